@@ -1,0 +1,42 @@
+"""pmwd_dist: distributed, differentiable particle-mesh simulations for cosmology, on JAX."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from pmwd_dist._native import native_available as native_available
+from pmwd_dist.config import Config as Config
+from pmwd_dist.cosmology import GrowthTable as GrowthTable
+from pmwd_dist.cosmology import growth as growth
+from pmwd_dist.cosmology import growth_rate as growth_rate
+from pmwd_dist.cosmology import growth_table as growth_table
+from pmwd_dist.cosmology import linear_power as linear_power
+from pmwd_dist.decomposition import Decomposition as Decomposition
+from pmwd_dist.fft import fftfreq3d as fftfreq3d
+from pmwd_dist.fft import get_fft_output_sharding as get_fft_output_sharding
+from pmwd_dist.fft import pfft3d as pfft3d
+from pmwd_dist.fft import pifft3d as pifft3d
+from pmwd_dist.fft import pirfft3d as pirfft3d
+from pmwd_dist.fft import prfft3d as prfft3d
+from pmwd_dist.halo import halo_pad as halo_pad
+from pmwd_dist.halo import halo_reduce as halo_reduce
+from pmwd_dist.lpt import lpt as lpt
+from pmwd_dist.modes import linear_modes as linear_modes
+from pmwd_dist.modes import white_noise as white_noise
+from pmwd_dist.nbody import Solution as Solution
+from pmwd_dist.nbody import nbody as nbody
+from pmwd_dist.paint import cic_paint as cic_paint
+from pmwd_dist.paint import cic_read as cic_read
+from pmwd_dist.paint import density as density
+from pmwd_dist.particles import Particles as Particles
+from pmwd_dist.power import PowerSpectrum as PowerSpectrum
+from pmwd_dist.power import power_spectrum as power_spectrum
+from pmwd_dist.solvers import BullFrog as BullFrog
+from pmwd_dist.solvers import FastPM as FastPM
+from pmwd_dist.solvers import LeapFrog as LeapFrog
+from pmwd_dist.solvers import ParticleMesh as ParticleMesh
+from pmwd_dist.status import SimulationError as SimulationError
+from pmwd_dist.status import Status as Status
+
+try:
+    __version__ = version("pmwd-dist")
+except PackageNotFoundError:  # run from a source tree that is not installed
+    __version__ = "0+unknown"

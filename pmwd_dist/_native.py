@@ -1,0 +1,118 @@
+"""The only importer of `jaxdecomp_ops`, and the only place that knows one JAX version from another."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+
+try:
+    _ops: Any = importlib.import_module("jaxdecomp_ops")
+except ImportError:  # the JAX references serve
+    _ops = None
+
+
+@functools.cache
+def _registered() -> frozenset[str]:
+    """Names of the native targets, registered with XLA at their first use."""
+    if _ops is None:
+        return frozenset()
+    targets: Mapping[str, Any] = _ops.targets("cpu")
+    for name, capsule in targets.items():
+        jax.ffi.register_ffi_target(name, capsule, platform="cpu")
+    return frozenset(targets)
+
+
+def native_available() -> bool:
+    """Whether the native CPU ops of jaxdecomp-ops are installed."""
+    return "jaxdecomp_ops_cic_paint" in _registered()
+
+
+def native_version() -> str | None:
+    """Version of jaxdecomp-ops, or None where it is not installed."""
+    return None if _ops is None else _ops.__version__
+
+
+def _varying(x: Any) -> frozenset[str]:
+    return frozenset(jax.typeof(x).mat.varying)
+
+
+def unify_varying(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """Mark all arrays as varying over the manual mesh axes over which any of them varies.
+
+    A primitive of our own inside shard_map must do by hand what jax.numpy does for its operands.
+    """
+    union = frozenset[str]().union(*map(_varying, arrays))
+
+    def cast(x: jax.Array) -> jax.Array:
+        missing = tuple(sorted(union - _varying(x)))
+        return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+    return tuple(map(cast, arrays))
+
+
+def result_aval(operand: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """Abstract value of a result that varies over the same manual axes as the operand."""
+    spec = jax.P(*(None,) * len(shape))
+    sharding = operand.sharding.update(spec=spec)
+    return jax.core.ShapedArray(shape, dtype, sharding=sharding, manual_axis_type=operand.manual_axis_type)
+
+
+def define_op(
+    name: str,
+    abstract: Callable[..., Any],
+    reference: Callable[..., Any],
+    *,
+    target: str | None = None,
+    attributes: Callable[..., dict[str, Any]] | None = None,
+) -> Primitive:
+    """A primitive with one result that runs a native target on CPU where there is one, else the JAX reference.
+
+    Its operands and its result carry a leading batch axis, which is all that vmap needs. A parameter
+    `native` of the primitive chooses between the two.
+    """
+    primitive = Primitive(name)
+    primitive.def_abstract_eval(abstract)
+    primitive.def_impl(functools.partial(_jit_bind, primitive))
+    fallback = mlir.lower_fun(reference, multiple_results=False)
+    mlir.register_lowering(primitive, fallback)
+    if target is not None and attributes is not None:
+
+        def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
+            if not params["native"]:
+                return fallback(ctx, *operands, **params)
+            return jax.ffi.ffi_lowering(target)(ctx, *operands, **attributes(**params))
+
+        mlir.register_lowering(primitive, lower, platform="cpu")
+    batching.primitive_batchers[primitive] = functools.partial(_batch, primitive)
+    return primitive
+
+
+def _jit_bind(primitive: Primitive, *operands: Any, **params: Any) -> Any:
+    static = tuple(sorted(params.items()))
+    return _jitted(primitive, static)(*operands)
+
+
+@functools.lru_cache(maxsize=256)
+def _jitted(primitive: Primitive, static: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+    return jax.jit(functools.partial(primitive.bind, **dict(static)))
+
+
+def _batch(primitive: Primitive, operands: Any, dims: Any, **params: Any) -> tuple[Any, int]:
+    size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
+
+    def fold(x: Any, d: Any) -> Any:
+        if d is None:
+            x = jax.numpy.broadcast_to(x[None], (size, *x.shape))
+        else:
+            x = jax.numpy.moveaxis(x, d, 0)
+        return x.reshape(size * x.shape[1], *x.shape[2:])
+
+    operands = unify_varying(*map(fold, operands, dims))
+    out = primitive.bind(*operands, **params)
+    return out.reshape(size, out.shape[0] // size, *out.shape[1:]), 0

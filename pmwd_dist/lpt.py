@@ -1,0 +1,108 @@
+"""Lagrangian perturbation theory: particles at the start, from linear modes."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Complex
+
+from pmwd_dist.config import Config
+from pmwd_dist.cosmology import GrowthTable, growth_table
+from pmwd_dist.fft import irfft_block, local_wavenumbers, rfft_block, spectrum_shape
+from pmwd_dist.particles import Particles, snap
+
+
+def lpt(modes: Complex[Array, "nx ny nk"], cosmo: Any, config: Config, *, a: Any = None) -> Particles:
+    """Displace the lattice by LPT of order `config.lpt_order`.
+
+    x = q + D1 psi1 + D2 psi2 with psi1 = ik/k^2 delta and div psi2 = sum_{i<j} (psi1_ii psi1_jj - psi1_ij^2)
+    (Bouchet et al. 1995; Scoccimarro 1998).
+
+    Args:
+      modes: linear delta(k) at a = 1, from `linear_modes`.
+      cosmo: cosmology.
+      config: the simulation.
+      a: scale factor of the result; default: `config.a_start`.
+
+    Returns:
+      Particles, on the power-of-two grid of the solvers.
+
+    Raises:
+      ValueError: modes of another shape.
+    """
+    expected = spectrum_shape(config.particle_shape, config.layout)
+    if modes.shape != expected:
+        raise ValueError(f"modes.shape={modes.shape} must be {expected}; make them with linear_modes and this config")
+    return _lpt(modes, growth_table(cosmo), config.a_start if a is None else a, config)
+
+
+@partial(jax.jit, static_argnames="config")
+def _lpt(modes: Array, table: GrowthTable, a: Any, config: Config) -> Particles:
+    layout = config.layout
+    a = jnp.asarray(a)
+    rate = a**2 * table.E(a)
+    factors = jnp.stack([table.D1(a), table.D2(a), rate * table.dD1(a), rate * table.dD2(a)])
+
+    def block(modes: Array, factors: Array) -> tuple[Array, Array]:
+        factors = factors.astype(modes.real.dtype)
+        first = _displacement(modes, config)
+        disp, vel = factors[0] * first, factors[2] * first
+        if config.lpt_order == 2:
+            second = _displacement(-rfft_block(_second_order_source(modes, config), layout), config)
+            disp, vel = disp + factors[1] * second, vel + factors[3] * second
+        return disp, vel
+
+    run = layout.shard_map(block, (layout.spectrum_spec, P()), (layout.spec, layout.spec))
+    return snap(Particles(*run(modes, factors)), config)
+
+
+def _wavevectors(config: Config, dtype: Any, *, odd: bool) -> list[Array]:
+    """Wavevectors of the lattice [h/Mpc]; for odd derivatives the Nyquist frequency, which has no sign, is zero."""
+    out = []
+    for axis, n in enumerate(local_wavenumbers(config.particle_shape, config.layout)):
+        size = config.particle_shape[axis]
+        n = jnp.where((n < 0) & (axis == 2), 0, n)  # the padding along kz
+        if odd:
+            n = jnp.where(2 * jnp.abs(n) == size, 0, n)
+        out.append((n * (2 * math.pi / config.box_size[axis])).astype(dtype))
+    return out
+
+
+def _inverse_laplacian(modes: Array, config: Config) -> Array:
+    """modes / k^2, zero at k = 0."""
+    k2 = sum(k**2 for k in _wavevectors(config, modes.real.dtype, odd=False))
+    return modes * jnp.where(k2 > 0, 1 / jnp.where(k2 > 0, k2, 1), 0)
+
+
+def _displacement(modes: Array, config: Config) -> Array:
+    """The field whose divergence is -modes and whose curl is zero: ik/k^2 modes, shape (nx, ny, nz, 3)."""
+    potential = _inverse_laplacian(modes, config)
+    nz = config.particle_shape[2]
+    fields = [
+        irfft_block(1j * k * potential, nz, config.layout)
+        for k in _wavevectors(config, modes.real.dtype, odd=True)
+    ]
+    return jnp.stack(fields, -1)
+
+
+def _second_order_source(modes: Array, config: Config) -> Array:
+    """sum_{i<j} (phi_ii phi_jj - phi_ij^2) of the potential phi = -modes / k^2."""
+    potential = _inverse_laplacian(modes, config)
+    nz = config.particle_shape[2]
+    even = _wavevectors(config, modes.real.dtype, odd=False)
+    odd = _wavevectors(config, modes.real.dtype, odd=True)
+
+    def derivative(i: int, j: int) -> Array:
+        k2 = even[i] ** 2 if i == j else odd[i] * odd[j]
+        return irfft_block(k2 * potential, nz, config.layout)
+
+    xx, yy = derivative(0, 0), derivative(1, 1)
+    source = xx * yy + (xx + yy) * derivative(2, 2)
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        source = source - derivative(i, j) ** 2
+    return source

@@ -1,0 +1,73 @@
+"""Particles: displacements and momenta on a Lagrangian lattice, and the power-of-two grid on which they live."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from pmwd_dist.config import Config
+
+
+class Particles(eqx.Module):
+    """Particles of a simulation, in lattice order, divided over devices like the mesh.
+
+    Args:
+      disp: displacement from the lattice site, comoving [Mpc/h].
+      vel: canonical momentum a^2 dx/d(H0 t) [Mpc/h].
+    """
+
+    disp: Float[Array, "nx ny nz 3"]
+    vel: Float[Array, "nx ny nz 3"]
+
+
+def quantum(config: Config, dtype: Any) -> float:
+    """Spacing of the grid of displacements [Mpc/h], a power of two.
+
+    All values up to 128 cells (and 64 Mpc/h) are exact multiples of it: sums of them are exact, so that every
+    drift and kick can be undone to the bit.
+    """
+    reach = max(128 * min(config.cell_size), 64.0)
+    return 2.0 ** (math.floor(math.log2(reach)) - _significant_bits(dtype))
+
+
+def momentum_quantum(config: Config, dtype: Any) -> float:
+    """Spacing of the grid of momenta [Mpc/h]: two bits coarser, the room that `BullFrog` needs to rescale them."""
+    return 4 * quantum(config, dtype)
+
+
+def largest(config: Config, dtype: Any) -> float:
+    """Largest displacement that the grid holds exactly [Mpc/h]."""
+    return quantum(config, dtype) * 2.0 ** _significant_bits(dtype)
+
+
+def _significant_bits(dtype: Any) -> int:
+    return int(np.finfo(np.dtype(dtype)).nmant) + 1
+
+
+@jax.custom_jvp
+def round_through(x: Array) -> Array:
+    """Round to the nearest integer; derivatives pass straight through."""
+    return jnp.rint(x)
+
+
+@round_through.defjvp
+def _round_through_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    return jnp.rint(primals[0]), tangents[0]
+
+
+def snap(particles: Particles, config: Config) -> Particles:
+    """Put particles on the power-of-two grid; exact if they are on it."""
+
+    def to_grid(x: Array, q: float) -> Array:
+        return round_through(x / q) * q
+
+    dtype = particles.disp.dtype
+    return Particles(
+        to_grid(particles.disp, quantum(config, dtype)), to_grid(particles.vel, momentum_quantum(config, dtype))
+    )
