@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 # Growth is integrated in ln a by steps that hit a = 1; the first lies deep in matter domination.
-_STEP = 0.04
-_BELOW, _ABOVE = 230, 18  # a = 1.0e-4 ... 2.05
+_STEP = 0.02
+_BELOW, _ABOVE = 460, 36  # a = 1.0e-4 ... 2.05
 
 _ATTRIBUTES = ("Omega_c", "Omega_b", "h", "n_s", "sigma8", "Omega_k", "w0", "wa")
 
