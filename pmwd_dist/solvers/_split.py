@@ -69,7 +69,7 @@ class SplitSolver(diffrax.AbstractSolver):
 
     Displacements are multiples of a power of two, momenta multiples of another one times 2^log_scale. Adding a
     rounded drift or kick to such a number is exact, so a step backwards restores every bit (compare Levesque &
-    Verlet 1993). A step that fails leaves the particles as they were and says so in its status.
+    Verlet 1993), given particles that are on this grid, as those of `lpt` and `nbody` are. A step that fails leaves the particles as they were and says so in its status.
     """
 
     term_structure: ClassVar = ParticleMesh
@@ -125,9 +125,8 @@ def advance(
     c, log_scale, upper_log = _directed(solver, table, a0, a1, state.log_scale)
     unit0, unit1 = q_vel * jnp.exp2(state.log_scale), q_vel * jnp.exp2(log_scale)
 
-    momentum = round_through(particles.vel / unit0)
-    disp = round_through(particles.disp / q) * q
-    disp = _drift(disp, momentum * unit0, c.drift_before, q)
+    disp = _drift(particles.disp, particles.vel, c.drift_before, q)
+    disp = jax.lax.optimization_barrier(disp)  # computed once: XLA would repeat it for each of its uses
     force, reach = acceleration(disp, config)
     code = _code(reach, c, config, dtype)
     code = jnp.where(state.status.code == Code.FINE, code, state.status.code)
@@ -135,7 +134,7 @@ def advance(
 
     # On the momenta's own grid the kick is the same number both ways: it is in units of the later momentum.
     kick = jnp.where(forward, c.kick, -c.kick) / (q_vel * jnp.exp2(upper_log))
-    momentum = momentum + jnp.where(failed, 0, round_through(kick * force))
+    momentum = round_through(particles.vel * (1 / unit0)) + jnp.where(failed, 0, round_through(kick * force))
     vel = momentum * jnp.where(failed, unit0, unit1)
     # After a failure the second drift undoes the first.
     disp = _drift(disp, vel, jnp.where(failed, -c.drift_before, c.drift_after), q)

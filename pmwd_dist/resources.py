@@ -1,0 +1,122 @@
+"""What a run will need, and what there is: memory and disk."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import sys
+from pathlib import Path
+
+import jax
+
+from pmwd_dist.config import Config
+from pmwd_dist.settings import Settings
+
+_RUNTIME = 0.55e9  # Python, JAX and the compiled programs of one process [bytes]
+
+
+def expected_memory(config: Config, lpt_order: int) -> int:
+    """Peak memory of the arrays of one device [bytes], to about 30 %; fitted to runs of 64^3 to 256^3."""
+    particles = math.prod(config.particle_shape) / config.layout.size
+    cells = math.prod(config.mesh_shape) / config.layout.size
+    initial = particles * (_LPT2_BYTES if lpt_order == 2 else _LPT1_BYTES)
+    step = particles * _PARTICLE_BYTES + cells * _CELL_BYTES
+    return int(max(initial, step))
+
+
+_LPT1_BYTES, _LPT2_BYTES, _PARTICLE_BYTES, _CELL_BYTES = 60, 100, 60, 40
+
+
+def process_memory(config: Config) -> int:
+    """Expected peak of host memory of one process [bytes]; on GPUs, of the memory of each device."""
+    arrays = expected_memory(config, config.lpt_order)
+    if device_limit() is not None:
+        return arrays
+    mine = sum(device.process_index == jax.process_index() for device in config.layout.mesh.devices.flat)
+    return int(_RUNTIME + arrays * mine)
+
+
+def device_limit() -> int | None:
+    """Memory of a device that has its own [bytes]; None where devices share the host's."""
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    return None if limit is None else int(limit)
+
+
+def memory_problem(config: Config) -> tuple[str | None, str | None]:
+    """Why the run can't fit into memory, and a warning that it may not; either may be None."""
+    need, limit = process_memory(config), device_limit()
+    if limit is not None:
+        free, total, where, how = limit, limit, "a device", "more devices"
+    else:
+        free, total = available_memory()
+        here = processes_on_host()
+        need *= here
+        where, how = "this machine", "more machines"
+        where += f" for {here} processes" if here > 1 else ""
+    if need > total:
+        return f"the run needs about {size(need)} of memory and {where} has {size(total)}; use a smaller mesh, or {how}", None
+    if need > free:
+        return None, f"the run needs about {size(need)} of memory and {where} has {size(free)} free: it may be killed"
+    return None, None
+
+
+def processes_on_host() -> int:
+    """Processes of this program on this machine, as mpirun or srun say."""
+    names = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
+    counts = [int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit()]
+    return min(max(counts, default=1), jax.process_count())
+
+
+def available_memory() -> tuple[int, int]:
+    """Memory that is free and in all [bytes], within the limit of the container, if any."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    total = page * os.sysconf("SC_PHYS_PAGES")
+    free = total
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                free = int(line.split()[1]) * 1024
+    except OSError:
+        pass  # not Linux: no better figure than the total without further libraries
+    for limit, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        most = _number(limit)
+        if most is not None and most < total:
+            total, free = most, min(free, most - (_number(used) or 0))
+    return free, total
+
+
+def _number(path: str) -> int | None:
+    try:
+        text = Path(path).read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def peak_memory() -> int:
+    """Largest memory so far [bytes]: of the busiest device that counts its own, else of this process."""
+    peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in jax.local_devices()]
+    if max(peaks):
+        return int(max(peaks))
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def expected_disk(settings: Settings) -> int:
+    """Bytes that a run writes: snapshots, and two checkpoints, of which one is being written."""
+    count = settings.particle_count
+    each = {"none": 0, "gadget": 32, "swift": 52}[settings.output.snapshot]
+    return count * (each * len(settings.scale_factors) + 2 * 24) + 10_000_000
+
+
+def size(count: float) -> str:
+    """A number of bytes for people."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
