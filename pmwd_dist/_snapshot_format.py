@@ -140,12 +140,8 @@ def _swift_header(file: h5py.File, units: Units, count: int, cosmo: Any, config:
         "Omega_cdm": one(matter - baryons),
         "Omega_lambda": one(dark_energy),
         "Omega_k": one(float(cosmo.Omega_k)),
-        "Omega_r": one(0.0),
-        "Omega_g": one(0.0),
-        "Omega_nu": one(0.0),
-        "Omega_nu_0": one(0.0),
-        "N_eff": one(0.0),
-        "T_CMB_0 [K]": one(0.0),
+        # No radiation and no neutrinos, as swiftsimio wants to be told.
+        **dict.fromkeys(("Omega_r", "Omega_g", "Omega_nu_0", "N_eff", "N_ur", "M_nu_eV", "deg_nu"), one(0.0)),
         "w_0": one(float(cosmo.w0)),
         "w_a": one(float(cosmo.wa)),
         "w": one(float(cosmo.w0)),
@@ -183,7 +179,16 @@ def create_datasets(file: h5py.File, units: Units, config: Config, count: int, a
         _swift_units(data["Velocities"], "Peculiar velocities, a dx/dt", units, a, length=1, time=-1)
         _swift_units(data["ParticleIDs"], "Index of the site on the Lagrangian lattice", units, a)
         _swift_units(masses, "Masses of the particles", units, a, mass=1)
+    else:
+        _gadget_units(data["Coordinates"], units.cm, a_scaling=1.0, h_scaling=-1.0, length_scaling=1.0)
+        _gadget_units(data["Velocities"], 1e5, a_scaling=0.5, velocity_scaling=1.0)
     return data
+
+
+def _gadget_units(data: h5py.Dataset, to_cgs: float, **powers: float) -> None:
+    """Gadget-4's description of a dataset; what isn't named is zero."""
+    names = ("a_scaling", "h_scaling", "length_scaling", "mass_scaling", "velocity_scaling")
+    data.attrs.update(dict.fromkeys(names, 0.0) | powers | {"to_cgs": to_cgs})
 
 
 def _swift_units(

@@ -49,6 +49,8 @@ class Config:
         set_(self, "mesh_shape", _three(self.mesh_shape, "mesh_shape", int))
         lattice = self.mesh_shape if self.particle_shape is None else self.particle_shape
         set_(self, "particle_shape", _three(lattice, "particle_shape", int))
+        if min(self.mesh_shape) < 2:
+            raise ValueError(f"mesh_shape={self.mesh_shape} must have 2 cells or more along each axis, for the gradient")
         _check_scalars(self)
         shapes = {"mesh_shape": self.mesh_shape, "particle_shape": self.particle_shape}
         if self.decomposition is None:

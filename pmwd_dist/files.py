@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-_MESSAGE_BYTES = 1024
+_MESSAGE_BYTES = 4096
 _ROOM = 1 << 20  # a file system with less than this is full
 
 

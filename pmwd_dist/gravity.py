@@ -19,8 +19,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.fft import irfft_block, local_wavenumbers, rfft_block
 from pmwd_dist.halo import pad_block
 from pmwd_dist.paint import block_geometry, paint_block, reach_block, with_halo
-
-_STENCIL = 2  # cells on each side that the gradient needs
+from pmwd_dist.stencil import WIDTH, gradient
 
 
 @partial(jax.jit, static_argnames="config")
@@ -97,28 +96,7 @@ def _read_fields(fields: list[Array], disp: Array, halo: int, config: Config) ->
 
 def _read_gradient(potential: Array, disp: Array, halo: int, config: Config) -> Array:
     """The gradient of a potential at the particles, from one halo exchange of the potential."""
-    padded = pad_block(potential, halo + 1 + _STENCIL, config.layout)
-    parts = (*config.layout.pdims, 1)
-    for axis, p in enumerate(parts):
-        if p == 1:
-            padded = _wrap(padded, axis)
-    fields = jnp.stack([_gradient(padded, axis, config.cell_size[axis]) for axis in range(3)])
-    return kernels.read(disp, fields, block_geometry(config, halo))[..., 0, :]
-
-
-def _wrap(field: Array, axis: int) -> Array:
-    size = field.shape[axis]
-    last = jax.lax.slice_in_dim(field, size - _STENCIL, size, axis=axis)
-    first = jax.lax.slice_in_dim(field, 0, _STENCIL, axis=axis)
-    return jnp.concatenate([last, field, first], axis=axis)
-
-
-def _gradient(padded: Array, axis: int, cell: float) -> Array:
-    """Fourth-order central difference of the cells inside the stencil's pad."""
-
-    def shifted(offset: int) -> Array:
-        starts = [_STENCIL + (offset if a == axis else 0) for a in range(3)]
-        stops = [s + n - 2 * _STENCIL for s, n in zip(starts, padded.shape, strict=True)]
-        return jax.lax.slice(padded, starts, stops)
-
-    return (shifted(1) - shifted(-1)) * (2 / (3 * cell)) - (shifted(2) - shifted(-2)) * (1 / (12 * cell))
+    padded = pad_block(potential, halo + 1 + WIDTH, config.layout)
+    geometry = block_geometry(config, halo)
+    fields = gradient(padded, config.cell_size, geometry.periodic)
+    return kernels.read(disp, fields, geometry)[..., 0, :]

@@ -21,6 +21,8 @@ from pmwd_dist.particles import Particles, largest, snap
 from pmwd_dist.solvers import BullFrog, ParticleMesh, SolverState, SplitSolver
 from pmwd_dist.status import Code, Status
 
+_CHECKPOINTS = 10
+
 
 class Solution(eqx.Module):
     """The outcome of `nbody`.
@@ -61,7 +63,8 @@ def nbody(
       cosmo: cosmology.
       config: the simulation.
       solver: BullFrog (default), FastPM, LeapFrog or any diffrax solver, such as diffrax.Tsit5().
-      adjoint: how it is differentiated; default: diffrax.RecursiveCheckpointAdjoint; diffrax.ForwardMode() for jvp.
+      adjoint: how it is differentiated; default: diffrax.RecursiveCheckpointAdjoint with a checkpoint a step, at
+        most 10 (24 bytes a particle each); diffrax.ForwardMode() for jvp.
       saveat: diffrax.SaveAt(ts=…) with scale factors: particles there, exactly (steps end at them), or its fn of them.
       stepsize_controller: default: `config.steps` fixed steps, uniform in the growth factor. An adaptive one chooses
         its own, for solvers with an error estimate.
@@ -78,9 +81,11 @@ def nbody(
     saves = _save_times(saveat, config)
     table = growth_table(cosmo)
     dtype = particles.disp.dtype
+    checkpoints = None  # diffrax's own number
     if stepsize_controller is None:
         times = step_times(cosmo, config, save=saves).astype(dtype)
         stepsize_controller, max_steps = diffrax.StepTo(times), len(times) - 1
+        checkpoints = min(max_steps, _CHECKPOINTS)
     subs = {"final": diffrax.SubSaveAt(t1=True)}
     if saveat is not None:
         subs["saved"] = saveat.subs
@@ -94,7 +99,7 @@ def nbody(
         args=jax.tree.map(lambda x: x.astype(dtype), table),
         saveat=diffrax.SaveAt(subs=subs, solver_state=isinstance(solver, SplitSolver)),
         stepsize_controller=stepsize_controller,
-        adjoint=diffrax.RecursiveCheckpointAdjoint() if adjoint is None else adjoint,
+        adjoint=diffrax.RecursiveCheckpointAdjoint(checkpoints) if adjoint is None else adjoint,
         max_steps=max_steps,
         throw=False,  # a raise on a sharded program replicates its state, and hangs when it fires
     )
