@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
@@ -60,7 +61,7 @@ def result_aval(operand: Any, shape: tuple[int, ...], dtype: Any) -> Any:
     """Abstract value of a result that varies over the same manual axes as the operand."""
     spec = jax.P(*(None,) * len(shape))
     sharding = operand.sharding.update(spec=spec)
-    return jax.core.ShapedArray(shape, dtype, sharding=sharding, manual_axis_type=operand.manual_axis_type)
+    return ShapedArray(shape, dtype, sharding=sharding, manual_axis_type=operand.manual_axis_type)
 
 
 def define_op(

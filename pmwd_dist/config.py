@@ -50,7 +50,9 @@ class Config:
         lattice = self.mesh_shape if self.particle_shape is None else self.particle_shape
         set_(self, "particle_shape", _three(lattice, "particle_shape", int))
         if min(self.mesh_shape) < 2:
-            raise ValueError(f"mesh_shape={self.mesh_shape} must have 2 cells or more along each axis, for the gradient")
+            raise ValueError(
+                f"mesh_shape={self.mesh_shape} must have 2 cells or more along each axis, for the gradient"
+            )
         _check_scalars(self)
         shapes = {"mesh_shape": self.mesh_shape, "particle_shape": self.particle_shape}
         if self.decomposition is None:
@@ -74,7 +76,8 @@ class Config:
     def spacing(self) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
         """Mesh cells per lattice spacing along each axis, as a reduced fraction."""
         pairs = [
-            (m // math.gcd(m, n), n // math.gcd(m, n)) for m, n in zip(self.mesh_shape, self.particle_shape, strict=True)
+            (m // math.gcd(m, n), n // math.gcd(m, n))
+            for m, n in zip(self.mesh_shape, self.particle_shape, strict=True)
         ]
         return pairs[0], pairs[1], pairs[2]
 

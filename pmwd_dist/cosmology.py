@@ -36,10 +36,12 @@ class Parameters(eqx.Module):
 
     @property
     def Omega_m(self) -> Any:
+        """Matter density."""
         return self.Omega_c + self.Omega_b
 
     @property
     def Omega_de(self) -> Any:
+        """Dark energy density, which closes the budget."""
         return 1 - self.Omega_k - self.Omega_m
 
 
@@ -51,7 +53,9 @@ def parameters(cosmo: Any) -> Parameters:
     """
     missing = [name for name in _ATTRIBUTES if not hasattr(cosmo, name)]
     if missing:
-        raise ValueError(f"cosmo={type(cosmo).__name__} lacks {', '.join(missing)}; pass a jax_cosmo.Cosmology or alike")
+        raise ValueError(
+            f"cosmo={type(cosmo).__name__} lacks {', '.join(missing)}; pass a jax_cosmo.Cosmology or alike"
+        )
     return Parameters(*(jnp.asarray(getattr(cosmo, name), dtype=float) for name in _ATTRIBUTES))
 
 

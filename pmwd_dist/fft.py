@@ -108,14 +108,13 @@ def fftfreq3d(
       kx (nx, 1, 1), ky (1, ny, 1), kz (1, 1, nk); kz of the padding is that of the Nyquist frequency.
     """
     lengths = shape if box_size is None else box_size
-    values = _wavenumbers(shape, spectrum_shape(shape, decomposition)[2])
-    specs = decomposition.spectrum_spec
+    mesh, specs = decomposition.mesh, decomposition.spectrum_spec
     out = []
-    for axis, (index, length) in enumerate(zip(values, lengths, strict=True)):
-        along = tuple(-1 if a == axis else 1 for a in range(3))
-        array = jnp.asarray((2 * math.pi / length) * index, dtype=jnp.float32 if not jax.config.jax_enable_x64 else None)
-        spec = jax.P(*(specs[a] if a == axis else None for a in range(3)))
-        out.append(jax.lax.with_sharding_constraint(array.reshape(along), NamedSharding(decomposition.mesh, spec)))
+    for axis, n in enumerate(_wavenumbers(shape, spectrum_shape(shape, decomposition)[2])):
+        k = jnp.asarray((2 * math.pi / lengths[axis]) * n, jnp.result_type(float))
+        along = [a == axis for a in range(3)]
+        sharding = NamedSharding(mesh, jax.P(*(specs[a] if own else None for a, own in enumerate(along))))
+        out.append(jax.lax.with_sharding_constraint(k.reshape([-1 if own else 1 for own in along]), sharding))
     return out[0], out[1], out[2]
 
 
@@ -125,14 +124,24 @@ def _wavenumbers(shape: Shape3, nk: int) -> tuple[np.ndarray, np.ndarray, np.nda
     return np.fft.fftfreq(nx, 1 / nx), np.fft.fftfreq(ny, 1 / ny), kz.astype(float)
 
 
-def local_wavenumbers(shape: Shape3, decomposition: Decomposition) -> tuple[Array, Array, Array]:
-    """Integer wavenumbers of the local block of the spectrum, inside shard_map; -1 along kz marks the padding."""
+def wavenumbers(shape: Shape3, decomposition: Decomposition) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Integer wavenumbers along each axis of the spectrum of a real field; -1 along kz marks the padding."""
     nk = spectrum_shape(shape, decomposition)[2]
     x, y, z = _wavenumbers(shape, nk)
-    z = np.where(np.arange(nk) <= shape[2] // 2, z, -1)
-    ky = _own_part(jnp.asarray(y, jnp.int32), decomposition.x_names, decomposition.pdims[0])
-    kz = _own_part(jnp.asarray(z, jnp.int32), decomposition.y_names, decomposition.pdims[1])
-    return jnp.asarray(x, jnp.int32)[:, None, None], ky[None, :, None], kz[None, None, :]
+    return x.astype(int), y.astype(int), np.where(np.arange(nk) <= shape[2] // 2, z, -1).astype(int)
+
+
+def local_factors(values: Sequence[np.ndarray], decomposition: Decomposition, dtype: Any) -> tuple[Array, Array, Array]:
+    """The local part of one factor along each axis of the spectrum, ready to broadcast; inside shard_map."""
+    px, py = decomposition.pdims
+    x, y, z = (jnp.asarray(v, dtype) for v in values)
+    y, z = _own_part(y, decomposition.x_names, px), _own_part(z, decomposition.y_names, py)
+    return x[:, None, None], y[None, :, None], z[None, None, :]
+
+
+def local_wavenumbers(shape: Shape3, decomposition: Decomposition) -> tuple[Array, Array, Array]:
+    """`wavenumbers` of the local block of the spectrum, ready to broadcast; inside shard_map."""
+    return local_factors(wavenumbers(shape, decomposition), decomposition, jnp.int32)
 
 
 def _own_part(values: Array, names: Names, parts: int) -> Array:

@@ -11,12 +11,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from pmwd_dist import kernels
 from pmwd_dist.config import Config
-from pmwd_dist.fft import irfft_block, local_wavenumbers, rfft_block
+from pmwd_dist.fft import irfft_block, local_factors, rfft_block, wavenumbers
 from pmwd_dist.halo import pad_block
 from pmwd_dist.paint import block_geometry, paint_block, reach_block, with_halo
 from pmwd_dist.stencil import WIDTH, gradient
@@ -55,38 +56,51 @@ def _acceleration_block(disp: Array, config: Config) -> tuple[Array, Array]:
     return with_halo(reach, config, lambda halo: _read_gradient(potential, disp, halo, config)), reach
 
 
-def _wavevectors(config: Config, dtype: Any) -> list[Array]:
-    numbers = local_wavenumbers(config.mesh_shape, config.layout)
-    return [
-        (jnp.maximum(n, 0) if axis == 2 else n).astype(dtype) * (2 * math.pi / length)
-        for axis, (n, length) in enumerate(zip(numbers, config.box_size, strict=True))
-    ]
+def _wavevectors(config: Config) -> list[np.ndarray]:
+    """Wavevectors of the mesh along each axis [h/Mpc], zero in the padding."""
+    numbers = wavenumbers(config.mesh_shape, config.layout)
+    numbers = (*numbers[:2], np.maximum(numbers[2], 0))
+    return [n * (2 * math.pi / length) for n, length in zip(numbers, config.box_size, strict=True)]
 
 
-def _inverse_laplacian(k: list[Array], config: Config) -> Array:
+def _inverse_laplacian(config: Config, dtype: Any) -> Array:
     """1 / k^2 per unit of density contrast, below the Nyquist frequency of a coarser lattice."""
-    k2 = k[0] ** 2 + k[1] ** 2 + k[2] ** 2
+    k = _wavevectors(config)
+    squares = local_factors([ki**2 for ki in k], config.layout, dtype)
+    k2 = squares[0] + squares[1] + squares[2]
     keep = k2 > 0
-    for axis, n in enumerate(config.particle_shape):
-        if n < config.mesh_shape[axis]:
-            keep &= jnp.abs(k[axis]) < (n / 2 - 0.5) * 2 * math.pi / config.box_size[axis]
+    for below in local_factors(_below_lattice_nyquist(config), config.layout, bool):
+        keep &= below
     return jnp.where(keep, 1 / jnp.where(keep, k2, 1), 0) / config.particles_per_cell
+
+
+def _below_lattice_nyquist(config: Config) -> list[np.ndarray]:
+    numbers = wavenumbers(config.mesh_shape, config.layout)
+    coarser = [n < m for n, m in zip(config.particle_shape, config.mesh_shape, strict=True)]
+    return [
+        2 * np.abs(k) < n if below else np.ones(k.shape, bool)
+        for k, n, below in zip(numbers, config.particle_shape, coarser, strict=True)
+    ]
 
 
 def _potential_kernel(config: Config, dtype: Any) -> Array:
     """What takes painted modes to -phi: 1 / k^2 over the windows of painting and reading."""
-    k = _wavevectors(config, dtype)
-    # sinc^2 is the cloud-in-cell window along an axis; jnp.sinc(x) = sin(pi x) / (pi x).
-    windows = [jnp.sinc(k[i] * (config.cell_size[i] / (2 * math.pi))) ** -4 for i in range(3)]
-    return _inverse_laplacian(k, config) * windows[0] * windows[1] * windows[2]
+    k = _wavevectors(config)
+    # sinc^2 is the cloud-in-cell window along an axis; np.sinc(x) = sin(pi x) / (pi x).
+    windows = [np.sinc(ki * h / (2 * math.pi)) ** -4 for ki, h in zip(k, config.cell_size, strict=True)]
+    wx, wy, wz = local_factors(windows, config.layout, dtype)
+    return _inverse_laplacian(config, dtype) * wx * wy * wz
 
 
 def _spectral_kernels(config: Config, dtype: Any) -> list[Array]:
-    k = _wavevectors(config, dtype)
-    base = _inverse_laplacian(k, config)
-    nyquist = [math.pi / h for h in config.cell_size]
-    signed = [jnp.where(jnp.abs(jnp.abs(k[i]) - nyquist[i]) < 1e-3 * nyquist[i] / config.mesh_shape[i], 0, k[i]) for i in range(3)]
-    return [1j * signed[i] * base for i in range(3)]
+    """What takes painted modes to the components of -grad phi; the Nyquist frequency has no sign, so no gradient."""
+    numbers = wavenumbers(config.mesh_shape, config.layout)
+    signed = [
+        np.where(2 * np.abs(n) == size, 0, k)
+        for n, k, size in zip(numbers, _wavevectors(config), config.mesh_shape, strict=True)
+    ]
+    base = _inverse_laplacian(config, dtype)
+    return [1j * k * base for k in local_factors(signed, config.layout, dtype)]
 
 
 def _read_fields(fields: list[Array], disp: Array, halo: int, config: Config) -> Array:

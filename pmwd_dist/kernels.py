@@ -115,7 +115,7 @@ def _locate(disp: Array, geometry: Geometry) -> tuple[Array, Array, Array]:
 
 def _corners(cell: Array, offset: Array, geometry: Geometry, masks: tuple[Mask, ...]) -> Any:
     """Flat cell index and weights (..., K) of each of the eight corners."""
-    mx, my, mz = geometry.mesh
+    _, my, mz = geometry.mesh
     for corner in itertools.product((0, 1), repeat=3):
         c = [(cell[..., i] + corner[i]) % geometry.mesh[i] for i in range(3)]
         weights = []

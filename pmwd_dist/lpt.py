@@ -8,12 +8,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Complex
 
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology import GrowthTable, growth_table
-from pmwd_dist.fft import irfft_block, local_wavenumbers, rfft_block, spectrum_shape
+from pmwd_dist.fft import irfft_block, local_factors, rfft_block, spectrum_shape, wavenumbers
 from pmwd_dist.particles import Particles, snap
 
 
@@ -63,14 +64,13 @@ def _lpt(modes: Array, table: GrowthTable, a: Any, config: Config) -> Particles:
 
 def _wavevectors(config: Config, dtype: Any, *, odd: bool) -> list[Array]:
     """Wavevectors of the lattice [h/Mpc]; for odd derivatives the Nyquist frequency, which has no sign, is zero."""
-    out = []
-    for axis, n in enumerate(local_wavenumbers(config.particle_shape, config.layout)):
-        size = config.particle_shape[axis]
-        n = jnp.where((n < 0) & (axis == 2), 0, n)  # the padding along kz
-        if odd:
-            n = jnp.where(2 * jnp.abs(n) == size, 0, n)
-        out.append((n * (2 * math.pi / config.box_size[axis])).astype(dtype))
-    return out
+    shape = config.particle_shape
+    factors = []
+    for n, size, length in zip(wavenumbers(shape, config.layout), shape, config.box_size, strict=True):
+        signed = np.where(odd & (2 * np.abs(n) == size), 0, n)
+        factors.append(signed * (2 * math.pi / length))
+    factors[2] = np.maximum(factors[2], 0)  # the padding along kz
+    return list(local_factors(factors, config.layout, dtype))
 
 
 def _inverse_laplacian(modes: Array, config: Config) -> Array:
@@ -84,8 +84,7 @@ def _displacement(modes: Array, config: Config) -> Array:
     potential = _inverse_laplacian(modes, config)
     nz = config.particle_shape[2]
     fields = [
-        irfft_block(1j * k * potential, nz, config.layout)
-        for k in _wavevectors(config, modes.real.dtype, odd=True)
+        irfft_block(1j * k * potential, nz, config.layout) for k in _wavevectors(config, modes.real.dtype, odd=True)
     ]
     return jnp.stack(fields, -1)
 

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Complex, Float
 
@@ -75,7 +76,7 @@ def check_table(k: Any, power: Any, low: float, high: float) -> None:
     """
     if jnp.ndim(k) != 1 or jnp.shape(k) != jnp.shape(power) or len(k) < 2:
         raise ValueError(f"linear_power has shapes {jnp.shape(k)}, {jnp.shape(power)}; pass two equal 1-D arrays")
-    if isinstance(power, jax.core.Tracer) or isinstance(k, jax.core.Tracer):
+    if isinstance(power, Tracer) or isinstance(k, Tracer):
         return
     k, power = np.asarray(k, float), np.asarray(power, float)
     if not (np.isfinite(k).all() and np.isfinite(power).all()):

@@ -103,11 +103,13 @@ def nbody(
         max_steps=max_steps,
         throw=False,  # a raise on a sharded program replicates its state, and hangs when it fires
     )
-    final = jax.tree.map(lambda x: x[0], solution.ys["final"])
+    saved: Any = solution.ys
+    final = jax.tree.map(lambda x: x[0], saved["final"])
     status = _final_status(solution, final, config)
     if saveat is None:
         return Solution(final, None, None, status)
-    return Solution(final, solution.ys["saved"], solution.ts["saved"], status)
+    times: Any = solution.ts
+    return Solution(final, saved["saved"], times["saved"], status)
 
 
 def _check(particles: Particles, config: Config) -> None:

@@ -23,9 +23,7 @@ _AUTO_REACH = (6.0, 16.0, 40.0, 100.0)
 
 
 @partial(jax.jit, static_argnames="config")
-def cic_paint(
-    disp: Float[Array, "px py pz 3"], config: Config, weight: Any = 1.0
-) -> Float[Array, "nx ny nz"]:
+def cic_paint(disp: Float[Array, "px py pz 3"], config: Config, weight: Any = 1.0) -> Float[Array, "nx ny nz"]:
     """Paint particles onto the mesh with cloud-in-cell weights.
 
     Args:

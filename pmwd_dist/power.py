@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from pmwd_dist.config import Config
-from pmwd_dist.fft import local_wavenumbers, rfft_block
+from pmwd_dist.fft import local_factors, local_wavenumbers, rfft_block, wavenumbers
 
 
 class PowerSpectrum(eqx.Module):
@@ -64,14 +64,17 @@ def _sums(field: Array, config: Config, deconvolve: bool) -> Array:
     modulus = jnp.sqrt(k[0] ** 2 + k[1] ** 2 + k[2] ** 2)
     power = jnp.abs(rfft_block(field, layout)) ** 2
     if deconvolve:
-        for axis in range(3):
-            power = power * jnp.sinc(k[axis] * (config.cell_size[axis] / (2 * math.pi))) ** -4
+        each = zip(wavenumbers(config.mesh_shape, layout), config.mesh_shape, strict=True)
+        windows = [np.sinc(n / size) ** -4 for n, size in each]
+        for window in local_factors(windows, layout, dtype):
+            power = power * window
     nz, kz = config.mesh_shape[2], numbers[2]
     twice = jnp.where((kz == 0) | (2 * kz == nz), 1, 2)
     weight = jnp.where(kz < 0, 0, twice).astype(dtype)
 
     step = min(fundamental)
-    bins = math.floor(min(n * f / 2 for n, f in zip(config.mesh_shape, fundamental, strict=True)) / step + 1e-6)
+    nyquist = min(n * f / 2 for n, f in zip(config.mesh_shape, fundamental, strict=True))
+    bins = math.floor(nyquist / step + 1e-6)
     index = jnp.rint(modulus / step).astype(jnp.int32)
     index = jnp.where((index >= 1) & (index <= bins), index - 1, bins)
 
@@ -82,10 +85,3 @@ def _sums(field: Array, config: Config, deconvolve: bool) -> Array:
 
     sums = jnp.sum(jax.vmap(plane)(index, modulus, power), axis=0)[:bins].T
     return jax.lax.psum(sums, layout.names) if layout.names else sums
-
-
-def bin_count(config: Config) -> int:
-    """Number of bins of a power spectrum."""
-    fundamental = [2 * np.pi / length for length in config.box_size]
-    nyquist = min(n * f / 2 for n, f in zip(config.mesh_shape, fundamental, strict=True))
-    return math.floor(nyquist / min(fundamental) + 1e-6)

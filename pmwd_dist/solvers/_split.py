@@ -69,7 +69,8 @@ class SplitSolver(diffrax.AbstractSolver):
 
     Displacements are multiples of a power of two, momenta multiples of another one times 2^log_scale. Adding a
     rounded drift or kick to such a number is exact, so a step backwards restores every bit (compare Levesque &
-    Verlet 1993), given particles that are on this grid, as those of `lpt` and `nbody` are. A step that fails leaves the particles as they were and says so in its status.
+    Verlet 1993), given particles that are on this grid, as those of `lpt` and `nbody` are. A step that fails leaves
+    the particles as they were and says so in its status.
     """
 
     term_structure: ClassVar = ParticleMesh
@@ -103,9 +104,8 @@ class SplitSolver(diffrax.AbstractSolver):
         a0, a1 = t0 * direction, t1 * direction
         y1, state = advance(self, y0, solver_state, args, a0, a1, term.config)
         failed = state.status.code != Code.FINE
-        result = diffrax.RESULTS.where(
-            failed, diffrax.RESULTS.nonlinear_divergence, diffrax.RESULTS.successful
-        )
+        results: Any = diffrax.RESULTS
+        result = results.where(failed, results.nonlinear_divergence, results.successful)
         return y1, None, {"y0": y0, "y1": y1}, state, result
 
 
