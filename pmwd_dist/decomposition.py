@@ -175,7 +175,7 @@ def _mesh(devices: tuple[Any, ...], pdims: tuple[int, int]) -> Mesh:
 
 
 def _axis_names(mesh: Mesh, spec: PartitionSpec) -> tuple[Names, Names]:
-    entries: tuple[Any, ...] = tuple(spec) + (None,) * (3 - len(spec))
+    entries: list[Any] = [*spec, *(None,) * (3 - len(spec))]
     if len(entries) > 3 or entries[2] is not None:
         raise ValueError(f"spec={spec} must leave the third axis of a field whole, as in P('x', 'y')")
 
