@@ -1,0 +1,137 @@
+//! Where lattice sites and mesh cells lie relative to each other.
+
+use super::real::Real;
+use xla_ffi::{Error, Result};
+
+/// Names of the axes, for errors.
+const NAMES: [&str; 3] = ["x", "y", "z"];
+/// Extents and displacements [cells] stay below this, so that cell numbers fit into an i32.
+const LIMIT: i64 = 1 << 30;
+
+/// The geometry as the caller gives it.
+#[derive(Clone, Debug)]
+pub struct Spec {
+    /// Lattice site i sits at `i * spacing_num / spacing_den` cells.
+    pub spacing_num: [i64; 3],
+    /// See `spacing_num`.
+    pub spacing_den: [i64; 3],
+    /// Cell at which lattice site 0 sits.
+    pub origin: [i64; 3],
+    /// Whether an axis wraps around; else particles beyond the block are out of reach.
+    pub periodic: [bool; 3],
+    /// Cells per unit of displacement.
+    pub scale: [f64; 3],
+}
+
+/// One axis: a table of the lattice sites, and the mesh.
+#[derive(Debug)]
+pub(crate) struct Axis<T> {
+    pub(crate) cells: i32,
+    pub(crate) periodic: bool,
+    pub(crate) scale: T,
+    /// Cell of each site, within the mesh if periodic.
+    pub(crate) base: Vec<i32>,
+    /// Offset of each site in its cell.
+    pub(crate) frac: Vec<T>,
+}
+
+/// A lattice of particles in a block of mesh cells.
+#[derive(Debug)]
+pub struct Geometry<T> {
+    pub(crate) axes: [Axis<T>; 3],
+}
+
+/// Of one coordinate of a particle.
+#[derive(Clone, Copy)]
+pub(crate) struct Place<T> {
+    /// Lower cell, not wrapped.
+    pub(crate) cell: i32,
+    /// Offset from the lower cell, from 0 to 1.
+    pub(crate) offset: T,
+    /// Finite and in reach.
+    pub(crate) good: bool,
+}
+
+impl<T: Real> Axis<T> {
+    fn new(spec: &Spec, axis: usize, sites: usize, cells: usize) -> Result<Self> {
+        let (num, den, origin) = (spec.spacing_num[axis], spec.spacing_den[axis], spec.origin[axis]);
+        let name = NAMES[axis];
+        if cells == 0 || cells as i64 >= LIMIT {
+            return Err(Error::invalid(format!("mesh axis {name}: expected 1 to 2^30 cells, got {cells}")));
+        }
+        if den <= 0 || num < 0 {
+            return Err(Error::invalid(format!(
+                "spacing of axis {name}: expected num >= 0 and den > 0, got {num}/{den}"
+            )));
+        }
+        let last = i128::from(num) * (sites as i128) + i128::from(origin) * i128::from(den);
+        if origin.abs() >= LIMIT || last / i128::from(den) >= i128::from(LIMIT) {
+            return Err(Error::invalid(format!(
+                "axis {name}: {sites} sites {num}/{den} cells apart from cell {origin} exceed 2^30 cells"
+            )));
+        }
+        let periodic = spec.periodic[axis];
+        let base = (0..sites as i64).map(|site| {
+            let cell = origin + site * num / den;
+            (if periodic { cell.rem_euclid(cells as i64) } else { cell }) as i32
+        });
+        let frac = (0..sites as i64).map(|site| T::from_f64((site * num % den) as f64 / den as f64));
+        let scale = T::from_f64(spec.scale[axis]);
+        Ok(Self { cells: cells as i32, periodic, scale, base: base.collect(), frac: frac.collect() })
+    }
+
+    /// Where a particle displaced by `disp` from a site is.
+    #[inline(always)]
+    pub(crate) fn place(&self, disp: T, base: i32, frac: T) -> Place<T> {
+        let position = disp * self.scale + frac;
+        let finite = position.magnitude() < T::from_i32(LIMIT as i32); // false for NaN
+        let position = if finite { position } else { T::ZERO };
+        // floor() is a library call where SSE4.1 can't be assumed; this vectorises anywhere.
+        // SAFETY: below the limit, or zero.
+        let towards_zero = unsafe { position.truncate() };
+        let lower = towards_zero - i32::from(T::from_i32(towards_zero) > position);
+        let cell = base + lower;
+        let inside = self.periodic | ((cell >= 0) & (cell < self.cells - 1));
+        Place { cell, offset: position - T::from_i32(lower), good: finite & inside }
+    }
+
+    /// Offsets of a cell and of the next one, where cells are `stride` apart.
+    #[inline(always)]
+    pub(crate) fn pair(&self, cell: i32, stride: u32) -> [u32; 2] {
+        let lower = cell as u32 * stride; // one product: SSE2 has no such instruction
+        [lower, if cell + 1 == self.cells { 0 } else { lower + stride }]
+    }
+}
+
+impl<T: Real> Geometry<T> {
+    /// Lattice of `sites`, mesh of `cells`.
+    ///
+    /// # Errors
+    /// If the mesh is empty, the spacing is no ratio, or numbers exceed 2³⁰.
+    pub fn new(spec: &Spec, sites: [usize; 3], cells: [usize; 3]) -> Result<Self> {
+        let axis = |i| Axis::new(spec, i, sites[i], cells[i]);
+        Ok(Self { axes: [axis(0)?, axis(1)?, axis(2)?] })
+    }
+
+    /// Lattice sites along each axis.
+    pub(crate) fn sites(&self) -> [usize; 3] {
+        self.axes.each_ref().map(|axis| axis.base.len())
+    }
+
+    /// Mesh cells along each axis.
+    pub(crate) fn cells(&self) -> [usize; 3] {
+        self.axes.each_ref().map(|axis| axis.cells as usize)
+    }
+
+    /// Particles.
+    #[must_use]
+    pub fn particles(&self) -> usize {
+        self.sites().iter().product()
+    }
+
+    /// Cells of the mesh.
+    #[must_use]
+    pub fn volume(&self) -> usize {
+        self.cells().iter().product()
+    }
+}

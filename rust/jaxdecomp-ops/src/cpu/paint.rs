@@ -1,0 +1,216 @@
+//! Cloud-in-cell paint, in fixed point.
+
+use super::batch::{Batch, SIZE};
+use super::bounds::{Bounds, pieces_per_row};
+use super::geometry::Geometry;
+use super::order::Order;
+use super::real::{Real, ceil_log2};
+use super::tile::{Source, Tile};
+use super::weights::{self, Mask, VALUE};
+use core::ops::Range;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use xla_ffi::Parallel;
+
+/// Bytes of a tile. Rows of the lattice use little of it at a time, so it may exceed the L2 cache; deeper blocks locate fewer
+/// particles twice.
+const TILE: usize = 1 << 22;
+/// Blocks that a piece of a row may meet on average before sorting the particles pays.
+const SCATTERED: u64 = 6;
+
+/// Paints the particles: `mesh[f, c] = sum_p sum_k weight[p, k, f] W_k(x_p - c)`, overwriting `mesh`.
+///
+/// `weight` has (particles, masks, fields) or (1, masks, fields) values, `disp` 3 a particle. If a particle or weight is
+/// not finite, or a particle is out of reach, all of `mesh` is NaN.
+///
+/// # Panics
+/// If the lengths don't fit, or there are 2³² particles or more.
+pub fn paint<T: Real>(
+    geometry: &Geometry<T>,
+    masks: &[Mask],
+    disp: &[T],
+    weight: &[T],
+    mesh: &mut [T],
+    pool: &dyn Parallel,
+) {
+    let particles = geometry.particles();
+    let fields = mesh.len() / geometry.volume();
+    let stride = masks.len() * fields;
+    assert_eq!(disp.len(), 3 * particles, "three displacements a particle");
+    assert_eq!(mesh.len(), fields * geometry.volume(), "whole fields");
+    assert!(u32::try_from(particles).is_ok(), "expected fewer than 2^32 particles a device, got {particles}");
+    let shared = weight.len() == stride;
+    assert!(shared || weight.len() == particles * stride, "one weight for all or one each");
+    if particles == 0 || stride == 0 {
+        mesh.fill(T::ZERO);
+        return;
+    }
+    let quanta = quanta(weight, masks.len(), fields, particles, pool);
+    let bounds = Bounds::measure(geometry, disp, pool);
+    let (Some(quanta), Some(bounds)) = (quanta, bounds) else {
+        mesh.fill(T::NAN);
+        return;
+    };
+    let source = Source {
+        weight,
+        shared,
+        stride,
+        fields,
+        factors: if masks == [VALUE] { Vec::new() } else { masks.iter().map(|&mask| weights::factors(mask)).collect() },
+        inverse: quanta.iter().map(|quantum| 1.0 / quantum).collect(),
+    };
+    let job = Job { geometry, disp, source, bounds, quanta, pool };
+    let mut field = 0;
+    while field < fields {
+        let rest = &mut mesh[field * geometry.volume()..];
+        // Three fields (a vector) at once, which shares the work of finding their cells.
+        field += if fields - field >= 3 { job.fields::<3>(field, rest) } else { job.fields::<1>(field, rest) };
+    }
+}
+
+struct Job<'a, T> {
+    geometry: &'a Geometry<T>,
+    disp: &'a [T],
+    source: Source<'a, T>,
+    bounds: Bounds,
+    quanta: Vec<f64>,
+    pool: &'a dyn Parallel,
+}
+
+impl<T: Real> Job<'_, T> {
+    /// Paints `F` fields from `field` on.
+    fn fields<const F: usize>(&self, field: usize, mesh: &mut [T]) -> usize {
+        let volume = self.geometry.volume();
+        let [planes, my, mz] = self.geometry.cells();
+        let fit = TILE / (F * my * mz * size_of::<T::Sum>());
+        let depth = fit.min(planes.div_ceil(4 * self.pool.threads())).max(1);
+        let mut blocks: Vec<Vec<&mut [T]>> = (0..planes.div_ceil(depth)).map(|_| Vec::with_capacity(F)).collect();
+        for field in mesh[..F * volume].chunks_mut(volume) {
+            blocks.iter_mut().zip(field.chunks_mut(depth * my * mz)).for_each(|(block, part)| block.push(part));
+        }
+        let blocks: Vec<_> = blocks.into_iter().map(Mutex::new).collect();
+        let order = self.scattered(depth).then(|| Order::sort(self.geometry, self.disp, self.pool));
+        self.pool.run(blocks.len(), &|mine| {
+            let mut tile = Tile::<T, F>::new(self.geometry);
+            let mut batch = Batch::new();
+            for n in mine {
+                let range = n * depth..((n + 1) * depth).min(planes);
+                tile.start(range.start as i32..range.end as i32);
+                match &order {
+                    Some(order) => self.add_sorted(order, &range, field, &mut batch, &mut tile),
+                    None => self.add_rows(&range, field, &mut batch, &mut tile),
+                }
+                let mut outputs = lock(&blocks[n]);
+                tile.finish(outputs.iter_mut().map(|part| &mut **part), &self.quanta[field..]);
+            }
+        });
+        F
+    }
+
+    /// Whether particles are so far from lattice order that sorting them pays.
+    fn scattered(&self, depth: usize) -> bool {
+        self.bounds.total > (SCATTERED - 1) * (depth * self.bounds.pieces.len()) as u64
+    }
+
+    /// Adds those pieces of lattice rows that meet the block.
+    fn add_rows<const F: usize>(
+        &self,
+        block: &Range<usize>,
+        field: usize,
+        batch: &mut Batch<T>,
+        tile: &mut Tile<'_, T, F>,
+    ) {
+        let geometry = self.geometry;
+        let ([_, py, pz], cells) = (geometry.sites(), geometry.axes[0].cells);
+        let per_row = pieces_per_row(geometry);
+        let block = block.start as i32..block.end as i32;
+        let plane_meets = |&i: &usize| self.bounds.planes[i].meets(&block, cells);
+        for i in (0..self.bounds.planes.len()).filter(plane_meets) {
+            let pieces = &self.bounds.pieces[i * py * per_row..(i + 1) * py * per_row];
+            for (piece, span) in pieces.iter().enumerate().filter(|(_, span)| span.meets(&block, cells)) {
+                let (j, k) = (piece / per_row, piece % per_row * SIZE);
+                let row = (i * py + j) * pz;
+                let disp = &self.disp[3 * (row + k)..3 * (row + pz.min(k + SIZE))];
+                batch.locate_row(geometry, disp, [i, j, k]);
+                tile.add(batch, span.within(&block, cells), &self.source, field);
+            }
+        }
+    }
+
+    /// Adds the particles of the block and of the plane below it, which reach into it.
+    fn add_sorted<const F: usize>(
+        &self,
+        order: &Order,
+        block: &Range<usize>,
+        field: usize,
+        batch: &mut Batch<T>,
+        tile: &mut Tile<'_, T, F>,
+    ) {
+        let planes = self.geometry.cells()[0];
+        let mut add = |planes: Range<usize>| {
+            for sites in order.of(planes).chunks(SIZE) {
+                batch.locate_sites(self.geometry, self.disp, sites);
+                tile.add(batch, false, &self.source, field);
+            }
+        };
+        add(block.clone());
+        let below = block.start.checked_sub(1).unwrap_or(planes - 1);
+        if !block.contains(&below) {
+            add(below..below + 1);
+        }
+    }
+}
+
+/// Value of one unit of the integers of each field: a power of two, such that no sum overflows. None if a weight is not
+/// finite.
+fn quanta<T: Real>(
+    weight: &[T],
+    masks: usize,
+    fields: usize,
+    particles: usize,
+    pool: &dyn Parallel,
+) -> Option<Vec<f64>> {
+    let largest = largest(weight, fields, pool);
+    let bits = T::contribution_bits(particles) - ceil_log2(masks);
+    largest.into_iter().map(|w| w.is_finite().then(|| power_of_two(exponent_above(w) - bits))).collect()
+}
+
+/// max |weight| of each field, not finite if any weight is not.
+fn largest<T: Real>(weight: &[T], fields: usize, pool: &dyn Parallel) -> Vec<f64> {
+    const LANES: usize = 8; // side by side, to vectorise
+    const SHARE: usize = 1 << 12;
+    // Magnitudes compare like their bits; those of infinity and NaN are largest.
+    let largest: Vec<AtomicU64> = (0..fields).map(|_| AtomicU64::new(0)).collect();
+    let shares: Vec<&[T]> = weight.chunks(SHARE * LANES * fields).collect();
+    pool.run(shares.len(), &|mine| {
+        let (mut own, mut bad) = (vec![T::ZERO; LANES * fields], vec![false; LANES * fields]);
+        for share in mine {
+            for weights in shares[share].chunks(LANES * fields) {
+                for ((own, bad), w) in own.iter_mut().zip(&mut bad).zip(weights) {
+                    let w = w.magnitude();
+                    *own = if w > *own { w } else { *own };
+                    *bad |= !w.is_finite();
+                }
+            }
+        }
+        for (lane, (own, bad)) in own.into_iter().zip(bad).enumerate() {
+            let own = if bad { f64::NAN } else { own.to_f64() };
+            largest[lane % fields].fetch_max(own.to_bits(), Relaxed);
+        }
+    });
+    largest.into_iter().map(|bits| f64::from_bits(bits.into_inner())).collect()
+}
+
+/// n with |x| < 2ⁿ, at least -961 so that all that follows stays normal: fields with weights below 1e-289 lose bits.
+fn exponent_above(x: f64) -> i32 {
+    ((x.to_bits() >> 52) as i32 - 1022).max(-961)
+}
+
+/// 2ⁿ for normal results.
+fn power_of_two(n: i32) -> f64 {
+    f64::from_bits(((n + 1023) as u64) << 52)
+}
+
+fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,158 @@
+//! The two precisions, and their fixed-point accumulators.
+
+use core::fmt::Debug;
+use core::ops::{Add, Mul, Sub};
+
+/// f32 or f64.
+pub trait Real:
+    Copy
+    + Send
+    + Sync
+    + Debug
+    + PartialOrd
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + xla_ffi::Element
+{
+    /// Integer that sums contributions. It may overflow on the way: what counts is that the sum fits.
+    type Sum: Copy + Send + Sync;
+    /// The empty sum.
+    const ZERO_SUM: Self::Sum;
+    /// Zero.
+    const ZERO: Self;
+    /// One.
+    const ONE: Self;
+    /// Not a number.
+    const NAN: Self;
+
+    /// Nearest value.
+    fn from_f64(x: f64) -> Self;
+    /// Exact for |x| < 2²⁴.
+    fn from_i32(x: i32) -> Self;
+    /// Exact.
+    fn to_f64(self) -> f64;
+    /// Rounded toward zero; a checked conversion would take half of the time of locating a particle.
+    ///
+    /// # Safety
+    /// |self| < 2³¹
+    unsafe fn truncate(self) -> i32;
+    /// |x|
+    #[must_use]
+    fn magnitude(self) -> Self;
+    /// Neither infinite nor NaN.
+    fn is_finite(self) -> bool;
+
+    /// Bits of the largest contribution of one particle to a cell, of which `particles` must be summable.
+    fn contribution_bits(particles: usize) -> i32;
+    /// `x` rounded to an integer, for |x| below 2 to the [`contribution_bits`](Self::contribution_bits).
+    fn quantize(x: f64) -> Self::Sum;
+    /// `a + b`
+    fn sum(a: Self::Sum, b: Self::Sum) -> Self::Sum;
+    /// `sum * quantum`
+    fn from_sum(sum: Self::Sum, quantum: f64) -> Self;
+}
+
+/// Smallest n with 2ⁿ >= x.
+pub(crate) fn ceil_log2(x: usize) -> i32 {
+    x.max(1).next_power_of_two().trailing_zeros() as i32
+}
+
+/// Adding it rounds an f64 below 2⁵¹ to an integer, which is then in the low bits.
+const ROUNDER: f64 = 6_755_399_441_055_744.0; // 1.5 * 2^52
+
+impl Real for f32 {
+    type Sum = i64;
+    const ZERO_SUM: i64 = 0;
+    const ZERO: Self = 0.0;
+    const ONE: Self = 1.0;
+    const NAN: Self = Self::NAN;
+
+    fn from_f64(x: f64) -> Self {
+        x as Self
+    }
+    #[inline(always)]
+    fn from_i32(x: i32) -> Self {
+        x as Self
+    }
+    #[inline(always)]
+    fn to_f64(self) -> f64 {
+        self.into()
+    }
+    #[inline(always)]
+    unsafe fn truncate(self) -> i32 {
+        // SAFETY: by contract.
+        unsafe { self.to_int_unchecked() }
+    }
+    #[inline(always)]
+    fn magnitude(self) -> Self {
+        self.abs()
+    }
+    #[inline(always)]
+    fn is_finite(self) -> bool {
+        Self::is_finite(self)
+    }
+    fn contribution_bits(particles: usize) -> i32 {
+        (62 - ceil_log2(particles)).min(50)
+    }
+    #[inline(always)]
+    fn quantize(x: f64) -> i64 {
+        ((x + ROUNDER).to_bits() as i64).wrapping_sub(ROUNDER.to_bits() as i64)
+    }
+    #[inline(always)]
+    fn sum(a: i64, b: i64) -> i64 {
+        a.wrapping_add(b)
+    }
+    #[inline(always)]
+    fn from_sum(sum: i64, quantum: f64) -> Self {
+        (sum as f64 * quantum) as Self
+    }
+}
+
+impl Real for f64 {
+    type Sum = i128;
+    const ZERO_SUM: i128 = 0;
+    const ZERO: Self = 0.0;
+    const ONE: Self = 1.0;
+    const NAN: Self = Self::NAN;
+
+    fn from_f64(x: f64) -> Self {
+        x
+    }
+    #[inline(always)]
+    fn from_i32(x: i32) -> Self {
+        x.into()
+    }
+    #[inline(always)]
+    fn to_f64(self) -> f64 {
+        self
+    }
+    #[inline(always)]
+    unsafe fn truncate(self) -> i32 {
+        // SAFETY: by contract.
+        unsafe { self.to_int_unchecked() }
+    }
+    #[inline(always)]
+    fn magnitude(self) -> Self {
+        self.abs()
+    }
+    #[inline(always)]
+    fn is_finite(self) -> bool {
+        Self::is_finite(self)
+    }
+    fn contribution_bits(_particles: usize) -> i32 {
+        61 // of an i64; 2^66 of them fit into the i128
+    }
+    #[inline(always)]
+    fn quantize(x: f64) -> i128 {
+        (x as i64).into()
+    }
+    #[inline(always)]
+    fn sum(a: i128, b: i128) -> i128 {
+        a.wrapping_add(b)
+    }
+    #[inline(always)]
+    fn from_sum(sum: i128, quantum: f64) -> Self {
+        sum as f64 * quantum
+    }
+}

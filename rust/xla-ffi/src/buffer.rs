@@ -1,0 +1,213 @@
+//! Operands and results as typed slices.
+
+use crate::error::{Error, Result};
+use crate::sys::{self, dtype};
+use core::ffi::c_int;
+use core::fmt;
+use core::marker::PhantomData;
+
+/// XLA's number of a data type.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Dtype(pub c_int);
+
+impl Dtype {
+    /// IEEE single precision.
+    pub const F32: Self = Self(dtype::F32);
+    /// IEEE double precision.
+    pub const F64: Self = Self(dtype::F64);
+}
+
+impl fmt::Display for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            dtype::S32 => f.write_str("s32"),
+            dtype::S64 => f.write_str("s64"),
+            dtype::F32 => f.write_str("f32"),
+            dtype::F64 => f.write_str("f64"),
+            other => write!(f, "XLA data type {other}"),
+        }
+    }
+}
+
+impl fmt::Debug for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for f32 {}
+    impl Sealed for f64 {}
+    impl Sealed for i32 {}
+    impl Sealed for i64 {}
+}
+
+/// A Rust type that is stored in a buffer as it is. Every bit pattern is a value.
+pub trait Element: sealed::Sealed + Copy + 'static {
+    /// XLA's number of the type.
+    const DTYPE: Dtype;
+}
+
+impl Element for f32 {
+    const DTYPE: Dtype = Dtype::F32;
+}
+impl Element for f64 {
+    const DTYPE: Dtype = Dtype::F64;
+}
+impl Element for i32 {
+    const DTYPE: Dtype = Dtype(dtype::S32);
+}
+impl Element for i64 {
+    const DTYPE: Dtype = Dtype(dtype::S64);
+}
+
+/// What operands and results have in common.
+struct Header {
+    name: &'static str,
+    dtype: Dtype,
+    dims: Vec<usize>,
+    data: *mut core::ffi::c_void,
+}
+
+impl Header {
+    /// # Safety
+    /// `raw` points to a buffer of a live call frame.
+    unsafe fn new(raw: *const sys::Buffer, name: &'static str) -> Result<Self> {
+        // SAFETY: by contract.
+        let raw = unsafe { &*raw };
+        // SAFETY: the runtime gives `rank` dimensions.
+        let dims = unsafe { slice(raw.dims, usize::try_from(raw.rank).unwrap_or(0)) };
+        let dims: Option<Vec<usize>> = dims.iter().map(|&d| usize::try_from(d).ok()).collect();
+        let dims = dims.ok_or_else(|| Error::internal(format!("{name}: negative extent")))?;
+        Ok(Self { name, dtype: Dtype(raw.dtype), dims, data: raw.data })
+    }
+
+    fn expect_dtype<T: Element>(&self) -> Result<()> {
+        if self.dtype == T::DTYPE {
+            return Ok(());
+        }
+        Err(Error::invalid(format!("{}: expected {}, got {}", self.name, T::DTYPE, self.dtype)))
+    }
+
+    fn expect_dims(&self, expected: &[usize]) -> Result<()> {
+        if self.dims == expected {
+            return Ok(());
+        }
+        Err(Error::invalid(format!("{}: expected shape {expected:?}, got {:?}", self.name, self.dims)))
+    }
+
+    fn expect_rank<const N: usize>(&self, axes: &str) -> Result<[usize; N]> {
+        <[usize; N]>::try_from(self.dims.as_slice()).map_err(|_| {
+            Error::invalid(format!("{}: expected {N} axes ({axes}), got shape {:?}", self.name, self.dims))
+        })
+    }
+
+    fn len(&self) -> usize {
+        self.dims.iter().product()
+    }
+}
+
+macro_rules! header_methods {
+    () => {
+        /// Extent of each axis.
+        #[must_use]
+        pub fn dims(&self) -> &[usize] {
+            &self.header.dims
+        }
+
+        /// Type of the elements.
+        #[must_use]
+        pub fn dtype(&self) -> Dtype {
+            self.header.dtype
+        }
+
+        /// Fails unless the shape is `expected`.
+        ///
+        /// # Errors
+        /// Says which buffer, the expected and the actual shape.
+        pub fn expect_dims(&self, expected: &[usize]) -> Result<()> {
+            self.header.expect_dims(expected)
+        }
+
+        /// The shape, which must have `N` axes; `axes` names them for the error.
+        ///
+        /// # Errors
+        /// Says which buffer, the expected axes and the actual shape.
+        pub fn expect_rank<const N: usize>(&self, axes: &str) -> Result<[usize; N]> {
+            self.header.expect_rank(axes)
+        }
+    };
+}
+
+/// An operand.
+pub struct Input<'a> {
+    header: Header,
+    lifetime: PhantomData<&'a [u8]>,
+}
+
+impl<'a> Input<'a> {
+    header_methods!();
+
+    /// # Safety
+    /// `raw` points to an operand of a call frame that lives for `'a`.
+    pub(crate) unsafe fn new(raw: *const sys::Buffer, name: &'static str) -> Result<Self> {
+        // SAFETY: by contract.
+        let header = unsafe { Header::new(raw, name) }?;
+        Ok(Self { header, lifetime: PhantomData })
+    }
+
+    /// The elements, row-major.
+    ///
+    /// # Errors
+    /// If they are not of type `T`.
+    pub fn as_slice<T: Element>(&self) -> Result<&'a [T]> {
+        self.header.expect_dtype::<T>()?;
+        // SAFETY: XLA's buffers are dense and aligned, and live as long as the call.
+        Ok(unsafe { slice(self.header.data.cast(), self.header.len()) })
+    }
+}
+
+/// A result, to be overwritten.
+pub struct Output<'a> {
+    header: Header,
+    lifetime: PhantomData<&'a mut [u8]>,
+}
+
+impl Output<'_> {
+    header_methods!();
+
+    /// # Safety
+    /// `raw` points to a result of a call frame that lives for `'a`, and nothing else refers to its data.
+    pub(crate) unsafe fn new(raw: *const sys::Buffer, name: &'static str) -> Result<Self> {
+        // SAFETY: by contract.
+        let header = unsafe { Header::new(raw, name) }?;
+        Ok(Self { header, lifetime: PhantomData })
+    }
+
+    /// The elements, row-major; their content is arbitrary until written.
+    ///
+    /// # Errors
+    /// If they are not of type `T`.
+    pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
+        self.header.expect_dtype::<T>()?;
+        let (data, len) = (self.header.data.cast(), self.header.len());
+        if len == 0 {
+            return Ok(&mut []);
+        }
+        // SAFETY: XLA's buffers are dense, aligned, live as long as the call, and results have one owner: this.
+        Ok(unsafe { core::slice::from_raw_parts_mut(data, len) })
+    }
+}
+
+/// A slice that may be empty with a null pointer.
+///
+/// # Safety
+/// `data` points to `len` values unless `len` is zero.
+pub(crate) unsafe fn slice<'a, T>(data: *const T, len: usize) -> &'a [T] {
+    if len == 0 {
+        return &[];
+    }
+    // SAFETY: by contract.
+    unsafe { core::slice::from_raw_parts(data, len) }
+}
