@@ -176,6 +176,15 @@ def irfft_block(block: Array, nz: int, decomposition: Decomposition) -> Array:
     return _irfft(_transpose_back(block, decomposition)[:, :, : nz // 2 + 1], nz, 1)
 
 
+def in_turn(modes: Array, done: Any) -> tuple[Array, Any]:
+    """The modes for the next transform, available only once what came before is done.
+
+    Transforms side by side would each hold their own fields. On GPUs their transposes over different rows and columns
+    of devices may also start in different orders and then wait for each other for ever.
+    """
+    return jax.lax.optimization_barrier((modes, done))
+
+
 def _fft_x(block: Array) -> Array:
     return jnp.fft.fft(block, axis=0)
 

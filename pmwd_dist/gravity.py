@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 
 from pmwd_dist import kernels
 from pmwd_dist.config import Config
-from pmwd_dist.fft import irfft_block, local_factors, rfft_block, wavenumbers
+from pmwd_dist.fft import in_turn, irfft_block, local_factors, rfft_block, wavenumbers
 from pmwd_dist.halo import pad_block
 from pmwd_dist.paint import block_geometry, paint_block, reach_block, with_halo
 from pmwd_dist.stencil import WIDTH, gradient
@@ -50,7 +50,10 @@ def _acceleration_block(disp: Array, config: Config) -> tuple[Array, Array]:
     one = jnp.ones((1, 1, 1, 1, 1), disp.dtype)
     modes = rfft_block(paint_block(disp, one, reach, config)[0], layout)
     if config.gradient == "spectral":
-        fields = [irfft_block(modes * kernel, nz, layout) for kernel in _spectral_kernels(config, disp.dtype)]
+        fields: list[Array] = []
+        for kernel in _spectral_kernels(config, disp.dtype):
+            fields.append(irfft_block(modes * kernel, nz, layout))
+            modes, fields = in_turn(modes, fields)
         return with_halo(reach, config, lambda halo: _read_fields(fields, disp, halo, config)), reach
     potential = irfft_block(modes * _potential_kernel(config, disp.dtype), nz, layout)
     return with_halo(reach, config, lambda halo: _read_gradient(potential, disp, halo, config)), reach

@@ -14,7 +14,7 @@ from jaxtyping import Array, Complex
 
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology import GrowthTable, growth_table
-from pmwd_dist.fft import irfft_block, local_factors, rfft_block, spectrum_shape, wavenumbers
+from pmwd_dist.fft import in_turn, irfft_block, local_factors, rfft_block, spectrum_shape, wavenumbers
 from pmwd_dist.particles import Particles, snap
 
 
@@ -83,9 +83,10 @@ def _displacement(modes: Array, config: Config) -> Array:
     """The field whose divergence is -modes and whose curl is zero: ik/k^2 modes, shape (nx, ny, nz, 3)."""
     potential = _inverse_laplacian(modes, config)
     nz = config.particle_shape[2]
-    fields = [
-        irfft_block(1j * k * potential, nz, config.layout) for k in _wavevectors(config, modes.real.dtype, odd=True)
-    ]
+    fields: list[Array] = []
+    for k in _wavevectors(config, modes.real.dtype, odd=True):
+        fields.append(irfft_block(1j * k * potential, nz, config.layout))
+        potential, fields = in_turn(potential, fields)
     return jnp.stack(fields, -1)
 
 
@@ -96,12 +97,12 @@ def _second_order_source(modes: Array, config: Config) -> Array:
     even = _wavevectors(config, modes.real.dtype, odd=False)
     odd = _wavevectors(config, modes.real.dtype, odd=True)
 
-    def derivative(i: int, j: int) -> Array:
-        k2 = even[i] ** 2 if i == j else odd[i] * odd[j]
-        return irfft_block(k2 * potential, nz, config.layout)
-
-    xx, yy = derivative(0, 0), derivative(1, 1)
-    source = xx * yy + (xx + yy) * derivative(2, 2)
+    source = trace = jnp.zeros((), modes.real.dtype)
+    for i in range(3):
+        derivative = irfft_block(even[i] ** 2 * potential, nz, config.layout)
+        source, trace = source + trace * derivative, trace + derivative
+        potential, (source, trace) = in_turn(potential, (source, trace))
     for i, j in ((0, 1), (0, 2), (1, 2)):
-        source = source - derivative(i, j) ** 2
+        source = source - irfft_block(odd[i] * odd[j] * potential, nz, config.layout) ** 2
+        potential, source = in_turn(potential, source)
     return source
