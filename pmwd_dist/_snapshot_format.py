@@ -48,7 +48,12 @@ def units(format: str, h: float) -> Units:
     return Units("gadget", 1e3, 1.0, _CM_PER_MPC / 1e3, _GRAM)
 
 
-def write_header(file: h5py.File, units: Units, count: int, cosmo: Any, config: Config, a: float) -> None:
+def particle_bytes(format: str) -> int:
+    """Bytes a particle, at most."""
+    return 48 if format == "swift" else 32
+
+
+def write_header(file: Any, units: Units, count: int, cosmo: Any, config: Config, a: float) -> None:
     """Header and cosmology of a file with this many particles."""
     write = _swift_header if units.format == "swift" else _gadget_header
     write(file, units, count, cosmo, config, a)
@@ -89,7 +94,7 @@ def _common(count: int, config: Config, mass: float) -> dict[str, Any]:
     }
 
 
-def _gadget_header(file: h5py.File, units: Units, count: int, cosmo: Any, config: Config, a: float) -> None:
+def _gadget_header(file: Any, units: Units, count: int, cosmo: Any, config: Config, a: float) -> None:
     matter, baryons, dark_energy = _omegas(cosmo)
     physics = {
         "Omega0": matter,
@@ -113,22 +118,26 @@ def _gadget_header(file: h5py.File, units: Units, count: int, cosmo: Any, config
     file.create_group("Parameters").attrs.update(physics | in_cgs)
 
 
-def _swift_header(file: h5py.File, units: Units, count: int, cosmo: Any, config: Config, a: float) -> None:
+def _swift_header(file: Any, units: Units, count: int, cosmo: Any, config: Config, a: float) -> None:
     matter, baryons, dark_energy = _omegas(cosmo)
     h, one = float(cosmo.h), lambda value: np.asarray([value], float)
     counts = _common(count, config, particle_mass(matter, config) * units.mass)
     scalars = {"Time": one(a), "Redshift": one(1 / a - 1), "Scale-factor": one(a), "Dimension": np.asarray([3], "i4")}
-    header = counts | scalars | {
-        "BoxSize": np.asarray(config.box_size) * units.length,
-        "NumFilesPerSnapshot": np.asarray([counts["NumFilesPerSnapshot"]], "i4"),
-        "NumPartTypes": np.asarray([_TYPES], "i4"),
-        "Virtual": np.asarray([0], "i4"),
-        "Code": "pmwd-dist",
-        "RunName": "pmwd-dist",
-        "OutputType": "FullVolume",
-        "InitialMassTable": counts["MassTable"],
-        "NumParticleTypes": np.asarray([_TYPES], "i4"),
-    }
+    header = (
+        counts
+        | scalars
+        | {
+            "BoxSize": np.asarray(config.box_size) * units.length,
+            "NumFilesPerSnapshot": np.asarray([counts["NumFilesPerSnapshot"]], "i4"),
+            "NumPartTypes": np.asarray([_TYPES], "i4"),
+            "Virtual": np.asarray([0], "i4"),
+            "Code": "pmwd-dist",
+            "RunName": "pmwd-dist",
+            "OutputType": "FullVolume",
+            "InitialMassTable": counts["MassTable"],
+            "NumParticleTypes": np.asarray([_TYPES], "i4"),
+        }
+    )
     cosmology = {
         "Cosmological run": np.asarray([1], "i4"),
         "Redshift": one(1 / a - 1),
@@ -160,7 +169,7 @@ def _swift_header(file: h5py.File, units: Units, count: int, cosmo: Any, config:
     file.create_group("Code").attrs.update({"Code": "pmwd-dist"})
 
 
-def create_datasets(file: h5py.File, units: Units, config: Config, count: int, a: float) -> dict[str, h5py.Dataset]:
+def create_datasets(file: Any, units: Units, config: Config, count: int, a: float) -> dict[str, Any]:
     """The datasets of the dark matter of a file, still without values (but for masses)."""
     group = file.create_group("PartType1")
     total = math.prod(config.particle_shape)
@@ -185,20 +194,21 @@ def create_datasets(file: h5py.File, units: Units, config: Config, count: int, a
     return data
 
 
-def _gadget_units(data: h5py.Dataset, to_cgs: float, **powers: float) -> None:
+def _gadget_units(data: Any, to_cgs: float, **powers: float) -> None:
     """Gadget-4's description of a dataset; what isn't named is zero."""
     names = ("a_scaling", "h_scaling", "length_scaling", "mass_scaling", "velocity_scaling")
     data.attrs.update(dict.fromkeys(names, 0.0) | powers | {"to_cgs": to_cgs})
 
 
-def _swift_units(
-    data: h5py.Dataset, text: str, units: Units, a: float, *, length: int = 0, mass: int = 0, time: int = 0, a_power: int = 0
-) -> None:
+def _swift_units(data: Any, text: str, units: Units, a: float, **powers: int) -> None:
+    """SWIFT's description of a dataset, by the powers of length, mass, time and a in its unit."""
+    length, mass, time, a_power = (powers.get(name, 0) for name in ("length", "mass", "time", "a_power"))
     cgs = units.cm**length * units.gram**mass * (units.cm / 1e5) ** time
     exponents = {"U_L": length, "U_M": mass, "U_t": time, "U_I": 0, "U_T": 0, "h-scale": 0, "a-scale": a_power}
     data.attrs.update({f"{name} exponent": np.asarray([power], float) for name, power in exponents.items()})
+    physical = np.asarray([cgs * a**a_power])
     data.attrs["Conversion factor to CGS (not including cosmological corrections)"] = np.asarray([cgs])
-    data.attrs["Conversion factor to physical CGS (including cosmological corrections)"] = np.asarray([cgs * a**a_power])
+    data.attrs["Conversion factor to physical CGS (including cosmological corrections)"] = physical
     data.attrs["Description"] = text
     data.attrs["Expression for physical CGS units"] = _expression(length, mass, time, a_power)
     data.attrs["Value stored as physical"] = np.asarray([0 if a_power else 1], "i4")
@@ -213,7 +223,7 @@ def _expression(length: int, mass: int, time: int, a_power: int) -> str:
     return f"{named}  [ {in_cgs} ]" if named else "[ - ]"
 
 
-def read_header(file: h5py.File) -> dict[str, Any]:
+def read_header(file: Any) -> dict[str, Any]:
     """The fields of a SnapshotHeader."""
     header = file["Header"].attrs
     swift = "Cosmology" in file and "Units" in file
@@ -240,19 +250,19 @@ def read_header(file: h5py.File) -> dict[str, Any]:
     }
 
 
-def length_unit(file: h5py.File) -> float | None:
+def length_unit(file: Any) -> float | None:
     """Lengths per Mpc/h by what a Gadget file says of its own units; None if it doesn't."""
     parameters = file["Parameters"].attrs if "Parameters" in file else {}
     cm = parameters.get("UnitLength_in_cm")
     return None if cm is None or "Cosmology" in file else _CM_PER_MPC / _scalar(cm)
 
 
-def has_lattice(file: h5py.File) -> bool:
+def has_lattice(file: Any) -> bool:
     """Whether particle IDs are indices of lattice sites: in snapshots of our own."""
     return "ParticleMesh" in file
 
 
-def _shapes(file: h5py.File, total: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _shapes(file: Any, total: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     if has_lattice(file):
         own = file["ParticleMesh"].attrs
         return tuple(map(int, own["LatticeShape"])), tuple(map(int, own["MeshShape"]))

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import zipfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def save(folder: Path, step: int, tree: Any, meta: dict[str, Any]) -> Path:
                 (aside / _META).write_text(json.dumps(description, indent=1), encoding="utf-8")
         part = aside / f"{jax.process_index()}.npz"
         with written_aside(part, collective=True) as file, file.open("wb") as stream:
-            np.savez(stream, **_blocks(leaves))
+            np.savez(stream, allow_pickle=False, **_blocks(leaves))
         with together():
             if distributed.is_main():
                 if path.exists():  # interrupted just after a regular checkpoint: it is the same
@@ -112,9 +113,10 @@ def load(path: Path, like: Any) -> Any:
     if saved != [(leaf.shape, str(leaf.dtype)) for leaf in leaves]:
         raise ValueError(f"{path}: holds the arrays of another run; resume with the settings that it was made with")
     try:
-        parts = [np.load(path / f"{i}.npz") for i in range(description["processes"])]
-        where = _index(parts)
-        arrays = [_assemble(where[i], leaf) for i, leaf in enumerate(leaves)]
+        with ExitStack() as opened:
+            parts = [opened.enter_context(np.load(path / f"{i}.npz")) for i in range(description["processes"])]
+            where = _index(parts)
+            arrays = [_assemble(where[i], leaf) for i, leaf in enumerate(leaves)]
     except (OSError, KeyError, EOFError, ValueError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path}: damaged or incomplete ({error}); remove this checkpoint to start over") from error
     return jax.tree.unflatten(structure, arrays)
@@ -151,7 +153,7 @@ def _index(parts: list[Any]) -> dict[int, list[tuple[Any, str, Box]]]:
 def _assemble(blocks: list[tuple[Any, str, Box]], like: Any) -> jax.Array:
     """An array laid out as `like`, each device reading only the blocks that overlap with its own."""
 
-    def read(index: tuple[slice, ...]) -> np.ndarray:
+    def read(index: Any) -> np.ndarray:
         mine = _box(index, like.shape)
         out = np.empty([high - low for low, high in mine], like.dtype)
         missing = out.size

