@@ -1,0 +1,85 @@
+# make demo   build everything, run the example simulation, say where its pictures are
+# make test   build everything, check the code, run the tests
+#
+# Needs python3 (3.11 or newer, with venv), cargo and a C compiler; the rest comes from PyPI and crates.io into .venv.
+# Another Python: make test PYTHON=python3.13. Arguments for pytest: make test PYTEST="tests/test_fft.py -k slab".
+
+PYTHON ?= python3
+VENV ?= .venv
+PYTEST ?= -n auto
+
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.make
+PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+RUST_VERSION := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust/*/Cargo.toml rust/*/pyproject.toml rust/*/README.md rust/*/src \
+	rust/*/python -type f -not -name '*.so' -not -name '*.pyc' 2>/dev/null)
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PYO3_PYTHON := $(abspath $(BIN))/python
+
+.PHONY: demo test tools test-tools
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+
+demo: $(STAMPS)/demo
+	$(BIN)/pmwd-dist run sims/quickstart.toml --output demo --overwrite
+	@echo; echo "The pictures:"; ls demo/*.png
+
+test: test-tools $(STAMPS)/test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/stubtest jaxdecomp_ops
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --all-features --locked -- -D warnings
+	XLA_FFI_REQUIRE_HEADER=1 PYTHON=$(PYO3_PYTHON) cargo test --workspace --locked
+	PATH="$(abspath $(BIN)):$$PATH" PMWD_REQUIRE_NATIVE=1 $(BIN)/pytest $(PYTEST)
+
+# What is installed is remembered by stamps in the virtual environment.
+$(STAMPS)/demo: pyproject.toml $(STAMPS)/native
+	$(BIN)/pip install --quiet --editable '.[native]'
+	@touch $@
+
+$(STAMPS)/test: pyproject.toml $(STAMPS)/native
+	$(BIN)/pip install --quiet --editable '.[native,test]'
+	@touch $@ $(STAMPS)/demo
+
+$(STAMPS)/native: $(STAMPS)/python-$(PYTHON_VERSION) $(RUST_SOURCES)
+	$(BIN)/pip install --quiet 'maturin>=1.9,<2'
+	rm -rf $(STAMPS)/wheels
+	$(BIN)/maturin build --quiet --release --locked --manifest-path rust/jaxdecomp-ops/Cargo.toml \
+		--interpreter $(PYO3_PYTHON) --out $(STAMPS)/wheels
+	$(BIN)/pip install --quiet --force-reinstall --no-deps $(STAMPS)/wheels/*.whl
+	@touch $@
+
+$(STAMPS)/python-$(PYTHON_VERSION): | tools
+	@if [ -x $(BIN)/python ] && ! $(BIN)/python -c \
+		'import sys; sys.exit("%d.%d" % sys.version_info[:2] != "$(PYTHON_VERSION)")'; then \
+		if [ ! -d $(STAMPS) ]; then echo "$(VENV) is of another Python: remove it, or make VENV=..." >&2; exit 1; fi; \
+		rm -rf $(VENV); fi
+	$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+tools:
+	@missing=0; need() { echo "$$1" >&2; missing=1; }; \
+	if [ -z "$(PYTHON_VERSION)" ]; then \
+		need "$(PYTHON) not found: apt-get install python3 python3-venv, or make PYTHON=/path/to/python3.11"; \
+	elif ! $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
+		need "$(PYTHON) is Python $(PYTHON_VERSION), older than 3.11: make PYTHON=/path/to/a/newer/python3"; \
+	elif ! $(PYTHON) -c 'import venv, ensurepip' 2>/dev/null; then \
+		need "$(PYTHON) has no venv: apt-get install python3-venv"; \
+	fi; \
+	if ! command -v cargo >/dev/null; then \
+		need "cargo not found: install Rust $(RUST_VERSION) or newer, with rustup (https://rustup.rs)"; \
+	elif [ "$$(printf '%s\n' "$(RUST_VERSION)" "$$(cargo --version | cut -d ' ' -f 2)" | sort -V | head -1)" \
+		!= "$(RUST_VERSION)" ]; then \
+		need "$$(cargo --version) is older than $(RUST_VERSION): rustup update, or install rustup (https://rustup.rs)"; \
+	fi; \
+	command -v cc >/dev/null || need "no C compiler (cc): apt-get install gcc libc6-dev"; \
+	exit $$missing
+
+test-tools: tools
+	@missing=0; for tool in clippy fmt; do cargo $$tool --version >/dev/null 2>&1 || \
+		{ echo "cargo $$tool not found: rustup component add clippy rustfmt" >&2; missing=1; }; done; exit $$missing
