@@ -1,0 +1,74 @@
+"""Shared set-up: four virtual CPU devices, float64 unless a test says otherwise, and the layouts to test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import jax
+
+# Before anything starts JAX: the platform, its devices and the precision are fixed from then on.
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 4)
+jax.config.update("jax_enable_x64", True)
+
+import jax_cosmo  # noqa: E402
+import pytest  # noqa: E402
+
+import pmwd_dist as pmd  # noqa: E402
+from pmwd_dist.gravity import acceleration  # noqa: E402
+
+LAYOUTS = ((1, 1), (4, 1), (1, 4), (2, 2))
+PARALLEL = LAYOUTS[1:]
+
+
+def _name(pdims: tuple[int, int]) -> str:
+    return f"{pdims[0]}x{pdims[1]}"
+
+
+@pytest.fixture(params=LAYOUTS, ids=_name)
+def layout(request: pytest.FixtureRequest) -> pmd.Decomposition:
+    """Every layout: one device, slabs either way, pencils."""
+    return pmd.Decomposition(pdims=request.param)
+
+
+@pytest.fixture(params=PARALLEL, ids=_name)
+def parallel(request: pytest.FixtureRequest) -> pmd.Decomposition:
+    """Every layout of several devices."""
+    return pmd.Decomposition(pdims=request.param)
+
+
+@pytest.fixture(scope="session")
+def single() -> pmd.Decomposition:
+    """One device."""
+    return pmd.Decomposition(pdims=(1, 1))
+
+
+@pytest.fixture(scope="session")
+def cosmo() -> jax_cosmo.Cosmology:
+    """A flat LCDM cosmology."""
+    return jax_cosmo.Planck15()
+
+
+@pytest.fixture(params=["jax", "native"])
+def native(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
+    """Whether paint and read run natively; both ways for every test that asks for it.
+
+    PMWD_REQUIRE_NATIVE=1 turns the skip into a failure, where the native ops are meant to be installed.
+    """
+    wanted = request.param == "native"
+    if wanted and not pmd.native_available():
+        reason = "the native ops (jaxdecomp_ops) are not installed"
+        if os.environ.get("PMWD_REQUIRE_NATIVE") == "1":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    monkeypatch.setattr("pmwd_dist._native.native_available", lambda: wanted)
+    _forget()
+    yield wanted
+    _forget()
+
+
+def _forget() -> None:
+    """Functions that are jitted as a whole remember which ops they chose."""
+    for function in (pmd.cic_paint, pmd.cic_read, acceleration):
+        function.clear_cache()

@@ -1,0 +1,277 @@
+"""Analytic cases, and brute-force float64 references in NumPy and SciPy that share no code with the package."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+from scipy.integrate import solve_ivp
+
+# --- cloud-in-cell: dense matrices of every particle against every cell ---------------------------------------
+
+
+def window(x: np.ndarray, cells: int, mask: int, *, periodic: bool = True) -> np.ndarray:
+    """Weight of each particle (rows, position in cells) in each cell (columns) of an axis, or its derivative."""
+    x = np.asarray(x, float)
+    images = range(-2, 3) if periodic else (0,)
+    if periodic:
+        x = x % cells
+    total = np.zeros((x.size, cells))
+    for image in images:
+        u = x[:, None] - (np.arange(cells)[None, :] + image * cells)
+        total += np.where((u >= -1) & (u < 0), 1.0, np.where((u >= 0) & (u < 1), -1.0, 0)) if mask else np.maximum(0, 1 - abs(u))
+    return total
+
+
+def windows(positions: np.ndarray, shape: Any, mask: Any, periodic: Any = (True,) * 3) -> list[np.ndarray]:
+    """The three matrices of particles (..., 3), positions in cells, for one derivative mask."""
+    flat = positions.reshape(-1, 3)
+    return [window(flat[:, i], shape[i], mask[i], periodic=periodic[i]) for i in range(3)]
+
+
+def paint(positions: np.ndarray, weight: Any, shape: Any, mask: Any = (0, 0, 0), periodic: Any = (True,) * 3) -> np.ndarray:
+    """Sum over particles of weight times window, shape `shape`."""
+    weight = np.broadcast_to(weight, positions.shape[:-1]).ravel()
+    x, y, z = windows(positions, shape, mask, periodic)
+    return np.einsum("p,px,py,pz->xyz", weight, x, y, z, optimize=True)
+
+
+def read(positions: np.ndarray, field: np.ndarray, mask: Any = (0, 0, 0), periodic: Any = (True,) * 3) -> np.ndarray:
+    """Field at each particle, shape of the particles."""
+    x, y, z = windows(positions, field.shape, mask, periodic)
+    return np.einsum("xyz,px,py,pz->p", field, x, y, z, optimize=True).reshape(positions.shape[:-1])
+
+
+def unit(axis: int) -> tuple[int, int, int]:
+    """The derivative mask of one axis."""
+    return tuple(int(i == axis) for i in range(3))  # type: ignore[return-value]
+
+
+def lattice(shape: Any, extent: Any) -> np.ndarray:
+    """Points of a regular lattice over a box, shape (*shape, 3)."""
+    axes = [np.arange(n) * (e / n) for n, e in zip(shape, extent, strict=True)]
+    return np.stack(np.meshgrid(*axes, indexing="ij"), -1)
+
+
+def cells(disp: Any, config: Any) -> np.ndarray:
+    """Positions of particles in mesh cells."""
+    return (lattice(config.particle_shape, config.box_size) + np.asarray(disp)) / np.asarray(config.cell_size)
+
+
+def inside_cells(rng: np.random.Generator, config: Any, reach: float) -> np.ndarray:
+    """Random displacements up to `reach` narrowest cells, no particle within 0.04 of a cell of a cell's edge.
+
+    Cloud-in-cell is smooth inside a cell: differences with steps below the margin see no kink.
+    """
+    small = min(config.cell_size)
+    disp = rng.uniform(-reach + 0.1, reach - 0.1, (*config.particle_shape, 3)) * small
+    position = cells(disp, config)
+    fraction = position - np.floor(position)
+    return disp + (0.04 + 0.92 * fraction - fraction) * np.asarray(config.cell_size)
+
+
+# --- fields in Fourier space: full complex transforms --------------------------------------------------------
+
+
+def wavevectors(shape: Any, box: Any) -> list[np.ndarray]:
+    """Wavevectors of a full transform, ready to broadcast; the Nyquist frequency is negative, as in numpy."""
+    out = []
+    for axis, (n, length) in enumerate(zip(shape, box, strict=True)):
+        k = np.fft.fftfreq(n, 1 / n) * (2 * math.pi / length)
+        out.append(k.reshape([-1 if a == axis else 1 for a in range(3)]))
+    return out
+
+
+def without_nyquist(k: list[np.ndarray], shape: Any) -> list[np.ndarray]:
+    """Wavevectors for odd derivatives: the Nyquist frequency, which has no sign, is zero."""
+    out = []
+    for axis, (k_, n) in enumerate(zip(k, shape, strict=True)):
+        keep = np.ones(n) if n % 2 else (np.arange(n) != n // 2).astype(float)
+        out.append(k_ * keep.reshape([-1 if a == axis else 1 for a in range(3)]))
+    return out
+
+
+def inverse_laplacian(k: list[np.ndarray]) -> np.ndarray:
+    """1 / k^2, zero at k = 0."""
+    k2 = k[0] ** 2 + k[1] ** 2 + k[2] ** 2
+    return np.where(k2 > 0, 1 / np.where(k2 > 0, k2, 1), 0)
+
+
+def displacement(delta: np.ndarray, box: Any) -> np.ndarray:
+    """The curl-free field with divergence -delta."""
+    k = wavevectors(delta.shape, box)
+    potential = np.fft.fftn(delta) * inverse_laplacian(k)
+    return np.stack([np.fft.ifftn(1j * k_ * potential).real for k_ in without_nyquist(k, delta.shape)], -1)
+
+
+def second_order(delta: np.ndarray, box: Any) -> np.ndarray:
+    """psi2 with div psi2 = sum_{i<j} (phi_ii phi_jj - phi_ij^2), laplacian phi = delta."""
+    k = wavevectors(delta.shape, box)
+    odd = without_nyquist(k, delta.shape)
+    potential = -np.fft.fftn(delta) * inverse_laplacian(k)
+
+    def hessian(i: int, j: int) -> np.ndarray:
+        kk = k[i] ** 2 if i == j else odd[i] * odd[j]
+        return np.fft.ifftn(-kk * potential).real
+
+    divergence = sum(hessian(i, i) * hessian(j, j) - hessian(i, j) ** 2 for i, j in ((0, 1), (0, 2), (1, 2)))
+    return displacement(-divergence, box)
+
+
+def acceleration(disp: Any, config: Any) -> np.ndarray:
+    """-grad phi at the particles, laplacian phi = delta: the mesh force of a config, step by step."""
+    shape, box = config.mesh_shape, config.box_size
+    position = cells(disp, config)
+    mean = math.prod(config.particle_shape) / math.prod(shape)
+    k = wavevectors(shape, box)
+    modes = np.fft.fftn(paint(position, 1.0, shape) / mean) * inverse_laplacian(k)
+    for axis, n in enumerate(config.particle_shape):
+        if n < shape[axis]:  # below the Nyquist frequency of the lattice
+            number = np.abs(np.rint(k[axis] * box[axis] / (2 * math.pi)))
+            modes = modes * (2 * number < n)
+    if config.gradient == "spectral":
+        fields = [np.fft.ifftn(1j * k_ * modes).real for k_ in without_nyquist(k, shape)]
+        return np.stack([read(position, field) for field in fields], -1)
+    for axis in range(3):
+        modes = modes / np.sinc(k[axis] * config.cell_size[axis] / (2 * math.pi)) ** 4
+    potential = np.fft.ifftn(modes).real
+    fields = [difference(potential, axis) / config.cell_size[axis] for axis in range(3)]
+    return np.stack([read(position, field) for field in fields], -1)
+
+
+def difference(field: np.ndarray, axis: int) -> np.ndarray:
+    """Fourth-order central difference along a periodic axis."""
+    f = lambda offset: np.roll(field, -offset, axis)  # noqa: E731
+    return (8 * (f(1) - f(-1)) - (f(2) - f(-2))) / 12
+
+
+def power_spectrum(field: np.ndarray, box: Any, *, deconvolve: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean k, mean power and number of modes, mode by mode over the full transform."""
+    shape = field.shape
+    step = min(2 * math.pi / length for length in box)
+    nyquist = min(math.pi * n / length for n, length in zip(shape, box, strict=True))
+    bins = math.floor(nyquist / step + 1e-6)
+    modes = np.fft.fftn(field)
+    k = wavevectors(shape, box)
+    sums = np.zeros((3, bins + 1))
+    for index in itertools.product(*map(range, shape)):
+        vector = [k[a].ravel()[index[a]] for a in range(3)]
+        modulus = math.hypot(*vector)
+        bin_ = round(modulus / step)
+        if 1 <= bin_ <= bins:
+            value = abs(modes[index]) ** 2
+            if deconvolve:
+                for a in range(3):
+                    value /= np.sinc(vector[a] * box[a] / shape[a] / (2 * math.pi)) ** 4
+            sums[:, bin_] += modulus, value, 1
+    total_k, total_power, count = sums[:, 1:]
+    return total_k / count, total_power / count * math.prod(box) / field.size**2, count
+
+
+# --- halos ----------------------------------------------------------------------------------------------------
+
+
+def halo_indices(size: int, parts: int, halo: int) -> np.ndarray:
+    """Cells of a periodic axis in the order of its padded blocks."""
+    if parts == 1:
+        return np.arange(size)
+    width = size // parts
+    return np.concatenate([np.arange(p * width - halo, (p + 1) * width + halo) % size for p in range(parts)])
+
+
+def halo_pad(field: np.ndarray, halo: int, pdims: tuple[int, int]) -> np.ndarray:
+    """Padded blocks side by side."""
+    x, y = (halo_indices(field.shape[axis], pdims[axis], halo) for axis in range(2))
+    return field[np.ix_(x, y)]
+
+
+def halo_reduce(padded: np.ndarray, shape: Any, halo: int, pdims: tuple[int, int]) -> np.ndarray:
+    """Padded blocks added onto the cells for which they stand."""
+    x, y = (halo_indices(shape[axis], pdims[axis], halo) for axis in range(2))
+    out = np.zeros(shape)
+    np.add.at(out, np.ix_(x, y), padded)
+    return out
+
+
+# --- cosmologies and exact solutions ----------------------------------------------------------------------------
+
+
+def cosmology(**changes: float) -> SimpleNamespace:
+    """An object with jax_cosmo's attributes and nothing else."""
+    values = {"Omega_c": 0.26, "Omega_b": 0.05, "h": 0.68, "n_s": 0.97, "sigma8": 0.81, "Omega_k": 0.0, "w0": -1.0, "wa": 0.0}
+    return SimpleNamespace(**(values | changes))
+
+
+def einstein_de_sitter() -> SimpleNamespace:
+    """Matter only, flat: D1 = a, D2 = -3/7 a^2, E = a^(-3/2)."""
+    return cosmology(Omega_c=0.95, Omega_b=0.05)
+
+
+def expansion(cosmo: Any, a: Any) -> Any:
+    """E(a) = H / H0."""
+    matter = cosmo.Omega_c + cosmo.Omega_b
+    dark = 1 - matter - cosmo.Omega_k
+    w = a ** (-3 * (1 + cosmo.w0 + cosmo.wa)) * np.exp(-3 * cosmo.wa * (1 - a))
+    return np.sqrt(matter * a**-3 + cosmo.Omega_k * a**-2 + dark * w)
+
+
+def growth(cosmo: Any, a: np.ndarray) -> dict[str, np.ndarray]:
+    """D1, D2 and d/d ln a of both at ascending a, by scipy in conformal-free form: d(a^3 E D')/da, unlike the package.
+
+    With p = a^3 E dD/da: dD/da = p / (a^3 E), dp/da = 3/2 Omega_m D / (a^2 E), and a source -D1^2 for D2.
+    """
+    matter = cosmo.Omega_c + cosmo.Omega_b
+
+    def rhs(a: float, y: np.ndarray) -> list[float]:
+        D1, p1, D2, p2 = y
+        E = expansion(cosmo, a)
+        source = 1.5 * matter / (a**2 * E)
+        return [p1 / (a**3 * E), source * D1, p2 / (a**3 * E), source * (D2 - D1**2)]
+
+    a0 = 1e-5  # matter domination to 1e-5 or better: D1 = a, D2 = -3/7 a^2, and growing modes forget the rest
+    E0 = expansion(cosmo, a0)
+    start = [a0, a0**3 * E0, -3 / 7 * a0**2, -6 / 7 * a0**4 * E0]
+    points = np.unique(np.append(a, 1.0))
+    run = solve_ivp(rhs, (a0, points[-1]), start, method="DOP853", rtol=1e-12, atol=0, t_eval=points)
+    now = run.y[0, np.searchsorted(points, 1.0)]
+    at = np.searchsorted(points, a)
+    D1, p1, D2, p2 = run.y[:, at]
+    slope = 1 / (a**2 * expansion(cosmo, a))
+    return {"D1": D1 / now, "dD1": p1 * slope / now, "D2": D2 / now**2, "dD2": p2 * slope / now**2}
+
+
+def plane_wave(shape: Any, box: Any, crossing: float, *, axis: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Linear density contrast at D1 = 1 and displacement psi of a sine wave whose sheets first cross at D1 = `crossing`.
+
+    x = q + D1 psi(q) solves the equations of motion exactly until then (Zel'dovich 1970).
+    """
+    k = 2 * math.pi / box[axis]
+    q = lattice(shape, box)[..., axis]
+    psi = np.zeros((*shape, 3))
+    psi[..., axis] = -np.sin(k * q) / (k * crossing)
+    return np.cos(k * q) / crossing, psi
+
+
+def smooth_field(rng: np.random.Generator, shape: Any, *, largest: int = 1) -> np.ndarray:
+    """Unit-variance Gaussian field of the modes with |n| <= `largest` along each axis."""
+    modes = np.fft.fftn(rng.standard_normal(shape))
+    for axis, n in enumerate(shape):
+        keep = np.abs(np.fft.fftfreq(n, 1 / n)) <= largest
+        modes = modes * keep.reshape([-1 if a == axis else 1 for a in range(3)])
+    modes[0, 0, 0] = 0
+    field = np.fft.ifftn(modes).real
+    return field / field.std()
+
+
+def compiled(function: Any) -> Any:
+    """jax.jit without optimisation: half the compile time, for values that are compared to rounding only."""
+    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def has_sharding(array: Any, sharding: Any) -> bool:
+    """Whether an array is laid out like this, however it is written: P("x", None) is P("x") on one device along y."""
+    return array.sharding.is_equivalent_to(sharding, array.ndim)

@@ -1,0 +1,85 @@
+"""What a config accepts, what it makes of it, and what its errors say."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+import pmwd_dist as pmd
+
+
+def configure(**changes: Any) -> pmd.Config:
+    return pmd.Config(**({"box_size": 16.0, "mesh_shape": 8, "decomposition": pmd.Decomposition(pdims=(1, 1))} | changes))
+
+
+def test_one_number_stands_for_three() -> None:
+    config = configure(box_size=(8, 16, 24.0), mesh_shape=[8, 12, 6], particle_shape=4)
+    assert config.box_size == (8.0, 16.0, 24.0)
+    assert config.mesh_shape == (8, 12, 6)
+    assert config.particle_shape == (4, 4, 4)
+    assert configure().particle_shape == configure().mesh_shape == (8, 8, 8)
+
+
+def test_derived_geometry() -> None:
+    config = configure(box_size=(8, 16, 24), mesh_shape=(8, 12, 6), particle_shape=(4, 8, 6))
+    assert config.cell_size == (1.0, 16 / 12, 4.0)
+    assert config.spacing == ((2, 1), (3, 2), (1, 1))
+    assert config.particles_per_cell == 192 / 576
+
+
+def test_is_frozen_hashable_and_equal_by_value() -> None:
+    assert configure() == configure(box_size=(16, 16, 16), mesh_shape=(8, 8, 8))
+    assert hash(configure()) == hash(configure(steps=20))
+    assert configure() != configure(steps=21)
+    assert configure() != configure(decomposition=pmd.Decomposition(pdims=(2, 2)))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        configure().steps = 3  # type: ignore[misc]
+
+
+def test_all_devices_are_used_by_default_as_slabs_or_else_pencils() -> None:
+    assert pmd.Config(box_size=1.0, mesh_shape=8).layout.pdims == (4, 1)
+    assert pmd.Config(box_size=1.0, mesh_shape=(6, 8, 8)).layout.pdims == (2, 2)
+    assert pmd.Config(box_size=1.0, mesh_shape=(5, 8, 8)).layout.pdims == (1, 4)
+    with pytest.raises(ValueError, match="no division over 4 devices fits: .*fewer devices"):
+        pmd.Config(box_size=1.0, mesh_shape=(5, 5, 5))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"box_size": -1.0}, r"box_size=-1.0 must be a positive, finite number"),
+        ({"box_size": float("nan")}, r"box_size=nan must be a positive, finite number"),
+        ({"box_size": "wide"}, r"box_size='wide' must be a positive, finite number"),
+        ({"box_size": (1.0, 2.0)}, r"box_size=\(1.0, 2.0\) has 2 entries; pass one number or three"),
+        ({"mesh_shape": 0}, r"mesh_shape=0 must be a positive whole number"),
+        ({"mesh_shape": 8.5}, r"mesh_shape=8.5 must be a positive whole number"),
+        ({"mesh_shape": True}, r"mesh_shape=True must be a positive whole number"),
+        ({"particle_shape": (8, 8, None)}, r"particle_shape=None must be a positive whole number"),
+        ({"a_start": 0.0}, r"a_start=0.0 must be a positive"),
+        ({"a_start": 1e-4}, r"a_start=0.0001 lies before the growth tables"),
+        ({"a_start": 1.0}, r"a_start=1.0 must be less than a_stop=1.0"),
+        ({"a_stop": 2.5}, r"a_stop=2.5 lies beyond the growth tables"),
+        ({"steps": 0}, r"steps=0 must be a positive whole number"),
+        ({"steps": 1.5}, r"steps=1.5 must be a positive whole number"),
+        ({"lpt_order": 3}, r"lpt_order=3 must be 1 or 2"),
+        ({"gradient": "exact"}, r"gradient='exact' is not known; use one of"),
+        ({"halo": -1}, r"halo=-1 must be a whole number of cells, 0 or more"),
+        ({"halo": 1.5}, r"halo=1.5 must be a whole number"),
+        ({"halo": True}, r"halo=True must be a whole number"),
+        ({"halo": "wide"}, r"halo='wide' must be a whole number"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_misuse_names_argument_value_and_remedy(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        configure(**changes)
+
+
+def test_shapes_that_do_not_divide_are_refused_with_those_that_do() -> None:
+    slabs = pmd.Decomposition(pdims=(4, 1))
+    with pytest.raises(ValueError, match=r"mesh_shape\[0\]=10 is not divisible by 4 .* use 8 or 12, or other pdims"):
+        configure(mesh_shape=(10, 8, 8), decomposition=slabs)
+    with pytest.raises(ValueError, match=r"particle_shape\[1\]=2 is not divisible by 4 .* use 4, or other pdims"):
+        configure(particle_shape=(8, 2, 8), decomposition=slabs)
