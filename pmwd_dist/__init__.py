@@ -29,6 +29,8 @@ from pmwd_dist.paint import density as density
 from pmwd_dist.particles import Particles as Particles
 from pmwd_dist.power import PowerSpectrum as PowerSpectrum
 from pmwd_dist.power import power_spectrum as power_spectrum
+from pmwd_dist.snapshot import load_snapshot as load_snapshot
+from pmwd_dist.snapshot import save_snapshot as save_snapshot
 from pmwd_dist.solvers import BullFrog as BullFrog
 from pmwd_dist.solvers import FastPM as FastPM
 from pmwd_dist.solvers import LeapFrog as LeapFrog

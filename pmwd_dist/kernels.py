@@ -213,7 +213,7 @@ def _paint_jvp(primals: Any, tangents: Any, *, geometry: Geometry, masks: Any, n
         tangent = _paint_p.bind(disp, dweight, masks=masks, **params)
     terms = _derivative_terms(masks)
     if type(ddisp) is not ad.Zero and terms:
-        pieces = [weight[..., k, :] * (ddisp[..., i, None] * geometry.scale[i]) for k, i, _ in terms]
+        pieces = [_scaled(weight[..., k, :], ddisp[..., i] * geometry.scale[i]) for k, i, _ in terms]
         moved = _paint_p.bind(disp, jnp.stack(pieces, -2), masks=tuple(up for *_, up in terms), **params)
         tangent = moved if tangent is None else tangent + moved
     return out, jnp.zeros_like(out) if tangent is None else tangent
@@ -232,13 +232,18 @@ def _read_jvp(primals: Any, tangents: Any, *, geometry: Geometry, masks: Any, na
         slopes = _read_p.bind(disp, fields, masks=unique, **params)
         by_mask: list[Array | None] = [None] * len(masks)
         for k, i, up in terms:
-            piece = slopes[..., unique.index(up), :] * (ddisp[..., i, None] * geometry.scale[i])
+            piece = _scaled(slopes[..., unique.index(up), :], ddisp[..., i] * geometry.scale[i])
             previous = by_mask[k]
             by_mask[k] = piece if previous is None else previous + piece
         zero = jnp.zeros_like(slopes[..., 0, :])
         moved = jnp.stack([zero if piece is None else piece for piece in by_mask], -2)
         tangent = moved if tangent is None else tangent + moved
     return out, jnp.zeros_like(out) if tangent is None else tangent
+
+
+def _scaled(values: Array, factor: Array) -> Array:
+    """values * factor[..., None], field by field: else the transpose sums over a short last axis, 15 times slower."""
+    return jnp.stack([values[..., f] * factor for f in range(values.shape[-1])], -1)
 
 
 def _paint_transpose(ct: Any, disp: Any, weight: Any, **params: Any) -> Any:

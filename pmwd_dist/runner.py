@@ -202,8 +202,10 @@ def _advance_all(plan: Plan, progress: Progress, record: _Record, stop: _Stop) -
             _output_if_due(plan, progress, record)
             if every and progress.step % every == 0 and progress.step < plan.steps:
                 _checkpoint(plan, progress, record)
-    except (Interrupted, SharedError, pmd.SimulationError, OSError):
-        _keep(plan, progress, record)
+    except Exception as error:
+        # What only this process of several knows of can't be followed by anything that all take part in.
+        if jax.process_count() == 1 or isinstance(error, Interrupted | SharedError | pmd.SimulationError):
+            _keep(plan, progress, record)
         raise
 
 

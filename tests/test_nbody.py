@@ -66,7 +66,7 @@ def test_the_number_of_steps_does_not_depend_on_the_cosmology(single: pmd.Decomp
 def test_a_snapshot_is_the_end_of_a_run_that_stops_there(single: pmd.Decomposition, cosmo: Any) -> None:
     config = configure(single)
     particles = initial(config, cosmo)
-    saves = (0.3, 0.55, 1.0)
+    saves = (0.3, 1.0)
     solution = pmd.nbody(particles, cosmo, config, saveat=diffrax.SaveAt(ts=list(saves))).raise_if_failed()
     np.testing.assert_allclose(solution.times, saves, rtol=1e-7)
     times = np.asarray(step_times(cosmo, config, save=saves))
@@ -110,8 +110,8 @@ def test_wrong_shapes_are_refused(single: pmd.Decomposition, cosmo: Any) -> None
 # --- the host's loop ---------------------------------------------------------------------------------------------
 
 
-def test_the_loop_on_the_host_takes_the_same_steps(parallel: pmd.Decomposition, cosmo: Any) -> None:
-    config = configure(parallel, steps=3)
+def test_the_loop_on_the_host_takes_the_same_steps(cosmo: Any) -> None:
+    config = configure(pmd.Decomposition(pdims=(4, 1)), steps=3)
     particles, table, solver = initial(config, cosmo), pmd.growth_table(cosmo), pmd.BullFrog()
     whole = pmd.nbody(particles, cosmo, config).raise_if_failed()
     state = start(particles, table, config, solver)

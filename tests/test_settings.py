@@ -13,6 +13,7 @@ from pmwd_dist.cosmology import sigma_R
 from pmwd_dist.settings import Settings, SettingsError, build, read, to_toml
 from pmwd_dist.settings.writing import template
 
+SIMS = Path(__file__).parent.parent / "sims"
 MINIMAL = "[box]\nsize = 64\nmesh = 16\n"
 
 
@@ -34,6 +35,13 @@ def table(path: Path, low: float = 1e-3, high: float = 10.0, count: int = 64) ->
     power = 2e4 * (k / 0.02) / (1 + (k / 0.02) ** 2) ** 1.4
     np.savetxt(path, np.stack([k, power], -1), header="k [h/Mpc]  P [(Mpc/h)^3]")
     return k, power
+
+
+@pytest.mark.parametrize("path", sorted(SIMS.glob("*.toml")), ids=lambda path: path.stem)
+def test_examples_are_valid(path: Path):
+    config = build(read(path)).config
+    assert config.mesh_shape[0] >= 64
+    assert "memory" in path.read_text().splitlines()[0]
 
 
 def test_only_the_box_is_required(file: Path):

@@ -11,6 +11,7 @@ import jax
 import typer
 
 from pmwd_dist import distributed
+from pmwd_dist.cli.bench import bench
 from pmwd_dist.cli.display import Display, plan_lines
 from pmwd_dist.cli.doctor import report_lines
 from pmwd_dist.files import SharedError, message, together
@@ -145,6 +146,9 @@ def plot(folder: Folder) -> None:
     with refusing():
         figures = redraw(folder)
     _say(*(f"wrote {path}" for path in figures))
+
+
+app.command()(bench)
 
 
 def _start() -> None:
