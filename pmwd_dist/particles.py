@@ -33,7 +33,7 @@ def quantum(config: Config, dtype: Any) -> float:
     drift and kick can be undone to the bit.
     """
     reach = max(128 * min(config.cell_size), 64.0)
-    return 2.0 ** (math.floor(math.log2(reach)) - _significant_bits(dtype))
+    return 2.0 ** (math.floor(math.log2(reach)) - significant_bits(dtype))
 
 
 def momentum_quantum(config: Config, dtype: Any) -> float:
@@ -43,10 +43,11 @@ def momentum_quantum(config: Config, dtype: Any) -> float:
 
 def largest(config: Config, dtype: Any) -> float:
     """Largest displacement that the grid holds exactly [Mpc/h]."""
-    return quantum(config, dtype) * 2.0 ** _significant_bits(dtype)
+    return quantum(config, dtype) * 2.0 ** significant_bits(dtype)
 
 
-def _significant_bits(dtype: Any) -> int:
+def significant_bits(dtype: Any) -> int:
+    """Binary digits of a floating-point type, the leading one included."""
     return int(np.finfo(np.dtype(dtype)).nmant) + 1
 
 

@@ -40,14 +40,15 @@ def draw() -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def compiled() -> dict[tuple[int, int], tuple[Any, Any]]:
-    """value_and_grad and jvp of the loss, compiled for every layout."""
+    """value_and_grad and jvp of the loss, compiled for every layout; with the parameters in two of them."""
     noise, direction = draw()
     programs = {}
     for pdims in LAYOUTS:
         config = configure(pdims)
 
         def reverse(noise: Any, parameters: Any, config: pmd.Config = config) -> Any:
-            return jax.value_and_grad(lambda n, p: loss(n, p, config), argnums=(0, 1), has_aux=True)(noise, parameters)
+            function = lambda n, p: loss(n, PARAMETERS | p, config)  # noqa: E731
+            return jax.value_and_grad(function, argnums=(0, 1), has_aux=True)(noise, parameters)
 
         def forward(noise: Any, direction: Any, config: pmd.Config = config) -> Any:
             function = lambda n: loss(n, PARAMETERS, config, diffrax.ForwardMode())[0]  # noqa: E731
@@ -55,15 +56,20 @@ def compiled() -> dict[tuple[int, int], tuple[Any, Any]]:
 
         noise_, direction_ = (jax.device_put(x, config.layout.sharding) for x in (noise, direction))
         programs[pdims] = (
-            problems.compiled(reverse).lower(noise_, PARAMETERS).compile(),
+            problems.compiled(reverse).lower(noise_, varied(pdims)).compile(),
             problems.compiled(forward).lower(noise_, direction_).compile(),
         )
     return programs
 
 
+def varied(pdims: tuple[int, int]) -> dict[str, float]:
+    """Parameters to differentiate: their part of the program takes four times as long to compile as all else."""
+    return PARAMETERS if pdims in ((1, 1), (2, 2)) else {}
+
+
 def derivatives(compiled: Any, pdims: tuple[int, int]) -> dict[str, Any]:
     noise, direction = (jax.device_put(x, configure(pdims).layout.sharding) for x in draw())
-    (value, code), (gradient, by_parameter) = compiled[pdims][0](noise, PARAMETERS)
+    (value, code), (gradient, by_parameter) = compiled[pdims][0](noise, varied(pdims))
     assert code == 0
     tangent = compiled[pdims][1](noise, direction)[1]
     return {"value": value, "gradient": gradient, "tangent": tangent} | by_parameter
@@ -72,8 +78,8 @@ def derivatives(compiled: Any, pdims: tuple[int, int]) -> dict[str, Any]:
 @pytest.mark.parametrize("pdims", LAYOUTS[1:], ids=str)
 def test_derivatives_agree_in_value_with_one_device(compiled: Any, pdims: tuple[int, int]) -> None:
     ours, expected = derivatives(compiled, pdims), derivatives(compiled, (1, 1))
-    for name, value in expected.items():
-        value = np.asarray(value)
+    for name in ours:
+        value = np.asarray(expected[name])
         np.testing.assert_allclose(ours[name], value, rtol=0, atol=1e-9 * np.abs(value).max(), err_msg=name)
     assert problems.has_sharding(ours["gradient"], configure(pdims).layout.sharding)
 
@@ -87,20 +93,26 @@ def test_jvp_and_vjp_agree(compiled: Any, pdims: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("pdims", LAYOUTS, ids=str)
 def test_gradient_agrees_with_differences(compiled: Any, pdims: tuple[int, int]) -> None:
-    """Noise and parameters, by central differences; small steps, since cloud-in-cell has kinks at cell edges."""
     ours, program = derivatives(compiled, pdims), compiled[pdims][0]
-    sharding = configure(pdims).layout.sharding
     noise, direction = draw()
-    step = 1e-6
+    step = 1e-5  # small: cloud-in-cell has kinks at cell edges
 
-    def value(noise: np.ndarray, parameters: dict[str, float]) -> float:
-        return float(program(jax.device_put(noise, sharding), parameters)[0][0])
+    def value(noise: np.ndarray) -> float:
+        return float(program(jax.device_put(noise, configure(pdims).layout.sharding), varied(pdims))[0][0])
 
-    difference = (value(noise + step * direction, PARAMETERS) - value(noise - step * direction, PARAMETERS)) / (2 * step)
-    np.testing.assert_allclose(np.vdot(ours["gradient"], direction), difference, rtol=1e-4)
-    for name in ("Omega_c", "sigma8", "w0", "h"):
-        ends = [value(noise, PARAMETERS | {name: PARAMETERS[name] + sign * step}) for sign in (1, -1)]
-        np.testing.assert_allclose(ours[name], (ends[0] - ends[1]) / (2 * step), rtol=1e-4, err_msg=name)
+    difference = (value(noise + step * direction) - value(noise - step * direction)) / (2 * step)
+    np.testing.assert_allclose(np.vdot(ours["gradient"], direction), difference, rtol=1e-7)
+
+
+# The scale of BullFrog's momenta lives on a grid of 2^-22, through which derivatives pass: a staircase that a
+# difference must step over, and w0 moves it least. Larger steps meet the kinks of cloud-in-cell.
+@pytest.mark.parametrize(("name", "step"), [("Omega_c", 1e-4), ("sigma8", 1e-4), ("h", 1e-4), ("w0", 1e-3)])
+def test_derivatives_by_parameters_agree_with_differences(compiled: Any, name: str, step: float) -> None:
+    program = compiled[1, 1][0]
+    noise = jax.device_put(draw()[0], configure((1, 1)).layout.sharding)
+    ends = [float(program(noise, PARAMETERS | {name: PARAMETERS[name] + sign * step})[0][0]) for sign in (1, -1)]
+    derivative = derivatives(compiled, (1, 1))[name]
+    np.testing.assert_allclose(derivative, (ends[0] - ends[1]) / (2 * step), rtol=1e-4)
 
 
 def test_adjoints_agree(compiled: Any) -> None:

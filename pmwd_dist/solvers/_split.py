@@ -16,12 +16,13 @@ from pmwd_dist.config import Config
 from pmwd_dist.cosmology import GrowthTable
 from pmwd_dist.gravity import acceleration
 from pmwd_dist.paint import halo_limit
-from pmwd_dist.particles import Particles, largest, momentum_quantum, quantum, round_through
+from pmwd_dist.particles import Particles, largest, momentum_quantum, quantum, round_through, significant_bits
 from pmwd_dist.solvers._term import ParticleMesh
 from pmwd_dist.status import Code, Status, fine
 
-# The logarithm of the scale of the momenta lives on a grid of its own, so that it too returns exactly.
-_LOG_QUANTUM = 2.0**-22
+# The logarithm of the scale of the momenta lives on a grid of its own, so that it too returns exactly: sums of less
+# than 4, the product of rescalings by less than 16.
+_LARGEST_LOG = 4.0
 
 
 class Coefficients(NamedTuple):
@@ -155,7 +156,8 @@ def _directed(
     c = solver.coefficients(table, jnp.minimum(a0, a1), jnp.maximum(a0, a1))
     c = Coefficients(*(x.astype(log_scale.dtype) for x in c))
     forward = a1 >= a0
-    growth = round_through(c.log_scale / _LOG_QUANTUM) * _LOG_QUANTUM
+    spacing = _LARGEST_LOG * 2.0 ** -significant_bits(log_scale.dtype)
+    growth = round_through(c.log_scale / spacing) * spacing
     new = log_scale + jnp.where(forward, growth, -growth)
     first = jnp.where(forward, c.drift_before, -c.drift_after)
     last = jnp.where(forward, c.drift_after, -c.drift_before)
