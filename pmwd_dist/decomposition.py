@@ -186,6 +186,11 @@ def _axis_names(mesh: Mesh, spec: PartitionSpec) -> tuple[Names, Names]:
     for name in x_names + y_names:
         if name not in mesh.axis_names:
             raise ValueError(f"spec={spec} names {name!r}, which is not an axis of the mesh {mesh.axis_names}")
+    for group in (x_names, y_names):
+        # Collectives over several axes count devices in the order of the mesh, whatever the order of the names.
+        ordered = tuple(name for name in mesh.axis_names if name in group)
+        if group != ordered:
+            raise ValueError(f"spec={spec} names {group} against the order of the mesh's axes; use {ordered}")
     return x_names, y_names
 
 

@@ -17,7 +17,7 @@ from pmwd_dist import solvers
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology import GrowthTable, growth_table
 from pmwd_dist.paint import halo_limit
-from pmwd_dist.particles import Particles, largest, snap
+from pmwd_dist.particles import Particles, largest, largest_modulus, snap
 from pmwd_dist.solvers import BullFrog, ParticleMesh, SolverState, SplitSolver
 from pmwd_dist.status import Code, Status
 
@@ -137,12 +137,12 @@ def _save_times(saveat: diffrax.SaveAt | None, config: Config) -> tuple[float, .
 def _final_status(solution: diffrax.Solution, particles: Particles, config: Config) -> Status:
     if solution.solver_state is not None:
         return solution.solver_state.status
-    reach = jnp.max(jnp.abs(particles.disp)) / min(config.cell_size)
+    reach = largest_modulus(particles.disp) / min(config.cell_size)
     code = jnp.where(solution.result == diffrax.RESULTS.successful, Code.FINE, Code.SOLVER)
     code = jnp.where(solution.result == diffrax.RESULTS.max_steps_reached, Code.STEP_LIMIT, code)
     code = jnp.where(reach > halo_limit(config), Code.BEYOND_HALO, code)
     code = jnp.where(reach * min(config.cell_size) > largest(config, reach.dtype), Code.BEYOND_GRID, code)
-    finite = jnp.isfinite(reach) & jnp.isfinite(jnp.max(jnp.abs(particles.vel)))
+    finite = jnp.isfinite(reach) & jnp.isfinite(largest_modulus(particles.vel))
     code = jnp.where(finite, code, Code.NOT_FINITE).astype(jnp.int32)
     steps = jnp.asarray(solution.stats["num_accepted_steps"], jnp.int32)
     return Status(code, steps, reach, jnp.full_like(reach, halo_limit(config)))

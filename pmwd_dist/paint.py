@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from pmwd_dist import kernels
 from pmwd_dist.config import Config
 from pmwd_dist.halo import pad_block, reduce_block
-from pmwd_dist.particles import Particles
+from pmwd_dist.particles import Particles, largest_modulus
 
 # Displacements [Mpc/h] that the widths of halo="auto" hold: early times, z = 1, z = 0, and beyond what gravity does
 # in a LCDM universe (4 rms of 6 Mpc/h per axis is 24).
@@ -114,8 +114,12 @@ def halo_limit(config: Config) -> float:
 
 def reach_block(disp: Array, config: Config) -> Array:
     """Largest displacement of all particles, along any axis [cells of the narrowest axis]; NaN if one is not finite."""
-    largest = jnp.max(jnp.abs(jax.lax.stop_gradient(disp)), initial=0.0) / min(config.cell_size)
-    return jax.lax.pmax(largest, config.layout.names) if config.layout.names else largest
+    largest = largest_modulus(disp) / min(config.cell_size)
+    if not config.layout.names:
+        return largest
+    # A maximum over devices could lose NaNs as one over particles does; a sum keeps them.
+    lost = jax.lax.psum(jnp.where(jnp.isfinite(largest), 0, largest), config.layout.names)
+    return jax.lax.pmax(jnp.where(jnp.isfinite(largest), largest, 0), config.layout.names) + lost
 
 
 def with_halo(reach: Array, config: Config, run: Callable[[int], Array]) -> Array:

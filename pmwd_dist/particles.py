@@ -51,6 +51,17 @@ def significant_bits(dtype: Any) -> int:
     return int(np.finfo(np.dtype(dtype)).nmant) + 1
 
 
+def largest_modulus(x: Array) -> Array:
+    """max |x|, and NaN if any x is: XLA's own maximum on a CPU loses NaNs.
+
+    The bits of positive floats are ordered like the floats, with NaN beyond infinity.
+    """
+    x = jax.lax.stop_gradient(x)
+    integer = {4: jnp.int32, 8: jnp.int64}[x.dtype.itemsize]
+    bits = jax.lax.bitcast_convert_type(jnp.abs(x), integer)
+    return jax.lax.bitcast_convert_type(jnp.max(bits, initial=0), x.dtype)
+
+
 @jax.custom_jvp
 def round_through(x: Array) -> Array:
     """Round to the nearest integer; derivatives pass straight through."""

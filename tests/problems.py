@@ -23,7 +23,11 @@ def window(x: np.ndarray, cells: int, mask: int, *, periodic: bool = True) -> np
     total = np.zeros((x.size, cells))
     for image in images:
         u = x[:, None] - (np.arange(cells)[None, :] + image * cells)
-        total += np.where((u >= -1) & (u < 0), 1.0, np.where((u >= 0) & (u < 1), -1.0, 0)) if mask else np.maximum(0, 1 - abs(u))
+        total += (
+            np.where((u >= -1) & (u < 0), 1.0, np.where((u >= 0) & (u < 1), -1.0, 0))
+            if mask
+            else np.maximum(0, 1 - abs(u))
+        )
     return total
 
 
@@ -33,7 +37,9 @@ def windows(positions: np.ndarray, shape: Any, mask: Any, periodic: Any = (True,
     return [window(flat[:, i], shape[i], mask[i], periodic=periodic[i]) for i in range(3)]
 
 
-def paint(positions: np.ndarray, weight: Any, shape: Any, mask: Any = (0, 0, 0), periodic: Any = (True,) * 3) -> np.ndarray:
+def paint(
+    positions: np.ndarray, weight: Any, shape: Any, mask: Any = (0, 0, 0), periodic: Any = (True,) * 3
+) -> np.ndarray:
     """Sum over particles of weight times window, shape `shape`."""
     weight = np.broadcast_to(weight, positions.shape[:-1]).ravel()
     x, y, z = windows(positions, shape, mask, periodic)
@@ -202,7 +208,16 @@ def halo_reduce(padded: np.ndarray, shape: Any, halo: int, pdims: tuple[int, int
 
 def cosmology(**changes: float) -> SimpleNamespace:
     """An object with jax_cosmo's attributes and nothing else."""
-    values = {"Omega_c": 0.26, "Omega_b": 0.05, "h": 0.68, "n_s": 0.97, "sigma8": 0.81, "Omega_k": 0.0, "w0": -1.0, "wa": 0.0}
+    values = {
+        "Omega_c": 0.26,
+        "Omega_b": 0.05,
+        "h": 0.68,
+        "n_s": 0.97,
+        "sigma8": 0.81,
+        "Omega_k": 0.0,
+        "w0": -1.0,
+        "wa": 0.0,
+    }
     return SimpleNamespace(**(values | changes))
 
 
@@ -245,9 +260,9 @@ def growth(cosmo: Any, a: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def plane_wave(shape: Any, box: Any, crossing: float, *, axis: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Linear density contrast at D1 = 1 and displacement psi of a sine wave whose sheets first cross at D1 = `crossing`.
+    """Linear density contrast at D1 = 1 and displacement psi of a sine wave whose sheets first cross at `crossing`.
 
-    x = q + D1 psi(q) solves the equations of motion exactly until then (Zel'dovich 1970).
+    x = q + D1 psi(q) solves the equations of motion exactly until D1 = crossing (Zel'dovich 1970).
     """
     k = 2 * math.pi / box[axis]
     q = lattice(shape, box)[..., axis]

@@ -11,7 +11,9 @@ import pmwd_dist as pmd
 
 
 def configure(**changes: Any) -> pmd.Config:
-    return pmd.Config(**({"box_size": 16.0, "mesh_shape": 8, "decomposition": pmd.Decomposition(pdims=(1, 1))} | changes))
+    return pmd.Config(
+        **({"box_size": 16.0, "mesh_shape": 8, "decomposition": pmd.Decomposition(pdims=(1, 1))} | changes)
+    )
 
 
 def test_one_number_stands_for_three() -> None:

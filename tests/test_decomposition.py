@@ -57,7 +57,15 @@ def test_equal_layouts_are_equal_and_hash_alike() -> None:
     assert "(2, 2)" in repr(first)
 
 
-@pytest.mark.parametrize("spec", [P("rows", "columns"), P(("rows", "columns")), P(None, ("columns", "rows")), P("columns")])
+def test_names_against_the_order_of_the_mesh_are_refused() -> None:
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("rows", "columns"), axis_types=(AxisType.Auto,) * 2)
+    with pytest.raises(ValueError, match="order of the mesh"):
+        pmd.Decomposition(mesh=mesh, spec=P(None, ("columns", "rows")))
+
+
+@pytest.mark.parametrize(
+    "spec", [P("rows", "columns"), P(("rows", "columns")), P(None, ("rows", "columns")), P("columns")]
+)
 def test_a_mesh_of_ones_own_gives_the_same_numbers(spec: Any) -> None:
     mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("rows", "columns"), axis_types=(AxisType.Auto,) * 2)
     layout = pmd.Decomposition(mesh=mesh, spec=spec)

@@ -22,7 +22,9 @@ def shape(request: pytest.FixtureRequest) -> tuple[int, int, int]:
     return request.param
 
 
-def padded(spectrum: np.ndarray, shape: tuple[int, int, int], layout: pmd.Decomposition, fill: float = 0.0) -> np.ndarray:
+def padded(
+    spectrum: np.ndarray, shape: tuple[int, int, int], layout: pmd.Decomposition, fill: float = 0.0
+) -> np.ndarray:
     extra = spectrum_shape(shape, layout)[2] - spectrum.shape[2]
     return np.pad(spectrum, ((0, 0), (0, 0), (0, extra)), constant_values=fill)
 

@@ -132,5 +132,8 @@ def test_no_full_field_is_gathered(compiled: Any, pdims: tuple[int, int], which:
     block = np.prod(SHAPE) // 4
     for line in text.splitlines():
         if re.search(r"= .* all-gather(-start)?\(", line):
-            sizes = [np.prod([int(n) for n in dims.split(",") if n]) for dims in re.findall(r"\w\d+\[([\d,]*)\]", line.split(" all-gather")[0])]
+            sizes = [
+                np.prod([int(n) for n in dims.split(",") if n])
+                for dims in re.findall(r"\w\d+\[([\d,]*)\]", line.split(" all-gather")[0])
+            ]
             assert max(sizes, default=1) < block, line

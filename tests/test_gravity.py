@@ -46,7 +46,9 @@ def test_force_and_its_derivatives_match_numpy(layout: pmd.Decomposition, native
     step = 1e-4 / np.abs(ddisp).max() * min(config.cell_size)  # margin to the next cell: 0.04
 
     def difference(h: float) -> np.ndarray:
-        return (problems.acceleration(disp + h * ddisp, config) - problems.acceleration(disp - h * ddisp, config)) / (2 * h)
+        return (problems.acceleration(disp + h * ddisp, config) - problems.acceleration(disp - h * ddisp, config)) / (
+            2 * h
+        )
 
     # Two steps cancel the error of order h^2; what is left is rounding, 1e-16 / 1e-4.
     close(tangent, (4 * difference(step) - difference(2 * step)) / 3, 1e-10)

@@ -210,14 +210,15 @@ def test_second_derivatives_match_differences(native: bool) -> None:
 
 def test_vmap_matches_a_loop(native: bool) -> None:
     case = CASES["mixed"]
-    paint, read = map(problems.compiled, ops(case, native, MASKS[1:2]))
+    paint, read = ops(case, native, MASKS[1:2])
     batch = [draw(case, seed) for seed in range(3)]
     stacked = {name: np.stack([d[name] for d in batch]) for name in batch[0]}
     weights = stacked["weight"][..., :1, :]
     out = problems.compiled(jax.vmap(paint))(stacked["disp"], weights)
-    np.testing.assert_array_equal(out, np.stack(list(map(paint, stacked["disp"], weights))))
+    np.testing.assert_array_equal(out, np.stack(list(map(problems.compiled(paint), stacked["disp"], weights))))
+    one = problems.compiled(read)
     out = problems.compiled(jax.vmap(read, in_axes=(0, None)))(stacked["disp"], batch[0]["fields"])
-    np.testing.assert_array_equal(out, np.stack([read(d["disp"], batch[0]["fields"]) for d in batch]))
+    np.testing.assert_array_equal(out, np.stack([one(d["disp"], batch[0]["fields"]) for d in batch]))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, "above", "below"])

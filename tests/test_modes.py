@@ -21,7 +21,9 @@ def configure(layout: pmd.Decomposition, **changes: Any) -> pmd.Config:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_white_noise_is_the_same_bits_on_any_layout(parallel: pmd.Decomposition, single: pmd.Decomposition, dtype: Any) -> None:
+def test_white_noise_is_the_same_bits_on_any_layout(
+    parallel: pmd.Decomposition, single: pmd.Decomposition, dtype: Any
+) -> None:
     noise = pmd.white_noise(jax.random.key(3), configure(parallel), dtype)
     np.testing.assert_array_equal(noise, pmd.white_noise(jax.random.key(3), configure(single), dtype))
     assert noise.dtype == dtype
@@ -74,7 +76,9 @@ def test_a_function_or_a_table_of_power_is_used(single: pmd.Decomposition, cosmo
     # A cubic through 500 nodes a decade, with the baryon oscillations.
     np.testing.assert_allclose(table, default, rtol=1e-5, atol=1e-12)
     law = pmd.linear_modes(noise, cosmo, config, linear_power=lambda k: 100 * k**-2)
-    np.testing.assert_allclose(law, numpy_modes(noise, lambda k: 100 * k**-2), rtol=1e-11, atol=1e-12)  # straight in log-log
+    np.testing.assert_allclose(
+        law, numpy_modes(noise, lambda k: 100 * k**-2), rtol=1e-11, atol=1e-12
+    )  # straight in log-log
 
 
 def test_power_table_is_differentiable(single: pmd.Decomposition, cosmo: Any) -> None:

@@ -58,7 +58,10 @@ def test_paint_and_its_derivatives_match_numpy(layout: pmd.Decomposition, native
     x = problems.cells(d["disp"], config)
     close(value, problems.paint(x, d["weight"], MESH))
     close(shared, problems.paint(x, 0.5, MESH))
-    moved = [problems.paint(x, d["weight"] * d["ddisp"][..., i], MESH, problems.unit(i)) / config.cell_size[i] for i in range(3)]
+    moved = [
+        problems.paint(x, d["weight"] * d["ddisp"][..., i], MESH, problems.unit(i)) / config.cell_size[i]
+        for i in range(3)
+    ]
     close(tangent, problems.paint(x, d["dweight"], MESH) + sum(moved))
     gradient = slopes(lambda mask: d["weight"] * problems.read(x, d["field"], mask), config)
     close(cotangents[0], np.stack(gradient, -1))

@@ -19,7 +19,9 @@ def configure(layout: pmd.Decomposition, box: float = 20.0) -> pmd.Config:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("box", [0.1, 8.0, 20.0, 5000.0])
-def test_the_grid_is_a_power_of_two_and_holds_128_cells_exactly(single: pmd.Decomposition, box: float, dtype: Any) -> None:
+def test_the_grid_is_a_power_of_two_and_holds_128_cells_exactly(
+    single: pmd.Decomposition, box: float, dtype: Any
+) -> None:
     config = configure(single, box)
     q = quantum(config, dtype)
     assert math.frexp(q)[0] == math.frexp(momentum_quantum(config, dtype))[0] == 0.5

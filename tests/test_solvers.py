@@ -85,7 +85,12 @@ def test_a_plane_wave_follows_zeldovich_until_near_shell_crossing(solver: Any) -
     box = tuple(2.0 * n for n in mesh)
     layout = pmd.Decomposition(pdims=(2, 1))
     config = pmd.Config(
-        box_size=box, mesh_shape=mesh, particle_shape=lattice, decomposition=layout, halo=12, steps=64 if solver is SOLVERS["LeapFrog"] else 10,
+        box_size=box,
+        mesh_shape=mesh,
+        particle_shape=lattice,
+        decomposition=layout,
+        halo=12,
+        steps=64 if solver is SOLVERS["LeapFrog"] else 10,
     )
     delta, psi = problems.plane_wave(lattice, box, 1.1)
     particles = pmd.lpt(pmd.prfft3d(delta, layout), COSMO, config)
@@ -170,8 +175,17 @@ def test_diffeqsolve_takes_the_solvers_both_ways(solver: Any, single: pmd.Decomp
         @jax.jit
         def run(particles: pmd.Particles, table: Any, times: jax.Array, state: Any) -> Any:
             solution = diffrax.diffeqsolve(
-                pmd.ParticleMesh(config), solver, times[0], times[-1], None, particles, args=table,
-                stepsize_controller=diffrax.StepTo(times), solver_state=state, max_steps=4, throw=False,
+                pmd.ParticleMesh(config),
+                solver,
+                times[0],
+                times[-1],
+                None,
+                particles,
+                args=table,
+                stepsize_controller=diffrax.StepTo(times),
+                solver_state=state,
+                max_steps=4,
+                throw=False,
                 saveat=diffrax.SaveAt(t1=True, solver_state=True),
             )
             return jax.tree.map(lambda x: x[0], solution.ys), solution.solver_state, solution.result._value
@@ -191,7 +205,13 @@ def test_an_adaptive_solver_agrees_with_many_leapfrog_steps(single: pmd.Decompos
     particles = initial(config)
     many = pmd.nbody(particles, COSMO, config, solver=pmd.LeapFrog()).raise_if_failed().particles
     adaptive = diffrax.diffeqsolve(
-        pmd.ParticleMesh(config), diffrax.Tsit5(), 0.2, 0.6, None, particles, args=pmd.growth_table(COSMO),
+        pmd.ParticleMesh(config),
+        diffrax.Tsit5(),
+        0.2,
+        0.6,
+        None,
+        particles,
+        args=pmd.growth_table(COSMO),
         stepsize_controller=diffrax.PIDController(rtol=1e-6, atol=1e-6),
     )
     moved = np.abs(np.asarray(many.disp) - np.asarray(particles.disp)).max()

@@ -115,9 +115,7 @@ def test_the_step_limit_of_an_adaptive_solver_is_reported(single: pmd.Decomposit
     config = configure(single, box_size=64.0)
     particles = pmd.lpt(pmd.linear_modes(pmd.white_noise(jax.random.key(0), config), COSMO, config), COSMO, config)
     controller = diffrax.PIDController(rtol=1e-6, atol=1e-6)
-    solution = pmd.nbody(
-        particles, COSMO, config, solver=diffrax.Tsit5(), stepsize_controller=controller, max_steps=5
-    )
+    solution = pmd.nbody(particles, COSMO, config, solver=diffrax.Tsit5(), stepsize_controller=controller, max_steps=5)
     assert solution.status.code == Code.STEP_LIMIT
     assert solution.status.step <= 5
     with pytest.raises(pmd.SimulationError, match="reached its limit of steps .*raise max_steps or loosen"):
