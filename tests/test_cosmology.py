@@ -116,7 +116,7 @@ def test_derivatives_with_respect_to_parameters_match_differences() -> None:
     # Weights of one sign: no cancellation between observables.
     weights = np.random.default_rng(0).uniform(0.5, 1.5, 8)
     gradient = problems.compiled(jax.grad(lambda p: observables(p) @ weights))(values)
-    direction = {name: 1.0 for name in PARAMETERS}
+    direction = dict.fromkeys(PARAMETERS, 1.0)
     tangent = problems.compiled(lambda p: jax.jvp(observables, (p,), (direction,))[1])(values)
     np.testing.assert_allclose(sum(gradient.values()), tangent @ weights, rtol=1e-11)
     for name in PARAMETERS:
