@@ -48,7 +48,7 @@ def _acceleration_block(disp: Array, config: Config) -> tuple[Array, Array]:
     layout, nz = config.layout, config.mesh_shape[2]
     reach = reach_block(disp, config)
     one = jnp.ones((1, 1, 1, 1, 1), disp.dtype)
-    modes = rfft_block(paint_block(disp, one, reach, config)[0], layout)
+    modes = rfft_block(paint_block(disp, one, reach, config), layout)
     if config.gradient == "spectral":
         fields: list[Array] = []
         for kernel in _spectral_kernels(config, disp.dtype):
@@ -107,7 +107,7 @@ def _spectral_kernels(config: Config, dtype: Any) -> list[Array]:
 
 
 def _read_fields(fields: list[Array], disp: Array, halo: int, config: Config) -> Array:
-    padded = jnp.stack([pad_block(field, halo + 1, config.layout) for field in fields])
+    padded = jnp.stack([pad_block(field, halo + 1, config.layout) for field in fields], axis=-1)
     return kernels.read(disp, padded, block_geometry(config, halo))[..., 0, :]
 
 

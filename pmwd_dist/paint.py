@@ -44,7 +44,7 @@ def cic_paint(disp: Float[Array, "px py pz 3"], config: Config, weight: Any = 1.
 
     def block(disp: Array, weight: Array) -> Array:
         reach = reach_block(disp, config)
-        return paint_block(disp, weight[..., None, None], reach, config)[0]
+        return paint_block(disp, weight[..., None, None], reach, config)
 
     run = layout.shard_map(block, (layout.spec, P() if shared else layout.spec), layout.spec)
     return run(disp, weight)
@@ -74,7 +74,7 @@ def cic_read(
 
         def run(halo: int) -> Array:
             padded = pad_block(field, halo + 1, layout)
-            return kernels.read(disp, padded[None], block_geometry(config, halo))[..., 0, 0]
+            return kernels.read(disp, padded[..., None], block_geometry(config, halo))[..., 0, 0]
 
         return with_halo(reach, config, run)
 
@@ -146,10 +146,10 @@ def block_geometry(config: Config, halo: int) -> kernels.Geometry:
 
 
 def paint_block(disp: Array, weight: Array, reach: Array, config: Config) -> Array:
-    """Paint the local particles, halos added back: (F, nx, ny, nz) from weights (..., 1, F)."""
+    """Paint the local particles, halos added back, with weights of shape (..., 1, 1)."""
 
     def run(halo: int) -> Array:
-        padded = kernels.paint(disp, weight, block_geometry(config, halo))
-        return jnp.stack([reduce_block(field, halo + 1, config.layout) for field in padded])
+        padded = kernels.paint(disp, weight, block_geometry(config, halo))[..., 0]
+        return reduce_block(padded, halo + 1, config.layout)
 
     return with_halo(reach, config, run)

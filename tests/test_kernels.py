@@ -66,7 +66,7 @@ def draw(case: Case, seed: int = 0) -> dict[str, Any]:
         "disp": disp,
         "weight": rng.standard_normal((*shape, len(MASKS), FIELDS)),
         "shared": rng.standard_normal((1, 1, 1, len(MASKS), FIELDS)),
-        "fields": rng.standard_normal((FIELDS, *case.geometry.mesh)),
+        "fields": rng.standard_normal((*case.geometry.mesh, FIELDS)),
         "ddisp": rng.uniform(-1, 1, (*shape, 3)) / scale,
         "out": rng.standard_normal((*shape, len(MASKS), FIELDS)),
     }
@@ -79,13 +79,14 @@ def numpy_paint(case: Case, disp: Any, weight: Any, masks: Any = MASKS) -> np.nd
         [
             sum(problems.paint(position, weight[..., k, f], g.mesh, mask, g.periodic) for k, mask in enumerate(masks))
             for f in range(FIELDS)
-        ]
+        ],
+        axis=-1,
     )
 
 
 def numpy_read(case: Case, disp: Any, fields: Any, masks: Any = MASKS) -> np.ndarray:
     g, position = case.geometry, case.positions(disp)
-    rows = [np.stack([problems.read(position, f, mask, g.periodic) for f in fields], -1) for mask in masks]
+    rows = [np.stack([problems.read(position, f, mask, g.periodic) for f in np.moveaxis(fields, -1, 0)], -1) for mask in masks]
     return np.stack(rows, -2)
 
 

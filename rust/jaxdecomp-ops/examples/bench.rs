@@ -4,7 +4,7 @@
 
 #![allow(clippy::print_stdout, reason = "a program for the terminal")]
 
-use jaxdecomp_ops::cpu::{Geometry, Mask, Spec, paint, read};
+use jaxdecomp_ops::cpu::{Geometry, Mask, Spec, Values, paint, read};
 use std::time::Instant;
 use xla_ffi::Threads;
 
@@ -28,6 +28,7 @@ fn main() {
         case.read("read 3 fields", &VALUE, &smooth, 3);
         case.read("read, 3 masks", &SLOPES, &smooth, 1);
         case.read("read 3 fields, 3 masks", &SLOPES, &smooth, 3);
+        case.read("slopes along a vector", &SLOPES, &smooth, 3);
         case.read("read 3 fields, random order", &VALUE, &random, 3);
     }
 }
@@ -54,8 +55,11 @@ impl Case {
     fn read(&self, name: &str, masks: &[Mask], disp: &[f32], fields: usize) {
         let geometry = self.geometry();
         let mesh = noise(fields * geometry.volume(), 1.0);
-        let mut out = vec![0.0; masks.len() * fields * geometry.particles()];
-        time(name, || read(&geometry, masks, disp, &mesh, &mut out, &self.pool));
+        let weight = noise(fields * geometry.particles(), 1.0);
+        let along = name.contains("along");
+        let values = if along { Values::OverFields(&weight) } else { Values::All };
+        let mut out = vec![0.0; masks.len() * if along { 1 } else { fields } * geometry.particles()];
+        time(name, || read(&geometry, masks, disp, &mesh, values, &mut out, &self.pool));
     }
 }
 

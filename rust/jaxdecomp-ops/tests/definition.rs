@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Case, Random, VALUE, assert_close, random_masks};
-use jaxdecomp_ops::cpu::{Mask, Real};
+use jaxdecomp_ops::cpu::{Mask, Real, Values};
 
 /// Shapes: small blocks; rows longer than a batch.
 const LONGEST: [[usize; 3]; 2] = [[7, 7, 7], [3, 3, 90]];
@@ -38,6 +38,21 @@ fn compare<T: Real>(seed: u64, tolerance: f64) {
         let mesh: Vec<T> = random.values(fields * case.volume(), 1.0);
         let expected = case.read_by_definition(&masks, &mesh);
         assert_close(&case.read(&masks, &mesh, threads), &expected, 8.0 * tolerance, &what);
+
+        let (ks, particles) = (masks.len(), case.particles());
+        let weight: Vec<T> = random.values(particles * ks, 1.0);
+        let sums = (0..particles * fields).map(|at| {
+            let (p, f) = (at / fields, at % fields);
+            (0..ks).map(|k| weight[p * ks + k].to_f64() * expected[(p * ks + k) * fields + f]).sum()
+        });
+        let got = case.read_values(&masks, &mesh, Values::OverMasks(&weight), fields, threads);
+        assert_close(&got, &sums.collect::<Vec<f64>>(), 40.0 * tolerance, &what);
+
+        let weight: Vec<T> = random.values(particles * fields, 1.0);
+        let sums = (0..particles * ks)
+            .map(|at| (0..fields).map(|f| weight[at / ks * fields + f].to_f64() * expected[at * fields + f]).sum());
+        let got = case.read_values(&masks, &mesh, Values::OverFields(&weight), ks, threads);
+        assert_close(&got, &sums.collect::<Vec<f64>>(), 40.0 * tolerance, &what);
     }
 }
 

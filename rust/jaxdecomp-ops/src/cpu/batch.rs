@@ -1,85 +1,113 @@
 //! A few particles, located together: structure of arrays, so that the arithmetic vectorises.
 
-use super::geometry::{Axis, Geometry};
+use super::geometry::Geometry;
 use super::real::Real;
 
 /// Particles in a batch.
 pub(crate) const SIZE: usize = 32;
 
-/// Lower cells, wrapped into the mesh, and the offsets from them.
+/// Lower cells and the offsets from them.
 pub(crate) struct Batch<T> {
     pub(crate) len: usize,
     /// Number of each particle in row-major lattice order.
     pub(crate) site: [u32; SIZE],
-    /// By axis. Within the mesh even for particles that are not good.
+    /// By axis.
     pub(crate) cell: [[i32; SIZE]; 3],
     /// By axis.
     pub(crate) offset: [[T; SIZE]; 3],
     /// Nonzero if not finite or out of reach; as wide as the other lanes, so that nothing is packed.
     pub(crate) bad: [i32; SIZE],
+    /// Of the lattice sites, by axis. Beyond `len` these hold whatever they held: all loops have a fixed length.
+    base: [[i32; SIZE]; 3],
+    frac: [[T; SIZE]; 3],
 }
 
 impl<T: Real> Batch<T> {
     pub(crate) fn new() -> Self {
-        Self { len: 0, site: [0; SIZE], cell: [[0; SIZE]; 3], offset: [[T::ZERO; SIZE]; 3], bad: [0; SIZE] }
+        Self {
+            len: 0,
+            site: [0; SIZE],
+            cell: [[0; SIZE]; 3],
+            offset: [[T::ZERO; SIZE]; 3],
+            bad: [0; SIZE],
+            base: [[0; SIZE]; 3],
+            frac: [[T::ZERO; SIZE]; 3],
+        }
     }
 
     /// Locates the particles of a piece of a lattice row, which begins at site (i, j, k); `disp` has 3 values each.
+    /// Cells are not wrapped.
     #[inline(always)]
     pub(crate) fn locate_row(&mut self, geometry: &Geometry<T>, disp: &[T], [i, j, k]: [usize; 3]) {
         let [x, y, z] = &geometry.axes;
         let len = disp.len() / 3;
-        let (z_base, z_frac) = (&z.base[k..k + len], &z.frac[k..k + len]);
         let first = ((i * y.base.len() + j) * z.base.len() + k) as u32;
-        self.len = len;
-        for (site, number) in self.site[..len].iter_mut().zip(first..) {
-            *site = number;
+        for n in 0..SIZE {
+            self.site[n] = first.wrapping_add(n as u32);
         }
-        self.bad = [0; SIZE];
-        self.locate_axis(0, x, disp, |_| (x.base[i], x.frac[i]));
-        self.locate_axis(1, y, disp, |_| (y.base[j], y.frac[j]));
-        self.locate_axis(2, z, disp, |n| (z_base[n], z_frac[n]));
+        (self.base[0], self.frac[0]) = ([x.base[i]; SIZE], [x.frac[i]; SIZE]);
+        (self.base[1], self.frac[1]) = ([y.base[j]; SIZE], [y.frac[j]; SIZE]);
+        self.base[2][..len].copy_from_slice(&z.base[k..k + len]);
+        self.frac[2][..len].copy_from_slice(&z.frac[k..k + len]);
+        for (n, disp) in disp.chunks_exact(3).take(SIZE).enumerate() {
+            for axis in 0..3 {
+                self.offset[axis][n] = disp[axis];
+            }
+        }
+        self.locate(geometry, len);
     }
 
     /// Locates the particles of the given numbers; `disp` is that of all particles.
     #[inline(always)]
     pub(crate) fn locate_sites(&mut self, geometry: &Geometry<T>, disp: &[T], sites: &[u32]) {
         let [_, py, pz] = geometry.sites().map(|sites| sites as u32);
-        let len = sites.len();
-        let mut own = [T::ZERO; 3 * SIZE];
-        let mut index = [[0; SIZE]; 3];
-        for (n, &site) in sites.iter().enumerate() {
-            let first = 3 * site as usize;
-            own[3 * n..3 * n + 3].copy_from_slice(&disp[first..first + 3]);
+        for (n, &site) in sites.iter().take(SIZE).enumerate() {
             let row = site / pz;
-            (index[0][n], index[1][n], index[2][n]) = (row / py, row % py, site % pz);
+            self.site[n] = site;
+            for (number, index) in [row / py, row % py, site % pz].into_iter().enumerate() {
+                let axis = &geometry.axes[number];
+                self.base[number][n] = axis.base[index as usize];
+                self.frac[number][n] = axis.frac[index as usize];
+                self.offset[number][n] = disp[3 * site as usize + number];
+            }
+        }
+        self.locate(geometry, sites.len());
+    }
+
+    /// Turns displacements, left in `offset`, into cells and offsets.
+    #[inline(always)]
+    fn locate(&mut self, geometry: &Geometry<T>, len: usize) {
+        for axis in &mut self.offset {
+            axis[len..].fill(T::ZERO);
         }
         self.len = len;
-        self.site[..len].copy_from_slice(sites);
         self.bad = [0; SIZE];
-        for (number, axis) in geometry.axes.iter().enumerate() {
-            let at = |n: usize| (axis.base[index[number][n] as usize], axis.frac[index[number][n] as usize]);
-            self.locate_axis(number, axis, &own[..3 * len], at);
+        for number in 0..3 {
+            let mesh = geometry.axes[number].mesh;
+            for n in 0..SIZE {
+                let place = mesh.place(self.offset[number][n], self.base[number][n], self.frac[number][n]);
+                self.bad[n] |= i32::from(!place.good);
+                self.offset[number][n] = place.offset;
+                self.cell[number][n] = place.cell;
+            }
         }
     }
 
+    /// Wraps the cells into the mesh, those of particles that are not good too.
     #[inline(always)]
-    fn locate_axis(&mut self, number: usize, axis: &Axis<T>, disp: &[T], at: impl Fn(usize) -> (i32, T)) {
-        let (cell, offset) = (&mut self.cell[number], &mut self.offset[number]);
-        let own = cell.iter_mut().zip(offset.iter_mut()).zip(&mut self.bad);
-        let mut far = false;
-        for (n, (((cell, offset), bad), disp)) in own.zip(disp.chunks_exact(3)).enumerate() {
-            let (base, frac) = at(n);
-            let place = axis.place(disp[number], base, frac);
-            *bad |= i32::from(!place.good);
-            *offset = place.offset;
-            *cell = wrap_once(place.cell, axis.cells);
-            far |= *cell as u32 >= axis.cells as u32;
-        }
-        if far {
-            // Many boxes away, or out of a padded block.
-            for cell in cell {
-                *cell = cell.rem_euclid(axis.cells);
+    pub(crate) fn wrap(&mut self, geometry: &Geometry<T>) {
+        for (cell, axis) in self.cell.iter_mut().zip(&geometry.axes) {
+            let cells = axis.mesh.cells;
+            let mut far = 0;
+            for n in 0..SIZE {
+                cell[n] = wrap_once(cell[n], cells);
+                far |= u32::from(cell[n] as u32 >= cells as u32);
+            }
+            if far != 0 {
+                // Many boxes away, or out of a padded block.
+                for cell in cell {
+                    *cell = cell.rem_euclid(cells);
+                }
             }
         }
     }

@@ -1,8 +1,9 @@
 //! Which x-planes of the mesh the particles of a lattice row can touch.
 
-use super::batch::SIZE;
+use super::batch::{Batch, SIZE};
 use super::geometry::{Axis, Geometry};
 use super::real::Real;
+use super::simd::{Work, widest};
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
@@ -65,11 +66,12 @@ impl Bounds {
         let total = AtomicU64::new(0);
         let tasks: Vec<_> = planes.iter_mut().zip(pieces.chunks_mut(per_plane)).map(Mutex::new).collect();
         pool.run(px, &|mine| {
+            let mut batch = Batch::new();
             for i in mine.take_while(|_| good.load(Relaxed)) {
                 let mut task = tasks[i].lock().unwrap_or_else(PoisonError::into_inner);
                 let (plane, pieces) = &mut *task;
                 let disp = &disp[3 * i * py * pz..3 * (i + 1) * py * pz];
-                match measure_plane(geometry, disp, i, pieces) {
+                match widest(Plane { geometry, disp, i, pieces, batch: &mut batch }) {
                     Some((span, sum)) => {
                         **plane = span;
                         total.fetch_add(sum, Relaxed);
@@ -83,42 +85,52 @@ impl Bounds {
     }
 }
 
-fn measure_plane<T: Real>(geometry: &Geometry<T>, disp: &[T], i: usize, pieces: &mut [Span]) -> Option<(Span, u64)> {
-    let [x, y, z] = &geometry.axes;
-    let per_row = pieces_per_row(geometry);
-    let (mut low, mut high, mut sum) = (i32::MAX, i32::MIN, 0);
-    for (j, (row, pieces)) in disp.chunks(3 * z.base.len()).zip(pieces.chunks_mut(per_row)).enumerate() {
-        for (n, (piece, span)) in row.chunks(3 * SIZE).zip(pieces).enumerate() {
-            let z_sites = n * SIZE..n * SIZE + piece.len() / 3;
-            let (first, last) = measure_piece(geometry, piece, [i, j], z_sites)?;
-            *span = wrapped(x, first, last);
-            sum += span.more as u64;
-            (low, high) = (low.min(first), high.max(last));
+/// One plane of the lattice.
+struct Plane<'a, T> {
+    geometry: &'a Geometry<T>,
+    disp: &'a [T],
+    i: usize,
+    pieces: &'a mut [Span],
+    batch: &'a mut Batch<T>,
+}
+
+impl<T: Real> Work for Plane<'_, T> {
+    type Output = Option<(Span, u64)>;
+
+    /// Measures the pieces: the span of all, and the sum of their `more`.
+    #[inline(always)]
+    fn run(self) -> Self::Output {
+        let [x, y, z] = &self.geometry.axes;
+        let per_row = pieces_per_row(self.geometry);
+        debug_assert_eq!(y.base.len() * per_row, self.pieces.len());
+        let (mut low, mut high, mut sum) = (i32::MAX, i32::MIN, 0);
+        let rows = self.disp.chunks(3 * z.base.len()).zip(self.pieces.chunks_mut(per_row));
+        for (j, (row, pieces)) in rows.enumerate() {
+            for (n, (piece, span)) in row.chunks(3 * SIZE).zip(pieces).enumerate() {
+                self.batch.locate_row(self.geometry, piece, [self.i, j, n * SIZE]);
+                let (first, last) = planes(self.batch)?;
+                *span = wrapped(x, first, last);
+                sum += span.more as u64;
+                (low, high) = (low.min(first), high.max(last));
+            }
         }
+        Some((wrapped(x, low, high), sum))
     }
-    debug_assert_eq!(y.base.len() * per_row, pieces.len());
-    Some((wrapped(x, low, high), sum))
 }
 
-/// Lowest and highest plane touched, or None if a particle is no good.
+/// Lowest and highest plane that a batch touches, or None if a particle is no good.
 #[inline(always)]
-fn measure_piece<T: Real>(
-    geometry: &Geometry<T>,
-    disp: &[T],
-    [i, j]: [usize; 2],
-    k: Range<usize>,
-) -> Option<(i32, i32)> {
-    let [x, y, z] = &geometry.axes;
-    let (z_base, z_frac) = (&z.base[k.clone()], &z.frac[k]);
-    let (mut good, mut low, mut high) = (true, i32::MAX, i32::MIN);
-    for ((disp, &base), &frac) in disp.chunks_exact(3).zip(z_base).zip(z_frac) {
-        let place = x.place(disp[0], x.base[i], x.frac[i]);
-        good &= place.good & y.place(disp[1], y.base[j], y.frac[j]).good & z.place(disp[2], base, frac).good;
-        (low, high) = (low.min(place.cell), high.max(place.cell));
+fn planes<T: Real>(batch: &Batch<T>) -> Option<(i32, i32)> {
+    let (mut bad, mut low, mut high) = (0, i32::MAX, i32::MIN);
+    for n in 0..batch.len {
+        bad |= batch.bad[n];
+        low = low.min(batch.cell[0][n]);
+        high = high.max(batch.cell[0][n]);
     }
-    good.then_some((low, high + 1))
+    (bad == 0).then_some((low, high + 1))
 }
 
+#[inline(always)]
 fn wrapped<T>(x: &Axis<T>, low: i32, high: i32) -> Span {
-    Span { first: low.rem_euclid(x.cells), more: (high - low).min(x.cells - 1) }
+    Span { first: low.rem_euclid(x.mesh.cells), more: (high - low).min(x.mesh.cells - 1) }
 }

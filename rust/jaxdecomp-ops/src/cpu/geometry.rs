@@ -23,12 +23,18 @@ pub struct Spec {
     pub scale: [f64; 3],
 }
 
-/// One axis: a table of the lattice sites, and the mesh.
+/// The mesh along one axis.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mesh<T> {
+    pub(crate) cells: i32,
+    periodic: bool,
+    scale: T,
+}
+
+/// One axis: the mesh, and a table of the lattice sites.
 #[derive(Debug)]
 pub(crate) struct Axis<T> {
-    pub(crate) cells: i32,
-    pub(crate) periodic: bool,
-    pub(crate) scale: T,
+    pub(crate) mesh: Mesh<T>,
     /// Cell of each site, within the mesh if periodic.
     pub(crate) base: Vec<i32>,
     /// Offset of each site in its cell.
@@ -77,12 +83,15 @@ impl<T: Real> Axis<T> {
         });
         let frac = (0..sites as i64).map(|site| T::from_f64((site * num % den) as f64 / den as f64));
         let scale = T::from_f64(spec.scale[axis]);
-        Ok(Self { cells: cells as i32, periodic, scale, base: base.collect(), frac: frac.collect() })
+        let mesh = Mesh { cells: cells as i32, periodic, scale };
+        Ok(Self { mesh, base: base.collect(), frac: frac.collect() })
     }
+}
 
-    /// Where a particle displaced by `disp` from a site is.
+impl<T: Real> Mesh<T> {
+    /// Where a particle displaced by `disp` from a site is. Of a copy, so that loops needn't read it again.
     #[inline(always)]
-    pub(crate) fn place(&self, disp: T, base: i32, frac: T) -> Place<T> {
+    pub(crate) fn place(self, disp: T, base: i32, frac: T) -> Place<T> {
         let position = disp * self.scale + frac;
         let finite = position.magnitude() < T::from_i32(LIMIT as i32); // false for NaN
         let position = if finite { position } else { T::ZERO };
@@ -94,13 +103,13 @@ impl<T: Real> Axis<T> {
         let inside = self.periodic | ((cell >= 0) & (cell < self.cells - 1));
         Place { cell, offset: position - T::from_i32(lower), good: finite & inside }
     }
+}
 
-    /// Offsets of a cell and of the next one, where cells are `stride` apart.
-    #[inline(always)]
-    pub(crate) fn pair(&self, cell: i32, stride: u32) -> [u32; 2] {
-        let lower = cell as u32 * stride; // one product: SSE2 has no such instruction
-        [lower, if cell + 1 == self.cells { 0 } else { lower + stride }]
-    }
+/// Offsets of a cell and of the next one on an axis of so many `cells`, which are `stride` apart.
+#[inline(always)]
+pub(crate) fn pair(cell: i32, cells: i32, stride: u32) -> [u32; 2] {
+    let lower = cell as u32 * stride; // one product: SSE2 has no such instruction
+    [lower, if cell + 1 == cells { 0 } else { lower + stride }]
 }
 
 impl<T: Real> Geometry<T> {
@@ -120,7 +129,7 @@ impl<T: Real> Geometry<T> {
 
     /// Mesh cells along each axis.
     pub(crate) fn cells(&self) -> [usize; 3] {
-        self.axes.each_ref().map(|axis| axis.cells as usize)
+        self.axes.each_ref().map(|axis| axis.mesh.cells as usize)
     }
 
     /// Particles.

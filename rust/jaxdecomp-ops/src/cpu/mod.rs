@@ -3,8 +3,8 @@
 //! With W(u) = 1 - |u| along an axis, or its derivative where a mask says so,
 //!
 //! ```text
-//! paint:  mesh[f, c]   = sum_p sum_k weight[p, k, f] W_k(x_p - c)
-//! read:   out[p, k, f] = sum_c fields[f, c]          W_k(x_p - c)
+//! paint:  mesh[c, f]   = sum_p sum_k weight[p, k, f] W_k(x_p - c)
+//! read:   out[p, k, f] = sum_c fields[c, f]          W_k(x_p - c),  or its weighted sum over k or f
 //! ```
 //!
 //! Particles are visited in batches of up to [`batch::SIZE`] that are located together (which vectorises), then
@@ -14,15 +14,17 @@
 mod batch;
 mod bounds;
 mod geometry;
+mod lanes;
 mod order;
 mod paint;
 mod read;
 mod real;
+mod simd;
 mod tile;
 mod weights;
 
 pub use geometry::{Geometry, Spec};
 pub use paint::paint;
-pub use read::read;
+pub use read::{Values, read};
 pub use real::Real;
 pub use weights::Mask;

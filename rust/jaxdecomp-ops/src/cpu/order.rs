@@ -75,6 +75,7 @@ fn visit<T: Real>(geometry: &Geometry<T>, disp: &[T], first: usize, planes: usiz
             let pieces = disp[3 * row..3 * (row + pz)].chunks(3 * SIZE);
             for (n, piece) in pieces.enumerate() {
                 batch.locate_row(geometry, piece, [i, j, n * SIZE]);
+                batch.wrap(geometry);
                 let found = batch.site.iter().zip(&batch.cell[0]);
                 found.take(batch.len).for_each(|(&site, &cell)| action(site, cell as usize));
             }

@@ -5,6 +5,7 @@ use super::bounds::{Bounds, pieces_per_row};
 use super::geometry::Geometry;
 use super::order::Order;
 use super::real::{Real, ceil_log2};
+use super::simd::{Work, widest};
 use super::tile::{Source, Tile};
 use super::weights::{self, Mask, VALUE};
 use core::ops::Range;
@@ -18,7 +19,7 @@ const TILE: usize = 1 << 22;
 /// Blocks that a piece of a row may meet on average before sorting the particles pays.
 const SCATTERED: u64 = 6;
 
-/// Paints the particles: `mesh[f, c] = sum_p sum_k weight[p, k, f] W_k(x_p - c)`, overwriting `mesh`.
+/// Paints the particles: `mesh[c, f] = sum_p sum_k weight[p, k, f] W_k(x_p - c)`, overwriting `mesh`.
 ///
 /// `weight` has (particles, masks, fields) or (1, masks, fields) values, `disp` 3 a particle. If a particle or weight is
 /// not finite, or a particle is out of reach, all of `mesh` is NaN.
@@ -62,9 +63,8 @@ pub fn paint<T: Real>(
     let job = Job { geometry, disp, source, bounds, quanta, pool };
     let mut field = 0;
     while field < fields {
-        let rest = &mut mesh[field * geometry.volume()..];
-        // Three fields (a vector) at once, which shares the work of finding their cells.
-        field += if fields - field >= 3 { job.fields::<3>(field, rest) } else { job.fields::<1>(field, rest) };
+        // Several fields at once, side by side: they share the work of finding their cells.
+        field += if fields - field > 1 { job.fields::<4>(field, mesh) } else { job.fields::<1>(field, mesh) };
     }
 }
 
@@ -78,33 +78,26 @@ struct Job<'a, T> {
 }
 
 impl<T: Real> Job<'_, T> {
-    /// Paints `F` fields from `field` on.
-    fn fields<const F: usize>(&self, field: usize, mesh: &mut [T]) -> usize {
-        let volume = self.geometry.volume();
+    /// Paints up to `L` fields from `field` on.
+    fn fields<const L: usize>(&self, field: usize, mesh: &mut [T]) -> usize {
+        let count = self.quanta.len();
+        let fields = field..count.min(field + L);
         let [planes, my, mz] = self.geometry.cells();
-        let fit = TILE / (F * my * mz * size_of::<T::Sum>());
+        let fit = TILE / (L * my * mz * size_of::<T::Sum>());
         let depth = fit.min(planes.div_ceil(4 * self.pool.threads())).max(1);
-        let mut blocks: Vec<Vec<&mut [T]>> = (0..planes.div_ceil(depth)).map(|_| Vec::with_capacity(F)).collect();
-        for field in mesh[..F * volume].chunks_mut(volume) {
-            blocks.iter_mut().zip(field.chunks_mut(depth * my * mz)).for_each(|(block, part)| block.push(part));
-        }
-        let blocks: Vec<_> = blocks.into_iter().map(Mutex::new).collect();
+        let blocks: Vec<_> = mesh.chunks_mut(depth * my * mz * count).map(Mutex::new).collect();
         let order = self.scattered(depth).then(|| Order::sort(self.geometry, self.disp, self.pool));
         self.pool.run(blocks.len(), &|mine| {
-            let mut tile = Tile::<T, F>::new(self.geometry);
+            let mut tile = Tile::<T, L>::new(self.geometry);
             let mut batch = Batch::new();
             for n in mine {
                 let range = n * depth..((n + 1) * depth).min(planes);
-                tile.start(range.start as i32..range.end as i32);
-                match &order {
-                    Some(order) => self.add_sorted(order, &range, field, &mut batch, &mut tile),
-                    None => self.add_rows(&range, field, &mut batch, &mut tile),
-                }
-                let mut outputs = lock(&blocks[n]);
-                tile.finish(outputs.iter_mut().map(|part| &mut **part), &self.quanta[field..]);
+                let (batch, tile, mut output) = (&mut batch, &mut tile, lock(&blocks[n]));
+                let order = order.as_ref();
+                widest(Block { job: self, order, range, fields: &fields, batch, tile, output: &mut output });
             }
         });
-        F
+        fields.len()
     }
 
     /// Whether particles are so far from lattice order that sorting them pays.
@@ -113,15 +106,16 @@ impl<T: Real> Job<'_, T> {
     }
 
     /// Adds those pieces of lattice rows that meet the block.
-    fn add_rows<const F: usize>(
+    #[inline(always)]
+    fn add_rows<const L: usize>(
         &self,
         block: &Range<usize>,
-        field: usize,
+        fields: &Range<usize>,
         batch: &mut Batch<T>,
-        tile: &mut Tile<'_, T, F>,
+        tile: &mut Tile<'_, T, L>,
     ) {
         let geometry = self.geometry;
-        let ([_, py, pz], cells) = (geometry.sites(), geometry.axes[0].cells);
+        let ([_, py, pz], cells) = (geometry.sites(), geometry.axes[0].mesh.cells);
         let per_row = pieces_per_row(geometry);
         let block = block.start as i32..block.end as i32;
         let plane_meets = |&i: &usize| self.bounds.planes[i].meets(&block, cells);
@@ -132,25 +126,28 @@ impl<T: Real> Job<'_, T> {
                 let row = (i * py + j) * pz;
                 let disp = &self.disp[3 * (row + k)..3 * (row + pz.min(k + SIZE))];
                 batch.locate_row(geometry, disp, [i, j, k]);
-                tile.add(batch, span.within(&block, cells), &self.source, field);
+                batch.wrap(geometry);
+                tile.add(batch, span.within(&block, cells), &self.source, fields);
             }
         }
     }
 
     /// Adds the particles of the block and of the plane below it, which reach into it.
-    fn add_sorted<const F: usize>(
+    #[inline(always)]
+    fn add_sorted<const L: usize>(
         &self,
         order: &Order,
         block: &Range<usize>,
-        field: usize,
+        fields: &Range<usize>,
         batch: &mut Batch<T>,
-        tile: &mut Tile<'_, T, F>,
+        tile: &mut Tile<'_, T, L>,
     ) {
         let planes = self.geometry.cells()[0];
         let mut add = |planes: Range<usize>| {
             for sites in order.of(planes).chunks(SIZE) {
                 batch.locate_sites(self.geometry, self.disp, sites);
-                tile.add(batch, false, &self.source, field);
+                batch.wrap(self.geometry);
+                tile.add(batch, false, &self.source, fields);
             }
         };
         add(block.clone());
@@ -158,6 +155,32 @@ impl<T: Real> Job<'_, T> {
         if !block.contains(&below) {
             add(below..below + 1);
         }
+    }
+}
+
+/// A block of x-planes, the work of one task.
+struct Block<'a, 't, T: Real, const L: usize> {
+    job: &'a Job<'a, T>,
+    order: Option<&'a Order>,
+    range: Range<usize>,
+    fields: &'a Range<usize>,
+    batch: &'a mut Batch<T>,
+    tile: &'a mut Tile<'t, T, L>,
+    /// The block of all fields.
+    output: &'a mut [T],
+}
+
+impl<T: Real, const L: usize> Work for Block<'_, '_, T, L> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        self.tile.start(self.range.start as i32..self.range.end as i32);
+        match self.order {
+            Some(order) => self.job.add_sorted(order, &self.range, self.fields, self.batch, self.tile),
+            None => self.job.add_rows(&self.range, self.fields, self.batch, self.tile),
+        }
+        self.tile.finish(self.output, &self.job.quanta, self.fields);
     }
 }
 

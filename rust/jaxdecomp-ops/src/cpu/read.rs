@@ -1,13 +1,44 @@
 //! Cloud-in-cell read.
 
 use super::batch::{Batch, SIZE};
-use super::geometry::Geometry;
+use super::geometry::{Geometry, pair};
+use super::lanes::Lanes;
 use super::real::Real;
+use super::simd::{Work, widest};
 use super::weights::{self, Factor, Mask, VALUE};
 use std::sync::{Mutex, PoisonError};
 use xla_ffi::Parallel;
 
-/// Reads the fields at the particles: `out[p, k, f] = sum_c fields[f, c] W_k(x_p - c)`, overwriting `out`.
+/// Which of the values of a particle a read gives: value (k, f) is `sum_c fields[c, f] W_k(x_p - c)`.
+#[derive(Clone, Copy, Debug)]
+pub enum Values<'a, T> {
+    /// All of them.
+    All,
+    /// For each f the sum over k of the values times the particle's weight of k.
+    OverMasks(&'a [T]),
+    /// For each k the sum over f of the values times the particle's weight of f.
+    OverFields(&'a [T]),
+}
+
+impl<T: Real> Values<'_, T> {
+    fn weight(&self) -> &[T] {
+        match self {
+            Self::All => &[],
+            Self::OverMasks(weight) | Self::OverFields(weight) => weight,
+        }
+    }
+
+    /// Numbers of weights and of results a particle.
+    fn counts(&self, masks: usize, fields: usize) -> [usize; 2] {
+        match self {
+            Self::All => [0, masks * fields],
+            Self::OverMasks(_) => [masks, fields],
+            Self::OverFields(_) => [fields, masks],
+        }
+    }
+}
+
+/// Reads the fields at the particles, overwriting `out`.
 ///
 /// A particle that is not finite or out of reach reads NaN.
 ///
@@ -18,20 +49,22 @@ pub fn read<T: Real>(
     masks: &[Mask],
     disp: &[T],
     fields: &[T],
+    values: Values<'_, T>,
     out: &mut [T],
     pool: &dyn Parallel,
 ) {
     let count = fields.len() / geometry.volume();
-    let stride = masks.len() * count;
+    let [weights, stride] = values.counts(masks.len(), count);
     assert_eq!(disp.len(), 3 * geometry.particles(), "three displacements a particle");
     assert_eq!(fields.len(), count * geometry.volume(), "whole fields");
-    assert_eq!(out.len(), stride * geometry.particles(), "one value a particle, mask and field");
+    assert_eq!(out.len(), stride * geometry.particles(), "the values of all particles");
+    assert_eq!(values.weight().len(), weights * geometry.particles(), "the weights of all particles");
     if out.is_empty() {
         return;
     }
-    let [_, py, pz] = geometry.sites();
+    let [_, _, pz] = geometry.sites();
     let factors = if masks == [VALUE] { Vec::new() } else { masks.iter().map(|&m| weights::factors(m)).collect() };
-    let reader = Reader { geometry, fields: fields.chunks_exact(geometry.volume()).collect(), factors, stride };
+    let reader = Reader { geometry, fields, count, factors, values, weights, stride };
     // About 64 KiB of displacements at a time, in whole rows.
     let rows = (5400 / pz).max(1);
     let parts: Vec<_> = out.chunks_mut(rows * pz * stride).map(Mutex::new).collect();
@@ -39,76 +72,162 @@ pub fn read<T: Real>(
         let mut batch = Batch::new();
         for part in mine {
             let mut out = parts[part].lock().unwrap_or_else(PoisonError::into_inner);
-            for (n, out) in out.chunks_mut(pz * stride).enumerate() {
-                let row = part * rows + n;
-                let disp = &disp[3 * row * pz..3 * (row + 1) * pz];
-                reader.row(&mut batch, [row / py, row % py], disp, out);
-            }
+            widest(Rows { reader: &reader, batch: &mut batch, disp, first: part * rows, out: &mut out });
         }
     });
 }
 
+/// Some rows of the lattice.
+struct Rows<'a, T> {
+    reader: &'a Reader<'a, T>,
+    batch: &'a mut Batch<T>,
+    /// Of all particles.
+    disp: &'a [T],
+    /// Number of the first row.
+    first: usize,
+    /// Of these rows.
+    out: &'a mut [T],
+}
+
+impl<T: Real> Work for Rows<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let reader = self.reader;
+        let [_, py, pz] = reader.geometry.sites();
+        for (row, out) in (self.first..).zip(self.out.chunks_mut(pz * reader.stride)) {
+            for (n, out) in out.chunks_mut(SIZE * reader.stride).enumerate() {
+                let k = n * SIZE;
+                let (first, len) = (row * pz + k, out.len() / reader.stride);
+                self.batch.locate_row(
+                    reader.geometry,
+                    &self.disp[3 * first..3 * (first + len)],
+                    [row / py, row % py, k],
+                );
+                self.batch.wrap(reader.geometry);
+                reader.batch(self.batch, first, out);
+            }
+        }
+    }
+}
+
 struct Reader<'a, T> {
     geometry: &'a Geometry<T>,
-    fields: Vec<&'a [T]>,
+    /// (cell, field), so many `count` of them.
+    fields: &'a [T],
+    count: usize,
     /// Of each k; empty if there is one k and its mask is that of the value.
     factors: Vec<[Factor<T>; 3]>,
+    values: Values<'a, T>,
+    /// Weights and results of a particle.
+    weights: usize,
     stride: usize,
 }
 
 impl<T: Real> Reader<'_, T> {
-    fn row(&self, batch: &mut Batch<T>, [i, j]: [usize; 2], disp: &[T], out: &mut [T]) {
-        let pieces = disp.chunks(3 * SIZE).zip(out.chunks_mut(SIZE * self.stride));
-        for (n, (disp, out)) in pieces.enumerate() {
-            batch.locate_row(self.geometry, disp, [i, j, n * SIZE]);
-            let corners = Corners::new(self.geometry, batch);
-            let mut field = 0;
-            while field < self.fields.len() {
-                field += if self.fields.len() - field >= 3 {
-                    self.batch::<3>(batch, &corners, field, out)
-                } else {
-                    self.batch::<1>(batch, &corners, field, out)
-                };
-            }
-        }
-    }
-
-    /// Reads `F` fields from `field` on.
+    /// Reads for a batch of particles, the first of which has this number.
     #[inline(always)]
-    fn batch<const F: usize>(&self, batch: &Batch<T>, corners: &Corners, field: usize, out: &mut [T]) -> usize {
-        let fields: [&[T]; F] = core::array::from_fn(|f| self.fields[field + f]);
-        for (n, out) in out.chunks_exact_mut(self.stride).enumerate() {
-            if batch.bad[n] != 0 {
-                out.fill(T::NAN);
-                continue;
-            }
-            let t = batch.offset.each_ref().map(|offset| offset[n]);
-            let around: [[T; 8]; F] = fields.map(|field| core::array::from_fn(|c| field[corners.index(n, c)]));
-            if self.factors.is_empty() {
-                let weight = weights::value(t);
-                for (out, around) in out[field..].iter_mut().zip(&around) {
-                    *out = dot(&weight, around);
-                }
-            }
-            for (factors, out) in self.factors.iter().zip(out.chunks_exact_mut(self.fields.len())) {
-                let weight = weights::masked(t, factors);
-                for (out, around) in out[field..].iter_mut().zip(&around) {
-                    *out = dot(&weight, around);
-                }
-            }
+    fn batch(&self, batch: &Batch<T>, first: usize, out: &mut [T]) {
+        let corners = Corners::new(self.geometry, batch);
+        let mut field = 0;
+        while field < self.count {
+            // Three fields (a vector) at once: they lie side by side.
+            field += if self.count - field >= 3 {
+                self.fields::<T::Three>(batch, first, &corners, field, out)
+            } else {
+                self.fields::<[T; 1]>(batch, first, &corners, field, out)
+            };
         }
-        F
+    }
+
+    /// Reads `V` fields, returns how many. One loop a kind of result: a branch inside costs as much as the sums.
+    #[inline(always)]
+    fn fields<V: Lanes<T>>(
+        &self,
+        batch: &Batch<T>,
+        first: usize,
+        corners: &Corners,
+        field: usize,
+        out: &mut [T],
+    ) -> usize {
+        // Not a function with a closure: that would not be compiled again for wider vectors.
+        macro_rules! for_each {
+            (|$t:ident, $around:ident, $own:ident, $out:ident| $body:block) => {
+                for (n, $out) in out.chunks_exact_mut(self.stride).enumerate() {
+                    if batch.bad[n] != 0 {
+                        $out.fill(T::NAN);
+                        continue;
+                    }
+                    let $t = [batch.offset[0][n], batch.offset[1][n], batch.offset[2][n]];
+                    let $around = self.around::<V>(corners, n, field);
+                    let $own = (first + n) * self.weights..(first + n + 1) * self.weights;
+                    $body
+                }
+            };
+        }
+        match self.values {
+            Values::All if self.factors.is_empty() => for_each!(|t, around, _own, out| {
+                interpolate(&around, &weights::pairs(t)).store(&mut out[field..]);
+            }),
+            Values::All => for_each!(|t, around, _own, out| {
+                for (factors, out) in self.factors.iter().zip(out.chunks_exact_mut(self.count)) {
+                    interpolate(&around, &weights::masked_pairs(t, factors)).store(&mut out[field..]);
+                }
+            }),
+            Values::OverMasks(weight) => for_each!(|t, around, own, out| {
+                let mut total = V::splat(T::ZERO);
+                for (k, &w) in weight[own].iter().enumerate() {
+                    total = total.plus(interpolate(&around, &self.pairs(t, k)).scale(V::splat(w)));
+                }
+                total.store(&mut out[field..]);
+            }),
+            Values::OverFields(weight) => for_each!(|t, around, own, out| {
+                let own = V::load(&weight[own.start + field..]);
+                for (k, out) in out.iter_mut().enumerate() {
+                    let sum = interpolate(&around, &self.pairs(t, k)).dot(own);
+                    *out = if field == 0 { sum } else { *out + sum };
+                }
+            }),
+        }
+        V::FIELDS
+    }
+
+    /// Weights of mask k on lower and upper cell of each axis.
+    #[inline(always)]
+    fn pairs(&self, t: [T; 3], k: usize) -> [[T; 2]; 3] {
+        if self.factors.is_empty() { weights::pairs(t) } else { weights::masked_pairs(t, &self.factors[k]) }
+    }
+
+    /// Fields from `field` on, on the corners (x y z, z fastest).
+    #[inline(always)]
+    fn around<V: Lanes<T>>(&self, corners: &Corners, n: usize, field: usize) -> [V; 8] {
+        let mut around = [V::splat(T::ZERO); 8];
+        for c in 0..8 {
+            around[c] = V::load(&self.fields[corners.index(n, c) * self.count + field..]);
+        }
+        around
     }
 }
 
-/// The sum in pairs: short chains of additions.
+/// Sums over the corners, axis by axis.
 #[inline(always)]
-fn dot<T: Real>(a: &[T; 8], b: &[T; 8]) -> T {
-    let p: [T; 8] = core::array::from_fn(|i| a[i] * b[i]);
-    ((p[0] + p[1]) + (p[2] + p[3])) + ((p[4] + p[5]) + (p[6] + p[7]))
+fn interpolate<T: Real, V: Lanes<T>>(around: &[V; 8], [x, y, z]: &[[T; 2]; 3]) -> V {
+    let [low, high] = [[around[0], around[1], around[2], around[3]], [around[4], around[5], around[6], around[7]]];
+    between(plane(low, y, z), plane(high, y, z), x)
 }
 
-/// Where the corners lie in the mesh: by pair of x and y, then the z of lower and upper.
+#[inline(always)]
+fn plane<T: Real, V: Lanes<T>>(around: [V; 4], y: &[T; 2], z: &[T; 2]) -> V {
+    between(between(around[0], around[1], z), between(around[2], around[3], z), y)
+}
+
+#[inline(always)]
+fn between<T: Real, V: Lanes<T>>(low: V, high: V, weights: &[T; 2]) -> V {
+    low.scale(V::splat(weights[0])).plus(high.scale(V::splat(weights[1])))
+}
+
+/// Where the corners lie in the mesh: the row of each pair of x and y, and z of lower and upper in it.
 struct Corners {
     row: [[u32; SIZE]; 4],
     z: [[u32; SIZE]; 2],
@@ -117,17 +236,16 @@ struct Corners {
 impl Corners {
     #[inline(always)]
     fn new<T: Real>(geometry: &Geometry<T>, batch: &Batch<T>) -> Self {
-        let [x, y, z] = &geometry.axes;
         let mut corners = Self { row: [[0; SIZE]; 4], z: [[0; SIZE]; 2] };
-        let (plane, row) = (y.cells as u32 * z.cells as u32, z.cells as u32);
+        let [mx, my, mz] = geometry.axes.each_ref().map(|axis| axis.mesh.cells); // local: else loops read it again
+        let (plane, row) = (my as u32 * mz as u32, mz as u32);
         for n in 0..SIZE {
-            let along_x = x.pair(batch.cell[0][n], plane);
-            let along_y = y.pair(batch.cell[1][n], row);
-            let along_z = z.pair(batch.cell[2][n], 1);
-            for (c, rows) in corners.row.iter_mut().enumerate() {
-                rows[n] = along_x[c >> 1] + along_y[c & 1];
+            let [x0, x1] = pair(batch.cell[0][n], mx, plane);
+            let [y0, y1] = pair(batch.cell[1][n], my, row);
+            for (c, start) in [x0 + y0, x0 + y1, x1 + y0, x1 + y1].into_iter().enumerate() {
+                corners.row[c][n] = start;
             }
-            [corners.z[0][n], corners.z[1][n]] = along_z;
+            [corners.z[0][n], corners.z[1][n]] = pair(batch.cell[2][n], mz, 1);
         }
         corners
     }

@@ -1,5 +1,6 @@
 //! The two precisions, and their fixed-point accumulators.
 
+use super::lanes::Lanes;
 use core::fmt::Debug;
 use core::ops::{Add, Mul, Sub};
 
@@ -17,6 +18,8 @@ pub trait Real:
 {
     /// Integer that sums contributions. It may overflow on the way: what counts is that the sum fits.
     type Sum: Copy + Send + Sync;
+    /// Three fields at once.
+    type Three: Lanes<Self>;
     /// The empty sum.
     const ZERO_SUM: Self::Sum;
     /// Zero.
@@ -63,6 +66,10 @@ const ROUNDER: f64 = 6_755_399_441_055_744.0; // 1.5 * 2^52
 
 impl Real for f32 {
     type Sum = i64;
+    #[cfg(target_arch = "x86_64")]
+    type Three = super::lanes::Three;
+    #[cfg(not(target_arch = "x86_64"))]
+    type Three = [Self; 3];
     const ZERO_SUM: i64 = 0;
     const ZERO: Self = 0.0;
     const ONE: Self = 1.0;
@@ -111,6 +118,7 @@ impl Real for f32 {
 
 impl Real for f64 {
     type Sum = i128;
+    type Three = [Self; 3];
     const ZERO_SUM: i128 = 0;
     const ZERO: Self = 0.0;
     const ONE: Self = 1.0;

@@ -1,7 +1,7 @@
 //! The block of the mesh that a painting task owns, as integers.
 
 use super::batch::{Batch, SIZE};
-use super::geometry::Geometry;
+use super::geometry::{Geometry, pair};
 use super::real::Real;
 use super::weights::{self, Factor};
 use core::ops::Range;
@@ -22,39 +22,80 @@ pub(crate) struct Source<'a, T> {
 }
 
 impl<T: Real> Source<'_, T> {
-    /// Weight of a particle, in quanta.
+    /// Weights of a particle in quanta, zero for lanes without a field.
     #[inline(always)]
-    fn amount(&self, site: usize, k: usize, field: usize) -> f64 {
-        let first = if self.shared { 0 } else { site * self.stride };
-        self.weight[first + k * self.fields + field].to_f64() * self.inverse[field]
+    fn amounts<const L: usize>(&self, site: usize, k: usize, fields: &Range<usize>) -> [f64; L] {
+        let first = if self.shared { 0 } else { site * self.stride } + k * self.fields + fields.start;
+        let mut amounts = [0.0; L];
+        let own = self.weight[first..first + fields.len()].iter().zip(&self.inverse[fields.clone()]);
+        for (amount, (weight, inverse)) in amounts.iter_mut().zip(own) {
+            *amount = weight.to_f64() * inverse;
+        }
+        amounts
     }
+}
 
-    /// Sum over k of the weights of `F` fields from `field` on, on the corners.
+/// What one particle adds to its eight corners. Not a closure: that would not be compiled again for wider vectors.
+trait Contribution<const L: usize> {
+    fn on_corners(&self, site: usize, t: [f64; 3]) -> [[f64; L]; 8];
+}
+
+/// The same weight for all, and no masks.
+struct Shared<const L: usize>([f64; L]);
+
+impl<const L: usize> Contribution<L> for Shared<L> {
     #[inline(always)]
-    fn masked<const F: usize>(&self, site: usize, field: usize, t: [f64; 3]) -> [[f64; 8]; F] {
-        let mut total = [[0.0; 8]; F];
-        for (k, factors) in self.factors.iter().enumerate() {
-            let corner = weights::masked(t, factors);
-            for (f, total) in total.iter_mut().enumerate() {
-                let amount = self.amount(site, k, field + f);
-                total.iter_mut().zip(corner).for_each(|(total, w)| *total += w * amount);
-            }
+    fn on_corners(&self, _site: usize, t: [f64; 3]) -> [[f64; L]; 8] {
+        let mut total = [[0.0; L]; 8];
+        add_product(&mut total, &weights::product(weights::pairs(t)), &self.0);
+        total
+    }
+}
+
+/// A weight each, and no masks.
+struct Own<'a, T>(&'a Source<'a, T>, Range<usize>);
+
+impl<T: Real, const L: usize> Contribution<L> for Own<'_, T> {
+    #[inline(always)]
+    fn on_corners(&self, site: usize, t: [f64; 3]) -> [[f64; L]; 8] {
+        let mut total = [[0.0; L]; 8];
+        add_product(&mut total, &weights::product(weights::pairs(t)), &self.0.amounts::<L>(site, 0, &self.1));
+        total
+    }
+}
+
+/// A sum over masks.
+struct Masked<'a, T>(&'a Source<'a, T>, Range<usize>);
+
+impl<T: Real, const L: usize> Contribution<L> for Masked<'_, T> {
+    #[inline(always)]
+    fn on_corners(&self, site: usize, t: [f64; 3]) -> [[f64; L]; 8] {
+        let mut total = [[0.0; L]; 8];
+        for (k, factors) in self.0.factors.iter().enumerate() {
+            add_product(
+                &mut total,
+                &weights::product(weights::masked_pairs(t, factors)),
+                &self.0.amounts::<L>(site, k, &self.1),
+            );
         }
         total
     }
 }
 
-/// The weights of `F` fields on the corners, without masks.
 #[inline(always)]
-fn unmasked<const F: usize>(amounts: [f64; F], t: [f64; 3]) -> [[f64; 8]; F] {
-    let corner = weights::value(t);
-    amounts.map(|amount| corner.map(|w| w * amount))
+fn add_product<const L: usize>(total: &mut [[f64; L]; 8], corner: &[f64; 8], amounts: &[f64; L]) {
+    for c in 0..8 {
+        for l in 0..L {
+            total[c][l] += corner[c] * amounts[l];
+        }
+    }
 }
 
-/// Sums of `F` fields over a block of x-planes. One more plane takes what falls beside the block, so that a particle at
-/// its edge needs no branch.
-pub(crate) struct Tile<'a, T: Real, const F: usize> {
-    sums: Vec<T::Sum>,
+/// Sums of up to `L` fields over a block of x-planes. One more plane takes what falls beside the block, so that a particle
+/// at its edge needs no branch; one more cell in each row takes what wraps around, so that both corners along z are
+/// neighbours.
+pub(crate) struct Tile<'a, T: Real, const L: usize> {
+    sums: Vec<[T::Sum; L]>,
     geometry: &'a Geometry<T>,
     block: Range<i32>,
 }
@@ -70,74 +111,74 @@ const ALL: [u8; SIZE] = {
     all
 };
 
-/// Where the corners of a batch's particles lie in a tile, by axis, lower and upper.
+/// Where the corners of a batch's particles lie in a tile, by axis: lower and upper, along z the lower alone.
 struct Offsets {
     x: [[u32; SIZE]; 2],
     y: [[u32; SIZE]; 2],
-    z: [[u32; SIZE]; 2],
+    z: [u32; SIZE],
 }
 
-impl<'a, T: Real, const F: usize> Tile<'a, T, F> {
+impl<'a, T: Real, const L: usize> Tile<'a, T, L> {
     pub(crate) fn new(geometry: &'a Geometry<T>) -> Self {
         Self { sums: Vec::new(), geometry, block: 0..0 }
     }
 
-    fn plane(&self) -> usize {
+    /// Sums in a row and in a plane.
+    #[inline(always)]
+    fn extents(&self) -> [usize; 2] {
         let [_, my, mz] = self.geometry.cells();
-        my * mz
+        [mz + 1, my * (mz + 1)]
     }
 
     /// Empties it for the planes of `block`.
+    #[inline(always)]
     pub(crate) fn start(&mut self, block: Range<i32>) {
-        let size = (block.len() + 1) * self.plane();
+        let [_, plane] = self.extents();
         self.sums.clear();
-        self.sums.resize(F * size, T::ZERO_SUM);
+        self.sums.resize((block.len() + 1) * plane, [T::ZERO_SUM; L]);
         self.block = block;
     }
 
     /// Adds the part of a batch that falls into the block: all of it, if `whole`.
     #[inline(always)]
-    pub(crate) fn add(&mut self, batch: &Batch<T>, whole: bool, source: &Source<'_, T>, field: usize) {
+    pub(crate) fn add(&mut self, batch: &Batch<T>, whole: bool, source: &Source<'_, T>, fields: &Range<usize>) {
         let offsets = self.offsets(batch);
         let (mut chosen, mut count) = (ALL, batch.len);
         if !whole {
             count = self.choose(batch.len, &offsets, &mut chosen);
         }
         let chosen = &chosen[..count];
-        let amounts = |site: usize| core::array::from_fn::<f64, F, _>(|f| source.amount(site, 0, field + f));
         // One loop a kind of weight: a branch inside costs as much as the sums.
         if !source.factors.is_empty() {
-            self.deposit(batch, chosen, &offsets, |site, t| source.masked(site, field, t));
+            self.deposit(batch, chosen, &offsets, &Masked(source, fields.clone()));
         } else if source.shared {
-            let amounts = amounts(0);
-            self.deposit(batch, chosen, &offsets, |_, t| unmasked(amounts, t));
+            self.deposit(batch, chosen, &offsets, &Shared(source.amounts(0, 0, fields)));
         } else {
-            self.deposit(batch, chosen, &offsets, |site, t| unmasked(amounts(site), t));
+            self.deposit(batch, chosen, &offsets, &Own(source, fields.clone()));
         }
     }
 
-    /// Adds the chosen particles, with contributions by site and offset.
     #[inline(always)]
-    fn deposit(
-        &mut self,
-        batch: &Batch<T>,
-        chosen: &[u8],
-        offsets: &Offsets,
-        contributions: impl Fn(usize, [f64; 3]) -> [[f64; 8]; F],
-    ) {
-        let size = self.sums.len() / F;
+    fn deposit(&mut self, batch: &Batch<T>, chosen: &[u8], offsets: &Offsets, contribution: &impl Contribution<L>) {
         for &n in chosen {
             let n = n as usize % SIZE;
-            let t = batch.offset.each_ref().map(|offset| offset[n].to_f64());
-            let amounts = contributions(batch.site[n] as usize, t);
-            for (f, amounts) in amounts.into_iter().enumerate() {
-                for (c, amount) in amounts.map(T::quantize).into_iter().enumerate() {
-                    let at = (offsets.x[c >> 2][n] + offsets.y[c >> 1 & 1][n] + offsets.z[c & 1][n]) as usize;
-                    debug_assert!(at < size);
-                    // SAFETY: `offsets` are those of a plane of the tile and of a cell of the plane, since `Batch`
-                    // wraps every cell into the mesh. The check would cost a tenth of the time.
-                    let sum = unsafe { self.sums.get_unchecked_mut(f * size + at) };
-                    *sum = T::sum(*sum, amount);
+            let t = [batch.offset[0][n].to_f64(), batch.offset[1][n].to_f64(), batch.offset[2][n].to_f64()];
+            let amounts = contribution.on_corners(batch.site[n] as usize, t);
+            let mut integers = [[T::ZERO_SUM; L]; 8];
+            for c in 0..8 {
+                for l in 0..L {
+                    integers[c][l] = T::quantize(amounts[c][l]);
+                }
+            }
+            for c in 0..4 {
+                let at = (offsets.x[c >> 1][n] + offsets.y[c & 1][n] + offsets.z[n]) as usize;
+                debug_assert!(at + 1 < self.sums.len());
+                // SAFETY: `offsets` are those of a plane of the tile and of a cell of the plane, since `Batch` wraps
+                // every cell into the mesh; a row has one cell more. The check would cost a tenth of the time.
+                let pair = unsafe { self.sums.get_unchecked_mut(at..at + 2) };
+                for l in 0..L {
+                    pair[0][l] = T::sum(pair[0][l], integers[2 * c][l]);
+                    pair[1][l] = T::sum(pair[1][l], integers[2 * c + 1][l]);
                 }
             }
         }
@@ -146,7 +187,8 @@ impl<'a, T: Real, const F: usize> Tile<'a, T, F> {
     /// Lists the particles that reach into the block.
     #[inline(always)]
     fn choose(&self, len: usize, offsets: &Offsets, chosen: &mut [u8; SIZE]) -> usize {
-        let beside = (self.block.len() * self.plane()) as u32;
+        let [_, plane] = self.extents();
+        let beside = (self.block.len() * plane) as u32;
         let mut count = 0;
         for n in 0..len {
             chosen[count] = n as u8;
@@ -157,29 +199,36 @@ impl<'a, T: Real, const F: usize> Tile<'a, T, F> {
 
     #[inline(always)]
     fn offsets(&self, batch: &Batch<T>) -> Offsets {
-        let [x, y, z] = &self.geometry.axes;
+        let [mx, my, _] = self.geometry.axes.each_ref().map(|axis| axis.mesh.cells);
+        let first = self.block.start;
         let planes = self.block.len() as i32;
-        let plane = self.plane() as u32;
-        let mut offsets = Offsets { x: [[0; SIZE]; 2], y: [[0; SIZE]; 2], z: [[0; SIZE]; 2] };
+        let [row, plane] = self.extents().map(|extent| extent as u32);
+        let mut offsets = Offsets { x: [[0; SIZE]; 2], y: [[0; SIZE]; 2], z: [0; SIZE] };
         let beside = planes as u32 * plane;
         for n in 0..SIZE {
-            let ahead = batch.cell[0][n] - self.block.start;
-            let ahead = if ahead < 0 { ahead + x.cells } else { ahead };
-            let [lower, upper] = x.pair(ahead, plane);
+            let ahead = batch.cell[0][n] - first;
+            let ahead = if ahead < 0 { ahead + mx } else { ahead };
+            let [lower, upper] = pair(ahead, mx, plane);
             offsets.x[0][n] = if ahead < planes { lower } else { beside };
-            offsets.x[1][n] = if ahead + 1 < planes || ahead + 1 == x.cells { upper } else { beside };
-            [offsets.y[0][n], offsets.y[1][n]] = y.pair(batch.cell[1][n], z.cells as u32);
-            [offsets.z[0][n], offsets.z[1][n]] = z.pair(batch.cell[2][n], 1);
+            offsets.x[1][n] = if ahead + 1 < planes || ahead + 1 == mx { upper } else { beside };
+            [offsets.y[0][n], offsets.y[1][n]] = pair(batch.cell[1][n], my, row);
+            offsets.z[n] = batch.cell[2][n] as u32;
         }
         offsets
     }
 
-    /// Writes the block of each field.
-    pub(crate) fn finish<'o>(&self, outputs: impl Iterator<Item = &'o mut [T]>, quanta: &[f64]) {
-        let size = self.sums.len() / F;
-        for ((output, sums), &quantum) in outputs.zip(self.sums.chunks_exact(size)).zip(quanta) {
-            for (value, &sum) in output.iter_mut().zip(sums) {
-                *value = T::from_sum(sum, quantum);
+    /// Writes the block; `output` and `quanta` are of all fields, of which these are in the tile.
+    #[inline(always)]
+    pub(crate) fn finish(&self, output: &mut [T], quanta: &[f64], fields: &Range<usize>) {
+        let [row, _] = self.extents();
+        let count = quanta.len();
+        for (values, sums) in output.chunks_exact_mut((row - 1) * count).zip(self.sums.chunks_exact(row)) {
+            let first = core::array::from_fn(|l| T::sum(sums[0][l], sums[row - 1][l]));
+            let sums = core::iter::once(&first).chain(&sums[1..]);
+            for (values, sums) in values.chunks_exact_mut(count).zip(sums) {
+                for (l, field) in fields.clone().enumerate() {
+                    values[field] = T::from_sum(sums[l], quanta[field]);
+                }
             }
         }
     }

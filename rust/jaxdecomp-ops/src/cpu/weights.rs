@@ -21,25 +21,25 @@ pub(crate) fn factors<T: Real>(mask: Mask) -> [Factor<T>; 3] {
     mask.map(|derivative| if derivative { Factor { c: T::ZERO, d: T::ONE } } else { Factor { c: T::ONE, d: T::ZERO } })
 }
 
-/// Weights on the corners (x y z, z fastest) at the offsets `t`.
+/// Weights on the lower and upper cell along each axis at the offsets `t`.
 #[inline(always)]
-pub(crate) fn value<T: Real>(t: [T; 3]) -> [T; 8] {
-    let [x, y, z] = t.map(|t| [T::ONE - t, t]);
-    product(x, y, z)
+pub(crate) fn pairs<T: Real>(t: [T; 3]) -> [[T; 2]; 3] {
+    [[T::ONE - t[0], t[0]], [T::ONE - t[1], t[1]], [T::ONE - t[2], t[2]]]
 }
 
 /// The same, differentiated.
 #[inline(always)]
-pub(crate) fn masked<T: Real>(t: [T; 3], factors: &[Factor<T>; 3]) -> [T; 8] {
-    let axis = |i: usize| {
-        let Factor { c, d } = factors[i];
-        [(T::ONE - t[i]) * c - d, t[i] * c + d]
-    };
-    product(axis(0), axis(1), axis(2))
+pub(crate) fn masked_pairs<T: Real>(t: [T; 3], factors: &[Factor<T>; 3]) -> [[T; 2]; 3] {
+    let mut pairs = pairs(t);
+    for (pair, Factor { c, d }) in pairs.iter_mut().zip(factors) {
+        *pair = [pair[0] * *c - *d, pair[1] * *c + *d];
+    }
+    pairs
 }
 
+/// Their products on the corners (x y z, z fastest).
 #[inline(always)]
-fn product<T: Real>(x: [T; 2], y: [T; 2], z: [T; 2]) -> [T; 8] {
+pub(crate) fn product<T: Real>([x, y, z]: [[T; 2]; 3]) -> [T; 8] {
     let xy = [x[0] * y[0], x[0] * y[1], x[1] * y[0], x[1] * y[1]];
     core::array::from_fn(|i| xy[i >> 1] * z[i & 1])
 }

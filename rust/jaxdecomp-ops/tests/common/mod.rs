@@ -2,7 +2,7 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
 
-use jaxdecomp_ops::cpu::{Geometry, Mask, Real, Spec, paint, read};
+use jaxdecomp_ops::cpu::{Geometry, Mask, Real, Spec, Values, paint, read};
 use xla_ffi::Threads;
 
 pub const VALUE: Mask = [false; 3];
@@ -98,8 +98,20 @@ impl<T: Real> Case<T> {
     }
 
     pub fn read(&self, masks: &[Mask], fields: &[T], threads: usize) -> Vec<T> {
-        let mut out = vec![T::from_f64(7.0); masks.len() * fields.len() / self.volume() * self.particles()];
-        read(&self.geometry(), masks, &self.disp, fields, &mut out, &Threads(threads));
+        self.read_values(masks, fields, Values::All, masks.len() * fields.len() / self.volume(), threads)
+    }
+
+    /// Reads so many values a particle.
+    pub fn read_values(
+        &self,
+        masks: &[Mask],
+        fields: &[T],
+        values: Values<'_, T>,
+        count: usize,
+        threads: usize,
+    ) -> Vec<T> {
+        let mut out = vec![T::from_f64(7.0); count * self.particles()];
+        read(&self.geometry(), masks, &self.disp, fields, values, &mut out, &Threads(threads));
         out
     }
 
@@ -133,7 +145,7 @@ impl<T: Real> Case<T> {
             for (k, &mask) in masks.iter().enumerate() {
                 for (cell, w) in self.corners(particle, mask) {
                     for f in 0..fields {
-                        mesh[f * self.volume() + cell] += w * weight[first + k * fields + f].to_f64();
+                        mesh[cell * fields + f] += w * weight[first + k * fields + f].to_f64();
                     }
                 }
             }
@@ -142,12 +154,13 @@ impl<T: Real> Case<T> {
     }
 
     pub fn read_by_definition(&self, masks: &[Mask], fields: &[T]) -> Vec<f64> {
+        let count = fields.len() / self.volume();
         let mut out = Vec::new();
         for particle in 0..self.particles() {
             for &mask in masks {
-                for field in fields.chunks(self.volume()) {
-                    let corners = self.corners(particle, mask);
-                    out.push(corners.into_iter().map(|(cell, w)| w * field[cell].to_f64()).sum());
+                let corners = self.corners(particle, mask);
+                for f in 0..count {
+                    out.push(corners.iter().map(|(cell, w)| w * fields[cell * count + f].to_f64()).sum());
                 }
             }
         }
