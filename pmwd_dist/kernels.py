@@ -180,13 +180,17 @@ def _read_aval(disp: Any, fields: Any, *, geometry: Geometry, masks: Any, native
     return _native.result_aval(disp, (*disp.shape[:4], len(masks), fields.shape[-1]), disp.dtype)
 
 
-def _read_sum_aval(disp: Any, fields: Any, weight: Any, *, geometry: Any, masks: Any, over_masks: bool, native: Any) -> Any:
+def _read_sum_aval(
+    disp: Any, fields: Any, weight: Any, *, geometry: Any, masks: Any, over_masks: bool, native: Any
+) -> Any:
     del weight, geometry, native
     kept = (1, fields.shape[-1]) if over_masks else (len(masks), 1)
     return _native.result_aval(disp, (*disp.shape[:4], *kept), disp.dtype)
 
 
-def _attributes(geometry: Geometry, masks: tuple[Mask, ...], native: bool, over_masks: bool | None = None) -> dict[str, Any]:
+def _attributes(
+    geometry: Geometry, masks: tuple[Mask, ...], native: bool, over_masks: bool | None = None
+) -> dict[str, Any]:
     del native
     summed = {} if over_masks is None else {"over_masks": np.array([over_masks], np.int64)}
     return summed | {

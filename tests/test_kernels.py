@@ -86,7 +86,10 @@ def numpy_paint(case: Case, disp: Any, weight: Any, masks: Any = MASKS) -> np.nd
 
 def numpy_read(case: Case, disp: Any, fields: Any, masks: Any = MASKS) -> np.ndarray:
     g, position = case.geometry, case.positions(disp)
-    rows = [np.stack([problems.read(position, f, mask, g.periodic) for f in np.moveaxis(fields, -1, 0)], -1) for mask in masks]
+    rows = [
+        np.stack([problems.read(position, f, mask, g.periodic) for f in np.moveaxis(fields, -1, 0)], -1)
+        for mask in masks
+    ]
     return np.stack(rows, -2)
 
 

@@ -3,7 +3,7 @@
 use super::real::Real;
 
 /// Values side by side.
-pub trait Lanes<T>: Copy {
+pub trait Lanes<T>: Copy + Sync {
     /// How many are fields; a lane more may come along to fill the register.
     const FIELDS: usize;
 
@@ -11,12 +11,17 @@ pub trait Lanes<T>: Copy {
     fn load(values: &[T]) -> Self;
     /// The same in all lanes.
     fn splat(value: T) -> Self;
+    /// The first field.
+    fn first(self) -> T;
     /// `self * factor`
     #[must_use]
     fn scale(self, factor: Self) -> Self;
     /// `self + other`
     #[must_use]
     fn plus(self, other: Self) -> Self;
+    /// `self - other`
+    #[must_use]
+    fn minus(self, other: Self) -> Self;
     /// Sum of the fields' products.
     fn dot(self, other: Self) -> T;
     /// Writes the fields.
@@ -37,6 +42,10 @@ impl<T: Real, const F: usize> Lanes<T> for [T; F] {
         [value; F]
     }
     #[inline(always)]
+    fn first(self) -> T {
+        self[0]
+    }
+    #[inline(always)]
     fn scale(mut self, factor: Self) -> Self {
         for f in 0..F {
             self[f] = self[f] * factor[f];
@@ -47,6 +56,13 @@ impl<T: Real, const F: usize> Lanes<T> for [T; F] {
     fn plus(mut self, other: Self) -> Self {
         for f in 0..F {
             self[f] = self[f] + other[f];
+        }
+        self
+    }
+    #[inline(always)]
+    fn minus(mut self, other: Self) -> Self {
+        for f in 0..F {
+            self[f] = self[f] - other[f];
         }
         self
     }
@@ -103,6 +119,10 @@ impl Lanes<f32> for Three {
         Self::from_array([value; 4])
     }
     #[inline(always)]
+    fn first(self) -> f32 {
+        self.to_array()[0]
+    }
+    #[inline(always)]
     fn scale(self, factor: Self) -> Self {
         // SAFETY: SSE is there.
         Self(unsafe { core::arch::x86_64::_mm_mul_ps(self.0, factor.0) })
@@ -111,6 +131,11 @@ impl Lanes<f32> for Three {
     fn plus(self, other: Self) -> Self {
         // SAFETY: SSE is there.
         Self(unsafe { core::arch::x86_64::_mm_add_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    fn minus(self, other: Self) -> Self {
+        // SAFETY: SSE is there.
+        Self(unsafe { core::arch::x86_64::_mm_sub_ps(self.0, other.0) })
     }
     #[inline(always)]
     fn dot(self, other: Self) -> f32 {

@@ -5,7 +5,7 @@ use super::geometry::{Geometry, pair};
 use super::lanes::Lanes;
 use super::real::Real;
 use super::simd::{Work, widest};
-use super::weights::{self, Factor, Mask, VALUE};
+use super::weights::{self, Factor, Mask, ThreeFactors, VALUE};
 use std::sync::{Mutex, PoisonError};
 use xla_ffi::Parallel;
 
@@ -64,7 +64,8 @@ pub fn read<T: Real>(
     }
     let [_, _, pz] = geometry.sites();
     let factors = if masks == [VALUE] { Vec::new() } else { masks.iter().map(|&m| weights::factors(m)).collect() };
-    let reader = Reader { geometry, fields, count, factors, values, weights, stride };
+    let three = factors.first_chunk().filter(|_| factors.len() == 3).map(weights::three_factors);
+    let reader = Reader { geometry, fields, count, factors, three, values, weights, stride };
     // About 64 KiB of displacements at a time, in whole rows.
     let rows = (5400 / pz).max(1);
     let parts: Vec<_> = out.chunks_mut(rows * pz * stride).map(Mutex::new).collect();
@@ -78,7 +79,7 @@ pub fn read<T: Real>(
 }
 
 /// Some rows of the lattice.
-struct Rows<'a, T> {
+struct Rows<'a, T: Real> {
     reader: &'a Reader<'a, T>,
     batch: &'a mut Batch<T>,
     /// Of all particles.
@@ -112,13 +113,15 @@ impl<T: Real> Work for Rows<'_, T> {
     }
 }
 
-struct Reader<'a, T> {
+struct Reader<'a, T: Real> {
     geometry: &'a Geometry<T>,
     /// (cell, field), so many `count` of them.
     fields: &'a [T],
     count: usize,
     /// Of each k; empty if there is one k and its mask is that of the value.
     factors: Vec<[Factor<T>; 3]>,
+    /// The same, if there are three.
+    three: Option<[ThreeFactors<T::Three>; 3]>,
     values: Values<'a, T>,
     /// Weights and results of a particle.
     weights: usize,
@@ -166,23 +169,39 @@ impl<T: Real> Reader<'_, T> {
                 }
             };
         }
-        match self.values {
-            Values::All if self.factors.is_empty() => for_each!(|t, around, _own, out| {
-                interpolate(&around, &weights::pairs(t)).store(&mut out[field..]);
+        match (self.values, &self.three) {
+            (Values::All, Some(three)) if self.count == 1 => for_each!(|t, around, _own, out| {
+                let mut corners = [T::Three::splat(T::ZERO); 8];
+                for c in 0..8 {
+                    corners[c] = T::Three::splat(around[c].first());
+                }
+                interpolate(&corners, &weights::three_pairs(t, three)).store(out);
             }),
-            Values::All => for_each!(|t, around, _own, out| {
+            (Values::OverFields(weight), Some(three)) => for_each!(|t, around, own, out| {
+                let own = V::load(&weight[own.start + field..]);
+                let mut corners = [T::Three::splat(T::ZERO); 8];
+                for c in 0..8 {
+                    corners[c] = T::Three::splat(around[c].dot(own));
+                }
+                let sums = interpolate(&corners, &weights::three_pairs(t, three));
+                (if field == 0 { sums } else { T::Three::load(out).plus(sums) }).store(out);
+            }),
+            (Values::All, _) if self.factors.is_empty() => for_each!(|t, around, _own, out| {
+                interpolate(&around, &weights::splat(weights::pairs(t))).store(&mut out[field..]);
+            }),
+            (Values::All, _) => for_each!(|t, around, _own, out| {
                 for (factors, out) in self.factors.iter().zip(out.chunks_exact_mut(self.count)) {
-                    interpolate(&around, &weights::masked_pairs(t, factors)).store(&mut out[field..]);
+                    interpolate(&around, &weights::splat(weights::masked_pairs(t, factors))).store(&mut out[field..]);
                 }
             }),
-            Values::OverMasks(weight) => for_each!(|t, around, own, out| {
+            (Values::OverMasks(weight), _) => for_each!(|t, around, own, out| {
                 let mut total = V::splat(T::ZERO);
                 for (k, &w) in weight[own].iter().enumerate() {
                     total = total.plus(interpolate(&around, &self.pairs(t, k)).scale(V::splat(w)));
                 }
                 total.store(&mut out[field..]);
             }),
-            Values::OverFields(weight) => for_each!(|t, around, own, out| {
+            (Values::OverFields(weight), None) => for_each!(|t, around, own, out| {
                 let own = V::load(&weight[own.start + field..]);
                 for (k, out) in out.iter_mut().enumerate() {
                     let sum = interpolate(&around, &self.pairs(t, k)).dot(own);
@@ -195,8 +214,9 @@ impl<T: Real> Reader<'_, T> {
 
     /// Weights of mask k on lower and upper cell of each axis.
     #[inline(always)]
-    fn pairs(&self, t: [T; 3], k: usize) -> [[T; 2]; 3] {
-        if self.factors.is_empty() { weights::pairs(t) } else { weights::masked_pairs(t, &self.factors[k]) }
+    fn pairs<V: Lanes<T>>(&self, t: [T; 3], k: usize) -> [[V; 2]; 3] {
+        let factors = self.factors.get(k);
+        weights::splat(factors.map_or_else(|| weights::pairs(t), |factors| weights::masked_pairs(t, factors)))
     }
 
     /// Fields from `field` on, on the corners (x y z, z fastest).
@@ -212,19 +232,19 @@ impl<T: Real> Reader<'_, T> {
 
 /// Sums over the corners, axis by axis.
 #[inline(always)]
-fn interpolate<T: Real, V: Lanes<T>>(around: &[V; 8], [x, y, z]: &[[T; 2]; 3]) -> V {
+fn interpolate<T: Real, V: Lanes<T>>(around: &[V; 8], [x, y, z]: &[[V; 2]; 3]) -> V {
     let [low, high] = [[around[0], around[1], around[2], around[3]], [around[4], around[5], around[6], around[7]]];
     between(plane(low, y, z), plane(high, y, z), x)
 }
 
 #[inline(always)]
-fn plane<T: Real, V: Lanes<T>>(around: [V; 4], y: &[T; 2], z: &[T; 2]) -> V {
+fn plane<T: Real, V: Lanes<T>>(around: [V; 4], y: &[V; 2], z: &[V; 2]) -> V {
     between(between(around[0], around[1], z), between(around[2], around[3], z), y)
 }
 
 #[inline(always)]
-fn between<T: Real, V: Lanes<T>>(low: V, high: V, weights: &[T; 2]) -> V {
-    low.scale(V::splat(weights[0])).plus(high.scale(V::splat(weights[1])))
+fn between<T: Real, V: Lanes<T>>(low: V, high: V, weights: &[V; 2]) -> V {
+    low.scale(weights[0]).plus(high.scale(weights[1]))
 }
 
 /// Where the corners lie in the mesh: the row of each pair of x and y, and z of lower and upper in it.

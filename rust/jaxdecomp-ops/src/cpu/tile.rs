@@ -21,15 +21,32 @@ pub(crate) struct Source<'a, T> {
     pub(crate) inverse: Vec<f64>,
 }
 
-impl<T: Real> Source<'_, T> {
-    /// Weights of a particle in quanta, zero for lanes without a field.
+impl<'a, T: Real> Source<'a, T> {
+    fn lanes<const L: usize>(&'a self, fields: &Range<usize>) -> Fields<'a, T, L> {
+        let inverse = core::array::from_fn(|l| self.inverse[fields.clone()].get(l).copied().unwrap_or(0.0));
+        Fields { source: self, first: fields.start, last: fields.len() - 1, inverse }
+    }
+}
+
+/// Some fields of a source, one a lane.
+struct Fields<'a, T, const L: usize> {
+    source: &'a Source<'a, T>,
+    first: usize,
+    /// Lane of the last field; those beyond get nothing.
+    last: usize,
+    inverse: [f64; L],
+}
+
+impl<T: Real, const L: usize> Fields<'_, T, L> {
+    /// Weights of a particle, in quanta.
     #[inline(always)]
-    fn amounts<const L: usize>(&self, site: usize, k: usize, fields: &Range<usize>) -> [f64; L] {
-        let first = if self.shared { 0 } else { site * self.stride } + k * self.fields + fields.start;
+    fn amounts(&self, site: usize, k: usize) -> [f64; L] {
+        let source = self.source;
+        let first = if source.shared { 0 } else { site * source.stride } + k * source.fields + self.first;
+        let own = &source.weight[first..=first + self.last];
         let mut amounts = [0.0; L];
-        let own = self.weight[first..first + fields.len()].iter().zip(&self.inverse[fields.clone()]);
-        for (amount, (weight, inverse)) in amounts.iter_mut().zip(own) {
-            *amount = weight.to_f64() * inverse;
+        for l in 0..L {
+            amounts[l] = own[l.min(self.last)].to_f64() * self.inverse[l];
         }
         amounts
     }
@@ -46,49 +63,48 @@ struct Shared<const L: usize>([f64; L]);
 impl<const L: usize> Contribution<L> for Shared<L> {
     #[inline(always)]
     fn on_corners(&self, _site: usize, t: [f64; 3]) -> [[f64; L]; 8] {
-        let mut total = [[0.0; L]; 8];
-        add_product(&mut total, &weights::product(weights::pairs(t)), &self.0);
-        total
+        product(&weights::product(weights::pairs(t)), &self.0)
     }
 }
 
 /// A weight each, and no masks.
-struct Own<'a, T>(&'a Source<'a, T>, Range<usize>);
+struct Own<'a, T, const L: usize>(Fields<'a, T, L>);
 
-impl<T: Real, const L: usize> Contribution<L> for Own<'_, T> {
+impl<T: Real, const L: usize> Contribution<L> for Own<'_, T, L> {
     #[inline(always)]
     fn on_corners(&self, site: usize, t: [f64; 3]) -> [[f64; L]; 8] {
-        let mut total = [[0.0; L]; 8];
-        add_product(&mut total, &weights::product(weights::pairs(t)), &self.0.amounts::<L>(site, 0, &self.1));
-        total
+        product(&weights::product(weights::pairs(t)), &self.0.amounts(site, 0))
     }
 }
 
 /// A sum over masks.
-struct Masked<'a, T>(&'a Source<'a, T>, Range<usize>);
+struct Masked<'a, T, const L: usize>(Fields<'a, T, L>);
 
-impl<T: Real, const L: usize> Contribution<L> for Masked<'_, T> {
+impl<T: Real, const L: usize> Contribution<L> for Masked<'_, T, L> {
     #[inline(always)]
     fn on_corners(&self, site: usize, t: [f64; 3]) -> [[f64; L]; 8] {
         let mut total = [[0.0; L]; 8];
-        for (k, factors) in self.0.factors.iter().enumerate() {
-            add_product(
-                &mut total,
-                &weights::product(weights::masked_pairs(t, factors)),
-                &self.0.amounts::<L>(site, k, &self.1),
-            );
+        for (k, factors) in self.0.source.factors.iter().enumerate() {
+            let part = product(&weights::product(weights::masked_pairs(t, factors)), &self.0.amounts(site, k));
+            for c in 0..8 {
+                for l in 0..L {
+                    total[c][l] += part[c][l];
+                }
+            }
         }
         total
     }
 }
 
 #[inline(always)]
-fn add_product<const L: usize>(total: &mut [[f64; L]; 8], corner: &[f64; 8], amounts: &[f64; L]) {
+fn product<const L: usize>(corner: &[f64; 8], amounts: &[f64; L]) -> [[f64; L]; 8] {
+    let mut product = [*amounts; 8];
     for c in 0..8 {
         for l in 0..L {
-            total[c][l] += corner[c] * amounts[l];
+            product[c][l] *= corner[c];
         }
     }
+    product
 }
 
 /// Sums of up to `L` fields over a block of x-planes. One more plane takes what falls beside the block, so that a particle
@@ -149,12 +165,13 @@ impl<'a, T: Real, const L: usize> Tile<'a, T, L> {
         }
         let chosen = &chosen[..count];
         // One loop a kind of weight: a branch inside costs as much as the sums.
+        let lanes = source.lanes(fields);
         if !source.factors.is_empty() {
-            self.deposit(batch, chosen, &offsets, &Masked(source, fields.clone()));
+            self.deposit(batch, chosen, &offsets, &Masked(lanes));
         } else if source.shared {
-            self.deposit(batch, chosen, &offsets, &Shared(source.amounts(0, 0, fields)));
+            self.deposit(batch, chosen, &offsets, &Shared(lanes.amounts(0, 0)));
         } else {
-            self.deposit(batch, chosen, &offsets, &Own(source, fields.clone()));
+            self.deposit(batch, chosen, &offsets, &Own(lanes));
         }
     }
 
@@ -221,13 +238,16 @@ impl<'a, T: Real, const L: usize> Tile<'a, T, L> {
     #[inline(always)]
     pub(crate) fn finish(&self, output: &mut [T], quanta: &[f64], fields: &Range<usize>) {
         let [row, _] = self.extents();
-        let count = quanta.len();
+        let (count, quanta) = (quanta.len(), &quanta[fields.clone()]);
         for (values, sums) in output.chunks_exact_mut((row - 1) * count).zip(self.sums.chunks_exact(row)) {
-            let first = core::array::from_fn(|l| T::sum(sums[0][l], sums[row - 1][l]));
+            let mut first = sums[0];
+            for l in 0..L {
+                first[l] = T::sum(first[l], sums[row - 1][l]);
+            }
             let sums = core::iter::once(&first).chain(&sums[1..]);
             for (values, sums) in values.chunks_exact_mut(count).zip(sums) {
-                for (l, field) in fields.clone().enumerate() {
-                    values[field] = T::from_sum(sums[l], quanta[field]);
+                for ((value, &sum), &quantum) in values[fields.clone()].iter_mut().zip(sums).zip(quanta) {
+                    *value = T::from_sum(sum, quantum);
                 }
             }
         }

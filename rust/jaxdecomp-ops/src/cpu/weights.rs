@@ -1,5 +1,6 @@
 //! Weights of the eight cells around a particle.
 
+use super::lanes::Lanes;
 use super::real::Real;
 
 /// Along which axes the weight is differentiated.
@@ -14,6 +15,21 @@ pub(crate) const VALUE: Mask = [false; 3];
 pub(crate) struct Factor<T> {
     c: T,
     d: T,
+}
+
+/// The factors of three masks along an axis, one mask a lane.
+#[derive(Clone, Copy)]
+pub(crate) struct ThreeFactors<V> {
+    c: V,
+    d: V,
+}
+
+/// Factors of three masks by axis.
+pub(crate) fn three_factors<T: Real, V: Lanes<T>>(masks: &[[Factor<T>; 3]; 3]) -> [ThreeFactors<V>; 3] {
+    core::array::from_fn(|axis| {
+        let of_masks = masks.map(|factors| factors[axis]);
+        ThreeFactors { c: V::load(&of_masks.map(|factor| factor.c)), d: V::load(&of_masks.map(|factor| factor.d)) }
+    })
 }
 
 /// Factors of a mask.
@@ -35,6 +51,22 @@ pub(crate) fn masked_pairs<T: Real>(t: [T; 3], factors: &[Factor<T>; 3]) -> [[T;
         *pair = [pair[0] * *c - *d, pair[1] * *c + *d];
     }
     pairs
+}
+
+/// The same for three masks.
+#[inline(always)]
+pub(crate) fn three_pairs<T: Real, V: Lanes<T>>(t: [T; 3], factors: &[ThreeFactors<V>; 3]) -> [[V; 2]; 3] {
+    let mut pairs: [[V; 2]; 3] = splat(pairs(t));
+    for (pair, ThreeFactors { c, d }) in pairs.iter_mut().zip(factors) {
+        *pair = [pair[0].scale(*c).minus(*d), pair[1].scale(*c).plus(*d)];
+    }
+    pairs
+}
+
+/// The same weights in all lanes.
+#[inline(always)]
+pub(crate) fn splat<T: Real, V: Lanes<T>>([x, y, z]: [[T; 2]; 3]) -> [[V; 2]; 3] {
+    [[V::splat(x[0]), V::splat(x[1])], [V::splat(y[0]), V::splat(y[1])], [V::splat(z[0]), V::splat(z[1])]]
 }
 
 /// Their products on the corners (x y z, z fastest).
