@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.core import Tracer
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 Shape3 = tuple[int, int, int]
 Names = tuple[str, ...]
@@ -25,8 +26,9 @@ class Decomposition:
     Args:
       pdims: devices along the first two axes; default: all devices as slabs along the first.
       devices: the devices to use; default: all devices of the program.
-      mesh: a device mesh of one's own instead, with
-      spec: the PartitionSpec of a real field on it, such as P("x", "y").
+      mesh: a device mesh of one's own instead, with axes of any type (Auto, Explicit; Manual inside shard_map) and
+        possibly more of them than a field is divided over; default: the one set by `jax.set_mesh`, if any.
+      spec: the PartitionSpec of a real field on it, such as P("x", "y"); default: the axes of a mesh of one or two.
       backend: who moves the data: "xla", or "auto" for the best that is available.
 
     Raises:
@@ -44,19 +46,44 @@ class Decomposition:
     ):
         if backend not in ("auto", "xla"):
             raise ValueError(f"backend={backend!r} is not known; use 'auto' or 'xla'")
+        if mesh is not None and (pdims is not None or devices is not None):
+            raise ValueError("mesh= already says which devices: leave pdims= and devices= out")
+        if mesh is None and pdims is None and devices is None:
+            mesh = _context_mesh()
         if mesh is None:
             if spec is not None:
                 raise ValueError(f"spec={spec} needs the mesh= to which its names belong")
             mesh, spec = _own_mesh(pdims, devices), PartitionSpec("x", "y")
-        elif pdims is not None or devices is not None:
-            raise ValueError("mesh= already says which devices: leave pdims= and devices= out")
         elif spec is None:
-            raise ValueError('mesh= needs spec=, the PartitionSpec of a real field, such as P("x", "y")')
+            if len(mesh.axis_names) > 2:
+                raise ValueError(f"mesh= with axes {mesh.axis_names} needs spec=, the PartitionSpec of a real field")
+            spec = PartitionSpec(*mesh.axis_names)
         x_names, y_names = _axis_names(mesh, spec)
         self.mesh: Mesh = mesh
         self.x_names: Names = x_names
         self.y_names: Names = y_names
         self.backend = backend
+
+    @classmethod
+    def of(cls, x: Any, *, spectrum: bool = False) -> Decomposition:
+        """The decomposition by which an array (or its NamedSharding) is divided, taken for a spectrum if told so.
+
+        Raises:
+          ValueError: an array whose sharding isn't known (inside jit, over Auto axes) or isn't one of slabs or pencils.
+        """
+        sharding = x if isinstance(x, NamedSharding) else _sharding_of(x)
+        if isinstance(sharding, SingleDeviceSharding):
+            return cls((1, 1), devices=list(sharding.device_set))
+        if not isinstance(sharding, NamedSharding) or sharding.mesh.empty:
+            raise ValueError(
+                "how this array is divided isn't known here (inside jit only Explicit axes tell): pass decomposition="
+            )
+        entries: list[Any] = [*sharding.spec, *(None,) * (3 - len(sharding.spec))]
+        if len(entries) != 3 or entries[0 if spectrum else 2] is not None:
+            layout = "P(None, x, y)" if spectrum else "P(x, y)"
+            raise ValueError(f"a sharding of {sharding.spec} is not one of slabs or pencils: use {layout}")
+        mesh: Any = sharding.mesh
+        return cls(mesh=mesh, spec=PartitionSpec(*(entries[1:] if spectrum else entries[:2])))
 
     @property
     def pdims(self) -> tuple[int, int]:
@@ -98,9 +125,50 @@ class Decomposition:
         """NamedSharding of what every device holds whole."""
         return NamedSharding(self.mesh, PartitionSpec())
 
+    @property
+    def manual(self) -> bool:
+        """Whether this is called inside the user's own shard_map, where arrays are blocks."""
+        return bool(self.names) and set(self.names) <= set(jax.sharding.get_abstract_mesh().manual_axes)
+
     def shard_map(self, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-        """The function over the blocks, as one over whole arrays."""
-        return jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs)
+        """The function over the blocks, as one over whole arrays; as it is where arrays are blocks already.
+
+        Raises:
+          ValueError: another mesh is in force, by jax.set_mesh or shard_map.
+        """
+        context = jax.sharding.get_abstract_mesh()
+        own = self.mesh if isinstance(self.mesh, AbstractMesh) else self.mesh.abstract_mesh
+        same = {n: own.shape[n] for n in self.names} == {n: context.shape.get(n) for n in self.names}
+        if self.manual and same:
+            return function
+        if context.manual_axes and same:
+            return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, axis_names=set(self.names))
+        if not context.empty and context != own:
+            raise ValueError(
+                f"the mesh in force {dict(context.shape)} of {context.axis_types} is not that of {self!r}; "
+                "make the decomposition with mesh= and spec= of that mesh"
+            )
+        run = jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs)
+        if not self._explicit:
+            return run
+        return lambda *args: run(*jax.tree.map(self._reshard, in_specs, args, is_leaf=_is_spec))
+
+    @property
+    def _explicit(self) -> bool:
+        types = dict(zip(self.mesh.axis_names, self.mesh.axis_types, strict=True))
+        return any(types[name] == AxisType.Explicit for name in self.names)
+
+    def _reshard(self, spec: PartitionSpec, tree: Any) -> Any:
+        """Bring arrays of typed sharding into the layout of a spec: nothing happens if they are in it."""
+        return jax.tree.map(lambda x: jax.sharding.reshard(x, NamedSharding(self.mesh, spec)), tree)
+
+    def whole(self, shape: Sequence[int], *, spectrum: bool = False) -> Shape3:
+        """Shape of the whole field, or spectrum, of which an array of this shape is one or, in shard_map, a block."""
+        nx, ny, nz = shape
+        if not self.manual:
+            return nx, ny, nz
+        px, py = self.pdims
+        return (nx, ny * px, nz * py) if spectrum else (nx * px, ny * py, nz)
 
     def block(self, shape: Shape3) -> Shape3:
         """Shape of one device's block of a real field."""
@@ -125,8 +193,7 @@ class Decomposition:
         return hash(self._key)
 
     def __repr__(self) -> str:
-        kind = self.mesh.devices.flat[0].platform
-        return f"Decomposition(pdims={self.pdims}, {kind}, backend={self.backend!r})"
+        return f"Decomposition(pdims={self.pdims}, mesh={dict(self.mesh.shape)}, backend={self.backend!r})"
 
     @property
     def _key(self) -> tuple[Any, ...]:
@@ -139,6 +206,11 @@ def fitting(shapes: Sequence[Shape3]) -> Decomposition:
     Raises:
       ValueError: no division of all the devices fits.
     """
+    if _context_mesh() is not None:
+        chosen = Decomposition()
+        for shape in shapes:
+            chosen.check(shape, "shape")
+        return chosen
     count = jax.device_count()
     problem: ValueError | None = None
     for py in (p for p in range(1, count + 1) if count % p == 0):
@@ -151,6 +223,28 @@ def fitting(shapes: Sequence[Shape3]) -> Decomposition:
             continue
         return candidate
     raise ValueError(f"no division over {count} devices fits: {problem}; or pass decomposition= with fewer devices")
+
+
+def _context_mesh() -> Any:
+    """The mesh of jax.set_mesh; abstract inside jit."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return None
+    try:
+        return jax.sharding.get_mesh()
+    except ValueError:
+        return jax.sharding.get_abstract_mesh()
+
+
+def _sharding_of(x: Any) -> Any:
+    """Sharding of an array, None if it isn't known: the type of a traced array tells of Explicit axes alone."""
+    if not isinstance(x, Tracer):
+        return getattr(x, "sharding", None)
+    sharding = jax.typeof(x).sharding
+    return sharding if all(kind == AxisType.Explicit for kind in sharding.mesh.axis_types) else None
+
+
+def _is_spec(x: Any) -> bool:
+    return isinstance(x, PartitionSpec)
 
 
 def _own_mesh(pdims: tuple[int, int] | None, devices: Sequence[Any] | None) -> Mesh:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -22,65 +22,123 @@ from jaxtyping import Array, Complex, Float
 from pmwd_dist import _native
 from pmwd_dist.decomposition import Decomposition, Names, Shape3
 
+Norm = Literal["backward", "ortho", "forward"]
 
-def prfft3d(field: Float[Array, "nx ny nz"], decomposition: Decomposition) -> Complex[Array, "nx ny nk"]:
+
+def prfft3d(
+    field: Float[Array, "nx ny nz"], decomposition: Decomposition | None = None, *, norm: Norm = "backward"
+) -> Complex[Array, "nx ny nk"]:
     """Transform a real field; see the module for the layout of the spectrum.
+
+    Args:
+      field: whole, or its block inside the user's own shard_map.
+      decomposition: how it is divided; default: as its sharding says, where that is known.
+      norm: as in numpy.
 
     Raises:
       ValueError: a shape that doesn't divide over the devices.
     """
-    decomposition.check(_shape3(field), "field.shape")
-    run = decomposition.shard_map(
-        lambda block: rfft_block(block, decomposition), decomposition.spec, decomposition.spectrum_spec
+    layout, shape = _layout(field, decomposition)
+    factor = _factor(shape, norm, inverse=False)
+    run = layout.shard_map(
+        lambda block: _times(rfft_block(block, layout), factor), (layout.spec,), layout.spectrum_spec
     )
     return run(field)
 
 
 def pirfft3d(
-    spectrum: Complex[Array, "nx ny nk"], shape: Shape3, decomposition: Decomposition
+    spectrum: Complex[Array, "nx ny nk"],
+    shape: Shape3,
+    decomposition: Decomposition | None = None,
+    *,
+    norm: Norm = "backward",
 ) -> Float[Array, "nx ny nz"]:
-    """Transform a spectrum back to the real field of the given shape.
+    """Transform a spectrum back to the real field of the given (whole) shape.
 
     Raises:
       ValueError: a shape that doesn't divide over the devices, or is not that of the spectrum.
     """
-    decomposition.check(shape, "shape")
-    if spectrum.shape != (expected := spectrum_shape(shape, decomposition)):
-        raise ValueError(f"spectrum.shape={spectrum.shape} must be {expected} for a field of shape {shape}")
-    run = decomposition.shard_map(
-        lambda block: irfft_block(block, shape[2], decomposition), decomposition.spectrum_spec, decomposition.spec
+    layout = decomposition or Decomposition.of(spectrum, spectrum=True)
+    layout.check(shape, "shape")
+    whole = layout.whole(_shape3(spectrum), spectrum=True)
+    if whole != (expected := spectrum_shape(shape, layout)):
+        raise ValueError(f"spectrum.shape={whole} must be {expected} for a field of shape {shape}")
+    factor = _factor(shape, norm, inverse=True)
+    run = layout.shard_map(
+        lambda block: _times(irfft_block(block, shape[2], layout), factor), (layout.spectrum_spec,), layout.spec
     )
     return run(spectrum)
 
 
-def pfft3d(field: Complex[Array, "nx ny nz"], decomposition: Decomposition) -> Complex[Array, "nx ny nz"]:
+def pfft3d(
+    field: Complex[Array, "nx ny nz"], decomposition: Decomposition | None = None, *, norm: Norm = "backward"
+) -> Complex[Array, "nx ny nz"]:
     """Transform a complex field; its third axis must divide over pdims[1] too.
 
     Raises:
       ValueError: a shape that doesn't divide over the devices.
     """
-    _check_complex(field, decomposition)
-    run = decomposition.shard_map(
-        lambda block: _transpose_forward(jnp.fft.fft(block, axis=2), decomposition),
-        decomposition.spec,
-        decomposition.spectrum_spec,
+    layout, shape = _layout(field, decomposition)
+    _check_third(shape, layout)
+    factor = _factor(shape, norm, inverse=False)
+    run = layout.shard_map(
+        lambda block: _times(_transpose_forward(jnp.fft.fft(block, axis=2), layout), factor),
+        (layout.spec,),
+        layout.spectrum_spec,
     )
     return run(field)
 
 
-def pifft3d(spectrum: Complex[Array, "nx ny nz"], decomposition: Decomposition) -> Complex[Array, "nx ny nz"]:
+def pifft3d(
+    spectrum: Complex[Array, "nx ny nz"], decomposition: Decomposition | None = None, *, norm: Norm = "backward"
+) -> Complex[Array, "nx ny nz"]:
     """Transform a complex spectrum back.
 
     Raises:
       ValueError: a shape that doesn't divide over the devices.
     """
-    _check_complex(spectrum, decomposition)
-    run = decomposition.shard_map(
-        lambda block: jnp.fft.ifft(_transpose_back(block, decomposition), axis=2),
-        decomposition.spectrum_spec,
-        decomposition.spec,
+    layout = decomposition or Decomposition.of(spectrum, spectrum=True)
+    shape = layout.whole(_shape3(spectrum), spectrum=True)
+    layout.check(shape, "spectrum.shape")
+    _check_third(shape, layout)
+    factor = _factor(shape, norm, inverse=True)
+    run = layout.shard_map(
+        lambda block: _times(jnp.fft.ifft(_transpose_back(block, layout), axis=2), factor),
+        (layout.spectrum_spec,),
+        layout.spec,
     )
     return run(spectrum)
+
+
+def _layout(field: Array, decomposition: Decomposition | None) -> tuple[Decomposition, Shape3]:
+    """Decomposition of a field, and the whole field's shape, checked."""
+    layout = decomposition or Decomposition.of(field)
+    shape = layout.whole(_shape3(field))
+    layout.check(shape, "field.shape")
+    return layout, shape
+
+
+def _check_third(shape: Shape3, decomposition: Decomposition) -> None:
+    py = decomposition.pdims[1]
+    if shape[2] % py:
+        low = shape[2] // py * py
+        raise ValueError(
+            f"field.shape[2]={shape[2]} is not divisible by the {py} devices along y (pdims={decomposition.pdims}); "
+            f"use {low or py} or {low + py}"
+        )
+
+
+def _factor(shape: Shape3, norm: Norm, *, inverse: bool) -> float:
+    """What a norm asks for beyond numpy's "backward"."""
+    count = math.prod(shape)
+    factors = {"backward": 1.0, "ortho": count**0.5, "forward": float(count)}
+    if norm not in factors:
+        raise ValueError(f"norm={norm!r} is not known; use 'backward', 'ortho' or 'forward'")
+    return factors[norm] if inverse else 1 / factors[norm]
+
+
+def _times(block: Array, factor: float) -> Array:
+    return block if factor == 1 else block * factor
 
 
 def spectrum_shape(shape: Shape3, decomposition: Decomposition) -> Shape3:
@@ -89,39 +147,55 @@ def spectrum_shape(shape: Shape3, decomposition: Decomposition) -> Shape3:
     return shape[0], shape[1], -(-(shape[2] // 2 + 1) // py) * py
 
 
-def get_fft_output_sharding(decomposition: Decomposition) -> NamedSharding:
-    """NamedSharding of the spectrum that `prfft3d` and `pfft3d` return."""
-    return decomposition.spectrum_sharding
+def get_fft_output_sharding(x: Any, *, inverse: bool = False) -> NamedSharding:
+    """NamedSharding of what the transforms return for an input.
+
+    Args:
+      x: a `Decomposition`, or an array, tracer with Explicit axes or NamedSharding of slabs or pencils.
+      inverse: whether of the inverse transforms, whose input is a spectrum.
+    """
+    layout = x if isinstance(x, Decomposition) else Decomposition.of(x, spectrum=inverse)
+    return layout.sharding if inverse else layout.spectrum_sharding
 
 
 def fftfreq3d(
-    shape: Shape3, decomposition: Decomposition, box_size: Sequence[float] | None = None
+    shape: Shape3,
+    decomposition: Decomposition,
+    box_size: Sequence[float] | None = None,
+    *,
+    real: bool = True,
+    dtype: Any = None,
 ) -> tuple[Array, Array, Array]:
-    """Wavevectors in the layout of the spectrum of a real field, ready to broadcast.
+    """Wavevectors in the layout of a spectrum, ready to broadcast: a filter is one line.
 
     Args:
-      shape: of the real field.
+      shape: of the whole field.
       decomposition: that of the transform.
       box_size: sides of the box; the wavevectors then are in [1 / its unit], else in radians per cell.
+      real: whether the field is real (`prfft3d`) or complex (`pfft3d`).
+      dtype: real; default: JAX's default.
 
     Returns:
-      kx (nx, 1, 1), ky (1, ny, 1), kz (1, 1, nk); kz of the padding is that of the Nyquist frequency.
+      kx (nx, 1, 1), ky (1, ny, 1), kz (1, 1, nk), blocks of them inside the user's own shard_map; kz of the padding
+      is that of the Nyquist frequency.
     """
     lengths = shape if box_size is None else box_size
-    mesh, specs = decomposition.mesh, decomposition.spectrum_spec
-    out = []
-    for axis, n in enumerate(_wavenumbers(shape, spectrum_shape(shape, decomposition)[2])):
-        k = jnp.asarray((2 * math.pi / lengths[axis]) * n, jnp.result_type(float))
-        along = [a == axis for a in range(3)]
-        sharding = NamedSharding(mesh, jax.P(*(specs[a] if own else None for a, own in enumerate(along))))
-        out.append(jax.lax.with_sharding_constraint(k.reshape([-1 if own else 1 for own in along]), sharding))
-    return out[0], out[1], out[2]
+    numbers = _wavenumbers(shape, spectrum_shape(shape, decomposition)[2] if real else None)
+    k = [n * (2 * math.pi / length) for n, length in zip(numbers, lengths, strict=True)]
+    specs = [decomposition.spectrum_spec[axis] for axis in range(3)]
+    run = decomposition.shard_map(
+        lambda: local_factors(k, decomposition, jnp.result_type(float) if dtype is None else dtype),
+        (),
+        (jax.P(), jax.P(None, specs[1]), jax.P(None, None, specs[2])),
+    )
+    return run()
 
 
-def _wavenumbers(shape: Shape3, nk: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _wavenumbers(shape: Shape3, nk: int | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of a real field with so many values along kz, or of a complex one."""
     nx, ny, nz = shape
-    kz = np.minimum(np.arange(nk), nz // 2)
-    return np.fft.fftfreq(nx, 1 / nx), np.fft.fftfreq(ny, 1 / ny), kz.astype(float)
+    kz = np.fft.fftfreq(nz, 1 / nz) if nk is None else np.minimum(np.arange(nk), nz // 2).astype(float)
+    return np.fft.fftfreq(nx, 1 / nx), np.fft.fftfreq(ny, 1 / ny), kz
 
 
 def wavenumbers(shape: Shape3, decomposition: Decomposition) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -284,10 +358,3 @@ ad.deflinear2(_irfft_p, _irfft_transpose)
 def _shape3(field: Array) -> Shape3:
     nx, ny, nz = field.shape
     return nx, ny, nz
-
-
-def _check_complex(field: Array, decomposition: Decomposition) -> None:
-    decomposition.check(_shape3(field), "field.shape")
-    py = decomposition.pdims[1]
-    if field.shape[2] % py:
-        raise ValueError(f"field.shape[2]={field.shape[2]} is not divisible by the {py} devices along y")

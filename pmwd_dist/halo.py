@@ -10,10 +10,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pmwd_dist.decomposition import Decomposition, Names
+from pmwd_dist.decomposition import Decomposition, Names, Shape3
 
 
-def halo_pad(field: Float[Array, "nx ny nz"], halo: int, decomposition: Decomposition) -> Float[Array, "mx my nz"]:
+def halo_pad(
+    field: Float[Array, "nx ny nz"], halo: int, decomposition: Decomposition | None = None
+) -> Float[Array, "mx my nz"]:
     """Give every block of a real field `halo` cells of its neighbours on each side of each divided axis.
 
     Returns:
@@ -23,29 +25,29 @@ def halo_pad(field: Float[Array, "nx ny nz"], halo: int, decomposition: Decompos
       ValueError: a negative halo, or a shape that doesn't divide.
     """
     _check_halo(halo)
-    decomposition.check(_shape3(field), "field.shape")
-    pad = decomposition.shard_map(
-        lambda block: pad_block(block, halo, decomposition), decomposition.spec, decomposition.spec
-    )
+    layout = decomposition or Decomposition.of(field)
+    _check_divides(layout.whole(_shape3(field)), layout)
+    pad = layout.shard_map(lambda block: pad_block(block, halo, layout), (layout.spec,), layout.spec)
     return pad(field)
 
 
-def halo_reduce(padded: Float[Array, "mx my nz"], halo: int, decomposition: Decomposition) -> Float[Array, "nx ny nz"]:
+def halo_reduce(
+    padded: Float[Array, "mx my nz"], halo: int, decomposition: Decomposition | None = None
+) -> Float[Array, "nx ny nz"]:
     """Add the halos of every padded block onto the cells of the neighbours that they stand for.
 
     Raises:
       ValueError: a negative halo, or blocks that are no wider than their halos.
     """
     _check_halo(halo)
-    for axis, parts in enumerate(decomposition.pdims):
-        width = padded.shape[axis] // parts
-        if padded.shape[axis] % parts or (parts > 1 and width <= 2 * halo):
+    layout = decomposition or Decomposition.of(padded)
+    shape = layout.whole(_shape3(padded))
+    for axis, parts in enumerate(layout.pdims):
+        if shape[axis] % parts or (parts > 1 and shape[axis] // parts <= 2 * halo):
             raise ValueError(
-                f"padded.shape[{axis}]={padded.shape[axis]} must be {parts} blocks of more than {2 * halo} cells each"
+                f"padded.shape[{axis}]={shape[axis]} must be {parts} blocks of more than {2 * halo} cells each"
             )
-    reduce = decomposition.shard_map(
-        lambda block: reduce_block(block, halo, decomposition), decomposition.spec, decomposition.spec
-    )
+    reduce = layout.shard_map(lambda block: reduce_block(block, halo, layout), (layout.spec,), layout.spec)
     return reduce(padded)
 
 
@@ -112,11 +114,21 @@ def _add_at(out: Array, piece: Array, start: int, axis: int) -> Array:
     return out + jnp.pad(piece, [(start, after) if a == axis else (0, 0) for a in range(out.ndim)])
 
 
+def _check_divides(shape: Shape3, decomposition: Decomposition) -> None:
+    for axis, parts in enumerate(decomposition.pdims):
+        if shape[axis] % parts:
+            low = shape[axis] // parts * parts
+            raise ValueError(
+                f"field.shape[{axis}]={shape[axis]} is not divisible by {parts} (pdims={decomposition.pdims}); "
+                f"use {low or parts} or {low + parts}"
+            )
+
+
 def _check_halo(halo: int) -> None:
     if halo < 0:
         raise ValueError(f"halo={halo} must be 0 or more cells")
 
 
-def _shape3(field: Array) -> tuple[int, int, int]:
+def _shape3(field: Array) -> Shape3:
     nx, ny, nz = field.shape
     return nx, ny, nz

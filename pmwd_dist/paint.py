@@ -37,7 +37,7 @@ def cic_paint(disp: Float[Array, "px py pz 3"], config: Config, weight: Any = 1.
     layout = config.layout
     weight = jnp.asarray(weight, disp.dtype)
     shared = weight.ndim == 0
-    if not shared and weight.shape != config.particle_shape:
+    if not shared and (weight.ndim != 3 or layout.whole(weight.shape) != config.particle_shape):
         raise ValueError(f"weight.shape={weight.shape} must be {config.particle_shape} or ()")
     weight = weight.reshape((1, 1, 1) if shared else weight.shape)
     _check_disp(disp, config)
@@ -66,7 +66,7 @@ def cic_read(
     """
     layout = config.layout
     _check_disp(disp, config)
-    if field.shape != config.mesh_shape:
+    if field.ndim != 3 or layout.whole(field.shape) != config.mesh_shape:
         raise ValueError(f"field.shape={field.shape} must be mesh_shape={config.mesh_shape}")
 
     def block(field: Array, disp: Array) -> Array:
@@ -88,7 +88,8 @@ def density(particles: Particles, config: Config) -> Float[Array, "nx ny nz"]:
 
 
 def _check_disp(disp: Array, config: Config) -> None:
-    if disp.shape != (expected := (*config.particle_shape, 3)):
+    expected = (*config.particle_shape, 3)
+    if disp.ndim != 4 or (*config.layout.whole(disp.shape[:3]), disp.shape[3]) != expected:
         raise ValueError(f"disp.shape={disp.shape} must be {expected} (particle_shape and three components)")
 
 

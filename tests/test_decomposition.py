@@ -97,7 +97,6 @@ def test_misuse_is_refused(arguments: dict[str, Any], message: str) -> None:
 def test_misuse_of_a_mesh_is_refused() -> None:
     mesh = pmd.Decomposition().mesh
     for arguments, message in (
-        ({}, "mesh= needs spec="),
         ({"spec": P("x"), "pdims": (4, 1)}, "leave pdims= and devices= out"),
         ({"spec": P("x", "z")}, "names 'z', which is not an axis of the mesh"),
         ({"spec": P(None, None, "x")}, "must leave the third axis of a field whole"),
