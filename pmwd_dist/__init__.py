@@ -3,6 +3,7 @@
 from importlib.metadata import PackageNotFoundError, version
 
 from pmwd_dist._native import native_available as native_available
+from pmwd_dist.autotune import autotune as autotune
 from pmwd_dist.config import Config as Config
 from pmwd_dist.cosmology import GrowthTable as GrowthTable
 from pmwd_dist.cosmology import growth as growth

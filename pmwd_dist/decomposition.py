@@ -12,6 +12,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from pmwd_dist import tuning
+
 Shape3 = tuple[int, int, int]
 Names = tuple[str, ...]
 
@@ -201,7 +203,9 @@ class Decomposition:
 
 
 def fitting(shapes: Sequence[Shape3]) -> Decomposition:
-    """All devices of the program: slabs where they fit all shapes, else the pencils with the fewest rows.
+    """All devices of the program, divided so that all shapes fit.
+
+    As `autotune` found best for the first shape, if it was asked; else slabs, else the pencils with the fewest rows.
 
     Raises:
       ValueError: no division of all the devices fits.
@@ -213,7 +217,11 @@ def fitting(shapes: Sequence[Shape3]) -> Decomposition:
         return chosen
     count = jax.device_count()
     problem: ValueError | None = None
-    for py in (p for p in range(1, count + 1) if count % p == 0):
+    rows = [p for p in range(1, count + 1) if count % p == 0]
+    # Of several processes not all may see the file, and all must choose alike: there `autotune` is called by name.
+    if count > 1 and jax.process_count() == 1 and (record := tuning.find_shape(shapes[0], jax.devices())):
+        rows.insert(0, record["pdims"][1])
+    for py in rows:
         candidate = Decomposition((count // py, py))
         try:
             for shape in shapes:

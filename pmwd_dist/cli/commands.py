@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import typer
 
+import pmwd_dist as pmd
 from pmwd_dist import distributed
 from pmwd_dist.cli.bench import bench
 from pmwd_dist.cli.display import Display, plan_lines
@@ -146,6 +147,34 @@ def plot(folder: Folder) -> None:
     with refusing():
         figures = redraw(folder)
     _say(*(f"wrote {path}" for path in figures))
+
+
+@app.command()
+def autotune(
+    shape: Annotated[list[int], typer.Argument(metavar="NX [NY NZ]", help="Cells of the mesh; one for a cube.")],
+    dtype: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
+    kinds: Annotated[str, typer.Option(metavar="A,B", help="Transforms that count: r2c, c2c.")] = "r2c",
+    n_devices: Annotated[int | None, typer.Option(min=1, help="How many devices; default: all.")] = None,
+    halo: Annotated[int, typer.Option(min=0, help="Width of the halo exchange [cells].")] = 16,
+    again: Annotated[bool, typer.Option("--again", help="Measure even if a result is there.")] = False,
+) -> None:
+    """Time every division of a mesh over the devices, and remember the fastest for runs to come."""
+    _start()
+    with refusing():
+        if len(shape) not in (1, 3):
+            raise ValueError(f"{len(shape)} numbers of cells were given; give one or three")
+        nx, ny, nz = shape * (3 // len(shape))
+        chosen: Any = tuple(kinds.split(","))
+        best = pmd.autotune(
+            (nx, ny, nz),
+            dtype=dtype,
+            kinds=chosen,
+            n_devices=n_devices,
+            halo=halo,
+            measure_again=again,
+            say=typer.echo,
+        )
+    _say(f"devices.pdims = [{best.pdims[0]}, {best.pdims[1]}]")
 
 
 app.command()(bench)

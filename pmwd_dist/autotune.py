@@ -1,0 +1,179 @@
+"""Choose how to divide a mesh over devices by measuring it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pmwd_dist import tuning
+from pmwd_dist.decomposition import Decomposition, Shape3
+from pmwd_dist.fft import pfft3d, pifft3d, pirfft3d, prfft3d
+from pmwd_dist.halo import halo_pad, halo_reduce
+
+Kind = Literal["r2c", "c2c"]
+
+
+def autotune(
+    shape: Shape3,
+    *,
+    dtype: Any = jnp.float32,
+    kinds: Sequence[Kind] = ("r2c",),
+    n_devices: int | None = None,
+    halo: int = 16,
+    repeats: int = 5,
+    measure_again: bool = False,
+    say: Callable[[str], Any] | None = print,
+) -> Decomposition:
+    """The fastest decomposition of a mesh over the devices of this program, by measurement; collective.
+
+    Every division of the devices into slabs and pencils that fits the mesh is timed: the transforms of all `kinds`
+    there and back, and filling a halo and adding it back. The smallest sum wins. The result is kept on disk with all
+    that it depends on (devices, driver, versions, shape, dtype, kinds, halo), and not measured a second time.
+
+    Args:
+      shape: cells of the mesh.
+      dtype: float32 or float64, the precision of a real field.
+      kinds: transforms that count: "r2c", "c2c".
+      n_devices: how many of the devices to use; default: all.
+      halo: width of the exchange [cells].
+      repeats: timings of each, of which the median counts.
+      measure_again: measure even if a result is there.
+      say: what prints the table's lines (on the first process); None for silence.
+
+    Returns:
+      The decomposition; `Config` finds it by itself from then on, in programs of one process.
+
+    Raises:
+      ValueError: no division of the devices fits the mesh, or a kind or number of devices that can't be.
+    """
+    devices = _devices(n_devices)
+    _check(kinds, halo, repeats, np.dtype(dtype))
+    candidates = _candidates(shape, devices, kinds)
+    if say is None or jax.process_index() != 0:
+        say = _nothing
+    key = tuning.machine(devices) | {
+        "shape": list(shape),
+        "dtype": np.dtype(dtype).name,
+        "kinds": sorted(kinds),
+        "halo": halo,
+    }
+    found = _agreed(None if measure_again else tuning.find(key), candidates)
+    if found is not None:
+        say(f"{found!r}, as measured before ({tuning.path()})")
+        return found
+    say(f"{'pdims':>10} {'forward':>9} {'inverse':>9} {'halo':>9}   [ms]  {shape}, {np.dtype(dtype).name}, {kinds}")
+    times = []
+    for candidate in candidates:
+        row = _measure(candidate, shape, dtype, kinds, halo, repeats)
+        say(f"{candidate.pdims!s:>10} " + ("does not fit" if row is None else " ".join(f"{1e3 * t:9.3f}" for t in row)))
+        times.append(math.inf if row is None else sum(row))
+    if not math.isfinite(min(times)):
+        raise ValueError(f"shape={shape} fits into the memory of these {len(devices)} devices in no division; use more")
+    best = candidates[int(np.argmin(times))]
+    if jax.process_index() == 0:
+        tuning.store({"key": key, "pdims": list(best.pdims), "seconds": min(times), "date": time.strftime("%F")})
+    return best
+
+
+def _nothing(line: str) -> None:
+    del line
+
+
+def _devices(count: int | None) -> list[Any]:
+    devices = jax.devices()
+    count = len(devices) if count is None else count
+    if not 1 <= count <= len(devices):
+        raise ValueError(f"n_devices={count} must be 1 to {len(devices)}, the devices of this program")
+    return devices[:count]
+
+
+def _check(kinds: Sequence[str], halo: int, repeats: int, dtype: np.dtype[Any]) -> None:
+    for kind in kinds:
+        if kind not in get_args(Kind):
+            raise ValueError(f"kinds={tuple(kinds)} has {kind!r}; use 'r2c', 'c2c' or both")
+    if not kinds or halo < 0 or repeats < 1:
+        raise ValueError(f"kinds={tuple(kinds)}, halo={halo} and repeats={repeats} must be not empty, >= 0 and >= 1")
+    if dtype not in (np.float32, np.float64):
+        raise ValueError(f"dtype={dtype} must be float32 or float64, the precision of a real field")
+    if dtype == np.float64 and not jax.config.read("jax_enable_x64"):
+        raise ValueError("dtype=float64 needs jax.config.update('jax_enable_x64', True), or JAX_ENABLE_X64=1")
+
+
+def _candidates(shape: Shape3, devices: list[Any], kinds: Sequence[str]) -> list[Decomposition]:
+    """All divisions that fit, slabs along x first."""
+    fitting, problem = [], None
+    for py in (p for p in range(1, len(devices) + 1) if len(devices) % p == 0):
+        candidate = Decomposition((len(devices) // py, py), devices)
+        try:
+            candidate.check(shape, "shape")
+            if "c2c" in kinds and shape[2] % py:
+                raise ValueError(f"shape[2]={shape[2]} is not divisible by the {py} devices along y")
+        except ValueError as error:
+            problem = problem or error
+            continue
+        fitting.append(candidate)
+    if not fitting:
+        raise ValueError(f"no division over {len(devices)} devices fits: {problem}")
+    return fitting
+
+
+def _agreed(record: tuning.Record | None, candidates: list[Decomposition]) -> Decomposition | None:
+    """The candidate that the first process remembers, on all processes."""
+    pdims = [c.pdims for c in candidates]
+    index = -1 if record is None or tuple(record["pdims"]) not in pdims else pdims.index(tuple(record["pdims"]))
+    if jax.process_count() > 1:
+        from jax.experimental import multihost_utils
+
+        index = int(multihost_utils.broadcast_one_to_all(np.int32(index)))
+    return None if index < 0 else candidates[index]
+
+
+def _measure(
+    layout: Decomposition, shape: Shape3, dtype: Any, kinds: Sequence[str], halo: int, repeats: int
+) -> tuple[float, float, float] | None:
+    """Seconds of transform, inverse and halo exchange; None if they don't fit into memory."""
+    real = np.dtype(dtype)
+    forward = inverse = 0.0
+    try:
+        for kind in kinds:
+            own = real if kind == "r2c" else np.result_type(real, np.complex64)
+            field = jax.jit(lambda own=own: jnp.ones(shape, own), out_shardings=layout.sharding)()
+            there = partial(prfft3d if kind == "r2c" else pfft3d, decomposition=layout)
+            back = partial(pirfft3d, shape=shape) if kind == "r2c" else pifft3d
+            back = partial(back, decomposition=layout)
+            forward += _seconds(there, field, repeats)
+            inverse += _seconds(back, jax.jit(there)(field), repeats)
+        field = jax.jit(lambda: jnp.ones(shape, real), out_shardings=layout.sharding)()
+        exchange = _seconds(lambda x: halo_reduce(halo_pad(x, halo, layout), halo, layout), field, repeats)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return None
+    return forward, inverse, exchange
+
+
+def _seconds(function: Callable[[Any], Any], argument: Any, repeats: int) -> float:
+    """Median time of a call; of the slowest process."""
+    compiled = jax.jit(function).lower(argument).compile()
+    jax.block_until_ready(compiled(argument))
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        jax.block_until_ready(compiled(argument))
+        times.append(time.perf_counter() - start)
+    own = float(np.median(times))
+    if jax.process_count() == 1:
+        return own
+    from jax.experimental import multihost_utils
+
+    return float(np.max(multihost_utils.process_allgather(np.float32(own))))
+
+
+__all__ = ["Kind", "autotune"]

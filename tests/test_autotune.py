@@ -1,0 +1,115 @@
+"""The choice of a decomposition by measurement, and what is kept of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import pmwd_dist as pmd
+from pmwd_dist import tuning
+
+SHAPE = (8, 8, 6)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder of the test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "pmwd_dist" / "autotune.jsonl"
+
+
+def test_every_fitting_division_is_measured_once(cache: Path) -> None:
+    lines: list[str] = []
+    best = pmd.autotune(SHAPE, repeats=1, say=lines.append)
+    measured = [re.match(r"\s*\((\d), (\d)\)((?:\s+\d+\.\d+){3})$", line) for line in lines[1:]]
+    assert [(int(m[1]), int(m[2])) for m in measured if m] == [(4, 1), (2, 2), (1, 4)]
+    times = [sum(map(float, m[3].split())) for m in measured if m]
+    assert best.pdims == [(4, 1), (2, 2), (1, 4)][int(np.argmin(times))]
+    lines.clear()
+    assert pmd.autotune(SHAPE, repeats=1, say=lines.append) == best
+    assert len(lines) == 1
+    assert "as measured before" in lines[0]
+    lines.clear()
+    pmd.autotune(SHAPE, repeats=1, measure_again=True, say=lines.append)
+    assert len(lines) == 4
+    assert len(cache.read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "other", [{"dtype": "float64"}, {"kinds": ("c2c",)}, {"halo": 1}, {"n_devices": 2}, {"shape": (8, 8, 12)}]
+)
+def test_another_question_is_measured_anew(other: dict[str, Any]) -> None:
+    arguments: dict[str, Any] = {"shape": (8, 8, 4), "repeats": 1, "say": None, "n_devices": 1}
+    pmd.autotune(**arguments)
+    lines: list[str] = []
+    pmd.autotune(**(arguments | other | {"say": lines.append}))
+    assert len(lines) > 1
+
+
+def test_a_config_takes_what_was_measured_and_never_measures(cache: Path) -> None:
+    settings: dict[str, Any] = {"box_size": 8.0, "mesh_shape": SHAPE, "a_start": 0.1, "a_stop": 1.0}
+    assert pmd.Config(**settings).layout.pdims == (4, 1)
+    assert not cache.exists()
+    pmd.autotune(SHAPE, repeats=1, say=None)
+    record = json.loads(cache.read_text())
+    cache.write_text(json.dumps(record | {"pdims": [2, 2]}) + "\n")
+    assert pmd.Config(**settings).layout.pdims == (2, 2)
+    assert pmd.Config(**(settings | {"mesh_shape": (16, 8, 6)})).layout.pdims == (4, 1)
+    for change in ({"jax": "0.1"}, {"device": "another"}, {"driver": "another"}):
+        cache.write_text(json.dumps(record | {"pdims": [2, 2], "key": record["key"] | change}) + "\n")
+        assert pmd.Config(**settings).layout.pdims == (4, 1)
+
+
+def test_a_damaged_cache_is_no_obstacle(cache: Path) -> None:
+    cache.parent.mkdir()
+    cache.write_text('{"key": {}, "pdims": "x"}\nnot json\n[1]\n{"key": 3, "pdims": [1, 4]}\n')
+    assert tuning.load() == []
+    pmd.autotune(SHAPE, repeats=1, say=None, n_devices=1)
+    assert len(tuning.load()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"n_devices": 5}, "n_devices=5 must be 1 to 4"),
+        ({"kinds": ("c2r",)}, "has 'c2r'; use 'r2c', 'c2c' or both"),
+        ({"kinds": ()}, "must be not empty"),
+        ({"halo": -1}, "halo=-1"),
+        ({"dtype": "complex64"}, "dtype=complex64 must be float32 or float64"),
+        ({"shape": (7, 7, 7)}, r"no division over 4 devices fits: shape\[0\]=7 is not divisible by 4"),
+    ],
+)
+def test_misuse_is_refused_before_anything_is_measured(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pmd.autotune(**({"shape": SHAPE} | arguments))
+
+
+def test_the_verb(tmp_path: Path) -> None:
+    command = f"{shlex.quote(sys.executable)} -m pmwd_dist.cli autotune"
+    run = lambda tail: subprocess.run(  # noqa: E731
+        shlex.split(f"{command} {tail}"), capture_output=True, text=True, check=False, timeout=120
+    )
+    done = run("8 8 6 --halo 2")
+    assert done.returncode == 0, done.stderr
+    assert "devices.pdims = [1, 1]" in done.stdout
+    assert "as measured before" in run("8 8 6 --halo 2").stdout
+    refused = run("8 8")
+    assert refused.returncode == 2
+    assert "2 numbers of cells were given; give one or three" in refused.stderr
+
+
+def test_pencils_leave_no_wrong_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "find_shape", lambda shape, devices: {"pdims": [1, 4]})
+    config = pmd.Config(box_size=8.0, mesh_shape=(8, 6, 6), a_start=0.1, a_stop=1.0, decomposition=None)
+    # 6 rows don't divide over 4 devices: what was measured doesn't fit this lattice, so the next that does is taken.
+    assert config.layout.pdims == (2, 2)
+    assert jax.device_count() == 4
