@@ -1,4 +1,4 @@
-"""The Python of the README runs as it stands."""
+"""The Python of the README and of the documentation runs as it stands."""
 
 from __future__ import annotations
 
@@ -8,17 +8,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
+PAGES = sorted((ROOT / "docs").glob("*.md"))
 
 
-def _blocks() -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+def python_of(page: Path) -> str:
+    """All blocks of a page, as one program."""
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert blocks
+    return "\n".join(blocks)
 
 
-@pytest.mark.parametrize("source", _blocks())
-def test_readme(source: str) -> None:
+def test_readme() -> None:
     names: dict[str, object] = {}
-    exec(compile(source, README.name, "exec"), names)
+    exec(compile(python_of(ROOT / "README.md"), "README.md", "exec"), names)
     density, spectrum = names["density"], names["spectrum"]
     assert np.asarray(density).mean() == pytest.approx(1, abs=1e-5)
-    assert np.isfinite(np.asarray(spectrum.power)).all()
+    assert np.isfinite(np.asarray(spectrum.power)).all()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    exec(compile(python_of(page), page.name, "exec"), {})
