@@ -1,0 +1,232 @@
+"""What `test_cudecomp.py` runs in every process: cuDecomp against XLA's collectives, bit by bit.
+
+    mpirun -n 4 python tests/gpu/cudecomp_processes.py [BACKEND ...]
+
+Prints one line a check on the main process; --times measures instead.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pmwd_dist as pmd
+from pmwd_dist import cudecomp, distributed
+from pmwd_dist.halo import pad_block as xla_pad_block
+
+# Axes of all_to_all: split, concatenated, and whether over the devices along y.
+XLA_STEPS = {"z_to_y": (2, 1, True), "y_to_x": (1, 0, False), "x_to_y": (0, 1, False), "y_to_z": (1, 2, True)}
+SPECS = {
+    "z": jax.P("x", "y", None),
+    "y": jax.P("x", None, "y"),
+    "x": jax.P(None, "x", "y"),
+}
+HALO_COMMS = {"nccl": "nccl", "nccl_pl": "nccl", "nvshmem": "nvshmem", "nvshmem_pl": "nvshmem_blocking"}
+SHAPE = (16, 24, 40)
+
+
+def say(*words: Any) -> None:
+    if distributed.is_main():
+        print(*words, flush=True)
+
+
+def layouts() -> Iterator[pmd.Decomposition]:
+    count = jax.device_count()
+    for px in range(count, 0, -1):
+        if count % px == 0:
+            yield pmd.Decomposition(pdims=(px, count // px))
+
+
+def xla_transpose(block: jax.Array, decomposition: pmd.Decomposition, step: str) -> jax.Array:
+    split, concat, along_y = XLA_STEPS[step]
+    if decomposition.pdims[int(along_y)] == 1:
+        return block
+    names = decomposition.y_names if along_y else decomposition.x_names
+    return jax.lax.all_to_all(block, names, split, concat, tiled=True)
+
+
+BOTH: tuple[Callable[..., jax.Array], ...] = (cudecomp.transpose, xla_transpose)
+
+
+def mapped(body: Callable[..., Any], layout: pmd.Decomposition, before: Any, after: Any) -> Callable[..., Any]:
+    return jax.jit(layout.shard_map(body, before, after))
+
+
+def steps(layout: pmd.Decomposition, step: str) -> tuple[Any, Any]:
+    before, after = step.split("_to_")
+    return SPECS[before], SPECS[after]
+
+
+def values(shape: tuple[int, ...], dtype: str, spec: Any, layout: pmd.Decomposition, seed: int = 0) -> jax.Array:
+    """The same random array on every process, sharded."""
+    rng = np.random.default_rng(seed)
+    host = rng.standard_normal(shape) + (1j * rng.standard_normal(shape) if dtype.startswith("complex") else 0)
+    host = host.astype(dtype)
+    return jax.make_array_from_callback(shape, jax.sharding.NamedSharding(layout.mesh, spec), lambda at: host[at])
+
+
+def same(ours: jax.Array, theirs: jax.Array, what: str) -> None:
+    assert ours.dtype == theirs.dtype and ours.shape == theirs.shape, what
+    for a, b in zip(ours.addressable_shards, theirs.addressable_shards, strict=True):
+        assert a.index == b.index
+        x, y = np.asarray(a.data), np.asarray(b.data)
+        assert x.tobytes() == y.tobytes(), f"{what}: {np.count_nonzero(x != y)} of {x.size} differ"
+
+
+def check_transposes(layout: pmd.Decomposition, dtype: str) -> int:
+    count = 0
+    for step in XLA_STEPS:
+        what = f"{layout} {step} {dtype}"
+        before, after = steps(layout, step)
+        ours, theirs = (mapped(partial(t, decomposition=layout, step=step), layout, before, after) for t in BOTH)
+        x = values(SHAPE, dtype, before, layout)
+        same(ours(x), theirs(x), what)
+        ct = values(SHAPE, dtype, after, layout, seed=1)
+        same(jax.vjp(ours, x)[1](ct)[0], jax.vjp(theirs, x)[1](ct)[0], f"vjp of {what}")
+        same(jax.jvp(ours, (x,), (2 * x,))[1], theirs(2 * x), f"jvp of {what}")
+        count += 3
+    before, after = (jax.P(None, *spec) for spec in steps(layout, "z_to_y"))
+    x = values((3, *SHAPE), dtype, before, layout)
+    batched = (jax.vmap(partial(t, decomposition=layout, step="z_to_y")) for t in BOTH)
+    ours, theirs = (mapped(run, layout, before, after) for run in batched)
+    same(ours(x), theirs(x), f"vmap of {layout} z_to_y {dtype}")
+    return count + 1
+
+
+def check_halos(layout: pmd.Decomposition, dtype: str) -> int:
+    count, spec = 0, layout.spec
+    widest = min(n // p for n, p in zip(SHAPE, layout.pdims, strict=False) if p > 1)
+    for halo in (1, 3, widest):
+        what = f"{layout} halo {halo} {dtype}"
+        assert cudecomp.can_pad(layout.block(SHAPE), halo, layout)
+        pads = (partial(pad, halo=halo, decomposition=layout) for pad in (cudecomp.pad_block, xla_pad_block))
+        ours, theirs = (mapped(pad, layout, spec, spec) for pad in pads)
+        x = values(SHAPE, dtype, spec, layout)
+        out = theirs(x)
+        same(ours(x), out, what)
+        ct = values(out.shape, dtype, spec, layout, seed=1)
+        same(jax.vjp(ours, x)[1](ct)[0], jax.vjp(theirs, x)[1](ct)[0], f"vjp of {what}")
+        count += 2
+    return count
+
+
+def check_chain(layout: pmd.Decomposition) -> int:
+    """A whole transform and back, with a gradient through it, under one jit."""
+
+    def forward(block: jax.Array, transpose: Callable[..., Any]) -> jax.Array:
+        block = transpose(jnp.fft.fft(block, axis=2), layout, "z_to_y")
+        return jnp.fft.fft(transpose(jnp.fft.fft(block, axis=1), layout, "y_to_x"), axis=0)
+
+    x = values(SHAPE, "complex128", SPECS["z"], layout)
+    weight = values(SHAPE, "complex128", SPECS["x"], layout, seed=2)
+
+    def loss(x: jax.Array, transpose: Callable[..., Any]) -> jax.Array:
+        run = layout.shard_map(partial(forward, transpose=transpose), SPECS["z"], SPECS["x"])
+        return jnp.sum(jnp.abs(run(x) * weight) ** 2)
+
+    gradients = [jax.jit(jax.grad(partial(loss, transpose=t)))(x) for t in BOTH]
+    same(gradients[0], gradients[1], f"gradient of a transform {layout}")
+    return 1
+
+
+def fails(expected: type[Exception], text: str, body: Callable[[], Any]) -> None:
+    with pytest.raises(expected, match=text):
+        body()
+
+
+def check_refusals(layout: pmd.Decomposition) -> None:
+    block = mapped(lambda b: cudecomp.transpose(b, layout, "y_to_x"), layout, *steps(layout, "y_to_x"))
+    fails(ValueError, "is not open", lambda: block(values((8, 8, 8), "float32", SPECS["y"], layout)))
+    fails(ValueError, "CUDA-aware", lambda: cudecomp.open_backend(layout, [SHAPE], transpose_comm="mpi_p2p"))
+    fails(ValueError, "doesn't divide", lambda: cudecomp.open_backend(layout, [(7, 7, 7)]))
+
+
+def compare(names: list[str]) -> None:
+    for name in names:
+        count = 0
+        for layout in layouts():
+            try:
+                cudecomp.open_backend(
+                    layout,
+                    [SHAPE],
+                    transpose_comm=name,  # type: ignore[arg-type]
+                    halo_comm=HALO_COMMS.get(name, "nccl"),  # type: ignore[arg-type]
+                    halo=SHAPE[0],
+                )
+            except ValueError as error:
+                say(f"{name}: refused: {error}")
+                break
+            for dtype in ("float32", "float64", "complex64", "complex128"):
+                count += check_transposes(layout, dtype)
+                count += check_halos(layout, dtype)
+            count += check_chain(layout)
+        say(f"{name}: {count} comparisons are bitwise equal")
+    check_refusals(next(layouts()))
+    cudecomp.close_backend()
+    cudecomp.close_backend()  # a second call does nothing
+    assert not cudecomp.is_open(next(layouts()))
+
+
+def milliseconds(run: Callable[[Any], Any], x: jax.Array, repeats: int = 20) -> float:
+    for _ in range(3):
+        jax.block_until_ready(run(x))
+    times = []
+    for _ in range(5):
+        distributed.barrier()
+        start = time.perf_counter()
+        out = None
+        for _ in range(repeats):
+            out = run(x)
+        jax.block_until_ready(out)
+        times.append((time.perf_counter() - start) / repeats)
+    return 1e3 * sorted(times)[2]
+
+
+def measure(names: list[str]) -> None:
+    for size in (512, 1024):
+        for layout in layouts():
+            if layout.pdims[0] == 1:
+                continue
+            rows: dict[str, list[str]] = {}
+            for name in ["xla", *names]:
+                try:
+                    if name != "xla":
+                        cudecomp.open_backend(layout, [(size,) * 3], transpose_comm=name)  # type: ignore[arg-type]
+                except ValueError as error:
+                    say(f"{name}: refused: {error}")
+                    continue
+                rows[name] = []
+                for step in ("z_to_y", "y_to_x", "x_to_y", "y_to_z"):
+                    if layout.pdims[int("z" in step)] == 1:
+                        continue
+                    before, after = steps(layout, step)
+                    transpose = partial(BOTH[name == "xla"], decomposition=layout, step=step)
+                    run = mapped(transpose, layout, before, after)
+                    sharding = jax.sharding.NamedSharding(layout.mesh, before)
+                    x = jax.jit(lambda: jnp.ones((size,) * 3, jnp.complex64), out_shardings=sharding)()  # noqa: B023
+                    rows[name].append(f"{step} {milliseconds(run, x):7.3f}")
+            for name, cells in rows.items():
+                say(f"{size}^3 complex64 {layout.pdims} {name:11s} [ms] " + "  ".join(cells))
+        cudecomp.close_backend()
+
+
+def main() -> None:
+    jax.config.update("jax_enable_x64", True)
+    distributed.initialize()
+    names = [word for word in sys.argv[1:] if not word.startswith("-")] or ["nccl", "nccl_pl"]
+    say(f"{jax.device_count()} x {jax.devices()[0].device_kind}, {cudecomp.library()}")
+    (measure if "--times" in sys.argv else compare)(names)
+    distributed.barrier()
+    say("done")
+
+
+if __name__ == "__main__":
+    main()
