@@ -22,14 +22,14 @@ from pmwd_dist import _native
 from pmwd_dist.decomposition import Decomposition, Shape3
 from pmwd_dist.halo import reduce_block
 
-Step = Literal["z_to_y", "y_to_x", "x_to_y", "y_to_z"]
+Step = Literal["x_to_y", "y_to_z", "z_to_y", "y_to_x"]
 TransposeComm = Literal["mpi_p2p", "mpi_p2p_pl", "mpi_a2a", "nccl", "nccl_pl", "nvshmem", "nvshmem_pl", "nvshmem_sm"]
 HaloComm = Literal["mpi", "mpi_blocking", "nccl", "nvshmem", "nvshmem_blocking"]
 
 # In the order of cuDecomp's numbers: steps from 0, backends from 1.
 _STEPS: tuple[str, ...] = get_args(Step)
 _INVERSE = (3, 2, 1, 0)
-_AXES = ((0, 1), (1, 2), (2, 1), (1, 0))  # whole along z, y, x (0, 1, 2) before and after a step
+_AXES = ((0, 1), (1, 2), (2, 1), (1, 0))  # whole along x, y, z (0, 1, 2) before and after a step
 
 # Which backends serve a decomposition; the communicator that cuDecomp was started with, and the processes of its ranks.
 _comms: dict[Decomposition, tuple[int, int]] = {}
@@ -243,9 +243,9 @@ def _chosen(decomposition: Decomposition) -> tuple[int, int]:
 
 
 def _parts(axis: int, pdims: tuple[int, int]) -> tuple[int, int, int]:
-    """Into how many blocks each axis is divided where pencils are whole along z, y, x (0, 1, 2)."""
+    """Into how many blocks each axis is divided where pencils are whole along x, y, z (0, 1, 2)."""
     px, py = pdims
-    return ((px, py, 1), (px, 1, py), (1, px, py))[axis]
+    return ((1, px, py), (px, 1, py), (px, py, 1))[axis]
 
 
 def _halo_widths(halo: int, decomposition: Decomposition) -> list[tuple[int, int]]:

@@ -1,14 +1,18 @@
 //! How an array is divided, in the package's terms and in cuDecomp's.
 //!
-//! Ours: row-major (x, y, z), x over `pdims[0]` and y over `pdims[1]` processes, of which process `ix * pdims[1] + iy` sits
-//! at (ix, iy). cuDecomp's: column-major, so its X is our z and its Z our x, over a process grid (`pdims[1]`, `pdims[0]`) in
-//! column-major order. No axis is made contiguous, so that its transposes move data as `all_to_all` does.
+//! Arrays are row-major (x, y, z), x over `pdims[0]` and y over `pdims[1]` processes, of which process `ix * pdims[1] + iy`
+//! sits at (ix, iy). cuDecomp's axes, grid of processes and order of ranks are the same; its order of memory is set so
+//! that z varies fastest in every pencil, and its transposes move data as `all_to_all` does. (Naming the axes the other
+//! way round, with column-major ranks, hangs with NVSHMEM: 0.7.0 splits its teams in row-major order whatever is set.)
 
 use super::result::{Error, Result, refused};
-use super::sys::{GridDescConfig, RANK_ORDER_COL_MAJOR};
+use super::sys::{GridDescConfig, RANK_ORDER_ROW_MAJOR};
 
 /// Offsets inside a pencil must fit into 31 bits, halos and padding included.
 const LIMIT: i64 = 1 << 31;
+
+/// The axes of every pencil, from the one that varies fastest in memory.
+pub(super) const MEMORY_ORDER: [i32; 3] = [2, 1, 0];
 
 /// A division of an array, and who moves its data: all that a descriptor depends on. It serves every data type.
 ///
@@ -25,16 +29,16 @@ pub struct Grid {
     pub halo_comm: i32,
 }
 
-/// A transpose, named by the axes of cuDecomp along which pencils are whole before and after.
+/// A transpose, named by the axes along which pencils are whole before and after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// From whole along our z to whole along our y.
+    /// From whole along x to whole along y.
     XToY,
-    /// From whole along our y to whole along our x.
+    /// From whole along y to whole along z.
     YToZ,
-    /// From whole along our x to whole along our y.
+    /// From whole along z to whole along y.
     ZToY,
-    /// From whole along our y to whole along our z.
+    /// From whole along y to whole along x.
     YToX,
 }
 
@@ -53,7 +57,7 @@ impl Step {
         }
     }
 
-    /// Along which of cuDecomp's axes pencils are whole before and after.
+    /// Along which axes pencils are whole before and after.
     #[must_use]
     pub fn axes(self) -> (usize, usize) {
         match self {
@@ -66,13 +70,13 @@ impl Step {
 }
 
 impl Grid {
-    /// The local shape (x, y, z) of pencils that are whole along an axis of cuDecomp's.
+    /// The local shape (x, y, z) of pencils that are whole along an axis.
     ///
     /// # Errors
     /// If the array doesn't divide, or a pencil is too large.
     pub fn pencil(&self, axis: usize) -> Result<[i64; 3]> {
         let ([x, y, z], [px, py]) = (self.shape, self.pdims);
-        let parts = [[px, py, 1], [px, 1, py], [1, px, py]][axis];
+        let parts = [[1, px, py], [px, 1, py], [px, py, 1]][axis];
         if parts.iter().zip(self.shape).any(|(p, n)| n % p != 0) {
             return refused(format!("shape {:?} doesn't divide into {parts:?} blocks", self.shape));
         }
@@ -86,7 +90,7 @@ impl Grid {
     /// # Errors
     /// If the array doesn't divide, a halo is wider than the block, or the padded block is too large.
     pub fn padded(&self, halo: i64) -> Result<[i64; 3]> {
-        let mut local = self.pencil(0)?;
+        let mut local = self.pencil(2)?;
         for axis in 0..2 {
             if self.pdims[axis] > 1 {
                 if halo < 0 || halo > local[axis] {
@@ -102,21 +106,21 @@ impl Grid {
         Ok(local)
     }
 
-    /// Widths of the halos along cuDecomp's axes.
+    /// Widths of the halos along x, y, z.
     #[must_use]
     pub fn halo_extents(&self, halo: i64) -> [i32; 3] {
         let along = |parts: i64| if parts > 1 { halo as i32 } else { 0 };
-        [0, along(self.pdims[1]), along(self.pdims[0])]
+        [along(self.pdims[0]), along(self.pdims[1]), 0]
     }
 
-    /// Shape and first cell of process `place`'s pencil, along cuDecomp's axes.
+    /// Shape and first cell of process `place`'s pencil, in the order of memory, z first.
     ///
     /// # Errors
     /// As [`Self::pencil`].
     pub(super) fn expected(&self, axis: usize, place: i64) -> Result<([i32; 3], [i32; 3])> {
         let [x, y, z] = self.pencil(axis)?;
         let (ix, iy) = (place / self.pdims[1], place % self.pdims[1]);
-        let at = [[ix, iy, 0], [ix, 0, iy], [0, ix, iy]][axis];
+        let at = [[0, ix, iy], [ix, 0, iy], [ix, iy, 0]][axis];
         Ok(([z as i32, y as i32, x as i32], [(at[2] * z) as i32, (at[1] * y) as i32, (at[0] * x) as i32]))
     }
 
@@ -135,16 +139,15 @@ impl Grid {
             let (transpose, halo) = (self.transpose_comm, self.halo_comm);
             return refused(format!("no backends of the numbers {transpose} (transposes) and {halo} (halos)"));
         }
-        self.pencil(0).map(drop)
+        self.pencil(2).map(drop)
     }
 
     /// Fills in a configuration that holds the library's defaults.
     pub(super) fn configure(&self, config: &mut GridDescConfig) {
-        let [x, y, z] = self.shape.map(|n| n as i32);
-        config.gdims = [z, y, x];
-        config.pdims = [self.pdims[1] as i32, self.pdims[0] as i32];
-        config.rank_order = RANK_ORDER_COL_MAJOR;
-        config.transpose_axis_contiguous = [0; 3];
+        config.gdims = self.shape.map(|n| n as i32);
+        config.pdims = self.pdims.map(|n| n as i32);
+        config.rank_order = RANK_ORDER_ROW_MAJOR;
+        config.transpose_mem_order = [MEMORY_ORDER; 3];
         config.transpose_comm_backend = self.transpose_comm;
         config.halo_comm_backend = self.halo_comm;
     }

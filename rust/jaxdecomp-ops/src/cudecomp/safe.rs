@@ -3,7 +3,7 @@
 //! Opening and closing are collective and explicit. There is no `Drop`: a process that ends without closing leaves the
 //! library alone, since a destructor could run on one process only, and wait for the others for ever.
 
-use super::grid::{Grid, Step};
+use super::grid::{Grid, MEMORY_ORDER, Step};
 use super::result::{Error, Result, check, check_cuda, refused};
 use super::sys::{Api, Driver, GridDescConfig, LAYOUT_VERSION, MpiQueries, Opaque, PencilInfo};
 use core::ffi::{c_int, c_void};
@@ -191,7 +191,7 @@ impl Session {
         };
         check("GetPencilInfo", code)?;
         let got = (info.shape, info.lo);
-        if info.order == [0, 1, 2] && got == expected {
+        if info.order == MEMORY_ORDER && got == expected {
             return Ok(());
         }
         let order = info.order;
@@ -246,7 +246,7 @@ impl Session {
         let (raw, extents, mut size) = (self.descriptor(grid)?.raw, grid.halo_extents(halo), 0);
         self.device.enter()?;
         // SAFETY: handle and descriptor are open.
-        let code = unsafe { (self.api.halo_workspace)(self.handle, raw, 0, extents.as_ptr(), &raw mut size) };
+        let code = unsafe { (self.api.halo_workspace)(self.handle, raw, 2, extents.as_ptr(), &raw mut size) };
         check("GetHaloWorkspaceSize", code)?;
         Ok(size)
     }
@@ -303,10 +303,10 @@ impl Session {
             // SAFETY: by contract.
             let code = unsafe {
                 let (extents, periodic) = (extents.as_ptr(), periodic.as_ptr());
-                let function = self.api.update_halos_x;
+                let function = self.api.update_halos_z;
                 function(self.handle, raw, block, work, number, extents, periodic, axis, none, buffers.stream)
             };
-            check("UpdateHalosX", code)
+            check("UpdateHalosZ", code)
         };
         let outcome = self.device.enter().and_then(|()| {
             if !core::ptr::eq(buffers.input, buffers.output) {
@@ -315,7 +315,7 @@ impl Session {
             (0..buffers.batch).try_for_each(|b| {
                 // SAFETY: by contract.
                 let block = unsafe { buffers.output.byte_add(b * stride) };
-                (1..3).rev().filter(|&axis| extents[axis as usize] > 0).try_for_each(|axis| update(block, axis))
+                (0..2).filter(|&axis| extents[axis as usize] > 0).try_for_each(|axis| update(block, axis))
             })
         });
         self.remember(outcome)

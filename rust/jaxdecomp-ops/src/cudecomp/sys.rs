@@ -8,8 +8,8 @@ use std::ffi::CStr;
 
 /// Layout version of the structs below.
 pub const LAYOUT_VERSION: i32 = 1;
-/// Rank `i + j * pdims[0]` sits at (i, j) of the process grid.
-pub const RANK_ORDER_COL_MAJOR: i32 = 2;
+/// Rank `i * pdims[1] + j` sits at (i, j) of the process grid.
+pub const RANK_ORDER_ROW_MAJOR: i32 = 1;
 
 /// What `…SetDefaultsVersioned` fills in, and `GridDescCreateVersioned` reads.
 #[repr(C)]
@@ -135,7 +135,7 @@ table! {
         transpose_y_to_z = b"cudecompTransposeYToZ\0": Transpose,
         transpose_z_to_y = b"cudecompTransposeZToY\0": Transpose,
         transpose_y_to_x = b"cudecompTransposeYToX\0": Transpose,
-        update_halos_x = b"cudecompUpdateHalosX\0": UpdateHalos,
+        update_halos_z = b"cudecompUpdateHalosZ\0": UpdateHalos,
     }
 }
 
