@@ -189,7 +189,7 @@ def compare(names: list[str]) -> None:
             count += check_chain(layout)
         say(f"{name}: {count} comparisons are bitwise equal")
     check_refusals(next(layouts()))
-    check_closing(next(layouts()), names[0])
+    check_closing(next(layouts()), names[-1])
 
 
 def milliseconds(run: Callable[[Any], Any], x: jax.Array, repeats: int = 20) -> float:

@@ -104,3 +104,32 @@ fn end_job(name: &str, message: &str) -> ! {
     eprintln!("{name}: {message}; the job ends here, since other processes would wait for this one for ever");
     std::process::abort()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Failure, run};
+    use std::process::Command;
+
+    #[test]
+    fn a_refusal_goes_back_to_xla() {
+        let error = run("cudecomp_halo", || Err(Failure::Refused("no".to_owned()))).expect_err("an error");
+        assert_eq!(error.message, "cudecomp_halo: no");
+        assert_eq!(run("cudecomp_halo", || Ok(())), Ok(()));
+    }
+
+    #[test]
+    fn a_failure_on_the_way_ends_the_process() {
+        const CHILD: &str = "JAXDECOMP_OPS_TEST_BREAKS";
+        if std::env::var_os(CHILD).is_some() {
+            let _never = run("cudecomp_transpose", || Err(Failure::Broken("NCCL failed".to_owned())));
+            return;
+        }
+        let program = std::env::current_exe().expect("this test's own path");
+        let this = "cudecomp::handlers::tests::a_failure_on_the_way_ends_the_process";
+        let child = Command::new(program).args([this, "--exact", "--nocapture"]).env(CHILD, "1").output();
+        let child = child.expect("it starts");
+        assert!(!child.status.success());
+        let words = String::from_utf8_lossy(&child.stderr);
+        assert!(words.contains("cudecomp_transpose: NCCL failed; the job ends here"), "{words}");
+    }
+}
