@@ -3,63 +3,15 @@
 //! Opening and closing are collective and explicit. There is no `Drop`: a process that ends without closing leaves the
 //! library alone, since a destructor could run on one process only, and wait for the others for ever.
 
+use super::device::Device;
 use super::grid::{Grid, MEMORY_ORDER, Step};
-use super::result::{Error, Result, check, check_cuda, refused};
-use super::sys::{Api, Driver, GridDescConfig, LAYOUT_VERSION, MpiQueries, Opaque, PencilInfo};
+use super::result::{Error, Result, check, refused};
+use super::sys::{Api, GridDescConfig, LAYOUT_VERSION, MpiQueries, Opaque, PencilInfo};
 use core::ffi::{c_int, c_void};
 use core::mem::size_of;
 use core::ptr::null_mut;
 use std::collections::BTreeMap;
 use xla_ffi::Dtype;
-
-/// A GPU, by the context that XLA and the CUDA runtime share.
-#[derive(Clone, Copy, Debug)]
-pub struct Device {
-    driver: Driver,
-    number: c_int,
-    context: Opaque,
-}
-
-impl Device {
-    /// The GPU of this ordinal.
-    ///
-    /// # Errors
-    /// CUDA's own.
-    pub fn new(driver: Driver, ordinal: i32) -> Result<Self> {
-        let (mut number, mut context) = (0, null_mut());
-        // SAFETY: the driver writes to the two variables.
-        unsafe {
-            check_cuda(&driver, "cuInit", (driver.init)(0))?;
-            check_cuda(&driver, "cuDeviceGet", (driver.device_get)(&raw mut number, ordinal))?;
-            let code = (driver.primary_context_retain)(&raw mut context, number);
-            check_cuda(&driver, "cuDevicePrimaryCtxRetain", code)?;
-        }
-        Ok(Self { driver, number, context })
-    }
-
-    /// Makes the GPU the calling thread's. Every entry begins with it: which thread calls is XLA's choice.
-    fn enter(&self) -> Result<()> {
-        // SAFETY: the context is retained.
-        check_cuda(&self.driver, "cuCtxSetCurrent", unsafe { (self.driver.context_set)(self.context) })
-    }
-
-    fn synchronize(&self) -> Result<()> {
-        // SAFETY: takes no arguments.
-        check_cuda(&self.driver, "cuCtxSynchronize", unsafe { (self.driver.context_synchronize)() })
-    }
-
-    fn copy(&self, to: *mut c_void, from: *const c_void, bytes: usize, stream: Opaque) -> Result<()> {
-        // SAFETY: both are device memory of so many bytes, by the contract of the callers.
-        let code = unsafe { (self.driver.copy_async)(to as u64, from as u64, bytes, stream) };
-        check_cuda(&self.driver, "cuMemcpyDtoDAsync", code)
-    }
-
-    fn release(&self) -> Result<()> {
-        // SAFETY: retained once, released once.
-        let code = unsafe { (self.driver.primary_context_release)(self.number) };
-        check_cuda(&self.driver, "cuDevicePrimaryCtxRelease", code)
-    }
-}
 
 /// Which process this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -310,7 +262,8 @@ impl Session {
         };
         let outcome = self.device.enter().and_then(|()| {
             if !core::ptr::eq(buffers.input, buffers.output) {
-                self.device.copy(buffers.output, buffers.input, stride * buffers.batch, buffers.stream)?;
+                // SAFETY: by contract.
+                unsafe { self.device.copy(buffers.output, buffers.input, stride * buffers.batch, buffers.stream) }?;
             }
             (0..buffers.batch).try_for_each(|b| {
                 // SAFETY: by contract.
