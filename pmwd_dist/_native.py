@@ -39,6 +39,20 @@ def native_version() -> str | None:
     return None if _ops is None else _ops.__version__
 
 
+def cudecomp_ops() -> Any | None:
+    """The native side of `cudecomp`, its targets registered with XLA; None where jaxdecomp-ops has none."""
+    return _ops if _registered_on_gpus() else None
+
+
+@functools.cache
+def _registered_on_gpus() -> bool:
+    if not hasattr(_ops, "cudecomp_open"):
+        return False
+    for name, capsule in _ops.targets("CUDA").items():
+        jax.ffi.register_ffi_target(name, capsule, platform="CUDA")
+    return True
+
+
 def _varying(x: Any) -> frozenset[str]:
     return frozenset(jax.typeof(x).mat.varying)
 
@@ -90,6 +104,36 @@ def define_op(
             return jax.ffi.ffi_lowering(target)(ctx, *operands, **attributes(**params))
 
         mlir.register_lowering(primitive, lower, platform="cpu")
+    batching.primitive_batchers[primitive] = functools.partial(_batch, primitive)
+    return primitive
+
+
+def define_gpu_op(
+    name: str,
+    abstract: Callable[..., Any],
+    *,
+    target: str,
+    attributes: Callable[..., dict[str, Any]],
+    scratch: Callable[..., int],
+    in_place: bool = False,
+) -> Primitive:
+    """A primitive with one operand and one result that runs a native target on NVIDIA GPUs, and nowhere else.
+
+    Operand and result carry a leading batch axis. The target gets scratch memory of the operand's type, `scratch`
+    elements long, as a second result.
+    """
+    primitive = Primitive(name)
+    primitive.def_abstract_eval(abstract)
+    primitive.def_impl(functools.partial(_jit_bind, primitive))
+    rule = jax.ffi.ffi_lowering(target, operand_output_aliases={0: 0} if in_place else None)
+
+    def lower(ctx: Any, operand: Any, **params: Any) -> Any:
+        # Not empty: a buffer of no bytes may have no address.
+        extra = ShapedArray((max(1, scratch(**params)),), ctx.avals_in[0].dtype)
+        results = rule(ctx.replace(avals_out=[*ctx.avals_out, extra]), operand, **attributes(**params))
+        return results[:1]
+
+    mlir.register_lowering(primitive, lower, platform="cuda")
     batching.primitive_batchers[primitive] = functools.partial(_batch, primitive)
     return primitive
 

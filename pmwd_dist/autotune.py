@@ -12,12 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pmwd_dist import tuning
+from pmwd_dist import cudecomp, tuning
+from pmwd_dist.communication import TransposeComm
 from pmwd_dist.decomposition import Decomposition, Shape3
-from pmwd_dist.fft import pfft3d, pifft3d, pirfft3d, prfft3d
+from pmwd_dist.fft import pfft3d, pifft3d, pirfft3d, prfft3d, spectrum_shape
 from pmwd_dist.halo import halo_pad, halo_reduce
 
 Kind = Literal["r2c", "c2c"]
+
+_COMMS: tuple[TransposeComm, ...] = ("nccl", "nccl_pl", "nvshmem", "nvshmem_pl")
 
 
 def autotune(
@@ -34,8 +37,9 @@ def autotune(
     """The fastest decomposition of a mesh over the devices of this program, by measurement; collective.
 
     Every division of the devices into slabs and pencils that fits the mesh is timed: the transforms of all `kinds`
-    there and back, and filling a halo and adding it back. The smallest sum wins. The result is kept on disk with all
-    that it depends on (devices, driver, versions, shape, dtype, kinds, halo), and not measured a second time.
+    there and back, and filling a halo and adding it back. The smallest sum wins. With one process a GPU and cuDecomp
+    installed, its NCCL and NVSHMEM backends compete too, and the winner is left open. The result is kept on disk
+    with all that it depends on (devices, driver, versions, shape, dtype, kinds, halo), and not measured twice.
 
     Args:
       shape: cells of the mesh.
@@ -63,22 +67,28 @@ def autotune(
         "dtype": np.dtype(dtype).name,
         "kinds": sorted(kinds),
         "halo": halo,
+        "moved by": sorted({c.transpose_comm or "xla" for c in candidates}),
     }
     found = _agreed(None if measure_again else tuning.find(key), candidates)
     if found is not None:
         say(f"{found!r}, as measured before ({tuning.path()})")
+        _open(found, shape, halo)
         return found
-    say(f"{'pdims':>10} {'forward':>9} {'inverse':>9} {'halo':>9}   [ms]  {shape}, {np.dtype(dtype).name}, {kinds}")
+    say(f"{'pdims':>10} {'moved by':>12} {'forward':>9} {'inverse':>9} {'halo':>9}   [ms]")
     times = []
     for candidate in candidates:
         row = _measure(candidate, shape, dtype, kinds, halo, repeats)
-        say(f"{candidate.pdims!s:>10} " + ("does not fit" if row is None else " ".join(f"{1e3 * t:9.3f}" for t in row)))
-        times.append(math.inf if row is None else sum(row))
+        text = row if isinstance(row, str) else " ".join(f"{1e3 * t:9.3f}" for t in row)
+        say(f"{candidate.pdims!s:>10} {candidate.transpose_comm or 'xla':>12} {text}")
+        times.append(math.inf if isinstance(row, str) else sum(row))
     if not math.isfinite(min(times)):
         raise ValueError(f"shape={shape} fits into the memory of these {len(devices)} devices in no division; use more")
     best = candidates[int(np.argmin(times))]
+    if best.backend == "xla":
+        cudecomp.close_backend()
     if jax.process_index() == 0:
-        tuning.store({"key": key, "pdims": list(best.pdims), "seconds": min(times), "date": time.strftime("%F")})
+        seconds = {"seconds": min(times), "date": time.strftime("%F")}
+        tuning.store({"key": key, "pdims": list(best.pdims), "transpose_comm": best.transpose_comm} | seconds)
     return best
 
 
@@ -119,6 +129,9 @@ def _candidates(shape: Shape3, devices: list[Any], kinds: Sequence[str]) -> list
             problem = problem or error
             continue
         fitting.append(candidate)
+        if len(devices) == jax.device_count() and cudecomp.available(candidate):
+            pdims = candidate.pdims
+            fitting += [Decomposition(pdims, backend="cudecomp", transpose_comm=c, halo_comm="nccl") for c in _COMMS]
     if not fitting:
         raise ValueError(f"no division over {len(devices)} devices fits: {problem}")
     return fitting
@@ -126,8 +139,10 @@ def _candidates(shape: Shape3, devices: list[Any], kinds: Sequence[str]) -> list
 
 def _agreed(record: tuning.Record | None, candidates: list[Decomposition]) -> Decomposition | None:
     """The candidate that the first process remembers, on all processes."""
-    pdims = [c.pdims for c in candidates]
-    index = -1 if record is None or tuple(record["pdims"]) not in pdims else pdims.index(tuple(record["pdims"]))
+    known = [(list(c.pdims), c.transpose_comm) for c in candidates]
+    index = -1
+    if record is not None and (wanted := (record["pdims"], record.get("transpose_comm"))) in known:
+        index = known.index(wanted)
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
 
@@ -135,11 +150,20 @@ def _agreed(record: tuning.Record | None, candidates: list[Decomposition]) -> De
     return None if index < 0 else candidates[index]
 
 
+def _open(layout: Decomposition, shape: Shape3, halo: int) -> None:
+    if layout.backend == "cudecomp":
+        cudecomp.open_backend(layout, [shape, spectrum_shape(shape, layout)], halo=halo)
+
+
 def _measure(
     layout: Decomposition, shape: Shape3, dtype: Any, kinds: Sequence[str], halo: int, repeats: int
-) -> tuple[float, float, float] | None:
-    """Seconds of transform, inverse and halo exchange; None if they don't fit into memory."""
+) -> tuple[float, float, float] | str:
+    """Seconds of transform, inverse and halo exchange, or why they can't be measured."""
     real = np.dtype(dtype)
+    try:
+        _open(layout, shape, halo)
+    except ValueError as error:
+        return str(error)
     forward = inverse = 0.0
     try:
         for kind in kinds:
@@ -155,7 +179,7 @@ def _measure(
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        return None
+        return "does not fit into memory"
     return forward, inverse, exchange
 
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pmwd_dist.decomposition import Decomposition, Shape3, fitting
+from pmwd_dist.communication import update
+from pmwd_dist.decomposition import Decomposition, fitting
 
 GRADIENTS = ("finite-difference", "spectral")
 
@@ -125,4 +126,4 @@ def _check_scalars(config: Config) -> None:
         raise ValueError(f'halo={halo!r} must be a whole number of cells, 0 or more, or "auto"')
 
 
-__all__ = ["Config", "Shape3"]
+__all__ = ["Config", "update"]

@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from pmwd_dist import tuning
+from pmwd_dist import communication, tuning
+from pmwd_dist.communication import Backend, HaloComm, TransposeComm
 
 Shape3 = tuple[int, int, int]
 Names = tuple[str, ...]
@@ -31,7 +32,11 @@ class Decomposition:
       mesh: a device mesh of one's own instead, with axes of any type (Auto, Explicit; Manual inside shard_map) and
         possibly more of them than a field is divided over; default: the one set by `jax.set_mesh`, if any.
       spec: the PartitionSpec of a real field on it, such as P("x", "y"); default: the axes of a mesh of one or two.
-      backend: who moves the data: "xla", or "auto" for the best that is available.
+      backend: who moves the data: "xla", "cudecomp" (see `cudecomp.open_backend`), or "auto" for the default in
+        force (`config.update`), which is "xla".
+      transpose_comm: with cuDecomp, who moves the data of transposes: "nccl", "nccl_pl", "mpi_p2p", "mpi_p2p_pl",
+        "mpi_a2a", "nvshmem", "nvshmem_pl" or "nvshmem_sm"; default: the one in force, which is "nccl".
+      halo_comm: the same of halos: "nccl", "mpi", "mpi_blocking", "nvshmem" or "nvshmem_blocking".
 
     Raises:
       ValueError: arguments that don't fit together.
@@ -44,10 +49,11 @@ class Decomposition:
         *,
         mesh: Mesh | None = None,
         spec: PartitionSpec | None = None,
-        backend: Literal["auto", "xla"] = "auto",
+        backend: Backend = "auto",
+        transpose_comm: TransposeComm | None = None,
+        halo_comm: HaloComm | None = None,
     ):
-        if backend not in ("auto", "xla"):
-            raise ValueError(f"backend={backend!r} is not known; use 'auto' or 'xla'")
+        comms = _backends(backend, transpose_comm, halo_comm)
         if mesh is not None and (pdims is not None or devices is not None):
             raise ValueError("mesh= already says which devices: leave pdims= and devices= out")
         if mesh is None and pdims is None and devices is None:
@@ -64,7 +70,7 @@ class Decomposition:
         self.mesh: Mesh = mesh
         self.x_names: Names = x_names
         self.y_names: Names = y_names
-        self.backend = backend
+        self.backend, self.transpose_comm, self.halo_comm = comms
 
     @classmethod
     def of(cls, x: Any, *, spectrum: bool = False) -> Decomposition:
@@ -195,11 +201,12 @@ class Decomposition:
         return hash(self._key)
 
     def __repr__(self) -> str:
-        return f"Decomposition(pdims={self.pdims}, mesh={dict(self.mesh.shape)}, backend={self.backend!r})"
+        comms = f", {self.transpose_comm}, {self.halo_comm}" if self.backend == "cudecomp" else ""
+        return f"Decomposition(pdims={self.pdims}, mesh={dict(self.mesh.shape)}, backend={self.backend!r}{comms})"
 
     @property
     def _key(self) -> tuple[Any, ...]:
-        return self.mesh, self.x_names, self.y_names, self.backend
+        return self.mesh, self.x_names, self.y_names, self.backend, self.transpose_comm, self.halo_comm
 
 
 def fitting(shapes: Sequence[Shape3]) -> Decomposition:
@@ -231,6 +238,22 @@ def fitting(shapes: Sequence[Shape3]) -> Decomposition:
             continue
         return candidate
     raise ValueError(f"no division over {count} devices fits: {problem}; or pass decomposition= with fewer devices")
+
+
+def _backends(backend: str, transpose_comm: str | None, halo_comm: str | None) -> tuple[str, str | None, str | None]:
+    """What moves data, with all defaults filled in; the last two are cuDecomp's."""
+    communication.checked(backend, "backend")
+    if backend == "auto":
+        backend = communication.default("backend")
+        backend = "xla" if backend == "auto" else backend
+    if transpose_comm is not None:
+        communication.checked(transpose_comm, "transpose_comm_backend", "transpose_comm")
+    if halo_comm is not None:
+        communication.checked(halo_comm, "halo_comm_backend", "halo_comm")
+    if backend == "xla":
+        return backend, None, None
+    transpose_comm = transpose_comm or communication.default("transpose_comm_backend")
+    return backend, transpose_comm, halo_comm or communication.default("halo_comm_backend")
 
 
 def _context_mesh() -> Any:

@@ -19,7 +19,7 @@ from jax.interpreters import ad
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Complex, Float
 
-from pmwd_dist import _native
+from pmwd_dist import _native, cudecomp
 from pmwd_dist.decomposition import Decomposition, Names, Shape3
 
 Norm = Literal["backward", "ortho", "forward"]
@@ -234,7 +234,7 @@ def rfft_block(block: Array, decomposition: Decomposition) -> Array:
     if px == py == 1:
         return _rfft(block, 3)
     if py == 1:
-        return _fft_x(_to_x(_rfft(block, 2), decomposition))
+        return _fft_x(_exchange(_rfft(block, 2), decomposition, "y_to_x"))
     spectrum = _rfft(block, 1)
     fill = -spectrum.shape[2] % py
     return _transpose_forward(jnp.pad(spectrum, ((0, 0), (0, 0), (0, fill))), decomposition)
@@ -246,7 +246,7 @@ def irfft_block(block: Array, nz: int, decomposition: Decomposition) -> Array:
     if px == py == 1:
         return _irfft(block, nz, 3)
     if py == 1:
-        return _irfft(_from_x(jnp.fft.ifft(block, axis=0), decomposition), nz, 2)
+        return _irfft(_exchange(jnp.fft.ifft(block, axis=0), decomposition, "x_to_y"), nz, 2)
     return _irfft(_transpose_back(block, decomposition)[:, :, : nz // 2 + 1], nz, 1)
 
 
@@ -265,30 +265,33 @@ def _fft_x(block: Array) -> Array:
 
 def _transpose_forward(block: Array, decomposition: Decomposition) -> Array:
     """From (x, y split, kz whole) to the spectrum's layout, with the transforms along y and x."""
-    if decomposition.pdims[1] > 1:
-        block = jax.lax.all_to_all(block, decomposition.y_names, 2, 1, tiled=True)
-    block = jnp.fft.fft(block, axis=1)
-    return _fft_x(_to_x(block, decomposition))
+    block = jnp.fft.fft(_exchange(block, decomposition, "z_to_y"), axis=1)
+    return _fft_x(_exchange(block, decomposition, "y_to_x"))
 
 
 def _transpose_back(block: Array, decomposition: Decomposition) -> Array:
-    block = _from_x(jnp.fft.ifft(block, axis=0), decomposition)
-    block = jnp.fft.ifft(block, axis=1)
-    if decomposition.pdims[1] > 1:
-        block = jax.lax.all_to_all(block, decomposition.y_names, 1, 2, tiled=True)
-    return block
+    block = _exchange(jnp.fft.ifft(block, axis=0), decomposition, "x_to_y")
+    return _exchange(jnp.fft.ifft(block, axis=1), decomposition, "y_to_z")
 
 
-def _to_x(block: Array, decomposition: Decomposition) -> Array:
-    if decomposition.pdims[0] == 1:
+# For each step: the axis that is split and the one that becomes whole, and whether over the devices along y.
+_STEPS: dict[cudecomp.Step, tuple[int, int, bool]] = {
+    "z_to_y": (2, 1, True),
+    "y_to_x": (1, 0, False),
+    "x_to_y": (0, 1, False),
+    "y_to_z": (1, 2, True),
+}
+
+
+def _exchange(block: Array, decomposition: Decomposition, step: cudecomp.Step) -> Array:
+    """Make another axis whole on every device."""
+    split, whole, along_y = _STEPS[step]
+    if decomposition.pdims[1 if along_y else 0] == 1:
         return block
-    return jax.lax.all_to_all(block, decomposition.x_names, 1, 0, tiled=True)
-
-
-def _from_x(block: Array, decomposition: Decomposition) -> Array:
-    if decomposition.pdims[0] == 1:
-        return block
-    return jax.lax.all_to_all(block, decomposition.x_names, 0, 1, tiled=True)
+    if decomposition.backend == "cudecomp":
+        return cudecomp.transpose(block, decomposition, step)
+    names = decomposition.y_names if along_y else decomposition.x_names
+    return jax.lax.all_to_all(block, names, split, whole, tiled=True)
 
 
 # --- the local real transforms, with transposes that stay real ----------------------------------------------

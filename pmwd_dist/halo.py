@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from pmwd_dist import cudecomp
 from pmwd_dist.decomposition import Decomposition, Names, Shape3
 
 
@@ -53,6 +54,8 @@ def halo_reduce(
 
 def pad_block(block: Array, halo: int, decomposition: Decomposition) -> Array:
     """`halo_pad` of the local block, inside shard_map."""
+    if decomposition.backend == "cudecomp" and cudecomp.can_pad(_shape3(block), halo, decomposition):
+        return cudecomp.pad_block(block, halo, decomposition)
     for axis, (names, parts) in enumerate(_divided(decomposition)):
         if parts > 1 and halo:
             block = _pad_axis(block, halo, axis, names, parts)

@@ -30,7 +30,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_fitting_division_is_measured_once(cache: Path) -> None:
     lines: list[str] = []
     best = pmd.autotune(SHAPE, repeats=1, say=lines.append)
-    measured = [re.match(r"\s*\((\d), (\d)\)((?:\s+\d+\.\d+){3})$", line) for line in lines[1:]]
+    measured = [re.match(r"\s*\((\d), (\d)\)\s+xla((?:\s+\d+\.\d+){3})$", line) for line in lines[1:]]
     assert [(int(m[1]), int(m[2])) for m in measured if m] == [(4, 1), (2, 2), (1, 4)]
     times = [sum(map(float, m[3].split())) for m in measured if m]
     assert best.pdims == [(4, 1), (2, 2), (1, 4)][int(np.argmin(times))]

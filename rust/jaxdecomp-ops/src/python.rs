@@ -1,8 +1,10 @@
 //! The Python module: capsules for `jax.ffi.register_ffi_target`.
 
+use crate::cudecomp::{self, Error, Grid, Member};
 use crate::handlers;
 use core::ffi::CStr;
 use core::ptr::NonNull;
+use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 use xla_ffi::sys::Handler;
@@ -10,14 +12,17 @@ use xla_ffi::sys::Handler;
 /// The name that XLA's own capsules bear.
 const CAPSULE: &CStr = c"xla._CUSTOM_CALL_TARGET";
 
-/// FFI targets of a platform ("cpu"), each a capsule for `jax.ffi.register_ffi_target`; none if it has none.
+/// FFI targets of a platform ("cpu" or "CUDA"), each a capsule for `jax.ffi.register_ffi_target`.
 #[pyfunction]
 fn targets<'py>(py: Python<'py>, platform: &str) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
-    if platform == "cpu" {
-        for (name, handler) in handlers::CPU {
-            dict.set_item(name, capsule(py, handler)?)?;
-        }
+    let handlers: &[(&str, Handler)] = match platform {
+        "cpu" => &handlers::CPU,
+        "CUDA" => &cudecomp::handlers::CUDA,
+        _ => &[],
+    };
+    for &(name, handler) in handlers {
+        dict.set_item(name, capsule(py, handler)?)?;
     }
     Ok(dict)
 }
@@ -28,8 +33,77 @@ fn capsule(py: Python<'_>, handler: Handler) -> PyResult<Bound<'_, PyCapsule>> {
     unsafe { PyCapsule::new_with_pointer(py, pointer, CAPSULE) }
 }
 
+/// Fail with `OSError` unless cuDecomp and CUDA's driver load.
+#[pyfunction]
+fn cudecomp_probe(py: Python<'_>, library: &str) -> PyResult<()> {
+    py.detach(|| cudecomp::probe(library)).map_err(PyOSError::new_err)
+}
+
+/// Start cuDecomp. Collective over the communicator, given by its Fortran integer.
+#[pyfunction]
+fn cudecomp_open(
+    py: Python<'_>,
+    library: &str,
+    device: i32,
+    communicator: i32,
+    place: i64,
+    processes: i64,
+) -> PyResult<()> {
+    let member = Member { communicator, place, processes };
+    py.detach(|| cudecomp::open(library, device, member)).map_err(raised)
+}
+
+/// Create the descriptor of a grid, unless there is one. Collective.
+#[pyfunction]
+fn cudecomp_open_grid(
+    py: Python<'_>,
+    shape: [i64; 3],
+    pdims: [i64; 2],
+    comms: [i32; 2],
+    item_bytes: usize,
+    halo: i64,
+) -> PyResult<()> {
+    let grid = grid(shape, pdims, comms);
+    py.detach(|| cudecomp::open_grid(&grid, item_bytes, halo)).map_err(raised)
+}
+
+/// Elements of scratch memory that a transpose needs, or that halos of a width need, from a grid that is open.
+#[pyfunction]
+#[pyo3(signature = (shape, pdims, comms, halo=None))]
+fn cudecomp_scratch(shape: [i64; 3], pdims: [i64; 2], comms: [i32; 2], halo: Option<i64>) -> PyResult<i64> {
+    let grid = grid(shape, pdims, comms);
+    cudecomp::with_session(|session| match halo {
+        None => session.transpose_scratch(&grid),
+        Some(halo) => session.halo_scratch(&grid, halo),
+    })
+    .map_err(raised)
+}
+
+/// End cuDecomp, if it was started. Collective.
+#[pyfunction]
+fn cudecomp_close(py: Python<'_>) -> PyResult<()> {
+    py.detach(cudecomp::close).map_err(raised)
+}
+
+fn grid(shape: [i64; 3], pdims: [i64; 2], [transpose_comm, halo_comm]: [i32; 2]) -> Grid {
+    Grid { shape, pdims, transpose_comm, halo_comm }
+}
+
+/// `ValueError` where every process was refused alike; `RuntimeError` where others may be waiting.
+fn raised(error: Error) -> PyErr {
+    match error {
+        Error::Refused(message) => PyValueError::new_err(message),
+        Error::Broken(message) => PyRuntimeError::new_err(message),
+    }
+}
+
 #[pymodule]
 fn _jaxdecomp_ops(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-    module.add_function(wrap_pyfunction!(targets, module)?)
+    module.add_function(wrap_pyfunction!(targets, module)?)?;
+    module.add_function(wrap_pyfunction!(cudecomp_probe, module)?)?;
+    module.add_function(wrap_pyfunction!(cudecomp_open, module)?)?;
+    module.add_function(wrap_pyfunction!(cudecomp_open_grid, module)?)?;
+    module.add_function(wrap_pyfunction!(cudecomp_scratch, module)?)?;
+    module.add_function(wrap_pyfunction!(cudecomp_close, module)?)
 }

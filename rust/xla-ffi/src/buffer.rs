@@ -15,6 +15,10 @@ impl Dtype {
     pub const F32: Self = Self(dtype::F32);
     /// IEEE double precision.
     pub const F64: Self = Self(dtype::F64);
+    /// Complex number of two single-precision parts.
+    pub const C64: Self = Self(dtype::C64);
+    /// Complex number of two double-precision parts.
+    pub const C128: Self = Self(dtype::C128);
 }
 
 impl fmt::Display for Dtype {
@@ -24,6 +28,8 @@ impl fmt::Display for Dtype {
             dtype::S64 => f.write_str("s64"),
             dtype::F32 => f.write_str("f32"),
             dtype::F64 => f.write_str("f64"),
+            dtype::C64 => f.write_str("c64"),
+            dtype::C128 => f.write_str("c128"),
             other => write!(f, "XLA data type {other}"),
         }
     }
@@ -157,7 +163,13 @@ impl<'a> Input<'a> {
         Ok(Self { header, lifetime: PhantomData })
     }
 
-    /// The elements, row-major.
+    /// Where the elements are, row-major: on a GPU, an address of the device's memory.
+    #[must_use]
+    pub fn as_ptr(&self) -> *const core::ffi::c_void {
+        self.header.data
+    }
+
+    /// The elements, row-major, where they are in the host's memory.
     ///
     /// # Errors
     /// If they are not of type `T`.
@@ -185,7 +197,13 @@ impl Output<'_> {
         Ok(Self { header, lifetime: PhantomData })
     }
 
-    /// The elements, row-major; their content is arbitrary until written.
+    /// Where the elements are, row-major: on a GPU, an address of the device's memory.
+    #[must_use]
+    pub fn as_mut_ptr(&mut self) -> *mut core::ffi::c_void {
+        self.header.data
+    }
+
+    /// The elements, row-major, where they are in the host's memory; their content is arbitrary until written.
     ///
     /// # Errors
     /// If they are not of type `T`.

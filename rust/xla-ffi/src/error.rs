@@ -59,6 +59,22 @@ impl Error {
         Self::internal(format!("panic in a native op (please report it): {text}"))
     }
 
+    /// Gives an error back that a function of the API returned: such errors are the caller's to destroy.
+    ///
+    /// # Safety
+    /// The runtime of `api` made the error, and nobody destroyed it.
+    pub(crate) unsafe fn destroy(error: *mut sys::Error, api: &sys::Api) {
+        if let Some(destroy) = api.error_destroy {
+            let mut args = sys::ErrorDestroyArgs {
+                struct_size: size_of::<sys::ErrorDestroyArgs>(),
+                extension_start: core::ptr::null_mut(),
+                error,
+            };
+            // SAFETY: by contract.
+            unsafe { destroy(&raw mut args) };
+        }
+    }
+
     /// Hands the error to the runtime, which owns the result.
     ///
     /// # Safety

@@ -1,5 +1,6 @@
 //! The thread pool that XLA shares with handlers on the CPU.
 
+use crate::error::Error;
 use crate::parallel::{Body, Job, Parallel};
 use crate::sys;
 use core::ffi::c_void;
@@ -48,15 +49,8 @@ impl<'a> Pool<'a> {
         if error.is_null() {
             return true;
         }
-        if let Some(destroy) = self.api.error_destroy {
-            let mut args = sys::ErrorDestroyArgs {
-                struct_size: size_of::<sys::ErrorDestroyArgs>(),
-                extension_start: null_mut(),
-                error,
-            };
-            // SAFETY: errors of API calls are the caller's to destroy.
-            unsafe { destroy(&raw mut args) };
-        }
+        // SAFETY: the runtime made the error.
+        unsafe { Error::destroy(error, self.api) };
         false
     }
 }

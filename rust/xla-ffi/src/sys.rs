@@ -32,6 +32,10 @@ pub mod dtype {
     pub const F32: c_int = 11;
     /// IEEE double precision.
     pub const F64: c_int = 12;
+    /// Complex number of two single-precision parts.
+    pub const C64: c_int = 15;
+    /// Complex number of two double-precision parts.
+    pub const C128: c_int = 18;
 }
 
 macro_rules! mirror {
@@ -151,6 +155,14 @@ mirror! {
     /// Arguments of [`Api::error_destroy`].
     ErrorDestroyArgs { struct_size: usize, extension_start: *mut ExtensionBase, error: *mut Error }
 
+    /// Arguments of [`Api::stream_get`].
+    StreamGetArgs {
+        struct_size: usize,
+        extension_start: *mut ExtensionBase,
+        ctx: *mut ExecutionContext,
+        stream: *mut c_void,
+    }
+
     /// Arguments of [`Api::thread_pool_schedule`].
     ThreadPoolScheduleArgs {
         struct_size: usize,
@@ -178,7 +190,7 @@ mirror! {
         error_get_message: Unused,
         error_destroy: Option<unsafe extern "C" fn(*mut ErrorDestroyArgs)>,
         handler_register: Unused,
-        stream_get: Unused,
+        stream_get: Option<unsafe extern "C" fn(*mut StreamGetArgs) -> *mut Error>,
         type_register: Unused,
         execution_context_get: Unused,
         state_set: Unused,

@@ -51,6 +51,7 @@ fn layouts() -> Vec<Fact> {
         CallFrame = "XLA_FFI_CallFrame" prefix { struct_size, extension_start, api, ctx, stage, args, rets, attrs }
         ErrorCreateArgs = "XLA_FFI_Error_Create_Args" whole { struct_size, extension_start, message, errc }
         ErrorDestroyArgs = "XLA_FFI_Error_Destroy_Args" whole { struct_size, extension_start, error }
+        StreamGetArgs = "XLA_FFI_Stream_Get_Args" whole { struct_size, extension_start, ctx, stream }
         ThreadPoolScheduleArgs = "XLA_FFI_ThreadPool_Schedule_Args" whole {
             struct_size, extension_start, ctx, task, data
         }
@@ -92,6 +93,8 @@ fn constants() -> Vec<Fact> {
         ("XLA_FFI_DataType_S64", sys::dtype::S64),
         ("XLA_FFI_DataType_F32", sys::dtype::F32),
         ("XLA_FFI_DataType_F64", sys::dtype::F64),
+        ("XLA_FFI_DataType_C64", sys::dtype::C64),
+        ("XLA_FFI_DataType_C128", sys::dtype::C128),
         ("XLA_FFI_Error_Code_INVALID_ARGUMENT", xla_ffi::Code::InvalidArgument as i32),
         ("XLA_FFI_Error_Code_INTERNAL", xla_ffi::Code::Internal as i32),
     ]

@@ -1,5 +1,21 @@
 """Native particle-mesh operators for JAX, as FFI targets."""
 
-from jaxdecomp_ops._jaxdecomp_ops import __version__, targets
+from jaxdecomp_ops._jaxdecomp_ops import (
+    __version__,
+    cudecomp_close,
+    cudecomp_open,
+    cudecomp_open_grid,
+    cudecomp_probe,
+    cudecomp_scratch,
+    targets,
+)
 
-__all__ = ["__version__", "targets"]
+__all__ = [
+    "__version__",
+    "cudecomp_close",
+    "cudecomp_open",
+    "cudecomp_open_grid",
+    "cudecomp_probe",
+    "cudecomp_scratch",
+    "targets",
+]

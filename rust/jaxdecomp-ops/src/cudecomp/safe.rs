@@ -1,0 +1,371 @@
+//! One session with cuDecomp: the handle of a process and its grid descriptors.
+//!
+//! Opening and closing are collective and explicit. There is no `Drop`: a process that ends without closing leaves the
+//! library alone, since a destructor could run on one process only, and wait for the others for ever.
+
+use super::device::Device;
+use super::grid::{Grid, MEMORY_ORDER, Step};
+use super::result::{Error, Result, check, refused};
+use super::sys::{Api, GridDescConfig, LAYOUT_VERSION, MpiQueries, Opaque, PencilInfo};
+use core::ffi::{c_int, c_void};
+use core::mem::size_of;
+use core::ptr::null_mut;
+use std::collections::BTreeMap;
+use xla_ffi::Dtype;
+
+/// Which process this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// The Fortran integer of the MPI communicator, whose ranks are places in the grid of processes.
+    pub communicator: i32,
+    /// Rank in it.
+    pub place: i64,
+    /// Its size.
+    pub processes: i64,
+}
+
+/// Device memory of one call.
+#[derive(Clone, Copy, Debug)]
+pub struct Buffers {
+    /// The operand.
+    pub input: *const c_void,
+    /// The result; for halos it may be the operand itself.
+    pub output: *mut c_void,
+    /// XLA's scratch memory.
+    pub scratch: *mut c_void,
+    /// Elements of the scratch memory.
+    pub scratch_len: i64,
+    /// Arrays that follow each other in the operand and the result.
+    pub batch: usize,
+    /// XLA's stream.
+    pub stream: Opaque,
+}
+
+struct Descriptor {
+    raw: Opaque,
+    /// Elements that a transpose needs.
+    transpose_workspace: i64,
+    /// Where NVSHMEM demands it, memory of the library's own, and its bytes.
+    own: Option<(*mut c_void, usize)>,
+}
+
+/// A handle of cuDecomp's with its descriptors.
+pub struct Session {
+    api: Api,
+    queries: MpiQueries,
+    device: Device,
+    member: Member,
+    handle: Opaque,
+    // In order: descriptors are destroyed in the same order by all processes.
+    grids: BTreeMap<Grid, Descriptor>,
+    /// What failed on the way: nothing more may be asked of the library.
+    broken: Option<String>,
+}
+
+// SAFETY: the pointers are the library's and CUDA's, which serve any thread; callers take turns by a lock.
+unsafe impl Send for Session {}
+
+impl Session {
+    /// Starts cuDecomp. Collective over the communicator.
+    ///
+    /// # Errors
+    /// The library's or CUDA's; other processes may then be waiting.
+    pub fn open(api: Api, queries: MpiQueries, device: Device, member: Member) -> Result<Self> {
+        device.enter()?;
+        device.synchronize()?;
+        let mut handle = null_mut();
+        // SAFETY: writes the handle.
+        check("Init_F", unsafe { (api.init_f)(&raw mut handle, member.communicator) })
+            .map_err(|error| Error::Broken(error.to_string()))?;
+        Ok(Self { api, queries, device, member, handle, grids: BTreeMap::new(), broken: None })
+    }
+
+    /// Which process this is.
+    #[must_use]
+    pub fn member(&self) -> Member {
+        self.member
+    }
+
+    /// Creates the descriptor of a grid, unless there is one. Collective.
+    ///
+    /// `item_bytes` and `halo` say how large a workspace of the library's own must be, where it needs one.
+    ///
+    /// # Errors
+    /// A grid that doesn't fit, a backend that isn't there, or a failure of the library's.
+    pub fn open_grid(&mut self, grid: &Grid, item_bytes: usize, halo: i64) -> Result<()> {
+        self.expect_whole()?;
+        grid.check(self.member.processes)?;
+        grid.padded(halo)?;
+        if grid.needs_mpi() && !self.mpi_takes_device_memory() {
+            return refused("the MPI library doesn't say that it takes device memory (it is not CUDA-aware); use NCCL");
+        }
+        // Communicators are not to be made while work of XLA's is under way on them or others.
+        let ready = self.device.enter().and_then(|()| self.device.synchronize());
+        let outcome = ready.and_then(|()| self.create(grid)).and_then(|()| self.own_workspace(grid, item_bytes, halo));
+        self.remember(outcome)
+    }
+
+    fn create(&mut self, grid: &Grid) -> Result<()> {
+        if self.grids.contains_key(grid) {
+            return Ok(());
+        }
+        let mut config = GridDescConfig::default();
+        let size = size_of::<GridDescConfig>() as i64;
+        // SAFETY: a struct of this size and version.
+        let code = unsafe { (self.api.config_set_defaults)(&raw mut config, size, LAYOUT_VERSION) };
+        check("GridDescConfigSetDefaults", code)?;
+        grid.configure(&mut config);
+        let mut raw = null_mut();
+        // SAFETY: the handle is open; there are no options for autotuning.
+        let code = unsafe {
+            let (config, no_options) = (&raw mut config, core::ptr::null());
+            (self.api.grid_create)(self.handle, &raw mut raw, config, size, LAYOUT_VERSION, no_options, 0, 0)
+        };
+        check("GridDescCreate", code)?;
+        let mut transpose_workspace = 0;
+        // SAFETY: handle and descriptor are open.
+        let code = unsafe { (self.api.transpose_workspace)(self.handle, raw, &raw mut transpose_workspace) };
+        check("GetTransposeWorkspaceSize", code)?;
+        self.grids.insert(*grid, Descriptor { raw, transpose_workspace, own: None });
+        // A library that divides otherwise would permute data silently.
+        (0..3).try_for_each(|axis| self.expect_pencil(grid, raw, axis))
+    }
+
+    fn expect_pencil(&self, grid: &Grid, raw: Opaque, axis: usize) -> Result<()> {
+        let Ok(expected) = grid.expected(axis, self.member.place) else {
+            return Ok(()); // only halos will be asked of it
+        };
+        let mut info = PencilInfo::default();
+        let (size, none) = (size_of::<PencilInfo>() as i64, core::ptr::null());
+        // SAFETY: handle and descriptor are open; the struct is of this size and version.
+        let code = unsafe {
+            (self.api.pencil_info)(self.handle, raw, &raw mut info, size, LAYOUT_VERSION, axis as i32, none, none)
+        };
+        check("GetPencilInfo", code)?;
+        let got = (info.shape, info.lo);
+        if info.order == MEMORY_ORDER && got == expected {
+            return Ok(());
+        }
+        let order = info.order;
+        Err(Error::Broken(format!(
+            "pencil along axis {axis} of {grid:?}: expected shape and place {expected:?}, got {got:?} in order {order:?}"
+        )))
+    }
+
+    /// NVSHMEM sends from memory of its own only.
+    fn own_workspace(&mut self, grid: &Grid, item_bytes: usize, halo: i64) -> Result<()> {
+        if !grid.needs_nvshmem() {
+            return Ok(());
+        }
+        let halo_workspace = self.halo_workspace(grid, halo)?;
+        let (api, handle) = (self.api, self.handle);
+        let descriptor = self.descriptor_mut(grid)?;
+        let bytes = descriptor.transpose_workspace.max(halo_workspace) as usize * item_bytes;
+        if let Some((old, size)) = descriptor.own {
+            if size >= bytes {
+                return Ok(());
+            }
+            descriptor.own = None;
+            // SAFETY: allocated below, for this descriptor.
+            check("Free", unsafe { (api.free)(handle, descriptor.raw, old) })?;
+        }
+        let mut memory = null_mut();
+        // SAFETY: handle and descriptor are open.
+        check("Malloc", unsafe { (api.malloc)(handle, descriptor.raw, &raw mut memory, bytes) })?;
+        descriptor.own = Some((memory, bytes));
+        Ok(())
+    }
+
+    /// Elements of scratch memory that a transpose needs from XLA.
+    ///
+    /// # Errors
+    /// If the grid is not open.
+    pub fn transpose_scratch(&self, grid: &Grid) -> Result<i64> {
+        let descriptor = self.descriptor(grid)?;
+        Ok(if descriptor.own.is_some() { 0 } else { descriptor.transpose_workspace })
+    }
+
+    /// Elements of scratch memory that halos need from XLA.
+    ///
+    /// # Errors
+    /// If the grid is not open.
+    pub fn halo_scratch(&self, grid: &Grid, halo: i64) -> Result<i64> {
+        let own = self.descriptor(grid)?.own.is_some();
+        if own { Ok(0) } else { self.halo_workspace(grid, halo) }
+    }
+
+    fn halo_workspace(&self, grid: &Grid, halo: i64) -> Result<i64> {
+        let (raw, extents, mut size) = (self.descriptor(grid)?.raw, grid.halo_extents(halo), 0);
+        self.device.enter()?;
+        // SAFETY: handle and descriptor are open.
+        let code = unsafe { (self.api.halo_workspace)(self.handle, raw, 2, extents.as_ptr(), &raw mut size) };
+        check("GetHaloWorkspaceSize", code)?;
+        Ok(size)
+    }
+
+    /// Transposes arrays that follow each other. Collective, on the stream.
+    ///
+    /// # Safety
+    /// Input and output are device memory of `batch` pencils of the type, and the scratch memory is as long as it says.
+    ///
+    /// # Errors
+    /// A refusal, on every process alike; or a failure on the way, after which the job must end.
+    pub unsafe fn transpose(&mut self, grid: &Grid, step: Step, dtype: Dtype, buffers: &Buffers) -> Result<()> {
+        let (number, bytes) = data_type(dtype)?;
+        let needed = self.descriptor(grid)?.transpose_workspace;
+        let (raw, work) = self.workspace(grid, needed, bytes, buffers)?;
+        let (from, to) = step.axes();
+        let stride = grid.pencil(from)?.iter().product::<i64>() as usize * bytes;
+        grid.pencil(to)?;
+        let function = match step {
+            Step::XToY => self.api.transpose_x_to_y,
+            Step::YToZ => self.api.transpose_y_to_z,
+            Step::ZToY => self.api.transpose_z_to_y,
+            Step::YToX => self.api.transpose_y_to_x,
+        };
+        let none = core::ptr::null();
+        let outcome = self.device.enter().and_then(|()| {
+            (0..buffers.batch).try_for_each(|b| {
+                // SAFETY: by contract.
+                let code = unsafe {
+                    let (input, output) =
+                        (buffers.input.cast_mut().byte_add(b * stride), buffers.output.byte_add(b * stride));
+                    function(self.handle, raw, input, output, work, number, none, none, none, none, buffers.stream)
+                };
+                check("Transpose", code)
+            })
+        });
+        self.remember(outcome)
+    }
+
+    /// Fills the halos of padded blocks that follow each other, first along x, then along y. Collective, on the stream.
+    ///
+    /// # Safety
+    /// Input and output are device memory of `batch` padded blocks, and the scratch memory is as long as it says.
+    ///
+    /// # Errors
+    /// As [`Self::transpose`].
+    pub unsafe fn fill_halos(&mut self, grid: &Grid, halo: i64, dtype: Dtype, buffers: &Buffers) -> Result<()> {
+        let (number, bytes) = data_type(dtype)?;
+        let stride = grid.padded(halo)?.iter().product::<i64>() as usize * bytes;
+        let needed = self.halo_workspace(grid, halo)?;
+        let (raw, work) = self.workspace(grid, needed, bytes, buffers)?;
+        let (extents, periodic, none) = (grid.halo_extents(halo), [true; 3], core::ptr::null());
+        let update = |block: *mut c_void, axis: i32| {
+            // SAFETY: by contract.
+            let code = unsafe {
+                let (extents, periodic) = (extents.as_ptr(), periodic.as_ptr());
+                let function = self.api.update_halos_z;
+                function(self.handle, raw, block, work, number, extents, periodic, axis, none, buffers.stream)
+            };
+            check("UpdateHalosZ", code)
+        };
+        let outcome = self.device.enter().and_then(|()| {
+            if !core::ptr::eq(buffers.input, buffers.output) {
+                // SAFETY: by contract.
+                unsafe { self.device.copy(buffers.output, buffers.input, stride * buffers.batch, buffers.stream) }?;
+            }
+            (0..buffers.batch).try_for_each(|b| {
+                // SAFETY: by contract.
+                let block = unsafe { buffers.output.byte_add(b * stride) };
+                (0..2).filter(|&axis| extents[axis as usize] > 0).try_for_each(|axis| update(block, axis))
+            })
+        });
+        self.remember(outcome)
+    }
+
+    /// The descriptor and the memory to work in.
+    fn workspace(
+        &self,
+        grid: &Grid,
+        needed: i64,
+        item_bytes: usize,
+        buffers: &Buffers,
+    ) -> Result<(Opaque, *mut c_void)> {
+        self.expect_whole()?;
+        let descriptor = self.descriptor(grid)?;
+        if let Some((memory, bytes)) = descriptor.own {
+            let needed = needed as usize * item_bytes;
+            if bytes < needed {
+                return refused(format!(
+                    "workspace: expected {needed} bytes, got {bytes}: open the grid for this data type and halo"
+                ));
+            }
+            return Ok((descriptor.raw, memory));
+        }
+        if buffers.scratch_len < needed {
+            return refused(format!("scratch: expected {needed} elements, got {}", buffers.scratch_len));
+        }
+        Ok((descriptor.raw, buffers.scratch))
+    }
+
+    /// Ends cuDecomp. Collective; what the streams still do is waited for first.
+    ///
+    /// # Errors
+    /// The library's or CUDA's.
+    pub fn close(self) -> Result<()> {
+        self.expect_whole()?;
+        self.device.enter()?;
+        self.device.synchronize()?;
+        for descriptor in self.grids.values() {
+            if let Some((memory, _)) = descriptor.own {
+                // SAFETY: allocated for this descriptor.
+                check("Free", unsafe { (self.api.free)(self.handle, descriptor.raw, memory) })?;
+            }
+            // SAFETY: open, and not used again.
+            check("GridDescDestroy", unsafe { (self.api.grid_destroy)(self.handle, descriptor.raw) })?;
+        }
+        // SAFETY: as above.
+        check("Finalize", unsafe { (self.api.finalize)(self.handle) })?;
+        self.device.release()
+    }
+
+    /// Whether the MPI library says that it takes device memory: the alternative is a segmentation fault.
+    #[must_use]
+    pub fn mpi_takes_device_memory(&self) -> bool {
+        // SAFETY: takes no arguments.
+        let cuda = self.queries.cuda.is_some_and(|query| unsafe { query() } == 1);
+        cuda || self.queries.gpu.is_some_and(|query| {
+            let mut supported = 0;
+            // SAFETY: writes the answer; 0 asks for CUDA.
+            unsafe { query(0, &raw mut supported) == 0 && supported != 0 }
+        })
+    }
+
+    fn descriptor(&self, grid: &Grid) -> Result<&Descriptor> {
+        self.grids.get(grid).ok_or_else(|| not_open(grid))
+    }
+
+    fn descriptor_mut(&mut self, grid: &Grid) -> Result<&mut Descriptor> {
+        self.grids.get_mut(grid).ok_or_else(|| not_open(grid))
+    }
+
+    fn expect_whole(&self) -> Result<()> {
+        match &self.broken {
+            None => Ok(()),
+            Some(cause) => Err(Error::Broken(format!("cuDecomp is unusable since an earlier failure: {cause}"))),
+        }
+    }
+
+    fn remember(&mut self, outcome: Result<()>) -> Result<()> {
+        if let Err(Error::Broken(cause)) = &outcome {
+            self.broken.get_or_insert_with(|| cause.clone());
+        }
+        outcome
+    }
+}
+
+fn not_open(grid: &Grid) -> Error {
+    Error::Refused(format!("{grid:?} is not open: open it on every process before the program is compiled and run"))
+}
+
+/// cuDecomp's number of a data type, and its bytes.
+fn data_type(dtype: Dtype) -> Result<(c_int, usize)> {
+    match dtype {
+        Dtype::F32 => Ok((-1, 4)),
+        Dtype::F64 => Ok((-2, 8)),
+        Dtype::C64 => Ok((-3, 8)),
+        Dtype::C128 => Ok((-4, 16)),
+        other => refused(format!("expected f32, f64, c64 or c128, got {other}")),
+    }
+}

@@ -1,0 +1,206 @@
+//! `repr(C)` mirror of the part of `cudecomp.h` (0.7, layout version 1) that is used here, and of CUDA's driver API.
+//!
+//! Both libraries are loaded at run time: nothing of CUDA or MPI is needed to build this crate.
+
+use core::ffi::{c_char, c_int, c_uint, c_void};
+use libloading::{Library, Symbol};
+use std::ffi::CStr;
+
+/// Layout version of the structs below.
+pub const LAYOUT_VERSION: i32 = 1;
+/// Rank `i * pdims[1] + j` sits at (i, j) of the process grid.
+pub const RANK_ORDER_ROW_MAJOR: i32 = 1;
+
+/// What `…SetDefaultsVersioned` fills in, and `GridDescCreateVersioned` reads.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+#[allow(missing_docs, reason = "named as in the header")]
+pub struct GridDescConfig {
+    pub struct_size: i64,
+    pub magic: i32,
+    pub version: i32,
+    pub gdims: [i32; 3],
+    pub gdims_dist: [i32; 3],
+    pub pdims: [i32; 2],
+    pub rank_order: i32,
+    pub transpose_comm_backend: i32,
+    pub transpose_axis_contiguous: [u8; 3],
+    pub transpose_mem_order: [[i32; 3]; 3],
+    pub halo_comm_backend: i32,
+}
+
+/// Where a process's pencil lies.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+#[allow(missing_docs, reason = "named as in the header")]
+pub struct PencilInfo {
+    pub struct_size: i64,
+    pub magic: i32,
+    pub version: i32,
+    pub shape: [i32; 3],
+    pub lo: [i32; 3],
+    pub hi: [i32; 3],
+    pub order: [i32; 3],
+    pub halo_extents: [i32; 3],
+    pub padding: [i32; 3],
+    pub size: i64,
+}
+
+// The sizes that version 1 of the layout fixes.
+const _: () = {
+    use core::mem::{offset_of, size_of};
+    assert!(size_of::<GridDescConfig>() == 104 && offset_of!(GridDescConfig, transpose_mem_order) == 60);
+    assert!(offset_of!(GridDescConfig, halo_comm_backend) == 96);
+    assert!(size_of::<PencilInfo>() == 96 && offset_of!(PencilInfo, size) == 88);
+};
+
+/// `cudecompResult_t`.
+pub type Code = c_int;
+/// `cudecompHandle_t`, `cudecompGridDesc_t`, `CUstream`, `CUcontext`: opaque pointers.
+pub type Opaque = *mut c_void;
+
+type Transpose = unsafe extern "C" fn(
+    Opaque,
+    Opaque,
+    *mut c_void,
+    *mut c_void,
+    *mut c_void,
+    c_int,
+    *const i32,
+    *const i32,
+    *const i32,
+    *const i32,
+    Opaque,
+) -> Code;
+type UpdateHalos = unsafe extern "C" fn(
+    Opaque,
+    Opaque,
+    *mut c_void,
+    *mut c_void,
+    c_int,
+    *const i32,
+    *const bool,
+    i32,
+    *const i32,
+    Opaque,
+) -> Code;
+
+macro_rules! table {
+    ($(#[$doc:meta])* $name:ident { $($field:ident = $symbol:literal: $type:ty),* $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug)]
+        #[allow(missing_docs, reason = "named as in the header")]
+        pub struct $name {
+            $(pub $field: $type),*
+        }
+
+        impl $name {
+            /// The functions of a library, or the name of one that it lacks.
+            ///
+            /// # Safety
+            /// The library's functions of these names have these types, and it is never unloaded.
+            unsafe fn from_library(library: &Library) -> Result<Self, &'static str> {
+                Ok(Self {
+                    $($field: {
+                        // SAFETY: by contract.
+                        let found: Result<Symbol<'_, $type>, _> = unsafe { library.get($symbol) };
+                        *found.map_err(|_| CStr::from_bytes_with_nul($symbol).ok().and_then(|s| s.to_str().ok())
+                            .unwrap_or("?"))?
+                    }),*
+                })
+            }
+        }
+    };
+}
+
+table! {
+    /// Functions of cuDecomp.
+    Api {
+        init_f = b"cudecompInit_F\0": unsafe extern "C" fn(*mut Opaque, c_int) -> Code,
+        finalize = b"cudecompFinalize\0": unsafe extern "C" fn(Opaque) -> Code,
+        config_set_defaults = b"cudecompGridDescConfigSetDefaultsVersioned\0":
+            unsafe extern "C" fn(*mut GridDescConfig, i64, i32) -> Code,
+        grid_create = b"cudecompGridDescCreateVersioned\0":
+            unsafe extern "C" fn(Opaque, *mut Opaque, *mut GridDescConfig, i64, i32, *const c_void, i64, i32) -> Code,
+        grid_destroy = b"cudecompGridDescDestroy\0": unsafe extern "C" fn(Opaque, Opaque) -> Code,
+        pencil_info = b"cudecompGetPencilInfoVersioned\0":
+            unsafe extern "C" fn(Opaque, Opaque, *mut PencilInfo, i64, i32, i32, *const i32, *const i32) -> Code,
+        transpose_workspace = b"cudecompGetTransposeWorkspaceSize\0":
+            unsafe extern "C" fn(Opaque, Opaque, *mut i64) -> Code,
+        halo_workspace = b"cudecompGetHaloWorkspaceSize\0":
+            unsafe extern "C" fn(Opaque, Opaque, i32, *const i32, *mut i64) -> Code,
+        malloc = b"cudecompMalloc\0": unsafe extern "C" fn(Opaque, Opaque, *mut *mut c_void, usize) -> Code,
+        free = b"cudecompFree\0": unsafe extern "C" fn(Opaque, Opaque, *mut c_void) -> Code,
+        transpose_x_to_y = b"cudecompTransposeXToY\0": Transpose,
+        transpose_y_to_z = b"cudecompTransposeYToZ\0": Transpose,
+        transpose_z_to_y = b"cudecompTransposeZToY\0": Transpose,
+        transpose_y_to_x = b"cudecompTransposeYToX\0": Transpose,
+        update_halos_z = b"cudecompUpdateHalosZ\0": UpdateHalos,
+    }
+}
+
+table! {
+    /// Functions of CUDA's driver: on every machine that has a GPU.
+    Driver {
+        init = b"cuInit\0": unsafe extern "C" fn(c_uint) -> c_int,
+        device_get = b"cuDeviceGet\0": unsafe extern "C" fn(*mut c_int, c_int) -> c_int,
+        primary_context_retain = b"cuDevicePrimaryCtxRetain\0": unsafe extern "C" fn(*mut Opaque, c_int) -> c_int,
+        primary_context_release = b"cuDevicePrimaryCtxRelease_v2\0": unsafe extern "C" fn(c_int) -> c_int,
+        context_set = b"cuCtxSetCurrent\0": unsafe extern "C" fn(Opaque) -> c_int,
+        context_synchronize = b"cuCtxSynchronize\0": unsafe extern "C" fn() -> c_int,
+        copy_async = b"cuMemcpyDtoDAsync_v2\0": unsafe extern "C" fn(u64, u64, usize, Opaque) -> c_int,
+        error_string = b"cuGetErrorString\0": unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
+    }
+}
+
+/// What the MPI library under cuDecomp says about device memory.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MpiQueries {
+    /// `MPIX_Query_cuda_support` of Open MPI and MPICH.
+    pub cuda: Option<unsafe extern "C" fn() -> c_int>,
+    /// `MPIX_GPU_query_support` of MPICH and its descendants.
+    pub gpu: Option<unsafe extern "C" fn(c_int, *mut c_int) -> c_int>,
+}
+
+/// Loads cuDecomp from a path or, given a bare name, from where the loader looks.
+///
+/// # Errors
+/// Why it doesn't load, or what release it is instead.
+pub fn load(library: &str) -> Result<(Api, MpiQueries), String> {
+    // SAFETY: its initialisers are those of a library that the user chose.
+    let library = unsafe { Library::new(library) }.map_err(|error| error.to_string())?;
+    // Never unloaded: the table's functions live as long as the process.
+    let library: &'static Library = Box::leak(Box::new(library));
+    // SAFETY: the symbols' types are those of the header.
+    let api = unsafe { Api::from_library(library) }.map_err(|missing| refusal(library, missing))?;
+    // SAFETY: as above; the loader also searches what the library was linked against.
+    let queries = unsafe {
+        MpiQueries {
+            cuda: library.get(b"MPIX_Query_cuda_support\0").ok().map(|symbol| *symbol),
+            gpu: library.get(b"MPIX_GPU_query_support\0").ok().map(|symbol| *symbol),
+        }
+    };
+    Ok((api, queries))
+}
+
+/// Releases before 0.7 have `cudecompGridDescCreate` itself, over structs without a version.
+fn refusal(library: &Library, missing: &str) -> String {
+    // SAFETY: only looked up, never called.
+    let older = unsafe { library.get::<unsafe extern "C" fn()>(b"cudecompGridDescCreate\0") }.is_ok();
+    if older {
+        return "this is cuDecomp 0.6 or older, whose structs bear no version; build cuDecomp 0.7".to_owned();
+    }
+    format!("this is not cuDecomp 0.7: it has no {missing}")
+}
+
+/// Loads CUDA's driver.
+///
+/// # Errors
+/// Why it doesn't load.
+pub fn load_driver() -> Result<Driver, String> {
+    // SAFETY: CUDA's own library.
+    let library = unsafe { Library::new("libcuda.so.1") }.map_err(|error| error.to_string())?;
+    let library: &'static Library = Box::leak(Box::new(library));
+    // SAFETY: the symbols' types are those of cuda.h.
+    unsafe { Driver::from_library(library) }.map_err(|missing| format!("libcuda.so.1 has no {missing}"))
+}

@@ -1,0 +1,289 @@
+"""What `test_cudecomp.py` runs in every process: cuDecomp against XLA's collectives, bit by bit.
+
+    mpirun -n 4 python tests/gpu/cudecomp_processes.py [BACKEND ...]
+
+Prints one line a check on the main process; --times measures instead.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pmwd_dist as pmd
+from pmwd_dist import cudecomp, distributed
+from pmwd_dist.gravity import acceleration
+from pmwd_dist.halo import pad_block
+
+# Axes of all_to_all: split, concatenated, and whether over the devices along y.
+XLA_STEPS = {"z_to_y": (2, 1, True), "y_to_x": (1, 0, False), "x_to_y": (0, 1, False), "y_to_z": (1, 2, True)}
+SPECS = {
+    "z": jax.P("x", "y", None),
+    "y": jax.P("x", None, "y"),
+    "x": jax.P(None, "x", "y"),
+}
+HALO_COMMS = {"nccl": "nccl", "nccl_pl": "nccl", "nvshmem": "nvshmem", "nvshmem_pl": "nvshmem_blocking"}
+SHAPE = (16, 24, 40)
+
+
+def say(*words: Any) -> None:
+    if distributed.is_main():
+        print(*words, flush=True)
+
+
+def layouts() -> Iterator[pmd.Decomposition]:
+    count = jax.device_count()
+    for px in range(count, 0, -1):
+        if count % px == 0:
+            yield pmd.Decomposition(pdims=(px, count // px))
+
+
+def served(layout: pmd.Decomposition, name: str) -> pmd.Decomposition:
+    """The same blocks, moved by cuDecomp."""
+    comms: Any = {"transpose_comm": name, "halo_comm": HALO_COMMS.get(name, "nccl")}
+    return pmd.Decomposition(pdims=layout.pdims, backend="cudecomp", **comms)
+
+
+def xla_transpose(block: jax.Array, decomposition: pmd.Decomposition, step: str) -> jax.Array:
+    split, concat, along_y = XLA_STEPS[step]
+    if decomposition.pdims[int(along_y)] == 1:
+        return block
+    names = decomposition.y_names if along_y else decomposition.x_names
+    return jax.lax.all_to_all(block, names, split, concat, tiled=True)
+
+
+def xla_pad_block(block: jax.Array, halo: int, decomposition: pmd.Decomposition) -> jax.Array:
+    return pad_block(block, halo, pmd.Decomposition(pdims=decomposition.pdims))
+
+
+BOTH: tuple[Callable[..., jax.Array], ...] = (cudecomp.transpose, xla_transpose)
+
+
+def mapped(body: Callable[..., Any], layout: pmd.Decomposition, before: Any, after: Any) -> Callable[..., Any]:
+    return jax.jit(layout.shard_map(body, before, after))
+
+
+def steps(layout: pmd.Decomposition, step: str) -> tuple[Any, Any]:
+    before, after = step.split("_to_")
+    return SPECS[before], SPECS[after]
+
+
+def values(shape: tuple[int, ...], dtype: str, spec: Any, layout: pmd.Decomposition, seed: int = 0) -> jax.Array:
+    """The same random array on every process, sharded."""
+    rng = np.random.default_rng(seed)
+    host = rng.standard_normal(shape) + (1j * rng.standard_normal(shape) if dtype.startswith("complex") else 0)
+    host = host.astype(dtype)
+    return jax.make_array_from_callback(shape, jax.sharding.NamedSharding(layout.mesh, spec), lambda at: host[at])
+
+
+def same(ours: jax.Array, theirs: jax.Array, what: str) -> None:
+    assert ours.dtype == theirs.dtype and ours.shape == theirs.shape, what
+    for a, b in zip(ours.addressable_shards, theirs.addressable_shards, strict=True):
+        assert a.index == b.index
+        x, y = np.asarray(a.data), np.asarray(b.data)
+        assert x.tobytes() == y.tobytes(), f"{what}: {np.count_nonzero(x != y)} of {x.size} differ"
+
+
+def check_transposes(layout: pmd.Decomposition, dtype: str) -> int:
+    count = 0
+    for step in XLA_STEPS:
+        what = f"{layout} {step} {dtype}"
+        before, after = steps(layout, step)
+        ours, theirs = (mapped(partial(t, decomposition=layout, step=step), layout, before, after) for t in BOTH)
+        x = values(SHAPE, dtype, before, layout)
+        same(ours(x), theirs(x), what)
+        ct = values(SHAPE, dtype, after, layout, seed=1)
+        same(jax.vjp(ours, x)[1](ct)[0], jax.vjp(theirs, x)[1](ct)[0], f"vjp of {what}")
+        same(jax.jvp(ours, (x,), (2 * x,))[1], theirs(2 * x), f"jvp of {what}")
+        count += 3
+    before, after = (jax.P(None, *spec) for spec in steps(layout, "z_to_y"))
+    x = values((3, *SHAPE), dtype, before, layout)
+    batched = (jax.vmap(partial(t, decomposition=layout, step="z_to_y")) for t in BOTH)
+    ours, theirs = (mapped(run, layout, before, after) for run in batched)
+    same(ours(x), theirs(x), f"vmap of {layout} z_to_y {dtype}")
+    return count + 1
+
+
+def widest(layout: pmd.Decomposition) -> int:
+    """Width of a block: the widest halo that cuDecomp can fill."""
+    return min(n // p for n, p in zip(SHAPE, layout.pdims, strict=False) if p > 1)
+
+
+def check_halos(layout: pmd.Decomposition, dtype: str) -> int:
+    count, spec = 0, layout.spec
+    for halo in (1, 3, widest(layout)):
+        what = f"{layout} halo {halo} {dtype}"
+        assert cudecomp.can_pad(layout.block(SHAPE), halo, layout)
+        pads = (partial(pad, halo=halo, decomposition=layout) for pad in (cudecomp.pad_block, xla_pad_block))
+        ours, theirs = (mapped(pad, layout, spec, spec) for pad in pads)
+        x = values(SHAPE, dtype, spec, layout)
+        out = theirs(x)
+        same(ours(x), out, what)
+        ct = jnp.round(8 * values(out.shape, dtype, spec, layout, seed=1))  # sums in any order are exact
+        same(jax.vjp(ours, x)[1](ct)[0], jax.vjp(theirs, x)[1](ct)[0], f"vjp of {what}")
+        count += 2
+    return count
+
+
+def check_chain(layout: pmd.Decomposition) -> int:
+    """A whole transform and back, with a gradient through it, under one jit."""
+
+    def forward(block: jax.Array, transpose: Callable[..., Any]) -> jax.Array:
+        block = transpose(jnp.fft.fft(block, axis=2), layout, "z_to_y")
+        return jnp.fft.fft(transpose(jnp.fft.fft(block, axis=1), layout, "y_to_x"), axis=0)
+
+    x = values(SHAPE, "complex128", SPECS["z"], layout)
+    weight = values(SHAPE, "complex128", SPECS["x"], layout, seed=2)
+
+    def loss(x: jax.Array, weight: jax.Array, transpose: Callable[..., Any]) -> jax.Array:
+        run = layout.shard_map(partial(forward, transpose=transpose), SPECS["z"], SPECS["x"])
+        return jnp.sum(jnp.abs(run(x) * weight) ** 2)
+
+    gradients = [jax.jit(jax.grad(partial(loss, transpose=t)))(x, weight) for t in BOTH]
+    same(gradients[0], gradients[1], f"gradient of a transform {layout}")
+    return 1
+
+
+REAL = (16, 16, 24)
+SPECTRA = {py: (16, 16, -(-13 // py) * py) for py in (1, 2, 4, 8)}
+
+
+def check_package(layout: pmd.Decomposition) -> int:
+    """The public transforms, halos and a force with its gradient, as with XLA."""
+    plain = pmd.Decomposition(pdims=layout.pdims)
+    x = values(REAL, "float64", layout.spec, layout)
+    settings = {"box_size": (16.0, 16.0, 24.0), "mesh_shape": REAL, "a_start": 0.1, "a_stop": 1.0, "halo": 2}
+
+    def results(own: pmd.Decomposition, x: jax.Array) -> list[jax.Array]:
+        config = pmd.Config(**settings, decomposition=own)  # type: ignore[arg-type]
+        disp = 0.4 * jnp.tanh(jnp.stack([x, 2 * x, -x], -1))
+        filtered = lambda x: pmd.pirfft3d(pmd.prfft3d(x, own) ** 2, REAL, own)  # noqa: E731
+        padded = pmd.halo_pad(x, 2, own)
+        force = lambda d: acceleration(d, config)[0]  # noqa: E731
+        return [
+            pmd.prfft3d(x, own),
+            filtered(x),
+            jax.grad(lambda x: jnp.sum(filtered(x) ** 2))(x),
+            padded,
+            pmd.halo_reduce(padded, 2, own),
+            force(disp),
+            jax.vjp(force, disp)[1](jnp.cos(disp))[0],
+        ]
+
+    ours, theirs = (jax.jit(partial(results, own))(x) for own in (layout, plain))
+    for n, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        same(a, b, f"result {n} of the package with {layout}")
+    return len(ours)
+
+
+def fails(expected: type[Exception], text: str, body: Callable[[], Any]) -> None:
+    with pytest.raises(expected, match=text):
+        body()
+
+
+def check_refusals(layout: pmd.Decomposition) -> None:
+    block = mapped(lambda b: cudecomp.transpose(b, layout, "y_to_x"), layout, *steps(layout, "y_to_x"))
+    fails(ValueError, "is not open", lambda: block(values((8, 8, 8), "float32", SPECS["y"], layout)))
+    fails(ValueError, "CUDA-aware", lambda: cudecomp.open_backend(served(layout, "mpi_p2p"), [SHAPE]))
+    fails(ValueError, "doesn't divide", lambda: cudecomp.open_backend(layout, [(7, 7, 7)]))
+
+
+def check_closing(layout: pmd.Decomposition, name: str) -> None:
+    """A compiled program finds cuDecomp closed, and open again."""
+    run = mapped(partial(cudecomp.transpose, decomposition=layout, step="y_to_x"), layout, *steps(layout, "y_to_x"))
+    x = values(SHAPE, "float32", SPECS["y"], layout)
+    before = run(x)
+    cudecomp.close_backend()
+    cudecomp.close_backend()  # a second call does nothing
+    assert not cudecomp.is_open(layout)
+    fails(jax.errors.JaxRuntimeError, "is not open", lambda: jax.block_until_ready(run(x)))
+    if name.startswith("nccl"):
+        cudecomp.open_backend(layout, [SHAPE])
+        same(run(x), before, "after opening again")
+        cudecomp.close_backend()
+
+
+def compare(names: list[str]) -> None:
+    for name in names:
+        count = 0
+        for layout in (served(layout, name) for layout in layouts()):
+            try:
+                cudecomp.open_backend(layout, [SHAPE, REAL, SPECTRA[layout.pdims[1]]], halo=widest(layout))
+            except ValueError as error:
+                say(f"{name}: refused: {error}")
+                break
+            for dtype in ("float32", "float64", "complex64", "complex128"):
+                count += check_transposes(layout, dtype)
+                count += check_halos(layout, dtype)
+            count += check_chain(layout) + check_package(layout)
+        say(f"{name}: {count} comparisons are bitwise equal")
+    last = served(next(layouts()), names[-1])
+    check_refusals(last)
+    check_closing(last, names[-1])
+
+
+def milliseconds(run: Callable[[Any], Any], x: jax.Array, repeats: int = 20) -> float:
+    for _ in range(3):
+        jax.block_until_ready(run(x))
+    times = []
+    for _ in range(5):
+        distributed.barrier()
+        start = time.perf_counter()
+        out = None
+        for _ in range(repeats):
+            out = run(x)
+        jax.block_until_ready(out)
+        times.append((time.perf_counter() - start) / repeats)
+    return 1e3 * sorted(times)[2]
+
+
+def measure(names: list[str]) -> None:
+    for size in (512, 1024):
+        for plain in layouts():
+            if plain.pdims[0] == 1:
+                continue
+            rows: dict[str, list[str]] = {}
+            for name in ["xla", *names]:
+                layout = plain if name == "xla" else served(plain, name)
+                try:
+                    if name != "xla":
+                        cudecomp.open_backend(layout, [(size,) * 3])
+                except ValueError as error:
+                    say(f"{name}: refused: {error}")
+                    continue
+                rows[name] = []
+                for step in ("z_to_y", "y_to_x", "x_to_y", "y_to_z"):
+                    if layout.pdims[int("z" in step)] == 1:
+                        continue
+                    before, after = steps(layout, step)
+                    transpose = partial(BOTH[name == "xla"], decomposition=layout, step=step)
+                    run = mapped(transpose, layout, before, after)
+                    sharding = jax.sharding.NamedSharding(layout.mesh, before)
+                    x = jax.jit(lambda: jnp.ones((size,) * 3, jnp.complex64), out_shardings=sharding)()  # noqa: B023
+                    rows[name].append(f"{step} {milliseconds(run, x):7.3f}")
+            for name, cells in rows.items():
+                say(f"{size}^3 complex64 {plain.pdims} {name:11s} [ms] " + "  ".join(cells))
+    cudecomp.close_backend()
+
+
+def main() -> None:
+    jax.config.update("jax_enable_x64", True)
+    distributed.initialize()
+    names = [word for word in sys.argv[1:] if not word.startswith("-")] or ["nccl", "nccl_pl"]
+    say(f"{jax.device_count()} x {jax.devices()[0].device_kind}, {cudecomp.library()}")
+    (measure if "--times" in sys.argv else compare)(names)
+    distributed.barrier()
+    say("done")
+    jax.distributed.shutdown()
+
+
+if __name__ == "__main__":
+    main()
