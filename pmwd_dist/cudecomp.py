@@ -137,6 +137,31 @@ def transpose(block: Array, decomposition: Decomposition, step: Step) -> Array:
     return _transpose_p.bind(block[None], shape=(x, y, z), pdims=pdims, comms=_comms(decomposition), step=number)[0]
 
 
+def collect(block: Array, split: int, along: int, decomposition: Decomposition) -> Array:
+    """The exchanges of `fft`, which leave the axis that they make whole last: (x, y, z) to (x, z, y), or to (y, z, x).
+
+    Args:
+      block: (x, y, z) with split=2, along=1; (x, y, z) with split=1, along=0; or (x, z, y) with split=2, along=0.
+      split: the axis that is split.
+      along: the axis that becomes whole.
+      decomposition: with this backend.
+    """
+    if along == 1:
+        return jnp.moveaxis(transpose(block, decomposition, "z_to_y"), 1, 2)
+    ordered = block if split == 1 else jnp.moveaxis(block, 2, 1)
+    whole = transpose(ordered, decomposition, "y_to_x")
+    return jnp.transpose(whole, (1, 2, 0) if split == 1 else (2, 1, 0))
+
+
+def spread(block: Array, split: int, along: int, decomposition: Decomposition) -> Array:
+    """The inverse of `collect`."""
+    if along == 1:
+        return transpose(jnp.moveaxis(block, 2, 1), decomposition, "y_to_z")
+    whole = jnp.transpose(block, (2, 0, 1) if split == 1 else (2, 1, 0))
+    ordered = transpose(whole, decomposition, "x_to_y")
+    return ordered if split == 1 else jnp.moveaxis(ordered, 1, 2)
+
+
 def can_pad(block: Shape3, halo: int, decomposition: Decomposition) -> bool:
     """Whether cuDecomp can give such blocks halos: it asks the next neighbours only."""
     return all(parts == 1 or halo <= width for width, parts in zip(block, decomposition.pdims, strict=False))

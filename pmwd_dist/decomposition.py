@@ -119,6 +119,18 @@ class Decomposition:
         return PartitionSpec(None, self.x_names or None, self.y_names or None)
 
     @property
+    def platform(self) -> str:
+        """Kind of the devices, "cpu" or "gpu"; empty for an abstract mesh."""
+        return "" if isinstance(self.mesh, AbstractMesh) else self.mesh.devices.flat[0].platform
+
+    @property
+    def one_process(self) -> bool:
+        """Whether one process drives all the devices."""
+        if isinstance(self.mesh, AbstractMesh):
+            return False
+        return len({device.process_index for device in self.mesh.devices.flat}) == 1
+
+    @property
     def sharding(self) -> NamedSharding:
         """NamedSharding of a real field."""
         return NamedSharding(self.mesh, self.spec)

@@ -82,7 +82,7 @@ def pfft3d(
     _check_third(shape, layout)
     factor = _factor(shape, norm, inverse=False)
     run = layout.shard_map(
-        lambda block: _times(_transpose_forward(jnp.fft.fft(block, axis=2), layout), factor),
+        lambda block: _times(_forward(jnp.fft.fft(block), layout), factor),
         (layout.spec,),
         layout.spectrum_spec,
     )
@@ -103,7 +103,7 @@ def pifft3d(
     _check_third(shape, layout)
     factor = _factor(shape, norm, inverse=True)
     run = layout.shard_map(
-        lambda block: _times(jnp.fft.ifft(_transpose_back(block, layout), axis=2), factor),
+        lambda block: _times(_ifft(_back(block, layout), layout), factor),
         (layout.spectrum_spec,),
         layout.spec,
     )
@@ -234,10 +234,10 @@ def rfft_block(block: Array, decomposition: Decomposition) -> Array:
     if px == py == 1:
         return _rfft(block, 3)
     if py == 1:
-        return _fft_x(_exchange(_rfft(block, 2), decomposition, "y_to_x"))
+        return jnp.moveaxis(jnp.fft.fft(_collect(_rfft(block, 2), 1, 0, decomposition)), 2, 0)
     spectrum = _rfft(block, 1)
     fill = -spectrum.shape[2] % py
-    return _transpose_forward(jnp.pad(spectrum, ((0, 0), (0, 0), (0, fill))), decomposition)
+    return _forward(jnp.pad(spectrum, ((0, 0), (0, 0), (0, fill))), decomposition)
 
 
 def irfft_block(block: Array, nz: int, decomposition: Decomposition) -> Array:
@@ -246,8 +246,8 @@ def irfft_block(block: Array, nz: int, decomposition: Decomposition) -> Array:
     if px == py == 1:
         return _irfft(block, nz, 3)
     if py == 1:
-        return _irfft(_exchange(jnp.fft.ifft(block, axis=0), decomposition, "x_to_y"), nz, 2)
-    return _irfft(_transpose_back(block, decomposition)[:, :, : nz // 2 + 1], nz, 1)
+        return _irfft(_spread(_ifft(jnp.moveaxis(block, 0, 2), decomposition), 1, 0, decomposition), nz, 2)
+    return _irfft(_back(block, decomposition)[:, :, : nz // 2 + 1], nz, 1)
 
 
 def in_turn(modes: Array, done: Any) -> tuple[Array, Any]:
@@ -259,39 +259,81 @@ def in_turn(modes: Array, done: Any) -> tuple[Array, Any]:
     return jax.lax.optimization_barrier((modes, done))
 
 
-def _fft_x(block: Array) -> Array:
-    return jnp.fft.fft(block, axis=0)
+# Transforms are along the last axis, as XLA's are: so the exchanges leave the axis that they make whole last, in the
+# same pass over the data in which they pack and unpack. The spectrum's index order is restored at the end, which
+# costs nothing where a program goes on with it: it is then a matter of strides.
 
 
-def _transpose_forward(block: Array, decomposition: Decomposition) -> Array:
+def _forward(block: Array, decomposition: Decomposition) -> Array:
     """From (x, y split, kz whole) to the spectrum's layout, with the transforms along y and x."""
-    block = jnp.fft.fft(_exchange(block, decomposition, "z_to_y"), axis=1)
-    return _fft_x(_exchange(block, decomposition, "y_to_x"))
+    block = jnp.fft.fft(_collect(block, 2, 1, decomposition))  # (x, kz, y)
+    block = jnp.fft.fft(_collect(block, 2, 0, decomposition))  # (kz, y, x)
+    return jnp.transpose(block, (2, 1, 0))
 
 
-def _transpose_back(block: Array, decomposition: Decomposition) -> Array:
-    block = _exchange(jnp.fft.ifft(block, axis=0), decomposition, "x_to_y")
-    return _exchange(jnp.fft.ifft(block, axis=1), decomposition, "y_to_z")
+def _back(block: Array, decomposition: Decomposition) -> Array:
+    block = _ifft(jnp.transpose(block, (2, 1, 0)), decomposition)
+    block = _ifft(_spread(block, 2, 0, decomposition), decomposition)
+    return _spread(block, 2, 1, decomposition)
 
 
-# For each step: the axis that is split and the one that becomes whole, and whether over the devices along y.
-_STEPS: dict[cudecomp.Step, tuple[int, int, bool]] = {
-    "z_to_y": (2, 1, True),
-    "y_to_x": (1, 0, False),
-    "x_to_y": (0, 1, False),
-    "y_to_z": (1, 2, True),
-}
+def _ifft(block: Array, decomposition: Decomposition) -> Array:
+    """Along the last axis. On GPUs by way of the transform forward: XLA divides by the length in a pass of its own."""
+    if decomposition.platform != "gpu":
+        return jnp.fft.ifft(block)
+    return jnp.conj(jnp.fft.fft(jnp.conj(block))) / block.shape[-1]
 
 
-def _exchange(block: Array, decomposition: Decomposition, step: cudecomp.Step) -> Array:
-    """Make another axis whole on every device."""
-    split, whole, along_y = _STEPS[step]
-    if decomposition.pdims[1 if along_y else 0] == 1:
-        return block
+def _collect(block: Array, split: int, along: int, decomposition: Decomposition) -> Array:
+    """Split an axis over the devices that hold the parts of another (x or y), which ends last and whole.
+
+    The other axes keep their order: (x, y, z) with split=2, along=1 becomes (x, z, y).
+    """
+    names, parts = _owners(along, decomposition)
+    if parts == 1:
+        return jnp.moveaxis(block, along, -1)
     if decomposition.backend == "cudecomp":
-        return cudecomp.transpose(block, decomposition, step)
-    names = decomposition.y_names if along_y else decomposition.x_names
-    return jax.lax.all_to_all(block, names, split, whole, tiled=True)
+        return cudecomp.collect(block, split, along, decomposition)
+    size = block.shape[split]
+    block = block.reshape(*block.shape[:split], parts, size // parts, *block.shape[split + 1 :])
+    block = jnp.moveaxis(block, (split, along + (along > split)), (0, -1))
+    block = jnp.moveaxis(_trade(block, names, parts, decomposition), 0, -2)
+    return block.reshape(*block.shape[:-2], -1)
+
+
+def _spread(block: Array, split: int, along: int, decomposition: Decomposition) -> Array:
+    """The inverse of `_collect`."""
+    names, parts = _owners(along, decomposition)
+    if parts == 1:
+        return jnp.moveaxis(block, -1, along)
+    if decomposition.backend == "cudecomp":
+        return cudecomp.spread(block, split, along, decomposition)
+    block = block.reshape(*block.shape[:-1], parts, block.shape[-1] // parts)
+    block = _trade(jnp.moveaxis(block, -2, 0), names, parts, decomposition)
+    block = jnp.moveaxis(block, (0, -1), (split, along + (along > split)))
+    return block.reshape(*block.shape[:split], -1, *block.shape[split + 2 :])
+
+
+def _owners(along: int, decomposition: Decomposition) -> tuple[Names, int]:
+    return (decomposition.x_names, decomposition.y_names)[along], decomposition.pdims[along]
+
+
+def _trade(block: Array, names: Names, parts: int, decomposition: Decomposition) -> Array:
+    """Send the piece at index i of the first axis to device i; what came from device i is then in its place.
+
+    XLA runs an exchange among rows of devices and one among columns in groups of their own. In one process that
+    drives several GPUs, the first exchange of one kind can wait for ever for a device that is still held up by the
+    other (jaxlib 0.11.2). Permutations have one group of all devices, so there pencils take those.
+    """
+    if min(decomposition.pdims) == 1 or not decomposition.one_process:
+        return jax.lax.all_to_all(block, names, 0, 0)
+    me = jax.lax.axis_index(names)
+    out = block
+    for hop in range(1, parts):
+        piece = jax.lax.dynamic_index_in_dim(block, (me + hop) % parts, 0)
+        piece = jax.lax.ppermute(piece, names, [(i, (i + hop) % parts) for i in range(parts)])
+        out = jax.lax.dynamic_update_index_in_dim(out, piece, (me - hop) % parts, 0)
+    return out
 
 
 # --- the local real transforms, with transposes that stay real ----------------------------------------------

@@ -179,9 +179,12 @@ def check_package(layout: pmd.Decomposition) -> int:
         ]
 
     ours, theirs = (jax.jit(partial(results, own))(x) for own in (layout, plain))
-    for n, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+    for n, (a, b) in enumerate(zip(ours[:-2], theirs[:-2], strict=True)):
         same(a, b, f"result {n} of the package with {layout}")
-    return len(ours)
+    for a, b in zip(ours[-2:], theirs[-2:], strict=True):  # painting on a GPU adds in any order
+        for one, other in zip(a.addressable_shards, b.addressable_shards, strict=True):
+            np.testing.assert_allclose(one.data, other.data, rtol=0, atol=1e-12)
+    return len(ours) - 2
 
 
 def fails(expected: type[Exception], text: str, body: Callable[[], Any]) -> None:

@@ -1,0 +1,133 @@
+"""Time distributed transforms and halos: XLA, cuDecomp where it can be had, and jaxdecomp from PyPI, in one run.
+
+    python benchmarks/transforms.py 512 1024                 one process, all its devices
+    mpirun -n 4 python benchmarks/transforms.py 512 1024     one process a GPU: with cuDecomp's backends
+
+Prints a table: median of 10 calls after a warm-up [ms], and GB/s sent by a device in the whole transform, against
+NVLink's 450. The largest error of a round trip is checked first.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import pmwd_dist as pmd
+from pmwd_dist import cudecomp, distributed
+from pmwd_dist.fft import spectrum_shape
+
+REPEATS = 10
+HALO = 32
+COMMS = ("nccl", "nccl_pl", "nvshmem", "nvshmem_pl")
+
+
+def say(line: str) -> None:
+    if distributed.is_main():
+        print(line, flush=True)
+
+
+def seconds(function: Callable[[Any], Any], argument: Any) -> float:
+    compiled = jax.jit(function).lower(argument).compile()
+    jax.block_until_ready(compiled(argument))
+    times = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        jax.block_until_ready(compiled(argument))
+        times.append(time.perf_counter() - start)
+    return float(np.median(times))
+
+
+def layouts() -> list[pmd.Decomposition]:
+    count = jax.device_count()
+    return [pmd.Decomposition((count // py, py)) for py in (1, 2) if count % py == 0]
+
+
+def sent(shape: Any, layout: pmd.Decomposition, item: int) -> float:
+    """Bytes that a device sends in one transform."""
+    whole = np.prod(shape) * item / layout.size
+    return float(sum(whole * (parts - 1) / parts for parts in layout.pdims))
+
+
+def random_field(n: int, layout: pmd.Decomposition, dtype: Any) -> jax.Array:
+    make = jax.jit(lambda: jax.random.normal(jax.random.key(0), (n, n, n), dtype), out_shardings=layout.sharding)
+    return jax.block_until_ready(make())
+
+
+def measure(n: int, layout: pmd.Decomposition, name: str) -> None:
+    shape = (n, n, n)
+    forward, inverse = (
+        partial(pmd.prfft3d, decomposition=layout),
+        partial(pmd.pirfft3d, shape=shape, decomposition=layout),
+    )
+    field = random_field(n, layout, jnp.float32)
+    modes = jax.jit(forward)(field)
+    error = float(jax.jit(lambda m, f: jnp.max(jnp.abs(inverse(m) - f)))(modes, field))
+    if not error < 1e-4:
+        say(f"| {n}^3 | {layout.pdims} | {name} | WRONG by {error:g} |")
+        return
+    moved = sent(spectrum_shape(shape, layout), layout, 8)
+    times = [seconds(forward, field), seconds(inverse, modes)]
+    del modes
+    times.append(seconds(lambda x: inverse(0.5 * forward(x)), field))
+    times.append(seconds(lambda x: pmd.halo_reduce(pmd.halo_pad(x, HALO, layout), HALO, layout), field))
+    rates = [moved / t / 1e9 for t in times[:2]]
+    cells = [
+        f"{1e3 * times[0]:.2f} ({rates[0]:.0f})",
+        f"{1e3 * times[1]:.2f} ({rates[1]:.0f})",
+        f"{1e3 * times[2]:.2f}",
+    ]
+    say(f"| {n}^3 | {layout.pdims} | {name} | " + " | ".join(cells) + f" | {error:.0e} |")
+
+
+def compare_complex(n: int, layout: pmd.Decomposition) -> None:
+    """Complex transforms, which are all that jaxdecomp has."""
+    field = random_field(n, layout, jnp.complex64)
+    codes: dict[str, tuple[Any, Any]] = {
+        "ours": (partial(pmd.pfft3d, decomposition=layout), partial(pmd.pifft3d, decomposition=layout))
+    }
+    try:
+        import jaxdecomp
+
+        codes["jaxdecomp"] = jaxdecomp.pfft3d, jaxdecomp.pifft3d
+    except ImportError as error:
+        say(f"(no jaxdecomp: {error})")
+    for name, (forward, inverse) in codes.items():
+        modes = jax.jit(forward)(field)
+        times = [seconds(forward, field), seconds(inverse, modes)]
+        del modes
+        times.append(seconds(lambda x, f=forward, b=inverse: b(0.5 * f(x)), field))
+        say(f"| {n}^3 complex | {layout.pdims} | {name} | " + " | ".join(f"{1e3 * t:.2f}" for t in times) + " |  |  |")
+
+
+def main() -> None:
+    distributed.initialize()
+    devices = jax.devices()
+    say(f"{len(devices)} x {devices[0].device_kind}, {jax.process_count()} processes, jax {jax.__version__}")
+    columns = f"forward, ms (GB/s) | inverse, ms (GB/s) | both in one program, ms | halo {HALO} there and back, ms"
+    say(f"\n| mesh | pdims | moved by | {columns} | error |")
+    say("|---|---|---|---|---|---|---|---|")
+    for n in map(int, sys.argv[1:] or ["512"]):
+        for layout in layouts():
+            measure(n, layout, "XLA")
+            for comm in COMMS if cudecomp.available(layout) else ():
+                served = pmd.Decomposition(layout.pdims, backend="cudecomp", transpose_comm=comm, halo_comm="nccl")  # type: ignore[arg-type]
+                try:
+                    cudecomp.open_backend(served, [(n, n, n), spectrum_shape((n, n, n), served)], halo=HALO)
+                except ValueError as error:
+                    say(f"| {n}^3 | {layout.pdims} | cuDecomp, {comm} | {error} |")
+                    continue
+                measure(n, served, f"cuDecomp, {comm}")
+            if n <= 1024:
+                compare_complex(n, layout)
+    cudecomp.close_backend()
+
+
+if __name__ == "__main__":
+    main()
