@@ -92,7 +92,10 @@ def compare_complex(n: int, layout: pmd.Decomposition) -> None:
     codes: dict[str, tuple[Any, Any]] = {
         "ours": (partial(pmd.pfft3d, decomposition=layout), partial(pmd.pifft3d, decomposition=layout))
     }
+    # One process with several GPUs hangs in jaxdecomp's pencils (0.3.1 on jaxlib 0.11.2).
     try:
+        if min(layout.pdims) > 1 and layout.one_process and layout.platform == "gpu":
+            raise ImportError("it hangs on pencils of one process")
         import jaxdecomp
 
         codes["jaxdecomp"] = jaxdecomp.pfft3d, jaxdecomp.pifft3d

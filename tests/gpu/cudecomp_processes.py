@@ -219,7 +219,8 @@ def compare(names: list[str]) -> None:
         count = 0
         for layout in (served(layout, name) for layout in layouts()):
             try:
-                cudecomp.open_backend(layout, [SHAPE, REAL, SPECTRA[layout.pdims[1]]], halo=widest(layout))
+                cudecomp.open_backend(layout, [SHAPE], halo=widest(layout))
+                cudecomp.open_backend(layout, [REAL, SPECTRA[layout.pdims[1]]], halo=2)
             except ValueError as error:
                 say(f"{name}: refused: {error}")
                 break

@@ -1,0 +1,39 @@
+"""GPUs, where there are some: skipped without, a failure with PMWD_REQUIRE_GPU=1."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+import pytest
+
+
+@pytest.fixture
+def gpus() -> int:
+    """Number of GPUs, two or more, with mpirun to start a process on each."""
+    try:
+        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        listing = ""
+    count = listing.count("GPU ")
+    if count < 2:
+        lacking(f"two GPUs are needed, and there are {count}")
+    if shutil.which("mpirun") is None:
+        lacking("mpirun is not installed")
+    return count
+
+
+@pytest.fixture
+def cudecomp_library(gpus: int) -> str:
+    """Path of libcudecomp."""
+    del gpus
+    if "PMWD_CUDECOMP_LIBRARY" not in os.environ:
+        lacking("PMWD_CUDECOMP_LIBRARY is not set")
+    return os.environ["PMWD_CUDECOMP_LIBRARY"]
+
+
+def lacking(reason: str) -> None:
+    if os.environ.get("PMWD_REQUIRE_GPU") == "1":
+        pytest.fail(reason)
+    pytest.skip(reason)
