@@ -9,7 +9,8 @@ nothing else ever starts or ends cuDecomp.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
 import jax
@@ -96,6 +97,17 @@ def open_backend(decomposition: Decomposition, shapes: Sequence[Shape3], *, halo
     except RuntimeError as error:
         _end_job(f"cuDecomp did not start: {error}")
     _opened.add(decomposition)
+
+
+@contextmanager
+def opened(decomposition: Decomposition, shapes: Sequence[Shape3], *, halo: int = 0) -> Iterator[None]:
+    """`open_backend` and, if all goes well, `close_backend`; nothing for decompositions that XLA serves. Collective."""
+    if decomposition.backend != "cudecomp":
+        yield
+        return
+    open_backend(decomposition, shapes, halo=halo)
+    yield
+    close_backend()  # not after a failure, which other processes may not share
 
 
 def close_backend() -> None:

@@ -6,14 +6,19 @@ import math
 import os
 import resource
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import jax
 
+from pmwd_dist import cudecomp
 from pmwd_dist._native import native_available
 from pmwd_dist._snapshot_format import particle_bytes
 from pmwd_dist.config import Config
+from pmwd_dist.fft import spectrum_shape
+from pmwd_dist.paint import halo_widths
 from pmwd_dist.settings import Settings
+from pmwd_dist.stencil import WIDTH
 
 # Fitted to runs of 64^3 to 256^3 particles, with meshes as fine and twice as fine, on a CPU.
 _RUNTIME = 0.68e9  # Python, JAX, the compiled programs and the figures of one process [bytes]
@@ -126,3 +131,13 @@ def size(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} TB"
+
+
+def communication(config: Config) -> AbstractContextManager[None]:
+    """Whatever moves the data, open for all shapes of a run. Collective."""
+    layout = config.layout
+    fields = {config.mesh_shape, config.particle_shape}
+    spectra = {spectrum_shape(shape, layout) for shape in fields}
+    widths = [n for n, parts in zip(layout.block(config.mesh_shape), layout.pdims, strict=False) if parts > 1]
+    halo = min([halo_widths(config)[-1] + 1 + WIDTH, *widths])  # cuDecomp reaches the next neighbour; XLA does the rest
+    return cudecomp.opened(layout, sorted(fields | spectra), halo=halo)

@@ -118,10 +118,11 @@ def execute(plan: Plan, listener: Listener, *, resume: bool = False) -> None:
         record.event("start", resumed=resume, **describe(plan))
         status = "failed"
         try:
-            progress = _restore(plan, record) if resume else None
-            if progress is None:
-                progress = _begin(plan, record)
-            _advance_all(plan, progress, record, stop)
+            with resources.communication(plan.simulation.config):
+                progress = _restore(plan, record) if resume else None
+                if progress is None:
+                    progress = _begin(plan, record)
+                _advance_all(plan, progress, record, stop)
             status = "finished"
             checkpoint.clear(plan.folder)
         except (Interrupted, KeyboardInterrupt):

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
+from pmwd_dist.communication import Backend, HaloComm, TransposeComm
+
 
 def _three(value: Any) -> Any:
     values = tuple(value) if isinstance(value, list | tuple) else (value,) * 3
@@ -151,6 +153,9 @@ class Devices(Section):
     """The division over devices."""
 
     pdims: Parts | None = about("devices along x and y; default: all, as slabs along x where they fit", None, [2, 1])
+    backend: Backend = about("who moves the data: xla, cudecomp (one process a GPU), or auto for the default", "auto")
+    transpose_comm: TransposeComm | None = about("of cudecomp, for transposes; default: nccl", None, "nccl")
+    halo_comm: HaloComm | None = about("of cudecomp, for halos; default: nccl", None, "nccl")
     halo: Annotated[Any, BeforeValidator(_halo)] = about(
         'cells that a displacement may reach over the edge of a block; "auto" widens it as needed', "auto"
     )

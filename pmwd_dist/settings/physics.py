@@ -15,9 +15,9 @@ import numpy as np
 
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology import growth_table, interpolate_power, linear_power, normalised_power
-from pmwd_dist.decomposition import Decomposition
+from pmwd_dist.decomposition import Decomposition, fitting
 from pmwd_dist.modes import power_nodes
-from pmwd_dist.settings.models import Settings
+from pmwd_dist.settings.models import Devices, Settings
 from pmwd_dist.settings.reading import SettingsError
 from pmwd_dist.settings.table import read_table
 from pmwd_dist.solvers import BullFrog, FastPM, LeapFrog, SplitSolver
@@ -94,15 +94,21 @@ def _config(settings: Settings) -> Config:
         a_stop=time.a_stop,
         steps=time.steps,
         lpt_order=time.lpt_order,
-        decomposition=_decomposition(devices.pdims),
+        decomposition=_decomposition(devices, (box.mesh, box.particles or box.mesh)),
         halo=devices.halo,
         gradient=settings.force.gradient,
     )
 
 
-def _decomposition(pdims: tuple[int, int] | None) -> Decomposition | None:
+def _decomposition(devices: Devices, shapes: tuple[Any, ...]) -> Decomposition:
+    chosen: dict[str, Any] = {
+        "backend": devices.backend,
+        "transpose_comm": devices.transpose_comm,
+        "halo_comm": devices.halo_comm,
+    }
+    pdims = devices.pdims
     if pdims is None:
-        return None
+        return Decomposition(fitting(shapes).pdims, **chosen)
     count, processes = jax.device_count(), jax.process_count()
     wrong = math.prod(pdims) != count if processes > 1 else math.prod(pdims) > count
     if wrong:
@@ -110,7 +116,7 @@ def _decomposition(pdims: tuple[int, int] | None) -> Decomposition | None:
         if processes > 1:
             there += f" in {processes} processes, which must all be used"
         raise ValueError(f"pdims={pdims[0]}x{pdims[1]} needs {math.prod(pdims)} devices, and {there}; use [{count}, 1]")
-    return Decomposition(pdims)
+    return Decomposition(pdims, **chosen)
 
 
 def _translate(message: str) -> str:
