@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -147,3 +148,22 @@ def test_misuse_says_what_would_fit() -> None:
     for function in (pmd.pfft3d, pmd.pifft3d):
         with pytest.raises(ValueError, match=r"field.shape\[2\]=6 is not divisible by the 4 devices along y"):
             function(np.zeros((8, 8, 6), complex), pencils)
+
+
+def test_large_inverses_are_taken_in_pieces(layout: pmd.Decomposition, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond 2^31 values XLA forgets the norm on GPUs; here the same path at a size that fits a test."""
+    monkeypatch.setattr("pmwd_dist.fft._LARGEST_INVERSE", 25)
+    calls, irfftn = [], jnp.fft.irfftn
+
+    def counted(x: jax.Array, **settings: Any) -> jax.Array:
+        out = irfftn(x, **settings)
+        calls.append(out.size)
+        return out
+
+    monkeypatch.setattr(jnp.fft, "irfftn", counted)
+    shape = (8, 4, 6)
+    field = np.random.default_rng(3).standard_normal(shape)
+    inverse = jax.jit(lambda x: pmd.pirfft3d(x, shape, layout))
+    close(inverse(padded(np.fft.rfftn(field), shape, layout)), field)
+    assert len(calls) > 1
+    assert max(calls) < 25

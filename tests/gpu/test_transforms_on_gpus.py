@@ -28,6 +28,6 @@ def test_against_one_gpu(launcher: str, gpus: int) -> None:
     }
     start = [] if launcher == "alone" else ["mpirun", "-n", str(gpus), "--bind-to", "none"]
     command = [*start, sys.executable, str(PROGRAM)]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-6000:]
     assert "comparisons with one GPU are fine" in run.stdout
