@@ -94,7 +94,7 @@ def compare_complex(n: int, layout: pmd.Decomposition) -> None:
     }
     # One process with several GPUs hangs in jaxdecomp's pencils (0.3.1 on jaxlib 0.11.2).
     try:
-        if min(layout.pdims) > 1 and layout.one_process and layout.platform == "gpu":
+        if min(layout.pdims) > 1 and layout.shared_process and layout.platform == "gpu":
             raise ImportError("it hangs on pencils of one process")
         import jaxdecomp
 

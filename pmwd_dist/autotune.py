@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pmwd_dist import cudecomp, tuning
+from pmwd_dist import cudecomp, distributed, tuning
 from pmwd_dist.communication import TransposeComm
 from pmwd_dist.decomposition import Decomposition, Shape3
 from pmwd_dist.fft import pfft3d, pifft3d, pirfft3d, prfft3d, spectrum_shape
@@ -58,7 +58,9 @@ def autotune(
       ValueError: no division of the devices fits the mesh, or a kind or number of devices that can't be.
     """
     devices = _devices(n_devices)
-    _check(kinds, halo, repeats, np.dtype(dtype))
+    dtype = _precision(dtype)
+    _check(shape, kinds, halo, repeats)
+    started = cudecomp.started()
     candidates = _candidates(shape, devices, kinds)
     if say is None or jax.process_index() != 0:
         say = _nothing
@@ -84,11 +86,14 @@ def autotune(
     if not math.isfinite(min(times)):
         raise ValueError(f"shape={shape} fits into the memory of these {len(devices)} devices in no division; use more")
     best = candidates[int(np.argmin(times))]
-    if best.backend == "xla":
+    if best.backend == "xla" and not started:
         cudecomp.close_backend()
     if jax.process_index() == 0:
         seconds = {"seconds": min(times), "date": time.strftime("%F")}
-        tuning.store({"key": key, "pdims": list(best.pdims), "transpose_comm": best.transpose_comm} | seconds)
+        try:
+            tuning.store({"key": key, "pdims": list(best.pdims), "transpose_comm": best.transpose_comm} | seconds)
+        except (OSError, RuntimeError) as error:
+            say(f"not kept: {error}")
     return best
 
 
@@ -101,26 +106,38 @@ def _devices(count: int | None) -> list[Any]:
     count = len(devices) if count is None else count
     if not 1 <= count <= len(devices):
         raise ValueError(f"n_devices={count} must be 1 to {len(devices)}, the devices of this program")
+    if jax.process_count() > 1 and count < len(devices):
+        raise ValueError(f"n_devices={count} leaves devices of other processes out; several processes must use all")
     return devices[:count]
 
 
-def _check(kinds: Sequence[str], halo: int, repeats: int, dtype: np.dtype[Any]) -> None:
+def _precision(dtype: Any) -> np.dtype[Any]:
+    try:
+        precision = np.dtype(dtype)
+    except TypeError:
+        precision = None
+    if precision not in (np.float32, np.float64):
+        raise ValueError(f"dtype={dtype} must be float32 or float64, the precision of a real field")
+    if precision == np.float64 and not jax.config.read("jax_enable_x64"):
+        raise ValueError("dtype=float64 needs jax.config.update('jax_enable_x64', True), or JAX_ENABLE_X64=1")
+    return np.dtype(precision)
+
+
+def _check(shape: Sequence[int], kinds: Sequence[str], halo: int, repeats: int) -> None:
+    if len(shape) != 3 or min(shape) < 1:
+        raise ValueError(f"shape={tuple(shape)} must be three positive numbers of cells")
     for kind in kinds:
         if kind not in get_args(Kind):
             raise ValueError(f"kinds={tuple(kinds)} has {kind!r}; use 'r2c', 'c2c' or both")
     if not kinds or halo < 0 or repeats < 1:
         raise ValueError(f"kinds={tuple(kinds)}, halo={halo} and repeats={repeats} must be not empty, >= 0 and >= 1")
-    if dtype not in (np.float32, np.float64):
-        raise ValueError(f"dtype={dtype} must be float32 or float64, the precision of a real field")
-    if dtype == np.float64 and not jax.config.read("jax_enable_x64"):
-        raise ValueError("dtype=float64 needs jax.config.update('jax_enable_x64', True), or JAX_ENABLE_X64=1")
 
 
 def _candidates(shape: Shape3, devices: list[Any], kinds: Sequence[str]) -> list[Decomposition]:
     """All divisions that fit, slabs along x first."""
     fitting, problem = [], None
     for py in (p for p in range(1, len(devices) + 1) if len(devices) % p == 0):
-        candidate = Decomposition((len(devices) // py, py), devices)
+        candidate = Decomposition((len(devices) // py, py), devices, backend="xla")
         try:
             candidate.check(shape, "shape")
             if "c2c" in kinds and shape[2] % py:
@@ -129,7 +146,7 @@ def _candidates(shape: Shape3, devices: list[Any], kinds: Sequence[str]) -> list
             problem = problem or error
             continue
         fitting.append(candidate)
-        if len(devices) == jax.device_count() and cudecomp.available(candidate):
+        if len(devices) == jax.device_count() and distributed.everywhere(cudecomp.available(candidate)):
             pdims = candidate.pdims
             fitting += [Decomposition(pdims, backend="cudecomp", transpose_comm=c, halo_comm="nccl") for c in _COMMS]
     if not fitting:
@@ -152,7 +169,8 @@ def _agreed(record: tuning.Record | None, candidates: list[Decomposition]) -> De
 
 def _open(layout: Decomposition, shape: Shape3, halo: int) -> None:
     if layout.backend == "cudecomp":
-        cudecomp.open_backend(layout, [shape, spectrum_shape(shape, layout)], halo=halo)
+        widths = [n for n, parts in zip(layout.block(shape), layout.pdims, strict=False) if parts > 1]
+        cudecomp.open_backend(layout, [shape, spectrum_shape(shape, layout)], halo=min([halo, *widths]))
 
 
 def _measure(
@@ -168,25 +186,44 @@ def _measure(
     try:
         for kind in kinds:
             own = real if kind == "r2c" else np.result_type(real, np.complex64)
-            field = jax.jit(lambda own=own: jnp.ones(shape, own), out_shardings=layout.sharding)()
+            field = _ones(shape, own, layout)
             there = partial(prfft3d if kind == "r2c" else pfft3d, decomposition=layout)
             back = partial(pirfft3d, shape=shape) if kind == "r2c" else pifft3d
-            back = partial(back, decomposition=layout)
             forward += _seconds(there, field, repeats)
-            inverse += _seconds(back, jax.jit(there)(field), repeats)
-        field = jax.jit(lambda: jnp.ones(shape, real), out_shardings=layout.sharding)()
+            spectrum = _attempt(partial(jax.jit(there), field))
+            inverse += _seconds(partial(back, decomposition=layout), spectrum, repeats)
+        field = _ones(shape, real, layout)
         exchange = _seconds(lambda x: halo_reduce(halo_pad(x, halo, layout), halo, layout), field, repeats)
+    except MemoryError as error:
+        return str(error)
+    return forward, inverse, exchange
+
+
+def _ones(shape: Shape3, dtype: Any, layout: Decomposition) -> jax.Array:
+    return _attempt(jax.jit(lambda: jnp.ones(shape, dtype), out_shardings=layout.sharding))
+
+
+def _attempt(call: Callable[[], Any]) -> Any:
+    """What a call gives.
+
+    Raises:
+      MemoryError: it does not fit on some process; raised on all of them.
+    """
+    out = None
+    try:
+        out = jax.block_until_ready(call())
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        return "does not fit into memory"
-    return forward, inverse, exchange
+    if not distributed.everywhere(out is not None):
+        raise MemoryError("does not fit into memory")
+    return out
 
 
 def _seconds(function: Callable[[Any], Any], argument: Any, repeats: int) -> float:
     """Median time of a call; of the slowest process."""
-    compiled = jax.jit(function).lower(argument).compile()
-    jax.block_until_ready(compiled(argument))
+    compiled = _attempt(jax.jit(function).lower(argument).compile)
+    _attempt(partial(compiled, argument))
     times = []
     for _ in range(repeats):
         start = time.perf_counter()

@@ -19,7 +19,7 @@ import numpy as np
 from jax.interpreters import ad
 from jaxtyping import Array
 
-from pmwd_dist import _native
+from pmwd_dist import _native, distributed
 from pmwd_dist.communication import HaloComm, TransposeComm
 from pmwd_dist.decomposition import Decomposition, Shape3
 
@@ -126,6 +126,11 @@ def close_backend() -> None:
     _communicator = None
 
 
+def started() -> bool:
+    """Whether cuDecomp was started and not ended."""
+    return _communicator is not None
+
+
 def is_open(decomposition: Decomposition) -> bool:
     """Whether `open_backend` was called for this decomposition."""
     return decomposition in _opened
@@ -210,6 +215,8 @@ def _start(decomposition: Decomposition) -> int:
     """Agree that every process can start; then the place of this one among the blocks."""
     global _communicator, _order
     problem = why_not(decomposition)
+    if not distributed.everywhere(problem is None) and problem is None:
+        raise RuntimeError("cuDecomp cannot be used: another process lacks something, and says what")
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError):

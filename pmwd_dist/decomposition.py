@@ -84,7 +84,8 @@ class Decomposition:
             return cls((1, 1), devices=list(sharding.device_set))
         if not isinstance(sharding, NamedSharding) or sharding.mesh.empty:
             raise ValueError(
-                "how this array is divided isn't known here (inside jit only Explicit axes tell): pass decomposition="
+                "how this array is divided isn't known here (while it is traced, by jit or for a derivative, only "
+                "Explicit axes tell): pass decomposition="
             )
         entries: list[Any] = [*sharding.spec, *(None,) * (3 - len(sharding.spec))]
         if len(entries) != 3 or entries[0 if spectrum else 2] is not None:
@@ -120,15 +121,16 @@ class Decomposition:
 
     @property
     def platform(self) -> str:
-        """Kind of the devices, "cpu" or "gpu"; empty for an abstract mesh."""
-        return "" if isinstance(self.mesh, AbstractMesh) else self.mesh.devices.flat[0].platform
+        """Kind of the devices, "cpu" or "gpu"; that of the program for an abstract mesh."""
+        return jax.default_backend() if isinstance(self.mesh, AbstractMesh) else self.mesh.devices.flat[0].platform
 
     @property
-    def one_process(self) -> bool:
-        """Whether one process drives all the devices."""
+    def shared_process(self) -> bool:
+        """Whether some process drives several of the devices; of the program for an abstract mesh."""
         if isinstance(self.mesh, AbstractMesh):
-            return False
-        return len({device.process_index for device in self.mesh.devices.flat}) == 1
+            return jax.local_device_count() > 1
+        devices = self.mesh.devices.flat
+        return len({device.process_index for device in devices}) < self.mesh.devices.size
 
     @property
     def sharding(self) -> NamedSharding:
@@ -162,11 +164,16 @@ class Decomposition:
         if self.manual and same:
             return function
         if context.manual_axes and same:
+            if self._explicit:
+                raise ValueError(
+                    f"{self!r} has Explicit axes inside a shard_map over others, {context.manual_axes}: XLA mistakes "
+                    "their layout; make them Auto, or Manual in the same shard_map"
+                )
             return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, axis_names=set(self.names))
         if not context.empty and context != own:
             raise ValueError(
                 f"the mesh in force {dict(context.shape)} of {context.axis_types} is not that of {self!r}; "
-                "make the decomposition with mesh= and spec= of that mesh"
+                "make the decomposition with mesh= and spec= of that mesh, spec=P() for a field that is not divided"
             )
         run = jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs)
         if not self._explicit:
@@ -239,7 +246,7 @@ def fitting(shapes: Sequence[Shape3]) -> Decomposition:
     rows = [p for p in range(1, count + 1) if count % p == 0]
     # Of several processes not all may see the file, and all must choose alike: there `autotune` is called by name.
     if count > 1 and jax.process_count() == 1 and (record := tuning.find_shape(shapes[0], jax.devices())):
-        rows.insert(0, record["pdims"][1])
+        rows = [py for py in rows if [count // py, py] == record["pdims"]] + rows
     for py in rows:
         candidate = Decomposition((count // py, py))
         try:
@@ -254,7 +261,7 @@ def fitting(shapes: Sequence[Shape3]) -> Decomposition:
 
 def _backends(backend: str, transpose_comm: str | None, halo_comm: str | None) -> tuple[str, str | None, str | None]:
     """What moves data, with all defaults filled in; the last two are cuDecomp's."""
-    communication.checked(backend, "backend")
+    asked = communication.checked(backend, "backend")
     if backend == "auto":
         backend = communication.default("backend")
         backend = "xla" if backend == "auto" else backend
@@ -263,6 +270,8 @@ def _backends(backend: str, transpose_comm: str | None, halo_comm: str | None) -
     if halo_comm is not None:
         communication.checked(halo_comm, "halo_comm_backend", "halo_comm")
     if backend == "xla":
+        if asked == "xla" and (transpose_comm or halo_comm):
+            raise ValueError(f"transpose_comm={transpose_comm!r} and halo_comm={halo_comm!r} are of backend='cudecomp'")
         return backend, None, None
     transpose_comm = transpose_comm or communication.default("transpose_comm_backend")
     return backend, transpose_comm, halo_comm or communication.default("halo_comm_backend")

@@ -8,6 +8,7 @@ import socket
 from typing import Any
 
 import jax
+import numpy as np
 
 _MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
 _communicator: Any = None
@@ -30,7 +31,8 @@ def initialize() -> None:
     Each process drives one GPU: that of its number among the processes on its node.
 
     Raises:
-      RuntimeError: several processes were started, but mpi4py or its MPI library is missing, or JAX has started.
+      RuntimeError: several processes were started, but mpi4py or its MPI library is missing, there are
+        more processes than GPUs, or JAX has started.
     """
     if launched_size() == 1 or jax.distributed.is_initialized():
         return
@@ -81,6 +83,15 @@ def barrier(name: str = "barrier") -> None:
         multihost_utils.sync_global_devices(name)
 
 
+def everywhere(flag: bool) -> bool:
+    """Whether it is true on every process. Collective."""
+    if jax.process_count() == 1:
+        return flag
+    from jax.experimental import multihost_utils
+
+    return bool(np.all(multihost_utils.process_allgather(np.int32(flag))))
+
+
 def _under_srun() -> bool:
     return "SLURM_STEP_ID" in os.environ
 
@@ -94,7 +105,10 @@ def _meet(comm: Any) -> tuple[str, int]:
     node.Free()
     address = None
     if comm.Get_rank() == 0:
-        host = "127.0.0.1" if alone else socket.gethostbyname(socket.gethostname())
+        name = socket.gethostname()
+        host = "127.0.0.1" if alone else socket.gethostbyname(name)
+        if not alone and host.startswith("127."):  # what /etc/hosts says of the own name is of no use to other nodes
+            host = name
         address = f"{host}:{_free_port()}"
     return comm.bcast(address, root=0), local_rank
 
@@ -108,7 +122,12 @@ def _free_port() -> int:
 def _local_device(local_rank: int) -> int:
     """Number of this process's GPU among those that it sees: launchers often show each process its own alone."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    return local_rank % len(visible) if visible != [""] else local_rank
+    if 1 < len(visible) <= local_rank:
+        raise RuntimeError(
+            f"process {local_rank} of this node finds {len(visible)} GPUs in CUDA_VISIBLE_DEVICES; "
+            "start as many processes a node"
+        )
+    return 0 if len(visible) == 1 and visible != [""] else local_rank
 
 
 def _free() -> None:

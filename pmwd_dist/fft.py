@@ -179,6 +179,9 @@ def fftfreq3d(
       kx (nx, 1, 1), ky (1, ny, 1), kz (1, 1, nk), blocks of them inside the user's own shard_map; kz of the padding
       is that of the Nyquist frequency.
     """
+    decomposition.check(shape, "shape")
+    if not real:
+        _check_third(shape, decomposition)
     lengths = shape if box_size is None else box_size
     numbers = _wavenumbers(shape, spectrum_shape(shape, decomposition)[2] if real else None)
     k = [n * (2 * math.pi / length) for n, length in zip(numbers, lengths, strict=True)]
@@ -253,8 +256,7 @@ def irfft_block(block: Array, nz: int, decomposition: Decomposition) -> Array:
 def in_turn(modes: Array, done: Any) -> tuple[Array, Any]:
     """The modes for the next transform, available only once what came before is done.
 
-    Transforms side by side would each hold their own fields. On GPUs their transposes over different rows and columns
-    of devices may also start in different orders and then wait for each other for ever.
+    Transforms side by side would each hold their own fields.
     """
     return jax.lax.optimization_barrier((modes, done))
 
@@ -321,11 +323,11 @@ def _owners(along: int, decomposition: Decomposition) -> tuple[Names, int]:
 def _trade(block: Array, names: Names, parts: int, decomposition: Decomposition) -> Array:
     """Send the piece at index i of the first axis to device i; what came from device i is then in its place.
 
-    XLA runs an exchange among rows of devices and one among columns in groups of their own. In one process that
+    XLA runs an exchange among rows of devices and one among columns in groups of their own. In a process that
     drives several GPUs, the first exchange of one kind can wait for ever for a device that is still held up by the
     other (jaxlib 0.11.2). Permutations have one group of all devices, so there pencils take those.
     """
-    if min(decomposition.pdims) == 1 or not decomposition.one_process:
+    if min(decomposition.pdims) == 1 or not decomposition.shared_process:
         return jax.lax.all_to_all(block, names, 0, 0)
     me = jax.lax.axis_index(names)
     out = block
@@ -377,8 +379,9 @@ def _irfft_reference(x: Array, *, nz: int, rank: int) -> Array:
     if rank == 3:  # the axes but the first one by one, so that there is an axis to go along
         inverse = jnp.conj(jnp.fft.fft(jnp.conj(x), axis=1)) / x.shape[1]
         return _irfft_reference(inverse, nz=nz, rank=2)
-    pieces = jnp.array_split(x, min(x.shape[1], -(-count // (_LARGEST_INVERSE - 1))), axis=1)
-    return jnp.concatenate([_irfft_reference(piece, nz=nz, rank=rank) for piece in pieces], axis=1)
+    axis = 0 if x.shape[0] > x.shape[1] else 1
+    pieces = jnp.array_split(x, min(x.shape[axis], -(-count // (_LARGEST_INVERSE - 1))), axis=axis)
+    return jnp.concatenate([_irfft_reference(piece, nz=nz, rank=rank) for piece in pieces], axis=axis)
 
 
 _irfft_p = _native.define_op("irfft", _irfft_aval, _irfft_reference)

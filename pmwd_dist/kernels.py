@@ -81,7 +81,10 @@ def read(
 
 
 def _choose(native: bool | None) -> bool:
-    return _native.native_available() if native is None else native
+    there = _native.native_available()
+    if native and not there:
+        raise ValueError("native=True needs the native ops; `pip install jaxdecomp-ops`")
+    return there if native is None else native
 
 
 # --- the JAX reference -------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,7 +28,8 @@ def machine(devices: Sequence[Any]) -> Key:
         own = version("pmwd-dist")
     except PackageNotFoundError:
         own = "0"
-    return {
+    on_host = {"cpu": _processor(), "cores": os.cpu_count()} if devices[0].platform == "cpu" else {}
+    return on_host | {
         "platform": devices[0].platform,
         "device": devices[0].device_kind,
         "count": len(devices),
@@ -39,18 +41,29 @@ def machine(devices: Sequence[Any]) -> Key:
     }
 
 
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )
+
+
 def load() -> list[Record]:
     """All records; those that can't be read are skipped, since anyone may have written to a cache."""
     try:
         lines = path().read_text(encoding="utf-8").splitlines()
-    except OSError:
+    except (OSError, UnicodeError, RuntimeError):  # the last where there is no home
         return []
     records = []
     for line in lines:
         try:
             record = json.loads(line)
             px, py = record["pdims"]
-            if isinstance(record["key"], dict) and isinstance(px, int) and isinstance(py, int):
+            known = isinstance(record["key"], dict) and isinstance(record["key"].get("kinds", []), list)
+            if known and isinstance(px, int) and isinstance(py, int):
                 records.append(record)
         except (ValueError, TypeError, KeyError):
             continue

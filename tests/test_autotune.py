@@ -71,7 +71,14 @@ def test_a_config_takes_what_was_measured_and_never_measures(cache: Path) -> Non
 
 def test_a_damaged_cache_is_no_obstacle(cache: Path) -> None:
     cache.parent.mkdir()
-    cache.write_text('{"key": {}, "pdims": "x"}\nnot json\n[1]\n{"key": 3, "pdims": [1, 4]}\n')
+    cache.write_text('{"key": {}, "pdims": "x"}\nnot json\n[1]\n{"key": 3, "pdims": [1, 4]}\n{"key": {"kinds": 5}}\n')
+    assert tuning.load() == []
+    settings: dict[str, Any] = {"box_size": 8.0, "mesh_shape": SHAPE, "a_start": 0.1, "a_stop": 1.0}
+    key = tuning.machine(jax.devices()) | {"shape": list(SHAPE), "kinds": ["r2c"]}
+    for pdims in ([3, 3], [4, 0], [2, 1]):  # not a division of four devices
+        cache.write_text(json.dumps({"key": key, "pdims": pdims}) + "\n")
+        assert pmd.Config(**settings).layout.pdims == (4, 1)
+    cache.write_bytes(b"\xff\xfe\n")
     assert tuning.load() == []
     pmd.autotune(SHAPE, repeats=1, say=None, n_devices=1)
     assert len(tuning.load()) == 1
@@ -85,6 +92,8 @@ def test_a_damaged_cache_is_no_obstacle(cache: Path) -> None:
         ({"kinds": ()}, "must be not empty"),
         ({"halo": -1}, "halo=-1"),
         ({"dtype": "complex64"}, "dtype=complex64 must be float32 or float64"),
+        ({"dtype": "foo"}, "dtype=foo must be float32 or float64"),
+        ({"shape": (0, 8, 8)}, "must be three positive numbers"),
         ({"shape": (7, 7, 7)}, r"no division over 4 devices fits: shape\[0\]=7 is not divisible by 4"),
     ],
 )
@@ -105,6 +114,14 @@ def test_the_verb(tmp_path: Path) -> None:
     refused = run("8 8")
     assert refused.returncode == 2
     assert "2 numbers of cells were given; give one or three" in refused.stderr
+
+
+def test_a_result_that_cannot_be_kept_is_not_lost(cache: Path) -> None:
+    cache.parent.parent.mkdir(exist_ok=True)
+    cache.parent.write_text("not a folder")
+    lines: list[str] = []
+    assert pmd.autotune(SHAPE, repeats=1, say=lines.append).pdims in ((4, 1), (2, 2), (1, 4))
+    assert lines[-1].startswith("not kept: ")
 
 
 def test_pencils_leave_no_wrong_default(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,3 +167,10 @@ def test_large_inverses_are_taken_in_pieces(layout: pmd.Decomposition, monkeypat
     close(inverse(padded(np.fft.rfftn(field), shape, layout)), field)
     assert len(calls) > 1
     assert max(calls) < 25
+
+
+def test_wavevectors_of_shapes_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"shape\[0\]=6 is not divisible by 4"):
+        pmd.fftfreq3d((6, 8, 8), pmd.Decomposition((4, 1)))
+    with pytest.raises(ValueError, match=r"shape\[2\]=6 is not divisible by the 4 devices along y"):
+        pmd.fftfreq3d((4, 4, 6), pmd.Decomposition((1, 4)), real=False)

@@ -155,6 +155,9 @@ def test_processes_on_several_nodes_meet_and_choose_their_gpus(monkeypatch: pyte
     assert address.startswith("10.0.0.7:")
     assert local_rank == 0
     assert distributed._meet(Node(8, 4, 6)) == ("from the root", 2)
+    monkeypatch.setattr("socket.gethostbyname", lambda name: "127.0.1.1")
+    monkeypatch.setattr("socket.gethostname", lambda: "node7")
+    assert distributed._meet(Node(8, 4, 0))[0].startswith("node7:")
     assert distributed._meet(Node(4, 4, 0))[0].startswith("127.0.0.1:")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert distributed._local_device(2) == 2
@@ -162,6 +165,8 @@ def test_processes_on_several_nodes_meet_and_choose_their_gpus(monkeypatch: pyte
     assert distributed._local_device(2) == 0
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     assert distributed._local_device(2) == 2
+    with pytest.raises(RuntimeError, match="process 4 of this node finds 4 GPUs in CUDA_VISIBLE_DEVICES"):
+        distributed._local_device(4)
 
 
 def test_alone_there_is_nothing_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
