@@ -78,11 +78,8 @@ def measure(n: int, layout: pmd.Decomposition, name: str) -> None:
     times.append(seconds(lambda x: inverse(0.5 * forward(x)), field))
     times.append(seconds(lambda x: pmd.halo_reduce(pmd.halo_pad(x, HALO, layout), HALO, layout), field))
     rates = [moved / t / 1e9 for t in times[:2]]
-    cells = [
-        f"{1e3 * times[0]:.2f} ({rates[0]:.0f})",
-        f"{1e3 * times[1]:.2f} ({rates[1]:.0f})",
-        f"{1e3 * times[2]:.2f}",
-    ]
+    cells = [f"{1e3 * t:.2f} ({rate:.0f})" for t, rate in zip(times, rates, strict=False)]
+    cells += [f"{1e3 * t:.2f}" for t in times[2:]]
     say(f"| {n}^3 | {layout.pdims} | {name} | " + " | ".join(cells) + f" | {error:.0e} |")
 
 

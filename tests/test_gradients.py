@@ -128,7 +128,8 @@ def test_adjoints_agree(compiled: Any) -> None:
 def test_no_full_field_is_gathered(compiled: Any, pdims: tuple[int, int], which: str) -> None:
     """Neither forwards nor backwards: all-gathers, if any, are smaller than one block of the mesh."""
     text = compiled[pdims][which == "forward"].as_text()
-    assert "all-to-all" in text and "collective-permute" in text  # this is how XLA spells them
+    # This is how XLA spells them; pencils in one process are exchanged by permutations.
+    assert "collective-permute" in text and ("all-to-all" in text or min(pdims) > 1)
     block = np.prod(SHAPE) // 4
     for line in text.splitlines():
         if re.search(r"= .* all-gather(-start)?\(", line):
