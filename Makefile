@@ -6,7 +6,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-PYTEST ?= -n auto
+PYTEST ?= -n auto --dist loadfile
 
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.make
