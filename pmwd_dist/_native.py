@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Mapping
+import importlib.util
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -45,6 +47,26 @@ def cudecomp_ops() -> Any | None:
 
 
 @functools.cache
+def why_no_peers(ordinals: tuple[int, ...]) -> str | None:
+    """What keeps GPUs of this process, by their ordinals, from `peer`, or None."""
+    if not _registered_on_gpus():
+        return "the native ops are not installed; `pip install jaxdecomp-ops`"
+    try:
+        _ops.peer_probe(list(ordinals), _cufft_libraries())
+    except OSError as error:
+        return str(error)
+    return None
+
+
+def _cufft_libraries() -> list[str]:
+    """Where cuFFT may be: among the wheels that jax's CUDA plugin asks for, else where the loader looks."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = [] if spec is None else map(Path, spec.submodule_search_locations or ())
+    wheels = sorted(str(path) for folder in folders for path in folder.glob("*/lib/libcufft.so.[0-9]*"))
+    return [*reversed(wheels), "libcufft.so.12", "libcufft.so.11"]
+
+
+@functools.cache
 def _registered_on_gpus() -> bool:
     if not hasattr(_ops, "cudecomp_open"):
         return False
@@ -57,18 +79,19 @@ def _varying(x: Any) -> frozenset[str]:
     return frozenset(jax.typeof(x).mat.varying)
 
 
+def vary(x: jax.Array, names: Iterable[str]) -> jax.Array:
+    """Mark an array as varying over these manual mesh axes."""
+    missing = tuple(sorted(frozenset(names) - _varying(x)))
+    return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+
 def unify_varying(*arrays: jax.Array) -> tuple[jax.Array, ...]:
     """Mark all arrays as varying over the manual mesh axes over which any of them varies.
 
     A primitive of our own inside shard_map must do by hand what jax.numpy does for its operands.
     """
     union = frozenset[str]().union(*map(_varying, arrays))
-
-    def cast(x: jax.Array) -> jax.Array:
-        missing = tuple(sorted(union - _varying(x)))
-        return jax.lax.pcast(x, missing, to="varying") if missing else x
-
-    return tuple(map(cast, arrays))
+    return tuple(vary(x, union) for x in arrays)
 
 
 def result_aval(operand: Any, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -114,13 +137,13 @@ def define_gpu_op(
     *,
     target: str,
     attributes: Callable[..., dict[str, Any]],
-    scratch: Callable[..., int],
+    scratch: Callable[..., ShapedArray] | None = None,
     in_place: bool = False,
 ) -> Primitive:
     """A primitive with one operand and one result that runs a native target on NVIDIA GPUs, and nowhere else.
 
-    Operand and result carry a leading batch axis. The target gets scratch memory of the operand's type, `scratch`
-    elements long, as a second result.
+    Operand and result carry a leading batch axis. With `scratch`, the target gets scratch memory as a second result, of
+    the length and type that it gives for the operand.
     """
     primitive = Primitive(name)
     primitive.def_abstract_eval(abstract)
@@ -128,8 +151,11 @@ def define_gpu_op(
     rule = jax.ffi.ffi_lowering(target, operand_output_aliases={0: 0} if in_place else None)
 
     def lower(ctx: Any, operand: Any, **params: Any) -> Any:
+        if scratch is None:
+            return rule(ctx, operand, **attributes(**params))
+        extra = scratch(ctx.avals_in[0], **params)
         # Not empty: a buffer of no bytes may have no address.
-        extra = ShapedArray((max(1, scratch(**params)),), ctx.avals_in[0].dtype)
+        extra = extra.update(shape=(max(1, *extra.shape),))
         results = rule(ctx.replace(avals_out=[*ctx.avals_out, extra]), operand, **attributes(**params))
         return results[:1]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -37,8 +38,9 @@ def autotune(
     """The fastest decomposition of a mesh over the devices of this program, by measurement; collective.
 
     Every division of the devices into slabs and pencils that fits the mesh is timed: the transforms of all `kinds`
-    there and back, and filling a halo and adding it back. The smallest sum wins. With one process a GPU and cuDecomp
-    installed, its NCCL and NVSHMEM backends compete too, and the winner is left open. The result is kept on disk
+    there and back, and filling a halo and adding it back. The smallest sum wins. In one process with several GPUs their
+    copies into each other's memory ("peer") compete with XLA; with one process a GPU and cuDecomp installed, its NCCL
+    and NVSHMEM backends do, and the winner is left open. The result is kept on disk
     with all that it depends on (devices, driver, versions, shape, dtype, kinds, halo), and not measured twice.
 
     Args:
@@ -69,32 +71,51 @@ def autotune(
         "dtype": np.dtype(dtype).name,
         "kinds": sorted(kinds),
         "halo": halo,
-        "moved by": sorted({c.transpose_comm or "xla" for c in candidates}),
+        "moved by": sorted({_moved_by(candidate) for candidate in candidates}),
     }
     found = _agreed(None if measure_again else tuning.find(key), candidates)
     if found is not None:
         say(f"{found!r}, as measured before ({tuning.path()})")
         _open(found, shape, halo)
         return found
+    best, seconds = _fastest(candidates, shape, dtype, kinds, halo, repeats, say)
+    if best.backend != "cudecomp" and not started:
+        cudecomp.close_backend()
+    if jax.process_index() == 0:
+        record = {"key": key, "pdims": list(best.pdims), "moved by": _moved_by(best)}
+        try:
+            tuning.store(record | {"seconds": seconds, "date": time.strftime("%F")})
+        except (OSError, RuntimeError) as error:
+            say(f"not kept: {error}")
+    return best
+
+
+def _fastest(
+    candidates: list[Decomposition],
+    shape: Shape3,
+    dtype: Any,
+    kinds: Sequence[str],
+    halo: int,
+    repeats: int,
+    say: Callable[[str], Any],
+) -> tuple[Decomposition, float]:
+    """The candidate with the smallest sum of times, and that sum in seconds; says all."""
     say(f"{'pdims':>10} {'moved by':>12} {'forward':>9} {'inverse':>9} {'halo':>9}   [ms]")
     times = []
     for candidate in candidates:
         row = _measure(candidate, shape, dtype, kinds, halo, repeats)
         text = row if isinstance(row, str) else " ".join(f"{1e3 * t:9.3f}" for t in row)
-        say(f"{candidate.pdims!s:>10} {candidate.transpose_comm or 'xla':>12} {text}")
+        say(f"{candidate.pdims!s:>10} {_moved_by(candidate):>12} {text}")
         times.append(math.inf if isinstance(row, str) else sum(row))
-    if not math.isfinite(min(times)):
-        raise ValueError(f"shape={shape} fits into the memory of these {len(devices)} devices in no division; use more")
-    best = candidates[int(np.argmin(times))]
-    if best.backend == "xla" and not started:
-        cudecomp.close_backend()
-    if jax.process_index() == 0:
-        seconds = {"seconds": min(times), "date": time.strftime("%F")}
-        try:
-            tuning.store({"key": key, "pdims": list(best.pdims), "transpose_comm": best.transpose_comm} | seconds)
-        except (OSError, RuntimeError) as error:
-            say(f"not kept: {error}")
-    return best
+    best = int(np.argmin(times))
+    if not math.isfinite(times[best]):
+        count = candidates[0].size
+        raise ValueError(f"shape={shape} fits into the memory of these {count} devices in no division; use more")
+    return candidates[best], times[best]
+
+
+def _moved_by(layout: Decomposition) -> str:
+    return layout.transpose_comm or layout.backend
 
 
 def _nothing(line: str) -> None:
@@ -146,6 +167,8 @@ def _candidates(shape: Shape3, devices: list[Any], kinds: Sequence[str]) -> list
             problem = problem or error
             continue
         fitting.append(candidate)
+        with suppress(ValueError):  # where it doesn't serve
+            fitting.append(Decomposition(candidate.pdims, devices, backend="peer"))
         if len(devices) == jax.device_count() and distributed.everywhere(cudecomp.available(candidate)):
             pdims = candidate.pdims
             fitting += [Decomposition(pdims, backend="cudecomp", transpose_comm=c, halo_comm="nccl") for c in _COMMS]
@@ -156,9 +179,9 @@ def _candidates(shape: Shape3, devices: list[Any], kinds: Sequence[str]) -> list
 
 def _agreed(record: tuning.Record | None, candidates: list[Decomposition]) -> Decomposition | None:
     """The candidate that the first process remembers, on all processes."""
-    known = [(list(c.pdims), c.transpose_comm) for c in candidates]
+    known = [(list(c.pdims), _moved_by(c)) for c in candidates]
     index = -1
-    if record is not None and (wanted := (record["pdims"], record.get("transpose_comm"))) in known:
+    if record is not None and (wanted := (record["pdims"], record.get("moved by", ""))) in known:
         index = known.index(wanted)
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils

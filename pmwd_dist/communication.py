@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from typing import Any, Literal, get_args
 
-Backend = Literal["auto", "xla", "cudecomp"]
+Backend = Literal["auto", "xla", "peer", "cudecomp"]
 TransposeComm = Literal["mpi_p2p", "mpi_p2p_pl", "mpi_a2a", "nccl", "nccl_pl", "nvshmem", "nvshmem_pl", "nvshmem_sm"]
 HaloComm = Literal["mpi", "mpi_blocking", "nccl", "nvshmem", "nvshmem_blocking"]
 
 _CHOICES: dict[str, tuple[Any, str]] = {
-    "backend": (Backend, "xla"),
+    "backend": (Backend, "auto"),
     "transpose_comm_backend": (TransposeComm, "nccl"),
     "halo_comm_backend": (HaloComm, "nccl"),
 }
@@ -22,7 +22,7 @@ def update(name: str, value: str) -> None:
 
     A `Decomposition` keeps what it was made with and is part of the key of every compiled function, so a change never
     meets a function that was compiled before it. Without a call, the environment decides: PMWD_BACKEND,
-    PMWD_TRANSPOSE_COMM_BACKEND, PMWD_HALO_COMM_BACKEND; without it "xla", and "nccl" for cuDecomp.
+    PMWD_TRANSPOSE_COMM_BACKEND, PMWD_HALO_COMM_BACKEND; without it "auto", and "nccl" for cuDecomp.
 
     Args:
       name: "backend", "transpose_comm_backend" or "halo_comm_backend".

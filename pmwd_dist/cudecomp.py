@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import ShapedArray
 from jax.interpreters import ad
 from jaxtyping import Array
 
@@ -290,10 +291,12 @@ def _grid(shape: Shape3, pdims: tuple[int, int], comms: tuple[int, int]) -> dict
     return {"shape": np.array(shape), "pdims": np.array(pdims), "comms": np.array(comms)}
 
 
-def _scratch(shape: Shape3, pdims: tuple[int, int], comms: tuple[int, int], halo: int | None) -> int:
+def _scratch(
+    x: Any, *, shape: Shape3, pdims: tuple[int, int], comms: tuple[int, int], halo: int | None = None, **_: Any
+) -> ShapedArray:
     ops = _native.cudecomp_ops()
     assert ops is not None
-    return ops.cudecomp_scratch(shape, pdims, comms, halo)
+    return ShapedArray((ops.cudecomp_scratch(shape, pdims, comms, halo),), x.dtype)
 
 
 def _transpose_aval(x: Any, *, shape: Shape3, pdims: tuple[int, int], step: int, **_: Any) -> Any:
@@ -308,7 +311,7 @@ _transpose_p = _native.define_gpu_op(
     _transpose_aval,
     target="jaxdecomp_ops_cudecomp_transpose",
     attributes=lambda *, step, **grid: _grid(**grid) | {"step": np.array([step])},
-    scratch=lambda *, shape, pdims, comms, **_: _scratch(shape, pdims, comms, None),
+    scratch=_scratch,
 )
 
 
@@ -323,7 +326,7 @@ _halo_p = _native.define_gpu_op(
     lambda x, **_: _native.result_aval(x, x.shape, x.dtype),
     target="jaxdecomp_ops_cudecomp_halo",
     attributes=lambda *, shape, pdims, comms, halo, **_: _grid(shape, pdims, comms) | {"halo": np.array([halo])},
-    scratch=lambda *, shape, pdims, comms, halo, **_: _scratch(shape, pdims, comms, halo),
+    scratch=_scratch,
     in_place=True,
 )
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from pmwd_dist import communication, tuning
+from pmwd_dist import _native, communication, tuning
 from pmwd_dist.communication import Backend, HaloComm, TransposeComm
 
 Shape3 = tuple[int, int, int]
@@ -32,8 +32,9 @@ class Decomposition:
       mesh: a device mesh of one's own instead, with axes of any type (Auto, Explicit; Manual inside shard_map) and
         possibly more of them than a field is divided over; default: the one set by `jax.set_mesh`, if any.
       spec: the PartitionSpec of a real field on it, such as P("x", "y"); default: the axes of a mesh of one or two.
-      backend: who moves the data: "xla", "cudecomp" (see `cudecomp.open_backend`), or "auto" for the default in
-        force (`config.update`), which is "xla".
+      backend: who moves the data: "xla"; "peer", for slabs along x over the GPUs of one process, which write into each
+        other's memory; "cudecomp", for one process a GPU (see `cudecomp.open_backend`); or "auto" for the default in
+        force (`config.update`), which is "peer" where it can be, else "xla".
       transpose_comm: with cuDecomp, who moves the data of transposes: "nccl", "nccl_pl", "mpi_p2p", "mpi_p2p_pl",
         "mpi_a2a", "nvshmem", "nvshmem_pl" or "nvshmem_sm"; default: the one in force, which is "nccl".
       halo_comm: the same of halos: "nccl", "mpi", "mpi_blocking", "nvshmem" or "nvshmem_blocking".
@@ -71,6 +72,11 @@ class Decomposition:
         self.x_names: Names = x_names
         self.y_names: Names = y_names
         self.backend, self.transpose_comm, self.halo_comm = comms
+        if self.backend in ("auto", "peer"):
+            problem = self._why_no_peers()
+            if problem is not None and self.backend == "peer":
+                raise ValueError(f"backend='peer' {problem}; use backend='xla'")
+            self.backend = "peer" if problem is None else "xla"
 
     @classmethod
     def of(cls, x: Any, *, spectrum: bool = False) -> Decomposition:
@@ -131,6 +137,20 @@ class Decomposition:
             return jax.local_device_count() > 1
         devices = self.mesh.devices.flat
         return len({device.process_index for device in devices}) < self.mesh.devices.size
+
+    def _why_no_peers(self) -> str | None:
+        """What keeps the devices from writing into each other's memory, or None."""
+        if isinstance(self.mesh, AbstractMesh):
+            return "needs to know the devices, which an abstract mesh doesn't tell"
+        if self.pdims[1] > 1:
+            return f"serves slabs along x, pdims=({self.size}, 1), not pdims={self.pdims}"
+        devices = list(self.mesh.devices.flat)
+        if any(device.platform != "gpu" or "rocm" in device.client.platform_version for device in devices):
+            return "serves NVIDIA GPUs"
+        if any(device.process_index != jax.process_index() for device in devices):
+            return "serves the GPUs of one process, and these belong to several"
+        problem = _native.why_no_peers(tuple(sorted(device.local_hardware_id for device in devices)))
+        return None if problem is None else f"cannot be used: {problem}"
 
     @property
     def sharding(self) -> NamedSharding:
@@ -260,17 +280,16 @@ def fitting(shapes: Sequence[Shape3]) -> Decomposition:
 
 
 def _backends(backend: str, transpose_comm: str | None, halo_comm: str | None) -> tuple[str, str | None, str | None]:
-    """What moves data, with all defaults filled in; the last two are cuDecomp's."""
+    """What moves data, with the defaults in force filled in; the last two are cuDecomp's."""
     asked = communication.checked(backend, "backend")
     if backend == "auto":
         backend = communication.default("backend")
-        backend = "xla" if backend == "auto" else backend
     if transpose_comm is not None:
         communication.checked(transpose_comm, "transpose_comm_backend", "transpose_comm")
     if halo_comm is not None:
         communication.checked(halo_comm, "halo_comm_backend", "halo_comm")
-    if backend == "xla":
-        if asked == "xla" and (transpose_comm or halo_comm):
+    if backend != "cudecomp":
+        if asked not in ("auto", "cudecomp") and (transpose_comm or halo_comm):
             raise ValueError(f"transpose_comm={transpose_comm!r} and halo_comm={halo_comm!r} are of backend='cudecomp'")
         return backend, None, None
     transpose_comm = transpose_comm or communication.default("transpose_comm_backend")

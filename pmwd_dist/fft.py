@@ -3,24 +3,27 @@
 A real field, shape (nx, ny, nz), is split along x over pdims[0] and along y over pdims[1] devices. Its spectrum
 has the index order (kx, ky, kz) and is split along ky over pdims[0] and along kz over pdims[1]: one transpose
 for slabs, two for pencils, none back. Where nz // 2 + 1 values of kz don't divide over pdims[1] devices, the kz
-axis is filled up with zeros (`spectrum_shape`); the inverse ignores them. Norm: numpy's "backward".
+axis is filled up with zeros (`spectrum_shape`); the inverse ignores them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.interpreters import ad
+from jax.core import Tracer
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Complex, Float
 
-from pmwd_dist import _native, cudecomp
+from pmwd_dist import peer
 from pmwd_dist.decomposition import Decomposition, Names, Shape3
+from pmwd_dist.exchange import collect, spread
+from pmwd_dist.real_fft import irfft, rfft
 
 Norm = Literal["backward", "ortho", "forward"]
 
@@ -39,11 +42,7 @@ def prfft3d(
       ValueError: a shape that doesn't divide over the devices.
     """
     layout, shape = _layout(field, decomposition)
-    factor = _factor(shape, norm, inverse=False)
-    run = layout.shard_map(
-        lambda block: _times(rfft_block(block, layout), factor), (layout.spec,), layout.spectrum_spec
-    )
-    return run(field)
+    return _over_blocks(field, rfft_block, (), layout, _factor(shape, norm, inverse=False))
 
 
 def pirfft3d(
@@ -64,10 +63,7 @@ def pirfft3d(
     if whole != (expected := spectrum_shape(shape, layout)):
         raise ValueError(f"spectrum.shape={whole} must be {expected} for a field of shape {shape}")
     factor = _factor(shape, norm, inverse=True)
-    run = layout.shard_map(
-        lambda block: _times(irfft_block(block, shape[2], layout), factor), (layout.spectrum_spec,), layout.spec
-    )
-    return run(spectrum)
+    return _over_blocks(spectrum, irfft_block, (shape[2],), layout, factor, inverse=True)
 
 
 def pfft3d(
@@ -80,13 +76,7 @@ def pfft3d(
     """
     layout, shape = _layout(field, decomposition)
     _check_third(shape, layout)
-    factor = _factor(shape, norm, inverse=False)
-    run = layout.shard_map(
-        lambda block: _times(_forward(jnp.fft.fft(block), layout), factor),
-        (layout.spec,),
-        layout.spectrum_spec,
-    )
-    return run(field)
+    return _over_blocks(field, _fft_block, (), layout, _factor(shape, norm, inverse=False))
 
 
 def pifft3d(
@@ -101,13 +91,37 @@ def pifft3d(
     shape = layout.whole(_shape3(spectrum), spectrum=True)
     layout.check(shape, "spectrum.shape")
     _check_third(shape, layout)
-    factor = _factor(shape, norm, inverse=True)
-    run = layout.shard_map(
-        lambda block: _times(_ifft(_back(block, layout), layout), factor),
-        (layout.spectrum_spec,),
-        layout.spec,
-    )
-    return run(spectrum)
+    return _over_blocks(spectrum, _ifft_block, (), layout, _factor(shape, norm, inverse=True), inverse=True)
+
+
+def _over_blocks(
+    x: Array,
+    transform: Callable[..., Array],
+    arguments: tuple[int, ...],
+    layout: Decomposition,
+    factor: float,
+    *,
+    inverse: bool = False,
+) -> Array:
+    """A transform of blocks, over whole arrays."""
+    traced = isinstance(x, Tracer) or layout.manual
+    return (_mapped if traced else _compiled)(transform, arguments, layout, factor, inverse)(x)
+
+
+def _mapped(
+    transform: Callable[..., Array], arguments: tuple[int, ...], layout: Decomposition, factor: float, inverse: bool
+) -> Callable[[Array], Array]:
+    specs = (layout.spectrum_spec, layout.spec) if inverse else (layout.spec, layout.spectrum_spec)
+    return layout.shard_map(lambda block: _times(transform(block, *arguments, layout), factor), specs[:1], specs[1])
+
+
+@lru_cache(maxsize=64)
+def _compiled(
+    transform: Callable[..., Array], arguments: tuple[int, ...], layout: Decomposition, factor: float, inverse: bool
+) -> Callable[[Array], Array]:
+    """As a whole: outside of jit, shard_map would run it operation by operation."""
+    after = layout.sharding if inverse else layout.spectrum_sharding
+    return jax.jit(_mapped(transform, arguments, layout, factor, inverse), out_shardings=after)
 
 
 def _layout(field: Array, decomposition: Decomposition | None) -> tuple[Decomposition, Shape3]:
@@ -233,50 +247,59 @@ def _own_part(values: Array, names: Names, parts: int) -> Array:
 
 def rfft_block(block: Array, decomposition: Decomposition) -> Array:
     """`prfft3d` of the local block."""
+    if decomposition.backend == "peer":
+        return peer.rfft(block, decomposition)
     px, py = decomposition.pdims
     if px == py == 1:
-        return _rfft(block, 3)
+        return rfft(block, 3)
     if py == 1:
-        return jnp.moveaxis(jnp.fft.fft(_collect(_rfft(block, 2), 1, 0, decomposition)), 2, 0)
-    spectrum = _rfft(block, 1)
+        return jnp.moveaxis(jnp.fft.fft(collect(rfft(block, 2), 1, 0, decomposition)), 2, 0)
+    spectrum = rfft(block, 1)
     fill = -spectrum.shape[2] % py
     return _forward(jnp.pad(spectrum, ((0, 0), (0, 0), (0, fill))), decomposition)
 
 
 def irfft_block(block: Array, nz: int, decomposition: Decomposition) -> Array:
     """`pirfft3d` of the local block."""
+    if decomposition.backend == "peer":
+        return peer.irfft(block, nz, decomposition)
     px, py = decomposition.pdims
     if px == py == 1:
-        return _irfft(block, nz, 3)
+        return irfft(block, nz, 3)
     if py == 1:
-        return _irfft(_spread(_ifft(jnp.moveaxis(block, 0, 2), decomposition), 1, 0, decomposition), nz, 2)
-    return _irfft(_back(block, decomposition)[:, :, : nz // 2 + 1], nz, 1)
+        return irfft(spread(_ifft(jnp.moveaxis(block, 0, 2), decomposition), 1, 0, decomposition), nz, 2)
+    return irfft(_back(block, decomposition)[:, :, : nz // 2 + 1], nz, 1)
 
 
-def in_turn(modes: Array, done: Any) -> tuple[Array, Any]:
-    """The modes for the next transform, available only once what came before is done.
+def _fft_block(block: Array, decomposition: Decomposition) -> Array:
+    """`pfft3d` of the local block."""
+    if decomposition.backend == "peer":
+        return peer.fft(block, decomposition)
+    return _forward(jnp.fft.fft(block), decomposition)
 
-    Transforms side by side would each hold their own fields.
-    """
-    return jax.lax.optimization_barrier((modes, done))
+
+def _ifft_block(block: Array, decomposition: Decomposition) -> Array:
+    """`pifft3d` of the local block."""
+    if decomposition.backend == "peer":
+        return peer.ifft(block, decomposition)
+    return _ifft(_back(block, decomposition), decomposition)
 
 
-# Transforms are along the last axis, as XLA's are: so the exchanges leave the axis that they make whole last, in the
-# same pass over the data in which they pack and unpack. The spectrum's index order is restored at the end, which
-# costs nothing where a program goes on with it: it is then a matter of strides.
+# The spectrum's index order is restored at the end, which costs nothing where a program goes on with it: it is then a
+# matter of strides.
 
 
 def _forward(block: Array, decomposition: Decomposition) -> Array:
     """From (x, y split, kz whole) to the spectrum's layout, with the transforms along y and x."""
-    block = jnp.fft.fft(_collect(block, 2, 1, decomposition))  # (x, kz, y)
-    block = jnp.fft.fft(_collect(block, 2, 0, decomposition))  # (kz, y, x)
+    block = jnp.fft.fft(collect(block, 2, 1, decomposition))  # (x, kz, y)
+    block = jnp.fft.fft(collect(block, 2, 0, decomposition))  # (kz, y, x)
     return jnp.transpose(block, (2, 1, 0))
 
 
 def _back(block: Array, decomposition: Decomposition) -> Array:
     block = _ifft(jnp.transpose(block, (2, 1, 0)), decomposition)
-    block = _ifft(_spread(block, 2, 0, decomposition), decomposition)
-    return _spread(block, 2, 1, decomposition)
+    block = _ifft(spread(block, 2, 0, decomposition), decomposition)
+    return spread(block, 2, 1, decomposition)
 
 
 def _ifft(block: Array, decomposition: Decomposition) -> Array:
@@ -286,134 +309,12 @@ def _ifft(block: Array, decomposition: Decomposition) -> Array:
     return jnp.conj(jnp.fft.fft(jnp.conj(block))) / block.shape[-1]
 
 
-def _collect(block: Array, split: int, along: int, decomposition: Decomposition) -> Array:
-    """Split an axis over the devices that hold the parts of another (x or y), which ends last and whole.
+def in_turn(modes: Array, done: Any) -> tuple[Array, Any]:
+    """The modes for the next transform, available only once what came before is done.
 
-    The other axes keep their order: (x, y, z) with split=2, along=1 becomes (x, z, y).
+    Transforms side by side would each hold their own fields.
     """
-    names, parts = _owners(along, decomposition)
-    if parts == 1:
-        return jnp.moveaxis(block, along, -1)
-    if decomposition.backend == "cudecomp":
-        return cudecomp.collect(block, split, along, decomposition)
-    size = block.shape[split]
-    block = block.reshape(*block.shape[:split], parts, size // parts, *block.shape[split + 1 :])
-    block = jnp.moveaxis(block, (split, along + (along > split)), (0, -1))
-    block = jnp.moveaxis(_trade(block, names, parts, decomposition), 0, -2)
-    return block.reshape(*block.shape[:-2], -1)
-
-
-def _spread(block: Array, split: int, along: int, decomposition: Decomposition) -> Array:
-    """The inverse of `_collect`."""
-    names, parts = _owners(along, decomposition)
-    if parts == 1:
-        return jnp.moveaxis(block, -1, along)
-    if decomposition.backend == "cudecomp":
-        return cudecomp.spread(block, split, along, decomposition)
-    block = block.reshape(*block.shape[:-1], parts, block.shape[-1] // parts)
-    block = _trade(jnp.moveaxis(block, -2, 0), names, parts, decomposition)
-    block = jnp.moveaxis(block, (0, -1), (split, along + (along > split)))
-    return block.reshape(*block.shape[:split], -1, *block.shape[split + 2 :])
-
-
-def _owners(along: int, decomposition: Decomposition) -> tuple[Names, int]:
-    return (decomposition.x_names, decomposition.y_names)[along], decomposition.pdims[along]
-
-
-def _trade(block: Array, names: Names, parts: int, decomposition: Decomposition) -> Array:
-    """Send the piece at index i of the first axis to device i; what came from device i is then in its place.
-
-    XLA runs an exchange among rows of devices and one among columns in groups of their own. In a process that
-    drives several GPUs, the first exchange of one kind can wait for ever for a device that is still held up by the
-    other (jaxlib 0.11.2). Permutations have one group of all devices, so there pencils take those.
-    """
-    if min(decomposition.pdims) == 1 or not decomposition.shared_process:
-        return jax.lax.all_to_all(block, names, 0, 0)
-    me = jax.lax.axis_index(names)
-    out = block
-    for hop in range(1, parts):
-        piece = jax.lax.dynamic_index_in_dim(block, (me + hop) % parts, 0)
-        piece = jax.lax.ppermute(piece, names, [(i, (i + hop) % parts) for i in range(parts)])
-        out = jax.lax.dynamic_update_index_in_dim(out, piece, (me - hop) % parts, 0)
-    return out
-
-
-# --- the local real transforms, with transposes that stay real ----------------------------------------------
-# JAX transposes a real transform through a full complex one: twice the work and memory. The transpose of R2C is
-# a C2R with the doubled planes of kz weighted, and the other way round.
-
-
-def _rfft(block: Array, rank: int) -> Array:
-    return _rfft_p.bind(block[None], rank=rank)[0]
-
-
-def _irfft(block: Array, nz: int, rank: int) -> Array:
-    return _irfft_p.bind(block[None], nz=nz, rank=rank)[0]
-
-
-def _axes(rank: int) -> tuple[int, ...]:
-    return tuple(range(4 - rank, 4))
-
-
-def _rfft_aval(x: Any, *, rank: int) -> Any:
-    del rank
-    return _native.result_aval(x, (*x.shape[:3], x.shape[3] // 2 + 1), np.result_type(x.dtype, np.complex64))
-
-
-def _irfft_aval(x: Any, *, nz: int, rank: int) -> Any:
-    del rank
-    return _native.result_aval(x, (*x.shape[:3], nz), np.zeros((), x.dtype).real.dtype)
-
-
-_rfft_p = _native.define_op("rfft", _rfft_aval, lambda x, *, rank: jnp.fft.rfftn(x, axes=_axes(rank)))
-
-
-# From this many values on XLA leaves out the division by their number on GPUs (seen at 2048^3 over four devices).
-_LARGEST_INVERSE = 2**31
-
-
-def _irfft_reference(x: Array, *, nz: int, rank: int) -> Array:
-    count = math.prod(x.shape[:3]) * nz
-    if count < _LARGEST_INVERSE:
-        return jnp.fft.irfftn(x, s=(*x.shape[4 - rank : 3], nz), axes=_axes(rank))
-    if rank == 3:  # the axes but the first one by one, so that there is an axis to go along
-        inverse = jnp.conj(jnp.fft.fft(jnp.conj(x), axis=1)) / x.shape[1]
-        return _irfft_reference(inverse, nz=nz, rank=2)
-    axis = 0 if x.shape[0] > x.shape[1] else 1
-    pieces = jnp.array_split(x, min(x.shape[axis], -(-count // (_LARGEST_INVERSE - 1))), axis=axis)
-    return jnp.concatenate([_irfft_reference(piece, nz=nz, rank=rank) for piece in pieces], axis=axis)
-
-
-_irfft_p = _native.define_op("irfft", _irfft_aval, _irfft_reference)
-
-
-def _multiplicity(nz: int, dtype: Any) -> np.ndarray:
-    """How often a value at kz stands for itself and its conjugate."""
-    weight = np.full(nz // 2 + 1, 2, dtype)
-    weight[0] = 1
-    if nz % 2 == 0:
-        weight[-1] = 1
-    return weight
-
-
-def _rfft_transpose(ct: Any, x: Any, *, rank: int) -> tuple[Any]:
-    if type(ct) is ad.Zero:
-        return (ad.Zero(x.aval),)
-    nz = x.aval.shape[3]
-    count = math.prod(x.aval.shape[4 - rank :])
-    weight = count / _multiplicity(nz, x.aval.dtype)
-    return (_irfft_p.bind(jnp.conj(ct) * weight, nz=nz, rank=rank),)
-
-
-def _irfft_transpose(ct: Any, x: Any, *, nz: int, rank: int) -> tuple[Any]:
-    if type(ct) is ad.Zero:
-        return (ad.Zero(x.aval),)
-    weight = _multiplicity(nz, ct.dtype) / math.prod(ct.shape[4 - rank :])
-    return (jnp.conj(_rfft_p.bind(ct, rank=rank)) * weight,)
-
-
-ad.deflinear2(_rfft_p, _rfft_transpose)
-ad.deflinear2(_irfft_p, _irfft_transpose)
+    return jax.lax.optimization_barrier((modes, done))
 
 
 def _shape3(field: Array) -> Shape3:

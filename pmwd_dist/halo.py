@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pmwd_dist import cudecomp
+from pmwd_dist import cudecomp, peer
 from pmwd_dist.decomposition import Decomposition, Names, Shape3
 
 
@@ -56,6 +56,8 @@ def pad_block(block: Array, halo: int, decomposition: Decomposition) -> Array:
     """`halo_pad` of the local block, inside shard_map."""
     if decomposition.backend == "cudecomp" and cudecomp.can_pad(_shape3(block), halo, decomposition):
         return cudecomp.pad_block(block, halo, decomposition)
+    if decomposition.backend == "peer" and peer.can_pad(block.shape, halo, decomposition):
+        return peer.pad_block(block, halo, decomposition)
     for axis, (names, parts) in enumerate(_divided(decomposition)):
         if parts > 1 and halo:
             block = _pad_axis(block, halo, axis, names, parts)
@@ -64,6 +66,8 @@ def pad_block(block: Array, halo: int, decomposition: Decomposition) -> Array:
 
 def reduce_block(block: Array, halo: int, decomposition: Decomposition) -> Array:
     """`halo_reduce` of the local padded block, inside shard_map."""
+    if decomposition.backend == "peer" and peer.can_pad((block.shape[0] - 2 * halo,), halo, decomposition):
+        return peer.reduce_block(block, halo, decomposition)
     for axis, (names, parts) in reversed(list(enumerate(_divided(decomposition)))):
         if parts > 1 and halo:
             block = _reduce_axis(block, halo, axis, names, parts)

@@ -28,8 +28,12 @@ def say(line: str) -> None:
 
 
 def layouts() -> list[pmd.Decomposition]:
+    """Slabs and pencils served by XLA and, in one process, slabs and a single GPU that serve themselves."""
     count = jax.device_count()
-    return [pmd.Decomposition((count // py, py)) for py in (1, 2, count) if count % py == 0]
+    found = [pmd.Decomposition((count // py, py), backend="xla") for py in (1, 2, count) if count % py == 0]
+    if jax.process_count() == 1:
+        found += [pmd.Decomposition((n, 1), jax.devices()[:n], backend="peer") for n in (count, 1)]
+    return found
 
 
 def transformed(layout: pmd.Decomposition, name: str, x: jax.Array) -> dict[str, Any]:
@@ -41,7 +45,7 @@ def main() -> None:
     jax.config.update("jax_enable_x64", True)
     distributed.initialize()
     say(f"{jax.device_count()} x {jax.devices()[0].device_kind}, {jax.process_count()} processes")
-    here = pmd.Decomposition((1, 1), devices=jax.local_devices()[:1])
+    here = pmd.Decomposition((1, 1), devices=jax.local_devices()[:1], backend="xla")
     count = 0
     for name in NAMES:
         expected = jax.device_get(transformed(here, name, jax.device_put(weights(0), jax.local_devices()[0])))
@@ -51,7 +55,7 @@ def main() -> None:
             for what, value in transformed(layout, name, x).items():
                 atol = 1e-11 * np.abs(expected[what]).max()
                 for shard in value.addressable_shards:
-                    message = f"{what} of {name}, {layout.pdims}"
+                    message = f"{what} of {name}, {layout}"
                     np.testing.assert_allclose(shard.data, expected[what][shard.index], 0, atol, err_msg=message)
                 count += 1
         say(f"{name}: fine")

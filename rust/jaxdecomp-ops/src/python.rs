@@ -1,7 +1,7 @@
 //! The Python module: capsules for `jax.ffi.register_ffi_target`.
 
 use crate::cudecomp::{self, Error, Grid, Member};
-use crate::handlers;
+use crate::{handlers, peer};
 use core::ffi::CStr;
 use core::ptr::NonNull;
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
@@ -18,7 +18,7 @@ fn targets<'py>(py: Python<'py>, platform: &str) -> PyResult<Bound<'py, PyDict>>
     let dict = PyDict::new(py);
     let handlers: &[(&str, Handler)] = match platform {
         "cpu" => &handlers::CPU,
-        "CUDA" => &cudecomp::handlers::CUDA,
+        "CUDA" => &[cudecomp::handlers::CUDA.as_slice(), peer::handlers::CUDA.as_slice()].concat(),
         _ => &[],
     };
     for &(name, handler) in handlers {
@@ -85,6 +85,13 @@ fn cudecomp_close(py: Python<'_>) -> PyResult<()> {
     py.detach(cudecomp::close).map_err(raised)
 }
 
+/// Fail with `OSError` unless CUDA's driver and cuFFT load, and these GPUs can write into each other's memory.
+#[pyfunction]
+#[allow(clippy::needless_pass_by_value, reason = "pyo3 makes them out of lists")]
+fn peer_probe(py: Python<'_>, devices: Vec<i32>, cufft: Vec<String>) -> PyResult<()> {
+    py.detach(|| peer::probe(&devices, &cufft)).map_err(|error| PyOSError::new_err(error.0))
+}
+
 fn grid(shape: [i64; 3], pdims: [i64; 2], [transpose_comm, halo_comm]: [i32; 2]) -> Grid {
     Grid { shape, pdims, transpose_comm, halo_comm }
 }
@@ -105,5 +112,6 @@ fn _jaxdecomp_ops(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(cudecomp_open, module)?)?;
     module.add_function(wrap_pyfunction!(cudecomp_open_grid, module)?)?;
     module.add_function(wrap_pyfunction!(cudecomp_scratch, module)?)?;
-    module.add_function(wrap_pyfunction!(cudecomp_close, module)?)
+    module.add_function(wrap_pyfunction!(cudecomp_close, module)?)?;
+    module.add_function(wrap_pyfunction!(peer_probe, module)?)
 }

@@ -1,7 +1,9 @@
 //! cuDecomp's bindings against a made-up library that writes down what it is asked.
 
-use jaxdecomp_ops::cudecomp::sys::{self, Api, Driver, GridDescConfig, MpiQueries, Opaque, PencilInfo};
-use jaxdecomp_ops::cudecomp::{self, Buffers, Device, Error, Grid, Member, Result, Session, Step};
+use jaxdecomp_ops::cuda::driver::Driver;
+use jaxdecomp_ops::cuda::{Device, Opaque};
+use jaxdecomp_ops::cudecomp::sys::{self, Api, GridDescConfig, MpiQueries, PencilInfo};
+use jaxdecomp_ops::cudecomp::{self, Buffers, Error, Grid, Member, Result, Session, Step};
 use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_void};
 use std::path::PathBuf;
@@ -440,7 +442,7 @@ fn failures_of_cuda_say_what_cuda_says() {
     let text = breakage(transpose(&mut session, &GRID, Step::XToY, Dtype::F32, &buffers(1)));
     assert_eq!(text, "cuCtxSetCurrent: an illegal memory access was encountered (CUDA error 700)");
     fail("retain", 2);
-    assert!(breakage(Device::new(DRIVER, 0)).contains("unknown error (CUDA error 2)"));
+    assert!(breakage(Device::new(DRIVER, 0).map_err(Error::from)).contains("unknown error (CUDA error 2)"));
     fail("init", 1);
     let member = Member { communicator: 5, place: 0, processes: 4 };
     let device = {

@@ -7,7 +7,6 @@ use crate::pool::Pool;
 use crate::sys;
 use core::cell::Cell;
 use core::marker::PhantomData;
-use core::mem::size_of;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Operands, results and attributes of one call.
@@ -19,7 +18,7 @@ pub struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    fn frame(&self) -> &'a sys::CallFrame {
+    pub(crate) fn frame(&self) -> &'a sys::CallFrame {
         // SAFETY: the runtime keeps the frame for the whole call, which is `'a`.
         unsafe { &*self.frame }
     }
@@ -97,30 +96,6 @@ impl<'a> Call<'a> {
     /// If the attribute is missing, of another type or of another length.
     pub fn float_array<const N: usize>(&self, name: &str) -> Result<[f64; N]> {
         self.floats(name)?.try_into().map_err(|got: Vec<f64>| wrong_length(name, N, got.len()))
-    }
-
-    /// The stream of a GPU on which the call's work belongs.
-    ///
-    /// # Errors
-    /// If the runtime has none, as on the CPU.
-    pub fn stream(&self) -> Result<*mut core::ffi::c_void> {
-        let mut args = sys::StreamGetArgs {
-            struct_size: size_of::<sys::StreamGetArgs>(),
-            extension_start: core::ptr::null_mut(),
-            ctx: self.frame().ctx,
-            stream: core::ptr::null_mut(),
-        };
-        // SAFETY: the runtime's table outlives the call.
-        let api = unsafe { &*self.frame().api };
-        let get = api.stream_get.ok_or_else(|| Error::internal("the runtime has no streams"))?;
-        // SAFETY: `args` is a complete argument struct.
-        let error = unsafe { get(&raw mut args) };
-        if error.is_null() {
-            return Ok(args.stream);
-        }
-        // SAFETY: the runtime made the error, and leaves it to us.
-        unsafe { Error::destroy(error, api) };
-        Err(Error::internal("the runtime gave no stream: this op runs on a GPU only"))
     }
 
     /// The runtime's thread pool.

@@ -163,6 +163,36 @@ mirror! {
         stream: *mut c_void,
     }
 
+    /// Arguments of [`Api::device_memory_allocate`].
+    DeviceMemoryAllocateArgs {
+        struct_size: usize,
+        extension_start: *mut ExtensionBase,
+        ctx: *mut ExecutionContext,
+        size: usize,
+        alignment: usize,
+        data: *mut c_void,
+    }
+
+    /// Arguments of [`Api::device_memory_free`].
+    DeviceMemoryFreeArgs {
+        struct_size: usize,
+        extension_start: *mut ExtensionBase,
+        ctx: *mut ExecutionContext,
+        size: usize,
+        data: *mut c_void,
+    }
+
+    /// Arguments of [`Api::run_id_get`].
+    RunIdGetArgs { struct_size: usize, extension_start: *mut ExtensionBase, ctx: *mut ExecutionContext, run_id: i64 }
+
+    /// Arguments of [`Api::device_ordinal_get`].
+    DeviceOrdinalGetArgs {
+        struct_size: usize,
+        extension_start: *mut ExtensionBase,
+        ctx: *mut ExecutionContext,
+        device_ordinal: i32,
+    }
+
     /// Arguments of [`Api::thread_pool_schedule`].
     ThreadPoolScheduleArgs {
         struct_size: usize,
@@ -180,7 +210,8 @@ mirror! {
         num_threads: *mut i64,
     }
 
-    /// The runtime's functions, up to the last one that is called here.
+    /// The runtime's functions, up to the last one that is called here. Runtimes older than API 0.3 end before
+    /// `future_create`: `struct_size` tells.
     Api {
         struct_size: usize,
         extension_start: *mut ExtensionBase,
@@ -195,10 +226,15 @@ mirror! {
         execution_context_get: Unused,
         state_set: Unused,
         state_get: Unused,
-        device_memory_allocate: Unused,
-        device_memory_free: Unused,
+        device_memory_allocate: Option<unsafe extern "C" fn(*mut DeviceMemoryAllocateArgs) -> *mut Error>,
+        device_memory_free: Option<unsafe extern "C" fn(*mut DeviceMemoryFreeArgs) -> *mut Error>,
         thread_pool_schedule: Option<unsafe extern "C" fn(*mut ThreadPoolScheduleArgs) -> *mut Error>,
         thread_pool_num_threads: Option<unsafe extern "C" fn(*mut ThreadPoolNumThreadsArgs) -> *mut Error>,
+        future_create: Unused,
+        future_set_available: Unused,
+        future_set_error: Unused,
+        run_id_get: Option<unsafe extern "C" fn(*mut RunIdGetArgs) -> *mut Error>,
+        device_ordinal_get: Option<unsafe extern "C" fn(*mut DeviceOrdinalGetArgs) -> *mut Error>,
     }
 }
 
@@ -213,4 +249,5 @@ const _: () = {
     assert!(size_of::<Args>() == 40 && size_of::<Rets>() == 40 && size_of::<Attrs>() == 48);
     assert!(size_of::<CallFrame>() == 168 && offset_of!(CallFrame, args) == 40);
     assert!(offset_of!(Api, error_create) == 48 && offset_of!(Api, thread_pool_num_threads) == 144);
+    assert!(offset_of!(Api, device_ordinal_get) == 184);
 };

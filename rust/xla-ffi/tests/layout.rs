@@ -58,6 +58,14 @@ fn layouts() -> Vec<Fact> {
         ThreadPoolNumThreadsArgs = "XLA_FFI_ThreadPool_NumThreads_Args" whole {
             struct_size, extension_start, ctx, num_threads
         }
+        DeviceMemoryAllocateArgs = "XLA_FFI_DeviceMemory_Allocate_Args" whole {
+            struct_size, extension_start, ctx, size, alignment, data
+        }
+        DeviceMemoryFreeArgs = "XLA_FFI_DeviceMemory_Free_Args" whole { struct_size, extension_start, ctx, size, data }
+        RunIdGetArgs = "XLA_FFI_RunId_Get_Args" whole { struct_size, extension_start, ctx, run_id }
+        DeviceOrdinalGetArgs = "XLA_FFI_DeviceOrdinal_Get_Args" whole {
+            struct_size, extension_start, ctx, device_ordinal
+        }
         Api = "XLA_FFI_Api" prefix {
             struct_size,
             extension_start,
@@ -76,6 +84,8 @@ fn layouts() -> Vec<Fact> {
             device_memory_free = "XLA_FFI_DeviceMemory_Free",
             thread_pool_schedule = "XLA_FFI_ThreadPool_Schedule",
             thread_pool_num_threads = "XLA_FFI_ThreadPool_NumThreads",
+            run_id_get = "XLA_FFI_RunId_Get",
+            device_ordinal_get = "XLA_FFI_DeviceOrdinal_Get",
         }
     }
 }

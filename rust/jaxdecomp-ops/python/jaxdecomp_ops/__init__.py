@@ -7,6 +7,7 @@ from jaxdecomp_ops._jaxdecomp_ops import (
     cudecomp_open_grid,
     cudecomp_probe,
     cudecomp_scratch,
+    peer_probe,
     targets,
 )
 
@@ -17,5 +18,6 @@ __all__ = [
     "cudecomp_open_grid",
     "cudecomp_probe",
     "cudecomp_scratch",
+    "peer_probe",
     "targets",
 ]

@@ -8,6 +8,7 @@ __all__ = [
     "cudecomp_open_grid",
     "cudecomp_probe",
     "cudecomp_scratch",
+    "peer_probe",
     "targets",
 ]
 
@@ -32,3 +33,6 @@ def cudecomp_scratch(shape: Sequence[int], pdims: Sequence[int], comms: Sequence
 
 def cudecomp_close() -> None:
     """End cuDecomp, if it was started. Collective."""
+
+def peer_probe(devices: Sequence[int], cufft: Sequence[str]) -> None:
+    """Fail with `OSError` unless CUDA's driver and cuFFT load, and these GPUs can write into each other's memory."""

@@ -5,18 +5,17 @@
 //! descriptors by their [`Grid`], which a compiled program carries whole: a program that was compiled by another process, or
 //! for a session since closed, finds its own descriptor or an error, never another's.
 
-mod device;
 mod grid;
 pub mod handlers;
 mod result;
 mod safe;
 pub mod sys;
 
-pub use device::Device;
 pub use grid::{Grid, Step};
-pub use result::{Error, Result, check, check_cuda};
+pub use result::{Error, Result, check};
 pub use safe::{Buffers, Member, Session};
 
+use crate::cuda::{Device, driver};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 static SESSION: Mutex<Option<Session>> = Mutex::new(None);
@@ -43,7 +42,8 @@ pub fn with_session<T>(body: impl FnOnce(&mut Session) -> Result<T>) -> Result<T
 /// # Errors
 /// Why not.
 pub fn probe(library: &str) -> core::result::Result<(), String> {
-    sys::load(library).and_then(|_| sys::load_driver()).map(drop)
+    sys::load(library)?;
+    driver::load().map(drop).map_err(|error| error.0)
 }
 
 /// Starts cuDecomp for the GPU of this ordinal, unless it was started before. Collective.
@@ -60,7 +60,7 @@ pub fn open(library: &str, ordinal: i32, member: Member) -> Result<()> {
         return result::refused(format!("cuDecomp is open for {open:?}; close it before opening it for {member:?}"));
     }
     let (api, queries) = sys::load(library).map_err(Error::Refused)?;
-    let driver = sys::load_driver().map_err(Error::Refused)?;
+    let (driver, _) = driver::load().map_err(|error| Error::Refused(error.0))?;
     *session = Some(Session::open(api, queries, Device::new(driver, ordinal)?, member)?);
     Ok(())
 }

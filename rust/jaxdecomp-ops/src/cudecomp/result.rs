@@ -1,8 +1,8 @@
 //! Codes become errors that say what failed, and whether the job can go on.
 
-use super::sys::{Code, Driver};
+use super::sys::Code;
+use crate::cuda;
 use core::fmt;
-use std::ffi::CStr;
 
 /// What went wrong in cuDecomp or under it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,22 +54,8 @@ pub fn check(function: &str, code: Code) -> Result<()> {
     Err(if matches!(code, 1 | 2) { Error::Refused(message) } else { Error::Broken(message) })
 }
 
-/// The result of `function` of CUDA's driver.
-///
-/// # Errors
-/// CUDA's text for the code.
-pub fn check_cuda(driver: &Driver, function: &str, code: i32) -> Result<()> {
-    if code == 0 {
-        return Ok(());
+impl From<cuda::Error> for Error {
+    fn from(cuda::Error(message): cuda::Error) -> Self {
+        Self::Broken(message)
     }
-    let mut text = core::ptr::null();
-    // SAFETY: writes a pointer to a static string, or null.
-    unsafe { (driver.error_string)(code, &raw mut text) };
-    let text = if text.is_null() {
-        "unknown error".into()
-    } else {
-        // SAFETY: a string of the driver.
-        unsafe { CStr::from_ptr(text) }.to_string_lossy()
-    };
-    Err(Error::Broken(format!("{function}: {text} (CUDA error {code})")))
 }

@@ -3,10 +3,10 @@
 //! Opening and closing are collective and explicit. There is no `Drop`: a process that ends without closing leaves the
 //! library alone, since a destructor could run on one process only, and wait for the others for ever.
 
-use super::device::Device;
 use super::grid::{Grid, MEMORY_ORDER, Step};
 use super::result::{Error, Result, check, refused};
 use super::sys::{Api, GridDescConfig, LAYOUT_VERSION, MpiQueries, Opaque, PencilInfo};
+use crate::cuda::Device;
 use core::ffi::{c_int, c_void};
 use core::mem::size_of;
 use core::ptr::null_mut;
@@ -100,9 +100,13 @@ impl Session {
             return refused("the MPI library doesn't say that it takes device memory (it is not CUDA-aware); use NCCL");
         }
         // Communicators are not to be made while work of XLA's is under way on them or others.
-        let ready = self.device.enter().and_then(|()| self.device.synchronize());
+        let ready = self.enter().and_then(|()| Ok(self.device.synchronize()?));
         let outcome = ready.and_then(|()| self.create(grid)).and_then(|()| self.own_workspace(grid, item_bytes, halo));
         self.remember(outcome)
+    }
+
+    fn enter(&self) -> Result<()> {
+        Ok(self.device.enter()?)
     }
 
     fn create(&mut self, grid: &Grid) -> Result<()> {
@@ -224,7 +228,7 @@ impl Session {
             Step::YToX => self.api.transpose_y_to_x,
         };
         let none = core::ptr::null();
-        let outcome = self.device.enter().and_then(|()| {
+        let outcome = self.enter().and_then(|()| {
             (0..buffers.batch).try_for_each(|b| {
                 // SAFETY: by contract.
                 let code = unsafe {
@@ -260,7 +264,7 @@ impl Session {
             };
             check("UpdateHalosZ", code)
         };
-        let outcome = self.device.enter().and_then(|()| {
+        let outcome = self.enter().and_then(|()| {
             if !core::ptr::eq(buffers.input, buffers.output) {
                 // SAFETY: by contract.
                 unsafe { self.device.copy(buffers.output, buffers.input, stride * buffers.batch, buffers.stream) }?;
@@ -317,7 +321,7 @@ impl Session {
         }
         // SAFETY: as above.
         check("Finalize", unsafe { (self.api.finalize)(self.handle) })?;
-        self.device.release()
+        Ok(self.device.release()?)
     }
 
     /// Whether the MPI library says that it takes device memory: the alternative is a segmentation fault.

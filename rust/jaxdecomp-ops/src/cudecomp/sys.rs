@@ -1,10 +1,12 @@
-//! `repr(C)` mirror of the part of `cudecomp.h` (0.7, layout version 1) that is used here, and of CUDA's driver API.
+//! `repr(C)` mirror of the part of `cudecomp.h` (0.7, layout version 1) that is used here.
 //!
-//! Both libraries are loaded at run time: nothing of CUDA or MPI is needed to build this crate.
+//! The library is loaded at run time: nothing of CUDA or MPI is needed to build this crate.
 
-use core::ffi::{c_char, c_int, c_uint, c_void};
-use libloading::{Library, Symbol};
-use std::ffi::CStr;
+use crate::cuda::table;
+use core::ffi::{c_int, c_void};
+use libloading::Library;
+
+pub use crate::cuda::Opaque;
 
 /// Layout version of the structs below.
 pub const LAYOUT_VERSION: i32 = 1;
@@ -56,8 +58,6 @@ const _: () = {
 
 /// `cudecompResult_t`.
 pub type Code = c_int;
-/// `cudecompHandle_t`, `cudecompGridDesc_t`, `CUstream`, `CUcontext`: opaque pointers.
-pub type Opaque = *mut c_void;
 
 type Transpose = unsafe extern "C" fn(
     Opaque,
@@ -85,34 +85,6 @@ type UpdateHalos = unsafe extern "C" fn(
     Opaque,
 ) -> Code;
 
-macro_rules! table {
-    ($(#[$doc:meta])* $name:ident { $($field:ident = $symbol:literal: $type:ty),* $(,)? }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug)]
-        #[allow(missing_docs, reason = "named as in the header")]
-        pub struct $name {
-            $(pub $field: $type),*
-        }
-
-        impl $name {
-            /// The functions of a library, or the name of one that it lacks.
-            ///
-            /// # Safety
-            /// The library's functions of these names have these types, and it is never unloaded.
-            unsafe fn from_library(library: &Library) -> Result<Self, &'static str> {
-                Ok(Self {
-                    $($field: {
-                        // SAFETY: by contract.
-                        let found: Result<Symbol<'_, $type>, _> = unsafe { library.get($symbol) };
-                        *found.map_err(|_| CStr::from_bytes_with_nul($symbol).ok().and_then(|s| s.to_str().ok())
-                            .unwrap_or("?"))?
-                    }),*
-                })
-            }
-        }
-    };
-}
-
 table! {
     /// Functions of cuDecomp.
     Api {
@@ -136,20 +108,6 @@ table! {
         transpose_z_to_y = b"cudecompTransposeZToY\0": Transpose,
         transpose_y_to_x = b"cudecompTransposeYToX\0": Transpose,
         update_halos_z = b"cudecompUpdateHalosZ\0": UpdateHalos,
-    }
-}
-
-table! {
-    /// Functions of CUDA's driver: on every machine that has a GPU.
-    Driver {
-        init = b"cuInit\0": unsafe extern "C" fn(c_uint) -> c_int,
-        device_get = b"cuDeviceGet\0": unsafe extern "C" fn(*mut c_int, c_int) -> c_int,
-        primary_context_retain = b"cuDevicePrimaryCtxRetain\0": unsafe extern "C" fn(*mut Opaque, c_int) -> c_int,
-        primary_context_release = b"cuDevicePrimaryCtxRelease_v2\0": unsafe extern "C" fn(c_int) -> c_int,
-        context_set = b"cuCtxSetCurrent\0": unsafe extern "C" fn(Opaque) -> c_int,
-        context_synchronize = b"cuCtxSynchronize\0": unsafe extern "C" fn() -> c_int,
-        copy_async = b"cuMemcpyDtoDAsync_v2\0": unsafe extern "C" fn(u64, u64, usize, Opaque) -> c_int,
-        error_string = b"cuGetErrorString\0": unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
     }
 }
 
@@ -191,16 +149,4 @@ fn refusal(library: &Library, missing: &str) -> String {
         return "this is cuDecomp 0.6 or older, whose structs bear no version; build cuDecomp 0.7".to_owned();
     }
     format!("this is not cuDecomp 0.7: it has no {missing}")
-}
-
-/// Loads CUDA's driver.
-///
-/// # Errors
-/// Why it doesn't load.
-pub fn load_driver() -> Result<Driver, String> {
-    // SAFETY: CUDA's own library.
-    let library = unsafe { Library::new("libcuda.so.1") }.map_err(|error| error.to_string())?;
-    let library: &'static Library = Box::leak(Box::new(library));
-    // SAFETY: the symbols' types are those of cuda.h.
-    unsafe { Driver::from_library(library) }.map_err(|missing| format!("libcuda.so.1 has no {missing}"))
 }

@@ -1,0 +1,165 @@
+//! One GPU: its context, streams and events.
+
+use super::driver::{Copy2d, DISABLE_TIMING, Driver, NON_BLOCKING, PEER_ACCESS_ALREADY_ENABLED, Streams};
+use super::{Opaque, Result};
+use core::ffi::{c_int, c_void};
+use core::ptr::null_mut;
+
+/// A GPU, by the context that XLA and the CUDA runtime share.
+#[derive(Clone, Copy, Debug)]
+pub struct Device {
+    driver: Driver,
+    number: c_int,
+    context: Opaque,
+}
+
+// SAFETY: CUDA's contexts may be used from any thread that enters them.
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+impl Device {
+    /// The GPU of this ordinal.
+    ///
+    /// # Errors
+    /// CUDA's own.
+    pub fn new(driver: Driver, ordinal: i32) -> Result<Self> {
+        let (mut number, mut context) = (0, null_mut());
+        // SAFETY: the driver writes to the two variables.
+        unsafe {
+            driver.check("cuInit", (driver.init)(0))?;
+            driver.check("cuDeviceGet", (driver.device_get)(&raw mut number, ordinal))?;
+            driver.check("cuDevicePrimaryCtxRetain", (driver.primary_context_retain)(&raw mut context, number))?;
+        }
+        Ok(Self { driver, number, context })
+    }
+
+    /// Makes the GPU the calling thread's. Every entry begins with it: which thread calls is XLA's choice.
+    pub(crate) fn enter(&self) -> Result<()> {
+        // SAFETY: the context is retained.
+        self.driver.check("cuCtxSetCurrent", unsafe { (self.driver.context_set)(self.context) })
+    }
+
+    /// Waits for all that the GPU has to do.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        // SAFETY: takes no arguments.
+        self.driver.check("cuCtxSynchronize", unsafe { (self.driver.context_synchronize)() })
+    }
+
+    /// Copies device memory, on the stream.
+    ///
+    /// # Safety
+    /// Both are device memory of so many bytes.
+    pub(crate) unsafe fn copy(&self, to: *mut c_void, from: *const c_void, bytes: usize, stream: Opaque) -> Result<()> {
+        // SAFETY: by contract.
+        let code = unsafe { (self.driver.copy_async)(to as u64, from as u64, bytes, stream) };
+        self.driver.check("cuMemcpyDtoDAsync", code)
+    }
+
+    /// Gives the context back; it lives on as long as XLA holds it.
+    pub(crate) fn release(&self) -> Result<()> {
+        // SAFETY: retained once, released once.
+        let code = unsafe { (self.driver.primary_context_release)(self.number) };
+        self.driver.check("cuDevicePrimaryCtxRelease", code)
+    }
+
+    /// Whether this GPU can read and write another's memory.
+    pub(crate) fn reaches(&self, streams: &Streams, other: &Self) -> Result<bool> {
+        let mut can = 0;
+        // SAFETY: writes to the variable.
+        let code = unsafe { (streams.can_access_peer)(&raw mut can, self.number, other.number) };
+        self.driver.check("cuDeviceCanAccessPeer", code)?;
+        Ok(can != 0)
+    }
+
+    /// Lets this GPU, which has been entered, read and write another's memory.
+    pub(crate) fn reach(&self, streams: &Streams, other: &Self) -> Result<()> {
+        // SAFETY: both contexts are retained.
+        let code = unsafe { (streams.enable_peer_access)(other.context, 0) };
+        if code == PEER_ACCESS_ALREADY_ENABLED { Ok(()) } else { self.driver.check("cuCtxEnablePeerAccess", code) }
+    }
+}
+
+/// A queue of work of one GPU.
+#[derive(Clone, Copy, Debug)]
+pub struct Stream {
+    driver: Driver,
+    streams: Streams,
+    raw: Opaque,
+}
+
+// SAFETY: streams may be used from any thread.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    /// A stream of the GPU that has been entered. It lives as long as the process.
+    pub(crate) fn new(driver: Driver, streams: Streams) -> Result<Self> {
+        let mut raw = null_mut();
+        // SAFETY: writes to the variable.
+        driver.check("cuStreamCreate", unsafe { (streams.stream_create)(&raw mut raw, NON_BLOCKING) })?;
+        Ok(Self { driver, streams, raw })
+    }
+
+    /// A stream of XLA's.
+    pub(crate) fn wrap(driver: Driver, streams: Streams, raw: Opaque) -> Self {
+        Self { driver, streams, raw }
+    }
+
+    pub(crate) fn raw(&self) -> Opaque {
+        self.raw
+    }
+
+    /// An event that happens once all that the stream has to do so far is done.
+    pub(crate) fn record(&self) -> Result<Event> {
+        let mut raw = null_mut();
+        // SAFETY: writes to the variable.
+        let code = unsafe { (self.streams.event_create)(&raw mut raw, DISABLE_TIMING) };
+        self.driver.check("cuEventCreate", code)?;
+        let event = Event { streams: self.streams, raw };
+        // SAFETY: event and stream are of the GPU that has been entered.
+        self.driver.check("cuEventRecord", unsafe { (self.streams.event_record)(event.raw, self.raw) })?;
+        Ok(event)
+    }
+
+    /// Has the stream wait for an event, of any GPU.
+    pub(crate) fn wait(&self, event: &Event) -> Result<()> {
+        // SAFETY: both are live.
+        self.driver.check("cuStreamWaitEvent", unsafe { (self.streams.stream_wait_event)(self.raw, event.raw, 0) })
+    }
+
+    /// Copies rows, from any GPU to any GPU.
+    ///
+    /// # Safety
+    /// Both ends are memory of so many rows.
+    pub(crate) unsafe fn copy(&self, copy: &Copy2d) -> Result<()> {
+        if copy.height == 1 {
+            // A row may be longer than the largest pitch, and copies of one piece are faster.
+            // SAFETY: by contract.
+            let code = unsafe { (self.driver.copy_async)(copy.dst, copy.src, copy.width, self.raw) };
+            return self.driver.check("cuMemcpyDtoDAsync", code);
+        }
+        // SAFETY: by contract.
+        self.driver.check("cuMemcpy2DAsync", unsafe { (self.streams.copy_2d_async)(copy, self.raw) })
+    }
+}
+
+/// A point in the work of a stream.
+#[derive(Debug)]
+pub struct Event {
+    streams: Streams,
+    raw: Opaque,
+}
+
+// SAFETY: events may be used from any thread.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: made by `record`; the driver keeps what streams still wait for.
+        unsafe { (self.streams.event_destroy)(self.raw) };
+    }
+}

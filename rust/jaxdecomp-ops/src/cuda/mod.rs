@@ -1,0 +1,29 @@
+//! NVIDIA's libraries, loaded at run time: nothing of CUDA is needed to build this crate.
+
+pub mod cufft;
+mod device;
+pub mod driver;
+mod library;
+
+pub use device::{Device, Event, Stream};
+pub(crate) use library::table;
+
+use core::fmt;
+
+/// An opaque pointer: `CUstream`, `CUcontext`, `CUevent` and the like.
+pub type Opaque = *mut core::ffi::c_void;
+
+/// What a library of NVIDIA's refused or failed to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Error(pub String);
+
+/// Result of a call into CUDA.
+pub type Result<T> = core::result::Result<T, Error>;
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Error {}

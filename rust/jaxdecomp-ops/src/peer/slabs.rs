@@ -1,0 +1,153 @@
+//! Where the pieces of a mesh lie that is divided into slabs: along x before the exchange, along y after it.
+
+use super::Rows;
+use xla_ffi::Dtype;
+
+/// A complex mesh of slabs, and the real one that it may be the spectrum of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slabs {
+    /// Number of slabs.
+    pub parts: i64,
+    /// Extents of the whole mesh of complex values.
+    pub shape: [i64; 3],
+    /// Extent along z of the mesh of real values; none where both are complex.
+    pub real: Option<i64>,
+    /// Whether values are of double precision.
+    pub double: bool,
+    /// Into how many pieces of planes a slab along x is cut, which are transformed and sent one after the other.
+    pub pieces: i64,
+    /// Into how many pieces of lines a slab along y is cut, which are transformed along x one after the other.
+    pub bands: i64,
+}
+
+/// Transforms of more values than this go slower, and need a work area as large as their data.
+const LARGEST_TRANSFORM: i64 = 1 << 30;
+/// Exchanges shorter than this are not worth to be begun early.
+const SHORTEST_EXCHANGE: i64 = 64 << 20;
+/// Into how many pieces transform and exchange are cut, so that one hides the other.
+const PIECES: i64 = 4;
+
+impl Slabs {
+    /// Slabs along x and along y; `None` if the mesh doesn't divide.
+    #[must_use]
+    pub fn new(parts: i64, shape: [i64; 3], real: Option<i64>, double: bool) -> Option<Self> {
+        let divides = parts > 0 && shape.iter().all(|&n| n > 0) && shape[0] % parts == 0 && shape[1] % parts == 0;
+        let fits = real.is_none_or(|nz| nz > 0 && nz / 2 + 1 == shape[2]);
+        if !(divides && fits) {
+            return None;
+        }
+        let slabs = Self { parts, shape, real, double, pieces: 1, bands: 1 };
+        let ([planes, ny, nz], lines) = (slabs.field_block(), slabs.spectrum_block()[1]);
+        let bytes = slabs.values() * slabs.item() as i64;
+        let hidden = if parts == 1 { 1 } else { (bytes / SHORTEST_EXCHANGE).clamp(1, PIECES) };
+        let pieces = divisor(planes, hidden.max(transforms(planes * ny * nz)));
+        Some(Self { pieces, bands: divisor(lines, transforms(slabs.values())), ..slabs })
+    }
+
+    /// Bytes of a complex value.
+    #[must_use]
+    pub fn item(&self) -> usize {
+        if self.double { 16 } else { 8 }
+    }
+
+    /// Bytes of a value of the mesh that is divided along x.
+    #[must_use]
+    pub fn field_item(&self) -> usize {
+        if self.real.is_some() { self.item() / 2 } else { self.item() }
+    }
+
+    /// Type of complex values.
+    #[must_use]
+    pub fn complex_dtype(&self) -> Dtype {
+        if self.double { Dtype::C128 } else { Dtype::C64 }
+    }
+
+    /// Type of the values of the mesh that is divided along x.
+    #[must_use]
+    pub fn field_dtype(&self) -> Dtype {
+        match (self.real, self.double) {
+            (None, _) => self.complex_dtype(),
+            (Some(_), false) => Dtype::F32,
+            (Some(_), true) => Dtype::F64,
+        }
+    }
+
+    /// Extents of a slab along x of the real mesh, or of the complex one where both are.
+    #[must_use]
+    pub fn field_block(&self) -> [i64; 3] {
+        [self.shape[0] / self.parts, self.shape[1], self.real.unwrap_or(self.shape[2])]
+    }
+
+    /// Extents of a slab along y of the complex mesh.
+    #[must_use]
+    pub fn spectrum_block(&self) -> [i64; 3] {
+        [self.shape[0], self.shape[1] / self.parts, self.shape[2]]
+    }
+
+    /// Complex values of a slab.
+    #[must_use]
+    pub fn values(&self) -> i64 {
+        self.shape.iter().product::<i64>() / self.parts
+    }
+
+    /// Planes of a piece.
+    #[must_use]
+    pub fn planes(&self) -> i64 {
+        self.field_block()[0] / self.pieces
+    }
+
+    /// Lines of a band.
+    #[must_use]
+    pub fn lines(&self) -> i64 {
+        self.spectrum_block()[1] / self.bands
+    }
+
+    /// The values that slab `a` along x and slab `b` along y have in common, of planes `first..first + planes` of `a`.
+    #[must_use]
+    pub fn common(&self, a: i64, b: i64, first: i64, planes: i64) -> Rows {
+        let item = self.item();
+        let [nx, ny, nk] = self.shape.map(|n| n as usize);
+        let (parts, a, b, first) = (self.parts as usize, a as usize, b as usize, first as usize);
+        let (plane, row) = (ny * nk * item, ny / parts * nk * item);
+        Rows {
+            offsets: [first * plane + b * row, (a * (nx / parts) + first) * row],
+            pitches: [plane, row],
+            width: row,
+            height: planes as usize,
+        }
+    }
+}
+
+/// Into how many transforms so many values are to be cut.
+fn transforms(values: i64) -> i64 {
+    (values - 1) / LARGEST_TRANSFORM + 1
+}
+
+/// The smallest divisor of `n` that is at least `least`.
+fn divisor(n: i64, least: i64) -> i64 {
+    (least.max(1)..=n).find(|d| n % d == 0).unwrap_or(n)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Slabs, divisor};
+
+    #[test]
+    fn pieces_divide() {
+        assert_eq!((divisor(256, 4), divisor(6, 4), divisor(7, 2), divisor(5, 9)), (4, 6, 7, 5));
+        let big = Slabs::new(4, [1024, 1024, 513], Some(1024), false).expect("it divides");
+        assert_eq!((big.planes(), big.lines()), (64, 256));
+        let small = Slabs::new(4, [64, 64, 33], Some(64), false).expect("it divides");
+        assert_eq!((small.planes(), small.lines()), (16, 16));
+        let huge = Slabs::new(1, [2048, 2048, 1025], Some(2048), false).expect("it divides");
+        assert_eq!((huge.planes(), huge.lines()), (256, 256));
+    }
+
+    #[test]
+    fn what_does_not_divide_is_no_slab() {
+        assert_eq!(Slabs::new(4, [6, 8, 5], Some(8), false), None);
+        assert_eq!(Slabs::new(4, [8, 6, 5], Some(8), false), None);
+        assert_eq!(Slabs::new(2, [8, 8, 5], Some(10), false), None);
+        assert_eq!(Slabs::new(0, [8, 8, 5], None, false), None);
+    }
+}

@@ -1,0 +1,253 @@
+//! The transform itself, on the thread of one GPU.
+
+use super::exchange::{Exchange, Hall, Party, Rows, wait_for};
+use super::node::{Node, Shared, lock};
+use super::slabs::Slabs;
+use crate::cuda::cufft::{Kind, Layout};
+use crate::cuda::{Result, Stream};
+use core::ffi::c_void;
+use core::ptr::null_mut;
+
+/// One call on one GPU.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// Who takes part.
+    pub party: Party,
+    /// From the mesh divided along y to that divided along x.
+    pub inverse: bool,
+    /// Sign of the exponent.
+    pub sign: i64,
+    /// Number of meshes, one after the other in memory.
+    pub batch: usize,
+    /// Slabs to be transformed.
+    pub input: *const c_void,
+    /// Where the result belongs.
+    pub output: *mut c_void,
+    /// Memory of [`scratch_len`] complex values.
+    pub scratch: *mut c_void,
+}
+
+/// Complex values of scratch memory that a call needs.
+#[must_use]
+pub fn scratch_len(slabs: &Slabs, inverse: bool) -> i64 {
+    let sends = slabs.parts > 1;
+    // To send from; to receive, where that can't be the result.
+    let buffers = i64::from(sends) + i64::from(inverse && slabs.real.is_some());
+    buffers * slabs.values()
+}
+
+/// Transforms slabs along x to slabs along y, or back.
+///
+/// # Safety
+/// Pointers and stream are those of a call on the GPU `party.row[party.place]`, whose buffers have the extents of `slabs`.
+/// `memory` gives device memory for the time of the call.
+///
+/// # Errors
+/// What failed on this GPU or on another, or who did not come; the result is then arbitrary.
+pub unsafe fn transform(
+    node: &Node,
+    hall: &Hall,
+    slabs: &Slabs,
+    job: &Job,
+    memory: impl FnOnce(usize) -> Result<*mut c_void>,
+) -> Result<()> {
+    let prepared = Passes::new(node, slabs, job, memory);
+    if slabs.parts == 1 {
+        let passes = prepared?;
+        return (0..job.batch).try_for_each(|mesh| {
+            let at = Buffers::new(slabs, job, mesh);
+            // SAFETY: by contract.
+            unsafe { if job.inverse { passes.inverse_alone(&at) } else { passes.forward_alone(&at) } }
+        });
+    }
+    let exchange = Exchange { node, hall, party: &job.party };
+    let passes = match prepared {
+        Ok(passes) => passes,
+        Err(error) => return exchange.fail(error),
+    };
+    let pieces = passes.routes();
+    (0..job.batch).try_for_each(|mesh| {
+        let at = Buffers::new(slabs, job, mesh);
+        // SAFETY: by contract.
+        unsafe {
+            if job.inverse { passes.inverse(&exchange, &pieces, &at) } else { passes.forward(&exchange, &pieces, &at) }
+        }
+    })
+}
+
+/// Addresses of one mesh.
+struct Buffers {
+    input: *mut c_void,
+    output: *mut c_void,
+    /// What is sent.
+    outgoing: *mut c_void,
+    /// Where others write.
+    incoming: *mut c_void,
+}
+
+impl Buffers {
+    fn new(slabs: &Slabs, job: &Job, mesh: usize) -> Self {
+        let spectrum = slabs.values() as usize * slabs.item();
+        let field = slabs.field_block().iter().product::<i64>() as usize * slabs.field_item();
+        let (before, after) = if job.inverse { (spectrum, field) } else { (field, spectrum) };
+        let output = offset(job.output, mesh * after);
+        let own_incoming = job.inverse && slabs.real.is_some();
+        let behind = if slabs.parts > 1 { spectrum } else { 0 };
+        Self {
+            input: offset(job.input.cast_mut(), mesh * before),
+            output,
+            outgoing: if slabs.parts > 1 { job.scratch } else { output },
+            incoming: if own_incoming { offset(job.scratch, behind) } else { output },
+        }
+    }
+}
+
+fn offset(pointer: *mut c_void, bytes: usize) -> *mut c_void {
+    pointer.wrapping_byte_add(bytes)
+}
+
+/// The passes over the data of one GPU.
+struct Passes<'a> {
+    slabs: &'a Slabs,
+    stream: Stream,
+    /// Which slab is here.
+    place: usize,
+    inverse: bool,
+    sign: i64,
+    work: *mut c_void,
+    /// Along y and z, some planes at a time.
+    planes: Shared,
+    /// Along x, some lines at a time.
+    lines: Shared,
+}
+
+impl<'a> Passes<'a> {
+    fn new(
+        node: &Node,
+        slabs: &'a Slabs,
+        job: &Job,
+        memory: impl FnOnce(usize) -> Result<*mut c_void>,
+    ) -> Result<Self> {
+        node.enter()?;
+        node.reach(&job.party.row)?;
+        let [_, ny, nz] = slabs.field_block();
+        let [nx, lines, nk] = slabs.spectrum_block();
+        let (field, spectrum) = (ny * nz, ny * nk);
+        let (kind, distances) = match (slabs.real, job.inverse) {
+            (None, _) => (Kind::C2C, [field, field]),
+            (Some(_), false) => (Kind::R2C, [field, spectrum]),
+            (Some(_), true) => (Kind::C2R, [spectrum, field]),
+        };
+        let planes = Layout { dims: vec![ny, nz], stride: 1, distances, batch: slabs.planes() };
+        let planes = node.plan(kind, slabs.double, planes)?;
+        let along_x = Layout { dims: vec![nx], stride: lines * nk, distances: [1, 1], batch: slabs.lines() * nk };
+        let lines = node.plan(Kind::C2C, slabs.double, along_x)?;
+        let work_bytes = lock(&planes).work_bytes().max(lock(&lines).work_bytes());
+        let work = if work_bytes > 0 { memory(work_bytes)? } else { null_mut() };
+        let (stream, place) = (node.stream(job.party.stream), job.party.place);
+        Ok(Self { slabs, stream, place, inverse: job.inverse, sign: job.sign, work, planes, lines })
+    }
+
+    /// Along y and z, of the planes of one piece.
+    ///
+    /// # Safety
+    /// `from` and `to` are slabs along x.
+    unsafe fn piece(&self, piece: i64, from: *mut c_void, to: *mut c_void) -> Result<()> {
+        let [_, ny, nz] = self.slabs.field_block();
+        let values = (piece * self.slabs.planes() * ny) as usize;
+        let field = values * nz as usize * self.slabs.field_item();
+        let spectrum = values * self.slabs.shape[2] as usize * self.slabs.item();
+        let (before, after) = if self.inverse { (spectrum, field) } else { (field, spectrum) };
+        // SAFETY: by contract; `lock` keeps other threads off.
+        unsafe {
+            lock(&self.planes).run(self.stream.raw(), self.work, offset(from, before), offset(to, after), self.sign)
+        }
+    }
+
+    /// Along x.
+    ///
+    /// # Safety
+    /// `from` and `to` are slabs along y.
+    unsafe fn along_x(&self, from: *mut c_void, to: *mut c_void) -> Result<()> {
+        let step = (self.slabs.lines() * self.slabs.shape[2]) as usize * self.slabs.item();
+        (0..self.slabs.bands as usize).try_for_each(|band| {
+            let (from, to) = (offset(from, band * step), offset(to, band * step));
+            // SAFETY: as above.
+            unsafe { lock(&self.lines).run(self.stream.raw(), self.work, from, to, self.sign) }
+        })
+    }
+
+    /// # Safety
+    /// As for [`transform`].
+    unsafe fn forward_alone(&self, at: &Buffers) -> Result<()> {
+        // SAFETY: by contract.
+        unsafe {
+            (0..self.slabs.pieces).try_for_each(|piece| self.piece(piece, at.input, at.output))?;
+            self.along_x(at.output, at.output)
+        }
+    }
+
+    /// # Safety
+    /// As for [`transform`].
+    unsafe fn inverse_alone(&self, at: &Buffers) -> Result<()> {
+        // SAFETY: by contract.
+        unsafe {
+            self.along_x(at.input, at.incoming)?;
+            (0..self.slabs.pieces).try_for_each(|piece| self.piece(piece, at.incoming, at.output))
+        }
+    }
+
+    /// What goes where, piece after piece. All GPUs send at the same distance, so that no two send to the same one.
+    fn routes(&self) -> Vec<Vec<(usize, Rows)>> {
+        let (parts, planes) = (self.slabs.parts as usize, self.slabs.planes());
+        let rows = |piece: i64, to: usize| {
+            let first = piece * planes;
+            // The slab along x is the sender's on the way there, the receiver's on the way back.
+            if self.inverse {
+                self.slabs.common(to as i64, self.place as i64, first, planes).reversed()
+            } else {
+                self.slabs.common(self.place as i64, to as i64, first, planes)
+            }
+        };
+        let hops = || (0..parts).map(|hop| (self.place + hop) % parts);
+        (0..self.slabs.pieces).map(|piece| hops().map(|to| (to, rows(piece, to))).collect()).collect()
+    }
+
+    /// # Safety
+    /// As for [`transform`].
+    unsafe fn forward(&self, exchange: &Exchange<'_>, pieces: &[Vec<(usize, Rows)>], at: &Buffers) -> Result<()> {
+        let begin = || {
+            let ready = self.stream.record()?;
+            let done = (0..self.slabs.pieces).map(|piece| {
+                // SAFETY: by contract.
+                unsafe { self.piece(piece, at.input, at.outgoing) }?;
+                self.stream.record()
+            });
+            Ok((ready, done.collect::<Result<_>>()?))
+        };
+        // SAFETY: by contract.
+        unsafe {
+            let sent = exchange.trade(at.outgoing, at.incoming, begin(), pieces)?;
+            wait_for(&self.stream, &sent, None)?;
+            self.along_x(at.output, at.output)
+        }
+    }
+
+    /// # Safety
+    /// As for [`transform`].
+    unsafe fn inverse(&self, exchange: &Exchange<'_>, pieces: &[Vec<(usize, Rows)>], at: &Buffers) -> Result<()> {
+        let begin = || {
+            let ready = self.stream.record()?;
+            // SAFETY: by contract.
+            unsafe { self.along_x(at.input, at.outgoing) }?;
+            Ok((ready, vec![self.stream.record()?]))
+        };
+        // SAFETY: by contract.
+        let sent = unsafe { exchange.trade(at.outgoing, at.incoming, begin(), pieces) }?;
+        (0..self.slabs.pieces).try_for_each(|piece| {
+            wait_for(&self.stream, &sent, Some(piece as usize))?;
+            // SAFETY: by contract.
+            unsafe { self.piece(piece, at.incoming, at.output) }
+        })
+    }
+}
