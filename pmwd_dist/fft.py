@@ -121,7 +121,11 @@ def _compiled(
 ) -> Callable[[Array], Array]:
     """As a whole: outside of jit, shard_map would run it operation by operation."""
     after = layout.sharding if inverse else layout.spectrum_sharding
-    return jax.jit(_mapped(transform, arguments, layout, factor, inverse), out_shardings=after)
+
+    def run(x: Array) -> Array:  # mapped at each trace: which mesh is in force then decides how
+        return _mapped(transform, arguments, layout, factor, inverse)(x)
+
+    return jax.jit(run, out_shardings=after)
 
 
 def _layout(field: Array, decomposition: Decomposition | None) -> tuple[Decomposition, Shape3]:

@@ -68,7 +68,7 @@ def test_a_change_never_meets_an_older_program() -> None:
             "transpose_comm_backend='mpi' is not known; use one of mpi_p2p, .*nvshmem_sm",
         ),
         ("halo_comm_backend", "nccl_pl", "halo_comm_backend='nccl_pl' is not known; use one of mpi, .*blocking"),
-        ("backend", "nccl", "backend='nccl' is not known; use one of auto, xla, cudecomp"),
+        ("backend", "nccl", "backend='nccl' is not known; use one of auto, xla, peer, cudecomp"),
     ],
 )
 def test_unknown_names_and_values(name: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:

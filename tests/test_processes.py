@@ -183,6 +183,30 @@ def test_alone_there_is_nothing_to_start(monkeypatch: pytest.MonkeyPatch) -> Non
     assert distributed.launched_size() == 8
 
 
+@pytest.mark.parametrize("mpi4py", ["missing", "apart"])
+def test_under_srun_jax_starts_by_itself_where_mpi_does_not_join(monkeypatch: pytest.MonkeyPatch, mpi4py: str) -> None:
+    """Else every process would run the whole program."""
+    methods = []
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **how: methods.append(how["cluster_detection_method"]))
+    monkeypatch.setenv("SLURM_NTASKS", "2")
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    if mpi4py == "missing":
+        monkeypatch.setitem(sys.modules, "mpi4py", None)
+        monkeypatch.setattr(distributed, "_communicator", None)
+    else:
+        monkeypatch.setattr(distributed, "_communicator", Node(1, 1, 0))
+    distributed.initialize()
+    assert methods == ["slurm"]
+
+
+def test_the_mpirun_of_another_mpi_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_STEP_ID", raising=False)
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setattr(distributed, "_communicator", Node(1, 1, 0))
+    with pytest.raises(RuntimeError, match="2 processes were started, but mpi4py counts 1: .* not that of this mpirun"):
+        distributed.initialize()
+
+
 def test_without_mpi4py_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     monkeypatch.setitem(sys.modules, "mpi4py", None)
