@@ -556,3 +556,18 @@ fn compiled(name: &str, source: &str) -> Option<String> {
     let status = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&file).status().ok()?;
     status.success().then(|| library.to_string_lossy().into_owned())
 }
+
+#[test]
+fn nvshmem_has_teams_for_twelve_descriptors() {
+    let mut session = session(0);
+    let grid = |n: i64, transpose_comm| Grid { shape: [8, 12, 20 + 4 * n], transpose_comm, ..GRID };
+    for n in 0..12 {
+        session.open_grid(&grid(n, NVSHMEM), 8, 0).expect("there is room");
+        session.open_grid(&grid(n, NCCL), 8, 0).expect("NCCL takes none");
+    }
+    session.open_grid(&grid(3, NVSHMEM), 8, 0).expect("it is open");
+    let message = refusal(session.open_grid(&grid(12, NVSHMEM), 8, 0));
+    assert!(message.contains("12 descriptors are open over NVSHMEM"), "{message}");
+    assert!(message.contains("NVSHMEM_MAX_TEAMS above 32"), "{message}");
+    session.open_grid(&grid(12, NCCL), 8, 0).expect("the session is whole");
+}

@@ -24,6 +24,13 @@ pub struct Member {
     pub processes: i64,
 }
 
+/// The environment variable that says how many teams NVSHMEM has room for, and how many without it.
+const MAX_TEAMS: &str = "NVSHMEM_MAX_TEAMS";
+const DEFAULT_TEAMS: usize = 32;
+/// Teams that NVSHMEM has from the start, and those of a descriptor: its row and its column.
+const OWN_TEAMS: usize = 8;
+const GRID_TEAMS: usize = 2;
+
 /// Device memory of one call.
 #[derive(Clone, Copy, Debug)]
 pub struct Buffers {
@@ -99,10 +106,26 @@ impl Session {
         if grid.needs_mpi() && !self.mpi_takes_device_memory() {
             return refused("the MPI library doesn't say that it takes device memory (it is not CUDA-aware); use NCCL");
         }
+        if grid.needs_nvshmem() && !self.grids.contains_key(grid) {
+            self.expect_teams()?;
+        }
         // Communicators are not to be made while work of XLA's is under way on them or others.
         let ready = self.enter().and_then(|()| Ok(self.device.synchronize()?));
         let outcome = ready.and_then(|()| self.create(grid)).and_then(|()| self.own_workspace(grid, item_bytes, halo));
         self.remember(outcome)
+    }
+
+    /// Fails where NVSHMEM has no teams left: the library then makes a descriptor with which work crashes (0.7.0).
+    fn expect_teams(&self) -> Result<()> {
+        let most = std::env::var(MAX_TEAMS).ok().and_then(|value| value.parse().ok()).unwrap_or(DEFAULT_TEAMS);
+        let grids = self.grids.keys().filter(|grid| grid.needs_nvshmem()).count();
+        if OWN_TEAMS + (grids + 1) * GRID_TEAMS <= most {
+            return Ok(());
+        }
+        refused(format!(
+            "{grids} descriptors are open over NVSHMEM, which has teams for no more; set {MAX_TEAMS} above {most} before \
+             cuDecomp is opened, or close it in between"
+        ))
     }
 
     fn enter(&self) -> Result<()> {
