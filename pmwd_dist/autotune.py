@@ -161,8 +161,8 @@ def _candidates(shape: Shape3, devices: list[Any], kinds: Sequence[str]) -> list
         candidate = Decomposition((len(devices) // py, py), devices, backend="xla")
         try:
             candidate.check(shape, "shape")
-            if "c2c" in kinds and shape[2] % py:
-                raise ValueError(f"shape[2]={shape[2]} is not divisible by the {py} devices along y")
+            if "c2c" in kinds:
+                candidate.check_axis(shape, 2, py, "shape")
         except ValueError as error:
             problem = problem or error
             continue

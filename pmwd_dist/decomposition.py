@@ -224,14 +224,18 @@ class Decomposition:
     def check(self, shape: Shape3, name: str) -> None:
         """Raise ValueError unless a real field of this shape divides in both of its layouts."""
         px, py = self.pdims
-        for axis, parts, what in ((0, px, "along x"), (1, math.lcm(px, py), "along y")):
-            if shape[axis] % parts:
-                low = shape[axis] // parts * parts
-                options = f"{low} or {low + parts}" if low else f"{parts}"
-                raise ValueError(
-                    f"{name}[{axis}]={shape[axis]} is not divisible by {parts} "
-                    f"(pdims={self.pdims}, blocks {what}); use {options}, or other pdims"
-                )
+        self.check_axis(shape, 0, px, name)
+        self.check_axis(shape, 1, math.lcm(px, py), name)
+
+    def check_axis(self, shape: Shape3, axis: int, parts: int, name: str) -> None:
+        """Raise ValueError unless an axis divides into so many parts."""
+        if shape[axis] % parts:
+            low = shape[axis] // parts * parts
+            options = f"{low} or {low + parts}" if low else f"{parts}"
+            raise ValueError(
+                f"{name}[{axis}]={shape[axis]} is not divisible by {parts} (pdims={self.pdims}); "
+                f"use {options}, or other pdims"
+            )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Decomposition) and self._key == other._key

@@ -75,7 +75,7 @@ def pfft3d(
       ValueError: a shape that doesn't divide over the devices.
     """
     layout, shape = _layout(field, decomposition)
-    _check_third(shape, layout)
+    layout.check_axis(shape, 2, layout.pdims[1], "field.shape")
     return _over_blocks(field, _fft_block, (), layout, _factor(shape, norm, inverse=False))
 
 
@@ -90,7 +90,7 @@ def pifft3d(
     layout = decomposition or Decomposition.of(spectrum, spectrum=True)
     shape = layout.whole(_shape3(spectrum), spectrum=True)
     layout.check(shape, "spectrum.shape")
-    _check_third(shape, layout)
+    layout.check_axis(shape, 2, layout.pdims[1], "spectrum.shape")
     return _over_blocks(spectrum, _ifft_block, (), layout, _factor(shape, norm, inverse=True), inverse=True)
 
 
@@ -134,16 +134,6 @@ def _layout(field: Array, decomposition: Decomposition | None) -> tuple[Decompos
     shape = layout.whole(_shape3(field))
     layout.check(shape, "field.shape")
     return layout, shape
-
-
-def _check_third(shape: Shape3, decomposition: Decomposition) -> None:
-    py = decomposition.pdims[1]
-    if shape[2] % py:
-        low = shape[2] // py * py
-        raise ValueError(
-            f"field.shape[2]={shape[2]} is not divisible by the {py} devices along y (pdims={decomposition.pdims}); "
-            f"use {low or py} or {low + py}"
-        )
 
 
 def _factor(shape: Shape3, norm: Norm, *, inverse: bool) -> float:
@@ -199,7 +189,7 @@ def fftfreq3d(
     """
     decomposition.check(shape, "shape")
     if not real:
-        _check_third(shape, decomposition)
+        decomposition.check_axis(shape, 2, decomposition.pdims[1], "shape")
     lengths = shape if box_size is None else box_size
     numbers = _wavenumbers(shape, spectrum_shape(shape, decomposition)[2] if real else None)
     k = [n * (2 * math.pi / length) for n, length in zip(numbers, lengths, strict=True)]

@@ -27,7 +27,9 @@ def halo_pad(
     """
     _check_halo(halo)
     layout = decomposition or Decomposition.of(field)
-    _check_divides(layout.whole(_shape3(field)), layout)
+    shape = layout.whole(_shape3(field))
+    for axis, parts in enumerate(layout.pdims):
+        layout.check_axis(shape, axis, parts, "field.shape")
     pad = layout.shard_map(lambda block: pad_block(block, halo, layout), (layout.spec,), layout.spec)
     return pad(field)
 
@@ -119,16 +121,6 @@ def _add_at(out: Array, piece: Array, start: int, axis: int) -> Array:
     # Not out.at[...].add(piece): over a whole axis, inside shard_map, that crashes the compiler of jaxlib 0.11.2.
     after = out.shape[axis] - start - piece.shape[axis]
     return out + jnp.pad(piece, [(start, after) if a == axis else (0, 0) for a in range(out.ndim)])
-
-
-def _check_divides(shape: Shape3, decomposition: Decomposition) -> None:
-    for axis, parts in enumerate(decomposition.pdims):
-        if shape[axis] % parts:
-            low = shape[axis] // parts * parts
-            raise ValueError(
-                f"field.shape[{axis}]={shape[axis]} is not divisible by {parts} (pdims={decomposition.pdims}); "
-                f"use {low or parts} or {low + parts}"
-            )
 
 
 def _check_halo(halo: int) -> None:

@@ -153,7 +153,9 @@ class Devices(Section):
     """The division over devices."""
 
     pdims: Parts | None = about("devices along x and y; default: all, as slabs along x where they fit", None, [2, 1])
-    backend: Backend = about("who moves the data: xla, cudecomp (one process a GPU), or auto for the default", "auto")
+    backend: Backend = about(
+        "who moves the data: peer (GPUs of one process), xla, cudecomp (one process a GPU), or auto", "auto"
+    )
     transpose_comm: TransposeComm | None = about("of cudecomp, for transposes; default: nccl", None, "nccl")
     halo_comm: HaloComm | None = about("of cudecomp, for halos; default: nccl", None, "nccl")
     halo: Annotated[Any, BeforeValidator(_halo)] = about(
