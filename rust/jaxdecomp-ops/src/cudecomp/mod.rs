@@ -5,15 +5,17 @@
 //! descriptors by their [`Grid`], which a compiled program carries whole: a program that was compiled by another process, or
 //! for a session since closed, finds its own descriptor or an error, never another's.
 
+mod calls;
 mod grid;
 pub mod handlers;
 mod result;
 mod safe;
 pub mod sys;
 
+pub use calls::Buffers;
 pub use grid::{Grid, Step};
 pub use result::{Error, Result, check};
-pub use safe::{Buffers, Member, Session};
+pub use safe::{Member, Session};
 
 use crate::cuda::{Device, driver};
 use std::sync::{Mutex, MutexGuard, PoisonError};

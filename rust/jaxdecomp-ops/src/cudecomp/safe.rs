@@ -3,15 +3,14 @@
 //! Opening and closing are collective and explicit. There is no `Drop`: a process that ends without closing leaves the
 //! library alone, since a destructor could run on one process only, and wait for the others for ever.
 
-use super::grid::{Grid, MEMORY_ORDER, Step};
+use super::grid::{Grid, MEMORY_ORDER};
 use super::result::{Error, Result, check, refused};
 use super::sys::{Api, GridDescConfig, LAYOUT_VERSION, MpiQueries, Opaque, PencilInfo};
 use crate::cuda::Device;
-use core::ffi::{c_int, c_void};
+use core::ffi::c_void;
 use core::mem::size_of;
 use core::ptr::null_mut;
 use std::collections::BTreeMap;
-use xla_ffi::Dtype;
 
 /// Which process this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,38 +30,21 @@ const DEFAULT_TEAMS: usize = 32;
 const OWN_TEAMS: usize = 8;
 const GRID_TEAMS: usize = 2;
 
-/// Device memory of one call.
-#[derive(Clone, Copy, Debug)]
-pub struct Buffers {
-    /// The operand.
-    pub input: *const c_void,
-    /// The result; for halos it may be the operand itself.
-    pub output: *mut c_void,
-    /// XLA's scratch memory.
-    pub scratch: *mut c_void,
-    /// Elements of the scratch memory.
-    pub scratch_len: i64,
-    /// Arrays that follow each other in the operand and the result.
-    pub batch: usize,
-    /// XLA's stream.
-    pub stream: Opaque,
-}
-
-struct Descriptor {
-    raw: Opaque,
+pub(super) struct Descriptor {
+    pub(super) raw: Opaque,
     /// Elements that a transpose needs.
-    transpose_workspace: i64,
+    pub(super) transpose_workspace: i64,
     /// Where NVSHMEM demands it, memory of the library's own, and its bytes.
-    own: Option<(*mut c_void, usize)>,
+    pub(super) own: Option<(*mut c_void, usize)>,
 }
 
 /// A handle of cuDecomp's with its descriptors.
 pub struct Session {
-    api: Api,
+    pub(super) api: Api,
     queries: MpiQueries,
-    device: Device,
+    pub(super) device: Device,
     member: Member,
-    handle: Opaque,
+    pub(super) handle: Opaque,
     // In order: descriptors are destroyed in the same order by all processes.
     grids: BTreeMap<Grid, Descriptor>,
     /// What failed on the way: nothing more may be asked of the library.
@@ -128,7 +110,7 @@ impl Session {
         ))
     }
 
-    fn enter(&self) -> Result<()> {
+    pub(super) fn enter(&self) -> Result<()> {
         Ok(self.device.enter()?)
     }
 
@@ -221,109 +203,13 @@ impl Session {
         if own { Ok(0) } else { self.halo_workspace(grid, halo) }
     }
 
-    fn halo_workspace(&self, grid: &Grid, halo: i64) -> Result<i64> {
+    pub(super) fn halo_workspace(&self, grid: &Grid, halo: i64) -> Result<i64> {
         let (raw, extents, mut size) = (self.descriptor(grid)?.raw, grid.halo_extents(halo), 0);
         self.device.enter()?;
         // SAFETY: handle and descriptor are open.
         let code = unsafe { (self.api.halo_workspace)(self.handle, raw, 2, extents.as_ptr(), &raw mut size) };
         check("GetHaloWorkspaceSize", code)?;
         Ok(size)
-    }
-
-    /// Transposes arrays that follow each other. Collective, on the stream.
-    ///
-    /// # Safety
-    /// Input and output are device memory of `batch` pencils of the type, and the scratch memory is as long as it says.
-    ///
-    /// # Errors
-    /// A refusal, on every process alike; or a failure on the way, after which the job must end.
-    pub unsafe fn transpose(&mut self, grid: &Grid, step: Step, dtype: Dtype, buffers: &Buffers) -> Result<()> {
-        let (number, bytes) = data_type(dtype)?;
-        let needed = self.descriptor(grid)?.transpose_workspace;
-        let (raw, work) = self.workspace(grid, needed, bytes, buffers)?;
-        let (from, to) = step.axes();
-        let stride = grid.pencil(from)?.iter().product::<i64>() as usize * bytes;
-        grid.pencil(to)?;
-        let function = match step {
-            Step::XToY => self.api.transpose_x_to_y,
-            Step::YToZ => self.api.transpose_y_to_z,
-            Step::ZToY => self.api.transpose_z_to_y,
-            Step::YToX => self.api.transpose_y_to_x,
-        };
-        let none = core::ptr::null();
-        let outcome = self.enter().and_then(|()| {
-            (0..buffers.batch).try_for_each(|b| {
-                // SAFETY: by contract.
-                let code = unsafe {
-                    let (input, output) =
-                        (buffers.input.cast_mut().byte_add(b * stride), buffers.output.byte_add(b * stride));
-                    function(self.handle, raw, input, output, work, number, none, none, none, none, buffers.stream)
-                };
-                check("Transpose", code)
-            })
-        });
-        self.remember(outcome)
-    }
-
-    /// Fills the halos of padded blocks that follow each other, first along x, then along y. Collective, on the stream.
-    ///
-    /// # Safety
-    /// Input and output are device memory of `batch` padded blocks, and the scratch memory is as long as it says.
-    ///
-    /// # Errors
-    /// As [`Self::transpose`].
-    pub unsafe fn fill_halos(&mut self, grid: &Grid, halo: i64, dtype: Dtype, buffers: &Buffers) -> Result<()> {
-        let (number, bytes) = data_type(dtype)?;
-        let stride = grid.padded(halo)?.iter().product::<i64>() as usize * bytes;
-        let needed = self.halo_workspace(grid, halo)?;
-        let (raw, work) = self.workspace(grid, needed, bytes, buffers)?;
-        let (extents, periodic, none) = (grid.halo_extents(halo), [true; 3], core::ptr::null());
-        let update = |block: *mut c_void, axis: i32| {
-            // SAFETY: by contract.
-            let code = unsafe {
-                let (extents, periodic) = (extents.as_ptr(), periodic.as_ptr());
-                let function = self.api.update_halos_z;
-                function(self.handle, raw, block, work, number, extents, periodic, axis, none, buffers.stream)
-            };
-            check("UpdateHalosZ", code)
-        };
-        let outcome = self.enter().and_then(|()| {
-            if !core::ptr::eq(buffers.input, buffers.output) {
-                // SAFETY: by contract.
-                unsafe { self.device.copy(buffers.output, buffers.input, stride * buffers.batch, buffers.stream) }?;
-            }
-            (0..buffers.batch).try_for_each(|b| {
-                // SAFETY: by contract.
-                let block = unsafe { buffers.output.byte_add(b * stride) };
-                (0..2).filter(|&axis| extents[axis as usize] > 0).try_for_each(|axis| update(block, axis))
-            })
-        });
-        self.remember(outcome)
-    }
-
-    /// The descriptor and the memory to work in.
-    fn workspace(
-        &self,
-        grid: &Grid,
-        needed: i64,
-        item_bytes: usize,
-        buffers: &Buffers,
-    ) -> Result<(Opaque, *mut c_void)> {
-        self.expect_whole()?;
-        let descriptor = self.descriptor(grid)?;
-        if let Some((memory, bytes)) = descriptor.own {
-            let needed = needed as usize * item_bytes;
-            if bytes < needed {
-                return refused(format!(
-                    "workspace: expected {needed} bytes, got {bytes}: open the grid for this data type and halo"
-                ));
-            }
-            return Ok((descriptor.raw, memory));
-        }
-        if buffers.scratch_len < needed {
-            return refused(format!("scratch: expected {needed} elements, got {}", buffers.scratch_len));
-        }
-        Ok((descriptor.raw, buffers.scratch))
     }
 
     /// Ends cuDecomp. Collective; what the streams still do is waited for first.
@@ -359,7 +245,7 @@ impl Session {
         })
     }
 
-    fn descriptor(&self, grid: &Grid) -> Result<&Descriptor> {
+    pub(super) fn descriptor(&self, grid: &Grid) -> Result<&Descriptor> {
         self.grids.get(grid).ok_or_else(|| not_open(grid))
     }
 
@@ -367,14 +253,14 @@ impl Session {
         self.grids.get_mut(grid).ok_or_else(|| not_open(grid))
     }
 
-    fn expect_whole(&self) -> Result<()> {
+    pub(super) fn expect_whole(&self) -> Result<()> {
         match &self.broken {
             None => Ok(()),
             Some(cause) => Err(Error::Broken(format!("cuDecomp is unusable since an earlier failure: {cause}"))),
         }
     }
 
-    fn remember(&mut self, outcome: Result<()>) -> Result<()> {
+    pub(super) fn remember(&mut self, outcome: Result<()>) -> Result<()> {
         if let Err(Error::Broken(cause)) = &outcome {
             self.broken.get_or_insert_with(|| cause.clone());
         }
@@ -384,15 +270,4 @@ impl Session {
 
 fn not_open(grid: &Grid) -> Error {
     Error::Refused(format!("{grid:?} is not open: open it on every process before the program is compiled and run"))
-}
-
-/// cuDecomp's number of a data type, and its bytes.
-fn data_type(dtype: Dtype) -> Result<(c_int, usize)> {
-    match dtype {
-        Dtype::F32 => Ok((-1, 4)),
-        Dtype::F64 => Ok((-2, 8)),
-        Dtype::C64 => Ok((-3, 8)),
-        Dtype::C128 => Ok((-4, 16)),
-        other => refused(format!("expected f32, f64, c64 or c128, got {other}")),
-    }
 }
