@@ -59,3 +59,24 @@ def checked(value: str, name: str, argument: str | None = None) -> str:
     if value not in choices:
         raise ValueError(f"{argument or name}={value!r} is not known; use one of {', '.join(choices)}")
     return value
+
+
+def chosen(backend: str, transpose_comm: str | None, halo_comm: str | None) -> tuple[str, str | None, str | None]:
+    """What moves data, with the defaults in force filled in; the last two are cuDecomp's.
+
+    Raises:
+      ValueError: an unknown value, or cuDecomp's with another backend.
+    """
+    asked = checked(backend, "backend")
+    if backend == "auto":
+        backend = default("backend")
+    if transpose_comm is not None:
+        checked(transpose_comm, "transpose_comm_backend", "transpose_comm")
+    if halo_comm is not None:
+        checked(halo_comm, "halo_comm_backend", "halo_comm")
+    if backend != "cudecomp":
+        if asked not in ("auto", "cudecomp") and (transpose_comm or halo_comm):
+            raise ValueError(f"transpose_comm={transpose_comm!r} and halo_comm={halo_comm!r} are of backend='cudecomp'")
+        return backend, None, None
+    transpose_comm = transpose_comm or default("transpose_comm_backend")
+    return backend, transpose_comm, halo_comm or default("halo_comm_backend")

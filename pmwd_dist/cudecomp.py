@@ -84,7 +84,7 @@ def open_backend(decomposition: Decomposition, shapes: Sequence[Shape3], *, halo
       RuntimeError: a process lacks something, see `why_not`.
     """
     if decomposition.backend != "cudecomp":
-        raise ValueError(f"{decomposition} is served by XLA; make it with backend='cudecomp'")
+        raise ValueError(f"{decomposition} is not served by cuDecomp; make it with backend='cudecomp'")
     comms = _chosen(decomposition)
     place = _start(decomposition)
     ops = _native.cudecomp_ops()
@@ -102,7 +102,7 @@ def open_backend(decomposition: Decomposition, shapes: Sequence[Shape3], *, halo
 
 @contextmanager
 def opened(decomposition: Decomposition, shapes: Sequence[Shape3], *, halo: int = 0) -> Iterator[None]:
-    """`open_backend` and, if all goes well, `close_backend`; nothing for decompositions that XLA serves. Collective."""
+    """`open_backend` and, if all goes well, `close_backend`; nothing for other backends. Collective."""
     if decomposition.backend != "cudecomp":
         yield
         return
@@ -227,7 +227,7 @@ def _start(decomposition: Decomposition) -> int:
             f"cuDecomp cannot be used: JAX counts {jax.process_count()} processes, MPI {MPI.COMM_WORLD.Get_size()}; "
             "call pmwd_dist.distributed.initialize() first, under mpirun or srun"
         )
-    order = _processes(decomposition)
+    order = [device.process_index for row in decomposition.device_rows for device in row]
     if problem is None and sorted(order) != list(range(jax.process_count())):
         problem = f"the decomposition has {len(order)} of the {jax.device_count()} devices; use all of them"
     world = MPI.COMM_WORLD.Dup()  # the user's own communicator may have messages under way
@@ -244,14 +244,6 @@ def _start(decomposition: Decomposition) -> int:
     if order != _order:
         raise ValueError(f"cuDecomp is open for processes in the order {_order}, not {order}; close_backend() first")
     return place
-
-
-def _processes(decomposition: Decomposition) -> list[int]:
-    """Process of every block (ix, iy), at ix * py + iy."""
-    mesh, names = decomposition.mesh, decomposition.names
-    own = [mesh.axis_names.index(name) for name in names]
-    rest = [axis for axis in range(mesh.devices.ndim) if axis not in own]
-    return [device.process_index for device in np.transpose(mesh.devices, own + rest).flat]
 
 
 def _end_job(message: str) -> None:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from pmwd_dist import _native, communication, tuning
 from pmwd_dist.communication import Backend, HaloComm, TransposeComm
+from pmwd_dist.meshes import Names, axes_size, axis_names, context_mesh, own_mesh, sharding_of
 
 Shape3 = tuple[int, int, int]
-Names = tuple[str, ...]
 
 
 class Decomposition:
@@ -54,20 +52,20 @@ class Decomposition:
         transpose_comm: TransposeComm | None = None,
         halo_comm: HaloComm | None = None,
     ):
-        comms = _backends(backend, transpose_comm, halo_comm)
+        comms = communication.chosen(backend, transpose_comm, halo_comm)
         if mesh is not None and (pdims is not None or devices is not None):
             raise ValueError("mesh= already says which devices: leave pdims= and devices= out")
         if mesh is None and pdims is None and devices is None:
-            mesh = _context_mesh()
+            mesh = context_mesh()
         if mesh is None:
             if spec is not None:
                 raise ValueError(f"spec={spec} needs the mesh= to which its names belong")
-            mesh, spec = _own_mesh(pdims, devices), PartitionSpec("x", "y")
+            mesh, spec = own_mesh(pdims, devices), PartitionSpec("x", "y")
         elif spec is None:
             if len(mesh.axis_names) > 2:
                 raise ValueError(f"mesh= with axes {mesh.axis_names} needs spec=, the PartitionSpec of a real field")
             spec = PartitionSpec(*mesh.axis_names)
-        x_names, y_names = _axis_names(mesh, spec)
+        x_names, y_names = axis_names(mesh, spec)
         self.mesh: Mesh = mesh
         self.x_names: Names = x_names
         self.y_names: Names = y_names
@@ -85,7 +83,7 @@ class Decomposition:
         Raises:
           ValueError: an array whose sharding isn't known (inside jit, over Auto axes) or isn't one of slabs or pencils.
         """
-        sharding = x if isinstance(x, NamedSharding) else _sharding_of(x)
+        sharding = x if isinstance(x, NamedSharding) else sharding_of(x)
         if isinstance(sharding, SingleDeviceSharding):
             return cls((1, 1), devices=list(sharding.device_set))
         if not isinstance(sharding, NamedSharding) or sharding.mesh.empty:
@@ -103,7 +101,7 @@ class Decomposition:
     @property
     def pdims(self) -> tuple[int, int]:
         """Devices along the first and the second axis of a real field."""
-        return _size(self.mesh, self.x_names), _size(self.mesh, self.y_names)
+        return axes_size(self.mesh, self.x_names), axes_size(self.mesh, self.y_names)
 
     @property
     def size(self) -> int:
@@ -137,6 +135,13 @@ class Decomposition:
             return jax.local_device_count() > 1
         devices = self.mesh.devices.flat
         return len({device.process_index for device in devices}) < self.mesh.devices.size
+
+    @property
+    def device_rows(self) -> list[list[Any]]:
+        """The devices of each field that the mesh has room for, in the order of its blocks (ix, iy)."""
+        own = [self.mesh.axis_names.index(name) for name in self.names]
+        rest = [axis for axis in range(self.mesh.devices.ndim) if axis not in own]
+        return np.transpose(self.mesh.devices, rest + own).reshape(-1, self.size).tolist()
 
     def _why_no_peers(self) -> str | None:
         """What keeps the devices from writing into each other's memory, or None."""
@@ -260,7 +265,7 @@ def fitting(shapes: Sequence[Shape3]) -> Decomposition:
     Raises:
       ValueError: no division of all the devices fits.
     """
-    if _context_mesh() is not None:
+    if context_mesh() is not None:
         chosen = Decomposition()
         for shape in shapes:
             chosen.check(shape, "shape")
@@ -283,85 +288,5 @@ def fitting(shapes: Sequence[Shape3]) -> Decomposition:
     raise ValueError(f"no division over {count} devices fits: {problem}; or pass decomposition= with fewer devices")
 
 
-def _backends(backend: str, transpose_comm: str | None, halo_comm: str | None) -> tuple[str, str | None, str | None]:
-    """What moves data, with the defaults in force filled in; the last two are cuDecomp's."""
-    asked = communication.checked(backend, "backend")
-    if backend == "auto":
-        backend = communication.default("backend")
-    if transpose_comm is not None:
-        communication.checked(transpose_comm, "transpose_comm_backend", "transpose_comm")
-    if halo_comm is not None:
-        communication.checked(halo_comm, "halo_comm_backend", "halo_comm")
-    if backend != "cudecomp":
-        if asked not in ("auto", "cudecomp") and (transpose_comm or halo_comm):
-            raise ValueError(f"transpose_comm={transpose_comm!r} and halo_comm={halo_comm!r} are of backend='cudecomp'")
-        return backend, None, None
-    transpose_comm = transpose_comm or communication.default("transpose_comm_backend")
-    return backend, transpose_comm, halo_comm or communication.default("halo_comm_backend")
-
-
-def _context_mesh() -> Any:
-    """The mesh of jax.set_mesh; abstract inside jit."""
-    if jax.sharding.get_abstract_mesh().empty:
-        return None
-    try:
-        return jax.sharding.get_mesh()
-    except ValueError:
-        return jax.sharding.get_abstract_mesh()
-
-
-def _sharding_of(x: Any) -> Any:
-    """Sharding of an array, None if it isn't known: the type of a traced array tells of Explicit axes alone."""
-    if not isinstance(x, Tracer):
-        return getattr(x, "sharding", None)
-    sharding = jax.typeof(x).sharding
-    return sharding if all(kind == AxisType.Explicit for kind in sharding.mesh.axis_types) else None
-
-
 def _is_spec(x: Any) -> bool:
     return isinstance(x, PartitionSpec)
-
-
-def _own_mesh(pdims: tuple[int, int] | None, devices: Sequence[Any] | None) -> Mesh:
-    chosen = list(jax.devices() if devices is None else devices)
-    if not chosen:
-        raise ValueError("devices=[] is empty; pass at least one device, or leave it out for all")
-    pdims = (len(chosen), 1) if pdims is None else (pdims[0], pdims[1])
-    if min(pdims) < 1:
-        raise ValueError(f"pdims={pdims} must be positive")
-    if math.prod(pdims) > len(chosen) or (devices is not None and math.prod(pdims) != len(chosen)):
-        raise ValueError(
-            f"pdims={pdims} needs {math.prod(pdims)} devices, but there are {len(chosen)}; "
-            f"use pdims=({len(chosen)}, 1), or devices= of that number"
-        )
-    return _mesh(tuple(chosen[: math.prod(pdims)]), pdims)
-
-
-@functools.cache
-def _mesh(devices: tuple[Any, ...], pdims: tuple[int, int]) -> Mesh:
-    grid = np.array(devices, dtype=object).reshape(pdims)
-    return Mesh(grid, ("x", "y"), axis_types=(AxisType.Auto, AxisType.Auto))
-
-
-def _axis_names(mesh: Mesh, spec: PartitionSpec) -> tuple[Names, Names]:
-    entries: list[Any] = [*spec, *(None,) * (3 - len(spec))]
-    if len(entries) > 3 or entries[2] is not None:
-        raise ValueError(f"spec={spec} must leave the third axis of a field whole, as in P('x', 'y')")
-
-    def names(entry: Any) -> Names:
-        return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
-
-    x_names, y_names = names(entries[0]), names(entries[1])
-    for name in x_names + y_names:
-        if name not in mesh.axis_names:
-            raise ValueError(f"spec={spec} names {name!r}, which is not an axis of the mesh {mesh.axis_names}")
-    for group in (x_names, y_names):
-        # Collectives over several axes count devices in the order of the mesh, whatever the order of the names.
-        ordered = tuple(name for name in mesh.axis_names if name in group)
-        if group != ordered:
-            raise ValueError(f"spec={spec} names {group} against the order of the mesh's axes; use {ordered}")
-    return x_names, y_names
-
-
-def _size(mesh: Mesh, names: Names) -> int:
-    return math.prod(mesh.shape[name] for name in names)

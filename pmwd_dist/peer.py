@@ -73,12 +73,8 @@ def _transform(block: Array, decomposition: Decomposition, *, nz: int | None, in
 
 
 def _rows(decomposition: Decomposition) -> Rows:
-    """Ordinals of the GPUs of each field that the mesh holds, in the order of the blocks."""
-    mesh = decomposition.mesh
-    own = [mesh.axis_names.index(name) for name in decomposition.names]
-    rest = [axis for axis in range(mesh.devices.ndim) if axis not in own]
-    ordered = np.transpose(mesh.devices, rest + own).reshape(-1, decomposition.size)
-    return tuple(tuple(device.local_hardware_id for device in row) for row in ordered)
+    """Ordinals of the GPUs that exchange with each other, in the order of their blocks."""
+    return tuple(tuple(device.local_hardware_id for device in row) for row in decomposition.device_rows)
 
 
 # --- unscaled transforms between the two layouts, of either sign ----------------------------------------------

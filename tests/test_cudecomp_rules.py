@@ -148,15 +148,16 @@ def test_every_process_learns_what_one_lacks(mpi: None) -> None:
 
 
 def test_a_decomposition_of_xla_is_not_opened(single: pmd.Decomposition) -> None:
-    with pytest.raises(ValueError, match="is served by XLA; make it with backend='cudecomp'"):
+    with pytest.raises(ValueError, match="is not served by cuDecomp; make it with backend='cudecomp'"):
         cudecomp.open_backend(single, [SHAPE])
 
 
 def test_ranks_follow_the_blocks() -> None:
     devices = np.array([SimpleNamespace(process_index=i) for i in range(4)], dtype=object).reshape(2, 2)
     for names, expected in ((("a", "b"), [0, 1, 2, 3]), (("b", "a"), [0, 2, 1, 3])):
-        mesh = SimpleNamespace(devices=devices, axis_names=("a", "b"))
-        assert cudecomp._processes(SimpleNamespace(mesh=mesh, names=names)) == expected  # pyright: ignore[reportArgumentType]
+        layout: Any = SimpleNamespace(mesh=SimpleNamespace(devices=devices, axis_names=("a", "b")), names=names, size=4)
+        (row,) = pmd.Decomposition.device_rows.fget(layout)  # pyright: ignore[reportOptionalCall]
+        assert [device.process_index for device in row] == expected
 
 
 # --- transposes -----------------------------------------------------------------------------------------------
