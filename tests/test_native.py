@@ -12,8 +12,10 @@ import pmwd_dist as pmd
 from pmwd_dist import _native
 
 IMPORT = """
-import os, sys
-import jax, diffrax, jax_cosmo  # what the package builds on may do as it likes
+import os, sys, warnings
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import jax, diffrax, jax_cosmo  # what the package builds on may do as it likes
 before = dict(os.environ), jax.config.values.copy(), jax.config.jax_enable_x64
 import pmwd_dist
 assert dict(os.environ) == before[0], "the environment changed"
