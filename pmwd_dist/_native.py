@@ -13,6 +13,7 @@ import jax
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
+from jax.sharding import Mesh
 
 try:
     _ops: Any = importlib.import_module("jaxdecomp_ops")
@@ -49,8 +50,8 @@ def cudecomp_ops() -> Any | None:
 @functools.cache
 def why_no_peers(ordinals: tuple[int, ...]) -> str | None:
     """What keeps GPUs of this process, by their ordinals, from `peer`, or None."""
-    if not _registered_on_gpus():
-        return "the native ops are not installed; `pip install jaxdecomp-ops`"
+    if not _registered_on_gpus() or not hasattr(_ops, "peer_probe"):
+        return "the native ops are not installed, or too old; `pip install --upgrade jaxdecomp-ops`"
     try:
         _ops.peer_probe(list(ordinals), _cufft_libraries())
     except OSError as error:
@@ -62,8 +63,20 @@ def _cufft_libraries() -> list[str]:
     """Where cuFFT may be: among the wheels that jax's CUDA plugin asks for, else where the loader looks."""
     spec = importlib.util.find_spec("nvidia")
     folders = [] if spec is None else map(Path, spec.submodule_search_locations or ())
-    wheels = sorted(str(path) for folder in folders for path in folder.glob("*/lib/libcufft.so.[0-9]*"))
-    return [*reversed(wheels), "libcufft.so.12", "libcufft.so.11"]
+    wheels = [path for folder in folders for path in folder.glob("*/lib/libcufft.so.[0-9]*")]
+    releases = {path: int(path.suffix[1:]) for path in wheels if path.suffix[1:].isdigit()}
+    names = ["libcufft.so.12", "libcufft.so.11"]
+    # CUDA 12 has cuFFT 11, CUDA 13 has 12.
+    older = _has("jax_plugins.xla_cuda12") and not _has("jax_plugins.xla_cuda13")
+    ordered = sorted(releases, key=lambda path: releases[path], reverse=not older)
+    return [*map(str, ordered), *(names[::-1] if older else names)]
+
+
+def _has(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # nor its parent
+        return False
 
 
 @functools.cache
@@ -136,29 +149,39 @@ def define_gpu_op(
     abstract: Callable[..., Any],
     *,
     target: str,
-    attributes: Callable[..., dict[str, Any]],
+    attributes: Callable[..., dict[str, Any] | None],
     scratch: Callable[..., ShapedArray] | None = None,
+    reference: Callable[..., Any] | None = None,
     in_place: bool = False,
 ) -> Primitive:
-    """A primitive with one operand and one result that runs a native target on NVIDIA GPUs, and nowhere else.
+    """A primitive with one operand and one result that runs a native target on NVIDIA GPUs.
 
-    Operand and result carry a leading batch axis. With `scratch`, the target gets scratch memory as a second result, of
-    the length and type that it gives for the operand.
+    Operand and result carry a leading batch axis. `attributes` makes those of the target from the operand's type, the
+    mesh in force (None where only its shape is known) and the parameters. Elsewhere, and where it gives None, the
+    reference serves, if there is one. With `scratch`, the target gets scratch memory as a second result, of the length
+    and type that it gives for the operand.
     """
     primitive = Primitive(name)
     primitive.def_abstract_eval(abstract)
     primitive.def_impl(functools.partial(_jit_bind, primitive))
     rule = jax.ffi.ffi_lowering(target, operand_output_aliases={0: 0} if in_place else None)
+    fallback = None if reference is None else mlir.lower_fun(reference, multiple_results=False)
 
     def lower(ctx: Any, operand: Any, **params: Any) -> Any:
+        mesh = getattr(ctx.module_context.axis_context, "mesh", None)
+        given = attributes(ctx.avals_in[0], mesh if isinstance(mesh, Mesh) else None, **params)
+        if given is None:
+            assert fallback is not None
+            return fallback(ctx, operand, **params)
         if scratch is None:
-            return rule(ctx, operand, **attributes(**params))
+            return rule(ctx, operand, **given)
         extra = scratch(ctx.avals_in[0], **params)
         # Not empty: a buffer of no bytes may have no address.
         extra = extra.update(shape=(max(1, *extra.shape),))
-        results = rule(ctx.replace(avals_out=[*ctx.avals_out, extra]), operand, **attributes(**params))
-        return results[:1]
+        return rule(ctx.replace(avals_out=[*ctx.avals_out, extra]), operand, **given)[:1]
 
+    if fallback is not None:
+        mlir.register_lowering(primitive, fallback)
     mlir.register_lowering(primitive, lower, platform="cuda")
     batching.primitive_batchers[primitive] = functools.partial(_batch, primitive)
     return primitive

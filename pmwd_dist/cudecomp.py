@@ -23,6 +23,7 @@ from jaxtyping import Array
 from pmwd_dist import _native, distributed
 from pmwd_dist.communication import HaloComm, TransposeComm
 from pmwd_dist.decomposition import Decomposition, Shape3
+from pmwd_dist.meshes import device_rows
 
 Step = Literal["x_to_y", "y_to_z", "z_to_y", "y_to_x"]
 
@@ -227,7 +228,8 @@ def _start(decomposition: Decomposition) -> int:
             f"cuDecomp cannot be used: JAX counts {jax.process_count()} processes, MPI {MPI.COMM_WORLD.Get_size()}; "
             "call pmwd_dist.distributed.initialize() first, under mpirun or srun"
         )
-    order = [device.process_index for row in decomposition.device_rows for device in row]
+    rows = device_rows(decomposition.mesh, decomposition.names)
+    order = [device.process_index for row in rows for device in row]
     if problem is None and sorted(order) != list(range(jax.process_count())):
         problem = f"the decomposition has {len(order)} of the {jax.device_count()} devices; use all of them"
     world = MPI.COMM_WORLD.Dup()  # the user's own communicator may have messages under way
@@ -302,7 +304,7 @@ _transpose_p = _native.define_gpu_op(
     "cudecomp_transpose",
     _transpose_aval,
     target="jaxdecomp_ops_cudecomp_transpose",
-    attributes=lambda *, step, **grid: _grid(**grid) | {"step": np.array([step])},
+    attributes=lambda *_, step, **grid: _grid(**grid) | {"step": np.array([step])},
     scratch=_scratch,
 )
 
@@ -317,7 +319,7 @@ _halo_p = _native.define_gpu_op(
     "cudecomp_halo",
     lambda x, **_: _native.result_aval(x, x.shape, x.dtype),
     target="jaxdecomp_ops_cudecomp_halo",
-    attributes=lambda *, shape, pdims, comms, halo, **_: _grid(shape, pdims, comms) | {"halo": np.array([halo])},
+    attributes=lambda *_, shape, pdims, comms, halo, **__: _grid(shape, pdims, comms) | {"halo": np.array([halo])},
     scratch=_scratch,
     in_place=True,
 )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
-import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from pmwd_dist import _native, communication, tuning
@@ -136,13 +135,6 @@ class Decomposition:
         devices = self.mesh.devices.flat
         return len({device.process_index for device in devices}) < self.mesh.devices.size
 
-    @property
-    def device_rows(self) -> list[list[Any]]:
-        """The devices of each field that the mesh has room for, in the order of its blocks (ix, iy)."""
-        own = [self.mesh.axis_names.index(name) for name in self.names]
-        rest = [axis for axis in range(self.mesh.devices.ndim) if axis not in own]
-        return np.transpose(self.mesh.devices, rest + own).reshape(-1, self.size).tolist()
-
     def _why_no_peers(self) -> str | None:
         """What keeps the devices from writing into each other's memory, or None."""
         if isinstance(self.mesh, AbstractMesh):
@@ -153,7 +145,7 @@ class Decomposition:
         if any(device.platform != "gpu" or "rocm" in device.client.platform_version for device in devices):
             return "serves NVIDIA GPUs"
         if any(device.process_index != jax.process_index() for device in devices):
-            return "serves the GPUs of one process, and these belong to several"
+            return "serves the GPUs of one process, and not all of these belong to this one"
         problem = _native.why_no_peers(tuple(sorted(device.local_hardware_id for device in devices)))
         return None if problem is None else f"cannot be used: {problem}"
 
@@ -272,12 +264,16 @@ def fitting(shapes: Sequence[Shape3]) -> Decomposition:
         return chosen
     count = jax.device_count()
     problem: ValueError | None = None
-    rows = [p for p in range(1, count + 1) if count % p == 0]
+    candidates = [Decomposition((count // py, py)) for py in range(1, count + 1) if count % py == 0]
     # Of several processes not all may see the file, and all must choose alike: there `autotune` is called by name.
     if count > 1 and jax.process_count() == 1 and (record := tuning.find_shape(shapes[0], jax.devices())):
-        rows = [py for py in rows if [count // py, py] == record["pdims"]] + rows
-    for py in rows:
-        candidate = Decomposition((count // py, py))
+        known = {(*candidate.pdims, backend) for candidate in candidates for backend in ("xla", candidate.backend)}
+        # A record from before "peer" served says nothing of it.
+        complete = {candidate.backend for candidate in candidates} <= set(record["key"].get("moved by", ()))
+        (px, py), backend = record["pdims"], cast("Backend", record.get("moved by"))
+        if complete and (px, py, backend) in known:
+            candidates.insert(0, Decomposition((px, py), backend=backend))
+    for candidate in candidates:
         try:
             for shape in shapes:
                 candidate.check(shape, "shape")

@@ -58,7 +58,7 @@ def pad_block(block: Array, halo: int, decomposition: Decomposition) -> Array:
     """`halo_pad` of the local block, inside shard_map."""
     if decomposition.backend == "cudecomp" and cudecomp.can_pad(_shape3(block), halo, decomposition):
         return cudecomp.pad_block(block, halo, decomposition)
-    if decomposition.backend == "peer" and peer.can_pad(block.shape, halo, decomposition):
+    if decomposition.backend == "peer" and peer.can_pad(block.shape[0], block.dtype, halo, decomposition):
         return peer.pad_block(block, halo, decomposition)
     for axis, (names, parts) in enumerate(_divided(decomposition)):
         if parts > 1 and halo:
@@ -68,7 +68,8 @@ def pad_block(block: Array, halo: int, decomposition: Decomposition) -> Array:
 
 def reduce_block(block: Array, halo: int, decomposition: Decomposition) -> Array:
     """`halo_reduce` of the local padded block, inside shard_map."""
-    if decomposition.backend == "peer" and peer.can_pad((block.shape[0] - 2 * halo,), halo, decomposition):
+    count = block.shape[0] - 2 * halo
+    if decomposition.backend == "peer" and peer.can_pad(count, block.dtype, halo, decomposition):
         return peer.reduce_block(block, halo, decomposition)
     for axis, (names, parts) in reversed(list(enumerate(_divided(decomposition)))):
         if parts > 1 and halo:

@@ -87,3 +87,10 @@ def axis_names(mesh: Mesh, spec: PartitionSpec) -> tuple[Names, Names]:
 def axes_size(mesh: Mesh, names: Names) -> int:
     """Number of devices along all these axes."""
     return math.prod(mesh.shape[name] for name in names)
+
+
+def device_rows(mesh: Mesh, names: Names) -> list[list[Any]]:
+    """The devices of each field that a mesh has room for, in the order of its blocks along these axes."""
+    own = [mesh.axis_names.index(name) for name in names]
+    rest = [axis for axis in range(mesh.devices.ndim) if axis not in own]
+    return np.transpose(mesh.devices, rest + own).reshape(-1, axes_size(mesh, names)).tolist()

@@ -4,26 +4,28 @@ cuFFT transforms the slabs plane by plane, strided where need be, and the GPUs' 
 to where they belong while the next ones are transformed: no packing, no unpacking, no collective of XLA's, and no copy
 of the input of a complex-to-real transform. The native ops, NVIDIA's driver and the cuFFT that came with jax do it.
 
-A field is divided along x; its spectrum along ky. One device has nothing to send, and gains from the rest.
+A field is divided along x; its spectrum along ky. One device has nothing to send, and gains from the rest. Where a
+program is compiled for a mesh whose devices are not known, or are not such GPUs, XLA serves: slower, never wrong.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
 from jax.interpreters import ad
+from jax.sharding import Mesh
 from jaxtyping import Array
 
 from pmwd_dist import _native
 from pmwd_dist.decomposition import Decomposition
+from pmwd_dist.meshes import Names, device_rows
+from pmwd_dist.real_fft import irfft as local_irfft
 from pmwd_dist.real_fft import multiplicity
-
-Rows = tuple[tuple[int, ...], ...]
 
 
 def rfft(block: Array, decomposition: Decomposition) -> Array:
@@ -34,55 +36,71 @@ def rfft(block: Array, decomposition: Decomposition) -> Array:
 def irfft(block: Array, nz: int, decomposition: Decomposition) -> Array:
     """`fft.pirfft3d` of the local block of a field with nz cells along z."""
     # Divided before, not after: a program multiplies spectra by filters anyhow, in the same pass.
-    count = float(block.shape[0] * block.shape[1] * decomposition.pdims[0] * nz)
-    return _transform(block / count, decomposition, nz=nz, inverse=True, sign=1)
+    count = float(block.shape[0] * block.shape[1] * decomposition.size * nz)
+    return _transform(_complex(block) / count, decomposition, nz=nz, inverse=True, sign=1)
 
 
 def fft(block: Array, decomposition: Decomposition) -> Array:
     """`fft.pfft3d` of the local block."""
-    return _transform(block, decomposition, nz=None, inverse=False, sign=-1)
+    return _transform(_complex(block), decomposition, nz=None, inverse=False, sign=-1)
 
 
 def ifft(block: Array, decomposition: Decomposition) -> Array:
     """`fft.pifft3d` of the local block."""
-    count = float(math.prod(block.shape) * decomposition.pdims[0])
-    return _transform(block / count, decomposition, nz=None, inverse=True, sign=1)
+    count = float(math.prod(block.shape) * decomposition.size)
+    return _transform(_complex(block) / count, decomposition, nz=None, inverse=True, sign=1)
 
 
-def can_pad(block: Sequence[int], halo: int, decomposition: Decomposition) -> bool:
-    """Whether halos of blocks of this shape, without halos, come from the next neighbours."""
-    return 0 < halo <= block[0] and decomposition.size > 1
+def can_pad(count: int, dtype: Any, halo: int, decomposition: Decomposition) -> bool:
+    """Whether halos of blocks with so many planes of values of a type come from the next neighbours."""
+    return 0 < halo <= count and decomposition.size > 1 and np.dtype(dtype) in _DTYPES
 
 
 def pad_block(block: Array, halo: int, decomposition: Decomposition) -> Array:
     """`halo.halo_pad` of the local block, where `can_pad`."""
-    block = _native.vary(block, decomposition.names)
-    return _pad_p.bind(block[None], rows=_rows(decomposition), halo=halo)[0]
+    return _pad_p.bind(_batched(block, decomposition), **_blocks(decomposition), halo=halo)[0]
 
 
 def reduce_block(block: Array, halo: int, decomposition: Decomposition) -> Array:
     """`halo.halo_reduce` of the local padded block, where `can_pad`."""
-    block = _native.vary(block, decomposition.names)
-    return _reduce(block[None], rows=_rows(decomposition), halo=halo)[0]
+    return _reduce(_batched(block, decomposition), **_blocks(decomposition), halo=halo)[0]
+
+
+_DTYPES = tuple(map(np.dtype, ("float32", "float64", "complex64", "complex128")))
+
+
+def _complex(block: Array) -> Array:
+    return block.astype(np.result_type(block.dtype, np.complex64))
 
 
 def _transform(block: Array, decomposition: Decomposition, *, nz: int | None, inverse: bool, sign: int) -> Array:
-    block = _native.vary(block, decomposition.names)
-    rows = _rows(decomposition)
-    return _transform_p.bind(block[None], rows=rows, nz=nz, inverse=inverse, sign=sign)[0]
+    x = _batched(block, decomposition)
+    return _transform_p.bind(x, **_blocks(decomposition), nz=nz, inverse=inverse, sign=sign)[0]
 
 
-def _rows(decomposition: Decomposition) -> Rows:
-    """Ordinals of the GPUs that exchange with each other, in the order of their blocks."""
-    return tuple(tuple(device.local_hardware_id for device in row) for row in decomposition.device_rows)
+def _batched(block: Array, decomposition: Decomposition) -> Array:
+    return _native.vary(block, decomposition.names)[None]
+
+
+def _blocks(decomposition: Decomposition) -> dict[str, Any]:
+    return {"names": decomposition.names, "parts": decomposition.size}
+
+
+def _row_attributes(mesh: Mesh | None, names: Names, parts: int) -> dict[str, Any] | None:
+    """For the native ops: which GPUs exchange with each other, in the order of their blocks; None where they can't."""
+    if mesh is None or any(device.process_index != jax.process_index() for device in mesh.devices.flat):
+        return None
+    rows = np.array([[device.local_hardware_id for device in row] for row in device_rows(mesh, names)])
+    if _native.why_no_peers(tuple(sorted(rows.ravel().tolist()))) is not None:
+        return None
+    return {"rows": rows.ravel(), "parts": np.array([parts])}
 
 
 # --- unscaled transforms between the two layouts, of either sign ----------------------------------------------
 
 
-def _aval(x: Any, *, rows: Rows, nz: int | None, inverse: bool, sign: int) -> Any:
-    del sign
-    parts = len(rows[0])
+def _transform_aval(x: Any, *, names: Names, parts: int, nz: int | None, inverse: bool, sign: int) -> Any:
+    del names, sign
     batch, nx, ny, last = x.shape
     if inverse:
         shape = batch, nx // parts, ny * parts, last if nz is None else nz
@@ -93,70 +111,113 @@ def _aval(x: Any, *, rows: Rows, nz: int | None, inverse: bool, sign: int) -> An
     return _native.result_aval(x, shape, dtype)
 
 
-def _attributes(*, rows: Rows, nz: int | None, inverse: bool, sign: int) -> dict[str, Any]:
-    return {
-        "rows": np.array(rows).ravel(),
-        "parts": np.array([len(rows[0])]),
-        "nz": np.array([nz or 0]),
-        "inverse": np.array([int(inverse)]),
-        "sign": np.array([sign]),
-    }
+def _transform_attributes(
+    x: Any, mesh: Mesh | None, *, names: Names, parts: int, nz: int | None, inverse: bool, sign: int
+) -> dict[str, Any] | None:
+    batch, nx, ny, _ = x.shape
+    if nz is not None and batch > 1 and nx * ny * nz % 2:
+        return None  # cuFFT wants real values where complex ones could lie, as those of a second mesh here do not
+    rows = _row_attributes(mesh, names, parts)
+    own = {"nz": np.array([nz or 0]), "inverse": np.array([int(inverse)]), "sign": np.array([sign])}
+    return None if rows is None else rows | own
 
 
-def _scratch(x: Any, *, rows: Rows, nz: int | None, inverse: bool, sign: int) -> ShapedArray:
+def _transform_scratch(x: Any, *, names: Names, parts: int, nz: int | None, inverse: bool, sign: int) -> ShapedArray:
     """One slab of the spectrum to send from, and one to receive where the result can't."""
-    out = _aval(x, rows=rows, nz=nz, inverse=inverse, sign=sign)
+    out = _transform_aval(x, names=names, parts=parts, nz=nz, inverse=inverse, sign=sign)
     spectrum = x if inverse else out
-    buffers = (len(rows[0]) > 1) + (inverse and nz is not None)
+    buffers = (parts > 1) + (inverse and nz is not None)
     return ShapedArray((buffers * math.prod(spectrum.shape[1:]),), spectrum.dtype)
 
 
+def _transform_reference(x: Array, *, names: Names, parts: int, nz: int | None, inverse: bool, sign: int) -> Array:
+    if not inverse:
+        planes = _along(x, sign, (2, 3)) if nz is None else jnp.fft.rfftn(x, axes=(2, 3))
+        lines = jax.lax.all_to_all(planes, names, 2, 1, tiled=True) if parts > 1 else planes
+        return _along(lines, sign, (1,))
+    lines = _along(x, sign, (1,))
+    planes = jax.lax.all_to_all(lines, names, 1, 2, tiled=True) if parts > 1 else lines
+    if nz is None:
+        return _along(planes, sign, (2, 3))
+    return jax.vmap(lambda block: local_irfft(block, nz, 2))(planes) * float(planes.shape[2] * nz)
+
+
+def _along(x: Array, sign: int, axes: tuple[int, ...]) -> Array:
+    return jnp.fft.fftn(x, axes=axes) if sign < 0 else jnp.fft.ifftn(x, axes=axes, norm="forward")
+
+
 _transform_p = _native.define_gpu_op(
-    "peer_transform", _aval, target="jaxdecomp_ops_peer_transform", attributes=_attributes, scratch=_scratch
+    "peer_transform",
+    _transform_aval,
+    target="jaxdecomp_ops_peer_transform",
+    attributes=_transform_attributes,
+    scratch=_transform_scratch,
+    reference=_transform_reference,
 )
 
 
-def _transpose(ct: Any, x: Any, *, nz: int | None, inverse: bool, **params: Any) -> tuple[Any]:
+def _transform_transpose(ct: Any, x: Any, *, nz: int | None, inverse: bool, sign: int, **params: Any) -> tuple[Any]:
     if type(ct) is ad.Zero:
         return (ad.Zero(x.aval),)
     if nz is None:  # a Fourier transform is symmetric
-        return (_transform_p.bind(ct, nz=nz, inverse=not inverse, **params),)
-    params["sign"] = -params["sign"]
+        return (_transform_p.bind(ct, nz=nz, inverse=not inverse, sign=sign, **params),)
     if inverse:
         weight = multiplicity(nz, ct.dtype)
-        return (jnp.conj(_transform_p.bind(ct, nz=nz, inverse=False, **params)) * weight,)
+        return (jnp.conj(_transform_p.bind(ct, nz=nz, inverse=False, sign=-sign, **params)) * weight,)
     weight = 1 / multiplicity(nz, x.aval.dtype)
-    return (_transform_p.bind(jnp.conj(ct) * weight, nz=nz, inverse=True, **params),)
+    return (_transform_p.bind(jnp.conj(ct) * weight, nz=nz, inverse=True, sign=-sign, **params),)
 
 
-ad.deflinear2(_transform_p, _transpose)
+ad.deflinear2(_transform_p, _transform_transpose)
 
 
-# --- halos, and the exchange of edges: its own inverse and its own transpose --------------------------------------
+# --- halos, and the exchange of edges: its own inverse and its own transpose ----------------------------------
 
 
-def _exchange_attributes(*, rows: Rows, halo: int) -> dict[str, Any]:
-    return {"rows": np.array(rows).ravel(), "parts": np.array([len(rows[0])]), "halo": np.array([halo])}
+def _exchange_attributes(x: Any, mesh: Mesh | None, *, names: Names, parts: int, halo: int) -> dict[str, Any] | None:
+    del x
+    rows = _row_attributes(mesh, names, parts)
+    return None if rows is None else rows | {"halo": np.array([halo])}
 
 
-def _pad_aval(x: Any, *, rows: Rows, halo: int) -> Any:
-    del rows
+def _pad_aval(x: Any, *, names: Names, parts: int, halo: int) -> Any:
+    del names, parts
     return _native.result_aval(x, (x.shape[0], x.shape[1] + 2 * halo, *x.shape[2:]), x.dtype)
 
 
-_pad_p = _native.define_gpu_op("peer_pad", _pad_aval, target="jaxdecomp_ops_peer_pad", attributes=_exchange_attributes)
+def _pad_reference(x: Array, *, names: Names, parts: int, halo: int) -> Array:
+    edges = jnp.concatenate([x[:, :halo], x[:, x.shape[1] - halo :]], axis=1)
+    edges = _swap_reference(edges, names=names, parts=parts, halo=halo)
+    return jnp.concatenate([edges[:, :halo], x, edges[:, halo:]], axis=1)
+
+
+def _swap_reference(x: Array, *, names: Names, parts: int, halo: int) -> Array:
+    up = [(i, (i + 1) % parts) for i in range(parts)]
+    down = [(to, start) for start, to in up]
+    below, above = jax.lax.ppermute(x[:, halo:], names, up), jax.lax.ppermute(x[:, :halo], names, down)
+    return jnp.concatenate([below, above], axis=1)
+
+
+_pad_p = _native.define_gpu_op(
+    "peer_pad",
+    _pad_aval,
+    target="jaxdecomp_ops_peer_pad",
+    attributes=_exchange_attributes,
+    reference=_pad_reference,
+)
 _swap_p = _native.define_gpu_op(
     "peer_swap",
     lambda x, **_: _native.result_aval(x, x.shape, x.dtype),
     target="jaxdecomp_ops_peer_swap",
     attributes=_exchange_attributes,
+    reference=_swap_reference,
 )
 
 
-def _reduce(x: Array, *, rows: Rows, halo: int) -> Array:
+def _reduce(x: Array, *, halo: int, **params: Any) -> Array:
     """Add halos onto what they stand for, the transpose of `_pad_p`."""
     count = x.shape[1] - 2 * halo
-    edges = _swap_p.bind(jnp.concatenate([x[:, :halo], x[:, halo + count :]], axis=1), rows=rows, halo=halo)
+    edges = _swap_p.bind(jnp.concatenate([x[:, :halo], x[:, halo + count :]], axis=1), halo=halo, **params)
     rest, whole = (0, count - halo), (0, 0)
     first = jnp.pad(edges[:, :halo], (whole, rest, whole, whole))
     last = jnp.pad(edges[:, halo:], (whole, rest[::-1], whole, whole))

@@ -125,8 +125,29 @@ def test_a_result_that_cannot_be_kept_is_not_lost(cache: Path) -> None:
 
 
 def test_pencils_leave_no_wrong_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "find_shape", lambda shape, devices: {"pdims": [1, 4]})
+    record = {"pdims": [1, 4], "moved by": "xla", "key": {"moved by": ["xla"]}}
+    monkeypatch.setattr(tuning, "find_shape", lambda shape, devices: record)
     config = pmd.Config(box_size=8.0, mesh_shape=(8, 6, 6), a_start=0.1, a_stop=1.0, decomposition=None)
     # 6 rows don't divide over 4 devices: what was measured doesn't fit this lattice, so the next that does is taken.
     assert config.layout.pdims == (2, 2)
     assert jax.device_count() == 4
+
+
+def test_a_config_takes_what_was_measured_and_who_moved_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = {"pdims": [4, 1], "moved by": "xla", "key": {"moved by": ["peer", "xla"]}}
+    monkeypatch.setattr(tuning, "find_shape", lambda shape, devices: record)
+    monkeypatch.setattr(pmd.Decomposition, "_why_no_peers", lambda self: None if self.pdims[1] == 1 else "pencils")
+
+    def chosen() -> tuple[tuple[int, int], str | None]:
+        layout = pmd.Config(box_size=8.0, mesh_shape=8, a_start=0.1, a_stop=1.0).layout
+        return layout.pdims, layout.backend
+
+    assert chosen() == ((4, 1), "xla")
+    record["moved by"] = "peer"
+    assert chosen() == ((4, 1), "peer")
+    record |= {"pdims": [2, 2], "moved by": "xla"}
+    assert chosen() == ((2, 2), "xla")
+    record["key"] = {"moved by": ["xla"]}  # from before "peer" served here
+    assert chosen() == ((4, 1), "peer")
+    del record["moved by"]
+    assert chosen() == ((4, 1), "peer")

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 
 import pmwd_dist as pmd
 from pmwd_dist import _native, cudecomp, halo
+from pmwd_dist.meshes import device_rows
 
 SHAPE = (8, 16, 24)
 SPECS = {"z": jax.P("x", "y"), "y": jax.P("x", None, "y"), "x": jax.P(None, "x", "y")}
@@ -153,11 +154,10 @@ def test_a_decomposition_of_xla_is_not_opened(single: pmd.Decomposition) -> None
 
 
 def test_ranks_follow_the_blocks() -> None:
-    devices = np.array([SimpleNamespace(process_index=i) for i in range(4)], dtype=object).reshape(2, 2)
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("a", "b"))
     for names, expected in ((("a", "b"), [0, 1, 2, 3]), (("b", "a"), [0, 2, 1, 3])):
-        layout: Any = SimpleNamespace(mesh=SimpleNamespace(devices=devices, axis_names=("a", "b")), names=names, size=4)
-        (row,) = pmd.Decomposition.device_rows.fget(layout)  # pyright: ignore[reportOptionalCall]
-        assert [device.process_index for device in row] == expected
+        (row,) = device_rows(mesh, names)
+        assert row == [jax.devices()[i] for i in expected]
 
 
 # --- transposes -----------------------------------------------------------------------------------------------

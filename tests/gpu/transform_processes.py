@@ -7,11 +7,15 @@ mpirun -n 4 python tests/gpu/transform_processes.py
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 import pmwd_dist as pmd
 from pmwd_dist import distributed
@@ -41,6 +45,61 @@ def transformed(layout: pmd.Decomposition, name: str, x: jax.Array) -> dict[str,
     return jax.jit(lambda x: {"value": function(x)} | {d: TRANSFORMS[d](function)(x) for d in DERIVATIVES})(x)
 
 
+def close(got: Any, expected: np.ndarray, what: str) -> None:
+    np.testing.assert_allclose(np.asarray(got), expected, rtol=0, atol=1e-11 * np.abs(expected).max(), err_msg=what)
+
+
+def check_peers(layout: pmd.Decomposition) -> int:
+    """Lengths that cuFFT takes otherwise, batches, transposes of any cotangent, other meshes; against numpy."""
+    rng = np.random.default_rng(1)
+    n = layout.size
+    shapes = ((2 * n, 127 * n, 509), (3 * n, 5 * n, 7), (n, 3 * n, 8))
+    for shape in shapes:
+        x = rng.standard_normal((2, *shape))
+        z = x[0] + 1j * x[1]
+        expected = np.fft.rfftn(x, axes=(1, 2, 3))
+        there, back = (
+            partial(pmd.prfft3d, decomposition=layout),
+            partial(pmd.pirfft3d, shape=shape, decomposition=layout),
+        )
+        close(there(x[0]), expected[0], f"R2C {shape}")
+        close(jax.jit(jax.vmap(there))(x), expected, f"batch of R2C {shape}")
+        close(back(expected[0]), x[0], f"C2R {shape}")
+        close(jax.jit(jax.vmap(back))(expected), x, f"batch of C2R {shape}")
+        close(pmd.pfft3d(z, layout), np.fft.fftn(z), f"C2C {shape}")
+        close(pmd.pifft3d(z, layout), np.fft.ifftn(z), f"inverse C2C {shape}")
+        w = rng.standard_normal(expected[0].shape) + 1j * rng.standard_normal(expected[0].shape)
+        whole = np.zeros(shape, complex)
+        whole[..., : w.shape[2]] = w
+        (back_there,) = jax.linear_transpose(there, x[0])(w)
+        close(back_there, np.fft.fftn(whole).real, f"transpose of R2C {shape}")
+    shape = shapes[-1]
+    x = rng.standard_normal(shape)
+    turned = Mesh(layout.mesh.devices[::-1], ("x", "y"))
+    there = jax.shard_map(
+        partial(pmd.prfft3d, decomposition=layout), mesh=turned, in_specs=P("x", "y"), out_specs=P(None, "x", "y")
+    )
+    close(jax.jit(there)(x), np.fft.rfftn(x), "another mesh in force")
+    return 7 * len(shapes) + 1
+
+
+def check_threads(layout: pmd.Decomposition) -> int:
+    """Python threads, each with a program of its own, on the same GPUs."""
+    x = jax.device_put(np.random.default_rng(2).standard_normal((64, 64, 64)), layout.sharding)
+    programs = [
+        jax.jit(lambda x, k=k: pmd.pirfft3d(pmd.prfft3d(k * x, layout), x.shape, layout)) for k in (1.0, 2.0, 3.0)
+    ]
+    compiled = [program.lower(x).compile() for program in programs]
+
+    def work(k: int) -> float:
+        return max(float(jax.numpy.abs(compiled[k](x) - (k + 1) * x).max()) for _ in range(50))
+
+    with ThreadPoolExecutor(len(programs)) as threads:
+        errors = list(threads.map(work, range(len(programs))))
+    assert max(errors) < 1e-11, errors
+    return len(programs)
+
+
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
     distributed.initialize()
@@ -59,6 +118,15 @@ def main() -> None:
                     np.testing.assert_allclose(shard.data, expected[what][shard.index], 0, atol, err_msg=message)
                 count += 1
         say(f"{name}: fine")
+    if jax.process_count() == 1:
+        for layout in layouts():
+            if layout.backend == "peer":
+                count += check_peers(layout) + check_threads(layout)
+    else:  # a process may use its own GPU alone
+        alone = pmd.Decomposition((1, 1), jax.local_devices())
+        field = weights(0)
+        close(pmd.prfft3d(field, alone), np.fft.rfftn(field), f"{alone}")
+        count += 1
     distributed.barrier()
     say(f"{count} comparisons with one GPU are fine")
 

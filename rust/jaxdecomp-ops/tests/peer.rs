@@ -199,7 +199,7 @@ fn inverse_is_the_inverse_whatever_the_streams_do_first() {
 
 #[test]
 fn a_failure_on_one_gpu_reaches_all() {
-    for (function, inverse) in [("plan", false), ("exec", false), ("exec", true), ("copy", false), ("copy", true)] {
+    for (function, inverse) in [("plan", false), ("exec", false), ("lines", true), ("copy", false), ("copy", true)] {
         let _one = begin();
         with(|world| world.failing = Some((function, 1)));
         let slabs = case(true, 2);
@@ -210,6 +210,22 @@ fn a_failure_on_one_gpu_reaches_all() {
             assert!(message.contains("error 2"), "{message}");
             assert_eq!(message.contains("on GPU 1"), ordinal == 0, "{message}");
         }
+        // Who has begun to send waits for its copies before the others hear of it, and may give their memory back.
+        assert_eq!(with(|world| world.synchronized.len()), if function == "copy" { 2 } else { 0 });
+    }
+}
+
+#[test]
+fn a_failure_after_the_exchange_is_told_at_once() {
+    let _one = begin();
+    let slabs = Slabs { pieces: 1, bands: 1, ..case(true, 2) };
+    let blocks = vec![vec![0.0; 2 * numbers(&slabs, false)]; 2];
+    with(|world| world.failing = Some(("lines", 1)));
+    // The first of two meshes fails on GPU 1 when all has been sent: GPU 0 waits for it with the second one.
+    let answers = run(&slabs, &[0, 1], &blocks, (false, -1, 2), 0);
+    for (ordinal, answer) in answers.iter().enumerate() {
+        let Err(Error(message)) = answer else { panic!("GPU {ordinal} noticed nothing") };
+        assert_eq!(message.contains("on GPU 1: cufftExec"), ordinal == 0, "{message}");
     }
 }
 

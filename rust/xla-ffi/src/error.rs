@@ -75,6 +75,28 @@ impl Error {
         }
     }
 
+    /// What the runtime says of an error of its own.
+    ///
+    /// # Safety
+    /// The runtime of `api` made the error, and nobody destroyed it.
+    pub(crate) unsafe fn text(error: *mut sys::Error, api: &sys::Api) -> String {
+        let mut args = sys::ErrorGetMessageArgs {
+            struct_size: size_of::<sys::ErrorGetMessageArgs>(),
+            extension_start: core::ptr::null_mut(),
+            error,
+            message: core::ptr::null(),
+        };
+        if let Some(get) = api.error_get_message {
+            // SAFETY: by contract.
+            unsafe { get(&raw mut args) };
+        }
+        if args.message.is_null() {
+            return "no reason given".to_owned();
+        }
+        // SAFETY: a string that lives as long as the error.
+        unsafe { core::ffi::CStr::from_ptr(args.message) }.to_string_lossy().into_owned()
+    }
+
     /// Hands the error to the runtime, which owns the result.
     ///
     /// # Safety

@@ -8,8 +8,8 @@ use core::marker::PhantomData;
 use core::mem::{offset_of, size_of};
 use core::ptr::null_mut;
 
-/// Alignment of what [`Call::device_memory`] gives, in bytes.
-const ALIGNMENT: usize = 256;
+/// Alignment that [`Call::device_memory`] asks for, in bytes. XLA refuses to hear of more; it gives 256.
+const ALIGNMENT: usize = 16;
 
 impl<'a> Call<'a> {
     /// The stream of a GPU on which the call's work belongs.
@@ -26,7 +26,7 @@ impl<'a> Call<'a> {
         let get = self.api().stream_get.ok_or_else(|| Error::internal("the runtime has no streams"))?;
         // SAFETY: `args` is a complete argument struct.
         let error = unsafe { get(&raw mut args) };
-        self.succeeded(error, || Error::internal("the runtime gave no stream: this op runs on a GPU only"))?;
+        self.succeeded(error, "stream: this op runs on a GPU only")?;
         Ok(args.stream)
     }
 
@@ -45,7 +45,7 @@ impl<'a> Call<'a> {
         let get = self.api().device_ordinal_get.ok_or_else(too_old)?;
         // SAFETY: `args` is a complete argument struct.
         let error = unsafe { get(&raw mut args) };
-        self.succeeded(error, || Error::internal("the runtime gave no device"))?;
+        self.succeeded(error, "device")?;
         Ok(args.device_ordinal)
     }
 
@@ -64,7 +64,7 @@ impl<'a> Call<'a> {
         let get = self.api().run_id_get.ok_or_else(too_old)?;
         // SAFETY: `args` is a complete argument struct.
         let error = unsafe { get(&raw mut args) };
-        self.succeeded(error, || Error::internal("the runtime gave no run"))?;
+        self.succeeded(error, "run")?;
         Ok(args.run_id)
     }
 
@@ -86,12 +86,11 @@ impl<'a> Call<'a> {
             alignment: ALIGNMENT,
             data: null_mut(),
         };
-        let none =
-            || Error { code: crate::Code::ResourceExhausted, message: format!("no {bytes} bytes of device memory") };
-        let allocate = self.api().device_memory_allocate.ok_or_else(none)?;
+        let allocate = self.api().device_memory_allocate.ok_or_else(|| Error::internal("the runtime has no memory"))?;
         // SAFETY: `args` is a complete argument struct.
         let error = unsafe { allocate(&raw mut args) };
-        self.succeeded(error, none)?;
+        let exhausted = |error| Error { code: crate::Code::ResourceExhausted, ..error };
+        self.succeeded(error, &format!("memory of {bytes} bytes")).map_err(exhausted)?;
         Ok(DeviceMemory { data: args.data, ..memory })
     }
 
@@ -100,14 +99,17 @@ impl<'a> Call<'a> {
         unsafe { &*self.frame().api }
     }
 
-    /// The runtime says why, but its text is for its own developers.
-    fn succeeded(&self, error: *mut sys::Error, meaning: impl FnOnce() -> Error) -> Result<()> {
+    fn succeeded(&self, error: *mut sys::Error, what: &str) -> Result<()> {
         if error.is_null() {
             return Ok(());
         }
         // SAFETY: the runtime made the error, and leaves it to us.
-        unsafe { Error::destroy(error, self.api()) };
-        Err(meaning())
+        let why = unsafe {
+            let why = Error::text(error, self.api());
+            Error::destroy(error, self.api());
+            why
+        };
+        Err(Error::internal(format!("the runtime gave no {what} ({why})")))
     }
 
     /// Older runtimes have a shorter table.

@@ -155,6 +155,14 @@ mirror! {
     /// Arguments of [`Api::error_destroy`].
     ErrorDestroyArgs { struct_size: usize, extension_start: *mut ExtensionBase, error: *mut Error }
 
+    /// Arguments of [`Api::error_get_message`].
+    ErrorGetMessageArgs {
+        struct_size: usize,
+        extension_start: *mut ExtensionBase,
+        error: *mut Error,
+        message: *const c_char,
+    }
+
     /// Arguments of [`Api::stream_get`].
     StreamGetArgs {
         struct_size: usize,
@@ -218,7 +226,7 @@ mirror! {
         api_version: ApiVersion,
         internal_api: *const c_void,
         error_create: Option<unsafe extern "C" fn(*mut ErrorCreateArgs) -> *mut Error>,
-        error_get_message: Unused,
+        error_get_message: Option<unsafe extern "C" fn(*mut ErrorGetMessageArgs)>,
         error_destroy: Option<unsafe extern "C" fn(*mut ErrorDestroyArgs)>,
         handler_register: Unused,
         stream_get: Option<unsafe extern "C" fn(*mut StreamGetArgs) -> *mut Error>,

@@ -169,38 +169,3 @@ fn metadata_is_answered_without_work() {
     assert!(error.is_null());
     assert_eq!((metadata.api_version.major_version, metadata.api_version.minor_version, metadata.traits), (0, 1, 0));
 }
-
-#[test]
-fn a_stream_is_there_on_gpus_only() {
-    unsafe extern "C" fn on_gpu(args: *mut sys::StreamGetArgs) -> *mut sys::Error {
-        // SAFETY: complete arguments.
-        unsafe { (*args).stream = 0x77 as *mut c_void };
-        null_mut()
-    }
-    unsafe extern "C" fn on_cpu(_: *mut sys::StreamGetArgs) -> *mut sys::Error {
-        Box::into_raw(Box::new("no stream".to_owned())).cast()
-    }
-    unsafe extern "C" fn destroy(args: *mut sys::ErrorDestroyArgs) {
-        // SAFETY: made above.
-        drop(unsafe { Box::from_raw((*args).error.cast::<String>()) });
-    }
-    let ask = |get: unsafe extern "C" fn(*mut sys::StreamGetArgs) -> *mut sys::Error| {
-        // SAFETY: null pointers and absent functions are values of all fields.
-        let (mut api, mut frame): (sys::Api, sys::CallFrame) = unsafe { (zeroed(), zeroed()) };
-        api.stream_get = Some(get);
-        api.error_destroy = Some(destroy);
-        api.error_create = Some(create_error);
-        (frame.api, frame.stage) = (&raw const api, sys::STAGE_EXECUTE);
-        // SAFETY: a complete frame.
-        let error = unsafe {
-            xla_ffi::handle(&raw mut frame, |call| {
-                assert_eq!(call.stream()? as usize, 0x77);
-                Ok(())
-            })
-        };
-        // SAFETY: made by `create_error`.
-        (!error.is_null()).then(|| *unsafe { Box::from_raw(error.cast::<String>()) })
-    };
-    assert_eq!(ask(on_gpu), None);
-    assert_eq!(ask(on_cpu).as_deref(), Some("the runtime gave no stream: this op runs on a GPU only"));
-}

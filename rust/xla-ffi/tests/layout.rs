@@ -51,6 +51,7 @@ fn layouts() -> Vec<Fact> {
         CallFrame = "XLA_FFI_CallFrame" prefix { struct_size, extension_start, api, ctx, stage, args, rets, attrs }
         ErrorCreateArgs = "XLA_FFI_Error_Create_Args" whole { struct_size, extension_start, message, errc }
         ErrorDestroyArgs = "XLA_FFI_Error_Destroy_Args" whole { struct_size, extension_start, error }
+        ErrorGetMessageArgs = "XLA_FFI_Error_GetMessage_Args" whole { struct_size, extension_start, error, message }
         StreamGetArgs = "XLA_FFI_Stream_Get_Args" whole { struct_size, extension_start, ctx, stream }
         ThreadPoolScheduleArgs = "XLA_FFI_ThreadPool_Schedule_Args" whole {
             struct_size, extension_start, ctx, task, data

@@ -129,6 +129,12 @@ impl Stream {
         self.driver.check("cuStreamWaitEvent", unsafe { (self.streams.stream_wait_event)(self.raw, event.raw, 0) })
     }
 
+    /// Waits until the stream has done all that it was told.
+    pub(crate) fn finish(&self) -> Result<()> {
+        // SAFETY: the stream is live.
+        self.driver.check("cuStreamSynchronize", unsafe { (self.streams.stream_synchronize)(self.raw) })
+    }
+
     /// Copies rows, from any GPU to any GPU.
     ///
     /// # Safety

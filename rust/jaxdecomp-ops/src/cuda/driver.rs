@@ -62,6 +62,7 @@ table! {
         enable_peer_access = b"cuCtxEnablePeerAccess\0": unsafe extern "C" fn(Opaque, c_uint) -> c_int,
         stream_create = b"cuStreamCreate\0": unsafe extern "C" fn(*mut Opaque, c_uint) -> c_int,
         stream_wait_event = b"cuStreamWaitEvent\0": unsafe extern "C" fn(Opaque, Opaque, c_uint) -> c_int,
+        stream_synchronize = b"cuStreamSynchronize\0": unsafe extern "C" fn(Opaque) -> c_int,
         event_create = b"cuEventCreate\0": unsafe extern "C" fn(*mut Opaque, c_uint) -> c_int,
         event_record = b"cuEventRecord\0": unsafe extern "C" fn(Opaque, Opaque) -> c_int,
         event_destroy = b"cuEventDestroy_v2\0": unsafe extern "C" fn(Opaque) -> c_int,

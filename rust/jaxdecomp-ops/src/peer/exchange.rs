@@ -1,6 +1,6 @@
 //! What the threads of the GPUs tell each other, and the copies that follow.
 
-use super::meeting::Meetings;
+use super::meeting::{Absence, Meetings};
 use super::node::Node;
 use crate::cuda::driver::{Copy2d, UNIFIED};
 use crate::cuda::{Error, Event, Opaque, Result, Stream};
@@ -29,6 +29,16 @@ impl Hall {
     pub fn new(patience: Duration) -> Self {
         Self { arrivals: Meetings::new(patience), departures: Meetings::new(patience) }
     }
+
+    /// The outcome of a call; where it is a failure, the others are not to wait for this thread in the rest of the run.
+    pub(super) fn told<T>(&self, party: &Party, outcome: Result<T>) -> Result<T> {
+        if let Err(error) = &outcome {
+            let (key, why) = (party.key(), format!("on GPU {}: {error}", party.row[party.place]));
+            self.arrivals.give_up(&key, &why);
+            self.departures.give_up(&key, &why);
+        }
+        outcome
+    }
 }
 
 /// Who takes part in a call, and which of them this is.
@@ -42,6 +52,12 @@ pub struct Party {
     pub place: usize,
     /// XLA's stream.
     pub stream: Opaque,
+}
+
+impl Party {
+    fn key(&self) -> Key {
+        (self.run, self.row.clone())
+    }
 }
 
 /// Rows of bytes that go from one memory to another.
@@ -104,11 +120,6 @@ impl Exchange<'_> {
         self.node.stream(self.party.stream)
     }
 
-    /// Tells the others of a failure before the exchange: they must not wait in vain.
-    pub(super) fn fail(&self, error: Error) -> Result<()> {
-        self.meet(&self.hall.arrivals, Err(error)).map(drop)
-    }
-
     /// Both meetings, and the copies between them. `pieces[i]` are the rows of piece `i` that go to each GPU.
     ///
     /// # Safety
@@ -125,9 +136,26 @@ impl Exchange<'_> {
             Err(error) => (Err(error), Vec::new()),
         };
         let arrivals = self.meet(&self.hall.arrivals, brings)?;
+        let arrivals = self.successes(&arrivals)?;
         // SAFETY: by contract.
         let sent = unsafe { self.send(outgoing, &arrivals, &done, pieces) };
-        self.meet(&self.hall.departures, sent)
+        if sent.is_err() {
+            self.finish_copies();
+        }
+        let sent = self.meet(&self.hall.departures, sent).inspect_err(|_| self.finish_copies())?;
+        if let Err(error) = self.successes(&sent) {
+            // XLA takes memory back in the order of its stream, which others may still write to.
+            wait_for(&self.stream(), &sent, None)?;
+            return Err(error);
+        }
+        Ok(sent)
+    }
+
+    /// After a failure: memory of others may be gone once they hear of it.
+    fn finish_copies(&self) {
+        // A stream that has failed does nothing any more.
+        let _ = self.node.remote.finish();
+        let _ = self.node.local.finish();
     }
 
     /// # Safety
@@ -135,12 +163,12 @@ impl Exchange<'_> {
     unsafe fn send(
         &self,
         outgoing: *mut c_void,
-        arrivals: &[Arrival],
+        arrivals: &[&(usize, Event)],
         done: &[Event],
         pieces: &[Vec<(usize, Rows)>],
     ) -> Sent {
         let Node { remote, local, .. } = self.node;
-        for (_, ready) in arrivals.iter().flatten() {
+        for (_, ready) in arrivals {
             remote.wait(ready)?;
             local.wait(ready)?;
         }
@@ -151,7 +179,7 @@ impl Exchange<'_> {
                 local.wait(done)?;
             }
             for (to, rows) in rows {
-                let Ok((incoming, _)) = &arrivals[*to] else { continue };
+                let (incoming, _) = arrivals[*to];
                 let stream = if *to == self.party.place { local } else { remote };
                 // SAFETY: by contract.
                 unsafe { stream.copy(&rows.copy(outgoing as usize, *incoming)) }?;
@@ -161,27 +189,33 @@ impl Exchange<'_> {
         Ok(sent)
     }
 
-    /// What all bring to a meeting, or the first failure among them.
+    /// What all bring to a meeting.
     fn meet<T>(&self, meetings: &Meetings<Key, Result<T>>, brings: Result<T>) -> Result<Arc<[Result<T>]>> {
-        let Party { run, row, place, .. } = self.party;
+        let Party { row, place, .. } = self.party;
         let (own, size) = (brings.as_ref().err().cloned(), row.len());
-        let all = meetings.meet(&(*run, row.clone()), *place, size, brings).map_err(|came| {
-            let what = format!("{came} of the {size} GPUs {row:?} came to exchange data");
-            own.clone().unwrap_or_else(|| Error(format!("{what}; the others run another program, or failed")))
-        })?;
-        if let Some(error) = own {
-            return Err(error);
-        }
-        for (ordinal, brought) in row.iter().zip(all.iter()) {
-            if let Err(error) = brought {
-                return Err(Error(format!("on GPU {ordinal}: {error}")));
+        meetings.meet(&self.party.key(), *place, size, brings).map_err(|absence| match (own, absence) {
+            (Some(error), _) => error,
+            (None, Absence::GivenUp(why)) => Error(why),
+            (None, Absence::Late(came)) => {
+                let what = format!("{came} of the {size} GPUs {row:?} came to exchange data");
+                Error(format!("{what}; the others run another program, or failed"))
             }
-        }
-        Ok(all)
+        })
+    }
+
+    /// What all brought, or the first failure among them.
+    fn successes<'t, T>(&self, all: &'t [Result<T>]) -> Result<Vec<&'t T>> {
+        let Party { row, place, .. } = self.party;
+        let own = row[*place];
+        let each = row.iter().zip(all).map(|(&ordinal, brought)| {
+            let there = |error: &Error| Error(format!("on GPU {ordinal}: {error}"));
+            brought.as_ref().map_err(|error| if ordinal == own { error.clone() } else { there(error) })
+        });
+        each.collect()
     }
 }
 
-/// Has a stream wait until a piece, or by default the last one, is there from all.
+/// Has a stream wait until a piece, or by default the last one, is there from all that sent it.
 pub(super) fn wait_for(stream: &Stream, sent: &[Sent], piece: Option<usize>) -> Result<()> {
     for pieces in sent.iter().flatten() {
         let events = piece.map_or_else(|| pieces.last(), |piece| pieces.get(piece));

@@ -39,30 +39,27 @@ impl Planes {
     }
 
     /// So many planes of each block, from one place in the operand to one in the result.
-    fn rows(&self, purpose: Purpose, planes: usize, from: usize, to: usize) -> Rows {
-        let [before, after] = self.extents(purpose);
-        Rows {
-            offsets: [from * self.bytes, to * self.bytes],
-            pitches: [before * self.bytes, after * self.bytes],
-            width: planes * self.bytes,
-            height: self.batch,
-        }
+    fn rows(&self, purpose: Purpose, planes: usize, from: usize, to: usize) -> impl Iterator<Item = Rows> {
+        let ([before, after], bytes) = (self.extents(purpose), self.bytes);
+        // A block may be longer than the pitch of rows may be.
+        (0..self.batch).map(move |mesh| {
+            let offsets = [(mesh * before + from) * bytes, (mesh * after + to) * bytes];
+            Rows { offsets, pitches: [planes * bytes; 2], width: planes * bytes, height: 1 }
+        })
     }
 
     /// What goes to the GPU below, to the one above, and what stays.
     fn routes(&self, purpose: Purpose, party: &Party) -> Vec<(usize, Rows)> {
         let (parts, halo, count) = (party.row.len(), self.halo, self.count);
         let (below, above) = ((party.place + parts - 1) % parts, (party.place + 1) % parts);
-        match purpose {
-            Purpose::Pad => vec![
-                (above, self.rows(purpose, halo, count - halo, 0)),
-                (below, self.rows(purpose, halo, 0, halo + count)),
-                (party.place, self.rows(purpose, count, 0, halo)),
-            ],
-            Purpose::Swap => {
-                vec![(above, self.rows(purpose, halo, halo, 0)), (below, self.rows(purpose, halo, 0, halo))]
+        let routes = match purpose {
+            Purpose::Pad => {
+                vec![(above, halo, count - halo, 0), (below, halo, 0, halo + count), (party.place, count, 0, halo)]
             }
-        }
+            Purpose::Swap => vec![(above, halo, halo, 0), (below, halo, 0, halo)],
+        };
+        let each = |(to, planes, from, at)| self.rows(purpose, planes, from, at).map(move |rows| (to, rows));
+        routes.into_iter().flat_map(each).collect()
     }
 }
 
@@ -90,6 +87,6 @@ pub unsafe fn exchange_planes(
         Ok((stream.record()?, vec![stream.record()?]))
     };
     // SAFETY: by contract.
-    let sent = unsafe { exchange.trade(input.cast_mut(), output, begin(), &[planes.routes(purpose, party)]) }?;
-    wait_for(&exchange.stream(), &sent, None)
+    let sent = unsafe { exchange.trade(input.cast_mut(), output, begin(), &[planes.routes(purpose, party)]) };
+    hall.told(party, sent.and_then(|sent| wait_for(&exchange.stream(), &sent, None)))
 }

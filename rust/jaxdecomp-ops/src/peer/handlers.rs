@@ -41,6 +41,9 @@ fn run_transform(call: &Call<'_>) -> Result<()> {
     let inverse = inverse != 0;
     let slabs = slabs(&input, &output, inverse, parts, (nz > 0).then_some(nz))?;
     let batch = check(&input, &output, &scratch, &slabs, inverse)?;
+    if batch > 1 && slabs.real.is_some() && slabs.field_block().iter().product::<i64>() % 2 != 0 {
+        return Err(Error::invalid("cuFFT does not take a second real mesh of an odd number of values"));
+    }
     let (ordinal, party) = party(call, parts)?;
     let job = Job {
         party,
@@ -56,12 +59,11 @@ fn run_transform(call: &Call<'_>) -> Result<()> {
         let memory = call.device_memory(bytes).map_err(|error| cuda::Error(error.message))?;
         Ok(work.insert(memory).as_mut_ptr())
     };
-    let run = || {
-        let node = node(ordinal)?;
+    let outcome = HALL.told(&job.party, node(ordinal)).and_then(|node| {
         // SAFETY: XLA's buffers have the shapes and the types that were checked.
         unsafe { transform(&node, &HALL, &slabs, &job, memory) }
-    };
-    run().map_err(|error| raised("peer_transform", &error))
+    });
+    outcome.map_err(|error| raised("peer_transform", &error))
 }
 
 fn run_pad(call: &Call<'_>) -> Result<()> {
@@ -87,12 +89,11 @@ fn run_planes(call: &Call<'_>, name: &str, purpose: Purpose) -> Result<()> {
     }
     let (ordinal, party) = party(call, parts)?;
     let (from, to) = (input.as_ptr(), output.as_mut_ptr());
-    let run = || {
-        let node = node(ordinal)?;
+    let outcome = HALL.told(&party, node(ordinal)).and_then(|node| {
         // SAFETY: XLA's buffers have the extents that were checked.
         unsafe { exchange_planes(&node, &HALL, &party, (&planes, purpose), from, to) }
-    };
-    run().map_err(|error| raised(name, &error))
+    });
+    outcome.map_err(|error| raised(name, &error))
 }
 
 /// Bytes of a value.

@@ -41,6 +41,9 @@ impl Slabs {
         let bytes = slabs.values() * slabs.item() as i64;
         let hidden = if parts == 1 { 1 } else { (bytes / SHORTEST_EXCHANGE).clamp(1, PIECES) };
         let pieces = divisor(planes, hidden.max(transforms(planes * ny * nz)));
+        // Real values must lie where a complex one could.
+        let aligned = real.is_none() || planes / pieces * ny * nz % 2 == 0;
+        let pieces = if aligned { pieces } else { 1 };
         Some(Self { pieces, bands: divisor(lines, transforms(slabs.values())), ..slabs })
     }
 
@@ -139,6 +142,10 @@ mod tests {
         assert_eq!((big.planes(), big.lines()), (64, 256));
         let small = Slabs::new(4, [64, 64, 33], Some(64), false).expect("it divides");
         assert_eq!((small.planes(), small.lines()), (16, 16));
+        let odd = Slabs::new(2, [1022, 510, 256], Some(511), true).expect("it divides");
+        assert_eq!((odd.planes() * 510 * 511 % 2, odd.pieces > 1), (0, true));
+        let odder = Slabs::new(1, [2049, 1023, 512], Some(1023), false).expect("it divides");
+        assert_eq!(odder.pieces, 1);
         let huge = Slabs::new(1, [2048, 2048, 1025], Some(2048), false).expect("it divides");
         assert_eq!((huge.planes(), huge.lines()), (256, 256));
     }

@@ -51,9 +51,21 @@ pub unsafe fn transform(
     job: &Job,
     memory: impl FnOnce(usize) -> Result<*mut c_void>,
 ) -> Result<()> {
-    let prepared = Passes::new(node, slabs, job, memory);
+    // SAFETY: by contract.
+    hall.told(&job.party, unsafe { run(node, hall, slabs, job, memory) })
+}
+
+/// # Safety
+/// As for [`transform`].
+unsafe fn run(
+    node: &Node,
+    hall: &Hall,
+    slabs: &Slabs,
+    job: &Job,
+    memory: impl FnOnce(usize) -> Result<*mut c_void>,
+) -> Result<()> {
+    let passes = Passes::new(node, slabs, job, memory)?;
     if slabs.parts == 1 {
-        let passes = prepared?;
         return (0..job.batch).try_for_each(|mesh| {
             let at = Buffers::new(slabs, job, mesh);
             // SAFETY: by contract.
@@ -61,10 +73,6 @@ pub unsafe fn transform(
         });
     }
     let exchange = Exchange { node, hall, party: &job.party };
-    let passes = match prepared {
-        Ok(passes) => passes,
-        Err(error) => return exchange.fail(error),
-    };
     let pieces = passes.routes();
     (0..job.batch).try_for_each(|mesh| {
         let at = Buffers::new(slabs, job, mesh);

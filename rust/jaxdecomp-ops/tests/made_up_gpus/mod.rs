@@ -41,6 +41,8 @@ pub struct World {
     reach: BTreeSet<(i32, i32)>,
     /// Beginning, end and GPU of what was allocated.
     pub memory: Vec<(usize, usize, i32)>,
+    /// Streams that were waited for by the host.
+    pub synchronized: Vec<usize>,
     /// A function that fails on a GPU.
     pub failing: Option<(&'static str, i32)>,
 }
@@ -163,6 +165,10 @@ unsafe extern "C" fn stream_wait_event(stream: Opaque, event: Opaque, _: c_uint)
     push(stream, Work::Wait(event as usize));
     0
 }
+unsafe extern "C" fn stream_synchronize(stream: Opaque) -> c_int {
+    with(|world| world.synchronized.push(stream as usize));
+    0
+}
 unsafe extern "C" fn event_create(event: *mut Opaque, _: c_uint) -> c_int {
     let number = with(|world| {
         world.events += 1;
@@ -264,7 +270,8 @@ unsafe extern "C" fn exec(plan: c_int, from: *mut c_void, to: *mut c_void) -> c_
 unsafe extern "C" fn exec_with_sign(plan: c_int, from: *mut c_void, to: *mut c_void, sign: c_int) -> c_int {
     let work = Work::Transform { plan: plan as usize, from: from as usize, to: to as usize, sign: sign.into() };
     push(STREAM.get() as Opaque, work);
-    code("exec")
+    let lines = with(|world| world.plans[plan as usize].dims.len() == 1);
+    if lines { code("lines") } else { code("exec") }
 }
 
 pub const LIBRARIES: Libraries = Libraries {
@@ -283,6 +290,7 @@ pub const LIBRARIES: Libraries = Libraries {
         enable_peer_access,
         stream_create,
         stream_wait_event,
+        stream_synchronize,
         event_create,
         event_record,
         event_destroy,
