@@ -112,9 +112,9 @@ def check_transposes(layout: pmd.Decomposition, dtype: str) -> int:
     return count + 1
 
 
-def widest(layout: pmd.Decomposition) -> int:
+def widest(layout: pmd.Decomposition, shape: tuple[int, int, int] = SHAPE) -> int:
     """Width of a block: the widest halo that cuDecomp can fill."""
-    return min(n // p for n, p in zip(SHAPE, layout.pdims, strict=False) if p > 1)
+    return min(n // p for n, p in zip(shape, layout.pdims, strict=False) if p > 1)
 
 
 def check_halos(layout: pmd.Decomposition, dtype: str) -> int:
@@ -220,7 +220,7 @@ def compare(names: list[str]) -> None:
         for layout in (served(layout, name) for layout in layouts()):
             try:
                 cudecomp.open_backend(layout, [SHAPE], halo=widest(layout))
-                cudecomp.open_backend(layout, [REAL, SPECTRA[layout.pdims[1]]], halo=2)
+                cudecomp.open_backend(layout, [REAL, SPECTRA[layout.pdims[1]]], halo=widest(layout, REAL))
             except ValueError as error:
                 say(f"{name}: refused: {error}")
                 break
