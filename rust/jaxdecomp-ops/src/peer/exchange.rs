@@ -145,10 +145,26 @@ impl Exchange<'_> {
         let sent = self.meet(&self.hall.departures, sent).inspect_err(|_| self.finish_copies())?;
         if let Err(error) = self.successes(&sent) {
             // XLA takes memory back in the order of its stream, which others may still write to.
-            wait_for(&self.stream(), &sent, None)?;
+            self.wait_for(&sent, None)?;
             return Err(error);
         }
         Ok(sent)
+    }
+
+    /// Has XLA's stream wait until a piece, or by default the last one, is here from all that sent it, and has gone.
+    pub(super) fn wait_for(&self, sent: &[Sent], piece: Option<usize>) -> Result<()> {
+        let stream = self.stream();
+        for (place, pieces) in sent.iter().enumerate() {
+            let Ok(pieces) = pieces else { continue };
+            let Some([remote, local]) = piece.map_or_else(|| pieces.last(), |piece| pieces.get(piece)) else {
+                continue;
+            };
+            stream.wait(remote)?;
+            if place == self.party.place {
+                stream.wait(local)?;
+            }
+        }
+        Ok(())
     }
 
     /// After a failure: memory of others may be gone once they hear of it.
@@ -168,9 +184,11 @@ impl Exchange<'_> {
         pieces: &[Vec<(usize, Rows)>],
     ) -> Sent {
         let Node { remote, local, .. } = self.node;
-        for (_, ready) in arrivals {
-            remote.wait(ready)?;
-            local.wait(ready)?;
+        // Here there is room once the first piece is done: XLA's stream does one thing after the other.
+        for (place, (_, ready)) in arrivals.iter().enumerate() {
+            if place != self.party.place {
+                remote.wait(ready)?;
+            }
         }
         let mut sent = Vec::new();
         for (piece, rows) in pieces.iter().enumerate() {
@@ -213,13 +231,4 @@ impl Exchange<'_> {
         });
         each.collect()
     }
-}
-
-/// Has a stream wait until a piece, or by default the last one, is there from all that sent it.
-pub(super) fn wait_for(stream: &Stream, sent: &[Sent], piece: Option<usize>) -> Result<()> {
-    for pieces in sent.iter().flatten() {
-        let events = piece.map_or_else(|| pieces.last(), |piece| pieces.get(piece));
-        events.into_iter().flatten().try_for_each(|event| stream.wait(event))?;
-    }
-    Ok(())
 }

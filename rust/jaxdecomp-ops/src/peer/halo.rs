@@ -1,6 +1,6 @@
 //! Halos of blocks that are divided along their first axis.
 
-use super::exchange::{Exchange, Hall, Party, Rows, wait_for};
+use super::exchange::{Exchange, Hall, Party, Rows};
 use super::node::Node;
 use crate::cuda::Result;
 use core::ffi::c_void;
@@ -88,5 +88,5 @@ pub unsafe fn exchange_planes(
     };
     // SAFETY: by contract.
     let sent = unsafe { exchange.trade(input.cast_mut(), output, begin(), &[planes.routes(purpose, party)]) };
-    hall.told(party, sent.and_then(|sent| wait_for(&exchange.stream(), &sent, None)))
+    hall.told(party, sent.and_then(|sent| exchange.wait_for(&sent, None)))
 }

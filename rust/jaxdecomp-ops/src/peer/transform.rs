@@ -1,6 +1,6 @@
 //! The transform itself, on the thread of one GPU.
 
-use super::exchange::{Exchange, Hall, Party, Rows, wait_for};
+use super::exchange::{Exchange, Hall, Party, Rows};
 use super::node::{Node, Shared, lock};
 use super::slabs::Slabs;
 use crate::cuda::cufft::{Kind, Layout};
@@ -236,7 +236,7 @@ impl<'a> Passes<'a> {
         // SAFETY: by contract.
         unsafe {
             let sent = exchange.trade(at.outgoing, at.incoming, begin(), pieces)?;
-            wait_for(&self.stream, &sent, None)?;
+            exchange.wait_for(&sent, None)?;
             self.along_x(at.output, at.output)
         }
     }
@@ -253,7 +253,7 @@ impl<'a> Passes<'a> {
         // SAFETY: by contract.
         let sent = unsafe { exchange.trade(at.outgoing, at.incoming, begin(), pieces) }?;
         (0..self.slabs.pieces).try_for_each(|piece| {
-            wait_for(&self.stream, &sent, Some(piece as usize))?;
+            exchange.wait_for(&sent, Some(piece as usize))?;
             // SAFETY: by contract.
             unsafe { self.piece(piece, at.incoming, at.output) }
         })
