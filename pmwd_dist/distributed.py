@@ -116,12 +116,18 @@ def _meet(comm: Any) -> tuple[str, int]:
     node.Free()
     address = None
     if comm.Get_rank() == 0:
-        name = socket.gethostname()
-        host = "127.0.0.1" if alone else socket.gethostbyname(name)
-        if not alone and host.startswith("127."):  # what /etc/hosts says of the own name is of no use to other nodes
-            host = name
-        address = f"{host}:{_free_port()}"
+        address = f"{'127.0.0.1' if alone else _own_host()}:{_free_port()}"
     return comm.bcast(address, root=0), local_rank
+
+
+def _own_host() -> str:
+    """By what other nodes know this one: its address, or its name where that is not to be had here."""
+    name = socket.gethostname()
+    try:
+        address = socket.gethostbyname(name)
+    except OSError:
+        return name
+    return name if address.startswith("127.") else address  # of the own name, /etc/hosts often says that
 
 
 def _free_port() -> int:

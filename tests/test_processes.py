@@ -79,6 +79,41 @@ if distributed.is_main():
 """
 
 
+# Each process takes itself for the only one on its node: they meet by the name of a host, as on a cluster.
+NODES = """
+import sys
+import jax
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 1)
+import numpy as np
+import pmwd_dist as pmd
+from pmwd_dist import distributed
+
+class OnNodesOfTheirOwn:
+    def __init__(self, comm):
+        self.comm = comm
+
+    def Split_type(self, kind):
+        return self.comm.Split(self.comm.Get_rank())
+
+    def __getattr__(self, name):
+        return getattr(self.comm, name)
+
+world = distributed.communicator()
+distributed._communicator = OnNodesOfTheirOwn(world)
+address, local_rank = distributed._meet(distributed._communicator)
+assert local_rank == 0 and address == world.bcast(address, root=0)
+distributed.initialize()
+assert jax.process_count() == 2 and jax.process_index() == world.Get_rank()
+layout = pmd.Decomposition()
+field = jax.jit(lambda: jax.numpy.arange(64.0).reshape(4, 4, 4), out_shardings=layout.sharding)()
+total = float(jax.jit(lambda x: pmd.prfft3d(x, layout)[0, 0, 0].real)(field))
+assert total == 63 * 32, total
+if distributed.is_main():
+    np.savez(sys.argv[1], done=True)
+"""
+
+
 def simulate(layout: pmd.Decomposition) -> tuple[np.ndarray, np.ndarray]:
     """Density power spectrum and its gradient with respect to the white noise, whole on every process."""
     config, cosmo = pmd.Config(**SETTINGS, decomposition=layout), problems.cosmology()
@@ -125,6 +160,10 @@ def test_messages_of_the_user_do_not_meet_ours(who: str, tmp_path: Path) -> None
     assert launch(tmp_path, TRAFFIC, who).exists()
 
 
+def test_processes_on_nodes_of_their_own_join(tmp_path: Path) -> None:
+    assert launch(tmp_path, NODES).exists()
+
+
 class Node:
     """A communicator of processes of which so many are on this node."""
 
@@ -157,6 +196,13 @@ def test_processes_on_several_nodes_meet_and_choose_their_gpus(monkeypatch: pyte
     assert distributed._meet(Node(8, 4, 6)) == ("from the root", 2)
     monkeypatch.setattr("socket.gethostbyname", lambda name: "127.0.1.1")
     monkeypatch.setattr("socket.gethostname", lambda: "node7")
+    assert distributed._meet(Node(8, 4, 0))[0].startswith("node7:")
+    assert distributed._meet(Node(4, 4, 0))[0].startswith("127.0.0.1:")
+
+    def unknown(name: str) -> str:
+        raise OSError(f"{name} is not known")
+
+    monkeypatch.setattr("socket.gethostbyname", unknown)
     assert distributed._meet(Node(8, 4, 0))[0].startswith("node7:")
     assert distributed._meet(Node(4, 4, 0))[0].startswith("127.0.0.1:")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
