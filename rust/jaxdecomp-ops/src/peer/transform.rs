@@ -51,36 +51,23 @@ pub unsafe fn transform(
     job: &Job,
     memory: impl FnOnce(usize) -> Result<*mut c_void>,
 ) -> Result<()> {
-    // SAFETY: by contract.
-    hall.told(&job.party, unsafe { run(node, hall, slabs, job, memory) })
-}
-
-/// # Safety
-/// As for [`transform`].
-unsafe fn run(
-    node: &Node,
-    hall: &Hall,
-    slabs: &Slabs,
-    job: &Job,
-    memory: impl FnOnce(usize) -> Result<*mut c_void>,
-) -> Result<()> {
-    let passes = Passes::new(node, slabs, job, memory)?;
-    if slabs.parts == 1 {
-        return (0..job.batch).try_for_each(|mesh| {
+    let exchange = Exchange { node, hall, party: &job.party };
+    let outcome = Passes::new(node, slabs, job, memory).and_then(|passes| {
+        let pieces = passes.routes();
+        (0..job.batch).try_for_each(|mesh| {
             let at = Buffers::new(slabs, job, mesh);
             // SAFETY: by contract.
-            unsafe { if job.inverse { passes.inverse_alone(&at) } else { passes.forward_alone(&at) } }
-        });
-    }
-    let exchange = Exchange { node, hall, party: &job.party };
-    let pieces = passes.routes();
-    (0..job.batch).try_for_each(|mesh| {
-        let at = Buffers::new(slabs, job, mesh);
-        // SAFETY: by contract.
-        unsafe {
-            if job.inverse { passes.inverse(&exchange, &pieces, &at) } else { passes.forward(&exchange, &pieces, &at) }
-        }
-    })
+            unsafe {
+                match (slabs.parts, job.inverse) {
+                    (1, false) => passes.forward_alone(&at),
+                    (1, true) => passes.inverse_alone(&at),
+                    (_, false) => passes.forward(&exchange, &pieces, &at),
+                    (_, true) => passes.inverse(&exchange, &pieces, &at),
+                }
+            }
+        })
+    });
+    hall.told(&job.party, outcome)
 }
 
 /// Addresses of one mesh.
