@@ -40,8 +40,8 @@ def autotune(
     Every division of the devices into slabs and pencils that fits the mesh is timed: the transforms of all `kinds`
     there and back, and filling a halo and adding it back. The smallest sum wins. In one process with several GPUs their
     copies into each other's memory ("peer") compete with XLA; with one process a GPU and cuDecomp installed, its NCCL
-    and NVSHMEM backends do, and the winner is left open. The result is kept on disk
-    with all that it depends on (devices, driver, versions, shape, dtype, kinds, halo), and not measured twice.
+    and NVSHMEM backends do, and the winner is left open. The result is kept on disk with all that it depends on
+    (devices, driver, versions, shape, dtype, kinds, halo), and not measured twice.
 
     Args:
       shape: cells of the mesh.

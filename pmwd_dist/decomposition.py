@@ -264,17 +264,15 @@ def fitting(shapes: Sequence[Shape3]) -> Decomposition:
         return chosen
     count = jax.device_count()
     problem: ValueError | None = None
-    candidates = [Decomposition((count // py, py)) for py in range(1, count + 1) if count % py == 0]
+    divisions: list[tuple[int, int, Backend]] = [
+        (count // py, py, "auto") for py in range(1, count + 1) if count % py == 0
+    ]
     # Of several processes not all may see the file, and all must choose alike: there `autotune` is called by name.
     if count > 1 and jax.process_count() == 1 and (record := tuning.find_shape(shapes[0], jax.devices())):
-        known = {(*candidate.pdims, backend) for candidate in candidates for backend in ("xla", candidate.backend)}
-        # A record from before "peer" served says nothing of it.
-        complete = {candidate.backend for candidate in candidates} <= set(record["key"].get("moved by", ()))
-        (px, py), backend = record["pdims"], cast("Backend", record.get("moved by"))
-        if complete and (px, py, backend) in known:
-            candidates.insert(0, Decomposition((px, py), backend=backend))
-    for candidate in candidates:
+        divisions = _measured(record) + divisions
+    for px, py, backend in divisions:
         try:
+            candidate = Decomposition((px, py), backend=backend)
             for shape in shapes:
                 candidate.check(shape, "shape")
         except ValueError as error:
@@ -282,6 +280,16 @@ def fitting(shapes: Sequence[Shape3]) -> Decomposition:
             continue
         return candidate
     raise ValueError(f"no division over {count} devices fits: {problem}; or pass decomposition= with fewer devices")
+
+
+def _measured(record: tuning.Record) -> list[tuple[int, int, Backend]]:
+    """The division that `autotune` found best, where its measurement covers what would serve slabs by default."""
+    (px, py), best = record["pdims"], cast("Backend", record.get("moved by"))
+    slabs = Decomposition().backend
+    # A record from before "peer" served says nothing of it; a default that was set says more than a record.
+    covered = slabs in record["key"].get("moved by", ()) and (best in ("xla", slabs))
+    default_set = communication.default("backend") not in ("auto", best)
+    return [(px, py, best)] if covered and not default_set else []
 
 
 def _is_spec(x: Any) -> bool:

@@ -109,7 +109,7 @@ def test_the_verb(tmp_path: Path) -> None:
     )
     done = run("8 8 6 --halo 2")
     assert done.returncode == 0, done.stderr
-    assert "devices.pdims = [1, 1]" in done.stdout
+    assert 'devices.pdims = [1, 1]\ndevices.backend = "xla"\n' in done.stdout
     assert "as measured before" in run("8 8 6 --halo 2").stdout
     refused = run("8 8")
     assert refused.returncode == 2
@@ -151,3 +151,14 @@ def test_a_config_takes_what_was_measured_and_who_moved_the_data(monkeypatch: py
     assert chosen() == ((4, 1), "peer")
     del record["moved by"]
     assert chosen() == ((4, 1), "peer")
+
+
+def test_a_default_that_was_set_says_more_than_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = {"pdims": [2, 2], "moved by": "xla", "key": {"moved by": ["peer", "xla"]}}
+    monkeypatch.setattr(tuning, "find_shape", lambda shape, devices: record)
+    monkeypatch.setattr(pmd.Decomposition, "_why_no_peers", lambda self: None if self.pdims[1] == 1 else "pencils")
+    monkeypatch.setenv("PMWD_BACKEND", "peer")
+    layout = pmd.Config(box_size=8.0, mesh_shape=8, a_start=0.1, a_stop=1.0).layout
+    assert (layout.pdims, layout.backend) == ((4, 1), "peer")
+    monkeypatch.setenv("PMWD_BACKEND", "cudecomp")
+    assert pmd.Config(box_size=8.0, mesh_shape=8, a_start=0.1, a_stop=1.0).layout.backend == "cudecomp"

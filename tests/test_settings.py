@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import pmwd_dist as pmd
+from pmwd_dist import tuning
 from pmwd_dist.cosmology import sigma_R
 from pmwd_dist.settings import Settings, SettingsError, build, read, to_toml
 from pmwd_dist.settings.writing import template
@@ -231,3 +232,20 @@ def test_table_must_reach_the_corner_of_the_nyquist_cube(file: Path):
     assert "box needs" in problem
     table(file.parent / "p.txt", 1e-3, 1.8 * nyquist)
     assert isinstance(read(file, ["cosmology.linear_power=p.txt"]), Settings)
+
+
+def test_a_file_takes_who_was_measured_to_move_the_data_unless_it_says_who(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = {"pdims": [4, 1], "moved by": "xla", "key": {"moved by": ["peer", "xla"]}}
+    monkeypatch.setattr(tuning, "find_shape", lambda shape, devices: record)
+    monkeypatch.setattr(pmd.Decomposition, "_why_no_peers", lambda self: None)
+
+    def backend(*overrides: str) -> str | None:
+        return build(read(file, overrides)).config.layout.backend
+
+    assert backend() == "xla"
+    assert backend("devices.backend=peer") == "peer"
+    assert backend("devices.backend=cudecomp") == "cudecomp"
+    record["moved by"] = "peer"
+    assert backend() == "peer"

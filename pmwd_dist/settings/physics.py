@@ -108,7 +108,10 @@ def _decomposition(devices: Devices, shapes: tuple[Any, ...]) -> Decomposition:
     }
     pdims = devices.pdims
     if pdims is None:
-        return Decomposition(fitting(shapes).pdims, **chosen)
+        best = fitting(shapes)
+        # Who moved the data when it was measured; what the file says of cuDecomp counts where cuDecomp is the default.
+        measured = devices.backend == "auto" and best.backend != "cudecomp"
+        return best if measured else Decomposition(best.pdims, **chosen)
     count, processes = jax.device_count(), jax.process_count()
     wrong = math.prod(pdims) != count if processes > 1 else math.prod(pdims) > count
     if wrong:

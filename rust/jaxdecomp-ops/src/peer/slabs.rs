@@ -40,7 +40,9 @@ impl Slabs {
         let ([planes, ny, nz], lines) = (slabs.field_block(), slabs.spectrum_block()[1]);
         let bytes = slabs.values() * slabs.item() as i64;
         let hidden = if parts == 1 { 1 } else { (bytes / SHORTEST_EXCHANGE).clamp(1, PIECES) };
-        let pieces = divisor(planes, hidden.max(transforms(planes * ny * nz)));
+        // No more than is wanted, lest a prime number of planes be sent one by one.
+        let hidden = (1..=hidden).rev().find(|d| planes % d == 0).unwrap_or(1);
+        let pieces = hidden.max(divisor(planes, transforms(planes * ny * nz)));
         // Real values must lie where a complex one could.
         let aligned = real.is_none() || planes / pieces * ny * nz % 2 == 0;
         let pieces = if aligned { pieces } else { 1 };
@@ -142,10 +144,12 @@ mod tests {
         assert_eq!((big.planes(), big.lines()), (64, 256));
         let small = Slabs::new(4, [64, 64, 33], Some(64), false).expect("it divides");
         assert_eq!((small.planes(), small.lines()), (16, 16));
-        let odd = Slabs::new(2, [1022, 510, 256], Some(511), true).expect("it divides");
+        let odd = Slabs::new(2, [1016, 510, 256], Some(511), true).expect("it divides");
         assert_eq!((odd.planes() * 510 * 511 % 2, odd.pieces > 1), (0, true));
         let odder = Slabs::new(1, [2049, 1023, 512], Some(1023), false).expect("it divides");
         assert_eq!(odder.pieces, 1);
+        let prime = Slabs::new(2, [1018, 1018, 510], Some(1018), false).expect("it divides");
+        assert_eq!(prime.pieces, 1, "509 planes");
         let huge = Slabs::new(1, [2048, 2048, 1025], Some(2048), false).expect("it divides");
         assert_eq!((huge.planes(), huge.lines()), (256, 256));
     }

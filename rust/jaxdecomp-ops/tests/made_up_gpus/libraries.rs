@@ -1,0 +1,223 @@
+//! CUDA's driver and cuFFT, which only write down what streams are to do.
+
+use super::{CURRENT, Plan, Work, code, new_stream, push, with};
+use jaxdecomp_ops::cuda::Opaque;
+use jaxdecomp_ops::cuda::cufft::Cufft;
+use jaxdecomp_ops::cuda::driver::{Copy2d, Driver, Streams};
+use jaxdecomp_ops::peer::Libraries;
+use std::cell::Cell;
+use std::ffi::{c_char, c_int, c_uint, c_void};
+
+unsafe extern "C" fn init(_: c_uint) -> c_int {
+    0
+}
+unsafe extern "C" fn device_get(device: *mut c_int, ordinal: c_int) -> c_int {
+    // SAFETY: the caller's variable, here and below.
+    unsafe { *device = ordinal };
+    0
+}
+unsafe extern "C" fn retain(context: *mut Opaque, device: c_int) -> c_int {
+    // SAFETY: as above.
+    unsafe { *context = (100 + device) as usize as Opaque };
+    0
+}
+unsafe extern "C" fn release(_: c_int) -> c_int {
+    0
+}
+unsafe extern "C" fn context_set(context: Opaque) -> c_int {
+    CURRENT.set(context as usize as i32 - 100);
+    0
+}
+unsafe extern "C" fn synchronize() -> c_int {
+    0
+}
+unsafe extern "C" fn copy_async(dst: u64, src: u64, bytes: usize, stream: Opaque) -> c_int {
+    let nothing = std::ptr::null_mut();
+    let copy = Copy2d {
+        src_x: 0,
+        src_y: 0,
+        src_kind: 4,
+        src_host: nothing,
+        src,
+        src_array: nothing,
+        src_pitch: bytes,
+        dst_x: 0,
+        dst_y: 0,
+        dst_kind: 4,
+        dst_host: nothing,
+        dst,
+        dst_array: nothing,
+        dst_pitch: bytes,
+        width: bytes,
+        height: 1,
+    };
+    // SAFETY: of this function.
+    unsafe { copy_2d_async(&raw const copy, stream) }
+}
+unsafe extern "C" fn error_string(_: c_int, _: *mut *const c_char) -> c_int {
+    1
+}
+unsafe extern "C" fn can_access_peer(can: *mut c_int, _: c_int, _: c_int) -> c_int {
+    // SAFETY: as above.
+    unsafe { *can = 1 };
+    0
+}
+unsafe extern "C" fn enable_peer_access(context: Opaque, _: c_uint) -> c_int {
+    let new = with(|world| world.reach.insert((CURRENT.get(), context as usize as i32 - 100)));
+    if new { 0 } else { 704 }
+}
+unsafe extern "C" fn stream_create(stream: *mut Opaque, _: c_uint) -> c_int {
+    // SAFETY: as above.
+    unsafe { *stream = new_stream(CURRENT.get()) };
+    0
+}
+unsafe extern "C" fn stream_wait_event(stream: Opaque, event: Opaque, _: c_uint) -> c_int {
+    push(stream, Work::Wait(event as usize));
+    0
+}
+unsafe extern "C" fn stream_synchronize(stream: Opaque) -> c_int {
+    with(|world| world.synchronized.push(stream as usize));
+    0
+}
+unsafe extern "C" fn event_create(event: *mut Opaque, _: c_uint) -> c_int {
+    let number = with(|world| {
+        world.events += 1;
+        world.events
+    });
+    // SAFETY: as above.
+    unsafe { *event = number as Opaque };
+    0
+}
+unsafe extern "C" fn event_record(event: Opaque, stream: Opaque) -> c_int {
+    push(stream, Work::Record(event as usize));
+    0
+}
+unsafe extern "C" fn event_destroy(_: Opaque) -> c_int {
+    0
+}
+unsafe extern "C" fn copy_2d_async(copy: *const Copy2d, stream: Opaque) -> c_int {
+    // SAFETY: as above.
+    let copy = unsafe { *copy };
+    with(|world| {
+        let gpu_of = |address: u64| {
+            let found = world.memory.iter().find(|(begin, end, _)| (*begin..*end).contains(&(address as usize)));
+            found.expect("memory of a GPU").2
+        };
+        let (from, to) = (gpu_of(copy.src), gpu_of(copy.dst));
+        assert_eq!(from, CURRENT.get(), "it sends what is its own");
+        assert!(from == to || world.reach.contains(&(from, to)), "{from} may not write to {to}");
+    });
+    push(stream, Work::Copy(copy));
+    code("copy")
+}
+
+unsafe extern "C" fn create(plan: *mut c_int) -> c_int {
+    let empty = Plan { dims: vec![], stride: 0, distances: [0; 2], batch: 0, kind: 0 };
+    // SAFETY: as above.
+    unsafe {
+        *plan = with(|world| {
+            world.plans.push(empty);
+            world.plans.len() as c_int - 1
+        });
+    }
+    0
+}
+unsafe extern "C" fn destroy(_: c_int) -> c_int {
+    0
+}
+unsafe extern "C" fn set_auto_allocation(_: c_int, on: c_int) -> c_int {
+    on
+}
+unsafe extern "C" fn make_plan_many(
+    plan: c_int,
+    rank: c_int,
+    dims: *const i64,
+    before: *const i64,
+    stride: i64,
+    from: i64,
+    after: *const i64,
+    stride_after: i64,
+    to: i64,
+    kind: c_int,
+    batch: i64,
+    work: *mut usize,
+) -> c_int {
+    // SAFETY: as above; each points to `rank` numbers.
+    let read = |p: *const i64| unsafe { std::slice::from_raw_parts(p, rank as usize) }.to_vec();
+    let (dims, before, after) = (read(dims), read(before), read(after));
+    let half = |dims: &[i64]| [&dims[..dims.len() - 1], &[dims[dims.len() - 1] / 2 + 1]].concat();
+    let expected = match kind {
+        0x2a | 0x6a => (dims.clone(), half(&dims)),
+        0x2c | 0x6c => (half(&dims), dims.clone()),
+        _ => (dims.clone(), dims.clone()),
+    };
+    assert_eq!((before, after), expected);
+    assert_eq!(stride, stride_after);
+    let dims = dims.iter().map(|&n| n as usize).collect();
+    let distances = [from as usize, to as usize];
+    let made = Plan { dims, stride: stride as usize, distances, batch: batch as usize, kind };
+    with(|world| world.plans[plan as usize] = made);
+    // SAFETY: as above.
+    unsafe { *work = 24 };
+    code("plan")
+}
+
+thread_local! {
+    static STREAM: Cell<usize> = const { Cell::new(0) };
+}
+unsafe extern "C" fn set_stream(_: c_int, stream: Opaque) -> c_int {
+    STREAM.set(stream as usize);
+    0
+}
+unsafe extern "C" fn set_work_area(_: c_int, work: *mut c_void) -> c_int {
+    assert!(!work.is_null(), "work area");
+    0
+}
+unsafe extern "C" fn exec(plan: c_int, from: *mut c_void, to: *mut c_void) -> c_int {
+    // SAFETY: the same.
+    unsafe { exec_with_sign(plan, from, to, 0) }
+}
+unsafe extern "C" fn exec_with_sign(plan: c_int, from: *mut c_void, to: *mut c_void, sign: c_int) -> c_int {
+    let work = Work::Transform { plan: plan as usize, from: from as usize, to: to as usize, sign: sign.into() };
+    push(STREAM.get() as Opaque, work);
+    let lines = with(|world| world.plans[plan as usize].dims.len() == 1);
+    if lines { code("lines") } else { code("exec") }
+}
+
+pub const LIBRARIES: Libraries = Libraries {
+    driver: Driver {
+        init,
+        device_get,
+        primary_context_retain: retain,
+        primary_context_release: release,
+        context_set,
+        context_synchronize: synchronize,
+        copy_async,
+        error_string,
+    },
+    streams: Streams {
+        can_access_peer,
+        enable_peer_access,
+        stream_create,
+        stream_wait_event,
+        stream_synchronize,
+        event_create,
+        event_record,
+        event_destroy,
+        copy_2d_async,
+    },
+    fft: Cufft {
+        create,
+        destroy,
+        set_auto_allocation,
+        make_plan_many,
+        set_stream,
+        set_work_area,
+        exec_r2c: exec,
+        exec_c2r: exec,
+        exec_c2c: exec_with_sign,
+        exec_d2z: exec,
+        exec_z2d: exec,
+        exec_z2z: exec_with_sign,
+    },
+};
