@@ -134,7 +134,8 @@ def _translate(message: str) -> str:
         return message
     name, axis, value, rest = found.groups()
     along = f" along {'xyz'[int(axis)]}" if axis else ""
-    return f"{_PATHS[name]} = {value}{along}: {rest.replace('pdims', 'devices.pdims')}"
+    colon = "" if rest.startswith("is ") else ":"
+    return f"{_PATHS[name]} = {value}{along}{colon} {rest.replace('pdims', 'devices.pdims')}"
 
 
 def _cosmology(settings: Settings) -> Any:
