@@ -23,12 +23,20 @@ import numpy as np
 
 import pmwd_dist as pmd
 from pmwd_dist import cudecomp, distributed
-from pmwd_dist.communication import TransposeComm
+from pmwd_dist.communication import HaloComm, TransposeComm
 from pmwd_dist.fft import spectrum_shape
 
 REPEATS = 10
 HALO = 32
-COMMS: tuple[TransposeComm, ...] = ("nccl", "nccl_pl", "nvshmem", "nvshmem_pl")
+COMMS: dict[TransposeComm, HaloComm] = {
+    "nccl": "nccl",
+    "nccl_pl": "nccl",
+    "nvshmem": "nccl",
+    "nvshmem_pl": "nccl",
+    "mpi_p2p": "mpi",
+    "mpi_p2p_pl": "mpi",
+    "mpi_a2a": "mpi",
+}
 
 
 def say(line: str) -> None:
@@ -78,7 +86,7 @@ def random_field(n: int, layout: pmd.Decomposition, dtype: Any) -> jax.Array:
     return jax.block_until_ready(make())
 
 
-def measure(n: int, layout: pmd.Decomposition, name: str) -> None:
+def measure(n: int, layout: pmd.Decomposition, name: str, with_halo: bool) -> None:
     shape = (n, n, n)
     forward, inverse = (
         partial(pmd.prfft3d, decomposition=layout),
@@ -94,29 +102,62 @@ def measure(n: int, layout: pmd.Decomposition, name: str) -> None:
     times = [seconds(forward, field), seconds(inverse, modes)]
     del modes
     times.append(seconds(lambda x: inverse(0.5 * forward(x)), field))
-    times.append(seconds(lambda x: pmd.halo_reduce(pmd.halo_pad(x, HALO, layout), HALO, layout), field))
-    rates = [f" ({moved / queued / 1e9:.0f})" for _, queued in times[:2]] + ["", ""]
-    texts = [text + rate for text, rate in zip(cells(times), rates, strict=True)]
+    if with_halo:
+        times.append(seconds(lambda x: pmd.halo_reduce(pmd.halo_pad(x, HALO, layout), HALO, layout), field))
+    texts = cells(times) + [""] * (4 - len(times))
+    for column, (_, queued) in enumerate(times[:2]):
+        texts[column] += f" ({moved / queued / 1e9:.0f})"
     say(f"| {n}^3 | {layout.pdims} | {name} | " + " | ".join(texts) + f" | {error:.0e} |")
 
 
-def compare_complex(n: int, layout: pmd.Decomposition) -> None:
-    """Complex transforms, which are all that jaxdecomp has."""
-    field = random_field(n, layout, jnp.complex64)
+def measure_complex(n: int, layout: pmd.Decomposition, name: str) -> None:
+    """Complex transforms, which are all that jaxdecomp has. At most one field and one spectrum are held."""
     ours = partial(pmd.pfft3d, decomposition=layout), partial(pmd.pifft3d, decomposition=layout)
-    codes: dict[str, tuple[Any, Any]] = {layout.backend: ours}
+    codes: dict[str, tuple[Any, Any]] = {name: ours}
     # One process with several GPUs hangs in jaxdecomp's pencils (0.3.1 on jaxlib 0.11.2).
     hangs = min(layout.pdims) > 1 and layout.shared_process and layout.platform == "gpu"
     if layout.backend == "xla" and not hangs and find_spec("jaxdecomp"):
         import jaxdecomp
 
         codes["jaxdecomp"] = jaxdecomp.pfft3d, jaxdecomp.pifft3d
-    for name, (forward, inverse) in codes.items():
-        modes = jax.jit(forward)(field)
-        times = [seconds(forward, field), seconds(inverse, modes)]
+    for code, (forward, inverse) in codes.items():
+        field = random_field(n, layout, jnp.complex64)
+        times = [seconds(forward, field), seconds(lambda x, f=forward, b=inverse: b(0.5 * f(x)), field)]
+        modes = jax.block_until_ready(jax.jit(forward)(field))
+        del field
+        times.insert(1, seconds(inverse, modes))
         del modes
-        times.append(seconds(lambda x, f=forward, b=inverse: b(0.5 * f(x)), field))
-        say(f"| {n}^3 complex | {layout.pdims} | {name} | " + " | ".join(cells(times)) + " |  |  |")
+        say(f"| {n}^3 complex | {layout.pdims} | {code} | " + " | ".join(cells(times)) + " |  |  |")
+
+
+def measure_all(n: int, layout: pmd.Decomposition, name: str, fields: bool = True) -> None:
+    """Of cuDecomp, which has offsets of 31 bits, there may be real transforms where halos and complex ones are not."""
+    kinds: dict[str, Callable[[], None]] = {"": partial(measure, n, layout, name, fields)}
+    if fields:
+        kinds[" complex"] = partial(measure_complex, n, layout, name)
+    for kind, run in kinds.items():
+        try:
+            run()
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            say(f"| {n}^3{kind} | {layout.pdims} | {name} | out of memory |")
+
+
+def measure_cudecomp(n: int, pdims: tuple[int, int]) -> None:
+    for comm, halo_comm in COMMS.items():
+        served = pmd.Decomposition(pdims, backend="cudecomp", transpose_comm=comm, halo_comm=halo_comm)
+        name, shapes = f"cuDecomp, {comm}", {"": spectrum_shape((n, n, n), served), " halo and complex": (n, n, n)}
+        opened = 0
+        for kind, shape in shapes.items():
+            try:
+                cudecomp.open_backend(served, [shape], halo=opened * HALO)
+            except ValueError as error:
+                say(f"| {n}^3{kind} | {pdims} | {name} | {error} |")
+                break
+            opened += 1
+        if opened:
+            measure_all(n, served, name, fields=opened == 2)
 
 
 def main() -> None:
@@ -128,17 +169,9 @@ def main() -> None:
     say("|---|---|---|---|---|---|---|---|")
     for n in map(int, sys.argv[1:] or ["512"]):
         for layout in layouts():
-            measure(n, layout, layout.backend)
-            for comm in COMMS if cudecomp.available(layout) else ():
-                served = pmd.Decomposition(layout.pdims, backend="cudecomp", transpose_comm=comm, halo_comm="nccl")
-                try:
-                    cudecomp.open_backend(served, [(n, n, n), spectrum_shape((n, n, n), served)], halo=HALO)
-                except ValueError as error:
-                    say(f"| {n}^3 | {layout.pdims} | cuDecomp, {comm} | {error} |")
-                    continue
-                measure(n, served, f"cuDecomp, {comm}")
-            if n <= 1024:
-                compare_complex(n, layout)
+            measure_all(n, layout, layout.backend)
+            if cudecomp.available(layout):
+                measure_cudecomp(n, layout.pdims)
     cudecomp.close_backend()
 
 
