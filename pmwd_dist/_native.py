@@ -50,13 +50,19 @@ def cudecomp_ops() -> Any | None:
 @functools.cache
 def why_no_peers(ordinals: tuple[int, ...]) -> str | None:
     """What keeps GPUs of this process, by their ordinals, from `peer`, or None."""
-    if not _registered_on_gpus() or not hasattr(_ops, "peer_probe"):
+    if not _registered_on_gpus() or not hasattr(_ops, "peer_is_fast_along_x"):
         return "the native ops are not installed, or too old; `pip install --upgrade jaxdecomp-ops`"
     try:
         _ops.peer_probe(list(ordinals), _cufft_libraries())
     except OSError as error:
         return str(error)
     return None
+
+
+@functools.cache
+def fast_along_x(ordinal: int, parts: int, shape: tuple[int, int, int], double: bool) -> bool:
+    """Whether a GPU, found to have no `why_no_peers`, transforms slabs of a spectrum along x fast by itself."""
+    return _ops.peer_is_fast_along_x(ordinal, parts, shape, double)
 
 
 def _cufft_libraries() -> list[str]:

@@ -182,6 +182,7 @@ def native_rows(run: Any, *arguments: Any) -> list[list[int]]:
 def as_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Decomposition, "_why_no_peers", lambda self: None)
     monkeypatch.setattr(_native, "why_no_peers", lambda ordinals: None)
+    monkeypatch.setattr(_native, "fast_along_x", lambda ordinal, parts, shape, double: shape[0] != 6)
 
 
 def test_gpus_exchange_as_the_mesh_in_force_says(as_gpus: None) -> None:
@@ -227,6 +228,27 @@ def test_xla_serves_batches_that_cufft_would_find_misaligned(as_gpus: None) -> N
     assert len(native_rows(run, np.zeros((2, 3, 5, 8)))) == 1
     assert native_rows(run, np.zeros((2, 3, 5, 7))) == []
     assert len(native_rows(run, np.zeros((1, 3, 5, 7)))) == 1
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_xla_transforms_along_x_where_gpus_are_slow(
+    parts: int, dtype: str, as_gpus: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = Decomposition((parts, 1), jax.devices()[:parts], backend="peer")
+    asked: list[Any] = []
+    monkeypatch.setattr(_native, "fast_along_x", lambda *question: bool(asked.append(question)))
+    x = np.zeros((6, 4, 10), dtype)
+    ordinal = layout.mesh.devices.flat[0].local_hardware_id
+    there = partial(pmd.prfft3d, decomposition=layout)
+    for run in (there, lambda x: pmd.pirfft3d(there(x), x.shape, layout)):
+        asked.clear()
+        text = jax.jit(run).trace(x).lower(lowering_platforms=("cuda",)).as_text()
+        calls = re.findall(r"@jaxdecomp_ops_peer_transform.*?along_x = (?:dense<(\d+)>|array<i64: ?(\d+)>)", text)
+        assert set(asked) == {(ordinal, parts, (6, 4, 6), dtype == "float64")}
+        assert [dense or array for dense, array in calls] == ["0"] * (len(asked) if parts > 1 else 0)
+        assert "type = FFT, length = [6]" in text
+        assert ("type = RFFT, length = [4, 10]" in text) == (parts == 1)
 
 
 # --- whether it can be used -----------------------------------------------------------------------------------
@@ -284,6 +306,6 @@ def test_without_native_ops_or_libraries_a_reason_is_given(monkeypatch: pytest.M
         raise OSError("cuFFT does not load: it isn't there")
 
     monkeypatch.setattr(_native, "_registered_on_gpus", lambda: True)
-    monkeypatch.setattr(_native, "_ops", SimpleNamespace(peer_probe=fails))
+    monkeypatch.setattr(_native, "_ops", SimpleNamespace(peer_probe=fails, peer_is_fast_along_x=None))
     assert "cuFFT does not load" in str(_native.why_no_peers((0,)))
     _native.why_no_peers.cache_clear()

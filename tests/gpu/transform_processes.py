@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import pmwd_dist as pmd
-from pmwd_dist import distributed
+from pmwd_dist import _native, distributed
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from test_transforms import NAMES, TRANSFORMS, operations, weights
@@ -53,7 +53,10 @@ def check_peers(layout: pmd.Decomposition) -> int:
     """Lengths that cuFFT takes otherwise, batches, transposes of any cotangent, other meshes; against numpy."""
     rng = np.random.default_rng(1)
     n = layout.size
-    shapes = ((2 * n, 127 * n, 509), (3 * n, 5 * n, 7), (n, 3 * n, 8))
+    shapes = ((2 * n, 127 * n, 509), (3 * n, 5 * n, 7), (1920, n, 6), (n, 3 * n, 8))
+    ordinal = layout.mesh.devices.flat[0].local_hardware_id
+    slow = [nx for nx, ny, nz in shapes if not _native.fast_along_x(ordinal, n, (nx, ny, nz // 2 + 1), True)]
+    say(f"XLA transforms along x for the lengths {slow}")
     for shape in shapes:
         x = rng.standard_normal((2, *shape))
         z = x[0] + 1j * x[1]

@@ -1,7 +1,8 @@
 //! The Python module: capsules for `jax.ffi.register_ffi_target`.
 
 use crate::cudecomp::{self, Error, Grid, Member};
-use crate::{handlers, peer};
+use crate::handlers;
+use crate::peer::{self, Slabs};
 use core::ffi::CStr;
 use core::ptr::NonNull;
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
@@ -92,6 +93,15 @@ fn peer_probe(py: Python<'_>, devices: Vec<i32>, cufft: Vec<String>) -> PyResult
     py.detach(|| peer::probe(&devices, &cufft)).map_err(|error| PyOSError::new_err(error.0))
 }
 
+/// Whether a GPU, which was probed, transforms slabs of a complex mesh along x without a work area.
+#[pyfunction]
+fn peer_is_fast_along_x(py: Python<'_>, device: i32, parts: i64, shape: [i64; 3], double: bool) -> PyResult<bool> {
+    let no_slabs = || PyValueError::new_err(format!("{shape:?} are not slabs over {parts} GPUs"));
+    let slabs = Slabs::new(parts, shape, None, double).ok_or_else(no_slabs)?;
+    let outcome = py.detach(|| peer::is_fast_along_x(&*peer::node(device)?, &slabs));
+    outcome.map_err(|error| PyRuntimeError::new_err(error.0))
+}
+
 fn grid(shape: [i64; 3], pdims: [i64; 2], [transpose_comm, halo_comm]: [i32; 2]) -> Grid {
     Grid { shape, pdims, transpose_comm, halo_comm }
 }
@@ -113,5 +123,6 @@ fn _jaxdecomp_ops(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(cudecomp_open_grid, module)?)?;
     module.add_function(wrap_pyfunction!(cudecomp_scratch, module)?)?;
     module.add_function(wrap_pyfunction!(cudecomp_close, module)?)?;
-    module.add_function(wrap_pyfunction!(peer_probe, module)?)
+    module.add_function(wrap_pyfunction!(peer_probe, module)?)?;
+    module.add_function(wrap_pyfunction!(peer_is_fast_along_x, module)?)
 }

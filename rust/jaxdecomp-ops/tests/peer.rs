@@ -3,7 +3,8 @@
 mod made_up_gpus;
 
 use jaxdecomp_ops::cuda::{Error, Opaque, Result};
-use jaxdecomp_ops::peer::{Hall, Job, Node, Party, Planes, Purpose, Slabs, exchange_planes, scratch_len, transform};
+use jaxdecomp_ops::peer::{Hall, Job, Node, Party, Planes, Purpose, Slabs, exchange_planes, is_fast_along_x};
+use jaxdecomp_ops::peer::{scratch_len, transform};
 use made_up_gpus::{CURRENT, Complex, FORGETFUL, LIBRARIES, Work, begin, dft, new_stream, play, push, random, with};
 use std::ffi::c_void;
 use std::thread;
@@ -83,15 +84,29 @@ fn run(
     slabs: &Slabs,
     ordinals: &[i32],
     blocks: &[Vec<f64>],
-    (inverse, sign, batch): (bool, i64, usize),
+    what: (bool, i64, usize),
     seed: u64,
 ) -> Vec<Result<Vec<f64>>> {
-    let lengths = (batch * numbers(slabs, !inverse), 2 * scratch_len(slabs, inverse).max(1) as usize);
+    run_passes(slabs, ordinals, blocks, what, false, seed)
+}
+
+/// The same, of all axes or without the one along x.
+fn run_passes(
+    slabs: &Slabs,
+    ordinals: &[i32],
+    blocks: &[Vec<f64>],
+    (inverse, sign, batch): (bool, i64, usize),
+    planes_only: bool,
+    seed: u64,
+) -> Vec<Result<Vec<f64>>> {
+    let scratch = scratch_len(slabs, inverse, planes_only);
+    let lengths = (batch * numbers(slabs, !inverse), 2 * scratch.max(1) as usize);
     on_all(ordinals, blocks, lengths, seed, |node, hall, party, [input, output, scratch]| {
         let job = Job {
             party,
             inverse,
             sign,
+            planes_only,
             batch,
             input: input as *const c_void,
             output: output as *mut c_void,
@@ -197,6 +212,51 @@ fn inverse_is_the_inverse_whatever_the_streams_do_first() {
     }
 }
 
+/// The transform along x of a slab along y, by definition.
+fn along_x(block: &[f64], nx: usize, sign: f64) -> Vec<f64> {
+    let columns = block.len() / nx / 2;
+    let value = |i: usize| {
+        let column =
+            (0..nx).map(|x| [block[2 * (x * columns + i % columns)], block[2 * (x * columns + i % columns) + 1]]);
+        dft(&column.collect::<Vec<Complex>>(), [nx, 1, 1], [i / columns, 0, 0], sign)
+    };
+    (0..nx * columns).flat_map(value).collect()
+}
+
+#[test]
+fn planes_alone_are_the_transform_without_x() {
+    let _one = begin();
+    for (real, parts, seed) in [(true, 2), (true, 4), (false, 2), (false, 4)]
+        .into_iter()
+        .flat_map(|(real, parts)| (0..20).map(move |seed| (real, parts, seed)))
+    {
+        let slabs = case(real, parts);
+        let (field, spectrum) = pair(&slabs, -1, 1);
+        let (shape, nz) = (slabs.shape.map(|n| n as usize), slabs.field_block()[2] as usize);
+        let field = divide(&field, [shape[0], shape[1], nz], if real { 1 } else { 2 }, 0, parts as usize);
+        let spectrum = divide(&spectrum, shape, 2, 1, parts as usize);
+        let ordinals: Vec<i32> = (0..parts as i32).collect();
+        let got = run_passes(&slabs, &ordinals, &field, (false, -1, 1), true, seed);
+        for (got, expected) in got.iter().zip(&spectrum) {
+            assert_close(&along_x(got.as_ref().expect("no error"), shape[0], -1.0), expected);
+        }
+        let half: Vec<Vec<f64>> = spectrum.iter().map(|block| along_x(block, shape[0], 1.0)).collect();
+        let got = run_passes(&slabs, &ordinals, &half, (true, 1, 1), true, seed);
+        let count = (shape[0] * shape[1] * nz) as f64;
+        for (got, expected) in got.iter().zip(&field) {
+            assert_close(got.as_ref().expect("no error"), &expected.iter().map(|v| v * count).collect::<Vec<f64>>());
+        }
+    }
+}
+
+#[test]
+fn lengths_that_need_a_work_area_are_not_fast() {
+    let _one = begin();
+    let node = Node::new(LIBRARIES, 0).expect("a GPU");
+    let fast = |nx| is_fast_along_x(&node, &Slabs::new(2, [nx, 4, 3], None, true).expect("it divides"));
+    assert_eq!((fast(8), fast(6)), (Ok(true), Ok(false)));
+}
+
 #[test]
 fn a_failure_on_one_gpu_reaches_all() {
     for (function, inverse) in [("plan", false), ("exec", false), ("lines", true), ("copy", false), ("copy", true)] {
@@ -238,6 +298,7 @@ fn a_gpu_that_stays_away_is_reported() {
         party: Party { run: 1, row: vec![0, 1], place: 0, stream: new_stream(0) },
         inverse: false,
         sign: -1,
+        planes_only: false,
         batch: 1,
         input: 8 as *const c_void,
         output: 8 as *mut c_void,

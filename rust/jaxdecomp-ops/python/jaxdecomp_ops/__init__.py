@@ -7,6 +7,7 @@ from jaxdecomp_ops._jaxdecomp_ops import (
     cudecomp_open_grid,
     cudecomp_probe,
     cudecomp_scratch,
+    peer_is_fast_along_x,
     peer_probe,
     targets,
 )
@@ -18,6 +19,7 @@ __all__ = [
     "cudecomp_open_grid",
     "cudecomp_probe",
     "cudecomp_scratch",
+    "peer_is_fast_along_x",
     "peer_probe",
     "targets",
 ]

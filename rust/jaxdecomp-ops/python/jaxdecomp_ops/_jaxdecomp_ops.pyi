@@ -8,6 +8,7 @@ __all__ = [
     "cudecomp_open_grid",
     "cudecomp_probe",
     "cudecomp_scratch",
+    "peer_is_fast_along_x",
     "peer_probe",
     "targets",
 ]
@@ -36,3 +37,6 @@ def cudecomp_close() -> None:
 
 def peer_probe(devices: Sequence[int], cufft: Sequence[str]) -> None:
     """Fail with `OSError` unless CUDA's driver and cuFFT load, and these GPUs can write into each other's memory."""
+
+def peer_is_fast_along_x(device: int, parts: int, shape: Sequence[int], double: bool) -> bool:
+    """Whether a GPU, which was probed, transforms slabs of a complex mesh along x without a work area."""

@@ -38,9 +38,14 @@ fn run_transform(call: &Call<'_>) -> Result<()> {
     let [sign] = call.integer_array("sign")?;
     let [nz] = call.integer_array("nz")?;
     let [parts] = call.integer_array("parts")?;
-    let inverse = inverse != 0;
+    let [along_x] = call.integer_array("along_x")?;
+    let (inverse, planes_only) = (inverse != 0, along_x == 0);
     let slabs = slabs(&input, &output, inverse, parts, (nz > 0).then_some(nz))?;
-    let batch = check(&input, &output, &scratch, &slabs, inverse)?;
+    if planes_only && parts == 1 {
+        return Err(Error::invalid("along_x: expected 1 where nothing is exchanged, got 0"));
+    }
+    let batch = check(&input, &output, &slabs, inverse)?;
+    check_scratch(&scratch, &slabs, scratch_len(&slabs, inverse, planes_only))?;
     if batch > 1 && slabs.real.is_some() && slabs.field_block().iter().product::<i64>() % 2 != 0 {
         return Err(Error::invalid("cuFFT does not take a second real mesh of an odd number of values"));
     }
@@ -49,6 +54,7 @@ fn run_transform(call: &Call<'_>) -> Result<()> {
         party,
         inverse,
         sign,
+        planes_only,
         batch,
         input: input.as_ptr(),
         output: output.as_mut_ptr(),
@@ -129,8 +135,8 @@ fn slabs(input: &Input<'_>, output: &Output<'_>, inverse: bool, parts: i64, real
         .ok_or_else(|| Error::invalid(format!("{before:?} and {after:?} are not slabs of one mesh over {parts} GPUs")))
 }
 
-/// Number of meshes, if all buffers are as they must be.
-fn check(input: &Input<'_>, output: &Output<'_>, scratch: &Output<'_>, slabs: &Slabs, inverse: bool) -> Result<usize> {
+/// Number of meshes, if operand and result are as they must be.
+fn check(input: &Input<'_>, output: &Output<'_>, slabs: &Slabs, inverse: bool) -> Result<usize> {
     let batch = input.dims()[0];
     let dims = |block: [i64; 3]| [batch, block[0] as usize, block[1] as usize, block[2] as usize];
     let (field, spectrum) = (dims(slabs.field_block()), dims(slabs.spectrum_block()));
@@ -139,15 +145,19 @@ fn check(input: &Input<'_>, output: &Output<'_>, scratch: &Output<'_>, slabs: &S
         if inverse { (spectrum, field, (complex, real)) } else { (field, spectrum, (real, complex)) };
     input.expect_dims(&before)?;
     output.expect_dims(&after)?;
-    if (input.dtype(), output.dtype()) != types || scratch.dtype() != complex {
+    if (input.dtype(), output.dtype()) != types {
         return Err(Error::invalid(format!("expected {types:?}, got {:?}", (input.dtype(), output.dtype()))));
     }
-    let [len] = scratch.expect_rank::<1>("element")?;
-    let needed = scratch_len(slabs, inverse);
-    if (len as i64) < needed {
-        return Err(Error::invalid(format!("scratch: expected {needed} elements, got {len}")));
-    }
     Ok(batch)
+}
+
+fn check_scratch(scratch: &Output<'_>, slabs: &Slabs, needed: i64) -> Result<()> {
+    let [len] = scratch.expect_rank::<1>("element")?;
+    let (expected, got) = (slabs.complex_dtype(), scratch.dtype());
+    if expected != got || (len as i64) < needed {
+        return Err(Error::invalid(format!("scratch: expected {needed} of {expected}, got {len} of {got}")));
+    }
+    Ok(())
 }
 
 /// The GPUs with which this one exchanges, and its place among them: one row of those that the program runs on.

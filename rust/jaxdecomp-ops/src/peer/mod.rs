@@ -19,7 +19,7 @@ pub use exchange::{Hall, Party, Rows};
 pub use halo::{Planes, Purpose, exchange_planes};
 pub use node::{Libraries, Node};
 pub use slabs::Slabs;
-pub use transform::{Job, scratch_len, transform};
+pub use transform::{Job, is_fast_along_x, scratch_len, transform};
 
 use crate::cuda::{Device, Error, Result, cufft, driver};
 use std::collections::BTreeMap;
@@ -55,7 +55,10 @@ pub fn probe(ordinals: &[i32], cufft_candidates: &[String]) -> Result<()> {
 }
 
 /// The GPU of this ordinal, prepared once.
-fn node(ordinal: i32) -> Result<Arc<Node>> {
+///
+/// # Errors
+/// CUDA's own, or that [`probe`] was not called before.
+pub fn node(ordinal: i32) -> Result<Arc<Node>> {
     let mut nodes = NODES.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(node) = nodes.get(&ordinal) {
         return Ok(node.clone());

@@ -17,6 +17,8 @@ pub struct Job {
     pub inverse: bool,
     /// Sign of the exponent.
     pub sign: i64,
+    /// Whether the transform along x is left to the caller.
+    pub planes_only: bool,
     /// Number of meshes, one after the other in memory.
     pub batch: usize,
     /// Slabs to be transformed.
@@ -29,11 +31,34 @@ pub struct Job {
 
 /// Complex values of scratch memory that a call needs.
 #[must_use]
-pub fn scratch_len(slabs: &Slabs, inverse: bool) -> i64 {
-    let sends = slabs.parts > 1;
+pub fn scratch_len(slabs: &Slabs, inverse: bool, planes_only: bool) -> i64 {
     // To send from; to receive, where that can't be the result.
-    let buffers = i64::from(sends) + i64::from(inverse && slabs.real.is_some());
+    let buffers = i64::from(sends_scratch(slabs, inverse, planes_only)) + i64::from(inverse && slabs.real.is_some());
     buffers * slabs.values()
+}
+
+/// Whether something is sent that is not what came in.
+fn sends_scratch(slabs: &Slabs, inverse: bool, planes_only: bool) -> bool {
+    slabs.parts > 1 && !(inverse && planes_only)
+}
+
+/// Whether this GPU transforms along x fast, where the values of a line lie far apart: cuFFT does so in one or two passes
+/// for some lengths, and else in passes through a work area, with a tenth of the speed.
+///
+/// # Errors
+/// cuFFT's own.
+pub fn is_fast_along_x(node: &Node, slabs: &Slabs) -> Result<bool> {
+    node.enter()?;
+    let plan = plan_along_x(node, slabs)?;
+    let work_bytes = lock(&plan).work_bytes();
+    Ok(work_bytes == 0)
+}
+
+/// Transforms of one band.
+fn plan_along_x(node: &Node, slabs: &Slabs) -> Result<Shared> {
+    let [nx, lines, nk] = slabs.spectrum_block();
+    let layout = Layout { dims: vec![nx], stride: lines * nk, distances: [1, 1], batch: slabs.lines() * nk };
+    node.plan(Kind::C2C, slabs.double, layout)
 }
 
 /// Transforms slabs along x to slabs along y, or back.
@@ -86,12 +111,14 @@ impl Buffers {
         let field = slabs.field_block().iter().product::<i64>() as usize * slabs.field_item();
         let (before, after) = if job.inverse { (spectrum, field) } else { (field, spectrum) };
         let output = offset(job.output, mesh * after);
+        let input = offset(job.input.cast_mut(), mesh * before);
         let own_incoming = job.inverse && slabs.real.is_some();
-        let behind = if slabs.parts > 1 { spectrum } else { 0 };
+        let sends_scratch = sends_scratch(slabs, job.inverse, job.planes_only);
+        let behind = if sends_scratch { spectrum } else { 0 };
         Self {
-            input: offset(job.input.cast_mut(), mesh * before),
+            input,
             output,
-            outgoing: if slabs.parts > 1 { job.scratch } else { output },
+            outgoing: if sends_scratch { job.scratch } else { input },
             incoming: if own_incoming { offset(job.scratch, behind) } else { output },
         }
     }
@@ -112,8 +139,8 @@ struct Passes<'a> {
     work: *mut c_void,
     /// Along y and z, some planes at a time.
     planes: Shared,
-    /// Along x, some lines at a time.
-    lines: Shared,
+    /// Along x, some lines at a time; none where that is left to the caller.
+    lines: Option<Shared>,
 }
 
 impl<'a> Passes<'a> {
@@ -126,7 +153,7 @@ impl<'a> Passes<'a> {
         node.enter()?;
         node.reach(&job.party.row)?;
         let [_, ny, nz] = slabs.field_block();
-        let [nx, lines, nk] = slabs.spectrum_block();
+        let nk = slabs.shape[2];
         let (field, spectrum) = (ny * nz, ny * nk);
         let (kind, distances) = match (slabs.real, job.inverse) {
             (None, _) => (Kind::C2C, [field, field]),
@@ -135,9 +162,10 @@ impl<'a> Passes<'a> {
         };
         let planes = Layout { dims: vec![ny, nz], stride: 1, distances, batch: slabs.planes() };
         let planes = node.plan(kind, slabs.double, planes)?;
-        let along_x = Layout { dims: vec![nx], stride: lines * nk, distances: [1, 1], batch: slabs.lines() * nk };
-        let lines = node.plan(Kind::C2C, slabs.double, along_x)?;
-        let work_bytes = lock(&planes).work_bytes().max(lock(&lines).work_bytes());
+        let lines = if job.planes_only { None } else { Some(plan_along_x(node, slabs)?) };
+        let work_bytes =
+            [Some(&planes), lines.as_ref()].into_iter().flatten().map(|plan| lock(plan).work_bytes()).max();
+        let work_bytes = work_bytes.unwrap_or(0);
         let work = if work_bytes > 0 { memory(work_bytes)? } else { null_mut() };
         let (stream, place) = (node.stream(job.party.stream), job.party.place);
         Ok(Self { slabs, stream, place, inverse: job.inverse, sign: job.sign, work, planes, lines })
@@ -159,16 +187,17 @@ impl<'a> Passes<'a> {
         }
     }
 
-    /// Along x.
+    /// Along x; nothing where that is left to the caller, and the slabs then are the same.
     ///
     /// # Safety
     /// `from` and `to` are slabs along y.
     unsafe fn along_x(&self, from: *mut c_void, to: *mut c_void) -> Result<()> {
+        let Some(lines) = &self.lines else { return Ok(()) };
         let step = (self.slabs.lines() * self.slabs.shape[2]) as usize * self.slabs.item();
         (0..self.slabs.bands as usize).try_for_each(|band| {
             let (from, to) = (offset(from, band * step), offset(to, band * step));
             // SAFETY: as above.
-            unsafe { lock(&self.lines).run(self.stream.raw(), self.work, from, to, self.sign) }
+            unsafe { lock(lines).run(self.stream.raw(), self.work, from, to, self.sign) }
         })
     }
 
