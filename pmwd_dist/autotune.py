@@ -21,7 +21,7 @@ from pmwd_dist.halo import halo_pad, halo_reduce
 
 Kind = Literal["r2c", "c2c"]
 
-_COMMS: tuple[TransposeComm, ...] = ("nccl", "nccl_pl", "nvshmem", "nvshmem_pl")
+_COMMS: tuple[TransposeComm, ...] = ("nccl", "nccl_pl", "nvshmem", "nvshmem_pl", "mpi_p2p", "mpi_p2p_pl", "mpi_a2a")
 
 
 def autotune(
@@ -39,8 +39,8 @@ def autotune(
 
     Every division of the devices into slabs and pencils that fits the mesh is timed: the transforms of all `kinds`
     there and back, and filling a halo and adding it back. The smallest sum wins. In one process with several GPUs their
-    copies into each other's memory ("peer") compete with XLA; with one process a GPU and cuDecomp installed, its NCCL
-    and NVSHMEM backends do, and the winner is left open. The result is kept on disk with all that it depends on
+    copies into each other's memory ("peer") compete with XLA; with one process a GPU and cuDecomp installed, its NCCL,
+    NVSHMEM and MPI backends do, and the winner is left open. The result is kept on disk with all that it depends on
     (devices, driver, versions, shape, dtype, kinds, halo), and not measured twice.
 
     Args:
@@ -216,10 +216,15 @@ def _measure(
             spectrum = _attempt(partial(jax.jit(there), field))
             inverse += _seconds(partial(back, decomposition=layout), spectrum, repeats)
         field = _ones(shape, real, layout)
-        exchange = _seconds(lambda x: halo_reduce(halo_pad(x, halo, layout), halo, layout), field, repeats)
+        exchange = _seconds(partial(_there_and_back, layout, halo), field, repeats)
     except MemoryError as error:
         return str(error)
     return forward, inverse, exchange
+
+
+def _there_and_back(layout: Decomposition, halo: int, field: jax.Array) -> jax.Array:
+    # Where the padded field isn't used, XLA wouldn't make it.
+    return halo_reduce(jax.lax.optimization_barrier(halo_pad(field, halo, layout)), halo, layout)
 
 
 def _ones(shape: Shape3, dtype: Any, layout: Decomposition) -> jax.Array:
