@@ -86,6 +86,27 @@ def check_peers(layout: pmd.Decomposition) -> int:
     return 7 * len(shapes) + 1
 
 
+def check_pieces(layout: pmd.Decomposition) -> int:
+    """Meshes so large that they are exchanged in pieces and bands, against XLA's collectives."""
+    shape = (640, 512, 500)
+    plain = pmd.Decomposition(layout.pdims, list(layout.mesh.devices.flat), backend="xla")
+    make = jax.jit(lambda: jax.random.normal(jax.random.key(0), shape), out_shardings=plain.sharding)
+    x = make()
+    z = x * (1 + 2j)
+    for name, there, back in (
+        ("R2C", partial(pmd.prfft3d, x), lambda w, own: pmd.pirfft3d(w, shape, own)),
+        ("C2C", partial(pmd.pfft3d, z), pmd.pifft3d),
+    ):
+        spectrum = there(plain)
+        for what, got, expected in (
+            (name, there(layout), spectrum),
+            (f"inverse {name}", back(spectrum, layout), back(spectrum, plain)),
+        ):
+            error = float(jax.numpy.abs(got - expected).max() / jax.numpy.abs(expected).max())
+            assert error < 1e-13, f"{what} {shape}: {error}"
+    return 4
+
+
 def check_threads(layout: pmd.Decomposition) -> int:
     """Python threads, each with a program of its own, on the same GPUs."""
     x = jax.device_put(np.random.default_rng(2).standard_normal((64, 64, 64)), layout.sharding)
@@ -124,7 +145,7 @@ def main() -> None:
     if jax.process_count() == 1:
         for layout in layouts():
             if layout.backend == "peer":
-                count += check_peers(layout) + check_threads(layout)
+                count += check_peers(layout) + check_pieces(layout) + check_threads(layout)
     else:  # a process may use its own GPU alone
         alone = pmd.Decomposition((1, 1), jax.local_devices())
         field = weights(0)

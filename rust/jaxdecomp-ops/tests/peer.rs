@@ -12,10 +12,10 @@ use std::time::Duration;
 
 /// Real, or complex.
 fn case(real: bool, parts: i64) -> Slabs {
-    let (shape, nz) = if real { ([8, 4, 4], Some(6)) } else { ([8, 4, 3], None) };
+    let (shape, nz) = if real { ([8, 8, 4], Some(6)) } else { ([8, 8, 3], None) };
     let slabs = Slabs::new(parts, shape, nz, true).expect("it divides");
     // Small ones are not cut by themselves.
-    Slabs { pieces: 2, bands: if parts < 4 { 2 } else { 1 }, ..slabs }
+    Slabs { pieces: if parts < 4 { 4 } else { 2 }, bands: 2, ..slabs }
 }
 
 /// Numbers of a block along x or along y, of which complex values have two.
@@ -162,7 +162,7 @@ fn forward_is_the_fourier_transform_whatever_the_streams_do_first() {
     {
         let slabs = case(real, parts);
         let each = if real { 1 } else { 2 };
-        let field_shape = [8, 4, slabs.field_block()[2] as usize];
+        let field_shape = [8, 8, slabs.field_block()[2] as usize];
         let (a, b) = (pair(&slabs, sign, 1), pair(&slabs, sign, 2));
         let split = |x: &[f64], n, each, axis| divide(x, n, each, axis, parts as usize);
         let blocks: Vec<Vec<f64>> = split(&a.0, field_shape, each, 0)
@@ -318,7 +318,7 @@ fn the_streams_of_these_tests_find_a_missing_event() {
     let slabs = case(true, 4);
     let (field, spectrum) = pair(&slabs, -1, 1);
     let shape = slabs.shape.map(|n| n as usize);
-    let blocks = divide(&field, [8, 4, 6], 1, 0, 4);
+    let blocks = divide(&field, [8, 8, 6], 1, 0, 4);
     let expected = divide(&spectrum, shape, 2, 1, 4);
     let wrong = (0..20).any(|seed| {
         FORGETFUL.set(true);

@@ -18,7 +18,7 @@ mod transform;
 pub use exchange::{Hall, Party, Rows};
 pub use halo::{Planes, Purpose, exchange_planes};
 pub use node::{Libraries, Node};
-pub use slabs::Slabs;
+pub use slabs::{Share, Slabs};
 pub use transform::{Job, is_fast_along_x, scratch_len, transform};
 
 use crate::cuda::{Device, Error, Result, cufft, driver};

@@ -20,6 +20,15 @@ pub struct Slabs {
     pub bands: i64,
 }
 
+/// Some planes of a slab along x, and the lines of them that go to one slab along y: where they begin, and how many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// Planes, counted within the slab along x.
+    pub planes: [i64; 2],
+    /// Lines, counted within the slab along y.
+    pub lines: [i64; 2],
+}
+
 /// Transforms of more values than this go slower, and need a work area as large as their data.
 const LARGEST_TRANSFORM: i64 = 1 << 30;
 /// Exchanges shorter than this are not worth to be begun early.
@@ -39,14 +48,17 @@ impl Slabs {
         let slabs = Self { parts, shape, real, double, pieces: 1, bands: 1 };
         let ([planes, ny, nz], lines) = (slabs.field_block(), slabs.spectrum_block()[1]);
         let bytes = slabs.values() * slabs.item() as i64;
-        let hidden = if parts == 1 { 1 } else { (bytes / SHORTEST_EXCHANGE).clamp(1, PIECES) };
-        // No more than is wanted, lest a prime number of planes be sent one by one.
-        let hidden = (1..=hidden).rev().find(|d| planes % d == 0).unwrap_or(1);
-        let pieces = hidden.max(divisor(planes, transforms(planes * ny * nz)));
+        let wanted = if parts == 1 { 1 } else { (bytes / SHORTEST_EXCHANGE).clamp(1, PIECES) };
+        // No more than are wanted, lest a prime number of planes be sent one by one.
+        let cut = |n: i64, least: i64| {
+            let hidden = (1..=wanted).rev().find(|d| n % d == 0).unwrap_or(1);
+            hidden.max(divisor(n, least))
+        };
+        let pieces = cut(planes, transforms(planes * ny * nz));
         // Real values must lie where a complex one could.
         let aligned = real.is_none() || planes / pieces * ny * nz % 2 == 0;
         let pieces = if aligned { pieces } else { 1 };
-        Some(Self { pieces, bands: divisor(lines, transforms(slabs.values())), ..slabs })
+        Some(Self { pieces, bands: cut(lines, transforms(slabs.values())), ..slabs })
     }
 
     /// Bytes of a complex value.
@@ -107,18 +119,45 @@ impl Slabs {
         self.spectrum_block()[1] / self.bands
     }
 
-    /// The values that slab `a` along x and slab `b` along y have in common, of planes `first..first + planes` of `a`.
+    /// How many pieces are sent band by band: the last ones on the way there, the first ones on the way back. The transform
+    /// along x thus goes on beside the exchange of half of the values, as that of the planes does beside the other half.
     #[must_use]
-    pub fn common(&self, a: i64, b: i64, first: i64, planes: i64) -> Rows {
-        let item = self.item();
+    pub fn banded(&self) -> i64 {
+        if self.bands > 1 { self.pieces / 2 } else { 0 }
+    }
+
+    /// What is sent, one after the other.
+    #[must_use]
+    pub fn shares(&self, inverse: bool) -> Vec<Share> {
+        let (planes, banded) = (self.planes(), self.banded());
+        let whole = [0, self.spectrum_block()[1]];
+        let pieces =
+            |range: core::ops::Range<i64>| range.map(|piece| Share { planes: [piece * planes, planes], lines: whole });
+        let bands = |first: i64| {
+            let planes = [first * planes, banded * planes];
+            let count = if banded > 0 { self.bands } else { 0 };
+            (0..count).map(move |band| Share { planes, lines: [band * self.lines(), self.lines()] })
+        };
+        if inverse {
+            return bands(0).chain(pieces(banded..self.pieces)).collect();
+        }
+        let first = self.pieces - banded;
+        pieces(0..first).chain(bands(first)).collect()
+    }
+
+    /// What slab `a` along x and slab `b` along y have in common, of a share.
+    #[must_use]
+    pub fn common(&self, a: i64, b: i64, share: &Share) -> Rows {
         let [nx, ny, nk] = self.shape.map(|n| n as usize);
-        let (parts, a, b, first) = (self.parts as usize, a as usize, b as usize, first as usize);
-        let (plane, row) = (ny * nk * item, ny / parts * nk * item);
+        let (parts, a, b) = (self.parts as usize, a as usize, b as usize);
+        let ([plane, planes], [first, lines]) = (share.planes.map(|n| n as usize), share.lines.map(|n| n as usize));
+        let line = nk * self.item();
+        let (there, here) = (ny / parts * line, ny * line);
         Rows {
-            offsets: [first * plane + b * row, (a * (nx / parts) + first) * row],
-            pitches: [plane, row],
-            width: row,
-            height: planes as usize,
+            offsets: [plane * here + b * there + first * line, (a * (nx / parts) + plane) * there + first * line],
+            pitches: [here, there],
+            width: lines * line,
+            height: planes,
         }
     }
 }
@@ -135,13 +174,13 @@ fn divisor(n: i64, least: i64) -> i64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Slabs, divisor};
+    use super::{Share, Slabs, divisor};
 
     #[test]
     fn pieces_divide() {
         assert_eq!((divisor(256, 4), divisor(6, 4), divisor(7, 2), divisor(5, 9)), (4, 6, 7, 5));
         let big = Slabs::new(4, [1024, 1024, 513], Some(1024), false).expect("it divides");
-        assert_eq!((big.planes(), big.lines()), (64, 256));
+        assert_eq!((big.planes(), big.lines()), (64, 64));
         let small = Slabs::new(4, [64, 64, 33], Some(64), false).expect("it divides");
         assert_eq!((small.planes(), small.lines()), (16, 16));
         let odd = Slabs::new(2, [1016, 510, 256], Some(511), true).expect("it divides");
@@ -152,6 +191,23 @@ mod tests {
         assert_eq!(prime.pieces, 1, "509 planes");
         let huge = Slabs::new(1, [2048, 2048, 1025], Some(2048), false).expect("it divides");
         assert_eq!((huge.planes(), huge.lines()), (256, 256));
+    }
+
+    #[test]
+    fn shares_are_everything_once() {
+        for (pieces, bands) in [(1, 1), (4, 1), (1, 2), (2, 2), (3, 2), (4, 4)] {
+            let slabs = Slabs::new(2, [24, 16, 5], Some(8), false).expect("it divides");
+            let slabs = Slabs { pieces, bands, ..slabs };
+            for inverse in [false, true] {
+                let mut times = [[0; 8]; 12];
+                for Share { planes: [plane, planes], lines: [line, lines] } in slabs.shares(inverse) {
+                    for row in &mut times[plane as usize..][..planes as usize] {
+                        row[line as usize..][..lines as usize].iter_mut().for_each(|count| *count += 1);
+                    }
+                }
+                assert_eq!(times, [[1; 8]; 12], "{slabs:?}");
+            }
+        }
     }
 
     #[test]

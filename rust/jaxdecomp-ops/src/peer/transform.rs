@@ -2,7 +2,7 @@
 
 use super::exchange::{Exchange, Hall, Party, Rows};
 use super::node::{Node, Shared, lock};
-use super::slabs::Slabs;
+use super::slabs::{Share, Slabs};
 use crate::cuda::cufft::{Kind, Layout};
 use crate::cuda::{Result, Stream};
 use core::ffi::c_void;
@@ -78,7 +78,7 @@ pub unsafe fn transform(
 ) -> Result<()> {
     let exchange = Exchange { node, hall, party: &job.party };
     let outcome = Passes::new(node, slabs, job, memory).and_then(|passes| {
-        let pieces = passes.routes();
+        let routes = passes.routes();
         (0..job.batch).try_for_each(|mesh| {
             let at = Buffers::new(slabs, job, mesh);
             // SAFETY: by contract.
@@ -86,8 +86,8 @@ pub unsafe fn transform(
                 match (slabs.parts, job.inverse) {
                     (1, false) => passes.forward_alone(&at),
                     (1, true) => passes.inverse_alone(&at),
-                    (_, false) => passes.forward(&exchange, &pieces, &at),
-                    (_, true) => passes.inverse(&exchange, &pieces, &at),
+                    (_, false) => passes.forward(&exchange, &routes, &at),
+                    (_, true) => passes.inverse(&exchange, &routes, &at),
                 }
             }
         })
@@ -187,18 +187,25 @@ impl<'a> Passes<'a> {
         }
     }
 
-    /// Along x; nothing where that is left to the caller, and the slabs then are the same.
+    /// Along x, one band; nothing where that is left to the caller, and the slabs then are the same.
     ///
     /// # Safety
     /// `from` and `to` are slabs along y.
-    unsafe fn along_x(&self, from: *mut c_void, to: *mut c_void) -> Result<()> {
+    unsafe fn band(&self, band: i64, from: *mut c_void, to: *mut c_void) -> Result<()> {
         let Some(lines) = &self.lines else { return Ok(()) };
-        let step = (self.slabs.lines() * self.slabs.shape[2]) as usize * self.slabs.item();
-        (0..self.slabs.bands as usize).try_for_each(|band| {
-            let (from, to) = (offset(from, band * step), offset(to, band * step));
-            // SAFETY: as above.
-            unsafe { lock(lines).run(self.stream.raw(), self.work, from, to, self.sign) }
-        })
+        let start = (band * self.slabs.lines() * self.slabs.shape[2]) as usize * self.slabs.item();
+        let (from, to) = (offset(from, start), offset(to, start));
+        // SAFETY: as above.
+        unsafe { lock(lines).run(self.stream.raw(), self.work, from, to, self.sign) }
+    }
+
+    /// Along x.
+    ///
+    /// # Safety
+    /// As for [`Self::band`].
+    unsafe fn along_x(&self, from: *mut c_void, to: *mut c_void) -> Result<()> {
+        // SAFETY: by contract.
+        (0..self.slabs.bands).try_for_each(|band| unsafe { self.band(band, from, to) })
     }
 
     /// # Safety
@@ -221,57 +228,79 @@ impl<'a> Passes<'a> {
         }
     }
 
-    /// What goes where, piece after piece. All GPUs send at the same distance, so that no two send to the same one.
+    /// What goes where, share after share. All GPUs send at the same distance, so that no two send to the same one.
     fn routes(&self) -> Vec<Vec<(usize, Rows)>> {
-        let (parts, planes) = (self.slabs.parts as usize, self.slabs.planes());
-        let rows = |piece: i64, to: usize| {
-            let first = piece * planes;
+        let parts = self.slabs.parts as usize;
+        let rows = |share: &Share, to: usize| {
             // The slab along x is the sender's on the way there, the receiver's on the way back.
             if self.inverse {
-                self.slabs.common(to as i64, self.place as i64, first, planes).reversed()
+                self.slabs.common(to as i64, self.place as i64, share).reversed()
             } else {
-                self.slabs.common(self.place as i64, to as i64, first, planes)
+                self.slabs.common(self.place as i64, to as i64, share)
             }
         };
         let hops = || (0..parts).map(|hop| (self.place + hop) % parts);
-        (0..self.slabs.pieces).map(|piece| hops().map(|to| (to, rows(piece, to))).collect()).collect()
+        let shares = self.slabs.shares(self.inverse);
+        shares.iter().map(|share| hops().map(|to| (to, rows(share, to))).collect()).collect()
     }
 
     /// # Safety
     /// As for [`transform`].
-    unsafe fn forward(&self, exchange: &Exchange<'_>, pieces: &[Vec<(usize, Rows)>], at: &Buffers) -> Result<()> {
+    unsafe fn forward(&self, exchange: &Exchange<'_>, routes: &[Vec<(usize, Rows)>], at: &Buffers) -> Result<()> {
+        let Slabs { pieces, bands, .. } = *self.slabs;
+        let banded = self.slabs.banded();
         let begin = || {
-            let ready = self.stream.record()?;
-            let done = (0..self.slabs.pieces).map(|piece| {
+            let (ready, mut done) = (self.stream.record()?, Vec::new());
+            for piece in 0..pieces {
                 // SAFETY: by contract.
                 unsafe { self.piece(piece, at.input, at.outgoing) }?;
-                self.stream.record()
-            });
-            Ok((ready, done.collect::<Result<_>>()?))
+                if piece < pieces - banded || piece == pieces - 1 {
+                    done.push(self.stream.record()?);
+                }
+            }
+            Ok((ready, done))
         };
         // SAFETY: by contract.
-        unsafe {
-            let sent = exchange.trade(at.outgoing, at.incoming, begin(), pieces)?;
-            exchange.wait_for(&sent, None)?;
-            self.along_x(at.output, at.output)
+        let sent = unsafe { exchange.trade(at.outgoing, at.incoming, begin(), routes) }?;
+        for band in 0..bands {
+            if banded > 0 {
+                exchange.wait_for(&sent, Some((pieces - banded + band) as usize))?;
+            } else if band == 0 {
+                exchange.wait_for(&sent, None)?;
+            }
+            // SAFETY: by contract.
+            unsafe { self.band(band, at.output, at.output) }?;
         }
+        Ok(())
     }
 
     /// # Safety
     /// As for [`transform`].
-    unsafe fn inverse(&self, exchange: &Exchange<'_>, pieces: &[Vec<(usize, Rows)>], at: &Buffers) -> Result<()> {
+    unsafe fn inverse(&self, exchange: &Exchange<'_>, routes: &[Vec<(usize, Rows)>], at: &Buffers) -> Result<()> {
+        let Slabs { pieces, bands, .. } = *self.slabs;
+        let banded = self.slabs.banded();
         let begin = || {
-            let ready = self.stream.record()?;
-            // SAFETY: by contract.
-            unsafe { self.along_x(at.input, at.outgoing) }?;
-            Ok((ready, vec![self.stream.record()?]))
+            let (ready, mut done) = (self.stream.record()?, Vec::new());
+            for band in 0..bands {
+                // SAFETY: by contract.
+                unsafe { self.band(band, at.input, at.outgoing) }?;
+                if banded > 0 || band == bands - 1 {
+                    done.push(self.stream.record()?);
+                }
+            }
+            Ok((ready, done))
         };
         // SAFETY: by contract.
-        let sent = unsafe { exchange.trade(at.outgoing, at.incoming, begin(), pieces) }?;
-        (0..self.slabs.pieces).try_for_each(|piece| {
-            exchange.wait_for(&sent, Some(piece as usize))?;
+        let sent = unsafe { exchange.trade(at.outgoing, at.incoming, begin(), routes) }?;
+        let whole = routes.len() as i64 - (pieces - banded);
+        for piece in 0..pieces {
+            if piece >= banded || piece == 0 {
+                let share = if piece < banded { whole - 1 } else { whole + piece - banded };
+                exchange.wait_for(&sent, Some(share as usize))?;
+            }
             // SAFETY: by contract.
-            unsafe { self.piece(piece, at.incoming, at.output) }
-        })
+            unsafe { self.piece(piece, at.incoming, at.output) }?;
+        }
+        Ok(())
     }
 }
