@@ -2,7 +2,8 @@
 //!
 //! A mesh is divided into slabs. Each GPU transforms its slab along two axes, a few planes at a time, and while it goes on
 //! with the next ones its copy engines send what is done to the GPUs that need it, right to the place where it is to
-//! lie. Nothing is packed, unpacked or permuted, and no kernel takes part in the exchange.
+//! lie. The last of it is sent a few lines at a time, which are transformed along the third axis while more arrive; back, all
+//! goes the other way round. Nothing is packed, unpacked or permuted, and no kernel takes part in the exchange.
 //!
 //! Every GPU of a run calls the same handler on a thread of its own. The threads meet twice: to learn where the others want
 //! their data and from when on, and to learn what to wait for. Only the threads meet; the work of the GPUs is ordered by events.
