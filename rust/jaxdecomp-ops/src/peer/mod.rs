@@ -13,14 +13,16 @@ mod halo;
 pub mod handlers;
 mod meeting;
 mod node;
+mod passes;
 mod slabs;
 mod transform;
 
 pub use exchange::{Hall, Party, Rows};
 pub use halo::{Planes, Purpose, exchange_planes};
 pub use node::{Libraries, Node};
+pub use passes::is_fast_along_x;
 pub use slabs::{Share, Slabs};
-pub use transform::{Job, is_fast_along_x, scratch_len, transform};
+pub use transform::{Job, scratch_len, transform};
 
 use crate::cuda::{Device, Error, Result, cufft, driver};
 use std::collections::BTreeMap;

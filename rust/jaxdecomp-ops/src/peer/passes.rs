@@ -1,0 +1,113 @@
+//! The passes of cuFFT over the slabs of one GPU.
+
+use super::node::{Node, Shared, lock};
+use super::slabs::Slabs;
+use super::transform::Job;
+use crate::cuda::cufft::{Kind, Layout};
+use crate::cuda::{Result, Stream};
+use core::ffi::c_void;
+use core::ptr::null_mut;
+
+/// The passes over the data of one GPU.
+pub(super) struct Passes<'a> {
+    pub(super) slabs: &'a Slabs,
+    pub(super) stream: Stream,
+    /// Which slab is here.
+    pub(super) place: usize,
+    pub(super) inverse: bool,
+    sign: i64,
+    work: *mut c_void,
+    /// Along y and z, some planes at a time.
+    planes: Shared,
+    /// Along x, some lines at a time; none where that is left to the caller.
+    lines: Option<Shared>,
+}
+
+impl<'a> Passes<'a> {
+    pub(super) fn new(
+        node: &Node,
+        slabs: &'a Slabs,
+        job: &Job,
+        memory: impl FnOnce(usize) -> Result<*mut c_void>,
+    ) -> Result<Self> {
+        node.enter()?;
+        node.reach(&job.party.row)?;
+        let [_, ny, nz] = slabs.field_block();
+        let nk = slabs.shape[2];
+        let (field, spectrum) = (ny * nz, ny * nk);
+        let (kind, distances) = match (slabs.real, job.inverse) {
+            (None, _) => (Kind::C2C, [field, field]),
+            (Some(_), false) => (Kind::R2C, [field, spectrum]),
+            (Some(_), true) => (Kind::C2R, [spectrum, field]),
+        };
+        let planes = Layout { dims: vec![ny, nz], stride: 1, distances, batch: slabs.planes() };
+        let planes = node.plan(kind, slabs.double, planes)?;
+        let lines = if job.planes_only { None } else { Some(plan_along_x(node, slabs)?) };
+        let work_bytes =
+            [Some(&planes), lines.as_ref()].into_iter().flatten().map(|plan| lock(plan).work_bytes()).max();
+        let work_bytes = work_bytes.unwrap_or(0);
+        let work = if work_bytes > 0 { memory(work_bytes)? } else { null_mut() };
+        let (stream, place) = (node.stream(job.party.stream), job.party.place);
+        Ok(Self { slabs, stream, place, inverse: job.inverse, sign: job.sign, work, planes, lines })
+    }
+
+    /// Along y and z, of the planes of one piece.
+    ///
+    /// # Safety
+    /// `from` and `to` are slabs along x.
+    pub(super) unsafe fn piece(&self, piece: i64, from: *mut c_void, to: *mut c_void) -> Result<()> {
+        let [_, ny, nz] = self.slabs.field_block();
+        let values = (piece * self.slabs.planes() * ny) as usize;
+        let field = values * nz as usize * self.slabs.field_item();
+        let spectrum = values * self.slabs.shape[2] as usize * self.slabs.item();
+        let (before, after) = if self.inverse { (spectrum, field) } else { (field, spectrum) };
+        // SAFETY: by contract; `lock` keeps other threads off.
+        unsafe {
+            lock(&self.planes).run(self.stream.raw(), self.work, offset(from, before), offset(to, after), self.sign)
+        }
+    }
+
+    /// Along x, one band; nothing where that is left to the caller, and the slabs then are the same.
+    ///
+    /// # Safety
+    /// `from` and `to` are slabs along y.
+    pub(super) unsafe fn band(&self, band: i64, from: *mut c_void, to: *mut c_void) -> Result<()> {
+        let Some(lines) = &self.lines else { return Ok(()) };
+        let start = (band * self.slabs.lines() * self.slabs.shape[2]) as usize * self.slabs.item();
+        let (from, to) = (offset(from, start), offset(to, start));
+        // SAFETY: as above.
+        unsafe { lock(lines).run(self.stream.raw(), self.work, from, to, self.sign) }
+    }
+
+    /// Along x.
+    ///
+    /// # Safety
+    /// As for [`Self::band`].
+    pub(super) unsafe fn along_x(&self, from: *mut c_void, to: *mut c_void) -> Result<()> {
+        // SAFETY: by contract.
+        (0..self.slabs.bands).try_for_each(|band| unsafe { self.band(band, from, to) })
+    }
+}
+
+/// Whether this GPU transforms along x fast, where the values of a line lie far apart: cuFFT does so in one or two passes
+/// for some lengths, and else in passes through a work area, with a tenth of the speed.
+///
+/// # Errors
+/// cuFFT's own.
+pub fn is_fast_along_x(node: &Node, slabs: &Slabs) -> Result<bool> {
+    node.enter()?;
+    let plan = plan_along_x(node, slabs)?;
+    let work_bytes = lock(&plan).work_bytes();
+    Ok(work_bytes == 0)
+}
+
+/// Transforms of one band.
+fn plan_along_x(node: &Node, slabs: &Slabs) -> Result<Shared> {
+    let [nx, lines, nk] = slabs.spectrum_block();
+    let layout = Layout { dims: vec![nx], stride: lines * nk, distances: [1, 1], batch: slabs.lines() * nk };
+    node.plan(Kind::C2C, slabs.double, layout)
+}
+
+pub(super) fn offset(pointer: *mut c_void, bytes: usize) -> *mut c_void {
+    pointer.wrapping_byte_add(bytes)
+}
