@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -61,7 +62,9 @@ def autotune(
     """
     devices = _devices(n_devices)
     dtype = _precision(dtype)
-    _check(shape, kinds, halo, repeats)
+    halo, repeats, *cells = _whole_numbers(halo=halo, repeats=repeats, shape=shape)
+    _check(cells, kinds, halo, repeats)
+    shape = cells[0], cells[1], cells[2]
     started = cudecomp.started()
     candidates = _candidates(shape, devices, kinds)
     if say is None or jax.process_index() != 0:
@@ -142,6 +145,14 @@ def _precision(dtype: Any) -> np.dtype[Any]:
     if precision == np.float64 and not jax.config.read("jax_enable_x64"):
         raise ValueError("dtype=float64 needs jax.config.update('jax_enable_x64', True), or JAX_ENABLE_X64=1")
     return np.dtype(precision)
+
+
+def _whole_numbers(**arguments: Any) -> list[int]:
+    """One after the other, as Python's own integers, which JSON can hold."""
+    try:
+        return [operator.index(n) for value in arguments.values() for n in np.atleast_1d(value).tolist()]
+    except TypeError:
+        raise ValueError(f"{arguments} must be whole numbers") from None
 
 
 def _check(shape: Sequence[int], kinds: Sequence[str], halo: int, repeats: int) -> None:

@@ -87,8 +87,8 @@ class Decomposition:
             return cls((1, 1), devices=list(sharding.device_set))
         if not isinstance(sharding, NamedSharding) or sharding.mesh.empty:
             raise ValueError(
-                "how this array is divided isn't known here (while it is traced, by jit or for a derivative, only "
-                "Explicit axes tell): pass decomposition="
+                "how this array is divided isn't known here (numpy doesn't say, and of an array that is traced, by jit "
+                "or for a derivative, only Explicit axes do): pass decomposition="
             )
         entries: list[Any] = [*sharding.spec, *(None,) * (3 - len(sharding.spec))]
         if len(entries) != 3 or entries[0 if spectrum else 2] is not None:
@@ -180,6 +180,11 @@ class Decomposition:
         same = {n: own.shape[n] for n in self.names} == {n: context.shape.get(n) for n in self.names}
         if self.manual and same:
             return function
+        if same and (some := set(self.names) & set(context.manual_axes)):
+            raise ValueError(
+                f"{self!r}: of its axes {self.names} only {', '.join(sorted(some))} is Manual here; make all of them "
+                "Manual in one shard_map, or none"
+            )
         if context.manual_axes and same:
             if self._explicit:
                 raise ValueError(

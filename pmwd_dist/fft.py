@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from operator import index
 from typing import Any, Literal
 
 import jax
@@ -20,9 +21,10 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Complex, Float
 
-from pmwd_dist import peer
+from pmwd_dist import inputs, peer
 from pmwd_dist.decomposition import Decomposition, Names, Shape3
 from pmwd_dist.exchange import collect, spread
+from pmwd_dist.inputs import layout_of
 from pmwd_dist.real_fft import irfft, rfft
 
 Norm = Literal["backward", "ortho", "forward"]
@@ -39,9 +41,11 @@ def prfft3d(
       norm: as in numpy.
 
     Raises:
-      ValueError: a shape that doesn't divide over the devices.
+      ValueError: a shape that doesn't divide over the devices, or complex values.
     """
-    layout, shape = _layout(field, decomposition)
+    layout, shape = layout_of(field, decomposition, "field")
+    layout.check(shape, "field.shape")
+    field = inputs.real(field, "field")
     return _over_blocks(field, rfft_block, (), layout, _factor(shape, norm, inverse=False))
 
 
@@ -57,12 +61,13 @@ def pirfft3d(
     Raises:
       ValueError: a shape that doesn't divide over the devices, or is not that of the spectrum.
     """
-    layout = decomposition or Decomposition.of(spectrum, spectrum=True)
+    layout, whole = layout_of(spectrum, decomposition, "spectrum", spectrum=True)
+    shape = index(shape[0]), index(shape[1]), index(shape[2])
     layout.check(shape, "shape")
-    whole = layout.whole(_shape3(spectrum), spectrum=True)
     if whole != (expected := spectrum_shape(shape, layout)):
         raise ValueError(f"spectrum.shape={whole} must be {expected} for a field of shape {shape}")
     factor = _factor(shape, norm, inverse=True)
+    spectrum = inputs.complex_(spectrum)
     return _over_blocks(spectrum, irfft_block, (shape[2],), layout, factor, inverse=True)
 
 
@@ -74,8 +79,10 @@ def pfft3d(
     Raises:
       ValueError: a shape that doesn't divide over the devices.
     """
-    layout, shape = _layout(field, decomposition)
+    layout, shape = layout_of(field, decomposition, "field")
+    layout.check(shape, "field.shape")
     layout.check_axis(shape, 2, layout.pdims[1], "field.shape")
+    field = inputs.complex_(field)
     return _over_blocks(field, _fft_block, (), layout, _factor(shape, norm, inverse=False))
 
 
@@ -87,10 +94,10 @@ def pifft3d(
     Raises:
       ValueError: a shape that doesn't divide over the devices.
     """
-    layout = decomposition or Decomposition.of(spectrum, spectrum=True)
-    shape = layout.whole(_shape3(spectrum), spectrum=True)
+    layout, shape = layout_of(spectrum, decomposition, "spectrum", spectrum=True)
     layout.check(shape, "spectrum.shape")
     layout.check_axis(shape, 2, layout.pdims[1], "spectrum.shape")
+    spectrum = inputs.complex_(spectrum)
     return _over_blocks(spectrum, _ifft_block, (), layout, _factor(shape, norm, inverse=True), inverse=True)
 
 
@@ -128,14 +135,6 @@ def _compiled(
     return jax.jit(run, out_shardings=after)
 
 
-def _layout(field: Array, decomposition: Decomposition | None) -> tuple[Decomposition, Shape3]:
-    """Decomposition of a field, and the whole field's shape, checked."""
-    layout = decomposition or Decomposition.of(field)
-    shape = layout.whole(_shape3(field))
-    layout.check(shape, "field.shape")
-    return layout, shape
-
-
 def _factor(shape: Shape3, norm: Norm, *, inverse: bool) -> float:
     """What a norm asks for beyond numpy's "backward"."""
     count = math.prod(shape)
@@ -169,7 +168,7 @@ def get_fft_output_sharding(x: Any, *, inverse: bool = False) -> NamedSharding:
 def fftfreq3d(
     shape: Shape3,
     decomposition: Decomposition,
-    box_size: Sequence[float] | None = None,
+    box_size: float | Sequence[float] | None = None,
     *,
     real: bool = True,
     dtype: Any = None,
@@ -179,7 +178,7 @@ def fftfreq3d(
     Args:
       shape: of the whole field.
       decomposition: that of the transform.
-      box_size: sides of the box; the wavevectors then are in [1 / its unit], else in radians per cell.
+      box_size: sides of the box, or its one side; the wavevectors then are in [1 / its unit], else in radians per cell.
       real: whether the field is real (`prfft3d`) or complex (`pfft3d`).
       dtype: real; default: JAX's default.
 
@@ -190,7 +189,7 @@ def fftfreq3d(
     decomposition.check(shape, "shape")
     if not real:
         decomposition.check_axis(shape, 2, decomposition.pdims[1], "shape")
-    lengths = shape if box_size is None else box_size
+    lengths = np.broadcast_to(shape if box_size is None else box_size, 3).tolist()
     numbers = _wavenumbers(shape, spectrum_shape(shape, decomposition)[2] if real else None)
     k = [n * (2 * math.pi / length) for n, length in zip(numbers, lengths, strict=True)]
     specs = [decomposition.spectrum_spec[axis] for axis in range(3)]
@@ -309,8 +308,3 @@ def in_turn(modes: Array, done: Any) -> tuple[Array, Any]:
     Transforms side by side would each hold their own fields.
     """
     return jax.lax.optimization_barrier((modes, done))
-
-
-def _shape3(field: Array) -> Shape3:
-    nx, ny, nz = field.shape
-    return nx, ny, nz

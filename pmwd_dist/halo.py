@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 
 from pmwd_dist import cudecomp, peer
 from pmwd_dist.decomposition import Decomposition, Names, Shape3
+from pmwd_dist.inputs import layout_of
 
 
 def halo_pad(
@@ -26,8 +27,7 @@ def halo_pad(
       ValueError: a negative halo, or a shape that doesn't divide.
     """
     _check_halo(halo)
-    layout = decomposition or Decomposition.of(field)
-    shape = layout.whole(_shape3(field))
+    layout, shape = layout_of(field, decomposition, "field")
     for axis, parts in enumerate(layout.pdims):
         layout.check_axis(shape, axis, parts, "field.shape")
     pad = layout.shard_map(lambda block: pad_block(block, halo, layout), (layout.spec,), layout.spec)
@@ -43,8 +43,7 @@ def halo_reduce(
       ValueError: a negative halo, or blocks that are no wider than their halos.
     """
     _check_halo(halo)
-    layout = decomposition or Decomposition.of(padded)
-    shape = layout.whole(_shape3(padded))
+    layout, shape = layout_of(padded, decomposition, "padded")
     for axis, parts in enumerate(layout.pdims):
         if shape[axis] % parts or (parts > 1 and shape[axis] // parts <= 2 * halo):
             raise ValueError(

@@ -42,9 +42,10 @@ def own_mesh(pdims: tuple[int, int] | None, devices: Sequence[Any] | None) -> Me
     chosen = list(jax.devices() if devices is None else devices)
     if not chosen:
         raise ValueError("devices=[] is empty; pass at least one device, or leave it out for all")
-    pdims = (len(chosen), 1) if pdims is None else (pdims[0], pdims[1])
-    if min(pdims) < 1:
-        raise ValueError(f"pdims={pdims} must be positive")
+    pdims = (len(chosen), 1) if pdims is None else pdims
+    if not isinstance(pdims, Sequence) or len(pdims) != 2 or min(pdims) < 1:
+        raise ValueError(f"pdims={pdims} must be two positive numbers of devices, along x and along y")
+    pdims = pdims[0], pdims[1]
     if math.prod(pdims) > len(chosen) or (devices is not None and math.prod(pdims) != len(chosen)):
         raise ValueError(
             f"pdims={pdims} needs {math.prod(pdims)} devices, but there are {len(chosen)}; "

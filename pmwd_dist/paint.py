@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
-from pmwd_dist import kernels
+from pmwd_dist import inputs, kernels
 from pmwd_dist.config import Config
 from pmwd_dist.halo import pad_block, reduce_block
 from pmwd_dist.particles import Particles, largest_modulus
@@ -24,7 +24,7 @@ _AUTO_REACH = (6.0, 16.0, 40.0, 100.0)
 
 @partial(jax.jit, static_argnames="config")
 def cic_paint(disp: Float[Array, "px py pz 3"], config: Config, weight: Any = 1.0) -> Float[Array, "nx ny nz"]:
-    """Paint particles onto the mesh with cloud-in-cell weights.
+    """Paint particles onto the mesh with cloud-in-cell weights, in the precision of the displacements.
 
     Args:
       disp: displacements from the lattice [Mpc/h].
@@ -35,7 +35,8 @@ def cic_paint(disp: Float[Array, "px py pz 3"], config: Config, weight: Any = 1.
       Sum of weights per cell. All NaN if a displacement is not finite or reaches beyond the halo: mass is never lost.
     """
     layout = config.layout
-    weight = jnp.asarray(weight, disp.dtype)
+    disp = inputs.real(disp, "disp")
+    weight = inputs.real(jnp.asarray(weight), "weight").astype(disp.dtype)
     shared = weight.ndim == 0
     if not shared and (weight.ndim != 3 or layout.whole(weight.shape) != config.particle_shape):
         raise ValueError(f"weight.shape={weight.shape} must be {config.particle_shape} or ()")
@@ -54,7 +55,7 @@ def cic_paint(disp: Float[Array, "px py pz 3"], config: Config, weight: Any = 1.
 def cic_read(
     field: Float[Array, "nx ny nz"], disp: Float[Array, "px py pz 3"], config: Config
 ) -> Float[Array, "px py pz"]:
-    """Read a mesh field at the particles with cloud-in-cell weights.
+    """Read a mesh field at the particles with cloud-in-cell weights, in the precision of the displacements.
 
     Args:
       field: on the mesh.
@@ -65,6 +66,8 @@ def cic_read(
       The field at each particle; NaN where the displacement is not finite or reaches beyond the halo.
     """
     layout = config.layout
+    disp = inputs.real(disp, "disp")
+    field = inputs.real(field, "field").astype(disp.dtype)
     _check_disp(disp, config)
     if field.ndim != 3 or layout.whole(field.shape) != config.mesh_shape:
         raise ValueError(f"field.shape={field.shape} must be mesh_shape={config.mesh_shape}")

@@ -62,10 +62,10 @@ def load() -> list[Record]:
         try:
             record = json.loads(line)
             px, py = record["pdims"]
-            known = isinstance(record["key"], dict) and isinstance(record["key"].get("kinds", []), list)
+            known = all(isinstance(record["key"].get(name, []), list) for name in ("kinds", "moved by"))
             if known and isinstance(px, int) and isinstance(py, int):
                 records.append(record)
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             continue
     return records
 

@@ -1,0 +1,182 @@
+"""What users pass: numbers of every type, shapes and arguments that can't be, batches of nothing."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+import pmwd_dist as pmd
+from pmwd_dist import tuning
+from pmwd_dist.decomposition import Decomposition
+
+SHAPE = (8, 8, 6)
+PDIMS = [(1, 1), (4, 1), (1, 4), (2, 2)]
+
+
+@pytest.fixture(params=PDIMS, ids=str)
+def layout(request: pytest.FixtureRequest) -> Decomposition:
+    return Decomposition(request.param)
+
+
+def numbers(dtype: Any) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 9, SHAPE).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "int32", "uint8", "int64", "float16", "bfloat16"])
+def test_numbers_of_every_type_are_transformed(layout: Decomposition, dtype: str) -> None:
+    x = numbers(jnp.dtype(dtype))
+    single = dtype in ("float16", "bfloat16")
+    spectrum = pmd.prfft3d(x, layout)
+    assert spectrum.dtype == (np.complex64 if single else np.complex128)
+    expected = np.fft.rfftn(x.astype(float))
+    atol = (1e-5 if single else 1e-12) * np.abs(expected).max()
+    np.testing.assert_allclose(spectrum[..., : expected.shape[2]], expected, rtol=0, atol=atol)
+    assert pmd.pfft3d(numbers(jnp.dtype(dtype)).repeat(2, 2)[:, :, :8], layout).dtype == spectrum.dtype
+
+
+def test_real_spectra_have_real_gradients(layout: Decomposition) -> None:
+    x = np.random.default_rng(1).standard_normal(SHAPE)
+
+    def correlation(x: Any, there: Any, back: Any) -> jax.Array:
+        return jnp.sum(back(jnp.abs(there(x)) ** 2) ** 2)
+
+    ours = partial(
+        correlation, there=partial(pmd.prfft3d, decomposition=layout), back=lambda s: pmd.pirfft3d(s, SHAPE, layout)
+    )
+    plain = partial(correlation, there=jnp.fft.rfftn, back=lambda s: jnp.fft.irfftn(s, s=SHAPE))
+    gradient = jax.grad(ours)(x)
+    assert gradient.dtype == np.float64
+    np.testing.assert_allclose(gradient, jax.grad(plain)(x), rtol=1e-11, atol=1e-11)
+
+
+def test_batches_of_nothing(layout: Decomposition) -> None:
+    config = pmd.Config(box_size=8.0, mesh_shape=8, decomposition=layout, halo=1)
+    none = np.zeros((0, *SHAPE))
+    spectra = jax.vmap(partial(pmd.prfft3d, decomposition=layout))(none)
+    assert spectra.shape == (0, *pmd.prfft3d(none.sum(0), layout).shape)
+    assert jax.vmap(lambda s: pmd.pirfft3d(s, SHAPE, layout))(spectra).shape == none.shape
+    assert jax.vmap(lambda d: pmd.cic_paint(d, config))(np.zeros((0, 8, 8, 8, 3))).shape == (0, 8, 8, 8)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32"])
+def test_paint_and_read_are_in_the_precision_of_the_displacements(layout: Decomposition, dtype: str) -> None:
+    config = pmd.Config(box_size=8.0, mesh_shape=8, decomposition=layout, halo=1)
+    field = np.random.default_rng(2).standard_normal((8, 8, 8)).astype(np.float32)
+    disp = np.zeros((8, 8, 8, 3), dtype)
+    expected = {"float16": "float32", "int32": "float64"}.get(dtype, dtype)
+    read = pmd.cic_read(field, disp, config)
+    assert read.dtype == expected
+    np.testing.assert_array_equal(read, field)
+    painted = pmd.cic_paint(disp, config, field)
+    assert painted.dtype == expected
+    np.testing.assert_allclose(painted, field, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda own: pmd.prfft3d(np.zeros((4, *SHAPE)), own),
+            r"field.shape=\(4, 8, 8, 6\) must be three .* use jax.vmap",
+        ),
+        (lambda own: pmd.prfft3d(np.zeros((0, 8, 8)), own), r"field.shape=\(0, 8, 8\)"),
+        (lambda own: pmd.halo_pad(np.zeros((8, 8)), 1, own), r"field.shape=\(8, 8\)"),
+        (lambda own: pmd.prfft3d(np.zeros(SHAPE, complex), own), "field.dtype=complex128 must be real"),
+        (lambda own: pmd.prfft3d(np.zeros(SHAPE), (4, 1)), r"decomposition=\(4, 1\) must be a Decomposition"),
+        (lambda own: pmd.prfft3d(np.zeros(SHAPE), own.mesh), "must be a Decomposition"),
+        (lambda own: pmd.prfft3d(np.zeros(SHAPE)), r"numpy doesn't say.*pass decomposition="),
+        (lambda own: Decomposition((4,)), r"pdims=\(4,\) must be two"),
+        (lambda own: Decomposition((2, 2, 1)), r"pdims=\(2, 2, 1\) must be two"),
+        (lambda own: Decomposition(4), "pdims=4 must be two"),
+        (lambda own: pmd.autotune((8, 8, 8), halo=2.5), "must be whole numbers"),
+        (lambda own: pmd.autotune(8), "must be three positive numbers"),
+    ],
+)
+def test_errors_name_argument_value_and_remedy(call: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(Decomposition((4, 1)))
+
+
+def test_complex_weights_and_fields_are_refused() -> None:
+    config = pmd.Config(box_size=8.0, mesh_shape=8, decomposition=Decomposition((4, 1)))
+    disp, field = np.zeros((8, 8, 8, 3)), np.zeros((8, 8, 8), complex)
+    with pytest.raises(ValueError, match=r"weight.dtype=complex128 must be real"):
+        pmd.cic_paint(disp, config, field)
+    with pytest.raises(ValueError, match=r"field.dtype=complex128 must be real"):
+        pmd.cic_read(field, disp, config)
+
+
+def test_some_manual_axes_of_a_decomposition_are_refused() -> None:
+    layout = Decomposition((2, 2))
+    half = jax.shard_map(
+        lambda block: pmd.halo_pad(block, 1, layout),
+        mesh=layout.mesh,
+        in_specs=jax.P("x"),
+        out_specs=jax.P("x"),
+        axis_names={"x"},
+    )
+    with pytest.raises(ValueError, match="only x is Manual here; make all of them Manual in one shard_map, or none"):
+        jax.jit(half)(np.zeros(SHAPE))
+
+
+@pytest.mark.parametrize("spectrum", [False, True])
+def test_the_box_of_wavevectors_may_have_one_side(spectrum: bool) -> None:
+    layout = Decomposition((4, 1))
+    one, three = (pmd.fftfreq3d(SHAPE, layout, box, real=spectrum) for box in (100.0, (100.0,) * 3))
+    jax.tree.map(np.testing.assert_array_equal, one, three)
+
+
+def test_shapes_of_numpys_integers(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    layout = pmd.autotune(tuple(np.array(SHAPE)), repeats=1, halo=np.int64(1), say=None)
+    assert len(tuning.load()) == 1
+    spectrum = pmd.prfft3d(np.zeros(SHAPE), layout)
+    assert pmd.pirfft3d(spectrum, tuple(jnp.array(SHAPE)), layout).shape == SHAPE
+
+
+@pytest.mark.parametrize(
+    "line", ["[" * 100_000, '{"pdims": [4, 1], "key": {"moved by": null}}', '{"pdims": [1, 1], "key": 3}', "7"]
+)
+def test_whatever_is_in_the_cache_is_skipped(line: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    tuning.path().parent.mkdir()
+    tuning.path().write_text(line + "\n")
+    assert tuning.load() == []
+
+
+def test_operations_without_jit(layout: Decomposition) -> None:
+    x = np.random.default_rng(3).standard_normal(SHAPE)
+    with jax.disable_jit():
+        spectrum = pmd.prfft3d(x, layout)
+        back = pmd.pirfft3d(spectrum, SHAPE, layout)
+    np.testing.assert_allclose(back, x, atol=1e-12)
+
+
+@pytest.mark.parametrize("derivative", ["value", "gradient"])
+def test_paint_inside_a_shard_map_over_chains(derivative: str) -> None:
+    """JAX 0.10 can't follow what varies over which axes through two shard_maps: check_vma=False does without."""
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("chains", "x"))
+    layout, alone = Decomposition(mesh=mesh, spec=jax.P("x")), Decomposition((1, 1))
+    disp = np.random.default_rng(4).uniform(-0.9, 0.9, (2, 8, 8, 8, 3))
+
+    def function(disp: Any, layout: Decomposition) -> jax.Array:
+        config = pmd.Config(box_size=8.0, mesh_shape=8, decomposition=layout)
+        energy = lambda d: jnp.sum(pmd.cic_paint(d, config, d[..., 0]) ** 2)  # noqa: E731
+        return energy(disp) if derivative == "value" else jax.grad(energy)(disp)
+
+    mapped = jax.shard_map(
+        jax.vmap(partial(function, layout=layout)),
+        mesh=mesh,
+        in_specs=jax.P("chains"),
+        out_specs=jax.P("chains"),
+        axis_names={"chains"},
+        check_vma=False,
+    )
+    expected = jnp.stack([function(d, alone) for d in disp])
+    np.testing.assert_allclose(jax.jit(mapped)(disp), expected, rtol=0, atol=1e-11 * np.abs(expected).max())
