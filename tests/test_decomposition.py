@@ -83,7 +83,7 @@ def test_a_mesh_of_ones_own_gives_the_same_numbers(spec: Any) -> None:
     ("arguments", "message"),
     [
         ({"pdims": (8, 1)}, r"pdims=\(8, 1\) needs 8 devices, but there are 4; use pdims=\(4, 1\)"),
-        ({"pdims": (0, 4)}, r"pdims=\(0, 4\) must be positive"),
+        ({"pdims": (0, 4)}, r"pdims=\(0, 4\) must be two positive"),
         ({"devices": []}, r"devices=\[\] is empty"),
         ({"backend": "smoke"}, r"backend='smoke' is not known"),
         ({"spec": P("x")}, r"needs the mesh="),
