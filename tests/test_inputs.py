@@ -12,14 +12,13 @@ import pytest
 from jax.sharding import Mesh
 
 import pmwd_dist as pmd
-from pmwd_dist import tuning
+from pmwd_dist import real_fft, tuning
 from pmwd_dist.decomposition import Decomposition
 
 SHAPE = (8, 8, 6)
-PDIMS = [(1, 1), (4, 1), (1, 4), (2, 2)]
 
 
-@pytest.fixture(params=PDIMS, ids=str)
+@pytest.fixture(params=[(1, 1), (2, 2)], ids=str)
 def layout(request: pytest.FixtureRequest) -> Decomposition:
     return Decomposition(request.param)
 
@@ -50,7 +49,7 @@ def test_real_spectra_have_real_gradients(layout: Decomposition) -> None:
         correlation, there=partial(pmd.prfft3d, decomposition=layout), back=lambda s: pmd.pirfft3d(s, SHAPE, layout)
     )
     plain = partial(correlation, there=jnp.fft.rfftn, back=lambda s: jnp.fft.irfftn(s, s=SHAPE))
-    gradient = jax.grad(ours)(x)
+    gradient = jax.jit(jax.grad(ours))(x)
     assert gradient.dtype == np.float64
     np.testing.assert_allclose(gradient, jax.grad(plain)(x), rtol=1e-11, atol=1e-11)
 
@@ -58,10 +57,10 @@ def test_real_spectra_have_real_gradients(layout: Decomposition) -> None:
 def test_batches_of_nothing(layout: Decomposition) -> None:
     config = pmd.Config(box_size=8.0, mesh_shape=8, decomposition=layout, halo=1)
     none = np.zeros((0, *SHAPE))
-    spectra = jax.vmap(partial(pmd.prfft3d, decomposition=layout))(none)
+    spectra = jax.jit(jax.vmap(partial(pmd.prfft3d, decomposition=layout)))(none)
     assert spectra.shape == (0, *pmd.prfft3d(none.sum(0), layout).shape)
-    assert jax.vmap(lambda s: pmd.pirfft3d(s, SHAPE, layout))(spectra).shape == none.shape
-    assert jax.vmap(lambda d: pmd.cic_paint(d, config))(np.zeros((0, 8, 8, 8, 3))).shape == (0, 8, 8, 8)
+    assert jax.jit(jax.vmap(lambda s: pmd.pirfft3d(s, SHAPE, layout)))(spectra).shape == none.shape
+    assert jax.jit(jax.vmap(lambda d: pmd.cic_paint(d, config)))(np.zeros((0, 8, 8, 8, 3))).shape == (0, 8, 8, 8)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32"])
@@ -150,11 +149,12 @@ def test_whatever_is_in_the_cache_is_skipped(line: str, tmp_path: Any, monkeypat
     assert tuning.load() == []
 
 
-def test_operations_without_jit(layout: Decomposition) -> None:
+def test_operations_without_jit() -> None:
     x = np.random.default_rng(3).standard_normal(SHAPE)
     with jax.disable_jit():
-        spectrum = pmd.prfft3d(x, layout)
-        back = pmd.pirfft3d(spectrum, SHAPE, layout)
+        spectrum = real_fft.rfft(jnp.asarray(x), 3)
+        back = pmd.pirfft3d(spectrum, SHAPE, Decomposition((1, 1)))
+    np.testing.assert_allclose(spectrum, np.fft.rfftn(x), atol=1e-12)
     np.testing.assert_allclose(back, x, atol=1e-12)
 
 
