@@ -19,6 +19,7 @@ from pmwd_dist.communication import TransposeComm
 from pmwd_dist.decomposition import Decomposition, Shape3
 from pmwd_dist.fft import pfft3d, pifft3d, pirfft3d, prfft3d, spectrum_shape
 from pmwd_dist.halo import halo_pad, halo_reduce
+from pmwd_dist.inputs import cells
 
 Kind = Literal["r2c", "c2c"]
 
@@ -62,9 +63,8 @@ def autotune(
     """
     devices = _devices(n_devices)
     dtype = _precision(dtype)
-    halo, repeats, *cells = _whole_numbers(halo=halo, repeats=repeats, shape=shape)
-    _check(cells, kinds, halo, repeats)
-    shape = cells[0], cells[1], cells[2]
+    shape, halo, repeats = cells(shape, "shape"), _whole(halo, "halo"), _whole(repeats, "repeats")
+    _check(kinds, halo, repeats)
     started = cudecomp.started()
     candidates = _candidates(shape, devices, kinds)
     if say is None or jax.process_index() != 0:
@@ -147,17 +147,15 @@ def _precision(dtype: Any) -> np.dtype[Any]:
     return np.dtype(precision)
 
 
-def _whole_numbers(**arguments: Any) -> list[int]:
-    """One after the other, as Python's own integers, which JSON can hold."""
+def _whole(value: Any, name: str) -> int:
+    """A whole number as Python's own, which JSON can hold."""
     try:
-        return [operator.index(n) for value in arguments.values() for n in np.atleast_1d(value).tolist()]
+        return operator.index(value)
     except TypeError:
-        raise ValueError(f"{arguments} must be whole numbers") from None
+        raise ValueError(f"{name}={value} must be a whole number") from None
 
 
-def _check(shape: Sequence[int], kinds: Sequence[str], halo: int, repeats: int) -> None:
-    if len(shape) != 3 or min(shape) < 1:
-        raise ValueError(f"shape={tuple(shape)} must be three positive numbers of cells")
+def _check(kinds: Sequence[str], halo: int, repeats: int) -> None:
     for kind in kinds:
         if kind not in get_args(Kind):
             raise ValueError(f"kinds={tuple(kinds)} has {kind!r}; use 'r2c', 'c2c' or both")

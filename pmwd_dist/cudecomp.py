@@ -59,7 +59,7 @@ def why_not(decomposition: Decomposition) -> str | None:
     if (count := jax.local_device_count()) != 1:
         return f"it needs one process a GPU, but this one has {count}; start {jax.device_count()} with mpirun or srun"
     try:
-        from mpi4py import MPI  # noqa: F401
+        from mpi4py import MPI  # noqa: F401  only whether it loads
     except (ImportError, RuntimeError) as error:
         return f"it needs mpi4py, which does not load ({error}); install it against the MPI that cuDecomp uses"
     try:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from operator import index
 from typing import Any, Literal
 
 import jax
@@ -45,7 +44,7 @@ def prfft3d(
     """
     layout, shape = layout_of(field, decomposition, "field")
     layout.check(shape, "field.shape")
-    field = inputs.real(field, "field")
+    field = inputs.real(field, "field", "use pfft3d")
     return _over_blocks(field, rfft_block, (), layout, _factor(shape, norm, inverse=False))
 
 
@@ -62,7 +61,7 @@ def pirfft3d(
       ValueError: a shape that doesn't divide over the devices, or is not that of the spectrum.
     """
     layout, whole = layout_of(spectrum, decomposition, "spectrum", spectrum=True)
-    shape = index(shape[0]), index(shape[1]), index(shape[2])
+    shape = inputs.cells(shape, "shape")
     layout.check(shape, "shape")
     if whole != (expected := spectrum_shape(shape, layout)):
         raise ValueError(f"spectrum.shape={whole} must be {expected} for a field of shape {shape}")
@@ -189,7 +188,8 @@ def fftfreq3d(
     decomposition.check(shape, "shape")
     if not real:
         decomposition.check_axis(shape, 2, decomposition.pdims[1], "shape")
-    lengths = np.broadcast_to(shape if box_size is None else box_size, 3).tolist()
+    sides = shape if box_size is None else box_size
+    lengths = (sides,) * 3 if isinstance(sides, int | float | np.number) else sides
     numbers = _wavenumbers(shape, spectrum_shape(shape, decomposition)[2] if real else None)
     k = [n * (2 * math.pi / length) for n, length in zip(numbers, lengths, strict=True)]
     specs = [decomposition.spectrum_spec[axis] for axis in range(3)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import index
 from typing import Any
 
 import jax.numpy as jnp
@@ -27,14 +29,29 @@ def layout_of(
     return decomposition, decomposition.whole(x.shape, spectrum=spectrum)
 
 
-def real(x: Any, name: str) -> Array:
+def cells(shape: Sequence[Any], name: str) -> Shape3:
+    """Numbers of cells as Python's own integers.
+
+    Raises:
+      ValueError: something else than three positive whole numbers.
+    """
+    try:
+        nx, ny, nz = map(index, shape)
+    except (TypeError, ValueError):
+        nx = ny = nz = 0
+    if min(nx, ny, nz) < 1:
+        raise ValueError(f"{name}={shape} must be three positive numbers of cells")
+    return nx, ny, nz
+
+
+def real(x: Any, name: str, remedy: str = "pass its real and its imaginary part one by one") -> Array:
     """Real values in single or double precision: integers in JAX's default, half precision in single.
 
     Raises:
       ValueError: complex values.
     """
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
-        raise ValueError(f"{name}.dtype={x.dtype} must be real; pass its real and its imaginary part one by one")
+        raise ValueError(f"{name}.dtype={x.dtype} must be real; {remedy}")
     return _as(x, _precision(x.dtype))
 
 

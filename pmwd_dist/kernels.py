@@ -222,7 +222,10 @@ _read_sum_p = _native.define_op(
 
 def _raised(mask: Mask, axis: int) -> Mask | None:
     """The mask differentiated once more along an axis; W'' is zero almost everywhere."""
-    return None if mask[axis] else tuple(1 if i == axis else m for i, m in enumerate(mask))  # type: ignore[return-value]
+    if mask[axis]:
+        return None
+    x, y, z = (1 if i == axis else m for i, m in enumerate(mask))
+    return x, y, z
 
 
 def _derivative_terms(masks: tuple[Mask, ...]) -> list[tuple[int, int, Mask]]:
@@ -282,7 +285,10 @@ def _read_sum_jvp(primals: Any, tangents: Any, *, over_masks: bool, **params: An
     if type(dweight) is not ad.Zero:
         parts.append(bind(disp, fields, dweight))
     if type(ddisp) is not ad.Zero:
-        composed = lambda x: _read_sum_reference(x, fields, weight, over_masks=over_masks, **params)  # noqa: E731
+
+        def composed(disp: Array) -> Array:
+            return _read_sum_reference(disp, fields, weight, over_masks=over_masks, **params)
+
         parts.append(jax.jvp(composed, (disp,), (ddisp,))[1])
     return out, _total(parts, out)
 

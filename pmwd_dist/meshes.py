@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from operator import index
 from typing import Any
 
 import jax
@@ -42,10 +43,13 @@ def own_mesh(pdims: tuple[int, int] | None, devices: Sequence[Any] | None) -> Me
     chosen = list(jax.devices() if devices is None else devices)
     if not chosen:
         raise ValueError("devices=[] is empty; pass at least one device, or leave it out for all")
-    pdims = (len(chosen), 1) if pdims is None else pdims
-    if not isinstance(pdims, Sequence) or len(pdims) != 2 or min(pdims) < 1:
+    try:
+        px, py = (len(chosen), 1) if pdims is None else map(index, pdims)
+    except (TypeError, ValueError):
+        px = py = 0
+    if min(px, py) < 1:
         raise ValueError(f"pdims={pdims} must be two positive numbers of devices, along x and along y")
-    pdims = pdims[0], pdims[1]
+    pdims = px, py
     if math.prod(pdims) > len(chosen) or (devices is not None and math.prod(pdims) != len(chosen)):
         raise ValueError(
             f"pdims={pdims} needs {math.prod(pdims)} devices, but there are {len(chosen)}; "

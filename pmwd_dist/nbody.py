@@ -123,7 +123,10 @@ def _save_times(saveat: diffrax.SaveAt | None, config: Config) -> tuple[float, .
     """All save times, checked on the host: inside a sharded program a failed check would hang."""
     if saveat is None:
         return ()
-    is_sub = lambda x: isinstance(x, diffrax.SubSaveAt)  # noqa: E731
+
+    def is_sub(x: Any) -> bool:
+        return isinstance(x, diffrax.SubSaveAt)
+
     subs = [s for s in jax.tree.leaves(saveat.subs, is_leaf=is_sub) if is_sub(s)]
     times = np.concatenate([np.asarray(s.ts, float) for s in subs if s.ts is not None] or [np.zeros(0)])
     # Times come in single precision from diffrax.SaveAt: allow for its rounding at the ends.

@@ -2,7 +2,8 @@
 
 cuFFT transforms the slabs plane by plane, strided where need be, and the GPUs' copy engines send finished planes right
 to where they belong while the next ones are transformed: no packing, no unpacking, no collective of XLA's, and no copy
-of the input of a complex-to-real transform. The native ops, NVIDIA's driver and the cuFFT that came with jax do it.
+of the input of a complex-to-real transform. The native ops, NVIDIA's driver and the cuFFT that came with jax do it; for
+lengths that cuFFT transforms slowly along x, where values lie far apart, XLA does that axis.
 
 A field is divided along x; its spectrum along ky. One device has nothing to send, and gains from the rest. Where a
 program is compiled for a mesh whose devices are not known, or are not such GPUs, XLA serves: slower, never wrong.

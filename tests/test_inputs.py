@@ -86,14 +86,15 @@ def test_paint_and_read_are_in_the_precision_of_the_displacements(layout: Decomp
         ),
         (lambda own: pmd.prfft3d(np.zeros((0, 8, 8)), own), r"field.shape=\(0, 8, 8\)"),
         (lambda own: pmd.halo_pad(np.zeros((8, 8)), 1, own), r"field.shape=\(8, 8\)"),
-        (lambda own: pmd.prfft3d(np.zeros(SHAPE, complex), own), "field.dtype=complex128 must be real"),
+        (lambda own: pmd.prfft3d(np.zeros(SHAPE, complex), own), "field.dtype=complex128 must be real; use pfft3d"),
         (lambda own: pmd.prfft3d(np.zeros(SHAPE), (4, 1)), r"decomposition=\(4, 1\) must be a Decomposition"),
         (lambda own: pmd.prfft3d(np.zeros(SHAPE), own.mesh), "must be a Decomposition"),
         (lambda own: pmd.prfft3d(np.zeros(SHAPE)), r"numpy doesn't say.*pass decomposition="),
         (lambda own: Decomposition((4,)), r"pdims=\(4,\) must be two"),
         (lambda own: Decomposition((2, 2, 1)), r"pdims=\(2, 2, 1\) must be two"),
         (lambda own: Decomposition(4), "pdims=4 must be two"),
-        (lambda own: pmd.autotune((8, 8, 8), halo=2.5), "must be whole numbers"),
+        (lambda own: pmd.autotune((8, 8, 8), halo=2.5), "halo=2.5 must be a whole number"),
+        (lambda own: pmd.pirfft3d(np.zeros(SHAPE), (8, 8), own), r"shape=\(8, 8\) must be three positive"),
         (lambda own: pmd.autotune(8), "must be three positive numbers"),
     ],
 )
@@ -107,7 +108,7 @@ def test_complex_weights_and_fields_are_refused() -> None:
     disp, field = np.zeros((8, 8, 8, 3)), np.zeros((8, 8, 8), complex)
     with pytest.raises(ValueError, match=r"weight.dtype=complex128 must be real"):
         pmd.cic_paint(disp, config, field)
-    with pytest.raises(ValueError, match=r"field.dtype=complex128 must be real"):
+    with pytest.raises(ValueError, match=r"field.dtype=complex128 must be real; pass"):
         pmd.cic_read(field, disp, config)
 
 
@@ -131,10 +132,17 @@ def test_the_box_of_wavevectors_may_have_one_side(spectrum: bool) -> None:
     jax.tree.map(np.testing.assert_array_equal, one, three)
 
 
+def test_wavevectors_may_be_differentiated_by_the_box() -> None:
+    layout = Decomposition((4, 1))
+    k = lambda side: pmd.fftfreq3d(SHAPE, layout, (side, 1.0, 1.0))[0][1, 0, 0]  # noqa: E731
+    np.testing.assert_allclose(jax.grad(k)(2.0), -2 * np.pi / 4, rtol=1e-12)
+
+
 def test_shapes_of_numpys_integers(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     layout = pmd.autotune(tuple(np.array(SHAPE)), repeats=1, halo=np.int64(1), say=None)
     assert len(tuning.load()) == 1
+    assert Decomposition(np.array([2, 2])) == Decomposition((2, 2))  # type: ignore[arg-type]
     spectrum = pmd.prfft3d(np.zeros(SHAPE), layout)
     assert pmd.pirfft3d(spectrum, tuple(jnp.array(SHAPE)), layout).shape == SHAPE
 

@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +74,16 @@ def copy_bandwidth() -> float:
     if jax.default_backend() != "cpu":
         x = jnp.arange(count, dtype=jnp.float32)
         copy = jax.jit(lambda x: x + 1)
-        run: Callable[[], Any] = lambda: copy(x)  # noqa: E731
+        run: Callable[[], Any] = partial(copy, x)
     else:
         parts = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         source = np.array_split(np.arange(count, dtype=np.float32), parts)
         target = np.array_split(np.ones(count, np.float32), parts)
         pool = ThreadPoolExecutor(parts)
-        run = lambda: list(pool.map(np.copyto, target, source))  # noqa: E731
+
+        def run() -> Any:
+            return list(pool.map(np.copyto, target, source))
+
     run()
     return 2 * 4 * count / statistics.median(timed(run)[0] for _ in range(7))
 

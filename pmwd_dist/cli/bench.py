@@ -20,7 +20,7 @@ def bench(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="JSON lines: the machine, then each code and case.")
     ] = None,
-    python: Annotated[list[str], typer.Option(metavar="CODE=PATH", help="Interpreter for a code.")] = [],  # noqa: B006
+    python: Annotated[list[str], typer.Option(metavar="CODE=PATH", help="Interpreter for a code.")] = [],
 ) -> None:
     """Time forward runs, gradients, painting and forces, side by side with the peers that are installed."""
     if wrong := [item for item in python if "=" not in item]:

@@ -59,7 +59,7 @@ def options(
 def run(
     file: File,
     output: Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder; default: the file's name.")] = None,
-    overrides: Set = [],  # noqa: B006
+    overrides: Set = [],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the results of an earlier run.")] = False,
 ) -> None:
     """Run the simulation of a TOML file."""
@@ -76,7 +76,7 @@ def run(
 
 
 @app.command()
-def resume(folder: Folder, overrides: Set = []) -> None:  # noqa: B006
+def resume(folder: Folder, overrides: Set = []) -> None:
     """Go on with a run that was stopped, from its last checkpoint."""
     from pmwd_dist.runner import CONFIG, execute, finished
 
@@ -99,7 +99,7 @@ def resume(folder: Folder, overrides: Set = []) -> None:  # noqa: B006
 def check(
     file: File,
     output: Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder; default: the file's name.")] = None,
-    overrides: Set = [],  # noqa: B006
+    overrides: Set = [],
 ) -> None:
     """Say what `run` would do, and what is wrong, without doing it."""
     _start()
