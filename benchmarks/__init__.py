@@ -1,4 +1,26 @@
-"""`python -m benchmarks` in a source tree is `pmwd-dist bench`; RESULTS.md holds its results.
+"""Time pmwd_dist side by side with its peers, on one and the same work: `python -m benchmarks`, in a source tree.
 
-What is timed and how is described in `pmwd_dist.bench`.
+The work: n^3 particles and a mesh of n^3, box 2n Mpc/h, flat LCDM, 2LPT at a = 0.1, ten steps to a = 1, float32,
+one device.
+
+  forward   the ten steps, particles to particles [ms a step]
+  gradient  mean((1 + delta)^2) at a = 1 and its gradient in the white noise, initial conditions included [s in all]
+  paint     the mesh of the particles at a = 1 [ms]
+  force     paint, solve and read at the particles at a = 1 [ms]
+
+Every (code, case, size) runs in a process of its own. Its inputs come from a file, so that nothing else counts. It
+compiles (reported apart), runs once to warm up, and then runs in turn with the others: on a CPU the codes take
+turns within each round, so that a busy machine is equally busy for all; on a GPU, where they would share its memory,
+one after the other. Times are medians.
+
+Peak bytes are counted in the warm-up run, inputs and outputs included. On a GPU: the allocator's peak_bytes_in_use.
+On a CPU: the high-water mark of the resident memory (reset just before the run), less the resident memory after
+imports and compilation, freed memory returned, before the inputs were loaded.
+
+The floor of a step is `problem.FLOOR_BYTES` a particle over the bandwidth of a large copy, measured in the same
+invocation, bytes read plus bytes written.
 """
+
+from benchmarks.driver import CASES as CASES
+from benchmarks.driver import run as run
+from benchmarks.table import markdown as markdown

@@ -22,9 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import pmwd_dist as pmd
-from pmwd_dist import cudecomp, distributed
-from pmwd_dist.communication import HaloComm, TransposeComm
-from pmwd_dist.fft import spectrum_shape
+from pmwd_dist.parallel import distributed
+from pmwd_dist.parallel.backends import cudecomp
+from pmwd_dist.parallel.defaults import HaloComm, TransposeComm
+from pmwd_dist.parallel.fft import spectrum_shape
 
 REPEATS = 10
 HALO = 32
@@ -75,78 +76,80 @@ def layouts() -> list[pmd.Decomposition]:
     return by_xla if default.backend == "xla" else [default, *by_xla]
 
 
-def sent(shape: Any, layout: pmd.Decomposition, item: int) -> float:
+def sent(shape: Any, decomposition: pmd.Decomposition, item: int) -> float:
     """Bytes that a device sends in one transform."""
-    whole = np.prod(shape) * item / layout.size
-    return float(sum(whole * (parts - 1) / parts for parts in layout.pdims))
+    whole = np.prod(shape) * item / decomposition.size
+    return float(sum(whole * (parts - 1) / parts for parts in decomposition.pdims))
 
 
-def random_field(n: int, layout: pmd.Decomposition, dtype: Any) -> jax.Array:
-    make = jax.jit(lambda: jax.random.normal(jax.random.key(0), (n, n, n), dtype), out_shardings=layout.sharding)
+def random_field(n: int, decomposition: pmd.Decomposition, dtype: Any) -> jax.Array:
+    make = jax.jit(lambda: jax.random.normal(jax.random.key(0), (n, n, n), dtype), out_shardings=decomposition.sharding)
     return jax.block_until_ready(make())
 
 
-def there_and_back(layout: pmd.Decomposition, field: jax.Array) -> jax.Array:
-    padded = jax.lax.optimization_barrier(pmd.halo_pad(field, HALO, layout))  # which there would be no need to make
-    return pmd.halo_reduce(padded, HALO, layout)
+def there_and_back(decomposition: pmd.Decomposition, field: jax.Array) -> jax.Array:
+    padded = jax.lax.optimization_barrier(
+        pmd.halo_pad(field, HALO, decomposition)
+    )  # which there would be no need to make
+    return pmd.halo_reduce(padded, HALO, decomposition)
 
 
-def measure(n: int, layout: pmd.Decomposition, name: str, with_halo: bool) -> None:
+def measure(n: int, decomposition: pmd.Decomposition, name: str, with_halo: bool) -> None:
     shape = (n, n, n)
     forward, inverse = (
-        partial(pmd.prfft3d, decomposition=layout),
-        partial(pmd.pirfft3d, shape=shape, decomposition=layout),
+        partial(pmd.prfft3d, decomposition=decomposition),
+        partial(pmd.pirfft3d, shape=shape, decomposition=decomposition),
     )
-    field = random_field(n, layout, jnp.float32)
+    field = random_field(n, decomposition, jnp.float32)
     modes = jax.jit(forward)(field)
     error = float(jax.jit(lambda m, f: jnp.max(jnp.abs(inverse(m) - f)))(modes, field))
     if not error < 1e-4:
-        say(f"| {n}^3 | {layout.pdims} | {name} | WRONG by {error:g} |")
+        say(f"| {n}^3 | {decomposition.pdims} | {name} | WRONG by {error:g} |")
         return
-    moved = sent(spectrum_shape(shape, layout), layout, 8)
+    moved = sent(spectrum_shape(shape, decomposition), decomposition, 8)
     times = [seconds(forward, field), seconds(inverse, modes)]
     del modes
     times.append(seconds(lambda x: inverse(0.5 * forward(x)), field))
     if with_halo:
-        times.append(seconds(partial(there_and_back, layout), field))
+        times.append(seconds(partial(there_and_back, decomposition), field))
     texts = cells(times) + [""] * (4 - len(times))
     for column, (_, queued) in enumerate(times[:2]):
         texts[column] += f" ({moved / queued / 1e9:.0f})"
-    say(f"| {n}^3 | {layout.pdims} | {name} | " + " | ".join(texts) + f" | {error:.0e} |")
+    say(f"| {n}^3 | {decomposition.pdims} | {name} | " + " | ".join(texts) + f" | {error:.0e} |")
 
 
-def measure_complex(n: int, layout: pmd.Decomposition, name: str) -> None:
+def measure_complex(n: int, decomposition: pmd.Decomposition, name: str) -> None:
     """Complex transforms, which are all that jaxdecomp has. At most one field and one spectrum are held."""
-    ours = partial(pmd.pfft3d, decomposition=layout), partial(pmd.pifft3d, decomposition=layout)
+    ours = partial(pmd.pfft3d, decomposition=decomposition), partial(pmd.pifft3d, decomposition=decomposition)
     codes: dict[str, tuple[Any, Any]] = {name: ours}
     # One process with several GPUs hangs in jaxdecomp's pencils (0.3.1 on jaxlib 0.11.2).
-    hangs = min(layout.pdims) > 1 and layout.shared_process and layout.platform == "gpu"
-    if layout.backend == "xla" and not hangs and find_spec("jaxdecomp"):
+    hangs = min(decomposition.pdims) > 1 and decomposition.shared_process and decomposition.platform == "gpu"
+    if decomposition.backend == "xla" and not hangs and find_spec("jaxdecomp"):
         import jaxdecomp
 
         codes["jaxdecomp"] = jaxdecomp.pfft3d, jaxdecomp.pifft3d
     for code, (forward, inverse) in codes.items():
-        field = random_field(n, layout, jnp.complex64)
+        field = random_field(n, decomposition, jnp.complex64)
         times = [seconds(forward, field), seconds(lambda x, f=forward, b=inverse: b(0.5 * f(x)), field)]
         modes = jax.block_until_ready(jax.jit(forward)(field))
         del field
         times.insert(1, seconds(inverse, modes))
         del modes
-        say(f"| {n}^3 complex | {layout.pdims} | {code} | " + " | ".join(cells(times)) + " |  |  |")
+        say(f"| {n}^3 complex | {decomposition.pdims} | {code} | " + " | ".join(cells(times)) + " |  |  |")
 
 
-def measure_all(n: int, layout: pmd.Decomposition, name: str, fields: bool = True) -> None:
+def measure_all(n: int, decomposition: pmd.Decomposition, name: str, fields: bool = True) -> None:
     """Of cuDecomp, which has offsets of 31 bits, there may be real transforms where halos and complex ones are not."""
-    kinds: dict[str, Callable[[], None]] = {"": partial(measure, n, layout, name, fields)}
+    kinds: dict[str, Callable[[], None]] = {"": partial(measure, n, decomposition, name, fields)}
     if fields and "--real" not in sys.argv:
-        kinds[" complex"] = partial(measure_complex, n, layout, name)
+        kinds[" complex"] = partial(measure_complex, n, decomposition, name)
     for kind, run in kinds.items():
         try:
             run()
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            say(f"| {n}^3{kind} | {layout.pdims} | {name} | out of memory |")
+            say(f"| {n}^3{kind} | {decomposition.pdims} | {name} | out of memory |")
 
 
 def measure_cudecomp(n: int, pdims: tuple[int, int]) -> None:
@@ -173,10 +176,10 @@ def main() -> None:
     say(f"\n| mesh | pdims | moved by | {columns} | error |")
     say("|---|---|---|---|---|---|---|---|")
     for n in [int(word) for word in sys.argv[1:] if word != "--real"] or [512]:
-        for layout in layouts():
-            measure_all(n, layout, layout.backend)
-            if cudecomp.available(layout):
-                measure_cudecomp(n, layout.pdims)
+        for decomposition in layouts():
+            measure_all(n, decomposition, decomposition.backend)
+            if cudecomp.available(decomposition):
+                measure_cudecomp(n, decomposition.pdims)
     cudecomp.close_backend()
 
 

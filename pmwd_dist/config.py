@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, get_args
 
-from pmwd_dist.communication import update
-from pmwd_dist.decomposition import Decomposition, fitting
+from pmwd_dist.parallel.decomposition import Decomposition, Shape3, default_decomposition
+from pmwd_dist.parallel.defaults import update
 
-GRADIENTS = ("finite-difference", "spectral")
+Gradient = Literal["finite-difference", "spectral"]
+Vector3 = tuple[float, float, float]
+
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Config:
     """The description of a simulation. Frozen, hashable, without arrays: a static argument of jit.
 
@@ -33,42 +36,56 @@ class Config:
       ValueError: an argument out of its range, or shapes that don't divide over the devices.
     """
 
-    box_size: Any
-    mesh_shape: Any
-    particle_shape: Any = None
-    a_start: float = 0.1
-    a_stop: float = 1.0
-    steps: int = 20
-    lpt_order: int = 2
-    decomposition: Decomposition | None = None
-    halo: int | Literal["auto"] = "auto"
-    gradient: Literal["finite-difference", "spectral"] = "finite-difference"
+    box_size: Vector3
+    mesh_shape: Shape3
+    particle_shape: Shape3
+    a_start: float
+    a_stop: float
+    steps: int
+    lpt_order: int
+    decomposition: Decomposition
+    halo: int | Literal["auto"]
+    gradient: Gradient
 
-    def __post_init__(self) -> None:
-        set_ = object.__setattr__
-        set_(self, "box_size", _three(self.box_size, "box_size", float))
-        set_(self, "mesh_shape", _three(self.mesh_shape, "mesh_shape", int))
-        lattice = self.mesh_shape if self.particle_shape is None else self.particle_shape
-        set_(self, "particle_shape", _three(lattice, "particle_shape", int))
-        if min(self.mesh_shape) < 2:
-            raise ValueError(
-                f"mesh_shape={self.mesh_shape} must have 2 cells or more along each axis, for the gradient"
-            )
-        _check_scalars(self)
-        shapes = {"mesh_shape": self.mesh_shape, "particle_shape": self.particle_shape}
-        if self.decomposition is None:
-            set_(self, "decomposition", fitting(tuple(shapes.values())))
-        for name, shape in shapes.items():
-            self.layout.check(shape, name)
+    def __init__(
+        self,
+        box_size: float | Sequence[float],
+        mesh_shape: int | Sequence[int],
+        particle_shape: int | Sequence[int] | None = None,
+        a_start: float = 0.1,
+        a_stop: float = 1.0,
+        steps: int = 20,
+        lpt_order: int = 2,
+        decomposition: Decomposition | None = None,
+        halo: int | Literal["auto"] = "auto",
+        gradient: Gradient = "finite-difference",
+    ):
+        box = _three(box_size, "box_size", _positive_number)
+        mesh = _three(mesh_shape, "mesh_shape", _positive_integer)
+        if min(mesh) < 2:
+            raise ValueError(f"mesh_shape={mesh} must have 2 cells or more along each axis, for the gradient")
+        lattice = mesh if particle_shape is None else _three(particle_shape, "particle_shape", _positive_integer)
+        start, stop = _time_span(a_start, a_stop)
+        fields = {
+            "box_size": box,
+            "mesh_shape": mesh,
+            "particle_shape": lattice,
+            "a_start": start,
+            "a_stop": stop,
+            "steps": _positive_integer(steps, "steps"),
+            "lpt_order": _one_of(lpt_order, "lpt_order", (1, 2)),
+            "halo": _halo(halo),
+            "gradient": _one_of(gradient, "gradient", get_args(Gradient)),
+        }
+        if decomposition is None:
+            decomposition = default_decomposition((mesh, lattice))
+        decomposition.check(mesh, "mesh_shape")
+        decomposition.check(lattice, "particle_shape")
+        for name, value in (fields | {"decomposition": decomposition}).items():
+            object.__setattr__(self, name, value)
 
     @property
-    def layout(self) -> Decomposition:
-        """The decomposition, once it is known."""
-        assert self.decomposition is not None
-        return self.decomposition
-
-    @property
-    def cell_size(self) -> tuple[float, float, float]:
+    def cell_size(self) -> Vector3:
         """Side of a mesh cell along each axis [Mpc/h]."""
         sides = [b / n for b, n in zip(self.box_size, self.mesh_shape, strict=True)]
         return sides[0], sides[1], sides[2]
@@ -88,42 +105,55 @@ class Config:
         return math.prod(self.particle_shape) / math.prod(self.mesh_shape)
 
 
-def _three(value: Any, name: str, kind: type) -> Any:
+def _three(value: Any, name: str, convert: Callable[[Any, str], T]) -> tuple[T, T, T]:
     values = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,) * 3
     if len(values) != 3:
         raise ValueError(f"{name}={value!r} has {len(values)} entries; pass one number or three")
-    return tuple(_positive(v, name, kind) for v in values)
+    x, y, z = (convert(v, name) for v in values)
+    return x, y, z
 
 
-def _positive(value: Any, name: str, kind: type) -> Any:
+def _positive_integer(value: Any, name: str) -> int:
+    if not _is_positive(value, int):
+        raise ValueError(f"{name}={value!r} must be a positive whole number")
+    return int(value)
+
+
+def _positive_number(value: Any, name: str) -> float:
+    if not _is_positive(value, float):
+        raise ValueError(f"{name}={value!r} must be a positive, finite number")
+    return float(value)
+
+
+def _is_positive(value: Any, kind: type) -> bool:
     try:
         number = kind(value)
-        valid = number == value and not isinstance(value, bool) and math.isfinite(number) and number > 0
+        return bool(number == value and not isinstance(value, bool) and math.isfinite(number) and number > 0)
     except (TypeError, ValueError, OverflowError):
-        valid = False
-    if not valid:
-        what = "a positive whole number" if kind is int else "a positive, finite number"
-        raise ValueError(f"{name}={value!r} must be {what}")
-    return kind(value)
+        return False
 
 
-def _check_scalars(config: Config) -> None:
-    for name in ("a_start", "a_stop"):
-        object.__setattr__(config, name, _positive(getattr(config, name), name, float))
-    object.__setattr__(config, "steps", _positive(config.steps, "steps", int))
-    if not config.a_start < config.a_stop:
-        raise ValueError(f"a_start={config.a_start} must be less than a_stop={config.a_stop}")
-    if config.a_stop > 2:
-        raise ValueError(f"a_stop={config.a_stop} lies beyond the growth tables, which end at a = 2")
-    if config.a_start < 1e-3:
-        raise ValueError(f"a_start={config.a_start} lies before the growth tables, which start at a = 0.001")
-    if config.lpt_order not in (1, 2):
-        raise ValueError(f"lpt_order={config.lpt_order!r} must be 1 or 2")
-    if config.gradient not in GRADIENTS:
-        raise ValueError(f"gradient={config.gradient!r} is not known; use one of {GRADIENTS}")
-    halo = config.halo
-    if halo != "auto" and (isinstance(halo, bool) or not isinstance(halo, int) or halo < 0):
-        raise ValueError(f'halo={halo!r} must be a whole number of cells, 0 or more, or "auto"')
+def _one_of(value: Any, name: str, choices: tuple[Any, ...]) -> Any:
+    if value not in choices:
+        raise ValueError(f"{name}={value!r} must be {' or '.join(map(repr, choices))}")
+    return value
+
+
+def _time_span(a_start: Any, a_stop: Any) -> tuple[float, float]:
+    start, stop = _positive_number(a_start, "a_start"), _positive_number(a_stop, "a_stop")
+    if not start < stop:
+        raise ValueError(f"a_start={start} must be less than a_stop={stop}")
+    if stop > 2:
+        raise ValueError(f"a_stop={stop} lies beyond the growth tables, which end at a = 2")
+    if start < 1e-3:
+        raise ValueError(f"a_start={start} lies before the growth tables, which start at a = 0.001")
+    return start, stop
+
+
+def _halo(value: Any) -> Any:
+    if value != "auto" and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+        raise ValueError(f'halo={value!r} must be a whole number of cells, 0 or more, or "auto"')
+    return value
 
 
 __all__ = ["Config", "update"]

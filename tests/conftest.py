@@ -16,7 +16,7 @@ import jax_cosmo  # noqa: E402
 import pytest  # noqa: E402
 
 import pmwd_dist as pmd  # noqa: E402
-from pmwd_dist.gravity import acceleration  # noqa: E402
+from pmwd_dist.pm.gravity import acceleration  # noqa: E402
 
 LAYOUTS = ((1, 1), (4, 1), (1, 4), (2, 2))
 PARALLEL = LAYOUTS[1:]
@@ -27,7 +27,7 @@ def _name(pdims: tuple[int, int]) -> str:
 
 
 @pytest.fixture(params=LAYOUTS, ids=_name)
-def layout(request: pytest.FixtureRequest) -> pmd.Decomposition:
+def decomposition(request: pytest.FixtureRequest) -> pmd.Decomposition:
     """Every layout: one device, slabs either way, pencils."""
     return pmd.Decomposition(pdims=request.param)
 
@@ -62,7 +62,7 @@ def native(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         if os.environ.get("PMWD_REQUIRE_NATIVE") == "1":
             pytest.fail(reason)
         pytest.skip(reason)
-    monkeypatch.setattr("pmwd_dist._native.native_available", lambda: wanted)
+    monkeypatch.setattr("pmwd_dist._jax.native.native_available", lambda: wanted)
     _forget()
     yield wanted
     _forget()

@@ -41,9 +41,9 @@ def test_is_frozen_hashable_and_equal_by_value() -> None:
 
 
 def test_all_devices_are_used_by_default_as_slabs_or_else_pencils() -> None:
-    assert pmd.Config(box_size=1.0, mesh_shape=8).layout.pdims == (4, 1)
-    assert pmd.Config(box_size=1.0, mesh_shape=(6, 8, 8)).layout.pdims == (2, 2)
-    assert pmd.Config(box_size=1.0, mesh_shape=(5, 8, 8)).layout.pdims == (1, 4)
+    assert pmd.Config(box_size=1.0, mesh_shape=8).decomposition.pdims == (4, 1)
+    assert pmd.Config(box_size=1.0, mesh_shape=(6, 8, 8)).decomposition.pdims == (2, 2)
+    assert pmd.Config(box_size=1.0, mesh_shape=(5, 8, 8)).decomposition.pdims == (1, 4)
     with pytest.raises(ValueError, match="no division over 4 devices fits: .*fewer devices"):
         pmd.Config(box_size=1.0, mesh_shape=(5, 5, 5))
 
@@ -66,7 +66,7 @@ def test_all_devices_are_used_by_default_as_slabs_or_else_pencils() -> None:
         ({"steps": 0}, r"steps=0 must be a positive whole number"),
         ({"steps": 1.5}, r"steps=1.5 must be a positive whole number"),
         ({"lpt_order": 3}, r"lpt_order=3 must be 1 or 2"),
-        ({"gradient": "exact"}, r"gradient='exact' is not known; use one of"),
+        ({"gradient": "exact"}, r"gradient='exact' must be 'finite-difference' or 'spectral'"),
         ({"halo": -1}, r"halo=-1 must be a whole number of cells, 0 or more"),
         ({"halo": 1.5}, r"halo=1.5 must be a whole number"),
         ({"halo": True}, r"halo=True must be a whole number"),

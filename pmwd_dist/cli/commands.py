@@ -10,13 +10,12 @@ from typing import Annotated, Any
 import jax
 import typer
 
-import pmwd_dist as pmd
-from pmwd_dist import distributed
-from pmwd_dist.cli.bench import bench
+from pmwd_dist._files import SharedError, message, raise_on_all_processes
 from pmwd_dist.cli.display import Display, plan_lines
 from pmwd_dist.cli.doctor import report_lines
-from pmwd_dist.files import SharedError, message, together
-from pmwd_dist.plan import Plan, check_resources, describe, make_plan
+from pmwd_dist.parallel import autotune as tuner
+from pmwd_dist.parallel import distributed
+from pmwd_dist.run.plan import Plan, check_resources, describe, make_plan
 
 app = typer.Typer(
     help="Particle-mesh simulations of the large-scale structure, on one core or many GPUs.",
@@ -39,7 +38,7 @@ class CommandError(Exception):
 def refusing() -> Iterator[None]:
     """What goes wrong here is wrong before anything is started; wrong for one process, it is for all."""
     try:
-        with together():
+        with raise_on_all_processes():
             yield
     except OSError as error:
         raise CommandError(message(error)) from error
@@ -63,7 +62,7 @@ def run(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the results of an earlier run.")] = False,
 ) -> None:
     """Run the simulation of a TOML file."""
-    from pmwd_dist.runner import execute, prepare_folder
+    from pmwd_dist.run.job import execute, prepare_folder
 
     _start()
     with refusing():
@@ -78,7 +77,7 @@ def run(
 @app.command()
 def resume(folder: Folder, overrides: Set = []) -> None:
     """Go on with a run that was stopped, from its last checkpoint."""
-    from pmwd_dist.runner import CONFIG, execute, finished
+    from pmwd_dist.run.job import CONFIG, execute, finished
 
     _start()
     with refusing():
@@ -112,7 +111,7 @@ def check(
 @app.command()
 def template() -> None:
     """Print a TOML file with every key, its default and what it means."""
-    from pmwd_dist.settings.writing import template as text
+    from pmwd_dist.run.settings.writing import template as text
 
     typer.echo(text(), nl=False)
 
@@ -142,7 +141,7 @@ def power(
 @app.command()
 def plot(folder: Folder) -> None:
     """Draw the figures of a run again, from its data."""
-    from pmwd_dist.report import redraw
+    from pmwd_dist.report.figures import redraw
 
     with refusing():
         figures = redraw(folder)
@@ -165,7 +164,7 @@ def autotune(
             raise ValueError(f"{len(shape)} numbers of cells were given; give one or three")
         nx, ny, nz = shape * (3 // len(shape))
         chosen: Any = tuple(kinds.split(","))
-        best = pmd.autotune(
+        best = tuner.autotune(
             (nx, ny, nz),
             dtype=dtype,
             kinds=chosen,
@@ -180,9 +179,6 @@ def autotune(
         _say(f'devices.transpose_comm = "{best.transpose_comm}"')
 
 
-app.command()(bench)
-
-
 def _start() -> None:
     try:
         distributed.initialize()
@@ -192,7 +188,7 @@ def _start() -> None:
 
 
 def _plan(file: Path, overrides: list[str], folder: Path) -> Plan:
-    from pmwd_dist.settings import read
+    from pmwd_dist.run.settings import read
 
     return make_plan(read(file, overrides), folder)
 

@@ -10,8 +10,8 @@ import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from pmwd_dist import distributed
-from pmwd_dist.resources import size
+from pmwd_dist.parallel import distributed
+from pmwd_dist.run.resources import size
 
 Event = dict[str, Any]
 

@@ -7,9 +7,10 @@ from importlib.util import find_spec
 
 import jax
 
-import pmwd_dist as pmd
-from pmwd_dist import distributed, resources
-from pmwd_dist.plan import versions
+from pmwd_dist._jax.native import native_available
+from pmwd_dist.parallel import distributed
+from pmwd_dist.run import resources
+from pmwd_dist.run.plan import versions
 
 
 def report_lines() -> list[str]:
@@ -37,7 +38,7 @@ def _devices() -> list[str]:
 
 
 def _native() -> str:
-    if pmd.native_available():
+    if native_available():
         return "in use"
     return "not installed: plain JAX serves instead, slower; `pip install jaxdecomp-ops` brings them"
 

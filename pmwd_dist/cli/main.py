@@ -11,12 +11,12 @@ from typing import Any, NoReturn
 import jax
 import typer
 
-from pmwd_dist import distributed
+from pmwd_dist._files import SharedError, message
 from pmwd_dist.cli.commands import CommandError, app
-from pmwd_dist.files import SharedError, message
-from pmwd_dist.runner import Interrupted
-from pmwd_dist.settings import SettingsError
-from pmwd_dist.status import SimulationError
+from pmwd_dist.parallel import distributed
+from pmwd_dist.pm.status import SimulationError
+from pmwd_dist.run.job import Interrupted
+from pmwd_dist.run.settings import SettingsError
 
 # typer has a click of its own or not, by its version; this is the base class of either.
 _UsageError: Any = typer.BadParameter.__mro__[1]

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-import pmwd_dist as pmd
-from pmwd_dist import distributed
-from pmwd_dist.report import Spectrum, write_spectrum
-from pmwd_dist.snapshot import SnapshotHeader, load_snapshot, read_header, snapshot_files
+from pmwd_dist.config import Config
+from pmwd_dist.io.snapshot import SnapshotHeader, load_snapshot, read_header, snapshot_files
+from pmwd_dist.observe.power import power_spectrum
+from pmwd_dist.parallel import distributed
+from pmwd_dist.pm.paint import density
+from pmwd_dist.report.figures import Spectrum, write_spectrum
 
 
 def measure_snapshot(path: Path, mesh: int | None, output: Path | None) -> Path:
@@ -22,7 +24,7 @@ def measure_snapshot(path: Path, mesh: int | None, output: Path | None) -> Path:
     header = read_header(snapshot_files(path)[0])
     config = _config(header, mesh)
     particles, _ = load_snapshot(path, config)
-    spectrum = pmd.power_spectrum(pmd.density(particles, config), config)
+    spectrum = power_spectrum(density(particles, config), config)
     k, power, modes = (np.asarray(x, float) for x in (spectrum.k, spectrum.power, spectrum.modes))
     if not np.isfinite(power[modes > 0]).all():
         raise ValueError(f"{path}: displacements reach too far over the devices' blocks; run this on one device")
@@ -32,8 +34,8 @@ def measure_snapshot(path: Path, mesh: int | None, output: Path | None) -> Path:
     return output
 
 
-def _config(header: SnapshotHeader, mesh: int | None) -> pmd.Config:
-    return pmd.Config(
+def _config(header: SnapshotHeader, mesh: int | None) -> Config:
+    return Config(
         box_size=header.box_size,
         mesh_shape=header.mesh_shape if mesh is None else mesh,
         particle_shape=header.particle_shape,

@@ -19,9 +19,10 @@ import numpy as np
 import pytest
 
 import pmwd_dist as pmd
-from pmwd_dist import cudecomp, distributed
-from pmwd_dist.gravity import acceleration
-from pmwd_dist.halo import pad_block
+from pmwd_dist.parallel import distributed
+from pmwd_dist.parallel.backends import cudecomp
+from pmwd_dist.parallel.halo import pad_block
+from pmwd_dist.pm.gravity import acceleration
 
 # Axes of all_to_all: split, concatenated, and whether over the devices along y.
 XLA_STEPS = {"z_to_y": (2, 1, True), "y_to_x": (1, 0, False), "x_to_y": (0, 1, False), "y_to_z": (1, 2, True)}
@@ -54,10 +55,10 @@ def layouts() -> Iterator[pmd.Decomposition]:
             yield pmd.Decomposition(pdims=(px, count // px))
 
 
-def served(layout: pmd.Decomposition, name: str) -> pmd.Decomposition:
+def served(decomposition: pmd.Decomposition, name: str) -> pmd.Decomposition:
     """The same blocks, moved by cuDecomp."""
     comms: Any = {"transpose_comm": name, "halo_comm": HALO_COMMS.get(name, "nccl")}
-    return pmd.Decomposition(pdims=layout.pdims, backend="cudecomp", **comms)
+    return pmd.Decomposition(pdims=decomposition.pdims, backend="cudecomp", **comms)
 
 
 def xla_transpose(block: jax.Array, decomposition: pmd.Decomposition, step: str) -> jax.Array:
@@ -75,21 +76,23 @@ def xla_pad_block(block: jax.Array, halo: int, decomposition: pmd.Decomposition)
 BOTH: tuple[Callable[..., jax.Array], ...] = (cudecomp.transpose, xla_transpose)
 
 
-def mapped(body: Callable[..., Any], layout: pmd.Decomposition, before: Any, after: Any) -> Callable[..., Any]:
-    return jax.jit(layout.shard_map(body, before, after))
+def mapped(body: Callable[..., Any], decomposition: pmd.Decomposition, before: Any, after: Any) -> Callable[..., Any]:
+    return jax.jit(decomposition.shard_map(body, before, after))
 
 
-def steps(layout: pmd.Decomposition, step: str) -> tuple[Any, Any]:
+def steps(decomposition: pmd.Decomposition, step: str) -> tuple[Any, Any]:
     before, after = step.split("_to_")
     return SPECS[before], SPECS[after]
 
 
-def values(shape: tuple[int, ...], dtype: str, spec: Any, layout: pmd.Decomposition, seed: int = 0) -> jax.Array:
+def values(shape: tuple[int, ...], dtype: str, spec: Any, decomposition: pmd.Decomposition, seed: int = 0) -> jax.Array:
     """The same random array on every process, sharded."""
     rng = np.random.default_rng(seed)
     host = rng.standard_normal(shape) + (1j * rng.standard_normal(shape) if dtype.startswith("complex") else 0)
     host = host.astype(dtype)
-    return jax.make_array_from_callback(shape, jax.sharding.NamedSharding(layout.mesh, spec), lambda at: host[at])
+    return jax.make_array_from_callback(
+        shape, jax.sharding.NamedSharding(decomposition.mesh, spec), lambda at: host[at]
+    )
 
 
 def same(ours: jax.Array, theirs: jax.Array, what: str) -> None:
@@ -100,63 +103,65 @@ def same(ours: jax.Array, theirs: jax.Array, what: str) -> None:
         assert x.tobytes() == y.tobytes(), f"{what}: {np.count_nonzero(x != y)} of {x.size} differ"
 
 
-def check_transposes(layout: pmd.Decomposition, dtype: str) -> int:
+def check_transposes(decomposition: pmd.Decomposition, dtype: str) -> int:
     count = 0
     for step in XLA_STEPS:
-        what = f"{layout} {step} {dtype}"
-        before, after = steps(layout, step)
-        ours, theirs = (mapped(partial(t, decomposition=layout, step=step), layout, before, after) for t in BOTH)
-        x = values(SHAPE, dtype, before, layout)
+        what = f"{decomposition} {step} {dtype}"
+        before, after = steps(decomposition, step)
+        ours, theirs = (
+            mapped(partial(t, decomposition=decomposition, step=step), decomposition, before, after) for t in BOTH
+        )
+        x = values(SHAPE, dtype, before, decomposition)
         same(ours(x), theirs(x), what)
-        ct = values(SHAPE, dtype, after, layout, seed=1)
+        ct = values(SHAPE, dtype, after, decomposition, seed=1)
         same(jax.vjp(ours, x)[1](ct)[0], jax.vjp(theirs, x)[1](ct)[0], f"vjp of {what}")
         same(jax.jvp(ours, (x,), (2 * x,))[1], theirs(2 * x), f"jvp of {what}")
         count += 3
-    before, after = (jax.P(None, *spec) for spec in steps(layout, "z_to_y"))
-    x = values((3, *SHAPE), dtype, before, layout)
-    batched = (jax.vmap(partial(t, decomposition=layout, step="z_to_y")) for t in BOTH)
-    ours, theirs = (mapped(run, layout, before, after) for run in batched)
-    same(ours(x), theirs(x), f"vmap of {layout} z_to_y {dtype}")
+    before, after = (jax.P(None, *spec) for spec in steps(decomposition, "z_to_y"))
+    x = values((3, *SHAPE), dtype, before, decomposition)
+    batched = (jax.vmap(partial(t, decomposition=decomposition, step="z_to_y")) for t in BOTH)
+    ours, theirs = (mapped(run, decomposition, before, after) for run in batched)
+    same(ours(x), theirs(x), f"vmap of {decomposition} z_to_y {dtype}")
     return count + 1
 
 
-def widest(layout: pmd.Decomposition, shape: tuple[int, int, int] = SHAPE) -> int:
+def widest(decomposition: pmd.Decomposition, shape: tuple[int, int, int] = SHAPE) -> int:
     """Width of a block: the widest halo that cuDecomp can fill."""
-    return min(n // p for n, p in zip(shape, layout.pdims, strict=False) if p > 1)
+    return min(n // p for n, p in zip(shape, decomposition.pdims, strict=False) if p > 1)
 
 
-def check_halos(layout: pmd.Decomposition, dtype: str) -> int:
-    count, spec = 0, layout.spec
-    for halo in (1, 3, widest(layout)):
-        what = f"{layout} halo {halo} {dtype}"
-        assert cudecomp.can_pad(layout.block(SHAPE), halo, layout)
-        pads = (partial(pad, halo=halo, decomposition=layout) for pad in (cudecomp.pad_block, xla_pad_block))
-        ours, theirs = (mapped(pad, layout, spec, spec) for pad in pads)
-        x = values(SHAPE, dtype, spec, layout)
+def check_halos(decomposition: pmd.Decomposition, dtype: str) -> int:
+    count, spec = 0, decomposition.spec
+    for halo in (1, 3, widest(decomposition)):
+        what = f"{decomposition} halo {halo} {dtype}"
+        assert cudecomp.can_pad(decomposition.block(SHAPE), halo, decomposition)
+        pads = (partial(pad, halo=halo, decomposition=decomposition) for pad in (cudecomp.pad_block, xla_pad_block))
+        ours, theirs = (mapped(pad, decomposition, spec, spec) for pad in pads)
+        x = values(SHAPE, dtype, spec, decomposition)
         out = theirs(x)
         same(ours(x), out, what)
-        ct = jnp.round(8 * values(out.shape, dtype, spec, layout, seed=1))  # sums in any order are exact
+        ct = jnp.round(8 * values(out.shape, dtype, spec, decomposition, seed=1))  # sums in any order are exact
         same(jax.vjp(ours, x)[1](ct)[0], jax.vjp(theirs, x)[1](ct)[0], f"vjp of {what}")
         count += 2
     return count
 
 
-def check_chain(layout: pmd.Decomposition) -> int:
+def check_chain(decomposition: pmd.Decomposition) -> int:
     """A whole transform and back, with a gradient through it, under one jit."""
 
     def forward(block: jax.Array, transpose: Callable[..., Any]) -> jax.Array:
-        block = transpose(jnp.fft.fft(block, axis=2), layout, "z_to_y")
-        return jnp.fft.fft(transpose(jnp.fft.fft(block, axis=1), layout, "y_to_x"), axis=0)
+        block = transpose(jnp.fft.fft(block, axis=2), decomposition, "z_to_y")
+        return jnp.fft.fft(transpose(jnp.fft.fft(block, axis=1), decomposition, "y_to_x"), axis=0)
 
-    x = values(SHAPE, "complex128", SPECS["z"], layout)
-    weight = values(SHAPE, "complex128", SPECS["x"], layout, seed=2)
+    x = values(SHAPE, "complex128", SPECS["z"], decomposition)
+    weight = values(SHAPE, "complex128", SPECS["x"], decomposition, seed=2)
 
     def loss(x: jax.Array, weight: jax.Array, transpose: Callable[..., Any]) -> jax.Array:
-        run = layout.shard_map(partial(forward, transpose=transpose), SPECS["z"], SPECS["x"])
+        run = decomposition.shard_map(partial(forward, transpose=transpose), SPECS["z"], SPECS["x"])
         return jnp.sum(jnp.abs(run(x) * weight) ** 2)
 
     gradients = [jax.jit(jax.grad(partial(loss, transpose=t)))(x, weight) for t in BOTH]
-    same(gradients[0], gradients[1], f"gradient of a transform {layout}")
+    same(gradients[0], gradients[1], f"gradient of a transform {decomposition}")
     return 1
 
 
@@ -164,10 +169,10 @@ REAL = (16, 16, 24)
 SPECTRA = {py: (16, 16, -(-13 // py) * py) for py in (1, 2, 4, 8)}
 
 
-def check_package(layout: pmd.Decomposition) -> int:
+def check_package(decomposition: pmd.Decomposition) -> int:
     """The public transforms, halos and a force with its gradient, as with XLA."""
-    plain = pmd.Decomposition(pdims=layout.pdims)
-    x = values(REAL, "float64", layout.spec, layout)
+    plain = pmd.Decomposition(pdims=decomposition.pdims)
+    x = values(REAL, "float64", decomposition.spec, decomposition)
     settings = {"box_size": (16.0, 16.0, 24.0), "mesh_shape": REAL, "a_start": 0.1, "a_stop": 1.0, "halo": 2}
 
     def results(own: pmd.Decomposition, x: jax.Array) -> list[jax.Array]:
@@ -186,9 +191,9 @@ def check_package(layout: pmd.Decomposition) -> int:
             jax.vjp(force, disp)[1](jnp.cos(disp))[0],
         ]
 
-    ours, theirs = (jax.jit(partial(results, own))(x) for own in (layout, plain))
+    ours, theirs = (jax.jit(partial(results, own))(x) for own in (decomposition, plain))
     for n, (a, b) in enumerate(zip(ours[:-2], theirs[:-2], strict=True)):
-        same(a, b, f"result {n} of the package with {layout}")
+        same(a, b, f"result {n} of the package with {decomposition}")
     for a, b in zip(ours[-2:], theirs[-2:], strict=True):  # painting on a GPU adds in any order
         for one, other in zip(a.addressable_shards, b.addressable_shards, strict=True):
             np.testing.assert_allclose(one.data, other.data, rtol=0, atol=1e-12)
@@ -200,25 +205,31 @@ def fails(expected: type[Exception], text: str, body: Callable[[], Any]) -> None
         body()
 
 
-def check_refusals(layout: pmd.Decomposition, names: list[str]) -> None:
-    block = mapped(lambda b: cudecomp.transpose(b, layout, "y_to_x"), layout, *steps(layout, "y_to_x"))
-    fails(ValueError, "is not open", lambda: block(values((8, 8, 8), "float32", SPECS["y"], layout)))
+def check_refusals(decomposition: pmd.Decomposition, names: list[str]) -> None:
+    block = mapped(
+        lambda b: cudecomp.transpose(b, decomposition, "y_to_x"), decomposition, *steps(decomposition, "y_to_x")
+    )
+    fails(ValueError, "is not open", lambda: block(values((8, 8, 8), "float32", SPECS["y"], decomposition)))
     if not any(name.startswith("mpi") for name in names):
-        fails(ValueError, "CUDA-aware", lambda: cudecomp.open_backend(served(layout, "mpi_p2p"), [SHAPE]))
-    fails(ValueError, "doesn't divide", lambda: cudecomp.open_backend(layout, [(7, 7, 7)]))
+        fails(ValueError, "CUDA-aware", lambda: cudecomp.open_backend(served(decomposition, "mpi_p2p"), [SHAPE]))
+    fails(ValueError, "doesn't divide", lambda: cudecomp.open_backend(decomposition, [(7, 7, 7)]))
 
 
-def check_closing(layout: pmd.Decomposition, name: str) -> None:
+def check_closing(decomposition: pmd.Decomposition, name: str) -> None:
     """A compiled program finds cuDecomp closed, and open again."""
-    run = mapped(partial(cudecomp.transpose, decomposition=layout, step="y_to_x"), layout, *steps(layout, "y_to_x"))
-    x = values(SHAPE, "float32", SPECS["y"], layout)
+    run = mapped(
+        partial(cudecomp.transpose, decomposition=decomposition, step="y_to_x"),
+        decomposition,
+        *steps(decomposition, "y_to_x"),
+    )
+    x = values(SHAPE, "float32", SPECS["y"], decomposition)
     before = run(x)
     cudecomp.close_backend()
     cudecomp.close_backend()  # a second call does nothing
-    assert not cudecomp.is_open(layout)
+    assert not cudecomp.is_open(decomposition)
     fails(jax.errors.JaxRuntimeError, "is not open", lambda: jax.block_until_ready(run(x)))
     if name.startswith("nccl"):
-        cudecomp.open_backend(layout, [SHAPE])
+        cudecomp.open_backend(decomposition, [SHAPE])
         same(run(x), before, "after opening again")
         cudecomp.close_backend()
 
@@ -226,17 +237,19 @@ def check_closing(layout: pmd.Decomposition, name: str) -> None:
 def compare(names: list[str]) -> None:
     for name in names:
         count = 0
-        for layout in (served(layout, name) for layout in layouts()):
+        for decomposition in (served(decomposition, name) for decomposition in layouts()):
             try:
-                cudecomp.open_backend(layout, [SHAPE], halo=widest(layout))
-                cudecomp.open_backend(layout, [REAL, SPECTRA[layout.pdims[1]]], halo=widest(layout, REAL))
+                cudecomp.open_backend(decomposition, [SHAPE], halo=widest(decomposition))
+                cudecomp.open_backend(
+                    decomposition, [REAL, SPECTRA[decomposition.pdims[1]]], halo=widest(decomposition, REAL)
+                )
             except ValueError as error:
                 say(f"{name}: refused: {error}")
                 break
             for dtype in ("float32", "float64", "complex64", "complex128"):
-                count += check_transposes(layout, dtype)
-                count += check_halos(layout, dtype)
-            count += check_chain(layout) + check_package(layout)
+                count += check_transposes(decomposition, dtype)
+                count += check_halos(decomposition, dtype)
+            count += check_chain(decomposition) + check_package(decomposition)
         say(f"{name}: {count} comparisons are bitwise equal")
     last = served(next(layouts()), names[-1])
     check_refusals(last, names)
@@ -265,21 +278,21 @@ def measure(names: list[str]) -> None:
                 continue
             rows: dict[str, list[str]] = {}
             for name in ["xla", *names]:
-                layout = plain if name == "xla" else served(plain, name)
+                decomposition = plain if name == "xla" else served(plain, name)
                 try:
                     if name != "xla":
-                        cudecomp.open_backend(layout, [(size,) * 3])
+                        cudecomp.open_backend(decomposition, [(size,) * 3])
                 except ValueError as error:
                     say(f"{name}: refused: {error}")
                     continue
                 rows[name] = []
                 for step in ("z_to_y", "y_to_x", "x_to_y", "y_to_z"):
-                    if layout.pdims[int("z" in step)] == 1:
+                    if decomposition.pdims[int("z" in step)] == 1:
                         continue
-                    before, after = steps(layout, step)
-                    transpose = partial(BOTH[name == "xla"], decomposition=layout, step=step)
-                    run = mapped(transpose, layout, before, after)
-                    sharding = jax.sharding.NamedSharding(layout.mesh, before)
+                    before, after = steps(decomposition, step)
+                    transpose = partial(BOTH[name == "xla"], decomposition=decomposition, step=step)
+                    run = mapped(transpose, decomposition, before, after)
+                    sharding = jax.sharding.NamedSharding(decomposition.mesh, before)
                     x = jax.jit(lambda: jnp.ones((size,) * 3, jnp.complex64), out_shardings=sharding)()  # noqa: B023
                     rows[name].append(f"{step} {milliseconds(run, x):7.3f}")
             for name, cells in rows.items():

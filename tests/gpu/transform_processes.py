@@ -18,7 +18,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import pmwd_dist as pmd
-from pmwd_dist import _native, distributed
+from pmwd_dist._jax import native
+from pmwd_dist.parallel import distributed
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from test_transforms import NAMES, TRANSFORMS, operations, weights
@@ -40,8 +41,8 @@ def layouts() -> list[pmd.Decomposition]:
     return found
 
 
-def transformed(layout: pmd.Decomposition, name: str, x: jax.Array) -> dict[str, Any]:
-    function = operations(layout)[name]
+def transformed(decomposition: pmd.Decomposition, name: str, x: jax.Array) -> dict[str, Any]:
+    function = operations(decomposition)[name]
     return jax.jit(lambda x: {"value": function(x)} | {d: TRANSFORMS[d](function)(x) for d in DERIVATIVES})(x)
 
 
@@ -49,28 +50,28 @@ def close(got: Any, expected: np.ndarray, what: str) -> None:
     np.testing.assert_allclose(np.asarray(got), expected, rtol=0, atol=1e-11 * np.abs(expected).max(), err_msg=what)
 
 
-def check_peers(layout: pmd.Decomposition) -> int:
+def check_peers(decomposition: pmd.Decomposition) -> int:
     """Lengths that cuFFT takes otherwise, batches, transposes of any cotangent, other meshes; against numpy."""
     rng = np.random.default_rng(1)
-    n = layout.size
+    n = decomposition.size
     shapes = ((2 * n, 127 * n, 509), (3 * n, 5 * n, 7), (1920, n, 6), (n, 3 * n, 8))
-    ordinal = layout.mesh.devices.flat[0].local_hardware_id
-    slow = [nx for nx, ny, nz in shapes if not _native.fast_along_x(ordinal, n, (nx, ny, nz // 2 + 1), True)]
+    ordinal = decomposition.mesh.devices.flat[0].local_hardware_id
+    slow = [nx for nx, ny, nz in shapes if not native.fast_along_x(ordinal, n, (nx, ny, nz // 2 + 1), True)]
     say(f"XLA transforms along x for the lengths {slow}")
     for shape in shapes:
         x = rng.standard_normal((2, *shape))
         z = x[0] + 1j * x[1]
         expected = np.fft.rfftn(x, axes=(1, 2, 3))
         there, back = (
-            partial(pmd.prfft3d, decomposition=layout),
-            partial(pmd.pirfft3d, shape=shape, decomposition=layout),
+            partial(pmd.prfft3d, decomposition=decomposition),
+            partial(pmd.pirfft3d, shape=shape, decomposition=decomposition),
         )
         close(there(x[0]), expected[0], f"R2C {shape}")
         close(jax.jit(jax.vmap(there))(x), expected, f"batch of R2C {shape}")
         close(back(expected[0]), x[0], f"C2R {shape}")
         close(jax.jit(jax.vmap(back))(expected), x, f"batch of C2R {shape}")
-        close(pmd.pfft3d(z, layout), np.fft.fftn(z), f"C2C {shape}")
-        close(pmd.pifft3d(z, layout), np.fft.ifftn(z), f"inverse C2C {shape}")
+        close(pmd.pfft3d(z, decomposition), np.fft.fftn(z), f"C2C {shape}")
+        close(pmd.pifft3d(z, decomposition), np.fft.ifftn(z), f"inverse C2C {shape}")
         w = rng.standard_normal(expected[0].shape) + 1j * rng.standard_normal(expected[0].shape)
         whole = np.zeros(shape, complex)
         whole[..., : w.shape[2]] = w
@@ -78,18 +79,21 @@ def check_peers(layout: pmd.Decomposition) -> int:
         close(back_there, np.fft.fftn(whole).real, f"transpose of R2C {shape}")
     shape = shapes[-1]
     x = rng.standard_normal(shape)
-    turned = Mesh(layout.mesh.devices[::-1], ("x", "y"))
+    turned = Mesh(decomposition.mesh.devices[::-1], ("x", "y"))
     there = jax.shard_map(
-        partial(pmd.prfft3d, decomposition=layout), mesh=turned, in_specs=P("x", "y"), out_specs=P(None, "x", "y")
+        partial(pmd.prfft3d, decomposition=decomposition),
+        mesh=turned,
+        in_specs=P("x", "y"),
+        out_specs=P(None, "x", "y"),
     )
     close(jax.jit(there)(x), np.fft.rfftn(x), "another mesh in force")
     return 7 * len(shapes) + 1
 
 
-def check_pieces(layout: pmd.Decomposition) -> int:
+def check_pieces(decomposition: pmd.Decomposition) -> int:
     """Meshes so large that they are exchanged in pieces and bands, against XLA's collectives."""
     shape = (640, 512, 500)
-    plain = pmd.Decomposition(layout.pdims, list(layout.mesh.devices.flat), backend="xla")
+    plain = pmd.Decomposition(decomposition.pdims, list(decomposition.mesh.devices.flat), backend="xla")
     make = jax.jit(lambda: jax.random.normal(jax.random.key(0), shape), out_shardings=plain.sharding)
     x = make()
     z = x * (1 + 2j)
@@ -99,19 +103,20 @@ def check_pieces(layout: pmd.Decomposition) -> int:
     ):
         spectrum = there(plain)
         for what, got, expected in (
-            (name, there(layout), spectrum),
-            (f"inverse {name}", back(spectrum, layout), back(spectrum, plain)),
+            (name, there(decomposition), spectrum),
+            (f"inverse {name}", back(spectrum, decomposition), back(spectrum, plain)),
         ):
             error = float(jax.numpy.abs(got - expected).max() / jax.numpy.abs(expected).max())
             assert error < 1e-13, f"{what} {shape}: {error}"
     return 4
 
 
-def check_threads(layout: pmd.Decomposition) -> int:
+def check_threads(decomposition: pmd.Decomposition) -> int:
     """Python threads, each with a program of its own, on the same GPUs."""
-    x = jax.device_put(np.random.default_rng(2).standard_normal((64, 64, 64)), layout.sharding)
+    x = jax.device_put(np.random.default_rng(2).standard_normal((64, 64, 64)), decomposition.sharding)
     programs = [
-        jax.jit(lambda x, k=k: pmd.pirfft3d(pmd.prfft3d(k * x, layout), x.shape, layout)) for k in (1.0, 2.0, 3.0)
+        jax.jit(lambda x, k=k: pmd.pirfft3d(pmd.prfft3d(k * x, decomposition), x.shape, decomposition))
+        for k in (1.0, 2.0, 3.0)
     ]
     compiled = [program.lower(x).compile() for program in programs]
 
@@ -132,20 +137,20 @@ def main() -> None:
     count = 0
     for name in NAMES:
         expected = jax.device_get(transformed(here, name, jax.device_put(weights(0), jax.local_devices()[0])))
-        for layout in layouts():
+        for decomposition in layouts():
             field = weights(0)
-            x = jax.make_array_from_callback(field.shape, layout.sharding, lambda at: field[at])  # noqa: B023
-            for what, value in transformed(layout, name, x).items():
+            x = jax.make_array_from_callback(field.shape, decomposition.sharding, lambda at: field[at])  # noqa: B023
+            for what, value in transformed(decomposition, name, x).items():
                 atol = 1e-11 * np.abs(expected[what]).max()
                 for shard in value.addressable_shards:
-                    message = f"{what} of {name}, {layout}"
+                    message = f"{what} of {name}, {decomposition}"
                     np.testing.assert_allclose(shard.data, expected[what][shard.index], 0, atol, err_msg=message)
                 count += 1
         say(f"{name}: fine")
     if jax.process_count() == 1:
-        for layout in layouts():
-            if layout.backend == "peer":
-                count += check_peers(layout) + check_pieces(layout) + check_threads(layout)
+        for decomposition in layouts():
+            if decomposition.backend == "peer":
+                count += check_peers(decomposition) + check_pieces(decomposition) + check_threads(decomposition)
     else:  # a process may use its own GPU alone
         alone = pmd.Decomposition((1, 1), jax.local_devices())
         field = weights(0)

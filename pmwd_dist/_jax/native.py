@@ -1,0 +1,90 @@
+"""The native library jaxdecomp_ops: whether it is installed, its targets, and what its GPUs can do."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+try:
+    _ops: Any = importlib.import_module("jaxdecomp_ops")
+except ImportError:  # the JAX references serve
+    _ops = None
+
+
+@functools.cache
+def _registered() -> frozenset[str]:
+    """Names of the native targets, registered with XLA at their first use."""
+    if _ops is None:
+        return frozenset()
+    targets: Mapping[str, Any] = _ops.targets("cpu")
+    for name, capsule in targets.items():
+        jax.ffi.register_ffi_target(name, capsule, platform="cpu")
+    return frozenset(targets)
+
+
+def native_available() -> bool:
+    """Whether the native CPU ops of jaxdecomp-ops are installed."""
+    return "jaxdecomp_ops_cic_paint" in _registered()
+
+
+def native_version() -> str | None:
+    """Version of jaxdecomp-ops, or None where it is not installed."""
+    return None if _ops is None else _ops.__version__
+
+
+def cudecomp_ops() -> Any | None:
+    """The native side of `cudecomp`, its targets registered with XLA; None where jaxdecomp-ops has none."""
+    return _ops if _registered_on_gpus() else None
+
+
+@functools.cache
+def peer_unavailable_reason(ordinals: tuple[int, ...]) -> str | None:
+    """What keeps GPUs of this process, by their ordinals, from `peer`, or None."""
+    if not _registered_on_gpus() or not hasattr(_ops, "peer_is_fast_along_x"):
+        return "the native ops are not installed, or too old; `pip install --upgrade jaxdecomp-ops`"
+    try:
+        _ops.peer_probe(list(ordinals), _cufft_libraries())
+    except OSError as error:
+        return str(error)
+    return None
+
+
+@functools.cache
+def fast_along_x(ordinal: int, parts: int, shape: tuple[int, int, int], double: bool) -> bool:
+    """Whether a GPU without a `peer_unavailable_reason` transforms slabs of a spectrum along x without a work area."""
+    return _ops.peer_is_fast_along_x(ordinal, parts, shape, double)
+
+
+def _cufft_libraries() -> list[str]:
+    """Where cuFFT may be: among the wheels that jax's CUDA plugin asks for, else where the loader looks."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = [] if spec is None else map(Path, spec.submodule_search_locations or ())
+    wheels = [path for folder in folders for path in folder.glob("*/lib/libcufft.so.[0-9]*")]
+    releases = {path: int(path.suffix[1:]) for path in wheels if path.suffix[1:].isdigit()}
+    names = ["libcufft.so.12", "libcufft.so.11"]
+    # CUDA 12 has cuFFT 11, CUDA 13 has 12.
+    older = _has("jax_plugins.xla_cuda12") and not _has("jax_plugins.xla_cuda13")
+    ordered = sorted(releases, key=lambda path: releases[path], reverse=not older)
+    return [*map(str, ordered), *(names[::-1] if older else names)]
+
+
+def _has(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # nor its parent
+        return False
+
+
+@functools.cache
+def _registered_on_gpus() -> bool:
+    if not hasattr(_ops, "cudecomp_open"):
+        return False
+    for name, capsule in _ops.targets("CUDA").items():
+        jax.ffi.register_ffi_target(name, capsule, platform="CUDA")
+    return True

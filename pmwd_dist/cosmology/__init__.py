@@ -1,0 +1,1 @@
+"""Expansion, growth and linear power: they know no mesh."""

@@ -1,0 +1,141 @@
+"""Expansion and growth of a cosmology, tabulated as a pytree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from pmwd_dist.cosmology.parameters import Parameters, parameters
+
+# Growth is integrated in ln a by steps that hit a = 1; the first lies deep in matter domination.
+_STEP = 0.02
+_BELOW, _ABOVE = 460, 36  # a = 1.0e-4 ... 2.05
+
+
+class GrowthTable(eqx.Module):
+    """Growth factors and expansion rate of a cosmology, tabulated in ln a.
+
+    Growth factors of first and second order solve (primes are d/d ln a, E = H/H0)
+      D1'' + (2 + E'/E) D1' = 3/2 Omega_m(a) D1,   D2'' + (2 + E'/E) D2' = 3/2 Omega_m(a) (D2 - D1^2)
+    on the growing mode, with D1(a = 1) = 1 (Bouchet et al. 1995). D2 is -3/7 D1^2 in an Einstein-de Sitter universe.
+    """
+
+    cosmo: Parameters
+    first: Float[Array, "nodes 3"]  # D1, D1', D1''
+    second: Float[Array, "nodes 3"]
+
+    def D1(self, a: Any) -> Array:
+        """Linear growth factor."""
+        return self._interpolate(self.first[:, 0], self.first[:, 1], a)
+
+    def D2(self, a: Any) -> Array:
+        """Second-order growth factor."""
+        return self._interpolate(self.second[:, 0], self.second[:, 1], a)
+
+    def dD1(self, a: Any) -> Array:
+        """dD1 / d ln a."""
+        return self._interpolate(self.first[:, 1], self.first[:, 2], a)
+
+    def dD2(self, a: Any) -> Array:
+        """dD2 / d ln a."""
+        return self._interpolate(self.second[:, 1], self.second[:, 2], a)
+
+    def E(self, a: Any) -> Array:
+        """Expansion rate H(a) [H0]."""
+        return jnp.sqrt(_E_squared(self.cosmo, jnp.asarray(a)))
+
+    def momentum(self, a: Any) -> Array:
+        """dD1 / d(H0 t) times a^2: canonical momentum of the linear mode, per unit of displacement at a = 1."""
+        a = jnp.asarray(a)
+        return a**2 * self.E(a) * self.dD1(a)
+
+    def scale_factor(self, D1: Any) -> Array:
+        """The scale factor at which the linear growth factor has this value."""
+        D1 = jnp.asarray(D1)
+        x = jnp.interp(D1, self.first[:, 0], _nodes(D1.dtype))
+        for _ in range(3):  # Newton, from a start that is right to 1e-3
+            x = x - (self.D1(jnp.exp(x)) - D1) / self.dD1(jnp.exp(x))
+        return jnp.exp(x)
+
+    def _interpolate(self, value: Array, slope: Array, a: Any) -> Array:
+        x = (jnp.log(jnp.asarray(a, value.dtype)) / _STEP) + _BELOW
+        i = jnp.clip(jnp.floor(x).astype(jnp.int32), 0, _BELOW + _ABOVE - 1)
+        return hermite(x - i, value[i], value[i + 1], _STEP * slope[i], _STEP * slope[i + 1])
+
+
+def hermite(t: Array, y0: Array, y1: Array, m0: Array, m1: Array) -> Array:
+    """Cubic through y0 at t = 0 and y1 at t = 1 with slopes m0 and m1."""
+    return y0 + t * (m0 + t * ((3 * (y1 - y0) - 2 * m0 - m1) + t * (2 * (y0 - y1) + m0 + m1)))
+
+
+def growth_table(cosmo: Any) -> GrowthTable:
+    """Tabulate growth and expansion of a cosmology, from a = 1e-4 to a = 2.
+
+    Flat or curved, with dark energy w(a) = w0 + wa (1 - a). Differentiable in the parameters.
+    """
+    return _tabulate(parameters(cosmo))
+
+
+@jax.jit
+def _tabulate(cosmo: Parameters) -> GrowthTable:
+    x = _nodes(jnp.result_type(float))
+    start = jnp.asarray([1.0, 0.0, -3.0 / 7.0, 0.0], x.dtype)
+
+    def step(y: Array, x0: Array) -> tuple[Array, Array]:
+        k1 = _growth_rhs(x0, y, cosmo)
+        k2 = _growth_rhs(x0 + _STEP / 2, y + _STEP / 2 * k1, cosmo)
+        k3 = _growth_rhs(x0 + _STEP / 2, y + _STEP / 2 * k2, cosmo)
+        k4 = _growth_rhs(x0 + _STEP, y + _STEP * k3, cosmo)
+        return y + _STEP / 6 * (k1 + 2 * k2 + 2 * k3 + k4), y
+
+    _, ys = jax.lax.scan(step, start, x)
+    u1, v1, u2, v2 = ys.T
+    _, w1, _, w2 = jax.vmap(lambda x, y: _growth_rhs(x, y, cosmo))(x, ys).T
+    a = jnp.exp(x) / u1[_BELOW]
+    first = a[:, None] * jnp.stack([u1, u1 + v1, u1 + 2 * v1 + w1], -1)
+    second = (a**2)[:, None] * jnp.stack([u2, 2 * u2 + v2, 4 * u2 + 4 * v2 + w2], -1)
+    return GrowthTable(cosmo, first, second)
+
+
+def _nodes(dtype: Any) -> Array:
+    return _STEP * jnp.arange(-_BELOW, _ABOVE + 1, dtype=dtype)
+
+
+def _growth_rhs(x: Array, y: Array, cosmo: Parameters) -> Array:
+    """Right-hand side for u1 = D1 / a and u2 = D2 / a^2, which stay near constant and so lose no digits."""
+    u1, v1, u2, v2 = y
+    a = jnp.exp(x)
+    E2 = _E_squared(cosmo, a)
+    h = _dE_squared(cosmo, a) / (2 * E2)
+    m = 1.5 * cosmo.Omega_m * a**-3 / E2
+    w1 = -(4 + h) * v1 - (3 + h - m) * u1
+    w2 = -(6 + h) * v2 - (8 + 2 * h - m) * u2 - m * u1**2
+    return jnp.stack([v1, w1, v2, w2])
+
+
+def _dark_energy(cosmo: Parameters, a: Array) -> Array:
+    return cosmo.Omega_de * jnp.exp(-3 * ((1 + cosmo.w0 + cosmo.wa) * jnp.log(a) + cosmo.wa * (1 - a)))
+
+
+def _E_squared(cosmo: Parameters, a: Array) -> Array:
+    return cosmo.Omega_m * a**-3 + cosmo.Omega_k * a**-2 + _dark_energy(cosmo, a)
+
+
+def _dE_squared(cosmo: Parameters, a: Array) -> Array:
+    w = cosmo.w0 + cosmo.wa * (1 - a)
+    return -3 * cosmo.Omega_m * a**-3 - 2 * cosmo.Omega_k * a**-2 - 3 * (1 + w) * _dark_energy(cosmo, a)
+
+
+def growth(a: Any, cosmo: Any) -> Array:
+    """Linear growth factor D1(a), 1 at a = 1."""
+    return growth_table(cosmo).D1(a)
+
+
+def growth_rate(a: Any, cosmo: Any) -> Array:
+    """Linear growth rate f = d ln D1 / d ln a."""
+    table = growth_table(cosmo)
+    return table.dD1(a) / table.D1(a)

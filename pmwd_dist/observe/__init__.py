@@ -1,0 +1,1 @@
+"""Observables of particles and fields."""

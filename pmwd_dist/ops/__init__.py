@@ -1,0 +1,1 @@
+"""Ops on one block: they know no decomposition and no config."""

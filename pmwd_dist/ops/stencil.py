@@ -1,0 +1,118 @@
+"""Fourth-order finite-difference gradient on one block of the mesh, and its transpose: a pair of linear primitives.
+
+A block either wraps around along an axis or comes with `WIDTH` cells of its neighbours on each side, which the
+result loses. The transpose that JAX would derive from slices and concatenations takes 15 times as long on a CPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.interpreters import ad
+from jaxtyping import Array, Float
+
+from pmwd_dist._jax.define import define_op
+from pmwd_dist._jax.varying import result_aval
+
+WIDTH = 2  # cells on each side that the stencil reaches
+_NEAR, _FAR = 2 / 3, -1 / 12  # weights of the differences over one and two cells
+
+
+def gradient(
+    field: Float[Array, "ux uy uz"], cell_size: tuple[float, float, float], periodic: tuple[bool, bool, bool]
+) -> Float[Array, "mx my mz 3"]:
+    """Gradient of a field along the three axes.
+
+    Args:
+      field: a block, with WIDTH cells more on each side of an axis that isn't periodic.
+      cell_size: sides of a cell.
+      periodic: whether the block wraps around along each axis.
+
+    Returns:
+      The fourth-order central differences (Hockney & Eastwood 1988, sec. 5-4) of the inner cells.
+    """
+    return _gradient_p.bind(field[None], cell_size=cell_size, periodic=periodic)[0]
+
+
+def _gradient_aval(x: Any, *, cell_size: Any, periodic: Any) -> Any:
+    del cell_size
+    inner = tuple(n if wraps else n - 2 * WIDTH for n, wraps in zip(x.shape[1:], periodic, strict=True))
+    return result_aval(x, (x.shape[0], *inner, 3), x.dtype)
+
+
+def _divergence_aval(x: Any, *, cell_size: Any, periodic: Any) -> Any:
+    del cell_size
+    outer = tuple(n if wraps else n + 2 * WIDTH for n, wraps in zip(x.shape[1:-1], periodic, strict=True))
+    return result_aval(x, (x.shape[0], *outer), x.dtype)
+
+
+def _gradient_reference(field: Array, *, cell_size: Any, periodic: Any) -> Array:
+    for axis, wraps in enumerate(periodic, start=1):
+        if wraps:
+            field = _wrap(field, axis)
+    # Without the barrier XLA's CPU backend repeats the wrapping for every shift: 45 ms instead of 8 at 128^3.
+    field = jax.lax.optimization_barrier(field)
+    parts = [_difference(_inner(field, keep=axis), axis, cell_size[axis - 1]) for axis in (1, 2, 3)]
+    return jnp.stack(parts, -1)
+
+
+def _divergence_reference(fields: Array, *, cell_size: Any, periodic: Any) -> Array:
+    out = None
+    for axis, wraps in enumerate(periodic, start=1):
+        field = fields[..., axis - 1]
+        # Cells beyond the block were read by the gradient, so the transpose writes to them.
+        field = _wrap(field, axis) if wraps else _zero_pad(field, axis, 2 * WIDTH)
+        field = -_difference(jax.lax.optimization_barrier(field), axis, cell_size[axis - 1])
+        for other, other_wraps in enumerate(periodic, start=1):
+            if other != axis and not other_wraps:
+                field = _zero_pad(field, other, WIDTH)
+        out = field if out is None else out + field
+    assert out is not None
+    return out
+
+
+def _difference(field: Array, axis: int, cell: float) -> Array:
+    """Central difference along an axis, which loses WIDTH cells on each side."""
+    size = field.shape[axis] - 2 * WIDTH
+
+    def shifted(offset: int) -> Array:
+        return jax.lax.slice_in_dim(field, WIDTH + offset, WIDTH + offset + size, axis=axis)
+
+    return (shifted(1) - shifted(-1)) * (_NEAR / cell) + (shifted(2) - shifted(-2)) * (_FAR / cell)
+
+
+def _inner(field: Array, keep: int) -> Array:
+    """The field without its pads along all axes but one."""
+    for axis in (1, 2, 3):
+        if axis != keep:
+            field = jax.lax.slice_in_dim(field, WIDTH, field.shape[axis] - WIDTH, axis=axis)
+    return field
+
+
+def _wrap(field: Array, axis: int) -> Array:
+    size = field.shape[axis]
+    last = jax.lax.slice_in_dim(field, size - WIDTH, size, axis=axis)
+    first = jax.lax.slice_in_dim(field, 0, WIDTH, axis=axis)
+    return jnp.concatenate([last, field, first], axis=axis)
+
+
+def _zero_pad(field: Array, axis: int, width: int) -> Array:
+    return jnp.pad(field, [(width, width) if a == axis else (0, 0) for a in range(field.ndim)])
+
+
+_gradient_p = define_op("gradient", _gradient_aval, _gradient_reference)
+_divergence_p = define_op("gradient_transpose", _divergence_aval, _divergence_reference)
+
+
+def _gradient_transpose(ct: Any, x: Any, **params: Any) -> tuple[Any]:
+    return (ad.Zero(x.aval) if type(ct) is ad.Zero else _divergence_p.bind(ct, **params),)
+
+
+def _divergence_transpose(ct: Any, x: Any, **params: Any) -> tuple[Any]:
+    return (ad.Zero(x.aval) if type(ct) is ad.Zero else _gradient_p.bind(ct, **params),)
+
+
+ad.deflinear2(_gradient_p, _gradient_transpose)
+ad.deflinear2(_divergence_p, _divergence_transpose)

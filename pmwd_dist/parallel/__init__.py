@@ -1,0 +1,1 @@
+"""Arrays divided over devices: decompositions, communication backends, transforms, halos."""

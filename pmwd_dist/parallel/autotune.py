@@ -1,0 +1,278 @@
+"""Choose how to divide a mesh over devices by measuring it."""
+
+from __future__ import annotations
+
+import math
+import operator
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pmwd_dist.parallel import autotune_cache, distributed
+from pmwd_dist.parallel.backends import cudecomp
+from pmwd_dist.parallel.decomposition import Decomposition, Shape3
+from pmwd_dist.parallel.defaults import TransposeComm
+from pmwd_dist.parallel.fft import pfft3d, pifft3d, pirfft3d, prfft3d, spectrum_shape
+from pmwd_dist.parallel.halo import halo_pad, halo_reduce
+from pmwd_dist.parallel.inputs import cells
+
+Kind = Literal["r2c", "c2c"]
+
+_COMMS: tuple[TransposeComm, ...] = ("nccl", "nccl_pl", "nvshmem", "nvshmem_pl", "mpi_p2p", "mpi_p2p_pl", "mpi_a2a")
+
+
+def autotune(
+    shape: Shape3,
+    *,
+    dtype: Any = jnp.float32,
+    kinds: Sequence[Kind] = ("r2c",),
+    n_devices: int | None = None,
+    halo: int = 16,
+    repeats: int = 5,
+    measure_again: bool = False,
+    say: Callable[[str], Any] | None = print,
+) -> Decomposition:
+    """The fastest decomposition of a mesh over the devices of this program, by measurement; collective.
+
+    Every division of the devices into slabs and pencils that fits the mesh is timed: the transforms of all `kinds`
+    there and back, and filling a halo and adding it back. The smallest sum wins. In one process with several GPUs their
+    copies into each other's memory ("peer") compete with XLA; with one process a GPU and cuDecomp installed, its NCCL,
+    NVSHMEM and MPI backends do, and the winner is left open. The result is kept on disk with all that it depends on
+    (devices, driver, versions, shape, dtype, kinds, halo), and not measured twice.
+
+    Args:
+      shape: cells of the mesh.
+      dtype: float32 or float64, the precision of a real field.
+      kinds: transforms that count: "r2c", "c2c".
+      n_devices: how many of the devices to use; default: all.
+      halo: width of the exchange [cells].
+      repeats: timings of each, of which the median counts.
+      measure_again: measure even if a result is there.
+      say: what prints the table's lines (on the first process); None for silence.
+
+    Returns:
+      The decomposition; `Config` finds it by itself from then on, in programs of one process.
+
+    Raises:
+      ValueError: no division of the devices fits the mesh, or a kind or number of devices that can't be.
+    """
+    devices = _devices(n_devices)
+    dtype = _precision(dtype)
+    shape, halo, repeats = cells(shape, "shape"), _whole(halo, "halo"), _whole(repeats, "repeats")
+    _check(kinds, halo, repeats)
+    started = cudecomp.started()
+    candidates = _candidates(shape, devices, kinds)
+    if say is None or jax.process_index() != 0:
+        say = _nothing
+    key = autotune_cache.machine(devices) | {
+        "shape": list(shape),
+        "dtype": np.dtype(dtype).name,
+        "kinds": sorted(kinds),
+        "halo": halo,
+        "moved by": sorted({_moved_by(candidate) for candidate in candidates}),
+    }
+    found = _agreed(None if measure_again else autotune_cache.find(key), candidates)
+    if found is not None:
+        say(f"{found!r}, as measured before ({autotune_cache.path()})")
+        _open(found, shape, halo)
+        return found
+    best, seconds = _fastest(candidates, shape, dtype, kinds, halo, repeats, say)
+    if best.backend != "cudecomp" and not started:
+        cudecomp.close_backend()
+    if jax.process_index() == 0:
+        record = {"key": key, "pdims": list(best.pdims), "moved by": _moved_by(best)}
+        try:
+            autotune_cache.store(record | {"seconds": seconds, "date": time.strftime("%F")})
+        except (OSError, RuntimeError) as error:
+            say(f"not kept: {error}")
+    return best
+
+
+def _fastest(
+    candidates: list[Decomposition],
+    shape: Shape3,
+    dtype: Any,
+    kinds: Sequence[str],
+    halo: int,
+    repeats: int,
+    say: Callable[[str], Any],
+) -> tuple[Decomposition, float]:
+    """The candidate with the smallest sum of times, and that sum in seconds; says all."""
+    say(f"{'pdims':>10} {'moved by':>12} {'forward':>9} {'inverse':>9} {'halo':>9}   [ms]")
+    times = []
+    for candidate in candidates:
+        row = _measure(candidate, shape, dtype, kinds, halo, repeats)
+        text = row if isinstance(row, str) else " ".join(f"{1e3 * t:9.3f}" for t in row)
+        say(f"{candidate.pdims!s:>10} {_moved_by(candidate):>12} {text}")
+        times.append(math.inf if isinstance(row, str) else sum(row))
+    best = int(np.argmin(times))
+    if not math.isfinite(times[best]):
+        count = candidates[0].size
+        raise ValueError(f"shape={shape} fits into the memory of these {count} devices in no division; use more")
+    return candidates[best], times[best]
+
+
+def _moved_by(decomposition: Decomposition) -> str:
+    return decomposition.transpose_comm or decomposition.backend
+
+
+def _nothing(line: str) -> None:
+    del line
+
+
+def _devices(count: int | None) -> list[Any]:
+    devices = jax.devices()
+    count = len(devices) if count is None else count
+    if not 1 <= count <= len(devices):
+        raise ValueError(f"n_devices={count} must be 1 to {len(devices)}, the devices of this program")
+    if jax.process_count() > 1 and count < len(devices):
+        raise ValueError(f"n_devices={count} leaves devices of other processes out; several processes must use all")
+    return devices[:count]
+
+
+def _precision(dtype: Any) -> np.dtype[Any]:
+    try:
+        precision = np.dtype(dtype)
+    except TypeError:
+        precision = None
+    if precision not in (np.float32, np.float64):
+        raise ValueError(f"dtype={dtype} must be float32 or float64, the precision of a real field")
+    if precision == np.float64 and not jax.config.read("jax_enable_x64"):
+        raise ValueError("dtype=float64 needs jax.config.update('jax_enable_x64', True), or JAX_ENABLE_X64=1")
+    return np.dtype(precision)
+
+
+def _whole(value: Any, name: str) -> int:
+    """A whole number as Python's own, which JSON can hold."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name}={value} must be a whole number") from None
+
+
+def _check(kinds: Sequence[str], halo: int, repeats: int) -> None:
+    for kind in kinds:
+        if kind not in get_args(Kind):
+            raise ValueError(f"kinds={tuple(kinds)} has {kind!r}; use 'r2c', 'c2c' or both")
+    if not kinds or halo < 0 or repeats < 1:
+        raise ValueError(f"kinds={tuple(kinds)}, halo={halo} and repeats={repeats} must be not empty, >= 0 and >= 1")
+
+
+def _candidates(shape: Shape3, devices: list[Any], kinds: Sequence[str]) -> list[Decomposition]:
+    """All divisions that fit, slabs along x first."""
+    fitting, problem = [], None
+    for py in (p for p in range(1, len(devices) + 1) if len(devices) % p == 0):
+        candidate = Decomposition((len(devices) // py, py), devices, backend="xla")
+        try:
+            candidate.check(shape, "shape")
+            if "c2c" in kinds:
+                candidate.check_axis(shape, 2, py, "shape")
+        except ValueError as error:
+            problem = problem or error
+            continue
+        fitting.append(candidate)
+        with suppress(ValueError):  # where it doesn't serve
+            fitting.append(Decomposition(candidate.pdims, devices, backend="peer"))
+        if len(devices) == jax.device_count() and distributed.all_processes(cudecomp.available(candidate)):
+            pdims = candidate.pdims
+            fitting += [Decomposition(pdims, backend="cudecomp", transpose_comm=c, halo_comm="nccl") for c in _COMMS]
+    if not fitting:
+        raise ValueError(f"no division over {len(devices)} devices fits: {problem}")
+    return fitting
+
+
+def _agreed(record: autotune_cache.Record | None, candidates: list[Decomposition]) -> Decomposition | None:
+    """The candidate that the first process remembers, on all processes."""
+    known = [(list(c.pdims), _moved_by(c)) for c in candidates]
+    index = -1
+    if record is not None and (wanted := (record["pdims"], record.get("moved by", ""))) in known:
+        index = known.index(wanted)
+    if jax.process_count() > 1:
+        from jax.experimental import multihost_utils
+
+        index = int(multihost_utils.broadcast_one_to_all(np.int32(index)))
+    return None if index < 0 else candidates[index]
+
+
+def _open(decomposition: Decomposition, shape: Shape3, halo: int) -> None:
+    if decomposition.backend == "cudecomp":
+        widths = [n for n, parts in zip(decomposition.block(shape), decomposition.pdims, strict=False) if parts > 1]
+        cudecomp.open_backend(decomposition, [shape, spectrum_shape(shape, decomposition)], halo=min([halo, *widths]))
+
+
+def _measure(
+    decomposition: Decomposition, shape: Shape3, dtype: Any, kinds: Sequence[str], halo: int, repeats: int
+) -> tuple[float, float, float] | str:
+    """Seconds of transform, inverse and halo exchange, or why they can't be measured."""
+    real = np.dtype(dtype)
+    try:
+        _open(decomposition, shape, halo)
+    except ValueError as error:
+        return str(error)
+    forward = inverse = 0.0
+    try:
+        for kind in kinds:
+            own = real if kind == "r2c" else np.result_type(real, np.complex64)
+            field = _ones(shape, own, decomposition)
+            there = partial(prfft3d if kind == "r2c" else pfft3d, decomposition=decomposition)
+            back = partial(pirfft3d, shape=shape) if kind == "r2c" else pifft3d
+            forward += _seconds(there, field, repeats)
+            spectrum = _attempt(partial(jax.jit(there), field))
+            inverse += _seconds(partial(back, decomposition=decomposition), spectrum, repeats)
+        field = _ones(shape, real, decomposition)
+        exchange = _seconds(partial(_there_and_back, decomposition, halo), field, repeats)
+    except MemoryError as error:
+        return str(error)
+    return forward, inverse, exchange
+
+
+def _there_and_back(decomposition: Decomposition, halo: int, field: jax.Array) -> jax.Array:
+    # Where the padded field isn't used, XLA wouldn't make it.
+    return halo_reduce(jax.lax.optimization_barrier(halo_pad(field, halo, decomposition)), halo, decomposition)
+
+
+def _ones(shape: Shape3, dtype: Any, decomposition: Decomposition) -> jax.Array:
+    return _attempt(jax.jit(lambda: jnp.ones(shape, dtype), out_shardings=decomposition.sharding))
+
+
+def _attempt(call: Callable[[], Any]) -> Any:
+    """What a call gives.
+
+    Raises:
+      MemoryError: it does not fit on some process; raised on all of them.
+    """
+    out = None
+    try:
+        out = jax.block_until_ready(call())
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+    if not distributed.all_processes(out is not None):
+        raise MemoryError("does not fit into memory")
+    return out
+
+
+def _seconds(function: Callable[[Any], Any], argument: Any, repeats: int) -> float:
+    """Median time of a call; of the slowest process."""
+    compiled = _attempt(jax.jit(function).lower(argument).compile)
+    _attempt(partial(compiled, argument))
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        jax.block_until_ready(compiled(argument))
+        times.append(time.perf_counter() - start)
+    own = float(np.median(times))
+    if jax.process_count() == 1:
+        return own
+    from jax.experimental import multihost_utils
+
+    return float(np.max(multihost_utils.process_allgather(np.float32(own))))
+
+
+__all__ = ["Kind", "autotune"]

@@ -1,0 +1,92 @@
+"""What was measured of decompositions, kept on disk: one file of JSON lines in the user's cache folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from pmwd_dist._files import atomic_write
+
+Key = dict[str, Any]
+Record = dict[str, Any]
+
+
+def path() -> Path:
+    """The file: pmwd_dist/autotune.jsonl under XDG_CACHE_HOME, else under ~/.cache."""
+    folder = os.environ.get("XDG_CACHE_HOME")
+    return (Path(folder) if folder else Path.home() / ".cache") / "pmwd_dist" / "autotune.jsonl"
+
+
+def machine(devices: Sequence[Any]) -> Key:
+    """All of the machine and the software that times depend on."""
+    try:
+        own = version("pmwd-dist")
+    except PackageNotFoundError:
+        own = "0"
+    on_host = {"cpu": _processor(), "cores": os.cpu_count()} if devices[0].platform == "cpu" else {}
+    return on_host | {
+        "platform": devices[0].platform,
+        "device": devices[0].device_kind,
+        "count": len(devices),
+        "processes": len({d.process_index for d in devices}),
+        "driver": devices[0].client.platform_version,
+        "jax": version("jax"),
+        "jaxlib": version("jaxlib"),
+        "pmwd_dist": own,
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )
+
+
+def load() -> list[Record]:
+    """All records; those that can't be read are skipped, since anyone may have written to a cache."""
+    try:
+        lines = path().read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeError, RuntimeError):  # the last where there is no home
+        return []
+    records = []
+    for line in lines:
+        try:
+            record = json.loads(line)
+            px, py = record["pdims"]
+            known = all(isinstance(record["key"].get(name, []), list) for name in ("kinds", "moved by"))
+            if known and isinstance(px, int) and isinstance(py, int):
+                records.append(record)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            continue
+    return records
+
+
+def find(key: Key) -> Record | None:
+    """The record of exactly this key."""
+    return next((record for record in reversed(load()) if record["key"] == key), None)
+
+
+def find_shape(shape: Sequence[int], devices: Sequence[Any]) -> Record | None:
+    """The latest record of a real field of this shape on these devices, whatever else was asked for."""
+    wanted = machine(devices) | {"shape": list(shape)}
+    for record in reversed(load()):
+        if "r2c" in record["key"].get("kinds", ()) and wanted.items() <= record["key"].items():
+            return record
+    return None
+
+
+def store(record: Record) -> None:
+    """Keep a record, in place of an older one of the same key."""
+    records = [old for old in load() if old["key"] != record["key"]] + [record]
+    path().parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path()) as aside:
+        aside.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")

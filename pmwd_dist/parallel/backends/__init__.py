@@ -1,0 +1,1 @@
+"""Communication backends: one object each."""

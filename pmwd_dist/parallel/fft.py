@@ -1,0 +1,325 @@
+"""Distributed Fourier transforms. The spectrum stays in the layout in which it was computed.
+
+A real field, shape (nx, ny, nz), is split along x over pdims[0] and along y over pdims[1] devices. Its spectrum
+has the index order (kx, ky, kz) and is split along ky over pdims[0] and along kz over pdims[1]: one transpose
+for slabs, two for pencils, none back. Where nz // 2 + 1 values of kz don't divide over pdims[1] devices, the kz
+axis is filled up with zeros (`spectrum_shape`); the inverse ignores them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import NamedSharding
+from jaxtyping import Array, Complex, Float
+
+from pmwd_dist.ops.local_fft import irfft, rfft
+from pmwd_dist.parallel import inputs
+from pmwd_dist.parallel.backends import peer
+from pmwd_dist.parallel.decomposition import Decomposition, Names, Shape3
+from pmwd_dist.parallel.inputs import decomposition_of
+from pmwd_dist.parallel.transpose import collect, spread
+
+Norm = Literal["backward", "ortho", "forward"]
+
+
+def prfft3d(
+    field: Float[Array, "nx ny nz"], decomposition: Decomposition | None = None, *, norm: Norm = "backward"
+) -> Complex[Array, "nx ny nk"]:
+    """Transform a real field; see the module for the layout of the spectrum.
+
+    Args:
+      field: whole, or its block inside the user's own shard_map.
+      decomposition: how it is divided; default: as its sharding says, where that is known.
+      norm: as in numpy.
+
+    Raises:
+      ValueError: a shape that doesn't divide over the devices, or complex values.
+    """
+    decomposition, shape = decomposition_of(field, decomposition, "field")
+    decomposition.check(shape, "field.shape")
+    field = inputs.real(field, "field", "use pfft3d")
+    return _over_blocks(field, rfft_block, (), decomposition, _factor(shape, norm, inverse=False))
+
+
+def pirfft3d(
+    spectrum: Complex[Array, "nx ny nk"],
+    shape: Shape3,
+    decomposition: Decomposition | None = None,
+    *,
+    norm: Norm = "backward",
+) -> Float[Array, "nx ny nz"]:
+    """Transform a spectrum back to the real field of the given (whole) shape.
+
+    Raises:
+      ValueError: a shape that doesn't divide over the devices, or is not that of the spectrum.
+    """
+    decomposition, whole = decomposition_of(spectrum, decomposition, "spectrum", spectrum=True)
+    shape = inputs.cells(shape, "shape")
+    decomposition.check(shape, "shape")
+    if whole != (expected := spectrum_shape(shape, decomposition)):
+        raise ValueError(f"spectrum.shape={whole} must be {expected} for a field of shape {shape}")
+    factor = _factor(shape, norm, inverse=True)
+    spectrum = inputs.complex_(spectrum)
+    return _over_blocks(spectrum, irfft_block, (shape[2],), decomposition, factor, inverse=True)
+
+
+def pfft3d(
+    field: Complex[Array, "nx ny nz"], decomposition: Decomposition | None = None, *, norm: Norm = "backward"
+) -> Complex[Array, "nx ny nz"]:
+    """Transform a complex field; its third axis must divide over pdims[1] too.
+
+    Raises:
+      ValueError: a shape that doesn't divide over the devices.
+    """
+    decomposition, shape = decomposition_of(field, decomposition, "field")
+    decomposition.check(shape, "field.shape")
+    decomposition.check_axis(shape, 2, decomposition.pdims[1], "field.shape")
+    field = inputs.complex_(field)
+    return _over_blocks(field, _fft_block, (), decomposition, _factor(shape, norm, inverse=False))
+
+
+def pifft3d(
+    spectrum: Complex[Array, "nx ny nz"], decomposition: Decomposition | None = None, *, norm: Norm = "backward"
+) -> Complex[Array, "nx ny nz"]:
+    """Transform a complex spectrum back.
+
+    Raises:
+      ValueError: a shape that doesn't divide over the devices.
+    """
+    decomposition, shape = decomposition_of(spectrum, decomposition, "spectrum", spectrum=True)
+    decomposition.check(shape, "spectrum.shape")
+    decomposition.check_axis(shape, 2, decomposition.pdims[1], "spectrum.shape")
+    spectrum = inputs.complex_(spectrum)
+    return _over_blocks(spectrum, _ifft_block, (), decomposition, _factor(shape, norm, inverse=True), inverse=True)
+
+
+def _over_blocks(
+    x: Array,
+    transform: Callable[..., Array],
+    arguments: tuple[int, ...],
+    decomposition: Decomposition,
+    factor: float,
+    *,
+    inverse: bool = False,
+) -> Array:
+    """A transform of blocks, over whole arrays."""
+    traced = isinstance(x, Tracer) or decomposition.manual
+    return (_mapped if traced else _compiled)(transform, arguments, decomposition, factor, inverse)(x)
+
+
+def _mapped(
+    transform: Callable[..., Array],
+    arguments: tuple[int, ...],
+    decomposition: Decomposition,
+    factor: float,
+    inverse: bool,
+) -> Callable[[Array], Array]:
+    specs = (
+        (decomposition.spectrum_spec, decomposition.spec)
+        if inverse
+        else (decomposition.spec, decomposition.spectrum_spec)
+    )
+    return decomposition.shard_map(
+        lambda block: _times(transform(block, *arguments, decomposition), factor), specs[:1], specs[1]
+    )
+
+
+@lru_cache(maxsize=64)
+def _compiled(
+    transform: Callable[..., Array],
+    arguments: tuple[int, ...],
+    decomposition: Decomposition,
+    factor: float,
+    inverse: bool,
+) -> Callable[[Array], Array]:
+    """As a whole: outside of jit, shard_map would run it operation by operation."""
+    after = decomposition.sharding if inverse else decomposition.spectrum_sharding
+
+    def run(x: Array) -> Array:  # mapped at each trace: which mesh is in force then decides how
+        return _mapped(transform, arguments, decomposition, factor, inverse)(x)
+
+    return jax.jit(run, out_shardings=after)
+
+
+def _factor(shape: Shape3, norm: Norm, *, inverse: bool) -> float:
+    """What a norm asks for beyond numpy's "backward"."""
+    count = math.prod(shape)
+    factors = {"backward": 1.0, "ortho": count**0.5, "forward": float(count)}
+    if norm not in factors:
+        raise ValueError(f"norm={norm!r} is not known; use 'backward', 'ortho' or 'forward'")
+    return factors[norm] if inverse else 1 / factors[norm]
+
+
+def _times(block: Array, factor: float) -> Array:
+    return block if factor == 1 else block * factor
+
+
+def spectrum_shape(shape: Shape3, decomposition: Decomposition) -> Shape3:
+    """Shape of the spectrum of a real field, padding along kz included."""
+    py = decomposition.pdims[1]
+    return shape[0], shape[1], -(-(shape[2] // 2 + 1) // py) * py
+
+
+def get_fft_output_sharding(x: Any, *, inverse: bool = False) -> NamedSharding:
+    """NamedSharding of what the transforms return for an input.
+
+    Args:
+      x: a `Decomposition`, or an array, tracer with Explicit axes or NamedSharding of slabs or pencils.
+      inverse: whether of the inverse transforms, whose input is a spectrum.
+    """
+    decomposition = x if isinstance(x, Decomposition) else Decomposition.of(x, spectrum=inverse)
+    return decomposition.sharding if inverse else decomposition.spectrum_sharding
+
+
+def fftfreq3d(
+    shape: Shape3,
+    decomposition: Decomposition,
+    box_size: float | Sequence[float] | None = None,
+    *,
+    real: bool = True,
+    dtype: Any = None,
+) -> tuple[Array, Array, Array]:
+    """Wavevectors in the layout of a spectrum, ready to broadcast: a filter is one line.
+
+    Args:
+      shape: of the whole field.
+      decomposition: that of the transform.
+      box_size: sides of the box, or its one side; the wavevectors then are in [1 / its unit], else in radians per cell.
+      real: whether the field is real (`prfft3d`) or complex (`pfft3d`).
+      dtype: real; default: JAX's default.
+
+    Returns:
+      kx (nx, 1, 1), ky (1, ny, 1), kz (1, 1, nk), blocks of them inside the user's own shard_map; kz of the padding
+      is that of the Nyquist frequency.
+    """
+    decomposition.check(shape, "shape")
+    if not real:
+        decomposition.check_axis(shape, 2, decomposition.pdims[1], "shape")
+    sides = shape if box_size is None else box_size
+    lengths = (sides,) * 3 if isinstance(sides, int | float | np.number) else sides
+    numbers = _wavenumbers(shape, spectrum_shape(shape, decomposition)[2] if real else None)
+    k = [n * (2 * math.pi / length) for n, length in zip(numbers, lengths, strict=True)]
+    specs = [decomposition.spectrum_spec[axis] for axis in range(3)]
+    run = decomposition.shard_map(
+        lambda: local_factors(k, decomposition, jnp.result_type(float) if dtype is None else dtype),
+        (),
+        (jax.P(), jax.P(None, specs[1]), jax.P(None, None, specs[2])),
+    )
+    return run()
+
+
+def _wavenumbers(shape: Shape3, nk: int | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of a real field with so many values along kz, or of a complex one."""
+    nx, ny, nz = shape
+    kz = np.fft.fftfreq(nz, 1 / nz) if nk is None else np.minimum(np.arange(nk), nz // 2).astype(float)
+    return np.fft.fftfreq(nx, 1 / nx), np.fft.fftfreq(ny, 1 / ny), kz
+
+
+def wavenumbers(shape: Shape3, decomposition: Decomposition) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Integer wavenumbers along each axis of the spectrum of a real field; -1 along kz marks the padding."""
+    nk = spectrum_shape(shape, decomposition)[2]
+    x, y, z = _wavenumbers(shape, nk)
+    return x.astype(int), y.astype(int), np.where(np.arange(nk) <= shape[2] // 2, z, -1).astype(int)
+
+
+def local_factors(values: Sequence[np.ndarray], decomposition: Decomposition, dtype: Any) -> tuple[Array, Array, Array]:
+    """The local part of one factor along each axis of the spectrum, ready to broadcast; inside shard_map."""
+    px, py = decomposition.pdims
+    x, y, z = (jnp.asarray(v, dtype) for v in values)
+    y, z = _own_part(y, decomposition.x_names, px), _own_part(z, decomposition.y_names, py)
+    return x[:, None, None], y[None, :, None], z[None, None, :]
+
+
+def local_wavenumbers(shape: Shape3, decomposition: Decomposition) -> tuple[Array, Array, Array]:
+    """`wavenumbers` of the local block of the spectrum, ready to broadcast; inside shard_map."""
+    return local_factors(wavenumbers(shape, decomposition), decomposition, jnp.int32)
+
+
+def _own_part(values: Array, names: Names, parts: int) -> Array:
+    if parts == 1:
+        return values
+    width = values.shape[0] // parts
+    return jax.lax.dynamic_slice_in_dim(values, jax.lax.axis_index(names) * width, width)
+
+
+# --- on local blocks, inside shard_map ---------------------------------------------------------------------
+
+
+def rfft_block(block: Array, decomposition: Decomposition) -> Array:
+    """`prfft3d` of the local block."""
+    if decomposition.backend == "peer":
+        return peer.rfft(block, decomposition)
+    px, py = decomposition.pdims
+    if px == py == 1:
+        return rfft(block, 3)
+    if py == 1:
+        return jnp.moveaxis(jnp.fft.fft(collect(rfft(block, 2), 1, 0, decomposition)), 2, 0)
+    spectrum = rfft(block, 1)
+    fill = -spectrum.shape[2] % py
+    return _forward(jnp.pad(spectrum, ((0, 0), (0, 0), (0, fill))), decomposition)
+
+
+def irfft_block(block: Array, nz: int, decomposition: Decomposition) -> Array:
+    """`pirfft3d` of the local block."""
+    if decomposition.backend == "peer":
+        return peer.irfft(block, nz, decomposition)
+    px, py = decomposition.pdims
+    if px == py == 1:
+        return irfft(block, nz, 3)
+    if py == 1:
+        return irfft(spread(_ifft(jnp.moveaxis(block, 0, 2), decomposition), 1, 0, decomposition), nz, 2)
+    return irfft(_back(block, decomposition)[:, :, : nz // 2 + 1], nz, 1)
+
+
+def _fft_block(block: Array, decomposition: Decomposition) -> Array:
+    """`pfft3d` of the local block."""
+    if decomposition.backend == "peer":
+        return peer.fft(block, decomposition)
+    return _forward(jnp.fft.fft(block), decomposition)
+
+
+def _ifft_block(block: Array, decomposition: Decomposition) -> Array:
+    """`pifft3d` of the local block."""
+    if decomposition.backend == "peer":
+        return peer.ifft(block, decomposition)
+    return _ifft(_back(block, decomposition), decomposition)
+
+
+# The spectrum's index order is restored at the end, which costs nothing where a program goes on with it: it is then a
+# matter of strides.
+
+
+def _forward(block: Array, decomposition: Decomposition) -> Array:
+    """From (x, y split, kz whole) to the spectrum's layout, with the transforms along y and x."""
+    block = jnp.fft.fft(collect(block, 2, 1, decomposition))  # (x, kz, y)
+    block = jnp.fft.fft(collect(block, 2, 0, decomposition))  # (kz, y, x)
+    return jnp.transpose(block, (2, 1, 0))
+
+
+def _back(block: Array, decomposition: Decomposition) -> Array:
+    block = _ifft(jnp.transpose(block, (2, 1, 0)), decomposition)
+    block = _ifft(spread(block, 2, 0, decomposition), decomposition)
+    return spread(block, 2, 1, decomposition)
+
+
+def _ifft(block: Array, decomposition: Decomposition) -> Array:
+    """Along the last axis. On GPUs by way of the transform forward: XLA divides by the length in a pass of its own."""
+    if decomposition.platform != "gpu":
+        return jnp.fft.ifft(block)
+    return jnp.conj(jnp.fft.fft(jnp.conj(block))) / block.shape[-1]
+
+
+def sequence_after(modes: Array, done: Any) -> tuple[Array, Any]:
+    """The modes for the next transform, available only once what came before is done.
+
+    Transforms side by side would each hold their own fields.
+    """
+    return jax.lax.optimization_barrier((modes, done))

@@ -1,0 +1,1 @@
+"""The particle mesh: from white noise to particles at the end."""

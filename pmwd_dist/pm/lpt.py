@@ -1,0 +1,108 @@
+"""Lagrangian perturbation theory: particles at the start, from linear modes."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Complex
+
+from pmwd_dist.config import Config
+from pmwd_dist.cosmology.growth import GrowthTable, growth_table
+from pmwd_dist.parallel.fft import irfft_block, local_factors, rfft_block, sequence_after, spectrum_shape, wavenumbers
+from pmwd_dist.pm.particles import Particles, quantize
+
+
+def lpt(modes: Complex[Array, "nx ny nk"], cosmo: Any, config: Config, *, a: Any = None) -> Particles:
+    """Displace the lattice by LPT of order `config.lpt_order`.
+
+    x = q + D1 psi1 + D2 psi2 with psi1 = ik/k^2 delta and div psi2 = sum_{i<j} (psi1_ii psi1_jj - psi1_ij^2)
+    (Bouchet et al. 1995; Scoccimarro 1998).
+
+    Args:
+      modes: linear delta(k) at a = 1, from `linear_modes`.
+      cosmo: cosmology.
+      config: the simulation.
+      a: scale factor of the result; default: `config.a_start`.
+
+    Returns:
+      Particles, on the power-of-two grid of the solvers.
+
+    Raises:
+      ValueError: modes of another shape.
+    """
+    expected = spectrum_shape(config.particle_shape, config.decomposition)
+    if modes.shape != expected:
+        raise ValueError(f"modes.shape={modes.shape} must be {expected}; make them with linear_modes and this config")
+    return _lpt(modes, growth_table(cosmo), config.a_start if a is None else a, config)
+
+
+@partial(jax.jit, static_argnames="config")
+def _lpt(modes: Array, table: GrowthTable, a: Any, config: Config) -> Particles:
+    decomposition = config.decomposition
+    a = jnp.asarray(a)
+    rate = a**2 * table.E(a)
+    factors = jnp.stack([table.D1(a), table.D2(a), rate * table.dD1(a), rate * table.dD2(a)])
+
+    def block(modes: Array, factors: Array) -> tuple[Array, Array]:
+        factors = factors.astype(modes.real.dtype)
+        first = _displacement(modes, config)
+        disp, vel = factors[0] * first, factors[2] * first
+        if config.lpt_order == 2:
+            second = _displacement(-rfft_block(_second_order_source(modes, config), decomposition), config)
+            disp, vel = disp + factors[1] * second, vel + factors[3] * second
+        return disp, vel
+
+    run = decomposition.shard_map(block, (decomposition.spectrum_spec, P()), (decomposition.spec, decomposition.spec))
+    return quantize(Particles(*run(modes, factors)), config)
+
+
+def _wavevectors(config: Config, dtype: Any, *, odd: bool) -> list[Array]:
+    """Wavevectors of the lattice [h/Mpc]; for odd derivatives the Nyquist frequency, which has no sign, is zero."""
+    shape = config.particle_shape
+    factors = []
+    for n, size, length in zip(wavenumbers(shape, config.decomposition), shape, config.box_size, strict=True):
+        signed = np.where(odd & (2 * np.abs(n) == size), 0, n)
+        factors.append(signed * (2 * math.pi / length))
+    factors[2] = np.maximum(factors[2], 0)  # the padding along kz
+    return list(local_factors(factors, config.decomposition, dtype))
+
+
+def _inverse_laplacian(modes: Array, config: Config) -> Array:
+    """modes / k^2, zero at k = 0."""
+    k2 = sum(k**2 for k in _wavevectors(config, modes.real.dtype, odd=False))
+    return modes * jnp.where(k2 > 0, 1 / jnp.where(k2 > 0, k2, 1), 0)
+
+
+def _displacement(modes: Array, config: Config) -> Array:
+    """The field whose divergence is -modes and whose curl is zero: ik/k^2 modes, shape (nx, ny, nz, 3)."""
+    potential = _inverse_laplacian(modes, config)
+    nz = config.particle_shape[2]
+    fields: list[Array] = []
+    for k in _wavevectors(config, modes.real.dtype, odd=True):
+        fields.append(irfft_block(1j * k * potential, nz, config.decomposition))
+        potential, fields = sequence_after(potential, fields)
+    return jnp.stack(fields, -1)
+
+
+def _second_order_source(modes: Array, config: Config) -> Array:
+    """sum_{i<j} (phi_ii phi_jj - phi_ij^2) of the potential phi = -modes / k^2."""
+    potential = _inverse_laplacian(modes, config)
+    nz = config.particle_shape[2]
+    even = _wavevectors(config, modes.real.dtype, odd=False)
+    odd = _wavevectors(config, modes.real.dtype, odd=True)
+
+    source = trace = jnp.zeros((), modes.real.dtype)
+    for i in range(3):
+        derivative = irfft_block(even[i] ** 2 * potential, nz, config.decomposition)
+        source, trace = source + trace * derivative, trace + derivative
+        potential, (source, trace) = sequence_after(potential, (source, trace))
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        source = source - irfft_block(odd[i] * odd[j] * potential, nz, config.decomposition) ** 2
+        potential, source = sequence_after(potential, source)
+    return source

@@ -1,0 +1,117 @@
+"""White noise and the linear modes that it becomes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Complex, Float
+
+from pmwd_dist.config import Config
+from pmwd_dist.cosmology import linear_power as linear
+from pmwd_dist.parallel.fft import local_wavenumbers, rfft_block
+
+_TABLE = 4096  # nodes of P(k), equidistant in ln k: linear interpolation in log-log is right to 1e-5
+
+LinearPower = tuple[Any, Any] | Callable[[Array], Array]
+
+
+@partial(jax.jit, static_argnames=("config", "dtype"))
+def white_noise(key: Array, config: Config, dtype: Any = None) -> Float[Array, "nx ny nz"]:
+    """Real Gaussian noise of unit variance on the particle lattice, bitwise the same on any number of devices."""
+    noise = jax.random.normal(key, config.particle_shape, dtype or jnp.result_type(float))
+    return jax.lax.with_sharding_constraint(noise, config.decomposition.sharding)
+
+
+def linear_modes(
+    noise: Float[Array, "nx ny nz"], cosmo: Any, config: Config, *, linear_power: LinearPower | None = None
+) -> Complex[Array, "nx ny nk"]:
+    """Linear density contrast delta(k) at a = 1, in the layout of `prfft3d`.
+
+    Args:
+      noise: real and of unit variance, shape particle_shape.
+      cosmo: cosmology.
+      config: the simulation.
+      linear_power: P(k) at a = 1 [(Mpc/h)^3], as a table (k [h/Mpc], P) or a function of k; default: `linear_power`.
+
+    Raises:
+      ValueError: noise of another shape, or a table that is too short for the box, unsorted or not positive.
+    """
+    if noise.shape != config.particle_shape:
+        raise ValueError(f"noise.shape={noise.shape} must be particle_shape={config.particle_shape}")
+    k = power_nodes(config)
+    if linear_power is None:
+        power = linear.linear_power(k, cosmo)
+    elif callable(linear_power):
+        power = linear_power(jnp.asarray(k, dtype=float))
+    else:
+        power = _from_table(k, *linear_power)
+    return _colour(noise, power, config)
+
+
+def power_nodes(config: Config) -> np.ndarray:
+    """Wavenumbers at which P(k) is needed [h/Mpc]: from the fundamental mode to the corner of the lattice."""
+    low = 2 * math.pi / max(config.box_size)
+    high = math.hypot(*(math.pi * n / b for n, b in zip(config.particle_shape, config.box_size, strict=True)))
+    return np.geomspace(low * 0.999, max(high, 2 * low) * 1.001, _TABLE)
+
+
+def _from_table(k: np.ndarray, table_k: Any, table_power: Any) -> Array:
+    check_table(table_k, table_power, k[0], k[-1])
+    table_k, table_power = jnp.asarray(table_k, dtype=float), jnp.asarray(table_power, dtype=float)
+    return linear.interpolate_power(jnp.asarray(k, dtype=float), table_k, table_power)
+
+
+def check_table(k: Any, power: Any, low: float, high: float) -> None:
+    """Raise ValueError unless a P(k) table is sorted, positive and covers low <= k <= high [h/Mpc].
+
+    Values that are being traced are not looked at.
+    """
+    if jnp.ndim(k) != 1 or jnp.shape(k) != jnp.shape(power) or len(k) < 2:
+        raise ValueError(f"linear_power has shapes {jnp.shape(k)}, {jnp.shape(power)}; pass two equal 1-D arrays")
+    if isinstance(power, Tracer) or isinstance(k, Tracer):
+        return
+    k, power = np.asarray(k, float), np.asarray(power, float)
+    if not (np.isfinite(k).all() and np.isfinite(power).all()):
+        raise ValueError("linear_power holds values that are not finite numbers")
+    if (np.diff(k) <= 0).any():
+        row = int(np.argmax(np.diff(k) <= 0)) + 1
+        raise ValueError(f"linear_power is not sorted: k[{row}]={k[row]} follows {k[row - 1]}; sort it by k")
+    if k[0] <= 0 or (power <= 0).any():
+        raise ValueError("linear_power must hold positive k and P(k) only")
+    if k[0] > low or k[-1] < high:
+        raise ValueError(
+            f"linear_power covers k={k[0]:.4g}..{k[-1]:.4g} h/Mpc, but the box needs {low:.4g}..{high:.4g}; "
+            "use a longer table, or another box or lattice"
+        )
+
+
+@partial(jax.jit, static_argnames="config")
+def _colour(noise: Array, power: Array, config: Config) -> Array:
+    decomposition, shape = config.decomposition, config.particle_shape
+    k = power_nodes(config)
+    x0, dx = math.log(k[0]), math.log(k[-1] / k[0]) / (_TABLE - 1)
+    volume, count = math.prod(config.box_size), math.prod(shape)
+
+    def block(noise: Array, log_power: Array) -> Array:
+        ks = [
+            n * (2 * math.pi / length)
+            for n, length in zip(local_wavenumbers(shape, decomposition), config.box_size, strict=True)
+        ]
+        k2 = sum(k_.astype(noise.dtype) ** 2 for k_ in ks)
+        x = (0.5 * jnp.log(jnp.where(k2 > 0, k2, 1)) - x0) / dx
+        i = jnp.clip(x.astype(jnp.int32), 0, _TABLE - 2)
+        t = x - i
+        amplitude = jnp.exp(0.5 * ((1 - t) * log_power[i] + t * log_power[i + 1]))
+        valid = (k2 > 0) & (ks[2] >= 0)
+        return rfft_block(noise, decomposition) * jnp.where(valid, amplitude * math.sqrt(count / volume), 0)
+
+    run = decomposition.shard_map(block, (decomposition.spec, P()), decomposition.spectrum_spec)
+    return run(noise, jnp.log(power).astype(noise.dtype))

@@ -1,0 +1,162 @@
+"""Density from particles and fields at particles: cloud-in-cell paint and read on the distributed mesh."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float
+
+from pmwd_dist.config import Config
+from pmwd_dist.ops import cic
+from pmwd_dist.parallel import inputs
+from pmwd_dist.parallel.halo import pad_block, reduce_block
+from pmwd_dist.pm.particles import Particles, max_abs
+
+# Displacements [Mpc/h] that the widths of halo="auto" hold: early times, z = 1, z = 0, and beyond what gravity does
+# in a LCDM universe (4 rms of 6 Mpc/h per axis is 24).
+_AUTO_DISPLACEMENTS = (6.0, 16.0, 40.0, 100.0)
+
+
+@partial(jax.jit, static_argnames="config")
+def cic_paint(disp: Float[Array, "px py pz 3"], config: Config, weight: Any = 1.0) -> Float[Array, "nx ny nz"]:
+    """Paint particles onto the mesh with cloud-in-cell weights, in the precision of the displacements.
+
+    Args:
+      disp: displacements from the lattice [Mpc/h].
+      config: the simulation.
+      weight: of each particle, shape (px, py, pz), or one for all.
+
+    Returns:
+      Sum of weights per cell. All NaN if a displacement is not finite or reaches beyond the halo: mass is never lost.
+    """
+    decomposition = config.decomposition
+    disp = inputs.real(disp, "disp")
+    weight = inputs.real(jnp.asarray(weight), "weight").astype(disp.dtype)
+    shared = weight.ndim == 0
+    if not shared and (weight.ndim != 3 or decomposition.whole(weight.shape) != config.particle_shape):
+        raise ValueError(f"weight.shape={weight.shape} must be {config.particle_shape} or ()")
+    weight = weight.reshape((1, 1, 1) if shared else weight.shape)
+    _check_disp(disp, config)
+
+    def block(disp: Array, weight: Array) -> Array:
+        max_displacement = max_displacement_block(disp, config)
+        return paint_block(disp, weight[..., None, None], max_displacement, config)
+
+    run = decomposition.shard_map(
+        block, (decomposition.spec, P() if shared else decomposition.spec), decomposition.spec
+    )
+    return run(disp, weight)
+
+
+@partial(jax.jit, static_argnames="config")
+def cic_read(
+    field: Float[Array, "nx ny nz"], disp: Float[Array, "px py pz 3"], config: Config
+) -> Float[Array, "px py pz"]:
+    """Read a mesh field at the particles with cloud-in-cell weights, in the precision of the displacements.
+
+    Args:
+      field: on the mesh.
+      disp: displacements from the lattice [Mpc/h].
+      config: the simulation.
+
+    Returns:
+      The field at each particle; NaN where the displacement is not finite or reaches beyond the halo.
+    """
+    decomposition = config.decomposition
+    disp = inputs.real(disp, "disp")
+    field = inputs.real(field, "field").astype(disp.dtype)
+    _check_disp(disp, config)
+    if field.ndim != 3 or decomposition.whole(field.shape) != config.mesh_shape:
+        raise ValueError(f"field.shape={field.shape} must be mesh_shape={config.mesh_shape}")
+
+    def block(field: Array, disp: Array) -> Array:
+        max_displacement = max_displacement_block(disp, config)
+
+        def run(halo: int) -> Array:
+            padded = pad_block(field, halo + 1, decomposition)
+            return cic.read(disp, padded[..., None], block_geometry(config, halo))[..., 0, 0]
+
+        return with_halo(max_displacement, config, run)
+
+    run = decomposition.shard_map(block, (decomposition.spec, decomposition.spec), decomposition.spec)
+    return run(field, disp)
+
+
+def density(particles: Particles, config: Config) -> Float[Array, "nx ny nz"]:
+    """Density of the particles in units of the mean: 1 + delta."""
+    return cic_paint(particles.disp, config, 1 / config.particles_per_cell)
+
+
+def _check_disp(disp: Array, config: Config) -> None:
+    expected = (*config.particle_shape, 3)
+    if disp.ndim != 4 or (*config.decomposition.whole(disp.shape[:3]), disp.shape[3]) != expected:
+        raise ValueError(f"disp.shape={disp.shape} must be {expected} (particle_shape and three components)")
+
+
+# --- on local blocks, inside shard_map ---------------------------------------------------------------------
+
+
+def halo_widths(config: Config) -> tuple[int, ...]:
+    """The halos among which a run chooses [cells]: one if it is fixed, none wider than the mesh."""
+    divided = [axis for axis, parts in enumerate(config.decomposition.pdims) if parts > 1]
+    if not divided:
+        return (0,)
+    if config.halo != "auto":
+        return (config.halo,)
+    widest = max(config.mesh_shape[axis] for axis in divided)
+    cell = min(config.cell_size[axis] for axis in divided)
+    return tuple(sorted({min(math.ceil(max_displacement / cell), widest) for max_displacement in _AUTO_DISPLACEMENTS}))
+
+
+def halo_limit(config: Config) -> float:
+    """Largest displacement that the widest halo holds [cells]; infinite where no axis is divided."""
+    return math.inf if config.decomposition.size == 1 else float(halo_widths(config)[-1])
+
+
+def max_displacement_block(disp: Array, config: Config) -> Array:
+    """Largest displacement of all particles, along any axis [cells of the narrowest axis]; NaN if one is not finite."""
+    largest = max_abs(disp) / min(config.cell_size)
+    if not config.decomposition.names:
+        return largest
+    # A maximum over devices could lose NaNs as one over particles does; a sum keeps them.
+    lost = jax.lax.psum(jnp.where(jnp.isfinite(largest), 0, largest), config.decomposition.names)
+    return jax.lax.pmax(jnp.where(jnp.isfinite(largest), largest, 0), config.decomposition.names) + lost
+
+
+def with_halo(max_displacement: Array, config: Config, run: Callable[[int], Array]) -> Array:
+    """Run with the narrowest halo that holds the displacements, the widest if none does."""
+    widths = halo_widths(config)
+    if len(widths) == 1:
+        return run(widths[0])
+    index = jnp.sum(max_displacement > jnp.asarray(widths[:-1], max_displacement.dtype), dtype=jnp.int32)
+    return jax.lax.switch(index, [partial(run, width) for width in widths])
+
+
+def block_geometry(config: Config, halo: int) -> cic.Geometry:
+    """Geometry of the local blocks, with a pad of halo + 1 cells: the cloud of a particle is one cell wide."""
+    parts = (*config.decomposition.pdims, 1)
+    pads = tuple(halo + 1 if p > 1 else 0 for p in parts)
+    mesh = tuple(n // p + 2 * pad for n, p, pad in zip(config.mesh_shape, parts, pads, strict=True))
+    return cic.Geometry(
+        mesh=(mesh[0], mesh[1], mesh[2]),
+        spacing=config.spacing,
+        origin=(pads[0], pads[1], pads[2]),
+        periodic=(parts[0] == 1, parts[1] == 1, True),
+        scale=(1 / config.cell_size[0], 1 / config.cell_size[1], 1 / config.cell_size[2]),
+    )
+
+
+def paint_block(disp: Array, weight: Array, max_displacement: Array, config: Config) -> Array:
+    """Paint the local particles, halos added back, with weights of shape (..., 1, 1)."""
+
+    def run(halo: int) -> Array:
+        padded = cic.paint(disp, weight, block_geometry(config, halo))[..., 0]
+        return reduce_block(padded, halo + 1, config.decomposition)
+
+    return with_halo(max_displacement, config, run)

@@ -1,0 +1,184 @@
+"""Drift-kick-drift steps that can be undone to the bit."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import diffrax
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from pmwd_dist.config import Config
+from pmwd_dist.cosmology.growth import GrowthTable
+from pmwd_dist.pm.gravity import acceleration
+from pmwd_dist.pm.paint import halo_limit
+from pmwd_dist.pm.particles import (
+    Particles,
+    largest,
+    momentum_resolution,
+    resolution,
+    round_straight_through,
+    significant_bits,
+)
+from pmwd_dist.pm.solvers._term import ParticleMesh
+from pmwd_dist.pm.status import Code, Status, successful
+
+# The logarithm of the scale of the momenta lives on a grid of its own, so that it too returns exactly: sums of less
+# than 4, the product of rescalings by less than 16.
+_LARGEST_LOG = 4.0
+
+
+class Coefficients(NamedTuple):
+    """A step from a lower to a higher scale factor.
+
+    disp += drift_before * vel;  vel = 2^log_scale * vel + kick * acceleration;  disp += drift_after * vel
+    """
+
+    drift_before: Array
+    kick: Array
+    log_scale: Array
+    drift_after: Array
+
+
+class SolverState(eqx.Module):
+    """What a drift-kick-drift solver carries from step to step.
+
+    Args:
+      log_scale: log2 of the factor between the momenta and their grid, the product of all rescalings so far.
+      status: the first failure, if any.
+    """
+
+    log_scale: Array
+    status: Status
+
+
+class EndpointInterpolation(diffrax.LocalLinearInterpolation):
+    """Linear in between, and the very state at both ends: a snapshot at a step is that step's state."""
+
+    def evaluate(self, t0: Any, t1: Any = None, left: bool = True) -> Any:
+        """The state at t0, or the change from t0 to t1."""
+        if t1 is not None:
+            return jax.tree.map(jnp.subtract, self.evaluate(t1), self.evaluate(t0))
+        between = (t0 - self.t0) / (self.t1 - self.t0)
+
+        def one(y0: Array, y1: Array) -> Array:
+            inside = y0 + between.astype(y0.dtype) * (y1 - y0)
+            return jnp.where(t0 == self.t1, y1, jnp.where(t0 == self.t0, y0, inside))
+
+        return jax.tree.map(one, self.y0, self.y1)
+
+
+class SplitSolver(diffrax.AbstractSolver):
+    """Base of the drift-kick-drift solvers: `coefficients` is all that tells them apart.
+
+    Displacements are multiples of a power of two, momenta multiples of another one times 2^log_scale. Adding a
+    rounded drift or kick to such a number is exact, so a step backwards restores every bit (compare Levesque &
+    Verlet 1993), given particles that are on this grid, as those of `lpt` and `nbody` are. A step that fails leaves
+    the particles as they were and says so in its status.
+    """
+
+    term_structure: ClassVar = ParticleMesh
+    interpolation_cls: ClassVar[Callable[..., EndpointInterpolation]] = EndpointInterpolation
+
+    @abc.abstractmethod
+    def coefficients(self, table: GrowthTable, lower: Array, upper: Array) -> Coefficients:
+        """Coefficients of the step between two scale factors."""
+
+    def order(self, terms: Any) -> int:
+        """Order of convergence."""
+        return 2
+
+    def init(self, terms: Any, t0: Any, t1: Any, y0: Particles, args: GrowthTable) -> SolverState:
+        """The state before the first step."""
+        dtype = y0.disp.dtype
+        return SolverState(jnp.zeros((), dtype), successful(dtype))
+
+    def func(self, terms: Any, t0: Any, y0: Particles, args: GrowthTable) -> Any:
+        """The right-hand side."""
+        return terms.vf(t0, y0, args)
+
+    def step(
+        self, terms: Any, t0: Any, t1: Any, y0: Particles, args: GrowthTable, solver_state: SolverState, made_jump: Any
+    ) -> tuple[Particles, None, dict[str, Any], SolverState, Any]:
+        """One step; backwards, the exact inverse of the step forwards between the same scale factors."""
+        del made_jump
+        # diffeqsolve wraps terms to turn time around; solvers called on their own get the bare term.
+        direction = getattr(terms, "direction", 1)
+        term = getattr(terms, "term", terms)
+        a0, a1 = t0 * direction, t1 * direction
+        y1, state = advance(self, y0, solver_state, args, a0, a1, term.config)
+        failed = state.status.code != Code.SUCCESSFUL
+        results: Any = diffrax.RESULTS
+        result = results.where(failed, results.nonlinear_divergence, results.successful)
+        return y1, None, {"y0": y0, "y1": y1}, state, result
+
+
+def advance(
+    solver: SplitSolver,
+    particles: Particles,
+    state: SolverState,
+    table: GrowthTable,
+    a0: Any,
+    a1: Any,
+    config: Config,
+) -> tuple[Particles, SolverState]:
+    """One step of a solver from scale factor a0 to a1, in either direction."""
+    dtype = particles.disp.dtype
+    q, q_vel = resolution(config, dtype), momentum_resolution(config, dtype)
+    forward = a1 >= a0
+    c, log_scale, upper_log = _directed(solver, table, a0, a1, state.log_scale)
+    unit0, unit1 = q_vel * jnp.exp2(state.log_scale), q_vel * jnp.exp2(log_scale)
+
+    disp = _drift(particles.disp, particles.vel, c.drift_before, q)
+    disp = jax.lax.optimization_barrier(disp)  # computed once: XLA would repeat it for each of its uses
+    force, max_displacement = acceleration(disp, config)
+    code = _code(max_displacement, c, config, dtype)
+    code = jnp.where(state.status.code == Code.SUCCESSFUL, code, state.status.code)
+    failed = code != Code.SUCCESSFUL
+
+    # On the momenta's own grid the kick is the same number both ways: it is in units of the later momentum.
+    kick = jnp.where(forward, c.kick, -c.kick) / (q_vel * jnp.exp2(upper_log))
+    momentum = round_straight_through(particles.vel * (1 / unit0)) + jnp.where(
+        failed, 0, round_straight_through(kick * force)
+    )
+    vel = momentum * jnp.where(failed, unit0, unit1)
+    # After a failure the second drift undoes the first.
+    disp = _drift(disp, vel, jnp.where(failed, -c.drift_before, c.drift_after), q)
+
+    status = Status(
+        code=code,
+        step=state.status.step + jnp.where(failed, 0, 1),
+        max_displacement=jnp.maximum(state.status.max_displacement, max_displacement),
+        halo=jnp.full_like(max_displacement, halo_limit(config)),
+    )
+    return Particles(disp, vel), SolverState(jnp.where(failed, state.log_scale, log_scale), status)
+
+
+def _directed(
+    solver: SplitSolver, table: GrowthTable, a0: Any, a1: Any, log_scale: Array
+) -> tuple[Coefficients, Array, Array]:
+    """Coefficients in the direction of the step, the new log_scale, and log_scale at the later end."""
+    c = solver.coefficients(table, jnp.minimum(a0, a1), jnp.maximum(a0, a1))
+    c = Coefficients(*(x.astype(log_scale.dtype) for x in c))
+    forward = a1 >= a0
+    spacing = _LARGEST_LOG * 2.0 ** -significant_bits(log_scale.dtype)
+    growth = round_straight_through(c.log_scale / spacing) * spacing
+    new = log_scale + jnp.where(forward, growth, -growth)
+    first = jnp.where(forward, c.drift_before, -c.drift_after)
+    last = jnp.where(forward, c.drift_after, -c.drift_before)
+    return Coefficients(first, c.kick, growth, last), new, jnp.where(forward, new, log_scale)
+
+
+def _drift(disp: Array, vel: Array, coefficient: Array, q: float) -> Array:
+    return disp + q * round_straight_through(coefficient / q * vel)
+
+
+def _code(max_displacement: Array, c: Coefficients, config: Config, dtype: Any) -> Array:
+    finite = jnp.isfinite(max_displacement) & jnp.isfinite(jnp.stack(c)).all()
+    code = jnp.where(max_displacement > halo_limit(config), Code.BEYOND_HALO, Code.SUCCESSFUL)
+    code = jnp.where(max_displacement * min(config.cell_size) > largest(config, dtype), Code.BEYOND_GRID, code)
+    return jnp.where(finite, code, Code.NOT_FINITE).astype(jnp.int32)

@@ -1,0 +1,36 @@
+"""BullFrog: the drift-kick-drift step that is exact for second-order Lagrangian perturbation theory."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from pmwd_dist.cosmology.growth import GrowthTable
+from pmwd_dist.pm.solvers._split import Coefficients, SplitSolver
+
+
+class BullFrog(SplitSolver):
+    """Steps in growth time with 2LPT-consistent kicks (Rampf, List & Hahn 2024, arXiv:2409.19049)."""
+
+    def coefficients(self, table: GrowthTable, lower: Array, upper: Array) -> Coefficients:
+        """v1 = alpha v0 + (1 - alpha) / D acceleration, for v = dx/dD1 and D at the half step.
+
+        To second order the displacement at the half step is D psi1 + e psi2 with e = D2 + D2' dD/2, and the
+        acceleration there D psi1 + (e - D^2) psi2. That v1 = psi1 + D2' psi2 again fixes alpha.
+
+        Over a factor of 3 and more in D1 that alpha is zero or less, which no step backwards could undo: it is kept
+        above F0 / (8 F1). Such a step is still exact for Zel'dovich motion, whatever alpha.
+        """
+        D0, D1 = table.D1(lower), table.D1(upper)
+        F0, F1 = table.momentum(lower), table.momentum(upper)
+        slope0, slope1 = _slope(table, lower), _slope(table, upper)
+        half, middle = (D1 - D0) / 2, (D0 + D1) / 2
+        upsilon = (table.D2(lower) + slope0 * half) / middle - middle
+        alpha = (slope1 - upsilon) / (slope0 - upsilon)
+        alpha = jnp.maximum(alpha, F0 / (8 * F1))
+        return Coefficients(half / F0, (1 - alpha) * F1 / middle, jnp.log2(alpha * F1 / F0), half / F1)
+
+
+def _slope(table: GrowthTable, a: Array) -> Array:
+    """dD2 / dD1."""
+    return table.dD2(a) / table.dD1(a)

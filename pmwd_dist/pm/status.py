@@ -1,0 +1,78 @@
+"""What went wrong, if anything: data-dependent failures travel as a status and are raised on the host."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+
+class SimulationError(RuntimeError):
+    """A simulation failed on its data."""
+
+
+class Code(IntEnum):
+    """Kinds of failure."""
+
+    SUCCESSFUL = 0
+    BEYOND_HALO = 1
+    NOT_FINITE = 2
+    BEYOND_GRID = 3
+    STEP_LIMIT = 4
+    SOLVER = 5
+
+
+class Status(eqx.Module):
+    """The first failure of a simulation, or none (zero is fine).
+
+    Args:
+      code: a `Code`.
+      step: steps completed before the failure, or in all.
+      reach: largest displacement seen so far [mesh cells].
+      halo: displacement that the halo in use holds [mesh cells]; infinite on undivided axes.
+    """
+
+    code: Array
+    step: Array
+    max_displacement: Array
+    halo: Array
+
+    def raise_if_failed(self) -> None:
+        """Raise SimulationError if there was a failure. On the host, outside jit."""
+        message = self.message()
+        if message:
+            raise SimulationError(message)
+
+    def message(self) -> str:
+        """One line for the host: what failed, where and what to do; empty if nothing did."""
+        code, step, max_displacement, halo = map(_to_host, (self.code, self.step, self.max_displacement, self.halo))
+        at = f"in step {int(step) + 1}"
+        if code == Code.SUCCESSFUL:
+            return ""
+        if code == Code.BEYOND_HALO:
+            return (
+                f"a displacement of {max_displacement:.2f} cells exceeds the halo of {halo:.0f} cells {at}; "
+                f'set halo to {int(max_displacement) + 1} or more, or to "auto"'
+            )
+        if code == Code.NOT_FINITE:
+            return f"displacements or forces are not finite {at}; check the initial conditions and the cosmology"
+        if code == Code.BEYOND_GRID:
+            beyond = f"a displacement of {max_displacement:.1f} cells exceeds what the particle grid holds"
+            return f"{beyond} {at}; use larger cells"
+        if code == Code.STEP_LIMIT:
+            return f"the solver reached its limit of steps {at}; raise max_steps or loosen the tolerances"
+        return f"the solver stopped {at}; loosen its tolerances or use another solver"
+
+
+def successful(dtype: Any = None) -> Status:
+    """The status of a simulation that has not started."""
+    real = jnp.zeros((), dtype if dtype is not None else jnp.result_type(float))
+    return Status(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), real, jnp.full_like(real, jnp.inf))
+
+
+def _to_host(x: Any) -> float:
+    return float(jax.device_get(x))

@@ -1,0 +1,259 @@
+"""Figures of a run: power spectra against linear theory, and the density of a slab."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from pmwd_dist._files import atomic_write
+
+CSV_HEADER = "k [h/Mpc],power [(Mpc/h)^3],modes,linear power [(Mpc/h)^3]"
+# Okabe & Ito (2008): told apart by the colour-blind too. Yellow is left out: too light for a line.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_STYLE: Any = {
+    "font.size": 13,
+    "axes.labelsize": 15,
+    "axes.linewidth": 1.1,
+    "xtick.direction": "in",
+    "ytick.direction": "in",
+    "xtick.top": True,
+    "ytick.right": True,
+    "xtick.major.size": 6,
+    "ytick.major.size": 6,
+    "legend.frameon": False,
+    "mathtext.fontset": "dejavusans",
+}
+_OUTWARD: Any = {"xtick.top": False, "ytick.right": False, "xtick.direction": "out", "ytick.direction": "out"}
+_FLOOR = 0.05  # of the mean density: empty cells of a slab are drawn as this
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """A measured power spectrum and linear theory at one redshift.
+
+    Args:
+      z: redshift.
+      k: wavenumbers [h/Mpc].
+      power: measured [(Mpc/h)^3].
+      modes: number of modes, conjugates included.
+      linear: linear theory [(Mpc/h)^3].
+    """
+
+    z: float
+    k: np.ndarray
+    power: np.ndarray
+    modes: np.ndarray
+    linear: np.ndarray
+
+
+@dataclass(frozen=True)
+class Slab:
+    """The density of a slab, averaged along its thickness.
+
+    Args:
+      z: redshift.
+      density: 1 + delta, shape (nx, ny).
+      sides: of the box along x and y [Mpc/h].
+      thickness: along the line of sight [Mpc/h].
+    """
+
+    z: float
+    density: np.ndarray
+    sides: tuple[float, float]
+    thickness: float
+
+
+def write_spectrum(path: Path, spectrum: Spectrum) -> None:
+    """Write a spectrum as CSV with one row of names and units.
+
+    Raises:
+      OSError: the file can't be written.
+    """
+    table = np.stack([spectrum.k, spectrum.power, spectrum.modes, spectrum.linear], -1)
+    table = table[spectrum.modes > 0]
+    with atomic_write(path) as aside:
+        np.savetxt(aside, table, delimiter=",", header=CSV_HEADER, comments="", fmt=["%.7e", "%.7e", "%d", "%.7e"])
+
+
+def write_slab(path: Path, slab: Slab) -> None:
+    """Write a slab as a compressed npz file, from which it can be drawn again.
+
+    Raises:
+      OSError: the file can't be written.
+    """
+    fields = {"z": slab.z, "density": slab.density, "sides": slab.sides, "thickness": slab.thickness}
+    with atomic_write(path) as aside, aside.open("wb") as stream:
+        np.savez_compressed(stream, allow_pickle=False, **{name: np.asarray(value) for name, value in fields.items()})
+
+
+def read_spectra(folder: Path) -> list[Spectrum]:
+    """All spectra of a run's folder, the latest time first.
+
+    Raises:
+      ValueError: a file that is not such a spectrum.
+    """
+    spectra = []
+    for path in folder.glob("power_z*.csv"):
+        match = re.fullmatch(r"power_z(-?\d+\.\d+)\.csv", path.name)
+        if match is None:
+            continue
+        try:
+            k, power, modes, linear = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2).T
+        except ValueError as error:
+            raise ValueError(f"{path}: not a spectrum of this program ({' '.join(str(error).split())})") from error
+        spectra.append(Spectrum(float(match.group(1)), k, power, modes, linear))
+    return sorted(spectra, key=lambda spectrum: spectrum.z)
+
+
+def read_slab(path: Path) -> Slab:
+    """A slab from its npz file.
+
+    Raises:
+      ValueError: a file that is not such a slab.
+    """
+    try:
+        with np.load(path) as file:
+            x, y = map(float, file["sides"])
+            return Slab(float(file["z"]), file["density"], (x, y), float(file["thickness"]))
+    except (KeyError, ValueError, OSError) as error:
+        raise ValueError(f"{path}: not a density slab of this program ({error})") from error
+
+
+def redraw(folder: Path) -> list[Path]:
+    """Draw all figures of a run's folder from its data.
+
+    Raises:
+      ValueError: there is nothing to draw, or a damaged file.
+      OSError: a figure can't be written.
+    """
+    figures = []
+    spectra = read_spectra(folder)
+    if spectra:
+        figures.append(folder / "power.png")
+        draw_spectra(figures[-1], spectra)
+    for path in sorted(folder.glob("density_z*.npz")):
+        figures.append(path.with_suffix(".png"))
+        draw_slab(figures[-1], read_slab(path))
+    if not figures:
+        raise ValueError(f"{folder}: holds no power_z*.csv and no density_z*.npz to draw")
+    return figures
+
+
+def draw_spectra(path: Path, spectra: Sequence[Spectrum]) -> None:
+    """P(k) with linear theory at each redshift, and their ratio below.
+
+    Raises:
+      OSError: the figure can't be written.
+    """
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(8, 8.2), layout="constrained")
+        upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(2.2, 1))
+        for spectrum, colour in zip(spectra, _colours(len(spectra)), strict=True):
+            _draw_spectrum(upper, lower, spectrum, colour)
+        _finish_power(upper, lower, spectra)
+        _save(figure, path)
+
+
+def _colours(count: int) -> Sequence[Any]:
+    if count <= len(_COLOURS):
+        return _COLOURS[:count]
+    return [mpl.colormaps["viridis"](x) for x in np.linspace(0, 0.9, count)]
+
+
+def _draw_spectrum(upper: Axes, lower: Axes, spectrum: Spectrum, colour: Any) -> None:
+    k, known = spectrum.k, np.isfinite(spectrum.linear) & (spectrum.linear > 0)
+    upper.loglog(k, spectrum.power, color=colour, lw=2.2, label=f"$z = {spectrum.z:g}$")
+    upper.loglog(k[known], spectrum.linear[known], color=colour, lw=1.3, ls=(0, (5, 3)))
+    ratio = spectrum.power[known] / spectrum.linear[known]
+    # Modes and their conjugates are the same: the mean of a bin scatters by sqrt(2 / modes).
+    scatter = ratio * np.sqrt(2 / spectrum.modes[known])
+    lower.fill_between(k[known], ratio - scatter, ratio + scatter, color=colour, alpha=0.18, lw=0)
+    lower.loglog(k[known], ratio, color=colour, lw=2.2)
+
+
+def _finish_power(upper: Axes, lower: Axes, spectra: Sequence[Spectrum]) -> None:
+    upper.plot([], [], color="0.35", lw=1.3, ls=(0, (5, 3)), label="linear theory")
+    lower.fill_between([], [], color="0.35", alpha=0.25, lw=0, label=r"scatter of the modes, $1\,\sigma$")
+    lower.legend(loc="upper left", fontsize=12)
+    upper.legend(loc="lower left")
+    upper.set_ylabel(r"$P(k)$  [(Mpc/$h)^3$]")
+    lower.axhline(1, color="0.35", lw=1)
+    lower.set_ylabel(r"$P$ / linear theory")
+    lower.set_xlabel(r"$k$  [$h$/Mpc]")
+    k = np.concatenate([spectrum.k for spectrum in spectra])
+    lower.set_xlim(k.min() * 0.93, k.max() * 1.07)
+    lower.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    lower.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    lower.xaxis.set_minor_formatter(NullFormatter())
+    ratios = np.concatenate([s.power / s.linear for s in spectra])
+    ratios = ratios[np.isfinite(ratios) & (ratios > 0)]
+    if len(ratios):
+        lower.set_ylim(min(0.6, ratios.min() * 0.9), max(1.7, ratios.max() * 1.15))
+    _label_ratio_axis(lower)
+    for axes in (upper, lower):
+        axes.grid(True, which="major", color="0.9", lw=0.8)
+        axes.set_axisbelow(True)
+
+
+def _label_ratio_axis(axes: Axes) -> None:
+    low, high = axes.get_ylim()
+    ticks = [t for t in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 1.5, 2, 3, 5, 10, 20, 50, 100) if low <= t <= high]
+    if high / low > 12:
+        ticks = [t for t in ticks if t not in (1.5, 3)]
+    axes.set_yticks(ticks, [f"{t:g}" for t in ticks])
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def draw_slab(path: Path, slab: Slab) -> None:
+    """The density of a slab on a logarithmic scale.
+
+    Raises:
+      OSError: the figure can't be written.
+    """
+    x, y = slab.sides
+    # Interpolated between cells in the logarithm, as it is seen: in the density itself peaks would grow cell-shaped.
+    logarithm = np.log10(np.maximum(slab.density, _FLOOR))
+    low = min(float(np.quantile(logarithm, 0.01)), np.log10(0.8))
+    high = max(float(np.quantile(logarithm, 0.9995)), np.log10(1.25))
+    with mpl.rc_context(_STYLE | _OUTWARD):
+        figure = Figure(figsize=(8.6, 1.2 + 6.6 * min(y / x, 1.4)))
+        axes = figure.subplots()
+        image = axes.imshow(
+            logarithm.T,
+            origin="lower",
+            extent=(0, x, 0, y),
+            norm=Normalize(low, high),
+            cmap="inferno",
+            interpolation="bicubic",
+        )
+        bar = figure.colorbar(image, ax=axes, extend="both", fraction=0.046 * min(y / x, 1), pad=0.03)
+        ticks = _density_ticks(10**low, 10**high)
+        bar.set_ticks([float(np.log10(t)) for t in ticks], labels=[f"{t:g}" for t in ticks])
+        bar.set_label(r"density / mean,  $1 + \delta$")
+        axes.set_xlabel(r"$x$  [Mpc/$h$]")
+        axes.set_ylabel(r"$y$  [Mpc/$h$]")
+        axes.set_title(f"$z = {slab.z:.3g}$,  slab of {slab.thickness:.3g} Mpc/$h$", fontsize=15, pad=10)
+        _save(figure, path)
+
+
+def _density_ticks(low: float, high: float) -> list[float]:
+    coarse = [0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500]
+    successful = [0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.5, 2, 3, 5]
+    return [tick for tick in (coarse if high / low > 6 else successful) if low <= tick <= high]
+
+
+def _save(figure: Figure, path: Path) -> None:
+    FigureCanvasAgg(figure)
+    with atomic_write(path) as aside:
+        figure.savefig(aside, dpi=160, format="png", bbox_inches="tight", pad_inches=0.15)

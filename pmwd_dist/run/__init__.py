@@ -1,0 +1,1 @@
+"""One simulation as a resumable job."""

@@ -1,0 +1,91 @@
+"""The results of a run at one redshift: power spectrum, density slab, snapshot and figures."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from pmwd_dist._files import raise_on_all_processes
+from pmwd_dist.config import Config
+from pmwd_dist.cosmology.growth import growth
+from pmwd_dist.io.snapshot import save_snapshot
+from pmwd_dist.observe.power import power_spectrum
+from pmwd_dist.parallel import distributed
+from pmwd_dist.pm.paint import density
+from pmwd_dist.pm.particles import Particles
+from pmwd_dist.pm.status import SimulationError
+from pmwd_dist.report import figures
+from pmwd_dist.run.plan import Plan
+from pmwd_dist.run.settings.models import redshift_label
+from pmwd_dist.run.settings.physics import Simulation
+
+
+def write_output(plan: Plan, particles: Particles, a: float, z: float) -> list[str]:
+    """Write all results at a redshift into the run's folder. Collective.
+
+    Returns:
+      The names of the files; of a snapshot of several processes, that of this process.
+
+    Raises:
+      SimulationError: the density is not finite.
+      OSError, SharedError: a file can't be written.
+    """
+    label, output, folder = redshift_label(z), plan.settings.output, plan.folder
+    config = plan.simulation.config
+    field = density(particles, config)
+    spectrum = measure(field, plan.simulation, z)
+    slab = project(field, config, output.slice_thickness, z)
+    del field
+    _check(spectrum, z)
+    names = [f"power_{label}.csv", "power.png"]
+    if slab is not None:
+        names += [f"density_{label}.npz", f"density_{label}.png"]
+    with raise_on_all_processes():
+        if distributed.is_main():
+            figures.write_spectrum(folder / names[0], spectrum)
+            figures.draw_spectra(folder / names[1], figures.read_spectra(folder))
+            if slab is not None:
+                figures.write_slab(folder / names[2], slab)
+                figures.draw_slab(folder / names[3], slab)
+    if output.snapshot != "none":
+        path = folder / f"snapshot_{label}.hdf5"
+        names.append(save_snapshot(path, particles, plan.simulation.cosmo, config, a, format=output.snapshot).name)
+    return names
+
+
+def measure(density: Array, simulation: Simulation, z: float) -> figures.Spectrum:
+    """The power spectrum of a density field, shape mesh_shape, and linear theory."""
+    spectrum = power_spectrum(density, simulation.config)
+    k, power, modes = (np.asarray(x, float) for x in (spectrum.k, spectrum.power, spectrum.modes))
+    growth_factor = float(growth(1 / (1 + z), simulation.cosmo))
+    # The mean wavenumber of a bin may lie a rounding error beyond a table.
+    linear = np.asarray(simulation.linear_power(np.maximum(k, 1e-8)), float) * growth_factor**2
+    return figures.Spectrum(z, k, power, modes, linear)
+
+
+def project(density: Array, config: Config, thickness: float, z: float) -> figures.Slab | None:
+    """The mean density of a slab at the lower end of the z axis; None if it is to have no thickness."""
+    if thickness == 0:
+        return None
+    cell, cells = config.cell_size[2], config.mesh_shape[2]
+    planes = min(max(1, round(thickness / cell)), cells)
+    image = np.asarray(_mean_of_planes(density, planes, config))
+    return figures.Slab(z, image, config.box_size[:2], planes * cell)
+
+
+@partial(jax.jit, static_argnames=("planes", "config"))
+def _mean_of_planes(density: Array, planes: int, config: Config) -> Array:
+    image = jnp.mean(density[:, :, :planes], axis=2)
+    return jax.lax.with_sharding_constraint(image, config.decomposition.replicated)
+
+
+def _check(spectrum: figures.Spectrum, z: float) -> None:
+    if not np.isfinite(spectrum.power[spectrum.modes > 0]).all():
+        raise SimulationError(
+            f"the density at z = {z:g} is not finite: a displacement exceeds the halo, or is not a number; "
+            'set devices.halo to "auto" or to more cells'
+        )

@@ -1,0 +1,120 @@
+"""What a run is about to do, and whether it can."""
+
+from __future__ import annotations
+
+import math
+import platform
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from pmwd_dist._files import free_space
+from pmwd_dist._jax.native import native_available, native_version
+from pmwd_dist.pm.nbody import step_times
+from pmwd_dist.run import resources
+from pmwd_dist.run.settings import Settings, SettingsError, Simulation, build
+
+PACKAGES = ("pmwd-dist", "jax", "jaxlib", "diffrax", "jax-cosmo", "numpy", "h5py")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run before it starts.
+
+    Args:
+      settings: as read.
+      simulation: what they mean on these devices.
+      folder: of the output.
+      times: scale factors at which steps begin and end.
+      outputs: redshift of the output after so many steps.
+    """
+
+    settings: Settings
+    simulation: Simulation
+    folder: Path
+    times: tuple[float, ...]
+    outputs: dict[int, float]
+
+    @property
+    def steps(self) -> int:
+        """Number of steps; more than asked for if there are more outputs than steps."""
+        return len(self.times) - 1
+
+
+def make_plan(settings: Settings, folder: Path) -> Plan:
+    """Decide the steps of a run.
+
+    Raises:
+      SettingsError: settings that don't fit the devices.
+    """
+    simulation = build(settings)
+    targets = settings.scale_factors
+    times = np.asarray(step_times(simulation.cosmo, simulation.config, save=targets), float)
+    outputs = {int(np.argmin(np.abs(times - a))): 1 / a - 1 for a in targets}
+    return Plan(settings, simulation, folder, tuple(map(float, times)), outputs)
+
+
+def check_resources(plan: Plan) -> list[str]:
+    """Warnings about memory that may not suffice.
+
+    Raises:
+      SettingsError: memory or disk can't suffice.
+    """
+    problem, warning = resources.memory_problem(plan.simulation.config)
+    problems = [] if problem is None else [f"box.mesh: {problem}"]
+    need, free = resources.expected_disk(plan.settings), free_space(plan.folder)
+    if need > free:
+        problems.append(
+            f"{plan.folder}: the run writes about {resources.size(need)} and the disk has {resources.size(free)} free; "
+            'use another --output, or output.snapshot = "none"'
+        )
+    if problems:
+        raise SettingsError(problems)
+    return [] if warning is None else [f"warning: {warning}"]
+
+
+def describe(plan: Plan) -> dict[str, Any]:
+    """What a run is about to do, for its log and for people."""
+    config, settings = plan.simulation.config, plan.settings
+    devices = list(config.decomposition.mesh.devices.flat)
+    return {
+        "folder": str(plan.folder),
+        "box_size": list(config.box_size),
+        "mesh_shape": list(config.mesh_shape),
+        "particle_shape": list(config.particle_shape),
+        "particles": math.prod(config.particle_shape),
+        "linear_power": settings.cosmology.linear_power or "Eisenstein & Hu (1998)",
+        "seed": settings.noise.seed,
+        "a_start": config.a_start,
+        "a_stop": config.a_stop,
+        "lpt_order": config.lpt_order,
+        "solver": settings.time.solver,
+        "gradient": config.gradient,
+        "steps": plan.steps,
+        "redshifts": sorted(plan.outputs.values(), reverse=True),
+        "snapshot": settings.output.snapshot,
+        "devices": len(devices),
+        "device_kind": devices[0].device_kind,
+        "pdims": list(config.decomposition.pdims),
+        "halo": config.halo,
+        "processes": jax.process_count(),
+        "native": native_available(),
+        "expected_memory": resources.process_memory(config),
+        "expected_disk": resources.expected_disk(settings),
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of this package and of what it rests on."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found | {"jaxdecomp-ops": native_version()}

@@ -1,0 +1,145 @@
+"""What a run will need, and what there is: memory and disk."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import sys
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import jax
+
+from pmwd_dist._jax.native import native_available
+from pmwd_dist.config import Config
+from pmwd_dist.io._snapshot_format import particle_bytes
+from pmwd_dist.ops.stencil import WIDTH
+from pmwd_dist.parallel.backends import cudecomp
+from pmwd_dist.parallel.fft import spectrum_shape
+from pmwd_dist.pm.paint import halo_widths
+from pmwd_dist.run.settings import Settings
+
+# Fitted to runs of 64^3 to 256^3 particles, with meshes as fine and twice as fine, on a CPU.
+_RUNTIME = 0.68e9  # Python, JAX, the compiled programs and the figures of one process [bytes]
+_LPT = {1: 42, 2: 74}  # bytes a particle, by order
+_STEP_PARTICLE, _STEP_CELL = 38, 20  # bytes a particle and a mesh cell
+_WITHOUT_NATIVE = 2.5  # times as much in a step: the JAX references keep the eight weights of a cloud
+
+
+def expected_memory(config: Config) -> int:
+    """Peak memory of the arrays of one device [bytes], to about 20 %; halos come on top."""
+    particles = math.prod(config.particle_shape) / config.decomposition.size
+    cells = math.prod(config.mesh_shape) / config.decomposition.size
+    step = particles * _STEP_PARTICLE + cells * _STEP_CELL
+    if not native_available():
+        step *= _WITHOUT_NATIVE
+    return int(max(particles * _LPT[config.lpt_order], step))
+
+
+def process_memory(config: Config) -> int:
+    """Expected peak of host memory of one process [bytes]; on GPUs, of the memory of each device."""
+    arrays = expected_memory(config)
+    if device_limit() is not None:
+        return arrays
+    mine = sum(device.process_index == jax.process_index() for device in config.decomposition.mesh.devices.flat)
+    return int(_RUNTIME + arrays * mine)
+
+
+def device_limit() -> int | None:
+    """Memory of a device that has its own [bytes]; None where devices share the host's."""
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    return None if limit is None else int(limit)
+
+
+def memory_problem(config: Config) -> tuple[str | None, str | None]:
+    """Why the run can't fit into memory, and a warning that it may not; either may be None."""
+    need, limit = process_memory(config), device_limit()
+    if limit is not None:
+        free, total, where, how = limit, limit, "a device", "more devices"
+    else:
+        free, total = available_memory()
+        here = processes_on_host()
+        need *= here
+        where, how = "this machine", "more machines"
+        where += f" for {here} processes" if here > 1 else ""
+    if need > total:
+        lack = f"the run needs about {size(need)} of memory and {where} has {size(total)}"
+        return f"{lack}; use a smaller mesh, or {how}", None
+    if need > free:
+        return None, f"the run needs about {size(need)} of memory and {where} has {size(free)} free: it may be killed"
+    return None, None
+
+
+def processes_on_host() -> int:
+    """Processes of this program on this machine, as mpirun or srun say."""
+    names = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
+    counts = [int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit()]
+    return min(max(counts, default=1), jax.process_count())
+
+
+def available_memory() -> tuple[int, int]:
+    """Memory that is free and in all [bytes], within the limit of the container, if any."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    total = page * os.sysconf("SC_PHYS_PAGES")
+    free = total
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                free = int(line.split()[1]) * 1024
+    except OSError:
+        pass  # not Linux: no better figure than the total without further libraries
+    for limit, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        most = _number(limit)
+        if most is not None and most < total:
+            total, free = most, min(free, most - (_number(used) or 0))
+    return free, total
+
+
+def _number(path: str) -> int | None:
+    try:
+        text = Path(path).read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def peak_memory() -> int:
+    """Largest memory so far [bytes]: of the busiest device that counts its own, else of this process."""
+    peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in jax.local_devices()]
+    if max(peaks):
+        return int(max(peaks))
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def expected_disk(settings: Settings) -> int:
+    """Bytes that a run writes: snapshots, and two checkpoints, of which one is being written."""
+    count = settings.particle_count
+    kind = settings.output.snapshot
+    each = 0 if kind == "none" else particle_bytes(kind)
+    return count * (each * len(settings.scale_factors) + 2 * 24) + 10_000_000
+
+
+def size(count: float) -> str:
+    """A number of bytes for people."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def communication(config: Config) -> AbstractContextManager[None]:
+    """Whatever moves the data, open for all shapes of a run. Collective."""
+    decomposition = config.decomposition
+    fields = {config.mesh_shape, config.particle_shape}
+    spectra = {spectrum_shape(shape, decomposition) for shape in fields}
+    widths = [
+        n for n, parts in zip(decomposition.block(config.mesh_shape), decomposition.pdims, strict=False) if parts > 1
+    ]
+    halo = min([halo_widths(config)[-1] + 1 + WIDTH, *widths])  # cuDecomp reaches the next neighbour; XLA does the rest
+    return cudecomp.opened(decomposition, sorted(fields | spectra), halo=halo)

@@ -1,0 +1,8 @@
+"""A simulation as a TOML file: its sections, how they are read and checked, and what they mean to the library."""
+
+from pmwd_dist.run.settings.models import Settings as Settings
+from pmwd_dist.run.settings.physics import Simulation as Simulation
+from pmwd_dist.run.settings.physics import build as build
+from pmwd_dist.run.settings.reading import SettingsError as SettingsError
+from pmwd_dist.run.settings.reading import read as read
+from pmwd_dist.run.settings.writing import to_toml as to_toml

@@ -1,0 +1,217 @@
+"""The sections of the TOML file, with their defaults, bounds and units."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+
+from pmwd_dist.parallel.defaults import Backend, HaloComm, TransposeComm
+
+
+def _three(value: Any) -> Any:
+    values = tuple(value) if isinstance(value, list | tuple) else (value,) * 3
+    if len(values) != 3:
+        raise ValueError("must be one number or three")
+    return values
+
+
+def _list_to_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _several(value: Any) -> Any:
+    values = tuple(value) if isinstance(value, list | tuple) else (value,)
+    if not values:
+        raise ValueError("must name one redshift or more; leave it out for the end of the run")
+    return values
+
+
+def _halo(value: Any) -> Any:
+    if value != "auto" and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+        raise ValueError('must be a whole number of mesh cells, 0 or more, or "auto"')
+    return value
+
+
+def _format(value: Any) -> Any:
+    if isinstance(value, bool):
+        return "gadget" if value else "none"
+    return value
+
+
+def _distinct(values: tuple[float, ...]) -> tuple[float, ...]:
+    labels = [redshift_label(z) for z in values]
+    if len(set(labels)) < len(labels):
+        raise ValueError("must differ by 0.001 or more: each has files of its own")
+    return values
+
+
+def redshift_label(z: float) -> str:
+    """The part of a file's name that says the redshift, as in z0.500."""
+    return f"z{z:.3f}".replace("z-0.000", "z0.000")
+
+
+Side = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=4)]
+Three = BeforeValidator(_three)
+Sides = Annotated[tuple[Side, Side, Side], Three]
+Counts = Annotated[tuple[Count, Count, Count], Three]
+Parts = Annotated[tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]], BeforeValidator(_list_to_tuple)]
+Redshift = Annotated[float, Field(gt=-1)]
+Redshifts = Annotated[tuple[Redshift, ...], BeforeValidator(_several), AfterValidator(_distinct)]
+
+
+def about(text: str, default: Any = ..., example: Any = None, **bounds: Any) -> Any:
+    """A key: what it is, its default, and a value that serves as an example in error messages."""
+    return Field(default, description=text, examples=[default if example is None else example], **bounds)
+
+
+class Section(BaseModel):
+    """A section of the file: strict types, no NaN, no unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=True)
+
+
+class Box(Section):
+    """The periodic box, its mesh and its particles."""
+
+    size: Sides = about("side of the box [Mpc/h]; one number, or three", example=256.0)
+    mesh: Counts = about("cells of the force mesh along a side; one number, or three", example=128)
+    particles: Counts | None = about("particles along a side; default: as many as mesh cells", None, 128)
+
+
+class Time(Section):
+    """The time span, and how it is stepped through."""
+
+    a_start: float = about("scale factor of the initial conditions", 0.1, ge=1e-3, lt=2)
+    a_stop: float = about("scale factor at the end", 1.0, gt=1e-3, le=2)
+    steps: int = about("number of time steps, uniform in the growth factor", 20, ge=1, le=100_000)
+    solver: Literal["bullfrog", "fastpm", "leapfrog"] = about("bullfrog, fastpm or leapfrog", "bullfrog")
+    lpt_order: Literal[1, 2] = about("order of the initial conditions: 1 (Zel'dovich) or 2", 2)
+
+    @field_validator("a_stop")
+    @classmethod
+    def _after_start(cls, value: float, info: ValidationInfo) -> float:
+        start = info.data.get("a_start")
+        if start is not None and value <= start:
+            raise ValueError(f"must be greater than time.a_start = {start:g}")
+        return value
+
+
+class Cosmology(Section):
+    """The cosmology; the defaults are those of Planck 2015."""
+
+    omega_m: float = about("matter density today, baryons included, per critical density", 0.3075, gt=0, le=2)
+    omega_b: float = about("baryon density today, per critical density", 0.0486, gt=0, le=1)
+    h: float = about("Hubble constant today [100 km/s/Mpc]", 0.6774, gt=0.1, lt=3)
+    n_s: float = about("spectral index of the primordial power", 0.9667, gt=-1, lt=3)
+    sigma8: float = about("rms of the linear density today in spheres of 8 Mpc/h", 0.8159, gt=0, le=5)
+    omega_k: float = about("curvature density today, per critical density", 0.0, gt=-1, lt=1)
+    w0: float = about("dark-energy equation of state today", -1.0, gt=-3, lt=0)
+    wa: float = about("its derivative: w(a) = w0 + wa (1 - a)", 0.0, gt=-5, lt=3)
+    linear_power: str | None = about(
+        "text file with the linear P(k) at a = 1 in two columns, k [h/Mpc] and P [(Mpc/h)^3]; "
+        "path relative to this file; default: Eisenstein & Hu (1998)",
+        None,
+        "planck.txt",
+    )
+    normalise: bool = about("scale the P(k) of the file to sigma8", False)
+
+    @field_validator("omega_b")
+    @classmethod
+    def _within_matter(cls, value: float, info: ValidationInfo) -> float:
+        total = info.data.get("omega_m")
+        if total is not None and value >= total:
+            raise ValueError(f"must be less than cosmology.omega_m = {total:g}, which includes the baryons")
+        return value
+
+    @field_validator("wa")
+    @classmethod
+    def _matter_era(cls, value: float, info: ValidationInfo) -> float:
+        w0 = info.data.get("w0")
+        if w0 is not None and w0 + value >= 0:
+            raise ValueError(f"must be less than {-w0:g}: with w0 + wa >= 0 dark energy dominates early")
+        return value
+
+
+class Noise(Section):
+    """The random numbers."""
+
+    seed: int = about("seed of the white noise; the same on any number of devices", 0, ge=0, lt=2**32)
+
+
+class Force(Section):
+    """The gravity of the mesh."""
+
+    gradient: Literal["finite-difference", "spectral"] = about(
+        "of the potential: finite-difference (fourth order, CIC window deconvolved) or spectral", "finite-difference"
+    )
+
+
+class Devices(Section):
+    """The division over devices."""
+
+    pdims: Parts | None = about("devices along x and y; default: all, as slabs along x where they fit", None, [2, 1])
+    backend: Backend = about(
+        "who moves the data: peer (GPUs of one process), xla, cudecomp (one process a GPU), or auto", "auto"
+    )
+    transpose_comm: TransposeComm | None = about("of cudecomp, for transposes; default: nccl", None, "nccl")
+    halo_comm: HaloComm | None = about("of cudecomp, for halos; default: nccl", None, "nccl")
+    halo: Annotated[Any, BeforeValidator(_halo)] = about(
+        'cells that a displacement may reach over the edge of a block; "auto" widens it as needed', "auto"
+    )
+
+
+class Output(Section):
+    """What is written, and when."""
+
+    redshifts: Redshifts | None = about(
+        "redshifts of the outputs: P(k), density slice and snapshot at each; default: the end of the run",
+        None,
+        [1.0, 0.0],
+    )
+    snapshot: Annotated[Literal["none", "gadget", "swift"], BeforeValidator(_format)] = about(
+        "format of the snapshots: gadget or swift, or none", "gadget"
+    )
+    slice_thickness: float = about(
+        "thickness of the projected density slice [Mpc/h], at most the box; 0 for none", 8.0, ge=0
+    )
+    checkpoint_every: int = about("steps between checkpoints; 0: only when interrupted or failed", 0, ge=0)
+
+
+class Settings(BaseModel):
+    """All sections of the file."""
+
+    model_config = ConfigDict(frozen=True)
+
+    box: Box
+    time: Time
+    cosmology: Cosmology
+    noise: Noise
+    force: Force
+    devices: Devices
+    output: Output
+
+    @property
+    def scale_factors(self) -> tuple[float, ...]:
+        """Scale factors of the outputs, rising."""
+        if self.output.redshifts is None:
+            return (self.time.a_stop,)
+        return tuple(sorted(1 / (1 + z) for z in self.output.redshifts))
+
+    @property
+    def particle_count(self) -> int:
+        """Number of particles."""
+        return math.prod(self.box.particles or self.box.mesh)
+
+
+SECTIONS: dict[str, type[Section]] = {
+    "box": Box,
+    "time": Time,
+    "cosmology": Cosmology,
+    "noise": Noise,
+    "force": Force,
+    "devices": Devices,
+    "output": Output,
+}

@@ -1,0 +1,172 @@
+"""What the settings mean to the library: a Config on these devices, a cosmology, a solver."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax_cosmo
+import numpy as np
+
+from pmwd_dist.config import Config
+from pmwd_dist.cosmology.growth import growth_table
+from pmwd_dist.cosmology.linear_power import interpolate_power, linear_power, normalised_power
+from pmwd_dist.parallel.decomposition import Decomposition, default_decomposition
+from pmwd_dist.pm.modes import power_nodes
+from pmwd_dist.pm.solvers import BullFrog, FastPM, LeapFrog, SplitSolver
+from pmwd_dist.run.settings.models import Devices, Settings
+from pmwd_dist.run.settings.reading import SettingsError
+from pmwd_dist.run.settings.table import read_table
+
+SOLVERS: dict[str, type[SplitSolver]] = {"bullfrog": BullFrog, "fastpm": FastPM, "leapfrog": LeapFrog}
+
+# The library's arguments, by the keys of the file.
+_PATHS = {
+    "mesh_shape": "box.mesh",
+    "particle_shape": "box.particles",
+    "box_size": "box.size",
+    "pdims": "devices.pdims",
+    "halo": "devices.halo",
+    "gradient": "force.gradient",
+    **{name: f"time.{name}" for name in ("a_start", "a_stop", "steps", "lpt_order")},
+}
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A simulation that is ready to run on the devices of this program.
+
+    Args:
+      config: the simulation.
+      cosmo: cosmology.
+      solver: of the time steps.
+      table: k [h/Mpc] and P(k) at a = 1 [(Mpc/h)^3] from a file, or None.
+      seed: of the white noise.
+    """
+
+    config: Config
+    cosmo: Any
+    solver: SplitSolver
+    table: tuple[np.ndarray, np.ndarray] | None
+    seed: int
+
+    def linear_power(self, k: Any) -> np.ndarray:
+        """Linear P(k) at a = 1 [(Mpc/h)^3] at k [h/Mpc]; NaN beyond a table."""
+        if self.table is None:
+            return np.asarray(linear_power(k, self.cosmo))
+        inside = (k >= self.table[0][0]) & (k <= self.table[0][-1])
+        power = interpolate_power(jnp.asarray(k), *map(jnp.asarray, self.table))
+        return np.where(inside, np.asarray(power), np.nan)
+
+
+def build(settings: Settings) -> Simulation:
+    """The simulation that these settings describe.
+
+    Raises:
+      SettingsError: shapes that don't divide over the devices, or a cosmology without growth or power.
+    """
+    problems: list[str] = []
+    config = None
+    try:
+        config = _config(settings)
+    except ValueError as error:
+        problems.append(_translate(str(error)))
+    cosmo = _cosmology(settings)
+    table = _table(settings, cosmo)
+    if config is not None:
+        problems += _cosmology_problems(cosmo, config)
+    if problems or config is None:
+        raise SettingsError(problems)
+    return Simulation(config, cosmo, SOLVERS[settings.time.solver](), table, settings.noise.seed)
+
+
+def _config(settings: Settings) -> Config:
+    box, time, devices = settings.box, settings.time, settings.devices
+    return Config(
+        box_size=box.size,
+        mesh_shape=box.mesh,
+        particle_shape=box.particles,
+        a_start=time.a_start,
+        a_stop=time.a_stop,
+        steps=time.steps,
+        lpt_order=time.lpt_order,
+        decomposition=_decomposition(devices, (box.mesh, box.particles or box.mesh)),
+        halo=devices.halo,
+        gradient=settings.force.gradient,
+    )
+
+
+def _decomposition(devices: Devices, shapes: tuple[Any, ...]) -> Decomposition:
+    chosen: dict[str, Any] = {
+        "backend": devices.backend,
+        "transpose_comm": devices.transpose_comm,
+        "halo_comm": devices.halo_comm,
+    }
+    pdims = devices.pdims
+    if pdims is None:
+        best = default_decomposition(shapes)
+        # Who moved the data when it was measured; what the file says of cuDecomp counts where cuDecomp is the default.
+        measured = devices.backend == "auto" and best.backend != "cudecomp"
+        return best if measured else Decomposition(best.pdims, **chosen)
+    count, processes = jax.device_count(), jax.process_count()
+    wrong = math.prod(pdims) != count if processes > 1 else math.prod(pdims) > count
+    if wrong:
+        there = "there is one" if count == 1 else f"there are {count}"
+        if processes > 1:
+            there += f" in {processes} processes, which must all be used"
+        raise ValueError(f"pdims={pdims[0]}x{pdims[1]} needs {math.prod(pdims)} devices, and {there}; use [{count}, 1]")
+    return Decomposition(pdims, **chosen)
+
+
+def _translate(message: str) -> str:
+    """A message of the library about one of its arguments, in the words of the file."""
+    unfit = re.match(r"no division over (\d+) devices fits", message)
+    if unfit:
+        count = unfit.group(1)
+        remedy = f"use multiples of {count}, or fewer devices or processes"
+        return f"box.mesh: can't be divided over {count} devices; {remedy}"
+    found = re.match(r"(\w+)(?:\[(\d)\])?=(\S+) (.*)", message)
+    if found is None or found.group(1) not in _PATHS:
+        return message
+    name, axis, value, rest = found.groups()
+    along = f" along {'xyz'[int(axis)]}" if axis else ""
+    colon = "" if rest.startswith("is ") else ":"
+    return f"{_PATHS[name]} = {value}{along}{colon} {rest.replace('pdims', 'devices.pdims')}"
+
+
+def _cosmology(settings: Settings) -> Any:
+    values = settings.cosmology
+    return jax_cosmo.Cosmology(
+        Omega_c=values.omega_m - values.omega_b,
+        Omega_b=values.omega_b,
+        h=values.h,
+        n_s=values.n_s,
+        sigma8=values.sigma8,
+        Omega_k=values.omega_k,
+        w0=values.w0,
+        wa=values.wa,
+    )
+
+
+def _table(settings: Settings, cosmo: Any) -> tuple[np.ndarray, np.ndarray] | None:
+    if settings.cosmology.linear_power is None:
+        return None
+    k, power = read_table(Path(settings.cosmology.linear_power))
+    if settings.cosmology.normalise:
+        power = np.asarray(normalised_power(jnp.asarray(k), jnp.asarray(power), cosmo.sigma8), float)
+    return k, power
+
+
+def _cosmology_problems(cosmo: Any, config: Config) -> list[str]:
+    growth = np.asarray(growth_table(cosmo).D1(np.geomspace(config.a_start, config.a_stop, 32)))
+    if not (np.isfinite(growth).all() and (np.diff(growth) > 0).all()):
+        return ["[cosmology]: structure doesn't grow throughout the time span; check omega_m, omega_k, w0 and wa"]
+    power = np.asarray(linear_power(power_nodes(config)[::64], cosmo))
+    if not (np.isfinite(power).all() and (power > 0).all()):
+        return ["[cosmology]: the linear P(k) is not finite and positive; check omega_m, omega_b, h, n_s and sigma8"]
+    return []

@@ -1,0 +1,221 @@
+"""Read a TOML file and its overrides into Settings; find all that is wrong with them at once."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from pmwd_dist.run.settings.models import SECTIONS, Section, Settings
+from pmwd_dist.run.settings.table import find_table_problems
+from pmwd_dist.run.settings.writing import toml_value
+
+Tree = dict[str, Any]
+
+
+class SettingsError(ValueError):
+    """What is wrong with the settings: one line for each problem."""
+
+    def __init__(self, problems: Sequence[str]):
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+
+
+def read(path: Path, overrides: Iterable[str] = ()) -> Settings:
+    """Settings from a TOML file, with overrides such as "box.size=500".
+
+    A relative `cosmology.linear_power` is taken from the file's folder.
+
+    Raises:
+      SettingsError: with all problems found.
+    """
+    tree = _load(path)
+    problems: list[str] = []
+    for text in overrides:
+        problems += _override(tree, text)
+    sections: dict[str, Any] = {}
+    problems += [_unknown((key,), value) for key, value in tree.items() if key not in SECTIONS]
+    for name, model in SECTIONS.items():
+        sections[name], found = _validate(name, model, tree.get(name, {}))
+        problems += found
+    problems += _cross_check(sections, path)
+    if problems:
+        raise SettingsError(list(dict.fromkeys(problems)))
+    return Settings(**_absolute(sections, path))
+
+
+def _load(path: Path) -> Tree:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError([f"{path}: not valid TOML: {error}"]) from error
+    except UnicodeDecodeError as error:
+        raise SettingsError([f"{path}: not a text file; `pmwd-dist template` prints one to start from"]) from error
+    except FileNotFoundError as error:
+        raise SettingsError([f"{path}: no such file; `pmwd-dist template` prints one to start from"]) from error
+    except OSError as error:
+        raise SettingsError([f"{path}: {error.strerror}"]) from error
+
+
+def _override(tree: Tree, text: str) -> list[str]:
+    """Set one key of the tree; the value is TOML, or a string where it isn't."""
+    name, equals, value = text.partition("=")
+    keys = tuple(key.strip() for key in name.split("."))
+    if not equals or len(keys) != 2:
+        return [f"--set {text}: must look like section.key=value, as in --set box.size=500"]
+    section = tree.setdefault(keys[0], {})
+    if isinstance(section, dict):
+        section[keys[1]] = _value(value.strip())
+    return []
+
+
+def _value(text: str) -> Any:
+    try:
+        tree = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return tree["value"] if len(tree) == 1 else text
+
+
+def _validate(name: str, model: type[Section], content: Any) -> tuple[Section | None, list[str]]:
+    if not isinstance(content, dict):
+        return None, [f"{name} = {_show(content)}: must be a section, that is [{name}] on a line of its own"]
+    try:
+        return model.model_validate(content), []
+    except ValidationError as error:
+        return None, [_problem(name, model, content, item) for item in error.errors(include_url=False)]
+
+
+def _problem(name: str, model: type[Section], content: Tree, item: Any) -> str:
+    """One line for one of pydantic's errors: dotted path, value, constraint, remedy."""
+    key = str(item["loc"][0])
+    path = f"{name}.{key}"
+    if item["type"] == "extra_forbidden":
+        return _unknown((name, key), content[key])
+    field = model.model_fields[key]
+    example = toml_value((field.examples or [None])[0])
+    if item["type"] == "missing" and len(item["loc"]) == 1:
+        return f"{path}: missing; add for example `{key} = {example}` to [{name}]"
+    remedy = f"for example {example}"
+    if item["type"] == "literal_error" and isinstance(item["input"], str):
+        choices = [choice.strip("' ") for choice in item["ctx"]["expected"].replace(" or ", ",").split(",")]
+        near = difflib.get_close_matches(item["input"].lower(), choices, 1, 0.5)
+        remedy = f"did you mean {toml_value(near[0])}?" if near else remedy
+    return f"{path} = {_show(content.get(key, item['input']))}: {_constraint(item)}; {remedy}"
+
+
+def _constraint(item: Any) -> str:
+    context = item.get("ctx", {})
+    match item["type"]:
+        case "greater_than":
+            return f"must be greater than {context['gt']:g}"
+        case "greater_than_equal":
+            return f"must be {context['ge']:g} or more"
+        case "less_than":
+            return f"must be less than {context['lt']:.4g}"
+        case "less_than_equal":
+            return f"must be {context['le']:g} or less"
+        case "finite_number":
+            return "must be a finite number"
+        case "float_type":
+            return "must be a number"
+        case "int_type" | "int_from_float":
+            return "must be a whole number"
+        case "bool_type":
+            return "must be true or false"
+        case "string_type":
+            return "must be a string"
+        case "literal_error":
+            return f"must be {context['expected'].replace(chr(39), chr(34))}"
+        case "value_error":
+            return str(context["error"])
+        case "tuple_type" | "too_short" | "too_long" | "missing":
+            return "must be a list of the right length"
+        case _:
+            return str(item["msg"])
+
+
+def _unknown(keys: tuple[str, ...], value: Any) -> str:
+    path = ".".join(keys)
+    known = [f"{name}.{key}" for name, model in SECTIONS.items() for key in model.model_fields]
+    if len(keys) == 1 and isinstance(value, dict):
+        near = difflib.get_close_matches(keys[0], SECTIONS, 1, 0.5)
+        return f"[{path}]: unknown section" + (f"; did you mean [{near[0]}]?" if near else f"; use {_list(SECTIONS)}")
+    return f"{path} = {_show(value)}: unknown key" + _nearest(keys, known)
+
+
+def _nearest(keys: tuple[str, ...], known: list[str]) -> str:
+    """The known key meant: the nearest of the same section, else the same or the nearest key of another one."""
+    last = keys[-1].lower()
+    if len(keys) == 2 and keys[0] in SECTIONS:
+        near = difflib.get_close_matches(last, SECTIONS[keys[0]].model_fields, 1)
+        if near:
+            return f"; did you mean {keys[0]}.{near[0]}?"
+    names = {path.split(".")[1]: path for path in known} | {path.replace(".", "_"): path for path in known}
+    near = difflib.get_close_matches(last, names, 1)
+    if near:
+        return f"; did you mean {names[near[0]]}?"
+    if len(keys) == 2 and keys[0] in SECTIONS:
+        return f"; [{keys[0]}] has {_list(SECTIONS[keys[0]].model_fields)}"
+    return "; `pmwd-dist template` prints all keys"
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(names)
+
+
+def _show(value: Any) -> str:
+    try:
+        text = toml_value(value)
+    except (TypeError, ValueError):
+        text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _cross_check(sections: dict[str, Any], path: Path) -> list[str]:
+    """What involves several sections; done as far as these are valid."""
+    box, time, cosmology, output = (sections[name] for name in ("box", "time", "cosmology", "output"))
+    problems = []
+    if time and output:
+        problems += _redshift_problems(time, output)
+    if output and box:
+        problems += _format_problems(output, box)
+    if cosmology and cosmology.linear_power is not None:
+        problems += find_table_problems(path.parent / cosmology.linear_power, cosmology.linear_power, box)
+    if cosmology and cosmology.normalise and cosmology.linear_power is None:
+        problems.append(
+            "cosmology.normalise = true: needs cosmology.linear_power; without a file P(k) always has the sigma8 given"
+        )
+    return problems
+
+
+def _redshift_problems(time: Any, output: Any) -> list[str]:
+    low, high = 1 / time.a_stop - 1, 1 / time.a_start - 1
+    slack = 1e-6 * (1 + high)
+    return [
+        f"output.redshifts = {_show(output.redshifts)}: {z:g} lies outside the time span, "
+        f"z = {high:g} to {low:g} (a = {time.a_start:g} to {time.a_stop:g}); change it, or time.a_start or time.a_stop"
+        for z in output.redshifts or ()
+        if not low - slack <= z <= high + slack
+    ]
+
+
+def _format_problems(output: Any, box: Any) -> list[str]:
+    if output.snapshot != "gadget" or len(set(box.size)) == 1:
+        return []
+    return [
+        f'output.snapshot = "gadget": the format holds cubic boxes only, and box.size = {_show(box.size)}; '
+        'use "swift" or "none"'
+    ]
+
+
+def _absolute(sections: dict[str, Any], path: Path) -> dict[str, Any]:
+    cosmology = sections["cosmology"]
+    if cosmology.linear_power is not None:
+        table = (path.parent / cosmology.linear_power).absolute()
+        sections = sections | {"cosmology": cosmology.model_copy(update={"linear_power": str(table)})}
+    return sections

@@ -1,0 +1,62 @@
+"""The text file of a linear power spectrum."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pmwd_dist.pm.modes import check_table
+
+
+def read_table(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """k [h/Mpc] and P(k) [(Mpc/h)^3] from the first two columns of a text file; # starts a comment.
+
+    Raises:
+      OSError: the file can't be read.
+      ValueError: it doesn't hold two columns of numbers.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # numpy warns of a file without data
+        try:
+            table = np.loadtxt(path, ndmin=2, encoding="utf-8")
+        except UserWarning:
+            raise ValueError("holds no data") from None
+        except UnicodeDecodeError:
+            raise ValueError("is not a text file") from None
+        except ValueError as error:
+            raise ValueError(f"doesn't hold numbers only: {_one_line(error)}") from None
+    if table.shape[1] < 2:
+        raise ValueError(f"has {table.shape[1]} column; k [h/Mpc] and P(k) [(Mpc/h)^3] are needed")
+    return table[:, 0], table[:, 1]
+
+
+def find_table_problems(path: Path, name: str, box: Any) -> list[str]:
+    """What is wrong with the file, also for this box if that is known."""
+    prefix = f'cosmology.linear_power = "{name}": '
+    low, high = (math.inf, 0.0) if box is None else _range(box)
+    try:
+        k, power = read_table(path)
+        check_table(k, power, low, high)
+    except FileNotFoundError:
+        return [f"{prefix}no such file ({path}); give a path relative to the TOML file"]
+    except OSError as error:
+        return [f"{prefix}can't be read: {error.strerror}"]
+    except ValueError as error:
+        return [prefix + str(error).removeprefix("linear_power ").replace("linear_power", "the file")]
+    return []
+
+
+def _range(box: Any) -> tuple[float, float]:
+    """Fundamental mode and corner of the particles' Nyquist cube [h/Mpc]."""
+    shape = box.particles or box.mesh
+    low = 2 * math.pi / max(box.size)
+    high = math.hypot(*(math.pi * n / length for n, length in zip(shape, box.size, strict=True)))
+    return low * 0.999, max(high, 2 * low) * 1.001
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".").rstrip(";")

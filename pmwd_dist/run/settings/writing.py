@@ -1,0 +1,64 @@
+"""Settings as TOML text."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from typing import Any
+
+from pydantic_core import PydanticUndefined
+
+from pmwd_dist.run.settings.models import SECTIONS, Section, Settings
+
+_WIDTH = 110
+
+
+def to_toml(settings: Settings, *, comments: bool = False) -> str:
+    """The file that gives these settings; with comments that say what each key is."""
+    return "\n".join(_section(name, getattr(settings, name), comments) for name in SECTIONS)
+
+
+def template() -> str:
+    """A commented file with every key, at its default or an example."""
+    blank: Any = {name: _examples(model) for name, model in SECTIONS.items()}
+    return to_toml(Settings(**blank), comments=True)
+
+
+def _examples(model: type[Section]) -> Section:
+    required = {
+        name: (field.examples or [None])[0]
+        for name, field in model.model_fields.items()
+        if field.default is PydanticUndefined
+    }
+    return model(**required)
+
+
+def _section(name: str, section: Section, comments: bool) -> str:
+    lines = [f"[{name}]" + (f"  # {_first_lower(type(section).__doc__)}" if comments else "")]
+    for key, field in type(section).model_fields.items():
+        value = getattr(section, key)
+        if comments:
+            lines += [f"# {line}" for line in textwrap.wrap(field.description or "", _WIDTH)]
+        if value is not None:
+            lines.append(f"{key} = {toml_value(value)}")
+        elif comments:
+            lines.append(f"# {key} = {toml_value((field.examples or [None])[0])}")
+    return "\n".join(lines) + "\n"
+
+
+def _first_lower(text: str | None) -> str:
+    text = (text or "").rstrip(".")
+    return text[:1].lower() + text[1:]
+
+
+def toml_value(value: Any) -> str:
+    """A value as TOML writes it; three equal sides as one."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, list | tuple):
+        if len(value) == 3 and len(set(value)) == 1:
+            return toml_value(value[0])
+        return "[" + ", ".join(map(toml_value, value)) + "]"
+    return repr(value)

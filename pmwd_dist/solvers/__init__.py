@@ -1,9 +1,0 @@
-"""Time integrators: drift-kick-drift solvers for diffrax, and the right-hand side for every other diffrax solver."""
-
-from pmwd_dist.solvers._split import SolverState as SolverState
-from pmwd_dist.solvers._split import SplitSolver as SplitSolver
-from pmwd_dist.solvers._split import advance as advance
-from pmwd_dist.solvers._term import ParticleMesh as ParticleMesh
-from pmwd_dist.solvers.bullfrog import BullFrog as BullFrog
-from pmwd_dist.solvers.fastpm import FastPM as FastPM
-from pmwd_dist.solvers.leapfrog import LeapFrog as LeapFrog

@@ -1,0 +1,70 @@
+"""The benchmark driver, at a size at which nothing but its wiring is tested."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import benchmarks
+import pmwd_dist as pmd
+from benchmarks.__main__ import bench as verb
+
+OURS = "ours" if pmd.native_available() else "ours-jax"
+
+
+@pytest.fixture
+def app() -> typer.Typer:
+    """The verb as a program of its own."""
+    app = typer.Typer()
+    app.command()(verb)
+    return app
+
+
+@pytest.mark.slow
+def test_records_and_table(app: typer.Typer, tmp_path: Path) -> None:
+    out = tmp_path / "bench.jsonl"
+    command = f"--sizes 16 --cases forward,paint --only {OURS} --repeat 2 --out {out}"
+    result = CliRunner().invoke(app, command.split())
+    assert result.exit_code == 0, result.output
+    machine, *rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert machine["bandwidth"] > 1e8
+    assert "jax" in machine["versions"]
+    assert [row["case"] for row in rows] == ["forward", "paint"]
+    for row in rows:
+        assert "error" not in row
+        assert len(row["seconds"]) >= 2
+        assert min(row["seconds"]) <= row["median_s"] <= max(row["seconds"])
+        assert row["peak_bytes"] > 0
+    assert "| ms a step |" in result.output
+    assert "forward, 16³" in result.output
+
+
+@pytest.mark.slow
+def test_missing_code_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(benchmarks.driver.CODES, "jaxpm", ("jaxpm", ("no_such_package",), "JaxPM"))
+    machine, row = benchmarks.run([16], ["paint"], ["jaxpm"], repeat=1)
+    assert row["error"] == "not installed: no_such_package"
+    assert "not installed" in benchmarks.markdown([machine, row])
+
+
+def test_failing_worker_is_reported(tmp_path: Path) -> None:
+    worker = benchmarks.driver.Worker(OURS, "paint", 16, tmp_path, {})  # its inputs were never written
+    assert "FileNotFoundError" in worker.ask()["error"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"cases": ["fly"]}, "cases has fly"),
+        ({"only": ["gadget"]}, "only has gadget"),
+        ({"repeat": 0}, "repeat=0"),
+        ({"python": {"gadget": "python"}}, "python has gadget"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        benchmarks.run([16], **arguments)  # type: ignore[arg-type]

@@ -1,0 +1,182 @@
+"""The command line: exit codes, and errors of one or two lines."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pmwd_dist.cli import commands, main
+from pmwd_dist.run import resources
+
+Cli = Callable[..., tuple[int, str, str]]
+MINIMAL = "[box]\nsize = 64\nmesh = 16\n"
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Run a command in this process: exit code, standard output, standard error."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(MINIMAL)
+    return path
+
+
+def refused(result: tuple[int, str, str], *words: str, lines: int = 2) -> None:
+    """The command was refused with exit code 2, in a line or two that say why, and printed nothing else."""
+    code, out, err = result
+    assert code == 2, (code, out, err)
+    assert not out
+    assert "Traceback" not in err
+    assert 1 <= len(err.splitlines()) <= lines
+    assert all(line.startswith("pmwd-dist: ") for line in err.splitlines())
+    for word in words:
+        assert word in err
+
+
+def test_no_verb_prints_the_verbs(cli: Cli):
+    code, out, _ = cli()
+    assert code == 0
+    for verb in ("run", "resume", "check", "template", "doctor", "power", "plot"):
+        assert verb in out
+
+
+def test_wrong_commands_are_refused(cli: Cli, file: Path):
+    refused(cli("rnu", file), "rnu", "Did you mean 'run'?")
+    refused(cli("run"), "FILE")
+    refused(cli("run", file, "--bogus"), "--bogus")
+    refused(cli("power", "x.hdf5", "--mesh", "two"), "--mesh")
+    refused(cli("power", "x.hdf5", "--mesh", "2"), "--mesh")
+
+
+def test_template_can_be_run(cli: Cli, tmp_path: Path):
+    code, out, err = cli("template")
+    assert (code, err) == (0, "")
+    (tmp_path / "t.toml").write_text(out)
+    code, out, err = cli("check", tmp_path / "t.toml")
+    assert code == 0, err
+    assert "128^3 cells" in out
+
+
+def test_check_says_what_would_be_done(cli: Cli, file: Path, tmp_path: Path):
+    code, out, err = cli("check", file, "--set", "box.size=100", "--set", "time.solver=fastpm")
+    assert (code, err) == (0, "")
+    for words in ("100 Mpc/h", "16^3 cells", "20 fastpm steps", "seed 0", "4 slabs", "native ops", "memory", "disk"):
+        assert words in out
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("verb", ["run", "check"])
+def test_wrong_settings_are_refused(cli: Cli, file: Path, verb: str):
+    refused(cli(verb, file, "--set", "box.size=-1"), "box.size = -1", "greater than 0")
+    refused(cli(verb, file, "--set", "box.mash=1"), "did you mean box.mesh?")
+    refused(cli(verb, file, "--set", "box.size=nan", "--set", "time.steps=0"), "box.size", "time.steps")
+    refused(cli(verb, file, "--set", "time.a_start=2"), "time.a_start")
+    refused(cli(verb, file, "--set", "cosmology.linear_power=none.txt"), "none.txt", "no such file")
+    refused(cli(verb, file, "--set", "box.mesh=18", "--set", "devices.pdims=[4, 1]"), "16 or 20")
+    refused(cli(verb, file, "--set", "devices.pdims=[16, 1]"), "16 devices")
+    refused(cli(verb, file.with_name("none.toml")), "no such file", "template")
+    file.write_text("[box\n")
+    refused(cli(verb, file), "not valid TOML", "line 1")
+
+
+def test_output_folder_with_content_is_refused(cli: Cli, file: Path, tmp_path: Path):
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "mine.txt").write_text("keep")
+    refused(cli("run", file, "--output", folder), "not empty", "--overwrite", "resume")
+    assert [path.name for path in folder.iterdir()] == ["mine.txt"]
+    refused(cli("run", file, "--output", folder / "mine.txt"), "is a file")
+
+
+def test_output_folder_that_can_not_be_made_is_refused(cli: Cli, file: Path):
+    refused(cli("run", file, "--output", "/proc/here"), "/proc/here")
+
+
+def test_too_little_memory_is_refused(cli: Cli, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(resources, "available_memory", lambda: (5e8, 6e8))
+    refused(cli("run", file, "--output", tmp_path / "out"), "box.mesh", "memory", "600 MB")
+    assert not (tmp_path / "out").exists()
+
+
+def test_memory_in_use_is_warned_of(cli: Cli, file: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(resources, "available_memory", lambda: (5e8, 6e11))
+    code, out, _ = cli("check", file)
+    assert code == 0
+    assert "warning: the run needs about" in out
+
+
+def test_too_little_disk_is_refused(cli: Cli, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pmwd_dist.run.plan.free_space", lambda path: 1000)
+    refused(cli("run", file, "--output", tmp_path / "out"), "disk", "1 kB free")
+    assert not (tmp_path / "out").exists()
+
+
+def test_resume_needs_the_folder_of_a_run(cli: Cli, tmp_path: Path):
+    refused(cli("resume", tmp_path), "not the folder of a run")
+    refused(cli("resume", tmp_path / "absent"), "not the folder of a run")
+    (tmp_path / "config.toml").write_text(MINIMAL)
+    refused(cli("resume", tmp_path, "--set", "box.size=3"), "only devices.*")
+
+
+def test_power_and_plot_refuse_what_is_not_theirs(cli: Cli, tmp_path: Path, file: Path):
+    refused(cli("power", tmp_path / "absent.hdf5"), "no such snapshot")
+    refused(cli("power", file), "not an HDF5 file")
+    refused(cli("plot", tmp_path), "to draw")
+    refused(cli("plot", tmp_path / "absent"), "to draw")
+
+
+def test_doctor(cli: Cli):
+    code, out, err = cli("doctor")
+    assert (code, err) == (0, "")
+    for words in ("pmwd-dist", "jax ", "device", "native ops", "MPI", "cores", "memory"):
+        assert words in out
+
+
+def test_unforeseen_errors_are_one_line_too(cli: Cli, monkeypatch: pytest.MonkeyPatch):
+    def fail() -> list[str]:
+        raise ZeroDivisionError("nobody thought of this\nnor of this")
+
+    monkeypatch.setattr(commands, "report_lines", fail)
+    code, out, err = cli("doctor")
+    assert (code, out) == (1, "")
+    assert err == "pmwd-dist: internal error: ZeroDivisionError: nobody thought of this (--traceback shows where)\n"
+    _, _, err = cli("--traceback", "doctor")
+    assert "Traceback" in err
+
+
+def test_interrupt_before_anything_has_begun(cli: Cli, monkeypatch: pytest.MonkeyPatch):
+    def interrupted() -> list[str]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, "report_lines", interrupted)
+    code, _, err = cli("doctor")
+    assert (code, err) == (130, "pmwd-dist: interrupted\n")
+
+
+def test_as_a_program(file: Path):
+    """In a process of its own: a reader that goes away is no error, and importing starts neither JAX nor MPI."""
+    command = f"{sys.executable} -m pmwd_dist.cli template | head -1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("[box]")
+    program = (
+        "import sys, pmwd_dist.cli; from jax._src import xla_bridge; "
+        "assert not xla_bridge.backends_are_initialized(); assert 'mpi4py.MPI' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,146 @@
+"""Expansion, growth and linear power against scipy, analytic universes and differences."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax_cosmo
+import numpy as np
+import problems
+import pytest
+
+import pmwd_dist as pmd
+from pmwd_dist.cosmology.linear_power import normalised_power
+
+UNIVERSES = {
+    "flat": problems.cosmology(),
+    "open": problems.cosmology(Omega_k=0.1),
+    "closed": problems.cosmology(Omega_k=-0.1),
+    "w0wa": problems.cosmology(w0=-0.8, wa=-0.4),
+    "curved w0wa": problems.cosmology(Omega_k=0.05, w0=-1.1, wa=0.3),
+}
+# Before a = 0.005 a curved universe still feels that the tables start in matter domination: 1e-6 in D2 at 0.002.
+A = np.array([0.005, 0.01, 0.1, 0.3333, 0.5, 0.777, 0.99, 1.0, 1.3, 2.0])
+
+
+@pytest.mark.parametrize("name", UNIVERSES)
+def test_growth_matches_scipy(name: str) -> None:
+    cosmo = UNIVERSES[name]
+    table, expected = pmd.growth_table(cosmo), problems.growth(cosmo, A)
+    for quantity, values in expected.items():
+        # Fourth-order Runge-Kutta with steps of 0.02 in ln a, cubic interpolation: 1e-8 in a flat universe.
+        np.testing.assert_allclose(getattr(table, quantity)(A), values, rtol=1e-6, err_msg=quantity)
+    np.testing.assert_allclose(table.E(A), problems.expansion(cosmo, A), rtol=1e-14)
+    np.testing.assert_allclose(pmd.growth(A, cosmo), expected["D1"], rtol=1e-6)
+    np.testing.assert_allclose(pmd.growth_rate(A, cosmo), expected["dD1"] / expected["D1"], rtol=1e-6)
+    momentum = A**2 * problems.expansion(cosmo, A) * expected["dD1"]
+    np.testing.assert_allclose(table.momentum(A), momentum, rtol=1e-6)
+
+
+def test_growth_in_an_einstein_de_sitter_universe() -> None:
+    table = pmd.growth_table(problems.einstein_de_sitter())
+    a = np.geomspace(1e-3, 2, 77)
+    for quantity, values in {"D1": a, "dD1": a, "D2": -3 / 7 * a**2, "dD2": -6 / 7 * a**2, "E": a**-1.5}.items():
+        # Exact at the nodes; cubic interpolation of e^x and e^2x over 0.02: (0.04)^4 / 384 = 7e-9.
+        np.testing.assert_allclose(getattr(table, quantity)(a), values, rtol=1e-8, err_msg=quantity)
+
+
+def test_growth_is_exact_at_a_equal_one(cosmo: Any) -> None:
+    assert abs(pmd.growth(1.0, cosmo) - 1) < 1e-14
+
+
+def test_scale_factor_inverts_growth() -> None:
+    for cosmo in UNIVERSES.values():
+        table = pmd.growth_table(cosmo)
+        np.testing.assert_allclose(table.scale_factor(table.D1(A)), A, rtol=1e-12)
+
+
+def test_growth_in_float32_keeps_its_digits() -> None:
+    with jax.enable_x64(False):
+        table = pmd.growth_table(problems.cosmology())
+        D1, D2 = np.asarray(table.D1(A)), np.asarray(table.D2(A))
+    assert D1.dtype == np.float32
+    expected = problems.growth(problems.cosmology(), A)
+    # Some hundred steps, each rounded to 6e-8.
+    np.testing.assert_allclose(D1, expected["D1"], rtol=5e-6)
+    np.testing.assert_allclose(D2, expected["D2"], rtol=5e-6)
+
+
+def numpy_sigma8(power: Any) -> float:
+    k = np.geomspace(1e-5, 1e2, 200_000)
+    x = 8 * k
+    with np.errstate(all="ignore"):
+        window = np.where(x < 1e-2, 1 - x**2 / 10, 3 * (np.sin(x) - x * np.cos(x)) / x**3)
+    return float(np.sqrt(np.trapezoid(k**3 * np.asarray(power(k)) * window**2, np.log(k)) / (2 * np.pi**2)))
+
+
+@pytest.mark.parametrize("sigma8", [0.6, 0.81])
+def test_linear_power_has_the_sigma8_of_the_cosmology(sigma8: float) -> None:
+    cosmo = problems.cosmology(sigma8=sigma8)
+    # The package's own quadrature of 4096 nodes: 3e-6 measured, for the window's oscillations at high k.
+    assert abs(numpy_sigma8(lambda k: pmd.linear_power(k, cosmo)) / sigma8 - 1) < 1e-5
+
+
+def test_linear_power_has_the_primordial_slope_on_large_scales() -> None:
+    cosmo = problems.cosmology(n_s=0.9)
+    low, high = pmd.linear_power(np.array([1e-5, 2e-5]), cosmo)
+    assert abs(np.log2(high / low) - 0.9) < 1e-3
+
+
+def test_a_table_is_normalised_to_sigma8() -> None:
+    k = np.geomspace(1e-4, 50, 400)
+    power = np.asarray(pmd.linear_power(k, problems.cosmology())) * 7
+    scaled = np.asarray(normalised_power(k, power, 0.7))
+    np.testing.assert_allclose(scaled / power, scaled[0] / power[0], rtol=1e-14)
+    # Beyond the table's ends lie 1e-5 of the variance.
+    expected = np.asarray(pmd.linear_power(k, problems.cosmology(sigma8=0.7)))
+    np.testing.assert_allclose(scaled, expected, rtol=1e-4)
+
+
+PARAMETERS = ("Omega_c", "Omega_b", "h", "n_s", "sigma8", "Omega_k", "w0", "wa")
+
+
+def test_derivatives_with_respect_to_parameters_match_differences() -> None:
+    values = vars(problems.cosmology())
+
+    def observables(p: dict[str, Any]) -> jax.Array:
+        cosmo = SimpleNamespace(**p)
+        table = pmd.growth_table(cosmo)
+        growth = [table.D1(0.5), table.D2(0.5), table.dD1(0.5), table.dD2(0.5), table.E(0.5)]
+        return jnp.concatenate([jnp.stack(growth), jnp.log(pmd.linear_power(np.array([0.01, 0.1, 1.0]), cosmo))])
+
+    value = problems.compiled(observables)
+    # Weights of one sign: no cancellation between observables.
+    weights = np.random.default_rng(0).uniform(0.5, 1.5, 8)
+    gradient = problems.compiled(jax.grad(lambda p: observables(p) @ weights))(values)
+    direction = dict.fromkeys(PARAMETERS, 1.0)
+    tangent = problems.compiled(lambda p: jax.jvp(observables, (p,), (direction,))[1])(values)
+    np.testing.assert_allclose(sum(gradient.values()), tangent @ weights, rtol=1e-11)
+    for name in PARAMETERS:
+        step = 1e-4
+        ahead, behind = (value(values | {name: values[name] + sign * step}) for sign in (1, -1))
+        # Error of the difference: step^2 times a third derivative, up to 1e2 for the oscillations.
+        np.testing.assert_allclose(gradient[name], (ahead - behind) @ weights / (2 * step), rtol=2e-5, err_msg=name)
+
+
+def test_a_cosmology_survives_jit() -> None:
+    """jax_cosmo caches tables on the object: a tracer left behind would fail at the second use."""
+    cosmo = jax_cosmo.Planck15()
+    before = pmd.growth(0.5, jax_cosmo.Planck15()), pmd.linear_power(0.1, jax_cosmo.Planck15())
+    inside = problems.compiled(lambda a, k: (pmd.growth(a, cosmo), pmd.linear_power(k, cosmo)))(0.5, 0.1)
+    after = pmd.growth(0.5, cosmo), pmd.linear_power(0.1, cosmo)
+    np.testing.assert_allclose(inside, before, rtol=1e-14)
+    np.testing.assert_allclose(after, before, rtol=0)
+    assert not cosmo._workspace
+
+
+def test_only_the_attributes_are_needed(cosmo: Any) -> None:
+    bare = SimpleNamespace(**{name: getattr(cosmo, name) for name in PARAMETERS})
+    np.testing.assert_array_equal(pmd.growth(A, bare), pmd.growth(A, cosmo))
+    np.testing.assert_array_equal(pmd.linear_power(A, bare), pmd.linear_power(A, cosmo))
+    del bare.w0, bare.h
+    with pytest.raises(ValueError, match="cosmo=SimpleNamespace lacks h, w0; pass a jax_cosmo.Cosmology"):
+        pmd.growth(0.5, bare)

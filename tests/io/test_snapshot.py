@@ -1,0 +1,251 @@
+"""Snapshots: what is written is read back, by us and by others."""
+
+from __future__ import annotations
+
+import math
+import resource
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import h5py
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pmwd_dist as pmd
+from pmwd_dist.io import snapshot
+from pmwd_dist.io.snapshot import load_snapshot, read_header, save_snapshot
+
+BOX, N, A = 50.0, 8, 0.5
+SHAPE = (N, N, 2 * N)
+
+
+def make_config(decomposition: pmd.Decomposition | None = None, shape: tuple[int, int, int] = SHAPE) -> pmd.Config:
+    return pmd.Config(BOX, 2 * N, shape, decomposition=decomposition)
+
+
+def make_particles(config: pmd.Config) -> pmd.Particles:
+    """Displacements of up to 10 Mpc/h, momenta of up to 1."""
+    rng = np.random.default_rng(1)
+    shape = (*config.particle_shape, 3)
+    disp, vel = rng.uniform(-10, 10, shape), rng.uniform(-1, 1, shape)
+    disp[0, 0, 0] = -1e-9  # just below zero: rounding puts it on the far side of the box
+    return pmd.Particles(*jax.device_put((disp, vel), config.decomposition.sharding))
+
+
+@contextmanager
+def no_files_larger_than(size: int) -> Iterator[None]:
+    """A disk that fills up, as seen by this process."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(("kind", "precision"), [("gadget", 1e-5), ("swift", 1e-12)])
+def test_round_trip_on_any_layout(tmp_path: Path, decomposition, cosmo, kind, precision):
+    config = make_config(decomposition)
+    particles = make_particles(config)
+    path = save_snapshot(tmp_path / "s.hdf5", particles, cosmo, config, A, format=kind)
+    read, header = load_snapshot(path, config)
+    assert header.format == kind
+    assert header.a == pytest.approx(A)
+    assert header.redshift == pytest.approx(1.0)
+    assert header.particle_shape == config.particle_shape
+    assert header.mesh_shape == config.mesh_shape
+    assert header.Omega_m == pytest.approx(cosmo.Omega_m)
+    assert header.Omega_b == pytest.approx(cosmo.Omega_b)
+    assert header.box_size == pytest.approx(config.box_size)
+    assert read.disp.sharding == config.decomposition.sharding
+    np.testing.assert_allclose(read.disp, particles.disp, atol=precision)
+    np.testing.assert_allclose(read.vel, particles.vel, atol=2e-7)
+
+
+def test_a_snapshot_of_one_layout_loads_on_another(tmp_path: Path, cosmo, single):
+    config = make_config(pmd.Decomposition((2, 2)))
+    particles = make_particles(config)
+    path = save_snapshot(tmp_path / "s.hdf5", particles, cosmo, config, A, format="swift")
+    read, _ = load_snapshot(path, make_config(single))
+    np.testing.assert_allclose(read.disp, particles.disp, atol=1e-12)
+    alone, _ = load_snapshot(path)
+    np.testing.assert_allclose(alone.disp, particles.disp, atol=1e-12)
+
+
+def test_gadget_file_holds_what_readers_expect(tmp_path: Path, cosmo, single):
+    config = make_config(single)
+    particles = make_particles(config)
+    path = save_snapshot(tmp_path / "s.hdf5", particles, cosmo, config, A)
+    with h5py.File(path) as file:
+        header, group = file["Header"].attrs, file["PartType1"]
+        count = math.prod(SHAPE)
+        for name in ("Time", "Redshift", "BoxSize", "NumFilesPerSnapshot", "Omega0", "OmegaLambda", "HubbleParam"):
+            assert np.ndim(header[name]) == 0
+        assert header["BoxSize"] == BOX * 1000
+        assert list(header["NumPart_Total"]) == [0, count, 0, 0, 0, 0]
+        assert header["NumPart_Total"].dtype == np.uint32
+        density = count * header["MassTable"][1] / BOX**3
+        assert density == pytest.approx(27.7536627 * float(cosmo.Omega_m), rel=1e-6)
+        assert file["Parameters"].attrs["UnitLength_in_cm"] == pytest.approx(3.0857e21, rel=1e-4)
+        ids = group["ParticleIDs"][:]
+        assert sorted(ids) == list(range(count))
+        x = group["Coordinates"][:]
+        assert (x >= 0).all()
+        assert (x < header["BoxSize"]).all()
+        site = np.stack(np.unravel_index(ids, SHAPE), -1) * (BOX / np.array(SHAPE))
+        expected = (site + np.asarray(particles.disp).reshape(-1, 3)[ids]) % BOX
+        apart = (x / 1000 - expected + BOX / 2) % BOX - BOX / 2
+        assert np.abs(apart).max() < 1e-5
+        peculiar = 100 * np.asarray(particles.vel).reshape(-1, 3)[ids] / A
+        np.testing.assert_allclose(group["Velocities"][:], peculiar / math.sqrt(A), rtol=1e-5, atol=1e-4)
+
+
+def split(path: Path, where: int) -> None:
+    """Make two files out of one, as two processes write them."""
+    with h5py.File(path) as whole:
+        for number, part in enumerate((slice(None, where), slice(where, None))):
+            with h5py.File(path.with_name(f"{path.stem}.{number}.hdf5"), "w") as file:
+                for group in ("Header", "Parameters", "ParticleMesh"):
+                    file.create_group(group).attrs.update(whole[group].attrs)
+                file["Header"].attrs["NumFilesPerSnapshot"] = 2
+                for name, data in whole["PartType1"].items():
+                    file[f"PartType1/{name}"] = data[part]
+    path.unlink()
+
+
+def test_snapshot_of_several_files(tmp_path: Path, cosmo, single):
+    config = make_config(single)
+    path = save_snapshot(tmp_path / "s.hdf5", make_particles(config), cosmo, config, A)
+    whole, _ = load_snapshot(path, config)
+    split(path, 300)
+    for name in ("s.hdf5", "s.0.hdf5", "s.1.hdf5"):
+        parts, _ = load_snapshot(tmp_path / name, config)
+        np.testing.assert_array_equal(parts.disp, whole.disp)
+    (tmp_path / "s.1.hdf5").unlink()
+    with pytest.raises(FileNotFoundError, match="one is missing"):
+        load_snapshot(tmp_path / "s.0.hdf5", config)
+
+
+def test_each_process_writes_a_file_of_its_own(tmp_path: Path):
+    name = snapshot._file_of_process
+    assert name(tmp_path / "snapshot_z0.500.hdf5", 0, 1).name == "snapshot_z0.500.hdf5"
+    assert name(tmp_path / "snapshot_z0.500.hdf5", 3, 4).name == "snapshot_z0.500.3.hdf5"
+
+
+def test_snapshot_of_another_code(tmp_path: Path, cosmo, single):
+    """Without our lattice, in any order: the density is the same, and so is the power."""
+    config = make_config(single, (N, N, N))
+    particles = make_particles(config)
+    path = save_snapshot(tmp_path / "s.hdf5", particles, cosmo, config, A)
+    with h5py.File(path, "a") as file:
+        del file["ParticleMesh"]
+        order = np.random.default_rng(0).permutation(N**3)
+        for data in file["PartType1"].values():
+            data[...] = data[:][order]
+    read, header = load_snapshot(path)
+    assert header.particle_shape == (N, N, N)
+    again = pmd.Config(BOX, 2 * N, N, decomposition=single)
+    moved = pmd.Particles(*jax.device_put((np.asarray(read.disp), np.asarray(read.vel)), config.decomposition.sharding))
+    np.testing.assert_allclose(pmd.density(moved, again), pmd.density(particles, config), atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["gadget", "swift"])
+def test_full_disk_leaves_no_file(tmp_path: Path, cosmo, single, kind):
+    config = make_config(single)
+    particles = make_particles(config)
+    with no_files_larger_than(10_000), pytest.raises(OSError, match="File too large") as caught:
+        save_snapshot(tmp_path / "s.hdf5", particles, cosmo, config, A, format=kind)
+    assert caught.value.filename == str(tmp_path / "s.hdf5")
+    assert not list(tmp_path.iterdir())
+
+
+def test_misuse_is_refused(tmp_path: Path, cosmo, single):
+    config = make_config(single)
+    particles = make_particles(config)
+    with pytest.raises(ValueError, match='"gadget" or "swift"'):
+        save_snapshot(tmp_path / "s.hdf5", particles, cosmo, config, A, format="arepo")
+    flat = pmd.Config((BOX, BOX, 2 * BOX), 2 * N, SHAPE, decomposition=single)
+    with pytest.raises(ValueError, match="not a cube"):
+        save_snapshot(tmp_path / "s.hdf5", particles, cosmo, flat, A)
+    path = save_snapshot(tmp_path / "s.hdf5", particles, cosmo, flat, A, format="swift")
+    assert read_header(path).box_size == pytest.approx((BOX, BOX, 2 * BOX))
+    with pytest.raises(ValueError, match="box_size"):
+        load_snapshot(path, config)
+    with pytest.raises(ValueError, match="particle_shape"):
+        load_snapshot(path, pmd.Config((BOX, BOX, 2 * BOX), 2 * N, N, decomposition=single))
+
+
+def test_damaged_files_are_refused(tmp_path: Path, cosmo, single):
+    config = make_config(single)
+    path = save_snapshot(tmp_path / "s.hdf5", make_particles(config), cosmo, config, A)
+    with pytest.raises(FileNotFoundError, match="no such snapshot"):
+        load_snapshot(tmp_path / "absent.hdf5")
+    (tmp_path / "text.hdf5").write_text("not HDF5")
+    with pytest.raises(ValueError, match="not an HDF5 file"):
+        load_snapshot(tmp_path / "text.hdf5")
+    with h5py.File(path, "a") as file:
+        file["PartType1/ParticleIDs"][0] = 1  # twice
+    with pytest.raises(ValueError, match="lacks particles"):
+        load_snapshot(path, config)
+    with h5py.File(path, "a") as file:
+        file["PartType1/ParticleIDs"][0] = 10**6
+    with pytest.raises(ValueError, match="particle IDs"):
+        load_snapshot(path, config)
+    with h5py.File(path, "a") as file:
+        del file["Header"]
+    with pytest.raises(ValueError, match="not a Gadget or SWIFT snapshot"):
+        read_header(path)
+
+
+def test_pynbody_reads_it(tmp_path: Path, cosmo, single):
+    pynbody = pytest.importorskip("pynbody")
+    config = make_config(single)
+    particles = make_particles(config)
+    path = save_snapshot(tmp_path / "s.hdf5", particles, cosmo, config, A)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says which units it takes for granted
+        quantize = pynbody.load(str(path))
+        assert len(quantize.dm) == math.prod(SHAPE)
+        assert quantize.properties["a"] == pytest.approx(A)
+        assert quantize.properties["omegaM0"] == pytest.approx(float(cosmo.Omega_m))
+        x = np.asarray(quantize.dm["pos"].in_units("Mpc a h**-1"))
+        v = np.asarray(quantize.dm["vel"].in_units("km s**-1"))
+        mass = float(quantize.dm["mass"].in_units("Msol h**-1").sum())
+    with h5py.File(path) as file:
+        order = np.argsort(file["PartType1/ParticleIDs"][:])
+    np.testing.assert_allclose(v[order], 100 / A * np.asarray(particles.vel).reshape(-1, 3), rtol=1e-4, atol=1e-3)
+    assert mass == pytest.approx(27.7536627e10 * float(cosmo.Omega_m) * BOX**3, rel=1e-3)
+    assert ((x >= 0) & (x <= BOX)).all()
+
+
+def test_yt_reads_it(tmp_path: Path, cosmo, single):
+    yt = pytest.importorskip("yt")
+    yt.set_log_level(50)
+    config = make_config(single)
+    path = save_snapshot(tmp_path / "s.hdf5", make_particles(config), cosmo, config, A)
+    data = yt.load(str(path))
+    assert data.current_redshift == pytest.approx(1.0)
+    assert float(data.domain_width[0].to("Mpccm/h")) == pytest.approx(BOX)
+
+
+def test_swiftsimio_reads_it(tmp_path: Path, cosmo, single):
+    swiftsimio = pytest.importorskip("swiftsimio")
+    config = make_config(single)
+    particles = make_particles(config)
+    path = save_snapshot(tmp_path / "s.hdf5", particles, cosmo, config, A, format="swift")
+    data = swiftsimio.load(str(path))
+    assert data.metadata.boxsize.to_value("Mpc") == pytest.approx(BOX / float(cosmo.h))
+    order = np.argsort(np.asarray(data.dark_matter.particle_ids))
+    v = np.asarray(data.dark_matter.velocities.to_value("km/s"))[order]
+    np.testing.assert_allclose(v, 100 / A * np.asarray(particles.vel).reshape(-1, 3), rtol=1e-5, atol=1e-4)
+
+
+def test_precision_of_the_program_is_that_of_what_is_read(tmp_path: Path, cosmo, single):
+    config = make_config(single)
+    path = save_snapshot(tmp_path / "s.hdf5", make_particles(config), cosmo, config, A)
+    read, _ = load_snapshot(path, config)
+    assert read.disp.dtype == jnp.result_type(float)

@@ -1,0 +1,82 @@
+"""Power spectra against mode-by-mode numpy and against powerbox, in every layout."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+import powerbox
+import problems
+import pytest
+
+import pmwd_dist as pmd
+
+
+def configure(decomposition: pmd.Decomposition, **changes: Any) -> pmd.Config:
+    return pmd.Config(
+        **({"box_size": (10.0, 13.0, 7.0), "mesh_shape": (8, 12, 7), "decomposition": decomposition} | changes)
+    )
+
+
+@pytest.mark.parametrize("deconvolve", [False, True])
+@pytest.mark.parametrize("nz", [7, 10])
+def test_spectrum_matches_numpy(decomposition: pmd.Decomposition, nz: int, deconvolve: bool) -> None:
+    config = configure(decomposition, mesh_shape=(8, 12, nz))
+    field = np.random.default_rng(0).standard_normal(config.mesh_shape)
+    spectrum = pmd.power_spectrum(field, config, deconvolve=deconvolve)
+    k, power, modes = problems.power_spectrum(field, config.box_size, deconvolve=deconvolve)
+    np.testing.assert_allclose(spectrum.k, k, rtol=1e-13)
+    np.testing.assert_allclose(spectrum.power, power, rtol=1e-12)
+    np.testing.assert_array_equal(spectrum.modes, modes)
+    assert spectrum.power.sharding.is_fully_replicated
+
+
+def test_spectrum_matches_powerbox(decomposition: pmd.Decomposition) -> None:
+    n, length = 16, 40.0
+    config = configure(decomposition, box_size=length, mesh_shape=n)
+    field = 1 + np.random.default_rng(1).standard_normal((n, n, n))
+    spectrum = pmd.power_spectrum(field, config, deconvolve=False)
+    step = 2 * math.pi / length
+    edges = (np.arange(n // 2 + 1) + 0.5) * step
+    other = powerbox.get_power(field, length, bins=edges, dimensionless=False)
+    np.testing.assert_allclose(spectrum.power, other.power, rtol=1e-12)
+    np.testing.assert_allclose(spectrum.k, other.bin_avg, rtol=1e-12)
+
+
+def test_a_plane_wave_has_the_power_of_its_amplitude(single: pmd.Decomposition) -> None:
+    config = configure(single, box_size=8.0, mesh_shape=16)
+    x = problems.lattice((16,) * 3, (8.0,) * 3)
+    field = 1 + 0.3 * np.cos(2 * math.pi / 8 * 3 * x[..., 1])
+    spectrum = pmd.power_spectrum(field, config, deconvolve=False)
+    # Variance 0.3^2 / 2 in the third bin; P = V * variance / modes.
+    expected = np.zeros(8)
+    expected[2] = 0.3**2 / 2 * 8.0**3 / spectrum.modes[2]
+    np.testing.assert_allclose(spectrum.power, expected, rtol=0, atol=1e-14 * expected[2])
+    window = np.sinc(3 / 16) ** 4
+    np.testing.assert_allclose(pmd.power_spectrum(field, config).power[2], expected[2] / window, rtol=1e-13)
+
+
+def test_spectrum_in_float32_keeps_its_digits(decomposition: pmd.Decomposition) -> None:
+    config = configure(decomposition, box_size=32.0, mesh_shape=32)
+    field = np.random.default_rng(2).standard_normal(config.mesh_shape)
+    double, single = (pmd.power_spectrum(field.astype(t), config) for t in (np.float64, np.float32))
+    assert single.power.dtype == np.float32
+    np.testing.assert_allclose(single.power, double.power, rtol=2e-6)
+    np.testing.assert_array_equal(single.modes, double.modes)
+
+
+def test_gradient_of_the_spectrum_is_exact(decomposition: pmd.Decomposition) -> None:
+    """P is quadratic in the field: a central difference is exact."""
+    config = configure(decomposition)
+    field, direction = np.random.default_rng(3).standard_normal((2, *config.mesh_shape))
+    loss = lambda f: pmd.power_spectrum(f, config).power @ np.arange(1.0, 6.0)  # noqa: E731
+    gradient = problems.compiled(jax.grad(loss))(field)
+    difference = (loss(field + direction) - loss(field - direction)) / 2
+    np.testing.assert_allclose(np.vdot(gradient, direction), difference, rtol=1e-11)
+
+
+def test_wrong_shapes_are_refused(single: pmd.Decomposition) -> None:
+    with pytest.raises(ValueError, match=r"field.shape=\(8, 8, 8\) must be mesh_shape=\(8, 12, 7\)"):
+        pmd.power_spectrum(np.zeros((8, 8, 8)), configure(single))

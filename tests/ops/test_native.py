@@ -1,0 +1,64 @@
+"""Importing the package changes nothing; the native ops are optional."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import pmwd_dist as pmd
+from pmwd_dist._jax import native
+
+IMPORT = """
+import os, sys, warnings
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import jax, diffrax, jax_cosmo  # what the package builds on may do as it likes
+before = dict(os.environ), jax.config.values.copy(), jax.config.jax_enable_x64
+import pmwd_dist
+assert dict(os.environ) == before[0], "the environment changed"
+assert jax.config.values == before[1] and jax.config.jax_enable_x64 == before[2], "jax.config changed"
+from jax._src import xla_bridge
+assert not xla_bridge.backends_are_initialized(), "JAX's backends were started"
+assert "mpi4py.MPI" not in sys.modules, "MPI was initialised"
+assert not jax.distributed.is_initialized(), "a cluster was joined"
+"""
+
+WITHOUT = """
+import sys
+sys.modules["jaxdecomp_ops"] = None  # its import fails
+import jax, numpy as np, pmwd_dist as pmd
+from pmwd_dist._jax import native
+assert not pmd.native_available()
+assert native.native_version() is None
+config = pmd.Config(box_size=4.0, mesh_shape=4)
+assert np.asarray(pmd.cic_paint(np.zeros((4, 4, 4, 3), np.float32), config)).sum() == 64
+"""
+
+
+def python(program: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in a fresh interpreter, warnings as errors."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=environment | {"JAX_PLATFORMS": "cpu"},
+    )
+
+
+@pytest.mark.parametrize("program", [IMPORT, WITHOUT], ids=["import changes nothing", "no native ops"])
+def test_in_a_fresh_interpreter(program: str) -> None:
+    run = python(program)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout == run.stderr == ""
+
+
+def test_the_version_is_that_of_the_native_package() -> None:
+    assert (native.native_version() is not None) >= pmd.native_available()
+    if os.environ.get("PMWD_REQUIRE_NATIVE") == "1":
+        assert pmd.native_available()

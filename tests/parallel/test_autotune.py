@@ -1,0 +1,168 @@
+"""The choice of a decomposition by measurement, and what is kept of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import pmwd_dist as pmd
+from pmwd_dist.parallel import autotune_cache
+
+SHAPE = (8, 8, 6)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder of the test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "pmwd_dist" / "autotune.jsonl"
+
+
+def test_every_fitting_division_is_measured_once(cache: Path) -> None:
+    lines: list[str] = []
+    best = pmd.autotune(SHAPE, repeats=1, say=lines.append)
+    measured = [re.match(r"\s*\((\d), (\d)\)\s+xla((?:\s+\d+\.\d+){3})$", line) for line in lines[1:]]
+    assert [(int(m[1]), int(m[2])) for m in measured if m] == [(4, 1), (2, 2), (1, 4)]
+    times = [sum(map(float, m[3].split())) for m in measured if m]
+    assert best.pdims == [(4, 1), (2, 2), (1, 4)][int(np.argmin(times))]
+    lines.clear()
+    assert pmd.autotune(SHAPE, repeats=1, say=lines.append) == best
+    assert len(lines) == 1
+    assert "as measured before" in lines[0]
+    lines.clear()
+    pmd.autotune(SHAPE, repeats=1, measure_again=True, say=lines.append)
+    assert len(lines) == 4
+    assert len(cache.read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "other", [{"dtype": "float64"}, {"kinds": ("c2c",)}, {"halo": 1}, {"n_devices": 2}, {"shape": (8, 8, 12)}]
+)
+def test_another_question_is_measured_anew(other: dict[str, Any]) -> None:
+    arguments: dict[str, Any] = {"shape": (8, 8, 4), "repeats": 1, "say": None, "n_devices": 1}
+    pmd.autotune(**arguments)
+    lines: list[str] = []
+    pmd.autotune(**(arguments | other | {"say": lines.append}))
+    assert len(lines) > 1
+
+
+def test_a_config_takes_what_was_measured_and_never_measures(cache: Path) -> None:
+    settings: dict[str, Any] = {"box_size": 8.0, "mesh_shape": SHAPE, "a_start": 0.1, "a_stop": 1.0}
+    assert pmd.Config(**settings).decomposition.pdims == (4, 1)
+    assert not cache.exists()
+    pmd.autotune(SHAPE, repeats=1, say=None)
+    record = json.loads(cache.read_text())
+    cache.write_text(json.dumps(record | {"pdims": [2, 2]}) + "\n")
+    assert pmd.Config(**settings).decomposition.pdims == (2, 2)
+    assert pmd.Config(**(settings | {"mesh_shape": (16, 8, 6)})).decomposition.pdims == (4, 1)
+    for change in ({"jax": "0.1"}, {"device": "another"}, {"driver": "another"}):
+        cache.write_text(json.dumps(record | {"pdims": [2, 2], "key": record["key"] | change}) + "\n")
+        assert pmd.Config(**settings).decomposition.pdims == (4, 1)
+
+
+def test_a_damaged_cache_is_no_obstacle(cache: Path) -> None:
+    cache.parent.mkdir()
+    cache.write_text('{"key": {}, "pdims": "x"}\nnot json\n[1]\n{"key": 3, "pdims": [1, 4]}\n{"key": {"kinds": 5}}\n')
+    assert autotune_cache.load() == []
+    settings: dict[str, Any] = {"box_size": 8.0, "mesh_shape": SHAPE, "a_start": 0.1, "a_stop": 1.0}
+    key = autotune_cache.machine(jax.devices()) | {"shape": list(SHAPE), "kinds": ["r2c"]}
+    for pdims in ([3, 3], [4, 0], [2, 1]):  # not a division of four devices
+        cache.write_text(json.dumps({"key": key, "pdims": pdims}) + "\n")
+        assert pmd.Config(**settings).decomposition.pdims == (4, 1)
+    cache.write_bytes(b"\xff\xfe\n")
+    assert autotune_cache.load() == []
+    pmd.autotune(SHAPE, repeats=1, say=None, n_devices=1)
+    assert len(autotune_cache.load()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"n_devices": 5}, "n_devices=5 must be 1 to 4"),
+        ({"kinds": ("c2r",)}, "has 'c2r'; use 'r2c', 'c2c' or both"),
+        ({"kinds": ()}, "must be not empty"),
+        ({"halo": -1}, "halo=-1"),
+        ({"dtype": "complex64"}, "dtype=complex64 must be float32 or float64"),
+        ({"dtype": "foo"}, "dtype=foo must be float32 or float64"),
+        ({"shape": (0, 8, 8)}, "must be three positive numbers"),
+        ({"shape": (7, 7, 7)}, r"no division over 4 devices fits: shape\[0\]=7 is not divisible by 4"),
+    ],
+)
+def test_misuse_is_refused_before_anything_is_measured(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pmd.autotune(**({"shape": SHAPE} | arguments))
+
+
+def test_the_verb(tmp_path: Path) -> None:
+    command = f"{shlex.quote(sys.executable)} -m pmwd_dist.cli autotune"
+    run = lambda tail: subprocess.run(  # noqa: E731
+        shlex.split(f"{command} {tail}"), capture_output=True, text=True, check=False, timeout=120
+    )
+    done = run("8 8 6 --halo 2")
+    assert done.returncode == 0, done.stderr
+    assert 'devices.pdims = [1, 1]\ndevices.backend = "xla"\n' in done.stdout
+    assert "as measured before" in run("8 8 6 --halo 2").stdout
+    refused = run("8 8")
+    assert refused.returncode == 2
+    assert "2 numbers of cells were given; give one or three" in refused.stderr
+
+
+def test_a_result_that_cannot_be_kept_is_not_lost(cache: Path) -> None:
+    cache.parent.parent.mkdir(exist_ok=True)
+    cache.parent.write_text("not a folder")
+    lines: list[str] = []
+    assert pmd.autotune(SHAPE, repeats=1, say=lines.append).pdims in ((4, 1), (2, 2), (1, 4))
+    assert lines[-1].startswith("not kept: ")
+
+
+def test_pencils_leave_no_wrong_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = {"pdims": [1, 4], "moved by": "xla", "key": {"moved by": ["xla"]}}
+    monkeypatch.setattr(autotune_cache, "find_shape", lambda shape, devices: record)
+    config = pmd.Config(box_size=8.0, mesh_shape=(8, 6, 6), a_start=0.1, a_stop=1.0, decomposition=None)
+    # 6 rows don't divide over 4 devices: what was measured doesn't fit this lattice, so the next that does is taken.
+    assert config.decomposition.pdims == (2, 2)
+    assert jax.device_count() == 4
+
+
+def test_a_config_takes_what_was_measured_and_who_moved_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = {"pdims": [4, 1], "moved by": "xla", "key": {"moved by": ["peer", "xla"]}}
+    monkeypatch.setattr(autotune_cache, "find_shape", lambda shape, devices: record)
+    monkeypatch.setattr(
+        pmd.Decomposition, "_peer_unavailable_reason", lambda self: None if self.pdims[1] == 1 else "pencils"
+    )
+
+    def chosen() -> tuple[tuple[int, int], str | None]:
+        decomposition = pmd.Config(box_size=8.0, mesh_shape=8, a_start=0.1, a_stop=1.0).decomposition
+        return decomposition.pdims, decomposition.backend
+
+    assert chosen() == ((4, 1), "xla")
+    record["moved by"] = "peer"
+    assert chosen() == ((4, 1), "peer")
+    record |= {"pdims": [2, 2], "moved by": "xla"}
+    assert chosen() == ((2, 2), "xla")
+    record["key"] = {"moved by": ["xla"]}  # from before "peer" served here
+    assert chosen() == ((4, 1), "peer")
+    del record["moved by"]
+    assert chosen() == ((4, 1), "peer")
+
+
+def test_a_default_that_was_set_says_more_than_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = {"pdims": [2, 2], "moved by": "xla", "key": {"moved by": ["peer", "xla"]}}
+    monkeypatch.setattr(autotune_cache, "find_shape", lambda shape, devices: record)
+    monkeypatch.setattr(
+        pmd.Decomposition, "_peer_unavailable_reason", lambda self: None if self.pdims[1] == 1 else "pencils"
+    )
+    monkeypatch.setenv("PMWD_BACKEND", "peer")
+    decomposition = pmd.Config(box_size=8.0, mesh_shape=8, a_start=0.1, a_stop=1.0).decomposition
+    assert (decomposition.pdims, decomposition.backend) == ((4, 1), "peer")
+    monkeypatch.setenv("PMWD_BACKEND", "cudecomp")
+    assert pmd.Config(box_size=8.0, mesh_shape=8, a_start=0.1, a_stop=1.0).decomposition.backend == "cudecomp"

@@ -1,0 +1,287 @@
+"""cuDecomp without a GPU: errors that say what to do, the rules of its primitives. See also gpu/test_cudecomp.py."""
+
+from __future__ import annotations
+
+import sys
+import types
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+import pmwd_dist as pmd
+from pmwd_dist._jax import native
+from pmwd_dist.parallel import halo
+from pmwd_dist.parallel.backends import cudecomp
+from pmwd_dist.parallel.device_mesh import device_groups
+
+SHAPE = (8, 16, 24)
+SPECS = {"z": jax.P("x", "y"), "y": jax.P("x", None, "y"), "x": jax.P(None, "x", "y")}
+STEPS = ("z_to_y", "y_to_x", "x_to_y", "y_to_z")
+
+
+@pytest.fixture
+def opened(parallel: pmd.Decomposition, monkeypatch: pytest.MonkeyPatch) -> pmd.Decomposition:
+    """A layout that passes for opened, so that programs can be traced and lowered, if not run."""
+    decomposition = pmd.Decomposition(pdims=parallel.pdims, backend="cudecomp")
+    monkeypatch.setattr(cudecomp, "_opened", {decomposition})
+    monkeypatch.setattr(native, "cudecomp_ops", lambda: SimpleNamespace(cudecomp_scratch=lambda *_: 100))
+    return decomposition
+
+
+@pytest.fixture
+def mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An MPI of one process, made up: the real one would start its daemons."""
+    world = SimpleNamespace(Get_size=lambda: 1, allgather=lambda value: [value], Free=lambda: None)
+    world.Dup = lambda: world
+    module = types.ModuleType("mpi4py")
+    module.MPI = SimpleNamespace(COMM_WORLD=world)  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setitem(sys.modules, "mpi4py", module)
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch, mpi: None) -> Any:
+    """A layout of one device that passes for a GPU, and native ops that pass for complete."""
+    ops = SimpleNamespace(cudecomp_probe=lambda library: None)
+    monkeypatch.setattr(native, "cudecomp_ops", lambda: ops)
+    monkeypatch.setattr(jax, "local_device_count", lambda: 1)
+    mesh = SimpleNamespace(devices=np.array([SimpleNamespace(platform="gpu")]))
+    return SimpleNamespace(mesh=mesh), ops
+
+
+def mapped(body: Any, decomposition: pmd.Decomposition, before: Any, after: Any) -> Any:
+    return decomposition.shard_map(body, before, after)
+
+
+def transposed(decomposition: pmd.Decomposition, step: Any) -> Any:
+    before, after = step.split("_to_")
+    body = partial(cudecomp.transpose, decomposition=decomposition, step=step)
+    return mapped(body, decomposition, SPECS[before], SPECS[after])
+
+
+# --- what is missing ------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_missing_where_everything_is_there(on_a_gpu: Any) -> None:
+    decomposition, _ = on_a_gpu
+    assert cudecomp.unavailable_reason(decomposition) is None
+    assert cudecomp.available(decomposition)
+
+
+def test_without_the_native_ops(single: pmd.Decomposition, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "cudecomp_ops", lambda: None)
+    assert not cudecomp.available(single)
+    assert "pip install jaxdecomp-ops" in str(cudecomp.unavailable_reason(single))
+
+
+def test_native_ops_of_an_older_release_have_no_cudecomp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_ops", SimpleNamespace(targets=lambda platform: {}))
+    native._registered_on_gpus.cache_clear()
+    assert native.cudecomp_ops() is None
+    native._registered_on_gpus.cache_clear()
+
+
+def test_on_a_cpu(single: pmd.Decomposition, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "cudecomp_ops", lambda: SimpleNamespace())
+    assert "NVIDIA GPUs, but the devices are cpu; use backend='xla'" in str(cudecomp.unavailable_reason(single))
+
+
+def test_with_several_devices_a_process(on_a_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "local_device_count", lambda: 4)
+    assert "one process a GPU, but this one has 4; start 4 with mpirun" in str(cudecomp.unavailable_reason(on_a_gpu[0]))
+
+
+def test_without_mpi4py(on_a_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    assert "needs mpi4py, which does not load" in str(cudecomp.unavailable_reason(on_a_gpu[0]))
+
+
+def test_without_the_library(on_a_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    decomposition, ops = on_a_gpu
+
+    def probe(library: str) -> None:
+        raise OSError(f"cannot open {library}")
+
+    ops.cudecomp_probe = probe
+    monkeypatch.delenv("PMWD_CUDECOMP_LIBRARY", raising=False)
+    reason = "libcudecomp.so.0 does not load (cannot open libcudecomp.so.0); set PMWD_CUDECOMP_LIBRARY to the path"
+    assert reason in str(cudecomp.unavailable_reason(decomposition))
+    monkeypatch.setenv("PMWD_CUDECOMP_LIBRARY", "/opt/libcudecomp.so")
+    assert "cannot open /opt/libcudecomp.so" in str(cudecomp.unavailable_reason(decomposition))
+
+
+def test_the_library_that_is_asked_for_is_the_one_that_is_loaded() -> None:
+    ops = native.cudecomp_ops()
+    if ops is None:
+        pytest.skip("the native ops (jaxdecomp_ops) are not installed, or have no cuDecomp")
+    with pytest.raises(OSError, match="/nowhere/libcudecomp.so"):
+        ops.cudecomp_probe("/nowhere/libcudecomp.so")
+    with pytest.raises(ValueError, match="cuDecomp is not open"):
+        ops.cudecomp_scratch(SHAPE, (2, 2), (4, 3))
+    with pytest.raises(ValueError, match="/nowhere/libcudecomp.so"):
+        ops.cudecomp_open("/nowhere/libcudecomp.so", 0, 0, 0, 1)
+    assert set(ops.targets("CUDA")) >= {"jaxdecomp_ops_cudecomp_transpose", "jaxdecomp_ops_cudecomp_halo"}
+
+
+# --- opening --------------------------------------------------------------------------------------------------
+
+
+def test_numbers_of_backends_are_those_of_cudecomp() -> None:
+    transposes = {"mpi_p2p": 1, "mpi_p2p_pl": 2, "mpi_a2a": 3, "nccl": 4, "nccl_pl": 5, "nvshmem": 6}
+    transposes |= {"nvshmem_pl": 7, "nvshmem_sm": 8}
+    halos = {"mpi": 1, "mpi_blocking": 2, "nccl": 3, "nvshmem": 4, "nvshmem_blocking": 5}
+    for transpose, number in transposes.items():
+        for halo_comm, halo_number in halos.items():
+            chosen: Any = {"transpose_comm": transpose, "halo_comm": halo_comm}
+            decomposition = pmd.Decomposition((1, 1), backend="cudecomp", **chosen)
+            assert cudecomp._chosen(decomposition) == (number, halo_number)
+
+
+def test_every_process_learns_what_one_lacks(mpi: None) -> None:
+    single = pmd.Decomposition((1, 1), backend="cudecomp")
+    with pytest.raises(RuntimeError, match="cuDecomp cannot be used: on process 0, it needs"):
+        cudecomp.open_backend(single, [SHAPE])
+    assert not cudecomp.is_open(single)
+    cudecomp.close_backend()  # nothing to do
+
+
+def test_a_decomposition_of_xla_is_not_opened(single: pmd.Decomposition) -> None:
+    with pytest.raises(ValueError, match="is not served by cuDecomp; make it with backend='cudecomp'"):
+        cudecomp.open_backend(single, [SHAPE])
+
+
+def test_ranks_follow_the_blocks() -> None:
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("a", "b"))
+    for names, expected in ((("a", "b"), [0, 1, 2, 3]), (("b", "a"), [0, 2, 1, 3])):
+        (row,) = device_groups(mesh, names)
+        assert row == [jax.devices()[i] for i in expected]
+
+
+# --- transposes -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_shapes_follow_the_step(opened: pmd.Decomposition, step: str) -> None:
+    out = jax.eval_shape(transposed(opened, step), jnp.ones(SHAPE, jnp.complex64))
+    assert (out.shape, out.dtype) == (SHAPE, jnp.complex64)
+
+
+def test_a_step_that_moves_nothing_needs_no_library(single: pmd.Decomposition) -> None:
+    x = jnp.arange(24.0).reshape(2, 3, 4)
+    for step in STEPS:
+        assert cudecomp.transpose(x, single, step) is x
+    assert cudecomp.pad_block(x, 5, single) is x
+
+
+def test_what_cannot_be_transposed(parallel: pmd.Decomposition, opened: pmd.Decomposition) -> None:
+    with pytest.raises(ValueError, match="step='z_to_x' is not known; use one of"):
+        cudecomp.transpose(jnp.ones(SHAPE), parallel, "z_to_x")  # pyright: ignore[reportArgumentType]
+    if opened.pdims[1] > 1:
+        with pytest.raises(ValueError, match=r"does not divide into .* blocks, as step 'z_to_y' asks"):
+            jax.eval_shape(transposed(opened, "z_to_y"), jnp.ones((8, 16, 25)))
+
+
+def test_before_opening_the_error_says_what_to_call(parallel: pmd.Decomposition) -> None:
+    step = "y_to_x" if parallel.pdims[0] > 1 else "z_to_y"
+    with pytest.raises(ValueError, match="is not open; call cudecomp.open_backend on every process"):
+        jax.eval_shape(transposed(parallel, step), jnp.ones(SHAPE))
+
+
+def bound(jaxpr: Any, name: str) -> list[dict[str, Any]]:
+    """Parameters of the primitives of this name."""
+    found = []
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == name:
+            found.append(eqn.params)
+        for value in eqn.params.values():
+            inner = getattr(value, "jaxpr", value)
+            found += bound(inner, name) if hasattr(inner, "eqns") else []
+    return found
+
+
+@pytest.mark.parametrize(("step", "number", "back"), [("z_to_y", 2, 1), ("y_to_x", 3, 0)])
+def test_the_transpose_of_a_step_is_the_step_back(opened: pmd.Decomposition, step: str, number: int, back: int) -> None:
+    if opened.pdims[1 if "z" in step else 0] == 1:
+        return
+    run, x = transposed(opened, step), jnp.ones(SHAPE)
+    vjp = jax.make_jaxpr(lambda ct: jax.linear_transpose(run, x)(ct))(x).jaxpr
+    assert [params["step"] for params in bound(vjp, "cudecomp_transpose")] == [back]
+    jvp = jax.make_jaxpr(lambda t: jax.jvp(run, (x,), (t,))[1])(x).jaxpr
+    assert {params["step"] for params in bound(jvp, "cudecomp_transpose")} == {number}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_program_for_gpus_says_which_grid_it_needs(opened: pmd.Decomposition, step: str) -> None:
+    batched = jax.vmap(partial(cudecomp.transpose, decomposition=opened, step=step))
+    before, after = (jax.P(None, *SPECS[axis]) for axis in step.split("_to_"))
+    run = jax.jit(mapped(batched, opened, before, after))
+    text = run.trace(jnp.ones((3, *SHAPE), jnp.float32)).lower(lowering_platforms=("cuda",)).as_text()
+    if opened.pdims[1 if "z" in step else 0] == 1:
+        assert "custom_call @jaxdecomp_ops" not in text
+        return
+    assert text.count("custom_call @jaxdecomp_ops_cudecomp_transpose") == 1
+    assert "shape = dense<[8, 16, 24]>" in text and "comms = dense<[4, 3]>" in text
+    number = {"x_to_y": 0, "y_to_z": 1, "z_to_y": 2, "y_to_x": 3}[step]
+    assert f"step = dense<{number}>" in text and "tensor<100xf32>" in text
+
+
+def test_transforms_order_their_axes_alike(opened: pmd.Decomposition, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With XLA's exchanges in place of cuDecomp's, the transforms of the package give the same numbers."""
+
+    def exchange(block: jax.Array, decomposition: pmd.Decomposition, step: Any) -> jax.Array:
+        split, whole, along_y = {"z_to_y": (2, 1, 1), "y_to_x": (1, 0, 0), "x_to_y": (0, 1, 0), "y_to_z": (1, 2, 1)}[
+            step
+        ]
+        names = (decomposition.x_names, decomposition.y_names)[along_y]
+        return jax.lax.all_to_all(block, names, split, whole, tiled=True) if decomposition.pdims[along_y] > 1 else block
+
+    monkeypatch.setattr(cudecomp, "transpose", exchange)
+    plain = pmd.Decomposition(pdims=opened.pdims)
+    x = np.random.default_rng(0).standard_normal(SHAPE)
+    for own in (opened, plain):
+        spectrum = pmd.prfft3d(x, own)
+        np.testing.assert_allclose(spectrum[..., : SHAPE[2] // 2 + 1], np.fft.rfftn(x), atol=1e-11)
+        np.testing.assert_allclose(pmd.pirfft3d(spectrum, SHAPE, own), x, atol=1e-13)
+        np.testing.assert_allclose(pmd.pifft3d(pmd.pfft3d(x + 0j, own), own), x, atol=1e-13)
+
+
+# --- halos ----------------------------------------------------------------------------------------------------
+
+
+def test_halos_have_the_shapes_and_the_transpose_of_the_package(opened: pmd.Decomposition) -> None:
+    pads = [partial(pad, halo=2, decomposition=opened) for pad in (cudecomp.pad_block, halo.pad_block)]
+    ours, theirs = (mapped(pad, opened, opened.spec, opened.spec) for pad in pads)
+    x = jnp.zeros(SHAPE)
+    assert jax.eval_shape(ours, x) == jax.eval_shape(theirs, x)
+    # The transpose is XLA's, so that it runs here; small integers add up exactly in any order.
+    padded = jax.eval_shape(theirs, x).shape
+    ct = jnp.asarray(np.random.default_rng(0).integers(-9, 9, padded), x.dtype)
+    np.testing.assert_array_equal(jax.linear_transpose(ours, x)(ct)[0], jax.linear_transpose(theirs, x)(ct)[0])
+
+
+def test_halos_reach_the_next_neighbour_only(opened: pmd.Decomposition) -> None:
+    block = opened.block(SHAPE)
+    width = min(n for n, parts in zip(block, opened.pdims, strict=False) if parts > 1)
+    assert cudecomp.can_pad(block, width, opened)
+    assert not cudecomp.can_pad(block, width + 1, opened)
+    with pytest.raises(ValueError, match=f"halo={width + 1} must not be wider than a block"):
+        cudecomp.pad_block(jnp.ones(block), width + 1, opened)
+
+
+def test_halos_are_filled_in_place(opened: pmd.Decomposition) -> None:
+    run = jax.jit(mapped(partial(cudecomp.pad_block, halo=1, decomposition=opened), opened, opened.spec, opened.spec))
+    text = run.trace(jnp.ones(SHAPE)).lower(lowering_platforms=("cuda",)).as_text()
+    call = next(line for line in text.splitlines() if "jaxdecomp_ops_cudecomp_halo" in line)
+    assert "output_operand_alias" in call and "halo = dense<1>" in call
+
+
+def test_a_mesh_of_ones_own_is_another_key() -> None:
+    devices = np.array(jax.devices()[:4]).reshape(2, 2)
+    one = pmd.Decomposition(mesh=Mesh(devices, ("a", "b")), spec=jax.P("a", "b"))
+    other = pmd.Decomposition(mesh=Mesh(devices.T, ("a", "b")), spec=jax.P("a", "b"))
+    assert one != other and len({one: 1, other: 2}) == 2

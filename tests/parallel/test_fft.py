@@ -1,0 +1,178 @@
+"""Distributed transforms against numpy, their transposes against jax's own, and the layout of the spectrum."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import problems
+import pytest
+
+import pmwd_dist as pmd
+from pmwd_dist.parallel.fft import spectrum_shape
+
+# 6, 4 and 3 values of kz: padded over four and two devices, or not; odd nz and a thin axis among them.
+SHAPES = ((4, 8, 10), (8, 12, 7), (8, 4, 5))
+
+
+@pytest.fixture(params=SHAPES, ids=str)
+def shape(request: pytest.FixtureRequest) -> tuple[int, int, int]:
+    return request.param
+
+
+def padded(
+    spectrum: np.ndarray, shape: tuple[int, int, int], decomposition: pmd.Decomposition, fill: float = 0.0
+) -> np.ndarray:
+    extra = spectrum_shape(shape, decomposition)[2] - spectrum.shape[2]
+    return np.pad(spectrum, ((0, 0), (0, 0), (0, extra)), constant_values=fill)
+
+
+def close(actual: jax.Array, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-14 * np.abs(expected).max())
+
+
+def test_real_transforms_and_their_transposes(shape: tuple[int, int, int], decomposition: pmd.Decomposition) -> None:
+    rng = np.random.default_rng(0)
+    field = rng.standard_normal(shape)
+    nk = shape[2] // 2 + 1
+    modes = np.fft.rfftn(field)
+    # Any spectrum, not only that of a real field: what the inverse ignores must be ignored by its transpose too.
+    other = rng.standard_normal((2, *shape[:2], nk))
+    other = other[0] + 1j * other[1]
+    dressed = padded(other, shape, decomposition, fill=7.0)  # the padding must not matter
+
+    @problems.compiled
+    def run(field: jax.Array, other: jax.Array) -> dict[str, jax.Array]:
+        forward = lambda x: pmd.prfft3d(x, decomposition)  # noqa: E731
+        inverse = lambda x: pmd.pirfft3d(x, shape, decomposition)  # noqa: E731
+        spectrum, tangent = jax.jvp(forward, (field,), (2 * field,))
+        return {
+            "forward": spectrum,
+            "tangent": tangent,
+            "inverse": inverse(other),
+            "round trip": inverse(spectrum),
+            "forward transpose": jax.linear_transpose(forward, field)(other)[0],
+            "inverse transpose": jax.linear_transpose(inverse, other)(field)[0],
+        }
+
+    out = run(field, dressed)
+    close(out["forward"], padded(modes, shape, decomposition))
+    close(out["tangent"], padded(2 * modes, shape, decomposition))
+    close(out["inverse"], np.fft.irfftn(other, shape, axes=(0, 1, 2)))
+    close(out["round trip"], field)
+    transpose = jax.linear_transpose(lambda x: jnp.fft.rfftn(x), jnp.asarray(field))
+    close(out["forward transpose"], transpose(jnp.asarray(other))[0])
+    transpose = jax.linear_transpose(lambda x: jnp.fft.irfftn(x, shape), jnp.asarray(other))
+    close(out["inverse transpose"], padded(np.asarray(transpose(jnp.asarray(field))[0]), shape, decomposition))
+    # <F x, y> = <x, F^T y>, without complex conjugation: a transpose, not an adjoint.
+    left, right = np.sum(np.asarray(out["forward"])[..., :nk] * other).real, np.vdot(out["forward transpose"], field)
+    assert abs(left - right) < 1e-14 * np.linalg.norm(modes) * np.linalg.norm(other)
+    assert out["forward"].shape == spectrum_shape(shape, decomposition)
+    assert pmd.get_fft_output_sharding(decomposition) == decomposition.spectrum_sharding
+    assert all(
+        problems.has_sharding(out[name], decomposition.spectrum_sharding) for name in ("forward", "inverse transpose")
+    )
+    assert all(problems.has_sharding(out[name], decomposition.sharding) for name in ("inverse", "forward transpose"))
+
+
+def test_complex_transforms_match_numpy(decomposition: pmd.Decomposition) -> None:
+    shape = (8, 4, 12)
+    rng = np.random.default_rng(1)
+    field = rng.standard_normal(shape) + 1j * rng.standard_normal(shape)
+    modes = np.fft.fftn(field)
+    run = problems.compiled(lambda x, y: (pmd.pfft3d(x, decomposition), pmd.pifft3d(y, decomposition)))
+    forward, inverse = run(field, modes)
+    close(forward, modes)
+    close(inverse, field)
+    assert problems.has_sharding(forward, decomposition.spectrum_sharding)
+    assert problems.has_sharding(inverse, decomposition.sharding)
+    # The matrix of a Fourier transform is symmetric: it is its own transpose.
+    close(problems.compiled(jax.linear_transpose(lambda x: pmd.pfft3d(x, decomposition), field))(field)[0], modes)
+
+
+def test_float32_stays_float32(decomposition: pmd.Decomposition) -> None:
+    field = np.random.default_rng(2).standard_normal((4, 8, 6)).astype(np.float32)
+    modes = problems.compiled(lambda x: pmd.prfft3d(x, decomposition))(field)
+    back = problems.compiled(lambda x: pmd.pirfft3d(x, field.shape, decomposition))(modes)
+    assert modes.dtype == np.complex64
+    assert back.dtype == np.float32
+    np.testing.assert_allclose(back, field, rtol=0, atol=1e-6)
+
+
+def test_wavevectors_take_exact_derivatives(decomposition: pmd.Decomposition) -> None:
+    shape, box = (8, 12, 10), (3.0, 5.0, 7.0)
+    numbers = (3, -2, 4)
+    x = np.stack(np.meshgrid(*[np.arange(n) * b / n for n, b in zip(shape, box, strict=True)], indexing="ij"))
+    k = [2 * math.pi * n / b for n, b in zip(numbers, box, strict=True)]
+    phase = sum(k_ * x_ for k_, x_ in zip(k, x, strict=True))
+
+    @problems.compiled
+    def gradient(field: jax.Array) -> list[jax.Array]:
+        modes = pmd.prfft3d(field, decomposition)
+        return [pmd.pirfft3d(1j * k_ * modes, shape, decomposition) for k_ in pmd.fftfreq3d(shape, decomposition, box)]
+
+    for derivative, k_ in zip(gradient(np.sin(phase)), k, strict=True):
+        close(derivative, k_ * np.cos(phase))
+
+
+def test_wavevectors_match_the_spectrum(shape: tuple[int, int, int], decomposition: pmd.Decomposition) -> None:
+    kx, ky, kz = pmd.fftfreq3d(shape, decomposition)
+    full = spectrum_shape(shape, decomposition)
+    assert (kx.size, ky.size, kz.size) == full
+    assert kx.shape[1:] == (1, 1) and ky.shape[::2] == (1, 1) and kz.shape[:2] == (1, 1)
+    nk = shape[2] // 2 + 1
+    np.testing.assert_allclose(kx.ravel(), 2 * math.pi * np.fft.fftfreq(shape[0]), rtol=1e-15)
+    np.testing.assert_allclose(ky.ravel(), 2 * math.pi * np.fft.fftfreq(shape[1]), rtol=1e-15)
+    np.testing.assert_allclose(kz.ravel()[:nk], 2 * math.pi * np.fft.rfftfreq(shape[2]), rtol=1e-15)
+    np.testing.assert_array_equal(kz.ravel()[nk:], kz.ravel()[nk - 1])
+    spec = decomposition.spectrum_spec
+    assert problems.has_sharding(ky, jax.NamedSharding(decomposition.mesh, jax.P(None, spec[1], None)))
+    assert problems.has_sharding(kz, jax.NamedSharding(decomposition.mesh, jax.P(None, None, spec[2])))
+
+
+def test_vmap_transforms_each(decomposition: pmd.Decomposition) -> None:
+    fields = np.random.default_rng(3).standard_normal((2, 4, 8, 6))
+    out = problems.compiled(jax.vmap(lambda x: pmd.prfft3d(x, decomposition)))(fields)
+    close(out[..., :4], np.fft.rfftn(fields, axes=(1, 2, 3)))
+
+
+def test_misuse_says_what_would_fit() -> None:
+    slabs, pencils = pmd.Decomposition(pdims=(4, 1)), pmd.Decomposition(pdims=(1, 4))
+    with pytest.raises(ValueError, match=r"field.shape\[0\]=6 is not divisible by 4 .* use 4 or 8"):
+        pmd.prfft3d(np.zeros((6, 8, 8)), slabs)
+    with pytest.raises(ValueError, match=r"shape\[1\]=6 is not divisible by 4 .* use 4 or 8"):
+        pmd.pirfft3d(np.zeros((8, 6, 5), complex), (8, 6, 8), slabs)
+    with pytest.raises(ValueError, match=r"spectrum.shape=\(8, 8, 5\) must be \(8, 8, 8\)"):
+        pmd.pirfft3d(np.zeros((8, 8, 5), complex), (8, 8, 8), pencils)
+    for function in (pmd.pfft3d, pmd.pifft3d):
+        with pytest.raises(ValueError, match=r"shape\[2\]=6 is not divisible by 4"):
+            function(np.zeros((8, 8, 6), complex), pencils)
+
+
+def test_large_inverses_are_taken_in_pieces(decomposition: pmd.Decomposition, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond 2^31 values XLA forgets the norm on GPUs; here the same path at a size that fits a test."""
+    monkeypatch.setattr("pmwd_dist.ops.local_fft._LARGEST_INVERSE", 25)
+    calls, irfftn = [], jnp.fft.irfftn
+
+    def counted(x: jax.Array, **settings: Any) -> jax.Array:
+        out = irfftn(x, **settings)
+        calls.append(out.size)
+        return out
+
+    monkeypatch.setattr(jnp.fft, "irfftn", counted)
+    shape = (8, 4, 6)
+    field = np.random.default_rng(3).standard_normal(shape)
+    inverse = jax.jit(lambda x: pmd.pirfft3d(x, shape, decomposition))
+    close(inverse(padded(np.fft.rfftn(field), shape, decomposition)), field)
+    assert len(calls) > 1
+    assert max(calls) < 25
+
+
+def test_wavevectors_of_shapes_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"shape\[0\]=6 is not divisible by 4"):
+        pmd.fftfreq3d((6, 8, 8), pmd.Decomposition((4, 1)))
+    with pytest.raises(ValueError, match=r"shape\[2\]=6 is not divisible by 4"):
+        pmd.fftfreq3d((4, 4, 6), pmd.Decomposition((1, 4)), real=False)

@@ -1,0 +1,68 @@
+"""Halos against numpy's wrapped indices, and the two ops as exact transposes of each other."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import problems
+import pytest
+
+import pmwd_dist as pmd
+
+SHAPE = (8, 12, 3)  # blocks of 2 and 3 cells over four devices
+HALOS = (0, 1, 2, 5, 11)  # none; within a block; a block; several hops; more than once around
+
+
+def padded_shape(decomposition: pmd.Decomposition, halo: int) -> tuple[int, int, int]:
+    x, y = (n + (2 * halo * p if p > 1 else 0) for n, p in zip(SHAPE[:2], decomposition.pdims, strict=True))
+    return x, y, SHAPE[2]
+
+
+def whole_numbers(seed: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Sums of whole numbers have no rounding error: comparisons can be exact."""
+    return np.random.default_rng(seed).integers(-1000, 1000, shape).astype(float)
+
+
+def test_halos_match_numpy_at_any_width(decomposition: pmd.Decomposition) -> None:
+    field = whole_numbers(0, SHAPE)
+    padded = {halo: whole_numbers(halo, padded_shape(decomposition, halo)) for halo in HALOS}
+    pad = problems.compiled(lambda x: {halo: pmd.halo_pad(x, halo, decomposition) for halo in HALOS})(field)
+    reduce = problems.compiled(lambda x: {halo: pmd.halo_reduce(x[halo], halo, decomposition) for halo in HALOS})(
+        padded
+    )
+    for halo in HALOS:
+        np.testing.assert_array_equal(pad[halo], problems.halo_pad(field, halo, decomposition.pdims))
+        np.testing.assert_array_equal(
+            reduce[halo], problems.halo_reduce(padded[halo], SHAPE, halo, decomposition.pdims)
+        )
+        assert all(problems.has_sharding(out, decomposition.sharding) for out in (pad[halo], reduce[halo]))
+
+
+def test_pad_and_reduce_are_exact_transposes(decomposition: pmd.Decomposition) -> None:
+    def transposes(field: jax.Array, padded: jax.Array, halo: int) -> tuple[jax.Array, jax.Array]:
+        _, pad = jax.vjp(lambda x: pmd.halo_pad(x, halo, decomposition), field)
+        _, reduce = jax.vjp(lambda x: pmd.halo_reduce(x, halo, decomposition), padded)
+        return pad(padded)[0], reduce(field)[0]
+
+    field = whole_numbers(0, SHAPE)
+    padded = {halo: whole_numbers(halo, padded_shape(decomposition, halo)) for halo in HALOS}
+    out = problems.compiled(lambda x, y: {halo: transposes(x, y[halo], halo) for halo in HALOS})(field, padded)
+    for halo, (from_pad, from_reduce) in out.items():
+        np.testing.assert_array_equal(from_pad, problems.halo_reduce(padded[halo], SHAPE, halo, decomposition.pdims))
+        np.testing.assert_array_equal(from_reduce, problems.halo_pad(field, halo, decomposition.pdims))
+        assert np.vdot(problems.halo_pad(field, halo, decomposition.pdims), padded[halo]) == np.vdot(field, from_pad)
+
+
+def test_misuse_says_what_would_fit() -> None:
+    slabs, pencils = pmd.Decomposition(pdims=(4, 1)), pmd.Decomposition(pdims=(2, 2))
+    with pytest.raises(ValueError, match=r"field.shape\[0\]=10 is not divisible by 4 .* use 8 or 12"):
+        pmd.halo_pad(np.zeros((10, 8, 4)), 1, slabs)
+    with pytest.raises(ValueError, match=r"field.shape\[1\]=7 is not divisible by 2 .* use 6 or 8"):
+        pmd.halo_pad(np.zeros((8, 7, 4)), 1, pencils)
+    for function in (pmd.halo_pad, pmd.halo_reduce):
+        with pytest.raises(ValueError, match="halo=-1 must be 0 or more"):
+            function(np.zeros((8, 8, 4)), -1, slabs)
+    with pytest.raises(ValueError, match=r"padded.shape\[0\]=24 must be 4 blocks of more than 6 cells"):
+        pmd.halo_reduce(np.zeros((24, 8, 4)), 3, slabs)
+    with pytest.raises(ValueError, match=r"padded.shape\[1\]=25 must be 2 blocks"):
+        pmd.halo_reduce(np.zeros((24, 25, 4)), 3, pencils)

@@ -1,0 +1,323 @@
+"""The GPUs of one process that write into each other's memory, without a GPU. See also gpu/test_transforms_on_gpus.py.
+
+Here the references of the ops run; the rest is the same: layouts, norms, derivatives, when the native ones are taken.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+import pmwd_dist as pmd
+from pmwd_dist._jax import native
+from pmwd_dist.parallel import defaults
+from pmwd_dist.parallel.backends import peer
+from pmwd_dist.parallel.decomposition import Decomposition
+
+SHAPE = (8, 12, 10)
+
+
+@pytest.fixture(params=[1, 4], ids="{0}x1".format)
+def decomposition(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Decomposition:
+    monkeypatch.setattr(Decomposition, "_peer_unavailable_reason", lambda self: None)
+    return Decomposition((request.param, 1), backend="peer")
+
+
+def real(decomposition: Decomposition, seed: int = 0) -> jax.Array:
+    return jax.device_put(jax.random.normal(jax.random.key(seed), SHAPE, jnp.float64), decomposition.sharding)
+
+
+def complex_(decomposition: Decomposition) -> jax.Array:
+    return real(decomposition) + 1j * real(decomposition, 1)
+
+
+def close(a: Any, b: Any) -> None:
+    np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=0, atol=1e-12 * np.abs(np.asarray(b)).max())
+
+
+@pytest.mark.parametrize("norm", ["backward", "ortho", "forward"])
+def test_transforms_are_those_of_numpy(decomposition: Decomposition, norm: Any) -> None:
+    x, z = real(decomposition), complex_(decomposition)
+    there = partial(pmd.prfft3d, decomposition=decomposition, norm=norm)
+    spectrum = there(x)
+    assert spectrum.sharding == decomposition.spectrum_sharding
+    close(spectrum, np.fft.rfftn(np.asarray(x), norm=norm))
+    back = pmd.pirfft3d(spectrum, SHAPE, decomposition, norm=norm)
+    assert back.sharding == decomposition.sharding
+    close(back, x)
+    close(pmd.pfft3d(z, decomposition, norm=norm), np.fft.fftn(np.asarray(z), norm=norm))
+    close(pmd.pifft3d(z, decomposition, norm=norm), np.fft.ifftn(np.asarray(z), norm=norm))
+
+
+def test_nothing_of_xlas_takes_part(decomposition: Decomposition) -> None:
+    program = str(jax.jit(partial(pmd.prfft3d, decomposition=decomposition)).trace(real(decomposition)).jaxpr)
+    assert "peer_transform" in program
+    assert " fft" not in program
+    assert "all_to_all" not in program
+
+
+@pytest.mark.parametrize("kind", ["r2c", "c2r", "c2c", "inverse c2c"])
+def test_derivatives_are_those_on_one_device(decomposition: Decomposition, kind: str) -> None:
+    def transform(x: jax.Array, decomposition: Decomposition) -> jax.Array:
+        if kind == "c2c":
+            return pmd.pfft3d(x * (1 + 2j), decomposition)
+        if kind == "inverse c2c":
+            return pmd.pifft3d(x * (1 + 2j), decomposition) * x.size
+        spectrum = pmd.prfft3d(x, decomposition)
+        return spectrum if kind == "r2c" else pmd.pirfft3d(spectrum**2, SHAPE, decomposition)
+
+    def loss(x: jax.Array, decomposition: Decomposition) -> jax.Array:
+        y = transform(x, decomposition)
+        return jnp.sum(jnp.abs(y) ** 4)
+
+    alone = Decomposition((1, 1), devices=jax.devices()[:1], backend="xla")
+    x, v = real(decomposition), real(decomposition, 2)
+    expected, tangent = jax.jvp(jax.grad(partial(loss, decomposition=alone)), (real(alone),), (real(alone, 2),))
+    gradient, found = jax.jit(lambda x, v: jax.jvp(jax.grad(partial(loss, decomposition=decomposition)), (x,), (v,)))(
+        x, v
+    )
+    close(gradient, expected)
+    close(found, tangent)
+    own = decomposition.spectrum_sharding if kind == "inverse c2c" else decomposition.sharding
+    assert gradient.sharding.is_equivalent_to(own, 3)
+
+
+@pytest.mark.parametrize("inverse", [False, True])
+@pytest.mark.parametrize("nz", [None, 10, 9])
+def test_the_transpose_is_one(decomposition: Decomposition, nz: int | None, inverse: bool) -> None:
+    third = 10 if nz is None else nz // 2 + 1
+    size = decomposition.size
+    before = (8, 12 // size, third) if inverse else (8 // size, 12, nz or third)
+
+    def run(block: jax.Array) -> jax.Array:
+        return peer._transform(block, decomposition, nz=nz, inverse=inverse, sign=1 if inverse else -1)
+
+    specs = (
+        (decomposition.spectrum_spec, decomposition.spec)
+        if inverse
+        else (decomposition.spec, decomposition.spectrum_spec)
+    )
+    function = decomposition.shard_map(run, specs[:1], specs[1])
+    whole = (8, before[1] * size, before[2]) if inverse else (8, 12, before[2])
+    key = jax.random.key(3)
+    x = jax.random.normal(key, whole, jnp.complex128 if nz is None or inverse else jnp.float64)
+    y = function(x)
+    w = jax.random.normal(jax.random.key(4), y.shape, y.dtype)
+    (back,) = jax.linear_transpose(function, x)(w)
+    # The real part: C2R takes nothing from where a spectrum must be real, and R2C gives to a real field.
+    part = jnp.real if nz else lambda z: z
+    close(part(jnp.sum(y * w)), part(jnp.sum(x * back)))
+
+
+@pytest.mark.parametrize("halo", [0, 1, 2, 3])
+def test_halos_and_their_derivatives_are_those_of_xla(decomposition: Decomposition, halo: int) -> None:
+    """A halo of 3 is wider than a block of 2: there XLA serves."""
+
+    def loss(x: jax.Array, decomposition: Decomposition) -> jax.Array:
+        padded = pmd.halo_pad(x, halo, decomposition) ** 3
+        return jnp.sum(jnp.cos(pmd.halo_reduce(padded, halo, decomposition) * x))
+
+    other = Decomposition(decomposition.pdims, backend="xla")
+    x = real(decomposition)
+    close(pmd.halo_pad(x, halo, decomposition), pmd.halo_pad(x, halo, other))
+    padded = pmd.halo_pad(x, halo, decomposition)
+    close(pmd.halo_reduce(padded, halo, decomposition), pmd.halo_reduce(padded, halo, other))
+
+    def second(decomposition: Decomposition) -> Any:
+        return jax.jit(lambda x: jax.jvp(jax.grad(partial(loss, decomposition=decomposition)), (x,), (jnp.sin(x),)))(x)
+
+    for got, expected in zip(second(decomposition), second(other), strict=True):
+        close(got, expected)
+    program = str(jax.jit(partial(pmd.halo_pad, halo=halo, decomposition=decomposition)).trace(x).jaxpr)
+    assert ("peer_pad" in program) == (decomposition.size > 1 and halo in (1, 2))
+
+
+def test_a_batch_is_one_call(decomposition: Decomposition) -> None:
+    x = jnp.stack([real(decomposition), real(decomposition, 1), real(decomposition, 2)])
+    program = jax.jit(jax.vmap(partial(pmd.prfft3d, decomposition=decomposition)))
+    close(program(x), np.fft.rfftn(np.asarray(x), axes=(1, 2, 3)))
+    assert str(program.trace(x).jaxpr).count("peer_transform") == 1
+
+
+def test_chains_by_space_exchange_in_rows_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Decomposition, "_peer_unavailable_reason", lambda self: None)
+    mesh = jax.make_mesh((2, 2), ("chain", "x"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    decomposition = Decomposition(mesh=mesh, spec=jax.P("x"), backend="peer")
+    monkeypatch.setattr(native, "peer_unavailable_reason", lambda ordinals: None)
+    attributes = peer._row_attributes(mesh, decomposition.names, decomposition.size)
+    assert attributes is not None
+    assert attributes["rows"].tolist() == [device.local_hardware_id for device in mesh.devices.flat]
+    assert attributes["parts"].tolist() == [2]
+    x = jax.random.normal(jax.random.key(0), (2, *SHAPE), jnp.float64)
+    x = jax.device_put(x, jax.NamedSharding(mesh, jax.P("chain", "x")))
+    run = jax.jit(jax.vmap(partial(pmd.prfft3d, decomposition=decomposition), spmd_axis_name="chain"))
+    close(run(x), np.fft.rfftn(np.asarray(x), axes=(1, 2, 3)))
+
+
+def test_a_replicated_field_is_divided(decomposition: Decomposition) -> None:
+    x = jax.device_put(real(decomposition), decomposition.replicated)
+    close(pmd.prfft3d(x, decomposition), np.fft.rfftn(np.asarray(x)))
+
+
+def test_real_arrays_are_taken_for_complex_ones_and_integers_have_halos(decomposition: Decomposition) -> None:
+    x = real(decomposition)
+    close(pmd.pfft3d(x, decomposition), np.fft.fftn(np.asarray(x)))
+    close(pmd.pifft3d(x, decomposition), np.fft.ifftn(np.asarray(x)))
+    assert jax.grad(lambda x: jnp.abs(pmd.pfft3d(x, decomposition)).sum())(x).dtype == x.dtype
+    numbers = jax.device_put(jnp.arange(x.size).reshape(x.shape), decomposition.sharding)
+    assert pmd.halo_reduce(pmd.halo_pad(numbers, 1, decomposition), 1, decomposition).dtype == numbers.dtype
+
+
+# --- what is compiled for GPUs --------------------------------------------------------------------------------
+
+
+def native_rows(run: Any, *arguments: Any) -> list[list[int]]:
+    """The GPUs that the native ops of a program would exchange with, as compiled for CUDA."""
+    text = jax.jit(run).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
+    found = re.findall(r"@jaxdecomp_ops_peer_\w+.*?rows = (?:dense<(.*?)>|array<i64: ?(.*?)>)", text)
+    return [list(map(int, re.findall(r"\d+", dense or array))) for dense, array in found]
+
+
+@pytest.fixture
+def as_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Decomposition, "_peer_unavailable_reason", lambda self: None)
+    monkeypatch.setattr(native, "peer_unavailable_reason", lambda ordinals: None)
+    monkeypatch.setattr(native, "fast_along_x", lambda ordinal, parts, shape, double: shape[0] != 6)
+
+
+def test_gpus_exchange_as_the_mesh_in_force_says(as_gpus: None) -> None:
+    """In a shard_map over the same axes of another mesh, the blocks lie on other devices than the decomposition's."""
+    decomposition = Decomposition((4, 1), backend="peer")
+    ids = [device.local_hardware_id for device in decomposition.mesh.devices.flat]
+    x = np.zeros(SHAPE)
+    run = partial(pmd.prfft3d, decomposition=decomposition)
+    assert native_rows(run, x) == [ids]
+    other = Mesh(decomposition.mesh.devices[::-1], ("x", "y"))
+    assert native_rows(
+        jax.shard_map(run, mesh=other, in_specs=jax.P("x", "y"), out_specs=jax.P(None, "x", "y")), x
+    ) == [ids[::-1]]
+    half = Decomposition((2, 1), jax.devices()[:2], backend="peer")
+    wider = Mesh(np.array(jax.devices()).reshape(2, 2, 1), ("chain", "x", "y"))
+    mapped = jax.shard_map(
+        lambda x: pmd.prfft3d(x[0], half)[None],
+        mesh=wider,
+        in_specs=jax.P("chain", "x", "y"),
+        out_specs=jax.P("chain", None, "x", "y"),
+    )
+    assert native_rows(mapped, np.zeros((2, *SHAPE))) == [ids]
+
+
+def test_xla_serves_where_the_devices_are_not_known(as_gpus: None) -> None:
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("chain", "x"))
+    decomposition = Decomposition(mesh=mesh, spec=jax.P("x"), backend="peer")
+    nested = jax.shard_map(
+        lambda x: pmd.prfft3d(x[0], decomposition)[None],
+        mesh=mesh,
+        in_specs=jax.P("chain"),
+        out_specs=jax.P("chain"),
+        axis_names={"chain"},
+    )
+    x = np.random.default_rng(0).standard_normal((2, *SHAPE))
+    assert native_rows(nested, x) == []
+    close(jax.jit(nested)(x), np.fft.rfftn(x, axes=(1, 2, 3)))
+
+
+def test_xla_serves_batches_that_cufft_would_find_misaligned(as_gpus: None) -> None:
+    decomposition = Decomposition((1, 1), backend="peer")
+    run = jax.vmap(partial(pmd.prfft3d, decomposition=decomposition))
+    assert len(native_rows(run, np.zeros((2, 3, 5, 8)))) == 1
+    assert native_rows(run, np.zeros((2, 3, 5, 7))) == []
+    assert len(native_rows(run, np.zeros((1, 3, 5, 7)))) == 1
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_xla_transforms_along_x_where_gpus_are_slow(
+    parts: int, dtype: str, as_gpus: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decomposition = Decomposition((parts, 1), jax.devices()[:parts], backend="peer")
+    asked: list[Any] = []
+    monkeypatch.setattr(native, "fast_along_x", lambda *question: bool(asked.append(question)))
+    x = np.zeros((6, 4, 10), dtype)
+    ordinal = decomposition.mesh.devices.flat[0].local_hardware_id
+    there = partial(pmd.prfft3d, decomposition=decomposition)
+    for run in (there, lambda x: pmd.pirfft3d(there(x), x.shape, decomposition)):
+        asked.clear()
+        text = jax.jit(run).trace(x).lower(lowering_platforms=("cuda",)).as_text()
+        calls = re.findall(r"@jaxdecomp_ops_peer_transform.*?along_x = (?:dense<(\d+)>|array<i64: ?(\d+)>)", text)
+        assert set(asked) == {(ordinal, parts, (6, 4, 6), dtype == "float64")}
+        assert [dense or array for dense, array in calls] == ["0"] * (len(asked) if parts > 1 else 0)
+        assert "type = FFT, length = [6]" in text
+        assert ("type = RFFT, length = [4, 10]" in text) == (parts == 1)
+
+
+# --- whether it can be used -----------------------------------------------------------------------------------
+
+
+def gpus(count: int, process: int = 0, version: str = "cuda 13000") -> list[Any]:
+    client = SimpleNamespace(platform_version=version)
+    return [
+        SimpleNamespace(platform="gpu", process_index=process, local_hardware_id=i, client=client) for i in range(count)
+    ]
+
+
+def unavailable_reason(devices: list[Any], py: int = 1) -> str | None:
+    mesh = SimpleNamespace(devices=np.array(devices, dtype=object).reshape(-1, py))
+    fake: Any = SimpleNamespace(mesh=mesh, pdims=mesh.devices.shape, size=len(devices))
+    return Decomposition._peer_unavailable_reason(fake)
+
+
+def test_where_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(native, "peer_unavailable_reason", lambda ordinals: asked.append(ordinals))
+    assert unavailable_reason(gpus(4)) is None
+    assert asked == [(0, 1, 2, 3)]
+    assert "slabs along x, pdims=(4, 1), not pdims=(2, 2)" in str(unavailable_reason(gpus(4), 2))
+    assert "of one process, and not all of these belong to this one" in str(
+        unavailable_reason(gpus(2) + gpus(2, process=1))
+    )
+    assert "NVIDIA" in str(unavailable_reason(gpus(2, version="rocm 60000")))
+    assert "NVIDIA" in str(unavailable_reason(jax.devices()[:2]))
+    monkeypatch.setattr(
+        native, "peer_unavailable_reason", lambda ordinals: "GPU 0 cannot write into the memory of GPU 1"
+    )
+    assert "cannot be used: GPU 0 cannot" in str(unavailable_reason(gpus(2)))
+
+
+def test_on_cpus_it_is_refused_when_demanded_and_passed_over_when_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"backend='peer' serves NVIDIA GPUs; use backend='xla'"):
+        Decomposition((1, 1), backend="peer")
+    assert Decomposition((1, 1)).backend == "xla"
+    monkeypatch.setattr(defaults, "_set", {"backend": "peer"})
+    with pytest.raises(ValueError, match="serves NVIDIA GPUs"):
+        Decomposition((1, 1))
+
+
+def test_it_is_the_default_where_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Decomposition, "_peer_unavailable_reason", lambda self: None)
+    assert Decomposition((4, 1)).backend == "peer"
+    assert Decomposition((4, 1), backend="xla").backend == "xla"
+
+
+def test_without_native_ops_or_libraries_a_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    native.peer_unavailable_reason.cache_clear()
+    monkeypatch.setattr(native, "_registered_on_gpus", lambda: False)
+    assert "pip install --upgrade jaxdecomp-ops" in str(native.peer_unavailable_reason((0,)))
+    native.peer_unavailable_reason.cache_clear()
+
+    def fails(devices: list[int], cufft: list[str]) -> None:
+        assert set(cufft[-2:]) == {"libcufft.so.12", "libcufft.so.11"}
+        raise OSError("cuFFT does not load: it isn't there")
+
+    monkeypatch.setattr(native, "_registered_on_gpus", lambda: True)
+    monkeypatch.setattr(native, "_ops", SimpleNamespace(peer_probe=fails, peer_is_fast_along_x=None))
+    assert "cuFFT does not load" in str(native.peer_unavailable_reason((0,)))
+    native.peer_unavailable_reason.cache_clear()

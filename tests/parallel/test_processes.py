@@ -1,0 +1,260 @@
+"""Two processes under mpirun give the numbers of one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import problems
+import pytest
+
+import pmwd_dist as pmd
+from pmwd_dist.parallel import distributed
+
+SETTINGS = {"box_size": 24.0, "mesh_shape": (8, 8, 6), "steps": 2, "halo": 4}
+
+SCRIPT = """
+import sys
+import jax
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 1)
+jax.config.update("jax_enable_x64", True)
+from pmwd_dist.parallel import distributed
+distributed.initialize()
+distributed.initialize()  # a second call does nothing
+assert jax.process_count() == 2 and jax.local_device_count() == 1 and jax.device_count() == 2
+assert distributed.is_main() == (jax.process_index() == 0)
+import numpy as np
+import pmwd_dist as pmd
+import test_processes
+power, gradient = test_processes.simulate(pmd.Decomposition())
+distributed.barrier()
+if distributed.is_main():
+    np.savez(sys.argv[1], power=power, gradient=gradient)
+"""
+
+# The user's own messages: a receive of anything from anyone, and a collective, both open while ours go on; MPI
+# initialised by the user, or not at all.
+TRAFFIC = """
+import sys
+import mpi4py
+mpi4py.rc.initialize = sys.argv[2] == "user"
+import jax
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 1)
+from mpi4py import MPI
+assert MPI.Is_initialized() == (sys.argv[2] == "user")
+import numpy as np
+import pmwd_dist as pmd
+from pmwd_dist.parallel import distributed
+if sys.argv[2] == "ours":
+    distributed.communicator()
+world = MPI.COMM_WORLD
+other = 1 - world.Get_rank()
+inbox, total = np.zeros(3), np.zeros(1)
+message = world.Irecv(inbox, source=MPI.ANY_SOURCE, tag=MPI.ANY_TAG)
+collective = world.Iallreduce(np.ones(1), total)
+distributed.initialize()
+assert distributed.communicator() is distributed.communicator()
+assert MPI.Comm.Compare(distributed.communicator(), world) == MPI.CONGRUENT
+layout = pmd.Decomposition()
+field = jax.jit(lambda: jax.numpy.ones((4, 4, 4)), out_shardings=layout.sharding)()
+spectrum = pmd.prfft3d(field, layout)
+distributed.barrier()
+assert not message.Test(), "a message of ours came to the user"
+distributed.communicator().Barrier()
+world.Send(np.full(3, float(world.Get_rank())), dest=other, tag=7)
+message.Wait()
+collective.Wait()
+assert (inbox == other).all() and total == 2
+if distributed.is_main():
+    np.savez(sys.argv[1], done=True)
+"""
+
+
+# Each process takes itself for the only one on its node: they meet by the name of a host, as on a cluster.
+NODES = """
+import sys
+import jax
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 1)
+import numpy as np
+import pmwd_dist as pmd
+from pmwd_dist.parallel import distributed
+
+class OnNodesOfTheirOwn:
+    def __init__(self, comm):
+        self.comm = comm
+
+    def Split_type(self, kind):
+        return self.comm.Split(self.comm.Get_rank())
+
+    def __getattr__(self, name):
+        return getattr(self.comm, name)
+
+world = distributed.communicator()
+distributed._communicator = OnNodesOfTheirOwn(world)
+address, local_rank = distributed._meet(distributed._communicator)
+assert local_rank == 0 and address == world.bcast(address, root=0)
+distributed.initialize()
+assert jax.process_count() == 2 and jax.process_index() == world.Get_rank()
+layout = pmd.Decomposition()
+field = jax.jit(lambda: jax.numpy.arange(64.0).reshape(4, 4, 4), out_shardings=layout.sharding)()
+total = float(jax.jit(lambda x: pmd.prfft3d(x, layout)[0, 0, 0].real)(field))
+assert total == 63 * 32, total
+if distributed.is_main():
+    np.savez(sys.argv[1], done=True)
+"""
+
+
+def simulate(decomposition: pmd.Decomposition) -> tuple[np.ndarray, np.ndarray]:
+    """Density power spectrum and its gradient with respect to the white noise, whole on every process."""
+    config, cosmo = pmd.Config(**SETTINGS, decomposition=decomposition), problems.cosmology()
+
+    def spectrum(noise: jax.Array) -> Any:
+        particles = pmd.lpt(pmd.linear_modes(noise, cosmo, config), cosmo, config)
+        solution = pmd.nbody(particles, cosmo, config)
+        power = pmd.power_spectrum(pmd.density(solution.particles, config), config).power
+        return jnp.log(power).sum(), (power, solution.status.code)
+
+    noise = pmd.white_noise(jax.random.key(0), config)
+    gradient, (power, code) = jax.jit(jax.grad(spectrum, has_aux=True), out_shardings=decomposition.replicated)(noise)
+    assert code == 0
+    return np.asarray(power), np.asarray(gradient)
+
+
+def launch(tmp_path: Path, script: str, *arguments: str) -> Path:
+    """Run a script under mpirun with two processes; its first argument is the path of its result."""
+    mpirun = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if mpirun is None:
+        pytest.skip("mpirun is not installed")
+    pytest.importorskip("mpi4py")
+    path, result = tmp_path / "script.py", tmp_path / "result.npz"
+    path.write_text(script)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(pmd.__file__).parents[1])])
+    environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    command = [mpirun, "-n", "2", "--oversubscribe", sys.executable, str(path), str(result), *arguments]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return result
+
+
+def test_two_processes_agree_with_one(tmp_path: Path) -> None:
+    result = launch(tmp_path, SCRIPT)
+    power, gradient = simulate(pmd.Decomposition(pdims=(1, 1)))
+    with np.load(result) as theirs:
+        np.testing.assert_allclose(theirs["power"], power, rtol=1e-11)
+        np.testing.assert_allclose(theirs["gradient"], gradient, rtol=0, atol=1e-11 * np.abs(gradient).max())
+
+
+@pytest.mark.parametrize("who", ["user", "ours"])
+def test_messages_of_the_user_do_not_meet_ours(who: str, tmp_path: Path) -> None:
+    assert launch(tmp_path, TRAFFIC, who).exists()
+
+
+def test_processes_on_nodes_of_their_own_join(tmp_path: Path) -> None:
+    assert launch(tmp_path, NODES).exists()
+
+
+class Node:
+    """A communicator of processes of which so many are on this node."""
+
+    def __init__(self, size: int, here: int, rank: int):
+        self.size, self.here, self.rank = size, here, rank
+
+    def Get_size(self) -> int:
+        return self.size
+
+    def Get_rank(self) -> int:
+        return self.rank
+
+    def Split_type(self, kind: Any) -> Node:
+        del kind
+        return Node(self.here, self.here, self.rank % self.here)
+
+    def Free(self) -> None:
+        pass
+
+    def bcast(self, value: Any, root: int) -> Any:
+        return value if self.rank == root else "from the root"
+
+
+def test_processes_on_several_nodes_meet_and_choose_their_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mpi4py")
+    monkeypatch.setattr("socket.gethostbyname", lambda name: "10.0.0.7")
+    address, local_rank = distributed._meet(Node(8, 4, 0))
+    assert address.startswith("10.0.0.7:")
+    assert local_rank == 0
+    assert distributed._meet(Node(8, 4, 6)) == ("from the root", 2)
+    monkeypatch.setattr("socket.gethostbyname", lambda name: "127.0.1.1")
+    monkeypatch.setattr("socket.gethostname", lambda: "node7")
+    assert distributed._meet(Node(8, 4, 0))[0].startswith("node7:")
+    assert distributed._meet(Node(4, 4, 0))[0].startswith("127.0.0.1:")
+
+    def unknown(name: str) -> str:
+        raise OSError(f"{name} is not known")
+
+    monkeypatch.setattr("socket.gethostbyname", unknown)
+    assert distributed._meet(Node(8, 4, 0))[0].startswith("node7:")
+    assert distributed._meet(Node(4, 4, 0))[0].startswith("127.0.0.1:")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert distributed._local_device(2) == 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")  # each process sees its own alone
+    assert distributed._local_device(2) == 0
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    assert distributed._local_device(2) == 2
+    with pytest.raises(RuntimeError, match="process 4 of this node finds 4 GPUs in CUDA_VISIBLE_DEVICES"):
+        distributed._local_device(4)
+
+
+def test_alone_there_is_nothing_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS", "SLURM_STEP_ID"):
+        monkeypatch.delenv(name, raising=False)
+    assert distributed.launched_size() == 1
+    distributed.initialize()
+    assert not jax.distributed.is_initialized()
+    assert distributed.is_main()
+    distributed.barrier()
+    monkeypatch.setenv("SLURM_NTASKS", "8")  # a batch script, outside srun
+    assert distributed.launched_size() == 1
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    assert distributed.launched_size() == 8
+
+
+@pytest.mark.parametrize("mpi4py", ["missing", "apart"])
+def test_under_srun_jax_starts_by_itself_where_mpi_does_not_join(monkeypatch: pytest.MonkeyPatch, mpi4py: str) -> None:
+    """Else every process would run the whole program."""
+    methods = []
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **how: methods.append(how["cluster_detection_method"]))
+    monkeypatch.setenv("SLURM_NTASKS", "2")
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    if mpi4py == "missing":
+        monkeypatch.setitem(sys.modules, "mpi4py", None)
+        monkeypatch.setattr(distributed, "_communicator", None)
+    else:
+        monkeypatch.setattr(distributed, "_communicator", Node(1, 1, 0))
+    distributed.initialize()
+    assert methods == ["slurm"]
+
+
+def test_the_mpirun_of_another_mpi_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_STEP_ID", raising=False)
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setattr(distributed, "_communicator", Node(1, 1, 0))
+    with pytest.raises(RuntimeError, match="2 processes were started, but mpi4py counts 1: .* not that of this mpirun"):
+        distributed.initialize()
+
+
+def test_without_mpi4py_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(RuntimeError, match="2 processes were started, but mpi4py does not load .*pip install mpi4py"):
+        distributed.initialize()

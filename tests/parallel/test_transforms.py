@@ -1,0 +1,322 @@
+"""Every transform of JAX on every distributed operation, of functions that say nothing about sharding.
+
+Values are compared with one device, and the compiled programs are searched for all-gathers: nothing may be replicated.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import problems
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import pmwd_dist as pmd
+
+SHAPE = (4, 4, 6)  # 4 values of kz: no padding on 1, 2 or 4 devices
+Function = Callable[[jax.Array], jax.Array]
+
+
+def configure(decomposition: pmd.Decomposition) -> pmd.Config:
+    return pmd.Config(
+        box_size=tuple(map(float, SHAPE)),
+        mesh_shape=SHAPE,
+        a_start=0.1,
+        a_stop=1.0,
+        decomposition=decomposition,
+        halo=2,
+    )
+
+
+def weights(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(SHAPE)
+
+
+def weighted(y: jax.Array) -> jax.Array:
+    """A scalar of a field or spectrum."""
+    return jnp.sum(jnp.cos(jnp.arange(y.size, dtype=y.dtype)).reshape(y.shape) * y)
+
+
+def squared(z: jax.Array) -> jax.Array:
+    return z.real**2 + 0.3 * z.imag * z.real
+
+
+def operations(decomposition: pmd.Decomposition) -> dict[str, Function]:
+    """One function of a real field for each operation, which comes first where that is possible."""
+    config = configure(decomposition)
+    shift = 0.3 + 0.4 * np.random.default_rng(2).random((*SHAPE, 3))
+
+    def there_and_back(x: jax.Array, power: int) -> jax.Array:
+        return pmd.halo_reduce(pmd.halo_pad(x, 2, decomposition) ** power, 2, decomposition)
+
+    def displace(x: jax.Array) -> jax.Array:
+        return shift + 0.1 * jnp.tanh(jnp.stack([x, 2 * x, -x], -1))
+
+    return {
+        "prfft3d": lambda x: squared(pmd.prfft3d(x, decomposition)),
+        "pirfft3d": lambda x: pmd.pirfft3d(pmd.prfft3d(x, decomposition) ** 2, SHAPE, decomposition),
+        "pfft3d": lambda x: squared(pmd.pfft3d(x[..., :4].astype(complex), decomposition)),
+        "pifft3d": lambda x: squared(
+            pmd.pifft3d(pmd.pfft3d(x[..., :4].astype(complex), decomposition) ** 2, decomposition)
+        ),
+        # A cell is counted once for itself and once for each halo in which it lies.
+        "halos": lambda x: there_and_back(x, 3) / there_and_back(jnp.ones_like(x), 1),
+        "paint": lambda x: pmd.cic_paint(displace(x), config, 1 + x**2),
+        "read": lambda x: pmd.cic_read(x**2, displace(x), config),
+    }
+
+
+def _step(function: Function, x: jax.Array, carry: jax.Array, weight: jax.Array) -> tuple[jax.Array, None]:
+    return jnp.tanh(carry + 0.01 * jnp.mean(function(carry))) + weight * x, None
+
+
+NAMES = ("prfft3d", "pirfft3d", "pfft3d", "pifft3d", "halos", "paint", "read")
+TRANSFORMS: dict[str, Callable[[Function], Callable[[jax.Array], Any]]] = {
+    "grad": lambda f: jax.grad(lambda x: weighted(f(x))),
+    "jacfwd": lambda f: jax.jacfwd(f),
+    "jacrev": lambda f: jax.jacrev(f),
+    "jvp": lambda f: lambda x: jax.jvp(f, (x,), (jnp.cos(x),))[1],
+    "vjp": lambda f: lambda x: jax.vjp(f, x)[1](f(x))[0],
+    "hessian-vector product": lambda f: (
+        lambda x: jax.jvp(jax.grad(lambda y: jnp.sum(f(y) ** 2)), (x,), (jnp.cos(x),))[1]
+    ),
+    "vmap": lambda f: lambda x: jax.vmap(f)(jnp.stack([x, 2 * x, x + 1])),
+    "scan": lambda f: lambda x: jax.lax.scan(partial(_step, f, x), x, jnp.arange(3.0))[0],
+    "grad of remat": lambda f: jax.grad(lambda x: weighted(jax.checkpoint(f)(x))),
+}
+
+
+def run(function: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[Any, str]:
+    """Result and text of the compiled program, not optimised beyond what decides about communication."""
+    compiled = jax.jit(function, **options).lower(*arguments).compile({"xla_backend_optimization_level": 0})
+    return compiled(*arguments), compiled.as_text()
+
+
+def transformed(function: Function) -> Callable[[jax.Array], dict[str, Any]]:
+    """All transforms of a function, as one program."""
+    return lambda x: {name: transform(function)(x) for name, transform in TRANSFORMS.items()}
+
+
+@functools.cache
+def on_one_device(name: str) -> dict[str, np.ndarray]:
+    return jax.device_get(run(transformed(operations(pmd.Decomposition((1, 1)))[name]), weights(0))[0])
+
+
+def expected_sharding(name: str, transform: str, decomposition: pmd.Decomposition) -> NamedSharding:
+    """That of the field for a gradient, of the result for a tangent, of one of them in its half of a Jacobian."""
+    out = decomposition.spectrum_spec if name in ("prfft3d", "pfft3d") else decomposition.spec
+    specs = {"jvp": out, "vmap": P(None, *out), "jacfwd": out, "jacrev": P(None, None, None, *decomposition.spec)}
+    return NamedSharding(decomposition.mesh, specs.get(transform, decomposition.spec))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_values_without_annotation(name: str, parallel: pmd.Decomposition) -> None:
+    x = jax.device_put(weights(0), parallel.sharding)
+    results, program = run(transformed(operations(parallel)[name]), x)
+    for transform, expected in on_one_device(name).items():
+        atol = 1e-12 * np.abs(expected).max()
+        np.testing.assert_allclose(results[transform], expected, rtol=0, atol=atol, err_msg=transform)
+        assert problems.has_sharding(results[transform], expected_sharding(name, transform, parallel)), transform
+    assert "all-gather" not in program
+
+
+def test_donated_fields_are_used_in_place() -> None:
+    parallel = pmd.Decomposition((2, 2))
+    for name in ("halos", "pirfft3d"):
+        x = jax.device_put(weights(0), parallel.sharding)
+        function = operations(parallel)[name]
+        expected = np.asarray(function(x))
+        donated = jax.jit(function, donate_argnums=0)(x)
+        np.testing.assert_allclose(donated, expected, rtol=1e-13)
+        assert x.is_deleted()
+
+
+def test_chains_beside_space(single: pmd.Decomposition) -> None:
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("chains", "x"))
+    decomposition = pmd.Decomposition(mesh=mesh, spec=P("x"))
+    batch = np.stack([weights(0), weights(3)])
+    x = jax.device_put(batch, NamedSharding(mesh, P("chains", "x")))
+    for name in ("prfft3d", "pirfft3d", "halos", "read"):
+        one = operations(single)[name]
+        many = jax.vmap(operations(decomposition)[name], spmd_axis_name="chains")
+        for function, alone in (
+            (many, jax.vmap(one)),
+            (jax.grad(lambda x, f=many: jnp.sum(f(x) ** 2)), jax.grad(lambda x, f=one: jnp.sum(jax.vmap(f)(x) ** 2))),
+        ):
+            result, program = run(function, x)
+            expected = np.asarray(jax.jit(alone)(batch))
+            np.testing.assert_allclose(result, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
+            assert result.sharding.spec[0] == "chains"
+            assert "all-gather" not in program
+
+
+# --- kinds of mesh axes ------------------------------------------------------------------------------------
+
+
+def mesh_of(kind: AxisType, shape: tuple[int, int] = (2, 2)) -> Mesh:
+    return Mesh(np.array(jax.devices()).reshape(shape), ("a", "b"), axis_types=(kind,) * 2)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_explicit_axes_are_in_the_types(name: str) -> None:
+    mesh = mesh_of(AxisType.Explicit)
+    decomposition = pmd.Decomposition(mesh=mesh, spec=P("a", "b"))
+    function = operations(decomposition)[name]
+    expected = np.asarray(jax.grad(lambda x: jnp.sum(operations(pmd.Decomposition((1, 1)))[name](x) ** 2))(weights(0)))
+    for spec in (P("a", "b"), P(None, "a")):  # another layout is brought into that of the decomposition
+        x = jax.device_put(weights(0), NamedSharding(mesh, spec))
+        with jax.set_mesh(mesh):
+            result = jax.jit(jax.grad(lambda x: jnp.sum(function(x) ** 2)))(x)
+            typed = tuple(jax.eval_shape(function, x).sharding.spec)
+            assert typed == ((None, "a", "b") if name in ("prfft3d", "pfft3d") else ("a", "b", None))
+        np.testing.assert_allclose(result, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
+        assert result.sharding.is_equivalent_to(x.sharding, 3)
+
+
+def test_blocks_inside_ones_own_shard_map() -> None:
+    mesh = mesh_of(AxisType.Explicit)
+    decomposition = pmd.Decomposition(mesh=mesh, spec=P("a", "b"))
+    x = jax.device_put(weights(0), decomposition.sharding)
+    for name in ("prfft3d", "pirfft3d", "pfft3d", "pifft3d"):
+        function = operations(decomposition)[name]
+        spec = decomposition.spectrum_spec if name in ("prfft3d", "pfft3d") else decomposition.spec
+        inside = jax.shard_map(function, mesh=mesh, in_specs=decomposition.spec, out_specs=spec)
+        np.testing.assert_array_equal(jax.jit(inside)(x), jax.jit(function)(x))
+    config = configure(decomposition)
+    disp = jax.device_put(0.3 + 0.2 * np.random.default_rng(2).random((*SHAPE, 3)), decomposition.sharding)
+    pad = lambda x: pmd.halo_pad(x, 2, decomposition)  # noqa: E731
+    reduce = lambda x: pmd.halo_reduce(pad(x) ** 2, 2, decomposition)  # noqa: E731
+    for function in (pad, reduce):
+        inside = jax.shard_map(function, mesh=mesh, in_specs=decomposition.spec, out_specs=decomposition.spec)
+        np.testing.assert_array_equal(jax.jit(inside)(x), jax.jit(function)(x))
+    inside = jax.shard_map(
+        lambda d, w: pmd.cic_read(pmd.cic_paint(d, config, w), d, config),
+        mesh=mesh,
+        in_specs=(decomposition.spec, decomposition.spec),
+        out_specs=decomposition.spec,
+    )
+    np.testing.assert_array_equal(jax.jit(inside)(disp, x), pmd.cic_read(pmd.cic_paint(disp, config, x), disp, config))
+
+
+def test_space_inside_a_shard_map_over_chains() -> None:
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("chains", "x"))
+    decomposition = pmd.Decomposition(mesh=mesh, spec=P("x"))
+    batch = jax.device_put(np.stack([weights(0), weights(3)]), NamedSharding(mesh, P("chains", "x")))
+    one = lambda x: pmd.pirfft3d(pmd.prfft3d(x, decomposition) ** 2, SHAPE, decomposition)  # noqa: E731
+    chains = jax.shard_map(
+        lambda xs: jax.vmap(one)(xs), mesh=mesh, in_specs=P("chains"), out_specs=P("chains"), axis_names={"chains"}
+    )
+    single = pmd.Decomposition((1, 1))
+    expected = [np.asarray(operations(single)["pirfft3d"](x)) for x in (weights(0), weights(3))]
+    np.testing.assert_allclose(jax.jit(chains)(batch), expected, atol=1e-12)
+
+
+def test_explicit_space_inside_manual_chains_is_refused() -> None:
+    types = (AxisType.Auto, AxisType.Explicit)
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("chains", "x"), axis_types=types)
+    decomposition = pmd.Decomposition(mesh=mesh, spec=P("x"))
+    batch = jax.device_put(np.stack([weights(0), weights(3)]), NamedSharding(mesh, P("chains", "x")))
+    many = jax.shard_map(
+        jax.vmap(lambda x: pmd.prfft3d(x, decomposition)),
+        mesh=mesh,
+        in_specs=P("chains"),
+        out_specs=P("chains"),
+        axis_names={"chains"},
+    )
+    with pytest.raises(ValueError, match="Explicit axes inside a shard_map over others"):
+        jax.jit(many)(batch)
+
+
+def test_pencils_of_one_process_are_exchanged_by_permutations() -> None:
+    for kind in (AxisType.Auto, AxisType.Explicit):
+        mesh = mesh_of(kind)
+        decomposition = pmd.Decomposition(mesh=mesh, spec=P("a", "b"))
+        x = jax.device_put(weights(0), decomposition.sharding)
+        if kind == AxisType.Auto:
+            text = jax.jit(lambda x: pmd.prfft3d(x, decomposition)).lower(x).as_text()  # noqa: B023
+        else:
+            with jax.set_mesh(mesh):
+                text = jax.jit(pmd.prfft3d).lower(x).as_text()
+        assert "collective_permute" in text
+        assert "all_to_all" not in text
+    slabs = pmd.Decomposition((4, 1))
+    text = jax.jit(lambda x: pmd.prfft3d(x, slabs)).lower(jax.device_put(weights(0), slabs.sharding)).as_text()
+    assert "all_to_all" in text
+
+
+def test_the_mesh_in_force_is_the_default_and_no_other_is_taken() -> None:
+    mesh = mesh_of(AxisType.Explicit)
+    with jax.set_mesh(mesh):
+        assert pmd.Decomposition().mesh == mesh
+        assert pmd.Config(box_size=8.0, mesh_shape=8, a_start=0.1, a_stop=1.0, steps=2).decomposition.mesh == mesh
+        with pytest.raises(ValueError, match="make the decomposition with mesh= and spec= of that mesh"):
+            pmd.prfft3d(weights(0), pmd.Decomposition((2, 2)))
+    with pytest.raises(ValueError, match="needs spec="):
+        pmd.Decomposition(mesh=Mesh(np.array(jax.devices()).reshape(1, 2, 2), ("a", "b", "c")))
+
+
+# --- layouts told by the arrays -----------------------------------------------------------------------------
+
+
+def test_the_layout_of_an_array_is_enough(parallel: pmd.Decomposition) -> None:
+    decomposition = parallel
+    x = jax.device_put(weights(0), decomposition.sharding)
+    spectrum = pmd.prfft3d(x)
+    assert spectrum.sharding.is_equivalent_to(decomposition.spectrum_sharding, 3)
+    assert pmd.get_fft_output_sharding(x).is_equivalent_to(spectrum.sharding, 3)
+    back = pmd.pirfft3d(spectrum, SHAPE)
+    np.testing.assert_allclose(back, x, atol=1e-13)
+    assert pmd.get_fft_output_sharding(spectrum, inverse=True).is_equivalent_to(back.sharding, 3)
+    z = x[..., :4].astype(complex)
+    np.testing.assert_allclose(pmd.pifft3d(pmd.pfft3d(z)), z, atol=1e-13)
+    there_and_back = pmd.halo_reduce(pmd.halo_pad(x, 1, decomposition), 1, decomposition)
+    np.testing.assert_array_equal(pmd.halo_reduce(pmd.halo_pad(x, 1), 1), there_and_back)
+
+
+def test_an_unknown_layout_is_asked_for() -> None:
+    decomposition = pmd.Decomposition((2, 2))
+    x = jax.device_put(weights(0), decomposition.sharding)
+    with pytest.raises(ValueError, match="pass decomposition="):
+        jax.jit(pmd.prfft3d)(x)
+    with pytest.raises(ValueError, match="not one of slabs or pencils"):
+        pmd.prfft3d(jax.device_put(np.zeros((4, 4, 4)), NamedSharding(decomposition.mesh, P(None, None, "x"))))
+
+
+@pytest.mark.parametrize(("norm", "dtype"), [("backward", np.float32), ("ortho", np.float64), ("forward", np.float64)])
+def test_norms_and_precisions_of_numpy(norm: Any, dtype: Any) -> None:
+    decomposition = pmd.Decomposition((2, 2))
+    x = weights(0).astype(dtype)
+    close = functools.partial(np.testing.assert_allclose, rtol=0, atol=200 * np.finfo(dtype).eps)
+    spectrum = pmd.prfft3d(x, decomposition, norm=norm)
+    assert spectrum.dtype == np.result_type(dtype, np.complex64)
+    expected = np.fft.rfftn(weights(0), norm=norm)
+    close(spectrum / np.abs(expected).max(), expected / np.abs(expected).max())
+    close(pmd.pirfft3d(spectrum, SHAPE, decomposition, norm=norm), x)
+    z = (x + 1j * x[::-1])[..., :4]
+    expected = np.fft.fftn(z, norm=norm)
+    close(pmd.pfft3d(z, decomposition, norm=norm) / np.abs(expected).max(), expected / np.abs(expected).max())
+    close(pmd.pifft3d(pmd.pfft3d(z, decomposition, norm=norm), decomposition, norm=norm), z)
+    with pytest.raises(ValueError, match="norm='unitary' is not known"):
+        pmd.prfft3d(x, decomposition, norm="unitary")  # type: ignore[arg-type]
+
+
+def test_a_filter_is_one_line(parallel: pmd.Decomposition) -> None:
+    decomposition = parallel
+    for real in (True, False):
+        x = weights(0)[..., : None if real else 4]
+        k = pmd.fftfreq3d(x.shape, decomposition, real=real)
+        smooth = jnp.exp(-(k[0] ** 2 + k[1] ** 2 + k[2] ** 2))
+        if real:
+            out = pmd.pirfft3d(pmd.prfft3d(x, decomposition) * smooth, x.shape, decomposition)
+        else:
+            out = pmd.pifft3d(pmd.pfft3d(x.astype(complex), decomposition) * smooth, decomposition).real
+        numbers = np.meshgrid(*(2 * np.pi * np.fft.fftfreq(n) for n in x.shape), indexing="ij")
+        expected = np.fft.ifftn(np.fft.fftn(x) * np.exp(-sum(n**2 for n in numbers))).real
+        np.testing.assert_allclose(out, expected, atol=1e-13)

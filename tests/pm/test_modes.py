@@ -1,0 +1,127 @@
+"""White noise and linear modes: bits, variance, power and tables."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+import problems
+import pytest
+
+import pmwd_dist as pmd
+from pmwd_dist.pm.modes import power_nodes
+
+SHAPE, BOX = (8, 12, 10), (80.0, 120.0, 50.0)
+
+
+def configure(decomposition: pmd.Decomposition, **changes: Any) -> pmd.Config:
+    return pmd.Config(**({"box_size": BOX, "mesh_shape": SHAPE, "decomposition": decomposition} | changes))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_white_noise_is_the_same_bits_on_any_layout(
+    parallel: pmd.Decomposition, single: pmd.Decomposition, dtype: Any
+) -> None:
+    noise = pmd.white_noise(jax.random.key(3), configure(parallel), dtype)
+    np.testing.assert_array_equal(noise, pmd.white_noise(jax.random.key(3), configure(single), dtype))
+    assert noise.dtype == dtype
+    assert problems.has_sharding(noise, parallel.sharding)
+
+
+def test_white_noise_has_unit_variance_and_follows_the_key(parallel: pmd.Decomposition) -> None:
+    config = configure(parallel, mesh_shape=64)
+    first, second = (np.asarray(pmd.white_noise(jax.random.key(seed), config)) for seed in (0, 1))
+    n = first.size
+    # Five standard errors of mean, variance, fourth moment and correlation.
+    assert abs(first.mean()) < 5 / math.sqrt(n)
+    assert abs(first.var() - 1) < 5 * math.sqrt(2 / n)
+    assert abs((first**4).mean() - 3) < 5 * math.sqrt(96 / n)
+    assert abs((first * second).mean()) < 5 / math.sqrt(n)
+    assert abs((first * np.roll(first, n // 8)).mean()) < 5 / math.sqrt(n)
+
+
+def test_white_noise_lives_on_the_particle_lattice(single: pmd.Decomposition) -> None:
+    assert pmd.white_noise(jax.random.key(0), configure(single, particle_shape=(4, 6, 5))).shape == (4, 6, 5)
+
+
+def numpy_modes(noise: np.ndarray, power: Any) -> np.ndarray:
+    """delta(k) = noise(k) sqrt(P(k) N / V)."""
+    k = np.sqrt(sum(k_**2 for k_ in problems.wavevectors(SHAPE, BOX)))
+    amplitude = np.sqrt(np.where(k > 0, power(np.where(k > 0, k, 1)), 0) * noise.size / math.prod(BOX))
+    return (np.fft.fftn(noise) * amplitude)[..., : SHAPE[2] // 2 + 1]
+
+
+def test_linear_modes_have_the_power_asked_for(decomposition: pmd.Decomposition, cosmo: Any) -> None:
+    config = configure(decomposition)
+    noise = np.random.default_rng(0).standard_normal(SHAPE)
+    modes = pmd.linear_modes(noise, cosmo, config)
+    expected = numpy_modes(noise, lambda k: np.asarray(pmd.linear_power(k, cosmo)))
+    # Interpolation of P(k) in the package's own table: 1e-5 as documented.
+    np.testing.assert_allclose(modes[..., : expected.shape[2]], expected, rtol=1e-5, atol=1e-12)
+    assert np.abs(modes[..., expected.shape[2] :]).sum() == 0  # the padding along kz
+    assert modes[0, 0, 0] == 0
+    assert problems.has_sharding(modes, decomposition.spectrum_sharding)
+
+
+def test_a_function_or_a_table_of_power_is_used(single: pmd.Decomposition, cosmo: Any) -> None:
+    config = configure(single)
+    noise = np.random.default_rng(1).standard_normal(SHAPE)
+    default = pmd.linear_modes(noise, cosmo, config)
+    function = pmd.linear_modes(noise, cosmo, config, linear_power=lambda k: pmd.linear_power(k, cosmo))
+    np.testing.assert_allclose(function, default, rtol=1e-12)
+    k = np.geomspace(1e-3, 10, 2000)
+    table = pmd.linear_modes(noise, cosmo, config, linear_power=(k, np.asarray(pmd.linear_power(k, cosmo))))
+    # A cubic through 500 nodes a decade, with the baryon oscillations.
+    np.testing.assert_allclose(table, default, rtol=1e-5, atol=1e-12)
+    law = pmd.linear_modes(noise, cosmo, config, linear_power=lambda k: 100 * k**-2)
+    np.testing.assert_allclose(
+        law, numpy_modes(noise, lambda k: 100 * k**-2), rtol=1e-11, atol=1e-12
+    )  # straight in log-log
+
+
+def test_power_table_is_differentiable(single: pmd.Decomposition, cosmo: Any) -> None:
+    config = configure(single)
+    noise = np.random.default_rng(2).standard_normal(SHAPE)
+    k = np.geomspace(1e-3, 10, 50)
+
+    def variance(scale: Any) -> Any:
+        modes = pmd.linear_modes(noise, cosmo, config, linear_power=(k, scale * k**-2.0))
+        return (abs(modes) ** 2).sum()
+
+    value, slope = jax.jit(jax.value_and_grad(variance))(100.0)
+    np.testing.assert_allclose(slope, value / 100, rtol=1e-12)
+
+
+def test_bad_tables_are_refused(single: pmd.Decomposition, cosmo: Any) -> None:
+    config = configure(single)
+    noise = np.zeros(SHAPE)
+    nodes = power_nodes(config)
+    k = np.geomspace(nodes[0], nodes[-1], 20)
+    power = k**-2
+    pmd.linear_modes(noise, cosmo, config, linear_power=(k, power))  # just long enough
+
+    def changed(array: np.ndarray, index: int, value: float) -> np.ndarray:
+        array = array.copy()
+        array[index] = value
+        return array
+
+    for table, message in (
+        ((k[::-1], power), "is not sorted: k\\[1\\]"),
+        ((changed(k, 7, k[6]), power), "is not sorted: k\\[7\\]"),
+        ((k[1:], power[1:]), "covers k=.*but the box needs"),
+        ((k[:-1], power[:-1]), "covers k=.*but the box needs"),
+        ((k, changed(power, 3, np.nan)), "not finite"),
+        ((changed(k, 3, np.inf), power), "not finite"),
+        ((k, changed(power, 3, 0.0)), "positive"),
+        ((k, power[1:]), "two equal 1-D arrays"),
+        ((k[:1], power[:1]), "two equal 1-D arrays"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            pmd.linear_modes(noise, cosmo, config, linear_power=table)
+
+
+def test_wrong_shapes_are_refused(single: pmd.Decomposition, cosmo: Any) -> None:
+    with pytest.raises(ValueError, match=r"noise.shape=\(8, 8, 8\) must be particle_shape=\(8, 12, 10\)"):
+        pmd.linear_modes(np.zeros((8, 8, 8)), cosmo, configure(single))

@@ -1,0 +1,126 @@
+"""The simulation as a whole: step times, snapshots, and the host's loop against the one function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import diffrax
+import jax
+import numpy as np
+import pytest
+
+import pmwd_dist as pmd
+from pmwd_dist.pm.nbody import advance, start, step_times
+
+
+def configure(decomposition: pmd.Decomposition, **changes: Any) -> pmd.Config:
+    return pmd.Config(
+        **({"box_size": 32.0, "mesh_shape": 8, "decomposition": decomposition, "steps": 6, "halo": 4} | changes)
+    )
+
+
+def initial(config: pmd.Config, cosmo: Any) -> pmd.Particles:
+    noise = pmd.white_noise(jax.random.key(2), config)
+    return pmd.lpt(pmd.linear_modes(noise, cosmo, config), cosmo, config)
+
+
+# --- step times --------------------------------------------------------------------------------------------------
+
+
+def test_steps_are_uniform_in_growth(single: pmd.Decomposition, cosmo: Any) -> None:
+    times = np.asarray(step_times(cosmo, configure(single)))
+    assert times.shape == (7,)
+    assert (times[0], times[-1]) == (0.1, 1.0)
+    growth = np.diff(pmd.growth(times, cosmo))
+    np.testing.assert_allclose(growth, growth[0], rtol=1e-10)
+
+
+def test_save_times_are_step_times_exactly(single: pmd.Decomposition, cosmo: Any) -> None:
+    saves = (0.123456789, 1 / 3, 0.5, 1.0)
+    times = np.asarray(step_times(cosmo, configure(single, steps=12), save=saves))
+    assert set(saves) <= set(times.tolist())
+    assert len(times) == 13
+    assert (np.diff(times) > 0).all()
+    inner = times[(times >= 0.5)]
+    growth = np.diff(pmd.growth(inner, cosmo))
+    np.testing.assert_allclose(growth, growth[0], rtol=1e-9)  # uniform within a segment
+    assert np.diff(times).max() < 2 * (0.9 / 12)  # and shared out evenly between them
+    assert len(step_times(cosmo, configure(single, steps=1), save=saves)) == 5  # one a segment at least
+
+
+def test_the_number_of_steps_does_not_depend_on_the_cosmology(single: pmd.Decomposition, cosmo: Any) -> None:
+    config = configure(single)
+
+    @jax.jit
+    def times(omega: Any) -> Any:
+        import jax_cosmo
+
+        return step_times(jax_cosmo.Planck15(Omega_c=omega), config, save=(0.4,))
+
+    low, high = times(0.1), times(0.5)
+    assert low.shape == high.shape
+    assert (low != high).any()
+
+
+# --- snapshots ---------------------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_is_the_end_of_a_run_that_stops_there(single: pmd.Decomposition, cosmo: Any) -> None:
+    config = configure(single)
+    particles = initial(config, cosmo)
+    saves = (0.3, 1.0)
+    solution = pmd.nbody(particles, cosmo, config, saveat=diffrax.SaveAt(ts=list(saves))).raise_if_failed()
+    np.testing.assert_allclose(solution.times, saves, rtol=1e-7)
+    times = np.asarray(step_times(cosmo, config, save=saves))
+    for index, a in enumerate(saves):
+        taken = times[: times.tolist().index(a) + 1]
+        shorter = configure(single, a_stop=a)
+        alone = pmd.nbody(particles, cosmo, shorter, stepsize_controller=diffrax.StepTo(taken), max_steps=len(taken))
+        alone.raise_if_failed()
+        np.testing.assert_array_equal(solution.snapshots.disp[index], alone.particles.disp)
+        np.testing.assert_array_equal(solution.snapshots.vel[index], alone.particles.vel)
+    np.testing.assert_array_equal(solution.snapshots.disp[-1], solution.particles.disp)
+    assert not np.array_equal(solution.snapshots.disp[0], solution.snapshots.disp[1])
+
+
+def test_saveat_applies_its_function(cosmo: Any) -> None:
+    config = configure(pmd.Decomposition(pdims=(1, 4)), steps=2)
+    particles = initial(config, cosmo)
+    saveat = diffrax.SaveAt(ts=[0.5, 1.0], fn=lambda t, y, args: pmd.density(y, config))
+    solution = pmd.nbody(particles, cosmo, config, saveat=saveat).raise_if_failed()
+    assert solution.snapshots.shape == (2, 8, 8, 8)
+    np.testing.assert_allclose(solution.snapshots[1], pmd.density(solution.particles, config), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("a", [0.05, 1.2])
+def test_save_times_outside_the_run_are_refused(single: pmd.Decomposition, cosmo: Any, a: float) -> None:
+    config = configure(single)
+    particles = pmd.Particles(np.zeros((8, 8, 8, 3)), np.zeros((8, 8, 8, 3)))
+    with pytest.raises(ValueError, match=rf"saveat time a={a} lies outside a_start=0.1 .. a_stop=1.0"):
+        pmd.nbody(particles, cosmo, config, saveat=diffrax.SaveAt(ts=[0.5, a]))
+
+
+def test_wrong_shapes_are_refused(single: pmd.Decomposition, cosmo: Any) -> None:
+    good, bad = np.zeros((8, 8, 8, 3)), np.zeros((8, 8, 4, 3))
+    for name, particles in (("disp", pmd.Particles(bad, good)), ("vel", pmd.Particles(good, bad))):
+        with pytest.raises(ValueError, match=rf"particles.{name}.shape=\(8, 8, 4, 3\) must be \(8, 8, 8, 3\)"):
+            pmd.nbody(particles, cosmo, configure(single))
+
+
+# --- the host's loop ---------------------------------------------------------------------------------------------
+
+
+def test_the_loop_on_the_host_takes_the_same_steps(cosmo: Any) -> None:
+    config = configure(pmd.Decomposition(pdims=(4, 1)), steps=3)
+    particles, table, solver = initial(config, cosmo), pmd.growth_table(cosmo), pmd.BullFrog()
+    whole = pmd.nbody(particles, cosmo, config).raise_if_failed()
+    assert whole.snapshots is None
+    state = start(particles, table, config, solver)
+    times = np.asarray(step_times(cosmo, config))
+    for a0, a1 in zip(times[:-1], times[1:], strict=True):
+        particles, state = advance(particles, state, table, a0, a1, config, solver)
+    # Compiled apart: rounding may differ, by a few steps of the grid (2e-14 Mpc/h).
+    np.testing.assert_allclose(particles.disp, whole.particles.disp, rtol=0, atol=1e-11)
+    np.testing.assert_allclose(particles.vel, whole.particles.vel, rtol=0, atol=1e-11)
+    assert int(state.status.step) == int(whole.status.step) == 3
+    assert float(state.status.halo) == 4

@@ -1,0 +1,68 @@
+"""The power-of-two grid on which particles live."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import pmwd_dist as pmd
+from pmwd_dist.pm.particles import largest, momentum_resolution, quantize, resolution, round_straight_through
+
+
+def configure(decomposition: pmd.Decomposition, box: float = 20.0) -> pmd.Config:
+    return pmd.Config(box_size=box, mesh_shape=8, decomposition=decomposition)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("box", [0.1, 8.0, 20.0, 5000.0])
+def test_the_grid_is_a_power_of_two_and_holds_128_cells_exactly(
+    single: pmd.Decomposition, box: float, dtype: Any
+) -> None:
+    config = configure(single, box)
+    q = resolution(config, dtype)
+    assert math.frexp(q)[0] == math.frexp(momentum_resolution(config, dtype))[0] == 0.5
+    max_displacement = largest(config, dtype)
+    assert max(128 * config.cell_size[0], 64) <= 2 * max_displacement and max_displacement <= max(
+        128 * config.cell_size[0], 64
+    )
+    # Neighbours of the last exact multiple are representable, and their sum with q has no rounding error.
+    edge = dtype(max_displacement) - dtype(q)
+    assert float(edge) == max_displacement - q
+    assert edge + dtype(q) == dtype(max_displacement)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_snapping_moves_to_the_nearest_grid_point_once(single: pmd.Decomposition, dtype: Any) -> None:
+    config = configure(single)
+    x = np.random.default_rng(0).standard_normal((2, 8, 8, 8, 3)).astype(dtype)
+    particles = quantize(pmd.Particles(*x), config)
+    for got, given, q in zip(
+        (particles.disp, particles.vel), x, (resolution(config, dtype), momentum_resolution(config, dtype)), strict=True
+    ):
+        steps = np.asarray(got, float) / q
+        np.testing.assert_array_equal(steps, np.rint(steps))
+        assert np.abs(np.asarray(got, float) - given).max() <= q / 2
+        assert got.dtype == dtype
+    again = quantize(particles, config)
+    np.testing.assert_array_equal(again.disp, particles.disp)
+    np.testing.assert_array_equal(again.vel, particles.vel)
+
+
+def test_derivatives_pass_straight_through_rounding() -> None:
+    x = np.array([0.2, 0.5, 1.7, -2.5])
+    value, tangent = jax.jvp(round_straight_through, (x,), (x + 1,))
+    np.testing.assert_array_equal(value, [0, 0, 2, -2])
+    np.testing.assert_array_equal(tangent, x + 1)
+    np.testing.assert_array_equal(
+        jax.grad(lambda x: (round_straight_through(x) * np.arange(4.0)).sum())(x), np.arange(4.0)
+    )
+
+
+def test_particles_are_a_pytree_of_two() -> None:
+    particles = pmd.Particles(np.zeros((2, 2, 2, 3)), np.ones((2, 2, 2, 3)))
+    assert len(jax.tree.leaves(particles)) == 2
+    assert isinstance(jax.tree.map(lambda x: x + 1, particles), pmd.Particles)

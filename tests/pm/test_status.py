@@ -1,0 +1,133 @@
+"""Failures that depend on the data are carried along, and are raised on the host with a remedy."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import diffrax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import problems
+import pytest
+
+import pmwd_dist as pmd
+from pmwd_dist.pm.nbody import advance, start, step_times
+from pmwd_dist.pm.status import Code, Status, successful
+
+COSMO = problems.cosmology()
+
+
+def configure(decomposition: pmd.Decomposition, **changes: Any) -> pmd.Config:
+    return pmd.Config(
+        **({"box_size": 8.0, "mesh_shape": 8, "decomposition": decomposition, "steps": 6, "halo": 1} | changes)
+    )
+
+
+def wave(config: pmd.Config) -> pmd.Particles:
+    """A plane wave that displaces by 1.3 cells at a = 1, and by more than one at a = 0.7."""
+    delta, _ = problems.plane_wave((8, 8, 8), config.box_size, 0.98)
+    return pmd.lpt(pmd.prfft3d(delta, config.decomposition), COSMO, config)
+
+
+@pytest.fixture(scope="module")
+def failed() -> tuple[pmd.Config, pmd.Solution]:
+    config = configure(pmd.Decomposition(pdims=(4, 1)))
+    return config, pmd.nbody(wave(config), COSMO, config)
+
+
+def test_a_displacement_beyond_the_halo_is_reported(failed: tuple[pmd.Config, pmd.Solution]) -> None:
+    _, solution = failed
+    status = solution.status
+    assert status.code == Code.BEYOND_HALO
+    assert 0 < status.step < 6
+    assert 1 < status.max_displacement < 1.5
+    assert status.halo == 1
+    message = (
+        rf"a displacement of {float(status.max_displacement):.2f} cells exceeds the halo of 1 cells "
+        rf'in step {int(status.step) + 1}; set halo to 2 or more, or to "auto"'
+    )
+    with pytest.raises(pmd.SimulationError, match=message):
+        solution.raise_if_failed()
+
+
+def test_after_a_failure_the_particles_are_those_of_the_last_good_step(failed: tuple[pmd.Config, pmd.Solution]) -> None:
+    config, solution = failed
+    particles, table, solver = wave(config), pmd.growth_table(COSMO), pmd.BullFrog()
+    state = start(particles, table, config, solver)
+    times = np.asarray(step_times(COSMO, config))
+    for a0, a1 in zip(times[:-1], times[1:], strict=True):
+        good = jax.tree.map(np.array, particles)
+        particles, state = advance(particles, state, table, a0, a1, config, solver)
+        if state.status.code != Code.SUCCESSFUL:
+            break
+    assert state.status.step == solution.status.step
+    np.testing.assert_array_equal(particles.disp, good.disp)
+    np.testing.assert_array_equal(particles.vel, good.vel)
+    np.testing.assert_allclose(solution.particles.disp, good.disp, rtol=0, atol=1e-12)
+    assert np.isfinite(solution.particles.vel).all()
+    # Further steps change nothing, and the first failure stays.
+    again, later = advance(particles, state, table, times[-2], times[-1], config, solver)
+    np.testing.assert_array_equal(again.disp, good.disp)
+    assert (later.status.code, later.status.step) == (state.status.code, state.status.step)
+
+
+def test_auto_is_right_where_a_small_halo_fails(single: pmd.Decomposition) -> None:
+    runs = [configure(pmd.Decomposition(pdims=(2, 2)), halo="auto"), configure(single)]
+    auto, alone = (pmd.nbody(wave(config), COSMO, config).raise_if_failed() for config in runs)
+    np.testing.assert_allclose(auto.particles.disp, alone.particles.disp, rtol=0, atol=1e-11)
+    assert auto.status.max_displacement > 1
+    assert alone.status.halo == math.inf
+    np.testing.assert_allclose(auto.status.max_displacement, alone.status.max_displacement, rtol=1e-11)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("field", ["disp", "vel"])
+def test_what_is_not_finite_is_reported(failed: tuple[pmd.Config, pmd.Solution], bad: float, field: str) -> None:
+    config, _ = failed  # the same compiled program
+    arrays = {name: np.zeros((8, 8, 8, 3)) for name in ("disp", "vel")}
+    arrays[field][1, 2, 3, 1] = bad
+    solution = pmd.nbody(pmd.Particles(**jax.tree.map(jnp.asarray, arrays)), COSMO, config)
+    assert solution.status.code == (Code.NOT_FINITE)
+    assert solution.status.step == 0
+    with pytest.raises(pmd.SimulationError, match="not finite in step 1; check the initial conditions"):
+        solution.raise_if_failed()
+
+
+def test_particles_at_rest_are_fine(failed: tuple[pmd.Config, pmd.Solution]) -> None:
+    config, _ = failed
+    rest = pmd.Particles(jnp.zeros((8, 8, 8, 3)), jnp.zeros((8, 8, 8, 3)))
+    solution = pmd.nbody(rest, COSMO, config)
+    assert solution.raise_if_failed() is solution
+    assert (solution.status.code, solution.status.step, solution.status.max_displacement) == (0, 6, 0)
+    assert np.abs(solution.particles.disp).max() == 0
+
+
+def test_beyond_the_exact_grid_is_reported(single: pmd.Decomposition) -> None:
+    config = configure(single, steps=1)
+    disp = jnp.full((8, 8, 8, 3), 200.0)
+    solution = pmd.nbody(pmd.Particles(disp, 0 * disp), COSMO, config)
+    assert solution.status.code == Code.BEYOND_GRID
+    with pytest.raises(pmd.SimulationError, match="a displacement of 200.0 cells exceeds what the particle grid holds"):
+        solution.raise_if_failed()
+
+
+def test_the_step_limit_of_an_adaptive_solver_is_reported(single: pmd.Decomposition) -> None:
+    config = configure(single, box_size=64.0)
+    particles = pmd.lpt(pmd.linear_modes(pmd.white_noise(jax.random.key(0), config), COSMO, config), COSMO, config)
+    controller = diffrax.PIDController(rtol=1e-6, atol=1e-6)
+    solution = pmd.nbody(particles, COSMO, config, solver=diffrax.Tsit5(), stepsize_controller=controller, max_steps=5)
+    assert solution.status.code == Code.STEP_LIMIT
+    assert solution.status.step <= 5
+    with pytest.raises(pmd.SimulationError, match="reached its limit of steps .*raise max_steps or loosen"):
+        solution.raise_if_failed()
+
+
+def test_every_code_has_a_message_and_fine_has_none() -> None:
+    status = successful()
+    assert status.message() == ""
+    status.raise_if_failed()
+    for code in Code:
+        changed = Status(jnp.asarray(int(code)), status.step, status.max_displacement, jnp.asarray(3.0))
+        assert ("step 1" in changed.message()) == (code != Code.SUCCESSFUL)

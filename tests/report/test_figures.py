@@ -1,0 +1,105 @@
+"""Figures and tables of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib as mpl
+import matplotlib.image
+import numpy as np
+import pytest
+
+from pmwd_dist.report import figures
+from pmwd_dist.report.figures import Slab, Spectrum
+
+
+def make_spectrum(z: float, bins: int = 20) -> Spectrum:
+    k = 0.05 * np.arange(1, bins + 1)
+    linear = 2e4 / (1 + z) ** 2 * (k / 0.05) ** -1.5
+    return Spectrum(z, k, linear * (1 + k), np.round(100 * np.arange(1, bins + 1) ** 2.0), linear)
+
+
+def make_slab(z: float = 0.0, shape: tuple[int, int] = (16, 16), sides: tuple[float, float] = (64.0, 64.0)) -> Slab:
+    return Slab(z, np.random.default_rng(0).lognormal(-0.5, 1.0, shape), sides, 8.0)
+
+
+def test_spectrum_survives_its_file(tmp_path: Path):
+    for z in (0.0, 0.5, 2.0):
+        figures.write_spectrum(tmp_path / f"power_z{z:.3f}.csv", make_spectrum(z))
+    read = figures.read_spectra(tmp_path)
+    assert [spectrum.z for spectrum in read] == [0.0, 0.5, 2.0]
+    expected = make_spectrum(0.5)
+    for name in ("k", "power", "modes", "linear"):
+        np.testing.assert_allclose(getattr(read[1], name), getattr(expected, name), rtol=1e-6)
+
+
+def test_spectrum_file_has_named_columns_with_units(tmp_path: Path):
+    figures.write_spectrum(tmp_path / "power_z0.000.csv", make_spectrum(0.0))
+    first = (tmp_path / "power_z0.000.csv").read_text().splitlines()[0]
+    assert first == "k [h/Mpc],power [(Mpc/h)^3],modes,linear power [(Mpc/h)^3]"
+
+
+def test_bins_without_modes_are_left_out(tmp_path: Path):
+    spectrum = make_spectrum(0.0)
+    spectrum.modes[3] = 0
+    figures.write_spectrum(tmp_path / "power_z0.000.csv", spectrum)
+    assert len(figures.read_spectra(tmp_path)[0].k) == len(spectrum.k) - 1
+
+
+def test_slab_survives_its_file(tmp_path: Path):
+    slab = make_slab(0.25, (8, 12), (32.0, 48.0))
+    figures.write_slab(tmp_path / "density_z0.250.npz", slab)
+    read = figures.read_slab(tmp_path / "density_z0.250.npz")
+    np.testing.assert_array_equal(read.density, slab.density)
+    assert (read.z, read.sides, read.thickness) == (0.25, (32.0, 48.0), 8.0)
+
+
+@pytest.mark.parametrize("count", [1, 3, 9])
+def test_spectra_are_drawn(tmp_path: Path, count: int):
+    figures.draw_spectra(tmp_path / "power.png", [make_spectrum(z) for z in range(count)])
+    assert min(mpl.image.imread(tmp_path / "power.png").shape[:2]) > 800
+
+
+def test_spectra_without_linear_theory_are_drawn(tmp_path: Path):
+    spectrum = make_spectrum(0.0)
+    spectrum.linear[:] = np.nan
+    figures.draw_spectra(tmp_path / "power.png", [spectrum])
+    spectrum.linear[3:] = 1e5
+    figures.draw_spectra(tmp_path / "power.png", [spectrum])
+
+
+@pytest.mark.parametrize(
+    ("shape", "sides"), [((16, 16), (64.0, 64.0)), ((32, 8), (128.0, 32.0)), ((8, 16), (8.0, 64.0))]
+)
+def test_slabs_are_drawn(tmp_path: Path, shape: tuple[int, int], sides: tuple[float, float]):
+    figures.draw_slab(tmp_path / "density.png", make_slab(1.0, shape, sides))
+    assert (tmp_path / "density.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("density", [np.ones((8, 8)), np.zeros((8, 8)), 1 + 1e-3 * np.eye(8)])
+def test_fields_with_little_to_see_are_drawn(tmp_path: Path, density: np.ndarray):
+    figures.draw_slab(tmp_path / "density.png", Slab(9.0, density, (64.0, 64.0), 8.0))
+
+
+def test_redraw_draws_all_that_is_there(tmp_path: Path):
+    figures.write_spectrum(tmp_path / "power_z0.000.csv", make_spectrum(0.0))
+    figures.write_slab(tmp_path / "density_z0.000.npz", make_slab())
+    assert [path.name for path in figures.redraw(tmp_path)] == ["power.png", "density_z0.000.png"]
+
+
+def test_redraw_refuses_what_is_empty_or_damaged(tmp_path: Path):
+    with pytest.raises(ValueError, match="to draw"):
+        figures.redraw(tmp_path)
+    (tmp_path / "density_z0.000.npz").write_text("no zip")
+    with pytest.raises(ValueError, match="not a density slab"):
+        figures.redraw(tmp_path)
+    (tmp_path / "power_z0.000.csv").write_text("k,power\n1,two\n")
+    with pytest.raises(ValueError, match="not a spectrum"):
+        figures.redraw(tmp_path)
+
+
+def test_settings_of_matplotlib_stay_as_they_were(tmp_path: Path):
+    before = dict(mpl.rcParams)
+    figures.draw_slab(tmp_path / "density.png", make_slab())
+    figures.draw_spectra(tmp_path / "power.png", [make_spectrum(0.0)])
+    assert dict(mpl.rcParams) == before

@@ -1,0 +1,383 @@
+"""A simulation as a job: its folder, its checkpoints, and what happens when it fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pmwd_dist as pmd
+from pmwd_dist.cli import main
+from pmwd_dist.io import checkpoint
+from pmwd_dist.io.snapshot import load_snapshot
+from pmwd_dist.report import figures
+from pmwd_dist.run import job
+from pmwd_dist.run.job import Event, Interrupted, execute, prepare_folder
+from pmwd_dist.run.plan import Plan, make_plan
+from pmwd_dist.run.settings import read
+
+SMALL = """
+[box]
+size = 32
+mesh = 16
+[time]
+steps = 4
+lpt_order = 1
+[devices]
+pdims = [1, 1]
+[output]
+redshifts = [1, 0]
+snapshot = "swift"
+"""
+
+
+class Events(list[Event]):
+    """A listener that remembers, and sends a signal to this process after a step."""
+
+    def __init__(self, stop_after: int | None = None, number: int = signal.SIGINT):
+        super().__init__()
+        self.stop_after, self.number = stop_after, number
+
+    def __call__(self, event: Event) -> None:
+        self.append(event)
+        if event["event"] == "step" and event["step"] == self.stop_after:
+            os.kill(os.getpid(), self.number)
+
+    def named(self, name: str) -> list[Event]:
+        return [event for event in self if event["event"] == name]
+
+
+def make(folder: Path, *overrides: str) -> Plan:
+    """A plan with a folder that is ready."""
+    file = folder.with_suffix(".toml")
+    file.write_text(SMALL)
+    plan = make_plan(read(file, overrides), folder)
+    prepare_folder(plan)
+    return plan
+
+
+def resumed(folder: Path, *overrides: str) -> Plan:
+    return make_plan(read(folder / "config.toml", overrides), folder)
+
+
+def command(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    return int(ended.value.code or 0)
+
+
+def particles(folder: Path, label: str = "z0.000") -> dict[str, np.ndarray]:
+    with h5py.File(folder / f"snapshot_{label}.hdf5") as file:
+        return {name: data[:] for name, data in file["PartType1"].items()}
+
+
+def assert_same(one: Path, other: Path) -> None:
+    """Bitwise the same results."""
+    for label in ("z1.000", "z0.000"):
+        for name, values in particles(one, label).items():
+            np.testing.assert_array_equal(values, particles(other, label)[name])
+        csv = f"power_{label}.csv"
+        assert (one / csv).read_text() == (other / csv).read_text()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Events]:
+    """A run from beginning to end."""
+    plan = make(tmp_path_factory.mktemp("run") / "whole")
+    events = Events()
+    execute(plan, events)
+    return plan.folder, events
+
+
+def test_folder_holds_all_results(finished: tuple[Path, Events]):
+    folder, _ = finished
+    each = ("power_{}.csv", "density_{}.npz", "density_{}.png", "snapshot_{}.hdf5")
+    expected = {name.format(label) for name in each for label in ("z0.000", "z1.000")}
+    assert {path.name for path in folder.iterdir()} == expected | {"config.toml", "run.json", "log.jsonl", "power.png"}
+
+
+def test_events_and_log_tell_the_same(finished: tuple[Path, Events]):
+    folder, events = finished
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    assert lines == events
+    names = [event["event"] for event in events if event["event"] != "checkpoint"]
+    assert names == ["start", "initial", "step", "step", "output", "step", "step", "output", "end"]
+    steps = events.named("step")
+    assert [event["step"] for event in steps] == [1, 2, 3, 4]
+    assert steps[-1]["a"] == pytest.approx(1.0)
+    max_displacement = [event["displacement_cells"] for event in steps]
+    assert max_displacement == sorted(max_displacement)
+    assert steps[-1]["displacement"] == pytest.approx(2.0 * max_displacement[-1])
+    assert all(event["peak_memory"] > 1e7 for event in steps)
+
+
+def test_run_json_says_what_ran(finished: tuple[Path, Events]):
+    run = json.loads((finished[0] / "run.json").read_text())
+    assert run["status"] == "finished"
+    assert run["seed"] == 0
+    assert run["devices"] == 1
+    assert run["versions"]["jax"] == jax.__version__
+    assert run["seconds"] > 0
+
+
+def test_power_follows_linear_theory_on_large_scales(finished: tuple[Path, Events]):
+    late, early = figures.read_spectra(finished[0])
+    assert (late.z, early.z) == (0.0, 1.0)
+    assert late.modes[0] == 18
+    growth = late.power[0] / early.power[0]
+    assert growth == pytest.approx(late.linear[0] / early.linear[0], rel=0.3)
+    slab = figures.read_slab(finished[0] / "density_z0.000.npz")
+    assert slab.density.shape == (16, 16)
+    assert slab.thickness == 8.0
+
+
+def test_config_toml_reproduces_the_run(finished: tuple[Path, Events], tmp_path: Path):
+    folder, _ = finished
+    assert command("run", folder / "config.toml", "--output", tmp_path / "again") == 0
+    assert_same(folder, tmp_path / "again")
+
+
+@pytest.mark.parametrize(("number", "step"), [(signal.SIGINT, 1), (signal.SIGTERM, 3)])
+def test_interrupted_and_resumed_is_bitwise_the_same(finished, tmp_path: Path, number: int, step: int):
+    plan = make(tmp_path / "run")
+    before = signal.getsignal(signal.SIGINT)  # ignored, where the tests were started in the background
+    with pytest.raises(Interrupted, match=f"after step {step} of 4") as stopped:
+        execute(plan, Events(step, number))
+    assert stopped.value.signal_number == number
+    assert json.loads((plan.folder / "run.json").read_text())["status"] == "interrupted"
+    assert checkpoint.latest(plan.folder) == plan.folder / f"checkpoint_{step:06d}"
+    assert signal.getsignal(signal.SIGINT) is before
+
+    assert command("resume", plan.folder) == 0
+    assert_same(finished[0], plan.folder)
+    assert checkpoint.latest(plan.folder) is None
+    assert command("resume", plan.folder) == 0  # nothing is left to do
+
+
+def test_interrupt_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "small.toml").write_text(SMALL)
+
+    class Display(Events):
+        def __init__(self):
+            super().__init__(stop_after=2)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            return None
+
+        def warn(self, messages):
+            return None
+
+    monkeypatch.setattr("pmwd_dist.cli.commands.Display", Display)
+    assert command("run", tmp_path / "small.toml", "--output", tmp_path / "run") == 130
+    err = capsys.readouterr().err
+    assert err == f"pmwd-dist: interrupted after step 2 of 4; go on with `pmwd-dist resume {tmp_path / 'run'}`\n"
+
+
+def test_regular_checkpoints_keep_the_last_one(tmp_path: Path):
+    plan = make(tmp_path / "run", "output.checkpoint_every=1", "output.snapshot=false")
+    seen = []
+
+    def listener(event: Event) -> None:
+        if event["event"] == "checkpoint":
+            seen.append([path.name for path in plan.folder.glob("*checkpoint*")])
+
+    execute(plan, listener)
+    assert seen == [["checkpoint_000001"], ["checkpoint_000002"], ["checkpoint_000003"]]
+
+
+def test_resume_without_a_checkpoint_begins_anew(finished, tmp_path: Path):
+    plan = make(tmp_path / "run")
+    execute(plan, Events(), resume=True)
+    assert_same(finished[0], plan.folder)
+
+
+def test_damaged_checkpoint_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    plan = make(tmp_path / "run")
+    with pytest.raises(Interrupted):
+        execute(plan, Events(2))
+    part = plan.folder / "checkpoint_000002" / "0.npz"
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+    capsys.readouterr()
+    assert command("resume", plan.folder) == 1
+    err = capsys.readouterr().err
+    assert "damaged" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_checkpoint_loads_on_any_layout(decomposition: pmd.Decomposition, tmp_path: Path):
+    shape = (8, 8, 4, 3)
+    values = np.random.default_rng(0).normal(size=shape)
+    tree = {
+        "disp": jax.device_put(values, decomposition.sharding),
+        "code": jax.device_put(np.int32(3), decomposition.replicated),
+        "table": jax.device_put(np.arange(5.0), decomposition.replicated),
+    }
+    path = checkpoint.save(tmp_path, 7, tree, {"times": [0.1, 1.0]})
+    assert checkpoint.meta(path)["step"] == 7
+    for pdims in ((1, 1), (4, 1), (2, 2)):
+        other = pmd.Decomposition(pdims)
+        like = {
+            "disp": jax.ShapeDtypeStruct(shape, values.dtype, sharding=other.sharding),
+            "code": jax.device_put(np.int32(0), other.replicated),
+            "table": jax.device_put(np.zeros(5), other.replicated),
+        }
+        read_back = checkpoint.load(path, like)
+        np.testing.assert_array_equal(read_back["disp"], values)
+        np.testing.assert_array_equal(read_back["table"], np.arange(5.0))
+        assert int(read_back["code"]) == 3
+        assert read_back["disp"].sharding == other.sharding
+    with pytest.raises(ValueError, match="another run"):
+        checkpoint.load(path, {"disp": tree["table"]})
+
+
+def test_resume_on_other_devices(tmp_path: Path):
+    plan = make(tmp_path / "run", "output.snapshot=false", "output.redshifts=0")
+    with pytest.raises(Interrupted):
+        execute(plan, Events(3))
+    again = resumed(plan.folder, "devices.pdims=[2, 1]", "devices.halo=12")
+    events = Events()
+    execute(again, events, resume=True)
+    assert events.named("resume")[0]["step"] == 3
+    assert events.named("end")[0]["status"] == "finished"
+
+
+def test_displacement_beyond_the_halo_fails_and_keeps_what_was_computed(tmp_path: Path, capsys):
+    overrides = ["devices.halo=2", "devices.pdims=[2, 1]", "output.snapshot=false"]
+    folder = tmp_path / "run"
+    make(folder, *overrides)
+    shutil.rmtree(folder)
+    sets = [word for override in overrides for word in ("--set", override)]
+    assert command("run", folder.with_suffix(".toml"), "--output", folder, *sets) == 1
+    err = capsys.readouterr().err
+    assert "exceeds the halo of 2 cells" in err
+    assert len(err.splitlines()) == 1
+    assert json.loads((folder / "run.json").read_text())["status"] == "failed"
+    kept = checkpoint.latest(folder)
+    assert kept is not None
+    step = checkpoint.meta(kept)["step"]
+    assert step >= 1
+    execute(resumed(folder, "devices.halo=auto", "devices.pdims=[1, 1]"), Events(), resume=True)
+    assert (folder / "power_z0.000.csv").exists()
+
+
+def test_particles_that_are_not_finite_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    plan = make(tmp_path / "run")
+
+    def broken(modes, cosmo, config):
+        return jax.tree.map(lambda x: x + jnp.nan, pmd_lpt(modes, cosmo, config))
+
+    pmd_lpt = pmd.lpt
+    monkeypatch.setattr(pmd, "lpt", broken)
+    with pytest.raises(pmd.SimulationError, match="not finite"):
+        execute(plan, Events())
+    assert checkpoint.latest(plan.folder) is None
+
+
+def test_disk_that_fills_up_ends_the_run_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    def full(path, *arguments, **options):
+        raise OSError(28, os.strerror(28), str(path))
+
+    monkeypatch.setattr("pmwd_dist.run.output.save_snapshot", full)
+    (tmp_path / "small.toml").write_text(SMALL)
+    assert command("run", tmp_path / "small.toml", "--output", tmp_path / "run") == 1
+    err = capsys.readouterr().err
+    assert err == f"pmwd-dist: the run failed: {tmp_path / 'run' / 'snapshot_z1.000.hdf5'}: No space left on device\n"
+    monkeypatch.undo()
+    assert (tmp_path / "run" / "power_z1.000.csv").exists()
+    assert command("resume", tmp_path / "run") == 0
+    assert (tmp_path / "run" / "snapshot_z1.000.hdf5").exists()
+
+
+def test_overwrite_removes_the_old_results_only(tmp_path: Path):
+    plan = make(tmp_path / "run")
+    (plan.folder / "power_z5.000.csv").write_text("old")
+    (plan.folder / "mine.txt").write_text("keep")
+    with pytest.raises(ValueError, match="not empty"):
+        prepare_folder(plan)
+    prepare_folder(plan, overwrite=True)
+    assert {path.name for path in plan.folder.iterdir()} == {"config.toml", "mine.txt"}
+
+
+def test_table_is_kept_with_the_run(tmp_path: Path):
+    k = np.geomspace(1e-3, 10, 50)
+    np.savetxt(tmp_path / "p.txt", np.stack([k, 1e4 * k], -1))
+    plan = make(tmp_path / "run", "cosmology.linear_power=p.txt")
+    (tmp_path / "p.txt").unlink()
+    again = resumed(plan.folder)
+    assert again.simulation.table is not None
+    np.testing.assert_allclose(again.simulation.table[0], k)
+    prepare_folder(make_plan(read(plan.folder / "config.toml"), plan.folder), overwrite=True)
+    assert resumed(plan.folder).simulation.table is not None
+
+
+def test_output_at_the_start_and_more_outputs_than_steps(tmp_path: Path):
+    plan = make(tmp_path / "run", "output.redshifts=[9, 4, 2, 1, 0.5, 0]", "time.steps=2", "output.snapshot=false")
+    assert plan.steps == 5
+    assert sorted(plan.outputs) == [0, 1, 2, 3, 4, 5]
+    np.testing.assert_allclose([plan.outputs[i] for i in range(6)], [9, 4, 2, 1, 0.5, 0], atol=1e-12)
+
+
+def test_power_of_a_snapshot(finished: tuple[Path, Events], tmp_path: Path):
+    folder, _ = finished
+    out = tmp_path / "p.csv"
+    assert command("power", folder / "snapshot_z0.000.hdf5", "--output", out) == 0
+    measured = np.loadtxt(out, delimiter=",", skiprows=1)
+    expected = np.loadtxt(folder / "power_z0.000.csv", delimiter=",", skiprows=1)
+    np.testing.assert_allclose(measured[:, :3], expected[:, :3], rtol=1e-5)
+
+
+def test_plot_draws_again(finished: tuple[Path, Events]):
+    folder, _ = finished
+    (folder / "power.png").unlink()
+    assert command("plot", folder) == 0
+    assert (folder / "power.png").exists()
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_two_processes(finished: tuple[Path, Events], tmp_path: Path):
+    """The same power as one process; a snapshot of two files; an error of one ends both."""
+    mpirun = shutil.which("mpirun") or str(Path(sys.executable).with_name("mpirun"))
+    if not Path(mpirun).exists():
+        pytest.skip("there is no mpirun")
+    (tmp_path / "small.toml").write_text(SMALL.replace("pdims = [1, 1]", "halo = 12"))
+    environment = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    environment["JAX_ENABLE_X64"] = "1"  # as in this process: the noise of a seed depends on it
+    run = [mpirun, "-n", "2", "--oversubscribe", sys.executable, "-m", "pmwd_dist.cli", "run", "small.toml"]
+    done = subprocess.run(run, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("step 4/4") == 1
+    together, alone = (figures.read_spectra(folder)[0].power for folder in (tmp_path / "small", finished[0]))
+    np.testing.assert_allclose(together, alone, rtol=1e-6)
+    assert (tmp_path / "small" / "snapshot_z0.000.1.hdf5").exists()
+    config = pmd.Config(32.0, 16, decomposition=pmd.Decomposition((1, 1)))
+    two, one = (
+        load_snapshot(folder / "snapshot_z0.000.hdf5", config)[0] for folder in (tmp_path / "small", finished[0])
+    )
+    assert float(jnp.abs(two.disp - one.disp).max()) < 1e-6
+    done = subprocess.run(run, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("not empty") == 1
+
+
+def test_nothing_of_the_runner_is_left_behind(tmp_path: Path):
+    plan = make(tmp_path / "run")
+    (plan.folder / ".checkpoint_000001.part").mkdir()
+    checkpoint.clear(plan.folder)
+    assert not list(plan.folder.glob(".*"))
+    assert job.finished(plan.folder) is False

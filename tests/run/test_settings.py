@@ -1,0 +1,251 @@
+"""The TOML file: what is read from it, and every way in which it may be wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import pmwd_dist as pmd
+from pmwd_dist.cosmology.linear_power import sigma_R
+from pmwd_dist.parallel import autotune_cache
+from pmwd_dist.run.settings import Settings, SettingsError, build, read, to_toml
+from pmwd_dist.run.settings.writing import template
+
+SIMS = Path(__file__).parents[2] / "sims"
+MINIMAL = "[box]\nsize = 64\nmesh = 16\n"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(MINIMAL)
+    return path
+
+
+def problems(path: Path, *overrides: str) -> tuple[str, ...]:
+    with pytest.raises(SettingsError) as caught:
+        build(read(path, overrides))
+    return caught.value.problems
+
+
+def table(path: Path, low: float = 1e-3, high: float = 10.0, count: int = 64) -> tuple[np.ndarray, np.ndarray]:
+    k = np.geomspace(low, high, count)
+    power = 2e4 * (k / 0.02) / (1 + (k / 0.02) ** 2) ** 1.4
+    np.savetxt(path, np.stack([k, power], -1), header="k [h/Mpc]  P [(Mpc/h)^3]")
+    return k, power
+
+
+@pytest.mark.parametrize("path", sorted(SIMS.glob("*.toml")), ids=lambda path: path.stem)
+def test_examples_are_valid(path: Path):
+    config = build(read(path)).config
+    assert config.mesh_shape[0] >= 64
+    assert "memory" in path.read_text().splitlines()[0]
+
+
+def test_only_the_box_is_required(file: Path):
+    settings = read(file)
+    assert settings.box.size == (64.0, 64.0, 64.0)
+    assert settings.box.mesh == (16, 16, 16)
+    assert settings.scale_factors == (1.0,)
+    config = build(settings).config
+    assert config.particle_shape == (16, 16, 16)
+    assert config.steps == 20
+
+
+def test_template_is_valid_and_says_the_defaults(tmp_path: Path):
+    path = tmp_path / "template.toml"
+    path.write_text(template())
+    settings = read(path)
+    assert to_toml(settings, comments=True) == template()
+    assert settings.time == read(path, ["box.size=1"]).time
+
+
+def test_written_settings_read_back_the_same(file: Path, tmp_path: Path):
+    overrides = [
+        "box.mesh=[16, 24, 32]",
+        "box.particles=8",
+        "time.solver=leapfrog",
+        "devices.halo=7",
+        "devices.pdims=[2, 2]",
+        "output.redshifts=[2, 0.5]",
+        "output.snapshot=false",
+        "cosmology.omega_k=1e-3",
+    ]
+    settings = read(file, overrides)
+    again = tmp_path / "again.toml"
+    again.write_text(to_toml(settings))
+    assert read(again) == settings
+    assert settings.output.snapshot == "none"
+    assert settings.scale_factors == (1 / 3, 1 / 1.5)
+
+
+def test_override_takes_the_type_of_its_key(file: Path):
+    settings = read(file, ["box.mesh=[32,32,64]", "box.size=500", "time.solver = fastpm", 'force.gradient="spectral"'])
+    assert settings.box.mesh == (32, 32, 64)
+    assert settings.box.size == (500.0, 500.0, 500.0)
+    assert settings.time.solver == "fastpm"
+    assert settings.force.gradient == "spectral"
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("box.size=-3", ["box.size = -3", "greater than 0", "256"]),
+        ("box.size=nan", ["box.size = nan", "finite"]),
+        ("box.size=inf", ["box.size = inf", "finite"]),
+        ("box.size=big", ['box.size = "big"', "number"]),
+        ("box.size=[1, 2]", ["box.size", "one number or three"]),
+        ("box.mesh=100.5", ["box.mesh = 100.5", "whole number"]),
+        ("box.mesh=true", ["box.mesh = true", "whole number"]),
+        ("box.mesh=0", ["box.mesh = 0", "4 or more"]),
+        ("box.mesh=[16,16,2]", ["box.mesh = [16, 16, 2]", "4 or more"]),
+        ("time.a_start=0", ["time.a_start = 0", "0.001 or more"]),
+        ("time.a_start=1", ["time.a_stop = 1.0", "greater than time.a_start = 1"]),
+        ("time.a_stop=0.05", ["time.a_stop = 0.05", "greater than time.a_start = 0.1"]),
+        ("time.a_stop=2.5", ["time.a_stop = 2.5", "2 or less"]),
+        ("time.steps=0", ["time.steps = 0", "1 or more"]),
+        ("time.steps=2.5", ["time.steps = 2.5", "whole number"]),
+        ("time.solver=bulfrog", ["time.solver", "did you mean", '"bullfrog"']),
+        ("time.lpt_order=3", ["time.lpt_order = 3", "1 or 2"]),
+        ("cosmology.omega_m=-0.3", ["cosmology.omega_m = -0.3", "greater than 0"]),
+        ("cosmology.omega_b=0.4", ["cosmology.omega_b = 0.4", "less than cosmology.omega_m"]),
+        ("cosmology.sigma8=nan", ["cosmology.sigma8 = nan", "finite"]),
+        ("cosmology.wa=1.5", ["cosmology.wa = 1.5", "less than 1"]),
+        ("cosmology.linear_power=none.txt", ["cosmology.linear_power", "no such file"]),
+        ("cosmology.normalise=true", ["cosmology.normalise", "needs cosmology.linear_power"]),
+        ("noise.seed=-1", ["noise.seed = -1", "0 or more"]),
+        ("noise.seed=4294967296", ["noise.seed", "less than"]),
+        ("force.gradient=finite", ["force.gradient", "did you mean"]),
+        ("devices.pdims=[2]", ["devices.pdims", "right length"]),
+        ("devices.pdims=[8, 1]", ["devices.pdims", "8 devices", "there are 4"]),
+        ("devices.halo=-1", ["devices.halo = -1", "auto"]),
+        ("output.redshifts=20", ["output.redshifts", "outside the time span"]),
+        ("output.redshifts=[]", ["output.redshifts", "one redshift or more"]),
+        ("output.redshifts=[0, 0.0001]", ["output.redshifts", "0.001"]),
+        ("output.snapshot=gadgt", ["output.snapshot", '"gadget"']),
+        ("output.slice_thickness=-1", ["output.slice_thickness = -1", "0 or more"]),
+        ("box.sise=3", ["box.sise = 3", "did you mean box.size?"]),
+        ("box.omega_m=0.3", ["box.omega_m", "did you mean cosmology.omega_m?"]),
+        ("boks.size=3", ["[boks]", "did you mean [box]?"]),
+        ("size=3", ["--set size=3", "section.key=value"]),
+    ],
+)
+def test_a_bad_value_is_one_line_with_path_value_and_remedy(file: Path, override: str, words: list[str]):
+    (problem,) = problems(file, override)
+    for word in words:
+        assert word in problem
+    assert "\n" not in problem
+
+
+def test_all_problems_come_at_once(file: Path):
+    found = problems(
+        file, "box.size=-1", "time.steps=0", "cosmology.h=inf", "cosmology.linear_power=x", "nosie.seed=1", "box.mesg=8"
+    )
+    text = "\n".join(found)
+    for path in ("box.size", "time.steps", "cosmology.h", "[nosie]", "box.mesg"):
+        assert path in text
+
+
+def test_missing_keys_are_named(tmp_path: Path):
+    path = tmp_path / "empty.toml"
+    path.write_text("")
+    found = problems(path)
+    assert [line.split(":")[0] for line in found] == ["box.size", "box.mesh"]
+    assert all("add for example" in line for line in found)
+
+
+@pytest.mark.parametrize("text", ["box = 3", "[box\nsize = 3", "size = = 3", "\x00"])
+def test_broken_files_are_refused(tmp_path: Path, text: str):
+    path = tmp_path / "broken.toml"
+    path.write_text(text)
+    assert problems(path)
+
+
+def test_binary_and_absent_files_are_refused(tmp_path: Path):
+    path = tmp_path / "binary.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    assert "not a text file" in problems(path)[0]
+    assert "no such file" in problems(tmp_path / "absent.toml")[0]
+    assert problems(tmp_path)
+
+
+def test_mesh_that_does_not_divide_names_the_remedy(file: Path):
+    (problem,) = problems(file, "devices.pdims=[4, 1]", "box.mesh=18")
+    assert problem.startswith("box.mesh = 18 along x is not divisible by 4 ")
+    assert "16 or 20" in problem
+    (problem,) = problems(file, "box.mesh=[15, 15, 16]")
+    assert problem.startswith("box.mesh: can't be divided over 4 devices")
+
+
+def test_gadget_needs_a_cube(file: Path):
+    (problem,) = problems(file, "box.size=[64, 64, 32]")
+    assert 'use "swift"' in problem
+    read(file, ["box.size=[64, 64, 32]", "output.snapshot=swift"])
+
+
+def test_table_is_found_beside_the_file_and_used(file: Path):
+    k, power = table(file.parent / "p.txt")
+    simulation = build(read(file, ["cosmology.linear_power=p.txt"]))
+    np.testing.assert_allclose(simulation.linear_power(k[5:-5]), power[5:-5], rtol=1e-6)
+    assert np.isnan(simulation.linear_power(np.array([1e-4, 20.0]))).all()
+    noise = pmd.white_noise(jax.random.key(0), simulation.config)
+    assert pmd.linear_modes(noise, simulation.cosmo, simulation.config, linear_power=simulation.table).shape
+
+
+def test_table_can_be_normalised_to_sigma8(file: Path):
+    table(file.parent / "p.txt", 1e-4, 50.0, 512)
+    overrides = ["cosmology.linear_power=p.txt", "cosmology.normalise=true", "cosmology.sigma8=0.7"]
+    simulation = build(read(file, overrides))
+    sigma8 = sigma_R(8.0, lambda k: np.nan_to_num(simulation.linear_power(np.asarray(k))))
+    assert float(sigma8) == pytest.approx(0.7, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("0.1 1\n0.2 2\n0.15 3\n", "not sorted"),
+        ("0.001 1\n10 -2\n", "positive"),
+        ("0.001 1\n10 nan\n", "finite"),
+        ("0.001 1\nten 2\n", "numbers"),
+        ("0.001\n10\n", "has 1 column"),
+        ("# k P\n", "no data"),
+        ("0.001 1\n10\n", "numbers"),
+        ("0.5 1\n10 2\n", "covers k=0.5..10"),
+        ("0.001 1\n0.8 2\n", "covers k=0.001..0.8"),
+    ],
+)
+def test_bad_tables_are_refused(file: Path, content: str, words: str):
+    (file.parent / "p.txt").write_text(content)
+    (problem,) = problems(file, "cosmology.linear_power=p.txt")
+    assert problem.startswith('cosmology.linear_power = "p.txt": ')
+    assert words in problem
+    assert "\n" not in problem
+
+
+def test_table_must_reach_the_corner_of_the_nyquist_cube(file: Path):
+    nyquist = np.pi * 16 / 64
+    table(file.parent / "p.txt", 1e-3, 1.5 * nyquist)
+    (problem,) = problems(file, "cosmology.linear_power=p.txt")
+    assert "box needs" in problem
+    table(file.parent / "p.txt", 1e-3, 1.8 * nyquist)
+    assert isinstance(read(file, ["cosmology.linear_power=p.txt"]), Settings)
+
+
+def test_a_file_takes_who_was_measured_to_move_the_data_unless_it_says_who(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = {"pdims": [4, 1], "moved by": "xla", "key": {"moved by": ["peer", "xla"]}}
+    monkeypatch.setattr(autotune_cache, "find_shape", lambda shape, devices: record)
+    monkeypatch.setattr(pmd.Decomposition, "_peer_unavailable_reason", lambda self: None)
+
+    def backend(*overrides: str) -> str | None:
+        return build(read(file, overrides)).config.decomposition.backend
+
+    assert backend() == "xla"
+    assert backend("devices.backend=peer") == "peer"
+    assert backend("devices.backend=cudecomp") == "cudecomp"
+    record["moved by"] = "peer"
+    assert backend() == "peer"
