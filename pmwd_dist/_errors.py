@@ -1,0 +1,23 @@
+"""Errors about arguments, with their parts as fields: whoever calls the library by other names can say them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class ArgumentError(ValueError):
+    """An argument out of its range: `mesh_shape[0]=100 is not divisible by 8; use 96 or 104`.
+
+    Args:
+      argument: name of the argument.
+      value: what was passed.
+      constraint: what it must be or why it can't be that, a phrase that follows the value.
+      remedy: what to pass instead, an imperative; may be empty.
+      axis: which entry of the argument, where it has several.
+    """
+
+    def __init__(self, argument: str, value: Any, constraint: str, remedy: str = "", *, axis: int | None = None):
+        self.argument, self.value, self.axis = argument, value, axis
+        self.constraint, self.remedy = constraint, remedy
+        index = "" if axis is None else f"[{axis}]"
+        super().__init__(f"{argument}{index}={value} {constraint}" + (f"; {remedy}" if remedy else ""))
