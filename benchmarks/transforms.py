@@ -73,7 +73,7 @@ def layouts() -> list[pmd.Decomposition]:
     """Slabs by whatever serves them by default, slabs and pencils by XLA."""
     count, default = jax.device_count(), pmd.Decomposition()
     by_xla = [pmd.Decomposition((count // py, py), backend="xla") for py in (1, 2) if count % py == 0]
-    return by_xla if default.backend == "xla" else [default, *by_xla]
+    return by_xla if default.backend.name == "xla" else [default, *by_xla]
 
 
 def sent(shape: Any, decomposition: pmd.Decomposition, item: int) -> float:
@@ -124,7 +124,7 @@ def measure_complex(n: int, decomposition: pmd.Decomposition, name: str) -> None
     codes: dict[str, tuple[Any, Any]] = {name: ours}
     # One process with several GPUs hangs in jaxdecomp's pencils (0.3.1 on jaxlib 0.11.2).
     hangs = min(decomposition.pdims) > 1 and decomposition.shared_process and decomposition.platform == "gpu"
-    if decomposition.backend == "xla" and not hangs and find_spec("jaxdecomp"):
+    if decomposition.backend.name == "xla" and not hangs and find_spec("jaxdecomp"):
         import jaxdecomp
 
         codes["jaxdecomp"] = jaxdecomp.pfft3d, jaxdecomp.pifft3d
@@ -177,7 +177,7 @@ def main() -> None:
     say("|---|---|---|---|---|---|---|---|")
     for n in [int(word) for word in sys.argv[1:] if word != "--real"] or [512]:
         for decomposition in layouts():
-            measure_all(n, decomposition, decomposition.backend)
+            measure_all(n, decomposition, decomposition.backend.name)
             if cudecomp.available(decomposition):
                 measure_cudecomp(n, decomposition.pdims)
     cudecomp.close_backend()

@@ -1,96 +1,138 @@
-"""How an op is defined: a JAX primitive with a reference and native targets."""
+"""How an op is defined: a JAX primitive with a reference in JAX, native targets and derivatives.
+
+Operands and results carry a leading batch axis, which is all that vmap needs.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir
+from jax.interpreters import ad, batching, mlir
 from jax.sharding import Mesh
 
 from pmwd_dist._jax.varying import unify_varying
+
+_PLATFORMS = {"cpu": "cpu", "CUDA": "cuda"}  # XLA's names of platforms, and those of JAX's lowering rules
+
+
+@dataclass(frozen=True)
+class Target:
+    """A native implementation of an op on one platform, called through XLA's FFI.
+
+    Args:
+      name: of the registered target.
+      attributes: gives the target's attributes for (type of the first operand, device mesh, **parameters), or None
+        where the target can't run and the reference does; the mesh is None where only its shape is known.
+      scratch: gives shape and type of scratch memory for (type of the first operand, **parameters), passed to the
+        target as a second result; default: none.
+      in_place: whether the result takes the memory of the first operand.
+    """
+
+    name: str
+    attributes: Callable[..., dict[str, Any] | None]
+    scratch: Callable[..., ShapedArray] | None = None
+    in_place: bool = False
 
 
 def define_op(
     name: str,
     abstract: Callable[..., Any],
-    reference: Callable[..., Any],
+    reference: Callable[..., Any] | None,
     *,
-    target: str | None = None,
-    attributes: Callable[..., dict[str, Any]] | None = None,
+    targets: Mapping[str, Target] | None = None,
 ) -> Primitive:
-    """A primitive with one result that runs a native target on CPU where there is one, else the JAX reference.
+    """Define a primitive with one result.
 
-    Its operands and its result carry a leading batch axis, which is all that vmap needs. A parameter
-    `native` of the primitive chooses between the two.
+    Args:
+      name: of the primitive.
+      abstract: gives the type of the result for (types of the operands, **parameters).
+      reference: computes the result in JAX, wherever no target runs; None where there is no other way than a target.
+      targets: native implementations by platform, "cpu" or "CUDA".
     """
     primitive = Primitive(name)
     primitive.def_abstract_eval(abstract)
     primitive.def_impl(functools.partial(_jit_bind, primitive))
-    fallback = mlir.lower_fun(reference, multiple_results=False)
-    mlir.register_lowering(primitive, fallback)
-    if target is not None and attributes is not None:
-
-        def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
-            if not params["native"]:
-                return fallback(ctx, *operands, **params)
-            return jax.ffi.ffi_lowering(target)(ctx, *operands, **attributes(**params))
-
-        mlir.register_lowering(primitive, lower, platform="cpu")
-    batching.primitive_batchers[primitive] = functools.partial(_batch, primitive)
-    return primitive
-
-
-def define_gpu_op(
-    name: str,
-    abstract: Callable[..., Any],
-    *,
-    target: str,
-    attributes: Callable[..., dict[str, Any] | None],
-    scratch: Callable[..., ShapedArray] | None = None,
-    reference: Callable[..., Any] | None = None,
-    in_place: bool = False,
-) -> Primitive:
-    """A primitive with one operand and one result that runs a native target on NVIDIA GPUs.
-
-    Operand and result carry a leading batch axis. `attributes` makes those of the target from the operand's type, the
-    mesh in force (None where only its shape is known) and the parameters. Elsewhere, and where it gives None, the
-    reference serves, if there is one. With `scratch`, the target gets scratch memory as a second result, of the length
-    and type that it gives for the operand.
-    """
-    primitive = Primitive(name)
-    primitive.def_abstract_eval(abstract)
-    primitive.def_impl(functools.partial(_jit_bind, primitive))
-    rule = jax.ffi.ffi_lowering(target, operand_output_aliases={0: 0} if in_place else None)
     fallback = None if reference is None else mlir.lower_fun(reference, multiple_results=False)
-
-    def lower(ctx: Any, operand: Any, **params: Any) -> Any:
-        mesh = getattr(ctx.module_context.axis_context, "mesh", None)
-        given = attributes(ctx.avals_in[0], mesh if isinstance(mesh, Mesh) else None, **params)
-        if given is None:
-            assert fallback is not None
-            return fallback(ctx, operand, **params)
-        if scratch is None:
-            return rule(ctx, operand, **given)
-        extra = scratch(ctx.avals_in[0], **params)
-        # Not empty: a buffer of no bytes may have no address.
-        extra = extra.update(shape=(max(1, *extra.shape),))
-        return rule(ctx.replace(avals_out=[*ctx.avals_out, extra]), operand, **given)[:1]
-
     if fallback is not None:
         mlir.register_lowering(primitive, fallback)
-    mlir.register_lowering(primitive, lower, platform="cuda")
+    for platform, target in (targets or {}).items():
+        mlir.register_lowering(primitive, _lowering(target, fallback), platform=_PLATFORMS[platform])
     batching.primitive_batchers[primitive] = functools.partial(_batch, primitive)
     return primitive
+
+
+def _lowering(target: Target, fallback: Callable[..., Any] | None) -> Callable[..., Any]:
+    call = jax.ffi.ffi_lowering(target.name, operand_output_aliases={0: 0} if target.in_place else None)
+
+    def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
+        mesh = getattr(ctx.module_context.axis_context, "mesh", None)
+        attributes = target.attributes(ctx.avals_in[0], mesh if isinstance(mesh, Mesh) else None, **params)
+        if attributes is None:
+            assert fallback is not None
+            return fallback(ctx, *operands, **params)
+        if target.scratch is None:
+            return call(ctx, *operands, **attributes)
+        scratch = target.scratch(ctx.avals_in[0], **params)
+        # Not empty: a buffer of no bytes may have no address.
+        scratch = scratch.update(shape=(max(1, *scratch.shape),))
+        return call(ctx.replace(avals_out=[*ctx.avals_out, scratch]), *operands, **attributes)[:1]
+
+    return lower
+
+
+def define_linear(primitive: Primitive, transpose: Callable[..., Any]) -> None:
+    """Define the derivatives of an op that is linear in its only operand.
+
+    Args:
+      primitive: the op.
+      transpose: gives the cotangent of the operand for (cotangent of the result, type of the operand, **parameters).
+    """
+
+    def rule(ct: Any, x: Any, **params: Any) -> tuple[Any]:
+        return (ad.Zero(x.aval) if type(ct) is ad.Zero else transpose(ct, x.aval, **params),)
+
+    ad.deflinear2(primitive, rule)
+
+
+def define_linear_pair(first: Primitive, second: Primitive) -> None:
+    """Define the derivatives of two linear ops with the same parameters, each the other's transpose."""
+    define_linear(first, lambda ct, _, **params: second.bind(ct, **params))
+    define_linear(second, lambda ct, _, **params: first.bind(ct, **params))
+
+
+def define_derivatives(
+    primitive: Primitive, tangents: tuple[Callable[..., Any], ...], transposes: Mapping[int, Callable[..., Any]]
+) -> None:
+    """Define the derivatives of an op with several operands.
+
+    Args:
+      primitive: the op.
+      tangents: by operand, the tangent of the result for (tangent of the operand, *operands, **parameters); made of ops
+        that can be differentiated again.
+      transposes: by the number of an operand in which the op is linear, its cotangent for (cotangent of the result,
+        *operands, **parameters).
+    """
+    ad.defjvp(primitive, *tangents)
+
+    def rule(ct: Any, *operands: Any, **params: Any) -> list[Any]:
+        (wanted,) = (i for i, x in enumerate(operands) if ad.is_undefined_primal(x))
+        out: list[Any] = [None] * len(operands)
+        zero = type(ct) is ad.Zero
+        out[wanted] = ad.Zero(operands[wanted].aval) if zero else transposes[wanted](ct, *operands, **params)
+        return out
+
+    ad.primitive_transposes[primitive] = rule
 
 
 def _jit_bind(primitive: Primitive, *operands: Any, **params: Any) -> Any:
     static = tuple(sorted(params.items()))
-    with jax.disable_jit(False):  # which else would bring it back here
+    with jax.disable_jit(False):  # inside disable_jit, this implementation would call itself
         return _jitted(primitive, static)(*operands)
 
 

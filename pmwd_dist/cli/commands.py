@@ -174,9 +174,8 @@ def autotune(
             say=typer.echo,
         )
     _say(f"devices.pdims = [{best.pdims[0]}, {best.pdims[1]}]")
-    _say(f'devices.backend = "{best.backend}"')
-    if best.transpose_comm is not None:
-        _say(f'devices.transpose_comm = "{best.transpose_comm}"')
+    _say(f'devices.backend = "{best.backend.name}"')
+    _say(*(f'devices.{name} = "{value}"' for name, value in best.backend.options.items()))
 
 
 def _start() -> None:

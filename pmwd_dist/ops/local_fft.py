@@ -11,10 +11,9 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax.interpreters import ad
 from jaxtyping import Array
 
-from pmwd_dist._jax.define import define_op
+from pmwd_dist._jax.define import define_linear, define_op
 from pmwd_dist._jax.varying import result_aval
 
 
@@ -73,21 +72,17 @@ def multiplicity(nz: int, dtype: Any) -> np.ndarray:
     return weight
 
 
-def _rfft_transpose(ct: Any, x: Any, *, rank: int) -> tuple[Any]:
-    if type(ct) is ad.Zero:
-        return (ad.Zero(x.aval),)
-    nz = x.aval.shape[3]
-    count = math.prod(x.aval.shape[4 - rank :])
-    weight = count / multiplicity(nz, x.aval.dtype)
-    return (_irfft_p.bind(jnp.conj(ct) * weight, nz=nz, rank=rank),)
+def _rfft_transpose(ct: Array, x: Any, *, rank: int) -> Array:
+    nz = x.shape[3]
+    weight = math.prod(x.shape[4 - rank :]) / multiplicity(nz, x.dtype)
+    return _irfft_p.bind(jnp.conj(ct) * weight, nz=nz, rank=rank)
 
 
-def _irfft_transpose(ct: Any, x: Any, *, nz: int, rank: int) -> tuple[Any]:
-    if type(ct) is ad.Zero:
-        return (ad.Zero(x.aval),)
+def _irfft_transpose(ct: Array, x: Any, *, nz: int, rank: int) -> Array:
+    del x
     weight = multiplicity(nz, ct.dtype) / math.prod(ct.shape[4 - rank :])
-    return (jnp.conj(_rfft_p.bind(ct, rank=rank)) * weight,)
+    return jnp.conj(_rfft_p.bind(ct, rank=rank)) * weight
 
 
-ad.deflinear2(_rfft_p, _rfft_transpose)
-ad.deflinear2(_irfft_p, _irfft_transpose)
+define_linear(_rfft_p, _rfft_transpose)
+define_linear(_irfft_p, _irfft_transpose)

@@ -10,10 +10,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.interpreters import ad
 from jaxtyping import Array, Float
 
-from pmwd_dist._jax.define import define_op
+from pmwd_dist._jax.define import define_linear_pair, define_op
 from pmwd_dist._jax.varying import result_aval
 
 WIDTH = 2  # cells on each side that the stencil reaches
@@ -106,13 +105,4 @@ _gradient_p = define_op("gradient", _gradient_aval, _gradient_reference)
 _divergence_p = define_op("gradient_transpose", _divergence_aval, _divergence_reference)
 
 
-def _gradient_transpose(ct: Any, x: Any, **params: Any) -> tuple[Any]:
-    return (ad.Zero(x.aval) if type(ct) is ad.Zero else _divergence_p.bind(ct, **params),)
-
-
-def _divergence_transpose(ct: Any, x: Any, **params: Any) -> tuple[Any]:
-    return (ad.Zero(x.aval) if type(ct) is ad.Zero else _gradient_p.bind(ct, **params),)
-
-
-ad.deflinear2(_gradient_p, _gradient_transpose)
-ad.deflinear2(_divergence_p, _divergence_transpose)
+define_linear_pair(_gradient_p, _divergence_p)

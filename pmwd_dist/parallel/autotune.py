@@ -6,7 +6,6 @@ import math
 import operator
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -15,16 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from pmwd_dist.parallel import autotune_cache, distributed
-from pmwd_dist.parallel.backends import cudecomp
+from pmwd_dist.parallel.backends import BACKENDS
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3
-from pmwd_dist.parallel.defaults import TransposeComm
+from pmwd_dist.parallel.defaults import default
 from pmwd_dist.parallel.fft import pfft3d, pifft3d, pirfft3d, prfft3d, spectrum_shape
 from pmwd_dist.parallel.halo import halo_pad, halo_reduce
 from pmwd_dist.parallel.inputs import cells
 
 Kind = Literal["r2c", "c2c"]
-
-_COMMS: tuple[TransposeComm, ...] = ("nccl", "nccl_pl", "nvshmem", "nvshmem_pl", "mpi_p2p", "mpi_p2p_pl", "mpi_a2a")
 
 
 def autotune(
@@ -40,11 +37,10 @@ def autotune(
 ) -> Decomposition:
     """The fastest decomposition of a mesh over the devices of this program, by measurement; collective.
 
-    Every division of the devices into slabs and pencils that fits the mesh is timed: the transforms of all `kinds`
-    there and back, and filling a halo and adding it back. The smallest sum wins. In one process with several GPUs their
-    copies into each other's memory ("peer") compete with XLA; with one process a GPU and cuDecomp installed, its NCCL,
-    NVSHMEM and MPI backends do, and the winner is left open. The result is kept on disk with all that it depends on
-    (devices, driver, versions, shape, dtype, kinds, halo), and not measured twice.
+    Every division of the devices into slabs and pencils that fits the mesh is timed with every communication backend
+    that can serve it: the transforms of all `kinds` forward and back, and filling a halo and adding it back. The
+    smallest sum wins; a backend that needs opening is left open if it wins. The result is kept on disk with all that
+    it depends on (devices, driver, versions, shape, dtype, kinds, halo), and not measured twice.
 
     Args:
       shape: cells of the mesh.
@@ -57,7 +53,7 @@ def autotune(
       say: what prints the table's lines (on the first process); None for silence.
 
     Returns:
-      The decomposition; `Config` finds it by itself from then on, in programs of one process.
+      The decomposition, to be passed to `Config`. In config files, devices.backend = "auto" finds it.
 
     Raises:
       ValueError: no division of the devices fits the mesh, or a kind or number of devices that can't be.
@@ -66,8 +62,9 @@ def autotune(
     dtype = _precision(dtype)
     shape, halo, repeats = cells(shape, "shape"), _whole(halo, "halo"), _whole(repeats, "repeats")
     _check(kinds, halo, repeats)
-    started = cudecomp.started()
     candidates = _candidates(shape, devices, kinds)
+    backends = {type(candidate.backend): candidate.backend for candidate in candidates}
+    in_use = [kind for kind, backend in backends.items() if backend.is_open]
     if say is None or jax.process_index() != 0:
         say = _nothing
     key = autotune_cache.machine(devices) | {
@@ -75,7 +72,7 @@ def autotune(
         "dtype": np.dtype(dtype).name,
         "kinds": sorted(kinds),
         "halo": halo,
-        "moved by": sorted({_moved_by(candidate) for candidate in candidates}),
+        "backends": sorted({_label(candidate) for candidate in candidates}),
     }
     found = _agreed(None if measure_again else autotune_cache.find(key), candidates)
     if found is not None:
@@ -83,15 +80,37 @@ def autotune(
         _open(found, shape, halo)
         return found
     best, seconds = _fastest(candidates, shape, dtype, kinds, halo, repeats, say)
-    if best.backend != "cudecomp" and not started:
-        cudecomp.close_backend()
+    for kind, backend in backends.items():
+        if kind not in in_use and kind is not type(best.backend):
+            backend.close()
     if jax.process_index() == 0:
-        record = {"key": key, "pdims": list(best.pdims), "moved by": _moved_by(best)}
+        record = {"key": key, "pdims": list(best.pdims), "backend": best.backend.name, **best.backend.options}
         try:
             autotune_cache.store(record | {"seconds": seconds, "date": time.strftime("%F")})
         except (OSError, RuntimeError) as error:
             say(f"not kept: {error}")
     return best
+
+
+def remembered(shapes: Sequence[Shape3]) -> Decomposition | None:
+    """What `autotune` found best for the first shape on all devices, where it was asked and all shapes fit; else None.
+
+    Reads the file of results and measures nothing. Of several processes not all may see the file, and all must choose
+    alike: there the answer is None, as it is where the current default backend is another one or was not measured.
+    """
+    if jax.process_count() > 1 or jax.device_count() == 1:
+        return None
+    record = autotune_cache.find_shape(shapes[0], jax.devices())
+    if record is None or _label(Decomposition()) not in record["key"].get("backends", ()):
+        return None
+    try:
+        found = Decomposition(tuple(record["pdims"]), backend=record["backend"])
+        for shape in shapes:
+            found.check(shape, "shape")
+    except ValueError:
+        return None
+    whole = found.size == jax.device_count()
+    return found if whole and default("backend") in ("auto", found.backend.name) else None
 
 
 def _fastest(
@@ -104,12 +123,12 @@ def _fastest(
     say: Callable[[str], Any],
 ) -> tuple[Decomposition, float]:
     """The candidate with the smallest sum of times, and that sum in seconds; says all."""
-    say(f"{'pdims':>10} {'moved by':>12} {'forward':>9} {'inverse':>9} {'halo':>9}   [ms]")
+    say(f"{'pdims':>10} {'backend':>12} {'forward':>9} {'inverse':>9} {'halo':>9}   [ms]")
     times = []
     for candidate in candidates:
         row = _measure(candidate, shape, dtype, kinds, halo, repeats)
         text = row if isinstance(row, str) else " ".join(f"{1e3 * t:9.3f}" for t in row)
-        say(f"{candidate.pdims!s:>10} {_moved_by(candidate):>12} {text}")
+        say(f"{candidate.pdims!s:>10} {_label(candidate):>12} {text}")
         times.append(math.inf if isinstance(row, str) else sum(row))
     best = int(np.argmin(times))
     if not math.isfinite(times[best]):
@@ -118,8 +137,9 @@ def _fastest(
     return candidates[best], times[best]
 
 
-def _moved_by(decomposition: Decomposition) -> str:
-    return decomposition.transpose_comm or decomposition.backend
+def _label(decomposition: Decomposition) -> str:
+    """The backend's name, or its options where it has some."""
+    return "/".join(decomposition.backend.options.values() or [decomposition.backend.name])
 
 
 def _nothing(line: str) -> None:
@@ -176,12 +196,8 @@ def _candidates(shape: Shape3, devices: list[Any], kinds: Sequence[str]) -> list
         except ValueError as error:
             problem = problem or error
             continue
-        fitting.append(candidate)
-        with suppress(ValueError):  # where it doesn't serve
-            fitting.append(Decomposition(candidate.pdims, devices, backend="peer"))
-        if len(devices) == jax.device_count() and distributed.all_processes(cudecomp.available(candidate)):
-            pdims = candidate.pdims
-            fitting += [Decomposition(pdims, backend="cudecomp", transpose_comm=c, halo_comm="nccl") for c in _COMMS]
+        for kind in BACKENDS:
+            fitting += [Decomposition(candidate.pdims, devices, backend=b) for b in kind.candidates(candidate)]
     if not fitting:
         raise ValueError(f"no division over {len(devices)} devices fits: {problem}")
     return fitting
@@ -189,10 +205,12 @@ def _candidates(shape: Shape3, devices: list[Any], kinds: Sequence[str]) -> list
 
 def _agreed(record: autotune_cache.Record | None, candidates: list[Decomposition]) -> Decomposition | None:
     """The candidate that the first process remembers, on all processes."""
-    known = [(list(c.pdims), _moved_by(c)) for c in candidates]
+    known = [(list(c.pdims), c.backend.name, c.backend.options) for c in candidates]
     index = -1
-    if record is not None and (wanted := (record["pdims"], record.get("moved by", ""))) in known:
-        index = known.index(wanted)
+    if record is not None:
+        options = {name: record[name] for name in ("transpose_comm", "halo_comm") if name in record}
+        wanted = record["pdims"], record["backend"], options
+        index = known.index(wanted) if wanted in known else -1
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
 
@@ -201,9 +219,9 @@ def _agreed(record: autotune_cache.Record | None, candidates: list[Decomposition
 
 
 def _open(decomposition: Decomposition, shape: Shape3, halo: int) -> None:
-    if decomposition.backend == "cudecomp":
-        widths = [n for n, parts in zip(decomposition.block(shape), decomposition.pdims, strict=False) if parts > 1]
-        cudecomp.open_backend(decomposition, [shape, spectrum_shape(shape, decomposition)], halo=min([halo, *widths]))
+    widths = [n for n, shards in zip(decomposition.block(shape), decomposition.pdims, strict=False) if shards > 1]
+    shapes = [shape, spectrum_shape(shape, decomposition)]
+    decomposition.backend.open(decomposition, shapes, halo=min([halo, *widths]))
 
 
 def _measure(

@@ -62,8 +62,8 @@ def load() -> list[Record]:
         try:
             record = json.loads(line)
             px, py = record["pdims"]
-            known = all(isinstance(record["key"].get(name, []), list) for name in ("kinds", "moved by"))
-            if known and isinstance(px, int) and isinstance(py, int):
+            known = all(isinstance(record["key"].get(name, []), list) for name in ("kinds", "backends"))
+            if known and isinstance(record["backend"], str) and isinstance(px, int) and isinstance(py, int):
                 records.append(record)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             continue

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.core import Tracer
-from jax.sharding import AxisType, Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
 Names = tuple[str, ...]
 
@@ -64,7 +64,7 @@ def _mesh(devices: tuple[Any, ...], pdims: tuple[int, int]) -> Mesh:
     return Mesh(grid, ("x", "y"), axis_types=(AxisType.Auto, AxisType.Auto))
 
 
-def axis_names(mesh: Mesh, spec: PartitionSpec) -> tuple[Names, Names]:
+def axis_names(mesh: Mesh | AbstractMesh, spec: PartitionSpec) -> tuple[Names, Names]:
     """The mesh axes over which a real field of this spec is divided, along x and along y.
 
     Raises:
@@ -89,7 +89,7 @@ def axis_names(mesh: Mesh, spec: PartitionSpec) -> tuple[Names, Names]:
     return x_names, y_names
 
 
-def axes_size(mesh: Mesh, names: Names) -> int:
+def axes_size(mesh: Mesh | AbstractMesh, names: Names) -> int:
     """Number of devices along all these axes."""
     return math.prod(mesh.shape[name] for name in names)
 

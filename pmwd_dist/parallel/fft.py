@@ -20,12 +20,11 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Complex, Float
 
-from pmwd_dist.ops.local_fft import irfft, rfft
 from pmwd_dist.parallel import inputs
-from pmwd_dist.parallel.backends import peer
-from pmwd_dist.parallel.decomposition import Decomposition, Names, Shape3
+from pmwd_dist.parallel.decomposition import Decomposition
+from pmwd_dist.parallel.device_mesh import Names
+from pmwd_dist.parallel.division import Shape3
 from pmwd_dist.parallel.inputs import decomposition_of
-from pmwd_dist.parallel.transpose import collect, spread
 
 Norm = Literal["backward", "ortho", "forward"]
 
@@ -217,7 +216,7 @@ def fftfreq3d(
 
 
 def _wavenumbers(shape: Shape3, nk: int | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of a real field with so many values along kz, or of a complex one."""
+    """Integer wavenumbers along each axis, for nk values along kz, or for a complex field (None)."""
     nx, ny, nz = shape
     kz = np.fft.fftfreq(nz, 1 / nz) if nk is None else np.minimum(np.arange(nk), nz // 2).astype(float)
     return np.fft.fftfreq(nx, 1 / nx), np.fft.fftfreq(ny, 1 / ny), kz
@@ -255,66 +254,22 @@ def _own_part(values: Array, names: Names, parts: int) -> Array:
 
 def rfft_block(block: Array, decomposition: Decomposition) -> Array:
     """`prfft3d` of the local block."""
-    if decomposition.backend == "peer":
-        return peer.rfft(block, decomposition)
-    px, py = decomposition.pdims
-    if px == py == 1:
-        return rfft(block, 3)
-    if py == 1:
-        return jnp.moveaxis(jnp.fft.fft(collect(rfft(block, 2), 1, 0, decomposition)), 2, 0)
-    spectrum = rfft(block, 1)
-    fill = -spectrum.shape[2] % py
-    return _forward(jnp.pad(spectrum, ((0, 0), (0, 0), (0, fill))), decomposition)
+    return decomposition.backend.rfft(block, decomposition)
 
 
 def irfft_block(block: Array, nz: int, decomposition: Decomposition) -> Array:
     """`pirfft3d` of the local block."""
-    if decomposition.backend == "peer":
-        return peer.irfft(block, nz, decomposition)
-    px, py = decomposition.pdims
-    if px == py == 1:
-        return irfft(block, nz, 3)
-    if py == 1:
-        return irfft(spread(_ifft(jnp.moveaxis(block, 0, 2), decomposition), 1, 0, decomposition), nz, 2)
-    return irfft(_back(block, decomposition)[:, :, : nz // 2 + 1], nz, 1)
+    return decomposition.backend.irfft(block, nz, decomposition)
 
 
 def _fft_block(block: Array, decomposition: Decomposition) -> Array:
     """`pfft3d` of the local block."""
-    if decomposition.backend == "peer":
-        return peer.fft(block, decomposition)
-    return _forward(jnp.fft.fft(block), decomposition)
+    return decomposition.backend.fft(block, decomposition)
 
 
 def _ifft_block(block: Array, decomposition: Decomposition) -> Array:
     """`pifft3d` of the local block."""
-    if decomposition.backend == "peer":
-        return peer.ifft(block, decomposition)
-    return _ifft(_back(block, decomposition), decomposition)
-
-
-# The spectrum's index order is restored at the end, which costs nothing where a program goes on with it: it is then a
-# matter of strides.
-
-
-def _forward(block: Array, decomposition: Decomposition) -> Array:
-    """From (x, y split, kz whole) to the spectrum's layout, with the transforms along y and x."""
-    block = jnp.fft.fft(collect(block, 2, 1, decomposition))  # (x, kz, y)
-    block = jnp.fft.fft(collect(block, 2, 0, decomposition))  # (kz, y, x)
-    return jnp.transpose(block, (2, 1, 0))
-
-
-def _back(block: Array, decomposition: Decomposition) -> Array:
-    block = _ifft(jnp.transpose(block, (2, 1, 0)), decomposition)
-    block = _ifft(spread(block, 2, 0, decomposition), decomposition)
-    return spread(block, 2, 1, decomposition)
-
-
-def _ifft(block: Array, decomposition: Decomposition) -> Array:
-    """Along the last axis. On GPUs by way of the transform forward: XLA divides by the length in a pass of its own."""
-    if decomposition.platform != "gpu":
-        return jnp.fft.ifft(block)
-    return jnp.conj(jnp.fft.fft(jnp.conj(block))) / block.shape[-1]
+    return decomposition.backend.ifft(block, decomposition)
 
 
 def sequence_after(modes: Array, done: Any) -> tuple[Array, Any]:

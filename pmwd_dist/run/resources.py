@@ -15,7 +15,6 @@ from pmwd_dist._jax.native import native_available
 from pmwd_dist.config import Config
 from pmwd_dist.io._snapshot_format import particle_bytes
 from pmwd_dist.ops.stencil import WIDTH
-from pmwd_dist.parallel.backends import cudecomp
 from pmwd_dist.parallel.fft import spectrum_shape
 from pmwd_dist.pm.paint import halo_widths
 from pmwd_dist.run.settings import Settings
@@ -142,4 +141,4 @@ def communication(config: Config) -> AbstractContextManager[None]:
         n for n, parts in zip(decomposition.block(config.mesh_shape), decomposition.pdims, strict=False) if parts > 1
     ]
     halo = min([halo_widths(config)[-1] + 1 + WIDTH, *widths])  # cuDecomp reaches the next neighbour; XLA does the rest
-    return cudecomp.opened(decomposition, sorted(fields | spectra), halo=halo)
+    return decomposition.opened(sorted(fields | spectra), halo=halo)

@@ -21,6 +21,7 @@ import pytest
 import pmwd_dist as pmd
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.backends import cudecomp
+from pmwd_dist.parallel.backends.xla import XLA
 from pmwd_dist.parallel.halo import pad_block
 from pmwd_dist.pm.gravity import acceleration
 
@@ -70,10 +71,14 @@ def xla_transpose(block: jax.Array, decomposition: pmd.Decomposition, step: str)
 
 
 def xla_pad_block(block: jax.Array, halo: int, decomposition: pmd.Decomposition) -> jax.Array:
-    return pad_block(block, halo, pmd.Decomposition(pdims=decomposition.pdims))
+    return XLA().halo_pad(block, halo, decomposition)
 
 
-BOTH: tuple[Callable[..., jax.Array], ...] = (cudecomp.transpose, xla_transpose)
+def own_transpose(block: jax.Array, decomposition: pmd.Decomposition, step: str) -> jax.Array:
+    return decomposition.backend.transpose(block, decomposition, step)
+
+
+BOTH: tuple[Callable[..., jax.Array], ...] = (own_transpose, xla_transpose)
 
 
 def mapped(body: Callable[..., Any], decomposition: pmd.Decomposition, before: Any, after: Any) -> Callable[..., Any]:
@@ -134,8 +139,8 @@ def check_halos(decomposition: pmd.Decomposition, dtype: str) -> int:
     count, spec = 0, decomposition.spec
     for halo in (1, 3, widest(decomposition)):
         what = f"{decomposition} halo {halo} {dtype}"
-        assert cudecomp.can_pad(decomposition.block(SHAPE), halo, decomposition)
-        pads = (partial(pad, halo=halo, decomposition=decomposition) for pad in (cudecomp.pad_block, xla_pad_block))
+        assert cudecomp.next_neighbours(decomposition.block(SHAPE), halo, decomposition)
+        pads = (partial(pad, halo=halo, decomposition=decomposition) for pad in (pad_block, xla_pad_block))
         ours, theirs = (mapped(pad, decomposition, spec, spec) for pad in pads)
         x = values(SHAPE, dtype, spec, decomposition)
         out = theirs(x)
@@ -206,9 +211,7 @@ def fails(expected: type[Exception], text: str, body: Callable[[], Any]) -> None
 
 
 def check_refusals(decomposition: pmd.Decomposition, names: list[str]) -> None:
-    block = mapped(
-        lambda b: cudecomp.transpose(b, decomposition, "y_to_x"), decomposition, *steps(decomposition, "y_to_x")
-    )
+    block = mapped(lambda b: own_transpose(b, decomposition, "y_to_x"), decomposition, *steps(decomposition, "y_to_x"))
     fails(ValueError, "is not open", lambda: block(values((8, 8, 8), "float32", SPECS["y"], decomposition)))
     if not any(name.startswith("mpi") for name in names):
         fails(ValueError, "CUDA-aware", lambda: cudecomp.open_backend(served(decomposition, "mpi_p2p"), [SHAPE]))
@@ -218,7 +221,7 @@ def check_refusals(decomposition: pmd.Decomposition, names: list[str]) -> None:
 def check_closing(decomposition: pmd.Decomposition, name: str) -> None:
     """A compiled program finds cuDecomp closed, and open again."""
     run = mapped(
-        partial(cudecomp.transpose, decomposition=decomposition, step="y_to_x"),
+        partial(own_transpose, decomposition=decomposition, step="y_to_x"),
         decomposition,
         *steps(decomposition, "y_to_x"),
     )

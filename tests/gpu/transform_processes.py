@@ -22,6 +22,7 @@ from pmwd_dist._jax import native
 from pmwd_dist.parallel import distributed
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "parallel"))
 from test_transforms import NAMES, TRANSFORMS, operations, weights
 
 DERIVATIVES = ("grad", "jvp", "hessian-vector product", "vmap")  # a Jacobian takes long to compile there
@@ -149,7 +150,7 @@ def main() -> None:
         say(f"{name}: fine")
     if jax.process_count() == 1:
         for decomposition in layouts():
-            if decomposition.backend == "peer":
+            if decomposition.backend.name == "peer":
                 count += check_peers(decomposition) + check_pieces(decomposition) + check_threads(decomposition)
     else:  # a process may use its own GPU alone
         alone = pmd.Decomposition((1, 1), jax.local_devices())

@@ -14,6 +14,7 @@ import numpy as np
 import problems
 import pytest
 
+import pmwd_dist as pmd
 from pmwd_dist.ops import cic
 from pmwd_dist.ops.cic import Geometry
 
@@ -253,7 +254,7 @@ def test_a_weight_that_is_not_finite_makes_nan(native: bool) -> None:
 
 
 def test_native_paint_does_not_depend_on_the_order_of_particles() -> None:
-    if not cic._native.native_available():
+    if not pmd.native_available():
         pytest.skip("the native ops (jaxdecomp_ops) are not installed")
     geometry = Geometry((8, 8, 8), ((1, 1),) * 3, (0, 0, 0), (True,) * 3, (1.0,) * 3)
     rng = np.random.default_rng(3)

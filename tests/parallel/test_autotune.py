@@ -16,6 +16,8 @@ import pytest
 
 import pmwd_dist as pmd
 from pmwd_dist.parallel import autotune_cache
+from pmwd_dist.parallel.autotune import remembered
+from pmwd_dist.parallel.backends.peer import Peer
 
 SHAPE = (8, 8, 6)
 
@@ -55,29 +57,28 @@ def test_another_question_is_measured_anew(other: dict[str, Any]) -> None:
     assert len(lines) > 1
 
 
-def test_a_config_takes_what_was_measured_and_never_measures(cache: Path) -> None:
-    settings: dict[str, Any] = {"box_size": 8.0, "mesh_shape": SHAPE, "a_start": 0.1, "a_stop": 1.0}
-    assert pmd.Config(**settings).decomposition.pdims == (4, 1)
+def test_a_config_reads_no_file_and_remembered_measures_nothing(cache: Path) -> None:
+    assert remembered([SHAPE]) is None
     assert not cache.exists()
     pmd.autotune(SHAPE, repeats=1, say=None)
     record = json.loads(cache.read_text())
     cache.write_text(json.dumps(record | {"pdims": [2, 2]}) + "\n")
-    assert pmd.Config(**settings).decomposition.pdims == (2, 2)
-    assert pmd.Config(**(settings | {"mesh_shape": (16, 8, 6)})).decomposition.pdims == (4, 1)
+    assert remembered([SHAPE]) == pmd.Decomposition((2, 2))
+    assert pmd.Config(box_size=8.0, mesh_shape=SHAPE).decomposition.pdims == (4, 1)
+    assert remembered([(16, 8, 6)]) is None
     for change in ({"jax": "0.1"}, {"device": "another"}, {"driver": "another"}):
         cache.write_text(json.dumps(record | {"pdims": [2, 2], "key": record["key"] | change}) + "\n")
-        assert pmd.Config(**settings).decomposition.pdims == (4, 1)
+        assert remembered([SHAPE]) is None
 
 
 def test_a_damaged_cache_is_no_obstacle(cache: Path) -> None:
     cache.parent.mkdir()
     cache.write_text('{"key": {}, "pdims": "x"}\nnot json\n[1]\n{"key": 3, "pdims": [1, 4]}\n{"key": {"kinds": 5}}\n')
     assert autotune_cache.load() == []
-    settings: dict[str, Any] = {"box_size": 8.0, "mesh_shape": SHAPE, "a_start": 0.1, "a_stop": 1.0}
-    key = autotune_cache.machine(jax.devices()) | {"shape": list(SHAPE), "kinds": ["r2c"]}
+    key = autotune_cache.machine(jax.devices()) | {"shape": list(SHAPE), "kinds": ["r2c"], "backends": ["xla"]}
     for pdims in ([3, 3], [4, 0], [2, 1]):  # not a division of four devices
-        cache.write_text(json.dumps({"key": key, "pdims": pdims}) + "\n")
-        assert pmd.Config(**settings).decomposition.pdims == (4, 1)
+        cache.write_text(json.dumps({"key": key, "pdims": pdims, "backend": "xla"}) + "\n")
+        assert remembered([SHAPE]) is None
     cache.write_bytes(b"\xff\xfe\n")
     assert autotune_cache.load() == []
     pmd.autotune(SHAPE, repeats=1, say=None, n_devices=1)
@@ -124,45 +125,46 @@ def test_a_result_that_cannot_be_kept_is_not_lost(cache: Path) -> None:
     assert lines[-1].startswith("not kept: ")
 
 
-def test_pencils_leave_no_wrong_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    record = {"pdims": [1, 4], "moved by": "xla", "key": {"moved by": ["xla"]}}
-    monkeypatch.setattr(autotune_cache, "find_shape", lambda shape, devices: record)
-    config = pmd.Config(box_size=8.0, mesh_shape=(8, 6, 6), a_start=0.1, a_stop=1.0, decomposition=None)
-    # 6 rows don't divide over 4 devices: what was measured doesn't fit this lattice, so the next that does is taken.
-    assert config.decomposition.pdims == (2, 2)
-    assert jax.device_count() == 4
+def record_of(**changes: Any) -> dict[str, Any]:
+    return {"pdims": [4, 1], "backend": "xla", "key": {"backends": ["peer", "xla"]}} | changes
 
 
-def test_a_config_takes_what_was_measured_and_who_moved_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    record = {"pdims": [4, 1], "moved by": "xla", "key": {"moved by": ["peer", "xla"]}}
-    monkeypatch.setattr(autotune_cache, "find_shape", lambda shape, devices: record)
+@pytest.fixture
+def peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slabs are taken for GPUs that write into each other's memory."""
     monkeypatch.setattr(
-        pmd.Decomposition, "_peer_unavailable_reason", lambda self: None if self.pdims[1] == 1 else "pencils"
+        Peer, "unavailable_reason", lambda self, division: None if division.pdims[1] == 1 else "serves slabs"
     )
 
-    def chosen() -> tuple[tuple[int, int], str | None]:
-        decomposition = pmd.Config(box_size=8.0, mesh_shape=8, a_start=0.1, a_stop=1.0).decomposition
-        return decomposition.pdims, decomposition.backend
 
-    assert chosen() == ((4, 1), "xla")
-    record["moved by"] = "peer"
-    assert chosen() == ((4, 1), "peer")
-    record |= {"pdims": [2, 2], "moved by": "xla"}
-    assert chosen() == ((2, 2), "xla")
-    record["key"] = {"moved by": ["xla"]}  # from before "peer" served here
-    assert chosen() == ((4, 1), "peer")
-    del record["moved by"]
-    assert chosen() == ((4, 1), "peer")
-
-
-def test_a_default_that_was_set_says_more_than_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    record = {"pdims": [2, 2], "moved by": "xla", "key": {"moved by": ["peer", "xla"]}}
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        (record_of(), ((4, 1), "xla")),
+        (record_of(backend="peer"), ((4, 1), "peer")),
+        (record_of(pdims=[2, 2]), ((2, 2), "xla")),
+        (record_of(key={"backends": ["xla"]}), None),  # from before "peer" served here
+        (record_of(backend="another"), None),
+        (None, None),
+    ],
+)
+def test_what_was_measured_is_remembered(
+    peers: None, monkeypatch: pytest.MonkeyPatch, record: Any, expected: Any
+) -> None:
     monkeypatch.setattr(autotune_cache, "find_shape", lambda shape, devices: record)
-    monkeypatch.setattr(
-        pmd.Decomposition, "_peer_unavailable_reason", lambda self: None if self.pdims[1] == 1 else "pencils"
-    )
-    monkeypatch.setenv("PMWD_BACKEND", "peer")
-    decomposition = pmd.Config(box_size=8.0, mesh_shape=8, a_start=0.1, a_stop=1.0).decomposition
-    assert (decomposition.pdims, decomposition.backend) == ((4, 1), "peer")
-    monkeypatch.setenv("PMWD_BACKEND", "cudecomp")
-    assert pmd.Config(box_size=8.0, mesh_shape=8, a_start=0.1, a_stop=1.0).decomposition.backend == "cudecomp"
+    found = remembered([(8, 8, 8)])
+    assert (found and (found.pdims, found.backend.name)) == expected
+
+
+def test_a_division_that_does_not_fit_all_shapes_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = record_of(pdims=[1, 4], key={"backends": ["xla"]})
+    monkeypatch.setattr(autotune_cache, "find_shape", lambda shape, devices: record)
+    assert remembered([(8, 8, 8)]) == pmd.Decomposition((1, 4))
+    assert remembered([(8, 8, 8), (8, 6, 6)]) is None
+
+
+def test_a_default_that_was_set_says_more_than_a_record(peers: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autotune_cache, "find_shape", lambda shape, devices: record_of(pdims=[2, 2]))
+    for name in ("peer", "cudecomp"):
+        monkeypatch.setenv("PMWD_BACKEND", name)
+        assert remembered([(8, 8, 8)]) is None

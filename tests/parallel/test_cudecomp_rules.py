@@ -16,8 +16,9 @@ from jax.sharding import Mesh
 
 import pmwd_dist as pmd
 from pmwd_dist._jax import native
-from pmwd_dist.parallel import halo
 from pmwd_dist.parallel.backends import cudecomp
+from pmwd_dist.parallel.backends.cudecomp import CuDecomp
+from pmwd_dist.parallel.backends.xla import XLA
 from pmwd_dist.parallel.device_mesh import device_groups
 
 SHAPE = (8, 16, 24)
@@ -29,7 +30,7 @@ STEPS = ("z_to_y", "y_to_x", "x_to_y", "y_to_z")
 def opened(parallel: pmd.Decomposition, monkeypatch: pytest.MonkeyPatch) -> pmd.Decomposition:
     """A layout that passes for opened, so that programs can be traced and lowered, if not run."""
     decomposition = pmd.Decomposition(pdims=parallel.pdims, backend="cudecomp")
-    monkeypatch.setattr(cudecomp, "_opened", {decomposition})
+    monkeypatch.setattr(cudecomp, "_opened", {(decomposition, decomposition.backend)})
     monkeypatch.setattr(native, "cudecomp_ops", lambda: SimpleNamespace(cudecomp_scratch=lambda *_: 100))
     return decomposition
 
@@ -60,7 +61,7 @@ def mapped(body: Any, decomposition: pmd.Decomposition, before: Any, after: Any)
 
 def transposed(decomposition: pmd.Decomposition, step: Any) -> Any:
     before, after = step.split("_to_")
-    body = partial(cudecomp.transpose, decomposition=decomposition, step=step)
+    body = partial(decomposition.backend.transpose, division=decomposition, step=step)
     return mapped(body, decomposition, SPECS[before], SPECS[after])
 
 
@@ -139,7 +140,7 @@ def test_numbers_of_backends_are_those_of_cudecomp() -> None:
         for halo_comm, halo_number in halos.items():
             chosen: Any = {"transpose_comm": transpose, "halo_comm": halo_comm}
             decomposition = pmd.Decomposition((1, 1), backend="cudecomp", **chosen)
-            assert cudecomp._chosen(decomposition) == (number, halo_number)
+            assert decomposition.backend.comms == (number, halo_number)
 
 
 def test_every_process_learns_what_one_lacks(mpi: None) -> None:
@@ -151,7 +152,7 @@ def test_every_process_learns_what_one_lacks(mpi: None) -> None:
 
 
 def test_a_decomposition_of_xla_is_not_opened(single: pmd.Decomposition) -> None:
-    with pytest.raises(ValueError, match="is not served by cuDecomp; make it with backend='cudecomp'"):
+    with pytest.raises(ValueError, match="does not use cuDecomp; make it with backend='cudecomp'"):
         cudecomp.open_backend(single, [SHAPE])
 
 
@@ -171,25 +172,26 @@ def test_shapes_follow_the_step(opened: pmd.Decomposition, step: str) -> None:
     assert (out.shape, out.dtype) == (SHAPE, jnp.complex64)
 
 
-def test_a_step_that_moves_nothing_needs_no_library(single: pmd.Decomposition) -> None:
-    x = jnp.arange(24.0).reshape(2, 3, 4)
-    for step in STEPS:
-        assert cudecomp.transpose(x, single, step) is x
-    assert cudecomp.pad_block(x, 5, single) is x
+def test_one_device_needs_no_library() -> None:
+    single = pmd.Decomposition((1, 1), backend="cudecomp")
+    x = np.random.default_rng(0).standard_normal((2, 3, 4))
+    np.testing.assert_allclose(pmd.prfft3d(x, single), np.fft.rfftn(x), atol=1e-14)
+    np.testing.assert_array_equal(pmd.halo_pad(x, 5, single), x)
 
 
-def test_what_cannot_be_transposed(parallel: pmd.Decomposition, opened: pmd.Decomposition) -> None:
+def test_what_cannot_be_transposed(opened: pmd.Decomposition) -> None:
     with pytest.raises(ValueError, match="step='z_to_x' is not known; use one of"):
-        cudecomp.transpose(jnp.ones(SHAPE), parallel, "z_to_x")  # pyright: ignore[reportArgumentType]
+        opened.backend.transpose(jnp.ones(SHAPE), opened, "z_to_x")
     if opened.pdims[1] > 1:
         with pytest.raises(ValueError, match=r"does not divide into .* blocks, as step 'z_to_y' asks"):
             jax.eval_shape(transposed(opened, "z_to_y"), jnp.ones((8, 16, 25)))
 
 
 def test_before_opening_the_error_says_what_to_call(parallel: pmd.Decomposition) -> None:
+    decomposition = pmd.Decomposition(parallel.pdims, backend="cudecomp")
     step = "y_to_x" if parallel.pdims[0] > 1 else "z_to_y"
     with pytest.raises(ValueError, match="is not open; call cudecomp.open_backend on every process"):
-        jax.eval_shape(transposed(parallel, step), jnp.ones(SHAPE))
+        jax.eval_shape(transposed(decomposition, step), jnp.ones(SHAPE))
 
 
 def bound(jaxpr: Any, name: str) -> list[dict[str, Any]]:
@@ -217,7 +219,7 @@ def test_the_transpose_of_a_step_is_the_step_back(opened: pmd.Decomposition, ste
 
 @pytest.mark.parametrize("step", STEPS)
 def test_a_program_for_gpus_says_which_grid_it_needs(opened: pmd.Decomposition, step: str) -> None:
-    batched = jax.vmap(partial(cudecomp.transpose, decomposition=opened, step=step))
+    batched = jax.vmap(partial(opened.backend.transpose, division=opened, step=step))
     before, after = (jax.P(None, *SPECS[axis]) for axis in step.split("_to_"))
     run = jax.jit(mapped(batched, opened, before, after))
     text = run.trace(jnp.ones((3, *SHAPE), jnp.float32)).lower(lowering_platforms=("cuda",)).as_text()
@@ -233,14 +235,14 @@ def test_a_program_for_gpus_says_which_grid_it_needs(opened: pmd.Decomposition, 
 def test_transforms_order_their_axes_alike(opened: pmd.Decomposition, monkeypatch: pytest.MonkeyPatch) -> None:
     """With XLA's exchanges in place of cuDecomp's, the transforms of the package give the same numbers."""
 
-    def exchange(block: jax.Array, decomposition: pmd.Decomposition, step: Any) -> jax.Array:
+    def exchange(self: Any, block: jax.Array, division: pmd.Decomposition, step: Any) -> jax.Array:
         split, whole, along_y = {"z_to_y": (2, 1, 1), "y_to_x": (1, 0, 0), "x_to_y": (0, 1, 0), "y_to_z": (1, 2, 1)}[
             step
         ]
-        names = (decomposition.x_names, decomposition.y_names)[along_y]
-        return jax.lax.all_to_all(block, names, split, whole, tiled=True) if decomposition.pdims[along_y] > 1 else block
+        names, _ = division.axis_groups[along_y]
+        return jax.lax.all_to_all(block, names, split, whole, tiled=True)
 
-    monkeypatch.setattr(cudecomp, "transpose", exchange)
+    monkeypatch.setattr(CuDecomp, "transpose", exchange)
     plain = pmd.Decomposition(pdims=opened.pdims)
     x = np.random.default_rng(0).standard_normal(SHAPE)
     for own in (opened, plain):
@@ -253,8 +255,8 @@ def test_transforms_order_their_axes_alike(opened: pmd.Decomposition, monkeypatc
 # --- halos ----------------------------------------------------------------------------------------------------
 
 
-def test_halos_have_the_shapes_and_the_transpose_of_the_package(opened: pmd.Decomposition) -> None:
-    pads = [partial(pad, halo=2, decomposition=opened) for pad in (cudecomp.pad_block, halo.pad_block)]
+def test_halos_have_the_shapes_and_the_transpose_of_xlas(opened: pmd.Decomposition) -> None:
+    pads = [partial(backend.halo_pad, halo=2, division=opened) for backend in (opened.backend, XLA())]
     ours, theirs = (mapped(pad, opened, opened.spec, opened.spec) for pad in pads)
     x = jnp.zeros(SHAPE)
     assert jax.eval_shape(ours, x) == jax.eval_shape(theirs, x)
@@ -264,18 +266,21 @@ def test_halos_have_the_shapes_and_the_transpose_of_the_package(opened: pmd.Deco
     np.testing.assert_array_equal(jax.linear_transpose(ours, x)(ct)[0], jax.linear_transpose(theirs, x)(ct)[0])
 
 
-def test_halos_reach_the_next_neighbour_only(opened: pmd.Decomposition) -> None:
+def halo_program(decomposition: pmd.Decomposition, halo: int) -> str:
+    """A program for GPUs that fills halos."""
+    run = jax.jit(partial(pmd.halo_pad, halo=halo, decomposition=decomposition))
+    return run.trace(jnp.ones(SHAPE)).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def test_halos_wider_than_a_block_are_filled_by_xla(opened: pmd.Decomposition) -> None:
     block = opened.block(SHAPE)
-    width = min(n for n, parts in zip(block, opened.pdims, strict=False) if parts > 1)
-    assert cudecomp.can_pad(block, width, opened)
-    assert not cudecomp.can_pad(block, width + 1, opened)
-    with pytest.raises(ValueError, match=f"halo={width + 1} must not be wider than a block"):
-        cudecomp.pad_block(jnp.ones(block), width + 1, opened)
+    width = min(n for n, shards in zip(block, opened.pdims, strict=False) if shards > 1)
+    assert "jaxdecomp_ops_cudecomp_halo" in halo_program(opened, width)
+    assert "jaxdecomp_ops_cudecomp_halo" not in halo_program(opened, width + 1)
 
 
 def test_halos_are_filled_in_place(opened: pmd.Decomposition) -> None:
-    run = jax.jit(mapped(partial(cudecomp.pad_block, halo=1, decomposition=opened), opened, opened.spec, opened.spec))
-    text = run.trace(jnp.ones(SHAPE)).lower(lowering_platforms=("cuda",)).as_text()
+    text = halo_program(opened, 1)
     call = next(line for line in text.splitlines() if "jaxdecomp_ops_cudecomp_halo" in line)
     assert "output_operand_alias" in call and "halo = dense<1>" in call
 

@@ -27,7 +27,7 @@ SHAPE = (8, 12, 10)
 
 @pytest.fixture(params=[1, 4], ids="{0}x1".format)
 def decomposition(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Decomposition:
-    monkeypatch.setattr(Decomposition, "_peer_unavailable_reason", lambda self: None)
+    monkeypatch.setattr(peer.Peer, "unavailable_reason", lambda self, division: None)
     return Decomposition((request.param, 1), backend="peer")
 
 
@@ -148,11 +148,11 @@ def test_a_batch_is_one_call(decomposition: Decomposition) -> None:
 
 
 def test_chains_by_space_exchange_in_rows_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Decomposition, "_peer_unavailable_reason", lambda self: None)
+    monkeypatch.setattr(peer.Peer, "unavailable_reason", lambda self, division: None)
     mesh = jax.make_mesh((2, 2), ("chain", "x"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     decomposition = Decomposition(mesh=mesh, spec=jax.P("x"), backend="peer")
     monkeypatch.setattr(native, "peer_unavailable_reason", lambda ordinals: None)
-    attributes = peer._row_attributes(mesh, decomposition.names, decomposition.size)
+    attributes = peer._group_attributes(mesh, decomposition.names, decomposition.size)
     assert attributes is not None
     assert attributes["rows"].tolist() == [device.local_hardware_id for device in mesh.devices.flat]
     assert attributes["parts"].tolist() == [2]
@@ -188,7 +188,7 @@ def native_rows(run: Any, *arguments: Any) -> list[list[int]]:
 
 @pytest.fixture
 def as_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Decomposition, "_peer_unavailable_reason", lambda self: None)
+    monkeypatch.setattr(peer.Peer, "unavailable_reason", lambda self, division: None)
     monkeypatch.setattr(native, "peer_unavailable_reason", lambda ordinals: None)
     monkeypatch.setattr(native, "fast_along_x", lambda ordinal, parts, shape, double: shape[0] != 6)
 
@@ -271,8 +271,8 @@ def gpus(count: int, process: int = 0, version: str = "cuda 13000") -> list[Any]
 
 def unavailable_reason(devices: list[Any], py: int = 1) -> str | None:
     mesh = SimpleNamespace(devices=np.array(devices, dtype=object).reshape(-1, py))
-    fake: Any = SimpleNamespace(mesh=mesh, pdims=mesh.devices.shape, size=len(devices))
-    return Decomposition._peer_unavailable_reason(fake)
+    fake: Any = SimpleNamespace(mesh=mesh, pdims=mesh.devices.shape, size=len(devices), is_abstract=False)
+    return peer.Peer().unavailable_reason(fake)
 
 
 def test_where_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,16 +295,16 @@ def test_where_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_on_cpus_it_is_refused_when_demanded_and_passed_over_when_not(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"backend='peer' serves NVIDIA GPUs; use backend='xla'"):
         Decomposition((1, 1), backend="peer")
-    assert Decomposition((1, 1)).backend == "xla"
+    assert Decomposition((1, 1)).backend.name == "xla"
     monkeypatch.setattr(defaults, "_set", {"backend": "peer"})
     with pytest.raises(ValueError, match="serves NVIDIA GPUs"):
         Decomposition((1, 1))
 
 
 def test_it_is_the_default_where_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Decomposition, "_peer_unavailable_reason", lambda self: None)
-    assert Decomposition((4, 1)).backend == "peer"
-    assert Decomposition((4, 1), backend="xla").backend == "xla"
+    monkeypatch.setattr(peer.Peer, "unavailable_reason", lambda self, division: None)
+    assert Decomposition((4, 1)).backend.name == "peer"
+    assert Decomposition((4, 1), backend="xla").backend.name == "xla"
 
 
 def test_without_native_ops_or_libraries_a_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,7 +139,9 @@ def launch(tmp_path: Path, script: str, *arguments: str) -> Path:
     path, result = tmp_path / "script.py", tmp_path / "result.npz"
     path.write_text(script)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
-    environment["PYTHONPATH"] = os.pathsep.join([*map(str, Path(__file__).parents[:2]), str(Path(pmd.__file__).parents[1])])
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [*map(str, Path(__file__).parents[:2]), str(Path(pmd.__file__).parents[1])]
+    )
     environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     command = [mpirun, "-n", "2", "--oversubscribe", sys.executable, str(path), str(result), *arguments]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)

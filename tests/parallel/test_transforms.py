@@ -180,6 +180,32 @@ def test_explicit_axes_are_in_the_types(name: str) -> None:
         assert result.sharding.is_equivalent_to(x.sharding, 3)
 
 
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_transforms_take_the_mesh_that_is_set(kind: AxisType) -> None:
+    """Inside jit and derivatives, too, where an array over Auto axes doesn't tell its sharding; and arrays of numpy."""
+    mesh = mesh_of(kind)
+    x = jax.device_put(weights(0), NamedSharding(mesh, P("a", "b")))
+
+    def loss(x: jax.Array) -> jax.Array:
+        spectrum = pmd.prfft3d(x)
+        padded = pmd.halo_pad(pmd.pirfft3d(spectrum * jnp.conj(spectrum), x.shape), 2)
+        return jnp.sum(padded**2)
+
+    def alone(x: jax.Array) -> jax.Array:
+        spectrum = jnp.fft.rfftn(x)
+        squares = jnp.fft.irfftn(spectrum * jnp.conj(spectrum), x.shape) ** 2
+        return jnp.sum(squares * copies)
+
+    with jax.set_mesh(mesh):
+        copies = np.asarray(pmd.halo_reduce(pmd.halo_pad(jnp.ones_like(x), 2), 2))
+        result = jax.jit(jax.grad(loss))(x)
+        spectrum = pmd.prfft3d(weights(0))
+    expected = np.asarray(jax.grad(alone)(weights(0)))
+    np.testing.assert_allclose(result, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
+    assert result.sharding.is_equivalent_to(x.sharding, 3)
+    np.testing.assert_allclose(spectrum[..., : weights(0).shape[2] // 2 + 1], np.fft.rfftn(weights(0)), atol=1e-11)
+
+
 def test_blocks_inside_ones_own_shard_map() -> None:
     mesh = mesh_of(AxisType.Explicit)
     decomposition = pmd.Decomposition(mesh=mesh, spec=P("a", "b"))

@@ -11,6 +11,7 @@ import pytest
 import pmwd_dist as pmd
 from pmwd_dist.cosmology.linear_power import sigma_R
 from pmwd_dist.parallel import autotune_cache
+from pmwd_dist.parallel.backends.peer import Peer
 from pmwd_dist.run.settings import Settings, SettingsError, build, read, to_toml
 from pmwd_dist.run.settings.writing import template
 
@@ -234,18 +235,18 @@ def test_table_must_reach_the_corner_of_the_nyquist_cube(file: Path):
     assert isinstance(read(file, ["cosmology.linear_power=p.txt"]), Settings)
 
 
-def test_a_file_takes_who_was_measured_to_move_the_data_unless_it_says_who(
+def test_a_file_takes_the_backend_that_was_measured_unless_it_names_one(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = {"pdims": [4, 1], "moved by": "xla", "key": {"moved by": ["peer", "xla"]}}
+    record = {"pdims": [4, 1], "backend": "xla", "key": {"backends": ["peer", "xla"]}}
     monkeypatch.setattr(autotune_cache, "find_shape", lambda shape, devices: record)
-    monkeypatch.setattr(pmd.Decomposition, "_peer_unavailable_reason", lambda self: None)
+    monkeypatch.setattr(Peer, "unavailable_reason", lambda self, division: None)
 
-    def backend(*overrides: str) -> str | None:
-        return build(read(file, overrides)).config.decomposition.backend
+    def backend(*overrides: str) -> str:
+        return build(read(file, overrides)).config.decomposition.backend.name
 
     assert backend() == "xla"
     assert backend("devices.backend=peer") == "peer"
     assert backend("devices.backend=cudecomp") == "cudecomp"
-    record["moved by"] = "peer"
+    record["backend"] = "peer"
     assert backend() == "peer"

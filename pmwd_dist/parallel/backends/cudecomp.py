@@ -1,4 +1,4 @@
-"""Transposes and halos by NVIDIA's cuDecomp, on local blocks: one process a GPU, under mpirun or srun.
+"""NVIDIA's cuDecomp: transposes and halos with one process a GPU, under mpirun or srun.
 
 cuDecomp is loaded at run time: from the path in the environment variable PMWD_CUDECOMP_LIBRARY, else from where the
 loader looks for libcudecomp.so.0 (LD_LIBRARY_PATH, the system's paths). It moves the same data to the same places as
@@ -9,34 +9,147 @@ nothing else ever starts or ends cuDecomp.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Literal, get_args
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self, final, get_args
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.core import ShapedArray
-from jax.interpreters import ad
 from jaxtyping import Array
 
 from pmwd_dist._jax import native
-from pmwd_dist._jax.define import define_gpu_op
-from pmwd_dist._jax.varying import result_aval
 from pmwd_dist.parallel import distributed
-from pmwd_dist.parallel.decomposition import Decomposition, Shape3
-from pmwd_dist.parallel.defaults import HaloComm, TransposeComm
+from pmwd_dist.parallel.backends import _cudecomp_ops as ops
+from pmwd_dist.parallel.backends.base import Backend
+from pmwd_dist.parallel.backends.transposing import TransposingBackend, X
+from pmwd_dist.parallel.backends.xla import XLA
+from pmwd_dist.parallel.defaults import HaloComm, TransposeComm, checked, default
 from pmwd_dist.parallel.device_mesh import device_groups
+from pmwd_dist.parallel.division import Division, Shape3
 
-Step = Literal["x_to_y", "y_to_z", "z_to_y", "y_to_x"]
+_MEASURED: tuple[TransposeComm, ...] = ("nccl", "nccl_pl", "nvshmem", "nvshmem_pl", "mpi_p2p", "mpi_p2p_pl", "mpi_a2a")
 
-# In the order of cuDecomp's numbers: steps from 0, backends from 1.
-_STEPS: tuple[str, ...] = get_args(Step)
-_INVERSE = (3, 2, 1, 0)
-_AXES = ((0, 1), (1, 2), (2, 1), (1, 0))  # whole along x, y, z (0, 1, 2) before and after a step
 
-# Decompositions that were opened; the communicator that cuDecomp was started with, and the processes of its ranks.
-_opened: set[Decomposition] = set()
+@final
+@dataclass(frozen=True)
+class CuDecomp(TransposingBackend):
+    """Moves data by cuDecomp.
+
+    Args:
+      transpose_comm: communication backend of transposes.
+      halo_comm: communication backend of halos.
+    """
+
+    name: ClassVar[str] = "cudecomp"
+    option_names: ClassVar[tuple[str, ...]] = ("transpose_comm", "halo_comm")
+    needs_opening: ClassVar[bool] = True
+    transpose_comm: TransposeComm = "nccl"
+    halo_comm: HaloComm = "nccl"
+
+    @classmethod
+    def create(cls, options: Mapping[str, str]) -> Self:
+        """The backend with these communication backends, else the defaults of `config.update`.
+
+        Raises:
+          ValueError: an unknown one.
+        """
+        chosen: dict[str, Any] = {}
+        for name in cls.option_names:
+            default_name = f"{name}_backend"
+            chosen[name] = checked(options[name], default_name, name) if name in options else default(default_name)
+        return cls(**chosen)
+
+    @classmethod
+    def candidates(cls, division: Division) -> Sequence[Backend]:
+        """One for each communication backend of transposes, on all devices of the program. Collective."""
+        whole = division.size == jax.device_count()
+        if not distributed.all_processes(whole and cls().unavailable_reason(division) is None):
+            return []
+        return [cls(transpose, "nccl") for transpose in _MEASURED]
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The options with which `create` makes this backend."""
+        return {"transpose_comm": self.transpose_comm, "halo_comm": self.halo_comm}
+
+    @property
+    def is_open(self) -> bool:
+        """Whether cuDecomp was started and not ended."""
+        return _communicator is not None
+
+    @property
+    def comms(self) -> tuple[int, int]:
+        """cuDecomp's numbers of the communication backends."""
+        transposes, halos = get_args(TransposeComm), get_args(HaloComm)
+        return transposes.index(self.transpose_comm) + 1, halos.index(self.halo_comm) + 1
+
+    def unavailable_reason(self, division: Division) -> str | None:
+        """What this process lacks and what to do about it, or None."""
+        library_ops = native.cudecomp_ops()
+        if library_ops is None:
+            return "the native ops are not installed; `pip install jaxdecomp-ops`"
+        platforms = {device.platform for device in division.mesh.devices.flat}
+        if platforms != {"gpu"}:
+            return f"it needs NVIDIA GPUs, but the devices are {', '.join(sorted(platforms))}; use backend='xla'"
+        if (count := jax.local_device_count()) != 1:
+            start = f"start {jax.device_count()} with mpirun or srun"
+            return f"it needs one process a GPU, but this one has {count}; {start}"
+        try:
+            from mpi4py import MPI  # noqa: F401  only whether it loads
+        except (ImportError, RuntimeError) as error:
+            return f"it needs mpi4py, which does not load ({error}); install it against the MPI that cuDecomp uses"
+        try:
+            library_ops.cudecomp_probe(library())
+        except OSError as error:
+            return f"{library()} does not load ({error}); set PMWD_CUDECOMP_LIBRARY to the path of libcudecomp.so"
+        return None
+
+    def open(self, division: Division, shapes: Sequence[Shape3], *, halo: int = 0) -> None:
+        """Start cuDecomp if need be, and prepare it for arrays of some shapes. Collective, before any tracing."""
+        _open(self, division, shapes, halo)
+
+    def close(self) -> None:
+        """End cuDecomp. Collective."""
+        close_backend()
+
+    def transpose(self, block: Array, division: Division, step: ops.Step) -> Array:
+        """Exchange the axis along which the local blocks are whole; see `_cudecomp_ops.transpose`."""
+        return ops.transpose(block, division, self._opened_comms(division), step)
+
+    def gather_axis(self, block: Array, axis: int, split: int, division: Division) -> Array:
+        """Make an axis whole and last; see the base class."""
+        if axis != X:
+            return jnp.moveaxis(self.transpose(block, division, "z_to_y"), 1, 2)
+        ordered = block if split == 1 else jnp.moveaxis(block, 2, 1)
+        whole = self.transpose(ordered, division, "y_to_x")
+        return jnp.transpose(whole, (1, 2, 0) if split == 1 else (2, 1, 0))
+
+    def split_axis(self, block: Array, axis: int, gather: int, division: Division) -> Array:
+        """Invert `gather_axis`."""
+        if axis != X:
+            return self.transpose(jnp.moveaxis(block, 2, 1), division, "y_to_z")
+        whole = jnp.transpose(block, (2, 0, 1) if gather == 1 else (2, 1, 0))
+        ordered = self.transpose(whole, division, "x_to_y")
+        return ordered if gather == 1 else jnp.moveaxis(ordered, 1, 2)
+
+    def halo_pad(self, block: Array, halo: int, division: Division) -> Array:
+        """Add halos: from the next neighbours by cuDecomp, from farther ones by XLA's collectives."""
+        if halo == 0 or not next_neighbours(block.shape, halo, division):
+            return XLA().halo_pad(block, halo, division)
+        return ops.halo_pad(block, halo, division, self._opened_comms(division))
+
+    def halo_reduce(self, block: Array, halo: int, division: Division) -> Array:
+        """Add halos back by XLA's collectives: cuDecomp has no such operation."""
+        return XLA().halo_reduce(block, halo, division)
+
+    def _opened_comms(self, division: Division) -> tuple[int, int]:
+        if (division, self) not in _opened:
+            raise ValueError(f"{division} is not open; call cudecomp.open_backend on every process first")
+        return self.comms
+
+
+# Divisions that were opened; the communicator that cuDecomp was started with, and the processes of its ranks.
+_opened: set[tuple[Division, CuDecomp]] = set()
 _communicator: Any = None
 _order: list[int] = []
 
@@ -46,33 +159,23 @@ def library() -> str:
     return os.environ.get("PMWD_CUDECOMP_LIBRARY", "libcudecomp.so.0")
 
 
-def available(decomposition: Decomposition) -> bool:
-    """Whether `open_backend` would find what it needs in this process."""
-    return unavailable_reason(decomposition) is None
+def next_neighbours(block: Sequence[int], halo: int, division: Division) -> bool:
+    """Whether halos of such blocks come from the next neighbours, which is all that cuDecomp can do."""
+    divided = [width for width, shards in zip(block, division.pdims, strict=False) if shards > 1]
+    return bool(divided) and halo <= min(divided)
 
 
-def unavailable_reason(decomposition: Decomposition) -> str | None:
+def unavailable_reason(division: Division) -> str | None:
     """What this process lacks for cuDecomp and what to do about it, or None."""
-    ops = native.cudecomp_ops()
-    if ops is None:
-        return "the native ops are not installed; `pip install jaxdecomp-ops`"
-    platforms = {device.platform for device in decomposition.mesh.devices.flat}
-    if platforms != {"gpu"}:
-        return f"it needs NVIDIA GPUs, but the devices are {', '.join(sorted(platforms))}; use backend='xla'"
-    if (count := jax.local_device_count()) != 1:
-        return f"it needs one process a GPU, but this one has {count}; start {jax.device_count()} with mpirun or srun"
-    try:
-        from mpi4py import MPI  # noqa: F401  only whether it loads
-    except (ImportError, RuntimeError) as error:
-        return f"it needs mpi4py, which does not load ({error}); install it against the MPI that cuDecomp uses"
-    try:
-        ops.cudecomp_probe(library())
-    except OSError as error:
-        return f"{library()} does not load ({error}); set PMWD_CUDECOMP_LIBRARY to the path of libcudecomp.so"
-    return None
+    return CuDecomp().unavailable_reason(division)
 
 
-def open_backend(decomposition: Decomposition, shapes: Sequence[Shape3], *, halo: int = 0) -> None:
+def available(division: Division) -> bool:
+    """Whether `open_backend` would find what it needs in this process."""
+    return unavailable_reason(division) is None
+
+
+def open_backend(decomposition: Any, shapes: Sequence[Shape3], *, halo: int = 0) -> None:
     """Start cuDecomp if need be, and prepare it for arrays of some shapes. Collective, before any tracing.
 
     Later calls add shapes and decompositions.
@@ -87,32 +190,24 @@ def open_backend(decomposition: Decomposition, shapes: Sequence[Shape3], *, halo
         or a shape that does not divide.
       RuntimeError: a process lacks something, see `unavailable_reason`.
     """
-    if decomposition.backend != "cudecomp":
-        raise ValueError(f"{decomposition} is not served by cuDecomp; make it with backend='cudecomp'")
-    comms = _chosen(decomposition)
-    place = _start(decomposition)
-    ops = native.cudecomp_ops()
-    assert ops is not None
+    if not isinstance(decomposition.backend, CuDecomp):
+        raise ValueError(f"{decomposition} does not use cuDecomp; make it with backend='cudecomp'")  # noqa: TRY004
+    decomposition.backend.open(decomposition, shapes, halo=halo)
+
+
+def _open(backend: CuDecomp, division: Division, shapes: Sequence[Shape3], halo: int) -> None:
+    rank = _start(division)
+    library_ops = native.cudecomp_ops()
+    assert library_ops is not None
     item_bytes = jnp.result_type(complex).itemsize
     try:
         device = jax.local_devices()[0].local_hardware_id
-        ops.cudecomp_open(library(), device, _communicator.py2f(), place, decomposition.size)
+        library_ops.cudecomp_open(library(), device, _communicator.py2f(), rank, division.size)
         for shape in shapes:
-            ops.cudecomp_open_grid(shape, decomposition.pdims, comms, item_bytes, halo)
+            library_ops.cudecomp_open_grid(shape, division.pdims, backend.comms, item_bytes, halo)
     except RuntimeError as error:
         _end_job(f"cuDecomp did not start: {error}")
-    _opened.add(decomposition)
-
-
-@contextmanager
-def opened(decomposition: Decomposition, shapes: Sequence[Shape3], *, halo: int = 0) -> Iterator[None]:
-    """`open_backend` and, if all goes well, `close_backend`; nothing for other backends. Collective."""
-    if decomposition.backend != "cudecomp":
-        yield
-        return
-    open_backend(decomposition, shapes, halo=halo)
-    yield
-    close_backend()  # not after a failure, which other processes may not share
+    _opened.add((division, backend))
 
 
 def close_backend() -> None:
@@ -120,10 +215,10 @@ def close_backend() -> None:
     global _communicator
     if _communicator is None:
         return
-    ops = native.cudecomp_ops()
-    assert ops is not None
+    library_ops = native.cudecomp_ops()
+    assert library_ops is not None
     try:
-        ops.cudecomp_close()
+        library_ops.cudecomp_close()
     except RuntimeError as error:
         _end_job(f"cuDecomp did not end: {error}")
     _opened.clear()
@@ -131,95 +226,18 @@ def close_backend() -> None:
     _communicator = None
 
 
-def started() -> bool:
-    """Whether cuDecomp was started and not ended."""
-    return _communicator is not None
-
-
-def is_open(decomposition: Decomposition) -> bool:
+def is_open(decomposition: Any) -> bool:
     """Whether `open_backend` was called for this decomposition."""
-    return decomposition in _opened
-
-
-def transpose(block: Array, decomposition: Decomposition, step: Step) -> Array:
-    """Exchange the axis along which the local blocks are whole, as `all_to_all` does; inside shard_map.
-
-    "z_to_y" takes (nx / px, ny / py, nz) to (nx / px, ny, nz / py), "y_to_x" that to (nx, ny / px, nz / py), and
-    "x_to_y" and "y_to_z" go back.
-
-    Raises:
-      ValueError: an unknown step, a shape that was not opened, or one that does not divide.
-    """
-    if step not in _STEPS:
-        raise ValueError(f"step={step!r} is not known; use one of {', '.join(_STEPS)}")
-    number, pdims = _STEPS.index(step), decomposition.pdims
-    if pdims[1 if "z" in step else 0] == 1:  # nothing is divided along the two axes
-        return block
-    x, y, z = (n * p for n, p in zip(block.shape, _parts(_AXES[number][0], pdims), strict=True))
-    return _transpose_p.bind(block[None], shape=(x, y, z), pdims=pdims, comms=_comms(decomposition), step=number)[0]
-
-
-def collect(block: Array, split: int, along: int, decomposition: Decomposition) -> Array:
-    """The exchanges of `fft`, which leave the axis that they make whole last: (x, y, z) to (x, z, y), or to (y, z, x).
-
-    Args:
-      block: (x, y, z) with split=2, along=1; (x, y, z) with split=1, along=0; or (x, z, y) with split=2, along=0.
-      split: the axis that is split.
-      along: the axis that becomes whole.
-      decomposition: with this backend.
-    """
-    if along == 1:
-        return jnp.moveaxis(transpose(block, decomposition, "z_to_y"), 1, 2)
-    ordered = block if split == 1 else jnp.moveaxis(block, 2, 1)
-    whole = transpose(ordered, decomposition, "y_to_x")
-    return jnp.transpose(whole, (1, 2, 0) if split == 1 else (2, 1, 0))
-
-
-def spread(block: Array, split: int, along: int, decomposition: Decomposition) -> Array:
-    """The inverse of `collect`."""
-    if along == 1:
-        return transpose(jnp.moveaxis(block, 2, 1), decomposition, "y_to_z")
-    whole = jnp.transpose(block, (2, 0, 1) if split == 1 else (2, 1, 0))
-    ordered = transpose(whole, decomposition, "x_to_y")
-    return ordered if split == 1 else jnp.moveaxis(ordered, 1, 2)
-
-
-def can_pad(block: Shape3, halo: int, decomposition: Decomposition) -> bool:
-    """Whether cuDecomp can give such blocks halos: it asks the next neighbours only."""
-    return all(parts == 1 or halo <= width for width, parts in zip(block, decomposition.pdims, strict=False))
-
-
-def pad_block(block: Array, halo: int, decomposition: Decomposition) -> Array:
-    """`halo.halo_pad` of the local block, inside shard_map.
-
-    Raises:
-      ValueError: a halo wider than the block, or a shape that was not opened.
-    """
-    px, py = decomposition.pdims
-    if halo == 0 or px == py == 1:
-        return block
-    if not can_pad((block.shape[0], block.shape[1], block.shape[2]), halo, decomposition):
-        raise ValueError(f"halo={halo} must not be wider than a block, here {block.shape}; use backend='xla'")
-    shape = block.shape[0] * px, block.shape[1] * py, block.shape[2]
-    widths = _halo_widths(halo, decomposition)
-    filled = _halo_p.bind(
-        jnp.pad(block, widths)[None],
-        shape=shape,
-        pdims=(px, py),
-        comms=_comms(decomposition),
-        halo=halo,
-        decomposition=decomposition,
-    )
-    return filled[0]
+    return (decomposition, decomposition.backend) in _opened
 
 
 # --- starting ------------------------------------------------------------------------------------------------
 
 
-def _start(decomposition: Decomposition) -> int:
-    """Agree that every process can start; then the place of this one among the blocks."""
+def _start(division: Division) -> int:
+    """Agree that every process can start; the rank of this one among the blocks."""
     global _communicator, _order
-    problem = unavailable_reason(decomposition)
+    problem = unavailable_reason(division)
     if not distributed.all_processes(problem is None) and problem is None:
         raise RuntimeError("cuDecomp cannot be used: another process lacks something, and says what")
     try:
@@ -231,8 +249,8 @@ def _start(decomposition: Decomposition) -> int:
             f"cuDecomp cannot be used: JAX counts {jax.process_count()} processes, MPI {MPI.COMM_WORLD.Get_size()}; "
             "call pmwd_dist.distributed.initialize() first, under mpirun or srun"
         )
-    rows = device_groups(decomposition.mesh, decomposition.names)
-    order = [device.process_index for row in rows for device in row]
+    groups = device_groups(division.mesh, division.names)
+    order = [device.process_index for group in groups for device in group]
     if problem is None and sorted(order) != list(range(jax.process_count())):
         problem = f"the decomposition has {len(order)} of the {jax.device_count()} devices; use all of them"
     world = MPI.COMM_WORLD.Dup()  # the user's own communicator may have messages under way
@@ -241,106 +259,19 @@ def _start(decomposition: Decomposition) -> int:
         if what is not None:
             world.Free()
             raise RuntimeError(f"cuDecomp cannot be used: on process {process}, {what}")
-    place = order.index(jax.process_index())
+    rank = order.index(jax.process_index())
     if _communicator is None:
         # A communicator of cuDecomp's own, its ranks in the order of the blocks.
-        _communicator, _order = world.Split(0, place), order
+        _communicator, _order = world.Split(0, rank), order
     world.Free()
     if order != _order:
         raise ValueError(f"cuDecomp is open for processes in the order {_order}, not {order}; close_backend() first")
-    return place
+    return rank
 
 
 def _end_job(message: str) -> None:
     """The other processes may be waiting inside cuDecomp for this one, where no exception would reach them."""
     from mpi4py import MPI
 
-    os.write(2, f"{message}; the job ends here, since other processes would wait for ever\n".encode())
+    os.write(2, f"{message}; the job ends here, since other processes would wait forever\n".encode())
     MPI.COMM_WORLD.Abort(1)
-
-
-def _chosen(decomposition: Decomposition) -> tuple[int, int]:
-    """cuDecomp's numbers of the decomposition's backends."""
-    transposes, halos = get_args(TransposeComm), get_args(HaloComm)
-    return transposes.index(decomposition.transpose_comm) + 1, halos.index(decomposition.halo_comm) + 1
-
-
-def _comms(decomposition: Decomposition) -> tuple[int, int]:
-    if decomposition not in _opened:
-        raise ValueError(f"{decomposition} is not open; call cudecomp.open_backend on every process first")
-    return _chosen(decomposition)
-
-
-# --- the primitives ------------------------------------------------------------------------------------------
-
-
-def _parts(axis: int, pdims: tuple[int, int]) -> tuple[int, int, int]:
-    """Into how many blocks each axis is divided where pencils are whole along x, y, z (0, 1, 2)."""
-    px, py = pdims
-    return ((1, px, py), (px, 1, py), (px, py, 1))[axis]
-
-
-def _halo_widths(halo: int, decomposition: Decomposition) -> list[tuple[int, int]]:
-    return [(halo, halo) if parts > 1 else (0, 0) for parts in (*decomposition.pdims, 1)]
-
-
-def _grid(shape: Shape3, pdims: tuple[int, int], comms: tuple[int, int]) -> dict[str, Any]:
-    return {"shape": np.array(shape), "pdims": np.array(pdims), "comms": np.array(comms)}
-
-
-def _scratch(
-    x: Any, *, shape: Shape3, pdims: tuple[int, int], comms: tuple[int, int], halo: int | None = None, **_: Any
-) -> ShapedArray:
-    ops = native.cudecomp_ops()
-    assert ops is not None
-    return ShapedArray((ops.cudecomp_scratch(shape, pdims, comms, halo),), x.dtype)
-
-
-def _transpose_aval(x: Any, *, shape: Shape3, pdims: tuple[int, int], step: int, **_: Any) -> Any:
-    after = _parts(_AXES[step][1], pdims)
-    if any(n % parts for n, parts in zip(shape, after, strict=True)):
-        raise ValueError(f"shape={shape} does not divide into {after} blocks, as step {_STEPS[step]!r} asks")
-    return result_aval(x, (x.shape[0], *(n // p for n, p in zip(shape, after, strict=True))), x.dtype)
-
-
-_transpose_p = define_gpu_op(
-    "cudecomp_transpose",
-    _transpose_aval,
-    target="jaxdecomp_ops_cudecomp_transpose",
-    attributes=lambda *_, step, **grid: _grid(**grid) | {"step": np.array([step])},
-    scratch=_scratch,
-)
-
-
-def _transpose_transpose(ct: Any, x: Any, *, step: int, **params: Any) -> tuple[Any]:
-    if type(ct) is ad.Zero:
-        return (ad.Zero(x.aval),)
-    return (_transpose_p.bind(ct, step=_INVERSE[step], **params),)
-
-
-_halo_p = define_gpu_op(
-    "cudecomp_halo",
-    lambda x, **_: result_aval(x, x.shape, x.dtype),
-    target="jaxdecomp_ops_cudecomp_halo",
-    attributes=lambda *_, shape, pdims, comms, halo, **__: _grid(shape, pdims, comms) | {"halo": np.array([halo])},
-    scratch=_scratch,
-    in_place=True,
-)
-
-
-def _halo_transpose(ct: Any, x: Any, *, halo: int, decomposition: Decomposition, **_: Any) -> tuple[Any]:
-    """What lies in the halos is replaced, so nothing flows back to it; cells that were sent get it from all copies."""
-    if type(ct) is ad.Zero:
-        return (ad.Zero(x.aval),)
-    from pmwd_dist.parallel.halo import reduce_block  # which asks this module in turn
-
-    widths = _halo_widths(halo, decomposition)
-
-    def one(block: Array) -> Array:
-        return jnp.pad(reduce_block(block, halo, decomposition), widths)
-
-    return (jax.vmap(one)(ct),)
-
-
-ad.deflinear2(_transpose_p, _transpose_transpose)
-ad.deflinear2(_halo_p, _halo_transpose)

@@ -1,144 +1,166 @@
-"""Transforms and halos over the GPUs of one process, which write into each other's memory; inside shard_map.
+"""GPUs of one process that write into each other's memory: transforms and halos of slabs, without collectives.
 
-cuFFT transforms the slabs plane by plane, strided where need be, and the GPUs' copy engines send finished planes right
-to where they belong while the next ones are transformed: no packing, no unpacking, no collective of XLA's, and no copy
-of the input of a complex-to-real transform. The native ops, NVIDIA's driver and the cuFFT that came with jax do it; for
-lengths that cuFFT transforms slowly along x, where values lie far apart, XLA does that axis.
+cuFFT transforms the slabs plane by plane, strided where need be, and the GPUs' copy engines write finished planes to
+their destination while the next ones are transformed: no packing, no unpacking, no collective of XLA's, and no copy
+of the input of a complex-to-real transform. The native ops use NVIDIA's driver and the cuFFT that came with jax; for
+lengths that cuFFT transforms slowly along x, where values lie far apart, XLA transforms that axis.
 
 A field is divided along x; its spectrum along ky. One device has nothing to send, and gains from the rest. Where a
-program is compiled for a mesh whose devices are not known, or are not such GPUs, XLA serves: slower, never wrong.
+program is compiled for a mesh whose devices are not known, or are not such GPUs, XLA's collectives run instead.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
-from jax.interpreters import ad
 from jax.sharding import Mesh
 from jaxtyping import Array
 
 from pmwd_dist._jax import native
-from pmwd_dist._jax.define import define_gpu_op
+from pmwd_dist._jax.define import Target, define_linear, define_op
 from pmwd_dist._jax.varying import result_aval, vary
 from pmwd_dist.ops.local_fft import irfft as local_irfft
 from pmwd_dist.ops.local_fft import multiplicity
-from pmwd_dist.parallel.decomposition import Decomposition
+from pmwd_dist.parallel.backends.base import Backend
+from pmwd_dist.parallel.backends.xla import XLA
 from pmwd_dist.parallel.device_mesh import Names, device_groups
-
-
-def rfft(block: Array, decomposition: Decomposition) -> Array:
-    """`fft.prfft3d` of the local block."""
-    return _transform(block, decomposition, nz=block.shape[2], inverse=False, sign=-1)
-
-
-def irfft(block: Array, nz: int, decomposition: Decomposition) -> Array:
-    """`fft.pirfft3d` of the local block of a field with nz cells along z."""
-    # Divided before, not after: a program multiplies spectra by filters anyhow, in the same pass.
-    count = float(block.shape[0] * block.shape[1] * decomposition.size * nz)
-    return _transform(_complex(block) / count, decomposition, nz=nz, inverse=True, sign=1)
-
-
-def fft(block: Array, decomposition: Decomposition) -> Array:
-    """`fft.pfft3d` of the local block."""
-    return _transform(_complex(block), decomposition, nz=None, inverse=False, sign=-1)
-
-
-def ifft(block: Array, decomposition: Decomposition) -> Array:
-    """`fft.pifft3d` of the local block."""
-    count = float(math.prod(block.shape) * decomposition.size)
-    return _transform(_complex(block) / count, decomposition, nz=None, inverse=True, sign=1)
-
-
-def can_pad(count: int, dtype: Any, halo: int, decomposition: Decomposition) -> bool:
-    """Whether halos of blocks with so many planes of values of a type come from the next neighbours."""
-    return 0 < halo <= count and decomposition.size > 1 and np.dtype(dtype) in _DTYPES
-
-
-def pad_block(block: Array, halo: int, decomposition: Decomposition) -> Array:
-    """`halo.halo_pad` of the local block, where `can_pad`."""
-    return _pad_p.bind(_batched(block, decomposition), **_blocks(decomposition), halo=halo)[0]
-
-
-def reduce_block(block: Array, halo: int, decomposition: Decomposition) -> Array:
-    """`halo.halo_reduce` of the local padded block, where `can_pad`."""
-    return _reduce(_batched(block, decomposition), **_blocks(decomposition), halo=halo)[0]
-
+from pmwd_dist.parallel.division import Division
 
 _DTYPES = tuple(map(np.dtype, ("float32", "float64", "complex64", "complex128")))
+
+
+@final
+@dataclass(frozen=True)
+class Peer(Backend):
+    """Writes finished planes into the memory of the other GPUs of this process."""
+
+    name: ClassVar[str] = "peer"
+
+    def unavailable_reason(self, division: Division) -> str | None:
+        """Why these devices can't write into each other's memory, or None."""
+        if division.is_abstract:
+            return "needs to know the devices, which an abstract mesh doesn't tell"
+        if division.pdims[1] > 1:
+            return f"serves slabs along x, pdims=({division.size}, 1), not pdims={division.pdims}"
+        devices = list(division.mesh.devices.flat)
+        if any(device.platform != "gpu" or "rocm" in device.client.platform_version for device in devices):
+            return "serves NVIDIA GPUs"
+        if any(device.process_index != jax.process_index() for device in devices):
+            return "serves the GPUs of one process, and not all of these belong to this one"
+        reason = native.peer_unavailable_reason(tuple(sorted(device.local_hardware_id for device in devices)))
+        return None if reason is None else f"cannot be used: {reason}"
+
+    def rfft(self, block: Array, division: Division) -> Array:
+        """Transform a real field."""
+        return _transform(block, division, nz=block.shape[2], inverse=False, sign=-1)
+
+    def irfft(self, block: Array, nz: int, division: Division) -> Array:
+        """Invert `rfft`."""
+        # Divided before, not after: a program multiplies spectra by filters anyhow, in the same pass.
+        count = float(block.shape[0] * block.shape[1] * division.size * nz)
+        return _transform(_complex(block) / count, division, nz=nz, inverse=True, sign=1)
+
+    def fft(self, block: Array, division: Division) -> Array:
+        """Transform a complex field."""
+        return _transform(_complex(block), division, nz=None, inverse=False, sign=-1)
+
+    def ifft(self, block: Array, division: Division) -> Array:
+        """Invert `fft`."""
+        count = float(math.prod(block.shape) * division.size)
+        return _transform(_complex(block) / count, division, nz=None, inverse=True, sign=1)
+
+    def halo_pad(self, block: Array, halo: int, division: Division) -> Array:
+        """Add halos: from the next neighbours here, from farther ones by XLA's collectives."""
+        if not _next_neighbours(block.shape[0], halo, block, division):
+            return XLA().halo_pad(block, halo, division)
+        return _pad_p.bind(_batched(block, division), **_shards(division), halo=halo)[0]
+
+    def halo_reduce(self, block: Array, halo: int, division: Division) -> Array:
+        """Add halos back onto the cells that they stand for."""
+        if not _next_neighbours(block.shape[0] - 2 * halo, halo, block, division):
+            return XLA().halo_reduce(block, halo, division)
+        return _reduce(_batched(block, division), **_shards(division), halo=halo)[0]
+
+
+def _next_neighbours(planes: int, halo: int, block: Array, division: Division) -> bool:
+    """Whether halos of blocks with so many planes come from the next neighbours, in a type that the native op knows."""
+    return 0 < halo <= planes and division.size > 1 and np.dtype(block.dtype) in _DTYPES
 
 
 def _complex(block: Array) -> Array:
     return block.astype(np.result_type(block.dtype, np.complex64))
 
 
-def _transform(block: Array, decomposition: Decomposition, *, nz: int | None, inverse: bool, sign: int) -> Array:
-    x = _batched(block, decomposition)
-    return _transform_p.bind(x, **_blocks(decomposition), nz=nz, inverse=inverse, sign=sign)[0]
+def _transform(block: Array, division: Division, *, nz: int | None, inverse: bool, sign: int) -> Array:
+    x = _batched(block, division)
+    return _transform_p.bind(x, **_shards(division), nz=nz, inverse=inverse, sign=sign)[0]
 
 
-def _batched(block: Array, decomposition: Decomposition) -> Array:
-    return vary(block, decomposition.names)[None]
+def _batched(block: Array, division: Division) -> Array:
+    return vary(block, division.names)[None]
 
 
-def _blocks(decomposition: Decomposition) -> dict[str, Any]:
-    return {"names": decomposition.names, "parts": decomposition.size}
+def _shards(division: Division) -> dict[str, Any]:
+    """Parameters of the primitives."""
+    return {"names": division.names, "shards": division.size}
 
 
-def _row_attributes(mesh: Mesh | None, names: Names, parts: int) -> dict[str, Any] | None:
-    """For the native ops: which GPUs exchange with each other, in the order of their blocks; None where they can't."""
+def _group_attributes(mesh: Mesh | None, names: Names, shards: int) -> dict[str, Any] | None:
+    """Attributes of the native ops: groups of GPUs, each in the order of its blocks; None where they can't be used."""
     if mesh is None or any(device.process_index != jax.process_index() for device in mesh.devices.flat):
         return None
     rows = np.array([[device.local_hardware_id for device in row] for row in device_groups(mesh, names)])
     if native.peer_unavailable_reason(tuple(sorted(rows.ravel().tolist()))) is not None:
         return None
-    return {"rows": rows.ravel(), "parts": np.array([parts])}
+    return {"rows": rows.ravel(), "parts": np.array([shards])}
 
 
 # --- unscaled transforms between the two layouts, of either sign ----------------------------------------------
 
 
-def _transform_aval(x: Any, *, names: Names, parts: int, nz: int | None, inverse: bool, sign: int) -> Any:
+def _transform_aval(x: Any, *, names: Names, shards: int, nz: int | None, inverse: bool, sign: int) -> Any:
     del names, sign
     batch, nx, ny, last = x.shape
     if inverse:
-        shape = batch, nx // parts, ny * parts, last if nz is None else nz
+        shape = batch, nx // shards, ny * shards, last if nz is None else nz
         dtype = x.dtype if nz is None else np.zeros((), x.dtype).real.dtype
     else:
-        shape = batch, nx * parts, ny // parts, last if nz is None else nz // 2 + 1
+        shape = batch, nx * shards, ny // shards, last if nz is None else nz // 2 + 1
         dtype = np.result_type(x.dtype, np.complex64)
     return result_aval(x, shape, dtype)
 
 
 def _transform_attributes(
-    x: Any, mesh: Mesh | None, *, names: Names, parts: int, nz: int | None, inverse: bool, sign: int
+    x: Any, mesh: Mesh | None, *, names: Names, shards: int, nz: int | None, inverse: bool, sign: int
 ) -> dict[str, Any] | None:
-    given = _slab_attributes(x, mesh, names=names, parts=parts, nz=nz, inverse=inverse, sign=sign)
+    given = _slab_attributes(x, mesh, names=names, shards=shards, nz=nz, inverse=inverse, sign=sign)
     if given is None:
         return None
-    spectrum = _spectrum(x, names=names, parts=parts, nz=nz, inverse=inverse, sign=sign)
+    spectrum = _spectrum(x, names=names, shards=shards, nz=nz, inverse=inverse, sign=sign)
     _, nx, ny, nk = spectrum.shape
     # Over values that lie far apart, cuFFT has a tenth of its speed for some lengths. XLA moves them together: a third.
-    fast = native.fast_along_x(int(given["rows"][0]), parts, (nx, ny * parts, nk), spectrum.dtype.itemsize == 16)
+    fast = native.fast_along_x(int(given["rows"][0]), shards, (nx, ny * shards, nk), spectrum.dtype.itemsize == 16)
     return given | {"along_x": np.array([1])} if fast else None
 
 
-def _planes_attributes(x: Any, mesh: Mesh | None, *, parts: int, **params: Any) -> dict[str, Any] | None:
-    given = _slab_attributes(x, mesh, parts=parts, **params)
-    return None if given is None or parts == 1 else given | {"along_x": np.array([0])}
+def _planes_attributes(x: Any, mesh: Mesh | None, *, shards: int, **params: Any) -> dict[str, Any] | None:
+    given = _slab_attributes(x, mesh, shards=shards, **params)
+    return None if given is None or shards == 1 else given | {"along_x": np.array([0])}
 
 
 def _slab_attributes(
-    x: Any, mesh: Mesh | None, *, names: Names, parts: int, nz: int | None, inverse: bool, sign: int
+    x: Any, mesh: Mesh | None, *, names: Names, shards: int, nz: int | None, inverse: bool, sign: int
 ) -> dict[str, Any] | None:
     batch, nx, ny, _ = x.shape
     if nz is not None and batch > 1 and nx * ny * nz % 2:
         return None  # cuFFT wants real values where complex ones could lie, as those of a second mesh here do not
-    rows = _row_attributes(mesh, names, parts)
+    rows = _group_attributes(mesh, names, shards)
     own = {"nz": np.array([nz or 0]), "inverse": np.array([int(inverse)]), "sign": np.array([sign])}
     return None if rows is None else rows | own
 
@@ -160,11 +182,11 @@ def _transform_reference(x: Array, *, inverse: bool, sign: int, **params: Any) -
     return _along(_planes_p.bind(x, inverse=False, sign=sign, **params), sign, (1,))
 
 
-def _planes_reference(x: Array, *, names: Names, parts: int, nz: int | None, inverse: bool, sign: int) -> Array:
+def _planes_reference(x: Array, *, names: Names, shards: int, nz: int | None, inverse: bool, sign: int) -> Array:
     if not inverse:
         planes = _along(x, sign, (2, 3)) if nz is None else jnp.fft.rfftn(x, axes=(2, 3))
-        return jax.lax.all_to_all(planes, names, 2, 1, tiled=True) if parts > 1 else planes
-    planes = jax.lax.all_to_all(x, names, 1, 2, tiled=True) if parts > 1 else x
+        return jax.lax.all_to_all(planes, names, 2, 1, tiled=True) if shards > 1 else planes
+    planes = jax.lax.all_to_all(x, names, 1, 2, tiled=True) if shards > 1 else x
     if nz is None:
         return _along(planes, sign, (2, 3))
     return jax.vmap(lambda block: local_irfft(block, nz, 2))(planes) * float(planes.shape[2] * nz)
@@ -176,79 +198,83 @@ def _along(x: Array, sign: int, axes: tuple[int, ...]) -> Array:
 
 
 # All axes but x, and the exchange.
-_planes_p = define_gpu_op(
+_planes_p = define_op(
     "peer_planes",
     _transform_aval,
-    target="jaxdecomp_ops_peer_transform",
-    attributes=_planes_attributes,
-    scratch=lambda x, *, inverse, **params: _scratch(not inverse, x, inverse=inverse, **params),
-    reference=_planes_reference,
+    _planes_reference,
+    targets={
+        "CUDA": Target(
+            "jaxdecomp_ops_peer_transform",
+            _planes_attributes,
+            lambda x, *, inverse, **params: _scratch(not inverse, x, inverse=inverse, **params),
+        )
+    },
 )
-_transform_p = define_gpu_op(
+_transform_p = define_op(
     "peer_transform",
     _transform_aval,
-    target="jaxdecomp_ops_peer_transform",
-    attributes=_transform_attributes,
-    scratch=lambda x, *, parts, **params: _scratch(parts > 1, x, parts=parts, **params),
-    reference=_transform_reference,
+    _transform_reference,
+    targets={
+        "CUDA": Target(
+            "jaxdecomp_ops_peer_transform",
+            _transform_attributes,
+            lambda x, *, shards, **params: _scratch(shards > 1, x, shards=shards, **params),
+        )
+    },
 )
 
 
-def _transform_transpose(ct: Any, x: Any, *, nz: int | None, inverse: bool, sign: int, **params: Any) -> tuple[Any]:
-    if type(ct) is ad.Zero:
-        return (ad.Zero(x.aval),)
+def _transform_transpose(ct: Array, x: Any, *, nz: int | None, inverse: bool, sign: int, **params: Any) -> Array:
     if nz is None:  # a Fourier transform is symmetric
-        return (_transform_p.bind(ct, nz=nz, inverse=not inverse, sign=sign, **params),)
+        return _transform_p.bind(ct, nz=nz, inverse=not inverse, sign=sign, **params)
     if inverse:
         weight = multiplicity(nz, ct.dtype)
-        return (jnp.conj(_transform_p.bind(ct, nz=nz, inverse=False, sign=-sign, **params)) * weight,)
-    weight = 1 / multiplicity(nz, x.aval.dtype)
-    return (_transform_p.bind(jnp.conj(ct) * weight, nz=nz, inverse=True, sign=-sign, **params),)
+        return jnp.conj(_transform_p.bind(ct, nz=nz, inverse=False, sign=-sign, **params)) * weight
+    weight = 1 / multiplicity(nz, x.dtype)
+    return _transform_p.bind(jnp.conj(ct) * weight, nz=nz, inverse=True, sign=-sign, **params)
 
 
-ad.deflinear2(_transform_p, _transform_transpose)
+define_linear(_transform_p, _transform_transpose)
 
 
 # --- halos, and the exchange of edges: its own inverse and its own transpose ----------------------------------
 
 
-def _exchange_attributes(x: Any, mesh: Mesh | None, *, names: Names, parts: int, halo: int) -> dict[str, Any] | None:
+def _exchange_attributes(x: Any, mesh: Mesh | None, *, names: Names, shards: int, halo: int) -> dict[str, Any] | None:
     del x
-    rows = _row_attributes(mesh, names, parts)
+    rows = _group_attributes(mesh, names, shards)
     return None if rows is None else rows | {"halo": np.array([halo])}
 
 
-def _pad_aval(x: Any, *, names: Names, parts: int, halo: int) -> Any:
-    del names, parts
+def _pad_aval(x: Any, *, names: Names, shards: int, halo: int) -> Any:
+    del names, shards
     return result_aval(x, (x.shape[0], x.shape[1] + 2 * halo, *x.shape[2:]), x.dtype)
 
 
-def _pad_reference(x: Array, *, names: Names, parts: int, halo: int) -> Array:
+def _pad_reference(x: Array, *, names: Names, shards: int, halo: int) -> Array:
     edges = jnp.concatenate([x[:, :halo], x[:, x.shape[1] - halo :]], axis=1)
-    edges = _swap_reference(edges, names=names, parts=parts, halo=halo)
+    edges = _swap_reference(edges, names=names, shards=shards, halo=halo)
     return jnp.concatenate([edges[:, :halo], x, edges[:, halo:]], axis=1)
 
 
-def _swap_reference(x: Array, *, names: Names, parts: int, halo: int) -> Array:
-    up = [(i, (i + 1) % parts) for i in range(parts)]
+def _swap_reference(x: Array, *, names: Names, shards: int, halo: int) -> Array:
+    up = [(i, (i + 1) % shards) for i in range(shards)]
     down = [(to, start) for start, to in up]
     below, above = jax.lax.ppermute(x[:, halo:], names, up), jax.lax.ppermute(x[:, :halo], names, down)
     return jnp.concatenate([below, above], axis=1)
 
 
-_pad_p = define_gpu_op(
+_pad_p = define_op(
     "peer_pad",
     _pad_aval,
-    target="jaxdecomp_ops_peer_pad",
-    attributes=_exchange_attributes,
-    reference=_pad_reference,
+    _pad_reference,
+    targets={"CUDA": Target("jaxdecomp_ops_peer_pad", _exchange_attributes)},
 )
-_swap_p = define_gpu_op(
+_swap_p = define_op(
     "peer_swap",
     lambda x, **_: result_aval(x, x.shape, x.dtype),
-    target="jaxdecomp_ops_peer_swap",
-    attributes=_exchange_attributes,
-    reference=_swap_reference,
+    _swap_reference,
+    targets={"CUDA": Target("jaxdecomp_ops_peer_swap", _exchange_attributes)},
 )
 
 
@@ -262,13 +288,5 @@ def _reduce(x: Array, *, halo: int, **params: Any) -> Array:
     return x[:, halo : halo + count] + first + last
 
 
-def _pad_transpose(ct: Any, x: Any, **params: Any) -> tuple[Any]:
-    return (ad.Zero(x.aval) if type(ct) is ad.Zero else _reduce(ct, **params),)
-
-
-def _swap_transpose(ct: Any, x: Any, **params: Any) -> tuple[Any]:
-    return (ad.Zero(x.aval) if type(ct) is ad.Zero else _swap_p.bind(ct, **params),)
-
-
-ad.deflinear2(_pad_p, _pad_transpose)
-ad.deflinear2(_swap_p, _swap_transpose)
+define_linear(_pad_p, lambda ct, _, **params: _reduce(ct, **params))
+define_linear(_swap_p, lambda ct, _, **params: _swap_p.bind(ct, **params))

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
-from pmwd_dist.parallel.defaults import Backend, HaloComm, TransposeComm
+from pmwd_dist.parallel.defaults import BackendName, HaloComm, TransposeComm
 
 
 def _three(value: Any) -> Any:
@@ -153,7 +153,7 @@ class Devices(Section):
     """The division over devices."""
 
     pdims: Parts | None = about("devices along x and y; default: all, as slabs along x where they fit", None, [2, 1])
-    backend: Backend = about(
+    backend: BackendName = about(
         "who moves the data: peer (GPUs of one process), xla, cudecomp (one process a GPU), or auto", "auto"
     )
     transpose_comm: TransposeComm | None = about("of cudecomp, for transposes; default: nccl", None, "nccl")

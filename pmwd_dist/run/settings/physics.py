@@ -16,6 +16,7 @@ import numpy as np
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import growth_table
 from pmwd_dist.cosmology.linear_power import interpolate_power, linear_power, normalised_power
+from pmwd_dist.parallel.autotune import remembered
 from pmwd_dist.parallel.decomposition import Decomposition, default_decomposition
 from pmwd_dist.pm.modes import power_nodes
 from pmwd_dist.pm.solvers import BullFrog, FastPM, LeapFrog, SplitSolver
@@ -109,10 +110,8 @@ def _decomposition(devices: Devices, shapes: tuple[Any, ...]) -> Decomposition:
     }
     pdims = devices.pdims
     if pdims is None:
-        best = default_decomposition(shapes)
-        # Who moved the data when it was measured; what the file says of cuDecomp counts where cuDecomp is the default.
-        measured = devices.backend == "auto" and best.backend != "cudecomp"
-        return best if measured else Decomposition(best.pdims, **chosen)
+        measured = remembered(shapes) if devices.backend == "auto" else None
+        return measured or Decomposition(default_decomposition(shapes).pdims, **chosen)
     count, processes = jax.device_count(), jax.process_count()
     wrong = math.prod(pdims) != count if processes > 1 else math.prod(pdims) > count
     if wrong:

@@ -1,0 +1,40 @@
+"""Where a block of particles lies in a block of mesh cells, and along which axes weights are differentiated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Mask = tuple[int, int, int]
+VALUE: Mask = (0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Where a block of lattice sites lies in a block of mesh cells.
+
+    Args:
+      mesh: cells of the mesh block along each axis, pads included.
+      spacing: (num, den) per axis: lattice site i sits at i * num / den cells.
+      origin: cell of lattice site 0: the pad width, or 0 on a periodic axis.
+      periodic: whether the axis wraps around; else a particle beyond the block is an error.
+      scale: cells per unit of displacement along each axis.
+    """
+
+    mesh: tuple[int, int, int]
+    spacing: tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
+    origin: tuple[int, int, int]
+    periodic: tuple[bool, bool, bool]
+    scale: tuple[float, float, float]
+
+
+def raised(mask: Mask, axis: int) -> Mask | None:
+    """The mask differentiated once more along an axis; W'' is zero almost everywhere."""
+    if mask[axis]:
+        return None
+    x, y, z = (1 if i == axis else m for i, m in enumerate(mask))
+    return x, y, z
+
+
+def derivative_terms(masks: tuple[Mask, ...]) -> list[tuple[int, int, Mask]]:
+    """(k, axis, raised mask) of every non-zero first derivative."""
+    return [(k, i, up) for k, mask in enumerate(masks) for i in range(3) if (up := raised(mask, i))]

@@ -1,0 +1,78 @@
+"""The interface of a communication backend."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Self
+
+from jaxtyping import Array, Complex, Inexact, Num, Real
+
+from pmwd_dist.parallel.division import Division, Shape3
+
+
+class Backend(abc.ABC):
+    """Moves blocks of fields between devices: transforms and halos. Hashable; part of a `Decomposition`.
+
+    Transforms and halos take and give local blocks, inside shard_map. A block of a real field has shape (bx, by, nz),
+    that of its spectrum (nx, bky, bkz); see `fft` for what is divided over which devices.
+    """
+
+    name: ClassVar[str]
+    option_names: ClassVar[tuple[str, ...]] = ()  # arguments of `Decomposition` that are for this backend
+    needs_opening: ClassVar[bool] = False  # if so, "auto" never means this backend, and `open` says what is missing
+
+    @classmethod
+    def create(cls, options: Mapping[str, str]) -> Self:
+        """The backend with some of its options."""
+        return cls(**options)
+
+    @classmethod
+    def candidates(cls, division: Division) -> Sequence[Backend]:
+        """The backends that `autotune` measures for a division, none if this one can't serve it. Collective."""
+        backend = cls()
+        return [] if backend.unavailable_reason(division) else [backend]
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The options with which `create` makes this backend."""
+        return {}
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `open` was called and `close` was not."""
+        return False
+
+    @abc.abstractmethod
+    def unavailable_reason(self, division: Division) -> str | None:
+        """Why the backend can't serve these devices, a phrase that follows its name, or None."""
+
+    def open(self, division: Division, shapes: Sequence[Shape3], *, halo: int = 0) -> None:  # noqa: B027  optional
+        """Prepare what tracing can't: libraries, communicators, work areas. Collective."""
+
+    def close(self) -> None:  # noqa: B027  optional
+        """End what `open` began, once the devices are done. Collective."""
+
+    @abc.abstractmethod
+    def rfft(self, block: Real[Array, "x y z"], division: Division) -> Complex[Array, "kx ky kz"]:
+        """Transform a real field; kz is padded with zeros to a multiple of pdims[1]."""
+
+    @abc.abstractmethod
+    def irfft(self, block: Complex[Array, "kx ky kz"], nz: int, division: Division) -> Real[Array, "x y z"]:
+        """Invert `rfft`, for a field with nz cells along z."""
+
+    @abc.abstractmethod
+    def fft(self, block: Inexact[Array, "x y z"], division: Division) -> Complex[Array, "kx ky kz"]:
+        """Transform a complex field."""
+
+    @abc.abstractmethod
+    def ifft(self, block: Inexact[Array, "kx ky kz"], division: Division) -> Complex[Array, "x y z"]:
+        """Invert `fft`."""
+
+    @abc.abstractmethod
+    def halo_pad(self, block: Num[Array, "x y z"], halo: int, division: Division) -> Num[Array, "mx my z"]:
+        """Add `halo` cells of the neighbours on each side of each divided axis."""
+
+    @abc.abstractmethod
+    def halo_reduce(self, block: Num[Array, "mx my z"], halo: int, division: Division) -> Num[Array, "x y z"]:
+        """Add the halos onto the cells of the neighbours that they stand for: the transpose of `halo_pad`."""

@@ -1,0 +1,84 @@
+"""A division of a 3-D mesh into slabs or pencils: which device axes divide which axis of a field."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, Mesh
+
+from pmwd_dist.parallel.device_mesh import Names, axes_size
+
+Shape3 = tuple[int, int, int]
+
+
+class Division:
+    """Blocks of a field over the devices of a mesh. Immutable and hashable.
+
+    A real field is divided along x over the device axes `x_names` and along y over `y_names`; its spectrum along ky
+    over `x_names` and along kz over `y_names`.
+
+    Args:
+      mesh: of the devices.
+      x_names: its axes that divide x.
+      y_names: its axes that divide y.
+    """
+
+    def __init__(self, mesh: Mesh | AbstractMesh, x_names: Names, y_names: Names):
+        self.mesh: Any = mesh  # an AbstractMesh has no devices
+        self.x_names = x_names
+        self.y_names = y_names
+
+    @property
+    def pdims(self) -> tuple[int, int]:
+        """Number of devices along the first and the second axis of a real field."""
+        return axes_size(self.mesh, self.x_names), axes_size(self.mesh, self.y_names)
+
+    @property
+    def size(self) -> int:
+        """Number of blocks into which a field is divided."""
+        return math.prod(self.pdims)
+
+    @property
+    def names(self) -> Names:
+        """All device axes over which a field is divided."""
+        return self.x_names + self.y_names
+
+    @property
+    def axis_groups(self) -> tuple[tuple[Names, int], tuple[Names, int]]:
+        """Device axes and number of devices along x and along y."""
+        px, py = self.pdims
+        return (self.x_names, px), (self.y_names, py)
+
+    @property
+    def is_abstract(self) -> bool:
+        """Whether only the shape of the device mesh is known."""
+        return isinstance(self.mesh, AbstractMesh)
+
+    @property
+    def platform(self) -> str:
+        """Kind of the devices, "cpu" or "gpu"; that of the program for an abstract mesh."""
+        return jax.default_backend() if self.is_abstract else self.mesh.devices.flat[0].platform
+
+    @property
+    def shared_process(self) -> bool:
+        """Whether some process drives several of the devices; of the program for an abstract mesh."""
+        if self.is_abstract:
+            return jax.local_device_count() > 1
+        devices = self.mesh.devices.flat
+        return len({device.process_index for device in devices}) < self.mesh.devices.size
+
+    def block(self, shape: Shape3) -> Shape3:
+        """Shape of one device's block of a real field."""
+        return shape[0] // self.pdims[0], shape[1] // self.pdims[1], shape[2]
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and isinstance(other, Division) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    @property
+    def _key(self) -> tuple[Any, ...]:
+        return self.mesh, self.x_names, self.y_names
