@@ -13,7 +13,7 @@ import jax
 
 try:
     _ops: Any = importlib.import_module("jaxdecomp_ops")
-except ImportError:  # the JAX references serve
+except ImportError:  # the JAX references run instead
     _ops = None
 
 
@@ -45,7 +45,7 @@ def cudecomp_ops() -> Any | None:
 
 @functools.cache
 def peer_unavailable_reason(ordinals: tuple[int, ...]) -> str | None:
-    """What keeps GPUs of this process, by their ordinals, from `peer`, or None."""
+    """Why GPUs of this process, given by their ordinals, can't write into each other's memory, or None."""
     if not _registered_on_gpus() or not hasattr(_ops, "peer_is_fast_along_x"):
         return "the native ops are not installed, or too old; `pip install --upgrade jaxdecomp-ops`"
     try:
@@ -62,7 +62,7 @@ def fast_along_x(ordinal: int, parts: int, shape: tuple[int, int, int], double: 
 
 
 def _cufft_libraries() -> list[str]:
-    """Where cuFFT may be: among the wheels that jax's CUDA plugin asks for, else where the loader looks."""
+    """Candidate paths of cuFFT: in the wheels that jax's CUDA plugin depends on, then on the loader's path."""
     spec = importlib.util.find_spec("nvidia")
     folders = [] if spec is None else map(Path, spec.submodule_search_locations or ())
     wheels = [path for folder in folders for path in folder.glob("*/lib/libcufft.so.[0-9]*")]

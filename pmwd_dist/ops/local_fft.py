@@ -52,7 +52,7 @@ def _irfft_reference(x: Array, *, nz: int, rank: int) -> Array:
     count = math.prod(x.shape[:3]) * nz
     if count < _LARGEST_INVERSE:
         return jnp.fft.irfftn(x, s=(*x.shape[4 - rank : 3], nz), axes=_axes(rank))
-    if rank == 3:  # the axes but the first one by one, so that there is an axis to go along
+    if rank == 3:  # one axis after the other, so that there is an axis to loop over
         inverse = jnp.conj(jnp.fft.fft(jnp.conj(x), axis=1)) / x.shape[1]
         return _irfft_reference(inverse, nz=nz, rank=2)
     axis = 0 if x.shape[0] > x.shape[1] else 1

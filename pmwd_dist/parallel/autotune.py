@@ -93,7 +93,7 @@ def autotune(
 
 
 def remembered(shapes: Sequence[Shape3]) -> Decomposition | None:
-    """What `autotune` found best for the first shape on all devices, where it was asked and all shapes fit; else None.
+    """The best decomposition that `autotune` found for the first shape on all devices, if all shapes fit; else None.
 
     Reads the file of results and measures nothing. Of several processes not all may see the file, and all must choose
     alike: there the answer is None, as it is where the current default backend is another one or was not measured.
@@ -169,7 +169,7 @@ def _precision(dtype: Any) -> np.dtype[Any]:
 
 
 def _whole(value: Any, name: str) -> int:
-    """A whole number as Python's own, which JSON can hold."""
+    """A whole number as a Python int, which JSON can hold."""
     try:
         return operator.index(value)
     except TypeError:
@@ -260,7 +260,7 @@ def _ones(shape: Shape3, dtype: Any, decomposition: Decomposition) -> jax.Array:
 
 
 def _attempt(call: Callable[[], Any]) -> Any:
-    """What a call gives.
+    """The result of a call.
 
     Raises:
       MemoryError: it does not fit on some process; raised on all of them.

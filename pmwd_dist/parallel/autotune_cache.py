@@ -1,4 +1,4 @@
-"""What was measured of decompositions, kept on disk: one file of JSON lines in the user's cache folder."""
+"""Measurements of decompositions on disk: one file of JSON lines in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def find(key: Key) -> Record | None:
 
 
 def find_shape(shape: Sequence[int], devices: Sequence[Any]) -> Record | None:
-    """The latest record of a real field of this shape on these devices, whatever else was asked for."""
+    """The latest record of a real field of this shape on these devices, whatever the other settings."""
     wanted = machine(devices) | {"shape": list(shape)}
     for record in reversed(load()):
         if "r2c" in record["key"].get("kinds", ()) and wanted.items() <= record["key"].items():

@@ -1,4 +1,4 @@
-"""Device meshes: our own, the one in force, and what a PartitionSpec says of one."""
+"""Device meshes: our own, the current one of jax.set_mesh, and the axes that a PartitionSpec names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def context_mesh() -> Any:
 
 
 def sharding_of(x: Any) -> Any:
-    """Sharding of an array, None if it isn't known: the type of a traced array tells of Explicit axes alone."""
+    """Sharding of an array, None if it isn't known: the type of a traced array includes Explicit axes only."""
     if not isinstance(x, Tracer):
         return getattr(x, "sharding", None)
     sharding = jax.typeof(x).sharding

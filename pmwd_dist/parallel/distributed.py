@@ -1,4 +1,4 @@
-"""Programs of several processes: start-up under mpirun or srun, a communicator of our own, and who does what once."""
+"""Programs of several processes: start-up under mpirun or srun, a communicator of our own, collective decisions."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def initialize() -> None:
     """Join the processes that mpirun or srun started into one JAX program; nothing to do when alone.
 
     Call it before anything else touches JAX's devices. A second call does nothing. With mpi4py, all that is sent
-    goes over a duplicate of COMM_WORLD, which is freed at exit: messages of one's own on COMM_WORLD can't meet ours,
-    whether MPI was initialised before or is by this call. Under srun JAX's own start-up serves where mpi4py is missing,
-    or its MPI does not speak to Slurm (see `srun --mpi=list`).
+    goes over a duplicate of COMM_WORLD, which is freed at exit: messages of one's own on COMM_WORLD are not mixed with
+    ours, whether MPI was initialised before or is by this call. Under srun JAX's own start-up is used where mpi4py is
+    missing or its MPI does not support Slurm (see `srun --mpi=list`).
 
     Each process drives one GPU: that of its number among the processes on its node.
 
@@ -55,7 +55,7 @@ def initialize() -> None:
             f"{launched_size()} processes were started, but mpi4py counts 1: its MPI is not that of this mpirun; "
             "use the mpirun that belongs to it"
         )
-    address, local_rank = _meet(comm)
+    address, local_rank = _coordinator(comm)
     jax.distributed.initialize(address, comm.Get_size(), comm.Get_rank(), local_device_ids=[_local_device(local_rank)])
 
 
@@ -78,7 +78,7 @@ def communicator() -> Any:
 
 
 def is_main() -> bool:
-    """Whether this is the process that prints and writes what is written once."""
+    """Whether this is the main process, which prints and writes shared files."""
     return jax.process_index() == 0
 
 
@@ -107,7 +107,7 @@ def _join_by_slurm() -> None:
     jax.distributed.initialize(cluster_detection_method="slurm")
 
 
-def _meet(comm: Any) -> tuple[str, int]:
+def _coordinator(comm: Any) -> tuple[str, int]:
     """Address of JAX's coordinator, and the number of this process on its node."""
     from mpi4py import MPI
 
@@ -121,13 +121,13 @@ def _meet(comm: Any) -> tuple[str, int]:
 
 
 def _own_host() -> str:
-    """By what other nodes know this one: its address, or its name where that is not to be had here."""
+    """Address of this node as other nodes can use it, or its name where the address can't be found here."""
     name = socket.gethostname()
     try:
         address = socket.gethostbyname(name)
     except OSError:
         return name
-    return name if address.startswith("127.") else address  # of the own name, /etc/hosts often says that
+    return name if address.startswith("127.") else address  # /etc/hosts often maps a host's own name to it
 
 
 def _free_port() -> int:
@@ -137,7 +137,7 @@ def _free_port() -> int:
 
 
 def _local_device(local_rank: int) -> int:
-    """Number of this process's GPU among those that it sees: launchers often show each process its own alone."""
+    """Number of this process's GPU among the visible ones: launchers often make only its own visible to a process."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     if 1 < len(visible) <= local_rank:
         raise RuntimeError(

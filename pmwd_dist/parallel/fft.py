@@ -109,7 +109,7 @@ def _over_blocks(
     *,
     inverse: bool = False,
 ) -> Array:
-    """A transform of blocks, over whole arrays."""
+    """Apply a transform of blocks to a whole array."""
     traced = isinstance(x, Tracer) or decomposition.manual
     return (_mapped if traced else _compiled)(transform, arguments, decomposition, factor, inverse)(x)
 
@@ -139,17 +139,17 @@ def _compiled(
     factor: float,
     inverse: bool,
 ) -> Callable[[Array], Array]:
-    """As a whole: outside of jit, shard_map would run it operation by operation."""
+    """The transform, compiled as a whole: outside of jit, shard_map runs operation by operation."""
     after = decomposition.sharding if inverse else decomposition.spectrum_sharding
 
-    def run(x: Array) -> Array:  # mapped at each trace: which mesh is in force then decides how
+    def run(x: Array) -> Array:  # mapped at each trace, with the mesh that is current then
         return _mapped(transform, arguments, decomposition, factor, inverse)(x)
 
     return jax.jit(run, out_shardings=after)
 
 
 def _factor(shape: Shape3, norm: Norm, *, inverse: bool) -> float:
-    """What a norm asks for beyond numpy's "backward"."""
+    """Factor of a norm relative to numpy's "backward"."""
     count = math.prod(shape)
     factors = {"backward": 1.0, "ortho": count**0.5, "forward": float(count)}
     if norm not in factors:
@@ -273,8 +273,8 @@ def _ifft_block(block: Array, decomposition: Decomposition) -> Array:
 
 
 def sequence_after(modes: Array, done: Any) -> tuple[Array, Any]:
-    """The modes for the next transform, available only once what came before is done.
+    """Make the modes for the next transform available only after earlier results are done.
 
-    Transforms side by side would each hold their own fields.
+    Transforms in parallel would each hold their own fields.
     """
     return jax.lax.optimization_barrier((modes, done))

@@ -1,4 +1,4 @@
-"""Halos of a block: filled from the neighbours, or added back onto them; the two are each other's transpose.
+"""Halos of a block: filled from the neighbours, or added back onto them, each the other's transpose.
 
 A halo may be wider than a block: it is then filled over several hops. An axis that is not divided gets none,
 since a block that is whole along an axis wraps around by itself.

@@ -1,4 +1,4 @@
-"""What users pass to transforms and halos, checked: how it is divided, its whole shape, its precision."""
+"""Checks of the arrays that users pass: decomposition, whole shape, precision."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class OnNodesOfTheirOwn:
 
 world = distributed.communicator()
 distributed._communicator = OnNodesOfTheirOwn(world)
-address, local_rank = distributed._meet(distributed._communicator)
+address, local_rank = distributed._coordinator(distributed._communicator)
 assert local_rank == 0 and address == world.bcast(address, root=0)
 distributed.initialize()
 assert jax.process_count() == 2 and jax.process_index() == world.Get_rank()
@@ -192,21 +192,21 @@ class Node:
 def test_processes_on_several_nodes_meet_and_choose_their_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mpi4py")
     monkeypatch.setattr("socket.gethostbyname", lambda name: "10.0.0.7")
-    address, local_rank = distributed._meet(Node(8, 4, 0))
+    address, local_rank = distributed._coordinator(Node(8, 4, 0))
     assert address.startswith("10.0.0.7:")
     assert local_rank == 0
-    assert distributed._meet(Node(8, 4, 6)) == ("from the root", 2)
+    assert distributed._coordinator(Node(8, 4, 6)) == ("from the root", 2)
     monkeypatch.setattr("socket.gethostbyname", lambda name: "127.0.1.1")
     monkeypatch.setattr("socket.gethostname", lambda: "node7")
-    assert distributed._meet(Node(8, 4, 0))[0].startswith("node7:")
-    assert distributed._meet(Node(4, 4, 0))[0].startswith("127.0.0.1:")
+    assert distributed._coordinator(Node(8, 4, 0))[0].startswith("node7:")
+    assert distributed._coordinator(Node(4, 4, 0))[0].startswith("127.0.0.1:")
 
     def unknown(name: str) -> str:
         raise OSError(f"{name} is not known")
 
     monkeypatch.setattr("socket.gethostbyname", unknown)
-    assert distributed._meet(Node(8, 4, 0))[0].startswith("node7:")
-    assert distributed._meet(Node(4, 4, 0))[0].startswith("127.0.0.1:")
+    assert distributed._coordinator(Node(8, 4, 0))[0].startswith("node7:")
+    assert distributed._coordinator(Node(4, 4, 0))[0].startswith("127.0.0.1:")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert distributed._local_device(2) == 2
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")  # each process sees its own alone
