@@ -58,8 +58,7 @@ def autotune(
     Raises:
       ValueError: no division of the devices fits the mesh, or a kind or number of devices that can't be.
     """
-    devices = _devices(n_devices)
-    dtype = _precision(dtype)
+    devices, dtype = _devices(n_devices), _precision(dtype)
     shape, halo, repeats = cells(shape, "shape"), _whole(halo, "halo"), _whole(repeats, "repeats")
     _check(kinds, halo, repeats)
     candidates = _candidates(shape, devices, kinds)
@@ -83,13 +82,18 @@ def autotune(
     for kind, backend in backends.items():
         if kind not in in_use and kind is not type(best.backend):
             backend.close()
-    if jax.process_index() == 0:
-        record = {"key": key, "pdims": list(best.pdims), "backend": best.backend.name, **best.backend.options}
-        try:
-            autotune_cache.store(record | {"seconds": seconds, "date": time.strftime("%F")})
-        except (OSError, RuntimeError) as error:
-            say(f"not kept: {error}")
+    _keep({"key": key, "pdims": list(best.pdims), "backend": best.backend.name, **best.backend.options}, seconds, say)
     return best
+
+
+def _keep(record: autotune_cache.Record, seconds: float, say: Callable[[str], Any]) -> None:
+    """Write a record to disk, on the main process; a failure is no obstacle."""
+    if not distributed.is_main():
+        return
+    try:
+        autotune_cache.store(record | {"seconds": seconds, "date": time.strftime("%F")})
+    except (OSError, RuntimeError) as error:
+        say(f"not kept: {error}")
 
 
 def remembered(shapes: Sequence[Shape3]) -> Decomposition | None:
