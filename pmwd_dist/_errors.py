@@ -14,10 +14,25 @@ class ArgumentError(ValueError):
       constraint: what it must be or why it can't be that, a phrase that follows the value.
       remedy: what to pass instead, an imperative; may be empty.
       axis: which entry of the argument, where it has several.
+      show_value: whether the message shows the value; False for arrays.
     """
 
-    def __init__(self, argument: str, value: Any, constraint: str, remedy: str = "", *, axis: int | None = None):
+    def __init__(
+        self,
+        argument: str,
+        value: Any,
+        constraint: str,
+        remedy: str = "",
+        *,
+        axis: int | None = None,
+        show_value: bool = True,
+    ):
         self.argument, self.value, self.axis = argument, value, axis
         self.constraint, self.remedy = constraint, remedy
         index = "" if axis is None else f"[{axis}]"
-        super().__init__(f"{argument}{index}={value} {constraint}" + (f"; {remedy}" if remedy else ""))
+        super().__init__(f"{argument}{index}" + (f"={value!r}" if show_value else "") + f" {self.reason}")
+
+    @property
+    def reason(self) -> str:
+        """Constraint and remedy, without the argument and its value."""
+        return self.constraint + (f"; {self.remedy}" if self.remedy else "")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
 
+from pmwd_dist._errors import ArgumentError
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3, default_decomposition
 from pmwd_dist.parallel.defaults import update
 
@@ -63,7 +64,7 @@ class Config:
         box = _three(box_size, "box_size", _positive_number)
         mesh = _three(mesh_shape, "mesh_shape", _positive_integer)
         if min(mesh) < 2:
-            raise ValueError(f"mesh_shape={mesh} must have 2 cells or more along each axis, for the gradient")
+            raise ArgumentError("mesh_shape", mesh, "must have 2 cells or more along each axis, for the gradient")
         lattice = mesh if particle_shape is None else _three(particle_shape, "particle_shape", _positive_integer)
         start, stop = _time_span(a_start, a_stop)
         fields = {
@@ -108,20 +109,20 @@ class Config:
 def _three(value: Any, name: str, convert: Callable[[Any, str], T]) -> tuple[T, T, T]:
     values = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,) * 3
     if len(values) != 3:
-        raise ValueError(f"{name}={value!r} has {len(values)} entries; pass one number or three")
+        raise ArgumentError(name, value, f"has {len(values)} entries", "pass one number or three")
     x, y, z = (convert(v, name) for v in values)
     return x, y, z
 
 
 def _positive_integer(value: Any, name: str) -> int:
     if not _is_positive(value, int):
-        raise ValueError(f"{name}={value!r} must be a positive whole number")
+        raise ArgumentError(name, value, "must be a positive whole number")
     return int(value)
 
 
 def _positive_number(value: Any, name: str) -> float:
     if not _is_positive(value, float):
-        raise ValueError(f"{name}={value!r} must be a positive, finite number")
+        raise ArgumentError(name, value, "must be a positive, finite number")
     return float(value)
 
 
@@ -135,24 +136,24 @@ def _is_positive(value: Any, kind: type) -> bool:
 
 def _one_of(value: Any, name: str, choices: tuple[Any, ...]) -> Any:
     if value not in choices:
-        raise ValueError(f"{name}={value!r} must be {' or '.join(map(repr, choices))}")
+        raise ArgumentError(name, value, f"must be {' or '.join(map(repr, choices))}")
     return value
 
 
 def _time_span(a_start: Any, a_stop: Any) -> tuple[float, float]:
     start, stop = _positive_number(a_start, "a_start"), _positive_number(a_stop, "a_stop")
     if not start < stop:
-        raise ValueError(f"a_start={start} must be less than a_stop={stop}")
+        raise ArgumentError("a_start", start, f"must be less than a_stop={stop}")
     if stop > 2:
-        raise ValueError(f"a_stop={stop} lies beyond the growth tables, which end at a = 2")
+        raise ArgumentError("a_stop", stop, "lies beyond the growth tables, which end at a = 2")
     if start < 1e-3:
-        raise ValueError(f"a_start={start} lies before the growth tables, which start at a = 0.001")
+        raise ArgumentError("a_start", start, "lies before the growth tables, which start at a = 0.001")
     return start, stop
 
 
 def _halo(value: Any) -> Any:
     if value != "auto" and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-        raise ValueError(f'halo={value!r} must be a whole number of cells, 0 or more, or "auto"')
+        raise ArgumentError("halo", value, 'must be a whole number of cells, 0 or more, or "auto"')
     return value
 
 

@@ -58,7 +58,7 @@ class Decomposition(Division):
             mesh = context_mesh()
         if mesh is None:
             if spec is not None:
-                raise ValueError(f"spec={spec} needs the mesh= to which its names belong")
+                raise ArgumentError("spec", spec, "needs the mesh= to which its names belong")
             mesh, spec = own_mesh(pdims, devices), PartitionSpec("x", "y")
         elif spec is None:
             if len(mesh.axis_names) > 2:
@@ -217,17 +217,17 @@ def default_decomposition(shapes: Sequence[Shape3]) -> Decomposition:
             chosen.check(shape, "shape")
         return chosen
     count = jax.device_count()
-    problem: ValueError | None = None
+    shape = shapes[0]
     for py in (py for py in range(1, count + 1) if count % py == 0):
         try:
             candidate = Decomposition((count // py, py))
             for shape in shapes:
                 candidate.check(shape, "shape")
-        except ValueError as error:
-            problem = problem or error
+            return candidate
+        except ArgumentError:
             continue
-        return candidate
-    raise ValueError(f"no division over {count} devices fits: {problem}; or pass decomposition= with fewer devices")
+    remedy = f"use multiples of {count}, or fewer devices"
+    raise ArgumentError("shape", shape, f"can't be divided over {count} devices", remedy)
 
 
 def _is_spec(x: Any) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any, Literal, get_args
 
+from pmwd_dist._errors import ArgumentError
+
 BackendName = Literal["auto", "xla", "peer", "cudecomp"]
 TransposeComm = Literal["mpi_p2p", "mpi_p2p_pl", "mpi_a2a", "nccl", "nccl_pl", "nvshmem", "nvshmem_pl", "nvshmem_sm"]
 HaloComm = Literal["mpi", "mpi_blocking", "nccl", "nvshmem", "nvshmem_blocking"]
@@ -32,7 +34,7 @@ def update(name: str, value: str) -> None:
       ValueError: an unknown name or value.
     """
     if name not in _CHOICES:
-        raise ValueError(f"name={name!r} is not known; use one of {', '.join(_CHOICES)}")
+        raise ArgumentError("name", name, "is not known", f"use one of {', '.join(_CHOICES)}")
     _set[name] = checked(value.lower(), name)
 
 
@@ -57,5 +59,5 @@ def checked(value: str, name: str, argument: str | None = None) -> str:
     """
     choices = get_args(_CHOICES[name][0])
     if value not in choices:
-        raise ValueError(f"{argument or name}={value!r} is not known; use one of {', '.join(choices)}")
+        raise ArgumentError(argument or name, value, "is not known", f"use one of {', '.join(choices)}")
     return value

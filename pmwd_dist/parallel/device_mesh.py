@@ -13,6 +13,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
+from pmwd_dist._errors import ArgumentError
+
 Names = tuple[str, ...]
 
 
@@ -42,19 +44,17 @@ def own_mesh(pdims: tuple[int, int] | None, devices: Sequence[Any] | None) -> Me
     """
     chosen = list(jax.devices() if devices is None else devices)
     if not chosen:
-        raise ValueError("devices=[] is empty; pass at least one device, or leave it out for all")
+        raise ArgumentError("devices", [], "is empty", "pass at least one device, or leave it out for all")
     try:
         px, py = (len(chosen), 1) if pdims is None else map(index, pdims)
     except (TypeError, ValueError):
         px = py = 0
     if min(px, py) < 1:
-        raise ValueError(f"pdims={pdims} must be two positive numbers of devices, along x and along y")
+        raise ArgumentError("pdims", pdims, "must be two positive numbers of devices, along x and along y")
     pdims = px, py
     if math.prod(pdims) > len(chosen) or (devices is not None and math.prod(pdims) != len(chosen)):
-        raise ValueError(
-            f"pdims={pdims} needs {math.prod(pdims)} devices, but there are {len(chosen)}; "
-            f"use pdims=({len(chosen)}, 1), or devices= of that number"
-        )
+        constraint = f"needs {math.prod(pdims)} devices, but there are {len(chosen)}"
+        raise ArgumentError("pdims", pdims, constraint, f"use pdims=({len(chosen)}, 1), or devices= of that number")
     return _mesh(tuple(chosen[: math.prod(pdims)]), pdims)
 
 
@@ -72,7 +72,7 @@ def axis_names(mesh: Mesh | AbstractMesh, spec: PartitionSpec) -> tuple[Names, N
     """
     entries: list[Any] = [*spec, *(None,) * (3 - len(spec))]
     if len(entries) > 3 or entries[2] is not None:
-        raise ValueError(f"spec={spec} must leave the third axis of a field whole, as in P('x', 'y')")
+        raise ArgumentError("spec", spec, "must leave the third axis of a field whole, as in P('x', 'y')")
 
     def names(entry: Any) -> Names:
         return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
@@ -80,12 +80,12 @@ def axis_names(mesh: Mesh | AbstractMesh, spec: PartitionSpec) -> tuple[Names, N
     x_names, y_names = names(entries[0]), names(entries[1])
     for name in x_names + y_names:
         if name not in mesh.axis_names:
-            raise ValueError(f"spec={spec} names {name!r}, which is not an axis of the mesh {mesh.axis_names}")
+            raise ArgumentError("spec", spec, f"names {name!r}, which is not an axis of the mesh {mesh.axis_names}")
     for group in (x_names, y_names):
         # Collectives over several axes count devices in the order of the mesh, whatever the order of the names.
         ordered = tuple(name for name in mesh.axis_names if name in group)
         if group != ordered:
-            raise ValueError(f"spec={spec} names {group} against the order of the mesh's axes; use {ordered}")
+            raise ArgumentError("spec", spec, f"names {group} against the order of the mesh's axes", f"use {ordered}")
     return x_names, y_names
 
 

@@ -14,6 +14,7 @@ from jax.core import Tracer
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Complex, Float
 
+from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology import linear_power as linear
 from pmwd_dist.parallel.fft import local_wavenumbers, rfft_block
@@ -74,22 +75,26 @@ def check_table(k: Any, power: Any, low: float, high: float) -> None:
 
     Values that are being traced are not looked at.
     """
+
+    def wrong(constraint: str, remedy: str = "") -> ArgumentError:
+        return ArgumentError("linear_power", (k, power), constraint, remedy, show_value=False)
+
     if jnp.ndim(k) != 1 or jnp.shape(k) != jnp.shape(power) or len(k) < 2:
-        raise ValueError(f"linear_power has shapes {jnp.shape(k)}, {jnp.shape(power)}; pass two equal 1-D arrays")
+        raise wrong(f"has shapes {jnp.shape(k)}, {jnp.shape(power)}", "pass two equal 1-D arrays")
     if isinstance(power, Tracer) or isinstance(k, Tracer):
         return
     k, power = np.asarray(k, float), np.asarray(power, float)
     if not (np.isfinite(k).all() and np.isfinite(power).all()):
-        raise ValueError("linear_power holds values that are not finite numbers")
+        raise wrong("holds values that are not finite numbers")
     if (np.diff(k) <= 0).any():
         row = int(np.argmax(np.diff(k) <= 0)) + 1
-        raise ValueError(f"linear_power is not sorted: k[{row}]={k[row]} follows {k[row - 1]}; sort it by k")
+        raise wrong(f"is not sorted: k[{row}]={k[row]} follows {k[row - 1]}", "sort it by k")
     if k[0] <= 0 or (power <= 0).any():
-        raise ValueError("linear_power must hold positive k and P(k) only")
+        raise wrong("must hold positive k and P(k) only")
     if k[0] > low or k[-1] < high:
-        raise ValueError(
-            f"linear_power covers k={k[0]:.4g}..{k[-1]:.4g} h/Mpc, but the box needs {low:.4g}..{high:.4g}; "
-            "use a longer table, or another box or lattice"
+        raise wrong(
+            f"covers k={k[0]:.4g}..{k[-1]:.4g} h/Mpc, but the box needs {low:.4g}..{high:.4g}",
+            "use a longer table, or another box or lattice",
         )
 
 

@@ -175,10 +175,10 @@ def test_binary_and_absent_files_are_refused(tmp_path: Path):
 
 def test_mesh_that_does_not_divide_names_the_remedy(file: Path):
     (problem,) = problems(file, "devices.pdims=[4, 1]", "box.mesh=18")
-    assert problem.startswith("box.mesh = 18 along x is not divisible by 4 ")
+    assert problem.startswith("box.mesh = 18 along x: is not divisible by 4 ")
     assert "16 or 20" in problem
     (problem,) = problems(file, "box.mesh=[15, 15, 16]")
-    assert problem.startswith("box.mesh: can't be divided over 4 devices")
+    assert problem.startswith("box.mesh = [15, 15, 16]: can't be divided over 4 devices")
 
 
 def test_gadget_needs_a_cube(file: Path):

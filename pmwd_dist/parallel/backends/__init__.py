@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pmwd_dist._errors import ArgumentError
 from pmwd_dist.parallel.backends.base import Backend as Backend
 from pmwd_dist.parallel.backends.cudecomp import CuDecomp
 from pmwd_dist.parallel.backends.peer import Peer
@@ -29,9 +30,9 @@ def choose(name: str, options: Mapping[str, str | None], division: Division) -> 
     given = {option: value for option, value in options.items() if value is not None}
     foreign = [option for option in given if option not in kind.option_names]
     if foreign and asked != "auto":
-        raise ValueError(f"{foreign[0]}={given[foreign[0]]!r} is not an option of backend={name!r}; leave it out")
+        raise ArgumentError(foreign[0], given[foreign[0]], f"is not an option of backend={name!r}", "leave it out")
     backend = kind.create({option: value for option, value in given.items() if option in kind.option_names})
     reason = None if kind.needs_opening else backend.unavailable_reason(division)
     if reason is not None:
-        raise ValueError(f"backend={name!r} {reason}; use backend='xla'")
+        raise ArgumentError("backend", name, reason, "use backend='xla'")
     return backend

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import jax_cosmo
 import numpy as np
 
+from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import growth_table
 from pmwd_dist.cosmology.linear_power import interpolate_power, linear_power, normalised_power
@@ -20,9 +20,10 @@ from pmwd_dist.parallel.autotune import remembered
 from pmwd_dist.parallel.decomposition import Decomposition, default_decomposition
 from pmwd_dist.pm.modes import power_nodes
 from pmwd_dist.pm.solvers import BullFrog, FastPM, LeapFrog, SplitSolver
-from pmwd_dist.run.settings.models import Devices, Settings
+from pmwd_dist.run.settings.models import Box, Devices, Settings
 from pmwd_dist.run.settings.reading import SettingsError
 from pmwd_dist.run.settings.table import read_table
+from pmwd_dist.run.settings.writing import toml_value
 
 SOLVERS: dict[str, type[SplitSolver]] = {"bullfrog": BullFrog, "fastpm": FastPM, "leapfrog": LeapFrog}
 
@@ -31,9 +32,8 @@ _PATHS = {
     "mesh_shape": "box.mesh",
     "particle_shape": "box.particles",
     "box_size": "box.size",
-    "pdims": "devices.pdims",
-    "halo": "devices.halo",
     "gradient": "force.gradient",
+    **{name: f"devices.{name}" for name in ("pdims", "backend", "transpose_comm", "halo_comm", "halo")},
     **{name: f"time.{name}" for name in ("a_start", "a_stop", "steps", "lpt_order")},
 }
 
@@ -76,7 +76,7 @@ def build(settings: Settings) -> Simulation:
     try:
         config = _config(settings)
     except ValueError as error:
-        problems.append(_translate(str(error)))
+        problems.append(_translate(error, settings.box))
     cosmo = _cosmology(settings)
     table = _table(settings, cosmo)
     if config is not None:
@@ -118,24 +118,20 @@ def _decomposition(devices: Devices, shapes: tuple[Any, ...]) -> Decomposition:
         there = "there is one" if count == 1 else f"there are {count}"
         if processes > 1:
             there += f" in {processes} processes, which must all be used"
-        raise ValueError(f"pdims={pdims[0]}x{pdims[1]} needs {math.prod(pdims)} devices, and {there}; use [{count}, 1]")
+        constraint = f"needs {math.prod(pdims)} devices, and {there}"
+        raise ArgumentError("pdims", pdims, constraint, f"use [{count}, 1]")
     return Decomposition(pdims, **chosen)
 
 
-def _translate(message: str) -> str:
-    """A message of the library about one of its arguments, in the words of the file."""
-    unfit = re.match(r"no division over (\d+) devices fits", message)
-    if unfit:
-        count = unfit.group(1)
-        remedy = f"use multiples of {count}, or fewer devices or processes"
-        return f"box.mesh: can't be divided over {count} devices; {remedy}"
-    found = re.match(r"(\w+)(?:\[(\d)\])?=(\S+) (.*)", message)
-    if found is None or found.group(1) not in _PATHS:
-        return message
-    name, axis, value, rest = found.groups()
-    along = f" along {'xyz'[int(axis)]}" if axis else ""
-    colon = "" if rest.startswith("is ") else ":"
-    return f"{_PATHS[name]} = {value}{along}{colon} {rest.replace('pdims', 'devices.pdims')}"
+def _translate(error: ValueError, box: Box) -> str:
+    """An error of the library about one of its arguments, in the words of the file."""
+    if not isinstance(error, ArgumentError):
+        return str(error)
+    path = _PATHS.get(error.argument)
+    if error.argument == "shape":
+        path = "box.mesh" if error.value == box.mesh else "box.particles"
+    along = "" if error.axis is None else f" along {'xyz'[error.axis]}"
+    return str(error) if path is None else f"{path} = {toml_value(error.value)}{along}: {error.reason}"
 
 
 def _cosmology(settings: Settings) -> Any:

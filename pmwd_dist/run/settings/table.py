@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from pmwd_dist._errors import ArgumentError
 from pmwd_dist.pm.modes import check_table
 
 
@@ -17,20 +18,24 @@ def read_table(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
     Raises:
       OSError: the file can't be read.
-      ValueError: it doesn't hold two columns of numbers.
+      ArgumentError: it doesn't hold two columns of numbers.
     """
+
+    def wrong(constraint: str) -> ArgumentError:
+        return ArgumentError("linear_power", str(path), constraint)
+
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)  # numpy warns of a file without data
         try:
             table = np.loadtxt(path, ndmin=2, encoding="utf-8")
         except UserWarning:
-            raise ValueError("holds no data") from None
+            raise wrong("holds no data") from None
         except UnicodeDecodeError:
-            raise ValueError("is not a text file") from None
+            raise wrong("is not a text file") from None
         except ValueError as error:
-            raise ValueError(f"doesn't hold numbers only: {_one_line(error)}") from None
+            raise wrong(f"doesn't hold numbers only: {_one_line(error)}") from None
     if table.shape[1] < 2:
-        raise ValueError(f"has {table.shape[1]} column; k [h/Mpc] and P(k) [(Mpc/h)^3] are needed")
+        raise wrong(f"has {table.shape[1]} column; k [h/Mpc] and P(k) [(Mpc/h)^3] are needed")
     return table[:, 0], table[:, 1]
 
 
@@ -45,8 +50,8 @@ def find_table_problems(path: Path, name: str, box: Any) -> list[str]:
         return [f"{prefix}no such file ({path}); give a path relative to the TOML file"]
     except OSError as error:
         return [f"{prefix}can't be read: {error.strerror}"]
-    except ValueError as error:
-        return [prefix + str(error).removeprefix("linear_power ").replace("linear_power", "the file")]
+    except ArgumentError as error:
+        return [prefix + error.reason]
     return []
 
 
