@@ -10,11 +10,12 @@ from typing import Annotated, Any
 import jax
 import typer
 
-from pmwd_dist._files import SharedError, message, raise_on_all_processes
+from pmwd_dist._files import message
 from pmwd_dist.cli.display import Display, plan_lines
 from pmwd_dist.cli.doctor import report_lines
 from pmwd_dist.parallel import autotune as tuner
 from pmwd_dist.parallel import distributed
+from pmwd_dist.parallel.distributed import SharedError, raise_on_all_processes
 from pmwd_dist.run.plan import Plan, check_resources, describe, make_plan
 
 app = typer.Typer(

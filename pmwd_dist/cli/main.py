@@ -11,9 +11,10 @@ from typing import Any, NoReturn
 import jax
 import typer
 
-from pmwd_dist._files import SharedError, message
+from pmwd_dist._files import message
 from pmwd_dist.cli.commands import CommandError, app
 from pmwd_dist.parallel import distributed
+from pmwd_dist.parallel.distributed import SharedError
 from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.run.job import Interrupted
 from pmwd_dist.run.settings import SettingsError

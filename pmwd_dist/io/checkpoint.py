@@ -14,8 +14,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from pmwd_dist._files import atomic_write, raise_on_all_processes, remove
+from pmwd_dist._files import atomic_write, remove
 from pmwd_dist.parallel import distributed
+from pmwd_dist.parallel.distributed import raise_on_all_processes
 
 _NAME = re.compile(r"checkpoint_(\d+)$")
 _META = "meta.json"
@@ -51,7 +52,7 @@ def save(folder: Path, step: int, tree: Any, meta: dict[str, Any]) -> Path:
                 aside.mkdir()
                 (aside / _META).write_text(json.dumps(description, indent=1), encoding="utf-8")
         part = aside / f"{jax.process_index()}.npz"
-        with atomic_write(part, collective=True) as file, file.open("wb") as stream:
+        with atomic_write(part, guard=raise_on_all_processes()) as file, file.open("wb") as stream:
             np.savez(stream, allow_pickle=False, **_blocks(leaves))
         with raise_on_all_processes():
             if distributed.is_main():

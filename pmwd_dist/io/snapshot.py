@@ -18,6 +18,7 @@ from pmwd_dist._files import atomic_write, reserve
 from pmwd_dist.config import Config
 from pmwd_dist.io import _snapshot_format as layout
 from pmwd_dist.io._snapshot_format import KM_S_PER_H0, Units
+from pmwd_dist.parallel.distributed import raise_on_all_processes
 from pmwd_dist.pm.particles import Particles
 
 Format = Literal["gadget", "swift"]
@@ -76,7 +77,7 @@ def save_snapshot(
     path = _file_of_process(Path(path), jax.process_index(), jax.process_count())
     count = sum(math.prod(shape) for _, shape in _blocks(particles.disp))
     units = layout.units(format, float(cosmo.h))
-    with atomic_write(path, collective=True) as aside:
+    with atomic_write(path, guard=raise_on_all_processes()) as aside:
         reserve(aside, count * layout.particle_bytes(format) + _HEADER_BYTES)
         with h5py.File(aside, "w") as file:
             layout.write_header(file, units, count, cosmo, config, a)

@@ -5,11 +5,16 @@ from __future__ import annotations
 import atexit
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
 import numpy as np
 
+from pmwd_dist._files import message
+
+_MESSAGE_BYTES = 4096
 _MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
 _communicator: Any = None
 
@@ -97,6 +102,46 @@ def all_processes(flag: bool) -> bool:
     from jax.experimental import multihost_utils
 
     return bool(np.all(multihost_utils.process_allgather(np.int32(flag))))
+
+
+class SharedError(RuntimeError):
+    """An error that every process raises, whichever it occurred on."""
+
+
+@contextmanager
+def raise_on_all_processes() -> Iterator[None]:
+    """Raise an error of one process on all of them. Collective at its end.
+
+    Raises:
+      SharedError: the body failed on this or another process of several; of one process, its own error is raised.
+    """
+    error: Exception | None = None
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError) as caught:
+        error = caught
+    if jax.process_count() == 1:
+        if error is not None:
+            raise error
+        return
+    text = message(error) if isinstance(error, OSError) else str(error)
+    text = first_error(None if error is None else text)
+    if text:
+        raise SharedError(text) from error
+
+
+def first_error(problem: str | None) -> str | None:
+    """The problem of the first process that has one. Collective."""
+    if jax.process_count() == 1:
+        return problem
+    from jax.experimental import multihost_utils
+
+    text = (problem or "").encode()[:_MESSAGE_BYTES]
+    mine = np.zeros(_MESSAGE_BYTES, np.uint8)
+    mine[: len(text)] = np.frombuffer(text, np.uint8)
+    gathered = np.asarray(multihost_utils.process_allgather(mine)).reshape(-1, _MESSAGE_BYTES)
+    messages = [bytes(row).rstrip(b"\0").decode(errors="replace") for row in gathered]
+    return next((message for message in messages if message), None)
 
 
 def _under_srun() -> bool:

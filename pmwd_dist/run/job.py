@@ -17,10 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pmwd_dist._files import SharedError, atomic_write, first_error, message, raise_on_all_processes, remove
+from pmwd_dist._files import atomic_write, message, remove
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table
 from pmwd_dist.io import checkpoint
 from pmwd_dist.parallel import distributed
+from pmwd_dist.parallel.distributed import SharedError, first_error, raise_on_all_processes
 from pmwd_dist.pm.lpt import lpt
 from pmwd_dist.pm.modes import linear_modes, white_noise
 from pmwd_dist.pm.nbody import advance, start

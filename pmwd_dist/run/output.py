@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from pmwd_dist._files import raise_on_all_processes
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import growth
 from pmwd_dist.io.snapshot import save_snapshot
 from pmwd_dist.observe.power import power_spectrum
 from pmwd_dist.parallel import distributed
+from pmwd_dist.parallel.distributed import raise_on_all_processes
 from pmwd_dist.pm.paint import density
 from pmwd_dist.pm.particles import Particles
 from pmwd_dist.pm.status import SimulationError
