@@ -16,7 +16,8 @@ from pmwd_dist.cli.doctor import report_lines
 from pmwd_dist.parallel import autotune as tuner
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import SharedError, raise_on_all_processes
-from pmwd_dist.run.plan import Plan, check_resources, describe, make_plan
+from pmwd_dist.run.folder import CONFIG, finished, prepare_folder
+from pmwd_dist.run.plan import Plan, check_resources, make_plan
 
 app = typer.Typer(
     help="Particle-mesh simulations of the large-scale structure, on one core or many GPUs.",
@@ -63,7 +64,7 @@ def run(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the results of an earlier run.")] = False,
 ) -> None:
     """Run the simulation of a TOML file."""
-    from pmwd_dist.run.job import execute, prepare_folder
+    from pmwd_dist.run.job import execute
 
     _start()
     with refusing():
@@ -71,14 +72,14 @@ def run(
         warnings = check_resources(plan)
         prepare_folder(plan, overwrite=overwrite)
     with Display() as display:
-        display.warn(warnings)
+        display.show(warnings)
         execute(plan, display)
 
 
 @app.command()
 def resume(folder: Folder, overrides: Set = []) -> None:
     """Go on with a run that was stopped, from its last checkpoint."""
-    from pmwd_dist.run.job import CONFIG, execute, finished
+    from pmwd_dist.run.job import execute
 
     _start()
     with refusing():
@@ -91,7 +92,7 @@ def resume(folder: Folder, overrides: Set = []) -> None:
         plan = _plan(folder / CONFIG, overrides, folder)
         warnings = check_resources(plan)
     with Display() as display:
-        display.warn(warnings)
+        display.show(warnings)
         execute(plan, display, resume=True)
 
 
@@ -106,7 +107,7 @@ def check(
     with refusing():
         plan = _plan(file, overrides, output or Path(file.stem))
         warnings = check_resources(plan)
-    _say(*plan_lines(describe(plan)), *warnings)
+    _say(*plan_lines(plan), *warnings)
 
 
 @app.command()

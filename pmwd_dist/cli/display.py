@@ -1,28 +1,33 @@
-"""What a run shows: a progress bar on a terminal, a plain line a step elsewhere."""
+"""Display of a run: a progress bar on a terminal, a line a step elsewhere."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from pmwd_dist._jax.native import native_available
+from pmwd_dist.config import Config
 from pmwd_dist.parallel import distributed
-from pmwd_dist.run.resources import size
-
-Event = dict[str, Any]
+from pmwd_dist.run import events
+from pmwd_dist.run.events import Event, StepTaken
+from pmwd_dist.run.plan import Plan, power_name
+from pmwd_dist.run.resources import expected_disk, process_memory, size
 
 
 class Display:
-    """Shows the events of a run, on process 0. A context manager: it leaves the terminal as it was."""
+    """Shows the events of a run, on process 0. A context manager, which restores the terminal at its end."""
 
     def __init__(self) -> None:
         self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
         self.bar: Progress | None = None
         self.task = TaskID(0)
+        self.steps = 0
 
     def __enter__(self) -> Self:
         return self
@@ -34,13 +39,33 @@ class Display:
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
-        getattr(self, f"_{event['event']}")(event)
+        match event:
+            case events.Started(plan=plan):
+                self.show(plan_lines(plan))
+                self.steps = plan.steps
+            case events.InitialConditions(a=a, seconds=seconds, peak_memory=memory):
+                self._line(f"initial conditions at a {a:.4f}  {seconds:.2f} s  {size(memory)}")
+                self._open(done=0)
+            case events.Resumed(step=step, steps=steps, a=a):
+                self._line(f"resumed after step {step}/{steps}, a {a:.4f}")
+                self._open(done=step)
+            case events.StepTaken():
+                self._step(event)
+            case events.OutputWritten(z=z, files=files, seconds=seconds):
+                self._line(f"output at z {z:.3f}  {seconds:.2f} s  {', '.join(files)}")
+            case events.CheckpointWritten(step=step, seconds=seconds):
+                self._line(f"checkpoint of step {step}  {seconds:.2f} s")
+            case events.Warned(message=message):
+                self._line(f"warning: {message}")
+            case events.Ended(status=status, seconds=seconds, peak_memory=memory):
+                self._close()
+                self._line(f"{status} after {seconds:.1f} s, at most {size(memory)}")
 
-    def warn(self, messages: list[str]) -> None:
-        """Show warnings about the run to come."""
+    def show(self, lines: Sequence[str]) -> None:
+        """Show lines about a run."""
         if distributed.is_main():
-            for message in messages:
-                self._line(message)
+            for line in lines:
+                self._line(line)
 
     def _line(self, text: str) -> None:
         self.console.print(text, markup=False)
@@ -51,80 +76,57 @@ class Display:
             self.bar.stop()
             self.bar = None
 
-    def _open(self, steps: int, done: int) -> None:
+    def _open(self, done: int) -> None:
         # mpirun gives its programs a terminal, but what it passes on is a log.
         if not self.console.is_terminal or jax.process_count() > 1 or self.bar is not None:
             return
         columns = (MofNCompleteColumn(), BarColumn(16), TimeRemainingColumn(), TextColumn("{task.description}"))
         self.bar = Progress(*columns, console=self.console, refresh_per_second=4)
-        self.task = self.bar.add_task("compiling", total=steps, completed=done)
+        self.task = self.bar.add_task("compiling", total=self.steps, completed=done)
         self.bar.start()
 
-    def _start(self, event: Event) -> None:
-        for line in plan_lines(event):
-            self._line(line)
-        self.steps = event["steps"]
-
-    def _initial(self, event: Event) -> None:
-        self._line(f"initial conditions at a {event['a']:.4f}  {event['seconds']:.2f} s  {size(event['peak_memory'])}")
-        self._open(self.steps, 0)
-
-    def _resume(self, event: Event) -> None:
-        self._line(f"going on from step {event['step']}/{event['steps']}, a {event['a']:.4f}")
-        self._open(self.steps, event["step"])
-
-    def _step(self, event: Event) -> None:
-        z, seconds, rate = event["z"], event["seconds"], event["particles_per_second"]
+    def _step(self, event: StepTaken) -> None:
         if self.bar is not None:
-            text = f"z {z:.2f}  {seconds:.3g} s  {rate:.2g} particles/s"
-            self.bar.update(self.task, completed=event["step"], description=text)
+            text = f"z {event.z:.2f}  {event.seconds:.3g} s  {event.particles_per_second:.2g} particles/s"
+            self.bar.update(self.task, completed=event.step, description=text)
             return
         self._line(
-            f"step {event['step']}/{event['steps']}  a {event['a']:.4f}  z {z:.3f}  {seconds:.3g} s  "
-            f"{rate:.3g} particles/s  displacement {event['displacement_cells']:.2f} cells, "
-            f"{event['displacement']:.2f} Mpc/h  {size(event['peak_memory'])}"
+            f"step {event.step}/{event.steps}  a {event.a:.4f}  z {event.z:.3f}  {event.seconds:.3g} s  "
+            f"{event.particles_per_second:.3g} particles/s  displacement {event.displacement_cells:.2f} cells, "
+            f"{event.displacement:.2f} Mpc/h  {size(event.peak_memory)}"
         )
 
-    def _output(self, event: Event) -> None:
-        self._line(f"output at z {event['z']:.3f}  {event['seconds']:.2f} s  {', '.join(event['files'])}")
 
-    def _checkpoint(self, event: Event) -> None:
-        self._line(f"checkpoint of step {event['step']}  {event['seconds']:.2f} s")
-
-    def _warning(self, event: Event) -> None:
-        self._line(f"warning: {event['message']}")
-
-    def _end(self, event: Event) -> None:
-        self._close()
-        self._line(f"{event['status']} after {event['seconds']:.1f} s, at most {size(event['peak_memory'])}")
-
-
-def plan_lines(event: Event) -> list[str]:
-    """What a run is about to do, for people."""
-    devices, pdims = event["devices"], event["pdims"]
-    cut = "whole" if devices == 1 else f"{pdims[0]} slabs" if pdims[1] == 1 else f"{pdims[0]} x {pdims[1]} pencils"
-    redshifts = ", ".join(f"{z:.4g}" for z in event["redshifts"])
+def plan_lines(plan: Plan) -> list[str]:
+    """Lines that describe a run."""
+    config, settings = plan.simulation.config, plan.settings
+    redshifts = ", ".join(f"{z:.4g}" for z in sorted(plan.outputs.values(), reverse=True))
+    snapshots = "no" if settings.output.snapshot == "none" else settings.output.snapshot
     return [
-        f"box         {_three(event['box_size'])} Mpc/h",
-        f"mesh        {_three(event['mesh_shape'])} cells, {_three(event['particle_shape'])} particles",
-        f"cosmology   linear P(k): {event['linear_power']}; seed {event['seed']}",
-        f"time        a {event['a_start']:g} to {event['a_stop']:g}, {event['lpt_order']}LPT, "
-        f"{event['steps']} {event['solver']} steps, {event['gradient']} gradient",
-        f"output      {event['folder']}: z {redshifts}; "
-        + ("no snapshots" if event["snapshot"] == "none" else f"{event['snapshot']} snapshots"),
-        f"devices     {devices} x {event['device_kind']} in {event['processes']} "
-        f"process{'es' * (event['processes'] > 1)}, mesh {cut}, halo {event['halo']}, "
-        f"native ops {'on' if event['native'] else 'off'}",
-        f"expected    {size(event['expected_memory'])} of memory a {_memory_of(event)}, "
-        f"{size(event['expected_disk'])} of disk",
+        f"box         {_three(config.box_size)} Mpc/h",
+        f"mesh        {_three(config.mesh_shape)} cells, {_three(config.particle_shape)} particles",
+        f"cosmology   linear P(k): {power_name(settings)}; seed {settings.noise.seed}",
+        f"time        a {config.a_start:g} to {config.a_stop:g}, {config.lpt_order}LPT, "
+        f"{plan.steps} {settings.time.solver} steps, {config.gradient} gradient",
+        f"output      {plan.folder}: z {redshifts}; {snapshots} snapshots",
+        _device_line(config),
+        f"expected    {size(process_memory(config))} of memory a "
+        f"{'process' if config.decomposition.platform == 'cpu' else 'device'}, {size(expected_disk(settings))} of disk",
     ]
 
 
-def _memory_of(event: Event) -> str:
-    return "device" if "cpu" not in event["device_kind"].lower() else "process"
+def _device_line(config: Config) -> str:
+    decomposition, processes = config.decomposition, jax.process_count()
+    px, py = decomposition.pdims
+    blocks = "one block" if px * py == 1 else f"{px} slabs" if py == 1 else f"{px} x {py} pencils"
+    kind = decomposition.mesh.devices.flat[0].device_kind
+    return (
+        f"devices     {px * py} x {kind} in {processes} process{'es' * (processes > 1)}, mesh as {blocks}, "
+        f"halo {config.halo}, native ops {'on' if native_available() else 'off'}"
+    )
 
 
-def _three(values: list[float]) -> str:
+def _three(values: Sequence[float]) -> str:
     if len(set(values)) == 1:
         return f"{values[0]:g}^3" if isinstance(values[0], int) else f"{values[0]:g}"
     return " x ".join(f"{value:g}" for value in values)

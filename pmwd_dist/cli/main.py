@@ -16,8 +16,8 @@ from pmwd_dist.cli.commands import CommandError, app
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import SharedError
 from pmwd_dist.pm.status import SimulationError
-from pmwd_dist.run.job import Interrupted
 from pmwd_dist.run.settings import SettingsError
+from pmwd_dist.run.signals import Interrupted
 
 # typer has a click of its own or not, by its version; this is the base class of either.
 _UsageError: Any = typer.BadParameter.__mro__[1]

@@ -78,7 +78,7 @@ def check_resources(plan: Plan) -> list[str]:
 
 
 def describe(plan: Plan) -> dict[str, Any]:
-    """What a run is about to do, for its log and for people."""
+    """Fields of a plan as JSON holds them, for the log of the run."""
     config, settings = plan.simulation.config, plan.settings
     devices = list(config.decomposition.mesh.devices.flat)
     return {
@@ -87,7 +87,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "mesh_shape": list(config.mesh_shape),
         "particle_shape": list(config.particle_shape),
         "particles": math.prod(config.particle_shape),
-        "linear_power": settings.cosmology.linear_power or "Eisenstein & Hu (1998)",
+        "linear_power": power_name(settings),
         "seed": settings.noise.seed,
         "a_start": config.a_start,
         "a_stop": config.a_stop,
@@ -107,6 +107,11 @@ def describe(plan: Plan) -> dict[str, Any]:
         "expected_disk": resources.expected_disk(settings),
         "versions": versions(),
     }
+
+
+def power_name(settings: Settings) -> str:
+    """Name of the linear power spectrum."""
+    return settings.cosmology.linear_power or "Eisenstein & Hu (1998)"
 
 
 def versions() -> dict[str, str | None]:

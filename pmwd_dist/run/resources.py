@@ -6,7 +6,6 @@ import math
 import os
 import resource
 import sys
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import jax
@@ -14,9 +13,6 @@ import jax
 from pmwd_dist._jax.native import native_available
 from pmwd_dist.config import Config
 from pmwd_dist.io._snapshot_format import particle_bytes
-from pmwd_dist.ops.stencil import WIDTH
-from pmwd_dist.parallel.fft import spectrum_shape
-from pmwd_dist.pm.paint import halo_widths
 from pmwd_dist.run.settings import Settings
 
 # Fitted to runs of 64^3 to 256^3 particles, with meshes as fine and twice as fine, on a CPU.
@@ -130,15 +126,3 @@ def size(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} TB"
-
-
-def communication(config: Config) -> AbstractContextManager[None]:
-    """Whatever moves the data, open for all shapes of a run. Collective."""
-    decomposition = config.decomposition
-    fields = {config.mesh_shape, config.particle_shape}
-    spectra = {spectrum_shape(shape, decomposition) for shape in fields}
-    widths = [
-        n for n, parts in zip(decomposition.block(config.mesh_shape), decomposition.pdims, strict=False) if parts > 1
-    ]
-    halo = min([halo_widths(config)[-1] + 1 + WIDTH, *widths])  # cuDecomp reaches the next neighbour; XLA does the rest
-    return decomposition.opened(sorted(fields | spectra), halo=halo)

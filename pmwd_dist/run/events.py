@@ -1,0 +1,116 @@
+"""Events of a run, in the order in which they occur."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from pmwd_dist.run.plan import Plan, describe
+
+Status = Literal["finished", "interrupted", "failed"]
+
+
+@dataclass(frozen=True)
+class Started:
+    """The run starts, from the beginning or from a checkpoint."""
+
+    name: ClassVar = "start"
+    plan: Plan
+    resumed: bool
+
+
+@dataclass(frozen=True)
+class InitialConditions:
+    """The particles are at the initial scale factor a, after so many seconds."""
+
+    name: ClassVar = "initial"
+    a: float
+    seconds: float
+    peak_memory: int
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """The state of a checkpoint is restored."""
+
+    name: ClassVar = "resume"
+    step: int
+    steps: int
+    a: float
+
+
+@dataclass(frozen=True)
+class StepTaken:
+    """A step is done.
+
+    Args:
+      step, steps: number of this step, from 1, and of all.
+      a, z: scale factor and redshift at its end.
+      seconds: wall-clock time of the step.
+      particles_per_second: of all devices.
+      displacement_cells, displacement: the largest one along an axis [mesh cells, Mpc/h].
+      peak_memory: largest memory so far [bytes].
+    """
+
+    name: ClassVar = "step"
+    step: int
+    steps: int
+    a: float
+    z: float
+    seconds: float
+    particles_per_second: float
+    displacement_cells: float
+    displacement: float
+    peak_memory: int
+
+
+@dataclass(frozen=True)
+class OutputWritten:
+    """The results at redshift z are written to these files."""
+
+    name: ClassVar = "output"
+    step: int
+    z: float
+    files: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class CheckpointWritten:
+    """The state after a step is kept under this name."""
+
+    name: ClassVar = "checkpoint"
+    step: int
+    path: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Warned:
+    """Something failed that does not end the run."""
+
+    name: ClassVar = "warning"
+    message: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The run is over."""
+
+    name: ClassVar = "end"
+    status: Status
+    seconds: float
+    peak_memory: int
+
+
+Event = Started | InitialConditions | Resumed | StepTaken | OutputWritten | CheckpointWritten | Warned | Ended
+Listener = Callable[[Event], None]
+
+
+def record(event: Event) -> dict[str, Any]:
+    """Fields of an event as JSON holds them."""
+    if isinstance(event, Started):
+        return {"event": event.name, "resumed": event.resumed, **describe(event.plan)}
+    return {"event": event.name, **dataclasses.asdict(event)}

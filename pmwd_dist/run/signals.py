@@ -1,0 +1,52 @@
+"""Requests to stop a run, by Ctrl-C or by the batch system."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from pmwd_dist.parallel.distributed import first_error
+
+
+class Interrupted(Exception):
+    """The run was asked to stop, and its checkpoint is written."""
+
+    def __init__(self, message: str, signal_number: int):
+        super().__init__(message)
+        self.signal_number = signal_number
+
+
+class StopRequest:
+    """The first signal is remembered until the current step is done; a second one interrupts at once."""
+
+    signal_number = 0
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal of this process."""
+        del frame
+        if self.signal_number:
+            raise KeyboardInterrupt
+        self.signal_number = number
+
+    def received(self) -> int:
+        """Number of the signal that some process has received, 0 if none has. Collective."""
+        return int(first_error(str(self.signal_number) if self.signal_number else None) or 0)
+
+
+@contextmanager
+def stop_requests() -> Iterator[StopRequest]:
+    """Catch SIGINT and SIGTERM in a StopRequest; outside the main thread, which alone can, catch nothing."""
+    stop = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, stop.handle) for number in numbers]
+    try:
+        yield stop
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
