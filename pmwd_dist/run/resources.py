@@ -12,7 +12,7 @@ import jax
 
 from pmwd_dist._jax.native import native_available
 from pmwd_dist.config import Config
-from pmwd_dist.io._snapshot_format import particle_bytes
+from pmwd_dist.io.snapshot import FORMATS
 from pmwd_dist.run.settings import Settings
 
 # Fitted to runs of 64^3 to 256^3 particles, with meshes as fine and twice as fine, on a CPU.
@@ -115,7 +115,7 @@ def expected_disk(settings: Settings) -> int:
     """Bytes that a run writes: snapshots, and two checkpoints, of which one is being written."""
     count = settings.particle_count
     kind = settings.output.snapshot
-    each = 0 if kind == "none" else particle_bytes(kind)
+    each = 0 if kind == "none" else FORMATS[kind].bytes_per_particle
     return count * (each * len(settings.scale_factors) + 2 * 24) + 10_000_000
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
+from pmwd_dist.io.snapshot import Format
 from pmwd_dist.parallel.defaults import BackendName, HaloComm, TransposeComm
 
 
@@ -171,7 +172,7 @@ class Output(Section):
         None,
         [1.0, 0.0],
     )
-    snapshot: Annotated[Literal["none", "gadget", "swift"], BeforeValidator(_format)] = about(
+    snapshot: Annotated[Literal["none", Format], BeforeValidator(_format)] = about(
         "format of the snapshots: gadget or swift, or none", "gadget"
     )
     slice_thickness: float = about(

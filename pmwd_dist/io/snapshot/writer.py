@@ -1,0 +1,111 @@
+"""Write a snapshot."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import jax
+import numpy as np
+
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist._files import atomic_write, reserve
+from pmwd_dist.config import Config
+from pmwd_dist.io.snapshot.base import File, Part, SnapshotFormat, write_lattice
+from pmwd_dist.io.snapshot.formats import FORMATS, Format
+from pmwd_dist.parallel.decomposition import Shape3
+from pmwd_dist.parallel.distributed import raise_on_all_processes
+from pmwd_dist.pm.particles import Particles
+
+_HEADER_BYTES = 100_000
+_CHUNK = 1 << 22  # particles written at a time
+
+
+def save_snapshot(
+    path: str | Path, particles: Particles, cosmo: Any, config: Config, a: float, *, format: Format = "gadget"
+) -> Path:
+    """Write particles at scale factor a. Collective.
+
+    Gadget: kpc/h, 1e10 Msun/h, km/s per sqrt(a). SWIFT: Mpc, 1e10 Msun, km/s. Particle IDs are the index of the
+    lattice site. With several processes, each writes its own particles to name.0.hdf5, name.1.hdf5, ...
+
+    Returns:
+      The file of this process.
+
+    Raises:
+      ValueError: an unknown format, or a box that the format can't hold.
+      OSError: the file can't be written; there is none then.
+    """
+    if format not in FORMATS:
+        raise ArgumentError("format", format, "is not known", f"use {' or '.join(map(repr, FORMATS))}")
+    kind = FORMATS[format]
+    if kind.cubic and len(set(config.box_size)) > 1:
+        raise ArgumentError("box_size", config.box_size, f"is not a cube, as format={format!r} needs", "use 'swift'")
+    files = jax.process_count()
+    path = _file_of_process(Path(path), jax.process_index(), files)
+    count = sum(math.prod(s.data.shape[:3]) for s in particles.disp.addressable_shards if s.replica_id == 0)
+    part = Part(count, files, cosmo, config, a)
+    with atomic_write(path, guard=raise_on_all_processes()) as aside:
+        reserve(aside, count * kind.bytes_per_particle + _HEADER_BYTES)
+        with h5py.File(aside, "w") as file:
+            kind.write_header(file, part)
+            write_lattice(file, config)
+            kind.create_datasets(file, part)
+            _write_particles(file, particles, kind, part)
+    return path
+
+
+def _file_of_process(path: Path, process: int, count: int) -> Path:
+    return path if count == 1 else path.with_name(f"{path.stem}.{process}{path.suffix}")
+
+
+def _write_particles(file: File, particles: Particles, kind: SnapshotFormat, part: Part) -> None:
+    data, config = file["PartType1"], part.config
+    length, momentum = kind.length(part.h), kind.momentum(part.a)
+    done = 0
+    for disp, vel in zip(particles.disp.addressable_shards, particles.vel.addressable_shards, strict=True):
+        if disp.replica_id != 0:
+            continue
+        host_disp, host_vel = np.asarray(disp.data), np.asarray(vel.data)
+        x0, y0, z0 = (s.start or 0 for s in disp.index[:3])
+        for planes in _plane_chunks(host_disp.shape):
+            first = (x0 + planes.start, y0, z0)
+            x = _coordinates(host_disp[planes], first, config) * length
+            to = slice(done, done + math.prod(x.shape[:3]))
+            data["Coordinates"][to] = _within_box(x, data["Coordinates"].dtype, config, length).reshape(-1, 3)
+            data["Velocities"][to] = (host_vel[planes] * momentum).reshape(-1, 3)
+            data["ParticleIDs"][to] = _ids(x.shape[:3], first, config).ravel()
+            done = to.stop
+
+
+def _plane_chunks(shape: tuple[int, ...]) -> Iterator[slice]:
+    step = max(1, _CHUNK // math.prod(shape[1:3]))
+    for low in range(0, shape[0], step):
+        yield slice(low, min(low + step, shape[0]))
+
+
+def _coordinates(disp: np.ndarray, first: Shape3, config: Config) -> np.ndarray:
+    """Positions of a block of particles in the periodic box [Mpc/h], in double precision."""
+    x = disp.astype(float)
+    for axis, (n, box) in enumerate(zip(config.particle_shape, config.box_size, strict=True)):
+        sites = (first[axis] + np.arange(disp.shape[axis])) * (box / n)
+        x[..., axis] += sites.reshape([-1 if other == axis else 1 for other in range(3)])
+        x[..., axis] -= box * np.floor(x[..., axis] / box)
+    return x
+
+
+def _within_box(x: np.ndarray, dtype: np.dtype, config: Config, length: float) -> np.ndarray:
+    """Positions in the precision of the file; those that are rounded up to the side of the box become zero."""
+    coordinates = x.astype(dtype)
+    coordinates[coordinates >= (np.asarray(config.box_size) * length).astype(dtype)] = 0
+    return coordinates
+
+
+def _ids(shape: tuple[int, ...], first: Shape3, config: Config) -> np.ndarray:
+    """Indices of lattice sites, in C order."""
+    _, ny, nz = config.particle_shape
+    i, j, k = (start + np.arange(n) for start, n in zip(first, shape, strict=True))
+    return (i[:, None, None] * ny + j[:, None]) * nz + k
