@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.codes import CODES
-from benchmarks.problem import FLOOR_BYTES, STEPS
+from pmwd_dist.run.bench import FLOOR_BYTES, STEPS
 
 # Unit, factor from seconds to it.
 _UNITS = {"forward": ("ms a step", 1e3 / STEPS), "gradient": ("s", 1.0), "paint": ("ms", 1e3), "force": ("ms", 1e3)}
@@ -28,7 +28,7 @@ def _header(machine: dict[str, Any]) -> str:
     lines = [
         f"{machine['date']}, {device}, {machine['cores']} cores;",
         f"copy {machine['bandwidth'] / 1e9:.1f} GB/s read plus written;",
-        f"load average before the run {machine['load_before']:.1f}; Python {machine['python']}, {versions}.",
+        f"load average before the run {machine['load_before']:.1f}; {versions}.",
     ]
     return "\n".join(lines)
 

@@ -6,6 +6,7 @@ round. CASE `inputs` writes the initial particles of a code to FOLDER instead, a
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable
@@ -17,7 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import pmwd_dist as pmd
-from benchmarks import codes, measure, problem
+from benchmarks import codes
+from pmwd_dist.run import bench as problem
+from pmwd_dist.run import measure
 
 
 def main(name: str, case: str, n: int, folder: Path) -> None:
@@ -27,18 +30,12 @@ def main(name: str, case: str, n: int, folder: Path) -> None:
         return
     code = codes.load(name, n)
     function, example, file = _case(code, name, case, n)
-    seconds, compiled = measure.timed(lambda: jax.jit(function).lower(*example).compile())
-    memory = measure.Memory()
-    memory.start()
-    inputs = _load(folder / file, example)
-    memory.loaded()
-    first, out = measure.timed(lambda: compiled(*inputs))
-    report = {"compile_s": seconds, "first_s": first, "peak_bytes": memory.peak(), "planned_bytes": _planned(compiled)}
+    cost, run, out = measure.warm_up(function, example, lambda: _load(folder / file, example))
     _save_observable(folder / f"{case}-{name}-{n}.npy", code, case, out)
     del out
-    _say(report)
+    _say(dataclasses.asdict(cost))
     for _ in sys.stdin:
-        _say({"seconds": measure.round_of(lambda: compiled(*inputs), first)})
+        _say({"seconds": measure.round_of(run, cost.first_s)})
 
 
 def _case(code: Any, name: str, case: str, n: int) -> tuple[Callable[..., Any], Any, str]:
@@ -75,18 +72,9 @@ def _family(name: str) -> str:
     return "ours" if name.startswith("ours") else name
 
 
-def _load(file: Path, example: Any) -> Any:
+def _load(file: Path, example: Any) -> tuple[Any, ...]:
     with np.load(file) as stored:
-        return jax.block_until_ready([jnp.asarray(stored[f"arr_{i}"], leaf.dtype) for i, leaf in enumerate(example)])
-
-
-def _planned(compiled: Any) -> int | None:
-    """Bytes of arguments, results and temporaries that the compiler plans for."""
-    plan = compiled.memory_analysis()
-    if plan is None:
-        return None
-    total = plan.argument_size_in_bytes + plan.output_size_in_bytes + plan.temp_size_in_bytes
-    return int(total - plan.alias_size_in_bytes)
+        return tuple(jnp.asarray(stored[f"arr_{i}"], leaf.dtype) for i, leaf in enumerate(example))
 
 
 def _save_observable(file: Path, code: Any, case: str, out: Any) -> None:
@@ -104,7 +92,7 @@ def _write_inputs(name: str, n: int, folder: Path) -> None:
     if name == "ours":
         np.savez(folder / f"noise-{n}.npz", np.asarray(noise))
         np.savez(folder / f"final-{n}.npz", np.asarray(jax.jit(code.evolve)(state).disp))
-        _say(measure.machine())
+        _say(measure.machine("jaxpm", "pmpp", "jaxdecomp"))
 
 
 def _say(message: dict[str, Any]) -> None:

@@ -5,13 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 import diffrax
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxpm.distributed import fft3d, ifft3d
 from jaxpm.kernels import fftk
 from jaxpm.painting import cic_paint_dx
 from jaxpm.pm import lpt, make_diffrax_ode, pm_forces
 
-from benchmarks import problem
+import pmwd_dist as pmd
+from pmwd_dist.run import bench as problem
+
+
+def _linear_power(k: Any) -> jax.Array:
+    """P(k) at a = 1 [(Mpc/h)^3], as a function that jax.jit traces."""
+    nodes = np.geomspace(1e-4, 1e2, 2048)
+    table = jnp.log(pmd.linear_power(nodes, problem.cosmology()))
+    return jnp.exp(jnp.interp(jnp.log(jnp.maximum(k, nodes[0])), np.log(nodes), table)) * (k > 0)
 
 
 class Code:
@@ -24,7 +34,7 @@ class Code:
         """Particles at a = 0.1 by 2LPT."""
         modes = fft3d(noise)
         k = jnp.sqrt(sum(k_**2 for k_ in fftk(modes))) / problem.CELL
-        amplitude = jnp.sqrt(problem.linear_power(k) / problem.CELL**3)
+        amplitude = jnp.sqrt(_linear_power(k) / problem.CELL**3)
         disp, momentum, _ = lpt(problem.cosmology(), ifft3d(modes * amplitude), a=problem.A_START, order=2)
         return jnp.stack([disp, momentum])
 

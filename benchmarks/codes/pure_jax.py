@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import problem
+from pmwd_dist.run import bench as problem
 
 
 class Code:

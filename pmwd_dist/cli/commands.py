@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import jax
 import typer
 
+from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import message
 from pmwd_dist.cli.display import Display, plan_lines
 from pmwd_dist.cli.doctor import report_lines
@@ -123,6 +124,22 @@ def doctor() -> None:
     """Say which versions, devices, native ops, MPI and threads there are."""
     _start()
     _say(*report_lines())
+
+
+@app.command()
+def bench(
+    sizes: Annotated[str, typer.Option(metavar="N,N,...", help="Cells along a side of each mesh.")] = "64,128",
+    output: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the records as JSON.")] = None,
+) -> None:
+    """Time ten steps and a gradient on one device of this machine."""
+    from pmwd_dist.cli.bench import bench_lines
+
+    _start()
+    with refusing():
+        if not all(n.isdecimal() and int(n) > 1 for n in sizes.split(",")):
+            raise ArgumentError("--sizes", sizes, "must be whole numbers of 2 or more", "for example 64,128")
+        for line in bench_lines([int(n) for n in sizes.split(",")], output):
+            _say(line)
 
 
 @app.command()

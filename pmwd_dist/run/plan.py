@@ -114,10 +114,10 @@ def power_name(settings: Settings) -> str:
     return settings.cosmology.linear_power or "Eisenstein & Hu (1998)"
 
 
-def versions() -> dict[str, str | None]:
-    """Versions of this package and of what it rests on."""
+def versions(*others: str) -> dict[str, str | None]:
+    """Versions of this package, of its dependencies and of other packages; None for those that are missing."""
     found: dict[str, str | None] = {"python": platform.python_version()}
-    for name in PACKAGES:
+    for name in (*PACKAGES, *others):
         try:
             found[name] = version(name)
         except PackageNotFoundError:

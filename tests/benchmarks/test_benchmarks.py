@@ -25,30 +25,28 @@ def app() -> typer.Typer:
 
 
 @pytest.mark.slow
-def test_records_and_table(app: typer.Typer, tmp_path: Path) -> None:
+def test_records_and_table(app: typer.Typer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(benchmarks.driver.CODES, "jaxpm", ("jaxpm", ("no_such_package",), "JaxPM"))
     out = tmp_path / "bench.jsonl"
-    command = f"--sizes 16 --cases forward,paint --only {OURS} --repeat 2 --out {out}"
+    command = f"--sizes 8 --cases forward,paint --only {OURS},jaxpm --repeat 2 --out {out}"
     result = CliRunner().invoke(app, command.split())
     assert result.exit_code == 0, result.output
     machine, *rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     assert machine["bandwidth"] > 1e8
     assert "jax" in machine["versions"]
-    assert [row["case"] for row in rows] == ["forward", "paint"]
-    for row in rows:
+    assert [(row["case"], row["code"]) for row in rows] == [
+        (case, code) for case in ("forward", "paint") for code in (OURS, "jaxpm")
+    ]
+    for row in rows[1::2]:
+        assert row["error"] == "not installed: no_such_package"
+    for row in rows[::2]:
         assert "error" not in row
         assert len(row["seconds"]) >= 2
         assert min(row["seconds"]) <= row["median_s"] <= max(row["seconds"])
         assert row["peak_bytes"] > 0
     assert "| ms a step |" in result.output
-    assert "forward, 16³" in result.output
-
-
-@pytest.mark.slow
-def test_missing_code_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(benchmarks.driver.CODES, "jaxpm", ("jaxpm", ("no_such_package",), "JaxPM"))
-    machine, row = benchmarks.run([16], ["paint"], ["jaxpm"], repeat=1)
-    assert row["error"] == "not installed: no_such_package"
-    assert "not installed" in benchmarks.markdown([machine, row])
+    assert "forward, 8³" in result.output
+    assert "not installed" in result.output
 
 
 def test_failing_worker_is_reported(tmp_path: Path) -> None:

@@ -1,0 +1,53 @@
+"""What `pmwd-dist bench` prints."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from pmwd_dist._files import atomic_write
+from pmwd_dist.run.bench import FLOOR_BYTES, STEPS, Timing, bench
+from pmwd_dist.run.measure import machine
+
+
+def bench_lines(sizes: Sequence[int], output: Path | None) -> Iterator[str]:
+    """Lines of the benchmark as it proceeds; its records are written to the output at the end, as JSON.
+
+    Raises:
+      ValueError: a size that is no mesh, or several processes.
+      OSError: the output can't be written.
+    """
+    if jax.process_count() > 1:
+        raise ValueError("bench times one device: start it in one process, without mpirun or srun")
+    host, timings = machine(), list[Timing]()
+    name = host["cpu"] if host["backend"] == "cpu" else host["device"]
+    yield f"{name}, copy {host['bandwidth'] / 1e9:.1f} GB/s read plus written"
+    for timing in bench(sizes):
+        forward = next((t.median for t in timings if (t.case, t.n) == ("forward", timing.n)), None)
+        yield _line(timing, host["bandwidth"], forward)
+        timings.append(timing)
+    if output is not None:
+        with atomic_write(output) as aside:
+            aside.write_text(json.dumps({"machine": host, "timings": _records(timings)}, indent=1) + "\n")
+
+
+def _line(timing: Timing, bandwidth: float, forward: float | None) -> str:
+    if timing.case == "forward":
+        step, floor = timing.median / STEPS, FLOOR_BYTES * timing.n**3 / bandwidth
+        time = f"{step * 1e3:8.3g} ms a step, {step / floor:.1f} times the floor of {floor * 1e3:.3g} ms"
+    else:
+        time = f"{timing.median:8.3g} s in all" + (f", {timing.median / forward:.1f} times forward" if forward else "")
+    cost = timing.cost
+    return (
+        f"{timing.n}^3 {timing.case:8} {time}; {timing.bytes_per_particle:.0f} bytes a particle; "
+        f"compilation {cost.compile_s:.1f} s, first call {cost.first_s:.2f} s"
+    )
+
+
+def _records(timings: Sequence[Timing]) -> list[dict[str, Any]]:
+    return [dataclasses.asdict(timing) | {"median_s": timing.median} for timing in timings]

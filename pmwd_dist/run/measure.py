@@ -1,0 +1,165 @@
+"""Time, memory and bandwidth of compiled functions."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pmwd_dist.run.plan import versions
+from pmwd_dist.run.resources import peak_memory
+
+T = TypeVar("T")
+
+_ROUND_SECONDS = 0.3  # duration of a round of runs: short runs are repeated
+_COPY = 2**27  # floats that are copied to measure the bandwidth: 512 MB
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Cost of compiling a function and of its first call.
+
+    Args:
+      compile_s, first_s: seconds of compilation and of the first call.
+      peak_bytes: peak of the first call, arguments and results included; None if it is not known. On a GPU: the
+        allocator's peak_bytes_in_use, unless an earlier peak was higher. On a CPU: the high-water mark of the resident
+        memory, less the resident memory before the arguments were loaded.
+      planned_bytes: arguments, results and temporaries by the compiler's plan; None if it doesn't say.
+    """
+
+    compile_s: float
+    first_s: float
+    peak_bytes: int | None
+    planned_bytes: int | None
+
+
+def timed(function: Callable[[], T]) -> tuple[float, T]:
+    """Seconds until the result is complete, and the result."""
+    start = time.perf_counter()
+    out = jax.block_until_ready(function())
+    return time.perf_counter() - start, out
+
+
+def warm_up(
+    function: Callable[..., Any], example: tuple[Any, ...], load: Callable[[], tuple[Any, ...]]
+) -> tuple[Cost, Callable[[], Any], Any]:
+    """Compile a function, load its arguments and call it once.
+
+    Args:
+      function: to compile.
+      example: its arguments as jax.ShapeDtypeStruct.
+      load: returns its arguments.
+
+    Returns:
+      The cost, a callable that repeats the call, and the result of the first call.
+    """
+    compile_s, compiled = timed(lambda: jax.jit(function).lower(*example).compile())
+    memory = _Memory()
+    arguments = jax.block_until_ready(load())
+    memory.reset()
+    run = partial(compiled, *arguments)
+    first_s, out = timed(run)
+    return Cost(compile_s, first_s, memory.peak(), _planned_bytes(compiled)), run, out
+
+
+def round_of(run: Callable[[], Any], seconds: float) -> list[float]:
+    """Seconds of each of a few calls, one of which takes about `seconds`."""
+    return [timed(run)[0] for _ in range(max(1, min(100, round(_ROUND_SECONDS / seconds))))]
+
+
+class _Memory:
+    """Peak of the memory in bytes above that at its creation; see `Cost`."""
+
+    def __init__(self) -> None:
+        gc.collect()
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
+        self._device_peak, self._resident = _device_peak(), _resident("VmRSS")
+
+    def reset(self) -> None:
+        """Reset the high-water mark of the resident memory."""
+        gc.collect()
+        with contextlib.suppress(OSError):
+            _CLEAR.write_text("5", encoding="ascii")
+
+    def peak(self) -> int | None:
+        """The peak since the reset."""
+        peak = _device_peak()
+        if peak:
+            return peak if peak > self._device_peak else None
+        return _resident("VmHWM") - self._resident
+
+
+def _device_peak() -> int:
+    return int((jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0))
+
+
+def _resident(field: str) -> int:
+    try:
+        lines = _STATUS.read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+    except (OSError, StopIteration):
+        return peak_memory()
+
+
+def _planned_bytes(compiled: Any) -> int | None:
+    plan = compiled.memory_analysis()
+    if plan is None:
+        return None
+    total = plan.argument_size_in_bytes + plan.output_size_in_bytes + plan.temp_size_in_bytes
+    return int(total - plan.alias_size_in_bytes)
+
+
+def copy_bandwidth() -> float:
+    """Bytes a second, read plus written, of a copy of 512 MB: by numpy on all cores, on a GPU by XLA."""
+    if jax.default_backend() != "cpu":
+        x = jnp.arange(_COPY, dtype=jnp.float32)
+        run: Callable[[], Any] = partial(jax.jit(lambda x: x + 1), x)
+    else:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        source = np.array_split(np.arange(_COPY, dtype=np.float32), cores)
+        target = np.array_split(np.ones(_COPY, np.float32), cores)
+        pool = ThreadPoolExecutor(cores)
+
+        def run() -> Any:
+            return list(pool.map(np.copyto, target, source))
+
+    run()
+    return 2 * 4 * _COPY / statistics.median(timed(run)[0] for _ in range(7))
+
+
+def machine(*packages: str) -> dict[str, Any]:
+    """Description of the machine, with the versions of these packages too, as JSON holds it."""
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "backend": jax.default_backend(),
+        "device": jax.devices()[0].device_kind,
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "load_before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "bandwidth": copy_bandwidth(),
+        "versions": {name: number for name, number in versions(*packages).items() if number},
+    }
+
+
+def _cpu_model() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
