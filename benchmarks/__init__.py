@@ -17,8 +17,8 @@ Peak bytes are counted in the warm-up run, inputs and outputs included. On a GPU
 On a CPU: the high-water mark of the resident memory (reset just before the run), less the resident memory after
 imports and compilation, freed memory returned, before the inputs were loaded.
 
-The floor of a step is `pmwd_dist.run.bench.FLOOR_BYTES` a particle over the bandwidth of a large copy, measured in the same
-invocation, bytes read plus bytes written.
+The floor of a step is `pmwd_dist.run.bench.FLOOR_BYTES` a particle over the bandwidth of a large copy, measured in
+the same invocation, bytes read plus bytes written.
 """
 
 from benchmarks.driver import CASES as CASES
