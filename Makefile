@@ -6,7 +6,8 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-PYTEST ?= -n auto --dist loadfile
+# A test that ends its process fails, and another process goes on with the rest (with loadfile it is tried again and again).
+PYTEST ?= -n auto --dist worksteal --max-worker-restart 2
 
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.make
@@ -14,6 +15,9 @@ PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_
 RUST_VERSION := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust/*/Cargo.toml rust/*/pyproject.toml rust/*/README.md rust/*/src \
 	rust/*/python -type f -not -name '*.so' -not -name '*.pyc' 2>/dev/null)
+
+# What may take long ends by itself, also where no limit of a test applies, as while tests are collected.
+LIMIT := $(if $(shell command -v timeout),timeout --kill-after=30s 30m)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYO3_PYTHON := $(abspath $(BIN))/python
@@ -35,7 +39,7 @@ test: test-tools $(STAMPS)/test
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --all-features --locked -- -D warnings
 	XLA_FFI_REQUIRE_HEADER=1 PYTHON=$(PYO3_PYTHON) cargo test --workspace --locked
-	PATH="$(abspath $(BIN)):$$PATH" PMWD_REQUIRE_NATIVE=1 $(BIN)/pytest $(PYTEST)
+	PATH="$(abspath $(BIN)):$$PATH" PMWD_REQUIRE_NATIVE=1 $(LIMIT) $(BIN)/pytest $(PYTEST)
 
 # What is installed is remembered by stamps in the virtual environment.
 $(STAMPS)/demo: pyproject.toml $(STAMPS)/native

@@ -12,6 +12,9 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_enable_x64", True)
 
+# mpirun ends its processes by itself, and before the limit of a test: nothing else does where it is killed.
+os.environ.setdefault("MPIEXEC_TIMEOUT", "180")
+
 import jax_cosmo  # noqa: E402
 import pytest  # noqa: E402
 
