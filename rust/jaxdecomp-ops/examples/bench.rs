@@ -4,7 +4,8 @@
 
 #![allow(clippy::print_stdout, reason = "a program for the terminal")]
 
-use jaxdecomp_ops::cpu::{Geometry, Mask, Spec, Values, paint, read};
+use jaxdecomp_ops::cic::cpu::{Values, paint, read};
+use jaxdecomp_ops::cic::{Geometry, Mask, Spec};
 use std::time::Instant;
 use xla_ffi::Threads;
 

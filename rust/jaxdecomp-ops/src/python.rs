@@ -1,7 +1,7 @@
-//! The Python module: capsules for `jax.ffi.register_ffi_target`.
+//! Python module: capsules for `jax.ffi.register_ffi_target`, and explicit set-up of libraries.
 
+use crate::cic;
 use crate::cudecomp::{self, Error, Grid, Member};
-use crate::handlers;
 use crate::peer::{self, Slabs};
 use core::ffi::CStr;
 use core::ptr::NonNull;
@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 use xla_ffi::sys::Handler;
 
-/// The name that XLA's own capsules bear.
+/// Name of XLA's capsules.
 const CAPSULE: &CStr = c"xla._CUSTOM_CALL_TARGET";
 
 /// FFI targets of a platform ("cpu" or "CUDA"), each a capsule for `jax.ffi.register_ffi_target`.
@@ -18,7 +18,7 @@ const CAPSULE: &CStr = c"xla._CUSTOM_CALL_TARGET";
 fn targets<'py>(py: Python<'py>, platform: &str) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
     let handlers: &[(&str, Handler)] = match platform {
-        "cpu" => &handlers::CPU,
+        "cpu" => &cic::handlers::CPU,
         "CUDA" => &[cudecomp::handlers::CUDA.as_slice(), peer::handlers::CUDA.as_slice()].concat(),
         _ => &[],
     };
@@ -30,7 +30,7 @@ fn targets<'py>(py: Python<'py>, platform: &str) -> PyResult<Bound<'py, PyDict>>
 
 fn capsule(py: Python<'_>, handler: Handler) -> PyResult<Bound<'_, PyCapsule>> {
     let pointer = NonNull::new(handler as *mut core::ffi::c_void).expect("functions have addresses");
-    // SAFETY: a function lives as long as the process, and needs no destructor.
+    // SAFETY: functions live as long as the process.
     unsafe { PyCapsule::new_with_pointer(py, pointer, CAPSULE) }
 }
 
@@ -40,21 +40,21 @@ fn cudecomp_probe(py: Python<'_>, library: &str) -> PyResult<()> {
     py.detach(|| cudecomp::probe(library)).map_err(PyOSError::new_err)
 }
 
-/// Start cuDecomp. Collective over the communicator, given by its Fortran integer.
+/// Start cuDecomp. Collective over the communicator, given by its Fortran handle.
 #[pyfunction]
 fn cudecomp_open(
     py: Python<'_>,
     library: &str,
     device: i32,
     communicator: i32,
-    place: i64,
-    processes: i64,
+    rank: i64,
+    num_processes: i64,
 ) -> PyResult<()> {
-    let member = Member { communicator, place, processes };
+    let member = Member { communicator, rank, num_processes };
     py.detach(|| cudecomp::open(library, device, member)).map_err(raised)
 }
 
-/// Create the descriptor of a grid, unless there is one. Collective.
+/// Create the descriptor of a grid, unless it exists. Collective.
 #[pyfunction]
 fn cudecomp_open_grid(
     py: Python<'_>,
@@ -68,7 +68,7 @@ fn cudecomp_open_grid(
     py.detach(|| cudecomp::open_grid(&grid, item_bytes, halo)).map_err(raised)
 }
 
-/// Elements of scratch memory that a transpose needs, or that halos of a width need, from a grid that is open.
+/// Number of elements of scratch memory for a transpose, or for halos of a width, of an open grid.
 #[pyfunction]
 #[pyo3(signature = (shape, pdims, comms, halo=None))]
 fn cudecomp_scratch(shape: [i64; 3], pdims: [i64; 2], comms: [i32; 2], halo: Option<i64>) -> PyResult<i64> {
@@ -80,24 +80,24 @@ fn cudecomp_scratch(shape: [i64; 3], pdims: [i64; 2], comms: [i32; 2], halo: Opt
     .map_err(raised)
 }
 
-/// End cuDecomp, if it was started. Collective.
+/// Close cuDecomp, if it is open. Collective.
 #[pyfunction]
 fn cudecomp_close(py: Python<'_>) -> PyResult<()> {
     py.detach(cudecomp::close).map_err(raised)
 }
 
-/// Fail with `OSError` unless CUDA's driver and cuFFT load, and these GPUs can write into each other's memory.
+/// Fail with `OSError` unless CUDA's driver and cuFFT load and the GPUs can access each other's memory.
 #[pyfunction]
-#[allow(clippy::needless_pass_by_value, reason = "pyo3 makes them out of lists")]
+#[allow(clippy::needless_pass_by_value, reason = "pyo3 converts lists to vectors")]
 fn peer_probe(py: Python<'_>, devices: Vec<i32>, cufft: Vec<String>) -> PyResult<()> {
     py.detach(|| peer::probe(&devices, &cufft)).map_err(|error| PyOSError::new_err(error.0))
 }
 
-/// Whether a GPU, which was probed, transforms slabs of a complex mesh along x without a work area.
+/// Whether cuFFT transforms slabs of a complex mesh along x without a work area. Call `peer_probe` before.
 #[pyfunction]
-fn peer_is_fast_along_x(py: Python<'_>, device: i32, parts: i64, shape: [i64; 3], double: bool) -> PyResult<bool> {
-    let no_slabs = || PyValueError::new_err(format!("{shape:?} are not slabs over {parts} GPUs"));
-    let slabs = Slabs::new(parts, shape, None, double).ok_or_else(no_slabs)?;
+fn peer_is_fast_along_x(py: Python<'_>, device: i32, num_shards: i64, shape: [i64; 3], double: bool) -> PyResult<bool> {
+    let no_slabs = || PyValueError::new_err(format!("{shape:?} are not slabs over {num_shards} GPUs"));
+    let slabs = Slabs::new(num_shards, shape, None, double).ok_or_else(no_slabs)?;
     let outcome = py.detach(|| peer::is_fast_along_x(&*peer::node(device)?, &slabs));
     outcome.map_err(|error| PyRuntimeError::new_err(error.0))
 }
@@ -106,11 +106,11 @@ fn grid(shape: [i64; 3], pdims: [i64; 2], [transpose_comm, halo_comm]: [i32; 2])
     Grid { shape, pdims, transpose_comm, halo_comm }
 }
 
-/// `ValueError` where every process was refused alike; `RuntimeError` where others may be waiting.
+/// `ValueError` for invalid arguments, equal on every process; `RuntimeError` where other processes may wait.
 fn raised(error: Error) -> PyErr {
     match error {
-        Error::Refused(message) => PyValueError::new_err(message),
-        Error::Broken(message) => PyRuntimeError::new_err(message),
+        Error::InvalidArgument(message) => PyValueError::new_err(message),
+        Error::Fatal(message) => PyRuntimeError::new_err(message),
     }
 }
 

@@ -1,11 +1,12 @@
-//! Both ops against their definition, on random cases.
+//! Comparison of both ops with their definition on random cases.
 
 mod common;
 
 use common::{Case, Random, VALUE, assert_close, random_masks};
-use jaxdecomp_ops::cpu::{Mask, Real, Values};
+use jaxdecomp_ops::cic::Mask;
+use jaxdecomp_ops::cic::cpu::{Packed, Values};
 
-/// Shapes: small blocks; rows longer than a batch.
+/// Shapes of small blocks, and of rows longer than a batch.
 const LONGEST: [[usize; 3]; 2] = [[7, 7, 7], [3, 3, 90]];
 
 fn choose_masks(random: &mut Random) -> Vec<Mask> {
@@ -19,11 +20,11 @@ fn choose_masks(random: &mut Random) -> Vec<Mask> {
     }
 }
 
-fn compare<T: Real>(seed: u64, tolerance: f64) {
+fn compare<T: Packed>(seed: u64, tolerance: f64) {
     let mut random = Random(seed);
     for trial in 0..60 {
-        let reach = random.integer(1, 5);
-        let case = Case::<T>::random(&mut random, LONGEST[trial % 2], reach);
+        let max_disp = random.integer(1, 5);
+        let case = Case::<T>::random(&mut random, LONGEST[trial % 2], max_disp);
         let masks = choose_masks(&mut random);
         let fields = random.integer(1, 7);
         let sharers = if random.coin() { case.particles() } else { 1 };
@@ -95,7 +96,7 @@ fn displacements_of_many_boxes() {
 
 #[test]
 fn particles_in_no_order_at_all() {
-    // Beyond a few blocks a row, particles are sorted by plane.
+    // Particles whose rows touch many blocks are sorted by plane.
     let mut random = Random(5);
     let disp = random.values(3 * 4 * 4 * 512, 64.0);
     let case = Case { sites: [4, 4, 512], cells: [64, 5, 7], ..Case::<f32>::plain(1, disp) };

@@ -1,9 +1,10 @@
-//! What the physics relies on: exact sums, exact adjoints, the same bits in any order, nothing lost silently.
+//! Properties of both ops: exact sums, exact adjoints, independence of order, invalid values.
 
 mod common;
 
 use common::{Case, Random, VALUE, bits, random_masks};
-use jaxdecomp_ops::cpu::{Geometry, Mask, Real};
+use jaxdecomp_ops::cic::cpu::Packed;
+use jaxdecomp_ops::cic::{Geometry, Mask, Real};
 
 fn sum<T: Real>(values: &[T]) -> f64 {
     values.iter().map(|x| x.to_f64()).sum()
@@ -13,7 +14,7 @@ fn dot<T: Real>(a: &[T], b: &[T]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a.to_f64() * b.to_f64()).sum()
 }
 
-fn paint_is_the_transpose_of_read<T: Real>(tolerance: f64) {
+fn paint_is_the_transpose_of_read<T: Packed>(tolerance: f64) {
     let mut random = Random(11);
     for fields in 1..=4 {
         let case = Case::<T>::random(&mut random, [6, 6, 40], 4);
@@ -40,7 +41,7 @@ fn mass_is_conserved() {
     let mass = sum(&case.paint(&[VALUE], &[0.7], 1, 2));
     let expected = 0.7 * case.particles() as f64;
     assert!((mass / expected - 1.0).abs() < 1e-14, "{mass} {expected}");
-    // In single precision the cells are rounded, once each.
+    // In single precision each cell is rounded once.
     let case = Case::<f32>::plain(32, random.values(3 << 15, 6.0));
     let mass = sum(&case.paint(&[VALUE], &[1.0], 1, 2));
     assert!((mass / 32768.0 - 1.0).abs() < 1e-8, "{mass}");
@@ -48,7 +49,7 @@ fn mass_is_conserved() {
 
 #[test]
 fn cells_are_rounded_once() {
-    // A float sum of so many contributions would be off by many units in the last place.
+    // A float sum of this many contributions would be wrong by many units in the last place.
     let mut random = Random(13);
     let case = Case { cells: [2; 3], ..Case::<f32>::plain(32, random.values(3 << 15, 6.0)) };
     let weight: Vec<f32> = random.values(1 << 15, 1.0).iter().map(|w: &f32| w.abs()).collect();
@@ -58,7 +59,7 @@ fn cells_are_rounded_once() {
     }
 }
 
-fn threads_change_no_bit<T: Real>() {
+fn threads_change_no_bit<T: Packed>() {
     let mut random = Random(14);
     for amplitude in [2.0, 60.0] {
         let disp = random.values(3 * 24 * 24 * 64, amplitude);
@@ -85,14 +86,14 @@ fn threads_and_blocks_change_no_bit() {
 fn the_order_of_particles_changes_no_bit() {
     let mut random = Random(15);
     let (side, count) = (16, 16 * 16 * 16);
-    // Sites 1/1 apart: displacements by whole cells move a particle to any other's place, exactly.
-    let place: Vec<f32> = random.values::<f32>(3 * count, 8.0).iter().map(|x| (x * 64.0).round() / 64.0).collect();
+    // With a spacing of one cell, displacements by whole cells exchange particles exactly.
+    let position: Vec<f32> = random.values::<f32>(3 * count, 8.0).iter().map(|x| (x * 64.0).round() / 64.0).collect();
     let weight: Vec<f32> = random.values(count, 1.0);
     let site = |p: usize| [p / side / side, p / side % side, p % side].map(|i| i as f32);
     let painted = |order: &[usize]| {
         let disp = order.iter().enumerate().flat_map(|(p, &q)| {
-            let (here, place) = (site(p), &place[3 * q..3 * q + 3]);
-            [place[0] - here[0], place[1] - here[1], place[2] - here[2]]
+            let (here, at) = (site(p), &position[3 * q..3 * q + 3]);
+            [at[0] - here[0], at[1] - here[1], at[2] - here[2]]
         });
         let weight: Vec<f32> = order.iter().map(|&q| weight[q]).collect();
         bits(&Case::plain(side, disp.collect()).paint(&[VALUE], &weight, 1, 3))
@@ -108,7 +109,7 @@ fn the_order_of_particles_changes_no_bit() {
 }
 
 #[test]
-fn nothing_that_is_not_finite_is_lost() {
+fn invalid_values_result_in_nan() {
     let mut random = Random(16);
     let disp: Vec<f32> = random.values(3 * 512, 2.0);
     let case = Case::<f32>::plain(8, disp);
@@ -138,13 +139,14 @@ fn a_padded_block_ends_where_its_last_cell_does() {
     case.spec.periodic = [false, true, true];
     case.spec.origin = [2, 0, 0];
     let mesh = vec![1.0; 96];
-    // Site 0 is at cell 2: it may go to -2 cells; site 1 to just below +2 cells, since it needs the next cell too.
-    for (particle, disp, good) in [(0, -2.0, true), (0, -2.001, false), (4, 1.999, true), (4, 2.0, false)] {
+    // Site 0 is at cell 2: displacements from -2 cells are valid. Those of site 1 are valid below +2 cells, since the next
+    // cell is needed too.
+    for (particle, disp, valid) in [(0, -2.0, true), (0, -2.001, false), (4, 1.999, true), (4, 2.0, false)] {
         case.disp.fill(0.0);
         case.disp[3 * particle] = disp;
-        assert_eq!(case.paint(&[VALUE], &[1.0], 1, 1).iter().all(|x| x.is_finite()), good, "{disp}");
+        assert_eq!(case.paint(&[VALUE], &[1.0], 1, 1).iter().all(|x| x.is_finite()), valid, "{disp}");
         let read = case.read(&[VALUE], &mesh, 1);
-        assert!(read.iter().enumerate().all(|(p, x)| x.is_finite() == (good || p != particle)), "{disp}");
+        assert!(read.iter().enumerate().all(|(p, x)| x.is_finite() == (valid || p != particle)), "{disp}");
     }
 }
 
@@ -164,12 +166,12 @@ fn weights_of_any_size_are_painted() {
 }
 
 #[test]
-fn a_geometry_that_makes_no_sense_is_refused() {
+fn an_invalid_geometry_is_rejected() {
     let good = Case::<f32>::plain(4, Vec::new());
     let message = |change: fn(&mut Case<f32>)| {
         let mut case = good.clone();
         change(&mut case);
-        Geometry::<f32>::new(&case.spec, case.sites, case.cells).expect_err("refused").message
+        Geometry::<f32>::new(&case.spec, case.sites, case.cells).expect_err("invalid").message
     };
     assert_eq!(message(|case| case.cells[1] = 0), "mesh axis y: expected 1 to 2^30 cells, got 0");
     assert_eq!(

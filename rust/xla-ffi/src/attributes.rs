@@ -5,8 +5,8 @@ use crate::error::{Error, Result};
 use crate::sys::{self, dtype};
 use core::ffi::c_int;
 
-/// The numbers of a scalar (as one) or array attribute.
-struct Numbers<'a> {
+/// Numbers of an array attribute, or the number of a scalar attribute.
+pub(crate) struct Numbers<'a> {
     name: &'a str,
     dtype: Dtype,
     len: usize,
@@ -14,8 +14,8 @@ struct Numbers<'a> {
 }
 
 impl Numbers<'_> {
-    /// Accepts 64- and 32-bit integers: which one arrives depends on how JAX was told to canonicalise.
-    fn integers(&self) -> Result<Vec<i64>> {
+    /// Accepts 64- and 32-bit integers: JAX passes either, depending on its configuration.
+    pub(crate) fn integers(&self) -> Result<Vec<i64>> {
         match self.dtype.0 {
             // SAFETY: the runtime gives `len` values of type `dtype`.
             dtype::S64 => Ok(unsafe { slice(self.data.cast::<i64>(), self.len) }.to_vec()),
@@ -25,7 +25,7 @@ impl Numbers<'_> {
         }
     }
 
-    fn floats(&self) -> Result<Vec<f64>> {
+    pub(crate) fn floats(&self) -> Result<Vec<f64>> {
         match self.dtype.0 {
             // SAFETY: the runtime gives `len` values of type `dtype`.
             dtype::F64 => Ok(unsafe { slice(self.data.cast::<f64>(), self.len) }.to_vec()),
@@ -40,27 +40,11 @@ impl Numbers<'_> {
     }
 }
 
-/// The integers of an attribute.
+/// Numbers of an attribute.
 ///
 /// # Safety
 /// `attrs` belongs to a live call frame.
-pub(crate) unsafe fn integers(attrs: &sys::Attrs, name: &str) -> Result<Vec<i64>> {
-    // SAFETY: by contract.
-    unsafe { find(attrs, name) }?.integers()
-}
-
-/// The floats of an attribute.
-///
-/// # Safety
-/// `attrs` belongs to a live call frame.
-pub(crate) unsafe fn floats(attrs: &sys::Attrs, name: &str) -> Result<Vec<f64>> {
-    // SAFETY: by contract.
-    unsafe { find(attrs, name) }?.floats()
-}
-
-/// # Safety
-/// `attrs` belongs to a live call frame.
-unsafe fn find<'a>(attrs: &sys::Attrs, name: &'a str) -> Result<Numbers<'a>> {
+pub(crate) unsafe fn find<'a>(attrs: &sys::Attrs, name: &'a str) -> Result<Numbers<'a>> {
     let size = usize::try_from(attrs.size).unwrap_or(0);
     // SAFETY: the runtime gives `size` names, types and values.
     let names = unsafe { slice(attrs.names, size) };

@@ -41,34 +41,28 @@ impl fmt::Debug for Dtype {
     }
 }
 
-mod sealed {
-    pub trait Sealed {}
-    impl Sealed for f32 {}
-    impl Sealed for f64 {}
-    impl Sealed for i32 {}
-    impl Sealed for i64 {}
-}
-
-/// A Rust type that is stored in a buffer as it is. Every bit pattern is a value.
-pub trait Element: sealed::Sealed + Copy + 'static {
+/// A Rust type of buffer elements. Every bit pattern is valid.
+///
+/// # Safety
+/// Buffers of type `DTYPE` consist of values of this type.
+pub unsafe trait Element: Copy + 'static {
     /// XLA's number of the type.
     const DTYPE: Dtype;
 }
 
-impl Element for f32 {
-    const DTYPE: Dtype = Dtype::F32;
+macro_rules! elements {
+    ($($type:ty = $dtype:ident),*) => {
+        $(
+            // SAFETY: XLA's type of this name.
+            unsafe impl Element for $type {
+                const DTYPE: Dtype = Dtype(dtype::$dtype);
+            }
+        )*
+    };
 }
-impl Element for f64 {
-    const DTYPE: Dtype = Dtype::F64;
-}
-impl Element for i32 {
-    const DTYPE: Dtype = Dtype(dtype::S32);
-}
-impl Element for i64 {
-    const DTYPE: Dtype = Dtype(dtype::S64);
-}
+elements!(f32 = F32, f64 = F64, i32 = S32, i64 = S64);
 
-/// What operands and results have in common.
+/// Name, type, shape and address of an operand or result.
 struct Header {
     name: &'static str,
     dtype: Dtype,
@@ -128,18 +122,18 @@ macro_rules! header_methods {
             self.header.dtype
         }
 
-        /// Fails unless the shape is `expected`.
+        /// Checks the shape.
         ///
         /// # Errors
-        /// Says which buffer, the expected and the actual shape.
+        /// If the shape is not `expected`.
         pub fn expect_dims(&self, expected: &[usize]) -> Result<()> {
             self.header.expect_dims(expected)
         }
 
-        /// The shape, which must have `N` axes; `axes` names them for the error.
+        /// Returns the shape; `axes` names its `N` axes in the error message.
         ///
         /// # Errors
-        /// Says which buffer, the expected axes and the actual shape.
+        /// If the number of axes is not `N`.
         pub fn expect_rank<const N: usize>(&self, axes: &str) -> Result<[usize; N]> {
             self.header.expect_rank(axes)
         }
@@ -163,13 +157,13 @@ impl<'a> Input<'a> {
         Ok(Self { header, lifetime: PhantomData })
     }
 
-    /// Where the elements are, row-major: on a GPU, an address of the device's memory.
+    /// Address of the elements, in device memory on a GPU.
     #[must_use]
     pub fn as_ptr(&self) -> *const core::ffi::c_void {
         self.header.data
     }
 
-    /// The elements, row-major, where they are in the host's memory.
+    /// Row-major elements in host memory.
     ///
     /// # Errors
     /// If they are not of type `T`.
@@ -180,7 +174,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// A result, to be overwritten.
+/// A result.
 pub struct Output<'a> {
     header: Header,
     lifetime: PhantomData<&'a mut [u8]>,
@@ -197,13 +191,13 @@ impl Output<'_> {
         Ok(Self { header, lifetime: PhantomData })
     }
 
-    /// Where the elements are, row-major: on a GPU, an address of the device's memory.
+    /// Address of the elements, in device memory on a GPU.
     #[must_use]
     pub fn as_mut_ptr(&mut self) -> *mut core::ffi::c_void {
         self.header.data
     }
 
-    /// The elements, row-major, where they are in the host's memory; their content is arbitrary until written.
+    /// Row-major elements in host memory; their content is arbitrary until written.
     ///
     /// # Errors
     /// If they are not of type `T`.
@@ -213,7 +207,7 @@ impl Output<'_> {
         if len == 0 {
             return Ok(&mut []);
         }
-        // SAFETY: XLA's buffers are dense, aligned, live as long as the call, and results have one owner: this.
+        // SAFETY: XLA's buffers are dense, aligned and live as long as the call; `self` is the only owner of the result.
         Ok(unsafe { core::slice::from_raw_parts_mut(data, len) })
     }
 }

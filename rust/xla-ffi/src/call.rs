@@ -12,7 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 /// Operands, results and attributes of one call.
 pub struct Call<'a> {
     frame: *const sys::CallFrame,
-    /// Results already handed out: each has one owner.
+    /// Bits of the results that have an owner.
     taken: Cell<u64>,
     lifetime: PhantomData<&'a sys::CallFrame>,
 }
@@ -23,10 +23,10 @@ impl<'a> Call<'a> {
         unsafe { &*self.frame }
     }
 
-    /// Fails unless there are so many operands and results.
+    /// Checks the numbers of operands and results.
     ///
     /// # Errors
-    /// Says how many were expected and how many there are.
+    /// If the numbers differ.
     pub fn expect_arity(&self, inputs: usize, outputs: usize) -> Result<()> {
         let got = (self.frame().args.size, self.frame().rets.size);
         if got == (inputs as i64, outputs as i64) {
@@ -35,10 +35,10 @@ impl<'a> Call<'a> {
         Err(Error::invalid(format!("expected {inputs} operands and {outputs} results, got {} and {}", got.0, got.1)))
     }
 
-    /// Operand `index`, called `name` in errors.
+    /// Returns operand `index`, named `name` in error messages.
     ///
     /// # Errors
-    /// If there is none.
+    /// If it is missing.
     pub fn input(&self, index: usize, name: &'static str) -> Result<Input<'a>> {
         let args = &self.frame().args;
         // SAFETY: the runtime gives `size` types and operands.
@@ -47,42 +47,42 @@ impl<'a> Call<'a> {
         unsafe { Input::new(raw, name) }
     }
 
-    /// Result `index`, called `name` in errors. It can be had once.
+    /// Returns result `index`, named `name` in error messages, once.
     ///
     /// # Errors
-    /// If there is none, or it was handed out before.
+    /// If it is missing or was returned before.
     pub fn output(&self, index: usize, name: &'static str) -> Result<Output<'a>> {
         let rets = &self.frame().rets;
         // SAFETY: the runtime gives `size` types and results.
         let raw = unsafe { buffer(rets.size, rets.types, rets.rets, index, name) }?;
         let bit = 1_u64.checked_shl(index as u32).unwrap_or(0);
         if bit == 0 || self.taken.get() & bit != 0 {
-            return Err(Error::internal(format!("result '{name}' was taken before, or is beyond 64")));
+            return Err(Error::internal(format!("result '{name}' was taken before, or its index is above 63")));
         }
         self.taken.set(self.taken.get() | bit);
         // SAFETY: a result of a frame that lives for `'a`, and `taken` makes this its only owner.
         unsafe { Output::new(raw, name) }
     }
 
-    /// The integers of an attribute, array or scalar.
+    /// Integers of an array or scalar attribute.
     ///
     /// # Errors
     /// If it is missing or of another type.
     pub fn integers(&self, name: &str) -> Result<Vec<i64>> {
         // SAFETY: the frame is live.
-        unsafe { attributes::integers(&self.frame().attrs, name) }
+        unsafe { attributes::find(&self.frame().attrs, name) }?.integers()
     }
 
-    /// The floats of an attribute, array or scalar.
+    /// Floats of an array or scalar attribute.
     ///
     /// # Errors
     /// If it is missing or of another type.
     pub fn floats(&self, name: &str) -> Result<Vec<f64>> {
         // SAFETY: the frame is live.
-        unsafe { attributes::floats(&self.frame().attrs, name) }
+        unsafe { attributes::find(&self.frame().attrs, name) }?.floats()
     }
 
-    /// `N` integers.
+    /// `N` integers of an attribute.
     ///
     /// # Errors
     /// If the attribute is missing, of another type or of another length.
@@ -90,7 +90,7 @@ impl<'a> Call<'a> {
         self.integers(name)?.try_into().map_err(|got: Vec<i64>| wrong_length(name, N, got.len()))
     }
 
-    /// `N` floats.
+    /// `N` floats of an attribute.
     ///
     /// # Errors
     /// If the attribute is missing, of another type or of another length.
@@ -98,7 +98,7 @@ impl<'a> Call<'a> {
         self.floats(name)?.try_into().map_err(|got: Vec<f64>| wrong_length(name, N, got.len()))
     }
 
-    /// The runtime's thread pool.
+    /// Thread pool of the runtime.
     #[must_use]
     pub fn pool(&self) -> Pool<'a> {
         // SAFETY: the runtime's table and context outlive the call.
@@ -125,11 +125,11 @@ unsafe fn buffer(
     match types.get(index) {
         Some(&sys::BUFFER) => Ok(values[index].cast()),
         Some(kind) => Err(Error::invalid(format!("'{name}': expected a buffer, got type {kind}"))),
-        None => Err(Error::invalid(format!("'{name}': missing; there are only {size}"))),
+        None => Err(Error::invalid(format!("'{name}': missing; the call has {size}"))),
     }
 }
 
-/// Answers a metadata query or runs `body`; errors and panics go back to the runtime. See [`handler!`](crate::handler).
+/// Fills in metadata or calls `body`; returns errors and panics to the runtime. See [`handler!`](crate::handler).
 ///
 /// # Safety
 /// `frame` is what the runtime passed to a handler.
@@ -137,7 +137,7 @@ unsafe fn buffer(
 pub unsafe fn handle(frame: *mut sys::CallFrame, body: fn(&Call<'_>) -> Result<()>) -> *mut sys::Error {
     // SAFETY: by contract.
     unsafe {
-        if answered_metadata((*frame).extension_start) || (*frame).stage != sys::STAGE_EXECUTE {
+        if filled_metadata((*frame).extension_start) || (*frame).stage != sys::STAGE_EXECUTE {
             return core::ptr::null_mut();
         }
     }
@@ -151,11 +151,11 @@ pub unsafe fn handle(frame: *mut sys::CallFrame, body: fn(&Call<'_>) -> Result<(
     }
 }
 
-/// Fills in the metadata if an extension asks for it.
+/// Fills in the metadata if an extension requests it.
 ///
 /// # Safety
 /// `extension` heads the list of a call frame.
-unsafe fn answered_metadata(mut extension: *mut sys::ExtensionBase) -> bool {
+unsafe fn filled_metadata(mut extension: *mut sys::ExtensionBase) -> bool {
     while !extension.is_null() {
         // SAFETY: by contract; the type says what the extension is.
         unsafe {

@@ -1,50 +1,49 @@
-//! Errors on their way from a handler to the runtime.
+//! Errors of handlers and of the runtime.
 
-use crate::sys;
+use crate::sys::{self, args};
 use core::any::Any;
 use core::fmt;
-use core::mem::size_of;
 use std::ffi::CString;
 
 /// The canonical codes that handlers use (of Abseil's `StatusCode`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Code {
-    /// The caller passed something wrong.
+    /// The caller passed an invalid argument.
     InvalidArgument = 3,
-    /// Something ran out, memory mostly.
+    /// Memory or another resource is exhausted.
     ResourceExhausted = 8,
-    /// The platform lacks what is needed.
+    /// The platform lacks a required feature.
     Unimplemented = 12,
     /// A defect of the handler.
     Internal = 13,
 }
 
-/// What went wrong in a handler.
+/// Failure of a handler.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
-    /// The kind of failure.
+    /// Kind of failure.
     pub code: Code,
-    /// What, expected, got.
+    /// Description: what, expected, got.
     pub message: String,
 }
 
-/// Result of a handler or of anything that it calls.
+/// Result of a handler.
 pub type Result<T> = core::result::Result<T, Error>;
 
 impl Error {
-    /// The caller passed something wrong.
+    /// Error of an invalid argument.
     #[must_use]
     pub fn invalid(message: impl Into<String>) -> Self {
         Self { code: Code::InvalidArgument, message: message.into() }
     }
 
-    /// A defect of the handler.
+    /// Error of a defect of the handler.
     #[must_use]
     pub fn internal(message: impl Into<String>) -> Self {
         Self { code: Code::Internal, message: message.into() }
     }
 
-    /// The same error, said to have happened in `what`.
+    /// Prefixes the message with `what`.
     #[must_use]
     pub fn within(self, what: &str) -> Self {
         Self { message: format!("{what}: {}", self.message), ..self }
@@ -59,33 +58,24 @@ impl Error {
         Self::internal(format!("panic in a native op (please report it): {text}"))
     }
 
-    /// Gives an error back that a function of the API returned: such errors are the caller's to destroy.
+    /// Destroys an error that a function of the API returned.
     ///
     /// # Safety
-    /// The runtime of `api` made the error, and nobody destroyed it.
+    /// The runtime of `api` created the error, and it has not been destroyed.
     pub(crate) unsafe fn destroy(error: *mut sys::Error, api: &sys::Api) {
         if let Some(destroy) = api.error_destroy {
-            let mut args = sys::ErrorDestroyArgs {
-                struct_size: size_of::<sys::ErrorDestroyArgs>(),
-                extension_start: core::ptr::null_mut(),
-                error,
-            };
+            let mut args = args!(ErrorDestroyArgs { error });
             // SAFETY: by contract.
             unsafe { destroy(&raw mut args) };
         }
     }
 
-    /// What the runtime says of an error of its own.
+    /// Message of an error that a function of the API returned.
     ///
     /// # Safety
-    /// The runtime of `api` made the error, and nobody destroyed it.
+    /// The runtime of `api` created the error, and it has not been destroyed.
     pub(crate) unsafe fn text(error: *mut sys::Error, api: &sys::Api) -> String {
-        let mut args = sys::ErrorGetMessageArgs {
-            struct_size: size_of::<sys::ErrorGetMessageArgs>(),
-            extension_start: core::ptr::null_mut(),
-            error,
-            message: core::ptr::null(),
-        };
+        let mut args = args!(ErrorGetMessageArgs { error, message: core::ptr::null() });
         if let Some(get) = api.error_get_message {
             // SAFETY: by contract.
             unsafe { get(&raw mut args) };
@@ -97,18 +87,13 @@ impl Error {
         unsafe { core::ffi::CStr::from_ptr(args.message) }.to_string_lossy().into_owned()
     }
 
-    /// Hands the error to the runtime, which owns the result.
+    /// Converts the error to one that the runtime owns.
     ///
     /// # Safety
     /// `api` is the table of a live call frame.
     pub(crate) unsafe fn into_raw(self, api: &sys::Api) -> *mut sys::Error {
         let message = CString::new(self.message.replace('\0', " ")).unwrap_or_default();
-        let mut args = sys::ErrorCreateArgs {
-            struct_size: size_of::<sys::ErrorCreateArgs>(),
-            extension_start: core::ptr::null_mut(),
-            message: message.as_ptr(),
-            errc: self.code as i32,
-        };
+        let mut args = args!(ErrorCreateArgs { message: message.as_ptr(), errc: self.code as i32 });
         let create = api.error_create.expect("the runtime can create errors");
         // SAFETY: `args` is a complete argument struct; the runtime copies the message.
         unsafe { create(&raw mut args) }

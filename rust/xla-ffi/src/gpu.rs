@@ -1,28 +1,23 @@
-//! What a call knows of the GPU on which it runs.
+//! Stream, device and memory of a call on a GPU.
 
 use crate::call::Call;
 use crate::error::{Error, Result};
-use crate::sys;
+use crate::sys::{self, args};
 use core::ffi::c_void;
 use core::marker::PhantomData;
-use core::mem::{offset_of, size_of};
+use core::mem::offset_of;
 use core::ptr::null_mut;
 
-/// Alignment that [`Call::device_memory`] asks for, in bytes. XLA refuses to hear of more; it gives 256.
+/// Alignment requested by [`Call::device_memory`] [bytes]. XLA rejects larger values, but aligns to 256.
 const ALIGNMENT: usize = 16;
 
 impl<'a> Call<'a> {
-    /// The stream of a GPU on which the call's work belongs.
+    /// GPU stream of the call.
     ///
     /// # Errors
-    /// If the runtime has none, as on the CPU.
+    /// If the runtime has no streams, as on the CPU.
     pub fn stream(&self) -> Result<*mut c_void> {
-        let mut args = sys::StreamGetArgs {
-            struct_size: size_of::<sys::StreamGetArgs>(),
-            extension_start: null_mut(),
-            ctx: self.frame().ctx,
-            stream: null_mut(),
-        };
+        let mut args = args!(StreamGetArgs { ctx: self.frame().ctx, stream: null_mut() });
         let get = self.api().stream_get.ok_or_else(|| Error::internal("the runtime has no streams"))?;
         // SAFETY: `args` is a complete argument struct.
         let error = unsafe { get(&raw mut args) };
@@ -30,18 +25,13 @@ impl<'a> Call<'a> {
         Ok(args.stream)
     }
 
-    /// The number of the device among those that the process sees.
+    /// Ordinal of the device among those visible to the process.
     ///
     /// # Errors
     /// If the runtime is older than API 0.3.
     pub fn device_ordinal(&self) -> Result<i32> {
         self.expect_recent()?;
-        let mut args = sys::DeviceOrdinalGetArgs {
-            struct_size: size_of::<sys::DeviceOrdinalGetArgs>(),
-            extension_start: null_mut(),
-            ctx: self.frame().ctx,
-            device_ordinal: -1,
-        };
+        let mut args = args!(DeviceOrdinalGetArgs { ctx: self.frame().ctx, device_ordinal: -1 });
         let get = self.api().device_ordinal_get.ok_or_else(too_old)?;
         // SAFETY: `args` is a complete argument struct.
         let error = unsafe { get(&raw mut args) };
@@ -49,18 +39,13 @@ impl<'a> Call<'a> {
         Ok(args.device_ordinal)
     }
 
-    /// What all devices that run this execution of the program have in common, and no other execution.
+    /// Number of this execution of the program, equal on all its devices.
     ///
     /// # Errors
     /// If the runtime is older than API 0.3.
     pub fn run_id(&self) -> Result<i64> {
         self.expect_recent()?;
-        let mut args = sys::RunIdGetArgs {
-            struct_size: size_of::<sys::RunIdGetArgs>(),
-            extension_start: null_mut(),
-            ctx: self.frame().ctx,
-            run_id: 0,
-        };
+        let mut args = args!(RunIdGetArgs { ctx: self.frame().ctx, run_id: 0 });
         let get = self.api().run_id_get.ok_or_else(too_old)?;
         // SAFETY: `args` is a complete argument struct.
         let error = unsafe { get(&raw mut args) };
@@ -68,24 +53,22 @@ impl<'a> Call<'a> {
         Ok(args.run_id)
     }
 
-    /// Memory of the device for this call: what the stream does later may get the same memory again.
+    /// Allocates device memory for this call. Later work of the stream may reuse it.
     ///
     /// # Errors
-    /// If there is not enough, or the runtime gives none, as on the CPU.
+    /// If memory is exhausted, or the runtime has no allocator, as on the CPU.
     pub fn device_memory(&self, bytes: usize) -> Result<DeviceMemory<'a>> {
         let memory =
             DeviceMemory { api: self.api(), ctx: self.frame().ctx, bytes, data: null_mut(), call: PhantomData };
         if bytes == 0 {
             return Ok(memory);
         }
-        let mut args = sys::DeviceMemoryAllocateArgs {
-            struct_size: size_of::<sys::DeviceMemoryAllocateArgs>(),
-            extension_start: null_mut(),
+        let mut args = args!(DeviceMemoryAllocateArgs {
             ctx: self.frame().ctx,
             size: bytes,
             alignment: ALIGNMENT,
             data: null_mut(),
-        };
+        });
         let allocate = self.api().device_memory_allocate.ok_or_else(|| Error::internal("the runtime has no memory"))?;
         // SAFETY: `args` is a complete argument struct.
         let error = unsafe { allocate(&raw mut args) };
@@ -103,16 +86,16 @@ impl<'a> Call<'a> {
         if error.is_null() {
             return Ok(());
         }
-        // SAFETY: the runtime made the error, and leaves it to us.
+        // SAFETY: the runtime created the error, which the caller destroys.
         let why = unsafe {
             let why = Error::text(error, self.api());
             Error::destroy(error, self.api());
             why
         };
-        Err(Error::internal(format!("the runtime gave no {what} ({why})")))
+        Err(Error::internal(format!("the runtime returned no {what} ({why})")))
     }
 
-    /// Older runtimes have a shorter table.
+    /// Checks that the runtime's table is recent enough.
     fn expect_recent(&self) -> Result<()> {
         // SAFETY: every table has this field.
         let size = unsafe { (*self.frame().api).struct_size };
@@ -121,10 +104,10 @@ impl<'a> Call<'a> {
 }
 
 fn too_old() -> Error {
-    Error { code: crate::Code::Unimplemented, message: "this jaxlib is too old: it needs XLA's FFI 0.3".to_owned() }
+    Error { code: crate::Code::Unimplemented, message: "this jaxlib is too old; XLA FFI 0.3 is required".to_owned() }
 }
 
-/// Memory of a GPU that goes back to the runtime when dropped. Empty memory has no address.
+/// Device memory that is freed when dropped. The address of empty memory is null.
 pub struct DeviceMemory<'a> {
     api: &'a sys::Api,
     ctx: *mut sys::ExecutionContext,
@@ -134,7 +117,7 @@ pub struct DeviceMemory<'a> {
 }
 
 impl DeviceMemory<'_> {
-    /// Where it begins.
+    /// Address of the memory.
     #[must_use]
     pub fn as_mut_ptr(&mut self) -> *mut c_void {
         self.data
@@ -144,17 +127,11 @@ impl DeviceMemory<'_> {
 impl Drop for DeviceMemory<'_> {
     fn drop(&mut self) {
         let (false, Some(free)) = (self.data.is_null(), self.api.device_memory_free) else { return };
-        let mut args = sys::DeviceMemoryFreeArgs {
-            struct_size: size_of::<sys::DeviceMemoryFreeArgs>(),
-            extension_start: null_mut(),
-            ctx: self.ctx,
-            size: self.bytes,
-            data: self.data,
-        };
-        // SAFETY: `args` is complete, and the runtime gave this memory.
+        let mut args = args!(DeviceMemoryFreeArgs { ctx: self.ctx, size: self.bytes, data: self.data });
+        // SAFETY: `args` is complete, and the runtime allocated this memory.
         let error = unsafe { free(&raw mut args) };
         if !error.is_null() {
-            // SAFETY: the runtime made the error, and leaves it to us.
+            // SAFETY: the runtime created the error, which the caller destroys.
             unsafe { Error::destroy(error, self.api) };
         }
     }

@@ -1,7 +1,7 @@
 //! XLA's FFI C API for handlers written in Rust.
 //!
-//! [`sys`] mirrors the part of `xla/ffi/api/c_api.h` that is used here; everything else is safe: a handler is a
-//! function from a [`Call`] to a `Result`, made into a C symbol by [`handler!`](crate::handler).
+//! [`sys`] mirrors the part of `xla/ffi/api/c_api.h` that is used here. The rest is safe: a handler is a function from a
+//! [`Call`] to a `Result`, exported as a C function by [`handler!`](crate::handler).
 //!
 //! ```
 //! use xla_ffi::{Call, Result};

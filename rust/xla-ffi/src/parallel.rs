@@ -1,7 +1,7 @@
-//! Work in numbered chunks, pulled by as many workers as turn up.
+//! Parallel loops over numbered chunks, which workers pull from a counter.
 //!
-//! The caller is a worker too, and waits for workers that have begun, never for tasks that are still queued: a pool whose
-//! threads are all busy (other devices of the same program, nested calls) can't block it.
+//! The caller is a worker too. It waits for workers that have begun, never for queued tasks: a pool whose threads are all
+//! busy (other devices of the same program, nested calls) can't block it.
 
 use core::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::any::Any;
@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, Thread};
 
-/// The chunks that a worker gets: an iterator of chunk numbers, shared with the other workers.
+/// Iterator of chunk numbers, shared by all workers.
 pub struct Chunks<'a> {
     next: &'a AtomicUsize,
     end: usize,
@@ -24,12 +24,12 @@ impl Iterator for Chunks<'_> {
     }
 }
 
-/// What a worker does: set up its scratch memory, then go through its chunks.
+/// Function of a worker: allocates scratch memory and processes chunks.
 pub type Body<'a> = dyn Fn(Chunks<'_>) + Sync + 'a;
 
-/// Something that can run chunks on several threads.
+/// A pool of threads.
 pub trait Parallel: Sync {
-    /// How many workers there may be, the caller included.
+    /// Largest number of workers, including the caller.
     fn threads(&self) -> usize;
 
     /// Runs `body` on up to [`threads`](Self::threads) workers; returns when all chunks are done.
@@ -39,7 +39,7 @@ pub trait Parallel: Sync {
     fn run(&self, chunks: usize, body: &Body<'_>);
 }
 
-/// Threads of its own, started for each run; for tests, benchmarks and serial work.
+/// Threads started for each run, for tests and benchmarks.
 #[derive(Clone, Copy, Debug)]
 pub struct Threads(pub usize);
 
@@ -60,13 +60,13 @@ impl Parallel for Threads {
     }
 }
 
-/// A run that is shared by its workers.
+/// State of a run, shared by its workers.
 pub(crate) struct Job {
     next: AtomicUsize,
     chunks: usize,
-    /// Workers between their first look at `next` and the end of `body`.
+    /// Number of workers between their first access to `next` and the end of `body`.
     active: AtomicUsize,
-    /// Borrowed from the caller: used only by active workers that saw a chunk left, and `finish` waits for those.
+    /// Borrowed from the caller. Used only by active workers that found a chunk, for which `finish` waits.
     body: *const Body<'static>,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     caller: Thread,
@@ -93,11 +93,11 @@ impl Job {
         })
     }
 
-    /// One worker's part. Comes too late without harm.
+    /// Runs one worker. Has no effect after the end of the run.
     pub(crate) fn work(&self) {
         self.active.fetch_add(1, SeqCst);
-        // `finish` first exhausts `next`, then reads `active`: in the one order of SeqCst operations either it sees
-        // this worker, or this worker sees nothing left to do.
+        // `finish` first exhausts `next`, then reads `active`: in the total order of SeqCst operations, either it observes
+        // this worker, or this worker observes no chunk.
         if self.next.load(SeqCst) < self.chunks {
             self.run_body();
         }
@@ -116,7 +116,7 @@ impl Job {
         }
     }
 
-    /// The caller's part: works, waits for the others that have begun, passes on a panic.
+    /// Runs the caller as a worker, waits for active workers, and propagates a panic.
     pub(crate) fn finish(&self) {
         self.work();
         self.next.store(self.chunks, SeqCst);

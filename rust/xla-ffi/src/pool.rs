@@ -1,14 +1,12 @@
-//! The thread pool that XLA shares with handlers on the CPU.
+//! XLA's thread pool on the CPU.
 
 use crate::error::Error;
 use crate::parallel::{Body, Job, Parallel};
-use crate::sys;
+use crate::sys::{self, args};
 use core::ffi::c_void;
-use core::mem::size_of;
-use core::ptr::null_mut;
 use std::sync::Arc;
 
-/// XLA's thread pool, for the time of one call. A pool of our own would oversubscribe the cores.
+/// XLA's thread pool for the duration of a call. A second pool would oversubscribe the cores.
 pub struct Pool<'a> {
     api: &'a sys::Api,
     ctx: *mut sys::ExecutionContext,
@@ -24,32 +22,26 @@ impl<'a> Pool<'a> {
         Self { api, ctx }
     }
 
-    /// Whether XLA took the task.
+    /// Schedules a task; returns whether XLA accepted it.
     fn schedule(&self, job: &Arc<Job>) -> bool {
         let Some(schedule) = self.api.thread_pool_schedule else { return false };
         let data = Arc::into_raw(job.clone());
-        let mut args = sys::ThreadPoolScheduleArgs {
-            struct_size: size_of::<sys::ThreadPoolScheduleArgs>(),
-            extension_start: null_mut(),
-            ctx: self.ctx,
-            task: Some(work),
-            data: data.cast_mut().cast(),
-        };
-        // SAFETY: `args` is complete, and `work` takes what `data` is.
+        let mut args = args!(ThreadPoolScheduleArgs { ctx: self.ctx, task: Some(work), data: data.cast_mut().cast() });
+        // SAFETY: `args` is complete, and `data` has the type that `work` expects.
         let taken = self.succeeded(unsafe { schedule(&raw mut args) });
         if !taken {
-            // SAFETY: the task will not run, so the reference is still ours.
+            // SAFETY: the task does not run, so the reference is still owned here.
             drop(unsafe { Arc::from_raw(data) });
         }
         taken
     }
 
-    /// Errors of the pool only mean fewer workers.
+    /// Destroys an error: without a worker, the others do its share.
     fn succeeded(&self, error: *mut sys::Error) -> bool {
         if error.is_null() {
             return true;
         }
-        // SAFETY: the runtime made the error.
+        // SAFETY: the runtime created the error.
         unsafe { Error::destroy(error, self.api) };
         false
     }
@@ -59,12 +51,7 @@ impl Parallel for Pool<'_> {
     fn threads(&self) -> usize {
         let Some(count) = self.api.thread_pool_num_threads else { return 1 };
         let mut num_threads = 1;
-        let mut args = sys::ThreadPoolNumThreadsArgs {
-            struct_size: size_of::<sys::ThreadPoolNumThreadsArgs>(),
-            extension_start: null_mut(),
-            ctx: self.ctx,
-            num_threads: &raw mut num_threads,
-        };
+        let mut args = args!(ThreadPoolNumThreadsArgs { ctx: self.ctx, num_threads: &raw mut num_threads });
         // SAFETY: `args` is complete.
         let known = self.succeeded(unsafe { count(&raw mut args) });
         if known { usize::try_from(num_threads).map_or(1, |n| n.max(1)) } else { 1 }

@@ -1,17 +1,17 @@
 //! `repr(C)` mirror of the part of `xla/ffi/api/c_api.h` (API 0.1 and later of major 0) that handlers need.
 //!
-//! Deliberately absent: FFI state and type registration, whose layouts changed within major 0, and everything
-//! behind [`CallFrame::attrs`], which older runtimes lack. `tests/layout.rs` compares this file with the header
-//! of the installed jaxlib.
+//! Excluded are FFI state and type registration, whose layouts changed within major 0, and all fields after
+//! [`CallFrame::attrs`], which older runtimes lack. `tests/layout.rs` compares this file with the header of the installed
+//! jaxlib.
 
 use core::ffi::{c_char, c_int, c_void};
 
-/// The API version that handlers declare: runtimes accept versions from 0.1 up to their own.
+/// API version that handlers declare. Runtimes accept versions from 0.1 up to their own.
 pub const API_VERSION: (c_int, c_int) = (0, 1);
 
 /// Extension type of [`MetadataExtension`].
 pub const EXTENSION_METADATA: c_int = 1;
-/// Handlers do their work at this stage; earlier stages are for instantiation and preparation.
+/// Execution stage, after instantiation and preparation.
 pub const STAGE_EXECUTE: c_int = 3;
 /// Type of an argument or result that is a buffer.
 pub const BUFFER: c_int = 1;
@@ -38,6 +38,18 @@ pub mod dtype {
     pub const C128: c_int = 18;
 }
 
+/// Creates an argument struct without extensions.
+macro_rules! args {
+    ($name:ident { $($fields:tt)* }) => {
+        $crate::sys::$name {
+            struct_size: core::mem::size_of::<$crate::sys::$name>(),
+            extension_start: core::ptr::null_mut(),
+            $($fields)*
+        }
+    };
+}
+pub(crate) use args;
+
 macro_rules! mirror {
     ($($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty),* $(,)? })*) => {
         $(
@@ -58,7 +70,7 @@ pub struct Error {
     opaque: [u8; 0],
 }
 
-/// What the runtime knows about one execution of a program.
+/// Context of one execution of a program.
 #[repr(C)]
 #[derive(Debug)]
 pub struct ExecutionContext {
@@ -79,10 +91,10 @@ mirror! {
     /// Version of the API, or of what a handler was compiled for.
     ApiVersion { struct_size: usize, extension_start: *mut ExtensionBase, major_version: c_int, minor_version: c_int }
 
-    /// What a handler tells about itself. Newer runtimes have more fields behind these.
+    /// Properties of a handler. Newer runtimes append fields.
     Metadata { struct_size: usize, api_version: ApiVersion, traits: u32 }
 
-    /// Present in a call that asks for the metadata instead of for work.
+    /// Extension of a call that requests metadata instead of execution.
     MetadataExtension { extension_base: ExtensionBase, metadata: *mut Metadata }
 
     /// A dense row-major array.
@@ -218,8 +230,8 @@ mirror! {
         num_threads: *mut i64,
     }
 
-    /// The runtime's functions, up to the last one that is called here. Runtimes older than API 0.3 end before
-    /// `future_create`: `struct_size` tells.
+    /// Functions of the runtime, up to the last one called here. The table of runtimes older than API 0.3 ends before
+    /// `future_create`, see `struct_size`.
     Api {
         struct_size: usize,
         extension_start: *mut ExtensionBase,

@@ -1,4 +1,4 @@
-//! Handlers called as XLA calls them, with a runtime made up here.
+//! Handlers called like XLA calls them, with a fake runtime.
 
 use std::ffi::{CStr, c_void};
 use std::mem::{size_of, zeroed};
@@ -6,7 +6,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use xla_ffi::{Call, Dtype, Error, Parallel, Result, sys};
 
-/// The errors of the made-up runtime are boxed strings.
+/// Creates an error of the fake runtime, a boxed string.
 unsafe extern "C" fn create_error(args: *mut sys::ErrorCreateArgs) -> *mut sys::Error {
     // SAFETY: the crate under test passes complete arguments.
     let message = unsafe { CStr::from_ptr((*args).message) };
@@ -112,7 +112,7 @@ fn errors_say_what_was_expected_and_what_came() {
         |call| call.input(0, "x")?.expect_rank::<3>("x, y, z").map(drop),
         "x: expected 3 axes (x, y, z), got shape [2, 3]",
     );
-    of_input(|call| call.input(1, "w").map(drop), "'w': missing; there are only 1");
+    of_input(|call| call.input(1, "w").map(drop), "'w': missing; the call has 1");
     of_input(|call| call.integers("origin").map(drop), "attribute 'origin' is missing");
     of_input(|call| call.integer_array::<3>("cells").map(drop), "attribute 'cells': expected 3 numbers, got 2");
     of_input(|call| call.integers("scale").map(drop), "attribute 'scale': expected integers (s64 or s32), got f32");

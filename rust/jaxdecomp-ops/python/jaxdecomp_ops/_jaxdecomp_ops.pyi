@@ -21,22 +21,22 @@ def targets(platform: str) -> dict[str, Any]:
 def cudecomp_probe(library: str) -> None:
     """Fail with `OSError` unless cuDecomp and CUDA's driver load."""
 
-def cudecomp_open(library: str, device: int, communicator: int, place: int, processes: int) -> None:
-    """Start cuDecomp. Collective over the communicator, given by its Fortran integer."""
+def cudecomp_open(library: str, device: int, communicator: int, rank: int, num_processes: int) -> None:
+    """Start cuDecomp. Collective over the communicator, given by its Fortran handle."""
 
 def cudecomp_open_grid(
     shape: Sequence[int], pdims: Sequence[int], comms: Sequence[int], item_bytes: int, halo: int
 ) -> None:
-    """Create the descriptor of a grid, unless there is one. Collective."""
+    """Create the descriptor of a grid, unless it exists. Collective."""
 
 def cudecomp_scratch(shape: Sequence[int], pdims: Sequence[int], comms: Sequence[int], halo: int | None = None) -> int:
-    """Elements of scratch memory that a transpose needs, or that halos of a width need, from a grid that is open."""
+    """Number of elements of scratch memory for a transpose, or for halos of a width, of an open grid."""
 
 def cudecomp_close() -> None:
-    """End cuDecomp, if it was started. Collective."""
+    """Close cuDecomp, if it is open. Collective."""
 
 def peer_probe(devices: Sequence[int], cufft: Sequence[str]) -> None:
-    """Fail with `OSError` unless CUDA's driver and cuFFT load, and these GPUs can write into each other's memory."""
+    """Fail with `OSError` unless CUDA's driver and cuFFT load and the GPUs can access each other's memory."""
 
-def peer_is_fast_along_x(device: int, parts: int, shape: Sequence[int], double: bool) -> bool:
-    """Whether a GPU, which was probed, transforms slabs of a complex mesh along x without a work area."""
+def peer_is_fast_along_x(device: int, num_shards: int, shape: Sequence[int], double: bool) -> bool:
+    """Whether cuFFT transforms slabs of a complex mesh along x without a work area. Call `peer_probe` before."""

@@ -1,23 +1,23 @@
-//! Where lattice sites and mesh cells lie relative to each other.
+//! Positions of lattice sites relative to mesh cells.
 
 use super::real::Real;
 use xla_ffi::{Error, Result};
 
-/// Names of the axes, for errors.
+/// Names of the axes in error messages.
 const NAMES: [&str; 3] = ["x", "y", "z"];
-/// Extents and displacements [cells] stay below this, so that cell numbers fit into an i32.
+/// Bound of extents and displacements [cells]: cell numbers fit into an i32.
 const LIMIT: i64 = 1 << 30;
 
-/// The geometry as the caller gives it.
+/// Geometry of lattice and mesh as passed by the caller.
 #[derive(Clone, Debug)]
 pub struct Spec {
-    /// Lattice site i sits at `i * spacing_num / spacing_den` cells.
+    /// Numerator of the spacing: lattice site i is `i * spacing_num / spacing_den` cells from site 0.
     pub spacing_num: [i64; 3],
-    /// See `spacing_num`.
+    /// Denominator of the spacing, see `spacing_num`.
     pub spacing_den: [i64; 3],
-    /// Cell at which lattice site 0 sits.
+    /// Cell of lattice site 0.
     pub origin: [i64; 3],
-    /// Whether an axis wraps around; else particles beyond the block are out of reach.
+    /// Whether an axis is periodic. If not, positions outside the block are invalid.
     pub periodic: [bool; 3],
     /// Cells per unit of displacement.
     pub scale: [f64; 3],
@@ -31,13 +31,13 @@ pub(crate) struct Mesh<T> {
     scale: T,
 }
 
-/// One axis: the mesh, and a table of the lattice sites.
+/// Mesh and lattice sites along one axis.
 #[derive(Debug)]
 pub(crate) struct Axis<T> {
     pub(crate) mesh: Mesh<T>,
-    /// Cell of each site, within the mesh if periodic.
+    /// Cell of each site, wrapped into the mesh if periodic.
     pub(crate) base: Vec<i32>,
-    /// Offset of each site in its cell.
+    /// Offset of each site from its cell.
     pub(crate) frac: Vec<T>,
 }
 
@@ -47,15 +47,15 @@ pub struct Geometry<T> {
     pub(crate) axes: [Axis<T>; 3],
 }
 
-/// Of one coordinate of a particle.
+/// Position of a particle along one axis.
 #[derive(Clone, Copy)]
-pub(crate) struct Place<T> {
+pub(crate) struct Position<T> {
     /// Lower cell, not wrapped.
     pub(crate) cell: i32,
     /// Offset from the lower cell, from 0 to 1.
     pub(crate) offset: T,
-    /// Finite and in reach.
-    pub(crate) good: bool,
+    /// Whether the position is finite and inside the block.
+    pub(crate) valid: bool,
 }
 
 impl<T: Real> Axis<T> {
@@ -89,56 +89,56 @@ impl<T: Real> Axis<T> {
 }
 
 impl<T: Real> Mesh<T> {
-    /// Where a particle displaced by `disp` from a site is. Of a copy, so that loops needn't read it again.
+    /// Position of a particle displaced by `disp` from a site. Takes a copy, which loops keep in registers.
     #[inline(always)]
-    pub(crate) fn place(self, disp: T, base: i32, frac: T) -> Place<T> {
+    pub(crate) fn locate(self, disp: T, base: i32, frac: T) -> Position<T> {
         let position = disp * self.scale + frac;
         let finite = position.magnitude() < T::from_i32(LIMIT as i32); // false for NaN
         let position = if finite { position } else { T::ZERO };
-        // floor() is a library call where SSE4.1 can't be assumed; this vectorises anywhere.
-        // SAFETY: below the limit, or zero.
+        // Without SSE4.1, floor() is a library call; truncation vectorises everywhere.
+        // SAFETY: |position| is below the limit.
         let towards_zero = unsafe { position.truncate() };
         let lower = towards_zero - i32::from(T::from_i32(towards_zero) > position);
         let cell = base + lower;
         let inside = self.periodic | ((cell >= 0) & (cell < self.cells - 1));
-        Place { cell, offset: position - T::from_i32(lower), good: finite & inside }
+        Position { cell, offset: position - T::from_i32(lower), valid: finite & inside }
     }
 }
 
-/// Offsets of a cell and of the next one on an axis of so many `cells`, which are `stride` apart.
+/// Memory offsets of a cell and of the next one along a periodic axis.
 #[inline(always)]
 pub(crate) fn pair(cell: i32, cells: i32, stride: u32) -> [u32; 2] {
-    let lower = cell as u32 * stride; // one product: SSE2 has no such instruction
+    let lower = cell as u32 * stride; // one product: SSE2 has no instruction for it
     [lower, if cell + 1 == cells { 0 } else { lower + stride }]
 }
 
 impl<T: Real> Geometry<T> {
-    /// Lattice of `sites`, mesh of `cells`.
+    /// Builds the tables of a lattice of `sites` in a mesh of `cells`.
     ///
     /// # Errors
-    /// If the mesh is empty, the spacing is no ratio, or numbers exceed 2³⁰.
+    /// If the mesh is empty, the spacing is invalid, or extents exceed 2³⁰ cells.
     pub fn new(spec: &Spec, sites: [usize; 3], cells: [usize; 3]) -> Result<Self> {
         let axis = |i| Axis::new(spec, i, sites[i], cells[i]);
         Ok(Self { axes: [axis(0)?, axis(1)?, axis(2)?] })
     }
 
-    /// Lattice sites along each axis.
+    /// Number of lattice sites along each axis.
     pub(crate) fn sites(&self) -> [usize; 3] {
         self.axes.each_ref().map(|axis| axis.base.len())
     }
 
-    /// Mesh cells along each axis.
+    /// Number of mesh cells along each axis.
     pub(crate) fn cells(&self) -> [usize; 3] {
         self.axes.each_ref().map(|axis| axis.mesh.cells as usize)
     }
 
-    /// Particles.
+    /// Number of particles.
     #[must_use]
     pub fn particles(&self) -> usize {
         self.sites().iter().product()
     }
 
-    /// Cells of the mesh.
+    /// Number of mesh cells.
     #[must_use]
     pub fn volume(&self) -> usize {
         self.cells().iter().product()

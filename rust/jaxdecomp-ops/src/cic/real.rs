@@ -1,6 +1,5 @@
-//! The two precisions, and their fixed-point accumulators.
+//! The two precisions and their fixed-point accumulators.
 
-use super::lanes::Lanes;
 use core::fmt::Debug;
 use core::ops::{Add, Mul, Sub};
 
@@ -16,11 +15,9 @@ pub trait Real:
     + Mul<Output = Self>
     + xla_ffi::Element
 {
-    /// Integer that sums contributions. It may overflow on the way: what counts is that the sum fits.
+    /// Integer that accumulates contributions. Partial sums may wrap around; the total fits.
     type Sum: Copy + Send + Sync;
-    /// Three fields at once.
-    type Three: Lanes<Self>;
-    /// The empty sum.
+    /// Zero of the accumulator.
     const ZERO_SUM: Self::Sum;
     /// Zero.
     const ZERO: Self;
@@ -29,13 +26,13 @@ pub trait Real:
     /// Not a number.
     const NAN: Self;
 
-    /// Nearest value.
+    /// Rounds to the nearest value.
     fn from_f64(x: f64) -> Self;
     /// Exact for |x| < 2²⁴.
     fn from_i32(x: i32) -> Self;
     /// Exact.
     fn to_f64(self) -> f64;
-    /// Rounded toward zero; a checked conversion would take half of the time of locating a particle.
+    /// Rounds toward zero. (A checked conversion takes half of the time of locating a particle.)
     ///
     /// # Safety
     /// |self| < 2³¹
@@ -43,17 +40,17 @@ pub trait Real:
     /// |x|
     #[must_use]
     fn magnitude(self) -> Self;
-    /// Neither infinite nor NaN.
+    /// Whether the value is neither infinite nor NaN.
     fn is_finite(self) -> bool;
 
-    /// Bits of the largest contribution of one particle to a cell, of which `particles` must be summable.
+    /// Bits of the largest contribution of one particle to a cell, such that the sum over `particles` fits.
     fn contribution_bits(particles: usize) -> i32;
-    /// `x` rounded to an integer, for |x| below 2 to the [`contribution_bits`](Self::contribution_bits).
+    /// Rounds to the nearest integer, for |x| below 2 to the [`contribution_bits`](Self::contribution_bits).
     fn quantize(x: f64) -> Self::Sum;
     /// `a + b`
     fn sum(a: Self::Sum, b: Self::Sum) -> Self::Sum;
-    /// `sum * quantum`
-    fn from_sum(sum: Self::Sum, quantum: f64) -> Self;
+    /// `sum * resolution`
+    fn from_sum(sum: Self::Sum, resolution: f64) -> Self;
 }
 
 /// Smallest n with 2ⁿ >= x.
@@ -61,15 +58,11 @@ pub(crate) fn ceil_log2(x: usize) -> i32 {
     x.max(1).next_power_of_two().trailing_zeros() as i32
 }
 
-/// Adding it rounds an f64 below 2⁵¹ to an integer, which is then in the low bits.
+/// Adding this constant rounds an f64 below 2⁵¹ to an integer, which is then in the low bits.
 const ROUNDER: f64 = 6_755_399_441_055_744.0; // 1.5 * 2^52
 
 impl Real for f32 {
     type Sum = i64;
-    #[cfg(target_arch = "x86_64")]
-    type Three = super::lanes::Three;
-    #[cfg(not(target_arch = "x86_64"))]
-    type Three = [Self; 3];
     const ZERO_SUM: i64 = 0;
     const ZERO: Self = 0.0;
     const ONE: Self = 1.0;
@@ -111,14 +104,13 @@ impl Real for f32 {
         a.wrapping_add(b)
     }
     #[inline(always)]
-    fn from_sum(sum: i64, quantum: f64) -> Self {
-        (sum as f64 * quantum) as Self
+    fn from_sum(sum: i64, resolution: f64) -> Self {
+        (sum as f64 * resolution) as Self
     }
 }
 
 impl Real for f64 {
     type Sum = i128;
-    type Three = [Self; 3];
     const ZERO_SUM: i128 = 0;
     const ZERO: Self = 0.0;
     const ONE: Self = 1.0;
@@ -160,7 +152,7 @@ impl Real for f64 {
         a.wrapping_add(b)
     }
     #[inline(always)]
-    fn from_sum(sum: i128, quantum: f64) -> Self {
-        sum as f64 * quantum
+    fn from_sum(sum: i128, resolution: f64) -> Self {
+        sum as f64 * resolution
     }
 }

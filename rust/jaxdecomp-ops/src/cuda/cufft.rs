@@ -1,8 +1,8 @@
-//! NVIDIA's Fourier transforms.
+//! cuFFT.
 
-use super::{Error, Opaque, Result, table};
+use super::library::{open_first, table};
+use super::{Error, Opaque, Result};
 use core::ffi::{c_int, c_void};
-use libloading::Library;
 
 type Exec = unsafe extern "C" fn(c_int, *mut c_void, *mut c_void) -> c_int;
 type ExecWithSign = unsafe extern "C" fn(c_int, *mut c_void, *mut c_void, c_int) -> c_int;
@@ -39,12 +39,14 @@ table! {
     }
 }
 
-/// What a transform takes and gives.
+/// Kind of transform.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[allow(missing_docs, reason = "R: real, C: complex")]
 pub enum Kind {
+    /// Real to complex.
     R2C,
+    /// Complex to real.
     C2R,
+    /// Complex to complex.
     C2C,
 }
 
@@ -61,20 +63,20 @@ impl Kind {
     }
 }
 
-/// Which values are transformed: what cuFFT calls the advanced data layout, with the same strides on both sides.
+/// cuFFT's advanced data layout, with equal strides of input and output.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Layout {
-    /// Extents, of real values where there are any.
+    /// Extents of the real values, or of the complex values of C2C.
     pub dims: Vec<i64>,
-    /// Between neighbours along the last axis.
+    /// Distance of adjacent values along the last axis.
     pub stride: i64,
-    /// From one transform of the batch to the next, of what goes in and what comes out.
+    /// Distances of consecutive transforms of the batch in input and output.
     pub distances: [i64; 2],
     /// Number of transforms.
     pub batch: i64,
 }
 
-/// Transforms of one layout on one GPU.
+/// Plan of the transforms of one layout on one GPU.
 #[derive(Debug)]
 pub struct Plan {
     library: Cufft,
@@ -85,10 +87,10 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Plans for the GPU that has been entered.
+    /// Creates a plan on the current GPU.
     ///
     /// # Errors
-    /// cuFFT's own.
+    /// Errors of cuFFT.
     pub fn new(library: Cufft, kind: Kind, double: bool, layout: &Layout) -> Result<Self> {
         let mut raw = 0;
         // SAFETY: writes to the variable.
@@ -101,7 +103,7 @@ impl Plan {
             Kind::C2C => (&real, &real),
         };
         let ([from, to], rank) = (layout.distances, layout.dims.len() as c_int);
-        // SAFETY: three arrays of `rank` extents; writes to the variable. The work area is ours to give.
+        // SAFETY: three arrays of `rank` extents; writes to the variable.
         unsafe {
             check("cufftSetAutoAllocation", (library.set_auto_allocation)(raw, 0))?;
             let code = (library.make_plan_many)(
@@ -123,20 +125,20 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Bytes of device memory that [`Self::run`] wants to work in.
+    /// Size of the work area that [`Self::run`] needs [bytes].
     #[must_use]
     pub fn work_bytes(&self) -> usize {
         self.work_bytes
     }
 
-    /// Transforms, on the stream; `sign` is that of the exponent, and matters between complex values.
+    /// Transforms on a stream; `sign` is the sign of the exponent of C2C.
     ///
     /// # Safety
-    /// `from` and `to` are device memory of the layout, the same for a transform in place; `work` is of `work_bytes`.
-    /// No other thread uses the plan. What goes into C2R is overwritten.
+    /// `from` and `to` are device memory of the layout, equal for a transform in place; `work` has `work_bytes` bytes. No
+    /// other thread uses the plan. C2R overwrites its input.
     ///
     /// # Errors
-    /// cuFFT's own.
+    /// Errors of cuFFT.
     pub unsafe fn run(
         &self,
         stream: Opaque,
@@ -168,12 +170,12 @@ impl Plan {
 
 impl Drop for Plan {
     fn drop(&mut self) {
-        // SAFETY: made by `new`.
+        // SAFETY: created by `new`.
         unsafe { (self.library.destroy)(self.raw) };
     }
 }
 
-/// Extents of the memory of real and of complex values.
+/// Extents in memory of real and of complex values.
 fn embedding(dims: &[i64]) -> (Vec<i64>, Vec<i64>) {
     let mut complex = dims.to_vec();
     if let Some(last) = complex.last_mut() {
@@ -190,31 +192,19 @@ fn check(function: &str, code: c_int) -> Result<()> {
         4 => "invalid value",
         5 => "internal error",
         6 => "execution failed",
-        7 => "it was not set up",
+        7 => "setup failed",
         8 => "invalid size",
         _ => "unknown code",
     };
     Err(Error(format!("{function}: {meaning} (cuFFT error {code})")))
 }
 
-/// Loads cuFFT from the first of some paths and names that there is.
+/// Loads cuFFT from the first candidate path or name that loads.
 ///
 /// # Errors
-/// Why the last of them doesn't load.
+/// The reason why the last candidate fails to load.
 pub fn load(candidates: &[String]) -> Result<Cufft> {
-    let mut problem = "no path or name of it is known".to_owned();
-    for candidate in candidates {
-        // SAFETY: NVIDIA's own library.
-        match unsafe { Library::new(candidate) } {
-            Ok(library) => {
-                // Never unloaded: the table's functions live as long as the process.
-                let library: &'static Library = Box::leak(Box::new(library));
-                // SAFETY: the symbols' types are those of cufft.h.
-                let table = unsafe { Cufft::from_library(library) };
-                return table.map_err(|missing| Error(format!("{candidate} has no {missing}")));
-            }
-            Err(error) => problem = error.to_string(),
-        }
-    }
-    Err(Error(format!("cuFFT does not load: {problem}")))
+    let (library, path) = open_first("cuFFT", candidates)?;
+    // SAFETY: the symbols' types are those of cufft.h.
+    unsafe { Cufft::from_library(library) }.map_err(|missing| Error(format!("{path} has no {missing}")))
 }

@@ -1,11 +1,11 @@
-//! One GPU: its context, streams and events.
+//! Context, streams and events of one GPU.
 
 use super::driver::{Copy2d, DISABLE_TIMING, Driver, NON_BLOCKING, PEER_ACCESS_ALREADY_ENABLED, Streams};
 use super::{Opaque, Result};
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 
-/// A GPU, by the context that XLA and the CUDA runtime share.
+/// A GPU and its primary context, which XLA and the CUDA runtime use too.
 #[derive(Clone, Copy, Debug)]
 pub struct Device {
     driver: Driver,
@@ -13,16 +13,16 @@ pub struct Device {
     context: Opaque,
 }
 
-// SAFETY: CUDA's contexts may be used from any thread that enters them.
+// SAFETY: CUDA's contexts may be made current on any thread.
 unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
 
 impl Device {
-    /// The GPU of this ordinal.
+    /// Retains the primary context of a GPU.
     ///
     /// # Errors
-    /// CUDA's own.
+    /// Errors of CUDA.
     pub fn new(driver: Driver, ordinal: i32) -> Result<Self> {
         let (mut number, mut context) = (0, null_mut());
         // SAFETY: the driver writes to the two variables.
@@ -34,37 +34,37 @@ impl Device {
         Ok(Self { driver, number, context })
     }
 
-    /// Makes the GPU the calling thread's. Every entry begins with it: which thread calls is XLA's choice.
+    /// Makes the GPU current on the calling thread. Every entry point calls it, since XLA chooses the thread.
     pub(crate) fn enter(&self) -> Result<()> {
         // SAFETY: the context is retained.
         self.driver.check("cuCtxSetCurrent", unsafe { (self.driver.context_set)(self.context) })
     }
 
-    /// Waits for all that the GPU has to do.
+    /// Waits for all work of the GPU.
     pub(crate) fn synchronize(&self) -> Result<()> {
         // SAFETY: takes no arguments.
         self.driver.check("cuCtxSynchronize", unsafe { (self.driver.context_synchronize)() })
     }
 
-    /// Copies device memory, on the stream.
+    /// Copies device memory on a stream.
     ///
     /// # Safety
-    /// Both are device memory of so many bytes.
+    /// `to` and `from` are device memory of at least `bytes` bytes.
     pub(crate) unsafe fn copy(&self, to: *mut c_void, from: *const c_void, bytes: usize, stream: Opaque) -> Result<()> {
         // SAFETY: by contract.
         let code = unsafe { (self.driver.copy_async)(to as u64, from as u64, bytes, stream) };
         self.driver.check("cuMemcpyDtoDAsync", code)
     }
 
-    /// Gives the context back; it lives on as long as XLA holds it.
+    /// Releases the context.
     pub(crate) fn release(&self) -> Result<()> {
         // SAFETY: retained once, released once.
         let code = unsafe { (self.driver.primary_context_release)(self.number) };
         self.driver.check("cuDevicePrimaryCtxRelease", code)
     }
 
-    /// Whether this GPU can read and write another's memory.
-    pub(crate) fn reaches(&self, streams: &Streams, other: &Self) -> Result<bool> {
+    /// Whether this GPU can read and write the memory of another.
+    pub(crate) fn can_access(&self, streams: &Streams, other: &Self) -> Result<bool> {
         let mut can = 0;
         // SAFETY: writes to the variable.
         let code = unsafe { (streams.can_access_peer)(&raw mut can, self.number, other.number) };
@@ -72,15 +72,15 @@ impl Device {
         Ok(can != 0)
     }
 
-    /// Lets this GPU, which has been entered, read and write another's memory.
-    pub(crate) fn reach(&self, streams: &Streams, other: &Self) -> Result<()> {
+    /// Enables access of the current GPU to the memory of another.
+    pub(crate) fn enable_peer_access(&self, streams: &Streams, other: &Self) -> Result<()> {
         // SAFETY: both contexts are retained.
         let code = unsafe { (streams.enable_peer_access)(other.context, 0) };
         if code == PEER_ACCESS_ALREADY_ENABLED { Ok(()) } else { self.driver.check("cuCtxEnablePeerAccess", code) }
     }
 }
 
-/// A queue of work of one GPU.
+/// A stream of one GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Stream {
     driver: Driver,
@@ -94,7 +94,7 @@ unsafe impl Send for Stream {}
 unsafe impl Sync for Stream {}
 
 impl Stream {
-    /// A stream of the GPU that has been entered. It lives as long as the process.
+    /// Creates a stream of the current GPU. It is never destroyed.
     pub(crate) fn new(driver: Driver, streams: Streams) -> Result<Self> {
         let mut raw = null_mut();
         // SAFETY: writes to the variable.
@@ -102,7 +102,7 @@ impl Stream {
         Ok(Self { driver, streams, raw })
     }
 
-    /// A stream of XLA's.
+    /// Wraps a stream of XLA.
     pub(crate) fn wrap(driver: Driver, streams: Streams, raw: Opaque) -> Self {
         Self { driver, streams, raw }
     }
@@ -111,39 +111,39 @@ impl Stream {
         self.raw
     }
 
-    /// An event that happens once all that the stream has to do so far is done.
+    /// Records an event after the present work of the stream.
     pub(crate) fn record(&self) -> Result<Event> {
         let mut raw = null_mut();
         // SAFETY: writes to the variable.
         let code = unsafe { (self.streams.event_create)(&raw mut raw, DISABLE_TIMING) };
         self.driver.check("cuEventCreate", code)?;
         let event = Event { streams: self.streams, raw };
-        // SAFETY: event and stream are of the GPU that has been entered.
+        // SAFETY: event and stream belong to the current GPU.
         self.driver.check("cuEventRecord", unsafe { (self.streams.event_record)(event.raw, self.raw) })?;
         Ok(event)
     }
 
-    /// Has the stream wait for an event, of any GPU.
+    /// Makes the stream wait for an event of any GPU.
     pub(crate) fn wait(&self, event: &Event) -> Result<()> {
         // SAFETY: both are live.
         self.driver.check("cuStreamWaitEvent", unsafe { (self.streams.stream_wait_event)(self.raw, event.raw, 0) })
     }
 
-    /// Waits until the stream has done all that it was told.
+    /// Blocks until the work of the stream is done.
     pub(crate) fn finish(&self) -> Result<()> {
         // SAFETY: the stream is live.
         self.driver.check("cuStreamSynchronize", unsafe { (self.streams.stream_synchronize)(self.raw) })
     }
 
-    /// Copies rows, from any GPU to any GPU.
+    /// Copies rows between any GPUs.
     ///
     /// # Safety
-    /// Both ends are memory of so many rows.
+    /// Source and destination are device memory that contains the rows.
     pub(crate) unsafe fn copy(&self, copy: &Copy2d) -> Result<()> {
         if copy.height == 1 {
-            // A row may be longer than the largest pitch, and copies of one piece are faster.
+            // Contiguous copies are faster, and a row may exceed the largest pitch.
             // SAFETY: by contract.
-            let code = unsafe { (self.driver.copy_async)(copy.dst, copy.src, copy.width, self.raw) };
+            let code = unsafe { (self.driver.copy_async)(copy.dst.device, copy.src.device, copy.width, self.raw) };
             return self.driver.check("cuMemcpyDtoDAsync", code);
         }
         // SAFETY: by contract.
@@ -151,7 +151,7 @@ impl Stream {
     }
 }
 
-/// A point in the work of a stream.
+/// An event of a stream.
 #[derive(Debug)]
 pub struct Event {
     streams: Streams,
@@ -165,7 +165,7 @@ unsafe impl Sync for Event {}
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: made by `record`; the driver keeps what streams still wait for.
+        // SAFETY: created by `record`; the driver defers destruction while streams wait for the event.
         unsafe { (self.streams.event_destroy)(self.raw) };
     }
 }

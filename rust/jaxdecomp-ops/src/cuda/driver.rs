@@ -1,44 +1,55 @@
-//! CUDA's driver API: on every machine that has a GPU.
+//! CUDA's driver API.
 
 use super::{Error, Opaque, Result, table};
 use core::ffi::{CStr, c_char, c_int, c_uint};
+use core::ptr::null_mut;
 use libloading::Library;
 
-/// Memory that the driver locates by its address, on whichever device it is.
+/// Memory type of addresses that identify their device (unified addressing).
 pub const UNIFIED: c_uint = 4;
-/// A stream that doesn't wait for the default stream.
+/// Flag of streams that do not synchronize with the default stream.
 pub const NON_BLOCKING: c_uint = 1;
-/// An event without a clock.
+/// Flag of events without timing.
 pub const DISABLE_TIMING: c_uint = 2;
-/// Access to a peer that this process enabled before: XLA does.
+/// Error code for peer access that is already enabled, as XLA does.
 pub const PEER_ACCESS_ALREADY_ENABLED: c_int = 704;
 
-/// `CUDA_MEMCPY2D`: rows of so many bytes, between two addresses.
+/// Source or destination of [`Copy2d`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "named as in the header")]
+pub struct CopyEnd {
+    pub x: usize,
+    pub y: usize,
+    pub kind: c_uint,
+    pub host: Opaque,
+    pub device: u64,
+    pub array: Opaque,
+    pub pitch: usize,
+}
+
+impl CopyEnd {
+    /// Rows at an address, `pitch` bytes apart.
+    #[must_use]
+    pub fn new(address: usize, pitch: usize) -> Self {
+        Self { x: 0, y: 0, kind: UNIFIED, host: null_mut(), device: address as u64, array: null_mut(), pitch }
+    }
+}
+
+/// `CUDA_MEMCPY2D`: a copy of `height` rows of `width` bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "named as in the header")]
 pub struct Copy2d {
-    pub src_x: usize,
-    pub src_y: usize,
-    pub src_kind: c_uint,
-    pub src_host: *const core::ffi::c_void,
-    pub src: u64,
-    pub src_array: Opaque,
-    pub src_pitch: usize,
-    pub dst_x: usize,
-    pub dst_y: usize,
-    pub dst_kind: c_uint,
-    pub dst_host: Opaque,
-    pub dst: u64,
-    pub dst_array: Opaque,
-    pub dst_pitch: usize,
+    pub src: CopyEnd,
+    pub dst: CopyEnd,
     pub width: usize,
     pub height: usize,
 }
 
 const _: () = {
     use core::mem::{offset_of, size_of};
-    assert!(size_of::<Copy2d>() == 128 && offset_of!(Copy2d, src) == 32 && offset_of!(Copy2d, dst) == 88);
+    assert!(size_of::<Copy2d>() == 128 && offset_of!(CopyEnd, device) == 32 && offset_of!(Copy2d, dst) == 56);
 };
 
 table! {
@@ -71,21 +82,21 @@ table! {
 }
 
 impl Driver {
-    /// The result of a function.
+    /// Converts the code returned by a function.
     ///
     /// # Errors
-    /// CUDA's text for the code.
+    /// CUDA's description of the code.
     pub fn check(&self, function: &str, code: c_int) -> Result<()> {
         if code == 0 {
             return Ok(());
         }
         let mut text = core::ptr::null();
-        // SAFETY: writes a pointer to a static string, or null.
+        // SAFETY: writes a pointer to a static string or null.
         unsafe { (self.error_string)(code, &raw mut text) };
         let text = if text.is_null() {
             "unknown error".into()
         } else {
-            // SAFETY: a string of the driver.
+            // SAFETY: a static string of the driver.
             unsafe { CStr::from_ptr(text) }.to_string_lossy()
         };
         Err(Error(format!("{function}: {text} (CUDA error {code})")))
@@ -95,11 +106,11 @@ impl Driver {
 /// Loads CUDA's driver.
 ///
 /// # Errors
-/// Why it doesn't load.
+/// The reason why it fails to load.
 pub fn load() -> Result<(Driver, Streams)> {
     // SAFETY: CUDA's own library.
     let library = unsafe { Library::new("libcuda.so.1") }.map_err(|error| Error(error.to_string()))?;
-    // Never unloaded: the tables' functions live as long as the process.
+    // Never unloaded, since the tables hold its functions.
     let library: &'static Library = Box::leak(Box::new(library));
     // SAFETY: the symbols' types are those of cuda.h.
     let tables =

@@ -1,6 +1,9 @@
-//! Tables of functions of a library.
+//! Libraries loaded at run time, and tables of their functions.
 
-/// Defines a struct of functions and how to find them in a library.
+use super::{Error, Result};
+use libloading::Library;
+
+/// Defines a struct of the functions of a library.
 macro_rules! table {
     ($(#[$doc:meta])* $name:ident { $($field:ident = $symbol:literal: $type:ty),* $(,)? }) => {
         $(#[$doc])*
@@ -11,10 +14,10 @@ macro_rules! table {
         }
 
         impl $name {
-            /// The functions of a library, or the name of one that it lacks.
+            /// Looks up all functions; fails with the name of a missing one.
             ///
             /// # Safety
-            /// The library's functions of these names have these types, and it is never unloaded.
+            /// The functions have these types, and the library is never unloaded.
             unsafe fn from_library(library: &libloading::Library) -> core::result::Result<Self, &'static str> {
                 $(
                     // SAFETY: by contract.
@@ -30,3 +33,20 @@ macro_rules! table {
     };
 }
 pub(crate) use table;
+
+/// Opens the first candidate path or name of a library that loads; returns it and its candidate.
+///
+/// # Errors
+/// The reason why the last candidate fails to load.
+pub(crate) fn open_first<'a>(name: &str, candidates: &'a [String]) -> Result<(&'static Library, &'a str)> {
+    let mut reason = "no candidate path".to_owned();
+    for candidate in candidates {
+        // SAFETY: a library of NVIDIA, whose initialisers are safe to run.
+        match unsafe { Library::new(candidate) } {
+            // Never unloaded, since tables hold its functions.
+            Ok(library) => return Ok((Box::leak(Box::new(library)), candidate)),
+            Err(error) => reason = error.to_string(),
+        }
+    }
+    Err(Error(format!("{name} does not load: {reason}")))
+}

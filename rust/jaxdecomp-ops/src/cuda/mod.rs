@@ -10,10 +10,10 @@ pub(crate) use library::table;
 
 use core::fmt;
 
-/// An opaque pointer: `CUstream`, `CUcontext`, `CUevent` and the like.
+/// An opaque pointer: `CUstream`, `CUcontext`, `CUevent` or the like.
 pub type Opaque = *mut core::ffi::c_void;
 
-/// What a library of NVIDIA's refused or failed to do.
+/// Failure of one of NVIDIA's libraries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error(pub String);
 

@@ -1,37 +1,37 @@
-//! Work on the streams: transposes and halos.
+//! Transposes and halos on XLA's streams.
 
 use super::grid::{Grid, Step};
-use super::result::{Result, check, refused};
+use super::result::{Result, check, invalid_argument};
 use super::safe::Session;
 use super::sys::Opaque;
 use core::ffi::{c_int, c_void};
 use xla_ffi::Dtype;
 
-/// Device memory of one call.
+/// Device memory and stream of one call.
 #[derive(Clone, Copy, Debug)]
 pub struct Buffers {
     /// The operand.
     pub input: *const c_void,
-    /// The result; for halos it may be the operand itself.
+    /// The result. Halos may be filled in place.
     pub output: *mut c_void,
     /// XLA's scratch memory.
     pub scratch: *mut c_void,
-    /// Elements of the scratch memory.
+    /// Number of elements of the scratch memory.
     pub scratch_len: i64,
-    /// Arrays that follow each other in the operand and the result.
+    /// Number of arrays, consecutive in operand and result.
     pub batch: usize,
     /// XLA's stream.
     pub stream: Opaque,
 }
 
 impl Session {
-    /// Transposes arrays that follow each other. Collective, on the stream.
+    /// Transposes a batch of arrays. Collective.
     ///
     /// # Safety
-    /// Input and output are device memory of `batch` pencils of the type, and the scratch memory is as long as it says.
+    /// Input and output are device memory of `batch` pencils of the type; the scratch memory has `scratch_len` elements.
     ///
     /// # Errors
-    /// A refusal, on every process alike; or a failure on the way, after which the job must end.
+    /// An invalid argument, on every process alike; or a fatal failure, after which the job must end.
     pub unsafe fn transpose(&mut self, grid: &Grid, step: Step, dtype: Dtype, buffers: &Buffers) -> Result<()> {
         let (number, bytes) = data_type(dtype)?;
         let needed = self.descriptor(grid)?.transpose_workspace;
@@ -57,16 +57,16 @@ impl Session {
                 check("Transpose", code)
             })
         });
-        self.remember(outcome)
+        self.record_failure(outcome)
     }
 
-    /// Fills the halos of padded blocks that follow each other, first along x, then along y. Collective, on the stream.
+    /// Fills the halos of a batch of padded blocks, first along x, then along y. Collective.
     ///
     /// # Safety
-    /// Input and output are device memory of `batch` padded blocks, and the scratch memory is as long as it says.
+    /// Input and output are device memory of `batch` padded blocks; the scratch memory has `scratch_len` elements.
     ///
     /// # Errors
-    /// As [`Self::transpose`].
+    /// Errors of [`Self::transpose`].
     pub unsafe fn fill_halos(&mut self, grid: &Grid, halo: i64, dtype: Dtype, buffers: &Buffers) -> Result<()> {
         let (number, bytes) = data_type(dtype)?;
         let stride = grid.padded(halo)?.iter().product::<i64>() as usize * bytes;
@@ -93,10 +93,10 @@ impl Session {
                 (0..2).filter(|&axis| extents[axis as usize] > 0).try_for_each(|axis| update(block, axis))
             })
         });
-        self.remember(outcome)
+        self.record_failure(outcome)
     }
 
-    /// The descriptor and the memory to work in.
+    /// Descriptor and address of the workspace.
     fn workspace(
         &self,
         grid: &Grid,
@@ -104,31 +104,31 @@ impl Session {
         item_bytes: usize,
         buffers: &Buffers,
     ) -> Result<(Opaque, *mut c_void)> {
-        self.expect_whole()?;
+        self.expect_usable()?;
         let descriptor = self.descriptor(grid)?;
         if let Some((memory, bytes)) = descriptor.own {
             let needed = needed as usize * item_bytes;
             if bytes < needed {
-                return refused(format!(
+                return invalid_argument(format!(
                     "workspace: expected {needed} bytes, got {bytes}: open the grid for this data type and halo"
                 ));
             }
             return Ok((descriptor.raw, memory));
         }
         if buffers.scratch_len < needed {
-            return refused(format!("scratch: expected {needed} elements, got {}", buffers.scratch_len));
+            return invalid_argument(format!("scratch: expected {needed} elements, got {}", buffers.scratch_len));
         }
         Ok((descriptor.raw, buffers.scratch))
     }
 }
 
-/// cuDecomp's number of a data type, and its bytes.
+/// cuDecomp's number of a data type, and its size [bytes].
 fn data_type(dtype: Dtype) -> Result<(c_int, usize)> {
     match dtype {
         Dtype::F32 => Ok((-1, 4)),
         Dtype::F64 => Ok((-2, 8)),
         Dtype::C64 => Ok((-3, 8)),
         Dtype::C128 => Ok((-4, 16)),
-        other => refused(format!("expected f32, f64, c64 or c128, got {other}")),
+        other => invalid_argument(format!("expected f32, f64, c64 or c128, got {other}")),
     }
 }

@@ -1,4 +1,4 @@
-//! XLA's calls on a GPU, unpacked and checked.
+//! FFI targets of cuDecomp's transposes and halos.
 
 use super::{Buffers, Error as Failure, Grid, Step, with_session};
 use xla_ffi::sys::Handler;
@@ -9,11 +9,11 @@ pub const CUDA: [(&str, Handler); 2] =
     [("jaxdecomp_ops_cudecomp_transpose", transpose_cuda), ("jaxdecomp_ops_cudecomp_halo", halo_cuda)];
 
 xla_ffi::handler!(
-    /// A transpose, see [`super::Session::transpose`].
+    /// Transpose, see [`super::Session::transpose`].
     transpose_cuda => transpose
 );
 xla_ffi::handler!(
-    /// Halos, see [`super::Session::fill_halos`].
+    /// Filling of halos, see [`super::Session::fill_halos`].
     halo_cuda => halo
 );
 
@@ -26,7 +26,7 @@ fn transpose(call: &Call<'_>) -> Result<()> {
         let grid = operands.grid;
         let (before, after) = (grid.pencil(from)?, grid.pencil(to)?);
         let buffers = operands.buffers(before, after)?;
-        // SAFETY: XLA's buffers have the shapes and the type that were checked.
+        // SAFETY: the shapes and types of XLA's buffers are checked above.
         with_session(|session| unsafe { session.transpose(&grid, step, operands.input.dtype(), &buffers) })
     })
 }
@@ -43,7 +43,7 @@ fn halo(call: &Call<'_>) -> Result<()> {
     })
 }
 
-/// What both targets have in common: operand `[B, x, y, z]`, the result, scratch memory of the same type.
+/// Operands and results of both targets: operand `[B, x, y, z]`, result, scratch memory of the same type.
 struct Operands<'a> {
     grid: Grid,
     input: Input<'a>,
@@ -67,15 +67,15 @@ impl<'a> Operands<'a> {
     }
 
     fn buffers(&mut self, before: [i64; 3], after: [i64; 3]) -> super::Result<Buffers> {
-        let refuse = |error: Error| Failure::Refused(error.message);
-        let [batch, ..] = self.input.expect_rank::<4>("batch, x, y, z").map_err(refuse)?;
+        let invalid = |error: Error| Failure::InvalidArgument(error.message);
+        let [batch, ..] = self.input.expect_rank::<4>("batch, x, y, z").map_err(invalid)?;
         let dims = |local: [i64; 3]| [batch, local[0] as usize, local[1] as usize, local[2] as usize];
-        self.input.expect_dims(&dims(before)).map_err(refuse)?;
-        self.output.expect_dims(&dims(after)).map_err(refuse)?;
-        let [scratch_len] = self.scratch.expect_rank::<1>("element").map_err(refuse)?;
+        self.input.expect_dims(&dims(before)).map_err(invalid)?;
+        self.output.expect_dims(&dims(after)).map_err(invalid)?;
+        let [scratch_len] = self.scratch.expect_rank::<1>("element").map_err(invalid)?;
         let dtypes = (self.input.dtype(), self.output.dtype(), self.scratch.dtype());
         if dtypes.0 != dtypes.1 || dtypes.0 != dtypes.2 {
-            return Err(Failure::Refused(format!("expected operand and results of one type, got {dtypes:?}")));
+            return Err(Failure::InvalidArgument(format!("expected operand and results of one type, got {dtypes:?}")));
         }
         Ok(Buffers {
             input: self.input.as_ptr(),
@@ -88,20 +88,20 @@ impl<'a> Operands<'a> {
     }
 }
 
-/// Hands a refusal to XLA; ends the job after a failure on the way.
+/// Returns invalid arguments to XLA; ends the job after a fatal failure.
 fn run(name: &str, body: impl FnOnce() -> super::Result<()>) -> Result<()> {
     match body() {
         Ok(()) => Ok(()),
-        Err(Failure::Refused(message)) => Err(Error::invalid(message).within(name)),
-        Err(Failure::Broken(message)) => end_job(name, &message),
+        Err(Failure::InvalidArgument(message)) => Err(Error::invalid(message).within(name)),
+        Err(Failure::Fatal(message)) => end_job(name, &message),
     }
 }
 
-/// The other processes wait inside the collective for this one. An error that went back through JAX might be caught, or
-/// met by them only after hours: a launcher that sees a process die by a signal ends the rest.
-#[allow(clippy::print_stderr, reason = "the last words of the process")]
+/// Aborts the process. Other processes wait for it inside the collective; an error returned through JAX might be caught, or
+/// be noticed after hours. When a process dies by a signal, the launcher ends the others.
+#[allow(clippy::print_stderr, reason = "the process ends")]
 fn end_job(name: &str, message: &str) -> ! {
-    eprintln!("{name}: {message}; the job ends here, since other processes would wait for this one for ever");
+    eprintln!("{name}: {message}; aborting, since other processes would wait for this one forever");
     std::process::abort()
 }
 
@@ -111,25 +111,25 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn a_refusal_goes_back_to_xla() {
-        let error = run("cudecomp_halo", || Err(Failure::Refused("no".to_owned()))).expect_err("an error");
+    fn invalid_arguments_are_returned_to_xla() {
+        let error = run("cudecomp_halo", || Err(Failure::InvalidArgument("no".to_owned()))).expect_err("an error");
         assert_eq!(error.message, "cudecomp_halo: no");
         assert_eq!(run("cudecomp_halo", || Ok(())), Ok(()));
     }
 
     #[test]
-    fn a_failure_on_the_way_ends_the_process() {
-        const CHILD: &str = "JAXDECOMP_OPS_TEST_BREAKS";
+    fn a_fatal_failure_aborts_the_process() {
+        const CHILD: &str = "JAXDECOMP_OPS_TEST_ABORTS";
         if std::env::var_os(CHILD).is_some() {
-            let _never = run("cudecomp_transpose", || Err(Failure::Broken("NCCL failed".to_owned())));
+            let _never = run("cudecomp_transpose", || Err(Failure::Fatal("NCCL failed".to_owned())));
             return;
         }
-        let program = std::env::current_exe().expect("this test's own path");
-        let this = "cudecomp::handlers::tests::a_failure_on_the_way_ends_the_process";
+        let program = std::env::current_exe().expect("path of the test program");
+        let this = "cudecomp::handlers::tests::a_fatal_failure_aborts_the_process";
         let child = Command::new(program).args([this, "--exact", "--nocapture"]).env(CHILD, "1").output();
         let child = child.expect("it starts");
         assert!(!child.status.success());
-        let words = String::from_utf8_lossy(&child.stderr);
-        assert!(words.contains("cudecomp_transpose: NCCL failed; the job ends here"), "{words}");
+        let message = String::from_utf8_lossy(&child.stderr);
+        assert!(message.contains("cudecomp_transpose: NCCL failed; aborting"), "{message}");
     }
 }

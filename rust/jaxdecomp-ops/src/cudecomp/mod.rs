@@ -1,9 +1,9 @@
-//! Transposes and halos by NVIDIA's cuDecomp, loaded at run time.
+//! Transposes and halos by cuDecomp, loaded at run time.
 //!
-//! A process has at most one [`Session`]. [`open`], [`open_grid`] and [`close`] are collective: they are called by name,
-//! by every process in the same order, and never from tracing, from a handler or from a destructor. Handlers find
-//! descriptors by their [`Grid`], which a compiled program carries whole: a program that was compiled by another process, or
-//! for a session since closed, finds its own descriptor or an error, never another's.
+//! A process has at most one [`Session`]. [`open`], [`open_grid`] and [`close`] are collective: every process calls them
+//! explicitly and in the same order, never during tracing, in a handler or in a destructor. Handlers look up descriptors by
+//! their [`Grid`], all of which is part of a compiled program: a program that another process compiled, or that was compiled
+//! for a closed session, finds its own descriptor or none.
 
 mod calls;
 mod grid;
@@ -26,32 +26,30 @@ fn lock() -> MutexGuard<'static, Option<Session>> {
     SESSION.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Does something with the open session.
+/// Calls `body` with the open session.
 ///
 /// # Errors
-/// If none is open, and those of `body`.
+/// If no session is open; errors of `body`.
 pub fn with_session<T>(body: impl FnOnce(&mut Session) -> Result<T>) -> Result<T> {
     match lock().as_mut() {
         Some(session) => body(session),
-        None => {
-            result::refused("cuDecomp is not open: open it on every process before the program is compiled and run")
-        }
+        None => result::invalid_argument("cuDecomp is not open; open it on every process before compiling the program"),
     }
 }
 
-/// Whether a library, and CUDA's driver, can be loaded. Not collective.
+/// Loads the library and CUDA's driver. Not collective.
 ///
 /// # Errors
-/// Why not.
+/// The reason why one of them fails to load.
 pub fn probe(library: &str) -> core::result::Result<(), String> {
     sys::load(library)?;
     driver::load().map(drop).map_err(|error| error.0)
 }
 
-/// Starts cuDecomp for the GPU of this ordinal, unless it was started before. Collective.
+/// Opens a session on the GPU of an ordinal, unless it is open. Collective.
 ///
 /// # Errors
-/// What doesn't load; a session with other members; or a failure, after which others may wait.
+/// A library that fails to load; an open session of another communicator; or a fatal failure.
 pub fn open(library: &str, ordinal: i32, member: Member) -> Result<()> {
     let mut session = lock();
     if let Some(open) = session.as_ref() {
@@ -59,26 +57,28 @@ pub fn open(library: &str, ordinal: i32, member: Member) -> Result<()> {
             return Ok(());
         }
         let open = open.member();
-        return result::refused(format!("cuDecomp is open for {open:?}; close it before opening it for {member:?}"));
+        return result::invalid_argument(format!(
+            "cuDecomp is open for {open:?}; close it before opening it for {member:?}"
+        ));
     }
-    let (api, queries) = sys::load(library).map_err(Error::Refused)?;
-    let (driver, _) = driver::load().map_err(|error| Error::Refused(error.0))?;
+    let (api, queries) = sys::load(library).map_err(Error::InvalidArgument)?;
+    let (driver, _) = driver::load().map_err(|error| Error::InvalidArgument(error.0))?;
     *session = Some(Session::open(api, queries, Device::new(driver, ordinal)?, member)?);
     Ok(())
 }
 
-/// Creates the descriptor of a grid, unless there is one. Collective. See [`Session::open_grid`].
+/// Creates the descriptor of a grid, unless it exists. Collective. See [`Session::open_grid`].
 ///
 /// # Errors
-/// As there.
+/// Errors of [`Session::open_grid`].
 pub fn open_grid(grid: &Grid, item_bytes: usize, halo: i64) -> Result<()> {
     with_session(|session| session.open_grid(grid, item_bytes, halo))
 }
 
-/// Ends cuDecomp, if it was started. Collective.
+/// Closes the session, if one is open. Collective.
 ///
 /// # Errors
-/// The library's or CUDA's.
+/// Errors of the library and of CUDA.
 pub fn close() -> Result<()> {
     lock().take().map_or(Ok(()), Session::close)
 }

@@ -1,16 +1,16 @@
-//! Codes become errors that say what failed, and whether the job can go on.
+//! Errors of cuDecomp, by whether the job can continue.
 
 use super::sys::Code;
 use crate::cuda;
 use core::fmt;
 
-/// What went wrong in cuDecomp or under it.
+/// Failure of cuDecomp or of CUDA.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error {
-    /// Turned down before anything was sent, on every process alike: nothing waits, and work can go on.
-    Refused(String),
-    /// Failed on the way: other processes may wait for this one for ever, and the library's state is unknown.
-    Broken(String),
+    /// Rejected on every process alike before anything was sent: no process waits, and the job can continue.
+    InvalidArgument(String),
+    /// Failed inside a collective: other processes may wait for this one forever, and the library's state is undefined.
+    Fatal(String),
 }
 
 /// Result of a call into cuDecomp or CUDA.
@@ -19,22 +19,22 @@ pub type Result<T> = core::result::Result<T, Error>;
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Refused(message) | Self::Broken(message) => f.write_str(message),
+            Self::InvalidArgument(message) | Self::Fatal(message) => f.write_str(message),
         }
     }
 }
 
 impl std::error::Error for Error {}
 
-/// Shorthand for [`Error::Refused`].
-pub(super) fn refused<T>(message: impl Into<String>) -> Result<T> {
-    Err(Error::Refused(message.into()))
+/// Returns [`Error::InvalidArgument`].
+pub(super) fn invalid_argument<T>(message: impl Into<String>) -> Result<T> {
+    Err(Error::InvalidArgument(message.into()))
 }
 
-/// The result of `function` of cuDecomp.
+/// Converts the code returned by `function` of cuDecomp.
 ///
 /// # Errors
-/// What the code means. The library's own account of it is on the standard error.
+/// The meaning of the code. The library prints details to the standard error.
 pub fn check(function: &str, code: Code) -> Result<()> {
     let meaning = match code {
         0 => return Ok(()),
@@ -49,13 +49,13 @@ pub fn check(function: &str, code: Code) -> Result<()> {
         9 => "NVML failed",
         _ => "unknown code",
     };
-    let message = format!("cudecomp{function}: {meaning} (code {code}; its own message is on the standard error)");
-    // Usage and support are checked before anything is sent, from arguments that are the same everywhere.
-    Err(if matches!(code, 1 | 2) { Error::Refused(message) } else { Error::Broken(message) })
+    let message = format!("cudecomp{function}: {meaning} (code {code}; details are on the standard error)");
+    // The library checks usage and support before it sends, with arguments that are equal on all processes.
+    Err(if matches!(code, 1 | 2) { Error::InvalidArgument(message) } else { Error::Fatal(message) })
 }
 
 impl From<cuda::Error> for Error {
     fn from(cuda::Error(message): cuda::Error) -> Self {
-        Self::Broken(message)
+        Self::Fatal(message)
     }
 }

@@ -1,10 +1,10 @@
-//! One session with cuDecomp: the handle of a process and its grid descriptors.
+//! Session with cuDecomp: the handle of a process and its grid descriptors.
 //!
-//! Opening and closing are collective and explicit. There is no `Drop`: a process that ends without closing leaves the
-//! library alone, since a destructor could run on one process only, and wait for the others for ever.
+//! Opening and closing are collective and explicit. There is no `Drop`: a destructor could run on one process only, and would
+//! wait for the others forever.
 
 use super::grid::{Grid, MEMORY_ORDER};
-use super::result::{Error, Result, check, refused};
+use super::result::{Error, Result, check, invalid_argument};
 use super::sys::{Api, GridDescConfig, LAYOUT_VERSION, MpiQueries, Opaque, PencilInfo};
 use crate::cuda::Device;
 use core::ffi::c_void;
@@ -12,101 +12,100 @@ use core::mem::size_of;
 use core::ptr::null_mut;
 use std::collections::BTreeMap;
 
-/// Which process this is.
+/// A process and its communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// The Fortran integer of the MPI communicator, whose ranks are places in the grid of processes.
+    /// Fortran handle of the MPI communicator.
     pub communicator: i32,
-    /// Rank in it.
-    pub place: i64,
-    /// Its size.
-    pub processes: i64,
+    /// Rank of this process.
+    pub rank: i64,
+    /// Size of the communicator.
+    pub num_processes: i64,
 }
 
-/// The environment variable that says how many teams NVSHMEM has room for, and how many without it.
+/// Environment variable of the number of NVSHMEM's teams, and its default.
 const MAX_TEAMS: &str = "NVSHMEM_MAX_TEAMS";
 const DEFAULT_TEAMS: usize = 32;
-/// Teams that NVSHMEM has from the start, and those of a descriptor: its row and its column.
+/// Number of teams that NVSHMEM reserves, and of a descriptor (row and column).
 const OWN_TEAMS: usize = 8;
 const GRID_TEAMS: usize = 2;
 
 pub(super) struct Descriptor {
     pub(super) raw: Opaque,
-    /// Elements that a transpose needs.
+    /// Number of elements of a transpose's workspace.
     pub(super) transpose_workspace: i64,
-    /// Where NVSHMEM demands it, memory of the library's own, and its bytes.
+    /// Address and size [bytes] of the workspace that the library allocates for NVSHMEM.
     pub(super) own: Option<(*mut c_void, usize)>,
 }
 
-/// A handle of cuDecomp's with its descriptors.
+/// A handle of cuDecomp and its descriptors.
 pub struct Session {
     pub(super) api: Api,
     queries: MpiQueries,
     pub(super) device: Device,
     member: Member,
     pub(super) handle: Opaque,
-    // In order: descriptors are destroyed in the same order by all processes.
+    // Ordered, so that all processes destroy descriptors in the same order.
     grids: BTreeMap<Grid, Descriptor>,
-    /// What failed on the way: nothing more may be asked of the library.
-    broken: Option<String>,
+    /// First fatal failure, after which the library must not be called.
+    failure: Option<String>,
 }
 
-// SAFETY: the pointers are the library's and CUDA's, which serve any thread; callers take turns by a lock.
+// SAFETY: library and CUDA accept calls from any thread; a lock serializes callers.
 unsafe impl Send for Session {}
 
 impl Session {
-    /// Starts cuDecomp. Collective over the communicator.
+    /// Initialises cuDecomp. Collective over the communicator.
     ///
     /// # Errors
-    /// The library's or CUDA's; other processes may then be waiting.
+    /// Errors of the library and of CUDA, which are fatal.
     pub fn open(api: Api, queries: MpiQueries, device: Device, member: Member) -> Result<Self> {
         device.enter()?;
         device.synchronize()?;
         let mut handle = null_mut();
         // SAFETY: writes the handle.
         check("Init_F", unsafe { (api.init_f)(&raw mut handle, member.communicator) })
-            .map_err(|error| Error::Broken(error.to_string()))?;
-        Ok(Self { api, queries, device, member, handle, grids: BTreeMap::new(), broken: None })
+            .map_err(|error| Error::Fatal(error.to_string()))?;
+        Ok(Self { api, queries, device, member, handle, grids: BTreeMap::new(), failure: None })
     }
 
-    /// Which process this is.
+    /// Process and communicator of the session.
     #[must_use]
     pub fn member(&self) -> Member {
         self.member
     }
 
-    /// Creates the descriptor of a grid, unless there is one. Collective.
+    /// Creates the descriptor of a grid, unless it exists. Collective.
     ///
-    /// `item_bytes` and `halo` say how large a workspace of the library's own must be, where it needs one.
+    /// `item_bytes` and `halo` determine the size of a workspace that the library allocates.
     ///
     /// # Errors
-    /// A grid that doesn't fit, a backend that isn't there, or a failure of the library's.
+    /// An invalid grid, an unavailable backend, or a failure of the library.
     pub fn open_grid(&mut self, grid: &Grid, item_bytes: usize, halo: i64) -> Result<()> {
-        self.expect_whole()?;
-        grid.check(self.member.processes)?;
+        self.expect_usable()?;
+        grid.check(self.member.num_processes)?;
         grid.padded(halo)?;
-        if grid.needs_mpi() && !self.mpi_takes_device_memory() {
-            return refused("the MPI library doesn't say that it takes device memory (it is not CUDA-aware); use NCCL");
+        if grid.needs_mpi() && !self.mpi_is_cuda_aware() {
+            return invalid_argument("the MPI library is not CUDA-aware; use NCCL");
         }
         if grid.needs_nvshmem() && !self.grids.contains_key(grid) {
             self.expect_teams()?;
         }
-        // Communicators are not to be made while work of XLA's is under way on them or others.
+        // Communicators must not be created while XLA's collectives run.
         let ready = self.enter().and_then(|()| Ok(self.device.synchronize()?));
         let outcome = ready.and_then(|()| self.create(grid)).and_then(|()| self.own_workspace(grid, item_bytes, halo));
-        self.remember(outcome)
+        self.record_failure(outcome)
     }
 
-    /// Fails where NVSHMEM has no teams left: the library then makes a descriptor with which work crashes (0.7.0).
+    /// Fails if NVSHMEM has no teams left: cuDecomp 0.7.0 then creates a descriptor that crashes.
     fn expect_teams(&self) -> Result<()> {
         let most = std::env::var(MAX_TEAMS).ok().and_then(|value| value.parse().ok()).unwrap_or(DEFAULT_TEAMS);
         let grids = self.grids.keys().filter(|grid| grid.needs_nvshmem()).count();
         if OWN_TEAMS + (grids + 1) * GRID_TEAMS <= most {
             return Ok(());
         }
-        refused(format!(
-            "{grids} descriptors are open over NVSHMEM, which has teams for no more; set {MAX_TEAMS} above {most} before \
-             cuDecomp is opened, or close it in between"
+        invalid_argument(format!(
+            "{grids} descriptors use all teams of NVSHMEM; set {MAX_TEAMS} above {most} before cuDecomp is opened, or close it"
         ))
     }
 
@@ -120,7 +119,7 @@ impl Session {
         }
         let mut config = GridDescConfig::default();
         let size = size_of::<GridDescConfig>() as i64;
-        // SAFETY: a struct of this size and version.
+        // SAFETY: the struct has this size and version.
         let code = unsafe { (self.api.config_set_defaults)(&raw mut config, size, LAYOUT_VERSION) };
         check("GridDescConfigSetDefaults", code)?;
         grid.configure(&mut config);
@@ -136,13 +135,13 @@ impl Session {
         let code = unsafe { (self.api.transpose_workspace)(self.handle, raw, &raw mut transpose_workspace) };
         check("GetTransposeWorkspaceSize", code)?;
         self.grids.insert(*grid, Descriptor { raw, transpose_workspace, own: None });
-        // A library that divides otherwise would permute data silently.
+        // Another division would permute data silently.
         (0..3).try_for_each(|axis| self.expect_pencil(grid, raw, axis))
     }
 
     fn expect_pencil(&self, grid: &Grid, raw: Opaque, axis: usize) -> Result<()> {
-        let Ok(expected) = grid.expected(axis, self.member.place) else {
-            return Ok(()); // only halos will be asked of it
+        let Ok(expected) = grid.expected(axis, self.member.rank) else {
+            return Ok(()); // the grid is for halos only
         };
         let mut info = PencilInfo::default();
         let (size, none) = (size_of::<PencilInfo>() as i64, core::ptr::null());
@@ -156,12 +155,12 @@ impl Session {
             return Ok(());
         }
         let order = info.order;
-        Err(Error::Broken(format!(
-            "pencil along axis {axis} of {grid:?}: expected shape and place {expected:?}, got {got:?} in order {order:?}"
+        Err(Error::Fatal(format!(
+            "pencil along axis {axis} of {grid:?}: expected shape and start {expected:?}, got {got:?} in order {order:?}"
         )))
     }
 
-    /// NVSHMEM sends from memory of its own only.
+    /// Allocates the workspace for NVSHMEM, which sends only from its own memory.
     fn own_workspace(&mut self, grid: &Grid, item_bytes: usize, halo: i64) -> Result<()> {
         if !grid.needs_nvshmem() {
             return Ok(());
@@ -185,7 +184,7 @@ impl Session {
         Ok(())
     }
 
-    /// Elements of scratch memory that a transpose needs from XLA.
+    /// Number of elements of XLA's scratch memory for a transpose.
     ///
     /// # Errors
     /// If the grid is not open.
@@ -194,7 +193,7 @@ impl Session {
         Ok(if descriptor.own.is_some() { 0 } else { descriptor.transpose_workspace })
     }
 
-    /// Elements of scratch memory that halos need from XLA.
+    /// Number of elements of XLA's scratch memory for halos.
     ///
     /// # Errors
     /// If the grid is not open.
@@ -212,12 +211,12 @@ impl Session {
         Ok(size)
     }
 
-    /// Ends cuDecomp. Collective; what the streams still do is waited for first.
+    /// Waits for the GPU and closes cuDecomp. Collective.
     ///
     /// # Errors
-    /// The library's or CUDA's.
+    /// Errors of the library and of CUDA.
     pub fn close(self) -> Result<()> {
-        self.expect_whole()?;
+        self.expect_usable()?;
         self.device.enter()?;
         self.device.synchronize()?;
         for descriptor in self.grids.values() {
@@ -235,7 +234,7 @@ impl Session {
 
     /// Whether the MPI library says that it takes device memory: the alternative is a segmentation fault.
     #[must_use]
-    pub fn mpi_takes_device_memory(&self) -> bool {
+    pub fn mpi_is_cuda_aware(&self) -> bool {
         // SAFETY: takes no arguments.
         let cuda = self.queries.cuda.is_some_and(|query| unsafe { query() } == 1);
         cuda || self.queries.gpu.is_some_and(|query| {
@@ -253,21 +252,21 @@ impl Session {
         self.grids.get_mut(grid).ok_or_else(|| not_open(grid))
     }
 
-    pub(super) fn expect_whole(&self) -> Result<()> {
-        match &self.broken {
+    pub(super) fn expect_usable(&self) -> Result<()> {
+        match &self.failure {
             None => Ok(()),
-            Some(cause) => Err(Error::Broken(format!("cuDecomp is unusable since an earlier failure: {cause}"))),
+            Some(cause) => Err(Error::Fatal(format!("cuDecomp is unusable after an earlier failure: {cause}"))),
         }
     }
 
-    pub(super) fn remember(&mut self, outcome: Result<()>) -> Result<()> {
-        if let Err(Error::Broken(cause)) = &outcome {
-            self.broken.get_or_insert_with(|| cause.clone());
+    pub(super) fn record_failure(&mut self, outcome: Result<()>) -> Result<()> {
+        if let Err(Error::Fatal(cause)) = &outcome {
+            self.failure.get_or_insert_with(|| cause.clone());
         }
         outcome
     }
 }
 
 fn not_open(grid: &Grid) -> Error {
-    Error::Refused(format!("{grid:?} is not open: open it on every process before the program is compiled and run"))
+    Error::InvalidArgument(format!("{grid:?} is not open; open it on every process before compiling the program"))
 }

@@ -1,6 +1,4 @@
-//! `repr(C)` mirror of the part of `cudecomp.h` (0.7, layout version 1) that is used here.
-//!
-//! The library is loaded at run time: nothing of CUDA or MPI is needed to build this crate.
+//! `repr(C)` bindings of the part of `cudecomp.h` (0.7, layout version 1) that is used here, loaded at run time.
 
 use crate::cuda::table;
 use core::ffi::{c_int, c_void};
@@ -10,10 +8,10 @@ pub use crate::cuda::Opaque;
 
 /// Layout version of the structs below.
 pub const LAYOUT_VERSION: i32 = 1;
-/// Rank `i * pdims[1] + j` sits at (i, j) of the process grid.
+/// Rank order with rank `i * pdims[1] + j` at (i, j) of the process grid.
 pub const RANK_ORDER_ROW_MAJOR: i32 = 1;
 
-/// What `…SetDefaultsVersioned` fills in, and `GridDescCreateVersioned` reads.
+/// Configuration of a descriptor, initialised by `cudecompGridDescConfigSetDefaultsVersioned`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(missing_docs, reason = "named as in the header")]
@@ -31,7 +29,7 @@ pub struct GridDescConfig {
     pub halo_comm_backend: i32,
 }
 
-/// Where a process's pencil lies.
+/// Extents and position of a process's pencil.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(missing_docs, reason = "named as in the header")]
@@ -48,7 +46,7 @@ pub struct PencilInfo {
     pub size: i64,
 }
 
-// The sizes that version 1 of the layout fixes.
+// Sizes of version 1 of the layout.
 const _: () = {
     use core::mem::{offset_of, size_of};
     assert!(size_of::<GridDescConfig>() == 104 && offset_of!(GridDescConfig, transpose_mem_order) == 60);
@@ -111,7 +109,7 @@ table! {
     }
 }
 
-/// What the MPI library under cuDecomp says about device memory.
+/// Queries whether the MPI library under cuDecomp is CUDA-aware.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MpiQueries {
     /// `MPIX_Query_cuda_support` of Open MPI and MPICH.
@@ -120,18 +118,18 @@ pub struct MpiQueries {
     pub gpu: Option<unsafe extern "C" fn(c_int, *mut c_int) -> c_int>,
 }
 
-/// Loads cuDecomp from a path or, given a bare name, from where the loader looks.
+/// Loads cuDecomp from a path, or by name from the loader's search path.
 ///
 /// # Errors
-/// Why it doesn't load, or what release it is instead.
+/// The reason why it fails to load, or its unsupported release.
 pub fn load(library: &str) -> Result<(Api, MpiQueries), String> {
-    // SAFETY: its initialisers are those of a library that the user chose.
+    // SAFETY: the user chose the library, and thereby its initialisers.
     let library = unsafe { Library::new(library) }.map_err(|error| error.to_string())?;
-    // Never unloaded: the table's functions live as long as the process.
+    // Never unloaded, since the tables hold its functions.
     let library: &'static Library = Box::leak(Box::new(library));
     // SAFETY: the symbols' types are those of the header.
-    let api = unsafe { Api::from_library(library) }.map_err(|missing| refusal(library, missing))?;
-    // SAFETY: as above; the loader also searches what the library was linked against.
+    let api = unsafe { Api::from_library(library) }.map_err(|missing| unsupported_release(library, missing))?;
+    // SAFETY: as above. The lookup includes the libraries that cuDecomp is linked against.
     let queries = unsafe {
         MpiQueries {
             cuda: library.get(b"MPIX_Query_cuda_support\0").ok().map(|symbol| *symbol),
@@ -141,12 +139,12 @@ pub fn load(library: &str) -> Result<(Api, MpiQueries), String> {
     Ok((api, queries))
 }
 
-/// Releases before 0.7 have `cudecompGridDescCreate` itself, over structs without a version.
-fn refusal(library: &Library, missing: &str) -> String {
-    // SAFETY: only looked up, never called.
+/// Describes an unsupported release. Those before 0.7 export `cudecompGridDescCreate`, with unversioned structs.
+fn unsupported_release(library: &Library, missing: &str) -> String {
+    // SAFETY: the function is not called.
     let older = unsafe { library.get::<unsafe extern "C" fn()>(b"cudecompGridDescCreate\0") }.is_ok();
     if older {
-        return "this is cuDecomp 0.6 or older, whose structs bear no version; build cuDecomp 0.7".to_owned();
+        return "cuDecomp 0.6 or older is not supported (its structs have no version); build cuDecomp 0.7".to_owned();
     }
-    format!("this is not cuDecomp 0.7: it has no {missing}")
+    format!("not cuDecomp 0.7: {missing} is missing")
 }

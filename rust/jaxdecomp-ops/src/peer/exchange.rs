@@ -1,71 +1,74 @@
-//! What the threads of the GPUs tell each other, and the copies that follow.
+//! Exchange of addresses and events between the GPUs' threads, and the copies between them.
 
-use super::meeting::{Absence, Meetings};
 use super::node::Node;
-use crate::cuda::driver::{Copy2d, UNIFIED};
+use super::rendezvous::{Failure, RendezvousMap};
+use crate::cuda::driver::{Copy2d, CopyEnd};
 use crate::cuda::{Error, Event, Opaque, Result, Stream};
 use core::ffi::c_void;
-use core::ptr::{null, null_mut};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What makes the threads of one exchange meet: the run, and the GPUs in the order of their blocks.
+/// Key of a rendezvous: run and group of GPUs.
 type Key = (i64, Vec<i32>);
-/// Where a GPU wants what is sent to it, and from when on.
-type Arrival = Result<(usize, Event)>;
-/// When each piece that a GPU sends is where it belongs: what went to others, what stayed.
+/// Address of a GPU's receive buffer, and the event after which peers may write to it.
+type ReceiveBuffer = Result<(usize, Event)>;
+/// Events after which each piece of a GPU has been sent: to peers, to itself.
 pub(super) type Sent = Result<Vec<[Event; 2]>>;
 
-/// Where the threads of the GPUs meet.
+/// The two rendezvous of each exchange.
 #[derive(Debug)]
-pub struct Hall {
-    arrivals: Meetings<Key, Arrival>,
-    departures: Meetings<Key, Sent>,
+pub struct Rendezvous {
+    receive_buffers: RendezvousMap<Key, ReceiveBuffer>,
+    sent: RendezvousMap<Key, Sent>,
 }
 
-impl Hall {
-    /// A place where threads wait so long for each other.
+impl Rendezvous {
+    /// Creates a rendezvous; `timeout` bounds the wait of each participant.
     #[must_use]
-    pub fn new(patience: Duration) -> Self {
-        Self { arrivals: Meetings::new(patience), departures: Meetings::new(patience) }
+    pub fn new(timeout: Duration) -> Self {
+        Self { receive_buffers: RendezvousMap::new(timeout), sent: RendezvousMap::new(timeout) }
     }
 
-    /// The outcome of a call; where it is a failure, the others are not to wait for this thread in the rest of the run.
-    pub(super) fn told<T>(&self, party: &Party, outcome: Result<T>) -> Result<T> {
+    /// Returns the outcome of a call. After a failure, aborts the run for the other participants.
+    pub(super) fn abort_on_error<T>(&self, participant: &Participant, outcome: Result<T>) -> Result<T> {
         if let Err(error) = &outcome {
-            let (key, why) = (party.key(), format!("on GPU {}: {error}", party.row[party.place]));
-            self.arrivals.give_up(&key, &why);
-            self.departures.give_up(&key, &why);
+            let (key, reason) = (participant.key(), format!("on GPU {}: {error}", participant.ordinal()));
+            self.receive_buffers.abort(&key, &reason);
+            self.sent.abort(&key, &reason);
         }
         outcome
     }
 }
 
-/// Who takes part in a call, and which of them this is.
+/// One GPU among those of a call.
 #[derive(Clone, Debug)]
-pub struct Party {
-    /// The run that the call belongs to.
-    pub run: i64,
-    /// Ordinals of the GPUs, in the order of their blocks.
-    pub row: Vec<i32>,
-    /// Which of them this is.
-    pub place: usize,
+pub struct Participant {
+    /// XLA's number of the run.
+    pub run_id: i64,
+    /// Ordinals of the GPUs by rank.
+    pub group: Vec<i32>,
+    /// Rank of this GPU in the group.
+    pub rank: usize,
     /// XLA's stream.
     pub stream: Opaque,
 }
 
-impl Party {
+impl Participant {
     fn key(&self) -> Key {
-        (self.run, self.row.clone())
+        (self.run_id, self.group.clone())
+    }
+
+    fn ordinal(&self) -> i32 {
+        self.group[self.rank]
     }
 }
 
-/// Rows of bytes that go from one memory to another.
+/// A copy of rows of bytes from one memory to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rows {
-    /// Where they begin, here and there.
+    /// Offsets of the first row in source and destination.
     pub offsets: [usize; 2],
-    /// From one row to the next, here and there.
+    /// Distances of rows in source and destination.
     pub pitches: [usize; 2],
     /// Bytes of a row.
     pub width: usize,
@@ -74,7 +77,7 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// The same from the other end.
+    /// The copy in the opposite direction.
     #[must_use]
     pub fn reversed(self) -> Self {
         let ([a, b], [c, d]) = (self.offsets, self.pitches);
@@ -83,111 +86,99 @@ impl Rows {
 
     fn copy(&self, from: usize, to: usize) -> Copy2d {
         Copy2d {
-            src_x: 0,
-            src_y: 0,
-            src_kind: UNIFIED,
-            src_host: null(),
-            src: (from + self.offsets[0]) as u64,
-            src_array: null_mut(),
-            src_pitch: self.pitches[0],
-            dst_x: 0,
-            dst_y: 0,
-            dst_kind: UNIFIED,
-            dst_host: null_mut(),
-            dst: (to + self.offsets[1]) as u64,
-            dst_array: null_mut(),
-            dst_pitch: self.pitches[1],
+            src: CopyEnd::new(from + self.offsets[0], self.pitches[0]),
+            dst: CopyEnd::new(to + self.offsets[1], self.pitches[1]),
             width: self.width,
             height: self.height,
         }
     }
 }
 
-/// What a GPU has begun: from when on others may write to it, and when each piece is there to be sent; the last event holds
-/// for the pieces that follow.
-pub(super) type Begun = Result<(Event, Vec<Event>)>;
+/// Events after which peers may write to the receive buffer, and after which each piece can be sent. The last event also
+/// applies to all further pieces.
+pub(super) type SendReady = Result<(Event, Vec<Event>)>;
 
 /// The exchange of one GPU with others.
 pub(super) struct Exchange<'a> {
     pub(super) node: &'a Node,
-    pub(super) hall: &'a Hall,
-    pub(super) party: &'a Party,
+    pub(super) rendezvous: &'a Rendezvous,
+    pub(super) participant: &'a Participant,
 }
 
 impl Exchange<'_> {
     /// XLA's stream.
     pub(super) fn stream(&self) -> Stream {
-        self.node.stream(self.party.stream)
+        self.node.stream(self.participant.stream)
     }
 
-    /// Both meetings, and the copies between them. `pieces[i]` are the rows of piece `i` that go to each GPU.
+    /// Exchanges pieces between all GPUs of the group. `pieces[i]` lists the destination rank and the rows of piece `i`.
     ///
     /// # Safety
-    /// `outgoing` holds what is sent; `incoming` is as large as what all send here.
-    pub(super) unsafe fn trade(
+    /// `send_buffer` and `receive_buffer` are device memory that contains all rows.
+    pub(super) unsafe fn all_to_all(
         &self,
-        outgoing: *mut c_void,
-        incoming: *mut c_void,
-        begun: Begun,
+        send_buffer: *mut c_void,
+        receive_buffer: *mut c_void,
+        ready: SendReady,
         pieces: &[Vec<(usize, Rows)>],
     ) -> Result<Arc<[Sent]>> {
-        let (brings, done) = match begun {
-            Ok((ready, done)) => (Ok((incoming as usize, ready)), done),
+        let (own, done) = match ready {
+            Ok((free, done)) => (Ok((receive_buffer as usize, free)), done),
             Err(error) => (Err(error), Vec::new()),
         };
-        let arrivals = self.meet(&self.hall.arrivals, brings)?;
-        let arrivals = self.successes(&arrivals)?;
+        let receive_buffers = self.join(&self.rendezvous.receive_buffers, own)?;
+        let receive_buffers = self.successes(&receive_buffers)?;
         // SAFETY: by contract.
-        let sent = unsafe { self.send(outgoing, &arrivals, &done, pieces) };
+        let sent = unsafe { self.send(send_buffer, &receive_buffers, &done, pieces) };
         if sent.is_err() {
             self.finish_copies();
         }
-        let sent = self.meet(&self.hall.departures, sent).inspect_err(|_| self.finish_copies())?;
+        let sent = self.join(&self.rendezvous.sent, sent).inspect_err(|_| self.finish_copies())?;
         if let Err(error) = self.successes(&sent) {
-            // XLA takes memory back in the order of its stream, which others may still write to.
+            // XLA reuses memory in stream order, while peers may still write to it.
             self.wait_for(&sent, None)?;
             return Err(error);
         }
         Ok(sent)
     }
 
-    /// Has XLA's stream wait until a piece, or by default the last one, is here from all that sent it, and has gone.
+    /// Makes XLA's stream wait until all GPUs have sent a piece, by default the last one.
     pub(super) fn wait_for(&self, sent: &[Sent], piece: Option<usize>) -> Result<()> {
         let stream = self.stream();
-        for (place, pieces) in sent.iter().enumerate() {
+        for (rank, pieces) in sent.iter().enumerate() {
             let Ok(pieces) = pieces else { continue };
             let Some([remote, local]) = piece.map_or_else(|| pieces.last(), |piece| pieces.get(piece)) else {
                 continue;
             };
             stream.wait(remote)?;
-            if place == self.party.place {
+            if rank == self.participant.rank {
                 stream.wait(local)?;
             }
         }
         Ok(())
     }
 
-    /// After a failure: memory of others may be gone once they hear of it.
+    /// Waits for the copies of this GPU. After a failure, peers may free their memory as soon as they are notified.
     fn finish_copies(&self) {
-        // A stream that has failed does nothing any more.
+        // A failed stream runs no further work.
         let _ = self.node.remote.finish();
         let _ = self.node.local.finish();
     }
 
     /// # Safety
-    /// As for [`Self::trade`].
+    /// As for [`Self::all_to_all`].
     unsafe fn send(
         &self,
-        outgoing: *mut c_void,
-        arrivals: &[&(usize, Event)],
+        send_buffer: *mut c_void,
+        receive_buffers: &[&(usize, Event)],
         done: &[Event],
         pieces: &[Vec<(usize, Rows)>],
     ) -> Sent {
         let Node { remote, local, .. } = self.node;
-        // Here there is room once the first piece is done: XLA's stream does one thing after the other.
-        for (place, (_, ready)) in arrivals.iter().enumerate() {
-            if place != self.party.place {
-                remote.wait(ready)?;
+        // This GPU's own buffer is free once its first piece is done: XLA's stream is sequential.
+        for (rank, (_, free)) in receive_buffers.iter().enumerate() {
+            if rank != self.participant.rank {
+                remote.wait(free)?;
             }
         }
         let mut sent = Vec::new();
@@ -197,37 +188,36 @@ impl Exchange<'_> {
                 local.wait(done)?;
             }
             for (to, rows) in rows {
-                let (incoming, _) = arrivals[*to];
-                let stream = if *to == self.party.place { local } else { remote };
+                let (receive_buffer, _) = receive_buffers[*to];
+                let stream = if *to == self.participant.rank { local } else { remote };
                 // SAFETY: by contract.
-                unsafe { stream.copy(&rows.copy(outgoing as usize, *incoming)) }?;
+                unsafe { stream.copy(&rows.copy(send_buffer as usize, *receive_buffer)) }?;
             }
             sent.push([remote.record()?, local.record()?]);
         }
         Ok(sent)
     }
 
-    /// What all bring to a meeting.
-    fn meet<T>(&self, meetings: &Meetings<Key, Result<T>>, brings: Result<T>) -> Result<Arc<[Result<T>]>> {
-        let Party { row, place, .. } = self.party;
-        let (own, size) = (brings.as_ref().err().cloned(), row.len());
-        meetings.meet(&self.party.key(), *place, size, brings).map_err(|absence| match (own, absence) {
+    /// Values of all GPUs by rank.
+    fn join<T>(&self, map: &RendezvousMap<Key, Result<T>>, value: Result<T>) -> Result<Arc<[Result<T>]>> {
+        let Participant { group, rank, .. } = self.participant;
+        let (own, size) = (value.as_ref().err().cloned(), group.len());
+        map.join(&self.participant.key(), *rank, size, value).map_err(|failure| match (own, failure) {
             (Some(error), _) => error,
-            (None, Absence::GivenUp(why)) => Error(why),
-            (None, Absence::Late(came)) => {
-                let what = format!("{came} of the {size} GPUs {row:?} came to exchange data");
+            (None, Failure::Aborted(reason)) => Error(reason),
+            (None, Failure::Timeout(joined)) => {
+                let what = format!("timeout: {joined} of the {size} GPUs {group:?} joined the exchange");
                 Error(format!("{what}; the others run another program, or failed"))
             }
         })
     }
 
-    /// What all brought, or the first failure among them.
+    /// Values of all GPUs, or the first failure among them.
     fn successes<'t, T>(&self, all: &'t [Result<T>]) -> Result<Vec<&'t T>> {
-        let Party { row, place, .. } = self.party;
-        let own = row[*place];
-        let each = row.iter().zip(all).map(|(&ordinal, brought)| {
-            let there = |error: &Error| Error(format!("on GPU {ordinal}: {error}"));
-            brought.as_ref().map_err(|error| if ordinal == own { error.clone() } else { there(error) })
+        let own = self.participant.ordinal();
+        let each = self.participant.group.iter().zip(all).map(|(&ordinal, value)| {
+            let remote = |error: &Error| Error(format!("on GPU {ordinal}: {error}"));
+            value.as_ref().map_err(|error| if ordinal == own { error.clone() } else { remote(error) })
         });
         each.collect()
     }

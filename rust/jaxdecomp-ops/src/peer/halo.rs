@@ -1,35 +1,34 @@
-//! Halos of blocks that are divided along their first axis.
+//! Halos of blocks divided along their first axis.
 
-use super::exchange::{Exchange, Hall, Party, Rows};
+use super::exchange::{Exchange, Participant, Rendezvous, Rows};
 use super::node::Node;
 use crate::cuda::Result;
 use core::ffi::c_void;
 
-/// Blocks of planes that follow each other in memory.
+/// Blocks of planes, consecutive in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Planes {
     /// Number of blocks.
     pub batch: usize,
-    /// Planes of a block, without halos.
+    /// Number of planes of a block without halos.
     pub count: usize,
-    /// Planes of a halo, on each side; no more than those of a block.
+    /// Number of planes of a halo on each side, at most `count`.
     pub halo: usize,
     /// Bytes of a plane.
     pub bytes: usize,
 }
 
-/// What is done with the halos.
+/// Kind of exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// Blocks get halos: the result is padded.
+    /// Fills halos: the result is padded.
     Pad,
-    /// Operand and result are pairs of edges, below and above; those above go to the next GPU's below, and the other way
-    /// round.
+    /// Swaps edges: the lower edge of a block becomes the upper edge of the result on the GPU below, and vice versa.
     Swap,
 }
 
 impl Planes {
-    /// Planes of a block of the operand and of the result.
+    /// Number of planes of a block of the operand and of the result.
     #[must_use]
     pub fn extents(&self, purpose: Purpose) -> [usize; 2] {
         match purpose {
@@ -38,23 +37,23 @@ impl Planes {
         }
     }
 
-    /// So many planes of each block, from one place in the operand to one in the result.
+    /// Copies of `planes` planes of each block, between plane indices in operand and result.
     fn rows(&self, purpose: Purpose, planes: usize, from: usize, to: usize) -> impl Iterator<Item = Rows> {
         let ([before, after], bytes) = (self.extents(purpose), self.bytes);
-        // A block may be longer than the pitch of rows may be.
+        // One copy for each block: a block may exceed the largest pitch.
         (0..self.batch).map(move |mesh| {
             let offsets = [(mesh * before + from) * bytes, (mesh * after + to) * bytes];
             Rows { offsets, pitches: [planes * bytes; 2], width: planes * bytes, height: 1 }
         })
     }
 
-    /// What goes to the GPU below, to the one above, and what stays.
-    fn routes(&self, purpose: Purpose, party: &Party) -> Vec<(usize, Rows)> {
-        let (parts, halo, count) = (party.row.len(), self.halo, self.count);
-        let (below, above) = ((party.place + parts - 1) % parts, (party.place + 1) % parts);
+    /// Destination ranks and rows of all copies.
+    fn routes(&self, purpose: Purpose, participant: &Participant) -> Vec<(usize, Rows)> {
+        let (num_shards, rank, halo, count) = (participant.group.len(), participant.rank, self.halo, self.count);
+        let (below, above) = ((rank + num_shards - 1) % num_shards, (rank + 1) % num_shards);
         let routes = match purpose {
             Purpose::Pad => {
-                vec![(above, halo, count - halo, 0), (below, halo, 0, halo + count), (party.place, count, 0, halo)]
+                vec![(above, halo, count - halo, 0), (below, halo, 0, halo + count), (rank, count, 0, halo)]
             }
             Purpose::Swap => vec![(above, halo, halo, 0), (below, halo, 0, halo)],
         };
@@ -63,30 +62,31 @@ impl Planes {
     }
 }
 
-/// Fills halos, or exchanges edges.
+/// Fills halos or swaps edges.
 ///
 /// # Safety
-/// `input` and `output` are memory of the GPU `party.row[party.place]`, of the extents of `planes`.
+/// `input` and `output` are memory of the participant's GPU, with the extents of `planes`.
 ///
 /// # Errors
-/// What failed on this GPU or on another, or who did not come; the result is then arbitrary.
+/// The failure of this GPU or of a peer, or a timeout; the result is then undefined.
 pub unsafe fn exchange_planes(
     node: &Node,
-    hall: &Hall,
-    party: &Party,
+    rendezvous: &Rendezvous,
+    participant: &Participant,
     (planes, purpose): (&Planes, Purpose),
     input: *const c_void,
     output: *mut c_void,
 ) -> Result<()> {
-    let exchange = Exchange { node, hall, party };
+    let exchange = Exchange { node, rendezvous, participant };
     let begin = || {
         node.enter()?;
-        node.reach(&party.row)?;
+        node.enable_peer_access(&participant.group)?;
         let stream = exchange.stream();
-        // What others may write to is free once the operand is there: XLA's stream does one thing after the other.
+        // The receive buffer is free once the operand is present: XLA's stream is sequential.
         Ok((stream.record()?, vec![stream.record()?]))
     };
     // SAFETY: by contract.
-    let sent = unsafe { exchange.trade(input.cast_mut(), output, begin(), &[planes.routes(purpose, party)]) };
-    hall.told(party, sent.and_then(|sent| exchange.wait_for(&sent, None)))
+    let sent =
+        unsafe { exchange.all_to_all(input.cast_mut(), output, begin(), &[planes.routes(purpose, participant)]) };
+    rendezvous.abort_on_error(participant, sent.and_then(|sent| exchange.wait_for(&sent, None)))
 }

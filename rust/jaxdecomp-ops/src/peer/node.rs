@@ -1,4 +1,4 @@
-//! One GPU and what it keeps from call to call.
+//! One GPU with its plans and streams.
 
 use crate::cuda::cufft::{Cufft, Kind, Layout, Plan};
 use crate::cuda::driver::{Driver, Streams};
@@ -6,7 +6,7 @@ use crate::cuda::{Device, Opaque, Result, Stream};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// NVIDIA's libraries.
+/// Functions of NVIDIA's libraries.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "named as the libraries")]
 pub struct Libraries {
@@ -15,20 +15,21 @@ pub struct Libraries {
     pub fft: Cufft,
 }
 
-/// A plan, used by one thread at a time.
-pub(super) type Shared = Arc<Mutex<Plan>>;
+/// A plan that one thread uses at a time.
+pub(super) type SharedPlan = Arc<Mutex<Plan>>;
 
-/// One GPU: its plans, and the streams of its copies.
+/// One GPU with its plans and the streams of its copies.
 #[derive(Debug)]
 pub struct Node {
     libraries: Libraries,
     device: Device,
-    /// What goes to other GPUs, one after the other: several streams would fight over the links.
+    /// Stream of copies to peers. Several streams would compete for the links.
     pub(super) remote: Stream,
-    /// What stays on this one.
+    /// Stream of copies within the GPU.
     pub(super) local: Stream,
-    plans: Mutex<BTreeMap<(Kind, bool, Layout), Shared>>,
-    reached: Mutex<BTreeSet<i32>>,
+    plans: Mutex<BTreeMap<(Kind, bool, Layout), SharedPlan>>,
+    /// Ordinals of the peers to which access is enabled.
+    peers: Mutex<BTreeSet<i32>>,
 }
 
 impl Node {
@@ -41,35 +42,35 @@ impl Node {
         device.enter()?;
         let stream = || Stream::new(libraries.driver, libraries.streams);
         let (remote, local) = (stream()?, stream()?);
-        let reached = Mutex::new(BTreeSet::from([ordinal]));
-        Ok(Self { libraries, device, remote, local, plans: Mutex::default(), reached })
+        let peers = Mutex::new(BTreeSet::from([ordinal]));
+        Ok(Self { libraries, device, remote, local, plans: Mutex::default(), peers })
     }
 
-    /// Makes the GPU the calling thread's.
+    /// Makes the GPU current on the calling thread.
     pub(super) fn enter(&self) -> Result<()> {
         self.device.enter()
     }
 
-    /// Lets the GPU, which has been entered, write into the memory of others.
-    pub(super) fn reach(&self, ordinals: &[i32]) -> Result<()> {
-        let mut reached = lock(&self.reached);
+    /// Enables access of the current GPU to the memory of peers.
+    pub(super) fn enable_peer_access(&self, ordinals: &[i32]) -> Result<()> {
+        let mut peers = lock(&self.peers);
         for &ordinal in ordinals {
-            if !reached.contains(&ordinal) {
+            if !peers.contains(&ordinal) {
                 let other = Device::new(self.libraries.driver, ordinal)?;
-                self.device.reach(&self.libraries.streams, &other)?;
-                reached.insert(ordinal);
+                self.device.enable_peer_access(&self.libraries.streams, &other)?;
+                peers.insert(ordinal);
             }
         }
         Ok(())
     }
 
-    /// A stream of XLA's.
+    /// Wraps a stream of XLA.
     pub(super) fn stream(&self, raw: Opaque) -> Stream {
         Stream::wrap(self.libraries.driver, self.libraries.streams, raw)
     }
 
-    /// The plan of a layout, made once.
-    pub(super) fn plan(&self, kind: Kind, double: bool, layout: Layout) -> Result<Shared> {
+    /// Plan of a layout, created once.
+    pub(super) fn plan(&self, kind: Kind, double: bool, layout: Layout) -> Result<SharedPlan> {
         let mut plans = lock(&self.plans);
         let key = (kind, double, layout);
         if let Some(plan) = plans.get(&key) {

@@ -1,26 +1,26 @@
-//! The passes of cuFFT over the slabs of one GPU.
+//! Passes of cuFFT over the slabs of one GPU.
 
-use super::node::{Node, Shared, lock};
+use super::job::Job;
+use super::node::{Node, SharedPlan, lock};
 use super::slabs::Slabs;
-use super::transform::Job;
 use crate::cuda::cufft::{Kind, Layout};
 use crate::cuda::{Result, Stream};
 use core::ffi::c_void;
 use core::ptr::null_mut;
 
-/// The passes over the data of one GPU.
+/// Plans and parameters of the passes.
 pub(super) struct Passes<'a> {
     pub(super) slabs: &'a Slabs,
     pub(super) stream: Stream,
-    /// Which slab is here.
-    pub(super) place: usize,
+    /// Index of the slab on this GPU.
+    pub(super) rank: usize,
     pub(super) inverse: bool,
     sign: i64,
     work: *mut c_void,
-    /// Along y and z, some planes at a time.
-    planes: Shared,
-    /// Along x, some lines at a time; none where that is left to the caller.
-    lines: Option<Shared>,
+    /// Transform along y and z of one piece.
+    planes: SharedPlan,
+    /// Transform along x of one band; none if left to the caller.
+    lines: Option<SharedPlan>,
 }
 
 impl<'a> Passes<'a> {
@@ -31,7 +31,7 @@ impl<'a> Passes<'a> {
         memory: impl FnOnce(usize) -> Result<*mut c_void>,
     ) -> Result<Self> {
         node.enter()?;
-        node.reach(&job.party.row)?;
+        node.enable_peer_access(&job.participant.group)?;
         let [_, ny, nz] = slabs.field_block();
         let nk = slabs.shape[2];
         let (field, spectrum) = (ny * nz, ny * nk);
@@ -47,30 +47,30 @@ impl<'a> Passes<'a> {
             [Some(&planes), lines.as_ref()].into_iter().flatten().map(|plan| lock(plan).work_bytes()).max();
         let work_bytes = work_bytes.unwrap_or(0);
         let work = if work_bytes > 0 { memory(work_bytes)? } else { null_mut() };
-        let (stream, place) = (node.stream(job.party.stream), job.party.place);
-        Ok(Self { slabs, stream, place, inverse: job.inverse, sign: job.sign, work, planes, lines })
+        let (stream, rank) = (node.stream(job.participant.stream), job.participant.rank);
+        Ok(Self { slabs, stream, rank, inverse: job.inverse, sign: job.sign, work, planes, lines })
     }
 
-    /// Along y and z, of the planes of one piece.
+    /// Transforms the planes of one piece along y and z.
     ///
     /// # Safety
-    /// `from` and `to` are slabs along x.
+    /// `from` and `to` are slabs divided along x.
     pub(super) unsafe fn piece(&self, piece: i64, from: *mut c_void, to: *mut c_void) -> Result<()> {
         let [_, ny, nz] = self.slabs.field_block();
         let values = (piece * self.slabs.planes() * ny) as usize;
         let field = values * nz as usize * self.slabs.field_item();
         let spectrum = values * self.slabs.shape[2] as usize * self.slabs.item();
         let (before, after) = if self.inverse { (spectrum, field) } else { (field, spectrum) };
-        // SAFETY: by contract; `lock` keeps other threads off.
+        // SAFETY: by contract; the lock excludes other threads.
         unsafe {
             lock(&self.planes).run(self.stream.raw(), self.work, offset(from, before), offset(to, after), self.sign)
         }
     }
 
-    /// Along x, one band; nothing where that is left to the caller, and the slabs then are the same.
+    /// Transforms one band along x, unless that is left to the caller (`from` and `to` are then the same).
     ///
     /// # Safety
-    /// `from` and `to` are slabs along y.
+    /// `from` and `to` are slabs divided along y.
     pub(super) unsafe fn band(&self, band: i64, from: *mut c_void, to: *mut c_void) -> Result<()> {
         let Some(lines) = &self.lines else { return Ok(()) };
         let start = (band * self.slabs.lines() * self.slabs.shape[2]) as usize * self.slabs.item();
@@ -79,7 +79,7 @@ impl<'a> Passes<'a> {
         unsafe { lock(lines).run(self.stream.raw(), self.work, from, to, self.sign) }
     }
 
-    /// Along x.
+    /// Transforms all bands along x.
     ///
     /// # Safety
     /// As for [`Self::band`].
@@ -89,8 +89,8 @@ impl<'a> Passes<'a> {
     }
 }
 
-/// Whether this GPU transforms along x fast, where the values of a line lie far apart: cuFFT does so in one or two passes
-/// for some lengths, and else in passes through a work area, with a tenth of the speed.
+/// Whether cuFFT's strided transform along x needs no work area. It takes one or two passes for such lengths; for others it
+/// reaches a tenth of the speed.
 ///
 /// # Errors
 /// cuFFT's own.
@@ -101,8 +101,8 @@ pub fn is_fast_along_x(node: &Node, slabs: &Slabs) -> Result<bool> {
     Ok(work_bytes == 0)
 }
 
-/// Transforms of one band.
-fn plan_along_x(node: &Node, slabs: &Slabs) -> Result<Shared> {
+/// Plan of the transform of one band.
+fn plan_along_x(node: &Node, slabs: &Slabs) -> Result<SharedPlan> {
     let [nx, lines, nk] = slabs.spectrum_block();
     let layout = Layout { dims: vec![nx], stride: lines * nk, distances: [1, 1], batch: slabs.lines() * nk };
     node.plan(Kind::C2C, slabs.double, layout)

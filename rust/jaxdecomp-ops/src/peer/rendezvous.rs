@@ -1,4 +1,4 @@
-//! Where the threads that drive the devices of one run tell each other something.
+//! Rendezvous of the host threads that drive the devices of one run.
 
 use super::node::lock;
 use std::collections::HashMap;
@@ -6,106 +6,108 @@ use std::hash::Hash;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Meetings of threads that know each other by a key. Several meetings of one key follow upon each other.
+/// Rendezvous by key, each of which exchanges one value for each rank. A key can be used repeatedly.
 #[derive(Debug)]
-pub(super) struct Meetings<K, T> {
+pub(super) struct RendezvousMap<K, T> {
     state: Mutex<State<K, T>>,
     changed: Condvar,
-    patience: Duration,
+    timeout: Duration,
 }
 
 #[derive(Debug)]
 struct State<K, T> {
-    rounds: HashMap<K, Round<T>>,
-    /// Keys of which a thread won't come again, and why.
-    given_up: HashMap<K, String>,
+    pending: HashMap<K, Pending<T>>,
+    /// Keys of aborted runs, with the reason.
+    aborted: HashMap<K, String>,
 }
 
 type Guard<'a, K, T> = MutexGuard<'a, State<K, T>>;
 
 #[derive(Debug)]
-struct Round<T> {
-    brought: Vec<Option<T>>,
-    /// What all brought, once all are there.
-    shared: Option<Arc<[T]>>,
-    gone: usize,
+struct Pending<T> {
+    /// Values of the ranks that have joined.
+    values: Vec<Option<T>>,
+    /// Values of all ranks, once all have joined.
+    result: Option<Arc<[T]>>,
+    /// Number of ranks that have received the result.
+    released: usize,
 }
 
-/// Why a meeting did not take place.
+/// Reason why a rendezvous did not complete.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Absence {
-    /// So many came in time.
-    Late(usize),
-    /// A thread said that it won't come, and why.
-    GivenUp(String),
+pub(super) enum Failure {
+    /// Only this number of participants joined in time.
+    Timeout(usize),
+    /// A participant aborted the run, with its reason.
+    Aborted(String),
 }
 
-impl<K: Clone + Eq + Hash, T> Meetings<K, T> {
-    /// Meetings for which each thread waits so long.
-    pub(super) fn new(patience: Duration) -> Self {
-        let state = Mutex::new(State { rounds: HashMap::new(), given_up: HashMap::new() });
-        Self { state, changed: Condvar::new(), patience }
+impl<K: Clone + Eq + Hash, T> RendezvousMap<K, T> {
+    /// Creates an empty map; `timeout` bounds the wait of each participant.
+    pub(super) fn new(timeout: Duration) -> Self {
+        let state = Mutex::new(State { pending: HashMap::new(), aborted: HashMap::new() });
+        Self { state, changed: Condvar::new(), timeout }
     }
 
-    /// Waits for all `size` threads, each of which has a place and brings something; what they bring, by place.
-    pub(super) fn meet(&self, key: &K, place: usize, size: usize, brings: T) -> Result<Arc<[T]>, Absence> {
-        assert!(place < size, "place {place} of {size}");
-        let deadline = Instant::now() + self.patience;
+    /// Waits until all ranks below `size` have joined with a value; returns the values by rank.
+    pub(super) fn join(&self, key: &K, rank: usize, size: usize, value: T) -> Result<Arc<[T]>, Failure> {
+        assert!(rank < size, "rank {rank} of {size}");
+        let deadline = Instant::now() + self.timeout;
         let mut state = lock(&self.state);
-        // The one before is over when its last thread is gone.
-        while state.rounds.get(key).is_some_and(|round| round.shared.is_some() || round.brought[place].is_some()) {
-            state = self.wait(state, deadline).map_err(|_| Absence::Late(0))?;
+        // The previous rendezvous of this key ends when its last rank has received the result.
+        while state.pending.get(key).is_some_and(|it| it.result.is_some() || it.values[rank].is_some()) {
+            state = self.wait(state, deadline).map_err(|_| Failure::Timeout(0))?;
         }
-        let fresh = || Round { brought: (0..size).map(|_| None).collect(), shared: None, gone: 0 };
-        let round = state.rounds.entry(key.clone()).or_insert_with(fresh);
-        round.brought[place] = Some(brings);
-        if round.brought.iter().all(Option::is_some) {
-            round.shared = Some(round.brought.iter_mut().filter_map(Option::take).collect());
+        let empty = || Pending { values: (0..size).map(|_| None).collect(), result: None, released: 0 };
+        let pending = state.pending.entry(key.clone()).or_insert_with(empty);
+        pending.values[rank] = Some(value);
+        if pending.values.iter().all(Option::is_some) {
+            pending.result = Some(pending.values.iter_mut().filter_map(Option::take).collect());
             self.changed.notify_all();
         }
         loop {
-            let Some(round) = state.rounds.get_mut(key) else { return Err(Absence::Late(0)) };
-            if let Some(shared) = round.shared.clone() {
-                round.gone += 1;
-                if round.gone == size {
-                    state.rounds.remove(key);
+            let Some(pending) = state.pending.get_mut(key) else { return Err(Failure::Timeout(0)) };
+            if let Some(result) = pending.result.clone() {
+                pending.released += 1;
+                if pending.released == size {
+                    state.pending.remove(key);
                     self.changed.notify_all();
                 }
-                return Ok(shared);
+                return Ok(result);
             }
-            let came = round.brought.iter().flatten().count();
-            if let Some(why) = state.given_up.get(key).cloned() {
-                self.leave(&mut state, key, place);
-                return Err(Absence::GivenUp(why));
+            let joined = pending.values.iter().flatten().count();
+            if let Some(reason) = state.aborted.get(key).cloned() {
+                self.withdraw(&mut state, key, rank);
+                return Err(Failure::Aborted(reason));
             }
             state = match self.wait(state, deadline) {
                 Ok(state) => state,
                 Err(mut state) => {
-                    self.leave(&mut state, key, place);
-                    return Err(Absence::Late(came));
+                    self.withdraw(&mut state, key, rank);
+                    return Err(Failure::Timeout(joined));
                 }
             };
         }
     }
 
-    /// Tells those that wait by this key, now or later, that a thread won't come any more.
-    pub(super) fn give_up(&self, key: &K, why: &str) {
-        lock(&self.state).given_up.entry(key.clone()).or_insert_with(|| why.to_owned());
+    /// Fails present and later rendezvous of this key.
+    pub(super) fn abort(&self, key: &K, reason: &str) {
+        lock(&self.state).aborted.entry(key.clone()).or_insert_with(|| reason.to_owned());
         self.changed.notify_all();
     }
 
-    /// Takes back what was brought; the last to do so ends the round.
-    fn leave(&self, state: &mut State<K, T>, key: &K, place: usize) {
-        if let Some(round) = state.rounds.get_mut(key) {
-            round.brought[place] = None;
-            if round.brought.iter().all(Option::is_none) {
-                state.rounds.remove(key);
+    /// Removes the value of a rank, and the rendezvous if no value is left.
+    fn withdraw(&self, state: &mut State<K, T>, key: &K, rank: usize) {
+        if let Some(pending) = state.pending.get_mut(key) {
+            pending.values[rank] = None;
+            if pending.values.iter().all(Option::is_none) {
+                state.pending.remove(key);
             }
             self.changed.notify_all();
         }
     }
 
-    /// Waits for a change; the state alone once the time is over.
+    /// Waits for a change; fails after the deadline.
     fn wait<'a>(&self, state: Guard<'a, K, T>, deadline: Instant) -> Result<Guard<'a, K, T>, Guard<'a, K, T>> {
         match deadline.checked_duration_since(Instant::now()) {
             Some(left) => Ok(self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0),
@@ -116,63 +118,61 @@ impl<K: Clone + Eq + Hash, T> Meetings<K, T> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Absence, Meetings};
+    use super::{Failure, RendezvousMap};
     use std::thread;
     use std::time::Duration;
 
     #[test]
-    fn everyone_hears_what_all_brought_round_after_round() {
-        let meetings = Meetings::new(Duration::from_secs(60));
+    fn every_rank_receives_all_values_repeatedly() {
+        let map = RendezvousMap::new(Duration::from_secs(60));
         thread::scope(|scope| {
-            for place in 0..4_usize {
-                let meetings = &meetings;
+            for rank in 0..4_usize {
+                let map = &map;
                 scope.spawn(move || {
                     for round in 0..500_usize {
-                        let heard = meetings.meet(&"run", place, 4, round * 10 + place).expect("all come");
-                        assert_eq!(*heard, [0, 1, 2, 3].map(|other| round * 10 + other));
+                        let values = map.join(&"run", rank, 4, round * 10 + rank).expect("all ranks join");
+                        assert_eq!(*values, [0, 1, 2, 3].map(|other| round * 10 + other));
                     }
                 });
             }
         });
-        assert!(meetings.state.lock().expect("no panic").rounds.is_empty());
+        assert!(map.state.lock().expect("no panic").pending.is_empty());
     }
 
     #[test]
-    fn runs_do_not_meet_each_other() {
-        let meetings = Meetings::new(Duration::from_secs(60));
+    fn runs_are_independent() {
+        let map = RendezvousMap::new(Duration::from_secs(60));
         thread::scope(|scope| {
             for run in 0..8_usize {
-                for place in 0..2 {
-                    let meetings = &meetings;
-                    scope.spawn(move || assert_eq!(*meetings.meet(&run, place, 2, run).expect("both come"), [run; 2]));
+                for rank in 0..2 {
+                    let map = &map;
+                    scope.spawn(move || assert_eq!(*map.join(&run, rank, 2, run).expect("both join"), [run; 2]));
                 }
             }
         });
     }
 
     #[test]
-    fn who_waits_in_vain_is_told() {
-        let meetings = Meetings::new(Duration::from_millis(20));
-        assert_eq!(meetings.meet(&(), 1, 3, ()), Err(Absence::Late(1)));
-        assert_eq!(meetings.meet(&(), 1, 3, ()), Err(Absence::Late(1)), "the place is free again");
-        let counts = thread::scope(|scope| {
-            let meetings = &meetings;
-            [0, 2]
-                .map(|place| scope.spawn(move || meetings.meet(&(), place, 3, ())))
-                .map(|t| t.join().expect("no panic"))
+    fn a_missing_rank_is_a_timeout() {
+        let map = RendezvousMap::new(Duration::from_millis(20));
+        assert_eq!(map.join(&(), 1, 3, ()), Err(Failure::Timeout(1)));
+        assert_eq!(map.join(&(), 1, 3, ()), Err(Failure::Timeout(1)), "the rank has withdrawn");
+        let outcomes = thread::scope(|scope| {
+            let map = &map;
+            [0, 2].map(|rank| scope.spawn(move || map.join(&(), rank, 3, ()))).map(|t| t.join().expect("no panic"))
         });
-        assert!(counts.contains(&Err(Absence::Late(2))), "{counts:?}");
+        assert!(outcomes.contains(&Err(Failure::Timeout(2))), "{outcomes:?}");
     }
 
     #[test]
-    fn who_gives_up_is_not_waited_for() {
-        let meetings = Meetings::new(Duration::from_secs(60));
+    fn an_abort_fails_present_and_later_participants() {
+        let map = RendezvousMap::new(Duration::from_secs(60));
         thread::scope(|scope| {
-            let waiting = scope.spawn(|| meetings.meet(&"run", 0, 2, ()));
-            meetings.give_up(&"run", "out of memory");
-            let absence = Err(Absence::GivenUp("out of memory".to_owned()));
-            assert_eq!(waiting.join().expect("no panic"), absence);
-            assert_eq!(meetings.meet(&"run", 0, 2, ()), absence, "nor later");
+            let waiting = scope.spawn(|| map.join(&"run", 0, 2, ()));
+            map.abort(&"run", "out of memory");
+            let failure = Err(Failure::Aborted("out of memory".to_owned()));
+            assert_eq!(waiting.join().expect("no panic"), failure);
+            assert_eq!(map.join(&"run", 0, 2, ()), failure);
         });
     }
 }

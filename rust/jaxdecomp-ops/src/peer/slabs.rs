@@ -1,61 +1,62 @@
-//! Where the pieces of a mesh lie that is divided into slabs: along x before the exchange, along y after it.
+//! Division of a mesh into slabs, along x before the exchange and along y after it, and of slabs into pieces.
 
-use super::Rows;
+use super::exchange::Rows;
 use xla_ffi::Dtype;
 
-/// A complex mesh of slabs, and the real one that it may be the spectrum of.
+/// A complex mesh divided into slabs, and the real mesh of which it may be the spectrum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slabs {
     /// Number of slabs.
-    pub parts: i64,
-    /// Extents of the whole mesh of complex values.
+    pub num_shards: i64,
+    /// Extents of the whole complex mesh.
     pub shape: [i64; 3],
-    /// Extent along z of the mesh of real values; none where both are complex.
+    /// Extent of the real mesh along z; none if both meshes are complex.
     pub real: Option<i64>,
-    /// Whether values are of double precision.
+    /// Whether values have double precision.
     pub double: bool,
-    /// Into how many pieces of planes a slab along x is cut, which are transformed and sent one after the other.
+    /// Number of pieces of planes of a slab along x, transformed and sent one at a time.
     pub pieces: i64,
-    /// Into how many pieces of lines a slab along y is cut, which are transformed along x one after the other.
+    /// Number of bands of lines of a slab along y, transformed along x one at a time.
     pub bands: i64,
 }
 
-/// Some planes of a slab along x, and the lines of them that go to one slab along y: where they begin, and how many.
+/// Values sent at a time: a range of planes, and a range of lines of the destination. Each is first index and count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// Planes, counted within the slab along x.
+    /// Planes relative to the slab along x.
     pub planes: [i64; 2],
-    /// Lines, counted within the slab along y.
+    /// Lines relative to the slab along y.
     pub lines: [i64; 2],
 }
 
-/// Transforms of more values than this go slower, and need a work area as large as their data.
+/// Largest number of values of a transform: cuFFT is slower beyond, and needs a work area as large as the data.
 const LARGEST_TRANSFORM: i64 = 1 << 30;
-/// Exchanges shorter than this are not worth to be begun early.
+/// Smallest exchange worth dividing [bytes].
 const SHORTEST_EXCHANGE: i64 = 64 << 20;
-/// Into how many pieces transform and exchange are cut, so that one hides the other.
+/// Number of pieces with which transform and exchange overlap.
 const PIECES: i64 = 4;
 
 impl Slabs {
-    /// Slabs along x and along y; `None` if the mesh doesn't divide.
+    /// Divides a mesh; `None` if its extents are not divisible.
     #[must_use]
-    pub fn new(parts: i64, shape: [i64; 3], real: Option<i64>, double: bool) -> Option<Self> {
-        let divides = parts > 0 && shape.iter().all(|&n| n > 0) && shape[0] % parts == 0 && shape[1] % parts == 0;
+    pub fn new(num_shards: i64, shape: [i64; 3], real: Option<i64>, double: bool) -> Option<Self> {
+        let divides =
+            num_shards > 0 && shape.iter().all(|&n| n > 0) && shape[0] % num_shards == 0 && shape[1] % num_shards == 0;
         let fits = real.is_none_or(|nz| nz > 0 && nz / 2 + 1 == shape[2]);
         if !(divides && fits) {
             return None;
         }
-        let slabs = Self { parts, shape, real, double, pieces: 1, bands: 1 };
+        let slabs = Self { num_shards, shape, real, double, pieces: 1, bands: 1 };
         let ([planes, ny, nz], lines) = (slabs.field_block(), slabs.spectrum_block()[1]);
         let bytes = slabs.values() * slabs.item() as i64;
-        let wanted = if parts == 1 { 1 } else { (bytes / SHORTEST_EXCHANGE).clamp(1, PIECES) };
-        // No more than are wanted, lest a prime number of planes be sent one by one.
+        let wanted = if num_shards == 1 { 1 } else { (bytes / SHORTEST_EXCHANGE).clamp(1, PIECES) };
+        // At most `wanted`: a prime number of planes must not be sent one by one.
         let cut = |n: i64, least: i64| {
             let hidden = (1..=wanted).rev().find(|d| n % d == 0).unwrap_or(1);
             hidden.max(divisor(n, least))
         };
         let pieces = cut(planes, transforms(planes * ny * nz));
-        // Real values must lie where a complex one could.
+        // Pieces of real values must be aligned like complex values.
         let aligned = real.is_none() || planes / pieces * ny * nz % 2 == 0;
         let pieces = if aligned { pieces } else { 1 };
         Some(Self { pieces, bands: cut(lines, transforms(slabs.values())), ..slabs })
@@ -73,7 +74,7 @@ impl Slabs {
         if self.real.is_some() { self.item() / 2 } else { self.item() }
     }
 
-    /// Type of complex values.
+    /// Type of the complex values.
     #[must_use]
     pub fn complex_dtype(&self) -> Dtype {
         if self.double { Dtype::C128 } else { Dtype::C64 }
@@ -89,44 +90,44 @@ impl Slabs {
         }
     }
 
-    /// Extents of a slab along x of the real mesh, or of the complex one where both are.
+    /// Extents of a slab along x.
     #[must_use]
     pub fn field_block(&self) -> [i64; 3] {
-        [self.shape[0] / self.parts, self.shape[1], self.real.unwrap_or(self.shape[2])]
+        [self.shape[0] / self.num_shards, self.shape[1], self.real.unwrap_or(self.shape[2])]
     }
 
     /// Extents of a slab along y of the complex mesh.
     #[must_use]
     pub fn spectrum_block(&self) -> [i64; 3] {
-        [self.shape[0], self.shape[1] / self.parts, self.shape[2]]
+        [self.shape[0], self.shape[1] / self.num_shards, self.shape[2]]
     }
 
-    /// Complex values of a slab.
+    /// Number of complex values of a slab.
     #[must_use]
     pub fn values(&self) -> i64 {
-        self.shape.iter().product::<i64>() / self.parts
+        self.shape.iter().product::<i64>() / self.num_shards
     }
 
-    /// Planes of a piece.
+    /// Number of planes of a piece.
     #[must_use]
     pub fn planes(&self) -> i64 {
         self.field_block()[0] / self.pieces
     }
 
-    /// Lines of a band.
+    /// Number of lines of a band.
     #[must_use]
     pub fn lines(&self) -> i64 {
         self.spectrum_block()[1] / self.bands
     }
 
-    /// How many pieces are sent band by band: the last ones on the way there, the first ones on the way back. The transform
-    /// along x thus goes on beside the exchange of half of the values, as that of the planes does beside the other half.
+    /// Number of pieces that are sent band by band: the last pieces forward, the first pieces of the inverse. The transform
+    /// along x thus overlaps with the exchange of half of the values, that of the planes with the other half.
     #[must_use]
     pub fn banded(&self) -> i64 {
         if self.bands > 1 { self.pieces / 2 } else { 0 }
     }
 
-    /// What is sent, one after the other.
+    /// Shares in the order in which they are sent.
     #[must_use]
     pub fn shares(&self, inverse: bool) -> Vec<Share> {
         let (planes, banded) = (self.planes(), self.banded());
@@ -145,16 +146,16 @@ impl Slabs {
         pieces(0..first).chain(bands(first)).collect()
     }
 
-    /// What slab `a` along x and slab `b` along y have in common, of a share.
+    /// Intersection of slab `a` along x and slab `b` along y within a share, as a copy from the former to the latter.
     #[must_use]
     pub fn common(&self, a: i64, b: i64, share: &Share) -> Rows {
         let [nx, ny, nk] = self.shape.map(|n| n as usize);
-        let (parts, a, b) = (self.parts as usize, a as usize, b as usize);
+        let (num_shards, a, b) = (self.num_shards as usize, a as usize, b as usize);
         let ([plane, planes], [first, lines]) = (share.planes.map(|n| n as usize), share.lines.map(|n| n as usize));
         let line = nk * self.item();
-        let (there, here) = (ny / parts * line, ny * line);
+        let (there, here) = (ny / num_shards * line, ny * line);
         Rows {
-            offsets: [plane * here + b * there + first * line, (a * (nx / parts) + plane) * there + first * line],
+            offsets: [plane * here + b * there + first * line, (a * (nx / num_shards) + plane) * there + first * line],
             pitches: [here, there],
             width: lines * line,
             height: planes,
@@ -162,7 +163,7 @@ impl Slabs {
     }
 }
 
-/// Into how many transforms so many values are to be cut.
+/// Smallest number of transforms for a number of values.
 fn transforms(values: i64) -> i64 {
     (values - 1) / LARGEST_TRANSFORM + 1
 }
@@ -179,24 +180,24 @@ mod tests {
     #[test]
     fn pieces_divide() {
         assert_eq!((divisor(256, 4), divisor(6, 4), divisor(7, 2), divisor(5, 9)), (4, 6, 7, 5));
-        let big = Slabs::new(4, [1024, 1024, 513], Some(1024), false).expect("it divides");
+        let big = Slabs::new(4, [1024, 1024, 513], Some(1024), false).expect("divisible");
         assert_eq!((big.planes(), big.lines()), (64, 64));
-        let small = Slabs::new(4, [64, 64, 33], Some(64), false).expect("it divides");
+        let small = Slabs::new(4, [64, 64, 33], Some(64), false).expect("divisible");
         assert_eq!((small.planes(), small.lines()), (16, 16));
-        let odd = Slabs::new(2, [1016, 510, 256], Some(511), true).expect("it divides");
+        let odd = Slabs::new(2, [1016, 510, 256], Some(511), true).expect("divisible");
         assert_eq!((odd.planes() * 510 * 511 % 2, odd.pieces > 1), (0, true));
-        let odder = Slabs::new(1, [2049, 1023, 512], Some(1023), false).expect("it divides");
+        let odder = Slabs::new(1, [2049, 1023, 512], Some(1023), false).expect("divisible");
         assert_eq!(odder.pieces, 1);
-        let prime = Slabs::new(2, [1018, 1018, 510], Some(1018), false).expect("it divides");
+        let prime = Slabs::new(2, [1018, 1018, 510], Some(1018), false).expect("divisible");
         assert_eq!(prime.pieces, 1, "509 planes");
-        let huge = Slabs::new(1, [2048, 2048, 1025], Some(2048), false).expect("it divides");
+        let huge = Slabs::new(1, [2048, 2048, 1025], Some(2048), false).expect("divisible");
         assert_eq!((huge.planes(), huge.lines()), (256, 256));
     }
 
     #[test]
-    fn shares_are_everything_once() {
+    fn shares_cover_every_value_once() {
         for (pieces, bands) in [(1, 1), (4, 1), (1, 2), (2, 2), (3, 2), (4, 4)] {
-            let slabs = Slabs::new(2, [24, 16, 5], Some(8), false).expect("it divides");
+            let slabs = Slabs::new(2, [24, 16, 5], Some(8), false).expect("divisible");
             let slabs = Slabs { pieces, bands, ..slabs };
             for inverse in [false, true] {
                 let mut times = [[0; 8]; 12];
@@ -211,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_divide_is_no_slab() {
+    fn indivisible_meshes_have_no_slabs() {
         assert_eq!(Slabs::new(4, [6, 8, 5], Some(8), false), None);
         assert_eq!(Slabs::new(4, [8, 6, 5], Some(8), false), None);
         assert_eq!(Slabs::new(2, [8, 8, 5], Some(10), false), None);

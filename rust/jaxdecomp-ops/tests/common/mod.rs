@@ -1,13 +1,14 @@
-//! Random cases, and the definition of both ops in the plainest form.
+//! Random cases, and both ops by definition.
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
 
-use jaxdecomp_ops::cpu::{Geometry, Mask, Real, Spec, Values, paint, read};
+use jaxdecomp_ops::cic::cpu::{Packed, Values, paint, read};
+use jaxdecomp_ops::cic::{Geometry, Mask, Real, Spec};
 use xla_ffi::Threads;
 
 pub const VALUE: Mask = [false; 3];
 
-/// A small generator of random numbers (splitmix64).
+/// Random numbers (splitmix64).
 pub struct Random(pub u64);
 
 impl Random {
@@ -37,7 +38,7 @@ impl Random {
     }
 }
 
-/// A lattice in a mesh, with displacements that stay in reach.
+/// A lattice in a mesh with valid displacements.
 #[derive(Clone, Debug)]
 pub struct Case<T> {
     pub spec: Spec,
@@ -46,33 +47,33 @@ pub struct Case<T> {
     pub disp: Vec<T>,
 }
 
-impl<T: Real> Case<T> {
-    /// Periodic, one particle a cell.
+impl<T: Packed> Case<T> {
+    /// Periodic case with one particle a cell.
     pub fn plain(side: usize, disp: Vec<T>) -> Self {
         let spec =
             Spec { spacing_num: [1; 3], spacing_den: [1; 3], origin: [0; 3], periodic: [true; 3], scale: [1.0; 3] };
         Self { spec, sites: [side; 3], cells: [side; 3], disp }
     }
 
-    /// Any shape, ratio and mix of periodic and padded axes; up to `reach` cells of displacement.
-    pub fn random(random: &mut Random, longest: [usize; 3], reach: usize) -> Self {
+    /// Case of random shape, spacing and periodicity; displacements of up to `max_disp` cells.
+    pub fn random(random: &mut Random, longest: [usize; 3], max_disp: usize) -> Self {
         let sites = longest.map(|longest| random.integer(1, longest));
         let num: [usize; 3] = std::array::from_fn(|_| random.integer(1, 3));
         let den: [usize; 3] = std::array::from_fn(|_| random.integer(1, 3));
         let periodic: [bool; 3] = std::array::from_fn(|_| random.coin());
         let cells = std::array::from_fn(|i| {
-            let padded = (sites[i] - 1) * num[i] / den[i] + 2 * reach + 3;
+            let padded = (sites[i] - 1) * num[i] / den[i] + 2 * max_disp + 3;
             if periodic[i] { random.integer(1, 12) } else { padded }
         });
         let scale = std::array::from_fn(|_| 1.25 + 0.75 * random.uniform());
         let spec = Spec {
             spacing_num: num.map(|n| n as i64),
             spacing_den: den.map(|n| n as i64),
-            origin: periodic.map(|periodic| if periodic { 0 } else { reach as i64 + 1 }),
+            origin: periodic.map(|periodic| if periodic { 0 } else { max_disp as i64 + 1 }),
             periodic,
             scale,
         };
-        let mut disp: Vec<T> = random.values(3 * sites.iter().product::<usize>(), reach as f64);
+        let mut disp: Vec<T> = random.values(3 * sites.iter().product::<usize>(), max_disp as f64);
         for (n, d) in disp.iter_mut().enumerate() {
             *d = T::from_f64(d.to_f64() / scale[n % 3]);
         }
@@ -101,7 +102,7 @@ impl<T: Real> Case<T> {
         self.read_values(masks, fields, Values::All, masks.len() * fields.len() / self.volume(), threads)
     }
 
-    /// Reads so many values a particle.
+    /// Reads `count` values for each particle.
     pub fn read_values(
         &self,
         masks: &[Mask],
@@ -115,7 +116,7 @@ impl<T: Real> Case<T> {
         out
     }
 
-    /// Cell and weight of the eight corners of a particle, by the definition.
+    /// Cell and weight of the eight corners of a particle by definition.
     pub fn corners(&self, particle: usize, mask: Mask) -> Vec<(usize, f64)> {
         let [_, py, pz] = self.sites;
         let site = [particle / (py * pz), particle / pz % py, particle % pz];
@@ -126,7 +127,7 @@ impl<T: Real> Case<T> {
             let t = T::from_f64(u - u.floor()).to_f64();
             let cell = self.spec.origin[i] + (site[i] * num / den) as i64 + u.floor() as i64;
             let wrap = |cell: i64| cell.rem_euclid(self.cells[i] as i64) as usize;
-            assert!(self.spec.periodic[i] || (0..self.cells[i] as i64 - 1).contains(&cell), "in reach");
+            assert!(self.spec.periodic[i] || (0..self.cells[i] as i64 - 1).contains(&cell), "inside the block");
             let (lower, upper) = if mask[i] { (-1.0, 1.0) } else { (1.0 - t, t) };
             [(wrap(cell), lower), (wrap(cell + 1), upper)]
         });
@@ -180,7 +181,7 @@ pub fn assert_close<T: Real>(got: &[T], expected: &[f64], tolerance: f64, what: 
     }
 }
 
-/// The bits, to compare NaN too.
+/// Bits of the values, for comparison including NaN.
 pub fn bits<T: Real>(values: &[T]) -> Vec<u64> {
     values.iter().map(|x| x.to_f64().to_bits()).collect()
 }

@@ -1,247 +1,57 @@
-//! A made-up cuDecomp that writes down what it is asked, and the CUDA under it.
+//! A fake cuDecomp and CUDA driver that log all calls, and a session with them.
 
-#![allow(unreachable_pub, reason = "shared by tests")]
+#![allow(dead_code, unreachable_pub, unused_imports, reason = "each test file uses its part")]
 
-use jaxdecomp_ops::cuda::Opaque;
-use jaxdecomp_ops::cuda::driver::Driver;
-use jaxdecomp_ops::cudecomp::sys::{Api, GridDescConfig, PencilInfo};
-use std::cell::RefCell;
-use std::ffi::{c_char, c_int, c_void};
+mod library;
 
-/// The made-up library of one test, which is one thread.
-#[derive(Default)]
-pub struct Fake {
-    /// Calls since the last look.
-    pub log: Vec<String>,
-    /// A function that is to fail, and its code.
-    pub failing: Option<(&'static str, c_int)>,
-    /// Configurations of the descriptors, which are numbered from 1.
-    pub grids: Vec<GridDescConfig>,
-    /// The rank that it thinks it has.
-    pub rank: i32,
-    /// Column-major ranks, which is not what was asked for.
-    pub disobedient: bool,
+pub use library::{API, DRIVER, Fake, fail, log, with};
+
+use jaxdecomp_ops::cuda::{Device, Opaque};
+use jaxdecomp_ops::cudecomp::sys::MpiQueries;
+use jaxdecomp_ops::cudecomp::{Buffers, Error, Grid, Member, Result, Session, Step};
+use std::ffi::c_void;
+use xla_ffi::Dtype;
+
+pub const NCCL: i32 = 4;
+pub const NVSHMEM: i32 = 6;
+pub const GRID: Grid = Grid { shape: [8, 12, 20], pdims: [2, 2], transpose_comm: NCCL, halo_comm: 3 };
+
+/// Session of a rank among four processes.
+pub fn session(rank: i32) -> Session {
+    with(|fake| *fake = Fake { rank, ..Fake::default() });
+    let device = Device::new(DRIVER, 3).expect("a device");
+    let member = Member { communicator: 5, rank: rank.into(), num_processes: 4 };
+    let session = Session::open(API, MpiQueries::default(), device, member).expect("a session");
+    assert_eq!(log(), ["cuInit", "retain 13", "enter", "synchronize", "init 5"]);
+    session
 }
 
-thread_local! {
-    static FAKE: RefCell<Fake> = RefCell::default();
-}
-
-pub fn with<T>(body: impl FnOnce(&mut Fake) -> T) -> T {
-    FAKE.with_borrow_mut(body)
-}
-
-/// What was called since the last look.
-pub fn log() -> Vec<String> {
-    with(|fake| std::mem::take(&mut fake.log))
-}
-
-pub fn fail(function: &'static str, code: c_int) {
-    with(|fake| fake.failing = Some((function, code)));
-}
-
-/// Writes the call down, and answers with the code that is due.
-fn called(function: &'static str, arguments: &str) -> c_int {
-    with(|fake| {
-        fake.log.push(format!("{function}{arguments}"));
-        fake.failing.filter(|(name, _)| *name == function).map_or(0, |(_, code)| code)
-    })
-}
-
-unsafe extern "C" fn init_f(handle: *mut Opaque, communicator: c_int) -> c_int {
-    // SAFETY: the caller's variable.
-    unsafe { *handle = 77 as Opaque };
-    called("init", &format!(" {communicator}"))
-}
-
-unsafe extern "C" fn finalize(_: Opaque) -> c_int {
-    called("finalize", "")
-}
-
-unsafe extern "C" fn set_defaults(config: *mut GridDescConfig, size: i64, version: i32) -> c_int {
-    assert_eq!((size, version), (104, 1));
-    // SAFETY: as above.
-    unsafe { *config = GridDescConfig { magic: 42, transpose_comm_backend: 1, ..GridDescConfig::default() } };
-    0
-}
-
-unsafe extern "C" fn grid_create(
-    handle: Opaque,
-    grid: *mut Opaque,
-    config: *mut GridDescConfig,
-    _: i64,
-    _: i32,
-    options: *const c_void,
-    _: i64,
-    _: i32,
-) -> c_int {
-    assert!(handle as usize == 77 && options.is_null());
-    // SAFETY: as above.
-    let config = unsafe { *config };
-    assert_eq!(config.magic, 42, "the defaults were not set");
-    let number = with(|fake| {
-        fake.grids.push(config);
-        fake.grids.len()
-    });
-    // SAFETY: as above.
-    unsafe { *grid = number as Opaque };
-    called("create", &format!(" {number}"))
-}
-
-unsafe extern "C" fn grid_destroy(_: Opaque, grid: Opaque) -> c_int {
-    called("destroy", &format!(" {}", grid as usize))
-}
-
-unsafe extern "C" fn pencil_info(
-    _: Opaque,
-    grid: Opaque,
-    info: *mut PencilInfo,
-    size: i64,
-    _: i32,
-    axis: i32,
-    _: *const i32,
-    _: *const i32,
-) -> c_int {
-    assert_eq!(size, 96);
-    with(|fake| {
-        let config = fake.grids[grid as usize - 1];
-        let [rows, columns] = config.pdims;
-        assert_eq!((config.rank_order, config.transpose_mem_order), (1, [[2, 1, 0]; 3]));
-        let obeyed = [fake.rank / columns, fake.rank % columns];
-        let place = if fake.disobedient { [fake.rank % rows, fake.rank / rows] } else { obeyed };
-        let (mut shape, mut lo, mut split) = (config.gdims, [0; 3], 0);
-        for other in (0..3).filter(|&other| other != axis as usize) {
-            shape[other] /= config.pdims[split];
-            lo[other] = place[split] * shape[other];
-            split += 1;
-        }
-        shape.reverse();
-        lo.reverse();
-        // SAFETY: as above.
-        unsafe { *info = PencilInfo { shape, lo, order: [2, 1, 0], ..PencilInfo::default() } };
-    });
-    0
-}
-
-unsafe extern "C" fn transpose_workspace(_: Opaque, _: Opaque, size: *mut i64) -> c_int {
-    // SAFETY: as above.
-    unsafe { *size = 100 };
-    0
-}
-
-unsafe extern "C" fn halo_workspace(_: Opaque, _: Opaque, axis: i32, extents: *const i32, size: *mut i64) -> c_int {
-    assert_eq!(axis, 2);
-    // SAFETY: as above; three extents.
-    unsafe { *size = 1000 * i64::from(*extents) };
-    0
-}
-
-unsafe extern "C" fn malloc(_: Opaque, _: Opaque, memory: *mut *mut c_void, bytes: usize) -> c_int {
-    // SAFETY: as above.
-    unsafe { *memory = 0x5000 as *mut c_void };
-    called("malloc", &format!(" {bytes}"))
-}
-
-unsafe extern "C" fn free(_: Opaque, _: Opaque, memory: *mut c_void) -> c_int {
-    called("free", &format!(" {memory:?}"))
-}
-
-macro_rules! transposes {
-    ($($name:ident = $text:literal),*) => {
-        $(unsafe extern "C" fn $name(
-            _: Opaque, grid: Opaque, input: *mut c_void, output: *mut c_void, work: *mut c_void, dtype: c_int,
-            _: *const i32, _: *const i32, _: *const i32, _: *const i32, stream: Opaque,
-        ) -> c_int {
-            called($text, &format!(" {grid:?} {input:?} {output:?} {work:?} {dtype} {stream:?}"))
-        })*
-    };
-}
-transposes!(x_to_y = "x_to_y", y_to_z = "y_to_z", z_to_y = "z_to_y", y_to_x = "y_to_x");
-
-unsafe extern "C" fn update_halos(
-    _: Opaque,
-    _: Opaque,
-    block: *mut c_void,
-    work: *mut c_void,
-    dtype: c_int,
-    extents: *const i32,
-    periods: *const bool,
-    dim: i32,
-    _: *const i32,
-    _: Opaque,
-) -> c_int {
-    // SAFETY: three of each.
-    let (extents, periods) = unsafe { (*extents.cast::<[i32; 3]>(), *periods.cast::<[bool; 3]>()) };
-    assert_eq!(periods, [true; 3]);
-    called("halo", &format!(" {block:?} {work:?} {dtype} {extents:?} along {dim}"))
-}
-
-pub const API: Api = Api {
-    init_f,
-    finalize,
-    config_set_defaults: set_defaults,
-    grid_create,
-    grid_destroy,
-    pencil_info,
-    transpose_workspace,
-    halo_workspace,
-    malloc,
-    free,
-    transpose_x_to_y: x_to_y,
-    transpose_y_to_z: y_to_z,
-    transpose_z_to_y: z_to_y,
-    transpose_y_to_x: y_to_x,
-    update_halos_z: update_halos,
-};
-
-unsafe extern "C" fn cu_init(_: u32) -> c_int {
-    called("cuInit", "")
-}
-
-unsafe extern "C" fn cu_device_get(device: *mut c_int, ordinal: c_int) -> c_int {
-    // SAFETY: as above.
-    unsafe { *device = 10 + ordinal };
-    0
-}
-
-unsafe extern "C" fn cu_retain(context: *mut Opaque, device: c_int) -> c_int {
-    // SAFETY: as above.
-    unsafe { *context = 0xc0 as Opaque };
-    called("retain", &format!(" {device}"))
-}
-
-unsafe extern "C" fn cu_release(device: c_int) -> c_int {
-    called("release", &format!(" {device}"))
-}
-
-unsafe extern "C" fn cu_enter(context: Opaque) -> c_int {
-    assert_eq!(context as usize, 0xc0);
-    called("enter", "")
-}
-
-unsafe extern "C" fn cu_synchronize() -> c_int {
-    called("synchronize", "")
-}
-
-unsafe extern "C" fn cu_copy(to: u64, from: u64, bytes: usize, _: Opaque) -> c_int {
-    called("copy", &format!(" {from:#x} to {to:#x}, {bytes} bytes"))
-}
-
-unsafe extern "C" fn cu_text(code: c_int, text: *mut *const c_char) -> c_int {
-    if code == 700 {
-        // SAFETY: as above.
-        unsafe { *text = c"an illegal memory access was encountered".as_ptr() };
+pub fn buffers(batch: usize) -> Buffers {
+    Buffers {
+        input: 0x1000 as *const c_void,
+        output: 0x2000 as *mut c_void,
+        scratch: 0x3000 as *mut c_void,
+        scratch_len: 100,
+        batch,
+        stream: 0x9 as Opaque,
     }
-    0
 }
 
-pub const DRIVER: Driver = Driver {
-    init: cu_init,
-    device_get: cu_device_get,
-    primary_context_retain: cu_retain,
-    primary_context_release: cu_release,
-    context_set: cu_enter,
-    context_synchronize: cu_synchronize,
-    copy_async: cu_copy,
-    error_string: cu_text,
-};
+pub fn transpose(session: &mut Session, grid: &Grid, step: Step, dtype: Dtype, buffers: &Buffers) -> Result<()> {
+    // SAFETY: the fake library doesn't access the data.
+    unsafe { session.transpose(grid, step, dtype, buffers) }
+}
+
+pub fn invalid_argument<T: std::fmt::Debug>(outcome: Result<T>) -> String {
+    match outcome {
+        Err(Error::InvalidArgument(message)) => message,
+        other => panic!("expected an invalid argument, got {other:?}"),
+    }
+}
+
+pub fn fatal<T: std::fmt::Debug>(outcome: Result<T>) -> String {
+    match outcome {
+        Err(Error::Fatal(message)) => message,
+        other => panic!("expected a fatal failure, got {other:?}"),
+    }
+}

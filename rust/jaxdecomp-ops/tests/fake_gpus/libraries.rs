@@ -1,16 +1,27 @@
-//! CUDA's driver and cuFFT, which only write down what streams are to do.
+//! Fake CUDA driver and cuFFT, which record the work of streams.
 
 use super::{CURRENT, Plan, Work, code, new_stream, push, with};
 use jaxdecomp_ops::cuda::Opaque;
 use jaxdecomp_ops::cuda::cufft::Cufft;
-use jaxdecomp_ops::cuda::driver::{Copy2d, Driver, Streams};
+use jaxdecomp_ops::cuda::driver::{Copy2d, CopyEnd, Driver, Streams};
 use jaxdecomp_ops::peer::Libraries;
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-unsafe extern "C" fn init(_: c_uint) -> c_int {
-    0
+macro_rules! constants {
+    ($($name:ident($($argument:ty),*) = $code:literal;)*) => {
+        $(unsafe extern "C" fn $name($(_: $argument),*) -> c_int { $code })*
+    };
 }
+constants! {
+    init(c_uint) = 0;
+    release(c_int) = 0;
+    synchronize() = 0;
+    event_destroy(Opaque) = 0;
+    destroy(c_int) = 0;
+    error_string(c_int, *mut *const c_char) = 1;
+}
+
 unsafe extern "C" fn device_get(device: *mut c_int, ordinal: c_int) -> c_int {
     // SAFETY: the caller's variable, here and below.
     unsafe { *device = ordinal };
@@ -21,41 +32,15 @@ unsafe extern "C" fn retain(context: *mut Opaque, device: c_int) -> c_int {
     unsafe { *context = (100 + device) as usize as Opaque };
     0
 }
-unsafe extern "C" fn release(_: c_int) -> c_int {
-    0
-}
 unsafe extern "C" fn context_set(context: Opaque) -> c_int {
     CURRENT.set(context as usize as i32 - 100);
     0
 }
-unsafe extern "C" fn synchronize() -> c_int {
-    0
-}
 unsafe extern "C" fn copy_async(dst: u64, src: u64, bytes: usize, stream: Opaque) -> c_int {
-    let nothing = std::ptr::null_mut();
-    let copy = Copy2d {
-        src_x: 0,
-        src_y: 0,
-        src_kind: 4,
-        src_host: nothing,
-        src,
-        src_array: nothing,
-        src_pitch: bytes,
-        dst_x: 0,
-        dst_y: 0,
-        dst_kind: 4,
-        dst_host: nothing,
-        dst,
-        dst_array: nothing,
-        dst_pitch: bytes,
-        width: bytes,
-        height: 1,
-    };
+    let (src, dst) = (CopyEnd::new(src as usize, bytes), CopyEnd::new(dst as usize, bytes));
+    let copy = Copy2d { src, dst, width: bytes, height: 1 };
     // SAFETY: of this function.
     unsafe { copy_2d_async(&raw const copy, stream) }
-}
-unsafe extern "C" fn error_string(_: c_int, _: *mut *const c_char) -> c_int {
-    1
 }
 unsafe extern "C" fn can_access_peer(can: *mut c_int, _: c_int, _: c_int) -> c_int {
     // SAFETY: as above.
@@ -63,7 +48,7 @@ unsafe extern "C" fn can_access_peer(can: *mut c_int, _: c_int, _: c_int) -> c_i
     0
 }
 unsafe extern "C" fn enable_peer_access(context: Opaque, _: c_uint) -> c_int {
-    let new = with(|world| world.reach.insert((CURRENT.get(), context as usize as i32 - 100)));
+    let new = with(|world| world.peer_access.insert((CURRENT.get(), context as usize as i32 - 100)));
     if new { 0 } else { 704 }
 }
 unsafe extern "C" fn stream_create(stream: *mut Opaque, _: c_uint) -> c_int {
@@ -92,9 +77,6 @@ unsafe extern "C" fn event_record(event: Opaque, stream: Opaque) -> c_int {
     push(stream, Work::Record(event as usize));
     0
 }
-unsafe extern "C" fn event_destroy(_: Opaque) -> c_int {
-    0
-}
 unsafe extern "C" fn copy_2d_async(copy: *const Copy2d, stream: Opaque) -> c_int {
     // SAFETY: as above.
     let copy = unsafe { *copy };
@@ -103,9 +85,9 @@ unsafe extern "C" fn copy_2d_async(copy: *const Copy2d, stream: Opaque) -> c_int
             let found = world.memory.iter().find(|(begin, end, _)| (*begin..*end).contains(&(address as usize)));
             found.expect("memory of a GPU").2
         };
-        let (from, to) = (gpu_of(copy.src), gpu_of(copy.dst));
-        assert_eq!(from, CURRENT.get(), "it sends what is its own");
-        assert!(from == to || world.reach.contains(&(from, to)), "{from} may not write to {to}");
+        let (from, to) = (gpu_of(copy.src.device), gpu_of(copy.dst.device));
+        assert_eq!(from, CURRENT.get(), "copies start on the current GPU");
+        assert!(from == to || world.peer_access.contains(&(from, to)), "{from} has no access to {to}");
     });
     push(stream, Work::Copy(copy));
     code("copy")
@@ -120,9 +102,6 @@ unsafe extern "C" fn create(plan: *mut c_int) -> c_int {
             world.plans.len() as c_int - 1
         });
     }
-    0
-}
-unsafe extern "C" fn destroy(_: c_int) -> c_int {
     0
 }
 unsafe extern "C" fn set_auto_allocation(_: c_int, on: c_int) -> c_int {

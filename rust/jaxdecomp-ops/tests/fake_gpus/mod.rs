@@ -1,13 +1,15 @@
-//! GPUs that are made up: their memory is the host's, and their streams do what they are told only afterwards, in a random
-//! order that streams and events allow. A missing event shows as wrong values.
+//! Fake GPUs in host memory. The work of their streams is recorded, and run later in a random order that streams and events
+//! permit. A missing event results in wrong values.
 
-#![allow(unreachable_pub, reason = "shared by tests")]
+#![allow(dead_code, unreachable_pub, unused_imports, reason = "each test file uses its part")]
 
 mod libraries;
 mod play;
+mod run;
 
 pub use libraries::LIBRARIES;
 pub use play::{dft, play, random};
+pub use run::on_all;
 
 use jaxdecomp_ops::cuda::Opaque;
 use jaxdecomp_ops::cuda::driver::Copy2d;
@@ -19,7 +21,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// A complex number.
 pub type Complex = [f64; 2];
 
-/// What a stream has to do.
+/// Work of a stream.
 pub enum Work {
     Record(usize),
     Wait(usize),
@@ -30,8 +32,8 @@ pub enum Work {
         to: usize,
         sign: i64,
     },
-    /// What ran before and after on XLA's stream overwrites memory of so many numbers.
-    Spoil(usize, usize),
+    /// Other work of XLA's stream that overwrites memory (address and number of reals).
+    Overwrite(usize, usize),
 }
 
 #[derive(Default)]
@@ -40,11 +42,11 @@ pub struct World {
     streams: Vec<(i32, VecDeque<Work>)>,
     events: usize,
     plans: Vec<Plan>,
-    /// Pairs of GPUs of which the first may write into the memory of the second.
-    reach: BTreeSet<(i32, i32)>,
-    /// Beginning, end and GPU of what was allocated.
+    /// Pairs of GPUs of which the first has access to the memory of the second.
+    peer_access: BTreeSet<(i32, i32)>,
+    /// Start, end and GPU of each allocation.
     pub memory: Vec<(usize, usize, i32)>,
-    /// Streams that were waited for by the host.
+    /// Streams synchronized by the host.
     pub synchronized: Vec<usize>,
     /// A function that fails on a GPU.
     pub failing: Option<(&'static str, i32)>,
@@ -59,17 +61,17 @@ pub struct Plan {
     kind: c_int,
 }
 
-// SAFETY: addresses are only looked at by one test at a time.
+// SAFETY: one test at a time accesses the addresses.
 unsafe impl Send for World {}
 
 static WORLD: Mutex<Option<World>> = Mutex::new(None);
-/// One test at a time.
+/// Held by the running test.
 static TEST: Mutex<()> = Mutex::new(());
 
 thread_local! {
     pub static CURRENT: Cell<i32> = const { Cell::new(-1) };
-    /// Whether streams forget to wait.
-    pub static FORGETFUL: Cell<bool> = const { Cell::new(false) };
+    /// Whether streams ignore events.
+    pub static IGNORE_EVENTS: Cell<bool> = const { Cell::new(false) };
 }
 
 pub fn with<T>(body: impl FnOnce(&mut World) -> T) -> T {

@@ -1,23 +1,23 @@
-//! What the streams do, once all is told.
+//! Execution of the streams' work.
 
-use super::{Complex, FORGETFUL, Plan, Work, with};
+use super::{Complex, IGNORE_EVENTS, Plan, Work, with};
 use std::collections::{BTreeSet, VecDeque};
 use std::f64::consts::TAU;
 
-/// A number below `n`.
+/// Random number below `n`.
 pub fn random(state: &mut u64, n: usize) -> usize {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     (*state >> 33) as usize % n
 }
 
-/// Does all that streams have to do.
+/// Runs the work of all streams in a random order.
 pub fn play(seed: u64) {
-    let (mut state, mut happened) = (seed, BTreeSet::new());
+    let (mut state, mut recorded) = (seed, BTreeSet::new());
     let (mut streams, plans) = with(|world| (std::mem::take(&mut world.streams), world.plans.clone()));
     loop {
         let free = |queue: &VecDeque<Work>| match queue.front() {
             None => false,
-            Some(Work::Wait(event)) => FORGETFUL.get() || happened.contains(event),
+            Some(Work::Wait(event)) => IGNORE_EVENTS.get() || recorded.contains(event),
             Some(_) => true,
         };
         let ready: Vec<usize> = (0..streams.len()).filter(|&s| free(&streams[s].1)).collect();
@@ -25,31 +25,30 @@ pub fn play(seed: u64) {
             break;
         }
         let chosen = ready[random(&mut state, ready.len())];
-        match streams[chosen].1.pop_front().expect("it has work") {
+        match streams[chosen].1.pop_front().expect("not empty") {
             Work::Wait(_) => {}
             Work::Record(event) => {
-                happened.insert(event);
+                recorded.insert(event);
             }
-            // SAFETY: memory of the test's, which outlives this.
+            // SAFETY: memory of the test, which outlives the streams.
             Work::Copy(copy) => unsafe {
                 for row in 0..copy.height {
-                    let (from, to) =
-                        (copy.src as usize + row * copy.src_pitch, copy.dst as usize + row * copy.dst_pitch);
+                    let [from, to] = [copy.src, copy.dst].map(|end| end.device as usize + row * end.pitch);
                     std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, copy.width);
                 }
             },
             Work::Transform { plan, from, to, sign } => fourier(&plans[plan], from, to, sign as f64),
-            Work::Spoil(address, numbers) => {
+            Work::Overwrite(address, numbers) => {
                 // SAFETY: as above.
                 unsafe { std::slice::from_raw_parts_mut(address as *mut f64, numbers) }.fill(f64::NAN);
             }
         }
     }
-    assert!(streams.iter().all(|(_, queue)| queue.is_empty()), "some streams wait for ever");
+    assert!(streams.iter().all(|(_, queue)| queue.is_empty()), "some streams wait forever");
     with(|world| world.streams = streams);
 }
 
-/// cuFFT's advanced layout, by the definition of a Fourier transform, in double precision.
+/// Double-precision transform of cuFFT's advanced layout by definition.
 fn fourier(plan: &Plan, from: usize, to: usize, sign: f64) {
     let (from, to) = (from as *mut f64, to as *mut f64);
     let [ny, nz] = if let [n] = plan.dims[..] { [1, n] } else { [plan.dims[0], plan.dims[1]] };
@@ -67,7 +66,7 @@ fn fourier(plan: &Plan, from: usize, to: usize, sign: f64) {
             sign
         };
         let value = |y: usize, z: usize| -> Complex {
-            // SAFETY: memory of the test's, of the plan's layout.
+            // SAFETY: memory of the test, with the plan's layout.
             unsafe {
                 if real_in {
                     return [*from.add(at(0, width_in, y, z)), 0.0];
@@ -98,7 +97,7 @@ fn fourier(plan: &Plan, from: usize, to: usize, sign: f64) {
     }
 }
 
-/// One value of a Fourier transform.
+/// One value of a Fourier transform by definition.
 pub fn dft(values: &[Complex], n: [usize; 3], k: [usize; 3], sign: f64) -> Complex {
     let mut sum = [0.0; 2];
     for (i, [re, im]) in values.iter().enumerate() {

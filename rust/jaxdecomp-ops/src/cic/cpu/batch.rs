@@ -1,23 +1,23 @@
-//! A few particles, located together: structure of arrays, so that the arithmetic vectorises.
+//! Batches of particles as structures of arrays, so that the arithmetic vectorises.
 
-use super::geometry::Geometry;
-use super::real::Real;
+use crate::cic::geometry::Geometry;
+use crate::cic::real::Real;
 
-/// Particles in a batch.
+/// Largest number of particles in a batch.
 pub(crate) const SIZE: usize = 32;
 
-/// Lower cells and the offsets from them.
+/// Lower cells of particles and offsets from them.
 pub(crate) struct Batch<T> {
     pub(crate) len: usize,
     /// Number of each particle in row-major lattice order.
     pub(crate) site: [u32; SIZE],
-    /// By axis.
+    /// Lower cell of each particle by axis.
     pub(crate) cell: [[i32; SIZE]; 3],
-    /// By axis.
+    /// Offset from the lower cell by axis.
     pub(crate) offset: [[T; SIZE]; 3],
-    /// Nonzero if not finite or out of reach; as wide as the other lanes, so that nothing is packed.
-    pub(crate) bad: [i32; SIZE],
-    /// Of the lattice sites, by axis. Beyond `len` these hold whatever they held: all loops have a fixed length.
+    /// Nonzero for invalid positions. As wide as the other lanes, so that no conversion is needed.
+    pub(crate) invalid: [i32; SIZE],
+    /// Cells and offsets of the lattice sites by axis. Values beyond `len` are arbitrary: all loops have a fixed length.
     base: [[i32; SIZE]; 3],
     frac: [[T; SIZE]; 3],
 }
@@ -29,14 +29,14 @@ impl<T: Real> Batch<T> {
             site: [0; SIZE],
             cell: [[0; SIZE]; 3],
             offset: [[T::ZERO; SIZE]; 3],
-            bad: [0; SIZE],
+            invalid: [0; SIZE],
             base: [[0; SIZE]; 3],
             frac: [[T::ZERO; SIZE]; 3],
         }
     }
 
-    /// Locates the particles of a piece of a lattice row, which begins at site (i, j, k); `disp` has 3 values each.
-    /// Cells are not wrapped.
+    /// Locates the particles of a piece of a lattice row that begins at site (i, j, k), with 3 values of `disp` each.
+    /// Does not wrap cells.
     #[inline(always)]
     pub(crate) fn locate_row(&mut self, geometry: &Geometry<T>, disp: &[T], [i, j, k]: [usize; 3]) {
         let [x, y, z] = &geometry.axes;
@@ -57,7 +57,7 @@ impl<T: Real> Batch<T> {
         self.locate(geometry, len);
     }
 
-    /// Locates the particles of the given numbers; `disp` is that of all particles.
+    /// Locates the particles of the given site numbers; `disp` holds all particles.
     #[inline(always)]
     pub(crate) fn locate_sites(&mut self, geometry: &Geometry<T>, disp: &[T], sites: &[u32]) {
         let [_, py, pz] = geometry.sites().map(|sites| sites as u32);
@@ -74,26 +74,26 @@ impl<T: Real> Batch<T> {
         self.locate(geometry, sites.len());
     }
 
-    /// Turns displacements, left in `offset`, into cells and offsets.
+    /// Converts the displacements in `offset` to cells and offsets.
     #[inline(always)]
     fn locate(&mut self, geometry: &Geometry<T>, len: usize) {
         for axis in &mut self.offset {
             axis[len..].fill(T::ZERO);
         }
         self.len = len;
-        self.bad = [0; SIZE];
+        self.invalid = [0; SIZE];
         for number in 0..3 {
             let mesh = geometry.axes[number].mesh;
             for n in 0..SIZE {
-                let place = mesh.place(self.offset[number][n], self.base[number][n], self.frac[number][n]);
-                self.bad[n] |= i32::from(!place.good);
-                self.offset[number][n] = place.offset;
-                self.cell[number][n] = place.cell;
+                let position = mesh.locate(self.offset[number][n], self.base[number][n], self.frac[number][n]);
+                self.invalid[n] |= i32::from(!position.valid);
+                self.offset[number][n] = position.offset;
+                self.cell[number][n] = position.cell;
             }
         }
     }
 
-    /// Wraps the cells into the mesh, those of particles that are not good too.
+    /// Wraps all cells into the mesh, those of invalid positions too.
     #[inline(always)]
     pub(crate) fn wrap(&mut self, geometry: &Geometry<T>) {
         for (cell, axis) in self.cell.iter_mut().zip(&geometry.axes) {
@@ -104,7 +104,7 @@ impl<T: Real> Batch<T> {
                 far |= u32::from(cell[n] as u32 >= cells as u32);
             }
             if far != 0 {
-                // Many boxes away, or out of a padded block.
+                // More than one mesh away, or outside a padded block.
                 for cell in cell {
                     *cell = cell.rem_euclid(cells);
                 }
@@ -113,7 +113,7 @@ impl<T: Real> Batch<T> {
     }
 }
 
-/// Wraps a cell that is at most one mesh away.
+/// Wraps a cell that is at most one mesh outside.
 #[inline(always)]
 fn wrap_once(cell: i32, cells: i32) -> i32 {
     let cell = if cell < 0 { cell + cells } else { cell };

@@ -1,15 +1,15 @@
-//! Which x-planes of the mesh the particles of a lattice row can touch.
+//! Intervals of x-planes that the particles of a lattice row touch.
 
 use super::batch::{Batch, SIZE};
-use super::geometry::{Axis, Geometry};
-use super::real::Real;
 use super::simd::{Work, widest};
+use crate::cic::geometry::{Axis, Geometry};
+use crate::cic::real::Real;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use xla_ffi::Parallel;
 
-/// An interval of planes: wrapped first plane, and how many follow it.
+/// An interval of planes: wrapped first plane and number of further planes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span {
     first: i32,
@@ -17,22 +17,22 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    const NOWHERE: Self = Self { first: i32::MAX, more: i32::MIN };
+    const EMPTY: Self = Self { first: i32::MAX, more: i32::MIN };
 
-    /// Whether it meets the planes of a block, of a mesh of so many `cells`.
+    /// Whether the interval intersects a block of planes, in a mesh of `cells` planes.
     #[inline(always)]
-    pub(crate) fn meets(self, block: &Range<i32>, cells: i32) -> bool {
+    pub(crate) fn intersects(self, block: &Range<i32>, cells: i32) -> bool {
         let ahead = self.ahead(block, cells);
         ahead < block.end - block.start || ahead + self.more >= cells
     }
 
-    /// Whether it lies in the block.
+    /// Whether the interval lies inside the block.
     #[inline(always)]
     pub(crate) fn within(self, block: &Range<i32>, cells: i32) -> bool {
         self.ahead(block, cells) + self.more < block.end - block.start
     }
 
-    /// First plane, counted from the block's first.
+    /// First plane relative to the first plane of the block.
     #[inline(always)]
     fn ahead(self, block: &Range<i32>, cells: i32) -> i32 {
         let ahead = self.first - block.start;
@@ -40,34 +40,34 @@ impl Span {
     }
 }
 
-/// Spans of all particles.
+/// Intervals of all particles.
 pub(crate) struct Bounds {
-    /// Of each lattice plane.
+    /// One for each lattice plane.
     pub(crate) planes: Vec<Span>,
-    /// Of each piece of at most [`SIZE`] particles of a lattice row.
+    /// One for each piece of at most [`SIZE`] particles of a lattice row.
     pub(crate) pieces: Vec<Span>,
     /// Sum of `more` over the pieces.
     pub(crate) total: u64,
 }
 
-/// Pieces of a lattice row.
+/// Number of pieces of a lattice row.
 pub(crate) fn pieces_per_row<T: Real>(geometry: &Geometry<T>) -> usize {
     geometry.sites()[2].div_ceil(SIZE)
 }
 
 impl Bounds {
-    /// Measures the particles; None if any of them is not finite or out of reach.
+    /// Measures the particles; None if any position is invalid.
     pub(crate) fn measure<T: Real>(geometry: &Geometry<T>, disp: &[T], pool: &dyn Parallel) -> Option<Self> {
         let [px, py, pz] = geometry.sites();
         let per_plane = py * pieces_per_row(geometry);
-        let mut planes = vec![Span::NOWHERE; px];
-        let mut pieces = vec![Span::NOWHERE; px * per_plane];
-        let good = AtomicBool::new(true);
+        let mut planes = vec![Span::EMPTY; px];
+        let mut pieces = vec![Span::EMPTY; px * per_plane];
+        let valid = AtomicBool::new(true);
         let total = AtomicU64::new(0);
         let tasks: Vec<_> = planes.iter_mut().zip(pieces.chunks_mut(per_plane)).map(Mutex::new).collect();
         pool.run(px, &|mine| {
             let mut batch = Batch::new();
-            for i in mine.take_while(|_| good.load(Relaxed)) {
+            for i in mine.take_while(|_| valid.load(Relaxed)) {
                 let mut task = tasks[i].lock().unwrap_or_else(PoisonError::into_inner);
                 let (plane, pieces) = &mut *task;
                 let disp = &disp[3 * i * py * pz..3 * (i + 1) * py * pz];
@@ -76,12 +76,12 @@ impl Bounds {
                         **plane = span;
                         total.fetch_add(sum, Relaxed);
                     }
-                    None => good.store(false, Relaxed),
+                    None => valid.store(false, Relaxed),
                 }
             }
         });
         drop(tasks);
-        good.into_inner().then_some(Self { planes, pieces, total: total.into_inner() })
+        valid.into_inner().then_some(Self { planes, pieces, total: total.into_inner() })
     }
 }
 
@@ -97,7 +97,7 @@ struct Plane<'a, T> {
 impl<T: Real> Work for Plane<'_, T> {
     type Output = Option<(Span, u64)>;
 
-    /// Measures the pieces: the span of all, and the sum of their `more`.
+    /// Measures the pieces; returns the interval of all and the sum of `more`.
     #[inline(always)]
     fn run(self) -> Self::Output {
         let [x, y, z] = &self.geometry.axes;
@@ -118,16 +118,16 @@ impl<T: Real> Work for Plane<'_, T> {
     }
 }
 
-/// Lowest and highest plane that a batch touches, or None if a particle is no good.
+/// Lowest and highest plane that a batch touches; None if any position is invalid.
 #[inline(always)]
 fn planes<T: Real>(batch: &Batch<T>) -> Option<(i32, i32)> {
-    let (mut bad, mut low, mut high) = (0, i32::MAX, i32::MIN);
+    let (mut invalid, mut low, mut high) = (0, i32::MAX, i32::MIN);
     for n in 0..batch.len {
-        bad |= batch.bad[n];
+        invalid |= batch.invalid[n];
         low = low.min(batch.cell[0][n]);
         high = high.max(batch.cell[0][n]);
     }
-    (bad == 0).then_some((low, high + 1))
+    (invalid == 0).then_some((low, high + 1))
 }
 
 #[inline(always)]

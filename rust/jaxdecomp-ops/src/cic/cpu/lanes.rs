@@ -1,17 +1,31 @@
-//! Several fields of a cell in one register.
+//! Several fields of a cell in one vector register.
 
-use super::real::Real;
+use crate::cic::real::Real;
 
-/// Values side by side.
+/// A precision and its vector of three fields.
+pub trait Packed: Real {
+    /// Three fields at once.
+    type Three: Lanes<Self>;
+}
+
+impl Packed for f32 {
+    #[cfg(target_arch = "x86_64")]
+    type Three = Three;
+    #[cfg(not(target_arch = "x86_64"))]
+    type Three = [Self; 3];
+}
+
+impl Packed for f64 {
+    type Three = [Self; 3];
+}
+
+/// Values of several fields, one a lane. A further lane may fill the register.
 pub trait Lanes<T>: Copy + Sync {
-    /// How many are fields; a lane more may come along to fill the register.
-    const FIELDS: usize;
-
-    /// From the fields of a cell and whatever follows them in memory, if anything does.
+    /// Loads the fields of a cell. A further lane holds the value that follows in memory, if any.
     fn load(values: &[T]) -> Self;
-    /// The same in all lanes.
+    /// Copies a value to all lanes.
     fn splat(value: T) -> Self;
-    /// The first field.
+    /// Returns the first field.
     fn first(self) -> T;
     /// `self * factor`
     #[must_use]
@@ -22,15 +36,13 @@ pub trait Lanes<T>: Copy + Sync {
     /// `self - other`
     #[must_use]
     fn minus(self, other: Self) -> Self;
-    /// Sum of the fields' products.
+    /// Sum of the products of the fields.
     fn dot(self, other: Self) -> T;
     /// Writes the fields.
     fn store(self, out: &mut [T]);
 }
 
 impl<T: Real, const F: usize> Lanes<T> for [T; F] {
-    const FIELDS: usize = F;
-
     #[inline(always)]
     fn load(values: &[T]) -> Self {
         let mut own = [T::ZERO; F];
@@ -80,8 +92,8 @@ impl<T: Real, const F: usize> Lanes<T> for [T; F] {
     }
 }
 
-/// Three single-precision fields in a register of SSE, which every x86-64 processor has. Left to itself the compiler
-/// drops the fourth lane and takes the rest one by one, which takes twice as long.
+/// Three single-precision fields in an SSE register, which every x86-64 processor has. For `[f32; 3]` the compiler emits
+/// scalar instructions, which take twice as long.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 pub struct Three(core::arch::x86_64::__m128);
@@ -90,14 +102,14 @@ pub struct Three(core::arch::x86_64::__m128);
 impl Three {
     #[inline(always)]
     fn from_array(values: [f32; 4]) -> Self {
-        // SAFETY: SSE is there, and the load is of four values.
+        // SAFETY: SSE is present; loads four values.
         Self(unsafe { core::arch::x86_64::_mm_loadu_ps(values.as_ptr()) })
     }
 
     #[inline(always)]
     fn to_array(self) -> [f32; 4] {
         let mut values = [0.0; 4];
-        // SAFETY: SSE is there, and the store is of four values.
+        // SAFETY: SSE is present; stores four values.
         unsafe { core::arch::x86_64::_mm_storeu_ps(values.as_mut_ptr(), self.0) };
         values
     }
@@ -105,8 +117,6 @@ impl Three {
 
 #[cfg(target_arch = "x86_64")]
 impl Lanes<f32> for Three {
-    const FIELDS: usize = 3;
-
     #[inline(always)]
     fn load(values: &[f32]) -> Self {
         match values.first_chunk() {
@@ -124,17 +134,17 @@ impl Lanes<f32> for Three {
     }
     #[inline(always)]
     fn scale(self, factor: Self) -> Self {
-        // SAFETY: SSE is there.
+        // SAFETY: SSE is present.
         Self(unsafe { core::arch::x86_64::_mm_mul_ps(self.0, factor.0) })
     }
     #[inline(always)]
     fn plus(self, other: Self) -> Self {
-        // SAFETY: SSE is there.
+        // SAFETY: SSE is present.
         Self(unsafe { core::arch::x86_64::_mm_add_ps(self.0, other.0) })
     }
     #[inline(always)]
     fn minus(self, other: Self) -> Self {
-        // SAFETY: SSE is there.
+        // SAFETY: SSE is present.
         Self(unsafe { core::arch::x86_64::_mm_sub_ps(self.0, other.0) })
     }
     #[inline(always)]

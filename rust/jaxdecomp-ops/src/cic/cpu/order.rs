@@ -1,21 +1,21 @@
-//! Particles sorted by x-plane, for those that are far from lattice order: 4 bytes a particle.
+//! Particles sorted by x-plane, for displacements far from lattice order: 4 bytes a particle.
 
 use super::batch::{Batch, SIZE};
-use super::geometry::Geometry;
-use super::real::Real;
+use crate::cic::geometry::Geometry;
+use crate::cic::real::Real;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use xla_ffi::Parallel;
 
-/// Numbers of the particles by x-plane of their lower cell, in lattice order within each.
+/// Site numbers sorted by the x-plane of the lower cell, in lattice order within a plane.
 pub(crate) struct Order {
     sites: Vec<u32>,
     starts: Vec<usize>,
 }
 
 impl Order {
-    /// A counting sort. Fewer than 2³² particles.
+    /// Sorts fewer than 2³² particles by counting.
     pub(crate) fn sort<T: Real>(geometry: &Geometry<T>, disp: &[T], pool: &dyn Parallel) -> Self {
         let planes = geometry.cells()[0];
         let share = geometry.sites()[0].div_ceil(4 * pool.threads());
@@ -36,7 +36,7 @@ impl Order {
             for task in mine {
                 let mut next = tasks[task].lock().unwrap_or_else(PoisonError::into_inner);
                 visit(geometry, disp, task * share, share, |site, plane| {
-                    // Relaxed stores are plain stores: no two tasks share a slot.
+                    // No two tasks share a slot; relaxed stores compile to plain stores.
                     sites[next[plane] as usize].store(site, Relaxed);
                     next[plane] += 1;
                 });
@@ -45,13 +45,13 @@ impl Order {
         Self { sites: sites.into_iter().map(AtomicU32::into_inner).collect(), starts }
     }
 
-    /// The particles whose lower cell lies in these planes.
+    /// Particles whose lower cell lies in `planes`.
     pub(crate) fn of(&self, planes: Range<usize>) -> &[u32] {
         &self.sites[self.starts[planes.start]..self.starts[planes.end]]
     }
 }
 
-/// Turns counts (by share, then plane) into the first slot of each; returns the first slot of each plane.
+/// Converts counts (by share, then plane) to first slots; returns the first slot of each plane.
 fn cumulate(counts: &mut [u32], planes: usize) -> Vec<usize> {
     let mut starts = Vec::with_capacity(planes + 1);
     let mut slot = 0;
@@ -65,7 +65,7 @@ fn cumulate(counts: &mut [u32], planes: usize) -> Vec<usize> {
     starts
 }
 
-/// Calls `action` with number and x-plane of the particles of some lattice planes.
+/// Calls `action` with site number and x-plane of each particle of some lattice planes.
 fn visit<T: Real>(geometry: &Geometry<T>, disp: &[T], first: usize, planes: usize, mut action: impl FnMut(u32, usize)) {
     let [px, py, pz] = geometry.sites();
     let mut batch = Batch::new();

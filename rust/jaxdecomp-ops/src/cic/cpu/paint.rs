@@ -1,31 +1,32 @@
-//! Cloud-in-cell paint, in fixed point.
+//! Cloud-in-cell paint in fixed point.
 
 use super::batch::{Batch, SIZE};
 use super::bounds::{Bounds, pieces_per_row};
-use super::geometry::Geometry;
 use super::order::Order;
-use super::real::{Real, ceil_log2};
 use super::simd::{Work, widest};
 use super::tile::{Source, Tile};
-use super::weights::{self, Mask, VALUE};
+use super::weights;
+use crate::cic::geometry::Geometry;
+use crate::cic::masks::{Mask, VALUE};
+use crate::cic::real::{Real, ceil_log2};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use xla_ffi::Parallel;
 
-/// Bytes of a tile. Rows of the lattice use little of it at a time, so it may exceed the L2 cache; deeper blocks locate fewer
+/// Bytes of a tile. A tile may exceed the L2 cache, since a lattice row uses a small part of it; deeper blocks locate fewer
 /// particles twice.
 const TILE: usize = 1 << 22;
-/// Blocks that a piece of a row may meet on average before sorting the particles pays.
+/// Average number of blocks touched by a piece of a row above which sorting the particles is faster.
 const SCATTERED: u64 = 6;
 
-/// Paints the particles: `mesh[c, f] = sum_p sum_k weight[p, k, f] W_k(x_p - c)`, overwriting `mesh`.
+/// Paints particles: `mesh[c, f] = sum_p sum_k weight[p, k, f] W_k(x_p - c)`, overwriting `mesh`.
 ///
-/// `weight` has (particles, masks, fields) or (1, masks, fields) values, `disp` 3 a particle. If a particle or weight is
-/// not finite, or a particle is out of reach, all of `mesh` is NaN.
+/// `weight` has shape (particles, masks, fields) or (1, masks, fields), `disp` (particles, 3). If any position or weight is
+/// invalid, all of `mesh` is NaN.
 ///
 /// # Panics
-/// If the lengths don't fit, or there are 2³² particles or more.
+/// If the lengths are inconsistent, or there are 2³² particles or more.
 pub fn paint<T: Real>(
     geometry: &Geometry<T>,
     masks: &[Mask],
@@ -46,9 +47,9 @@ pub fn paint<T: Real>(
         mesh.fill(T::ZERO);
         return;
     }
-    let quanta = quanta(weight, masks.len(), fields, particles, pool);
+    let resolutions = resolutions(weight, masks.len(), fields, particles, pool);
     let bounds = Bounds::measure(geometry, disp, pool);
-    let (Some(quanta), Some(bounds)) = (quanta, bounds) else {
+    let (Some(resolutions), Some(bounds)) = (resolutions, bounds) else {
         mesh.fill(T::NAN);
         return;
     };
@@ -58,12 +59,12 @@ pub fn paint<T: Real>(
         stride,
         fields,
         factors: if masks == [VALUE] { Vec::new() } else { masks.iter().map(|&mask| weights::factors(mask)).collect() },
-        inverse: quanta.iter().map(|quantum| 1.0 / quantum).collect(),
+        inverse: resolutions.iter().map(|resolution| 1.0 / resolution).collect(),
     };
-    let job = Job { geometry, disp, source, bounds, quanta, pool };
+    let job = Job { geometry, disp, source, bounds, resolutions, pool };
     let mut field = 0;
     while field < fields {
-        // Several fields at once, side by side: they share the work of finding their cells.
+        // Several fields at once share the location of particles.
         field += if fields - field > 1 { job.fields::<4>(field, mesh) } else { job.fields::<1>(field, mesh) };
     }
 }
@@ -73,14 +74,14 @@ struct Job<'a, T> {
     disp: &'a [T],
     source: Source<'a, T>,
     bounds: Bounds,
-    quanta: Vec<f64>,
+    resolutions: Vec<f64>,
     pool: &'a dyn Parallel,
 }
 
 impl<T: Real> Job<'_, T> {
     /// Paints up to `L` fields from `field` on.
     fn fields<const L: usize>(&self, field: usize, mesh: &mut [T]) -> usize {
-        let count = self.quanta.len();
+        let count = self.resolutions.len();
         let fields = field..count.min(field + L);
         let [planes, my, mz] = self.geometry.cells();
         let fit = TILE / (L * my * mz * size_of::<T::Sum>());
@@ -100,12 +101,12 @@ impl<T: Real> Job<'_, T> {
         fields.len()
     }
 
-    /// Whether particles are so far from lattice order that sorting them pays.
+    /// Whether particles are so far from lattice order that sorting them is faster.
     fn scattered(&self, depth: usize) -> bool {
         self.bounds.total > (SCATTERED - 1) * (depth * self.bounds.pieces.len()) as u64
     }
 
-    /// Adds those pieces of lattice rows that meet the block.
+    /// Adds the pieces of lattice rows that intersect the block.
     #[inline(always)]
     fn add_rows<const L: usize>(
         &self,
@@ -118,10 +119,10 @@ impl<T: Real> Job<'_, T> {
         let ([_, py, pz], cells) = (geometry.sites(), geometry.axes[0].mesh.cells);
         let per_row = pieces_per_row(geometry);
         let block = block.start as i32..block.end as i32;
-        let plane_meets = |&i: &usize| self.bounds.planes[i].meets(&block, cells);
-        for i in (0..self.bounds.planes.len()).filter(plane_meets) {
+        let plane_intersects = |&i: &usize| self.bounds.planes[i].intersects(&block, cells);
+        for i in (0..self.bounds.planes.len()).filter(plane_intersects) {
             let pieces = &self.bounds.pieces[i * py * per_row..(i + 1) * py * per_row];
-            for (piece, span) in pieces.iter().enumerate().filter(|(_, span)| span.meets(&block, cells)) {
+            for (piece, span) in pieces.iter().enumerate().filter(|(_, span)| span.intersects(&block, cells)) {
                 let (j, k) = (piece / per_row, piece % per_row * SIZE);
                 let row = (i * py + j) * pz;
                 let disp = &self.disp[3 * (row + k)..3 * (row + pz.min(k + SIZE))];
@@ -132,7 +133,7 @@ impl<T: Real> Job<'_, T> {
         }
     }
 
-    /// Adds the particles of the block and of the plane below it, which reach into it.
+    /// Adds the particles of the block and of the plane below, which touch it.
     #[inline(always)]
     fn add_sorted<const L: usize>(
         &self,
@@ -158,7 +159,7 @@ impl<T: Real> Job<'_, T> {
     }
 }
 
-/// A block of x-planes, the work of one task.
+/// A block of x-planes: the work of one task.
 struct Block<'a, 't, T: Real, const L: usize> {
     job: &'a Job<'a, T>,
     order: Option<&'a Order>,
@@ -166,7 +167,7 @@ struct Block<'a, 't, T: Real, const L: usize> {
     fields: &'a Range<usize>,
     batch: &'a mut Batch<T>,
     tile: &'a mut Tile<'t, T, L>,
-    /// The block of all fields.
+    /// All fields of the block.
     output: &'a mut [T],
 }
 
@@ -180,13 +181,12 @@ impl<T: Real, const L: usize> Work for Block<'_, '_, T, L> {
             Some(order) => self.job.add_sorted(order, &self.range, self.fields, self.batch, self.tile),
             None => self.job.add_rows(&self.range, self.fields, self.batch, self.tile),
         }
-        self.tile.finish(self.output, &self.job.quanta, self.fields);
+        self.tile.finish(self.output, &self.job.resolutions, self.fields);
     }
 }
 
-/// Value of one unit of the integers of each field: a power of two, such that no sum overflows. None if a weight is not
-/// finite.
-fn quanta<T: Real>(
+/// Resolution of each field: a power of two such that no sum overflows. None if any weight is not finite.
+fn resolutions<T: Real>(
     weight: &[T],
     masks: usize,
     fields: usize,
@@ -198,38 +198,38 @@ fn quanta<T: Real>(
     largest.into_iter().map(|w| w.is_finite().then(|| power_of_two(exponent_above(w) - bits))).collect()
 }
 
-/// max |weight| of each field, not finite if any weight is not.
+/// Largest |weight| of each field; not finite if any weight is not.
 fn largest<T: Real>(weight: &[T], fields: usize, pool: &dyn Parallel) -> Vec<f64> {
-    const LANES: usize = 8; // side by side, to vectorise
+    const LANES: usize = 8; // so that the loop vectorises
     const SHARE: usize = 1 << 12;
-    // Magnitudes compare like their bits; those of infinity and NaN are largest.
+    // Magnitudes compare like their bits; infinity and NaN are largest.
     let largest: Vec<AtomicU64> = (0..fields).map(|_| AtomicU64::new(0)).collect();
     let shares: Vec<&[T]> = weight.chunks(SHARE * LANES * fields).collect();
     pool.run(shares.len(), &|mine| {
-        let (mut own, mut bad) = (vec![T::ZERO; LANES * fields], vec![false; LANES * fields]);
+        let (mut own, mut invalid) = (vec![T::ZERO; LANES * fields], vec![false; LANES * fields]);
         for share in mine {
             for weights in shares[share].chunks(LANES * fields) {
-                for ((own, bad), w) in own.iter_mut().zip(&mut bad).zip(weights) {
+                for ((own, invalid), w) in own.iter_mut().zip(&mut invalid).zip(weights) {
                     let w = w.magnitude();
                     *own = if w > *own { w } else { *own };
-                    *bad |= !w.is_finite();
+                    *invalid |= !w.is_finite();
                 }
             }
         }
-        for (lane, (own, bad)) in own.into_iter().zip(bad).enumerate() {
-            let own = if bad { f64::NAN } else { own.to_f64() };
+        for (lane, (own, invalid)) in own.into_iter().zip(invalid).enumerate() {
+            let own = if invalid { f64::NAN } else { own.to_f64() };
             largest[lane % fields].fetch_max(own.to_bits(), Relaxed);
         }
     });
     largest.into_iter().map(|bits| f64::from_bits(bits.into_inner())).collect()
 }
 
-/// n with |x| < 2ⁿ, at least -961 so that all that follows stays normal: fields with weights below 1e-289 lose bits.
+/// Exponent n with |x| < 2ⁿ, at least -961 so that all products stay normal: weights below 1e-289 lose bits.
 fn exponent_above(x: f64) -> i32 {
     ((x.to_bits() >> 52) as i32 - 1022).max(-961)
 }
 
-/// 2ⁿ for normal results.
+/// Power 2ⁿ, for normal results.
 fn power_of_two(n: i32) -> f64 {
     f64::from_bits(((n + 1023) as u64) << 52)
 }

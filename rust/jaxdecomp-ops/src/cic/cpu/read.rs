@@ -1,22 +1,23 @@
 //! Cloud-in-cell read.
 
 use super::batch::{Batch, SIZE};
-use super::geometry::{Geometry, pair};
-use super::lanes::Lanes;
-use super::real::Real;
+use super::lanes::{Lanes, Packed};
 use super::simd::{Work, widest};
-use super::weights::{self, Factor, Mask, ThreeFactors, VALUE};
+use super::weights::{self, Factor, ThreeFactors};
+use crate::cic::geometry::{Geometry, pair};
+use crate::cic::masks::{Mask, VALUE};
+use crate::cic::real::Real;
 use std::sync::{Mutex, PoisonError};
 use xla_ffi::Parallel;
 
-/// Which of the values of a particle a read gives: value (k, f) is `sum_c fields[c, f] W_k(x_p - c)`.
+/// Values that a read returns for each particle, where value (k, f) is `sum_c fields[c, f] W_k(x_p - c)`.
 #[derive(Clone, Copy, Debug)]
 pub enum Values<'a, T> {
-    /// All of them.
+    /// All values (k, f).
     All,
-    /// For each f the sum over k of the values times the particle's weight of k.
+    /// Sums over k of the values times the particle's weights of shape (k), for each f.
     OverMasks(&'a [T]),
-    /// For each k the sum over f of the values times the particle's weight of f.
+    /// Sums over f of the values times the particle's weights of shape (f), for each k.
     OverFields(&'a [T]),
 }
 
@@ -28,7 +29,7 @@ impl<T: Real> Values<'_, T> {
         }
     }
 
-    /// Numbers of weights and of results a particle.
+    /// Numbers of weights and of results for each particle.
     fn counts(&self, masks: usize, fields: usize) -> [usize; 2] {
         match self {
             Self::All => [0, masks * fields],
@@ -38,13 +39,11 @@ impl<T: Real> Values<'_, T> {
     }
 }
 
-/// Reads the fields at the particles, overwriting `out`.
-///
-/// A particle that is not finite or out of reach reads NaN.
+/// Reads the fields at the particles, overwriting `out`. Results of invalid positions are NaN.
 ///
 /// # Panics
-/// If the lengths don't fit.
-pub fn read<T: Real>(
+/// If the lengths are inconsistent.
+pub fn read<T: Packed>(
     geometry: &Geometry<T>,
     masks: &[Mask],
     disp: &[T],
@@ -78,19 +77,19 @@ pub fn read<T: Real>(
     });
 }
 
-/// Some rows of the lattice.
-struct Rows<'a, T: Real> {
+/// Consecutive rows of the lattice: the work of one task.
+struct Rows<'a, T: Packed> {
     reader: &'a Reader<'a, T>,
     batch: &'a mut Batch<T>,
-    /// Of all particles.
+    /// Displacements of all particles.
     disp: &'a [T],
-    /// Number of the first row.
+    /// Index of the first row.
     first: usize,
-    /// Of these rows.
+    /// Results of these rows.
     out: &'a mut [T],
 }
 
-impl<T: Real> Work for Rows<'_, T> {
+impl<T: Packed> Work for Rows<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -113,52 +112,46 @@ impl<T: Real> Work for Rows<'_, T> {
     }
 }
 
-struct Reader<'a, T: Real> {
+struct Reader<'a, T: Packed> {
     geometry: &'a Geometry<T>,
-    /// (cell, field), so many `count` of them.
+    /// Shape (cell, field), with `count` fields.
     fields: &'a [T],
     count: usize,
-    /// Of each k; empty if there is one k and its mask is that of the value.
+    /// Coefficients of each mask; empty if the only mask is that of the value.
     factors: Vec<[Factor<T>; 3]>,
-    /// The same, if there are three.
+    /// Coefficients in vector form if there are three masks.
     three: Option<[ThreeFactors<T::Three>; 3]>,
     values: Values<'a, T>,
-    /// Weights and results of a particle.
+    /// Numbers of weights and results of a particle.
     weights: usize,
     stride: usize,
 }
 
-impl<T: Real> Reader<'_, T> {
-    /// Reads for a batch of particles, the first of which has this number.
+impl<T: Packed> Reader<'_, T> {
+    /// Reads at a batch of particles; `first` is the site number of the first particle.
     #[inline(always)]
     fn batch(&self, batch: &Batch<T>, first: usize, out: &mut [T]) {
         let corners = Corners::new(self.geometry, batch);
         let mut field = 0;
-        while field < self.count {
-            // Three fields (a vector) at once: they lie side by side.
-            field += if self.count - field >= 3 {
-                self.fields::<T::Three>(batch, first, &corners, field, out)
-            } else {
-                self.fields::<[T; 1]>(batch, first, &corners, field, out)
-            };
+        while self.count - field >= 3 {
+            // Three adjacent fields (a vector) at once.
+            self.fields::<T::Three>(batch, first, &corners, field, out);
+            field += 3;
+        }
+        for field in field..self.count {
+            self.fields::<[T; 1]>(batch, first, &corners, field, out);
         }
     }
 
-    /// Reads `V` fields, returns how many. One loop a kind of result: a branch inside costs as much as the sums.
+    /// Reads a vector of fields. There is a loop for each kind of result: a branch inside the loop
+    /// costs as much as the sums.
     #[inline(always)]
-    fn fields<V: Lanes<T>>(
-        &self,
-        batch: &Batch<T>,
-        first: usize,
-        corners: &Corners,
-        field: usize,
-        out: &mut [T],
-    ) -> usize {
-        // Not a function with a closure: that would not be compiled again for wider vectors.
+    fn fields<V: Lanes<T>>(&self, batch: &Batch<T>, first: usize, corners: &Corners, field: usize, out: &mut [T]) {
+        // A macro, since a function with a closure would not be compiled for AVX2.
         macro_rules! for_each {
             (|$t:ident, $around:ident, $own:ident, $out:ident| $body:block) => {
                 for (n, $out) in out.chunks_exact_mut(self.stride).enumerate() {
-                    if batch.bad[n] != 0 {
+                    if batch.invalid[n] != 0 {
                         $out.fill(T::NAN);
                         continue;
                     }
@@ -209,17 +202,16 @@ impl<T: Real> Reader<'_, T> {
                 }
             }),
         }
-        V::FIELDS
     }
 
-    /// Weights of mask k on lower and upper cell of each axis.
+    /// Weights of mask k on the lower and upper cell along each axis.
     #[inline(always)]
     fn pairs<V: Lanes<T>>(&self, t: [T; 3], k: usize) -> [[V; 2]; 3] {
         let factors = self.factors.get(k);
         weights::splat(factors.map_or_else(|| weights::pairs(t), |factors| weights::masked_pairs(t, factors)))
     }
 
-    /// Fields from `field` on, on the corners (x y z, z fastest).
+    /// Fields from `field` onwards on the corners (x y z, z fastest).
     #[inline(always)]
     fn around<V: Lanes<T>>(&self, corners: &Corners, n: usize, field: usize) -> [V; 8] {
         let mut around = [V::splat(T::ZERO); 8];
@@ -230,7 +222,7 @@ impl<T: Real> Reader<'_, T> {
     }
 }
 
-/// Sums over the corners, axis by axis.
+/// Interpolates between the corners, axis by axis.
 #[inline(always)]
 fn interpolate<T: Real, V: Lanes<T>>(around: &[V; 8], [x, y, z]: &[[V; 2]; 3]) -> V {
     let [low, high] = [[around[0], around[1], around[2], around[3]], [around[4], around[5], around[6], around[7]]];
@@ -247,7 +239,7 @@ fn between<T: Real, V: Lanes<T>>(low: V, high: V, weights: &[V; 2]) -> V {
     low.scale(weights[0]).plus(high.scale(weights[1]))
 }
 
-/// Where the corners lie in the mesh: the row of each pair of x and y, and z of lower and upper in it.
+/// Offsets of the corners in the mesh: rows for each pair of x and y, cells in the row for lower and upper z.
 struct Corners {
     row: [[u32; SIZE]; 4],
     z: [[u32; SIZE]; 2],
@@ -257,7 +249,7 @@ impl Corners {
     #[inline(always)]
     fn new<T: Real>(geometry: &Geometry<T>, batch: &Batch<T>) -> Self {
         let mut corners = Self { row: [[0; SIZE]; 4], z: [[0; SIZE]; 2] };
-        let [mx, my, mz] = geometry.axes.each_ref().map(|axis| axis.mesh.cells); // local: else loops read it again
+        let [mx, my, mz] = geometry.axes.each_ref().map(|axis| axis.mesh.cells); // local, so that loops keep it in registers
         let (plane, row) = (my as u32 * mz as u32, mz as u32);
         for n in 0..SIZE {
             let [x0, x1] = pair(batch.cell[0][n], mx, plane);

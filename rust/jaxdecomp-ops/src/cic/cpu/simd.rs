@@ -1,21 +1,21 @@
-//! Hot loops, compiled for the vectors that any processor has and for those that most have.
+//! Hot loops compiled twice: for the baseline vector instructions and for AVX2.
 //!
-//! Products and sums are never contracted, so both give the same bits.
+//! Products and sums are never contracted: both versions return the same bits.
 
-/// A hot loop. `run` and all that it calls must be `#[inline(always)]`: only what is inlined is compiled again.
+/// A hot loop. `run` and its callees must be `#[inline(always)]`: only inlined code is compiled for AVX2.
 pub(crate) trait Work {
-    /// What it returns.
+    /// Result of the loop.
     type Output;
-    /// Does the work.
+    /// Runs the loop.
     fn run(self) -> Self::Output;
 }
 
-/// Does the work with the widest vectors of this processor.
+/// Runs a loop with the widest vectors of this processor.
 #[inline]
 pub(crate) fn widest<W: Work>(work: W) -> W::Output {
     #[cfg(target_arch = "x86_64")]
     if std::is_x86_feature_detected!("avx2") && std::is_x86_feature_detected!("bmi2") {
-        // SAFETY: the processor has both.
+        // SAFETY: the processor has both features.
         return unsafe { avx2(work) };
     }
     work.run()

@@ -1,23 +1,23 @@
-//! The block of the mesh that a painting task owns, as integers.
+//! Integer sums of the block of the mesh that a painting task owns.
 
 use super::batch::{Batch, SIZE};
-use super::geometry::{Geometry, pair};
-use super::real::Real;
 use super::weights::{self, Factor};
+use crate::cic::geometry::{Geometry, pair};
+use crate::cic::real::Real;
 use core::ops::Range;
 
-/// What is painted: the weights and how they turn into integers.
+/// Weights and their fixed-point resolution.
 pub(crate) struct Source<'a, T> {
-    /// (particle or nothing, k, field)
+    /// Shape (particle, k, field), or (k, field) if shared.
     pub(crate) weight: &'a [T],
-    /// One weight for all particles.
+    /// Whether all particles have the same weight.
     pub(crate) shared: bool,
-    /// Values of `weight` a particle, `fields` of which belong to one k.
+    /// Values of `weight` for each particle: masks times `fields`.
     pub(crate) stride: usize,
     pub(crate) fields: usize,
-    /// Of each k; empty if there is one k and its mask is that of the value.
+    /// Coefficients of each mask; empty if the only mask is that of the value.
     pub(crate) factors: Vec<[Factor<f64>; 3]>,
-    /// One over the quantum of each field.
+    /// Inverse resolution of each field.
     pub(crate) inverse: Vec<f64>,
 }
 
@@ -28,17 +28,17 @@ impl<'a, T: Real> Source<'a, T> {
     }
 }
 
-/// Some fields of a source, one a lane.
+/// A range of fields of a source, one a lane.
 struct Fields<'a, T, const L: usize> {
     source: &'a Source<'a, T>,
     first: usize,
-    /// Lane of the last field; those beyond get nothing.
+    /// Lane of the last field.
     last: usize,
     inverse: [f64; L],
 }
 
 impl<T: Real, const L: usize> Fields<'_, T, L> {
-    /// Weights of a particle, in quanta.
+    /// Weights of a particle in units of the resolution.
     #[inline(always)]
     fn amounts(&self, site: usize, k: usize) -> [f64; L] {
         let source = self.source;
@@ -52,12 +52,12 @@ impl<T: Real, const L: usize> Fields<'_, T, L> {
     }
 }
 
-/// What one particle adds to its eight corners. Not a closure: that would not be compiled again for wider vectors.
+/// Contributions of a particle to its eight corners. Not a closure, which would not be compiled for AVX2.
 trait Contribution<const L: usize> {
     fn on_corners(&self, site: usize, t: [f64; 3]) -> [[f64; L]; 8];
 }
 
-/// The same weight for all, and no masks.
+/// Contributions with one weight for all particles, without masks.
 struct Shared<const L: usize>([f64; L]);
 
 impl<const L: usize> Contribution<L> for Shared<L> {
@@ -67,7 +67,7 @@ impl<const L: usize> Contribution<L> for Shared<L> {
     }
 }
 
-/// A weight each, and no masks.
+/// Contributions with a weight for each particle, without masks.
 struct Own<'a, T, const L: usize>(Fields<'a, T, L>);
 
 impl<T: Real, const L: usize> Contribution<L> for Own<'_, T, L> {
@@ -77,7 +77,7 @@ impl<T: Real, const L: usize> Contribution<L> for Own<'_, T, L> {
     }
 }
 
-/// A sum over masks.
+/// Contributions summed over masks.
 struct Masked<'a, T, const L: usize>(Fields<'a, T, L>);
 
 impl<T: Real, const L: usize> Contribution<L> for Masked<'_, T, L> {
@@ -107,16 +107,16 @@ fn product<const L: usize>(corner: &[f64; 8], amounts: &[f64; L]) -> [[f64; L]; 
     product
 }
 
-/// Sums of up to `L` fields over a block of x-planes. One more plane takes what falls beside the block, so that a particle
-/// at its edge needs no branch; one more cell in each row takes what wraps around, so that both corners along z are
-/// neighbours.
+/// Sums of up to `L` fields over a block of x-planes. A further plane receives contributions outside the block, so that
+/// particles at its edge need no branch. A further cell in each row receives contributions that wrap around, so that both
+/// corners along z are adjacent.
 pub(crate) struct Tile<'a, T: Real, const L: usize> {
     sums: Vec<[T::Sum; L]>,
     geometry: &'a Geometry<T>,
     block: Range<i32>,
 }
 
-/// All particles of a batch.
+/// Indices of all particles of a batch.
 const ALL: [u8; SIZE] = {
     let mut all = [0; SIZE];
     let mut n = 0;
@@ -127,7 +127,7 @@ const ALL: [u8; SIZE] = {
     all
 };
 
-/// Where the corners of a batch's particles lie in a tile, by axis: lower and upper, along z the lower alone.
+/// Offsets in a tile of the lower and upper corners of a batch by axis; along z of the lower corner only.
 struct Offsets {
     x: [[u32; SIZE]; 2],
     y: [[u32; SIZE]; 2],
@@ -139,14 +139,14 @@ impl<'a, T: Real, const L: usize> Tile<'a, T, L> {
         Self { sums: Vec::new(), geometry, block: 0..0 }
     }
 
-    /// Sums in a row and in a plane.
+    /// Number of sums in a row and in a plane.
     #[inline(always)]
     fn extents(&self) -> [usize; 2] {
         let [_, my, mz] = self.geometry.cells();
         [mz + 1, my * (mz + 1)]
     }
 
-    /// Empties it for the planes of `block`.
+    /// Clears the sums for the planes of `block`.
     #[inline(always)]
     pub(crate) fn start(&mut self, block: Range<i32>) {
         let [_, plane] = self.extents();
@@ -155,7 +155,7 @@ impl<'a, T: Real, const L: usize> Tile<'a, T, L> {
         self.block = block;
     }
 
-    /// Adds the part of a batch that falls into the block: all of it, if `whole`.
+    /// Adds the particles of a batch that touch the block; all particles if `whole`.
     #[inline(always)]
     pub(crate) fn add(&mut self, batch: &Batch<T>, whole: bool, source: &Source<'_, T>, fields: &Range<usize>) {
         let offsets = self.offsets(batch);
@@ -164,7 +164,7 @@ impl<'a, T: Real, const L: usize> Tile<'a, T, L> {
             count = self.choose(batch.len, &offsets, &mut chosen);
         }
         let chosen = &chosen[..count];
-        // One loop a kind of weight: a branch inside costs as much as the sums.
+        // A loop for each kind of weight: a branch inside the loop costs as much as the sums.
         let lanes = source.lanes(fields);
         if !source.factors.is_empty() {
             self.deposit(batch, chosen, &offsets, &Masked(lanes));
@@ -190,8 +190,8 @@ impl<'a, T: Real, const L: usize> Tile<'a, T, L> {
             for c in 0..4 {
                 let at = (offsets.x[c >> 1][n] + offsets.y[c & 1][n] + offsets.z[n]) as usize;
                 debug_assert!(at + 1 < self.sums.len());
-                // SAFETY: `offsets` are those of a plane of the tile and of a cell of the plane, since `Batch` wraps
-                // every cell into the mesh; a row has one cell more. The check would cost a tenth of the time.
+                // SAFETY: `Batch` wraps every cell into the mesh, so `offsets` lie inside the tile; a row has a further
+                // cell. A bounds check would cost a tenth of the time.
                 let pair = unsafe { self.sums.get_unchecked_mut(at..at + 2) };
                 for l in 0..L {
                     pair[0][l] = T::sum(pair[0][l], integers[2 * c][l]);
@@ -201,7 +201,7 @@ impl<'a, T: Real, const L: usize> Tile<'a, T, L> {
         }
     }
 
-    /// Lists the particles that reach into the block.
+    /// Lists the particles that touch the block.
     #[inline(always)]
     fn choose(&self, len: usize, offsets: &Offsets, chosen: &mut [u8; SIZE]) -> usize {
         let [_, plane] = self.extents();
@@ -234,11 +234,11 @@ impl<'a, T: Real, const L: usize> Tile<'a, T, L> {
         offsets
     }
 
-    /// Writes the block; `output` and `quanta` are of all fields, of which these are in the tile.
+    /// Writes the block. `output` and `resolutions` hold all fields, the tile holds `fields`.
     #[inline(always)]
-    pub(crate) fn finish(&self, output: &mut [T], quanta: &[f64], fields: &Range<usize>) {
+    pub(crate) fn finish(&self, output: &mut [T], resolutions: &[f64], fields: &Range<usize>) {
         let [row, _] = self.extents();
-        let (count, quanta) = (quanta.len(), &quanta[fields.clone()]);
+        let (count, resolutions) = (resolutions.len(), &resolutions[fields.clone()]);
         for (values, sums) in output.chunks_exact_mut((row - 1) * count).zip(self.sums.chunks_exact(row)) {
             let mut first = sums[0];
             for l in 0..L {
@@ -246,8 +246,8 @@ impl<'a, T: Real, const L: usize> Tile<'a, T, L> {
             }
             let sums = core::iter::once(&first).chain(&sums[1..]);
             for (values, sums) in values.chunks_exact_mut(count).zip(sums) {
-                for ((value, &sum), &quantum) in values[fields.clone()].iter_mut().zip(sums).zip(quanta) {
-                    *value = T::from_sum(sum, quantum);
+                for ((value, &sum), &resolution) in values[fields.clone()].iter_mut().zip(sums).zip(resolutions) {
+                    *value = T::from_sum(sum, resolution);
                 }
             }
         }

@@ -1,30 +1,25 @@
-//! Weights of the eight cells around a particle.
+//! Weights of a particle on the eight cells around it.
 
 use super::lanes::Lanes;
-use super::real::Real;
+use crate::cic::masks::Mask;
+use crate::cic::real::Real;
 
-/// Along which axes the weight is differentiated.
-pub type Mask = [bool; 3];
-
-/// The undifferentiated weight.
-pub(crate) const VALUE: Mask = [false; 3];
-
-/// The weights on the lower and upper cell along one axis are `(1-t) c - d` and `t c + d`: for a value c = 1, d = 0,
-/// for a derivative c = 0, d = 1. Exact, and free of branches.
+/// Coefficients of the weights on the lower and upper cell along one axis, `(1-t) c - d` and `t c + d`: c = 1, d = 0 for a
+/// value, c = 0, d = 1 for a derivative. Exact, without branches.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Factor<T> {
     c: T,
     d: T,
 }
 
-/// The factors of three masks along an axis, one mask a lane.
+/// Coefficients of three masks along one axis, one mask a lane.
 #[derive(Clone, Copy)]
 pub(crate) struct ThreeFactors<V> {
     c: V,
     d: V,
 }
 
-/// Factors of three masks by axis.
+/// Coefficients of three masks by axis.
 pub(crate) fn three_factors<T: Real, V: Lanes<T>>(masks: &[[Factor<T>; 3]; 3]) -> [ThreeFactors<V>; 3] {
     core::array::from_fn(|axis| {
         let of_masks = masks.map(|factors| factors[axis]);
@@ -32,7 +27,7 @@ pub(crate) fn three_factors<T: Real, V: Lanes<T>>(masks: &[[Factor<T>; 3]; 3]) -
     })
 }
 
-/// Factors of a mask.
+/// Coefficients of a mask by axis.
 pub(crate) fn factors<T: Real>(mask: Mask) -> [Factor<T>; 3] {
     mask.map(|derivative| if derivative { Factor { c: T::ZERO, d: T::ONE } } else { Factor { c: T::ONE, d: T::ZERO } })
 }
@@ -43,7 +38,7 @@ pub(crate) fn pairs<T: Real>(t: [T; 3]) -> [[T; 2]; 3] {
     [[T::ONE - t[0], t[0]], [T::ONE - t[1], t[1]], [T::ONE - t[2], t[2]]]
 }
 
-/// The same, differentiated.
+/// Weights of a mask on the lower and upper cell along each axis.
 #[inline(always)]
 pub(crate) fn masked_pairs<T: Real>(t: [T; 3], factors: &[Factor<T>; 3]) -> [[T; 2]; 3] {
     let mut pairs = pairs(t);
@@ -53,7 +48,7 @@ pub(crate) fn masked_pairs<T: Real>(t: [T; 3], factors: &[Factor<T>; 3]) -> [[T;
     pairs
 }
 
-/// The same for three masks.
+/// Weights of three masks, one mask a lane.
 #[inline(always)]
 pub(crate) fn three_pairs<T: Real, V: Lanes<T>>(t: [T; 3], factors: &[ThreeFactors<V>; 3]) -> [[V; 2]; 3] {
     let mut pairs: [[V; 2]; 3] = splat(pairs(t));
@@ -63,13 +58,13 @@ pub(crate) fn three_pairs<T: Real, V: Lanes<T>>(t: [T; 3], factors: &[ThreeFacto
     pairs
 }
 
-/// The same weights in all lanes.
+/// Copies the weights to all lanes.
 #[inline(always)]
 pub(crate) fn splat<T: Real, V: Lanes<T>>([x, y, z]: [[T; 2]; 3]) -> [[V; 2]; 3] {
     [[V::splat(x[0]), V::splat(x[1])], [V::splat(y[0]), V::splat(y[1])], [V::splat(z[0]), V::splat(z[1])]]
 }
 
-/// Their products on the corners (x y z, z fastest).
+/// Products of the weights on the corners (x y z, z fastest).
 #[inline(always)]
 pub(crate) fn product<T: Real>([x, y, z]: [[T; 2]; 3]) -> [T; 8] {
     let xy = [x[0] * y[0], x[0] * y[1], x[1] * y[0], x[1] * y[1]];

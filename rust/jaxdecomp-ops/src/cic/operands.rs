@@ -1,0 +1,148 @@
+//! Operands, results and attributes of paint and read, unpacked and checked for every platform.
+
+use super::geometry::Spec;
+use super::masks::Mask;
+use xla_ffi::{Call, Dtype, Error, Input, Output, Result};
+
+/// Extents of a batch of lattices of particles in blocks of mesh cells.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extents {
+    pub(crate) batch: usize,
+    pub(crate) sites: [usize; 3],
+    pub(crate) cells: [usize; 3],
+    /// Number of fields on the mesh.
+    pub(crate) fields: usize,
+}
+
+/// What paint and read have in common.
+pub(crate) struct Particles<'a> {
+    pub(crate) spec: Spec,
+    pub(crate) masks: Vec<Mask>,
+    pub(crate) extents: Extents,
+    pub(crate) disp: Input<'a>,
+}
+
+/// The operands of a paint.
+pub(crate) struct Paint<'a> {
+    pub(crate) particles: Particles<'a>,
+    pub(crate) weight: Input<'a>,
+    pub(crate) mesh: Output<'a>,
+}
+
+/// Values that a read returns for each particle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reduction {
+    /// One for each mask and field.
+    None,
+    /// Weighted sums over the masks, one for each field.
+    OverMasks,
+    /// Weighted sums over the fields, one for each mask.
+    OverFields,
+}
+
+/// The operands of a read.
+pub(crate) struct Read<'a> {
+    pub(crate) particles: Particles<'a>,
+    pub(crate) fields: Input<'a>,
+    pub(crate) reduction: Reduction,
+    /// Present if there is a reduction.
+    pub(crate) weight: Option<Input<'a>>,
+    pub(crate) out: Output<'a>,
+}
+
+impl<'a> Particles<'a> {
+    fn new(call: &Call<'a>, name: &str, mesh: [usize; 5]) -> Result<Self> {
+        let disp = call.input(0, "disp")?;
+        if ![Dtype::F32, Dtype::F64].contains(&disp.dtype()) {
+            return Err(Error::invalid(format!("disp: expected f32 or f64, got {}", disp.dtype())));
+        }
+        let [batch, px, py, pz, components] = disp.expect_rank("batch, x, y, z, component")?;
+        if components != 3 {
+            return Err(Error::invalid(format!("disp: expected 3 components on the last axis, got {components}")));
+        }
+        let [mesh_batch, mx, my, mz, fields] = mesh;
+        if mesh_batch != batch {
+            return Err(Error::invalid(format!("{name}: expected a batch of {batch}, got {mesh_batch}")));
+        }
+        let extents = Extents { batch, sites: [px, py, pz], cells: [mx, my, mz], fields };
+        Ok(Self { spec: spec(call)?, masks: masks(call)?, extents, disp })
+    }
+
+    /// Fails unless an array has the precision of the displacements.
+    fn expect_dtype(&self, name: &str, got: Dtype) -> Result<()> {
+        let expected = self.disp.dtype();
+        let mismatch = || Error::invalid(format!("{name}: expected {expected}, got {got}"));
+        (got == expected).then_some(()).ok_or_else(mismatch)
+    }
+}
+
+impl<'a> Paint<'a> {
+    pub(crate) fn new(call: &Call<'a>) -> Result<Self> {
+        call.expect_arity(2, 1)?;
+        let (weight, mesh) = (call.input(1, "weight")?, call.output(0, "mesh")?);
+        let particles = Particles::new(call, "mesh", mesh.expect_rank("batch, x, y, z, field")?)?;
+        let Extents { batch, sites, fields, .. } = particles.extents;
+        let shared = weight.dims().get(1..4) == Some(&[1, 1, 1]);
+        let [wx, wy, wz] = if shared { [1, 1, 1] } else { sites };
+        weight.expect_dims(&[batch, wx, wy, wz, particles.masks.len(), fields])?;
+        particles.expect_dtype("weight", weight.dtype())?;
+        particles.expect_dtype("mesh", mesh.dtype())?;
+        Ok(Self { particles, weight, mesh })
+    }
+}
+
+impl<'a> Read<'a> {
+    pub(crate) fn new(call: &Call<'a>) -> Result<Self> {
+        call.expect_arity(2, 1)?;
+        let read = Self::unreduced(call)?;
+        let Extents { batch, sites: [px, py, pz], fields, .. } = read.particles.extents;
+        read.out.expect_dims(&[batch, px, py, pz, read.particles.masks.len(), fields])?;
+        Ok(read)
+    }
+
+    pub(crate) fn reduced(call: &Call<'a>) -> Result<Self> {
+        call.expect_arity(3, 1)?;
+        let (read, weight) = (Self::unreduced(call)?, call.input(2, "weight")?);
+        let (Extents { batch, sites: [px, py, pz], fields, .. }, masks) =
+            (read.particles.extents, read.particles.masks.len());
+        let (reduction, summed, kept) = match call.integers("over_masks")?[..] {
+            [0] => (Reduction::OverFields, [1, fields], [masks, 1]),
+            [1] => (Reduction::OverMasks, [masks, 1], [1, fields]),
+            ref other => return Err(Error::invalid(format!("attribute 'over_masks': expected 0 or 1, got {other:?}"))),
+        };
+        weight.expect_dims(&[batch, px, py, pz, summed[0], summed[1]])?;
+        read.out.expect_dims(&[batch, px, py, pz, kept[0], kept[1]])?;
+        read.particles.expect_dtype("weight", weight.dtype())?;
+        Ok(Self { reduction, weight: Some(weight), ..read })
+    }
+
+    fn unreduced(call: &Call<'a>) -> Result<Self> {
+        let (fields, out) = (call.input(1, "fields")?, call.output(0, "out")?);
+        let particles = Particles::new(call, "fields", fields.expect_rank("batch, x, y, z, field")?)?;
+        particles.expect_dtype("fields", fields.dtype())?;
+        particles.expect_dtype("out", out.dtype())?;
+        Ok(Self { particles, fields, reduction: Reduction::None, weight: None, out })
+    }
+}
+
+fn spec(call: &Call<'_>) -> Result<Spec> {
+    let periodic = call.integer_array("periodic")?;
+    if periodic.iter().any(|&p| p != 0 && p != 1) {
+        return Err(Error::invalid(format!("attribute 'periodic': expected 0 or 1, got {periodic:?}")));
+    }
+    Ok(Spec {
+        spacing_num: call.integer_array("spacing_num")?,
+        spacing_den: call.integer_array("spacing_den")?,
+        origin: call.integer_array("origin")?,
+        periodic: periodic.map(|p| p == 1),
+        scale: call.float_array("scale")?,
+    })
+}
+
+fn masks(call: &Call<'_>) -> Result<Vec<Mask>> {
+    let numbers = call.integers("masks")?;
+    if numbers.is_empty() || numbers.len() % 3 != 0 || numbers.iter().any(|&n| n != 0 && n != 1) {
+        return Err(Error::invalid(format!("attribute 'masks': expected triples of 0 and 1, got {numbers:?}")));
+    }
+    Ok(numbers.chunks_exact(3).map(|mask| [mask[0] == 1, mask[1] == 1, mask[2] == 1]).collect())
+}
