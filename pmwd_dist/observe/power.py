@@ -8,12 +8,12 @@ from functools import partial
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from pmwd_dist.config import Config
-from pmwd_dist.parallel.fft import local_factors, local_wavenumbers, rfft_block, wavenumbers
+from pmwd_dist.parallel.fft import rfft_block
+from pmwd_dist.pm import fourier
 
 
 class PowerSpectrum(eqx.Module):
@@ -57,23 +57,16 @@ def power_spectrum(field: Float[Array, "nx ny nz"], config: Config, *, deconvolv
 
 def _sums(field: Array, config: Config, deconvolve: bool) -> Array:
     """Sums over the modes of each bin: of k, of the power, and their number."""
-    decomposition, dtype = config.decomposition, field.dtype
-    numbers = local_wavenumbers(config.mesh_shape, decomposition)
+    decomposition, dtype, shape = config.decomposition, field.dtype, config.mesh_shape
     fundamental = [2 * math.pi / length for length in config.box_size]
-    k = [n.astype(dtype) * f for n, f in zip(numbers, fundamental, strict=True)]
-    modulus = jnp.sqrt(k[0] ** 2 + k[1] ** 2 + k[2] ** 2)
+    modulus = jnp.sqrt(fourier.k_squared(shape, config, dtype))
     power = jnp.abs(rfft_block(field, decomposition)) ** 2
     if deconvolve:
-        each = zip(wavenumbers(config.mesh_shape, decomposition), config.mesh_shape, strict=True)
-        windows = [np.sinc(n / size) ** -4 for n, size in each]
-        for window in local_factors(windows, decomposition, dtype):
-            power = power * window
-    nz, kz = config.mesh_shape[2], numbers[2]
-    twice = jnp.where((kz == 0) | (2 * kz == nz), 1, 2)
-    weight = jnp.where(kz < 0, 0, twice).astype(dtype)
+        power = power * fourier.cic_window(shape, config, dtype, power=-2)
+    weight = fourier.mode_count(shape, config, dtype)
 
     step = min(fundamental)
-    nyquist = min(n * f / 2 for n, f in zip(config.mesh_shape, fundamental, strict=True))
+    nyquist = min(n * f / 2 for n, f in zip(shape, fundamental, strict=True))
     bins = math.floor(nyquist / step + 1e-6)
     index = jnp.rint(modulus / step).astype(jnp.int32)
     index = jnp.where((index >= 1) & (index <= bins), index - 1, bins)

@@ -237,11 +237,6 @@ def local_factors(values: Sequence[np.ndarray], decomposition: Decomposition, dt
     return x[:, None, None], y[None, :, None], z[None, None, :]
 
 
-def local_wavenumbers(shape: Shape3, decomposition: Decomposition) -> tuple[Array, Array, Array]:
-    """`wavenumbers` of the local block of the spectrum, ready to broadcast; inside shard_map."""
-    return local_factors(wavenumbers(shape, decomposition), decomposition, jnp.int32)
-
-
 def _own_part(values: Array, names: Names, parts: int) -> Array:
     if parts == 1:
         return values

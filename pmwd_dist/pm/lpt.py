@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Complex
 
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table
-from pmwd_dist.parallel.fft import irfft_block, local_factors, rfft_block, sequence_after, spectrum_shape, wavenumbers
+from pmwd_dist.parallel.fft import irfft_block, rfft_block, sequence_after, spectrum_shape
+from pmwd_dist.pm import fourier
 from pmwd_dist.pm.particles import Particles, quantize
 
 
@@ -62,42 +61,26 @@ def _lpt(modes: Array, table: GrowthTable, a: Any, config: Config) -> Particles:
     return quantize(Particles(*run(modes, factors)), config)
 
 
-def _wavevectors(config: Config, dtype: Any, *, odd: bool) -> list[Array]:
-    """Wavevectors of the lattice [h/Mpc]; for odd derivatives the Nyquist frequency, which has no sign, is zero."""
-    shape = config.particle_shape
-    factors = []
-    for n, size, length in zip(wavenumbers(shape, config.decomposition), shape, config.box_size, strict=True):
-        signed = np.where(odd & (2 * np.abs(n) == size), 0, n)
-        factors.append(signed * (2 * math.pi / length))
-    factors[2] = np.maximum(factors[2], 0)  # the padding along kz
-    return list(local_factors(factors, config.decomposition, dtype))
-
-
-def _inverse_laplacian(modes: Array, config: Config) -> Array:
-    """modes / k^2, zero at k = 0."""
-    k2 = sum(k**2 for k in _wavevectors(config, modes.real.dtype, odd=False))
-    return modes * jnp.where(k2 > 0, 1 / jnp.where(k2 > 0, k2, 1), 0)
-
-
 def _displacement(modes: Array, config: Config) -> Array:
     """The field whose divergence is -modes and whose curl is zero: ik/k^2 modes, shape (nx, ny, nz, 3)."""
-    potential = _inverse_laplacian(modes, config)
-    nz = config.particle_shape[2]
+    shape, dtype = config.particle_shape, modes.real.dtype
+    potential = modes * fourier.inverse_laplacian(shape, config, dtype)
     fields: list[Array] = []
-    for k in _wavevectors(config, modes.real.dtype, odd=True):
-        fields.append(irfft_block(1j * k * potential, nz, config.decomposition))
+    for k in fourier.wavevectors(shape, config, dtype, odd=True):
+        fields.append(irfft_block(1j * k * potential, shape[2], config.decomposition))
         potential, fields = sequence_after(potential, fields)
     return jnp.stack(fields, -1)
 
 
 def _second_order_source(modes: Array, config: Config) -> Array:
     """sum_{i<j} (phi_ii phi_jj - phi_ij^2) of the potential phi = -modes / k^2."""
-    potential = _inverse_laplacian(modes, config)
-    nz = config.particle_shape[2]
-    even = _wavevectors(config, modes.real.dtype, odd=False)
-    odd = _wavevectors(config, modes.real.dtype, odd=True)
+    shape, dtype = config.particle_shape, modes.real.dtype
+    potential = modes * fourier.inverse_laplacian(shape, config, dtype)
+    even = fourier.wavevectors(shape, config, dtype)
+    odd = fourier.wavevectors(shape, config, dtype, odd=True)
+    nz = shape[2]
 
-    source = trace = jnp.zeros((), modes.real.dtype)
+    source = trace = jnp.zeros((), dtype)
     for i in range(3):
         derivative = irfft_block(even[i] ** 2 * potential, nz, config.decomposition)
         source, trace = source + trace * derivative, trace + derivative

@@ -17,7 +17,8 @@ from jaxtyping import Array, Complex, Float
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology import linear_power as linear
-from pmwd_dist.parallel.fft import local_wavenumbers, rfft_block
+from pmwd_dist.parallel.fft import rfft_block
+from pmwd_dist.pm import fourier
 
 _TABLE = 4096  # nodes of P(k), equidistant in ln k: linear interpolation in log-log is right to 1e-5
 
@@ -106,16 +107,12 @@ def _colour(noise: Array, power: Array, config: Config) -> Array:
     volume, count = math.prod(config.box_size), math.prod(shape)
 
     def block(noise: Array, log_power: Array) -> Array:
-        ks = [
-            n * (2 * math.pi / length)
-            for n, length in zip(local_wavenumbers(shape, decomposition), config.box_size, strict=True)
-        ]
-        k2 = sum(k_.astype(noise.dtype) ** 2 for k_ in ks)
+        k2 = fourier.k_squared(shape, config, noise.dtype)
         x = (0.5 * jnp.log(jnp.where(k2 > 0, k2, 1)) - x0) / dx
         i = jnp.clip(x.astype(jnp.int32), 0, _TABLE - 2)
         t = x - i
         amplitude = jnp.exp(0.5 * ((1 - t) * log_power[i] + t * log_power[i + 1]))
-        valid = (k2 > 0) & (ks[2] >= 0)
+        valid = (k2 > 0) & (fourier.mode_count(shape, config, noise.dtype) > 0)
         return rfft_block(noise, decomposition) * jnp.where(valid, amplitude * math.sqrt(count / volume), 0)
 
     run = decomposition.shard_map(block, (decomposition.spec, P()), decomposition.spectrum_spec)

@@ -1,0 +1,78 @@
+"""Factors in Fourier space, on the local block of a spectrum, ready to broadcast; inside shard_map.
+
+All are for the spectrum of a real field of a given shape (the mesh, or the particles' lattice) in the box of a
+simulation. Each is computed along its axes on the host in double precision and rounded once.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from pmwd_dist.config import Config
+from pmwd_dist.ops.local_fft import multiplicity
+from pmwd_dist.parallel.division import Shape3
+from pmwd_dist.parallel.fft import local_factors, spectrum_shape, wavenumbers
+
+
+def wavevectors(
+    shape: Shape3, config: Config, dtype: Any, *, odd: bool = False
+) -> tuple[Float[Array, "nx 1 1"], Float[Array, "1 ny 1"], Float[Array, "1 1 nk"]]:
+    """Components of the wavevectors [h/Mpc], zero in the padding along kz.
+
+    Args:
+      shape: of the real field.
+      config: the simulation.
+      dtype: real.
+      odd: for derivatives of odd order: zero at the Nyquist frequency, which has no sign.
+    """
+    return local_factors(_wavevectors(shape, config, odd=odd), config.decomposition, dtype)
+
+
+def k_squared(shape: Shape3, config: Config, dtype: Any) -> Float[Array, "nx ny nk"]:
+    """Squares of the wavenumbers [(h/Mpc)^2]."""
+    x, y, z = local_factors([ki**2 for ki in _wavevectors(shape, config)], config.decomposition, dtype)
+    return x + y + z
+
+
+def inverse_laplacian(shape: Shape3, config: Config, dtype: Any) -> Float[Array, "nx ny nk"]:
+    """Green's function of minus the Laplacian, 1 / k^2 [(Mpc/h)^2]; zero at k = 0."""
+    k2 = k_squared(shape, config, dtype)
+    return jnp.where(k2 > 0, 1 / jnp.where(k2 > 0, k2, 1), 0)
+
+
+def cic_window(shape: Shape3, config: Config, dtype: Any, *, power: int) -> Float[Array, "nx ny nk"]:
+    """A power of the cloud-in-cell window: the product of sinc^2 over the axes (Hockney & Eastwood 1988, ch. 5)."""
+    numbers = wavenumbers(shape, config.decomposition)
+    factors = [np.sinc(n / size) ** (2 * power) for n, size in zip(numbers, shape, strict=True)]
+    x, y, z = local_factors(factors, config.decomposition, dtype)
+    return x * y * z
+
+
+def below_nyquist(shape: Shape3, coarser: Shape3, config: Config) -> Bool[Array, "nx ny nk"]:
+    """Whether modes lie below the Nyquist frequency of a coarser grid, along the axes where it is coarser."""
+    numbers = wavenumbers(shape, config.decomposition)
+    each = zip(numbers, coarser, shape, strict=True)
+    keep = [np.full(n.shape, m >= size) | (2 * np.abs(n) < m) for n, m, size in each]
+    x, y, z = local_factors(keep, config.decomposition, bool)
+    return x & y & z
+
+
+def mode_count(shape: Shape3, config: Config, dtype: Any) -> Float[Array, "1 1 nk"]:
+    """Number of modes that a value stands for: itself and its conjugate; 0 in the padding along kz."""
+    nx, ny, nk = spectrum_shape(shape, config.decomposition)
+    counts = multiplicity(shape[2], float)
+    along = np.ones(nx), np.ones(ny), np.pad(counts, (0, nk - len(counts)))
+    return local_factors(along, config.decomposition, dtype)[2]
+
+
+def _wavevectors(shape: Shape3, config: Config, *, odd: bool = False) -> list[np.ndarray]:
+    x, y, z = wavenumbers(shape, config.decomposition)
+    numbers = (x, y, np.maximum(z, 0))
+    if odd:
+        numbers = [np.where(2 * np.abs(n) == size, 0, n) for n, size in zip(numbers, shape, strict=True)]
+    return [n * (2 * math.pi / length) for n, length in zip(numbers, config.box_size, strict=True)]
