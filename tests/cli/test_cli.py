@@ -170,13 +170,12 @@ def test_interrupt_before_anything_has_begun(cli: Cli, monkeypatch: pytest.Monke
 
 def test_as_a_program(file: Path):
     """In a process of its own: a reader that goes away is no error, and importing starts neither JAX nor MPI."""
-    command = f"{sys.executable} -m pmwd_dist.cli template | head -1"
+    program = (
+        "import sys, pmwd_dist.cli; from jax._src import xla_bridge; "
+        "assert not xla_bridge.backends_are_initialized(); assert 'mpi4py.MPI' not in sys.modules; "
+        "sys.argv[1:] = ['template']; import pmwd_dist.cli.__main__"
+    )
+    command = f'{sys.executable} -c "{program}" | head -1'
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("[box]")
-    program = (
-        "import sys, pmwd_dist.cli; from jax._src import xla_bridge; "
-        "assert not xla_bridge.backends_are_initialized(); assert 'mpi4py.MPI' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")

@@ -96,6 +96,13 @@ def assert_same(one: Path, other: Path) -> None:
         assert (one / csv).read_text() == (other / csv).read_text()
 
 
+@pytest.fixture
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Empty files for figures, which take longer than all the rest of a small run."""
+    for name in ("draw_spectra", "draw_slab"):
+        monkeypatch.setattr(figures, name, lambda path, content: path.touch())
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Events]:
     """A run from beginning to end."""
@@ -148,6 +155,7 @@ def test_power_follows_linear_theory_on_large_scales(finished: tuple[Path, Event
     assert slab.thickness == 8.0
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_config_toml_reproduces_the_run(finished: tuple[Path, Events], tmp_path: Path):
     folder, _ = finished
     assert command("run", folder / "config.toml", "--output", tmp_path / "again") == 0
@@ -155,6 +163,7 @@ def test_config_toml_reproduces_the_run(finished: tuple[Path, Events], tmp_path:
 
 
 @pytest.mark.parametrize(("number", "step"), [(signal.SIGINT, 1), (signal.SIGTERM, 3)])
+@pytest.mark.usefixtures("no_figures")
 def test_interrupted_and_resumed_is_bitwise_the_same(finished, tmp_path: Path, number: int, step: int):
     plan = make(tmp_path / "run")
     before = signal.getsignal(signal.SIGINT)  # ignored, where the tests were started in the background
@@ -171,6 +180,7 @@ def test_interrupted_and_resumed_is_bitwise_the_same(finished, tmp_path: Path, n
     assert command("resume", plan.folder) == 0  # nothing is left to do
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_interrupt_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "small.toml").write_text(SMALL)
 
@@ -193,6 +203,7 @@ def test_interrupt_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert err == f"pmwd-dist: interrupted after step 2 of 4; go on with `pmwd-dist resume {tmp_path / 'run'}`\n"
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_regular_checkpoints_keep_the_last_one(tmp_path: Path):
     plan = make(tmp_path / "run", "output.checkpoint_every=1", "output.snapshot=false")
     seen = []
@@ -205,12 +216,14 @@ def test_regular_checkpoints_keep_the_last_one(tmp_path: Path):
     assert seen == [["checkpoint_000001"], ["checkpoint_000002"], ["checkpoint_000003"]]
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_resume_without_a_checkpoint_begins_anew(finished, tmp_path: Path):
     plan = make(tmp_path / "run")
     execute(plan, Events(), resume=True)
     assert_same(finished[0], plan.folder)
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_damaged_checkpoint_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     plan = make(tmp_path / "run")
     with pytest.raises(Interrupted):
@@ -252,6 +265,7 @@ def test_checkpoint_loads_on_any_layout(decomposition: pmd.Decomposition, tmp_pa
         checkpoint.load(path, {"disp": tree["table"]})
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_beyond_the_halo_a_run_fails_and_continues_on_other_devices(tmp_path: Path, capsys):
     overrides = ["devices.halo=1", "devices.pdims=[2, 1]", "output.snapshot=false", "output.redshifts=0"]
     folder = tmp_path / "run"
@@ -287,6 +301,7 @@ def test_particles_that_are_not_finite_fail(tmp_path: Path, monkeypatch: pytest.
     assert checkpoint.latest(plan.folder) is None
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_disk_that_fills_up_ends_the_run_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     def full(path, *arguments, **options):
         raise OSError(28, os.strerror(28), str(path))
@@ -361,12 +376,16 @@ assert codes == [0, 2], codes
 
 @pytest.mark.mpi
 @pytest.mark.slow
-def test_two_processes(finished: tuple[Path, Events], tmp_path: Path):
+@pytest.mark.usefixtures("no_figures")
+def test_two_processes(tmp_path: Path):
     """The same power as one process; a snapshot of two files; an error of process 0 is an error of both."""
     mpirun = shutil.which("mpirun") or str(Path(sys.executable).with_name("mpirun"))
     if not Path(mpirun).exists():
         pytest.skip("there is no mpirun")
-    (tmp_path / "small.toml").write_text(SMALL.replace("pdims = [1, 1]", "halo = 4"))
+    one = make(tmp_path / "one", "output.redshifts=0", "output.slice_thickness=0")
+    execute(one, Events())
+    text = (one.folder / "config.toml").read_text()
+    (tmp_path / "small.toml").write_text(text.replace("pdims = [1, 1]", "").replace('halo = "auto"', "halo = 4"))
     environment = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     environment["JAX_ENABLE_X64"] = "1"  # as in this process: the noise of a seed depends on it
     run = [mpirun, "-n", "2", "--oversubscribe", sys.executable, "-c", TWICE]
@@ -374,14 +393,12 @@ def test_two_processes(finished: tuple[Path, Events], tmp_path: Path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("step 4/4") == 1
     assert done.stderr.count("not empty") == 1
-    both, alone = (figures.read_spectra(folder)[0].power for folder in (tmp_path / "small", finished[0]))
+    folders = (tmp_path / "small", one.folder)
+    both, alone = (figures.read_spectra(folder)[0].power for folder in folders)
     np.testing.assert_allclose(both, alone, rtol=1e-6)
     assert (tmp_path / "small" / "snapshot_z0.000.1.hdf5").exists()
-    config = pmd.Config(32.0, 8, decomposition=pmd.Decomposition((1, 1)))
-    two, one = (
-        load_snapshot(folder / "snapshot_z0.000.hdf5", config)[0] for folder in (tmp_path / "small", finished[0])
-    )
-    assert float(jnp.abs(two.disp - one.disp).max()) < 1e-6
+    both, alone = (load_snapshot(folder / "snapshot_z0.000.hdf5", one.simulation.config)[0].disp for folder in folders)
+    assert float(jnp.abs(both - alone).max()) < 1e-6
 
 
 def test_nothing_of_the_runner_is_left_behind(tmp_path: Path):

@@ -161,7 +161,7 @@ def _cosmology_problems(cosmo: Any, config: Config) -> list[str]:
     growth = np.asarray(growth_table(cosmo).D1(np.geomspace(config.a_start, config.a_stop, 32)))
     if not (np.isfinite(growth).all() and (np.diff(growth) > 0).all()):
         return ["[cosmology]: structure doesn't grow throughout the time span; check omega_m, omega_k, w0 and wa"]
-    power = np.asarray(linear_power(power_nodes(config)[::64], cosmo))
+    power = np.asarray(linear_power(power_nodes(config), cosmo))
     if not (np.isfinite(power).all() and (power > 0).all()):
         return ["[cosmology]: the linear P(k) is not finite and positive; check omega_m, omega_b, h, n_s and sigma8"]
     return []
