@@ -382,10 +382,16 @@ def test_two_processes(tmp_path: Path):
     mpirun = shutil.which("mpirun") or str(Path(sys.executable).with_name("mpirun"))
     if not Path(mpirun).exists():
         pytest.skip("there is no mpirun")
-    one = make(tmp_path / "one", "output.redshifts=0", "output.slice_thickness=0")
+    k = np.geomspace(1e-3, 10, 50)
+    np.savetxt(tmp_path / "p.txt", np.stack([k, 1e4 * k / (1 + (k / 0.02) ** 2.5)], -1))
+    overrides = ["output.redshifts=0", "output.slice_thickness=0", "cosmology.linear_power=p.txt"]
+    one = make(tmp_path / "one", *overrides)
     execute(one, Events())
     text = (one.folder / "config.toml").read_text()
-    (tmp_path / "small.toml").write_text(text.replace("pdims = [1, 1]", "").replace('halo = "auto"', "halo = 4"))
+    for old, new in (("pdims = [1, 1]", ""), ('halo = "auto"', "halo = 4"), ('"linear_power.txt"', '"p.txt"')):
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "small.toml").write_text(text)
     environment = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     environment["JAX_ENABLE_X64"] = "1"  # as in this process: the noise of a seed depends on it
     run = [mpirun, "-n", "2", "--oversubscribe", sys.executable, "-c", TWICE]

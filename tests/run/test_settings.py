@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
-import pmwd_dist as pmd
 from pmwd_dist.cosmology.linear_power import sigma_R
 from pmwd_dist.parallel import autotune_cache
 from pmwd_dist.parallel.backends.peer import Peer
@@ -192,8 +190,6 @@ def test_table_is_found_beside_the_file_and_used(file: Path):
     simulation = build(read(file, ["cosmology.linear_power=p.txt"]))
     np.testing.assert_allclose(simulation.linear_power(k[5:-5]), power[5:-5], rtol=1e-6)
     assert np.isnan(simulation.linear_power(np.array([1e-4, 20.0]))).all()
-    noise = pmd.white_noise(jax.random.key(0), simulation.config)
-    assert pmd.linear_modes(noise, simulation.cosmo, simulation.config, linear_power=simulation.table).shape
 
 
 def test_table_can_be_normalised_to_sigma8(file: Path):
