@@ -9,9 +9,9 @@ one device.
   force     paint, solve and read at the particles at a = 1 [ms]
 
 Every (code, case, size) runs in a process of its own. Its inputs come from a file, so that nothing else counts. It
-compiles (reported apart), runs once to warm up, and then runs in turn with the others: on a CPU the codes take
-turns within each round, so that a busy machine is equally busy for all; on a GPU, where they would share its memory,
-one after the other. Times are medians.
+compiles (reported apart) and runs once to warm up. On a CPU, each round then has a turn of every code, so that a busy
+machine is equally busy for all; on a GPU, where they would share its memory, they run one after the other. Times are
+medians.
 
 Peak bytes are counted in the warm-up run, inputs and outputs included. On a GPU: the allocator's peak_bytes_in_use.
 On a CPU: the high-water mark of the resident memory (reset just before the run), less the resident memory after

@@ -1,4 +1,4 @@
-"""Start the workers, let them take turns, collect what they report."""
+"""Start the workers, run them in rounds, and collect their records."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LARGE_SCALES = 0.15  # [h/Mpc]: up to here P(k) is compared
 
 
 class Worker:
-    """A worker process, spoken to by lines."""
+    """A worker process with a protocol of lines."""
 
     def __init__(self, name: str, case: str, n: int, folder: Path, python: Mapping[str, str]):
         self.name, self.case, self.n = name, case, n
@@ -46,7 +46,7 @@ class Worker:
             )
 
     def ask(self, line: str = "") -> dict[str, Any]:
-        """What the worker says next; {"error": …} if it died."""
+        """Send a line; return the next answer, {"error": …} if the process ended with one."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
@@ -61,7 +61,7 @@ class Worker:
         return {} if code == 0 else {"error": "killed: out of memory?" if code < 0 else self._last_error()}
 
     def _last_error(self) -> str:
-        """The line of a traceback that says what it is."""
+        """The last line of a traceback in the log."""
         lines = self._log.read_text(encoding="utf-8").splitlines()
         errors = [line for line in lines if re.match(r"[\w.]+(Error|Exception)\b", line)]
         return (errors or lines or ["died"])[-1].replace("|", "/")[:200]
@@ -124,7 +124,7 @@ class _Plan:
     progress: Callable[[str], None]
 
     def inputs(self, n: int, folder: Path, *, forward: bool) -> dict[str, Any]:
-        """Write the inputs of a size; what the machine is."""
+        """Write the inputs of a size, and return the description of the machine."""
         self.progress(f"{n}^3: inputs")
         machine = self._write("ours", n, folder)
         if "error" in machine:
@@ -141,7 +141,7 @@ class _Plan:
         return answer
 
     def compare(self, case: str, n: int, folder: Path, *, together: bool) -> list[dict[str, Any]]:
-        """The records of all codes for one case and size; together: they take turns."""
+        """Records of all codes for one case and size; together: each round has a turn of every code."""
         names = [name for name in self.only if case in ("paint", "force") or name not in _KERNELS_ONLY]
         records: dict[str, dict[str, Any]] = {
             name: {"code": name, "case": case, "n": n, "seconds": []} for name in names
@@ -182,7 +182,7 @@ class _Plan:
 
 
 def _agreement(record: dict[str, Any], folder: Path) -> dict[str, float]:
-    """How the result compares with ours: P(k) on large scales for forward, the cosine of the two for the rest."""
+    """Agreement of a result with ours: P(k) on large scales for forward, the cosine of the two for other cases."""
     case, n = record["case"], record["n"]
     files = [folder / f"{case}-{name}-{n}.npy" for name in (record["code"], "ours")]
     if not all(file.exists() for file in files):

@@ -46,7 +46,7 @@ def say(line: str) -> None:
 
 
 def seconds(function: Callable[[Any], Any], argument: Any) -> tuple[float, float]:
-    """Of a call that is waited for, and of one among several that follow each other, as in a program."""
+    """Seconds of a call that is waited for, and of one among several that follow each other, as in a program."""
     compiled = jax.jit(function).lower(argument).compile()
     jax.block_until_ready(compiled(argument))
     times = []
@@ -69,8 +69,8 @@ def cells(times: list[tuple[float, float]]) -> list[str]:
     return [f"{1e3 * alone:.2f} / {1e3 * queued:.2f}" for alone, queued in times]
 
 
-def layouts() -> list[pmd.Decomposition]:
-    """Slabs by whatever serves them by default, slabs and pencils by XLA."""
+def decompositions() -> list[pmd.Decomposition]:
+    """Slabs by the default backend; slabs and pencils by XLA."""
     count, default = jax.device_count(), pmd.Decomposition()
     by_xla = [pmd.Decomposition((count // py, py), backend="xla") for py in (1, 2) if count % py == 0]
     return by_xla if default.backend.name == "xla" else [default, *by_xla]
@@ -173,10 +173,10 @@ def main() -> None:
     devices = jax.devices()
     say(f"{len(devices)} x {devices[0].device_kind}, {jax.process_count()} processes, jax {jax.__version__}")
     columns = f"forward (GB/s) | inverse (GB/s) | both in one program | halo {HALO} there and back"
-    say(f"\n| mesh | pdims | moved by | {columns} | error |")
+    say(f"\n| mesh | pdims | backend | {columns} | error |")
     say("|---|---|---|---|---|---|---|---|")
     for n in [int(word) for word in sys.argv[1:] if word != "--real"] or [512]:
-        for decomposition in layouts():
+        for decomposition in decompositions():
             measure_all(n, decomposition, decomposition.backend.name)
             if cudecomp.available(decomposition):
                 measure_cudecomp(n, decomposition.pdims)

@@ -39,7 +39,7 @@ def main(name: str, case: str, n: int, folder: Path) -> None:
 
 
 def _case(code: Any, name: str, case: str, n: int) -> tuple[Callable[..., Any], Any, str]:
-    """What is timed, its arguments as shapes, and the file that holds them."""
+    """The function to time, its arguments as shapes, and the file that holds them."""
     noise = jax.ShapeDtypeStruct((n, n, n), jnp.float32)
     if case == "forward":
         leaves, structure = _shape_of(code.initial, noise)
@@ -56,7 +56,7 @@ def _case(code: Any, name: str, case: str, n: int) -> tuple[Callable[..., Any], 
 
 
 def _shape_of(function: Callable[..., Any], *arguments: Any) -> tuple[Any, Any]:
-    """Shapes of the leaves of a result, and its tree, which need not be able to hold shapes."""
+    """Shapes of the leaves of a result, and its tree, which may be of a class that can't hold shapes."""
     structures: list[Any] = []
 
     def leaves(*arguments: Any) -> list[Any]:
@@ -78,7 +78,7 @@ def _load(file: Path, example: Any) -> tuple[Any, ...]:
 
 
 def _save_observable(file: Path, code: Any, case: str, out: Any) -> None:
-    """What tells whether two codes did the same: density, gradient, mesh or force."""
+    """Save the field by which results of codes are compared: density, gradient, mesh or force."""
     field = jax.jit(code.density)(out) if case == "forward" else out[1] if case == "gradient" else out
     np.save(file, np.asarray(field, np.float32))
 

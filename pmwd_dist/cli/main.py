@@ -1,4 +1,4 @@
-"""Run a verb and turn whatever goes wrong into one or two lines and an exit code."""
+"""Run a command; report an error as one or two lines and an exit code."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.run.settings import SettingsError
 from pmwd_dist.run.signals import Interrupted
 
-# typer has a click of its own or not, by its version; this is the base class of either.
+# Newer versions of typer bring their own click; this is the base class of usage errors in either.
 _UsageError: Any = typer.BadParameter.__mro__[1]
-# Errors that all processes have in common; after any other one the rest would wait forever.
+# Errors that every process raises; after any other one the other processes would wait forever.
 _SHARED = (SharedError, SimulationError, Interrupted, CommandError)
 _INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """The program `pmwd-dist`."""
+    """Run the program `pmwd-dist`."""
     code = _run(list(sys.argv[1:] if arguments is None else arguments) or ["--help"])
     sys.stdout.flush()
     sys.exit(code)
@@ -52,14 +52,14 @@ def _run(arguments: list[str]) -> int:
         if own:
             sys.stdout.flush()
             sys.stderr.flush()
-            # An orderly exit would wait for the other processes, which wait for this one; so mpirun ends them all.
+            # An orderly exit would wait for the other processes, which wait for this one; mpirun ends them all.
             os._exit(code)
         return code
 
 
 def _call(arguments: list[str]) -> int:
     code = int(app(arguments, prog_name="pmwd-dist", standalone_mode=False) or 0)
-    if code == _INTERRUPTED:  # typer makes an exit code of a KeyboardInterrupt
+    if code == _INTERRUPTED:  # typer turns a KeyboardInterrupt into an exit code
         raise KeyboardInterrupt
     return code
 

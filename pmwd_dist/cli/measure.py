@@ -1,4 +1,4 @@
-"""The power spectrum of a snapshot, ours or of another code."""
+"""Power spectrum of a snapshot, ours or of another code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pmwd_dist.report.figures import Spectrum, write_spectrum
 
 
 def measure_snapshot(path: Path, mesh: int | None, output: Path | None) -> Path:
-    """Write P(k) of a snapshot as CSV, without linear theory (NaN): a snapshot doesn't hold its P(k).
+    """Measure P(k) of a snapshot and write it as CSV; the column of linear theory is NaN, as snapshots don't hold it.
 
     Raises:
       ValueError: not a snapshot, a damaged one, or a mesh that doesn't divide over the devices.
@@ -27,7 +27,7 @@ def measure_snapshot(path: Path, mesh: int | None, output: Path | None) -> Path:
     spectrum = power_spectrum(density(particles, config), config)
     k, power, modes = (np.asarray(x, float) for x in (spectrum.k, spectrum.power, spectrum.modes))
     if not np.isfinite(power[modes > 0]).all():
-        raise ValueError(f"{path}: displacements reach too far over the devices' blocks; run this on one device")
+        raise ValueError(f"{path}: a displacement exceeds the widest halo between devices; run this on one device")
     output = path.with_name(f"{path.stem}_power.csv") if output is None else output
     if distributed.is_main():
         write_spectrum(output, Spectrum(header.redshift, k, power, modes, np.full_like(k, np.nan)))

@@ -1,4 +1,4 @@
-"""Checkpoints: the exact state of a run, written aside and renamed, each process its own part."""
+"""Checkpoints: the exact state of a run, one file a process, in a folder that appears when it is complete."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from numpy.lib.npyio import NpzFile
 
 from pmwd_dist._files import atomic_write, remove
 from pmwd_dist.parallel import distributed
@@ -23,13 +24,13 @@ _META = "meta.json"
 
 
 def save(folder: Path, step: int, tree: Any, meta: dict[str, Any]) -> Path:
-    """Write a pytree of arrays as the checkpoint of a step; older ones go once it is complete. Collective.
+    """Write a pytree of arrays as the checkpoint of a step, then remove older ones. Collective.
 
     Args:
       folder: of the run.
       step: steps done.
       tree: arrays on any devices.
-      meta: what else to remember, as JSON holds it.
+      meta: further content, as JSON holds it.
 
     Returns:
       The checkpoint, a folder with one file a process.
@@ -56,7 +57,7 @@ def save(folder: Path, step: int, tree: Any, meta: dict[str, Any]) -> Path:
             np.savez(stream, allow_pickle=False, **_blocks(leaves))
         with raise_on_all_processes():
             if distributed.is_main():
-                if path.exists():  # interrupted just after a regular checkpoint: it is the same
+                if path.exists():  # interrupted just after a regular checkpoint, which is the same
                     remove(aside)
                 else:
                     os.replace(aside, path)
@@ -68,7 +69,7 @@ def save(folder: Path, step: int, tree: Any, meta: dict[str, Any]) -> Path:
 
 
 def clear(folder: Path, keep: Path | None = None) -> None:
-    """Remove the checkpoints of a run, all or all but one, and what is left of unfinished ones."""
+    """Remove the checkpoints of a run, all or all but one, and unfinished ones."""
     if distributed.is_main():
         unfinished = folder.glob(".checkpoint_*.part")
         for path in [*_all(folder), *unfinished]:
@@ -77,7 +78,7 @@ def clear(folder: Path, keep: Path | None = None) -> None:
 
 
 def latest(folder: Path) -> Path | None:
-    """The last complete checkpoint of a run, if there is one."""
+    """Path of the last complete checkpoint of a run; None if there is none."""
     return max(_all(folder), default=None, key=lambda path: int(path.name.rpartition("_")[2]))
 
 
@@ -86,10 +87,10 @@ def _all(folder: Path) -> list[Path]:
 
 
 def meta(path: Path) -> dict[str, Any]:
-    """What a checkpoint remembers besides the arrays.
+    """Content of a checkpoint besides the arrays.
 
     Raises:
-      ValueError: it is damaged.
+      ValueError: the checkpoint is damaged.
     """
     try:
         content = json.loads((path / _META).read_text(encoding="utf-8"))
@@ -99,14 +100,14 @@ def meta(path: Path) -> dict[str, Any]:
 
 
 def load(path: Path, like: Any) -> Any:
-    """The pytree of a checkpoint, laid out over devices as `like`, whatever the layout that it was saved from.
+    """Read the pytree of a checkpoint, with the shardings of `like`; it may have been saved from others.
 
     Args:
       path: of the checkpoint.
       like: pytree of arrays or of jax.ShapeDtypeStruct with shardings.
 
     Raises:
-      ValueError: it is damaged, or holds other arrays.
+      ValueError: the checkpoint is damaged, or holds other arrays.
     """
     description = meta(path)
     leaves, structure = jax.tree.flatten(like)
@@ -131,7 +132,7 @@ def _box(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
 
 
 def _blocks(leaves: list[jax.Array]) -> dict[str, np.ndarray]:
-    """The blocks of all arrays that this process is to write, by names that say which and where."""
+    """Blocks of all arrays that this process writes, by names with the array's number and the block's place."""
     return {
         f"{i}@" + ",".join(f"{low}:{high}" for low, high in _box(shard.index, leaf.shape)): np.asarray(shard.data)
         for i, leaf in enumerate(leaves)
@@ -140,9 +141,9 @@ def _blocks(leaves: list[jax.Array]) -> dict[str, np.ndarray]:
     }
 
 
-def _index(parts: list[Any]) -> dict[int, list[tuple[Any, str, Box]]]:
-    """The blocks of each array: the file, the name in it and the place in the array."""
-    where: dict[int, list[tuple[Any, str, Box]]] = {}
+def _index(parts: list[NpzFile]) -> dict[int, list[tuple[NpzFile, str, Box]]]:
+    """Blocks of each array: the file, the name in it and the place in the array."""
+    where: dict[int, list[tuple[NpzFile, str, Box]]] = {}
     for part in parts:
         for name in part.files:
             leaf, _, place = name.partition("@")
@@ -151,8 +152,8 @@ def _index(parts: list[Any]) -> dict[int, list[tuple[Any, str, Box]]]:
     return where
 
 
-def _assemble(blocks: list[tuple[Any, str, Box]], like: Any) -> jax.Array:
-    """An array laid out as `like`, each device reading only the blocks that overlap with its own."""
+def _assemble(blocks: list[tuple[NpzFile, str, Box]], like: Any) -> jax.Array:
+    """An array with the sharding of `like`; each device reads only the blocks that overlap with its own."""
 
     def read(index: Any) -> np.ndarray:
         mine = _box(index, like.shape)

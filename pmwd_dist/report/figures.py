@@ -15,11 +15,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.typing import ColorType
 
 from pmwd_dist._files import atomic_write
 
 CSV_HEADER = "k [h/Mpc],power [(Mpc/h)^3],modes,linear power [(Mpc/h)^3]"
-# Okabe & Ito (2008): told apart by the colour-blind too. Yellow is left out: too light for a line.
+# Okabe & Ito (2008), distinct to colour-blind readers too; without yellow, which is too light for a line.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _STYLE: Any = {
     "font.size": 13,
@@ -35,12 +36,12 @@ _STYLE: Any = {
     "mathtext.fontset": "dejavusans",
 }
 _OUTWARD: Any = {"xtick.top": False, "ytick.right": False, "xtick.direction": "out", "ytick.direction": "out"}
-_FLOOR = 0.05  # of the mean density: empty cells of a slab are drawn as this
+_FLOOR = 0.05  # density per mean density with which empty cells of a slab are drawn
 
 
 @dataclass(frozen=True)
 class Spectrum:
-    """A measured power spectrum and linear theory at one redshift.
+    """Measured power spectrum and linear theory at one redshift.
 
     Args:
       z: redshift.
@@ -59,7 +60,7 @@ class Spectrum:
 
 @dataclass(frozen=True)
 class Slab:
-    """The density of a slab, averaged along its thickness.
+    """Density of a slab, averaged along its thickness.
 
     Args:
       z: redshift.
@@ -98,10 +99,10 @@ def write_slab(path: Path, slab: Slab) -> None:
 
 
 def read_spectra(folder: Path) -> list[Spectrum]:
-    """All spectra of a run's folder, the latest time first.
+    """Read all spectra of a run's folder, the latest time first.
 
     Raises:
-      ValueError: a file that is not such a spectrum.
+      ValueError: a file does not hold a spectrum.
     """
     spectra = []
     for path in folder.glob("power_z*.csv"):
@@ -117,10 +118,10 @@ def read_spectra(folder: Path) -> list[Spectrum]:
 
 
 def read_slab(path: Path) -> Slab:
-    """A slab from its npz file.
+    """Read a slab from its npz file.
 
     Raises:
-      ValueError: a file that is not such a slab.
+      ValueError: the file does not hold a slab.
     """
     try:
         with np.load(path) as file:
@@ -134,7 +135,7 @@ def redraw(folder: Path) -> list[Path]:
     """Draw all figures of a run's folder from its data.
 
     Raises:
-      ValueError: there is nothing to draw, or a damaged file.
+      ValueError: there is nothing to draw, or a file is damaged.
       OSError: a figure can't be written.
     """
     figures = []
@@ -151,7 +152,7 @@ def redraw(folder: Path) -> list[Path]:
 
 
 def draw_spectra(path: Path, spectra: Sequence[Spectrum]) -> None:
-    """P(k) with linear theory at each redshift, and their ratio below.
+    """Draw P(k) with linear theory at each redshift, and their ratio below.
 
     Raises:
       OSError: the figure can't be written.
@@ -165,18 +166,18 @@ def draw_spectra(path: Path, spectra: Sequence[Spectrum]) -> None:
         _save(figure, path)
 
 
-def _colours(count: int) -> Sequence[Any]:
+def _colours(count: int) -> Sequence[ColorType]:
     if count <= len(_COLOURS):
         return _COLOURS[:count]
     return [mpl.colormaps["viridis"](x) for x in np.linspace(0, 0.9, count)]
 
 
-def _draw_spectrum(upper: Axes, lower: Axes, spectrum: Spectrum, colour: Any) -> None:
+def _draw_spectrum(upper: Axes, lower: Axes, spectrum: Spectrum, colour: ColorType) -> None:
     k, known = spectrum.k, np.isfinite(spectrum.linear) & (spectrum.linear > 0)
     upper.loglog(k, spectrum.power, color=colour, lw=2.2, label=f"$z = {spectrum.z:g}$")
     upper.loglog(k[known], spectrum.linear[known], color=colour, lw=1.3, ls=(0, (5, 3)))
     ratio = spectrum.power[known] / spectrum.linear[known]
-    # Modes and their conjugates are the same: the mean of a bin scatters by sqrt(2 / modes).
+    # A mode and its conjugate count twice but scatter as one: the mean of a bin scatters by sqrt(2 / modes).
     scatter = ratio * np.sqrt(2 / spectrum.modes[known])
     lower.fill_between(k[known], ratio - scatter, ratio + scatter, color=colour, alpha=0.18, lw=0)
     lower.loglog(k[known], ratio, color=colour, lw=2.2)
@@ -216,13 +217,13 @@ def _label_ratio_axis(axes: Axes) -> None:
 
 
 def draw_slab(path: Path, slab: Slab) -> None:
-    """The density of a slab on a logarithmic scale.
+    """Draw the density of a slab on a logarithmic scale.
 
     Raises:
       OSError: the figure can't be written.
     """
     x, y = slab.sides
-    # Interpolated between cells in the logarithm, as it is seen: in the density itself peaks would grow cell-shaped.
+    # The logarithm, which is drawn, is interpolated between cells: interpolated densities show peaks as squares.
     logarithm = np.log10(np.maximum(slab.density, _FLOOR))
     low = min(float(np.quantile(logarithm, 0.01)), np.log10(0.8))
     high = max(float(np.quantile(logarithm, 0.9995)), np.log10(1.25))
@@ -249,8 +250,8 @@ def draw_slab(path: Path, slab: Slab) -> None:
 
 def _density_ticks(low: float, high: float) -> list[float]:
     coarse = [0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500]
-    successful = [0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.5, 2, 3, 5]
-    return [tick for tick in (coarse if high / low > 6 else successful) if low <= tick <= high]
+    fine = [0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.5, 2, 3, 5]
+    return [tick for tick in (coarse if high / low > 6 else fine) if low <= tick <= high]
 
 
 def _save(figure: Figure, path: Path) -> None:

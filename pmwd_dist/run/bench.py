@@ -63,7 +63,7 @@ class Timing:
         return (self.cost.peak_bytes or self.cost.planned_bytes or 0) / self.n**3
 
 
-def cosmology() -> Any:
+def cosmology() -> jax_cosmo.Cosmology:
     """A new flat LCDM cosmology: jax_cosmo keeps traced tables on the object, so it must not be shared."""
     return jax_cosmo.Cosmology(
         Omega_c=OMEGA_M - OMEGA_B, Omega_b=OMEGA_B, h=H, n_s=N_S, sigma8=SIGMA8, Omega_k=0.0, w0=-1.0, wa=0.0

@@ -56,8 +56,8 @@ def timed(function: Callable[[], T]) -> tuple[float, T]:
 
 
 def warm_up(
-    function: Callable[..., Any], example: tuple[Any, ...], load: Callable[[], tuple[Any, ...]]
-) -> tuple[Cost, Callable[[], Any], Any]:
+    function: Callable[..., T], example: tuple[Any, ...], load: Callable[[], tuple[Any, ...]]
+) -> tuple[Cost, Callable[[], T], T]:
     """Compile a function, load its arguments and call it once.
 
     Args:
@@ -117,7 +117,7 @@ def _resident(field: str) -> int:
         return peak_memory()
 
 
-def _planned_bytes(compiled: Any) -> int | None:
+def _planned_bytes(compiled: jax.stages.Compiled) -> int | None:
     plan = compiled.memory_analysis()
     if plan is None:
         return None

@@ -1,4 +1,4 @@
-"""The results of a run at one redshift: power spectrum, density slab, snapshot and figures."""
+"""Results of a run at one redshift: power spectrum, density slab, snapshot and figures."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ def write_output(plan: Plan, particles: Particles, a: float, z: float) -> list[s
 
 
 def measure(density: Array, simulation: Simulation, z: float) -> figures.Spectrum:
-    """The power spectrum of a density field, shape mesh_shape, and linear theory."""
+    """Power spectrum of a density field of shape mesh_shape, and of linear theory."""
     spectrum = power_spectrum(density, simulation.config)
     k, power, modes = (np.asarray(x, float) for x in (spectrum.k, spectrum.power, spectrum.modes))
     growth_factor = float(growth(1 / (1 + z), simulation.cosmo))
-    # The mean wavenumber of a bin may lie a rounding error beyond a table.
+    # linear_power is singular at k = 0, the mean wavenumber of a bin without modes.
     linear = np.asarray(simulation.linear_power(np.maximum(k, 1e-8)), float) * growth_factor**2
     return figures.Spectrum(z, k, power, modes, linear)
 
 
 def project(density: Array, config: Config, thickness: float, z: float) -> figures.Slab | None:
-    """The mean density of a slab at the lower end of the z axis; None if it is to have no thickness."""
+    """Mean density of a slab at the lower end of the z axis; None if its thickness is zero."""
     if thickness == 0:
         return None
     cell, cells = config.cell_size[2], config.mesh_shape[2]

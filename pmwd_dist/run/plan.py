@@ -1,4 +1,4 @@
-"""What a run is about to do, and whether it can."""
+"""The plan of a run: its settings, steps and outputs, and whether memory and disk suffice."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ PACKAGES = ("pmwd-dist", "jax", "jaxlib", "diffrax", "jax-cosmo", "numpy", "h5py
 
 @dataclass(frozen=True)
 class Plan:
-    """A run before it starts.
+    """Plan of a run.
 
     Args:
-      settings: as read.
-      simulation: what they mean on these devices.
+      settings: of the run.
+      simulation: that of the settings, on the current devices.
       folder: of the output.
       times: scale factors at which steps begin and end.
-      outputs: redshift of the output after so many steps.
+      outputs: number of steps done at each output, and its redshift.
     """
 
     settings: Settings
@@ -41,15 +41,15 @@ class Plan:
 
     @property
     def steps(self) -> int:
-        """Number of steps; more than asked for if there are more outputs than steps."""
+        """Number of steps; more than time.steps if there are more outputs than that."""
         return len(self.times) - 1
 
 
 def make_plan(settings: Settings, folder: Path) -> Plan:
-    """Decide the steps of a run.
+    """Plan the run of these settings.
 
     Raises:
-      SettingsError: settings that don't fit the devices.
+      SettingsError: the settings don't fit the devices.
     """
     simulation = build(settings)
     targets = settings.scale_factors
@@ -59,7 +59,7 @@ def make_plan(settings: Settings, folder: Path) -> Plan:
 
 
 def check_resources(plan: Plan) -> list[str]:
-    """Warnings about memory that may not suffice.
+    """Warnings that memory may not suffice.
 
     Raises:
       SettingsError: memory or disk can't suffice.

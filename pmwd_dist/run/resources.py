@@ -1,4 +1,4 @@
-"""What a run will need, and what there is: memory and disk."""
+"""Memory and disk: what a run needs, and what is available."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from pmwd_dist.run.settings import Settings
 _RUNTIME = 0.68e9  # Python, JAX, the compiled programs and the figures of one process [bytes]
 _LPT = {1: 42, 2: 74}  # bytes a particle, by order
 _STEP_PARTICLE, _STEP_CELL = 38, 20  # bytes a particle and a mesh cell
-_WITHOUT_NATIVE = 2.5  # times as much in a step: the JAX references keep the eight weights of a cloud
+_WITHOUT_NATIVE = 2.5  # factor of a step's memory: the JAX references keep the eight weights of a cloud
 
 
 def expected_memory(config: Config) -> int:
-    """Peak memory of the arrays of one device [bytes], to about 20 %; halos come on top."""
+    """Peak memory of the arrays of one device [bytes], to about 20 %, without halos."""
     particles = math.prod(config.particle_shape) / config.decomposition.size
     cells = math.prod(config.mesh_shape) / config.decomposition.size
     step = particles * _STEP_PARTICLE + cells * _STEP_CELL
@@ -42,13 +42,13 @@ def process_memory(config: Config) -> int:
 
 
 def device_limit() -> int | None:
-    """Memory of a device that has its own [bytes]; None where devices share the host's."""
+    """Memory of a device [bytes]; None for devices that use the memory of the host."""
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     return None if limit is None else int(limit)
 
 
 def memory_problem(config: Config) -> tuple[str | None, str | None]:
-    """Why the run can't fit into memory, and a warning that it may not; either may be None."""
+    """Reason why the run can't fit into memory, and warning that it may not; either may be None."""
     need, limit = process_memory(config), device_limit()
     if limit is not None:
         free, total, where, how = limit, limit, "a device", "more devices"
@@ -67,14 +67,14 @@ def memory_problem(config: Config) -> tuple[str | None, str | None]:
 
 
 def processes_on_host() -> int:
-    """Processes of this program on this machine, as mpirun or srun say."""
+    """Number of processes of this program on this machine, from the variables of mpirun or srun."""
     names = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
     counts = [int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit()]
     return min(max(counts, default=1), jax.process_count())
 
 
 def available_memory() -> tuple[int, int]:
-    """Memory that is free and in all [bytes], within the limit of the container, if any."""
+    """Free and total memory [bytes], within the limit of the container if there is one."""
     page = os.sysconf("SC_PAGE_SIZE")
     total = page * os.sysconf("SC_PHYS_PAGES")
     free = total
@@ -83,7 +83,7 @@ def available_memory() -> tuple[int, int]:
             if line.startswith("MemAvailable:"):
                 free = int(line.split()[1]) * 1024
     except OSError:
-        pass  # not Linux: no better figure than the total without further libraries
+        pass  # not Linux: the total is the best figure without further libraries
     for limit, used in (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
         ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
@@ -103,7 +103,7 @@ def _number(path: str) -> int | None:
 
 
 def peak_memory() -> int:
-    """Largest memory so far [bytes]: of the busiest device that counts its own, else of this process."""
+    """Largest memory so far [bytes]: of the devices, where they count it, else of this process."""
     peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in jax.local_devices()]
     if max(peaks):
         return int(max(peaks))
@@ -112,7 +112,7 @@ def peak_memory() -> int:
 
 
 def expected_disk(settings: Settings) -> int:
-    """Bytes that a run writes: snapshots, and two checkpoints, of which one is being written."""
+    """Bytes that a run writes: snapshots, and two checkpoints, one of them unfinished."""
     count = settings.particle_count
     kind = settings.output.snapshot
     each = 0 if kind == "none" else FORMATS[kind].bytes_per_particle
@@ -120,7 +120,7 @@ def expected_disk(settings: Settings) -> int:
 
 
 def size(count: float) -> str:
-    """A number of bytes for people."""
+    """A number of bytes with three digits and a unit."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 999.5:
             return f"{count:.3g} {unit}"

@@ -39,7 +39,7 @@ def test_times_floor_and_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("sizes", ["0", "8,ten", ""])
-def test_wrong_sizes_are_refused(sizes: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_wrong_sizes_fail(sizes: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setattr(measure, "copy_bandwidth", lambda: 1e9)
     with pytest.raises(SystemExit) as ended:
         main(["bench", "--sizes", sizes])

@@ -36,8 +36,8 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def refused(result: tuple[int, str, str], *words: str, lines: int = 2) -> None:
-    """The command was refused with exit code 2, in a line or two that say why, and printed nothing else."""
+def fails(result: tuple[int, str, str], *words: str, lines: int = 2) -> None:
+    """The command fails with exit code 2 and a line or two on standard error, and prints nothing else."""
     code, out, err = result
     assert code == 2, (code, out, err)
     assert not out
@@ -55,12 +55,12 @@ def test_no_verb_prints_the_verbs(cli: Cli):
         assert verb in out
 
 
-def test_wrong_commands_are_refused(cli: Cli, file: Path):
-    refused(cli("rnu", file), "rnu", "Did you mean 'run'?")
-    refused(cli("run"), "FILE")
-    refused(cli("run", file, "--bogus"), "--bogus")
-    refused(cli("power", "x.hdf5", "--mesh", "two"), "--mesh")
-    refused(cli("power", "x.hdf5", "--mesh", "2"), "--mesh")
+def test_wrong_commands_fail(cli: Cli, file: Path):
+    fails(cli("rnu", file), "rnu", "Did you mean 'run'?")
+    fails(cli("run"), "FILE")
+    fails(cli("run", file, "--bogus"), "--bogus")
+    fails(cli("power", "x.hdf5", "--mesh", "two"), "--mesh")
+    fails(cli("power", "x.hdf5", "--mesh", "2"), "--mesh")
 
 
 def test_template_can_be_run(cli: Cli, tmp_path: Path):
@@ -81,35 +81,35 @@ def test_check_says_what_would_be_done(cli: Cli, file: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize("verb", ["run", "check"])
-def test_wrong_settings_are_refused(cli: Cli, file: Path, verb: str):
-    refused(cli(verb, file, "--set", "box.size=-1"), "box.size = -1", "greater than 0")
-    refused(cli(verb, file, "--set", "box.mash=1"), "did you mean box.mesh?")
-    refused(cli(verb, file, "--set", "box.size=nan", "--set", "time.steps=0"), "box.size", "time.steps")
-    refused(cli(verb, file, "--set", "time.a_start=2"), "time.a_start")
-    refused(cli(verb, file, "--set", "cosmology.linear_power=none.txt"), "none.txt", "no such file")
-    refused(cli(verb, file, "--set", "box.mesh=18", "--set", "devices.pdims=[4, 1]"), "16 or 20")
-    refused(cli(verb, file, "--set", "devices.pdims=[16, 1]"), "16 devices")
-    refused(cli(verb, file.with_name("none.toml")), "no such file", "template")
+def test_wrong_settings_fail(cli: Cli, file: Path, verb: str):
+    fails(cli(verb, file, "--set", "box.size=-1"), "box.size = -1", "greater than 0")
+    fails(cli(verb, file, "--set", "box.mash=1"), "did you mean box.mesh?")
+    fails(cli(verb, file, "--set", "box.size=nan", "--set", "time.steps=0"), "box.size", "time.steps")
+    fails(cli(verb, file, "--set", "time.a_start=2"), "time.a_start")
+    fails(cli(verb, file, "--set", "cosmology.linear_power=none.txt"), "none.txt", "no such file")
+    fails(cli(verb, file, "--set", "box.mesh=18", "--set", "devices.pdims=[4, 1]"), "16 or 20")
+    fails(cli(verb, file, "--set", "devices.pdims=[16, 1]"), "16 devices")
+    fails(cli(verb, file.with_name("none.toml")), "no such file", "template")
     file.write_text("[box\n")
-    refused(cli(verb, file), "not valid TOML", "line 1")
+    fails(cli(verb, file), "not valid TOML", "line 1")
 
 
-def test_output_folder_with_content_is_refused(cli: Cli, file: Path, tmp_path: Path):
+def test_output_folder_with_content_fails(cli: Cli, file: Path, tmp_path: Path):
     folder = tmp_path / "out"
     folder.mkdir()
     (folder / "mine.txt").write_text("keep")
-    refused(cli("run", file, "--output", folder), "not empty", "--overwrite", "resume")
+    fails(cli("run", file, "--output", folder), "not empty", "--overwrite", "resume")
     assert [path.name for path in folder.iterdir()] == ["mine.txt"]
-    refused(cli("run", file, "--output", folder / "mine.txt"), "is a file")
+    fails(cli("run", file, "--output", folder / "mine.txt"), "is a file")
 
 
-def test_output_folder_that_can_not_be_made_is_refused(cli: Cli, file: Path):
-    refused(cli("run", file, "--output", "/proc/here"), "/proc/here")
+def test_output_folder_that_can_not_be_made_fails(cli: Cli, file: Path):
+    fails(cli("run", file, "--output", "/proc/here"), "/proc/here")
 
 
-def test_too_little_memory_is_refused(cli: Cli, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_too_little_memory_fails(cli: Cli, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(resources, "available_memory", lambda: (5e8, 6e8))
-    refused(cli("run", file, "--output", tmp_path / "out"), "box.mesh", "memory", "600 MB")
+    fails(cli("run", file, "--output", tmp_path / "out"), "box.mesh", "memory", "600 MB")
     assert not (tmp_path / "out").exists()
 
 
@@ -120,24 +120,24 @@ def test_memory_in_use_is_warned_of(cli: Cli, file: Path, monkeypatch: pytest.Mo
     assert "warning: the run needs about" in out
 
 
-def test_too_little_disk_is_refused(cli: Cli, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_too_little_disk_fails(cli: Cli, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("pmwd_dist.run.plan.free_space", lambda path: 1000)
-    refused(cli("run", file, "--output", tmp_path / "out"), "disk", "1 kB free")
+    fails(cli("run", file, "--output", tmp_path / "out"), "disk", "1 kB free")
     assert not (tmp_path / "out").exists()
 
 
 def test_resume_needs_the_folder_of_a_run(cli: Cli, tmp_path: Path):
-    refused(cli("resume", tmp_path), "not the folder of a run")
-    refused(cli("resume", tmp_path / "absent"), "not the folder of a run")
+    fails(cli("resume", tmp_path), "not the folder of a run")
+    fails(cli("resume", tmp_path / "absent"), "not the folder of a run")
     (tmp_path / "config.toml").write_text(MINIMAL)
-    refused(cli("resume", tmp_path, "--set", "box.size=3"), "only devices.*")
+    fails(cli("resume", tmp_path, "--set", "box.size=3"), "only devices.*")
 
 
-def test_power_and_plot_refuse_what_is_not_theirs(cli: Cli, tmp_path: Path, file: Path):
-    refused(cli("power", tmp_path / "absent.hdf5"), "no such snapshot")
-    refused(cli("power", file), "not an HDF5 file")
-    refused(cli("plot", tmp_path), "to draw")
-    refused(cli("plot", tmp_path / "absent"), "to draw")
+def test_power_and_plot_fail_on_other_files(cli: Cli, tmp_path: Path, file: Path):
+    fails(cli("power", tmp_path / "absent.hdf5"), "no such snapshot")
+    fails(cli("power", file), "not an HDF5 file")
+    fails(cli("plot", tmp_path), "to draw")
+    fails(cli("plot", tmp_path / "absent"), "to draw")
 
 
 def test_doctor(cli: Cli):
@@ -170,13 +170,12 @@ def test_interrupt_before_anything_has_begun(cli: Cli, monkeypatch: pytest.Monke
 
 def test_as_a_program(file: Path):
     """In a process of its own: a reader that goes away is no error, and importing starts neither JAX nor MPI."""
-    command = f"{sys.executable} -m pmwd_dist.cli template | head -1"
+    program = (
+        "import sys, pmwd_dist.cli; from jax._src import xla_bridge; "
+        "assert not xla_bridge.backends_are_initialized(); assert 'mpi4py.MPI' not in sys.modules; "
+        "sys.argv[1:] = ['template']; import pmwd_dist.cli.__main__"
+    )
+    command = f'{sys.executable} -c "{program}" | head -1'
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("[box]")
-    program = (
-        "import sys, pmwd_dist.cli; from jax._src import xla_bridge; "
-        "assert not xla_bridge.backends_are_initialized(); assert 'mpi4py.MPI' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")

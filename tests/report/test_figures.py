@@ -87,7 +87,7 @@ def test_redraw_draws_all_that_is_there(tmp_path: Path):
     assert [path.name for path in figures.redraw(tmp_path)] == ["power.png", "density_z0.000.png"]
 
 
-def test_redraw_refuses_what_is_empty_or_damaged(tmp_path: Path):
+def test_redraw_fails_on_empty_folders_and_damaged_files(tmp_path: Path):
     with pytest.raises(ValueError, match="to draw"):
         figures.redraw(tmp_path)
     (tmp_path / "density_z0.000.npz").write_text("no zip")

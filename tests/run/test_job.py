@@ -9,91 +9,27 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TypeVar
 
-import h5py
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from runs import SMALL, Events, assert_same, command, make, resumed
 
 import pmwd_dist as pmd
-from pmwd_dist.cli import main
 from pmwd_dist.io import checkpoint
 from pmwd_dist.io.snapshot import load_snapshot
 from pmwd_dist.report import figures
 from pmwd_dist.run.events import CheckpointWritten, Ended, Event, Resumed, StepTaken, record
-from pmwd_dist.run.folder import finished as is_finished
-from pmwd_dist.run.folder import prepare_folder
 from pmwd_dist.run.job import execute
-from pmwd_dist.run.plan import Plan, make_plan
-from pmwd_dist.run.settings import read
 from pmwd_dist.run.signals import Interrupted
 
-E = TypeVar("E", bound=Event)
 
-SMALL = """
-[box]
-size = 32
-mesh = 8
-[time]
-steps = 4
-lpt_order = 1
-[devices]
-pdims = [1, 1]
-[output]
-redshifts = [1, 0]
-snapshot = "swift"
-"""
-
-
-class Events(list[Event]):
-    """A listener that remembers, and sends a signal to this process after a step."""
-
-    def __init__(self, stop_after: int | None = None, number: int = signal.SIGINT):
-        super().__init__()
-        self.stop_after, self.number = stop_after, number
-
-    def __call__(self, event: Event) -> None:
-        self.append(event)
-        if isinstance(event, StepTaken) and event.step == self.stop_after:
-            os.kill(os.getpid(), self.number)
-
-    def of(self, kind: type[E]) -> list[E]:
-        return [event for event in self if isinstance(event, kind)]
-
-
-def make(folder: Path, *overrides: str) -> Plan:
-    """A plan with a folder that is ready."""
-    file = folder.with_suffix(".toml")
-    file.write_text(SMALL)
-    plan = make_plan(read(file, overrides), folder)
-    prepare_folder(plan)
-    return plan
-
-
-def resumed(folder: Path, *overrides: str) -> Plan:
-    return make_plan(read(folder / "config.toml", overrides), folder)
-
-
-def command(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main([str(argument) for argument in arguments])
-    return int(ended.value.code or 0)
-
-
-def particles(folder: Path, label: str = "z0.000") -> dict[str, np.ndarray]:
-    with h5py.File(folder / f"snapshot_{label}.hdf5") as file:
-        return {name: data[:] for name, data in file["PartType1"].items()}
-
-
-def assert_same(one: Path, other: Path) -> None:
-    """Bitwise the same results."""
-    for label in ("z1.000", "z0.000"):
-        for name, values in particles(one, label).items():
-            np.testing.assert_array_equal(values, particles(other, label)[name])
-        csv = f"power_{label}.csv"
-        assert (one / csv).read_text() == (other / csv).read_text()
+@pytest.fixture
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Empty files for figures, which take longer than all the rest of a small run."""
+    for name in ("draw_spectra", "draw_slab"):
+        monkeypatch.setattr(figures, name, lambda path, content: path.touch())
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +84,7 @@ def test_power_follows_linear_theory_on_large_scales(finished: tuple[Path, Event
     assert slab.thickness == 8.0
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_config_toml_reproduces_the_run(finished: tuple[Path, Events], tmp_path: Path):
     folder, _ = finished
     assert command("run", folder / "config.toml", "--output", tmp_path / "again") == 0
@@ -155,6 +92,7 @@ def test_config_toml_reproduces_the_run(finished: tuple[Path, Events], tmp_path:
 
 
 @pytest.mark.parametrize(("number", "step"), [(signal.SIGINT, 1), (signal.SIGTERM, 3)])
+@pytest.mark.usefixtures("no_figures")
 def test_interrupted_and_resumed_is_bitwise_the_same(finished, tmp_path: Path, number: int, step: int):
     plan = make(tmp_path / "run")
     before = signal.getsignal(signal.SIGINT)  # ignored, where the tests were started in the background
@@ -171,6 +109,7 @@ def test_interrupted_and_resumed_is_bitwise_the_same(finished, tmp_path: Path, n
     assert command("resume", plan.folder) == 0  # nothing is left to do
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_interrupt_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "small.toml").write_text(SMALL)
 
@@ -193,6 +132,7 @@ def test_interrupt_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert err == f"pmwd-dist: interrupted after step 2 of 4; go on with `pmwd-dist resume {tmp_path / 'run'}`\n"
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_regular_checkpoints_keep_the_last_one(tmp_path: Path):
     plan = make(tmp_path / "run", "output.checkpoint_every=1", "output.snapshot=false")
     seen = []
@@ -205,12 +145,14 @@ def test_regular_checkpoints_keep_the_last_one(tmp_path: Path):
     assert seen == [["checkpoint_000001"], ["checkpoint_000002"], ["checkpoint_000003"]]
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_resume_without_a_checkpoint_begins_anew(finished, tmp_path: Path):
     plan = make(tmp_path / "run")
     execute(plan, Events(), resume=True)
     assert_same(finished[0], plan.folder)
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_damaged_checkpoint_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     plan = make(tmp_path / "run")
     with pytest.raises(Interrupted):
@@ -226,32 +168,7 @@ def test_damaged_checkpoint_is_one_line(tmp_path: Path, capsys: pytest.CaptureFi
     assert len(err.splitlines()) == 1
 
 
-def test_checkpoint_loads_on_any_layout(decomposition: pmd.Decomposition, tmp_path: Path):
-    shape = (8, 8, 4, 3)
-    values = np.random.default_rng(0).normal(size=shape)
-    tree = {
-        "disp": jax.device_put(values, decomposition.sharding),
-        "code": jax.device_put(np.int32(3), decomposition.replicated),
-        "table": jax.device_put(np.arange(5.0), decomposition.replicated),
-    }
-    path = checkpoint.save(tmp_path, 7, tree, {"times": [0.1, 1.0]})
-    assert checkpoint.meta(path)["step"] == 7
-    for pdims in ((1, 1), (4, 1), (2, 2)):
-        other = pmd.Decomposition(pdims)
-        like = {
-            "disp": jax.ShapeDtypeStruct(shape, values.dtype, sharding=other.sharding),
-            "code": jax.device_put(np.int32(0), other.replicated),
-            "table": jax.device_put(np.zeros(5), other.replicated),
-        }
-        read_back = checkpoint.load(path, like)
-        np.testing.assert_array_equal(read_back["disp"], values)
-        np.testing.assert_array_equal(read_back["table"], np.arange(5.0))
-        assert int(read_back["code"]) == 3
-        assert read_back["disp"].sharding == other.sharding
-    with pytest.raises(ValueError, match="another run"):
-        checkpoint.load(path, {"disp": tree["table"]})
-
-
+@pytest.mark.usefixtures("no_figures")
 def test_beyond_the_halo_a_run_fails_and_continues_on_other_devices(tmp_path: Path, capsys):
     overrides = ["devices.halo=1", "devices.pdims=[2, 1]", "output.snapshot=false", "output.redshifts=0"]
     folder = tmp_path / "run"
@@ -287,6 +204,7 @@ def test_particles_that_are_not_finite_fail(tmp_path: Path, monkeypatch: pytest.
     assert checkpoint.latest(plan.folder) is None
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_disk_that_fills_up_ends_the_run_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     def full(path, *arguments, **options):
         raise OSError(28, os.strerror(28), str(path))
@@ -300,35 +218,6 @@ def test_disk_that_fills_up_ends_the_run_in_one_line(tmp_path: Path, monkeypatch
     assert (tmp_path / "run" / "power_z1.000.csv").exists()
     assert command("resume", tmp_path / "run") == 0
     assert (tmp_path / "run" / "snapshot_z1.000.hdf5").exists()
-
-
-def test_overwrite_removes_the_old_results_only(tmp_path: Path):
-    plan = make(tmp_path / "run")
-    (plan.folder / "power_z5.000.csv").write_text("old")
-    (plan.folder / "mine.txt").write_text("keep")
-    with pytest.raises(ValueError, match="not empty"):
-        prepare_folder(plan)
-    prepare_folder(plan, overwrite=True)
-    assert {path.name for path in plan.folder.iterdir()} == {"config.toml", "mine.txt"}
-
-
-def test_table_is_kept_with_the_run(tmp_path: Path):
-    k = np.geomspace(1e-3, 10, 50)
-    np.savetxt(tmp_path / "p.txt", np.stack([k, 1e4 * k], -1))
-    plan = make(tmp_path / "run", "cosmology.linear_power=p.txt")
-    (tmp_path / "p.txt").unlink()
-    again = resumed(plan.folder)
-    assert again.simulation.table is not None
-    np.testing.assert_allclose(again.simulation.table[0], k)
-    prepare_folder(make_plan(read(plan.folder / "config.toml"), plan.folder), overwrite=True)
-    assert resumed(plan.folder).simulation.table is not None
-
-
-def test_output_at_the_start_and_more_outputs_than_steps(tmp_path: Path):
-    plan = make(tmp_path / "run", "output.redshifts=[9, 4, 2, 1, 0.5, 0]", "time.steps=2", "output.snapshot=false")
-    assert plan.steps == 5
-    assert sorted(plan.outputs) == [0, 1, 2, 3, 4, 5]
-    np.testing.assert_allclose([plan.outputs[i] for i in range(6)], [9, 4, 2, 1, 0.5, 0], atol=1e-12)
 
 
 def test_power_of_a_snapshot(finished: tuple[Path, Events], tmp_path: Path):
@@ -361,12 +250,22 @@ assert codes == [0, 2], codes
 
 @pytest.mark.mpi
 @pytest.mark.slow
-def test_two_processes(finished: tuple[Path, Events], tmp_path: Path):
+@pytest.mark.usefixtures("no_figures")
+def test_two_processes(tmp_path: Path):
     """The same power as one process; a snapshot of two files; an error of process 0 is an error of both."""
     mpirun = shutil.which("mpirun") or str(Path(sys.executable).with_name("mpirun"))
     if not Path(mpirun).exists():
         pytest.skip("there is no mpirun")
-    (tmp_path / "small.toml").write_text(SMALL.replace("pdims = [1, 1]", "halo = 4"))
+    k = np.geomspace(1e-3, 10, 50)
+    np.savetxt(tmp_path / "p.txt", np.stack([k, 1e4 * k / (1 + (k / 0.02) ** 2.5)], -1))
+    overrides = ["output.redshifts=0", "output.slice_thickness=0", "cosmology.linear_power=p.txt"]
+    one = make(tmp_path / "one", *overrides)
+    execute(one, Events())
+    text = (one.folder / "config.toml").read_text()
+    for old, new in (("pdims = [1, 1]", ""), ('halo = "auto"', "halo = 4"), ('"linear_power.txt"', '"p.txt"')):
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "small.toml").write_text(text)
     environment = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     environment["JAX_ENABLE_X64"] = "1"  # as in this process: the noise of a seed depends on it
     run = [mpirun, "-n", "2", "--oversubscribe", sys.executable, "-c", TWICE]
@@ -374,19 +273,9 @@ def test_two_processes(finished: tuple[Path, Events], tmp_path: Path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("step 4/4") == 1
     assert done.stderr.count("not empty") == 1
-    both, alone = (figures.read_spectra(folder)[0].power for folder in (tmp_path / "small", finished[0]))
+    folders = (tmp_path / "small", one.folder)
+    both, alone = (figures.read_spectra(folder)[0].power for folder in folders)
     np.testing.assert_allclose(both, alone, rtol=1e-6)
     assert (tmp_path / "small" / "snapshot_z0.000.1.hdf5").exists()
-    config = pmd.Config(32.0, 8, decomposition=pmd.Decomposition((1, 1)))
-    two, one = (
-        load_snapshot(folder / "snapshot_z0.000.hdf5", config)[0] for folder in (tmp_path / "small", finished[0])
-    )
-    assert float(jnp.abs(two.disp - one.disp).max()) < 1e-6
-
-
-def test_nothing_of_the_runner_is_left_behind(tmp_path: Path):
-    plan = make(tmp_path / "run")
-    (plan.folder / ".checkpoint_000001.part").mkdir()
-    checkpoint.clear(plan.folder)
-    assert not list(plan.folder.glob(".*"))
-    assert is_finished(plan.folder) is False
+    both, alone = (load_snapshot(folder / "snapshot_z0.000.hdf5", one.simulation.config)[0].disp for folder in folders)
+    assert float(jnp.abs(both - alone).max()) < 1e-6

@@ -116,7 +116,7 @@ def _cosmology(part: Part) -> dict[str, Any]:
         "w_0": _one(float(part.cosmo.w0)),
         "w_a": _one(float(part.cosmo.wa)),
         "w": _one(float(part.cosmo.w0)),
-        **dict.fromkeys(_RADIATION, _one(0.0)),  # there is none; swiftsimio wants the numbers
+        **dict.fromkeys(_RADIATION, _one(0.0)),  # there is none; swiftsimio requires the numbers
     }
 
 

@@ -1,4 +1,4 @@
-"""A simulation as a TOML file: its sections, how they are read and checked, and what they mean to the library."""
+"""Settings of a run: the sections of its TOML file, their checks, and the simulation that they describe."""
 
 from pmwd_dist.run.settings.models import Settings as Settings
 from pmwd_dist.run.settings.physics import Simulation as Simulation

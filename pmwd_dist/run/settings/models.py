@@ -11,31 +11,31 @@ from pmwd_dist.io.snapshot import Format
 from pmwd_dist.parallel.defaults import BackendName, HaloComm, TransposeComm
 
 
-def _three(value: Any) -> Any:
+def _three(value: object) -> object:
     values = tuple(value) if isinstance(value, list | tuple) else (value,) * 3
     if len(values) != 3:
         raise ValueError("must be one number or three")
     return values
 
 
-def _list_to_tuple(value: Any) -> Any:
+def _list_to_tuple(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _several(value: Any) -> Any:
+def _several(value: object) -> object:
     values = tuple(value) if isinstance(value, list | tuple) else (value,)
     if not values:
         raise ValueError("must name one redshift or more; leave it out for the end of the run")
     return values
 
 
-def _halo(value: Any) -> Any:
+def _halo(value: object) -> object:
     if value != "auto" and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
         raise ValueError('must be a whole number of mesh cells, 0 or more, or "auto"')
     return value
 
 
-def _format(value: Any) -> Any:
+def _format(value: object) -> object:
     if isinstance(value, bool):
         return "gadget" if value else "none"
     return value
@@ -44,12 +44,12 @@ def _format(value: Any) -> Any:
 def _distinct(values: tuple[float, ...]) -> tuple[float, ...]:
     labels = [redshift_label(z) for z in values]
     if len(set(labels)) < len(labels):
-        raise ValueError("must differ by 0.001 or more: each has files of its own")
+        raise ValueError("must differ by 0.001 or more, as the names of their files do")
     return values
 
 
 def redshift_label(z: float) -> str:
-    """The part of a file's name that says the redshift, as in z0.500."""
+    """Part of a file name for a redshift, such as z0.500."""
     return f"z{z:.3f}".replace("z-0.000", "z0.000")
 
 
@@ -64,7 +64,7 @@ Redshifts = Annotated[tuple[Redshift, ...], BeforeValidator(_several), AfterVali
 
 
 def about(text: str, default: Any = ..., example: Any = None, **bounds: Any) -> Any:
-    """A key: what it is, its default, and a value that serves as an example in error messages."""
+    """A key with its description, its default, and an example for error messages."""
     return Field(default, description=text, examples=[default if example is None else example], **bounds)
 
 
@@ -83,7 +83,7 @@ class Box(Section):
 
 
 class Time(Section):
-    """The time span, and how it is stepped through."""
+    """The time span and its steps."""
 
     a_start: float = about("scale factor of the initial conditions", 0.1, ge=1e-3, lt=2)
     a_stop: float = about("scale factor at the end", 1.0, gt=1e-3, le=2)
@@ -155,17 +155,17 @@ class Devices(Section):
 
     pdims: Parts | None = about("devices along x and y; default: all, as slabs along x where they fit", None, [2, 1])
     backend: BackendName = about(
-        "who moves the data: peer (GPUs of one process), xla, cudecomp (one process a GPU), or auto", "auto"
+        "communication backend: peer (GPUs of one process), xla, cudecomp (one process a GPU) or auto", "auto"
     )
     transpose_comm: TransposeComm | None = about("of cudecomp, for transposes; default: nccl", None, "nccl")
     halo_comm: HaloComm | None = about("of cudecomp, for halos; default: nccl", None, "nccl")
-    halo: Annotated[Any, BeforeValidator(_halo)] = about(
+    halo: Annotated[int | Literal["auto"], BeforeValidator(_halo)] = about(
         'cells that a displacement may reach over the edge of a block; "auto" widens it as needed', "auto"
     )
 
 
 class Output(Section):
-    """What is written, and when."""
+    """Outputs and their redshifts."""
 
     redshifts: Redshifts | None = about(
         "redshifts of the outputs: P(k), density slice and snapshot at each; default: the end of the run",

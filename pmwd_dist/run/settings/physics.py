@@ -1,4 +1,4 @@
-"""What the settings mean to the library: a Config on these devices, a cosmology, a solver."""
+"""The simulation that the settings describe: a Config on the current devices, a cosmology, a solver."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import growth_table
 from pmwd_dist.cosmology.linear_power import interpolate_power, linear_power, normalised_power
 from pmwd_dist.parallel.autotune import remembered
-from pmwd_dist.parallel.decomposition import Decomposition, default_decomposition
+from pmwd_dist.parallel.decomposition import Decomposition, Shape3, default_decomposition
 from pmwd_dist.pm.modes import power_nodes
 from pmwd_dist.pm.solvers import BullFrog, FastPM, LeapFrog, SplitSolver
 from pmwd_dist.run.settings.models import Box, Devices, Settings
@@ -27,7 +27,7 @@ from pmwd_dist.run.settings.writing import toml_value
 
 SOLVERS: dict[str, type[SplitSolver]] = {"bullfrog": BullFrog, "fastpm": FastPM, "leapfrog": LeapFrog}
 
-# The library's arguments, by the keys of the file.
+# Keys of the file, by the library's arguments.
 _PATHS = {
     "mesh_shape": "box.mesh",
     "particle_shape": "box.particles",
@@ -40,7 +40,7 @@ _PATHS = {
 
 @dataclass(frozen=True)
 class Simulation:
-    """A simulation that is ready to run on the devices of this program.
+    """Simulation that is ready to run on the devices of this program.
 
     Args:
       config: the simulation.
@@ -51,12 +51,12 @@ class Simulation:
     """
 
     config: Config
-    cosmo: Any
+    cosmo: jax_cosmo.Cosmology
     solver: SplitSolver
     table: tuple[np.ndarray, np.ndarray] | None
     seed: int
 
-    def linear_power(self, k: Any) -> np.ndarray:
+    def linear_power(self, k: np.ndarray) -> np.ndarray:
         """Linear P(k) at a = 1 [(Mpc/h)^3] at k [h/Mpc]; NaN beyond a table."""
         if self.table is None:
             return np.asarray(linear_power(k, self.cosmo))
@@ -69,7 +69,7 @@ def build(settings: Settings) -> Simulation:
     """The simulation that these settings describe.
 
     Raises:
-      SettingsError: shapes that don't divide over the devices, or a cosmology without growth or power.
+      SettingsError: shapes don't divide over the devices, or structure doesn't grow in the cosmology.
     """
     problems: list[str] = []
     config = None
@@ -102,7 +102,7 @@ def _config(settings: Settings) -> Config:
     )
 
 
-def _decomposition(devices: Devices, shapes: tuple[Any, ...]) -> Decomposition:
+def _decomposition(devices: Devices, shapes: tuple[Shape3, ...]) -> Decomposition:
     chosen: dict[str, Any] = {
         "backend": devices.backend,
         "transpose_comm": devices.transpose_comm,
@@ -124,7 +124,7 @@ def _decomposition(devices: Devices, shapes: tuple[Any, ...]) -> Decomposition:
 
 
 def _translate(error: ValueError, box: Box) -> str:
-    """An error of the library about one of its arguments, in the words of the file."""
+    """Message of an error of the library, with the key of the file in place of the argument."""
     if not isinstance(error, ArgumentError):
         return str(error)
     path = _PATHS.get(error.argument)
@@ -134,7 +134,7 @@ def _translate(error: ValueError, box: Box) -> str:
     return str(error) if path is None else f"{path} = {toml_value(error.value)}{along}: {error.reason}"
 
 
-def _cosmology(settings: Settings) -> Any:
+def _cosmology(settings: Settings) -> jax_cosmo.Cosmology:
     values = settings.cosmology
     return jax_cosmo.Cosmology(
         Omega_c=values.omega_m - values.omega_b,
@@ -148,7 +148,7 @@ def _cosmology(settings: Settings) -> Any:
     )
 
 
-def _table(settings: Settings, cosmo: Any) -> tuple[np.ndarray, np.ndarray] | None:
+def _table(settings: Settings, cosmo: jax_cosmo.Cosmology) -> tuple[np.ndarray, np.ndarray] | None:
     if settings.cosmology.linear_power is None:
         return None
     k, power = read_table(Path(settings.cosmology.linear_power))
@@ -157,11 +157,11 @@ def _table(settings: Settings, cosmo: Any) -> tuple[np.ndarray, np.ndarray] | No
     return k, power
 
 
-def _cosmology_problems(cosmo: Any, config: Config) -> list[str]:
+def _cosmology_problems(cosmo: jax_cosmo.Cosmology, config: Config) -> list[str]:
     growth = np.asarray(growth_table(cosmo).D1(np.geomspace(config.a_start, config.a_stop, 32)))
     if not (np.isfinite(growth).all() and (np.diff(growth) > 0).all()):
         return ["[cosmology]: structure doesn't grow throughout the time span; check omega_m, omega_k, w0 and wa"]
-    power = np.asarray(linear_power(power_nodes(config)[::64], cosmo))
+    power = np.asarray(linear_power(power_nodes(config), cosmo))
     if not (np.isfinite(power).all() and (power > 0).all()):
         return ["[cosmology]: the linear P(k) is not finite and positive; check omega_m, omega_b, h, n_s and sigma8"]
     return []

@@ -1,4 +1,4 @@
-"""Read a TOML file and its overrides into Settings; find all that is wrong with them at once."""
+"""Read a TOML file and its overrides into Settings, and list all their problems at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pmwd_dist.run.settings.models import SECTIONS, Section, Settings
+from pmwd_dist.run.settings.models import SECTIONS, Box, Output, Section, Settings, Time
 from pmwd_dist.run.settings.table import find_table_problems
 from pmwd_dist.run.settings.writing import toml_value
 
@@ -18,7 +18,7 @@ Tree = dict[str, Any]
 
 
 class SettingsError(ValueError):
-    """What is wrong with the settings: one line for each problem."""
+    """Settings with problems, one line for each."""
 
     def __init__(self, problems: Sequence[str]):
         super().__init__("\n".join(problems))
@@ -26,12 +26,12 @@ class SettingsError(ValueError):
 
 
 def read(path: Path, overrides: Iterable[str] = ()) -> Settings:
-    """Settings from a TOML file, with overrides such as "box.size=500".
+    """Read settings from a TOML file, with overrides such as "box.size=500".
 
     A relative `cosmology.linear_power` is taken from the file's folder.
 
     Raises:
-      SettingsError: with all problems found.
+      SettingsError: the settings have these problems.
     """
     tree = _load(path)
     problems: list[str] = []
@@ -73,7 +73,7 @@ def _override(tree: Tree, text: str) -> list[str]:
     return []
 
 
-def _value(text: str) -> Any:
+def _value(text: str) -> object:
     try:
         tree = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
@@ -81,7 +81,7 @@ def _value(text: str) -> Any:
     return tree["value"] if len(tree) == 1 else text
 
 
-def _validate(name: str, model: type[Section], content: Any) -> tuple[Section | None, list[str]]:
+def _validate(name: str, model: type[Section], content: object) -> tuple[Section | None, list[str]]:
     if not isinstance(content, dict):
         return None, [f"{name} = {_show(content)}: must be a section, that is [{name}] on a line of its own"]
     try:
@@ -91,7 +91,7 @@ def _validate(name: str, model: type[Section], content: Any) -> tuple[Section | 
 
 
 def _problem(name: str, model: type[Section], content: Tree, item: Any) -> str:
-    """One line for one of pydantic's errors: dotted path, value, constraint, remedy."""
+    """One line for an error of pydantic: dotted path, value, constraint, remedy."""
     key = str(item["loc"][0])
     path = f"{name}.{key}"
     if item["type"] == "extra_forbidden":
@@ -139,7 +139,7 @@ def _constraint(item: Any) -> str:
             return str(item["msg"])
 
 
-def _unknown(keys: tuple[str, ...], value: Any) -> str:
+def _unknown(keys: tuple[str, ...], value: object) -> str:
     path = ".".join(keys)
     known = [f"{name}.{key}" for name, model in SECTIONS.items() for key in model.model_fields]
     if len(keys) == 1 and isinstance(value, dict):
@@ -149,7 +149,7 @@ def _unknown(keys: tuple[str, ...], value: Any) -> str:
 
 
 def _nearest(keys: tuple[str, ...], known: list[str]) -> str:
-    """The known key meant: the nearest of the same section, else the same or the nearest key of another one."""
+    """Suggest a key: the nearest of the same section, else the same or the nearest key of another one."""
     last = keys[-1].lower()
     if len(keys) == 2 and keys[0] in SECTIONS:
         near = difflib.get_close_matches(last, SECTIONS[keys[0]].model_fields, 1)
@@ -168,7 +168,7 @@ def _list(names: Iterable[str]) -> str:
     return ", ".join(names)
 
 
-def _show(value: Any) -> str:
+def _show(value: object) -> str:
     try:
         text = toml_value(value)
     except (TypeError, ValueError):
@@ -177,7 +177,7 @@ def _show(value: Any) -> str:
 
 
 def _cross_check(sections: dict[str, Any], path: Path) -> list[str]:
-    """What involves several sections; done as far as these are valid."""
+    """Problems that involve several sections, as far as these are valid."""
     box, time, cosmology, output = (sections[name] for name in ("box", "time", "cosmology", "output"))
     problems = []
     if time and output:
@@ -193,7 +193,7 @@ def _cross_check(sections: dict[str, Any], path: Path) -> list[str]:
     return problems
 
 
-def _redshift_problems(time: Any, output: Any) -> list[str]:
+def _redshift_problems(time: Time, output: Output) -> list[str]:
     low, high = 1 / time.a_stop - 1, 1 / time.a_start - 1
     slack = 1e-6 * (1 + high)
     return [
@@ -204,7 +204,7 @@ def _redshift_problems(time: Any, output: Any) -> list[str]:
     ]
 
 
-def _format_problems(output: Any, box: Any) -> list[str]:
+def _format_problems(output: Output, box: Box) -> list[str]:
     if output.snapshot != "gadget" or len(set(box.size)) == 1:
         return []
     return [

@@ -1,24 +1,24 @@
-"""The text file of a linear power spectrum."""
+"""Text files of linear power spectra."""
 
 from __future__ import annotations
 
 import math
 import warnings
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.pm.modes import check_table
+from pmwd_dist.run.settings.models import Box
 
 
 def read_table(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """k [h/Mpc] and P(k) [(Mpc/h)^3] from the first two columns of a text file; # starts a comment.
+    """Read k [h/Mpc] and P(k) [(Mpc/h)^3] from the first two columns of a text file; # starts a comment.
 
     Raises:
       OSError: the file can't be read.
-      ArgumentError: it doesn't hold two columns of numbers.
+      ArgumentError: the file doesn't hold two columns of numbers.
     """
 
     def wrong(constraint: str) -> ArgumentError:
@@ -39,8 +39,8 @@ def read_table(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return table[:, 0], table[:, 1]
 
 
-def find_table_problems(path: Path, name: str, box: Any) -> list[str]:
-    """What is wrong with the file, also for this box if that is known."""
+def find_table_problems(path: Path, name: str, box: Box | None) -> list[str]:
+    """Problems of the file, also with this box if that is known."""
     prefix = f'cosmology.linear_power = "{name}": '
     low, high = (math.inf, 0.0) if box is None else _range(box)
     try:
@@ -55,7 +55,7 @@ def find_table_problems(path: Path, name: str, box: Any) -> list[str]:
     return []
 
 
-def _range(box: Any) -> tuple[float, float]:
+def _range(box: Box) -> tuple[float, float]:
     """Fundamental mode and corner of the particles' Nyquist cube [h/Mpc]."""
     shape = box.particles or box.mesh
     low = 2 * math.pi / max(box.size)

@@ -14,12 +14,12 @@ _WIDTH = 110
 
 
 def to_toml(settings: Settings, *, comments: bool = False) -> str:
-    """The file that gives these settings; with comments that say what each key is."""
+    """TOML text of these settings, on request with a comment on each key."""
     return "\n".join(_section(name, getattr(settings, name), comments) for name in SECTIONS)
 
 
 def template() -> str:
-    """A commented file with every key, at its default or an example."""
+    """Commented TOML text with every key, at its default or an example."""
     blank: Any = {name: _examples(model) for name, model in SECTIONS.items()}
     return to_toml(Settings(**blank), comments=True)
 
@@ -51,8 +51,8 @@ def _first_lower(text: str | None) -> str:
     return text[:1].lower() + text[1:]
 
 
-def toml_value(value: Any) -> str:
-    """A value as TOML writes it; three equal sides as one."""
+def toml_value(value: object) -> str:
+    """A value in TOML; three equal sides become one."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):

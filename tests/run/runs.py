@@ -1,0 +1,83 @@
+"""Small runs: settings, a listener, and comparisons of their folders."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TypeVar
+
+import h5py
+import numpy as np
+import pytest
+
+from pmwd_dist.cli import main
+from pmwd_dist.run.events import Event, StepTaken
+from pmwd_dist.run.folder import prepare_folder
+from pmwd_dist.run.plan import Plan, make_plan
+from pmwd_dist.run.settings import read
+
+E = TypeVar("E", bound=Event)
+
+SMALL = """
+[box]
+size = 32
+mesh = 8
+[time]
+steps = 4
+lpt_order = 1
+[devices]
+pdims = [1, 1]
+[output]
+redshifts = [1, 0]
+snapshot = "swift"
+"""
+
+
+class Events(list[Event]):
+    """A listener that remembers, and sends a signal to this process after a step."""
+
+    def __init__(self, stop_after: int | None = None, number: int = signal.SIGINT):
+        super().__init__()
+        self.stop_after, self.number = stop_after, number
+
+    def __call__(self, event: Event) -> None:
+        self.append(event)
+        if isinstance(event, StepTaken) and event.step == self.stop_after:
+            os.kill(os.getpid(), self.number)
+
+    def of(self, kind: type[E]) -> list[E]:
+        return [event for event in self if isinstance(event, kind)]
+
+
+def make(folder: Path, *overrides: str) -> Plan:
+    """A plan with a folder that is ready."""
+    file = folder.with_suffix(".toml")
+    file.write_text(SMALL)
+    plan = make_plan(read(file, overrides), folder)
+    prepare_folder(plan)
+    return plan
+
+
+def resumed(folder: Path, *overrides: str) -> Plan:
+    return make_plan(read(folder / "config.toml", overrides), folder)
+
+
+def command(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    return int(ended.value.code or 0)
+
+
+def particles(folder: Path, label: str = "z0.000") -> dict[str, np.ndarray]:
+    with h5py.File(folder / f"snapshot_{label}.hdf5") as file:
+        return {name: data[:] for name, data in file["PartType1"].items()}
+
+
+def assert_same(one: Path, other: Path) -> None:
+    """Bitwise the same results."""
+    for label in ("z1.000", "z0.000"):
+        for name, values in particles(one, label).items():
+            np.testing.assert_array_equal(values, particles(other, label)[name])
+        csv = f"power_{label}.csv"
+        assert (one / csv).read_text() == (other / csv).read_text()
