@@ -38,7 +38,7 @@ def autotune(
     """The fastest decomposition of a mesh over the devices of this program, by measurement; collective.
 
     Every division of the devices into slabs and pencils that fits the mesh is timed with every communication backend
-    that can serve it: the transforms of all `kinds` forward and back, and filling a halo and adding it back. The
+    that is available for it: the transforms of all `kinds` forward and back, and filling a halo and adding it back. The
     smallest sum wins; a backend that needs opening is left open if it wins. The result is kept on disk with all that
     it depends on (devices, driver, versions, shape, dtype, kinds, halo), and not measured twice.
 

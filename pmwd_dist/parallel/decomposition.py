@@ -32,7 +32,7 @@ class Decomposition(Division):
       spec: the PartitionSpec of a real field on it, such as P("x", "y"); default: the axes of a mesh of one or two.
       backend: communication backend: "xla"; "peer", for slabs along x over the GPUs of one process, which write into
         each other's memory; "cudecomp", for one process a GPU (see `cudecomp.open_backend`); "auto" for the current
-        default (`config.update`), which is "peer" where it can serve, else "xla"; or a `Backend` of one's own.
+        default (`config.update`), which is "peer" where it is available, else "xla"; or a `Backend` of one's own.
       transpose_comm: with cuDecomp, its backend of transposes: "nccl", "nccl_pl", "mpi_p2p", "mpi_p2p_pl",
         "mpi_a2a", "nvshmem", "nvshmem_pl" or "nvshmem_sm"; default: the current one, which is "nccl".
       halo_comm: with cuDecomp, its backend of halos: "nccl", "mpi", "mpi_blocking", "nvshmem" or "nvshmem_blocking".

@@ -98,7 +98,7 @@ def test_a_damaged_cache_is_no_obstacle(cache: Path) -> None:
         ({"shape": (7, 7, 7)}, r"no division over 4 devices fits: shape\[0\]=7 is not divisible by 4"),
     ],
 )
-def test_misuse_is_refused_before_anything_is_measured(arguments: dict[str, Any], message: str) -> None:
+def test_misuse_raises_before_anything_is_measured(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         pmd.autotune(**({"shape": SHAPE} | arguments))
 
@@ -133,7 +133,7 @@ def record_of(**changes: Any) -> dict[str, Any]:
 def peers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slabs are taken for GPUs that write into each other's memory."""
     monkeypatch.setattr(
-        Peer, "unavailable_reason", lambda self, division: None if division.pdims[1] == 1 else "serves slabs"
+        Peer, "unavailable_reason", lambda self, division: None if division.pdims[1] == 1 else "needs slabs"
     )
 
 

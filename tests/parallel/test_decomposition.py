@@ -57,7 +57,7 @@ def test_equal_layouts_are_equal_and_hash_alike() -> None:
     assert "(2, 2)" in repr(first)
 
 
-def test_names_against_the_order_of_the_mesh_are_refused() -> None:
+def test_names_against_the_order_of_the_mesh_raise() -> None:
     mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("rows", "columns"), axis_types=(AxisType.Auto,) * 2)
     with pytest.raises(ValueError, match="order of the mesh"):
         pmd.Decomposition(mesh=mesh, spec=P(None, ("columns", "rows")))
@@ -89,12 +89,12 @@ def test_a_mesh_of_ones_own_gives_the_same_numbers(spec: Any) -> None:
         ({"spec": P("x")}, r"needs the mesh="),
     ],
 )
-def test_misuse_is_refused(arguments: dict[str, Any], message: str) -> None:
+def test_misuse_raises(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         pmd.Decomposition(**arguments)
 
 
-def test_misuse_of_a_mesh_is_refused() -> None:
+def test_misuse_of_a_mesh_raises() -> None:
     mesh = pmd.Decomposition().mesh
     for arguments, message in (
         ({"spec": P("x"), "pdims": (4, 1)}, "leave pdims= and devices= out"),

@@ -1,4 +1,4 @@
-"""Names and defaults of who moves the data."""
+"""Names and defaults of communication backends."""
 
 from __future__ import annotations
 

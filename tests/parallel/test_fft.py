@@ -171,7 +171,7 @@ def test_large_inverses_are_taken_in_pieces(decomposition: pmd.Decomposition, mo
     assert max(calls) < 25
 
 
-def test_wavevectors_of_shapes_that_do_not_divide_are_refused() -> None:
+def test_wavevectors_of_shapes_that_do_not_divide_raise() -> None:
     with pytest.raises(ValueError, match=r"shape\[0\]=6 is not divisible by 4"):
         pmd.fftfreq3d((6, 8, 8), pmd.Decomposition((4, 1)))
     with pytest.raises(ValueError, match=r"shape\[2\]=6 is not divisible by 4"):

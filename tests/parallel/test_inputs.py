@@ -106,7 +106,7 @@ def test_errors_name_argument_value_and_remedy(call: Any, message: str) -> None:
         call(Decomposition((4, 1)))
 
 
-def test_complex_weights_and_fields_are_refused() -> None:
+def test_complex_weights_and_fields_raise() -> None:
     config = pmd.Config(box_size=8.0, mesh_shape=8, decomposition=Decomposition((4, 1)))
     disp, field = np.zeros((8, 8, 8, 3)), np.zeros((8, 8, 8), complex)
     with pytest.raises(ValueError, match=r"weight.dtype=complex128 must be real"):
@@ -115,7 +115,7 @@ def test_complex_weights_and_fields_are_refused() -> None:
         pmd.cic_read(field, disp, config)
 
 
-def test_some_manual_axes_of_a_decomposition_are_refused() -> None:
+def test_some_manual_axes_of_a_decomposition_raise() -> None:
     decomposition = Decomposition((2, 2))
     half = jax.shard_map(
         lambda block: pmd.halo_pad(block, 1, decomposition),

@@ -119,7 +119,7 @@ def test_the_transpose_is_one(decomposition: Decomposition, nz: int | None, inve
 
 @pytest.mark.parametrize("halo", [0, 1, 2, 3])
 def test_halos_and_their_derivatives_are_those_of_xla(decomposition: Decomposition, halo: int) -> None:
-    """A halo of 3 is wider than a block of 2: there XLA serves."""
+    """A halo of 3 is wider than a block of 2: there XLA is used."""
 
     def loss(x: jax.Array, decomposition: Decomposition) -> jax.Array:
         padded = pmd.halo_pad(x, halo, decomposition) ** 3
@@ -193,7 +193,7 @@ def as_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "fast_along_x", lambda ordinal, parts, shape, double: shape[0] != 6)
 
 
-def test_gpus_exchange_as_the_mesh_in_force_says(as_gpus: None) -> None:
+def test_gpus_exchange_as_the_current_mesh_says(as_gpus: None) -> None:
     """In a shard_map over the same axes of another mesh, the blocks lie on other devices than the decomposition's."""
     decomposition = Decomposition((4, 1), backend="peer")
     ids = [device.local_hardware_id for device in decomposition.mesh.devices.flat]
@@ -215,7 +215,7 @@ def test_gpus_exchange_as_the_mesh_in_force_says(as_gpus: None) -> None:
     assert native_rows(mapped, np.zeros((2, *SHAPE))) == [ids]
 
 
-def test_xla_serves_where_the_devices_are_not_known(as_gpus: None) -> None:
+def test_xla_is_used_where_the_devices_are_not_known(as_gpus: None) -> None:
     mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("chain", "x"))
     decomposition = Decomposition(mesh=mesh, spec=jax.P("x"), backend="peer")
     nested = jax.shard_map(
@@ -230,7 +230,7 @@ def test_xla_serves_where_the_devices_are_not_known(as_gpus: None) -> None:
     close(jax.jit(nested)(x), np.fft.rfftn(x, axes=(1, 2, 3)))
 
 
-def test_xla_serves_batches_that_cufft_would_find_misaligned(as_gpus: None) -> None:
+def test_xla_is_used_batches_that_cufft_would_find_misaligned(as_gpus: None) -> None:
     decomposition = Decomposition((1, 1), backend="peer")
     run = jax.vmap(partial(pmd.prfft3d, decomposition=decomposition))
     assert len(native_rows(run, np.zeros((2, 3, 5, 8)))) == 1
@@ -275,7 +275,7 @@ def unavailable_reason(devices: list[Any], py: int = 1) -> str | None:
     return peer.Peer().unavailable_reason(fake)
 
 
-def test_where_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_it_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(native, "peer_unavailable_reason", lambda ordinals: asked.append(ordinals))
     assert unavailable_reason(gpus(4)) is None
@@ -292,16 +292,16 @@ def test_where_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "cannot be used: GPU 0 cannot" in str(unavailable_reason(gpus(2)))
 
 
-def test_on_cpus_it_is_refused_when_demanded_and_passed_over_when_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"backend='peer' serves NVIDIA GPUs; use backend='xla'"):
+def test_on_cpus_it_raises_when_named_and_is_passed_over_by_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"backend='peer' needs NVIDIA GPUs; use backend='xla'"):
         Decomposition((1, 1), backend="peer")
     assert Decomposition((1, 1)).backend.name == "xla"
     monkeypatch.setattr(defaults, "_set", {"backend": "peer"})
-    with pytest.raises(ValueError, match="serves NVIDIA GPUs"):
+    with pytest.raises(ValueError, match="needs NVIDIA GPUs"):
         Decomposition((1, 1))
 
 
-def test_it_is_the_default_where_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_the_default_where_it_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer.Peer, "unavailable_reason", lambda self, division: None)
     assert Decomposition((4, 1)).backend.name == "peer"
     assert Decomposition((4, 1), backend="xla").backend.name == "xla"

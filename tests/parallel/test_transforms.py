@@ -244,7 +244,7 @@ def test_space_inside_a_shard_map_over_chains() -> None:
     np.testing.assert_allclose(jax.jit(chains)(batch), expected, atol=1e-12)
 
 
-def test_explicit_space_inside_manual_chains_is_refused() -> None:
+def test_explicit_space_inside_manual_chains_raises() -> None:
     types = (AxisType.Auto, AxisType.Explicit)
     mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("chains", "x"), axis_types=types)
     decomposition = pmd.Decomposition(mesh=mesh, spec=P("x"))

@@ -12,14 +12,14 @@ from pmwd_dist.parallel.backends.xla import XLA
 from pmwd_dist.parallel.defaults import checked, default
 from pmwd_dist.parallel.division import Division
 
-BACKENDS: tuple[type[Backend], ...] = (Peer, XLA, CuDecomp)  # "auto" means the first that can serve
+BACKENDS: tuple[type[Backend], ...] = (Peer, XLA, CuDecomp)  # "auto" means the first that is available
 
 
 def choose(name: str, options: Mapping[str, str | None], division: Division) -> Backend:
     """The backend of this name for a division, with its options; for "auto", the current default.
 
     Raises:
-      ValueError: an unknown name or option, or a backend that can't serve these devices.
+      ValueError: an unknown name or option, or a backend that is not available for these devices.
     """
     asked = checked(name, "backend")
     name = default("backend") if asked == "auto" else asked

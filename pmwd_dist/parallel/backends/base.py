@@ -29,7 +29,7 @@ class Backend(abc.ABC):
 
     @classmethod
     def candidates(cls, division: Division) -> Sequence[Backend]:
-        """The backends that `autotune` measures for a division, none if this one can't serve it. Collective."""
+        """The backends that `autotune` measures for a division, none if this one is not available. Collective."""
         backend = cls()
         return [] if backend.unavailable_reason(division) else [backend]
 
@@ -45,7 +45,7 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def unavailable_reason(self, division: Division) -> str | None:
-        """Why the backend can't serve these devices, a phrase that follows its name, or None."""
+        """Why the backend is not available for these devices, a phrase that follows its name, or None."""
 
     def open(self, division: Division, shapes: Sequence[Shape3], *, halo: int = 0) -> None:  # noqa: B027  optional
         """Prepare what tracing can't: libraries, communicators, work areas. Collective."""

@@ -47,12 +47,12 @@ class Peer(Backend):
         if division.is_abstract:
             return "needs to know the devices, which an abstract mesh doesn't tell"
         if division.pdims[1] > 1:
-            return f"serves slabs along x, pdims=({division.size}, 1), not pdims={division.pdims}"
+            return f"needs slabs along x, pdims=({division.size}, 1), not pdims={division.pdims}"
         devices = list(division.mesh.devices.flat)
         if any(device.platform != "gpu" or "rocm" in device.client.platform_version for device in devices):
-            return "serves NVIDIA GPUs"
+            return "needs NVIDIA GPUs"
         if any(device.process_index != jax.process_index() for device in devices):
-            return "serves the GPUs of one process, and not all of these belong to this one"
+            return "needs GPUs of one process, and not all of these belong to this one"
         reason = native.peer_unavailable_reason(tuple(sorted(device.local_hardware_id for device in devices)))
         return None if reason is None else f"cannot be used: {reason}"
 

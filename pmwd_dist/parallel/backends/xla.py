@@ -22,7 +22,7 @@ class XLA(TransposingBackend):
     name: ClassVar[str] = "xla"
 
     def unavailable_reason(self, division: Division) -> str | None:
-        """None: XLA serves everywhere."""
+        """None: XLA's collectives are available everywhere."""
         del division
         return None
 
