@@ -80,7 +80,7 @@ def build(settings: Settings) -> Simulation:
     cosmo = _cosmology(settings)
     table = _table(settings, cosmo)
     if config is not None:
-        problems += _cosmology_problems(cosmo, config)
+        problems += _growth_problems(cosmo, config) or (_power_problems(cosmo, config) if table is None else [])
     if problems or config is None:
         raise SettingsError(problems)
     return Simulation(config, cosmo, SOLVERS[settings.time.solver](), table, settings.noise.seed)
@@ -157,10 +157,14 @@ def _table(settings: Settings, cosmo: jax_cosmo.Cosmology) -> tuple[np.ndarray, 
     return k, power
 
 
-def _cosmology_problems(cosmo: jax_cosmo.Cosmology, config: Config) -> list[str]:
+def _growth_problems(cosmo: jax_cosmo.Cosmology, config: Config) -> list[str]:
     growth = np.asarray(growth_table(cosmo).D1(np.geomspace(config.a_start, config.a_stop, 32)))
     if not (np.isfinite(growth).all() and (np.diff(growth) > 0).all()):
         return ["[cosmology]: structure doesn't grow throughout the time span; check omega_m, omega_k, w0 and wa"]
+    return []
+
+
+def _power_problems(cosmo: jax_cosmo.Cosmology, config: Config) -> list[str]:
     power = np.asarray(linear_power(power_nodes(config), cosmo))
     if not (np.isfinite(power).all() and (power > 0).all()):
         return ["[cosmology]: the linear P(k) is not finite and positive; check omega_m, omega_b, h, n_s and sigma8"]
