@@ -9,13 +9,14 @@ import jax
 from jax.core import ShapedArray
 
 
-def _varying(x: Any) -> frozenset[str]:
-    return frozenset(jax.typeof(x).mat.varying)
+def varying_names(x: Any) -> frozenset[str]:
+    """The manual mesh axes over which an array varies."""
+    return frozenset((x if isinstance(x, ShapedArray) else jax.typeof(x)).mat.varying)
 
 
 def vary(x: jax.Array, names: Iterable[str]) -> jax.Array:
     """Mark an array as varying over these manual mesh axes."""
-    missing = tuple(sorted(frozenset(names) - _varying(x)))
+    missing = tuple(sorted(frozenset(names) - varying_names(x)))
     return jax.lax.pcast(x, missing, to="varying") if missing else x
 
 
@@ -24,7 +25,7 @@ def unify_varying(*arrays: jax.Array) -> tuple[jax.Array, ...]:
 
     A primitive of our own inside shard_map must do by hand what jax.numpy does for its operands.
     """
-    union = frozenset[str]().union(*map(_varying, arrays))
+    union = frozenset[str]().union(*map(varying_names, arrays))
     return tuple(vary(x, union) for x in arrays)
 
 

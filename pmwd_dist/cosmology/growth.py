@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from pmwd_dist.cosmology.parameters import Parameters, parameters
+from pmwd_dist.cosmology.parameters import Cosmology, Parameters, parameters
 
 # Growth is integrated in ln a by steps that hit a = 1; the first lies deep in matter domination.
 _STEP = 0.02
@@ -28,43 +27,64 @@ class GrowthTable(eqx.Module):
     first: Float[Array, "nodes 3"]  # D1, D1', D1''
     second: Float[Array, "nodes 3"]
 
-    def D1(self, a: Any) -> Array:
+    def D1(self, a: ArrayLike) -> Array:
         """Linear growth factor."""
-        return self._interpolate(self.first[:, 0], self.first[:, 1], a)
+        return self._interpolate(self.first[:, :2], a)
 
-    def D2(self, a: Any) -> Array:
+    def D2(self, a: ArrayLike) -> Array:
         """Second-order growth factor."""
-        return self._interpolate(self.second[:, 0], self.second[:, 1], a)
+        return self._interpolate(self.second[:, :2], a)
 
-    def dD1(self, a: Any) -> Array:
+    def dD1(self, a: ArrayLike) -> Array:
         """dD1 / d ln a."""
-        return self._interpolate(self.first[:, 1], self.first[:, 2], a)
+        return self._interpolate(self.first[:, 1:], a)
 
-    def dD2(self, a: Any) -> Array:
+    def dD2(self, a: ArrayLike) -> Array:
         """dD2 / d ln a."""
-        return self._interpolate(self.second[:, 1], self.second[:, 2], a)
+        return self._interpolate(self.second[:, 1:], a)
 
-    def E(self, a: Any) -> Array:
+    def E(self, a: ArrayLike) -> Array:
         """Expansion rate H(a) [H0]."""
         return jnp.sqrt(_E_squared(self.cosmo, jnp.asarray(a)))
 
-    def momentum(self, a: Any) -> Array:
+    def momentum(self, a: ArrayLike) -> Array:
         """dD1 / d(H0 t) times a^2: canonical momentum of the linear mode, per unit of displacement at a = 1."""
         a = jnp.asarray(a)
         return a**2 * self.E(a) * self.dD1(a)
 
-    def scale_factor(self, D1: Any) -> Array:
-        """The scale factor at which the linear growth factor has this value."""
-        D1 = jnp.asarray(D1)
-        x = jnp.interp(D1, self.first[:, 0], _nodes(D1.dtype))
-        for _ in range(3):  # Newton, from a start that is right to 1e-3
-            x = x - (self.D1(jnp.exp(x)) - D1) / self.dD1(jnp.exp(x))
-        return jnp.exp(x)
+    def _interpolate(self, nodes: Array, a: ArrayLike) -> Array:
+        return _interpolate(nodes, jnp.log(jnp.asarray(a, nodes.dtype)))
 
-    def _interpolate(self, value: Array, slope: Array, a: Any) -> Array:
-        x = (jnp.log(jnp.asarray(a, value.dtype)) / _STEP) + _BELOW
-        i = jnp.clip(jnp.floor(x).astype(jnp.int32), 0, _BELOW + _ABOVE - 1)
-        return hermite(x - i, value[i], value[i + 1], _STEP * slope[i], _STEP * slope[i + 1])
+    def scale_factor(self, D1: ArrayLike) -> Array:
+        """The scale factor at which the linear growth factor has this value."""
+        return jnp.exp(_inverse(self.first, jnp.asarray(D1, self.first.dtype)))
+
+
+@jax.custom_jvp
+def _inverse(first: Array, D1: Array) -> Array:
+    """ln a at which the tabulated growth factor has this value."""
+    x = jnp.interp(D1, first[:, 0], _nodes(D1.dtype))
+    for _ in range(3):  # Newton, from a start that is right to 1e-3
+        x = x - (_interpolate(first[:, :2], x) - D1) / _interpolate(first[:, 1:], x)
+    return x
+
+
+@_inverse.defjvp
+def _inverse_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    # The implicit function theorem: a derivative of this rule, too, differentiates the table at the solution.
+    first, D1 = primals
+    x = _inverse(first, D1)
+    moved = _interpolate(tangents[0][:, :2], x)  # linear in the nodes
+    _, slope = jax.jvp(lambda x: _interpolate(first[:, :2], x), (x,), (jnp.ones_like(x),))
+    return x, (tangents[1] - moved) / slope
+
+
+def _interpolate(nodes: Array, x: Array) -> Array:
+    """Interpolate at x = ln a between nodes that hold a value and a slope each."""
+    x = x / _STEP + _BELOW
+    i = jnp.clip(jnp.floor(x).astype(jnp.int32), 0, _BELOW + _ABOVE - 1)
+    y, slope = jnp.moveaxis(nodes[jnp.stack([i, i + 1])], -1, 0)
+    return hermite(x - i, y[0], y[1], _STEP * slope[0], _STEP * slope[1])
 
 
 def hermite(t: Array, y0: Array, y1: Array, m0: Array, m1: Array) -> Array:
@@ -72,12 +92,12 @@ def hermite(t: Array, y0: Array, y1: Array, m0: Array, m1: Array) -> Array:
     return y0 + t * (m0 + t * ((3 * (y1 - y0) - 2 * m0 - m1) + t * (2 * (y0 - y1) + m0 + m1)))
 
 
-def growth_table(cosmo: Any) -> GrowthTable:
-    """Tabulate growth and expansion of a cosmology, from a = 1e-4 to a = 2.
+def growth_table(cosmo: Cosmology | GrowthTable) -> GrowthTable:
+    """Tabulate growth and expansion of a cosmology, from a = 1e-4 to a = 2; a table is returned as it is.
 
     Flat or curved, with dark energy w(a) = w0 + wa (1 - a). Differentiable in the parameters.
     """
-    return _tabulate(parameters(cosmo))
+    return cosmo if isinstance(cosmo, GrowthTable) else _tabulate(parameters(cosmo))
 
 
 @jax.jit
@@ -101,7 +121,7 @@ def _tabulate(cosmo: Parameters) -> GrowthTable:
     return GrowthTable(cosmo, first, second)
 
 
-def _nodes(dtype: Any) -> Array:
+def _nodes(dtype: jnp.dtype) -> Array:
     return _STEP * jnp.arange(-_BELOW, _ABOVE + 1, dtype=dtype)
 
 
@@ -130,12 +150,12 @@ def _dE_squared(cosmo: Parameters, a: Array) -> Array:
     return -3 * cosmo.Omega_m * a**-3 - 2 * cosmo.Omega_k * a**-2 - 3 * (1 + w) * _dark_energy(cosmo, a)
 
 
-def growth(a: Any, cosmo: Any) -> Array:
+def growth(a: ArrayLike, cosmo: Cosmology) -> Array:
     """Linear growth factor D1(a), 1 at a = 1."""
     return growth_table(cosmo).D1(a)
 
 
-def growth_rate(a: Any, cosmo: Any) -> Array:
+def growth_rate(a: ArrayLike, cosmo: Cosmology) -> Array:
     """Linear growth rate f = d ln D1 / d ln a."""
     table = growth_table(cosmo)
     return table.dD1(a) / table.D1(a)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from pmwd_dist.cosmology.growth import hermite
-from pmwd_dist.cosmology.parameters import Parameters, parameters
+from pmwd_dist.cosmology.parameters import Cosmology, Parameters, parameters
 
 
-def linear_power(k: Any, cosmo: Any) -> Array:
+def linear_power(k: ArrayLike, cosmo: Cosmology) -> Array:
     """Linear matter power spectrum at a = 1 [(Mpc/h)^3] at wavenumbers k [h/Mpc].
 
     The transfer function of Eisenstein & Hu (1998) with baryon oscillations, from jax_cosmo, normalised to sigma8.
@@ -58,7 +58,7 @@ def interpolate_power(k: Array, table_k: Array, table_power: Array) -> Array:
     return jnp.exp(hermite(t, y[i], y[i + 1], h[i] * slope[i], h[i] * slope[i + 1]))
 
 
-def normalised_power(table_k: Array, table_power: Array, sigma8: Any) -> Array:
+def normalised_power(table_k: Array, table_power: Array, sigma8: ArrayLike) -> Array:
     """A tabulated P(k) scaled to this sigma8; the table is taken as zero beyond its ends."""
 
     def power(k: Array) -> Array:

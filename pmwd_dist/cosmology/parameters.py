@@ -6,46 +6,92 @@ taken off the object at the boundary and every table is a pytree of its own.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import fields
+from typing import Protocol
 
 import equinox as eqx
 import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array
 
-_ATTRIBUTES = ("Omega_c", "Omega_b", "h", "n_s", "sigma8", "Omega_k", "w0", "wa")
+
+class Cosmology(Protocol):
+    """Any object with these attributes of a `jax_cosmo.Cosmology`."""
+
+    @property
+    def Omega_c(self) -> ArrayLike:
+        """Density of cold dark matter [critical density]."""
+        ...
+
+    @property
+    def Omega_b(self) -> ArrayLike:
+        """Density of baryons [critical density]."""
+        ...
+
+    @property
+    def h(self) -> ArrayLike:
+        """Hubble constant [100 km/s/Mpc]."""
+        ...
+
+    @property
+    def n_s(self) -> ArrayLike:
+        """Spectral index of the primordial fluctuations."""
+        ...
+
+    @property
+    def sigma8(self) -> ArrayLike:
+        """Root of the variance of the linear density in spheres of 8 Mpc/h."""
+        ...
+
+    @property
+    def Omega_k(self) -> ArrayLike:
+        """Density of curvature [critical density]."""
+        ...
+
+    @property
+    def w0(self) -> ArrayLike:
+        """Dark energy equation of state today."""
+        ...
+
+    @property
+    def wa(self) -> ArrayLike:
+        """Its slope: w(a) = w0 + wa (1 - a)."""
+        ...
 
 
 class Parameters(eqx.Module):
     """The parameters of a cosmology, as a pytree without caches."""
 
-    Omega_c: Any
-    Omega_b: Any
-    h: Any
-    n_s: Any
-    sigma8: Any
-    Omega_k: Any
-    w0: Any
-    wa: Any
+    Omega_c: Array
+    Omega_b: Array
+    h: Array
+    n_s: Array
+    sigma8: Array
+    Omega_k: Array
+    w0: Array
+    wa: Array
 
     @property
-    def Omega_m(self) -> Any:
+    def Omega_m(self) -> Array:
         """Matter density."""
         return self.Omega_c + self.Omega_b
 
     @property
-    def Omega_de(self) -> Any:
+    def Omega_de(self) -> Array:
         """Dark energy density, which closes the budget."""
         return 1 - self.Omega_k - self.Omega_m
 
 
-def parameters(cosmo: Any) -> Parameters:
+def parameters(cosmo: Cosmology) -> Parameters:
     """The parameters of any object with jax_cosmo's attributes.
 
     Raises:
       ValueError: an attribute is missing.
     """
-    missing = [name for name in _ATTRIBUTES if not hasattr(cosmo, name)]
+    names = [field.name for field in fields(Parameters)]
+    missing = [name for name in names if not hasattr(cosmo, name)]
     if missing:
         raise ValueError(
             f"cosmo={type(cosmo).__name__} lacks {', '.join(missing)}; pass a jax_cosmo.Cosmology or alike"
         )
-    return Parameters(*(jnp.asarray(getattr(cosmo, name), dtype=float) for name in _ATTRIBUTES))
+    return Parameters(*(jnp.asarray(getattr(cosmo, name), dtype=float) for name in names))

@@ -20,6 +20,7 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Complex, Float
 
+from pmwd_dist._jax.batching import barrier
 from pmwd_dist.parallel import inputs
 from pmwd_dist.parallel.decomposition import Decomposition
 from pmwd_dist.parallel.device_mesh import Names
@@ -272,4 +273,4 @@ def sequence_after(modes: Array, done: Any) -> tuple[Array, Any]:
 
     Transforms in parallel would each hold their own fields.
     """
-    return jax.lax.optimization_barrier((modes, done))
+    return barrier((modes, done))

@@ -55,13 +55,11 @@ def _acceleration_block(disp: Array, config: Config) -> tuple[Array, Array]:
         for kernel in _spectral_kernels(config, disp.dtype):
             fields.append(irfft_block(modes * kernel, nz, decomposition))
             modes, fields = sequence_after(modes, fields)
-        return with_halo(
-            max_displacement, config, lambda halo: _read_fields(fields, disp, halo, config)
-        ), max_displacement
-    potential = irfft_block(modes * _potential_kernel(config, disp.dtype), nz, decomposition)
-    return with_halo(
-        max_displacement, config, lambda halo: _read_gradient(potential, disp, halo, config)
-    ), max_displacement
+        force = with_halo(max_displacement, config, partial(_read_fields, config), disp, *fields)
+    else:
+        potential = irfft_block(modes * _potential_kernel(config, disp.dtype), nz, decomposition)
+        force = with_halo(max_displacement, config, partial(_read_gradient, config), disp, potential)
+    return force, max_displacement
 
 
 def _greens_function(config: Config, dtype: Any) -> Array:
@@ -82,12 +80,12 @@ def _spectral_kernels(config: Config, dtype: Any) -> list[Array]:
     return [1j * k * greens_function for k in fourier.wavevectors(config.mesh_shape, config, dtype, odd=True)]
 
 
-def _read_fields(fields: list[Array], disp: Array, halo: int, config: Config) -> Array:
+def _read_fields(config: Config, halo: int, disp: Array, *fields: Array) -> Array:
     padded = jnp.stack([pad_block(field, halo + 1, config.decomposition) for field in fields], axis=-1)
     return cic.read(disp, padded, block_geometry(config, halo))[..., 0, :]
 
 
-def _read_gradient(potential: Array, disp: Array, halo: int, config: Config) -> Array:
+def _read_gradient(config: Config, halo: int, disp: Array, potential: Array) -> Array:
     """The gradient of a potential at the particles, from one halo exchange of the potential."""
     padded = pad_block(potential, halo + 1 + WIDTH, config.decomposition)
     geometry = block_geometry(config, halo)

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
+from jax.typing import ArrayLike
 from jaxtyping import Array, Complex
 
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table
+from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.parallel.fft import irfft_block, rfft_block, sequence_after, spectrum_shape
 from pmwd_dist.pm import fourier
 from pmwd_dist.pm.particles import Particles, quantize
 
 
-def lpt(modes: Complex[Array, "nx ny nk"], cosmo: Any, config: Config, *, a: Any = None) -> Particles:
+def lpt(
+    modes: Complex[Array, "nx ny nk"], cosmo: Cosmology | GrowthTable, config: Config, *, a: ArrayLike | None = None
+) -> Particles:
     """Displace the lattice by LPT of order `config.lpt_order`.
 
     x = q + D1 psi1 + D2 psi2 with psi1 = ik/k^2 delta and div psi2 = sum_{i<j} (psi1_ii psi1_jj - psi1_ij^2)
@@ -25,7 +28,7 @@ def lpt(modes: Complex[Array, "nx ny nk"], cosmo: Any, config: Config, *, a: Any
 
     Args:
       modes: linear delta(k) at a = 1, from `linear_modes`.
-      cosmo: cosmology.
+      cosmo: cosmology, or its `growth_table`.
       config: the simulation.
       a: scale factor of the result; default: `config.a_start`.
 
@@ -42,7 +45,7 @@ def lpt(modes: Complex[Array, "nx ny nk"], cosmo: Any, config: Config, *, a: Any
 
 
 @partial(jax.jit, static_argnames="config")
-def _lpt(modes: Array, table: GrowthTable, a: Any, config: Config) -> Particles:
+def _lpt(modes: Array, table: GrowthTable, a: ArrayLike, config: Config) -> Particles:
     decomposition = config.decomposition
     a = jnp.asarray(a)
     rate = a**2 * table.E(a)

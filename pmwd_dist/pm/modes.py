@@ -17,6 +17,7 @@ from jaxtyping import Array, Complex, Float
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology import linear_power as linear
+from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.parallel.fft import rfft_block
 from pmwd_dist.pm import fourier
 
@@ -33,7 +34,7 @@ def white_noise(key: Array, config: Config, dtype: Any = None) -> Float[Array, "
 
 
 def linear_modes(
-    noise: Float[Array, "nx ny nz"], cosmo: Any, config: Config, *, linear_power: LinearPower | None = None
+    noise: Float[Array, "nx ny nz"], cosmo: Cosmology, config: Config, *, linear_power: LinearPower | None = None
 ) -> Complex[Array, "nx ny nk"]:
     """Linear density contrast delta(k) at a = 1, in the layout of `prfft3d`.
 

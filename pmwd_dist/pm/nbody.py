@@ -11,10 +11,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table
+from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.pm import solvers
 from pmwd_dist.pm.paint import halo_limit
 from pmwd_dist.pm.particles import Particles, largest, max_abs, quantize
@@ -47,7 +50,7 @@ class Solution(eqx.Module):
 
 def nbody(
     particles: Particles,
-    cosmo: Any,
+    cosmo: Cosmology | GrowthTable,
     config: Config,
     *,
     solver: diffrax.AbstractSolver[Any] | None = None,
@@ -60,7 +63,7 @@ def nbody(
 
     Args:
       particles: at a_start, from `lpt`.
-      cosmo: cosmology.
+      cosmo: cosmology, or its `growth_table`.
       config: the simulation.
       solver: BullFrog (default), FastPM, LeapFrog or any diffrax solver, such as diffrax.Tsit5().
       adjoint: how it is differentiated; default: diffrax.RecursiveCheckpointAdjoint with a checkpoint a step, at
@@ -83,7 +86,7 @@ def nbody(
     dtype = particles.disp.dtype
     checkpoints = None  # diffrax's own number
     if stepsize_controller is None:
-        times = step_times(cosmo, config, save=saves).astype(dtype)
+        times = step_times(table, config, save=saves).astype(dtype)
         stepsize_controller, max_steps = diffrax.StepTo(times), len(times) - 1
         checkpoints = min(max_steps, _CHECKPOINTS)
     subs = {"final": diffrax.SubSaveAt(t1=True)}
@@ -153,7 +156,7 @@ def _final_status(solution: diffrax.Solution, particles: Particles, config: Conf
     return Status(code, steps, max_displacement, jnp.full_like(max_displacement, halo_limit(config)))
 
 
-def step_times(cosmo: Any, config: Config, *, save: Sequence[float] = ()) -> Float[Array, " times"]:
+def step_times(cosmo: Cosmology | GrowthTable, config: Config, *, save: Sequence[float] = ()) -> Float[Array, " times"]:
     """Scale factors at which steps begin and end, from a_start to a_stop.
 
     Every save time between them is one of them. The steps between two save times are uniform in the growth factor;
@@ -184,20 +187,41 @@ def start(particles: Particles, table: GrowthTable, config: Config, solver: Spli
     return solver.init(None, config.a_start, config.a_stop, particles, table)
 
 
-@partial(jax.jit, static_argnames=("config", "solver"), donate_argnames="particles")
 def advance(
     particles: Particles,
     state: SolverState,
     table: GrowthTable,
-    a0: Any,
-    a1: Any,
+    a0: ArrayLike,
+    a1: ArrayLike,
     config: Config,
     solver: SplitSolver,
 ) -> tuple[Particles, SolverState]:
     """One step from a0 to a1, forwards or backwards; the particles given are consumed.
 
-    The same step as `nbody` takes, for those who drive a simulation from the host.
+    The same step as `nbody` takes, for those who drive a simulation from the host. On several CPU devices it waits for
+    the step before, whose state is given: about a hundred programs that communicate, queued there without waiting, can
+    block each other until XLA ends the process after 40 s. Loops over other such programs, of an optimiser for
+    example, must wait themselves, with `jax.block_until_ready` in each pass. GPUs and code under jit need not wait.
     """
+    if (
+        config.decomposition.size > 1
+        and config.decomposition.platform == "cpu"
+        and not isinstance(state.log_scale, Tracer)
+    ):
+        jax.block_until_ready(state)
+    return _advance(particles, state, table, a0, a1, config, solver)
+
+
+@partial(jax.jit, static_argnames=("config", "solver"), donate_argnames="particles")
+def _advance(
+    particles: Particles,
+    state: SolverState,
+    table: GrowthTable,
+    a0: ArrayLike,
+    a1: ArrayLike,
+    config: Config,
+    solver: SplitSolver,
+) -> tuple[Particles, SolverState]:
     dtype = particles.disp.dtype
     table = jax.tree.map(lambda x: x.astype(dtype), table)
     return solvers.advance(solver, particles, state, table, jnp.asarray(a0, dtype), jnp.asarray(a1, dtype), config)

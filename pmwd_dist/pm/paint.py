@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
+from pmwd_dist._jax.batching import batch_max
+from pmwd_dist._jax.switch import switch
 from pmwd_dist.config import Config
 from pmwd_dist.ops import cic
 from pmwd_dist.parallel import inputs
@@ -78,11 +80,11 @@ def cic_read(
     def block(field: Array, disp: Array) -> Array:
         max_displacement = max_displacement_block(disp, config)
 
-        def run(halo: int) -> Array:
+        def run(halo: int, field: Array, disp: Array) -> Array:
             padded = pad_block(field, halo + 1, decomposition)
             return cic.read(disp, padded[..., None], block_geometry(config, halo))[..., 0, 0]
 
-        return with_halo(max_displacement, config, run)
+        return with_halo(max_displacement, config, run, field, disp)
 
     run = decomposition.shard_map(block, (decomposition.spec, decomposition.spec), decomposition.spec)
     return run(field, disp)
@@ -129,13 +131,14 @@ def max_displacement_block(disp: Array, config: Config) -> Array:
     return jax.lax.pmax(jnp.where(jnp.isfinite(largest), largest, 0), config.decomposition.names) + lost
 
 
-def with_halo(max_displacement: Array, config: Config, run: Callable[[int], Array]) -> Array:
-    """Run with the narrowest halo that holds the displacements, the widest if none does."""
+def with_halo(max_displacement: Array, config: Config, run: Callable[..., Array], *operands: Array) -> Array:
+    """run(halo, *operands) with the narrowest halo that holds the displacements, the widest if none does."""
     widths = halo_widths(config)
     if len(widths) == 1:
-        return run(widths[0])
-    index = jnp.sum(max_displacement > jnp.asarray(widths[:-1], max_displacement.dtype), dtype=jnp.int32)
-    return jax.lax.switch(index, [partial(run, width) for width in widths])
+        return run(widths[0], *operands)
+    limits = jnp.asarray(widths[:-1], max_displacement.dtype)
+    index = jnp.sum(batch_max(max_displacement) > limits, dtype=jnp.int32)  # one for all batches
+    return switch(index, [partial(run, width) for width in widths], *operands)
 
 
 def block_geometry(config: Config, halo: int) -> cic.Geometry:
@@ -155,8 +158,8 @@ def block_geometry(config: Config, halo: int) -> cic.Geometry:
 def paint_block(disp: Array, weight: Array, max_displacement: Array, config: Config) -> Array:
     """Paint the local particles, halos added back, with weights of shape (..., 1, 1)."""
 
-    def run(halo: int) -> Array:
+    def run(halo: int, disp: Array, weight: Array) -> Array:
         padded = cic.paint(disp, weight, block_geometry(config, halo))[..., 0]
         return reduce_block(padded, halo + 1, config.decomposition)
 
-    return with_halo(max_displacement, config, run)
+    return with_halo(max_displacement, config, run, disp, weight)

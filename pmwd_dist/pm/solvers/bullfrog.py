@@ -21,16 +21,12 @@ class BullFrog(SplitSolver):
         Over a factor of 3 and more in D1 that alpha is zero or less, which no step backwards could undo: it is kept
         above F0 / (8 F1). Such a step is still exact for Zel'dovich motion, whatever alpha.
         """
-        D0, D1 = table.D1(lower), table.D1(upper)
-        F0, F1 = table.momentum(lower), table.momentum(upper)
-        slope0, slope1 = _slope(table, lower), _slope(table, upper)
+        ends = jnp.stack([lower, upper])
+        D0, D1 = table.D1(ends)
+        F0, F1 = table.momentum(ends)
+        slope0, slope1 = table.dD2(ends) / table.dD1(ends)  # dD2 / dD1
         half, middle = (D1 - D0) / 2, (D0 + D1) / 2
         upsilon = (table.D2(lower) + slope0 * half) / middle - middle
         alpha = (slope1 - upsilon) / (slope0 - upsilon)
         alpha = jnp.maximum(alpha, F0 / (8 * F1))
         return Coefficients(half / F0, (1 - alpha) * F1 / middle, jnp.log2(alpha * F1 / F0), half / F1)
-
-
-def _slope(table: GrowthTable, a: Array) -> Array:
-    """dD2 / dD1."""
-    return table.dD2(a) / table.dD1(a)

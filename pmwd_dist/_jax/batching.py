@@ -1,0 +1,89 @@
+"""Ops that vmap leaves whole, beside a mesh or, with `spmd_axis_name`, along an axis of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from pmwd_dist._jax.varying import unify_varying, varying_names
+
+T = TypeVar("T")
+
+
+def batch_max(x: jax.Array) -> jax.Array:
+    """Largest finite value of x in all batches, 0 if there is none; not differentiable.
+
+    The maximum is taken over every axis of vmap, which the result does not have, and over every manual mesh axis along
+    which x varies. A `lax.switch` that depends on it stays one: it would become a select of all its branches if its
+    index were batched, and its collectives would wait for each other forever if devices took different branches.
+    """
+    x = jax.lax.stop_gradient(x)
+    return _batch_max_p.bind(_max_over_devices(jnp.where(jnp.isfinite(x), x, 0)))
+
+
+def _max_over_devices(x: jax.Array) -> jax.Array:
+    names = tuple(sorted(varying_names(x)))
+    return jax.lax.pmax(x, names) if names else x
+
+
+def _batch_max_rule(operands: tuple[jax.Array], dims: tuple[int]) -> tuple[jax.Array, None]:
+    return _batch_max_p.bind(_max_over_devices(jnp.max(operands[0], axis=dims[0]))), None
+
+
+_batch_max_p = Primitive("batch_max")
+_batch_max_p.def_abstract_eval(lambda x: x)
+_batch_max_p.def_impl(lambda x: x)
+mlir.register_lowering(_batch_max_p, mlir.lower_fun(lambda x: x, multiple_results=False))
+batching.primitive_batchers[_batch_max_p] = _batch_max_rule
+
+
+def barrier(tree: T) -> T:
+    """`jax.lax.optimization_barrier` that can be differentiated under vmap with `spmd_axis_name`.
+
+    That of JAX 0.10 to 0.12 fails there as soon as one operand or derivative has no batch axis and another has.
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    return jax.tree.unflatten(treedef, _barrier_p.bind(*unify_varying(*leaves)))
+
+
+def _barrier_reference(*operands: jax.Array) -> Sequence[jax.Array]:
+    return jax.lax.optimization_barrier(operands)
+
+
+def _barrier_rule(operands: Sequence[jax.Array], dims: Sequence[int | None]) -> tuple[list[jax.Array], list[int]]:
+    size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
+
+    def first(x: jax.Array, d: int | None) -> jax.Array:
+        return jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
+
+    return _barrier_p.bind(*unify_varying(*map(first, operands, dims))), [0] * len(operands)
+
+
+def _barrier_non_zero(values: Sequence[Any]) -> list[Any]:
+    """The barrier over those tangents or cotangents that are not known to be zero."""
+    there = [type(x) is not ad.Zero for x in values]
+    passed = iter(_barrier_p.bind(*(x for x, keep in zip(values, there, strict=True) if keep)) if any(there) else ())
+    return [next(passed) if keep else x for x, keep in zip(values, there, strict=True)]
+
+
+def _barrier_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    return _barrier_p.bind(*primals), _barrier_non_zero(tangents)
+
+
+def _barrier_transpose(cotangents: Sequence[Any], *_: Any) -> Any:
+    return _barrier_non_zero(cotangents)
+
+
+_barrier_p = Primitive("barrier")
+_barrier_p.multiple_results = True
+_barrier_p.def_abstract_eval(lambda *xs: xs)
+_barrier_p.def_impl(_barrier_reference)
+mlir.register_lowering(_barrier_p, mlir.lower_fun(_barrier_reference, multiple_results=True))
+batching.primitive_batchers[_barrier_p] = _barrier_rule
+ad.primitive_jvps[_barrier_p] = _barrier_jvp
+ad.primitive_transposes[_barrier_p] = _barrier_transpose

@@ -1,0 +1,98 @@
+"""Many simulations at once: vmap beside the mesh and, with `spmd_axis_name`, along an axis of it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import problems
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import pmwd_dist as pmd
+
+COSMO = problems.cosmology()
+
+
+def mesh_of(**axes: int) -> Mesh:
+    return Mesh(np.array(jax.devices()[: np.prod([*axes.values()])]).reshape(*axes.values()), tuple(axes))
+
+
+def configure(decomposition: pmd.Decomposition) -> pmd.Config:
+    return pmd.Config(box_size=24.0, mesh_shape=8, steps=2, a_stop=0.5, decomposition=decomposition, halo="auto")
+
+
+def draw() -> np.ndarray:
+    """Noise of two chains whose displacements ask for halos of different widths."""
+    return np.random.default_rng(0).standard_normal((2, 8, 8, 8)) * np.array([1, 0.1])[:, None, None, None]
+
+
+def value_and_gradient(config: pmd.Config) -> Any:
+    table = pmd.growth_table(COSMO)
+
+    def loss(noise: Any) -> tuple[Any, Any]:
+        modes = pmd.linear_modes(noise, COSMO, config, linear_power=lambda k: 1e7 * k / (1 + (k / 0.02) ** 2) ** 1.3)
+        solution = pmd.nbody(pmd.lpt(modes, table, config), table, config, solver=pmd.FastPM())
+        return jnp.mean(pmd.density(solution.particles, config) ** 2), solution.status
+
+    return jax.value_and_grad(loss, has_aux=True)
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[Any]:
+    """Each chain alone, on one device."""
+    run = problems.compiled(value_and_gradient(configure(pmd.Decomposition(pdims=(1, 1)))))
+    return [run(noise) for noise in draw()]
+
+
+@pytest.mark.parametrize(
+    ("axes", "spec", "chains"),
+    [
+        ({"chains": 2, "x": 2}, ("x",), "chains"),
+        ({"chains": 1, "x": 2, "y": 2}, ("x", "y"), "chains"),
+        ({"x": 4}, ("x",), None),
+    ],
+    ids=["chains-x", "chains-x-y", "beside-x"],
+)
+def test_simulation_and_gradient(axes: dict[str, int], spec: Any, chains: str | None, expected: list[Any]) -> None:
+    mesh = mesh_of(**axes)
+    config = configure(pmd.Decomposition(mesh=mesh, spec=PartitionSpec(*spec)))
+    noise = jax.device_put(draw(), NamedSharding(mesh, PartitionSpec(chains, *spec)))
+    run = problems.compiled(jax.vmap(value_and_gradient(config), spmd_axis_name=chains)).lower(noise).compile()
+    (values, status), gradients = run(noise)
+    assert status.max_displacement[0] > 2 > status.max_displacement[1]  # the narrowest halo is 2 cells
+    for i, ((value, alone), gradient) in enumerate(expected):
+        np.testing.assert_allclose(values[i], value, rtol=1e-12)
+        np.testing.assert_allclose(gradients[i], gradient, rtol=0, atol=1e-10 * np.abs(gradient).max())
+        np.testing.assert_allclose(status.max_displacement[i], alone.max_displacement, rtol=1e-12)
+    np.testing.assert_array_equal(status.code, 0)
+    assert problems.has_sharding(gradients, noise.sharding)
+    text = run.as_text()
+    assert "conditional(" in text  # one width for all chains, not a select of all widths
+    assert not re.search(r"all-gather(-start)?\(", text)
+
+
+def test_paint_and_read_inside_a_shard_map_over_chains() -> None:
+    """All devices take the same width: else the exchanges of one would wait for those of another forever."""
+    mesh = mesh_of(chains=2, x=2)
+    config = configure(pmd.Decomposition(mesh=mesh, spec=PartitionSpec("x")))
+    single = configure(pmd.Decomposition(pdims=(1, 1)))
+    disp = np.random.default_rng(1).uniform(-1, 1, (2, 8, 8, 8, 3)) * np.array([1, 20])[:, None, None, None, None]
+
+    def one(disp: Any, config: pmd.Config) -> Any:
+        return pmd.cic_read(pmd.cic_paint(disp, config), disp, config)
+
+    run = jax.shard_map(
+        lambda disp: one(disp[0], config)[None],
+        mesh=mesh,
+        in_specs=PartitionSpec("chains"),
+        out_specs=PartitionSpec("chains"),
+        axis_names={"chains"},
+    )
+    given = jax.device_put(disp, NamedSharding(mesh, PartitionSpec("chains", "x")))
+    ours = problems.compiled(run)(given)
+    for i in range(2):
+        np.testing.assert_allclose(ours[i], one(disp[i], single), rtol=1e-12)

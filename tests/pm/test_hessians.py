@@ -1,0 +1,179 @@
+"""Second and third derivatives of the whole pipeline: Hessians against differences of gradients, and symmetric.
+
+The chain rule is applied in two parts, so that programs are shared: a jet of the cosmology (linear power and growth
+table), and derivatives of the simulation from them. Every adjoint is differentiated in the modes that it supports:
+RecursiveCheckpointAdjoint forward over reverse, DirectAdjoint also reverse over reverse, ForwardMode forward alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import diffrax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import problems
+import pytest
+
+import pmwd_dist as pmd
+from pmwd_dist.cosmology.linear_power import linear_power
+from pmwd_dist.pm.modes import power_nodes
+from pmwd_dist.pm.solvers import SplitSolver
+
+SPLIT = (pmd.BullFrog(), pmd.FastPM(), pmd.LeapFrog())
+THETA = np.array([0.81, 0.26, 0.0])  # sigma8, Omega_c and the amplitude of a direction of the noise
+UNITS = np.eye(3)
+# Cloud-in-cell has kinks where a particle crosses a cell's face: over so small a step none does.
+STEP = 1e-5
+
+
+class Chosen(SplitSolver):
+    """One of several solvers, chosen by value: one program serves all of them."""
+
+    solvers: tuple[SplitSolver, ...]
+    which: Any
+
+    def coefficients(self, table: Any, lower: Any, upper: Any) -> Any:
+        return jax.lax.switch(self.which, [solver.coefficients for solver in self.solvers], table, lower, upper)
+
+
+class Case(NamedTuple):
+    """A simulation: layout, solvers (none: LPT alone) and adjoint."""
+
+    pdims: tuple[int, int]
+    solvers: tuple[Any, ...] = ()
+    adjoint: Any = None
+
+
+def configure(pdims: tuple[int, int]) -> pmd.Config:
+    decomposition = pmd.Decomposition(pdims=pdims)
+    return pmd.Config(box_size=24.0, mesh_shape=8, steps=2, halo=3, decomposition=decomposition)
+
+
+def cosmology(theta: Any) -> Any:
+    """Linear power, growth table and amplitude: what the simulation takes from theta."""
+    cosmo = SimpleNamespace(**(vars(problems.cosmology()) | {"sigma8": theta[0], "Omega_c": theta[1]}))
+    return linear_power(power_nodes(configure((1, 1))), cosmo), pmd.growth_table(cosmo), theta[2]
+
+
+def simulation(case: Case) -> Callable[[Any, Any], Any]:
+    """mean((1 + delta)^2) at the end, a function of what `cosmology` returns."""
+    config = configure(case.pdims)
+    noise, direction = np.random.default_rng(0).standard_normal((2, 8, 8, 8))
+
+    def loss(inputs: Any, which: Any) -> Any:
+        power, table, amplitude = inputs
+        total = jax.lax.with_sharding_constraint(noise + amplitude * direction, config.decomposition.sharding)
+        modes = pmd.linear_modes(total, problems.cosmology(), config, linear_power=lambda k: power)
+        particles = pmd.lpt(modes, table, config)
+        if case.solvers:
+            solver = case.solvers[0] if len(case.solvers) == 1 else Chosen(case.solvers, which)
+            particles = pmd.nbody(particles, table, config, solver=solver, adjoint=case.adjoint).particles
+        return jnp.mean(pmd.density(particles, config) ** 2)
+
+    return loss
+
+
+# --- jets of the cosmology, compiled once ---------------------------------------------------------------------
+
+
+@problems.compiled
+def push(theta: Any, v: Any) -> Any:
+    return jax.jvp(cosmology, (theta,), (v,))
+
+
+@problems.compiled
+def push_twice(theta: Any, v: Any, w: Any) -> Any:
+    return jax.jvp(lambda t: jax.jvp(cosmology, (t,), (v,)), (theta,), (w,))
+
+
+@problems.compiled
+def pull(theta: Any, v: Any, gradient: Any, change: Any) -> Any:
+    """The gradient by theta and its change along v, from those of the simulation."""
+    return jax.jvp(lambda t, g: jax.vjp(cosmology, t)[1](g)[0], (theta, gradient), (v, change))
+
+
+# --- Hessians ----------------------------------------------------------------------------------------------------
+
+# Of theta, a direction and the number of a solver: the gradient and its change along the direction.
+Derivatives = Callable[[Any, Any, int], tuple[Any, Any]]
+
+
+def forward_over_reverse(case: Case) -> Derivatives:
+    loss = simulation(case)
+
+    @problems.compiled
+    def product(inputs: Any, change: Any, which: Any) -> Any:
+        return jax.jvp(lambda x: jax.grad(loss)(x, which), (inputs,), (change,))
+
+    return lambda theta, v, which: pull(theta, v, *product(*push(theta, v), which))
+
+
+def forward_over_forward(case: Case) -> Derivatives:
+    loss = simulation(case)
+
+    @problems.compiled
+    def product(along: Any, change: Any, which: Any) -> Any:
+        return jax.jvp(lambda *args: jax.jvp(lambda x: loss(x, which), args[:1], args[1:]), along, change)
+
+    def row(theta: Any, v: Any, which: int) -> Any:
+        pairs = [product(*push_twice(theta, w, v), which) for w in UNITS]
+        return tuple(np.array([part[1] for part in parts]) for parts in zip(*pairs, strict=True))
+
+    return row
+
+
+def check(derivatives: Derivatives, which: int = 0) -> None:
+    hessian = np.array([derivatives(THETA, v, which)[1] for v in UNITS])
+    ends = [[derivatives(THETA + sign * STEP * v, v, which)[0] for sign in (1, -1)] for v in UNITS]
+    expected = np.array([(high - low) / (2 * STEP) for high, low in ends])
+    np.testing.assert_allclose(hessian, expected, rtol=1e-6)
+    np.testing.assert_allclose(hessian, hessian.T, rtol=0, atol=1e-12 * np.abs(hessian).max())
+
+
+# Every solver, adjoint and layout, in pairs: all three at a time would take six times as long to compile.
+REVERSE = [
+    Case((1, 1)),
+    Case((2, 2)),
+    Case((1, 1), SPLIT),
+    Case((2, 2), SPLIT[:2]),
+    Case((4, 1), SPLIT[2:], diffrax.DirectAdjoint()),
+    Case((2, 2), (diffrax.Heun(),), diffrax.DirectAdjoint()),
+]
+FORWARD = [Case((4, 1), SPLIT, diffrax.ForwardMode()), Case((1, 1), (diffrax.Heun(),), diffrax.ForwardMode())]
+
+
+def name(case: Case) -> str:
+    solvers = "+".join(type(solver).__name__ for solver in case.solvers) or "lpt"
+    adjoint = type(case.adjoint).__name__ if case.adjoint else "default"
+    return f"{case.pdims[0]}x{case.pdims[1]}-{solvers}-{adjoint}"
+
+
+@pytest.mark.parametrize("case", REVERSE + FORWARD, ids=name)
+def test_hessian(case: Case) -> None:
+    mode = forward_over_forward if case in FORWARD else forward_over_reverse
+    derivatives = mode(case)
+    for which in range(max(1, len(case.solvers))):
+        check(derivatives, which)
+
+
+def test_third_derivative_along_a_direction() -> None:
+    """Along the noise, of a whole simulation: the derivative of its second derivative."""
+    loss = simulation(Case((1, 1), (pmd.BullFrog(),), diffrax.ForwardMode()))
+    power, table, _ = cosmology(THETA)
+
+    def derivative(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda t: jax.jvp(function, (t,), (jnp.ones_like(t),))[1]
+
+    second = derivative(derivative(lambda t: loss((power, table, t), 0)))
+
+    @problems.compiled
+    def both(t: Any) -> Any:
+        return jax.jvp(second, (t,), (jnp.ones_like(t),))
+
+    third = both(0.0)[1]
+    difference = (both(STEP)[0] - both(-STEP)[0]) / (2 * STEP)
+    np.testing.assert_allclose(third, difference, rtol=1e-6)
