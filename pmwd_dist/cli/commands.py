@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,7 +38,7 @@ class CommandError(Exception):
 
 
 @contextmanager
-def refusing() -> Iterator[None]:
+def refusing() -> Generator[None]:
     """What goes wrong here is wrong before anything is started; wrong for one process, it is for all."""
     try:
         with raise_on_all_processes():
