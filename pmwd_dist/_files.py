@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
@@ -13,7 +13,7 @@ _FULL = 1 << 20  # a file system with fewer free bytes is full
 
 
 @contextmanager
-def atomic_write(path: Path, *, guard: AbstractContextManager[None] | None = None) -> Iterator[Path]:
+def atomic_write(path: Path, *, guard: AbstractContextManager[None] | None = None) -> Generator[Path]:
     """Yield a temporary path beside the final one, and rename it to the final one if no error occurs.
 
     Args:
@@ -53,7 +53,7 @@ def remove(path: Path) -> None:
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def _naming(path: Path) -> Generator[None]:
     """Raise a failed write as an OSError with its cause and the file's name: HDF5 hides them in its message."""
     try:
         yield

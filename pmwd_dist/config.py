@@ -106,7 +106,7 @@ class Config:
         return math.prod(self.particle_shape) / math.prod(self.mesh_shape)
 
 
-def _three(value: Any, name: str, convert: Callable[[Any, str], T]) -> tuple[T, T, T]:
+def _three(value: float | Sequence[float], name: str, convert: Callable[[Any, str], T]) -> tuple[T, T, T]:
     values = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,) * 3
     if len(values) != 3:
         raise ArgumentError(name, value, f"has {len(values)} entries", "pass one number or three")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,7 +38,7 @@ class CommandError(Exception):
 
 
 @contextmanager
-def command_errors() -> Iterator[None]:
+def command_errors() -> Generator[None]:
     """Raise errors of the body, which precedes the run, as CommandError on every process."""
     try:
         with raise_on_all_processes():

@@ -77,6 +77,8 @@ def _explain(error: BaseException) -> tuple[int, list[str]]:
             return 1, [f"the run failed: {error}"]
         case OSError():
             return 1, [f"the run failed: {message(error)}"]
+        case _:
+            pass
     if isinstance(error, _UsageError):
         usage: Any = error
         return 2, [f"{usage.format_message()} (`pmwd-dist --help` lists all)"]

@@ -165,7 +165,7 @@ def _precision(dtype: Any) -> np.dtype[Any]:
         precision = np.dtype(dtype)
     except TypeError:
         precision = None
-    if precision not in (np.float32, np.float64):
+    if precision not in (np.dtype(np.float32), np.dtype(np.float64)):
         raise ValueError(f"dtype={dtype} must be float32 or float64, the precision of a real field")
     if precision == np.float64 and not jax.config.read("jax_enable_x64"):
         raise ValueError("dtype=float64 needs jax.config.update('jax_enable_x64', True), or JAX_ENABLE_X64=1")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -190,7 +190,7 @@ class Decomposition(Division):
             raise ArgumentError(name, shape[axis], constraint, f"use {options}, or other pdims", axis=axis)
 
     @contextmanager
-    def opened(self, shapes: Sequence[Shape3], *, halo: int = 0) -> Iterator[None]:
+    def opened(self, shapes: Sequence[Shape3], *, halo: int = 0) -> Generator[None]:
         """Open the backend for arrays of some whole shapes and, if all goes well, close it. Collective."""
         self.backend.open(self, shapes, halo=halo)
         yield

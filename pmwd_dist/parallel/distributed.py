@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -109,7 +109,7 @@ class SharedError(RuntimeError):
 
 
 @contextmanager
-def raise_on_all_processes() -> Iterator[None]:
+def raise_on_all_processes() -> Generator[None]:
     """Raise an error of one process on all of them. Collective at its end.
 
     Raises:

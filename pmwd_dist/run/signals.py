@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -37,7 +37,7 @@ class StopRequest:
 
 
 @contextmanager
-def stop_requests() -> Iterator[StopRequest]:
+def stop_requests() -> Generator[StopRequest]:
     """Catch SIGINT and SIGTERM in a StopRequest; outside the main thread, which alone can, catch nothing."""
     stop = StopRequest()
     if threading.current_thread() is not threading.main_thread():

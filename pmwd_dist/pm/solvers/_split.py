@@ -72,7 +72,7 @@ class EndpointInterpolation(diffrax.LocalLinearInterpolation):
         return jax.tree.map(one, self.y0, self.y1)
 
 
-class SplitSolver(diffrax.AbstractSolver):
+class SplitSolver(diffrax.AbstractSolver[Any]):
     """Base of the drift-kick-drift solvers: `coefficients` is all that tells them apart.
 
     Displacements are multiples of a power of two, momenta multiples of another one times 2^log_scale. Adding a

@@ -15,7 +15,7 @@ from pmwd_dist.pm.gravity import acceleration
 from pmwd_dist.pm.particles import Particles
 
 
-class ParticleMesh(diffrax.AbstractTerm):
+class ParticleMesh(diffrax.AbstractTerm[Any, Any]):
     """Motion of particles under the gravity of the particle mesh, in the scale factor a as time.
 
       d disp / da = vel / (a^3 E),   d vel / da = -3/2 Omega_m / (a^2 E) grad phi,   laplacian phi = delta
