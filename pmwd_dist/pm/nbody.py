@@ -106,13 +106,17 @@ def nbody(
         max_steps=max_steps,
         throw=False,  # a raise on a sharded program replicates its state, and hangs when it fires
     )
-    saved: Any = solution.ys
-    final = jax.tree.map(lambda x: x[0], saved["final"])
+    return _outcome(solution, config, saved=saveat is not None)
+
+
+def _outcome(solution: diffrax.Solution, config: Config, *, saved: bool) -> Solution:
+    states: Any = solution.ys
+    final = jax.tree.map(lambda x: x[0], states["final"])
     status = _final_status(solution, final, config)
-    if saveat is None:
+    if not saved:
         return Solution(final, None, None, status)
     times: Any = solution.ts
-    return Solution(final, saved["saved"], times["saved"], status)
+    return Solution(final, states["saved"], times["saved"], status)
 
 
 def _check(particles: Particles, config: Config) -> None:
