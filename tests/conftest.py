@@ -16,6 +16,7 @@ jax.config.update("jax_enable_x64", True)
 os.environ.setdefault("MPIEXEC_TIMEOUT", "180")
 
 import jax_cosmo  # noqa: E402
+import jaxtyping  # noqa: E402
 import pytest  # noqa: E402
 
 import pmwd_dist as pmd  # noqa: E402
@@ -69,6 +70,14 @@ def native(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     _forget()
     yield wanted
     _forget()
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """Arrays are not checked against their annotations: for errors of the package itself about arrays."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def _forget() -> None:

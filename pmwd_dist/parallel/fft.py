@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.sharding import NamedSharding
-from jaxtyping import Array, Complex, Float
+from jaxtyping import Array, Complex, Float, Num, Real
 
 from pmwd_dist._jax.batching import barrier
 from pmwd_dist.parallel import inputs
@@ -31,7 +31,7 @@ Norm = Literal["backward", "ortho", "forward"]
 
 
 def prfft3d(
-    field: Float[Array, "nx ny nz"], decomposition: Decomposition | None = None, *, norm: Norm = "backward"
+    field: Real[Array, "nx ny nz"], decomposition: Decomposition | None = None, *, norm: Norm = "backward"
 ) -> Complex[Array, "nx ny nk"]:
     """Transform a real field; see the module for the layout of the spectrum.
 
@@ -50,7 +50,7 @@ def prfft3d(
 
 
 def pirfft3d(
-    spectrum: Complex[Array, "nx ny nk"],
+    spectrum: Num[Array, "nx ny nk"],
     shape: Shape3,
     decomposition: Decomposition | None = None,
     *,
@@ -72,7 +72,7 @@ def pirfft3d(
 
 
 def pfft3d(
-    field: Complex[Array, "nx ny nz"], decomposition: Decomposition | None = None, *, norm: Norm = "backward"
+    field: Num[Array, "nx ny nz"], decomposition: Decomposition | None = None, *, norm: Norm = "backward"
 ) -> Complex[Array, "nx ny nz"]:
     """Transform a complex field; its third axis must divide over pdims[1] too.
 
@@ -87,7 +87,7 @@ def pfft3d(
 
 
 def pifft3d(
-    spectrum: Complex[Array, "nx ny nz"], decomposition: Decomposition | None = None, *, norm: Norm = "backward"
+    spectrum: Num[Array, "nx ny nz"], decomposition: Decomposition | None = None, *, norm: Norm = "backward"
 ) -> Complex[Array, "nx ny nz"]:
     """Transform a complex spectrum back.
 

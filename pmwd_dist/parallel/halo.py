@@ -6,15 +6,15 @@ since a block that is whole along an axis wraps around by itself.
 
 from __future__ import annotations
 
-from jaxtyping import Array, Float
+from jaxtyping import Array, Num
 
 from pmwd_dist.parallel.decomposition import Decomposition
 from pmwd_dist.parallel.inputs import decomposition_of
 
 
 def halo_pad(
-    field: Float[Array, "nx ny nz"], halo: int, decomposition: Decomposition | None = None
-) -> Float[Array, "mx my nz"]:
+    field: Num[Array, "nx ny nz"], halo: int, decomposition: Decomposition | None = None
+) -> Num[Array, "mx my nz"]:
     """Give every block of a real field `halo` cells of its neighbours on each side of each divided axis.
 
     Returns:
@@ -34,8 +34,8 @@ def halo_pad(
 
 
 def halo_reduce(
-    padded: Float[Array, "mx my nz"], halo: int, decomposition: Decomposition | None = None
-) -> Float[Array, "nx ny nz"]:
+    padded: Num[Array, "mx my nz"], halo: int, decomposition: Decomposition | None = None
+) -> Num[Array, "nx ny nz"]:
     """Add the halos of every padded block onto the cells of the neighbours that they stand for.
 
     Raises:

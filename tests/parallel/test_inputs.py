@@ -19,6 +19,10 @@ from pmwd_dist.parallel.decomposition import Decomposition
 SHAPE = (8, 8, 6)
 
 
+# Most of these inputs are not those of the annotations.
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+
 @pytest.fixture(params=[(1, 1), (2, 2)], ids=str)
 def decomposition(request: pytest.FixtureRequest) -> Decomposition:
     return Decomposition(request.param)
