@@ -162,12 +162,12 @@ def _devices(count: int | None) -> list[Any]:
 
 def _precision(dtype: Any) -> np.dtype[Any]:
     try:
-        precision = np.dtype(dtype)
+        precision = np.dtype(dtype).name
     except TypeError:
-        precision = None
-    if precision not in (np.dtype(np.float32), np.dtype(np.float64)):
+        precision = ""
+    if precision not in {"float32", "float64"}:
         raise ValueError(f"dtype={dtype} must be float32 or float64, the precision of a real field")
-    if precision == np.float64 and not jax.config.read("jax_enable_x64"):
+    if precision == "float64" and not jax.config.read("jax_enable_x64"):
         raise ValueError("dtype=float64 needs jax.config.update('jax_enable_x64', True), or JAX_ENABLE_X64=1")
     return np.dtype(precision)
 

@@ -8,7 +8,6 @@ nothing else ever starts or ends cuDecomp.
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -96,7 +95,7 @@ class CuDecomp(TransposingBackend):
             start = f"start {jax.device_count()} with mpirun or srun"
             return f"it needs one process a GPU, but this one has {count}; {start}"
         try:
-            importlib.import_module("mpi4py.MPI")
+            from mpi4py import MPI  # noqa: F401  # pyright: ignore[reportUnusedImport]  only whether it loads
         except (ImportError, RuntimeError) as error:
             return f"it needs mpi4py, which does not load ({error}); install it against the MPI that cuDecomp uses"
         try:
