@@ -100,6 +100,7 @@ def test_save_times_outside_the_run_are_refused(single: pmd.Decomposition, cosmo
         pmd.nbody(particles, cosmo, config, saveat=diffrax.SaveAt(ts=[0.5, a]))
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_wrong_shapes_are_refused(single: pmd.Decomposition, cosmo: Any) -> None:
     good, bad = np.zeros((8, 8, 8, 3)), np.zeros((8, 8, 4, 3))
     for name, particles in (("disp", pmd.Particles(bad, good)), ("vel", pmd.Particles(good, bad))):
