@@ -32,7 +32,7 @@ Norm = Literal["backward", "ortho", "forward"]
 
 def prfft3d(
     field: Real[Array, "nx ny nz"], decomposition: Decomposition | None = None, *, norm: Norm = "backward"
-) -> Complex[Array, "nx ny nk"]:
+) -> Complex[Array, "kx ky kz"]:
     """Transform a real field; see the module for the layout of the spectrum.
 
     Args:
@@ -50,7 +50,7 @@ def prfft3d(
 
 
 def pirfft3d(
-    spectrum: Num[Array, "nx ny nk"],
+    spectrum: Num[Array, "kx ky kz"],
     shape: Shape3,
     decomposition: Decomposition | None = None,
     *,
@@ -73,7 +73,7 @@ def pirfft3d(
 
 def pfft3d(
     field: Num[Array, "nx ny nz"], decomposition: Decomposition | None = None, *, norm: Norm = "backward"
-) -> Complex[Array, "nx ny nz"]:
+) -> Complex[Array, "kx ky kz"]:
     """Transform a complex field; its third axis must divide over pdims[1] too.
 
     Raises:
@@ -87,7 +87,7 @@ def pfft3d(
 
 
 def pifft3d(
-    spectrum: Num[Array, "nx ny nz"], decomposition: Decomposition | None = None, *, norm: Norm = "backward"
+    spectrum: Num[Array, "kx ky kz"], decomposition: Decomposition | None = None, *, norm: Norm = "backward"
 ) -> Complex[Array, "nx ny nz"]:
     """Transform a complex spectrum back.
 
