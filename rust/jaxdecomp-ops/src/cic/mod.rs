@@ -10,6 +10,7 @@
 //! Lattice, masks, fixed-point format and checks of operands are shared by all platforms.
 
 pub mod cpu;
+pub mod cuda;
 mod geometry;
 pub mod handlers;
 mod masks;
@@ -18,4 +19,5 @@ mod real;
 
 pub use geometry::{Geometry, Spec};
 pub use masks::Mask;
+pub use operands::Reduction;
 pub use real::Real;

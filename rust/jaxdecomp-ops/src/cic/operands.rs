@@ -31,7 +31,7 @@ pub(crate) struct Paint<'a> {
 
 /// Values that a read returns for each particle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reduction {
+pub enum Reduction {
     /// One for each mask and field.
     None,
     /// Weighted sums over the masks, one for each field.
@@ -77,8 +77,9 @@ impl<'a> Particles<'a> {
 }
 
 impl<'a> Paint<'a> {
-    pub(crate) fn new(call: &Call<'a>) -> Result<Self> {
-        call.expect_arity(2, 1)?;
+    /// Unpacks a paint with further `scratch` results.
+    pub(crate) fn new(call: &Call<'a>, scratch: usize) -> Result<Self> {
+        call.expect_arity(2, 1 + scratch)?;
         let (weight, mesh) = (call.input(1, "weight")?, call.output(0, "mesh")?);
         let particles = Particles::new(call, "mesh", mesh.expect_rank("batch, x, y, z, field")?)?;
         let Extents { batch, sites, fields, .. } = particles.extents;
