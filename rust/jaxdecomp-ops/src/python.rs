@@ -14,17 +14,23 @@ use xla_ffi::sys::Handler;
 /// Name of XLA's capsules.
 const CAPSULE: &CStr = c"xla._CUSTOM_CALL_TARGET";
 
-/// FFI targets of a platform ("cpu" or "CUDA"), each a capsule for `jax.ffi.register_ffi_target`.
+/// FFI targets of a platform ("cpu" or "CUDA") for `jax.ffi.register_ffi_target`: capsules, or dictionaries of them by stage.
 #[pyfunction]
 fn targets<'py>(py: Python<'py>, platform: &str) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
     let handlers: &[(&str, Handler)] = match platform {
         "cpu" => &cic::handlers::CPU,
-        "CUDA" => &[&cic::cuda::handlers::CUDA[..], &cudecomp::handlers::CUDA, &peer::handlers::CUDA].concat(),
+        "CUDA" => &[&cudecomp::handlers::CUDA[..], &peer::handlers::CUDA].concat(),
         _ => &[],
     };
     for &(name, handler) in handlers {
         dict.set_item(name, capsule(py, handler)?)?;
+    }
+    for (name, [initialize, execute]) in cic::cuda::handlers::CUDA.into_iter().filter(|_| platform == "CUDA") {
+        let stages = PyDict::new(py);
+        stages.set_item("initialize", capsule(py, initialize)?)?;
+        stages.set_item("execute", capsule(py, execute)?)?;
+        dict.set_item(name, stages)?;
     }
     Ok(dict)
 }
@@ -35,7 +41,7 @@ fn capsule(py: Python<'_>, handler: Handler) -> PyResult<Bound<'_, PyCapsule>> {
     unsafe { PyCapsule::new_with_pointer(py, pointer, CAPSULE) }
 }
 
-/// Fail with `OSError` unless CUDA's driver and NVRTC load and NVRTC supports the GPUs; keep compiled kernels in a folder.
+/// Fail with `OSError` unless CUDA's driver and NVRTC load and support the GPUs; keep kernels in a folder.
 #[pyfunction]
 #[pyo3(signature = (devices, nvrtc, folder=None))]
 #[allow(clippy::needless_pass_by_value, reason = "pyo3 converts lists to vectors")]

@@ -37,17 +37,16 @@ fn spec(num: i64, den: i64) -> Spec {
 }
 
 /// Variants with every value of every macro.
-fn all_variants() -> Vec<Variant> {
-    let mut all = Vec::new();
-    for (dtype, masks, wide) in [(Dtype::F32, VALUE, false), (Dtype::F64, SLOPES, false), (Dtype::F32, SLOPES, true)] {
-        let common = Common { dtype, masks, wide };
-        all.push(variants::paint(common, &spec(1, 1), true).variant);
-        all.push(variants::paint(common, &spec(2, 1), false).variant);
-        for (fields, reduction) in [(3, Reduction::None), (1, Reduction::OverMasks), (3, Reduction::OverFields)] {
-            all.push(variants::read(common, fields, reduction).variant);
-        }
-    }
-    all
+fn all_variants() -> [Variant; 6] {
+    let common = |dtype, masks, wide| Common { dtype, masks, wide };
+    [
+        variants::paint(common(Dtype::F32, VALUE, false), &spec(1, 1), true).variant,
+        variants::paint(common(Dtype::F32, SLOPES, true), &spec(2, 1), false).variant,
+        variants::paint(common(Dtype::F64, SLOPES, false), &spec(1, 2), false).variant,
+        variants::read(common(Dtype::F32, VALUE, false), 3, Reduction::None).variant,
+        variants::read(common(Dtype::F64, SLOPES, true), 1, Reduction::OverMasks).variant,
+        variants::read(common(Dtype::F32, SLOPES, false), 3, Reduction::OverFields).variant,
+    ]
 }
 
 #[test]

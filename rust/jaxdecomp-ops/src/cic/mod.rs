@@ -1,4 +1,4 @@
-//! Cloud-in-cell paint and read, for f32 and f64.
+//! Cloud-in-cell paint and read, for f32 and f64, on CPUs and NVIDIA GPUs.
 //!
 //! With W(u) = 1 - |u| along each axis, or its derivative along the axes that mask k names,
 //!

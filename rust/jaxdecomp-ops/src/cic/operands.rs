@@ -83,12 +83,17 @@ impl<'a> Paint<'a> {
         let (weight, mesh) = (call.input(1, "weight")?, call.output(0, "mesh")?);
         let particles = Particles::new(call, "mesh", mesh.expect_rank("batch, x, y, z, field")?)?;
         let Extents { batch, sites, fields, .. } = particles.extents;
-        let shared = weight.dims().get(1..4) == Some(&[1, 1, 1]);
+        let shared = is_shared(&weight);
         let [wx, wy, wz] = if shared { [1, 1, 1] } else { sites };
         weight.expect_dims(&[batch, wx, wy, wz, particles.masks.len(), fields])?;
         particles.expect_dtype("weight", weight.dtype())?;
         particles.expect_dtype("mesh", mesh.dtype())?;
         Ok(Self { particles, weight, mesh })
+    }
+
+    /// Whether all particles have the same weight.
+    pub(crate) fn shared(&self) -> bool {
+        is_shared(&self.weight)
     }
 }
 
@@ -124,6 +129,10 @@ impl<'a> Read<'a> {
         particles.expect_dtype("out", out.dtype())?;
         Ok(Self { particles, fields, reduction: Reduction::None, weight: None, out })
     }
+}
+
+fn is_shared(weight: &Input<'_>) -> bool {
+    weight.dims().get(1..4) == Some(&[1, 1, 1])
 }
 
 fn spec(call: &Call<'_>) -> Result<Spec> {

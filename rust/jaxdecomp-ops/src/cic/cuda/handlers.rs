@@ -6,41 +6,63 @@ use super::{gpu, libraries};
 use crate::cic::operands::{Extents, Paint, Particles, Read};
 use crate::cuda;
 use xla_ffi::sys::Handler;
-use xla_ffi::{Call, Dtype, Error, Input, Output, Result};
+use xla_ffi::{Call, Dtype, Error, Input, Output, Result, Role};
 
-/// FFI targets of the platform "CUDA".
-pub const CUDA: [(&str, Handler); 3] = [
-    ("jaxdecomp_ops_cic_paint", cic_paint_cuda),
-    ("jaxdecomp_ops_cic_read", cic_read_cuda),
-    ("jaxdecomp_ops_cic_read_sum", cic_read_sum_cuda),
+/// FFI targets of the platform "CUDA", each with the handlers of the stages "initialize" and "execute".
+pub const CUDA: [(&str, [Handler; 2]); 3] = [
+    ("jaxdecomp_ops_cic_paint", [initialize_paint, execute_paint]),
+    ("jaxdecomp_ops_cic_read", [initialize_read, execute_read]),
+    ("jaxdecomp_ops_cic_read_sum", [initialize_read_sum, execute_read_sum]),
 ];
 
 xla_ffi::handler!(
+    /// Compiles and loads the kernels of a paint.
+    initialize_paint => |call| paint(call, load_paint), Role::INITIALIZE
+);
+xla_ffi::handler!(
     /// Paint on a GPU; the second result is scratch memory.
-    cic_paint_cuda => paint
+    execute_paint => |call| paint(call, run_paint), Role::RECORDABLE
+);
+xla_ffi::handler!(
+    /// Compiles and loads the kernel of a read.
+    initialize_read => |call| read(call, load_read), Role::INITIALIZE
 );
 xla_ffi::handler!(
     /// Read on a GPU.
-    cic_read_cuda => read
+    execute_read => |call| read(call, run_read), Role::RECORDABLE
+);
+xla_ffi::handler!(
+    /// Compiles and loads the kernel of a weighted sum of reads.
+    initialize_read_sum => |call| read_sum(call, load_read), Role::INITIALIZE
 );
 xla_ffi::handler!(
     /// Weighted sum of reads on a GPU.
-    cic_read_sum_cuda => read_sum
+    execute_read_sum => |call| read_sum(call, run_read), Role::RECORDABLE
 );
 
-fn paint(call: &Call<'_>) -> Result<()> {
-    Paint::new(call, 1).and_then(|operands| run_paint(call, operands)).map_err(|error| error.within("cic_paint"))
+fn paint(call: &Call<'_>, stage: fn(&Call<'_>, &mut Paint<'_>) -> Result<()>) -> Result<()> {
+    Paint::new(call, 1).and_then(|mut operands| stage(call, &mut operands)).map_err(|error| error.within("cic_paint"))
 }
 
-fn read(call: &Call<'_>) -> Result<()> {
-    Read::new(call).and_then(|operands| run_read(call, operands)).map_err(|error| error.within("cic_read"))
+fn read(call: &Call<'_>, stage: fn(&Call<'_>, &mut Read<'_>) -> Result<()>) -> Result<()> {
+    Read::new(call).and_then(|mut operands| stage(call, &mut operands)).map_err(|error| error.within("cic_read"))
 }
 
-fn read_sum(call: &Call<'_>) -> Result<()> {
-    Read::reduced(call).and_then(|operands| run_read(call, operands)).map_err(|error| error.within("cic_read_sum"))
+fn read_sum(call: &Call<'_>, stage: fn(&Call<'_>, &mut Read<'_>) -> Result<()>) -> Result<()> {
+    Read::reduced(call)
+        .and_then(|mut operands| stage(call, &mut operands))
+        .map_err(|error| error.within("cic_read_sum"))
 }
 
-fn run_paint(call: &Call<'_>, mut operands: Paint<'_>) -> Result<()> {
+fn load_paint(call: &Call<'_>, operands: &mut Paint<'_>) -> Result<()> {
+    with_context(call, &operands.particles, |context| context.load_paint(operands.shared()))
+}
+
+fn load_read(call: &Call<'_>, operands: &mut Read<'_>) -> Result<()> {
+    with_context(call, &operands.particles, |context| context.load_read(operands.reduction))
+}
+
+fn run_paint(call: &Call<'_>, operands: &mut Paint<'_>) -> Result<()> {
     let Particles { extents, disp, masks, .. } = &operands.particles;
     let (Extents { batch, sites, cells, fields }, item) = (*extents, item(disp.dtype()));
     let (particles, cells) = (sites.iter().product::<usize>(), cells.iter().product::<usize>());
@@ -49,7 +71,7 @@ fn run_paint(call: &Call<'_>, mut operands: Paint<'_>) -> Result<()> {
     if fields > MOST_FIELDS {
         return Err(Error::invalid(format!("mesh: expected at most {MOST_FIELDS} fields, got {fields}")));
     }
-    let shared = operands.weight.dims()[1..4] == [1, 1, 1];
+    let shared = operands.shared();
     let weights = if shared { 1 } else { particles } * masks.len() * fields;
     let (mesh, scratch) = (operands.mesh.as_mut_ptr(), scratch.as_mut_ptr());
     with_context(call, &operands.particles, |context| {
@@ -70,7 +92,7 @@ fn run_paint(call: &Call<'_>, mut operands: Paint<'_>) -> Result<()> {
     })
 }
 
-fn run_read(call: &Call<'_>, mut operands: Read<'_>) -> Result<()> {
+fn run_read(call: &Call<'_>, operands: &mut Read<'_>) -> Result<()> {
     let Particles { extents, disp, .. } = &operands.particles;
     let (Extents { batch, sites, cells, fields }, item) = (*extents, item(disp.dtype()));
     let (particles, cells) = (sites.iter().product::<usize>(), cells.iter().product::<usize>());

@@ -88,6 +88,16 @@ fn blocks(sites: [usize; 3], block: [usize; 3]) -> u32 {
 }
 
 impl Context<'_> {
+    /// Compiles and loads the paint kernels.
+    pub(crate) fn load_paint(&self, shared: bool) -> Result<()> {
+        self.gpu.module(self.compiler, &variants::paint(self.common, self.spec, shared).variant).map(drop)
+    }
+
+    /// Compiles and loads the read kernel.
+    pub(crate) fn load_read(&self, reduction: Reduction) -> Result<()> {
+        self.gpu.module(self.compiler, &variants::read(self.common, self.extents.fields, reduction).variant).map(drop)
+    }
+
     /// Paints one element of the batch, field by field.
     ///
     /// # Safety

@@ -58,7 +58,8 @@ fn extents(prefix: char, extents: [usize; 3]) -> impl Iterator<Item = String> {
 }
 
 /// Chooses the paint kernels. Tiles in shared memory pay where neighbouring particles share cells, that is below about four
-/// cells a site. (512³ particles, one H100: 3.3 ms with a tile of 14 x 14 x 24 cells for 8 x 8 x 16 sites, 7 ms without.)
+/// cells a site. (512³ particles, one H100: 3.2 ms with a tile of 14 x 14 x 24 cells for 8 x 8 x 16 sites, 7 ms without; 256 threads, since with 512 the
+/// registers leave too few blocks on a multiprocessor.)
 #[must_use]
 pub fn paint(common: Common<'_>, spec: &Spec, shared: bool) -> PaintVariant {
     let spacing: [f64; 3] = core::array::from_fn(|axis| spec.spacing_num[axis] as f64 / spec.spacing_den[axis] as f64);
@@ -66,7 +67,7 @@ pub fn paint(common: Common<'_>, spec: &Spec, shared: bool) -> PaintVariant {
     // Fewer sites where they are further apart, so that a block still covers about 8 x 8 x 16 cells.
     let sites = |axis: usize, most: usize| if spacing[axis] > 1.25 { most / 2 } else { most };
     let block = if tile { [sites(0, 8), sites(1, 8), sites(2, 16)] } else { [1, 8, 32] };
-    let threads = block.iter().product::<usize>().min(512);
+    let threads = block.iter().product::<usize>().min(256);
     let mut options = common.options();
     options.extend([
         format!("-DSHARED={}", u8::from(shared)),
