@@ -12,6 +12,12 @@ from pathlib import Path
 _FULL = 1 << 20  # a file system with fewer free bytes is full
 
 
+def cache_folder() -> Path:
+    """The user's folder of what can be computed again: pmwd_dist under XDG_CACHE_HOME, else under ~/.cache."""
+    folder = os.environ.get("XDG_CACHE_HOME")
+    return (Path(folder) if folder else Path.home() / ".cache") / "pmwd_dist"
+
+
 @contextmanager
 def atomic_write(path: Path, *, guard: AbstractContextManager[None] | None = None) -> Generator[Path]:
     """Yield a temporary path beside the final one, and rename it to the final one if no error occurs.

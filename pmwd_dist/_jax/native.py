@@ -49,7 +49,7 @@ def peer_unavailable_reason(ordinals: tuple[int, ...]) -> str | None:
     if not _registered_on_gpus() or not hasattr(_ops, "peer_is_fast_along_x"):
         return "the native ops are not installed, or too old; `pip install --upgrade jaxdecomp-ops`"
     try:
-        _ops.peer_probe(list(ordinals), _cufft_libraries())
+        _ops.peer_probe(list(ordinals), _cuda_libraries("cufft", older=11))
     except OSError as error:
         return str(error)
     return None
@@ -61,17 +61,34 @@ def fast_along_x(ordinal: int, parts: int, shape: tuple[int, int, int], double: 
     return _ops.peer_is_fast_along_x(ordinal, parts, shape, double)
 
 
-def _cufft_libraries() -> list[str]:
-    """Candidate paths of cuFFT: in the wheels that jax's CUDA plugin depends on, then on the loader's path."""
+@functools.cache
+def kernels_unavailable_reason(folder: Path) -> str | None:
+    """Why CUDA kernels can't run on the GPUs of this process, or None; compiled kernels are kept in the folder."""
+    if not _registered_on_gpus() or not hasattr(_ops, "cic_probe"):
+        return "the native ops are not installed, or too old; `pip install --upgrade jaxdecomp-ops`"
+    try:
+        ordinals = [device.local_hardware_id for device in jax.local_devices(backend="cuda")]
+        _ops.cic_probe(ordinals, _cuda_libraries("nvrtc", older=12), folder)
+    except (OSError, RuntimeError) as error:  # no library; no GPU
+        return str(error)
+    return None
+
+
+def _cuda_libraries(name: str, *, older: int) -> list[str]:
+    """Candidate paths of a library: in the wheels that jax's CUDA plugin depends on, then on the loader's path.
+
+    Args:
+      name: of the library.
+      older: its release in CUDA 12; CUDA 13 has the next one.
+    """
     spec = importlib.util.find_spec("nvidia")
     folders = [] if spec is None else map(Path, spec.submodule_search_locations or ())
-    wheels = [path for folder in folders for path in folder.glob("*/lib/libcufft.so.[0-9]*")]
+    wheels = [path for folder in folders for path in folder.glob(f"*/lib/lib{name}.so.[0-9]*")]
     releases = {path: int(path.suffix[1:]) for path in wheels if path.suffix[1:].isdigit()}
-    names = ["libcufft.so.12", "libcufft.so.11"]
-    # CUDA 12 has cuFFT 11, CUDA 13 has 12.
-    older = _has("jax_plugins.xla_cuda12") and not _has("jax_plugins.xla_cuda13")
-    ordered = sorted(releases, key=lambda path: releases[path], reverse=not older)
-    return [*map(str, ordered), *(names[::-1] if older else names)]
+    newest_first = not _has("jax_plugins.xla_cuda12") or _has("jax_plugins.xla_cuda13")
+    ordered = sorted(releases, key=lambda path: releases[path], reverse=newest_first)
+    names = [f"lib{name}.so.{release}" for release in sorted((older, older + 1), reverse=newest_first)]
+    return [*map(str, ordered), *names]
 
 
 def _has(module: str) -> bool:

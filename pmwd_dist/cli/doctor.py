@@ -8,6 +8,7 @@ from importlib.util import find_spec
 import jax
 
 from pmwd_dist._jax.native import native_available
+from pmwd_dist.ops import cic
 from pmwd_dist.parallel import distributed
 from pmwd_dist.run import resources
 from pmwd_dist.run.plan import versions
@@ -39,7 +40,8 @@ def _devices() -> list[str]:
 
 def _native() -> str:
     if native_available():
-        return "in use"
+        reason = cic.cuda_unavailable_reason() if jax.default_backend() == "gpu" else None
+        return f"in use on CPUs; plain JAX paints and reads on GPUs, slower: {reason}" if reason else "in use"
     return "not installed: plain JAX is used instead, which is slower; `pip install jaxdecomp-ops` installs them"
 
 

@@ -10,16 +10,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pmwd_dist._files import atomic_write
+from pmwd_dist._files import atomic_write, cache_folder
 
 Key = dict[str, Any]
 Record = dict[str, Any]
 
 
 def path() -> Path:
-    """The file: pmwd_dist/autotune.jsonl under XDG_CACHE_HOME, else under ~/.cache."""
-    folder = os.environ.get("XDG_CACHE_HOME")
-    return (Path(folder) if folder else Path.home() / ".cache") / "pmwd_dist" / "autotune.jsonl"
+    """The file autotune.jsonl in the user's cache folder."""
+    return cache_folder() / "autotune.jsonl"
 
 
 def machine(devices: Sequence[Any]) -> Key:

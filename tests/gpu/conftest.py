@@ -9,14 +9,25 @@ import subprocess
 import pytest
 
 
-@pytest.fixture
-def gpus() -> int:
-    """Number of GPUs, two or more, with mpirun to start a process on each."""
+def _count() -> int:
     try:
         listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         listing = ""
-    count = listing.count("GPU ")
+    return listing.count("GPU ")
+
+
+@pytest.fixture
+def gpu() -> None:
+    """Need one GPU."""
+    if _count() < 1:
+        lacking("a GPU is needed, and there is none")
+
+
+@pytest.fixture
+def gpus() -> int:
+    """Number of GPUs, two or more, with mpirun to start a process on each."""
+    count = _count()
     if count < 2:
         lacking(f"two GPUs are needed, and there are {count}")
     if shutil.which("mpirun") is None:

@@ -13,14 +13,17 @@ op sums what is read over k or f with weights of the particles, as derivatives d
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import ShapedArray
 from jaxtyping import Array, Float
 
+from pmwd_dist._files import cache_folder
 from pmwd_dist._jax import native as library
 from pmwd_dist._jax.define import Target, define_derivatives, define_op
 from pmwd_dist._jax.varying import result_aval, unify_varying
@@ -115,11 +118,27 @@ def _attributes(
     }
 
 
-def _targets(name: str) -> dict[str, Target]:
-    return {"cpu": Target(f"jaxdecomp_ops_{name}", _attributes)}
+def cuda_unavailable_reason() -> str | None:
+    """Why the CUDA kernels can't run on the GPUs of this process, or None."""
+    return library.kernels_unavailable_reason(cache_folder() / "kernels")
 
 
-_paint_p = define_op("cic_paint", _paint_aval, paint_reference, targets=_targets("cic_paint"))
+def _cuda_attributes(disp: Any, mesh: Any, **params: Any) -> dict[str, Any] | None:
+    """Attributes of the CUDA kernels, or None where they are forbidden or can't run."""
+    return None if cuda_unavailable_reason() else _attributes(disp, mesh, **params)
+
+
+def _cuda_scratch(disp: Any, *, geometry: Geometry, **_: Any) -> ShapedArray:
+    """A head of 4 KiB and an integer sum for each cell: 64 bits for float32, 128 for float64."""
+    return ShapedArray((1024 + math.prod(geometry.mesh) * disp.dtype.itemsize // 2,), np.dtype(np.int32))
+
+
+def _targets(name: str, scratch: Callable[..., ShapedArray] | None = None) -> dict[str, Target]:
+    native = f"jaxdecomp_ops_{name}"
+    return {"cpu": Target(native, _attributes), "CUDA": Target(native, _cuda_attributes, scratch)}
+
+
+_paint_p = define_op("cic_paint", _paint_aval, paint_reference, targets=_targets("cic_paint", _cuda_scratch))
 _read_p = define_op("cic_read", _read_aval, read_reference, targets=_targets("cic_read"))
 _read_sum_p = define_op("cic_read_sum", _read_sum_aval, _read_sum_reference, targets=_targets("cic_read_sum"))
 

@@ -8,22 +8,29 @@ use core::ptr::NonNull;
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
+use std::path::PathBuf;
 use xla_ffi::sys::Handler;
 
 /// Name of XLA's capsules.
 const CAPSULE: &CStr = c"xla._CUSTOM_CALL_TARGET";
 
-/// FFI targets of a platform ("cpu" or "CUDA"), each a capsule for `jax.ffi.register_ffi_target`.
+/// FFI targets of a platform ("cpu" or "CUDA") for `jax.ffi.register_ffi_target`: capsules, or dictionaries of them by stage.
 #[pyfunction]
 fn targets<'py>(py: Python<'py>, platform: &str) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
     let handlers: &[(&str, Handler)] = match platform {
         "cpu" => &cic::handlers::CPU,
-        "CUDA" => &[cudecomp::handlers::CUDA.as_slice(), peer::handlers::CUDA.as_slice()].concat(),
+        "CUDA" => &[&cudecomp::handlers::CUDA[..], &peer::handlers::CUDA].concat(),
         _ => &[],
     };
     for &(name, handler) in handlers {
         dict.set_item(name, capsule(py, handler)?)?;
+    }
+    for (name, [initialize, execute]) in cic::cuda::handlers::CUDA.into_iter().filter(|_| platform == "CUDA") {
+        let stages = PyDict::new(py);
+        stages.set_item("initialize", capsule(py, initialize)?)?;
+        stages.set_item("execute", capsule(py, execute)?)?;
+        dict.set_item(name, stages)?;
     }
     Ok(dict)
 }
@@ -32,6 +39,14 @@ fn capsule(py: Python<'_>, handler: Handler) -> PyResult<Bound<'_, PyCapsule>> {
     let pointer = NonNull::new(handler as *mut core::ffi::c_void).expect("functions have addresses");
     // SAFETY: functions live as long as the process.
     unsafe { PyCapsule::new_with_pointer(py, pointer, CAPSULE) }
+}
+
+/// Fail with `OSError` unless CUDA's driver and NVRTC load and support the GPUs; keep kernels in a folder.
+#[pyfunction]
+#[pyo3(signature = (devices, nvrtc, folder=None))]
+#[allow(clippy::needless_pass_by_value, reason = "pyo3 converts lists to vectors")]
+fn cic_probe(py: Python<'_>, devices: Vec<i32>, nvrtc: Vec<String>, folder: Option<PathBuf>) -> PyResult<()> {
+    py.detach(|| cic::cuda::probe(&devices, &nvrtc, folder)).map_err(|error| PyOSError::new_err(error.0))
 }
 
 /// Fail with `OSError` unless cuDecomp and CUDA's driver load.
@@ -118,6 +133,7 @@ fn raised(error: Error) -> PyErr {
 fn _jaxdecomp_ops(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(targets, module)?)?;
+    module.add_function(wrap_pyfunction!(cic_probe, module)?)?;
     module.add_function(wrap_pyfunction!(cudecomp_probe, module)?)?;
     module.add_function(wrap_pyfunction!(cudecomp_open, module)?)?;
     module.add_function(wrap_pyfunction!(cudecomp_open_grid, module)?)?;

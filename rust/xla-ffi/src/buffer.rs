@@ -11,6 +11,8 @@ use core::marker::PhantomData;
 pub struct Dtype(pub c_int);
 
 impl Dtype {
+    /// Signed 32-bit integer.
+    pub const S32: Self = Self(dtype::S32);
     /// IEEE single precision.
     pub const F32: Self = Self(dtype::F32);
     /// IEEE double precision.

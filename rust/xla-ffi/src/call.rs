@@ -129,15 +129,31 @@ unsafe fn buffer(
     }
 }
 
+/// Stage at which a handler runs, and its traits.
+#[derive(Clone, Copy, Debug)]
+pub struct Role {
+    stage: core::ffi::c_int,
+    traits: u32,
+}
+
+impl Role {
+    /// Runs with the program.
+    pub const EXECUTE: Self = Self { stage: sys::STAGE_EXECUTE, traits: 0 };
+    /// Runs with the program, and always launches the same work: the runtime may record and replay it (CUDA graphs).
+    pub const RECORDABLE: Self = Self { traits: sys::COMMAND_BUFFER_COMPATIBLE, ..Self::EXECUTE };
+    /// Runs before the program, with the same operands and results.
+    pub const INITIALIZE: Self = Self { stage: sys::STAGE_INITIALIZE, traits: 0 };
+}
+
 /// Fills in metadata or calls `body`; returns errors and panics to the runtime. See [`handler!`](crate::handler).
 ///
 /// # Safety
 /// `frame` is what the runtime passed to a handler.
 #[must_use]
-pub unsafe fn handle(frame: *mut sys::CallFrame, body: fn(&Call<'_>) -> Result<()>) -> *mut sys::Error {
+pub unsafe fn handle(frame: *mut sys::CallFrame, role: Role, body: fn(&Call<'_>) -> Result<()>) -> *mut sys::Error {
     // SAFETY: by contract.
     unsafe {
-        if filled_metadata((*frame).extension_start) || (*frame).stage != sys::STAGE_EXECUTE {
+        if filled_metadata((*frame).extension_start, role) || (*frame).stage != role.stage {
             return core::ptr::null_mut();
         }
     }
@@ -155,7 +171,7 @@ pub unsafe fn handle(frame: *mut sys::CallFrame, body: fn(&Call<'_>) -> Result<(
 ///
 /// # Safety
 /// `extension` heads the list of a call frame.
-unsafe fn filled_metadata(mut extension: *mut sys::ExtensionBase) -> bool {
+unsafe fn filled_metadata(mut extension: *mut sys::ExtensionBase, role: Role) -> bool {
     while !extension.is_null() {
         // SAFETY: by contract; the type says what the extension is.
         unsafe {
@@ -163,7 +179,7 @@ unsafe fn filled_metadata(mut extension: *mut sys::ExtensionBase) -> bool {
                 let metadata = (*extension.cast::<sys::MetadataExtension>()).metadata;
                 (*metadata).api_version.major_version = sys::API_VERSION.0;
                 (*metadata).api_version.minor_version = sys::API_VERSION.1;
-                (*metadata).traits = 0;
+                (*metadata).traits = role.traits;
                 return true;
             }
             extension = (*extension).next;
@@ -172,17 +188,20 @@ unsafe fn filled_metadata(mut extension: *mut sys::ExtensionBase) -> bool {
     false
 }
 
-/// Defines a C function that XLA can call from a function `fn(&Call) -> Result<()>`.
+/// Defines a C function that XLA can call from a function `fn(&Call) -> Result<()>`, by default [`Role::EXECUTE`].
 #[macro_export]
 macro_rules! handler {
-    ($(#[$doc:meta])* $name:ident => $body:path) => {
+    ($(#[$doc:meta])* $name:ident => $body:expr) => {
+        $crate::handler!($(#[$doc])* $name => $body, $crate::Role::EXECUTE);
+    };
+    ($(#[$doc:meta])* $name:ident => $body:expr, $role:expr) => {
         $(#[$doc])*
         ///
         /// # Safety
         /// For XLA to call, with a call frame.
         pub unsafe extern "C" fn $name(frame: *mut $crate::sys::CallFrame) -> *mut $crate::sys::Error {
             // SAFETY: XLA passes a call frame.
-            unsafe { $crate::handle(frame, $body) }
+            unsafe { $crate::handle(frame, $role, $body) }
         }
     };
 }

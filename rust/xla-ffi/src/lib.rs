@@ -29,7 +29,7 @@ mod pool;
 pub mod sys;
 
 pub use buffer::{Dtype, Element, Input, Output};
-pub use call::{Call, handle};
+pub use call::{Call, Role, handle};
 pub use error::{Code, Error, Result};
 pub use gpu::DeviceMemory;
 pub use parallel::{Chunks, Parallel, Threads};

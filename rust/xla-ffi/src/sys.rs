@@ -11,7 +11,11 @@ pub const API_VERSION: (c_int, c_int) = (0, 1);
 
 /// Extension type of [`MetadataExtension`].
 pub const EXTENSION_METADATA: c_int = 1;
-/// Execution stage, after instantiation and preparation.
+/// Initialisation stage, before the program runs.
+pub const STAGE_INITIALIZE: c_int = 2;
+/// Trait of handlers whose work can be recorded and replayed.
+pub const COMMAND_BUFFER_COMPATIBLE: u32 = 1;
+/// Execution stage, after instantiation, preparation and initialisation.
 pub const STAGE_EXECUTE: c_int = 3;
 /// Type of an argument or result that is a buffer.
 pub const BUFFER: c_int = 1;

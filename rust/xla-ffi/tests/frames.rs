@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_void};
 use std::mem::{size_of, zeroed};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use xla_ffi::{Call, Dtype, Error, Parallel, Result, sys};
+use xla_ffi::{Call, Dtype, Error, Parallel, Result, Role, sys};
 
 /// Creates an error of the fake runtime, a boxed string.
 unsafe extern "C" fn create_error(args: *mut sys::ErrorCreateArgs) -> *mut sys::Error {
@@ -59,7 +59,7 @@ fn call(body: fn(&Call<'_>) -> Result<()>) -> (std::result::Result<(), String>, 
     (frame.attrs.types, frame.attrs.names, frame.attrs.attrs) =
         (kinds.as_mut_ptr(), names.as_mut_ptr(), values.as_mut_ptr());
     // SAFETY: a complete frame.
-    let error = unsafe { xla_ffi::handle(&raw mut frame, body) };
+    let error = unsafe { xla_ffi::handle(&raw mut frame, Role::EXECUTE, body) };
     if error.is_null() {
         return (Ok(()), y);
     }
@@ -155,17 +155,41 @@ fn the_pool_does_every_chunk_before_it_returns() {
 }
 
 #[test]
-fn metadata_is_answered_without_work() {
-    // SAFETY: null pointers are values of all fields.
-    let (mut metadata, mut frame): (sys::Metadata, sys::CallFrame) = unsafe { (zeroed(), zeroed()) };
-    metadata.traits = 7;
-    let base = sys::ExtensionBase { struct_size: 0, kind: sys::EXTENSION_METADATA, next: null_mut() };
-    let mut extension = sys::MetadataExtension { extension_base: base, metadata: &raw mut metadata };
-    let mut other = sys::ExtensionBase { struct_size: 0, kind: 77, next: (&raw mut extension).cast() };
-    frame.extension_start = &raw mut other;
-    frame.stage = sys::STAGE_EXECUTE;
-    // SAFETY: a frame that asks for metadata has nothing else.
-    let error = unsafe { xla_ffi::handle(&raw mut frame, |_| panic!("no work")) };
-    assert!(error.is_null());
-    assert_eq!((metadata.api_version.major_version, metadata.api_version.minor_version, metadata.traits), (0, 1, 0));
+fn metadata_is_filled_in_without_work() {
+    for (role, traits) in
+        [(Role::EXECUTE, 0), (Role::RECORDABLE, sys::COMMAND_BUFFER_COMPATIBLE), (Role::INITIALIZE, 0)]
+    {
+        // SAFETY: null pointers are values of all fields.
+        let (mut metadata, mut frame): (sys::Metadata, sys::CallFrame) = unsafe { (zeroed(), zeroed()) };
+        metadata.traits = 7;
+        let base = sys::ExtensionBase { struct_size: 0, kind: sys::EXTENSION_METADATA, next: null_mut() };
+        let mut extension = sys::MetadataExtension { extension_base: base, metadata: &raw mut metadata };
+        let mut other = sys::ExtensionBase { struct_size: 0, kind: 77, next: (&raw mut extension).cast() };
+        frame.extension_start = &raw mut other;
+        frame.stage = sys::STAGE_EXECUTE;
+        // SAFETY: a frame that requests metadata has nothing else.
+        let error = unsafe { xla_ffi::handle(&raw mut frame, role, |_| panic!("no work")) };
+        assert!(error.is_null());
+        let version = (metadata.api_version.major_version, metadata.api_version.minor_version);
+        assert_eq!((version, metadata.traits), ((0, 1), traits));
+    }
+}
+
+#[test]
+fn handlers_run_at_their_stage_only() {
+    for (role, own) in [(Role::EXECUTE, sys::STAGE_EXECUTE), (Role::INITIALIZE, sys::STAGE_INITIALIZE)] {
+        for stage in 0..4 {
+            // SAFETY: as above.
+            let (mut api, mut frame): (sys::Api, sys::CallFrame) = unsafe { (zeroed(), zeroed()) };
+            api.error_create = Some(create_error);
+            (frame.api, frame.stage) = (&raw const api, stage);
+            // SAFETY: a frame without operands.
+            let error = unsafe { xla_ffi::handle(&raw mut frame, role, |_| Err(Error::invalid("it ran"))) };
+            assert_eq!(error.is_null(), stage != own);
+            if !error.is_null() {
+                // SAFETY: made by `create_error`.
+                drop(unsafe { Box::from_raw(error.cast::<String>()) });
+            }
+        }
+    }
 }

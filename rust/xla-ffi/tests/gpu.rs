@@ -4,7 +4,7 @@ use std::ffi::{CStr, CString, c_void};
 use std::mem::{size_of, zeroed};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use xla_ffi::{Call, Code, Error, Result, sys};
+use xla_ffi::{Call, Code, Error, Result, Role, sys};
 
 /// The errors of this runtime are boxed C strings.
 fn error(why: &CStr) -> *mut sys::Error {
@@ -89,7 +89,7 @@ fn ask(body: fn(&Call<'_>) -> Result<()>, change: impl FnOnce(&mut sys::Api)) ->
     change(&mut api);
     (frame.api, frame.stage) = (&raw const api, sys::STAGE_EXECUTE);
     // SAFETY: a complete frame.
-    let error = unsafe { xla_ffi::handle(&raw mut frame, body) };
+    let error = unsafe { xla_ffi::handle(&raw mut frame, Role::EXECUTE, body) };
     // SAFETY: made by `error`.
     (!error.is_null()).then(|| unsafe { *Box::from_raw(error.cast::<CString>()) }.into_string().expect("UTF-8"))
 }

@@ -96,6 +96,8 @@ fn constants() -> Vec<Fact> {
         ("XLA_FFI_API_MAJOR", sys::API_VERSION.0),
         ("XLA_FFI_Extension_Metadata", sys::EXTENSION_METADATA),
         ("XLA_FFI_ExecutionStage_EXECUTE", sys::STAGE_EXECUTE),
+        ("XLA_FFI_ExecutionStage_INITIALIZE", sys::STAGE_INITIALIZE),
+        ("XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE", sys::COMMAND_BUFFER_COMPATIBLE as i32),
         ("XLA_FFI_ArgType_BUFFER", sys::BUFFER),
         ("XLA_FFI_RetType_BUFFER", sys::BUFFER),
         ("XLA_FFI_AttrType_ARRAY", sys::ATTR_ARRAY),

@@ -2,6 +2,7 @@
 
 from jaxdecomp_ops._jaxdecomp_ops import (
     __version__,
+    cic_probe,
     cudecomp_close,
     cudecomp_open,
     cudecomp_open_grid,
@@ -14,6 +15,7 @@ from jaxdecomp_ops._jaxdecomp_ops import (
 
 __all__ = [
     "__version__",
+    "cic_probe",
     "cudecomp_close",
     "cudecomp_open",
     "cudecomp_open_grid",

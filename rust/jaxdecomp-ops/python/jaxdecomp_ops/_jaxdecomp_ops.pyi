@@ -1,8 +1,10 @@
 from collections.abc import Sequence
+from os import PathLike
 from typing import Any
 
 __all__ = [
     "__version__",
+    "cic_probe",
     "cudecomp_close",
     "cudecomp_open",
     "cudecomp_open_grid",
@@ -16,7 +18,10 @@ __all__ = [
 __version__: str
 
 def targets(platform: str) -> dict[str, Any]:
-    """FFI targets of a platform ("cpu" or "CUDA"), each a capsule for `jax.ffi.register_ffi_target`."""
+    """FFI targets of a platform ("cpu" or "CUDA") for `jax.ffi.register_ffi_target`: capsules, or dicts by stage."""
+
+def cic_probe(devices: Sequence[int], nvrtc: Sequence[str], folder: str | PathLike[str] | None = None) -> None:
+    """Fail with `OSError` unless CUDA's driver and NVRTC load and support the GPUs; keep kernels in a folder."""
 
 def cudecomp_probe(library: str) -> None:
     """Fail with `OSError` unless cuDecomp and CUDA's driver load."""

@@ -58,9 +58,10 @@ pub(crate) struct Position<T> {
     pub(crate) valid: bool,
 }
 
-impl<T: Real> Axis<T> {
-    fn new(spec: &Spec, axis: usize, sites: usize, cells: usize) -> Result<Self> {
-        let (num, den, origin) = (spec.spacing_num[axis], spec.spacing_den[axis], spec.origin[axis]);
+impl Spec {
+    /// Checks the numbers along one axis.
+    fn check_axis(&self, axis: usize, sites: usize, cells: usize) -> Result<()> {
+        let (num, den, origin) = (self.spacing_num[axis], self.spacing_den[axis], self.origin[axis]);
         let name = NAMES[axis];
         if cells == 0 || cells as i64 >= LIMIT {
             return Err(Error::invalid(format!("mesh axis {name}: expected 1 to 2^30 cells, got {cells}")));
@@ -76,6 +77,21 @@ impl<T: Real> Axis<T> {
                 "axis {name}: {sites} sites {num}/{den} cells apart from cell {origin} exceed 2^30 cells"
             )));
         }
+        Ok(())
+    }
+
+    /// Checks a lattice of `sites` in a mesh of `cells`.
+    ///
+    /// # Errors
+    /// If the mesh is empty, the spacing is invalid, or extents exceed 2³⁰ cells.
+    pub fn check(&self, sites: [usize; 3], cells: [usize; 3]) -> Result<()> {
+        (0..3).try_for_each(|axis| self.check_axis(axis, sites[axis], cells[axis]))
+    }
+}
+
+impl<T: Real> Axis<T> {
+    fn new(spec: &Spec, axis: usize, sites: usize, cells: usize) -> Self {
+        let (num, den, origin) = (spec.spacing_num[axis], spec.spacing_den[axis], spec.origin[axis]);
         let periodic = spec.periodic[axis];
         let base = (0..sites as i64).map(|site| {
             let cell = origin + site * num / den;
@@ -84,7 +100,7 @@ impl<T: Real> Axis<T> {
         let frac = (0..sites as i64).map(|site| T::from_f64((site * num % den) as f64 / den as f64));
         let scale = T::from_f64(spec.scale[axis]);
         let mesh = Mesh { cells: cells as i32, periodic, scale };
-        Ok(Self { mesh, base: base.collect(), frac: frac.collect() })
+        Self { mesh, base: base.collect(), frac: frac.collect() }
     }
 }
 
@@ -116,10 +132,10 @@ impl<T: Real> Geometry<T> {
     /// Builds the tables of a lattice of `sites` in a mesh of `cells`.
     ///
     /// # Errors
-    /// If the mesh is empty, the spacing is invalid, or extents exceed 2³⁰ cells.
+    /// Errors of [`Spec::check`].
     pub fn new(spec: &Spec, sites: [usize; 3], cells: [usize; 3]) -> Result<Self> {
-        let axis = |i| Axis::new(spec, i, sites[i], cells[i]);
-        Ok(Self { axes: [axis(0)?, axis(1)?, axis(2)?] })
+        spec.check(sites, cells)?;
+        Ok(Self { axes: [0, 1, 2].map(|i| Axis::new(spec, i, sites[i], cells[i])) })
     }
 
     /// Number of lattice sites along each axis.

@@ -31,7 +31,7 @@ fn paint(call: &Call<'_>) -> Result<()> {
         Dtype::F64 => paint_as::<f64>(call, operands),
         _ => paint_as::<f32>(call, operands),
     };
-    Paint::new(call).and_then(run).map_err(|error| error.within("cic_paint"))
+    Paint::new(call, 0).and_then(run).map_err(|error| error.within("cic_paint"))
 }
 
 fn read(call: &Call<'_>) -> Result<()> {

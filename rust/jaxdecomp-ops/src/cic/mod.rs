@@ -1,4 +1,4 @@
-//! Cloud-in-cell paint and read, for f32 and f64.
+//! Cloud-in-cell paint and read, for f32 and f64, on CPUs and NVIDIA GPUs.
 //!
 //! With W(u) = 1 - |u| along each axis, or its derivative along the axes that mask k names,
 //!
@@ -10,6 +10,7 @@
 //! Lattice, masks, fixed-point format and checks of operands are shared by all platforms.
 
 pub mod cpu;
+pub mod cuda;
 mod geometry;
 pub mod handlers;
 mod masks;
@@ -18,4 +19,5 @@ mod real;
 
 pub use geometry::{Geometry, Spec};
 pub use masks::Mask;
+pub use operands::Reduction;
 pub use real::Real;

@@ -31,7 +31,7 @@ pub(crate) struct Paint<'a> {
 
 /// Values that a read returns for each particle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reduction {
+pub enum Reduction {
     /// One for each mask and field.
     None,
     /// Weighted sums over the masks, one for each field.
@@ -77,17 +77,23 @@ impl<'a> Particles<'a> {
 }
 
 impl<'a> Paint<'a> {
-    pub(crate) fn new(call: &Call<'a>) -> Result<Self> {
-        call.expect_arity(2, 1)?;
+    /// Unpacks a paint with further `scratch` results.
+    pub(crate) fn new(call: &Call<'a>, scratch: usize) -> Result<Self> {
+        call.expect_arity(2, 1 + scratch)?;
         let (weight, mesh) = (call.input(1, "weight")?, call.output(0, "mesh")?);
         let particles = Particles::new(call, "mesh", mesh.expect_rank("batch, x, y, z, field")?)?;
         let Extents { batch, sites, fields, .. } = particles.extents;
-        let shared = weight.dims().get(1..4) == Some(&[1, 1, 1]);
+        let shared = is_shared(&weight);
         let [wx, wy, wz] = if shared { [1, 1, 1] } else { sites };
         weight.expect_dims(&[batch, wx, wy, wz, particles.masks.len(), fields])?;
         particles.expect_dtype("weight", weight.dtype())?;
         particles.expect_dtype("mesh", mesh.dtype())?;
         Ok(Self { particles, weight, mesh })
+    }
+
+    /// Whether all particles have the same weight.
+    pub(crate) fn shared(&self) -> bool {
+        is_shared(&self.weight)
     }
 }
 
@@ -123,6 +129,10 @@ impl<'a> Read<'a> {
         particles.expect_dtype("out", out.dtype())?;
         Ok(Self { particles, fields, reduction: Reduction::None, weight: None, out })
     }
+}
+
+fn is_shared(weight: &Input<'_>) -> bool {
+    weight.dims().get(1..4) == Some(&[1, 1, 1])
 }
 
 fn spec(call: &Call<'_>) -> Result<Spec> {

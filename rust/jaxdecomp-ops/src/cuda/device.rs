@@ -1,6 +1,6 @@
 //! Context, streams and events of one GPU.
 
-use super::driver::{Copy2d, DISABLE_TIMING, Driver, NON_BLOCKING, PEER_ACCESS_ALREADY_ENABLED, Streams};
+use super::driver::{Copy2d, DISABLE_TIMING, Driver, Launch, NON_BLOCKING, PEER_ACCESS_ALREADY_ENABLED, Streams};
 use super::{Opaque, Result};
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
@@ -32,6 +32,15 @@ impl Device {
             driver.check("cuDevicePrimaryCtxRetain", (driver.primary_context_retain)(&raw mut context, number))?;
         }
         Ok(Self { driver, number, context })
+    }
+
+    /// Value of a device attribute.
+    pub(crate) fn attribute(&self, launch: &Launch, attribute: c_int) -> Result<c_int> {
+        let mut value = 0;
+        // SAFETY: writes to the variable.
+        let code = unsafe { (launch.device_attribute)(&raw mut value, attribute, self.number) };
+        self.driver.check("cuDeviceGetAttribute", code)?;
+        Ok(value)
     }
 
     /// Makes the GPU current on the calling thread. Every entry point calls it, since XLA chooses the thread.

@@ -1,9 +1,23 @@
 //! CUDA's driver API.
 
-use super::{Error, Opaque, Result, table};
-use core::ffi::{CStr, c_char, c_int, c_uint};
+use super::library::{open_first, table};
+use super::{Error, Opaque, Result};
+use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::ptr::null_mut;
-use libloading::Library;
+
+type LaunchKernel = unsafe extern "C" fn(
+    Opaque,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    Opaque,
+    *mut *mut c_void,
+    *mut *mut c_void,
+) -> c_int;
 
 /// Memory type of addresses that identify their device (unified addressing).
 pub const UNIFIED: c_uint = 4;
@@ -81,6 +95,26 @@ table! {
     }
 }
 
+table! {
+    /// Modules and launches of kernels.
+    Launch {
+        device_attribute = b"cuDeviceGetAttribute\0": unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int,
+        module_load = b"cuModuleLoadData\0": unsafe extern "C" fn(*mut Opaque, *const c_void) -> c_int,
+        module_function = b"cuModuleGetFunction\0": unsafe extern "C" fn(*mut Opaque, Opaque, *const c_char) -> c_int,
+        launch = b"cuLaunchKernel\0": LaunchKernel,
+        memset_async = b"cuMemsetD8Async\0": unsafe extern "C" fn(u64, u8, usize, Opaque) -> c_int,
+    }
+}
+
+/// All tables of the driver.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "named as the tables")]
+pub struct Tables {
+    pub driver: Driver,
+    pub streams: Streams,
+    pub launch: Launch,
+}
+
 impl Driver {
     /// Converts the code returned by a function.
     ///
@@ -107,13 +141,15 @@ impl Driver {
 ///
 /// # Errors
 /// The reason why it fails to load.
-pub fn load() -> Result<(Driver, Streams)> {
-    // SAFETY: CUDA's own library.
-    let library = unsafe { Library::new("libcuda.so.1") }.map_err(|error| Error(error.to_string()))?;
-    // Never unloaded, since the tables hold its functions.
-    let library: &'static Library = Box::leak(Box::new(library));
+pub fn load() -> Result<Tables> {
+    let name = ["libcuda.so.1".to_owned()];
+    let (library, _) = open_first("CUDA's driver", &name)?;
     // SAFETY: the symbols' types are those of cuda.h.
-    let tables =
-        unsafe { Driver::from_library(library).and_then(|driver| Ok((driver, Streams::from_library(library)?))) };
+    let tables = unsafe {
+        Driver::from_library(library).and_then(|driver| {
+            let (streams, launch) = (Streams::from_library(library)?, Launch::from_library(library)?);
+            Ok(Tables { driver, streams, launch })
+        })
+    };
     tables.map_err(|missing| Error(format!("libcuda.so.1 has no {missing}")))
 }

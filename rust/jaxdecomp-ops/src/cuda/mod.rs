@@ -1,9 +1,12 @@
 //! NVIDIA's libraries, loaded at run time: nothing of CUDA is needed to build this crate.
 
+pub mod cache;
 pub mod cufft;
 mod device;
 pub mod driver;
+pub mod kernel;
 mod library;
+pub mod nvrtc;
 
 pub use device::{Device, Event, Stream};
 pub(crate) use library::table;

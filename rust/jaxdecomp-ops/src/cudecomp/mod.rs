@@ -62,8 +62,8 @@ pub fn open(library: &str, ordinal: i32, member: Member) -> Result<()> {
         ));
     }
     let (api, queries) = sys::load(library).map_err(Error::InvalidArgument)?;
-    let (driver, _) = driver::load().map_err(|error| Error::InvalidArgument(error.0))?;
-    *session = Some(Session::open(api, queries, Device::new(driver, ordinal)?, member)?);
+    let tables = driver::load().map_err(|error| Error::InvalidArgument(error.0))?;
+    *session = Some(Session::open(api, queries, Device::new(tables.driver, ordinal)?, member)?);
     Ok(())
 }
 

@@ -41,7 +41,7 @@ pub fn probe(ordinals: &[i32], cufft_candidates: &[String]) -> Result<()> {
     let libraries = if let Some(libraries) = LIBRARIES.get() {
         *libraries
     } else {
-        let (driver, streams) = driver::load()?;
+        let driver::Tables { driver, streams, .. } = driver::load()?;
         let fft = cufft::load(cufft_candidates)?;
         *LIBRARIES.get_or_init(|| Libraries { driver, streams, fft })
     };

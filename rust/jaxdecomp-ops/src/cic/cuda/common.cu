@@ -1,0 +1,123 @@
+// Lattice, masks and weights of cloud-in-cell kernels. The arithmetic equals that of the CPU's ops bit by bit: products and
+// sums are not contracted (--fmad=false).
+//
+// Macros: REAL_BITS (32 or 64), WIDE_INDEX (0 or 1: mesh offsets of 64 bits), MASKS (0 or 1 for each mask and axis).
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#if REAL_BITS == 32
+typedef float Real;
+typedef u32 Bits;
+#define TO_BITS __float_as_uint
+#define INFINITE 0x7f800000u
+#else
+typedef double Real;
+typedef u64 Bits;
+#define TO_BITS __double_as_longlong
+#define INFINITE 0x7ff0000000000000ull
+#endif
+
+#if WIDE_INDEX
+typedef u64 Index;
+#else
+typedef u32 Index;
+#endif
+
+__device__ constexpr bool MASK[] = {MASKS};
+constexpr int K = sizeof(MASK) / 3;
+
+#define NOT_A_NUMBER ((Real)__uint_as_float(0x7fc00000))
+
+// Extents and displacements [cells] stay below this.
+constexpr Real LIMIT = 1 << 30;
+
+// Geometry of lattice and mesh, as on the host.
+struct Geometry {
+    i64 num[3], den[3], origin[3];
+    int sites[3], cells[3], periodic[3];
+    double scale[3];
+};
+
+// Position along one axis: lower cell, not wrapped, and offset from it.
+struct Position {
+    int cell;
+    Real offset;
+    bool valid;
+};
+
+__device__ inline Position locate(const Geometry& g, int axis, Real disp, int base, Real frac) {
+    Real position = disp * (Real)g.scale[axis] + frac;
+    bool finite = fabs(position) < LIMIT;
+    position = finite ? position : 0;
+    int lower = (int)position;
+    lower -= (Real)lower > position;
+    int cell = base + lower;
+    bool inside = g.periodic[axis] || (cell >= 0 && cell < g.cells[axis] - 1);
+    return {cell, position - (Real)lower, finite && inside};
+}
+
+// Wraps a cell into the mesh.
+__device__ inline int wrap(int cell, int cells) {
+    cell += cell < 0 ? cells : 0;
+    cell -= cell >= cells ? cells : 0;
+    if ((u32)cell >= (u32)cells) {
+        cell %= cells;
+        cell += cell < 0 ? cells : 0;
+    }
+    return cell;
+}
+
+// Block of X * Y * Z lattice sites, with the cells and offsets of its sites along each axis. Shared memory.
+template <int X, int Y, int Z>
+struct Block {
+    int first[3];
+    int base[X + Y + Z];
+    Real frac[X + Y + Z];
+
+    // Fills the tables of a block. To be followed by a barrier.
+    __device__ void fill(const Geometry& g, u32 number) {
+        u32 by = (g.sites[1] + Y - 1) / Y, bz = (g.sites[2] + Z - 1) / Z;
+        int start[3] = {(int)(number / bz / by) * X, (int)(number / bz % by) * Y, (int)(number % bz) * Z};
+        if (threadIdx.x < 3) first[threadIdx.x] = start[threadIdx.x];
+        for (int i = threadIdx.x; i < X + Y + Z; i += blockDim.x) {
+            int axis = i < X ? 0 : i < X + Y ? 1 : 2;
+            i64 site = start[axis] + i - (axis == 0 ? 0 : axis == 1 ? X : X + Y);
+            i64 product = site * g.num[axis];
+            base[i] = (int)(g.origin[axis] + product / g.den[axis]);
+            frac[i] = (Real)((double)(product % g.den[axis]) / (double)g.den[axis]);
+        }
+    }
+
+    // Number of a site of the block in the lattice; false if it is outside the lattice.
+    __device__ bool site(const Geometry& g, int n, u64& number) const {
+        int x = first[0] + n / (Y * Z), y = first[1] + n / Z % Y, z = first[2] + n % Z;
+        number = ((u64)x * g.sites[1] + y) * g.sites[2] + z;
+        return x < g.sites[0] && y < g.sites[1] && z < g.sites[2];
+    }
+
+    // Locates the particle of a site; returns whether its position is valid.
+    __device__ bool particle(const Geometry& g, int n, const Real* disp, int cell[3], Real offset[3]) const {
+        int at[3] = {n / (Y * Z), X + n / Z % Y, X + Y + n % Z};
+        bool valid = true;
+#pragma unroll
+        for (int axis = 0; axis < 3; ++axis) {
+            Position p = locate(g, axis, disp[axis], base[at[axis]], frac[at[axis]]);
+            cell[axis] = p.cell;
+            offset[axis] = p.offset;
+            valid &= p.valid;
+        }
+        return valid;
+    }
+};
+
+// Weights of mask k on the lower and upper cell along each axis.
+template <typename T>
+__device__ inline void pairs(int k, const T t[3], T pair[3][2]) {
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis) {
+        pair[axis][0] = MASK[3 * k + axis] ? (T)-1 : (T)1 - t[axis];
+        pair[axis][1] = MASK[3 * k + axis] ? (T)1 : t[axis];
+    }
+}

@@ -1,0 +1,147 @@
+//! FFI targets of paint and read on NVIDIA GPUs.
+
+use super::launch::{Context, MOST_FIELDS, PaintBuffers, ReadBuffers, scratch_bytes};
+use super::variants::Common;
+use super::{gpu, libraries};
+use crate::cic::operands::{Extents, Paint, Particles, Read};
+use crate::cuda;
+use xla_ffi::sys::Handler;
+use xla_ffi::{Call, Dtype, Error, Input, Output, Result, Role};
+
+/// FFI targets of the platform "CUDA", each with the handlers of the stages "initialize" and "execute".
+pub const CUDA: [(&str, [Handler; 2]); 3] = [
+    ("jaxdecomp_ops_cic_paint", [initialize_paint, execute_paint]),
+    ("jaxdecomp_ops_cic_read", [initialize_read, execute_read]),
+    ("jaxdecomp_ops_cic_read_sum", [initialize_read_sum, execute_read_sum]),
+];
+
+xla_ffi::handler!(
+    /// Compiles and loads the kernels of a paint.
+    initialize_paint => |call| paint(call, load_paint), Role::INITIALIZE
+);
+xla_ffi::handler!(
+    /// Paint on a GPU; the second result is scratch memory.
+    execute_paint => |call| paint(call, run_paint), Role::RECORDABLE
+);
+xla_ffi::handler!(
+    /// Compiles and loads the kernel of a read.
+    initialize_read => |call| read(call, load_read), Role::INITIALIZE
+);
+xla_ffi::handler!(
+    /// Read on a GPU.
+    execute_read => |call| read(call, run_read), Role::RECORDABLE
+);
+xla_ffi::handler!(
+    /// Compiles and loads the kernel of a weighted sum of reads.
+    initialize_read_sum => |call| read_sum(call, load_read), Role::INITIALIZE
+);
+xla_ffi::handler!(
+    /// Weighted sum of reads on a GPU.
+    execute_read_sum => |call| read_sum(call, run_read), Role::RECORDABLE
+);
+
+fn paint(call: &Call<'_>, stage: fn(&Call<'_>, &mut Paint<'_>) -> Result<()>) -> Result<()> {
+    Paint::new(call, 1).and_then(|mut operands| stage(call, &mut operands)).map_err(|error| error.within("cic_paint"))
+}
+
+fn read(call: &Call<'_>, stage: fn(&Call<'_>, &mut Read<'_>) -> Result<()>) -> Result<()> {
+    Read::new(call).and_then(|mut operands| stage(call, &mut operands)).map_err(|error| error.within("cic_read"))
+}
+
+fn read_sum(call: &Call<'_>, stage: fn(&Call<'_>, &mut Read<'_>) -> Result<()>) -> Result<()> {
+    Read::reduced(call)
+        .and_then(|mut operands| stage(call, &mut operands))
+        .map_err(|error| error.within("cic_read_sum"))
+}
+
+fn load_paint(call: &Call<'_>, operands: &mut Paint<'_>) -> Result<()> {
+    with_context(call, &operands.particles, |context| context.load_paint(operands.shared()))
+}
+
+fn load_read(call: &Call<'_>, operands: &mut Read<'_>) -> Result<()> {
+    with_context(call, &operands.particles, |context| context.load_read(operands.reduction))
+}
+
+fn run_paint(call: &Call<'_>, operands: &mut Paint<'_>) -> Result<()> {
+    let Particles { extents, disp, masks, .. } = &operands.particles;
+    let (Extents { batch, sites, cells, fields }, item) = (*extents, item(disp.dtype()));
+    let (particles, cells) = (sites.iter().product::<usize>(), cells.iter().product::<usize>());
+    let mut scratch = call.output(1, "scratch")?;
+    check_scratch(&scratch, scratch_bytes(disp.dtype(), cells))?;
+    if fields > MOST_FIELDS {
+        return Err(Error::invalid(format!("mesh: expected at most {MOST_FIELDS} fields, got {fields}")));
+    }
+    let shared = operands.shared();
+    let weights = if shared { 1 } else { particles } * masks.len() * fields;
+    let (mesh, scratch) = (operands.mesh.as_mut_ptr(), scratch.as_mut_ptr());
+    with_context(call, &operands.particles, |context| {
+        if particles == 0 {
+            // SAFETY: the result has this size.
+            return unsafe { context.gpu.clear(mesh, batch * cells * fields * item, context.stream) };
+        }
+        (0..if fields == 0 { 0 } else { batch }).try_for_each(|b| {
+            let buffers = PaintBuffers {
+                disp: disp.as_ptr().wrapping_byte_add(b * particles * 3 * item),
+                weight: operands.weight.as_ptr().wrapping_byte_add(b * weights * item),
+                mesh: mesh.wrapping_byte_add(b * cells * fields * item),
+                scratch,
+            };
+            // SAFETY: the extents of XLA's buffers are checked above.
+            unsafe { context.paint(shared, buffers) }
+        })
+    })
+}
+
+fn run_read(call: &Call<'_>, operands: &mut Read<'_>) -> Result<()> {
+    let Particles { extents, disp, .. } = &operands.particles;
+    let (Extents { batch, sites, cells, fields }, item) = (*extents, item(disp.dtype()));
+    let (particles, cells) = (sites.iter().product::<usize>(), cells.iter().product::<usize>());
+    let per_element = |dims: &[usize]| dims[1..].iter().product::<usize>() * item;
+    let (results, out) = (per_element(operands.out.dims()), operands.out.as_mut_ptr());
+    let weights = operands.weight.as_ref().map_or(0, |weight| per_element(weight.dims()));
+    let weight = operands.weight.as_ref().map_or(core::ptr::null(), Input::as_ptr);
+    with_context(call, &operands.particles, |context| {
+        (0..if results == 0 { 0 } else { batch }).try_for_each(|b| {
+            let buffers = ReadBuffers {
+                disp: disp.as_ptr().wrapping_byte_add(b * particles * 3 * item),
+                fields: operands.fields.as_ptr().wrapping_byte_add(b * cells * fields * item),
+                weight: weight.wrapping_byte_add(b * weights),
+                out: out.wrapping_byte_add(b * results),
+            };
+            // SAFETY: the extents of XLA's buffers are checked above.
+            unsafe { context.read(operands.reduction, buffers) }
+        })
+    })
+}
+
+/// Calls `body` with the GPU of the call, after checking the extents.
+fn with_context(
+    call: &Call<'_>,
+    particles: &Particles<'_>,
+    body: impl FnOnce(&Context<'_>) -> cuda::Result<()>,
+) -> Result<()> {
+    let Particles { spec, masks, extents, disp } = particles;
+    spec.check(extents.sites, extents.cells)?;
+    let largest = extents.sites.iter().max().copied().unwrap_or(0);
+    if i32::try_from(largest).is_err() || extents.sites.iter().product::<usize>() >= 1 << 36 {
+        return Err(Error::invalid(format!("expected fewer than 2^36 particles a device, got {:?}", extents.sites)));
+    }
+    let wide = u32::try_from(extents.cells.iter().product::<usize>() * extents.fields).is_err();
+    let internal = |error: cuda::Error| Error::internal(error.0);
+    let ((_, compiler), gpu) = (libraries().map_err(internal)?, gpu(call.device_ordinal()?).map_err(internal)?);
+    let common = Common { dtype: disp.dtype(), masks, wide };
+    body(&Context { gpu: &gpu, compiler, stream: call.stream()?, spec, extents, common }).map_err(internal)
+}
+
+fn check_scratch(scratch: &Output<'_>, bytes: usize) -> Result<()> {
+    let ([len], needed) = (scratch.expect_rank::<1>("element")?, bytes / 4);
+    if scratch.dtype() == Dtype::S32 && len >= needed {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("scratch: expected {needed} of s32, got {len} of {}", scratch.dtype())))
+}
+
+/// Size of a value [bytes].
+fn item(dtype: Dtype) -> usize {
+    if dtype == Dtype::F64 { 8 } else { 4 }
+}

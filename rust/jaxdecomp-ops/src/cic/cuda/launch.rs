@@ -1,0 +1,152 @@
+//! Launches of the kernels.
+
+use super::variants::{self, Common, PaintVariant, ReadVariant};
+use crate::cic::geometry::Spec;
+use crate::cic::operands::{Extents, Reduction};
+use crate::cic::real::{Real, ceil_log2};
+use crate::cuda::kernel::{Compiler, Gpu, arguments};
+use crate::cuda::{Opaque, Result};
+use core::ffi::c_void;
+use xla_ffi::Dtype;
+
+/// Bytes of the head of the scratch memory: the largest weight of each field, and a flag of invalid values.
+const HEAD: usize = 4096;
+/// Offset of the flag.
+const FLAG: usize = HEAD - 8;
+/// Largest number of fields.
+pub(crate) const MOST_FIELDS: usize = FLAG / 8;
+
+/// `Geometry` of the kernels.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Geometry {
+    num: [i64; 3],
+    den: [i64; 3],
+    origin: [i64; 3],
+    sites: [i32; 3],
+    cells: [i32; 3],
+    periodic: [i32; 3],
+    scale: [f64; 3],
+}
+
+const _: () = assert!(size_of::<Geometry>() == 136 && core::mem::offset_of!(Geometry, scale) == 112);
+
+impl Geometry {
+    fn new(spec: &Spec, extents: &Extents) -> Self {
+        Self {
+            num: spec.spacing_num,
+            den: spec.spacing_den,
+            origin: spec.origin,
+            sites: extents.sites.map(|n| n as i32),
+            cells: extents.cells.map(|n| n as i32),
+            periodic: spec.periodic.map(i32::from),
+            scale: spec.scale,
+        }
+    }
+}
+
+/// What all launches need.
+pub(crate) struct Context<'a> {
+    pub(crate) gpu: &'a Gpu,
+    pub(crate) compiler: &'a Compiler,
+    pub(crate) stream: Opaque,
+    pub(crate) spec: &'a Spec,
+    pub(crate) extents: &'a Extents,
+    pub(crate) common: Common<'a>,
+}
+
+/// Device memory of a paint, for one element of the batch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PaintBuffers {
+    pub(crate) disp: *const c_void,
+    pub(crate) weight: *const c_void,
+    pub(crate) mesh: *mut c_void,
+    /// Memory of [`scratch_bytes`].
+    pub(crate) scratch: *mut c_void,
+}
+
+/// Device memory of a read, for one element of the batch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReadBuffers {
+    pub(crate) disp: *const c_void,
+    pub(crate) fields: *const c_void,
+    pub(crate) weight: *const c_void,
+    pub(crate) out: *mut c_void,
+}
+
+/// Bytes of scratch memory of a paint: a head, and one sum (64 bits for f32, 128 for f64) for each cell.
+pub(crate) fn scratch_bytes(dtype: Dtype, cells: usize) -> usize {
+    HEAD + cells * sum_bytes(dtype)
+}
+
+fn sum_bytes(dtype: Dtype) -> usize {
+    if dtype == Dtype::F64 { 16 } else { 8 }
+}
+
+fn blocks(sites: [usize; 3], block: [usize; 3]) -> u32 {
+    (0..3).map(|axis| sites[axis].div_ceil(block[axis])).product::<usize>() as u32
+}
+
+impl Context<'_> {
+    /// Compiles and loads the paint kernels.
+    pub(crate) fn load_paint(&self, shared: bool) -> Result<()> {
+        self.gpu.module(self.compiler, &variants::paint(self.common, self.spec, shared).variant).map(drop)
+    }
+
+    /// Compiles and loads the read kernel.
+    pub(crate) fn load_read(&self, reduction: Reduction) -> Result<()> {
+        self.gpu.module(self.compiler, &variants::read(self.common, self.extents.fields, reduction).variant).map(drop)
+    }
+
+    /// Paints one element of the batch, field by field.
+    ///
+    /// # Safety
+    /// The buffers are device memory of the operands' extents.
+    pub(crate) unsafe fn paint(&self, shared: bool, buffers: PaintBuffers) -> Result<()> {
+        let PaintVariant { variant, block, threads } = variants::paint(self.common, self.spec, shared);
+        let module = self.gpu.module(self.compiler, &variant)?;
+        let Extents { sites, cells, fields, .. } = *self.extents;
+        let (particles, masks) = (sites.iter().product::<usize>(), self.common.masks.len());
+        let (cells, count) = (cells.iter().product::<usize>() as u64, fields as u32);
+        let weights = (if shared { 1 } else { particles } * masks * fields) as u64;
+        let bits = match self.common.dtype {
+            Dtype::F64 => f64::contribution_bits(particles),
+            _ => f32::contribution_bits(particles),
+        } - ceil_log2(masks);
+        let geometry = Geometry::new(self.spec, self.extents);
+        let PaintBuffers { disp, weight, mesh, scratch: largest } = buffers;
+        let (flag, sums) = (largest.wrapping_byte_add(FLAG), largest.wrapping_byte_add(HEAD));
+        let most = 16 * self.gpu.multiprocessors();
+        // A multiple of the number of fields, so that each thread has one field.
+        let shares = (weights / (256 * 8 * u64::from(count))).clamp(1, u64::from(most.div_ceil(count))) as u32;
+        // SAFETY: by contract; the arguments are those of the kernels.
+        unsafe {
+            self.gpu.clear(largest, HEAD, self.stream)?;
+            let mut arguments = arguments![weight, weights, count, largest, flag];
+            module.launch(c"largest", [shares * count, 256], self.stream, &mut arguments)?;
+            for field in 0..count {
+                self.gpu.clear(sums, cells as usize * sum_bytes(self.common.dtype), self.stream)?;
+                let mut arguments = arguments![geometry, disp, weight, count, field, bits, largest, sums, flag];
+                module.launch(c"paint", [blocks(sites, block), threads], self.stream, &mut arguments)?;
+                let mut arguments = arguments![sums, cells, count, field, bits, largest, flag, mesh];
+                let share = cells.div_ceil(256).min(most.into()) as u32;
+                module.launch(c"finish", [share, 256], self.stream, &mut arguments)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads one element of the batch.
+    ///
+    /// # Safety
+    /// The buffers are device memory of the operands' extents.
+    pub(crate) unsafe fn read(&self, reduction: Reduction, buffers: ReadBuffers) -> Result<()> {
+        let ReadVariant { variant, block } = variants::read(self.common, self.extents.fields, reduction);
+        let module = self.gpu.module(self.compiler, &variant)?;
+        let geometry = Geometry::new(self.spec, self.extents);
+        let ReadBuffers { disp, fields, weight, out } = buffers;
+        let grid = [blocks(self.extents.sites, block), block.iter().product::<usize>() as u32];
+        // SAFETY: by contract; the arguments are those of the kernel.
+        unsafe { module.launch(c"read", grid, self.stream, &mut arguments![geometry, disp, fields, weight, out]) }
+    }
+}

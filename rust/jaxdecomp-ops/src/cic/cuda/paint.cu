@@ -1,0 +1,222 @@
+// Paint in fixed point: contributions are rounded to multiples of a power of two and accumulated as integers, so that the
+// result does not depend on the order.
+//
+// Further macros: SHARED (0 or 1: one weight for all particles); BX, BY, BZ (sites of a block), THREADS (a multiple of 32);
+// TILE (0 or 1: sums in shared memory first), TX, TY, TZ (cells of the tile).
+
+// Largest magnitude of the weights of each field, as bits, which compare like magnitudes; infinity and NaN are largest.
+// The number of threads is a multiple of the number of fields.
+extern "C" __global__ void largest(const Real* weight, u64 count, u32 fields, Bits* bits, u32* invalid) {
+    u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x, stride = gridDim.x * (u64)blockDim.x;
+    u32 field = i % fields;
+    Bits own = 0;
+    for (; i < count; i += stride) own = max(own, (Bits)TO_BITS(fabs(weight[i])));
+    if (own >= INFINITE) *invalid = 1;
+    if (own > bits[field]) atomicMax(&bits[field], own);
+}
+
+__device__ inline double power_of_two(int n) { return __longlong_as_double((i64)(n + 1023) << 52); }
+
+// Exponent of the resolution of a field whose largest contribution has `contribution_bits` bits.
+__device__ inline int resolution_exponent(Bits largest, int contribution_bits) {
+    double w = REAL_BITS == 32 ? (double)__uint_as_float((u32)largest) : __longlong_as_double(largest);
+    return max((int)(__double_as_longlong(w) >> 52) - 1022, -961) - contribution_bits;
+}
+
+#if REAL_BITS == 32
+constexpr int WORDS = 1;
+
+// Rounds to the nearest integer, for |x| < 2^51.
+__device__ inline i64 quantize(double x) {
+    const double rounder = 6755399441055744.0;  // 1.5 * 2^52
+    return __double_as_longlong(x + rounder) - __double_as_longlong(rounder);
+}
+
+__device__ inline void add(u64* sums, Index cell, i64 value) { atomicAdd(sums + cell, (u64)value); }
+
+__device__ inline double total(const u64* sum) { return (double)(i64)sum[0]; }
+#else
+constexpr int WORDS = 2;
+
+__device__ inline i64 quantize(double x) { return (i64)x; }
+
+// Adds to a sum of 128 bits.
+__device__ inline void add(u64* sums, Index cell, i64 value) {
+    u64* sum = sums + 2 * cell;
+    u64 old = atomicAdd(sum, (u64)value);
+    u64 high = (value < 0 ? ~0ULL : 0ULL) + (old + (u64)value < old);
+    if (high) atomicAdd(sum + 1, high);
+}
+
+// Converts with one rounding.
+__device__ inline double total(const u64* sum) {
+    u64 low = sum[0], high = sum[1];
+    bool negative = (i64)high < 0;
+    if (negative) {
+        low = ~low + 1;
+        high = ~high + (low == 0);
+    }
+    int shift = 0;
+    if (high) {
+        shift = 64 - __clzll(high);
+        u64 lost = shift == 64 ? low : low << (64 - shift);
+        low = (shift == 64 ? high : high << (64 - shift) | low >> shift) | (lost != 0);
+    }
+    double magnitude = __ull2double_rn(low) * power_of_two(shift);
+    return negative ? -magnitude : magnitude;
+}
+#endif
+
+// Contributions to the corners (x y z, z fastest) in units of the resolution.
+__device__ inline void contributions(const Real offset[3], const Real* weight, u32 fields, double inverse, i64 out[8]) {
+    double t[3] = {offset[0], offset[1], offset[2]}, sum[8];
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+        double pair[3][2], amount = (double)weight[k * fields] * inverse;
+        pairs(k, t, pair);
+#pragma unroll
+        for (int c = 0; c < 8; ++c) {
+            double part = pair[0][c >> 2] * pair[1][c >> 1 & 1] * pair[2][c & 1] * amount;
+            sum[c] = k ? sum[c] + part : part;
+        }
+    }
+#pragma unroll
+    for (int c = 0; c < 8; ++c) out[c] = quantize(sum[c]);
+}
+
+// Adds contributions to the mesh.
+__device__ inline void add_to_mesh(const Geometry& g, u64* sums, const int cell[3], const i64 value[8]) {
+    int at[3][2];
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis) {
+        at[axis][0] = wrap(cell[axis], g.cells[axis]);
+        at[axis][1] = at[axis][0] + 1 == g.cells[axis] ? 0 : at[axis][0] + 1;
+    }
+#pragma unroll
+    for (int c = 0; c < 8; ++c) {
+        Index row = (Index)at[0][c >> 2] * g.cells[1] + at[1][c >> 1 & 1];
+        add(sums, row * g.cells[2] + at[2][c & 1], value[c]);
+    }
+}
+
+constexpr int EACH = BX * BY * BZ / THREADS;  // sites of a thread
+static_assert(EACH * THREADS == BX * BY * BZ, "threads divide the sites");
+typedef Block<BX, BY, BZ> Sites;
+
+#if TILE
+// Sums of a box of cells in shared memory. 64-bit atomics are loops there; two of 32 bits with a carry are not.
+struct Tile {
+    static constexpr int CELLS = TX * TY * TZ;
+    u32 low[CELLS], high[CELLS];
+    int start[3], sum[3];
+
+    __device__ void clear() {
+        if (threadIdx.x < 3) sum[threadIdx.x] = 0;
+        for (int i = threadIdx.x; i < CELLS; i += THREADS) low[i] = high[i] = 0;
+    }
+
+    // Centres the tile on the mean cell of the particles. Contains barriers.
+    __device__ void centre(const Geometry& g, const Sites& sites, const bool valid[EACH], const int cell[EACH][3]) {
+        int first[3] = {sites.base[0], sites.base[BX], sites.base[BX + BY]};
+#pragma unroll
+        for (int axis = 0; axis < 3; ++axis) {
+            int own = 0;
+#pragma unroll
+            for (int e = 0; e < EACH; ++e) own += valid[e] ? cell[e][axis] - first[axis] : 0;
+#if __CUDA_ARCH__ >= 800
+            own = __reduce_add_sync(~0u, own);
+            if (threadIdx.x % 32) own = 0;
+#endif
+            if (own) atomicAdd(sum + axis, own);
+        }
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            int count = min(BX, g.sites[0] - sites.first[0]) * min(BY, g.sites[1] - sites.first[1]) *
+                        min(BZ, g.sites[2] - sites.first[2]);
+            int extent[3] = {TX, TY, TZ};
+            for (int axis = 0; axis < 3; ++axis)
+                start[axis] = first[axis] + (int)rintf((float)sum[axis] / count) - (extent[axis] - 2) / 2;
+        }
+        __syncthreads();
+    }
+
+    __device__ void add(int at, i64 value) {
+        u32 part = (u32)value, old = atomicAdd(low + at, part);
+        u32 rest = (u32)((u64)value >> 32) + (old + part < old);
+        if (rest) atomicAdd(high + at, rest);
+    }
+
+    // Adds contributions; returns false if a corner is outside.
+    __device__ bool deposit(const int cell[3], const i64 value[8]) {
+        int x = cell[0] - start[0], y = cell[1] - start[1], z = cell[2] - start[2];
+        if ((u32)x >= TX - 1 || (u32)y >= TY - 1 || (u32)z >= TZ - 1) return false;
+        int at = (x * TY + y) * TZ + z;
+#pragma unroll
+        for (int c = 0; c < 8; ++c) add(at + (c >> 2) * TY * TZ + (c >> 1 & 1) * TZ + (c & 1), value[c]);
+        return true;
+    }
+
+    __device__ void flush(const Geometry& g, u64* sums) const {
+        for (int i = threadIdx.x; i < CELLS; i += THREADS) {
+            u64 sum = (u64)high[i] << 32 | low[i];
+            if (sum == 0) continue;
+            int x = wrap(start[0] + i / (TY * TZ), g.cells[0]);
+            int y = wrap(start[1] + i / TZ % TY, g.cells[1]);
+            int z = wrap(start[2] + i % TZ, g.cells[2]);
+            atomicAdd(sums + ((Index)x * g.cells[1] + y) * g.cells[2] + z, sum);
+        }
+    }
+};
+#else
+// Without a tile, all contributions are added to the mesh.
+struct Tile {
+    __device__ void clear() {}
+    __device__ void centre(const Geometry&, const Sites&, const bool*, const int (*)[3]) {}
+    __device__ bool deposit(const int*, const i64*) { return false; }
+    __device__ void flush(const Geometry&, u64*) const {}
+};
+#endif
+
+// Adds one field of the particles of a block of sites to the sums.
+extern "C" __global__ void __launch_bounds__(THREADS)
+paint(Geometry g, const Real* disp, const Real* weight, u32 fields, u32 field, int contribution_bits, const Bits* largest,
+      u64* sums, u32* invalid) {
+    __shared__ Sites sites;
+    __shared__ Tile tile;
+    sites.fill(g, blockIdx.x);
+    tile.clear();
+    __syncthreads();
+    int cell[EACH][3];
+    Real offset[EACH][3];
+    u64 site[EACH];
+    bool valid[EACH];
+#pragma unroll
+    for (int e = 0; e < EACH; ++e) {
+        int n = threadIdx.x + e * THREADS;
+        valid[e] = sites.site(g, n, site[e]);
+        if (valid[e] && !sites.particle(g, n, disp + 3 * site[e], cell[e], offset[e])) {
+            *invalid = 1;
+            valid[e] = false;
+        }
+    }
+    tile.centre(g, sites, valid, cell);
+    double inverse = power_of_two(-resolution_exponent(largest[field], contribution_bits));
+#pragma unroll
+    for (int e = 0; e < EACH; ++e) {
+        if (!valid[e]) continue;
+        i64 value[8];
+        contributions(offset[e], weight + (SHARED ? 0 : site[e] * K * fields) + field, fields, inverse, value);
+        if (!tile.deposit(cell[e], value)) add_to_mesh(g, sums, cell[e], value);
+    }
+    __syncthreads();
+    tile.flush(g, sums);
+}
+
+// Converts the sums of one field; NaN if any position or weight is invalid.
+extern "C" __global__ void finish(const u64* sums, u64 cells, u32 fields, u32 field, int contribution_bits,
+                                  const Bits* largest, const u32* invalid, Real* mesh) {
+    double resolution = power_of_two(resolution_exponent(largest[field], contribution_bits));
+    bool bad = *invalid;
+    for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < cells; i += gridDim.x * (u64)blockDim.x)
+        mesh[i * fields + field] = bad ? NOT_A_NUMBER : (Real)(total(sums + WORDS * i) * resolution);
+}
