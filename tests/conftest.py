@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 
 import jax
@@ -11,6 +14,14 @@ import jax
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_enable_x64", True)
+
+# A program that is compiled again, for another function or another key of jit, comes from this folder. A process has
+# its own: JAX writes entries in place, and another process may read half of one.
+_PROGRAMS = tempfile.mkdtemp(prefix="pmwd-dist-programs-")
+atexit.register(shutil.rmtree, _PROGRAMS, ignore_errors=True)
+jax.config.update("jax_compilation_cache_dir", _PROGRAMS)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 # mpirun ends its processes by itself, and before the limit of a test: nothing else does where it is killed.
 os.environ.setdefault("MPIEXEC_TIMEOUT", "180")

@@ -282,9 +282,17 @@ def smooth_field(rng: np.random.Generator, shape: Any, *, largest: int = 1) -> n
     return field / field.std()
 
 
+UNOPTIMIZED = {
+    "xla_backend_optimization_level": 0,
+    "xla_cpu_use_fusion_emitters": False,
+    "xla_cpu_parallel_codegen_split_count": 2,
+}
+XLA_FLAGS = " ".join(f"--{name}={str(value).lower()}" for name, value in UNOPTIMIZED.items())  # for processes
+
+
 def compiled(function: Any) -> Any:
     """jax.jit without optimisation: half the compile time, for values that are compared to rounding only."""
-    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
+    return jax.jit(function, compiler_options=UNOPTIMIZED)
 
 
 def has_sharding(array: Any, sharding: Any) -> bool:

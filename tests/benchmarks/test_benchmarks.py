@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import problems
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -27,7 +28,7 @@ def app() -> typer.Typer:
 @pytest.mark.slow
 def test_records_and_table(app: typer.Typer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(benchmarks.driver.CODES, "jaxpm", ("jaxpm", ("no_such_package",), "JaxPM"))
-    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
+    monkeypatch.setenv("XLA_FLAGS", problems.XLA_FLAGS)
     out = tmp_path / "bench.jsonl"
     command = f"--sizes 8 --cases forward,paint --only {OURS},jaxpm --repeat 2 --out {out}"
     result = CliRunner().invoke(app, command.split())

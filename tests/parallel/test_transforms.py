@@ -95,7 +95,7 @@ TRANSFORMS: dict[str, Callable[[Function], Callable[[jax.Array], Any]]] = {
 
 def run(function: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[Any, str]:
     """Result and text of the compiled program, not optimised beyond what decides about communication."""
-    compiled = jax.jit(function, **options).lower(*arguments).compile({"xla_backend_optimization_level": 0})
+    compiled = jax.jit(function, **options).lower(*arguments).compile(problems.UNOPTIMIZED)
     return compiled(*arguments), compiled.as_text()
 
 
