@@ -14,6 +14,7 @@ import jax
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_numpy_rank_promotion", "raise")
 
 # A program that is compiled again, for another function or another key of jit, comes from this folder. A process has
 # its own: JAX writes entries in place, and another process may read half of one.

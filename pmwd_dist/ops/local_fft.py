@@ -74,13 +74,13 @@ def multiplicity(nz: int, dtype: Any) -> np.ndarray:
 
 def _rfft_transpose(ct: Array, x: Any, *, rank: int) -> Array:
     nz = x.shape[3]
-    weight = math.prod(x.shape[4 - rank :]) / multiplicity(nz, x.dtype)
+    weight = math.prod(x.shape[4 - rank :]) / multiplicity(nz, x.dtype)[None, None, None]
     return _irfft_p.bind(jnp.conj(ct) * weight, nz=nz, rank=rank)
 
 
 def _irfft_transpose(ct: Array, x: Any, *, nz: int, rank: int) -> Array:
     del x
-    weight = multiplicity(nz, ct.dtype) / math.prod(ct.shape[4 - rank :])
+    weight = multiplicity(nz, ct.dtype)[None, None, None] / math.prod(ct.shape[4 - rank :])
     return jnp.conj(_rfft_p.bind(ct, rank=rank)) * weight
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
@@ -19,7 +21,8 @@ class LeapFrog(SplitSolver):
     def coefficients(self, table: GrowthTable, lower: Array, upper: Array) -> Coefficients:
         """Integrals of da / (a^3 E) before and after the half step, and of 3/2 Omega_m da / (a^2 E)."""
         middle = table.scale_factor((table.D1(lower) + table.D1(upper)) / 2)
-        drifts = _integral(lambda a: rates(table, a)[0], jnp.stack([lower, middle]), jnp.stack([middle, upper]))
+        drift = partial(_integral, lambda a: rates(table, a)[0])
+        drifts = jax.vmap(drift)(jnp.stack([lower, middle]), jnp.stack([middle, upper]))
         kick = _integral(lambda a: rates(table, a)[1], lower, upper)
         return Coefficients(drifts[0], kick, jnp.zeros_like(middle), drifts[1])
 
@@ -28,5 +31,5 @@ def _integral(rate: Callable[[Array], Array], lower: Array, upper: Array) -> Arr
     """Integral over the scale factor, by 12-point Gauss-Legendre quadrature in ln a."""
     nodes, weights = np.polynomial.legendre.leggauss(12)
     half = jnp.log(upper / lower) / 2
-    a = jnp.sqrt(lower * upper)[..., None] * jnp.exp(half[..., None] * nodes)
-    return half * jnp.sum(weights * rate(a) * a, axis=-1)
+    a = jnp.sqrt(lower * upper) * jnp.exp(half * nodes)
+    return half * jnp.sum(weights * rate(a) * a)
