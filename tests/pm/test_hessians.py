@@ -1,6 +1,6 @@
 """Second and third derivatives of the whole pipeline: Hessians against differences of gradients, and symmetric.
 
-The chain rule is applied in two parts, so that programs are shared: a jet of the cosmology (linear power and growth
+The chain rule is applied in two parts, for programs to be shared: a jet of the cosmology (linear power and growth
 table), and derivatives of the simulation from them. Every adjoint is differentiated in the modes that it supports:
 RecursiveCheckpointAdjoint forward over reverse, DirectAdjoint also reverse over reverse, ForwardMode forward alone.
 """
@@ -137,10 +137,11 @@ def check(derivatives: Derivatives, which: int = 0) -> None:
 # Every solver, adjoint and layout, in pairs: all three at a time would take six times as long to compile.
 REVERSE = [
     Case((1, 1)),
+    Case((4, 1)),
     Case((2, 2)),
     Case((1, 1), SPLIT),
-    Case((2, 2), SPLIT[:2]),
-    Case((4, 1), SPLIT[2:], diffrax.DirectAdjoint()),
+    Case((2, 2), SPLIT[:1]),
+    Case((4, 1), SPLIT[1:2], diffrax.DirectAdjoint()),
     Case((2, 2), (diffrax.Heun(),), diffrax.DirectAdjoint()),
 ]
 FORWARD = [Case((4, 1), SPLIT, diffrax.ForwardMode()), Case((1, 1), (diffrax.Heun(),), diffrax.ForwardMode())]
