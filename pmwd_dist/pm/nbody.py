@@ -67,7 +67,9 @@ def nbody(
       config: the simulation.
       solver: BullFrog (default), FastPM, LeapFrog or any diffrax solver, such as diffrax.Tsit5().
       adjoint: how it is differentiated; default: diffrax.RecursiveCheckpointAdjoint with a checkpoint a step, at
-        most 10 (24 bytes a particle each); diffrax.ForwardMode() for jvp.
+        most 10 (24 bytes a particle each), of which a gradient can be differentiated forwards again (jvp of grad);
+        diffrax.ForwardMode() for jvp of any order; diffrax.DirectAdjoint() for all modes, for second derivatives of
+        Runge-Kutta solvers as well, and for grad of grad.
       saveat: diffrax.SaveAt(ts=…) with scale factors: particles there, exactly (steps end at them), or its fn of them.
       stepsize_controller: default: `config.steps` fixed steps, uniform in the growth factor. An adaptive one chooses
         its own, for solvers with an error estimate.
