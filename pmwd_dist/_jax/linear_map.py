@@ -1,0 +1,131 @@
+"""Linear maps that are given together with their transposes, as the tangents of a custom derivative rule.
+
+With `jax.custom_vjp` a function can't be differentiated forwards; with `jax.custom_jvp` JAX itself transposes the rule.
+A rule that returns a `linear_map` has both: it is applied in forward mode, and its transpose in reverse mode.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+Function = Callable[..., Sequence[Any]]
+
+
+def linear_map(
+    apply: Function,
+    transpose: Function,
+    residuals: Sequence[jax.Array],
+    operands: Sequence[jax.Array],
+    *,
+    operands_like: Sequence[int],
+    results_like: Sequence[int],
+) -> list[jax.Array]:
+    """Apply a function that is linear in its last arguments.
+
+    Both functions depend on no arrays but their arguments, and can be differentiated.
+
+    Args:
+      apply: gives the results for (*residuals, *operands).
+      transpose: gives the cotangents of the operands for (*residuals, *cotangents of the results).
+      residuals: arguments in which the two need not be linear.
+      operands: arguments in which they are.
+      operands_like: by operand, the number of a residual of its type.
+      results_like: by result, the number of a residual of its type.
+    """
+    out = _linear_map_p.bind(
+        *residuals,
+        *operands,
+        apply=_in_this_mesh(apply),
+        transpose=_in_this_mesh(transpose),
+        operands_like=tuple(operands_like),
+        results_like=tuple(results_like),
+    )
+    return list(out)
+
+
+def _in_this_mesh(function: Function) -> Function:
+    """The function in the mesh that is set now: it is traced later, when the program is lowered."""
+    mesh = jax.sharding.get_abstract_mesh()
+
+    def run(*args: Any) -> Sequence[Any]:
+        with contextlib.nullcontext() if mesh.empty else jax.sharding.use_abstract_mesh(mesh):
+            return function(*args)
+
+    return run
+
+
+def _apply(*args: Any, apply: Function, **_: Any) -> Sequence[Any]:
+    return list(apply(*args))
+
+
+def _abstract(*avals: Any, results_like: tuple[int, ...], **_: Any) -> list[Any]:
+    return [avals[i] for i in results_like]
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
+    count = len(primals) - len(params["operands_like"])
+    if all(type(t) is ad.Zero for t in tangents[:count]):
+        moved = [ad.instantiate_zeros(t) for t in tangents[count:]]
+        return _linear_map_p.bind(*primals, **params), _linear_map_p.bind(*primals[:count], *moved, **params)
+    moving = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
+
+    def function(*some: Any) -> Sequence[Any]:
+        given = dict(zip(moving, some, strict=True))
+        return _apply(*(given.get(i, x) for i, x in enumerate(primals)), **params)
+
+    return jax.jvp(function, tuple(primals[i] for i in moving), tuple(tangents[i] for i in moving))
+
+
+def _transpose(cotangents: Sequence[Any], *args: Any, **params: Any) -> list[Any]:
+    count = len(args) - len(params["operands_like"])
+    out = _linear_map_p.bind(
+        *args[:count],
+        *(ad.instantiate_zeros(ct) for ct in cotangents),
+        apply=params["transpose"],
+        transpose=params["apply"],
+        operands_like=params["results_like"],
+        results_like=params["operands_like"],
+    )
+    wanted = zip(args[count:], out, strict=True)
+    return [None] * count + [ct if ad.is_undefined_primal(x) else None for x, ct in wanted]
+
+
+def _batch(axis: Any, args: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[Any, Any]:
+    """Everything that has the type of an operand or result gets the batch axis, in front."""
+    operands_like, results_like = params["operands_like"], params["results_like"]
+    count = len(args) - len(operands_like)
+    typed = {*operands_like, *results_like, *range(count, len(args))}
+
+    def front(i: int, x: Any, dim: int | None) -> tuple[Any, int | None]:
+        if i in typed and dim is None:
+            return jnp.broadcast_to(x[None], (axis.size, *x.shape)), 0
+        return (x, None) if dim is None else (jnp.moveaxis(x, dim, 0), 0)
+
+    pairs = [front(i, x, d) for i, (x, d) in enumerate(zip(args, dims, strict=True))]
+    residual_dims = tuple(dim for _, dim in pairs[:count])
+
+    def mapped(function: Function, operands: int) -> Function:
+        in_axes = residual_dims + (0,) * operands
+        return jax.vmap(lambda *xs: list(function(*xs)), in_axes, spmd_axis_name=axis.spmd_name)
+
+    params["apply"] = mapped(params["apply"], len(operands_like))
+    params["transpose"] = mapped(params["transpose"], len(results_like))
+    out = _linear_map_p.bind(*(x for x, _ in pairs), **params)
+    return out, [0] * len(out)
+
+
+_linear_map_p = Primitive("linear_map")
+_linear_map_p.multiple_results = True
+_linear_map_p.def_abstract_eval(_abstract)
+_linear_map_p.def_impl(_apply)
+mlir.register_lowering(_linear_map_p, mlir.lower_fun(_apply, multiple_results=True))
+batching.fancy_primitive_batchers[_linear_map_p] = _batch
+ad.primitive_jvps[_linear_map_p] = _jvp
+ad.primitive_transposes[_linear_map_p] = _transpose
