@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,16 +13,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.pm import solvers
+from pmwd_dist.pm.adjoint import ReversibleAdjoint, evolve_reversibly
+from pmwd_dist.pm.evolution import Save, prepare
 from pmwd_dist.pm.paint import halo_limit
 from pmwd_dist.pm.particles import Particles, largest, max_abs, quantize
 from pmwd_dist.pm.solvers import BullFrog, ParticleMesh, SolverState, SplitSolver
 from pmwd_dist.pm.status import Code, Status
+from pmwd_dist.pm.time_steps import is_sub, save_times, saved_steps, step_times
 
 _CHECKPOINTS = 10
 
@@ -33,13 +36,13 @@ class Solution(eqx.Module):
     Args:
       particles: at the end; after a failure, at the last good step.
       snapshots: what `saveat` asked for, with a leading axis of saves; None without it.
-      times: scale factors of the snapshots.
+      times: scale factors of the snapshots, an array for each of `saveat.subs`; infinite where a run failed before.
       status: the first failure, if any.
     """
 
     particles: Particles
     snapshots: Any
-    times: Array | None
+    times: Any
     status: Status
 
     def raise_if_failed(self) -> Solution:
@@ -66,10 +69,9 @@ def nbody(
       cosmo: cosmology, or its `growth_table`.
       config: the simulation.
       solver: BullFrog (default), FastPM, LeapFrog or any diffrax solver, such as diffrax.Tsit5().
-      adjoint: how it is differentiated; default: diffrax.RecursiveCheckpointAdjoint with a checkpoint a step, at
-        most 10 (24 bytes a particle each), of which a gradient can be differentiated forwards again (jvp of grad);
-        diffrax.ForwardMode() for jvp of any order; diffrax.DirectAdjoint() for all modes, for second derivatives of
-        Runge-Kutta solvers as well, and for grad of grad.
+      adjoint: how it is differentiated. Default for BullFrog, FastPM and LeapFrog: ReversibleAdjoint(), exact at the
+        memory of one step, in all modes. For other solvers: diffrax.RecursiveCheckpointAdjoint() for gradients,
+        diffrax.ForwardMode() for jvp of any order, diffrax.DirectAdjoint() for all modes.
       saveat: diffrax.SaveAt(ts=…) with scale factors: particles there, exactly (steps end at them), or its fn of them.
       stepsize_controller: default: `config.steps` fixed steps, uniform in the growth factor. An adaptive one chooses
         its own, for solvers with an error estimate.
@@ -83,14 +85,80 @@ def nbody(
     """
     _check(particles, config)
     solver = BullFrog() if solver is None else solver
-    saves = _save_times(saveat, config)
     table = growth_table(cosmo)
-    dtype = particles.disp.dtype
+    subs, treedef = jax.tree.flatten(None if saveat is None else saveat.subs, is_leaf=is_sub)
+    times = save_times(subs, config)
+    if (
+        isinstance(solver, SplitSolver)
+        and isinstance(adjoint, ReversibleAdjoint | None)
+        and stepsize_controller is None
+        and not any(sub.steps for sub in subs)
+    ):
+        plan = tuple(saved_steps(sub, times, config) for sub in subs)
+        functions = [sub.fn for sub in subs]
+        particles, saved, saved_at, status = _evolve(particles, table, config, solver, functions, plan, times)
+        if saveat is None:
+            return Solution(particles, None, None, status)
+        return Solution(particles, treedef.unflatten(saved), treedef.unflatten(saved_at), status)
+    options: dict[str, Any] = {"stepsize_controller": stepsize_controller, "max_steps": max_steps}
     checkpoints = None  # diffrax's own number
     if stepsize_controller is None:
-        times = step_times(table, config, save=saves).astype(dtype)
-        stepsize_controller, max_steps = diffrax.StepTo(times), len(times) - 1
-        checkpoints = min(max_steps, _CHECKPOINTS)
+        controller = diffrax.StepTo(step_times(table, config, save=times).astype(particles.disp.dtype))
+        options = {"stepsize_controller": controller, "max_steps": len(controller.ts) - 1}
+        checkpoints = min(len(controller.ts) - 1, _CHECKPOINTS)
+    options["adjoint"] = diffrax.RecursiveCheckpointAdjoint(checkpoints) if adjoint is None else adjoint
+    return _solve(particles, table, config, solver, saveat, options)
+
+
+@eqx.filter_jit
+def _evolve(
+    particles: Particles,
+    table: GrowthTable,
+    config: Config,
+    solver: SplitSolver,
+    functions: Sequence[Callable[..., Any]],
+    plan: tuple[tuple[int, ...], ...],
+    save_times: tuple[float, ...],
+) -> tuple[Particles, list[Any], list[Array], Status]:
+    """Evolve by a drift-kick-drift solver; also what is saved, and at which scale factors."""
+    dtype = particles.disp.dtype
+    particles = quantize(particles, config)
+    table = jax.tree.map(lambda x: x.astype(dtype), table)
+    times = step_times(table, config, save=save_times).astype(dtype)
+    saves, captured = [], []
+    for function, steps in zip(functions, plan, strict=True):
+        # What a function has captured may be differentiated, too.
+        converted, values = jax.closure_convert(function, times[0], particles, table)
+        saves.append(Save(tuple(sorted(set(steps))), partial(_call, converted, len(captured), len(values))))
+        captured += values
+    inputs = prepare(solver, particles, table, times, (table, captured))
+    out = evolve_reversibly(inputs, tuple(saves), config)
+    saved, saved_at = [], []
+    for save, steps, values in zip(saves, plan, out.saved, strict=True):
+        order = np.asarray([save.steps.index(step) for step in steps])
+        each_once = len(steps) == len(save.steps)
+        saved.append(values if each_once else jax.tree.map(lambda x, order=order: x[order], values))
+        reached = np.asarray(steps) <= out.status.step
+        saved_at.append(jnp.where(reached, times[np.asarray(steps)], jnp.inf))
+    return out.particles, saved, saved_at, out.status
+
+
+def _call(converted: Callable[..., Any], first: int, count: int, a: Array, particles: Particles, args: Any) -> Any:
+    """A function of what is saved, with what it has captured."""
+    table, captured = args
+    return converted(a, particles, table, *captured[first : first + count])
+
+
+def _solve(
+    particles: Particles,
+    table: GrowthTable,
+    config: Config,
+    solver: diffrax.AbstractSolver[Any],
+    saveat: diffrax.SaveAt | None,
+    options: dict[str, Any],
+) -> Solution:
+    """Evolve by `diffrax.diffeqsolve`, with options for it."""
+    dtype = particles.disp.dtype
     subs = {"final": diffrax.SubSaveAt(t1=True)}
     if saveat is not None:
         subs["saved"] = saveat.subs
@@ -103,22 +171,16 @@ def nbody(
         y0=quantize(particles, config),
         args=jax.tree.map(lambda x: x.astype(dtype), table),
         saveat=diffrax.SaveAt(subs=subs, solver_state=isinstance(solver, SplitSolver)),
-        stepsize_controller=stepsize_controller,
-        adjoint=diffrax.RecursiveCheckpointAdjoint(checkpoints) if adjoint is None else adjoint,
-        max_steps=max_steps,
+        **options,
         throw=False,  # a raise on a sharded program replicates its state, and hangs when it fires
     )
-    return _outcome(solution, config, saved=saveat is not None)
-
-
-def _outcome(solution: diffrax.Solution, config: Config, *, saved: bool) -> Solution:
     states: Any = solution.ys
     final = jax.tree.map(lambda x: x[0], states["final"])
     status = _final_status(solution, final, config)
-    if not saved:
+    if saveat is None:
         return Solution(final, None, None, status)
-    times: Any = solution.ts
-    return Solution(final, states["saved"], times["saved"], status)
+    saved_at: Any = solution.ts
+    return Solution(final, states["saved"], saved_at["saved"], status)
 
 
 def _check(particles: Particles, config: Config) -> None:
@@ -126,24 +188,6 @@ def _check(particles: Particles, config: Config) -> None:
         shape = jnp.shape(getattr(particles, name))
         if shape != (*config.particle_shape, 3):
             raise ValueError(f"particles.{name}.shape={shape} must be {(*config.particle_shape, 3)}")
-
-
-def _save_times(saveat: diffrax.SaveAt | None, config: Config) -> tuple[float, ...]:
-    """All save times, checked on the host: inside a sharded program a failed check would hang."""
-    if saveat is None:
-        return ()
-
-    def is_sub(x: Any) -> bool:
-        return isinstance(x, diffrax.SubSaveAt)
-
-    subs = [s for s in jax.tree.leaves(saveat.subs, is_leaf=is_sub) if is_sub(s)]
-    times = np.concatenate([np.asarray(s.ts, float) for s in subs if s.ts is not None] or [np.zeros(0)])
-    # Times come in single precision from diffrax.SaveAt: allow for its rounding at the ends.
-    slack = 1e-6 * config.a_stop
-    for a in times:
-        if not config.a_start - slack <= a <= config.a_stop + slack:
-            raise ValueError(f"saveat time a={a:g} lies outside a_start={config.a_start} .. a_stop={config.a_stop}")
-    return tuple(float(a) for a in times)
 
 
 def _final_status(solution: diffrax.Solution, particles: Particles, config: Config) -> Status:
@@ -160,32 +204,6 @@ def _final_status(solution: diffrax.Solution, particles: Particles, config: Conf
     code = jnp.where(finite, code, Code.NOT_FINITE).astype(jnp.int32)
     steps = jnp.asarray(solution.stats["num_accepted_steps"], jnp.int32)
     return Status(code, steps, max_displacement, jnp.full_like(max_displacement, halo_limit(config)))
-
-
-def step_times(cosmo: Cosmology | GrowthTable, config: Config, *, save: Sequence[float] = ()) -> Float[Array, " times"]:
-    """Scale factors at which steps begin and end, from a_start to a_stop.
-
-    Every save time between them is one of them. The steps between two save times are uniform in the growth factor;
-    their number, in all `config.steps` where that is enough, is shared out by the logarithm of the scale factor and
-    so does not depend on the cosmology.
-    """
-    inner = sorted({float(a) for a in save if config.a_start * (1 + 1e-6) < a < config.a_stop * (1 - 1e-6)})
-    knots = [config.a_start, *inner, config.a_stop]
-    table = growth_table(cosmo)
-    pieces = []
-    for low, high, count in zip(knots[:-1], knots[1:], _shares(knots, config.steps), strict=True):
-        D = table.D1(low) + (table.D1(high) - table.D1(low)) * jnp.arange(1, count) / count
-        pieces += [jnp.asarray([low], dtype=float), table.scale_factor(D)]
-    return jnp.concatenate([*pieces, jnp.asarray([config.a_stop], dtype=float)])
-
-
-def _shares(knots: Sequence[float], steps: int) -> list[int]:
-    """Steps of each segment: at least one each, and the longest steps in a (growth is close to a) split first."""
-    lengths = np.diff(knots)
-    counts = np.ones(len(lengths), int)
-    for _ in range(steps - len(lengths)):
-        counts[np.argmax(lengths / counts)] += 1
-    return [int(n) for n in counts]
 
 
 def start(particles: Particles, table: GrowthTable, config: Config, solver: SplitSolver) -> SolverState:

@@ -7,7 +7,6 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
-import diffrax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,11 +27,11 @@ def configure(pdims: tuple[int, int]) -> pmd.Config:
     )
 
 
-def loss(noise: Any, parameters: dict[str, Any], config: pmd.Config, adjoint: Any = None) -> Any:
+def loss(noise: Any, parameters: dict[str, Any], config: pmd.Config) -> Any:
     """mean((1 + delta)^2) from white noise and the parameters of a cosmology; the status on the side."""
     cosmo = SimpleNamespace(**(PARAMETERS | parameters))
     particles = pmd.lpt(pmd.linear_modes(noise, cosmo, config), cosmo, config)
-    solution = pmd.nbody(particles, cosmo, config, adjoint=adjoint)
+    solution = pmd.nbody(particles, cosmo, config)
     return jnp.mean(pmd.density(solution.particles, config) ** 2), solution.status.code
 
 
@@ -69,7 +68,7 @@ def forward(pdims: tuple[int, int]) -> Any:
 
     @problems.compiled
     def run(noise: Any, direction: Any) -> Any:
-        return jax.jvp(lambda n: loss(n, {}, config, diffrax.ForwardMode())[0], (noise,), (direction,))
+        return jax.jvp(lambda n: loss(n, {}, config)[0], (noise,), (direction,))
 
     return run.lower(*(placed(x, pdims) for x in draw())).compile()
 

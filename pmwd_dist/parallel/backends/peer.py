@@ -228,9 +228,9 @@ def _transform_transpose(ct: Array, x: Any, *, nz: int | None, inverse: bool, si
     if nz is None:  # a Fourier transform is symmetric
         return _transform_p.bind(ct, nz=nz, inverse=not inverse, sign=sign, **params)
     if inverse:
-        weight = multiplicity(nz, ct.dtype)
+        weight = multiplicity(nz, ct.dtype)[None, None, None]
         return jnp.conj(_transform_p.bind(ct, nz=nz, inverse=False, sign=-sign, **params)) * weight
-    weight = 1 / multiplicity(nz, x.dtype)
+    weight = 1 / multiplicity(nz, x.dtype)[None, None, None]
     return _transform_p.bind(jnp.conj(ct) * weight, nz=nz, inverse=True, sign=-sign, **params)
 
 

@@ -1,8 +1,13 @@
 """Time integrators: drift-kick-drift solvers for diffrax, and the right-hand side for every other diffrax solver."""
 
+from pmwd_dist.pm.solvers._split import Coefficients as Coefficients
 from pmwd_dist.pm.solvers._split import SolverState as SolverState
 from pmwd_dist.pm.solvers._split import SplitSolver as SplitSolver
+from pmwd_dist.pm.solvers._split import Step as Step
 from pmwd_dist.pm.solvers._split import advance as advance
+from pmwd_dist.pm.solvers._split import drift as drift
+from pmwd_dist.pm.solvers._split import on_grid as on_grid
+from pmwd_dist.pm.solvers._split import take_step as take_step
 from pmwd_dist.pm.solvers._term import ParticleMesh as ParticleMesh
 from pmwd_dist.pm.solvers.bullfrog import BullFrog as BullFrog
 from pmwd_dist.pm.solvers.fastpm import FastPM as FastPM

@@ -117,6 +117,24 @@ class SplitSolver(diffrax.AbstractSolver[Any]):
         return y1, None, {"y0": y0, "y1": y1}, state, result
 
 
+class Step(NamedTuple):
+    """A drift, a kick and a drift, in either direction, on the grids of the particles.
+
+    disp += first * vel;  vel = (vel / before + kick * acceleration) * after;  disp += last * vel
+
+    Args:
+      first, last: drifts [1 / momentum].
+      kick: in units of the grid of momenta at the later end.
+      before, after: spacing of the grid of momenta at the start and at the end of the step [Mpc/h].
+    """
+
+    first: Array
+    kick: Array
+    last: Array
+    before: Array
+    after: Array
+
+
 def advance(
     solver: SplitSolver,
     particles: Particles,
@@ -127,58 +145,71 @@ def advance(
     config: Config,
 ) -> tuple[Particles, SolverState]:
     """One step of a solver from scale factor a0 to a1, in either direction."""
-    dtype = particles.disp.dtype
-    q, q_vel = resolution(config, dtype), momentum_resolution(config, dtype)
-    forward = a1 >= a0
-    c, log_scale, upper_log = _directed(solver, table, a0, a1, state.log_scale)
-    unit0, unit1 = q_vel * jnp.exp2(state.log_scale), q_vel * jnp.exp2(log_scale)
+    step, log_scale = _directed(
+        solver, table, a0, a1, state.log_scale, momentum_resolution(config, particles.vel.dtype)
+    )
+    particles, status = take_step(step, particles, state.status, config)
+    failed = status.code != Code.SUCCESSFUL
+    return particles, SolverState(jnp.where(failed, state.log_scale, log_scale), status)
 
-    disp = _drift(particles.disp, particles.vel, c.drift_before, q)
+
+def take_step(step: Step, particles: Particles, status: Status, config: Config) -> tuple[Particles, Status]:
+    """The particles after a step; as they were, if it or one before has failed."""
+    disp = drift(particles.disp, particles.vel, step.first, config)
     disp = jax.lax.optimization_barrier(disp)  # computed once: XLA would repeat it for each of its uses
     force, max_displacement = acceleration(disp, config)
-    code = _code(max_displacement, c, config, dtype)
-    code = jnp.where(state.status.code == Code.SUCCESSFUL, code, state.status.code)
+    code = _code(max_displacement, step, config, disp.dtype)
+    code = jnp.where(status.code == Code.SUCCESSFUL, code, status.code)
     failed = code != Code.SUCCESSFUL
 
-    # On the momenta's own grid the kick is the same number both ways: it is in units of the later momentum.
-    kick = jnp.where(forward, c.kick, -c.kick) / (q_vel * jnp.exp2(upper_log))
-    momentum = round_straight_through(particles.vel * (1 / unit0)) + jnp.where(
-        failed, 0, round_straight_through(kick * force)
-    )
-    vel = momentum * jnp.where(failed, unit0, unit1)
+    momentum = round_straight_through(particles.vel * (1 / step.before))
+    momentum = momentum + jnp.where(failed, 0, round_straight_through(step.kick * force))
+    vel = momentum * jnp.where(failed, step.before, step.after)
     # After a failure the second drift undoes the first.
-    disp = _drift(disp, vel, jnp.where(failed, -c.drift_before, c.drift_after), q)
-
-    status = Status(
+    disp = drift(disp, vel, jnp.where(failed, -step.first, step.last), config)
+    return Particles(disp, vel), Status(
         code=code,
-        step=state.status.step + jnp.where(failed, 0, 1),
-        max_displacement=jnp.maximum(state.status.max_displacement, max_displacement),
+        step=status.step + jnp.where(failed, 0, 1),
+        max_displacement=jnp.maximum(status.max_displacement, max_displacement),
         halo=jnp.full_like(max_displacement, halo_limit(config)),
     )
-    return Particles(disp, vel), SolverState(jnp.where(failed, state.log_scale, log_scale), status)
 
 
-def _directed(
-    solver: SplitSolver, table: GrowthTable, a0: Any, a1: Any, log_scale: Array
-) -> tuple[Coefficients, Array, Array]:
-    """Coefficients in the direction of the step, the new log_scale, and log_scale at the later end."""
-    c = solver.coefficients(table, jnp.minimum(a0, a1), jnp.maximum(a0, a1))
-    c = Coefficients(*(x.astype(log_scale.dtype) for x in c))
-    forward = a1 >= a0
-    spacing = _LARGEST_LOG * 2.0 ** -significant_bits(log_scale.dtype)
-    growth = round_straight_through(c.log_scale / spacing) * spacing
-    new = log_scale + jnp.where(forward, growth, -growth)
-    first = jnp.where(forward, c.drift_before, -c.drift_after)
-    last = jnp.where(forward, c.drift_after, -c.drift_before)
-    return Coefficients(first, c.kick, growth, last), new, jnp.where(forward, new, log_scale)
-
-
-def _drift(disp: Array, vel: Array, coefficient: Array, q: float) -> Array:
+def drift(disp: Array, vel: Array, coefficient: Array, config: Config) -> Array:
+    """Displacements after a drift, rounded to their grid: exact, and undone by the opposite coefficient."""
+    q = resolution(config, disp.dtype)
     return disp + q * round_straight_through(coefficient / q * vel)
 
 
-def _code(max_displacement: Array, c: Coefficients, config: Config, dtype: Any) -> Array:
-    finite = jnp.isfinite(max_displacement) & jnp.isfinite(jnp.stack(c)).all()
+def on_grid(log_scale: Array) -> Array:
+    """The logarithm of a rescaling of the momenta, rounded to its grid."""
+    spacing = _LARGEST_LOG * 2.0 ** -significant_bits(log_scale.dtype)
+    return round_straight_through(log_scale / spacing) * spacing
+
+
+def _directed(
+    solver: SplitSolver, table: GrowthTable, a0: Any, a1: Any, log_scale: Array, q: float
+) -> tuple[Step, Array]:
+    """The step in its direction, and the new log_scale; q is the spacing of the grid of momenta at the start."""
+    c = solver.coefficients(table, jnp.minimum(a0, a1), jnp.maximum(a0, a1))
+    c = Coefficients(*(x.astype(log_scale.dtype) for x in c))
+    forward = a1 >= a0
+    growth = on_grid(c.log_scale)
+    new = log_scale + jnp.where(forward, growth, -growth)
+    # On the momenta's own grid the kick is the same number both ways: it is in units of the later momentum.
+    later = q * jnp.exp2(jnp.where(forward, new, log_scale))
+    step = Step(
+        first=jnp.where(forward, c.drift_before, -c.drift_after),
+        kick=jnp.where(forward, c.kick, -c.kick) / later,
+        last=jnp.where(forward, c.drift_after, -c.drift_before),
+        before=q * jnp.exp2(log_scale),
+        after=q * jnp.exp2(new),
+    )
+    return step, new
+
+
+def _code(max_displacement: Array, step: Step, config: Config, dtype: Any) -> Array:
+    finite = jnp.isfinite(max_displacement) & jnp.isfinite(jnp.stack(step)).all()
     code = jnp.where(max_displacement > halo_limit(config), Code.BEYOND_HALO, Code.SUCCESSFUL)
     code = jnp.where(max_displacement * min(config.cell_size) > largest(config, dtype), Code.BEYOND_GRID, code)
     return jnp.where(finite, code, Code.NOT_FINITE).astype(jnp.int32)

@@ -1,0 +1,240 @@
+"""Derivatives of a simulation at the memory of one step, by running it backwards to the bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import diffrax
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+from jaxtyping import Array
+
+from pmwd_dist._jax.batching import barrier
+from pmwd_dist._jax.linear_map import linear_map
+from pmwd_dist.config import Config
+from pmwd_dist.pm.evolution import Inputs, Outcome, Save, evolve, places_after, prepare, steps
+from pmwd_dist.pm.gravity import acceleration
+from pmwd_dist.pm.particles import Particles, quantize, round_straight_through
+from pmwd_dist.pm.solvers import Coefficients, SplitSolver, Step, drift
+from pmwd_dist.pm.status import Code
+
+
+class ReversibleAdjoint(diffrax.AbstractAdjoint):
+    """Differentiates a drift-kick-drift solver by undoing its steps to the bit: exact, at the memory of one step.
+
+    The default of `nbody` for BullFrog, FastPM and LeapFrog, in all modes of differentiation. Earlier states are
+    re-created from the last one, not stored (compare Levesque & Verlet 1993). With `diffrax.diffeqsolve` it takes steps
+    forwards in time by `diffrax.StepTo`, and saves at the start and at the end.
+    """
+
+    def loop(
+        self,
+        *,
+        args: Any,
+        terms: Any,
+        solver: Any,
+        stepsize_controller: Any,
+        event: Any,
+        saveat: diffrax.SaveAt,
+        init_state: Any,
+        **_: Any,
+    ) -> tuple[Any, dict[str, Any]]:
+        """The loop of `diffrax.diffeqsolve`.
+
+        Raises:
+          TypeError: another solver or controller of the steps.
+          ValueError: an event, or a saveat with times, steps or dense output.
+        """
+        if not isinstance(solver, SplitSolver) or not isinstance(stepsize_controller, diffrax.StepTo):
+            raise TypeError("ReversibleAdjoint needs BullFrog, FastPM or LeapFrog, and diffrax.StepTo for the steps")
+        subs, treedef = jax.tree.flatten(saveat.subs, is_leaf=lambda x: isinstance(x, diffrax.SubSaveAt))
+        if event is not None or saveat.dense or any(sub.steps or sub.ts is not None for sub in subs):
+            raise ValueError(
+                "with ReversibleAdjoint, diffeqsolve saves at t0 and t1 only; pass saveat to nbody instead"
+            )
+        term, direction = terms.term, terms.direction
+        # Steps backwards in time are those of another program: not finite, they are reported as a failure.
+        times = jnp.where(direction == 1, stepsize_controller.ts, jnp.nan)
+        count = len(times) - 1
+        plans = [(0,) * sub.t0 + (count,) * sub.t1 for sub in subs]
+        saves = tuple(Save(plan, sub.fn) for plan, sub in zip(plans, subs, strict=True))
+        particles = quantize(init_state.y, term.config)
+        out = evolve_reversibly(prepare(solver, particles, args, times, args), saves, term.config)
+        return _final_state(init_state, out, times, treedef, plans), {}
+
+
+def _final_state(state: Any, out: Outcome, times: Array, treedef: Any, plans: Sequence[Sequence[int]]) -> Any:
+    """The state of diffrax's loop after an evolution."""
+    failed = out.status.code != Code.SUCCESSFUL
+    results: Any = diffrax.RESULTS
+
+    def saved(save_state: Any, values: Any, plan: Sequence[int]) -> Any:
+        reached = np.asarray(plan) <= out.status.step
+        at = jnp.where(reached, times[np.asarray(plan)], jnp.inf).astype(save_state.ts.dtype)
+        return dataclasses.replace(save_state, ts=at, ys=values, save_index=len(plan))
+
+    before = treedef.flatten_up_to(state.save_state)
+    all_saved = [saved(*each) for each in zip(before, out.saved, plans, strict=True)]
+    return dataclasses.replace(
+        state,
+        y=out.particles,
+        tprev=times[out.status.step],
+        tnext=times[-1],
+        solver_state=dataclasses.replace(state.solver_state, status=out.status),
+        result=results.where(failed, results.nonlinear_divergence, results.successful),
+        num_steps=out.status.step + failed,
+        num_accepted_steps=out.status.step,
+        save_state=treedef.unflatten(all_saved),
+    )
+
+
+def evolve_reversibly(inputs: Inputs, saves: tuple[Save, ...], config: Config) -> Outcome:
+    """`evolve`, whose reverse derivative re-creates every earlier state from the last one.
+
+    All modes of differentiation work. Reverse over reverse holds all states of the backward pass.
+    """
+    leaves, treedef = jax.tree.flatten(inputs)
+
+    @jax.custom_jvp
+    def run(*leaves: Array) -> Outcome:
+        return evolve(jax.tree.unflatten(treedef, leaves), saves, config)
+
+    @partial(run.defjvp, symbolic_zeros=True)
+    def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Outcome, Outcome]:
+        out = run(*primals)
+        return out, _tangent(treedef.unflatten(primals), out, tangents, saves, config)
+
+    return run(*leaves)
+
+
+def _tangent(
+    inputs: Inputs, outcome: Outcome, tangents: Sequence[Any], saves: tuple[Save, ...], config: Config
+) -> Outcome:
+    """The tangent of the outcome: a linear map, whose transpose is `pull_back`."""
+    primals, treedef = jax.tree.flatten(inputs)
+    results, results_treedef = jax.tree.flatten(outcome)
+    moving = [i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero)]
+    # The status has no derivatives, nor do integers.
+    count = len(jax.tree.leaves((outcome.particles, outcome.saved)))
+    moved = [i for i in range(count) if jnp.issubdtype(results[i].dtype, jnp.inexact)]
+
+    def push_forward(*args: Any) -> Sequence[Any]:
+        given, changes = args[: len(primals)], args[len(primals) + len(results) :]
+
+        def function(*some: Any) -> Sequence[Any]:
+            now = dict(zip(moving, some, strict=True))
+            out = evolve(treedef.unflatten([now.get(i, x) for i, x in enumerate(given)]), saves, config)
+            return [jax.tree.leaves(out)[i] for i in moved]
+
+        return jax.jvp(function, tuple(given[i] for i in moving), tuple(changes))[1]
+
+    def pull_from(*args: Any) -> Sequence[Any]:
+        inputs = treedef.unflatten(args[: len(primals)])
+        ends = args[len(primals) : len(primals) + len(results)]
+        cotangents: list[Any] = [None] * len(results)
+        for i, ct in zip(moved, args[len(primals) + len(results) :], strict=True):
+            cotangents[i] = ct
+        outcome = results_treedef.unflatten(ends)
+        _, out = pull_back(inputs, outcome, results_treedef.unflatten(cotangents), saves, config)
+        return [jax.tree.leaves(out)[i] for i in moving]
+
+    changes = linear_map(
+        push_forward,
+        pull_from,
+        [*primals, *results],
+        [tangents[i] for i in moving],
+        operands_like=moving,
+        results_like=[len(primals) + i for i in moved],
+    )
+    found = dict(zip(moved, changes, strict=True))
+    return results_treedef.unflatten([found.get(i, _no_tangent(x)) for i, x in enumerate(results)])
+
+
+def _no_tangent(x: Array) -> Any:
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        return jnp.zeros_like(x)
+    return np.zeros(x.shape, jax.dtypes.float0)
+
+
+def pull_back(
+    inputs: Inputs, outcome: Outcome, cotangents: Outcome, saves: tuple[Save, ...], config: Config
+) -> tuple[Particles, Inputs]:
+    """Undo all steps, and pull the cotangents of the outcome back.
+
+    Returns:
+      The particles at the start, as they were to the bit (those of the inputs are not looked at), and the cotangents of
+      the inputs.
+    """
+    count = len(inputs.times) - 1
+    taken = outcome.status.step
+    forward = steps(inputs.coefficients, config)
+    good = jnp.arange(count) < taken
+    # Steps that were not taken change nothing, forwards and backwards.
+    unit = jnp.concatenate([forward.before[:1], forward.after])[taken]
+    step = Step(*(jnp.where(good, x, 0) for x in forward[:3]), *(jnp.where(good, x, unit) for x in forward[3:]))
+
+    def body(carry: tuple[Any, ...], xs: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Coefficients, Array]]:
+        particles, ct, ct_args = carry
+        step, good, a, places = xs
+        ct_a = jnp.zeros_like(a)
+        for save, saved, (wanted, place) in zip(saves, cotangents.saved, places, strict=True):
+            at, sums = (a, particles, inputs.args), (ct_a, ct, ct_args)
+            mine = jax.tree.map(lambda x, place=place, good=good: jnp.where(good, x[place], 0), saved)
+            pulled = partial(_pull_back_save, save)
+            ct_a, ct, ct_args = jax.lax.cond(wanted, pulled, lambda _at, _mine, sums: sums, at, mine, sums)
+        particles, ct, by_coefficient = _step_back(step, particles, ct, config)
+        by_coefficient = Coefficients(*(jnp.where(good, x, 0) for x in by_coefficient))
+        return (particles, ct, ct_args), (by_coefficient, ct_a)
+
+    start = outcome.particles, cotangents.particles, jax.tree.map(jnp.zeros_like, inputs.args)
+    xs = step, good, inputs.times[1:], tuple(places_after(save, count) for save in saves)
+    (particles, ct, ct_args), (by_coefficient, by_time) = jax.lax.scan(body, start, xs, reverse=True)
+    sums = jnp.zeros_like(inputs.times[0]), ct, ct_args
+    for save, saved in zip(saves, cotangents.saved, strict=True):
+        if 0 in save.steps:
+            at = (inputs.times[0], particles, inputs.args)
+            sums = _pull_back_save(save, at, jax.tree.map(lambda x: x[0], saved), sums)
+    return particles, Inputs(sums[1], by_coefficient, jnp.concatenate([sums[0][None], by_time]), sums[2])
+
+
+def _pull_back_save(save: Save, at: tuple[Any, ...], cotangents: Any, sums: Any) -> Any:
+    """Sums of cotangents of what a function of the particles depends on, with those through this function added."""
+
+    def floating(*at: Any) -> list[Array]:
+        return [x for x in jax.tree.leaves(save.function(*at)) if jnp.issubdtype(x.dtype, jnp.inexact)]
+
+    _, pull = jax.vjp(floating, *at)
+    return jax.tree.map(jnp.add, sums, pull(jax.tree.leaves(cotangents)))
+
+
+def _step_back(
+    step: Step, particles: Particles, ct: Particles, config: Config
+) -> tuple[Particles, Particles, Coefficients]:
+    """Undo a step, and pull cotangents back through it: to the particles before it and to its coefficients."""
+    disp = barrier(drift(particles.disp, particles.vel, -step.last, config))
+    force, pull = jax.vjp(lambda disp: acceleration(disp, config)[0], disp)
+    momentum = round_straight_through(particles.vel * (1 / step.after)) - round_straight_through(step.kick * force)
+    vel = momentum * step.before
+    before = Particles(drift(disp, vel, -step.first, config), vel)
+
+    scale = step.after / step.before
+    ct_vel = ct.vel + step.last * ct.disp
+    (through_force,) = pull(step.kick * step.after * ct_vel)
+    ct_disp = ct.disp + through_force
+    by_coefficient = Coefficients(
+        drift_before=_dot(ct_disp, vel),
+        kick=_dot(ct_vel, force),
+        log_scale=math.log(2) * scale * _dot(ct_vel, vel),
+        drift_after=_dot(ct.disp, particles.vel),
+    )
+    return before, Particles(ct_disp, scale * ct_vel + step.first * ct_disp), by_coefficient
+
+
+def _dot(x: Array, y: Array) -> Array:
+    return jnp.sum(x * y)

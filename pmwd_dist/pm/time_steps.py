@@ -1,0 +1,81 @@
+"""When steps begin and end, and after which of them something is saved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import diffrax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from pmwd_dist.config import Config
+from pmwd_dist.cosmology.growth import GrowthTable, growth_table
+from pmwd_dist.cosmology.parameters import Cosmology
+
+_SLACK = 1e-6  # relative: times come in single precision from diffrax.SaveAt
+
+
+def step_times(cosmo: Cosmology | GrowthTable, config: Config, *, save: Sequence[float] = ()) -> Float[Array, " times"]:
+    """Scale factors at which steps begin and end, from a_start to a_stop.
+
+    Every save time between them is one of them. The steps between two save times are uniform in the growth factor;
+    their number, in all `config.steps` where that is enough, is shared out by the logarithm of the scale factor and
+    so does not depend on the cosmology.
+    """
+    knots = _knots(config, save)
+    table = growth_table(cosmo)
+    pieces = []
+    for low, high, count in zip(knots[:-1], knots[1:], _shares(knots, config.steps), strict=True):
+        D = table.D1(low) + (table.D1(high) - table.D1(low)) * jnp.arange(1, count) / count
+        pieces += [jnp.asarray([low], dtype=float), table.scale_factor(D)]
+    return jnp.concatenate([*pieces, jnp.asarray([config.a_stop], dtype=float)])
+
+
+def save_times(subs: Sequence[diffrax.SubSaveAt], config: Config) -> tuple[float, ...]:
+    """All times at which something is saved.
+
+    Raises:
+      ValueError: one lies outside the time span; inside a sharded program a failed check would hang.
+    """
+    times = [float(a) for sub in subs if sub.ts is not None for a in np.asarray(sub.ts, float)]
+    for a in times:
+        if not config.a_start - _SLACK * config.a_stop <= a <= config.a_stop * (1 + _SLACK):
+            raise ValueError(f"saveat time a={a:g} lies outside a_start={config.a_start} .. a_stop={config.a_stop}")
+    return tuple(times)
+
+
+def saved_steps(sub: diffrax.SubSaveAt, times: Sequence[float], config: Config) -> tuple[int, ...]:
+    """After how many steps something is saved, in the order of diffrax: at the start, at the times, at the end.
+
+    Args:
+      sub: what is saved when.
+      times: all save times of the run.
+      config: the simulation.
+    """
+    knots = _knots(config, times)
+    after = np.concatenate([[0], np.cumsum(_shares(knots, config.steps))])
+    own = [] if sub.ts is None else [int(np.abs(np.asarray(knots) - a).argmin()) for a in np.asarray(sub.ts, float)]
+    first, last = [0] * sub.t0, [len(knots) - 1] * sub.t1
+    return tuple(int(after[i]) for i in [*first, *own, *last])
+
+
+def _knots(config: Config, save: Sequence[float]) -> list[float]:
+    """Ends of the time span and the save times between them."""
+    inner = {float(a) for a in save if config.a_start * (1 + _SLACK) < a < config.a_stop * (1 - _SLACK)}
+    return [config.a_start, *sorted(inner), config.a_stop]
+
+
+def _shares(knots: Sequence[float], steps: int) -> list[int]:
+    """Steps of each segment: at least one each, and the longest steps in a (growth is close to a) split first."""
+    lengths = np.diff(knots)
+    counts = np.ones(len(lengths), int)
+    for _ in range(steps - len(lengths)):
+        counts[np.argmax(lengths / counts)] += 1
+    return [int(n) for n in counts]
+
+
+def is_sub(x: Any) -> bool:
+    """Whether a node of `diffrax.SaveAt.subs` says what to save."""
+    return isinstance(x, diffrax.SubSaveAt)

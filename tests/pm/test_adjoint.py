@@ -1,0 +1,217 @@
+"""The reversible adjoint: bits, values, memory and failures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import diffrax
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import problems
+import pytest
+
+import pmwd_dist as pmd
+from pmwd_dist.pm.adjoint import pull_back
+from pmwd_dist.pm.evolution import Outcome, evolve, prepare
+from pmwd_dist.pm.status import Code
+from pmwd_dist.pm.time_steps import step_times
+
+COSMO = problems.cosmology()
+SAVEAT = diffrax.SaveAt(t0=True, ts=[0.3, 1.0], t1=True)
+
+
+def configure(pdims: tuple[int, int] = (1, 1), **options: Any) -> pmd.Config:
+    defaults: dict[str, Any] = {"box_size": 24.0, "mesh_shape": 8, "steps": 4, "halo": 4}
+    return pmd.Config(**(defaults | options), decomposition=pmd.Decomposition(pdims=pdims))
+
+
+def initial(config: pmd.Config, dtype: Any = None) -> pmd.Particles:
+    noise = pmd.white_noise(jax.random.key(0), config, dtype)
+    return pmd.lpt(pmd.linear_modes(noise, COSMO, config), COSMO, config)
+
+
+def moved(particles: pmd.Particles, disp: Any) -> pmd.Particles:
+    return pmd.Particles(particles.disp + disp, particles.vel)
+
+
+# --- bits --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("solver", "pdims", "dtype", "steps"),
+    [
+        (pmd.BullFrog(), (1, 1), jnp.float32, 1000),
+        (pmd.FastPM(), (4, 1), jnp.float32, 100),
+        (pmd.LeapFrog(), (2, 2), jnp.float64, 100),
+    ],
+    ids=["1x1", "4x1", "2x2"],
+)
+def test_the_backward_pass_restores_every_bit(solver: Any, pdims: tuple[int, int], dtype: Any, steps: int) -> None:
+    config = configure(pdims, steps=steps)
+    particles, table = initial(config, dtype), pmd.growth_table(COSMO)
+
+    @(problems.compiled if pdims == (2, 2) else jax.jit)  # optimised programs, too, must restore the bits
+    def there_and_back(particles: pmd.Particles) -> Any:
+        inputs = prepare(solver, particles, table, step_times(table, config).astype(dtype), ())
+        outcome = evolve(inputs, (), config)
+        cotangents = Outcome(outcome.particles, (), None)  # type: ignore[arg-type]
+        return outcome, *pull_back(inputs, outcome, cotangents, (), config)
+
+    outcome, before, cotangents = there_and_back(particles)
+    assert outcome.status.step == steps
+    assert outcome.particles.disp.dtype == dtype
+    assert np.abs(outcome.particles.disp - particles.disp).max() > 1
+    np.testing.assert_array_equal(before.disp, particles.disp)
+    np.testing.assert_array_equal(before.vel, particles.vel)
+    assert np.isfinite(cotangents.particles.disp).all()
+
+
+# --- values ------------------------------------------------------------------------------------------------------
+
+
+def losses(config: pmd.Config, adjoint: Any, dtype: Any) -> Any:
+    """Of a displacement, the growth table and an amplitude that is captured by the function of what is saved."""
+    particles = initial(config, dtype)
+
+    def loss(disp: Any, table: Any, amplitude: Any) -> Any:
+        def observe(a: Any, particles: pmd.Particles, table: Any) -> Any:
+            return amplitude * a * table.D1(a) * pmd.density(particles, config)
+
+        last = diffrax.SubSaveAt(t1=True, fn=observe)
+        saveat = diffrax.SaveAt(subs=[eqx.tree_at(lambda sub: sub.fn, SAVEAT.subs, observe), last])
+        solution = pmd.nbody(moved(particles, disp), table, config, adjoint=adjoint, saveat=saveat)
+        snapshots, end = solution.snapshots
+        weights = jnp.arange(1, 5, dtype=end.dtype)
+        return (
+            jnp.sum(jnp.mean(snapshots**2, (1, 2, 3)) * weights) + jnp.mean(solution.particles.vel**2) + jnp.mean(end)
+        )
+
+    return loss
+
+
+@pytest.mark.parametrize(("pdims", "dtype", "rtol"), [((2, 2), jnp.float64, 1e-12), ((1, 1), jnp.float32, 1e-6)])
+def test_gradients_are_those_of_checkpoints(pdims: tuple[int, int], dtype: Any, rtol: float) -> None:
+    """With snapshots, by the particles, the growth table and what is captured."""
+    config = configure(pdims)
+    table = jax.tree.map(lambda x: x.astype(dtype), pmd.growth_table(COSMO))
+    disp = jnp.zeros((8, 8, 8, 3), dtype)
+
+    def derivatives(adjoint: Any) -> Any:
+        gradient = jax.value_and_grad(losses(config, adjoint, dtype), argnums=(0, 1, 2))
+        return problems.compiled(gradient)(disp, table, jnp.asarray(1.5, dtype))
+
+    ours, expected = derivatives(None), derivatives(diffrax.RecursiveCheckpointAdjoint(4))
+    for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
+        assert x.dtype == dtype
+        np.testing.assert_allclose(x, y, rtol=0, atol=rtol * np.abs(np.asarray(y)).max() + 1e-30)
+
+
+def test_a_failed_run_has_the_gradient_of_its_last_good_state() -> None:
+    config = configure((4, 1), steps=4, halo=1, box_size=16.0)
+    particles, table = initial(config), pmd.growth_table(COSMO)
+    times = step_times(table, config)
+
+    @problems.compiled
+    def run(disp: Any) -> Any:
+        solution = pmd.nbody(moved(particles, disp), table, config)
+        return jnp.sum(solution.particles.disp**2), solution.status
+
+    (_, status), gradient = problems.compiled(jax.value_and_grad(run, has_aux=True))(jnp.zeros_like(particles.disp))
+    assert status.code == Code.BEYOND_HALO
+    assert 0 < status.step < 4
+    good = int(status.step)
+    controller = diffrax.StepTo(times[: good + 1])
+
+    @problems.compiled
+    def shorter(disp: Any) -> Any:
+        shorter_config = configure((4, 1), steps=good, halo=1, box_size=16.0, a_stop=float(times[good]))
+        solution = pmd.nbody(
+            moved(particles, disp), table, shorter_config, stepsize_controller=controller, max_steps=good
+        )
+        return jnp.sum(solution.particles.disp**2)
+
+    expected = problems.compiled(jax.grad(shorter))(jnp.zeros_like(particles.disp))
+    np.testing.assert_allclose(gradient, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
+
+
+# --- memory ------------------------------------------------------------------------------------------------------
+
+
+def test_memory_does_not_grow_with_the_number_of_steps() -> None:
+    def temporary(steps: int) -> int:
+        config = configure(steps=steps, mesh_shape=16)
+        particles, table = initial(config), pmd.growth_table(COSMO)
+
+        def loss(disp: Any) -> Any:
+            return jnp.sum(pmd.nbody(moved(particles, disp), table, config).particles.disp ** 2)
+
+        compiled = problems.compiled(jax.grad(loss)).lower(particles.disp).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    few, many = temporary(10), temporary(1000)
+    assert many - few < 200 * 990  # a few numbers a step, not 24 KB of particles
+
+
+# --- in diffrax --------------------------------------------------------------------------------------------------
+
+
+def test_diffeqsolve_takes_it(single: pmd.Decomposition) -> None:
+    config = configure()
+    particles, table = initial(config), pmd.growth_table(COSMO)
+    times = step_times(table, config)
+
+    def end(disp: Any) -> Any:
+        solution = diffrax.diffeqsolve(
+            pmd.ParticleMesh(config),
+            pmd.BullFrog(),
+            times[0],
+            times[-1],
+            None,
+            moved(particles, disp),
+            args=table,
+            stepsize_controller=diffrax.StepTo(times),
+            adjoint=pmd.ReversibleAdjoint(),
+            saveat=diffrax.SaveAt(t0=True, t1=True),
+            throw=False,
+        )
+        return jnp.sum(solution.ys.disp[1] ** 2), (solution.ts, solution.stats["num_accepted_steps"])
+
+    def ours(disp: Any) -> Any:
+        return jnp.sum(pmd.nbody(moved(particles, disp), table, config).particles.disp ** 2)
+
+    (value, (saved_at, steps)), gradient = problems.compiled(jax.value_and_grad(end, has_aux=True))(0 * particles.disp)
+    expected, expected_gradient = problems.compiled(jax.value_and_grad(ours))(0 * particles.disp)
+    np.testing.assert_allclose(saved_at, (config.a_start, config.a_stop), rtol=1e-12)
+    assert steps == 4
+    np.testing.assert_allclose(value, expected, rtol=1e-12)
+    np.testing.assert_allclose(gradient, expected_gradient, rtol=0, atol=1e-11 * np.abs(expected_gradient).max())
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"solver": diffrax.Heun()}, "needs BullFrog, FastPM or LeapFrog"),
+        ({"saveat": SAVEAT}, "pass saveat to nbody"),
+        ({"stepsize_controller": diffrax.ConstantStepSize(), "dt0": 0.3}, "diffrax.StepTo"),
+    ],
+)
+def test_what_diffeqsolve_cannot_do_with_it_is_refused(options: dict[str, Any], error: str) -> None:
+    config = configure()
+    particles, table = initial(config), pmd.growth_table(COSMO)
+    arguments: dict[str, Any] = {
+        "solver": pmd.BullFrog(),
+        "dt0": None,
+        "stepsize_controller": diffrax.StepTo(step_times(table, config)),
+    }
+    with pytest.raises((TypeError, ValueError), match=error):
+        diffrax.diffeqsolve(
+            pmd.ParticleMesh(config),
+            t0=0.1,
+            t1=1.0,
+            y0=particles,
+            args=table,
+            adjoint=pmd.ReversibleAdjoint(),
+            **(arguments | options),
+        )
