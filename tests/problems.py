@@ -136,9 +136,11 @@ def acceleration(disp: Any, config: Any) -> np.ndarray:
     k = wavevectors(shape, box)
     modes = np.fft.fftn(paint(position, 1.0, shape) / mean) * inverse_laplacian(k)
     for axis, n in enumerate(config.particle_shape):
-        if n < shape[axis]:  # below the Nyquist frequency of the lattice
-            number = np.abs(np.rint(k[axis] * box[axis] / (2 * math.pi)))
-            modes = modes * (2 * number < n)
+        frequency = np.abs(k[axis]) * box[axis] / (math.pi * n)  # in units of the lattice's Nyquist frequency
+        if shape[axis] % n and n < shape[axis]:
+            modes = modes * np.where(frequency < 0.9, np.cos(math.pi / 0.6 * np.maximum(frequency - 0.6, 0)) ** 2, 0)
+        elif n < shape[axis]:
+            modes = modes * (frequency < 1 - 1e-12)
     if config.gradient == "spectral":
         fields = [np.fft.ifftn(1j * k_ * modes).real for k_ in without_nyquist(k, shape)]
         return np.stack([read(position, field) for field in fields], -1)

@@ -171,10 +171,13 @@ def test_binary_and_absent_files_fail(tmp_path: Path):
     assert problems(tmp_path)
 
 
-def test_mesh_that_does_not_divide_names_the_remedy(file: Path):
+def test_mesh_that_does_not_divide_or_suit_the_particles_names_the_remedy(file: Path):
     (problem,) = problems(file, "devices.pdims=[4, 1]", "box.mesh=18")
     assert problem.startswith("box.mesh = 18 along x: is not divisible by 4 ")
     assert "16 or 20" in problem
+    (problem,) = problems(file, "box.mesh=20", "box.particles=16")
+    assert problem.startswith("box.mesh = 20 along x: with 16 particles along this axis gives wrong forces")
+    assert problem.endswith("use 16 or 24")
     (problem,) = problems(file, "box.mesh=[15, 15, 16]")
     assert problem.startswith("box.mesh = [15, 15, 16]: can't be divided over 4 devices")
 

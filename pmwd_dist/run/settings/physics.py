@@ -18,6 +18,7 @@ from pmwd_dist.cosmology.growth import growth_table
 from pmwd_dist.cosmology.linear_power import interpolate_power, linear_power, normalised_power
 from pmwd_dist.parallel.autotune import remembered
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3, default_decomposition
+from pmwd_dist.pm.gravity import check_force_mesh
 from pmwd_dist.pm.modes import power_nodes
 from pmwd_dist.pm.solvers import BullFrog, FastPM, LeapFrog, SplitSolver
 from pmwd_dist.run.settings.models import Box, Devices, Settings
@@ -69,12 +70,13 @@ def build(settings: Settings) -> Simulation:
     """The simulation that these settings describe.
 
     Raises:
-      SettingsError: shapes don't divide over the devices, or structure doesn't grow in the cosmology.
+      SettingsError: shapes don't divide over the devices or give wrong forces, or structure doesn't grow.
     """
     problems: list[str] = []
     config = None
     try:
         config = _config(settings)
+        check_force_mesh(config)
     except ValueError as error:
         problems.append(_translate(error, settings.box))
     cosmo = _cosmology(settings)
