@@ -25,7 +25,7 @@ class Config:
       box_size: side of the periodic box [Mpc/h]; a float or three.
       mesh_shape: cells of the force mesh; an int or three.
       particle_shape: Lagrangian lattice of the particles; an int or three; default: mesh_shape. For forces, mesh and
-        lattice must be n, 1/n or n + 1/2 to 1 along each axis.
+        lattice must be n, 1/n or 3/2 to 1 along each axis.
       a_start, a_stop: scale factors between which particles are evolved.
       steps: number of time steps, uniform in the growth factor.
       lpt_order: order of the initial conditions, 1 (Zel'dovich) or 2.

@@ -56,7 +56,7 @@ def cic_window(shape: Shape3, config: Config, dtype: Any, *, power: int) -> Floa
 def lattice_window(shape: Shape3, lattice: Shape3, config: Config, dtype: Any) -> Float[Array, "nx ny nk"]:
     """Low-pass filter of a mesh at the Nyquist frequency of a coarser particle lattice, along the axes where it is.
 
-    Where mesh and lattice are n + 1/2 to 1, a wave k also deposits one at the difference of k and the lattice's Nyquist
+    Where mesh and lattice are 3 to 2, a wave k also deposits one at the difference of k and the lattice's Nyquist
     frequency. There the filter falls from 1 to 0 between 0.6 and 0.9 of that frequency, as cos^2: a wave below 0.1 of
     it then feels the true force, and others up to half of it little of their counterpart.
     """

@@ -52,7 +52,7 @@ def acceleration(
 
 
 def check_force_mesh(config: Config) -> None:
-    """Raise ValueError unless mesh and lattice are n, 1/n or n + 1/2 to 1 along each axis.
+    """Raise ValueError unless mesh and lattice are n, 1/n or 3/2 to 1 along each axis.
 
     At other ratios harmonics of the lattice alias into long waves: a lattice at rest feels forces of up to 0.08 of its
     spacing, or a long wave up to 12 % less than the true one.
@@ -62,15 +62,14 @@ def check_force_mesh(config: Config) -> None:
             raise ArgumentError(
                 "mesh_shape",
                 cells,
-                f"with {particles} particles along this axis gives wrong forces: the ratio must be n, 1/n or n + 1/2",
+                f"with {particles} particles along this axis gives wrong forces: the ratio must be n, 1/n or 3/2",
                 f"use {' or '.join(map(str, _nearest_meshes(cells, particles)))}",
                 axis=axis,
             )
 
 
 def _is_force_mesh(cells: int, particles: int) -> bool:
-    finer = cells > particles
-    return particles % cells == 0 or cells % particles == 0 or (finer and 2 * cells % particles == 0)
+    return particles % cells == 0 or cells % particles == 0 or 2 * cells == 3 * particles
 
 
 def _nearest_meshes(cells: int, particles: int) -> list[int]:

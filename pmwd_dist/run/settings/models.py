@@ -80,7 +80,7 @@ class Box(Section):
     size: Sides = about("side of the box [Mpc/h]; one number, or three", example=256.0)
     mesh: Counts = about("cells of the force mesh along a side; one number, or three", example=128)
     particles: Counts | None = about(
-        "particles along a side; default: as many as mesh cells; mesh and particles must be n, 1/n or n + 1/2 to 1",
+        "particles along a side; default: as many as mesh cells; mesh and particles must be n, 1/n or 3/2 to 1",
         None,
         128,
     )
