@@ -14,17 +14,17 @@ from benchmarks.accuracy import Case
 def test_a_suite_writes_its_records_and_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    few, many = Case(4.0, steps=2), Case(4.0, steps=6)
-    monkeypatch.setitem(accuracy.SUITES, "steps", lambda spacing: [(many, [few, many, Case(spacing, "5/8")])])
+    few, many = Case(100.0, steps=2), Case(100.0, steps=6)
+    monkeypatch.setitem(accuracy.SUITES, "steps", lambda spacing: [(many, [few, many, Case(spacing, "1/8")])])
     out = tmp_path / "accuracy.json"
-    accuracy.main(["steps", "--particles", "8", "--spacings", "4", "--out", str(out)])
+    accuracy.main(["steps", "--particles", "8", "--spacings", "100", "--out", str(out)])
     less, same, wrong = json.loads(out.read_text(encoding="utf-8"))
     assert less["reference"]["steps"] == 6
     assert max(less["power_ratio"]) != 1
-    assert max(less["decorrelation"]) > 1e-6
+    assert max(less["decorrelation"]) > 1e-7
     assert same["power_ratio"] == [1.0] * 4
     assert same["decorrelation"] == [0.0] * 4
-    assert "mesh_shape[0]=5" in wrong["error"]
+    assert "must have 2 cells" in wrong["error"]
     table = capsys.readouterr().out.splitlines()
     assert table[3].count("|") == table[4].count("|") == table[5].count("|")
     assert "+0.00 (0e+00)" in table[5]
