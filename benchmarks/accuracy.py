@@ -4,7 +4,7 @@
     python benchmarks/accuracy.py steps --spacings 2                        solvers and steps
     python benchmarks/accuracy.py meshes --particles 256 --out meshes.json  mesh and gradient, in large and small boxes
 
-Every suite runs for some spacings of the particles [Mpc/h], on all devices of the program. It prints a markdown table:
+Every suite runs for some spacings of the particles [Mpc/h]. It prints a markdown table:
 P over that of the reference, less one, in per cent, and 1 - r in brackets, at z = 0 and fractions of the particles'
 Nyquist frequency. With --out, all bins are written as JSON.
 """
@@ -89,8 +89,9 @@ SUITES = {function.__name__: function for function in (starts, steps, meshes)}
 class Laboratory:
     """Runs cases from the same white noise; what only depends on the spacing or the mesh is compiled once."""
 
-    def __init__(self, particles: int, seed: int):
+    def __init__(self, particles: int, seed: int = 0, devices: int | None = None):
         self.particles, self.seed, self.cosmo = particles, seed, jax_cosmo.Planck15()
+        self.decomposition = pmd.Decomposition(devices=jax.devices()[:devices])
         self.table = pmd.growth_table(self.cosmo)
 
     def config(self, case: Case, mesh: str | None = None, **changes: Any) -> pmd.Config:
@@ -98,7 +99,14 @@ class Laboratory:
         cells = self.particles * Fraction(case.mesh if mesh is None else mesh)
         if cells.denominator > 1:
             raise ValueError(f"--particles {self.particles}: must be even for a mesh of {case.mesh} cells a particle")
-        return pmd.Config(case.spacing * self.particles, int(cells), self.particles, gradient=case.gradient, **changes)
+        return pmd.Config(
+            case.spacing * self.particles,
+            int(cells),
+            self.particles,
+            gradient=case.gradient,
+            decomposition=self.decomposition,
+            **changes,
+        )
 
     @cache  # noqa: B019  a laboratory lives as long as the program
     def modes(self, spacing: float) -> jax.Array:
@@ -174,9 +182,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--particles", type=int, default=64, help="along a side (64)")
     parser.add_argument("--spacings", default="1,4,16", help="of the particles [Mpc/h] (1,4,16)")
     parser.add_argument("--seed", type=int, default=0, help="of the white noise (0)")
+    parser.add_argument("--devices", type=int, help="how many (all)")
     parser.add_argument("--out", type=Path, help="JSON file with all bins")
     options = parser.parse_args(arguments)
-    laboratory = Laboratory(options.particles, options.seed)
+    laboratory = Laboratory(options.particles, options.seed, options.devices)
     records = []
     print(f"{options.suite}, {options.particles}^3 particles, {jax.devices()[0].device_kind}\n\n{header()}")
     for record in run_suite(options.suite, laboratory, [float(s) for s in options.spacings.split(",")]):

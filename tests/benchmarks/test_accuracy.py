@@ -17,7 +17,7 @@ def test_a_suite_writes_its_records_and_table(
     few, many = Case(100.0, steps=2), Case(100.0, steps=6)
     monkeypatch.setitem(accuracy.SUITES, "steps", lambda spacing: [(many, [few, many, Case(spacing, "1/8")])])
     out = tmp_path / "accuracy.json"
-    accuracy.main(["steps", "--particles", "8", "--spacings", "100", "--out", str(out)])
+    accuracy.main(["steps", "--particles", "8", "--spacings", "100", "--devices", "1", "--out", str(out)])
     less, same, wrong = json.loads(out.read_text(encoding="utf-8"))
     assert less["reference"]["steps"] == 6
     assert max(less["power_ratio"]) != 1
