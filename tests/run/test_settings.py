@@ -203,6 +203,17 @@ def test_table_can_be_normalised_to_sigma8(file: Path):
     assert float(sigma8) == pytest.approx(0.7, rel=1e-4)
 
 
+@pytest.mark.parametrize("ends", [(0.03, 50.0), (0.06, 50.0), (1e-4, 1.0)])
+def test_a_table_too_short_for_sigma8_is_not_normalised(file: Path, ends: tuple[float, float]):
+    table(file.parent / "p.txt", *ends)
+    overrides = ["box.size=100", "cosmology.linear_power=p.txt", "cosmology.normalise=true"]
+    with pytest.raises(
+        SettingsError, match=r"^cosmology.normalise = true: .* covers k=.* sigma8 needs 0.01.*\.\..*; use a longer"
+    ):
+        build(read(file, overrides))
+    build(read(file, overrides[:-1]))
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [

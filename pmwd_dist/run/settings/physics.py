@@ -15,7 +15,12 @@ import numpy as np
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import growth_table
-from pmwd_dist.cosmology.linear_power import interpolate_power, linear_power, normalised_power
+from pmwd_dist.cosmology.linear_power import (
+    check_sigma8_range,
+    interpolate_power,
+    linear_power,
+    normalised_power,
+)
 from pmwd_dist.parallel.autotune import remembered
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3, default_decomposition
 from pmwd_dist.pm.gravity import check_force_mesh
@@ -80,7 +85,11 @@ def build(settings: Settings) -> Simulation:
     except ValueError as error:
         problems.append(_translate(error, settings.box))
     cosmo = _cosmology(settings)
-    table = _table(settings, cosmo)
+    table = None
+    try:
+        table = _table(settings, cosmo)
+    except ArgumentError as error:
+        problems.append(f"cosmology.normalise = true: {error.argument} {error.reason}")
     if config is not None:
         problems += _growth_problems(cosmo, config) or (_power_problems(cosmo, config) if table is None else [])
     if problems or config is None:
@@ -155,6 +164,7 @@ def _table(settings: Settings, cosmo: jax_cosmo.Cosmology) -> tuple[np.ndarray, 
         return None
     k, power = read_table(Path(settings.cosmology.linear_power))
     if settings.cosmology.normalise:
+        check_sigma8_range(k, cosmo)
         power = np.asarray(normalised_power(jnp.asarray(k), jnp.asarray(power), cosmo.sigma8), float)
     return k, power
 
