@@ -53,6 +53,17 @@ def cic_window(shape: Shape3, config: Config, dtype: Any, *, power: int) -> Floa
     return x * y * z
 
 
+def aliased_cic_power(shape: Shape3, config: Config, dtype: Any) -> Float[Array, "nx ny nk"]:
+    """Power that unit white noise has once it is painted: squares of the cloud-in-cell window, summed over all aliases.
+
+    The product of 1 - 2/3 sin^2(k h / 2) over the axes, h the side of a cell (Jing 2005, eq. 20).
+    """
+    numbers = wavenumbers(shape, config.decomposition)
+    factors = [1 - 2 / 3 * np.sin(math.pi * n / size) ** 2 for n, size in zip(numbers, shape, strict=True)]
+    x, y, z = local_factors(factors, config.decomposition, dtype)
+    return x * y * z
+
+
 def lattice_window(shape: Shape3, lattice: Shape3, config: Config, dtype: Any) -> Float[Array, "nx ny nk"]:
     """Low-pass filter of a mesh at the Nyquist frequency of a coarser particle lattice, along the axes where it is.
 
