@@ -28,7 +28,7 @@ class Config:
         lattice must be n, 1/n or 3/2 to 1 along each axis.
       a_start, a_stop: scale factors between which particles are evolved.
       steps: number of time steps, uniform in the growth factor.
-      lpt_order: order of the initial conditions, 1 (Zel'dovich) or 2.
+      lpt_order: order of the initial conditions, 1 (Zel'dovich), 2 or 3.
       decomposition: division over devices; default: all devices of the program.
       halo: cells per side that a displacement may reach over a block's edge; "auto" chooses at each step
         the smallest of a few widths that holds the largest displacement.
@@ -75,7 +75,7 @@ class Config:
             "a_start": start,
             "a_stop": stop,
             "steps": _positive_integer(steps, "steps"),
-            "lpt_order": _one_of(lpt_order, "lpt_order", (1, 2)),
+            "lpt_order": _one_of(lpt_order, "lpt_order", (1, 2, 3)),
             "halo": _halo(halo),
             "gradient": _one_of(gradient, "gradient", get_args(Gradient)),
         }

@@ -65,7 +65,7 @@ def test_all_devices_are_used_by_default_as_slabs_or_else_pencils() -> None:
         ({"a_stop": 2.5}, r"a_stop=2.5 lies beyond the growth tables"),
         ({"steps": 0}, r"steps=0 must be a positive whole number"),
         ({"steps": 1.5}, r"steps=1.5 must be a positive whole number"),
-        ({"lpt_order": 3}, r"lpt_order=3 must be 1 or 2"),
+        ({"lpt_order": 4}, r"lpt_order=4 must be 1 or 2 or 3"),
         ({"gradient": "exact"}, r"gradient='exact' must be 'finite-difference' or 'spectral'"),
         ({"halo": -1}, r"halo=-1 must be a whole number of cells, 0 or more"),
         ({"halo": 1.5}, r"halo=1.5 must be a whole number"),

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Complex, Float
 
 from pmwd_dist.config import Config
 from pmwd_dist.ops.local_fft import multiplicity
@@ -61,6 +61,16 @@ def aliased_cic_power(shape: Shape3, config: Config, dtype: Any) -> Float[Array,
     numbers = wavenumbers(shape, config.decomposition)
     factors = [1 - 2 / 3 * np.sin(math.pi * n / size) ** 2 for n, size in zip(numbers, shape, strict=True)]
     x, y, z = local_factors(factors, config.decomposition, dtype)
+    return x * y * z
+
+
+def translation(shape: Shape3, config: Config, dtype: Any, cells: Array) -> Complex[Array, "nx ny nk"]:
+    """Phases that give a field at points some cells further along each axis; zero at the Nyquist frequency."""
+    numbers = wavenumbers(shape, config.decomposition)
+    sizes = list(zip(numbers, shape, strict=True))
+    angles = local_factors([2 * math.pi * n / size for n, size in sizes], config.decomposition, dtype)
+    keep = local_factors([2 * np.abs(n) < size for n, size in sizes], config.decomposition, dtype)
+    x, y, z = (on * jnp.exp(1j * cells * angle) for on, angle in zip(keep, angles, strict=True))
     return x * y * z
 
 

@@ -17,7 +17,7 @@ MESHES = {"even": (8, 8), "odd": (7, 7), "finer": (12, 8)}  # cells, particles a
 
 
 @cache
-def program(shape: tuple[int, ...], lattice: tuple[int, ...], order: int = 2) -> Callable[[Any], Any]:
+def program(shape: tuple[int, ...], lattice: tuple[int, ...], order: int = 3) -> Callable[[Any], Any]:
     """Displacements and momenta at a = 1 of a noise, in cells of the lattice of 3 Mpc/h."""
     config = pmd.Config(
         tuple(3.0 * n for n in lattice),

@@ -108,7 +108,7 @@ def test_override_takes_the_type_of_its_key(file: Path):
         ("time.steps=0", ["time.steps = 0", "1 or more"]),
         ("time.steps=2.5", ["time.steps = 2.5", "whole number"]),
         ("time.solver=bulfrog", ["time.solver", "did you mean", '"bullfrog"']),
-        ("time.lpt_order=3", ["time.lpt_order = 3", "1 or 2"]),
+        ("time.lpt_order=4", ["time.lpt_order = 4", "1, 2 or 3"]),
         ("cosmology.omega_m=-0.3", ["cosmology.omega_m = -0.3", "greater than 0"]),
         ("cosmology.omega_b=0.4", ["cosmology.omega_b = 0.4", "less than cosmology.omega_m"]),
         ("cosmology.sigma8=nan", ["cosmology.sigma8 = nan", "finite"]),
