@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import cache
 from itertools import pairwise, product
@@ -23,10 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import jax_cosmo
 import numpy as np
 
 import pmwd_dist as pmd
+from pmwd_dist.parallel.fft import spectrum_shape
 from pmwd_dist.pm.nbody import advance, start, step_times
 
 FRACTIONS = (0.05, 0.1, 0.25, 0.5, 0.75, 1.0)
@@ -40,7 +43,8 @@ class Case:
     Args:
       spacing: of the particles [Mpc/h].
       mesh: cells a particle along each axis, such as "3/2".
-      steps, a_start, order, solver, gradient: as in a Config.
+      steps, a_start, order, solver, gradient, sharpening: as in a Config.
+      refine: particles of a finer lattice with the same modes, per particle along each axis.
     """
 
     spacing: float
@@ -50,19 +54,22 @@ class Case:
     order: int = 2
     solver: str = "bullfrog"
     gradient: Any = "finite-difference"
+    sharpening: tuple[float, float, float] | None = None
+    refine: int = 1
 
 
 Group = tuple[Case, list[Case]]  # a reference, and cases that are compared with it
 
 
 def starts(spacing: float) -> Iterator[Group]:
-    """Start, order and number of steps, with a converged force mesh and with those of every day."""
-    exact = [Case(spacing, "4", 200, a_start, order) for a_start, order in product((0.05, 0.1, 0.2), (1, 2, 3))]
+    """Start, order and number of steps, against a lattice twice as fine; with a converged mesh and with usual ones."""
+    exact = [Case(spacing, "4", 200, a_start, order) for a_start, order in product((0.02, 0.05, 0.1, 0.2), (1, 2, 3))]
     usual = [
         Case(spacing, mesh, steps, a_start, order)
         for mesh, a_start, order, steps in product(("1", "2"), (0.02, 0.05, 0.1, 0.2), (2, 3), (10, 20, 40))
     ]
-    yield Case(spacing, "4", 200, 0.02), exact + usual
+    late = [Case(spacing, "2", 20, 0.3, 3), Case(spacing, "2", 20, 0.1, 1)]
+    yield Case(spacing, "2", 100, 0.05, 3, refine=2), exact + usual + late
 
 
 def steps(spacing: float) -> Iterator[Group]:
@@ -83,7 +90,19 @@ def meshes(spacing: float) -> Iterator[Group]:
     yield Case(spacing, "4", 60), cases
 
 
-SUITES = {function.__name__: function for function in (starts, steps, meshes)}
+def sharpenings(spacing: float) -> Iterator[Group]:
+    """Factors on the potential, scaled with the particles' Nyquist frequency, against a lattice twice as fine."""
+    nyquist = math.pi / spacing
+    factors = [
+        (alpha, low * nyquist, high * nyquist)
+        for alpha, low, high in product((0.1, 0.2, 0.4, 0.8), (0.25, 0.5, 1.0), (0.5, 1.0, 2.0))
+    ]
+    for mesh in ("1", "2"):
+        cases = [Case(spacing, mesh, 20, 0.1, 3, sharpening=factor) for factor in (None, *factors)]
+        yield Case(spacing, "2", 60, 0.05, 3, refine=2), cases
+
+
+SUITES = {function.__name__: function for function in (starts, steps, meshes, sharpenings)}
 
 
 class Laboratory:
@@ -96,39 +115,50 @@ class Laboratory:
 
     def config(self, case: Case, mesh: str | None = None, **changes: Any) -> pmd.Config:
         """The config of a case; by default with steps, start and order that are the same for all."""
-        cells = self.particles * Fraction(case.mesh if mesh is None else mesh)
+        lattice = self.particles * case.refine
+        cells = lattice * Fraction(case.mesh if mesh is None else mesh)
         if cells.denominator > 1:
             raise ValueError(f"--particles {self.particles}: must be even for a mesh of {case.mesh} cells a particle")
         return pmd.Config(
             case.spacing * self.particles,
             int(cells),
-            self.particles,
+            lattice,
             gradient=case.gradient,
+            sharpening=case.sharpening,
             decomposition=self.decomposition,
             **changes,
         )
 
     @cache  # noqa: B019  a laboratory lives as long as the program
-    def modes(self, spacing: float) -> jax.Array:
-        """Linear modes, the same for all cases of a spacing."""
-        config = self.config(Case(spacing))
-        return pmd.linear_modes(pmd.white_noise(jax.random.key(self.seed), config), self.cosmo, config)
+    def modes(self, spacing: float, refine: int = 1) -> jax.Array:
+        """Linear modes, the same for all cases of a spacing; those of the lattice's Nyquist frequency are left out."""
+        config, fine = self.config(Case(spacing)), self.config(Case(spacing, refine=refine))
+        modes = pmd.linear_modes(pmd.white_noise(jax.random.key(self.seed), config), self.cosmo, config)
+        n, nk = self.particles, self.particles // 2 + 1
+        numbers = np.fft.fftfreq(n, 1 / n).astype(int)
+        low = np.abs(numbers) < n / 2
+        keep = low[:, None, None] & low[None, :, None] & (np.arange(nk) < n / 2)
+        at = numbers % (n * refine)
+        padded = jnp.zeros(spectrum_shape(fine.particle_shape, self.decomposition), modes.dtype)
+        modes = jnp.where(keep, modes[..., :nk], 0) * refine**3
+        return padded.at[at[:, None, None], at[None, :, None], np.arange(nk)].set(modes)
 
     def run(self, case: Case) -> tuple[jax.Array, float]:
         """The density at z = 0 on a mesh twice as fine as the lattice, and the seconds of the run."""
         config, solver = self.config(case), SOLVERS[case.solver]
-        lattice = self.config(replace(case, gradient="finite-difference"), "1", lpt_order=case.order)
+        lattice = self.config(Case(case.spacing, refine=case.refine), lpt_order=case.order)
         times = np.asarray(
             step_times(self.table, self.config(case, "1", a_start=case.a_start, steps=case.steps)), float
         )
         began = time.perf_counter()
-        particles = pmd.lpt(self.modes(case.spacing), self.table, lattice, a=case.a_start)
+        particles = pmd.lpt(self.modes(case.spacing, case.refine), self.table, lattice, a=case.a_start)
         state = start(particles, self.table, config, solver)
         for a0, a1 in pairwise(times):
             particles, state = advance(particles, state, self.table, a0, a1, config, solver)
         state.status.raise_if_failed()
         seconds = time.perf_counter() - began
-        return pmd.density(particles, self.config(Case(case.spacing), "2")), seconds
+        painted = self.config(Case(case.spacing, refine=case.refine), str(Fraction(2, case.refine)))
+        return pmd.density(particles, painted), seconds
 
     def compare(self, field: jax.Array, reference: jax.Array, spacing: float) -> dict[str, list[float]]:
         """Wavenumbers over the particles' Nyquist frequency, P over that of the reference, and 1 - r."""
@@ -160,13 +190,19 @@ def run_suite(name: str, laboratory: Laboratory, spacings: Sequence[float]) -> I
 
 def row(record: dict[str, Any]) -> str:
     """A record as a row of the table."""
-    label = [f"{value:g}" if isinstance(value, float) else str(value) for value in record["case"].values()]
+    label = [_label(value) for value in record["case"].values()]
     if "error" in record:
         return f"| {' | '.join([*label, record['error']])} |"
     k = np.asarray(record["k_over_nyquist"])
     near = [int(np.argmin(abs(k - fraction))) for fraction in FRACTIONS]
     cells = [f"{100 * record['power_ratio'][i] - 100:+.2f} ({record['decorrelation'][i]:.0e})" for i in near]
     return f"| {' | '.join([*label, *cells, format(record['seconds'], '.1f')])} |"
+
+
+def _label(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(map(_label, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def header() -> str:

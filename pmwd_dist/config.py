@@ -33,6 +33,8 @@ class Config:
       halo: cells per side that a displacement may reach over a block's edge; "auto" chooses at each step
         the smallest of a few widths that holds the largest displacement.
       gradient: of the potential: "finite-difference" (fourth order, with the CIC window deconvolved) or "spectral".
+      sharpening: (alpha, k_low, k_high) of a factor 1 + alpha exp(-(k_low/k)^2 - (k/k_high)^4) on the potential, k in
+        [h/Mpc], which makes up for forces that the mesh softens; default: none.
 
     Raises:
       ValueError: an argument out of its range, or shapes that don't divide over the devices.
@@ -48,6 +50,7 @@ class Config:
     decomposition: Decomposition
     halo: int | Literal["auto"]
     gradient: Gradient
+    sharpening: Vector3 | None
 
     def __init__(
         self,
@@ -61,6 +64,7 @@ class Config:
         decomposition: Decomposition | None = None,
         halo: int | Literal["auto"] = "auto",
         gradient: Gradient = "finite-difference",
+        sharpening: Sequence[float] | None = None,
     ):
         box = _three(box_size, "box_size", _positive_number)
         mesh = _three(mesh_shape, "mesh_shape", _positive_integer)
@@ -78,6 +82,7 @@ class Config:
             "lpt_order": _one_of(lpt_order, "lpt_order", (1, 2, 3)),
             "halo": _halo(halo),
             "gradient": _one_of(gradient, "gradient", get_args(Gradient)),
+            "sharpening": None if sharpening is None else _sharpening(sharpening),
         }
         if decomposition is None:
             decomposition = default_decomposition((mesh, lattice))
@@ -150,6 +155,20 @@ def _time_span(a_start: Any, a_stop: Any) -> tuple[float, float]:
     if start < 1e-3:
         raise ArgumentError("a_start", start, "lies before the growth tables, which start at a = 0.001")
     return start, stop
+
+
+def _sharpening(value: Any) -> Vector3:
+    entries = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
+    if len(entries) != 3:
+        raise ArgumentError("sharpening", value, "must be (alpha, k_low, k_high)", "pass three numbers or None")
+    try:
+        alpha = float(entries[0])
+    except (TypeError, ValueError):
+        alpha = math.nan
+    if not -1 < alpha < math.inf:
+        raise ArgumentError("sharpening", value, "must have a finite alpha greater than -1")
+    low, high = (_positive_number(k, "sharpening") for k in entries[1:])
+    return alpha, low, high
 
 
 def _halo(value: Any) -> Any:

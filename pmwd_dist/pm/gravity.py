@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist.config import Config
+from pmwd_dist.config import Config, Vector3
 from pmwd_dist.ops import cic
 from pmwd_dist.ops.stencil import WIDTH, gradient
 from pmwd_dist.parallel.fft import irfft_block, rfft_block, sequence_after
@@ -31,7 +31,7 @@ def acceleration(
 
     With the default gradient both cloud-in-cell windows are deconvolved (Hockney & Eastwood 1988, ch. 5); where the
     mesh is finer than the particle lattice, modes beyond the lattice's Nyquist frequency are dropped
-    (`fourier.lattice_window`).
+    (`fourier.lattice_window`). `config.sharpening` strengthens the force near the scale of the mesh.
 
     Args:
       disp: displacements from the lattice [Mpc/h].
@@ -99,7 +99,19 @@ def _greens_function(config: Config, dtype: Any) -> Array:
     """1 / k^2 per unit of density contrast, below the Nyquist frequency of a coarser lattice."""
     shape = config.mesh_shape
     window = fourier.lattice_window(shape, config.particle_shape, config, dtype)
+    if config.sharpening is not None:
+        window = window * _sharpening(config.sharpening, fourier.k_squared(shape, config, dtype))
     return window * fourier.inverse_laplacian(shape, config, dtype) / config.particles_per_cell
+
+
+def _sharpening(parameters: Vector3, k2: Array) -> Array:
+    """Potential gradient descent (Dai, Feng & Seljak 2018, arXiv:1804.00671) as a factor on the potential itself.
+
+    There, particles are moved along the gradient of the band-passed potential, once; as a part of the force it is
+    applied at each kick, and a step can be undone.
+    """
+    alpha, low, high = parameters
+    return 1 + alpha * jnp.exp(-(low**2) / jnp.where(k2 > 0, k2, 1) - (k2 / high**2) ** 2)
 
 
 def _potential_kernel(config: Config, dtype: Any) -> Array:
