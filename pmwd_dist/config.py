@@ -158,17 +158,15 @@ def _time_span(a_start: Any, a_stop: Any) -> tuple[float, float]:
 
 
 def _sharpening(value: Any) -> Vector3:
-    entries = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
-    if len(entries) != 3:
-        raise ArgumentError("sharpening", value, "must be (alpha, k_low, k_high)", "pass three numbers or None")
+    name = "sharpening"
     try:
-        alpha = float(entries[0])
+        alpha, low, high = value
+        alpha = float(alpha)
     except (TypeError, ValueError):
-        alpha = math.nan
+        raise ArgumentError(name, value, "must be (alpha, k_low, k_high)", "pass three numbers or None") from None
     if not -1 < alpha < math.inf:
-        raise ArgumentError("sharpening", value, "must have a finite alpha greater than -1")
-    low, high = (_positive_number(k, "sharpening") for k in entries[1:])
-    return alpha, low, high
+        raise ArgumentError(name, value, "must have a finite alpha greater than -1")
+    return alpha, _positive_number(low, name), _positive_number(high, name)
 
 
 def _halo(value: Any) -> Any:

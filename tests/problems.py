@@ -176,6 +176,10 @@ def acceleration(disp: Any, config: Any) -> np.ndarray:
             modes = modes * np.where(frequency < 0.9, np.cos(math.pi / 0.6 * np.maximum(frequency - 0.6, 0)) ** 2, 0)
         elif n < shape[axis]:
             modes = modes * (frequency < 1 - 1e-12)
+    if config.sharpening is not None:
+        alpha, low, high = config.sharpening
+        k2 = np.maximum(sum(k_**2 for k_ in k), 1e-30)
+        modes = modes * (1 + alpha * np.exp(-(low**2) / k2 - k2**2 / high**4))
     if config.gradient == "spectral":
         fields = [np.fft.ifftn(1j * k_ * modes).real for k_ in without_nyquist(k, shape)]
         return np.stack([read(position, field) for field in fields], -1)

@@ -94,6 +94,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "lpt_order": config.lpt_order,
         "solver": settings.time.solver,
         "gradient": config.gradient,
+        "sharpening": config.sharpening,
         "steps": plan.steps,
         "redshifts": sorted(plan.outputs.values(), reverse=True),
         "snapshot": settings.output.snapshot,

@@ -87,6 +87,14 @@ def test_spectral_gradient_matches_numpy(setting: str) -> None:
         close(acceleration(disp, config)[0], problems.acceleration(disp, config))
 
 
+def test_sharpening_is_a_factor_on_the_potential(single: pmd.Decomposition) -> None:
+    config = configure(single, sharpening=(0.7, 1.0, 3.0))
+    disp = problems.inside_cells(np.random.default_rng(7), config, 2.0)
+    force = acceleration(disp, config)[0]
+    close(force, problems.acceleration(disp, config))
+    assert np.linalg.norm(force) > 1.05 * np.linalg.norm(problems.acceleration(disp, configure(single)))
+
+
 @pytest.mark.parametrize("gradient", ["finite-difference", "spectral"])
 def test_a_uniform_lattice_feels_no_force(decomposition: pmd.Decomposition, gradient: str) -> None:
     """Anywhere relative to the mesh. Potentials of order 1 (Mpc/h)^2 would give forces of order 1."""

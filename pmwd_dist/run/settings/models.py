@@ -58,6 +58,7 @@ Count = Annotated[int, Field(ge=4)]
 Three = BeforeValidator(_three)
 Sides = Annotated[tuple[Side, Side, Side], Three]
 Counts = Annotated[tuple[Count, Count, Count], Three]
+Sharpening = Annotated[tuple[Annotated[float, Field(gt=-1)], Side, Side], Three]
 Parts = Annotated[tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]], BeforeValidator(_list_to_tuple)]
 Redshift = Annotated[float, Field(gt=-1)]
 Redshifts = Annotated[tuple[Redshift, ...], BeforeValidator(_several), AfterValidator(_distinct)]
@@ -151,6 +152,12 @@ class Force(Section):
 
     gradient: Literal["finite-difference", "spectral"] = about(
         "of the potential: finite-difference (fourth order, CIC window deconvolved) or spectral", "finite-difference"
+    )
+    sharpening: Sharpening | None = about(
+        "[alpha, k_low, k_high] of a factor 1 + alpha exp(-(k_low/k)^2 - (k/k_high)^4) on the potential, k in h/Mpc, "
+        "that makes up for what the mesh softens; default: none",
+        None,
+        [0.2, 0.8, 3.0],
     )
 
 

@@ -39,6 +39,7 @@ _PATHS = {
     "particle_shape": "box.particles",
     "box_size": "box.size",
     "gradient": "force.gradient",
+    "sharpening": "force.sharpening",
     **{name: f"devices.{name}" for name in ("pdims", "backend", "transpose_comm", "halo_comm", "halo")},
     **{name: f"time.{name}" for name in ("a_start", "a_stop", "steps", "lpt_order")},
 }
@@ -110,6 +111,7 @@ def _config(settings: Settings) -> Config:
         decomposition=_decomposition(devices, (box.mesh, box.particles or box.mesh)),
         halo=devices.halo,
         gradient=settings.force.gradient,
+        sharpening=settings.force.sharpening,
     )
 
 
