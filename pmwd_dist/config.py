@@ -28,7 +28,8 @@ class Config:
         lattice must be n, 1/n or 3/2 to 1 along each axis.
       a_start, a_stop: scale factors between which particles are evolved.
       steps: number of time steps, uniform in the growth factor.
-      lpt_order: order of the initial conditions, 1 (Zel'dovich), 2 or 3.
+      lpt_order: order of the initial conditions, 1 (Zel'dovich), 2 or 3. The third, the default of config files, is
+        more accurate (docs/accuracy.md), and takes twice the memory of the second and five times its time.
       decomposition: division over devices; default: all devices of the program.
       halo: cells per side that a displacement may reach over a block's edge; "auto" chooses at each step
         the smallest of a few widths that holds the largest displacement.
