@@ -24,14 +24,18 @@ class Config:
     Args:
       box_size: side of the periodic box [Mpc/h]; a float or three.
       mesh_shape: cells of the force mesh; an int or three.
-      particle_shape: Lagrangian lattice of the particles; an int or three; default: mesh_shape.
+      particle_shape: Lagrangian lattice of the particles; an int or three; default: mesh_shape. For forces, mesh and
+        lattice must be n, 1/n or 3/2 to 1 along each axis.
       a_start, a_stop: scale factors between which particles are evolved.
       steps: number of time steps, uniform in the growth factor.
-      lpt_order: order of the initial conditions, 1 (Zel'dovich) or 2.
+      lpt_order: order of the initial conditions, 1 (Zel'dovich), 2 or 3. The third, the default of config files, is
+        more accurate (docs/accuracy.md), and takes twice the memory of the second and five times its time.
       decomposition: division over devices; default: all devices of the program.
       halo: cells per side that a displacement may reach over a block's edge; "auto" chooses at each step
         the smallest of a few widths that holds the largest displacement.
       gradient: of the potential: "finite-difference" (fourth order, with the CIC window deconvolved) or "spectral".
+      sharpening: (alpha, k_low, k_high) of a factor 1 + alpha exp(-(k_low/k)^2 - (k/k_high)^4) on the potential, k in
+        [h/Mpc], which makes up for forces that the mesh softens; default: none.
 
     Raises:
       ValueError: an argument out of its range, or shapes that don't divide over the devices.
@@ -47,6 +51,7 @@ class Config:
     decomposition: Decomposition
     halo: int | Literal["auto"]
     gradient: Gradient
+    sharpening: Vector3 | None
 
     def __init__(
         self,
@@ -60,6 +65,7 @@ class Config:
         decomposition: Decomposition | None = None,
         halo: int | Literal["auto"] = "auto",
         gradient: Gradient = "finite-difference",
+        sharpening: Sequence[float] | None = None,
     ):
         box = _three(box_size, "box_size", _positive_number)
         mesh = _three(mesh_shape, "mesh_shape", _positive_integer)
@@ -74,9 +80,10 @@ class Config:
             "a_start": start,
             "a_stop": stop,
             "steps": _positive_integer(steps, "steps"),
-            "lpt_order": _one_of(lpt_order, "lpt_order", (1, 2)),
+            "lpt_order": _one_of(lpt_order, "lpt_order", (1, 2, 3)),
             "halo": _halo(halo),
             "gradient": _one_of(gradient, "gradient", get_args(Gradient)),
+            "sharpening": None if sharpening is None else _sharpening(sharpening),
         }
         if decomposition is None:
             decomposition = default_decomposition((mesh, lattice))
@@ -149,6 +156,18 @@ def _time_span(a_start: Any, a_stop: Any) -> tuple[float, float]:
     if start < 1e-3:
         raise ArgumentError("a_start", start, "lies before the growth tables, which start at a = 0.001")
     return start, stop
+
+
+def _sharpening(value: Any) -> Vector3:
+    name = "sharpening"
+    try:
+        alpha, low, high = value
+        alpha = float(alpha)
+    except (TypeError, ValueError):
+        raise ArgumentError(name, value, "must be (alpha, k_low, k_high)", "pass three numbers or None") from None
+    if not -1 < alpha < math.inf:
+        raise ArgumentError(name, value, "must have a finite alpha greater than -1")
+    return alpha, _positive_number(low, name), _positive_number(high, name)
 
 
 def _halo(value: Any) -> Any:

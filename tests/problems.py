@@ -114,18 +114,53 @@ def displacement(delta: np.ndarray, box: Any) -> np.ndarray:
     return np.stack([np.fft.ifftn(1j * k_ * potential).real for k_ in without_nyquist(k, delta.shape)], -1)
 
 
+def lpt_fields(delta: np.ndarray, box: Any, order: int) -> list[np.ndarray]:
+    """psi1, psi2, psi3a, psi3b and psi3c up to an order; for order 3 as means over two staggered lattices."""
+    shape = delta.shape
+    k = wavevectors(shape, box)
+    odd, inverse = without_nyquist(k, shape), inverse_laplacian(k)
+    phases: list[Any] = [1.0]
+    if order == 3:
+        below = np.ones(shape, bool)
+        for k_, n, length in zip(k, shape, box, strict=True):
+            below = below & (np.abs(k_) < math.pi * n / length * (1 - 1e-9))
+        half = sum(k_ * length / n / 2 for k_, n, length in zip(k, shape, box, strict=True))
+        phases = [below, below * np.exp(1j * half)]
+
+    def hessian(potential: np.ndarray) -> np.ndarray:
+        rows = [[-(k[i] ** 2 if i == j else odd[i] * odd[j]) * potential for j in range(3)] for i in range(3)]
+        return np.stack([np.stack([np.fft.ifftn(entry).real for entry in row], -1) for row in rows], -1)
+
+    def mean(product: Any, *potentials: np.ndarray) -> np.ndarray:
+        modes = [np.fft.fftn(product(*(hessian(p * f) for p in potentials))) * np.conj(f) for f in phases]
+        return sum(modes) / len(modes)
+
+    def gradient(potential: np.ndarray) -> np.ndarray:
+        return np.stack([np.fft.ifftn(1j * k_ * potential).real for k_ in odd], -1)
+
+    p1 = np.fft.fftn(delta) * inverse
+    p2 = -mean(lambda A: minors(A, A), p1) * inverse
+    p3a = -mean(np.linalg.det, p1) * inverse if order == 3 else p1
+    p3b = -mean(minors, p1, p2) * inverse if order == 3 else p1
+    fields = [gradient(p) for p in (p1, p2, p3a, p3b)[: (0, 1, 2, 4)[order]]]
+    if order < 3:
+        return fields
+    curl = [mean(lambda A, B, e=e: np.einsum("jk,...jl,...lk", e, A, B), p1, p2) for e in LEVI_CIVITA]
+    cross = [odd[i] * curl[j] - odd[j] * curl[i] for i, j in ((1, 2), (2, 0), (0, 1))]
+    return [*fields, np.stack([np.fft.ifftn(1j * inverse * c).real for c in cross], -1)]
+
+
+def minors(A: np.ndarray, B: np.ndarray) -> np.ndarray:
+    """(tr A tr B - tr A B) / 2."""
+    return (np.einsum("...ii,...jj", A, B) - np.einsum("...ij,...ji", A, B)) / 2
+
+
+LEVI_CIVITA = np.array([[[(i - j) * (j - k) * (k - i) / 2 for k in range(3)] for j in range(3)] for i in range(3)])
+
+
 def second_order(delta: np.ndarray, box: Any) -> np.ndarray:
     """psi2 with div psi2 = sum_{i<j} (phi_ii phi_jj - phi_ij^2), laplacian phi = delta."""
-    k = wavevectors(delta.shape, box)
-    odd = without_nyquist(k, delta.shape)
-    potential = -np.fft.fftn(delta) * inverse_laplacian(k)
-
-    def hessian(i: int, j: int) -> np.ndarray:
-        kk = k[i] ** 2 if i == j else odd[i] * odd[j]
-        return np.fft.ifftn(-kk * potential).real
-
-    divergence = sum(hessian(i, i) * hessian(j, j) - hessian(i, j) ** 2 for i, j in ((0, 1), (0, 2), (1, 2)))
-    return displacement(-divergence, box)
+    return lpt_fields(delta, box, 2)[1]
 
 
 def acceleration(disp: Any, config: Any) -> np.ndarray:
@@ -136,9 +171,15 @@ def acceleration(disp: Any, config: Any) -> np.ndarray:
     k = wavevectors(shape, box)
     modes = np.fft.fftn(paint(position, 1.0, shape) / mean) * inverse_laplacian(k)
     for axis, n in enumerate(config.particle_shape):
-        if n < shape[axis]:  # below the Nyquist frequency of the lattice
-            number = np.abs(np.rint(k[axis] * box[axis] / (2 * math.pi)))
-            modes = modes * (2 * number < n)
+        frequency = np.abs(k[axis]) * box[axis] / (math.pi * n)  # in units of the lattice's Nyquist frequency
+        if shape[axis] % n and n < shape[axis]:
+            modes = modes * np.where(frequency < 0.9, np.cos(math.pi / 0.6 * np.maximum(frequency - 0.6, 0)) ** 2, 0)
+        elif n < shape[axis]:
+            modes = modes * (frequency < 1 - 1e-12)
+    if config.sharpening is not None:
+        alpha, low, high = config.sharpening
+        k2 = np.maximum(sum(k_**2 for k_ in k), 1e-30)
+        modes = modes * (1 + alpha * np.exp(-(low**2) / k2 - k2**2 / high**4))
     if config.gradient == "spectral":
         fields = [np.fft.ifftn(1j * k_ * modes).real for k_ in without_nyquist(k, shape)]
         return np.stack([read(position, field) for field in fields], -1)
@@ -237,26 +278,27 @@ def expansion(cosmo: Any, a: Any) -> Any:
 def growth(cosmo: Any, a: np.ndarray) -> dict[str, np.ndarray]:
     """D1, D2 and d/d ln a of both at ascending a, by scipy in conformal-free form: d(a^3 E D')/da, unlike the package.
 
-    With p = a^3 E dD/da: dD/da = p / (a^3 E), dp/da = 3/2 Omega_m D / (a^2 E), and a source -D1^2 for D2.
+    With p = a^3 E dD/da: dD/da = p / (a^3 E), dp/da = 3/2 Omega_m S / (a^2 E) with S = D1 for D1, and so on.
     """
     matter = cosmo.Omega_c + cosmo.Omega_b
 
-    def rhs(a: float, y: np.ndarray) -> list[float]:
-        D1, p1, D2, p2 = y
+    def rhs(a: float, y: np.ndarray) -> np.ndarray:
+        D, p = y.reshape(2, 5)
+        D1, D2, D3a, D3b, _ = D
         E = expansion(cosmo, a)
-        source = 1.5 * matter / (a**2 * E)
-        return [p1 / (a**3 * E), source * D1, p2 / (a**3 * E), source * (D2 - D1**2)]
+        sources = [D1, D2 - D1**2, D3a - 2 * D1**3, D3b + 2 * D1 * (D1**2 - D2), -(D1**3)]
+        return np.concatenate([p / (a**3 * E), 1.5 * matter / (a**2 * E) * np.array(sources)])
 
-    a0 = 1e-5  # matter domination to 1e-5 or better: D1 = a, D2 = -3/7 a^2, and growing modes forget the rest
-    E0 = expansion(cosmo, a0)
-    start = [a0, a0**3 * E0, -3 / 7 * a0**2, -6 / 7 * a0**4 * E0]
+    a0 = 1e-5  # matter domination to 1e-5 or better: D1 = a and so on, and growing modes forget the rest
+    orders = np.array([1, 2, 3, 3, 3])
+    D0 = np.array([1, -3 / 7, -1 / 3, 10 / 21, -1 / 7]) * a0**orders
+    start = np.concatenate([D0, a0**2 * expansion(cosmo, a0) * orders * D0])
     points = np.unique(np.append(a, 1.0))
     run = solve_ivp(rhs, (a0, points[-1]), start, method="DOP853", rtol=1e-12, atol=0, t_eval=points)
-    now = run.y[0, np.searchsorted(points, 1.0)]
-    at = np.searchsorted(points, a)
-    D1, p1, D2, p2 = run.y[:, at]
-    slope = 1 / (a**2 * expansion(cosmo, a))
-    return {"D1": D1 / now, "dD1": p1 * slope / now, "D2": D2 / now**2, "dD2": p2 * slope / now**2}
+    at, now = np.searchsorted(points, a), run.y[0, np.searchsorted(points, 1.0)]
+    D, p = run.y[:, at].reshape(2, 5, -1) / (now**orders)[:, None]
+    dD = p / (a**2 * expansion(cosmo, a))
+    return {"D1": D[0], "dD1": dD[0], "D2": D[1], "dD2": dD[1], "D3": D[2:], "dD3": dD[2:]}
 
 
 def plane_wave(shape: Any, box: Any, crossing: float, *, axis: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -15,6 +15,7 @@ from pmwd_dist._jax.native import native_available
 from pmwd_dist.config import Config
 from pmwd_dist.parallel import distributed
 from pmwd_dist.run import events
+from pmwd_dist.run.accuracy import accuracy_line
 from pmwd_dist.run.events import Event, StepTaken
 from pmwd_dist.run.plan import Plan, power_name
 from pmwd_dist.run.resources import expected_disk, process_memory, size
@@ -108,6 +109,7 @@ def plan_lines(plan: Plan) -> list[str]:
         f"cosmology   linear P(k): {power_name(settings)}; seed {settings.noise.seed}",
         f"time        a {config.a_start:g} to {config.a_stop:g}, {config.lpt_order}LPT, "
         f"{plan.steps} {settings.time.solver} steps, {config.gradient} gradient",
+        f"accuracy    {accuracy_line(plan.simulation, plan.times)}",
         f"output      {plan.folder}: z {redshifts}; {snapshots} snapshots",
         _device_line(config),
         f"expected    {size(process_memory(config))} of memory a "

@@ -14,18 +14,25 @@ from pmwd_dist.cosmology.parameters import Cosmology, Parameters, parameters
 _STEP = 0.02
 _BELOW, _ABOVE = 460, 36  # a = 1.0e-4 ... 2.05
 
+# Orders of D1, D2, D3a, D3b and D3c, and their coefficients in an Einstein-de Sitter universe.
+_ORDERS = (1, 2, 3, 3, 3)
+_EINSTEIN_DE_SITTER = (1, -3 / 7, -1 / 3, 10 / 21, -1 / 7)
+
 
 class GrowthTable(eqx.Module):
     """Growth factors and expansion rate of a cosmology, tabulated in ln a.
 
-    Growth factors of first and second order solve (primes are d/d ln a, E = H/H0)
-      D1'' + (2 + E'/E) D1' = 3/2 Omega_m(a) D1,   D2'' + (2 + E'/E) D2' = 3/2 Omega_m(a) (D2 - D1^2)
-    on the growing mode, with D1(a = 1) = 1 (Bouchet et al. 1995). D2 is -3/7 D1^2 in an Einstein-de Sitter universe.
+    With L D = D'' + (2 + E'/E) D' (primes are d/d ln a, E = H/H0) and m = 3/2 Omega_m(a), the growth factors solve
+      L D1 = m D1,   L D2 = m (D2 - D1^2),
+      L D3a = m (D3a - 2 D1^3),   L D3b = m (D3b + 2 D1 (D1^2 - D2)),   L D3c = -m D1^3
+    on the growing mode, with D1(a = 1) = 1 (Bouchet et al. 1995; Catelan 1995). In an Einstein-de Sitter universe they
+    are a, -3/7 a^2, -1/3 a^3, 10/21 a^3 and -1/7 a^3.
     """
 
     cosmo: Parameters
     first: Float[Array, "nodes 3"]  # D1, D1', D1''
     second: Float[Array, "nodes 3"]
+    third: Float[Array, "3 nodes 3"]  # of D3a, D3b and D3c
 
     def D1(self, a: ArrayLike) -> Array:
         """Linear growth factor."""
@@ -42,6 +49,14 @@ class GrowthTable(eqx.Module):
     def dD2(self, a: ArrayLike) -> Array:
         """dD2 / d ln a."""
         return self._interpolate(self.second[:, 1:], a)
+
+    def D3(self, a: ArrayLike) -> Array:
+        """Third-order growth factors D3a, D3b and D3c, along a leading axis."""
+        return jnp.stack([self._interpolate(nodes[:, :2], a) for nodes in self.third])
+
+    def dD3(self, a: ArrayLike) -> Array:
+        """d/d ln a of the third-order growth factors, along a leading axis."""
+        return jnp.stack([self._interpolate(nodes[:, 1:], a) for nodes in self.third])
 
     def E(self, a: ArrayLike) -> Array:
         """Expansion rate H(a) [H0]."""
@@ -103,7 +118,7 @@ def growth_table(cosmo: Cosmology | GrowthTable) -> GrowthTable:
 @jax.jit
 def _tabulate(cosmo: Parameters) -> GrowthTable:
     x = _nodes(jnp.result_type(float))
-    start = jnp.asarray([1.0, 0.0, -3.0 / 7.0, 0.0], x.dtype)
+    start = jnp.zeros((5, 2), x.dtype).at[:, 0].set(jnp.asarray(_EINSTEIN_DE_SITTER, x.dtype))
 
     def step(y: Array, x0: Array) -> tuple[Array, Array]:
         k1 = _growth_rhs(x0, y, cosmo)
@@ -113,12 +128,16 @@ def _tabulate(cosmo: Parameters) -> GrowthTable:
         return y + _STEP / 6 * (k1 + 2 * k2 + 2 * k3 + k4), y
 
     _, ys = jax.lax.scan(step, start, x)
-    u1, v1, u2, v2 = ys.T
-    _, w1, _, w2 = jax.vmap(lambda x, y: _growth_rhs(x, y, cosmo))(x, ys).T
-    a = jnp.exp(x) / u1[_BELOW]
-    first = a[:, None] * jnp.stack([u1, u1 + v1, u1 + 2 * v1 + w1], -1)
-    second = (a**2)[:, None] * jnp.stack([u2, 2 * u2 + v2, 4 * u2 + 4 * v2 + w2], -1)
-    return GrowthTable(cosmo, first, second)
+    rates = jax.vmap(lambda x, y: _growth_rhs(x, y, cosmo))(x, ys)
+    a = jnp.exp(x) / ys[_BELOW, 0, 0]
+    tables = [_derivatives(ys[:, i], rates[:, i, 1], n) * (a**n)[:, None] for i, n in enumerate(_ORDERS)]
+    return GrowthTable(cosmo, tables[0], tables[1], jnp.stack(tables[2:]))
+
+
+def _derivatives(y: Array, w: Array, n: int) -> Array:
+    """D / a^n and the first two derivatives of D over a^n, from u = D / a^n, its slope and its second derivative w."""
+    u, v = y.T
+    return jnp.stack([u, n * u + v, n**2 * u + 2 * n * v + w], -1)
 
 
 def _nodes(dtype: jnp.dtype) -> Array:
@@ -126,15 +145,17 @@ def _nodes(dtype: jnp.dtype) -> Array:
 
 
 def _growth_rhs(x: Array, y: Array, cosmo: Parameters) -> Array:
-    """Right-hand side for u1 = D1 / a and u2 = D2 / a^2, which stay near constant and so lose no digits."""
-    u1, v1, u2, v2 = y
+    """Right-hand side for u = D / a^n, which stays near constant and so loses no digits, and its slope."""
     a = jnp.exp(x)
     E2 = _E_squared(cosmo, a)
     h = _dE_squared(cosmo, a) / (2 * E2)
     m = 1.5 * cosmo.Omega_m * a**-3 / E2
-    w1 = -(4 + h) * v1 - (3 + h - m) * u1
-    w2 = -(6 + h) * v2 - (8 + 2 * h - m) * u2 - m * u1**2
-    return jnp.stack([v1, w1, v2, w2])
+    n = jnp.asarray(_ORDERS, x.dtype)
+    u, v = y.T
+    u1, u2, u3a, u3b, _ = u
+    sources = [u1, u2 - u1**2, u3a - 2 * u1**3, u3b + 2 * u1 * (u1**2 - u2), -(u1**3)]
+    w = m * jnp.stack(sources) - (2 * n + 2 + h) * v - n * (n + 2 + h) * u
+    return jnp.stack([v, w], -1)
 
 
 def _dark_energy(cosmo: Parameters, a: Array) -> Array:

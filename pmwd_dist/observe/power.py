@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Literal
 
 import equinox as eqx
 import jax
@@ -11,9 +12,12 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
+from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.parallel.fft import rfft_block
 from pmwd_dist.pm import fourier
+
+Deconvolve = bool | Literal["shot-noise"]
 
 
 class PowerSpectrum(eqx.Module):
@@ -31,7 +35,7 @@ class PowerSpectrum(eqx.Module):
 
 
 @partial(jax.jit, static_argnames=("config", "deconvolve"))
-def power_spectrum(field: Float[Array, "nx ny nz"], config: Config, *, deconvolve: bool = True) -> PowerSpectrum:
+def power_spectrum(field: Float[Array, "nx ny nz"], config: Config, *, deconvolve: Deconvolve = True) -> PowerSpectrum:
     """Power spectrum of a field such as `density`.
 
     Bins are centred on multiples of the smallest fundamental mode and end at the smallest Nyquist frequency.
@@ -39,12 +43,17 @@ def power_spectrum(field: Float[Array, "nx ny nz"], config: Config, *, deconvolv
     Args:
       field: on the mesh.
       config: the simulation.
-      deconvolve: divide by the cloud-in-cell window of a painted field (Jing 2005). Shot noise is not subtracted:
-        particles of a simulation sample the field on a lattice, not at random.
+      deconvolve: divide by the square of the cloud-in-cell window of a painted field (Jing 2005). That is right for
+        matter, whose power falls steeply; a white spectrum, such as that of points at random, comes out 1.4 times too
+        high at the Nyquist frequency, by its aliases. "shot-noise" divides by the sum over all aliases instead, which
+        is right for white spectra and leaves that of matter too low. Shot noise is never subtracted: particles of a
+        simulation sample the field on a lattice, not at random.
 
     Raises:
-      ValueError: a field that is not on the mesh.
+      ValueError: a field that is not on the mesh, or another value of deconvolve.
     """
+    if deconvolve not in (True, False, "shot-noise"):
+        raise ArgumentError("deconvolve", deconvolve, 'must be True, False or "shot-noise"')
     if field.shape != config.mesh_shape:
         raise ValueError(f"field.shape={field.shape} must be mesh_shape={config.mesh_shape}")
     decomposition = config.decomposition
@@ -55,13 +64,15 @@ def power_spectrum(field: Float[Array, "nx ny nz"], config: Config, *, deconvolv
     return PowerSpectrum(k / some, power / some * (volume / count**2), modes)
 
 
-def _sums(field: Array, config: Config, deconvolve: bool) -> Array:
+def _sums(field: Array, config: Config, deconvolve: Deconvolve) -> Array:
     """Sums over the modes of each bin: of k, of the power, and their number."""
     decomposition, dtype, shape = config.decomposition, field.dtype, config.mesh_shape
     fundamental = [2 * math.pi / length for length in config.box_size]
     modulus = jnp.sqrt(fourier.k_squared(shape, config, dtype))
     power = jnp.abs(rfft_block(field, decomposition)) ** 2
-    if deconvolve:
+    if deconvolve == "shot-noise":
+        power = power / fourier.aliased_cic_power(shape, config, dtype)
+    elif deconvolve:
         power = power * fourier.cic_window(shape, config, dtype, power=-2)
     weight = fourier.mode_count(shape, config, dtype)
 

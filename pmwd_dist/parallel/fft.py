@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,8 @@ from pmwd_dist.parallel.decomposition import Decomposition
 from pmwd_dist.parallel.device_mesh import Names
 from pmwd_dist.parallel.division import Shape3
 from pmwd_dist.parallel.inputs import decomposition_of
+
+Modes = TypeVar("Modes")  # an array or a pytree of them
 
 Norm = Literal["backward", "ortho", "forward"]
 
@@ -268,7 +270,7 @@ def _ifft_block(block: Array, decomposition: Decomposition) -> Array:
     return decomposition.backend.ifft(block, decomposition)
 
 
-def sequence_after(modes: Array, done: Any) -> tuple[Array, Any]:
+def sequence_after(modes: Modes, done: Any) -> tuple[Modes, Any]:
     """Make the modes for the next transform available only after earlier results are done.
 
     Transforms in parallel would each hold their own fields.

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Complex, Float
 
 from pmwd_dist.config import Config
 from pmwd_dist.ops.local_fft import multiplicity
@@ -53,13 +53,47 @@ def cic_window(shape: Shape3, config: Config, dtype: Any, *, power: int) -> Floa
     return x * y * z
 
 
-def below_nyquist(shape: Shape3, coarser: Shape3, config: Config) -> Bool[Array, "nx ny nk"]:
-    """Whether modes lie below the Nyquist frequency of a coarser grid, along the axes where it is coarser."""
+def aliased_cic_power(shape: Shape3, config: Config, dtype: Any) -> Float[Array, "nx ny nk"]:
+    """Power that unit white noise has once it is painted: squares of the cloud-in-cell window, summed over all aliases.
+
+    The product of 1 - 2/3 sin^2(k h / 2) over the axes, h the side of a cell (Jing 2005, eq. 20).
+    """
     numbers = wavenumbers(shape, config.decomposition)
-    each = zip(numbers, coarser, shape, strict=True)
-    keep = [np.full(n.shape, m >= size) | (2 * np.abs(n) < m) for n, m, size in each]
-    x, y, z = local_factors(keep, config.decomposition, bool)
-    return x & y & z
+    factors = [1 - 2 / 3 * np.sin(math.pi * n / size) ** 2 for n, size in zip(numbers, shape, strict=True)]
+    x, y, z = local_factors(factors, config.decomposition, dtype)
+    return x * y * z
+
+
+def translation(shape: Shape3, config: Config, dtype: Any, cells: Array) -> Complex[Array, "nx ny nk"]:
+    """Phases that give a field at points some cells further along each axis; zero at the Nyquist frequency."""
+    numbers = wavenumbers(shape, config.decomposition)
+    sizes = list(zip(numbers, shape, strict=True))
+    angles = local_factors([2 * math.pi * n / size for n, size in sizes], config.decomposition, dtype)
+    keep = local_factors([2 * np.abs(n) < size for n, size in sizes], config.decomposition, dtype)
+    x, y, z = (on * jnp.exp(1j * cells * angle) for on, angle in zip(keep, angles, strict=True))
+    return x * y * z
+
+
+def lattice_window(shape: Shape3, lattice: Shape3, config: Config, dtype: Any) -> Float[Array, "nx ny nk"]:
+    """Low-pass filter of a mesh at the Nyquist frequency of a coarser particle lattice, along the axes where it is.
+
+    Where mesh and lattice are 3 to 2, a wave k also deposits one at the difference of k and the lattice's Nyquist
+    frequency. There the filter falls from 1 to 0 between 0.6 and 0.9 of that frequency, as cos^2: a wave below 0.1 of
+    it then feels the true force, and others up to half of it little of their counterpart.
+    """
+    numbers = wavenumbers(shape, config.decomposition)
+    factors = [_low_pass(2 * np.abs(n) / m, size / m) for n, m, size in zip(numbers, lattice, shape, strict=True)]
+    x, y, z = local_factors(factors, config.decomposition, dtype)
+    return x * y * z
+
+
+def _low_pass(frequency: np.ndarray, ratio: float) -> np.ndarray:
+    """The filter along an axis at frequencies in units of the lattice's Nyquist frequency."""
+    if ratio <= 1:
+        return np.ones_like(frequency)
+    if ratio == round(ratio):
+        return np.where(frequency < 1, 1.0, 0.0)
+    return np.cos(math.pi / 2 * np.clip((frequency - 0.6) / 0.3, 0, 1)) ** 2 * (frequency < 0.9)
 
 
 def mode_count(shape: Shape3, config: Config, dtype: Any) -> Float[Array, "1 1 nk"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 import jax
@@ -13,8 +14,8 @@ from jaxtyping import Array, Complex
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table
 from pmwd_dist.cosmology.parameters import Cosmology
-from pmwd_dist.parallel.fft import irfft_block, rfft_block, sequence_after, spectrum_shape
-from pmwd_dist.pm import fourier
+from pmwd_dist.parallel.fft import spectrum_shape
+from pmwd_dist.pm import displacement
 from pmwd_dist.pm.particles import Particles, quantize
 
 
@@ -23,8 +24,9 @@ def lpt(
 ) -> Particles:
     """Displace the lattice by LPT of order `config.lpt_order`.
 
-    x = q + D1 psi1 + D2 psi2 with psi1 = ik/k^2 delta and div psi2 = sum_{i<j} (psi1_ii psi1_jj - psi1_ij^2)
-    (Bouchet et al. 1995; Scoccimarro 1998).
+    x = q + D1 psi1 + D2 psi2 + D3a psi3a + D3b psi3b + D3c psi3c with psi1 = ik/k^2 delta; `displacement` has the
+    other fields and `GrowthTable` the factors (Bouchet et al. 1995; Catelan 1995). At third order all products are
+    dealiased, also those of second order.
 
     Args:
       modes: linear delta(k) at a = 1, from `linear_modes`.
@@ -48,47 +50,35 @@ def lpt(
 def _lpt(modes: Array, table: GrowthTable, a: ArrayLike, config: Config) -> Particles:
     decomposition = config.decomposition
     a = jnp.asarray(a)
-    rate = a**2 * table.E(a)
-    factors = jnp.stack([table.D1(a), table.D2(a), rate * table.dD1(a), rate * table.dD2(a)])
+    growth = [table.D1(a), table.D2(a), *table.D3(a)]
+    slopes = [table.dD1(a), table.dD2(a), *table.dD3(a)]
+    factors = jnp.stack([jnp.stack(growth), a**2 * table.E(a) * jnp.stack(slopes)], -1)
 
     def block(modes: Array, factors: Array) -> tuple[Array, Array]:
-        factors = factors.astype(modes.real.dtype)
-        first = _displacement(modes, config)
-        disp, vel = factors[0] * first, factors[2] * first
-        if config.lpt_order == 2:
-            second = _displacement(-rfft_block(_second_order_source(modes, config), decomposition), config)
-            disp, vel = disp + factors[1] * second, vel + factors[3] * second
+        fields = _displacements(modes, config)
+        first = next(fields)
+        factors = factors.astype(first.dtype)
+        disp, vel = factors[0, 0] * first, factors[0, 1] * first
+        for factor, field in zip(factors[1:], fields, strict=False):
+            disp, vel = disp + factor[0] * field, vel + factor[1] * field
         return disp, vel
 
     run = decomposition.shard_map(block, (decomposition.spectrum_spec, P()), (decomposition.spec, decomposition.spec))
     return quantize(Particles(*run(modes, factors)), config)
 
 
-def _displacement(modes: Array, config: Config) -> Array:
-    """The field whose divergence is -modes and whose curl is zero: ik/k^2 modes, shape (nx, ny, nz, 3)."""
-    shape, dtype = config.particle_shape, modes.real.dtype
-    potential = modes * fourier.inverse_laplacian(shape, config, dtype)
-    fields: list[Array] = []
-    for k in fourier.wavevectors(shape, config, dtype, odd=True):
-        fields.append(irfft_block(1j * k * potential, shape[2], config.decomposition))
-        potential, fields = sequence_after(potential, fields)
-    return jnp.stack(fields, -1)
-
-
-def _second_order_source(modes: Array, config: Config) -> Array:
-    """sum_{i<j} (phi_ii phi_jj - phi_ij^2) of the potential phi = -modes / k^2."""
-    shape, dtype = config.particle_shape, modes.real.dtype
-    potential = modes * fourier.inverse_laplacian(shape, config, dtype)
-    even = fourier.wavevectors(shape, config, dtype)
-    odd = fourier.wavevectors(shape, config, dtype, odd=True)
-    nz = shape[2]
-
-    source = trace = jnp.zeros((), dtype)
-    for i in range(3):
-        derivative = irfft_block(even[i] ** 2 * potential, nz, config.decomposition)
-        source, trace = source + trace * derivative, trace + derivative
-        potential, (source, trace) = sequence_after(potential, (source, trace))
-    for i, j in ((0, 1), (0, 2), (1, 2)):
-        source = source - irfft_block(odd[i] * odd[j] * potential, nz, config.decomposition) ** 2
-        potential, source = sequence_after(potential, source)
-    return source
+def _displacements(modes: Array, config: Config) -> Iterator[Array]:
+    """The fields psi1, psi2, psi3a, psi3b and psi3c up to the order of the config, shape (nx, ny, nz, 3) each."""
+    order = config.lpt_order
+    p1 = displacement.potential(-modes, config)
+    yield displacement.gradient(p1, config)
+    if order == 1:
+        return
+    p2 = displacement.potential(displacement.second_order(p1, config, dealias=order > 2), config)
+    yield displacement.gradient(p2, config)
+    if order == 2:
+        return
+    determinant, mixed, *curl = displacement.third_order(p1, p2, config)
+    yield displacement.gradient(displacement.potential(determinant, config), config)
+    yield displacement.gradient(displacement.potential(mixed, config), config)
+    yield displacement.inverse_curl(curl, config)

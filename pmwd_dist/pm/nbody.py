@@ -21,6 +21,7 @@ from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.pm import solvers
 from pmwd_dist.pm.adjoint import ReversibleAdjoint, evolve_reversibly
 from pmwd_dist.pm.evolution import Save, prepare
+from pmwd_dist.pm.gravity import check_force_mesh
 from pmwd_dist.pm.paint import halo_limit
 from pmwd_dist.pm.particles import Particles, largest, max_abs, quantize
 from pmwd_dist.pm.solvers import BullFrog, ParticleMesh, SolverState, SplitSolver
@@ -81,8 +82,10 @@ def nbody(
       Solution; failures are in its status, nothing is raised inside jit.
 
     Raises:
-      ValueError: save times outside the time span, or particles of another shape.
+      ValueError: save times outside the time span, particles of another shape, or a mesh with wrong forces
+        (`check_force_mesh`).
     """
+    check_force_mesh(config)
     _check(particles, config)
     solver = BullFrog() if solver is None else solver
     table = growth_table(cosmo)

@@ -15,7 +15,7 @@ import numpy as np
 from pmwd_dist._files import free_space
 from pmwd_dist._jax.native import native_available, native_version
 from pmwd_dist.pm.nbody import step_times
-from pmwd_dist.run import resources
+from pmwd_dist.run import accuracy, resources
 from pmwd_dist.run.settings import Settings, SettingsError, Simulation, build
 
 PACKAGES = ("pmwd-dist", "jax", "jaxlib", "diffrax", "jax-cosmo", "numpy", "h5py")
@@ -59,7 +59,7 @@ def make_plan(settings: Settings, folder: Path) -> Plan:
 
 
 def check_resources(plan: Plan) -> list[str]:
-    """Warnings that memory may not suffice.
+    """Warnings that memory may not suffice, or that the time steps lose growth.
 
     Raises:
       SettingsError: memory or disk can't suffice.
@@ -74,7 +74,7 @@ def check_resources(plan: Plan) -> list[str]:
         )
     if problems:
         raise SettingsError(problems)
-    return [] if warning is None else [f"warning: {warning}"]
+    return [f"warning: {text}" for text in (warning, accuracy.growth_warning(plan.simulation, plan.times)) if text]
 
 
 def describe(plan: Plan) -> dict[str, Any]:
@@ -94,6 +94,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "lpt_order": config.lpt_order,
         "solver": settings.time.solver,
         "gradient": config.gradient,
+        "sharpening": config.sharpening,
         "steps": plan.steps,
         "redshifts": sorted(plan.outputs.values(), reverse=True),
         "snapshot": settings.output.snapshot,

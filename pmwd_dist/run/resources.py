@@ -17,7 +17,7 @@ from pmwd_dist.run.settings import Settings
 
 # Fitted to runs of 64^3 to 256^3 particles, with meshes as fine and twice as fine, on a CPU.
 _RUNTIME = 0.68e9  # Python, JAX, the compiled programs and the figures of one process [bytes]
-_LPT = {1: 42, 2: 74}  # bytes a particle, by order
+_LPT = {1: 42, 2: 74, 3: 148}  # bytes a particle, by order; of the third, by the compiler's plan
 _STEP_PARTICLE, _STEP_CELL = 38, 20  # bytes a particle and a mesh cell
 _WITHOUT_NATIVE = 2.5  # factor of a step's memory: the JAX references keep the eight weights of a cloud
 

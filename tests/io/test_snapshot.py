@@ -200,14 +200,16 @@ def test_damaged_files_fail(tmp_path: Path, cosmo, single):
         read_header(path)
 
 
-def test_pynbody_reads_it(tmp_path: Path, cosmo, single):
+@pytest.mark.parametrize("format", ["gadget", "swift"])
+def test_pynbody_reads_it(tmp_path: Path, cosmo, single, format: str):
     pynbody = pytest.importorskip("pynbody")
     config = make_config(single)
     particles = make_particles(config)
-    path = save_snapshot(tmp_path / "s.hdf5", particles, cosmo, config, A)
+    path = save_snapshot(tmp_path / "s.hdf5", particles, cosmo, config, A, format=format)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it says which units it takes for granted
         loaded = pynbody.load(str(path))
+        assert type(loaded).__name__ == {"gadget": "GadgetHDFSnap", "swift": "SwiftSnap"}[format]
         assert len(loaded.dm) == math.prod(SHAPE)
         assert loaded.properties["a"] == pytest.approx(A)
         assert loaded.properties["omegaM0"] == pytest.approx(float(cosmo.Omega_m))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -56,6 +57,25 @@ def test_a_plane_wave_has_the_power_of_its_amplitude(single: pmd.Decomposition) 
     np.testing.assert_allclose(spectrum.power, expected, rtol=0, atol=1e-14 * expected[2])
     window = np.sinc(3 / 16) ** 4
     np.testing.assert_allclose(pmd.power_spectrum(field, config).power[2], expected[2] / window, rtol=1e-13)
+
+
+def test_shot_noise_is_flat_up_to_the_nyquist_frequency(single: pmd.Decomposition) -> None:
+    """The power of one particle, as a mean over its places in a cell, is the volume, at all k.
+
+    It is quadratic in the place along each axis, so two nodes of Gauss and Legendre give the mean exactly.
+    """
+    config = configure(single, particle_shape=1)
+    places = np.array(list(itertools.product((0.5 - 12**-0.5, 0.5 + 12**-0.5), repeat=3))) * config.cell_size
+    densities = [pmd.cic_paint(place.reshape(1, 1, 1, 3), config, 8 * 12 * 7) for place in places]
+    powers = [pmd.power_spectrum(density, config, deconvolve="shot-noise").power for density in densities]
+    np.testing.assert_allclose(np.mean(powers, axis=0), math.prod(config.box_size), rtol=1e-12)
+    usual = np.mean([pmd.power_spectrum(density, config).power[-1] for density in densities])
+    assert usual > 1.1 * math.prod(config.box_size)
+
+
+def test_other_deconvolutions_are_refused(single: pmd.Decomposition) -> None:
+    with pytest.raises(ValueError, match="deconvolve='twice' must be True, False or"):
+        pmd.power_spectrum(np.ones((8, 12, 7)), configure(single), deconvolve="twice")  # type: ignore[arg-type]
 
 
 def test_spectrum_in_float32_keeps_its_digits(decomposition: pmd.Decomposition) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -86,6 +87,14 @@ def test_spectral_gradient_matches_numpy(setting: str) -> None:
         close(acceleration(disp, config)[0], problems.acceleration(disp, config))
 
 
+def test_sharpening_is_a_factor_on_the_potential(single: pmd.Decomposition) -> None:
+    config = configure(single, sharpening=(0.7, 1.0, 3.0))
+    disp = problems.inside_cells(np.random.default_rng(7), config, 2.0)
+    force = acceleration(disp, config)[0]
+    close(force, problems.acceleration(disp, config))
+    assert np.linalg.norm(force) > 1.05 * np.linalg.norm(problems.acceleration(disp, configure(single)))
+
+
 @pytest.mark.parametrize("gradient", ["finite-difference", "spectral"])
 def test_a_uniform_lattice_feels_no_force(decomposition: pmd.Decomposition, gradient: str) -> None:
     """Anywhere relative to the mesh. Potentials of order 1 (Mpc/h)^2 would give forces of order 1."""
@@ -124,6 +133,64 @@ def test_force_of_a_single_mode(parallel: pmd.Decomposition, axis: int) -> None:
     response = painted * read * gradient / np.sinc(1 / n) ** 4
     assert abs(response - 1) < 0.02
     np.testing.assert_allclose(force, response * psi, rtol=0, atol=1e-7 * np.abs(psi).max())
+
+
+# Lowest response of a cold lattice, as a mean over its places on the mesh, to longitudinal waves along axes and
+# diagonals whose components are 1/12, 1/4 and 1/2 of the lattice's Nyquist frequency.
+RESPONSES = {
+    (1, 1): (0.996, 0.961, 0.744),
+    (3, 2): (0.998, 0.983, 0.921),
+    (2, 1): (0.999, 0.992, 0.961),
+    (3, 1): (0.999, 0.996, 0.985),
+    (1, 2): (0.986, 0.759, -0.001),
+    (1, 3): (0.985, 0.458, -0.031),
+}
+
+
+@pytest.mark.parametrize("ratio", RESPONSES, ids=lambda ratio: f"{ratio[0]}to{ratio[1]}")
+def test_every_admitted_mesh_gives_right_forces(ratio: tuple[int, int], single: pmd.Decomposition) -> None:
+    n = 24
+    config = pmd.Config(box_size=float(n), mesh_shape=n * ratio[0] // ratio[1], particle_shape=n, decomposition=single)
+    sites = problems.lattice(config.particle_shape, config.box_size)
+    waves = []
+    for number, direction in itertools.product((1, 3, 6), ((1, 0, 0), (0, 1, 1), (1, 1, 1))):
+        k = np.roll(direction, number) * (2 * math.pi * number / n)
+        waves.append(np.sin(sites @ k)[..., None] * k / np.linalg.norm(k))
+    waves = np.stack(waves)
+    force = problems.compiled(lambda disp: acceleration(disp, config)[0])
+    assert np.abs(force(np.zeros_like(sites))).max() < 1e-13
+    # The force is linear as long as no particle leaves its cell; four places a cell and axis cover its phases.
+    total, step = np.zeros_like(sites), 1e-6 * waves.sum(0)
+    places = list(itertools.product((0.25, 0.75), repeat=3))
+    for place in places:
+        rest = np.multiply(place, config.cell_size)
+        total += (force(rest + step) - force(rest - step)) / (2e-6 * len(places))
+    found = np.array([np.vdot(total, wave) / np.vdot(wave, wave) for wave in waves])
+    assert found.max() < 1.0005
+    assert (found.reshape(3, 3).min(1) >= RESPONSES[ratio]).all(), found
+
+
+@pytest.mark.parametrize(
+    ("cells", "particles", "remedy"),
+    [
+        (10, 8, "8 or 12"),
+        (21, 16, "16 or 24"),
+        (6, 8, "4 or 8"),
+        (16, 24, "12 or 24"),
+        (65, 64, "64 or 96"),
+        (40, 16, "32 or 48"),
+        (3, 8, "2 or 4"),
+    ],
+)
+def test_other_meshes_are_refused_with_the_nearest_right_ones(
+    cells: int, particles: int, remedy: str, single: pmd.Decomposition
+) -> None:
+    config = pmd.Config(8.0, (particles, cells, particles), particles, decomposition=single)
+    disp = np.zeros((particles,) * 3 + (3,))
+    message = rf"mesh_shape\[1\]={cells} with {particles} particles .* wrong forces: .* 3/2; use {remedy}(\n|$)"
+    for run in (acceleration, lambda disp, config: pmd.nbody(pmd.Particles(disp, disp), None, config)):
+        with pytest.raises(ValueError, match=message):
+            run(disp, config)
 
 
 def test_second_order_force_is_that_of_perturbation_theory(single: pmd.Decomposition) -> None:

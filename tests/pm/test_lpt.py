@@ -12,6 +12,7 @@ import problems
 import pytest
 
 import pmwd_dist as pmd
+from pmwd_dist.pm import displacement
 from pmwd_dist.pm.particles import resolution
 
 SHAPE, BOX = (8, 12, 5), (10.0, 12.0, 7.0)
@@ -22,25 +23,26 @@ def configure(decomposition: pmd.Decomposition, order: int = 2) -> pmd.Config:
 
 
 def expected(delta: np.ndarray, cosmo: SimpleNamespace, order: int, a: float) -> tuple[np.ndarray, np.ndarray]:
-    g = {name: values[0] for name, values in problems.growth(cosmo, np.array([a])).items()}
+    g = {name: values[..., 0] for name, values in problems.growth(cosmo, np.array([a])).items()}
     rate = a**2 * problems.expansion(cosmo, a)
-    psi1 = problems.displacement(delta, BOX)
-    disp, vel = g["D1"] * psi1, rate * g["dD1"] * psi1
-    if order == 2:
-        psi2 = problems.second_order(delta, BOX)
-        disp, vel = disp + g["D2"] * psi2, vel + rate * g["dD2"] * psi2
-    return disp, vel
+    fields = problems.lpt_fields(delta, BOX, order)
+    factors, slopes = ([g[f"{d}D1"], g[f"{d}D2"], *g[f"{d}D3"]] for d in ("", "d"))
+    disp, vel = (sum(f * psi for f, psi in zip(values, fields, strict=False)) for values in (factors, slopes))
+    return disp, rate * vel
 
 
 def close(actual: Any, wanted: np.ndarray, rtol: float) -> None:
     np.testing.assert_allclose(actual, wanted, rtol=0, atol=rtol * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("order", [1, 2, 3])
 def test_displacements_and_momenta_match_numpy(decomposition: pmd.Decomposition, order: int) -> None:
     config, cosmo = configure(decomposition, order), problems.cosmology(Omega_k=0.05, w0=-0.9, wa=0.2)
     delta = np.random.default_rng(0).standard_normal(SHAPE)
-    particles = pmd.lpt(pmd.prfft3d(delta, decomposition), cosmo, config)
+    modes = pmd.prfft3d(delta, decomposition)
+    program = problems.compiled(lambda modes: pmd.lpt(modes, cosmo, config)).lower(modes).compile()
+    assert "all-gather" not in program.as_text()
+    particles = program(modes)
     disp, vel = expected(delta, cosmo, order, config.a_start)
     # The growth tables' error (see test_cosmology) is all of it.
     close(particles.disp, disp, 1e-7)
@@ -59,7 +61,7 @@ def test_derivatives_match_differences_and_one_device(
 
     def derivatives(decomposition: pmd.Decomposition) -> Any:
         def function(delta: jax.Array) -> list[jax.Array]:
-            return jax.tree.leaves(pmd.lpt(pmd.prfft3d(delta, decomposition), cosmo, configure(decomposition)))
+            return jax.tree.leaves(pmd.lpt(pmd.prfft3d(delta, decomposition), cosmo, configure(decomposition, 3)))
 
         def run(delta: jax.Array) -> Any:
             _, pull = jax.vjp(function, delta)
@@ -68,35 +70,74 @@ def test_derivatives_match_differences_and_one_device(
         return problems.compiled(run)(delta)
 
     tangent, cotangent = derivatives(decomposition)
-    ahead, behind = (expected(delta + sign * ddelta, cosmo, 2, 0.3) for sign in (1, -1))
-    for got, plus, minus in zip(tangent, ahead, behind, strict=True):
-        close(got, (plus - minus) / 2, 1e-7)  # exact for a quadratic
+    at = {step: np.stack(expected(delta + step * ddelta, cosmo, 3, 0.3)) for step in (-2, -1, 1, 2)}
+    close(np.stack(tangent), (8 * (at[1] - at[-1]) - (at[2] - at[-2])) / 12, 1e-7)  # exact for a cubic
     left, right = np.vdot(np.stack(tangent), ct), np.vdot(cotangent, ddelta)
     assert abs(left - right) < 1e-14 * np.linalg.norm(np.stack(tangent)) * np.linalg.norm(ct)
     close(cotangent, np.asarray(derivatives(single)[1]), 1e-13)
     assert problems.has_sharding(cotangent, decomposition.sharding)
 
 
-def test_a_plane_wave_has_no_second_order(single: pmd.Decomposition) -> None:
+def test_a_plane_wave_has_no_higher_orders(single: pmd.Decomposition) -> None:
     delta, psi = problems.plane_wave(SHAPE, BOX, 2.0, axis=1)
-    particles = pmd.lpt(pmd.prfft3d(delta, single), problems.einstein_de_sitter(), configure(single), a=0.5)
+    particles = pmd.lpt(pmd.prfft3d(delta, single), problems.einstein_de_sitter(), configure(single, 3), a=0.5)
     close(particles.disp, 0.5 * psi, 1e-8)  # D1 = a to the tables' error
     close(particles.vel, 0.5**1.5 * psi, 1e-8)
 
 
-def test_two_crossed_waves_displace_by_the_analytic_second_order(single: pmd.Decomposition) -> None:
-    """delta = cos(kx) + cos(ky): source cos(kx) cos(ky), so psi2 = -grad of its inverse Laplacian, times -3/7 D^2."""
-    shape, length = (8, 8, 4), 8.0
-    config = pmd.Config(box_size=(8.0, 8.0, 4.0), mesh_shape=shape, decomposition=single)
-    k = 2 * np.pi / length
-    x = problems.lattice(shape, config.box_size) * k
-    delta = np.cos(x[..., 0]) + np.cos(x[..., 1])
-    particles = pmd.lpt(pmd.prfft3d(delta, single), problems.einstein_de_sitter(), config, a=1.0)
-    # div psi2 = cos(kx) cos(ky)  =>  psi2_x = sin(kx) cos(ky) / (2k)
-    psi1 = -np.sin(x[..., 0]) / k
-    psi2 = np.sin(x[..., 0]) * np.cos(x[..., 1]) / (2 * k)
-    close(particles.disp[..., 0], psi1 - 3 / 7 * psi2, 1e-8)
-    close(particles.vel[..., 0], psi1 - 6 / 7 * psi2, 1e-8)
+def test_two_crossed_waves_displace_by_the_analytic_orders(single: pmd.Decomposition) -> None:
+    """delta = cos x + cos y, for k = 1: sources cos x cos y, -(cos x cos y)(cos x + cos y) / 4 and a curl along z."""
+    shape, side = (8, 8, 4), 2 * np.pi
+    config = pmd.Config(box_size=(side, side, side / 2), mesh_shape=shape, decomposition=single, lpt_order=3)
+    x, y, _ = np.moveaxis(problems.lattice(shape, config.box_size), -1, 0)
+    particles = pmd.lpt(pmd.prfft3d(np.cos(x) + np.cos(y), single), problems.einstein_de_sitter(), config, a=1.0)
+    psi1 = -np.sin(x)
+    psi2 = np.sin(x) * np.cos(y) / 2
+    psi3b = -(np.sin(x) * (1 + np.cos(2 * y) / 5) + np.sin(2 * x) * np.cos(y) * 2 / 5) / 8
+    psi3c = (np.sin(2 * x) * np.cos(y) - 2 * np.sin(x) * np.cos(2 * y)) / 20
+    close(particles.disp[..., 0], psi1 - 3 / 7 * psi2 + 10 / 21 * psi3b - 1 / 7 * psi3c, 4e-8)
+    close(particles.vel[..., 0], psi1 - 6 / 7 * psi2 + 10 / 7 * psi3b - 3 / 7 * psi3c, 4e-8)
+    assert np.abs(particles.disp[..., 2]).max() < 1e-12
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_what_is_left_of_the_equations_of_motion_has_the_next_order(order: int, single: pmd.Decomposition) -> None:
+    """With T = d^2/d ln a^2 + (2 + E'/E) d/d ln a: J div_x T x = 3/2 (J - 1), and T x has no curl, in EdS at D1 = a."""
+    n, box = 16, (16.0,) * 3
+    config = pmd.Config(box, n, lpt_order=order, decomposition=single)
+    delta = problems.smooth_field(np.random.default_rng(4), (n, n, n))
+    modes, cosmo = pmd.prfft3d(delta, single), problems.einstein_de_sitter()
+    # Displacements at three times, of which that of each power of a is a combination: T a^m = m (m + 1/2) a^m.
+    times = np.array([0.5, 1.0, 1.5])
+    powers = np.linalg.inv(times[:, None] ** np.arange(1, 4))
+    orders = np.einsum("mt,t...->m...", powers, [pmd.lpt(modes, cosmo, config, a=a).disp for a in times])
+    k = problems.without_nyquist(problems.wavevectors((n, n, n), box), (n, n, n))
+    slopes = np.stack(
+        [np.fft.ifftn(1j * k_[..., None] * np.fft.fftn(orders, axes=(1, 2, 3)), axes=(1, 2, 3)).real for k_ in k], -1
+    )
+
+    def residuals(a: float) -> tuple[float, float]:
+        power = a ** np.arange(1, 4)
+        F = np.eye(3) + np.einsum("m,m...->...", power, slopes)
+        T = np.einsum("m,m...->...", np.arange(1, 4) * np.arange(1.5, 4) * power, slopes)
+        J = np.linalg.det(F)
+        divergence = J * np.einsum("...ij,...ji", T, np.linalg.inv(F)) - 1.5 * (J - 1)
+        curl = np.einsum("ijk,...lk,...lj->...i", problems.LEVI_CIVITA, F, T)
+        return np.abs(divergence).max(), np.abs(curl).max()
+
+    (far, far_curl), (near, near_curl) = residuals(0.02), residuals(0.01)
+    assert np.log2(far / near) == pytest.approx(order + 1, abs=0.2)
+    assert far_curl < 1e-10 or np.log2(far_curl / near_curl) > order + 0.8  # first order leaves none at all
+
+
+def test_products_have_no_aliases_of_one_axis(single: pmd.Decomposition) -> None:
+    """cos 3x cos y on 8 points: cos 6x of its square would be cos 2x."""
+    config = pmd.Config(2 * np.pi, 8, decomposition=single)
+    x, y, _ = np.moveaxis(problems.lattice((8, 8, 8), config.box_size), -1, 0)
+    p1 = pmd.prfft3d(np.cos(3 * x) * np.cos(y), single)
+    run = single.shard_map(lambda p: displacement.second_order(p, config, dealias=True), jax.P(), jax.P())
+    # det of the Hessian: 9 (cos^2 3x cos^2 y - sin^2 3x sin^2 y) = 9/2 (cos 6x + cos 2y)
+    close(pmd.pirfft3d(run(p1), (8, 8, 8), single), 4.5 * np.cos(2 * y), 1e-13)
 
 
 def test_particles_start_on_the_solvers_grid(single: pmd.Decomposition) -> None:

@@ -68,6 +68,7 @@ def test_written_settings_read_back_the_same(file: Path, tmp_path: Path):
         "box.particles=8",
         "time.solver=leapfrog",
         "devices.halo=7",
+        "force.sharpening=[0.2, 0.8, 3]",
         "devices.pdims=[2, 2]",
         "output.redshifts=[2, 0.5]",
         "output.snapshot=false",
@@ -108,7 +109,9 @@ def test_override_takes_the_type_of_its_key(file: Path):
         ("time.steps=0", ["time.steps = 0", "1 or more"]),
         ("time.steps=2.5", ["time.steps = 2.5", "whole number"]),
         ("time.solver=bulfrog", ["time.solver", "did you mean", '"bullfrog"']),
-        ("time.lpt_order=3", ["time.lpt_order = 3", "1 or 2"]),
+        ("force.sharpening=[0.1, 0.2]", ["force.sharpening = [0.1, 0.2]", "one number or three"]),
+        ("force.sharpening=[0.1, 0, 1]", ["force.sharpening = [0.1, 0, 1]", "greater than 0"]),
+        ("time.lpt_order=4", ["time.lpt_order = 4", "1, 2 or 3"]),
         ("cosmology.omega_m=-0.3", ["cosmology.omega_m = -0.3", "greater than 0"]),
         ("cosmology.omega_b=0.4", ["cosmology.omega_b = 0.4", "less than cosmology.omega_m"]),
         ("cosmology.sigma8=nan", ["cosmology.sigma8 = nan", "finite"]),
@@ -171,10 +174,13 @@ def test_binary_and_absent_files_fail(tmp_path: Path):
     assert problems(tmp_path)
 
 
-def test_mesh_that_does_not_divide_names_the_remedy(file: Path):
+def test_mesh_that_does_not_divide_or_suit_the_particles_names_the_remedy(file: Path):
     (problem,) = problems(file, "devices.pdims=[4, 1]", "box.mesh=18")
     assert problem.startswith("box.mesh = 18 along x: is not divisible by 4 ")
     assert "16 or 20" in problem
+    (problem,) = problems(file, "box.mesh=20", "box.particles=16")
+    assert problem.startswith("box.mesh = 20 along x: with 16 particles along this axis gives wrong forces")
+    assert problem.endswith("use 16 or 24")
     (problem,) = problems(file, "box.mesh=[15, 15, 16]")
     assert problem.startswith("box.mesh = [15, 15, 16]: can't be divided over 4 devices")
 
@@ -198,6 +204,17 @@ def test_table_can_be_normalised_to_sigma8(file: Path):
     simulation = build(read(file, overrides))
     sigma8 = sigma_R(8.0, lambda k: np.nan_to_num(simulation.linear_power(np.asarray(k))))
     assert float(sigma8) == pytest.approx(0.7, rel=1e-4)
+
+
+@pytest.mark.parametrize("ends", [(0.03, 50.0), (0.06, 50.0), (1e-4, 1.0)])
+def test_a_table_too_short_for_sigma8_is_not_normalised(file: Path, ends: tuple[float, float]):
+    table(file.parent / "p.txt", *ends)
+    overrides = ["box.size=100", "cosmology.linear_power=p.txt", "cosmology.normalise=true"]
+    with pytest.raises(
+        SettingsError, match=r"^cosmology.normalise = true: .* covers k=.* sigma8 needs 0.01.*\.\..*; use a longer"
+    ):
+        build(read(file, overrides))
+    build(read(file, overrides[:-1]))
 
 
 @pytest.mark.parametrize(

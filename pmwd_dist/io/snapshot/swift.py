@@ -16,7 +16,7 @@ _RADIATION = ("Omega_r", "Omega_g", "Omega_nu_0", "N_eff", "N_ur", "M_nu_eV", "d
 
 @final
 class Swift(SnapshotFormat):
-    """SWIFT's format, which swiftsimio reads."""
+    """SWIFT's format, which swiftsimio and pynbody read."""
 
     name: ClassVar = "swift"
     bytes_per_particle: ClassVar = 48
@@ -32,7 +32,7 @@ class Swift(SnapshotFormat):
         return base.KM_S_PER_H0 / a
 
     def write_header(self, file: File, part: Part) -> None:
-        """Write all groups in which swiftsimio looks."""
+        """Write all groups in which swiftsimio looks, and Policy and Parameters, by which pynbody knows the format."""
         file.create_group("Header").attrs.update(_header(part, self.length(part.h)))
         file.create_group("Cosmology").attrs.update(_cosmology(part))
         units = {
@@ -45,6 +45,9 @@ class Swift(SnapshotFormat):
         file.create_group("Units").attrs.update(units)
         file.create_group("InternalCodeUnits").attrs.update(units)
         file.create_group("Code").attrs.update({"Code": "pmwd-dist"})
+        policy = {"cosmological integration": 1, "self gravity": 1, "hydro": 0}
+        file.create_group("Policy").attrs.update({name: np.asarray([on], "i4") for name, on in policy.items()})
+        file.create_group("Parameters").attrs.update({"Cosmology:a_end": str(part.a), "Cosmology:h": str(part.h)})
 
     def create_datasets(self, file: File, part: Part) -> None:
         """Create the datasets, masses included; positions in double precision, as SWIFT's are."""

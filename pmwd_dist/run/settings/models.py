@@ -58,6 +58,7 @@ Count = Annotated[int, Field(ge=4)]
 Three = BeforeValidator(_three)
 Sides = Annotated[tuple[Side, Side, Side], Three]
 Counts = Annotated[tuple[Count, Count, Count], Three]
+Sharpening = Annotated[tuple[Annotated[float, Field(gt=-1)], Side, Side], Three]
 Parts = Annotated[tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]], BeforeValidator(_list_to_tuple)]
 Redshift = Annotated[float, Field(gt=-1)]
 Redshifts = Annotated[tuple[Redshift, ...], BeforeValidator(_several), AfterValidator(_distinct)]
@@ -79,7 +80,11 @@ class Box(Section):
 
     size: Sides = about("side of the box [Mpc/h]; one number, or three", example=256.0)
     mesh: Counts = about("cells of the force mesh along a side; one number, or three", example=128)
-    particles: Counts | None = about("particles along a side; default: as many as mesh cells", None, 128)
+    particles: Counts | None = about(
+        "particles along a side; default: as many as mesh cells; mesh and particles must be n, 1/n or 3/2 to 1",
+        None,
+        128,
+    )
 
 
 class Time(Section):
@@ -89,7 +94,7 @@ class Time(Section):
     a_stop: float = about("scale factor at the end", 1.0, gt=1e-3, le=2)
     steps: int = about("number of time steps, uniform in the growth factor", 20, ge=1, le=100_000)
     solver: Literal["bullfrog", "fastpm", "leapfrog"] = about("bullfrog, fastpm or leapfrog", "bullfrog")
-    lpt_order: Literal[1, 2] = about("order of the initial conditions: 1 (Zel'dovich) or 2", 2)
+    lpt_order: Literal[1, 2, 3] = about("order of the initial conditions: 1 (Zel'dovich), 2 or 3", 3)
 
     @field_validator("a_stop")
     @classmethod
@@ -147,6 +152,12 @@ class Force(Section):
 
     gradient: Literal["finite-difference", "spectral"] = about(
         "of the potential: finite-difference (fourth order, CIC window deconvolved) or spectral", "finite-difference"
+    )
+    sharpening: Sharpening | None = about(
+        "[alpha, k_low, k_high] of a factor 1 + alpha exp(-(k_low/k)^2 - (k/k_high)^4) on the potential, k in h/Mpc, "
+        "that makes up for what the mesh softens; default: none",
+        None,
+        [0.2, 0.8, 3.0],
     )
 
 

@@ -15,9 +15,15 @@ import numpy as np
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import growth_table
-from pmwd_dist.cosmology.linear_power import interpolate_power, linear_power, normalised_power
+from pmwd_dist.cosmology.linear_power import (
+    check_sigma8_range,
+    interpolate_power,
+    linear_power,
+    normalised_power,
+)
 from pmwd_dist.parallel.autotune import remembered
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3, default_decomposition
+from pmwd_dist.pm.gravity import check_force_mesh
 from pmwd_dist.pm.modes import power_nodes
 from pmwd_dist.pm.solvers import BullFrog, FastPM, LeapFrog, SplitSolver
 from pmwd_dist.run.settings.models import Box, Devices, Settings
@@ -33,6 +39,7 @@ _PATHS = {
     "particle_shape": "box.particles",
     "box_size": "box.size",
     "gradient": "force.gradient",
+    "sharpening": "force.sharpening",
     **{name: f"devices.{name}" for name in ("pdims", "backend", "transpose_comm", "halo_comm", "halo")},
     **{name: f"time.{name}" for name in ("a_start", "a_stop", "steps", "lpt_order")},
 }
@@ -69,16 +76,21 @@ def build(settings: Settings) -> Simulation:
     """The simulation that these settings describe.
 
     Raises:
-      SettingsError: shapes don't divide over the devices, or structure doesn't grow in the cosmology.
+      SettingsError: shapes don't divide over the devices or give wrong forces, or structure doesn't grow.
     """
     problems: list[str] = []
     config = None
     try:
         config = _config(settings)
+        check_force_mesh(config)
     except ValueError as error:
         problems.append(_translate(error, settings.box))
     cosmo = _cosmology(settings)
-    table = _table(settings, cosmo)
+    table = None
+    try:
+        table = _table(settings, cosmo)
+    except ArgumentError as error:
+        problems.append(f"cosmology.normalise = true: {error.argument} {error.reason}")
     if config is not None:
         problems += _growth_problems(cosmo, config) or (_power_problems(cosmo, config) if table is None else [])
     if problems or config is None:
@@ -99,6 +111,7 @@ def _config(settings: Settings) -> Config:
         decomposition=_decomposition(devices, (box.mesh, box.particles or box.mesh)),
         halo=devices.halo,
         gradient=settings.force.gradient,
+        sharpening=settings.force.sharpening,
     )
 
 
@@ -153,6 +166,7 @@ def _table(settings: Settings, cosmo: jax_cosmo.Cosmology) -> tuple[np.ndarray, 
         return None
     k, power = read_table(Path(settings.cosmology.linear_power))
     if settings.cosmology.normalise:
+        check_sigma8_range(k, cosmo)
         power = np.asarray(normalised_power(jnp.asarray(k), jnp.asarray(power), cosmo.sigma8), float)
     return k, power
 

@@ -1,0 +1,161 @@
+"""Displacement fields of Lagrangian perturbation theory, order by order, on local blocks; inside shard_map.
+
+Fields are gradients of potentials, and from third order on curls too: psi1 = grad p1 with laplacian p1 = -delta.
+With the Hessians A of p1 and B of p2 (Bouchet et al. 1995; Catelan 1995),
+
+  laplacian p2 = m(A, A),  laplacian p3a = det A,  laplacian p3b = m(A, B),  curl psi3c_i = e_ijk (A B)_jk,
+
+m(A, B) = (tr A tr B - tr A B) / 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from pmwd_dist._jax.varying import unify_varying
+from pmwd_dist.config import Config
+from pmwd_dist.parallel.fft import irfft_block, rfft_block, sequence_after
+from pmwd_dist.pm import fourier
+
+# Pairs of axes of a symmetric matrix, and of its vector products: the axes after each.
+PAIRS = ((0, 0), (1, 1), (2, 2), (0, 1), (0, 2), (1, 2))
+NEXT = ((1, 2), (2, 0), (0, 1))
+
+Matrix = dict[tuple[int, int], Array]
+
+
+def potential(source: Array, config: Config) -> Array:
+    """The potential with this Laplacian; modes to modes."""
+    return -source * fourier.inverse_laplacian(config.particle_shape, config, source.real.dtype)
+
+
+def gradient(modes: Array, config: Config) -> Array:
+    """Gradient of a potential, modes to a field of shape (nx, ny, nz, 3)."""
+    k = _odd_wavevectors(modes, config)
+    return _fields(modes, [lambda p, k=k_: 1j * k * p for k_ in k], config)
+
+
+def inverse_curl(source: Sequence[Array], config: Config) -> Array:
+    """The field without divergence that has this curl, modes to a field of shape (nx, ny, nz, 3)."""
+    k = _odd_wavevectors(source[0], config)
+    inverse = fourier.inverse_laplacian(config.particle_shape, config, source[0].real.dtype)
+    kernels = [lambda w, i=i, j=j: 1j * inverse * (k[i] * w[j] - k[j] * w[i]) for i, j in NEXT]
+    return _fields(tuple(source), kernels, config)
+
+
+def second_order(p1: Array, config: Config, *, dealias: bool) -> Array:
+    """Modes of m(A, A), the Laplacian of the potential of second order.
+
+    Args:
+      p1: modes of the potential of first order.
+      config: the simulation.
+      dealias: whether aliases of the products are removed (`_dealiased`).
+    """
+
+    def product(p1: Array) -> list[Array]:
+        even, odd = _wavevectors(p1, config)
+        source = trace = jnp.zeros((), p1.real.dtype)
+        for i, j in PAIRS:
+            derivative = _second_derivative(p1, i, j, even, odd, config)
+            source = source + (trace * derivative if i == j else -(derivative**2))
+            trace = trace + derivative if i == j else trace
+            p1, (source, trace) = sequence_after(p1, (source, trace))
+        return [source]
+
+    if dealias:
+        return _dealiased(product, [p1], 1, config)[0]
+    return rfft_block(product(p1)[0], config.decomposition)
+
+
+def third_order(p1: Array, p2: Array, config: Config) -> list[Array]:
+    """Modes of det A and m(A, B), and of the three components of e_ijk (A B)_jk, without aliases."""
+
+    def product(p1: Array, p2: Array) -> list[Array]:
+        A: Matrix = {}
+        even, odd = _wavevectors(p1, config)
+        for i, j in PAIRS:
+            A[i, j] = A[j, i] = _second_derivative(p1, i, j, even, odd, config)
+            p1, A = sequence_after(p1, A)
+        mixed = jnp.zeros((), p1.real.dtype)
+        curl = [mixed] * 3
+        for i, j in PAIRS:
+            derivative = _second_derivative(p2, i, j, even, odd, config)
+            mixed, curl = _add_products(A, derivative, (i, j), mixed, curl)
+            p2, (A, mixed, curl) = sequence_after(p2, (A, mixed, curl))
+        return [_determinant(A), mixed, *curl]
+
+    return _dealiased(product, [p1, p2], 5, config)
+
+
+def _add_products(
+    A: Matrix, b: Array, pair: tuple[int, int], mixed: Array, curl: list[Array]
+) -> tuple[Array, list[Array]]:
+    """Add what an entry b of B, with its mirror image, contributes to m(A, B) and to e_ijk (A B)_jk."""
+    p, q = pair
+    if p == q:
+        i, j = NEXT[p]
+        mixed = mixed + (A[i, i] + A[j, j]) * b / 2
+    else:
+        mixed = mixed - A[p, q] * b
+
+    def factor(j: int, k: int) -> Any:
+        """What is multiplied by b in (A B)_jk."""
+        return A[j, p] if q == k else A[j, q] if p == k else 0
+
+    return mixed, [c + (factor(j, k) - factor(k, j)) * b for c, (j, k) in zip(curl, NEXT, strict=True)]
+
+
+def _determinant(A: Matrix) -> Array:
+    return (
+        A[0, 0] * (A[1, 1] * A[2, 2] - A[1, 2] ** 2)
+        - A[0, 1] * (A[0, 1] * A[2, 2] - A[1, 2] * A[0, 2])
+        + A[0, 2] * (A[0, 1] * A[1, 2] - A[1, 1] * A[0, 2])
+    )
+
+
+def _dealiased(product: Callable[..., list[Array]], modes: Sequence[Array], count: int, config: Config) -> list[Array]:
+    """Modes of products of fields, as a mean over two lattices of which one is moved by half a cell along each axis.
+
+    Aliases from beyond the Nyquist frequency along one axis or three have opposite signs on the two and cancel
+    (Patterson & Orszag 1971); those along two remain, of a few per cent. Padding, which costs 3.4 times the memory,
+    would move modes between devices. The Nyquist frequency itself, which has no phase, is left out.
+    """
+    shape, dtype = config.particle_shape, modes[0].real.dtype
+
+    @jax.checkpoint
+    def add(totals: list[Array], cells: Array) -> tuple[list[Array], None]:
+        phase = fourier.translation(shape, config, dtype, cells)
+        fields = product(*(phase * m for m in modes))
+        back = jnp.conj(phase) / 2
+        return [t + back * rfft_block(f, config.decomposition) for t, f in zip(totals, fields, strict=True)], None
+
+    zero = unify_varying(modes[0], jnp.zeros_like(modes[0]))[1]
+    totals, _ = jax.lax.scan(add, [zero] * count, jnp.asarray([0.0, 0.5], dtype))
+    return totals
+
+
+def _second_derivative(p: Array, i: int, j: int, even: Any, odd: Any, config: Config) -> Array:
+    factor = even[i] ** 2 if i == j else odd[i] * odd[j]
+    return irfft_block(-factor * p, config.particle_shape[2], config.decomposition)
+
+
+def _fields(modes: Any, kernels: Sequence[Callable[[Any], Array]], config: Config) -> Array:
+    """Inverse transforms of some factors times modes, one after the other."""
+    fields: list[Array] = []
+    for kernel in kernels:
+        fields.append(irfft_block(kernel(modes), config.particle_shape[2], config.decomposition))
+        modes, fields = sequence_after(modes, fields)
+    return jnp.stack(fields, -1)
+
+
+def _odd_wavevectors(modes: Array, config: Config) -> tuple[Array, Array, Array]:
+    return fourier.wavevectors(config.particle_shape, config, modes.real.dtype, odd=True)
+
+
+def _wavevectors(modes: Array, config: Config) -> tuple[Any, Any]:
+    return fourier.wavevectors(config.particle_shape, config, modes.real.dtype), _odd_wavevectors(modes, config)

@@ -1,0 +1,154 @@
+"""What a configuration is worth: the error of P(k) at z = 0 to expect, from measured tables.
+
+`benchmarks/accuracy.py` measures; docs/accuracy.md says how, and what it means.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pmwd_dist.config import Config
+from pmwd_dist.cosmology.growth import GrowthTable, growth_table
+from pmwd_dist.pm.solvers import LeapFrog, SplitSolver
+from pmwd_dist.run.settings import Simulation
+
+# Errors in per cent, the largest up to 1/4 and to 1/2 of the particles' Nyquist frequency, by spacing of the particles.
+_SPACINGS = (1.0, 4.0, 16.0)  # [Mpc/h]
+# Of 3LPT and 40 BullFrog steps, by start, against a lattice and mesh twice as fine with the same modes.
+_STARTS = (0.02, 0.05, 0.1, 0.2)
+_ONE_CELL = (
+    ((5.3, 11.3), (3.4, 4.5), (18.3, 18.3)),
+    ((3.9, 12.6), (1.3, 2.2), (9.5, 12.6)),
+    ((3.6, 13.3), (0.3, 1.5), (4.1, 6.8)),
+    ((4.4, 14.7), (0.4, 1.2), (1.5, 3.9)),
+)
+_TWO_CELLS = (
+    ((2.5, 7.4), (2.1, 3.3), (3.2, 4.8)),
+    ((2.3, 8.1), (1.1, 1.9), (1.5, 3.1)),
+    ((2.2, 8.5), (0.7, 1.4), (0.6, 1.7)),
+    ((2.7, 8.7), (0.6, 1.4), (0.1, 0.6)),
+)
+# What a lower order of LPT adds, by start.
+_LOWER_ORDER = {
+    1: (
+        ((2.0, 2.1), (0.6, 1.5), (0.1, 0.3)),
+        ((4.5, 4.8), (1.4, 3.4), (0.1, 0.6)),
+        ((9.0, 9.6), (2.9, 6.7), (0.3, 1.4)),
+        ((17.8, 19.0), (5.8, 13.1), (0.7, 2.8)),
+    ),
+    2: (
+        ((0.1, 0.1), (0.0, 0.0), (0.0, 0.0)),
+        ((0.3, 0.3), (0.1, 0.2), (0.0, 0.0)),
+        ((1.0, 1.2), (0.4, 0.8), (0.1, 0.1)),
+        ((3.8, 4.4), (1.5, 2.7), (0.3, 0.6)),
+    ),
+}
+# What a number of steps adds; steps of LeapFrog add the growth that they lose, and else as much as FastPM's.
+_STEPS = (5, 10, 20, 40)
+_BULLFROG = (
+    ((18.1, 38.2), (0.1, 0.1), (0.1, 0.2)),
+    ((5.5, 13.2), (0.0, 0.1), (0.0, 0.0)),
+    ((0.3, 0.3), (0.0, 0.0), (0.0, 0.0)),
+    ((0.0, 0.2), (0.0, 0.0), (0.0, 0.0)),
+)
+_FASTPM = (
+    ((20.1, 39.5), (1.0, 1.8), (0.1, 0.8)),
+    ((6.2, 13.9), (0.3, 0.5), (0.0, 0.2)),
+    ((0.5, 0.7), (0.1, 0.1), (0.0, 0.1)),
+    ((0.1, 0.1), (0.0, 0.0), (0.0, 0.0)),
+)
+# What the spectral gradient adds, with one and with two cells a particle along each axis.
+_SPECTRAL = (((5.6, 19.0), (8.9, 24.1), (16.2, 43.3)), ((1.2, 5.3), (1.1, 4.1), (4.7, 15.7)))
+
+Table = Sequence[Sequence[Sequence[float]]]
+
+
+def expected_error(simulation: Simulation, times: Sequence[float]) -> tuple[float, float] | None:
+    """Error of P(k) at z = 0 [per cent] up to 1/4 and to 1/2 of the particles' Nyquist frequency.
+
+    None for meshes coarser than the particles, which were not measured, and with `sharpening`.
+    """
+    config, solver = simulation.config, simulation.solver
+    cells = min(m / n for m, n in zip(config.mesh_shape, config.particle_shape, strict=True))
+    if cells < 1 or config.sharpening is not None:
+        return None
+    fine, steps, a_start = cells >= 2, len(times) - 1, config.a_start
+    error = _at(_TWO_CELLS if fine else _ONE_CELL, _STARTS, a_start, config)
+    if config.lpt_order < 3:
+        error = error + _at(_LOWER_ORDER[config.lpt_order], _STARTS, a_start, config)
+    error = error + _at(_BULLFROG if type(solver).__name__ == "BullFrog" else _FASTPM, _STEPS, steps, config)
+    if config.gradient == "spectral":
+        error = error + _at(_SPECTRAL[fine : fine + 1], (1,), 1, config)
+    if isinstance(solver, LeapFrog):
+        error = error + abs(growth_change(simulation, times))
+    return float(error[0]), float(error[1])
+
+
+def accuracy_line(simulation: Simulation, times: Sequence[float]) -> str:
+    """What P(k) is worth, in words; errors are rounded up."""
+    error = expected_error(simulation, times)
+    if error is None:
+        return "P(k) not measured for this mesh; see docs/accuracy.md"
+    spacing = _spacing(simulation.config)
+    parts = [f"{_round_up(e)} % to k = {f * math.pi / spacing:.2g}" for e, f in zip(error, (0.25, 0.5), strict=True)]
+    return f"P(k) at z = 0 right to about {' and '.join(parts)} h/Mpc; see docs/accuracy.md"
+
+
+def growth_change(simulation: Simulation, times: Sequence[float]) -> float:
+    """Change of P(k) of long waves by the time steps [per cent]; BullFrog's and FastPM's are exact there."""
+    if not isinstance(simulation.solver, LeapFrog):
+        return 0.0
+    return 100 * (long_wave_growth(simulation.solver, growth_table(simulation.cosmo), times) ** 2 - 1)
+
+
+def growth_warning(simulation: Simulation, times: Sequence[float]) -> str | None:
+    """Warning that the time steps change P(k) of long waves by more than 2 %."""
+    change = growth_change(simulation, times)
+    if abs(change) < 2:
+        return None
+    return (
+        f"{len(times) - 1} steps of leapfrog from a = {times[0]:g} change P(k) by {change:+.1f} % on all scales; use "
+        'time.solver = "bullfrog", which is exact there, more time.steps, or a later time.a_start'
+    )
+
+
+def long_wave_growth(solver: SplitSolver, table: GrowthTable, times: Sequence[float]) -> float:
+    """Growth of a long wave by the steps of a solver, over the linear growth.
+
+    Such a wave feels its own displacement as acceleration: the steps are sums of two numbers.
+    """
+    ends = jnp.asarray(times, float)
+    steps = jax.jit(jax.vmap(partial(solver.coefficients, table)))(ends[:-1], ends[1:])
+    disp, vel = float(table.D1(ends[0])), float(table.momentum(ends[0]))
+    for before, kick, log_scale, after in zip(*(np.asarray(x, float) for x in steps), strict=True):
+        disp += before * vel
+        vel = 2**log_scale * vel + kick * disp
+        disp += after * vel
+    return disp / float(table.D1(ends[-1]))
+
+
+def _at(table: Table, nodes: Sequence[float], value: float, config: Config) -> np.ndarray:
+    """Errors at a value of the first axis and the spacing of the particles: linear in their logarithms, ends held."""
+    values = np.asarray(table, float)
+    x = np.log(_spacing(config))
+    rows = [[np.interp(x, np.log(_SPACINGS), row[:, f]) for f in range(2)] for row in values]
+    return np.array([np.interp(np.log(value), np.log(nodes), column) for column in np.array(rows).T])
+
+
+def _spacing(config: Config) -> float:
+    """Largest distance between neighbours on the particles' lattice [Mpc/h]."""
+    return max(length / n for length, n in zip(config.box_size, config.particle_shape, strict=True))
+
+
+def _round_up(error: float) -> str:
+    """One digit, at least 0.5."""
+    if error <= 0.5:
+        return "0.5"
+    digit = 10.0 ** math.floor(math.log10(error))
+    return f"{math.ceil(error / digit - 1e-9) * digit:g}"
