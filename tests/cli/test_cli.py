@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pmwd_dist.cli import commands, main
-from pmwd_dist.run import resources
+from pmwd_dist.run import manifest, resources
 
 Cli = Callable[..., tuple[int, str, str]]
 MINIMAL = "[box]\nsize = 64\nmesh = 16\n"
@@ -98,7 +98,8 @@ def test_output_folder_with_content_fails(cli: Cli, file: Path, tmp_path: Path):
     folder = tmp_path / "out"
     folder.mkdir()
     (folder / "mine.txt").write_text("keep")
-    fails(cli("run", file, "--output", folder), "not empty", "--overwrite", "resume")
+    fails(cli("run", file, "--output", folder), "not the folder of a run")
+    fails(cli("run", file, "--output", folder, "--overwrite"), "not the folder of a run")
     assert [path.name for path in folder.iterdir()] == ["mine.txt"]
     fails(cli("run", file, "--output", folder / "mine.txt"), "is a file")
 
@@ -130,6 +131,8 @@ def test_resume_needs_the_folder_of_a_run(cli: Cli, tmp_path: Path):
     fails(cli("resume", tmp_path), "not the folder of a run")
     fails(cli("resume", tmp_path / "absent"), "not the folder of a run")
     (tmp_path / "config.toml").write_text(MINIMAL)
+    fails(cli("resume", tmp_path), "not the folder of a run")
+    manifest.create(tmp_path, {}, ["run.json"])
     fails(cli("resume", tmp_path, "--set", "box.size=3"), "only devices.*")
 
 

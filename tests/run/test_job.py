@@ -21,6 +21,7 @@ import pmwd_dist as pmd
 from pmwd_dist.io import checkpoint
 from pmwd_dist.io.snapshot import load_snapshot
 from pmwd_dist.report import figures
+from pmwd_dist.run import manifest
 from pmwd_dist.run.events import CheckpointWritten, Ended, Event, Resumed, StepTaken, record
 from pmwd_dist.run.job import execute
 from pmwd_dist.run.signals import Interrupted
@@ -46,7 +47,9 @@ def test_folder_holds_all_results(finished: tuple[Path, Events]):
     folder, _ = finished
     each = ("power_{}.csv", "density_{}.npz", "density_{}.png", "snapshot_{}.hdf5")
     expected = {name.format(label) for name in each for label in ("z0.000", "z1.000")}
-    assert {path.name for path in folder.iterdir()} == expected | {"config.toml", "run.json", "log.jsonl", "power.png"}
+    expected |= {"config.toml", "run.json", "log.jsonl", "power.png"}
+    assert {path.name for path in folder.iterdir()} == expected | {"manifest.json"}
+    assert set(manifest.files(folder)) == expected
 
 
 def test_events_and_log_tell_the_same(finished: tuple[Path, Events]):
@@ -163,7 +166,7 @@ def test_damaged_checkpoint_is_one_line(tmp_path: Path, capsys: pytest.CaptureFi
     content[len(content) // 2] ^= 1
     part.write_bytes(content)
     capsys.readouterr()
-    assert command("resume", plan.folder) == 1
+    assert command("resume", plan.folder) == 2
     err = capsys.readouterr().err
     assert "damaged" in err
     assert len(err.splitlines()) == 1
