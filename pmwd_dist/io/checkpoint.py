@@ -161,15 +161,19 @@ class _Part:
 
     def __init__(self, path: Path):
         self.path = path
-        self._file = self._attempt(lambda: np.load(path))
-        if not isinstance(self._file, NpzFile):
-            raise self._damaged("not a zip file")
+        self._stream = self._attempt(lambda: path.open("rb"))
+        try:
+            self._file: NpzFile = self._attempt(lambda: NpzFile(self._stream))
+        except CheckpointError:
+            self._stream.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         self._file.close()
+        self._stream.close()
 
     def blocks(self) -> list[tuple[int, str, Box]]:
         """Blocks in the file: the number of the array, the name in the file and the place in the array."""

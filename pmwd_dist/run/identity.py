@@ -28,12 +28,16 @@ def identity(plan: Plan) -> Identity:
 
     A file with P(k) stands for its content. The version of the package and the precision of the numbers are keys too.
     """
-    found: Identity = {"version": versions()["pmwd-dist"], "precision": np.dtype(jnp.result_type(float)).name}
+    found: Identity = {"version": versions()["pmwd-dist"], "precision": _precision()}
     for name in SECTIONS:
         if name not in _FREE:
             content = getattr(plan.settings, name).model_dump(mode="json")
             found |= {f"{name}.{key}": value for key, value in content.items()}
     return found | _defaults(plan.settings) | _table(plan)
+
+
+def _precision() -> str:
+    return np.dtype(jnp.result_type(float)).name
 
 
 def _defaults(settings: Settings) -> Identity:

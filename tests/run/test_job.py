@@ -18,6 +18,7 @@ import pytest
 from runs import SMALL, Events, assert_same, command, make, resumed
 
 import pmwd_dist as pmd
+from pmwd_dist.cli.display import Display
 from pmwd_dist.io import checkpoint
 from pmwd_dist.io.snapshot import load_snapshot
 from pmwd_dist.report import figures
@@ -25,6 +26,12 @@ from pmwd_dist.run import manifest
 from pmwd_dist.run.events import CheckpointWritten, Ended, Event, Resumed, StepTaken, record
 from pmwd_dist.run.job import execute
 from pmwd_dist.run.signals import Interrupted
+from pmwd_dist.run.starting import StartError
+
+
+def linear_power(path: Path) -> None:
+    k = np.geomspace(1e-3, 10, 50)
+    np.savetxt(path, np.stack([k, 1e4 * k / (1 + (k / 0.02) ** 2.5)], -1))
 
 
 @pytest.fixture
@@ -95,7 +102,7 @@ def test_config_toml_reproduces_the_run(finished: tuple[Path, Events], tmp_path:
     assert_same(folder, tmp_path / "again")
 
 
-@pytest.mark.parametrize(("number", "step"), [(signal.SIGINT, 1), (signal.SIGTERM, 3)])
+@pytest.mark.parametrize(("number", "step"), [(signal.SIGINT, 1), (signal.SIGHUP, 3)])
 @pytest.mark.usefixtures("no_figures")
 def test_interrupted_and_resumed_is_bitwise_the_same(finished, tmp_path: Path, number: int, step: int):
     plan = make(tmp_path / "run")
@@ -136,17 +143,46 @@ def test_interrupt_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert err == f"pmwd-dist: interrupted after step 2 of 4; go on with `pmwd-dist resume {tmp_path / 'run'}`\n"
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_second_signal_ends_the_program_at_once(copied: Path, monkeypatch, capsys, number: int, code: int):
+    monkeypatch.setattr("pmwd_dist.run.job.Log", lambda folder, listener: lambda event: os.kill(os.getpid(), number))
+    assert command("resume", copied) == code
+    assert capsys.readouterr().err == "pmwd-dist: " + {130: "interrupted\n", 143: "terminated\n"}[code]
+    assert checkpoint.latest(copied) is not None
+
+
 @pytest.mark.usefixtures("no_figures")
-def test_regular_checkpoints_keep_the_last_one(tmp_path: Path):
-    plan = make(tmp_path / "run", "output.checkpoint_every=1", "output.snapshot=false")
+def test_regular_checkpoints_keep_the_last_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    plan = make(tmp_path / "run", "output.checkpoint_every=1", "output.snapshot=false", "output.slice_thickness=0")
     seen = []
+    display = Display()
 
     def listener(event: Event) -> None:
+        display(event)
         if isinstance(event, CheckpointWritten):
             seen.append([path.name for path in plan.folder.glob("*checkpoint*")])
 
     execute(plan, listener)
     assert seen == [["checkpoint_000001"], ["checkpoint_000002"], ["checkpoint_000003"]]
+    assert "checkpoint of" not in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_time_limit(copied: Path, finished: tuple[Path, Events], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """A run stops before the step that would end too late, with exit code 0 and the command that goes on."""
+    shutil.copy(finished[0] / "config.toml", tmp_path / "small.toml")
+    folder = tmp_path / "limited"
+    run = ["run", tmp_path / "small.toml", "--output", folder, "--set", "output.slice_thickness=0"]
+    for step, verb in ((1, run), (2, ["resume", folder]), (3, ["resume", folder])):
+        assert command(*verb, "--time-limit", "0.1 s") == 0
+        out, err = capsys.readouterr()
+        last = (
+            f"stopped after step {step} of 4, by the time limit; go on with `pmwd-dist resume {folder} --time-limit 1s`"
+        )
+        assert out.splitlines()[-1] == f"pmwd-dist: {last}"
+        assert not err
+    assert command("resume", folder, "--time-limit", "1h") == 0
+    assert_same(finished[0], folder)
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -156,20 +192,96 @@ def test_resume_without_a_checkpoint_begins_anew(finished, tmp_path: Path):
     assert_same(finished[0], plan.folder)
 
 
-@pytest.mark.usefixtures("no_figures")
-def test_damaged_checkpoint_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    plan = make(tmp_path / "run")
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was interrupted after its third step of four, with an output after the second."""
+    folder = tmp_path_factory.mktemp("stopped")
+    linear_power(folder / "p.txt")
+    plan = make(folder / "run", "output.slice_thickness=0", "cosmology.linear_power=p.txt")
     with pytest.raises(Interrupted):
-        execute(plan, Events(2))
-    part = plan.folder / "checkpoint_000002" / "0.npz"
-    content = bytearray(part.read_bytes())
+        execute(plan, Events(3))
+    return plan.folder
+
+
+@pytest.fixture
+def copied(stopped: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(stopped, tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("box.size=64", "box.size = 64.0: .* has 32.0; set it back"),
+        ("box.particles=4", "box.particles = 4: .* has 8"),
+        ("noise.seed=1", "noise.seed = 1: .* has 0"),
+        ("time.solver=fastpm", 'time.solver = "fastpm": .* has "bullfrog"'),
+        ("time.steps=5", "time.steps = 5: .* has 4"),
+        ("cosmology.h=0.7", "cosmology.h = 0.7: .* has 0.6774"),
+        ("force.gradient=spectral", 'force.gradient = "spectral": .* has "finite-difference"'),
+        ("output.redshifts=[2, 1, 0]", "output.redshifts would change the 3 steps that are done"),
+        ("output.redshifts=0", "output.redshifts would change the 3 steps that are done"),
+    ],
+)
+def test_another_simulation_does_not_resume(copied: Path, override: str, words: str):
+    before = (copied / "log.jsonl").read_text()
+    with pytest.raises(StartError, match=words):
+        execute(resumed(copied, override), Events(), resume=True)
+    if override.startswith("output."):
+        return
+    shutil.rmtree(copied / "checkpoint_000003")  # the same without a checkpoint, for the earlier outputs
+    with pytest.raises(StartError, match=words):
+        execute(resumed(copied, override), Events(), resume=True)
+    assert (copied / "log.jsonl").read_text() == before
+
+
+def test_an_edit_between_run_and_resume_is_shown_key_by_key(copied: Path, capsys: pytest.CaptureFixture[str]):
+    config = copied / "config.toml"
+    config.write_text(config.read_text().replace("size = 32.0", "size = 64.0").replace("seed = 0", "seed = 3"))
+    k, power = np.loadtxt(copied / "linear_power.txt").T
+    np.savetxt(copied / "linear_power.txt", np.stack([k, 2 * power], -1))
+    assert command("resume", copied) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 4
+    for line, key in zip(lines[1:], ("box.size = 64.0", 'linear_power = "sha256:', "noise.seed = 3"), strict=True):
+        assert key in line
+        assert "set it back, or start a new run in another folder" in line
+
+
+def test_another_version_or_precision_does_not_resume(copied: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pmwd_dist.run.identity.versions", lambda: {"pmwd-dist": "99.0"})
+    with pytest.raises(StartError, match=r'version = "99.0": .* install that version'):
+        execute(resumed(copied), Events(), resume=True)
+    monkeypatch.undo()
+    monkeypatch.setattr("pmwd_dist.run.identity._precision", lambda: "float32")
+    with pytest.raises(StartError, match='precision = "float32": .* has "float64"; set JAX_ENABLE_X64 as it was'):
+        execute(resumed(copied), Events(), resume=True)
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_devices_outputs_to_come_and_checkpoints_may_change(copied: Path):
+    changed = ("devices.pdims=[2, 1]", "output.redshifts=1", "output.snapshot=gadget", "output.checkpoint_every=1")
+    execute(resumed(copied, *changed), Events(), resume=True)
+    assert not (copied / "power_z0.000.csv").exists()
+    assert checkpoint.latest(copied) is None
+
+
+def test_damaged_checkpoints_are_one_line(copied: Path, capsys: pytest.CaptureFixture[str]):
+    path = copied / "checkpoint_000003"
+    part, meta = path / "0.npz", path / "meta.json"
+    whole = part.read_bytes()
+    content = bytearray(whole)
     content[len(content) // 2] ^= 1
     part.write_bytes(content)
-    capsys.readouterr()
-    assert command("resume", plan.folder) == 2
-    err = capsys.readouterr().err
-    assert "damaged" in err
-    assert len(err.splitlines()) == 1
+
+    def fails() -> None:
+        assert command("resume", copied) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "remove this checkpoint to start over" in line
+
+    fails()
+    part.write_bytes(whole)
+    meta.write_text(meta.read_text().replace('"step": 3', '"step": 2'))
+    fails()
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -260,8 +372,7 @@ def test_two_processes(tmp_path: Path):
     mpirun = shutil.which("mpirun") or str(Path(sys.executable).with_name("mpirun"))
     if not Path(mpirun).exists():
         pytest.skip("there is no mpirun")
-    k = np.geomspace(1e-3, 10, 50)
-    np.savetxt(tmp_path / "p.txt", np.stack([k, 1e4 * k / (1 + (k / 0.02) ** 2.5)], -1))
+    linear_power(tmp_path / "p.txt")
     overrides = ["output.redshifts=0", "output.slice_thickness=0", "cosmology.linear_power=p.txt"]
     one = make(tmp_path / "one", *overrides)
     execute(one, Events())
