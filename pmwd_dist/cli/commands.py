@@ -12,6 +12,7 @@ import typer
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import message
+from pmwd_dist.cli import compilation_cache
 from pmwd_dist.cli.display import Display, plan_lines
 from pmwd_dist.cli.doctor import report_lines
 from pmwd_dist.parallel import autotune as tuner
@@ -130,7 +131,7 @@ def template() -> None:
 
 @app.command()
 def doctor() -> None:
-    """List versions, devices, native ops, MPI, cores and memory."""
+    """List versions, devices, native ops, MPI, compiled programs, cores and memory."""
     _start()
     _say(*report_lines())
 
@@ -209,6 +210,7 @@ def autotune(
 def _start() -> None:
     try:
         distributed.initialize()
+        compilation_cache.enable(_warn)
         jax.devices()
     except RuntimeError as error:
         raise CommandError(" ".join(str(error).split())) from error
@@ -225,6 +227,11 @@ def _plan(file: Path, overrides: list[str], folder: Path) -> Plan:
     from pmwd_dist.run.settings import read
 
     return make_plan(read(file, overrides), folder)
+
+
+def _warn(text: str) -> None:
+    if distributed.is_main():
+        typer.echo(f"pmwd-dist: warning: {text}", err=True)
 
 
 def _say(*lines: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -146,7 +148,7 @@ def test_power_and_plot_fail_on_other_files(cli: Cli, tmp_path: Path, file: Path
 def test_doctor(cli: Cli):
     code, out, err = cli("doctor")
     assert (code, err) == (0, "")
-    for words in ("pmwd-dist", "jax ", "device", "native ops", "MPI", "cores", "memory"):
+    for words in ("pmwd-dist", "jax ", "device", "native ops", "MPI", "programs", "cores", "memory"):
         assert words in out
 
 
@@ -182,3 +184,28 @@ def test_as_a_program(file: Path):
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("[box]")
+
+
+def _catches(process: subprocess.Popen[str], number: int) -> bool:
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    (mask,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigCgt"))
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="whether a signal is caught stands in Linux's /proc")
+@pytest.mark.parametrize(
+    ("number", "delay", "code"),
+    [(signal.SIGINT, 0.0, 130), (signal.SIGINT, 0.4, 130), (signal.SIGINT, 1.2, 130), (signal.SIGTERM, 0.2, 143)],
+)
+def test_a_signal_while_the_program_starts(number: int, delay: float, code: int):
+    """One line and the code of the signal, from before the library is imported."""
+    # Where tests run in the background, SIGINT is ignored.
+    program = "import signal; signal.signal(2, signal.default_int_handler); import pmwd_dist_program as p; p.main()"
+    with subprocess.Popen([sys.executable, "-c", program, "doctor"], stdout=-1, stderr=-1, text=True) as process:
+        while not _catches(process, signal.SIGTERM):  # Python itself is starting
+            time.sleep(0.005)
+        time.sleep(delay)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (code, "")
+    assert err == {130: "pmwd-dist: interrupted\n", 143: "pmwd-dist: terminated\n"}[code]
