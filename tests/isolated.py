@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import select
 import signal
 import sys
 import traceback
@@ -13,13 +14,14 @@ from pathlib import Path
 _REPORT_BYTES = 4096
 
 
-def outcome(case: Callable[[], str], *, seconds: int, memory: int) -> str:
+def outcome(case: Callable[[], str], *, seconds: int, memory: int, kill_after: float | None = None) -> str:
     """What a function returns in a child process, or how it fails: "hang", "memory", "killed by 9", or its traceback.
 
     Args:
       case: called in a fork of this process, which may have no other threads.
       seconds: of wall time.
       memory: bytes beyond those of this process that the child may map.
+      kill_after: seconds after which the child gets SIGKILL.
     """
     reader, writer = os.pipe()
     child = os.fork()
@@ -29,6 +31,8 @@ def outcome(case: Callable[[], str], *, seconds: int, memory: int) -> str:
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
+        if kill_after is not None and not select.select([pipe], [], [], kill_after)[0]:
+            os.kill(child, signal.SIGKILL)
         report = pipe.read().decode(errors="replace")
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):

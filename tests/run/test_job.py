@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -282,6 +283,23 @@ def test_damaged_checkpoints_are_one_line(copied: Path, capsys: pytest.CaptureFi
     part.write_bytes(whole)
     meta.write_text(meta.read_text().replace('"step": 3', '"step": 2'))
     fails()
+
+
+def test_killed_at_random_moments_and_resumed_is_bitwise_the_same(finished: tuple[Path, Events], tmp_path: Path):
+    """Five kills; `python tests/run/kill_loop.py --kills 200` has more."""
+    programs = shutil.copytree(str(jax.config.jax_compilation_cache_dir), tmp_path / "programs")
+    environment = os.environ | {
+        "JAX_COMPILATION_CACHE_DIR": str(programs),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_ENABLE_X64": "1",
+        "JAX_NUM_CPU_DEVICES": "4",
+        "JAX_PLATFORMS": "cpu",
+    }
+    script = Path(__file__).with_name("kill_loop.py")
+    command = [sys.executable, script, "--kills", "5", "--no-figures", "--reference", finished[0]]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.fullmatch(r"(\d+) runs, 5 kills, \1 same bits", done.stdout.strip().splitlines()[-1])
 
 
 @pytest.mark.usefixtures("no_figures")
