@@ -16,7 +16,7 @@ import typer
 from pmwd_dist._files import message
 from pmwd_dist.cli.commands import CommandError, app
 from pmwd_dist.parallel import distributed
-from pmwd_dist.parallel.distributed import SharedError
+from pmwd_dist.parallel.distributed import ConnectionLostError, SharedError, connection_errors
 from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.run.settings import SettingsError
 from pmwd_dist.run.signals import Interrupted
@@ -73,7 +73,8 @@ def _print(code: int, lines: Sequence[str]) -> None:
 
 
 def _call(arguments: list[str], began: float) -> int:
-    code = int(app(arguments, prog_name="pmwd-dist", standalone_mode=False, obj=began) or 0)
+    with connection_errors():
+        code = int(app(arguments, prog_name="pmwd-dist", standalone_mode=False, obj=began) or 0)
     if code == _INTERRUPTED:  # typer turns a KeyboardInterrupt into an exit code
         raise KeyboardInterrupt
     return code
@@ -92,6 +93,11 @@ def _explain(error: BaseException) -> tuple[int, list[str]]:
             return _INTERRUPTED, ["interrupted"]
         case SimulationError() | SharedError():
             return 1, [f"the run failed: {error}"]
+        case ConnectionLostError():
+            remedy = (
+                "look for its last message, or whether it ran out of memory; then go on with `pmwd-dist resume DIR`"
+            )
+            return 1, [f"the run failed: {error}; {remedy}"]
         case OSError():
             return 1, [f"the run failed: {message(error)}"]
         case _:
