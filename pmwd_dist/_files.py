@@ -34,7 +34,7 @@ def atomic_write(path: Path, *, guard: AbstractContextManager[None] | None = Non
     try:
         with guard or nullcontext(), _naming(path):
             yield aside
-            _sync(aside)
+            sync(aside)
         os.replace(aside, path)
     except BaseException:
         remove(aside)
@@ -51,8 +51,8 @@ def exists(path: Path) -> bool:
     return os.path.lexists(path)
 
 
-def _sync(path: Path) -> None:
-    """Flush a file to the disk, so that its content is there before it is renamed."""
+def sync(path: Path) -> None:
+    """Flush a file to the disk, or the names in a folder, before what relies on them is written or removed."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -88,7 +88,7 @@ def _explain(error: BaseException) -> tuple[int, list[str]]:
         case Interrupted():
             return 128 + error.signal_number if error.signal_number else 0, [str(error)]
         case SystemExit():
-            return int(error.code or 0), ["terminated"]
+            return error.code if isinstance(error.code, int) else 1, ["terminated"]
         case KeyboardInterrupt() | typer.Abort():
             return _INTERRUPTED, ["interrupted"]
         case SimulationError() | SharedError():

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from numpy.lib.npyio import NpzFile
 
-from pmwd_dist._files import atomic_write, remove, temporary
+from pmwd_dist._files import atomic_write, remove, sync, temporary
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import raise_on_all_processes
 
@@ -79,7 +79,9 @@ def save(folder: Path, step: int, tree: Any, meta: dict[str, Any]) -> Path:
                 if path.exists():  # interrupted just after a regular checkpoint, which is the same
                     discard(aside)
                 else:
+                    sync(aside)
                     os.replace(aside, path)
+                    sync(folder)
     except BaseException:
         discard(aside)
         raise

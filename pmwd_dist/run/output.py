@@ -46,7 +46,7 @@ def write_output(plan: Plan, particles: Particles, a: float, z: float) -> list[s
         if distributed.is_main():
             manifest.claim(folder, output_names(plan, z))
             figures.write_spectrum(folder / names[0], spectrum)
-            figures.draw_spectra(folder / names[1], figures.read_spectra(folder))
+            figures.draw_spectra(folder / names[1], figures.read_spectra(folder, manifest.files(folder)))
             if slab is not None:
                 figures.write_slab(folder / names[2], slab)
                 figures.draw_slab(folder / names[3], slab)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import random
 import shutil
 import sys
 import tempfile
-from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +16,7 @@ from pmwd_dist.io import checkpoint
 from pmwd_dist.io.checkpoint import CheckpointError
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-import isolated
+import processes
 
 
 def damage(content: bytes, rng: random.Random) -> bytes:
@@ -53,26 +51,20 @@ def damage_and_load(path: Path, tree: dict[str, jax.Array], seed: int) -> str:
         try:
             loaded = checkpoint.load(copy, tree)
         except CheckpointError as error:
-            return "refused" if len(str(error).splitlines()) == 1 else f"several lines: {error}"
+            return "refused" if len(str(error).splitlines()) == 1 else f"wrong: several lines: {error}"
     same = all(np.array_equal(loaded[name], tree[name]) for name in tree)
-    return "the same" if same else f"other numbers, seed {seed}"
+    return "the same" if same else "wrong: other numbers"
 
 
-def main() -> None:
+def main() -> int:
     """Try many, each in a process of its own, and print the counts."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+    count, seed = processes.arguments(__doc__)
+    tally = processes.Tally("damaged checkpoints")
     with tempfile.TemporaryDirectory() as folder:
-        saved = isolated.outcome(lambda: _save(Path(folder)), seconds=60, memory=1 << 36)
-        counts = Counter[str]()
-        for seed in range(arguments.seed, arguments.seed + arguments.count):
-            case = partial(_case, Path(saved), seed)
-            counts[isolated.outcome(case, seconds=60, memory=1 << 36)] += 1
-    for result, count in counts.most_common():
-        print(f"{count:6} {result}")
-    sys.exit(bool(set(counts) - {"refused", "the same"}))
+        path = processes.in_own_process(partial(_save, Path(folder)))
+        for case in range(seed, seed + count):
+            tally.add(f"seed {case}", processes.in_own_process(partial(_case, Path(path), case)))
+    return tally.report()
 
 
 def _tree() -> dict[str, jax.Array]:
@@ -89,4 +81,4 @@ def _case(path: Path, seed: int) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -19,7 +19,7 @@ from pmwd_dist.cli import main
 from pmwd_dist.report import figures
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-import isolated
+import processes
 
 LIMITS = {"seconds": 300, "memory": 1 << 36}
 
@@ -47,8 +47,8 @@ def kill_and_resume(file: Path, folder: Path, moments: Callable[[], float | None
     log = folder.with_suffix(".log")
     while True:
         case = partial(program, next_command(file, folder), log)
-        result = isolated.outcome(case, **LIMITS, kill_after=moments())
-        if result != "killed by 9":
+        result = processes.in_own_process(case, **LIMITS, kill_after=moments())
+        if result != processes.KILLED:
             break
         counts["kills"] += 1
     if result == "0" and "Traceback" not in log.read_text():
@@ -75,7 +75,7 @@ def make_reference(file: Path, folder: Path) -> float:
     for _ in range(2):  # the first time compiles
         began = time.perf_counter()
         case = partial(program, ["run", str(file), "--output", str(folder), "--overwrite"], log)
-        assert isolated.outcome(case, **LIMITS) == "0", log.read_text()
+        assert processes.in_own_process(case, **LIMITS) == "0", log.read_text()
     return time.perf_counter() - began
 
 

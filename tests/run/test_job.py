@@ -155,6 +155,7 @@ def test_a_second_signal_ends_the_program_at_once(copied: Path, monkeypatch, cap
 @pytest.mark.usefixtures("no_figures")
 def test_regular_checkpoints_keep_the_last_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     plan = make(tmp_path / "run", "output.checkpoint_every=1", "output.snapshot=false", "output.slice_thickness=0")
+    (plan.folder / "power_z7.000.csv").write_text("not a spectrum, and not the run's")
     seen = []
     display = Display()
 
