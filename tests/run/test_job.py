@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -26,6 +27,8 @@ from pmwd_dist.report import figures
 from pmwd_dist.run import manifest
 from pmwd_dist.run.events import CheckpointWritten, Ended, Event, Resumed, StepTaken, record
 from pmwd_dist.run.job import execute
+from pmwd_dist.run.plan import Plan
+from pmwd_dist.run.settings import read
 from pmwd_dist.run.signals import Interrupted
 from pmwd_dist.run.starting import StartError
 
@@ -195,19 +198,19 @@ def test_resume_without_a_checkpoint_begins_anew(finished, tmp_path: Path):
 
 
 @pytest.fixture(scope="module")
-def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that was interrupted after its third step of four, with an output after the second."""
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    """The plan of a run that was interrupted after its third step of four, with an output after the second."""
     folder = tmp_path_factory.mktemp("stopped")
     linear_power(folder / "p.txt")
     plan = make(folder / "run", "output.slice_thickness=0", "cosmology.linear_power=p.txt")
     with pytest.raises(Interrupted):
         execute(plan, Events(3))
-    return plan.folder
+    return plan
 
 
 @pytest.fixture
-def copied(stopped: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(stopped, tmp_path / "run"))
+def copied(stopped: Plan, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(stopped.folder, tmp_path / "run"))
 
 
 @pytest.mark.parametrize(
@@ -220,20 +223,29 @@ def copied(stopped: Path, tmp_path: Path) -> Path:
         ("time.steps=5", "time.steps = 5: .* has 4"),
         ("cosmology.h=0.7", "cosmology.h = 0.7: .* has 0.6774"),
         ("force.gradient=spectral", 'force.gradient = "spectral": .* has "finite-difference"'),
-        ("output.redshifts=[2, 1, 0]", "output.redshifts would change the 3 steps that are done"),
-        ("output.redshifts=0", "output.redshifts would change the 3 steps that are done"),
     ],
 )
-def test_another_simulation_does_not_resume(copied: Path, override: str, words: str):
-    before = (copied / "log.jsonl").read_text()
+def test_another_simulation_does_not_resume(stopped: Plan, copied: Path, override: str, words: str):
+    plan = replace(stopped, folder=copied, settings=read(copied / "config.toml", [override]))
     with pytest.raises(StartError, match=words):
-        execute(resumed(copied, override), Events(), resume=True)
-    if override.startswith("output."):
-        return
-    shutil.rmtree(copied / "checkpoint_000003")  # the same without a checkpoint, for the earlier outputs
+        execute(plan, Events(), resume=True)
+    shutil.rmtree(copied / "checkpoint_000003")  # there are earlier outputs
     with pytest.raises(StartError, match=words):
-        execute(resumed(copied, override), Events(), resume=True)
-    assert (copied / "log.jsonl").read_text() == before
+        execute(plan, Events(), resume=True)
+    assert (copied / "log.jsonl").read_text() == (stopped.folder / "log.jsonl").read_text()
+
+
+def test_a_checkpoint_of_another_run_does_not_resume(stopped: Plan, tmp_path: Path):
+    plan = make(tmp_path / "run", "noise.seed=1")
+    shutil.copytree(stopped.folder / "checkpoint_000003", plan.folder / "checkpoint_000003")
+    with pytest.raises(StartError, match="noise.seed = 1: the checkpoint has 0"):
+        execute(plan, Events(), resume=True)
+
+
+@pytest.mark.parametrize("redshifts", ["[2, 1, 0]", "0"])
+def test_outputs_that_are_past_may_not_change(copied: Path, redshifts: str):
+    with pytest.raises(StartError, match="output.redshifts would change the 3 steps that are done, .* at z = 1;"):
+        execute(resumed(copied, f"output.redshifts={redshifts}"), Events(), resume=True)
 
 
 def test_an_edit_between_run_and_resume_is_shown_key_by_key(copied: Path, capsys: pytest.CaptureFixture[str]):
@@ -249,14 +261,14 @@ def test_an_edit_between_run_and_resume_is_shown_key_by_key(copied: Path, capsys
         assert "set it back, or start a new run in another folder" in line
 
 
-def test_another_version_or_precision_does_not_resume(copied: Path, monkeypatch: pytest.MonkeyPatch):
+def test_another_version_or_precision_does_not_resume(stopped: Plan, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("pmwd_dist.run.identity.versions", lambda: {"pmwd-dist": "99.0"})
-    with pytest.raises(StartError, match=r'version = "99.0": .* install that version'):
-        execute(resumed(copied), Events(), resume=True)
-    monkeypatch.undo()
     monkeypatch.setattr("pmwd_dist.run.identity._precision", lambda: "float32")
-    with pytest.raises(StartError, match='precision = "float32": .* has "float64"; set JAX_ENABLE_X64 as it was'):
-        execute(resumed(copied), Events(), resume=True)
+    with pytest.raises(StartError) as caught:
+        execute(stopped, Events(), resume=True)
+    precision, version = str(caught.value).splitlines()[1:]
+    assert re.fullmatch('precision = "float32": .* has "float64"; set JAX_ENABLE_X64 as it was, or .*', precision)
+    assert re.fullmatch('version = "99.0": .* has ".*"; install that version of pmwd-dist, or .*', version)
 
 
 @pytest.mark.usefixtures("no_figures")
