@@ -72,7 +72,8 @@ def save(folder: Path, step: int, tree: Any, meta: dict[str, Any]) -> Path:
                 with atomic_write(aside / _META) as file:
                     file.write_text(json.dumps(description | {_CHECKSUM: checksum}, indent=1), encoding="utf-8")
         part = aside / f"{jax.process_index()}.npz"
-        with atomic_write(part, guard=raise_on_all_processes()) as file, file.open("wb") as stream:
+        # Until every part has its name, the folder must keep its own.
+        with raise_on_all_processes(), atomic_write(part) as file, file.open("wb") as stream:
             np.savez(stream, allow_pickle=False, **{_CHECKSUM: np.asarray(checksum)}, **_blocks(leaves))
         with raise_on_all_processes():
             if distributed.is_main():
@@ -92,9 +93,10 @@ def discard(path: Path) -> None:
     """Remove a checkpoint, complete or not; its folder stays if it holds other files."""
     if path.is_symlink() or not path.is_dir():
         return
-    for file in path.iterdir():
-        if _OWN.fullmatch(file.name):
-            remove(file)
+    with suppress(FileNotFoundError):  # after an error all processes remove what is unfinished
+        for file in path.iterdir():
+            if _OWN.fullmatch(file.name):
+                remove(file)
     with suppress(OSError):  # not empty
         path.rmdir()
 
