@@ -65,13 +65,14 @@ def execute(
       time_limit: seconds after which the run is over; it stops before the step that might end later, but takes one.
 
     Raises:
-      StartError: the folder is in use or of another run, or the checkpoint is damaged or of another simulation.
+      StartError: the folder is in use or of another run, the run to resume is finished, or its checkpoint is damaged
+        or of another simulation.
       SimulationError: the simulation failed on its data; earlier results are kept.
       Interrupted: a signal asked the run to stop, or its time is over; a checkpoint is kept.
       OSError, SharedError: a file can't be written.
     """
     began = time.perf_counter() if began is None else began
-    with stop_requests() as stop, hold_folder(plan):
+    with stop_requests() as stop, hold_folder(plan, resume=resume):
         saved = find_checkpoint(plan) if resume else None
         log = Log(plan.folder, listener)
         clock = Clock(plan.settings.output.checkpoint_every, began, time_limit)

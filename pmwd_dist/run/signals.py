@@ -20,7 +20,10 @@ class Interrupted(Exception):
 
 
 class StopRequest:
-    """The first signal is remembered until the current step is done; a second one ends the program at once."""
+    """The first signal is remembered until the current step is done; a second one ends the program without waiting.
+
+    Python sees a signal when compiled code returns, such as a compilation or the computation of a step.
+    """
 
     signal_number = 0
 

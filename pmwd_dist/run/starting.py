@@ -14,7 +14,7 @@ from pmwd_dist.io.checkpoint import CheckpointError
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import SharedError, raise_on_all_processes
 from pmwd_dist.run import manifest
-from pmwd_dist.run.folder import CONFIG
+from pmwd_dist.run.folder import CONFIG, finished
 from pmwd_dist.run.identity import Identity, differences, identity
 from pmwd_dist.run.lock import folder_lock
 from pmwd_dist.run.plan import Plan
@@ -35,11 +35,11 @@ def start_errors() -> Generator[None]:
 
 
 @contextmanager
-def hold_folder(plan: Plan) -> Generator[None]:
+def hold_folder(plan: Plan, *, resume: bool = False) -> Generator[None]:
     """Keep other runs out of the folder of a plan, which was prepared for this very run. Collective.
 
     Raises:
-      StartError: another process uses the folder, or it is that of another run.
+      StartError: another process uses the folder, it is that of another run, or the run to resume is finished.
     """
     with ExitStack() as stack:
         with start_errors():
@@ -47,6 +47,8 @@ def hold_folder(plan: Plan) -> Generator[None]:
                 kept = manifest.identity(plan.folder)
                 stack.enter_context(folder_lock(plan.folder))
                 _check_identity(plan, kept, plan.folder, "this folder's run")
+                if resume and finished(plan.folder):  # perhaps by another process, until a moment ago
+                    raise ValueError(f"{plan.folder}: the run is finished; nothing is left to do")
         yield
 
 

@@ -174,3 +174,12 @@ def test_output_at_the_start_and_more_outputs_than_steps(tmp_path: Path):
     assert plan.steps == 5
     assert sorted(plan.outputs) == [0, 1, 2, 3, 4, 5]
     np.testing.assert_allclose([plan.outputs[i] for i in range(6)], [9, 4, 2, 1, 0.5, 0], atol=1e-12)
+
+
+def test_a_finished_run_does_not_resume(run: Plan):
+    manifest.claim(run.folder, ["run.json"])
+    (run.folder / "run.json").write_text('{"status": "finished"}')
+    with pytest.raises(StartError, match="the run is finished"), hold_folder(run, resume=True):
+        pass
+    with hold_folder(run):
+        pass
