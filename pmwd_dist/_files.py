@@ -30,19 +30,29 @@ def atomic_write(path: Path, *, guard: AbstractContextManager[None] | None = Non
     Raises:
       OSError: the file could not be written; nothing is left under either name.
     """
-    aside = path.with_name(f".{path.name}.part")
+    aside = temporary(path)
     try:
         with guard or nullcontext(), _naming(path):
             yield aside
-            _sync(aside)
+            sync(aside)
         os.replace(aside, path)
     except BaseException:
         remove(aside)
         raise
 
 
-def _sync(path: Path) -> None:
-    """Flush a file to the disk, so that its content is there before it is renamed."""
+def temporary(path: Path) -> Path:
+    """The path beside a final one under which it is written."""
+    return path.with_name(f".{path.name}.part")
+
+
+def exists(path: Path) -> bool:
+    """Whether there is anything at a path, be it a link that leads nowhere."""
+    return os.path.lexists(path)
+
+
+def sync(path: Path) -> None:
+    """Flush a file to the disk, or the names in a folder, before what relies on them is written or removed."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -51,8 +61,8 @@ def _sync(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or folder, if it is there."""
-    if path.is_dir():
+    """Remove a file, a link or a folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)

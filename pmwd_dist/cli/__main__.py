@@ -1,5 +1,5 @@
 """`python -m pmwd_dist.cli` is `pmwd-dist`."""
 
-from pmwd_dist.cli import main
+from pmwd_dist_program import main
 
 main()

@@ -12,6 +12,7 @@ import typer
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import message
+from pmwd_dist.cli import compilation_cache
 from pmwd_dist.cli.display import Display, plan_lines
 from pmwd_dist.cli.doctor import report_lines
 from pmwd_dist.parallel import autotune as tuner
@@ -19,6 +20,7 @@ from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import SharedError, raise_on_all_processes
 from pmwd_dist.run.folder import CONFIG, finished, prepare_folder
 from pmwd_dist.run.plan import Plan, check_resources, make_plan
+from pmwd_dist.run.settings.duration import duration
 
 app = typer.Typer(
     help="Particle-mesh simulations of the large-scale structure, on one core or many GPUs.",
@@ -31,6 +33,10 @@ app = typer.Typer(
 File = Annotated[Path, typer.Argument(metavar="FILE", help="TOML file; `pmwd-dist template` prints one.")]
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.")]
 Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a key: --set box.size=500.")]
+TimeLimit = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Stop in time with a checkpoint and exit code 0: --time-limit 3h55m."),
+]
 
 
 class CommandError(Exception):
@@ -59,31 +65,35 @@ def options(
 
 @app.command()
 def run(
+    context: typer.Context,
     file: File,
     output: Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder; default: the file's name.")] = None,
     overrides: Set = [],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the results of an earlier run.")] = False,
+    time_limit: TimeLimit = None,
 ) -> None:
     """Run the simulation of a TOML file."""
     from pmwd_dist.run.job import execute
 
     _start()
     with command_errors():
+        limit = _seconds(time_limit)
         plan = _plan(file, overrides, output or Path(file.stem))
         warnings = check_resources(plan)
         prepare_folder(plan, overwrite=overwrite)
     with Display() as display:
         display.show(warnings)
-        execute(plan, display)
+        execute(plan, display, began=context.obj, time_limit=limit)
 
 
 @app.command()
-def resume(folder: Folder, overrides: Set = []) -> None:
+def resume(context: typer.Context, folder: Folder, overrides: Set = [], time_limit: TimeLimit = None) -> None:
     """Resume a run from its last checkpoint."""
     from pmwd_dist.run.job import execute
 
     _start()
     with command_errors():
+        limit = _seconds(time_limit)
         if finished(folder):
             _say(f"{folder}: the run is finished; nothing is left to do")
             return
@@ -94,7 +104,7 @@ def resume(folder: Folder, overrides: Set = []) -> None:
         warnings = check_resources(plan)
     with Display() as display:
         display.show(warnings)
-        execute(plan, display, resume=True)
+        execute(plan, display, resume=True, began=context.obj, time_limit=limit)
 
 
 @app.command()
@@ -121,7 +131,7 @@ def template() -> None:
 
 @app.command()
 def doctor() -> None:
-    """List versions, devices, native ops, MPI, cores and memory."""
+    """List versions, devices, native ops, MPI, compiled programs, cores and memory."""
     _start()
     _say(*report_lines())
 
@@ -200,15 +210,28 @@ def autotune(
 def _start() -> None:
     try:
         distributed.initialize()
+        compilation_cache.enable(_warn)
         jax.devices()
     except RuntimeError as error:
         raise CommandError(" ".join(str(error).split())) from error
+
+
+def _seconds(time_limit: str | None) -> float | None:
+    try:
+        return None if time_limit is None else duration(time_limit)
+    except ValueError as error:
+        raise ArgumentError("--time-limit", time_limit, str(error)) from error
 
 
 def _plan(file: Path, overrides: list[str], folder: Path) -> Plan:
     from pmwd_dist.run.settings import read
 
     return make_plan(read(file, overrides), folder)
+
+
+def _warn(text: str) -> None:
+    if distributed.is_main():
+        typer.echo(f"pmwd-dist: warning: {text}", err=True)
 
 
 def _say(*lines: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -54,8 +55,8 @@ class Display:
                 self._step(event)
             case events.OutputWritten(z=z, files=files, seconds=seconds):
                 self._line(f"output at z {z:.3f}  {seconds:.2f} s  {', '.join(files)}")
-            case events.CheckpointWritten(step=step, seconds=seconds):
-                self._line(f"checkpoint of step {step}  {seconds:.2f} s")
+            case events.CheckpointWritten():
+                pass  # the log has them; one that was asked for is named by the message of the interruption
             case events.Warned(message=message):
                 self._line(f"warning: {message}")
             case events.Ended(status=status, seconds=seconds, peak_memory=memory):
@@ -69,13 +70,22 @@ class Display:
                 self._line(line)
 
     def _line(self, text: str) -> None:
-        self.console.print(text, markup=False)
-        self.console.file.flush()  # a batch job's log is read while it runs
+        try:
+            self.console.print(text, markup=False)
+            self.console.file.flush()  # a batch job's log is read while it runs
+        except OSError:
+            self._go_dark()
+
+    def _go_dark(self) -> None:
+        """Show nothing from now on: the terminal is lost, or the reader of a pipe, which is no reason to end a run."""
+        self.console = Console(quiet=True)
+        self._close()
 
     def _close(self) -> None:
         if self.bar is not None:
-            self.bar.stop()
-            self.bar = None
+            bar, self.bar = self.bar, None
+            with suppress(OSError):
+                bar.stop()
 
     def _open(self, done: int) -> None:
         # mpirun gives its programs a terminal, but what it passes on is a log.

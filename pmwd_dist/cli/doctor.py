@@ -8,6 +8,7 @@ from importlib.util import find_spec
 import jax
 
 from pmwd_dist._jax.native import native_available
+from pmwd_dist.cli import compilation_cache
 from pmwd_dist.ops import cic
 from pmwd_dist.parallel import distributed
 from pmwd_dist.run import resources
@@ -15,12 +16,13 @@ from pmwd_dist.run.plan import versions
 
 
 def report_lines() -> list[str]:
-    """Lines on versions, devices, native ops, MPI, cores and memory, with a remedy for what is missing."""
+    """Lines on versions, devices, native ops, MPI, compiled programs, cores, memory; remedies for what is missing."""
     found = versions()
     lines = ["versions    " + ", ".join(f"{name} {number}" for name, number in found.items() if number)]
     lines += _devices()
     lines.append("native ops  " + _native())
     lines.append("MPI         " + _mpi())
+    lines.append("programs    " + compilation_cache.report())
     free, total = resources.available_memory()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     lines.append(f"threads     {cores} cores")

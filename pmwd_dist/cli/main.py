@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import jax
@@ -14,51 +16,65 @@ import typer
 from pmwd_dist._files import message
 from pmwd_dist.cli.commands import CommandError, app
 from pmwd_dist.parallel import distributed
-from pmwd_dist.parallel.distributed import SharedError
+from pmwd_dist.parallel.distributed import ConnectionLostError, SharedError, connection_errors
 from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.run.settings import SettingsError
 from pmwd_dist.run.signals import Interrupted
+from pmwd_dist.run.starting import StartError
 
 # Newer versions of typer bring their own click; this is the base class of usage errors in either.
 _UsageError: Any = typer.BadParameter.__mro__[1]
 # Errors that every process raises; after any other one the other processes would wait forever.
-_SHARED = (SharedError, SimulationError, Interrupted, CommandError)
+_SHARED = (SharedError, SimulationError, Interrupted, CommandError, StartError)
 _INTERRUPTED = 130
 
 
-def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the program `pmwd-dist`."""
-    code = _run(list(sys.argv[1:] if arguments is None else arguments) or ["--help"])
-    sys.stdout.flush()
+def main(arguments: Sequence[str] | None = None, *, began: float | None = None) -> NoReturn:
+    """Run the program `pmwd-dist`.
+
+    Args:
+      arguments: of the command line; default: those of this process.
+      began: time.perf_counter() at its start; default: now.
+    """
+    began = time.perf_counter() if began is None else began
+    code = _run(list(sys.argv[1:] if arguments is None else arguments) or ["--help"], began)
+    with suppress(OSError):  # the terminal may be gone
+        sys.stdout.flush()
     sys.exit(code)
 
 
-def _run(arguments: list[str]) -> int:
+def _run(arguments: list[str], began: float) -> int:
     try:
-        return _call(arguments)
+        return _call(arguments, began)
     except BrokenPipeError:  # as in `pmwd-dist template | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (Exception, KeyboardInterrupt) as error:
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
         code, lines = _explain(error)
         alone = distributed.launched_size() == 1 or jax.process_count() == 1
         own = not alone and not isinstance(error, _SHARED)
         if alone or own or distributed.is_main():
-            where = f"process {jax.process_index()}: " if own else ""
-            for line in lines:
-                print(f"pmwd-dist: {where}{line}", file=sys.stderr)
+            _print(code, [f"process {jax.process_index()}: {line}" if own else line for line in lines])
         if "--traceback" in arguments:
             traceback.print_exception(error)
         if own:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            with suppress(OSError):
+                sys.stdout.flush()
+                sys.stderr.flush()
             # An orderly exit would wait for the other processes, which wait for this one; mpirun ends them all.
             os._exit(code)
         return code
 
 
-def _call(arguments: list[str]) -> int:
-    code = int(app(arguments, prog_name="pmwd-dist", standalone_mode=False) or 0)
+def _print(code: int, lines: Sequence[str]) -> None:
+    with suppress(OSError):  # the terminal may be gone
+        for line in lines:
+            print(f"pmwd-dist: {line}", file=sys.stderr if code else sys.stdout)
+
+
+def _call(arguments: list[str], began: float) -> int:
+    with connection_errors():
+        code = int(app(arguments, prog_name="pmwd-dist", standalone_mode=False, obj=began) or 0)
     if code == _INTERRUPTED:  # typer turns a KeyboardInterrupt into an exit code
         raise KeyboardInterrupt
     return code
@@ -67,14 +83,21 @@ def _call(arguments: list[str]) -> int:
 def _explain(error: BaseException) -> tuple[int, list[str]]:
     """Exit code and message."""
     match error:
-        case CommandError() | SettingsError():
+        case CommandError() | SettingsError() | StartError():
             return 2, str(error).splitlines()
         case Interrupted():
-            return 128 + error.signal_number, [str(error)]
+            return 128 + error.signal_number if error.signal_number else 0, [str(error)]
+        case SystemExit():
+            return error.code if isinstance(error.code, int) else 1, ["terminated"]
         case KeyboardInterrupt() | typer.Abort():
             return _INTERRUPTED, ["interrupted"]
         case SimulationError() | SharedError():
             return 1, [f"the run failed: {error}"]
+        case ConnectionLostError():
+            remedy = (
+                "look for its last message, or whether it ran out of memory; then go on with `pmwd-dist resume DIR`"
+            )
+            return 1, [f"the run failed: {error}; {remedy}"]
         case OSError():
             return 1, [f"the run failed: {message(error)}"]
         case _:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import socket
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -14,7 +15,10 @@ import numpy as np
 
 from pmwd_dist._files import message
 
+HEARTBEAT_TIMEOUT = 100  # as JAX's own; a process that the system suspends or swaps out for longer is given up [s]
+
 _MESSAGE_BYTES = 4096
+_LOST = re.compile("(?i)gloo|nccl|connection (reset|closed|refused)|broken pipe|heartbeat|coordination service")
 _MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
 _communicator: Any = None
 
@@ -26,7 +30,7 @@ def launched_size() -> int:
     return max((int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit()), default=1)
 
 
-def initialize() -> None:
+def initialize(*, heartbeat_timeout: int = HEARTBEAT_TIMEOUT) -> None:
     """Join the processes that mpirun or srun started into one JAX program; nothing to do when alone.
 
     Call it before anything else touches JAX's devices. A second call does nothing. With mpi4py, all that is sent
@@ -35,6 +39,10 @@ def initialize() -> None:
     missing or its MPI does not support Slurm (see `srun --mpi=list`).
 
     Each process drives one GPU: that of its number among the processes on its node.
+
+    Args:
+      heartbeat_timeout: seconds without a sign of life from a process, after which all others end; a process that is
+        killed ends them at once where it breaks a connection.
 
     Raises:
       RuntimeError: several processes were started, but mpi4py or its MPI library is missing or another than mpirun's,
@@ -46,7 +54,7 @@ def initialize() -> None:
         comm = communicator()
     except (ImportError, RuntimeError) as error:
         if _under_srun():
-            _join_by_slurm()
+            _join_by_slurm(heartbeat_timeout)
             return
         raise RuntimeError(
             f"{launched_size()} processes were started, but mpi4py does not load ({error}); "
@@ -54,14 +62,20 @@ def initialize() -> None:
         ) from error
     if comm.Get_size() == 1:  # each would run the whole program by itself
         if _under_srun():
-            _join_by_slurm()
+            _join_by_slurm(heartbeat_timeout)
             return
         raise RuntimeError(
             f"{launched_size()} processes were started, but mpi4py counts 1: its MPI is not that of this mpirun; "
             "use the mpirun that belongs to it"
         )
     address, local_rank = _coordinator(comm)
-    jax.distributed.initialize(address, comm.Get_size(), comm.Get_rank(), local_device_ids=[_local_device(local_rank)])
+    jax.distributed.initialize(
+        address,
+        comm.Get_size(),
+        comm.Get_rank(),
+        local_device_ids=[_local_device(local_rank)],
+        heartbeat_timeout_seconds=heartbeat_timeout,
+    )
 
 
 def communicator() -> Any:
@@ -92,7 +106,8 @@ def barrier(name: str = "barrier") -> None:
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
 
-        multihost_utils.sync_global_devices(name)
+        with connection_errors():
+            multihost_utils.sync_global_devices(name)
 
 
 def all_processes(flag: bool) -> bool:
@@ -101,7 +116,24 @@ def all_processes(flag: bool) -> bool:
         return flag
     from jax.experimental import multihost_utils
 
-    return bool(np.all(multihost_utils.process_allgather(np.int32(flag))))
+    with connection_errors():
+        return bool(np.all(multihost_utils.process_allgather(np.int32(flag))))
+
+
+class ConnectionLostError(RuntimeError):
+    """Another process has ended or does not answer."""
+
+
+@contextmanager
+def connection_errors() -> Generator[None]:
+    """Raise errors of JAX's communication between processes as ConnectionLostError."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:  # JAX raises either
+        if jax.process_count() == 1 or isinstance(error, ConnectionLostError) or not _LOST.search(str(error)):
+            raise
+        cause = str(error).splitlines()[0].rpartition("] ")[2]
+        raise ConnectionLostError(f"the connection to another process is lost ({cause})") from error
 
 
 class SharedError(RuntimeError):
@@ -139,7 +171,8 @@ def first_error(problem: str | None) -> str | None:
     text = (problem or "").encode()[:_MESSAGE_BYTES]
     mine = np.zeros(_MESSAGE_BYTES, np.uint8)
     mine[: len(text)] = np.frombuffer(text, np.uint8)
-    gathered = np.asarray(multihost_utils.process_allgather(mine)).reshape(-1, _MESSAGE_BYTES)
+    with connection_errors():
+        gathered = np.asarray(multihost_utils.process_allgather(mine)).reshape(-1, _MESSAGE_BYTES)
     messages = [bytes(row).rstrip(b"\0").decode(errors="replace") for row in gathered]
     return next((message for message in messages if message), None)
 
@@ -148,8 +181,8 @@ def _under_srun() -> bool:
     return "SLURM_STEP_ID" in os.environ
 
 
-def _join_by_slurm() -> None:
-    jax.distributed.initialize(cluster_detection_method="slurm")
+def _join_by_slurm(heartbeat_timeout: int) -> None:
+    jax.distributed.initialize(cluster_detection_method="slurm", heartbeat_timeout_seconds=heartbeat_timeout)
 
 
 def _coordinator(comm: Any) -> tuple[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,8 +98,8 @@ def write_slab(path: Path, slab: Slab) -> None:
         np.savez_compressed(stream, allow_pickle=False, **{name: np.asarray(value) for name, value in fields.items()})
 
 
-def read_spectra(folder: Path) -> list[Spectrum]:
-    """Read all spectra of a run's folder, the latest time first.
+def read_spectra(folder: Path, names: Container[str] | None = None) -> list[Spectrum]:
+    """Read the spectra of a run's folder, all or those with these names, the latest time first.
 
     Raises:
       ValueError: a file does not hold a spectrum.
@@ -107,7 +107,7 @@ def read_spectra(folder: Path) -> list[Spectrum]:
     spectra = []
     for path in folder.glob("power_z*.csv"):
         match = re.fullmatch(r"power_z(-?\d+\.\d+)\.csv", path.name)
-        if match is None:
+        if match is None or (names is not None and path.name not in names):
             continue
         try:
             k, power, modes, linear = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2).T

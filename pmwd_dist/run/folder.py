@@ -1,4 +1,4 @@
-"""The folder of a run: its configuration, its log, and whether it is finished."""
+"""The folder of a run: its manifest, its configuration, its log, and whether it is finished."""
 
 from __future__ import annotations
 
@@ -7,51 +7,70 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pmwd_dist._files import atomic_write, remove
+from pmwd_dist._files import atomic_write, temporary
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import raise_on_all_processes
+from pmwd_dist.run import lock, manifest
 from pmwd_dist.run.events import Ended, Event, Listener, Started, Warned, record
+from pmwd_dist.run.identity import identity
+from pmwd_dist.run.lock import folder_lock
+from pmwd_dist.run.output import output_names
 from pmwd_dist.run.plan import Plan
-from pmwd_dist.run.settings import Settings, to_toml
+from pmwd_dist.run.settings import to_toml
 
 CONFIG = "config.toml"
 _RUN, _LOG, _TABLE = "run.json", "log.jsonl", "linear_power.txt"
-_RESULTS = ("power.png", "power_z*.csv", "density_z*", "snapshot_z*", "checkpoint_*", ".*.part")
 
 
 def prepare_folder(plan: Plan, *, overwrite: bool = False) -> None:
-    """Make the output folder and write the configuration into it. Collective.
+    """Make the output folder and write the manifest and the configuration into it. Collective.
 
     Args:
       plan: of the run.
-      overwrite: remove the results of an earlier run; other files stay.
+      overwrite: remove the files of an earlier run, which its manifest names; other files stay.
 
     Raises:
-      ValueError: the folder is not empty, and overwrite is False.
+      ValueError: the folder is in use, or not empty and overwrite is False or it is not the folder of a run.
       OSError: the folder or a file can't be written.
       SharedError: one of these, where there are several processes.
     """
     with raise_on_all_processes():
         if distributed.is_main():
-            _check_folder(plan.folder, overwrite=overwrite)
-            _write_config(plan.folder, plan.settings)
+            folder = plan.folder
+            if folder.exists() and not folder.is_dir():
+                raise ValueError(f"{folder}: is a file; choose another --output")
+            if _content(folder) and manifest.NAME not in _content(folder):
+                raise ValueError(f"{folder}: not empty, and not the folder of a run; choose another --output")
+            folder.mkdir(parents=True, exist_ok=True)
+            with folder_lock(folder):
+                _check_content(plan, overwrite=overwrite)
+                _write_config(plan)
 
 
-def _check_folder(folder: Path, *, overwrite: bool) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder}: is a file; choose another --output")
-    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
+def _content(folder: Path) -> list[str]:
+    """Names in a folder, without those that a run of this moment, or one that was killed early, has put there."""
+    own = {lock.NAME, temporary(folder / manifest.NAME).name}
+    return [path.name for path in folder.iterdir() if path.name not in own] if folder.exists() else []
+
+
+def _check_content(plan: Plan, *, overwrite: bool) -> None:
+    folder = plan.folder
+    if not _content(folder):
+        return
+    if not overwrite:
         raise ValueError(f"{folder}: not empty; use --overwrite, another --output, or `pmwd-dist resume {folder}`")
+    for z in plan.outputs.values():
+        manifest.check_free(folder, output_names(plan, z))
 
 
-def _write_config(folder: Path, settings: Settings) -> None:
+def _write_config(plan: Plan) -> None:
     """Write the settings, and the table of P(k) if they name one, in place of what an earlier run left."""
+    folder, settings = plan.folder, plan.settings
     table = settings.cosmology.linear_power
     content = None if table is None else Path(table).read_bytes()  # perhaps the table of the earlier run
-    folder.mkdir(parents=True, exist_ok=True)
-    for pattern in (CONFIG, _RUN, _LOG, _TABLE, *_RESULTS):
-        for path in folder.glob(pattern):
-            remove(path)
+    if _content(folder):
+        manifest.remove_files(folder)
+    manifest.create(folder, identity(plan), [CONFIG, _RUN, _LOG, *([] if content is None else [_TABLE])])
     if content is not None:
         _write(folder / _TABLE, content)
         own = settings.cosmology.model_copy(update={"linear_power": _TABLE})
@@ -70,11 +89,12 @@ def finished(folder: Path) -> bool:
     Raises:
       ValueError: the folder is not one of a run.
     """
+    manifest.identity(folder)
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{folder}: not the folder of a run, it has no {CONFIG}")
     try:
         return bool(json.loads((folder / _RUN).read_text(encoding="utf-8"))["status"] == "finished")
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False  # it was stopped before it wrote a whole one
 
 

@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pmwd_dist._files import message
+from pmwd_dist._files import message, temporary
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table
 from pmwd_dist.io import checkpoint
+from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import SharedError, raise_on_all_processes
 from pmwd_dist.pm.lpt import lpt
 from pmwd_dist.pm.modes import linear_modes, white_noise
@@ -21,14 +22,17 @@ from pmwd_dist.pm.nbody import advance, start
 from pmwd_dist.pm.particles import Particles
 from pmwd_dist.pm.solvers import SolverState
 from pmwd_dist.pm.status import SimulationError
-from pmwd_dist.run import events
+from pmwd_dist.run import events, manifest
+from pmwd_dist.run.clock import Clock
 from pmwd_dist.run.communication import communication
 from pmwd_dist.run.events import Listener, Status
-from pmwd_dist.run.folder import CONFIG, Log
+from pmwd_dist.run.folder import Log
 from pmwd_dist.run.output import write_output
 from pmwd_dist.run.plan import Plan
 from pmwd_dist.run.resources import peak_memory
+from pmwd_dist.run.settings.duration import duration_text
 from pmwd_dist.run.signals import Interrupted, StopRequest, stop_requests
+from pmwd_dist.run.starting import description, find_checkpoint, hold_folder, start_errors
 
 T = TypeVar("T")
 
@@ -43,33 +47,44 @@ class Progress:
     step: int
 
 
-def execute(plan: Plan, listener: Listener, *, resume: bool = False) -> None:
+def execute(
+    plan: Plan,
+    listener: Listener,
+    *,
+    resume: bool = False,
+    began: float | None = None,
+    time_limit: float | None = None,
+) -> None:
     """Run a simulation, from the beginning or from its last checkpoint. Collective.
 
     Args:
       plan: with a prepared folder.
       listener: called with every event, on process 0.
       resume: continue from the last checkpoint, or from the beginning if there is none.
+      began: time.perf_counter() at the start of the program, from which its time counts; default: now.
+      time_limit: seconds after which the run is over; it stops before the step that might end later, but takes one.
 
     Raises:
+      StartError: the folder is in use or of another run, the run to resume is finished, or its checkpoint is damaged
+        or of another simulation.
       SimulationError: the simulation failed on its data; earlier results are kept.
-      Interrupted: a signal asked the run to stop; a checkpoint is kept.
+      Interrupted: a signal asked the run to stop, or its time is over; a checkpoint is kept.
       OSError, SharedError: a file can't be written.
     """
-    began = time.perf_counter()
-    log = Log(plan.folder, listener)
-    with stop_requests() as stop:
+    began = time.perf_counter() if began is None else began
+    with stop_requests() as stop, hold_folder(plan, resume=resume):
+        saved = find_checkpoint(plan) if resume else None
+        log = Log(plan.folder, listener)
+        clock = Clock(plan.settings.output.checkpoint_every, began, time_limit)
         log(events.Started(plan, resume))
         status: Status = "failed"
         try:
             with communication(plan.simulation.config):
-                progress = _restore(plan, log) if resume else None
-                if progress is None:
-                    progress = _begin(plan, log)
-                _advance_all(plan, progress, log, stop)
+                progress = _begin(plan, log) if saved is None else _restore(plan, log, *saved)
+                _advance_all(plan, progress, log, stop, clock)
             status = "finished"
-            checkpoint.clear(plan.folder)
-        except (Interrupted, KeyboardInterrupt):
+            _keep_checkpoint(plan, None)
+        except (Interrupted, KeyboardInterrupt, SystemExit):
             status = "interrupted"
             raise
         finally:
@@ -91,29 +106,15 @@ def _begin(plan: Plan, log: Log) -> Progress:
     return Progress(particles, _first_state(plan, table), table, 0)
 
 
-def _restore(plan: Plan, log: Log) -> Progress | None:
-    """The state of the last checkpoint on the current devices; None if there is no checkpoint."""
-    with raise_on_all_processes():
-        path = checkpoint.latest(plan.folder)
-    if path is None:
-        return None
+def _restore(plan: Plan, log: Log, path: Path, content: dict[str, Any]) -> Progress:
+    """The state of a checkpoint on the current devices."""
     config, table = plan.simulation.config, _growth_table(plan)
     like = jax.ShapeDtypeStruct((*config.particle_shape, 3), _dtype(), sharding=config.decomposition.sharding)
-    try:
-        with raise_on_all_processes():
-            content = checkpoint.meta(path)
-            _check_times(path, content, plan)
-            tree = checkpoint.load(path, {"disp": like, "vel": like, "state": _first_state(plan, table)})
-    except ValueError as error:
-        raise SharedError(str(error)) from error
+    with start_errors():
+        tree = checkpoint.load(path, {"disp": like, "vel": like, "state": _first_state(plan, table)})
     step = content["step"]
     log(events.Resumed(step, plan.steps, plan.times[step]))
     return Progress(Particles(tree["disp"], tree["vel"]), tree["state"], table, step)
-
-
-def _check_times(path: Path, content: dict[str, Any], plan: Plan) -> None:
-    if content.get("times") != list(plan.times):
-        raise ValueError(f"{path}: its steps are not those of {CONFIG}; run the simulation anew")
 
 
 def _dtype() -> np.dtype:
@@ -134,16 +135,15 @@ def _replicated(tree: T, plan: Plan) -> T:
     return jax.device_put(jax.tree.map(np.asarray, tree), plan.simulation.config.decomposition.replicated)
 
 
-def _advance_all(plan: Plan, progress: Progress, log: Log, stop: StopRequest) -> None:
+def _advance_all(plan: Plan, progress: Progress, log: Log, stop: StopRequest, clock: Clock) -> None:
     """Take all remaining steps and write their outputs; write a checkpoint if one of them fails."""
-    every = plan.settings.output.checkpoint_every
     try:
         _output_if_due(plan, progress, log)  # also on resuming: the output may be what failed
         while progress.step < plan.steps:
-            _raise_if_stopped(plan, progress, stop)
+            _raise_if_stopped(plan, progress, stop, clock)
             _step(plan, progress, log)
             _output_if_due(plan, progress, log)
-            if every and progress.step % every == 0 and progress.step < plan.steps:
+            if progress.step < plan.steps and clock.checkpoint_due(progress.step):
                 _checkpoint(plan, progress, log)
     except Exception as error:
         # After an error of one process alone, the others would wait in the checkpoint's collectives forever.
@@ -152,10 +152,13 @@ def _advance_all(plan: Plan, progress: Progress, log: Log, stop: StopRequest) ->
         raise
 
 
-def _raise_if_stopped(plan: Plan, progress: Progress, stop: StopRequest) -> None:
+def _raise_if_stopped(plan: Plan, progress: Progress, stop: StopRequest, clock: Clock) -> None:
+    done, resume = f"after step {progress.step} of {plan.steps}", f"pmwd-dist resume {plan.folder}"
     if number := stop.received():
-        remedy = f"go on with `pmwd-dist resume {plan.folder}`"
-        raise Interrupted(f"interrupted after step {progress.step} of {plan.steps}; {remedy}", number)
+        raise Interrupted(f"interrupted {done}; go on with `{resume}`", number)
+    if clock.time_is_over():
+        limit = duration_text(clock.limit or 0)
+        raise Interrupted(f"stopped {done}, by the time limit; go on with `{resume} --time-limit {limit}`", 0)
 
 
 def _step(plan: Plan, progress: Progress, log: Log) -> None:
@@ -196,8 +199,22 @@ def _output_if_due(plan: Plan, progress: Progress, log: Log) -> None:
 def _checkpoint(plan: Plan, progress: Progress, log: Log) -> None:
     began = time.perf_counter()
     tree = {"disp": progress.particles.disp, "vel": progress.particles.vel, "state": progress.state}
-    path = checkpoint.save(plan.folder, progress.step, tree, {"times": list(plan.times)})
+    path = checkpoint.path_of(plan.folder, progress.step)
+    with raise_on_all_processes():
+        if distributed.is_main():
+            manifest.claim(plan.folder, [path.name])
+    checkpoint.save(plan.folder, progress.step, tree, description(plan, progress.step))
+    _keep_checkpoint(plan, path)
     log(events.CheckpointWritten(progress.step, path.name, time.perf_counter() - began))
+
+
+def _keep_checkpoint(plan: Plan, kept: Path | None) -> None:
+    """Remove all checkpoints of the run but one, and what is left of unfinished ones."""
+    if distributed.is_main():
+        for path in manifest.checkpoints(plan.folder):
+            checkpoint.discard(temporary(path))
+            if path != kept:
+                checkpoint.discard(path)
 
 
 def _checkpoint_after_failure(plan: Plan, progress: Progress, log: Log) -> None:

@@ -19,6 +19,7 @@ from pmwd_dist.pm.paint import density
 from pmwd_dist.pm.particles import Particles
 from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.report import figures
+from pmwd_dist.run import manifest
 from pmwd_dist.run.plan import Plan
 from pmwd_dist.run.settings.models import redshift_label
 from pmwd_dist.run.settings.physics import Simulation
@@ -34,27 +35,44 @@ def write_output(plan: Plan, particles: Particles, a: float, z: float) -> list[s
       SimulationError: the density is not finite.
       OSError, SharedError: a file can't be written.
     """
-    label, output, folder = redshift_label(z), plan.settings.output, plan.folder
-    config = plan.simulation.config
+    output, folder, config = plan.settings.output, plan.folder, plan.simulation.config
     field = density(particles, config)
     spectrum = measure(field, plan.simulation, z)
     slab = project(field, config, output.slice_thickness, z)
     del field
     _check(spectrum, z)
-    names = [f"power_{label}.csv", "power.png"]
-    if slab is not None:
-        names += [f"density_{label}.npz", f"density_{label}.png"]
+    names = _figure_names(plan, z)
     with raise_on_all_processes():
         if distributed.is_main():
+            manifest.claim(folder, output_names(plan, z))
             figures.write_spectrum(folder / names[0], spectrum)
-            figures.draw_spectra(folder / names[1], figures.read_spectra(folder))
+            figures.draw_spectra(folder / names[1], figures.read_spectra(folder, manifest.files(folder)))
             if slab is not None:
                 figures.write_slab(folder / names[2], slab)
                 figures.draw_slab(folder / names[3], slab)
     if output.snapshot != "none":
-        path = folder / f"snapshot_{label}.hdf5"
+        path = folder / f"{_snapshot(z)}.hdf5"
         names.append(save_snapshot(path, particles, plan.simulation.cosmo, config, a, format=output.snapshot).name)
     return names
+
+
+def output_names(plan: Plan, z: float) -> list[str]:
+    """Names of all files at a redshift, of all processes."""
+    names, processes = _figure_names(plan, z), jax.process_count()
+    if plan.settings.output.snapshot != "none":
+        numbers = [""] if processes == 1 else [f".{i}" for i in range(processes)]
+        names += [f"{_snapshot(z)}{number}.hdf5" for number in numbers]
+    return names
+
+
+def _figure_names(plan: Plan, z: float) -> list[str]:
+    label = redshift_label(z)
+    slab = [f"density_{label}.npz", f"density_{label}.png"] if plan.settings.output.slice_thickness else []
+    return [f"power_{label}.csv", "power.png", *slab]
+
+
+def _snapshot(z: float) -> str:
+    return f"snapshot_{redshift_label(z)}"
 
 
 def measure(density: Array, simulation: Simulation, z: float) -> figures.Spectrum:

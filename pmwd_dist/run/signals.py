@@ -1,4 +1,4 @@
-"""Requests to stop a run, by Ctrl-C or by the batch system."""
+"""Requests to stop a run, by Ctrl-C, by the batch system or by the loss of the terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pmwd_dist.parallel.distributed import first_error
 
 
 class Interrupted(Exception):
-    """The run was asked to stop, and its checkpoint is written."""
+    """The run was asked to stop, by a signal or, with the number 0, by its time limit; its checkpoint is written."""
 
     def __init__(self, message: str, signal_number: int):
         super().__init__(message)
@@ -20,16 +20,22 @@ class Interrupted(Exception):
 
 
 class StopRequest:
-    """The first signal is remembered until the current step is done; a second one interrupts at once."""
+    """The first signal is remembered until the current step is done; a second one ends the program without waiting.
+
+    Python sees a signal when compiled code returns, such as a compilation or the computation of a step.
+    """
 
     signal_number = 0
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal of this process."""
         del frame
-        if self.signal_number:
+        if not self.signal_number:
+            self.signal_number = number
+        elif number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.signal_number = number
+        else:
+            raise SystemExit(128 + number)
 
     def received(self) -> int:
         """Number of the signal that some process has received, 0 if none has. Collective."""
@@ -38,12 +44,14 @@ class StopRequest:
 
 @contextmanager
 def stop_requests() -> Generator[StopRequest]:
-    """Catch SIGINT and SIGTERM in a StopRequest; outside the main thread, which alone can, catch nothing."""
+    """Catch SIGINT, SIGTERM and SIGHUP in a StopRequest; outside the main thread, which alone can, catch nothing."""
     stop = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it
+        numbers.append(signal.SIGHUP)
     before = [signal.signal(number, stop.handle) for number in numbers]
     try:
         yield stop

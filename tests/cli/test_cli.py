@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pmwd_dist.cli import commands, main
-from pmwd_dist.run import resources
+from pmwd_dist.run import manifest, resources
 
 Cli = Callable[..., tuple[int, str, str]]
 MINIMAL = "[box]\nsize = 64\nmesh = 16\n"
@@ -98,7 +100,8 @@ def test_output_folder_with_content_fails(cli: Cli, file: Path, tmp_path: Path):
     folder = tmp_path / "out"
     folder.mkdir()
     (folder / "mine.txt").write_text("keep")
-    fails(cli("run", file, "--output", folder), "not empty", "--overwrite", "resume")
+    fails(cli("run", file, "--output", folder), "not the folder of a run")
+    fails(cli("run", file, "--output", folder, "--overwrite"), "not the folder of a run")
     assert [path.name for path in folder.iterdir()] == ["mine.txt"]
     fails(cli("run", file, "--output", folder / "mine.txt"), "is a file")
 
@@ -130,6 +133,8 @@ def test_resume_needs_the_folder_of_a_run(cli: Cli, tmp_path: Path):
     fails(cli("resume", tmp_path), "not the folder of a run")
     fails(cli("resume", tmp_path / "absent"), "not the folder of a run")
     (tmp_path / "config.toml").write_text(MINIMAL)
+    fails(cli("resume", tmp_path), "not the folder of a run")
+    manifest.create(tmp_path, {}, ["run.json"])
     fails(cli("resume", tmp_path, "--set", "box.size=3"), "only devices.*")
 
 
@@ -143,7 +148,7 @@ def test_power_and_plot_fail_on_other_files(cli: Cli, tmp_path: Path, file: Path
 def test_doctor(cli: Cli):
     code, out, err = cli("doctor")
     assert (code, err) == (0, "")
-    for words in ("pmwd-dist", "jax ", "device", "native ops", "MPI", "cores", "memory"):
+    for words in ("pmwd-dist", "jax ", "device", "native ops", "MPI", "programs", "cores", "memory"):
         assert words in out
 
 
@@ -179,3 +184,28 @@ def test_as_a_program(file: Path):
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("[box]")
+
+
+def _catches(process: subprocess.Popen[str], number: int) -> bool:
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    (mask,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigCgt"))
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="whether a signal is caught stands in Linux's /proc")
+@pytest.mark.parametrize(
+    ("number", "delay", "code"),
+    [(signal.SIGINT, 0.0, 130), (signal.SIGINT, 0.4, 130), (signal.SIGINT, 1.2, 130), (signal.SIGTERM, 0.2, 143)],
+)
+def test_a_signal_while_the_program_starts(number: int, delay: float, code: int):
+    """One line and the code of the signal, from before the library is imported."""
+    # Where tests run in the background, SIGINT is ignored.
+    program = "import signal; signal.signal(2, signal.default_int_handler); import pmwd_dist_program as p; p.main()"
+    with subprocess.Popen([sys.executable, "-c", program, "doctor"], stdout=-1, stderr=-1, text=True) as process:
+        while not _catches(process, signal.SIGTERM):  # Python itself is starting
+            time.sleep(0.005)
+        time.sleep(delay)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (code, "")
+    assert err == {130: "pmwd-dist: interrupted\n", 143: "pmwd-dist: terminated\n"}[code]

@@ -59,6 +59,11 @@ def make(folder: Path, *overrides: str) -> Plan:
     return plan
 
 
+def linear_power(path: Path) -> None:
+    k = np.geomspace(1e-3, 10, 50)
+    np.savetxt(path, np.stack([k, 1e4 * k / (1 + (k / 0.02) ** 2.5)], -1))
+
+
 def resumed(folder: Path, *overrides: str) -> Plan:
     return make_plan(read(folder / "config.toml", overrides), folder)
 

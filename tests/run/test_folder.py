@@ -2,26 +2,159 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from runs import make, resumed
 
-from pmwd_dist.io import checkpoint
-from pmwd_dist.run.folder import finished, prepare_folder
-from pmwd_dist.run.plan import make_plan
+from pmwd_dist.run import lock, manifest
+from pmwd_dist.run.folder import prepare_folder
+from pmwd_dist.run.plan import Plan, make_plan
 from pmwd_dist.run.settings import read
+from pmwd_dist.run.settings.models import Noise
+from pmwd_dist.run.starting import StartError, hold_folder
 
 
-def test_overwrite_removes_the_old_results_only(tmp_path: Path):
-    plan = make(tmp_path / "run")
-    (plan.folder / "power_z5.000.csv").write_text("old")
-    (plan.folder / "mine.txt").write_text("keep")
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    """A plan; tests take it to folders of their own."""
+    return make(tmp_path_factory.mktemp("plan") / "run")
+
+
+@pytest.fixture
+def run(plan: Plan, tmp_path: Path) -> Plan:
+    """The plan, with a folder that is ready."""
+    plan = replace(plan, folder=tmp_path / "run")
+    prepare_folder(plan)
+    return plan
+
+
+def names(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+FOREIGN = (
+    "mine.txt",
+    "power_z5.000.csv",
+    "density_z2.000.png",
+    "snapshot_z0.hdf5",
+    "checkpoint_000001/data.bin",
+    "checkpoint_000001/meta.json",
+    "checkpoint_best/weights",
+    ".notes.part",
+)
+
+
+def put(folder: Path, *paths: str) -> None:
+    for path in paths:
+        (folder / path).parent.mkdir(exist_ok=True, parents=True)
+        (folder / path).write_text("mine")
+
+
+def test_overwrite_removes_what_the_manifest_names(run: Plan):
+    folder = run.folder
+    put(folder, *FOREIGN)
+    made = ("power_z3.000.csv", "snapshot_z3.000.1.hdf5", "checkpoint_000002/meta.json", "checkpoint_000002/0.npz")
+    manifest.claim(folder, ["power_z3.000.csv", "snapshot_z3.000.1.hdf5", "checkpoint_000002"])
+    put(folder, *made, ".checkpoint_000002.part/0.npz", ".power_z3.000.csv.part")
     with pytest.raises(ValueError, match="not empty"):
-        prepare_folder(plan)
-    prepare_folder(plan, overwrite=True)
-    assert {path.name for path in plan.folder.iterdir()} == {"config.toml", "mine.txt"}
+        prepare_folder(run)
+    prepare_folder(run, overwrite=True)
+    folders = {"checkpoint_000001", "checkpoint_best"}
+    assert names(folder) == {*FOREIGN, *folders, "manifest.json", "config.toml"}
+    assert {(folder / path).read_text() for path in FOREIGN} == {"mine"}
+
+
+def test_a_folder_that_is_not_a_run_s_is_not_touched(run: Plan, tmp_path: Path):
+    foreign = replace(run, folder=tmp_path / "foreign")
+    put(foreign.folder, *FOREIGN, "config.toml", "run.json")
+    before = names(foreign.folder)
+    for overwrite in (False, True):
+        with pytest.raises(ValueError, match="not the folder of a run"):
+            prepare_folder(foreign, overwrite=overwrite)
+    assert names(foreign.folder) == before
+    assert (foreign.folder / "config.toml").read_text() == "mine"
+
+
+def test_a_manifest_can_not_name_other_files(run: Plan, tmp_path: Path):
+    put(tmp_path, "outside.csv", "run/thesis.tex", "run/checkpoint_000007/thesis.tex")
+    (run.folder / "power_z1.000.csv").symlink_to(tmp_path / "outside.csv")
+    path = run.folder / "manifest.json"
+    content = json.loads(path.read_text())
+    content["files"] += ["../outside.csv", "thesis.tex", "checkpoint_000007", "power_z1.000.csv", "."]
+    path.write_text(json.dumps(content))
+    prepare_folder(run, overwrite=True)
+    assert (tmp_path / "outside.csv").exists()
+    assert (run.folder / "thesis.tex").exists()
+    assert (run.folder / "checkpoint_000007" / "thesis.tex").exists()
+    assert not (run.folder / "power_z1.000.csv").is_symlink()
+    path.write_text("[" * 5000)
+    with pytest.raises(ValueError, match="damaged"):
+        prepare_folder(run, overwrite=True)
+
+
+def test_a_foreign_file_in_the_way_of_an_output_stays(run: Plan):
+    put(run.folder, "power_z1.000.csv")
+    with pytest.raises(OSError, match="in the way"):
+        prepare_folder(run, overwrite=True)
+    with pytest.raises(OSError, match="in the way"):
+        manifest.claim(run.folder, ["power_z1.000.csv"])
+    assert (run.folder / "power_z1.000.csv").read_text() == "mine"
+
+
+HOLD = """
+import runpy, sys, time
+from pathlib import Path
+with runpy.run_path(sys.argv[1])["folder_lock"](Path(sys.argv[2])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_one_run_a_folder(run: Plan):
+    """The lock of another process names it, and ends with it, also by SIGKILL."""
+    command = [sys.executable, "-c", HOLD, lock.__file__, run.folder]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        in_use = f"process {other.pid} on {socket.gethostname()} runs in this folder"
+        with pytest.raises(ValueError, match=in_use):
+            prepare_folder(run, overwrite=True)
+        with pytest.raises(StartError, match=in_use), hold_folder(run):
+            pass
+        other.kill()
+    with hold_folder(run), pytest.raises(StartError, match=f"process {os.getpid()} "), hold_folder(run):
+        pass
+    assert names(run.folder) == {"manifest.json", "config.toml"}
+
+
+def test_a_file_system_without_locks(run: Plan, monkeypatch: pytest.MonkeyPatch):
+    """The number in the file keeps apart the processes of one host."""
+
+    def unsupported(handle: int, how: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    with hold_folder(run), pytest.raises(StartError, match="runs in this folder"), hold_folder(run):
+        pass
+    (run.folder / ".pmwd-dist.lock").write_text(f"4194305 {socket.gethostname()}\n")  # more than the kernel's largest
+    with hold_folder(run):
+        pass
+
+
+def test_a_folder_prepared_for_another_run(run: Plan):
+    other = replace(run, settings=run.settings.model_copy(update={"noise": Noise(seed=5)}))
+    with pytest.raises(StartError, match="noise.seed = 5: this folder's run has 0; set it back"), hold_folder(other):
+        pass
 
 
 def test_table_is_kept_with_the_run(tmp_path: Path):
@@ -43,9 +176,10 @@ def test_output_at_the_start_and_more_outputs_than_steps(tmp_path: Path):
     np.testing.assert_allclose([plan.outputs[i] for i in range(6)], [9, 4, 2, 1, 0.5, 0], atol=1e-12)
 
 
-def test_nothing_of_the_runner_is_left_behind(tmp_path: Path):
-    plan = make(tmp_path / "run")
-    (plan.folder / ".checkpoint_000001.part").mkdir()
-    checkpoint.clear(plan.folder)
-    assert not list(plan.folder.glob(".*"))
-    assert finished(plan.folder) is False
+def test_a_finished_run_does_not_resume(run: Plan):
+    manifest.claim(run.folder, ["run.json"])
+    (run.folder / "run.json").write_text('{"status": "finished"}')
+    with pytest.raises(StartError, match="the run is finished"), hold_folder(run, resume=True):
+        pass
+    with hold_folder(run):
+        pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,22 +16,17 @@ import jax.numpy as jnp
 import numpy as np
 import problems
 import pytest
-from runs import SMALL, Events, assert_same, command, make, resumed
+from runs import SMALL, Events, assert_same, command, linear_power, make, resumed
 
 import pmwd_dist as pmd
+from pmwd_dist.cli.display import Display
 from pmwd_dist.io import checkpoint
 from pmwd_dist.io.snapshot import load_snapshot
 from pmwd_dist.report import figures
+from pmwd_dist.run import manifest
 from pmwd_dist.run.events import CheckpointWritten, Ended, Event, Resumed, StepTaken, record
 from pmwd_dist.run.job import execute
 from pmwd_dist.run.signals import Interrupted
-
-
-@pytest.fixture
-def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Empty files for figures, which take longer than all the rest of a small run."""
-    for name in ("draw_spectra", "draw_slab"):
-        monkeypatch.setattr(figures, name, lambda path, content: path.touch())
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +42,9 @@ def test_folder_holds_all_results(finished: tuple[Path, Events]):
     folder, _ = finished
     each = ("power_{}.csv", "density_{}.npz", "density_{}.png", "snapshot_{}.hdf5")
     expected = {name.format(label) for name in each for label in ("z0.000", "z1.000")}
-    assert {path.name for path in folder.iterdir()} == expected | {"config.toml", "run.json", "log.jsonl", "power.png"}
+    expected |= {"config.toml", "run.json", "log.jsonl", "power.png"}
+    assert {path.name for path in folder.iterdir()} == expected | {"manifest.json"}
+    assert set(manifest.files(folder)) == expected
 
 
 def test_events_and_log_tell_the_same(finished: tuple[Path, Events]):
@@ -92,7 +90,7 @@ def test_config_toml_reproduces_the_run(finished: tuple[Path, Events], tmp_path:
     assert_same(folder, tmp_path / "again")
 
 
-@pytest.mark.parametrize(("number", "step"), [(signal.SIGINT, 1), (signal.SIGTERM, 3)])
+@pytest.mark.parametrize(("number", "step"), [(signal.SIGINT, 1), (signal.SIGHUP, 3)])
 @pytest.mark.usefixtures("no_figures")
 def test_interrupted_and_resumed_is_bitwise_the_same(finished, tmp_path: Path, number: int, step: int):
     plan = make(tmp_path / "run")
@@ -134,16 +132,38 @@ def test_interrupt_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_regular_checkpoints_keep_the_last_one(tmp_path: Path):
-    plan = make(tmp_path / "run", "output.checkpoint_every=1", "output.snapshot=false")
+def test_regular_checkpoints_keep_the_last_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    plan = make(tmp_path / "run", "output.checkpoint_every=1", "output.snapshot=false", "output.slice_thickness=0")
+    (plan.folder / "power_z7.000.csv").write_text("not a spectrum, and not the run's")
     seen = []
+    display = Display()
 
     def listener(event: Event) -> None:
+        display(event)
         if isinstance(event, CheckpointWritten):
             seen.append([path.name for path in plan.folder.glob("*checkpoint*")])
 
     execute(plan, listener)
     assert seen == [["checkpoint_000001"], ["checkpoint_000002"], ["checkpoint_000003"]]
+    assert "checkpoint of" not in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_time_limit(finished: tuple[Path, Events], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """A run stops before the step that would end too late, with exit code 0 and the command that goes on."""
+    shutil.copy(finished[0] / "config.toml", tmp_path / "small.toml")
+    folder = tmp_path / "limited"
+    run = ["run", tmp_path / "small.toml", "--output", folder, "--set", "output.slice_thickness=0"]
+    for step, verb in ((1, run), (2, ["resume", folder]), (3, ["resume", folder])):
+        assert command(*verb, "--time-limit", "0.1 s") == 0
+        out, err = capsys.readouterr()
+        last = (
+            f"stopped after step {step} of 4, by the time limit; go on with `pmwd-dist resume {folder} --time-limit 1s`"
+        )
+        assert out.splitlines()[-1] == f"pmwd-dist: {last}"
+        assert not err
+    assert command("resume", folder, "--time-limit", "1h") == 0
+    assert_same(finished[0], folder)
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -153,20 +173,21 @@ def test_resume_without_a_checkpoint_begins_anew(finished, tmp_path: Path):
     assert_same(finished[0], plan.folder)
 
 
-@pytest.mark.usefixtures("no_figures")
-def test_damaged_checkpoint_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    plan = make(tmp_path / "run")
-    with pytest.raises(Interrupted):
-        execute(plan, Events(2))
-    part = plan.folder / "checkpoint_000002" / "0.npz"
-    content = bytearray(part.read_bytes())
-    content[len(content) // 2] ^= 1
-    part.write_bytes(content)
-    capsys.readouterr()
-    assert command("resume", plan.folder) == 1
-    err = capsys.readouterr().err
-    assert "damaged" in err
-    assert len(err.splitlines()) == 1
+def test_killed_at_random_moments_and_resumed_is_bitwise_the_same(finished: tuple[Path, Events], tmp_path: Path):
+    """Five kills; `python tests/run/kill_loop.py --kills 200` has more."""
+    environment = os.environ | {
+        # JAX's keys hold the name of the folder. Nothing is added to it: what is killed may leave half a program.
+        "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "1e6",
+        "JAX_ENABLE_X64": "1",
+        "JAX_NUM_CPU_DEVICES": "4",
+        "JAX_PLATFORMS": "cpu",
+    }
+    script = Path(__file__).with_name("kill_loop.py")
+    command = [sys.executable, script, "--kills", "5", "--no-figures", "--reference", finished[0]]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.fullmatch(r"(\d+) runs, 5 kills, \1 same bits", done.stdout.strip().splitlines()[-1])
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -238,8 +259,15 @@ def test_plot_draws_again(finished: tuple[Path, Events]):
 
 
 TWICE = """
+import os, time
 from pmwd_dist.cli import main
-codes = []
+codes, rename = [], os.replace
+
+def replace(old, new):
+    time.sleep(0.3 * str(new).endswith("1.npz"))  # process 1 is late: the checkpoint must wait for its part
+    rename(old, new)
+
+os.replace = replace
 for _ in range(2):
     try:
         main(["run", "small.toml"])
@@ -257,13 +285,17 @@ def test_two_processes(tmp_path: Path):
     mpirun = shutil.which("mpirun") or str(Path(sys.executable).with_name("mpirun"))
     if not Path(mpirun).exists():
         pytest.skip("there is no mpirun")
-    k = np.geomspace(1e-3, 10, 50)
-    np.savetxt(tmp_path / "p.txt", np.stack([k, 1e4 * k / (1 + (k / 0.02) ** 2.5)], -1))
+    linear_power(tmp_path / "p.txt")
     overrides = ["output.redshifts=0", "output.slice_thickness=0", "cosmology.linear_power=p.txt"]
     one = make(tmp_path / "one", *overrides)
     execute(one, Events())
     text = (one.folder / "config.toml").read_text()
-    for old, new in (("pdims = [1, 1]", ""), ('halo = "auto"', "halo = 4"), ('"linear_power.txt"', '"p.txt"')):
+    for old, new in (
+        ("pdims = [1, 1]", ""),
+        ('halo = "auto"', "halo = 4"),
+        ('"linear_power.txt"', '"p.txt"'),
+        ("every = 0", "every = 2"),
+    ):
         assert old in text
         text = text.replace(old, new)
     (tmp_path / "small.toml").write_text(text)

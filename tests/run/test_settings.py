@@ -73,6 +73,7 @@ def test_written_settings_read_back_the_same(file: Path, tmp_path: Path):
         "output.redshifts=[2, 0.5]",
         "output.snapshot=false",
         "cosmology.omega_k=1e-3",
+        "output.checkpoint_every=10 min",
     ]
     settings = read(file, overrides)
     again = tmp_path / "again.toml"
@@ -129,6 +130,9 @@ def test_override_takes_the_type_of_its_key(file: Path):
         ("output.redshifts=[0, 0.0001]", ["output.redshifts", "0.001"]),
         ("output.snapshot=gadgt", ["output.snapshot", '"gadget"']),
         ("output.slice_thickness=-1", ["output.slice_thickness = -1", "0 or more"]),
+        ("output.checkpoint_every=-1", ["output.checkpoint_every = -1", "a duration"]),
+        ("output.checkpoint_every=soon", ['output.checkpoint_every = "soon"', "a duration"]),
+        ("output.checkpoint_every=1.5", ["output.checkpoint_every = 1.5", "whole number of steps"]),
         ("box.sise=3", ["box.sise = 3", "did you mean box.size?"]),
         ("box.omega_m=0.3", ["box.omega_m", "did you mean cosmology.omega_m?"]),
         ("boks.size=3", ["[boks]", "did you mean [box]?"]),

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from pmwd_dist.io.snapshot import Format
 from pmwd_dist.parallel.defaults import BackendName, HaloComm, TransposeComm
+from pmwd_dist.run.settings.duration import duration
 
 
 def _three(value: object) -> object:
@@ -32,6 +33,14 @@ def _several(value: object) -> object:
 def _halo(value: object) -> object:
     if value != "auto" and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
         raise ValueError('must be a whole number of mesh cells, 0 or more, or "auto"')
+    return value
+
+
+def _interval(value: object) -> object:
+    if isinstance(value, str):
+        duration(value)
+    elif isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError('must be a whole number of steps, 0 or more, or a duration, such as "10 min"')
     return value
 
 
@@ -189,7 +198,9 @@ class Output(Section):
     slice_thickness: float = about(
         "thickness of the projected density slice [Mpc/h], at most the box; 0 for none", 8.0, ge=0
     )
-    checkpoint_every: int = about("steps between checkpoints; 0: only when interrupted or failed", 0, ge=0)
+    checkpoint_every: Annotated[int | str, BeforeValidator(_interval)] = about(
+        'steps between checkpoints, or a duration, such as "10 min"; 0: only when interrupted or failed', 0
+    )
 
 
 class Settings(BaseModel):

@@ -1,0 +1,124 @@
+"""Compiled programs, kept for the next time: JAX's persistent compilation cache in the user's cache folder."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from pmwd_dist._files import cache_folder, message
+
+MAX_BYTES = 1 << 30
+_ENTRY = "*-cache"
+_ABOUT = "persistent compilation cache"  # words of every warning of JAX about it
+
+
+def enable(warn: Callable[[str], None]) -> None:
+    """Let JAX keep what it compiles, unless its own variables name a folder or switch the cache off.
+
+    JAX_COMPILATION_CACHE_DIR names another folder, JAX_ENABLE_COMPILATION_CACHE=0 switches the cache off, and
+    JAX_COMPILATION_CACHE_MAX_SIZE bounds it [bytes].
+
+    Args:
+      warn: called once, if the cache can't be used.
+    """
+    config: Any = jax.config
+    if not config.jax_enable_compilation_cache or config.jax_compilation_cache_dir is not None:
+        return
+    folder = default_folder()
+    try:
+        _prepare(folder)
+        _prune(folder, _bound(config))
+    except OSError as error:
+        warn(f"compiled programs are not kept: {message(error)}; JAX_ENABLE_COMPILATION_CACHE=0 ends this warning")
+        return
+    config.update("jax_compilation_cache_dir", str(folder))
+    # JAX's own bound needs a lock for each entry, and a process that is killed leaves it in disorder.
+    config.update("jax_compilation_cache_max_size", -1)
+    config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a run has a hundred small programs
+    warnings.showwarning = _Once(folder, warn, warnings.showwarning)
+
+
+def default_folder() -> Path:
+    """Folder of the programs for processors as this one, which may crash on others."""
+    features = platform.processor()
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        features += next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    digest = hashlib.sha256(features.encode()).hexdigest()[:8]
+    return cache_folder() / "programs" / f"{platform.machine()}-{digest}"
+
+
+def report() -> str:
+    """Where compiled programs are kept, and their size [MB]."""
+    config: Any = jax.config
+    folder = config.jax_compilation_cache_dir
+    if not config.jax_enable_compilation_cache or folder is None:
+        return "off"
+    entries = _entries(Path(folder))
+    return f"{folder}: {len(entries)} programs, {sum(size for _, size, _ in entries) / 1e6:.1f} MB"
+
+
+def _prepare(folder: Path) -> None:
+    """Make the folder, for this user alone: programs in it are executed.
+
+    Raises:
+      OSError: it can't be made or written, or others may write into it.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.stat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise PermissionError(1, "others may write into this folder, of which programs are executed", str(folder))
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(13, "this folder can't be written", str(folder))
+
+
+def _bound(config: Any) -> int:
+    size = config.jax_compilation_cache_max_size
+    return MAX_BYTES if size < 0 else size
+
+
+def _prune(folder: Path, bound: int) -> None:
+    """Remove the oldest programs until the rest has fewer bytes than the bound."""
+    entries = sorted(_entries(folder))
+    total = sum(size for _, size, _ in entries)
+    for _, size, path in entries:
+        if total <= bound:
+            break
+        path.unlink(missing_ok=True)
+        total -= size
+
+
+def _entries(folder: Path) -> list[tuple[float, int, Path]]:
+    """Time of writing, size [bytes] and path of each program."""
+    found: list[tuple[float, int, Path]] = []
+    for path in folder.glob(_ENTRY):
+        with suppress(FileNotFoundError):  # another process has removed it
+            status = path.stat()
+            found.append((status.st_mtime, status.st_size, path))
+    return found
+
+
+class _Once:
+    """In place of warnings.showwarning: the first warning about the cache in one line, and no others."""
+
+    def __init__(self, folder: Path, warn: Callable[[str], None], others: Callable[..., None]):
+        self._folder, self._warn, self._others, self._done = folder, warn, others, False
+
+    def __call__(self, text: Warning | str, *where: Any, **more: Any) -> None:
+        """Show a warning."""
+        if _ABOUT not in str(text):
+            self._others(text, *where, **more)
+            return
+        if "reading" in str(text):
+            _prune(self._folder, 0)  # a process that is killed while it writes an entry leaves half of it
+        if not self._done:
+            self._done = True
+            self._warn(f"{self._folder}: {str(text).rpartition(': ')[2]}; programs are compiled anew")

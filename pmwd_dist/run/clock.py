@@ -1,0 +1,53 @@
+"""When a run writes its next checkpoint, and when its time is over."""
+
+from __future__ import annotations
+
+import time
+
+from pmwd_dist.parallel import distributed
+from pmwd_dist.parallel.distributed import first_error
+from pmwd_dist.run.settings.duration import duration
+
+
+class Clock:
+    """Clock of a run; that of process 0 counts for all.
+
+    Args:
+      every: steps between checkpoints, or a duration; 0 for none.
+      began: time.perf_counter() at the start of the program.
+      limit: seconds from then until the run has to be over, or None.
+    """
+
+    def __init__(self, every: int | str, began: float, limit: float | None):
+        self.limit = limit
+        self._began, self._every = began, every
+        self._interval = duration(every) if isinstance(every, str) else None
+        self._last_checkpoint = time.perf_counter()
+        self._asked: float | None = None
+        self._longest = 0.0
+
+    def checkpoint_due(self, step: int) -> bool:
+        """Whether a checkpoint is due after so many steps. Collective."""
+        if self._interval is None:
+            return isinstance(self._every, int) and self._every > 0 and step % self._every == 0
+        now = time.perf_counter()
+        due = _by_main(now - self._last_checkpoint >= self._interval)
+        if due:
+            self._last_checkpoint = now
+        return due
+
+    def time_is_over(self) -> bool:
+        """Whether a step as long as the longest so far may end too late; asked before each step. Collective."""
+        if self.limit is None:
+            return False
+        now, before = time.perf_counter(), self._asked
+        self._asked = now
+        if before is None:
+            return False  # each start takes one step, however short the limit is
+        self._longest = max(self._longest, now - before)
+        return _by_main(now - self._began + self._longest > self.limit)
+
+
+def _by_main(flag: bool) -> bool:
+    """The flag of process 0. Collective."""
+    return first_error("yes" if flag and distributed.is_main() else None) is not None

@@ -1,0 +1,101 @@
+"""One run a folder: a lock that ends with the process that holds it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+NAME = ".pmwd-dist.lock"
+_UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
+
+
+@contextmanager
+def folder_lock(folder: Path) -> Generator[None]:
+    """Hold the lock of a run's folder, which has to exist.
+
+    The kernel holds the lock for an open file (flock), so none is left when the process ends, however it ends. On NFS
+    the server holds it, for all clients. A file system without locks, as Lustre mounted without `flock`, keeps apart
+    the processes of one host only, by the number of the process in the file.
+
+    Raises:
+      ValueError: another process, or another run of this one, holds it.
+      OSError: the file of the lock can't be written.
+    """
+    path = folder / NAME
+    handle = _acquire(path)
+    try:
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(handle)
+
+
+def _acquire(path: Path) -> int:
+    """The open file, locked."""
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            _lock(handle, path)
+            if _is_at(handle, path):
+                return handle
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)  # the holder before us removed it while we opened it
+
+
+def _lock(handle: int, path: Path) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            raise ValueError(_in_use(path)) from error
+        if error.errno not in _UNSUPPORTED:
+            raise
+        if _lives_here(path):
+            raise ValueError(_in_use(path)) from error
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    try:
+        there = path.stat()
+    except FileNotFoundError:
+        return False
+    own = os.fstat(handle)
+    return (own.st_dev, own.st_ino) == (there.st_dev, there.st_ino)
+
+
+def _holder(path: Path) -> tuple[int, str] | None:
+    """Process and host that the file of a lock names."""
+    try:
+        pid, host = path.read_text(encoding="utf-8").split()
+        return int(pid), host
+    except (OSError, ValueError):
+        return None
+
+
+def _in_use(path: Path) -> str:
+    holder = _holder(path)
+    who = "another process" if holder is None else f"process {holder[0]} on {holder[1]}"
+    return f"{path.parent}: {who} runs in this folder; wait for its end, or use another folder"
+
+
+def _lives_here(path: Path) -> bool:
+    """Whether the process that the file names is on this host and lives."""
+    holder = _holder(path)
+    if holder is None or holder[1] != socket.gethostname():
+        return False
+    try:
+        os.kill(holder[0], 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

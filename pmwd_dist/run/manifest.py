@@ -1,0 +1,116 @@
+"""The manifest of a run: which files of its folder are its own."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pmwd_dist._files import atomic_write, exists, remove, temporary
+from pmwd_dist.io import checkpoint
+from pmwd_dist.run.identity import Identity
+
+NAME = "manifest.json"
+_REDSHIFT = r"z-?\d+\.\d{3}"
+# A manifest that was damaged or edited does not make other files a run's own.
+_OWN = re.compile(
+    r"config\.toml|run\.json|log\.jsonl|linear_power\.txt|power\.png"
+    rf"|power_{_REDSHIFT}\.csv|density_{_REDSHIFT}\.(npz|png)|snapshot_{_REDSHIFT}(\.\d+)?\.hdf5|checkpoint_\d{{6,}}"
+)
+
+
+def create(folder: Path, run: Identity, names: Iterable[str]) -> None:
+    """Write the manifest of a new run, with the names of its first files.
+
+    Raises:
+      FileExistsError: one of the names is taken.
+      OSError: the manifest can't be written.
+    """
+    _write(folder, run, [])
+    claim(folder, names)
+
+
+def identity(folder: Path) -> Identity:
+    """The identity of the run to which a folder belongs.
+
+    Raises:
+      ValueError: the folder is not one of a run.
+    """
+    return dict(_read(folder)["run"])
+
+
+def files(folder: Path) -> list[str]:
+    """Names of the files and checkpoints of the run to which a folder belongs.
+
+    Raises:
+      ValueError: the folder is not one of a run.
+    """
+    return [name for name in _read(folder)["files"] if _OWN.fullmatch(name)]
+
+
+def claim(folder: Path, names: Iterable[str]) -> None:
+    """Add the names of files that the run is about to write.
+
+    Raises:
+      FileExistsError: there is such a file, and it is not the run's.
+      ValueError: the folder is not one of a run.
+      OSError: the manifest can't be written.
+    """
+    own, wanted = files(folder), list(names)
+    check_free(folder, wanted)
+    if not set(wanted) <= set(own):
+        there = [name for name in own if exists(folder / name) or exists(temporary(folder / name))]
+        _write(folder, identity(folder), sorted({*there, *wanted}))
+
+
+def check_free(folder: Path, names: Iterable[str]) -> None:
+    """Raise unless each of these names is free or the run's own.
+
+    Raises:
+      FileExistsError: there is such a file, and it is not the run's.
+    """
+    own = files(folder)
+    for name in names:
+        if name not in own and exists(folder / name):
+            raise FileExistsError(17, "is in the way, and not a file of this run; move it", str(folder / name))
+
+
+def remove_files(folder: Path) -> None:
+    """Remove all files of a run, its manifest last; other files stay.
+
+    Raises:
+      ValueError: the folder is not one of a run.
+      OSError: a file can't be removed.
+    """
+    for name in files(folder):
+        for path in (folder / name, temporary(folder / name)):
+            if name.startswith("checkpoint_"):
+                checkpoint.discard(path)
+            elif path.is_symlink() or path.is_file():
+                remove(path)
+    remove(folder / NAME)
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Paths at which the run has checkpoints, or had begun one."""
+    return [folder / name for name in files(folder) if name.startswith("checkpoint_")]
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    path = folder / NAME
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(content["run"], dict) and all(isinstance(name, str) for name in content["files"]):
+            return dict(content)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ValueError(f"{folder}: not the folder of a run, it has no {NAME}") from error
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise ValueError(f"{path}: damaged; start a new run in another folder")
+
+
+def _write(folder: Path, run: Identity, names: list[str]) -> None:
+    with atomic_write(folder / NAME) as aside:
+        aside.write_text(json.dumps({"run": run, "files": names}, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,110 @@
+"""The folder of compiled programs: on by default, bounded, the user's own, and switched off by JAX's variables."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pmwd_dist.cli import compilation_cache
+
+
+class Config(SimpleNamespace):
+    """JAX's configuration, as it is before anything sets it."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            jax_enable_compilation_cache=True, jax_compilation_cache_dir=None, jax_compilation_cache_max_size=-1
+        )
+
+    def update(self, name: str, value: Any) -> None:
+        setattr(self, name, value)
+
+
+@pytest.fixture
+def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Config:
+    config = Config()
+    monkeypatch.setattr(compilation_cache, "jax", SimpleNamespace(config=config))
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return config
+
+
+def fail(text: str) -> None:
+    pytest.fail(text)
+
+
+def test_on_by_default(config: Config, tmp_path: Path):
+    compilation_cache.enable(fail)
+    folder = Path(config.jax_compilation_cache_dir)
+    assert folder.is_relative_to(tmp_path / "pmwd_dist")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    (folder / "step-cache").write_bytes(bytes(2_000_000))
+    assert compilation_cache.report() == f"{folder}: 1 programs, 2.0 MB"
+
+
+@pytest.mark.parametrize(("name", "value"), [("enable_compilation_cache", False), ("compilation_cache_dir", "/mine")])
+def test_jax_s_variables_rule(config: Config, tmp_path: Path, name: str, value: Any):
+    config.update(f"jax_{name}", value)
+    compilation_cache.enable(fail)
+    assert not list(tmp_path.iterdir())
+    assert config.jax_compilation_cache_dir in {None, "/mine"}
+    assert compilation_cache.report() in {"off", "/mine: 0 programs, 0.0 MB"}
+
+
+def test_the_oldest_programs_make_room(config: Config):
+    folder = compilation_cache.default_folder()
+    folder.mkdir(parents=True)
+    for age in range(5):
+        (folder / f"{age}-cache").write_bytes(bytes(100))
+        os.utime(folder / f"{age}-cache", (1e9 - age, 1e9 - age))
+    config.update("jax_compilation_cache_max_size", 350)
+    compilation_cache.enable(fail)
+    assert sorted(path.name for path in folder.iterdir()) == ["0-cache", "1-cache", "2-cache"]
+    assert config.jax_compilation_cache_max_size == -1
+
+
+def shared(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+
+
+def occupied(folder: Path) -> None:
+    folder.parent.mkdir(parents=True)
+    folder.touch()
+
+
+@pytest.mark.parametrize(("prepare", "reason"), [(shared, "others may write"), (occupied, "File exists")])
+def test_a_folder_that_can_not_be_used_is_warned_of_once(
+    config: Config, prepare: Callable[[Path], None], reason: str
+) -> None:
+    folder = compilation_cache.default_folder()
+    prepare(folder)
+    found: list[str] = []
+    compilation_cache.enable(found.append)
+    (line,) = found
+    assert reason in line
+    assert str(folder) in line
+    assert config.jax_compilation_cache_dir is None
+
+
+@pytest.mark.filterwarnings("always")
+def test_damaged_entries_are_removed_and_warned_of_once(config: Config):
+    found: list[str] = []
+    compilation_cache.enable(found.append)
+    folder = Path(config.jax_compilation_cache_dir)
+    (folder / "step-cache").write_bytes(b"half")
+    for name in ("jit_step", "jit_paint"):
+        warnings.showwarning(
+            UserWarning(f"Error reading persistent compilation cache entry for '{name}': ValueError: half an entry"),
+            UserWarning,
+            "compiler.py",
+            782,
+        )
+    assert found == [f"{folder}: half an entry; programs are compiled anew"]
+    assert not list(folder.iterdir())

@@ -1,0 +1,14 @@
+"""Fixtures of all tests of runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from pmwd_dist.report import figures
+
+
+@pytest.fixture
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Empty files for figures, which take longer than all the rest of a small run."""
+    for name in ("draw_spectra", "draw_slab"):
+        monkeypatch.setattr(figures, name, lambda path, content: path.touch())

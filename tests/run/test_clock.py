@@ -1,0 +1,82 @@
+"""Durations, checkpoints by the clock, and the time limit."""
+
+from __future__ import annotations
+
+import pytest
+
+from pmwd_dist.run import clock
+from pmwd_dist.run.clock import Clock
+from pmwd_dist.run.settings.duration import duration, duration_text
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds", "shortest"),
+    [
+        ("10 min", 600, "10m"),
+        ("3h55m", 14100, "3h55m"),
+        ("90 s", 90, "1m30s"),
+        ("1 day 2 Hours", 93600, "1d2h"),
+        ("1.5h", 5400, "1h30m"),
+        ("2 d 1 sec", 172801, "2d1s"),
+    ],
+)
+def test_durations(text: str, seconds: float, shortest: str):
+    assert duration(text) == seconds
+    assert duration_text(seconds) == shortest
+    assert duration(shortest) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "10", "min", "3h 5", "-1 h", "0 min", "1e3 s", "10 parsecs", "1:30"])
+def test_what_is_no_duration(text: str):
+    with pytest.raises(ValueError, match="must be"):
+        duration(text)
+
+
+class Time:
+    """A clock that the test sets."""
+
+    now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> Time:
+    time = Time()
+    monkeypatch.setattr(clock, "time", time)
+    return time
+
+
+def test_checkpoints_by_steps():
+    due = Clock(3, 0.0, None).checkpoint_due
+    assert [step for step in range(1, 8) if due(step)] == [3, 6]
+    assert not any(map(Clock(0, 0.0, None).checkpoint_due, range(1, 8)))
+
+
+def test_checkpoints_by_the_clock(time: Time):
+    due = Clock("1 min", 0.0, None).checkpoint_due
+    found = []
+    for step in range(1, 8):
+        time.now += 25
+        if due(step):
+            found.append(step)
+    assert found == [3, 6]
+
+
+def test_time_limit_leaves_time_for_the_longest_step(time: Time):
+    over = Clock(0, 90.0, 100.0).time_is_over  # 10 s of the 100 s are gone
+    assert not over()
+    time.now += 40  # the first step, with its compilation
+    assert not over()
+    time.now += 5
+    assert not over()
+    time.now += 6
+    assert over()
+
+
+def test_a_run_without_time_takes_one_step(time: Time):
+    over = Clock(0, 0.0, 1.0).time_is_over
+    assert not over()
+    assert over()
+    assert not Clock(0, 0.0, None).time_is_over()

@@ -1,0 +1,139 @@
+"""What a run that was stopped continues from: its own checkpoint, with its own settings."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from runs import Events, command, linear_power, make, resumed
+
+from pmwd_dist.io import checkpoint
+from pmwd_dist.run.job import execute
+from pmwd_dist.run.lock import folder_lock
+from pmwd_dist.run.plan import Plan
+from pmwd_dist.run.settings import read
+from pmwd_dist.run.signals import Interrupted
+from pmwd_dist.run.starting import StartError
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    """The plan of a run that was interrupted after its third step of four, with an output after the second."""
+    folder = tmp_path_factory.mktemp("stopped")
+    linear_power(folder / "p.txt")
+    plan = make(folder / "run", "output.slice_thickness=0", "cosmology.linear_power=p.txt")
+    with pytest.raises(Interrupted):
+        execute(plan, Events(3))
+    return plan
+
+
+@pytest.fixture
+def copied(stopped: Plan, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(stopped.folder, tmp_path / "run"))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_second_signal_ends_the_program_at_once(copied: Path, monkeypatch, capsys, number: int, code: int):
+    monkeypatch.setattr("pmwd_dist.run.job.Log", lambda folder, listener: lambda event: os.kill(os.getpid(), number))
+    assert command("resume", copied) == code
+    assert capsys.readouterr().err == "pmwd-dist: " + {130: "interrupted\n", 143: "terminated\n"}[code]
+    assert checkpoint.latest(copied) is not None
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("box.size=64", "box.size = 64.0: .* has 32.0; set it back"),
+        ("box.particles=4", "box.particles = 4: .* has 8"),
+        ("noise.seed=1", "noise.seed = 1: .* has 0"),
+        ("time.solver=fastpm", 'time.solver = "fastpm": .* has "bullfrog"'),
+        ("time.steps=5", "time.steps = 5: .* has 4"),
+        ("cosmology.h=0.7", "cosmology.h = 0.7: .* has 0.6774"),
+        ("force.gradient=spectral", 'force.gradient = "spectral": .* has "finite-difference"'),
+    ],
+)
+def test_another_simulation_does_not_resume(stopped: Plan, copied: Path, override: str, words: str):
+    plan = replace(stopped, folder=copied, settings=read(copied / "config.toml", [override]))
+    with pytest.raises(StartError, match=words):
+        execute(plan, Events(), resume=True)
+    shutil.rmtree(copied / "checkpoint_000003")  # there are earlier outputs
+    with pytest.raises(StartError, match=words):
+        execute(plan, Events(), resume=True)
+    assert (copied / "log.jsonl").read_text() == (stopped.folder / "log.jsonl").read_text()
+
+
+def test_a_checkpoint_of_another_run_does_not_resume(stopped: Plan, tmp_path: Path):
+    plan = make(tmp_path / "run", "noise.seed=1")
+    shutil.copytree(stopped.folder / "checkpoint_000003", plan.folder / "checkpoint_000003")
+    with pytest.raises(StartError, match="noise.seed = 1: the checkpoint has 0"):
+        execute(plan, Events(), resume=True)
+
+
+@pytest.mark.parametrize("redshifts", ["[2, 1, 0]", "0"])
+def test_outputs_that_are_past_may_not_change(copied: Path, redshifts: str):
+    with pytest.raises(StartError, match="output.redshifts would change the 3 steps that are done, .* at z = 1;"):
+        execute(resumed(copied, f"output.redshifts={redshifts}"), Events(), resume=True)
+
+
+def test_an_edit_between_run_and_resume_is_shown_key_by_key(copied: Path, capsys: pytest.CaptureFixture[str]):
+    config = copied / "config.toml"
+    config.write_text(config.read_text().replace("size = 32.0", "size = 64.0").replace("seed = 0", "seed = 3"))
+    k, power = np.loadtxt(copied / "linear_power.txt").T
+    np.savetxt(copied / "linear_power.txt", np.stack([k, 2 * power], -1))
+    assert command("resume", copied) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 4
+    for line, key in zip(lines[1:], ("box.size = 64.0", 'linear_power = "sha256:', "noise.seed = 3"), strict=True):
+        assert key in line
+        assert "set it back, or start a new run in another folder" in line
+
+
+def test_another_version_or_precision_does_not_resume(stopped: Plan, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pmwd_dist.run.identity.versions", lambda: {"pmwd-dist": "99.0"})
+    monkeypatch.setattr("pmwd_dist.run.identity._precision", lambda: "float32")
+    with pytest.raises(StartError) as caught:
+        execute(stopped, Events(), resume=True)
+    precision, version = str(caught.value).splitlines()[1:]
+    assert re.fullmatch('precision = "float32": .* has "float64"; set JAX_ENABLE_X64 as it was, or .*', precision)
+    assert re.fullmatch('version = "99.0": .* has ".*"; install that version of pmwd-dist, or .*', version)
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_devices_outputs_to_come_and_checkpoints_may_change(copied: Path):
+    changed = ("devices.pdims=[2, 1]", "output.redshifts=1", "output.snapshot=gadget", "output.checkpoint_every=1")
+    execute(resumed(copied, *changed), Events(), resume=True)
+    assert not (copied / "power_z0.000.csv").exists()
+    assert checkpoint.latest(copied) is None
+
+
+def test_damaged_checkpoints_are_one_line(copied: Path, capsys: pytest.CaptureFixture[str]):
+    path = copied / "checkpoint_000003"
+    part, meta = path / "0.npz", path / "meta.json"
+    whole = part.read_bytes()
+    content = bytearray(whole)
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+
+    def fails() -> None:
+        assert command("resume", copied) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "remove this checkpoint to start over" in line
+
+    fails()
+    part.write_bytes(whole)
+    meta.write_text(meta.read_text().replace('"step": 3', '"step": 2'))
+    fails()
+
+
+def test_a_run_in_use_does_not_resume(copied: Path, capsys: pytest.CaptureFixture[str]):
+    with folder_lock(copied):
+        assert command("resume", copied) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"process {os.getpid()} on " in line
+    assert checkpoint.latest(copied) is not None
