@@ -9,11 +9,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Real
 
 from pmwd_dist.config import Config
 from pmwd_dist.parallel.fft import rfft_block
-from pmwd_dist.pm import fourier
+from pmwd_dist.pm import fourier, inputs
 
 
 class PowerSpectrum(eqx.Module):
@@ -30,8 +30,7 @@ class PowerSpectrum(eqx.Module):
     modes: Float[Array, " bins"]
 
 
-@partial(jax.jit, static_argnames=("config", "deconvolve"))
-def power_spectrum(field: Float[Array, "nx ny nz"], config: Config, *, deconvolve: bool = True) -> PowerSpectrum:
+def power_spectrum(field: Real[Array, "nx ny nz"], config: Config, *, deconvolve: bool = True) -> PowerSpectrum:
     """Power spectrum of a field such as `density`.
 
     Bins are centred on multiples of the smallest fundamental mode and end at the smallest Nyquist frequency.
@@ -43,10 +42,14 @@ def power_spectrum(field: Float[Array, "nx ny nz"], config: Config, *, deconvolv
         particles of a simulation sample the field on a lattice, not at random.
 
     Raises:
-      ValueError: a field that is not on the mesh.
+      ValueError: a field that is not on the mesh, or not of real numbers.
     """
-    if field.shape != config.mesh_shape:
-        raise ValueError(f"field.shape={field.shape} must be mesh_shape={config.mesh_shape}")
+    inputs.check_config(config)
+    return _power_spectrum(inputs.mesh_field(field, config), config, deconvolve=bool(deconvolve))
+
+
+@partial(jax.jit, static_argnames=("config", "deconvolve"))
+def _power_spectrum(field: Array, config: Config, *, deconvolve: bool) -> PowerSpectrum:
     decomposition = config.decomposition
     run = decomposition.shard_map(partial(_sums, config=config, deconvolve=deconvolve), decomposition.spec, P())
     k, power, modes = run(field)

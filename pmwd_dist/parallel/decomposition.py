@@ -205,6 +205,19 @@ class Decomposition(Division):
         return *super()._key, self.backend
 
 
+def as_decomposition(value: Any) -> Decomposition:
+    """A decomposition as it is, or the one of two numbers of devices, such as (4, 1).
+
+    Raises:
+      ValueError: something else.
+    """
+    if isinstance(value, Decomposition):
+        return value
+    if isinstance(value, list | tuple):
+        return Decomposition((value[0], value[1]) if len(value) == 2 else value)  # type: ignore[arg-type]
+    raise ArgumentError("decomposition", value, "must be a Decomposition", "for example Decomposition((4, 1))")
+
+
 def default_decomposition(shapes: Sequence[Shape3]) -> Decomposition:
     """All devices of the program, divided so that all shapes fit: as slabs, else as pencils with the fewest rows.
 

@@ -17,6 +17,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.io.snapshot.base import File, SnapshotHeader, has_lattice
 from pmwd_dist.io.snapshot.formats import FORMATS, find_format
+from pmwd_dist.pm.inputs import check_config
 from pmwd_dist.pm.particles import Particles
 
 _CHUNK = 1 << 22  # particles read at a time
@@ -33,6 +34,8 @@ def load_snapshot(path: str | Path, config: Config | None = None) -> tuple[Parti
       ValueError: not a snapshot, incomplete, or of another box or lattice than config.
       OSError: a file is missing or can't be read.
     """
+    if config is not None:
+        check_config(config)
     files = snapshot_files(Path(path))
     header = read_header(files[0])
     if config is None:

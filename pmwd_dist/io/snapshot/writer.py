@@ -18,6 +18,7 @@ from pmwd_dist.io.snapshot.base import File, Part, SnapshotFormat, write_lattice
 from pmwd_dist.io.snapshot.formats import FORMATS, Format
 from pmwd_dist.parallel.decomposition import Shape3
 from pmwd_dist.parallel.distributed import raise_on_all_processes
+from pmwd_dist.pm import inputs
 from pmwd_dist.pm.particles import Particles
 
 _HEADER_BYTES = 100_000
@@ -39,6 +40,7 @@ def save_snapshot(
       ValueError: an unknown format, or a box that the format can't hold.
       OSError: the file can't be written; there is none then.
     """
+    inputs.check_config(config)
     if format not in FORMATS:
         raise ArgumentError("format", format, "is not known", f"use {' or '.join(map(repr, FORMATS))}")
     kind = FORMATS[format]

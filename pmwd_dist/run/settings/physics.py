@@ -19,13 +19,11 @@ from pmwd_dist.cosmology.linear_power import interpolate_power, linear_power, no
 from pmwd_dist.parallel.autotune import remembered
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3, default_decomposition
 from pmwd_dist.pm.modes import power_nodes
-from pmwd_dist.pm.solvers import BullFrog, FastPM, LeapFrog, SplitSolver
+from pmwd_dist.pm.solvers import SOLVERS, SplitSolver
 from pmwd_dist.run.settings.models import Box, Devices, Settings
 from pmwd_dist.run.settings.reading import SettingsError
 from pmwd_dist.run.settings.table import read_table
 from pmwd_dist.run.settings.writing import toml_value
-
-SOLVERS: dict[str, type[SplitSolver]] = {"bullfrog": BullFrog, "fastpm": FastPM, "leapfrog": LeapFrog}
 
 # Keys of the file, by the library's arguments.
 _PATHS = {
