@@ -1,0 +1,75 @@
+"""Functions in processes of their own, with limits of time and memory, and a count of what became of them."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import os
+import resource
+import signal
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+SECONDS, BYTES = 60, 6 << 30
+
+
+def in_own_process(function: Callable[[], Any], *, seconds: int = SECONDS, memory: int = BYTES) -> str:
+    """What a function returns, as text, or "wrong: " and why it returned nothing.
+
+    The process is forked: the parent must not have used JAX before.
+    """
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        _limit(seconds, memory)
+        try:
+            said = str(function())
+        except BaseException:  # noqa: BLE001
+            said = "wrong: " + traceback.format_exc()
+        os.write(write, said.encode()[:60_000])
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        said = pipe.read().decode(errors="replace")
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        return f"wrong: no answer in {seconds} s" if number == signal.SIGALRM else f"wrong: ended by signal {number}"
+    return said
+
+
+def _limit(seconds: int, memory: int) -> None:
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(seconds)
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+
+
+class Tally:
+    """Counts of outcomes, with the cases that were wrong."""
+
+    def __init__(self, what: str):
+        self.what, self.counts, self.wrong = what, collections.Counter[str](), list[str]()
+
+    def add(self, case: str, said: str) -> None:
+        kind = said.split(":", maxsplit=1)[0]
+        self.counts[kind] += 1
+        if kind == "wrong":
+            self.wrong.append(f"{case}: {said}")
+            print(self.wrong[-1], flush=True)
+
+    def report(self) -> int:
+        """Print the counts; 1 if any case was wrong."""
+        counts = ", ".join(f"{count} {kind}" for kind, count in sorted(self.counts.items()))
+        print(f"{self.counts.total()} {self.what}: {counts}")
+        return 1 if self.wrong else 0
+
+
+def arguments(about: str | None) -> tuple[int, int]:
+    """Number of cases and seed, from the command line."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--count", type=int, default=1000, help="cases in all")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    return given.count, given.seed
