@@ -177,7 +177,8 @@ def _chunks(
             if has_lattice(file):
                 ids = content.array(group, "ParticleIDs", "iu", None)
             for low in range(0, len(data), _CHUNK):
-                values = content.rows(data, low, low + _CHUNK).astype(float) / unit
+                with np.errstate(all="ignore"):  # what is not finite is found
+                    values = content.rows(data, low, low + _CHUNK).astype(float) / unit
                 _check_values(values, name, header)
                 sites = before + low + np.arange(len(values)) if ids is None else content.rows(ids, low, low + _CHUNK)
                 if len(sites) and not 0 <= int(sites.min()) <= int(sites.max()) < total:
