@@ -6,16 +6,20 @@ import argparse
 import collections
 import os
 import resource
+import select
 import signal
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 SECONDS, BYTES = 60, 6 << 30
+KILLED = "killed"
 
 
-def in_own_process(function: Callable[[], Any], *, seconds: int = SECONDS, memory: int = BYTES) -> str:
-    """What a function returns, as text, or "wrong: " and why it returned nothing.
+def in_own_process(
+    function: Callable[[], Any], *, seconds: int = SECONDS, memory: int = BYTES, kill_after: float | None = None
+) -> str:
+    """What a function returns, as text, or "wrong: " and why it returned nothing; KILLED after a time for that.
 
     The process is forked: the parent must not have used JAX before.
     """
@@ -32,10 +36,14 @@ def in_own_process(function: Callable[[], Any], *, seconds: int = SECONDS, memor
         os._exit(0)
     os.close(write)
     with os.fdopen(read, "rb") as pipe:
+        if kill_after is not None and not select.select([pipe], [], [], kill_after)[0]:
+            os.kill(child, signal.SIGKILL)
         said = pipe.read().decode(errors="replace")
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
+        if number == signal.SIGKILL and kill_after is not None:
+            return KILLED
         return f"wrong: no answer in {seconds} s" if number == signal.SIGALRM else f"wrong: ended by signal {number}"
     return said
 

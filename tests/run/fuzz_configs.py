@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -90,16 +91,20 @@ def _assert_as_written(settings: Settings, path: Path) -> None:
     for section, content in said.items():
         for key, value in content.items():
             taken = getattr(getattr(settings, section), key)
-            several = (
-                tuple(value) if isinstance(value, list) else (value,) * (len(taken) if isinstance(taken, tuple) else 1)
-            )
             if key == "linear_power":
                 assert Path(taken).name == Path(value).name
             elif key != "snapshot" or isinstance(value, str):
-                assert (taken if isinstance(taken, tuple) else (taken,)) == several, (section, key, value, taken)
+                assert _spread(taken, taken) == _spread(value, taken), (section, key, value, taken)
     again = path.with_name("again.toml")
     again.write_text(to_toml(settings))
     assert read(again) == settings
+
+
+def _spread(value: Any, like: Any) -> tuple[Any, ...]:
+    """Values as the settings hold them: one stands for as many as there are, a whole number for a fraction."""
+    wanted = like if isinstance(like, tuple) else (like,)
+    several = tuple(value) if isinstance(value, list | tuple) else (value,) * len(wanted)
+    return tuple(float(x) if isinstance(y, float) else x for x, y in zip(several, wanted, strict=True))
 
 
 def values() -> Iterator[Case]:
