@@ -76,6 +76,17 @@ def _naming(path: Path) -> Generator[None]:
         raise OSError(number, os.strerror(number), str(path)) from error
 
 
+@contextmanager
+def naming(name: str) -> Generator[None]:
+    """Give an OSError of the body this name where it has none: writing to an open file tells the cause only."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, os.strerror(error.errno), name) from error
+
+
 def reserve(path: Path, size: int) -> None:
     """Raise unless a file of this size [bytes] can be written; it is empty or absent afterwards.
 

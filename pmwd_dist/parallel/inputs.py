@@ -103,6 +103,7 @@ def whole_number(value: Any, name: str, *, least: int = 0) -> int:
 
 
 def _precision(dtype: Any) -> Any:
+    dtype = jax.dtypes.canonicalize_dtype(dtype)  # JAX would warn of double precision where that is off
     return jnp.result_type(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.inexact) else jnp.result_type(float)
 
 

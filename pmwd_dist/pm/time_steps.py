@@ -50,7 +50,7 @@ def as_saveat(saveat: Any) -> diffrax.SaveAt | None:
     if (np.diff(times) <= 0).any():
         raise ArgumentError("saveat", saveat, "must rise", "sort its scale factors")
     with jax.ensure_compile_time_eval():  # `save_times` reads them
-        return diffrax.SaveAt(ts=times)
+        return diffrax.SaveAt(ts=times.tolist())
 
 
 def save_times(subs: Sequence[diffrax.SubSaveAt], config: Config) -> tuple[float, ...]:

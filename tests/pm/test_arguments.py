@@ -12,6 +12,7 @@ import problems
 import pytest
 
 import pmwd_dist as pmd
+from pmwd_dist.parallel import inputs
 from pmwd_dist.pm import nbody, time_steps
 
 N = 4
@@ -36,6 +37,14 @@ def test_fields_of_every_type_are_those_in_double_precision(dtype: str) -> None:
     np.testing.assert_allclose(got.power, want.power, rtol=rtol)
     got, want = (pmd.linear_modes(x, COSMO, CONFIG) for x in (field, expected))
     np.testing.assert_allclose(got, want, rtol=0, atol=rtol * np.abs(want).max())
+
+
+def test_double_precision_becomes_single_where_that_is_all_there_is() -> None:
+    with jax.enable_x64(False):
+        assert {str(inputs.real(x, "x").dtype) for x in (np.zeros(2), 1.0, 3, [True], np.zeros(2, np.float16))} == {
+            "float32"
+        }
+        assert inputs.complex_(np.zeros(2), "x").dtype == "complex64"
 
 
 def test_lists_are_arrays() -> None:
