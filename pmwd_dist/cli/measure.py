@@ -11,7 +11,7 @@ import numpy as np
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.io.snapshot import SnapshotHeader, load_snapshot, read_header, snapshot_files
-from pmwd_dist.observe.power import power_spectrum
+from pmwd_dist.observe.power import power_spectrum, shot_noise
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3, default_decomposition
 from pmwd_dist.pm.paint import density
@@ -35,7 +35,8 @@ def measure_snapshot(path: Path, mesh: int | None, output: Path | None) -> Path:
         raise ValueError(f"{path}: a displacement exceeds the widest halo between devices; run this on one device")
     output = path.with_name(f"{path.stem}_power.csv") if output is None else output
     if distributed.is_main():
-        write_spectrum(output, Spectrum(header.redshift, k, power, modes, np.full_like(k, np.nan)))
+        linear = np.full_like(k, np.nan)
+        write_spectrum(output, Spectrum(header.redshift, k, power, modes, linear, shot_noise(config)))
     return output
 
 

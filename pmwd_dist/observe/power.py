@@ -58,6 +58,11 @@ def _power_spectrum(field: Array, config: Config, *, deconvolve: bool) -> PowerS
     return PowerSpectrum(k / some, power / some * (volume / count**2), modes)
 
 
+def shot_noise(config: Config) -> float:
+    """Power of as many particles at random, the volume of each [(Mpc/h)^3]."""
+    return math.prod(config.box_size) / math.prod(config.particle_shape)
+
+
 def _sums(field: Array, config: Config, deconvolve: bool) -> Array:
     """Sums over the modes of each bin: of k, of the power, and their number."""
     decomposition, dtype, shape = config.decomposition, field.dtype, config.mesh_shape

@@ -12,7 +12,7 @@ from jax import Array
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import growth
 from pmwd_dist.io.snapshot import save_snapshot
-from pmwd_dist.observe.power import power_spectrum
+from pmwd_dist.observe.power import power_spectrum, shot_noise
 from pmwd_dist.observe.sheet import slab_density
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import raise_on_all_processes
@@ -65,7 +65,7 @@ def measure(density: Array, simulation: Simulation, z: float) -> figures.Spectru
     growth_factor = float(growth(1 / (1 + z), simulation.cosmo))
     # linear_power is singular at k = 0, the mean wavenumber of a bin without modes.
     linear = np.asarray(simulation.linear_power(np.maximum(k, 1e-8)), float) * growth_factor**2
-    return figures.Spectrum(z, k, power, modes, linear)
+    return figures.Spectrum(z, k, power, modes, linear, shot_noise(simulation.config))
 
 
 def project(particles: Particles, density: Array, config: Config, thickness: float, z: float) -> figures.Slab | None:
