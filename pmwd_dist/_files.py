@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -85,6 +86,17 @@ def _naming(path: Path) -> Generator[None]:
         raise OSError(number, os.strerror(number), str(path)) from error
 
 
+@contextmanager
+def naming(name: str) -> Generator[None]:
+    """Give an OSError of the body this name where it has none: writing to an open file tells the cause only."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, os.strerror(error.errno), name) from error
+
+
 def reserve(path: Path, size: int) -> None:
     """Raise unless a file of this size [bytes] can be written; it is empty or absent afterwards.
 
@@ -97,6 +109,23 @@ def reserve(path: Path, size: int) -> None:
         with path.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, size)
             file.truncate(0)
+
+
+def read_text(path: Path, most: int, *, pipe: bool = False) -> str:
+    """Text of a regular file, or of a pipe where that is right, of at most so many bytes.
+
+    Raises:
+      OSError: it can't be read, is larger, or is something that may never end.
+      UnicodeDecodeError: it isn't UTF-8.
+    """
+    kind = path.stat().st_mode
+    if not (stat.S_ISREG(kind) or (pipe and stat.S_ISFIFO(kind))):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    with path.open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"larger than {most / 1e6:g} MB", str(path))
+    return content.decode("utf-8-sig")
 
 
 def free_space(path: Path) -> int:

@@ -7,9 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
 
+import jax
+import numpy as np
+
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist.parallel.decomposition import Decomposition, Shape3, default_decomposition
+from pmwd_dist.parallel.decomposition import Decomposition, Shape3, as_decomposition, default_decomposition
 from pmwd_dist.parallel.defaults import update
+from pmwd_dist.parallel.inputs import whole_number
 
 Gradient = Literal["finite-difference", "spectral"]
 Vector3 = tuple[float, float, float]
@@ -30,7 +34,7 @@ class Config:
       steps: number of time steps, uniform in the growth factor.
       lpt_order: order of the initial conditions, 1 (Zel'dovich), 2 or 3. The third, the default of config files, is
         more accurate (docs/accuracy.md), and takes twice the memory of the second and five times its time.
-      decomposition: division over devices; default: all devices of the program.
+      decomposition: division over devices, or its pdims; default: all devices of the program.
       halo: cells per side that a displacement may reach over a block's edge; "auto" chooses at each step
         the smallest of a few widths that holds the largest displacement.
       gradient: of the potential: "finite-difference" (fourth order, with the CIC window deconvolved) or "spectral".
@@ -62,7 +66,7 @@ class Config:
         a_stop: float = 1.0,
         steps: int = 20,
         lpt_order: int = 2,
-        decomposition: Decomposition | None = None,
+        decomposition: Decomposition | tuple[int, int] | None = None,
         halo: int | Literal["auto"] = "auto",
         gradient: Gradient = "finite-difference",
         sharpening: Sequence[float] | None = None,
@@ -87,6 +91,7 @@ class Config:
         }
         if decomposition is None:
             decomposition = default_decomposition((mesh, lattice))
+        decomposition = as_decomposition(decomposition)
         decomposition.check(mesh, "mesh_shape")
         decomposition.check(lattice, "particle_shape")
         for name, value in (fields | {"decomposition": decomposition}).items():
@@ -114,7 +119,8 @@ class Config:
 
 
 def _three(value: float | Sequence[float], name: str, convert: Callable[[Any, str], T]) -> tuple[T, T, T]:
-    values = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,) * 3
+    several = np.ndim(value) > 0 if isinstance(value, np.ndarray | jax.Array) else isinstance(value, Sequence)
+    values = tuple(value) if several and not isinstance(value, str) else (value,) * 3  # type: ignore[arg-type]
     if len(values) != 3:
         raise ArgumentError(name, value, f"has {len(values)} entries", "pass one number or three")
     x, y, z = (convert(v, name) for v in values)
@@ -136,15 +142,15 @@ def _positive_number(value: Any, name: str) -> float:
 def _is_positive(value: Any, kind: type) -> bool:
     try:
         number = kind(value)
-        return bool(number == value and not isinstance(value, bool) and math.isfinite(number) and number > 0)
+        return bool(number == value and not isinstance(value, bool | np.bool_) and math.isfinite(number) and number > 0)
     except (TypeError, ValueError, OverflowError):
         return False
 
 
 def _one_of(value: Any, name: str, choices: tuple[Any, ...]) -> Any:
-    if value not in choices:
+    if not isinstance(value, str | int | np.integer) or value not in choices:
         raise ArgumentError(name, value, f"must be {' or '.join(map(repr, choices))}")
-    return value
+    return choices[choices.index(value)]  # of Python's own type
 
 
 def _time_span(a_start: Any, a_stop: Any) -> tuple[float, float]:
@@ -170,10 +176,13 @@ def _sharpening(value: Any) -> Vector3:
     return alpha, _positive_number(low, name), _positive_number(high, name)
 
 
-def _halo(value: Any) -> Any:
-    if value != "auto" and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-        raise ArgumentError("halo", value, 'must be a whole number of cells, 0 or more, or "auto"')
-    return value
+def _halo(value: Any) -> int | Literal["auto"]:
+    if isinstance(value, str) and value == "auto":
+        return "auto"
+    try:
+        return whole_number(value, "halo")
+    except ArgumentError as error:
+        raise ArgumentError("halo", value, 'must be a whole number of cells, 0 or more, or "auto"') from error
 
 
 __all__ = ["Config", "update"]

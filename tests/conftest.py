@@ -32,6 +32,7 @@ import jaxtyping  # noqa: E402
 import pytest  # noqa: E402
 
 import pmwd_dist as pmd  # noqa: E402
+from pmwd_dist.pm import paint  # noqa: E402
 from pmwd_dist.pm.gravity import acceleration  # noqa: E402
 
 LAYOUTS = ((1, 1), (4, 1), (1, 4), (2, 2))
@@ -94,5 +95,5 @@ def unchecked() -> Iterator[None]:
 
 def _forget() -> None:
     """Functions that are jitted as a whole remember which ops they chose."""
-    for function in (pmd.cic_paint, pmd.cic_read, acceleration):
+    for function in (paint._paint, paint._read, acceleration):
         function.clear_cache()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import pmwd_dist as pmd
@@ -22,6 +24,22 @@ def test_one_number_stands_for_three() -> None:
     assert config.mesh_shape == (8, 12, 6)
     assert config.particle_shape == (4, 4, 4)
     assert configure().particle_shape == configure().mesh_shape == (8, 8, 8)
+
+
+def test_numbers_and_arrays_of_numpy_and_jax_are_taken() -> None:
+    plain = configure(box_size=(8.0, 16.0, 24.0), mesh_shape=(8, 12, 6), halo=3, lpt_order=1)
+    box, mesh = np.array([8.0, 16.0, 24.0]), np.array([8, 12, 6])
+    for kind in (np.asarray, jnp.asarray):
+        config = configure(box_size=kind(box), mesh_shape=kind(mesh), halo=np.int64(3), lpt_order=np.int64(1))
+        assert config == plain
+        assert hash(config) == hash(plain)
+        assert {type(x) for x in (config.halo, config.lpt_order, *config.mesh_shape)} == {int}
+    assert configure(mesh_shape=np.array(8)) == configure(mesh_shape=np.int64(8)) == configure()
+
+
+def test_a_decomposition_may_be_its_pdims() -> None:
+    assert configure(decomposition=(2, 2)) == configure(decomposition=pmd.Decomposition((2, 2)))
+    assert configure(decomposition=[1, 1]) == configure()
 
 
 def test_derived_geometry() -> None:
@@ -74,6 +92,13 @@ def test_all_devices_are_used_by_default_as_slabs_or_else_pencils() -> None:
         ({"halo": -1}, r"halo=-1 must be a whole number of cells, 0 or more"),
         ({"halo": 1.5}, r"halo=1.5 must be a whole number"),
         ({"halo": True}, r"halo=True must be a whole number"),
+        ({"mesh_shape": np.ones((3, 3))}, r"mesh_shape=array\(\[1., 1., 1.\]\) must be a positive whole number"),
+        ({"mesh_shape": np.array([8, 8])}, r"mesh_shape=array\(\[8, 8\]\) has 2 entries"),
+        ({"mesh_shape": np.True_}, r"mesh_shape=np.True_ must be a positive whole number"),
+        ({"gradient": np.array(["spectral"])}, r"gradient=array.* must be 'finite-difference' or 'spectral'"),
+        ({"halo": np.array([1, 2])}, r"halo=array\(\[1, 2\]\) must be a whole number"),
+        ({"decomposition": (4,)}, r"pdims=\(4,\) must be two positive numbers"),
+        ({"decomposition": 4}, r"decomposition=4 must be a Decomposition; for example"),
         ({"halo": "wide"}, r"halo='wide' must be a whole number"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",

@@ -11,7 +11,7 @@ import jax
 import typer
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist._files import message
+from pmwd_dist._files import message, naming
 from pmwd_dist.cli import compilation_cache
 from pmwd_dist.cli.display import Display, plan_lines
 from pmwd_dist.cli.doctor import report_lines
@@ -126,7 +126,8 @@ def template() -> None:
     """Print a TOML file with every key, its default and its meaning."""
     from pmwd_dist.run.settings.writing import template as text
 
-    typer.echo(text(), nl=False)
+    with naming("standard output"):
+        typer.echo(text(), nl=False)
 
 
 @app.command()
@@ -236,5 +237,6 @@ def _warn(text: str) -> None:
 
 def _say(*lines: str) -> None:
     if distributed.is_main():
-        for line in lines:
-            typer.echo(line)
+        with naming("standard output"):
+            for line in lines:
+                typer.echo(line)

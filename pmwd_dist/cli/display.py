@@ -12,6 +12,7 @@ import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from pmwd_dist._files import naming
 from pmwd_dist._jax.native import native_available
 from pmwd_dist.config import Config
 from pmwd_dist.parallel import distributed
@@ -71,8 +72,9 @@ class Display:
 
     def _line(self, text: str) -> None:
         try:
-            self.console.print(text, markup=False)
-            self.console.file.flush()  # a batch job's log is read while it runs
+            with naming("standard output"):
+                self.console.print(text, markup=False)
+                self.console.file.flush()  # a batch job's log is read while it runs
         except OSError:
             self._go_dark()
 

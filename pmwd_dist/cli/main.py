@@ -107,5 +107,5 @@ def _explain(error: BaseException) -> tuple[int, list[str]]:
         return 2, [f"{usage.format_message()} (`pmwd-dist --help` lists all)"]
     first = (str(error).splitlines() or [""])[0]
     if "RESOURCE_EXHAUSTED" in first or isinstance(error, MemoryError):
-        return 1, ["the run failed: out of memory; use a smaller mesh (box.mesh), or more devices"]
+        return 1, ["the run failed: out of memory; use a smaller mesh, or more devices"]
     return 1, [f"internal error: {type(error).__name__}: {first} (--traceback shows where)"]

@@ -10,12 +10,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Real
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.parallel.fft import rfft_block
-from pmwd_dist.pm import fourier
+from pmwd_dist.pm import fourier, inputs
 
 Deconvolve = bool | Literal["shot-noise"]
 
@@ -34,8 +34,7 @@ class PowerSpectrum(eqx.Module):
     modes: Float[Array, " bins"]
 
 
-@partial(jax.jit, static_argnames=("config", "deconvolve"))
-def power_spectrum(field: Float[Array, "nx ny nz"], config: Config, *, deconvolve: Deconvolve = True) -> PowerSpectrum:
+def power_spectrum(field: Real[Array, "nx ny nz"], config: Config, *, deconvolve: Deconvolve = True) -> PowerSpectrum:
     """Power spectrum of a field such as `density`.
 
     Bins are centred on multiples of the smallest fundamental mode and end at the smallest Nyquist frequency.
@@ -50,18 +49,27 @@ def power_spectrum(field: Float[Array, "nx ny nz"], config: Config, *, deconvolv
         simulation sample the field on a lattice, not at random.
 
     Raises:
-      ValueError: a field that is not on the mesh, or another value of deconvolve.
+      ValueError: a field that is not on the mesh, or not of real numbers, or another value of deconvolve.
     """
+    inputs.check_config(config)
     if deconvolve not in (True, False, "shot-noise"):
         raise ArgumentError("deconvolve", deconvolve, 'must be True, False or "shot-noise"')
-    if field.shape != config.mesh_shape:
-        raise ValueError(f"field.shape={field.shape} must be mesh_shape={config.mesh_shape}")
+    return _power_spectrum(inputs.mesh_field(field, config), config, deconvolve=deconvolve)
+
+
+@partial(jax.jit, static_argnames=("config", "deconvolve"))
+def _power_spectrum(field: Array, config: Config, *, deconvolve: Deconvolve) -> PowerSpectrum:
     decomposition = config.decomposition
     run = decomposition.shard_map(partial(_sums, config=config, deconvolve=deconvolve), decomposition.spec, P())
     k, power, modes = run(field)
     volume, count = math.prod(config.box_size), math.prod(config.mesh_shape)
     some = jnp.maximum(modes, 1)
     return PowerSpectrum(k / some, power / some * (volume / count**2), modes)
+
+
+def shot_noise(config: Config) -> float:
+    """Power of as many particles at random, the volume of each [(Mpc/h)^3]."""
+    return math.prod(config.box_size) / math.prod(config.particle_shape)
 
 
 def _sums(field: Array, config: Config, deconvolve: Deconvolve) -> Array:

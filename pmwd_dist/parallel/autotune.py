@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,7 +18,7 @@ from pmwd_dist.parallel.decomposition import Decomposition, Shape3
 from pmwd_dist.parallel.defaults import default
 from pmwd_dist.parallel.fft import pfft3d, pifft3d, pirfft3d, prfft3d, spectrum_shape
 from pmwd_dist.parallel.halo import halo_pad, halo_reduce
-from pmwd_dist.parallel.inputs import cells
+from pmwd_dist.parallel.inputs import cells, whole_number
 
 Kind = Literal["r2c", "c2c"]
 
@@ -59,8 +58,8 @@ def autotune(
       ValueError: no division of the devices fits the mesh, or a kind or number of devices that can't be.
     """
     devices, dtype = _devices(n_devices), _precision(dtype)
-    shape, halo, repeats = cells(shape, "shape"), _whole(halo, "halo"), _whole(repeats, "repeats")
-    _check(kinds, halo, repeats)
+    shape, halo, repeats = cells(shape, "shape"), whole_number(halo, "halo"), whole_number(repeats, "repeats", least=1)
+    _check(kinds)
     candidates = _candidates(shape, devices, kinds)
     backends = {type(candidate.backend): candidate.backend for candidate in candidates}
     in_use = [kind for kind, backend in backends.items() if backend.is_open]
@@ -172,20 +171,12 @@ def _precision(dtype: Any) -> np.dtype[Any]:
     return np.dtype(precision)
 
 
-def _whole(value: Any, name: str) -> int:
-    """A whole number as a Python int, which JSON can hold."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise ValueError(f"{name}={value} must be a whole number") from None
-
-
-def _check(kinds: Sequence[str], halo: int, repeats: int) -> None:
+def _check(kinds: Sequence[str]) -> None:
     for kind in kinds:
         if kind not in get_args(Kind):
             raise ValueError(f"kinds={tuple(kinds)} has {kind!r}; use 'r2c', 'c2c' or both")
-    if not kinds or halo < 0 or repeats < 1:
-        raise ValueError(f"kinds={tuple(kinds)}, halo={halo} and repeats={repeats} must be not empty, >= 0 and >= 1")
+    if not kinds:
+        raise ValueError("kinds=() is empty; use 'r2c', 'c2c' or both")
 
 
 def _candidates(shape: Shape3, devices: list[Any], kinds: Sequence[str]) -> list[Decomposition]:

@@ -205,18 +205,35 @@ class Decomposition(Division):
         return *super()._key, self.backend
 
 
-def default_decomposition(shapes: Sequence[Shape3]) -> Decomposition:
-    """All devices of the program, divided so that all shapes fit: as slabs, else as pencils with the fewest rows.
+def as_decomposition(value: Any) -> Decomposition:
+    """A decomposition as it is, or the one of two numbers of devices, such as (4, 1).
 
     Raises:
-      ValueError: no division of all the devices fits.
+      ValueError: something else.
+    """
+    if isinstance(value, Decomposition):
+        return value
+    if isinstance(value, list | tuple):
+        return Decomposition((value[0], value[1]) if len(value) == 2 else value)  # type: ignore[arg-type]
+    raise ArgumentError("decomposition", value, "must be a Decomposition", "for example Decomposition((4, 1))")
+
+
+def default_decomposition(shapes: Sequence[Shape3], count: int | None = None) -> Decomposition:
+    """So many devices, divided so that all shapes fit: as slabs, else as pencils with the fewest rows.
+
+    Args:
+      shapes: of real fields.
+      count: number of devices, the first of the program; default: all.
+
+    Raises:
+      ValueError: no division of the devices fits.
     """
     if context_mesh() is not None:
         chosen = Decomposition()
         for shape in shapes:
             chosen.check(shape, "shape")
         return chosen
-    count = jax.device_count()
+    count = jax.device_count() if count is None else count
     shape = shapes[0]
     for py in (py for py in range(1, count + 1) if count % py == 0):
         try:

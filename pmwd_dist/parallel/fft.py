@@ -69,7 +69,7 @@ def pirfft3d(
     if whole != (expected := spectrum_shape(shape, decomposition)):
         raise ValueError(f"spectrum.shape={whole} must be {expected} for a field of shape {shape}")
     factor = _factor(shape, norm, inverse=True)
-    spectrum = inputs.complex_(spectrum)
+    spectrum = inputs.complex_(spectrum, "spectrum")
     return _over_blocks(spectrum, irfft_block, (shape[2],), decomposition, factor, inverse=True)
 
 
@@ -84,7 +84,7 @@ def pfft3d(
     decomposition, shape = decomposition_of(field, decomposition, "field")
     decomposition.check(shape, "field.shape")
     decomposition.check_axis(shape, 2, decomposition.pdims[1], "field.shape")
-    field = inputs.complex_(field)
+    field = inputs.complex_(field, "field")
     return _over_blocks(field, _fft_block, (), decomposition, _factor(shape, norm, inverse=False))
 
 
@@ -99,7 +99,7 @@ def pifft3d(
     decomposition, shape = decomposition_of(spectrum, decomposition, "spectrum", spectrum=True)
     decomposition.check(shape, "spectrum.shape")
     decomposition.check_axis(shape, 2, decomposition.pdims[1], "spectrum.shape")
-    spectrum = inputs.complex_(spectrum)
+    spectrum = inputs.complex_(spectrum, "spectrum")
     return _over_blocks(spectrum, _ifft_block, (), decomposition, _factor(shape, norm, inverse=True), inverse=True)
 
 

@@ -6,10 +6,11 @@ since a block that is whole along an axis wraps around by itself.
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 from jaxtyping import Array, Num
 
 from pmwd_dist.parallel.decomposition import Decomposition
-from pmwd_dist.parallel.inputs import decomposition_of
+from pmwd_dist.parallel.inputs import decomposition_of, numbers, whole_number
 
 
 def halo_pad(
@@ -21,9 +22,9 @@ def halo_pad(
       The padded blocks side by side: `pdims[i] * (n[i] / pdims[i] + 2 * halo)` cells along a divided axis.
 
     Raises:
-      ValueError: a negative halo, or a shape that doesn't divide.
+      ValueError: a halo that is no whole number of 0 or more, or a shape that doesn't divide.
     """
-    _check_halo(halo)
+    halo, field = whole_number(halo, "halo"), numbers(field, "field")
     decomposition, shape = decomposition_of(field, decomposition, "field")
     for axis, parts in enumerate(decomposition.pdims):
         decomposition.check_axis(shape, axis, parts, "field.shape")
@@ -39,9 +40,11 @@ def halo_reduce(
     """Add the halos of every padded block onto the cells of the neighbours that they stand for.
 
     Raises:
-      ValueError: a negative halo, or blocks that are no wider than their halos.
+      ValueError: a halo that is no whole number of 0 or more, or blocks that are no wider than their halos.
     """
-    _check_halo(halo)
+    halo, padded = whole_number(halo, "halo"), numbers(padded, "padded")
+    if padded.dtype == bool:
+        padded = jnp.asarray(padded, int)  # of booleans, a sum is whether any is true
     decomposition, shape = decomposition_of(padded, decomposition, "padded")
     for axis, parts in enumerate(decomposition.pdims):
         if shape[axis] % parts or (parts > 1 and shape[axis] // parts <= 2 * halo):
@@ -62,8 +65,3 @@ def pad_block(block: Array, halo: int, decomposition: Decomposition) -> Array:
 def reduce_block(block: Array, halo: int, decomposition: Decomposition) -> Array:
     """`halo_reduce` of the local padded block, inside shard_map."""
     return decomposition.backend.halo_reduce(block, halo, decomposition)
-
-
-def _check_halo(halo: int) -> None:
-    if halo < 0:
-        raise ValueError(f"halo={halo} must be 0 or more cells")

@@ -1,4 +1,4 @@
-"""Checks of the arrays that users pass: decomposition, whole shape, precision."""
+"""Checks of the arrays that users pass: numbers, precision, decomposition and whole shape."""
 
 from __future__ import annotations
 
@@ -6,10 +6,33 @@ from collections.abc import Sequence
 from operator import index
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
-from pmwd_dist.parallel.decomposition import Decomposition, Shape3
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist.parallel.decomposition import Decomposition, Shape3, as_decomposition
+
+
+def numbers(x: Any, name: str) -> Any:
+    """An array as it is, but in a type that JAX has: of lists, of other byte orders and of extended precision too.
+
+    Raises:
+      ValueError: something else than an array of numbers or booleans.
+    """
+    if not isinstance(x, jax.Array | np.ndarray):
+        try:
+            x = np.asarray(x)
+        except (TypeError, ValueError):
+            x = np.asarray(None)
+    if not (jnp.issubdtype(x.dtype, jnp.number) or x.dtype == bool):
+        raise ArgumentError(f"{name}.dtype", str(x.dtype), "must be a type of numbers", "pass an array of numbers")
+    if not isinstance(x, np.ndarray):
+        return x
+    widest = {"f": np.float64, "c": np.complex128}.get(x.dtype.kind)
+    known = widest if widest and x.dtype.itemsize > np.dtype(widest).itemsize else x.dtype.newbyteorder("=")
+    return x.astype(known, copy=False)
 
 
 def decomposition_of(
@@ -20,12 +43,10 @@ def decomposition_of(
     Raises:
       ValueError: something else than a decomposition, an array of other than three axes, or one without cells.
     """
+    x = numbers(x, name)
     if len(x.shape) != 3 or min(x.shape) < 1:
         raise ValueError(f"{name}.shape={tuple(x.shape)} must be three numbers of cells; of a batch, use jax.vmap")
-    if decomposition is None:
-        decomposition = Decomposition.of(x, spectrum=spectrum)
-    elif not isinstance(decomposition, Decomposition):
-        raise ValueError(f"decomposition={decomposition!r} must be a Decomposition, such as Decomposition((4, 1))")
+    decomposition = Decomposition.of(x, spectrum=spectrum) if decomposition is None else as_decomposition(decomposition)
     return decomposition, decomposition.whole(x.shape, spectrum=spectrum)
 
 
@@ -48,19 +69,41 @@ def real(x: Any, name: str, remedy: str = "pass its real and its imaginary part 
     """Real values in single or double precision: integers in JAX's default, half precision in single.
 
     Raises:
-      ValueError: complex values.
+      ValueError: complex values, or no numbers.
     """
+    x = numbers(x, name)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         raise ValueError(f"{name}.dtype={x.dtype} must be real; {remedy}")
     return _as(x, _precision(x.dtype))
 
 
-def complex_(x: Any) -> Array:
-    """Complex values in single or double precision."""
+def complex_(x: Any, name: str) -> Array:
+    """Complex values in single or double precision.
+
+    Raises:
+      ValueError: no numbers.
+    """
+    x = numbers(x, name)
     return _as(x, jnp.result_type(_precision(x.dtype), jnp.complex64))
 
 
+def whole_number(value: Any, name: str, *, least: int = 0) -> int:
+    """A number of cells, of steps or alike as one of Python's own integers.
+
+    Raises:
+      ValueError: a fraction, a boolean, or less than the least.
+    """
+    try:
+        number = least - 1 if isinstance(value, bool | np.bool_) else index(value)
+    except TypeError:
+        number = least - 1
+    if number < least:
+        raise ArgumentError(name, value, f"must be a whole number, {least} or more")
+    return number
+
+
 def _precision(dtype: Any) -> Any:
+    dtype = jax.dtypes.canonicalize_dtype(dtype)  # JAX would warn of double precision where that is off
     return jnp.result_type(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.inexact) else jnp.result_type(float)
 
 

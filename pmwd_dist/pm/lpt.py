@@ -9,18 +9,17 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
-from jaxtyping import Array, Complex
+from jaxtyping import Array, Num
 
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table
 from pmwd_dist.cosmology.parameters import Cosmology
-from pmwd_dist.parallel.fft import spectrum_shape
-from pmwd_dist.pm import displacement
+from pmwd_dist.pm import displacement, inputs
 from pmwd_dist.pm.particles import Particles, quantize
 
 
 def lpt(
-    modes: Complex[Array, "nx ny nk"], cosmo: Cosmology | GrowthTable, config: Config, *, a: ArrayLike | None = None
+    modes: Num[Array, "nx ny nk"], cosmo: Cosmology | GrowthTable, config: Config, *, a: ArrayLike | None = None
 ) -> Particles:
     """Displace the lattice by LPT of order `config.lpt_order`.
 
@@ -38,12 +37,11 @@ def lpt(
       Particles, on the power-of-two grid of the solvers.
 
     Raises:
-      ValueError: modes of another shape.
+      ValueError: modes of another shape, or a scale factor outside the growth tables.
     """
-    expected = spectrum_shape(config.particle_shape, config.decomposition)
-    if modes.shape != expected:
-        raise ValueError(f"modes.shape={modes.shape} must be {expected}; make them with linear_modes and this config")
-    return _lpt(modes, growth_table(cosmo), config.a_start if a is None else a, config)
+    inputs.check_config(config)
+    a = config.a_start if a is None else inputs.scale_factor(a)
+    return _lpt(inputs.linear_modes(modes, config), growth_table(cosmo), a, config)
 
 
 @partial(jax.jit, static_argnames="config")

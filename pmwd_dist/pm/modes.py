@@ -12,29 +12,43 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Complex, Float
+from jaxtyping import Array, Complex, Float, Real
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology import linear_power as linear
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.parallel.fft import rfft_block
-from pmwd_dist.pm import fourier
+from pmwd_dist.parallel.inputs import numbers
+from pmwd_dist.pm import fourier, inputs
 
 _TABLE = 4096  # nodes of P(k), equidistant in ln k: linear interpolation in log-log is right to 1e-5
 
 LinearPower = tuple[Any, Any] | Callable[[Array], Array]
 
 
-@partial(jax.jit, static_argnames=("config", "dtype"))
 def white_noise(key: Array, config: Config, dtype: Any = None) -> Float[Array, "nx ny nz"]:
-    """Real Gaussian noise of unit variance on the particle lattice, bitwise the same on any number of devices."""
+    """Real Gaussian noise of unit variance on the particle lattice, bitwise the same on any number of devices.
+
+    Raises:
+      ValueError: something else than a key of jax.random, or than a type of real floating-point numbers.
+    """
+    inputs.check_config(config)
+    if not hasattr(key, "dtype") or not (jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.dtype == jnp.uint32):
+        raise ArgumentError("key", key, "must be a key", "for example jax.random.key(0)")
+    if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
+        raise ArgumentError("dtype", dtype, "must be a type of real floating-point numbers")
+    return _white_noise(key, config, dtype)
+
+
+@partial(jax.jit, static_argnames=("config", "dtype"))
+def _white_noise(key: Array, config: Config, dtype: Any) -> Array:
     noise = jax.random.normal(key, config.particle_shape, dtype or jnp.result_type(float))
     return jax.lax.with_sharding_constraint(noise, config.decomposition.sharding)
 
 
 def linear_modes(
-    noise: Float[Array, "nx ny nz"], cosmo: Cosmology, config: Config, *, linear_power: LinearPower | None = None
+    noise: Real[Array, "nx ny nz"], cosmo: Cosmology, config: Config, *, linear_power: LinearPower | None = None
 ) -> Complex[Array, "nx ny nk"]:
     """Linear density contrast delta(k) at a = 1, in the layout of `prfft3d`.
 
@@ -47,15 +61,15 @@ def linear_modes(
     Raises:
       ValueError: noise of another shape, or a table that is too short for the box, unsorted or not positive.
     """
-    if noise.shape != config.particle_shape:
-        raise ValueError(f"noise.shape={noise.shape} must be particle_shape={config.particle_shape}")
+    inputs.check_config(config)
+    noise = inputs.lattice_field(noise, config, "noise")
     k = power_nodes(config)
     if linear_power is None:
         power = linear.linear_power(k, cosmo)
     elif callable(linear_power):
-        power = linear_power(jnp.asarray(k, dtype=float))
+        power = _of_function(linear_power, k)
     else:
-        power = _from_table(k, *linear_power)
+        power = _from_table(k, linear_power)
     return _colour(noise, power, config)
 
 
@@ -66,7 +80,21 @@ def power_nodes(config: Config) -> np.ndarray:
     return np.geomspace(low * 0.999, max(high, 2 * low) * 1.001, _TABLE)
 
 
-def _from_table(k: np.ndarray, table_k: Any, table_power: Any) -> Array:
+def _of_function(linear_power: Callable[[Array], Array], k: np.ndarray) -> Array:
+    power = jnp.asarray(linear_power(jnp.asarray(k, dtype=float)), dtype=float)
+    if power.shape != k.shape:
+        constraint = f"returns an array of shape {power.shape} for k of shape {k.shape}"
+        raise ArgumentError("linear_power", linear_power, constraint, "return P at each k", show_value=False)
+    if not isinstance(power, Tracer):
+        _check_values(k, power, "is")
+    return power
+
+
+def _from_table(k: np.ndarray, table: Any) -> Array:
+    if not isinstance(table, tuple | list | np.ndarray) or len(table) != 2:
+        constraint = f"is a {type(table).__name__} and must be a table or a function"
+        raise ArgumentError("linear_power", table, constraint, "pass (k, P), or a function of k", show_value=False)
+    table_k, table_power = (numbers(x, "linear_power") for x in table)
     check_table(table_k, table_power, k[0], k[-1])
     table_k, table_power = jnp.asarray(table_k, dtype=float), jnp.asarray(table_power, dtype=float)
     return linear.interpolate_power(jnp.asarray(k, dtype=float), table_k, table_power)
@@ -88,16 +116,29 @@ def check_table(k: Any, power: Any, low: float, high: float) -> None:
     k, power = np.asarray(k, float), np.asarray(power, float)
     if not (np.isfinite(k).all() and np.isfinite(power).all()):
         raise wrong("holds values that are not finite numbers")
+    _check_values(k, power, "holds")
     if (np.diff(k) <= 0).any():
         row = int(np.argmax(np.diff(k) <= 0)) + 1
         raise wrong(f"is not sorted: k[{row}]={k[row]} follows {k[row - 1]}", "sort it by k")
-    if k[0] <= 0 or (power <= 0).any():
+    if k[0] <= 0:
         raise wrong("must hold positive k and P(k) only")
     if k[0] > low or k[-1] < high:
         raise wrong(
             f"covers k={k[0]:.4g}..{k[-1]:.4g} h/Mpc, but the box needs {low:.4g}..{high:.4g}",
             "use a longer table, or another box or lattice",
         )
+
+
+def _check_values(k: Any, power: Any, verb: str) -> None:
+    """Raise ValueError unless P(k) is positive and finite in the precision of the program."""
+    known = np.finfo(jnp.result_type(float))
+    power = np.asarray(power, float)
+    bad = ~((power >= float(known.tiny)) & (power <= float(known.max)))
+    if bad.any():
+        i = int(np.argmax(bad))
+        constraint = f"{verb} P = {power[i]:.4g} at k = {k[i]:.4g} h/Mpc"
+        remedy = f"P(k) must be positive, {known.tiny:.1e} to {known.max:.1e} in {known.dtype}"
+        raise ArgumentError("linear_power", power, constraint, remedy, show_value=False)
 
 
 @partial(jax.jit, static_argnames="config")

@@ -15,18 +15,21 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
+from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table
 from pmwd_dist.cosmology.parameters import Cosmology
+from pmwd_dist.parallel.inputs import whole_number
 from pmwd_dist.pm import solvers
 from pmwd_dist.pm.adjoint import ReversibleAdjoint, evolve_reversibly
 from pmwd_dist.pm.evolution import Save, prepare
 from pmwd_dist.pm.gravity import check_force_mesh
+from pmwd_dist.pm.inputs import check_config, checked_particles
 from pmwd_dist.pm.paint import halo_limit
 from pmwd_dist.pm.particles import Particles, largest, max_abs, quantize
-from pmwd_dist.pm.solvers import BullFrog, ParticleMesh, SolverState, SplitSolver
+from pmwd_dist.pm.solvers import SOLVERS, BullFrog, ParticleMesh, SolverState, SplitSolver
 from pmwd_dist.pm.status import Code, Status
-from pmwd_dist.pm.time_steps import is_sub, save_times, saved_steps, step_times
+from pmwd_dist.pm.time_steps import as_saveat, is_sub, save_times, saved_steps, step_times
 
 _CHECKPOINTS = 10
 
@@ -57,9 +60,9 @@ def nbody(
     cosmo: Cosmology | GrowthTable,
     config: Config,
     *,
-    solver: diffrax.AbstractSolver[Any] | None = None,
+    solver: diffrax.AbstractSolver[Any] | str | None = None,
     adjoint: diffrax.AbstractAdjoint | None = None,
-    saveat: diffrax.SaveAt | None = None,
+    saveat: diffrax.SaveAt | Sequence[float] | None = None,
     stepsize_controller: diffrax.AbstractStepSizeController[Any, Any] | None = None,
     max_steps: int = 4096,
 ) -> Solution:
@@ -69,11 +72,13 @@ def nbody(
       particles: at a_start, from `lpt`.
       cosmo: cosmology, or its `growth_table`.
       config: the simulation.
-      solver: BullFrog (default), FastPM, LeapFrog or any diffrax solver, such as diffrax.Tsit5().
+      solver: BullFrog() (default), FastPM() or LeapFrog(), or "bullfrog" and so on, or any diffrax solver, such as
+        diffrax.Tsit5().
       adjoint: how it is differentiated. Default for BullFrog, FastPM and LeapFrog: ReversibleAdjoint(), exact at the
         memory of one step, in all modes. For other solvers: diffrax.RecursiveCheckpointAdjoint() for gradients,
         diffrax.ForwardMode() for jvp of any order, diffrax.DirectAdjoint() for all modes.
-      saveat: diffrax.SaveAt(ts=…) with scale factors: particles there, exactly (steps end at them), or its fn of them.
+      saveat: scale factors, or diffrax.SaveAt(ts=…) with them: particles there, exactly (steps end at them), or its fn
+        of them.
       stepsize_controller: default: `config.steps` fixed steps, uniform in the growth factor. An adaptive one chooses
         its own, for solvers with an error estimate.
       max_steps: limit of an adaptive controller.
@@ -82,12 +87,14 @@ def nbody(
       Solution; failures are in its status, nothing is raised inside jit.
 
     Raises:
-      ValueError: save times outside the time span, particles of another shape, or a mesh with wrong forces
-        (`check_force_mesh`).
+      ValueError: save times outside the time span, or that don't rise, particles of another shape, another argument
+        of another type, or a mesh with wrong forces (`check_force_mesh`).
     """
+    check_config(config)
     check_force_mesh(config)
-    _check(particles, config)
-    solver = BullFrog() if solver is None else solver
+    particles = checked_particles(particles, config)
+    solver, saveat = _as_solver(solver), as_saveat(saveat)
+    max_steps = whole_number(max_steps, "max_steps", least=1)
     table = growth_table(cosmo)
     subs, treedef = jax.tree.flatten(None if saveat is None else saveat.subs, is_leaf=is_sub)
     times = save_times(subs, config)
@@ -186,11 +193,13 @@ def _solve(
     return Solution(final, states["saved"], saved_at["saved"], status)
 
 
-def _check(particles: Particles, config: Config) -> None:
-    for name in ("disp", "vel"):
-        shape = jnp.shape(getattr(particles, name))
-        if shape != (*config.particle_shape, 3):
-            raise ValueError(f"particles.{name}.shape={shape} must be {(*config.particle_shape, 3)}")
+def _as_solver(solver: Any) -> diffrax.AbstractSolver[Any]:
+    """A solver, or the one of this name."""
+    if isinstance(solver, str) and solver.lower() in SOLVERS:
+        return SOLVERS[solver.lower()]()
+    if solver is None or isinstance(solver, diffrax.AbstractSolver):
+        return BullFrog() if solver is None else solver
+    raise ArgumentError("solver", solver, "must be a solver", f"use BullFrog(), or one of {', '.join(SOLVERS)}")
 
 
 def _final_status(solution: diffrax.Solution, particles: Particles, config: Config) -> Status:

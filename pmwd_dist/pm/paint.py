@@ -10,14 +10,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Real
 
+from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.batching import batch_max
 from pmwd_dist._jax.switch import switch
 from pmwd_dist.config import Config
 from pmwd_dist.ops import cic
-from pmwd_dist.parallel import inputs
 from pmwd_dist.parallel.halo import pad_block, reduce_block
+from pmwd_dist.parallel.inputs import real
+from pmwd_dist.pm import inputs
 from pmwd_dist.pm.particles import Particles, max_abs
 
 # Displacements [Mpc/h] that the widths of halo="auto" hold: early times, z = 1, z = 0, and beyond what gravity does
@@ -25,8 +27,7 @@ from pmwd_dist.pm.particles import Particles, max_abs
 _AUTO_DISPLACEMENTS = (6.0, 16.0, 40.0, 100.0)
 
 
-@partial(jax.jit, static_argnames="config")
-def cic_paint(disp: Float[Array, "px py pz 3"], config: Config, weight: Any = 1.0) -> Float[Array, "nx ny nz"]:
+def cic_paint(disp: Real[Array, "px py pz 3"], config: Config, weight: Any = 1.0) -> Float[Array, "nx ny nz"]:
     """Paint particles onto the mesh with cloud-in-cell weights, in the precision of the displacements.
 
     Args:
@@ -36,15 +37,21 @@ def cic_paint(disp: Float[Array, "px py pz 3"], config: Config, weight: Any = 1.
 
     Returns:
       Sum of weights per cell. All NaN if a displacement is not finite or reaches beyond the halo: mass is never lost.
+
+    Raises:
+      ValueError: displacements or weights of another shape, or not of real numbers.
     """
-    decomposition = config.decomposition
-    disp = inputs.real(disp, "disp")
-    weight = inputs.real(jnp.asarray(weight), "weight").astype(disp.dtype)
-    shared = weight.ndim == 0
-    if not shared and (weight.ndim != 3 or decomposition.whole(weight.shape) != config.particle_shape):
-        raise ValueError(f"weight.shape={weight.shape} must be {config.particle_shape} or ()")
-    weight = weight.reshape((1, 1, 1) if shared else weight.shape)
-    _check_disp(disp, config)
+    inputs.check_config(config)
+    weight = real(weight, "weight")
+    if weight.ndim and (weight.ndim != 3 or config.decomposition.whole(weight.shape) != config.particle_shape):
+        raise ArgumentError("weight.shape", weight.shape, f"must be {config.particle_shape} or ()")
+    return _paint(inputs.vectors(disp, config, "disp"), weight, config)
+
+
+@partial(jax.jit, static_argnames="config")
+def _paint(disp: Array, weight: Array, config: Config) -> Array:
+    decomposition, shared = config.decomposition, weight.ndim == 0
+    weight = weight.astype(disp.dtype).reshape((1, 1, 1) if shared else weight.shape)
 
     def block(disp: Array, weight: Array) -> Array:
         max_displacement = max_displacement_block(disp, config)
@@ -56,9 +63,8 @@ def cic_paint(disp: Float[Array, "px py pz 3"], config: Config, weight: Any = 1.
     return run(disp, weight)
 
 
-@partial(jax.jit, static_argnames="config")
 def cic_read(
-    field: Float[Array, "nx ny nz"], disp: Float[Array, "px py pz 3"], config: Config
+    field: Real[Array, "nx ny nz"], disp: Real[Array, "px py pz 3"], config: Config
 ) -> Float[Array, "px py pz"]:
     """Read a mesh field at the particles with cloud-in-cell weights, in the precision of the displacements.
 
@@ -69,13 +75,19 @@ def cic_read(
 
     Returns:
       The field at each particle; NaN where the displacement is not finite or reaches beyond the halo.
+
+    Raises:
+      ValueError: displacements or a field of another shape, or not of real numbers.
     """
-    decomposition = config.decomposition
-    disp = inputs.real(disp, "disp")
-    field = inputs.real(field, "field").astype(disp.dtype)
-    _check_disp(disp, config)
-    if field.ndim != 3 or decomposition.whole(field.shape) != config.mesh_shape:
-        raise ValueError(f"field.shape={field.shape} must be mesh_shape={config.mesh_shape}")
+    inputs.check_config(config)
+    disp = inputs.vectors(disp, config, "disp")
+    field = inputs.mesh_field(field, config, remedy="pass its real and its imaginary part one by one")
+    return _read(field, disp, config)
+
+
+@partial(jax.jit, static_argnames="config")
+def _read(field: Array, disp: Array, config: Config) -> Array:
+    decomposition, field = config.decomposition, field.astype(disp.dtype)
 
     def block(field: Array, disp: Array) -> Array:
         max_displacement = max_displacement_block(disp, config)
@@ -91,14 +103,13 @@ def cic_read(
 
 
 def density(particles: Particles, config: Config) -> Float[Array, "nx ny nz"]:
-    """Density of the particles in units of the mean: 1 + delta."""
-    return cic_paint(particles.disp, config, 1 / config.particles_per_cell)
+    """Density of the particles in units of the mean: 1 + delta.
 
-
-def _check_disp(disp: Array, config: Config) -> None:
-    expected = (*config.particle_shape, 3)
-    if disp.ndim != 4 or (*config.decomposition.whole(disp.shape[:3]), disp.shape[3]) != expected:
-        raise ValueError(f"disp.shape={disp.shape} must be {expected} (particle_shape and three components)")
+    Raises:
+      ValueError: something else than Particles of this config.
+    """
+    inputs.check_config(config)
+    return cic_paint(inputs.checked_particles(particles, config).disp, config, 1 / config.particles_per_cell)
 
 
 # --- on local blocks, inside shard_map ---------------------------------------------------------------------

@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import diffrax
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table
 from pmwd_dist.cosmology.parameters import Cosmology
+from pmwd_dist.parallel.inputs import real
 
 _SLACK = 1e-6  # relative: times come in single precision from diffrax.SaveAt
 
@@ -31,6 +34,23 @@ def step_times(cosmo: Cosmology | GrowthTable, config: Config, *, save: Sequence
         D = table.D1(low) + (table.D1(high) - table.D1(low)) * jnp.arange(1, count) / count
         pieces += [jnp.asarray([low], dtype=float), table.scale_factor(D)]
     return jnp.concatenate([*pieces, jnp.asarray([config.a_stop], dtype=float)])
+
+
+def as_saveat(saveat: Any) -> diffrax.SaveAt | None:
+    """A diffrax.SaveAt, of scale factors too.
+
+    Raises:
+      ValueError: something else than that, or scale factors that don't rise.
+    """
+    if saveat is None or isinstance(saveat, diffrax.SaveAt):
+        return saveat
+    times = np.atleast_1d(real(saveat, "saveat"))
+    if times.ndim != 1 or not len(times):
+        raise ArgumentError("saveat", saveat, "must be one scale factor or more", "for example [0.5, 1.0]")
+    if (np.diff(times) <= 0).any():
+        raise ArgumentError("saveat", saveat, "must rise", "sort its scale factors")
+    with jax.ensure_compile_time_eval():  # `save_times` reads them
+        return diffrax.SaveAt(ts=times.tolist())
 
 
 def save_times(subs: Sequence[diffrax.SubSaveAt], config: Config) -> tuple[float, ...]:

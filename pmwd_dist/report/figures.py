@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from matplotlib.typing import ColorType
 
 from pmwd_dist._files import atomic_write
 
-CSV_HEADER = "k [h/Mpc],power [(Mpc/h)^3],modes,linear power [(Mpc/h)^3]"
+CSV_HEADER = "k [h/Mpc],power [(Mpc/h)^3],modes,linear power [(Mpc/h)^3],shot noise [(Mpc/h)^3]"
 # Okabe & Ito (2008), distinct to colour-blind readers too; without yellow, which is too light for a line.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _STYLE: Any = {
@@ -49,6 +50,8 @@ class Spectrum:
       power: measured [(Mpc/h)^3].
       modes: number of modes, conjugates included.
       linear: linear theory [(Mpc/h)^3].
+      shot_noise: power of as many particles at random, the volume of each [(Mpc/h)^3]; NaN if it isn't known. It is
+        not subtracted: particles of a simulation begin on a lattice.
     """
 
     z: float
@@ -56,6 +59,12 @@ class Spectrum:
     power: np.ndarray
     modes: np.ndarray
     linear: np.ndarray
+    shot_noise: float = math.nan
+
+    @property
+    def nyquist(self) -> float:
+        """Nyquist frequency of a cubic lattice of the particles [h/Mpc]."""
+        return math.pi / self.shot_noise ** (1 / 3)
 
 
 @dataclass(frozen=True)
@@ -81,10 +90,12 @@ def write_spectrum(path: Path, spectrum: Spectrum) -> None:
     Raises:
       OSError: the file can't be written.
     """
-    table = np.stack([spectrum.k, spectrum.power, spectrum.modes, spectrum.linear], -1)
+    shot_noise = np.full_like(spectrum.k, spectrum.shot_noise)
+    table = np.stack([spectrum.k, spectrum.power, spectrum.modes, spectrum.linear, shot_noise], -1)
     table = table[spectrum.modes > 0]
     with atomic_write(path) as aside:
-        np.savetxt(aside, table, delimiter=",", header=CSV_HEADER, comments="", fmt=["%.7e", "%.7e", "%d", "%.7e"])
+        formats = ["%.7e", "%.7e", "%d", "%.7e", "%.7e"]
+        np.savetxt(aside, table, delimiter=",", header=CSV_HEADER, comments="", fmt=formats)
 
 
 def write_slab(path: Path, slab: Slab) -> None:
@@ -110,10 +121,10 @@ def read_spectra(folder: Path, names: Container[str] | None = None) -> list[Spec
         if match is None or (names is not None and path.name not in names):
             continue
         try:
-            k, power, modes, linear = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2).T
+            k, power, modes, linear, shot_noise = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2).T
         except ValueError as error:
             raise ValueError(f"{path}: not a spectrum of this program ({' '.join(str(error).split())})") from error
-        spectra.append(Spectrum(float(match.group(1)), k, power, modes, linear))
+        spectra.append(Spectrum(float(match.group(1)), k, power, modes, linear, float(shot_noise[0])))
     return sorted(spectra, key=lambda spectrum: spectrum.z)
 
 
@@ -185,15 +196,16 @@ def _draw_spectrum(upper: Axes, lower: Axes, spectrum: Spectrum, colour: ColorTy
 
 def _finish_power(upper: Axes, lower: Axes, spectra: Sequence[Spectrum]) -> None:
     upper.plot([], [], color="0.35", lw=1.3, ls=(0, (5, 3)), label="linear theory")
+    _draw_sampling(upper, lower, spectra)
     lower.fill_between([], [], color="0.35", alpha=0.25, lw=0, label=r"scatter of the modes, $1\,\sigma$")
     lower.legend(loc="upper left", fontsize=12)
-    upper.legend(loc="lower left")
+    upper.legend(loc="lower left", frameon=True, framealpha=1, edgecolor="none")  # over the line of the shot noise
     upper.set_ylabel(r"$P(k)$  [(Mpc/$h)^3$]")
     lower.axhline(1, color="0.35", lw=1)
     lower.set_ylabel(r"$P$ / linear theory")
     lower.set_xlabel(r"$k$  [$h$/Mpc]")
     k = np.concatenate([spectrum.k for spectrum in spectra])
-    lower.set_xlim(k.min() * 0.93, k.max() * 1.07)
+    lower.set_xlim(k.min() * 0.93, max(k.max(), *_nyquists(spectra)) * 1.07)
     lower.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     lower.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
     lower.xaxis.set_minor_formatter(NullFormatter())
@@ -205,6 +217,22 @@ def _finish_power(upper: Axes, lower: Axes, spectra: Sequence[Spectrum]) -> None
     for axes in (upper, lower):
         axes.grid(True, which="major", color="0.9", lw=0.8)
         axes.set_axisbelow(True)
+
+
+def _nyquists(spectra: Sequence[Spectrum]) -> set[float]:
+    return {spectrum.nyquist for spectrum in spectra if math.isfinite(spectrum.shot_noise)} or {0.0}
+
+
+def _draw_sampling(upper: Axes, lower: Axes, spectra: Sequence[Spectrum]) -> None:
+    """Draw what the number of particles limits: their Nyquist frequency and their shot noise."""
+    style: Any = {"color": "0.35", "lw": 1.3, "ls": ":"}
+    known = [spectrum for spectrum in spectra if math.isfinite(spectrum.shot_noise)]
+    for i, spectrum in enumerate({spectrum.shot_noise: spectrum for spectrum in known}.values()):
+        label = r"shot noise $V/N$ (not subtracted)" if i == 0 else None
+        upper.axhline(spectrum.shot_noise, **style, label=label)
+        label = "particle Nyquist frequency" if i == 0 else None
+        for axes in (upper, lower):
+            axes.axvline(spectrum.nyquist, **(style | {"ls": "-."}), label=label if axes is upper else None)
 
 
 def _label_ratio_axis(axes: Axes) -> None:

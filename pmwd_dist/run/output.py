@@ -12,7 +12,8 @@ from jax import Array
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import growth
 from pmwd_dist.io.snapshot import save_snapshot
-from pmwd_dist.observe.power import power_spectrum
+from pmwd_dist.observe.power import power_spectrum, shot_noise
+from pmwd_dist.observe.sheet import slab_density
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import raise_on_all_processes
 from pmwd_dist.pm.paint import density
@@ -38,7 +39,7 @@ def write_output(plan: Plan, particles: Particles, a: float, z: float) -> list[s
     output, folder, config = plan.settings.output, plan.folder, plan.simulation.config
     field = density(particles, config)
     spectrum = measure(field, plan.simulation, z)
-    slab = project(field, config, output.slice_thickness, z)
+    slab = project(particles, field, config, output.slice_thickness, z)
     del field
     _check(spectrum, z)
     names = _figure_names(plan, z)
@@ -82,16 +83,21 @@ def measure(density: Array, simulation: Simulation, z: float) -> figures.Spectru
     growth_factor = float(growth(1 / (1 + z), simulation.cosmo))
     # linear_power is singular at k = 0, the mean wavenumber of a bin without modes.
     linear = np.asarray(simulation.linear_power(np.maximum(k, 1e-8)), float) * growth_factor**2
-    return figures.Spectrum(z, k, power, modes, linear)
+    return figures.Spectrum(z, k, power, modes, linear, shot_noise(simulation.config))
 
 
-def project(density: Array, config: Config, thickness: float, z: float) -> figures.Slab | None:
-    """Mean density of a slab at the lower end of the z axis; None if its thickness is zero."""
+def project(particles: Particles, density: Array, config: Config, thickness: float, z: float) -> figures.Slab | None:
+    """Mean density of a slab at the lower end of the z axis; None if its thickness is zero.
+
+    It is that of the sheet, or that of the particles if a tracer of the sheet is beyond the halo.
+    """
     if thickness == 0:
         return None
     cell, cells = config.cell_size[2], config.mesh_shape[2]
     planes = min(max(1, round(thickness / cell)), cells)
-    image = np.asarray(_mean_of_planes(density, planes, config))
+    image = np.asarray(slab_density(particles, config, planes))
+    if not np.isfinite(image).all():
+        image = np.asarray(_mean_of_planes(density, planes, config))
     return figures.Slab(z, image, config.box_size[:2], planes * cell)
 
 

@@ -6,11 +6,11 @@ import math
 import os
 import resource
 import sys
-from pathlib import Path
 
 import jax
 
 from pmwd_dist._jax.native import native_available
+from pmwd_dist._memory import available_memory, size
 from pmwd_dist.config import Config
 from pmwd_dist.io.snapshot import FORMATS
 from pmwd_dist.run.settings import Settings
@@ -73,35 +73,6 @@ def processes_on_host() -> int:
     return min(max(counts, default=1), jax.process_count())
 
 
-def available_memory() -> tuple[int, int]:
-    """Free and total memory [bytes], within the limit of the container if there is one."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    total = page * os.sysconf("SC_PHYS_PAGES")
-    free = total
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                free = int(line.split()[1]) * 1024
-    except OSError:
-        pass  # not Linux: the total is the best figure without further libraries
-    for limit, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        most = _number(limit)
-        if most is not None and most < total:
-            total, free = most, min(free, most - (_number(used) or 0))
-    return free, total
-
-
-def _number(path: str) -> int | None:
-    try:
-        text = Path(path).read_text(encoding="ascii").strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
-
-
 def peak_memory() -> int:
     """Largest memory so far [bytes]: of the devices, where they count it, else of this process."""
     peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in jax.local_devices()]
@@ -117,12 +88,3 @@ def expected_disk(settings: Settings) -> int:
     kind = settings.output.snapshot
     each = 0 if kind == "none" else FORMATS[kind].bytes_per_particle
     return count * (each * len(settings.scale_factors) + 2 * 24) + 10_000_000
-
-
-def size(count: float) -> str:
-    """A number of bytes with three digits and a unit."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 999.5:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -9,8 +11,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import h5py
+import numpy as np
+import problems
 import pytest
 
+import pmwd_dist as pmd
 from pmwd_dist.cli import commands, main
 from pmwd_dist.run import manifest, resources
 
@@ -143,6 +149,28 @@ def test_power_and_plot_fail_on_other_files(cli: Cli, tmp_path: Path, file: Path
     fails(cli("power", file), "not an HDF5 file")
     fails(cli("plot", tmp_path), "to draw")
     fails(cli("plot", tmp_path / "absent"), "to draw")
+
+
+def test_power_says_what_is_wrong_in_its_own_words(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    config = pmd.Config(64.0, 8, decomposition=(1, 1))
+    at_rest = pmd.Particles(*np.zeros((2, 8, 8, 8, 3)))
+    path = pmd.save_snapshot(tmp_path / "s.hdf5", at_rest, problems.cosmology(), config, 1.0)
+    code, _, err = cli("power", path, "--mesh", 9)  # over as many devices as divide it
+    assert (code, err) == (0, "")
+    assert len((tmp_path / "s_power.csv").read_text().splitlines()) == 1 + 4
+    monkeypatch.setattr(resources, "available_memory", lambda: (5e8, 6e8))
+    fails(cli("power", path, "--mesh", 10_000), "--mesh 10000: ", "600 MB", "another --mesh")
+    with h5py.File(path, "a") as file:
+        file["ParticleMesh"].attrs["MeshShape"] = [1, 8, 16]
+    fails(cli("power", path), "its mesh of (1, 8, 16): must have 2 cells or more")
+
+
+def test_a_full_disk_under_standard_output_is_named(cli: Cli, monkeypatch: pytest.MonkeyPatch):
+    def full(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("typer.echo", full)
+    assert cli("template") == (1, "", "pmwd-dist: the run failed: standard output: No space left on device\n")
 
 
 def test_doctor(cli: Cli):

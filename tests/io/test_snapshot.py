@@ -113,6 +113,7 @@ def split(path: Path, where: int) -> None:
                 file["Header"].attrs["NumFilesPerSnapshot"] = 2
                 for name, data in whole["PartType1"].items():
                     file[f"PartType1/{name}"] = data[part]
+                file["Header"].attrs["NumPart_ThisFile"] = [0, len(file["PartType1/ParticleIDs"]), 0, 0, 0, 0]
     path.unlink()
 
 
@@ -178,6 +179,68 @@ def test_misuse_fails(tmp_path: Path, cosmo, single):
         load_snapshot(path, pmd.Config((BOX, BOX, 2 * BOX), 2 * N, N, decomposition=single))
 
 
+@pytest.mark.parametrize(("name", "value"), [("disp", np.nan), ("vel", np.inf), ("vel", 1e38)])
+def test_particles_that_are_not_finite_are_not_written(tmp_path: Path, cosmo, single, name, value):
+    config = make_config(single)
+    particles = make_particles(config)
+    changed = getattr(particles, name).at[1, 2, 3, 0].set(value)
+    broken = pmd.Particles(**{"disp": particles.disp, "vel": particles.vel} | {name: changed})
+    with pytest.raises(ValueError, match=rf"particles.{name} holds values that are not finite in the float32"):
+        save_snapshot(tmp_path / "s.hdf5", broken, cosmo, config, A)
+    assert not list(tmp_path.iterdir())
+
+
+def test_particles_of_numpy_or_divided_in_two_ways_are_written(tmp_path: Path, cosmo):
+    config = make_config(pmd.Decomposition((2, 2)))
+    particles = make_particles(config)
+    plain = pmd.Particles(*map(np.asarray, (particles.disp, particles.vel)))
+    slabs = pmd.Decomposition((4, 1)).sharding
+    mixed = pmd.Particles(particles.disp, jax.device_put(particles.vel, slabs))
+    for given in (plain, mixed):
+        path = save_snapshot(tmp_path / "s.hdf5", given, cosmo, config, A, format="swift")
+        read, _ = load_snapshot(path, config)
+        np.testing.assert_allclose(read.disp, particles.disp, atol=1e-12)
+        np.testing.assert_allclose(read.vel, particles.vel, atol=2e-7)
+
+
+def test_every_array_has_checksums(tmp_path: Path, cosmo, single):
+    config = make_config(single)
+    for kind in ("gadget", "swift"):
+        path = save_snapshot(tmp_path / f"{kind}.hdf5", make_particles(config), cosmo, config, A, format=kind)
+        with h5py.File(path) as file:
+            assert all(data.fletcher32 for data in file["PartType1"].values())
+            place = file["PartType1/Velocities"].id.get_chunk_info(0).byte_offset
+        content = bytearray(path.read_bytes())
+        content[place + 5] ^= 1
+        path.write_bytes(content)
+        with pytest.raises(
+            ValueError, match="values of /PartType1/Velocities can't be read, or their checksum is wrong"
+        ):
+            load_snapshot(path, config)
+
+
+def test_units_of_other_codes_are_those_of_the_file(tmp_path: Path, cosmo, single):
+    config = make_config(single)
+    particles = make_particles(config)
+    gadget = save_snapshot(tmp_path / "g.hdf5", particles, cosmo, config, A)
+    with h5py.File(gadget, "a") as file:  # Mpc/h and m/s
+        units = file["Parameters"].attrs
+        units["UnitLength_in_cm"], units["UnitVelocity_in_cm_per_s"] = 1000 * units["UnitLength_in_cm"], 100.0
+        file["Header"].attrs["BoxSize"] /= 1000
+        file["PartType1/Coordinates"][...] = file["PartType1/Coordinates"][:] / 1000
+        file["PartType1/Velocities"][...] = file["PartType1/Velocities"][:] * 1000
+    swift = save_snapshot(tmp_path / "s.hdf5", particles, cosmo, config, A, format="swift")
+    with h5py.File(swift, "a") as file:  # kpc, and the same unit of time
+        file["Units"].attrs["Unit length in cgs (U_L)"] = file["Units"].attrs["Unit length in cgs (U_L)"] / 1000
+        file["Header"].attrs["BoxSize"] = file["Header"].attrs["BoxSize"] * 1000
+        for name in ("Coordinates", "Velocities"):
+            file[f"PartType1/{name}"][...] = file[f"PartType1/{name}"][:] * 1000
+    for path in (gadget, swift):
+        read, _ = load_snapshot(path, config)
+        np.testing.assert_allclose(read.disp, particles.disp, atol=2e-5)
+        np.testing.assert_allclose(read.vel, particles.vel, atol=2e-6)
+
+
 def test_damaged_files_fail(tmp_path: Path, cosmo, single):
     config = make_config(single)
     path = save_snapshot(tmp_path / "s.hdf5", make_particles(config), cosmo, config, A)
@@ -196,7 +259,7 @@ def test_damaged_files_fail(tmp_path: Path, cosmo, single):
         load_snapshot(path, config)
     with h5py.File(path, "a") as file:
         del file["Header"]
-    with pytest.raises(ValueError, match="not a snapshot .* known format, gadget, swift"):
+    with pytest.raises(ValueError, match="not a snapshot in a known format, gadget or swift: it has no group Header"):
         read_header(path)
 
 

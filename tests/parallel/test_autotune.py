@@ -90,7 +90,7 @@ def test_a_damaged_cache_is_no_obstacle(cache: Path) -> None:
     [
         ({"n_devices": 5}, "n_devices=5 must be 1 to 4"),
         ({"kinds": ("c2r",)}, "has 'c2r'; use 'r2c', 'c2c' or both"),
-        ({"kinds": ()}, "must be not empty"),
+        ({"kinds": ()}, "is empty"),
         ({"halo": -1}, "halo=-1"),
         ({"dtype": "complex64"}, "dtype=complex64 must be float32 or float64"),
         ({"dtype": "foo"}, "dtype=foo must be float32 or float64"),

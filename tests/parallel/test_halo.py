@@ -60,7 +60,7 @@ def test_misuse_says_what_would_fit() -> None:
     with pytest.raises(ValueError, match=r"field.shape\[1\]=7 is not divisible by 2 .* use 6 or 8"):
         pmd.halo_pad(np.zeros((8, 7, 4)), 1, pencils)
     for function in (pmd.halo_pad, pmd.halo_reduce):
-        with pytest.raises(ValueError, match="halo=-1 must be 0 or more"):
+        with pytest.raises(ValueError, match="halo=-1 must be a whole number, 0 or more"):
             function(np.zeros((8, 8, 4)), -1, slabs)
     with pytest.raises(ValueError, match=r"padded.shape\[0\]=24 must be 4 blocks of more than 6 cells"):
         pmd.halo_reduce(np.zeros((24, 8, 4)), 3, slabs)

@@ -94,7 +94,7 @@ def test_paint_and_read_are_in_the_precision_of_the_displacements(decomposition:
         (lambda own: pmd.prfft3d(np.zeros((0, 8, 8)), own), r"field.shape=\(0, 8, 8\)"),
         (lambda own: pmd.halo_pad(np.zeros((8, 8)), 1, own), r"field.shape=\(8, 8\)"),
         (lambda own: pmd.prfft3d(np.zeros(SHAPE, complex), own), "field.dtype=complex128 must be real; use pfft3d"),
-        (lambda own: pmd.prfft3d(np.zeros(SHAPE), (4, 1)), r"decomposition=\(4, 1\) must be a Decomposition"),
+        (lambda own: pmd.prfft3d(np.zeros(SHAPE), (4, 1, 1)), r"pdims=\(4, 1, 1\) must be two positive"),
         (lambda own: pmd.prfft3d(np.zeros(SHAPE), own.mesh), "must be a Decomposition"),
         (lambda own: pmd.prfft3d(np.zeros(SHAPE)), r"numpy doesn't say.*pass decomposition="),
         (lambda own: Decomposition((4,)), r"pdims=\(4,\) must be two"),

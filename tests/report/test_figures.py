@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib as mpl
@@ -16,7 +17,7 @@ from pmwd_dist.report.figures import Slab, Spectrum
 def make_spectrum(z: float, bins: int = 20) -> Spectrum:
     k = 0.05 * np.arange(1, bins + 1)
     linear = 2e4 / (1 + z) ** 2 * (k / 0.05) ** -1.5
-    return Spectrum(z, k, linear * (1 + k), np.round(100 * np.arange(1, bins + 1) ** 2.0), linear)
+    return Spectrum(z, k, linear * (1 + k), np.round(100 * np.arange(1, bins + 1) ** 2.0), linear, 27.0)
 
 
 def make_slab(z: float = 0.0, shape: tuple[int, int] = (16, 16), sides: tuple[float, float] = (64.0, 64.0)) -> Slab:
@@ -29,14 +30,14 @@ def test_spectrum_survives_its_file(tmp_path: Path):
     read = figures.read_spectra(tmp_path)
     assert [spectrum.z for spectrum in read] == [0.0, 0.5, 2.0]
     expected = make_spectrum(0.5)
-    for name in ("k", "power", "modes", "linear"):
+    for name in ("k", "power", "modes", "linear", "shot_noise"):
         np.testing.assert_allclose(getattr(read[1], name), getattr(expected, name), rtol=1e-6)
 
 
 def test_spectrum_file_has_named_columns_with_units(tmp_path: Path):
     figures.write_spectrum(tmp_path / "power_z0.000.csv", make_spectrum(0.0))
     first = (tmp_path / "power_z0.000.csv").read_text().splitlines()[0]
-    assert first == "k [h/Mpc],power [(Mpc/h)^3],modes,linear power [(Mpc/h)^3]"
+    assert first == "k [h/Mpc],power [(Mpc/h)^3],modes,linear power [(Mpc/h)^3],shot noise [(Mpc/h)^3]"
 
 
 def test_bins_without_modes_are_left_out(tmp_path: Path):
@@ -58,6 +59,19 @@ def test_slab_survives_its_file(tmp_path: Path):
 def test_spectra_are_drawn(tmp_path: Path, count: int):
     figures.draw_spectra(tmp_path / "power.png", [make_spectrum(z) for z in range(count)])
     assert min(mpl.image.imread(tmp_path / "power.png").shape[:2]) > 800
+
+
+def test_limits_of_the_particles_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    drawn = []
+    monkeypatch.setattr(figures, "_save", lambda figure, path: drawn.append(figure))
+    for spectra in ([make_spectrum(0.0), make_spectrum(1.0)], [replace(make_spectrum(0.0), shot_noise=np.nan)]):
+        figures.draw_spectra(tmp_path / "power.png", spectra)
+    (upper, lower), (without, _) = (figure.axes for figure in drawn)
+    lines = {line.get_label(): line.get_xydata()[0] for line in upper.lines if len(line.get_xydata())}
+    assert lines["shot noise $V/N$ (not subtracted)"][1] == 27
+    assert lines["particle Nyquist frequency"][0] == pytest.approx(np.pi / 3)
+    assert lower.get_xlim()[1] > np.pi / 3
+    assert not any("Nyquist" in line.get_label() for line in without.lines)
 
 
 def test_spectra_without_linear_theory_are_drawn(tmp_path: Path):

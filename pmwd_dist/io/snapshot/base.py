@@ -7,9 +7,12 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import h5py
 import numpy as np
 
 from pmwd_dist.config import Config, Vector3
+from pmwd_dist.io.snapshot import content
+from pmwd_dist.io.snapshot.content import File, Malformed
 from pmwd_dist.parallel.decomposition import Shape3
 
 KM_S_PER_H0 = 100.0  # H0 times 1 Mpc/h [km/s]
@@ -17,9 +20,11 @@ CM_PER_MPC = 3.085677581e24
 GRAM_PER_MASS = 1.98841e43  # 1e10 Msun
 _CRITICAL_DENSITY = 27.7536627  # 3 H0^2 / (8 pi G) [1e10 Msun/h (Mpc/h)^-3]
 TYPES = 6  # kinds of particles; ours are of type 1, dark matter
-
-# h5py types whatever lies in a file as one of three kinds of objects, so files and groups are Any.
-File = Any
+# Ranges of what a header holds: wide, but without what no universe has.
+HUBBLE, OMEGA, REDSHIFT, SCALE = (1e-3, 1e3), (0.0, 1e3), (-0.999, 1e6), (1e-6, 1e3)
+_SIDE = 1e-9, 1e9  # of a box [Mpc/h]
+_CENTIMETRES = 1e-3, 1e33  # of a unit of length
+_ROWS = 1 << 16  # particles in a chunk of an array, which has a checksum
 
 
 @dataclass(frozen=True)
@@ -83,8 +88,11 @@ class SnapshotFormat(ABC):
         """Lengths per Mpc/h; of an open file by its own unit, if it names one."""
 
     @abstractmethod
-    def momentum(self, a: float) -> float:
-        """Velocities of a file per canonical momentum [Mpc/h]; peculiar velocities are KM_S_PER_H0 / a times it."""
+    def momentum(self, a: float, file: File | None = None) -> float:
+        """Velocities per canonical momentum [Mpc/h]; of an open file by its own unit, if it names one.
+
+        Peculiar velocities in km/s are KM_S_PER_H0 / a times it.
+        """
 
     @abstractmethod
     def write_header(self, file: File, part: Part) -> None:
@@ -100,7 +108,7 @@ class SnapshotFormat(ABC):
 
     @abstractmethod
     def read_header(self, file: File) -> SnapshotHeader:
-        """The header of an open file; KeyError or IndexError if it is not a snapshot with dark matter."""
+        """The header of an open file; Malformed if it is not a snapshot with dark matter."""
 
 
 def write_lattice(file: File, config: Config) -> None:
@@ -112,7 +120,7 @@ def write_lattice(file: File, config: Config) -> None:
 
 def has_lattice(file: File) -> bool:
     """Whether particle IDs are indices of lattice sites, as in snapshots of our own."""
-    return "ParticleMesh" in file
+    return content.has(file, "ParticleMesh")
 
 
 def counts(part: Part, mass: float) -> dict[str, np.ndarray]:
@@ -134,41 +142,80 @@ def _by_type(value: float, dtype: str) -> np.ndarray:
 
 def create_particles(file: File, part: Part, precision: str) -> Any:
     """Create the group of the dark matter, with positions in this precision, without values."""
-    group = file.create_group("PartType1")
-    group.create_dataset("Coordinates", (part.count, 3), precision)
-    group.create_dataset("Velocities", (part.count, 3), "f4")
+    group, count = file.create_group("PartType1"), part.count
     total = math.prod(part.config.particle_shape)
-    group.create_dataset("ParticleIDs", (part.count,), "u4" if total <= 2**32 else "u8")
+    create_array(group, "Coordinates", (count, 3), precision)
+    create_array(group, "Velocities", (count, 3), "f4")
+    create_array(group, "ParticleIDs", (count,), "u4" if total <= 2**32 else "u8")
     return group
 
 
+def create_array(group: Any, name: str, shape: tuple[int, ...], dtype: str) -> Any:
+    """Create an array with HDF5's checksums, in chunks of equal length, of which the last is almost full."""
+    chunks = max(1, -(-shape[0] // _ROWS))
+    length = max(1, -(-shape[0] // chunks))
+    return group.create_dataset(name, shape, dtype, chunks=(length, *shape[1:]), fletcher32=True)
+
+
 def read_shapes(file: File) -> tuple[Shape3, Shape3]:
-    """Lattice and mesh of a file."""
+    """Lattice and mesh of a file; Malformed if it has none."""
+    total = read_count(file, "NumPart_Total")
     if has_lattice(file):
-        own = file["ParticleMesh"].attrs
-        return _shape(own["LatticeShape"]), _shape(own["MeshShape"])
-    header = file["Header"].attrs
-    total = int(header["NumPart_Total"][1])
-    if "NumPart_Total_HighWord" in header:
-        total += int(header["NumPart_Total_HighWord"][1]) * 2**32
+        own = content.member(file, "ParticleMesh", h5py.Group)
+        lattice, mesh = _shape(own, "LatticeShape"), _shape(own, "MeshShape")
+        if math.prod(lattice) != total:
+            raise Malformed(f"has a lattice of {lattice}, but {total} particles")
+        return lattice, mesh
     if total == 0:
-        raise KeyError("no particles of type 1")
+        raise Malformed("has no particles of type 1, dark matter")
     side = round(total ** (1 / 3))
     lattice = (side, side, side) if side**3 == total else (total, 1, 1)
     return lattice, (side, side, side)
 
 
+def header_of(file: File) -> Any:
+    """The group Header."""
+    return content.member(file, "Header", h5py.Group)
+
+
+def read_count(file: File, name: str) -> int:
+    """Particles of type 1 by an attribute of the header, of which there is one for each type; Malformed if not."""
+    header = header_of(file)
+    count = _of_type(header, name)
+    high = f"{name}_HighWord"
+    return count + (_of_type(header, high) * 2**32 if content.has_value(header, high) else 0)
+
+
+def _of_type(header: Any, name: str) -> int:
+    counts = content.whole_numbers(header, name, 0)
+    if len(counts) < 2:
+        raise Malformed(f"has one number in Header:{name}, and must have one for each type of particles")
+    return counts[1]
+
+
 def read_sides(file: File, length: float) -> Vector3:
-    """Sides of the box [Mpc/h], in a file with so many lengths per Mpc/h."""
-    x, y, z = (np.broadcast_to(np.ravel(file["Header"].attrs["BoxSize"]), 3) / length).tolist()
+    """Sides of the box [Mpc/h], in a file with so many lengths per Mpc/h; Malformed if they are none."""
+    sides = content.values(header_of(file), "BoxSize") / length
+    low, high = _SIDE
+    if len(sides) not in (1, 3) or not ((sides >= low) & (sides <= high)).all():
+        constraint = f"must be one side of the box or three, of {low:g} to {high:g} Mpc/h"
+        raise Malformed(f"has Header:BoxSize = {(sides * length).tolist()}, which {constraint}")
+    x, y, z = np.broadcast_to(sides, 3).tolist()
     return x, y, z
 
 
-def _shape(values: Any) -> Shape3:
-    nx, ny, nz = map(int, values)
-    return nx, ny, nz
+def optional(group: Any, name: str, low: float, high: float) -> float:
+    """A number among the attributes of a group, NaN if it isn't there; Malformed if it is none."""
+    return content.number(group, name, low, high) if content.has_value(group, name) else math.nan
 
 
-def scalar(value: Any) -> float:
-    """A number that a file holds as such, or as an array of one."""
-    return float(np.ravel(value)[0])
+def length_unit(group: Any, name: str) -> float:
+    """A unit of length [cm] among the attributes of a group; Malformed if it is none."""
+    return content.number(group, name, *_CENTIMETRES)
+
+
+def _shape(group: Any, name: str) -> Shape3:
+    shape = content.whole_numbers(group, name, 1)
+    if len(shape) != 3 or max(shape) >= 2**31:
+        raise Malformed(f"has ParticleMesh:{name} = {shape}, which must be three numbers of cells")
+    return shape[0], shape[1], shape[2]

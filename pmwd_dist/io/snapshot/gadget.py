@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar, final
 
+import h5py
 import numpy as np
 
-from pmwd_dist.io.snapshot import base
+from pmwd_dist.io.snapshot import base, content
 from pmwd_dist.io.snapshot.base import CM_PER_MPC, GRAM_PER_MASS, File, Part, SnapshotFormat, SnapshotHeader
 
 _LENGTH = 1e3  # yt and pynbody take kpc/h for granted, whatever unit a file names
@@ -30,12 +31,14 @@ class Gadget(SnapshotFormat):
     def length(self, h: float, file: File | None = None) -> float:
         """1000 kpc/h, or by the unit of length in the file's parameters."""
         del h
-        parameters = {} if file is None or "Parameters" not in file else file["Parameters"].attrs
-        return CM_PER_MPC / base.scalar(parameters.get("UnitLength_in_cm", CM_PER_MPC / _LENGTH))
+        parameters = _with_value(file, "UnitLength_in_cm")
+        return _LENGTH if parameters is None else CM_PER_MPC / base.length_unit(parameters, "UnitLength_in_cm")
 
-    def momentum(self, a: float) -> float:
-        """Velocities are peculiar velocities over sqrt(a)."""
-        return base.KM_S_PER_H0 / a / math.sqrt(a)
+    def momentum(self, a: float, file: File | None = None) -> float:
+        """Velocities are peculiar velocities over sqrt(a), in km/s or by the unit in the file's parameters."""
+        parameters = _with_value(file, "UnitVelocity_in_cm_per_s")
+        unit = 1e5 if parameters is None else content.number(parameters, "UnitVelocity_in_cm_per_s", 1e-5, 1e15)
+        return base.KM_S_PER_H0 * (1e5 / unit) / a / math.sqrt(a)
 
     def write_header(self, file: File, part: Part) -> None:
         """Write Header and Parameters."""
@@ -65,24 +68,33 @@ class Gadget(SnapshotFormat):
 
     def matches(self, file: File) -> bool:
         """Gadget has no group Cosmology."""
-        return "Cosmology" not in file
+        return not content.has(file, "Cosmology")
 
     def read_header(self, file: File) -> SnapshotHeader:
         """The header; the cosmology may be in Header or in Parameters."""
-        header = file["Header"].attrs
-        cosmology = header if "HubbleParam" in header else file["Parameters"].attrs
+        header = base.header_of(file)
+        own = content.has_value(header, "HubbleParam")
+        cosmology = header if own else content.member(file, "Parameters", h5py.Group)
         lattice, mesh = base.read_shapes(file)
-        h = base.scalar(cosmology["HubbleParam"])
+        h = content.number(cosmology, "HubbleParam", *base.HUBBLE)
         return SnapshotHeader(
-            a=1 / (1 + base.scalar(header["Redshift"])),
+            a=1 / (1 + content.number(header, "Redshift", *base.REDSHIFT)),
             box_size=base.read_sides(file, self.length(h, file)),
             particle_shape=lattice,
             mesh_shape=mesh,
-            Omega_m=base.scalar(cosmology["Omega0"]),
-            Omega_b=base.scalar(cosmology.get("OmegaBaryon", np.nan)),
+            Omega_m=content.number(cosmology, "Omega0", *base.OMEGA),
+            Omega_b=base.optional(cosmology, "OmegaBaryon", *base.OMEGA),
             h=h,
             format=self.name,
         )
+
+
+def _with_value(file: File | None, name: str) -> Any:
+    """The group of the parameters, None if it doesn't have this one."""
+    if file is None or not content.has(file, "Parameters"):
+        return None
+    parameters = content.member(file, "Parameters", h5py.Group)
+    return parameters if content.has_value(parameters, name) else None
 
 
 def _describe(data: Any, to_cgs: float, **powers: float) -> None:

@@ -14,9 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._memory import available_memory, size
 from pmwd_dist.config import Config
-from pmwd_dist.io.snapshot.base import File, SnapshotHeader, has_lattice
+from pmwd_dist.io.snapshot import base, content
+from pmwd_dist.io.snapshot.base import SnapshotHeader, has_lattice
+from pmwd_dist.io.snapshot.content import File, Malformed, opened
 from pmwd_dist.io.snapshot.formats import FORMATS, find_format
+from pmwd_dist.pm.inputs import check_config
 from pmwd_dist.pm.particles import Particles
 
 _CHUNK = 1 << 22  # particles read at a time
@@ -30,14 +34,18 @@ def load_snapshot(path: str | Path, config: Config | None = None) -> tuple[Parti
       config: whose box and lattice must be those of the snapshot; default: one made from its header.
 
     Raises:
-      ValueError: not a snapshot, incomplete, or of another box or lattice than config.
+      ValueError: not a snapshot, damaged, incomplete, larger than the memory, or of another box or lattice than config.
       OSError: a file is missing or can't be read.
     """
+    if config is not None:
+        check_config(config)
     files = snapshot_files(Path(path))
     header = read_header(files[0])
+    _check_files(files, header)
     if config is None:
         config = Config(header.box_size, header.mesh_shape, header.particle_shape)
     _check(header, config)
+    _check_memory(files[0], config)
     shape, dtype = (*config.particle_shape, 3), jnp.result_type(float)
 
     def array(name: str) -> jax.Array:
@@ -58,41 +66,71 @@ def snapshot_files(path: Path) -> list[Path]:
     first = path if path.exists() else path.with_name(f"{path.stem}.0{path.suffix}")
     if not first.exists():
         raise FileNotFoundError(2, "no such snapshot", str(path))
-    with _opened(first) as file:
-        count = int(np.ravel(file["Header"].attrs["NumFilesPerSnapshot"])[0])
+    with opened(first) as file:
+        count = _number_of_files(file)
     if count == 1:
         return [first]
     stem = re.sub(r"\.\d+$", "", first.stem)
-    files = [first.with_name(f"{stem}.{i}{first.suffix}") for i in range(count)]
-    for file_ in files:
-        if not file_.exists():
-            raise FileNotFoundError(2, f"the snapshot has {count} files, and one is missing", str(file_))
+    files: list[Path] = []
+    while len(files) < count:  # a number that is made up ends at the first file that is missing
+        files.append(first.with_name(f"{stem}.{len(files)}{first.suffix}"))
+        if not files[-1].exists():
+            raise FileNotFoundError(2, f"the snapshot has {count} files, and one is missing", str(files[-1]))
     return files
+
+
+def _number_of_files(file: File) -> int:
+    counts = content.whole_numbers(base.header_of(file), "NumFilesPerSnapshot", 1)
+    if len(counts) != 1:
+        raise Malformed(f"has Header:NumFilesPerSnapshot = {counts}, which must be one number")
+    return counts[0]
 
 
 def read_header(path: Path) -> SnapshotHeader:
     """The header of one file of a snapshot.
 
     Raises:
-      ValueError: not a snapshot of particles of type 1.
-      OSError: the file can't be read.
+      ValueError: not a snapshot of particles of type 1, or damaged.
+      OSError: the file is missing, or can't be opened.
     """
-    with _opened(path) as file:
-        try:
-            return find_format(file).read_header(file)
-        except (KeyError, IndexError) as error:
-            cause = str(error).strip("\"'")
-            known = ", ".join(FORMATS)
-            raise ValueError(f"{path}: not a snapshot of dark matter in a known format, {known} ({cause})") from error
+    with opened(path) as file:
+        if not content.has(file, "Header"):
+            raise Malformed(f"is not a snapshot in a known format, {' or '.join(FORMATS)}: it has no group Header")
+        return find_format(file).read_header(file)
 
 
-def _opened(path: Path) -> File:
-    try:
-        return h5py.File(path, "r")
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise ValueError(f"{path}: not an HDF5 file, or damaged") from error
+def _check_files(files: list[Path], header: SnapshotHeader) -> None:
+    """Raise ValueError unless the files are of one snapshot, and hold all its particles."""
+    total = 0
+    for path in files:
+        with opened(path) as file:
+            if repr(find_format(file).read_header(file)) != repr(header) or _number_of_files(file) != len(files):
+                raise Malformed(f"is of another snapshot than {files[0].name}: their headers differ")
+            total += _check_arrays(file)
+    if total != math.prod(header.particle_shape):
+        expected = math.prod(header.particle_shape)
+        raise ValueError(f"{files[0]}: the snapshot holds {total} particles, and by its header {expected}")
+
+
+def _check_arrays(file: File) -> int:
+    """The number of particles in a file, whose arrays agree with each other and with the header."""
+    group = content.member(file, "PartType1", h5py.Group)
+    counts = {name: len(content.array(group, name, "f", 3)) for name in ("Coordinates", "Velocities")}
+    if has_lattice(file):
+        counts["ParticleIDs"] = len(content.array(group, "ParticleIDs", "iu", None))
+    counts["Header:NumPart_ThisFile"] = base.read_count(file, "NumPart_ThisFile")
+    if len(set(counts.values())) > 1:
+        found = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise Malformed(f"has different numbers of particles: {found}")
+    return counts["Coordinates"]
+
+
+def _check_memory(path: Path, config: Config) -> None:
+    """Raise ValueError if the particles can't fit into the memory of this machine."""
+    each = 2 * 3 * jnp.dtype(jnp.result_type(float)).itemsize if config.decomposition.platform == "cpu" else 24
+    need, (_, total) = each * math.prod(config.particle_shape) / jax.process_count(), available_memory()
+    if need > total:
+        raise ValueError(f"{path}: its particles need {size(need)} of memory, and this machine has {size(total)}")
 
 
 def _check(header: SnapshotHeader, config: Config) -> None:
@@ -120,7 +158,9 @@ def _read_block(
             x -= box * np.rint(x / box)
         block[tuple((site - low).T)] = x
     if np.isnan(block).any():
-        raise ValueError(f"{files[0]}: the snapshot lacks particles of its lattice of {shape}, or holds NaN")
+        raise ValueError(
+            f"{files[0]}: the snapshot lacks particles of its lattice of {shape}: some IDs are there twice"
+        )
     return block
 
 
@@ -130,16 +170,27 @@ def _chunks(
     """Lattice indices of the particles of all files, and their positions or momenta [Mpc/h]."""
     before = 0
     for path in files:
-        with _opened(path) as file:
-            group, kind = file["PartType1"], find_format(file)
-            unit = kind.length(header.h, file) if name == "Coordinates" else kind.momentum(header.a)
-            for low in range(0, len(group[name]), _CHUNK):
-                values = group[name][low : low + _CHUNK].astype(float) / unit
-                if has_lattice(file):
-                    ids = group["ParticleIDs"][low : low + _CHUNK].astype(np.int64)
-                else:
-                    ids = before + low + np.arange(len(values))
-                if len(ids) and (ids.min() < 0 or ids.max() >= total):
-                    raise ValueError(f"{path}: holds more particles, or other particle IDs, than its header says")
-                yield ids, values
-            before += len(group[name])
+        with opened(path) as file:
+            group, kind = content.member(file, "PartType1", h5py.Group), find_format(file)
+            unit = kind.length(header.h, file) if name == "Coordinates" else kind.momentum(header.a, file)
+            data, ids = content.array(group, name, "f", 3), None
+            if has_lattice(file):
+                ids = content.array(group, "ParticleIDs", "iu", None)
+            for low in range(0, len(data), _CHUNK):
+                with np.errstate(all="ignore"):  # what is not finite is found
+                    values = content.rows(data, low, low + _CHUNK).astype(float) / unit
+                _check_values(values, name, header)
+                sites = before + low + np.arange(len(values)) if ids is None else content.rows(ids, low, low + _CHUNK)
+                if len(sites) and not 0 <= int(sites.min()) <= int(sites.max()) < total:
+                    raise Malformed("holds more particles, or other particle IDs, than its header says")
+                yield sites.astype(np.int64), values
+            before += len(data)
+
+
+def _check_values(values: np.ndarray, name: str, header: SnapshotHeader) -> None:
+    """Raise Malformed unless values are finite in single precision, and positions are within a box of the box."""
+    if not (np.abs(values) < np.finfo(np.float32).max).all():
+        raise Malformed(f"holds {name} that are not finite")
+    sides = np.asarray(header.box_size)
+    if name == "Coordinates" and not ((values >= -sides) & (values <= 2 * sides)).all():
+        raise Malformed(f"holds Coordinates far beyond its box of {header.box_size} Mpc/h")

@@ -7,10 +7,11 @@ from typing import Any, ClassVar, final
 import h5py
 import numpy as np
 
-from pmwd_dist.io.snapshot import base
+from pmwd_dist.io.snapshot import base, content
 from pmwd_dist.io.snapshot.base import CM_PER_MPC, GRAM_PER_MASS, File, Part, SnapshotFormat, SnapshotHeader
 
 _SECOND = CM_PER_MPC / 1e5  # Mpc s/km
+_U_L, _U_T = "Unit length in cgs (U_L)", "Unit time in cgs (U_t)"
 _RADIATION = ("Omega_r", "Omega_g", "Omega_nu_0", "N_eff", "N_ur", "M_nu_eV", "deg_nu")
 
 
@@ -23,22 +24,25 @@ class Swift(SnapshotFormat):
     cubic: ClassVar = False
 
     def length(self, h: float, file: File | None = None) -> float:
-        """Mpc per Mpc/h, in every file."""
-        del file
-        return 1 / h
+        """Mpc per Mpc/h, or by the unit of length of the file."""
+        return 1 / h if file is None else CM_PER_MPC / h / base.length_unit(_units(file), _U_L)
 
-    def momentum(self, a: float) -> float:
-        """Velocities are peculiar velocities."""
-        return base.KM_S_PER_H0 / a
+    def momentum(self, a: float, file: File | None = None) -> float:
+        """Velocities are peculiar velocities, in km/s or by the units of the file."""
+        if file is None:
+            return base.KM_S_PER_H0 / a
+        units = _units(file)
+        unit = base.length_unit(units, _U_L) / content.number(units, _U_T, 1e-5, 1e25)
+        return base.KM_S_PER_H0 * (1e5 / unit) / a
 
     def write_header(self, file: File, part: Part) -> None:
         """Write all groups in which swiftsimio looks, and Policy and Parameters, by which pynbody knows the format."""
         file.create_group("Header").attrs.update(_header(part, self.length(part.h)))
         file.create_group("Cosmology").attrs.update(_cosmology(part))
         units = {
-            "Unit length in cgs (U_L)": _one(CM_PER_MPC),
+            _U_L: _one(CM_PER_MPC),
             "Unit mass in cgs (U_M)": _one(GRAM_PER_MASS),
-            "Unit time in cgs (U_t)": _one(_SECOND),
+            _U_T: _one(_SECOND),
             "Unit current in cgs (U_I)": _one(1.0),
             "Unit temperature in cgs (U_T)": _one(1.0),
         }
@@ -53,7 +57,8 @@ class Swift(SnapshotFormat):
         """Create the datasets, masses included; positions in double precision, as SWIFT's are."""
         group, a = base.create_particles(file, part, "f8"), part.a
         file["DMParticles"] = h5py.SoftLink("/PartType1")
-        masses = group.create_dataset("Masses", data=np.full(part.count, part.mass / part.h, "f4"))
+        masses = base.create_array(group, "Masses", (part.count,), "f4")
+        masses[...] = np.float32(part.mass / part.h)
         _describe(group["Coordinates"], "Co-moving positions of the particles", a, length=1, a_power=1)
         _describe(group["Velocities"], "Peculiar velocities, a dx/dt", a, length=1, time=-1)
         _describe(group["ParticleIDs"], "Index of the site on the Lagrangian lattice", a)
@@ -61,23 +66,27 @@ class Swift(SnapshotFormat):
 
     def matches(self, file: File) -> bool:
         """SWIFT has groups Cosmology and Units."""
-        return "Cosmology" in file and "Units" in file
+        return content.has(file, "Cosmology") and content.has(file, "Units")
 
     def read_header(self, file: File) -> SnapshotHeader:
         """The header."""
-        cosmology = file["Cosmology"].attrs
+        cosmology = content.member(file, "Cosmology", h5py.Group)
         lattice, mesh = base.read_shapes(file)
-        h = base.scalar(cosmology["h"])
+        h = content.number(cosmology, "h", *base.HUBBLE)
         return SnapshotHeader(
-            a=base.scalar(file["Header"].attrs["Scale-factor"]),
-            box_size=base.read_sides(file, self.length(h)),
+            a=content.number(base.header_of(file), "Scale-factor", *base.SCALE),
+            box_size=base.read_sides(file, self.length(h, file)),
             particle_shape=lattice,
             mesh_shape=mesh,
-            Omega_m=base.scalar(cosmology["Omega_m"]),
-            Omega_b=base.scalar(cosmology.get("Omega_b", np.nan)),
+            Omega_m=content.number(cosmology, "Omega_m", *base.OMEGA),
+            Omega_b=base.optional(cosmology, "Omega_b", *base.OMEGA),
             h=h,
             format=self.name,
         )
+
+
+def _units(file: File) -> Any:
+    return content.member(file, "Units", h5py.Group)
 
 
 def _one(value: float) -> np.ndarray:

@@ -14,13 +14,16 @@ import numpy as np
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import atomic_write, reserve
 from pmwd_dist.config import Config
+from pmwd_dist.cosmology.parameters import parameters
 from pmwd_dist.io.snapshot.base import File, Part, SnapshotFormat, write_lattice
 from pmwd_dist.io.snapshot.formats import FORMATS, Format
 from pmwd_dist.parallel.decomposition import Shape3
 from pmwd_dist.parallel.distributed import raise_on_all_processes
+from pmwd_dist.pm import inputs
 from pmwd_dist.pm.particles import Particles
 
 _HEADER_BYTES = 100_000
+_CACHE = 1 << 25  # bytes of chunks that are kept while others are written
 _CHUNK = 1 << 22  # particles written at a time
 
 
@@ -36,9 +39,13 @@ def save_snapshot(
       The file of this process.
 
     Raises:
-      ValueError: an unknown format, or a box that the format can't hold.
+      ValueError: an unknown format, a box that the format can't hold, particles of another config, or particles that
+        are not finite in the precision of the file.
       OSError: the file can't be written; there is none then.
     """
+    inputs.check_config(config)
+    particles, a = _on_devices(inputs.checked_particles(particles, config), config), inputs.scale_factor(a)
+    parameters(cosmo)  # complete
     if format not in FORMATS:
         raise ArgumentError("format", format, "is not known", f"use {' or '.join(map(repr, FORMATS))}")
     kind = FORMATS[format]
@@ -50,12 +57,21 @@ def save_snapshot(
     part = Part(count, files, cosmo, config, a)
     with atomic_write(path, guard=raise_on_all_processes()) as aside:
         reserve(aside, count * kind.bytes_per_particle + _HEADER_BYTES)
-        with h5py.File(aside, "w") as file:
+        # Of HDF5 1.10 and newer: everything in the file has a checksum.
+        with h5py.File(aside, "w", libver=("v110", "v110"), rdcc_nbytes=_CACHE) as file:
             kind.write_header(file, part)
             write_lattice(file, config)
             kind.create_datasets(file, part)
             _write_particles(file, particles, kind, part)
     return path
+
+
+def _on_devices(particles: Particles, config: Config) -> Particles:
+    """Particles as arrays of JAX, with momenta divided as displacements are."""
+    disp = particles.disp
+    if not isinstance(disp, jax.Array):
+        disp = jax.device_put(disp, config.decomposition.sharding)
+    return Particles(disp, jax.device_put(particles.vel, disp.sharding))
 
 
 def _file_of_process(path: Path, process: int, count: int) -> Path:
@@ -75,10 +91,18 @@ def _write_particles(file: File, particles: Particles, kind: SnapshotFormat, par
             first = (x0 + planes.start, y0, z0)
             x = _coordinates(host_disp[planes], first, config) * length
             to = slice(done, done + math.prod(x.shape[:3]))
-            data["Coordinates"][to] = _within_box(x, data["Coordinates"].dtype, config, length).reshape(-1, 3)
-            data["Velocities"][to] = (host_vel[planes] * momentum).reshape(-1, 3)
+            _write(data["Coordinates"], to, _within_box(x, data["Coordinates"].dtype, config, length), "disp")
+            with np.errstate(over="ignore"):  # infinite numbers are found
+                _write(data["Velocities"], to, (host_vel[planes] * momentum).astype(data["Velocities"].dtype), "vel")
             data["ParticleIDs"][to] = _ids(x.shape[:3], first, config).ravel()
             done = to.stop
+
+
+def _write(data: Any, to: slice, values: np.ndarray, name: str) -> None:
+    if not np.isfinite(values).all():
+        constraint = f"holds values that are not finite in the {data.dtype} of the file"
+        raise ArgumentError(f"particles.{name}", values, constraint, "look at the status of nbody", show_value=False)
+    data[to] = values.reshape(-1, 3)
 
 
 def _plane_chunks(shape: tuple[int, ...]) -> Iterator[slice]:

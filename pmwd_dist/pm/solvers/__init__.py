@@ -12,3 +12,5 @@ from pmwd_dist.pm.solvers._term import ParticleMesh as ParticleMesh
 from pmwd_dist.pm.solvers.bullfrog import BullFrog as BullFrog
 from pmwd_dist.pm.solvers.fastpm import FastPM as FastPM
 from pmwd_dist.pm.solvers.leapfrog import LeapFrog as LeapFrog
+
+SOLVERS: dict[str, type[SplitSolver]] = {"bullfrog": BullFrog, "fastpm": FastPM, "leapfrog": LeapFrog}

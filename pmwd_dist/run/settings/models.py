@@ -62,8 +62,14 @@ def redshift_label(z: float) -> str:
     return f"z{z:.3f}".replace("z-0.000", "z0.000")
 
 
-Side = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=4)]
+def _not_tiny(value: float) -> float:
+    if value < 1e-6:
+        raise ValueError("must be 1e-06 or more")
+    return value
+
+
+Side = Annotated[float, Field(gt=0, le=1e9), AfterValidator(_not_tiny)]  # volumes in single precision
+Count = Annotated[int, Field(ge=4, le=1 << 20)]
 Three = BeforeValidator(_three)
 Sides = Annotated[tuple[Side, Side, Side], Three]
 Counts = Annotated[tuple[Count, Count, Count], Three]

@@ -14,7 +14,7 @@ import numpy as np
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
-from pmwd_dist.cosmology.growth import growth_table
+from pmwd_dist.cosmology.growth import growth, growth_table
 from pmwd_dist.cosmology.linear_power import (
     check_sigma8_range,
     interpolate_power,
@@ -25,13 +25,14 @@ from pmwd_dist.parallel.autotune import remembered
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3, default_decomposition
 from pmwd_dist.pm.gravity import check_force_mesh
 from pmwd_dist.pm.modes import power_nodes
-from pmwd_dist.pm.solvers import BullFrog, FastPM, LeapFrog, SplitSolver
+from pmwd_dist.pm.particles import largest
+from pmwd_dist.pm.solvers import SOLVERS, SplitSolver
 from pmwd_dist.run.settings.models import Box, Devices, Settings
 from pmwd_dist.run.settings.reading import SettingsError
 from pmwd_dist.run.settings.table import read_table
 from pmwd_dist.run.settings.writing import toml_value
 
-SOLVERS: dict[str, type[SplitSolver]] = {"bullfrog": BullFrog, "fastpm": FastPM, "leapfrog": LeapFrog}
+Table = tuple[np.ndarray, np.ndarray]
 
 # Keys of the file, by the library's arguments.
 _PATHS = {
@@ -60,16 +61,15 @@ class Simulation:
     config: Config
     cosmo: jax_cosmo.Cosmology
     solver: SplitSolver
-    table: tuple[np.ndarray, np.ndarray] | None
+    table: Table | None
     seed: int
 
     def linear_power(self, k: np.ndarray) -> np.ndarray:
         """Linear P(k) at a = 1 [(Mpc/h)^3] at k [h/Mpc]; NaN beyond a table."""
+        power = _linear_power(k, self.cosmo, self.table)
         if self.table is None:
-            return np.asarray(linear_power(k, self.cosmo))
-        inside = (k >= self.table[0][0]) & (k <= self.table[0][-1])
-        power = interpolate_power(jnp.asarray(k), *map(jnp.asarray, self.table))
-        return np.where(inside, np.asarray(power), np.nan)
+            return power
+        return np.where((k >= self.table[0][0]) & (k <= self.table[0][-1]), power, np.nan)
 
 
 def build(settings: Settings) -> Simulation:
@@ -92,7 +92,7 @@ def build(settings: Settings) -> Simulation:
     except ArgumentError as error:
         problems.append(f"cosmology.normalise = true: {error.argument} {error.reason}")
     if config is not None:
-        problems += _growth_problems(cosmo, config) or (_power_problems(cosmo, config) if table is None else [])
+        problems += _growth_problems(cosmo, config) or _power_problems(settings, cosmo, table, config)
     if problems or config is None:
         raise SettingsError(problems)
     return Simulation(config, cosmo, SOLVERS[settings.time.solver](), table, settings.noise.seed)
@@ -161,7 +161,7 @@ def _cosmology(settings: Settings) -> jax_cosmo.Cosmology:
     )
 
 
-def _table(settings: Settings, cosmo: jax_cosmo.Cosmology) -> tuple[np.ndarray, np.ndarray] | None:
+def _table(settings: Settings, cosmo: jax_cosmo.Cosmology) -> Table | None:
     if settings.cosmology.linear_power is None:
         return None
     k, power = read_table(Path(settings.cosmology.linear_power))
@@ -178,8 +178,25 @@ def _growth_problems(cosmo: jax_cosmo.Cosmology, config: Config) -> list[str]:
     return []
 
 
-def _power_problems(cosmo: jax_cosmo.Cosmology, config: Config) -> list[str]:
-    power = np.asarray(linear_power(power_nodes(config), cosmo))
+def _power_problems(settings: Settings, cosmo: jax_cosmo.Cosmology, table: Table | None, config: Config) -> list[str]:
+    name = settings.cosmology.linear_power
+    where = "[cosmology]" if name is None else f"cosmology.linear_power = {toml_value(name)}"
+    k = power_nodes(config)
+    power = _linear_power(k, cosmo, table)
     if not (np.isfinite(power).all() and (power > 0).all()):
-        return ["[cosmology]: the linear P(k) is not finite and positive; check omega_m, omega_b, h, n_s and sigma8"]
+        remedy = "check omega_m, omega_b, h, n_s and sigma8" if name is None else "check its values"
+        return [f"{where}: the linear P(k) is not finite and positive in single precision; {remedy}"]
+    # Of the linear displacement along one axis.
+    variance = np.trapezoid(k * power, np.log(k)) / (6 * math.pi**2)
+    rms, most = float(growth(config.a_start, cosmo)) * math.sqrt(variance), largest(config, np.float32)
+    if rms > most / 4:
+        moved = f"moves particles by {rms:.3g} Mpc/h (rms) at time.a_start = {config.a_start:g}"
+        return [f"{where}: the linear P(k) {moved}, and at most {most:g} Mpc/h can be; is P in (Mpc/h)^3, k in h/Mpc?"]
     return []
+
+
+def _linear_power(k: np.ndarray, cosmo: jax_cosmo.Cosmology, table: Table | None) -> np.ndarray:
+    """Linear P(k) at a = 1, in the precision of the program."""
+    if table is None:
+        return np.asarray(linear_power(k, cosmo))
+    return np.asarray(interpolate_power(jnp.asarray(k), *map(jnp.asarray, table)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from pmwd_dist._files import read_text
 from pmwd_dist.run.settings.models import SECTIONS, Box, Output, Section, Settings, Time
 from pmwd_dist.run.settings.table import find_table_problems
 from pmwd_dist.run.settings.writing import toml_value
 
 Tree = dict[str, Any]
+_LARGEST = 1_000_000  # bytes of a file
 
 
 class SettingsError(ValueError):
@@ -50,15 +53,23 @@ def read(path: Path, overrides: Iterable[str] = ()) -> Settings:
 
 def _load(path: Path) -> Tree:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise SettingsError([f"{path}: not valid TOML: {error}"]) from error
+        return _parse(read_text(path, _LARGEST, pipe=True))  # a pipe as in <(sed ...)
     except UnicodeDecodeError as error:
         raise SettingsError([f"{path}: not a text file; `pmwd-dist template` prints one to start from"]) from error
+    except ValueError as error:
+        raise SettingsError([f"{path}: not valid TOML: {error}"]) from error
     except FileNotFoundError as error:
         raise SettingsError([f"{path}: no such file; `pmwd-dist template` prints one to start from"]) from error
     except OSError as error:
         raise SettingsError([f"{path}: {error.strerror}"]) from error
+
+
+def _parse(text: str) -> Tree:
+    """TOML; ValueError if it isn't."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError as error:
+        raise ValueError("its brackets are nested too deeply") from error
 
 
 def _override(tree: Tree, text: str) -> list[str]:
@@ -75,8 +86,8 @@ def _override(tree: Tree, text: str) -> list[str]:
 
 def _value(text: str) -> object:
     try:
-        tree = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+        tree = _parse(f"value = {text}")
+    except ValueError:
         return text
     return tree["value"] if len(tree) == 1 else text
 
@@ -140,7 +151,7 @@ def _constraint(item: Any) -> str:
 
 
 def _unknown(keys: tuple[str, ...], value: object) -> str:
-    path = ".".join(keys)
+    path = ".".join(map(_bare, keys))
     known = [f"{name}.{key}" for name, model in SECTIONS.items() for key in model.model_fields]
     if len(keys) == 1 and isinstance(value, dict):
         near = difflib.get_close_matches(keys[0], SECTIONS, 1, 0.5)
@@ -164,6 +175,11 @@ def _nearest(keys: tuple[str, ...], known: list[str]) -> str:
     return "; `pmwd-dist template` prints all keys"
 
 
+def _bare(key: str) -> str:
+    """A key as TOML has it: in quotes where it is not of letters, digits, _ and -."""
+    return key if re.fullmatch(r"[A-Za-z0-9_-]{1,60}", key) else _show(key)
+
+
 def _list(names: Iterable[str]) -> str:
     return ", ".join(names)
 
@@ -173,17 +189,21 @@ def _show(value: object) -> str:
         text = toml_value(value)
     except (TypeError, ValueError):
         text = repr(value)
+    text = "".join(letter if letter.isprintable() else "?" for letter in text)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _cross_check(sections: dict[str, Any], path: Path) -> list[str]:
     """Problems that involve several sections, as far as these are valid."""
-    box, time, cosmology, output = (sections[name] for name in ("box", "time", "cosmology", "output"))
+    names = ("box", "time", "cosmology", "output", "devices")
+    box, time, cosmology, output, devices = (sections[name] for name in names)
     problems = []
     if time and output:
         problems += _redshift_problems(time, output)
     if output and box:
         problems += _format_problems(output, box)
+    if devices and box and devices.halo != "auto" and devices.halo > max(box.mesh):
+        problems.append(f"devices.halo = {_show(devices.halo)}: must not be wider than box.mesh = {_show(box.mesh)}")
     if cosmology and cosmology.linear_power is not None:
         problems += find_table_problems(path.parent / cosmology.linear_power, cosmology.linear_power, box)
     if cosmology and cosmology.normalise and cosmology.linear_power is None:

@@ -1,0 +1,203 @@
+"""Content of an HDF5 file that anybody may have written: nothing is read before its type and its size are known.
+
+Links are not followed, and arrays whose values lie in other files are not read: a file could name any other.
+"""
+
+from __future__ import annotations
+
+import math
+import stat
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+# h5py types whatever lies in a file as one of three kinds of objects, so files and groups are Any.
+File = Any
+Group = Any
+Dataset = Any
+
+_MOST_VALUES = 64  # of an attribute that is read
+# What h5py raises for files that are damaged, by where the damage is.
+_ERRORS = (
+    OSError,
+    RuntimeError,
+    ValueError,
+    KeyError,
+    IndexError,
+    TypeError,
+    OverflowError,
+    AttributeError,
+    MemoryError,
+)
+
+
+class Malformed(ValueError):
+    """What is wrong with the content of a file: a phrase that follows its name."""
+
+
+@contextmanager
+def opened(path: Path) -> Generator[File]:
+    """Open a file for reading; `Malformed` of the body becomes a ValueError that names the file.
+
+    Raises:
+      ValueError: not an HDF5 file, damaged, or malformed.
+      OSError: the file is missing, or can't be opened.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError(f"{path}: not a file")
+    with path.open("rb"):
+        pass  # what can't be opened at all is an OSError
+    try:
+        with _as_malformed("is not an HDF5 file, or damaged"):
+            file = h5py.File(path, "r")
+        with file:
+            yield file
+    except Malformed as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+@contextmanager
+def _as_malformed(phrase: str) -> Generator[None]:
+    try:
+        yield
+    except Malformed:
+        raise
+    except _ERRORS as error:
+        raise Malformed(phrase) from error
+
+
+def has(group: Group, name: str) -> bool:
+    """Whether a group has a member of this name, be it a link that leads nowhere."""
+    with _as_malformed(f"is damaged: its {group.name} can't be read"):
+        return bool(group.id.links.exists(name.encode()))
+
+
+def member(group: Group, name: str, kind: type) -> Any:
+    """A group (h5py.Group) or an array (h5py.Dataset) that lies in a group itself.
+
+    Raises:
+      Malformed: it is missing, a link, or something else.
+    """
+    what = {h5py.Group: "group", h5py.Dataset: "array"}[kind]
+    if not has(group, name):
+        raise Malformed(f"lacks the {what} {_path(group, name)}")
+    with _as_malformed(f"is damaged: {_path(group, name)} can't be read"):
+        if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+            raise Malformed(f"has a link at {_path(group, name)}, where the {what} itself must be")
+        found = group[name]
+    if not isinstance(found, kind):
+        raise Malformed(f"has something else than {'an' if what == 'array' else 'a'} {what} at {_path(group, name)}")
+    return found
+
+
+def values(group: Group, name: str) -> np.ndarray:
+    """The numbers of an attribute, in double precision or, where all are whole, as integers; one axis.
+
+    Raises:
+      Malformed: it is missing, empty, very long, or does not hold finite numbers.
+    """
+    path = f"{_path(group)}:{name}"
+    with _as_malformed(f"is damaged: its attribute {path} can't be read"):
+        if name not in group.attrs:
+            raise Malformed(f"lacks the attribute {path}")
+        attribute = group.attrs.get_id(name)
+        shape, kind = attribute.shape, attribute.dtype.kind
+        if shape is None or not 1 <= math.prod(shape) <= _MOST_VALUES or kind not in "iuf":
+            raise Malformed(f"has an attribute {path} that is no number, or no short list of them")
+        found = np.ravel(group.attrs[name])
+    if not np.isfinite(found).all():
+        raise Malformed(f"has an attribute {path} = {found.tolist()} that is not finite")
+    return found.astype(float) if kind == "f" else found
+
+
+def has_value(group: Group, name: str) -> bool:
+    """Whether a group has an attribute of this name."""
+    with _as_malformed(f"is damaged: the attributes of {_path(group)} can't be read"):
+        return name in group.attrs
+
+
+def number(group: Group, name: str, low: float, high: float) -> float:
+    """An attribute that is one number from low to high.
+
+    Raises:
+      Malformed: it isn't.
+    """
+    found = values(group, name)
+    if len(found) != 1 or not low <= found[0] <= high:
+        raise Malformed(f"has {_path(group)}:{name} = {_show(found)}, which must be a number from {low:g} to {high:g}")
+    return float(found[0])
+
+
+def whole_numbers(group: Group, name: str, least: int) -> list[int]:
+    """An attribute of whole numbers that are not less than the least.
+
+    Raises:
+      Malformed: it isn't.
+    """
+    found = values(group, name)
+    if (found != np.rint(found)).any() or found.min() < least or found.max() >= 2**53:
+        raise Malformed(f"has {_path(group)}:{name} = {_show(found)}, which must be whole numbers, {least} or more")
+    return [int(value) for value in found]
+
+
+def array(group: Group, name: str, kinds: str, columns: int | None) -> Dataset:
+    """An array of rows that the file holds in full: of numbers, or of so many columns of them.
+
+    Args:
+      group: in which it lies.
+      name: of the array.
+      kinds: numpy's letters of the types that it may have.
+      columns: length of the second axis; None for one axis.
+
+    Raises:
+      Malformed: it isn't, or the file holds fewer values than it declares.
+    """
+    data, path = member(group, name, h5py.Dataset), _path(group, name)
+    with _as_malformed(f"is damaged: {path} can't be read"):
+        shape, dtype = data.shape, data.dtype
+        if shape is None or shape[1:] != (() if columns is None else (columns,)) or len(shape) == 0:
+            wanted = "(N,)" if columns is None else f"(N, {columns})"
+            raise Malformed(f"has {path} of shape {shape}, which must be {wanted}")
+        if dtype.kind not in kinds:
+            words = "real numbers" if "f" in kinds else "whole numbers"
+            raise Malformed(f"has {path} of type {dtype}, which must be {words}")
+        if data.is_virtual or data.external:
+            raise Malformed(f"has {path} with its values in other files: pass those")
+        _check_storage(data, path)
+    return data
+
+
+def _check_storage(data: Dataset, path: str) -> None:
+    """Raise Malformed unless all values are stored: those that are not would be read as zeros."""
+    size = math.prod(data.shape) * data.dtype.itemsize
+    if data.chunks is None:
+        complete = data.id.get_storage_size() >= size
+    else:
+        expected = math.prod(-(-n // c) for n, c in zip(data.shape, data.chunks, strict=True))
+        complete = data.id.get_num_chunks() == expected
+    unfiltered = data.compression is None and data.id.get_create_plist().get_nfilters() - bool(data.fletcher32) == 0
+    if not complete or (unfiltered and size > Path(data.file.filename).stat().st_size):
+        raise Malformed(f"declares {path} of shape {data.shape}, but holds fewer values")
+
+
+def rows(data: Dataset, low: int, high: int) -> np.ndarray:
+    """Rows of an array.
+
+    Raises:
+      Malformed: they can't be read, or their checksum is wrong.
+    """
+    with _as_malformed(f"is damaged: the values of {data.name} can't be read, or their checksum is wrong"):
+        return np.asarray(data[low:high])
+
+
+def _path(group: Group, name: str = "") -> str:
+    return f"{group.name or ''}/{name}".strip("/").replace("//", "/")
+
+
+def _show(found: np.ndarray) -> str:
+    shown = ", ".join(f"{value:g}" for value in found[:4])
+    return shown + (", ..." if len(found) > 4 else "")

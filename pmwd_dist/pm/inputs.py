@@ -1,0 +1,108 @@
+"""Checks of what users pass to a simulation: its config, fields, modes, particles and scale factors.
+
+Values of fields are not looked at: that would wait for the devices. What is not finite shows in the status of a
+simulation, or in all of a painted field.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist.config import Config
+from pmwd_dist.parallel.decomposition import Shape3
+from pmwd_dist.parallel.fft import spectrum_shape
+from pmwd_dist.parallel.inputs import complex_, numbers, real
+from pmwd_dist.pm.particles import Particles
+
+_FIRST, _LAST = 1e-4, 2.0  # ends of the growth tables
+
+
+def check_config(config: Any) -> None:
+    """Raise ValueError unless this is a Config."""
+    if not isinstance(config, Config):
+        constraint = f"is a {type(config).__name__} and must be a pmwd_dist.Config"
+        remedy = "pass the cosmology, if any, before the config"
+        raise ArgumentError("config", config, constraint, remedy, show_value=False)
+
+
+def mesh_field(field: Any, config: Config, name: str = "field", remedy: str = "pass its absolute value") -> Array:
+    """A real field on the mesh, whole or a block, in single or double precision.
+
+    Raises:
+      ValueError: another shape, or values that are not real numbers.
+    """
+    field = real(field, name, remedy)
+    _check_whole(field, config, config.mesh_shape, name, "mesh_shape")
+    return field
+
+
+def lattice_field(field: Any, config: Config, name: str) -> Array:
+    """A real field on the lattice of the particles, as `mesh_field`."""
+    field = real(field, name)
+    _check_whole(field, config, config.particle_shape, name, "particle_shape")
+    return field
+
+
+def linear_modes(modes: Any, config: Config) -> Array:
+    """Complex modes of a field on the lattice, in the layout of `prfft3d`.
+
+    Raises:
+      ValueError: another shape, or values that are not numbers.
+    """
+    modes, expected = complex_(modes, "modes"), spectrum_shape(config.particle_shape, config.decomposition)
+    if modes.ndim != 3 or config.decomposition.whole(modes.shape, spectrum=True) != expected:
+        remedy = "make them with linear_modes and this config"
+        raise ArgumentError("modes.shape", modes.shape, f"must be {expected}", remedy)
+    return modes
+
+
+def vectors(x: Any, config: Config, name: str) -> Array:
+    """A real vector of each particle, in single or double precision.
+
+    Raises:
+      ValueError: another shape, or values that are not real numbers.
+    """
+    x, expected = real(x, name), (*config.particle_shape, 3)
+    if x.ndim != 4 or (*config.decomposition.whole(x.shape[:3]), x.shape[3]) != expected:
+        constraint = f"must be {expected} (particle_shape and three components)"
+        raise ArgumentError(f"{name}.shape", x.shape, constraint)
+    return x
+
+
+def checked_particles(particles: Any, config: Config) -> Particles:
+    """Particles in one precision.
+
+    Raises:
+      ValueError: something else than Particles of this config.
+    """
+    if not isinstance(particles, Particles):
+        constraint = f"is a {type(particles).__name__} and must be Particles"
+        raise ArgumentError("particles", particles, constraint, "use Particles(disp, vel)", show_value=False)
+    disp, vel = (vectors(getattr(particles, name), config, f"particles.{name}") for name in ("disp", "vel"))
+    if disp.dtype == vel.dtype:
+        return Particles(disp, vel)
+    dtype = jnp.result_type(disp.dtype, vel.dtype)
+    return Particles(jnp.asarray(disp, dtype), jnp.asarray(vel, dtype))
+
+
+def scale_factor(a: Any, name: str = "a") -> Any:
+    """A scale factor within the growth tables; one that lies on a device, or is traced, is not looked at.
+
+    Raises:
+      ValueError: something else than one number, or one outside the tables.
+    """
+    if np.shape(numbers(a, name)) != ():
+        raise ArgumentError(name, a, "must be one number")
+    if isinstance(a, int | float | np.number | np.ndarray) and not _FIRST <= float(a) <= _LAST:
+        raise ArgumentError(name, a, f"must be a scale factor from {_FIRST:g} to {_LAST:g}")
+    return a
+
+
+def _check_whole(x: Array, config: Config, expected: Shape3, name: str, source: str) -> None:
+    if x.ndim != 3 or config.decomposition.whole(x.shape) != expected:
+        raise ArgumentError(f"{name}.shape", x.shape, f"must be {source}={expected}")

@@ -1,0 +1,273 @@
+"""Snapshots that are damaged or made up: each is loaded as it was, or refused in one sentence.
+
+`python tests/io/fuzz_snapshots.py --count 1000` tries each in a process of its own, with limits of time and memory.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import jax
+import jax_cosmo
+import numpy as np
+
+import pmwd_dist as pmd
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from processes import Tally, arguments, in_own_process
+
+SHAPE, BOX, A = (4, 8, 16), 16.0, 0.5
+COUNT = math.prod(SHAPE)
+KINDS = ("gadget", "swift", "foreign")  # the last without a lattice and without checksums, as other codes write
+Loaded = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A change of a snapshot, and which parts of what is loaded may differ by it."""
+
+    name: str
+    change: Callable[[Path], None]
+    may_differ: frozenset[str]
+
+
+def write(path: Path, kind: str) -> Path:
+    """An undamaged snapshot."""
+    rng = np.random.default_rng(1)
+    own = pmd.Decomposition((1, 1))
+    config = pmd.Config(BOX, SHAPE, decomposition=own)
+    values = (rng.uniform(-2, 2, (*SHAPE, 3)), rng.uniform(-1, 1, (*SHAPE, 3)))
+    given = pmd.Particles(*jax.device_put(values, own.sharding))
+    pmd.save_snapshot(path, given, jax_cosmo.Planck15(), config, A, format="swift" if kind == "swift" else "gadget")
+    if kind == "foreign":
+        whole = path.with_suffix(".whole")
+        path.rename(whole)
+        with h5py.File(whole) as source, h5py.File(path, "w") as file:
+            for group in ("Header", "Parameters"):
+                file.create_group(group).attrs.update(source[group].attrs)
+            for name in ("Coordinates", "Velocities", "ParticleIDs"):
+                file[f"PartType1/{name}"] = source[f"PartType1/{name}"][:]
+        whole.unlink()
+    return path
+
+
+def load(path: Path) -> Loaded:
+    with jax.set_mesh(pmd.Decomposition((1, 1)).mesh):
+        particles, header = pmd.load_snapshot(path)
+    return {"header": repr(header), "disp": np.asarray(particles.disp), "vel": np.asarray(particles.vel)}
+
+
+def load_or_refuse(path: Path) -> Loaded | str:
+    """What is loaded, or why nothing is; any other error is one of the program."""
+    try:
+        return load(path)
+    except (ValueError, OSError) as error:
+        return str(error)
+
+
+def outcome(path: Path, original: Loaded, case: Case) -> str:
+    """What becomes of a changed snapshot; AssertionError if that must not be."""
+    loaded = load_or_refuse(path)
+    if isinstance(loaded, str):
+        assert 0 < len(loaded) < 400 + len(str(path)) and "\n" not in loaded, loaded
+        return "refused"
+    different = {name for name in original if not np.array_equal(loaded[name], original[name])}
+    assert different <= case.may_differ, f"{case.name}: loaded with other {', '.join(sorted(different))}"
+    return "loaded, other values" if different else "loaded, same values"
+
+
+ALL = frozenset({"header", "disp", "vel"})
+NASTY: tuple[Any, ...] = (
+    *(
+        0,
+        -1,
+        1,
+        2,
+        7,
+        2 * 10**7,
+        2**31,
+        2**32,
+        2**63 - 1,
+        -(2**63),
+        1.5,
+        1e-300,
+        1e300,
+        -1e300,
+        np.inf,
+        -np.inf,
+        np.nan,
+    ),
+    *("", "text", "1", b"\xff", h5py.Empty("f8"), [1, 2], [1.0, 2.0, 3.0], [np.inf] * 3, [10**5] * 3, [0, 0, 0]),
+    *(np.zeros(0), np.zeros((2, 2)), np.zeros(2000), 1j, np.array([(1, 2.0)], [("a", "i4"), ("b", "f8")]), True),
+    *([0, -5, 0, 0, 0, 0], [0, 2**31, 0, 0, 0, 0], [0, 1e30, 0, 0, 0, 0], [8, 4, 16], [1, 1, COUNT], [4, 8, -16]),
+)
+ATTRIBUTES = {
+    "gadget": {
+        "Header": (
+            *("Redshift", "BoxSize", "NumFilesPerSnapshot", "NumPart_Total", "NumPart_ThisFile", "HubbleParam"),
+            *("NumPart_Total_HighWord", "Omega0", "OmegaBaryon"),
+        ),
+        "Parameters": ("UnitLength_in_cm", "UnitVelocity_in_cm_per_s"),
+        "ParticleMesh": ("LatticeShape", "MeshShape"),
+    },
+    "swift": {
+        "Header": ("Scale-factor", "BoxSize", "NumFilesPerSnapshot", "NumPart_Total", "NumPart_ThisFile"),
+        "Cosmology": ("h", "Omega_m", "Omega_b"),
+        "Units": ("Unit length in cgs (U_L)", "Unit time in cgs (U_t)"),
+        "ParticleMesh": ("LatticeShape", "MeshShape"),
+    },
+}
+ATTRIBUTES["foreign"] = {group: ATTRIBUTES["gadget"][group] for group in ("Header", "Parameters")}
+
+
+def set_attribute(path: Path, group: str, name: str, value: Any) -> None:
+    with h5py.File(path, "a") as file:
+        file[group].attrs[name] = value
+
+
+def remove(path: Path, name: str) -> None:
+    with h5py.File(path, "a") as file:
+        group, _, attribute = name.partition(":")
+        if attribute:
+            del file[group].attrs[attribute]
+        else:
+            del file[group]
+
+
+def replace(path: Path, name: str, make: Callable[[Any, str], None]) -> None:
+    with h5py.File(path, "a") as file:
+        del file[f"PartType1/{name}"]
+        make(file["PartType1"], name)
+
+
+def _virtual(group: Any, name: str) -> None:
+    layout = h5py.VirtualLayout((COUNT, 3), "f4")
+    layout[:] = h5py.VirtualSource("/dev/zero", "data", (COUNT, 3))
+    group.create_virtual_dataset(name, layout)
+
+
+def _link(to: Any) -> Callable[[Any, str], None]:
+    def make(group: Any, name: str) -> None:
+        group[name] = to
+
+    return make
+
+
+def _data(*arguments: Any, **options: Any) -> Callable[[Any, str], None]:
+    return lambda group, name: group.create_dataset(name, *arguments, **options)
+
+
+def arrays() -> dict[str, Callable[[Any, str], None]]:
+    """What may lie in the place of an array, none of which can be loaded."""
+    compound = np.zeros(COUNT, [("x", "f4"), ("y", "f4"), ("z", "f4")])
+    return {
+        "scalar": _data(data=1.0),
+        "null": _data(data=h5py.Empty("f4")),
+        "compound": _data(data=compound),
+        "text": _data(data=[["a", "b", "c"]] * COUNT),
+        "empty": _data((0, 3), "f4"),
+        "shorter": _data(data=np.zeros((COUNT - 1, 3), "f4")),
+        "one column": _data(data=np.zeros((COUNT, 1), "f4")),
+        "four axes": _data(data=np.zeros((*SHAPE, 3), "f4")),
+        "complex": _data(data=np.zeros((COUNT, 3), "c8")),
+        "whole and one axis": _data(data=np.zeros(COUNT - 1, "i8")),
+        "fractions": _data(data=np.full(COUNT, 0.5)),
+        "NaN": _data(data=np.full((COUNT, 3), np.nan)),
+        "1e30": _data(data=np.full((COUNT, 3), 1e300)),
+        "no values": _data((COUNT, 3), "f4"),
+        "no values, chunked": _data((COUNT, 3), "f4", chunks=(8, 3)),
+        "no values, huge": _data((10**12, 3), "f4", chunks=(2**20, 3)),
+        "no values, huge, contiguous": _data((10**12, 3), "f4"),
+        "group": lambda group, name: group.create_group(name),
+        "dangling link": _link(h5py.SoftLink("/nowhere")),
+        "looping link": lambda group, name: group.__setitem__(name, h5py.SoftLink(f"/PartType1/{name}")),
+        "external link": _link(h5py.ExternalLink("/dev/zero", "/data")),
+        "virtual": _virtual,
+        "external values": _data((COUNT, 3), "f4", external=[("/dev/zero", 0, h5py.h5f.UNLIMITED)]),
+    }
+
+
+def made_up(kind: str) -> Iterator[Case]:
+    """Every change that has a name."""
+    groups = ATTRIBUTES[kind]
+    for group in (*groups, "PartType1"):
+        # Without the lattice, a snapshot is one of another code, in the order of its particles.
+        yield Case(
+            f"no {group}", lambda path, g=group: remove(path, g), ALL if group == "ParticleMesh" else frozenset()
+        )
+    for name in ("Coordinates", "Velocities", "ParticleIDs"):
+        yield Case(f"no {name}", lambda path, n=name: remove(path, f"PartType1/{n}"), frozenset())
+        for what, make in arrays().items():
+            harmless = {"ParticleIDs"} if kind == "foreign" else set()
+            case = Case(f"{name}: {what}", lambda path, n=name, m=make: replace(path, n, m), frozenset())
+            if name not in harmless:
+                yield case
+    for group, names in groups.items():
+        for name in names:
+            yield Case(f"no {name}", lambda path, g=group, n=name: remove(path, f"{g}:{n}"), ALL)
+            for value in NASTY:
+                yield Case(
+                    f"{name} = {value!r}", lambda path, g=group, n=name, v=value: set_attribute(path, g, n, v), ALL
+                )
+
+
+def damaged(kind: str, rng: np.random.Generator) -> Case:
+    """A change of bytes at random."""
+    # What has checksums is the same or refused; without them, values may be other ones.
+    may_differ = ALL if kind == "foreign" else frozenset[str]()
+    what = rng.choice(["bit", "bit", "bit", "bits", "zeros", "noise", "cut"])
+    seed = int(rng.integers(2**32))
+
+    def change(path: Path) -> None:
+        own, content = np.random.default_rng(seed), bytearray(path.read_bytes())
+        place, length = int(own.integers(len(content))), int(own.integers(1, 64))
+        if what in ("bit", "bits"):
+            for _ in range(1 if what == "bit" else 8):
+                content[int(own.integers(len(content)))] ^= 1 << int(own.integers(8))
+        elif what == "cut":
+            content = content[:place]
+        else:
+            new = bytes(length) if what == "zeros" else own.bytes(length)
+            content[place : place + length] = new[: len(content) - place]
+        path.write_bytes(content)
+
+    return Case(f"{what} {seed}", change, may_differ)
+
+
+def cases(kind: str, rng: np.random.Generator, count: int) -> list[Case]:
+    """A number of changes: half of them made up, of all that have a name, half of them damage."""
+    named = list(made_up(kind))
+    chosen = [named[i] for i in rng.permutation(len(named))[: count // 2]]
+    return chosen + [damaged(kind, rng) for _ in range(count - len(chosen))]
+
+
+def main(count: int, seed: int) -> int:
+    """Try changed snapshots, each in a process of its own; 1 if any was wrong."""
+    jax.config.update("jax_platforms", "cpu")
+    with tempfile.TemporaryDirectory() as name:
+        folder, tally, rng = Path(name), Tally("snapshots"), np.random.default_rng(seed)
+        for kind in KINDS:
+            whole = folder / f"{kind}.hdf5"
+            in_own_process(
+                lambda path=whole, k=kind: (write(path, k), np.savez(path.with_suffix(".npz"), **load(path)))
+            )
+            with np.load(whole.with_suffix(".npz")) as file:
+                original = {key: value.item() if value.ndim == 0 else value for key, value in file.items()}
+            for case in cases(kind, rng, count // len(KINDS)):
+                path = folder / "changed.hdf5"
+                shutil.copy(whole, path)
+                case.change(path)
+                tally.add(f"{kind}: {case.name}", in_own_process(lambda p=path, o=original, c=case: outcome(p, o, c)))
+        return tally.report()
+
+
+if __name__ == "__main__":
+    sys.exit(main(*arguments(__doc__)))

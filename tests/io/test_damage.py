@@ -1,0 +1,128 @@
+"""Snapshots that are damaged or made up are refused in a sentence, or loaded as they were: the short fuzz."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tracemalloc
+from pathlib import Path
+
+import fuzz_snapshots as fuzz
+import h5py
+import numpy as np
+import pytest
+
+import pmwd_dist as pmd
+
+
+@pytest.fixture(scope="module", params=fuzz.KINDS)
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, fuzz.Loaded]:
+    path = fuzz.write(tmp_path_factory.mktemp(request.param) / "s.hdf5", request.param)
+    return request.param, path, fuzz.load(path)
+
+
+def test_damaged_and_made_up_snapshots(whole: tuple[str, Path, fuzz.Loaded], tmp_path: Path) -> None:
+    kind, path, original = whole
+    outcomes = []
+    for case in fuzz.cases(kind, np.random.default_rng(2), 120):
+        changed = tmp_path / "s.hdf5"
+        shutil.copy(path, changed)
+        case.change(changed)
+        outcomes.append(fuzz.outcome(changed, original, case))
+    assert outcomes.count("refused") > 60
+    assert any(outcome.startswith("loaded") for outcome in outcomes)
+
+
+REFUSED = {
+    "no group": (lambda path: fuzz.remove(path, "PartType1"), "lacks the group PartType1"),
+    "no array": (lambda path: fuzz.remove(path, "PartType1/Velocities"), "lacks the array PartType1/Velocities"),
+    "no attribute": (lambda path: fuzz.remove(path, "Header:Redshift"), "lacks the attribute Header:Redshift"),
+    "fractions": (
+        lambda path: fuzz.replace(path, "ParticleIDs", fuzz.arrays()["fractions"]),
+        "ParticleIDs of type float64, which must be whole numbers",
+    ),
+    "columns": (
+        lambda path: fuzz.replace(path, "Coordinates", fuzz.arrays()["one column"]),
+        r"Coordinates of shape \(512, 1\), which must be \(N, 3\)",
+    ),
+    "lengths": (
+        lambda path: fuzz.replace(path, "Coordinates", fuzz.arrays()["shorter"]),
+        "different numbers of particles: Coordinates 511, Velocities 512",
+    ),
+    "no values": (
+        lambda path: fuzz.replace(path, "Coordinates", fuzz.arrays()["no values, huge"]),
+        "declares PartType1/Coordinates of shape .* but holds fewer values",
+    ),
+    "link": (
+        lambda path: fuzz.replace(path, "Coordinates", fuzz.arrays()["external link"]),
+        "link at PartType1/Coordinates, where the array itself must be",
+    ),
+    "virtual": (lambda path: fuzz.replace(path, "Coordinates", fuzz.arrays()["virtual"]), "values in other files"),
+    "redshift": (lambda path: fuzz.set_attribute(path, "Header", "Redshift", -1), "Redshift = -1, which must be"),
+    "box": (lambda path: fuzz.set_attribute(path, "Header", "BoxSize", 1e300), "BoxSize = .* must be one side"),
+    "text": (lambda path: fuzz.set_attribute(path, "Header", "BoxSize", "big"), "BoxSize that is no number"),
+    "unit": (lambda path: fuzz.set_attribute(path, "Parameters", "UnitLength_in_cm", 0), "UnitLength_in_cm = 0, which"),
+    "lattice": (
+        lambda path: fuzz.set_attribute(path, "ParticleMesh", "LatticeShape", [10**5] * 3),
+        r"a lattice of \(100000, 100000, 100000\), but 512 particles",
+    ),
+    "files": (lambda path: fuzz.set_attribute(path, "Header", "NumFilesPerSnapshot", 0), "must be whole numbers, 1 or"),
+}
+
+
+@pytest.fixture(scope="module")
+def gadget(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fuzz.write(tmp_path_factory.mktemp("gadget") / "s.hdf5", "gadget")
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_wrong_is_named(what: str, gadget: Path, tmp_path: Path) -> None:
+    change, message = REFUSED[what]
+    path = tmp_path / "s.hdf5"
+    shutil.copy(gadget, path)
+    change(path)
+    with pytest.raises(ValueError, match=message) as caught:
+        pmd.load_snapshot(path)
+    assert str(caught.value).startswith(f"{path}: ")
+
+
+def test_a_number_of_files_that_is_made_up_costs_nothing(gadget: Path, tmp_path: Path) -> None:
+    path = tmp_path / "s.0.hdf5"
+    shutil.copy(gadget, path)
+    fuzz.set_attribute(path, "Header", "NumFilesPerSnapshot", 2 * 10**7)
+    tracemalloc.start()
+    with pytest.raises(FileNotFoundError, match="has 20000000 files, and one is missing"):
+        pmd.load_snapshot(path)
+    assert tracemalloc.get_traced_memory()[1] < 1e6
+    tracemalloc.stop()
+
+
+def test_files_of_two_snapshots_are_not_mixed(gadget: Path, tmp_path: Path) -> None:
+    half = fuzz.COUNT // 2
+    for number in range(2):
+        path = tmp_path / f"s.{number}.hdf5"
+        shutil.copy(gadget, path)
+        with h5py.File(path, "a") as file:
+            for name in ("Coordinates", "Velocities", "ParticleIDs"):
+                part = file[f"PartType1/{name}"][number * half : (number + 1) * half]
+                del file[f"PartType1/{name}"]
+                file[f"PartType1/{name}"] = part
+            file["Header"].attrs["NumPart_ThisFile"] = [0, half, 0, 0, 0, 0]
+            file["Header"].attrs["NumFilesPerSnapshot"] = 2
+    both, _ = pmd.load_snapshot(tmp_path / "s.hdf5")
+    np.testing.assert_array_equal(both.disp, pmd.load_snapshot(gadget)[0].disp)
+    fuzz.set_attribute(tmp_path / "s.1.hdf5", "Header", "Redshift", 0.5)
+    with pytest.raises(ValueError, match=r"s.1.hdf5: is of another snapshot than s.0.hdf5: their headers differ"):
+        pmd.load_snapshot(tmp_path / "s.hdf5")
+
+
+def test_particles_that_do_not_fit_into_memory(gadget: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pmwd_dist.io.snapshot.reader.available_memory", lambda: (1000, 2000))
+    with pytest.raises(ValueError, match=r"its particles need 24.6 kB of memory, and this machine has 2 kB"):
+        pmd.load_snapshot(gadget)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "s.hdf5")
+    with pytest.raises(ValueError, match="not a file"):
+        pmd.load_snapshot(tmp_path / "s.hdf5")

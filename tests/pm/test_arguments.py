@@ -1,0 +1,156 @@
+"""Arguments of a simulation: numbers of every type, and what is wrong said in a sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import diffrax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import problems
+import pytest
+
+import pmwd_dist as pmd
+from pmwd_dist.parallel import inputs
+from pmwd_dist.pm import nbody, time_steps
+
+N = 4
+CONFIG = pmd.Config(box_size=4.0, mesh_shape=N, steps=2, decomposition=(1, 1))
+COSMO = problems.cosmology()
+FIELD = np.random.default_rng(0).integers(0, 9, (N, N, N))
+
+# Most of these arguments are not those of the annotations.
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+
+def particles(dtype: Any = float) -> pmd.Particles:
+    return pmd.Particles(np.zeros((N, N, N, 3), dtype), np.zeros((N, N, N, 3), dtype))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int32", "uint8", ">f8", "float16", "longdouble"])
+def test_fields_of_every_type_are_those_in_double_precision(dtype: str) -> None:
+    field = FIELD.astype(dtype)
+    expected = field.astype(float)
+    rtol = 1e-4 if dtype == "float16" else 1e-12
+    got, want = (pmd.power_spectrum(x, CONFIG) for x in (field, expected))
+    np.testing.assert_allclose(got.power, want.power, rtol=rtol)
+    got, want = (pmd.linear_modes(x, COSMO, CONFIG) for x in (field, expected))
+    np.testing.assert_allclose(got, want, rtol=0, atol=rtol * np.abs(want).max())
+
+
+def test_double_precision_becomes_single_where_that_is_all_there_is() -> None:
+    with jax.enable_x64(False):
+        assert {str(inputs.real(x, "x").dtype) for x in (np.zeros(2), 1.0, 3, [True], np.zeros(2, np.float16))} == {
+            "float32"
+        }
+        assert inputs.complex_(np.zeros(2), "x").dtype == "complex64"
+
+
+def test_lists_are_arrays() -> None:
+    np.testing.assert_array_equal(
+        pmd.power_spectrum(FIELD.tolist(), CONFIG).power, pmd.power_spectrum(FIELD, CONFIG).power
+    )
+    own = pmd.Decomposition((1, 1))
+    np.testing.assert_array_equal(pmd.prfft3d(FIELD.tolist(), (1, 1)), pmd.prfft3d(FIELD, own))
+    np.testing.assert_array_equal(pmd.halo_reduce(FIELD > 4, 0, own), (FIELD > 4).astype(int))
+
+
+def test_particles_of_two_precisions_are_in_the_wider_one() -> None:
+    given = particles(np.float32)
+    mixed = pmd.Particles(given.disp.astype(float), given.vel)
+    assert jax.eval_shape(lambda p: pmd.nbody(p, COSMO, CONFIG), mixed).particles.vel.dtype == float
+    whole = pmd.Particles(given.disp.astype(int), given.vel.astype(int))
+    assert jax.eval_shape(lambda p: pmd.nbody(p, COSMO, CONFIG), whole).particles.disp.dtype == float
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: pmd.power_spectrum(FIELD.astype(complex), CONFIG), r"field.dtype=complex128 must be real"),
+        (lambda: pmd.power_spectrum(FIELD[:2], CONFIG), r"field.shape=\(2, 4, 4\) must be mesh_shape=\(4, 4, 4\)"),
+        (lambda: pmd.power_spectrum("field", CONFIG), r"field.dtype='<U5' must be a type of numbers; pass an array"),
+        (lambda: pmd.power_spectrum([[1], [2, 3]], CONFIG), r"field.dtype='object' must be a type of numbers"),
+        (lambda: pmd.power_spectrum(jax.random.key(0), CONFIG), r"field.dtype='key<fry>' must be a type of numbers"),
+        (lambda: pmd.linear_modes(FIELD * 1j, COSMO, CONFIG), r"noise.dtype=complex128 must be real"),
+        (lambda: pmd.linear_modes(FIELD[0], COSMO, CONFIG), r"noise.shape=\(4, 4\) must be particle_shape"),
+        (lambda: pmd.linear_modes(FIELD, COSMO, CONFIG, linear_power=3.0), r"linear_power is a float and must be"),
+        (
+            lambda: pmd.linear_modes(FIELD, COSMO, CONFIG, linear_power=lambda k: -k),
+            r"linear_power is P = -.* positive",
+        ),
+        (lambda: pmd.linear_modes(FIELD, COSMO, CONFIG, linear_power=lambda k: k[:3]), r"array of shape \(3,\) for k"),
+        (lambda: pmd.lpt(FIELD, COSMO, CONFIG), r"modes.shape=\(4, 4, 4\) must be \(4, 4, 3\); make them with"),
+        (lambda: pmd.lpt(FIELD[..., :3], COSMO, CONFIG, a=np.nan), r"a=nan must be a scale factor from 0.0001 to 2"),
+        (lambda: pmd.lpt(FIELD[..., :3], COSMO, CONFIG, a=[0.1, 0.2]), r"a=\[0.1, 0.2\] must be one number"),
+        (
+            lambda: pmd.nbody((FIELD, FIELD), COSMO, CONFIG),
+            r"particles is a tuple and must be Particles; use Particles",
+        ),
+        (lambda: pmd.nbody(particles(complex), COSMO, CONFIG), r"particles.disp.dtype=complex128 must be real"),
+        (lambda: pmd.nbody(particles(), COSMO, CONFIG, solver="euler"), r"solver='euler' must be .* bullfrog, fastpm"),
+        (lambda: pmd.nbody(particles(), COSMO, CONFIG, solver=pmd.FastPM), r"solver=.* must be a solver; use BullFrog"),
+        (lambda: pmd.nbody(particles(), COSMO, CONFIG, saveat=[1.0, 0.5]), r"saveat=\[1.0, 0.5\] must rise; sort"),
+        (lambda: pmd.nbody(particles(), COSMO, CONFIG, saveat=[]), r"saveat=\[\] must be one scale factor or more"),
+        (lambda: pmd.nbody(particles(), COSMO, CONFIG, saveat=["z"]), r"saveat.dtype='<U1' must be a type of numbers"),
+        (lambda: pmd.nbody(particles(), COSMO, CONFIG, saveat=3.0), r"a=3 lies outside a_start=0.1 .. a_stop=1.0"),
+        (lambda: pmd.nbody(particles(), COSMO, CONFIG, max_steps=1.5), r"max_steps=1.5 must be a whole number"),
+        (lambda: pmd.density(particles().disp, CONFIG), r"particles is a ndarray and must be Particles"),
+        (lambda: pmd.cic_paint(particles().disp, CONFIG, "heavy"), r"weight.dtype='<U5' must be a type of numbers"),
+        (lambda: pmd.cic_read(FIELD * 1j, particles().disp, CONFIG), r"field.dtype=complex128 must be real"),
+        (lambda: pmd.white_noise(0, CONFIG), r"key=0 must be a key; for example jax.random.key\(0\)"),
+        (lambda: pmd.white_noise(jax.random.key(0), CONFIG, int), r"dtype=.* must be a type of real floating-point"),
+        (lambda: pmd.halo_pad(FIELD, 1.5, (1, 1)), r"halo=1.5 must be a whole number, 0 or more"),
+        (lambda: pmd.prfft3d(np.array(["a"]), (1, 1)), r"field.dtype='<U1' must be a type of numbers"),
+        (lambda: pmd.pifft3d(None, (1, 1)), r"spectrum.dtype='object' must be a type of numbers"),
+        (lambda: pmd.prfft3d(FIELD, "slabs"), r"decomposition='slabs' must be a Decomposition; for example"),
+    ],
+)
+def test_misuse_names_argument_value_and_remedy(call: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+SWAPPED = r"config is a .* and must be a pmwd_dist.Config; pass the cosmology, if any, before the config"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda config: pmd.white_noise(jax.random.key(0), config),
+        lambda config: pmd.linear_modes(FIELD, CONFIG, config),
+        lambda config: pmd.lpt(FIELD[..., :3], CONFIG, config),
+        lambda config: pmd.nbody(particles(), CONFIG, config),
+        lambda config: pmd.density(particles(), config),
+        lambda config: pmd.cic_paint(particles().disp, config),
+        lambda config: pmd.cic_read(FIELD, particles().disp, config),
+        lambda config: pmd.power_spectrum(FIELD, config),
+        lambda config: pmd.save_snapshot("s.hdf5", particles(), CONFIG, config, 1.0),
+        lambda config: pmd.load_snapshot("s.hdf5", config),
+    ],
+)
+@pytest.mark.parametrize("config", [{"box_size": 4.0, "mesh_shape": N}, COSMO], ids=["dict", "swapped"])
+def test_something_else_than_a_config_is_named(call: Any, config: Any) -> None:
+    with pytest.raises(ValueError, match=SWAPPED):
+        call(config)
+
+
+def test_solvers_by_name_and_save_times_as_a_list() -> None:
+    np.testing.assert_array_equal(
+        time_steps.as_saveat([0.5, 1]).subs.ts, diffrax.SaveAt(ts=jnp.array([0.5, 1])).subs.ts
+    )
+    assert time_steps.as_saveat(np.float64(0.5)).subs.ts.shape == (1,)
+    for name, solver in {"bullfrog": pmd.BullFrog(), "fastpm": pmd.FastPM(), "LeapFrog": pmd.LeapFrog()}.items():
+        assert nbody._as_solver(name) == solver
+    run = lambda p: pmd.nbody(p, COSMO, CONFIG, solver="fastpm", saveat=[0.5, 1.0])  # noqa: E731
+    assert jax.eval_shape(run, particles()).snapshots.disp.shape == (2, N, N, N, 3)
+
+
+@pytest.mark.parametrize("single_precision", [True, False])
+def test_a_table_beyond_the_precision_of_the_program(single_precision: bool) -> None:
+    k = np.geomspace(1e-2, 1e2, 64)
+    with jax.enable_x64(not single_precision), pytest.raises(ValueError, match=r"linear_power holds P = .* to .*e\+"):
+        pmd.linear_modes(
+            FIELD, COSMO, CONFIG, linear_power=(k, np.full(64, 1e39 if single_precision else np.finfo(float).tiny / 2))
+        )

@@ -1,0 +1,55 @@
+"""Configs and tables of P(k) that are damaged or made up are refused a line a problem: the short fuzz."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import fuzz_configs as fuzz
+import numpy as np
+import pytest
+
+from pmwd_dist._files import read_text
+from pmwd_dist.run.settings import SettingsError, read
+from pmwd_dist.run.settings.table import read_table
+
+
+def test_damaged_and_made_up_configs(tmp_path: Path) -> None:
+    outcomes = [fuzz.outcome(tmp_path, case) for case in fuzz.cases(np.random.default_rng(3), 50)]
+    assert set(outcomes) == {"refused", "taken"}
+
+
+@pytest.mark.parametrize("name", ["BOM", "commas", "Fortran"])
+def test_tables_of_other_programs_hold_the_same_numbers(tmp_path: Path, name: str) -> None:
+    (case,) = (case for case in fuzz.tables() if case.name == f"table: {name}")
+    (tmp_path / "plain").write_text(fuzz.POWER)
+    (tmp_path / "other").write_bytes(case.table)
+    np.testing.assert_array_equal(read_table(tmp_path / "plain"), read_table(tmp_path / "other"))
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "pipe", "."])
+def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / fuzz.CONFIG).write_text(fuzz.WITH_TABLE.replace(fuzz.TABLE, name))
+    with pytest.raises(SettingsError, match=f'linear_power = "{name}": can\'t be read: not a regular file'):
+        read(tmp_path / fuzz.CONFIG)
+    with pytest.raises(OSError, match="not a regular file"):
+        read_text(Path("/dev/zero"), 10, pipe=True)
+
+
+def test_large_files_are_not_read(tmp_path: Path) -> None:
+    with (tmp_path / fuzz.TABLE).open("wb") as table:
+        table.truncate(70_000_000)
+    (tmp_path / fuzz.CONFIG).write_text(fuzz.WITH_TABLE)
+    with pytest.raises(SettingsError, match="larger than 64 MB"):
+        read(tmp_path / fuzz.CONFIG)
+
+
+def test_a_power_that_moves_particles_too_far_says_so(tmp_path: Path) -> None:
+    (case,) = (case for case in fuzz.tables() if case.name == "table: too large")
+    (tmp_path / fuzz.CONFIG).write_bytes(case.config)
+    (tmp_path / fuzz.TABLE).write_bytes(case.table)
+    problems = fuzz.plan_or_problems(tmp_path)
+    assert isinstance(problems, tuple)
+    assert "moves particles by" in problems[0]
+    assert problems[0].endswith("is P in (Mpc/h)^3, k in h/Mpc?")
