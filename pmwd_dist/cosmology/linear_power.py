@@ -53,6 +53,7 @@ def _variance(k: Array, radius: float, power: Callable[[Array], Array]) -> Array
     return k**3 * power(k) * window**2 / (2 * math.pi**2)
 
 
+@jax.jit
 def interpolate_power(k: Array, table_k: Array, table_power: Array) -> Array:
     """A tabulated P(k) at k: cubic in log-log through the table, with slopes from its neighbours."""
     x, y = jnp.log(table_k), jnp.log(table_power)

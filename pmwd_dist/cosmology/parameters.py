@@ -6,13 +6,17 @@ taken off the object at the boundary and every table is a pytree of its own.
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
-from typing import Protocol
+from typing import Any, Protocol
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
+
+from pmwd_dist._errors import ArgumentError
 
 
 class Cosmology(Protocol):
@@ -86,7 +90,7 @@ def parameters(cosmo: Cosmology) -> Parameters:
     """The parameters of any object with jax_cosmo's attributes.
 
     Raises:
-      ValueError: an attribute is missing.
+      ValueError: an attribute is missing, or no finite number; values on a device, or traced, are not looked at.
     """
     names = [field.name for field in fields(Parameters)]
     missing = [name for name in names if not hasattr(cosmo, name)]
@@ -94,4 +98,15 @@ def parameters(cosmo: Cosmology) -> Parameters:
         raise ValueError(
             f"cosmo={type(cosmo).__name__} lacks {', '.join(missing)}; pass a jax_cosmo.Cosmology or alike"
         )
-    return Parameters(*(jnp.asarray(getattr(cosmo, name), dtype=float) for name in names))
+    return Parameters(*(_number(name, getattr(cosmo, name)) for name in names))
+
+
+def _number(name: str, value: Any) -> Array:
+    wrong = ArgumentError(f"cosmo.{name}", value, "must be one finite number")
+    try:
+        number = jnp.asarray(value, dtype=float)
+    except (TypeError, ValueError) as error:
+        raise wrong from error
+    if number.shape != () or (isinstance(value, int | float | np.number) and not math.isfinite(value)):
+        raise wrong
+    return number

@@ -22,7 +22,7 @@ from jaxtyping import Array, Complex, Float, Num, Real
 
 from pmwd_dist._jax.batching import barrier
 from pmwd_dist.parallel import inputs
-from pmwd_dist.parallel.decomposition import Decomposition
+from pmwd_dist.parallel.decomposition import Decomposition, as_decomposition
 from pmwd_dist.parallel.device_mesh import Names
 from pmwd_dist.parallel.division import Shape3
 from pmwd_dist.parallel.inputs import decomposition_of
@@ -201,7 +201,11 @@ def fftfreq3d(
     Returns:
       kx (nx, 1, 1), ky (1, ny, 1), kz (1, 1, nk), blocks of them inside the user's own shard_map; kz of the padding
       is that of the Nyquist frequency.
+
+    Raises:
+      ValueError: a shape that doesn't divide over the devices, or something else than a shape or a decomposition.
     """
+    shape, decomposition = inputs.cells(shape, "shape"), as_decomposition(decomposition)
     decomposition.check(shape, "shape")
     if not real:
         decomposition.check_axis(shape, 2, decomposition.pdims[1], "shape")

@@ -14,7 +14,7 @@ import numpy as np
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
-from pmwd_dist.cosmology.growth import growth, growth_table
+from pmwd_dist.cosmology.growth import growth_table
 from pmwd_dist.cosmology.linear_power import (
     check_sigma8_range,
     interpolate_power,
@@ -92,7 +92,7 @@ def build(settings: Settings) -> Simulation:
     except ArgumentError as error:
         problems.append(f"cosmology.normalise = true: {error.argument} {error.reason}")
     if config is not None:
-        problems += _growth_problems(cosmo, config) or _power_problems(settings, cosmo, table, config)
+        problems += _linear_problems(settings, cosmo, table, config)
     if problems or config is None:
         raise SettingsError(problems)
     return Simulation(config, cosmo, SOLVERS[settings.time.solver](), table, settings.noise.seed)
@@ -171,24 +171,21 @@ def _table(settings: Settings, cosmo: jax_cosmo.Cosmology) -> Table | None:
     return k, power
 
 
-def _growth_problems(cosmo: jax_cosmo.Cosmology, config: Config) -> list[str]:
+def _linear_problems(settings: Settings, cosmo: jax_cosmo.Cosmology, table: Table | None, config: Config) -> list[str]:
+    """Problems of the growth factor and of the linear P(k)."""
     growth = np.asarray(growth_table(cosmo).D1(np.geomspace(config.a_start, config.a_stop, 32)))
     if not (np.isfinite(growth).all() and (np.diff(growth) > 0).all()):
         return ["[cosmology]: structure doesn't grow throughout the time span; check omega_m, omega_k, w0 and wa"]
-    return []
-
-
-def _power_problems(settings: Settings, cosmo: jax_cosmo.Cosmology, table: Table | None, config: Config) -> list[str]:
     name = settings.cosmology.linear_power
     where = "[cosmology]" if name is None else f"cosmology.linear_power = {toml_value(name)}"
     k = power_nodes(config)
     power = _linear_power(k, cosmo, table)
     if not (np.isfinite(power).all() and (power > 0).all()):
         remedy = "check omega_m, omega_b, h, n_s and sigma8" if name is None else "check its values"
-        return [f"{where}: the linear P(k) is not finite and positive in single precision; {remedy}"]
+        return [f"{where}: the linear P(k) is not finite and positive; {remedy}"]
     # Of the linear displacement along one axis.
     variance = np.trapezoid(k * power, np.log(k)) / (6 * math.pi**2)
-    rms, most = float(growth(config.a_start, cosmo)) * math.sqrt(variance), largest(config, np.float32)
+    rms, most = growth[0] * math.sqrt(variance), largest(config, np.float32)
     if rms > most / 4:
         moved = f"moves particles by {rms:.3g} Mpc/h (rms) at time.a_start = {config.a_start:g}"
         return [f"{where}: the linear P(k) {moved}, and at most {most:g} Mpc/h can be; is P in (Mpc/h)^3, k in h/Mpc?"]
