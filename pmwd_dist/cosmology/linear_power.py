@@ -40,7 +40,8 @@ def _eisenstein_hu(k: Array, cosmo: Parameters) -> Array:
 
 def sigma_R(radius: float, power: Callable[[Array], Array]) -> Array:
     """Root of the variance of the density in spheres of this radius [Mpc/h], for a P(k) [(Mpc/h)^3]."""
-    return jnp.sqrt(jnp.trapezoid(_variance(jnp.exp(_LOG_K), radius, power), _LOG_K))
+    x = jnp.asarray(_LOG_K, dtype=float)
+    return jnp.sqrt(jnp.trapezoid(_variance(jnp.exp(x), radius, power), x))
 
 
 def _variance(k: Array, radius: float, power: Callable[[Array], Array]) -> Array:

@@ -107,7 +107,7 @@ def loop() -> None:
                 counts["same bits"] += 1
             else:
                 counts["failures"] += 1
-    print(", ".join(f"{count} {what}" for what, count in counts.items()))
+    print(", ".join(f"{counts[what]} {what}" for what in ("runs", "kills", "same bits", "failures") if counts[what]))
     sys.exit(bool(counts["failures"]))
 
 
