@@ -39,7 +39,8 @@ class Config:
         the smallest of a few widths that holds the largest displacement.
       gradient: of the potential: "finite-difference" (fourth order, with the CIC window deconvolved) or "spectral".
       sharpening: (alpha, k_low, k_high) of a factor 1 + alpha exp(-(k_low/k)^2 - (k/k_high)^4) on the potential, k in
-        [h/Mpc], which makes up for forces that the mesh softens; default: none.
+        [h/Mpc], which makes up for forces that the lattice and mesh lack; "auto" takes the calibrated values for 1 to
+        2 Mpc/h between particles (docs/accuracy.md); default: none.
 
     Raises:
       ValueError: an argument out of its range, or shapes that don't divide over the devices.
@@ -69,7 +70,7 @@ class Config:
         decomposition: Decomposition | tuple[int, int] | None = None,
         halo: int | Literal["auto"] = "auto",
         gradient: Gradient = "finite-difference",
-        sharpening: Sequence[float] | None = None,
+        sharpening: Sequence[float] | Literal["auto"] | None = None,
     ):
         box = _three(box_size, "box_size", _positive_number)
         mesh = _three(mesh_shape, "mesh_shape", _positive_integer)
@@ -87,7 +88,7 @@ class Config:
             "lpt_order": _one_of(lpt_order, "lpt_order", (1, 2, 3)),
             "halo": _halo(halo),
             "gradient": _one_of(gradient, "gradient", get_args(Gradient)),
-            "sharpening": None if sharpening is None else _sharpening(sharpening),
+            "sharpening": None if sharpening is None else _sharpening(sharpening, box, lattice),
         }
         if decomposition is None:
             decomposition = default_decomposition((mesh, lattice))
@@ -164,8 +165,14 @@ def _time_span(a_start: Any, a_stop: Any) -> tuple[float, float]:
     return start, stop
 
 
-def _sharpening(value: Any) -> Vector3:
+def _sharpening(value: Any, box: Vector3, lattice: Shape3) -> Vector3:
     name = "sharpening"
+    if value == "auto":
+        spacing = max(length / n for length, n in zip(box, lattice, strict=True))
+        if not 0.95 <= spacing <= 2.1:
+            constraint = f"is calibrated for 1 to 2 Mpc/h between particles, and there are {spacing:.3g}"
+            raise ArgumentError(name, value, constraint, "pass (alpha, k_low, k_high) or None")
+        return 0.2, 0.25 * math.pi / spacing, 2 * math.pi / spacing
     try:
         alpha, low, high = value
         alpha = float(alpha)

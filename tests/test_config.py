@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -49,6 +50,11 @@ def test_derived_geometry() -> None:
     assert config.particles_per_cell == 192 / 576
 
 
+def test_calibrated_sharpening_follows_the_spacing_of_the_particles() -> None:
+    assert configure(sharpening="auto").sharpening == (0.2, math.pi / 8, math.pi)
+    assert configure(sharpening=[0.1, 1, 2]).sharpening == (0.1, 1.0, 2.0)
+
+
 def test_is_frozen_hashable_and_equal_by_value() -> None:
     assert configure() == configure(box_size=(16, 16, 16), mesh_shape=(8, 8, 8))
     assert hash(configure()) == hash(configure(steps=20))
@@ -89,6 +95,7 @@ def test_all_devices_are_used_by_default_as_slabs_or_else_pencils() -> None:
         ({"sharpening": 0.1}, r"sharpening=0.1 must be \(alpha, k_low, k_high\)"),
         ({"sharpening": (-1, 1, 1)}, r"sharpening=\(-1, 1, 1\) must have a finite alpha greater than -1"),
         ({"sharpening": (0.1, 0, 1)}, r"sharpening=0 must be a positive, finite number"),
+        ({"sharpening": "auto", "box_size": 32.0}, r"sharpening='auto' is calibrated for 1 to 2 Mpc/h .* there are 4;"),
         ({"halo": -1}, r"halo=-1 must be a whole number of cells, 0 or more"),
         ({"halo": 1.5}, r"halo=1.5 must be a whole number"),
         ({"halo": True}, r"halo=True must be a whole number"),

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
+from pmwd_dist.config import Vector3
 from pmwd_dist.io.snapshot import Format
 from pmwd_dist.parallel.defaults import BackendName, HaloComm, TransposeComm
 from pmwd_dist.run.settings.duration import duration
@@ -44,6 +45,17 @@ def _interval(value: object) -> object:
     return value
 
 
+def _sharpening(value: object) -> object:
+    if value is None or value == "auto":
+        return value
+    numbers = list(value) if isinstance(value, list | tuple) else []
+    if len(numbers) != 3 or any(isinstance(n, bool) or not isinstance(n, int | float) for n in numbers):
+        raise ValueError('must be three numbers, or "auto"')
+    if not (numbers[0] > -1 and min(numbers[1:]) > 0):
+        raise ValueError("must have alpha greater than -1 and positive k_low and k_high")
+    return tuple(numbers)
+
+
 def _format(value: object) -> object:
     if isinstance(value, bool):
         return "gadget" if value else "none"
@@ -73,7 +85,6 @@ Count = Annotated[int, Field(ge=4, le=1 << 20)]
 Three = BeforeValidator(_three)
 Sides = Annotated[tuple[Side, Side, Side], Three]
 Counts = Annotated[tuple[Count, Count, Count], Three]
-Sharpening = Annotated[tuple[Annotated[float, Field(gt=-1)], Side, Side], Three]
 Parts = Annotated[tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]], BeforeValidator(_list_to_tuple)]
 Redshift = Annotated[float, Field(gt=-1)]
 Redshifts = Annotated[tuple[Redshift, ...], BeforeValidator(_several), AfterValidator(_distinct)]
@@ -168,9 +179,9 @@ class Force(Section):
     gradient: Literal["finite-difference", "spectral"] = about(
         "of the potential: finite-difference (fourth order, CIC window deconvolved) or spectral", "finite-difference"
     )
-    sharpening: Sharpening | None = about(
+    sharpening: Annotated[Vector3 | Literal["auto"] | None, BeforeValidator(_sharpening)] = about(
         "[alpha, k_low, k_high] of a factor 1 + alpha exp(-(k_low/k)^2 - (k/k_high)^4) on the potential, k in h/Mpc, "
-        "that makes up for what the mesh softens; default: none",
+        'that makes up for forces that lattice and mesh lack; "auto" for 1 to 2 Mpc/h between particles; default: none',
         None,
         [0.2, 0.8, 3.0],
     )
