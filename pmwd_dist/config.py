@@ -39,7 +39,7 @@ class Config:
         the smallest of a few widths that holds the largest displacement.
       gradient: of the potential: "finite-difference" (fourth order, with the CIC window deconvolved) or "spectral".
       sharpening: (alpha, k_low, k_high) of a factor 1 + alpha exp(-(k_low/k)^2 - (k/k_high)^4) on the potential, k in
-        [h/Mpc], which makes up for forces that the lattice and mesh lack; "auto" takes the calibrated values for 1 to
+        [h/Mpc], which makes up for forces that the lattice and mesh lack; "auto" takes the values calibrated for
         2 Mpc/h between particles (docs/accuracy.md); default: none.
 
     Raises:
@@ -169,8 +169,8 @@ def _sharpening(value: Any, box: Vector3, lattice: Shape3) -> Vector3:
     name = "sharpening"
     if value == "auto":
         spacing = max(length / n for length, n in zip(box, lattice, strict=True))
-        if not 0.95 <= spacing <= 2.1:
-            constraint = f"is calibrated for 1 to 2 Mpc/h between particles, and there are {spacing:.3g}"
+        if not 1.8 <= spacing <= 2.2:
+            constraint = f"is calibrated for 1.8 to 2.2 Mpc/h between particles, and there are {spacing:.3g}"
             raise ArgumentError(name, value, constraint, "pass (alpha, k_low, k_high) or None")
         return 0.2, 0.25 * math.pi / spacing, 2 * math.pi / spacing
     try:

@@ -95,7 +95,10 @@ def test_all_devices_are_used_by_default_as_slabs_or_else_pencils() -> None:
         ({"sharpening": 0.1}, r"sharpening=0.1 must be \(alpha, k_low, k_high\)"),
         ({"sharpening": (-1, 1, 1)}, r"sharpening=\(-1, 1, 1\) must have a finite alpha greater than -1"),
         ({"sharpening": (0.1, 0, 1)}, r"sharpening=0 must be a positive, finite number"),
-        ({"sharpening": "auto", "box_size": 32.0}, r"sharpening='auto' is calibrated for 1 to 2 Mpc/h .* there are 4;"),
+        (
+            {"sharpening": "auto", "box_size": 32.0},
+            r"sharpening='auto' is calibrated for 1.8 to 2.2 Mpc/h .* there are 4;",
+        ),
         ({"halo": -1}, r"halo=-1 must be a whole number of cells, 0 or more"),
         ({"halo": 1.5}, r"halo=1.5 must be a whole number"),
         ({"halo": True}, r"halo=True must be a whole number"),

@@ -181,7 +181,7 @@ class Force(Section):
     )
     sharpening: Annotated[Vector3 | Literal["auto"] | None, BeforeValidator(_sharpening)] = about(
         "[alpha, k_low, k_high] of a factor 1 + alpha exp(-(k_low/k)^2 - (k/k_high)^4) on the potential, k in h/Mpc, "
-        'that makes up for forces that lattice and mesh lack; "auto" for 1 to 2 Mpc/h between particles; default: none',
+        'that makes up for forces that lattice and mesh lack; "auto" for 2 Mpc/h between particles; default: none',
         None,
         [0.2, 0.8, 3.0],
     )
