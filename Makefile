@@ -16,6 +16,9 @@ RUST_VERSION := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust/*/Cargo.toml rust/*/pyproject.toml rust/*/README.md rust/*/src \
 	rust/*/python -type f -not -name '*.so' -not -name '*.pyc' 2>/dev/null)
 
+# The test extra brings NVRTC where there is a wheel: there the CUDA kernels must compile, for which no GPU is needed.
+REQUIRE_NVRTC := $(if $(filter Linux,$(shell uname -s)),PMWD_REQUIRE_NVRTC=1)
+
 # What may take long ends by itself, also where no limit of a test applies, as while tests are collected.
 LIMIT := $(if $(shell command -v timeout),timeout --kill-after=30s 30m)
 
@@ -38,7 +41,7 @@ test: test-tools $(STAMPS)/test
 	$(BIN)/stubtest jaxdecomp_ops
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --all-features --locked -- -D warnings
-	XLA_FFI_REQUIRE_HEADER=1 PYTHON=$(PYO3_PYTHON) cargo test --workspace --locked
+	XLA_FFI_REQUIRE_HEADER=1 $(REQUIRE_NVRTC) PYTHON=$(PYO3_PYTHON) cargo test --workspace --locked
 	PATH="$(abspath $(BIN)):$$PATH" PMWD_REQUIRE_NATIVE=1 $(LIMIT) $(BIN)/pytest $(PYTEST)
 
 # What is installed is remembered by stamps in the virtual environment.
