@@ -219,31 +219,6 @@ def power_spectrum(field: np.ndarray, box: Any, *, deconvolve: bool) -> tuple[np
     return total_k / count, total_power / count * math.prod(box) / field.size**2, count
 
 
-# --- halos ----------------------------------------------------------------------------------------------------
-
-
-def halo_indices(size: int, parts: int, halo: int) -> np.ndarray:
-    """Cells of a periodic axis in the order of its padded blocks."""
-    if parts == 1:
-        return np.arange(size)
-    width = size // parts
-    return np.concatenate([np.arange(p * width - halo, (p + 1) * width + halo) % size for p in range(parts)])
-
-
-def halo_pad(field: np.ndarray, halo: int, pdims: tuple[int, int]) -> np.ndarray:
-    """Padded blocks side by side."""
-    x, y = (halo_indices(field.shape[axis], pdims[axis], halo) for axis in range(2))
-    return field[np.ix_(x, y)]
-
-
-def halo_reduce(padded: np.ndarray, shape: Any, halo: int, pdims: tuple[int, int]) -> np.ndarray:
-    """Padded blocks added onto the cells for which they stand."""
-    x, y = (halo_indices(shape[axis], pdims[axis], halo) for axis in range(2))
-    out = np.zeros(shape)
-    np.add.at(out, np.ix_(x, y), padded)
-    return out
-
-
 # --- cosmologies and exact solutions ----------------------------------------------------------------------------
 
 

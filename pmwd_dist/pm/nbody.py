@@ -110,14 +110,19 @@ def nbody(
         if saveat is None:
             return Solution(particles, None, None, status)
         return Solution(particles, treedef.unflatten(saved), treedef.unflatten(saved_at), status)
-    options: dict[str, Any] = {"stepsize_controller": stepsize_controller, "max_steps": max_steps}
-    checkpoints = None  # diffrax's own number
     if stepsize_controller is None:
-        controller = diffrax.StepTo(step_times(table, config, save=times).astype(particles.disp.dtype))
-        options = {"stepsize_controller": controller, "max_steps": len(controller.ts) - 1}
-        checkpoints = min(len(controller.ts) - 1, _CHECKPOINTS)
-    options["adjoint"] = diffrax.RecursiveCheckpointAdjoint(checkpoints) if adjoint is None else adjoint
-    return _solve(particles, table, config, solver, saveat, options)
+        stepsize_controller = diffrax.StepTo(step_times(table, config, save=times).astype(particles.disp.dtype))
+    return _solve(particles, table, config, solver, saveat, _options(stepsize_controller, adjoint, max_steps))
+
+
+def _options(controller: Any, adjoint: diffrax.AbstractAdjoint | None, max_steps: int) -> dict[str, Any]:
+    """Options of `diffrax.diffeqsolve` on which the adjoint depends."""
+    checkpoints = None  # diffrax's own number
+    if isinstance(controller, diffrax.StepTo):
+        max_steps = len(controller.ts) - 1
+        checkpoints = min(max_steps, _CHECKPOINTS)
+    adjoint = diffrax.RecursiveCheckpointAdjoint(checkpoints) if adjoint is None else adjoint
+    return {"stepsize_controller": controller, "max_steps": max_steps, "adjoint": adjoint}
 
 
 @eqx.filter_jit
