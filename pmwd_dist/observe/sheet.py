@@ -21,7 +21,7 @@ from pmwd_dist.pm.paint import max_displacement_block, paint_block
 from pmwd_dist.pm.particles import Particles
 
 _TRACERS = 2  # per mesh cell along each axis, at most twice as many: no gaps where the lattice is stretched twofold
-_RANGES = 16  # numbers of planes of the lattice for which there are programs
+_RANGES = 8  # numbers of planes of the lattice for which there are programs
 
 
 def slab_density(particles: Particles, config: Config, planes: int) -> Float[Array, "nx ny"]:

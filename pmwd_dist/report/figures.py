@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+import zipfile
+import zlib
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from matplotlib.typing import ColorType
 
-from pmwd_dist._files import atomic_write
+from pmwd_dist._files import atomic_write, read_text
 
 CSV_HEADER = "k [h/Mpc],power [(Mpc/h)^3],modes,linear power [(Mpc/h)^3],shot noise [(Mpc/h)^3]"
 # Okabe & Ito (2008), distinct to colour-blind readers too; without yellow, which is too light for a line.
@@ -37,6 +39,8 @@ _STYLE: Any = {
     "mathtext.fontset": "dejavusans",
 }
 _OUTWARD: Any = {"xtick.top": False, "ytick.right": False, "xtick.direction": "out", "ytick.direction": "out"}
+_DAMAGE = (KeyError, ValueError, TypeError, OSError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error)
+_LARGEST = 64_000_000  # bytes of a spectrum
 _FLOOR = 0.05  # density per mean density with which empty cells of a slab are drawn
 
 
@@ -114,14 +118,16 @@ def read_spectra(folder: Path, names: Container[str] | None = None) -> list[Spec
 
     Raises:
       ValueError: a file does not hold a spectrum.
+      OSError: a file can't be read, or is no regular file.
     """
     spectra = []
     for path in folder.glob("power_z*.csv"):
         match = re.fullmatch(r"power_z(-?\d+\.\d+)\.csv", path.name)
         if match is None or (names is not None and path.name not in names):
             continue
+        lines = read_text(path, _LARGEST).splitlines()
         try:
-            k, power, modes, linear, shot_noise = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2).T
+            k, power, modes, linear, shot_noise = np.loadtxt(lines, delimiter=",", skiprows=1, ndmin=2).T
         except ValueError as error:
             raise ValueError(f"{path}: not a spectrum of this program ({' '.join(str(error).split())})") from error
         spectra.append(Spectrum(float(match.group(1)), k, power, modes, linear, float(shot_noise[0])))
@@ -135,11 +141,14 @@ def read_slab(path: Path) -> Slab:
       ValueError: the file does not hold a slab.
     """
     try:
-        with np.load(path) as file:
+        with path.open("rb") as stream, np.load(stream) as file:
             x, y = map(float, file["sides"])
-            return Slab(float(file["z"]), file["density"], (x, y), float(file["thickness"]))
-    except (KeyError, ValueError, OSError) as error:
-        raise ValueError(f"{path}: not a density slab of this program ({error})") from error
+            slab = Slab(float(file["z"]), file["density"].astype(float), (x, y), float(file["thickness"]))
+    except _DAMAGE as error:
+        raise ValueError(f"{path}: not a density slab of this program ({' '.join(str(error).split())})") from error
+    if slab.density.ndim != 2 or not (np.isfinite(slab.density).all() and min(x, y) > 0):
+        raise ValueError(f"{path}: not a density slab of this program (its density or its sides can't be)")
+    return slab
 
 
 def redraw(folder: Path) -> list[Path]:

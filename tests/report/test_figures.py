@@ -112,6 +112,44 @@ def test_redraw_fails_on_empty_folders_and_damaged_files(tmp_path: Path):
         figures.redraw(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"density": np.ones(8)},
+        {"density": np.full((8, 8), np.nan)},
+        {"density": np.full((8, 8), "a")},
+        {"sides": np.ones(3)},
+        {"sides": np.zeros(2)},
+        {"z": np.zeros(2)},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_slabs_that_are_made_up_are_refused(tmp_path: Path, changes: dict[str, np.ndarray]):
+    path = tmp_path / "density_z0.000.npz"
+    fields = {"z": np.float64(0), "density": np.ones((8, 8)), "sides": np.ones(2), "thickness": np.float64(1)}
+    np.savez(path, **(fields | changes))
+    with pytest.raises(ValueError, match="density_z0.000.npz: not a density slab") as caught:
+        figures.redraw(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_damaged_slabs_are_refused_or_the_same(tmp_path: Path):
+    figures.write_slab(tmp_path / "whole.npz", make_slab())
+    whole, rng = (tmp_path / "whole.npz").read_bytes(), np.random.default_rng(0)
+    refused = 0
+    for _ in range(100):
+        content = bytearray(whole)
+        content[rng.integers(len(content))] ^= 1 << rng.integers(8)
+        (tmp_path / "damaged.npz").write_bytes(content)
+        try:
+            slab = figures.read_slab(tmp_path / "damaged.npz")
+        except ValueError:
+            refused += 1
+        else:
+            np.testing.assert_array_equal(slab.density, make_slab().density)
+    assert refused > 80
+
+
 def test_settings_of_matplotlib_stay_as_they_were(tmp_path: Path):
     before = dict(mpl.rcParams)
     figures.draw_slab(tmp_path / "density.png", make_slab())
