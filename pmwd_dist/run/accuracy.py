@@ -147,8 +147,6 @@ def _spacing(config: Config) -> float:
 
 
 def _round_up(error: float) -> str:
-    """One digit, at least 0.5."""
-    if error <= 0.5:
-        return "0.5"
-    digit = 10.0 ** math.floor(math.log10(error))
-    return f"{math.ceil(error / digit - 1e-9) * digit:g}"
+    """One digit below 10 and whole numbers from there on; at least 0.5."""
+    digit = 1.0 if error >= 1 else 0.1
+    return f"{max(0.5, math.ceil(error / digit - 1e-9) * digit):g}"
