@@ -14,12 +14,12 @@ from benchmarks.accuracy import Case
 def test_a_suite_writes_its_records_and_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    few, many = Case(100.0, steps=2), Case(100.0, steps=6)
-    monkeypatch.setitem(accuracy.SUITES, "steps", lambda spacing: [(many, [few, many, Case(spacing, "1/8")])])
+    late, early = Case(100.0, steps=3, a_start=0.3), Case(100.0, steps=3)
+    monkeypatch.setitem(accuracy.SUITES, "steps", lambda spacing: [(early, [late, early, Case(spacing, "1/8")])])
     out = tmp_path / "accuracy.json"
     accuracy.main(["steps", "--particles", "8", "--spacings", "100", "--devices", "1", "--out", str(out)])
     less, same, wrong = json.loads(out.read_text(encoding="utf-8"))
-    assert less["reference"]["steps"] == 6
+    assert less["reference"]["a_start"] == 0.1
     assert max(less["power_ratio"]) != 1
     assert max(less["decorrelation"]) > 1e-7
     assert same["power_ratio"] == [1.0] * 4
