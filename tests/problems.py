@@ -300,14 +300,16 @@ def smooth_field(rng: np.random.Generator, shape: Any, *, largest: int = 1) -> n
 
 
 UNOPTIMIZED: dict[str, int | bool] = {"xla_backend_optimization_level": 0}
+OPTIMIZED: dict[str, int | bool] = {"xla_backend_optimization_level": 3}  # XLA's defaults
 if jax.__version_info__ < (0, 11):  # later ones have no other way to compile
     UNOPTIMIZED |= {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 2}
-XLA_FLAGS = " ".join(f"--{name}={str(value).lower()}" for name, value in UNOPTIMIZED.items())  # for processes
+    OPTIMIZED |= {"xla_cpu_use_fusion_emitters": True, "xla_cpu_parallel_codegen_split_count": 32}
+XLA_FLAGS = " ".join(f"--{name}={str(value).lower()}" for name, value in UNOPTIMIZED.items())  # of all tests
 
 
-def compiled(function: Any) -> Any:
-    """jax.jit without optimisation: half the compile time, for values that are compared to rounding only."""
-    return jax.jit(function, compiler_options=UNOPTIMIZED)
+def optimized(function: Any) -> Any:
+    """jax.jit with the optimisations that the tests leave out."""
+    return jax.jit(function, compiler_options=OPTIMIZED)
 
 
 def has_sharding(array: Any, sharding: Any) -> bool:

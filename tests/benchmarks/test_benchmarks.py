@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import problems
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -28,7 +27,6 @@ def app() -> typer.Typer:
 @pytest.mark.slow
 def test_records_and_table(app: typer.Typer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(benchmarks.driver.CODES, "jaxpm", ("jaxpm", ("no_such_package",), "JaxPM"))
-    monkeypatch.setenv("XLA_FLAGS", problems.XLA_FLAGS)
     out = tmp_path / "bench.jsonl"
     command = f"--sizes 8 --cases forward,paint --only {OURS},jaxpm --repeat 2 --out {out}"
     result = CliRunner().invoke(app, command.split())

@@ -119,7 +119,7 @@ def results(name: str, native: bool) -> dict[str, Any]:
             "read vjp": pull_read(d["out"]),
         }
 
-    return jax.device_get(problems.compiled(run)(draw(CASES[name])))
+    return jax.device_get(jax.jit(run)(draw(CASES[name])))
 
 
 def close(actual: Any, expected: Any, rtol: float = 1e-12) -> None:
@@ -137,7 +137,7 @@ def test_values_match_numpy(name: str, native: bool) -> None:
 
 def test_values_match_numpy_in_float32(native: bool) -> None:
     case = CASES["periodic"]
-    paint, read = map(problems.compiled, ops(case, native))
+    paint, read = map(jax.jit, ops(case, native))
     d = {key: np.asarray(x, np.float32) for key, x in draw(case).items()}
     painted, out = paint(d["disp"], d["weight"]), read(d["disp"], d["fields"])
     assert painted.dtype == out.dtype == np.float32
@@ -205,7 +205,7 @@ def test_second_derivatives_match_differences(native: bool) -> None:
     def loss(disp: Any) -> Any:
         return jnp.vdot(read(disp, paint(disp, weight) ** 2), target)
 
-    product = problems.compiled(lambda disp: jax.jvp(jax.grad(loss), (disp,), (d["ddisp"],)))
+    product = jax.jit(lambda disp: jax.jvp(jax.grad(loss), (disp,), (d["ddisp"],)))
     _, tangent = product(d["disp"])
     step = 1e-5
     ahead, behind = (product(d["disp"] + sign * step * d["ddisp"])[0] for sign in (1, -1))
@@ -219,10 +219,10 @@ def test_vmap_matches_a_loop(native: bool) -> None:
     batch = [draw(case, seed) for seed in range(3)]
     stacked = {name: np.stack([d[name] for d in batch]) for name in batch[0]}
     weights = stacked["weight"][..., :1, :]
-    out = problems.compiled(jax.vmap(paint))(stacked["disp"], weights)
-    np.testing.assert_array_equal(out, np.stack(list(map(problems.compiled(paint), stacked["disp"], weights))))
-    one = problems.compiled(read)
-    out = problems.compiled(jax.vmap(read, in_axes=(0, None)))(stacked["disp"], batch[0]["fields"])
+    out = jax.jit(jax.vmap(paint))(stacked["disp"], weights)
+    np.testing.assert_array_equal(out, np.stack(list(map(jax.jit(paint), stacked["disp"], weights))))
+    one = jax.jit(read)
+    out = jax.jit(jax.vmap(read, in_axes=(0, None)))(stacked["disp"], batch[0]["fields"])
     np.testing.assert_array_equal(out, np.stack([one(d["disp"], batch[0]["fields"]) for d in batch]))
 
 
@@ -230,7 +230,7 @@ def test_vmap_matches_a_loop(native: bool) -> None:
 def test_a_particle_that_has_no_place_makes_nan(native: bool, bad: Any) -> None:
     """All of the painted mesh, so that no mass is lost silently; that particle alone when reading."""
     case = CASES["mixed"]
-    paint, read = map(problems.compiled, ops(case, native, MASKS[:1]))
+    paint, read = map(jax.jit, ops(case, native, MASKS[:1]))
     d = draw(case)
     weight = d["weight"][..., :1, :]
     # Cells needed: floor(x) and floor(x) + 1, with x = 3 + disp along the first axis of nine cells.

@@ -44,7 +44,7 @@ def test_real_transforms_and_their_transposes(shape: tuple[int, int, int], decom
     other = other[0] + 1j * other[1]
     dressed = padded(other, shape, decomposition, fill=7.0)  # the padding must not matter
 
-    @problems.compiled
+    @jax.jit
     def run(field: jax.Array, other: jax.Array) -> dict[str, jax.Array]:
         forward = lambda x: pmd.prfft3d(x, decomposition)  # noqa: E731
         inverse = lambda x: pmd.pirfft3d(x, shape, decomposition)  # noqa: E731
@@ -83,20 +83,20 @@ def test_complex_transforms_match_numpy(decomposition: pmd.Decomposition) -> Non
     rng = np.random.default_rng(1)
     field = rng.standard_normal(shape) + 1j * rng.standard_normal(shape)
     modes = np.fft.fftn(field)
-    run = problems.compiled(lambda x, y: (pmd.pfft3d(x, decomposition), pmd.pifft3d(y, decomposition)))
+    run = jax.jit(lambda x, y: (pmd.pfft3d(x, decomposition), pmd.pifft3d(y, decomposition)))
     forward, inverse = run(field, modes)
     close(forward, modes)
     close(inverse, field)
     assert problems.has_sharding(forward, decomposition.spectrum_sharding)
     assert problems.has_sharding(inverse, decomposition.sharding)
     # The matrix of a Fourier transform is symmetric: it is its own transpose.
-    close(problems.compiled(jax.linear_transpose(lambda x: pmd.pfft3d(x, decomposition), field))(field)[0], modes)
+    close(jax.jit(jax.linear_transpose(lambda x: pmd.pfft3d(x, decomposition), field))(field)[0], modes)
 
 
 def test_float32_stays_float32(decomposition: pmd.Decomposition) -> None:
     field = np.random.default_rng(2).standard_normal((4, 8, 6)).astype(np.float32)
-    modes = problems.compiled(lambda x: pmd.prfft3d(x, decomposition))(field)
-    back = problems.compiled(lambda x: pmd.pirfft3d(x, field.shape, decomposition))(modes)
+    modes = jax.jit(lambda x: pmd.prfft3d(x, decomposition))(field)
+    back = jax.jit(lambda x: pmd.pirfft3d(x, field.shape, decomposition))(modes)
     assert modes.dtype == np.complex64
     assert back.dtype == np.float32
     np.testing.assert_allclose(back, field, rtol=0, atol=1e-6)
@@ -109,7 +109,7 @@ def test_wavevectors_take_exact_derivatives(decomposition: pmd.Decomposition) ->
     k = [2 * math.pi * n / b for n, b in zip(numbers, box, strict=True)]
     phase = sum(k_ * x_ for k_, x_ in zip(k, x, strict=True))
 
-    @problems.compiled
+    @jax.jit
     def gradient(field: jax.Array) -> list[jax.Array]:
         modes = pmd.prfft3d(field, decomposition)
         return [pmd.pirfft3d(1j * k_ * modes, shape, decomposition) for k_ in pmd.fftfreq3d(shape, decomposition, box)]
@@ -135,7 +135,7 @@ def test_wavevectors_match_the_spectrum(shape: tuple[int, int, int], decompositi
 
 def test_vmap_transforms_each(decomposition: pmd.Decomposition) -> None:
     fields = np.random.default_rng(3).standard_normal((2, 4, 8, 6))
-    out = problems.compiled(jax.vmap(lambda x: pmd.prfft3d(x, decomposition)))(fields)
+    out = jax.jit(jax.vmap(lambda x: pmd.prfft3d(x, decomposition)))(fields)
     close(out[..., :4], np.fft.rfftn(fields, axes=(1, 2, 3)))
 
 

@@ -50,10 +50,8 @@ def whole_numbers(seed: int, shape: tuple[int, ...]) -> np.ndarray:
 def test_halos_match_numpy_at_any_width(decomposition: pmd.Decomposition) -> None:
     field = whole_numbers(0, SHAPE)
     padded = {halo: whole_numbers(halo, padded_shape(decomposition, halo)) for halo in HALOS}
-    pad = problems.compiled(lambda x: {halo: pmd.halo_pad(x, halo, decomposition) for halo in HALOS})(field)
-    reduce = problems.compiled(lambda x: {halo: pmd.halo_reduce(x[halo], halo, decomposition) for halo in HALOS})(
-        padded
-    )
+    pad = jax.jit(lambda x: {halo: pmd.halo_pad(x, halo, decomposition) for halo in HALOS})(field)
+    reduce = jax.jit(lambda x: {halo: pmd.halo_reduce(x[halo], halo, decomposition) for halo in HALOS})(padded)
     for halo in HALOS:
         np.testing.assert_array_equal(pad[halo], expected_pad(field, halo, decomposition.pdims))
         np.testing.assert_array_equal(reduce[halo], expected_reduce(padded[halo], SHAPE, halo, decomposition.pdims))
@@ -68,7 +66,7 @@ def test_pad_and_reduce_are_exact_transposes(decomposition: pmd.Decomposition) -
 
     field = whole_numbers(0, SHAPE)
     padded = {halo: whole_numbers(halo, padded_shape(decomposition, halo)) for halo in HALOS}
-    out = problems.compiled(lambda x, y: {halo: transposes(x, y[halo], halo) for halo in HALOS})(field, padded)
+    out = jax.jit(lambda x, y: {halo: transposes(x, y[halo], halo) for halo in HALOS})(field, padded)
     for halo, (from_pad, from_reduce) in out.items():
         np.testing.assert_array_equal(from_pad, expected_reduce(padded[halo], SHAPE, halo, decomposition.pdims))
         np.testing.assert_array_equal(from_reduce, expected_pad(field, halo, decomposition.pdims))

@@ -94,8 +94,8 @@ TRANSFORMS: dict[str, Callable[[Function], Callable[[jax.Array], Any]]] = {
 
 
 def run(function: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[Any, str]:
-    """Result and text of the compiled program, not optimised beyond what decides about communication."""
-    compiled = jax.jit(function, **options).lower(*arguments).compile(problems.UNOPTIMIZED)
+    """Result and text of the compiled program."""
+    compiled = jax.jit(function, **options).lower(*arguments).compile()
     return compiled(*arguments), compiled.as_text()
 
 

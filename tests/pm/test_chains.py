@@ -44,7 +44,7 @@ def value_and_gradient(config: pmd.Config) -> Any:
 @pytest.fixture(scope="module")
 def expected() -> list[Any]:
     """Each chain alone, on one device."""
-    run = problems.compiled(value_and_gradient(configure(pmd.Decomposition(pdims=(1, 1)))))
+    run = jax.jit(value_and_gradient(configure(pmd.Decomposition(pdims=(1, 1)))))
     return [run(noise) for noise in draw()]
 
 
@@ -61,7 +61,7 @@ def test_simulation_and_gradient(axes: dict[str, int], spec: Any, chains: str | 
     mesh = mesh_of(**axes)
     config = configure(pmd.Decomposition(mesh=mesh, spec=PartitionSpec(*spec)))
     noise = jax.device_put(draw(), NamedSharding(mesh, PartitionSpec(chains, *spec)))
-    run = problems.compiled(jax.vmap(value_and_gradient(config), spmd_axis_name=chains)).lower(noise).compile()
+    run = jax.jit(jax.vmap(value_and_gradient(config), spmd_axis_name=chains)).lower(noise).compile()
     (values, status), gradients = run(noise)
     assert status.max_displacement[0] > 2 > status.max_displacement[1]  # the narrowest halo is 2 cells
     for i, ((value, alone), gradient) in enumerate(expected):
@@ -93,6 +93,6 @@ def test_paint_and_read_inside_a_shard_map_over_chains() -> None:
         axis_names={"chains"},
     )
     given = jax.device_put(disp, NamedSharding(mesh, PartitionSpec("chains", "x")))
-    ours = problems.compiled(run)(given)
+    ours = jax.jit(run)(given)
     for i in range(2):
         np.testing.assert_allclose(ours[i], one(disp[i], single), rtol=1e-12)

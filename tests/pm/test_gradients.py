@@ -53,7 +53,7 @@ def reverse(pdims: tuple[int, int]) -> Any:
     """value_and_grad of the loss by the noise and the parameters, compiled."""
     config = configure(pdims)
 
-    @problems.compiled
+    @jax.jit
     def run(noise: Any, parameters: Any) -> Any:
         function = lambda n, p: loss(n, p, config)  # noqa: E731
         return jax.value_and_grad(function, argnums=(0, 1), has_aux=True)(noise, parameters)
@@ -66,7 +66,7 @@ def forward(pdims: tuple[int, int]) -> Any:
     """jvp of the loss along a noise, compiled."""
     config = configure(pdims)
 
-    @problems.compiled
+    @jax.jit
     def run(noise: Any, direction: Any) -> Any:
         return jax.jvp(lambda n: loss(n, {}, config)[0], (noise,), (direction,))
 

@@ -36,7 +36,7 @@ def test_force_and_its_derivatives_match_numpy(decomposition: pmd.Decomposition,
     disp = problems.inside_cells(rng, config, 2.0)
     ddisp, ct = rng.standard_normal((2, *disp.shape))
 
-    @problems.compiled
+    @jax.jit
     def run(disp: jax.Array) -> Any:
         force, pull, max_displacement = jax.vjp(lambda x: acceleration(x, config), disp, has_aux=True)
         return force, max_displacement, jax.jvp(lambda x: acceleration(x, config)[0], (disp,), (ddisp,))[1], pull(ct)[0]
@@ -74,7 +74,7 @@ def single_device_cotangent(setting: str, disp: np.ndarray, ct: np.ndarray) -> n
     """The cotangent on one device; the same random numbers in every test."""
     if setting not in _COTANGENTS:
         config = configure(pmd.Decomposition(pdims=(1, 1)), setting)
-        pull = problems.compiled(lambda x: jax.vjp(lambda x: acceleration(x, config)[0], x)[1](ct)[0])
+        pull = jax.jit(lambda x: jax.vjp(lambda x: acceleration(x, config)[0], x)[1](ct)[0])
         _COTANGENTS[setting] = np.asarray(pull(disp))
     return _COTANGENTS[setting]
 
@@ -157,7 +157,7 @@ def test_every_admitted_mesh_gives_right_forces(ratio: tuple[int, int], single: 
         k = np.roll(direction, number) * (2 * math.pi * number / n)
         waves.append(np.sin(sites @ k)[..., None] * k / np.linalg.norm(k))
     waves = np.stack(waves)
-    force = problems.compiled(lambda disp: acceleration(disp, config)[0])
+    force = jax.jit(lambda disp: acceleration(disp, config)[0])
     assert np.abs(force(np.zeros_like(sites))).max() < 1e-13
     # The force is linear as long as no particle leaves its cell; four places a cell and axis cover its phases.
     total, step = np.zeros_like(sites), 1e-6 * waves.sum(0)

@@ -79,17 +79,17 @@ def simulation(case: Case) -> Callable[[Any, Any], Any]:
 # --- jets of the cosmology, compiled once ---------------------------------------------------------------------
 
 
-@problems.compiled
+@jax.jit
 def push(theta: Any, v: Any) -> Any:
     return jax.jvp(cosmology, (theta,), (v,))
 
 
-@problems.compiled
+@jax.jit
 def push_twice(theta: Any, v: Any, w: Any) -> Any:
     return jax.jvp(lambda t: jax.jvp(cosmology, (t,), (v,)), (theta,), (w,))
 
 
-@problems.compiled
+@jax.jit
 def pull(theta: Any, v: Any, gradient: Any, change: Any) -> Any:
     """The gradient by theta and its change along v, from those of the simulation."""
     return jax.jvp(lambda t, g: jax.vjp(cosmology, t)[1](g)[0], (theta, gradient), (v, change))
@@ -104,7 +104,7 @@ Derivatives = Callable[[Any, Any, int], tuple[Any, Any]]
 def forward_over_reverse(case: Case) -> Derivatives:
     loss = simulation(case)
 
-    @problems.compiled
+    @jax.jit
     def product(inputs: Any, change: Any, which: Any) -> Any:
         return jax.jvp(lambda x: jax.grad(loss)(x, which), (inputs,), (change,))
 
@@ -114,7 +114,7 @@ def forward_over_reverse(case: Case) -> Derivatives:
 def reverse_over_reverse(case: Case) -> Derivatives:
     loss = simulation(case)
 
-    @problems.compiled
+    @jax.jit
     def product(inputs: Any, change: Any, which: Any) -> Any:
         def along(x: Any) -> Any:
             gradient = jax.grad(loss)(x, which)
@@ -129,7 +129,7 @@ def reverse_over_reverse(case: Case) -> Derivatives:
 def forward_over_forward(case: Case) -> Derivatives:
     loss = simulation(case)
 
-    @problems.compiled
+    @jax.jit
     def product(along: Any, change: Any, which: Any) -> Any:
         return jax.jvp(lambda *args: jax.jvp(lambda x: loss(x, which), args[:1], args[1:]), along, change)
 
@@ -187,7 +187,7 @@ def test_third_derivative_along_a_direction() -> None:
 
     second = derivative(derivative(lambda t: loss((power, table, t), 0)))
 
-    @problems.compiled
+    @jax.jit
     def both(t: Any) -> Any:
         return jax.jvp(second, (t,), (jnp.ones_like(t),))
 

@@ -46,7 +46,7 @@ def test_paint_and_its_derivatives_match_numpy(decomposition: pmd.Decomposition,
     config = configure(decomposition)
     d = draw(config)
 
-    @problems.compiled
+    @jax.jit
     def run(d: dict[str, jax.Array]) -> Any:
         function = lambda disp, weight: pmd.cic_paint(disp, config, weight)  # noqa: E731
         value, pull = jax.vjp(function, d["disp"], d["weight"])
@@ -77,7 +77,7 @@ def test_read_and_its_derivatives_match_numpy(decomposition: pmd.Decomposition, 
     config = configure(decomposition)
     d = draw(config)
 
-    @problems.compiled
+    @jax.jit
     def run(d: dict[str, jax.Array]) -> Any:
         function = lambda field, disp: pmd.cic_read(field, disp, config)  # noqa: E731
         value, pull = jax.vjp(function, d["field"], d["disp"])
@@ -106,7 +106,7 @@ def test_hessian_vector_product_of_the_density(decomposition: pmd.Decomposition)
     def loss(disp: jax.Array) -> jax.Array:
         return jnp.mean(pmd.density(pmd.Particles(disp, disp), config) ** 2)
 
-    product = problems.compiled(lambda disp: jax.jvp(jax.grad(loss), (disp,), (d["ddisp"],)))
+    product = jax.jit(lambda disp: jax.jvp(jax.grad(loss), (disp,), (d["ddisp"],)))
     _, tangent = product(d["disp"])
     step = 1e-5
     ahead, behind = (product(d["disp"] + sign * step * d["ddisp"])[0] for sign in (1, -1))

@@ -106,7 +106,7 @@ def test_solvers_converge_at_second_order(solver: Any, single: pmd.Decomposition
     config = pmd.Config(box_size=64.0, mesh_shape=8, decomposition=single, a_start=0.2, a_stop=0.6)
     particles, table = initial(config), pmd.growth_table(COSMO)
 
-    @problems.compiled
+    @jax.jit
     def run(times: jax.Array) -> jax.Array:
         def step(carry: Any, ends: Any) -> Any:
             return advance(*carry, table, ends[0], ends[1], config, solver), None

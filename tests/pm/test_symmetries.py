@@ -35,7 +35,7 @@ def program(shape: tuple[int, ...], lattice: tuple[int, ...], order: int = 3) ->
         particles = pmd.nbody(pmd.lpt(modes, cosmo, config), cosmo, config).particles
         return particles.disp, particles.vel
 
-    return problems.compiled(run)
+    return jax.jit(run)
 
 
 def universe(noise: np.ndarray, cells: int, particles: int) -> tuple[np.ndarray, ...]:

@@ -14,7 +14,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import problems
 import pytest
 from runs import SMALL, Events, assert_same, command, linear_power, make, resumed
 
@@ -300,7 +299,6 @@ def test_two_processes(tmp_path: Path):
         text = text.replace(old, new)
     (tmp_path / "small.toml").write_text(text)
     environment = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    environment["XLA_FLAGS"] = problems.XLA_FLAGS
     environment["JAX_ENABLE_X64"] = "1"  # as in this process: the noise of a seed depends on it
     run = [mpirun, "-n", "2", "--oversubscribe", sys.executable, "-c", TWICE]
     done = subprocess.run(run, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False)
