@@ -25,24 +25,30 @@ LIMIT := $(if $(shell command -v timeout),timeout --kill-after=30s 30m)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYO3_PYTHON := $(abspath $(BIN))/python
 
-.PHONY: demo test tools test-tools
+.PHONY: demo test check-python check-rust tools test-tools
 .DELETE_ON_ERROR:
-.NOTPARALLEL:
 
 demo: $(STAMPS)/demo
 	$(BIN)/pmwd-dist run sims/quickstart.toml --output demo --overwrite
 	@echo; echo "The pictures:"; ls demo/*.png
 
-test: test-tools $(STAMPS)/test
+test: test-tools $(STAMPS)/native
+	@$(MAKE) --no-print-directory -j 2 check-python check-rust
+	$(BIN)/stubtest jaxdecomp_ops
+	XLA_FFI_REQUIRE_HEADER=1 $(REQUIRE_NVRTC) PYTHON=$(PYO3_PYTHON) cargo test --workspace --locked
+	PATH="$(abspath $(BIN)):$$PATH" PMWD_REQUIRE_NATIVE=1 $(LIMIT) $(BIN)/pytest $(PYTEST)
+
+# Side by side: one downloads while the other compiles.
+check-python: $(STAMPS)/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/stubtest jaxdecomp_ops
+
+check-rust: $(STAMPS)/native
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --all-features --locked -- -D warnings
-	XLA_FFI_REQUIRE_HEADER=1 $(REQUIRE_NVRTC) PYTHON=$(PYO3_PYTHON) cargo test --workspace --locked
-	PATH="$(abspath $(BIN)):$$PATH" PMWD_REQUIRE_NATIVE=1 $(LIMIT) $(BIN)/pytest $(PYTEST)
+	cargo test --workspace --locked --no-run
 
 # What is installed is remembered by stamps in the virtual environment.
 $(STAMPS)/demo: pyproject.toml $(STAMPS)/native

@@ -21,7 +21,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.pm.evolution import Inputs, Outcome, Save, evolve, places_after, prepare, steps
 from pmwd_dist.pm.gravity import acceleration
 from pmwd_dist.pm.particles import Particles, quantize, round_straight_through
-from pmwd_dist.pm.solvers import Coefficients, SplitSolver, Step, drift
+from pmwd_dist.pm.solvers import Coefficients, SolverState, SplitSolver, Step, drift
 from pmwd_dist.pm.status import Code
 
 
@@ -43,33 +43,41 @@ class ReversibleAdjoint(diffrax.AbstractAdjoint):
         event: Any,
         saveat: diffrax.SaveAt,
         init_state: Any,
+        passed_solver_state: bool,
         **_: Any,
     ) -> tuple[Any, dict[str, Any]]:
         """The loop of `diffrax.diffeqsolve`.
 
         Raises:
           TypeError: another solver or controller of the steps.
-          ValueError: an event, or a saveat with times, steps or dense output.
+          ValueError: an event, a saveat with times, steps or dense output, or a state of the solver.
         """
         if not isinstance(solver, SplitSolver) or not isinstance(stepsize_controller, diffrax.StepTo):
             raise TypeError("ReversibleAdjoint needs BullFrog, FastPM or LeapFrog, and diffrax.StepTo for the steps")
         subs, treedef = jax.tree.flatten(saveat.subs, is_leaf=lambda x: isinstance(x, diffrax.SubSaveAt))
         if event is not None or saveat.dense or any(sub.steps or sub.ts is not None for sub in subs):
             raise ValueError(
-                "with ReversibleAdjoint, diffeqsolve saves at t0 and t1 only; pass saveat to nbody instead"
+                "ReversibleAdjoint in diffeqsolve saves at t0 and t1 only; use nbody, without a controller"
             )
+        if passed_solver_state:
+            raise ValueError("ReversibleAdjoint starts from the first step; leave out solver_state")
         term, direction = terms.term, terms.direction
-        # Steps backwards in time are those of another program: not finite, they are reported as a failure.
+        # Integration backwards in time is not supported: times that are not finite report a failure.
         times = jnp.where(direction == 1, stepsize_controller.ts, jnp.nan)
         count = len(times) - 1
         plans = [(0,) * sub.t0 + (count,) * sub.t1 for sub in subs]
         saves = tuple(Save(plan, sub.fn) for plan, sub in zip(plans, subs, strict=True))
         particles = quantize(init_state.y, term.config)
-        out = evolve_reversibly(prepare(solver, particles, args, times, args), saves, term.config)
-        return _final_state(init_state, out, times, treedef, plans), {}
+        inputs = prepare(solver, particles, args, times, args)
+        out = evolve_reversibly(inputs, saves, term.config)
+        scales = jnp.concatenate([jnp.zeros(1, out.particles.vel.dtype), jnp.cumsum(inputs.coefficients.log_scale)])
+        solver_state = SolverState(scales[out.status.step], out.status)
+        return _final_state(init_state, solver_state, out, times, treedef, plans), {}
 
 
-def _final_state(state: Any, out: Outcome, times: Array, treedef: Any, plans: Sequence[Sequence[int]]) -> Any:
+def _final_state(
+    state: Any, solver_state: SolverState, out: Outcome, times: Array, treedef: Any, plans: Sequence[Sequence[int]]
+) -> Any:
     """The state of diffrax's loop after an evolution."""
     failed = out.status.code != Code.SUCCESSFUL
     results: Any = diffrax.RESULTS
@@ -86,7 +94,7 @@ def _final_state(state: Any, out: Outcome, times: Array, treedef: Any, plans: Se
         y=out.particles,
         tprev=times[out.status.step],
         tnext=times[-1],
-        solver_state=dataclasses.replace(state.solver_state, status=out.status),
+        solver_state=solver_state,
         result=results.where(failed, results.nonlinear_divergence, results.successful),
         num_steps=out.status.step + failed,
         num_accepted_steps=out.status.step,
@@ -185,10 +193,10 @@ def pull_back(
         ct_a = jnp.zeros_like(a)
         for save, saved, (wanted, place) in zip(saves, cotangents.saved, places, strict=True):
             at, sums = (a, particles, inputs.args), (ct_a, ct, ct_args)
-            mine = jax.tree.map(lambda x, place=place, good=good: jnp.where(good, x[place], 0), saved)
-            pulled = partial(_pull_back_save, save)
+            mine = jax.tree.map(lambda x, place=place: x[place], saved)
+            pulled = partial(_pull_back_save, save, good)
             ct_a, ct, ct_args = jax.lax.cond(wanted, pulled, lambda _at, _mine, sums: sums, at, mine, sums)
-        particles, ct, by_coefficient = _step_back(step, particles, ct, config)
+        particles, ct, by_coefficient = _step_back(step, good, particles, ct, config)
         by_coefficient = Coefficients(*(jnp.where(good, x, 0) for x in by_coefficient))
         return (particles, ct, ct_args), (by_coefficient, ct_a)
 
@@ -199,26 +207,32 @@ def pull_back(
     for save, saved in zip(saves, cotangents.saved, strict=True):
         if 0 in save.steps:
             at = (inputs.times[0], particles, inputs.args)
-            sums = _pull_back_save(save, at, jax.tree.map(lambda x: x[0], saved), sums)
+            sums = _pull_back_save(save, True, at, jax.tree.map(lambda x: x[0], saved), sums)
     return particles, Inputs(sums[1], by_coefficient, jnp.concatenate([sums[0][None], by_time]), sums[2])
 
 
-def _pull_back_save(save: Save, at: tuple[Any, ...], cotangents: Any, sums: Any) -> Any:
-    """Sums of cotangents of what a function of the particles depends on, with those through this function added."""
+def _pull_back_save(save: Save, good: Array | bool, at: tuple[Any, ...], cotangents: Any, sums: Any) -> Any:
+    """Sums of cotangents of what a function of the particles depends on, with those through this function added.
+
+    Nothing was saved of a step that is not good.
+    """
 
     def floating(*at: Any) -> list[Array]:
         return [x for x in jax.tree.leaves(save.function(*at)) if jnp.issubdtype(x.dtype, jnp.inexact)]
 
     _, pull = jax.vjp(floating, *at)
-    return jax.tree.map(jnp.add, sums, pull(jax.tree.leaves(cotangents)))
+    return jax.tree.map(lambda old, x: jnp.where(good, old + x, old), sums, pull(jax.tree.leaves(cotangents)))
 
 
 def _step_back(
-    step: Step, particles: Particles, ct: Particles, config: Config
+    step: Step, good: Array, particles: Particles, ct: Particles, config: Config
 ) -> tuple[Particles, Particles, Coefficients]:
-    """Undo a step, and pull cotangents back through it: to the particles before it and to its coefficients."""
+    """Undo a step, and pull cotangents back through it: to the particles before it and to its coefficients.
+
+    A step that is not good has not moved anything; the force where particles are may not even be finite.
+    """
     disp = barrier(drift(particles.disp, particles.vel, -step.last, config))
-    force, pull = jax.vjp(lambda disp: acceleration(disp, config)[0], disp)
+    force, pull = jax.vjp(lambda disp: acceleration(disp, config)[0], jnp.where(good, disp, 0))
     momentum = round_straight_through(particles.vel * (1 / step.after)) - round_straight_through(step.kick * force)
     vel = momentum * step.before
     before = Particles(drift(disp, vel, -step.first, config), vel)

@@ -92,10 +92,14 @@ def evolve(inputs: Inputs, saves: tuple[Save, ...], config: Config) -> Outcome:
     saved = tuple(_start(save, inputs) for save in saves)
 
     def body(carry: tuple[Any, ...], xs: tuple[Any, ...]) -> tuple[tuple[Any, ...], None]:
-        particles, status, saved = carry
+        particles, unit, status, saved = carry
         step, a, places = xs
+        # After a failure the momenta stay on their grid, and nothing moves.
+        failed = status.code != Code.SUCCESSFUL
+        step = Step(*(jnp.where(failed, 0, x) for x in step[:3]), *(jnp.where(failed, unit, x) for x in step[3:]))
         particles, status = take_step(step, particles, status, config)
         good = status.code == Code.SUCCESSFUL
+        unit = jnp.where(good, step.after, step.before)
 
         def keep(save: Save, saved: Any, wanted: Array, place: Array) -> Any:
             def put(saved: Any, a: Array, particles: Particles, args: Any, good: Array) -> Any:
@@ -107,10 +111,12 @@ def evolve(inputs: Inputs, saves: tuple[Save, ...], config: Config) -> Outcome:
         saved = (
             tuple(keep(*each) for each in zip(saves, saved, *zip(*places, strict=True), strict=True)) if saves else ()
         )
-        return (particles, status, saved), None
+        return (particles, unit, status, saved), None
 
-    xs = steps(inputs.coefficients, config), times[1:], tuple(places_after(save, count) for save in saves)
-    (particles, status, saved), _ = jax.lax.scan(body, (particles, status, saved), xs)
+    all_steps = steps(inputs.coefficients, config)
+    start = particles, unify_varying(all_steps.before[0], particles.disp)[0], status, saved
+    xs = all_steps, times[1:], tuple(places_after(save, count) for save in saves)
+    (particles, _, status, saved), _ = jax.lax.scan(body, start, xs)
     return Outcome(particles, saved, status)
 
 

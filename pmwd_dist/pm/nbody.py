@@ -74,9 +74,10 @@ def nbody(
       config: the simulation.
       solver: BullFrog() (default), FastPM() or LeapFrog(), or "bullfrog" and so on, or any diffrax solver, such as
         diffrax.Tsit5().
-      adjoint: how it is differentiated. Default for BullFrog, FastPM and LeapFrog: ReversibleAdjoint(), exact at the
-        memory of one step, in all modes. For other solvers: diffrax.RecursiveCheckpointAdjoint() for gradients,
-        diffrax.ForwardMode() for jvp of any order, diffrax.DirectAdjoint() for all modes.
+      adjoint: how it is differentiated. Default for BullFrog, FastPM and LeapFrog without a stepsize_controller:
+        ReversibleAdjoint(), exact at the memory of one step, in all modes. Otherwise:
+        diffrax.RecursiveCheckpointAdjoint() for gradients, diffrax.ForwardMode() for jvp of any order,
+        diffrax.DirectAdjoint() for all modes.
       saveat: scale factors, or diffrax.SaveAt(ts=…) with them: particles there, exactly (steps end at them), or its fn
         of them.
       stepsize_controller: default: `config.steps` fixed steps, uniform in the growth factor. An adaptive one chooses

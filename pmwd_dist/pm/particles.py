@@ -29,8 +29,8 @@ class Particles(eqx.Module):
 def resolution(config: Config, dtype: Any) -> float:
     """Spacing of the grid of displacements [Mpc/h], a power of two.
 
-    All values up to 128 cells (and 64 Mpc/h) are exact multiples of it: sums of them are exact, so that every
-    drift and kick can be undone to the bit.
+    All values up to a power of two, 64 to 128 cells (and at least 64 Mpc/h), are exact multiples of it: sums of them
+    are exact, so that every drift and kick can be undone to the bit.
     """
     max_displacement = max(128 * min(config.cell_size), 64.0)
     return 2.0 ** (math.floor(math.log2(max_displacement)) - significant_bits(dtype))

@@ -9,6 +9,7 @@ import diffrax
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float
 
 from pmwd_dist._errors import ArgumentError
@@ -42,6 +43,8 @@ def as_saveat(saveat: Any) -> diffrax.SaveAt | None:
     Raises:
       ValueError: something else than that, or scale factors that don't rise.
     """
+    if isinstance(saveat, diffrax.SaveAt) and saveat.dense:
+        raise ArgumentError("saveat", "SaveAt(dense=True)", "has no dense output", "name the scale factors to save at")
     if saveat is None or isinstance(saveat, diffrax.SaveAt):
         return saveat
     times = np.atleast_1d(real(saveat, "saveat"))
@@ -57,8 +60,14 @@ def save_times(subs: Sequence[diffrax.SubSaveAt], config: Config) -> tuple[float
     """All times at which something is saved.
 
     Raises:
-      ValueError: one lies outside the time span; inside a sharded program a failed check would hang.
+      ValueError: one lies outside the time span, they don't rise, or they are traced: inside a sharded program a failed
+        check would hang.
     """
+    for sub in subs:
+        if isinstance(sub.ts, Tracer):
+            raise ArgumentError("saveat", "SaveAt", "was made inside jit", "pass a list of scale factors instead")
+        if sub.ts is not None and (np.diff(np.asarray(sub.ts)) < 0).any():
+            raise ArgumentError("saveat", np.asarray(sub.ts).tolist(), "must rise", "sort its scale factors")
     times = [float(a) for sub in subs if sub.ts is not None for a in np.asarray(sub.ts, float)]
     for a in times:
         if not config.a_start - _SLACK * config.a_stop <= a <= config.a_stop * (1 + _SLACK):

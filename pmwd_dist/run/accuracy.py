@@ -15,8 +15,10 @@ import numpy as np
 
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table
-from pmwd_dist.pm.solvers import LeapFrog, SplitSolver
+from pmwd_dist.pm.solvers import BullFrog, FastPM, LeapFrog, SplitSolver
 from pmwd_dist.run.settings import Simulation
+
+Table = Sequence[Sequence[Sequence[float]]]
 
 # Errors in per cent, the largest up to 1/4 and to 1/2 of the particles' Nyquist frequency, by spacing of the particles.
 _SPACINGS = (1.0, 4.0, 16.0)  # [Mpc/h]
@@ -63,26 +65,26 @@ _FASTPM = (
     ((0.5, 0.7), (0.1, 0.1), (0.0, 0.1)),
     ((0.1, 0.1), (0.0, 0.0), (0.0, 0.0)),
 )
+_SOLVERS: dict[type[SplitSolver], Table] = {BullFrog: _BULLFROG, FastPM: _FASTPM, LeapFrog: _FASTPM}
 # What the spectral gradient adds, with one and with two cells a particle along each axis.
 _SPECTRAL = (((5.6, 19.0), (8.9, 24.1), (16.2, 43.3)), ((1.2, 5.3), (1.1, 4.1), (4.7, 15.7)))
-
-Table = Sequence[Sequence[Sequence[float]]]
 
 
 def expected_error(simulation: Simulation, times: Sequence[float]) -> tuple[float, float] | None:
     """Error of P(k) at z = 0 [per cent] up to 1/4 and to 1/2 of the particles' Nyquist frequency.
 
-    None for meshes coarser than the particles, which were not measured, and with `sharpening`.
+    None where nothing was measured: meshes coarser than the particles, `sharpening`, other solvers.
     """
     config, solver = simulation.config, simulation.solver
     cells = min(m / n for m, n in zip(config.mesh_shape, config.particle_shape, strict=True))
-    if cells < 1 or config.sharpening is not None:
+    table = _SOLVERS.get(type(solver))
+    if cells < 1 or config.sharpening is not None or table is None:
         return None
     fine, steps, a_start = cells >= 2, len(times) - 1, config.a_start
     error = _at(_TWO_CELLS if fine else _ONE_CELL, _STARTS, a_start, config)
     if config.lpt_order < 3:
         error = error + _at(_LOWER_ORDER[config.lpt_order], _STARTS, a_start, config)
-    error = error + _at(_BULLFROG if type(solver).__name__ == "BullFrog" else _FASTPM, _STEPS, steps, config)
+    error = error + _at(table, _STEPS, steps, config)
     if config.gradient == "spectral":
         error = error + _at(_SPECTRAL[fine : fine + 1], (1,), 1, config)
     if isinstance(solver, LeapFrog):
@@ -94,7 +96,7 @@ def accuracy_line(simulation: Simulation, times: Sequence[float]) -> str:
     """What P(k) is worth, in words; errors are rounded up."""
     error = expected_error(simulation, times)
     if error is None:
-        return "P(k) not measured for this mesh; see docs/accuracy.md"
+        return "P(k) not measured for this mesh or solver; see docs/accuracy.md"
     spacing = _spacing(simulation.config)
     parts = [f"{_round_up(e)} % to k = {f * math.pi / spacing:.2g}" for e, f in zip(error, (0.25, 0.5), strict=True)]
     return f"P(k) at z = 0 right to about {' and '.join(parts)} h/Mpc; see docs/accuracy.md"

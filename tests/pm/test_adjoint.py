@@ -142,6 +142,25 @@ def test_a_failed_run_has_the_gradient_of_its_last_good_state() -> None:
     np.testing.assert_allclose(gradient, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
 
 
+def test_what_cannot_take_a_step_stays_as_it_was_and_so_does_its_gradient() -> None:
+    """Forces beyond the halo are not finite, and steps that are not taken must not read them, nor round momenta."""
+    config = configure((4, 1), halo=1, box_size=16.0)
+    particles, table = initial(config), pmd.growth_table(COSMO)
+    particles = pmd.Particles(particles.disp.at[2, 0, 0, 0].set(7.0), particles.vel)
+
+    @jax.jit
+    def run(disp: Any) -> Any:
+        solution = pmd.nbody(moved(particles, disp), table, config)
+        return jnp.sum(solution.particles.disp**2), solution
+
+    (_, solution), gradient = jax.jit(jax.value_and_grad(run, has_aux=True))(jnp.zeros_like(particles.disp))
+    assert solution.status.code == Code.BEYOND_HALO
+    assert solution.status.step == 0
+    np.testing.assert_array_equal(solution.particles.disp, particles.disp)
+    np.testing.assert_array_equal(solution.particles.vel, particles.vel)
+    np.testing.assert_allclose(gradient, 2 * particles.disp, rtol=1e-12)
+
+
 # --- memory ------------------------------------------------------------------------------------------------------
 
 
@@ -199,7 +218,7 @@ def test_diffeqsolve_takes_it(single: pmd.Decomposition) -> None:
     ("options", "error"),
     [
         ({"solver": diffrax.Heun()}, "needs BullFrog, FastPM or LeapFrog"),
-        ({"saveat": SAVEAT}, "pass saveat to nbody"),
+        ({"saveat": SAVEAT}, "use nbody"),
         ({"stepsize_controller": diffrax.ConstantStepSize(), "dt0": 0.3}, "diffrax.StepTo"),
     ],
 )

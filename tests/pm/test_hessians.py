@@ -149,9 +149,9 @@ def check(derivatives: Derivatives, which: int = 0) -> None:
 
 
 # Every solver, adjoint and layout, in pairs: all three at a time would take six times as long to compile.
-REVERSE = [Case((1, 1), SPLIT), Case((2, 2), SPLIT[:1]), Case((4, 1), SPLIT[1:2], diffrax.DirectAdjoint())]
+REVERSE = [Case((1, 1), SPLIT), Case((2, 2), SPLIT[:1])]
 REVERSE_TWICE = [Case((4, 1), SPLIT[:1]), Case((1, 1), (diffrax.Heun(),), diffrax.DirectAdjoint())]
-FORWARD = [Case((2, 2), SPLIT[:1]), Case((1, 1), (diffrax.Heun(),), diffrax.ForwardMode())]
+FORWARD = [Case((1, 1), (diffrax.Heun(),), diffrax.ForwardMode())]
 
 
 def name(case: Case) -> str:

@@ -89,7 +89,9 @@ def test_save_times_outside_the_run_are_refused(single: pmd.Decomposition, cosmo
     config = configure(single)
     particles = pmd.Particles(np.zeros((8, 8, 8, 3)), np.zeros((8, 8, 8, 3)))
     with pytest.raises(ValueError, match=rf"saveat time a={a} lies outside a_start=0.1 .. a_stop=1.0"):
-        pmd.nbody(particles, cosmo, config, saveat=diffrax.SaveAt(ts=[0.5, a]))
+        pmd.nbody(particles, cosmo, config, saveat=diffrax.SaveAt(ts=sorted([0.5, a])))
+    with pytest.raises(ValueError, match=r"saveat=\[0.9, 0.3\] must rise; sort its scale factors"):
+        pmd.nbody(particles, cosmo, config, saveat=diffrax.SaveAt(ts=[0.9, 0.3]))
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -155,10 +155,12 @@ def advance(
 
 def take_step(step: Step, particles: Particles, status: Status, config: Config) -> tuple[Particles, Status]:
     """The particles after a step; as they were, if it or one before has failed."""
-    disp = drift(particles.disp, particles.vel, step.first, config)
+    finite = jnp.isfinite(jnp.stack(step)).all()
+    first = jnp.where(finite, step.first, 0)  # else no drift could undo it
+    disp = drift(particles.disp, particles.vel, first, config)
     disp = jax.lax.optimization_barrier(disp)  # computed once: XLA would repeat it for each of its uses
     force, max_displacement = acceleration(disp, config)
-    code = _code(max_displacement, step, config, disp.dtype)
+    code = _code(max_displacement, finite, config, disp.dtype)
     code = jnp.where(status.code == Code.SUCCESSFUL, code, status.code)
     failed = code != Code.SUCCESSFUL
 
@@ -166,7 +168,7 @@ def take_step(step: Step, particles: Particles, status: Status, config: Config) 
     momentum = momentum + jnp.where(failed, 0, round_straight_through(step.kick * force))
     vel = momentum * jnp.where(failed, step.before, step.after)
     # After a failure the second drift undoes the first.
-    disp = drift(disp, vel, jnp.where(failed, -step.first, step.last), config)
+    disp = drift(disp, vel, jnp.where(failed, -first, step.last), config)
     return Particles(disp, vel), Status(
         code=code,
         step=status.step + jnp.where(failed, 0, 1),
@@ -208,8 +210,7 @@ def _directed(
     return step, new
 
 
-def _code(max_displacement: Array, step: Step, config: Config, dtype: Any) -> Array:
-    finite = jnp.isfinite(max_displacement) & jnp.isfinite(jnp.stack(step)).all()
+def _code(max_displacement: Array, finite: Array, config: Config, dtype: Any) -> Array:
     code = jnp.where(max_displacement > halo_limit(config), Code.BEYOND_HALO, Code.SUCCESSFUL)
     code = jnp.where(max_displacement * min(config.cell_size) > largest(config, dtype), Code.BEYOND_GRID, code)
-    return jnp.where(finite, code, Code.NOT_FINITE).astype(jnp.int32)
+    return jnp.where(finite & jnp.isfinite(max_displacement), code, Code.NOT_FINITE).astype(jnp.int32)
