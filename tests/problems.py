@@ -68,13 +68,13 @@ def cells(disp: Any, config: Any) -> np.ndarray:
     return (lattice(config.particle_shape, config.box_size) + np.asarray(disp)) / np.asarray(config.cell_size)
 
 
-def inside_cells(rng: np.random.Generator, config: Any, reach: float) -> np.ndarray:
-    """Random displacements up to `reach` narrowest cells, no particle within 0.04 of a cell of a cell's edge.
+def inside_cells(rng: np.random.Generator, config: Any, max_displacement: float) -> np.ndarray:
+    """Random displacements up to some narrowest cells, no particle within 0.04 of a cell of a cell's edge.
 
     Cloud-in-cell is smooth inside a cell: differences with steps below the margin see no kink.
     """
     small = min(config.cell_size)
-    disp = rng.uniform(-reach + 0.1, reach - 0.1, (*config.particle_shape, 3)) * small
+    disp = rng.uniform(-max_displacement + 0.1, max_displacement - 0.1, (*config.particle_shape, 3)) * small
     position = cells(disp, config)
     fraction = position - np.floor(position)
     return disp + (0.04 + 0.92 * fraction - fraction) * np.asarray(config.cell_size)

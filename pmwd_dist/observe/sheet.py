@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from pmwd_dist.config import Config
 from pmwd_dist.pm import inputs
 from pmwd_dist.pm.paint import max_displacement_block, paint_block
-from pmwd_dist.pm.particles import Particles
+from pmwd_dist.pm.particles import Particles, max_abs
 
 _TRACERS = 2  # per mesh cell along each axis, at most twice as many: no gaps where the lattice is stretched twofold
 _RANGES = 8  # numbers of planes of the lattice for which there are programs
@@ -43,22 +43,17 @@ def slab_density(particles: Particles, config: Config, planes: int) -> Float[Arr
     """
     inputs.check_config(config)
     disp = inputs.checked_particles(particles, config).disp
-    low, count = _lattice_planes(float(_max_abs_z(disp)), planes, config)
+    low, count = _lattice_planes(float(max_abs(disp[..., 2])), planes, config)
     return _slab_density(disp, config, planes, low, count)
 
 
-@jax.jit
-def _max_abs_z(disp: Array) -> Array:
-    return jnp.max(jnp.abs(disp[..., 2]))
-
-
-def _lattice_planes(reach: float, planes: int, config: Config) -> tuple[int, int]:
+def _lattice_planes(max_displacement: float, planes: int, config: Config) -> tuple[int, int]:
     """First of the lattice planes whose tracers may be in the slab, and their number."""
     n, spacing, cell = config.particle_shape[2], config.box_size[2] / config.particle_shape[2], config.cell_size[2]
-    if not math.isfinite(reach):
+    if not math.isfinite(max_displacement):
         return 0, n
-    before = math.ceil((reach + cell) / spacing) + 1  # the cloud of a tracer is a cell wide to each side
-    count = before + math.ceil((planes * cell + reach + cell) / spacing)
+    before = math.ceil((max_displacement + cell) / spacing) + 1  # the cloud of a tracer is a cell wide to each side
+    count = before + math.ceil((planes * cell + max_displacement + cell) / spacing)
     quantum = -(-n // _RANGES)
     count = -(-count // quantum) * quantum
     return (0, n) if count >= n else (-before, count)

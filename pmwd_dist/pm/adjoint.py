@@ -127,41 +127,37 @@ def _tangent(
     """The tangent of the outcome: a linear map, whose transpose is `pull_back`."""
     primals, treedef = jax.tree.flatten(inputs)
     results, results_treedef = jax.tree.flatten(outcome)
-    moving = [i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero)]
+    first, end = len(primals), len(primals) + len(results)  # among the arguments of the map and of its transpose
+    input_ids = [i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero)]
     # The status has no derivatives, nor do integers.
     count = len(jax.tree.leaves((outcome.particles, outcome.saved)))
-    moved = [i for i in range(count) if jnp.issubdtype(results[i].dtype, jnp.inexact)]
+    result_ids = [i for i in range(count) if jnp.issubdtype(results[i].dtype, jnp.inexact)]
 
-    def push_forward(*args: Any) -> Sequence[Any]:
-        given, changes = args[: len(primals)], args[len(primals) + len(results) :]
+    def apply(*args: Any) -> Sequence[Any]:
+        def function(*changed: Any) -> Sequence[Any]:
+            values = dict(enumerate(args[:first])) | dict(zip(input_ids, changed, strict=True))
+            out = jax.tree.leaves(evolve(treedef.unflatten(values.values()), saves, config))
+            return [out[i] for i in result_ids]
 
-        def function(*some: Any) -> Sequence[Any]:
-            now = dict(zip(moving, some, strict=True))
-            out = evolve(treedef.unflatten([now.get(i, x) for i, x in enumerate(given)]), saves, config)
-            return [jax.tree.leaves(out)[i] for i in moved]
+        return jax.jvp(function, tuple(args[i] for i in input_ids), tuple(args[end:]))[1]
 
-        return jax.jvp(function, tuple(given[i] for i in moving), tuple(changes))[1]
+    def transpose(*args: Any) -> Sequence[Any]:
+        cotangents = dict(zip(result_ids, args[end:], strict=True))
+        by_result = results_treedef.unflatten([cotangents.get(i) for i in range(len(results))])
+        inputs, outcome = treedef.unflatten(args[:first]), results_treedef.unflatten(args[first:end])
+        _, by_input = pull_back(inputs, outcome, by_result, saves, config)
+        return [jax.tree.leaves(by_input)[i] for i in input_ids]
 
-    def pull_from(*args: Any) -> Sequence[Any]:
-        inputs = treedef.unflatten(args[: len(primals)])
-        ends = args[len(primals) : len(primals) + len(results)]
-        cotangents: list[Any] = [None] * len(results)
-        for i, ct in zip(moved, args[len(primals) + len(results) :], strict=True):
-            cotangents[i] = ct
-        outcome = results_treedef.unflatten(ends)
-        _, out = pull_back(inputs, outcome, results_treedef.unflatten(cotangents), saves, config)
-        return [jax.tree.leaves(out)[i] for i in moving]
-
-    changes = linear_map(
-        push_forward,
-        pull_from,
+    out = linear_map(
+        apply,
+        transpose,
         [*primals, *results],
-        [tangents[i] for i in moving],
-        operands_like=moving,
-        results_like=[len(primals) + i for i in moved],
+        [tangents[i] for i in input_ids],
+        operands_like=input_ids,
+        results_like=[first + i for i in result_ids],
     )
-    found = dict(zip(moved, changes, strict=True))
-    return results_treedef.unflatten([found.get(i, _no_tangent(x)) for i, x in enumerate(results)])
+    by_id = dict(zip(result_ids, out, strict=True))
+    return results_treedef.unflatten([by_id.get(i, _no_tangent(x)) for i, x in enumerate(results)])
 
 
 def _no_tangent(x: Array) -> Any:
@@ -193,9 +189,9 @@ def pull_back(
         ct_a = jnp.zeros_like(a)
         for save, saved, (wanted, place) in zip(saves, cotangents.saved, places, strict=True):
             at, sums = (a, particles, inputs.args), (ct_a, ct, ct_args)
-            mine = jax.tree.map(lambda x, place=place: x[place], saved)
-            pulled = partial(_pull_back_save, save, good)
-            ct_a, ct, ct_args = jax.lax.cond(wanted, pulled, lambda _at, _mine, sums: sums, at, mine, sums)
+            cotangent = jax.tree.map(lambda x, place=place: x[place], saved)
+            add = partial(_pull_back_save, save, good)
+            ct_a, ct, ct_args = jax.lax.cond(wanted, add, lambda _at, _ct, sums: sums, at, cotangent, sums)
         particles, ct, by_coefficient = _step_back(step, good, particles, ct, config)
         by_coefficient = Coefficients(*(jnp.where(good, x, 0) for x in by_coefficient))
         return (particles, ct, ct_args), (by_coefficient, ct_a)

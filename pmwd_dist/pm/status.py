@@ -32,7 +32,7 @@ class Status(eqx.Module):
     Args:
       code: a `Code`.
       step: steps completed before the failure, or in all.
-      reach: largest displacement seen so far [mesh cells].
+      max_displacement: largest displacement seen so far [mesh cells].
       halo: displacement that the halo in use holds [mesh cells]; infinite on undivided axes.
     """
 

@@ -27,15 +27,15 @@ def random_case(rng: np.random.Generator) -> tuple[Geometry, dict[str, Any], tup
     longest = [(7, 7, 7), (3, 5, 90), (20, 18, 33)][rng.integers(3)]
     sites = [int(rng.integers(1, n + 1)) for n in longest]
     num, den = rng.integers(1, 4, 3), rng.integers(1, 4, 3)
-    reach, periodic = int(rng.integers(1, 6)), rng.integers(0, 2, 3).astype(bool)
-    padded = [(n - 1) * int(a) // int(b) + 2 * reach + 3 for n, a, b in zip(sites, num, den, strict=True)]
+    max_displacement, periodic = int(rng.integers(1, 6)), rng.integers(0, 2, 3).astype(bool)
+    padded = [(n - 1) * int(a) // int(b) + 2 * max_displacement + 3 for n, a, b in zip(sites, num, den, strict=True)]
     mesh = [int(rng.integers(1, 40)) if p else n for p, n in zip(periodic, padded, strict=True)]
     scale = 1.25 + 0.75 * rng.uniform(-1, 1, 3)
-    origin = [int(rng.integers(-3, 4)) if p else reach + 1 for p in periodic]
+    origin = [int(rng.integers(-3, 4)) if p else max_displacement + 1 for p in periodic]
     spacing = tuple((int(a), int(b)) for a, b in zip(num, den, strict=True))
     geometry = Geometry(tuple(mesh), spacing, tuple(origin), tuple(map(bool, periodic)), tuple(scale.tolist()))  # type: ignore[arg-type]
     far = rng.choice([1.0, 20.0]) if all(periodic) else 1.0
-    disp = far * reach * rng.uniform(-1, 1, (*sites, 3)) / scale
+    disp = far * max_displacement * rng.uniform(-1, 1, (*sites, 3)) / scale
     masks = tuple(tuple(int(m) for m in rng.integers(0, 2, 3)) for _ in range(rng.integers(1, 5)))
     masks = masks if rng.integers(2) else (cic.VALUE,)
     fields = int(rng.integers(1, 6))

@@ -11,6 +11,7 @@ import pytest
 
 import pmwd_dist as pmd
 from pmwd_dist.observe import sheet
+from pmwd_dist.pm.particles import max_abs
 
 N, BOX = 8, 16.0
 
@@ -36,11 +37,11 @@ def test_mass_is_conserved_on_any_layout(decomposition: pmd.Decomposition, singl
 def test_a_thin_slab_is_that_of_the_whole_lattice(single: pmd.Decomposition, monkeypatch: pytest.MonkeyPatch) -> None:
     n, box = 16, 64.0
     particles, config = make(waves(n, 1.0), single, box=box, mesh=n)
-    low, count = sheet._lattice_planes(float(sheet._max_abs_z(particles.disp)), 2, config)
+    low, count = sheet._lattice_planes(float(max_abs(particles.disp[..., 2])), 2, config)
     assert low < 0
     assert count < n
     part = sheet.slab_density(particles, config, 2)
-    monkeypatch.setattr(sheet, "_lattice_planes", lambda reach, planes, config: (0, n))
+    monkeypatch.setattr(sheet, "_lattice_planes", lambda max_displacement, planes, config: (0, n))
     np.testing.assert_allclose(part, sheet.slab_density(particles, config, 2), rtol=0, atol=1e-8)
 
 

@@ -28,7 +28,7 @@ class Case:
 
     geometry: Geometry
     particles: tuple[int, int, int]
-    reach: float
+    max_displacement: float
 
     def positions(self, disp: Any) -> np.ndarray:
         g = self.geometry
@@ -59,7 +59,7 @@ def draw(case: Case, seed: int = 0) -> dict[str, Any]:
     """Random particles (no one within 0.04 of a cell's edge), weights, fields and tangents."""
     rng = np.random.default_rng(seed)
     shape, scale = case.particles, np.asarray(case.geometry.scale)
-    disp = rng.uniform(-case.reach, case.reach, (*shape, 3)) / scale
+    disp = rng.uniform(-case.max_displacement, case.max_displacement, (*shape, 3)) / scale
     position = case.positions(disp)
     fraction = position - np.floor(position)
     disp = disp + (0.04 + 0.92 * fraction - fraction) / scale
