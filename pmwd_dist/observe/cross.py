@@ -86,5 +86,5 @@ def _cross_power(
 
     run = decomposition.shard_map(block, (decomposition.spec, decomposition.spec), P())
     k, both, first, second, modes = run(field.astype(dtype), reference.astype(dtype))
-    mean = normalisation(config) / jnp.maximum(modes, 1)
-    return CrossPower(k / jnp.maximum(modes, 1), both * mean, first * mean, second * mean, modes)
+    some, unit = jnp.maximum(modes, 1), normalisation(config)
+    return CrossPower(k / some, both / some * unit, first / some * unit, second / some * unit, modes)

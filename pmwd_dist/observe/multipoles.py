@@ -56,7 +56,7 @@ def power_multipoles(
 ) -> Multipoles:
     """Multipoles of the power of a field such as the density in redshift space.
 
-    P_l(k) is the mean of (2 l + 1) L_l(mu) |delta(k)|^2 over the modes of a bin, mu the cosine of k and the line of sight
+    P_l(k) is the mean of (2 l + 1) L_l(mu) |delta(k)|^2 over the modes of a bin, mu the cosine of k and line of sight
     (Hamilton 1998, sec. 4). The monopole is that of `power_spectrum`. In bins of few modes, which sample mu
     sparsely, orders mix. Shot noise, which is not subtracted, is in the monopole alone.
 

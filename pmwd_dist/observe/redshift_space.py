@@ -18,13 +18,13 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table
 from pmwd_dist.cosmology.parameters import Cosmology
-from pmwd_dist.parallel.inputs import numbers
+from pmwd_dist.observe.shells import checked_observer
 from pmwd_dist.pm import inputs
 from pmwd_dist.pm.particles import Particles
 
 _AXES = {"x": (1.0, 0.0, 0.0), "y": (0.0, 1.0, 0.0), "z": (0.0, 0.0, 1.0)}
 
-LineOfSight = str | Sequence[float] | np.ndarray
+LineOfSight = str | Sequence[Any] | np.ndarray
 
 
 def redshift_space(
@@ -33,7 +33,7 @@ def redshift_space(
     config: Config,
     *,
     line_of_sight: LineOfSight = "z",
-    observer: Sequence[float] | Array | None = None,
+    observer: Sequence[Any] | np.ndarray | Array | None = None,
     a: ArrayLike | None = None,
 ) -> Particles:
     """Move particles to redshift space, s = x + (u . n) n / (a H) with the peculiar velocity u (Kaiser 1987).
@@ -87,15 +87,11 @@ def direction(line_of_sight: LineOfSight) -> tuple[float, float, float]:
 
 
 def _observer(observer: Any, config: Config) -> Array:
-    place = numbers(observer, "observer")
-    if place.shape != (3,):
-        raise ArgumentError("observer", observer, "must be three coordinates [Mpc/h]")
-    if not isinstance(place, Tracer):
-        for axis, (x, length) in enumerate(zip(np.asarray(place, float), config.box_size, strict=True)):
-            if not 0 <= x <= length:
-                remedy = f"use coordinates from 0 to {length:g} Mpc/h"
-                raise ArgumentError("observer", float(x), "is outside the box", remedy, axis=axis)
-    return jnp.asarray(place)
+    if not isinstance(observer, Tracer):
+        return jnp.asarray(checked_observer(observer, config.box_size))
+    if observer.shape != (3,):
+        raise ArgumentError("observer.shape", observer.shape, "must be (3,)", "pass three coordinates [Mpc/h]")
+    return observer
 
 
 def _per_momentum(table: GrowthTable, a: ArrayLike, dtype: Any) -> Array:
