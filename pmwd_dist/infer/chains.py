@@ -104,7 +104,7 @@ class ChainFolder:
             energy_change=joined["energy_change"],
             failures=int(np.sum(~joined["nonans"].astype(bool))),
             noise_mean=state["moments/mean"],
-            noise_sd=np.sqrt(state["moments/square"] / max(float(state["moments/count"]) - 1, 1)),
+            noise_sd=np.sqrt(state["moments/square"] / max(float(state["moments/draws"]) - 1, 1)),
             noise=np.stack([c["noise"] for c in chunks]) if "noise" in chunks[0] else None,
         )
 

@@ -22,6 +22,8 @@ from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table
 from pmwd_dist.cosmology.linear_power import linear_power as default_power
 from pmwd_dist.cosmology.parameters import Cosmology, Parameters, parameters
+from pmwd_dist.observe.bias import eulerian_bias
+from pmwd_dist.observe.redshift_space import LineOfSight, direction
 from pmwd_dist.parallel.fft import fftfreq3d, pirfft3d
 from pmwd_dist.pm.inputs import check_config
 from pmwd_dist.pm.lpt import lpt
@@ -32,7 +34,7 @@ from pmwd_dist.pm.particles import Particles
 from pmwd_dist.pm.status import Status
 
 Gravity = Literal["nbody", "lpt"]
-Observable = Callable[[Particles, Mapping[str, ArrayLike], GrowthTable, Config], Array]
+Observable = Callable[[Particles, Array, Mapping[str, ArrayLike], GrowthTable, Config], Array]
 
 COSMOLOGY = ("Omega_m", *(field.name for field in fields(Parameters)))
 _OF_GROWTH = {"Omega_m", "Omega_c", "Omega_b", "Omega_k", "w0", "wa"}
@@ -45,7 +47,7 @@ class LinearField(eqx.Module):
       config: the simulation; the field is that at `a_stop`.
       cosmo: cosmology, where its parameters are not among those that are sampled.
       bias: linear bias, a number or the name of a parameter.
-      line_of_sight: axis of redshift distortions, 0, 1 or 2; None: real space.
+      line_of_sight: that of redshift distortions, "x", "y", "z" or three numbers; None: real space.
       linear_power: as in `linear_modes`.
     """
 
@@ -53,7 +55,7 @@ class LinearField(eqx.Module):
     cosmo: Parameters
     table: GrowthTable
     bias: str | float = eqx.field(static=True)
-    line_of_sight: int | None = eqx.field(static=True)
+    line_of_sight: tuple[float, float, float] | None = eqx.field(static=True)
     linear_power: Any
     tabulated: bool = eqx.field(static=True)
 
@@ -63,13 +65,12 @@ class LinearField(eqx.Module):
         cosmo: Cosmology,
         *,
         bias: str | float = 1.0,
-        line_of_sight: int | None = None,
+        line_of_sight: LineOfSight | None = None,
         linear_power: LinearPower | None = None,
     ):
         self.config, self.cosmo, self.table = _checked(config, cosmo)
-        if line_of_sight not in (None, 0, 1, 2):
-            raise ArgumentError("line_of_sight", line_of_sight, "must be 0, 1, 2 or None")
-        self.bias, self.line_of_sight = bias, line_of_sight
+        self.bias = bias
+        self.line_of_sight = None if line_of_sight is None else direction(line_of_sight)
         self.linear_power, self.tabulated = _fixed_power(config, self.cosmo, linear_power), linear_power is not None
 
     def __call__(self, noise: Array, parameters: Mapping[str, ArrayLike]) -> Float[Array, "nx ny nz"]:
@@ -96,9 +97,8 @@ class Simulation(eqx.Module):
       cosmo: cosmology, where its parameters are not among those that are sampled.
       gravity: "nbody", or "lpt" for the particles of `lpt` at a_stop.
       bias: linear Eulerian bias, a number or the name of a parameter: the field is 1 + bias delta.
-      observable: instead of the biased density, a function of (particles, parameters, growth table, config) that gives
-        a field on the mesh in units of its mean.
-      line_of_sight: axis along which `observable` has redshift distortions, for `response` only.
+      observable: instead of the biased density, a function of (particles, linear modes, parameters, growth table,
+        config) that gives a field on the mesh in units of its mean, such as `LagrangianGalaxies`.
       linear_power: as in `linear_modes`.
       solver: as in `nbody`.
     """
@@ -109,7 +109,6 @@ class Simulation(eqx.Module):
     gravity: Gravity = eqx.field(static=True)
     bias: str | float = eqx.field(static=True)
     observable: Observable | None = eqx.field(static=True)
-    line_of_sight: int | None = eqx.field(static=True)
     linear_power: Any
     tabulated: bool = eqx.field(static=True)
     solver: Any = eqx.field(static=True)
@@ -122,17 +121,14 @@ class Simulation(eqx.Module):
         gravity: Gravity = "nbody",
         bias: str | float = 1.0,
         observable: Observable | None = None,
-        line_of_sight: int | None = None,
         linear_power: LinearPower | None = None,
         solver: Any = None,
     ):
         self.config, self.cosmo, self.table = _checked(config, cosmo)
         if gravity not in get_args(Gravity):
             raise ArgumentError("gravity", gravity, 'must be "nbody" or "lpt"', "for linear theory use LinearField")
-        if line_of_sight not in (None, 0, 1, 2):
-            raise ArgumentError("line_of_sight", line_of_sight, "must be 0, 1, 2 or None")
         self.gravity, self.bias, self.observable = gravity, bias, observable
-        self.line_of_sight, self.solver = line_of_sight, solver
+        self.solver = solver
         self.linear_power, self.tabulated = _fixed_power(config, self.cosmo, linear_power), linear_power is not None
 
     def __call__(
@@ -148,15 +144,23 @@ class Simulation(eqx.Module):
             solution = nbody(lpt(modes, table, self.config), table, self.config, solver=self.solver)
             particles, status = solution.particles, solution.status
         if self.observable is not None:
-            return self.observable(particles, parameters, table, self.config), status
-        bias = value_of(self.bias, parameters)
-        return 1 + jnp.asarray(bias, noise.dtype) * (density(particles, self.config) - 1), status
+            return self.observable(particles, modes, parameters, table, self.config), status
+        bias: Any = value_of(self.bias, parameters)
+        return eulerian_bias(density(particles, self.config), bias, self.config), status
 
     def response(self, parameters: Mapping[str, ArrayLike]) -> Float[Array, "nx ny nk"]:
-        """Modes of the field per mode of the noise in linear theory, painted by cloud-in-cell."""
+        """Modes of the field per mode of the noise in linear theory, painted by cloud-in-cell.
+
+        An observable may say its `linear_bias(parameters)` and `line_of_sight`; otherwise it is taken as matter.
+        """
         cosmo, table = cosmology_at(parameters, self.cosmo, self.table)
-        bias = value_of(self.bias, parameters)
-        factor = kaiser_factor(bias, table, self.config, self.line_of_sight)
+        bias, line_of_sight = value_of(self.bias, parameters), None
+        if self.observable is not None:
+            of_observable = getattr(self.observable, "linear_bias", None)
+            bias = 1.0 if of_observable is None else of_observable(parameters)
+            line_of_sight = getattr(self.observable, "line_of_sight", None)
+        n = None if line_of_sight is None else direction(line_of_sight)
+        factor = kaiser_factor(bias, table, self.config, n)
         k = wavevectors(self.config)
         window = jnp.ones(())
         for component, side in zip(k, self.config.cell_size, strict=True):
@@ -202,19 +206,22 @@ def cosmology_at(
     """The cosmology with these parameters, others fiducial, and its growth table, a new one where it must be."""
     changes = {name: parameters[name] for name in COSMOLOGY if name in parameters}
     if "Omega_m" in changes:
-        changes["Omega_c"] = changes.pop("Omega_m") - changes.get("Omega_b", fiducial.Omega_b)
+        changes["Omega_c"] = jnp.asarray(changes.pop("Omega_m")) - changes.get("Omega_b", fiducial.Omega_b)
     cosmo = replace(fiducial, **changes)
     return cosmo, growth_table(cosmo) if _OF_GROWTH & parameters.keys() else table
 
 
-def kaiser_factor(bias: Any, table: GrowthTable, config: Config, line_of_sight: int | None) -> Array:
+def kaiser_factor(
+    bias: Any, table: GrowthTable, config: Config, line_of_sight: tuple[float, float, float] | None
+) -> Array:
     """(b + f mu^2) D1 at `a_stop`, with mu the cosine between wavevector and line of sight (Kaiser 1987)."""
     D1 = table.D1(config.a_stop)
     if line_of_sight is None:
         return bias * D1
     k = wavevectors(config)
     k2 = sum(component**2 for component in k)
-    mu2 = k[line_of_sight] ** 2 / jnp.where(k2 > 0, k2, 1)
+    along = sum(component * n for component, n in zip(k, line_of_sight, strict=True) if n)
+    mu2 = along**2 / jnp.where(k2 > 0, k2, 1)
     return (bias + table.dD1(config.a_stop) / D1 * mu2) * D1
 
 

@@ -62,10 +62,11 @@ class Model(eqx.Module):
             raise ArgumentError("forward", forward, "must be a function of (noise, parameters)")
         self.config, self.forward, self.items = config, forward, tuple(priors.items())
         self.likelihood = jax.tree.map(self._place, likelihood)
-        for part, attributes in ((forward, ("bias",)), (likelihood, ("name",))):
-            for name in (getattr(part, attribute, None) for attribute in attributes):
-                if isinstance(name, str) and name not in priors:
-                    raise ArgumentError("priors", list(priors), f"lacks {name!r}", f"add a prior of {name}")
+        observable = getattr(forward, "observable", None)
+        named = [getattr(forward, "bias", None), getattr(likelihood, "name", None), *getattr(observable, "names", ())]
+        for name in named:
+            if isinstance(name, str) and name not in priors:
+                raise ArgumentError("priors", list(priors), f"lacks {name!r}", f"add a prior of {name}")
         if "Omega_m" in priors and "Omega_c" in priors:
             raise ArgumentError("priors", list(priors), "has both Omega_m and Omega_c", "leave one of them out")
 
@@ -85,10 +86,11 @@ class Model(eqx.Module):
         Raises:
           ValueError: a value that its prior excludes, or of a parameter without a prior.
         """
-        return self._draw(key, whiten(values, self.priors))
+        return self.draw_around(key, whiten(values, self.priors))
 
     @eqx.filter_jit
-    def _draw(self, key: Array, given: dict[str, Array]) -> Position:
+    def draw_around(self, key: Array, given: dict[str, Array]) -> Position:
+        """A position drawn from the prior, with some whitened parameters given."""
         noise_key, key = jax.random.split(key)
         drawn = trees.normal_like(key, {name: jnp.zeros(()) for name in self.priors})
         return self._replicate({"noise": white_noise(noise_key, self.config), "parameters": drawn | given})
@@ -139,7 +141,7 @@ class Model(eqx.Module):
         return Posterior(self, data, preconditioner)
 
     def _place(self, x: Any) -> Any:
-        whole = jnp.ndim(x) == 3 and jnp.shape(x) == self.config.mesh_shape
+        whole = getattr(x, "shape", None) == self.config.mesh_shape
         return jax.device_put(x, self.config.decomposition.sharding) if whole else x
 
     def _replicate(self, position: Position) -> Position:
@@ -190,7 +192,7 @@ class Posterior(eqx.Module):
         """
         model = self.model
         draw_key, key = jax.random.split(key)
-        position = model._draw(draw_key, whiten(values, model.priors))
+        position = model.draw_around(draw_key, whiten(values, model.priors))
         noise = position["noise"]
         if self.preconditioner is not None:
             parameters = model.parameters(position)

@@ -26,7 +26,7 @@ from pmwd_dist.pm.status import SimulationError
 class Moments(NamedTuple):
     """Running mean of the white noise, and sum of squares around it."""
 
-    count: Array
+    draws: Array
     mean: Array
     square: Array
 
@@ -63,7 +63,8 @@ def sample(
       positions: where the chains begin, with a leading axis of chains, such as jax.vmap(posterior.initial)(keys).
       key: of jax.random.
       steps: of each chain, after tuning: a multiple of thin * chunk.
-      output: folder.
+      output: folder. A chain of another model there is not continued; a forward model that is a plain function is known
+        by its name.
       tuning_steps: before.
       thin: steps between draws that are kept.
       chunk: draws between writes to disk.
@@ -75,22 +76,10 @@ def sample(
       ValueError: an argument out of its range, or a folder with a chain of another model.
       SimulationError: the start, or too many steps, failed.
     """
-    chains = _check(posterior, positions, steps, thin, chunk)
-    parts = {
-        "config": posterior.model.config,
-        "model": posterior.model.forward,
-        "priors": posterior.model.items,
-        "likelihood": posterior.model.likelihood,
-        "data": posterior.data,
-        "preconditioner": posterior.preconditioner,
-        "start": positions,
-        "key": jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key,
-        "tuning_steps": whole_number(tuning_steps, "tuning_steps", least=40),
-        "thin": thin,
-        "chunk": chunk,
-        "chains": chains,
-    }
-    folder = ChainFolder(output, identity_of(parts))
+    _check(posterior, positions, steps, thin, chunk)
+    whole_number(tuning_steps, "tuning_steps", least=40)
+    schedule = {"tuning_steps": tuning_steps, "thin": thin, "chunk": chunk, "keep_noise": keep_noise}
+    folder = ChainFolder(output, _identity(posterior, positions, key) | identity_of(schedule))
     begin_key, tune_key, run_key = jax.random.split(key, 3)
     run = _begin(begin_key, positions, posterior, spmd_axis_name)
     if not bool(jnp.all(jnp.isfinite(run.states.logdensity))):
@@ -117,6 +106,15 @@ def sample(
             arrays["noise"] = np.asarray(_unwhitened(run.states.position, posterior, spmd_axis_name))
         folder.write(index, arrays, _pack(run, index + 1))
     return folder.load()
+
+
+def _identity(posterior: Posterior, positions: Position, key: Array) -> dict[str, str]:
+    """What decides the bits of a chain, but for its schedule."""
+    model = posterior.model
+    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    parts = {"config": model.config, "model": model.forward, "priors": model.items, "likelihood": model.likelihood}
+    of_posterior = {"data": posterior.data, "preconditioner": posterior.preconditioner}
+    return identity_of(parts | of_posterior | {"start": positions, "key": jax.random.key_data(key) if typed else key})
 
 
 @eqx.filter_jit
@@ -184,10 +182,10 @@ def _unwhitened(positions: Position, posterior: Posterior, axis: str | None) -> 
 
 def _add(moments: Moments, x: Array) -> Moments:
     """The moments with one more draw (Welford 1962)."""
-    count = moments.count + 1
+    draws = moments.draws + 1
     away = x - moments.mean
-    mean = moments.mean + away / count.astype(x.dtype)
-    return Moments(count, mean, moments.square + away * (x - mean))
+    mean = moments.mean + away / draws.astype(x.dtype)
+    return Moments(draws, mean, moments.square + away * (x - mean))
 
 
 def _pack(run: _Run, chunks: int) -> Arrays:
@@ -209,7 +207,7 @@ def _unpack(stored: Arrays, like: _Run) -> _Run:
     return _Run(states, tuning, moments)
 
 
-def _check(posterior: Posterior, positions: Position, steps: int, thin: int, chunk: int) -> int:
+def _check(posterior: Posterior, positions: Position, steps: int, thin: int, chunk: int) -> None:
     if jax.process_count() > 1:
         raise ArgumentError("posterior", "", "needs a program of one process", show_value=False)
     shape, lattice = jnp.shape(positions["noise"]), posterior.model.config.particle_shape
@@ -220,4 +218,3 @@ def _check(posterior: Posterior, positions: Position, steps: int, thin: int, chu
         whole_number(value, name, least=1)
     if steps % (thin * chunk):
         raise ArgumentError("steps", steps, f"must be a multiple of thin * chunk = {thin * chunk}")
-    return shape[0]

@@ -72,7 +72,7 @@ def test_starts_are_draws_from_it(linear: infer.Posterior, cosmo: Any) -> None:
 
 
 def free(config: pmd.Config, forward: Any) -> infer.Model:
-    return infer.Model(config, forward, {"b1": infer.Uniform(0.5, 4.0)}, infer.Gaussian(SIGMA))
+    return infer.Model(config, forward, {"b1": infer.Uniform(0.1, 4.0)}, infer.Gaussian(SIGMA))
 
 
 def evaluate(posterior: infer.Posterior, position: Any) -> tuple[Any, Any]:
@@ -82,7 +82,7 @@ def evaluate(posterior: infer.Posterior, position: Any) -> tuple[Any, Any]:
 def everything(pdims: tuple[int, int], cosmo: Any) -> tuple[Any, ...]:
     """Mock data, a position to start from, log density and gradient, in redshift space with a free bias."""
     config = configure(pdims, mesh_shape=8)
-    model = free(config, infer.LinearField(config, cosmo, bias="b1", line_of_sight=2))
+    model = free(config, infer.LinearField(config, cosmo, bias="b1", line_of_sight="z"))
     data = model.mock(jax.random.key(1), model.draw(jax.random.key(0), b1=1.8))
     posterior = model.condition(data, precondition="wiener", fiducial={"b1": 1.8})
     position = posterior.initial(jax.random.key(2), b1=1.8)
@@ -104,16 +104,22 @@ def test_slabs_have_the_same_posterior(reference: tuple[Any, ...], cosmo: Any) -
 
 
 def test_gradients_agree_with_differences(cosmo: Any) -> None:
-    config = configure(mesh_shape=8, box_size=80.0)
-    model = free(config, infer.Simulation(config, cosmo, gravity="lpt", bias="b1"))
-    position, rng, step = model.draw(jax.random.key(0), b1=1.8), np.random.default_rng(5), 1e-6
-    posterior = model.condition(1 + rng.standard_normal((8, 8, 8)))
+    """Two steps of N-body, galaxies with a Lagrangian bias in redshift space."""
+    config = configure(mesh_shape=8, box_size=80.0, steps=2)
+    galaxies = infer.LagrangianGalaxies(b1="b1", line_of_sight="z")
+    model = free(config, infer.Simulation(config, cosmo, observable=galaxies))
+    position, rng, step = model.draw(jax.random.key(0), b1=0.8), np.random.default_rng(5), 1e-6
+    posterior = model.condition(1 + rng.standard_normal((8, 8, 8)), precondition="wiener")
     direction = {"noise": rng.standard_normal((8, 8, 8)), "parameters": {"b1": np.asarray(0.5)}}
     _, slope = evaluate(posterior, position)
     ends = [jax.tree.map(lambda x, d, h=h: x + h * d, position, direction) for h in (step, -step)]
     high, low = (float(evaluate(posterior, end)[0]) for end in ends)
     along = zip(jax.tree.leaves(slope), jax.tree.leaves(direction), strict=True)
     assert (high - low) / (2 * step) == pytest.approx(sum(float(np.sum(a * b)) for a, b in along), rel=1e-5)
+    # Long waves are those of linear theory: bias, redshift distortion and growth of the response.
+    long = model.forward.response({"b1": 0.8})[:2, 0, 1] / infer.Simulation(config, cosmo).response({})[:2, 0, 1]
+    f = float(pmd.growth_rate(0.5, cosmo))
+    np.testing.assert_allclose(long, [1.8 + f, 1.8 + f / 2], rtol=1e-6)
 
 
 def test_a_failed_simulation_has_no_density() -> None:
@@ -134,6 +140,9 @@ def test_wrong_models_are_refused(cosmo: Any) -> None:
     forward = infer.LinearField(config, cosmo, bias="b1")
     with pytest.raises(ValueError, match=r"priors=\[\] lacks 'b1'; add a prior of b1"):
         infer.Model(config, forward, {}, infer.Gaussian(1.0))
+    simulation = infer.Simulation(config, cosmo, observable=infer.LagrangianGalaxies(b2="b2"))
+    with pytest.raises(ValueError, match="lacks 'b2'"):
+        infer.Model(config, simulation, {}, infer.Gaussian(1.0))
     with pytest.raises(ValueError, match="lacks 'sd'"):
         infer.Model(config, lambda noise, _: noise, {}, infer.Gaussian("sd"))
     priors = {"Omega_m": infer.Uniform(0.1, 0.5), "Omega_c": infer.Uniform(0.1, 0.5)}

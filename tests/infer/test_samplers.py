@@ -76,13 +76,15 @@ def test_mclmc_is_that_of_blackjax_step_by_step(monkeypatch: pytest.MonkeyPatch)
 
 def test_adjusted_mclmc_and_hmc_are_those_of_blackjax(monkeypatch: pytest.MonkeyPatch) -> None:
     """From one momentum, the same acceptance."""
+    position = jax.tree.map(lambda x: 0.5 * x, begin())
     direction = trees.unit_vector(jax.random.key(3), begin())
+    momentum = trees.scale(4.0, direction)
     monkeypatch.setattr(trees, "unit_vector", lambda key, tree: direction)
     monkeypatch.setattr(blackjax.mcmc.adjusted_mclmc, "generate_unit_vector", lambda key, tree: direction)
-    monkeypatch.setattr(trees, "normal_like", lambda key, tree: direction)
-    monkeypatch.setattr(blackjax.mcmc.metrics, "generate_gaussian_noise", lambda *_, **__: direction)
-    state = mclmc.adjusted_init(jax.random.key(0), begin(), logdensity)
-    reference = blackjax.mcmc.hmc.init(begin(), logdensity)
+    monkeypatch.setattr(trees, "normal_like", lambda key, tree: momentum)
+    monkeypatch.setattr(blackjax.mcmc.metrics, "generate_gaussian_noise", lambda *_, **__: momentum)
+    state = mclmc.adjusted_init(jax.random.key(0), position, logdensity)
+    reference = blackjax.mcmc.hmc.init(position, logdensity)
     key, mass = jax.random.key(4), jnp.linspace(0.8, 1.3, 14)
     ours = {"num_integration_steps": 3, "inverse_mass_matrix": ravel_pytree(begin())[1](mass)}
 
@@ -92,8 +94,8 @@ def test_adjusted_mclmc_and_hmc_are_those_of_blackjax(monkeypatch: pytest.Monkey
         _, adjusted = mclmc.adjusted_step(key, state, logdensity, step_size=longer * 1.5, **ours)
         theirs = blackjax.mcmc.adjusted_mclmc.build_kernel()
         _, expected = theirs(key, reference, logdensity, longer * 1.5, (3,), mass)
-        _, simple = hmc.step(key, state, logdensity, step_size=longer * 0.2, **(ours | {"inverse_mass_matrix": 1.0}))
-        _, verlet = blackjax.mcmc.hmc.build_kernel()(key, reference, logdensity, longer * 0.2, jnp.ones(14), 3)
+        _, simple = hmc.step(key, state, logdensity, step_size=longer * 0.4, **(ours | {"inverse_mass_matrix": 1.0}))
+        _, verlet = blackjax.mcmc.hmc.build_kernel()(key, reference, logdensity, longer * 0.4, jnp.ones(14), 3)
         return (adjusted.acceptance_rate, simple.acceptance_rate), (expected.acceptance_rate, verlet.acceptance_rate)
 
     one, other = rates(key, jnp.linspace(0.5, 3, 11))
@@ -146,7 +148,7 @@ def test_a_step_into_a_failed_simulation_is_undone() -> None:
     key = jax.random.key(0)
     forward = {"b": jnp.asarray([1.0, 0.0])}
     state = mclmc.init(key, position, cut)._replace(momentum=forward)
-    end, info = mclmc.step(key, state, cut, L=jnp.inf, step_size=2.0)
+    end, info = jax.jit(lambda state: mclmc.step(key, state, cut, L=jnp.inf, step_size=2.0))(state)
     assert not info.nonans and info.energy_change == 0
     same((end.position, end.logdensity), (position, state.logdensity))
     assert float(trees.dot(end.momentum, forward)) < 0.999
@@ -244,19 +246,19 @@ def test_tuning_finds_the_energy_error_that_it_aims_at() -> None:
     def narrow(x: Any) -> Any:
         return -0.5 * sum(jnp.sum((x[name] / sd[name]) ** 2) for name in sd)
 
-    position = {"b": jnp.asarray(0.2), "c": jnp.asarray(-5.0), "noise": 0.1 * jnp.ones((6, 6, 6))}
+    position = {"b": jnp.asarray(0.2), "c": jnp.asarray(-5.0), "noise": 0.1 * jnp.ones((4, 4, 4))}
     key = jax.random.key(0)
-    state, tuning = tune(key, mclmc.init(key, position, narrow), narrow, steps=4000)
+    state, tuning = tune(key, mclmc.init(key, position, narrow), narrow, steps=1600)
     for name, wanted in sd.items():
-        assert float(jnp.sqrt(tuning.inverse_mass_matrix[name])) == pytest.approx(float(wanted), rel=0.35)
+        assert float(jnp.sqrt(tuning.inverse_mass_matrix[name])) == pytest.approx(float(wanted), rel=0.5)
 
     @jax.jit
     def run(state: Any) -> Any:
         step = partial(mclmc.step, logdensity=narrow, **tuning._asdict())
-        return jax.lax.scan(lambda state, key: step(key, state), state, jax.random.split(key, 3000))
+        return jax.lax.scan(lambda state, key: step(key, state), state, jax.random.split(key, 1000))
 
     _, info = run(state)
-    errors = infer.energy_errors(np.asarray(info.energy_change)[None], 218)
+    errors = infer.energy_errors(np.asarray(info.energy_change)[None], 66)
     assert 5e-4 / 3 < errors["variance"] < 5e-4 * 3
     # For a Gaussian of d unit variances the best L is about the root of d.
-    assert 0.3 < float(tuning.L) / np.sqrt(218) < 3
+    assert 0.3 < float(tuning.L) / np.sqrt(66) < 3

@@ -50,7 +50,7 @@ def tune(
 ) -> tuple[IntegratorState, Tuning]:
     """Run MCLMC for some steps, and find its parameters.
 
-    A quarter of the steps finds the step size, one the masses, one the step size that goes with them, and the last L.
+    A quarter of the steps finds the step size, two the masses and the step size that goes with them, and the last L.
 
     Args:
       key: of jax.random.
@@ -75,11 +75,10 @@ def tune(
     part = steps // 4
     state, tuning, _ = _adapt(keys[0], state, logdensity, tuning, part)
     state, tuning, variance = _adapt(keys[1], state, logdensity, tuning, part)
-    # In units of the masses every direction has a variance of 1. The step size goes with their root mean square.
-    old = _mean_square(tuning.inverse_mass_matrix, state.position)
-    factor = jnp.sqrt(old / _mean_square(variance, state.position))
-    tuning = Tuning(jnp.asarray(root), tuning.step_size * factor, variance)
-    state, tuning, _ = _adapt(keys[2], state, logdensity, tuning, part)
+    tuning = _with_masses(tuning, variance, state.position)
+    # Where scales differ, the narrowest direction has most of the energy error, and too small a variance at first.
+    state, tuning, variance = _adapt(keys[2], state, logdensity, tuning, part)
+    tuning = _with_masses(tuning, variance, state.position)
     state, followed = _follow(keys[3], state, logdensity, tuning, part)
     sizes = [ess_mean(x[None]) for x in np.asarray(followed, float).T]
     correlated = np.mean([len(followed) / size for size in sizes])
@@ -141,6 +140,14 @@ def _follow(
         return state, project(state.position)
 
     return jax.lax.scan(once, state, jax.random.split(key, steps))
+
+
+def _with_masses(tuning: Tuning, variance: Any, position: Any) -> Tuning:
+    """In units of the new masses every direction has a variance of 1. The step goes with their root mean square."""
+    ratio = _mean_square(tuning.inverse_mass_matrix, position) / _mean_square(variance, position)
+    size = trees.size(position)
+    root = jnp.sqrt(jnp.asarray(size, tuning.step_size.dtype))
+    return Tuning(root, tuning.step_size * jnp.sqrt(ratio), variance)
 
 
 def _mean(x: Array) -> Array:
