@@ -116,7 +116,12 @@ def expected_sharding(name: str, transform: str, decomposition: pmd.Decompositio
     return NamedSharding(decomposition.mesh, specs.get(transform, decomposition.spec))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("parallel", "name"),
+    [*((pdims, name) for pdims in ((4, 1), (2, 2)) for name in NAMES), ((1, 4), "pirfft3d"), ((1, 4), "paint")],
+    indirect=["parallel"],
+    ids=str,
+)
 def test_values_without_annotation(name: str, parallel: pmd.Decomposition) -> None:
     x = jax.device_put(weights(0), parallel.sharding)
     results, program = run(transformed(operations(parallel)[name]), x)
