@@ -49,8 +49,8 @@ def theory(ells: np.ndarray, edges: np.ndarray, source: float, low: float, high:
             total[i] = np.sum(kernel**2 / np.diff(shells) / middle**2 * power * inside)
         out[name] = total
         if name == "halofit":
-            z = np.array([source - 1e-3, source, source + 1e-3])
-            tracer = pyccl.WeakLensingTracer(cosmo, dndz=(z, np.array([0.0, 1.0, 0.0])))
+            z = np.linspace(source - 0.02, source + 0.02, 101)
+            tracer = pyccl.WeakLensingTracer(cosmo, dndz=(z, np.exp(-(((z - source) / 0.004) ** 2) / 2)))
             out["pyccl's tracer"] = pyccl.angular_cl(cosmo, tracer, tracer, ells)
     return out
 

@@ -207,7 +207,7 @@ def _piece(
         squared = jnp.sum((sites + path.at(s[..., None])) ** 2, axis=-1)
         return jnp.sqrt(jnp.where(passed, squared, 1))
 
-    s = crossing(distance, guess, light)
+    s = crossing(distance, passed, guess, light)
     shell, inside = shells.shell_of(light.at(s), cone.edges)
     seen = (passed & inside)[..., None]
     direction = jnp.where(seen, sites + path.at(s[..., None]), 1)
