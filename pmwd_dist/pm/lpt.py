@@ -48,9 +48,9 @@ def lpt(
 def _lpt(modes: Array, table: GrowthTable, a: ArrayLike, config: Config) -> Particles:
     decomposition = config.decomposition
     a = jnp.asarray(a)
-    growth = [table.D1(a), table.D2(a), *table.D3(a)]
-    slopes = [table.dD1(a), table.dD2(a), *table.dD3(a)]
-    factors = jnp.stack([jnp.stack(growth), a**2 * table.E(a) * jnp.stack(slopes)], -1)
+    D1, D2, D3, *slopes = table.at(a)
+    growth, slopes = (jnp.concatenate([jnp.stack(x[:2]), x[2]]) for x in ((D1, D2, D3), slopes))
+    factors = jnp.stack([growth, a**2 * table.E(a) * slopes], -1)
 
     def block(modes: Array, factors: Array) -> tuple[Array, Array]:
         fields = _displacements(modes, config)

@@ -90,6 +90,32 @@ def saved_steps(sub: diffrax.SubSaveAt, times: Sequence[float], config: Config) 
     return tuple(int(after[i]) for i in [*first, *own, *last])
 
 
+def given_steps(
+    controller: diffrax.StepTo, subs: Sequence[diffrax.SubSaveAt], config: Config
+) -> tuple[tuple[int, ...], ...] | None:
+    """`saved_steps` of each, for times of steps that are given; None if something is saved between two steps.
+
+    Raises:
+      ValueError: steps that don't lead from a_start to a_stop.
+    """
+    count, known = len(controller.ts) - 1, not isinstance(controller.ts, Tracer)
+    ts = np.asarray(controller.ts, float) if known else np.empty(0)
+    ends = (config.a_start, config.a_stop)
+    if known and not (np.allclose(ts[[0, -1]], ends, rtol=_SLACK, atol=0) and (np.diff(ts) > 0).all()):
+        constraint = f"must rise from a_start={config.a_start} to a_stop={config.a_stop}"
+        raise ArgumentError("stepsize_controller.ts", ts.tolist(), constraint)
+    plans: list[tuple[int, ...]] = []
+    for sub in subs:
+        wanted = np.empty(0) if sub.ts is None else np.asarray(sub.ts, float)
+        if len(wanted) and not known:
+            return None
+        own = [int(np.abs(ts - a).argmin()) for a in wanted]
+        if not np.allclose(ts[own], wanted, rtol=_SLACK, atol=0):
+            return None
+        plans.append(tuple([0] * sub.t0 + own + [count] * sub.t1))
+    return tuple(plans)
+
+
 def _knots(config: Config, save: Sequence[float]) -> list[float]:
     """Ends of the time span and the save times between them."""
     inner = {float(a) for a in save if config.a_start * (1 + _SLACK) < a < config.a_stop * (1 - _SLACK)}

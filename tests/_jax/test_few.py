@@ -1,0 +1,48 @@
+"""Derivatives that are taken forwards in all modes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pmwd_dist._jax.few import forward_derivatives
+
+X, K = np.array([0.3, 0.7]), np.linspace(1.0, 2.0, 5)
+
+
+def plain(x: Any, k: Any) -> Any:
+    return jnp.sin(x[0] * k) * k ** x[1]
+
+
+def observed(function: Any, x: Any, k: Any) -> Any:
+    return jnp.sum(function(x, k) ** 2)
+
+
+@pytest.mark.parametrize("argnums", [0, 1])
+def test_derivatives_of_all_modes_and_orders_are_those_of_the_function(argnums: int) -> None:
+    def all_of(function: Any) -> Any:
+        f = lambda x, k: observed(function, x, k)  # noqa: E731
+        modes = {"grad": jax.grad(f, argnums)}
+        for outer in (jax.jacfwd, jax.jacrev):
+            for inner in (jax.jacfwd, jax.jacrev):
+                modes[f"{outer.__name__} of {inner.__name__}"] = outer(inner(f, 1 - argnums), argnums)
+        modes["third"] = jax.jacfwd(jax.jacrev(jax.grad(f, 0), 0), argnums)
+        modes["batch"] = jax.vmap(jax.grad(f, argnums), (None, 0))
+        return {name: mode(X, K) if name != "batch" else mode(X, K[:, None]) for name, mode in modes.items()}
+
+    ours, expected = all_of(forward_derivatives(plain)), all_of(plain)
+    for name, value in expected.items():
+        np.testing.assert_allclose(ours[name], value, rtol=1e-12, atol=1e-13, err_msg=name)
+
+
+def test_reverse_mode_sums_once() -> None:
+    """One contraction with the Jacobian, not a sum over the results for each use of a number."""
+    ours, expected = (
+        str(jax.make_jaxpr(jax.grad(lambda x: observed(function, x, K)))(X)).count("reduce_sum")
+        for function in (forward_derivatives(plain), plain)
+    )
+    assert ours == 1 < expected
