@@ -39,6 +39,21 @@ class Save:
         return wanted, place
 
 
+class Epoch(NamedTuple):
+    """A simulation at the start or at the end of a step.
+
+    Args:
+      a: scale factor.
+      particles: then.
+    """
+
+    a: Array
+    particles: Particles
+
+
+Accumulate = Callable[[Epoch, Epoch, Any], Any]
+
+
 class Inputs(NamedTuple):
     """Everything on which an evolution depends.
 
@@ -46,7 +61,7 @@ class Inputs(NamedTuple):
       particles: at the first of the times, on their grid.
       coefficients: of each step forward, log_scale on its grid.
       times: scale factors at which steps begin and end.
-      args: for the functions of what is saved.
+      args: for the functions of what is saved and accumulated; arrays of any type.
     """
 
     particles: Particles
@@ -61,11 +76,13 @@ class Outcome(NamedTuple):
     Args:
       particles: at the end, or at the last good step.
       saved: by `Save`, a pytree with a leading axis of its steps; infinite, or the largest integer, after a failure.
+      accumulated: the sum over all good steps of what each contributes, a pytree.
       status: the first failure, if any.
     """
 
     particles: Particles
     saved: tuple[Any, ...]
+    accumulated: Any
     status: Status
 
 
@@ -77,7 +94,7 @@ def prepare(solver: SplitSolver, particles: Particles, table: GrowthTable, times
       particles: at the first of the times, on their grid.
       table: of the growth.
       times: scale factors at which steps begin and end, ascending.
-      args: for the functions of what is saved.
+      args: for the functions of what is saved and accumulated.
     """
     dtype = particles.disp.dtype
     coefficients = jax.vmap(solver.coefficients, in_axes=(None, 0, 0))(table, times[:-1], times[1:])
@@ -85,19 +102,26 @@ def prepare(solver: SplitSolver, particles: Particles, table: GrowthTable, times
     return Inputs(particles, coefficients._replace(log_scale=on_grid(coefficients.log_scale)), times, args)
 
 
-def evolve(inputs: Inputs, saves: tuple[Save, ...], config: Config) -> Outcome:
-    """Take all steps, in one loop of the compiled program."""
+def evolve(inputs: Inputs, saves: tuple[Save, ...], config: Config, *, accumulate: Accumulate | None = None) -> Outcome:
+    """Take all steps, in one loop of the compiled program.
+
+    Args:
+      inputs: all that is differentiable.
+      saves: what to keep along the way.
+      config: the simulation.
+      accumulate: what a step contributes to the sum, of (epoch before, epoch after, args); default: nothing.
+    """
     particles, times, count = inputs.particles, inputs.times, len(inputs.times) - 1
     status = jax.tree.map(lambda x: unify_varying(x, particles.disp)[0], successful(particles.disp.dtype))
     saved = tuple(_start(save, inputs) for save in saves)
 
     def body(carry: tuple[Any, ...], xs: tuple[Any, ...]) -> tuple[tuple[Any, ...], None]:
-        particles, unit, status, saved = carry
-        step, a, places = xs
+        before, unit, status, saved, accumulated = carry
+        step, a0, a, places = xs
         # After a failure the momenta stay on their grid, and nothing moves.
         failed = status.code != Code.SUCCESSFUL
         step = Step(*(jnp.where(failed, 0, x) for x in step[:3]), *(jnp.where(failed, unit, x) for x in step[3:]))
-        particles, status = take_step(step, particles, status, config)
+        particles, status = take_step(step, before, status, config)
         good = status.code == Code.SUCCESSFUL
         unit = jnp.where(good, step.after, step.before)
 
@@ -111,13 +135,16 @@ def evolve(inputs: Inputs, saves: tuple[Save, ...], config: Config) -> Outcome:
         saved = (
             tuple(keep(*each) for each in zip(saves, saved, *zip(*places, strict=True), strict=True)) if saves else ()
         )
-        return (particles, unit, status, saved), None
+        if accumulate is not None:
+            values = accumulate(Epoch(a0, before), Epoch(a, particles), inputs.args)
+            accumulated = jax.tree.map(lambda old, x: old + jnp.where(good, x, 0), accumulated, values)
+        return (particles, unit, status, saved, accumulated), None
 
     all_steps = steps(inputs.coefficients, config)
-    start = particles, unify_varying(all_steps.before[0], particles.disp)[0], status, saved
-    xs = all_steps, times[1:], tuple(places_after(save, count) for save in saves)
-    (particles, _, status, saved), _ = jax.lax.scan(body, start, xs)
-    return Outcome(particles, saved, status)
+    start = particles, unify_varying(all_steps.before[0], particles.disp)[0], status, saved, _zero(accumulate, inputs)
+    xs = all_steps, times[:-1], times[1:], tuple(places_after(save, count) for save in saves)
+    (particles, _, status, saved, accumulated), _ = jax.lax.scan(body, start, xs)
+    return Outcome(particles, saved, accumulated, status)
 
 
 def steps(coefficients: Coefficients, config: Config) -> Step:
@@ -146,3 +173,12 @@ def _start(save: Save, inputs: Inputs) -> Any:
     if 0 not in save.steps:
         return saved
     return jax.tree.map(lambda old, x: old.at[0].set(x), saved, save.function(*at_start))
+
+
+def _zero(accumulate: Accumulate | None, inputs: Inputs) -> Any:
+    """The sum of what no step contributes."""
+    if accumulate is None:
+        return ()
+    epoch = Epoch(inputs.times[0], inputs.particles)
+    shapes = jax.eval_shape(accumulate, epoch, epoch, inputs.args)
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
