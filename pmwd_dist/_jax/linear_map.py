@@ -98,7 +98,7 @@ def _transpose(cotangents: Sequence[Any], *args: Any, **params: Any) -> list[Any
 
 
 def _batch(axis: Any, args: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[Any, Any]:
-    """Operands and results get the batch axis, in front; residuals keep theirs, and what depends on no others is shared.
+    """Operands and results get the batch axis, in front; what depends on residuals without one is shared.
 
     A residual without the axis that has the type of an operand or result is copied, only for that type.
     """

@@ -45,7 +45,7 @@ def interpolation(x: np.ndarray) -> np.ndarray:
     z = (np.arcsinh(x - _CENTRE) - _middle()) / _half()
     distance = z[:, None] - _chebyshev()
     exact = np.abs(distance) < 1e-14
-    terms = np.where(exact.any(1)[:, None], exact, _weights() / np.where(exact, 1, distance))
+    terms = np.where(np.any(exact, 1, keepdims=True), exact, _weights() / np.where(exact, 1, distance))
     return terms / terms.sum(1)[:, None]
 
 

@@ -163,9 +163,9 @@ class Decomposition(Division):
         return lambda *args: run(*jax.tree.map(self._reshard, in_specs, args, is_leaf=_is_spec))
 
     def constrain(self, field: Array) -> Array:
-        """A real field, divided as such; one on the default device stays as it is, in what jit takes for another type.
+        """A real field, divided as such; one on the default device stays as it is.
 
-        Else results would have another sharding than what they were made of, and a loop would compile its program twice.
+        Results with another sharding than what they were made of would make a loop compile its program twice.
         """
         return field if self._on_default_device else jax.lax.with_sharding_constraint(field, self.sharding)
 
@@ -174,7 +174,8 @@ class Decomposition(Division):
         """Whether fields are whole, on the device where JAX makes arrays and runs programs of those."""
         if self.is_abstract or self.mesh.size > 1:
             return False
-        default: Any = jax.config.jax_default_device
+        settings: Any = jax.config
+        default = settings.jax_default_device
         return self.mesh.devices.flat[0] == (jax.local_devices()[0] if default is None else default)
 
     @property
