@@ -111,10 +111,8 @@ def _inverse(first: Array, D1: Array) -> Array:
     i = jnp.searchsorted(y[1:-1], at, side="right", method="compare_all")
     h = y[i + 1] - y[i]
     a = jnp.exp(hermite((at - y[i]) / h, x[i], x[i + 1], h * slope[i], h * slope[i + 1]))
-    for _ in range(2):  # Newton, from a start that is right to 1e-8
-        u, v = _interpolate(first, a)
-        a = a - (a * u[..., 0] - D1) / (u + v)[..., 0]
-    return a
+    u, v = _interpolate(first, a)
+    return a - (a * u[..., 0] - D1) / (u + v)[..., 0]  # Newton, from a start that is right to 1e-8
 
 
 @_inverse.defjvp

@@ -28,13 +28,17 @@ def step_times(cosmo: Cosmology | GrowthTable, config: Config, *, save: Sequence
     their number, in all `config.steps` where that is enough, is shared out by the logarithm of the scale factor and
     so does not depend on the cosmology.
     """
-    knots = _knots(config, save)
-    table = growth_table(cosmo)
-    pieces = []
-    for low, high, count in zip(knots[:-1], knots[1:], _shares(knots, config.steps), strict=True):
-        D = table.D1(low) + (table.D1(high) - table.D1(low)) * jnp.arange(1, count) / count
-        pieces += [jnp.asarray([low], dtype=float), table.scale_factor(D)]
-    return jnp.concatenate([*pieces, jnp.asarray([config.a_stop], dtype=float)])
+    knots, table = _knots(config, save), growth_table(cosmo)
+    shares = _shares(knots, config.steps)
+    segment = np.repeat(np.arange(len(shares)), shares)
+    ends = np.asarray(knots)
+    D = table.D1(ends)
+    low, high = D[segment], D[segment + 1]
+    fraction = np.concatenate([np.arange(n) / n for n in shares])
+    times = jnp.asarray(table.scale_factor(low + (high - low) * fraction), dtype=float)
+    # The knots as they were given, to the bit.
+    times = jnp.where(fraction == 0, ends[segment], times)
+    return jnp.concatenate([times, jnp.asarray(ends[-1:], dtype=float)])
 
 
 def as_saveat(saveat: Any) -> diffrax.SaveAt | None:

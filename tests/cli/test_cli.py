@@ -92,12 +92,21 @@ def test_check_says_what_would_be_done(cli: Cli, file: Path, tmp_path: Path):
 
 
 def test_check_compares_gradients_with_differences(cli: Cli, file: Path, monkeypatch: pytest.MonkeyPatch):
-    small = ("--set", "box.mesh=8", "--set", "time.steps=2", "--set", "devices.pdims=[1, 1]")
+    small = (
+        "--set",
+        "box.mesh=8",
+        "--set",
+        "time.steps=1",
+        "--set",
+        "time.lpt_order=1",
+        "--set",
+        "devices.pdims=[1, 1]",
+    )
     code, out, err = cli("check", file, *small, "--grad")
     assert (code, err) == (0, "")
     rows = [line.split() for line in out.splitlines()[-9:]]
     assert [row[0] for row in rows] == ["noise", *(field.name for field in dataclasses.fields(Parameters))]
-    assert all(float(row[1]) != 0 and float(row[3]) < 1e-6 for row in rows)
+    assert all(float(row[1]) != 0 and float(row[3]) < 1e-5 for row in rows)
     monkeypatch.setattr("pmwd_dist.run.gradients.compare_gradient", lambda _: [Comparison("h", 1.0, 1.001)])
     code, out, _ = cli("check", file, *small, "--grad")
     assert code == 1
