@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -68,7 +67,7 @@ def _compare(simulation: Simulation) -> Iterator[Comparison]:
     values = {field.name: float(getattr(simulation.cosmo, field.name)) for field in fields(Parameters)}
 
     def loss(along: Array, values: dict[str, Array], noise: Array, direction: Array) -> tuple[Array, Status]:
-        table = growth_table(SimpleNamespace(**values))
+        table = growth_table(Parameters(**values))
         modes = linear_modes(noise + along * direction, table, config, linear_power=simulation.table)
         solution = nbody(lpt(modes, table, config), table, config, solver=simulation.solver)
         return jnp.mean(density(solution.particles, config) ** 2), solution.status
