@@ -55,11 +55,7 @@ class GrowthTable(eqx.Module):
 
     def at(self, a: ArrayLike) -> Growth:
         """All growth factors and their derivatives at once."""
-        a = jnp.asarray(a, self.factors.dtype)
-        u, v = (jnp.moveaxis(x, -1, 0) for x in _interpolate(self.factors, a))
-        n = np.reshape(_ORDERS, (-1, *(1,) * a.ndim))
-        D, dD = a[None] ** n * u, a[None] ** n * (n * u + v)
-        return Growth(D[0], D[1], D[2:], dD[0], dD[1], dD[2:])
+        return _growth_at(self.factors, jnp.asarray(a, self.factors.dtype))
 
     def D1(self, a: ArrayLike) -> Array:
         """Linear growth factor."""
@@ -99,6 +95,14 @@ class GrowthTable(eqx.Module):
         """The scale factor at which the linear growth factor has this value."""
         first = self.factors[..., :1]
         return _inverse(first, jnp.asarray(D1, first.dtype))
+
+
+@jax.jit
+def _growth_at(factors: Array, a: Array) -> Growth:
+    u, v = (jnp.moveaxis(x, -1, 0) for x in _interpolate(factors, a))
+    n = np.reshape(_ORDERS, (-1, *(1,) * a.ndim))
+    D, dD = a[None] ** n * u, a[None] ** n * (n * u + v)
+    return Growth(D[0], D[1], D[2:], dD[0], dD[1], dD[2:])
 
 
 @jax.custom_jvp

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import diffrax
@@ -28,17 +29,20 @@ def step_times(cosmo: Cosmology | GrowthTable, config: Config, *, save: Sequence
     their number, in all `config.steps` where that is enough, is shared out by the logarithm of the scale factor and
     so does not depend on the cosmology.
     """
-    knots, table = _knots(config, save), growth_table(cosmo)
-    shares = _shares(knots, config.steps)
-    segment = np.repeat(np.arange(len(shares)), shares)
-    ends = np.asarray(knots)
+    knots = _knots(config, save)
+    return _times(growth_table(cosmo), tuple(knots), tuple(_shares(knots, config.steps)))
+
+
+@partial(jax.jit, static_argnames=("knots", "shares"))
+def _times(table: GrowthTable, knots: tuple[float, ...], shares: tuple[int, ...]) -> Array:
+    """Knots, exactly, and between them times uniform in the growth factor, so many steps from each to the next."""
+    ends = jnp.asarray(knots, dtype=float)
     D = table.D1(ends)
-    low, high = D[segment], D[segment + 1]
-    fraction = np.concatenate([np.arange(n) / n for n in shares])
-    times = jnp.asarray(table.scale_factor(low + (high - low) * fraction), dtype=float)
-    # The knots as they were given, to the bit.
-    times = jnp.where(fraction == 0, ends[segment], times)
-    return jnp.concatenate([times, jnp.asarray(ends[-1:], dtype=float)])
+    parts = [D[i] + (D[i + 1] - D[i]) * jnp.arange(1, count) / count for i, count in enumerate(shares)]
+    inner = table.scale_factor(jnp.concatenate(parts))
+    after = np.cumsum([0, *shares])  # steps before each knot
+    order = np.argsort(np.append(after, np.delete(np.arange(after[-1]), after[:-1])))
+    return jnp.concatenate([ends, inner])[order]
 
 
 def as_saveat(saveat: Any) -> diffrax.SaveAt | None:
