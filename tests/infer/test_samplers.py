@@ -22,7 +22,6 @@ from pmwd_dist import infer
 from pmwd_dist.infer import trees
 from pmwd_dist.infer.samplers import hmc, mclmc
 from pmwd_dist.infer.samplers.isokinetic import langevin_step
-from pmwd_dist.infer.samplers.tuning import tune
 
 VARIANCE = np.linspace(0.5, 2, 12).reshape(2, 3, 2)
 
@@ -237,28 +236,3 @@ def test_nuts_of_blackjax_takes_a_posterior() -> None:
     state, info = jax.jit(nuts.step)(jax.random.key(9), nuts.init(position))
     assert info.acceptance_rate > 0.3 and not info.is_divergent
     assert state.logdensity > posterior.logdensity(position)  # it moves from a prior draw to the data
-
-
-def test_tuning_finds_the_energy_error_that_it_aims_at() -> None:
-    """Of a field and two parameters of other scales, from a bad start."""
-    sd = {"b": jnp.asarray(0.3), "c": jnp.asarray(2.0), "noise": jnp.ones(())}
-
-    def narrow(x: Any) -> Any:
-        return -0.5 * sum(jnp.sum((x[name] / sd[name]) ** 2) for name in sd)
-
-    position = {"b": jnp.asarray(0.2), "c": jnp.asarray(-5.0), "noise": 0.1 * jnp.ones((4, 4, 4))}
-    key = jax.random.key(0)
-    state, tuning = tune(key, mclmc.init(key, position, narrow), narrow, steps=1600)
-    for name, wanted in sd.items():
-        assert float(jnp.sqrt(tuning.inverse_mass_matrix[name])) == pytest.approx(float(wanted), rel=0.5)
-
-    @jax.jit
-    def run(state: Any) -> Any:
-        step = partial(mclmc.step, logdensity=narrow, **tuning._asdict())
-        return jax.lax.scan(lambda state, key: step(key, state), state, jax.random.split(key, 1000))
-
-    _, info = run(state)
-    errors = infer.energy_errors(np.asarray(info.energy_change)[None], 66)
-    assert 5e-4 / 3 < errors["variance"] < 5e-4 * 3
-    # For a Gaussian of d unit variances the best L is about the root of d.
-    assert 0.3 < float(tuning.L) / np.sqrt(66) < 3

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import h5py
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -88,6 +89,18 @@ def test_moments_are_those_of_the_posterior(run: tuple[Any, ...]) -> None:
     c = chain.summary()["c"]
     assert abs(c["mean"] - 1.5) < 5 * 0.2 / np.sqrt(c["ess_bulk"])
     assert c["ess_bulk"] > 30 and c["sd"] == pytest.approx(0.2, rel=0.4)
+
+
+def test_tuning_finds_masses_and_the_energy_error_that_it_aims_at(run: tuple[Any, ...]) -> None:
+    _, folder, chain = run
+    errors = infer.energy_errors(chain.energy_change, 65)
+    assert 5e-4 / 4 < errors["variance"] < 5e-4 * 4
+    with h5py.File(folder / "state.h5") as file:
+        L, step_size, of_noise, of_c = (file["run"][name][()] for name in sorted(file["run"])[-4:])
+    assert np.sqrt(of_noise) == pytest.approx(1 / np.sqrt(1 + (BIAS / SIGMA) ** 2), rel=0.35)
+    assert np.sqrt(of_c) == pytest.approx(1.0, rel=0.6)
+    # For a Gaussian of d unit variances the best L is about the root of d.
+    assert 0.3 < L / np.sqrt(65) < 3 and step_size <= L
 
 
 def test_failures_stop_a_run(run: tuple[Any, ...], tmp_path: Path) -> None:
