@@ -18,9 +18,10 @@ from jaxtyping import Array
 from pmwd_dist._jax.batching import barrier
 from pmwd_dist._jax.linear_map import linear_map
 from pmwd_dist.config import Config
+from pmwd_dist.ops.rounding import round_straight_through
 from pmwd_dist.pm.evolution import Inputs, Outcome, Save, evolve, places_after, prepare, steps
 from pmwd_dist.pm.gravity import acceleration
-from pmwd_dist.pm.particles import Particles, quantize, round_straight_through
+from pmwd_dist.pm.particles import Particles, quantize
 from pmwd_dist.pm.solvers import Coefficients, SolverState, SplitSolver, Step, drift
 from pmwd_dist.pm.status import Code
 

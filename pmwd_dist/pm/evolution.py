@@ -15,7 +15,15 @@ from pmwd_dist._jax.varying import unify_varying
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.pm.particles import Particles, momentum_resolution
-from pmwd_dist.pm.solvers import Coefficients, SplitSolver, Step, on_grid, take_step
+from pmwd_dist.pm.solvers import (
+    Coefficients,
+    SplitSolver,
+    Step,
+    drift,
+    first_drift,
+    kick_and_drifts,
+    on_grid,
+)
 from pmwd_dist.pm.status import Code, Status, successful
 
 
@@ -92,31 +100,40 @@ def evolve(inputs: Inputs, saves: tuple[Save, ...], config: Config) -> Outcome:
     saved = tuple(_start(save, inputs) for save in saves)
 
     def body(carry: tuple[Any, ...], xs: tuple[Any, ...]) -> tuple[tuple[Any, ...], None]:
-        particles, unit, status, saved = carry
-        step, a, places = xs
+        particles, max_displacement, unit, status, saved = carry
+        step, following, a, places = xs
         # After a failure the momenta stay on their grid, and nothing moves.
         failed = status.code != Code.SUCCESSFUL
         step = Step(*(jnp.where(failed, 0, x) for x in step[:3]), *(jnp.where(failed, unit, x) for x in step[3:]))
-        particles, status = take_step(step, particles, status, config)
+        particles, max_displacement, status = kick_and_drifts(
+            step, following, particles, max_displacement, status, config
+        )
         good = status.code == Code.SUCCESSFUL
         unit = jnp.where(good, step.after, step.before)
 
         def keep(save: Save, saved: Any, wanted: Array, place: Array) -> Any:
-            def put(saved: Any, a: Array, particles: Particles, args: Any, good: Array) -> Any:
-                values = save.function(a, particles, args)
+            def put(saved: Any, a: Array, particles: Particles, args: Any, good: Array, following: Array) -> Any:
+                # The drift of the following step is undone to the bit.
+                disp = drift(particles.disp, particles.vel, jnp.where(good, -following, 0), config)
+                values = save.function(a, Particles(disp, particles.vel), args)
                 return jax.tree.map(lambda old, x: old.at[place].set(jnp.where(good, x, old[place])), saved, values)
 
-            return jax.lax.cond(wanted, put, lambda saved, *_: saved, saved, a, particles, inputs.args, good)
+            at_end = (a, particles, inputs.args, good, following)
+            return jax.lax.cond(wanted, put, lambda saved, *_: saved, saved, *at_end)
 
         saved = (
             tuple(keep(*each) for each in zip(saves, saved, *zip(*places, strict=True), strict=True)) if saves else ()
         )
-        return (particles, unit, status, saved), None
+        return (particles, max_displacement, unit, status, saved), None
 
     all_steps = steps(inputs.coefficients, config)
-    start = particles, unify_varying(all_steps.before[0], particles.disp)[0], status, saved
-    xs = all_steps, times[1:], tuple(places_after(save, count) for save in saves)
-    (particles, _, status, saved), _ = jax.lax.scan(body, start, xs)
+    drifted, max_displacement = first_drift(Step(*(x[0] for x in all_steps)), particles, config)
+    unit = unify_varying(all_steps.before[0], particles.disp)[0]
+    start = drifted, max_displacement, unit, status, saved
+    finite = jnp.isfinite(jnp.stack(all_steps)).all(axis=0)
+    following = jnp.concatenate([jnp.where(finite, all_steps.first, 0)[1:], jnp.zeros(1, times.dtype)])
+    xs = all_steps, following, times[1:], tuple(places_after(save, count) for save in saves)
+    (particles, _, _, status, saved), _ = jax.lax.scan(body, start, xs)
     return Outcome(particles, saved, status)
 
 

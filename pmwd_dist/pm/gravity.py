@@ -16,11 +16,13 @@ from jaxtyping import Array, Float
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config, Vector3
 from pmwd_dist.ops import cic
+from pmwd_dist.ops.kick_drift import KickDrift, kick_drift
 from pmwd_dist.ops.stencil import WIDTH, gradient
 from pmwd_dist.parallel.fft import irfft_block, rfft_block, sequence_after
 from pmwd_dist.parallel.halo import pad_block
 from pmwd_dist.pm import fourier
-from pmwd_dist.pm.paint import block_geometry, max_displacement_block, paint_block, with_halo
+from pmwd_dist.pm.paint import block_geometry, largest_on_devices, max_displacement_block, paint_block, with_halo
+from pmwd_dist.pm.particles import Particles, resolution
 
 
 @partial(jax.jit, static_argnames="config")
@@ -78,9 +80,56 @@ def _nearest_meshes(cells: int, particles: int) -> list[int]:
     return [*[n for n in admitted if n < cells][-1:], *[n for n in admitted if n > cells][:1]]
 
 
+@partial(jax.jit, static_argnames="config")
+def kick_and_drift(
+    particles: Particles, max_displacement: Float[Array, ""], coefficients: KickDrift, config: Config
+) -> tuple[Particles, Float[Array, ""]]:
+    """Kick by the acceleration, then drift at the end of a step and at the start of the next, see `KickDrift`.
+
+    Args:
+      particles: after the drift at the start of the step.
+      max_displacement: of the particles [mesh cells].
+      coefficients: of the step.
+      config: the simulation.
+
+    Returns:
+      The particles and their largest displacement [mesh cells].
+    """
+    spec = config.decomposition.spec
+    run = config.decomposition.shard_map(
+        partial(_kick_and_drift_block, config=config), (spec, spec, P(), P()), (spec, spec, P())
+    )
+    *moved, max_displacement = run(particles.disp, particles.vel, max_displacement, coefficients)
+    return Particles(*moved), max_displacement
+
+
 def _acceleration_block(disp: Array, config: Config) -> tuple[Array, Array]:
-    decomposition, nz = config.decomposition, config.mesh_shape[2]
     max_displacement = max_displacement_block(disp, config)
+    meshes = _force_meshes(disp, max_displacement, config)
+
+    def read(halo: int, disp: Array, *meshes: Array) -> Array:
+        return cic.read(disp, _padded_force(config, halo, *meshes), block_geometry(config, halo))[..., 0, :]
+
+    return with_halo(max_displacement, config, read, disp, *meshes), max_displacement
+
+
+def _kick_and_drift_block(
+    disp: Array, vel: Array, max_displacement: Array, coefficients: KickDrift, config: Config
+) -> tuple[Array, Array, Array]:
+    meshes = _force_meshes(disp, max_displacement, config)
+    count, q = len(coefficients), resolution(config, disp.dtype)
+
+    def run(halo: int, disp: Array, vel: Array, *rest: Array) -> tuple[Array, Array, Array]:
+        fields = _padded_force(config, halo, *rest[count:])
+        return kick_drift(disp, vel, fields, KickDrift(*rest[:count]), block_geometry(config, halo), q)
+
+    disp, vel, largest = with_halo(max_displacement, config, run, disp, vel, *coefficients, *meshes)
+    return disp, vel, largest_on_devices(largest, config) / min(config.cell_size)
+
+
+def _force_meshes(disp: Array, max_displacement: Array, config: Config) -> list[Array]:
+    """Local blocks of what the force is read from: -phi, or the three components of -grad phi."""
+    decomposition, nz = config.decomposition, config.mesh_shape[2]
     one = jnp.ones((1, 1, 1, 1, 1), disp.dtype)
     modes = rfft_block(paint_block(disp, one, max_displacement, config), decomposition)
     if config.gradient == "spectral":
@@ -88,11 +137,17 @@ def _acceleration_block(disp: Array, config: Config) -> tuple[Array, Array]:
         for kernel in _spectral_kernels(config, disp.dtype):
             fields.append(irfft_block(modes * kernel, nz, decomposition))
             modes, fields = sequence_after(modes, fields)
-        force = with_halo(max_displacement, config, partial(_read_fields, config), disp, *fields)
-    else:
-        potential = irfft_block(modes * _potential_kernel(config, disp.dtype), nz, decomposition)
-        force = with_halo(max_displacement, config, partial(_read_gradient, config), disp, potential)
-    return force, max_displacement
+        return fields
+    return [irfft_block(modes * _potential_kernel(config, disp.dtype), nz, decomposition)]
+
+
+def _padded_force(config: Config, halo: int, *meshes: Array) -> Array:
+    """The force on a local block with its halo; of a potential, from one halo exchange of it."""
+    if config.gradient == "spectral":
+        return jnp.stack([pad_block(field, halo + 1, config.decomposition) for field in meshes], axis=-1)
+    (potential,) = meshes
+    padded = pad_block(potential, halo + 1 + WIDTH, config.decomposition)
+    return gradient(padded, config.cell_size, block_geometry(config, halo).periodic)
 
 
 def _greens_function(config: Config, dtype: Any) -> Array:
@@ -123,16 +178,3 @@ def _spectral_kernels(config: Config, dtype: Any) -> list[Array]:
     """Factors from painted modes to the components of -grad phi."""
     greens_function = _greens_function(config, dtype)
     return [1j * k * greens_function for k in fourier.wavevectors(config.mesh_shape, config, dtype, odd=True)]
-
-
-def _read_fields(config: Config, halo: int, disp: Array, *fields: Array) -> Array:
-    padded = jnp.stack([pad_block(field, halo + 1, config.decomposition) for field in fields], axis=-1)
-    return cic.read(disp, padded, block_geometry(config, halo))[..., 0, :]
-
-
-def _read_gradient(config: Config, halo: int, disp: Array, potential: Array) -> Array:
-    """The gradient of a potential at the particles, from one halo exchange of the potential."""
-    padded = pad_block(potential, halo + 1 + WIDTH, config.decomposition)
-    geometry = block_geometry(config, halo)
-    fields = gradient(padded, config.cell_size, geometry.periodic)
-    return cic.read(disp, fields, geometry)[..., 0, :]

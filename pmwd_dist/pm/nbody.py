@@ -19,6 +19,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table
 from pmwd_dist.cosmology.parameters import Cosmology
+from pmwd_dist.ops.rounding import max_abs
 from pmwd_dist.parallel.inputs import whole_number
 from pmwd_dist.pm import solvers
 from pmwd_dist.pm.adjoint import ReversibleAdjoint, evolve_reversibly
@@ -26,7 +27,7 @@ from pmwd_dist.pm.evolution import Save, prepare
 from pmwd_dist.pm.gravity import check_force_mesh
 from pmwd_dist.pm.inputs import check_config, checked_particles
 from pmwd_dist.pm.paint import halo_limit
-from pmwd_dist.pm.particles import Particles, largest, max_abs, quantize
+from pmwd_dist.pm.particles import Particles, largest, quantize
 from pmwd_dist.pm.solvers import SOLVERS, BullFrog, ParticleMesh, SolverState, SplitSolver
 from pmwd_dist.pm.status import Code, Status
 from pmwd_dist.pm.time_steps import as_saveat, is_sub, save_times, saved_steps, step_times

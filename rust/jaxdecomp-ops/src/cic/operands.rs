@@ -1,7 +1,7 @@
 //! Operands, results and attributes of paint and read, unpacked and checked for every platform.
 
 use super::geometry::Spec;
-use super::masks::Mask;
+use super::masks::{Mask, VALUE};
 use xla_ffi::{Call, Dtype, Error, Input, Output, Result};
 
 /// Extents of a batch of lattices of particles in blocks of mesh cells.
@@ -38,6 +38,20 @@ pub enum Reduction {
     OverMasks,
     /// Weighted sums over the fields, one for each mask.
     OverFields,
+}
+
+/// The operands of a kick and two drifts.
+pub(crate) struct Kick<'a> {
+    pub(crate) particles: Particles<'a>,
+    pub(crate) vel: Input<'a>,
+    pub(crate) fields: Input<'a>,
+    /// Coefficients of the step.
+    pub(crate) step: Input<'a>,
+    /// Spacing of the grid of displacements.
+    pub(crate) resolution: f64,
+    pub(crate) new_disp: Output<'a>,
+    pub(crate) new_vel: Output<'a>,
+    pub(crate) max_displacement: Output<'a>,
 }
 
 /// The operands of a read.
@@ -94,6 +108,34 @@ impl<'a> Paint<'a> {
     /// Whether all particles have the same weight.
     pub(crate) fn shared(&self) -> bool {
         is_shared(&self.weight)
+    }
+}
+
+impl<'a> Kick<'a> {
+    pub(crate) fn new(call: &Call<'a>) -> Result<Self> {
+        call.expect_arity(4, 3)?;
+        let (vel, fields, step) = (call.input(1, "vel")?, call.input(2, "fields")?, call.input(3, "step")?);
+        let particles = Particles::new(call, "fields", fields.expect_rank("batch, x, y, z, field")?)?;
+        let Extents { batch, fields: count, .. } = particles.extents;
+        if count != 3 || particles.masks[..] != [VALUE] {
+            return Err(Error::invalid(format!("fields: expected the 3 components of a force, got {count}")));
+        }
+        let [resolution] = call.float_array("resolution")?;
+        let (new_disp, new_vel) = (call.output(0, "new_disp")?, call.output(1, "new_vel")?);
+        let max_displacement = call.output(2, "max_displacement")?;
+        for (name, dims) in [("vel", vel.dims()), ("new_disp", new_disp.dims()), ("new_vel", new_vel.dims())] {
+            if dims != particles.disp.dims() {
+                return Err(Error::invalid(format!("{name}: expected {:?}, got {dims:?}", particles.disp.dims())));
+            }
+        }
+        step.expect_dims(&[batch, 6])?;
+        max_displacement.expect_dims(&[batch])?;
+        for (name, dtype) in [("vel", vel.dtype()), ("fields", fields.dtype()), ("step", step.dtype())] {
+            particles.expect_dtype(name, dtype)?;
+        }
+        let results = [("new_disp", &new_disp), ("new_vel", &new_vel), ("max_displacement", &max_displacement)];
+        results.iter().try_for_each(|(name, result)| particles.expect_dtype(name, result.dtype()))?;
+        Ok(Self { particles, vel, fields, step, resolution, new_disp, new_vel, max_displacement })
     }
 }
 

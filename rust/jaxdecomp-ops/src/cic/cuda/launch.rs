@@ -74,13 +74,32 @@ pub(crate) struct ReadBuffers {
     pub(crate) out: *mut c_void,
 }
 
+/// Device memory of a kick, for one element of the batch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KickBuffers {
+    pub(crate) disp: *const c_void,
+    pub(crate) vel: *const c_void,
+    pub(crate) fields: *const c_void,
+    /// Coefficients of the step.
+    pub(crate) step: *const c_void,
+    pub(crate) new_disp: *mut c_void,
+    pub(crate) new_vel: *mut c_void,
+    /// Largest component of the displacements.
+    pub(crate) most: *mut c_void,
+}
+
 /// Bytes of scratch memory of a paint: a head, and one sum (64 bits for f32, 128 for f64) for each cell.
 pub(crate) fn scratch_bytes(dtype: Dtype, cells: usize) -> usize {
     HEAD + cells * sum_bytes(dtype)
 }
 
 fn sum_bytes(dtype: Dtype) -> usize {
-    if dtype == Dtype::F64 { 16 } else { 8 }
+    2 * item(dtype)
+}
+
+/// Size of a value [bytes].
+pub(crate) fn item(dtype: Dtype) -> usize {
+    if dtype == Dtype::F64 { 8 } else { 4 }
 }
 
 fn blocks(sites: [usize; 3], block: [usize; 3]) -> u32 {
@@ -148,5 +167,28 @@ impl Context<'_> {
         let grid = [blocks(self.extents.sites, block), block.iter().product::<usize>() as u32];
         // SAFETY: by contract; the arguments are those of the kernel.
         unsafe { module.launch(c"read", grid, self.stream, &mut arguments![geometry, disp, fields, weight, out]) }
+    }
+
+    /// Compiles and loads the kernel of a kick.
+    pub(crate) fn load_kick(&self) -> Result<()> {
+        self.gpu.module(self.compiler, &variants::kick(self.common).variant).map(drop)
+    }
+
+    /// Kicks and drifts the particles of one element of the batch.
+    ///
+    /// # Safety
+    /// The buffers are device memory of the operands' extents.
+    pub(crate) unsafe fn kick(&self, resolution: f64, buffers: KickBuffers) -> Result<()> {
+        let ReadVariant { variant, block } = variants::kick(self.common);
+        let module = self.gpu.module(self.compiler, &variant)?;
+        let geometry = Geometry::new(self.spec, self.extents);
+        let KickBuffers { disp, vel, fields, step, new_disp, new_vel, most } = buffers;
+        let grid = [blocks(self.extents.sites, block), block.iter().product::<usize>() as u32];
+        let mut arguments = arguments![geometry, resolution, disp, vel, fields, step, new_disp, new_vel, most];
+        // SAFETY: by contract; the arguments are those of the kernel.
+        unsafe {
+            self.gpu.clear(most, item(self.common.dtype), self.stream)?;
+            module.launch(c"kick_drift", grid, self.stream, &mut arguments)
+        }
     }
 }
