@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -29,15 +29,15 @@ class Target:
       name: of the registered target.
       attributes: gives the target's attributes for (type of the first operand, device mesh, **parameters), or None
         where the target can't run and the reference does; the mesh is None where only its shape is known.
-      scratch: gives shape and type of scratch memory for (type of the first operand, **parameters), passed to the
-        target after the results; default: none.
-      in_place: operands whose memory the results of the same number take.
+      scratch: gives shape and type of scratch memory for (types of the operands, **parameters), passed to the target
+        after the results; default: none.
+      in_place: by the number of an operand, that of the result which takes its memory.
     """
 
     name: str
     attributes: Callable[..., dict[str, Any] | None]
     scratch: Callable[..., ShapedArray] | None = None
-    in_place: tuple[int, ...] = ()
+    in_place: Mapping[int, int] = field(default_factory=dict)
 
 
 def define_op(
@@ -71,7 +71,7 @@ def define_op(
 
 
 def _lowering(target: Target, fallback: Callable[..., Any] | None) -> Callable[..., Any]:
-    call = jax.ffi.ffi_lowering(target.name, operand_output_aliases={i: i for i in target.in_place} or None)
+    call = jax.ffi.ffi_lowering(target.name, operand_output_aliases=dict(target.in_place) or None)
 
     def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
         mesh = getattr(ctx.module_context.axis_context, "mesh", None)
@@ -81,7 +81,7 @@ def _lowering(target: Target, fallback: Callable[..., Any] | None) -> Callable[.
             return fallback(ctx, *operands, **params)
         if target.scratch is None:
             return call(ctx, *operands, **attributes)
-        scratch = target.scratch(ctx.avals_in[0], **params)
+        scratch = target.scratch(*ctx.avals_in, **params)
         # Not empty: a buffer of no bytes may have no address.
         scratch = scratch.update(shape=(max(1, *scratch.shape),))
         return call(ctx.replace(avals_out=[*ctx.avals_out, scratch]), *operands, **attributes)[:-1]
@@ -144,7 +144,7 @@ def _jitted(primitive: Primitive, static: tuple[tuple[str, Any], ...]) -> Callab
     return jax.jit(functools.partial(primitive.bind, **dict(static)))
 
 
-def _batch(primitive: Primitive, operands: Any, dims: Any, **params: Any) -> tuple[Any, int]:
+def _batch(primitive: Primitive, operands: Any, dims: Any, **params: Any) -> tuple[Any, Any]:
     batched, dim = next((x, d) for x, d in zip(operands, dims, strict=True) if d is not None)
     size, own = batched.shape[dim], batched.shape[0 if dim else 1]
 

@@ -54,7 +54,7 @@ def kick_drift(
     geometry: Geometry,
     resolution: float,
 ) -> tuple[Float[Array, "px py pz 3"], Float[Array, "px py pz 3"], Float[Array, ""]]:
-    """Kick by minus the read fields' negative, that is by the fields themselves, then drift twice.
+    """Kick by the force that is read from a mesh, then drift twice.
 
     Args:
       disp: displacements from the lattice.
@@ -72,7 +72,7 @@ def kick_drift(
     def run(disp: Array, vel: Array, fields: Array, step: Array) -> tuple[Array, Array, Array]:
         operands = (x[None] for x in unify_varying(disp, vel, fields, step))
         new_disp, new_vel, most = _kick_drift_p.bind(*operands, geometry=geometry, resolution=resolution)
-        return new_disp[0], new_vel[0], most[0]
+        return new_disp[0], new_vel[0], most[0, 0]
 
     @run.defjvp
     def rule(primals: Any, tangents: Any) -> Any:
@@ -94,12 +94,13 @@ def _reference(
 
 
 def _batched_reference(*operands: Array, geometry: Geometry, resolution: float) -> list[Array]:
-    return [*jax.vmap(partial(_reference, geometry=geometry, resolution=resolution))(*operands)]
+    disp, vel, most = jax.vmap(partial(_reference, geometry=geometry, resolution=resolution))(*operands)
+    return [disp, vel, most[:, None]]
 
 
 def _avals(disp: Any, vel: Any, fields: Any, step: Any, **_: Any) -> list[Any]:
     del vel, fields, step
-    return [disp, disp, result_aval(disp, disp.shape[:1], disp.dtype)]
+    return [disp, disp, result_aval(disp, (disp.shape[0], 1), disp.dtype)]
 
 
 def _cuda_attributes(disp: Any, mesh: Any, *, geometry: Geometry, resolution: float) -> dict[str, Any] | None:
@@ -114,6 +115,6 @@ _kick_drift_p = define_op(
     "kick_drift",
     _avals,
     _batched_reference,
-    targets={"CUDA": Target("jaxdecomp_ops_kick_drift", _cuda_attributes, in_place=(0, 1))},
+    targets={"CUDA": Target("jaxdecomp_ops_kick_drift", _cuda_attributes, in_place={0: 0, 1: 1})},
     multiple_results=True,
 )

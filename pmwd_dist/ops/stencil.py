@@ -109,7 +109,8 @@ def _cuda_attributes(x: Any, mesh: Any, *, cell_size: Any, periodic: Any) -> dic
     del x, mesh
     if cuda_unavailable_reason():
         return None
-    return {"cell": np.array(cell_size, np.float64), "periodic": np.array(periodic, np.int64)}
+    cells = np.array(cell_size, np.float64)
+    return {"near": _NEAR / cells, "far": _FAR / cells, "periodic": np.array(periodic, np.int64)}
 
 
 def _define(name: str, abstract: Callable[..., Any], reference: Callable[..., Any]) -> Any:

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import diffrax
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array
 
-from pmwd_dist._jax.batching import barrier
 from pmwd_dist._jax.linear_map import linear_map
 from pmwd_dist.config import Config
+from pmwd_dist.ops.pull_back import UndoDrift, UndoKick
 from pmwd_dist.ops.rounding import round_straight_through
-from pmwd_dist.pm.evolution import Inputs, Outcome, Save, evolve, places_after, prepare, steps
+from pmwd_dist.pm.evolution import Accumulate, Epoch, Inputs, Outcome, Save, evolve, places_after, prepare, steps
 from pmwd_dist.pm.gravity import acceleration
-from pmwd_dist.pm.particles import Particles, quantize
-from pmwd_dist.pm.solvers import Coefficients, SolverState, SplitSolver, Step, drift
+from pmwd_dist.pm.gravity import pull_back as pull_back_force
+from pmwd_dist.pm.particles import Particles, quantize, resolution
+from pmwd_dist.pm.solvers import Coefficients, SolverState, SplitSolver, Step, drifted
 from pmwd_dist.pm.status import Code
 
 
@@ -103,41 +105,49 @@ def _final_state(
     )
 
 
-def evolve_reversibly(inputs: Inputs, saves: tuple[Save, ...], config: Config) -> Outcome:
+def evolve_reversibly(
+    inputs: Inputs, saves: tuple[Save, ...], config: Config, *, accumulate: Accumulate | None = None
+) -> Outcome:
     """`evolve`, whose reverse derivative re-creates every earlier state from the last one.
 
     All modes of differentiation work. Reverse over reverse holds all states of the backward pass.
     """
     leaves, treedef = jax.tree.flatten(inputs)
+    forward = partial(evolve, saves=saves, config=config, accumulate=accumulate)
+    backward = partial(pull_back, saves=saves, config=config, accumulate=accumulate)
 
     @jax.custom_jvp
     def run(*leaves: Array) -> Outcome:
-        return evolve(jax.tree.unflatten(treedef, leaves), saves, config)
+        return forward(jax.tree.unflatten(treedef, leaves))
 
     @partial(run.defjvp, symbolic_zeros=True)
     def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Outcome, Outcome]:
         out = run(*primals)
-        return out, _tangent(treedef.unflatten(primals), out, tangents, saves, config)
+        return out, _tangent(treedef.unflatten(primals), out, tangents, forward, backward)
 
     return run(*leaves)
 
 
 def _tangent(
-    inputs: Inputs, outcome: Outcome, tangents: Sequence[Any], saves: tuple[Save, ...], config: Config
+    inputs: Inputs,
+    outcome: Outcome,
+    tangents: Sequence[Any],
+    forward: Callable[[Inputs], Outcome],
+    backward: Callable[[Inputs, Outcome, Outcome], tuple[Particles, Inputs]],
 ) -> Outcome:
     """The tangent of the outcome: a linear map, whose transpose is `pull_back`."""
     primals, treedef = jax.tree.flatten(inputs)
     results, results_treedef = jax.tree.flatten(outcome)
     first, end = len(primals), len(primals) + len(results)  # among the arguments of the map and of its transpose
-    input_ids = [i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero)]
+    input_ids = [i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero) and _is_inexact(primals[i])]
     # The status has no derivatives, nor do integers.
-    count = len(jax.tree.leaves((outcome.particles, outcome.saved)))
-    result_ids = [i for i in range(count) if jnp.issubdtype(results[i].dtype, jnp.inexact)]
+    count = len(results) - len(jax.tree.leaves(outcome.status))
+    result_ids = [i for i in range(count) if _is_inexact(results[i])]
 
     def apply(*args: Any) -> Sequence[Any]:
         def function(*changed: Any) -> Sequence[Any]:
             values = dict(enumerate(args[:first])) | dict(zip(input_ids, changed, strict=True))
-            out = jax.tree.leaves(evolve(treedef.unflatten(values.values()), saves, config))
+            out = jax.tree.leaves(forward(treedef.unflatten(values.values())))
             return [out[i] for i in result_ids]
 
         return jax.jvp(function, tuple(args[i] for i in input_ids), tuple(args[end:]))[1]
@@ -146,7 +156,7 @@ def _tangent(
         cotangents = dict(zip(result_ids, args[end:], strict=True))
         by_result = results_treedef.unflatten([cotangents.get(i) for i in range(len(results))])
         inputs, outcome = treedef.unflatten(args[:first]), results_treedef.unflatten(args[first:end])
-        _, by_input = pull_back(inputs, outcome, by_result, saves, config)
+        _, by_input = backward(inputs, outcome, by_result)
         return [jax.tree.leaves(by_input)[i] for i in input_ids]
 
     out = linear_map(
@@ -161,91 +171,128 @@ def _tangent(
     return results_treedef.unflatten([by_id.get(i, _no_tangent(x)) for i, x in enumerate(results)])
 
 
+def _is_inexact(x: Any) -> bool:
+    return bool(jnp.issubdtype(x.dtype, jnp.inexact))
+
+
 def _no_tangent(x: Array) -> Any:
-    if jnp.issubdtype(x.dtype, jnp.inexact):
-        return jnp.zeros_like(x)
-    return np.zeros(x.shape, jax.dtypes.float0)
+    return jnp.zeros_like(x) if _is_inexact(x) else np.zeros(x.shape, jax.dtypes.float0)
 
 
 def pull_back(
-    inputs: Inputs, outcome: Outcome, cotangents: Outcome, saves: tuple[Save, ...], config: Config
+    inputs: Inputs,
+    outcome: Outcome,
+    cotangents: Outcome,
+    saves: tuple[Save, ...],
+    config: Config,
+    *,
+    accumulate: Accumulate | None = None,
 ) -> tuple[Particles, Inputs]:
     """Undo all steps, and pull the cotangents of the outcome back.
 
     Returns:
       The particles at the start, as they were to the bit (those of the inputs are not looked at), and the cotangents of
-      the inputs.
+      the inputs; in the place of arguments that are not floating-point numbers, these.
     """
-    count = len(inputs.times) - 1
-    taken = outcome.status.step
-    forward = steps(inputs.coefficients, config)
-    good = jnp.arange(count) < taken
-    # Steps that were not taken change nothing, forwards and backwards.
-    unit = jnp.concatenate([forward.before[:1], forward.after])[taken]
-    step = Step(*(jnp.where(good, x, 0) for x in forward[:3]), *(jnp.where(good, x, unit) for x in forward[3:]))
+    good, all_steps = _steps_taken(inputs, outcome, config)
+    floating, others = eqx.partition(inputs.args, eqx.is_inexact_array)
 
-    def body(carry: tuple[Any, ...], xs: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Coefficients, Array]]:
-        particles, ct, ct_args = carry
-        step, good, a, places = xs
-        ct_a = jnp.zeros_like(a)
+    def pull(function: Callable[..., Any], good: Array | bool, at: Any, cotangents: Any, sums: Any) -> Any:
+        return _pull_back(lambda *at: function(*at[:-1], eqx.combine(at[-1], others)), good, at, cotangents, sums)
+
+    def body(carry: tuple[Any, ...], xs: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        kicked, ct, ct_args = carry  # the particles between the drifts of the step, after its kick
+        step, last_before, good, a0, a, places = xs
+        ct_a0, ct_a = jnp.zeros_like(a0), jnp.zeros_like(a)
         for save, saved, (wanted, place) in zip(saves, cotangents.saved, places, strict=True):
-            at, sums = (a, particles, inputs.args), (ct_a, ct, ct_args)
-            cotangent = jax.tree.map(lambda x, place=place: x[place], saved)
-            add = partial(_pull_back_save, save, good)
-            ct_a, ct, ct_args = jax.lax.cond(wanted, add, lambda _at, _ct, sums: sums, at, cotangent, sums)
-        particles, ct, by_coefficient = _step_back(step, good, particles, ct, config)
-        by_coefficient = Coefficients(*(jnp.where(good, x, 0) for x in by_coefficient))
-        return (particles, ct, ct_args), (by_coefficient, ct_a)
 
-    start = outcome.particles, cotangents.particles, jax.tree.map(jnp.zeros_like, inputs.args)
-    xs = step, good, inputs.times[1:], tuple(places_after(save, count) for save in saves)
-    (particles, ct, ct_args), (by_coefficient, by_time) = jax.lax.scan(body, start, xs, reverse=True)
-    sums = jnp.zeros_like(inputs.times[0]), ct, ct_args
+            def add(kicked: Particles, last: Array, cotangent: Any, sums: Any, save: Save = save) -> Any:
+                return pull(save.function, good, (a, drifted(kicked, last, config), floating), cotangent, sums)
+
+            cotangent = jax.tree.map(lambda x, place=place: x[place], saved)
+            at_end = kicked, step.last, cotangent, (ct_a, ct, ct_args)
+            ct_a, ct, ct_args = jax.lax.cond(wanted, add, lambda *args: args[-1], *at_end)
+        direct = None  # what the sum depends on the particles before the step, other than through the step
+        if accumulate is not None:
+            at = Epoch(a0, _undo(step, good, kicked, config)), Epoch(a, drifted(kicked, step.last, config)), floating
+            sums = Epoch(ct_a0, jax.tree.map(jnp.zeros_like, ct)), Epoch(ct_a, ct), ct_args
+            (ct_a0, direct), (ct_a, ct), ct_args = pull(accumulate, good, at, cotangents.accumulated, sums)
+        kicked, ct, by_coefficient = _pull_back_step(step, last_before, good, kicked, ct, config)
+        ct = ct if direct is None else jax.tree.map(jnp.add, ct, direct)
+        by_coefficient = Coefficients(*(jnp.where(good, x, 0) for x in by_coefficient))
+        return (kicked, ct, ct_args), (by_coefficient, ct_a0, ct_a)
+
+    times, count = inputs.times, len(inputs.times) - 1
+    kicked = drifted(outcome.particles, -all_steps.last[-1], config)
+    start = kicked, cotangents.particles, jax.tree.map(jnp.zeros_like, floating)
+    last_before = jnp.pad(all_steps.last[:-1], (1, 0))
+    xs = all_steps, last_before, good, times[:-1], times[1:], tuple(places_after(save, count) for save in saves)
+    (particles, ct, ct_args), (by_coefficient, by_start, by_end) = jax.lax.scan(body, start, xs, reverse=True)
+    by_time = jnp.pad(by_start, (0, 1)) + jnp.pad(by_end, (1, 0))
+    sums = jnp.zeros_like(times[0]), ct, ct_args
     for save, saved in zip(saves, cotangents.saved, strict=True):
         if 0 in save.steps:
-            at = (inputs.times[0], particles, inputs.args)
-            sums = _pull_back_save(save, True, at, jax.tree.map(lambda x: x[0], saved), sums)
-    return particles, Inputs(sums[1], by_coefficient, jnp.concatenate([sums[0][None], by_time]), sums[2])
+            at = (times[0], particles, floating)
+            sums = pull(save.function, True, at, jax.tree.map(lambda x: x[0], saved), sums)
+    return particles, Inputs(sums[1], by_coefficient, by_time.at[0].add(sums[0]), eqx.combine(sums[2], others))
 
 
-def _pull_back_save(save: Save, good: Array | bool, at: tuple[Any, ...], cotangents: Any, sums: Any) -> Any:
+def _steps_taken(inputs: Inputs, outcome: Outcome, config: Config) -> tuple[Array, Step]:
+    """Which steps were good, and all of them; those that were not taken change nothing, forwards and backwards."""
+    taken, forward = outcome.status.step, steps(inputs.coefficients, config)
+    good = jnp.arange(len(inputs.times) - 1) < taken
+    unit = jnp.concatenate([forward.before[:1], forward.after])[taken]
+    return good, Step(*(jnp.where(good, x, 0) for x in forward[:3]), *(jnp.where(good, x, unit) for x in forward[3:]))
+
+
+def _pull_back(
+    function: Callable[..., Any], good: Array | bool, at: tuple[Any, ...], cotangents: Any, sums: tuple[Any, ...]
+) -> tuple[Any, ...]:
     """Sums of cotangents of what a function of the particles depends on, with those through this function added.
 
-    Nothing was saved of a step that is not good.
+    A step that is not good has neither saved nor contributed anything.
     """
 
     def floating(*at: Any) -> list[Array]:
-        return [x for x in jax.tree.leaves(save.function(*at)) if jnp.issubdtype(x.dtype, jnp.inexact)]
+        return [x for x in jax.tree.leaves(function(*at)) if _is_inexact(x)]
 
     _, pull = jax.vjp(floating, *at)
     return jax.tree.map(lambda old, x: jnp.where(good, old + x, old), sums, pull(jax.tree.leaves(cotangents)))
 
 
-def _step_back(
-    step: Step, good: Array, particles: Particles, ct: Particles, config: Config
-) -> tuple[Particles, Particles, Coefficients]:
-    """Undo a step, and pull cotangents back through it: to the particles before it and to its coefficients.
+def _undo(step: Step, good: Array, kicked: Particles, config: Config) -> Particles:
+    """The particles before a step, from those after its kick.
 
     A step that is not good has not moved anything; the force where particles are may not even be finite.
     """
-    disp = barrier(drift(particles.disp, particles.vel, -step.last, config))
-    force, pull = jax.vjp(lambda disp: acceleration(disp, config)[0], jnp.where(good, disp, 0))
-    momentum = round_straight_through(particles.vel * (1 / step.after)) - round_straight_through(step.kick * force)
-    vel = momentum * step.before
-    before = Particles(drift(disp, vel, -step.first, config), vel)
+    force, _ = acceleration(jnp.where(good, kicked.disp, 0), config)
+    momentum = round_straight_through(kicked.vel * (1 / step.after)) - round_straight_through(step.kick * force)
+    return drifted(Particles(kicked.disp, momentum * step.before), -step.first, config)
 
-    scale = step.after / step.before
-    ct_vel = ct.vel + step.last * ct.disp
-    (through_force,) = pull(step.kick * step.after * ct_vel)
-    ct_disp = ct.disp + through_force
+
+def _pull_back_step(
+    step: Step, last_before: Array, good: Array, kicked: Particles, ct: Particles, config: Config
+) -> tuple[Particles, Particles, Coefficients]:
+    """Undo a step and the drift at the end of the one before, and pull cotangents back through the step.
+
+    Args:
+      step: the step.
+      last_before: the drift at the end of the step before.
+      good: whether the step was taken.
+      kicked: the particles after the kick of the step, before the drift at its end.
+      ct: cotangents of the particles at the end of the step.
+      config: the simulation.
+
+    Returns:
+      The particles after the kick of the step before, and the cotangents of the particles at the start of the step and
+      of its coefficients.
+    """
+    scale, q = step.after / step.before, resolution(config, kicked.disp.dtype)
+    weight, took = step.kick * step.after, good.astype(step.kick.dtype)
+    undo = UndoKick(step.kick, 1 / step.after, step.before, step.last, weight, took)
+    drifts = UndoDrift(weight, scale, step.first, -step.first / q, -last_before / q, took)
+    particles, ct, sums = pull_back_force(kicked, ct, undo, drifts, config)
     by_coefficient = Coefficients(
-        drift_before=_dot(ct_disp, vel),
-        kick=_dot(ct_vel, force),
-        log_scale=math.log(2) * scale * _dot(ct_vel, vel),
-        drift_after=_dot(ct.disp, particles.vel),
+        drift_before=sums[3], kick=sums[0], log_scale=math.log(2) * scale * sums[1], drift_after=sums[2]
     )
-    return before, Particles(ct_disp, scale * ct_vel + step.first * ct_disp), by_coefficient
-
-
-def _dot(x: Array, y: Array) -> Array:
-    return jnp.sum(x * y)
+    return particles, ct, by_coefficient

@@ -19,8 +19,9 @@ from pmwd_dist.pm.solvers import (
     Coefficients,
     SplitSolver,
     Step,
-    drift,
+    drifted,
     first_drift,
+    first_drifts,
     kick_and_drifts,
     on_grid,
 )
@@ -47,6 +48,21 @@ class Save:
         return wanted, place
 
 
+class Epoch(NamedTuple):
+    """A simulation at the start or at the end of a step.
+
+    Args:
+      a: scale factor.
+      particles: then.
+    """
+
+    a: Array
+    particles: Particles
+
+
+Accumulate = Callable[[Epoch, Epoch, Any], Any]
+
+
 class Inputs(NamedTuple):
     """Everything on which an evolution depends.
 
@@ -54,7 +70,7 @@ class Inputs(NamedTuple):
       particles: at the first of the times, on their grid.
       coefficients: of each step forward, log_scale on its grid.
       times: scale factors at which steps begin and end.
-      args: for the functions of what is saved.
+      args: for the functions of what is saved and accumulated; arrays of any type.
     """
 
     particles: Particles
@@ -69,11 +85,13 @@ class Outcome(NamedTuple):
     Args:
       particles: at the end, or at the last good step.
       saved: by `Save`, a pytree with a leading axis of its steps; infinite, or the largest integer, after a failure.
+      accumulated: the sum over all good steps of what each contributes, a pytree.
       status: the first failure, if any.
     """
 
     particles: Particles
     saved: tuple[Any, ...]
+    accumulated: Any
     status: Status
 
 
@@ -85,7 +103,7 @@ def prepare(solver: SplitSolver, particles: Particles, table: GrowthTable, times
       particles: at the first of the times, on their grid.
       table: of the growth.
       times: scale factors at which steps begin and end, ascending.
-      args: for the functions of what is saved.
+      args: for the functions of what is saved and accumulated.
     """
     dtype = particles.disp.dtype
     coefficients = jax.vmap(solver.coefficients, in_axes=(None, 0, 0))(table, times[:-1], times[1:])
@@ -93,48 +111,56 @@ def prepare(solver: SplitSolver, particles: Particles, table: GrowthTable, times
     return Inputs(particles, coefficients._replace(log_scale=on_grid(coefficients.log_scale)), times, args)
 
 
-def evolve(inputs: Inputs, saves: tuple[Save, ...], config: Config) -> Outcome:
-    """Take all steps, in one loop of the compiled program."""
+def evolve(inputs: Inputs, saves: tuple[Save, ...], config: Config, *, accumulate: Accumulate | None = None) -> Outcome:
+    """Take all steps, in one loop of the compiled program.
+
+    Args:
+      inputs: all that is differentiable.
+      saves: what to keep along the way.
+      config: the simulation.
+      accumulate: what a step contributes to the sum, of (epoch before, epoch after, args); default: nothing.
+    """
     particles, times, count = inputs.particles, inputs.times, len(inputs.times) - 1
     status = jax.tree.map(lambda x: unify_varying(x, particles.disp)[0], successful(particles.disp.dtype))
     saved = tuple(_start(save, inputs) for save in saves)
 
     def body(carry: tuple[Any, ...], xs: tuple[Any, ...]) -> tuple[tuple[Any, ...], None]:
-        particles, max_displacement, unit, status, saved = carry
-        step, following, a, places = xs
+        moved, first, max_displacement, unit, status, saved, accumulated = carry
+        step, following, a0, a, places = xs
         # After a failure the momenta stay on their grid, and nothing moves.
         failed = status.code != Code.SUCCESSFUL
         step = Step(*(jnp.where(failed, 0, x) for x in step[:3]), *(jnp.where(failed, unit, x) for x in step[3:]))
-        particles, max_displacement, status = kick_and_drifts(
-            step, following, particles, max_displacement, status, config
-        )
+        particles, max_displacement, status = kick_and_drifts(step, following, moved, max_displacement, status, config)
         good = status.code == Code.SUCCESSFUL
         unit = jnp.where(good, step.after, step.before)
+        following = jnp.where(good, following, 0)
 
         def keep(save: Save, saved: Any, wanted: Array, place: Array) -> Any:
-            def put(saved: Any, a: Array, particles: Particles, args: Any, good: Array, following: Array) -> Any:
-                # The drift of the following step is undone to the bit.
-                disp = drift(particles.disp, particles.vel, jnp.where(good, -following, 0), config)
-                values = save.function(a, Particles(disp, particles.vel), args)
+            def put(saved: Any, a: Array, particles: Particles, first: Array, args: Any, good: Array) -> Any:
+                values = save.function(a, drifted(particles, -first, config), args)
                 return jax.tree.map(lambda old, x: old.at[place].set(jnp.where(good, x, old[place])), saved, values)
 
-            at_end = (a, particles, inputs.args, good, following)
+            at_end = (a, particles, following, inputs.args, good)
             return jax.lax.cond(wanted, put, lambda saved, *_: saved, saved, *at_end)
 
         saved = (
             tuple(keep(*each) for each in zip(saves, saved, *zip(*places, strict=True), strict=True)) if saves else ()
         )
-        return (particles, max_displacement, unit, status, saved), None
+        if accumulate is not None:
+            before, after = drifted(moved, -first, config), drifted(particles, -following, config)
+            values = accumulate(Epoch(a0, before), Epoch(a, after), inputs.args)
+            accumulated = jax.tree.map(lambda old, x: old + jnp.where(good, x, 0), accumulated, values)
+        return (particles, following, max_displacement, unit, status, saved, accumulated), None
 
+    # Particles are carried with the first drift of the next step, which is undone to the bit where they are needed.
     all_steps = steps(inputs.coefficients, config)
-    drifted, max_displacement = first_drift(Step(*(x[0] for x in all_steps)), particles, config)
-    unit = unify_varying(all_steps.before[0], particles.disp)[0]
-    start = drifted, max_displacement, unit, status, saved
-    finite = jnp.isfinite(jnp.stack(all_steps)).all(axis=0)
-    following = jnp.concatenate([jnp.where(finite, all_steps.first, 0)[1:], jnp.zeros(1, times.dtype)])
-    xs = all_steps, following, times[1:], tuple(places_after(save, count) for save in saves)
-    (particles, _, _, status, saved), _ = jax.lax.scan(body, start, xs)
-    return Outcome(particles, saved, status)
+    drifts = first_drifts(all_steps)
+    moved, max_displacement = first_drift(drifts[0], particles, config)
+    first, unit = unify_varying(drifts[0], all_steps.before[0], particles.disp)[:2]
+    start = moved, first, max_displacement, unit, status, saved, _zero(accumulate, inputs)
+    xs = all_steps, jnp.pad(drifts[1:], (0, 1)), times[:-1], times[1:], tuple(places_after(s, count) for s in saves)
+    (particles, *_, status, saved, accumulated), _ = jax.lax.scan(body, start, xs)
+    return Outcome(particles, saved, accumulated, status)
 
 
 def steps(coefficients: Coefficients, config: Config) -> Step:
@@ -163,3 +189,12 @@ def _start(save: Save, inputs: Inputs) -> Any:
     if 0 not in save.steps:
         return saved
     return jax.tree.map(lambda old, x: old.at[0].set(x), saved, save.function(*at_start))
+
+
+def _zero(accumulate: Accumulate | None, inputs: Inputs) -> Any:
+    """The sum of what no step contributes."""
+    if accumulate is None:
+        return ()
+    epoch = Epoch(inputs.times[0], inputs.particles)
+    shapes = jax.eval_shape(accumulate, epoch, epoch, inputs.args)
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)

@@ -17,6 +17,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config, Vector3
 from pmwd_dist.ops import cic
 from pmwd_dist.ops.kick_drift import KickDrift, kick_drift
+from pmwd_dist.ops.pull_back import UndoDrift, UndoKick, undo_drift, undo_kick
 from pmwd_dist.ops.stencil import WIDTH, gradient
 from pmwd_dist.parallel.fft import irfft_block, rfft_block, sequence_after
 from pmwd_dist.parallel.halo import pad_block
@@ -103,6 +104,68 @@ def kick_and_drift(
     return Particles(*moved), max_displacement
 
 
+@partial(jax.jit, static_argnames="config")
+def pull_back(
+    particles: Particles, ct: Particles, undo: UndoKick, drifts: UndoDrift, config: Config
+) -> tuple[Particles, Particles, Float[Array, 4]]:
+    """Undo a kick and the drifts before it, and pull cotangents back through the step.
+
+    Args:
+      particles: after the kick, where the force acts.
+      ct: cotangents of the particles at the end of the step.
+      undo: coefficients of the kick.
+      drifts: coefficients of the drifts.
+      config: the simulation.
+
+    Returns:
+      The particles before the drifts, the cotangents of the particles at the start of the step, and sums over the
+      particles: of the cotangents of the momenta after the kick times the force, of the same times the momenta before
+      it, of the cotangents of the displacements at the end times the momenta after it, and of those at the start times
+      the momenta before it.
+    """
+    spec = config.decomposition.spec
+    run = config.decomposition.shard_map(
+        partial(_pull_back_block, config=config), (*(spec,) * 4, P(), P()), (*(spec,) * 4, P())
+    )
+    disp, vel, ct_disp, ct_vel, sums = run(particles.disp, particles.vel, ct.disp, ct.vel, undo, drifts)
+    return Particles(disp, vel), Particles(ct_disp, ct_vel), sums
+
+
+def _pull_back_block(
+    disp: Array, vel: Array, ct_disp: Array, ct_vel: Array, undo: UndoKick, drifts: UndoDrift, config: Config
+) -> tuple[Array, Array, Array, Array, Array]:
+    max_displacement = max_displacement_block(disp, config)
+    meshes, pull_mesh = jax.vjp(partial(_solve, config=config), _painted(disp, max_displacement, config))
+    count, q = len(undo), resolution(config, disp.dtype)
+
+    def kick(halo: int, disp: Array, vel: Array, ct_disp: Array, ct_vel: Array, *rest: Array) -> tuple[Any, ...]:
+        geometry = block_geometry(config, halo)
+        fields, pull_fields = jax.vjp(partial(_padded_force, config, halo), *rest[count:])
+        vel, ct_disp, ct_vel, sums = undo_kick(disp, vel, ct_disp, ct_vel, fields, UndoKick(*rest[:count]), geometry)
+        return vel, ct_disp, ct_vel, sums, pull_fields(cic.paint(disp, ct_vel[..., None, :], geometry))
+
+    vel, ct_disp, ct_vel, sums, ct_meshes = with_halo(
+        max_displacement, config, kick, disp, vel, ct_disp, ct_vel, *undo, *meshes
+    )
+    (ct_mesh,) = pull_mesh(list(ct_meshes))
+
+    def drift(halo: int, *operands: Array) -> tuple[Array, ...]:
+        disp, vel, ct_disp, ct_vel, mesh = operands[:5]
+        padded, geometry = pad_block(mesh, halo + 1, config.decomposition), block_geometry(config, halo)
+        coefficients = UndoDrift(*operands[5:])
+        return undo_drift(disp, vel, ct_disp, ct_vel, padded, coefficients, geometry, resolution=q)
+
+    disp, ct_disp, ct_vel, last = with_halo(
+        max_displacement, config, drift, disp, vel, ct_disp, ct_vel, ct_mesh, *drifts
+    )
+    return disp, vel, ct_disp, ct_vel, _sum_over_devices(jnp.concatenate([sums, last]), config)
+
+
+def _sum_over_devices(x: Array, config: Config) -> Array:
+    names = config.decomposition.names
+    return jax.lax.psum(x, names) if names else x
+
+
 def _acceleration_block(disp: Array, config: Config) -> tuple[Array, Array]:
     max_displacement = max_displacement_block(disp, config)
     meshes = _force_meshes(disp, max_displacement, config)
@@ -129,16 +192,24 @@ def _kick_and_drift_block(
 
 def _force_meshes(disp: Array, max_displacement: Array, config: Config) -> list[Array]:
     """Local blocks of what the force is read from: -phi, or the three components of -grad phi."""
-    decomposition, nz = config.decomposition, config.mesh_shape[2]
-    one = jnp.ones((1, 1, 1, 1, 1), disp.dtype)
-    modes = rfft_block(paint_block(disp, one, max_displacement, config), decomposition)
+    return _solve(_painted(disp, max_displacement, config), config)
+
+
+def _painted(disp: Array, max_displacement: Array, config: Config) -> Array:
+    return paint_block(disp, jnp.ones((1, 1, 1, 1, 1), disp.dtype), max_displacement, config)
+
+
+def _solve(mesh: Array, config: Config) -> list[Array]:
+    """`_force_meshes` of what is painted."""
+    decomposition, nz, dtype = config.decomposition, config.mesh_shape[2], mesh.dtype
+    modes = rfft_block(mesh, decomposition)
     if config.gradient == "spectral":
         fields: list[Array] = []
-        for kernel in _spectral_kernels(config, disp.dtype):
+        for kernel in _spectral_kernels(config, dtype):
             fields.append(irfft_block(modes * kernel, nz, decomposition))
             modes, fields = sequence_after(modes, fields)
         return fields
-    return [irfft_block(modes * _potential_kernel(config, disp.dtype), nz, decomposition)]
+    return [irfft_block(modes * _potential_kernel(config, dtype), nz, decomposition)]
 
 
 def _padded_force(config: Config, halo: int, *meshes: Array) -> Array:

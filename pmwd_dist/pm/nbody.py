@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import diffrax
 import equinox as eqx
@@ -16,6 +16,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.closure import hoist
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table
 from pmwd_dist.cosmology.parameters import Cosmology
@@ -23,7 +24,7 @@ from pmwd_dist.ops.rounding import max_abs
 from pmwd_dist.parallel.inputs import whole_number
 from pmwd_dist.pm import solvers
 from pmwd_dist.pm.adjoint import ReversibleAdjoint, evolve_reversibly
-from pmwd_dist.pm.evolution import Save, prepare
+from pmwd_dist.pm.evolution import Epoch, Outcome, Save, prepare
 from pmwd_dist.pm.gravity import check_force_mesh
 from pmwd_dist.pm.inputs import check_config, checked_particles
 from pmwd_dist.pm.paint import halo_limit
@@ -35,6 +36,20 @@ from pmwd_dist.pm.time_steps import as_saveat, is_sub, save_times, saved_steps, 
 _CHECKPOINTS = 10
 
 
+class Saving(NamedTuple):
+    """What is saved when.
+
+    Args:
+      functions: by place in `diffrax.SaveAt`, what to make of the particles.
+      plan: likewise, after how many steps.
+      times: all scale factors at which steps must end.
+    """
+
+    functions: Sequence[Callable[..., Any]]
+    plan: tuple[tuple[int, ...], ...]
+    times: tuple[float, ...]
+
+
 class Solution(eqx.Module):
     """The outcome of `nbody`.
 
@@ -42,12 +57,14 @@ class Solution(eqx.Module):
       particles: at the end; after a failure, at the last good step.
       snapshots: what `saveat` asked for, with a leading axis of saves; None without it.
       times: scale factors of the snapshots, an array for each of `saveat.subs`; infinite where a run failed before.
+      accumulated: sum over the steps of what `accumulate` made of each, up to a failure; None without it.
       status: the first failure, if any.
     """
 
     particles: Particles
     snapshots: Any
     times: Any
+    accumulated: Any
     status: Status
 
     def raise_if_failed(self) -> Solution:
@@ -64,6 +81,7 @@ def nbody(
     solver: diffrax.AbstractSolver[Any] | str | None = None,
     adjoint: diffrax.AbstractAdjoint | None = None,
     saveat: diffrax.SaveAt | Sequence[float] | None = None,
+    accumulate: Callable[[Epoch, Epoch, GrowthTable], Any] | None = None,
     stepsize_controller: diffrax.AbstractStepSizeController[Any, Any] | None = None,
     max_steps: int = 4096,
 ) -> Solution:
@@ -81,6 +99,9 @@ def nbody(
         diffrax.DirectAdjoint() for all modes.
       saveat: scale factors, or diffrax.SaveAt(ts=…) with them: particles there, exactly (steps end at them), or its fn
         of them.
+      accumulate: what a step contributes to `Solution.accumulated`, arrays in any pytree: a function of (before, after,
+        growth table) with before and after the `Epoch`, scale factor and particles, at both ends of the step. For the
+        solvers and steps of the reversible adjoint, and differentiated by it.
       stepsize_controller: default: `config.steps` fixed steps, uniform in the growth factor. An adaptive one chooses
         its own, for solvers with an error estimate.
       max_steps: limit of an adaptive controller.
@@ -107,11 +128,16 @@ def nbody(
         and not any(sub.steps for sub in subs)
     ):
         plan = tuple(saved_steps(sub, times, config) for sub in subs)
-        functions = [sub.fn for sub in subs]
-        particles, saved, saved_at, status = _evolve(particles, table, config, solver, functions, plan, times)
-        if saveat is None:
-            return Solution(particles, None, None, status)
-        return Solution(particles, treedef.unflatten(saved), treedef.unflatten(saved_at), status)
+        saving = Saving([sub.fn for sub in subs], plan, times)
+        out, saved, saved_at = _evolve(particles, table, config, solver, saving, accumulate)
+        snapshots = None if saveat is None else treedef.unflatten(saved)
+        saved_times = None if saveat is None else treedef.unflatten(saved_at)
+        accumulated = None if accumulate is None else out.accumulated
+        return Solution(out.particles, snapshots, saved_times, accumulated, out.status)
+    if accumulate is not None:
+        constraint = "needs BullFrog, FastPM or LeapFrog, their fixed steps and the reversible adjoint"
+        remedy = "leave out solver, adjoint, stepsize_controller and SaveAt(steps=True)"
+        raise ArgumentError("accumulate", accumulate, constraint, remedy, show_value=False)
     if stepsize_controller is None:
         stepsize_controller = diffrax.StepTo(step_times(table, config, save=times).astype(particles.disp.dtype))
     return _solve(particles, table, config, solver, saveat, _options(stepsize_controller, adjoint, max_steps))
@@ -133,37 +159,41 @@ def _evolve(
     table: GrowthTable,
     config: Config,
     solver: SplitSolver,
-    functions: Sequence[Callable[..., Any]],
-    plan: tuple[tuple[int, ...], ...],
-    save_times: tuple[float, ...],
-) -> tuple[Particles, list[Any], list[Array], Status]:
+    saving: Saving,
+    accumulate: Callable[..., Any] | None,
+) -> tuple[Outcome, list[Any], list[Array]]:
     """Evolve by a drift-kick-drift solver; also what is saved, and at which scale factors."""
     dtype = particles.disp.dtype
     particles = quantize(particles, config)
     table = jax.tree.map(lambda x: x.astype(dtype), table)
-    times = step_times(table, config, save=save_times).astype(dtype)
+    times = step_times(table, config, save=saving.times).astype(dtype)
+    # What a function has captured may be differentiated, too.
     saves, captured = [], []
-    for function, steps in zip(functions, plan, strict=True):
-        # What a function has captured may be differentiated, too.
-        converted, values = jax.closure_convert(function, times[0], particles, table)
-        saves.append(Save(tuple(sorted(set(steps))), partial(_call, converted, len(captured), len(values))))
-        captured += values
+    for function, steps in zip(saving.functions, saving.plan, strict=True):
+        pure, values = hoist(function, times[0], particles, table)
+        saves.append(Save(tuple(sorted(set(steps))), partial(_call, pure, len(captured))))
+        captured.append(values)
+    if accumulate is not None:
+        epoch = Epoch(times[0], particles)
+        pure, values = hoist(accumulate, epoch, epoch, table)
+        accumulate = partial(_call, pure, len(captured))
+        captured.append(values)
     inputs = prepare(solver, particles, table, times, (table, captured))
-    out = evolve_reversibly(inputs, tuple(saves), config)
+    out = evolve_reversibly(inputs, tuple(saves), config, accumulate=accumulate)
     saved, saved_at = [], []
-    for save, steps, values in zip(saves, plan, out.saved, strict=True):
+    for save, steps, values in zip(saves, saving.plan, out.saved, strict=True):
         order = np.asarray([save.steps.index(step) for step in steps])
         each_once = len(steps) == len(save.steps)
         saved.append(values if each_once else jax.tree.map(lambda x, order=order: x[order], values))
         reached = np.asarray(steps) <= out.status.step
         saved_at.append(jnp.where(reached, times[np.asarray(steps)], jnp.inf))
-    return out.particles, saved, saved_at, out.status
+    return out, saved, saved_at
 
 
-def _call(converted: Callable[..., Any], first: int, count: int, a: Array, particles: Particles, args: Any) -> Any:
-    """A function of what is saved, with what it has captured."""
-    table, captured = args
-    return converted(a, particles, table, *captured[first : first + count])
+def _call(pure: Callable[..., Any], place: int, *args: Any) -> Any:
+    """A function of the particles, with what it has captured."""
+    table, captured = args[-1]
+    return pure(captured[place], *args[:-1], table)
 
 
 def _solve(
@@ -195,9 +225,9 @@ def _solve(
     final = jax.tree.map(lambda x: x[0], states["final"])
     status = _final_status(solution, final, config)
     if saveat is None:
-        return Solution(final, None, None, status)
+        return Solution(final, None, None, None, status)
     saved_at: Any = solution.ts
-    return Solution(final, states["saved"], saved_at["saved"], status)
+    return Solution(final, states["saved"], saved_at["saved"], None, status)
 
 
 def _as_solver(solver: Any) -> diffrax.AbstractSolver[Any]:

@@ -58,7 +58,7 @@ def test_the_backward_pass_restores_every_bit(solver: Any, pdims: tuple[int, int
     def there_and_back(particles: pmd.Particles) -> Any:
         inputs = prepare(solver, particles, table, step_times(table, config).astype(dtype), ())
         outcome = evolve(inputs, (), config)
-        cotangents = Outcome(outcome.particles, (), None)  # type: ignore[arg-type]
+        cotangents = Outcome(outcome.particles, (), (), None)  # type: ignore[arg-type]
         return outcome, *pull_back(inputs, outcome, cotangents, (), config)
 
     outcome, before, cotangents = there_and_back(particles)
@@ -75,22 +75,27 @@ def test_the_backward_pass_restores_every_bit(solver: Any, pdims: tuple[int, int
 
 @pytest.mark.parametrize(("pdims", "dtype", "rtol"), [((2, 2), jnp.float64, 1e-12), ((1, 1), jnp.float32, 1e-6)])
 def test_gradients_are_those_of_stored_states(pdims: tuple[int, int], dtype: Any, rtol: float) -> None:
-    """Against JAX's own derivative of the same loop: by particles, table and times, with what is saved on the way."""
+    """Against JAX's own derivative of the same loop: by particles, table and times, with what is kept on the way."""
     config = configure(pdims)
     particles, table = initial(config, dtype), jax.tree.map(lambda x: x.astype(dtype), pmd.growth_table(COSMO))
 
     def observe(a: Any, particles: pmd.Particles, amplitude: Any) -> Any:
         return amplitude * a * pmd.density(particles, config), jnp.asarray(7)
 
+    def work(before: Any, after: Any, amplitude: Any) -> Any:
+        force = (after.particles.vel - before.particles.vel) / (after.a - before.a)
+        return amplitude * before.particles.disp * force, jnp.asarray(1)
+
     saves = Save((0, 2, 4), observe), Save((4,), lambda a, particles, amplitude: particles)
 
     def loss(run: Any, disp: Any, table: Any, amplitude: Any) -> Any:
         times = step_times(table, config).astype(dtype)
-        out = run(prepare(pmd.BullFrog(), moved(particles, disp), table, times, amplitude), saves, config)
+        inputs = prepare(pmd.BullFrog(), moved(particles, disp), table, times, amplitude)
+        out = run(inputs, saves, config, accumulate=work)
         (fields, _), end = out.saved
         weights = jnp.arange(1, 4, dtype=dtype)
         saved = jnp.sum(jnp.mean(fields**2, (1, 2, 3)) * weights) + jnp.mean(end.vel**2)
-        return saved + jnp.mean(out.particles.disp**2)
+        return saved + jnp.mean(out.particles.disp**2) + jnp.mean(out.accumulated[0] ** 2)
 
     def derivatives(run: Any) -> Any:
         gradient = jax.value_and_grad(partial(loss, run), argnums=(0, 1, 2))
@@ -104,17 +109,62 @@ def test_gradients_are_those_of_stored_states(pdims: tuple[int, int], dtype: Any
         np.testing.assert_allclose(x, y, rtol=0, atol=rtol * np.abs(np.asarray(y)).max() + 1e-30)
 
 
-def test_what_is_saved_may_capture_what_is_differentiated() -> None:
+class Pick(eqx.Module):
+    """A function of the particles that holds arrays of every type."""
+
+    amplitude: Any
+    index: Any
+    key: Any
+
+    def __call__(self, particles: Any) -> Any:
+        noise = jax.random.normal(self.key, particles.disp.shape[1:], particles.disp.dtype)
+        return self.amplitude * noise * particles.disp[self.index]
+
+
+class Saved(eqx.Module):
+    pick: Pick
+
+    def __call__(self, a: Any, particles: Any, table: Any) -> Any:
+        return self.pick(particles)
+
+
+class Accumulated(eqx.Module):
+    pick: Pick
+
+    def __call__(self, before: Any, after: Any, table: Any) -> Any:
+        return (after.a - before.a) * table.D1(before.a) * self.pick(after.particles), jnp.asarray(1)
+
+
+def test_what_is_saved_and_accumulated_may_capture_arrays_of_every_type() -> None:
+    """Traced integers, keys and modules too; the loss is quadratic in the amplitude that they capture."""
     config = configure()
     particles, table = initial(config), pmd.growth_table(COSMO)
+    times = np.asarray(step_times(table, config))
+    at = diffrax.SaveAt(ts=times.tolist())
+    key = jax.random.key(1)
 
-    def loss(amplitude: Any, adjoint: Any) -> Any:
-        saveat = eqx.tree_at(lambda at: at.subs.fn, SAVEAT, lambda a, y, table: amplitude * a * table.D1(a) * y.disp)
-        return jnp.sum(pmd.nbody(particles, table, config, adjoint=adjoint, saveat=saveat).snapshots ** 2)
+    def loss(amplitude: Any, index: Any, key: Any) -> Any:
+        pick = Pick(amplitude, index, key)
+        saveat = eqx.tree_at(lambda at: at.subs.fn, at, Saved(pick))
+        out = pmd.nbody(particles, table, config, saveat=saveat, accumulate=Accumulated(pick))
+        total, count = out.accumulated
+        return jnp.sum(total**2) + jnp.sum(out.snapshots**2), (total, out.snapshots, count)
 
-    ours = jax.jit(jax.grad(partial(loss, adjoint=None)))(1.5)
-    expected = jax.jit(jax.grad(partial(loss, adjoint=diffrax.DirectAdjoint())))(1.5)
-    np.testing.assert_allclose(ours, expected, rtol=1e-12)
+    @jax.jit
+    def derivatives(*args: Any) -> Any:
+        one = jnp.ones_like(args[0])
+        return jax.jvp(lambda x: jax.value_and_grad(loss, has_aux=True)(x, *args[1:]), args[:1], (one,))
+
+    ((value, (total, saved, count)), slope), (_, curvature) = derivatives(jnp.asarray(1.5), 2, key)
+    states = pmd.nbody(particles, table, config, saveat=at).snapshots
+    noise = jax.random.normal(key, states.disp.shape[2:])
+    picked = 1.5 * np.asarray(noise) * np.asarray(states.disp)[:, 2]
+    np.testing.assert_allclose(saved, picked, rtol=0, atol=1e-12)
+    weights = np.diff(times) * np.asarray(jax.vmap(table.D1)(times[:-1]))
+    np.testing.assert_allclose(total, np.einsum("t,txyc->xyc", weights, picked[1:]), rtol=0, atol=1e-12)
+    assert count == 4
+    np.testing.assert_allclose(slope, 2 * value / 1.5, rtol=1e-12)
+    np.testing.assert_allclose(curvature, 2 * value / 1.5**2, rtol=1e-12)
 
 
 def test_a_failed_run_has_the_gradient_of_its_last_good_state() -> None:
@@ -167,12 +217,16 @@ def test_what_cannot_take_a_step_stays_as_it_was_and_so_does_its_gradient() -> N
 
 @pytest.mark.parametrize("mode", ["reverse", "forward", "forward over reverse"])
 def test_memory_does_not_grow_with_the_number_of_steps(mode: str) -> None:
+    def sweep(before: Any, after: Any, table: Any) -> Any:
+        return (after.particles.disp - before.particles.disp) ** 2
+
     def temporary(steps: int) -> int:
         config = configure(steps=steps)
         particles, table = initial(config), pmd.growth_table(COSMO)
 
         def loss(disp: Any) -> Any:
-            return jnp.sum(pmd.nbody(moved(particles, disp), table, config).particles.disp ** 2)
+            solution = pmd.nbody(moved(particles, disp), table, config, accumulate=sweep)
+            return jnp.sum(solution.particles.disp**2) + jnp.sum(solution.accumulated**2)
 
         derivative = loss if mode == "forward" else jax.grad(loss)
         if mode != "reverse":

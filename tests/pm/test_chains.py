@@ -30,13 +30,19 @@ def draw() -> np.ndarray:
     return np.random.default_rng(0).standard_normal((2, 8, 8, 8)) * np.array([1, 0.1])[:, None, None, None]
 
 
+def work(before: Any, after: Any, table: Any) -> Any:
+    return table.D1(after.a) * before.particles.disp * (after.particles.vel - before.particles.vel)
+
+
 def value_and_gradient(config: pmd.Config) -> Any:
     table = pmd.growth_table(COSMO)
 
     def loss(noise: Any) -> tuple[Any, Any]:
         modes = pmd.linear_modes(noise, COSMO, config, linear_power=lambda k: 1e7 * k / (1 + (k / 0.02) ** 2) ** 1.3)
-        solution = pmd.nbody(pmd.lpt(modes, table, config), table, config, solver=pmd.FastPM())
-        return jnp.mean(pmd.density(solution.particles, config) ** 2), solution.status
+        particles = pmd.lpt(modes, table, config)
+        solution = pmd.nbody(particles, table, config, solver=pmd.FastPM(), accumulate=work)
+        density = pmd.density(solution.particles, config)
+        return jnp.mean(density**2) + jnp.mean(solution.accumulated**2), solution.status
 
     return jax.value_and_grad(loss, has_aux=True)
 

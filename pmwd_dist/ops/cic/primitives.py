@@ -116,8 +116,9 @@ def _cuda_attributes(disp: Any, mesh: Any, **params: Any) -> dict[str, Any] | No
     return None if cuda_unavailable_reason() else _attributes(disp, mesh, **params)
 
 
-def _cuda_scratch(disp: Any, *, geometry: Geometry, **_: Any) -> ShapedArray:
+def _cuda_scratch(disp: Any, weight: Any, *, geometry: Geometry, **_: Any) -> ShapedArray:
     """A head of 4 KiB and an integer sum for each cell: 64 bits for float32, 128 for float64."""
+    del weight
     return ShapedArray((1024 + math.prod(geometry.mesh) * disp.dtype.itemsize // 2,), np.dtype(np.int32))
 
 

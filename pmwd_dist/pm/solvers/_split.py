@@ -157,18 +157,20 @@ def advance(
 
 def take_step(step: Step, particles: Particles, status: Status, config: Config) -> tuple[Particles, Status]:
     """The particles after a step; as they were, if it or one before has failed."""
-    particles, max_displacement = first_drift(step, particles, config)
+    particles, max_displacement = first_drift(first_drifts(step), particles, config)
     nothing = jnp.zeros_like(step.first)
     particles, _, status = kick_and_drifts(step, nothing, particles, max_displacement, status, config)
     return particles, status
 
 
-def first_drift(step: Step, particles: Particles, config: Config) -> tuple[Particles, Array]:
-    """The particles after the drift at the start of a step, and their largest displacement [mesh cells].
+def first_drifts(step: Step) -> Array:
+    """The drift at the start of one or several steps; 0 where a number is not finite, since nothing could undo it."""
+    return jnp.where(_finite(step), step.first, 0)
 
-    Without a drift in a step of which a number is not finite, since nothing could undo it.
-    """
-    disp = drift(particles.disp, particles.vel, jnp.where(_finite(step), step.first, 0), config)
+
+def first_drift(first: Array, particles: Particles, config: Config) -> tuple[Particles, Array]:
+    """The particles after the drift at the start of a step, and their largest displacement [mesh cells]."""
+    disp = drift(particles.disp, particles.vel, first, config)
     disp = barrier(disp)  # computed once: XLA would repeat it for each of its uses
     return Particles(disp, particles.vel), max_abs(disp) / min(config.cell_size)
 
@@ -189,11 +191,12 @@ def kick_and_drifts(
     Returns:
       The particles, their largest displacement [mesh cells], and the status.
     """
-    finite, q = _finite(step), resolution(config, particles.disp.dtype)
+    q = resolution(config, particles.disp.dtype)
     was_good = status.code == Code.SUCCESSFUL
-    code = jnp.where(was_good, _code(max_displacement, finite, config, particles.disp.dtype), status.code)
+    code = _code(max_displacement, _finite(step), config, particles.disp.dtype)
+    code = jnp.where(was_good, code, status.code)
     good = code == Code.SUCCESSFUL
-    undo = jnp.where(was_good & finite, -step.first, 0)
+    undo = jnp.where(was_good, -first_drifts(step), 0)
     coefficients = KickDrift(
         kick=jnp.where(good, step.kick, 0),
         inverse=1 / step.before,
@@ -217,6 +220,11 @@ def kick_and_drifts(
 
 def _finite(step: Step) -> Array:
     return jnp.isfinite(jnp.stack(step)).all(axis=0)
+
+
+def drifted(particles: Particles, coefficient: Array, config: Config) -> Particles:
+    """The particles after a drift, see `drift`."""
+    return Particles(drift(particles.disp, particles.vel, coefficient, config), particles.vel)
 
 
 def drift(disp: Array, vel: Array, coefficient: Array, config: Config) -> Array:

@@ -38,7 +38,7 @@ fn spec(num: i64, den: i64) -> Spec {
 }
 
 /// Variants with every value of every macro.
-fn all_variants() -> [Variant; 10] {
+fn all_variants() -> [Variant; 13] {
     let common = |dtype, masks, wide| Common { dtype, masks, wide };
     [
         variants::paint(common(Dtype::F32, VALUE, false), &spec(1, 1), true).variant,
@@ -49,6 +49,9 @@ fn all_variants() -> [Variant; 10] {
         variants::read(common(Dtype::F32, SLOPES, false), 3, Reduction::OverFields).variant,
         variants::kick(common(Dtype::F32, VALUE, false)).variant,
         variants::kick(common(Dtype::F64, VALUE, true)).variant,
+        variants::pull_back(common(Dtype::F32, VALUE, false), 3).variant,
+        variants::pull_back(common(Dtype::F32, VALUE, true), 1).variant,
+        variants::pull_back(common(Dtype::F64, VALUE, false), 3).variant,
         stencil::variant(Dtype::F32, false),
         stencil::variant(Dtype::F64, true),
     ]

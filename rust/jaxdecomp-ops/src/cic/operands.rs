@@ -40,18 +40,20 @@ pub enum Reduction {
     OverFields,
 }
 
-/// The operands of a kick and two drifts.
-pub(crate) struct Kick<'a> {
+/// The operands of a step of the particles: vectors of each particle, a mesh and coefficients.
+pub(crate) struct Step<'a> {
+    /// Their displacements are the first of the vectors.
     pub(crate) particles: Particles<'a>,
-    pub(crate) vel: Input<'a>,
+    /// Further vectors of each particle.
+    pub(crate) vectors: Vec<Input<'a>>,
     pub(crate) fields: Input<'a>,
-    /// Coefficients of the step.
-    pub(crate) step: Input<'a>,
+    pub(crate) coefficients: Input<'a>,
     /// Spacing of the grid of displacements.
     pub(crate) resolution: f64,
-    pub(crate) new_disp: Output<'a>,
-    pub(crate) new_vel: Output<'a>,
-    pub(crate) max_displacement: Output<'a>,
+    /// Vectors of each particle.
+    pub(crate) results: Vec<Output<'a>>,
+    /// A few numbers for all particles.
+    pub(crate) summary: Output<'a>,
 }
 
 /// The operands of a read.
@@ -111,31 +113,34 @@ impl<'a> Paint<'a> {
     }
 }
 
-impl<'a> Kick<'a> {
-    pub(crate) fn new(call: &Call<'a>) -> Result<Self> {
-        call.expect_arity(4, 3)?;
-        let (vel, fields, step) = (call.input(1, "vel")?, call.input(2, "fields")?, call.input(3, "step")?);
-        let particles = Particles::new(call, "fields", fields.expect_rank("batch, x, y, z, field")?)?;
-        let Extents { batch, fields: count, .. } = particles.extents;
-        if count != 3 || particles.masks[..] != [VALUE] {
-            return Err(Error::invalid(format!("fields: expected the 3 components of a force, got {count}")));
+impl<'a> Step<'a> {
+    /// Unpacks `inputs` vectors, a mesh of `fields` fields, six coefficients, `results` vectors, a summary of some numbers
+    /// and further `scratch` results.
+    pub(crate) fn new(call: &Call<'a>, [inputs, fields, results, numbers, scratch]: [usize; 5]) -> Result<Self> {
+        call.expect_arity(inputs + 2, results + 1 + scratch)?;
+        let mesh = call.input(inputs, "fields")?;
+        let particles = Particles::new(call, "fields", mesh.expect_rank("batch, x, y, z, field")?)?;
+        let batch = particles.extents.batch;
+        if particles.extents.fields != fields || particles.masks[..] != [VALUE] {
+            return Err(Error::invalid(format!("fields: expected {fields}, got {}", particles.extents.fields)));
         }
-        let [resolution] = call.float_array("resolution")?;
-        let (new_disp, new_vel) = (call.output(0, "new_disp")?, call.output(1, "new_vel")?);
-        let max_displacement = call.output(2, "max_displacement")?;
-        for (name, dims) in [("vel", vel.dims()), ("new_disp", new_disp.dims()), ("new_vel", new_vel.dims())] {
+        let coefficients = call.input(inputs + 1, "coefficients")?;
+        coefficients.expect_dims(&[batch, 6])?;
+        let vectors = (1..inputs).map(|i| call.input(i, "vector")).collect::<Result<Vec<_>>>()?;
+        let results = (0..results).map(|i| call.output(i, "result")).collect::<Result<Vec<_>>>()?;
+        let summary = call.output(results.len(), "summary")?;
+        summary.expect_dims(&[batch, numbers])?;
+        let shapes = vectors.iter().map(|v| (v.dims(), v.dtype())).chain(results.iter().map(|v| (v.dims(), v.dtype())));
+        for (dims, dtype) in shapes {
+            particles.expect_dtype("vector", dtype)?;
             if dims != particles.disp.dims() {
-                return Err(Error::invalid(format!("{name}: expected {:?}, got {dims:?}", particles.disp.dims())));
+                return Err(Error::invalid(format!("vector: expected {:?}, got {dims:?}", particles.disp.dims())));
             }
         }
-        step.expect_dims(&[batch, 6])?;
-        max_displacement.expect_dims(&[batch])?;
-        for (name, dtype) in [("vel", vel.dtype()), ("fields", fields.dtype()), ("step", step.dtype())] {
-            particles.expect_dtype(name, dtype)?;
-        }
-        let results = [("new_disp", &new_disp), ("new_vel", &new_vel), ("max_displacement", &max_displacement)];
-        results.iter().try_for_each(|(name, result)| particles.expect_dtype(name, result.dtype()))?;
-        Ok(Self { particles, vel, fields, step, resolution, new_disp, new_vel, max_displacement })
+        let others = [("fields", mesh.dtype()), ("coefficients", coefficients.dtype()), ("summary", summary.dtype())];
+        others.iter().try_for_each(|&(name, dtype)| particles.expect_dtype(name, dtype))?;
+        let [resolution] = call.float_array("resolution")?;
+        Ok(Self { particles, vectors, fields: mesh, coefficients, resolution, results, summary })
     }
 }
 

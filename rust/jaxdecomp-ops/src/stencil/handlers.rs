@@ -51,20 +51,28 @@ fn operands<'a>(call: &Call<'a>, kernel: Kernel) -> Result<Operands<'a>> {
         Kernel::Gradient => (from.dims(), to.dims()),
         Kernel::Divergence => (to.dims(), from.dims()),
     };
-    let (&[batch, x, y, z], periodic, cell) = (outer, call.integer_array("periodic")?, call.float_array("cell")?) else {
+    let &[batch, x, y, z] = outer else {
         return Err(Error::invalid(format!("expected a field of 4 axes, got {outer:?}")));
     };
+    let periodic: [i64; 3] = call.integer_array("periodic")?;
     let outer = [x, y, z];
     let less: [usize; 3] = core::array::from_fn(|axis| if periodic[axis] == 0 { 4 } else { 0 });
     let [bx, by, bz] = core::array::from_fn(|axis| outer[axis].saturating_sub(less[axis]));
     if inner != [batch, bx, by, bz, 3] || outer.iter().chain(&[bx, by, bz]).any(|&n| n == 0 || n >= 1 << 30) {
-        return Err(Error::invalid(format!("expected a gradient of shape {:?}, got {inner:?}", [batch, bx, by, bz, 3])));
+        return Err(Error::invalid(format!(
+            "expected a gradient of shape {:?}, got {inner:?}",
+            [batch, bx, by, bz, 3]
+        )));
     }
+    let (near, far): ([f64; 3], [f64; 3]) = (call.float_array("near")?, call.float_array("far")?);
     let mesh = Mesh {
         outer: outer.map(|n| n as i32),
         inner: [bx, by, bz].map(|n| n as i32),
         periodic: periodic.map(|p| i32::from(p != 0)),
-        cell,
+        near,
+        far,
+        near32: near.map(|x| x as f32),
+        far32: far.map(|x| x as f32),
     };
     Ok(Operands { batch, mesh, from, to })
 }

@@ -9,6 +9,8 @@ use xla_ffi::Dtype;
 
 const SOURCE: &str = include_str!("gradient.cu");
 const THREADS: usize = 256;
+/// Rows of a block, as in the kernels.
+const ROWS: usize = 4;
 
 /// Extents of a field (outer) and of its gradient (inner), as in the kernels.
 #[repr(C)]
@@ -17,11 +19,14 @@ pub(crate) struct Mesh {
     pub(crate) outer: [i32; 3],
     pub(crate) inner: [i32; 3],
     pub(crate) periodic: [i32; 3],
-    /// Sides of a cell.
-    pub(crate) cell: [f64; 3],
+    /// Weights of the differences over one and over two cells.
+    pub(crate) near: [f64; 3],
+    pub(crate) far: [f64; 3],
+    pub(crate) near32: [f32; 3],
+    pub(crate) far32: [f32; 3],
 }
 
-const _: () = assert!(size_of::<Mesh>() == 64 && core::mem::offset_of!(Mesh, cell) == 40);
+const _: () = assert!(size_of::<Mesh>() == 112 && core::mem::offset_of!(Mesh, near) == 40);
 
 /// Which of the two kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +70,7 @@ pub(crate) unsafe fn launch(
         Kernel::Divergence => (c"divergence", mesh.outer.map(|n| n as usize)),
     };
     let threads = THREADS.min(z.next_multiple_of(32));
-    let grid = [(x * y * z.div_ceil(threads)) as u32, threads as u32];
+    let grid = [((x * y).div_ceil(ROWS) * z.div_ceil(threads)) as u32, threads as u32];
     // SAFETY: by contract; the arguments are those of the kernel.
     unsafe { module.launch(name, grid, stream, &mut arguments![mesh, from, to]) }
 }

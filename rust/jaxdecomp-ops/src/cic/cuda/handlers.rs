@@ -1,8 +1,8 @@
 //! FFI targets of paint and read on NVIDIA GPUs.
 
 use super::launch::{Context, MOST_FIELDS, PaintBuffers, ReadBuffers, item, scratch_bytes};
+use super::steps;
 use super::variants::Common;
-use super::kick;
 use crate::cic::operands::{Extents, Paint, Particles, Read};
 use crate::cuda;
 use crate::cuda::gpus;
@@ -10,11 +10,13 @@ use xla_ffi::sys::Handler;
 use xla_ffi::{Call, Dtype, Error, Input, Output, Result, Role};
 
 /// FFI targets of the platform "CUDA", each with the handlers of the stages "initialize" and "execute".
-pub const CUDA: [(&str, [Handler; 2]); 4] = [
+pub const CUDA: [(&str, [Handler; 2]); 6] = [
     ("jaxdecomp_ops_cic_paint", [initialize_paint, execute_paint]),
     ("jaxdecomp_ops_cic_read", [initialize_read, execute_read]),
     ("jaxdecomp_ops_cic_read_sum", [initialize_read_sum, execute_read_sum]),
-    ("jaxdecomp_ops_kick_drift", [kick::initialize, kick::execute]),
+    steps::CUDA[0],
+    steps::CUDA[1],
+    steps::CUDA[2],
 ];
 
 xla_ffi::handler!(

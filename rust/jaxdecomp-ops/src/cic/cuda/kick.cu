@@ -17,6 +17,7 @@ __device__ inline Bits largest_of_warp(Bits value) {
     return value;
 }
 
+#if FIELDS == 3
 // momentum = rint(vel * inverse) + rint(kick * force);  vel = momentum * after;  disp += q * rint(last * vel);
 // disp += q * rint(first * vel). Without a kick where the step is not good. The results may take the memory of the operands.
 extern "C" __global__ void __launch_bounds__(BX * BY * BZ)
@@ -57,3 +58,4 @@ kick_drift(Geometry g, double resolution, const Real* disp, const Real* vel, con
     own = largest_of_warp(own);
     if (threadIdx.x % 32 == 0 && own > *most) atomicMax(most, own);
 }
+#endif

@@ -3,6 +3,6 @@
 //! Painting accumulates the same integers as on the CPU, so that both paint the same bits.
 
 pub mod handlers;
-mod kick;
 mod launch;
+mod steps;
 pub mod variants;

@@ -9,6 +9,8 @@ use xla_ffi::Dtype;
 const PAINT: &str = concat!(include_str!("common.cu"), include_str!("paint.cu"));
 const READ: &str = concat!(include_str!("common.cu"), include_str!("read.cu"));
 const KICK: &str = concat!(include_str!("common.cu"), include_str!("read.cu"), include_str!("kick.cu"));
+const PULL_BACK: &str =
+    concat!(include_str!("common.cu"), include_str!("read.cu"), include_str!("kick.cu"), include_str!("pull_back.cu"));
 
 /// Precision, masks and size of offsets: common to all kernels.
 #[derive(Clone, Copy, Debug)]
@@ -89,6 +91,12 @@ pub fn read(common: Common<'_>, fields: usize, reduction: Reduction) -> ReadVari
 #[must_use]
 pub fn kick(common: Common<'_>) -> ReadVariant {
     read_of(KICK, common, 3, Reduction::None)
+}
+
+/// Chooses the kernel that undoes a kick (three fields) or the drift before it (one field), with cotangents.
+#[must_use]
+pub fn pull_back(common: Common<'_>, fields: usize) -> ReadVariant {
+    read_of(PULL_BACK, common, fields, Reduction::None)
 }
 
 fn read_of(source: &'static str, common: Common<'_>, fields: usize, reduction: Reduction) -> ReadVariant {
