@@ -32,9 +32,10 @@ def acceleration(
 ) -> tuple[Float[Array, "nx ny nz 3"], Float[Array, ""]]:
     """-grad phi at the particles, with laplacian phi = delta.
 
-    With the default gradient both cloud-in-cell windows are deconvolved (Hockney & Eastwood 1988, ch. 5); where the
+    With the default gradient both cloud-in-cell windows are deconvolved (Hockney & Eastwood 1988, ch. 5). Where the
     mesh is finer than the particle lattice, modes beyond the lattice's Nyquist frequency are dropped
-    (`fourier.lattice_window`). `config.sharpening` strengthens the force near the scale of the mesh.
+    (`fourier.lattice_window`), and what the differences take from the force is made up for
+    (`fourier.inverse_force_laplacian`). `config.sharpening` strengthens the force near the scale of the mesh.
 
     Args:
       disp: displacements from the lattice [Mpc/h].
@@ -222,12 +223,16 @@ def _padded_force(config: Config, halo: int, *meshes: Array) -> Array:
 
 
 def _greens_function(config: Config, dtype: Any) -> Array:
-    """1 / k^2 per unit of density contrast, below the Nyquist frequency of a coarser lattice."""
-    shape = config.mesh_shape
-    window = fourier.lattice_window(shape, config.particle_shape, config, dtype)
+    """1 / k^2, or what the gradient needs, per unit of density contrast, below the Nyquist frequency of the lattice."""
+    shape, lattice = config.mesh_shape, config.particle_shape
+    window = fourier.lattice_window(shape, lattice, config, dtype)
     if config.sharpening is not None:
         window = window * _sharpening(config.sharpening, fourier.k_squared(shape, config, dtype))
-    return window * fourier.inverse_laplacian(shape, config, dtype) / config.particles_per_cell
+    if config.gradient == "spectral":
+        inverse = fourier.inverse_laplacian(shape, config, dtype)
+    else:
+        inverse = fourier.inverse_force_laplacian(shape, lattice, config, dtype)
+    return window * inverse / config.particles_per_cell
 
 
 def _sharpening(parameters: Vector3, k2: Array) -> Array:

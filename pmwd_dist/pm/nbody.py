@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import diffrax
 import equinox as eqx
@@ -34,6 +34,15 @@ from pmwd_dist.pm.status import Code, Status
 from pmwd_dist.pm.time_steps import as_saveat, is_sub, save_times, saved_steps, step_times
 
 _CHECKPOINTS = 10
+
+
+@runtime_checkable
+class Checked(Protocol):
+    """A function to accumulate that looks at the cosmology before the simulation starts."""
+
+    def check(self, cosmo: GrowthTable) -> None:
+        """Raise ValueError if this is no cosmology for it; values that are traced are not looked at."""
+        ...
 
 
 class Saving(NamedTuple):
@@ -128,6 +137,7 @@ def nbody(
         and not any(sub.steps for sub in subs)
     ):
         plan = tuple(saved_steps(sub, times, config) for sub in subs)
+        _check_cosmology(accumulate, table)
         saving = Saving([sub.fn for sub in subs], plan, times)
         out, saved, saved_at = _evolve(particles, table, config, solver, saving, accumulate)
         snapshots = None if saveat is None else treedef.unflatten(saved)
@@ -141,6 +151,11 @@ def nbody(
     if stepsize_controller is None:
         stepsize_controller = diffrax.StepTo(step_times(table, config, save=times).astype(particles.disp.dtype))
     return _solve(particles, table, config, solver, saveat, _options(stepsize_controller, adjoint, max_steps))
+
+
+def _check_cosmology(accumulate: Any, table: GrowthTable) -> None:
+    if isinstance(accumulate, Checked):
+        accumulate.check(table)
 
 
 def _options(controller: Any, adjoint: diffrax.AbstractAdjoint | None, max_steps: int) -> dict[str, Any]:

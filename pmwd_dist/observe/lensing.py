@@ -1,0 +1,233 @@
+"""Weak lensing by the shells of a light cone, along undeflected rays (the Born approximation)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float
+
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.varying import vary, varying_names
+from pmwd_dist.cosmology.distance import (
+    HUBBLE_DISTANCE,
+    comoving_distance,
+    scale_factor_at,
+    transverse_distance,
+)
+from pmwd_dist.cosmology.growth import GrowthTable, growth_table
+from pmwd_dist.cosmology.parameters import Cosmology
+from pmwd_dist.observe.flat_sky import FlatSkyLightCone
+from pmwd_dist.observe.shells import is_traced
+from pmwd_dist.parallel.inputs import real, whole_number
+
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)  # of a shell
+Source = float | Array | tuple[Any, Any]
+
+
+def lensing_weights(edges: Sequence[float], cosmo: Cosmology | GrowthTable, source: Source) -> Float[Array, " shells"]:
+    """Convergence per unit of the overdensity of each shell.
+
+    The integral over the shell of 3/2 Omega_m (H0/c)^2 f(x) / a int n(y) f(y - x) / f(y) dy, with f the transverse
+    distance (Bartelmann & Schneider 2001, eq. 6.18). Matter beyond the last shell is not part of it.
+
+    Args:
+      edges: comoving distances between which the shells lie [Mpc/h].
+      cosmo: cosmology, or its `growth_table`.
+      source: redshift of the sources, or (redshifts, their number per redshift, in any unit).
+
+    Raises:
+      ValueError: sources that are all nearer than the nearest shell, or no redshifts; what is traced is not looked at.
+    """
+    table = growth_table(cosmo)
+    distance, share = _sources(source, table, edges[0])
+    return _weights(distance, share, table, edges=tuple(edges))
+
+
+@partial(jax.jit, static_argnames="edges")
+def _weights(distance: Array, share: Array, table: GrowthTable, *, edges: tuple[float, ...]) -> Array:
+    half = np.diff(edges)[:, None] / 2
+    x = jnp.asarray(np.asarray(edges)[:-1, None] + half * (1 + _NODES), dtype=float)
+    behind = jnp.maximum(distance[None, None, :] - x[..., None], 0)
+    efficiency = jnp.sum(
+        share[None, None, :] * transverse_distance(behind, table) / transverse_distance(distance, table)[None, None, :],
+        axis=-1,
+    )
+    kernel = transverse_distance(x, table) / scale_factor_at(x, table) * efficiency
+    integral = jnp.sum(jnp.asarray(half * _WEIGHTS, x.dtype) * kernel, axis=1)
+    return 1.5 * table.cosmo.Omega_m / HUBBLE_DISTANCE**2 * integral
+
+
+def _sources(source: Source, table: GrowthTable, nearest: float) -> tuple[Array, Array]:
+    """Distances of the sources and the share of each of them."""
+    if isinstance(source, tuple):
+        z, number = (jnp.asarray(real(x, "source")) for x in source)
+        if z.ndim != 1 or z.shape != number.shape or len(z) < 2:
+            raise ArgumentError("source", z.shape, "must be redshifts and as many numbers", "pass (z, n)")
+        width = jnp.concatenate([z[1:2] - z[:1], z[2:] - z[:-2], z[-1:] - z[-2:-1]]) / 2
+        share = number * width / jnp.sum(number * width)
+    else:
+        z = jnp.asarray(real(source, "source")).reshape(-1)
+        if z.shape != (1,):
+            raise ArgumentError("source", z.shape, "must be one redshift", "pass (z, n) for a distribution")
+        share = jnp.ones_like(z)
+    _check_redshifts(z, table, nearest)
+    return jnp.maximum(comoving_distance(1 / (1 + z), table), 1e-3), share
+
+
+def _check_redshifts(z: Array, table: GrowthTable, nearest: float) -> None:
+    """Raise ValueError unless these are redshifts beyond the nearest shell."""
+    if is_traced(z):
+        return
+    if not (np.asarray(z) >= 0).all():
+        raise ArgumentError("source", np.asarray(z).tolist(), "must be redshifts of 0 or more")
+    if is_traced(table):
+        return
+    with jax.ensure_compile_time_eval():
+        farthest = float(jnp.max(comoving_distance(1 / (1 + z), table)))
+    if farthest <= nearest:
+        constraint = f"at {farthest:.4g} Mpc/h is nearer than the nearest shell, from {nearest:g} Mpc/h on"
+        raise ArgumentError("source", float(np.max(np.asarray(z))), constraint, "use farther sources or nearer shells")
+
+
+def convergence(
+    mass: Float[Array, "shells nx ny"],
+    cosmo: Cosmology | GrowthTable,
+    cone: FlatSkyLightCone,
+    *,
+    source: Source,
+    field: float,
+    pixels: int,
+    offsets: Any = None,
+) -> Float[Array, "px py"]:
+    """Convergence along a square grid of rays that meet at the observer.
+
+    Args:
+      mass: of the shells, what the light cone has accumulated.
+      cosmo: cosmology, or its `growth_table`.
+      cone: the light cone.
+      source: redshift of the sources, or (redshifts, their number per redshift).
+      field: side of the field of view [degrees].
+      pixels: rays along each side.
+      offsets: shifts of the planes across the line of sight, shape (shells, 2) [Mpc/h], so that repetitions of the box
+        don't show the same structures behind each other; default: none.
+
+    Raises:
+      ValueError: an argument out of its range.
+    """
+    return _rays(mass, cosmo, cone, source, (field, pixels, offsets), lambda plane: plane[None])[0]
+
+
+def shear(
+    mass: Float[Array, "shells nx ny"],
+    cosmo: Cosmology | GrowthTable,
+    cone: FlatSkyLightCone,
+    *,
+    source: Source,
+    field: float,
+    pixels: int,
+    offsets: Any = None,
+) -> Float[Array, "2 px py"]:
+    """Shear (gamma1, gamma2) along a square grid of rays, with the arguments of `convergence`.
+
+    Each plane is turned into its shear by its transform (Kaiser & Squires 1993), which is exact for periodic planes:
+    no edges are involved.
+    """
+    return _rays(mass, cosmo, cone, source, (field, pixels, offsets), partial(_plane_shear, box=cone.config.box_size))
+
+
+def _plane_shear(plane: Array, box: Sequence[float]) -> Array:
+    """Shear of a periodic plane of convergence."""
+    (nx, ny), (lx, ly, _) = plane.shape, box
+    kx = 2 * math.pi * np.fft.fftfreq(nx, lx / nx)[:, None]
+    ky = 2 * math.pi * np.fft.rfftfreq(ny, ly / ny)[None, :]
+    k2 = np.where(kx**2 + ky**2 > 0, kx**2 + ky**2, 1)
+    odd = (np.abs(kx) < math.pi * nx / lx * (1 - 1e-9)) & (np.abs(ky) < math.pi * ny / ly * (1 - 1e-9))
+    factors = np.stack([(kx**2 - ky**2) / k2, 2 * kx * ky * odd / k2])  # the Nyquist frequency has no sign
+    modes = jnp.fft.rfft2(plane)[None] * jnp.asarray(factors, plane.dtype)
+    return jnp.fft.irfft2(modes, s=(nx, ny))
+
+
+def _rays(
+    mass: Array,
+    cosmo: Cosmology | GrowthTable,
+    cone: FlatSkyLightCone,
+    source: Source,
+    grid: tuple[float, int, Any],
+    planes: Callable[[Array], Array],
+) -> Array:
+    """Sum over the shells of what `planes` makes of each, at the rays."""
+    field, pixels, offsets = grid
+    count, decomposition = len(cone.edges) - 1, cone.config.decomposition
+    pixels = whole_number(pixels, "pixels", least=1)
+    for axis, parts in enumerate(decomposition.pdims):
+        decomposition.check_axis((pixels, pixels, 1), axis, parts, "pixels")
+    if not 0 < field <= 90:
+        raise ArgumentError("field", field, "must be an angle of 0 to 90 degrees", "the sky is flat here")
+    offsets = jnp.zeros((count, 2)) if offsets is None else real(offsets, "offsets")
+    if mass.shape != (count, *cone.pixels) or offsets.shape != (count, 2):
+        constraint = f"must be {(count, *cone.pixels)}, and of offsets {(count, 2)}"
+        raise ArgumentError("mass.shape", mass.shape, constraint, "pass what this light cone has accumulated")
+    table = growth_table(cosmo)
+    weights = lensing_weights(cone.edges, table, source).astype(mass.dtype)
+    across = transverse_distance(cone.distances, table).astype(mass.dtype)
+    run = decomposition.shard_map(
+        partial(_rays_block, cone=cone, angle=math.radians(field), pixels=pixels, planes=planes),
+        (decomposition.spectrum_spec, P()),
+        decomposition.spectrum_spec,
+    )
+    return run(cone.overdensity(mass), (weights, across, offsets.astype(mass.dtype)))
+
+
+def _rays_block(
+    overdensity: Array,
+    shells: tuple[Array, Array, Array],
+    *,
+    cone: FlatSkyLightCone,
+    angle: float,
+    pixels: int,
+    planes: Callable[[Array], Array],
+) -> Array:
+    """Rays of the local block, with one whole plane at a time."""
+    groups = cone.config.decomposition.axis_groups
+    angles = []
+    for names, parts in groups:
+        first = jax.lax.axis_index(names) * (pixels // parts) if parts > 1 else 0
+        index = first + jnp.arange(pixels // parts)
+        angles.append(((index + 0.5) / pixels - 0.5).astype(overdensity.dtype) * angle)
+    cell = [length / n for length, n in zip(cone.config.box_size[:2], cone.pixels, strict=True)]
+
+    @jax.checkpoint
+    def at_rays(plane: Array, weight: Array, across: Array, offset: Array) -> Array:
+        for axis, (names, parts) in enumerate(groups):
+            plane = jax.lax.all_gather(plane, names, axis=axis, tiled=True) if parts > 1 else plane
+        x, y = ((across * angles[i] + offset[i]) / cell[i] for i in (0, 1))
+        return weight * _interpolate(planes(plane), x, y)
+
+    def add(total: Array, shell: tuple[Array, ...]) -> tuple[Array, None]:
+        return total + at_rays(*shell), None
+
+    each = (overdensity, *shells)
+    shape = jax.eval_shape(at_rays, *(x[0] for x in each))
+    zero = vary(jnp.zeros(shape.shape, shape.dtype), varying_names(overdensity))
+    return jax.lax.scan(add, zero, each)[0]
+
+
+def _interpolate(planes: Array, x: Array, y: Array) -> Array:
+    """Bilinear interpolation of periodic planes, (n, nx, ny), at all pairs of x and y [cells]; cells are centred on 0.
+
+    A product of two sums over two cells each.
+    """
+    for axis, u in ((1, x), (2, y)):
+        low = jnp.floor(u)
+        t = (u - low).reshape([-1 if a == axis else 1 for a in range(3)])
+        i = low.astype(jnp.int32) % planes.shape[axis]
+        next_ = (i + 1) % planes.shape[axis]
+        planes = (1 - t) * jnp.take(planes, i, axis=axis) + t * jnp.take(planes, next_, axis=axis)
+    return planes

@@ -1,0 +1,249 @@
+"""Mass planes of the light cone against crossings found one by one in NumPy, and lensing by them."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import problems
+import pytest
+from scipy.integrate import quad
+from scipy.interpolate import CubicSpline
+
+import pmwd_dist as pmd
+from pmwd_dist.cosmology.distance import HUBBLE_DISTANCE, scale_factor_at
+from pmwd_dist.pm.evolution import Epoch
+
+COSMO = problems.cosmology()
+TABLE = pmd.growth_table(COSMO)
+BOX, MESH, OBSERVER = (40.0, 40.0, 60.0), (8, 8, 12), 7.0
+EDGES = (0.0, 130.0, 155.0, 480.0)
+STEPS = np.array([0.8, 0.88, 0.95, 1.0])  # scale factors
+
+
+def configure(pdims: tuple[int, int], **options: Any) -> pmd.Config:
+    defaults: dict[str, Any] = {"a_start": 0.8, "steps": 3, "halo": 5}
+    return pmd.Config(BOX, MESH, decomposition=pmd.Decomposition(pdims=pdims), **(defaults | options))
+
+
+def psi() -> np.ndarray:
+    """Displacements at D1 = 1: up to 16 Mpc/h, where a slab of four is 10 wide."""
+    rng = np.random.default_rng(0)
+    return np.stack([4 * problems.smooth_field(rng, MESH, largest=2) for _ in range(3)], -1)
+
+
+def distances() -> tuple[Any, Any]:
+    """Comoving distance and growth factor by the scale factor, by SciPy."""
+    a = np.linspace(0.75, 1, 401)
+    rate = [1 / (x**2 * problems.expansion(COSMO, x)) for x in a]
+    spline = CubicSpline(a, rate).antiderivative()
+    return lambda x: HUBBLE_DISTANCE * (spline(1.0) - spline(x)), CubicSpline(a, problems.growth(COSMO, a)["D1"])
+
+
+def expected_planes() -> np.ndarray:
+    """Particles on straight lines in D1, each image found by bisection."""
+    chi, D1 = distances()
+    x, move = problems.lattice(MESH, BOX), psi()
+    cells = np.asarray(BOX) / np.asarray(MESH)
+    planes = np.zeros((len(EDGES) - 1, *MESH[:2]))
+    for image in range(-2, 11):
+        near = x[..., 2] + image * BOX[2] - OBSERVER
+
+        def excess(a: Any, near: Any = near) -> Any:
+            return near + D1(a) * move[..., 2] - chi(a)
+
+        low, high = np.full(MESH, STEPS[0]), np.full(MESH, STEPS[-1])
+        passed = (excess(low) < 0) & (excess(high) >= 0)
+        for _ in range(60):
+            middle = (low + high) / 2
+            before = excess(middle) < 0
+            low, high = np.where(before, middle, low), np.where(before, high, middle)
+        position = (x + D1(low)[..., None] * move) / cells
+        for i, (inner, outer) in enumerate(zip(EDGES[:-1], EDGES[1:], strict=True)):
+            mass = passed & (chi(low) >= inner) & (chi(low) < outer)
+            planes[i] += problems.paint(np.where(mass[..., None], position, 0), mass * 1.0, MESH).sum(2)
+    return planes
+
+
+@pytest.fixture(scope="module")
+def expected() -> np.ndarray:
+    return expected_planes()
+
+
+@pytest.fixture(scope="module")
+def gradients() -> dict[str, np.ndarray]:
+    """Of the layouts tested so far."""
+    return {}
+
+
+def epoch(a: Any, move: Any) -> Epoch:
+    return Epoch(jnp.asarray(a), pmd.Particles(TABLE.D1(a) * move, TABLE.momentum(a) * move))
+
+
+@pytest.mark.parametrize("pdims", [(1, 1), (4, 1), (2, 2)], ids=["1x1", "4x1", "2x2"])
+def test_every_crossing_is_painted_once_where_and_when_it_happens(
+    pdims: tuple[int, int], expected: np.ndarray, gradients: dict[str, np.ndarray]
+) -> None:
+    config = configure(pdims)
+    cone = pmd.observe.FlatSkyLightCone(config, EDGES, observer=OBSERVER)
+    move = jax.device_put(psi(), config.decomposition.sharding)
+    weight = jnp.asarray(np.random.default_rng(1).standard_normal(expected.shape))
+
+    @jax.jit
+    def step(move: Any, a0: Any, a1: Any) -> Any:
+        def weighed(move: Any, a0: Any, a1: Any) -> Any:
+            planes = cone(epoch(a0, move), epoch(a1, move), TABLE)
+            return jnp.sum(weight * planes), planes
+
+        return jax.value_and_grad(weighed, has_aux=True)(move, a0, a1)
+
+    each = [step(move, *ends) for ends in zip(STEPS[:-1], STEPS[1:], strict=True)]
+    planes, gradient = sum(planes for (_, planes), _ in each), sum(gradient for _, gradient in each)
+    np.testing.assert_allclose(planes, expected, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(np.sum(planes, (1, 2)), np.rint(expected.sum((1, 2))), rtol=1e-13)
+    assert problems.has_sharding(planes, config.decomposition.spectrum_sharding)
+    gradients[str(pdims)] = np.asarray(gradient)
+    np.testing.assert_allclose(gradient, gradients["(1, 1)"], rtol=0, atol=1e-11)
+
+
+def test_a_simulation_fills_the_cone_and_its_gradient_is_that_of_differences() -> None:
+    """The number in each shell is known from the particles at the times when light is at its edges."""
+    config = configure((1, 1), a_start=0.6, steps=4)
+    edges = (130.0, 155.0, 480.0)
+    cone = pmd.observe.FlatSkyLightCone(config, edges, observer=OBSERVER, pixels=(4, 8))
+    times = np.asarray(scale_factor_at(np.asarray(edges), TABLE))[::-1]
+    move = jnp.asarray(psi())
+    weight = jnp.asarray(np.random.default_rng(1).standard_normal((2, 4, 8)))
+
+    @jax.jit
+    @partial(jax.value_and_grad, has_aux=True)
+    def run(strength: Any) -> Any:
+        particles = epoch(0.6, move * strength).particles
+        solution = pmd.nbody(particles, TABLE, config, accumulate=cone, saveat=times.tolist())
+        return jnp.sum(weight * cone.overdensity(solution.accumulated)), solution
+
+    (_, solution), gradient = run(1.0)
+    solution.raise_if_failed()
+    along = problems.lattice(MESH, BOX)[..., 2] + np.asarray(solution.snapshots.disp)[..., 2] - OBSERVER
+    images = np.arange(-2, 12)[:, None, None, None] * BOX[2]
+    far, middle, near = ((x + images < edge) for x, edge in zip(along, edges[::-1], strict=True))
+    count = [np.sum(middle & ~near), np.sum(far & ~middle)]
+    np.testing.assert_allclose(np.sum(solution.accumulated, (1, 2)), count, rtol=1e-13)
+    step = 1e-6
+    difference = (run(1 + step)[0][0] - run(1 - step)[0][0]) / (2 * step)
+    np.testing.assert_allclose(gradient, difference, rtol=1e-6)
+
+
+def test_shells_that_the_simulation_does_not_reach_are_refused_or_not_a_number() -> None:
+    config = configure((1, 1), a_start=0.9, a_stop=0.95, steps=1)
+    cone = pmd.observe.FlatSkyLightCone(config, (100.0, 200.0, 250.0, 400.0))
+    particles = epoch(0.9, 0 * jnp.asarray(psi())).particles
+    with pytest.raises(
+        ValueError, match=r"edges=\[100.0, .* 155.8.*[.][.]324.* Mpc/h .* use other shells, or an earlier"
+    ):
+        pmd.nbody(particles, TABLE, config, accumulate=cone)
+    planes = jax.jit(lambda p, t: pmd.nbody(p, t, config, accumulate=cone).accumulated)(particles, TABLE)
+    np.testing.assert_array_equal(np.isnan(planes).all((1, 2)), [True, False, True])
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"observer": 61.0}, r"observer=61.0 must lie in the box of 60 Mpc/h; positions are periodic"),
+        ({"edges": (5.0, 3.0)}, r"edges=\[5.0, 3.0\] must ascend"),
+        ({"edges": 5.0}, "must be two or more comoving distances"),
+        ({"edges": (0.0, 1e8)}, r"take \d+ repetitions of a box of 40 x 40 x 60 Mpc/h, more than .* use nearer shells"),
+        ({"pixels": (4, 6)}, r"pixels\[1\]=6 is not divisible by 4"),
+        ({"pixels": (4, 4, 4)}, "must be one number or two"),
+    ],
+)
+def test_bad_light_cones_are_refused(options: dict[str, Any], error: str) -> None:
+    config = configure((1, 4))
+    with pytest.raises(ValueError, match=error):
+        pmd.observe.FlatSkyLightCone(config, **({"edges": EDGES} | options))
+
+
+# --- lensing -----------------------------------------------------------------------------------------------------
+
+SHELLS = (0.0, 400.0, 900.0, 1400.0)
+
+
+def expected_weights(cosmo: Any, z: float) -> np.ndarray:
+    """In a curved universe, by nested quadrature and bisection."""
+    root = math.sqrt(cosmo.Omega_k) / HUBBLE_DISTANCE
+    across = lambda x: math.sinh(root * x) / root  # noqa: E731
+    a = np.linspace(0.4, 1, 4001)
+    spline = CubicSpline(a, [1 / (x**2 * problems.expansion(cosmo, x)) for x in a]).antiderivative()
+    chi = HUBBLE_DISTANCE * (spline(1.0) - spline(a))
+    scale = CubicSpline(chi[::-1], a[::-1])
+    source = HUBBLE_DISTANCE * float(spline(1.0) - spline(1 / (1 + z)))
+
+    def kernel(x: float) -> float:
+        return across(x) / scale(x) * across(source - x) / across(source)
+
+    factor = 1.5 * (cosmo.Omega_c + cosmo.Omega_b) / HUBBLE_DISTANCE**2
+    ends = np.minimum(SHELLS, source)
+    return factor * np.array([quad(kernel, *pair, epsrel=1e-9)[0] for pair in zip(ends[:-1], ends[1:], strict=True)])
+
+
+def test_lensing_weights() -> None:
+    cosmo = problems.cosmology(Omega_k=0.05)
+    weights = pmd.observe.lensing_weights(SHELLS, cosmo, 0.6)
+    np.testing.assert_allclose(weights, expected_weights(cosmo, 0.6), rtol=1e-8)
+    # A distribution is a mean over its sources, by the trapezium rule.
+    many = pmd.observe.lensing_weights(SHELLS, cosmo, ([0.6, 0.7, 0.9], [1.0, 3.0, 0.0]))
+    each = [pmd.observe.lensing_weights(SHELLS, cosmo, z) for z in (0.6, 0.7)]
+    np.testing.assert_allclose(many, (0.05 * each[0] + 0.45 * each[1]) / 0.5, rtol=1e-12)
+
+
+@pytest.mark.parametrize("pdims", [(1, 1), (2, 2)], ids=["1x1", "2x2"])
+def test_convergence_and_shear_of_plane_waves(pdims: tuple[int, int]) -> None:
+    cosmo = problems.cosmology(Omega_k=0.05)
+    config = configure(pdims)
+    cone = pmd.observe.FlatSkyLightCone(config, SHELLS, pixels=128)
+    k, amplitude, phase = 2 * math.pi * 2 / BOX[0], np.array([1.0, 2.0, 3.0]), 0.3
+    x = np.arange(128) / 128 * BOX[0]
+    offsets = np.array([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]])
+    overdensity = amplitude[:, None, None] * np.cos(k * (x[:, None] + x[None, :]) + phase)[None]
+    mean = math.prod(MESH) / 128**2 / BOX[2] * np.diff(SHELLS)
+    mass = jax.device_put((1 + overdensity) * mean[:, None, None], config.decomposition.spectrum_sharding)
+    see: Any = partial(partial, cosmo=cosmo, cone=cone, source=0.6, field=5.0, pixels=16, offsets=offsets)
+    kappa = jax.jit(see(pmd.observe.convergence))(mass)
+    gamma = jax.jit(see(pmd.observe.shear))(mass)
+
+    angle = ((np.arange(16) + 0.5) / 16 - 0.5) * math.radians(5)
+    root = math.sqrt(cosmo.Omega_k) / HUBBLE_DISTANCE
+    expected = np.zeros((16, 16))
+    for weight, height, r, (dx, dy) in zip(
+        expected_weights(cosmo, 0.6), amplitude, cone.distances, offsets, strict=True
+    ):
+        along = math.sinh(root * r) / root * (angle[:, None] + angle[None, :]) + dx + dy
+        expected += weight * height * np.cos(k * along + phase)
+    largest = np.abs(expected).max()
+    np.testing.assert_allclose(kappa, expected, rtol=0, atol=2.5e-3 * largest)  # of linear interpolation
+    np.testing.assert_allclose(gamma[1], kappa, rtol=0, atol=1e-12 * largest)  # of waves along the diagonal
+    np.testing.assert_allclose(gamma[0], 0, rtol=0, atol=1e-12 * largest)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"source": 0.01}, r"source=0.01 at 29.\d+ Mpc/h is nearer than the nearest shell, from 130 Mpc/h on; use far"),
+        ({"source": -0.5}, "must be redshifts of 0 or more"),
+        ({"source": ([0.5], [1.0])}, "must be redshifts and as many numbers"),
+        ({"source": [0.5, 1.0]}, "pass \\(z, n\\) for a distribution"),
+        ({"field": 100.0}, "field=100.0 must be an angle of 0 to 90 degrees"),
+        ({"pixels": 6}, r"pixels\[1\]=6 is not divisible by 4"),
+        ({"mass": np.zeros((3, 4, 4))}, r"mass.shape=\(3, 4, 4\) must be \(1, 8, 8\)"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_bad_arguments_of_lensing_are_refused(options: dict[str, Any], error: str) -> None:
+    cone = pmd.observe.FlatSkyLightCone(configure((1, 4)), (130.0, 200.0))
+    arguments: dict[str, Any] = {"mass": np.ones((1, 8, 8)), "source": 0.5, "field": 5.0, "pixels": 8} | options
+    with pytest.raises(ValueError, match=error):
+        pmd.observe.convergence(arguments.pop("mass"), TABLE, cone, **arguments)
