@@ -25,46 +25,57 @@ LIMIT := $(if $(shell command -v timeout),timeout --kill-after=30s 30m)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYO3_PYTHON := $(abspath $(BIN))/python
 
-.PHONY: demo test check-python check-rust tools test-tools
+.PHONY: demo test check-python check-rust test-rust tools test-tools
 .DELETE_ON_ERROR:
 
 demo: $(STAMPS)/demo
 	$(BIN)/pmwd-dist run sims/quickstart.toml --output demo --overwrite
 	@echo; echo "The pictures:"; ls demo/*.png
 
-test: test-tools $(STAMPS)/native
-	@$(MAKE) --no-print-directory -j 2 check-python check-rust
-	$(BIN)/stubtest jaxdecomp_ops
-	XLA_FFI_REQUIRE_HEADER=1 $(REQUIRE_NVRTC) PYTHON=$(PYO3_PYTHON) cargo test --workspace --locked
+test: test-tools
+	@$(MAKE) --no-print-directory -j 2 check-python test-rust
 	PATH="$(abspath $(BIN)):$$PATH" PMWD_REQUIRE_NATIVE=1 $(LIMIT) $(BIN)/pytest $(PYTEST)
 
-# Side by side: one downloads while the other compiles.
+# Side by side: one compiles while the other downloads or checks.
 check-python: $(STAMPS)/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/stubtest jaxdecomp_ops
 
-check-rust: $(STAMPS)/native
+check-rust: $(STAMPS)/wheel
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --all-features --locked -- -D warnings
 	cargo test --workspace --locked --no-run
+
+test-rust: check-rust $(STAMPS)/test
+	XLA_FFI_REQUIRE_HEADER=1 $(REQUIRE_NVRTC) PYTHON=$(PYO3_PYTHON) cargo test --workspace --locked
 
 # What is installed is remembered by stamps in the virtual environment.
 $(STAMPS)/demo: pyproject.toml $(STAMPS)/native
 	$(BIN)/pip install --quiet --editable '.[native]'
 	@touch $@
 
-$(STAMPS)/test: pyproject.toml $(STAMPS)/native
-	$(BIN)/pip install --quiet --editable '.[native,test]'
+$(STAMPS)/test: $(STAMPS)/packages $(STAMPS)/native
 	@touch $@ $(STAMPS)/demo
 
-$(STAMPS)/native: $(STAMPS)/python-$(PYTHON_VERSION) $(RUST_SOURCES)
-	$(BIN)/pip install --quiet 'maturin>=1.9,<2'
+$(STAMPS)/packages: pyproject.toml $(STAMPS)/maturin
+	$(BIN)/pip install --quiet --editable '.[test]'
+	@touch $@
+
+$(STAMPS)/native: $(STAMPS)/wheel
+	$(BIN)/pip install --quiet --force-reinstall --no-deps $(STAMPS)/wheels/*.whl
+	@touch $@
+
+$(STAMPS)/wheel: $(STAMPS)/maturin $(RUST_SOURCES)
 	rm -rf $(STAMPS)/wheels
 	$(BIN)/maturin build --quiet --release --locked --manifest-path rust/jaxdecomp-ops/Cargo.toml \
 		--interpreter $(PYO3_PYTHON) --out $(STAMPS)/wheels
-	$(BIN)/pip install --quiet --force-reinstall --no-deps $(STAMPS)/wheels/*.whl
+	@touch $@
+
+$(STAMPS)/maturin: $(STAMPS)/python-$(PYTHON_VERSION)
+	$(BIN)/pip install --quiet 'maturin>=1.9,<2'
 	@touch $@
 
 $(STAMPS)/python-$(PYTHON_VERSION): | tools

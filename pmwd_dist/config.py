@@ -17,6 +17,7 @@ from pmwd_dist.parallel.inputs import whole_number
 
 Gradient = Literal["finite-difference", "spectral"]
 Vector3 = tuple[float, float, float]
+BOX_SIDES = (1e-6, 1e9)  # bounds [Mpc/h]: volumes in single precision
 
 T = TypeVar("T")
 
@@ -26,7 +27,7 @@ class Config:
     """The description of a simulation. Frozen, hashable, without arrays: a static argument of jit.
 
     Args:
-      box_size: side of the periodic box [Mpc/h]; a float or three.
+      box_size: side of the periodic box [Mpc/h], 1e-6 to 1e9; a float or three.
       mesh_shape: cells of the force mesh; an int or three.
       particle_shape: Lagrangian lattice of the particles; an int or three; default: mesh_shape. For forces, mesh and
         lattice must be n, 1/n or 3/2 to 1 along each axis.
@@ -72,7 +73,7 @@ class Config:
         gradient: Gradient = "finite-difference",
         sharpening: Sequence[float] | Literal["auto"] | None = None,
     ):
-        box = _three(box_size, "box_size", _positive_number)
+        box = _three(box_size, "box_size", _side)
         mesh = _three(mesh_shape, "mesh_shape", _positive_integer)
         if min(mesh) < 2:
             raise ArgumentError("mesh_shape", mesh, "must have 2 cells or more along each axis, for the gradient")
@@ -138,6 +139,13 @@ def _positive_number(value: Any, name: str) -> float:
     if not _is_positive(value, float):
         raise ArgumentError(name, value, "must be a positive, finite number")
     return float(value)
+
+
+def _side(value: Any, name: str) -> float:
+    side, (least, most) = _positive_number(value, name), BOX_SIDES
+    if not least <= side <= most:
+        raise ArgumentError(name, value, f"must be {least:g} to {most:g} Mpc/h", "pass box_size in Mpc/h")
+    return side
 
 
 def _is_positive(value: Any, kind: type) -> bool:

@@ -78,6 +78,8 @@ def test_all_devices_are_used_by_default_as_slabs_or_else_pencils() -> None:
         ({"box_size": -1.0}, r"box_size=-1.0 must be a positive, finite number"),
         ({"box_size": float("nan")}, r"box_size=nan must be a positive, finite number"),
         ({"box_size": "wide"}, r"box_size='wide' must be a positive, finite number"),
+        ({"box_size": 1e300}, r"box_size=1e\+300 must be 1e-06 to 1e\+09 Mpc/h; pass box_size in Mpc/h"),
+        ({"box_size": (8.0, 1e-7, 8.0)}, r"box_size=1e-07 must be 1e-06 to 1e\+09 Mpc/h"),
         ({"box_size": (1.0, 2.0)}, r"box_size=\(1.0, 2.0\) has 2 entries; pass one number or three"),
         ({"mesh_shape": 0}, r"mesh_shape=0 must be a positive whole number"),
         ({"mesh_shape": 8.5}, r"mesh_shape=8.5 must be a positive whole number"),

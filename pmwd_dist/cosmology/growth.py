@@ -52,11 +52,18 @@ class GrowthTable(eqx.Module):
 
     def D3(self, a: ArrayLike) -> Array:
         """Third-order growth factors D3a, D3b and D3c, along a leading axis."""
-        return jnp.stack([self._interpolate(nodes[:, :2], a) for nodes in self.third])
+        return self._interpolate(self.third[..., :2], a)
 
     def dD3(self, a: ArrayLike) -> Array:
         """d/d ln a of the third-order growth factors, along a leading axis."""
-        return jnp.stack([self._interpolate(nodes[:, 1:], a) for nodes in self.third])
+        return self._interpolate(self.third[..., 1:], a)
+
+    def factors(self, a: ArrayLike, order: int = 3) -> Array:
+        """D1, D2 and, at third order, D3a, D3b and D3c along the first axis; each and its d/d ln a along the second."""
+        nodes = jnp.stack([self.first, self.second])
+        if order > 2:
+            nodes = jnp.concatenate([nodes, self.third])
+        return self._interpolate(_with_slopes(nodes), a)
 
     def E(self, a: ArrayLike) -> Array:
         """Expansion rate H(a) [H0]."""
@@ -79,9 +86,13 @@ class GrowthTable(eqx.Module):
 def _inverse(first: Array, D1: Array) -> Array:
     """ln a at which the tabulated growth factor has this value."""
     x = jnp.interp(D1, first[:, 0], _nodes(D1.dtype))
-    for _ in range(3):  # Newton, from a start that is right to 1e-3
-        x = x - (_interpolate(first[:, :2], x) - D1) / _interpolate(first[:, 1:], x)
-    return x
+    nodes = _with_slopes(first)
+
+    def newton(_: int, x: Array) -> Array:
+        value, slope = _interpolate(nodes, x)
+        return x - (value - D1) / slope
+
+    return jax.lax.fori_loop(0, 3, newton, x)  # from a start that is right to 1e-3
 
 
 @_inverse.defjvp
@@ -94,12 +105,19 @@ def _inverse_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) ->
     return x, (tangents[1] - moved) / slope
 
 
+def _with_slopes(nodes: Array) -> Array:
+    """Nodes of D and of D', from D, D' and D'' along the last axis: shape (..., 2, nodes, 2)."""
+    return jnp.stack([nodes[..., :2], nodes[..., 1:]], -3)
+
+
+@jax.jit
 def _interpolate(nodes: Array, x: Array) -> Array:
-    """Interpolate at x = ln a between nodes that hold a value and a slope each."""
+    """Interpolate at x = ln a between nodes that hold a value and a slope each, shape (..., nodes, 2)."""
     x = x / _STEP + _BELOW
     i = jnp.clip(jnp.floor(x).astype(jnp.int32), 0, _BELOW + _ABOVE - 1)
-    y, slope = jnp.moveaxis(nodes[jnp.stack([i, i + 1])], -1, 0)
-    return hermite(x - i, y[0], y[1], _STEP * slope[0], _STEP * slope[1])
+    ends = nodes[..., jnp.stack([i, i + 1]), :]
+    y, slope = jnp.moveaxis(ends, (-1, nodes.ndim - 2), (0, 1))
+    return hermite(jnp.broadcast_to(x - i, y.shape[1:]), y[0], y[1], _STEP * slope[0], _STEP * slope[1])
 
 
 def hermite(t: Array, y0: Array, y1: Array, m0: Array, m1: Array) -> Array:
@@ -119,16 +137,19 @@ def growth_table(cosmo: Cosmology | GrowthTable) -> GrowthTable:
 def _tabulate(cosmo: Parameters) -> GrowthTable:
     x = _nodes(jnp.result_type(float))
     start = jnp.zeros((5, 2), x.dtype).at[:, 0].set(jnp.asarray(_EINSTEIN_DE_SITTER, x.dtype))
+    at_nodes, between = _coefficients(x, cosmo), _coefficients(x + _STEP / 2, cosmo)
+    after = jnp.concatenate([at_nodes[1:], _coefficients(x[-1:] + _STEP, cosmo)])
 
-    def step(y: Array, x0: Array) -> tuple[Array, Array]:
-        k1 = _growth_rhs(x0, y, cosmo)
-        k2 = _growth_rhs(x0 + _STEP / 2, y + _STEP / 2 * k1, cosmo)
-        k3 = _growth_rhs(x0 + _STEP / 2, y + _STEP / 2 * k2, cosmo)
-        k4 = _growth_rhs(x0 + _STEP, y + _STEP * k3, cosmo)
+    def step(y: Array, coefficients: Array) -> tuple[Array, Array]:
+        before, middle, behind = coefficients
+        k1 = _growth_rhs(y, before)
+        k2 = _growth_rhs(y + _STEP / 2 * k1, middle)
+        k3 = _growth_rhs(y + _STEP / 2 * k2, middle)
+        k4 = _growth_rhs(y + _STEP * k3, behind)
         return y + _STEP / 6 * (k1 + 2 * k2 + 2 * k3 + k4), y
 
-    _, ys = jax.lax.scan(step, start, x)
-    rates = jax.vmap(lambda x, y: _growth_rhs(x, y, cosmo))(x, ys)
+    _, ys = jax.lax.scan(step, start, jnp.stack([at_nodes, between, after], 1))
+    rates = jax.vmap(_growth_rhs)(ys, at_nodes)
     a = jnp.exp(x) / ys[_BELOW, 0, 0]
     tables = [_derivatives(ys[:, i], rates[:, i, 1], n) * (a**n)[:, None] for i, n in enumerate(_ORDERS)]
     return GrowthTable(cosmo, tables[0], tables[1], jnp.stack(tables[2:]))
@@ -144,13 +165,18 @@ def _nodes(dtype: jnp.dtype) -> Array:
     return _STEP * jnp.arange(-_BELOW, _ABOVE + 1, dtype=dtype)
 
 
-def _growth_rhs(x: Array, y: Array, cosmo: Parameters) -> Array:
-    """Right-hand side for u = D / a^n, which stays near constant and so loses no digits, and its slope."""
+def _coefficients(x: Array, cosmo: Parameters) -> Array:
+    """3/2 Omega_m(a) and E'/E at x = ln a, along a last axis."""
     a = jnp.exp(x)
     E2 = _E_squared(cosmo, a)
-    h = _dE_squared(cosmo, a) / (2 * E2)
-    m = 1.5 * cosmo.Omega_m * a**-3 / E2
-    n = jnp.asarray(_ORDERS, x.dtype)
+    return jnp.stack([1.5 * cosmo.Omega_m * a**-3 / E2, _dE_squared(cosmo, a) / (2 * E2)], -1)
+
+
+@jax.jit
+def _growth_rhs(y: Array, coefficients: Array) -> Array:
+    """Right-hand side for u = D / a^n, which stays near constant and so loses no digits, and its slope."""
+    m, h = coefficients
+    n = jnp.asarray(_ORDERS, y.dtype)
     u, v = y.T
     u1, u2, u3a, u3b, _ = u
     sources = [u1, u2 - u1**2, u3a - 2 * u1**3, u3b + 2 * u1 * (u1**2 - u2), -(u1**3)]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -52,8 +53,7 @@ def power_spectrum(field: Real[Array, "nx ny nz"], config: Config, *, deconvolve
       ValueError: a field that is not on the mesh, or not of real numbers, or another value of deconvolve.
     """
     inputs.check_config(config)
-    if deconvolve not in (True, False, "shot-noise"):
-        raise ArgumentError("deconvolve", deconvolve, 'must be True, False or "shot-noise"')
+    check_deconvolve(deconvolve)
     return _power_spectrum(inputs.mesh_field(field, config), config, deconvolve=deconvolve)
 
 
@@ -62,9 +62,19 @@ def _power_spectrum(field: Array, config: Config, *, deconvolve: Deconvolve) -> 
     decomposition = config.decomposition
     run = decomposition.shard_map(partial(_sums, config=config, deconvolve=deconvolve), decomposition.spec, P())
     k, power, modes = run(field)
-    volume, count = math.prod(config.box_size), math.prod(config.mesh_shape)
     some = jnp.maximum(modes, 1)
-    return PowerSpectrum(k / some, power / some * (volume / count**2), modes)
+    return PowerSpectrum(k / some, power / some * normalisation(config), modes)
+
+
+def check_deconvolve(deconvolve: Any) -> None:
+    """Raise ValueError unless this is one of the windows that `power_spectrum` divides by."""
+    if deconvolve not in (True, False, "shot-noise"):
+        raise ArgumentError("deconvolve", deconvolve, 'must be True, False or "shot-noise"')
+
+
+def normalisation(config: Config) -> float:
+    """Power per squared modulus of a mode of the transform [(Mpc/h)^3]."""
+    return math.prod(config.box_size) / math.prod(config.mesh_shape) ** 2
 
 
 def shot_noise(config: Config) -> float:
@@ -73,15 +83,27 @@ def shot_noise(config: Config) -> float:
 
 
 def _sums(field: Array, config: Config, deconvolve: Deconvolve) -> Array:
-    """Sums over the modes of each bin: of k, of the power, and their number."""
-    decomposition, dtype, shape = config.decomposition, field.dtype, config.mesh_shape
+    power = jnp.abs(rfft_block(field, config.decomposition)) ** 2 * inverse_window(config, field.dtype, deconvolve)
+    return mode_sums([power], config)
+
+
+# --- on local blocks, inside shard_map ---------------------------------------------------------------------
+
+
+def inverse_window(config: Config, dtype: Any, deconvolve: Deconvolve) -> Array:
+    """What the power of a painted field is multiplied by, see `power_spectrum`."""
+    if deconvolve == "shot-noise":
+        return 1 / fourier.aliased_cic_power(config.mesh_shape, config, dtype)
+    if deconvolve:
+        return fourier.cic_window(config.mesh_shape, config, dtype, power=-2)
+    return jnp.ones((1, 1, 1), dtype)
+
+
+def mode_sums(values: Sequence[Array], config: Config) -> Array:
+    """Sums over the modes of each bin: of k, of some values, and their number."""
+    decomposition, dtype, shape = config.decomposition, values[0].dtype, config.mesh_shape
     fundamental = [2 * math.pi / length for length in config.box_size]
     modulus = jnp.sqrt(fourier.k_squared(shape, config, dtype))
-    power = jnp.abs(rfft_block(field, decomposition)) ** 2
-    if deconvolve == "shot-noise":
-        power = power / fourier.aliased_cic_power(shape, config, dtype)
-    elif deconvolve:
-        power = power * fourier.cic_window(shape, config, dtype, power=-2)
     weight = fourier.mode_count(shape, config, dtype)
 
     step = min(fundamental)
@@ -90,10 +112,11 @@ def _sums(field: Array, config: Config, deconvolve: Deconvolve) -> Array:
     index = jnp.rint(modulus / step).astype(jnp.int32)
     index = jnp.where((index >= 1) & (index <= bins), index - 1, bins)
 
-    def plane(index: Array, modulus: Array, power: Array) -> Array:
+    def plane(index: Array, *values: Array) -> Array:
         # Sums of one plane first: a float32 sum over all modes would lose digits.
-        values = jnp.stack([modulus * weight[0], power * weight[0], jnp.broadcast_to(weight[0], power.shape)], -1)
-        return jnp.zeros((bins + 1, 3), dtype).at[index.ravel()].add(values.reshape(-1, 3))
+        weights = jnp.broadcast_to(weight[0], index.shape)
+        sums = jnp.stack([*(value * weights for value in values), weights], -1)
+        return jnp.zeros((bins + 1, len(values) + 1), dtype).at[index.ravel()].add(sums.reshape(-1, len(values) + 1))
 
-    sums = jnp.sum(jax.vmap(plane)(index, modulus, power), axis=0)[:bins].T
+    sums = jnp.sum(jax.vmap(plane)(index, modulus, *values), axis=0)[:bins].T
     return jax.lax.psum(sums, decomposition.names) if decomposition.names else sums

@@ -48,9 +48,8 @@ def lpt(
 def _lpt(modes: Array, table: GrowthTable, a: ArrayLike, config: Config) -> Particles:
     decomposition = config.decomposition
     a = jnp.asarray(a)
-    growth = [table.D1(a), table.D2(a), *table.D3(a)]
-    slopes = [table.dD1(a), table.dD2(a), *table.dD3(a)]
-    factors = jnp.stack([jnp.stack(growth), a**2 * table.E(a) * jnp.stack(slopes)], -1)
+    units = jnp.stack([jnp.ones_like(a), a**2 * table.E(a)])  # of displacements and momenta
+    factors = table.factors(a, config.lpt_order) * units[None]
 
     def block(modes: Array, factors: Array) -> tuple[Array, Array]:
         fields = _displacements(modes, config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import diffrax
@@ -29,12 +30,19 @@ def step_times(cosmo: Cosmology | GrowthTable, config: Config, *, save: Sequence
     so does not depend on the cosmology.
     """
     knots = _knots(config, save)
-    table = growth_table(cosmo)
-    pieces = []
-    for low, high, count in zip(knots[:-1], knots[1:], _shares(knots, config.steps), strict=True):
-        D = table.D1(low) + (table.D1(high) - table.D1(low)) * jnp.arange(1, count) / count
-        pieces += [jnp.asarray([low], dtype=float), table.scale_factor(D)]
-    return jnp.concatenate([*pieces, jnp.asarray([config.a_stop], dtype=float)])
+    return _times(growth_table(cosmo), tuple(knots), tuple(_shares(knots, config.steps)))
+
+
+@partial(jax.jit, static_argnames=("knots", "shares"))
+def _times(table: GrowthTable, knots: tuple[float, ...], shares: tuple[int, ...]) -> Array:
+    """Knots, exactly, and between them times uniform in the growth factor, so many steps from each to the next."""
+    ends = jnp.asarray(knots, dtype=float)
+    D = table.D1(ends)
+    parts = [D[i] + (D[i + 1] - D[i]) * jnp.arange(1, count) / count for i, count in enumerate(shares)]
+    inner = table.scale_factor(jnp.concatenate(parts))
+    after = np.cumsum([0, *shares])  # steps before each knot
+    order = np.argsort(np.append(after, np.delete(np.arange(after[-1]), after[:-1])))
+    return jnp.concatenate([ends, inner])[order]
 
 
 def as_saveat(saveat: Any) -> diffrax.SaveAt | None:

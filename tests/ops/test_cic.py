@@ -18,7 +18,7 @@ import pmwd_dist as pmd
 from pmwd_dist.ops import cic
 from pmwd_dist.ops.cic import Geometry
 
-MASKS = ((0, 0, 0), (1, 0, 0), (0, 1, 1))
+MASKS = ((0, 0, 0), (1, 0, 1))
 FIELDS = 2
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import pmwd_dist as pmd
+from pmwd_dist.cli import main
 from pmwd_dist.parallel import autotune_cache
 from pmwd_dist.parallel.autotune import remembered
 from pmwd_dist.parallel.backends.peer import Peer
@@ -103,7 +104,7 @@ def test_misuse_raises_before_anything_is_measured(arguments: dict[str, Any], me
         pmd.autotune(**({"shape": SHAPE} | arguments))
 
 
-def test_the_verb(tmp_path: Path) -> None:
+def test_the_verb(capsys: pytest.CaptureFixture[str]) -> None:
     command = f"{shlex.quote(sys.executable)} -m pmwd_dist.cli autotune"
     run = lambda tail: subprocess.run(  # noqa: E731
         shlex.split(f"{command} {tail}"), capture_output=True, text=True, check=False, timeout=120
@@ -112,9 +113,10 @@ def test_the_verb(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert 'devices.pdims = [1, 1]\ndevices.backend = "xla"\n' in done.stdout
     assert "as measured before" in run("8 8 6 --halo 2").stdout
-    refused = run("8 8")
-    assert refused.returncode == 2
-    assert "2 numbers of cells were given; give one or three" in refused.stderr
+    with pytest.raises(SystemExit) as refused:
+        main(["autotune", "8", "8"])
+    assert refused.value.code == 2
+    assert "2 numbers of cells were given; give one or three" in capsys.readouterr().err
 
 
 def test_a_result_that_cannot_be_kept_is_not_lost(cache: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import diffrax
@@ -25,13 +25,20 @@ SAVEAT = diffrax.SaveAt(t0=True, ts=[0.3, 1.0], t1=True)
 
 
 def configure(pdims: tuple[int, int] = (1, 1), **options: Any) -> pmd.Config:
-    defaults: dict[str, Any] = {"box_size": 24.0, "mesh_shape": 8, "steps": 4, "halo": 4}
+    defaults: dict[str, Any] = {"box_size": 24.0, "mesh_shape": 8, "steps": 4, "halo": 4, "lpt_order": 1}
     return pmd.Config(**(defaults | options), decomposition=pmd.Decomposition(pdims=pdims))
 
 
 def initial(config: pmd.Config, dtype: Any = None) -> pmd.Particles:
+    return jax.device_put(on_one_device(config.box_size, dtype), config.decomposition.sharding)
+
+
+@cache
+def on_one_device(box_size: Any, dtype: Any) -> pmd.Particles:
+    """Initial conditions, which divisions and numbers of steps share."""
+    config = configure(box_size=box_size)
     noise = pmd.white_noise(jax.random.key(0), config, dtype)
-    return pmd.lpt(pmd.linear_modes(noise, COSMO, config), COSMO, config)
+    return jax.device_get(pmd.lpt(pmd.linear_modes(noise, COSMO, config), COSMO, config))
 
 
 def moved(particles: pmd.Particles, disp: Any) -> pmd.Particles:

@@ -22,7 +22,9 @@ def mesh_of(**axes: int) -> Mesh:
 
 
 def configure(decomposition: pmd.Decomposition) -> pmd.Config:
-    return pmd.Config(box_size=24.0, mesh_shape=8, steps=2, a_stop=0.5, decomposition=decomposition, halo="auto")
+    return pmd.Config(
+        box_size=24.0, mesh_shape=8, steps=2, a_stop=0.5, lpt_order=1, decomposition=decomposition, halo="auto"
+    )
 
 
 def draw() -> np.ndarray:

@@ -42,6 +42,14 @@ def close(actual: Any, expected: np.ndarray) -> None:
     np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-13 * np.abs(expected).max())
 
 
+DIVISIONS = [
+    *((pdims, "native") for pdims in ((1, 1), (4, 1), (1, 4), (2, 2))),
+    *((pdims, "jax") for pdims in ((1, 1), (4, 1), (2, 2))),
+]
+on_every_division = pytest.mark.parametrize(("decomposition", "native"), DIVISIONS, indirect=True, ids=str)
+
+
+@on_every_division
 def test_paint_and_its_derivatives_match_numpy(decomposition: pmd.Decomposition, native: bool) -> None:
     config = configure(decomposition)
     d = draw(config)
@@ -73,6 +81,7 @@ def test_paint_and_its_derivatives_match_numpy(decomposition: pmd.Decomposition,
     assert all(problems.has_sharding(cotangent, decomposition.sharding) for cotangent in cotangents)
 
 
+@on_every_division
 def test_read_and_its_derivatives_match_numpy(decomposition: pmd.Decomposition, native: bool) -> None:
     config = configure(decomposition)
     d = draw(config)
@@ -99,6 +108,7 @@ def test_read_and_its_derivatives_match_numpy(decomposition: pmd.Decomposition, 
     assert all(problems.has_sharding(cotangent, decomposition.sharding) for cotangent in cotangents)
 
 
+@pytest.mark.parametrize("decomposition", [(1, 1), (4, 1), (2, 2)], indirect=True, ids=str)
 def test_hessian_vector_product_of_the_density(decomposition: pmd.Decomposition) -> None:
     config = configure(decomposition)
     d = draw(config)
@@ -114,7 +124,12 @@ def test_hessian_vector_product_of_the_density(decomposition: pmd.Decomposition)
     np.testing.assert_allclose(tangent, (ahead - behind) / (2 * step), rtol=0, atol=1e-9 * np.abs(tangent).max())
 
 
-@pytest.mark.parametrize("ratio", [(2, 1), (3, 2), (1, 2)], ids=["mesh 2x", "mesh 3/2x", "mesh 1/2x"])
+@pytest.mark.parametrize(
+    ("parallel", "ratio"),
+    [((4, 1), (3, 2)), ((1, 4), (2, 1)), ((2, 2), (1, 2)), ((2, 2), (3, 2))],
+    indirect=["parallel"],
+    ids=str,
+)
 def test_mass_is_conserved_at_any_displacement(parallel: pmd.Decomposition, ratio: tuple[int, int]) -> None:
     """halo="auto" holds displacements of a whole box; the total is exact but for the rounding of its own sum."""
     shape = (8, 8, 4)
@@ -140,6 +155,12 @@ def test_one_device_holds_any_displacement(single: pmd.Decomposition, native: bo
     np.testing.assert_allclose(painted, problems.paint(problems.cells(disp, config), 1.0, MESH), rtol=0, atol=1e-11)
 
 
+@pytest.mark.parametrize(
+    ("parallel", "native"),
+    [((4, 1), "native"), ((1, 4), "native"), ((2, 2), "native"), ((2, 2), "jax")],
+    indirect=True,
+    ids=str,
+)
 def test_beyond_a_fixed_halo_nothing_is_lost_silently(parallel: pmd.Decomposition, native: bool) -> None:
     config = configure(parallel, halo=1)
     rng = np.random.default_rng(4)

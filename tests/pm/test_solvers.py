@@ -129,7 +129,9 @@ def bits(particles: pmd.Particles) -> np.ndarray:
     return np.stack([(np.asarray(x) + np.float32(0)).view(np.uint32) for x in (particles.disp, particles.vel)])
 
 
-def test_a_hundred_steps_back_restore_every_bit(solver: Any) -> None:
+def test_a_hundred_steps_back_restore_every_bit() -> None:
+    """By the solver that rescales momenta; all of them below, and in test_adjoint.py."""
+    solver = pmd.BullFrog()
     with jax.enable_x64(False):
         decomposition = pmd.Decomposition(pdims=(2, 2))
         config = pmd.Config(box_size=16.0, mesh_shape=8, decomposition=decomposition, steps=100, halo=8)

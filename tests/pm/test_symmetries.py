@@ -13,11 +13,11 @@ import pytest
 
 import pmwd_dist as pmd
 
-MESHES = {"even": (8, 8), "odd": (7, 7), "finer": (12, 8)}  # cells, particles along a side
+MESHES = {"even": (8, 8, 3), "odd": (7, 7, 2), "finer": (12, 8, 1)}  # cells, particles along a side, order of LPT
 
 
 @cache
-def program(shape: tuple[int, ...], lattice: tuple[int, ...], order: int = 3) -> Callable[[Any], Any]:
+def program(shape: tuple[int, ...], lattice: tuple[int, ...], order: int) -> Callable[[Any], Any]:
     """Displacements and momenta at a = 1 of a noise, in cells of the lattice of 3 Mpc/h."""
     config = pmd.Config(
         tuple(3.0 * n for n in lattice),
@@ -38,9 +38,9 @@ def program(shape: tuple[int, ...], lattice: tuple[int, ...], order: int = 3) ->
     return jax.jit(run)
 
 
-def universe(noise: np.ndarray, cells: int, particles: int) -> tuple[np.ndarray, ...]:
+def universe(noise: np.ndarray, cells: int, particles: int, order: int) -> tuple[np.ndarray, ...]:
     shape = tuple(n * cells // particles for n in noise.shape)
-    return tuple(np.asarray(field) for field in program(shape, noise.shape)(noise))
+    return tuple(np.asarray(field) for field in program(shape, noise.shape, order)(noise))
 
 
 def agree(actual: tuple[np.ndarray, ...], expected: tuple[np.ndarray, ...], rtol: float = 1e-13) -> None:
@@ -52,25 +52,25 @@ def agree(actual: tuple[np.ndarray, ...], expected: tuple[np.ndarray, ...], rtol
 
 @pytest.mark.parametrize("mesh", MESHES)
 def test_symmetries(mesh: str) -> None:
-    cells, n = MESHES[mesh]
+    cells, n, order = MESHES[mesh]
     noise = np.random.default_rng(0).standard_normal((n, n, n))
-    before = universe(noise, cells, n)
+    before = universe(noise, cells, n, order)
     for axes in ((1, 2, 0), (0, 2, 1)):
         permuted = tuple(field.transpose(*axes, 3)[..., axes] for field in before)
-        agree(universe(noise.transpose(axes), cells, n), permuted)
+        agree(universe(noise.transpose(axes), cells, n, order), permuted)
     for axis in range(3):
         sites = -np.arange(n) % n
         signs = np.where(np.arange(3) == axis, -1, 1)
         reflected = tuple(field.take(sites, axis) * signs for field in before)
-        agree(universe(noise.take(sites, axis), cells, n), reflected)
+        agree(universe(noise.take(sites, axis), cells, n, order), reflected)
     shift = (2, 4, 6)  # a whole number of cells of every mesh
     shifted = tuple(np.roll(field, shift, (0, 1, 2)) for field in before)
-    agree(universe(np.roll(noise, shift, (0, 1, 2)), cells, n), shifted)
+    agree(universe(np.roll(noise, shift, (0, 1, 2)), cells, n, order), shifted)
 
 
 def test_tiled_noise_makes_the_tiled_universe() -> None:
     noise = np.random.default_rng(1).standard_normal((8, 8, 8))
-    before = universe(noise, 8, 8)
+    before = universe(noise, 8, 8, 3)
     tiled = tuple(np.concatenate([field, field], 1) for field in before)
     # P(k) is interpolated between other nodes.
-    agree(universe(np.concatenate([noise, noise], 1), 8, 8), tiled, 1e-11)
+    agree(universe(np.concatenate([noise, noise], 1), 8, 8, 3), tiled, 1e-11)

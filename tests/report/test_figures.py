@@ -55,7 +55,7 @@ def test_slab_survives_its_file(tmp_path: Path):
     assert (read.z, read.sides, read.thickness) == (0.25, (32.0, 48.0), 8.0)
 
 
-@pytest.mark.parametrize("count", [1, 3, 9])
+@pytest.mark.parametrize("count", [1, 9])
 def test_spectra_are_drawn(tmp_path: Path, count: int):
     figures.draw_spectra(tmp_path / "power.png", [make_spectrum(z) for z in range(count)])
     assert min(mpl.image.imread(tmp_path / "power.png").shape[:2]) > 800
@@ -82,9 +82,7 @@ def test_spectra_without_linear_theory_are_drawn(tmp_path: Path):
     figures.draw_spectra(tmp_path / "power.png", [spectrum])
 
 
-@pytest.mark.parametrize(
-    ("shape", "sides"), [((16, 16), (64.0, 64.0)), ((32, 8), (128.0, 32.0)), ((8, 16), (8.0, 64.0))]
-)
+@pytest.mark.parametrize(("shape", "sides"), [((32, 8), (128.0, 32.0)), ((8, 16), (8.0, 64.0))])
 def test_slabs_are_drawn(tmp_path: Path, shape: tuple[int, int], sides: tuple[float, float]):
     figures.draw_slab(tmp_path / "density.png", make_slab(1.0, shape, sides))
     assert (tmp_path / "density.png").stat().st_size > 10_000

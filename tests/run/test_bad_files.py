@@ -37,6 +37,15 @@ def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path, name: str) ->
         read_text(Path("/dev/zero"), 10, pipe=True)
 
 
+def test_a_name_of_several_lines_is_refused_on_one(tmp_path: Path) -> None:
+    (tmp_path / fuzz.CONFIG).write_text(fuzz.WITH_TABLE.replace(fuzz.TABLE, "a\\n\\u001bb"))
+    with pytest.raises(SettingsError) as refused:
+        read(tmp_path / fuzz.CONFIG)
+    assert refused.value.problems == (
+        f'cosmology.linear_power = "a??b": no such file ({tmp_path}/a??b); give a path relative to the TOML file',
+    )
+
+
 def test_large_files_are_not_read(tmp_path: Path) -> None:
     with (tmp_path / fuzz.TABLE).open("wb") as table:
         table.truncate(70_000_000)

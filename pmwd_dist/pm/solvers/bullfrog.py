@@ -22,11 +22,12 @@ class BullFrog(SplitSolver):
         above F0 / (8 F1). Such a step is still exact for Zel'dovich motion, whatever alpha.
         """
         ends = jnp.stack([lower, upper])
-        D0, D1 = table.D1(ends)
-        F0, F1 = table.momentum(ends)
-        slope0, slope1 = table.dD2(ends) / table.dD1(ends)  # dD2 / dD1
+        (D, dD), (D2, dD2) = table.factors(ends, order=2)
+        D0, D1 = D
+        F0, F1 = ends**2 * table.E(ends) * dD
+        slope0, slope1 = dD2 / dD  # dD2 / dD1
         half, middle = (D1 - D0) / 2, (D0 + D1) / 2
-        upsilon = (table.D2(lower) + slope0 * half) / middle - middle
+        upsilon = (D2[0] + slope0 * half) / middle - middle
         alpha = (slope1 - upsilon) / (slope0 - upsilon)
         alpha = jnp.maximum(alpha, F0 / (8 * F1))
         return Coefficients(half / F0, (1 - alpha) * F1 / middle, jnp.log2(alpha * F1 / F0), half / F1)

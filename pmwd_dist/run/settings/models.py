@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
-from pmwd_dist.config import Vector3
+from pmwd_dist.config import BOX_SIDES, Vector3
 from pmwd_dist.io.snapshot import Format
 from pmwd_dist.parallel.defaults import BackendName, HaloComm, TransposeComm
 from pmwd_dist.run.settings.duration import duration
@@ -75,12 +75,12 @@ def redshift_label(z: float) -> str:
 
 
 def _not_tiny(value: float) -> float:
-    if value < 1e-6:
-        raise ValueError("must be 1e-06 or more")
+    if value < BOX_SIDES[0]:
+        raise ValueError(f"must be {BOX_SIDES[0]:g} or more")
     return value
 
 
-Side = Annotated[float, Field(gt=0, le=1e9), AfterValidator(_not_tiny)]  # volumes in single precision
+Side = Annotated[float, Field(gt=0, le=BOX_SIDES[1]), AfterValidator(_not_tiny)]
 Count = Annotated[int, Field(ge=4, le=1 << 20)]
 Three = BeforeValidator(_three)
 Sides = Annotated[tuple[Side, Side, Side], Three]

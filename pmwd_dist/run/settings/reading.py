@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from pmwd_dist._files import read_text
 from pmwd_dist.run.settings.models import SECTIONS, Box, Output, Section, Settings, Time
 from pmwd_dist.run.settings.table import find_table_problems
-from pmwd_dist.run.settings.writing import toml_value
+from pmwd_dist.run.settings.writing import printable, toml_value
 
 Tree = dict[str, Any]
 _LARGEST = 1_000_000  # bytes of a file
@@ -189,7 +189,7 @@ def _show(value: object) -> str:
         text = toml_value(value)
     except (TypeError, ValueError):
         text = repr(value)
-    text = "".join(letter if letter.isprintable() else "?" for letter in text)
+    text = printable(text)
     return text if len(text) <= 60 else text[:57] + "..."
 
 

@@ -12,6 +12,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import read_text
 from pmwd_dist.pm.modes import check_table
 from pmwd_dist.run.settings.models import Box
+from pmwd_dist.run.settings.writing import printable
 
 _LARGEST = 64_000_000  # bytes of a table
 _EXPONENT = re.compile(r"(?<=[0-9.])[dD](?=[+-]?[0-9])")
@@ -53,13 +54,13 @@ def _lines(text: str) -> list[str]:
 
 def find_table_problems(path: Path, name: str, box: Box | None) -> list[str]:
     """Problems of the file, also with this box if that is known."""
-    prefix = f'cosmology.linear_power = "{name}": '
+    prefix = f'cosmology.linear_power = "{printable(name)}": '
     low, high = (math.inf, 0.0) if box is None else _range(box)
     try:
         k, power = read_table(path)
         check_table(k, power, low, high)
     except FileNotFoundError:
-        return [f"{prefix}no such file ({path}); give a path relative to the TOML file"]
+        return [f"{prefix}no such file ({printable(str(path))}); give a path relative to the TOML file"]
     except OSError as error:
         return [f"{prefix}can't be read: {error.strerror}"]
     except ArgumentError as error:
@@ -78,4 +79,4 @@ def _range(box: Box) -> tuple[float, float]:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()).rstrip(".").rstrip(";")
+    return printable(" ".join(str(error).split()).rstrip(".").rstrip(";"))

@@ -62,3 +62,8 @@ def toml_value(value: object) -> str:
             return toml_value(value[0])
         return "[" + ", ".join(map(toml_value, value)) + "]"
     return repr(value)
+
+
+def printable(text: str) -> str:
+    """Text on one line of a terminal: ? for all that it would not show."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -1,0 +1,191 @@
+"""Biased tracers: Lagrangian bias as weights of the particles, and linear Eulerian bias."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import PartitionSpec as P
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Num, Real
+
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist.config import Config
+from pmwd_dist.cosmology.growth import GrowthTable, growth_table
+from pmwd_dist.cosmology.parameters import Cosmology
+from pmwd_dist.parallel.fft import irfft_block, sequence_after
+from pmwd_dist.pm import fourier, inputs
+from pmwd_dist.pm.displacement import PAIRS
+from pmwd_dist.pm.paint import cic_paint
+from pmwd_dist.pm.particles import Particles
+
+_NONLINEAR = ("b2", "bs2", "bnabla2")
+
+
+class LagrangianBias(eqx.Module):
+    """Parameters of a Lagrangian bias expansion to second order (Modi et al. 2020; Zennaro et al. 2021).
+
+      w = 1 + b1 delta + b2 (delta^2 - <delta^2>) + bs2 (s^2 - <s^2>) + bnabla2 laplacian delta,
+
+    with the linear, smoothed delta at the time of the tracers, at the Lagrangian places of the particles, and
+    s^2 = s_ij s_ij of the tidal field s_ij = (k_i k_j / k^2 - 1/3 kronecker_ij) delta. Where others write b2 / 2 or
+    bs2 / 2 in such an expansion, theirs is twice the value here.
+
+    Args:
+      b1, b2, bs2: without units.
+      bnabla2: in [(Mpc/h)^2].
+    """
+
+    b1: ArrayLike = 0.0
+    b2: ArrayLike = 0.0
+    bs2: ArrayLike = 0.0
+    bnabla2: ArrayLike = 0.0
+
+
+def bias_weights(
+    modes: Num[Array, "nx ny nk"],
+    bias: LagrangianBias,
+    cosmo: Cosmology | GrowthTable,
+    config: Config,
+    *,
+    smoothing: float | None = None,
+    a: ArrayLike | None = None,
+) -> Float[Array, "px py pz"]:
+    """Weights of the particles by which they trace galaxies, with a mean of 1 over the lattice.
+
+    On large scales `tracer_density` of them has (1 + b1)^2 times the power of matter. Means, <delta^2> and <s^2>, are
+    those of the lattice. Weights may be negative, as in the papers.
+
+    Args:
+      modes: linear delta(k) at a = 1, from `linear_modes`.
+      bias: `LagrangianBias`.
+      cosmo: cosmology, or its `growth_table`.
+      config: the simulation.
+      smoothing: radius R of a Gaussian filter exp(-k^2 R^2 / 2) on delta [Mpc/h]. It must be given where b2, bs2 or
+        bnabla2 is not zero: variances of an unsmoothed field grow with the lattice without limit.
+      a: scale factor of the tracers; default: `config.a_stop`.
+
+    Raises:
+      ValueError: modes of another shape, operators that diverge, or another argument out of its range.
+    """
+    inputs.check_config(config)
+    if not isinstance(bias, LagrangianBias):
+        constraint = f"is a {type(bias).__name__} and must be a LagrangianBias"
+        raise ArgumentError("bias", bias, constraint, "use LagrangianBias(b1=1.0)", show_value=False)
+    modes = inputs.linear_modes(modes, config)
+    a = config.a_stop if a is None else inputs.scale_factor(a)
+    radius = _checked_smoothing(smoothing, bias)
+    used = tuple(name for name in ("b1", *_NONLINEAR) if not _is_zero(getattr(bias, name)))
+    values = [jnp.asarray(getattr(bias, name), modes.real.dtype) for name in used]
+    return _bias_weights(modes, values, growth_table(cosmo), a, config, used=used, radius=radius)
+
+
+def _is_zero(value: Any) -> bool:
+    return not isinstance(value, Tracer) and float(value) == 0
+
+
+def _checked_smoothing(smoothing: Any, bias: LagrangianBias) -> float:
+    if smoothing is None:
+        for name in _NONLINEAR:
+            if not _is_zero(getattr(bias, name)):
+                constraint = f"must be given: the operator of {name} diverges on an unsmoothed field"
+                raise ArgumentError(
+                    "smoothing", None, constraint, "pass the radius of a Gaussian filter, such as 2.0 Mpc/h"
+                )
+        return 0.0
+    try:
+        radius = float(smoothing)
+    except (TypeError, ValueError):
+        radius = np.nan
+    if not (np.isfinite(radius) and radius > 0):
+        raise ArgumentError("smoothing", smoothing, "must be a positive radius [Mpc/h], or None")
+    return radius
+
+
+@partial(jax.jit, static_argnames=("config", "used", "radius"))
+def _bias_weights(
+    modes: Array,
+    values: list[Array],
+    table: GrowthTable,
+    a: ArrayLike,
+    config: Config,
+    *,
+    used: tuple[str, ...],
+    radius: float,
+) -> Array:
+    decomposition = config.decomposition
+    dtype = modes.real.dtype
+
+    def block(modes: Array, growth: Array, *values: Array) -> Array:
+        k2 = fourier.k_squared(config.particle_shape, config, dtype)
+        modes = modes * (growth * jnp.exp(-k2 * radius**2 / 2))
+        weights = jnp.ones(decomposition.block(config.particle_shape), dtype)
+        for value, field in zip(values, _operators(modes, k2, used, config), strict=True):
+            weights = weights + value * field
+        return weights
+
+    run = decomposition.shard_map(block, (decomposition.spectrum_spec, P(), *(P() for _ in values)), decomposition.spec)
+    return run(modes, table.D1(a).astype(dtype), *values)
+
+
+def _operators(modes: Array, k2: Array, used: tuple[str, ...], config: Config) -> Iterator[Array]:
+    """Fields of the operators in `used`, in its order; inside shard_map."""
+    nz, decomposition = config.particle_shape[2], config.decomposition
+    for name in used:
+        if name in ("b1", "b2"):
+            delta = irfft_block(modes, nz, decomposition)
+            yield delta if name == "b1" else _without_mean(delta**2, config)
+        elif name == "bs2":
+            yield _without_mean(_squared_tide(modes, config), config)
+        else:
+            yield irfft_block(-k2 * modes, nz, decomposition)
+
+
+def _squared_tide(modes: Array, config: Config) -> Array:
+    """s_ij s_ij = (phi_ij)^2 - delta^2 / 3, with laplacian phi = delta."""
+    shape, dtype = config.particle_shape, modes.real.dtype
+    even = fourier.wavevectors(shape, config, dtype)
+    odd = fourier.wavevectors(shape, config, dtype, odd=True)
+    potential = modes * fourier.inverse_laplacian(shape, config, dtype)
+    total, trace = jnp.zeros((), dtype), jnp.zeros((), dtype)
+    for i, j in PAIRS:
+        factor = even[i] ** 2 if i == j else odd[i] * odd[j]
+        field = irfft_block(factor * potential, shape[2], config.decomposition)
+        total = total + (1 if i == j else 2) * field**2
+        trace = trace + field if i == j else trace
+        potential, (total, trace) = sequence_after(potential, (total, trace))
+    return total - trace**2 / 3
+
+
+def _without_mean(field: Array, config: Config) -> Array:
+    names = config.decomposition.names
+    mean = jnp.mean(field)
+    return field - (jax.lax.pmean(mean, names) if names else mean)
+
+
+def tracer_density(particles: Particles, weights: Real[Array, "px py pz"], config: Config) -> Float[Array, "nx ny nz"]:
+    """Density of tracers in units of the mean, 1 + delta_g: particles painted with weights, see `bias_weights`.
+
+    Raises:
+      ValueError: something else than Particles of this config, or weights of another shape.
+    """
+    inputs.check_config(config)
+    disp = inputs.checked_particles(particles, config).disp
+    return cic_paint(disp, config, inputs.lattice_field(weights, config, "weights") / config.particles_per_cell)
+
+
+def eulerian_bias(density: Real[Array, "nx ny nz"], b1: ArrayLike, config: Config) -> Float[Array, "nx ny nz"]:
+    """Density of linearly biased tracers in units of the mean: 1 + b1 delta.
+
+    Raises:
+      ValueError: a density that is not on the mesh.
+    """
+    inputs.check_config(config)
+    density = inputs.mesh_field(density, config, "density")
+    return 1 + jnp.asarray(b1, density.dtype) * (density - 1)

@@ -1,0 +1,61 @@
+"""Counts of galaxies that a survey expects: number density, selection and mask."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Real
+
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist.config import Config
+from pmwd_dist.pm import inputs
+
+
+def expected_counts(
+    density: Real[Array, "nx ny nz"],
+    config: Config,
+    *,
+    number_density: ArrayLike,
+    selection: ArrayLike = 1.0,
+    mask: Any = None,
+) -> Float[Array, "nx ny nz"]:
+    """Mean number of galaxies in each cell of a survey: the rate of a Poisson process, as `jax.random.poisson` draws.
+
+    Args:
+      density: of the galaxies in units of their mean, 1 + delta_g; cells where it is negative expect none.
+      config: the simulation.
+      number_density: mean of the galaxies where the selection is 1 [(h/Mpc)^3].
+      selection: share of the galaxies that the survey sees, on the mesh, or one for all.
+      mask: cells that the survey sees, on the mesh: true or 1, false or 0, or parts of cells; default: all.
+
+    Raises:
+      ValueError: fields that are not on the mesh, or a negative number density, selection or mask.
+    """
+    inputs.check_config(config)
+    density = inputs.mesh_field(density, config, "density")
+    volume = math.prod(config.cell_size)
+    counts = jnp.maximum(density, 0) * volume
+    if np.ndim(number_density):
+        raise ArgumentError("number_density.shape", np.shape(number_density), "must be ()", "vary it by selection")
+    factors = {"number_density": number_density, "selection": selection, "mask": 1.0 if mask is None else mask}
+    for name, value in factors.items():
+        factor = jnp.asarray(value, density.dtype)
+        if factor.ndim:
+            factor = inputs.mesh_field(factor, config, name)
+        _check_not_negative(factor, name)
+        counts = counts * factor
+    return counts
+
+
+def _check_not_negative(factor: Array, name: str) -> None:
+    """Raise ValueError if a value is negative or NaN; what is being traced is not looked at."""
+    if isinstance(factor, Tracer):
+        return
+    lowest = float(jnp.min(factor))
+    if not lowest >= 0:
+        raise ArgumentError(name, lowest, "must not be negative", "pass shares from 0 to 1")

@@ -1,0 +1,139 @@
+"""Particles where their redshifts put them: moved along the line of sight by their peculiar velocity."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import PartitionSpec as P
+from jax.typing import ArrayLike
+from jaxtyping import Array
+
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist.config import Config
+from pmwd_dist.cosmology.growth import GrowthTable, growth_table
+from pmwd_dist.cosmology.parameters import Cosmology
+from pmwd_dist.observe.shells import checked_observer
+from pmwd_dist.pm import inputs
+from pmwd_dist.pm.particles import Particles
+
+_AXES = {"x": (1.0, 0.0, 0.0), "y": (0.0, 1.0, 0.0), "z": (0.0, 0.0, 1.0)}
+
+LineOfSight = str | Sequence[Any] | np.ndarray
+
+
+def redshift_space(
+    particles: Particles,
+    cosmo: Cosmology | GrowthTable,
+    config: Config,
+    *,
+    line_of_sight: LineOfSight = "z",
+    observer: Sequence[Any] | np.ndarray | Array | None = None,
+    a: ArrayLike | None = None,
+) -> Particles:
+    """Move particles to redshift space, s = x + (u . n) n / (a H) with the peculiar velocity u (Kaiser 1987).
+
+    In terms of the momenta, u / (a H) = vel / (a^2 E(a)) [Mpc/h]. Particles may be moved by several cells: where the
+    halo of a config is a fixed number, it must hold that, too; `density` is NaN otherwise.
+
+    Args:
+      particles: at a.
+      cosmo: cosmology, or its `growth_table`.
+      config: the simulation.
+      line_of_sight: the same everywhere, n: "x", "y", "z" or three numbers, of any length.
+      observer: a place in the box [Mpc/h] from which lines of sight start instead; each particle is taken where it is
+        within the box, not at its nearest image.
+      a: scale factor of the particles; default: `config.a_stop`.
+
+    Returns:
+      Particles with other displacements and the same momenta.
+
+    Raises:
+      ValueError: particles, a direction, an observer or a scale factor out of their range.
+    """
+    inputs.check_config(config)
+    particles = inputs.checked_particles(particles, config)
+    a = config.a_stop if a is None else inputs.scale_factor(a)
+    if observer is not None:
+        if not (isinstance(line_of_sight, str) and line_of_sight == "z"):
+            constraint = "can't be given together with observer, from whom lines of sight start"
+            raise ArgumentError("line_of_sight", line_of_sight, constraint, "leave one of them out")
+        return _radial(particles, growth_table(cosmo), a, _observer(observer, config), config)
+    return _plane_parallel(particles, growth_table(cosmo), a, direction(line_of_sight))
+
+
+def direction(line_of_sight: LineOfSight) -> tuple[float, float, float]:
+    """Unit vector of a line of sight: "x", "y", "z" or three numbers.
+
+    Raises:
+      ValueError: something else, or three zeros.
+    """
+    if isinstance(line_of_sight, str) and line_of_sight in _AXES:
+        return _AXES[line_of_sight]
+    try:
+        vector = np.asarray(line_of_sight, float)
+    except (TypeError, ValueError):
+        vector = np.zeros(0)
+    length = float(np.sqrt(np.sum(vector**2)))
+    if vector.shape != (3,) or not (np.isfinite(length) and length > 0):
+        raise ArgumentError("line_of_sight", line_of_sight, "must be 'x', 'y', 'z' or three numbers, not all zero")
+    x, y, z = (float(v) for v in vector / length)
+    return x, y, z
+
+
+def _observer(observer: Any, config: Config) -> Array:
+    if not isinstance(observer, Tracer):
+        return jnp.asarray(checked_observer(observer, config.box_size))
+    if observer.shape != (3,):
+        raise ArgumentError("observer.shape", observer.shape, "must be (3,)", "pass three coordinates [Mpc/h]")
+    return observer
+
+
+def _per_momentum(table: GrowthTable, a: ArrayLike, dtype: Any) -> Array:
+    """Displacement by redshift per unit of momentum, 1 / (a^2 E)."""
+    return (1 / (jnp.asarray(a) ** 2 * table.E(a))).astype(dtype)
+
+
+@partial(jax.jit, static_argnames="n")
+def _plane_parallel(particles: Particles, table: GrowthTable, a: ArrayLike, n: tuple[float, float, float]) -> Particles:
+    disp, vel = particles.disp, particles.vel
+    factor = _per_momentum(table, a, disp.dtype)
+    along = sum(vel[..., axis] * n[axis] for axis in range(3) if n[axis]) * factor
+    return Particles(disp + jnp.stack([along * component for component in n], -1), vel)
+
+
+@partial(jax.jit, static_argnames="config")
+def _radial(particles: Particles, table: GrowthTable, a: ArrayLike, observer: Array, config: Config) -> Particles:
+    decomposition, dtype = config.decomposition, particles.disp.dtype
+
+    def block(disp: Array, vel: Array, observer: Array, factor: Array) -> Array:
+        box = jnp.asarray(config.box_size, dtype)
+        x = jnp.mod(_sites(disp.shape[:3], config, dtype) + disp, box.reshape(1, 1, 1, 3))
+        r = x - observer.reshape(1, 1, 1, 3)
+        square = jnp.sum(r**2, -1, keepdims=True)
+        # A particle at the observer stays: its line of sight has no direction.
+        speed = jnp.sum(vel * r, -1, keepdims=True) / jnp.where(square > 0, square, 1)
+        return disp + factor * speed * r
+
+    spec = decomposition.spec
+    run = decomposition.shard_map(block, (spec, spec, P(), P()), spec)
+    factor = _per_momentum(table, a, dtype)
+    return Particles(run(particles.disp, particles.vel, observer.astype(dtype), factor), particles.vel)
+
+
+def _sites(block: Sequence[int], config: Config, dtype: Any) -> Array:
+    """Places of the local part of the lattice [Mpc/h], inside shard_map."""
+    groups = (*config.decomposition.axis_groups, ((), 1))
+    axes: list[Array] = []
+    for n, (names, parts), length, sites in zip(block, groups, config.box_size, config.particle_shape, strict=True):
+        first = jax.lax.axis_index(names) * n if parts > 1 else 0
+        axes.append((first + jnp.arange(n)).astype(dtype) * (length / sites))
+    x, y, z = axes
+    shape = tuple(block)
+    fields = x[:, None, None], y[None, :, None], z[None, None, :]
+    return jnp.stack([jnp.broadcast_to(field, shape) for field in fields], -1)

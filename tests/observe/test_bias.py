@@ -1,0 +1,143 @@
+"""Bias operators against numpy, their gradients, the power on large scales, and counts of galaxies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import problems
+import pytest
+
+import pmwd_dist as pmd
+
+SHAPE, BOX = (8, 8, 6), (24.0, 32.0, 24.0)
+BIAS = {"b1": 0.7, "b2": -0.4, "bs2": 0.3, "bnabla2": 2.5}
+RADIUS = 3.0
+
+
+@pytest.fixture(params=((1, 1), (4, 1), (2, 2)), ids=("one device", "slabs", "pencils"))
+def layout(request: pytest.FixtureRequest) -> pmd.Decomposition:
+    return pmd.Decomposition(pdims=request.param)
+
+
+def configure(decomposition: pmd.Decomposition, **changes: Any) -> pmd.Config:
+    return pmd.Config(**({"box_size": BOX, "mesh_shape": SHAPE, "decomposition": decomposition} | changes))
+
+
+def reference(delta: np.ndarray) -> np.ndarray:
+    """Weights from a linear field at the time of the tracers."""
+    k = problems.wavevectors(SHAPE, BOX)
+    k2 = sum(x**2 for x in k)
+    modes = np.fft.fftn(delta) * np.exp(-k2 * RADIUS**2 / 2)
+    smooth = np.fft.ifftn(modes).real
+    odd = problems.without_nyquist(k, SHAPE)
+    tide = np.zeros(SHAPE)
+    for i in range(3):
+        for j in range(3):
+            product = k[i] ** 2 if i == j else odd[i] * odd[j]
+            s = np.fft.ifftn(modes * product * problems.inverse_laplacian(k)).real - (i == j) / 3 * (
+                smooth - smooth.mean()
+            )
+            tide += s**2
+    laplacian = np.fft.ifftn(-k2 * modes).real
+    centred = [smooth, smooth**2 - np.mean(smooth**2), tide - tide.mean(), laplacian]
+    return 1 + sum(b * field for b, field in zip(BIAS.values(), centred, strict=True))
+
+
+def test_weights_and_their_gradients_match_numpy(layout: pmd.Decomposition) -> None:
+    config, table, a = configure(layout), pmd.growth_table(problems.cosmology()), 0.7
+    delta, direction, weight = np.random.default_rng(0).standard_normal((3, *SHAPE))
+    delta, direction = delta - delta.mean(), direction - direction.mean()
+    changes = {"b1": 0.5, "b2": -1.0, "bs2": 2.0, "bnabla2": 1.5}
+
+    @jax.jit
+    def run(delta: jax.Array, bias: dict[str, jax.Array]) -> Any:
+        def loss(delta: jax.Array, bias: dict[str, jax.Array]) -> Any:
+            modes = pmd.prfft3d(delta, layout)
+            parameters = pmd.observe.LagrangianBias(**bias)
+            weights = pmd.observe.bias_weights(modes, parameters, table, config, smoothing=RADIUS, a=a)
+            return (weights * weight).sum(), weights
+
+        return jax.value_and_grad(loss, (0, 1), has_aux=True)(delta, bias)
+
+    (_, weights), (by_delta, by_bias) = run(delta, BIAS)
+    np.testing.assert_allclose(weights, reference(float(table.D1(a)) * delta), rtol=0, atol=1e-12)
+    assert problems.has_sharding(weights, layout.sharding)
+    assert abs(np.mean(weights) - 1) < 1e-13
+
+    def value(step: float) -> float:
+        moved = {name: BIAS[name] + step * changes[name] for name in BIAS}
+        return float(run(delta + step * direction, moved)[0][0])
+
+    # The loss is of third order in both together: two steps give the derivative exactly.
+    slope = np.vdot(by_delta, direction) + sum(by_bias[name] * changes[name] for name in BIAS)
+    difference = (8 * (value(1) - value(-1)) - (value(2) - value(-2))) / 12
+    np.testing.assert_allclose(slope, difference, rtol=1e-10)
+
+
+def test_large_scales_have_one_plus_b1(single: pmd.Decomposition) -> None:
+    """delta_g(k) = (1 + b1) delta(k) for a small field, with unsmoothed b1 and in single precision too."""
+    n, a, b1 = 16, 0.7, 1.3
+    config, cosmo = pmd.Config(16.0, n, lpt_order=1, decomposition=single), problems.cosmology()
+    modes = pmd.prfft3d(1e-3 * problems.smooth_field(np.random.default_rng(2), (n,) * 3), single)
+    particles = pmd.lpt(modes, cosmo, config, a=a)
+    shifted = pmd.Particles(particles.disp + 0.5, particles.vel)  # half a cell: where cloud-in-cell is smooth
+    weights = pmd.observe.bias_weights(modes, pmd.observe.LagrangianBias(b1=b1), cosmo, config, a=a)
+    matter, tracers = pmd.density(shifted, config), pmd.observe.tracer_density(shifted, weights, config)
+    powers = [pmd.power_spectrum(field, config).power[0] for field in (matter, tracers)]
+    np.testing.assert_allclose(powers[1] / powers[0], (1 + b1) ** 2, rtol=0.02)
+    eulerian = pmd.observe.eulerian_bias(matter, 1 + b1, config)
+    np.testing.assert_allclose(pmd.power_spectrum(eulerian, config).power[0], (1 + b1) ** 2 * powers[0], rtol=1e-12)
+    float32 = pmd.observe.bias_weights(
+        modes.astype(np.complex64), pmd.observe.LagrangianBias(b1=b1), cosmo, config, a=a
+    )
+    assert float32.dtype == np.float32
+    np.testing.assert_allclose(float32, weights, atol=1e-6)
+
+
+def test_counts_follow_selection_and_mask(single: pmd.Decomposition) -> None:
+    config = configure(single)
+    density = np.random.default_rng(1).uniform(-0.1, 3, SHAPE)
+    selection = np.linspace(0, 1, SHAPE[2]) * np.ones(SHAPE)
+    mask = np.random.default_rng(2).integers(0, 2, SHAPE).astype(bool)
+    counts = jax.jit(
+        lambda n: pmd.observe.expected_counts(density, config, number_density=n, selection=selection, mask=mask)
+    )
+    expected = 0.01 * np.prod(config.cell_size) * np.maximum(density, 0) * selection * mask
+    np.testing.assert_allclose(counts(0.01), expected, rtol=1e-13)
+    np.testing.assert_allclose(jax.jacfwd(counts)(0.01), expected / 0.01, rtol=1e-13)
+
+
+def weights(config: pmd.Config, bias: Any, **options: Any) -> Any:
+    modes = pmd.prfft3d(jnp.zeros(SHAPE), config.decomposition)
+    return pmd.observe.bias_weights(modes, bias, problems.cosmology(), config, **options)
+
+
+B2 = pmd.observe.LagrangianBias(b2=1.0)
+ONES = np.ones(SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda c: weights(c, B2), "smoothing=None must be given: the operator of b2 diverges"),
+        (lambda c: weights(c, B2, smoothing=-1.0), "smoothing=-1.0 must be a positive radius"),
+        (
+            lambda c: pmd.observe.expected_counts(ONES, c, number_density=1.0, selection=-ONES),
+            "selection=-1.0 must not be negative; pass shares from 0 to 1",
+        ),
+        (
+            lambda c: pmd.observe.expected_counts(ONES, c, number_density=1.0, mask=np.full(SHAPE, np.nan)),
+            "mask=nan must not be negative",
+        ),
+        (
+            lambda c: pmd.observe.expected_counts(ONES, c, number_density=1.0, mask=np.ones((2, 2, 2))),
+            r"mask.shape=\(2, 2, 2\) must be mesh_shape",
+        ),
+    ],
+)
+def test_bad_arguments_are_refused(call: Any, message: str, single: pmd.Decomposition) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(configure(single))
