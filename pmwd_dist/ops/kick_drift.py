@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from pmwd_dist._jax.batching import barrier
 from pmwd_dist._jax.define import Target, define_op
 from pmwd_dist._jax.varying import result_aval, unify_varying
 from pmwd_dist.ops.cic.geometry import VALUE, Geometry, attributes
@@ -78,7 +79,7 @@ def kick_drift(
     def rule(primals: Any, tangents: Any) -> Any:
         return jax.jvp(partial(_reference, geometry=geometry, resolution=resolution), primals, tangents)
 
-    return run(disp, vel, fields, jnp.stack(coefficients))
+    return run(disp, vel, fields, jnp.stack(barrier(tuple(coefficients))))
 
 
 def _reference(

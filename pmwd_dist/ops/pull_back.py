@@ -17,6 +17,7 @@ import numpy as np
 from jax.core import ShapedArray
 from jaxtyping import Array, Float
 
+from pmwd_dist._jax.batching import barrier
 from pmwd_dist._jax.define import Target, define_op
 from pmwd_dist._jax.varying import result_aval, unify_varying
 from pmwd_dist.ops.cic.geometry import VALUE, Geometry, attributes
@@ -94,7 +95,7 @@ def undo_kick(
       over the particles of: these times the force, these times the new momenta, ct_disp times vel.
     """
     run = _with_derivatives(_undo_kick_p, partial(_undo_kick_reference, geometry=geometry), geometry, 1.0)
-    return run(disp, vel, ct_disp, ct_vel, fields, jnp.stack(coefficients))
+    return run(disp, vel, ct_disp, ct_vel, fields, jnp.stack(barrier(tuple(coefficients))))
 
 
 def undo_drift(
@@ -126,7 +127,7 @@ def undo_drift(
     """
     reference = partial(_undo_drift_reference, geometry=geometry, resolution=resolution)
     run = _with_derivatives(_undo_drift_p, reference, geometry, resolution)
-    return run(disp, vel, ct_disp, ct_vel, field[..., None], jnp.stack(coefficients))
+    return run(disp, vel, ct_disp, ct_vel, field[..., None], jnp.stack(barrier(tuple(coefficients))))
 
 
 def _undo_kick_reference(

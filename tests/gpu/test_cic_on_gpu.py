@@ -22,7 +22,7 @@ def test_kernels_against_references(program: str) -> None:
     environment |= {"PYTHONPATH": os.pathsep.join(filter(None, path)), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     command = [sys.executable, str(Path(__file__).with_name(program))]
     run = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name(program))],
+        command,
         env=environment,
         capture_output=True,
         text=True,

@@ -157,7 +157,8 @@ def advance(
 
 def take_step(step: Step, particles: Particles, status: Status, config: Config) -> tuple[Particles, Status]:
     """The particles after a step; as they were, if it or one before has failed."""
-    particles, max_displacement = first_drift(first_drifts(step), particles, config)
+    first = jnp.where(status.code == Code.SUCCESSFUL, first_drifts(step), 0)
+    particles, max_displacement = first_drift(first, particles, config)
     nothing = jnp.zeros_like(step.first)
     particles, _, status = kick_and_drifts(step, nothing, particles, max_displacement, status, config)
     return particles, status
