@@ -42,6 +42,21 @@ mlir.register_lowering(_batch_max_p, mlir.lower_fun(lambda x: x, multiple_result
 batching.primitive_batchers[_batch_max_p] = _batch_max_rule
 
 
+def batch_any(x: jax.Array) -> jax.Array:
+    """Whether x is true in any batch of vmap, element by element; the result has no batch axis.
+
+    Unlike `batch_max` it leaves devices apart: for branches that do not communicate.
+    """
+    return _batch_any_p.bind(x)
+
+
+_batch_any_p = Primitive("batch_any")
+_batch_any_p.def_abstract_eval(lambda x: x)
+_batch_any_p.def_impl(lambda x: x)
+mlir.register_lowering(_batch_any_p, mlir.lower_fun(lambda x: x, multiple_results=False))
+batching.primitive_batchers[_batch_any_p] = lambda xs, dims: (_batch_any_p.bind(jnp.any(xs[0], axis=dims[0])), None)
+
+
 def barrier(tree: T) -> T:
     """`jax.lax.optimization_barrier` that can be differentiated under vmap with `spmd_axis_name`.
 

@@ -20,3 +20,4 @@ from pmwd_dist.observe.power import PowerSpectrum as PowerSpectrum
 from pmwd_dist.observe.power import power_spectrum as power_spectrum
 from pmwd_dist.observe.power import shot_noise as shot_noise
 from pmwd_dist.observe.redshift_space import redshift_space as redshift_space
+from pmwd_dist.observe.sphere import SphericalLightCone as SphericalLightCone

@@ -22,7 +22,7 @@ class LightCone(NamedTuple):
 
     Args:
       ends: its comoving distance at the start and at the end of the step [Mpc/h].
-      distance: coefficients of a polynomial in 2 s - 1, highest power first, of the distance in between [Mpc/h].
+      distance: coefficients of Chebyshev polynomials in 2 s - 1, lowest first, of the distance in between [Mpc/h].
       slopes: change of the displacement over the step, per unit of momentum, at the start and at the end.
     """
 
@@ -31,8 +31,11 @@ class LightCone(NamedTuple):
     slopes: Array
 
     def at(self, s: Array) -> Array:
-        """Distance at a fraction of the step [Mpc/h]."""
-        return jnp.polyval(self.distance, 2 * s - 1)
+        """Distance at a fraction of the step [Mpc/h], by Clenshaw's recurrence."""
+        t, last, before = 2 * s - 1, jnp.zeros_like(s), jnp.zeros_like(s)
+        for c in self.distance[:0:-1]:
+            last, before = c + 2 * t * last - before, last
+        return self.distance[0] + t * last - before
 
 
 class Path(NamedTuple):
@@ -55,8 +58,9 @@ def light_cone_in_step(before: Array, after: Array, table: GrowthTable) -> Light
     D = table.D1(a)
     t = np.cos(np.pi * (np.arange(_NODES) + 0.5) / _NODES)
     inside = table.scale_factor(D[0] + (D[1] - D[0]) * jnp.asarray((t + 1) / 2, D.dtype))
-    fit = jnp.asarray(np.linalg.inv(np.vander(t)), D.dtype)
-    return LightCone(ends, fit @ comoving_distance(inside, table), (D[1] - D[0]) / table.momentum(a))
+    fit = jnp.asarray(np.linalg.inv(np.polynomial.chebyshev.chebvander(t, _NODES - 1)), D.dtype)
+    distance = jnp.matmul(fit, comoving_distance(inside, table), precision="highest")
+    return LightCone(ends, distance, (D[1] - D[0]) / table.momentum(a))
 
 
 def path(before: Epoch, after: Epoch, light: LightCone) -> Path:
@@ -84,20 +88,21 @@ def crosses(start: Array, end: Array, light: LightCone) -> tuple[Array, Array]:
     return (before < 0) & (after >= 0), jnp.clip(before / (before - after), 0, 1)
 
 
-def crossing(distance: Callable[[Array], Array], guess: Array, light: LightCone) -> Array:
+def crossing(distance: Callable[[Array], Array], passed: Array, guess: Array, light: LightCone) -> Array:
     """Fraction of the step at which particles and the cone are at one distance from the observer.
 
     Newton's method, whose last two steps are differentiated: derivatives are exact to third order at the solution.
 
     Args:
       distance: of the particles at a fraction of the step [Mpc/h].
+      passed: which particles the cone passes; for others the result is the guess.
       guess: the fraction, roughly.
       light: the cone.
     """
 
     def newton(s: Array, distance: Any, light: LightCone) -> Array:
         excess, slope = jax.jvp(lambda s: distance(s) - light.at(s), (s,), (jnp.ones_like(s),))
-        return s - excess / slope
+        return s - jnp.where(passed, excess / slope, 0)
 
     s = jax.lax.stop_gradient(guess)
     s = jax.lax.stop_gradient(newton(s, distance, light))

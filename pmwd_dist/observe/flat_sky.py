@@ -165,7 +165,7 @@ def _paint_image(near: Array, *arrays: Array, cone: FlatSkyLightCone, geometry: 
     sites = near + jnp.asarray(np.arange(n) * (config.box_size[2] / n), dtype)[None, None, :]
     along = Path(*(x[..., 2] for x in path))
     passed, guess = crosses(sites + along.start, sites + along.end, light)
-    s = crossing(lambda s: sites + along.at(s), guess, light)
+    s = crossing(lambda s: sites + along.at(s), passed, guess, light)
     shell, inside = shells.shell_of(light.at(s), cone.edges)
     across = Path(*(x[..., :2] for x in path)).at(s[..., None])
     disp = jnp.concatenate([across, shell[..., None].astype(dtype)], axis=-1)

@@ -24,7 +24,9 @@ from pmwd_dist.cosmology.distance import (
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
+from pmwd_dist.observe.healpix import pixel_count
 from pmwd_dist.observe.shells import is_traced
+from pmwd_dist.observe.sphere import SphericalLightCone
 from pmwd_dist.parallel.inputs import real, whole_number
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)  # of a shell
@@ -97,31 +99,41 @@ def _check_redshifts(z: Array, table: GrowthTable, nearest: float) -> None:
 
 
 def convergence(
-    mass: Float[Array, "shells nx ny"],
+    mass: Array,
     cosmo: Cosmology | GrowthTable,
-    cone: FlatSkyLightCone,
+    cone: FlatSkyLightCone | SphericalLightCone,
     *,
     source: Source,
-    field: float,
-    pixels: int,
+    field: float | None = None,
+    pixels: int | None = None,
     offsets: Any = None,
-) -> Float[Array, "px py"]:
-    """Convergence along a square grid of rays that meet at the observer.
+) -> Array:
+    """Convergence on the sphere, by the pixels of its maps, or along a square grid of rays that meet at the observer.
 
     Args:
-      mass: of the shells, what the light cone has accumulated.
+      mass: of the shells, what the light cone has accumulated: (shells, nx, ny), or (shells, pixels) on the sphere.
       cosmo: cosmology, or its `growth_table`.
       cone: the light cone.
       source: redshift of the sources, or (redshifts, their number per redshift).
-      field: side of the field of view [degrees].
-      pixels: rays along each side.
-      offsets: shifts of the planes across the line of sight, shape (shells, 2) [Mpc/h], so that repetitions of the box
-        don't show the same structures behind each other; default: none.
+      field: side of the field of view of a flat sky [degrees].
+      pixels: rays along each side of it.
+      offsets: shifts of the planes of a flat sky across the line of sight, shape (shells, 2) [Mpc/h], so that
+        repetitions of the box don't show the same structures behind each other; default: none.
 
     Raises:
       ValueError: an argument out of its range.
     """
-    return _rays(mass, cosmo, cone, source, (field, pixels, offsets), lambda plane: plane[None])[0]
+    if isinstance(cone, FlatSkyLightCone):
+        return _rays(mass, cosmo, cone, source, (field, pixels, offsets), lambda plane: plane[None])[0]
+    if not (field is None and pixels is None and offsets is None):
+        raise ArgumentError("field", field, "is for flat skies", "leave field, pixels and offsets out")
+    expected = (len(cone.edges) - 1, pixel_count(cone.nside))
+    if mass.shape != expected:
+        raise ArgumentError(
+            "mass.shape", mass.shape, f"must be {expected}", "pass what this light cone has accumulated"
+        )
+    weights = lensing_weights(cone.edges, cosmo, source).astype(mass.dtype)
+    return jnp.sum(weights[:, None] * cone.overdensity(mass), axis=0)
 
 
 def shear(
@@ -159,11 +171,13 @@ def _rays(
     cosmo: Cosmology | GrowthTable,
     cone: FlatSkyLightCone,
     source: Source,
-    grid: tuple[float, int, Any],
+    grid: tuple[float | None, int | None, Any],
     planes: Callable[[Array], Array],
 ) -> Array:
     """Sum over the shells of what `planes` makes of each, at the rays."""
     field, pixels, offsets = grid
+    if field is None or pixels is None:
+        raise ArgumentError("field", field, "and pixels are needed for a flat sky", "for example field=5.0, pixels=256")
     count, decomposition = len(cone.edges) - 1, cone.config.decomposition
     pixels = whole_number(pixels, "pixels", least=1)
     for axis, parts in enumerate(decomposition.pdims):

@@ -140,14 +140,15 @@ def test_a_simulation_fills_the_cone_and_its_gradient_is_that_of_differences() -
 
 def test_shells_that_the_simulation_does_not_reach_are_refused_or_not_a_number() -> None:
     config = configure((1, 1), a_start=0.9, a_stop=0.95, steps=1)
-    cone = pmd.observe.FlatSkyLightCone(config, (100.0, 200.0, 250.0, 400.0))
-    particles = epoch(0.9, 0 * jnp.asarray(psi())).particles
+    cone = pmd.observe.FlatSkyLightCone(config, (100.0, 200.0, 250.0, 400.0), observer=OBSERVER)
+    particles = jax.tree.map(lambda x: 0 * x.astype(jnp.float32), epoch(0.9, psi()).particles)
     with pytest.raises(
         ValueError, match=r"edges=\[100.0, .* 155.8.*[.][.]324.* Mpc/h .* use other shells, or an earlier"
     ):
         pmd.nbody(particles, TABLE, config, accumulate=cone)
     planes = jax.jit(lambda p, t: pmd.nbody(p, t, config, accumulate=cone).accumulated)(particles, TABLE)
     np.testing.assert_array_equal(np.isnan(planes).all((1, 2)), [True, False, True])
+    np.testing.assert_allclose(planes[1], 10, rtol=1e-5)  # lattice planes, 5 Mpc/h apart, from 203 to 248
 
 
 @pytest.mark.parametrize(

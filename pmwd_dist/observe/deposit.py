@@ -1,0 +1,123 @@
+"""Sums of many small contributions to large maps, in place, and their derivatives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from pmwd_dist._jax.linear_map import linear_map
+from pmwd_dist._jax.varying import vary, varying_names
+
+Piece = Callable[[Any, Array, Any], tuple[Any, Array]]
+
+
+def deposit(piece: Piece, blocks: Any, images: Array, shared: Any, wanted: Array, size: int) -> Array:
+    """Add up what all blocks contribute in all their images.
+
+    JAX's own derivative would store the map for each contribution: here one pass over the blocks pulls the cotangents
+    of the map back, and keeps nothing.
+
+    Args:
+      piece: places in the map and values of (block, image, shared), which depends on no other arrays; only values are
+        differentiated, places of `size` and beyond are left out.
+      blocks: a pytree of arrays with a leading axis of blocks.
+      images: with a leading axis, not differentiated.
+      shared: a pytree of floating-point arrays.
+      wanted: (blocks, images), whether a block contributes there at all.
+      size: of the map.
+    """
+    leaves, treedef = jax.tree.flatten((blocks, shared))
+    names = frozenset[str]().union(*map(varying_names, leaves))
+    leaves = [vary(x, names) for x in leaves]
+
+    def forward(images: Array, wanted: Array, *leaves: Array) -> Array:
+        blocks, shared = treedef.unflatten(leaves)
+
+        def put(total: Array, block: Any, image: Array, shared: Any) -> Array:
+            places, values = piece(block, image, shared)
+            return total.at[places].add(values, mode="drop")
+
+        def of_image(total: Array, xs: tuple[Array, Array]) -> tuple[Array, None]:
+            image, wanted = xs
+
+            def of_block(total: Array, xs: tuple[Any, Array]) -> tuple[Array, None]:
+                return jax.lax.cond(xs[1], put, lambda total, *_: total, total, xs[0], image, shared), None
+
+            run = lambda total, *_: jax.lax.scan(of_block, total, (blocks, wanted))[0]  # noqa: E731
+            return jax.lax.cond(jnp.any(wanted), run, lambda total, *_: total, total), None
+
+        zero = vary(jnp.zeros(size, leaves[0].dtype), names)
+        return jax.lax.scan(of_image, zero, (images, wanted.T))[0]
+
+    def backward(images: Array, wanted: Array, *args: Array) -> list[Array]:
+        blocks, shared = treedef.unflatten(args[: len(leaves)])
+        cotangent = args[-1]
+
+        def pull(sums: Any, block: Any, image: Array, shared: Any) -> Any:
+            places, pull, _ = _values(piece, block, image, shared)
+            return jax.tree.map(jnp.add, sums, pull(cotangent.at[places].get(mode="fill", fill_value=0)))
+
+        def of_block(ct_shared: Any, xs: tuple[Any, Array]) -> tuple[Any, Any]:
+            block, wanted = xs
+
+            def of_image(sums: Any, xs: tuple[Array, Array]) -> tuple[Any, None]:
+                return jax.lax.cond(xs[1], pull, lambda sums, *_: sums, sums, block, xs[0], shared), None
+
+            start = jax.tree.map(jnp.zeros_like, block), ct_shared
+            (ct_block, ct_shared), _ = jax.lax.scan(of_image, start, (images, wanted))
+            return ct_shared, ct_block
+
+        ct_shared, ct_blocks = jax.lax.scan(of_block, jax.tree.map(jnp.zeros_like, shared), (blocks, wanted))
+        return jax.tree.leaves((ct_blocks, ct_shared))
+
+    @jax.custom_jvp
+    def run(images: Array, wanted: Array, *leaves: Array) -> Array:
+        return forward(images, wanted, *leaves)
+
+    @run.defjvp
+    def rule(primals: Any, tangents: Any) -> tuple[Array, Array]:
+        out = run(*primals)
+        count = len(leaves)
+
+        def apply(*args: Array) -> list[Array]:
+            at, along = args[2 : 2 + count], args[-count:]
+            return [jax.jvp(lambda *x: forward(args[0], args[1], *x), at, along)[1]]
+
+        def transpose(*args: Array) -> list[Array]:
+            return backward(args[0], args[1], *args[2 : 2 + count], args[-1])
+
+        like = range(2, 2 + count)
+        return out, linear_map(
+            apply, transpose, [*primals, out], list(tangents[2:]), operands_like=like, results_like=[2 + count]
+        )[0]
+
+    return run(vary(images, names), vary(wanted, names), *leaves)
+
+
+def _values(piece: Piece, block: Any, image: Array, shared: Any) -> tuple[Array, Callable[[Array], Any], Array]:
+    """Places of a contribution, what pulls cotangents of its values back, and the values."""
+
+    def values(block: Any, shared: Any) -> tuple[Array, Array]:
+        places, values = piece(block, image, shared)
+        return values, places
+
+    found, pull, places = jax.vjp(values, block, shared, has_aux=True)
+    return places, pull, found
+
+
+def split(x: Array, parts: tuple[int, int, int]) -> Array:
+    """Cut a lattice into blocks: (blocks, nx / px, ny / py, nz / pz, ...)."""
+    (nx, ny, nz), (px, py, pz), rest = x.shape[:3], parts, x.shape[3:]
+    x = x.reshape(px, nx // px, py, ny // py, pz, nz // pz, *rest)
+    return jnp.moveaxis(x, (2, 4), (1, 2)).reshape(px * py * pz, nx // px, ny // py, nz // pz, *rest)
+
+
+def corners(shape: tuple[int, int, int], parts: tuple[int, int, int]) -> np.ndarray:
+    """First site of each block of `split`, (blocks, 3)."""
+    axes = [np.arange(p) * (n // p) for n, p in zip(shape, parts, strict=True)]
+    return np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 3)

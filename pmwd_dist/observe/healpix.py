@@ -1,0 +1,126 @@
+"""HEALPix pixels in RING order: where directions lie among them (Gorski et al. 2005, arXiv:astro-ph/0409513)."""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from pmwd_dist.parallel.inputs import real, whole_number
+
+
+def pixel_count(nside: int) -> int:
+    """Number of pixels of a map."""
+    return 12 * nside**2
+
+
+def nearest_pixel(nside: int, vector: Float[Array, "*n 3"]) -> Int[Array, "*n"]:
+    """Number of the pixel in which a direction lies.
+
+    Args:
+      nside: pixels along the side of a base pixel.
+      vector: directions, of any length but 0.
+
+    Raises:
+      ValueError: nside that is no whole number from 1 on.
+    """
+    nside, vector = whole_number(nside, "nside", least=1), real(vector, "vector")
+    z, phi, scaled = _angles(nside, vector)
+    quarters = phi * (2 / math.pi)
+    # Edges of pixels rise and fall with phi: straight lines in the belt, hyperbolas in each quarter of a cap.
+    rise, fall = (jnp.floor(nside * (0.5 + quarters + sign * 0.75 * z)) for sign in (-1, 1))
+    part = quarters - jnp.floor(quarters)
+    from_pole = jnp.floor(part * scaled) + jnp.floor((1 - part) * scaled) + 1
+    cap = jnp.where(z > 0, from_pole, 4 * nside - from_pole)
+    ring = jnp.where(jnp.abs(z) <= 2 / 3, rise - fall + 2 * nside, cap).astype(jnp.int32)
+    first, count, shift, _ = _ring(nside, jnp.clip(ring, 1, 4 * nside - 1), z.dtype)
+    column = jnp.floor(phi / (2 * math.pi) * count + 0.5 * (1 - shift)).astype(jnp.int32)
+    return first + column % count
+
+
+def interpolation(nside: int, vector: Float[Array, "*n 3"]) -> tuple[Int[Array, "*n 4"], Float[Array, "*n 4"]]:
+    """Pixels around a direction and their weights, which add up to 1: linear along two rings, and between them.
+
+    Within the ring next to a pole, all four pixels around that get what the ring does not: as `get_interp_weights` of
+    healpy. Differentiable in the direction within each such patch.
+
+    Args:
+      nside: pixels along the side of a base pixel.
+      vector: directions, of any length but 0.
+
+    Raises:
+      ValueError: nside that is no whole number from 1 on.
+    """
+    nside, vector = whole_number(nside, "nside", least=1), real(vector, "vector")
+    z, phi, scaled = _angles(nside, vector)
+    theta = _polar_angle(vector)
+    belt = jnp.floor(nside * (2 - 1.5 * z))
+    cap = jnp.floor(scaled)
+    above = jnp.where(z > 2 / 3, cap, jnp.where(z < -2 / 3, 4 * nside - 1 - cap, belt)).astype(jnp.int32)
+    rings = [jnp.clip(above + i, 1, 4 * nside - 1) for i in (0, 1)]
+    found = [_along(nside, ring, phi) for ring in rings]
+    (north_pixels, north, t0), (south_pixels, south, t1) = found
+    at_north, at_south = above == 0, above >= 4 * nside - 1
+    # Beyond the last ring, the pole takes the place of the other one.
+    down = (theta - jnp.where(at_north, 0, t0)) / jnp.where(at_south, math.pi - t0, jnp.where(at_north, t1, t1 - t0))
+    shared = jnp.where(at_north, 1 - down, jnp.where(at_south, down, 0))[..., None] / 4
+    opposite = [_opposite(pixels, nside) for pixels in (south_pixels, north_pixels)]
+    north_pixels = jnp.where(at_north[..., None], opposite[0], north_pixels)
+    south_pixels = jnp.where(at_south[..., None], opposite[1], south_pixels)
+    upper = jnp.where(at_north[..., None], 0, (1 - down)[..., None] * north) + shared
+    lower = jnp.where(at_south[..., None], 0, down[..., None] * south) + shared
+    return jnp.concatenate([north_pixels, south_pixels], -1), jnp.concatenate([upper, lower], -1)
+
+
+def _angles(nside: int, vector: Array) -> tuple[Array, Array, Array]:
+    """cos(theta), phi from 0 to 2 pi, and nside sqrt(3 (1 - |cos(theta)|)), which is precise near the poles."""
+    across = vector[..., 0] ** 2 + vector[..., 1] ** 2
+    squared = across + vector[..., 2] ** 2
+    z = vector[..., 2] / jnp.sqrt(squared)
+    phi = jnp.arctan2(vector[..., 1], jnp.where(across > 0, vector[..., 0], 1))  # any at a pole, and no derivative
+    phi = jnp.where(phi < 0, phi + 2 * math.pi, phi)
+    scaled = jnp.where(across > 0, 3 * across / squared / (1 + jnp.abs(z)), 1)
+    return z, phi, jnp.where(across > 0, nside * jnp.sqrt(scaled), 0)
+
+
+def _polar_angle(vector: Array) -> Array:
+    across = vector[..., 0] ** 2 + vector[..., 1] ** 2
+    rho = jnp.where(across > 0, jnp.sqrt(jnp.where(across > 0, across, 1)), 0)
+    return jnp.arctan2(rho, vector[..., 2])
+
+
+def _ring(nside: int, ring: Array, dtype: jnp.dtype) -> tuple[Array, Array, Array, Array]:
+    """First pixel of rings, their number of pixels, whether they begin half a pixel from phi = 0, and theta."""
+    north, south = ring < nside, ring > 3 * nside
+    from_pole = jnp.where(south, 4 * nside - ring, ring)
+    count = jnp.where(north | south, 4 * from_pole, 4 * nside)
+    before = jnp.where(
+        north,
+        2 * ring * (ring - 1),
+        jnp.where(
+            south,
+            pixel_count(nside) - 2 * from_pole * (from_pole + 1),
+            2 * nside * (nside - 1) + (ring - nside) * 4 * nside,
+        ),
+    )
+    shift = jnp.where(north | south, 1, (ring - nside + 1) % 2)
+    cap = 2 * jnp.arcsin(jnp.minimum(from_pole, nside).astype(dtype) / (math.sqrt(6) * nside))
+    belt = jnp.arccos(jnp.clip((4 - 2 * ring.astype(dtype) / nside) / 3, -2 / 3, 2 / 3))
+    return before, count, shift, jnp.where(north, cap, jnp.where(south, math.pi - cap, belt))
+
+
+def _along(nside: int, ring: Array, phi: Array) -> tuple[Array, Array, Array]:
+    """The two pixels of a ring between which phi lies, their weights, and theta of the ring."""
+    first, count, shift, theta = _ring(nside, ring, phi.dtype)
+    u = phi / (2 * math.pi) * count - 0.5 * shift
+    low = jnp.floor(u)
+    column = low.astype(jnp.int32)
+    pixels = jnp.stack([first + column % count, first + (column + 1) % count], -1)
+    return pixels, jnp.stack([1 - (u - low), u - low], -1), theta
+
+
+def _opposite(pixels: Array, nside: int) -> Array:
+    """The pixels across the pole, of the ring of four around it."""
+    first = jnp.where(pixels < 4, 0, pixel_count(nside) - 4)
+    return first + (pixels - first + 2) % 4

@@ -1,0 +1,224 @@
+"""The light cone of an observer in the box, as HEALPix maps of mass shells."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float
+
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.batching import barrier, batch_any
+from pmwd_dist.config import Config
+from pmwd_dist.cosmology.growth import GrowthTable
+from pmwd_dist.observe import shells
+from pmwd_dist.observe.crossing import LightCone, Path, crosses, crossing, light_cone_in_step, path
+from pmwd_dist.observe.deposit import corners, deposit, split
+from pmwd_dist.observe.healpix import interpolation, nearest_pixel, pixel_count
+from pmwd_dist.parallel.inputs import whole_number
+from pmwd_dist.pm.evolution import Epoch
+from pmwd_dist.pm.inputs import check_config
+from pmwd_dist.pm.paint import max_displacement_block
+from pmwd_dist.pm.particles import max_abs
+
+Assignment = Literal["bilinear", "nearest"]
+_BLOCKS = 4  # per axis of the local lattice, at most: shells are thinner than boxes
+
+
+@dataclass(frozen=True, init=False)
+class SphericalLightCone:
+    """HEALPix maps of mass shells on the past light cone, for `nbody(..., accumulate=...)`.
+
+    The box is repeated around the observer as often as it takes. A particle is seen where it is when the light cone
+    passes it, a time that is solved for within each step. What is accumulated has shape (shells, 12 nside^2): masses in
+    units of a particle's, by pixels in RING order, divided over devices along the pixels.
+
+    Args:
+      config: the simulation, which ends at a = 1 or before.
+      edges: comoving distances between which the shells lie, ascending [Mpc/h].
+      nside: pixels along the side of a HEALPix base pixel; any number.
+      observer: position of the observer in the box; default: its centre [Mpc/h].
+      assignment: of a mass to pixels: "bilinear", to four of them, with derivatives by where it is seen, or "nearest".
+
+    Raises:
+      ValueError: an argument out of its range.
+    """
+
+    config: Config
+    edges: tuple[float, ...]
+    nside: int
+    observer: tuple[float, ...]
+    assignment: Assignment
+
+    def __init__(
+        self,
+        config: Config,
+        edges: Sequence[float],
+        nside: int,
+        *,
+        observer: Sequence[float] | None = None,
+        assignment: Assignment = "bilinear",
+    ):
+        check_config(config)
+        nside = whole_number(nside, "nside", least=1)
+        size = config.decomposition.size
+        if pixel_count(nside) % size:
+            constraint = f"has {pixel_count(nside)} pixels, which {size} devices do not divide"
+            raise ArgumentError("nside", nside, constraint, f"use a multiple of {size // math.gcd(size, 12)}")
+        if assignment not in get_args(Assignment):
+            raise ArgumentError("assignment", assignment, 'must be "bilinear" or "nearest"')
+        centre = [length / 2 for length in config.box_size]
+        fields: dict[str, Any] = {
+            "config": config,
+            "edges": shells.checked_edges(edges),
+            "nside": nside,
+            "observer": shells.checked_observer(centre if observer is None else observer, config.box_size),
+            "assignment": assignment,
+        }
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+        low, high = _range_of_images(self)
+        shells.check_images(math.prod(b - a + 1 for a, b in zip(low, high, strict=True)), config)
+
+    @property
+    def distances(self) -> np.ndarray:
+        """Mean distance of the mass of each shell from the observer [Mpc/h]."""
+        return shells.mean_distance(self.edges, 3)
+
+    def check(self, cosmo: GrowthTable) -> None:
+        """Raise ValueError if a shell lies beyond the time span of the simulation; not where this is traced."""
+        shells.check_time_span(self.edges, cosmo, self.config)
+
+    def __call__(self, before: Epoch, after: Epoch, table: GrowthTable) -> Float[Array, "shells pixels"]:
+        """Mass that the light cone passes in a step; all of a shell is NaN if the simulation does not span it."""
+        light = light_cone_in_step(before.a, after.a, table)
+        decomposition = self.config.decomposition
+        run = decomposition.shard_map(
+            partial(_maps, cone=self), (decomposition.spec, P()), P(None, decomposition.names or None)
+        )
+        mass = run(path(before, after, light), light)
+        return jnp.where(shells.covered(self.edges, table, self.config)[:, None], mass, jnp.nan)
+
+    def overdensity(self, mass: Float[Array, "shells pixels"]) -> Float[Array, "shells pixels"]:
+        """Density of the shells in units of the mean, less one."""
+        volume = 4 / 3 * math.pi * np.diff(np.asarray(self.edges) ** 3) / pixel_count(self.nside)
+        mean = volume * math.prod(self.config.particle_shape) / math.prod(self.config.box_size)
+        return mass / jnp.asarray(mean, mass.dtype)[:, None] - 1
+
+
+def _range_of_images(cone: SphericalLightCone) -> tuple[list[int], list[int]]:
+    """First and last repetition of the box along each axis of which particles may be in a shell."""
+    reach = cone.edges[-1] + shells.MARGIN
+    pairs = list(zip(cone.observer, cone.config.box_size, strict=True))
+    return [math.floor((o - reach) / L) for o, L in pairs], [math.floor((o + reach) / L) for o, L in pairs]
+
+
+def _images(cone: SphericalLightCone) -> np.ndarray:
+    """Corners, as seen by the observer, of all boxes of which particles may be in a shell."""
+    ranges = [range(a, b + 1) for a, b in zip(*_range_of_images(cone), strict=True)]
+    box, margin = np.asarray(cone.config.box_size), math.sqrt(3) * shells.MARGIN
+    low = np.array(list(itertools.product(*ranges))) * box - np.asarray(cone.observer)
+    nearest, farthest = _distances_of_boxes(low, low + box, np)
+    return low[(nearest <= cone.edges[-1] + margin) & (farthest >= cone.edges[0] - margin)]
+
+
+def _distances_of_boxes(low: Any, high: Any, xp: Any) -> tuple[Any, Any]:
+    """Distances of the nearest and of the farthest points of boxes."""
+    nearest = xp.maximum(xp.maximum(low, -high), 0)
+    return xp.sqrt((nearest**2).sum(-1)), xp.sqrt((xp.maximum(abs(low), abs(high)) ** 2).sum(-1))
+
+
+def _maps(path: Path, light: LightCone, *, cone: SphericalLightCone) -> Array:
+    """The local part of the maps."""
+    config, dtype = cone.config, path.start.dtype
+    names, devices = config.decomposition.names, config.decomposition.size
+    shape: Any = path.start.shape[:3]
+    parts: Any = tuple(max(p for p in range(1, _BLOCKS + 1) if n % p == 0) for n in shape)
+    spacing = jnp.asarray([L / n for L, n in zip(config.box_size, config.particle_shape, strict=True)], dtype)
+    groups = config.decomposition.axis_groups
+    first = [jax.lax.axis_index(g) * n if p > 1 else 0 for (g, p), n in zip(groups, shape[:2], strict=True)]
+    sites = jnp.asarray(corners(shape, parts)) + jnp.stack([jnp.asarray(i) for i in (*first, 0)])[None]
+    corner = sites.astype(dtype) * spacing[None]
+    blocks = Path(*(split(x, parts) for x in path))
+    reach = jnp.max(jnp.stack([jax.vmap(max_abs)(x) for x in blocks]), axis=0)
+    images = jnp.asarray(_images(cone), dtype)
+
+    low = corner[:, None] + images[None] - reach[:, None, None]
+    block = jnp.asarray(blocks.start.shape[1:4], dtype) * spacing
+    nearest, farthest = _distances_of_boxes(low, low + (block[None, None] + 2 * reach[:, None, None]), jnp)
+    inner, outer = jnp.maximum(light.ends[1], cone.edges[0]), jnp.minimum(light.ends[0], cone.edges[-1])
+    # Not a comparison that is false of NaN: what is not finite must show.
+    wanted = batch_any(~((nearest > outer) | (farthest < inner) | (inner > outer)))
+
+    count, share = len(cone.edges) - 1, pixel_count(cone.nside) // devices
+    passes = _passes(cone, path.start.size)
+    width = share // passes
+
+    def one(turn: Array) -> Array:
+        piece = partial(_piece, cone=cone, layout=(share, passes))
+        shared = light, jnp.asarray(turn, dtype), spacing
+        size = count * devices * width
+        maps = deposit(piece, (blocks, corner), images, shared, wanted, size).reshape(count, devices, width)
+        return jax.lax.psum_scatter(maps, names, scatter_dimension=1) if names else maps[:, 0]
+
+    maps = one(jnp.asarray(0)) if passes == 1 else jnp.moveaxis(jax.lax.map(one, jnp.arange(passes)), 0, 1)
+    farthest_moved = jnp.max(jnp.stack([max_displacement_block(x, config) for x in path])) * min(config.cell_size)
+    # Mass of boxes beyond the images would be lost.
+    return jnp.where(farthest_moved > shells.MARGIN, jnp.nan, maps.reshape(count, share))
+
+
+def _passes(cone: SphericalLightCone, values: int) -> int:
+    """Number of parts in which maps are painted, so that they take no more memory than particles or their own share."""
+    size, share = pixel_count(cone.nside), pixel_count(cone.nside) // cone.config.decomposition.size
+    count = len(cone.edges) - 1
+    most = min(max(count * share, values), 2**31 - 1)
+    return next(n for n in range(1, share + 1) if share % n == 0 and count * size <= most * n)
+
+
+def _piece(
+    block: tuple[Path, Array],
+    image: Array,
+    shared: tuple[LightCone, Array, Array],
+    *,
+    cone: SphericalLightCone,
+    layout: tuple[int, int],
+) -> tuple[Array, Array]:
+    """Places and masses, in one pass over the maps, of the particles of a block that the light cone passes."""
+    (path, corner), (light, turn, spacing) = block, shared
+    dtype = path.start.dtype
+    axes = [jnp.arange(n).astype(dtype) * spacing[i] for i, n in enumerate(path.start.shape[:3])]
+    sites = jnp.stack(jnp.meshgrid(*axes, indexing="ij"), -1) + (corner + image)[None, None, None]
+    sites = jax.lax.stop_gradient(sites)
+
+    # Both ends by the same instructions: what one step takes for its end, the next one takes for its start.
+    ends = sites[None] + jax.lax.stop_gradient(jnp.stack([path.start, path.end]))
+    ends = barrier(jnp.sqrt(jnp.sum(ends**2, axis=-1)))
+    passed, guess = crosses(ends[0], ends[1], light)
+
+    def distance(s: Array) -> Array:
+        squared = jnp.sum((sites + path.at(s[..., None])) ** 2, axis=-1)
+        return jnp.sqrt(jnp.where(passed, squared, 1))
+
+    s = crossing(distance, passed, guess, light)
+    shell, inside = shells.shell_of(light.at(s), cone.edges)
+    seen = (passed & inside)[..., None]
+    direction = jnp.where(seen, sites + path.at(s[..., None]), 1)
+    if cone.assignment == "nearest":
+        pixels, mass = nearest_pixel(cone.nside, direction)[..., None], jnp.ones_like(seen, dtype)
+    else:
+        pixels, mass = interpolation(cone.nside, direction)
+    share, passes = layout
+    width = share // passes
+    device, within = pixels // share, pixels % share
+    place = (shell[..., None] * (pixel_count(cone.nside) // share) + device) * width + within % width
+    mine = seen & (within // width == turn.astype(jnp.int32))
+    size = (len(cone.edges) - 1) * pixel_count(cone.nside) // passes
+    return jnp.where(mine, place, size), jnp.where(mine, mass, 0)

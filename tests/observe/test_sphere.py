@@ -1,0 +1,147 @@
+"""HEALPix maps of the light cone against healpy and against crossings found one by one in NumPy."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import problems
+import pytest
+
+import pmwd_dist as pmd
+from pmwd_dist.observe.healpix import interpolation, nearest_pixel
+from pmwd_dist.pm.evolution import Epoch
+
+COSMO = problems.cosmology()
+TABLE = pmd.growth_table(COSMO)
+BOX, MESH, OBSERVER = (40.0, 40.0, 60.0), (8, 8, 12), (5.0, 33.0, 20.0)
+EDGES = (0.0, 50.0, 70.0, 140.0)
+STEPS = np.array([0.95, 0.97, 0.99, 1.0])  # scale factors
+NSIDE = 16
+HEALPY = np.load(Path(__file__).parent / "healpy_pixels.npz")  # made by make_healpy_pixels.py
+
+
+@pytest.mark.parametrize("nside", [1, 2, 3, 8, 64])
+def test_pixels_are_those_of_healpy(nside: int) -> None:
+    vectors, weights = HEALPY[f"vectors_{nside}"], HEALPY[f"weights_{nside}"]
+    np.testing.assert_array_equal(nearest_pixel(nside, vectors), HEALPY[f"nearest_{nside}"])
+    around, ours = map(np.asarray, interpolation(nside, vectors))
+    rows = np.arange(len(vectors))[:, None]
+    maps = np.zeros((2, len(vectors), 12 * nside**2))
+    np.add.at(maps[0], (rows, around), ours)
+    np.add.at(maps[1], (rows, HEALPY[f"pixels_{nside}"]), weights)
+    np.testing.assert_allclose(maps[0], maps[1], rtol=0, atol=1e-10)
+    slopes = jax.grad(lambda x: jnp.sum(interpolation(nside, x)[1] ** 2))(vectors)
+    assert np.isfinite(slopes).all()  # at the poles, too
+
+
+def psi() -> np.ndarray:
+    """Displacements at D1 = 1: up to 16 Mpc/h, where a slab of four is 10 wide."""
+    rng = np.random.default_rng(0)
+    return np.stack([4 * problems.smooth_field(rng, MESH, largest=2) for _ in range(3)], -1)
+
+
+def epoch(a: Any, move: Any) -> Epoch:
+    return Epoch(jnp.asarray(a), pmd.Particles(TABLE.D1(a) * move, TABLE.momentum(a) * move))
+
+
+@pytest.fixture(scope="module")
+def expected() -> np.ndarray:
+    """Maps of particles on straight lines in D1, each image found by bisection."""
+    grid = np.linspace(0.94, 1.0, 2001)
+    chi, D1 = np.asarray(pmd.comoving_distance(grid, TABLE)), np.asarray(TABLE.D1(grid))
+    maps, move, found = np.zeros((len(EDGES) - 1, 12 * NSIDE**2)), psi(), []
+    for image in itertools.product(range(-6, 6), range(-6, 6), range(-4, 4)):
+        x = problems.lattice(MESH, BOX) + np.asarray(image) * np.asarray(BOX) - np.asarray(OBSERVER)
+
+        def at(a: Any, x: Any = x) -> Any:
+            return x + np.interp(a, grid, D1)[..., None] * move
+
+        def excess(a: Any, at: Any = at) -> Any:
+            return np.linalg.norm(at(a), axis=-1) - np.interp(a, grid, chi)
+
+        low, high = np.full(MESH, STEPS[0]), np.full(MESH, STEPS[-1])
+        passed = (excess(low) < 0) & (excess(high) >= 0)
+        if not passed.any():
+            continue
+        for _ in range(40):
+            middle = (low + high) / 2
+            before = excess(middle) < 0
+            low, high = np.where(before, middle, low), np.where(before, high, middle)
+        shell = np.searchsorted(EDGES, np.interp(low, grid, chi), side="right") - 1
+        seen = passed & (shell < len(EDGES) - 1)
+        found.append((shell[seen], at(low)[seen]))
+    shells, positions = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    pixels, weights = interpolation(NSIDE, positions)
+    np.add.at(maps, (shells[:, None], np.asarray(pixels)), np.asarray(weights))
+    return maps
+
+
+@pytest.fixture(scope="module")
+def gradients() -> dict[str, np.ndarray]:
+    """Of the layouts tested so far."""
+    return {}
+
+
+@pytest.mark.parametrize("pdims", [(1, 1), (4, 1), (2, 2)], ids=["1x1", "4x1", "2x2"])
+def test_every_crossing_is_seen_once_where_and_when_it_happens(
+    pdims: tuple[int, int], expected: np.ndarray, gradients: dict[str, np.ndarray]
+) -> None:
+    config = pmd.Config(BOX, MESH, a_start=STEPS[0], decomposition=pmd.Decomposition(pdims=pdims))
+    cone = pmd.observe.SphericalLightCone(config, EDGES, NSIDE, observer=OBSERVER)
+    move = jax.device_put(psi(), config.decomposition.sharding)
+    weight = jnp.asarray(np.random.default_rng(1).standard_normal(expected.shape))
+
+    @jax.jit
+    def step(move: Any, a0: Any, a1: Any) -> Any:
+        def weighed(move: Any, a0: Any, a1: Any) -> Any:
+            maps = cone(epoch(a0, move), epoch(a1, move), TABLE)
+            return jnp.sum(weight * maps), maps
+
+        return jax.value_and_grad(weighed, has_aux=True)(move, a0, a1)
+
+    def run(move: Any) -> Any:
+        each = [step(move, *ends) for ends in zip(STEPS[:-1], STEPS[1:], strict=True)]
+        return (sum(part) for part in zip(*((value, maps, slope) for (value, maps), slope in each), strict=True))
+
+    _, maps, gradient = run(move)
+    np.testing.assert_allclose(np.sum(maps, 1), np.rint(expected.sum(1)), rtol=1e-12)
+    np.testing.assert_allclose(maps, expected, rtol=0, atol=1e-4)
+    assert maps.addressable_shards[0].data.shape == (3, 12 * NSIDE**2 // config.decomposition.size)
+    gradients[str(pdims)] = np.asarray(gradient)
+    np.testing.assert_allclose(gradient, gradients["(1, 1)"], rtol=0, atol=1e-10 * np.abs(gradient).max())
+    if pdims == (1, 1):
+        along, size = problems.smooth_field(np.random.default_rng(2), MESH)[..., None] * move, 1e-7
+        difference = (next(run(move + size * along)) - next(run(move - size * along))) / (2 * size)
+        np.testing.assert_allclose(jnp.sum(gradient * along), difference, rtol=1e-5)
+
+
+def test_lensing_on_the_sphere_weighs_the_shells() -> None:
+    config = pmd.Config(BOX, MESH, decomposition=(4, 1))
+    cone = pmd.observe.SphericalLightCone(config, EDGES, 2, assignment="nearest")
+    mean = 4 / 3 * math.pi * np.diff(np.asarray(EDGES) ** 3) / 48 * math.prod(MESH) / math.prod(BOX)
+    overdensity = np.random.default_rng(0).standard_normal((3, 48))
+    kappa = pmd.observe.convergence(jnp.asarray((1 + overdensity) * mean[:, None]), TABLE, cone, source=0.04)
+    expected = np.asarray(pmd.observe.lensing_weights(EDGES, TABLE, 0.04)) @ overdensity
+    np.testing.assert_allclose(kappa, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"observer": (1.0, 2.0, 61.0)}, r"observer=\[1.0, 2.0, 61.0\] must lie in the box of 40 x 40 x 60 Mpc/h"),
+        ({"observer": (1.0, 2.0)}, "must lie in the box"),
+        ({"edges": (0.0, 5000.0)}, r"take \d+ repetitions of a box of 40 x 40 x 60 Mpc/h, more than 20000"),
+        ({"assignment": "cubic"}, 'must be "bilinear" or "nearest"'),
+        ({"nside": 0}, "nside=0 must be a whole number, 1 or more"),
+    ],
+)
+def test_bad_light_cones_are_refused(options: dict[str, Any], error: str) -> None:
+    config = pmd.Config(BOX, MESH, decomposition=(4, 1))
+    with pytest.raises(ValueError, match=error):
+        pmd.observe.SphericalLightCone(config, **({"edges": EDGES, "nside": 4} | options))
