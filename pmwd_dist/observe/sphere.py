@@ -27,7 +27,7 @@ from pmwd_dist.parallel.inputs import whole_number
 from pmwd_dist.pm.evolution import Epoch
 from pmwd_dist.pm.inputs import check_config
 from pmwd_dist.pm.paint import max_displacement_block
-from pmwd_dist.pm.particles import max_abs
+
 
 Assignment = Literal["bilinear", "nearest"]
 _BLOCKS = 4  # per axis of the local lattice, at most: shells are thinner than boxes
