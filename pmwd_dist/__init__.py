@@ -7,6 +7,7 @@ from pmwd_dist import observe as observe
 from pmwd_dist._jax.native import native_available as native_available
 from pmwd_dist.config import Config as Config
 from pmwd_dist.cosmology.distance import comoving_distance as comoving_distance
+from pmwd_dist.cosmology.growth import Growth as Growth
 from pmwd_dist.cosmology.growth import GrowthTable as GrowthTable
 from pmwd_dist.cosmology.growth import growth as growth
 from pmwd_dist.cosmology.growth import growth_rate as growth_rate

@@ -173,7 +173,7 @@ def acceleration(disp: Any, config: Any) -> np.ndarray:
     if config.gradient == "spectral":
         modes = modes * inverse_laplacian(k)
     else:
-        fine = [m > n for m, n in zip(shape, config.particle_shape, strict=True)]
+        fine = [2 * m == 3 * n for m, n in zip(shape, config.particle_shape, strict=True)]
         response = [
             difference_response(k_ * h) if f else 1.0 for k_, h, f in zip(k, config.cell_size, fine, strict=True)
         ]

@@ -98,26 +98,37 @@ def _transpose(cotangents: Sequence[Any], *args: Any, **params: Any) -> list[Any
 
 
 def _batch(axis: Any, args: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[Any, Any]:
-    """Everything that has the type of an operand or result gets the batch axis, in front."""
+    """Operands and results get the batch axis, in front; what depends on residuals without one is shared.
+
+    A residual without the axis that has the type of an operand or result is copied, only for that type.
+    """
     operands_like, results_like = params["operands_like"], params["results_like"]
     count = len(args) - len(operands_like)
-    typed = {*operands_like, *results_like, *range(count, len(args))}
 
-    def front(i: int, x: Any, dim: int | None) -> tuple[Any, int | None]:
-        if i in typed and dim is None:
-            return jnp.broadcast_to(x[None], (axis.size, *x.shape)), 0
-        return (x, None) if dim is None else (jnp.moveaxis(x, dim, 0), 0)
+    def batched(x: Any, dim: int | None) -> Any:
+        return jnp.broadcast_to(x[None], (axis.size, *x.shape)) if dim is None else jnp.moveaxis(x, dim, 0)
 
-    pairs = [front(i, x, d) for i, (x, d) in enumerate(zip(args, dims, strict=True))]
-    residual_dims = tuple(dim for _, dim in pairs[:count])
+    residuals = [x if d is None else batched(x, d) for x, d in zip(args[:count], dims[:count], strict=True)]
+    operands = [batched(x, d) for x, d in zip(args[count:], dims[count:], strict=True)]
+    copied = [i for i in sorted({*operands_like, *results_like}) if dims[i] is None]
+    copies = [jax.lax.stop_gradient(batched(args[i], None)) for i in copied]
+    place = {i: count + n for n, i in enumerate(copied)}
+    residual_dims = tuple(None if d is None else 0 for d in dims[:count])
 
-    def mapped(function: Function, operands: int) -> Function:
-        in_axes = residual_dims + (0,) * operands
-        return jax.vmap(lambda *xs: list(function(*xs)), in_axes, spmd_axis_name=axis.spmd_name)
+    def mapped(function: Function, number: int) -> Function:
+        in_axes = residual_dims + (0,) * number
+        many = jax.vmap(lambda *xs: list(function(*xs)), in_axes, spmd_axis_name=axis.spmd_name)
+        return lambda *xs: many(*xs[:count], *xs[count + len(copies) :])
 
-    params["apply"] = mapped(params["apply"], len(operands_like))
-    params["transpose"] = mapped(params["transpose"], len(results_like))
-    out = _linear_map_p.bind(*(x for x, _ in pairs), **params)
+    out = _linear_map_p.bind(
+        *residuals,
+        *copies,
+        *operands,
+        apply=mapped(params["apply"], len(operands_like)),
+        transpose=mapped(params["transpose"], len(results_like)),
+        operands_like=tuple(place.get(i, i) for i in operands_like),
+        results_like=tuple(place.get(i, i) for i in results_like),
+    )
     return out, [0] * len(out)
 
 

@@ -112,6 +112,7 @@ def check(
     file: File,
     output: Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder; default: the file's name.")] = None,
     overrides: Set = [],
+    grad: Annotated[bool, typer.Option("--grad", help="Compare gradients with differences, in float64.")] = False,
 ) -> None:
     """Check a TOML file and describe its run."""
     _start()
@@ -119,6 +120,14 @@ def check(
         plan = _plan(file, overrides, output or Path(file.stem))
         warnings = check_resources(plan)
     _say(*plan_lines(plan), *warnings)
+    if grad:
+        from pmwd_dist.cli.gradients import table_lines
+        from pmwd_dist.run.gradients import compare_gradient
+
+        comparisons = compare_gradient(plan.simulation)
+        _say(*table_lines(comparisons))
+        if not all(comparison.good for comparison in comparisons):
+            raise typer.Exit(1)
 
 
 @app.command()

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from pmwd_dist._jax.few import forward_derivatives
+from pmwd_dist.cosmology import collocation
 from pmwd_dist.cosmology.parameters import Cosmology, Parameters, parameters
 
-# Growth is integrated in ln a by steps that hit a = 1; the first lies deep in matter domination.
+# Nodes of the tables in ln a: one of them is a = 1.
 _STEP = 0.02
-_BELOW, _ABOVE = 460, 36  # a = 1.0e-4 ... 2.05
+_BELOW, _ABOVE = 460, 36
+_NODES = _STEP * np.arange(-_BELOW, _ABOVE + 1)  # collocation.FIRST ... collocation.LAST
 
-# Orders of D1, D2, D3a, D3b and D3c, and their coefficients in an Einstein-de Sitter universe.
+# Orders of D1, D2, D3a, D3b and D3c.
 _ORDERS = (1, 2, 3, 3, 3)
-_EINSTEIN_DE_SITTER = (1, -3 / 7, -1 / 3, 10 / 21, -1 / 7)
+
+
+class Growth(NamedTuple):
+    """Growth factors at some scale factors, and their derivatives with ln a; those of third order by a leading axis."""
+
+    D1: Array
+    D2: Array
+    D3: Array
+    dD1: Array
+    dD2: Array
+    dD3: Array
 
 
 class GrowthTable(eqx.Module):
@@ -27,97 +44,99 @@ class GrowthTable(eqx.Module):
       L D3a = m (D3a - 2 D1^3),   L D3b = m (D3b + 2 D1 (D1^2 - D2)),   L D3c = -m D1^3
     on the growing mode, with D1(a = 1) = 1 (Bouchet et al. 1995; Catelan 1995). In an Einstein-de Sitter universe they
     are a, -3/7 a^2, -1/3 a^3, 10/21 a^3 and -1/7 a^3.
+
+    Args:
+      cosmo: the parameters.
+      factors: D / a^n of each factor of order n, and its first and second derivative with ln a.
     """
 
     cosmo: Parameters
-    first: Float[Array, "nodes 3"]  # D1, D1', D1''
-    second: Float[Array, "nodes 3"]
-    third: Float[Array, "3 nodes 3"]  # of D3a, D3b and D3c
+    factors: Float[Array, "nodes 3 5"]
+
+    def at(self, a: ArrayLike) -> Growth:
+        """All growth factors and their derivatives at once."""
+        return _growth_at(self.factors, jnp.asarray(a, self.factors.dtype))
 
     def D1(self, a: ArrayLike) -> Array:
         """Linear growth factor."""
-        return self._interpolate(self.first[:, :2], a)
+        return self.at(a).D1
 
     def D2(self, a: ArrayLike) -> Array:
         """Second-order growth factor."""
-        return self._interpolate(self.second[:, :2], a)
+        return self.at(a).D2
 
     def dD1(self, a: ArrayLike) -> Array:
         """dD1 / d ln a."""
-        return self._interpolate(self.first[:, 1:], a)
+        return self.at(a).dD1
 
     def dD2(self, a: ArrayLike) -> Array:
         """dD2 / d ln a."""
-        return self._interpolate(self.second[:, 1:], a)
+        return self.at(a).dD2
 
     def D3(self, a: ArrayLike) -> Array:
         """Third-order growth factors D3a, D3b and D3c, along a leading axis."""
-        return self._interpolate(self.third[..., :2], a)
+        return self.at(a).D3
 
     def dD3(self, a: ArrayLike) -> Array:
         """d/d ln a of the third-order growth factors, along a leading axis."""
-        return self._interpolate(self.third[..., 1:], a)
-
-    def factors(self, a: ArrayLike, order: int = 3) -> Array:
-        """D1, D2 and, at third order, D3a, D3b and D3c along the first axis; each and its d/d ln a along the second."""
-        nodes = jnp.stack([self.first, self.second])
-        if order > 2:
-            nodes = jnp.concatenate([nodes, self.third])
-        return self._interpolate(_with_slopes(nodes), a)
+        return self.at(a).dD3
 
     def E(self, a: ArrayLike) -> Array:
         """Expansion rate H(a) [H0]."""
-        return jnp.sqrt(_E_squared(self.cosmo, jnp.asarray(a)))
+        a = jnp.asarray(a)
+        return jnp.sqrt(self.cosmo.Omega_m * a**-3 * _expansion(_background(self.cosmo), jnp.log(a))[0])
 
     def momentum(self, a: ArrayLike) -> Array:
         """dD1 / d(H0 t) times a^2: canonical momentum of the linear mode, per unit of displacement at a = 1."""
         a = jnp.asarray(a)
         return a**2 * self.E(a) * self.dD1(a)
 
-    def _interpolate(self, nodes: Array, a: ArrayLike) -> Array:
-        return _interpolate(nodes, jnp.log(jnp.asarray(a, nodes.dtype)))
-
     def scale_factor(self, D1: ArrayLike) -> Array:
         """The scale factor at which the linear growth factor has this value."""
-        return jnp.exp(_inverse(self.first, jnp.asarray(D1, self.first.dtype)))
+        first = self.factors[..., :1]
+        return _inverse(first, jnp.asarray(D1, first.dtype))
+
+
+@jax.jit
+def _growth_at(factors: Array, a: Array) -> Growth:
+    u, v = (jnp.moveaxis(x, -1, 0) for x in _interpolate(factors, a))
+    n = np.reshape(_ORDERS, (-1, *(1,) * a.ndim))
+    D, dD = a[None] ** n * u, a[None] ** n * (n * u + v)
+    return Growth(D[0], D[1], D[2:], dD[0], dD[1], dD[2:])
 
 
 @jax.custom_jvp
 def _inverse(first: Array, D1: Array) -> Array:
-    """ln a at which the tabulated growth factor has this value."""
-    x = jnp.interp(D1, first[:, 0], _nodes(D1.dtype))
-    nodes = _with_slopes(first)
-
-    def newton(_: int, x: Array) -> Array:
-        value, slope = _interpolate(nodes, x)
-        return x - (value - D1) / slope
-
-    return jax.lax.fori_loop(0, 3, newton, x)  # from a start that is right to 1e-3
+    """Scale factor at which the tabulated growth factor has this value."""
+    x = jnp.asarray(_NODES, first.dtype)
+    u, v, _ = jnp.moveaxis(first[..., 0], 1, 0)
+    y, slope = x + jnp.log(u), u / (u + v)  # ln D1, and d ln a / d ln D1
+    at = jnp.log(D1)
+    i = jnp.searchsorted(y[1:-1], at, side="right", method="compare_all")
+    h = y[i + 1] - y[i]
+    a = jnp.exp(hermite((at - y[i]) / h, x[i], x[i + 1], h * slope[i], h * slope[i + 1]))
+    u, v = _interpolate(first, a)
+    return a - (a * u[..., 0] - D1) / (u + v)[..., 0]  # Newton, from a start that is right to 1e-8
 
 
 @_inverse.defjvp
 def _inverse_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
     # The implicit function theorem: a derivative of this rule, too, differentiates the table at the solution.
     first, D1 = primals
-    x = _inverse(first, D1)
-    moved = _interpolate(tangents[0][:, :2], x)  # linear in the nodes
-    _, slope = jax.jvp(lambda x: _interpolate(first[:, :2], x), (x,), (jnp.ones_like(x),))
-    return x, (tangents[1] - moved) / slope
+    a = _inverse(first, D1)
+    moved = a * _interpolate(tangents[0], a)[0][..., 0]  # linear in the nodes
+    _, slope = jax.jvp(lambda a: a * _interpolate(first, a)[0][..., 0], (a,), (jnp.ones_like(a),))
+    return a, (tangents[1] - moved) / slope
 
 
-def _with_slopes(nodes: Array) -> Array:
-    """Nodes of D and of D', from D, D' and D'' along the last axis: shape (..., 2, nodes, 2)."""
-    return jnp.stack([nodes[..., :2], nodes[..., 1:]], -3)
-
-
-@jax.jit
-def _interpolate(nodes: Array, x: Array) -> Array:
-    """Interpolate at x = ln a between nodes that hold a value and a slope each, shape (..., nodes, 2)."""
-    x = x / _STEP + _BELOW
-    i = jnp.clip(jnp.floor(x).astype(jnp.int32), 0, _BELOW + _ABOVE - 1)
-    ends = nodes[..., jnp.stack([i, i + 1]), :]
-    y, slope = jnp.moveaxis(ends, (-1, nodes.ndim - 2), (0, 1))
-    return hermite(jnp.broadcast_to(x - i, y.shape[1:]), y[0], y[1], _STEP * slope[0], _STEP * slope[1])
+def _interpolate(nodes: Array, a: Array) -> tuple[Array, Array]:
+    """Values and slopes between nodes that hold values, slopes and second derivatives with ln a."""
+    t = jnp.log(a) / _STEP + _BELOW
+    i = jnp.clip(jnp.floor(t).astype(jnp.int32), 0, _BELOW + _ABOVE - 1)
+    t = (t - i)[..., None, None]
+    low, high = nodes[i], nodes[i + 1]
+    y = hermite(t, low[..., :2, :], high[..., :2, :], _STEP * low[..., 1:, :], _STEP * high[..., 1:, :])
+    return y[..., 0, :], y[..., 1, :]
 
 
 def hermite(t: Array, y0: Array, y1: Array, m0: Array, m1: Array) -> Array:
@@ -133,76 +152,111 @@ def growth_table(cosmo: Cosmology | GrowthTable) -> GrowthTable:
     return cosmo if isinstance(cosmo, GrowthTable) else _tabulate(parameters(cosmo))
 
 
+def parameters_of(cosmo: Cosmology | GrowthTable) -> Parameters:
+    """The parameters of a cosmology, or of that of a table."""
+    return cosmo.cosmo if isinstance(cosmo, GrowthTable) else parameters(cosmo)
+
+
 @jax.jit
 def _tabulate(cosmo: Parameters) -> GrowthTable:
-    x = _nodes(jnp.result_type(float))
-    start = jnp.zeros((5, 2), x.dtype).at[:, 0].set(jnp.asarray(_EINSTEIN_DE_SITTER, x.dtype))
-    at_nodes, between = _coefficients(x, cosmo), _coefficients(x + _STEP / 2, cosmo)
-    after = jnp.concatenate([at_nodes[1:], _coefficients(x[-1:] + _STEP, cosmo)])
-
-    def step(y: Array, coefficients: Array) -> tuple[Array, Array]:
-        before, middle, behind = coefficients
-        k1 = _growth_rhs(y, before)
-        k2 = _growth_rhs(y + _STEP / 2 * k1, middle)
-        k3 = _growth_rhs(y + _STEP / 2 * k2, middle)
-        k4 = _growth_rhs(y + _STEP * k3, behind)
-        return y + _STEP / 6 * (k1 + 2 * k2 + 2 * k3 + k4), y
-
-    _, ys = jax.lax.scan(step, start, jnp.stack([at_nodes, between, after], 1))
-    rates = jax.vmap(_growth_rhs)(ys, at_nodes)
-    a = jnp.exp(x) / ys[_BELOW, 0, 0]
-    tables = [_derivatives(ys[:, i], rates[:, i, 1], n) * (a**n)[:, None] for i, n in enumerate(_ORDERS)]
-    return GrowthTable(cosmo, tables[0], tables[1], jnp.stack(tables[2:]))
+    return GrowthTable(cosmo, forward_derivatives(_factors)(_background(cosmo)))
 
 
-def _derivatives(y: Array, w: Array, n: int) -> Array:
-    """D / a^n and the first two derivatives of D over a^n, from u = D / a^n, its slope and its second derivative w."""
-    u, v = y.T
-    return jnp.stack([u, n * u + v, n**2 * u + 2 * n * v + w], -1)
+def _background(cosmo: Parameters) -> Array:
+    """What the expansion depends on: Omega_k and the density of dark energy [Omega_m], w0 and wa."""
+    return jnp.stack([cosmo.Omega_k / cosmo.Omega_m, cosmo.Omega_de / cosmo.Omega_m, cosmo.w0, cosmo.wa])
 
 
-def _nodes(dtype: jnp.dtype) -> Array:
-    return _STEP * jnp.arange(-_BELOW, _ABOVE + 1, dtype=dtype)
-
-
-def _coefficients(x: Array, cosmo: Parameters) -> Array:
-    """3/2 Omega_m(a) and E'/E at x = ln a, along a last axis."""
+def _expansion(background: Array, x: Array) -> tuple[Array, Array, Array]:
+    """The square of E over that of matter alone, and what E'/E and m exceed -3/2 and 3/2 by, without cancellation."""
+    curvature, dark_energy, w0, wa = background
     a = jnp.exp(x)
-    E2 = _E_squared(cosmo, a)
-    return jnp.stack([1.5 * cosmo.Omega_m * a**-3 / E2, _dE_squared(cosmo, a) / (2 * E2)], -1)
+    curvature, dark_energy = curvature * a, dark_energy * jnp.exp(-3 * ((w0 + wa) * x + wa * (1 - a)))
+    square = 1 + curvature + dark_energy
+    slope = (curvature - 3 * (w0 + wa * (1 - a)) * dark_energy) / (2 * square)
+    return square, slope, -1.5 * (curvature + dark_energy) / square
 
 
-@jax.jit
-def _growth_rhs(y: Array, coefficients: Array) -> Array:
-    """Right-hand side for u = D / a^n, which stays near constant and so loses no digits, and its slope."""
-    m, h = coefficients
-    n = jnp.asarray(_ORDERS, y.dtype)
-    u, v = y.T
-    u1, u2, u3a, u3b, _ = u
-    sources = [u1, u2 - u1**2, u3a - 2 * u1**3, u3b + 2 * u1 * (u1**2 - u2), -(u1**3)]
-    w = m * jnp.stack(sources) - (2 * n + 2 + h) * v - n * (n + 2 + h) * u
-    return jnp.stack([v, w], -1)
+def _factors(background: Array) -> Array:
+    """The growth factors at the nodes of the table.
+
+    D2 = D1 g has (a^2 E D1^2 g')' = a^2 E D1 S with the source S on the right of L D2 - m D2 = S: two first-order
+    equations, one after the other, and so have those of third order. All unknowns are taken relative to their powers of
+    a, and their matrices act on what differs from an Einstein-de Sitter universe.
+    """
+    dtype = background.dtype
+    square, h, m = _expansion(background, jnp.asarray(collocation.nodes(), dtype))
+    E = jnp.sqrt(square)
+
+    def integrate(rate: float, y: Array, constant: float) -> Array:
+        """Solution of p' + rate p = y, where y is this constant in an Einstein-de Sitter universe."""
+        return constant / rate + _matmul(collocation.inverse(rate), y - constant)
+
+    # u = D1 / a and its slope v solve v' + 5/2 v = y with y = -h v - (h - m) u.
+    slope = jnp.asarray(collocation.inverse(2.5), dtype)
+    value = jnp.asarray(collocation.inverse(0.0) @ collocation.inverse(2.5), dtype)
+    y = _solve_volterra(h[:, None] * slope + (h - m)[:, None] * value, m - h)
+    v, u = _matmul(slope, y), 1 + _matmul(value, y)
+
+    moment = integrate(3.5, -1.5 * u**3 / E, -1.5)
+    p2, r = moment / (E * u**2), moment / E
+    q2, q3c = integrate(1.0, p2, -3 / 7), integrate(3.0, r, -3 / 7)
+    p3a = integrate(4.5, -3 * u**4 / E, -3.0) / (E * u**2)
+    p3b = integrate(4.5, 3 * u**3 * (u - q2) / E, 30 / 7) / (E * u**2)
+    q3a, q3b = integrate(2.0, p3a, -2 / 3), integrate(2.0, p3b, 20 / 21)
+    return _at_table_nodes(background, jnp.stack([u, v, p2, q2, p3a, q3a, p3b, q3b, r, q3c], -1))
 
 
-def _dark_energy(cosmo: Parameters, a: Array) -> Array:
-    return cosmo.Omega_de * jnp.exp(-3 * ((1 + cosmo.w0 + cosmo.wa) * jnp.log(a) + cosmo.wa * (1 - a)))
+def _at_table_nodes(background: Array, values: Array) -> Array:
+    """The growth factors over a^n, with two derivatives, from their values at the nodes of collocation."""
+    x = jnp.asarray(_NODES, background.dtype)
+    values = _matmul(collocation.interpolation(_NODES), values)
+    u, v, p2, q2, p3a, q3a, p3b, q3b, r, q3c = values.T
+    u1, u2, u3a, u3b = u, u * q2, u * q3a, u * q3b
+    v2, v3a, v3b = (v * q + u * (p - k * q) for p, q, k in ((p2, q2, 1), (p3a, q3a, 2), (p3b, q3b, 2)))
+    U, V = jnp.stack([u1, u2, u3a, u3b, q3c]), jnp.stack([v, v2, v3a, v3b, r - 3 * q3c])
+    sources = jnp.stack([u1, u2 - u1**2, u3a - 2 * u1**3, u3b + 2 * u1 * (u1**2 - u2), -(u1**3)])
+    _, h, m = _expansion(background, x)
+    h, m, n = h[None] + 0.5, m[None] + 1.5, np.reshape(_ORDERS, (-1, 1))
+    W = m * sources - (2 * n + h) * V - n * (n + h) * U
+    return jnp.moveaxis(jnp.stack([U, V, W]) / u1[_BELOW] ** n[None], -1, 0)
 
 
-def _E_squared(cosmo: Parameters, a: Array) -> Array:
-    return cosmo.Omega_m * a**-3 + cosmo.Omega_k * a**-2 + _dark_energy(cosmo, a)
+def _solve_volterra(kernel: Array, y: Array) -> Array:
+    """Solve x + kernel x = y with Neumann's series, which converges for the kernel of an initial value problem.
+
+    1 / (1 + K) = (1 - K) (1 + K^2) (1 + K^4) (1 + K^8) to order 15, and to order 31 after one refinement: right to
+    rounding for a matter density of 0.02 and all of more.
+    """
+    power = jax.lax.stop_gradient(kernel)
+    inverse = jnp.eye(len(y), dtype=y.dtype) - power
+    for _ in range(3):
+        power = _matmul(power, power)
+        inverse = inverse + _matmul(inverse, power)
+
+    def matvec(x: Array) -> Array:
+        return x + _matmul(kernel, x)
+
+    def solve(matvec: Callable[[Array], Array], y: Array) -> Array:
+        x = _matmul(inverse, y)
+        return x + _matmul(inverse, y - matvec(x))
+
+    return jax.lax.custom_linear_solve(matvec, y, solve)
 
 
-def _dE_squared(cosmo: Parameters, a: Array) -> Array:
-    w = cosmo.w0 + cosmo.wa * (1 - a)
-    return -3 * cosmo.Omega_m * a**-3 - 2 * cosmo.Omega_k * a**-2 - 3 * (1 + w) * _dark_energy(cosmo, a)
+def _matmul(matrix: ArrayLike, x: Array) -> Array:
+    matrix = jnp.asarray(matrix, x.dtype)
+    if x.ndim == 1:  # compiles three times as fast as XLA's own product
+        return jnp.sum(matrix * x[None], 1)
+    return jnp.matmul(matrix, x, precision="highest")
 
 
-def growth(a: ArrayLike, cosmo: Cosmology) -> Array:
+def growth(a: ArrayLike, cosmo: Cosmology | GrowthTable) -> Array:
     """Linear growth factor D1(a), 1 at a = 1."""
     return growth_table(cosmo).D1(a)
 
 
-def growth_rate(a: ArrayLike, cosmo: Cosmology) -> Array:
+def growth_rate(a: ArrayLike, cosmo: Cosmology | GrowthTable) -> Array:
     """Linear growth rate f = d ln D1 / d ln a."""
-    table = growth_table(cosmo)
-    return table.dD1(a) / table.D1(a)
+    factors = growth_table(cosmo).at(a)
+    return factors.dD1 / factors.D1

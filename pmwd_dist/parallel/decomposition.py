@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.parallel.backends import Backend, choose
@@ -59,7 +60,8 @@ class Decomposition(Division):
         if mesh is None:
             if spec is not None:
                 raise ArgumentError("spec", spec, "needs the mesh= to which its names belong")
-            mesh, spec = own_mesh(pdims, devices), PartitionSpec("x", "y")
+            mesh = own_mesh(pdims, devices)
+            spec = PartitionSpec("x", "y") if mesh.size > 1 else PartitionSpec()
         elif spec is None:
             if len(mesh.axis_names) > 2:
                 raise ValueError(f"mesh= with axes {mesh.axis_names} needs spec=, the PartitionSpec of a real field")
@@ -136,6 +138,8 @@ class Decomposition(Division):
         same = {n: own.shape[n] for n in self.names} == {n: context.shape.get(n) for n in self.names}
         if self.manual and same:
             return function
+        if context.empty and self._on_default_device:
+            return function
         if same and (some := set(self.names) & set(context.manual_axes)):
             raise ValueError(
                 f"{self!r}: of its axes {self.names} only {', '.join(sorted(some))} is Manual here; make all of them "
@@ -157,6 +161,22 @@ class Decomposition(Division):
         if not self._explicit:
             return run
         return lambda *args: run(*jax.tree.map(self._reshard, in_specs, args, is_leaf=_is_spec))
+
+    def constrain(self, field: Array) -> Array:
+        """A real field, divided as such; one on the default device stays as it is.
+
+        Results with another sharding than what they were made of would make a loop compile its program twice.
+        """
+        return field if self._on_default_device else jax.lax.with_sharding_constraint(field, self.sharding)
+
+    @property
+    def _on_default_device(self) -> bool:
+        """Whether fields are whole, on the device where JAX makes arrays and runs programs of those."""
+        if self.is_abstract or self.mesh.size > 1:
+            return False
+        settings: Any = jax.config
+        default = settings.jax_default_device
+        return self.mesh.devices.flat[0] == (jax.local_devices()[0] if default is None else default)
 
     @property
     def _explicit(self) -> bool:

@@ -16,11 +16,23 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array
 
+from pmwd_dist._jax.closure import hoist
 from pmwd_dist._jax.linear_map import linear_map
 from pmwd_dist.config import Config
 from pmwd_dist.ops.pull_back import UndoDrift, UndoKick
 from pmwd_dist.ops.rounding import round_straight_through
-from pmwd_dist.pm.evolution import Accumulate, Epoch, Inputs, Outcome, Save, evolve, places_after, prepare, steps
+from pmwd_dist.pm.evolution import (
+    Accumulate,
+    Epoch,
+    Inputs,
+    Outcome,
+    Save,
+    call_hoisted,
+    evolve,
+    places_after,
+    prepare,
+    steps,
+)
 from pmwd_dist.pm.gravity import acceleration
 from pmwd_dist.pm.gravity import pull_back as pull_back_force
 from pmwd_dist.pm.particles import Particles, quantize, resolution
@@ -69,9 +81,11 @@ class ReversibleAdjoint(diffrax.AbstractAdjoint):
         times = jnp.where(direction == 1, stepsize_controller.ts, jnp.nan)
         count = len(times) - 1
         plans = [(0,) * sub.t0 + (count,) * sub.t1 for sub in subs]
-        saves = tuple(Save(plan, sub.fn) for plan, sub in zip(plans, subs, strict=True))
         particles = quantize(init_state.y, term.config)
-        inputs = prepare(solver, particles, args, times, args)
+        hoisted = [hoist(sub.fn, times[0], particles, args) for sub in subs]
+        functions = [partial(call_hoisted, pure, i) for i, (pure, _) in enumerate(hoisted)]
+        saves = tuple(Save(plan, function) for plan, function in zip(plans, functions, strict=True))
+        inputs = prepare(solver, particles, args, times, (args, [values for _, values in hoisted]))
         out = evolve_reversibly(inputs, saves, term.config)
         scales = jnp.concatenate([jnp.zeros(1, out.particles.vel.dtype), jnp.cumsum(inputs.coefficients.log_scale)])
         solver_state = SolverState(scales[out.status.step], out.status)

@@ -198,3 +198,9 @@ def _zero(accumulate: Accumulate | None, inputs: Inputs) -> Any:
     epoch = Epoch(inputs.times[0], inputs.particles)
     shapes = jax.eval_shape(accumulate, epoch, epoch, inputs.args)
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+
+def call_hoisted(pure: Callable[..., Any], place: int, *args: Any) -> Any:
+    """Call a function of `hoist`; the last argument holds the table, and in this place what the function captured."""
+    table, captured = args[-1]
+    return pure(captured[place], *args[:-1], table)

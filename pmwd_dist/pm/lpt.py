@@ -48,8 +48,9 @@ def lpt(
 def _lpt(modes: Array, table: GrowthTable, a: ArrayLike, config: Config) -> Particles:
     decomposition = config.decomposition
     a = jnp.asarray(a)
-    units = jnp.stack([jnp.ones_like(a), a**2 * table.E(a)])  # of displacements and momenta
-    factors = table.factors(a, config.lpt_order) * units[None]
+    D1, D2, D3, *slopes = table.at(a)
+    growth, slopes = (jnp.concatenate([jnp.stack(x[:2]), x[2]]) for x in ((D1, D2, D3), slopes))
+    factors = jnp.stack([growth, a**2 * table.E(a) * slopes], -1)
 
     def block(modes: Array, factors: Array) -> tuple[Array, Array]:
         fields = _displacements(modes, config)

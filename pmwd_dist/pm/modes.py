@@ -17,6 +17,7 @@ from jaxtyping import Array, Complex, Float, Real
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology import linear_power as linear
+from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.parallel.fft import rfft_block
 from pmwd_dist.parallel.inputs import numbers
@@ -44,17 +45,21 @@ def white_noise(key: Array, config: Config, dtype: Any = None) -> Float[Array, "
 @partial(jax.jit, static_argnames=("config", "dtype"))
 def _white_noise(key: Array, config: Config, dtype: Any) -> Array:
     noise = jax.random.normal(key, config.particle_shape, dtype or jnp.result_type(float))
-    return jax.lax.with_sharding_constraint(noise, config.decomposition.sharding)
+    return config.decomposition.constrain(noise)
 
 
 def linear_modes(
-    noise: Real[Array, "nx ny nz"], cosmo: Cosmology, config: Config, *, linear_power: LinearPower | None = None
+    noise: Real[Array, "nx ny nz"],
+    cosmo: Cosmology | GrowthTable,
+    config: Config,
+    *,
+    linear_power: LinearPower | None = None,
 ) -> Complex[Array, "nx ny nk"]:
     """Linear density contrast delta(k) at a = 1, in the layout of `prfft3d`.
 
     Args:
       noise: real and of unit variance, shape particle_shape.
-      cosmo: cosmology.
+      cosmo: cosmology, or its `growth_table`.
       config: the simulation.
       linear_power: P(k) at a = 1 [(Mpc/h)^3], as a table (k [h/Mpc], P) or a function of k; default: `linear_power`.
 

@@ -24,14 +24,14 @@ from pmwd_dist.ops.rounding import max_abs
 from pmwd_dist.parallel.inputs import whole_number
 from pmwd_dist.pm import solvers
 from pmwd_dist.pm.adjoint import ReversibleAdjoint, evolve_reversibly
-from pmwd_dist.pm.evolution import Epoch, Outcome, Save, prepare
+from pmwd_dist.pm.evolution import Epoch, Outcome, Save, call_hoisted, prepare
 from pmwd_dist.pm.gravity import check_force_mesh
 from pmwd_dist.pm.inputs import check_config, checked_particles
 from pmwd_dist.pm.paint import halo_limit
 from pmwd_dist.pm.particles import Particles, largest, quantize
 from pmwd_dist.pm.solvers import SOLVERS, BullFrog, ParticleMesh, SolverState, SplitSolver
 from pmwd_dist.pm.status import Code, Status
-from pmwd_dist.pm.time_steps import as_saveat, is_sub, save_times, saved_steps, step_times
+from pmwd_dist.pm.time_steps import as_saveat, is_sub, planned_steps, save_times, step_times
 
 _CHECKPOINTS = 10
 
@@ -102,7 +102,7 @@ def nbody(
       config: the simulation.
       solver: BullFrog() (default), FastPM() or LeapFrog(), or "bullfrog" and so on, or any diffrax solver, such as
         diffrax.Tsit5().
-      adjoint: how it is differentiated. Default for BullFrog, FastPM and LeapFrog without a stepsize_controller:
+      adjoint: how it is differentiated. Default for BullFrog, FastPM and LeapFrog with default or given steps:
         ReversibleAdjoint(), exact at the memory of one step, in all modes. Otherwise:
         diffrax.RecursiveCheckpointAdjoint() for gradients, diffrax.ForwardMode() for jvp of any order,
         diffrax.DirectAdjoint() for all modes.
@@ -111,8 +111,8 @@ def nbody(
       accumulate: what a step contributes to `Solution.accumulated`, arrays in any pytree: a function of (before, after,
         growth table) with before and after the `Epoch`, scale factor and particles, at both ends of the step. For the
         solvers and steps of the reversible adjoint, and differentiated by it.
-      stepsize_controller: default: `config.steps` fixed steps, uniform in the growth factor. An adaptive one chooses
-        its own, for solvers with an error estimate.
+      stepsize_controller: default: `config.steps` fixed steps, uniform in the growth factor. diffrax.StepTo takes those
+        given; an adaptive one chooses its own, for solvers with an error estimate.
       max_steps: limit of an adaptive controller.
 
     Returns:
@@ -130,16 +130,12 @@ def nbody(
     table = growth_table(cosmo)
     subs, treedef = jax.tree.flatten(None if saveat is None else saveat.subs, is_leaf=is_sub)
     times = save_times(subs, config)
-    if (
-        isinstance(solver, SplitSolver)
-        and isinstance(adjoint, ReversibleAdjoint | None)
-        and stepsize_controller is None
-        and not any(sub.steps for sub in subs)
-    ):
-        plan = tuple(saved_steps(sub, times, config) for sub in subs)
+    plan = planned_steps(subs, times, stepsize_controller, config)
+    if isinstance(solver, SplitSolver) and isinstance(adjoint, ReversibleAdjoint | None) and plan is not None:
         _check_cosmology(accumulate, table)
         saving = Saving([sub.fn for sub in subs], plan, times)
-        out, saved, saved_at = _evolve(particles, table, config, solver, saving, accumulate)
+        step_ends = getattr(stepsize_controller, "ts", None)
+        out, saved, saved_at = _evolve(particles, table, config, solver, saving, accumulate, step_ends)
         snapshots = None if saveat is None else treedef.unflatten(saved)
         saved_times = None if saveat is None else treedef.unflatten(saved_at)
         accumulated = None if accumulate is None else out.accumulated
@@ -176,22 +172,23 @@ def _evolve(
     solver: SplitSolver,
     saving: Saving,
     accumulate: Callable[..., Any] | None,
+    step_ends: Array | None,
 ) -> tuple[Outcome, list[Any], list[Array]]:
-    """Evolve by a drift-kick-drift solver; also what is saved, and at which scale factors."""
+    """Evolve by a drift-kick-drift solver, by default steps or given ones; also what is saved, and when."""
     dtype = particles.disp.dtype
     particles = quantize(particles, config)
     table = jax.tree.map(lambda x: x.astype(dtype), table)
-    times = step_times(table, config, save=saving.times).astype(dtype)
+    times = (step_times(table, config, save=saving.times) if step_ends is None else step_ends).astype(dtype)
     # What a function has captured may be differentiated, too.
     saves, captured = [], []
     for function, steps in zip(saving.functions, saving.plan, strict=True):
         pure, values = hoist(function, times[0], particles, table)
-        saves.append(Save(tuple(sorted(set(steps))), partial(_call, pure, len(captured))))
+        saves.append(Save(tuple(sorted(set(steps))), partial(call_hoisted, pure, len(captured))))
         captured.append(values)
     if accumulate is not None:
         epoch = Epoch(times[0], particles)
         pure, values = hoist(accumulate, epoch, epoch, table)
-        accumulate = partial(_call, pure, len(captured))
+        accumulate = partial(call_hoisted, pure, len(captured))
         captured.append(values)
     inputs = prepare(solver, particles, table, times, (table, captured))
     out = evolve_reversibly(inputs, tuple(saves), config, accumulate=accumulate)
@@ -203,12 +200,6 @@ def _evolve(
         reached = np.asarray(steps) <= out.status.step
         saved_at.append(jnp.where(reached, times[np.asarray(steps)], jnp.inf))
     return out, saved, saved_at
-
-
-def _call(pure: Callable[..., Any], place: int, *args: Any) -> Any:
-    """A function of the particles, with what it has captured."""
-    table, captured = args[-1]
-    return pure(captured[place], *args[:-1], table)
 
 
 def _solve(

@@ -98,6 +98,53 @@ def saved_steps(sub: diffrax.SubSaveAt, times: Sequence[float], config: Config) 
     return tuple(int(after[i]) for i in [*first, *own, *last])
 
 
+def planned_steps(
+    subs: Sequence[diffrax.SubSaveAt], times: Sequence[float], controller: Any, config: Config
+) -> tuple[tuple[int, ...], ...] | None:
+    """`saved_steps` of each, where it is known before the run at which steps something is saved, else None.
+
+    Args:
+      subs: what is saved when.
+      times: all save times of the run.
+      controller: of the steps: None for the default ones, or diffrax's.
+      config: the simulation.
+
+    Raises:
+      ValueError: a diffrax.StepTo that doesn't lead from a_start to a_stop.
+    """
+    if any(sub.steps for sub in subs) or not isinstance(controller, diffrax.StepTo | None):
+        return None
+    if controller is None:
+        return tuple(saved_steps(sub, times, config) for sub in subs)
+    _check_step_ends(controller.ts, config)
+    plans = [_given_steps(sub, controller.ts) for sub in subs]
+    return None if None in plans else tuple(plan for plan in plans if plan is not None)
+
+
+def _given_steps(sub: diffrax.SubSaveAt, step_ends: Array) -> tuple[int, ...] | None:
+    """After how many of the given steps something is saved; None if it is between two of them."""
+    own: list[int] = []
+    if sub.ts is not None:
+        if isinstance(step_ends, Tracer):
+            return None
+        wanted, ends = np.asarray(sub.ts, float), np.asarray(step_ends, float)
+        own = [int(np.abs(ends - a).argmin()) for a in wanted]
+        if not np.allclose(ends[own], wanted, rtol=_SLACK, atol=0):
+            return None
+    return tuple([0] * sub.t0 + own + [len(step_ends) - 1] * sub.t1)
+
+
+def _check_step_ends(step_ends: Any, config: Config) -> None:
+    """Raise ValueError unless given steps lead from a_start to a_stop; traced ones are not looked at."""
+    if isinstance(step_ends, Tracer):
+        return
+    ends, span = np.asarray(step_ends, float), (config.a_start, config.a_stop)
+    if not (np.allclose(ends[[0, -1]], span, rtol=_SLACK, atol=0) and (np.diff(ends) > 0).all()):
+        raise ArgumentError(
+            "stepsize_controller.ts", ends.tolist(), f"must rise from a_start={span[0]} to a_stop={span[1]}"
+        )
+
+
 def _knots(config: Config, save: Sequence[float]) -> list[float]:
     """Ends of the time span and the save times between them."""
     inner = {float(a) for a in save if config.a_start * (1 + _SLACK) < a < config.a_stop * (1 - _SLACK)}

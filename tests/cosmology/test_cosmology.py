@@ -11,6 +11,7 @@ import jax_cosmo
 import numpy as np
 import problems
 import pytest
+from jax_cosmo.transfer import Eisenstein_Hu
 
 import pmwd_dist as pmd
 from pmwd_dist.cosmology.linear_power import normalised_power
@@ -22,7 +23,6 @@ UNIVERSES = {
     "w0wa": problems.cosmology(w0=-0.8, wa=-0.4),
     "curved w0wa": problems.cosmology(Omega_k=0.05, w0=-1.1, wa=0.3),
 }
-# Before a = 0.005 a curved universe still feels that the tables start in matter domination: 1e-6 in D2 at 0.002.
 A = np.array([0.005, 0.01, 0.1, 0.3333, 0.5, 0.777, 0.99, 1.0, 1.3, 2.0])
 
 
@@ -31,15 +31,14 @@ def test_growth_matches_scipy(name: str) -> None:
     cosmo = UNIVERSES[name]
     table, expected = pmd.growth_table(cosmo), problems.growth(cosmo, A)
     for quantity, values in expected.items():
-        # Fourth-order Runge-Kutta with steps of 0.02 in ln a, cubic interpolation: 1e-8 in a flat universe.
-        # Third order decays fastest beyond a = 1 in a closed universe: 1.5e-6.
-        rtol = 2e-6 if "3" in quantity else 1e-6
+        # Cubic interpolation over 0.02 in ln a, of D / a^n and its slope; the slope of third order changes fastest.
+        rtol = 1e-7 if quantity == "dD3" else 3e-8
         np.testing.assert_allclose(getattr(table, quantity)(A), values, rtol=rtol, err_msg=quantity)
     np.testing.assert_allclose(table.E(A), problems.expansion(cosmo, A), rtol=1e-14)
-    np.testing.assert_allclose(pmd.growth(A, cosmo), expected["D1"], rtol=1e-6)
-    np.testing.assert_allclose(pmd.growth_rate(A, cosmo), expected["dD1"] / expected["D1"], rtol=1e-6)
+    np.testing.assert_allclose(pmd.growth(A, cosmo), expected["D1"], rtol=3e-8)
+    np.testing.assert_allclose(pmd.growth_rate(A, cosmo), expected["dD1"] / expected["D1"], rtol=3e-8)
     momentum = A**2 * problems.expansion(cosmo, A) * expected["dD1"]
-    np.testing.assert_allclose(table.momentum(A), momentum, rtol=1e-6)
+    np.testing.assert_allclose(table.momentum(A), momentum, rtol=3e-8)
 
 
 def test_growth_in_an_einstein_de_sitter_universe() -> None:
@@ -48,9 +47,7 @@ def test_growth_in_an_einstein_de_sitter_universe() -> None:
     D3 = np.array([-1 / 3, 10 / 21, -1 / 7])[:, None] * a**3
     expected = {"D1": a, "dD1": a, "D2": -3 / 7 * a**2, "dD2": -6 / 7 * a**2, "D3": D3, "dD3": 3 * D3, "E": a**-1.5}
     for quantity, values in expected.items():
-        # Exact at the nodes; cubic interpolation of e^x to e^3x over 0.02: (0.06)^4 / 384 = 3.4e-8 for the last.
-        rtol = 4e-8 if "3" in quantity else 1e-8
-        np.testing.assert_allclose(getattr(table, quantity)(a), values, rtol=rtol, err_msg=quantity)
+        np.testing.assert_allclose(getattr(table, quantity)(a), values, rtol=1e-13, err_msg=quantity)
 
 
 def test_growth_factors_of_a_sphere_are_those_of_its_collapse() -> None:
@@ -81,9 +78,29 @@ def test_growth_in_float32_keeps_its_digits() -> None:
         D1, D2 = np.asarray(table.D1(A)), np.asarray(table.D2(A))
     assert D1.dtype == np.float32
     expected = problems.growth(problems.cosmology(), A)
-    # Some hundred steps, each rounded to 6e-8.
-    np.testing.assert_allclose(D1, expected["D1"], rtol=5e-6)
-    np.testing.assert_allclose(D2, expected["D2"], rtol=5e-6)
+    np.testing.assert_allclose(D1, expected["D1"], rtol=1e-6)
+    np.testing.assert_allclose(D2, expected["D2"], rtol=1e-6)
+
+
+def test_growth_and_its_gradient_have_no_loops() -> None:
+    """Sequential steps are kernels that wait for each other: 40 ms for 500 of them in reverse mode on a GPU."""
+
+    def observed(values: dict[str, Any]) -> jax.Array:
+        table = pmd.growth_table(SimpleNamespace(**values))
+        return table.scale_factor(0.3) + table.momentum(0.5) + jnp.sum(table.D3(0.4)) + pmd.linear_power(0.1, table)
+
+    lowered = jax.jit(jax.value_and_grad(observed)).lower(vars(problems.cosmology())).as_text()
+    assert "stablehlo.while" not in lowered
+    assert "custom_call" not in lowered
+
+
+def test_a_universe_of_dark_energy_with_little_matter() -> None:
+    """The series for the growth converges slowest there."""
+    cosmo = problems.cosmology(Omega_c=0.0, Omega_b=0.02)
+    expected = problems.growth(cosmo, A)
+    table = pmd.growth_table(cosmo)
+    np.testing.assert_allclose(table.D1(A), expected["D1"], rtol=1e-7)
+    np.testing.assert_allclose(table.D2(A), expected["D2"], rtol=1e-6)
 
 
 def numpy_sigma8(power: Any) -> float:
@@ -97,8 +114,15 @@ def numpy_sigma8(power: Any) -> float:
 @pytest.mark.parametrize("sigma8", [0.6, 0.81])
 def test_linear_power_has_the_sigma8_of_the_cosmology(sigma8: float) -> None:
     cosmo = problems.cosmology(sigma8=sigma8)
-    # The package's own quadrature of 4096 nodes: 3e-6 measured, for the window's oscillations at high k.
-    assert abs(numpy_sigma8(lambda k: pmd.linear_power(k, cosmo)) / sigma8 - 1) < 1e-5
+    assert abs(numpy_sigma8(lambda k: pmd.linear_power(k, cosmo)) / sigma8 - 1) < 1e-7
+
+
+def test_linear_power_is_that_of_jax_cosmo() -> None:
+    cosmo = jax_cosmo.Planck15()
+    k = np.geomspace(1e-4, 20, 200)
+    shape = np.asarray(k**cosmo.n_s * Eisenstein_Hu(cosmo, jnp.asarray(k)) ** 2)
+    ratio = np.asarray(pmd.linear_power(k, cosmo)) / shape
+    np.testing.assert_allclose(ratio, ratio[0], rtol=1e-12)
 
 
 def test_linear_power_has_the_primordial_slope_on_large_scales() -> None:
@@ -161,6 +185,7 @@ def test_only_the_attributes_are_needed(cosmo: Any) -> None:
     bare = SimpleNamespace(**{name: getattr(cosmo, name) for name in PARAMETERS})
     np.testing.assert_array_equal(pmd.growth(A, bare), pmd.growth(A, cosmo))
     np.testing.assert_array_equal(pmd.linear_power(A, bare), pmd.linear_power(A, cosmo))
+    np.testing.assert_array_equal(pmd.linear_power(A, pmd.growth_table(cosmo)), pmd.linear_power(A, cosmo))
     del bare.w0, bare.h
     with pytest.raises(ValueError, match="cosmo=SimpleNamespace lacks h, w0; pass a jax_cosmo.Cosmology"):
         pmd.growth(0.5, bare)

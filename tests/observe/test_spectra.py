@@ -100,7 +100,9 @@ def test_correlation_and_transfer_of_a_scaled_field(single: pmd.Decomposition) -
     assert (mixed.correlation < 0.95).all()
 
 
-def test_one_point_distribution(layout: pmd.Decomposition) -> None:
+@pytest.mark.parametrize("pdims", [(1, 1), (2, 2)])
+def test_one_point_distribution(pdims: tuple[int, int]) -> None:
+    layout = pmd.Decomposition(pdims=pdims)
     config, (field, direction, _) = configure(layout), fields()
     nodes = np.array([-1.5, -1.0, -0.2, 0.3, 1.0, 2.0])
     pdf = pmd.observe.one_point_pdf(field, config, nodes)
@@ -115,7 +117,9 @@ def test_one_point_distribution(layout: pmd.Decomposition) -> None:
     np.testing.assert_allclose(np.vdot(gradient, direction), np.vdot(expected, direction), rtol=1e-11)
 
 
-def test_interlacing_cancels_aliases(layout: pmd.Decomposition) -> None:
+@pytest.mark.parametrize("pdims", [(1, 1), (2, 2)])
+def test_interlacing_cancels_aliases(pdims: tuple[int, int]) -> None:
+    layout = pmd.Decomposition(pdims=pdims)
     n = 8
     config = pmd.Config(8.0, n, decomposition=layout, halo=5)
     disp = np.random.default_rng(4).uniform(-4, 4, (n, n, n, 3))

@@ -253,7 +253,7 @@ def test_diffeqsolve_takes_it(single: pmd.Decomposition) -> None:
     particles, table = initial(config), pmd.growth_table(COSMO)
     times = step_times(table, config)
 
-    def end(disp: Any) -> Any:
+    def end(disp: Any, amplitude: Any = 1.0) -> Any:
         solution = diffrax.diffeqsolve(
             pmd.ParticleMesh(config),
             pmd.BullFrog(),
@@ -264,19 +264,23 @@ def test_diffeqsolve_takes_it(single: pmd.Decomposition) -> None:
             args=table,
             stepsize_controller=diffrax.StepTo(times),
             adjoint=pmd.ReversibleAdjoint(),
-            saveat=diffrax.SaveAt(t0=True, t1=True),
+            saveat=diffrax.SaveAt(t0=True, t1=True, fn=lambda a, y, args: amplitude * y.disp),
             throw=False,
         )
-        return jnp.sum(solution.ys.disp[1] ** 2), (solution.ts, solution.stats["num_accepted_steps"])
+        return jnp.sum(solution.ys[1] ** 2), (solution.ts, solution.stats["num_accepted_steps"])
 
     def ours(disp: Any) -> Any:
-        return jnp.sum(pmd.nbody(moved(particles, disp), table, config).particles.disp ** 2)
+        # Given steps that are those by default.
+        solution = pmd.nbody(moved(particles, disp), table, config, stepsize_controller=diffrax.StepTo(times))
+        return jnp.sum(solution.particles.disp**2)
 
-    (value, (saved_at, steps)), gradient = jax.jit(jax.value_and_grad(end, has_aux=True))(0 * particles.disp)
+    derivative = jax.jit(jax.value_and_grad(end, (0, 1), has_aux=True))
+    (value, (saved_at, steps)), (gradient, by_amplitude) = derivative(0 * particles.disp, 1.0)
     expected, expected_gradient = jax.jit(jax.value_and_grad(ours))(0 * particles.disp)
     np.testing.assert_allclose(saved_at, (config.a_start, config.a_stop), rtol=1e-12)
     assert steps == 4
     np.testing.assert_allclose(value, expected, rtol=1e-12)
+    np.testing.assert_allclose(by_amplitude, 2 * value, rtol=1e-12)
     np.testing.assert_allclose(gradient, expected_gradient, rtol=0, atol=1e-11 * np.abs(expected_gradient).max())
 
 

@@ -6,11 +6,13 @@ from typing import Any
 
 import diffrax
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import pmwd_dist as pmd
 from pmwd_dist.pm.nbody import advance, start, step_times
+from pmwd_dist.pm.time_steps import planned_steps
 
 
 def configure(decomposition: pmd.Decomposition, **changes: Any) -> pmd.Config:
@@ -123,3 +125,15 @@ def test_the_loop_on_the_host_takes_the_same_steps_and_sees_what_is_saved(cosmo:
     np.testing.assert_allclose(particles.vel, whole.particles.vel, rtol=0, atol=1e-11)
     assert int(state.status.step) == int(whole.status.step) == 3
     assert float(state.status.halo) == 4
+
+
+def test_given_steps_are_planned_where_saves_are_known(single: pmd.Decomposition, cosmo: Any) -> None:
+    config = configure(single, steps=4)
+    times = jnp.asarray(step_times(cosmo, config))
+    controller = diffrax.StepTo(times)
+    at = diffrax.SubSaveAt(t0=True, ts=times[2:3], t1=True)
+    assert planned_steps([at], (), controller, config) == ((0, 2, 4),)
+    assert planned_steps([diffrax.SubSaveAt(ts=jnp.asarray([0.45]))], (), controller, config) is None
+    assert planned_steps([at], (), diffrax.PIDController(rtol=1e-3, atol=1e-3), config) is None
+    with pytest.raises(ValueError, match=r"stepsize_controller.ts=.* must rise from a_start=0.1 to a_stop=1.0"):
+        planned_steps([at], (), diffrax.StepTo(times[:-1]), config)

@@ -22,12 +22,12 @@ class BullFrog(SplitSolver):
         above F0 / (8 F1). Such a step is still exact for Zel'dovich motion, whatever alpha.
         """
         ends = jnp.stack([lower, upper])
-        (D, dD), (D2, dD2) = table.factors(ends, order=2)
-        D0, D1 = D
-        F0, F1 = ends**2 * table.E(ends) * dD
-        slope0, slope1 = dD2 / dD  # dD2 / dD1
+        growth = table.at(ends)
+        D0, D1 = growth.D1
+        F0, F1 = ends**2 * table.E(ends) * growth.dD1
+        slope0, slope1 = growth.dD2 / growth.dD1  # dD2 / dD1
         half, middle = (D1 - D0) / 2, (D0 + D1) / 2
-        upsilon = (D2[0] + slope0 * half) / middle - middle
+        upsilon = (growth.D2[0] + slope0 * half) / middle - middle
         alpha = (slope1 - upsilon) / (slope0 - upsilon)
         alpha = jnp.maximum(alpha, F0 / (8 * F1))
         return Coefficients(half / F0, (1 - alpha) * F1 / middle, jnp.log2(alpha * F1 / F0), half / F1)

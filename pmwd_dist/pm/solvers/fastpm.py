@@ -15,7 +15,8 @@ class FastPM(SplitSolver):
     def coefficients(self, table: GrowthTable, lower: Array, upper: Array) -> Coefficients:
         """With v = dx/dD1, F = vel / v and D at the half step: F v grows by (F1 - F0) / D times the acceleration."""
         ends = jnp.stack([lower, upper])
-        D0, D1 = table.D1(ends)
-        F0, F1 = table.momentum(ends)
+        growth = table.at(ends)
+        D0, D1 = growth.D1
+        F0, F1 = ends**2 * table.E(ends) * growth.dD1
         half = (D1 - D0) / 2
         return Coefficients(half / F0, (F1 - F0) * 2 / (D0 + D1), jnp.zeros_like(D0), half / F1)

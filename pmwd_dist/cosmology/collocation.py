@@ -1,0 +1,68 @@
+"""Linear differential equations in x = ln a as small dense matrices: spectral collocation.
+
+Chebyshev's nodes in s, with x = _CENTRE + sinh(s): dense where dark energy takes over. There the solutions have
+singularities at complex x, about 1 off the real axis, which this map moves away (Tee & Trefethen 2006): 49 nodes reach
+1e-10 in a flat LCDM universe, where uniform x would take 120.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+
+FIRST, LAST = -9.2, 0.72  # a = 1.0e-4 ... 2.05
+_COUNT = 49
+_CENTRE = -0.3
+
+
+@cache
+def nodes() -> np.ndarray:
+    """Values of ln a at which equations are solved, ascending."""
+    return _CENTRE + np.sinh(_middle() + _half() * _chebyshev())
+
+
+@cache
+def inverse(rate: float) -> np.ndarray:
+    """Matrix from the values of y at the nodes to those of p, with p' + rate p = y.
+
+    Before the first node y grows like a.
+    """
+    z = _chebyshev()
+    weight = _weights()
+    off = z[:, None] - z + np.eye(_COUNT)
+    derivative = weight / weight[:, None] / off
+    derivative -= np.diag(derivative.sum(1))
+    derivative /= (_half() * np.cosh(_middle() + _half() * z))[:, None]
+    matrix = derivative + rate * np.eye(_COUNT)
+    matrix[0] = np.eye(_COUNT)[0] * (rate + 1)
+    return np.linalg.inv(matrix)
+
+
+def interpolation(x: np.ndarray) -> np.ndarray:
+    """Matrix from values at the nodes to values at x (Berrut & Trefethen 2004)."""
+    z = (np.arcsinh(x - _CENTRE) - _middle()) / _half()
+    distance = z[:, None] - _chebyshev()
+    exact = np.abs(distance) < 1e-14
+    terms = np.where(np.any(exact, 1, keepdims=True), exact, _weights() / np.where(exact, 1, distance))
+    return terms / terms.sum(1)[:, None]
+
+
+def _chebyshev() -> np.ndarray:
+    return -np.cos(math.pi * np.arange(_COUNT) / (_COUNT - 1))
+
+
+def _weights() -> np.ndarray:
+    """Barycentric weights of Chebyshev's nodes."""
+    weight = (-1.0) ** np.arange(_COUNT)
+    weight[[0, -1]] /= 2
+    return weight
+
+
+def _middle() -> float:
+    return (math.asinh(LAST - _CENTRE) + math.asinh(FIRST - _CENTRE)) / 2
+
+
+def _half() -> float:
+    return (math.asinh(LAST - _CENTRE) - math.asinh(FIRST - _CENTRE)) / 2
