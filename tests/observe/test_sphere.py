@@ -20,8 +20,8 @@ from pmwd_dist.pm.evolution import Epoch
 COSMO = problems.cosmology()
 TABLE = pmd.growth_table(COSMO)
 BOX, MESH, OBSERVER = (40.0, 40.0, 60.0), (8, 8, 12), (5.0, 33.0, 20.0)
-EDGES = (0.0, 50.0, 70.0, 140.0)
-STEPS = np.array([0.95, 0.97, 0.99, 1.0])  # scale factors
+EDGES = (0.0, 40.0, 60.0, 100.0)
+STEPS = np.array([0.96, 0.98, 1.0])  # scale factors
 NSIDE = 16
 HEALPY = np.load(Path(__file__).parent / "healpy_pixels.npz")  # made by make_healpy_pixels.py
 
@@ -41,7 +41,7 @@ def test_pixels_are_those_of_healpy(nside: int) -> None:
 
 
 def psi() -> np.ndarray:
-    """Displacements at D1 = 1: up to 16 Mpc/h, where a slab of four is 10 wide."""
+    """Displacements at D1 = 1: up to 16 Mpc/h."""
     rng = np.random.default_rng(0)
     return np.stack([4 * problems.smooth_field(rng, MESH, largest=2) for _ in range(3)], -1)
 
@@ -53,10 +53,10 @@ def epoch(a: Any, move: Any) -> Epoch:
 @pytest.fixture(scope="module")
 def expected() -> np.ndarray:
     """Maps of particles on straight lines in D1, each image found by bisection."""
-    grid = np.linspace(0.94, 1.0, 2001)
+    grid = np.linspace(0.955, 1.0, 2001)
     chi, D1 = np.asarray(pmd.comoving_distance(grid, TABLE)), np.asarray(TABLE.D1(grid))
     maps, move, found = np.zeros((len(EDGES) - 1, 12 * NSIDE**2)), psi(), []
-    for image in itertools.product(range(-6, 6), range(-6, 6), range(-4, 4)):
+    for image in itertools.product(range(-4, 4), range(-5, 4), range(-3, 3)):
         x = problems.lattice(MESH, BOX) + np.asarray(image) * np.asarray(BOX) - np.asarray(OBSERVER)
 
         def at(a: Any, x: Any = x) -> Any:
@@ -88,7 +88,7 @@ def gradients() -> dict[str, np.ndarray]:
     return {}
 
 
-@pytest.mark.parametrize("pdims", [(1, 1), (4, 1), (2, 2)], ids=["1x1", "4x1", "2x2"])
+@pytest.mark.parametrize("pdims", [(1, 1), (2, 2)], ids=["1x1", "2x2"])
 def test_every_crossing_is_seen_once_where_and_when_it_happens(
     pdims: tuple[int, int], expected: np.ndarray, gradients: dict[str, np.ndarray]
 ) -> None:
