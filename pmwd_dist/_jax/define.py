@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -29,15 +29,15 @@ class Target:
       name: of the registered target.
       attributes: gives the target's attributes for (type of the first operand, device mesh, **parameters), or None
         where the target can't run and the reference does; the mesh is None where only its shape is known.
-      scratch: gives shape and type of scratch memory for (type of the first operand, **parameters), passed to the
-        target as a second result; default: none.
-      in_place: whether the result takes the memory of the first operand.
+      scratch: gives shape and type of scratch memory for (types of the operands, **parameters), passed to the target
+        after the results; default: none.
+      in_place: by the number of an operand, that of the result which takes its memory.
     """
 
     name: str
     attributes: Callable[..., dict[str, Any] | None]
     scratch: Callable[..., ShapedArray] | None = None
-    in_place: bool = False
+    in_place: Mapping[int, int] = field(default_factory=dict)
 
 
 def define_op(
@@ -46,19 +46,22 @@ def define_op(
     reference: Callable[..., Any] | None,
     *,
     targets: Mapping[str, Target] | None = None,
+    multiple_results: bool = False,
 ) -> Primitive:
-    """Define a primitive with one result.
+    """Define a primitive.
 
     Args:
       name: of the primitive.
       abstract: gives the type of the result for (types of the operands, **parameters).
       reference: computes the result in JAX, wherever no target runs; None where there is no other way than a target.
       targets: native implementations by platform, "cpu" or "CUDA".
+      multiple_results: whether it has a list of results, not one.
     """
     primitive = Primitive(name)
+    primitive.multiple_results = multiple_results
     primitive.def_abstract_eval(abstract)
     primitive.def_impl(functools.partial(_jit_bind, primitive))
-    fallback = None if reference is None else mlir.lower_fun(reference, multiple_results=False)
+    fallback = None if reference is None else mlir.lower_fun(reference, multiple_results=multiple_results)
     if fallback is not None:
         mlir.register_lowering(primitive, fallback)
     for platform, target in (targets or {}).items():
@@ -68,7 +71,7 @@ def define_op(
 
 
 def _lowering(target: Target, fallback: Callable[..., Any] | None) -> Callable[..., Any]:
-    call = jax.ffi.ffi_lowering(target.name, operand_output_aliases={0: 0} if target.in_place else None)
+    call = jax.ffi.ffi_lowering(target.name, operand_output_aliases=dict(target.in_place) or None)
 
     def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
         mesh = getattr(ctx.module_context.axis_context, "mesh", None)
@@ -78,10 +81,10 @@ def _lowering(target: Target, fallback: Callable[..., Any] | None) -> Callable[.
             return fallback(ctx, *operands, **params)
         if target.scratch is None:
             return call(ctx, *operands, **attributes)
-        scratch = target.scratch(ctx.avals_in[0], **params)
+        scratch = target.scratch(*ctx.avals_in, **params)
         # Not empty: a buffer of no bytes may have no address.
         scratch = scratch.update(shape=(max(1, *scratch.shape),))
-        return call(ctx.replace(avals_out=[*ctx.avals_out, scratch]), *operands, **attributes)[:1]
+        return call(ctx.replace(avals_out=[*ctx.avals_out, scratch]), *operands, **attributes)[:-1]
 
     return lower
 
@@ -141,7 +144,7 @@ def _jitted(primitive: Primitive, static: tuple[tuple[str, Any], ...]) -> Callab
     return jax.jit(functools.partial(primitive.bind, **dict(static)))
 
 
-def _batch(primitive: Primitive, operands: Any, dims: Any, **params: Any) -> tuple[Any, int]:
+def _batch(primitive: Primitive, operands: Any, dims: Any, **params: Any) -> tuple[Any, Any]:
     batched, dim = next((x, d) for x, d in zip(operands, dims, strict=True) if d is not None)
     size, own = batched.shape[dim], batched.shape[0 if dim else 1]
 
@@ -152,6 +155,8 @@ def _batch(primitive: Primitive, operands: Any, dims: Any, **params: Any) -> tup
             x = jax.numpy.moveaxis(x, d, 0)
         return x.reshape(size * x.shape[1], *x.shape[2:])
 
-    operands = unify_varying(*map(fold, operands, dims))
-    out = primitive.bind(*operands, **params)
-    return out.reshape(size, own, *out.shape[1:]), 0
+    def unfold(x: Any) -> Any:
+        return x.reshape(size, own, *x.shape[1:])
+
+    out = primitive.bind(*unify_varying(*map(fold, operands, dims)), **params)
+    return ([*map(unfold, out)], [0] * len(out)) if primitive.multiple_results else (unfold(out), 0)

@@ -17,15 +17,17 @@ from jax.interpreters import ad, batching, mlir
 from pmwd_dist._jax.varying import vary, varying_names
 
 
-def switch(index: jax.Array, branches: Sequence[Callable[..., jax.Array]], *operands: jax.Array) -> jax.Array:
+def switch(index: jax.Array, branches: Sequence[Callable[..., Any]], *operands: jax.Array) -> Any:
     """Apply one of several functions to the operands, the only arrays on which they may depend.
 
     Args:
       index: of the branch, without a batch axis and the same on all devices (see `batch_max`).
-      branches: functions with results of one type.
+      branches: functions with results of one type, arrays or pytrees of them.
       operands: arguments of the branches.
     """
-    return _bind(index, [lambda *xs, b=branch: [b(*xs)] for branch in branches], operands)[0]
+    treedef = jax.tree.structure(jax.eval_shape(branches[0], *operands))
+    out = _bind(index, [lambda *xs, b=branch: jax.tree.leaves(b(*xs)) for branch in branches], operands)
+    return jax.tree.unflatten(treedef, out)
 
 
 def _bind(index: jax.Array, functions: Sequence[Callable[..., list[Any]]], operands: Sequence[Any]) -> list[Any]:

@@ -16,9 +16,10 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from pmwd_dist.config import Config
+from pmwd_dist.ops.rounding import max_abs
 from pmwd_dist.pm import inputs
 from pmwd_dist.pm.paint import max_displacement_block, paint_block
-from pmwd_dist.pm.particles import Particles, max_abs
+from pmwd_dist.pm.particles import Particles
 
 _TRACERS = 2  # per mesh cell along each axis, at most twice as many: no gaps where the lattice is stretched twofold
 _RANGES = 8  # numbers of planes of the lattice for which there are programs

@@ -6,14 +6,17 @@ result loses. The transpose that JAX would derive from slices and concatenations
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
-from pmwd_dist._jax.define import define_linear_pair, define_op
+from pmwd_dist._jax.define import Target, define_linear_pair, define_op
 from pmwd_dist._jax.varying import result_aval
+from pmwd_dist.ops.kernels import cuda_unavailable_reason
 
 WIDTH = 2  # cells on each side that the stencil reaches
 _NEAR, _FAR = 2 / 3, -1 / 12  # weights of the differences over one and two cells
@@ -101,8 +104,21 @@ def _zero_pad(field: Array, axis: int, width: int) -> Array:
     return jnp.pad(field, [(width, width) if a == axis else (0, 0) for a in range(field.ndim)])
 
 
-_gradient_p = define_op("gradient", _gradient_aval, _gradient_reference)
-_divergence_p = define_op("gradient_transpose", _divergence_aval, _divergence_reference)
+def _cuda_attributes(x: Any, mesh: Any, *, cell_size: Any, periodic: Any) -> dict[str, Any] | None:
+    """Attributes of the CUDA kernels, or None where they can't run."""
+    del x, mesh
+    if cuda_unavailable_reason():
+        return None
+    cells = np.array(cell_size, np.float64)
+    return {"near": _NEAR / cells, "far": _FAR / cells, "periodic": np.array(periodic, np.int64)}
+
+
+def _define(name: str, abstract: Callable[..., Any], reference: Callable[..., Any]) -> Any:
+    return define_op(name, abstract, reference, targets={"CUDA": Target(f"jaxdecomp_ops_{name}", _cuda_attributes)})
+
+
+_gradient_p = _define("gradient", _gradient_aval, _gradient_reference)
+_divergence_p = _define("gradient_transpose", _divergence_aval, _divergence_reference)
 
 
 define_linear_pair(_gradient_p, _divergence_p)

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import diffrax
 import equinox as eqx
@@ -16,10 +16,11 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array
 
-from pmwd_dist._jax.batching import barrier
 from pmwd_dist._jax.closure import hoist
 from pmwd_dist._jax.linear_map import linear_map
 from pmwd_dist.config import Config
+from pmwd_dist.ops.pull_back import UndoDrift, UndoKick
+from pmwd_dist.ops.rounding import round_straight_through
 from pmwd_dist.pm.evolution import (
     Accumulate,
     Epoch,
@@ -33,8 +34,9 @@ from pmwd_dist.pm.evolution import (
     steps,
 )
 from pmwd_dist.pm.gravity import acceleration
-from pmwd_dist.pm.particles import Particles, quantize, round_straight_through
-from pmwd_dist.pm.solvers import Coefficients, SolverState, SplitSolver, Step, drift
+from pmwd_dist.pm.gravity import pull_back as pull_back_force
+from pmwd_dist.pm.particles import Particles, quantize, resolution
+from pmwd_dist.pm.solvers import Coefficients, SolverState, SplitSolver, Step, drifted
 from pmwd_dist.pm.status import Code
 
 
@@ -213,28 +215,32 @@ def pull_back(
         return _pull_back(lambda *at: function(*at[:-1], eqx.combine(at[-1], others)), good, at, cotangents, sums)
 
     def body(carry: tuple[Any, ...], xs: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        particles, ct, ct_args = carry
-        step, good, a0, a, places = xs
+        kicked, ct, ct_args = carry  # the particles between the drifts of the step, after its kick
+        step, last_before, good, a0, a, places = xs
         ct_a0, ct_a = jnp.zeros_like(a0), jnp.zeros_like(a)
         for save, saved, (wanted, place) in zip(saves, cotangents.saved, places, strict=True):
-            at, sums = (a, particles, floating), (ct_a, ct, ct_args)
+
+            def add(kicked: Particles, last: Array, cotangent: Any, sums: Any, save: Save = save) -> Any:
+                return pull(save.function, good, (a, drifted(kicked, last, config), floating), cotangent, sums)
+
             cotangent = jax.tree.map(lambda x, place=place: x[place], saved)
-            add = partial(pull, save.function, good)
-            ct_a, ct, ct_args = jax.lax.cond(wanted, add, lambda _at, _ct, sums: sums, at, cotangent, sums)
-        undone = _undo(step, good, particles, config)
+            at_end = kicked, step.last, cotangent, (ct_a, ct, ct_args)
+            ct_a, ct, ct_args = jax.lax.cond(wanted, add, lambda *args: args[-1], *at_end)
         direct = None  # what the sum depends on the particles before the step, other than through the step
         if accumulate is not None:
-            at = Epoch(a0, undone.before), Epoch(a, particles), floating
+            at = Epoch(a0, _undo(step, good, kicked, config)), Epoch(a, drifted(kicked, step.last, config)), floating
             sums = Epoch(ct_a0, jax.tree.map(jnp.zeros_like, ct)), Epoch(ct_a, ct), ct_args
             (ct_a0, direct), (ct_a, ct), ct_args = pull(accumulate, good, at, cotangents.accumulated, sums)
-        ct, by_coefficient = _pull_back_step(step, undone, particles, ct)
+        kicked, ct, by_coefficient = _pull_back_step(step, last_before, good, kicked, ct, config)
         ct = ct if direct is None else jax.tree.map(jnp.add, ct, direct)
         by_coefficient = Coefficients(*(jnp.where(good, x, 0) for x in by_coefficient))
-        return (undone.before, ct, ct_args), (by_coefficient, ct_a0, ct_a)
+        return (kicked, ct, ct_args), (by_coefficient, ct_a0, ct_a)
 
     times, count = inputs.times, len(inputs.times) - 1
-    start = outcome.particles, cotangents.particles, jax.tree.map(jnp.zeros_like, floating)
-    xs = all_steps, good, times[:-1], times[1:], tuple(places_after(save, count) for save in saves)
+    kicked = drifted(outcome.particles, -all_steps.last[-1], config)
+    start = kicked, cotangents.particles, jax.tree.map(jnp.zeros_like, floating)
+    last_before = jnp.pad(all_steps.last[:-1], (1, 0))
+    xs = all_steps, last_before, good, times[:-1], times[1:], tuple(places_after(save, count) for save in saves)
     (particles, ct, ct_args), (by_coefficient, by_start, by_end) = jax.lax.scan(body, start, xs, reverse=True)
     by_time = jnp.pad(by_start, (0, 1)) + jnp.pad(by_end, (1, 0))
     sums = jnp.zeros_like(times[0]), ct, ct_args
@@ -268,40 +274,39 @@ def _pull_back(
     return jax.tree.map(lambda old, x: jnp.where(good, old + x, old), sums, pull(jax.tree.leaves(cotangents)))
 
 
-class _Undone(NamedTuple):
-    """A step undone: the particles before it, its force, and the derivative of that by the displacements."""
+def _undo(step: Step, good: Array, kicked: Particles, config: Config) -> Particles:
+    """The particles before a step, from those after its kick.
 
-    before: Particles
-    force: Array
-    pull: Callable[[Array], tuple[Array]]
-
-
-def _undo(step: Step, good: Array, particles: Particles, config: Config) -> _Undone:
-    """Undo a step.
-
-    One that is not good has not moved anything; the force where particles are may not even be finite.
+    A step that is not good has not moved anything; the force where particles are may not even be finite.
     """
-    disp = barrier(drift(particles.disp, particles.vel, -step.last, config))
-    force, pull = jax.vjp(lambda disp: acceleration(disp, config)[0], jnp.where(good, disp, 0))
-    momentum = round_straight_through(particles.vel * (1 / step.after)) - round_straight_through(step.kick * force)
-    vel = momentum * step.before
-    return _Undone(Particles(drift(disp, vel, -step.first, config), vel), force, pull)
+    force, _ = acceleration(jnp.where(good, kicked.disp, 0), config)
+    momentum = round_straight_through(kicked.vel * (1 / step.after)) - round_straight_through(step.kick * force)
+    return drifted(Particles(kicked.disp, momentum * step.before), -step.first, config)
 
 
-def _pull_back_step(step: Step, undone: _Undone, particles: Particles, ct: Particles) -> tuple[Particles, Coefficients]:
-    """Pull cotangents back through a step: to the particles before it and to its coefficients."""
-    vel, scale = undone.before.vel, step.after / step.before
-    ct_vel = ct.vel + step.last * ct.disp
-    (through_force,) = undone.pull(step.kick * step.after * ct_vel)
-    ct_disp = ct.disp + through_force
+def _pull_back_step(
+    step: Step, last_before: Array, good: Array, kicked: Particles, ct: Particles, config: Config
+) -> tuple[Particles, Particles, Coefficients]:
+    """Undo a step and the drift at the end of the one before, and pull cotangents back through the step.
+
+    Args:
+      step: the step.
+      last_before: the drift at the end of the step before.
+      good: whether the step was taken.
+      kicked: the particles after the kick of the step, before the drift at its end.
+      ct: cotangents of the particles at the end of the step.
+      config: the simulation.
+
+    Returns:
+      The particles after the kick of the step before, and the cotangents of the particles at the start of the step and
+      of its coefficients.
+    """
+    scale, q = step.after / step.before, resolution(config, kicked.disp.dtype)
+    weight, took = step.kick * step.after, good.astype(step.kick.dtype)
+    undo = UndoKick(step.kick, 1 / step.after, step.before, step.last, weight, took)
+    drifts = UndoDrift(weight, scale, step.first, -step.first / q, -last_before / q, took)
+    particles, ct, sums = pull_back_force(kicked, ct, undo, drifts, config)
     by_coefficient = Coefficients(
-        drift_before=_dot(ct_disp, vel),
-        kick=_dot(ct_vel, undone.force),
-        log_scale=math.log(2) * scale * _dot(ct_vel, vel),
-        drift_after=_dot(ct.disp, particles.vel),
+        drift_before=sums[3], kick=sums[0], log_scale=math.log(2) * scale * sums[1], drift_after=sums[2]
     )
-    return Particles(ct_disp, scale * ct_vel + step.first * ct_disp), by_coefficient
-
-
-def _dot(x: Array, y: Array) -> Array:
-    return jnp.sum(x * y)
+    return particles, ct, by_coefficient

@@ -15,7 +15,16 @@ from pmwd_dist._jax.varying import unify_varying
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.pm.particles import Particles, momentum_resolution
-from pmwd_dist.pm.solvers import Coefficients, SplitSolver, Step, on_grid, take_step
+from pmwd_dist.pm.solvers import (
+    Coefficients,
+    SplitSolver,
+    Step,
+    drifted,
+    first_drift,
+    first_drifts,
+    kick_and_drifts,
+    on_grid,
+)
 from pmwd_dist.pm.status import Code, Status, successful
 
 
@@ -116,34 +125,41 @@ def evolve(inputs: Inputs, saves: tuple[Save, ...], config: Config, *, accumulat
     saved = tuple(_start(save, inputs) for save in saves)
 
     def body(carry: tuple[Any, ...], xs: tuple[Any, ...]) -> tuple[tuple[Any, ...], None]:
-        before, unit, status, saved, accumulated = carry
-        step, a0, a, places = xs
+        moved, first, max_displacement, unit, status, saved, accumulated = carry
+        step, following, a0, a, places = xs
         # After a failure the momenta stay on their grid, and nothing moves.
         failed = status.code != Code.SUCCESSFUL
         step = Step(*(jnp.where(failed, 0, x) for x in step[:3]), *(jnp.where(failed, unit, x) for x in step[3:]))
-        particles, status = take_step(step, before, status, config)
+        particles, max_displacement, status = kick_and_drifts(step, following, moved, max_displacement, status, config)
         good = status.code == Code.SUCCESSFUL
         unit = jnp.where(good, step.after, step.before)
+        following = jnp.where(good, following, 0)
 
         def keep(save: Save, saved: Any, wanted: Array, place: Array) -> Any:
-            def put(saved: Any, a: Array, particles: Particles, args: Any, good: Array) -> Any:
-                values = save.function(a, particles, args)
+            def put(saved: Any, a: Array, particles: Particles, first: Array, args: Any, good: Array) -> Any:
+                values = save.function(a, drifted(particles, -first, config), args)
                 return jax.tree.map(lambda old, x: old.at[place].set(jnp.where(good, x, old[place])), saved, values)
 
-            return jax.lax.cond(wanted, put, lambda saved, *_: saved, saved, a, particles, inputs.args, good)
+            at_end = (a, particles, following, inputs.args, good)
+            return jax.lax.cond(wanted, put, lambda saved, *_: saved, saved, *at_end)
 
         saved = (
             tuple(keep(*each) for each in zip(saves, saved, *zip(*places, strict=True), strict=True)) if saves else ()
         )
         if accumulate is not None:
-            values = accumulate(Epoch(a0, before), Epoch(a, particles), inputs.args)
+            before, after = drifted(moved, -first, config), drifted(particles, -following, config)
+            values = accumulate(Epoch(a0, before), Epoch(a, after), inputs.args)
             accumulated = jax.tree.map(lambda old, x: old + jnp.where(good, x, 0), accumulated, values)
-        return (particles, unit, status, saved, accumulated), None
+        return (particles, following, max_displacement, unit, status, saved, accumulated), None
 
+    # Particles are carried with the first drift of the next step, which is undone to the bit where they are needed.
     all_steps = steps(inputs.coefficients, config)
-    start = particles, unify_varying(all_steps.before[0], particles.disp)[0], status, saved, _zero(accumulate, inputs)
-    xs = all_steps, times[:-1], times[1:], tuple(places_after(save, count) for save in saves)
-    (particles, _, status, saved, accumulated), _ = jax.lax.scan(body, start, xs)
+    drifts = first_drifts(all_steps)
+    moved, max_displacement = first_drift(drifts[0], particles, config)
+    first, unit = unify_varying(drifts[0], all_steps.before[0], particles.disp)[:2]
+    start = moved, first, max_displacement, unit, status, saved, _zero(accumulate, inputs)
+    xs = all_steps, jnp.pad(drifts[1:], (0, 1)), times[:-1], times[1:], tuple(places_after(s, count) for s in saves)
+    (particles, *_, status, saved, accumulated), _ = jax.lax.scan(body, start, xs)
     return Outcome(particles, saved, accumulated, status)
 
 

@@ -20,6 +20,7 @@ from pmwd_dist._jax.closure import hoist
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table
 from pmwd_dist.cosmology.parameters import Cosmology
+from pmwd_dist.ops.rounding import max_abs
 from pmwd_dist.parallel.inputs import whole_number
 from pmwd_dist.pm import solvers
 from pmwd_dist.pm.adjoint import ReversibleAdjoint, evolve_reversibly
@@ -27,7 +28,7 @@ from pmwd_dist.pm.evolution import Epoch, Outcome, Save, call_hoisted, prepare
 from pmwd_dist.pm.gravity import check_force_mesh
 from pmwd_dist.pm.inputs import check_config, checked_particles
 from pmwd_dist.pm.paint import halo_limit
-from pmwd_dist.pm.particles import Particles, largest, max_abs, quantize
+from pmwd_dist.pm.particles import Particles, largest, quantize
 from pmwd_dist.pm.solvers import SOLVERS, BullFrog, ParticleMesh, SolverState, SplitSolver
 from pmwd_dist.pm.status import Code, Status
 from pmwd_dist.pm.time_steps import as_saveat, is_sub, planned_steps, save_times, step_times

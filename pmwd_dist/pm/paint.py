@@ -17,10 +17,11 @@ from pmwd_dist._jax.batching import batch_max
 from pmwd_dist._jax.switch import switch
 from pmwd_dist.config import Config
 from pmwd_dist.ops import cic
+from pmwd_dist.ops.rounding import max_abs
 from pmwd_dist.parallel.halo import pad_block, reduce_block
 from pmwd_dist.parallel.inputs import real
 from pmwd_dist.pm import inputs
-from pmwd_dist.pm.particles import Particles, max_abs
+from pmwd_dist.pm.particles import Particles
 
 # Displacements [Mpc/h] that the widths of halo="auto" hold: early times, z = 1, z = 0, and beyond what gravity does
 # in a LCDM universe (4 rms of 6 Mpc/h per axis is 24).
@@ -134,7 +135,12 @@ def halo_limit(config: Config) -> float:
 
 def max_displacement_block(disp: Array, config: Config) -> Array:
     """Largest displacement of all particles, along any axis [cells of the narrowest axis]; NaN if one is not finite."""
-    largest = max_abs(disp) / min(config.cell_size)
+    return largest_on_devices(max_abs(disp), config) / min(config.cell_size)
+
+
+def largest_on_devices(largest: Array, config: Config) -> Array:
+    """The largest of one value from each device, NaN if one is not finite; not differentiable."""
+    largest = jax.lax.stop_gradient(largest)
     if not config.decomposition.names:
         return largest
     # A maximum over devices could lose NaNs as one over particles does; a sum keeps them.
@@ -142,7 +148,7 @@ def max_displacement_block(disp: Array, config: Config) -> Array:
     return jax.lax.pmax(jnp.where(jnp.isfinite(largest), largest, 0), config.decomposition.names) + lost
 
 
-def with_halo(max_displacement: Array, config: Config, run: Callable[..., Array], *operands: Array) -> Array:
+def with_halo(max_displacement: Array, config: Config, run: Callable[..., Any], *operands: Array) -> Any:
     """run(halo, *operands) with the narrowest halo that holds the displacements, the widest if none does."""
     widths = halo_widths(config)
     if len(widths) == 1:

@@ -6,12 +6,11 @@ import math
 from typing import Any
 
 import equinox as eqx
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
 from pmwd_dist.config import Config
+from pmwd_dist.ops.rounding import round_straight_through
 
 
 class Particles(eqx.Module):
@@ -49,29 +48,6 @@ def largest(config: Config, dtype: Any) -> float:
 def significant_bits(dtype: Any) -> int:
     """Binary digits of a floating-point type, the leading one included."""
     return int(np.finfo(np.dtype(dtype)).nmant) + 1
-
-
-def max_abs(x: Array) -> Array:
-    """max |x|, and NaN if any x is: XLA's own maximum on a CPU loses NaNs.
-
-    The bits of positive floats are ordered like the floats, with NaN beyond infinity.
-    """
-    x = jax.lax.stop_gradient(x)
-    integer = {4: jnp.int32, 8: jnp.int64}[x.dtype.itemsize]
-    bits = jax.lax.bitcast_convert_type(jnp.abs(x), integer)
-    return jax.lax.bitcast_convert_type(jnp.max(bits, initial=0), x.dtype)
-
-
-@jax.custom_jvp
-def round_straight_through(x: Array) -> Array:
-    """Round to the nearest integer; derivatives pass straight through."""
-    return jnp.rint(x)
-
-
-@round_straight_through.defjvp
-def _round_straight_through_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    # The primal by the same function: a derivative of this rule, too, must pass straight through.
-    return round_straight_through(primals[0]), tangents[0]
 
 
 def quantize(particles: Particles, config: Config) -> Particles:

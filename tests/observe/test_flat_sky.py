@@ -74,24 +74,16 @@ def expected() -> np.ndarray:
     return expected_planes()
 
 
-@pytest.fixture(scope="module")
-def gradients() -> dict[str, np.ndarray]:
-    """Of the layouts tested so far."""
-    return {}
-
-
 def epoch(a: Any, move: Any) -> Epoch:
     return Epoch(jnp.asarray(a), pmd.Particles(TABLE.D1(a) * move, TABLE.momentum(a) * move))
 
 
-@pytest.mark.parametrize("pdims", [(1, 1), (4, 1), (2, 2)], ids=["1x1", "4x1", "2x2"])
-def test_every_crossing_is_painted_once_where_and_when_it_happens(
-    pdims: tuple[int, int], expected: np.ndarray, gradients: dict[str, np.ndarray]
-) -> None:
+def all_steps(pdims: tuple[int, int]) -> tuple[Any, Any]:
+    """Planes, and the gradient of a sum of them."""
     config = configure(pdims)
     cone = pmd.observe.FlatSkyLightCone(config, EDGES, observer=OBSERVER)
     move = jax.device_put(psi(), config.decomposition.sharding)
-    weight = jnp.asarray(np.random.default_rng(1).standard_normal(expected.shape))
+    weight = jnp.asarray(np.random.default_rng(1).standard_normal((len(EDGES) - 1, *MESH[:2])))
 
     @jax.jit
     def step(move: Any, a0: Any, a1: Any) -> Any:
@@ -102,12 +94,24 @@ def test_every_crossing_is_painted_once_where_and_when_it_happens(
         return jax.value_and_grad(weighed, has_aux=True)(move, a0, a1)
 
     each = [step(move, *ends) for ends in zip(STEPS[:-1], STEPS[1:], strict=True)]
-    planes, gradient = sum(planes for (_, planes), _ in each), sum(gradient for _, gradient in each)
+    planes = sum(planes for (_, planes), _ in each)
+    assert problems.has_sharding(planes, config.decomposition.spectrum_sharding)
+    return planes, np.asarray(sum(gradient for _, gradient in each))
+
+
+@pytest.fixture(scope="module")
+def single_device() -> tuple[Any, Any]:
+    return all_steps((1, 1))
+
+
+@pytest.mark.parametrize("pdims", [(1, 1), (4, 1), (2, 2)], ids=["1x1", "4x1", "2x2"])
+def test_every_crossing_is_painted_once_where_and_when_it_happens(
+    pdims: tuple[int, int], expected: np.ndarray, single_device: tuple[Any, Any]
+) -> None:
+    planes, gradient = single_device if pdims == (1, 1) else all_steps(pdims)
     np.testing.assert_allclose(planes, expected, rtol=0, atol=1e-6)
     np.testing.assert_allclose(np.sum(planes, (1, 2)), np.rint(expected.sum((1, 2))), rtol=1e-13)
-    assert problems.has_sharding(planes, config.decomposition.spectrum_sharding)
-    gradients[str(pdims)] = np.asarray(gradient)
-    np.testing.assert_allclose(gradient, gradients["(1, 1)"], rtol=0, atol=1e-11)
+    np.testing.assert_allclose(gradient, single_device[1], rtol=0, atol=1e-11)
 
 
 def test_a_simulation_fills_the_cone_and_its_gradient_is_that_of_differences() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import pmwd_dist as pmd
 from pmwd_dist.observe import sheet
-from pmwd_dist.pm.particles import max_abs
+from pmwd_dist.ops.rounding import max_abs
 
 N, BOX = 8, 16.0
 

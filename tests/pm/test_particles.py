@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import pmwd_dist as pmd
-from pmwd_dist.pm.particles import largest, momentum_resolution, quantize, resolution, round_straight_through
+from pmwd_dist.ops.rounding import round_straight_through
+from pmwd_dist.pm.particles import largest, momentum_resolution, quantize, resolution
 
 
 def configure(decomposition: pmd.Decomposition, box: float = 20.0) -> pmd.Config:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 Mask = tuple[int, int, int]
 VALUE: Mask = (0, 0, 0)
 
@@ -38,3 +40,15 @@ def raised(mask: Mask, axis: int) -> Mask | None:
 def derivative_terms(masks: tuple[Mask, ...]) -> list[tuple[int, int, Mask]]:
     """(k, axis, raised mask) of every non-zero first derivative."""
     return [(k, i, up) for k, mask in enumerate(masks) for i in range(3) if (up := raised(mask, i))]
+
+
+def attributes(geometry: Geometry, masks: tuple[Mask, ...]) -> dict[str, np.ndarray]:
+    """Attributes of the native ops that describe a geometry and masks."""
+    return {
+        "spacing_num": np.array([s[0] for s in geometry.spacing], np.int64),
+        "spacing_den": np.array([s[1] for s in geometry.spacing], np.int64),
+        "origin": np.array(geometry.origin, np.int64),
+        "periodic": np.array(geometry.periodic, np.int64),
+        "scale": np.array(geometry.scale, np.float64),
+        "masks": np.array(masks, np.int64).ravel(),
+    }

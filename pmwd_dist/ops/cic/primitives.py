@@ -23,12 +23,12 @@ import numpy as np
 from jax.core import ShapedArray
 from jaxtyping import Array, Float
 
-from pmwd_dist._files import cache_folder
 from pmwd_dist._jax import native as library
 from pmwd_dist._jax.define import Target, define_derivatives, define_op
 from pmwd_dist._jax.varying import result_aval, unify_varying
-from pmwd_dist.ops.cic.geometry import VALUE, Geometry, Mask, derivative_terms
+from pmwd_dist.ops.cic.geometry import VALUE, Geometry, Mask, attributes, derivative_terms
 from pmwd_dist.ops.cic.reference import paint_reference, read_reference
+from pmwd_dist.ops.kernels import cuda_unavailable_reason
 
 
 def paint(
@@ -108,19 +108,7 @@ def _attributes(
     if not native:
         return None
     summed = {} if over_masks is None else {"over_masks": np.array([over_masks], np.int64)}
-    return summed | {
-        "spacing_num": np.array([s[0] for s in geometry.spacing], np.int64),
-        "spacing_den": np.array([s[1] for s in geometry.spacing], np.int64),
-        "origin": np.array(geometry.origin, np.int64),
-        "periodic": np.array(geometry.periodic, np.int64),
-        "scale": np.array(geometry.scale, np.float64),
-        "masks": np.array(masks, np.int64).ravel(),
-    }
-
-
-def cuda_unavailable_reason() -> str | None:
-    """Why the CUDA kernels can't run on the GPUs of this process, or None."""
-    return library.kernels_unavailable_reason(cache_folder() / "kernels")
+    return summed | attributes(geometry, masks)
 
 
 def _cuda_attributes(disp: Any, mesh: Any, **params: Any) -> dict[str, Any] | None:
@@ -128,8 +116,9 @@ def _cuda_attributes(disp: Any, mesh: Any, **params: Any) -> dict[str, Any] | No
     return None if cuda_unavailable_reason() else _attributes(disp, mesh, **params)
 
 
-def _cuda_scratch(disp: Any, *, geometry: Geometry, **_: Any) -> ShapedArray:
+def _cuda_scratch(disp: Any, weight: Any, *, geometry: Geometry, **_: Any) -> ShapedArray:
     """A head of 4 KiB and an integer sum for each cell: 64 bits for float32, 128 for float64."""
+    del weight
     return ShapedArray((1024 + math.prod(geometry.mesh) * disp.dtype.itemsize // 2,), np.dtype(np.int32))
 
 

@@ -108,7 +108,7 @@ _halo_p = define_op(
             "jaxdecomp_ops_cudecomp_halo",
             lambda *_, shape, pdims, comms, halo, **__: _grid(shape, pdims, comms) | {"halo": np.array([halo])},
             _scratch,
-            in_place=True,
+            in_place={0: 0},
         )
     },
 )

@@ -5,9 +5,11 @@ from pmwd_dist.pm.solvers._split import SolverState as SolverState
 from pmwd_dist.pm.solvers._split import SplitSolver as SplitSolver
 from pmwd_dist.pm.solvers._split import Step as Step
 from pmwd_dist.pm.solvers._split import advance as advance
-from pmwd_dist.pm.solvers._split import drift as drift
+from pmwd_dist.pm.solvers._split import drifted as drifted
+from pmwd_dist.pm.solvers._split import first_drift as first_drift
+from pmwd_dist.pm.solvers._split import first_drifts as first_drifts
+from pmwd_dist.pm.solvers._split import kick_and_drifts as kick_and_drifts
 from pmwd_dist.pm.solvers._split import on_grid as on_grid
-from pmwd_dist.pm.solvers._split import take_step as take_step
 from pmwd_dist.pm.solvers._term import ParticleMesh as ParticleMesh
 from pmwd_dist.pm.solvers.bullfrog import BullFrog as BullFrog
 from pmwd_dist.pm.solvers.fastpm import FastPM as FastPM

@@ -12,16 +12,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from pmwd_dist._jax.batching import barrier
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
-from pmwd_dist.pm.gravity import acceleration
+from pmwd_dist.ops.kick_drift import KickDrift
+from pmwd_dist.ops.rounding import max_abs, round_straight_through
+from pmwd_dist.pm.gravity import kick_and_drift
 from pmwd_dist.pm.paint import halo_limit
 from pmwd_dist.pm.particles import (
     Particles,
     largest,
     momentum_resolution,
     resolution,
-    round_straight_through,
     significant_bits,
 )
 from pmwd_dist.pm.solvers._term import ParticleMesh
@@ -155,26 +157,75 @@ def advance(
 
 def take_step(step: Step, particles: Particles, status: Status, config: Config) -> tuple[Particles, Status]:
     """The particles after a step; as they were, if it or one before has failed."""
-    finite = jnp.isfinite(jnp.stack(step)).all()
-    first = jnp.where(finite, step.first, 0)  # else no drift could undo it
-    disp = drift(particles.disp, particles.vel, first, config)
-    disp = jax.lax.optimization_barrier(disp)  # computed once: XLA would repeat it for each of its uses
-    force, max_displacement = acceleration(disp, config)
-    code = _code(max_displacement, finite, config, disp.dtype)
-    code = jnp.where(status.code == Code.SUCCESSFUL, code, status.code)
-    failed = code != Code.SUCCESSFUL
+    first = jnp.where(status.code == Code.SUCCESSFUL, first_drifts(step), 0)
+    particles, max_displacement = first_drift(first, particles, config)
+    nothing = jnp.zeros_like(step.first)
+    particles, _, status = kick_and_drifts(step, nothing, particles, max_displacement, status, config)
+    return particles, status
 
-    momentum = round_straight_through(particles.vel * (1 / step.before))
-    momentum = momentum + jnp.where(failed, 0, round_straight_through(step.kick * force))
-    vel = momentum * jnp.where(failed, step.before, step.after)
-    # After a failure the second drift undoes the first.
-    disp = drift(disp, vel, jnp.where(failed, -first, step.last), config)
-    return Particles(disp, vel), Status(
-        code=code,
-        step=status.step + jnp.where(failed, 0, 1),
-        max_displacement=jnp.maximum(status.max_displacement, max_displacement),
-        halo=jnp.full_like(max_displacement, halo_limit(config)),
+
+def first_drifts(step: Step) -> Array:
+    """The drift at the start of one or several steps; 0 where a number is not finite, since nothing could undo it."""
+    return jnp.where(_finite(step), step.first, 0)
+
+
+def first_drift(first: Array, particles: Particles, config: Config) -> tuple[Particles, Array]:
+    """The particles after the drift at the start of a step, and their largest displacement [mesh cells]."""
+    disp = drift(particles.disp, particles.vel, first, config)
+    disp = barrier(disp)  # computed once: XLA would repeat it for each of its uses
+    return Particles(disp, particles.vel), max_abs(disp) / min(config.cell_size)
+
+
+def kick_and_drifts(
+    step: Step, following: Array, particles: Particles, max_displacement: Array, status: Status, config: Config
+) -> tuple[Particles, Array, Status]:
+    """The rest of a step after its first drift, and the first drift of the following one, undone by a failure.
+
+    Args:
+      step: the step.
+      following: `first` of the next step.
+      particles: after the first drift; where the step before failed there was none.
+      max_displacement: of the particles [mesh cells].
+      status: before the step.
+      config: the simulation.
+
+    Returns:
+      The particles, their largest displacement [mesh cells], and the status.
+    """
+    q = resolution(config, particles.disp.dtype)
+    was_good = status.code == Code.SUCCESSFUL
+    code = _code(max_displacement, _finite(step), config, particles.disp.dtype)
+    code = jnp.where(was_good, code, status.code)
+    good = code == Code.SUCCESSFUL
+    undo = jnp.where(was_good, -first_drifts(step), 0)
+    coefficients = KickDrift(
+        kick=jnp.where(good, step.kick, 0),
+        inverse=1 / step.before,
+        after=jnp.where(good, step.after, step.before),
+        last=jnp.where(good, step.last, undo) / q,
+        first=jnp.where(good, following, 0) / q,
+        good=good.astype(step.kick.dtype),
     )
+    particles, next_displacement = kick_and_drift(particles, max_displacement, coefficients, config)
+    return (
+        particles,
+        next_displacement,
+        Status(
+            code=code,
+            step=status.step + jnp.where(good, 1, 0),
+            max_displacement=jnp.maximum(status.max_displacement, max_displacement),
+            halo=jnp.full_like(max_displacement, halo_limit(config)),
+        ),
+    )
+
+
+def _finite(step: Step) -> Array:
+    return jnp.isfinite(jnp.stack(step)).all(axis=0)
+
+
+def drifted(particles: Particles, coefficient: Array, config: Config) -> Particles:
+    """The particles after a drift, see `drift`."""
+    return Particles(drift(particles.disp, particles.vel, coefficient, config), particles.vel)
 
 
 def drift(disp: Array, vel: Array, coefficient: Array, config: Config) -> Array:

@@ -1,8 +1,10 @@
 //! Python module: capsules for `jax.ffi.register_ffi_target`, and explicit set-up of libraries.
 
 use crate::cic;
+use crate::cuda;
 use crate::cudecomp::{self, Error, Grid, Member};
 use crate::peer::{self, Slabs};
+use crate::stencil;
 use core::ffi::CStr;
 use core::ptr::NonNull;
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
@@ -26,7 +28,8 @@ fn targets<'py>(py: Python<'py>, platform: &str) -> PyResult<Bound<'py, PyDict>>
     for &(name, handler) in handlers {
         dict.set_item(name, capsule(py, handler)?)?;
     }
-    for (name, [initialize, execute]) in cic::cuda::handlers::CUDA.into_iter().filter(|_| platform == "CUDA") {
+    let kernels = [&cic::cuda::handlers::CUDA[..], &stencil::handlers::CUDA].concat();
+    for (name, [initialize, execute]) in kernels.into_iter().filter(|_| platform == "CUDA") {
         let stages = PyDict::new(py);
         stages.set_item("initialize", capsule(py, initialize)?)?;
         stages.set_item("execute", capsule(py, execute)?)?;
@@ -46,7 +49,7 @@ fn capsule(py: Python<'_>, handler: Handler) -> PyResult<Bound<'_, PyCapsule>> {
 #[pyo3(signature = (devices, nvrtc, folder=None))]
 #[allow(clippy::needless_pass_by_value, reason = "pyo3 converts lists to vectors")]
 fn cic_probe(py: Python<'_>, devices: Vec<i32>, nvrtc: Vec<String>, folder: Option<PathBuf>) -> PyResult<()> {
-    py.detach(|| cic::cuda::probe(&devices, &nvrtc, folder)).map_err(|error| PyOSError::new_err(error.0))
+    py.detach(|| cuda::gpus::probe(&devices, &nvrtc, folder)).map_err(|error| PyOSError::new_err(error.0))
 }
 
 /// Fail with `OSError` unless cuDecomp and CUDA's driver load.

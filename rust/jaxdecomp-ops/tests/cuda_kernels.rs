@@ -10,6 +10,7 @@ use jaxdecomp_ops::cic::{Mask, Reduction, Spec};
 use jaxdecomp_ops::cuda::cache::Cache;
 use jaxdecomp_ops::cuda::kernel::{Compiler, Variant};
 use jaxdecomp_ops::cuda::nvrtc;
+use jaxdecomp_ops::stencil;
 use std::path::PathBuf;
 use std::process::Command;
 use std::{env, fs};
@@ -37,7 +38,7 @@ fn spec(num: i64, den: i64) -> Spec {
 }
 
 /// Variants with every value of every macro.
-fn all_variants() -> [Variant; 6] {
+fn all_variants() -> [Variant; 13] {
     let common = |dtype, masks, wide| Common { dtype, masks, wide };
     [
         variants::paint(common(Dtype::F32, VALUE, false), &spec(1, 1), true).variant,
@@ -46,6 +47,13 @@ fn all_variants() -> [Variant; 6] {
         variants::read(common(Dtype::F32, VALUE, false), 3, Reduction::None).variant,
         variants::read(common(Dtype::F64, SLOPES, true), 1, Reduction::OverMasks).variant,
         variants::read(common(Dtype::F32, SLOPES, false), 3, Reduction::OverFields).variant,
+        variants::kick(common(Dtype::F32, VALUE, false)).variant,
+        variants::kick(common(Dtype::F64, VALUE, true)).variant,
+        variants::pull_back(common(Dtype::F32, VALUE, false), 3).variant,
+        variants::pull_back(common(Dtype::F32, VALUE, true), 1).variant,
+        variants::pull_back(common(Dtype::F64, VALUE, false), 3).variant,
+        stencil::variant(Dtype::F32, false),
+        stencil::variant(Dtype::F64, true),
     ]
 }
 

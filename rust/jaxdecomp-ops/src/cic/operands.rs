@@ -1,7 +1,7 @@
 //! Operands, results and attributes of paint and read, unpacked and checked for every platform.
 
 use super::geometry::Spec;
-use super::masks::Mask;
+use super::masks::{Mask, VALUE};
 use xla_ffi::{Call, Dtype, Error, Input, Output, Result};
 
 /// Extents of a batch of lattices of particles in blocks of mesh cells.
@@ -38,6 +38,22 @@ pub enum Reduction {
     OverMasks,
     /// Weighted sums over the fields, one for each mask.
     OverFields,
+}
+
+/// The operands of a step of the particles: vectors of each particle, a mesh and coefficients.
+pub(crate) struct Step<'a> {
+    /// Their displacements are the first of the vectors.
+    pub(crate) particles: Particles<'a>,
+    /// Further vectors of each particle.
+    pub(crate) vectors: Vec<Input<'a>>,
+    pub(crate) fields: Input<'a>,
+    pub(crate) coefficients: Input<'a>,
+    /// Spacing of the grid of displacements.
+    pub(crate) resolution: f64,
+    /// Vectors of each particle.
+    pub(crate) results: Vec<Output<'a>>,
+    /// A few numbers for all particles.
+    pub(crate) summary: Output<'a>,
 }
 
 /// The operands of a read.
@@ -94,6 +110,37 @@ impl<'a> Paint<'a> {
     /// Whether all particles have the same weight.
     pub(crate) fn shared(&self) -> bool {
         is_shared(&self.weight)
+    }
+}
+
+impl<'a> Step<'a> {
+    /// Unpacks `inputs` vectors, a mesh of `fields` fields, six coefficients, `results` vectors, a summary of some numbers
+    /// and further `scratch` results.
+    pub(crate) fn new(call: &Call<'a>, [inputs, fields, results, numbers, scratch]: [usize; 5]) -> Result<Self> {
+        call.expect_arity(inputs + 2, results + 1 + scratch)?;
+        let mesh = call.input(inputs, "fields")?;
+        let particles = Particles::new(call, "fields", mesh.expect_rank("batch, x, y, z, field")?)?;
+        let batch = particles.extents.batch;
+        if particles.extents.fields != fields || particles.masks[..] != [VALUE] {
+            return Err(Error::invalid(format!("fields: expected {fields}, got {}", particles.extents.fields)));
+        }
+        let coefficients = call.input(inputs + 1, "coefficients")?;
+        coefficients.expect_dims(&[batch, 6])?;
+        let vectors = (1..inputs).map(|i| call.input(i, "vector")).collect::<Result<Vec<_>>>()?;
+        let results = (0..results).map(|i| call.output(i, "result")).collect::<Result<Vec<_>>>()?;
+        let summary = call.output(results.len(), "summary")?;
+        summary.expect_dims(&[batch, numbers])?;
+        let shapes = vectors.iter().map(|v| (v.dims(), v.dtype())).chain(results.iter().map(|v| (v.dims(), v.dtype())));
+        for (dims, dtype) in shapes {
+            particles.expect_dtype("vector", dtype)?;
+            if dims != particles.disp.dims() {
+                return Err(Error::invalid(format!("vector: expected {:?}, got {dims:?}", particles.disp.dims())));
+            }
+        }
+        let others = [("fields", mesh.dtype()), ("coefficients", coefficients.dtype()), ("summary", summary.dtype())];
+        others.iter().try_for_each(|&(name, dtype)| particles.expect_dtype(name, dtype))?;
+        let [resolution] = call.float_array("resolution")?;
+        Ok(Self { particles, vectors, fields: mesh, coefficients, resolution, results, summary })
     }
 }
 

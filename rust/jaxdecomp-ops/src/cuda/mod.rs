@@ -4,6 +4,7 @@ pub mod cache;
 pub mod cufft;
 mod device;
 pub mod driver;
+pub mod gpus;
 pub mod kernel;
 mod library;
 pub mod nvrtc;

@@ -1,18 +1,22 @@
 //! FFI targets of paint and read on NVIDIA GPUs.
 
-use super::launch::{Context, MOST_FIELDS, PaintBuffers, ReadBuffers, scratch_bytes};
+use super::launch::{Context, MOST_FIELDS, PaintBuffers, ReadBuffers, item, scratch_bytes};
+use super::steps;
 use super::variants::Common;
-use super::{gpu, libraries};
 use crate::cic::operands::{Extents, Paint, Particles, Read};
 use crate::cuda;
+use crate::cuda::gpus;
 use xla_ffi::sys::Handler;
 use xla_ffi::{Call, Dtype, Error, Input, Output, Result, Role};
 
 /// FFI targets of the platform "CUDA", each with the handlers of the stages "initialize" and "execute".
-pub const CUDA: [(&str, [Handler; 2]); 3] = [
+pub const CUDA: [(&str, [Handler; 2]); 6] = [
     ("jaxdecomp_ops_cic_paint", [initialize_paint, execute_paint]),
     ("jaxdecomp_ops_cic_read", [initialize_read, execute_read]),
     ("jaxdecomp_ops_cic_read_sum", [initialize_read_sum, execute_read_sum]),
+    steps::CUDA[0],
+    steps::CUDA[1],
+    steps::CUDA[2],
 ];
 
 xla_ffi::handler!(
@@ -115,7 +119,7 @@ fn run_read(call: &Call<'_>, operands: &mut Read<'_>) -> Result<()> {
 }
 
 /// Calls `body` with the GPU of the call, after checking the extents.
-fn with_context(
+pub(super) fn with_context(
     call: &Call<'_>,
     particles: &Particles<'_>,
     body: impl FnOnce(&Context<'_>) -> cuda::Result<()>,
@@ -128,7 +132,7 @@ fn with_context(
     }
     let wide = u32::try_from(extents.cells.iter().product::<usize>() * extents.fields).is_err();
     let internal = |error: cuda::Error| Error::internal(error.0);
-    let ((_, compiler), gpu) = (libraries().map_err(internal)?, gpu(call.device_ordinal()?).map_err(internal)?);
+    let (compiler, gpu) = (gpus::compiler().map_err(internal)?, gpus::gpu(call.device_ordinal()?).map_err(internal)?);
     let common = Common { dtype: disp.dtype(), masks, wide };
     body(&Context { gpu: &gpu, compiler, stream: call.stream()?, spec, extents, common }).map_err(internal)
 }
@@ -139,9 +143,4 @@ fn check_scratch(scratch: &Output<'_>, bytes: usize) -> Result<()> {
         return Ok(());
     }
     Err(Error::invalid(format!("scratch: expected {needed} of s32, got {len} of {}", scratch.dtype())))
-}
-
-/// Size of a value [bytes].
-fn item(dtype: Dtype) -> usize {
-    if dtype == Dtype::F64 { 8 } else { 4 }
 }

@@ -6,7 +6,7 @@ use crate::cic::operands::{Extents, Reduction};
 use crate::cic::real::{Real, ceil_log2};
 use crate::cuda::kernel::{Compiler, Gpu, arguments};
 use crate::cuda::{Opaque, Result};
-use core::ffi::c_void;
+use core::ffi::{CStr, c_void};
 use xla_ffi::Dtype;
 
 /// Bytes of the head of the scratch memory: the largest weight of each field, and a flag of invalid values.
@@ -74,13 +74,29 @@ pub(crate) struct ReadBuffers {
     pub(crate) out: *mut c_void,
 }
 
+/// Device memory of a step of the particles, for one element of the batch: vectors, mesh and coefficients, and results.
+#[derive(Clone, Debug)]
+pub(crate) struct StepBuffers {
+    pub(crate) inputs: Vec<*const c_void>,
+    pub(crate) results: Vec<*mut c_void>,
+    /// A few numbers for all particles.
+    pub(crate) summary: *mut c_void,
+    /// Memory of [`Context::partial_bytes`], or null.
+    pub(crate) partial: *mut c_void,
+}
+
 /// Bytes of scratch memory of a paint: a head, and one sum (64 bits for f32, 128 for f64) for each cell.
 pub(crate) fn scratch_bytes(dtype: Dtype, cells: usize) -> usize {
     HEAD + cells * sum_bytes(dtype)
 }
 
 fn sum_bytes(dtype: Dtype) -> usize {
-    if dtype == Dtype::F64 { 16 } else { 8 }
+    2 * item(dtype)
+}
+
+/// Size of a value [bytes].
+pub(crate) fn item(dtype: Dtype) -> usize {
+    if dtype == Dtype::F64 { 8 } else { 4 }
 }
 
 fn blocks(sites: [usize; 3], block: [usize; 3]) -> u32 {
@@ -148,5 +164,85 @@ impl Context<'_> {
         let grid = [blocks(self.extents.sites, block), block.iter().product::<usize>() as u32];
         // SAFETY: by contract; the arguments are those of the kernel.
         unsafe { module.launch(c"read", grid, self.stream, &mut arguments![geometry, disp, fields, weight, out]) }
+    }
+
+    /// Compiles and loads the kernel of a step.
+    pub(crate) fn load_step(&self, kernel: StepKernel) -> Result<()> {
+        self.gpu.module(self.compiler, &kernel.variant(self.common).variant).map(drop)
+    }
+
+    /// Bytes of the sums of the blocks of a kernel.
+    pub(crate) fn partial_bytes(&self, kernel: StepKernel) -> usize {
+        blocks(self.extents.sites, kernel.variant(self.common).block) as usize * kernel.sums() * 8
+    }
+
+    /// Runs a step of the particles of one element of the batch.
+    ///
+    /// # Safety
+    /// The buffers are device memory of the operands' extents.
+    pub(crate) unsafe fn step(&self, kernel: StepKernel, resolution: f64, buffers: &StepBuffers) -> Result<()> {
+        let ReadVariant { variant, block } = kernel.variant(self.common);
+        let module = self.gpu.module(self.compiler, &variant)?;
+        let geometry = Geometry::new(self.spec, self.extents);
+        let grid = [blocks(self.extents.sites, block), block.iter().product::<usize>() as u32];
+        let last = if kernel.sums() == 0 { buffers.summary } else { buffers.partial };
+        let mut arguments = arguments![geometry].to_vec();
+        if kernel != StepKernel::UndoKick {
+            arguments.extend(arguments![resolution]);
+        }
+        arguments.extend(buffers.inputs.iter().map(|pointer| (&raw const *pointer).cast_mut().cast::<c_void>()));
+        arguments.extend(buffers.results.iter().map(|pointer| (&raw const *pointer).cast_mut().cast::<c_void>()));
+        arguments.extend(arguments![last]);
+        let (count, sums) = (u64::from(grid[0]), kernel.sums() as u32);
+        // SAFETY: by contract; the arguments are those of the kernels.
+        unsafe {
+            self.gpu.clear(buffers.summary, item(self.common.dtype) * kernel.numbers(), self.stream)?;
+            module.launch(kernel.name(), grid, self.stream, &mut arguments)?;
+            if sums > 0 && count > 0 {
+                let mut arguments = arguments![last, count, buffers.summary];
+                module.launch(c"total", [sums, 1024], self.stream, &mut arguments)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A kernel that moves the particles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StepKernel {
+    KickDrift,
+    UndoKick,
+    UndoDrift,
+}
+
+impl StepKernel {
+    fn variant(self, common: Common<'_>) -> ReadVariant {
+        match self {
+            Self::KickDrift => variants::kick(common),
+            Self::UndoKick => variants::pull_back(common, 3),
+            Self::UndoDrift => variants::pull_back(common, 1),
+        }
+    }
+
+    fn name(self) -> &'static CStr {
+        match self {
+            Self::KickDrift => c"kick_drift",
+            Self::UndoKick => c"undo_kick",
+            Self::UndoDrift => c"undo_drift",
+        }
+    }
+
+    /// Number of sums over the particles.
+    pub(crate) fn sums(self) -> usize {
+        match self {
+            Self::KickDrift => 0,
+            Self::UndoKick => 3,
+            Self::UndoDrift => 1,
+        }
+    }
+
+    /// Size of the summary: the sums, or the largest displacement.
+    pub(crate) fn numbers(self) -> usize {
+        self.sums().max(1)
     }
 }

@@ -4,46 +4,5 @@
 
 pub mod handlers;
 mod launch;
+mod steps;
 pub mod variants;
-
-use crate::cuda::cache::Cache;
-use crate::cuda::kernel::{Compiler, Gpu};
-use crate::cuda::{Error, Result, driver, nvrtc};
-use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-
-static LIBRARIES: OnceLock<(driver::Tables, Compiler)> = OnceLock::new();
-static GPUS: Mutex<BTreeMap<i32, Arc<Gpu>>> = Mutex::new(BTreeMap::new());
-
-/// Loads CUDA's driver and NVRTC (the first candidate that loads), and checks that NVRTC compiles for all GPUs. Compiled kernels
-/// are kept in a folder, if one is given. The first successful call determines library and folder.
-///
-/// # Errors
-/// The library that fails to load, or the GPU that is not supported.
-pub fn probe(ordinals: &[i32], nvrtc_candidates: &[String], folder: Option<PathBuf>) -> Result<()> {
-    let (_, compiler) = if let Some(libraries) = LIBRARIES.get() {
-        libraries
-    } else {
-        let libraries =
-            (driver::load()?, Compiler { nvrtc: nvrtc::load(nvrtc_candidates)?, cache: folder.map(Cache::new) });
-        LIBRARIES.get_or_init(|| libraries)
-    };
-    ordinals.iter().try_for_each(|&ordinal| compiler.nvrtc.target(gpu(ordinal)?.capability()).map(drop))
-}
-
-fn libraries() -> Result<&'static (driver::Tables, Compiler)> {
-    LIBRARIES.get().ok_or_else(|| Error("CUDA's driver and NVRTC are not loaded in this process".to_owned()))
-}
-
-/// GPU of an ordinal, initialised once.
-fn gpu(ordinal: i32) -> Result<Arc<Gpu>> {
-    let (tables, _) = libraries()?;
-    let mut gpus = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(gpu) = gpus.get(&ordinal) {
-        return Ok(gpu.clone());
-    }
-    let gpu = Arc::new(Gpu::new(*tables, ordinal)?);
-    gpus.insert(ordinal, gpu.clone());
-    Ok(gpu)
-}

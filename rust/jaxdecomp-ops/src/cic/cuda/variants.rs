@@ -8,6 +8,9 @@ use xla_ffi::Dtype;
 
 const PAINT: &str = concat!(include_str!("common.cu"), include_str!("paint.cu"));
 const READ: &str = concat!(include_str!("common.cu"), include_str!("read.cu"));
+const KICK: &str = concat!(include_str!("common.cu"), include_str!("read.cu"), include_str!("kick.cu"));
+const PULL_BACK: &str =
+    concat!(include_str!("common.cu"), include_str!("read.cu"), include_str!("kick.cu"), include_str!("pull_back.cu"));
 
 /// Precision, masks and size of offsets: common to all kernels.
 #[derive(Clone, Copy, Debug)]
@@ -81,6 +84,22 @@ pub fn paint(common: Common<'_>, spec: &Spec, shared: bool) -> PaintVariant {
 /// Chooses the read kernel.
 #[must_use]
 pub fn read(common: Common<'_>, fields: usize, reduction: Reduction) -> ReadVariant {
+    read_of(READ, common, fields, reduction)
+}
+
+/// Chooses the kernel of a kick and two drifts.
+#[must_use]
+pub fn kick(common: Common<'_>) -> ReadVariant {
+    read_of(KICK, common, 3, Reduction::None)
+}
+
+/// Chooses the kernel that undoes a kick (three fields) or the drift before it (one field), with cotangents.
+#[must_use]
+pub fn pull_back(common: Common<'_>, fields: usize) -> ReadVariant {
+    read_of(PULL_BACK, common, fields, Reduction::None)
+}
+
+fn read_of(source: &'static str, common: Common<'_>, fields: usize, reduction: Reduction) -> ReadVariant {
     let block = [1, 8, 32];
     let reduction = match reduction {
         Reduction::None => 0,
@@ -90,5 +109,5 @@ pub fn read(common: Common<'_>, fields: usize, reduction: Reduction) -> ReadVari
     let mut options = common.options();
     options.extend([format!("-DFIELDS={fields}"), format!("-DREDUCTION={reduction}")]);
     options.extend(extents('B', block));
-    ReadVariant { variant: Variant { source: READ, options }, block }
+    ReadVariant { variant: Variant { source, options }, block }
 }

@@ -1,0 +1,218 @@
+"""A step of the particles of one block undone, with cotangents pulled back through it, in two passes.
+
+`undo_kick` stands where the force is known, `undo_drift` where its cotangent has become a potential on the mesh.
+Their derivatives are those of the references, which pass straight through the rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import ShapedArray
+from jaxtyping import Array, Float
+
+from pmwd_dist._jax.batching import barrier
+from pmwd_dist._jax.define import Target, define_op
+from pmwd_dist._jax.varying import result_aval, unify_varying
+from pmwd_dist.ops.cic.geometry import VALUE, Geometry, attributes
+from pmwd_dist.ops.cic.primitives import read
+from pmwd_dist.ops.kernels import cuda_unavailable_reason
+from pmwd_dist.ops.rounding import round_straight_through
+
+# Sites of the kernels' blocks, for each of which they keep partial sums.
+_BLOCK = (1, 8, 32)
+
+
+class UndoKick(NamedTuple):
+    """Coefficients of a kick to be undone.
+
+    Args:
+      kick: of the force, in units of the spacing of the momenta after it.
+      inverse: 1 / spacing of the momenta after the kick.
+      before: spacing of the momenta before the kick.
+      last: the drift after the kick.
+      weight: of the force in the momenta after the kick: kick times their spacing.
+      good: 1, or 0 for no kick, whatever the force.
+    """
+
+    kick: Array
+    inverse: Array
+    before: Array
+    last: Array
+    weight: Array
+    good: Array
+
+
+class UndoDrift(NamedTuple):
+    """Coefficients of two drifts backwards.
+
+    Args:
+      weight: of the force in the momenta after the kick.
+      scale: spacing of the momenta after the kick over that before.
+      first: the drift before the kick.
+      first_q: minus the same in units of the spacing of displacements.
+      last_q: minus the drift at the end of the step before, in the same units.
+      good: 1, or 0 where there was no kick.
+    """
+
+    weight: Array
+    scale: Array
+    first: Array
+    first_q: Array
+    last_q: Array
+    good: Array
+
+
+def undo_kick(
+    disp: Float[Array, "px py pz 3"],
+    vel: Float[Array, "px py pz 3"],
+    ct_disp: Float[Array, "px py pz 3"],
+    ct_vel: Float[Array, "px py pz 3"],
+    fields: Float[Array, "mx my mz 3"],
+    coefficients: UndoKick,
+    geometry: Geometry,
+) -> tuple[Float[Array, "px py pz 3"], Float[Array, "px py pz 3"], Float[Array, "px py pz 3"], Float[Array, 3]]:
+    """Undo a kick, and pull cotangents back through the drift after it and the slopes of the force.
+
+    Args:
+      disp: displacements where the force acts.
+      vel: momenta after the kick.
+      ct_disp: cotangents of the displacements after the drift at the end.
+      ct_vel: cotangents of the momenta there.
+      fields: the force on the mesh.
+      coefficients: of the kick.
+      geometry: of lattice and mesh.
+
+    Returns:
+      Momenta before the kick; cotangents of the displacements without what comes through the mesh; cotangents of the
+      momenta after the kick, also the weights with which the particles are to be painted for the rest; and the sums
+      over the particles of: these times the force, these times the new momenta, ct_disp times vel.
+    """
+    run = _with_derivatives(_undo_kick_p, partial(_undo_kick_reference, geometry=geometry), geometry, 1.0)
+    return run(disp, vel, ct_disp, ct_vel, fields, jnp.stack(barrier(tuple(coefficients))))
+
+
+def undo_drift(
+    disp: Float[Array, "px py pz 3"],
+    vel: Float[Array, "px py pz 3"],
+    ct_disp: Float[Array, "px py pz 3"],
+    ct_vel: Float[Array, "px py pz 3"],
+    field: Float[Array, "mx my mz"],
+    coefficients: UndoDrift,
+    geometry: Geometry,
+    *,
+    resolution: float,
+) -> tuple[Float[Array, "px py pz 3"], Float[Array, "px py pz 3"], Float[Array, "px py pz 3"], Float[Array, 1]]:
+    """Add the cotangents that come through the mesh, pull them back through a drift, and undo it and the one before.
+
+    Args:
+      disp: displacements where the force acts.
+      vel: momenta before the kick.
+      ct_disp: cotangents of the displacements, from `undo_kick`.
+      ct_vel: cotangents of the momenta, from `undo_kick`.
+      field: cotangent of the painted mesh.
+      coefficients: of the drifts.
+      geometry: of lattice and mesh.
+      resolution: q, the spacing of the displacements.
+
+    Returns:
+      Displacements before both drifts, cotangents before the first of them, and the sum over the particles of the
+      cotangents of the displacements times vel.
+    """
+    reference = partial(_undo_drift_reference, geometry=geometry, resolution=resolution)
+    run = _with_derivatives(_undo_drift_p, reference, geometry, resolution)
+    return run(disp, vel, ct_disp, ct_vel, field[..., None], jnp.stack(barrier(tuple(coefficients))))
+
+
+def _undo_kick_reference(
+    disp: Array, vel: Array, ct_disp: Array, ct_vel: Array, fields: Array, step: Array, *, geometry: Geometry
+) -> tuple[Array, Array, Array, Array]:
+    c = UndoKick(*(step[i] for i in range(len(UndoKick._fields))))
+    force, pull = jax.vjp(lambda disp: read(disp, fields, geometry)[..., 0, :], disp)
+    momenta = _sum(ct_disp * vel)
+    ct_vel = ct_vel + c.last * ct_disp
+    force = jnp.where(c.good != 0, force, 0)
+    vel = (round_straight_through(vel * c.inverse) - round_straight_through(c.kick * force)) * c.before
+    ct_disp = ct_disp + jnp.where(c.good != 0, c.weight * pull(ct_vel)[0], 0)
+    return vel, ct_disp, ct_vel, jnp.stack([_sum(ct_vel * force), _sum(ct_vel * vel), momenta])
+
+
+def _undo_drift_reference(
+    disp: Array,
+    vel: Array,
+    ct_disp: Array,
+    ct_vel: Array,
+    field: Array,
+    step: Array,
+    *,
+    geometry: Geometry,
+    resolution: float,
+) -> tuple[Array, Array, Array, Array]:
+    c = UndoDrift(*(step[i] for i in range(len(UndoDrift._fields))))
+    values, pull = jax.vjp(lambda disp: read(disp, field, geometry), disp)
+    ct_disp = ct_disp + jnp.where(c.good != 0, c.weight * pull(jnp.ones_like(values))[0], 0)
+    ct_vel = c.scale * ct_vel + c.first * ct_disp
+    disp = disp + resolution * round_straight_through(c.first_q * vel)
+    disp = disp + resolution * round_straight_through(c.last_q * vel)
+    return disp, ct_disp, ct_vel, _sum(ct_disp * vel)[None]
+
+
+def _sum(x: Array) -> Array:
+    return jnp.sum(x)
+
+
+def _with_derivatives(
+    primitive: Any, reference: Callable[..., Any], geometry: Geometry, resolution: float
+) -> Callable[..., Any]:
+    """An op on single blocks whose derivatives are those of its reference."""
+
+    @jax.custom_jvp
+    def run(*operands: Array) -> tuple[Array, ...]:
+        batch = (x[None] for x in unify_varying(*operands))
+        return tuple(x[0] for x in primitive.bind(*batch, geometry=geometry, resolution=resolution))
+
+    @run.defjvp
+    def rule(primals: Any, tangents: Any) -> Any:
+        return jax.jvp(reference, primals, tangents)
+
+    return run
+
+
+def _avals(sums: int, disp: Any, *_: Any, **__: Any) -> list[Any]:
+    return [disp, disp, disp, result_aval(disp, (disp.shape[0], sums), disp.dtype)]
+
+
+def _scratch(sums: int, disp: Any, *_: Any, **__: Any) -> ShapedArray:
+    blocks = math.prod(-(-n // size) for n, size in zip(disp.shape[1:4], _BLOCK, strict=True))
+    return ShapedArray((2 * sums * blocks,), np.dtype(np.int32))
+
+
+def _cuda_attributes(disp: Any, mesh: Any, *, geometry: Geometry, resolution: float) -> dict[str, Any] | None:
+    """Attributes of the CUDA kernels, or None where they can't run."""
+    del disp, mesh
+    if cuda_unavailable_reason():
+        return None
+    return attributes(geometry, (VALUE,)) | {"resolution": np.array([resolution], np.float64)}
+
+
+def _define(name: str, reference: Callable[..., Any], sums: int, in_place: dict[int, int]) -> Any:
+    def batched(*operands: Array, **params: Any) -> Sequence[Array]:
+        return jax.vmap(partial(reference, **params))(*operands)
+
+    target = Target(f"jaxdecomp_ops_{name}", _cuda_attributes, partial(_scratch, sums), in_place)
+    return define_op(name, partial(_avals, sums), batched, targets={"CUDA": target}, multiple_results=True)
+
+
+def _undo_kick_batched(*operands: Array, geometry: Geometry, resolution: float) -> Any:
+    del resolution
+    return _undo_kick_reference(*operands, geometry=geometry)
+
+
+_undo_kick_p = _define("undo_kick", _undo_kick_batched, 3, {1: 0, 2: 1, 3: 2})
+_undo_drift_p = _define("undo_drift", _undo_drift_reference, 1, {0: 0, 2: 1, 3: 2})

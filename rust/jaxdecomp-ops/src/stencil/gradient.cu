@@ -1,0 +1,108 @@
+// Fourth-order central differences of a field on a mesh, and their transpose. Products and sums are not contracted (--fmad=false).
+//
+// Macros: REAL_BITS (32 or 64), WIDE_INDEX (0 or 1: offsets of 64 bits).
+
+#if REAL_BITS == 32
+typedef float Real;
+#else
+typedef double Real;
+#endif
+#if WIDE_INDEX
+typedef unsigned long long Index;
+#else
+typedef unsigned int Index;
+#endif
+
+constexpr int ROWS = 4;
+
+// Extents of the field (outer) and of its gradient (inner): equal along periodic axes, 4 more cells of the field along others.
+struct Mesh {
+    int outer[3], inner[3], periodic[3];
+    double near[3], far[3];  // weights of the differences over one and two cells
+    float near32[3], far32[3];
+};
+
+// Wraps a cell at most two cells outside.
+__device__ inline int wrap(int cell, int cells) {
+    cell += cell < 0 ? cells : 0;
+    cell -= cell >= cells ? cells : 0;
+    return cells > 1 ? cell : 0;
+}
+
+// Calls body(cell) for each cell of a thread: ROWS rows along z for each ceil(cells / threads) blocks.
+template <class Body>
+__device__ inline void for_cells(const int cells[3], Body body) {
+    unsigned chunks = (cells[2] + blockDim.x - 1) / blockDim.x, row = blockIdx.x / chunks * ROWS;
+    int x = row / cells[1], y = row % cells[1], z = blockIdx.x % chunks * blockDim.x + threadIdx.x;
+    if (z >= cells[2]) return;
+    for (int r = 0; r < ROWS && x < cells[0]; ++r) {
+        int cell[3] = {x, y, z};
+        body(cell);
+        if (++y == cells[1]) {
+            y = 0;
+            ++x;
+        }
+    }
+}
+
+__device__ inline Index at(const int cells[3], int x, int y, int z) {
+    return ((Index)x * cells[1] + y) * cells[2] + z;
+}
+
+__device__ inline Real difference(const Mesh& m, int axis, const Real v[5]) {
+#if REAL_BITS == 32
+    return (v[3] - v[1]) * m.near32[axis] + (v[4] - v[0]) * m.far32[axis];
+#else
+    return (v[3] - v[1]) * m.near[axis] + (v[4] - v[0]) * m.far[axis];
+#endif
+}
+
+// fields[x, y, z, axis] = difference of the field along the axis
+extern "C" __global__ void gradient(Mesh m, const Real* __restrict__ field, Real* __restrict__ fields) {
+    for_cells(m.inner, [=](int c[3]) {
+        Index out = 3 * at(m.inner, c[0], c[1], c[2]);
+#pragma unroll
+        for (int axis = 0; axis < 3; ++axis) c[axis] += m.periodic[axis] ? 0 : 2;
+#pragma unroll
+        for (int axis = 0; axis < 3; ++axis) {
+            Real v[5];
+#pragma unroll
+            for (int i = 0; i < 5; ++i) {
+                if (i == 2) continue;
+                int e[3] = {c[0], c[1], c[2]};
+                e[axis] = m.periodic[axis] ? wrap(e[axis] + i - 2, m.outer[axis]) : e[axis] + i - 2;
+                v[i] = field[at(m.outer, e[0], e[1], e[2])];
+            }
+            fields[out + axis] = difference(m, axis, v);
+        }
+    });
+}
+
+// field[x, y, z] = - sum of the differences of fields[..., axis] along the axes; fields are zero outside.
+extern "C" __global__ void divergence(Mesh m, const Real* __restrict__ fields, Real* __restrict__ field) {
+    for_cells(m.outer, [=](int c[3]) {
+        Index out = at(m.outer, c[0], c[1], c[2]);
+        bool inside[3];
+#pragma unroll
+        for (int axis = 0; axis < 3; ++axis) {
+            c[axis] -= m.periodic[axis] ? 0 : 2;
+            inside[axis] = (unsigned)c[axis] < (unsigned)m.inner[axis];
+        }
+        Real sum = 0;
+#pragma unroll
+        for (int axis = 0; axis < 3; ++axis) {
+            if (!(axis == 0 || inside[0]) || !(axis == 1 || inside[1]) || !(axis == 2 || inside[2])) continue;
+            Real v[5];
+#pragma unroll
+            for (int i = 0; i < 5; ++i) {
+                if (i == 2) continue;
+                int e[3] = {c[0], c[1], c[2]};
+                e[axis] = m.periodic[axis] ? wrap(e[axis] + i - 2, m.inner[axis]) : e[axis] + i - 2;
+                bool there = (unsigned)e[axis] < (unsigned)m.inner[axis];
+                v[i] = there ? fields[3 * at(m.inner, e[0], e[1], e[2]) + axis] : 0;
+            }
+            sum -= difference(m, axis, v);
+        }
+        field[out] = sum;
+    });
+}

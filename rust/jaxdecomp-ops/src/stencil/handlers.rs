@@ -1,0 +1,98 @@
+//! FFI targets of the gradient and of its transpose.
+
+use super::{Kernel, Mesh, launch, variant};
+use crate::cuda::{self, gpus};
+use xla_ffi::sys::Handler;
+use xla_ffi::{Call, Dtype, Error, Input, Output, Result, Role};
+
+/// FFI targets of the platform "CUDA", each with the handlers of the stages "initialize" and "execute".
+pub const CUDA: [(&str, [Handler; 2]); 2] = [
+    ("jaxdecomp_ops_gradient", [initialize_gradient, execute_gradient]),
+    ("jaxdecomp_ops_gradient_transpose", [initialize_divergence, execute_divergence]),
+];
+
+xla_ffi::handler!(
+    /// Compiles and loads the kernels.
+    initialize_gradient => |call| load(call, Kernel::Gradient), Role::INITIALIZE
+);
+xla_ffi::handler!(
+    /// Gradient on a GPU.
+    execute_gradient => |call| run(call, Kernel::Gradient), Role::RECORDABLE
+);
+xla_ffi::handler!(
+    /// Compiles and loads the kernels.
+    initialize_divergence => |call| load(call, Kernel::Divergence), Role::INITIALIZE
+);
+xla_ffi::handler!(
+    /// Transpose of the gradient on a GPU.
+    execute_divergence => |call| run(call, Kernel::Divergence), Role::RECORDABLE
+);
+
+fn internal(error: cuda::Error) -> Error {
+    Error::internal(error.0)
+}
+
+/// Operands of a call.
+struct Operands<'a> {
+    batch: usize,
+    mesh: Mesh,
+    from: Input<'a>,
+    to: Output<'a>,
+}
+
+fn operands<'a>(call: &Call<'a>, kernel: Kernel) -> Result<Operands<'a>> {
+    call.expect_arity(1, 1)?;
+    let (from, to) = (call.input(0, "from")?, call.output(0, "to")?);
+    let dtype = from.dtype();
+    if ![Dtype::F32, Dtype::F64].contains(&dtype) || to.dtype() != dtype {
+        return Err(Error::invalid(format!("expected f32 or f64, got {dtype} and {}", to.dtype())));
+    }
+    let (outer, inner) = match kernel {
+        Kernel::Gradient => (from.dims(), to.dims()),
+        Kernel::Divergence => (to.dims(), from.dims()),
+    };
+    let &[batch, x, y, z] = outer else {
+        return Err(Error::invalid(format!("expected a field of 4 axes, got {outer:?}")));
+    };
+    let periodic: [i64; 3] = call.integer_array("periodic")?;
+    let outer = [x, y, z];
+    let less: [usize; 3] = core::array::from_fn(|axis| if periodic[axis] == 0 { 4 } else { 0 });
+    let [bx, by, bz] = core::array::from_fn(|axis| outer[axis].saturating_sub(less[axis]));
+    if inner != [batch, bx, by, bz, 3] || outer.iter().chain(&[bx, by, bz]).any(|&n| n == 0 || n >= 1 << 30) {
+        return Err(Error::invalid(format!(
+            "expected a gradient of shape {:?}, got {inner:?}",
+            [batch, bx, by, bz, 3]
+        )));
+    }
+    let (near, far): ([f64; 3], [f64; 3]) = (call.float_array("near")?, call.float_array("far")?);
+    let mesh = Mesh {
+        outer: outer.map(|n| n as i32),
+        inner: [bx, by, bz].map(|n| n as i32),
+        periodic: periodic.map(|p| i32::from(p != 0)),
+        near,
+        far,
+        near32: near.map(|x| x as f32),
+        far32: far.map(|x| x as f32),
+    };
+    Ok(Operands { batch, mesh, from, to })
+}
+
+fn load(call: &Call<'_>, kernel: Kernel) -> Result<()> {
+    let Operands { mesh, from, .. } = operands(call, kernel)?;
+    let gpu = gpus::gpu(call.device_ordinal()?).map_err(internal)?;
+    let compiler = gpus::compiler().map_err(internal)?;
+    gpu.module(compiler, &variant(from.dtype(), mesh.is_wide())).map(drop).map_err(internal)
+}
+
+fn run(call: &Call<'_>, kernel: Kernel) -> Result<()> {
+    let Operands { batch, mesh, from, mut to } = operands(call, kernel)?;
+    let dtype = from.dtype();
+    let bytes = |dims: &[usize]| dims[1..].iter().product::<usize>() * if dtype == Dtype::F64 { 8 } else { 4 };
+    let (from_bytes, to_bytes) = (bytes(from.dims()), bytes(to.dims()));
+    let (from, to) = (from.as_ptr().cast_mut(), to.as_mut_ptr());
+    (0..batch).try_for_each(|b| {
+        let memory = [from.wrapping_byte_add(b * from_bytes), to.wrapping_byte_add(b * to_bytes)];
+        // SAFETY: the extents of XLA's buffers are checked above.
+        unsafe { launch(kernel, mesh, dtype, call.device_ordinal()?, call.stream()?, memory) }.map_err(internal)
+    })
+}

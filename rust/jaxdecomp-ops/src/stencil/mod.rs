@@ -1,0 +1,76 @@
+//! Finite-difference gradient of a field on a mesh and its transpose, on NVIDIA GPUs.
+
+pub mod handlers;
+
+use crate::cuda::kernel::{Variant, arguments};
+use crate::cuda::{Opaque, Result, gpus};
+use core::ffi::c_void;
+use xla_ffi::Dtype;
+
+const SOURCE: &str = include_str!("gradient.cu");
+const THREADS: usize = 256;
+/// Rows of a block, as in the kernels.
+const ROWS: usize = 4;
+
+/// Extents of a field (outer) and of its gradient (inner), as in the kernels.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mesh {
+    pub(crate) outer: [i32; 3],
+    pub(crate) inner: [i32; 3],
+    pub(crate) periodic: [i32; 3],
+    /// Weights of the differences over one and over two cells.
+    pub(crate) near: [f64; 3],
+    pub(crate) far: [f64; 3],
+    pub(crate) near32: [f32; 3],
+    pub(crate) far32: [f32; 3],
+}
+
+const _: () = assert!(size_of::<Mesh>() == 112 && core::mem::offset_of!(Mesh, near) == 40);
+
+/// Which of the two kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kernel {
+    Gradient,
+    Divergence,
+}
+
+/// The kernels for a precision and a size of offsets.
+#[must_use]
+pub fn variant(dtype: Dtype, wide: bool) -> Variant {
+    let bits = if dtype == Dtype::F64 { 64 } else { 32 };
+    let options = ["--std=c++17", "--fmad=false"].map(str::to_owned).into_iter();
+    let macros = [format!("-DREAL_BITS={bits}"), format!("-DWIDE_INDEX={}", u8::from(wide))];
+    Variant { source: SOURCE, options: options.chain(macros).collect() }
+}
+
+impl Mesh {
+    /// Whether offsets exceed 32 bits.
+    pub(crate) fn is_wide(&self) -> bool {
+        let cells = |extents: [i32; 3]| extents.iter().map(|&n| n as usize).product::<usize>();
+        u32::try_from(cells(self.outer).max(3 * cells(self.inner))).is_err()
+    }
+}
+
+/// Launches a kernel on a stream.
+///
+/// # Safety
+/// The GPU of the ordinal has the stream, and `from` and `to` are device memory of the extents of the mesh.
+pub(crate) unsafe fn launch(
+    kernel: Kernel,
+    mesh: Mesh,
+    dtype: Dtype,
+    ordinal: i32,
+    stream: Opaque,
+    [from, to]: [*mut c_void; 2],
+) -> Result<()> {
+    let module = gpus::gpu(ordinal)?.module(gpus::compiler()?, &variant(dtype, mesh.is_wide()))?;
+    let (name, [x, y, z]) = match kernel {
+        Kernel::Gradient => (c"gradient", mesh.inner.map(|n| n as usize)),
+        Kernel::Divergence => (c"divergence", mesh.outer.map(|n| n as usize)),
+    };
+    let threads = THREADS.min(z.next_multiple_of(32));
+    let grid = [((x * y).div_ceil(ROWS) * z.div_ceil(threads)) as u32, threads as u32];
+    // SAFETY: by contract; the arguments are those of the kernel.
+    unsafe { module.launch(name, grid, stream, &mut arguments![mesh, from, to]) }
+}

@@ -1,0 +1,107 @@
+"""Run by `test_cic_on_gpu.py`: the kernels that move particles, and those of the gradient, against the ops on the CPU.
+
+XLA_PYTHON_CLIENT_PREALLOCATE=false python tests/gpu/steps_on_gpu.py
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pmwd_dist.ops import cic, kick_drift, pull_back, stencil
+from pmwd_dist.ops.cic import Geometry
+
+jax.config.update("jax_enable_x64", True)
+CPU, GPU = jax.devices("cpu")[0], jax.devices("cuda")[0]
+Q = 2.0**-18
+
+
+def random_block(rng: np.random.Generator, dtype: Any) -> tuple[Geometry, dict[str, Any]]:
+    """Particles on their grids in a block that is periodic along some axes."""
+    periodic = tuple(bool(b) for b in rng.integers(0, 2, 3))
+    sites = tuple(int(n) for n in rng.integers(1, 40, 3))
+    mesh = tuple(n if p else n + 10 for n, p in zip(sites, periodic, strict=True))
+    origin = tuple(0 if p else 5 for p in periodic)
+    geometry = Geometry(mesh, ((1, 1),) * 3, origin, periodic, (1.0, 1.3, 0.7))  # type: ignore[arg-type]
+    vectors = {
+        "disp": np.rint(rng.uniform(-3, 3, (*sites, 3)) / Q) * Q,
+        "vel": np.rint(rng.normal(size=(*sites, 3)) / (4 * Q)) * 4 * Q,
+        "ct_disp": rng.normal(size=(*sites, 3)),
+        "ct_vel": rng.normal(size=(*sites, 3)),
+        "fields": rng.normal(size=(*mesh, 3)),
+        "field": rng.normal(size=mesh),
+    }
+    return geometry, {name: x.astype(dtype) for name, x in vectors.items()}
+
+
+def close(got: Any, expected: Any, what: str) -> None:
+    """Equal to rounding, relative to the largest value."""
+    got, expected = np.asarray(got), np.asarray(expected)
+    atol = 200 * np.finfo(expected.dtype).eps * max(1.0, float(np.abs(expected).max(initial=0)))
+    np.testing.assert_allclose(got, expected, rtol=0, atol=atol, err_msg=what)
+
+
+def compare_steps(seed: int) -> None:
+    """Particles have the bits of the reference, cotangents and sums its values; repeated calls and batches agree."""
+    rng, dtype = np.random.default_rng(seed), [np.float32, np.float64][seed % 2]
+    g, x = random_block(rng, dtype)
+    good = float(seed % 5 != 0)
+    if not good:
+        x["fields"], x["field"] = np.full_like(x["fields"], np.nan), np.full_like(x["field"], np.nan)
+
+    def numbers(*values: float) -> list[Any]:
+        return [np.asarray(value, dtype) for value in values]
+
+    step = kick_drift.KickDrift(*numbers(0.3 / (4 * Q), 1 / (4 * Q), 4 * Q, 0.1 / Q, 0.2 / Q, good))
+    kick = pull_back.UndoKick(*numbers(0.3 / (4 * Q), 1 / (4 * Q), 4 * Q, 0.1, 0.3, good))
+    drift = pull_back.UndoDrift(*numbers(0.3, 1.1, 0.2, -0.2 / Q, -0.3 / Q, good))
+    four = x["disp"], x["vel"], x["ct_disp"], x["ct_vel"]
+    ops: Any = kick_drift.kick_drift, pull_back.undo_kick, pull_back.undo_drift
+    cases = [
+        (lambda *xs: ops[0](*xs, step, g, Q), (*four[:2], x["fields"]), (0, 1, 2)),
+        (lambda *xs: ops[1](*xs, kick, g), (*four, x["fields"]), (0,)),
+        (lambda *xs: ops[2](*xs, drift, g, resolution=Q), (*four, x["field"]), (0,)),
+    ]
+    for number, (op, operands, exact) in enumerate(cases):
+        what = f"seed {seed}, op {number}, {g}, {dtype}"
+        program, on_gpu = jax.jit(op), jax.device_put(operands, GPU)
+        expected = program(*jax.device_put(operands, CPU))
+        got, again = program(*on_gpu), program(*on_gpu)
+        batch = jax.jit(jax.vmap(op))(*(jnp.stack([x, x]) for x in on_gpu))
+        for i, (a, b, c, d) in enumerate(zip(got, again, batch, expected, strict=True)):
+            np.testing.assert_array_equal(a, b, err_msg=what)
+            np.testing.assert_array_equal(a, c[1], err_msg=what)
+            (np.testing.assert_array_equal if i in exact else close)(np.asarray(a), np.asarray(d), what)
+
+
+def compare_gradient(seed: int) -> None:
+    """The gradient and its transpose."""
+    rng, dtype = np.random.default_rng(seed), [np.float32, np.float64][seed % 2]
+    geometry, _ = random_block(rng, dtype)
+    params: Any = {"cell_size": (1.0, 1.5, 0.8), "periodic": geometry.periodic}
+    shape = tuple(n if p else n + 4 for n, p in zip(geometry.mesh, geometry.periodic, strict=True))
+    field = rng.normal(size=shape).astype(dtype)
+    ct = rng.normal(size=(*geometry.mesh, 3)).astype(dtype)
+
+    def both(device: Any) -> tuple[Any, Any]:
+        out, pull = jax.vjp(lambda x: stencil.gradient(x, **params), jax.device_put(field, device))
+        return out, pull(jax.device_put(ct, device))[0]
+
+    for got, expected, what in zip(both(GPU), both(CPU), ("gradient", "transpose"), strict=True):
+        close(got, expected, f"seed {seed}, {what}")
+
+
+def main() -> None:
+    reason = cic.cuda_unavailable_reason()
+    assert reason is None, reason
+    for seed in range(20):
+        compare_steps(seed)
+        compare_gradient(seed)
+    print("steps and gradients are fine, in 20 random cases", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""A kick with its drifts, and their undoing with cotangents, on one block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pmwd_dist.ops import cic, pull_back
+from pmwd_dist.ops.cic import Geometry
+from pmwd_dist.ops.kick_drift import KickDrift, kick_drift
+from pmwd_dist.ops.pull_back import UndoDrift, UndoKick
+
+Q, MOMENTUM = 2.0**-30, 2.0**-28  # the grids of displacements and momenta
+undo_kick: Any = pull_back.undo_kick  # of numpy's arrays, too
+undo_drift: Any = pull_back.undo_drift
+read: Any = cic.read
+
+GEOMETRY = Geometry((6, 7, 16), ((1, 1), (1, 1), (1, 1)), (0, 0, 5), (True, True, False), (1.0, 1.3, 0.7))
+KICK, FIRST, LAST, SCALE = 0.3, 0.2, 0.1, 1.25
+
+
+@pytest.fixture(scope="module")
+def block() -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+
+    def on_grid(x: Any, q: float) -> Any:
+        return np.rint(x / q) * q
+
+    shape = (6, 7, 6, 3)
+    return {
+        "disp": on_grid(rng.uniform(-3, 3, shape), Q),
+        "vel": on_grid(rng.normal(size=shape), MOMENTUM),
+        "fields": rng.normal(size=(*GEOMETRY.mesh, 3)),
+        "ct": rng.normal(size=(2, *shape)),
+    }
+
+
+def arrays(*numbers: float) -> Iterator[Any]:
+    return map(jnp.asarray, numbers)
+
+
+def step(disp: Any, vel: Any, fields: Any, good: float = 1.0) -> tuple[Any, Any, Any]:
+    """The rest of a step after its first drift; the following one has none."""
+    after = MOMENTUM * SCALE
+    coefficients = KickDrift(*arrays(KICK / after, 1 / MOMENTUM, after if good else MOMENTUM, LAST / Q, 0.0, good))
+    return kick_drift(disp, vel, fields, coefficients, GEOMETRY, Q)
+
+
+def undone(disp: Any, vel: Any, ct_disp: Any, ct_vel: Any, fields: Any, field: Any) -> tuple[Any, ...]:
+    after = MOMENTUM * SCALE
+    kick = UndoKick(*arrays(KICK / after, 1 / after, MOMENTUM, LAST, KICK, 1.0))
+    vel, ct_disp, ct_vel, sums = undo_kick(disp, vel, ct_disp, ct_vel, fields, kick, GEOMETRY)
+    drift = UndoDrift(*arrays(KICK, SCALE, FIRST, -FIRST / Q, 0.0, 1.0))
+    disp, ct_disp, ct_vel, last = undo_drift(disp, vel, ct_disp, ct_vel, field, drift, GEOMETRY, resolution=Q)
+    return disp, vel, ct_disp, ct_vel, jnp.concatenate([sums, last])
+
+
+def test_a_kick_and_its_drift_are_those_of_numpy(block: dict[str, Any]) -> None:
+    disp, vel, most = step(block["disp"], block["vel"], block["fields"])
+    force = np.asarray(read(block["disp"], block["fields"], GEOMETRY))[..., 0, :]
+    expected = SCALE * block["vel"] + KICK * force
+    np.testing.assert_allclose(vel, expected, rtol=0, atol=2 * MOMENTUM)
+    np.testing.assert_allclose(disp, block["disp"] + LAST * expected, rtol=0, atol=2 * Q)
+    assert most == np.abs(disp).max()
+    assert not np.any(np.asarray(vel) / (MOMENTUM * SCALE) % 1), "momenta are on their grid"
+
+
+def test_a_failed_step_does_not_look_at_the_force(block: dict[str, Any]) -> None:
+    _, vel, _ = step(block["disp"], block["vel"], np.full_like(block["fields"], np.nan), good=0.0)
+    np.testing.assert_array_equal(vel, block["vel"])
+
+
+def test_it_is_undone_to_the_bit_and_cotangents_are_those_of_autodiff(block: dict[str, Any]) -> None:
+    """With a force that does not depend on the particles; what comes through the mesh is tested by whole runs."""
+
+    def whole(disp: Any, vel: Any) -> Any:
+        disp = disp + Q * jnp.rint(FIRST / Q * vel) + FIRST * (vel - jax.lax.stop_gradient(vel))
+        return step(disp, vel, block["fields"])[:2], disp
+
+    (end, pull, drifted) = jax.vjp(whole, block["disp"], block["vel"], has_aux=True)
+    expected = pull(tuple(block["ct"]))
+    no_field = np.zeros(GEOMETRY.mesh)
+    disp, vel, ct_disp, ct_vel, sums = undone(
+        drifted, end[1], block["ct"][0], block["ct"][1], block["fields"], no_field
+    )
+    np.testing.assert_array_equal(disp, block["disp"])
+    np.testing.assert_array_equal(vel, block["vel"])
+    np.testing.assert_allclose(ct_disp, expected[0], rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(ct_vel, expected[1], rtol=1e-12, atol=1e-12)
+    force = np.asarray(read(drifted, block["fields"], GEOMETRY))[..., 0, :]
+    kicked = block["ct"][1] + LAST * block["ct"][0]
+    by_hand = [np.vdot(kicked, force), np.vdot(kicked, vel), np.vdot(block["ct"][0], end[1]), np.vdot(ct_disp, vel)]
+    np.testing.assert_allclose(sums, by_hand, rtol=1e-12)
+
+
+def test_the_mesh_part_is_the_slope_of_a_read(block: dict[str, Any]) -> None:
+    field = np.random.default_rng(1).normal(size=GEOMETRY.mesh)
+    disp, vel, (ct_disp, ct_vel) = block["disp"], block["vel"], block["ct"]
+    drift = UndoDrift(*arrays(KICK, SCALE, FIRST, -FIRST / Q, 0.0, 1.0))
+    _, with_field, _, _ = undo_drift(disp, vel, ct_disp, ct_vel, field, drift, GEOMETRY, resolution=Q)
+
+    def read_sum(disp: Any) -> Any:
+        return read(disp, field[..., None], GEOMETRY).sum()
+
+    slope = jax.grad(read_sum)(disp)
+    np.testing.assert_allclose(with_field, ct_disp + KICK * slope, rtol=1e-12, atol=1e-12)
+
+
+def test_derivatives_of_the_ops_are_those_of_their_references(block: dict[str, Any]) -> None:
+    """Dot products of tangents and cotangents, for one block and for a batch."""
+    rng = np.random.default_rng(2)
+    primals = (block["disp"], block["vel"], *block["ct"], block["fields"], rng.normal(size=GEOMETRY.mesh))
+    tangents = tuple(rng.normal(size=x.shape) for x in primals)
+    out, change = jax.jvp(undone, primals, tangents)
+    _, pull = jax.vjp(undone, *primals)
+    cotangents = tuple(rng.normal(size=x.shape) for x in out)
+    forward = sum(np.vdot(c, t) for c, t in zip(cotangents, change, strict=True))
+    backward = sum(np.vdot(c, t) for c, t in zip(pull(cotangents), tangents, strict=True))
+    np.testing.assert_allclose(forward, backward, rtol=1e-11)
+    twice = jax.vmap(undone)(*(np.stack([x, x]) for x in primals))
+    for one, two in zip(out, twice, strict=True):
+        np.testing.assert_allclose(two[1], one, rtol=1e-12, atol=1e-13)
