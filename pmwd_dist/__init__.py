@@ -3,6 +3,7 @@
 from importlib.metadata import PackageNotFoundError, version
 
 from pmwd_dist import config as config
+from pmwd_dist import infer as infer
 from pmwd_dist import observe as observe
 from pmwd_dist._jax.native import native_available as native_available
 from pmwd_dist.config import Config as Config

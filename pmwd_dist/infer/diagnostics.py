@@ -1,0 +1,166 @@
+"""Diagnostics of chains, on the host: split R-hat and effective sample sizes (Vehtari et al. 2021, 1903.08008)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from pmwd_dist._errors import ArgumentError
+
+Chains = Float[np.ndarray, "chains draws"]
+
+
+def rhat(x: Chains) -> float:
+    """The larger of rank-normalised split R-hat of the draws and of their distances from the median.
+
+    Raises:
+      ValueError: fewer than four draws, or values that are not finite.
+    """
+    x = _split(_checked(x))
+    folded = np.abs(x - np.median(x))
+    return max(_rhat(_rank_normalise(x)), _rhat(_rank_normalise(folded)))
+
+
+def ess_bulk(x: Chains) -> float:
+    """Effective sample size of the centre of the distribution.
+
+    Raises:
+      ValueError: fewer than four draws, or values that are not finite.
+    """
+    return _ess(_rank_normalise(_split(_checked(x))))
+
+
+def ess_tail(x: Chains) -> float:
+    """Effective sample size of the tails: the smaller of those of the 5 % and 95 % quantiles.
+
+    Raises:
+      ValueError: fewer than four draws, or values that are not finite.
+    """
+    x = _checked(x)
+    sizes = [_ess(_split((x <= np.quantile(x, q)).astype(float))) for q in (0.05, 0.95)]
+    return min(sizes)
+
+
+def ess_mean(x: Chains) -> float:
+    """Effective sample size of the mean: its standard error is the standard deviation over the root of this.
+
+    Raises:
+      ValueError: fewer than four draws, or values that are not finite.
+    """
+    return _ess(_split(_checked(x)))
+
+
+def summary(draws: Mapping[str, Chains]) -> dict[str, dict[str, float]]:
+    """Mean, standard deviation, R-hat and effective sample sizes of each parameter."""
+    functions = {"rhat": rhat, "ess_bulk": ess_bulk, "ess_tail": ess_tail}
+    table: dict[str, dict[str, float]] = {}
+    for name, x in draws.items():
+        moments = {"mean": float(np.mean(x)), "sd": float(np.std(x, ddof=1))}
+        table[name] = moments | {key: function(np.asarray(x, float)) for key, function in functions.items()}
+    return table
+
+
+def evaluations_per_ess(draws: Mapping[str, Chains], evaluations: int) -> float:
+    """Evaluations of the gradient, of all chains together, per effective sample: by the harmonic mean over parameters.
+
+    The measure of arXiv 2504.20130. Effective sizes are those of the mean.
+    """
+    sizes = [ess_mean(np.asarray(x, float)) for x in draws.values()]
+    return evaluations * float(np.mean([1 / size for size in sizes]))
+
+
+def energy_errors(energy_change: Chains, dimensions: int) -> dict[str, float]:
+    """Moments of the energy errors of steps, per dimension.
+
+    MCLMC without a Metropolis step is biased as the variance: 5e-4 is the usual limit, and far fewer than 1e-3 of the
+    steps should be beyond ten standard deviations of that.
+
+    Args:
+      energy_change: of each step.
+      dimensions: of the position.
+    """
+    x = np.asarray(energy_change, float).ravel()
+    limit = 10 * math.sqrt(5e-4 * dimensions)
+    return {
+        "mean": float(np.mean(x)) / dimensions,
+        "variance": float(np.var(x)) / dimensions,
+        "largest": float(np.max(np.abs(x))) / math.sqrt(dimensions),
+        "outliers": float(np.mean(np.abs(x) > limit)),
+    }
+
+
+def _checked(x: Any) -> np.ndarray:
+    x = np.asarray(x, float)
+    if x.ndim != 2 or x.shape[0] < 1 or x.shape[1] < 4:
+        raise ArgumentError("draws.shape", x.shape, "must be (chains, draws) with 4 draws or more")
+    if not np.isfinite(x).all():
+        raise ArgumentError("draws", x, "holds values that are no finite numbers", show_value=False)
+    return x
+
+
+def _split(x: np.ndarray) -> np.ndarray:
+    """First and second halves as chains of their own; of an odd number of draws without the middle one."""
+    half = x.shape[1] // 2
+    return np.concatenate([x[:, :half], x[:, -half:]])
+
+
+def _rank_normalise(x: np.ndarray) -> np.ndarray:
+    """Normal scores of the ranks, mean ranks of equal values."""
+    _, inverse, counts = np.unique(x, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse.reshape(x.shape)]
+    return _normal_quantile((ranks - 0.375) / (x.size + 0.25))
+
+
+def _normal_quantile(p: np.ndarray) -> np.ndarray:
+    from statistics import NormalDist
+
+    values, inverse = np.unique(p, return_inverse=True)
+    quantile = NormalDist().inv_cdf
+    return np.array([quantile(float(v)) for v in values])[inverse.reshape(p.shape)]
+
+
+def _rhat(x: np.ndarray) -> float:
+    n = x.shape[1]
+    within = np.mean(np.var(x, axis=1, ddof=1))
+    between = np.var(np.mean(x, axis=1), ddof=1)
+    if within == 0:
+        return 1.0 if between == 0 else math.inf
+    return float(math.sqrt(between / within + (n - 1) / n))
+
+
+def _ess(x: np.ndarray) -> float:
+    """Effective sample size by the initial monotone sequence of the correlations (Geyer 1992)."""
+    chains, n = x.shape
+    if np.ptp(x) == 0:
+        return float(x.size)
+    covariance = _autocovariance(x)
+    within = float(np.mean(covariance[:, 0])) * n / (n - 1)
+    variance = within * (n - 1) / n
+    if chains > 1:
+        variance += float(np.var(np.mean(x, axis=1), ddof=1))
+    rho = 1 - (within - np.mean(covariance, axis=0)) / variance
+    rho[0] = 1.0
+    time = _correlation_time(rho)
+    time = max(time, 1 / math.log10(x.size))
+    return x.size / time
+
+
+def _correlation_time(rho: np.ndarray) -> float:
+    """1 + 2 sum of the correlations, in pairs, as long as these are positive, and made to fall."""
+    n = len(rho)
+    pairs = rho[: n // 2 * 2].reshape(-1, 2).sum(axis=1)
+    end = max(n // 2 - 2 + n % 2, 0)  # the last pair of which only the first correlation counts
+    negative = np.flatnonzero(pairs[1:end] <= 0) + 1
+    end = int(negative[0]) if negative.size else end
+    kept = np.minimum.accumulate(pairs[:end])
+    return float(-1 + 2 * kept.sum() + max(float(rho[2 * end]), 0.0))
+
+
+def _autocovariance(x: np.ndarray) -> np.ndarray:
+    n = x.shape[1]
+    modes = np.fft.rfft(x - x.mean(axis=1, keepdims=True), 2 * n, axis=1)
+    return np.fft.irfft(np.abs(modes) ** 2, 2 * n, axis=1)[:, :n] / n

@@ -1,0 +1,241 @@
+"""Forward models: from white noise and parameters to a field on the mesh, such as the density of galaxies.
+
+A forward model is a plain function (noise, parameters) -> field, or -> (field, status): the field in units of its mean.
+Those of this module are such functions that also say how they respond to the noise in linear theory, for
+preconditioning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from typing import Any, Literal, get_args
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist.config import Config
+from pmwd_dist.cosmology.growth import GrowthTable, growth_table
+from pmwd_dist.cosmology.linear_power import linear_power as default_power
+from pmwd_dist.cosmology.parameters import Cosmology, Parameters, parameters
+from pmwd_dist.observe.bias import eulerian_bias
+from pmwd_dist.observe.redshift_space import LineOfSight, direction
+from pmwd_dist.parallel.fft import fftfreq3d, pirfft3d
+from pmwd_dist.pm.inputs import check_config
+from pmwd_dist.pm.lpt import lpt
+from pmwd_dist.pm.modes import LinearPower, linear_modes, power_nodes
+from pmwd_dist.pm.nbody import nbody
+from pmwd_dist.pm.paint import density
+from pmwd_dist.pm.particles import Particles
+from pmwd_dist.pm.status import Status
+
+Gravity = Literal["nbody", "lpt"]
+Observable = Callable[[Particles, Array, Mapping[str, ArrayLike], GrowthTable, Config], Array]
+
+COSMOLOGY = ("Omega_m", *(field.name for field in fields(Parameters)))
+_OF_GROWTH = {"Omega_m", "Omega_c", "Omega_b", "Omega_k", "w0", "wa"}
+
+
+class LinearField(eqx.Module):
+    """Galaxies in linear theory: 1 + (b + f mu^2) D1 delta, linear and Gaussian in the noise (Kaiser 1987).
+
+    Args:
+      config: the simulation; the field is that at `a_stop`.
+      cosmo: cosmology, where its parameters are not among those that are sampled.
+      bias: linear bias, a number or the name of a parameter.
+      line_of_sight: that of redshift distortions, "x", "y", "z" or three numbers; None: real space.
+      linear_power: as in `linear_modes`.
+    """
+
+    config: Config = eqx.field(static=True)
+    cosmo: Parameters
+    table: GrowthTable
+    bias: str | float = eqx.field(static=True)
+    line_of_sight: tuple[float, float, float] | None = eqx.field(static=True)
+    linear_power: Any
+    tabulated: bool = eqx.field(static=True)
+
+    def __init__(
+        self,
+        config: Config,
+        cosmo: Cosmology,
+        *,
+        bias: str | float = 1.0,
+        line_of_sight: LineOfSight | None = None,
+        linear_power: LinearPower | None = None,
+    ):
+        self.config, self.cosmo, self.table = _checked(config, cosmo)
+        self.bias = bias
+        self.line_of_sight = None if line_of_sight is None else direction(line_of_sight)
+        self.linear_power, self.tabulated = _fixed_power(config, self.cosmo, linear_power), linear_power is not None
+
+    def __call__(self, noise: Array, parameters: Mapping[str, ArrayLike]) -> Float[Array, "nx ny nz"]:
+        """Density of galaxies, in units of the mean, on the lattice of the noise."""
+        cosmo, table = cosmology_at(parameters, self.cosmo, self.table)
+        modes = linear_modes(noise, cosmo, self.config, linear_power=_power_at(parameters, self))
+        modes = modes * self._factor(parameters, table).astype(noise.dtype)
+        return 1 + pirfft3d(modes, self.config.particle_shape, self.config.decomposition)
+
+    def response(self, parameters: Mapping[str, ArrayLike]) -> Float[Array, "nx ny nk"]:
+        """Modes of the field per mode of the noise, in the layout of `prfft3d`."""
+        cosmo, table = cosmology_at(parameters, self.cosmo, self.table)
+        return _amplitude(cosmo, self.config, _power_at(parameters, self)) * self._factor(parameters, table)
+
+    def _factor(self, parameters: Mapping[str, ArrayLike], table: GrowthTable) -> Array:
+        return kaiser_factor(value_of(self.bias, parameters), table, self.config, self.line_of_sight)
+
+
+class Simulation(eqx.Module):
+    """Particles evolved by gravity, and what is observed of them.
+
+    Args:
+      config: the simulation; it is observed at `a_stop`.
+      cosmo: cosmology, where its parameters are not among those that are sampled.
+      gravity: "nbody", or "lpt" for the particles of `lpt` at a_stop.
+      bias: linear Eulerian bias, a number or the name of a parameter: the field is 1 + bias delta.
+      observable: instead of the biased density, a function of (particles, linear modes, parameters, growth table,
+        config) that gives a field on the mesh in units of its mean, such as `LagrangianGalaxies`.
+      linear_power: as in `linear_modes`.
+      solver: as in `nbody`.
+    """
+
+    config: Config = eqx.field(static=True)
+    cosmo: Parameters
+    table: GrowthTable
+    gravity: Gravity = eqx.field(static=True)
+    bias: str | float = eqx.field(static=True)
+    observable: Observable | None = eqx.field(static=True)
+    linear_power: Any
+    tabulated: bool = eqx.field(static=True)
+    solver: Any = eqx.field(static=True)
+
+    def __init__(
+        self,
+        config: Config,
+        cosmo: Cosmology,
+        *,
+        gravity: Gravity = "nbody",
+        bias: str | float = 1.0,
+        observable: Observable | None = None,
+        linear_power: LinearPower | None = None,
+        solver: Any = None,
+    ):
+        self.config, self.cosmo, self.table = _checked(config, cosmo)
+        if gravity not in get_args(Gravity):
+            raise ArgumentError("gravity", gravity, 'must be "nbody" or "lpt"', "for linear theory use LinearField")
+        self.gravity, self.bias, self.observable = gravity, bias, observable
+        self.solver = solver
+        self.linear_power, self.tabulated = _fixed_power(config, self.cosmo, linear_power), linear_power is not None
+
+    def __call__(
+        self, noise: Array, parameters: Mapping[str, ArrayLike]
+    ) -> tuple[Float[Array, "nx ny nz"], Status | None]:
+        """What is observed, in units of the mean, and the status of the simulation."""
+        cosmo, table = cosmology_at(parameters, self.cosmo, self.table)
+        modes = linear_modes(noise, cosmo, self.config, linear_power=_power_at(parameters, self))
+        status = None
+        if self.gravity == "lpt":
+            particles = lpt(modes, table, self.config, a=self.config.a_stop)
+        else:
+            solution = nbody(lpt(modes, table, self.config), table, self.config, solver=self.solver)
+            particles, status = solution.particles, solution.status
+        if self.observable is not None:
+            return self.observable(particles, modes, parameters, table, self.config), status
+        bias: Any = value_of(self.bias, parameters)
+        return eulerian_bias(density(particles, self.config), bias, self.config), status
+
+    def response(self, parameters: Mapping[str, ArrayLike]) -> Float[Array, "nx ny nk"]:
+        """Modes of the field per mode of the noise in linear theory, painted by cloud-in-cell.
+
+        An observable may say its `linear_bias(parameters)` and `line_of_sight`; otherwise it is taken as matter.
+        """
+        cosmo, table = cosmology_at(parameters, self.cosmo, self.table)
+        bias, line_of_sight = value_of(self.bias, parameters), None
+        if self.observable is not None:
+            of_observable = getattr(self.observable, "linear_bias", None)
+            bias = 1.0 if of_observable is None else of_observable(parameters)
+            line_of_sight = getattr(self.observable, "line_of_sight", None)
+        n = None if line_of_sight is None else direction(line_of_sight)
+        factor = kaiser_factor(bias, table, self.config, n)
+        k = wavevectors(self.config)
+        window = jnp.ones(())
+        for component, side in zip(k, self.config.cell_size, strict=True):
+            window = window * jnp.sinc(component * side / (2 * np.pi)) ** 2
+        return _amplitude(cosmo, self.config, _power_at(parameters, self)) * factor * window
+
+
+class _AtNodes(eqx.Module):
+    """P(k) at the wavenumbers at which `linear_modes` needs it."""
+
+    power: Array
+
+    def __call__(self, k: Array) -> Array:
+        del k
+        return self.power
+
+
+def _fixed_power(config: Config, cosmo: Parameters, linear_power: LinearPower | None) -> Any:
+    """P(k) as given; else that of the fiducial cosmology, computed once."""
+    if linear_power is None:
+        return _AtNodes(default_power(power_nodes(config), cosmo))
+    return linear_power if callable(linear_power) else tuple(map(jnp.asarray, linear_power))
+
+
+def _power_at(parameters: Mapping[str, ArrayLike], model: LinearField | Simulation) -> Any:
+    """P(k) for `linear_modes`: fixed unless the cosmology is sampled."""
+    if not model.tabulated:
+        return None if parameters.keys() & set(COSMOLOGY) else model.linear_power
+    if changed := sorted(parameters.keys() & {"sigma8", "n_s", "h", "Omega_b"}):
+        constraint = f"is fixed, and {', '.join(changed)} would not change it"
+        raise ArgumentError("linear_power", None, constraint, "leave one of them out", show_value=False)
+    return model.linear_power
+
+
+def value_of(value: Any, parameters: Mapping[str, ArrayLike]) -> Any:
+    """A number as it is, or the parameter of this name."""
+    return parameters[value] if isinstance(value, str) else value
+
+
+def cosmology_at(
+    parameters: Mapping[str, ArrayLike], fiducial: Parameters, table: GrowthTable
+) -> tuple[Parameters, GrowthTable]:
+    """The cosmology with these parameters, others fiducial, and its growth table, a new one where it must be."""
+    changes = {name: parameters[name] for name in COSMOLOGY if name in parameters}
+    if "Omega_m" in changes:
+        changes["Omega_c"] = jnp.asarray(changes.pop("Omega_m")) - changes.get("Omega_b", fiducial.Omega_b)
+    cosmo = replace(fiducial, **changes)
+    return cosmo, growth_table(cosmo) if _OF_GROWTH & parameters.keys() else table
+
+
+def kaiser_factor(
+    bias: Any, table: GrowthTable, config: Config, line_of_sight: tuple[float, float, float] | None
+) -> Array:
+    """(b + f mu^2) D1 at `a_stop`, with mu the cosine between wavevector and line of sight (Kaiser 1987)."""
+    D1 = table.D1(config.a_stop)
+    if line_of_sight is None:
+        return bias * D1
+    k = wavevectors(config)
+    k2 = sum(component**2 for component in k)
+    along = sum(component * n for component, n in zip(k, line_of_sight, strict=True) if n)
+    mu2 = along**2 / jnp.where(k2 > 0, k2, 1)
+    return (bias + table.dD1(config.a_stop) / D1 * mu2) * D1
+
+
+def wavevectors(config: Config) -> tuple[Array, Array, Array]:
+    """Wavevectors of the particle lattice [h/Mpc], in the layout of `prfft3d`."""
+    return fftfreq3d(config.particle_shape, config.decomposition, config.box_size)
+
+
+def _amplitude(cosmo: Parameters, config: Config, linear_power: LinearPower | None) -> Array:
+    """Linear modes per mode of white noise: those of an impulse, whose own modes are all 1."""
+    impulse = jnp.zeros(config.particle_shape).at[0, 0, 0].set(1)
+    return linear_modes(impulse, cosmo, config, linear_power=linear_power).real
+
+
+def _checked(config: Config, cosmo: Cosmology) -> tuple[Config, Parameters, GrowthTable]:
+    check_config(config)
+    return config, parameters(cosmo), growth_table(cosmo)

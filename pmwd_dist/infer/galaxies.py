@@ -1,0 +1,59 @@
+"""Galaxies as an observable of a forward model: Lagrangian bias, in real or redshift space."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import equinox as eqx
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array
+
+from pmwd_dist.config import Config
+from pmwd_dist.cosmology.growth import GrowthTable
+from pmwd_dist.infer.forward import value_of
+from pmwd_dist.observe.bias import LagrangianBias, bias_weights, tracer_density
+from pmwd_dist.observe.redshift_space import redshift_space
+from pmwd_dist.pm.particles import Particles
+
+
+class LagrangianGalaxies(eqx.Module):
+    """Density of galaxies with a Lagrangian bias (`observe.LagrangianBias`), an `observable` of `Simulation`.
+
+    Args:
+      b1, b2, bs2, bnabla2: numbers, or names of parameters.
+      smoothing: radius of the filter on the linear density [Mpc/h], as in `observe.bias_weights`.
+      line_of_sight: "x", "y" or "z" for redshift space; None: real space.
+    """
+
+    b1: str | float = eqx.field(static=True, default=0.0)
+    b2: str | float = eqx.field(static=True, default=0.0)
+    bs2: str | float = eqx.field(static=True, default=0.0)
+    bnabla2: str | float = eqx.field(static=True, default=0.0)
+    smoothing: float | None = eqx.field(static=True, default=None)
+    line_of_sight: str | None = eqx.field(static=True, default=None)
+
+    def __call__(
+        self,
+        particles: Particles,
+        modes: Array,
+        parameters: Mapping[str, ArrayLike],
+        table: GrowthTable,
+        config: Config,
+    ) -> Array:
+        """Density of galaxies in units of the mean, from particles at `config.a_stop`."""
+        b1, b2, bs2, bnabla2 = (value_of(b, parameters) for b in (self.b1, self.b2, self.bs2, self.bnabla2))
+        bias = LagrangianBias(b1=b1, b2=b2, bs2=bs2, bnabla2=bnabla2)
+        weights = bias_weights(modes, bias, table, config, smoothing=self.smoothing)
+        if self.line_of_sight is not None:
+            particles = redshift_space(particles, table, config, line_of_sight=self.line_of_sight)
+        return tracer_density(particles, weights, config)
+
+    def linear_bias(self, parameters: Mapping[str, ArrayLike]) -> Array:
+        """Eulerian bias of long waves, 1 + b1."""
+        return 1 + jnp.asarray(value_of(self.b1, parameters))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the parameters."""
+        return tuple(b for b in (self.b1, self.b2, self.bs2, self.bnabla2) if isinstance(b, str))

@@ -1,0 +1,242 @@
+"""Likelihoods of an observed field, given the one that a forward model predicts in units of its mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import gammaln
+from jax.typing import ArrayLike
+from jaxtyping import Array
+
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist.config import Config
+from pmwd_dist.infer.forward import value_of
+from pmwd_dist.parallel.fft import prfft3d
+from pmwd_dist.pm import fourier
+from pmwd_dist.pm.inputs import mesh_field
+
+_FLOOR = 0.01  # predicted density, in units of the mean, below which Poisson means fall exponentially
+
+
+class Likelihood(Protocol):
+    """The distribution of data around a predicted field."""
+
+    def logdensity(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
+        """Logarithm of the density of the data, up to a constant."""
+        ...
+
+    def draw(self, key: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
+        """Data at random."""
+        ...
+
+    def check(self, data: Any, config: Config) -> None:
+        """Raise ValueError unless data can have come from this likelihood."""
+        ...
+
+    def contrast(self, data: Array, parameters: Mapping[str, ArrayLike]) -> Array:
+        """The data as a density contrast, for preconditioning: 0 where nothing is known."""
+        ...
+
+    def noise_variance(self, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
+        """Variance of a cell of the contrast, as if noise were the same everywhere, for preconditioning."""
+        ...
+
+
+class Gaussian(eqx.Module):
+    """Gaussian noise, independent from cell to cell: data = 1 + delta + noise.
+
+    Args:
+      sigma: standard deviation in a cell: a number, a field on the mesh, or the name of a parameter.
+      mask: field on the mesh, true (or 1) where there are data; default: everywhere.
+      k_max: largest wavenumber that is compared [h/Mpc], in Fourier space; default: all, in real space.
+
+    Raises:
+      ValueError: sigma not positive, a mask that hides everything, or k_max together with a mask or a field of sigma,
+        which couple modes.
+    """
+
+    sigma: Any
+    mask: Array | None
+    name: str | None = eqx.field(static=True)
+    k_max: float | None = eqx.field(static=True)
+
+    def __init__(self, sigma: Any, *, mask: Any = None, k_max: float | None = None):
+        self.name = sigma if isinstance(sigma, str) else None
+        self.sigma = None if isinstance(sigma, str) else jnp.asarray(_positive(sigma, "sigma"), float)
+        self.mask, self.k_max = _mask(mask), None if k_max is None else float(k_max)
+        if self.k_max is not None and not self.k_max > 0:
+            raise ArgumentError("k_max", k_max, "must be positive")
+        if self.k_max is not None and (mask is not None or jnp.ndim(self.sigma) > 0):
+            constraint = "can't be used with a mask or a field of sigma, which couple modes"
+            raise ArgumentError("k_max", k_max, constraint, "leave one of them out")
+
+    def logdensity(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
+        """Logarithm of the density of the data, up to a constant."""
+        sigma = jnp.asarray(self._sigma(parameters), field.dtype)
+        if self.k_max is not None:
+            chi2, count = self._chi_squared_of_modes(data - field, config)
+            return -0.5 * chi2 / sigma**2 - count * jnp.log(sigma)
+        weight = jnp.ones((), field.dtype) if self.mask is None else self.mask.astype(field.dtype)
+        logs = jnp.sum(jnp.broadcast_to(weight * jnp.log(sigma), field.shape))
+        return -0.5 * jnp.sum(weight * ((data - field) / sigma) ** 2) - logs
+
+    def _chi_squared_of_modes(self, residual: Array, config: Config) -> tuple[Array, Array]:
+        """Sum of squares over the modes up to k_max, and their number; 1 is the variance of a cell."""
+        decomposition, shape = config.decomposition, config.mesh_shape
+        assert self.k_max is not None
+        limit = self.k_max**2
+
+        def weights() -> Array:
+            k2 = fourier.k_squared(shape, config, residual.dtype)
+            return jnp.where((k2 <= limit) & (k2 > 0), fourier.mode_count(shape, config, residual.dtype), 0)
+
+        weight = decomposition.shard_map(weights, (), decomposition.spectrum_spec)()
+        modes = prfft3d(residual, decomposition, norm="ortho")
+        return jnp.sum(weight * (modes.real**2 + modes.imag**2)), jnp.sum(weight)
+
+    def draw(self, key: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
+        """The field with noise at random; where the mask hides it, too."""
+        noise = _placed(jax.random.normal(key, field.shape, field.dtype), config)
+        return field + jnp.asarray(self._sigma(parameters), field.dtype) * noise
+
+    def check(self, data: Any, config: Config) -> None:
+        """Raise ValueError unless data are finite numbers where the mask shows them."""
+        _check_shapes(config, mask=self.mask, sigma=self.sigma)
+        data = np.asarray(mesh_field(data, config, "data"))
+        seen = np.ones(data.shape, bool) if self.mask is None else np.asarray(self.mask) > 0
+        _check_finite(data, seen)
+
+    def contrast(self, data: Array, parameters: Mapping[str, ArrayLike]) -> Array:
+        """The data less the mean, 0 behind the mask."""
+        del parameters
+        return data - 1 if self.mask is None else jnp.where(self.mask > 0, data - 1, 0)
+
+    def noise_variance(self, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
+        """Harmonic mean of the variance over all cells, those behind the mask with an infinite one."""
+        del config
+        weight = 1.0 if self.mask is None else self.mask
+        return 1 / jnp.mean(weight / jnp.asarray(self._sigma(parameters), float) ** 2)
+
+    def _sigma(self, parameters: Mapping[str, ArrayLike]) -> Any:
+        return value_of(self.sigma if self.name is None else self.name, parameters)
+
+
+class Poisson(eqx.Module):
+    """Counts of galaxies in cells, drawn independently: data ~ Poisson(nbar * selection * (1 + delta)).
+
+    Below 0.01 of the mean, where bias can make predictions negative, 0.01 exp(100 (1 + delta) - 1) stands for
+    1 + delta: positive, with the same value and slope there.
+
+    Args:
+      nbar: mean number in a cell where the selection is 1: a number or the name of a parameter.
+      selection: field on the mesh, fraction of the galaxies that is observed; default: 1.
+      mask: field on the mesh, true (or 1) where there are data; default: everywhere.
+
+    Raises:
+      ValueError: nbar not positive, a negative selection, or a mask that hides everything.
+    """
+
+    nbar: Any
+    selection: Array | None
+    mask: Array | None
+    name: str | None = eqx.field(static=True)
+
+    def __init__(self, nbar: Any, *, selection: Any = None, mask: Any = None):
+        self.name = nbar if isinstance(nbar, str) else None
+        self.nbar = None if isinstance(nbar, str) else jnp.asarray(_positive(nbar, "nbar"), float)
+        self.selection, self.mask = None if selection is None else jnp.asarray(selection, float), _mask(mask)
+        if self.selection is not None and not bool(jnp.all((self.selection >= 0) & jnp.isfinite(self.selection))):
+            raise ArgumentError("selection", selection, "holds negative or no numbers", show_value=False)
+
+    def logdensity(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
+        """Logarithm of the probability of the counts."""
+        del config
+        mean = self.mean(field, parameters)
+        data = data.astype(mean.dtype)
+        some = mean > 0  # a selection of 0 allows no galaxies
+        terms = data * jnp.log(jnp.where(some, mean, 1)) - mean - gammaln(data + 1)
+        terms = jnp.where(some, terms, jnp.where(data > 0, -jnp.inf, 0))
+        return jnp.sum(terms if self.mask is None else jnp.where(self.mask > 0, terms, 0))
+
+    def mean(self, field: Array, parameters: Mapping[str, ArrayLike]) -> Array:
+        """Expected number of galaxies in each cell."""
+        positive = jnp.where(field > _FLOOR, field, _FLOOR * jnp.exp(jnp.minimum(field / _FLOOR, 1) - 1))
+        mean = jnp.asarray(self._nbar(parameters), field.dtype) * positive
+        return mean if self.selection is None else self.selection.astype(field.dtype) * mean
+
+    def draw(self, key: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
+        """Counts at random."""
+        return _placed(jax.random.poisson(key, self.mean(field, parameters)).astype(field.dtype), config)
+
+    def check(self, data: Any, config: Config) -> None:
+        """Raise ValueError unless data are counts where the mask shows them, and none where nothing is selected."""
+        _check_shapes(config, mask=self.mask, selection=self.selection)
+        data = np.asarray(mesh_field(data, config, "data"))
+        seen = np.ones(data.shape, bool) if self.mask is None else np.asarray(self.mask) > 0
+        _check_finite(data, seen)
+        wrong = seen & ((data < 0) | (data != np.rint(data)))
+        if wrong.any():
+            raise ArgumentError("data", data[wrong][0], "is no number of galaxies", "use Gaussian for densities")
+        if self.selection is not None and (seen & (np.asarray(self.selection) == 0) & (data > 0)).any():
+            constraint = "holds galaxies where the selection is 0"
+            raise ArgumentError("data", data, constraint, "mask those cells", show_value=False)
+
+    def contrast(self, data: Array, parameters: Mapping[str, ArrayLike]) -> Array:
+        """Counts over their mean, less 1; 0 where nothing is observed."""
+        mean = self._nbar(parameters) * (1.0 if self.selection is None else self.selection)
+        seen = (mean > 0) if self.mask is None else (mean > 0) & (self.mask > 0)
+        return jnp.where(seen, data / jnp.where(mean > 0, mean, 1) - 1, 0)
+
+    def noise_variance(self, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
+        """Inverse of the mean number of galaxies in a cell, those behind the mask not counted."""
+        seen = jnp.ones(config.mesh_shape) if self.mask is None else self.mask
+        selected = seen if self.selection is None else seen * self.selection
+        return 1 / (self._nbar(parameters) * jnp.mean(selected))
+
+    def _nbar(self, parameters: Mapping[str, ArrayLike]) -> Any:
+        return value_of(self.nbar if self.name is None else self.name, parameters)
+
+
+def _placed(field: Array, config: Config) -> Array:
+    return jax.lax.with_sharding_constraint(field, config.decomposition.sharding)
+
+
+def _positive(value: Any, name: str) -> Any:
+    values = np.asarray(value)
+    if values.ndim not in (0, 3) or not np.all(np.isfinite(values)) or not np.all(values > 0):
+        constraint = "must be positive and finite, a number or a field"
+        raise ArgumentError(name, value, constraint, show_value=values.ndim == 0)
+    return value
+
+
+def _mask(mask: Any) -> Array | None:
+    if mask is None:
+        return None
+    values = np.asarray(mask)
+    if not np.isin(values, (0, 1)).all():
+        raise ArgumentError("mask", mask, "must hold only 0 and 1, or booleans", show_value=False)
+    if not values.any():
+        raise ArgumentError("mask", mask, "hides every cell", "1 or True means that there are data", show_value=False)
+    return jnp.asarray(mask, float)
+
+
+def _check_shapes(config: Config, **arrays: Any) -> None:
+    for name, x in arrays.items():
+        if x is not None and jnp.ndim(x) > 0 and jnp.shape(x) != config.mesh_shape:
+            raise ArgumentError(f"{name}.shape", jnp.shape(x), f"must be mesh_shape={config.mesh_shape}")
+
+
+def _check_finite(data: np.ndarray, seen: np.ndarray) -> None:
+    wrong = seen & ~np.isfinite(data)
+    if wrong.any():
+        index = tuple(int(i) for i in np.argwhere(wrong)[0])
+        constraint = f"holds {int(wrong.sum())} values that are no finite numbers, the first at {index}"
+        raise ArgumentError("data", data, constraint, "mask those cells", show_value=False)
+    if not math.isfinite(float(np.abs(data[seen]).max(initial=0))):
+        raise ArgumentError("data", data, "is too large", show_value=False)

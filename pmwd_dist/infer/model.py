@@ -1,0 +1,200 @@
+"""Models of data, and their posteriors over white noise and parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array
+
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist.config import Config
+from pmwd_dist.infer import trees
+from pmwd_dist.infer.forward import COSMOLOGY
+from pmwd_dist.infer.likelihoods import Likelihood
+from pmwd_dist.infer.precondition import Preconditioner, filtered, wiener_draw
+from pmwd_dist.infer.priors import Prior, unwhiten, whiten
+from pmwd_dist.pm.inputs import check_config, lattice_field
+from pmwd_dist.pm.modes import white_noise
+from pmwd_dist.pm.status import Code, Status
+
+Position = dict[str, Any]
+
+
+class Model(eqx.Module):
+    """A model of data: a forward model, priors of its parameters and a likelihood.
+
+    A position is a pytree {"noise": white noise on the particle lattice, "parameters": {name: u}}, all standard normal
+    a priori: u is a whitened parameter (`priors`). The modes are the white noise itself, in real space: that basis is
+    orthonormal, divided over devices like every field, the same on any number of them, and has no planes of conjugates
+    to keep equal across devices, as Fourier modes of a real field have. A filter per mode, for preconditioning, is two
+    transforms.
+
+    Args:
+      config: the simulation.
+      forward: function (noise, parameters) -> field on the mesh in units of its mean, or (field, status).
+      priors: of the parameters that are sampled, by name.
+      likelihood: `Gaussian`, `Poisson`, or an object with their methods.
+
+    Raises:
+      ValueError: a parameter of the likelihood or the forward model without a prior, or parameters that exclude each
+        other.
+    """
+
+    config: Config = eqx.field(static=True)
+    forward: Callable[..., Any]
+    likelihood: Any
+    items: tuple[tuple[str, Prior], ...] = eqx.field(static=True)
+
+    def __init__(
+        self,
+        config: Config,
+        forward: Callable[[Array, Mapping[str, ArrayLike]], Any],
+        priors: Mapping[str, Prior],
+        likelihood: Likelihood,
+    ):
+        check_config(config)
+        if not callable(forward):
+            raise ArgumentError("forward", forward, "must be a function of (noise, parameters)")
+        self.config, self.forward, self.items = config, forward, tuple(priors.items())
+        self.likelihood = jax.tree.map(self._place, likelihood)
+        observable = getattr(forward, "observable", None)
+        named = [getattr(forward, "bias", None), getattr(likelihood, "name", None), *getattr(observable, "names", ())]
+        for name in named:
+            if isinstance(name, str) and name not in priors:
+                raise ArgumentError("priors", list(priors), f"lacks {name!r}", f"add a prior of {name}")
+        if "Omega_m" in priors and "Omega_c" in priors:
+            raise ArgumentError("priors", list(priors), "has both Omega_m and Omega_c", "leave one of them out")
+
+    @property
+    def priors(self) -> dict[str, Prior]:
+        """Priors of the parameters, by name."""
+        return dict(self.items)
+
+    @property
+    def cosmology(self) -> tuple[str, ...]:
+        """Names of the parameters of the cosmology that are sampled."""
+        return tuple(name for name in self.priors if name in COSMOLOGY)
+
+    def draw(self, key: Array, **values: Any) -> Position:
+        """A position drawn from the prior, with some parameters given.
+
+        Raises:
+          ValueError: a value that its prior excludes, or of a parameter without a prior.
+        """
+        return self.draw_around(key, whiten(values, self.priors))
+
+    @eqx.filter_jit
+    def draw_around(self, key: Array, given: dict[str, Array]) -> Position:
+        """A position drawn from the prior, with some whitened parameters given."""
+        noise_key, key = jax.random.split(key)
+        drawn = trees.normal_like(key, {name: jnp.zeros(()) for name in self.priors})
+        return self._replicate({"noise": white_noise(noise_key, self.config), "parameters": drawn | given})
+
+    def parameters(self, position: Position) -> dict[str, Array]:
+        """Parameters of a position."""
+        return unwhiten(position["parameters"], self.priors)
+
+    def predict(self, noise: Array, parameters: Mapping[str, ArrayLike]) -> tuple[Array, Array]:
+        """The field that the forward model predicts, and whether it succeeded."""
+        out = self.forward(noise, parameters)
+        field, status = out if isinstance(out, tuple) else (out, None)
+        if status is None:
+            return field, jnp.ones((), bool)
+        return field, (status.code if isinstance(status, Status) else status) == Code.SUCCESSFUL
+
+    @eqx.filter_jit
+    def mock(self, key: Array, position: Position) -> Array:
+        """Data drawn from the likelihood at a position; not a number where the simulation failed."""
+        parameters = self.parameters(position)
+        field, fine = self.predict(position["noise"], parameters)
+        data = self.likelihood.draw(key, field, parameters, self.config)
+        return jax.lax.with_sharding_constraint(jnp.where(fine, data, jnp.nan), self.config.decomposition.sharding)
+
+    def condition(
+        self, data: Any, *, precondition: str | None = None, fiducial: Mapping[str, float] | None = None
+    ) -> Posterior:
+        """The posterior, given data.
+
+        Args:
+          data: on the mesh.
+          precondition: "wiener": positions are scaled mode by mode by the standard deviation that the noise has in
+            linear theory, given data and the fiducial parameters; None: positions are the noise.
+          fiducial: parameters of the preconditioner; default: medians of the priors.
+
+        Raises:
+          ValueError: data that can't have come from the likelihood, or a forward model without a response.
+        """
+        self.likelihood.check(data, self.config)
+        data = self._place(jnp.asarray(data, float))
+        data = jnp.where(jnp.isfinite(data), data, 1)  # behind the mask
+        white = dict.fromkeys(self.priors, jnp.zeros(())) | whiten(fiducial or {}, self.priors)
+        if precondition is None:
+            return Posterior(self, data, None)
+        if precondition != "wiener":
+            raise ArgumentError("precondition", precondition, 'must be "wiener" or None')
+        preconditioner = Preconditioner(self.forward, self.likelihood, unwhiten(white, self.priors), self.config)
+        return Posterior(self, data, preconditioner)
+
+    def _place(self, x: Any) -> Any:
+        whole = getattr(x, "shape", None) == self.config.mesh_shape
+        return jax.device_put(x, self.config.decomposition.sharding) if whole else x
+
+    def _replicate(self, position: Position) -> Position:
+        """The position, its parameters on every device: where steps return them, so that these compile once."""
+        replicated = self.config.decomposition.replicated
+        numbers = {k: jax.lax.with_sharding_constraint(x, replicated) for k, x in position["parameters"].items()}
+        return {"noise": position["noise"], "parameters": numbers}
+
+
+class Posterior(eqx.Module):
+    """The posterior of a model, given data: a log density of positions, and draws to start from.
+
+    Positions are as those of `Model`, but for the noise, which is that of the model divided mode by mode by the scale
+    of the preconditioner, if there is one.
+    """
+
+    model: Model
+    data: Array
+    preconditioner: Preconditioner | None
+
+    def logdensity(self, position: Position) -> Array:
+        """Logarithm of the posterior density, up to a constant; -inf where the simulation failed."""
+        noise, parameters = self.unwhiten(position)
+        field, fine = self.model.predict(noise, parameters)
+        value = self.model.likelihood.logdensity(self.data, field, parameters, self.model.config)
+        value = value - 0.5 * trees.dot(noise, noise) - 0.5 * trees.dot(*[position["parameters"]] * 2)
+        return jnp.where(fine & jnp.isfinite(value), value, -jnp.inf)
+
+    def unwhiten(self, position: Position) -> tuple[Array, dict[str, Array]]:
+        """White noise of unit variance a priori, and parameters, of a position."""
+        noise = lattice_field(position["noise"], self.model.config, "position['noise']")
+        if self.preconditioner is not None:
+            noise = filtered(noise, self.preconditioner.scale, self.model.config)
+        return noise, self.model.parameters(position)
+
+    def whiten(self, noise: Array, white: Mapping[str, ArrayLike]) -> Position:
+        """The position of white noise and whitened parameters."""
+        if self.preconditioner is not None:
+            noise = filtered(noise, 1 / self.preconditioner.scale, self.model.config)
+        return {"noise": noise, "parameters": dict(white)}
+
+    @eqx.filter_jit
+    def initial(self, key: Array, **values: Any) -> Position:
+        """A position to start from: parameters from the prior, but for those given, and the noise given them.
+
+        The noise is a draw from its posterior in linear theory where there is a preconditioner (Hoffman & Ribak 1991),
+        and from its prior otherwise.
+        """
+        model = self.model
+        draw_key, key = jax.random.split(key)
+        position = model.draw_around(draw_key, whiten(values, model.priors))
+        noise = position["noise"]
+        if self.preconditioner is not None:
+            parameters = model.parameters(position)
+            noise = wiener_draw(key, noise, self.data, parameters, model.forward, model.likelihood, model.config)
+        return self.whiten(noise, position["parameters"])

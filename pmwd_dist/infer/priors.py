@@ -1,0 +1,201 @@
+"""Priors of parameters, each a bijection from a standard normal variable: parameters are sampled whitened."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax.numpy as jnp
+from jax.core import Tracer
+from jax.scipy.special import ndtr, ndtri
+from jax.scipy.stats import norm
+from jax.typing import ArrayLike
+from jaxtyping import Array
+
+from pmwd_dist._errors import ArgumentError
+
+
+class Prior(Protocol):
+    """The distribution of a parameter, as the image of a standard normal variable u."""
+
+    def forward(self, u: ArrayLike) -> Array:
+        """The parameter at u."""
+        ...
+
+    def inverse(self, value: ArrayLike) -> Array:
+        """The u of a parameter; not finite where the prior excludes it."""
+        ...
+
+    def logdensity(self, value: ArrayLike) -> Array:
+        """Logarithm of the normalised density at a parameter, -inf where it is excluded."""
+        ...
+
+
+@dataclass(frozen=True)
+class Normal:
+    """A normal distribution, truncated where low or high is given.
+
+    Args:
+      mean, sd: of the distribution before it is truncated.
+      low, high: bounds; default: none.
+
+    Raises:
+      ValueError: a number that is not finite, sd not positive, or bounds that leave less than 1e-6 of the distribution.
+    """
+
+    mean: float
+    sd: float
+    low: float = -math.inf
+    high: float = math.inf
+
+    def __post_init__(self):
+        _check_finite(self, "mean", "sd")
+        _check_positive(self, "sd")
+        _check_bounds(self)
+        below, above = self._tails
+        if 1 - below - above < 1e-6:
+            constraint = f"leaves less than 1e-6 of Normal({self.mean}, {self.sd}) up to high={self.high}"
+            raise ArgumentError("low", self.low, constraint, "widen the bounds, or use Uniform")
+
+    @property
+    def _tails(self) -> tuple[float, float]:
+        """Probabilities that the bounds cut off below and above."""
+        low, high = (self.low - self.mean) / self.sd, (self.high - self.mean) / self.sd
+        return math.erfc(-low / math.sqrt(2)) / 2, math.erfc(high / math.sqrt(2)) / 2
+
+    def forward(self, u: ArrayLike) -> Array:
+        """The parameter at u: equal quantiles, counted from the nearer end, where probabilities keep their digits."""
+        u = jnp.asarray(u, float)
+        if math.isinf(self.low) and math.isinf(self.high):
+            return self.mean + self.sd * u
+        below, above = self._tails
+        left = ndtri(below + (1 - below - above) * ndtr(jnp.where(u < 0, u, 0)))
+        right = -ndtri(above + (1 - below - above) * ndtr(jnp.where(u < 0, 0, -u)))
+        return jnp.clip(self.mean + self.sd * jnp.where(u < 0, left, right), self.low, self.high)
+
+    def inverse(self, value: ArrayLike) -> Array:
+        """The u of a parameter."""
+        x = (jnp.asarray(value, float) - self.mean) / self.sd
+        if math.isinf(self.low) and math.isinf(self.high):
+            return x
+        below, above = self._tails
+        left = ndtri((ndtr(x) - below) / (1 - below - above))
+        right = -ndtri((ndtr(-x) - above) / (1 - below - above))
+        return jnp.where(left < 0, left, right)
+
+    def logdensity(self, value: ArrayLike) -> Array:
+        """Logarithm of the normalised density."""
+        value, (below, above) = jnp.asarray(value, float), self._tails
+        inside = (value >= self.low) & (value <= self.high)
+        density = norm.logpdf(value, self.mean, self.sd) - math.log(1 - below - above)
+        return jnp.where(inside, density, -jnp.inf)
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """A uniform distribution from low to high.
+
+    Raises:
+      ValueError: bounds that are not finite, or not in order.
+    """
+
+    low: float
+    high: float
+
+    def __post_init__(self):
+        _check_finite(self, "low", "high")
+        _check_bounds(self)
+
+    def forward(self, u: ArrayLike) -> Array:
+        """The parameter at u, counted from the nearer end."""
+        u, width = jnp.asarray(u, float), self.high - self.low
+        left = self.low + width * ndtr(jnp.where(u < 0, u, 0))
+        return jnp.where(u < 0, left, self.high - width * ndtr(jnp.where(u < 0, 0, -u)))
+
+    def inverse(self, value: ArrayLike) -> Array:
+        """The u of a parameter."""
+        value, width = jnp.asarray(value, float), self.high - self.low
+        left = ndtri((value - self.low) / width)
+        return jnp.where(left < 0, left, -ndtri((self.high - value) / width))
+
+    def logdensity(self, value: ArrayLike) -> Array:
+        """Logarithm of the normalised density."""
+        value = jnp.asarray(value, float)
+        inside = (value >= self.low) & (value <= self.high)
+        return jnp.where(inside, -math.log(self.high - self.low), -jnp.inf)
+
+
+@dataclass(frozen=True)
+class LogNormal:
+    """The distribution of a positive parameter whose logarithm is normal.
+
+    Args:
+      median: of the parameter.
+      sd: of its logarithm.
+
+    Raises:
+      ValueError: a number that is not finite and positive.
+    """
+
+    median: float
+    sd: float
+
+    def __post_init__(self):
+        _check_finite(self, "median", "sd")
+        _check_positive(self, "median", "sd")
+
+    def forward(self, u: ArrayLike) -> Array:
+        """The parameter at u."""
+        return self.median * jnp.exp(self.sd * jnp.asarray(u, float))
+
+    def inverse(self, value: ArrayLike) -> Array:
+        """The u of a parameter."""
+        return jnp.log(jnp.asarray(value, float) / self.median) / self.sd
+
+    def logdensity(self, value: ArrayLike) -> Array:
+        """Logarithm of the normalised density."""
+        value = jnp.asarray(value, float)
+        safe = jnp.where(value > 0, value, 1.0)
+        density = norm.logpdf(jnp.log(safe / self.median) / self.sd) - jnp.log(safe * self.sd)
+        return jnp.where(value > 0, density, -jnp.inf)
+
+
+def whiten(values: Mapping[str, Any], priors: Mapping[str, Prior]) -> dict[str, Array]:
+    """Whitened parameters, in the order of the priors.
+
+    Raises:
+      ValueError: a name that has no prior, or a value that its prior excludes; traced values are not looked at.
+    """
+    for name in values:
+        if name not in priors:
+            remedy = f"use one of {', '.join(priors)}" if priors else "there are no priors"
+            raise ArgumentError(name, values[name], "has no prior", remedy)
+    white = {name: priors[name].inverse(values[name]) for name in priors if name in values}
+    for name, u in white.items():
+        if not isinstance(u, Tracer) and not math.isfinite(float(u)):
+            raise ArgumentError(name, values[name], f"is excluded by its prior {priors[name]}")
+    return white
+
+
+def unwhiten(white: Mapping[str, ArrayLike], priors: Mapping[str, Prior]) -> dict[str, Array]:
+    """Parameters of whitened ones."""
+    return {name: priors[name].forward(u) for name, u in white.items()}
+
+
+def _check_finite(prior: Any, *names: str) -> None:
+    for name in names:
+        if not math.isfinite(getattr(prior, name)):
+            raise ArgumentError(name, getattr(prior, name), "must be a finite number")
+
+
+def _check_positive(prior: Any, *names: str) -> None:
+    for name in names:
+        if not getattr(prior, name) > 0:
+            raise ArgumentError(name, getattr(prior, name), "must be positive")
+
+
+def _check_bounds(prior: Any) -> None:
+    if not prior.low < prior.high:
+        raise ArgumentError("low", prior.low, f"must be less than high={prior.high}")

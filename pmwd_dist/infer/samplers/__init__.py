@@ -1,0 +1,1 @@
+"""Samplers on pytrees of divided fields: functions of key, state and log density, with the names of blackjax."""

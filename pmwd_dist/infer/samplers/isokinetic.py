@@ -1,0 +1,115 @@
+"""Dynamics of samplers whose momentum is a direction, of constant norm: microcanonical ones.
+
+The Hamiltonian of energy-sampling dynamics makes the position follow the density when the direction u obeys
+du/dt = (1 - u u) grad log p / (d - 1) (Ver Steeg & Galstyan 2021; Robnik et al. 2022, arXiv 2212.08549).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from pmwd_dist.infer import trees
+
+# Palindromic, of minimal norm (McLachlan 1995): two gradients a step.
+_MCLACHLAN = 0.1931833275037836
+
+LogDensity = Callable[[Any], Array]
+
+
+class IntegratorState(NamedTuple):
+    """A point of a trajectory: position, momentum, log density and its gradient, as in blackjax."""
+
+    position: Any
+    momentum: Any
+    logdensity: Array
+    logdensity_grad: Any
+
+
+def value_and_grad(logdensity: LogDensity, position: Any) -> tuple[Array, Any]:
+    """The log density, a callable that need not be hashable, and its gradient."""
+
+    def call(position: Any) -> Array:
+        return logdensity(position)
+
+    return jax.value_and_grad(call)(position)
+
+
+def start(position: Any, momentum: Any, logdensity: LogDensity) -> IntegratorState:
+    """The state at a position."""
+    value, slope = value_and_grad(logdensity, position)
+    return IntegratorState(position, momentum, value, slope)
+
+
+def mclachlan_step(
+    state: IntegratorState, step_size: Array, logdensity: LogDensity, inverse_mass_matrix: Any = 1.0
+) -> tuple[IntegratorState, Array]:
+    """One step of McLachlan's integrator, and the change of the kinetic energy.
+
+    Args:
+      state: where it begins.
+      step_size: distance along the trajectory, in units of the root of the inverse mass matrix.
+      logdensity: function of the position.
+      inverse_mass_matrix: diagonal, a number or a pytree whose leaves broadcast against the position's.
+    """
+    root = jax.tree.map(jnp.sqrt, inverse_mass_matrix)
+
+    def kick(state: IntegratorState, weight: Any) -> tuple[IntegratorState, Array]:
+        momentum, change = turn(state.momentum, trees.multiply(state.logdensity_grad, root), weight * step_size)
+        return state._replace(momentum=momentum), change
+
+    def kick_and_drift(state: IntegratorState, weight: Array) -> tuple[IntegratorState, Array]:
+        state, change = kick(state, weight)
+        position = trees.add(state.position, 0.5 * step_size, trees.multiply(state.momentum, root))
+        return start(position, state.momentum, logdensity), change
+
+    # A loop, so that the gradient is compiled once.
+    weights = jnp.asarray([_MCLACHLAN, 1 - 2 * _MCLACHLAN], state.logdensity.dtype)
+    state, changes = jax.lax.scan(kick_and_drift, state, weights)
+    state, change = kick(state, _MCLACHLAN)
+    return state, jnp.sum(changes) + change
+
+
+def turn(momentum: Any, slope: Any, distance: Array) -> tuple[Any, Array]:
+    """Turn a direction towards a constant gradient over a distance; also the change of the kinetic energy.
+
+    With g the norm of the gradient, e its direction, x = distance g / (d - 1) and c = u e:
+    u -> (u + e (sinh x + c (cosh x - 1))) / (cosh x + c sinh x), and the energy changes by (d - 1) times the logarithm
+    of the denominator. Both are written with exp(-x), which can't overflow.
+    """
+    dimensions = trees.size(momentum)
+    length = trees.norm(slope)
+    towards = trees.scale(1 / jnp.where(length > 0, length, 1), slope)
+    x = distance * length / (dimensions - 1)
+    cosine = trees.dot(momentum, towards)
+    z = jnp.exp(-x)
+    moved = trees.add(trees.scale(2 * z, momentum), (1 - z) * (1 + z + cosine * (1 - z)), towards)
+    logarithm = x + jnp.log1p(0.5 * jnp.expm1(-2 * x) * (1 - cosine))
+    return trees.scale(1 / trees.norm(moved), moved), (dimensions - 1) * logarithm
+
+
+def refresh(key: Array, momentum: Any, step_size: Array, L: Array) -> Any:
+    """The momentum with noise, such that it forgets its direction over a length L; unchanged where L is infinite."""
+    noise = trees.normal_like(key, momentum)
+    size = jnp.sqrt(jnp.expm1(2 * step_size / L) / trees.size(momentum))
+    moved = trees.add(momentum, size, noise)
+    return trees.where(jnp.isinf(L), momentum, trees.scale(1 / trees.norm(moved), moved))
+
+
+def langevin_step(
+    key: Array,
+    state: IntegratorState,
+    step_size: Array,
+    L: Array,
+    logdensity: LogDensity,
+    inverse_mass_matrix: Any = 1.0,
+) -> tuple[IntegratorState, Array]:
+    """A step of the dynamics between two partial refreshments of the momentum, and the change of the kinetic energy."""
+    before, after = jax.random.split(key)
+    state = state._replace(momentum=refresh(before, state.momentum, 0.5 * step_size, L))
+    state, kinetic = mclachlan_step(state, step_size, logdensity, inverse_mass_matrix)
+    return state._replace(momentum=refresh(after, state.momentum, 0.5 * step_size, L)), kinetic

@@ -1,0 +1,220 @@
+"""Sample a posterior in chunks that go to disk: a run that is stopped goes on where it was, to the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist.infer.chains import Arrays, Chain, ChainFolder, identity_of
+from pmwd_dist.infer.model import Position, Posterior
+from pmwd_dist.infer.samplers import mclmc
+from pmwd_dist.infer.samplers.isokinetic import IntegratorState
+from pmwd_dist.infer.samplers.tuning import Tuning, tune
+from pmwd_dist.parallel.inputs import whole_number
+from pmwd_dist.pm.status import SimulationError
+
+
+class Moments(NamedTuple):
+    """Running mean of the white noise, and sum of squares around it."""
+
+    draws: Array
+    mean: Array
+    square: Array
+
+
+class _Run(NamedTuple):
+    """State of all chains."""
+
+    states: IntegratorState
+    tuning: Tuning
+    moments: Moments
+
+
+def sample(
+    posterior: Posterior,
+    positions: Position,
+    *,
+    key: Array,
+    steps: int,
+    output: str | Path,
+    tuning_steps: int = 1000,
+    thin: int = 1,
+    chunk: int = 100,
+    keep_noise: bool = False,
+    most_failures: float = 0.05,
+    spmd_axis_name: str | None = None,
+) -> Chain:
+    """Sample a posterior by MCLMC, chain by chain in a batch, and keep all on disk.
+
+    The first chain tunes step size, L and masses; the others then run as long with these before draws are kept. Called
+    again with the same arguments, it goes on after the last complete chunk; steps may be raised.
+
+    Args:
+      posterior: of a model, given data.
+      positions: where the chains begin, with a leading axis of chains, such as jax.vmap(posterior.initial)(keys).
+      key: of jax.random.
+      steps: of each chain, after tuning: a multiple of thin * chunk.
+      output: folder. A chain of another model there is not continued; a forward model that is a plain function is known
+        by its name.
+      tuning_steps: before.
+      thin: steps between draws that are kept.
+      chunk: draws between writes to disk.
+      keep_noise: whether to keep the white noise of the last draw of each chunk.
+      most_failures: share of the steps of a chunk that may end in failed simulations.
+      spmd_axis_name: axis of the device mesh over which chains are divided, if any.
+
+    Raises:
+      ValueError: an argument out of its range, or a folder with a chain of another model.
+      SimulationError: the start, or too many steps, failed.
+    """
+    _check(posterior, positions, steps, thin, chunk)
+    whole_number(tuning_steps, "tuning_steps", least=40)
+    schedule = {"tuning_steps": tuning_steps, "thin": thin, "chunk": chunk, "keep_noise": keep_noise}
+    folder = ChainFolder(output, _identity(posterior, positions, key) | identity_of(schedule))
+    begin_key, tune_key, run_key = jax.random.split(key, 3)
+    run = _begin(begin_key, positions, posterior, spmd_axis_name)
+    if not bool(jnp.all(jnp.isfinite(run.states.logdensity))):
+        raise SimulationError("the log density is not finite where a chain begins; draw other positions")
+    advance = partial(_advance, thin=thin, chunk=chunk, axis=spmd_axis_name)
+    stored = folder.state()
+    if stored is None:
+        run = _tuned(tune_key, run, posterior, tuning_steps, advance, -(-tuning_steps // (thin * chunk)))
+        folder.write_state(_pack(run, 0))
+        done = 0
+    else:
+        run, done = _unpack(stored, run), int(stored["chunks"])
+    for index in range(done, steps // (thin * chunk)):
+        chunk_key = jax.random.fold_in(run_key, index)
+        run, draws = advance(chunk_key, run, posterior)
+        arrays = {name: np.asarray(x) for name, x in draws.items()}
+        failed = 1 - float(np.mean(arrays["nonans"]))
+        if failed > most_failures:
+            raise SimulationError(
+                f"{failed:.1%} of the steps of chunk {index} failed, more than {most_failures:.1%}; "
+                "tune for longer, or look at the priors, the halo and the steps of the simulation"
+            )
+        if keep_noise:
+            arrays["noise"] = np.asarray(_unwhitened(run.states.position, posterior, spmd_axis_name))
+        folder.write(index, arrays, _pack(run, index + 1))
+    return folder.load()
+
+
+def _identity(posterior: Posterior, positions: Position, key: Array) -> dict[str, str]:
+    """What decides the bits of a chain, but for its schedule."""
+    model = posterior.model
+    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    parts = {"config": model.config, "model": model.forward, "priors": model.items, "likelihood": model.likelihood}
+    of_posterior = {"data": posterior.data, "preconditioner": posterior.preconditioner}
+    return identity_of(parts | of_posterior | {"start": positions, "key": jax.random.key_data(key) if typed else key})
+
+
+@eqx.filter_jit
+def _begin(key: Array, positions: Position, posterior: Posterior, axis: str | None) -> _Run:
+    keys = jax.random.split(key, positions["noise"].shape[0])
+    start = partial(mclmc.init, logdensity=posterior.logdensity)
+    states = jax.vmap(start, spmd_axis_name=axis)(keys, positions)
+    one = jnp.ones((), states.logdensity.dtype)
+    tuning = Tuning(one, one, jax.tree.map(lambda _: one, positions))
+    empty = jnp.zeros_like(positions["noise"][0])
+    return _Run(states, tuning, Moments(jnp.zeros(()), empty, empty))
+
+
+def _tuned(
+    key: Array, run: _Run, posterior: Posterior, steps: int, advance: Callable[..., tuple[_Run, Any]], chunks: int
+) -> _Run:
+    """The chains after tuning: by the first, after which the others come to their typical set in some chunks."""
+    first_key, key = jax.random.split(key)
+    first, tuning = tune(first_key, jax.tree.map(lambda x: x[0], run.states), posterior.logdensity, steps=steps)
+    tuning = jax.tree.map(lambda x, like: jax.device_put(x.astype(like.dtype), like.sharding), tuning, run.tuning)
+    states = jax.tree.map(lambda x, y: jax.device_put(x.at[0].set(y), x.sharding), run.states, first)
+    moved = run._replace(states=states, tuning=tuning)
+    if run.states.logdensity.shape[0] > 1:
+        for i in range(chunks):
+            moved, _ = advance(jax.random.fold_in(key, i), moved, posterior)
+    return moved._replace(moments=run.moments)
+
+
+@eqx.filter_jit
+def _advance(
+    key: Array, run: _Run, posterior: Posterior, thin: int, chunk: int, axis: str | None
+) -> tuple[_Run, dict[str, Array]]:
+    """A chunk of draws of all chains, with arrays of shape (chains, draws) or (chains, steps)."""
+    chains = run.states.logdensity.shape[0]
+    step = partial(mclmc.step, logdensity=posterior.logdensity, **run.tuning._asdict())
+    every = jax.vmap(step, spmd_axis_name=axis)
+
+    def once(states: IntegratorState, key: Array) -> Any:
+        states, info = every(jax.random.split(key, chains), states)
+        return states, (info.energy_change, info.nonans)
+
+    def draw(carry: tuple[IntegratorState, Moments], key: Array) -> Any:
+        states, moments = carry
+        states, (energy, nonans) = jax.lax.scan(once, states, jax.random.split(key, thin))
+        noise = _unwhitened(states.position, posterior, axis)
+        for i in range(chains):
+            moments = _add(moments, noise[i])
+        kept = {
+            f"parameter/{k}": prior.forward(states.position["parameters"][k])
+            for k, prior in posterior.model.priors.items()
+        }
+        return (states, moments), (kept | {"logdensity": states.logdensity}, (energy, nonans))
+
+    (states, moments), (kept, each) = jax.lax.scan(draw, (run.states, run.moments), jax.random.split(key, chunk))
+    arrays = {name: x.T for name, x in kept.items()}
+    arrays["energy_change"], arrays["nonans"] = (x.reshape(-1, chains).T for x in each)
+    return _Run(states, run.tuning, moments), arrays
+
+
+@eqx.filter_jit
+def _unwhitened(positions: Position, posterior: Posterior, axis: str | None) -> Array:
+    """White noise of all chains."""
+    return jax.vmap(lambda z: posterior.unwhiten(z)[0], spmd_axis_name=axis)(positions)
+
+
+def _add(moments: Moments, x: Array) -> Moments:
+    """The moments with one more draw (Welford 1962)."""
+    draws = moments.draws + 1
+    away = x - moments.mean
+    mean = moments.mean + away / draws.astype(x.dtype)
+    return Moments(draws, mean, moments.square + away * (x - mean))
+
+
+def _pack(run: _Run, chunks: int) -> Arrays:
+    leaves = {f"run/{i:03d}": np.asarray(x) for i, x in enumerate(jax.tree.leaves((run.states, run.tuning)))}
+    moments = {f"moments/{name}": np.asarray(x) for name, x in run.moments._asdict().items()}
+    return leaves | moments | {"chunks": np.asarray(chunks)}
+
+
+def _unpack(stored: Arrays, like: _Run) -> _Run:
+    """What was packed, placed as what begins a run."""
+
+    def placed(x: np.ndarray, template: Array) -> Array:
+        return jax.device_put(jnp.asarray(x, template.dtype), template.sharding)
+
+    leaves, treedef = jax.tree.flatten((like.states, like.tuning))
+    values = [placed(stored[f"run/{i:03d}"], x) for i, x in enumerate(leaves)]
+    states, tuning = jax.tree.unflatten(treedef, values)
+    moments = Moments(*(placed(stored[f"moments/{name}"], x) for name, x in like.moments._asdict().items()))
+    return _Run(states, tuning, moments)
+
+
+def _check(posterior: Posterior, positions: Position, steps: int, thin: int, chunk: int) -> None:
+    if jax.process_count() > 1:
+        raise ArgumentError("posterior", "", "needs a program of one process", show_value=False)
+    shape, lattice = jnp.shape(positions["noise"]), posterior.model.config.particle_shape
+    if shape[1:] != lattice:
+        remedy = "use jax.vmap(posterior.initial)(keys)"
+        raise ArgumentError("positions['noise'].shape", shape, f"must be (chains, *{lattice})", remedy)
+    for name, value in (("thin", thin), ("chunk", chunk), ("steps", steps)):
+        whole_number(value, name, least=1)
+    if steps % (thin * chunk):
+        raise ArgumentError("steps", steps, f"must be a multiple of thin * chunk = {thin * chunk}")

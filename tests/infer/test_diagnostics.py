@@ -1,0 +1,69 @@
+"""Diagnostics of chains against arviz-stats."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from arviz_stats.base import array_stats
+
+from pmwd_dist import infer
+
+
+def chains(name: str) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    count, draws, correlation = {
+        "slow": (4, 501, 0.95),
+        "fast": (2, 400, -0.5),
+        "one": (1, 200, 0.7),
+        "short": (3, 9, 0.3),
+    }[name]
+    noise, x = rng.standard_normal((count, draws)), np.zeros((count, draws))
+    for i in range(1, draws):
+        x[:, i] = correlation * x[:, i - 1] + noise[:, i]
+    x[0] += 0.5  # a chain that is elsewhere
+    return np.round(x, 1) if name == "slow" else np.exp(0.3 * x)  # with equal values, and skewed
+
+
+@pytest.mark.parametrize("name", ["slow", "fast", "one", "short"])
+def test_diagnostics_are_those_of_arviz(name: str) -> None:
+    x = chains(name)
+    assert infer.ess_bulk(x) == pytest.approx(array_stats.ess(x, method="bulk"), rel=1e-9)
+    assert infer.ess_tail(x) == pytest.approx(array_stats.ess(x, method="tail", prob=(0.05, 0.95)), rel=1e-9)
+    assert infer.ess_mean(x) == pytest.approx(array_stats.ess(x, method="mean"), rel=1e-9)
+    if len(x) > 1:  # theirs needs two chains
+        assert infer.rhat(x) == pytest.approx(array_stats.rhat(x, method="rank"), rel=1e-9)
+
+
+def test_independent_draws_count_all_and_others_few() -> None:
+    rng = np.random.default_rng(1)
+    draws = {"a": rng.standard_normal((4, 1000)), "b": np.repeat(rng.standard_normal((4, 50)), 20, axis=1)}
+    table = infer.summary(draws)
+    assert table["a"]["rhat"] < 1.01 and table["a"]["ess_bulk"] > 3000
+    assert 100 < table["b"]["ess_bulk"] < 400  # 200 different values
+    sizes = [infer.ess_mean(x) for x in draws.values()]
+    harmonic = len(sizes) / sum(1 / size for size in sizes)
+    assert infer.evaluations_per_ess(draws, 8000) == pytest.approx(8000 / harmonic)
+    stuck = np.stack([np.zeros(100), np.ones(100)])
+    assert infer.rhat(stuck) > 1e6
+
+
+def test_energy_errors_are_per_dimension() -> None:
+    x = np.random.default_rng(2).standard_normal((2, 5000)) * np.sqrt(1000 * 5e-4)
+    table = infer.energy_errors(x, 1000)
+    assert table["variance"] == pytest.approx(5e-4, rel=0.05)
+    assert table["outliers"] == 0
+    x[0, 7] = 100.0
+    assert infer.energy_errors(x, 1000)["outliers"] == pytest.approx(1e-4)
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (np.zeros((2, 3)), r"draws.shape=\(2, 3\) must be \(chains, draws\) with 4 draws or more"),
+        (np.full((2, 9), np.nan), "draws holds values that are no finite numbers"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_wrong_draws_are_refused(x: np.ndarray, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        infer.rhat(x)

@@ -1,0 +1,124 @@
+"""Likelihoods against SciPy, and what their arguments and data must be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import problems
+import pytest
+from scipy import stats
+
+import pmwd_dist as pmd
+from pmwd_dist import infer
+
+SHAPE = (4, 6, 5)
+
+
+@pytest.fixture(scope="module")
+def config() -> pmd.Config:
+    return pmd.Config(box_size=(20.0, 30.0, 25.0), mesh_shape=SHAPE, decomposition=(1, 1))
+
+
+@pytest.fixture(scope="module")
+def field() -> np.ndarray:
+    return 1 + 0.3 * np.random.default_rng(0).standard_normal(SHAPE)
+
+
+def test_gaussian_is_that_of_scipy(config: pmd.Config, field: np.ndarray) -> None:
+    rng = np.random.default_rng(1)
+    data, sigma, mask = field + rng.standard_normal(SHAPE), rng.uniform(0.5, 2, SHAPE), rng.random(SHAPE) < 0.7
+    terms = stats.norm.logpdf(data, field, sigma) + 0.5 * np.log(2 * np.pi)
+    ours = infer.Gaussian(sigma, mask=mask).logdensity(data, field, {}, config)
+    np.testing.assert_allclose(ours, terms[mask].sum(), rtol=1e-12)
+    free = infer.Gaussian("noise_sd").logdensity(data, field, {"noise_sd": 0.7}, config)
+    np.testing.assert_allclose(free, (stats.norm.logpdf(data, field, 0.7) + 0.5 * np.log(2 * np.pi)).sum(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("pdims", [(1, 1), (1, 2)])  # the second pads the spectrum
+def test_modes_up_to_k_max_are_compared(pdims: tuple[int, int], field: np.ndarray) -> None:
+    config = pmd.Config(
+        box_size=(20.0, 30.0, 25.0), mesh_shape=SHAPE, decomposition=pmd.Decomposition(pdims, jax.devices()[: pdims[1]])
+    )
+    data, sigma, k_max = field + np.random.default_rng(2).standard_normal(SHAPE), 0.7, 0.5
+    k = np.sqrt(sum(k_**2 for k_ in problems.wavevectors(SHAPE, config.box_size)))
+    kept = (k <= k_max) & (k > 0)
+    modes = np.fft.fftn(data - field, norm="ortho")[kept]
+    expected = -0.5 * np.sum(abs(modes) ** 2) / sigma**2 - kept.sum() * np.log(sigma)
+    ours = jax.jit(lambda d, f: infer.Gaussian(sigma, k_max=k_max).logdensity(d, f, {}, config))(data, field)
+    np.testing.assert_allclose(ours, expected, rtol=1e-12)
+
+
+def test_poisson_is_that_of_scipy(config: pmd.Config, field: np.ndarray) -> None:
+    rng = np.random.default_rng(3)
+    selection, mask = rng.uniform(0.2, 1, SHAPE), rng.random(SHAPE) < 0.7
+    likelihood = infer.Poisson(3.0, selection=selection, mask=mask)
+    data = np.asarray(likelihood.draw(jax.random.key(0), jax.numpy.asarray(field), {}, config))
+    likelihood.check(data, config)
+    expected = stats.poisson.logpmf(data, 3 * selection * field)[mask].sum()
+    np.testing.assert_allclose(likelihood.logdensity(data, field, {}, config), expected, rtol=1e-12)
+    # Where bias makes the prediction negative: a positive mean, and one slope at the joint.
+    low = jax.numpy.asarray([-1.0, 0.0, 0.01 - 1e-9, 0.01 + 1e-9, 1.0])
+    mean = np.asarray(infer.Poisson(1.0).mean(low, {}))
+    assert (mean > 0).all() and (np.diff(mean) > 0).all()
+    slope = np.asarray(jax.vmap(jax.grad(lambda x: infer.Poisson(1.0).mean(x, {})))(low))
+    np.testing.assert_allclose(slope[2:], 1, rtol=1e-6)
+
+
+def test_preconditioners_see_the_mean_noise(config: pmd.Config, field: np.ndarray) -> None:
+    mask = np.zeros(SHAPE)
+    mask[:2] = 1
+    assert infer.Gaussian(0.5, mask=mask).noise_variance({}, config) == pytest.approx(0.5)
+    assert infer.Poisson(4.0, mask=mask).noise_variance({}, config) == pytest.approx(0.5)
+    contrast = np.asarray(infer.Poisson(4.0, mask=mask).contrast(8 * np.ones(SHAPE), {}))
+    np.testing.assert_array_equal(contrast, mask)
+
+
+def damaged(value: float) -> np.ndarray:
+    data = np.ones(SHAPE)
+    data[1, 2, 3] = value
+    return data
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "data", "message"),
+    [
+        (
+            infer.Gaussian(1.0),
+            damaged(np.nan),
+            r"data holds 1 values that are no finite numbers, the first at \(1, 2, 3\)",
+        ),
+        (infer.Gaussian(1.0), np.ones((4, 4, 4)), r"data.shape=\(4, 4, 4\) must be mesh_shape=\(4, 6, 5\)"),
+        (infer.Poisson(1.0), damaged(-1.0), "data=.*-1.0.* is no number of galaxies; use Gaussian"),
+        (infer.Poisson(1.0), damaged(0.5), "data=.*0.5.* is no number of galaxies"),
+        (infer.Poisson(1.0, selection=damaged(0.0)), 2 * np.ones(SHAPE), "holds galaxies where the selection is 0"),
+        (infer.Gaussian(1.0, mask=np.ones((2, 2, 2))), np.ones(SHAPE), r"mask.shape=\(2, 2, 2\) must be mesh_shape"),
+    ],
+)
+def test_wrong_data_are_refused(config: pmd.Config, likelihood: Any, data: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        likelihood.check(data, config)
+
+
+def test_hidden_data_may_be_anything(config: pmd.Config) -> None:
+    mask = np.ones(SHAPE)
+    mask[1, 2, 3] = 0
+    infer.Gaussian(1.0, mask=mask).check(damaged(np.nan), config)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: infer.Gaussian(0.0), "sigma=0.0 must be positive and finite"),
+        (lambda: infer.Gaussian(1.0, mask=np.zeros(SHAPE)), "mask hides every cell"),
+        (lambda: infer.Gaussian(1.0, mask=0.5 * np.ones(SHAPE)), "mask must hold only 0 and 1"),
+        (lambda: infer.Gaussian(1.0, mask=np.ones(SHAPE), k_max=0.3), "k_max=0.3 can't be used with a mask"),
+        (lambda: infer.Gaussian(1.0, k_max=-1.0), "k_max=-1.0 must be positive"),
+        (lambda: infer.Poisson(np.inf), "nbar=inf must be positive and finite"),
+        (lambda: infer.Poisson(1.0, selection=-np.ones(SHAPE)), "selection holds negative or no numbers"),
+    ],
+)
+def test_wrong_arguments_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()

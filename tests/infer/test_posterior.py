@@ -1,0 +1,157 @@
+"""Posteriors: the analytic one of a linear, Gaussian model; layouts, gradients, failures."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import problems
+import pytest
+
+import pmwd_dist as pmd
+from pmwd_dist import infer
+
+SHAPE, BOX, BIAS, SIGMA = (8, 6, 4), (80.0, 60.0, 40.0), 1.7, 0.6
+
+
+def configure(pdims: tuple[int, int] = (1, 1), **changes: Any) -> pmd.Config:
+    devices = jax.devices()[: math.prod(pdims)]
+    settings = {"box_size": BOX, "mesh_shape": SHAPE, "a_stop": 0.5, "decomposition": pmd.Decomposition(pdims, devices)}
+    return pmd.Config(**(settings | changes))
+
+
+@pytest.fixture(scope="module")
+def linear(cosmo: Any) -> infer.Posterior:
+    """No parameters, the noise alone."""
+    config = configure()
+    model = infer.Model(config, infer.LinearField(config, cosmo, bias=BIAS), {}, infer.Gaussian(SIGMA))
+    data = 1 + np.random.default_rng(0).standard_normal(SHAPE)  # any data have a posterior
+    return model.condition(data, precondition="wiener")
+
+
+def wiener(posterior: infer.Posterior, cosmo: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Posterior variance of each mode of the noise and posterior mean, by NumPy over the full transform."""
+    k = np.sqrt(sum(k_**2 for k_ in problems.wavevectors(SHAPE, BOX)))
+    growth = float(pmd.growth(0.5, cosmo))
+    power = np.where(k > 0, np.asarray(pmd.linear_power(np.where(k > 0, k, 1), cosmo)), 0)
+    response = BIAS * growth * np.sqrt(power * math.prod(SHAPE) / math.prod(BOX))
+    variance = 1 / (1 + response**2 / SIGMA**2)
+    mean = np.fft.ifftn(variance * response / SIGMA**2 * np.fft.fftn(np.asarray(posterior.data) - 1)).real
+    return variance, mean
+
+
+def test_a_linear_gaussian_posterior_is_that_of_wiener(linear: infer.Posterior, cosmo: Any) -> None:
+    variance, mean = wiener(linear, cosmo)
+    assert variance.min() < 0.05 and variance.max() > 0.8  # modes that data fix, and modes that they do not
+    kept = np.asarray(linear.preconditioner.scale)[..., : SHAPE[2] // 2 + 1]  # type: ignore[union-attr]
+    np.testing.assert_allclose(kept**2, variance[..., : SHAPE[2] // 2 + 1], rtol=2e-5)  # P(k) is interpolated
+    centre = linear.whiten(jnp.asarray(mean), {})["noise"]
+    away = np.random.default_rng(1).standard_normal(SHAPE)
+    slope = evaluate(linear, {"noise": centre + away, "parameters": {}})[1]["noise"]
+    # In the whitened position the posterior is exactly a unit Gaussian around the mean.
+    np.testing.assert_allclose(slope, -away, atol=1e-4)
+
+
+def test_starts_are_draws_from_it(linear: infer.Posterior, cosmo: Any) -> None:
+    variance, mean = wiener(linear, cosmo)
+
+    def draw(key: Any) -> Any:
+        return linear.unwhiten(linear.initial(key))[0]
+
+    noise = np.asarray(jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(3), 400)))
+    error = np.fft.fftn(noise - mean, axes=(1, 2, 3), norm="ortho")
+    ratio = np.mean(abs(error) ** 2, 0) / variance
+    assert abs(ratio - 1).max() < 5 * math.sqrt(2 / 400)  # five standard errors
+    assert abs(ratio.mean() - 1) < 5 * math.sqrt(2 / 400 / math.prod(SHAPE))
+    away = np.fft.fftn(noise.mean(0) - mean, norm="ortho")
+    assert abs(away / np.sqrt(variance / 400)).max() < 5
+
+
+def free(config: pmd.Config, forward: Any) -> infer.Model:
+    return infer.Model(config, forward, {"b1": infer.Uniform(0.1, 4.0)}, infer.Gaussian(SIGMA))
+
+
+def evaluate(posterior: infer.Posterior, position: Any) -> tuple[Any, Any]:
+    return eqx.filter_jit(lambda posterior, z: jax.value_and_grad(posterior.logdensity)(z))(posterior, position)
+
+
+def everything(pdims: tuple[int, int], cosmo: Any) -> tuple[Any, ...]:
+    """Mock data and a position to start from, in redshift space with a free bias."""
+    config = configure(pdims, mesh_shape=8)
+    model = free(config, infer.LinearField(config, cosmo, bias="b1", line_of_sight="z"))
+    data = model.mock(jax.random.key(1), model.draw(jax.random.key(0), b1=1.8))
+    posterior = model.condition(data, precondition="wiener", fiducial={"b1": 1.8})
+    position = posterior.initial(jax.random.key(2), b1=1.8)
+    return config, data, position
+
+
+@pytest.fixture(scope="module")
+def reference(cosmo: Any) -> tuple[Any, ...]:
+    return everything((1, 1), cosmo)
+
+
+def test_slabs_have_the_same_mocks_and_starts(reference: tuple[Any, ...], cosmo: Any) -> None:
+    """Gradients: `test_samplers`."""
+    config, *ours = everything((4, 1), cosmo)
+    for x, expected in zip(jax.tree.leaves(ours), jax.tree.leaves(reference[1:]), strict=True):
+        np.testing.assert_allclose(x, expected, atol=1e-9 * np.abs(expected).max())
+        wanted = config.decomposition.sharding if x.ndim else config.decomposition.replicated
+        assert problems.has_sharding(x, wanted)
+
+
+def test_gradients_agree_with_differences(cosmo: Any) -> None:
+    """Two steps of N-body, galaxies with a Lagrangian bias in redshift space."""
+    config = configure(mesh_shape=8, box_size=80.0, steps=2)
+    galaxies = infer.LagrangianGalaxies(b1="b1", line_of_sight="z")
+    model = free(config, infer.Simulation(config, cosmo, observable=galaxies))
+    position, rng, step = model.draw(jax.random.key(0), b1=0.8), np.random.default_rng(5), 1e-6
+    posterior = model.condition(1 + rng.standard_normal((8, 8, 8)), precondition="wiener")
+    direction = {"noise": rng.standard_normal((8, 8, 8)), "parameters": {"b1": np.asarray(0.5)}}
+    _, slope = evaluate(posterior, position)
+    ends = [jax.tree.map(lambda x, d, h=h: x + h * d, position, direction) for h in (step, -step)]
+    high, low = (float(evaluate(posterior, end)[0]) for end in ends)
+    along = zip(jax.tree.leaves(slope), jax.tree.leaves(direction), strict=True)
+    assert (high - low) / (2 * step) == pytest.approx(sum(float(np.sum(a * b)) for a, b in along), rel=1e-5)
+    # Long waves are those of linear theory: bias, redshift distortion and growth of the response.
+    long = model.forward.response({"b1": 0.8})[:2, 0, 1] / infer.Simulation(config, cosmo).response({})[:2, 0, 1]
+    f = float(pmd.growth_rate(0.5, cosmo))
+    np.testing.assert_allclose(long, [1.8 + f, 1.8 + f / 2], rtol=1e-6)
+
+
+def test_a_failed_simulation_has_no_density() -> None:
+    config = configure()
+    position = {"noise": 0.1 * jnp.ones(SHAPE), "parameters": {}}
+    for forward, expected in (
+        (lambda noise, _: 1 + noise, -0.5 * 192 * 0.01 * (1 + 1 / SIGMA**2) - 192 * math.log(SIGMA)),
+        (lambda noise, _: (1 + noise, jnp.asarray(0)), -0.5 * 192 * 0.01 * (1 + 1 / SIGMA**2) - 192 * math.log(SIGMA)),
+        (lambda noise, _: (1 + noise, jnp.asarray(2)), -np.inf),  # a status
+        (lambda noise, _: 1 + noise * jnp.nan, -np.inf),
+    ):
+        posterior = infer.Model(config, forward, {}, infer.Gaussian(SIGMA)).condition(np.ones(SHAPE))
+        np.testing.assert_allclose(posterior.logdensity(position), expected, rtol=1e-12)
+
+
+def test_wrong_models_are_refused(cosmo: Any) -> None:
+    config = configure()
+    forward = infer.LinearField(config, cosmo, bias="b1")
+    with pytest.raises(ValueError, match=r"priors=\[\] lacks 'b1'; add a prior of b1"):
+        infer.Model(config, forward, {}, infer.Gaussian(1.0))
+    simulation = infer.Simulation(config, cosmo, observable=infer.LagrangianGalaxies(b2="b2"))
+    with pytest.raises(ValueError, match="lacks 'b2'"):
+        infer.Model(config, simulation, {}, infer.Gaussian(1.0))
+    with pytest.raises(ValueError, match="lacks 'sd'"):
+        infer.Model(config, lambda noise, _: noise, {}, infer.Gaussian("sd"))
+    priors = {"Omega_m": infer.Uniform(0.1, 0.5), "Omega_c": infer.Uniform(0.1, 0.5)}
+    with pytest.raises(ValueError, match="both Omega_m and Omega_c"):
+        infer.Model(config, lambda noise, _: noise, priors, infer.Gaussian(1.0))
+    model = infer.Model(config, lambda noise, _: noise, {}, infer.Gaussian(1.0))
+    with pytest.raises(ValueError, match="needs a forward model with a response"):
+        model.condition(np.ones(SHAPE), precondition="wiener")
+    with pytest.raises(ValueError, match='precondition=.* must be "wiener" or None'):
+        model.condition(np.ones(SHAPE), precondition="diagonal")
+    with pytest.raises(ValueError, match='gravity=.* must be "nbody" or "lpt"'):
+        infer.Simulation(config, cosmo, gravity="linear")  # type: ignore[arg-type]

@@ -1,0 +1,238 @@
+"""Samplers: step by step those of blackjax, right distributions, and no gathered field on several devices."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import Any
+
+import blackjax
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from blackjax.mcmc.integrators import isokinetic_mclachlan, with_isokinetic_maruyama
+from jax.flatten_util import ravel_pytree
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import pmwd_dist as pmd
+from pmwd_dist import infer
+from pmwd_dist.infer import trees
+from pmwd_dist.infer.samplers import hmc, mclmc
+from pmwd_dist.infer.samplers.isokinetic import langevin_step
+
+VARIANCE = np.linspace(0.5, 2, 12).reshape(2, 3, 2)
+
+
+def logdensity(x: Any) -> Any:
+    """A Gaussian with a quartic term, of 14 dimensions in two arrays."""
+    return -0.5 * jnp.sum(x["noise"] ** 2 / VARIANCE) - 0.1 * jnp.sum(x["noise"] ** 4) - 0.5 * jnp.sum(x["b"] ** 2)
+
+
+def begin() -> Any:
+    rng = np.random.default_rng(0)
+    return {"b": jnp.asarray(rng.standard_normal(2)), "noise": jnp.asarray(rng.standard_normal((2, 3, 2)))}
+
+
+def as_blackjax_draws(key: Any, tree: Any) -> Any:
+    """Noise as of one array of all leaves."""
+    flat, unravel = ravel_pytree(tree)
+    return unravel(jax.random.normal(key, flat.shape, flat.dtype))
+
+
+def same(ours: Any, theirs: Any) -> None:
+    for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-11)
+
+
+def test_mclmc_is_that_of_blackjax_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trees, "normal_like", as_blackjax_draws)
+    mass = {"b": jnp.asarray([0.5, 2.0]), "noise": jnp.linspace(0.8, 1.3, 12).reshape(2, 3, 2)}
+    flat = ravel_pytree(mass)[0]
+    their_step = with_isokinetic_maruyama(isokinetic_mclachlan(logdensity, flat))
+    kernel = blackjax.mcmc.mclmc.build_kernel()
+
+    @jax.jit
+    def both(state: Any, L: Any, key: Any) -> Any:
+        theirs, expected = kernel(key, state, logdensity, flat, jnp.inf, 0.7)
+        ours, info = mclmc.step(key, state, logdensity, L=jnp.inf, step_size=0.7, inverse_mass_matrix=mass)
+        noisy = langevin_step(key, state, jnp.asarray(0.7), L, logdensity, mass)
+        deterministic = (ours, info.energy_change, info.kinetic_change, info.logdensity)
+        reference = (theirs, expected.energy_change, expected.kinetic_change, expected.logdensity)
+        return (deterministic, noisy), (reference, their_step(state, 0.7, L, key))
+
+    key = jax.random.key(1)
+    state = mclmc.init(key, begin(), logdensity)
+    same(state, blackjax.mcmc.mclmc.init(begin(), logdensity, key))
+    for i in range(20):
+        ours, theirs = both(state, jnp.asarray(2.0), jax.random.key(100 + i))
+        same(ours, theirs)
+        state = ours[1][0]  # go on with noise
+    assert np.abs(state.position["noise"] - begin()["noise"]).max() > 0.5
+
+
+def test_adjusted_mclmc_and_hmc_are_those_of_blackjax(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From one momentum, the same acceptance."""
+    position = jax.tree.map(lambda x: 0.5 * x, begin())
+    direction = trees.unit_vector(jax.random.key(3), begin())
+    momentum = trees.scale(4.0, direction)
+    monkeypatch.setattr(trees, "unit_vector", lambda key, tree: direction)
+    monkeypatch.setattr(blackjax.mcmc.adjusted_mclmc, "generate_unit_vector", lambda key, tree: direction)
+    monkeypatch.setattr(trees, "normal_like", lambda key, tree: momentum)
+    monkeypatch.setattr(blackjax.mcmc.metrics, "generate_gaussian_noise", lambda *_, **__: momentum)
+    state = mclmc.adjusted_init(jax.random.key(0), position, logdensity)
+    reference = blackjax.mcmc.hmc.init(position, logdensity)
+    key, mass = jax.random.key(4), jnp.linspace(0.8, 1.3, 14)
+    ours = {"num_integration_steps": 3, "inverse_mass_matrix": ravel_pytree(begin())[1](mass)}
+
+    @jax.jit
+    @partial(jax.vmap, in_axes=(None, 0))
+    def rates(key: Any, longer: Any) -> Any:
+        _, adjusted = mclmc.adjusted_step(key, state, logdensity, step_size=longer * 1.5, **ours)
+        theirs = blackjax.mcmc.adjusted_mclmc.build_kernel()
+        _, expected = theirs(key, reference, logdensity, longer * 1.5, (3,), mass)
+        _, simple = hmc.step(key, state, logdensity, step_size=longer * 0.4, **(ours | {"inverse_mass_matrix": 1.0}))
+        _, verlet = blackjax.mcmc.hmc.build_kernel()(key, reference, logdensity, longer * 0.4, jnp.ones(14), 3)
+        return (adjusted.acceptance_rate, simple.acceptance_rate), (expected.acceptance_rate, verlet.acceptance_rate)
+
+    one, other = rates(key, jnp.linspace(0.5, 3, 11))
+    assert all(((rate > 0.001) & (rate < 0.99)).any() for rate in one), one
+    same(one, other)
+
+
+def run(step: Any, state: Any, steps: int, key: Any) -> Any:
+    """Sums of x^2 over the second half of the steps, mean over them."""
+
+    def once(state: Any, key: Any) -> Any:
+        state, _ = step(key, state)
+        return state, jax.tree.map(jnp.square, state.position)
+
+    return jax.tree.map(lambda x: x[steps // 2 :].mean(0), jax.lax.scan(once, state, jax.random.split(key, steps))[1])
+
+
+@pytest.mark.parametrize("name", ["mclmc", "adjusted", "hmc"])
+def test_samplers_have_the_right_variances(name: str) -> None:
+    init, step = {
+        "mclmc": (mclmc.init, partial(mclmc.step, logdensity=logdensity, L=4.0, step_size=1.0)),
+        "adjusted": (
+            mclmc.adjusted_init,
+            partial(mclmc.adjusted_step, logdensity=logdensity, num_integration_steps=3, step_size=1.7),
+        ),
+        "hmc": (hmc.init, partial(hmc.step, logdensity=logdensity, num_integration_steps=3, step_size=0.5)),
+    }[name]
+
+    @jax.jit
+    @jax.vmap
+    def chain(key: Any) -> Any:
+        return run(step, init(key, begin(), logdensity), 400, key)
+
+    second = chain(jax.random.split(jax.random.key(5), 64))
+    x = np.linspace(-9, 9, 4001)[:, None]
+    weight = np.exp(-0.5 * x**2 / VARIANCE.ravel() - 0.1 * x**4)
+    expected = {"noise": ((weight * x**2).sum(0) / weight.sum(0)).reshape(VARIANCE.shape), "b": np.ones(2)}
+    for leaf, wanted in expected.items():
+        values = np.asarray(second[leaf])
+        error = values.std(0, ddof=1) / np.sqrt(len(values))
+        assert (np.abs(values.mean(0) - wanted) < 5 * error).all()
+        assert error.max() < 0.05 * wanted.max()  # a test that can fail
+
+
+def test_a_step_into_a_failed_simulation_is_undone() -> None:
+    def cut(x: Any) -> Any:
+        return jnp.where(x["b"][0] < 3, -0.5 * trees.dot(x, x), -jnp.inf)
+
+    position = {"b": jnp.asarray([2.9, 0.0])}
+    key = jax.random.key(0)
+    forward = {"b": jnp.asarray([1.0, 0.0])}
+    state = mclmc.init(key, position, cut)._replace(momentum=forward)
+    end, info = jax.jit(lambda state: mclmc.step(key, state, cut, L=jnp.inf, step_size=2.0))(state)
+    assert not info.nonans and info.energy_change == 0
+    same((end.position, end.logdensity), (position, state.logdensity))
+    assert float(trees.dot(end.momentum, forward)) < 0.999
+    old = mclmc.ChainState(position, state.logdensity, state.logdensity_grad)
+    kept, adjusted = mclmc.metropolis(key, old, old._replace(logdensity=-jnp.inf), jnp.asarray(jnp.inf))
+    assert not adjusted.nonans and not adjusted.is_accepted
+    same(kept, old)
+
+
+def posterior_of(decomposition: pmd.Decomposition, cosmo: Any) -> tuple[infer.Posterior, Any]:
+    config = pmd.Config(box_size=80.0, mesh_shape=8, decomposition=decomposition)
+    forward = infer.LinearField(config, cosmo, bias="b1")
+    model = infer.Model(config, forward, {"b1": infer.Normal(1.5, 0.5)}, infer.Gaussian(0.5))
+    data = 1 + np.random.default_rng(0).standard_normal((8, 8, 8))
+    posterior = model.condition(data, precondition="wiener")
+    return posterior, model.draw(jax.random.key(0), b1=1.2)
+
+
+def advance(key: Any, position: Any, posterior: infer.Posterior) -> Any:
+    """Three steps of MCLMC, with a mass of its own for the parameter."""
+    options = {"L": 20.0, "step_size": 3.0, "inverse_mass_matrix": {"noise": 1.0, "parameters": {"b1": 0.1}}}
+
+    def once(state: Any, key: Any) -> Any:
+        return mclmc.step(key, state, posterior.logdensity, **options)
+
+    state = mclmc.init(key, position, posterior.logdensity)
+    return jax.lax.scan(once, state, jax.random.split(key, 3))[0].position
+
+
+def two_chains(position: Any) -> Any:
+    return jax.random.split(jax.random.key(8), 2), jax.tree.map(lambda x: jnp.stack([x, 0.5 * x]), position)
+
+
+@pytest.fixture(scope="module")
+def expected(single: pmd.Decomposition, cosmo: Any) -> list[Any]:
+    """Ends of two chains, one by one on one device."""
+    posterior, position = posterior_of(single, cosmo)
+    keys, positions = two_chains(position)
+    run = eqx.filter_jit(advance)
+    return [run(keys[i], jax.tree.map(lambda x, i=i: x[i], positions), posterior) for i in range(2)]
+
+
+def close(ours: Any, theirs: Any) -> None:
+    for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=1e-9)
+
+
+def test_sharded_steps_gather_no_field(expected: list[Any], cosmo: Any) -> None:
+    posterior, position = posterior_of(pmd.Decomposition((2, 2)), cosmo)
+    key = two_chains(position)[0][0]
+    program = eqx.filter_jit(advance).lower(key, position, posterior).compile()
+    text = program.compiled.as_text()
+    assert "all-to-all" in text or "collective-permute" in text  # transforms
+    assert "all-gather" not in text
+    close(program(key, position, posterior), expected[0])
+
+
+def test_chains_are_a_batch_beside_space(expected: list[Any], cosmo: Any) -> None:
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("chains", "x"))
+    posterior, position = posterior_of(pmd.Decomposition(mesh=mesh, spec=P("x")), cosmo)
+    keys, positions = two_chains(position)
+    spread = jax.tree.map(lambda x: NamedSharding(mesh, P("chains", "x") if x.ndim > 1 else P("chains")), positions)
+
+    @eqx.filter_jit
+    def batch(keys: Any, positions: Any, posterior: Any) -> Any:
+        return jax.vmap(lambda key, z: advance(key, z, posterior), spmd_axis_name="chains")(keys, positions)
+
+    arguments = keys, jax.device_put(positions, spread), posterior
+    program = batch.lower(*arguments).compile()
+    both = program(*arguments)
+    assert both["noise"].sharding.is_equivalent_to(spread["noise"], 4)
+    gathered = re.findall(r"= [a-z]*\d*\[([\d,]*)\][^=]*? all-gather", program.compiled.as_text())
+    assert all(np.prod([int(n) for n in shape.split(",") if n]) < 16 for shape in gathered)  # keys, not fields
+    for i in range(2):
+        close(jax.tree.map(lambda x, i=i: x[i], both), expected[i])
+
+
+def test_nuts_of_blackjax_takes_a_posterior() -> None:
+    config = pmd.Config(box_size=80.0, mesh_shape=4, decomposition=(1, 1))
+    model = infer.Model(
+        config, lambda noise, p: 1 + p["b1"] * noise, {"b1": infer.Normal(1.5, 0.5)}, infer.Gaussian(0.5)
+    )
+    posterior = model.condition(1 + np.random.default_rng(0).standard_normal((4, 4, 4)))
+    position = model.draw(jax.random.key(0), b1=1.2)
+    nuts = blackjax.nuts(posterior.logdensity, step_size=0.2, inverse_mass_matrix=jnp.ones(65), max_num_doublings=3)
+    state, info = jax.jit(nuts.step)(jax.random.key(9), nuts.init(position))
+    assert info.acceptance_rate > 0.3 and not info.is_divergent
+    assert state.logdensity > posterior.logdensity(position)  # it moves from a prior draw to the data

@@ -1,0 +1,138 @@
+"""Chains on disk and maxima, of models whose posterior is known: data = 1 + bias noise + error in each cell."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import h5py
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pmwd_dist as pmd
+from pmwd_dist import infer
+from pmwd_dist.pm.status import SimulationError
+
+BIAS, SIGMA, SHAPE = 1.5, 0.5, (4, 4, 4)
+
+
+def forward(noise: Any, parameters: Any) -> Any:
+    return 1 + parameters.get("b1", BIAS) * noise
+
+
+def posterior_of(forward: Any = forward, pdims: tuple[int, int] = (1, 1), **priors: Any) -> infer.Posterior:
+    devices = jax.devices()[: pdims[0] * pdims[1]]
+    config = pmd.Config(box_size=80.0, mesh_shape=4, decomposition=pmd.Decomposition(pdims, devices))
+    model = infer.Model(config, forward, priors, infer.Gaussian(SIGMA))
+    return model.condition(1 + BIAS * np.random.default_rng(0).standard_normal(SHAPE))
+
+
+def starts(posterior: infer.Posterior, chains: int = 2) -> Any:
+    return jax.vmap(posterior.initial)(jax.random.split(jax.random.key(1), chains))
+
+
+OPTIONS: dict[str, Any] = {"key": jax.random.key(2), "tuning_steps": 300, "thin": 2, "chunk": 50}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[infer.Posterior, Path, infer.Chain]:
+    """Two chains of six chunks, of the noise and a parameter of which the data know nothing."""
+    folder = tmp_path_factory.mktemp("chains") / "run"
+    posterior = posterior_of(c=infer.Normal(1.5, 0.2))
+    chain = infer.sample(posterior, starts(posterior), steps=600, output=folder, keep_noise=True, **OPTIONS)
+    return posterior, folder, chain
+
+
+def test_draws_are_kept_in_the_layout_of_arviz(run: tuple[Any, ...]) -> None:
+    _, _, chain = run
+    assert chain.parameters["c"].shape == (2, 300) and chain.logdensity.shape == (2, 300)
+    assert chain.energy_change.shape == (2, 600) and chain.failures == 0
+    assert chain.noise.shape == (6, 2, *SHAPE)
+    assert set(chain.summary()) == {"c", "logdensity"}
+    assert (chain.parameters["c"][0] != chain.parameters["c"][1]).all()
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_bits(run: tuple[Any, ...], tmp_path: Path) -> None:
+    posterior, _, chain = run
+    again = tmp_path / "again"
+    infer.sample(posterior, starts(posterior), steps=100, output=again, keep_noise=True, **OPTIONS)
+    early = (again / "state.h5").read_bytes()
+    infer.sample(posterior, starts(posterior), steps=200, output=again, keep_noise=True, **OPTIONS)
+    (again / "state.h5").write_bytes(early)  # as if it was killed between a chunk and its state
+    (again / ".chunk_00002.h5.part").write_bytes(b"half")
+    other = infer.sample(posterior, starts(posterior), steps=600, output=again, keep_noise=True, **OPTIONS)
+    for x, y in zip(jax.tree.leaves(other), jax.tree.leaves(chain), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_a_chain_of_another_model_is_not_continued(run: tuple[Any, ...], tmp_path: Path) -> None:
+    posterior, folder, _ = run
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    other = posterior_of(c=infer.Normal(1.5, 0.3))
+    with pytest.raises(ValueError, match=r"has a chain with priors=.*sd=0.2.*, not .*sd=0.3.*; use another folder"):
+        infer.sample(other, starts(other), steps=600, output=copy, keep_noise=True, **OPTIONS)
+    moved = infer.Posterior(posterior.model, posterior.data + 1, None)
+    with pytest.raises(ValueError, match=r"has a chain with data=float64\[4, 4, 4\]:"):
+        infer.sample(moved, starts(posterior), steps=600, output=copy, keep_noise=True, **OPTIONS)
+
+
+def test_moments_are_those_of_the_posterior(run: tuple[Any, ...]) -> None:
+    posterior, _, chain = run
+    variance = 1 / (1 + (BIAS / SIGMA) ** 2)
+    mean = variance * BIAS / SIGMA**2 * (np.asarray(posterior.data) - 1)
+    away = (chain.noise_mean - mean) / np.sqrt(variance)
+    assert np.sqrt(np.mean(away**2)) < 0.2  # over 64 cells; 0.1 for 100 effective draws
+    np.testing.assert_allclose(np.mean(chain.noise_sd**2), variance, rtol=0.15)
+    c = chain.summary()["c"]
+    assert abs(c["mean"] - 1.5) < 5 * 0.2 / np.sqrt(c["ess_bulk"])
+    assert c["ess_bulk"] > 30 and c["sd"] == pytest.approx(0.2, rel=0.4)
+
+
+def test_tuning_finds_masses_and_the_energy_error_that_it_aims_at(run: tuple[Any, ...]) -> None:
+    _, folder, chain = run
+    errors = infer.energy_errors(chain.energy_change, 65)
+    assert 5e-4 / 4 < errors["variance"] < 5e-4 * 4
+    with h5py.File(folder / "state.h5") as file:
+        L, step_size, of_noise, of_c = (file["run"][name][()] for name in sorted(file["run"])[-4:])
+    assert np.sqrt(of_noise) == pytest.approx(1 / np.sqrt(1 + (BIAS / SIGMA) ** 2), rel=0.35)
+    assert np.sqrt(of_c) == pytest.approx(1.0, rel=0.6)
+    # For a Gaussian of d unit variances the best L is about the root of d.
+    assert 0.3 < L / np.sqrt(65) < 3 and step_size <= L
+
+
+def test_failures_stop_a_run(run: tuple[Any, ...], tmp_path: Path) -> None:
+    posterior, _, _ = run
+    options = OPTIONS | {"most_failures": -1.0, "keep_noise": True}  # so that none are too many
+    with pytest.raises(
+        SimulationError, match="0.0% of the steps of chunk 0 failed, more than -100.0%; tune for longer"
+    ):
+        infer.sample(posterior, starts(posterior), steps=100, output=tmp_path / "run", **options)
+    lost = jax.tree.map(lambda x: jnp.inf * x, starts(posterior))
+    with pytest.raises(SimulationError, match="the log density is not finite where a chain begins"):
+        infer.sample(posterior, lost, steps=100, output=tmp_path / "b", **OPTIONS)
+
+
+@pytest.mark.parametrize("method", ["l-bfgs", "adam"])
+def test_the_maximum_keeps_the_parameters(method: Any) -> None:
+    posterior = posterior_of(pdims=(2, 2), b1=infer.Normal(1.5, 0.2))
+    start = posterior.model.draw(jax.random.key(3), b1=1.7)
+    best = infer.maximise(posterior, start, steps=250 if method == "adam" else 30, method=method)
+    variance = 1 / (1 + (1.7 / SIGMA) ** 2)
+    expected = variance * 1.7 / SIGMA**2 * (np.asarray(posterior.data) - 1)
+    np.testing.assert_allclose(best.position["noise"], expected, atol=1e-4 if method == "l-bfgs" else 0.02)
+    assert best.position["parameters"] == start["parameters"]
+    assert best.logdensity == max(best.history) > best.history[0]
+    with pytest.raises(ValueError, match="free='b2' is no parameter; use some of b1"):
+        infer.maximise(posterior, start, free=["b2"])
+
+
+def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
+    posterior = posterior_of()
+    with pytest.raises(ValueError, match=r"steps=150 must be a multiple of thin \* chunk = 100"):
+        infer.sample(posterior, starts(posterior), steps=150, output=tmp_path / "run", **OPTIONS)
+    with pytest.raises(ValueError, match=r"must be \(chains, .*use jax.vmap\(posterior.initial\)\(keys\)"):
+        infer.sample(posterior, posterior.initial(jax.random.key(0)), steps=100, output=tmp_path / "run", **OPTIONS)
+    assert not (tmp_path / "run").exists()
