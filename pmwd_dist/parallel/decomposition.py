@@ -172,7 +172,7 @@ class Decomposition(Division):
     @property
     def _on_default_device(self) -> bool:
         """Whether fields are whole, on the device where JAX makes arrays and runs programs of those."""
-        if self.is_abstract or self.mesh.size > 1:
+        if self.is_abstract or self.mesh.size > 1 or self.backend.needs_mesh:
             return False
         settings: Any = jax.config
         default = settings.jax_default_device

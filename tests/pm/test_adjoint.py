@@ -242,7 +242,7 @@ def test_memory_does_not_grow_with_the_number_of_steps(mode: str) -> None:
         return compiled.memory_analysis().temp_size_in_bytes
 
     few, many = temporary(10), temporary(1000)
-    assert many - few < 500 * 990  # some numbers a step, not 24 KB of particles
+    assert many - few < 3000 * 990  # coefficients and growth factors of a step, not 24 KB of particles
 
 
 # --- in diffrax --------------------------------------------------------------------------------------------------

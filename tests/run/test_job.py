@@ -154,7 +154,7 @@ def test_time_limit(finished: tuple[Path, Events], tmp_path: Path, capsys: pytes
     folder = tmp_path / "limited"
     run = ["run", tmp_path / "small.toml", "--output", folder, "--set", "output.slice_thickness=0"]
     for step, verb in ((1, run), (2, ["resume", folder]), (3, ["resume", folder])):
-        assert command(*verb, "--time-limit", "0.1 s") == 0
+        assert command(*verb, "--time-limit", "0.001 s") == 0
         out, err = capsys.readouterr()
         last = (
             f"stopped after step {step} of 4, by the time limit; go on with `pmwd-dist resume {folder} --time-limit 1s`"

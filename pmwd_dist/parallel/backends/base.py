@@ -20,6 +20,7 @@ class Backend(abc.ABC):
 
     name: ClassVar[str]
     option_names: ClassVar[tuple[str, ...]] = ()  # arguments of `Decomposition` that are for this backend
+    needs_mesh: ClassVar[bool] = False  # whether its ops must be told their devices, by a shard_map
     needs_opening: ClassVar[bool] = False  # if so, "auto" never means this backend, and `open` says what is missing
 
     @classmethod

@@ -41,6 +41,7 @@ class CuDecomp(TransposingBackend):
     """
 
     name: ClassVar[str] = "cudecomp"
+    needs_mesh: ClassVar[bool] = True
     option_names: ClassVar[tuple[str, ...]] = ("transpose_comm", "halo_comm")
     needs_opening: ClassVar[bool] = True
     transpose_comm: TransposeComm = "nccl"

@@ -41,6 +41,7 @@ class Peer(Backend):
     """Writes finished planes into the memory of the other GPUs of this process."""
 
     name: ClassVar[str] = "peer"
+    needs_mesh: ClassVar[bool] = True
 
     def unavailable_reason(self, division: Division) -> str | None:
         """Why these devices can't write into each other's memory, or None."""
