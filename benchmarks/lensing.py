@@ -1,7 +1,7 @@
 """C_l of convergence maps against pyccl and healpy: `python -m benchmarks.lensing` (needs pyccl and healpy).
 
-Flat sky: the mean over some simulations of the power of maps, in bands, over pyccl's C_l (HMcode's P(k), and the linear
-one) within the wavenumbers that box and mesh have. Sphere: anafast of a map over the same C_l.
+Flat sky: the mean over some simulations of the power of maps, in bands, over pyccl's C_l (halofit's P(k), and the
+linear one) within the wavenumbers that box and mesh have. Sphere: anafast of a map over the same C_l.
 """
 
 from __future__ import annotations
