@@ -37,43 +37,7 @@ def deposit(piece: Piece, blocks: Any, images: Array, shared: Any, wanted: Array
 
     def forward(images: Array, wanted: Array, *leaves: Array) -> Array:
         blocks, shared = treedef.unflatten(leaves)
-
-        def put(total: Array, block: Any, image: Array, shared: Any) -> Array:
-            places, values = piece(block, image, shared)
-            return total.at[places].add(values, mode="drop")
-
-        def of_image(total: Array, xs: tuple[Array, Array]) -> tuple[Array, None]:
-            image, wanted = xs
-
-            def of_block(total: Array, xs: tuple[Any, Array]) -> tuple[Array, None]:
-                return jax.lax.cond(xs[1], put, lambda total, *_: total, total, xs[0], image, shared), None
-
-            run = lambda total, *_: jax.lax.scan(of_block, total, (blocks, wanted))[0]  # noqa: E731
-            return jax.lax.cond(jnp.any(wanted), run, lambda total, *_: total, total), None
-
-        zero = vary(jnp.zeros(size, leaves[0].dtype), names)
-        return jax.lax.scan(of_image, zero, (images, wanted.T))[0]
-
-    def backward(images: Array, wanted: Array, *args: Array) -> list[Array]:
-        blocks, shared = treedef.unflatten(args[: len(leaves)])
-        cotangent = args[-1]
-
-        def pull(sums: Any, block: Any, image: Array, shared: Any) -> Any:
-            places, pull, _ = _values(piece, block, image, shared)
-            return jax.tree.map(jnp.add, sums, pull(cotangent.at[places].get(mode="fill", fill_value=0)))
-
-        def of_block(ct_shared: Any, xs: tuple[Any, Array]) -> tuple[Any, Any]:
-            block, wanted = xs
-
-            def of_image(sums: Any, xs: tuple[Array, Array]) -> tuple[Any, None]:
-                return jax.lax.cond(xs[1], pull, lambda sums, *_: sums, sums, block, xs[0], shared), None
-
-            start = jax.tree.map(jnp.zeros_like, block), ct_shared
-            (ct_block, ct_shared), _ = jax.lax.scan(of_image, start, (images, wanted))
-            return ct_shared, ct_block
-
-        ct_shared, ct_blocks = jax.lax.scan(of_block, jax.tree.map(jnp.zeros_like, shared), (blocks, wanted))
-        return jax.tree.leaves((ct_blocks, ct_shared))
+        return _add_up(piece, vary(jnp.zeros(size, leaves[0].dtype), names), blocks, images, shared, wanted)
 
     @jax.custom_jvp
     def run(images: Array, wanted: Array, *leaves: Array) -> Array:
@@ -89,7 +53,8 @@ def deposit(piece: Piece, blocks: Any, images: Array, shared: Any, wanted: Array
             return [jax.jvp(lambda *x: forward(args[0], args[1], *x), at, along)[1]]
 
         def transpose(*args: Array) -> list[Array]:
-            return backward(args[0], args[1], *args[2 : 2 + count], args[-1])
+            blocks, shared = treedef.unflatten(args[2 : 2 + count])
+            return jax.tree.leaves(_pull_back(piece, args[-1], blocks, args[0], shared, args[1]))
 
         like = range(2, 2 + count)
         return out, linear_map(
@@ -97,6 +62,50 @@ def deposit(piece: Piece, blocks: Any, images: Array, shared: Any, wanted: Array
         )[0]
 
     return run(vary(images, names), vary(wanted, names), *leaves)
+
+
+def _add_up(piece: Piece, zero: Array, blocks: Any, images: Array, shared: Any, wanted: Array) -> Array:
+    """The map with all contributions."""
+
+    def put(total: Array, block: Any, image: Array, shared: Any) -> Array:
+        places, values = piece(block, image, shared)
+        return total.at[places].add(values, mode="drop")
+
+    def of_image(total: Array, xs: tuple[Array, Array]) -> tuple[Array, None]:
+        image, wanted = xs
+
+        def of_block(total: Array, xs: tuple[Any, Array]) -> tuple[Array, None]:
+            return jax.lax.cond(xs[1], put, lambda total, *_: total, total, xs[0], image, shared), None
+
+        def of_all_blocks(total: Array) -> Array:
+            return jax.lax.scan(of_block, total, (blocks, wanted))[0]
+
+        return jax.lax.cond(jnp.any(wanted), of_all_blocks, lambda total: total, total), None
+
+    return jax.lax.scan(of_image, zero, (images, wanted.T))[0]
+
+
+def _pull_back(
+    piece: Piece, cotangent: Array, blocks: Any, images: Array, shared: Any, wanted: Array
+) -> tuple[Any, Any]:
+    """Cotangents of the blocks and of what they share, from that of the map."""
+
+    def pull(sums: Any, block: Any, image: Array, shared: Any) -> Any:
+        places, pull, _ = _values(piece, block, image, shared)
+        return jax.tree.map(jnp.add, sums, pull(cotangent.at[places].get(mode="fill", fill_value=0)))
+
+    def of_block(ct_shared: Any, xs: tuple[Any, Array]) -> tuple[Any, Any]:
+        block, wanted = xs
+
+        def of_image(sums: Any, xs: tuple[Array, Array]) -> tuple[Any, None]:
+            return jax.lax.cond(xs[1], pull, lambda sums, *_: sums, sums, block, xs[0], shared), None
+
+        start = jax.tree.map(jnp.zeros_like, block), ct_shared
+        (ct_block, ct_shared), _ = jax.lax.scan(of_image, start, (images, wanted))
+        return ct_shared, ct_block
+
+    ct_shared, ct_blocks = jax.lax.scan(of_block, jax.tree.map(jnp.zeros_like, shared), (blocks, wanted))
+    return ct_blocks, ct_shared
 
 
 def _values(piece: Piece, block: Any, image: Array, shared: Any) -> tuple[Array, Callable[[Array], Any], Array]:

@@ -129,7 +129,10 @@ def _planes(path: Path, light: LightCone, *, cone: FlatSkyLightCone) -> Array:
         def add(planes: Array, image: tuple[Array, Array]) -> tuple[Array, None]:
             wanted, near = image
             paint = partial(_paint_image, cone=cone, geometry=geometry)
-            skip = lambda *_: vary(jnp.zeros(geometry.mesh, dtype), varying_names(planes))  # noqa: E731
+
+            def skip(*_: Array) -> Array:
+                return vary(jnp.zeros(geometry.mesh, dtype), varying_names(planes))
+
             return planes + switch(wanted, [skip, paint], near, *operands[2:]), None
 
         start = vary(jnp.zeros(geometry.mesh, dtype), varying_names(operands[2]))
