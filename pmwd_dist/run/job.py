@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from pmwd_dist._files import message, temporary
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table
@@ -22,12 +23,12 @@ from pmwd_dist.pm.nbody import advance, start
 from pmwd_dist.pm.particles import Particles
 from pmwd_dist.pm.solvers import SolverState
 from pmwd_dist.pm.status import SimulationError
-from pmwd_dist.run import events, manifest
+from pmwd_dist.run import events, light_cone, manifest
 from pmwd_dist.run.clock import Clock
 from pmwd_dist.run.communication import communication
 from pmwd_dist.run.events import Listener, Status
 from pmwd_dist.run.folder import Log
-from pmwd_dist.run.output import write_output
+from pmwd_dist.run.output import write_light_cone, write_output
 from pmwd_dist.run.plan import Plan
 from pmwd_dist.run.resources import peak_memory
 from pmwd_dist.run.settings.duration import duration_text
@@ -39,12 +40,13 @@ T = TypeVar("T")
 
 @dataclass
 class Progress:
-    """The state of a run after a number of steps."""
+    """The state of a run after a number of steps, with the shells of its light cone so far."""
 
     particles: Particles
     state: SolverState
     table: GrowthTable
     step: int
+    shells: Array | None = None
 
 
 def execute(
@@ -103,7 +105,8 @@ def _begin(plan: Plan, log: Log) -> Progress:
     log(events.InitialConditions(plan.times[0], time.perf_counter() - began, peak_memory()))
     table = _growth_table(plan)
     particles = jax.device_put(particles, config.decomposition.sharding)
-    return Progress(particles, _first_state(plan, table), table, 0)
+    shells = None if simulation.light_cone is None else light_cone.empty(simulation.light_cone)
+    return Progress(particles, _first_state(plan, table), table, 0, shells)
 
 
 def _restore(plan: Plan, log: Log, path: Path, content: dict[str, Any]) -> Progress:
@@ -111,10 +114,13 @@ def _restore(plan: Plan, log: Log, path: Path, content: dict[str, Any]) -> Progr
     config, table = plan.simulation.config, _growth_table(plan)
     like = jax.ShapeDtypeStruct((*config.particle_shape, 3), _dtype(), sharding=config.decomposition.sharding)
     with start_errors():
-        tree = checkpoint.load(path, {"disp": like, "vel": like, "state": _first_state(plan, table)})
+        likes: dict[str, Any] = {"disp": like, "vel": like, "state": _first_state(plan, table)}
+        if plan.simulation.light_cone is not None:
+            likes["shells"] = light_cone.shells_like(plan.simulation.light_cone)
+        tree = checkpoint.load(path, likes)
     step = content["step"]
     log(events.Resumed(step, plan.steps, plan.times[step]))
-    return Progress(Particles(tree["disp"], tree["vel"]), tree["state"], table, step)
+    return Progress(Particles(tree["disp"], tree["vel"]), tree["state"], table, step, tree.get("shells"))
 
 
 def _dtype() -> np.dtype:
@@ -166,9 +172,15 @@ def _step(plan: Plan, progress: Progress, log: Log) -> None:
     config = simulation.config
     began = time.perf_counter()
     a0, a1 = np.asarray(plan.times[i : i + 2], progress.particles.disp.dtype)
-    particles, state = advance(progress.particles, progress.state, progress.table, a0, a1, config, simulation.solver)
-    progress.particles = particles  # `advance` has donated the earlier ones
-    jax.block_until_ready((particles, state))
+    before, solver = (progress.particles, progress.state), simulation.solver
+    if simulation.light_cone is None or progress.shells is None:
+        particles, state = advance(*before, progress.table, a0, a1, config, solver)
+    else:
+        particles, state, progress.shells = light_cone.advance_and_see(
+            *before, progress.shells, progress.table, (a0, a1), simulation.light_cone, solver
+        )
+    progress.particles = particles  # the step has donated the earlier ones
+    jax.block_until_ready((particles, state, progress.shells))
     # A failed step returns the particles as they were before it: with the earlier state the run can continue.
     state.status.raise_if_failed()
     progress.state, progress.step = state, i + 1
@@ -194,11 +206,17 @@ def _output_if_due(plan: Plan, progress: Progress, log: Log) -> None:
         z = plan.outputs[progress.step]
         files = write_output(plan, progress.particles, plan.times[progress.step], z)
         log(events.OutputWritten(progress.step, z, tuple(files), time.perf_counter() - began))
+    if progress.step == plan.steps and progress.shells is not None:
+        began = time.perf_counter()
+        files = write_light_cone(plan, progress.shells)
+        log(events.OutputWritten(progress.step, 1 / plan.times[-1] - 1, tuple(files), time.perf_counter() - began))
 
 
 def _checkpoint(plan: Plan, progress: Progress, log: Log) -> None:
     began = time.perf_counter()
-    tree = {"disp": progress.particles.disp, "vel": progress.particles.vel, "state": progress.state}
+    tree: dict[str, Any] = {"disp": progress.particles.disp, "vel": progress.particles.vel, "state": progress.state}
+    if progress.shells is not None:
+        tree["shells"] = progress.shells
     path = checkpoint.path_of(plan.folder, progress.step)
     with raise_on_all_processes():
         if distributed.is_main():
