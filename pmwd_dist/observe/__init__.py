@@ -1,5 +1,8 @@
 """Observables of particles and fields."""
 
+from pmwd_dist.observe.angular_power import AngularPower as AngularPower
+from pmwd_dist.observe.angular_power import angular_power as angular_power
+from pmwd_dist.observe.angular_power import limber_power as limber_power
 from pmwd_dist.observe.bias import LagrangianBias as LagrangianBias
 from pmwd_dist.observe.bias import bias_weights as bias_weights
 from pmwd_dist.observe.bias import eulerian_bias as eulerian_bias

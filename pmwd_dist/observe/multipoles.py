@@ -132,7 +132,7 @@ def kaiser_multipoles(
       ValueError: an argument out of its range.
     """
     inputs.check_config(config)
-    table, a = growth_table(cosmo), config.a_stop if a is None else inputs.scale_factor(a)
+    table, a = growth_table(cosmo), inputs.scale_factor(config.a_stop if a is None else a)
     k = mesh_nodes(config)
     b = bias(jnp.asarray(k)) if callable(bias) else bias
     amplitude = jnp.sqrt(jnp.asarray(power(jnp.asarray(k)))) * table.D1(a)

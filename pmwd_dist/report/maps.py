@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import h5py
+import jax.numpy as jnp
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pmwd_dist.observe.healpix import nearest_pixel
-from pmwd_dist.report.style import COLOURS, OUTWARD, STYLE, finish_wavenumbers, save
+from pmwd_dist.report.style import COLOURS, OUTWARD, STYLE, finish_axis, save
 from pmwd_dist.report.tables import Table, read_table
 
 _FIELDS, _SPECTRA, _FIGURE = "light_cone.hdf5", "convergence_power.csv", "convergence.png"
@@ -35,7 +35,7 @@ def draw_light_cone(folder: Path) -> Path:
     path = folder / _FIELDS
     try:
         with h5py.File(path) as file:
-            about = dict(file.attrs)
+            about: dict[str, Any] = dict(file.attrs)
             convergence = np.asarray(file["convergence"], float)
             shear = np.asarray(file["shear"], float) if "shear" in file else None
             sources = [float(z) for z in np.asarray(about["sources"])]
@@ -55,7 +55,9 @@ def _spectra(folder: Path) -> Table | None:
     return read_table(folder / _SPECTRA) if (folder / _SPECTRA).is_file() else None
 
 
-def _flat(convergence: np.ndarray, shear: np.ndarray, sources: list[float], field: float, table: Table | None) -> Figure:
+def _flat(
+    convergence: np.ndarray, shear: np.ndarray, sources: list[float], field: float, table: Table | None
+) -> Figure:
     """A map of each source with sticks along the shear, and the spectra at the right."""
     panels = len(sources) + (table is not None)
     figure = Figure(figsize=(6.6 * panels, 5.6), layout="constrained")
@@ -105,7 +107,7 @@ def _draw_power(axes: Axes, table: Table, sources: list[float]) -> None:
     values = values[values > 0]
     if len(values):
         axes.set_ylim(max(values.min() * 0.5, values.max() * 1e-4), values.max() * 2)
-    finish_wavenumbers(axes, ell)
+    finish_axis(axes, ell)
     axes.set_xlabel(r"multipole $\ell$")
     axes.set_ylabel(r"$\ell(\ell+1)\,C_\ell^{\kappa\kappa} / 2\pi$")
     axes.set_title("power of the convergence", fontsize=14)
@@ -143,4 +145,4 @@ def _mollweide(values: np.ndarray, nside: int, width: int = 1600) -> tuple[np.nd
     longitude = -np.pi * np.where(inside, x, 0) / 2 / np.cos(auxiliary)
     cosine = np.sqrt(1 - sine**2)
     direction = np.stack([cosine * np.cos(longitude), cosine * np.sin(longitude), sine], -1)
-    return values[np.asarray(nearest_pixel(nside, direction))], inside
+    return values[np.asarray(nearest_pixel(nside, jnp.asarray(direction)))], inside

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pmwd_dist.report.style import COLOURS, STYLE, finish_wavenumbers, save
+from pmwd_dist.report.style import COLOURS, STYLE, finish_axis, save
 from pmwd_dist.report.tables import Table
 
 _NAMES = ("multipoles", "galaxies", "cross", "pdf")
@@ -46,31 +47,46 @@ def draw_table(path: Path, name: str, table: Table) -> None:
 
 
 def _draw_poles(axes: Axes, table: Table) -> None:
-    """k P_l with the scatter of the modes, and linear theory in the same bins."""
-    k = table["k"]
+    """k P_l with the scatter of the modes, and linear theory in the same bins, wider ones where modes are many."""
+    groups = _groups(table["k"])
+    k = _mean(table, "k", groups)
     for (pole, name), colour in zip(_POLES.items(), COLOURS, strict=False):
-        power, error, linear = (table[f"{kind}P{pole}"] for kind in ("", "error of ", "linear "))
-        axes.fill_between(k, k * (power - error), k * (power + error), color=colour, alpha=0.2, lw=0)
-        axes.plot(k, k * power, "o-", color=colour, ms=4, lw=1.8, label=rf"$\ell = {pole}$, {name}")
-        axes.plot(k, k * linear, color=colour, lw=1.4, ls=(0, (5, 3)))
-    axes.plot([], [], color="0.35", lw=1.4, ls=(0, (5, 3)), label="linear theory (Kaiser)")
-    axes.fill_between([], [], color="0.35", alpha=0.25, lw=0, label=r"scatter of the modes, $1\,\sigma$")
+        power, linear = (k * _mean(table, f"{kind}P{pole}", groups) for kind in ("", "linear "))
+        error = k * _error(table, f"error of P{pole}", groups)
+        marks: Any = {"fmt": "o", "color": colour, "ms": 4.5, "lw": 1.4, "alpha": 0.45 if pole == 4 else 1.0}
+        axes.errorbar(k, power, error, **marks, label=rf"$\ell = {pole}$, {name}")
+        axes.plot(k, linear, color=colour, lw=1.6, ls=(0, (5, 3)), alpha=marks["alpha"])
+    axes.plot([], [], color="0.35", lw=1.6, ls=(0, (5, 3)), label="linear theory (Kaiser)")
     axes.axhline(0, color="0.35", lw=1)
-    finish_wavenumbers(axes, k)
-    _limits_of(axes, table)
+    finish_axis(axes, k)
+    lines = np.concatenate([k * _mean(table, f"{kind}P{pole}", groups) for kind in ("", "linear ") for pole in (0, 2)])
+    lines = lines[np.isfinite(lines)]
+    if len(lines):
+        low, high = min(0.0, float(np.quantile(lines, 0.02))), float(lines.max())
+        axes.set_ylim(low - 0.2 * (high - low), high + 0.15 * (high - low))
     axes.set_xlabel(r"$k$  [$h$/Mpc]")
     axes.set_ylabel(r"$k\,P_\ell(k)$  [(Mpc/$h)^2$]")
     axes.legend(fontsize=12, loc="best")
 
 
-def _limits_of(axes: Axes, table: Table) -> None:
-    """Limits that hold all lines, but not the errors of bins of few modes."""
-    k = table["k"]
-    lines = np.concatenate([k * table[f"{kind}P{pole}"] for kind in ("", "linear ") for pole in (0, 2)])
-    lines = lines[np.isfinite(lines)]
-    if len(lines):
-        low, high = min(0.0, float(lines.min())), float(lines.max())
-        axes.set_ylim(low - 0.12 * (high - low), high + 0.12 * (high - low))
+def _groups(k: np.ndarray) -> np.ndarray:
+    """For each bin, the number of the wider bin that is drawn: each at least 6 % wide."""
+    numbers, start = np.zeros(len(k), int), k[0]
+    for i in range(1, len(k)):
+        wide = k[i] > start * 1.06
+        numbers[i] = numbers[i - 1] + wide
+        start = k[i] if wide else start
+    return numbers
+
+
+def _mean(table: Table, name: str, groups: np.ndarray) -> np.ndarray:
+    modes = table["modes"]
+    return np.bincount(groups, modes * table[name]) / np.bincount(groups, modes)
+
+
+def _error(table: Table, name: str, groups: np.ndarray) -> np.ndarray:
+    modes = table["modes"]
+    return np.sqrt(np.bincount(groups, (modes * table[name]) ** 2)) / np.bincount(groups, modes)
 
 
 def _draw_cross(axes: Axes, table: Table) -> None:
@@ -78,7 +94,7 @@ def _draw_cross(axes: Axes, table: Table) -> None:
     axes.plot(k, table["r"], color=COLOURS[0], lw=2.2, label=r"correlation $r(k)$")
     axes.plot(k, table["T"], color=COLOURS[1], lw=2.2, label=r"transfer function $T(k)$")
     axes.axhline(1, color="0.35", lw=1)
-    finish_wavenumbers(axes, k)
+    finish_axis(axes, k)
     axes.set_ylim(0, max(1.25, 1.1 * float(np.nanmax(np.minimum(table["T"], 4)))))
     axes.set_xlabel(r"$k$  [$h$/Mpc]")
     axes.set_ylabel(r"$r(k)$,  $T(k)$")
@@ -93,9 +109,9 @@ def _draw_pdf(axes: Axes, table: Table) -> None:
         density[some], (probability[some] - scatter).clip(1e-300), probability[some] + scatter,
         color=COLOURS[0], alpha=0.2, lw=0,
     )  # fmt: skip
-    axes.loglog(density[some], probability[some], color=COLOURS[0], lw=2.2)
+    axes.set_yscale("log")
+    axes.plot(density[some], probability[some], color=COLOURS[0], lw=2.2)
     axes.set_ylim(bottom=0.3 * float(probability[some].min()) if some.any() else None)
     axes.set_xlabel(r"density / mean,  $1 + \delta$")
     axes.set_ylabel(r"probability density")
-    axes.grid(True, which="major", color="0.9", lw=0.8)
-    axes.set_axisbelow(True)
+    finish_axis(axes, density[some] if some.any() else density)

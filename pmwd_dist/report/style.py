@@ -41,10 +41,10 @@ def colours(count: int) -> Sequence[ColorType]:
     return [mpl.colormaps["viridis"](x) for x in np.linspace(0, 0.9, count)]
 
 
-def finish_wavenumbers(axes: Axes, k: np.ndarray) -> None:
-    """A logarithmic axis of wavenumbers with plain numbers, and a grid."""
+def finish_axis(axes: Axes, values: np.ndarray) -> None:
+    """Give the x axis a logarithmic scale over these values with plain numbers, and a grid."""
     axes.set_xscale("log")
-    axes.set_xlim(k.min() * 0.93, k.max() * 1.07)
+    axes.set_xlim(values.min() * 0.93, values.max() * 1.07)
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())

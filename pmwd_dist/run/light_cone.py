@@ -17,12 +17,11 @@ from pmwd_dist.observe.angular_power import angular_power, limber_power
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.healpix import pixel_count
 from pmwd_dist.observe.lensing import convergence, shear
-from pmwd_dist.observe.sphere import SphericalLightCone
 from pmwd_dist.pm import solvers
 from pmwd_dist.pm.evolution import Epoch
 from pmwd_dist.pm.particles import Particles
 from pmwd_dist.pm.solvers import SolverState, SplitSolver
-from pmwd_dist.pm.status import Code
+from pmwd_dist.pm.status import Code, SimulationError
 from pmwd_dist.report.tables import Table
 from pmwd_dist.run.fields import Field, write_fields
 from pmwd_dist.run.plan import Plan
@@ -82,10 +81,12 @@ def write_maps(plan: Plan, shells: Array) -> dict[str, Table]:
     """Write the shells, and the convergence and shear of each source; the tables of what is measured. Collective.
 
     Raises:
+      SimulationError: the maps are not finite.
       OSError, SharedError: the file can't be written.
     """
     cone, wanted, simulation = plan.simulation.light_cone, plan.settings.observe.light_cone, plan.simulation
-    assert cone is not None and wanted is not None
+    assert cone is not None
+    assert wanted is not None
     about: dict[str, Any] = {"sources": wanted.sources, "edges": cone.edges, "box_size": cone.config.box_size}
     tables: dict[str, Table] = {}
     if isinstance(cone, FlatSkyLightCone):
@@ -97,6 +98,8 @@ def write_maps(plan: Plan, shells: Array) -> dict[str, Table]:
     else:
         fields = _lens(shells, simulation, wanted.sources, {})
         about |= {"sky": "sphere", "observer": cone.observer, "nside": cone.nside, "ordering": "RING"}
+    if not np.isfinite(np.asarray(fields["convergence"])).all():
+        raise SimulationError("the light cone is not finite: a displacement exceeds 100 Mpc/h; use a smaller sigma8")
     pieces = {"mass": Field(shells, 0, 1, {"unit": "mass of a particle", "axes": "shell, pixels"})}
     for name, values in fields.items():
         pieces[name] = Field(values, 0, 1, {"axes": "source, " + ("component, " * (name == "shear")) + "pixels"})
@@ -113,9 +116,7 @@ def _offsets(cone: FlatSkyLightCone, seed: int) -> np.ndarray:
     return shifts[repetition]
 
 
-def _lens(
-    shells: Array, simulation: Simulation, sources: tuple[float, ...], see: dict[str, Any]
-) -> dict[str, Array]:
+def _lens(shells: Array, simulation: Simulation, sources: tuple[float, ...], see: dict[str, Any]) -> dict[str, Array]:
     """Maps of the convergence and, on a flat sky, of the shear of all sources, on every device."""
     cone: Any = simulation.light_cone
     functions = {"convergence": convergence} | ({"shear": shear} if see else {})

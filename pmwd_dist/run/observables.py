@@ -35,7 +35,7 @@ _MPC3, _PER_MPC = "(Mpc/h)^3", "h/Mpc"
 def measure_observables(
     settings: Settings, simulation: Simulation, particles: Particles, density: Array, a: float
 ) -> Iterator[tuple[str, Table]]:
-    """Names and tables of all observables that the settings ask for, of particles at a and their density. Collective."""
+    """Names and tables of the observables that the settings ask for, of particles and density at a. Collective."""
     wanted = settings.observe
     if wanted.multipoles:
         yield "multipoles", _matter(wanted.multipoles, simulation, particles, a)
@@ -80,10 +80,13 @@ def _poles(title: str, measured: Multipoles, theory: Multipoles, shot_noise: flo
     some = modes > 0
     columns = {"k": np.asarray(measured.k, float)}
     columns |= {f"P{pole}": row for pole, row in zip(POLES, power, strict=True)}
-    errors = _scatter(power, np.maximum(modes, 1), shot_noise)
+    linear = np.asarray(theory.power, float)
+    # The angles of linear theory with the amplitude that was measured: quadrupoles of few modes are noise.
+    shape = linear / np.where(linear[:1] > 0, linear[:1], 1)
+    errors = _scatter(power[:1] * np.where(np.isfinite(shape), shape, 0), np.maximum(modes, 1), shot_noise)
     columns |= {f"error of P{pole}": row for pole, row in zip(POLES, errors, strict=True)}
     columns["modes"] = modes
-    columns |= {f"linear P{pole}": np.asarray(row, float) for pole, row in zip(POLES, theory.power, strict=True)}
+    columns |= {f"linear P{pole}": row for pole, row in zip(POLES, linear, strict=True)}
     columns["shot noise"] = np.full_like(modes, shot_noise)
     units = {name: _MPC3 for name in columns if name != "modes"} | {"k": _PER_MPC}
     return Table(title, {name: values[some] for name, values in columns.items()}, units)
@@ -114,9 +117,7 @@ def _galaxies(wanted: observables.Galaxies, simulation: Simulation, particles: P
     def bias(k: Array) -> Array:
         return 1 + (wanted.b1 - wanted.bnabla2 * k**2) * jnp.exp(-(k**2) * radius**2 / 2)
 
-    theory = kaiser_multipoles(
-        _power(simulation), cosmo, config, bias=bias, a=a, line_of_sight=axis, poles=POLES
-    )
+    theory = kaiser_multipoles(_power(simulation), cosmo, config, bias=bias, a=a, line_of_sight=axis, poles=POLES)
     where = f"in redshift space along {axis}" if axis else "in real space"
     noise = 0.0 if wanted.number_density is None else 1 / wanted.number_density
     return _poles(f"galaxies of b1 = {wanted.b1:g} {where}, z = {_redshift(a)}", measured, theory, noise)

@@ -22,7 +22,7 @@ from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.report import figures
 from pmwd_dist.report.maps import draw_light_cone
 from pmwd_dist.report.observables import draw_table
-from pmwd_dist.report.tables import write_table
+from pmwd_dist.report.tables import Table, write_table
 from pmwd_dist.run import light_cone, manifest
 from pmwd_dist.run.fields import Field, write_fields
 from pmwd_dist.run.observables import galaxy_counts, measure_observables
@@ -49,6 +49,8 @@ def write_output(plan: Plan, particles: Particles, a: float, z: float) -> list[s
     slab = project(particles, field, config, output.slice_thickness, z)
     _check(spectrum, z)
     tables = dict(measure_observables(plan.settings, plan.simulation, particles, field, a))
+    for name, table in tables.items():
+        _check_poles(name, table, z)
     del field
     names = _figure_names(plan, z)
     with raise_on_all_processes():
@@ -150,6 +152,14 @@ def project(particles: Particles, density: Array, config: Config, thickness: flo
 def _mean_of_planes(density: Array, planes: int, config: Config) -> Array:
     image = jnp.mean(density[:, :, :planes], axis=2)
     return jax.lax.with_sharding_constraint(image, config.decomposition.replicated)
+
+
+def _check_poles(name: str, table: Table, z: float) -> None:
+    if "P0" in table.columns and not np.isfinite(table["P0"]).all():
+        raise SimulationError(
+            f"observe.{name} at z = {z:g} is not finite: a displacement by redshift exceeds the halo; "
+            'set devices.halo to "auto" or to more cells'
+        )
 
 
 def _check(spectrum: figures.Spectrum, z: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
@@ -17,7 +18,7 @@ def _pairs(value: object) -> object:
 
 
 def _selection(pairs: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
-    if not pairs or any(a[0] >= b[0] for a, b in zip(pairs, pairs[1:], strict=False)):
+    if not pairs or any(a[0] >= b[0] for a, b in itertools.pairwise(pairs)):
         raise ValueError("must be pairs [distance, share] whose distances ascend")
     if min(distance for distance, _ in pairs) < 0:
         raise ValueError("must have distances of 0 or more")
@@ -27,7 +28,7 @@ def _selection(pairs: tuple[tuple[float, float], ...]) -> tuple[tuple[float, flo
 
 
 def _ascending(values: tuple[float, ...]) -> tuple[float, ...]:
-    if len(values) < 2 or any(a >= b for a, b in zip(values, values[1:], strict=False)):
+    if len(values) < 2 or any(a >= b for a, b in itertools.pairwise(values)):
         raise ValueError("must be two or more numbers that ascend")
     return values
 
@@ -77,7 +78,9 @@ class Galaxies(Section):
     def _of_nonlinear_operators(cls, value: float | None, info: ValidationInfo) -> float | None:
         used = [name for name in _NONLINEAR if info.data.get(name)]
         if value is None and used:
-            raise ValueError(f"must be given: the operator of observe.galaxies.{used[0]} diverges on an unsmoothed field")
+            raise ValueError(
+                f"must be given: the operator of observe.galaxies.{used[0]} diverges on an unsmoothed field"
+            )
         return value
 
     @field_validator("selection")
@@ -126,7 +129,7 @@ class LightCone(Section):
         None,
         [0.0, 0.0, 0.0],
     )
-    pixels: int | None = about("pixels along each side of a plane of a flat sky; default: twice the mesh", None, 256, ge=1)
+    pixels: int | None = about("pixels along a side of a plane of a flat sky; default: twice the mesh", None, 256, ge=1)
     field: float | None = about(
         "side of the field of view on a flat sky [degrees]; default: that of the box at the last shell, at most 10",
         None,
