@@ -132,11 +132,11 @@ def kaiser_multipoles(
       ValueError: an argument out of its range.
     """
     inputs.check_config(config)
-    table, a = growth_table(cosmo), inputs.scale_factor(config.a_stop if a is None else a)
+    now = growth_table(cosmo).at(config.a_stop if a is None else inputs.scale_factor(a))
     k = mesh_nodes(config)
     b = bias(jnp.asarray(k)) if callable(bias) else bias
-    amplitude = jnp.sqrt(jnp.asarray(power(jnp.asarray(k)))) * table.D1(a)
-    growth_rate = table.dD1(a) / table.D1(a) if line_of_sight is not None else 0.0
+    amplitude = jnp.sqrt(jnp.asarray(power(jnp.asarray(k)))) * now.D1
+    growth_rate = now.dD1 / now.D1 if line_of_sight is not None else 0.0
     n = direction("z" if line_of_sight is None else line_of_sight)
     fields = jnp.stack([b * amplitude, growth_rate * amplitude])
     return _kaiser_multipoles(fields, config, n=n, poles=_checked_poles(poles))
