@@ -52,6 +52,8 @@ class Display:
             case events.Resumed(step=step, steps=steps, a=a):
                 self._line(f"resumed after step {step}/{steps}, a {a:.4f}")
                 self._open(done=step)
+            case events.HaloChosen(cells=cells, displacement=displacement):
+                self._line(f"halo of {cells} cells, for displacements of up to {displacement:.3g} Mpc/h")
             case events.StepTaken():
                 self._step(event)
             case events.OutputWritten(z=z, files=files, seconds=seconds):

@@ -12,6 +12,7 @@ from jax import Array
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.observe.angular_power import angular_power, limber_power
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
@@ -48,21 +49,27 @@ def shells_like(cone: LightCone) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(decomposition.mesh, spec))
 
 
-@partial(jax.jit, static_argnames=("cone", "solver"), donate_argnames=("particles", "shells"))
+@partial(jax.jit, static_argnames=("cone", "config", "solver"), donate_argnames=("particles", "shells"))
 def advance_and_see(
     particles: Particles,
     state: SolverState,
     shells: Array,
     table: GrowthTable,
     times: tuple[Any, Any],
+    *,
     cone: LightCone,
+    config: Config,
     solver: SplitSolver,
 ) -> tuple[Particles, SolverState, Array]:
-    """One step as `nbody.advance` takes it, and the shells with what the light cone passes in it."""
+    """One step as `nbody.advance` takes it, and the shells with what the light cone passes in it.
+
+    The halo of the config holds displacements where forces are taken; that of the light cone, which is painted with
+    others, is its own.
+    """
     dtype = particles.disp.dtype
     table = jax.tree.map(lambda x: x.astype(dtype), table)
     a0, a1 = (jnp.asarray(a, dtype) for a in times)
-    moved, after = solvers.advance(solver, particles, state, table, a0, a1, cone.config)
+    moved, after = solvers.advance(solver, particles, state, table, a0, a1, config)
     seen = cone(Epoch(a0, particles), Epoch(a1, moved), table)
     shells = shells + jnp.where(after.status.code == Code.SUCCESSFUL, seen, 0)
     sharding: Any = shells_like(cone).sharding
