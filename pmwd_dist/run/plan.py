@@ -64,8 +64,8 @@ def check_resources(plan: Plan) -> list[str]:
     Raises:
       SettingsError: memory or disk can't suffice.
     """
-    problem, warning = resources.memory_problem(plan.simulation.config)
-    problems = [] if problem is None else [f"box.mesh: {problem}"]
+    problem, warning = resources.memory_problem(plan.simulation.config, plan.simulation.light_cone)
+    problems = [] if problem is None else [problem]
     need, free = resources.expected_disk(plan.settings), free_space(plan.folder)
     if need > free:
         problems.append(
@@ -104,7 +104,8 @@ def describe(plan: Plan) -> dict[str, Any]:
         "halo": config.halo,
         "processes": jax.process_count(),
         "native": native_available(),
-        "expected_memory": resources.process_memory(config),
+        "observables": [name for name, section in settings.observe if section is not None],
+        "expected_memory": resources.process_memory(config, plan.simulation.light_cone),
         "expected_disk": resources.expected_disk(settings),
         "versions": versions(),
     }
