@@ -72,9 +72,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--precondition", default="none,wiener,conditional")
     options = parser.parse_args()
-    print(
-        f"{options.mesh}^3, {options.chains} chains of {options.steps} steps after {options.tune}, numpy {np.__version__}"
-    )
+    print(f"{options.mesh}^3, {options.chains} chains of {options.steps} steps after {options.tune}")
     for name in options.precondition.split(","):
         print(measure(options.mesh, None if name == "none" else name, options), flush=True)
 
