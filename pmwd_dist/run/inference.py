@@ -16,14 +16,13 @@ from pmwd_dist._files import message
 from pmwd_dist.run import resources
 from pmwd_dist.run.plan import Plan
 from pmwd_dist.run.settings import InferenceSettings, SettingsError, Simulation, build
-from pmwd_dist.run.settings.inference import BIASES, COSMOLOGY, OWN
-from pmwd_dist.run.settings.reading import section_names
+from pmwd_dist.run.settings.inference import BIASES, COSMOLOGY
 from pmwd_dist.run.settings.writing import toml_value
 
 _ARGUMENTS = {"data": "data.file", "mask": "data.mask", "selection": "data.selection", "data.shape": "data.file"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class InferencePlan(Plan):
     """Plan of an inference; `data` holds the arrays of its files.
 
@@ -34,11 +33,6 @@ class InferencePlan(Plan):
 
     settings: InferenceSettings
     model: infer.Model
-
-    def __init__(self, settings: InferenceSettings, simulation: Simulation, folder: Path, data: Any, model: Any):
-        super().__init__(settings, simulation, folder, (), {}, data)
-        object.__setattr__(self, "settings", settings)
-        object.__setattr__(self, "model", model)
 
     @property
     def chunks(self) -> int:
@@ -58,15 +52,6 @@ class InferencePlan(Plan):
         return self.settings.particle_count + len(self.model.priors)
 
 
-def is_inference(path: Path) -> bool:
-    """Whether a TOML file is that of an inference, by its sections.
-
-    Raises:
-      SettingsError: the file can't be read.
-    """
-    return bool(section_names(path) & OWN.keys())
-
-
 def make_inference(settings: InferenceSettings, folder: Path) -> InferencePlan:
     """Plan the inference of these settings.
 
@@ -84,7 +69,9 @@ def make_inference(settings: InferenceSettings, folder: Path) -> InferencePlan:
         problems.append(_translated(error, settings))
     if problems or model is None:
         raise SettingsError(problems)
-    return InferencePlan(settings, simulation, folder, data, model)
+    return InferencePlan(
+        settings=settings, simulation=simulation, folder=folder, times=(), outputs={}, data=data, model=model
+    )
 
 
 def check_inference(plan: InferencePlan) -> list[str]:
@@ -99,7 +86,9 @@ def check_inference(plan: InferencePlan) -> list[str]:
     warnings = [] if warning is None else [warning]
     data, sampler = plan.data.get("data.file"), plan.settings.sampler
     if data is not None and plan.settings.likelihood.kind == "gaussian" and abs(float(np.nanmean(data))) < 0.1:
-        warnings.append("data.file: the mean is about 0, as of a contrast; densities are in units of the mean, 1 + delta")
+        warnings.append(
+            "data.file: the mean is about 0, as of a contrast; densities are in units of the mean, 1 + delta"
+        )
     if sampler.chains == 1:
         warnings.append("sampler.chains = 1: R-hat of one chain finds less; use 2 or more")
     if sampler.chains * sampler.steps // sampler.thin < plan.settings.checks.ess:
@@ -134,9 +123,7 @@ def _forward(settings: InferenceSettings, simulation: Simulation) -> Any:
     line_of_sight: Any = None if model.line_of_sight == "none" else model.line_of_sight
     bias = 1.0 if model.bias == "none" else biases["b1"]
     if model.gravity == "linear":
-        return infer.LinearField(
-            config, cosmo, bias=bias, line_of_sight=line_of_sight, linear_power=simulation.table
-        )
+        return infer.LinearField(config, cosmo, bias=bias, line_of_sight=line_of_sight, linear_power=simulation.table)
     galaxies = None
     if model.bias == "lagrangian" or line_of_sight is not None:
         chosen = biases if model.bias == "lagrangian" else {}
@@ -198,8 +185,8 @@ def read_array(name: str) -> np.ndarray:
     if colon and not name.endswith(".npy"):
         try:
             with h5py.File(file, "r") as source:
-                item = source[dataset] if dataset in source else None
-                if not isinstance(item, h5py.Dataset):
+                item: Any = source.get(dataset, None)
+                if item is None or not hasattr(item, "dtype"):
                     raise ValueError(f"holds no data set {dataset}; it has {', '.join(source) or 'none'}")
                 values = np.asarray(item[()])
         except OSError as error:
@@ -219,4 +206,5 @@ def _translated(error: ArgumentError, settings: InferenceSettings) -> str:
     if path is None:
         return str(error)
     value = getattr(settings.data, path.split(".")[1])
-    return f"{path} = {toml_value(value)}: {error.reason}"
+    inside = f"holds {error.value:g}, which " if np.ndim(error.value) == 0 else ""
+    return f"{path} = {toml_value(value)}: {inside}{error.reason}"

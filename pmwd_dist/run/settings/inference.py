@@ -57,7 +57,9 @@ class PriorTable(Section):
         make, needed, allowed = _KINDS[self.kind]
         given = {name: value for name, value in self.model_dump(exclude={"kind"}).items() if value is not None}
         if not needed <= given.keys() <= needed | allowed:
-            takes = " and ".join(sorted(needed)) + (f", and may have {' and '.join(sorted(allowed))}" if allowed else "")
+            takes = " and ".join(sorted(needed)) + (
+                f", and may have {' and '.join(sorted(allowed))}" if allowed else ""
+            )
             raise ValueError(f'of kind "{self.kind}" needs {takes}')
         return make(**given)
 
@@ -90,7 +92,8 @@ class Data(Section):
     """What was observed."""
 
     file: str = about(
-        'an .npy file, or "file.h5:/dataset": density in units of the mean, or counts; "mock": drawn from the model', "mock"
+        'an .npy file, or "file.h5:/dataset": density in units of the mean, or counts; "mock": drawn from the model',
+        "mock",
     )
     mask: str | None = about("file with 1 where there are data, and 0 elsewhere", None, "survey.h5:/mask")
     selection: str | None = about(
@@ -121,7 +124,9 @@ class Likelihood(Section):
 
     kind: Literal["gaussian", "poisson"] = about("gaussian (densities) or poisson (counts)", "gaussian")
     sigma: float | None = about("gaussian standard deviation in a cell, unless it has a prior", None, 0.5, gt=0)
-    k_max: float | None = about("largest wavenumber that is compared, of a gaussian [h/Mpc]; default: all", None, 0.3, gt=0)
+    k_max: float | None = about(
+        "largest wavenumber that is compared, of a gaussian [h/Mpc]; default: all", None, 0.3, gt=0
+    )
     nbar: float | None = about("mean number of galaxies in a cell, of poisson, unless it has a prior", None, 2.0, gt=0)
 
 
@@ -287,21 +292,27 @@ def _of_truth(data: Data, given: Priors, cosmology: Any, model: Model) -> list[s
     problems: list[str] = []
     if data.truth is not None and data.file != "mock":
         problems.append('data.truth: is of data.file = "mock"; leave it out')
-    for name in data.truth or {}:
-        if name not in given.given:
-            problems.append(f"data.truth.{name}: has no prior; set it in its own section, or add one")
+    problems += [
+        f"data.truth.{name}: has no prior; set it in its own section, or add one"
+        for name in data.truth or {}
+        if name not in given.given
+    ]
     for name, table in given.given.items():
         value = (data.truth or {}).get(name, getattr(cosmology, name, getattr(model, name, None)))
         if data.file == "mock" and value is not None:
             u = float(table.build().inverse(value))
             if not math.isfinite(u) or abs(u) > 8:
                 where = f"data.truth.{name}" if name in (data.truth or {}) else f"priors.{name}"
-                problems.append(f"{where}: the prior {toml_value(table)} excludes the truth, {value:g}; change one of them")
+                problems.append(
+                    f"{where}: the prior {toml_value(table)} excludes the truth, {value:g}; change one of them"
+                )
     return problems
 
 
 def _of_start(start: Start, given: Priors, sampler: Sampler, model: Model) -> list[str]:
-    problems = [f"start.map_free: {name} has no prior; leave it out" for name in start.map_free if name not in given.given]
+    problems = [
+        f"start.map_free: {name} has no prior; leave it out" for name in start.map_free if name not in given.given
+    ]
     if start.begin == "wiener" and sampler.precondition == "none":
         problems.append('start.begin = "wiener": needs sampler.precondition; use begin = "prior"')
     if sampler.steps % (sampler.thin * sampler.chunk):
@@ -316,8 +327,10 @@ def _of_mesh(box: Any, sampler: Sampler, model: Model) -> list[str]:
     if box.particles is None or box.particles == box.mesh:
         return []
     if sampler.precondition != "none":
-        return ['box.particles: a preconditioner needs as many as cells; leave it out, or sampler.precondition = "none"']
-    return ['box.particles: linear gravity needs as many as cells; leave it out'] if model.gravity == "linear" else []
+        return [
+            'box.particles: a preconditioner needs as many as cells; leave it out, or sampler.precondition = "none"'
+        ]
+    return ["box.particles: linear gravity needs as many as cells; leave it out"] if model.gravity == "linear" else []
 
 
 _CROSS: tuple[tuple[tuple[str, ...], Any], ...] = (

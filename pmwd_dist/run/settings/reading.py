@@ -48,7 +48,20 @@ def read_as(model: type[AnySettings], path: Path, overrides: Iterable[str] = ())
     Raises:
       SettingsError: the settings have these problems.
     """
+    return _read_tree(model, _load(path), path, overrides)
+
+
+def read_any(kinds: Sequence[type[Settings]], path: Path, overrides: Iterable[str] = ()) -> Settings:
+    """Read settings of that kind of which the file has the most sections, the first of several.
+
+    Raises:
+      SettingsError: the settings have these problems.
+    """
     tree = _load(path)
+    return _read_tree(max(kinds, key=lambda kind: len(tree.keys() & kind.sections.keys())), tree, path, overrides)
+
+
+def _read_tree(model: type[AnySettings], tree: Tree, path: Path, overrides: Iterable[str]) -> AnySettings:
     problems: list[str] = []
     for text in overrides:
         problems += _override(tree, text)
@@ -63,15 +76,6 @@ def read_as(model: type[AnySettings], path: Path, overrides: Iterable[str] = ())
         raise SettingsError(list(dict.fromkeys(problems)))
     observe = {name: sections.pop(f"observe.{name}", None) for name in OBSERVABLES}
     return model(**model.absolute(_absolute(sections, path), path.parent), observe=Observe(**observe))
-
-
-def section_names(path: Path) -> set[str]:
-    """Names of the sections of a TOML file.
-
-    Raises:
-      SettingsError: the file can't be read.
-    """
-    return set(_load(path))
 
 
 def _contents(tree: Tree, sections: Sections) -> tuple[dict[str, Any], list[str]]:
