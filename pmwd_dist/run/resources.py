@@ -2,39 +2,59 @@
 
 from __future__ import annotations
 
-import math
 import os
 import resource
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from pmwd_dist._jax.native import native_available
 from pmwd_dist._memory import available_memory, size
 from pmwd_dist.config import Config
 from pmwd_dist.io.snapshot import FORMATS
+from pmwd_dist.ops.kernels import cuda_unavailable_reason
+from pmwd_dist.run.memory import RUN, Stage, stages
 from pmwd_dist.run.settings import Settings
 
-# Fitted to runs of 64^3 to 256^3 particles, with meshes as fine and twice as fine, on a CPU.
 _RUNTIME = 0.68e9  # Python, JAX, the compiled programs and the figures of one process [bytes]
-_LPT = {1: 42, 2: 74, 3: 148}  # bytes a particle, by order; of the third, by the compiler's plan
-_STEP_PARTICLE, _STEP_CELL = 38, 20  # bytes a particle and a mesh cell
-_WITHOUT_NATIVE = 2.5  # factor of a step's memory: the JAX references keep the eight weights of a cloud
+_WITHOUT_NATIVE = 2.5  # factor of the memory of a step: the JAX references keep the eight weights of a cloud
+_WITH_PARTICLES: tuple[Stage, ...] = ("step", "density", "gradient")
 
 
-def expected_memory(config: Config) -> int:
-    """Peak memory of the arrays of one device [bytes], to about 20 %, without halos."""
-    particles = math.prod(config.particle_shape) / config.decomposition.size
-    cells = math.prod(config.mesh_shape) / config.decomposition.size
-    step = particles * _STEP_PARTICLE + cells * _STEP_CELL
-    if not native_available():
-        step *= _WITHOUT_NATIVE
-    return int(max(particles * _LPT[config.lpt_order], step))
+@dataclass(frozen=True)
+class Memory:
+    """Memory that a run is expected to need.
+
+    Args:
+      run: peak of the arrays of one device [bytes].
+      stage: at which that is reached.
+      gradient: peak of a gradient with respect to the white noise [bytes].
+    """
+
+    run: int
+    stage: Stage
+    gradient: int
 
 
-def process_memory(config: Config) -> int:
+def expected_memory(config: Config, halo: int | None = None) -> Memory:
+    """Memory that one of the current devices needs, with a halo of so many cells; default: the configuration's."""
+    gpu = config.decomposition.platform == "gpu"
+    native = not cuda_unavailable_reason() if gpu else native_available()
+    bits = 8 * np.dtype(jnp.result_type(float)).itemsize
+    peaks = stages(config, "gpu" if gpu else "cpu", halo=halo, bits=bits)
+    if not native:
+        peaks |= {stage: int(peaks[stage] * _WITHOUT_NATIVE) for stage in _WITH_PARTICLES}
+    stage = max(RUN, key=lambda stage: peaks[stage])
+    return Memory(peaks[stage], stage, peaks["gradient"])
+
+
+def process_memory(config: Config, halo: int | None = None) -> int:
     """Expected peak of host memory of one process [bytes]; on GPUs, of the memory of each device."""
-    arrays = expected_memory(config)
+    arrays = expected_memory(config, halo).run
     if device_limit() is not None:
         return arrays
     mine = sum(device.process_index == jax.process_index() for device in config.decomposition.mesh.devices.flat)
@@ -47,16 +67,38 @@ def device_limit() -> int | None:
     return None if limit is None else int(limit)
 
 
-def memory_problem(config: Config) -> tuple[str | None, str | None]:
-    """Reason why the run can't fit into memory, and warning that it may not; either may be None."""
-    need, limit = process_memory(config), device_limit()
+def available_for_arrays(config: Config) -> float:
+    """Memory that arrays of one of the current devices may take [bytes]; CPU devices share that of the machine."""
+    limit = device_limit()
+    if limit is not None:
+        return limit
+    mine = sum(device.process_index == jax.process_index() for device in config.decomposition.mesh.devices.flat)
+    here = processes_on_host()
+    return max(0.0, (available_memory()[1] / here - _RUNTIME) / mine)
+
+
+def memory_problem(
+    config: Config, halo: int | None = None, enough: Callable[[float], int | None] | None = None
+) -> tuple[str | None, str | None]:
+    """Reason why the run can't fit into memory, and warning that it may not; either may be None.
+
+    Args:
+      config: the simulation.
+      halo: width [cells]; default: that of the configuration.
+      enough: number of devices with so much memory that would do, or None; default: not named.
+    """
+    need, limit = process_memory(config, halo), device_limit()
     if limit is not None:
         free, total, where, how = limit, limit, "a device", "more devices"
+        if need > total and enough is not None and (count := enough(limit)) is not None:
+            how = f"{count} such devices"
     else:
         free, total = available_memory()
         here = processes_on_host()
         need *= here
         where, how = "this machine", "more machines"
+        if need > total and enough is not None and (count := enough(total - _RUNTIME)) is not None:
+            how = f"{count} such machines"
         where += f" for {here} processes" if here > 1 else ""
     if need > total:
         lack = f"the run needs about {size(need)} of memory and {where} has {size(total)}"
