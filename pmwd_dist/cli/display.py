@@ -127,10 +127,21 @@ def plan_lines(plan: Plan) -> list[str]:
         f"{plan.steps} {settings.time.solver} steps, {config.gradient} gradient",
         f"accuracy    {accuracy_line(plan.simulation, plan.times)}",
         f"output      {plan.folder}: z {redshifts}; {snapshots} snapshots",
+        *_observables(plan),
         _device_line(config),
-        f"expected    {size(process_memory(config, halo))} of memory a "
+        f"expected    {size(process_memory(config, plan.simulation.light_cone, halo))} of memory a "
         f"{'process' if config.decomposition.platform == 'cpu' else 'device'}, {size(expected_disk(settings))} of disk",
     ]
+
+
+def _observables(plan: Plan) -> list[str]:
+    """A line about what is observed, if anything is."""
+    names = [name for name, section in plan.settings.observe if section is not None and name != "light_cone"]
+    cone = plan.simulation.light_cone
+    if cone is not None:
+        count, (near, far) = len(cone.edges) - 1, (cone.edges[0], cone.edges[-1])
+        names.append(f"light cone of {count} shell{'s' * (count > 1)} from {near:.4g} to {far:.4g} Mpc/h")
+    return [f"observe     {', '.join(names)}"] if names else []
 
 
 def _device_line(config: Config) -> str:

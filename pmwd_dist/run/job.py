@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from pmwd_dist._files import message, temporary
 from pmwd_dist.config import Config
@@ -23,7 +24,7 @@ from pmwd_dist.pm.nbody import advance, start
 from pmwd_dist.pm.particles import Particles
 from pmwd_dist.pm.solvers import SolverState
 from pmwd_dist.pm.status import Code, SimulationError
-from pmwd_dist.run import events, manifest
+from pmwd_dist.run import events, light_cone, manifest
 from pmwd_dist.run.clock import Clock
 from pmwd_dist.run.communication import communication
 from pmwd_dist.run.events import Listener, Status
@@ -35,7 +36,7 @@ from pmwd_dist.run.halo_width import (
     largest_displacement,
     with_halo_of,
 )
-from pmwd_dist.run.output import write_output
+from pmwd_dist.run.output import write_light_cone, write_output
 from pmwd_dist.run.plan import Plan
 from pmwd_dist.run.resources import peak_memory
 from pmwd_dist.run.settings.duration import duration_text
@@ -55,6 +56,7 @@ class Progress:
       state: of the solver.
       table: of the growth.
       step: number of steps.
+      shells: of the light cone so far; None without one.
     """
 
     config: Config
@@ -62,6 +64,7 @@ class Progress:
     state: SolverState
     table: GrowthTable
     step: int
+    shells: Array | None = None
 
 
 def execute(
@@ -121,7 +124,8 @@ def _begin(plan: Plan, log: Log) -> Progress:
     log(events.InitialConditions(plan.times[0], time.perf_counter() - began, peak_memory()))
     table = _growth_table(plan)
     particles = jax.device_put(particles, config.decomposition.sharding)
-    progress = Progress(config, particles, _first_state(plan, table), table, 0)
+    shells = None if simulation.light_cone is None else light_cone.empty(simulation.light_cone)
+    progress = Progress(config, particles, _first_state(plan, table), table, 0, shells)
     _choose_halo(plan, progress, log)
     return progress
 
@@ -131,10 +135,14 @@ def _restore(plan: Plan, log: Log, path: Path, content: dict[str, Any]) -> Progr
     config, table = plan.simulation.config, _growth_table(plan)
     like = jax.ShapeDtypeStruct((*config.particle_shape, 3), _dtype(), sharding=config.decomposition.sharding)
     with start_errors():
-        tree = checkpoint.load(path, {"disp": like, "vel": like, "state": _first_state(plan, table)})
+        likes: dict[str, Any] = {"disp": like, "vel": like, "state": _first_state(plan, table)}
+        if plan.simulation.light_cone is not None:
+            likes["shells"] = light_cone.shells_like(plan.simulation.light_cone)
+        tree = checkpoint.load(path, likes)
     step = content["step"]
     log(events.Resumed(step, plan.steps, plan.times[step]))
-    progress = Progress(config, Particles(tree["disp"], tree["vel"]), tree["state"], table, step)
+    particles = Particles(tree["disp"], tree["vel"])
+    progress = Progress(config, particles, tree["state"], table, step, tree.get("shells"))
     _choose_halo(plan, progress, log)
     return progress
 
@@ -229,10 +237,15 @@ def _advance(plan: Plan, progress: Progress) -> SolverState:
     """Take the next step and return its state; of one that fails, the particles are as they were before it."""
     times = plan.times[progress.step : progress.step + 2]
     a0, a1 = np.asarray(times, progress.particles.disp.dtype)
-    # `advance` consumes the earlier particles; with the earlier state a run continues after a step that failed.
-    progress.particles, state = advance(
-        progress.particles, progress.state, progress.table, a0, a1, progress.config, plan.simulation.solver
-    )
+    before, cone = (progress.particles, progress.state), plan.simulation.light_cone
+    how: Any = {"config": progress.config, "solver": plan.simulation.solver}
+    # A step consumes the earlier particles; with the earlier state a run continues after a step that failed.
+    if cone is None or progress.shells is None:
+        progress.particles, state = advance(*before, progress.table, a0, a1, **how)
+    else:
+        progress.particles, state, progress.shells = light_cone.advance_and_see(
+            *before, progress.shells, progress.table, (a0, a1), cone=cone, **how
+        )
     return jax.block_until_ready(state)
 
 
@@ -247,11 +260,17 @@ def _output_if_due(plan: Plan, progress: Progress, log: Log) -> None:
         simulation = replace(plan.simulation, config=progress.config)
         files = write_output(replace(plan, simulation=simulation), progress.particles, plan.times[progress.step], z)
         log(events.OutputWritten(progress.step, z, tuple(files), time.perf_counter() - began))
+    if progress.step == plan.steps and progress.shells is not None:
+        began = time.perf_counter()
+        files = write_light_cone(plan, progress.shells)
+        log(events.OutputWritten(progress.step, 1 / plan.times[-1] - 1, tuple(files), time.perf_counter() - began))
 
 
 def _checkpoint(plan: Plan, progress: Progress, log: Log) -> None:
     began = time.perf_counter()
-    tree = {"disp": progress.particles.disp, "vel": progress.particles.vel, "state": progress.state}
+    tree: dict[str, Any] = {"disp": progress.particles.disp, "vel": progress.particles.vel, "state": progress.state}
+    if progress.shells is not None:
+        tree["shells"] = progress.shells
     path = checkpoint.path_of(plan.folder, progress.step)
     with raise_on_all_processes():
         if distributed.is_main():

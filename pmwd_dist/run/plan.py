@@ -67,12 +67,12 @@ def check_resources(plan: Plan) -> list[str]:
     Raises:
       SettingsError: memory or disk can't suffice.
     """
-    config = plan.simulation.config
+    config, cone = plan.simulation.config, plan.simulation.light_cone
     kind: Kind = "gpu" if config.decomposition.platform == "gpu" else "cpu"
     displacement = linear_displacement(plan.simulation)
     enough = partial(enough_devices, config, displacement, kind)
-    problem, warning = resources.memory_problem(config, expected_halo(config, displacement), enough)
-    problems = [] if problem is None else [f"box.mesh: {problem}"]
+    problem, warning = resources.memory_problem(config, cone, expected_halo(config, displacement), enough)
+    problems = [] if problem is None else [problem]
     need, free = resources.expected_disk(plan.settings), free_space(plan.folder)
     if need > free:
         problems.append(
@@ -111,8 +111,9 @@ def describe(plan: Plan) -> dict[str, Any]:
         "halo": config.halo,
         "processes": jax.process_count(),
         "native": native_available(),
+        "observables": [name for name, section in settings.observe if section is not None],
         "expected_memory": resources.process_memory(
-            config, expected_halo(config, linear_displacement(plan.simulation))
+            config, plan.simulation.light_cone, expected_halo(config, linear_displacement(plan.simulation))
         ),
         "expected_disk": resources.expected_disk(settings),
         "versions": versions(),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +18,15 @@ from pmwd_dist._jax.native import native_available
 from pmwd_dist._memory import available_memory, size
 from pmwd_dist.config import Config
 from pmwd_dist.io.snapshot import FORMATS
+from pmwd_dist.observe.flat_sky import FlatSkyLightCone
+from pmwd_dist.observe.healpix import pixel_count
 from pmwd_dist.ops.kernels import cuda_unavailable_reason
 from pmwd_dist.run.memory import RUN, Stage, stages
 from pmwd_dist.run.settings import Settings
+from pmwd_dist.run.settings.light_cone import LightCone
 
 _RUNTIME = 0.68e9  # Python, JAX, the compiled programs and the figures of one process [bytes]
+_MAPS = 4  # arrays of all shells at a time: before and after a step, its own, and what a device adds to others' parts
 _WITHOUT_NATIVE = 2.5  # factor of the memory of a step: the JAX references keep the eight weights of a cloud
 _WITH_PARTICLES: tuple[Stage, ...] = ("step", "density", "gradient")
 
@@ -52,13 +58,26 @@ def expected_memory(config: Config, halo: int | None = None) -> Memory:
     return Memory(peaks[stage], stage, peaks["gradient"])
 
 
-def process_memory(config: Config, halo: int | None = None) -> int:
+def light_cone_memory(cone: LightCone | None) -> int:
+    """Memory of a light cone on one device [bytes]: shells, what a step adds, and the particles before the step."""
+    if cone is None:
+        return 0
+    pixels = math.prod(cone.pixels) if isinstance(cone, FlatSkyLightCone) else pixel_count(cone.nside)
+    values = _MAPS * (len(cone.edges) - 1) * pixels + 6 * math.prod(cone.config.particle_shape)
+    return int(4 * values / cone.config.decomposition.size)
+
+
+def process_memory(config: Config, cone: LightCone | None = None, halo: int | None = None) -> int:
     """Expected peak of host memory of one process [bytes]; on GPUs, of the memory of each device."""
-    arrays = expected_memory(config, halo).run
+    arrays = expected_memory(config, halo).run + light_cone_memory(cone)
     if device_limit() is not None:
         return arrays
-    mine = sum(device.process_index == jax.process_index() for device in config.decomposition.mesh.devices.flat)
-    return int(_RUNTIME + arrays * mine)
+    return int(_RUNTIME + arrays * _own_devices(config))
+
+
+def _own_devices(config: Config) -> int:
+    """Number of devices of this process."""
+    return sum(device.process_index == jax.process_index() for device in config.decomposition.mesh.devices.flat)
 
 
 def device_limit() -> int | None:
@@ -72,40 +91,50 @@ def available_for_arrays(config: Config) -> float:
     limit = device_limit()
     if limit is not None:
         return limit
-    mine = sum(device.process_index == jax.process_index() for device in config.decomposition.mesh.devices.flat)
-    here = processes_on_host()
-    return max(0.0, (available_memory()[1] / here - _RUNTIME) / mine)
+    return max(0.0, (available_memory()[1] / processes_on_host() - _RUNTIME) / _own_devices(config))
 
 
 def memory_problem(
-    config: Config, halo: int | None = None, enough: Callable[[float], int | None] | None = None
+    config: Config,
+    cone: LightCone | None = None,
+    halo: int | None = None,
+    enough: Callable[[float], int | None] | None = None,
 ) -> tuple[str | None, str | None]:
-    """Reason why the run can't fit into memory, and warning that it may not; either may be None.
+    """Reason why the run can't fit into memory, with the key, and warning that it may not; either may be None.
 
     Args:
       config: the simulation.
+      cone: the light cone that it fills.
       halo: width [cells]; default: that of the configuration.
       enough: number of devices with so much memory that would do, or None; default: not named.
     """
-    need, limit = process_memory(config, halo), device_limit()
+    need, alone, limit = process_memory(config, cone, halo), process_memory(config, None, halo), device_limit()
     if limit is not None:
         free, total, where, how = limit, limit, "a device", "more devices"
-        if need > total and enough is not None and (count := enough(limit)) is not None:
-            how = f"{count} such devices"
+        count = None if need <= total or enough is None else enough(limit)
     else:
         free, total = available_memory()
         here = processes_on_host()
-        need *= here
+        need, alone = need * here, alone * here
         where, how = "this machine", "more machines"
-        if need > total and enough is not None and (count := enough(total - _RUNTIME)) is not None:
-            how = f"{count} such machines"
         where += f" for {here} processes" if here > 1 else ""
+        count = None if need <= total or enough is None else enough(total - _RUNTIME)
+    if count is not None:
+        how = f"{count} such {'devices' if limit is not None else 'machines'}"
     if need > total:
         lack = f"the run needs about {size(need)} of memory and {where} has {size(total)}"
-        return f"{lack}; use a smaller mesh, or {how}", None
+        if alone <= total:
+            lack += f", {size(need - alone)} of it for {_maps(cone)}"
+            return f"observe.light_cone: {lack}; use fewer shells (edges) or pixels, or more devices", None
+        return f"box.mesh: {lack}; use a smaller mesh, or {how}", None
     if need > free:
         return None, f"the run needs about {size(need)} of memory and {where} has {size(free)} free: it may be killed"
     return None, None
+
+
+def _maps(cone: Any) -> str:
+    pixels = math.prod(cone.pixels) if isinstance(cone, FlatSkyLightCone) else pixel_count(cone.nside)
+    return f"{len(cone.edges) - 1} shells of {pixels} pixels"
 
 
 def processes_on_host() -> int:

@@ -16,7 +16,7 @@ from pmwd_dist.run.speed import machine_of, step_seconds, transforms_seconds
 
 FACTOR = 1.5  # to which docs/planning.md trusts the model
 
-# Milliseconds measured (benchmarks/RESULTS.md): kind, cells along a side, devices, by collectives, transform and inverse.
+# Milliseconds of a transform and its inverse (benchmarks/RESULTS.md): kind, cells along a side, devices, collectives.
 TRANSFORMS = [
     ("H200", 1024, (1, 1), False, 17.95),
     ("H200", 1024, (2, 1), False, 12.18),
