@@ -20,6 +20,7 @@ from pmwd_dist.run import events
 from pmwd_dist.run.accuracy import accuracy_line
 from pmwd_dist.run.events import Event, StepTaken
 from pmwd_dist.run.plan import Plan, power_name
+from pmwd_dist.run.planning import expected_halo, linear_displacement
 from pmwd_dist.run.resources import expected_disk, process_memory, size
 
 
@@ -115,6 +116,7 @@ class Display:
 def plan_lines(plan: Plan) -> list[str]:
     """Lines that describe a run."""
     config, settings = plan.simulation.config, plan.settings
+    halo = expected_halo(config, linear_displacement(plan.simulation))
     redshifts = ", ".join(f"{z:.4g}" for z in sorted(plan.outputs.values(), reverse=True))
     snapshots = "no" if settings.output.snapshot == "none" else settings.output.snapshot
     return [
@@ -127,7 +129,7 @@ def plan_lines(plan: Plan) -> list[str]:
         f"output      {plan.folder}: z {redshifts}; {snapshots} snapshots",
         *_observables(plan),
         _device_line(config),
-        f"expected    {size(process_memory(config, plan.simulation.light_cone))} of memory a "
+        f"expected    {size(process_memory(config, plan.simulation.light_cone, halo))} of memory a "
         f"{'process' if config.decomposition.platform == 'cpu' else 'device'}, {size(expected_disk(settings))} of disk",
     ]
 
