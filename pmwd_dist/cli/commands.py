@@ -113,13 +113,27 @@ def check(
     output: Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder; default: the file's name.")] = None,
     overrides: Set = [],
     grad: Annotated[bool, typer.Option("--grad", help="Compare gradients with differences, in float64.")] = False,
+    devices: Annotated[int | None, typer.Option(min=1, metavar="N", help="Plan for so many other devices.")] = None,
+    device_memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Memory of each that arrays may take; default: 80GB.")
+    ] = None,
+    device_kind: Annotated[str | None, typer.Option(metavar="KIND", help="H100 (default), H200 or cpu.")] = None,
 ) -> None:
-    """Check a TOML file and describe its run."""
+    """Check a TOML file and describe its run, on the current devices or on others."""
+    from pmwd_dist.cli.planning import memory_lines, planning_lines, wish
+
     _start()
     with command_errors():
+        others = wish(devices, device_memory, device_kind)
+        if others is not None:
+            overrides = [*overrides, "devices.pdims=[1, 1]", 'devices.backend="xla"']
         plan = _plan(file, overrides, output or Path(file.stem))
-        warnings = check_resources(plan)
-    _say(*plan_lines(plan), *warnings)
+        if others is None:
+            warnings = check_resources(plan)
+            lines = [*plan_lines(plan), *memory_lines(plan), *warnings]
+        else:
+            lines = [*plan_lines(plan)[:-2], *planning_lines(plan, others)]
+    _say(*lines)
     if grad:
         from pmwd_dist.cli.gradients import table_lines
         from pmwd_dist.run.gradients import compare_gradient

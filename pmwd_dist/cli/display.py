@@ -20,6 +20,7 @@ from pmwd_dist.run import events
 from pmwd_dist.run.accuracy import accuracy_line
 from pmwd_dist.run.events import Event, StepTaken
 from pmwd_dist.run.plan import Plan, power_name
+from pmwd_dist.run.planning import expected_halo, linear_displacement
 from pmwd_dist.run.resources import expected_disk, process_memory, size
 
 
@@ -52,6 +53,8 @@ class Display:
             case events.Resumed(step=step, steps=steps, a=a):
                 self._line(f"resumed after step {step}/{steps}, a {a:.4f}")
                 self._open(done=step)
+            case events.HaloChosen(cells=cells, displacement=displacement):
+                self._line(f"halo of {cells} cells, for displacements of up to {displacement:.3g} Mpc/h")
             case events.StepTaken():
                 self._step(event)
             case events.OutputWritten(z=z, files=files, seconds=seconds):
@@ -113,6 +116,7 @@ class Display:
 def plan_lines(plan: Plan) -> list[str]:
     """Lines that describe a run."""
     config, settings = plan.simulation.config, plan.settings
+    halo = expected_halo(config, linear_displacement(plan.simulation))
     redshifts = ", ".join(f"{z:.4g}" for z in sorted(plan.outputs.values(), reverse=True))
     snapshots = "no" if settings.output.snapshot == "none" else settings.output.snapshot
     return [
@@ -123,10 +127,21 @@ def plan_lines(plan: Plan) -> list[str]:
         f"{plan.steps} {settings.time.solver} steps, {config.gradient} gradient",
         f"accuracy    {accuracy_line(plan.simulation, plan.times)}",
         f"output      {plan.folder}: z {redshifts}; {snapshots} snapshots",
+        *_observables(plan),
         _device_line(config),
-        f"expected    {size(process_memory(config))} of memory a "
+        f"expected    {size(process_memory(config, plan.simulation.light_cone, halo))} of memory a "
         f"{'process' if config.decomposition.platform == 'cpu' else 'device'}, {size(expected_disk(settings))} of disk",
     ]
+
+
+def _observables(plan: Plan) -> list[str]:
+    """A line about what is observed, if anything is."""
+    names = [name for name, section in plan.settings.observe if section is not None and name != "light_cone"]
+    cone = plan.simulation.light_cone
+    if cone is not None:
+        count, (near, far) = len(cone.edges) - 1, (cone.edges[0], cone.edges[-1])
+        names.append(f"light cone of {count} shell{'s' * (count > 1)} from {near:.4g} to {far:.4g} Mpc/h")
+    return [f"observe     {', '.join(names)}"] if names else []
 
 
 def _device_line(config: Config) -> str:

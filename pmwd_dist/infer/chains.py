@@ -47,6 +47,23 @@ class Chain(eqx.Module):
         return summary(self.parameters | {"logdensity": self.logdensity})
 
 
+def load_chain(path: str | Path) -> Chain:
+    """The chain of a folder, all draws that are complete.
+
+    Raises:
+      ValueError: there is none.
+    """
+    described = Path(path) / "chain.json"
+    if not described.is_file():
+        raise ArgumentError("path", str(path), "holds no chain", "name the folder that `sample` had as output")
+    return ChainFolder(path, json.loads(described.read_text(encoding="utf-8"))).load()
+
+
+def chain_files(chunks: int) -> list[str]:
+    """Names of the files of a chain of so many chunks."""
+    return ["chain.json", "state.h5", *(f"chunk_{i:05d}.h5" for i in range(chunks))]
+
+
 class ChainFolder:
     """The folder of a chain.
 

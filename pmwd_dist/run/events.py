@@ -42,6 +42,22 @@ class Resumed:
 
 
 @dataclass(frozen=True)
+class HaloChosen:
+    """The halo between devices has a width from now on.
+
+    Args:
+      step: number of steps that are done.
+      cells: width.
+      displacement: the largest one that is expected [Mpc/h].
+    """
+
+    name: ClassVar = "halo"
+    step: int
+    cells: int
+    displacement: float
+
+
+@dataclass(frozen=True)
 class StepTaken:
     """A step is done.
 
@@ -105,7 +121,9 @@ class Ended:
     peak_memory: int
 
 
-Event = Started | InitialConditions | Resumed | StepTaken | OutputWritten | CheckpointWritten | Warned | Ended
+Event = (
+    Started | InitialConditions | Resumed | HaloChosen | StepTaken | OutputWritten | CheckpointWritten | Warned | Ended
+)
 Listener = Callable[[Event], None]
 
 

@@ -10,13 +10,14 @@ import numpy as np
 
 from pmwd_dist.run.plan import Plan, versions
 from pmwd_dist.run.settings import Settings
-from pmwd_dist.run.settings.models import SECTIONS
+from pmwd_dist.run.settings.models import OPTIONAL, SECTIONS
 from pmwd_dist.run.settings.writing import toml_value
 
 Identity = dict[str, Any]
 
-# The division over devices changes rounding only; outputs that are still to come are free.
-_FREE = ("devices", "output")
+# The division over devices changes rounding only; outputs that are still to come are free, but for the light cone,
+# which is filled in every step.
+_FREE = ("devices", "output", *(name for name in OPTIONAL if name != "observe.light_cone"))
 _REMEDIES = {
     "version": "install that version of pmwd-dist, or start a new run",
     "precision": "set JAX_ENABLE_X64 as it was, or start a new run",
@@ -30,8 +31,9 @@ def identity(plan: Plan) -> Identity:
     """
     found: Identity = {"version": versions()["pmwd-dist"], "precision": _precision()}
     for name in SECTIONS:
-        if name not in _FREE:
-            content = getattr(plan.settings, name).model_dump(mode="json")
+        section = plan.settings.section(name)
+        if name not in _FREE and section is not None:
+            content = section.model_dump(mode="json")
             found |= {f"{name}.{key}": value for key, value in content.items()}
     return found | _defaults(plan.settings) | _table(plan)
 

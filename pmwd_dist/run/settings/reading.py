@@ -12,7 +12,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from pmwd_dist._files import read_text
-from pmwd_dist.run.settings.models import SECTIONS, Box, Output, Section, Settings, Time
+from pmwd_dist.run.settings.models import OPTIONAL, SECTIONS, Box, Output, Settings, Time
+from pmwd_dist.run.settings.observables import OBSERVABLES, Observe
+from pmwd_dist.run.settings.section import Section
 from pmwd_dist.run.settings.table import find_table_problems
 from pmwd_dist.run.settings.writing import printable, toml_value
 
@@ -40,15 +42,32 @@ def read(path: Path, overrides: Iterable[str] = ()) -> Settings:
     problems: list[str] = []
     for text in overrides:
         problems += _override(tree, text)
+    contents, found = _contents(tree)
+    problems += found
     sections: dict[str, Any] = {}
-    problems += [_unknown((key,), value) for key, value in tree.items() if key not in SECTIONS]
-    for name, model in SECTIONS.items():
-        sections[name], found = _validate(name, model, tree.get(name, {}))
+    for name, content in contents.items():
+        sections[name], found = _validate(name, SECTIONS[name], content)
         problems += found
     problems += _cross_check(sections, path)
     if problems:
         raise SettingsError(list(dict.fromkeys(problems)))
-    return Settings(**_absolute(sections, path))
+    observe = {name: sections.pop(f"observe.{name}", None) for name in OBSERVABLES}
+    return Settings(**_absolute(sections, path), observe=Observe(**observe))
+
+
+def _contents(tree: Tree) -> tuple[dict[str, Any], list[str]]:
+    """What the file has of each section that is in it or must be, and problems with others."""
+    contents = {name: tree.get(name, {}) for name in SECTIONS if name not in OPTIONAL}
+    problems = [_unknown((key,), value) for key, value in tree.items() if key not in {*contents, "observe"}]
+    observe = tree.get("observe", {})
+    if not isinstance(observe, dict):
+        return contents, [*problems, f"observe = {_show(observe)}: must hold sections, such as [observe.multipoles]"]
+    for key, value in observe.items():
+        if key in OBSERVABLES:
+            contents[f"observe.{key}"] = value
+        else:
+            problems.append(_unknown(("observe", key), value))
+    return contents, problems
 
 
 def _load(path: Path) -> Tree:
@@ -76,11 +95,13 @@ def _override(tree: Tree, text: str) -> list[str]:
     """Set one key of the tree; the value is TOML, or a string where it isn't."""
     name, equals, value = text.partition("=")
     keys = tuple(key.strip() for key in name.split("."))
-    if not equals or len(keys) != 2:
+    if not equals or len(keys) not in ((2, 3) if keys[0] == "observe" else (2,)):
         return [f"--set {text}: must look like section.key=value, as in --set box.size=500"]
-    section = tree.setdefault(keys[0], {})
+    section: object = tree
+    for key in keys[:-1]:
+        section = section.setdefault(key, {}) if isinstance(section, dict) else None
     if isinstance(section, dict):
-        section[keys[1]] = _value(value.strip())
+        section[keys[-1]] = _value(value.strip())
     return []
 
 
@@ -106,7 +127,7 @@ def _problem(name: str, model: type[Section], content: Tree, item: Any) -> str:
     key = str(item["loc"][0])
     path = f"{name}.{key}"
     if item["type"] == "extra_forbidden":
-        return _unknown((name, key), content[key])
+        return _unknown((*name.split("."), key), content[key])
     field = model.model_fields[key]
     example = toml_value((field.examples or [None])[0])
     if item["type"] == "missing" and len(item["loc"]) == 1:
@@ -116,7 +137,8 @@ def _problem(name: str, model: type[Section], content: Tree, item: Any) -> str:
         choices = [choice.strip("' ") for choice in item["ctx"]["expected"].replace(" or ", ",").split(",")]
         near = difflib.get_close_matches(item["input"].lower(), choices, 1, 0.5)
         remedy = f"did you mean {toml_value(near[0])}?" if near else remedy
-    return f"{path} = {_show(content.get(key, item['input']))}: {_constraint(item)}; {remedy}"
+    value = content.get(key, item["input"])
+    return path + ("" if value is None else f" = {_show(value)}") + f": {_constraint(item)}; {remedy}"
 
 
 def _constraint(item: Any) -> str:
@@ -152,26 +174,28 @@ def _constraint(item: Any) -> str:
 
 def _unknown(keys: tuple[str, ...], value: object) -> str:
     path = ".".join(map(_bare, keys))
-    known = [f"{name}.{key}" for name, model in SECTIONS.items() for key in model.model_fields]
-    if len(keys) == 1 and isinstance(value, dict):
-        near = difflib.get_close_matches(keys[0], SECTIONS, 1, 0.5)
-        return f"[{path}]: unknown section" + (f"; did you mean [{near[0]}]?" if near else f"; use {_list(SECTIONS)}")
-    return f"{path} = {_show(value)}: unknown key" + _nearest(keys, known)
+    if isinstance(value, dict) and (len(keys) == 1 or keys[0] == "observe"):
+        inside = [name for name in SECTIONS if name.startswith("observe.") == (keys[0] == "observe")]
+        near = difflib.get_close_matches(".".join(keys), inside, 1, 0.5)
+        return f"[{path}]: unknown section" + (f"; did you mean [{near[0]}]?" if near else f"; use {_list(inside)}")
+    return f"{path} = {_show(value)}: unknown key" + _nearest(keys)
 
 
-def _nearest(keys: tuple[str, ...], known: list[str]) -> str:
+def _nearest(keys: tuple[str, ...]) -> str:
     """Suggest a key: the nearest of the same section, else the same or the nearest key of another one."""
-    last = keys[-1].lower()
-    if len(keys) == 2 and keys[0] in SECTIONS:
-        near = difflib.get_close_matches(last, SECTIONS[keys[0]].model_fields, 1)
+    section, last = ".".join(keys[:-1]), keys[-1].lower()
+    known = [f"{name}.{key}" for name, model in SECTIONS.items() for key in model.model_fields]
+    if section in SECTIONS:
+        near = difflib.get_close_matches(last, SECTIONS[section].model_fields, 1)
         if near:
-            return f"; did you mean {keys[0]}.{near[0]}?"
-    names = {path.split(".")[1]: path for path in known} | {path.replace(".", "_"): path for path in known}
+            return f"; did you mean {section}.{near[0]}?"
+    names = {path.replace(".", "_"): path for path in known}
+    names |= {path.rpartition(".")[2]: path for path in reversed(known)}
     near = difflib.get_close_matches(last, names, 1)
     if near:
         return f"; did you mean {names[near[0]]}?"
-    if len(keys) == 2 and keys[0] in SECTIONS:
-        return f"; [{keys[0]}] has {_list(SECTIONS[keys[0]].model_fields)}"
+    if section in SECTIONS:
+        return f"; [{section}] has {_list(SECTIONS[section].model_fields)}"
     return "; `pmwd-dist template` prints all keys"
 
 

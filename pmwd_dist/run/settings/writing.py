@@ -8,20 +8,27 @@ from typing import Any
 
 from pydantic_core import PydanticUndefined
 
-from pmwd_dist.run.settings.models import SECTIONS, Section, Settings
+from pmwd_dist.run.settings.models import OPTIONAL, SECTIONS, Settings
+from pmwd_dist.run.settings.observables import Observe
+from pmwd_dist.run.settings.section import Section
 
 _WIDTH = 110
 
 
 def to_toml(settings: Settings, *, comments: bool = False) -> str:
     """TOML text of these settings, on request with a comment on each key."""
-    return "\n".join(_section(name, getattr(settings, name), comments) for name in SECTIONS)
+    parts = ((name, model, settings.section(name)) for name, model in SECTIONS.items())
+    return "\n".join(
+        _absent(name, model) if section is None else _section(name, section, comments)
+        for name, model, section in parts
+        if section is not None or comments
+    )
 
 
 def template() -> str:
-    """Commented TOML text with every key, at its default or an example."""
-    blank: Any = {name: _examples(model) for name, model in SECTIONS.items()}
-    return to_toml(Settings(**blank), comments=True)
+    """Commented TOML text with every key, at its default or an example; sections that are optional as comments."""
+    blank: Any = {name: _examples(model) for name, model in SECTIONS.items() if name not in OPTIONAL}
+    return to_toml(Settings(**blank, observe=Observe()), comments=True)
 
 
 def _examples(model: type[Section]) -> Section:
@@ -44,6 +51,11 @@ def _section(name: str, section: Section, comments: bool) -> str:
         elif comments:
             lines.append(f"# {key} = {toml_value((field.examples or [None])[0])}")
     return "\n".join(lines) + "\n"
+
+
+def _absent(name: str, model: type[Section]) -> str:
+    """A section that the file has not got, with its defaults and examples: it is there without the first # of lines."""
+    return "".join(f"#{line}\n" for line in _section(name, _examples(model), comments=True).splitlines())
 
 
 def _first_lower(text: str | None) -> str:
