@@ -145,13 +145,30 @@ def check(
     output: Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder; default: the file's name.")] = None,
     overrides: Set = [],
     grad: Annotated[bool, typer.Option("--grad", help="Compare gradients with differences, in float64.")] = False,
+    devices: Annotated[int | None, typer.Option(min=1, metavar="N", help="Plan for so many other devices.")] = None,
+    device_memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Memory of each that arrays may take; default: 80GB.")
+    ] = None,
+    device_kind: Annotated[str | None, typer.Option(metavar="KIND", help="H100 (default), H200 or cpu.")] = None,
 ) -> None:
-    """Check a TOML file and describe its run."""
+    """Check a TOML file and describe its run, on the current devices or on others."""
+    from pmwd_dist.cli.planning import memory_lines, planning_lines, wish
+
     _start()
     with command_errors():
+        others = wish(devices, device_memory, device_kind)
+        if others is not None:
+            overrides = [*overrides, "devices.pdims=[1, 1]", 'devices.backend="xla"']
         plan = _plan(file, overrides, output or Path(file.stem))
-        warnings = _check(plan)
-    _say(*(inference_lines(plan) if isinstance(plan, InferencePlan) else plan_lines(plan)), *warnings)
+        described = inference_lines(plan) if isinstance(plan, InferencePlan) else plan_lines(plan)
+        if others is None:
+            memory = [] if isinstance(plan, InferencePlan) else memory_lines(plan)
+            lines = [*described, *memory, *_check(plan)]
+        elif isinstance(plan, InferencePlan):
+            raise ValueError("--devices, --device-memory and --device-kind plan simulations; leave them out")
+        else:
+            lines = [*described[:-2], *planning_lines(plan, others)]
+    _say(*lines)
     if grad:
         from pmwd_dist.cli.gradients import table_lines
         from pmwd_dist.run.gradients import compare_gradient

@@ -21,6 +21,7 @@ from pmwd_dist.run.accuracy import accuracy_line
 from pmwd_dist.run.events import Event, StepTaken
 from pmwd_dist.run.inference import InferencePlan
 from pmwd_dist.run.plan import Plan, power_name
+from pmwd_dist.run.planning import expected_halo, linear_displacement
 from pmwd_dist.run.resources import expected_disk, process_memory, size
 from pmwd_dist.run.settings.duration import duration_text
 
@@ -155,6 +156,7 @@ def inference_lines(plan: InferencePlan) -> list[str]:
 def plan_lines(plan: Plan) -> list[str]:
     """Lines that describe a run."""
     config, settings = plan.simulation.config, plan.settings
+    halo = expected_halo(config, linear_displacement(plan.simulation))
     redshifts = ", ".join(f"{z:.4g}" for z in sorted(plan.outputs.values(), reverse=True))
     snapshots = "no" if settings.output.snapshot == "none" else settings.output.snapshot
     return [
@@ -167,7 +169,7 @@ def plan_lines(plan: Plan) -> list[str]:
         f"output      {plan.folder}: z {redshifts}; {snapshots} snapshots",
         *_observables(plan),
         _device_line(config),
-        f"expected    {size(process_memory(config, plan.simulation.light_cone))} of memory a "
+        f"expected    {size(process_memory(config, plan.simulation.light_cone, halo))} of memory a "
         f"{'process' if config.decomposition.platform == 'cpu' else 'device'}, {size(expected_disk(settings))} of disk",
     ]
 

@@ -16,7 +16,7 @@ from pmwd_dist._files import message
 from pmwd_dist.run import resources
 from pmwd_dist.run.plan import Plan
 from pmwd_dist.run.settings import InferenceSettings, SettingsError, Simulation, build
-from pmwd_dist.run.settings.inference import BIASES, COSMOLOGY
+from pmwd_dist.run.settings.inference_sections import BIASES, COSMOLOGY
 from pmwd_dist.run.settings.writing import toml_value
 
 _ARGUMENTS = {"data": "data.file", "mask": "data.mask", "selection": "data.selection", "data.shape": "data.file"}
