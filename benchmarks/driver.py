@@ -24,6 +24,7 @@ from pmwd_dist.run.bench import CELL
 CASES = ("forward", "gradient", "paint", "force")
 _KERNELS_ONLY = ("pure-jax",)  # codes without time steps
 _LARGE_SCALES = 0.15  # [h/Mpc]: up to here P(k) is compared
+_SMALLEST = 32  # cells along a side, from which on there are enough large scales
 
 
 class Worker:
@@ -183,9 +184,9 @@ class _Plan:
 
 
 def agrees(record: Mapping[str, Any]) -> bool | None:
-    """Whether P(k) at a = 1 is ours within the tolerance of a code; None where it is not compared."""
+    """Whether P(k) at a = 1 is ours within the tolerance of a code; None where none is compared."""
     power = record.get("agreement", {}).get("power")
-    return None if power is None else abs(power - 1) <= CODES[record["code"]].tolerance
+    return None if power is None or record["n"] < _SMALLEST else abs(power - 1) <= CODES[record["code"]].tolerance
 
 
 def _agreement(record: dict[str, Any], folder: Path) -> dict[str, float]:

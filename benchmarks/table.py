@@ -57,7 +57,7 @@ def _cells(row: dict[str, Any], factor: float, ours: float | None) -> list[str]:
     agreement = row["agreement"]
     if "power" in agreement:
         compared = f"P/P {agreement['power']:.3f}, r {agreement['correlation']:.4f}"
-        if not row["agrees"]:
+        if row["agrees"] is False:
             compared += f", beyond its tolerance of {CODES[row['code']].tolerance:.1%}"
     else:
         compared = ", ".join(f"{key} {value:.4f}" for key, value in agreement.items())

@@ -44,7 +44,7 @@ def test_records_and_table(app: typer.Typer, tmp_path: Path, monkeypatch: pytest
         assert len(row["seconds"]) >= 2
         assert min(row["seconds"]) <= row["median_s"] <= max(row["seconds"])
         assert row["peak_bytes"] > 0
-        assert row["agrees"] is (True if row["case"] == "forward" else None)
+        assert row["agrees"] is None  # the mesh is too small
     assert "| ms a step |" in result.output
     assert "forward, 8³" in result.output
     assert "not installed" in result.output
@@ -56,7 +56,7 @@ def test_a_spectrum_beyond_its_tolerance_is_told(tmp_path: Path):
     costs = {"peak_bytes": 100, "compile_s": 1.0, "seconds": [1.0], "median_s": 1.0}
     rows = [
         {"code": "pmpp", "case": "forward", "n": n, "agreement": {"power": power, "correlation": 1.0}} | costs
-        for n, power in ((16, 0.99), (32, 0.9))
+        for n, power in ((32, 0.99), (64, 0.9))
     ]
     for row in rows:
         row["agrees"] = benchmarks.driver.agrees(row)
