@@ -10,7 +10,7 @@ m(A, B) = (tr A tr B - tr A B) / 2.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -34,14 +34,14 @@ def potential(source: Array, config: Config) -> Array:
     return -source * fourier.inverse_laplacian(config.particle_shape, config, source.real.dtype)
 
 
-def gradient(modes: Array, config: Config) -> Iterator[Array]:
-    """The components of the gradient of a potential, modes to fields of shape (nx, ny, nz), one after the other."""
+def gradient(modes: Array, config: Config) -> Array:
+    """Gradient of a potential, modes to a field of shape (nx, ny, nz, 3)."""
     k = _odd_wavevectors(modes, config)
     return _fields(modes, [lambda p, k=k_: 1j * k * p for k_ in k], config)
 
 
-def inverse_curl(source: Sequence[Array], config: Config) -> Iterator[Array]:
-    """The components of the field without divergence that has this curl, modes to fields of shape (nx, ny, nz)."""
+def inverse_curl(source: Sequence[Array], config: Config) -> Array:
+    """The field without divergence that has this curl, modes to a field of shape (nx, ny, nz, 3)."""
     k = _odd_wavevectors(source[0], config)
     inverse = fourier.inverse_laplacian(config.particle_shape, config, source[0].real.dtype)
     kernels = [lambda w, i=i, j=j: 1j * inverse * (k[i] * w[j] - k[j] * w[i]) for i, j in NEXT]
@@ -144,12 +144,13 @@ def _second_derivative(p: Array, i: int, j: int, even: Any, odd: Any, config: Co
     return irfft_block(-factor * p, config.particle_shape[2], config.decomposition)
 
 
-def _fields(modes: Any, kernels: Sequence[Callable[[Any], Array]], config: Config) -> Iterator[Array]:
+def _fields(modes: Any, kernels: Sequence[Callable[[Any], Array]], config: Config) -> Array:
     """Inverse transforms of some factors times modes, one after the other."""
+    fields: list[Array] = []
     for kernel in kernels:
-        field = irfft_block(kernel(modes), config.particle_shape[2], config.decomposition)
-        modes, field = sequence_after(modes, field)
-        yield field
+        fields.append(irfft_block(kernel(modes), config.particle_shape[2], config.decomposition))
+        modes, fields = sequence_after(modes, fields)
+    return jnp.stack(fields, -1)
 
 
 def _odd_wavevectors(modes: Array, config: Config) -> tuple[Array, Array, Array]:

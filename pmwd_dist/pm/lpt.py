@@ -11,11 +11,9 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 from jaxtyping import Array, Num
 
-from pmwd_dist._jax.batching import barrier
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table
 from pmwd_dist.cosmology.parameters import Cosmology
-from pmwd_dist.parallel.fft import sequence_after
 from pmwd_dist.pm import displacement, inputs
 from pmwd_dist.pm.particles import Particles, quantize
 
@@ -55,25 +53,20 @@ def _lpt(modes: Array, table: GrowthTable, a: ArrayLike, config: Config) -> Part
     factors = jnp.stack([growth, a**2 * table.E(a) * slopes], -1)
 
     def block(modes: Array, factors: Array) -> tuple[Array, Array]:
-        orders = _displacements(modes, config)
-        fields = [*next(orders)]
-        factors = factors.astype(fields[0].dtype)
-        moved = [(factors[0, 0] * field, factors[0, 1] * field) for field in fields]
-        for factor, components in zip(factors[1:], orders, strict=False):
-            for axis, field in enumerate(components):
-                disp, vel = moved[axis]
-                # Else all fields would be kept until they are stacked.
-                moved[axis] = barrier((disp + factor[0] * field, vel + factor[1] * field))
-        disps, vels = zip(*moved, strict=True)
-        vels, disp = sequence_after(vels, jnp.stack(disps, -1))
-        return disp, jnp.stack(vels, -1)
+        fields = _displacements(modes, config)
+        first = next(fields)
+        factors = factors.astype(first.dtype)
+        disp, vel = factors[0, 0] * first, factors[0, 1] * first
+        for factor, field in zip(factors[1:], fields, strict=False):
+            disp, vel = disp + factor[0] * field, vel + factor[1] * field
+        return disp, vel
 
     run = decomposition.shard_map(block, (decomposition.spectrum_spec, P()), (decomposition.spec, decomposition.spec))
     return quantize(Particles(*run(modes, factors)), config)
 
 
-def _displacements(modes: Array, config: Config) -> Iterator[Iterator[Array]]:
-    """The components of psi1, psi2, psi3a, psi3b and psi3c up to the order of the config, shape (nx, ny, nz) each."""
+def _displacements(modes: Array, config: Config) -> Iterator[Array]:
+    """The fields psi1, psi2, psi3a, psi3b and psi3c up to the order of the config, shape (nx, ny, nz, 3) each."""
     order = config.lpt_order
     p1 = displacement.potential(-modes, config)
     yield displacement.gradient(p1, config)
