@@ -47,10 +47,11 @@ check-python: $(STAMPS)/test
 check-rust: $(STAMPS)/wheel
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --all-features --locked -- -D warnings
-	cargo test --workspace --locked --no-run
+	cargo test --workspace --lib --tests --locked --no-run
 
 test-rust: check-rust $(STAMPS)/test
-	XLA_FFI_REQUIRE_HEADER=1 $(REQUIRE_NVRTC) PYTHON=$(PYO3_PYTHON) cargo test --workspace --locked
+	XLA_FFI_REQUIRE_HEADER=1 $(REQUIRE_NVRTC) PYTHON=$(PYO3_PYTHON) cargo test --workspace --lib --tests --locked
+	cargo test --workspace --doc --locked
 
 # What is installed is remembered by stamps in the virtual environment.
 $(STAMPS)/demo: pyproject.toml $(STAMPS)/native
