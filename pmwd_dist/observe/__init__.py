@@ -1,5 +1,8 @@
 """Observables of particles and fields."""
 
+from pmwd_dist.observe.angular_power import AngularPower as AngularPower
+from pmwd_dist.observe.angular_power import angular_power as angular_power
+from pmwd_dist.observe.angular_power import limber_power as limber_power
 from pmwd_dist.observe.bias import LagrangianBias as LagrangianBias
 from pmwd_dist.observe.bias import bias_weights as bias_weights
 from pmwd_dist.observe.bias import eulerian_bias as eulerian_bias
@@ -7,12 +10,14 @@ from pmwd_dist.observe.bias import tracer_density as tracer_density
 from pmwd_dist.observe.counts import expected_counts as expected_counts
 from pmwd_dist.observe.cross import CrossPower as CrossPower
 from pmwd_dist.observe.cross import cross_power as cross_power
+from pmwd_dist.observe.filters import smoothed as smoothed
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone as FlatSkyLightCone
 from pmwd_dist.observe.interlacing import interlaced_density as interlaced_density
 from pmwd_dist.observe.lensing import convergence as convergence
 from pmwd_dist.observe.lensing import lensing_weights as lensing_weights
 from pmwd_dist.observe.lensing import shear as shear
 from pmwd_dist.observe.multipoles import Multipoles as Multipoles
+from pmwd_dist.observe.multipoles import kaiser_multipoles as kaiser_multipoles
 from pmwd_dist.observe.multipoles import power_multipoles as power_multipoles
 from pmwd_dist.observe.pdf import OnePointPDF as OnePointPDF
 from pmwd_dist.observe.pdf import one_point_pdf as one_point_pdf

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec as P
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Real
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
+from pmwd_dist.cosmology.growth import GrowthTable, growth_table
+from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.observe.power import Deconvolve, check_deconvolve, inverse_window, mode_sums, normalisation
 from pmwd_dist.observe.redshift_space import LineOfSight, direction
 from pmwd_dist.parallel.fft import rfft_block
 from pmwd_dist.pm import fourier, inputs
+
+_NODES = 2048  # of a spectrum, equidistant in ln k: linear interpolation is right to 1e-5
 
 
 class Multipoles(eqx.Module):
@@ -72,11 +79,14 @@ def power_multipoles(
     """
     inputs.check_config(config)
     check_deconvolve(deconvolve)
-    poles = tuple(poles)
+    n, field = direction(line_of_sight), inputs.mesh_field(field, config)
+    return _power_multipoles(field, config, n=n, poles=_checked_poles(poles), deconvolve=deconvolve)
+
+
+def _checked_poles(poles: Sequence[int]) -> tuple[int, ...]:
     if not poles or any(order not in (0, 2, 4) for order in poles):
-        raise ArgumentError("poles", poles, "must be orders 0, 2 and 4, or some of them")
-    field = inputs.mesh_field(field, config)
-    return _power_multipoles(field, config, n=direction(line_of_sight), poles=poles, deconvolve=deconvolve)
+        raise ArgumentError("poles", tuple(poles), "must be orders 0, 2 and 4, or some of them")
+    return tuple(poles)
 
 
 @partial(jax.jit, static_argnames=("config", "n", "poles", "deconvolve"))
@@ -93,6 +103,67 @@ def _power_multipoles(
     k, *power, modes = decomposition.shard_map(block, decomposition.spec, P())(field)
     some = jnp.maximum(modes, 1)
     return Multipoles(k / some, jnp.stack(power) / some[None] * normalisation(config), modes, poles)
+
+
+def kaiser_multipoles(
+    power: Callable[[Array], ArrayLike],
+    cosmo: Cosmology | GrowthTable,
+    config: Config,
+    *,
+    bias: ArrayLike | Callable[[Array], Array] = 1.0,
+    a: ArrayLike | None = None,
+    line_of_sight: LineOfSight | None = "z",
+    poles: Sequence[int] = (0, 2, 4),
+) -> Multipoles:
+    """Multipoles of linear theory, (b + f mu^2)^2 D1^2 P(k), as means over the modes that `power_multipoles` has.
+
+    Kaiser (1987). Bins of few modes mix orders here as they do there.
+
+    Args:
+      power: linear P(k) at a = 1 [(Mpc/h)^3], a function of k [h/Mpc].
+      cosmo: cosmology, or its `growth_table`.
+      config: the simulation.
+      bias: linear Eulerian bias b, 1 plus that of Lagrange; a number, or a function of k.
+      a: scale factor; default: `config.a_stop`.
+      line_of_sight: "x", "y", "z" or three numbers; None for real space, f = 0.
+      poles: orders, of 0, 2 and 4.
+
+    Raises:
+      ValueError: an argument out of its range.
+    """
+    inputs.check_config(config)
+    now = growth_table(cosmo).at(config.a_stop if a is None else inputs.scale_factor(a))
+    k = mesh_nodes(config)
+    b = bias(jnp.asarray(k)) if callable(bias) else bias
+    amplitude = jnp.sqrt(jnp.asarray(power(jnp.asarray(k)))) * now.D1
+    growth_rate = now.dD1 / now.D1 if line_of_sight is not None else 0.0
+    n = direction("z" if line_of_sight is None else line_of_sight)
+    fields = jnp.stack([b * amplitude, growth_rate * amplitude])
+    return _kaiser_multipoles(fields, config, n=n, poles=_checked_poles(poles))
+
+
+def mesh_nodes(config: Config) -> np.ndarray:
+    """Wavenumbers from half the fundamental mode to the corner of the mesh's Nyquist cube [h/Mpc]."""
+    high = math.hypot(*(math.pi * n / length for n, length in zip(config.mesh_shape, config.box_size, strict=True)))
+    return np.geomspace(math.pi / max(config.box_size), 1.001 * high, _NODES)
+
+
+@partial(jax.jit, static_argnames=("config", "n", "poles"))
+def _kaiser_multipoles(
+    fields: Array, config: Config, *, n: tuple[float, float, float], poles: tuple[int, ...]
+) -> Multipoles:
+    nodes, dtype = mesh_nodes(config), fields.dtype
+
+    def block(fields: Array) -> Array:
+        k2, mu2 = fourier.k_squared(config.mesh_shape, config, dtype), _squared_cosine(config, n, dtype)
+        x = 0.5 * jnp.log(jnp.where(k2 > 0, k2, 1))
+        density, velocity = (jnp.interp(x, jnp.asarray(np.log(nodes), dtype), field) for field in fields)
+        power = (density + velocity * mu2) ** 2
+        return mode_sums([power * _legendre(order, mu2) for order in poles], config)
+
+    k, *power, modes = config.decomposition.shard_map(block, P(), P())(fields)
+    some = jnp.maximum(modes, 1)
+    return Multipoles(k / some, jnp.stack(power) / some[None], modes, poles)
 
 
 def _squared_cosine(config: Config, n: tuple[float, float, float], dtype: Any) -> Array:

@@ -14,31 +14,18 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from matplotlib.typing import ColorType
 
 from pmwd_dist._files import atomic_write, read_text
+from pmwd_dist.report.maps import draw_light_cone, has_light_cone
+from pmwd_dist.report.observables import draw_table, tables
+from pmwd_dist.report.style import OUTWARD, STYLE, colours, save
+from pmwd_dist.report.tables import read_table
 
 CSV_HEADER = "k [h/Mpc],power [(Mpc/h)^3],modes,linear power [(Mpc/h)^3],shot noise [(Mpc/h)^3]"
-# Okabe & Ito (2008), distinct to colour-blind readers too; without yellow, which is too light for a line.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_STYLE: Any = {
-    "font.size": 13,
-    "axes.labelsize": 15,
-    "axes.linewidth": 1.1,
-    "xtick.direction": "in",
-    "ytick.direction": "in",
-    "xtick.top": True,
-    "ytick.right": True,
-    "xtick.major.size": 6,
-    "ytick.major.size": 6,
-    "legend.frameon": False,
-    "mathtext.fontset": "dejavusans",
-}
-_OUTWARD: Any = {"xtick.top": False, "ytick.right": False, "xtick.direction": "out", "ytick.direction": "out"}
 _DAMAGE = (KeyError, ValueError, TypeError, OSError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error)
 _LARGEST = 64_000_000  # bytes of a spectrum
 _FLOOR = 0.05  # density per mean density with which empty cells of a slab are drawn
@@ -166,8 +153,13 @@ def redraw(folder: Path) -> list[Path]:
     for path in sorted(folder.glob("density_z*.npz")):
         figures.append(path.with_suffix(".png"))
         draw_slab(figures[-1], read_slab(path))
+    for path, name in tables(folder):
+        figures.append(path.with_suffix(".png"))
+        draw_table(figures[-1], name, read_table(path))
+    if has_light_cone(folder):
+        figures.append(draw_light_cone(folder))
     if not figures:
-        raise ValueError(f"{folder}: holds no power_z*.csv and no density_z*.npz to draw")
+        raise ValueError(f"{folder}: holds no power_z*.csv, density_z*.npz or other results to draw")
     return figures
 
 
@@ -177,19 +169,13 @@ def draw_spectra(path: Path, spectra: Sequence[Spectrum]) -> None:
     Raises:
       OSError: the figure can't be written.
     """
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(8, 8.2), layout="constrained")
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(2.2, 1))
-        for spectrum, colour in zip(spectra, _colours(len(spectra)), strict=True):
+        for spectrum, colour in zip(spectra, colours(len(spectra)), strict=True):
             _draw_spectrum(upper, lower, spectrum, colour)
         _finish_power(upper, lower, spectra)
-        _save(figure, path)
-
-
-def _colours(count: int) -> Sequence[ColorType]:
-    if count <= len(_COLOURS):
-        return _COLOURS[:count]
-    return [mpl.colormaps["viridis"](x) for x in np.linspace(0, 0.9, count)]
+        save(figure, path)
 
 
 def _draw_spectrum(upper: Axes, lower: Axes, spectrum: Spectrum, colour: ColorType) -> None:
@@ -264,7 +250,7 @@ def draw_slab(path: Path, slab: Slab) -> None:
     logarithm = np.log10(np.maximum(slab.density, _FLOOR))
     low = min(float(np.quantile(logarithm, 0.01)), np.log10(0.8))
     high = max(float(np.quantile(logarithm, 0.9995)), np.log10(1.25))
-    with mpl.rc_context(_STYLE | _OUTWARD):
+    with mpl.rc_context(STYLE | OUTWARD):
         figure = Figure(figsize=(8.6, 1.2 + 6.6 * min(y / x, 1.4)))
         axes = figure.subplots()
         image = axes.imshow(
@@ -282,16 +268,10 @@ def draw_slab(path: Path, slab: Slab) -> None:
         axes.set_xlabel(r"$x$  [Mpc/$h$]")
         axes.set_ylabel(r"$y$  [Mpc/$h$]")
         axes.set_title(f"$z = {slab.z:.3g}$,  slab of {slab.thickness:.3g} Mpc/$h$", fontsize=15, pad=10)
-        _save(figure, path)
+        save(figure, path)
 
 
 def _density_ticks(low: float, high: float) -> list[float]:
     coarse = [0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500]
     fine = [0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.5, 2, 3, 5]
     return [tick for tick in (coarse if high / low > 6 else fine) if low <= tick <= high]
-
-
-def _save(figure: Figure, path: Path) -> None:
-    FigureCanvasAgg(figure)
-    with atomic_write(path) as aside:
-        figure.savefig(aside, dpi=160, format="png", bbox_inches="tight", pad_inches=0.15)

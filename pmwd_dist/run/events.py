@@ -42,6 +42,22 @@ class Resumed:
 
 
 @dataclass(frozen=True)
+class HaloChosen:
+    """The halo between devices has a width from now on.
+
+    Args:
+      step: number of steps that are done.
+      cells: width.
+      displacement: the largest one that is expected [Mpc/h].
+    """
+
+    name: ClassVar = "halo"
+    step: int
+    cells: int
+    displacement: float
+
+
+@dataclass(frozen=True)
 class StepTaken:
     """A step is done.
 
@@ -88,6 +104,58 @@ class CheckpointWritten:
 
 
 @dataclass(frozen=True)
+class StageDone:
+    """Part of an inference before its chains is done."""
+
+    name: ClassVar = "stage"
+    what: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ChunkSampled:
+    """A chunk of draws is on disk.
+
+    Args:
+      step, steps: of each chain, done and of all.
+      seconds: wall-clock time of the chunk.
+      gradients_per_second: of all chains together.
+      energy_variance: of the steps of the chunk, per dimension.
+      failures: steps of the chunk that ended in a failed simulation.
+      slowest: the parameter with the fewest effective samples so far, of all chains; empty if there are none yet.
+      ess: their number.
+      seconds_left: expected.
+    """
+
+    name: ClassVar = "chunk"
+    step: int
+    steps: int
+    seconds: float
+    gradients_per_second: float
+    energy_variance: float
+    failures: int
+    slowest: str
+    ess: float
+    seconds_left: float
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The chains are finished, and can be trusted unless there are reasons not to.
+
+    Args:
+      table: lines of the summary.
+      reasons: why not, and what to do.
+      files: that were written.
+    """
+
+    name: ClassVar = "verdict"
+    table: tuple[str, ...]
+    reasons: tuple[str, ...]
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Warned:
     """Something failed that does not end the run."""
 
@@ -105,7 +173,20 @@ class Ended:
     peak_memory: int
 
 
-Event = Started | InitialConditions | Resumed | StepTaken | OutputWritten | CheckpointWritten | Warned | Ended
+Event = (
+    Started
+    | InitialConditions
+    | Resumed
+    | HaloChosen
+    | StepTaken
+    | OutputWritten
+    | CheckpointWritten
+    | StageDone
+    | ChunkSampled
+    | Judged
+    | Warned
+    | Ended
+)
 Listener = Callable[[Event], None]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from pmwd_dist._files import atomic_write, temporary
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import raise_on_all_processes
-from pmwd_dist.run import lock, manifest
+from pmwd_dist.run import light_cone, lock, manifest
 from pmwd_dist.run.events import Ended, Event, Listener, Started, Warned, record
 from pmwd_dist.run.identity import identity
 from pmwd_dist.run.lock import folder_lock
@@ -61,6 +61,7 @@ def _check_content(plan: Plan, *, overwrite: bool) -> None:
         raise ValueError(f"{folder}: not empty; use --overwrite, another --output, or `pmwd-dist resume {folder}`")
     for z in plan.outputs.values():
         manifest.check_free(folder, output_names(plan, z))
+    manifest.check_free(folder, light_cone.files(plan))
 
 
 def _write_config(plan: Plan) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from pmwd_dist._files import message, temporary
+from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table
 from pmwd_dist.io import checkpoint
 from pmwd_dist.parallel import distributed
@@ -21,13 +23,20 @@ from pmwd_dist.pm.modes import linear_modes, white_noise
 from pmwd_dist.pm.nbody import advance, start
 from pmwd_dist.pm.particles import Particles
 from pmwd_dist.pm.solvers import SolverState
-from pmwd_dist.pm.status import SimulationError
-from pmwd_dist.run import events, manifest
+from pmwd_dist.pm.status import Code, SimulationError
+from pmwd_dist.run import events, light_cone, manifest
 from pmwd_dist.run.clock import Clock
 from pmwd_dist.run.communication import communication
 from pmwd_dist.run.events import Listener, Status
 from pmwd_dist.run.folder import Log
-from pmwd_dist.run.output import write_output
+from pmwd_dist.run.halo_width import (
+    expected_displacement,
+    halo_width,
+    is_automatic,
+    largest_displacement,
+    with_halo_of,
+)
+from pmwd_dist.run.output import write_light_cone, write_output
 from pmwd_dist.run.plan import Plan
 from pmwd_dist.run.resources import peak_memory
 from pmwd_dist.run.settings.duration import duration_text
@@ -39,12 +48,23 @@ T = TypeVar("T")
 
 @dataclass
 class Progress:
-    """The state of a run after a number of steps."""
+    """The state of a run after a number of steps.
 
+    Args:
+      config: the simulation, with the width of the halo that is in use.
+      particles: at the end of the step.
+      state: of the solver.
+      table: of the growth.
+      step: number of steps.
+      shells: of the light cone so far; None without one.
+    """
+
+    config: Config
     particles: Particles
     state: SolverState
     table: GrowthTable
     step: int
+    shells: Array | None = None
 
 
 def execute(
@@ -98,12 +118,16 @@ def _begin(plan: Plan, log: Log) -> Progress:
     began = time.perf_counter()
     noise = white_noise(jax.random.key(simulation.seed), config)
     modes = linear_modes(noise, cosmo, config, linear_power=simulation.table)
+    del noise
     particles = jax.block_until_ready(lpt(modes, cosmo, config))
-    del noise, modes
+    del modes
     log(events.InitialConditions(plan.times[0], time.perf_counter() - began, peak_memory()))
     table = _growth_table(plan)
     particles = jax.device_put(particles, config.decomposition.sharding)
-    return Progress(particles, _first_state(plan, table), table, 0)
+    shells = None if simulation.light_cone is None else light_cone.empty(simulation.light_cone)
+    progress = Progress(config, particles, _first_state(plan, table), table, 0, shells)
+    _choose_halo(plan, progress, log)
+    return progress
 
 
 def _restore(plan: Plan, log: Log, path: Path, content: dict[str, Any]) -> Progress:
@@ -111,10 +135,29 @@ def _restore(plan: Plan, log: Log, path: Path, content: dict[str, Any]) -> Progr
     config, table = plan.simulation.config, _growth_table(plan)
     like = jax.ShapeDtypeStruct((*config.particle_shape, 3), _dtype(), sharding=config.decomposition.sharding)
     with start_errors():
-        tree = checkpoint.load(path, {"disp": like, "vel": like, "state": _first_state(plan, table)})
+        likes: dict[str, Any] = {"disp": like, "vel": like, "state": _first_state(plan, table)}
+        if plan.simulation.light_cone is not None:
+            likes["shells"] = light_cone.shells_like(plan.simulation.light_cone)
+        tree = checkpoint.load(path, likes)
     step = content["step"]
     log(events.Resumed(step, plan.steps, plan.times[step]))
-    return Progress(Particles(tree["disp"], tree["vel"]), tree["state"], table, step)
+    particles = Particles(tree["disp"], tree["vel"])
+    progress = Progress(config, particles, tree["state"], table, step, tree.get("shells"))
+    _choose_halo(plan, progress, log)
+    return progress
+
+
+def _choose_halo(plan: Plan, progress: Progress, log: Log) -> None:
+    """Choose the width of the halo for the steps to come."""
+    if is_automatic(plan.simulation.config):
+        now, a = largest_displacement(progress.particles, progress.config), plan.times[progress.step]
+        _set_halo(plan, progress, expected_displacement(now, a, progress.table, progress.config), log)
+
+
+def _set_halo(plan: Plan, progress: Progress, displacement: float, log: Log) -> None:
+    """Take a halo that holds displacements up to this one [Mpc/h]."""
+    progress.config = with_halo_of(displacement, plan.simulation.config)
+    log(events.HaloChosen(progress.step, int(progress.config.halo), displacement))
 
 
 def _dtype() -> np.dtype:
@@ -162,14 +205,16 @@ def _raise_if_stopped(plan: Plan, progress: Progress, stop: StopRequest, clock: 
 
 
 def _step(plan: Plan, progress: Progress, log: Log) -> None:
-    simulation, i = plan.simulation, progress.step
-    config = simulation.config
+    i, config = progress.step, progress.config
     began = time.perf_counter()
-    a0, a1 = np.asarray(plan.times[i : i + 2], progress.particles.disp.dtype)
-    particles, state = advance(progress.particles, progress.state, progress.table, a0, a1, config, simulation.solver)
-    progress.particles = particles  # `advance` has donated the earlier ones
-    jax.block_until_ready((particles, state))
-    # A failed step returns the particles as they were before it: with the earlier state the run can continue.
+    state = _advance(plan, progress)
+    while int(state.status.code) == Code.BEYOND_HALO and is_automatic(plan.simulation.config):
+        width, beyond = progress.config.halo, float(state.status.max_displacement) * min(config.cell_size)
+        expected = expected_displacement(beyond, plan.times[i], progress.table, config)
+        _set_halo(plan, progress, max(beyond, expected), log)
+        if progress.config.halo == width:
+            break  # as wide as the mesh
+        state = _advance(plan, progress)
     state.status.raise_if_failed()
     progress.state, progress.step = state, i + 1
     seconds, max_displacement = time.perf_counter() - began, float(state.status.max_displacement)
@@ -188,17 +233,44 @@ def _step(plan: Plan, progress: Progress, log: Log) -> None:
     )
 
 
+def _advance(plan: Plan, progress: Progress) -> SolverState:
+    """Take the next step and return its state; of one that fails, the particles are as they were before it."""
+    times = plan.times[progress.step : progress.step + 2]
+    a0, a1 = np.asarray(times, progress.particles.disp.dtype)
+    before, cone = (progress.particles, progress.state), plan.simulation.light_cone
+    how: Any = {"config": progress.config, "solver": plan.simulation.solver}
+    # A step consumes the earlier particles; with the earlier state a run continues after a step that failed.
+    if cone is None or progress.shells is None:
+        progress.particles, state = advance(*before, progress.table, a0, a1, **how)
+    else:
+        progress.particles, state, progress.shells = light_cone.advance_and_see(
+            *before, progress.shells, progress.table, (a0, a1), cone=cone, **how
+        )
+    return jax.block_until_ready(state)
+
+
 def _output_if_due(plan: Plan, progress: Progress, log: Log) -> None:
     if progress.step in plan.outputs:
         began = time.perf_counter()
         z = plan.outputs[progress.step]
-        files = write_output(plan, progress.particles, plan.times[progress.step], z)
+        if is_automatic(plan.simulation.config):
+            displacement = largest_displacement(progress.particles, progress.config)
+            if halo_width(displacement, progress.config) > int(progress.config.halo):
+                _set_halo(plan, progress, displacement, log)
+        simulation = replace(plan.simulation, config=progress.config)
+        files = write_output(replace(plan, simulation=simulation), progress.particles, plan.times[progress.step], z)
         log(events.OutputWritten(progress.step, z, tuple(files), time.perf_counter() - began))
+    if progress.step == plan.steps and progress.shells is not None:
+        began = time.perf_counter()
+        files = write_light_cone(plan, progress.shells)
+        log(events.OutputWritten(progress.step, 1 / plan.times[-1] - 1, tuple(files), time.perf_counter() - began))
 
 
 def _checkpoint(plan: Plan, progress: Progress, log: Log) -> None:
     began = time.perf_counter()
-    tree = {"disp": progress.particles.disp, "vel": progress.particles.vel, "state": progress.state}
+    tree: dict[str, Any] = {"disp": progress.particles.disp, "vel": progress.particles.vel, "state": progress.state}
+    if progress.shells is not None:
+        tree["shells"] = progress.shells
     path = checkpoint.path_of(plan.folder, progress.step)
     with raise_on_all_processes():
         if distributed.is_main():

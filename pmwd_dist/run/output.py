@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 
 import jax
@@ -20,8 +21,15 @@ from pmwd_dist.pm.paint import density
 from pmwd_dist.pm.particles import Particles
 from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.report import figures
-from pmwd_dist.run import manifest
+from pmwd_dist.report.maps import draw_light_cone
+from pmwd_dist.report.observables import draw_table
+from pmwd_dist.report.tables import Table, write_table
+from pmwd_dist.run import light_cone, manifest
+from pmwd_dist.run.fields import Field, write_fields
+from pmwd_dist.run.observables import galaxy_counts, measure_observables
+from pmwd_dist.run.observables import names as observable_names
 from pmwd_dist.run.plan import Plan
+from pmwd_dist.run.settings import observables
 from pmwd_dist.run.settings.models import redshift_label
 from pmwd_dist.run.settings.physics import Simulation
 
@@ -40,8 +48,14 @@ def write_output(plan: Plan, particles: Particles, a: float, z: float) -> list[s
     field = density(particles, config)
     spectrum = measure(field, plan.simulation, z)
     slab = project(particles, field, config, output.slice_thickness, z)
-    del field
     _check(spectrum, z)
+    # Redshifts move particles beyond a halo that was chosen for their displacements.
+    given = dataclasses.replace(config, halo=plan.settings.devices.halo)
+    observed = dataclasses.replace(plan.simulation, config=given)
+    tables = dict(measure_observables(plan.settings, observed, particles, field, a))
+    for name, table in tables.items():
+        _check_poles(name, table, z)
+    del field
     names = _figure_names(plan, z)
     with raise_on_all_processes():
         if distributed.is_main():
@@ -51,9 +65,38 @@ def write_output(plan: Plan, particles: Particles, a: float, z: float) -> list[s
             if slab is not None:
                 figures.write_slab(folder / names[2], slab)
                 figures.draw_slab(folder / names[3], slab)
+            for name, table in tables.items():
+                write_table(folder / f"{name}_{redshift_label(z)}.csv", table)
+                draw_table(folder / f"{name}_{redshift_label(z)}.png", name, table)
+    if galaxies := _counted(plan):
+        counts = Field(galaxy_counts(galaxies, observed, particles, a), 2, 64, {"axes": "cells along x, y, z"})
+        about = {"box_size": config.box_size, "units": "Mpc/h", "z": z}
+        write_fields(folder / f"counts_{redshift_label(z)}.hdf5", {"counts": counts}, about)
     if output.snapshot != "none":
         path = folder / f"{_snapshot(z)}.hdf5"
         names.append(save_snapshot(path, particles, plan.simulation.cosmo, config, a, format=output.snapshot).name)
+    return names
+
+
+def write_light_cone(plan: Plan, shells: Array) -> list[str]:
+    """Write the light cone and the lensing by it into the run's folder. Collective.
+
+    Returns:
+      The names of the files.
+
+    Raises:
+      OSError, SharedError: a file can't be written.
+    """
+    names, folder = light_cone.files(plan), plan.folder
+    with raise_on_all_processes():
+        if distributed.is_main():
+            manifest.claim(folder, names)
+    tables = light_cone.write_maps(plan, shells)
+    with raise_on_all_processes():
+        if distributed.is_main():
+            for name, table in tables.items():
+                write_table(folder / name, table)
+            draw_light_cone(folder)
     return names
 
 
@@ -66,10 +109,18 @@ def output_names(plan: Plan, z: float) -> list[str]:
     return names
 
 
+def _counted(plan: Plan) -> observables.Galaxies | None:
+    """The galaxies of which counts are drawn."""
+    galaxies = plan.settings.observe.galaxies
+    return None if galaxies is None or galaxies.number_density is None else galaxies
+
+
 def _figure_names(plan: Plan, z: float) -> list[str]:
     label = redshift_label(z)
     slab = [f"density_{label}.npz", f"density_{label}.png"] if plan.settings.output.slice_thickness else []
-    return [f"power_{label}.csv", "power.png", *slab]
+    tables = [f"{name}_{label}.{kind}" for name in observable_names(plan.settings) for kind in ("csv", "png")]
+    counts = [f"counts_{label}.hdf5"] if _counted(plan) else []
+    return [f"power_{label}.csv", "power.png", *slab, *tables, *counts]
 
 
 def _snapshot(z: float) -> str:
@@ -105,6 +156,14 @@ def project(particles: Particles, density: Array, config: Config, thickness: flo
 def _mean_of_planes(density: Array, planes: int, config: Config) -> Array:
     image = jnp.mean(density[:, :, :planes], axis=2)
     return jax.lax.with_sharding_constraint(image, config.decomposition.replicated)
+
+
+def _check_poles(name: str, table: Table, z: float) -> None:
+    if "P0" in table.columns and not np.isfinite(table["P0"]).all():
+        raise SimulationError(
+            f"observe.{name} at z = {z:g} is not finite: a displacement by redshift exceeds the halo; "
+            'set devices.halo to "auto" or to more cells'
+        )
 
 
 def _check(spectrum: figures.Spectrum, z: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import h5py
 import matplotlib as mpl
 import matplotlib.image
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 from pmwd_dist.report import figures
 from pmwd_dist.report.figures import Slab, Spectrum
+from pmwd_dist.report.tables import Table, read_table, write_table
 
 
 def make_spectrum(z: float, bins: int = 20) -> Spectrum:
@@ -63,7 +65,7 @@ def test_spectra_are_drawn(tmp_path: Path, count: int):
 
 def test_limits_of_the_particles_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     drawn = []
-    monkeypatch.setattr(figures, "_save", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
     for spectra in ([make_spectrum(0.0), make_spectrum(1.0)], [replace(make_spectrum(0.0), shot_noise=np.nan)]):
         figures.draw_spectra(tmp_path / "power.png", spectra)
     (upper, lower), (without, _) = (figure.axes for figure in drawn)
@@ -153,3 +155,27 @@ def test_settings_of_matplotlib_stay_as_they_were(tmp_path: Path):
     figures.draw_slab(tmp_path / "density.png", make_slab())
     figures.draw_spectra(tmp_path / "power.png", [make_spectrum(0.0)])
     assert dict(mpl.rcParams) == before
+
+
+def test_tables_and_maps_of_observables_are_drawn_from_their_files(tmp_path: Path):
+    k = 0.05 * np.arange(1, 12)
+    poles = {f"{kind}P{pole}": 100 / k / (1 + pole) for kind in ("", "error of ", "linear ") for pole in (0, 2, 4)}
+    contents = {
+        "multipoles": Table("matter", {"k": k, **poles, "modes": 100 * k}, {"k": "h/Mpc", "P0": "(Mpc/h)^3"}),
+        "cross": Table("density, linear field", {"k": k, "r": 1 - k / 4, "T": 1 + k, "modes": k}, {"k": "h/Mpc"}),
+        "pdf": Table("density", {"density": k, "probability density": k, "cells": 10 * k}, {}),
+    }
+    for name, table in contents.items():
+        path = tmp_path / f"{name}_z0.500.csv"
+        write_table(path, table)
+        read = read_table(path)
+        assert (read.title, read.units, list(read.columns)) == (table.title, table.units, list(table.columns))
+    with h5py.File(tmp_path / "light_cone.hdf5", "w") as file:
+        file.attrs.update({"sky": "sphere", "sources": [0.5], "nside": 2})
+        file["convergence"] = np.random.default_rng(0).normal(size=(1, 48))
+    drawn = figures.redraw(tmp_path)
+    assert {path.name for path in drawn} == {*(f"{name}_z0.500.png" for name in contents), "convergence.png"}
+    assert all(path.stat().st_size > 10_000 for path in drawn)
+    (tmp_path / "pdf_z0.500.csv").write_text("# nothing\nof,this\n1,2\n")
+    with pytest.raises(ValueError, match=r"pdf_z0.500.csv: has no column 'density'"):
+        figures.redraw(tmp_path)

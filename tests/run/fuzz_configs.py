@@ -88,9 +88,10 @@ def plan_or_problems(folder: Path) -> Settings | tuple[str, ...]:
 def _assert_as_written(settings: Settings, path: Path) -> None:
     """Settings hold what the file says, and are the same after writing and reading."""
     said = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    for section, content in said.items():
+    observed = {f"observe.{name}": content for name, content in said.pop("observe", {}).items()}
+    for section, content in (said | observed).items():
         for key, value in content.items():
-            taken = getattr(getattr(settings, section), key)
+            taken = getattr(settings.section(section), key)
             if key == "linear_power":
                 assert Path(taken).name == Path(value).name
             elif key != "snapshot" or isinstance(value, str):

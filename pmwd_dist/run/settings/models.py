@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from functools import reduce
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
-from pmwd_dist.config import BOX_SIDES, Vector3
+from pmwd_dist.config import Vector3
 from pmwd_dist.io.snapshot import Format
 from pmwd_dist.parallel.defaults import BackendName, HaloComm, TransposeComm
 from pmwd_dist.run.settings.duration import duration
-
-
-def _three(value: object) -> object:
-    values = tuple(value) if isinstance(value, list | tuple) else (value,) * 3
-    if len(values) != 3:
-        raise ValueError("must be one number or three")
-    return values
-
-
-def _list_to_tuple(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _several(value: object) -> object:
-    values = tuple(value) if isinstance(value, list | tuple) else (value,)
-    if not values:
-        raise ValueError("must name one redshift or more; leave it out for the end of the run")
-    return values
+from pmwd_dist.run.settings.observables import OBSERVABLES, Observe
+from pmwd_dist.run.settings.section import Counts, Parts, Section, Sides, about, one_or_several
 
 
 def _halo(value: object) -> object:
@@ -74,31 +61,8 @@ def redshift_label(z: float) -> str:
     return f"z{z:.3f}".replace("z-0.000", "z0.000")
 
 
-def _not_tiny(value: float) -> float:
-    if value < BOX_SIDES[0]:
-        raise ValueError(f"must be {BOX_SIDES[0]:g} or more")
-    return value
-
-
-Side = Annotated[float, Field(gt=0, le=BOX_SIDES[1]), AfterValidator(_not_tiny)]
-Count = Annotated[int, Field(ge=4, le=1 << 20)]
-Three = BeforeValidator(_three)
-Sides = Annotated[tuple[Side, Side, Side], Three]
-Counts = Annotated[tuple[Count, Count, Count], Three]
-Parts = Annotated[tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]], BeforeValidator(_list_to_tuple)]
 Redshift = Annotated[float, Field(gt=-1)]
-Redshifts = Annotated[tuple[Redshift, ...], BeforeValidator(_several), AfterValidator(_distinct)]
-
-
-def about(text: str, default: Any = ..., example: Any = None, **bounds: Any) -> Any:
-    """A key with its description, its default, and an example for error messages."""
-    return Field(default, description=text, examples=[default if example is None else example], **bounds)
-
-
-class Section(BaseModel):
-    """A section of the file: strict types, no NaN, no unknown keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=True)
+Redshifts = Annotated[tuple[Redshift, ...], BeforeValidator(one_or_several), AfterValidator(_distinct)]
 
 
 class Box(Section):
@@ -220,10 +184,25 @@ class Output(Section):
     )
 
 
+Sections = Mapping[str, type[Section]]
+SECTIONS: Sections = {
+    "box": Box,
+    "time": Time,
+    "cosmology": Cosmology,
+    "noise": Noise,
+    "force": Force,
+    "devices": Devices,
+    "output": Output,
+    **{f"observe.{name}": model for name, model in OBSERVABLES.items()},
+}
+OPTIONAL = tuple(name for name in SECTIONS if name.startswith("observe."))
+
+
 class Settings(BaseModel):
     """All sections of the file."""
 
     model_config = ConfigDict(frozen=True)
+    sections: ClassVar[Sections] = SECTIONS
 
     box: Box
     time: Time
@@ -232,6 +211,12 @@ class Settings(BaseModel):
     force: Force
     devices: Devices
     output: Output
+    observe: Observe
+
+    def section(self, name: str) -> Section | None:
+        """The section of this name, such as "box" or "observe.pdf"; None if the file has not got it."""
+        found: Any = reduce(getattr, name.split("."), self)
+        return found
 
     @property
     def scale_factors(self) -> tuple[float, ...]:
@@ -245,13 +230,14 @@ class Settings(BaseModel):
         """Number of particles."""
         return math.prod(self.box.particles or self.box.mesh)
 
+    @classmethod
+    def find_problems(cls, sections: Mapping[str, Any]) -> list[str]:
+        """Problems that involve several sections of this kind of settings; None stands for invalid ones."""
+        del sections
+        return []
 
-SECTIONS: dict[str, type[Section]] = {
-    "box": Box,
-    "time": Time,
-    "cosmology": Cosmology,
-    "noise": Noise,
-    "force": Force,
-    "devices": Devices,
-    "output": Output,
-}
+    @classmethod
+    def absolute(cls, sections: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """The sections, their paths, which are relative to the folder, absolute."""
+        del folder
+        return sections

@@ -27,6 +27,7 @@ from pmwd_dist.pm.gravity import check_force_mesh
 from pmwd_dist.pm.modes import power_nodes
 from pmwd_dist.pm.particles import largest
 from pmwd_dist.pm.solvers import SOLVERS, SplitSolver
+from pmwd_dist.run.settings.light_cone import LightCone, build_light_cone, light_cone_problem
 from pmwd_dist.run.settings.models import Box, Devices, Settings
 from pmwd_dist.run.settings.reading import SettingsError
 from pmwd_dist.run.settings.table import read_table
@@ -56,6 +57,7 @@ class Simulation:
       solver: of the time steps.
       table: k [h/Mpc] and P(k) at a = 1 [(Mpc/h)^3] from a file, or None.
       seed: of the white noise.
+      light_cone: to fill during the run, or None.
     """
 
     config: Config
@@ -63,6 +65,7 @@ class Simulation:
     solver: SplitSolver
     table: Table | None
     seed: int
+    light_cone: LightCone | None = None
 
     def linear_power(self, k: np.ndarray) -> np.ndarray:
         """Linear P(k) at a = 1 [(Mpc/h)^3] at k [h/Mpc]; NaN beyond a table."""
@@ -91,11 +94,16 @@ def build(settings: Settings) -> Simulation:
         table = _table(settings, cosmo)
     except ArgumentError as error:
         problems.append(f"cosmology.normalise = true: {error.argument} {error.reason}")
+    cone = None
     if config is not None:
         problems += _linear_problems(settings, cosmo, table, config)
+        try:
+            cone = build_light_cone(settings, config, cosmo)
+        except ArgumentError as error:
+            problems.append(light_cone_problem(error))
     if problems or config is None:
         raise SettingsError(problems)
-    return Simulation(config, cosmo, SOLVERS[settings.time.solver](), table, settings.noise.seed)
+    return Simulation(config, cosmo, SOLVERS[settings.time.solver](), table, settings.noise.seed, cone)
 
 
 def _config(settings: Settings) -> Config:

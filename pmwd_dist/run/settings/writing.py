@@ -4,24 +4,39 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections.abc import Mapping
 from typing import Any
 
+from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from pmwd_dist.run.settings.models import SECTIONS, Section, Settings
+from pmwd_dist.run.settings.models import OPTIONAL, Settings
+from pmwd_dist.run.settings.observables import Observe
+from pmwd_dist.run.settings.section import Section
 
 _WIDTH = 110
 
 
+class Raw(str):
+    """TOML that stands for itself, as an example."""
+
+    __slots__ = ()
+
+
 def to_toml(settings: Settings, *, comments: bool = False) -> str:
     """TOML text of these settings, on request with a comment on each key."""
-    return "\n".join(_section(name, getattr(settings, name), comments) for name in SECTIONS)
+    parts = ((name, model, settings.section(name)) for name, model in type(settings).sections.items())
+    return "\n".join(
+        _absent(name, model) if section is None else _section(name, section, comments)
+        for name, model, section in parts
+        if section is not None or comments
+    )
 
 
-def template() -> str:
-    """Commented TOML text with every key, at its default or an example."""
-    blank: Any = {name: _examples(model) for name, model in SECTIONS.items()}
-    return to_toml(Settings(**blank), comments=True)
+def template(kind: type[Settings] = Settings) -> str:
+    """Commented TOML text with every key, at its default or an example; sections that are optional as comments."""
+    blank: Any = {name: _examples(model) for name, model in kind.sections.items() if name not in OPTIONAL}
+    return to_toml(kind(**blank, observe=Observe()), comments=True)
 
 
 def _examples(model: type[Section]) -> Section:
@@ -46,6 +61,11 @@ def _section(name: str, section: Section, comments: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _absent(name: str, model: type[Section]) -> str:
+    """A section that the file has not got, with its defaults and examples: it is there without the first # of lines."""
+    return "".join(f"#{line}\n" for line in _section(name, _examples(model), comments=True).splitlines())
+
+
 def _first_lower(text: str | None) -> str:
     text = (text or "").rstrip(".")
     return text[:1].lower() + text[1:]
@@ -53,10 +73,16 @@ def _first_lower(text: str | None) -> str:
 
 def toml_value(value: object) -> str:
     """A value in TOML; three equal sides become one."""
+    if isinstance(value, Raw):
+        return str(value)
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, BaseModel):
+        value = value.model_dump(exclude_none=True)
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {toml_value(x)}" for key, x in value.items()) + " }"
     if isinstance(value, list | tuple):
         if len(value) == 3 and len(set(value)) == 1:
             return toml_value(value[0])

@@ -38,12 +38,13 @@ fn spec(num: i64, den: i64) -> Spec {
 }
 
 /// Variants with every value of every macro, source by source.
-fn all_variants() -> [Variant; 13] {
+fn all_variants() -> [Variant; 14] {
     let common = |dtype, masks, wide| Common { dtype, masks, wide };
     [
         variants::paint(common(Dtype::F32, VALUE, false), &spec(1, 1), true).variant,
         variants::paint(common(Dtype::F32, SLOPES, true), &spec(2, 1), false).variant,
         variants::paint(common(Dtype::F64, SLOPES, false), &spec(1, 2), false).variant,
+        variants::force_transpose(common(Dtype::F32, VALUE, false), &spec(1, 1)).variant,
         variants::read(common(Dtype::F32, VALUE, false), 3, Reduction::None).variant,
         variants::read(common(Dtype::F64, SLOPES, true), 1, Reduction::OverMasks).variant,
         variants::read(common(Dtype::F32, SLOPES, false), 3, Reduction::OverFields).variant,

@@ -1,0 +1,44 @@
+"""Filters of fields on the mesh."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Real
+
+from pmwd_dist.config import Config
+from pmwd_dist.parallel.fft import irfft_block, rfft_block
+from pmwd_dist.pm import fourier, inputs
+
+
+def smoothed(field: Real[Array, "nx ny nz"], config: Config, radius: ArrayLike) -> Float[Array, "nx ny nz"]:
+    """A field on the mesh, times exp(-k^2 R^2 / 2) in Fourier space.
+
+    Args:
+      field: on the mesh.
+      config: the simulation.
+      radius: R of the Gaussian [Mpc/h]; 0 changes nothing but rounding.
+
+    Raises:
+      ValueError: a field that is not on the mesh.
+    """
+    inputs.check_config(config)
+    field = inputs.mesh_field(field, config)
+    return _smoothed(field, jnp.asarray(radius, field.dtype), config)
+
+
+@partial(jax.jit, static_argnames="config")
+def _smoothed(field: Array, radius: Array, config: Config) -> Array:
+    decomposition, shape = config.decomposition, config.mesh_shape
+
+    def block(field: Array, radius: Array) -> Array:
+        k2 = fourier.k_squared(shape, config, field.dtype)
+        modes = rfft_block(field, decomposition) * jnp.exp(-k2 * radius**2 / 2)
+        return irfft_block(modes, shape[2], decomposition)
+
+    spec = decomposition.spec
+    return decomposition.shard_map(block, (spec, P()), spec)(field, radius)

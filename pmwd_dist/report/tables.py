@@ -1,0 +1,62 @@
+"""Tables of observables: columns with names and units, as CSV files."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pmwd_dist._files import atomic_write, read_text
+
+_LARGEST = 64_000_000  # bytes of a table
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns of numbers.
+
+    Args:
+      title: what the table is of, for a figure.
+      columns: by their names, in order; of one length.
+      units: of the columns, by their names; none where there is none.
+    """
+
+    title: str
+    columns: dict[str, np.ndarray]
+    units: dict[str, str]
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.columns[name]
+
+
+def write_table(path: Path, table: Table) -> None:
+    """Write a table as CSV: a comment with its title, a row of names and units, rows of numbers.
+
+    Raises:
+      OSError: the file can't be written.
+    """
+    names = [f"{name} [{table.units[name]}]" if name in table.units else name for name in table.columns]
+    header = f"# {table.title}\n" + ",".join(names)
+    rows = np.stack(list(table.columns.values()), -1)
+    with atomic_write(path) as aside:
+        np.savetxt(aside, rows, delimiter=",", header=header, comments="", fmt="%.7e")
+
+
+def read_table(path: Path) -> Table:
+    """Read a table from its CSV file.
+
+    Raises:
+      ValueError: the file does not hold a table.
+      OSError: the file can't be read, or is no regular file.
+    """
+    try:
+        title, names, *lines = read_text(path, _LARGEST).splitlines()
+        found = [re.fullmatch(r"([^\[\]]+?)(?: \[(.*)\])?", name) for name in names.split(",")]
+        pairs = [(match.group(1), match.group(2)) for match in found if match]
+        values = np.loadtxt(lines, delimiter=",", ndmin=2).T
+        columns = dict(zip((name for name, _ in pairs), values, strict=True))
+    except ValueError as error:
+        raise ValueError(f"{path}: not a table of this program ({' '.join(str(error).split())})") from error
+    return Table(title.removeprefix("# "), columns, {name: unit for name, unit in pairs if unit})

@@ -1,0 +1,155 @@
+"""The light cone of a run: filled step by step, written with the lensing by it at the end."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from pmwd_dist.config import Config
+from pmwd_dist.cosmology.growth import GrowthTable
+from pmwd_dist.observe.angular_power import angular_power, limber_power
+from pmwd_dist.observe.flat_sky import FlatSkyLightCone
+from pmwd_dist.observe.healpix import pixel_count
+from pmwd_dist.observe.lensing import convergence, shear
+from pmwd_dist.pm import solvers
+from pmwd_dist.pm.evolution import Epoch
+from pmwd_dist.pm.particles import Particles
+from pmwd_dist.pm.solvers import SolverState, SplitSolver
+from pmwd_dist.pm.status import Code, SimulationError
+from pmwd_dist.report.tables import Table
+from pmwd_dist.run.fields import Field, write_fields
+from pmwd_dist.run.plan import Plan
+from pmwd_dist.run.settings import Simulation
+from pmwd_dist.run.settings.light_cone import LightCone, field_of_view
+
+FIELDS, SPECTRA, FIGURE = "light_cone.hdf5", "convergence_power.csv", "convergence.png"
+
+
+def empty(cone: LightCone) -> Array:
+    """The shells of a light cone before the first step."""
+    like = shells_like(cone)
+    return jax.jit(lambda: jnp.zeros(like.shape, like.dtype), out_shardings=like.sharding)()
+
+
+def shells_like(cone: LightCone) -> jax.ShapeDtypeStruct:
+    """Shape, type and sharding of what a light cone accumulates."""
+    decomposition, count = cone.config.decomposition, len(cone.edges) - 1
+    if isinstance(cone, FlatSkyLightCone):
+        shape, spec = (count, *cone.pixels), decomposition.spectrum_spec
+    else:
+        shape, spec = (count, pixel_count(cone.nside)), P(None, decomposition.names or None)
+    dtype = np.dtype(jnp.result_type(float))
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(decomposition.mesh, spec))
+
+
+@partial(jax.jit, static_argnames=("cone", "config", "solver"), donate_argnames=("particles", "shells"))
+def advance_and_see(
+    particles: Particles,
+    state: SolverState,
+    shells: Array,
+    table: GrowthTable,
+    times: tuple[Any, Any],
+    *,
+    cone: LightCone,
+    config: Config,
+    solver: SplitSolver,
+) -> tuple[Particles, SolverState, Array]:
+    """One step as `nbody.advance` takes it, and the shells with what the light cone passes in it.
+
+    The halo of the config holds displacements where forces are taken; that of the light cone, which is painted with
+    others, is its own.
+    """
+    dtype = particles.disp.dtype
+    table = jax.tree.map(lambda x: x.astype(dtype), table)
+    a0, a1 = (jnp.asarray(a, dtype) for a in times)
+    moved, after = solvers.advance(solver, particles, state, table, a0, a1, config)
+    seen = cone(Epoch(a0, particles), Epoch(a1, moved), table)
+    shells = shells + jnp.where(after.status.code == Code.SUCCESSFUL, seen, 0)
+    sharding: Any = shells_like(cone).sharding
+    return moved, after, jax.lax.with_sharding_constraint(shells, sharding)
+
+
+def files(plan: Plan) -> list[str]:
+    """Names of the files of the light cone."""
+    if plan.simulation.light_cone is None:
+        return []
+    flat = isinstance(plan.simulation.light_cone, FlatSkyLightCone)
+    return [FIELDS, *([SPECTRA] if flat else []), FIGURE]
+
+
+def write_maps(plan: Plan, shells: Array) -> dict[str, Table]:
+    """Write the shells, and the convergence and shear of each source; the tables of what is measured. Collective.
+
+    Raises:
+      SimulationError: the maps are not finite.
+      OSError, SharedError: the file can't be written.
+    """
+    cone, wanted, simulation = plan.simulation.light_cone, plan.settings.observe.light_cone, plan.simulation
+    assert cone is not None
+    assert wanted is not None
+    about: dict[str, Any] = {"sources": wanted.sources, "edges": cone.edges, "box_size": cone.config.box_size}
+    tables: dict[str, Table] = {}
+    if isinstance(cone, FlatSkyLightCone):
+        side = field_of_view(wanted, cone.config, cone.edges)
+        offsets = _offsets(cone, plan.settings.noise.seed) if wanted.shift else None
+        fields = _lens(shells, simulation, wanted.sources, {"field": side, "pixels": wanted.rays, "offsets": offsets})
+        about |= {"sky": "flat", "observer": (0.0, 0.0, cone.observer), "field": side}
+        tables[SPECTRA] = _spectra(fields["convergence"], simulation, wanted.sources, side)
+    else:
+        fields = _lens(shells, simulation, wanted.sources, {})
+        about |= {"sky": "sphere", "observer": cone.observer, "nside": cone.nside, "ordering": "RING"}
+    if not np.isfinite(np.asarray(fields["convergence"])).all():
+        raise SimulationError("the light cone is not finite: a displacement exceeds 100 Mpc/h; use a smaller sigma8")
+    pieces = {"mass": Field(shells, 0, 1, {"unit": "mass of a particle", "axes": "shell, pixels"})}
+    for name, values in fields.items():
+        pieces[name] = Field(values, 0, 1, {"axes": "source, " + ("component, " * (name == "shear")) + "pixels"})
+    write_fields(plan.folder / FIELDS, pieces, about | {"units": "edges, box_size, observer: Mpc/h; field: degrees"})
+    return tables
+
+
+def _offsets(cone: FlatSkyLightCone, seed: int) -> np.ndarray:
+    """Shifts of the shells across the line of sight, the same for all shells of one repetition of the box [Mpc/h]."""
+    lengths = np.asarray(cone.config.box_size)
+    middle = (np.asarray(cone.edges[1:]) + np.asarray(cone.edges[:-1])) / 2
+    repetition = np.floor((middle + cone.observer) / lengths[2]).astype(int)
+    shifts = np.random.default_rng(seed).uniform(0, lengths[:2], (repetition.max() + 1, 2))
+    return shifts[repetition]
+
+
+def _lens(shells: Array, simulation: Simulation, sources: tuple[float, ...], see: dict[str, Any]) -> dict[str, Array]:
+    """Maps of the convergence and, on a flat sky, of the shear of all sources, on every device."""
+    cone: Any = simulation.light_cone
+    functions = {"convergence": convergence} | ({"shear": shear} if see else {})
+
+    def lens(shells: Array) -> dict[str, Array]:
+        return {
+            name: jnp.stack([function(shells, simulation.cosmo, cone, source=z, **see) for z in sources])
+            for name, function in functions.items()
+        }
+
+    return jax.jit(lens, out_shardings=cone.config.decomposition.replicated)(shells)
+
+
+def _spectra(maps: Array, simulation: Simulation, sources: tuple[float, ...], side: float) -> Table:
+    """C_l of each map, its scatter if the map were Gaussian, and that of linear theory."""
+    edges = simulation.light_cone.edges if simulation.light_cone else ()
+
+    def linear_power(k: Array) -> np.ndarray:
+        return np.nan_to_num(simulation.linear_power(np.asarray(k)))  # a table ends where nothing is simulated
+
+    columns: dict[str, np.ndarray] = {}
+    for z, values in zip(sources, maps, strict=True):
+        found = angular_power(values, side=side)
+        some = np.asarray(found.modes) > 0
+        ell, power, modes = (np.asarray(x, float)[some] for x in (found.ell, found.power, found.modes))
+        linear = limber_power(ell, linear_power, simulation.cosmo, edges, z)
+        columns |= {"l": ell, "modes": modes, f"C_l z={z:g}": power}
+        columns |= {f"error z={z:g}": power * np.sqrt(2 / modes), f"linear z={z:g}": np.asarray(linear, float)}
+    return Table(f"convergence of a field of {side:.4g} degrees", columns, {})

@@ -1,0 +1,139 @@
+"""Peak memory of each stage of a simulation on one device, counted in arrays.
+
+Arrays are counted as XLA holds them: arguments, results and the temporaries of its plan, with what cuFFT works in. The
+numbers of arrays are those of its plans for an H100, with the CUDA kernels, and for a CPU, with the native ops (jaxlib
+0.10.2; 1 to 16 devices, 1 to 8 cells a particle, halos of 0 to 50 cells). On GPUs they hold to 5 % for a halo of fixed
+width; `benchmarks/memory.py` compares them with XLA's plans and with the allocator.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from pmwd_dist.config import Config
+from pmwd_dist.parallel.fft import spectrum_shape
+from pmwd_dist.pm.paint import halo_widths
+
+Kind = Literal["cpu", "gpu"]
+Stage = Literal["noise", "modes", "lpt", "step", "density", "power", "gradient"]
+RUN: tuple[Stage, ...] = ("noise", "modes", "lpt", "step", "density", "power")  # the stages of a run
+
+_STENCIL = 2  # cells beyond the halo that the gradient of the potential reads
+_PIECES = 4  # into which the transforms of several GPUs cut a slab
+
+
+@dataclass(frozen=True)
+class Load:
+    """What one device holds of a simulation, in bytes of single precision.
+
+    Args:
+      particles: one number for each particle.
+      cells: one number for each cell of the mesh.
+      painted: likewise, with the halo of a paint.
+      padded: with the halo of the potential.
+      modes: the spectrum of the mesh.
+      lattice_modes: that of the lattice.
+      slabs: whether the mesh is divided along x only.
+      pencils: whether it is divided along y too.
+      switch: whether the widths of the halo are chosen among several, by the program itself.
+      order: of the LPT.
+    """
+
+    particles: float
+    cells: float
+    painted: float
+    padded: float
+    modes: float
+    lattice_modes: float
+    slabs: bool
+    pencils: bool
+    switch: bool
+    order: int
+
+
+def load(config: Config, halo: int | None = None) -> Load:
+    """The load of one device, with a halo of so many cells; default: the widest one that the configuration asks for."""
+    decomposition, mesh, lattice = config.decomposition, config.mesh_shape, config.particle_shape
+    parts, size, widths = (*decomposition.pdims, 1), decomposition.size, halo_widths(config)
+    width = widths[-1] if halo is None else halo
+
+    def cells(pad: int) -> float:
+        return 4 * math.prod(n / p + 2 * pad * (p > 1) for n, p in zip(mesh, parts, strict=True))
+
+    return Load(
+        particles=4 * math.prod(lattice) / size,
+        cells=cells(0),
+        painted=cells(width + 1),
+        padded=cells(width + 1 + _STENCIL),
+        modes=8 * math.prod(spectrum_shape(mesh, decomposition)) / size,
+        lattice_modes=8 * math.prod(spectrum_shape(lattice, decomposition)) / size,
+        slabs=size > 1 and decomposition.pdims[1] == 1,
+        pencils=decomposition.pdims[1] > 1,
+        switch=halo is None and len(widths) > 1,
+        order=config.lpt_order,
+    )
+
+
+def stages(
+    config: Config, kind: Kind, *, halo: int | None = None, bits: int = 32, cufft: bool = True
+) -> dict[Stage, int]:
+    """Peak of each stage of a run on one device, and of a gradient with respect to the white noise [bytes].
+
+    Args:
+      config: the simulation.
+      kind: of the device; a GPU is taken to have the CUDA kernels, a CPU the native ops.
+      halo: width [cells]; default: that of the configuration, all of them where it is "auto".
+      bits: of a floating-point number.
+      cufft: whether to count what cuFFT works in, which is not in XLA's plan.
+    """
+    x = load(config, halo)
+    counts = _gpu(x, cufft) if kind == "gpu" else _cpu(x)
+    return {stage: math.ceil(count * bits / 32) for stage, count in counts.items()}
+
+
+def _gpu(x: Load, cufft: bool) -> dict[Stage, float]:
+    several, scalar, lattice = x.slabs or x.pencils, x.particles, x.lattice_modes
+    state = 6 * scalar  # displacements and momenta
+    # cuFFT works in a copy of what it transforms at once.
+    work, lattice_work = (cufft * n / (_PIECES if x.slabs else 1) for n in (x.modes, lattice))
+    force = 3 * x.painted + (x.padded if several else x.cells)
+    # The branches of a switch don't work in place: they hold new particles beside the old ones.
+    force = max(force + x.cells, state + x.cells + 3 * x.painted) if x.switch else force
+    lpt = {1: 5, 2: 10 if x.pencils else 8 if x.slabs else 7, 3: 29 if x.slabs else 25}[x.order]
+    # Derivatives of LPT keep the second derivatives of its potentials.
+    kept, back = {1: (0, 10), 2: (6, 20), 3: (6, 47)}[x.order]
+    # Cotangents of the momenta, three fields with their integer sums, and another paint where it finds no gap.
+    backwards = 5 * x.painted
+    if x.cells > x.particles and several:
+        backwards += x.painted + x.painted - x.cells + scalar
+    particles = 2 * state + (4.5 if several else 2.5) * scalar
+    return {
+        "noise": scalar,
+        "modes": scalar + (2.5 if several else 1.5) * lattice + lattice_work,
+        "lpt": state + lpt * lattice + lattice_work,
+        "step": state + force + work,
+        "density": 3 * scalar + x.cells + (3 if several else 2) * x.painted,
+        "power": x.cells + (3 if x.pencils else 2 if x.slabs else 1.5) * x.modes + work,
+        "gradient": max(particles + kept * scalar + backwards + work, back * scalar + lattice_work),
+    }
+
+
+def _cpu(x: Load) -> dict[Stage, float]:
+    scalar, lattice, halo = x.particles, x.lattice_modes, x.painted - x.cells
+    several = x.slabs or x.pencils
+    state = 6 * scalar
+    padded = x.padded if several else x.cells
+    force = 3 * x.painted + max(state, 3 * scalar + padded)
+    lpt = {1: 4.75 if several else 4, 2: 17 if x.pencils else 11.5, 3: 37 if x.pencils else 29.5}[x.order]
+    kept = 0 if x.order == 1 else 6
+    return {
+        "noise": 4 * scalar,
+        "modes": scalar + (3 if several else 2) * lattice,
+        "lpt": state + lpt * lattice,
+        "step": state + force,
+        "density": 3 * scalar + x.cells + several * (x.painted + (4.5 if x.pencils else 1.5) * halo),
+        "power": x.cells + 4 * x.modes,
+        "gradient": max((41 if several else 40) * scalar + halo, 19 * scalar + 8 * x.painted) + kept * scalar,
+    }

@@ -1,0 +1,88 @@
+"""The light cone that the settings describe."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist.config import Config
+from pmwd_dist.cosmology.distance import comoving_distance
+from pmwd_dist.cosmology.growth import GrowthTable, growth_table
+from pmwd_dist.cosmology.parameters import Cosmology
+from pmwd_dist.observe.flat_sky import FlatSkyLightCone
+from pmwd_dist.observe.shells import checked_observer
+from pmwd_dist.observe.sphere import SphericalLightCone
+from pmwd_dist.run.settings import observables
+from pmwd_dist.run.settings.models import Settings
+from pmwd_dist.run.settings.writing import toml_value
+
+LightCone = FlatSkyLightCone | SphericalLightCone
+_PATH = "observe.light_cone"
+_WIDEST = 10.0  # field of view that is chosen where none is given [degrees]
+
+
+def build_light_cone(settings: Settings, config: Config, cosmo: Cosmology) -> LightCone | None:
+    """The light cone of these settings, None without their section.
+
+    Raises:
+      ArgumentError: an argument out of its range, or shells or sources beyond the time span.
+    """
+    wanted = settings.observe.light_cone
+    if wanted is None:
+        return None
+    table = growth_table(cosmo)
+    _check_sources(wanted.sources, config)
+    edges = wanted.edges or _default_edges(wanted.sources, table, config)
+    if wanted.sky == "sphere":
+        cone: LightCone = SphericalLightCone(config, edges, wanted.nside, observer=wanted.observer)
+    else:
+        observer = checked_observer((0.0, 0.0, 0.0) if wanted.observer is None else wanted.observer, config.box_size)
+        pixels = tuple(2 * n for n in config.mesh_shape[:2]) if wanted.pixels is None else wanted.pixels
+        cone = FlatSkyLightCone(config, edges, pixels=pixels, observer=observer[2])
+        for axis, parts in enumerate(config.decomposition.pdims):
+            config.decomposition.check_axis((wanted.rays, wanted.rays, 1), axis, parts, "rays")
+    cone.check(table)
+    _check_nearest(wanted.sources, cone.edges[0], table)
+    return cone
+
+
+def field_of_view(wanted: observables.LightCone, config: Config, edges: tuple[float, ...]) -> float:
+    """Side of the field of view on a flat sky [degrees]."""
+    if wanted.field is not None:
+        return wanted.field
+    return min(_WIDEST, math.degrees(min(config.box_size[:2]) / edges[-1]))
+
+
+def light_cone_problem(error: ArgumentError) -> str:
+    """Message of an error of a light cone, with the key of the file in place of the argument."""
+    name = error.argument if error.argument in observables.LightCone.model_fields else None
+    if name is None:
+        return f"[{_PATH}]: {error}"
+    value = "" if error.value is None else f" = {toml_value(error.value)}"
+    along = "" if error.axis is None else f" along {'xy'[error.axis]}"
+    return f"{_PATH}.{name}{value}{along}: {error.reason}"
+
+
+def _default_edges(sources: tuple[float, ...], table: GrowthTable, config: Config) -> tuple[float, ...]:
+    """Shells of half a box, the last one thinner, from the end of the run out to the farthest source."""
+    ends = np.asarray(comoving_distance(np.array([config.a_stop, 1 / (1 + max(sources))]), table), float)
+    width = min(config.box_size) / 2
+    near, far = max(float(ends[0]), 0.0), float(ends[1])
+    inner = near + width * np.arange(max(1, math.ceil((far - near) / width - 0.05)))
+    return (*map(float, inner), far)
+
+
+def _check_sources(sources: tuple[float, ...], config: Config) -> None:
+    first = 1 / config.a_start - 1
+    if max(sources) > first:
+        constraint = f"reach beyond the start of the run, z = {first:g}"
+        raise ArgumentError("sources", list(sources), constraint, "use nearer sources, or an earlier time.a_start")
+
+
+def _check_nearest(sources: tuple[float, ...], nearest: float, table: GrowthTable) -> None:
+    distance = float(comoving_distance(1 / (1 + min(sources)), table))
+    if distance <= nearest:
+        constraint = f"at {distance:.4g} Mpc/h is nearer than the nearest shell, from {nearest:g} Mpc/h on"
+        raise ArgumentError("sources", min(sources), constraint, "use farther sources or nearer shells")

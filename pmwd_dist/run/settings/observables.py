@@ -1,0 +1,163 @@
+"""The sections of the TOML file about observables: each is measured where the file has its section."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+
+from pmwd_dist.run.settings.section import Section, Three, about, list_to_tuple, one_or_several
+
+Axis = Literal["x", "y", "z"]
+_NONLINEAR = ("b2", "bs2", "bnabla2")
+
+
+def _pairs(value: object) -> object:
+    return tuple(map(list_to_tuple, value)) if isinstance(value, list | tuple) else value
+
+
+def _selection(pairs: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+    if not pairs or any(a[0] >= b[0] for a, b in itertools.pairwise(pairs)):
+        raise ValueError("must be pairs [distance, share] whose distances ascend")
+    if min(distance for distance, _ in pairs) < 0:
+        raise ValueError("must have distances of 0 or more")
+    if min(share for _, share in pairs) < 0:
+        raise ValueError("must not have negative shares")
+    return pairs
+
+
+def _ascending(values: tuple[float, ...]) -> tuple[float, ...]:
+    if len(values) < 2 or any(a >= b for a, b in itertools.pairwise(values)):
+        raise ValueError("must be two or more numbers that ascend")
+    return values
+
+
+Selection = Annotated[tuple[tuple[float, float], ...], BeforeValidator(_pairs), AfterValidator(_selection)]
+Distance = Annotated[float, Field(ge=0, le=1e6)]
+Edges = Annotated[tuple[Distance, ...], BeforeValidator(list_to_tuple), AfterValidator(_ascending)]
+Source = Annotated[float, Field(gt=0, le=1000)]
+Sources = Annotated[tuple[Source, ...], BeforeValidator(one_or_several)]
+Place = Annotated[tuple[Distance, Distance, Distance], Three]
+
+
+class Multipoles(Section):
+    """Multipoles of the power of matter in redshift space, at each output."""
+
+    line_of_sight: Axis = about("axis along which redshifts move the particles: x, y or z", "z")
+
+
+class Galaxies(Section):
+    """Galaxies by Lagrangian bias, at each output: multipoles of their power, and their counts in cells."""
+
+    b1: float = about("linear bias; on large scales galaxies have (1 + b1)^2 times the power of matter", 1.0)
+    b2: float = about("of delta^2", 0.0)
+    bs2: float = about("of the squared tidal field s^2", 0.0)
+    bnabla2: float = about("of the Laplacian of delta [(Mpc/h)^2]", 0.0)
+    smoothing: float | None = about(
+        "radius of a Gaussian filter on the linear field [Mpc/h]; needed by b2, bs2 and bnabla2", None, 4.0, gt=0
+    )
+    redshift_space: bool = about("move the galaxies by their redshifts", True)
+    line_of_sight: Axis = about("axis of the redshifts and of the selection: x, y or z", "z")
+    number_density: float | None = about(
+        "mean number of galaxies where the selection is 1 [(h/Mpc)^3]: counts in cells are drawn; default: none",
+        None,
+        1e-3,
+        gt=0,
+        le=1e6,
+    )
+    selection: Selection | None = about(
+        "shares that a survey sees, [distance, share] with the distance from the lower side of the box along the line "
+        "of sight [Mpc/h]; linear in between, constant beyond; default: all",
+        None,
+        [[0.0, 1.0], [200.0, 0.3]],
+    )
+
+    @field_validator("smoothing")
+    @classmethod
+    def _of_nonlinear_operators(cls, value: float | None, info: ValidationInfo) -> float | None:
+        used = [name for name in _NONLINEAR if info.data.get(name)]
+        if value is None and used:
+            raise ValueError(
+                f"must be given: the operator of observe.galaxies.{used[0]} diverges on an unsmoothed field"
+            )
+        return value
+
+    @field_validator("selection")
+    @classmethod
+    def _of_counts(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is not None and info.data.get("number_density", 0) is None:
+            raise ValueError("is for counts, which need observe.galaxies.number_density")
+        return value
+
+
+class Cross(Section):
+    """Correlation r(k) and transfer function T(k) of the density with another field, at each output."""
+
+    reference: Literal["linear"] = about("the other field: linear, that of the initial conditions", "linear")
+
+
+class PDF(Section):
+    """One-point distribution of the density, at each output."""
+
+    smoothing: float = about("radius of a Gaussian filter on the density [Mpc/h]; 0 for none", 0.0, ge=0)
+    low: float = about("lowest density, in units of the mean", 0.01, gt=0)
+    high: float = about("highest density", 100.0, gt=0)
+    bins: int = about("number of densities, equidistant in their logarithm", 60, ge=2, le=10_000)
+
+    @field_validator("high")
+    @classmethod
+    def _above_low(cls, value: float, info: ValidationInfo) -> float:
+        low = info.data.get("low")
+        if low is not None and value <= low:
+            raise ValueError(f"must be greater than observe.pdf.low = {low:g}")
+        return value
+
+
+class LightCone(Section):
+    """The past light cone, filled during the run, and the lensing by it, at the end of the run."""
+
+    sky: Literal["flat", "sphere"] = about("flat: the observer looks along z; sphere: in all directions", "flat")
+    sources: Sources = about("redshifts of lensed sources; one or several", (1.0,), 1.0)
+    edges: Edges | None = about(
+        "comoving distances between which the shells lie [Mpc/h]; default: shells of half a box, out to the sources",
+        None,
+        [0.0, 500.0, 1000.0],
+    )
+    observer: Place | None = about(
+        "place of the observer in the box [Mpc/h]; default: the lower side along z, or the centre for a sphere",
+        None,
+        [0.0, 0.0, 0.0],
+    )
+    pixels: int | None = about("pixels along a side of a plane of a flat sky; default: twice the mesh", None, 256, ge=1)
+    field: float | None = about(
+        "side of the field of view on a flat sky [degrees]; default: that of the box at the last shell, at most 10",
+        None,
+        5.0,
+        gt=0,
+        le=90,
+    )
+    rays: int = about("rays along each side of the field of view", 256, ge=4, le=1 << 15)
+    shift: bool = about("shift each repetition of the box at random on a flat sky, for the lensing", True)
+    nside: int = about("pixels along the side of a HEALPix base pixel, of a sphere", 128, ge=1, le=1 << 13)
+
+
+class Observe(BaseModel):
+    """The observables; None for those that are not measured."""
+
+    model_config = ConfigDict(frozen=True)
+
+    multipoles: Multipoles | None = None
+    galaxies: Galaxies | None = None
+    cross: Cross | None = None
+    pdf: PDF | None = None
+    light_cone: LightCone | None = None
+
+
+OBSERVABLES: dict[str, type[Section]] = {
+    "multipoles": Multipoles,
+    "galaxies": Galaxies,
+    "cross": Cross,
+    "pdf": PDF,
+    "light_cone": LightCone,
+}

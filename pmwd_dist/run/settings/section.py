@@ -1,0 +1,58 @@
+"""What all sections of the TOML file are made of: types, coercions, descriptions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from pmwd_dist.config import BOX_SIDES
+
+
+def _three(value: object) -> object:
+    values = tuple(value) if isinstance(value, list | tuple) else (value,) * 3
+    if len(values) != 3:
+        raise ValueError("must be one number or three")
+    return values
+
+
+def list_to_tuple(value: object) -> object:
+    """A tuple where TOML has a list; other values as they are."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+def one_or_several(value: object) -> object:
+    """A tuple of one or several values.
+
+    Raises:
+      ValueError: there is none.
+    """
+    values = tuple(value) if isinstance(value, list | tuple) else (value,)
+    if not values:
+        raise ValueError("must name one redshift or more; leave it out for the default")
+    return values
+
+
+def _not_tiny(value: float) -> float:
+    if value < BOX_SIDES[0]:
+        raise ValueError(f"must be {BOX_SIDES[0]:g} or more")
+    return value
+
+
+Side = Annotated[float, Field(gt=0, le=BOX_SIDES[1]), AfterValidator(_not_tiny)]
+Count = Annotated[int, Field(ge=4, le=1 << 20)]
+Three = BeforeValidator(_three)
+Sides = Annotated[tuple[Side, Side, Side], Three]
+Counts = Annotated[tuple[Count, Count, Count], Three]
+Parts = Annotated[tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]], BeforeValidator(list_to_tuple)]
+
+
+def about(text: str, default: Any = ..., example: Any = None, **bounds: Any) -> Any:
+    """A key with its description, its default, and an example for error messages."""
+    return Field(default, description=text, examples=[default if example is None else example], **bounds)
+
+
+class Section(BaseModel):
+    """A section of the file: strict types, no NaN, no unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=True)

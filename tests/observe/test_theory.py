@@ -1,0 +1,92 @@
+"""Linear theory to compare with, filters and angular power, against sums over modes and integrals in NumPy."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.integrate import quad
+
+import pmwd_dist as pmd
+
+BOX = (40.0, 44.0, 50.0)  # no mode lies between two bins
+
+
+class EinsteinDeSitter:
+    Omega_c, Omega_b, h, n_s, sigma8 = 0.95, 0.05, 0.7, 1.0, 0.8
+    Omega_k, w0, wa = 0.0, -1.0, 0.0
+
+
+def power(k):
+    return 1e4 * k / (1 + (k / 0.1) ** 2) ** 1.3
+
+
+def wavevectors(n: int) -> np.ndarray:
+    return np.stack(np.meshgrid(*[2 * np.pi * np.fft.fftfreq(n, L / n) for L in BOX], indexing="ij"))
+
+
+@pytest.mark.parametrize("pdims", [(1, 1), (2, 2)])
+def test_kaiser_multipoles_and_smoothing_are_sums_over_modes(pdims: tuple[int, int]):
+    n, a, b = 8, 0.5, 1.7
+    config = pmd.Config(box_size=BOX, mesh_shape=n, decomposition=pdims)
+    noise = np.random.default_rng(0).normal(size=(n, n, n))
+
+    @jax.jit
+    def run(field, b):
+        def kaiser(b):
+            def bias(k):
+                return b * jnp.exp(-(k**2))
+
+            return pmd.observe.kaiser_multipoles(power, EinsteinDeSitter, config, bias=bias, a=a, line_of_sight="x")
+
+        poles, slope = jax.jvp(lambda b: kaiser(b).power, (b,), (1.0,))
+        return kaiser(b), slope, poles, pmd.observe.smoothed(field, config, 3.0)
+
+    found, slope, _, smooth = run(noise, b)
+    k = wavevectors(n)
+    modulus = np.sqrt((k**2).sum(0))
+    mu2 = k[0] ** 2 / np.where(modulus > 0, modulus, 1) ** 2
+    bins = np.rint(modulus / (2 * np.pi / max(BOX))).astype(int)
+    bias = b * np.exp(-(modulus**2))
+    legendre = {0: 1.0, 2: 5 * (3 * mu2 - 1) / 2, 4: 9 * (35 * mu2**2 - 30 * mu2 + 3) / 8}
+    shape = a**2 * power(modulus)  # D1 = a, f = 1
+    for i in range(len(found.k)):
+        inside = bins == i + 1
+        assert found.modes[i] == inside.sum()
+        for row, (order, polynomial) in enumerate(legendre.items()):
+            expected = (polynomial * (bias + mu2) ** 2 * shape)[inside].mean()
+            np.testing.assert_allclose(found.pole(order)[i], expected, rtol=3e-5, atol=3e-5 * found.power[0, i])
+            expected = (polynomial * 2 * (bias + mu2) * bias / b * shape)[inside].mean()
+            np.testing.assert_allclose(slope[row, i], expected, rtol=3e-5, atol=3e-5 * found.power[0, i])
+    expected = np.fft.ifftn(np.fft.fftn(noise) * np.exp(-(modulus**2) * 9 / 2)).real
+    np.testing.assert_allclose(smooth, expected, atol=1e-12)
+
+
+def test_angular_power_of_waves():
+    n, side = 16, 4.0
+    x = np.arange(n) / n
+    field = 5 + 0.3 * np.cos(2 * np.pi * 3 * x)[:, None] + 0.1 * np.sin(2 * np.pi * (4 * x[:, None] + 3 * x[None, :]))
+    found = pmd.observe.angular_power(jnp.asarray(field), side=side, bins=7)
+    total = np.sum(found.power * found.modes) / np.radians(side) ** 2
+    assert total == pytest.approx(field.var(), rel=1e-12)
+    at = np.argsort(np.asarray(found.power))[-2:]
+    lowest = 360 / side
+    assert sorted(float(found.ell[i] / lowest) for i in at) == pytest.approx([3, 5], abs=0.5)
+    with pytest.raises(ValueError, match="side=100.0 must be an angle"):
+        pmd.observe.angular_power(jnp.asarray(field), side=100.0)
+
+
+def test_limber_power_is_the_integral():
+    source, ell = 0.7, np.array([100.0, 1000.0])
+    hubble = 2997.92458
+    chi = 2 * hubble * (1 - np.sqrt(1 / (1 + source)))
+
+    def integrand(x: float, ell: float) -> float:
+        a = (1 - x / (2 * hubble)) ** 2
+        weight = 1.5 / hubble**2 * x * (chi - x) / chi / a
+        return (weight * a / x) ** 2 * power((ell + 0.5) / x)
+
+    found = pmd.observe.limber_power(ell, power, EinsteinDeSitter, (0.0, 2000.0), source)
+    expected = [quad(integrand, 1e-3, chi, (value,))[0] for value in ell]
+    np.testing.assert_allclose(found, expected, rtol=1e-3)

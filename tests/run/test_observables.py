@@ -1,0 +1,181 @@
+"""Observables from config files: their files, their values, and that runs that were stopped end with the same bits."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import h5py
+import jax
+import numpy as np
+import pytest
+from runs import Events, make, resumed
+from test_settings import MINIMAL, problems
+
+import pmwd_dist as pmd
+from pmwd_dist.io import checkpoint
+from pmwd_dist.report.tables import read_table
+from pmwd_dist.run import manifest, output
+from pmwd_dist.run.job import execute
+from pmwd_dist.run.plan import Plan, check_resources, make_plan
+from pmwd_dist.run.settings import SettingsError, read
+from pmwd_dist.run.signals import Interrupted
+from pmwd_dist.run.starting import StartError
+
+ALL = (
+    "output.redshifts=0",
+    "output.slice_thickness=0",
+    "output.snapshot=none",
+    "observe.multipoles.line_of_sight=x",
+    "observe.galaxies={b1=0.5, number_density=0.1, selection=[[0, 1], [32, 0.25]]}",
+    "observe.cross={}",
+    "observe.pdf={bins=4, low=0.1}",
+    "observe.light_cone={edges=[0, 64, 200], sources=0.06, pixels=8, rays=4, field=4.0, observer=[0, 0, 5]}",
+)
+TABLES = ("multipoles", "galaxies", "cross", "pdf")
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch: pytest.MonkeyPatch, no_figures: None) -> None:
+    monkeypatch.setattr(output, "draw_table", lambda path, name, table: path.touch())
+    monkeypatch.setattr(output, "draw_light_cone", lambda folder: (folder / "convergence.png").touch())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("observed")
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> Plan:
+    """A run from beginning to end, with all figures."""
+    plan = make(folder / "whole", *ALL)
+    execute(plan, Events())
+    return plan
+
+
+def contents(folder: Path) -> dict[str, Any]:
+    """All that a run has measured."""
+    found: dict[str, Any] = {path.name: path.read_text() for path in folder.glob("*.csv")}
+    for path in folder.glob("*.hdf5"):
+        with h5py.File(path) as file:
+            found |= {f"{path.name}/{name}": data[:] for name, data in file.items()}
+    return found
+
+
+def test_files_are_complete_and_named(whole: Plan):
+    names = {path.name for path in whole.folder.iterdir()}
+    expected = {f"{name}_z0.000.{kind}" for name in TABLES for kind in ("csv", "png")}
+    expected |= {"counts_z0.000.hdf5", "light_cone.hdf5", "convergence_power.csv", "convergence.png"}
+    assert expected <= names
+    assert expected <= set(manifest.files(whole.folder))
+
+
+def stopped(folder: Path) -> Path:
+    plan = make(folder, *ALL)
+    with pytest.raises(Interrupted):
+        execute(plan, Events(3))
+    assert checkpoint.latest(plan.folder) is not None
+    return plan.folder
+
+
+def test_stopped_and_resumed_is_bitwise_the_same(whole: Plan, tmp_path: Path):
+    folder = stopped(tmp_path / "run")
+    execute(resumed(folder), Events(), resume=True)
+    expected, found = contents(whole.folder), contents(folder)
+    assert expected.keys() == found.keys()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values)
+    with pytest.raises(StartError, match=r"observe.light_cone.pixels = 16: .* has 8"):
+        execute(replace(whole, settings=read(folder / "config.toml", ["observe.light_cone.pixels=16"])), Events())
+
+
+def test_resumed_on_pencils_is_the_same_to_rounding(whole: Plan, tmp_path: Path):
+    """Shells of a checkpoint are read divided otherwise; spectra are outputs, which may be left out."""
+    config = stopped(tmp_path / "run") / "config.toml"
+    text = config.read_text()
+    first, last = text.index("[observe.multipoles]"), text.index("[observe.light_cone]")
+    config.write_text(text[:first] + text[last:])
+    execute(resumed(config.parent, "devices.pdims=[2, 2]"), Events(), resume=True)
+    found = contents(config.parent)
+    expected = contents(whole.folder)
+    for name in (f"light_cone.hdf5/{name}" for name in ("mass", "convergence", "shear")):
+        close = {"rtol": 1e-9, "atol": 1e-9 * np.abs(expected[name]).max()}
+        np.testing.assert_allclose(found[name], expected[name], **close)
+
+
+def test_values_are_those_of_the_library(whole: Plan):
+    simulation, config = whole.simulation, whole.simulation.config
+    table = pmd.growth_table(simulation.cosmo)
+    edges, observer = (0.0, 64.0, 200.0), 5.0
+    cone = pmd.observe.FlatSkyLightCone(config, edges, pixels=8, observer=observer)
+
+    @jax.jit
+    def run(noise: jax.Array) -> Any:
+        modes = pmd.linear_modes(noise, table, config)
+        solution = pmd.nbody(pmd.lpt(modes, table, config), table, config, accumulate=cone)
+        moved = pmd.observe.redshift_space(solution.particles, table, config, line_of_sight="x")
+        poles = pmd.observe.power_multipoles(pmd.density(moved, config), config, line_of_sight="x")
+        weights = pmd.observe.bias_weights(modes, pmd.observe.LagrangianBias(b1=0.5), table, config)
+        moved = pmd.observe.redshift_space(solution.particles, table, config)
+        galaxies = pmd.observe.tracer_density(moved, weights, config)
+        rate = pmd.observe.expected_counts(galaxies, config, number_density=0.1, selection=selection)
+        return solution.accumulated, poles.power, rate
+
+    selection = np.interp(np.arange(8) * 4, [0, 32], [1, 0.25])[None, None, :] * np.ones((8, 8, 8))
+    mass, poles, rate = run(pmd.white_noise(jax.random.key(simulation.seed), config))
+    with h5py.File(whole.folder / "light_cone.hdf5") as file:
+        np.testing.assert_allclose(file["mass"][:], mass, rtol=1e-9, atol=1e-9)
+        assert file["convergence"].shape == (1, 4, 4)
+        assert file["shear"].shape == (1, 2, 4, 4)
+        assert tuple(file.attrs["edges"]) == edges
+    found = read_table(whole.folder / "multipoles_z0.000.csv")
+    for pole, row in zip((0, 2, 4), poles, strict=True):
+        np.testing.assert_allclose(found[f"P{pole}"], row, rtol=1e-6)
+    cross = read_table(whole.folder / "cross_z0.000.csv")
+    assert cross["r"][0] > 0.9
+    assert (np.abs(cross["r"]) <= 1 + 1e-6).all()
+    with h5py.File(whole.folder / "counts_z0.000.hdf5") as file:
+        counts = file["counts"][:]
+    assert counts.dtype == np.int32
+    # Sums of 64 cells are Poisson numbers: 3.5 sigma of each.
+    along, expected = counts.sum((0, 1)), np.asarray(rate).sum((0, 1))
+    assert (np.abs(along - expected) < 3.5 * np.sqrt(expected)).all()
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("observe.light_cone.observer=[0, 0, 65]", "observe.light_cone.observer.*must lie in the box of 64"),
+        ("observe.light_cone.edges=[0, 1e5]", "observe.light_cone.edges.*beyond the light cone of the simulation"),
+        ("observe.light_cone.edges=[5, 4]", "observe.light_cone.edges.*numbers that ascend"),
+        ("observe.light_cone.sources=12", "observe.light_cone.sources.*beyond the start of the run, z = 9"),
+        ("observe.light_cone={sources=0.01, edges=[100, 200]}", "observe.light_cone.sources = 0.01.*nearer than"),
+        ("observe.light_cone={sky='sphere', edges=[0, 4000]}", "observe.light_cone.edges.*repetitions of a box"),
+        ("observe.light_cone.pixels=30", "observe.light_cone.pixels = .*not divisible by 4"),
+        ("observe.light_cone.nsid=30", "did you mean observe.light_cone.nside?"),
+        ("observe.galaxies.b2=1", "observe.galaxies.smoothing: must be given: .*galaxies.b2 diverges on an unsmoothed"),
+        ("observe.galaxies={number_density=1.0, selection=[[0, -0.1]]}", "selection.*must not have negative shares"),
+        ("observe.galaxies.selection=[[0, 1]]", "is for counts, which need observe.galaxies.number_density"),
+        ("observe.pdf.high=1e-3", "must be greater than observe.pdf.low = 0.01"),
+        ("observe.lightcone={}", r"unknown section; did you mean \[observe.light_cone\]"),
+        ("observe.light_cone=1", "observe.light_cone = 1: must be a section"),
+        ("observe.pdf.a.b=1", "must look like section.key=value"),
+    ],
+)
+def test_bad_settings_are_one_line(tmp_path: Path, override: str, words: str):
+    file = tmp_path / "run.toml"
+    file.write_text(f"{MINIMAL}[devices]\npdims = [4, 1]\n")
+    (problem,) = problems(file, override)
+    assert re.search(words, problem), problem
+
+
+def test_maps_beyond_memory_are_refused(tmp_path: Path):
+    file = tmp_path / "run.toml"
+    file.write_text(f"{MINIMAL}[devices]\npdims = [1, 1]\n")
+    shells = ", ".join(str(10 * i) for i in range(40))
+    override = f"observe.light_cone={{sky='sphere', nside=8192, sources=0.1, edges=[{shells}]}}"
+    with pytest.raises(SettingsError, match=r"observe.light_cone: .* 39 shells of 805306368 pixels; use fewer shells"):
+        check_resources(make_plan(read(file, [override]), tmp_path / "out"))
