@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import platform
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -34,6 +35,7 @@ class Plan:
       folder: of the output.
       times: scale factors at which steps begin and end.
       outputs: number of steps done at each output, and its redshift.
+      data: arrays of other files that the settings name, by their keys.
     """
 
     settings: Settings
@@ -41,6 +43,7 @@ class Plan:
     folder: Path
     times: tuple[float, ...]
     outputs: dict[int, float]
+    data: Mapping[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
 
     @property
     def steps(self) -> int:
