@@ -1,8 +1,8 @@
 """Peak memory of each stage of a simulation on one device, counted in arrays.
 
 Arrays are counted as XLA holds them: arguments, results and the temporaries of its plan, which is what the allocator of
-a GPU counts too (docs/planning.md). The numbers of arrays are those of plans for an H100, with the CUDA kernels, and for
-a CPU, with the native ops: for 1 to 16 devices, 1 to 8 cells a particle, and halos of 0 to 50 cells.
+a GPU counts too (docs/planning.md). The numbers of arrays are those of plans for an H100, with the CUDA kernels, and of
+plans for a CPU, with the native ops: for 1 to 16 devices, 1 to 8 cells a particle, and halos of 0 to 50 cells.
 """
 
 from __future__ import annotations
