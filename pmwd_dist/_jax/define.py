@@ -133,6 +133,27 @@ def define_derivatives(
     ad.primitive_transposes[primitive] = rule
 
 
+def with_derivatives_of(reference: Callable[..., Any], primitive: Primitive, **params: Any) -> Callable[..., Any]:
+    """Give an op on single blocks, without the batch axis, whose derivatives are those of a reference.
+
+    Args:
+      reference: computes the op in JAX on single blocks.
+      primitive: the op.
+      **params: of the op.
+    """
+
+    @jax.custom_jvp
+    def run(*operands: Any) -> Any:
+        out = primitive.bind(*(x[None] for x in unify_varying(*operands)), **params)
+        return tuple(x[0] for x in out) if primitive.multiple_results else out[0]
+
+    @run.defjvp
+    def rule(primals: Any, tangents: Any) -> Any:
+        return jax.jvp(reference, primals, tangents)
+
+    return run
+
+
 def _jit_bind(primitive: Primitive, *operands: Any, **params: Any) -> Any:
     static = tuple(sorted(params.items()))
     with jax.disable_jit(False):  # inside disable_jit, this implementation would call itself

@@ -13,13 +13,15 @@ import typer
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import message, naming
 from pmwd_dist.cli import compilation_cache
-from pmwd_dist.cli.display import Display, plan_lines
+from pmwd_dist.cli.display import Display, inference_lines, plan_lines
 from pmwd_dist.cli.doctor import report_lines
 from pmwd_dist.parallel import autotune as tuner
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import SharedError, raise_on_all_processes
 from pmwd_dist.run.folder import CONFIG, finished, prepare_folder
+from pmwd_dist.run.inference import InferencePlan, check_inference, make_inference
 from pmwd_dist.run.plan import Plan, check_resources, make_plan
+from pmwd_dist.run.settings import InferenceSettings, Settings, read, read_any, read_as
 from pmwd_dist.run.settings.duration import duration
 
 app = typer.Typer(
@@ -78,7 +80,7 @@ def run(
     _start()
     with command_errors():
         limit = _seconds(time_limit)
-        plan = _plan(file, overrides, output or Path(file.stem))
+        plan = make_plan(read(file, overrides), output or Path(file.stem))
         warnings = check_resources(plan)
         prepare_folder(plan, overwrite=overwrite)
     with Display() as display:
@@ -87,24 +89,54 @@ def run(
 
 
 @app.command()
+def infer(
+    context: typer.Context,
+    file: File,
+    output: Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder; default: the file's name.")] = None,
+    overrides: Set = [],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the results of an earlier run.")] = False,
+    time_limit: TimeLimit = None,
+) -> None:
+    """Infer initial conditions and parameters from data, or from a mock, by a TOML file."""
+    from pmwd_dist.run.chains import execute_inference
+
+    _start()
+    with command_errors():
+        limit = _seconds(time_limit)
+        plan = make_inference(read_as(InferenceSettings, file, overrides), output or Path(file.stem))
+        warnings = check_inference(plan)
+        prepare_folder(plan, overwrite=overwrite)
+    with Display() as display:
+        display.show(warnings)
+        execute_inference(plan, display, began=context.obj, time_limit=limit)
+
+
+@app.command()
 def resume(context: typer.Context, folder: Folder, overrides: Set = [], time_limit: TimeLimit = None) -> None:
-    """Resume a run from its last checkpoint."""
+    """Resume a run from its last checkpoint, or an inference from its last chunk."""
+    from pmwd_dist.run.chains import execute_inference
     from pmwd_dist.run.job import execute
 
     _start()
     with command_errors():
         limit = _seconds(time_limit)
-        if finished(folder):
+        if finished(folder) and not any(text.startswith("sampler.steps") for text in overrides):
             _say(f"{folder}: the run is finished; nothing is left to do")
             return
+        inference = isinstance(_settings(folder / CONFIG, []), InferenceSettings)
+        free = ("devices.", "sampler.steps", "checks.") if inference else ("devices.",)
         for text in overrides:
-            if not text.startswith("devices."):
-                raise ValueError(f"--set {text}: only devices.* can change in a run; for the rest, run it anew")
+            if not text.startswith(free):
+                names = ", ".join(f"{name}*" if name.endswith(".") else name for name in free)
+                raise ValueError(f"--set {text}: only {names} can change in a run; for the rest, run it anew")
         plan = _plan(folder / CONFIG, overrides, folder)
-        warnings = check_resources(plan)
+        warnings = _check(plan)
     with Display() as display:
         display.show(warnings)
-        execute(plan, display, resume=True, began=context.obj, time_limit=limit)
+        if isinstance(plan, InferencePlan):
+            execute_inference(plan, display, resume=True, began=context.obj, time_limit=limit)
+        else:
+            execute(plan, display, resume=True, began=context.obj, time_limit=limit)
 
 
 @app.command()
@@ -113,13 +145,30 @@ def check(
     output: Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder; default: the file's name.")] = None,
     overrides: Set = [],
     grad: Annotated[bool, typer.Option("--grad", help="Compare gradients with differences, in float64.")] = False,
+    devices: Annotated[int | None, typer.Option(min=1, metavar="N", help="Plan for so many other devices.")] = None,
+    device_memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Memory of each that arrays may take; default: 80GB.")
+    ] = None,
+    device_kind: Annotated[str | None, typer.Option(metavar="KIND", help="H100 (default), H200 or cpu.")] = None,
 ) -> None:
-    """Check a TOML file and describe its run."""
+    """Check a TOML file and describe its run, on the current devices or on others."""
+    from pmwd_dist.cli.planning import memory_lines, planning_lines, wish
+
     _start()
     with command_errors():
+        others = wish(devices, device_memory, device_kind)
+        if others is not None:
+            overrides = [*overrides, "devices.pdims=[1, 1]", 'devices.backend="xla"']
         plan = _plan(file, overrides, output or Path(file.stem))
-        warnings = check_resources(plan)
-    _say(*plan_lines(plan), *warnings)
+        described = inference_lines(plan) if isinstance(plan, InferencePlan) else plan_lines(plan)
+        if others is None:
+            memory = [] if isinstance(plan, InferencePlan) else memory_lines(plan)
+            lines = [*described, *memory, *_check(plan)]
+        elif isinstance(plan, InferencePlan):
+            raise ValueError("--devices, --device-memory and --device-kind plan simulations; leave them out")
+        else:
+            lines = [*described[:-2], *planning_lines(plan, others)]
+    _say(*lines)
     if grad:
         from pmwd_dist.cli.gradients import table_lines
         from pmwd_dist.run.gradients import compare_gradient
@@ -233,10 +282,18 @@ def _seconds(time_limit: str | None) -> float | None:
         raise ArgumentError("--time-limit", time_limit, str(error)) from error
 
 
-def _plan(file: Path, overrides: list[str], folder: Path) -> Plan:
-    from pmwd_dist.run.settings import read
+def _settings(file: Path, overrides: list[str]) -> Settings:
+    return read_any((Settings, InferenceSettings), file, overrides)
 
-    return make_plan(read(file, overrides), folder)
+
+def _plan(file: Path, overrides: list[str], folder: Path) -> Plan:
+    """The plan of a simulation or an inference, whichever the file has the sections of."""
+    settings = _settings(file, overrides)
+    return make_inference(settings, folder) if isinstance(settings, InferenceSettings) else make_plan(settings, folder)
+
+
+def _check(plan: Plan) -> list[str]:
+    return check_inference(plan) if isinstance(plan, InferencePlan) else check_resources(plan)
 
 
 def _warn(text: str) -> None:

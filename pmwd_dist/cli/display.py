@@ -19,8 +19,11 @@ from pmwd_dist.parallel import distributed
 from pmwd_dist.run import events
 from pmwd_dist.run.accuracy import accuracy_line
 from pmwd_dist.run.events import Event, StepTaken
+from pmwd_dist.run.inference import InferencePlan
 from pmwd_dist.run.plan import Plan, power_name
+from pmwd_dist.run.planning import expected_halo, linear_displacement
 from pmwd_dist.run.resources import expected_disk, process_memory, size
+from pmwd_dist.run.settings.duration import duration_text
 
 
 class Display:
@@ -44,7 +47,7 @@ class Display:
         """Show one event."""
         match event:
             case events.Started(plan=plan):
-                self.show(plan_lines(plan))
+                self.show(inference_lines(plan) if isinstance(plan, InferencePlan) else plan_lines(plan))
                 self.steps = plan.steps
             case events.InitialConditions(a=a, seconds=seconds, peak_memory=memory):
                 self._line(f"initial conditions at a {a:.4f}  {seconds:.2f} s  {size(memory)}")
@@ -60,6 +63,12 @@ class Display:
                 self._line(f"output at z {z:.3f}  {seconds:.2f} s  {', '.join(files)}")
             case events.CheckpointWritten():
                 pass  # the log has them; one that was asked for is named by the message of the interruption
+            case events.StageDone(what=what, seconds=seconds):
+                self._line(f"{what}  {seconds:.1f} s")
+            case events.ChunkSampled():
+                self._line(_chunk_line(event))
+            case events.Judged(table=table, reasons=reasons, files=files):
+                self.show([*table, *verdict_lines(reasons), f"wrote {', '.join(files)}"])
             case events.Warned(message=message):
                 self._line(f"warning: {message}")
             case events.Ended(status=status, seconds=seconds, peak_memory=memory):
@@ -112,9 +121,42 @@ class Display:
         )
 
 
+def _chunk_line(event: events.ChunkSampled) -> str:
+    sizes = f"ESS {event.ess:.0f} ({event.slowest})" if event.slowest else "ESS of no parameter"
+    failed = f", {event.failures} steps failed" if event.failures else ""
+    return (
+        f"step {event.step}/{event.steps}  {event.gradients_per_second:.3g} gradients/s  energy error "
+        f"{event.energy_variance:.1e} a dimension{failed}  {sizes}  {duration_text(event.seconds_left)} left"
+    )
+
+
+def verdict_lines(reasons: Sequence[str]) -> list[str]:
+    """Whether a result can be trusted."""
+    return [f"not to be trusted yet: {reason}" for reason in reasons] or ["chains pass all checks"]
+
+
+def inference_lines(plan: InferencePlan) -> list[str]:
+    """Lines that describe an inference."""
+    config, settings = plan.simulation.config, plan.settings
+    model, sampler, likelihood = settings.model, settings.sampler, settings.likelihood
+    noise = likelihood.sigma if likelihood.kind == "gaussian" else likelihood.nbar
+    sampled = ", ".join(f"{name} {prior}" for name, prior in plan.model.priors.items()) or "none"
+    return [
+        f"box         {_three(config.box_size)} Mpc/h, {_three(config.mesh_shape)} cells: {plan.dimensions} dimensions",
+        f"model       {model.gravity} to a {config.a_stop:g}, {model.bias} bias, line of sight {model.line_of_sight}",
+        f"data        {settings.data.file}, {likelihood.kind} noise {'sampled' if noise is None else f'{noise:g}'}",
+        f"parameters  {sampled}",
+        f"chains      {sampler.chains} from {settings.start.begin}, {sampler.tune} steps to tune and {sampler.steps}, "
+        f"preconditioned: {sampler.precondition}; seed {settings.noise.seed}",
+        f"output      {plan.folder}: {plan.chunks} chunks of {sampler.chunk} draws",
+        _device_line(config),
+    ]
+
+
 def plan_lines(plan: Plan) -> list[str]:
     """Lines that describe a run."""
     config, settings = plan.simulation.config, plan.settings
+    halo = expected_halo(config, linear_displacement(plan.simulation))
     redshifts = ", ".join(f"{z:.4g}" for z in sorted(plan.outputs.values(), reverse=True))
     snapshots = "no" if settings.output.snapshot == "none" else settings.output.snapshot
     return [
@@ -127,7 +169,7 @@ def plan_lines(plan: Plan) -> list[str]:
         f"output      {plan.folder}: z {redshifts}; {snapshots} snapshots",
         *_observables(plan),
         _device_line(config),
-        f"expected    {size(process_memory(config, plan.simulation.light_cone))} of memory a "
+        f"expected    {size(process_memory(config, plan.simulation.light_cone, halo))} of memory a "
         f"{'process' if config.decomposition.platform == 'cpu' else 'device'}, {size(expected_disk(settings))} of disk",
     ]
 

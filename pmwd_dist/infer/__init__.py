@@ -1,6 +1,7 @@
 """Field-level inference: posteriors of initial conditions and parameters, and samplers on divided fields."""
 
 from pmwd_dist.infer.chains import Chain as Chain
+from pmwd_dist.infer.chains import load_chain as load_chain
 from pmwd_dist.infer.diagnostics import energy_errors as energy_errors
 from pmwd_dist.infer.diagnostics import ess_bulk as ess_bulk
 from pmwd_dist.infer.diagnostics import ess_mean as ess_mean
@@ -21,4 +22,5 @@ from pmwd_dist.infer.priors import Normal as Normal
 from pmwd_dist.infer.priors import Uniform as Uniform
 from pmwd_dist.infer.samplers import hmc as hmc
 from pmwd_dist.infer.samplers import mclmc as mclmc
+from pmwd_dist.infer.sampling import Progress as Progress
 from pmwd_dist.infer.sampling import sample as sample

@@ -47,6 +47,23 @@ class Chain(eqx.Module):
         return summary(self.parameters | {"logdensity": self.logdensity})
 
 
+def load_chain(path: str | Path) -> Chain:
+    """The chain of a folder, all draws that are complete.
+
+    Raises:
+      ValueError: there is none.
+    """
+    described = Path(path) / "chain.json"
+    if not described.is_file():
+        raise ArgumentError("path", str(path), "holds no chain", "name the folder that `sample` had as output")
+    return ChainFolder(path, json.loads(described.read_text(encoding="utf-8"))).load()
+
+
+def chain_files(chunks: int) -> list[str]:
+    """Names of the files of a chain of so many chunks."""
+    return ["chain.json", "state.h5", *(f"chunk_{i:05d}.h5" for i in range(chunks))]
+
+
 class ChainFolder:
     """The folder of a chain.
 
@@ -75,16 +92,16 @@ class ChainFolder:
     def state(self) -> Arrays | None:
         """What was written last by `write`, or None."""
         path = self.path / "state.h5"
-        return _read(path) if path.exists() else None
+        return read_arrays(path) if path.exists() else None
 
     def write(self, index: int, chunk: Arrays, state: Arrays) -> None:
         """Add a chunk, and then the state after it: a state is only ever of chunks that are there."""
-        _write(self._chunk(index), chunk)
-        _write(self.path / "state.h5", state)
+        write_arrays(self._chunk(index), chunk)
+        write_arrays(self.path / "state.h5", state)
 
     def write_state(self, state: Arrays) -> None:
         """Replace the state alone."""
-        _write(self.path / "state.h5", state)
+        write_arrays(self.path / "state.h5", state)
 
     def load(self) -> Chain:
         """All draws up to the state.
@@ -95,7 +112,7 @@ class ChainFolder:
         state = self.state()
         if state is None or int(state["chunks"]) == 0:
             raise ArgumentError("output", str(self.path), "has no draws yet", "sample first")
-        chunks = [_read(self._chunk(i)) for i in range(int(state["chunks"]))]
+        chunks = [read_arrays(self._chunk(i)) for i in range(int(state["chunks"]))]
         joined = {name: np.concatenate([c[name] for c in chunks], axis=1) for name in chunks[0] if name != "noise"}
         names = [name for name in joined if name.startswith("parameter/")]
         return Chain(
@@ -137,13 +154,23 @@ def _describe(part: Any) -> str:
     return getattr(part, "__qualname__", None) or repr(part)
 
 
-def _write(path: Path, arrays: Arrays) -> None:
+def write_arrays(path: Path, arrays: Arrays) -> None:
+    """Write arrays by name as HDF5, with checksums; the file is complete or absent.
+
+    Raises:
+      OSError: the file can't be written.
+    """
     with atomic_write(path) as aside, h5py.File(aside, "w") as file:
         for name, values in arrays.items():
             file.create_dataset(name, data=values, fletcher32=np.ndim(values) > 0 and np.size(values) > 0)
 
 
-def _read(path: Path) -> Arrays:
+def read_arrays(path: Path) -> Arrays:
+    """Read the arrays of such a file.
+
+    Raises:
+      OSError: the file can't be read, or is damaged.
+    """
     arrays: Arrays = {}
     with h5py.File(path, "r") as file:
 

@@ -16,7 +16,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.infer import trees
 from pmwd_dist.infer.forward import COSMOLOGY
 from pmwd_dist.infer.likelihoods import Likelihood
-from pmwd_dist.infer.precondition import Preconditioner, filtered, wiener_draw
+from pmwd_dist.infer.precondition import ConditionalPreconditioner, Preconditioner, wiener_draw
 from pmwd_dist.infer.priors import Prior, unwhiten, whiten
 from pmwd_dist.pm.inputs import check_config, lattice_field
 from pmwd_dist.pm.modes import white_noise
@@ -122,9 +122,10 @@ class Model(eqx.Module):
 
         Args:
           data: on the mesh.
-          precondition: "wiener": positions are scaled mode by mode by the standard deviation that the noise has in
-            linear theory, given data and the fiducial parameters; None: positions are the noise.
-          fiducial: parameters of the preconditioner; default: medians of the priors.
+          precondition: "conditional": the noise of a position is counted mode by mode from its mean, in units of its
+            standard deviation, in linear theory given data and the parameters of the position; "wiener": only in units
+            of the standard deviation, given the fiducial parameters; None: it is the noise itself.
+          fiducial: parameters of "wiener"; default: medians of the priors.
 
         Raises:
           ValueError: data that can't have come from the likelihood, or a forward model without a response.
@@ -135,10 +136,13 @@ class Model(eqx.Module):
         white = dict.fromkeys(self.priors, jnp.zeros(())) | whiten(fiducial or {}, self.priors)
         if precondition is None:
             return Posterior(self, data, None)
+        of_model = self.forward, self.likelihood
+        if precondition == "conditional":
+            conditional = ConditionalPreconditioner(data, *of_model, white, self.priors, self.config)
+            return Posterior(self, data, conditional)
         if precondition != "wiener":
-            raise ArgumentError("precondition", precondition, 'must be "wiener" or None')
-        preconditioner = Preconditioner(self.forward, self.likelihood, unwhiten(white, self.priors), self.config)
-        return Posterior(self, data, preconditioner)
+            raise ArgumentError("precondition", precondition, 'must be "conditional", "wiener" or None')
+        return Posterior(self, data, Preconditioner(*of_model, unwhiten(white, self.priors), self.config))
 
     def _place(self, x: Any) -> Any:
         whole = getattr(x, "shape", None) == self.config.mesh_shape
@@ -154,34 +158,48 @@ class Model(eqx.Module):
 class Posterior(eqx.Module):
     """The posterior of a model, given data: a log density of positions, and draws to start from.
 
-    Positions are as those of `Model`, but for the noise, which is that of the model divided mode by mode by the scale
-    of the preconditioner, if there is one.
+    Positions are as those of `Model`, but for the noise, which the preconditioner, if there is one, moves and scales
+    mode by mode, and the parameters, which "conditional" scales too.
     """
 
     model: Model
     data: Array
-    preconditioner: Preconditioner | None
+    preconditioner: Preconditioner | ConditionalPreconditioner | None
 
     def logdensity(self, position: Position) -> Array:
         """Logarithm of the posterior density, up to a constant; -inf where the simulation failed."""
-        noise, parameters = self.unwhiten(position)
+        noise, parameters, log_volume = self._unwhiten(position)
         field, fine = self.model.predict(noise, parameters)
         value = self.model.likelihood.logdensity(self.data, field, parameters, self.model.config)
-        value = value - 0.5 * trees.dot(noise, noise) - 0.5 * trees.dot(*[position["parameters"]] * 2)
+        white = self._white(position)
+        value = value + log_volume - 0.5 * trees.dot(noise, noise) - 0.5 * trees.dot(white, white)
         return jnp.where(fine & jnp.isfinite(value), value, -jnp.inf)
 
     def unwhiten(self, position: Position) -> tuple[Array, dict[str, Array]]:
         """White noise of unit variance a priori, and parameters, of a position."""
-        noise = lattice_field(position["noise"], self.model.config, "position['noise']")
-        if self.preconditioner is not None:
-            noise = filtered(noise, self.preconditioner.scale, self.model.config)
-        return noise, self.model.parameters(position)
+        return self._unwhiten(position)[:2]
+
+    def parameters(self, position: Position) -> dict[str, Array]:
+        """Parameters of a position."""
+        return unwhiten(self._white(position), self.model.priors)
+
+    def _white(self, position: Position) -> dict[str, Array]:
+        return self.preconditioner.white(position["parameters"]) if self.preconditioner else position["parameters"]
+
+    def _unwhiten(self, position: Position) -> tuple[Array, dict[str, Array], Array | float]:
+        noise, parameters = position["noise"], self.parameters(position)
+        noise = lattice_field(noise, self.model.config, "position['noise']")
+        if self.preconditioner is None:
+            return noise, parameters, 0.0
+        noise, log_volume = self.preconditioner.noise(noise, parameters, self.model.config)
+        return noise, parameters, log_volume
 
     def whiten(self, noise: Array, white: Mapping[str, ArrayLike]) -> Position:
         """The position of white noise and whitened parameters."""
-        if self.preconditioner is not None:
-            noise = filtered(noise, 1 / self.preconditioner.scale, self.model.config)
-        return {"noise": noise, "parameters": dict(white)}
+        if self.preconditioner is None:
+            return {"noise": noise, "parameters": dict(white)}
+        noise = self.preconditioner.position(noise, unwhiten(white, self.model.priors), self.model.config)
+        return {"noise": noise, "parameters": self.preconditioner.scaled({k: jnp.asarray(x) for k, x in white.items()})}
 
     @eqx.filter_jit
     def initial(self, key: Array, **values: Any) -> Position:

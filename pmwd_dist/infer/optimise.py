@@ -12,6 +12,7 @@ import numpy as np
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer.model import Position, Posterior
+from pmwd_dist.infer.precondition import ConditionalPreconditioner
 
 Method = Literal["l-bfgs", "adam"]
 
@@ -65,6 +66,9 @@ def maximise(
         if name not in position["parameters"]:
             remedy = f"use some of {', '.join(position['parameters'])}" if position["parameters"] else "there are none"
             raise ArgumentError("free", name, "is no parameter", remedy)
+    if free and isinstance(posterior.preconditioner, ConditionalPreconditioner):
+        constraint = "can't be told from the noise where it is counted from a mean that depends on them"
+        raise ArgumentError("free", tuple(free), constraint, 'use precondition="wiener"')
     optimiser = optax.lbfgs(10) if method == "l-bfgs" else optax.adam(learning_rate)
     fixed = {name: u for name, u in position["parameters"].items() if name not in free}
 

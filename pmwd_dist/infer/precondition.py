@@ -2,6 +2,11 @@
 
 Where data are d(k) = R(k) w(k) + n(k), with white noise w of unit variance, n of variance s^2 in each cell, and the
 response R of a forward model, w(k) has the posterior mean R d / (R^2 + s^2) and the variance 1 / (1 + R^2 / s^2).
+
+R and s depend on the parameters. Where both moments are those at the parameters of the position, the position's noise
+is in linear theory a standard normal one whatever the parameters are, and these have their marginal posterior: field
+and parameters no longer constrain each other. That of the parameters has in linear theory the Fisher matrix
+sum over modes of (d ln V / d u)^2 / 2, with V = R^2 + s^2, and that of their prior: its Cholesky factor scales them.
 """
 
 from __future__ import annotations
@@ -17,7 +22,9 @@ from jaxtyping import Array, Float
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
+from pmwd_dist.infer.priors import Prior, unwhiten
 from pmwd_dist.parallel.fft import pirfft3d, prfft3d
+from pmwd_dist.pm import fourier
 
 
 class Preconditioner(eqx.Module):
@@ -36,15 +43,136 @@ class Preconditioner(eqx.Module):
     scale: Float[Array, "nx ny nk"]
 
     def __init__(self, forward: Any, likelihood: Any, parameters: Mapping[str, ArrayLike], config: Config):
-        if not callable(getattr(forward, "response", None)):
-            remedy = "use one of pmwd_dist.infer, give it a method response(parameters), or precondition=None"
-            raise ArgumentError("precondition", "wiener", "needs a forward model with a response", remedy)
-        if config.mesh_shape != config.particle_shape:
-            constraint = f"needs mesh_shape={config.mesh_shape} to be particle_shape={config.particle_shape}"
-            raise ArgumentError("precondition", "wiener", constraint, "use precondition=None")
-        variance, gain = wiener(forward, likelihood, parameters, config)
-        del gain
+        check_response(forward, config)
+        variance, _ = wiener(forward, likelihood, parameters, config)
         self.scale = jnp.sqrt(variance)
+
+    def white(self, parameters: Mapping[str, Array]) -> dict[str, Array]:
+        """Whitened parameters of those of a position."""
+        return dict(parameters)
+
+    def scaled(self, white: Mapping[str, Array]) -> dict[str, Array]:
+        """Parameters of a position of whitened ones."""
+        return dict(white)
+
+    def noise(self, z: Array, parameters: Mapping[str, ArrayLike], config: Config) -> tuple[Array, Array | float]:
+        """White noise of a position, and the logarithm of the volume that the scales give it, up to a constant."""
+        del parameters
+        return filtered(z, self.scale, config), 0.0
+
+    def position(self, noise: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
+        """The position of white noise."""
+        del parameters
+        return filtered(noise, 1 / self.scale, config)
+
+
+class ConditionalPreconditioner(eqx.Module):
+    """Mean and standard deviation of each mode of the noise, given data and the parameters of the position.
+
+    Args:
+      data: on the mesh.
+      forward, likelihood, config: as for `Preconditioner`.
+      white: whitened parameters at which their own scales are found.
+      priors: of the parameters.
+
+    Raises:
+      ValueError: as `Preconditioner`.
+    """
+
+    data: Array
+    forward: Any
+    likelihood: Any
+    factor: Float[Array, "p p"]
+
+    def __init__(
+        self,
+        data: Array,
+        forward: Any,
+        likelihood: Any,
+        white: Mapping[str, Array],
+        priors: Mapping[str, Prior],
+        config: Config,
+    ):
+        check_response(forward, config)
+        self.data, self.forward, self.likelihood = data, forward, likelihood
+        self.factor = _parameter_scales(forward, likelihood, dict(white), tuple(priors.items()), config)
+
+    def white(self, parameters: Mapping[str, Array]) -> dict[str, Array]:
+        """Whitened parameters of those of a position."""
+        return self._times(self.factor, parameters)
+
+    def scaled(self, white: Mapping[str, Array]) -> dict[str, Array]:
+        """Parameters of a position of whitened ones."""
+        return self._times(jnp.linalg.inv(self.factor), white) if white else {}
+
+    @staticmethod
+    def _times(matrix: Array, numbers: Mapping[str, Array]) -> dict[str, Array]:
+        if not numbers:
+            return {}
+        # Products of single numbers, where a matrix product would be of less precision on some devices.
+        names = sorted(numbers)
+        values = jnp.stack([jnp.asarray(numbers[name], matrix.dtype) for name in names])
+        moved = jnp.sum(matrix * values[None, :], axis=1)
+        return {name: moved[i] for i, name in enumerate(names)}
+
+    def noise(self, z: Array, parameters: Mapping[str, ArrayLike], config: Config) -> tuple[Array, Array | float]:
+        """White noise of a position, and the logarithm of the volume that the scales give it."""
+        variance, mean = self._moments(parameters, config)
+        modes = prfft3d(z, config.decomposition) * jnp.sqrt(variance).astype(z.dtype) + mean.astype(_complex(z))
+        volume = 0.5 * jnp.sum(_counts(config, variance.dtype) * jnp.log(variance))
+        return pirfft3d(modes, config.particle_shape, config.decomposition), volume
+
+    def position(self, noise: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
+        """The position of white noise."""
+        variance, mean = self._moments(parameters, config)
+        modes = (prfft3d(noise, config.decomposition) - mean) / jnp.sqrt(variance)
+        return pirfft3d(modes.astype(_complex(noise)), config.particle_shape, config.decomposition)
+
+    def _moments(self, parameters: Mapping[str, ArrayLike], config: Config) -> tuple[Array, Array]:
+        """Variance and mean of the modes of the noise."""
+        variance, gain = wiener(self.forward, self.likelihood, parameters, config)
+        return variance, gain * prfft3d(self.likelihood.contrast(self.data, parameters), config.decomposition)
+
+
+def check_response(forward: Any, config: Config) -> None:
+    """Raise ValueError unless there is a linear response, on a mesh that is the lattice."""
+    if not callable(getattr(forward, "response", None)):
+        remedy = "use one of pmwd_dist.infer, give it a method response(parameters), or precondition=None"
+        raise ArgumentError("precondition", None, "needs a forward model with a response", remedy, show_value=False)
+    if config.mesh_shape != config.particle_shape:
+        constraint = f"needs mesh_shape={config.mesh_shape} to be particle_shape={config.particle_shape}"
+        raise ArgumentError("precondition", None, constraint, "use precondition=None", show_value=False)
+
+
+@eqx.filter_jit
+def _parameter_scales(
+    forward: Any, likelihood: Any, white: dict[str, Array], priors: tuple[tuple[str, Prior], ...], config: Config
+) -> Float[Array, "p p"]:
+    """Cholesky factor of the covariance of the whitened parameters, by name, in linear theory, the noise unknown."""
+
+    def logarithm(white: dict[str, Array]) -> Array:
+        parameters = unwhiten(white, dict(priors))
+        return jnp.log(forward.response(parameters) ** 2 + likelihood.noise_variance(parameters, config))
+
+    if not white:
+        return jnp.zeros((0, 0))
+    names = sorted(white)
+    one = {name: jnp.ones_like(u) for name, u in white.items()}
+    along = [{name: x * (name == chosen) for name, x in one.items()} for chosen in names]
+    slopes = [jax.jvp(logarithm, (white,), (direction,))[1] for direction in along]
+    weight = _counts(config, slopes[0].dtype)
+    fisher = jnp.stack([jnp.stack([0.5 * jnp.sum(weight * a * b) for b in slopes]) for a in slopes])
+    return jnp.linalg.cholesky(jnp.linalg.inv(fisher + jnp.eye(len(names))))
+
+
+def _counts(config: Config, dtype: Any) -> Array:
+    """Number of modes that each value of a spectrum stands for."""
+    decomposition, shape = config.decomposition, config.particle_shape
+
+    def counts() -> Array:
+        return jnp.zeros_like(fourier.k_squared(shape, config, dtype)) + fourier.mode_count(shape, config, dtype)
+
+    return decomposition.shard_map(counts, (), decomposition.spectrum_spec)()
 
 
 @eqx.filter_jit
@@ -57,6 +185,10 @@ def wiener(
     sharding = config.decomposition.spectrum_sharding
     variance, gain = noise / (response**2 + noise), response / (response**2 + noise)
     return jax.lax.with_sharding_constraint((variance, gain), (sharding, sharding))
+
+
+def _complex(real: Array) -> Any:
+    return jnp.result_type(real.dtype, jnp.complex64)
 
 
 def filtered(field: Array, factor: Array, config: Config) -> Float[Array, "nx ny nz"]:

@@ -18,7 +18,7 @@ from pmwd_dist.infer.chains import Arrays, Chain, ChainFolder, identity_of
 from pmwd_dist.infer.model import Position, Posterior
 from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState
-from pmwd_dist.infer.samplers.tuning import Tuning, tune
+from pmwd_dist.infer.samplers.tuning import Block, Tuning, block_length, run_block, tune
 from pmwd_dist.parallel.inputs import whole_number
 from pmwd_dist.pm.status import SimulationError
 
@@ -29,6 +29,21 @@ class Moments(NamedTuple):
     draws: Array
     mean: Array
     square: Array
+
+
+class Progress(NamedTuple):
+    """How far a run is, after tuning and after each chunk.
+
+    Args:
+      chunks: that are on disk.
+      step_size, L: that the chains share.
+      draws: those of the last chunk, by name, shape (chains, draws) or (chains, steps); empty after tuning.
+    """
+
+    chunks: int
+    step_size: float
+    L: float
+    draws: Arrays
 
 
 class _Run(NamedTuple):
@@ -52,11 +67,12 @@ def sample(
     keep_noise: bool = False,
     most_failures: float = 0.05,
     spmd_axis_name: str | None = None,
+    listener: Callable[[Progress], None] | None = None,
 ) -> Chain:
     """Sample a posterior by MCLMC, chain by chain in a batch, and keep all on disk.
 
-    The first chain tunes step size, L and masses; the others then run as long with these before draws are kept. Called
-    again with the same arguments, it goes on after the last complete chunk; steps may be raised.
+    All chains together tune the step size, L and masses that they share. Called again with the same arguments, it
+    goes on after the last complete chunk; steps may be raised.
 
     Args:
       posterior: of a model, given data.
@@ -71,6 +87,7 @@ def sample(
       keep_noise: whether to keep the white noise of the last draw of each chunk.
       most_failures: share of the steps of a chunk that may end in failed simulations.
       spmd_axis_name: axis of the device mesh over which chains are divided, if any.
+      listener: called after tuning and after each chunk is on disk; what it raises ends the run there.
 
     Raises:
       ValueError: an argument out of its range, or a folder with a chain of another model.
@@ -87,9 +104,10 @@ def sample(
     advance = partial(_advance, thin=thin, chunk=chunk, axis=spmd_axis_name)
     stored = folder.state()
     if stored is None:
-        run = _tuned(tune_key, run, posterior, tuning_steps, advance, -(-tuning_steps // (thin * chunk)))
+        run = _tuned(tune_key, run, posterior, tuning_steps, spmd_axis_name)
         folder.write_state(_pack(run, 0))
         done = 0
+        _tell(listener, run, 0, {})
     else:
         run, done = _unpack(stored, run), int(stored["chunks"])
     for index in range(done, steps // (thin * chunk)):
@@ -105,7 +123,13 @@ def sample(
         if keep_noise:
             arrays["noise"] = np.asarray(_unwhitened(run.states.position, posterior, spmd_axis_name))
         folder.write(index, arrays, _pack(run, index + 1))
+        _tell(listener, run, index + 1, arrays)
     return folder.load()
+
+
+def _tell(listener: Callable[[Progress], None] | None, run: _Run, chunks: int, draws: Arrays) -> None:
+    if listener is not None:
+        listener(Progress(chunks, float(run.tuning.step_size), float(run.tuning.L), draws))
 
 
 def _identity(posterior: Posterior, positions: Position, key: Array) -> dict[str, str]:
@@ -128,19 +152,29 @@ def _begin(key: Array, positions: Position, posterior: Posterior, axis: str | No
     return _Run(states, tuning, Moments(jnp.zeros(()), empty, empty))
 
 
-def _tuned(
-    key: Array, run: _Run, posterior: Posterior, steps: int, advance: Callable[..., tuple[_Run, Any]], chunks: int
-) -> _Run:
-    """The chains after tuning: by the first, after which the others come to their typical set in some chunks."""
-    first_key, key = jax.random.split(key)
-    first, tuning = tune(first_key, jax.tree.map(lambda x: x[0], run.states), posterior.logdensity, steps=steps)
-    tuning = jax.tree.map(lambda x, like: jax.device_put(x.astype(like.dtype), like.sharding), tuning, run.tuning)
-    states = jax.tree.map(lambda x, y: jax.device_put(x.at[0].set(y), x.sharding), run.states, first)
-    moved = run._replace(states=states, tuning=tuning)
-    if run.states.logdensity.shape[0] > 1:
-        for i in range(chunks):
-            moved, _ = advance(jax.random.fold_in(key, i), moved, posterior)
-    return moved._replace(moments=run.moments)
+def _tuned(key: Array, run: _Run, posterior: Posterior, steps: int, axis: str | None) -> _Run:
+    """All chains after tuning."""
+    length = block_length(steps)
+
+    def run_all(key: Array, states: IntegratorState, tuning: Tuning) -> tuple[IntegratorState, Block]:
+        states, block = _blocks(key, states, _placed(tuning, run.tuning), posterior, length, axis)
+        return _placed(states, run.states), block  # where they were: with another sharding it would compile again
+
+    states, tuning = tune(key, run.states, run_all, steps=steps)
+    return run._replace(states=states, tuning=_placed(tuning, run.tuning))
+
+
+@eqx.filter_jit
+def _blocks(
+    key: Array, states: IntegratorState, tuning: Tuning, posterior: Posterior, steps: int, axis: str | None
+) -> tuple[IntegratorState, Block]:
+    """A block of steps of all chains."""
+    one = partial(run_block, tuning=tuning, logdensity=posterior.logdensity, steps=steps)
+    return jax.vmap(one, spmd_axis_name=axis)(jax.random.split(key, states.logdensity.shape[0]), states)
+
+
+def _placed(tree: Any, like: Any) -> Any:
+    return jax.tree.map(lambda x, y: jax.device_put(jnp.asarray(x, y.dtype), y.sharding), tree, like)
 
 
 @eqx.filter_jit
@@ -162,10 +196,7 @@ def _advance(
         noise = _unwhitened(states.position, posterior, axis)
         for i in range(chains):
             moments = _add(moments, noise[i])
-        kept = {
-            f"parameter/{k}": prior.forward(states.position["parameters"][k])
-            for k, prior in posterior.model.priors.items()
-        }
+        kept = {f"parameter/{name}": x for name, x in jax.vmap(posterior.parameters)(states.position).items()}
         return (states, moments), (kept | {"logdensity": states.logdensity}, (energy, nonans))
 
     (states, moments), (kept, each) = jax.lax.scan(draw, (run.states, run.moments), jax.random.split(key, chunk))
@@ -196,15 +227,11 @@ def _pack(run: _Run, chunks: int) -> Arrays:
 
 def _unpack(stored: Arrays, like: _Run) -> _Run:
     """What was packed, placed as what begins a run."""
-
-    def placed(x: np.ndarray, template: Array) -> Array:
-        return jax.device_put(jnp.asarray(x, template.dtype), template.sharding)
-
     leaves, treedef = jax.tree.flatten((like.states, like.tuning))
-    values = [placed(stored[f"run/{i:03d}"], x) for i, x in enumerate(leaves)]
+    values = [stored[f"run/{i:03d}"] for i in range(len(leaves))]
     states, tuning = jax.tree.unflatten(treedef, values)
-    moments = Moments(*(placed(stored[f"moments/{name}"], x) for name, x in like.moments._asdict().items()))
-    return _Run(states, tuning, moments)
+    moments = Moments(*(jnp.asarray(stored[f"moments/{name}"]) for name in Moments._fields))
+    return _placed(_Run(states, tuning, moments), like)
 
 
 def _check(posterior: Posterior, positions: Position, steps: int, thin: int, chunk: int) -> None:

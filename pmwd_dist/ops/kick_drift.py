@@ -19,8 +19,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from pmwd_dist._jax.batching import barrier
-from pmwd_dist._jax.define import Target, define_op
-from pmwd_dist._jax.varying import result_aval, unify_varying
+from pmwd_dist._jax.define import Target, define_op, with_derivatives_of
+from pmwd_dist._jax.varying import result_aval
 from pmwd_dist.ops.cic.geometry import VALUE, Geometry, attributes
 from pmwd_dist.ops.cic.primitives import read
 from pmwd_dist.ops.kernels import cuda_unavailable_reason
@@ -68,18 +68,10 @@ def kick_drift(
     Returns:
       Displacements, momenta and the largest component of a displacement, NaN if one is.
     """
-
-    @jax.custom_jvp
-    def run(disp: Array, vel: Array, fields: Array, step: Array) -> tuple[Array, Array, Array]:
-        operands = (x[None] for x in unify_varying(disp, vel, fields, step))
-        new_disp, new_vel, most = _kick_drift_p.bind(*operands, geometry=geometry, resolution=resolution)
-        return new_disp[0], new_vel[0], most[0, 0]
-
-    @run.defjvp
-    def rule(primals: Any, tangents: Any) -> Any:
-        return jax.jvp(partial(_reference, geometry=geometry, resolution=resolution), primals, tangents)
-
-    return run(disp, vel, fields, jnp.stack(barrier(tuple(coefficients))))
+    params: Any = {"geometry": geometry, "resolution": resolution}
+    run = with_derivatives_of(partial(_reference, **params), _kick_drift_p, **params)
+    new_disp, new_vel, most = run(disp, vel, fields, jnp.stack(barrier(tuple(coefficients))))
+    return new_disp, new_vel, most[0]
 
 
 def _reference(
@@ -91,12 +83,11 @@ def _reference(
     vel = (round_straight_through(vel * c.inverse) + kick) * c.after
     disp = disp + resolution * round_straight_through(c.last * vel)
     disp = disp + resolution * round_straight_through(c.first * vel)
-    return disp, vel, max_abs(disp)
+    return disp, vel, max_abs(disp)[None]
 
 
-def _batched_reference(*operands: Array, geometry: Geometry, resolution: float) -> list[Array]:
-    disp, vel, most = jax.vmap(partial(_reference, geometry=geometry, resolution=resolution))(*operands)
-    return [disp, vel, most[:, None]]
+def _batched_reference(*operands: Array, **params: Any) -> tuple[Array, Array, Array]:
+    return jax.vmap(partial(_reference, **params))(*operands)
 
 
 def _avals(disp: Any, vel: Any, fields: Any, step: Any, **_: Any) -> list[Any]:

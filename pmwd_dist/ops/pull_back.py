@@ -18,8 +18,8 @@ from jax.core import ShapedArray
 from jaxtyping import Array, Float
 
 from pmwd_dist._jax.batching import barrier
-from pmwd_dist._jax.define import Target, define_op
-from pmwd_dist._jax.varying import result_aval, unify_varying
+from pmwd_dist._jax.define import Target, define_op, with_derivatives_of
+from pmwd_dist._jax.varying import result_aval
 from pmwd_dist.ops.cic.geometry import VALUE, Geometry, attributes
 from pmwd_dist.ops.cic.primitives import read
 from pmwd_dist.ops.kernels import cuda_unavailable_reason
@@ -94,7 +94,8 @@ def undo_kick(
       momenta after the kick, also the weights with which the particles are to be painted for the rest; and the sums
       over the particles of: these times the force, these times the new momenta, ct_disp times vel.
     """
-    run = _with_derivatives(_undo_kick_p, partial(_undo_kick_reference, geometry=geometry), geometry, 1.0)
+    reference = partial(_undo_kick_reference, geometry=geometry)
+    run = with_derivatives_of(reference, _undo_kick_p, geometry=geometry, resolution=1.0)
     return run(disp, vel, ct_disp, ct_vel, fields, jnp.stack(barrier(tuple(coefficients))))
 
 
@@ -126,7 +127,7 @@ def undo_drift(
       cotangents of the displacements times vel.
     """
     reference = partial(_undo_drift_reference, geometry=geometry, resolution=resolution)
-    run = _with_derivatives(_undo_drift_p, reference, geometry, resolution)
+    run = with_derivatives_of(reference, _undo_drift_p, geometry=geometry, resolution=resolution)
     return run(disp, vel, ct_disp, ct_vel, field[..., None], jnp.stack(barrier(tuple(coefficients))))
 
 
@@ -165,23 +166,6 @@ def _undo_drift_reference(
 
 def _sum(x: Array) -> Array:
     return jnp.sum(x)
-
-
-def _with_derivatives(
-    primitive: Any, reference: Callable[..., Any], geometry: Geometry, resolution: float
-) -> Callable[..., Any]:
-    """An op on single blocks whose derivatives are those of its reference."""
-
-    @jax.custom_jvp
-    def run(*operands: Array) -> tuple[Array, ...]:
-        batch = (x[None] for x in unify_varying(*operands))
-        return tuple(x[0] for x in primitive.bind(*batch, geometry=geometry, resolution=resolution))
-
-    @run.defjvp
-    def rule(primals: Any, tangents: Any) -> Any:
-        return jax.jvp(reference, primals, tangents)
-
-    return run
 
 
 def _avals(sums: int, disp: Any, *_: Any, **__: Any) -> list[Any]:

@@ -38,6 +38,13 @@ def gradient(
     return _gradient_p.bind(field[None], cell_size=cell_size, periodic=periodic)[0]
 
 
+def divergence(
+    fields: Float[Array, "mx my mz 3"], cell_size: tuple[float, float, float], periodic: tuple[bool, bool, bool]
+) -> Float[Array, "ux uy uz"]:
+    """Transpose of `gradient`: minus the divergence, with WIDTH cells more on each side of an axis not periodic."""
+    return _divergence_p.bind(fields[None], cell_size=cell_size, periodic=periodic)[0]
+
+
 def _gradient_aval(x: Any, *, cell_size: Any, periodic: Any) -> Any:
     del cell_size
     inner = tuple(n if wraps else n - 2 * WIDTH for n, wraps in zip(x.shape[1:], periodic, strict=True))

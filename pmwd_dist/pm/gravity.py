@@ -16,11 +16,12 @@ from jaxtyping import Array, Float
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config, Vector3
 from pmwd_dist.ops import cic
+from pmwd_dist.ops.force_transpose import force_transpose
 from pmwd_dist.ops.kick_drift import KickDrift, kick_drift
 from pmwd_dist.ops.pull_back import UndoDrift, UndoKick, undo_drift, undo_kick
 from pmwd_dist.ops.stencil import WIDTH, gradient
 from pmwd_dist.parallel.fft import irfft_block, rfft_block, sequence_after
-from pmwd_dist.parallel.halo import pad_block
+from pmwd_dist.parallel.halo import pad_block, reduce_block
 from pmwd_dist.pm import fourier
 from pmwd_dist.pm.paint import block_geometry, largest_on_devices, max_displacement_block, paint_block, with_halo
 from pmwd_dist.pm.particles import Particles, resolution
@@ -141,14 +142,14 @@ def _pull_back_block(
 
     def kick(halo: int, disp: Array, vel: Array, ct_disp: Array, ct_vel: Array, *rest: Array) -> tuple[Any, ...]:
         geometry = block_geometry(config, halo)
-        fields, pull_fields = jax.vjp(partial(_padded_force, config, halo), *rest[count:])
+        fields = _padded_force(config, halo, *rest[count:])
         vel, ct_disp, ct_vel, sums = undo_kick(disp, vel, ct_disp, ct_vel, fields, UndoKick(*rest[:count]), geometry)
-        return vel, ct_disp, ct_vel, sums, pull_fields(cic.paint(disp, ct_vel[..., None, :], geometry))
+        return vel, ct_disp, ct_vel, sums, _force_transpose(config, halo, disp, ct_vel)
 
     vel, ct_disp, ct_vel, sums, ct_meshes = with_halo(
         max_displacement, config, kick, disp, vel, ct_disp, ct_vel, *undo, *meshes
     )
-    (ct_mesh,) = pull_mesh(list(ct_meshes))
+    (ct_mesh,) = pull_mesh(ct_meshes)
 
     def drift(halo: int, *operands: Array) -> tuple[Array, ...]:
         disp, vel, ct_disp, ct_vel, mesh = operands[:5]
@@ -220,6 +221,15 @@ def _padded_force(config: Config, halo: int, *meshes: Array) -> Array:
     (potential,) = meshes
     padded = pad_block(potential, halo + 1 + WIDTH, config.decomposition)
     return gradient(padded, config.cell_size, block_geometry(config, halo).periodic)
+
+
+def _force_transpose(config: Config, halo: int, disp: Array, weight: Array) -> list[Array]:
+    """Cotangents of what the force is read from, for those of the force at the particles."""
+    geometry, decomposition = block_geometry(config, halo), config.decomposition
+    if config.gradient == "spectral":
+        painted = cic.paint(disp, weight[..., None, :], geometry)
+        return [reduce_block(painted[..., axis], halo + 1, decomposition) for axis in range(3)]
+    return [reduce_block(force_transpose(disp, weight, geometry, config.cell_size), halo + 1 + WIDTH, decomposition)]
 
 
 def _greens_function(config: Config, dtype: Any) -> Array:

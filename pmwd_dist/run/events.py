@@ -104,6 +104,58 @@ class CheckpointWritten:
 
 
 @dataclass(frozen=True)
+class StageDone:
+    """Part of an inference before its chains is done."""
+
+    name: ClassVar = "stage"
+    what: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ChunkSampled:
+    """A chunk of draws is on disk.
+
+    Args:
+      step, steps: of each chain, done and of all.
+      seconds: wall-clock time of the chunk.
+      gradients_per_second: of all chains together.
+      energy_variance: of the steps of the chunk, per dimension.
+      failures: steps of the chunk that ended in a failed simulation.
+      slowest: the parameter with the fewest effective samples so far, of all chains; empty if there are none yet.
+      ess: their number.
+      seconds_left: expected.
+    """
+
+    name: ClassVar = "chunk"
+    step: int
+    steps: int
+    seconds: float
+    gradients_per_second: float
+    energy_variance: float
+    failures: int
+    slowest: str
+    ess: float
+    seconds_left: float
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The chains are finished, and can be trusted unless there are reasons not to.
+
+    Args:
+      table: lines of the summary.
+      reasons: why not, and what to do.
+      files: that were written.
+    """
+
+    name: ClassVar = "verdict"
+    table: tuple[str, ...]
+    reasons: tuple[str, ...]
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Warned:
     """Something failed that does not end the run."""
 
@@ -122,7 +174,18 @@ class Ended:
 
 
 Event = (
-    Started | InitialConditions | Resumed | HaloChosen | StepTaken | OutputWritten | CheckpointWritten | Warned | Ended
+    Started
+    | InitialConditions
+    | Resumed
+    | HaloChosen
+    | StepTaken
+    | OutputWritten
+    | CheckpointWritten
+    | StageDone
+    | ChunkSampled
+    | Judged
+    | Warned
+    | Ended
 )
 Listener = Callable[[Event], None]
 

@@ -20,7 +20,7 @@ from pmwd_dist.pm.particles import Particles
 
 # Over linear growth. In six boxes of 64 to 768 Mpc/h the largest displacement at z = 0 was 0.92 to 1.18 times that;
 # where more is needed, the halo is widened.
-_MARGIN = 1.2
+MARGIN = 1.2
 _EIGHTHS = 3  # widths are rounded up to three binary digits after the leading one, so that programs are found again
 
 
@@ -38,7 +38,7 @@ def largest_displacement(particles: Particles, config: Config) -> float:
 def expected_displacement(displacement: float, a: float, table: GrowthTable, config: Config) -> float:
     """Largest displacement of the rest of a run [Mpc/h], from that at scale factor a."""
     now, end = (float(table.D1(np.asarray(x, np.float32))) for x in (a, config.a_stop))
-    return _MARGIN * displacement * end / now
+    return MARGIN * displacement * end / now
 
 
 def halo_width(displacement: float, config: Config) -> int:

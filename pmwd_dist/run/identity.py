@@ -10,14 +10,14 @@ import numpy as np
 
 from pmwd_dist.run.plan import Plan, versions
 from pmwd_dist.run.settings import Settings
-from pmwd_dist.run.settings.models import OPTIONAL, SECTIONS
+from pmwd_dist.run.settings.models import OPTIONAL
 from pmwd_dist.run.settings.writing import toml_value
 
 Identity = dict[str, Any]
 
 # The division over devices changes rounding only; outputs that are still to come are free, but for the light cone,
-# which is filled in every step.
-_FREE = ("devices", "output", *(name for name in OPTIONAL if name != "observe.light_cone"))
+# which is filled in every step. So are further steps of chains, and their checks.
+_FREE = ("devices", "output", "checks", "sampler.steps", *(name for name in OPTIONAL if name != "observe.light_cone"))
 _REMEDIES = {
     "version": "install that version of pmwd-dist, or start a new run",
     "precision": "set JAX_ENABLE_X64 as it was, or start a new run",
@@ -30,12 +30,12 @@ def identity(plan: Plan) -> Identity:
     A file with P(k) stands for its content. The version of the package and the precision of the numbers are keys too.
     """
     found: Identity = {"version": versions()["pmwd-dist"], "precision": _precision()}
-    for name in SECTIONS:
+    for name in type(plan.settings).sections:
         section = plan.settings.section(name)
         if name not in _FREE and section is not None:
             content = section.model_dump(mode="json")
-            found |= {f"{name}.{key}": value for key, value in content.items()}
-    return found | _defaults(plan.settings) | _table(plan)
+            found |= {f"{name}.{key}": value for key, value in content.items() if f"{name}.{key}" not in _FREE}
+    return found | _defaults(plan.settings) | _table(plan) | {path: _digest(file) for path, file in plan.data.items()}
 
 
 def _precision() -> str:
@@ -53,6 +53,12 @@ def _table(plan: Plan) -> Identity:
         return {}
     content = b"".join(np.ascontiguousarray(column, "<f8").tobytes() for column in table)
     return {"cosmology.linear_power": f"sha256:{hashlib.sha256(content).hexdigest()}"}
+
+
+def _digest(values: np.ndarray) -> str:
+    """An array stands for its numbers."""
+    content = np.ascontiguousarray(values, "<f8").tobytes()
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def differences(kept: Identity, own: Identity, holder: str) -> list[str]:

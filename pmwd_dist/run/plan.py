@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import platform
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ from pmwd_dist._files import free_space
 from pmwd_dist._jax.native import native_available, native_version
 from pmwd_dist.pm.nbody import step_times
 from pmwd_dist.run import accuracy, resources
+from pmwd_dist.run.memory import Kind
+from pmwd_dist.run.planning import enough_devices, expected_halo, linear_displacement
 from pmwd_dist.run.settings import Settings, SettingsError, Simulation, build
 
 PACKAGES = ("pmwd-dist", "jax", "jaxlib", "diffrax", "jax-cosmo", "numpy", "h5py")
@@ -31,6 +35,7 @@ class Plan:
       folder: of the output.
       times: scale factors at which steps begin and end.
       outputs: number of steps done at each output, and its redshift.
+      data: arrays of other files that the settings name, by their keys.
     """
 
     settings: Settings
@@ -38,6 +43,7 @@ class Plan:
     folder: Path
     times: tuple[float, ...]
     outputs: dict[int, float]
+    data: Mapping[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
 
     @property
     def steps(self) -> int:
@@ -64,7 +70,11 @@ def check_resources(plan: Plan) -> list[str]:
     Raises:
       SettingsError: memory or disk can't suffice.
     """
-    problem, warning = resources.memory_problem(plan.simulation.config, plan.simulation.light_cone)
+    config, cone = plan.simulation.config, plan.simulation.light_cone
+    kind: Kind = "gpu" if config.decomposition.platform == "gpu" else "cpu"
+    displacement = linear_displacement(plan.simulation)
+    enough = partial(enough_devices, config, displacement, kind)
+    problem, warning = resources.memory_problem(config, cone, expected_halo(config, displacement), enough)
     problems = [] if problem is None else [problem]
     need, free = resources.expected_disk(plan.settings), free_space(plan.folder)
     if need > free:
@@ -105,7 +115,9 @@ def describe(plan: Plan) -> dict[str, Any]:
         "processes": jax.process_count(),
         "native": native_available(),
         "observables": [name for name, section in settings.observe if section is not None],
-        "expected_memory": resources.process_memory(config, plan.simulation.light_cone),
+        "expected_memory": resources.process_memory(
+            config, plan.simulation.light_cone, expected_halo(config, linear_displacement(plan.simulation))
+        ),
         "expected_disk": resources.expected_disk(settings),
         "versions": versions(),
     }

@@ -6,9 +6,13 @@ import math
 import os
 import resource
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from pmwd_dist._jax.native import native_available
 from pmwd_dist._memory import available_memory, size
@@ -16,25 +20,42 @@ from pmwd_dist.config import Config
 from pmwd_dist.io.snapshot import FORMATS
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.healpix import pixel_count
+from pmwd_dist.ops.kernels import cuda_unavailable_reason
+from pmwd_dist.run.memory import RUN, Stage, stages
 from pmwd_dist.run.settings import Settings
 from pmwd_dist.run.settings.light_cone import LightCone
 
-# Fitted to runs of 64^3 to 256^3 particles, with meshes as fine and twice as fine, on a CPU.
 _RUNTIME = 0.68e9  # Python, JAX, the compiled programs and the figures of one process [bytes]
-_LPT = {1: 42, 2: 74, 3: 148}  # bytes a particle, by order; of the third, by the compiler's plan
-_STEP_PARTICLE, _STEP_CELL = 38, 20  # bytes a particle and a mesh cell
 _MAPS = 4  # arrays of all shells at a time: before and after a step, its own, and what a device adds to others' parts
-_WITHOUT_NATIVE = 2.5  # factor of a step's memory: the JAX references keep the eight weights of a cloud
+_WITHOUT_NATIVE = 2.5  # factor of the memory of a step: the JAX references keep the eight weights of a cloud
+_WITH_PARTICLES: tuple[Stage, ...] = ("step", "density", "gradient")
 
 
-def expected_memory(config: Config) -> int:
-    """Peak memory of the arrays of one device [bytes], to about 20 %, without halos."""
-    particles = math.prod(config.particle_shape) / config.decomposition.size
-    cells = math.prod(config.mesh_shape) / config.decomposition.size
-    step = particles * _STEP_PARTICLE + cells * _STEP_CELL
-    if not native_available():
-        step *= _WITHOUT_NATIVE
-    return int(max(particles * _LPT[config.lpt_order], step))
+@dataclass(frozen=True)
+class Memory:
+    """Memory that a run is expected to need.
+
+    Args:
+      run: peak of the arrays of one device [bytes].
+      stage: at which that is reached.
+      gradient: peak of a gradient with respect to the white noise [bytes].
+    """
+
+    run: int
+    stage: Stage
+    gradient: int
+
+
+def expected_memory(config: Config, halo: int | None = None) -> Memory:
+    """Memory that one of the current devices needs, with a halo of so many cells; default: the configuration's."""
+    gpu = config.decomposition.platform == "gpu"
+    native = not cuda_unavailable_reason() if gpu else native_available()
+    bits = 8 * np.dtype(jnp.result_type(float)).itemsize
+    peaks = stages(config, "gpu" if gpu else "cpu", halo=halo, bits=bits)
+    if not native:
+        peaks |= {stage: int(peaks[stage] * _WITHOUT_NATIVE) for stage in _WITH_PARTICLES}
+    stage = max(RUN, key=lambda stage: peaks[stage])
+    return Memory(peaks[stage], stage, peaks["gradient"])
 
 
 def light_cone_memory(cone: LightCone | None) -> int:
@@ -46,13 +67,17 @@ def light_cone_memory(cone: LightCone | None) -> int:
     return int(4 * values / cone.config.decomposition.size)
 
 
-def process_memory(config: Config, cone: LightCone | None = None) -> int:
+def process_memory(config: Config, cone: LightCone | None = None, halo: int | None = None) -> int:
     """Expected peak of host memory of one process [bytes]; on GPUs, of the memory of each device."""
-    arrays = expected_memory(config) + light_cone_memory(cone)
+    arrays = expected_memory(config, halo).run + light_cone_memory(cone)
     if device_limit() is not None:
         return arrays
-    mine = sum(device.process_index == jax.process_index() for device in config.decomposition.mesh.devices.flat)
-    return int(_RUNTIME + arrays * mine)
+    return int(_RUNTIME + arrays * _own_devices(config))
+
+
+def _own_devices(config: Config) -> int:
+    """Number of devices of this process."""
+    return sum(device.process_index == jax.process_index() for device in config.decomposition.mesh.devices.flat)
 
 
 def device_limit() -> int | None:
@@ -61,22 +86,46 @@ def device_limit() -> int | None:
     return None if limit is None else int(limit)
 
 
-def memory_problem(config: Config, cone: LightCone | None = None) -> tuple[str | None, str | None]:
-    """Reason why the run can't fit into memory, with the key, and warning that it may not; either may be None."""
-    need, alone, limit = process_memory(config, cone), process_memory(config), device_limit()
+def available_for_arrays(config: Config) -> float:
+    """Memory that arrays of one of the current devices may take [bytes]; CPU devices share that of the machine."""
+    limit = device_limit()
+    if limit is not None:
+        return limit
+    return max(0.0, (available_memory()[1] / processes_on_host() - _RUNTIME) / _own_devices(config))
+
+
+def memory_problem(
+    config: Config,
+    cone: LightCone | None = None,
+    halo: int | None = None,
+    enough: Callable[[float], int | None] | None = None,
+) -> tuple[str | None, str | None]:
+    """Reason why the run can't fit into memory, with the key, and warning that it may not; either may be None.
+
+    Args:
+      config: the simulation.
+      cone: the light cone that it fills.
+      halo: width [cells]; default: that of the configuration.
+      enough: number of devices with so much memory that would do, or None; default: not named.
+    """
+    need, alone, limit = process_memory(config, cone, halo), process_memory(config, None, halo), device_limit()
     if limit is not None:
         free, total, where, how = limit, limit, "a device", "more devices"
+        count = None if need <= total or enough is None else enough(limit)
     else:
         free, total = available_memory()
         here = processes_on_host()
         need, alone = need * here, alone * here
         where, how = "this machine", "more machines"
         where += f" for {here} processes" if here > 1 else ""
+        count = None if need <= total or enough is None else enough(total - _RUNTIME)
+    if count is not None:
+        how = f"{count} such {'devices' if limit is not None else 'machines'}"
     if need > total:
         lack = f"the run needs about {size(need)} of memory and {where} has {size(total)}"
         if alone <= total:
             lack += f", {size(need - alone)} of it for {_maps(cone)}"
-            return f"observe.light_cone: {lack}; use fewer shells (edges) or pixels, or {how}", None
+            return f"observe.light_cone: {lack}; use fewer shells (edges) or pixels, or more devices", None
         return f"box.mesh: {lack}; use a smaller mesh, or {how}", None
     if need > free:
         return None, f"the run needs about {size(need)} of memory and {where} has {size(free)} free: it may be killed"

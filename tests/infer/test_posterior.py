@@ -103,6 +103,44 @@ def test_slabs_have_the_same_mocks_and_starts(reference: tuple[Any, ...], cosmo:
         assert problems.has_sharding(x, wanted)
 
 
+def test_conditional_positions_tell_field_and_parameters_apart(cosmo: Any) -> None:
+    """In linear theory: a unit Gaussian in the noise, times the evidence of the parameters. On pencils."""
+    config, names = configure((2, 2), mesh_shape=8, box_size=80.0), ("b1", "sd")
+    priors = {"sd": infer.Normal(0.7, 0.3, low=0.1), "b1": infer.Uniform(0.1, 4.0)}  # not in the order of the alphabet
+    model = infer.Model(config, infer.LinearField(config, cosmo, bias="b1"), priors, infer.Gaussian("sd"))
+    rng = np.random.default_rng(0)
+    posterior = model.condition(1 + rng.standard_normal((8, 8, 8)), precondition="conditional")
+    positions = {"noise": rng.standard_normal((2, 8, 8, 8)), "parameters": {n: rng.standard_normal(2) for n in names}}
+
+    @eqx.filter_jit
+    def both(posterior: infer.Posterior, positions: Any) -> Any:
+        def each(z: Any) -> Any:
+            noise, parameters = posterior.unwhiten(z)
+            white = {name: prior.inverse(parameters[name]) for name, prior in priors.items()}
+            back = posterior.whiten(noise, white)
+            return jax.value_and_grad(posterior.logdensity)(z), parameters, white, back
+
+        return jax.lax.map(each, positions)
+
+    (value, slope), parameters, white, back = both(posterior, positions)
+    np.testing.assert_allclose(slope["noise"], -positions["noise"], atol=1e-6)
+    for x, y in zip(jax.tree.leaves(back), jax.tree.leaves(positions), strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-8)
+    k = np.sqrt(sum(k_**2 for k_ in problems.wavevectors((8, 8, 8), config.box_size)))
+    power = np.where(k > 0, np.asarray(pmd.linear_power(np.where(k > 0, k, 1), cosmo)), 0)
+    response = float(pmd.growth(0.5, cosmo)) * np.sqrt(power / 1000)
+    modes = np.fft.fftn(np.asarray(posterior.data) - 1, norm="ortho")
+    expected = []
+    for i in range(2):
+        b1, sd = (float(parameters[name][i]) for name in names)
+        variance = (b1 * response) ** 2 + sd**2
+        evidence = -0.5 * np.sum(abs(modes) ** 2 / variance + np.log(variance))
+        expected.append(evidence - 0.5 * sum(float(white[name][i]) ** 2 for name in names))
+    ours = np.asarray(value) + 0.5 * np.sum(np.asarray(positions["noise"]) ** 2, axis=(1, 2, 3))
+    assert ours[1] - ours[0] == pytest.approx(expected[1] - expected[0], rel=1e-4)
+    assert abs(expected[1] - expected[0]) > 1
+
+
 def test_gradients_agree_with_differences(cosmo: Any) -> None:
     """Two steps of N-body, galaxies with a Lagrangian bias in redshift space."""
     config = configure(mesh_shape=8, box_size=80.0, steps=2)
@@ -151,7 +189,7 @@ def test_wrong_models_are_refused(cosmo: Any) -> None:
     model = infer.Model(config, lambda noise, _: noise, {}, infer.Gaussian(1.0))
     with pytest.raises(ValueError, match="needs a forward model with a response"):
         model.condition(np.ones(SHAPE), precondition="wiener")
-    with pytest.raises(ValueError, match='precondition=.* must be "wiener" or None'):
+    with pytest.raises(ValueError, match='precondition=.* must be "conditional", "wiener" or None'):
         model.condition(np.ones(SHAPE), precondition="diagonal")
     with pytest.raises(ValueError, match='gravity=.* must be "nbody" or "lpt"'):
         infer.Simulation(config, cosmo, gravity="linear")  # type: ignore[arg-type]

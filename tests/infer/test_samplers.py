@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 import pmwd_dist as pmd
 from pmwd_dist import infer
 from pmwd_dist.infer import trees
-from pmwd_dist.infer.samplers import hmc, mclmc
+from pmwd_dist.infer.samplers import hmc, mclmc, tuning
 from pmwd_dist.infer.samplers.isokinetic import langevin_step
 
 VARIANCE = np.linspace(0.5, 2, 12).reshape(2, 3, 2)
@@ -137,6 +137,34 @@ def test_samplers_have_the_right_variances(name: str) -> None:
         error = values.std(0, ddof=1) / np.sqrt(len(values))
         assert (np.abs(values.mean(0) - wanted) < 5 * error).all()
         assert error.max() < 0.05 * wanted.max()  # a test that can fail
+
+
+def test_tuning_reaches_its_target_beside_a_narrow_direction() -> None:
+    """Which is unstable long before it shows in the energy error of all."""
+
+    def narrow(x: Any) -> Any:
+        return -0.5 * jnp.sum(x["noise"] ** 2) - 0.5 * (x["c"] / 0.05) ** 2
+
+    def start(key: Any) -> Any:
+        return mclmc.init(key, {"noise": jax.random.normal(key, (400,)), "c": 0.05 * jax.random.normal(key)}, narrow)
+
+    @jax.jit
+    def run(key: Any, states: Any, parameters: Any) -> Any:
+        block = partial(tuning.run_block, tuning=parameters, logdensity=narrow, steps=20)
+        return jax.vmap(block)(jax.random.split(key, 2), states)
+
+    states = jax.jit(jax.vmap(start))(jax.random.split(jax.random.key(6), 2))
+    states, parameters = tuning.tune(jax.random.key(7), states, run, steps=1000)
+    energies, keys = [], jax.random.split(jax.random.key(8), 20)
+    for key in keys:
+        states, block = run(key, states, parameters)
+        energies.append(block.energy_change)
+    assert 0.5 < np.var(energies) / 401 / tuning.ENERGY_VARIANCE < 2
+    mass = parameters.inverse_mass_matrix
+    assert 1 / 4 < mass["c"] / mass["noise"] / 0.05**2 < 4
+    assert 0.3 < parameters.L / np.sqrt(401) < 3
+    with pytest.raises(ValueError, match="steps=39 must be 40 or more to tune"):
+        tuning.tune(jax.random.key(7), states, run, steps=39)
 
 
 def test_a_step_into_a_failed_simulation_is_undone() -> None:

@@ -10,13 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pmwd_dist.ops import cic, pull_back
+from pmwd_dist.ops import cic, pull_back, stencil
+from pmwd_dist.ops import force_transpose as transpose_module
 from pmwd_dist.ops.cic import Geometry
 from pmwd_dist.ops.kick_drift import KickDrift, kick_drift
 from pmwd_dist.ops.pull_back import UndoDrift, UndoKick
 
 Q, MOMENTUM = 2.0**-30, 2.0**-28  # the grids of displacements and momenta
-undo_kick: Any = pull_back.undo_kick  # of numpy's arrays, too
+force_transpose: Any = transpose_module.force_transpose  # of numpy's arrays, too
+undo_kick: Any = pull_back.undo_kick
 undo_drift: Any = pull_back.undo_drift
 read: Any = cic.read
 
@@ -109,6 +111,28 @@ def test_the_mesh_part_is_the_slope_of_a_read(block: dict[str, Any]) -> None:
 
     slope = jax.grad(read_sum)(disp)
     np.testing.assert_allclose(with_field, ct_disp + KICK * slope, rtol=1e-12, atol=1e-12)
+
+
+def test_the_transpose_of_reading_a_force(block: dict[str, Any]) -> None:
+    """Dot products with forces of a potential, and of its own derivatives in positions and weights."""
+    rng = np.random.default_rng(3)
+    cell_size, periodic = (1.0, 1.5, 0.8), GEOMETRY.periodic
+    potential = rng.normal(size=(6, 7, 20))
+
+    def force(disp: Any) -> Any:
+        return read(disp, stencil.gradient(jnp.asarray(potential), cell_size, periodic), GEOMETRY)[..., 0, :]
+
+    def transpose(disp: Any, weight: Any) -> Any:
+        return force_transpose(disp, weight, GEOMETRY, cell_size)
+
+    disp, weight = block["disp"], block["ct"][0]
+    (forces, change), tangent = jax.jvp(force, (disp,), (block["vel"],)), rng.normal(size=disp.shape)
+    out, moved = jax.jvp(transpose, (disp, weight), (block["vel"], tangent))
+    assert out.shape == potential.shape
+    np.testing.assert_allclose(np.vdot(out, potential), np.vdot(forces, weight), rtol=1e-12)
+    np.testing.assert_allclose(
+        np.vdot(moved, potential), np.vdot(change, weight) + np.vdot(forces, tangent), rtol=1e-12
+    )
 
 
 def test_derivatives_of_the_ops_are_those_of_their_references(block: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ THIN = ("devices.pdims=[4, 1]", "box.size=48", "box.mesh=16", "output.slice_thic
 
 
 def test_widened_halos_give_the_bits_of_all_widths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(halo_width, "_MARGIN", 0.3)
+    monkeypatch.setattr(halo_width, "MARGIN", 0.3)
     narrow, events = make(tmp_path / "narrow", *THIN), Events()
     execute(narrow, events)
     chosen, steps = events.of(HaloChosen), events.of(StepTaken)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import reduce
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
@@ -182,10 +184,25 @@ class Output(Section):
     )
 
 
+Sections = Mapping[str, type[Section]]
+SECTIONS: Sections = {
+    "box": Box,
+    "time": Time,
+    "cosmology": Cosmology,
+    "noise": Noise,
+    "force": Force,
+    "devices": Devices,
+    "output": Output,
+    **{f"observe.{name}": model for name, model in OBSERVABLES.items()},
+}
+OPTIONAL = tuple(name for name in SECTIONS if name.startswith("observe."))
+
+
 class Settings(BaseModel):
     """All sections of the file."""
 
     model_config = ConfigDict(frozen=True)
+    sections: ClassVar[Sections] = SECTIONS
 
     box: Box
     time: Time
@@ -213,15 +230,14 @@ class Settings(BaseModel):
         """Number of particles."""
         return math.prod(self.box.particles or self.box.mesh)
 
+    @classmethod
+    def find_problems(cls, sections: Mapping[str, Any]) -> list[str]:
+        """Problems that involve several sections of this kind of settings; None stands for invalid ones."""
+        del sections
+        return []
 
-SECTIONS: dict[str, type[Section]] = {
-    "box": Box,
-    "time": Time,
-    "cosmology": Cosmology,
-    "noise": Noise,
-    "force": Force,
-    "devices": Devices,
-    "output": Output,
-    **{f"observe.{name}": model for name, model in OBSERVABLES.items()},
-}
-OPTIONAL = tuple(name for name in SECTIONS if name.startswith("observe."))
+    @classmethod
+    def absolute(cls, sections: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """The sections, their paths, which are relative to the folder, absolute."""
+        del folder
+        return sections

@@ -7,18 +7,19 @@ import re
 import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from pmwd_dist._files import read_text
-from pmwd_dist.run.settings.models import OPTIONAL, SECTIONS, Box, Output, Settings, Time
+from pmwd_dist.run.settings.models import OPTIONAL, Box, Output, Sections, Settings, Time
 from pmwd_dist.run.settings.observables import OBSERVABLES, Observe
 from pmwd_dist.run.settings.section import Section
 from pmwd_dist.run.settings.table import find_table_problems
 from pmwd_dist.run.settings.writing import printable, toml_value
 
 Tree = dict[str, Any]
+AnySettings = TypeVar("AnySettings", bound=Settings)
 _LARGEST = 1_000_000  # bytes of a file
 
 
@@ -38,35 +39,58 @@ def read(path: Path, overrides: Iterable[str] = ()) -> Settings:
     Raises:
       SettingsError: the settings have these problems.
     """
+    return read_as(Settings, path, overrides)
+
+
+def read_as(model: type[AnySettings], path: Path, overrides: Iterable[str] = ()) -> AnySettings:
+    """Read settings of a kind, which has its own sections, as `read` does.
+
+    Raises:
+      SettingsError: the settings have these problems.
+    """
+    return _read_tree(model, _load(path), path, overrides)
+
+
+def read_any(kinds: Sequence[type[Settings]], path: Path, overrides: Iterable[str] = ()) -> Settings:
+    """Read settings of that kind of which the file has the most sections, the first of several.
+
+    Raises:
+      SettingsError: the settings have these problems.
+    """
     tree = _load(path)
+    return _read_tree(max(kinds, key=lambda kind: len(tree.keys() & kind.sections.keys())), tree, path, overrides)
+
+
+def _read_tree(model: type[AnySettings], tree: Tree, path: Path, overrides: Iterable[str]) -> AnySettings:
     problems: list[str] = []
     for text in overrides:
         problems += _override(tree, text)
-    contents, found = _contents(tree)
+    contents, found = _contents(tree, model.sections)
     problems += found
     sections: dict[str, Any] = {}
     for name, content in contents.items():
-        sections[name], found = _validate(name, SECTIONS[name], content)
+        sections[name], found = _validate(name, content, model.sections)
         problems += found
-    problems += _cross_check(sections, path)
+    problems += _cross_check(sections, path) + model.find_problems(sections)
     if problems:
         raise SettingsError(list(dict.fromkeys(problems)))
     observe = {name: sections.pop(f"observe.{name}", None) for name in OBSERVABLES}
-    return Settings(**_absolute(sections, path), observe=Observe(**observe))
+    return model(**model.absolute(_absolute(sections, path), path.parent), observe=Observe(**observe))
 
 
-def _contents(tree: Tree) -> tuple[dict[str, Any], list[str]]:
+def _contents(tree: Tree, sections: Sections) -> tuple[dict[str, Any], list[str]]:
     """What the file has of each section that is in it or must be, and problems with others."""
-    contents = {name: tree.get(name, {}) for name in SECTIONS if name not in OPTIONAL}
-    problems = [_unknown((key,), value) for key, value in tree.items() if key not in {*contents, "observe"}]
-    observe = tree.get("observe", {})
+    contents = {name: tree.get(name, {}) for name in sections if name not in OPTIONAL}
+    known = {*contents, *(name.partition(".")[0] for name in sections)}
+    problems = [_unknown((key,), value, sections) for key, value in tree.items() if key not in known]
+    observe = tree.get("observe", {}) if "observe" in known else {}
     if not isinstance(observe, dict):
         return contents, [*problems, f"observe = {_show(observe)}: must hold sections, such as [observe.multipoles]"]
     for key, value in observe.items():
         if key in OBSERVABLES:
             contents[f"observe.{key}"] = value
         else:
-            problems.append(_unknown(("observe", key), value))
+            problems.append(_unknown(("observe", key), value, sections))
     return contents, problems
 
 
@@ -113,22 +137,22 @@ def _value(text: str) -> object:
     return tree["value"] if len(tree) == 1 else text
 
 
-def _validate(name: str, model: type[Section], content: object) -> tuple[Section | None, list[str]]:
+def _validate(name: str, content: object, sections: Sections) -> tuple[Section | None, list[str]]:
     if not isinstance(content, dict):
         return None, [f"{name} = {_show(content)}: must be a section, that is [{name}] on a line of its own"]
     try:
-        return model.model_validate(content), []
+        return sections[name].model_validate(content), []
     except ValidationError as error:
-        return None, [_problem(name, model, content, item) for item in error.errors(include_url=False)]
+        return None, [_problem(name, content, item, sections) for item in error.errors(include_url=False)]
 
 
-def _problem(name: str, model: type[Section], content: Tree, item: Any) -> str:
+def _problem(name: str, content: Tree, item: Any, sections: Sections) -> str:
     """One line for an error of pydantic: dotted path, value, constraint, remedy."""
     key = str(item["loc"][0])
     path = f"{name}.{key}"
     if item["type"] == "extra_forbidden":
-        return _unknown((*name.split("."), key), content[key])
-    field = model.model_fields[key]
+        return _unknown((*name.split("."), key), content[key], sections)
+    field = sections[name].model_fields[key]
     example = toml_value((field.examples or [None])[0])
     if item["type"] == "missing" and len(item["loc"]) == 1:
         return f"{path}: missing; add for example `{key} = {example}` to [{name}]"
@@ -172,21 +196,21 @@ def _constraint(item: Any) -> str:
             return str(item["msg"])
 
 
-def _unknown(keys: tuple[str, ...], value: object) -> str:
+def _unknown(keys: tuple[str, ...], value: object, sections: Sections) -> str:
     path = ".".join(map(_bare, keys))
     if isinstance(value, dict) and (len(keys) == 1 or keys[0] == "observe"):
-        inside = [name for name in SECTIONS if name.startswith("observe.") == (keys[0] == "observe")]
+        inside = [name for name in sections if name.startswith("observe.") == (keys[0] == "observe")]
         near = difflib.get_close_matches(".".join(keys), inside, 1, 0.5)
         return f"[{path}]: unknown section" + (f"; did you mean [{near[0]}]?" if near else f"; use {_list(inside)}")
-    return f"{path} = {_show(value)}: unknown key" + _nearest(keys)
+    return f"{path} = {_show(value)}: unknown key" + _nearest(keys, sections)
 
 
-def _nearest(keys: tuple[str, ...]) -> str:
+def _nearest(keys: tuple[str, ...], sections: Sections) -> str:
     """Suggest a key: the nearest of the same section, else the same or the nearest key of another one."""
     section, last = ".".join(keys[:-1]), keys[-1].lower()
-    known = [f"{name}.{key}" for name, model in SECTIONS.items() for key in model.model_fields]
-    if section in SECTIONS:
-        near = difflib.get_close_matches(last, SECTIONS[section].model_fields, 1)
+    known = [f"{name}.{key}" for name, model in sections.items() for key in model.model_fields]
+    if section in sections:
+        near = difflib.get_close_matches(last, sections[section].model_fields, 1)
         if near:
             return f"; did you mean {section}.{near[0]}?"
     names = {path.replace(".", "_"): path for path in known}
@@ -194,8 +218,8 @@ def _nearest(keys: tuple[str, ...]) -> str:
     near = difflib.get_close_matches(last, names, 1)
     if near:
         return f"; did you mean {names[near[0]]}?"
-    if section in SECTIONS:
-        return f"; [{section}] has {_list(SECTIONS[section].model_fields)}"
+    if section in sections:
+        return f"; [{section}] has {_list(sections[section].model_fields)}"
     return "; `pmwd-dist template` prints all keys"
 
 
@@ -220,7 +244,7 @@ def _show(value: object) -> str:
 def _cross_check(sections: dict[str, Any], path: Path) -> list[str]:
     """Problems that involve several sections, as far as these are valid."""
     names = ("box", "time", "cosmology", "output", "devices")
-    box, time, cosmology, output, devices = (sections[name] for name in names)
+    box, time, cosmology, output, devices = (sections.get(name) for name in names)
     problems = []
     if time and output:
         problems += _redshift_problems(time, output)

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections.abc import Mapping
 from typing import Any
 
+from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from pmwd_dist.run.settings.models import OPTIONAL, SECTIONS, Settings
+from pmwd_dist.run.settings.models import OPTIONAL, Settings
 from pmwd_dist.run.settings.observables import Observe
 from pmwd_dist.run.settings.section import Section
 
 _WIDTH = 110
 
 
+class Raw(str):
+    """TOML that stands for itself, as an example."""
+
+    __slots__ = ()
+
+
 def to_toml(settings: Settings, *, comments: bool = False) -> str:
     """TOML text of these settings, on request with a comment on each key."""
-    parts = ((name, model, settings.section(name)) for name, model in SECTIONS.items())
+    parts = ((name, model, settings.section(name)) for name, model in type(settings).sections.items())
     return "\n".join(
         _absent(name, model) if section is None else _section(name, section, comments)
         for name, model, section in parts
@@ -25,10 +33,10 @@ def to_toml(settings: Settings, *, comments: bool = False) -> str:
     )
 
 
-def template() -> str:
+def template(kind: type[Settings] = Settings) -> str:
     """Commented TOML text with every key, at its default or an example; sections that are optional as comments."""
-    blank: Any = {name: _examples(model) for name, model in SECTIONS.items() if name not in OPTIONAL}
-    return to_toml(Settings(**blank, observe=Observe()), comments=True)
+    blank: Any = {name: _examples(model) for name, model in kind.sections.items() if name not in OPTIONAL}
+    return to_toml(kind(**blank, observe=Observe()), comments=True)
 
 
 def _examples(model: type[Section]) -> Section:
@@ -65,10 +73,16 @@ def _first_lower(text: str | None) -> str:
 
 def toml_value(value: object) -> str:
     """A value in TOML; three equal sides become one."""
+    if isinstance(value, Raw):
+        return str(value)
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, BaseModel):
+        value = value.model_dump(exclude_none=True)
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {toml_value(x)}" for key, x in value.items()) + " }"
     if isinstance(value, list | tuple):
         if len(value) == 3 and len(set(value)) == 1:
             return toml_value(value[0])

@@ -56,6 +56,19 @@ pub(crate) struct Step<'a> {
     pub(crate) summary: Output<'a>,
 }
 
+/// The operands of the transpose of reading a force, in single precision.
+pub(crate) struct ForceTranspose<'a> {
+    /// Their mesh is that of the force.
+    pub(crate) particles: Particles<'a>,
+    /// A vector of each particle.
+    pub(crate) weight: Input<'a>,
+    /// 1 / (12 cells) along each axis.
+    pub(crate) per_cell: [f64; 3],
+    /// Extents of the potential.
+    pub(crate) cells: [usize; 3],
+    pub(crate) field: Output<'a>,
+}
+
 /// The operands of a read.
 pub(crate) struct Read<'a> {
     pub(crate) particles: Particles<'a>,
@@ -141,6 +154,32 @@ impl<'a> Step<'a> {
         others.iter().try_for_each(|&(name, dtype)| particles.expect_dtype(name, dtype))?;
         let [resolution] = call.float_array("resolution")?;
         Ok(Self { particles, vectors, fields: mesh, coefficients, resolution, results, summary })
+    }
+}
+
+impl<'a> ForceTranspose<'a> {
+    /// Unpacks the operands; a second result is scratch memory.
+    pub(crate) fn new(call: &Call<'a>) -> Result<Self> {
+        call.expect_arity(2, 2)?;
+        let (weight, field) = (call.input(1, "weight")?, call.output(0, "field")?);
+        let [batch, x, y, z] = field.expect_rank("batch, x, y, z")?;
+        let (cells, periodic) = ([x, y, z], call.integer_array::<3>("periodic")?);
+        let less = |axis: usize| if periodic[axis] == 0 { 4 } else { 0 };
+        let [mx, my, mz] = core::array::from_fn(|axis| cells[axis].saturating_sub(less(axis)));
+        let particles = Particles::new(call, "field", [batch, mx, my, mz, 1])?;
+        if particles.disp.dtype() != Dtype::F32 || particles.masks[..] != [VALUE] {
+            return Err(Error::invalid(format!("disp: expected f32, got {}", particles.disp.dtype())));
+        }
+        if weight.dims() != particles.disp.dims() || cells.iter().any(|&n| n >= 1 << 30) {
+            return Err(Error::invalid(format!(
+                "weight: expected {:?}, got {:?}",
+                particles.disp.dims(),
+                weight.dims()
+            )));
+        }
+        particles.expect_dtype("weight", weight.dtype())?;
+        particles.expect_dtype("field", field.dtype())?;
+        Ok(Self { particles, weight, per_cell: call.float_array("per_cell")?, cells, field })
     }
 }
 

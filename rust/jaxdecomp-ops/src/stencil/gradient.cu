@@ -13,7 +13,11 @@ typedef unsigned long long Index;
 typedef unsigned int Index;
 #endif
 
-constexpr int ROWS = 4;
+typedef unsigned int u32;
+
+constexpr int ROWS = 4;    // of a thread of the transpose
+constexpr int WARPS = 4;   // of a block of the gradient, one above the other along y
+constexpr int PLANES = 8;  // that a warp of it follows
 
 // Extents of the field (outer) and of its gradient (inner): equal along periodic axes, 4 more cells of the field along others.
 struct Mesh {
@@ -57,25 +61,57 @@ __device__ inline Real difference(const Mesh& m, int axis, const Real v[5]) {
 #endif
 }
 
-// fields[x, y, z, axis] = difference of the field along the axis
+// fields[x, y, z, axis] = difference of the field along the axis. A warp follows a row of 32 cells along x, of which it keeps
+// five, and its results, three for each cell, are stored in consecutive pieces.
 extern "C" __global__ void gradient(Mesh m, const Real* __restrict__ field, Real* __restrict__ fields) {
-    for_cells(m.inner, [=](int c[3]) {
-        Index out = 3 * at(m.inner, c[0], c[1], c[2]);
+    __shared__ Real stage[96 * WARPS];
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    u32 parts[2] = {(u32)(m.inner[1] + WARPS - 1) / WARPS, (u32)(m.inner[2] + 31) / 32};
+    int first = blockIdx.x / parts[1] / parts[0] * PLANES, y = blockIdx.x / parts[1] % parts[0] * WARPS + warp;
+    int start = blockIdx.x % parts[1] * 32, z = min(start + (int)lane, m.inner[2] - 1);
+    if (y >= m.inner[1]) return;
+    u32 count = 3 * min(32, m.inner[2] - start);
+    Real* own = stage + 96 * warp;
+    int shift[3];
 #pragma unroll
-        for (int axis = 0; axis < 3; ++axis) c[axis] += m.periodic[axis] ? 0 : 2;
+    for (int axis = 0; axis < 3; ++axis) shift[axis] = m.periodic[axis] ? 0 : 2;
+    // Offsets of the neighbours in their plane.
+    Index aside[2][5];
 #pragma unroll
-        for (int axis = 0; axis < 3; ++axis) {
-            Real v[5];
+    for (int i = 0; i < 5; ++i) {
+        int v = y + shift[1] + i - 2, w = z + shift[2] + i - 2;
+        v = m.periodic[1] ? wrap(v, m.outer[1]) : v;
+        w = m.periodic[2] ? wrap(w, m.outer[2]) : w;
+        aside[0][i] = (Index)v * m.outer[2] + z + shift[2];
+        aside[1][i] = (Index)(y + shift[1]) * m.outer[2] + w;
+    }
+    const Index plane = (Index)m.outer[1] * m.outer[2];
+    auto x_at = [&](int x) { return (Index)(m.periodic[0] ? wrap(x, m.outer[0]) : x + 2) * plane; };
+    Real v[5];
 #pragma unroll
-            for (int i = 0; i < 5; ++i) {
-                if (i == 2) continue;
-                int e[3] = {c[0], c[1], c[2]};
-                e[axis] = m.periodic[axis] ? wrap(e[axis] + i - 2, m.outer[axis]) : e[axis] + i - 2;
-                v[i] = field[at(m.outer, e[0], e[1], e[2])];
-            }
-            fields[out + axis] = difference(m, axis, v);
+    for (int i = 0; i < 4; ++i) v[i + 1] = field[x_at(first + i - 2) + aside[0][2]];
+    int last = min(first + PLANES, m.inner[0]);
+    for (int x = first; x < last; ++x) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) v[i] = v[i + 1];
+        v[4] = field[x_at(x + 2) + aside[0][2]];
+        Index base = x_at(x);
+        own[3 * lane] = difference(m, 0, v);
+#pragma unroll
+        for (int axis = 1; axis < 3; ++axis) {
+            Real w[5];
+#pragma unroll
+            for (int i = 0; i < 5; ++i)
+                if (i != 2) w[i] = field[base + aside[axis - 1][i]];
+            own[3 * lane + axis] = difference(m, axis, w);
         }
-    });
+        __syncwarp();
+        Index out = 3 * at(m.inner, x, y, start);
+#pragma unroll
+        for (u32 i = lane; i < 96; i += 32)
+            if (i < count) fields[out + i] = own[i];
+        __syncwarp();
+    }
 }
 
 // field[x, y, z] = - sum of the differences of fields[..., axis] along the axes; fields are zero outside.

@@ -8,9 +8,12 @@ use core::ffi::c_void;
 use xla_ffi::Dtype;
 
 const SOURCE: &str = include_str!("gradient.cu");
-const THREADS: usize = 256;
-/// Rows of a block, as in the kernels.
+/// Rows of a block of the transpose, as in the kernels, and its threads.
 const ROWS: usize = 4;
+const THREADS: usize = 256;
+/// Rows and planes of a block of the gradient, as in the kernels.
+const WARPS: usize = 4;
+const PLANES: usize = 8;
 
 /// Extents of a field (outer) and of its gradient (inner), as in the kernels.
 #[repr(C)]
@@ -65,12 +68,19 @@ pub(crate) unsafe fn launch(
     [from, to]: [*mut c_void; 2],
 ) -> Result<()> {
     let module = gpus::gpu(ordinal)?.module(gpus::compiler()?, &variant(dtype, mesh.is_wide()))?;
-    let (name, [x, y, z]) = match kernel {
-        Kernel::Gradient => (c"gradient", mesh.inner.map(|n| n as usize)),
-        Kernel::Divergence => (c"divergence", mesh.outer.map(|n| n as usize)),
+    let [inner, outer] = [mesh.inner, mesh.outer].map(|extents| extents.map(|n| n as usize));
+    let (name, blocks, threads) = match kernel {
+        Kernel::Gradient => {
+            let [x, y, z] = inner;
+            (c"gradient", x.div_ceil(PLANES) * y.div_ceil(WARPS) * z.div_ceil(32), 32 * WARPS)
+        }
+        Kernel::Divergence => {
+            let [x, y, z] = outer;
+            let threads = THREADS.min(z.next_multiple_of(32));
+            (c"divergence", (x * y).div_ceil(ROWS) * z.div_ceil(threads), threads)
+        }
     };
-    let threads = THREADS.min(z.next_multiple_of(32));
-    let grid = [((x * y).div_ceil(ROWS) * z.div_ceil(threads)) as u32, threads as u32];
+    let grid = [blocks as u32, threads as u32];
     // SAFETY: by contract; the arguments are those of the kernel.
     unsafe { module.launch(name, grid, stream, &mut arguments![mesh, from, to]) }
 }

@@ -1,8 +1,8 @@
 //! FFI targets of paint and read on NVIDIA GPUs.
 
 use super::launch::{Context, MOST_FIELDS, PaintBuffers, ReadBuffers, item, scratch_bytes};
-use super::steps;
 use super::variants::Common;
+use super::{force_transpose, steps};
 use crate::cic::operands::{Extents, Paint, Particles, Read};
 use crate::cuda;
 use crate::cuda::gpus;
@@ -10,10 +10,11 @@ use xla_ffi::sys::Handler;
 use xla_ffi::{Call, Dtype, Error, Input, Output, Result, Role};
 
 /// FFI targets of the platform "CUDA", each with the handlers of the stages "initialize" and "execute".
-pub const CUDA: [(&str, [Handler; 2]); 6] = [
+pub const CUDA: [(&str, [Handler; 2]); 7] = [
     ("jaxdecomp_ops_cic_paint", [initialize_paint, execute_paint]),
     ("jaxdecomp_ops_cic_read", [initialize_read, execute_read]),
     ("jaxdecomp_ops_cic_read_sum", [initialize_read_sum, execute_read_sum]),
+    force_transpose::CUDA,
     steps::CUDA[0],
     steps::CUDA[1],
     steps::CUDA[2],
@@ -137,7 +138,7 @@ pub(super) fn with_context(
     body(&Context { gpu: &gpu, compiler, stream: call.stream()?, spec, extents, common }).map_err(internal)
 }
 
-fn check_scratch(scratch: &Output<'_>, bytes: usize) -> Result<()> {
+pub(super) fn check_scratch(scratch: &Output<'_>, bytes: usize) -> Result<()> {
     let ([len], needed) = (scratch.expect_rank::<1>("element")?, bytes / 4);
     if scratch.dtype() == Dtype::S32 && len >= needed {
         return Ok(());

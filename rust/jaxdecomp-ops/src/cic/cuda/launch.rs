@@ -4,15 +4,15 @@ use super::variants::{self, Common, PaintVariant, ReadVariant};
 use crate::cic::geometry::Spec;
 use crate::cic::operands::{Extents, Reduction};
 use crate::cic::real::{Real, ceil_log2};
-use crate::cuda::kernel::{Compiler, Gpu, arguments};
+use crate::cuda::kernel::{Compiler, Gpu, Module, arguments};
 use crate::cuda::{Opaque, Result};
 use core::ffi::{CStr, c_void};
 use xla_ffi::Dtype;
 
 /// Bytes of the head of the scratch memory: the largest weight of each field, and a flag of invalid values.
-const HEAD: usize = 4096;
+pub(super) const HEAD: usize = 4096;
 /// Offset of the flag.
-const FLAG: usize = HEAD - 8;
+pub(super) const FLAG: usize = HEAD - 8;
 /// Largest number of fields.
 pub(crate) const MOST_FIELDS: usize = FLAG / 8;
 
@@ -32,7 +32,7 @@ pub(crate) struct Geometry {
 const _: () = assert!(size_of::<Geometry>() == 136 && core::mem::offset_of!(Geometry, scale) == 112);
 
 impl Geometry {
-    fn new(spec: &Spec, extents: &Extents) -> Self {
+    pub(super) fn new(spec: &Spec, extents: &Extents) -> Self {
         Self {
             num: spec.spacing_num,
             den: spec.spacing_den,
@@ -90,7 +90,7 @@ pub(crate) fn scratch_bytes(dtype: Dtype, cells: usize) -> usize {
     HEAD + cells * sum_bytes(dtype)
 }
 
-fn sum_bytes(dtype: Dtype) -> usize {
+pub(super) fn sum_bytes(dtype: Dtype) -> usize {
     2 * item(dtype)
 }
 
@@ -99,7 +99,7 @@ pub(crate) fn item(dtype: Dtype) -> usize {
     if dtype == Dtype::F64 { 8 } else { 4 }
 }
 
-fn blocks(sites: [usize; 3], block: [usize; 3]) -> u32 {
+pub(super) fn blocks(sites: [usize; 3], block: [usize; 3]) -> u32 {
     (0..3).map(|axis| sites[axis].div_ceil(block[axis])).product::<usize>() as u32
 }
 
@@ -132,24 +132,48 @@ impl Context<'_> {
         let geometry = Geometry::new(self.spec, self.extents);
         let PaintBuffers { disp, weight, mesh, scratch: largest } = buffers;
         let (flag, sums) = (largest.wrapping_byte_add(FLAG), largest.wrapping_byte_add(HEAD));
-        let most = 16 * self.gpu.multiprocessors();
-        // A multiple of the number of fields, so that each thread has one field.
-        let shares = (weights / (256 * 8 * u64::from(count))).clamp(1, u64::from(most.div_ceil(count))) as u32;
+        let share = cells.div_ceil(256).min(self.most_blocks().into()) as u32;
         // SAFETY: by contract; the arguments are those of the kernels.
         unsafe {
-            self.gpu.clear(largest, HEAD, self.stream)?;
-            let mut arguments = arguments![weight, weights, count, largest, flag];
-            module.launch(c"largest", [shares * count, 256], self.stream, &mut arguments)?;
+            self.largest(&module, weight, weights, count, largest)?;
             for field in 0..count {
                 self.gpu.clear(sums, cells as usize * sum_bytes(self.common.dtype), self.stream)?;
                 let mut arguments = arguments![geometry, disp, weight, count, field, bits, largest, sums, flag];
                 module.launch(c"paint", [blocks(sites, block), threads], self.stream, &mut arguments)?;
                 let mut arguments = arguments![sums, cells, count, field, bits, largest, flag, mesh];
-                let share = cells.div_ceil(256).min(most.into()) as u32;
                 module.launch(c"finish", [share, 256], self.stream, &mut arguments)?;
             }
         }
         Ok(())
+    }
+
+    /// Blocks of a kernel that goes over an array in strides.
+    pub(super) fn most_blocks(&self) -> u32 {
+        16 * self.gpu.multiprocessors()
+    }
+
+    /// Clears the head of the scratch memory and finds the largest of the `weights` of each field.
+    ///
+    /// # Safety
+    /// The weights and the head are device memory of these sizes.
+    pub(super) unsafe fn largest(
+        &self,
+        module: &Module,
+        weight: *const c_void,
+        weights: u64,
+        fields: u32,
+        head: *mut c_void,
+    ) -> Result<()> {
+        let flag = head.wrapping_byte_add(FLAG);
+        // A multiple of the number of fields, so that each thread has one field.
+        let most = u64::from(self.most_blocks().div_ceil(fields));
+        let shares = (weights / (256 * 8 * u64::from(fields))).clamp(1, most) as u32;
+        // SAFETY: by contract; the arguments are those of the kernel.
+        unsafe {
+            self.gpu.clear(head, HEAD, self.stream)?;
+            let mut arguments = arguments![weight, weights, fields, head, flag];
+            module.launch(c"largest", [shares * fields, 256], self.stream, &mut arguments)
+        }
     }
 
     /// Reads one element of the batch.

@@ -2,6 +2,7 @@
 //!
 //! Painting accumulates the same integers as on the CPU, so that both paint the same bits.
 
+mod force_transpose;
 pub mod handlers;
 mod launch;
 mod steps;

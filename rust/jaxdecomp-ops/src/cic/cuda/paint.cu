@@ -1,15 +1,24 @@
 // Paint in fixed point: contributions are rounded to multiples of a power of two and accumulated as integers, so that the
 // result does not depend on the order.
 //
-// Further macros: SHARED (0 or 1: one weight for all particles); BX, BY, BZ (sites of a block), THREADS (a multiple of 32);
+// Further macros: SHARED (0 or 1: one weight for all particles); BX, BY, BZ (sites of a block), THREADS (a multiple of 32),
+// BLOCKS (on a multiprocessor, at least, with `force_transpose.cu`);
 // TILE (0 or 1: sums in shared memory first), TX, TY, TZ (cells of the tile).
 
 // Largest magnitude of the weights of each field, as bits, which compare like magnitudes; infinity and NaN are largest.
 // The number of threads is a multiple of the number of fields.
-extern "C" __global__ void largest(const Real* weight, u64 count, u32 fields, Bits* bits, u32* invalid) {
-    u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x, stride = gridDim.x * (u64)blockDim.x;
-    u32 field = i % fields;
+extern "C" __global__ void __launch_bounds__(256) largest(const Real* weight, u64 count, u32 fields, Bits* bits, u32* invalid) {
+    u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x;
+    const u64 stride = gridDim.x * (u64)blockDim.x;
+    const u32 field = i % fields;
     Bits own = 0;
+    for (; i + 7 * stride < count; i += 8 * stride) {
+        Real value[8];
+#pragma unroll
+        for (int k = 0; k < 8; ++k) value[k] = weight[i + k * stride];
+#pragma unroll
+        for (int k = 0; k < 8; ++k) own = max(own, (Bits)TO_BITS(fabs(value[k])));
+    }
     for (; i < count; i += stride) own = max(own, (Bits)TO_BITS(fabs(weight[i])));
     if (own >= INFINITE) *invalid = 1;
     if (own > bits[field]) atomicMax(&bits[field], own);
@@ -17,10 +26,13 @@ extern "C" __global__ void largest(const Real* weight, u64 count, u32 fields, Bi
 
 __device__ inline double power_of_two(int n) { return __longlong_as_double((i64)(n + 1023) << 52); }
 
+__device__ inline double magnitude(Bits largest) {
+    return REAL_BITS == 32 ? (double)__uint_as_float((u32)largest) : __longlong_as_double(largest);
+}
+
 // Exponent of the resolution of a field whose largest contribution has `contribution_bits` bits.
-__device__ inline int resolution_exponent(Bits largest, int contribution_bits) {
-    double w = REAL_BITS == 32 ? (double)__uint_as_float((u32)largest) : __longlong_as_double(largest);
-    return max((int)(__double_as_longlong(w) >> 52) - 1022, -961) - contribution_bits;
+__device__ inline int resolution_exponent(double largest, int contribution_bits) {
+    return max((int)(__double_as_longlong(largest) >> 52) - 1022, -961) - contribution_bits;
 }
 
 #if REAL_BITS == 32
@@ -103,31 +115,54 @@ constexpr int EACH = BX * BY * BZ / THREADS;  // sites of a thread
 static_assert(EACH * THREADS == BX * BY * BZ, "threads divide the sites");
 typedef Block<BX, BY, BZ> Sites;
 
+// The particles of a thread.
+struct Own {
+    int cell[EACH][3];
+    Real offset[EACH][3];
+    u64 site[EACH];
+    bool valid[EACH];
+
+    __device__ void locate(const Geometry& g, const Sites& sites, const Real* disp, u32* invalid) {
+#pragma unroll
+        for (int e = 0; e < EACH; ++e) {
+            int n = threadIdx.x + e * THREADS;
+            valid[e] = sites.site(g, n, site[e]);
+            if (valid[e] && !sites.particle(g, n, disp + 3 * site[e], cell[e], offset[e])) {
+                *invalid = 1;
+                valid[e] = false;
+            }
+        }
+    }
+};
+
 #if TILE
+// Offset of a corner from the lower one.
+__device__ constexpr int corner_offset(int c) { return (c >> 2) * TY * TZ + (c >> 1 & 1) * TZ + (c & 1); }
+
 // Sums of a box of cells in shared memory. 64-bit atomics are loops there; two of 32 bits with a carry are not.
 struct Tile {
     static constexpr int CELLS = TX * TY * TZ;
     u32 low[CELLS], high[CELLS];
-    int start[3], sum[3];
+    int start[3], cell_sum[3];
 
     __device__ void clear() {
-        if (threadIdx.x < 3) sum[threadIdx.x] = 0;
+        if (threadIdx.x < 3) cell_sum[threadIdx.x] = 0;
         for (int i = threadIdx.x; i < CELLS; i += THREADS) low[i] = high[i] = 0;
     }
 
     // Centres the tile on the mean cell of the particles. Contains barriers.
-    __device__ void centre(const Geometry& g, const Sites& sites, const bool valid[EACH], const int cell[EACH][3]) {
+    __device__ void centre(const Geometry& g, const Sites& sites, const Own& own) {
         int first[3] = {sites.base[0], sites.base[BX], sites.base[BX + BY]};
 #pragma unroll
         for (int axis = 0; axis < 3; ++axis) {
-            int own = 0;
+            int sum = 0;
 #pragma unroll
-            for (int e = 0; e < EACH; ++e) own += valid[e] ? cell[e][axis] - first[axis] : 0;
+            for (int e = 0; e < EACH; ++e) sum += own.valid[e] ? own.cell[e][axis] - first[axis] : 0;
 #if __CUDA_ARCH__ >= 800
-            own = __reduce_add_sync(~0u, own);
-            if (threadIdx.x % 32) own = 0;
+            sum = __reduce_add_sync(~0u, sum);
+            if (threadIdx.x % 32) sum = 0;
 #endif
-            if (own) atomicAdd(sum + axis, own);
+            if (sum) atomicAdd(cell_sum + axis, sum);
         }
         __syncthreads();
         if (threadIdx.x == 0) {
@@ -135,7 +170,7 @@ struct Tile {
                         min(BZ, g.sites[2] - sites.first[2]);
             int extent[3] = {TX, TY, TZ};
             for (int axis = 0; axis < 3; ++axis)
-                start[axis] = first[axis] + (int)rintf((float)sum[axis] / count) - (extent[axis] - 2) / 2;
+                start[axis] = first[axis] + (int)rintf((float)cell_sum[axis] / count) - (extent[axis] - 2) / 2;
         }
         __syncthreads();
     }
@@ -146,24 +181,36 @@ struct Tile {
         if (rest) atomicAdd(high + at, rest);
     }
 
+    // Number of the lower corner of a cell in the tile, or -1 if a corner is outside.
+    __device__ int place(const int cell[3]) const {
+        int x = cell[0] - start[0], y = cell[1] - start[1], z = cell[2] - start[2];
+        return (u32)x >= TX - 1 || (u32)y >= TY - 1 || (u32)z >= TZ - 1 ? -1 : (x * TY + y) * TZ + z;
+    }
+
     // Adds contributions; returns false if a corner is outside.
     __device__ bool deposit(const int cell[3], const i64 value[8]) {
-        int x = cell[0] - start[0], y = cell[1] - start[1], z = cell[2] - start[2];
-        if ((u32)x >= TX - 1 || (u32)y >= TY - 1 || (u32)z >= TZ - 1) return false;
-        int at = (x * TY + y) * TZ + z;
+        int at = place(cell);
+        if (at < 0) return false;
 #pragma unroll
-        for (int c = 0; c < 8; ++c) add(at + (c >> 2) * TY * TZ + (c >> 1 & 1) * TZ + (c & 1), value[c]);
+        for (int c = 0; c < 8; ++c) add(at + corner_offset(c), value[c]);
         return true;
     }
 
+    __device__ u64 sum(int at) const { return (u64)high[at] << 32 | low[at]; }
+
+    // Each thread follows lines along x, whose rows in the mesh are found once.
     __device__ void flush(const Geometry& g, u64* sums) const {
-        for (int i = threadIdx.x; i < CELLS; i += THREADS) {
-            u64 sum = (u64)high[i] << 32 | low[i];
-            if (sum == 0) continue;
-            int x = wrap(start[0] + i / (TY * TZ), g.cells[0]);
-            int y = wrap(start[1] + i / TZ % TY, g.cells[1]);
-            int z = wrap(start[2] + i % TZ, g.cells[2]);
-            atomicAdd(sums + ((Index)x * g.cells[1] + y) * g.cells[2] + z, sum);
+        const Index plane = (Index)g.cells[1] * g.cells[2];
+        for (int line = threadIdx.x; line < TY * TZ; line += THREADS) {
+            int y = wrap(start[1] + line / TZ, g.cells[1]), z = wrap(start[2] + line % TZ, g.cells[2]);
+            int x = wrap(start[0], g.cells[0]);
+            u64* row = sums + ((Index)y * g.cells[2] + z);
+#pragma unroll
+            for (int i = 0; i < TX; ++i) {
+                u64 value = sum(i * TY * TZ + line);
+                if (value) atomicAdd(row + x * plane, value);
+                x = x + 1 == g.cells[0] ? 0 : x + 1;
+            }
         }
     }
 };
@@ -171,7 +218,7 @@ struct Tile {
 // Without a tile, all contributions are added to the mesh.
 struct Tile {
     __device__ void clear() {}
-    __device__ void centre(const Geometry&, const Sites&, const bool*, const int (*)[3]) {}
+    __device__ void centre(const Geometry&, const Sites&, const Own&) {}
     __device__ bool deposit(const int*, const i64*) { return false; }
     __device__ void flush(const Geometry&, u64*) const {}
 };
@@ -186,27 +233,17 @@ paint(Geometry g, const Real* disp, const Real* weight, u32 fields, u32 field, i
     sites.fill(g, blockIdx.x);
     tile.clear();
     __syncthreads();
-    int cell[EACH][3];
-    Real offset[EACH][3];
-    u64 site[EACH];
-    bool valid[EACH];
+    Own own;
+    own.locate(g, sites, disp, invalid);
+    tile.centre(g, sites, own);
+    double inverse = power_of_two(-resolution_exponent(magnitude(largest[field]), contribution_bits));
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
-        int n = threadIdx.x + e * THREADS;
-        valid[e] = sites.site(g, n, site[e]);
-        if (valid[e] && !sites.particle(g, n, disp + 3 * site[e], cell[e], offset[e])) {
-            *invalid = 1;
-            valid[e] = false;
-        }
-    }
-    tile.centre(g, sites, valid, cell);
-    double inverse = power_of_two(-resolution_exponent(largest[field], contribution_bits));
-#pragma unroll
-    for (int e = 0; e < EACH; ++e) {
-        if (!valid[e]) continue;
+        if (!own.valid[e]) continue;
         i64 value[8];
-        contributions(offset[e], weight + (SHARED ? 0 : site[e] * K * fields) + field, fields, inverse, value);
-        if (!tile.deposit(cell[e], value)) add_to_mesh(g, sums, cell[e], value);
+        const Real* weights = weight + (SHARED ? 0 : own.site[e] * K * fields) + field;
+        contributions(own.offset[e], weights, fields, inverse, value);
+        if (!tile.deposit(own.cell[e], value)) add_to_mesh(g, sums, own.cell[e], value);
     }
     __syncthreads();
     tile.flush(g, sums);
@@ -215,7 +252,7 @@ paint(Geometry g, const Real* disp, const Real* weight, u32 fields, u32 field, i
 // Converts the sums of one field; NaN if any position or weight is invalid.
 extern "C" __global__ void finish(const u64* sums, u64 cells, u32 fields, u32 field, int contribution_bits,
                                   const Bits* largest, const u32* invalid, Real* mesh) {
-    double resolution = power_of_two(resolution_exponent(largest[field], contribution_bits));
+    double resolution = power_of_two(resolution_exponent(magnitude(largest[field]), contribution_bits));
     bool bad = *invalid;
     for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < cells; i += gridDim.x * (u64)blockDim.x)
         mesh[i * fields + field] = bad ? NOT_A_NUMBER : (Real)(total(sums + WORDS * i) * resolution);

@@ -7,6 +7,8 @@ use crate::cuda::kernel::Variant;
 use xla_ffi::Dtype;
 
 const PAINT: &str = concat!(include_str!("common.cu"), include_str!("paint.cu"));
+const FORCE_TRANSPOSE: &str =
+    concat!(include_str!("common.cu"), include_str!("paint.cu"), include_str!("force_transpose.cu"));
 const READ: &str = concat!(include_str!("common.cu"), include_str!("read.cu"));
 const KICK: &str = concat!(include_str!("common.cu"), include_str!("read.cu"), include_str!("kick.cu"));
 const PULL_BACK: &str =
@@ -60,25 +62,47 @@ fn extents(prefix: char, extents: [usize; 3]) -> impl Iterator<Item = String> {
     ['X', 'Y', 'Z'].into_iter().zip(extents).map(move |(axis, extent)| format!("-D{prefix}{axis}={extent}"))
 }
 
-/// Chooses the paint kernels. Tiles in shared memory pay where neighbouring particles share cells, that is below about four
-/// cells a site. (512³ particles, one H100: 3.2 ms with a tile of 14 x 14 x 24 cells for 8 x 8 x 16 sites, 7 ms without; 256 threads, since with 512 the
-/// registers leave too few blocks on a multiprocessor.)
+/// Cells a site along each axis.
+fn spacing(spec: &Spec) -> [f64; 3] {
+    core::array::from_fn(|axis| spec.spacing_num[axis] as f64 / spec.spacing_den[axis] as f64)
+}
+
+/// Whether sums go to a tile in shared memory first. That pays where neighbouring particles share cells, that is below about
+/// four cells a site.
+#[must_use]
+pub fn has_tile(dtype: Dtype, spec: &Spec) -> bool {
+    dtype == Dtype::F32 && spacing(spec).iter().product::<f64>() < 4.0
+}
+
+/// Chooses the paint kernels. (512³ particles at a = 1, one H100: 3.0 ms with a tile of 14 x 14 x 24 cells for 8 x 8 x 16 sites, 7 ms
+/// without; weights of each particle take registers, and 3.4 instead of 3.9 ms with 256 threads.)
 #[must_use]
 pub fn paint(common: Common<'_>, spec: &Spec, shared: bool) -> PaintVariant {
-    let spacing: [f64; 3] = core::array::from_fn(|axis| spec.spacing_num[axis] as f64 / spec.spacing_den[axis] as f64);
-    let tile = common.dtype == Dtype::F32 && spacing.iter().product::<f64>() < 4.0;
+    paint_of(PAINT, common, spec, shared, if shared { 512 } else { 256 })
+}
+
+/// Chooses the kernels of the transpose of reading a force, which need a tile. (512³ particles at a = 1, one H100: 8.8 ms with
+/// two blocks of 512 threads on a multiprocessor, 12 with three, or with four of 256.)
+#[must_use]
+pub fn force_transpose(common: Common<'_>, spec: &Spec) -> PaintVariant {
+    paint_of(FORCE_TRANSPOSE, common, spec, false, 512)
+}
+
+fn paint_of(source: &'static str, common: Common<'_>, spec: &Spec, shared: bool, threads: usize) -> PaintVariant {
+    let (tile, spacing) = (has_tile(common.dtype, spec), spacing(spec));
     // Fewer sites where they are further apart, so that a block still covers about 8 x 8 x 16 cells.
     let sites = |axis: usize, most: usize| if spacing[axis] > 1.25 { most / 2 } else { most };
     let block = if tile { [sites(0, 8), sites(1, 8), sites(2, 16)] } else { [1, 8, 32] };
-    let threads = block.iter().product::<usize>().min(256);
+    let threads = block.iter().product::<usize>().min(threads);
     let mut options = common.options();
     options.extend([
         format!("-DSHARED={}", u8::from(shared)),
         format!("-DTHREADS={threads}"),
+        format!("-DBLOCKS={}", if threads == 512 { 2 } else { 1 }),
         format!("-DTILE={}", u8::from(tile)),
     ]);
     options.extend(extents('B', block).chain(extents('T', [14, 14, 24])));
-    PaintVariant { variant: Variant { source: PAINT, options }, block, threads: threads as u32 }
+    PaintVariant { variant: Variant { source, options }, block, threads: threads as u32 }
 }
 
 /// Chooses the read kernel.

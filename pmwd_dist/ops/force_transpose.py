@@ -1,0 +1,87 @@
+"""Transpose of reading the gradient of a potential on one block: fields painted in one pass, with their divergence.
+
+The CUDA kernels locate each particle once, and take the differences of the integers to which they paint.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import ShapedArray
+from jaxtyping import Array, Float
+
+from pmwd_dist._jax.define import Target, define_op, with_derivatives_of
+from pmwd_dist._jax.varying import result_aval
+from pmwd_dist.ops.cic.geometry import VALUE, Geometry, attributes
+from pmwd_dist.ops.cic.primitives import paint
+from pmwd_dist.ops.kernels import cuda_unavailable_reason
+from pmwd_dist.ops.stencil import WIDTH, divergence
+
+Vector3 = tuple[float, float, float]
+
+
+def force_transpose(
+    disp: Float[Array, "px py pz 3"], weight: Float[Array, "px py pz 3"], geometry: Geometry, cell_size: Vector3
+) -> Float[Array, "ux uy uz"]:
+    """Pull the cotangents of a force back to the potential from whose gradient it is read.
+
+    Args:
+      disp: displacements where the force acts.
+      weight: cotangents of the force.
+      geometry: of lattice and mesh of the force.
+      cell_size: sides of a cell.
+
+    Returns:
+      The cotangent of the potential, with WIDTH cells more than the mesh on each side of an axis that isn't periodic.
+      All NaN if a position or weight is not finite or a particle lies beyond the block.
+    """
+    params: Any = {"geometry": geometry, "cell_size": cell_size}
+    return with_derivatives_of(partial(_reference, **params), _force_transpose_p, **params)(disp, weight)
+
+
+def _reference(disp: Array, weight: Array, *, geometry: Geometry, cell_size: Vector3) -> Array:
+    return divergence(paint(disp, weight[..., None, :], geometry), cell_size, geometry.periodic)
+
+
+def _batched_reference(disp: Array, weight: Array, **params: Any) -> Array:
+    return jax.vmap(partial(_reference, **params))(disp, weight)
+
+
+def _outer(geometry: Geometry) -> tuple[int, ...]:
+    """Extents of the potential."""
+    return tuple(n if wraps else n + 2 * WIDTH for n, wraps in zip(geometry.mesh, geometry.periodic, strict=True))
+
+
+def _aval(disp: Any, weight: Any, *, geometry: Geometry, cell_size: Vector3) -> Any:
+    del weight, cell_size
+    return result_aval(disp, (disp.shape[0], *_outer(geometry)), disp.dtype)
+
+
+def _scratch(disp: Any, weight: Any, *, geometry: Geometry, cell_size: Vector3) -> ShapedArray:
+    """A head of 4 KiB and three sums of 64 bits for each cell."""
+    del disp, weight, cell_size
+    return ShapedArray((1024 + 6 * math.prod(geometry.mesh),), np.dtype(np.int32))
+
+
+def _cuda_attributes(disp: Any, mesh: Any, *, geometry: Geometry, cell_size: Vector3) -> dict[str, Any] | None:
+    """Attributes of the CUDA kernels, or None where they can't run, or would take longer than the reference.
+
+    Particles far apart share no cells of a tile in shared memory, which the kernels rely on.
+    """
+    del mesh
+    cells = math.prod(num / den for num, den in geometry.spacing)
+    if cuda_unavailable_reason() or disp.dtype != np.float32 or cells >= 4:
+        return None
+    return attributes(geometry, (VALUE,)) | {"per_cell": 1 / (12 * np.array(cell_size, np.float64))}
+
+
+_force_transpose_p = define_op(
+    "force_transpose",
+    _aval,
+    _batched_reference,
+    targets={"CUDA": Target("jaxdecomp_ops_force_transpose", _cuda_attributes, _scratch)},
+)

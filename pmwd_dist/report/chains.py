@@ -1,0 +1,159 @@
+"""Figures and page of an inference: traces, corner, bands of spectra, slices, and what puts them together."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+
+from pmwd_dist._files import atomic_write
+from pmwd_dist.report.style import COLOURS, OUTWARD, STYLE, colours, finish_axis, save
+
+Rows = Mapping[str, Mapping[str, float]]
+_COLUMNS = ("mean", "sd", "rhat", "ess_bulk", "ess_tail", "gradients_per_ess")
+_TRUTH: Any = {"color": "0.25", "lw": 1.3, "ls": (0, (5, 3))}
+
+
+def write_summary(path: Path, rows: Rows) -> None:
+    """Write the summary as CSV.
+
+    Raises:
+      OSError: the file can't be written.
+    """
+    lines = [",".join(("parameter", *_COLUMNS))]
+    lines += [",".join([name, *(f"{row[column]:.6g}" for column in _COLUMNS)]) for name, row in rows.items()]
+    with atomic_write(path) as aside:
+        aside.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def table_lines(rows: Rows, truth: Mapping[str, float]) -> list[str]:
+    """Lines of the summary for a terminal."""
+    heads = ("mean", "sd", "R-hat", "ESS bulk", "ESS tail", "gradients/ESS", *(("truth",) if truth else ()))
+    lines = [f"{'':12}" + "".join(f"{head:>14}" for head in heads)]
+    for name, row in rows.items():
+        formats = ("14.4f", "14.4f", "14.4f", "14.0f", "14.0f", "14.1f")
+        line = f"{name:12}" + "".join(f"{row[c]:{f}}" for c, f in zip(_COLUMNS, formats, strict=True))
+        lines.append(line + (f"{truth[name]:14.4f}" if name in truth else ""))
+    return lines
+
+
+def draw_traces(path: Path, draws: Mapping[str, np.ndarray], truth: Mapping[str, float]) -> None:
+    """Draw each parameter of each chain, draw by draw.
+
+    Raises:
+      OSError: the figure can't be written.
+    """
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(9, 1.8 * len(draws) + 0.8), layout="constrained")
+        panels = np.atleast_1d(figure.subplots(len(draws), 1, sharex=True))
+        for axes, (name, x) in zip(panels, draws.items(), strict=True):
+            for chain, colour in zip(x, colours(len(x)), strict=True):
+                axes.plot(chain, color=colour, lw=0.7)
+            if name in truth:
+                axes.axhline(truth[name], **_TRUTH)
+            axes.set_ylabel(name)
+        panels[-1].set_xlabel("draw")
+        save(figure, path)
+
+
+def draw_corner(path: Path, draws: Mapping[str, np.ndarray], truth: Mapping[str, float]) -> None:
+    """Draw the distribution of each parameter and of each pair, of all chains together.
+
+    Raises:
+      OSError: the figure can't be written.
+    """
+    names, count = list(draws), len(draws)
+    with mpl.rc_context(STYLE | OUTWARD):
+        figure = Figure(figsize=(2.6 * count + 1, 2.6 * count + 1), layout="constrained")
+        panels = np.atleast_2d(figure.subplots(count, count, sharex="col"))
+        for i, row in enumerate(names):
+            for j, column in enumerate(names):
+                axes = panels[i, j]
+                if j > i:
+                    axes.set_axis_off()
+                elif i == j:
+                    axes.hist(draws[row].ravel(), 40, color=COLOURS[0], histtype="step", density=True)
+                    axes.set_yticks([])
+                else:
+                    axes.hexbin(draws[column].ravel(), draws[row].ravel(), gridsize=30, cmap="Blues", mincnt=1, lw=0)
+                if j <= i and column in truth:
+                    axes.axvline(truth[column], **_TRUTH)
+                if j < i and row in truth:
+                    axes.axhline(truth[row], **_TRUTH)
+                if i == count - 1:
+                    axes.set_xlabel(column)
+                if j == 0 and i > 0:
+                    axes.set_ylabel(row)
+        save(figure, path)
+
+
+def draw_bands(path: Path, k: np.ndarray, panels: Mapping[str, tuple[np.ndarray, np.ndarray | None, str]]) -> None:
+    """Draw medians of curves with bands of 68 % and 95 %.
+
+    Args:
+      path: of the figure.
+      k: wavenumbers [h/Mpc].
+      panels: by label: curves (draws, k), a curve to compare with or None, and its name.
+
+    Raises:
+      OSError: the figure can't be written.
+    """
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(8, 2.6 * len(panels) + 0.8), layout="constrained")
+        grid = np.atleast_1d(figure.subplots(len(panels), 1, sharex=True))
+        for axes, (label, (curves, reference, name)) in zip(grid, panels.items(), strict=True):
+            low, below, middle, above, high = np.nanpercentile(curves, [2.5, 16, 50, 84, 97.5], axis=0)
+            axes.fill_between(k, low, high, color=COLOURS[0], alpha=0.15, lw=0, label="95 % of the samples")
+            axes.fill_between(k, below, above, color=COLOURS[0], alpha=0.3, lw=0, label="68 %")
+            axes.plot(k, middle, color=COLOURS[0], lw=2)
+            if reference is not None:
+                axes.plot(k, reference, label=name, **_TRUTH)
+            if "P(k)" in label:
+                axes.set_yscale("log")
+            axes.set_ylabel(label, fontsize=12)
+            finish_axis(axes, k)
+        grid[0].legend(fontsize=11)
+        grid[-1].set_xlabel(r"$k$  [$h$/Mpc]")
+        save(figure, path)
+
+
+def draw_slices(path: Path, images: Sequence[tuple[str, np.ndarray]], sides: tuple[float, float]) -> None:
+    """Draw planes of fields side by side.
+
+    Raises:
+      OSError: the figure can't be written.
+    """
+    with mpl.rc_context(STYLE | OUTWARD):
+        figure = Figure(figsize=(4.4 * len(images), 4.2), layout="constrained")
+        for axes, (title, values) in zip(np.atleast_1d(figure.subplots(1, len(images))), images, strict=True):
+            image = axes.imshow(values.T, origin="lower", extent=(0, sides[0], 0, sides[1]), cmap="inferno")
+            axes.set_title(title, fontsize=13)
+            axes.set_xlabel(r"$x$  [Mpc/$h$]")
+            figure.colorbar(image, ax=axes, shrink=0.8)
+        save(figure, path)
+
+
+def write_page(
+    path: Path, table: Sequence[str], reasons: Sequence[str], about: Sequence[str], images: Sequence[str]
+) -> None:
+    """Write the page that puts the verdict, the table and the pictures together.
+
+    Raises:
+      OSError: the file can't be written.
+    """
+    verdict = "The chains pass all checks." if not reasons else "Not to be trusted yet:"
+    items = "".join(f"<li>{html.escape(reason)}</li>" for reason in reasons)
+    pictures = "".join(f'<p><img src="{name}" style="max-width:100%"></p>' for name in images)
+    text = (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>Inference</title>'
+        '<body style="font-family:sans-serif;max-width:60em;margin:2em auto">'
+        f"<h1>Inference</h1><p><b>{verdict}</b></p><ul>{items}</ul>"
+        f"<pre>{html.escape(chr(10).join(table))}</pre><p>{html.escape(', '.join(about))}</p>{pictures}</body></html>\n"
+    )
+    with atomic_write(path) as aside:
+        aside.write_text(text, encoding="utf-8")

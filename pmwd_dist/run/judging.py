@@ -1,0 +1,139 @@
+"""What the chains of an inference say: a table, a verdict, pictures and a page that puts them together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from pmwd_dist import infer
+from pmwd_dist.infer.chains import Arrays
+from pmwd_dist.infer.samplers import mclmc
+from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE
+from pmwd_dist.observe.cross import cross_power
+from pmwd_dist.report import chains as pictures
+from pmwd_dist.run import manifest
+from pmwd_dist.run.events import Judged
+from pmwd_dist.run.inference import InferencePlan
+
+_MOST_FIELDS = 40  # draws of the noise that are looked at
+_OUTLIERS = 1e-3  # share of the steps
+
+
+def judge(plan: InferencePlan, posterior: infer.Posterior, chain: infer.Chain, data: Arrays) -> Judged:
+    """Write summary, pictures and page of finished chains; say whether they can be trusted.
+
+    Raises:
+      OSError: a file can't be written.
+    """
+    truth = {name.removeprefix("parameters/"): float(x) for name, x in data.items() if name.startswith("parameters/")}
+    names = ["summary.csv", "traces.png", "corner.png", "fields.png", "slices.png", "report.html"]
+    if not chain.parameters:
+        names.remove("corner.png")
+    manifest.claim(plan.folder, names)
+    path, rows, reasons = plan.folder, summarise(plan, chain), find_reasons(plan, chain)
+    pictures.write_summary(path / "summary.csv", rows)
+    pictures.draw_traces(path / "traces.png", chain.parameters | {"log density": chain.logdensity}, truth)
+    if chain.parameters:
+        pictures.draw_corner(path / "corner.png", chain.parameters, truth)
+    pictures.draw_bands(path / "fields.png", *_bands(posterior, chain, data))
+    pictures.draw_slices(path / "slices.png", _slices(chain, data), plan.simulation.config.box_size[:2])
+    lines = pictures.table_lines(rows, truth)
+    about = [f"{name} = {value:.3g}" for name, value in _cost(plan, chain).items()]
+    pictures.write_page(path / "report.html", lines, reasons, about, [n for n in names if n.endswith(".png")])
+    return Judged((*lines, ", ".join(about)), tuple(reasons), tuple(names))
+
+
+def summarise(plan: InferencePlan, chain: infer.Chain) -> dict[str, dict[str, float]]:
+    """Rows of the summary: mean, standard deviation, R-hat, effective sizes, gradients per effective sample."""
+    rows = chain.summary()
+    gradients = _gradients(plan, chain)
+    for name, draws in (chain.parameters | {"logdensity": chain.logdensity}).items():
+        rows[name]["gradients_per_ess"] = gradients / infer.ess_mean(draws)
+    return rows
+
+
+def find_reasons(plan: InferencePlan, chain: infer.Chain) -> list[str]:
+    """Reasons not to trust the chains, and what to do."""
+    checks, reasons = plan.settings.checks, list[str]()
+    more = "raise sampler.steps and `pmwd-dist resume` with --set sampler.steps=N"
+    for name, row in chain.summary().items():
+        if row["rhat"] > checks.r_hat:
+            remedy = more if row["rhat"] < 1.1 else "the chains are in different places: look at traces.png"
+            reasons.append(f"R-hat of {name} is {row['rhat']:.3f}, more than {checks.r_hat:g}; {remedy}")
+        size = min(row["ess_bulk"], row["ess_tail"])
+        if size < checks.ess and name in chain.parameters:
+            reasons.append(f"{name} has {size:.0f} effective samples, fewer than {checks.ess:g}; {more}")
+    errors = infer.energy_errors(chain.energy_change, plan.dimensions)
+    if errors["variance"] > 2 * ENERGY_VARIANCE:
+        error = f"the energy error is {errors['variance']:.1e} a dimension, more than {2 * ENERGY_VARIANCE:g}"
+        reasons.append(f"{error}: the chains are biased; raise sampler.tune, or precondition")
+    if errors["outliers"] > _OUTLIERS:
+        reasons.append(f"{errors['outliers']:.2%} of the steps have far too large an energy error; raise sampler.tune")
+    if chain.failures > _OUTLIERS * chain.energy_change.size:
+        reasons.append(f"{chain.failures} steps failed; look at the priors, devices.halo and time.steps")
+    return reasons
+
+
+def _gradients(plan: InferencePlan, chain: infer.Chain) -> int:
+    del plan
+    return mclmc.GRADIENTS * chain.energy_change.size
+
+
+def _cost(plan: InferencePlan, chain: infer.Chain) -> dict[str, float]:
+    errors = infer.energy_errors(chain.energy_change, plan.dimensions)
+    found = {"energy error a dimension": errors["variance"], "failed steps": float(chain.failures)}
+    if chain.parameters:
+        gradients = _gradients(plan, chain)
+        found["gradients per effective sample"] = infer.evaluations_per_ess(chain.parameters, gradients)
+    return found
+
+
+def _bands(posterior: infer.Posterior, chain: infer.Chain, data: Arrays) -> tuple[np.ndarray, dict[str, Any]]:
+    """Wavenumbers, and of each panel its curves (draws, bins) and a reference."""
+    assert chain.noise is not None
+    chunks, chains = chain.noise.shape[:2]
+    length = chain.logdensity.shape[1] // chunks
+    every = max(1, chunks * chains // _MOST_FIELDS)
+    picked = [(i, j) for i in range(chunks) for j in range(chains)][::every]
+    noise = np.stack([chain.noise[i, j] for i, j in picked])
+    numbers = {n: np.array([x[j, (i + 1) * length - 1] for i, j in picked]) for n, x in chain.parameters.items()}
+    config, likelihood = posterior.model.config, posterior.model.likelihood
+    same = config.mesh_shape == config.particle_shape
+    truth = data["noise"] if same and "noise" in data else np.zeros(config.mesh_shape)
+
+    @eqx.filter_jit
+    def spectra(model: infer.Model, observed: Array, truth: Array, noise: Array, numbers: Any) -> Any:
+        def one(drawn: tuple[Array, Any]) -> Any:
+            noise, numbers = drawn
+            field, _ = model.predict(noise, numbers)
+            of_data = cross_power(field, 1 + likelihood.contrast(observed, numbers), config, deconvolve=False)
+            of_noise = cross_power(noise if same else field, truth, config, deconvolve=False)
+            return of_data, of_noise, of_noise.correlation, of_noise.transfer
+
+        return jax.lax.map(one, (noise, numbers))
+
+    arguments = jnp.asarray(data["data"], float), jnp.asarray(truth), jnp.asarray(noise)
+    of_data, _, r, t = jax.device_get(spectra(posterior.model, *arguments, jax.tree.map(jnp.asarray, numbers)))
+    some = of_data.modes[0] > 0
+    panels: dict[str, Any] = {
+        r"$P(k)$  [(Mpc/$h)^3$]": (of_data.field_power[:, some], of_data.reference_power[0, some], "data, with noise"),
+        r"$r(k)$ of samples and data": (np.asarray(of_data.correlation)[:, some], None, ""),
+    }
+    if same and "noise" in data:
+        panels[r"$r(k)$ of initial phases"] = (np.asarray(r)[:, some], None, "")
+        panels[r"$T(k)$ of initial modes"] = (np.asarray(t)[:, some], np.ones(int(some.sum())), "truth")
+    return of_data.k[0, some], panels
+
+
+def _slices(chain: infer.Chain, data: Arrays) -> list[tuple[str, np.ndarray]]:
+    """Data and white noise, in the first plane."""
+    images = [("data", data["data"][:, :, 0])]
+    if "noise" in data:
+        images.append(("white noise: truth", data["noise"][:, :, 0]))
+    images.append(("its posterior mean", chain.noise_mean[:, :, 0]))
+    return [*images, ("its standard deviation", chain.noise_sd[:, :, 0])]

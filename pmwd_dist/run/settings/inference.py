@@ -1,0 +1,59 @@
+"""Settings of an inference: the sections of its TOML file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from pmwd_dist.run.settings import inference_rules
+from pmwd_dist.run.settings.inference_sections import Checks, Data, Likelihood, Model, Priors, Sampler, Start
+from pmwd_dist.run.settings.models import OPTIONAL, SECTIONS, Output, Sections, Settings
+from pmwd_dist.run.settings.observables import Observe
+
+OWN: Sections = {
+    "data": Data,
+    "model": Model,
+    "likelihood": Likelihood,
+    "priors": Priors,
+    "start": Start,
+    "sampler": Sampler,
+    "checks": Checks,
+}
+
+
+class InferenceSettings(Settings):
+    """All sections of the file of an inference; noise.seed is that of all its random numbers."""
+
+    sections: ClassVar[Sections] = {
+        **{name: model for name, model in SECTIONS.items() if name not in ("output", *OPTIONAL)},
+        **OWN,
+    }
+
+    output: Output = Field(default_factory=Output)
+    observe: Observe = Field(default_factory=Observe)
+    data: Data
+    model: Model
+    likelihood: Likelihood
+    priors: Priors
+    start: Start
+    sampler: Sampler
+    checks: Checks
+
+    @classmethod
+    def find_problems(cls, sections: Mapping[str, Any]) -> list[str]:
+        """Problems that involve several sections; None stands for invalid ones."""
+        return inference_rules.find_problems(sections)
+
+    @classmethod
+    def absolute(cls, sections: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """The sections with the paths of the data absolute."""
+        data: Data = sections["data"]
+        changes = {
+            key: str((folder / value).absolute())
+            for key in ("file", "mask", "selection")
+            if (value := getattr(data, key)) not in (None, "mock")
+        }
+        return sections | {"data": data.model_copy(update=changes)}

@@ -1,0 +1,123 @@
+"""What sections of the TOML file of an inference must have in common."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pmwd_dist.run.settings.inference_sections import BIASES, Data, Likelihood, Model, Priors, Sampler, Start
+from pmwd_dist.run.settings.writing import toml_value
+
+
+def find_problems(sections: Mapping[str, Any]) -> list[str]:
+    """Problems that involve several sections; None stands for invalid ones."""
+    known = {name: section for name, section in sections.items() if section is not None}
+    problems: list[str] = []
+    for needed, find in _CROSS:
+        if all(name in known for name in needed):
+            problems += find(*(known[name] for name in needed))
+    return problems
+
+
+def _of_likelihood(likelihood: Likelihood, given: Priors, data: Data) -> list[str]:
+    gaussian = likelihood.kind == "gaussian"
+    own, other = ("sigma", "nbar") if gaussian else ("nbar", "sigma")
+    problems: list[str] = []
+    if getattr(likelihood, own) is None and own not in given.given:
+        problems.append(f"likelihood.{own}: missing; add for example `{own} = 0.5` to [likelihood], or a prior")
+    if getattr(likelihood, own) is not None and own in given.given:
+        problems.append(f"likelihood.{own}: is fixed, and has a prior; leave one of them out")
+    for section, there in (("likelihood", getattr(likelihood, other) is not None), ("priors", other in given.given)):
+        if there:
+            problems.append(f"{section}.{other}: a {likelihood.kind} likelihood has none; leave it out")
+    if gaussian and data.selection is not None:
+        problems.append('data.selection: is of counts; use likelihood.kind = "poisson", or data.mask')
+    if not gaussian and likelihood.k_max is not None:
+        problems.append('likelihood.k_max: is of a gaussian; leave it out, or use likelihood.kind = "gaussian"')
+    if likelihood.k_max is not None and data.mask is not None:
+        problems.append("likelihood.k_max: can't be used with data.mask, which couples modes; leave one of them out")
+    return problems
+
+
+def _of_model(model: Model, given: Priors) -> list[str]:
+    problems: list[str] = []
+    used = {"none": (), "eulerian": BIASES[:1], "lagrangian": BIASES}[model.bias]
+    if model.gravity == "linear" and model.bias == "lagrangian":
+        problems.append('model.bias = "lagrangian": is of particles; use "eulerian" or "none" with gravity = "linear"')
+    problems += [
+        f'priors.{name}: has no effect with model.bias = "{model.bias}"; leave it out'
+        for name in BIASES
+        if name in given.given and name not in used
+    ]
+    if model.bias == "eulerian" and model.gravity != "linear" and model.line_of_sight != "none":
+        problems.append(
+            'model.bias = "eulerian": is in real space only; use line_of_sight = "none", or bias = "lagrangian"'
+        )
+    return problems
+
+
+def _of_cosmology(cosmology: Any, given: Priors) -> list[str]:
+    if cosmology.linear_power is None:
+        return []
+    return [
+        f"priors.{name}: would not change the P(k) of cosmology.linear_power; leave one of them out"
+        for name in ("sigma8", "n_s", "h", "omega_b")
+        if name in given.given
+    ]
+
+
+def _of_truth(data: Data, given: Priors, cosmology: Any, model: Model) -> list[str]:
+    """The truth of a mock that is not possible under the priors."""
+    problems: list[str] = []
+    if data.truth is not None and data.file != "mock":
+        problems.append('data.truth: is of data.file = "mock"; leave it out')
+    problems += [
+        f"data.truth.{name}: has no prior; set it in its own section, or add one"
+        for name in data.truth or {}
+        if name not in given.given
+    ]
+    for name, table in given.given.items():
+        value = (data.truth or {}).get(name, getattr(cosmology, name, getattr(model, name, None)))
+        if data.file == "mock" and value is not None:
+            u = float(table.build().inverse(value))
+            if not math.isfinite(u) or abs(u) > 8:
+                where = f"data.truth.{name}" if name in (data.truth or {}) else f"priors.{name}"
+                problems.append(
+                    f"{where}: the prior {toml_value(table)} excludes the truth, {value:g}; change one of them"
+                )
+    return problems
+
+
+def _of_start(start: Start, given: Priors, sampler: Sampler, model: Model) -> list[str]:
+    problems = [
+        f"start.map_free: {name} has no prior; leave it out" for name in start.map_free if name not in given.given
+    ]
+    if start.begin == "wiener" and sampler.precondition == "none":
+        problems.append('start.begin = "wiener": needs sampler.precondition; use begin = "prior"')
+    if sampler.steps % (sampler.thin * sampler.chunk):
+        problems.append(
+            f"sampler.steps = {sampler.steps}: must be a multiple of thin * chunk = {sampler.thin * sampler.chunk}"
+        )
+    del model
+    return problems
+
+
+def _of_mesh(box: Any, sampler: Sampler, model: Model) -> list[str]:
+    if box.particles is None or box.particles == box.mesh:
+        return []
+    if sampler.precondition != "none":
+        return [
+            'box.particles: a preconditioner needs as many as cells; leave it out, or sampler.precondition = "none"'
+        ]
+    return ["box.particles: linear gravity needs as many as cells; leave it out"] if model.gravity == "linear" else []
+
+
+_CROSS: tuple[tuple[tuple[str, ...], Any], ...] = (
+    (("likelihood", "priors", "data"), _of_likelihood),
+    (("model", "priors"), _of_model),
+    (("cosmology", "priors"), _of_cosmology),
+    (("data", "priors", "cosmology", "model"), _of_truth),
+    (("start", "priors", "sampler", "model"), _of_start),
+    (("box", "sampler", "model"), _of_mesh),
+)

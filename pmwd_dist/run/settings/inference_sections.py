@@ -1,0 +1,184 @@
+"""The sections of the TOML file of an inference: data, model, likelihood, priors, start, sampler and checks."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, ValidationError
+
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist.infer import priors
+from pmwd_dist.infer.priors import Prior
+from pmwd_dist.run.settings.section import Section, about, list_to_tuple
+from pmwd_dist.run.settings.writing import Raw, toml_value
+
+# Keys of [priors], by the library's names of the parameters.
+COSMOLOGY = {
+    "sigma8": "sigma8",
+    "omega_m": "Omega_m",
+    "omega_b": "Omega_b",
+    "h": "h",
+    "n_s": "n_s",
+    "omega_k": "Omega_k",
+    "w0": "w0",
+    "wa": "wa",
+}
+BIASES = ("b1", "b2", "bs2", "bnabla2")
+_KINDS: dict[str, tuple[Any, set[str], set[str]]] = {
+    "normal": (priors.Normal, {"mean", "sd"}, {"low", "high"}),
+    "uniform": (priors.Uniform, {"low", "high"}, set()),
+    "lognormal": (priors.LogNormal, {"median", "sd"}, set()),
+}
+
+
+class PriorTable(Section):
+    """The prior of a parameter."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    kind: Literal["normal", "uniform", "lognormal"]
+    mean: float | None = None
+    median: float | None = None
+    sd: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+    def build(self) -> Prior:
+        """The prior.
+
+        Raises:
+          ValueError: keys that this kind lacks or has not, or values out of range.
+        """
+        make, needed, allowed = _KINDS[self.kind]
+        given = {name: value for name, value in self.model_dump(exclude={"kind"}).items() if value is not None}
+        if not needed <= given.keys() <= needed | allowed:
+            takes = " and ".join(sorted(needed)) + (
+                f", and may have {' and '.join(sorted(allowed))}" if allowed else ""
+            )
+            raise ValueError(f'of kind "{self.kind}" needs {takes}')
+        return make(**given)
+
+
+def _prior(value: object) -> object:
+    if value is None or isinstance(value, PriorTable):
+        return value
+    if not isinstance(value, dict) or "kind" not in value:
+        raise ValueError("must be a table with a kind")
+    try:
+        table = PriorTable.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ValueError(f"has a wrong {'.'.join(map(str, first['loc']))}: {first['msg'].lower()}") from error
+    try:
+        table.build()
+    except ArgumentError as error:
+        raise ValueError(f"has {error.argument} = {toml_value(error.value)}, which {error.reason}") from error
+    return table
+
+
+_Prior = Annotated[PriorTable | None, BeforeValidator(_prior)]
+
+
+def _prior_of(what: str, example: str) -> Any:
+    return about(f"of {what}", None, Raw(example))
+
+
+class Data(Section):
+    """What was observed."""
+
+    file: str = about(
+        'an .npy file, or "file.h5:/dataset": density in units of the mean, or counts; "mock": drawn from the model',
+        "mock",
+    )
+    mask: str | None = about("file with 1 where there are data, and 0 elsewhere", None, "survey.h5:/mask")
+    selection: str | None = about(
+        "file with the fraction of the galaxies that is observed; of Poisson counts", None, "survey.h5:/selection"
+    )
+    truth: dict[str, float] | None = about(
+        "parameters of the mock; default: those of [cosmology] and [model], else drawn from their priors",
+        None,
+        Raw("{ b1 = 0.8 }"),
+    )
+
+
+class Model(Section):
+    """The forward model: gravity and galaxies."""
+
+    gravity: Literal["nbody", "lpt", "linear"] = about("nbody (with time.steps), lpt or linear", "nbody")
+    bias: Literal["lagrangian", "eulerian", "none"] = about("lagrangian, eulerian (b1 only) or none", "lagrangian")
+    b1: float = about("first bias; of long waves it is 1 + b1 if lagrangian and b1 if eulerian", 1.0)
+    b2: float = about("lagrangian bias of the squared density", 0.0)
+    bs2: float = about("lagrangian bias of the squared tidal field", 0.0)
+    bnabla2: float = about("lagrangian bias of the Laplacian of the density [(Mpc/h)^2]", 0.0)
+    smoothing: float | None = about("radius of the filter of the lagrangian density [Mpc/h]", None, 4.0, gt=0)
+    line_of_sight: Literal["x", "y", "z", "none"] = about("axis of the redshift distortions, or none", "z")
+
+
+class Likelihood(Section):
+    """The noise of the data."""
+
+    kind: Literal["gaussian", "poisson"] = about("gaussian (densities) or poisson (counts)", "gaussian")
+    sigma: float | None = about("gaussian standard deviation in a cell, unless it has a prior", None, 0.5, gt=0)
+    k_max: float | None = about(
+        "largest wavenumber that is compared, of a gaussian [h/Mpc]; default: all", None, 0.3, gt=0
+    )
+    nbar: float | None = about("mean number of galaxies in a cell, of poisson, unless it has a prior", None, 2.0, gt=0)
+
+
+class Priors(Section):
+    """The parameters that are sampled; those that are not listed are fixed."""
+
+    sigma8: _Prior = _prior_of("sigma8; bound it from below", '{ kind = "normal", mean = 0.8, sd = 0.15, low = 0.1 }')
+    omega_m: _Prior = _prior_of("omega_m", '{ kind = "normal", mean = 0.3, sd = 0.05, low = 0.06 }')
+    omega_b: _Prior = _prior_of("omega_b", '{ kind = "normal", mean = 0.0486, sd = 0.001, low = 0.01 }')
+    h: _Prior = _prior_of("h", '{ kind = "normal", mean = 0.68, sd = 0.02, low = 0.5 }')
+    n_s: _Prior = _prior_of("n_s", '{ kind = "normal", mean = 0.9667, sd = 0.01 }')
+    omega_k: _Prior = _prior_of("omega_k", '{ kind = "normal", mean = 0.0, sd = 0.05 }')
+    w0: _Prior = _prior_of("w0", '{ kind = "uniform", low = -1.5, high = -0.5 }')
+    wa: _Prior = _prior_of("wa", '{ kind = "normal", mean = 0.0, sd = 0.3, high = 0.4 }')
+    b1: _Prior = _prior_of("b1", '{ kind = "uniform", low = 0.5, high = 4.0 }')
+    b2: _Prior = _prior_of("b2", '{ kind = "normal", mean = 0.0, sd = 1.0 }')
+    bs2: _Prior = _prior_of("bs2", '{ kind = "normal", mean = 0.0, sd = 1.0 }')
+    bnabla2: _Prior = _prior_of("bnabla2", '{ kind = "normal", mean = 0.0, sd = 10.0 }')
+    sigma: _Prior = _prior_of("likelihood.sigma", '{ kind = "lognormal", median = 0.5, sd = 0.3 }')
+    nbar: _Prior = _prior_of("likelihood.nbar", '{ kind = "lognormal", median = 2.0, sd = 0.3 }')
+
+    @property
+    def given(self) -> dict[str, PriorTable]:
+        """Those that are listed, by their keys."""
+        return {name: value for name in type(self).model_fields if (value := getattr(self, name)) is not None}
+
+
+class Start(Section):
+    """Where the chains begin."""
+
+    begin: Literal["wiener", "prior", "map"] = about(
+        "wiener: draws given the data in linear theory; prior: draws; map: the largest density over the noise", "wiener"
+    )
+    map_steps: int = about("steps of L-BFGS", 100, ge=1)
+    map_free: Annotated[tuple[str, ...], BeforeValidator(list_to_tuple)] = about(
+        "parameters that the maximum is over, too; a joint maximum overfits, and is no estimate",
+        (),
+        Raw('["b1"]'),
+    )
+
+
+class Sampler(Section):
+    """The chains."""
+
+    chains: int = about("how many", 4, ge=1, le=1024)
+    tune: int = about("steps that find the step size, masses and L", 1000, ge=40)
+    steps: int = about("steps of each chain; may be raised later", 4000, ge=1)
+    thin: int = about("steps from one draw that is kept to the next", 1, ge=1)
+    chunk: int = about("draws from one write to disk to the next; what a kill can lose", 100, ge=4)
+    precondition: Literal["conditional", "wiener", "none"] = about(
+        "linear theory given data and parameters, wiener (its scales at the fiducial parameters) or none", "conditional"
+    )
+
+
+class Checks(Section):
+    """When a result can be trusted."""
+
+    r_hat: float = about("largest R-hat of a parameter", 1.01, gt=1)
+    ess: float = about("smallest effective sample size of a parameter, bulk and tail", 400.0, gt=0)
+    failed_simulations: float = about("share of the steps of a chunk that may fail; more end the run", 0.05, ge=0, le=1)

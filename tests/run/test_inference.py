@@ -1,0 +1,211 @@
+"""Inferences from a config file: the same bits after an interruption, and what is wrong with bad ones."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from runs import command
+
+from pmwd_dist.infer.chains import load_chain
+from pmwd_dist.run import events
+from pmwd_dist.run.chains import execute_inference
+from pmwd_dist.run.folder import finished, prepare_folder
+from pmwd_dist.run.inference import InferencePlan, check_inference, make_inference
+from pmwd_dist.run.settings import InferenceSettings, Settings, SettingsError, read_any, read_as
+from pmwd_dist.run.settings.writing import template
+from pmwd_dist.run.signals import Interrupted
+
+SMALL = """
+[box]
+size = 60.0
+mesh = 4
+[time]
+a_stop = 0.5
+[noise]
+seed = 1
+[devices]
+pdims = [1, 1]
+[model]
+gravity = "linear"
+bias = "eulerian"
+b1 = 1.8
+line_of_sight = "none"
+[likelihood]
+sigma = 0.5
+[priors]
+b1 = { kind = "normal", mean = 1.5, sd = 0.5, low = 0.1 }
+[sampler]
+chains = 2
+tune = 40
+steps = 36
+chunk = 12
+"""
+
+
+def plan_of(folder: Path, *overrides: str, text: str = SMALL) -> InferencePlan:
+    file = folder.parent / "small.toml"
+    file.write_text(text)
+    return make_inference(read_as(InferenceSettings, file, overrides), folder)
+
+
+class Listener(list[Any]):
+    """Remembers events, and sends a signal to this process at one of them."""
+
+    def __init__(self, stop_at: type | None = None):
+        super().__init__()
+        self.stop_at = stop_at
+
+    def __call__(self, event: Any) -> None:
+        self.append(event)
+        if self.stop_at is not None and isinstance(event, self.stop_at):
+            self.stop_at = None
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[InferencePlan, Listener]:
+    plan, listener = plan_of(tmp_path_factory.mktemp("inference") / "run"), Listener()
+    prepare_folder(plan)
+    execute_inference(plan, listener)
+    return plan, listener
+
+
+def test_a_run_leaves_chains_pictures_and_a_verdict(whole: tuple[InferencePlan, Listener]) -> None:
+    plan, listener = whole
+    assert finished(plan.folder)
+    names = {path.name for path in plan.folder.iterdir()}
+    assert {"report.html", "summary.csv", "traces.png", "corner.png", "fields.png", "slices.png"} <= names
+    verdict = next(event for event in listener if isinstance(event, events.Judged))
+    assert any("effective samples, fewer than 400; raise sampler.steps" in reason for reason in verdict.reasons)
+    assert "Not to be trusted yet" in (plan.folder / "report.html").read_text()
+    chunks = [event for event in listener if isinstance(event, events.ChunkSampled)]
+    assert [event.step for event in chunks] == [12, 24, 36] and chunks[-1].slowest == "b1"
+    header, row, _ = (plan.folder / "summary.csv").read_text().splitlines()
+    mean = float(dict(zip(header.split(","), row.split(","), strict=True))["mean"])
+    assert mean == pytest.approx(load_chain(plan.folder).parameters["b1"].mean(), rel=1e-5)
+
+
+def test_what_was_stopped_goes_on_to_the_same_bits(whole: tuple[InferencePlan, Listener], tmp_path: Path) -> None:
+    plan = plan_of(tmp_path / "run")
+    prepare_folder(plan)
+    for stop_at, done in ((events.StageDone, 0), (events.ChunkSampled, 1)):  # in the tuning, and after a chunk
+        with pytest.raises(Interrupted, match=f"after chunk {done} of 3; go on with `pmwd-dist resume"):
+            execute_inference(plan, Listener(stop_at), resume=done > 0)
+    with h5py.File(plan.folder / ".chunk_00001.h5.part", "w"):
+        pass  # as a kill would leave it
+    execute_inference(plan, Listener(), resume=True)
+    for path in sorted(whole[0].folder.glob("*.h5")):
+        with h5py.File(path) as one, h5py.File(plan.folder / path.name) as other:
+            found: list[str] = []
+            one.visititems(lambda name, item, to=found: to.append(name) if isinstance(item, h5py.Dataset) else None)
+            for name in found:
+                np.testing.assert_array_equal(one[name][()], other[name][()], err_msg=f"{path.name}:{name}")
+
+
+def test_another_config_does_not_go_on(
+    whole: tuple[InferencePlan, Listener], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(whole[0].folder, tmp_path / "run")
+    assert command("resume", folder) == 0
+    assert "the run is finished; nothing is left to do" in capsys.readouterr().out
+    text = (folder / "config.toml").read_text()
+    (folder / "run.json").unlink()
+    (folder / "config.toml").write_text(text.replace("sigma = 0.5", "sigma = 0.6"))
+    assert command("resume", folder) == 2
+    assert "likelihood.sigma = 0.6: this folder's run has 0.5; set it back" in capsys.readouterr().err
+    (folder / "config.toml").write_text(text)
+    assert command("resume", folder, "--set", "sampler.chunk=24") == 2
+    assert "only devices.*, sampler.steps, checks.* can change" in capsys.readouterr().err
+    assert command("infer", folder / "config.toml", "--output", folder) == 2
+    assert "not empty; use --overwrite" in capsys.readouterr().err
+
+
+def test_the_template_and_what_is_written_read_back(tmp_path: Path) -> None:
+    file = tmp_path / "template.toml"
+    file.write_text(template(InferenceSettings))
+    settings = read_as(InferenceSettings, file, ["likelihood.sigma=0.5"])
+    assert settings.sampler.precondition == "conditional"
+    file.write_text(SMALL)
+    assert isinstance(read_any((Settings, InferenceSettings), file), InferenceSettings)
+    file.write_text("[box]\nsize = 60.0\nmesh = 4\n")
+    assert type(read_any((Settings, InferenceSettings), file)) is Settings
+
+
+WRONG = {
+    "likelihood.nbar: missing; add for example": ["likelihood.kind=poisson"],
+    "likelihood.nbar: a gaussian likelihood has none": ["likelihood.nbar=2.0"],
+    'must be "gaussian" or "poisson"': ["likelihood.kind=gauss"],
+    'data.selection: is of counts; use likelihood.kind = "poisson"': ["data.selection=a.npy"],
+    'has low = 3.0, which must be less than high=2.0; for example { kind = "uniform"': [
+        'priors.b1={ kind = "uniform", low = 3.0, high = 2.0 }'
+    ],
+    'of kind "normal" needs mean and sd, and may have high and low': ['priors.b1={ kind = "normal", mean = 3.0 }'],
+    "priors.b1: the prior { kind = .* } excludes the truth, 1.8; change one of them": [
+        'priors.b1={ kind = "uniform", low = 2.0, high = 3.0 }'
+    ],
+    'priors.b2: has no effect with model.bias = "eulerian"': ['priors.b2={ kind = "normal", mean = 0.0, sd = 1.0 }'],
+    "data.truth.b2: has no prior": ["data.truth={ b2 = 1.0 }"],
+    "sampler.steps = 37: must be a multiple of thin \\* chunk = 12": ["sampler.steps=37"],
+    "sampler.stepz = 3: unknown key; did you mean sampler.steps?": ["sampler.stepz=3"],
+    'start.begin = "wiener": needs sampler.precondition': ["sampler.precondition=none"],
+    "start.map_free: sigma8 has no prior": ["start.map_free=['sigma8']"],
+    'model.bias = "lagrangian": is of particles': ["model.bias=lagrangian"],
+    r"\[output\]: unknown section; use box, time, .*, data, model": ["output.redshifts=0"],
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_wrong_settings_are_named(message: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=message):
+        plan_of(tmp_path / "run", *WRONG[message])
+
+
+def put(folder: Path, name: str, values: Any) -> None:
+    np.save(folder / f"{name}.npy", values)
+
+
+def broken(value: float) -> np.ndarray:
+    values = np.ones((4, 4, 4))
+    values[1, 2, 3] = value
+    return values
+
+
+@pytest.mark.parametrize(
+    ("arrays", "overrides", "message"),
+    [
+        ({"file": broken(np.nan)}, [], r"data.file = .*: holds 1 values that are no finite numbers, the first at"),
+        ({"file": np.ones((4, 4, 8))}, [], r"has the shape \[4, 4, 8\], and box.mesh is \[4, 4, 4\]"),
+        ({"file": broken(-1)}, ["likelihood.kind=poisson"], "holds -1, which is no number of galaxies"),
+        ({"mask": np.zeros((4, 4, 4))}, [], "data.mask = .*: hides every cell"),
+        ({"mask": broken(0.5)}, [], "data.mask = .*: must hold only 0 and 1"),
+        ({"file": np.array(["a"])}, [], "holds <U1, no real numbers"),
+        ({}, ["data.file=missing.npy"], 'data.file = .*missing.npy": No such file'),
+        ({}, ["data.file=counts.h5:/d"], "data.file = .*counts.h5"),
+        ({}, ["data.file=counts.txt"], "must end with .npy, or name a data set"),
+    ],
+)
+def test_wrong_data_are_named(arrays: dict[str, Any], overrides: list[str], message: str, tmp_path: Path) -> None:
+    for name, values in arrays.items():
+        put(tmp_path, name, values)
+        overrides = [*overrides, f"data.{name}={name}.npy"]
+    counts = SMALL.replace("sigma = 0.5", "nbar = 2.0") if "likelihood.kind=poisson" in overrides else SMALL
+    with pytest.raises(SettingsError, match=message):
+        plan_of(tmp_path / "run", *overrides, text=counts)
+
+
+def test_data_are_read_and_odd_ones_warned_of(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "survey.h5", "w") as file:
+        file["galaxies/contrast"] = np.zeros((4, 4, 4))
+        file["mask"] = broken(0) > 0
+    plan = plan_of(tmp_path / "run", "data.file=survey.h5:/galaxies/contrast", "data.mask=survey.h5:/mask")
+    assert plan.model.likelihood.mask.sum() == 63
+    warnings = check_inference(plan)
+    assert any("the mean is about 0, as of a contrast" in text for text in warnings)
+    assert any("fewer draws than checks.ess = 400" in text for text in warnings)

@@ -1,0 +1,101 @@
+"""Plans for devices that are not here: times against measured ones, and what fits."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from runs import SMALL, command
+
+import pmwd_dist as pmd
+from pmwd_dist._memory import bytes_of
+from pmwd_dist.run.memory import RUN, load, stages
+from pmwd_dist.run.planning import divisions, enough_devices, largest_mesh, on_devices
+from pmwd_dist.run.speed import machine_of, step_seconds, transforms_seconds
+
+FACTOR = 1.5  # to which docs/planning.md trusts the model
+
+# Milliseconds of a transform and its inverse (benchmarks/RESULTS.md): kind, cells along a side, devices, collectives.
+TRANSFORMS = [
+    ("H200", 1024, (1, 1), False, 17.95),
+    ("H200", 1024, (2, 1), False, 12.18),
+    ("H200", 1024, (4, 1), False, 7.17),
+    ("H200", 512, (4, 1), False, 1.14),
+    ("H200", 2048, (4, 1), False, 76.81),
+    ("H200", 1024, (2, 1), True, 23.20),
+    ("H200", 1024, (4, 1), True, 13.24),
+    ("H200", 1024, (2, 2), True, 15.54),
+    ("H200", 2048, (4, 1), True, 115.11),
+    ("H200", 2048, (2, 2), True, 130.07),
+    ("H100", 512, (1, 1), False, 2.57),
+]
+STEPS = [("H100", 512, (1, 1), 12.6), ("H100", 512, (2, 1), 7.8), ("cpu", 128, (1, 1), 97.0)]
+
+
+def config_of(n: int, pdims: tuple[int, int] = (1, 1), halo: int = 20) -> pmd.Config:
+    return on_devices(pmd.Config(2.0 * n, n, halo=halo, decomposition=(1, 1)), pdims)
+
+
+@pytest.mark.parametrize(("kind", "n", "pdims", "collectives", "milliseconds"), TRANSFORMS)
+def test_transforms_take_the_time_that_was_measured(kind, n, pdims, collectives, milliseconds):
+    machine = machine_of(kind)
+    seconds = transforms_seconds(load(config_of(n, pdims)), pdims, machine, collectives=collectives)
+    assert 1 / FACTOR < 1e3 * seconds / milliseconds < FACTOR
+
+
+@pytest.mark.parametrize(("kind", "n", "pdims", "milliseconds"), STEPS)
+def test_steps_take_the_time_that_was_measured(kind, n, pdims, milliseconds):
+    seconds = step_seconds(config_of(n, pdims), machine_of(kind))
+    assert 1 / FACTOR < 1e3 * seconds / milliseconds < FACTOR
+
+
+def test_enough_devices_are_the_fewest_that_hold_the_run():
+    config = config_of(1024)
+    count = enough_devices(config, 40.0, "gpu", 16e9)
+    assert count is not None
+    peaks = {n: min(d.peak for d in divisions(config, n, 40.0, "gpu")) for n in (count, count // 2)}
+    assert peaks[count] <= 16e9 < peaks[count // 2]
+    assert enough_devices(config, 40.0, "gpu", 1e3) is None
+
+
+@pytest.mark.parametrize("count", [1, 6, 64])
+def test_the_largest_mesh_fits_and_a_larger_one_does_not(count: int):
+    best = largest_mesh(config_of(64), count, 40.0, "gpu", 4e9)
+    assert best is not None
+    n = best.mesh_shape[0]
+    assert best.cell_size == (2.0, 2.0, 2.0)
+    assert min(d.peak for d in divisions(best, count, 40.0, "gpu")) <= 4e9
+    larger = config_of(math.ceil(1.1 * n / 192) * 192)
+    assert min(d.peak for d in divisions(larger, count, 40.0, "gpu")) > 4e9
+
+
+def test_slabs_of_few_planes_need_more_memory_than_pencils():
+    slabs, pencils = (
+        max(stages(config_of(2048, pdims, halo=24), "gpu")[stage] for stage in RUN) for pdims in ((256, 1), (16, 16))
+    )
+    assert slabs > 1.2 * pencils
+
+
+@pytest.mark.parametrize(("text", "number"), [("80GB", 80e9), ("1.5 GiB", 1.5 * 2**30), ("8e9", 8e9), ("100B", 100)])
+def test_sizes(text: str, number: float):
+    assert bytes_of(text) == number
+
+
+def test_check_plans_for_other_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "run.toml").write_text(SMALL.replace("size = 32", "size = 4096").replace("mesh = 8", "mesh = 2048"))
+    check = ("check", tmp_path / "run.toml", "--device-memory", "60GB", "--devices")
+    assert command(*check, 256) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[-2].startswith("best        devices.pdims = [")
+    assert out[-1].startswith("largest     a mesh of ")
+    assert sum("GB" in line for line in out) > 4
+    assert command(*check, 2) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "memory a device on 2 x H100 with 60 GB; use 8 such devices, or a smaller mesh" in line
+    assert command(*check, 3) == 2
+    assert "can't be divided over so many; use 8 such devices" in capsys.readouterr().err
+    assert command("check", tmp_path / "run.toml", "--device-kind", "abacus") == 2
+    assert "use one of H100, H200, cpu" in capsys.readouterr().err
+    assert command("check", tmp_path / "run.toml", "--devices", 8, "--device-memory", "much") == 2
+    assert "--device-memory='much' must be a number of bytes, such as 80GB" in capsys.readouterr().err
