@@ -34,19 +34,18 @@ def potential(source: Array, config: Config) -> Array:
     return -source * fourier.inverse_laplacian(config.particle_shape, config, source.real.dtype)
 
 
-def gradient(source: Array, axis: int, config: Config) -> Array:
-    """A component of the gradient of the potential with this Laplacian, modes to a field."""
-    modes = 1j * _odd_wavevectors(source, config)[axis] * potential(source, config)
-    return irfft_block(modes, config.particle_shape[2], config.decomposition)
+def gradient(modes: Array, config: Config) -> Array:
+    """Gradient of a potential, modes to a field of shape (nx, ny, nz, 3)."""
+    k = _odd_wavevectors(modes, config)
+    return _fields(modes, [lambda p, k=k_: 1j * k * p for k_ in k], config)
 
 
-def inverse_curl(source: Sequence[Array], axis: int, config: Config) -> Array:
-    """A component of the field without divergence that has this curl, modes to a field."""
+def inverse_curl(source: Sequence[Array], config: Config) -> Array:
+    """The field without divergence that has this curl, modes to a field of shape (nx, ny, nz, 3)."""
     k = _odd_wavevectors(source[0], config)
     inverse = fourier.inverse_laplacian(config.particle_shape, config, source[0].real.dtype)
-    i, j = NEXT[axis]
-    modes = 1j * inverse * (k[i] * source[j] - k[j] * source[i])
-    return irfft_block(modes, config.particle_shape[2], config.decomposition)
+    kernels = [lambda w, i=i, j=j: 1j * inverse * (k[i] * w[j] - k[j] * w[i]) for i, j in NEXT]
+    return _fields(tuple(source), kernels, config)
 
 
 def second_order(p1: Array, config: Config, *, dealias: bool) -> Array:
@@ -143,6 +142,15 @@ def _dealiased(product: Callable[..., list[Array]], modes: Sequence[Array], coun
 def _second_derivative(p: Array, i: int, j: int, even: Any, odd: Any, config: Config) -> Array:
     factor = even[i] ** 2 if i == j else odd[i] * odd[j]
     return irfft_block(-factor * p, config.particle_shape[2], config.decomposition)
+
+
+def _fields(modes: Any, kernels: Sequence[Callable[[Any], Array]], config: Config) -> Array:
+    """Inverse transforms of some factors times modes, one after the other."""
+    fields: list[Array] = []
+    for kernel in kernels:
+        fields.append(irfft_block(kernel(modes), config.particle_shape[2], config.decomposition))
+        modes, fields = sequence_after(modes, fields)
+    return jnp.stack(fields, -1)
 
 
 def _odd_wavevectors(modes: Array, config: Config) -> tuple[Array, Array, Array]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +11,9 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 from jaxtyping import Array, Num
 
-from pmwd_dist._jax.varying import unify_varying
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table
 from pmwd_dist.cosmology.parameters import Cosmology
-from pmwd_dist.parallel.fft import sequence_after
 from pmwd_dist.pm import displacement, inputs
 from pmwd_dist.pm.particles import Particles, quantize
 
@@ -56,34 +53,30 @@ def _lpt(modes: Array, table: GrowthTable, a: ArrayLike, config: Config) -> Part
     factors = jnp.stack([growth, a**2 * table.E(a) * slopes], -1)
 
     def block(modes: Array, factors: Array) -> tuple[Array, Array]:
-        sources, components = _displacements(modes, config)
-        factors = factors.at[0].multiply(-1).astype(modes.real.dtype)  # laplacian p1 = -delta
-        # Added up one component of one field after the other, in place: all at once would set the peak of a run.
-        shape = (*decomposition.block(config.particle_shape), 3)
-        disp, vel = unify_varying(modes, *jnp.zeros((2, *shape), modes.real.dtype))[1:]
-        sources, (disp, vel) = sequence_after(sources, (disp, vel))
-        for axis in range(3):
-            moved = momentum = jnp.zeros((), modes.real.dtype)
-            for factor, source, component in zip(factors, sources, components, strict=False):
-                field = component(source, axis, config)
-                moved, momentum = moved + factor[0] * field, momentum + factor[1] * field
-                sources, (moved, momentum) = sequence_after(sources, (moved, momentum))
-            disp, vel = disp.at[..., axis].set(moved), vel.at[..., axis].set(momentum)
-            sources, (disp, vel) = sequence_after(sources, (disp, vel))
+        fields = _displacements(modes, config)
+        first = next(fields)
+        factors = factors.astype(first.dtype)
+        disp, vel = factors[0, 0] * first, factors[0, 1] * first
+        for factor, field in zip(factors[1:], fields, strict=False):
+            disp, vel = disp + factor[0] * field, vel + factor[1] * field
         return disp, vel
 
     run = decomposition.shard_map(block, (decomposition.spectrum_spec, P()), (decomposition.spec, decomposition.spec))
     return quantize(Particles(*run(modes, factors)), config)
 
 
-def _displacements(modes: Array, config: Config) -> tuple[list[Any], list[Callable[..., Array]]]:
-    """Sources of psi1, psi2, psi3a, psi3b and psi3c up to the order of the config, and what makes their components."""
-    order, gradient = config.lpt_order, displacement.gradient
-    if order == 1:
-        return [modes], [gradient]
+def _displacements(modes: Array, config: Config) -> Iterator[Array]:
+    """The fields psi1, psi2, psi3a, psi3b and psi3c up to the order of the config, shape (nx, ny, nz, 3) each."""
+    order = config.lpt_order
     p1 = displacement.potential(-modes, config)
-    source = displacement.second_order(p1, config, dealias=order > 2)
+    yield displacement.gradient(p1, config)
+    if order == 1:
+        return
+    p2 = displacement.potential(displacement.second_order(p1, config, dealias=order > 2), config)
+    yield displacement.gradient(p2, config)
     if order == 2:
-        return [modes, source], [gradient] * 2
-    determinant, mixed, *curl = displacement.third_order(p1, displacement.potential(source, config), config)
-    return [modes, source, determinant, mixed, curl], [*[gradient] * 4, displacement.inverse_curl]
+        return
+    determinant, mixed, *curl = displacement.third_order(p1, p2, config)
+    yield displacement.gradient(displacement.potential(determinant, config), config)
+    yield displacement.gradient(displacement.potential(mixed, config), config)
+    yield displacement.inverse_curl(curl, config)

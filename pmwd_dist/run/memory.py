@@ -94,7 +94,7 @@ def _gpu(x: Load) -> dict[Stage, float]:
     force = 3 * x.painted + (x.padded if several else x.cells)
     # The branches of a switch don't work in place: they hold new particles beside the old ones.
     force = max(force + x.cells, state + x.cells + 3 * x.painted) if x.switch else force
-    lpt = {1: 5 if x.slabs else 4, 2: 8.5 if x.pencils else 8 if x.slabs else 7, 3: 24.5 if several else 23}[x.order]
+    lpt = {1: 5, 2: 10 if x.pencils else 8 if x.slabs else 7, 3: 29 if x.slabs else 25}[x.order]
     # Derivatives of LPT keep the second derivatives of its potentials.
     kept, back = {1: (0, 10), 2: (6, 20), 3: (6, 45)}[x.order]
     # Cotangents of the momenta: three fields, and their integer sums one by one.
@@ -117,8 +117,7 @@ def _cpu(x: Load) -> dict[Stage, float]:
     state = 6 * scalar
     padded = x.padded if several else x.cells
     force = 3 * x.painted + max(state, 3 * scalar + padded)
-    second = 17 if x.pencils else 13 if several else 9.5
-    lpt = {1: 5 if several else 4, 2: second, 3: 38 if x.pencils else 29.5}[x.order]
+    lpt = {1: 4.75 if several else 4, 2: 17 if x.pencils else 11.5, 3: 37 if x.pencils else 29.5}[x.order]
     kept = 0 if x.order == 1 else 6
     return {
         "noise": 4 * scalar,
