@@ -23,6 +23,8 @@ REQUIRE_NVRTC := $(if $(filter Linux,$(shell uname -s)),PMWD_REQUIRE_NVRTC=1)
 LIMIT := $(if $(shell command -v timeout),timeout --kill-after=30s 30m)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Modules are compiled at their first import: for pip to compile all of them takes three times as long.
+unexport PYTHONDONTWRITEBYTECODE
 export PYO3_PYTHON := $(abspath $(BIN))/python
 
 .PHONY: demo test check-python check-rust test-rust tools test-tools
@@ -47,21 +49,22 @@ check-python: $(STAMPS)/test
 check-rust: $(STAMPS)/wheel
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --all-features --locked -- -D warnings
-	cargo test --workspace --locked --no-run
+	cargo test --workspace --lib --tests --locked --no-run
 
 test-rust: check-rust $(STAMPS)/test
-	XLA_FFI_REQUIRE_HEADER=1 $(REQUIRE_NVRTC) PYTHON=$(PYO3_PYTHON) cargo test --workspace --locked
+	XLA_FFI_REQUIRE_HEADER=1 $(REQUIRE_NVRTC) PYTHON=$(PYO3_PYTHON) cargo test --workspace --lib --tests --locked
+	cargo test --workspace --doc --locked
 
 # What is installed is remembered by stamps in the virtual environment.
 $(STAMPS)/demo: pyproject.toml $(STAMPS)/native
-	$(BIN)/pip install --quiet --editable '.[native]'
+	$(BIN)/pip install --quiet --no-compile --editable '.[native]'
 	@touch $@
 
 $(STAMPS)/test: $(STAMPS)/packages $(STAMPS)/native
 	@touch $@ $(STAMPS)/demo
 
 $(STAMPS)/packages: pyproject.toml $(STAMPS)/maturin
-	$(BIN)/pip install --quiet --editable '.[test]'
+	$(BIN)/pip install --quiet --no-compile --editable '.[test]'
 	@touch $@
 
 $(STAMPS)/native: $(STAMPS)/wheel

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
@@ -27,6 +28,9 @@ jax.config.update("jax_compilation_cache_dir", _PROGRAMS)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
+# JAX traces and lowers into many small objects that live on: collecting them often takes a quarter of a test's time.
+gc.set_threshold(100_000, 20, 20)
+
 # mpirun ends its processes by itself, and before the limit of a test: nothing else does where it is killed.
 os.environ.setdefault("MPIEXEC_TIMEOUT", "180")
 
@@ -37,6 +41,13 @@ import pytest  # noqa: E402
 import pmwd_dist as pmd  # noqa: E402
 from pmwd_dist.pm import paint  # noqa: E402
 from pmwd_dist.pm.gravity import acceleration  # noqa: E402
+
+
+def pytest_collection_finish() -> None:
+    """What is imported stays: the collector need not look at it again."""
+    gc.collect()
+    gc.freeze()
+
 
 LAYOUTS = ((1, 1), (4, 1), (1, 4), (2, 2))
 PARALLEL = LAYOUTS[1:]

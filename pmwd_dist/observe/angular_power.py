@@ -17,6 +17,8 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.cosmology.distance import comoving_distance, scale_factor_at, transverse_distance
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table
 from pmwd_dist.cosmology.parameters import Cosmology
+from pmwd_dist.observe import harmonics
+from pmwd_dist.observe.healpix import pixel_count
 from pmwd_dist.observe.lensing import lensing_weights
 from pmwd_dist.parallel.inputs import real
 
@@ -37,28 +39,46 @@ class AngularPower(eqx.Module):
     modes: Float[Array, " bins"]
 
 
-def angular_power(field: Real[Array, "nx ny"], *, side: float, bins: int = 16) -> AngularPower:
-    """Power spectrum of a map of a square field, such as `convergence` along rays, less its mean.
+def angular_power(field: Real[Array, ...], *, side: float | None = None, bins: int = 16) -> AngularPower:
+    """Power spectrum of a map of a square field, such as `convergence` along rays, less its mean, or of a HEALPix map.
 
-    Bins are equidistant in the logarithm, from the fundamental mode to the Nyquist frequency. The field is taken to be
-    periodic, which it is not: power leaks from steep spectra to small scales, by some per cent.
+    Of a HEALPix map of the whole sky, C_l for each l from 0 to 2 nside - 1, the mean over m of |a_lm|^2.
+
+    On a flat sky, bins are equidistant in the logarithm, from the fundamental mode to the Nyquist frequency. The field
+    is taken to be periodic, which it is not: power leaks from steep spectra to small scales, by some per cent.
 
     Args:
-      field: one value a ray, on a square.
-      side: of the field of view [degrees].
-      bins: their number, at most; those without modes are empty.
+      field: one value a ray, on a square, or the pixels of the sphere in RING order.
+      side: of the field of view on a flat sky [degrees].
+      bins: of a flat sky, at most; those without modes are empty.
 
     Raises:
       ValueError: a map that is not square, or an argument out of its range.
     """
     values = real(field, "field")
+    if values.ndim == 1:
+        return _of_sphere(values, _nside(values))
     if values.ndim != 2 or values.shape[0] != values.shape[1] or len(values) < 4:
         raise ArgumentError("field.shape", values.shape, "must be a square of 4 x 4 rays or more")
-    if not 0 < side <= 90:
+    if side is None or not 0 < side <= 90:
         raise ArgumentError("side", side, "must be an angle of 0 to 90 degrees")
     if bins < 1:
         raise ArgumentError("bins", bins, "must be 1 or more")
     return _angular_power(values, side=math.radians(side), bins=int(bins))
+
+
+def _nside(values: Array) -> int:
+    nside = math.isqrt(len(values) // 12)
+    if pixel_count(nside) != len(values) or not nside:
+        raise ArgumentError("field.shape", values.shape, "must be that of a square, or of 12 nside^2 pixels")
+    return nside
+
+
+@partial(jax.jit, static_argnames="nside")
+def _of_sphere(values: Array, nside: int) -> AngularPower:
+    ell = jnp.arange(2 * nside).astype(values.dtype)
+    power = harmonics.power_of_modes(harmonics.analyse(values, nside, 2 * nside - 1))
+    return AngularPower(ell, power, 2 * ell + 1)
 
 
 @partial(jax.jit, static_argnames=("side", "bins"))

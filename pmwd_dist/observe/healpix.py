@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from pmwd_dist.parallel.inputs import real, whole_number
@@ -124,3 +125,16 @@ def _opposite(pixels: Array, nside: int) -> Array:
     """The pixels across the pole, of the ring of four around it."""
     first = jnp.where(pixels < 4, 0, pixel_count(nside) - 4)
     return first + (pixels - first + 2) % 4
+
+
+def rings_of(nside: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """First pixel of each ring, number of pixels, whether they begin half a pixel from phi = 0, and theta."""
+    ring = np.arange(1, 4 * nside)
+    from_pole = np.minimum(np.minimum(ring, 4 * nside - ring), nside)
+    count = 4 * from_pole
+    first = np.concatenate([[0], np.cumsum(count)[:-1]])
+    shift = np.where((ring < nside) | (ring > 3 * nside), 1, (ring - nside + 1) % 2)
+    cap = 2 * np.arcsin(from_pole / (math.sqrt(6) * nside))
+    belt = np.arccos(np.clip((4 - 2 * ring / nside) / 3, -2 / 3, 2 / 3))
+    theta = np.where(ring < nside, cap, np.where(ring > 3 * nside, math.pi - cap, belt))
+    return first, count, shift, theta

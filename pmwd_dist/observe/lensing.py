@@ -23,6 +23,7 @@ from pmwd_dist.cosmology.distance import (
 )
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table
 from pmwd_dist.cosmology.parameters import Cosmology
+from pmwd_dist.observe import harmonics
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.healpix import pixel_count
 from pmwd_dist.observe.shells import is_traced
@@ -137,21 +138,35 @@ def convergence(
 
 
 def shear(
-    mass: Float[Array, "shells nx ny"],
+    mass: Array,
     cosmo: Cosmology | GrowthTable,
-    cone: FlatSkyLightCone,
+    cone: FlatSkyLightCone | SphericalLightCone,
     *,
     source: Source,
-    field: float,
-    pixels: int,
+    field: float | None = None,
+    pixels: int | None = None,
     offsets: Any = None,
-) -> Float[Array, "2 px py"]:
-    """Shear (gamma1, gamma2) along a square grid of rays, with the arguments of `convergence`.
+) -> Array:
+    """Shear (gamma1, gamma2), with the arguments of `convergence`: (2, pixels) on the sphere, or (2, px, py).
 
-    Each plane is turned into its shear by its transform (Kaiser & Squires 1993), which is exact for periodic planes:
-    no edges are involved.
+    On a flat sky each plane is turned into its shear by its transform (Kaiser & Squires 1993), which is exact for
+    periodic planes: no edges are involved. On the sphere the harmonics of the convergence up to l = 2 nside - 1 become
+    those of the shear (Hu 2000), along theta (south) and phi (east), as healpy has them.
+
+    Raises:
+      ValueError: an argument out of its range.
     """
+    if isinstance(cone, SphericalLightCone):
+        kappa = convergence(mass, cosmo, cone, source=source, field=field, pixels=pixels, offsets=offsets)
+        return _spherical_shear(kappa, cone)
     return _rays(mass, cosmo, cone, source, (field, pixels, offsets), partial(_plane_shear, box=cone.config.box_size))
+
+
+@partial(jax.jit, static_argnames="cone")
+def _spherical_shear(kappa: Array, cone: SphericalLightCone) -> Array:
+    decomposition = cone.config.decomposition
+    modes = harmonics.analyse(kappa, cone.nside, 2 * cone.nside - 1, decomposition=decomposition)
+    return harmonics.synthesise_spin2(harmonics.shear_modes(modes), cone.nside, decomposition)
 
 
 def _plane_shear(plane: Array, box: Sequence[float]) -> Array:

@@ -117,8 +117,9 @@ def _draw_power(axes: Axes, table: Table, sources: list[float]) -> None:
 def _spheres(convergence: np.ndarray, sources: list[float], nside: int, table: Table | None) -> Figure:
     """A map of each source in Mollweide's projection, one below the other, and the spectra at the bottom."""
     rows = len(sources) + (table is not None)
-    figure = Figure(figsize=(9.6, 5.3 * rows), layout="constrained")
-    axes = np.atleast_1d(figure.subplots(rows, 1))
+    heights = [1.0] * len(sources) + [1.1] * (table is not None)
+    figure = Figure(figsize=(9.6, 5.4 * rows), layout="constrained")
+    axes = np.atleast_1d(figure.subplots(rows, 1, height_ratios=heights))
     for i, z in enumerate(sources):
         image, inside = _mollweide(convergence[i], nside)
         low, high = np.percentile(convergence[i], [0.5, 99.7])
@@ -132,7 +133,8 @@ def _spheres(convergence: np.ndarray, sources: list[float], nside: int, table: T
             extend="both",
         )  # fmt: skip
     if table is not None:
-        _draw_power(axes[-1], table, sources)
+        with mpl.rc_context(STYLE):
+            _draw_power(axes[-1], table, sources)
     return figure
 
 

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
-from pmwd_dist.observe.angular_power import angular_power, limber_power
+from pmwd_dist.observe.angular_power import AngularPower, angular_power, limber_power
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.healpix import pixel_count
 from pmwd_dist.observe.lensing import convergence, shear
@@ -29,6 +29,7 @@ from pmwd_dist.run.plan import Plan
 from pmwd_dist.run.settings import Simulation
 from pmwd_dist.run.settings.light_cone import LightCone, field_of_view
 
+_LARGEST_NSIDE = 1024  # of harmonics
 FIELDS, SPECTRA, FIGURE = "light_cone.hdf5", "convergence_power.csv", "convergence.png"
 
 
@@ -80,8 +81,12 @@ def files(plan: Plan) -> list[str]:
     """Names of the files of the light cone."""
     if plan.simulation.light_cone is None:
         return []
-    flat = isinstance(plan.simulation.light_cone, FlatSkyLightCone)
-    return [FIELDS, *([SPECTRA] if flat else []), FIGURE]
+    return [FIELDS, *([SPECTRA] if has_harmonics(plan.simulation.light_cone) else []), FIGURE]
+
+
+def has_harmonics(cone: LightCone) -> bool:
+    """Whether shear and spectra are made: harmonics of larger spheres would take longer than the simulation."""
+    return isinstance(cone, FlatSkyLightCone) or cone.nside <= _LARGEST_NSIDE
 
 
 def write_maps(plan: Plan, shells: Array) -> dict[str, Table]:
@@ -104,6 +109,8 @@ def write_maps(plan: Plan, shells: Array) -> dict[str, Table]:
         tables[SPECTRA] = _spectra(fields["convergence"], simulation, wanted.sources, side)
     else:
         fields = _lens(shells, simulation, wanted.sources, {})
+        if "shear" in fields:
+            tables[SPECTRA] = _spectra(fields["convergence"], simulation, wanted.sources, None)
         about |= {"sky": "sphere", "observer": cone.observer, "nside": cone.nside, "ordering": "RING"}
     if not np.isfinite(np.asarray(fields["convergence"])).all():
         raise SimulationError("the light cone is not finite: a displacement exceeds 100 Mpc/h; use a smaller sigma8")
@@ -124,9 +131,11 @@ def _offsets(cone: FlatSkyLightCone, seed: int) -> np.ndarray:
 
 
 def _lens(shells: Array, simulation: Simulation, sources: tuple[float, ...], see: dict[str, Any]) -> dict[str, Array]:
-    """Maps of the convergence and, on a flat sky, of the shear of all sources, on every device."""
+    """Maps of the convergence and, where it has harmonics, of the shear of all sources, on every device."""
     cone: Any = simulation.light_cone
-    functions = {"convergence": convergence} | ({"shear": shear} if see else {})
+    functions: dict[str, Any] = {"convergence": convergence}
+    if has_harmonics(cone):
+        functions["shear"] = shear
 
     def lens(shells: Array) -> dict[str, Array]:
         return {
@@ -137,7 +146,7 @@ def _lens(shells: Array, simulation: Simulation, sources: tuple[float, ...], see
     return jax.jit(lens, out_shardings=cone.config.decomposition.replicated)(shells)
 
 
-def _spectra(maps: Array, simulation: Simulation, sources: tuple[float, ...], side: float) -> Table:
+def _spectra(maps: Array, simulation: Simulation, sources: tuple[float, ...], side: float | None) -> Table:
     """C_l of each map, its scatter if the map were Gaussian, and that of linear theory."""
     edges = simulation.light_cone.edges if simulation.light_cone else ()
 
@@ -147,9 +156,23 @@ def _spectra(maps: Array, simulation: Simulation, sources: tuple[float, ...], si
     columns: dict[str, np.ndarray] = {}
     for z, values in zip(sources, maps, strict=True):
         found = angular_power(values, side=side)
+        found = found if side is not None else _binned(found)
         some = np.asarray(found.modes) > 0
         ell, power, modes = (np.asarray(x, float)[some] for x in (found.ell, found.power, found.modes))
         linear = limber_power(ell, linear_power, simulation.cosmo, edges, z)
         columns |= {"l": ell, "modes": modes, f"C_l z={z:g}": power}
         columns |= {f"error z={z:g}": power * np.sqrt(2 / modes), f"linear z={z:g}": np.asarray(linear, float)}
-    return Table(f"convergence of a field of {side:.4g} degrees", columns, {})
+    where = "the whole sky" if side is None else f"a field of {side:.4g} degrees"
+    return Table(f"convergence of {where}", columns, {})
+
+
+def _binned(power: AngularPower) -> AngularPower:
+    """A spectrum of each l from 2 on in bins of a tenth and more, as means over the modes."""
+    ell, values, modes = (np.asarray(x, float)[2:] for x in (power.ell, power.power, power.modes))
+    edges = [2.0]
+    while edges[-1] < len(ell) + 2:
+        edges.append(np.ceil(1.1 * edges[-1]))
+    index = np.searchsorted(edges, ell, side="right") - 1
+    count = np.bincount(index, modes)
+    sums = [np.bincount(index, modes * x) / np.maximum(count, 1) for x in (ell, values)]
+    return AngularPower(*(jnp.asarray(x) for x in (*sums, count)))

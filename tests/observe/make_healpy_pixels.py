@@ -1,4 +1,4 @@
-"""Make healpy_pixels.npz, the pixels and weights of healpy with which ours are compared: pip install healpy."""
+"""Make healpy_pixels.npz, pixels, weights and harmonics of healpy to compare ours with: pip install healpy."""
 
 from __future__ import annotations
 
@@ -19,4 +19,13 @@ for nside in (1, 2, 3, 8, 64):
     arrays[f"nearest_{nside}"] = healpy.vec2pix(nside, *vectors.T)
     arrays[f"pixels_{nside}"] = pixels.T
     arrays[f"weights_{nside}"] = weights.T
+
+nside, lmax = 4, 7
+m = np.concatenate([np.full(lmax + 1 - i, i) for i in range(lmax + 1)])
+ell = np.concatenate([np.arange(i, lmax + 1) for i in range(lmax + 1)])
+modes = np.where(ell > 1, rng.standard_normal(len(ell)) + 1j * np.where(m > 0, rng.standard_normal(len(ell)), 0), 0)
+arrays |= {"l": ell, "m": m, "modes": modes, "map": healpy.alm2map(modes, nside, lmax=lmax)}
+arrays["spin2"] = np.stack(healpy.alm2map_spin([modes, 0 * modes], nside, 2, lmax))
+values = rng.standard_normal(12 * nside**2)
+arrays |= {"values": values, "analysed": healpy.map2alm(values, lmax=lmax, iter=3)}
 np.savez_compressed(Path(__file__).parent / "healpy_pixels.npz", **arrays)

@@ -94,8 +94,12 @@ def test_config_toml_reproduces_the_run(finished: tuple[Path, Events], tmp_path:
 def test_interrupted_and_resumed_is_bitwise_the_same(finished, tmp_path: Path, number: int, step: int):
     plan = make(tmp_path / "run")
     before = signal.getsignal(signal.SIGINT)  # ignored, where the tests were started in the background
-    with pytest.raises(Interrupted, match=f"after step {step} of 4") as stopped:
-        execute(plan, Events(step, number))
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored, where nohup started them
+    try:
+        with pytest.raises(Interrupted, match=f"after step {step} of 4") as stopped:
+            execute(plan, Events(step, number))
+    finally:
+        signal.signal(signal.SIGHUP, hangup)
     assert stopped.value.signal_number == number
     assert json.loads((plan.folder / "run.json").read_text())["status"] == "interrupted"
     assert checkpoint.latest(plan.folder) == plan.folder / f"checkpoint_{step:06d}"

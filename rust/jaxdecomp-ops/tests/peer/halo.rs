@@ -1,8 +1,6 @@
 //! Halos over several GPUs, which are fake.
 
-mod fake_gpus;
-
-use fake_gpus::{begin, on_all};
+use crate::fake_gpus::{begin, on_all};
 use jaxdecomp_ops::peer::{Planes, Purpose, exchange_planes};
 use std::ffi::c_void;
 

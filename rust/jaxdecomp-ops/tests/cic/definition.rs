@@ -1,8 +1,6 @@
 //! Comparison of both ops with their definition on random cases.
 
-mod common;
-
-use common::{Case, Random, VALUE, assert_close, random_masks};
+use crate::common::{Case, Random, VALUE, assert_close, random_masks};
 use jaxdecomp_ops::cic::Mask;
 use jaxdecomp_ops::cic::cpu::{Packed, Values};
 

@@ -1,8 +1,6 @@
 //! Properties of both ops: exact sums, exact adjoints, independence of order, invalid values.
 
-mod common;
-
-use common::{Case, Random, VALUE, bits, random_masks};
+use crate::common::{Case, Random, VALUE, bits, random_masks};
 use jaxdecomp_ops::cic::cpu::Packed;
 use jaxdecomp_ops::cic::{Geometry, Mask, Real};
 

@@ -1,8 +1,6 @@
 //! Transforms over several GPUs, which are fake.
 
-mod fake_gpus;
-
-use fake_gpus::{Complex, IGNORE_EVENTS, LIBRARIES, begin, dft, new_stream, on_all, random, with};
+use crate::fake_gpus::{Complex, IGNORE_EVENTS, LIBRARIES, begin, dft, new_stream, on_all, random, with};
 use jaxdecomp_ops::cuda::{Error, Result};
 use jaxdecomp_ops::peer::{Job, Node, Participant, Rendezvous, Slabs, is_fast_along_x, scratch_len, transform};
 use std::ffi::c_void;

@@ -1,0 +1,76 @@
+"""Spherical harmonics and shear of HEALPix maps against healpy's, on one device and on pencils."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pmwd_dist as pmd
+from pmwd_dist.observe import harmonics, lensing
+
+HEALPY = np.load(Path(__file__).parent / "healpy_pixels.npz")
+NSIDE, LMAX = 4, 7
+
+
+def packed(modes: np.ndarray) -> np.ndarray:
+    out = np.zeros((2, LMAX + 1, LMAX + 1))
+    out[:, HEALPY["l"], HEALPY["m"]] = modes.real, modes.imag
+    return out
+
+
+@pytest.mark.parametrize("pdims", [(1, 1), (2, 2)])
+def test_values_and_transposes(pdims: tuple[int, int]):
+    decomposition = pmd.Decomposition(pdims=pdims)
+    rng = np.random.default_rng(1)
+    directions = rng.normal(size=12 * NSIDE**2), rng.normal(size=(2, 12 * NSIDE**2))
+
+    @jax.jit
+    def run(values, modes):
+        analyse = partial(harmonics.analyse, nside=NSIDE, lmax=LMAX, decomposition=decomposition)
+        spin2 = partial(harmonics.synthesise_spin2, nside=NSIDE, decomposition=decomposition)
+        analysed, tangent = jax.jvp(analyse, (values,), (directions[0],))
+        back = jax.vjp(spin2, modes)[1](directions[1])[0]
+        other = jax.linear_transpose(analyse, values)(analysed)[0]
+        return harmonics.synthesise(modes, NSIDE, decomposition), spin2(modes), analysed, tangent, back, other
+
+    modes = packed(HEALPY["modes"])
+    made, spin2, analysed, tangent, back, other = run(HEALPY["values"], jnp.asarray(modes))
+    np.testing.assert_allclose(made, HEALPY["map"], atol=1e-12)
+    np.testing.assert_allclose(spin2, -HEALPY["spin2"], atol=1e-12)  # healpy's a_lm of spin 2 have another sign
+    np.testing.assert_allclose(analysed, packed(HEALPY["analysed"]), atol=1e-12)
+    assert float(np.sum(back * modes)) == pytest.approx(float(np.sum(spin2 * directions[1])), rel=1e-12)
+    assert float(np.sum(other * directions[0])) == pytest.approx(float(np.sum(analysed * tangent)), rel=1e-12)
+
+
+def test_shear_of_a_light_cone_is_tangential_about_an_overdensity():
+    """Around the north pole, the shear is tangential: along phi, with the mean within less the convergence there."""
+    cone = pmd.observe.SphericalLightCone(pmd.Config(64.0, 8, decomposition=(1, 1)), [100.0, 200.0], nside=8)
+    theta = harmonics.rings_of(8)[3][np.repeat(np.arange(31), harmonics.rings_of(8)[1])]
+    bump = np.exp((np.cos(theta) - 1) / 0.2**2)
+    one, two = lensing._spherical_shear(jnp.asarray(bump), cone)
+    rings = np.unique(theta)
+    assert np.abs(two).max() < 1e-3 * np.abs(one).max()
+    x = np.linspace(0, np.pi, 20001)
+    width = 0.2**2
+    full = np.exp((np.cos(x) - 1) / width)
+    mean = np.concatenate([[full[0]], np.cumsum(full[1:] * np.sin(x[1:]) * x[1]) / (1 - np.cos(x[1:]))])
+    for ring in rings[2:8]:
+        value = np.asarray(one)[theta == ring].mean()
+        small = ring / np.tan(ring / 2) / 2  # flat sky within the bump
+        expected = -(np.interp(ring, x, mean) - np.interp(ring, x, full))
+        assert value == pytest.approx(expected, rel=0.12 + abs(small - 1), abs=0.02 * np.abs(one).max())
+
+
+def test_power_of_a_map():
+    modes = packed(HEALPY["modes"])
+    found = jax.jit(pmd.observe.angular_power)(jnp.asarray(HEALPY["map"]))
+    weight = np.where(np.arange(LMAX + 1) > 0, 2, 1)
+    expected = (modes**2 * weight).sum((0, 2)) / (2 * np.arange(LMAX + 1) + 1)
+    np.testing.assert_allclose(found.power, expected, atol=1e-3 * expected.max())
+    with pytest.raises(ValueError, match="12 nside"):
+        pmd.observe.angular_power(jnp.ones(13))
