@@ -13,7 +13,10 @@ compiles (reported apart) and runs once to warm up. On a CPU, each round then ha
 machine is equally busy for all; on a GPU, where they would share its memory, they run one after the other. Times are
 medians.
 
-Peak bytes are counted in the warm-up run, inputs and outputs included. On a GPU: the allocator's peak_bytes_in_use.
+P(k) of each code at a = 1 is compared with ours for k < 0.15 h/Mpc; how far it may differ stands in `codes`.
+
+Peak bytes are counted in the warm-up run, inputs and outputs included; in the forward case codes may put their results
+where their inputs were (the inputs are donated). On a GPU: the allocator's peak_bytes_in_use.
 On a CPU: the high-water mark of the resident memory (reset just before the run), less the resident memory after
 imports and compilation, freed memory returned, before the inputs were loaded.
 

@@ -24,6 +24,7 @@ from pmwd_dist.run.bench import CELL
 CASES = ("forward", "gradient", "paint", "force")
 _KERNELS_ONLY = ("pure-jax",)  # codes without time steps
 _LARGE_SCALES = 0.15  # [h/Mpc]: up to here P(k) is compared
+_SMALLEST = 32  # cells along a side, from which on there are enough large scales
 
 
 class Worker:
@@ -109,7 +110,7 @@ def run(
     records: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for n in sizes:
-            machine = plan.inputs(n, Path(folder), forward="forward" in cases)
+            machine = plan.inputs(n, Path(folder), cases)
             records = records or [machine]
             for case in cases:
                 records += plan.compare(case, n, Path(folder), together=machine["backend"] == "cpu")
@@ -123,19 +124,19 @@ class _Plan:
     python: Mapping[str, str]
     progress: Callable[[str], None]
 
-    def inputs(self, n: int, folder: Path, *, forward: bool) -> dict[str, Any]:
+    def inputs(self, n: int, folder: Path, cases: Sequence[str]) -> dict[str, Any]:
         """Write the inputs of a size, and return the description of the machine."""
         self.progress(f"{n}^3: inputs")
-        machine = self._write("ours", n, folder)
+        machine = self._write("ours", "inputs-final" if {"paint", "force"} & set(cases) else "inputs", n, folder)
         if "error" in machine:
             raise RuntimeError(f"the inputs of {n}^3 could not be made: {machine['error']}")
-        for name in self.only if forward else ():
+        for name in self.only if "forward" in cases else ():
             if not name.startswith("ours") and name not in _KERNELS_ONLY and not self._missing(name):
-                self._write(name, n, folder)
+                self._write(name, "inputs", n, folder)
         return machine
 
-    def _write(self, name: str, n: int, folder: Path) -> dict[str, Any]:
-        worker = Worker(name, "inputs", n, folder, self.python)
+    def _write(self, name: str, case: str, n: int, folder: Path) -> dict[str, Any]:
+        worker = Worker(name, case, n, folder, self.python)
         answer = worker.ask()
         worker.end()
         return answer
@@ -162,6 +163,7 @@ class _Plan:
             if record["seconds"]:
                 record["median_s"] = statistics.median(record["seconds"])
                 record["agreement"] = _agreement(record, folder)
+                record["agrees"] = agrees(record)
         return list(records.values())
 
     def _rounds(self, workers: list[Worker], records: dict[str, dict[str, Any]]) -> None:
@@ -177,8 +179,14 @@ class _Plan:
     def _missing(self, name: str) -> str | None:
         if name in self.python:
             return None
-        absent = [package for package in CODES[name][1] if importlib.util.find_spec(package) is None]
+        absent = [package for package in CODES[name].packages if importlib.util.find_spec(package) is None]
         return f"not installed: {', '.join(absent)}" if absent else None
+
+
+def agrees(record: Mapping[str, Any]) -> bool | None:
+    """Whether P(k) at a = 1 is ours within the tolerance of a code; None where none is compared."""
+    power = record.get("agreement", {}).get("power")
+    return None if power is None or record["n"] < _SMALLEST else abs(power - 1) <= CODES[record["code"]].tolerance
 
 
 def _agreement(record: dict[str, Any], folder: Path) -> dict[str, float]:

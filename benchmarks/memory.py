@@ -107,8 +107,8 @@ def programs(case: Case, config: Any) -> Iterator[Program]:
     if case.what == "gradient":
         yield Program("gradient", jax.value_and_grad(loss))
         return
-    yield Program("modes", modes, (0,))
-    yield Program("lpt", initial, (0,))
+    yield Program("modes", modes)
+    yield Program("lpt", initial)
     if case.what == "forward":
         yield Program("forward", forward)
         return

@@ -9,7 +9,7 @@ from benchmarks.codes import CODES
 from pmwd_dist.run.bench import FLOOR_BYTES, STEPS
 
 # Unit, factor from seconds to it.
-_UNITS = {"forward": ("ms a step", 1e3 / STEPS), "gradient": ("s", 1.0), "paint": ("ms", 1e3), "force": ("ms", 1e3)}
+UNITS = {"forward": ("ms a step", 1e3 / STEPS), "gradient": ("s", 1.0), "paint": ("ms", 1e3), "force": ("ms", 1e3)}
 
 
 def markdown(records: Sequence[dict[str, Any]]) -> str:
@@ -34,7 +34,7 @@ def _header(machine: dict[str, Any]) -> str:
 
 
 def _table(case: str, n: int, rows: Sequence[dict[str, Any]], bandwidth: float) -> str:
-    unit, factor = _UNITS[case]
+    unit, factor = UNITS[case]
     ours = next((row.get("median_s") for row in rows if row["code"] == "ours"), None)
     lines = [
         f"**{case}, {n}³**",
@@ -42,7 +42,7 @@ def _table(case: str, n: int, rows: Sequence[dict[str, Any]], bandwidth: float) 
         f"| code | {unit} | over ours | range | bytes a particle | compile, s | compared with ours |",
         "|---|---|---|---|---|---|---|",
     ]
-    lines += [f"| {' | '.join([CODES[row['code']][2], *_cells(row, factor, ours)])} |" for row in rows]
+    lines += [f"| {' | '.join([CODES[row['code']].title, *_cells(row, factor, ours)])} |" for row in rows]
     if case == "forward" and ours:
         floor = FLOOR_BYTES * n**3 / bandwidth
         multiple = f"ours is {ours / STEPS / floor:.1f} times that"
@@ -57,6 +57,8 @@ def _cells(row: dict[str, Any], factor: float, ours: float | None) -> list[str]:
     agreement = row["agreement"]
     if "power" in agreement:
         compared = f"P/P {agreement['power']:.3f}, r {agreement['correlation']:.4f}"
+        if row["agrees"] is False:
+            compared += f", beyond its tolerance of {CODES[row['code']].tolerance:.1%}"
     else:
         compared = ", ".join(f"{key} {value:.4f}" for key, value in agreement.items())
     return [

@@ -1,7 +1,8 @@
 """One code, one case, one size, in a process of its own: `python -m benchmarks.worker CODE CASE N FOLDER`.
 
 It prints one JSON object when it is compiled and warm, and one more for each line that it reads: the times of a
-round. CASE `inputs` writes the initial particles of a code to FOLDER instead, and what the machine is.
+round. CASE `inputs` writes the initial particles of a code to FOLDER instead, and what the machine is; `inputs-final`
+also those at the end.
 """
 
 from __future__ import annotations
@@ -25,17 +26,19 @@ from pmwd_dist.run import measure
 
 def main(name: str, case: str, n: int, folder: Path) -> None:
     """Run as the module says."""
-    if case == "inputs":
-        _write_inputs(name, n, folder)
+    if case in {"inputs", "inputs-final"}:
+        _write_inputs(name, n, folder, final=case == "inputs-final")
         return
     code = codes.load(name, n)
     function, example, file = _case(code, name, case, n)
-    cost, run, out = measure.warm_up(function, example, lambda: _load(folder / file, example))
+    stored = _load(folder / file, example)
+    load = lambda: tuple(map(jnp.array, stored))  # noqa: E731
+    cost, call, out = measure.warm_up(function, example, load, donated=case == "forward")
     _save_observable(folder / f"{case}-{name}-{n}.npy", code, case, out)
     del out
     _say(dataclasses.asdict(cost))
     for _ in sys.stdin:
-        _say({"seconds": measure.round_of(run, cost.first_s)})
+        _say({"seconds": measure.round_of(call, cost.first_s)})
 
 
 def _case(code: Any, name: str, case: str, n: int) -> tuple[Callable[..., Any], Any, str]:
@@ -72,9 +75,9 @@ def _family(name: str) -> str:
     return "ours" if name.startswith("ours") else name
 
 
-def _load(file: Path, example: Any) -> tuple[Any, ...]:
+def _load(file: Path, example: Any) -> tuple[np.ndarray, ...]:
     with np.load(file) as stored:
-        return tuple(jnp.asarray(stored[f"arr_{i}"], leaf.dtype) for i, leaf in enumerate(example))
+        return tuple(np.asarray(stored[f"arr_{i}"], leaf.dtype) for i, leaf in enumerate(example))
 
 
 def _save_observable(file: Path, code: Any, case: str, out: Any) -> None:
@@ -83,7 +86,7 @@ def _save_observable(file: Path, code: Any, case: str, out: Any) -> None:
     np.save(file, np.asarray(field, np.float32))
 
 
-def _write_inputs(name: str, n: int, folder: Path) -> None:
+def _write_inputs(name: str, n: int, folder: Path, *, final: bool) -> None:
     native = pmd.native_available()
     code = codes.load("ours-jax" if name == "ours" and not native else name, n)
     noise = problem.noise(n)
@@ -91,7 +94,8 @@ def _write_inputs(name: str, n: int, folder: Path) -> None:
     np.savez(folder / f"initial-{_family(name)}-{n}.npz", *jax.tree.leaves(jax.device_get(state)))
     if name == "ours":
         np.savez(folder / f"noise-{n}.npz", np.asarray(noise))
-        np.savez(folder / f"final-{n}.npz", np.asarray(jax.jit(code.evolve)(state).disp))
+        if final:
+            np.savez(folder / f"final-{n}.npz", np.asarray(jax.jit(code.evolve)(state).disp))
         _say(measure.machine("jaxpm", "pmpp", "jaxdecomp"))
 
 

@@ -23,11 +23,8 @@ def window(x: np.ndarray, cells: int, mask: int, *, periodic: bool = True) -> np
     total = np.zeros((x.size, cells))
     for image in images:
         u = x[:, None] - (np.arange(cells)[None, :] + image * cells)
-        total += (
-            np.where((u >= -1) & (u < 0), 1.0, np.where((u >= 0) & (u < 1), -1.0, 0))
-            if mask
-            else np.maximum(0, 1 - abs(u))
-        )
+        slope = np.where((u >= -1) & (u < 0), 1.0, np.where((u >= 0) & (u < 1), -1.0, 0))
+        total += slope if mask else np.maximum(0, 1 - abs(u))
     return total
 
 
@@ -238,17 +235,8 @@ def power_spectrum(field: np.ndarray, box: Any, *, deconvolve: bool) -> tuple[np
 
 def cosmology(**changes: float) -> SimpleNamespace:
     """An object with jax_cosmo's attributes and nothing else."""
-    values = {
-        "Omega_c": 0.26,
-        "Omega_b": 0.05,
-        "h": 0.68,
-        "n_s": 0.97,
-        "sigma8": 0.81,
-        "Omega_k": 0.0,
-        "w0": -1.0,
-        "wa": 0.0,
-    }
-    return SimpleNamespace(**(values | changes))
+    values = {"Omega_c": 0.26, "Omega_b": 0.05, "h": 0.68, "n_s": 0.97, "sigma8": 0.81}
+    return SimpleNamespace(**(values | {"Omega_k": 0.0, "w0": -1.0, "wa": 0.0} | changes))
 
 
 def einstein_de_sitter() -> SimpleNamespace:

@@ -60,25 +60,12 @@ def maximise(
     """
     import optax
 
-    if method not in ("l-bfgs", "adam"):
-        raise ArgumentError("method", method, 'must be "l-bfgs" or "adam"')
-    for name in free:
-        if name not in position["parameters"]:
-            remedy = f"use some of {', '.join(position['parameters'])}" if position["parameters"] else "there are none"
-            raise ArgumentError("free", name, "is no parameter", remedy)
-    if free and isinstance(posterior.preconditioner, ConditionalPreconditioner):
-        constraint = "can't be told from the noise where it is counted from a mean that depends on them"
-        raise ArgumentError("free", tuple(free), constraint, 'use precondition="wiener"')
+    _check(posterior, position, method, free)
     optimiser = optax.lbfgs(10) if method == "l-bfgs" else optax.adam(learning_rate)
     fixed = {name: u for name, u in position["parameters"].items() if name not in free}
 
     def whole(variables: Any) -> Position:
         return {"noise": variables["noise"], "parameters": fixed | variables["parameters"]}
-
-    @eqx.filter_jit
-    def begin(posterior: Posterior, variables: Any) -> Any:
-        del posterior
-        return optimiser.init(variables)
 
     @eqx.filter_jit
     def step(posterior: Posterior, variables: Any, state: Any) -> Any:
@@ -91,7 +78,7 @@ def maximise(
         return -value, optax.apply_updates(variables, update), state
 
     variables: Any = {"noise": position["noise"], "parameters": {name: position["parameters"][name] for name in free}}
-    state, best, largest, history = begin(posterior, variables), variables, -np.inf, []
+    state, best, largest, history = eqx.filter_jit(optimiser.init)(variables), variables, -np.inf, []
     for _ in range(steps + 1):
         value, moved, state = step(posterior, variables, state)
         history.append(float(jnp.asarray(value)))
@@ -103,3 +90,16 @@ def maximise(
             break
         variables = moved
     return Maximum(whole(best), largest, np.asarray(history))
+
+
+def _check(posterior: Posterior, position: Position, method: Method, free: Sequence[str]) -> None:
+    """ArgumentError for a method that there is not, or for parameters that can't be free."""
+    if method not in ("l-bfgs", "adam"):
+        raise ArgumentError("method", method, 'must be "l-bfgs" or "adam"')
+    for name in free:
+        if name not in position["parameters"]:
+            remedy = f"use some of {', '.join(position['parameters'])}" if position["parameters"] else "there are none"
+            raise ArgumentError("free", name, "is no parameter", remedy)
+    if free and isinstance(posterior.preconditioner, ConditionalPreconditioner):
+        constraint = "can't be told from the noise where it is counted from a mean that depends on them"
+        raise ArgumentError("free", tuple(free), constraint, 'use precondition="wiener"')

@@ -93,38 +93,45 @@ def sample(
       ValueError: an argument out of its range, or a folder with a chain of another model.
       SimulationError: the start, or too many steps, failed.
     """
-    _check(posterior, positions, steps, thin, chunk)
-    whole_number(tuning_steps, "tuning_steps", least=40)
+    _check(posterior, positions, steps, thin, chunk, tuning_steps)
     schedule = {"tuning_steps": tuning_steps, "thin": thin, "chunk": chunk, "keep_noise": keep_noise}
     folder = ChainFolder(output, _identity(posterior, positions, key) | identity_of(schedule))
     begin_key, tune_key, run_key = jax.random.split(key, 3)
-    run = _begin(begin_key, positions, posterior, spmd_axis_name)
-    if not bool(jnp.all(jnp.isfinite(run.states.logdensity))):
-        raise SimulationError("the log density is not finite where a chain begins; draw other positions")
-    advance = partial(_advance, thin=thin, chunk=chunk, axis=spmd_axis_name)
-    stored = folder.state()
+    run = _begun(begin_key, positions, posterior, spmd_axis_name)
+    stored, done = folder.state(), 0
     if stored is None:
         run = _tuned(tune_key, run, posterior, tuning_steps, spmd_axis_name)
         folder.write_state(_pack(run, 0))
-        done = 0
         _tell(listener, run, 0, {})
     else:
         run, done = _unpack(stored, run), int(stored["chunks"])
     for index in range(done, steps // (thin * chunk)):
-        chunk_key = jax.random.fold_in(run_key, index)
-        run, draws = advance(chunk_key, run, posterior)
+        run, draws = _advance(jax.random.fold_in(run_key, index), run, posterior, thin, chunk, spmd_axis_name)
         arrays = {name: np.asarray(x) for name, x in draws.items()}
-        failed = 1 - float(np.mean(arrays["nonans"]))
-        if failed > most_failures:
-            raise SimulationError(
-                f"{failed:.1%} of the steps of chunk {index} failed, more than {most_failures:.1%}; "
-                "tune for longer, or look at the priors, the halo and the steps of the simulation"
-            )
+        _check_failures(arrays, index, most_failures)
         if keep_noise:
             arrays["noise"] = np.asarray(_unwhitened(run.states.position, posterior, spmd_axis_name))
         folder.write(index, arrays, _pack(run, index + 1))
         _tell(listener, run, index + 1, arrays)
     return folder.load()
+
+
+def _begun(key: Array, positions: Position, posterior: Posterior, axis: str | None) -> _Run:
+    """The chains before tuning, or SimulationError."""
+    run = _begin(key, positions, posterior, axis)
+    if not bool(jnp.all(jnp.isfinite(run.states.logdensity))):
+        raise SimulationError("the log density is not finite where a chain begins; draw other positions")
+    return run
+
+
+def _check_failures(draws: Arrays, chunk: int, most: float) -> None:
+    """SimulationError where a larger share of the steps of a chunk failed."""
+    failed = 1 - float(np.mean(draws["nonans"]))
+    if failed > most:
+        raise SimulationError(
+            f"{failed:.1%} of the steps of chunk {chunk} failed, more than {most:.1%}; "
+            "tune for longer, or look at the priors, the halo and the steps of the simulation"
+        )
 
 
 def _tell(listener: Callable[[Progress], None] | None, run: _Run, chunks: int, draws: Arrays) -> None:
@@ -234,7 +241,7 @@ def _unpack(stored: Arrays, like: _Run) -> _Run:
     return _placed(_Run(states, tuning, moments), like)
 
 
-def _check(posterior: Posterior, positions: Position, steps: int, thin: int, chunk: int) -> None:
+def _check(posterior: Posterior, positions: Position, steps: int, thin: int, chunk: int, tuning_steps: int) -> None:
     if jax.process_count() > 1:
         raise ArgumentError("posterior", "", "needs a program of one process", show_value=False)
     shape, lattice = jnp.shape(positions["noise"]), posterior.model.config.particle_shape
@@ -245,3 +252,4 @@ def _check(posterior: Posterior, positions: Position, steps: int, thin: int, chu
         whole_number(value, name, least=1)
     if steps % (thin * chunk):
         raise ArgumentError("steps", steps, f"must be a multiple of thin * chunk = {thin * chunk}")
+    whole_number(tuning_steps, "tuning_steps", least=40)

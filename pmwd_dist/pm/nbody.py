@@ -100,8 +100,7 @@ def nbody(
       particles: at a_start, from `lpt`.
       cosmo: cosmology, or its `growth_table`.
       config: the simulation.
-      solver: BullFrog() (default), FastPM() or LeapFrog(), or "bullfrog" and so on, or any diffrax solver, such as
-        diffrax.Tsit5().
+      solver: BullFrog() (default), FastPM(), LeapFrog(), their names, or any diffrax solver, such as diffrax.Tsit5().
       adjoint: how it is differentiated. Default for BullFrog, FastPM and LeapFrog with default or given steps:
         ReversibleAdjoint(), exact at the memory of one step, in all modes. Otherwise:
         diffrax.RecursiveCheckpointAdjoint() for gradients, diffrax.ForwardMode() for jvp of any order,
@@ -136,17 +135,20 @@ def nbody(
         saving = Saving([sub.fn for sub in subs], plan, times)
         step_ends = getattr(stepsize_controller, "ts", None)
         out, saved, saved_at = _evolve(particles, table, config, solver, saving, accumulate, step_ends)
-        snapshots = None if saveat is None else treedef.unflatten(saved)
-        saved_times = None if saveat is None else treedef.unflatten(saved_at)
+        snapshots, saved_times = (None, None) if saveat is None else map(treedef.unflatten, (saved, saved_at))
         accumulated = None if accumulate is None else out.accumulated
         return Solution(out.particles, snapshots, saved_times, accumulated, out.status)
+    _check_nothing_to_accumulate(accumulate)
+    if stepsize_controller is None:
+        stepsize_controller = diffrax.StepTo(step_times(table, config, save=times).astype(particles.disp.dtype))
+    return _solve(particles, table, config, solver, saveat, _options(stepsize_controller, adjoint, max_steps))
+
+
+def _check_nothing_to_accumulate(accumulate: Any) -> None:
     if accumulate is not None:
         constraint = "needs BullFrog, FastPM or LeapFrog, their fixed steps and the reversible adjoint"
         remedy = "leave out solver, adjoint, stepsize_controller and SaveAt(steps=True)"
         raise ArgumentError("accumulate", accumulate, constraint, remedy, show_value=False)
-    if stepsize_controller is None:
-        stepsize_controller = diffrax.StepTo(step_times(table, config, save=times).astype(particles.disp.dtype))
-    return _solve(particles, table, config, solver, saveat, _options(stepsize_controller, adjoint, max_steps))
 
 
 def _check_cosmology(accumulate: Any, table: GrowthTable) -> None:

@@ -40,8 +40,8 @@ class Timing:
     """Times of one case and size.
 
     Args:
-      case: "forward", ten steps from particles to particles; or "gradient", mean((1 + delta)^2) at a = 1 and its
-        gradient with respect to the white noise, initial conditions included.
+      case: "forward", ten steps from particles to particles, in their memory; or "gradient", mean((1 + delta)^2) at
+        a = 1 and its gradient with respect to the white noise, initial conditions included.
       n: cells along a side, and particles.
       seconds: of each call, after the first.
       cost: of compilation and of the first call.
@@ -109,6 +109,7 @@ def _time(case: Case, problem: Config, rounds: int) -> Timing:
     forth = case == "forward"
     argument = jax.device_get(jax.jit(initial)(noise(n)) if forth else noise(n))
     function: Callable[..., Any] = forward if forth else jax.value_and_grad(loss)
-    cost, run, _ = warm_up(function, jax.eval_shape(lambda: (argument,)), lambda: (jax.device_put(argument),))
-    seconds = [second for _ in range(rounds) for second in round_of(run, cost.first_s)]
+    example = jax.eval_shape(lambda: (argument,))
+    cost, call, _ = warm_up(function, example, lambda: (jax.tree.map(jnp.array, argument),), donated=forth)
+    seconds = [second for _ in range(rounds) for second in round_of(call, cost.first_s)]
     return Timing(case, n, tuple(seconds), cost)

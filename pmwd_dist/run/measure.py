@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -55,31 +55,66 @@ def timed(function: Callable[[], T]) -> tuple[float, T]:
     return time.perf_counter() - start, out
 
 
+@dataclass
+class Call(Generic[T]):
+    """A compiled function with its arguments.
+
+    Args:
+      function: compiled.
+      load: returns the arguments.
+      donated: whether the function takes the memory of its arguments, so that each call needs new ones.
+    """
+
+    function: Callable[..., T]
+    load: Callable[[], tuple[Any, ...]]
+    donated: bool = False
+    _kept: tuple[Any, ...] | None = None
+
+    def timed(self) -> tuple[float, T]:
+        """Seconds of a call, without those in which arguments are loaded, and its result."""
+        arguments = self._arguments()
+        self._kept = None if self.donated else arguments
+        return timed(lambda: self.function(*arguments))
+
+    def prepare(self) -> None:
+        """Load the arguments of the next call."""
+        self._kept = self._arguments()
+
+    def _arguments(self) -> tuple[Any, ...]:
+        return jax.block_until_ready(self.load()) if self._kept is None else self._kept
+
+
 def warm_up(
-    function: Callable[..., T], example: tuple[Any, ...], load: Callable[[], tuple[Any, ...]]
-) -> tuple[Cost, Callable[[], T], T]:
+    function: Callable[..., T],
+    example: tuple[Any, ...],
+    load: Callable[[], tuple[Any, ...]],
+    *,
+    donated: bool = False,
+) -> tuple[Cost, Call[T], T]:
     """Compile a function, load its arguments and call it once.
 
     Args:
       function: to compile.
       example: its arguments as jax.ShapeDtypeStruct.
-      load: returns its arguments.
+      load: returns its arguments, new ones each time if they are donated.
+      donated: whether results may take the memory of the arguments.
 
     Returns:
-      The cost, a callable that repeats the call, and the result of the first call.
+      The cost, the call to be repeated, and the result of the first one.
     """
-    compile_s, compiled = timed(lambda: jax.jit(function).lower(*example).compile())
+    donate = tuple(range(len(example))) if donated else ()
+    compile_s, compiled = timed(lambda: jax.jit(function, donate_argnums=donate).lower(*example).compile())
     memory = _Memory()
-    arguments = jax.block_until_ready(load())
+    call = Call(compiled, load, donated)
+    call.prepare()
     memory.reset()
-    run = partial(compiled, *arguments)
-    first_s, out = timed(run)
-    return Cost(compile_s, first_s, memory.peak(), _planned_bytes(compiled)), run, out
+    first_s, out = call.timed()
+    return Cost(compile_s, first_s, memory.peak(), _planned_bytes(compiled)), call, out
 
 
-def round_of(run: Callable[[], Any], seconds: float) -> list[float]:
+def round_of(call: Call[Any], seconds: float) -> list[float]:
     """Seconds of each of a few calls, one of which takes about `seconds`."""
-    return [timed(run)[0] for _ in range(max(1, min(100, round(_ROUND_SECONDS / seconds))))]
+    return [call.timed()[0] for _ in range(max(1, min(100, round(_ROUND_SECONDS / seconds))))]
 
 
 class _Memory:

@@ -1,9 +1,8 @@
 """Peak memory of each stage of a simulation on one device, counted in arrays.
 
-Arrays are counted as XLA holds them: arguments, results and the temporaries of its plan, with what cuFFT works in. The
-numbers of arrays are those of its plans for an H100, with the CUDA kernels, and for a CPU, with the native ops (jaxlib
-0.10.2; 1 to 16 devices, 1 to 8 cells a particle, halos of 0 to 50 cells). On GPUs they hold to 5 % for a halo of fixed
-width; `benchmarks/memory.py` compares them with XLA's plans and with the allocator.
+Arrays are counted as XLA holds them: arguments, results and the temporaries of its plan, which is what the allocator of
+a GPU counts too (docs/planning.md). The numbers of arrays are those of plans for an H100, with the CUDA kernels, and of
+plans for a CPU, with the native ops: for 1 to 16 devices, 1 to 8 cells a particle, and halos of 0 to 50 cells.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ Stage = Literal["noise", "modes", "lpt", "step", "density", "power", "gradient"]
 RUN: tuple[Stage, ...] = ("noise", "modes", "lpt", "step", "density", "power")  # the stages of a run
 
 _STENCIL = 2  # cells beyond the halo that the gradient of the potential reads
-_PIECES = 4  # into which the transforms of several GPUs cut a slab
 
 
 @dataclass(frozen=True)
@@ -76,9 +74,7 @@ def load(config: Config, halo: int | None = None) -> Load:
     )
 
 
-def stages(
-    config: Config, kind: Kind, *, halo: int | None = None, bits: int = 32, cufft: bool = True
-) -> dict[Stage, int]:
+def stages(config: Config, kind: Kind, *, halo: int | None = None, bits: int = 32) -> dict[Stage, int]:
     """Peak of each stage of a run on one device, and of a gradient with respect to the white noise [bytes].
 
     Args:
@@ -86,37 +82,32 @@ def stages(
       kind: of the device; a GPU is taken to have the CUDA kernels, a CPU the native ops.
       halo: width [cells]; default: that of the configuration, all of them where it is "auto".
       bits: of a floating-point number.
-      cufft: whether to count what cuFFT works in, which is not in XLA's plan.
     """
     x = load(config, halo)
-    counts = _gpu(x, cufft) if kind == "gpu" else _cpu(x)
+    counts = _gpu(x) if kind == "gpu" else _cpu(x)
     return {stage: math.ceil(count * bits / 32) for stage, count in counts.items()}
 
 
-def _gpu(x: Load, cufft: bool) -> dict[Stage, float]:
+def _gpu(x: Load) -> dict[Stage, float]:
     several, scalar, lattice = x.slabs or x.pencils, x.particles, x.lattice_modes
     state = 6 * scalar  # displacements and momenta
-    # cuFFT works in a copy of what it transforms at once.
-    work, lattice_work = (cufft * n / (_PIECES if x.slabs else 1) for n in (x.modes, lattice))
     force = 3 * x.painted + (x.padded if several else x.cells)
     # The branches of a switch don't work in place: they hold new particles beside the old ones.
     force = max(force + x.cells, state + x.cells + 3 * x.painted) if x.switch else force
     lpt = {1: 5, 2: 10 if x.pencils else 8 if x.slabs else 7, 3: 29 if x.slabs else 25}[x.order]
     # Derivatives of LPT keep the second derivatives of its potentials.
-    kept, back = {1: (0, 10), 2: (6, 20), 3: (6, 47)}[x.order]
-    # Cotangents of the momenta, three fields with their integer sums, and another paint where it finds no gap.
-    backwards = 5 * x.painted
-    if x.cells > x.particles and several:
-        backwards += x.painted + x.painted - x.cells + scalar
-    particles = 2 * state + (4.5 if several else 2.5) * scalar
+    kept, back = {1: (0, 10), 2: (6, 20), 3: (6, 45)}[x.order]
+    # Cotangents of the momenta: three fields, and their integer sums one by one.
+    backwards = (5.5 if x.cells > x.particles and several else 5) * x.painted
+    particles = 2 * state + (4.5 if several else 3.5) * scalar
     return {
         "noise": scalar,
-        "modes": scalar + (2.5 if several else 1.5) * lattice + lattice_work,
-        "lpt": state + lpt * lattice + lattice_work,
-        "step": state + force + work,
+        "modes": scalar + (2.5 if several else 1.5) * lattice,
+        "lpt": state + lpt * lattice,
+        "step": state + force,
         "density": 3 * scalar + x.cells + (3 if several else 2) * x.painted,
-        "power": x.cells + (3 if x.pencils else 2 if x.slabs else 1.5) * x.modes + work,
-        "gradient": max(particles + kept * scalar + backwards + work, back * scalar + lattice_work),
+        "power": x.cells + (3 if x.pencils else 2 if x.slabs else 1.5) * x.modes,
+        "gradient": max(particles + kept * scalar + backwards, back * scalar),
     }
 
 

@@ -3,7 +3,7 @@
     particles * (kick, drifts, paint) + cells * (transforms, Green's function) + padded cells * (gradient, sums) + links
 
 The constants are fitted to the tables of benchmarks/RESULTS.md, which the tests compare with the model. What was not
-measured is an assumption, and says so: the network between machines, and particles on an H200.
+measured is an assumption, and says so: the network between machines.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.run.memory import Load, load
 
 # Bytes for each cell that take as long as they would in a copy.
-_TRANSFORMS, _GREEN, _GRADIENT, _SUMS = 64.0, 8.0, 27.0, 20.0
+_TRANSFORMS, _GREEN, _GRADIENT, _SUMS = 72.0, 8.0, 27.0, 20.0
 _HIDDEN = 0.55  # part of a local transform that goes on while pieces are sent by GPUs of one process
 _PACKING = {1: 1.5, 2: 2.0}  # by XLA's collectives, local passes take so much longer for one transpose and for two
 
@@ -26,30 +26,31 @@ class Machine:
     Args:
       name: as the driver calls it, or a part of that.
       copy: bandwidth of a copy, read plus written [bytes/s].
-      particle: kick, drifts and paint of a particle [s].
+      particle: kick, drifts and paint of a particle [s], in the loop of one program.
+      alone: what these take more in a program of one step, as `pmwd-dist run` takes it [s].
       link: to other devices of the machine, in one direction, by copies [bytes/s].
       collectives: likewise, by XLA's collectives.
       network: to devices of other machines [bytes/s]; an assumption, 400 Gbit/s a device at four fifths.
       together: devices of one machine.
-      latency: of the launches and waits of a step [s].
+      latency: of the launches of a program of one step [s].
     """
 
     name: str
     copy: float
     particle: float
+    alone: float
     link: float = 330e9
     collectives: float = 275e9
     network: float = 40e9
     together: int = 8
-    latency: float = 0.3e-3
+    latency: float = 1.3e-3
 
 
 MACHINES = (
-    Machine("H100", copy=3.0e12, particle=53e-12),
-    # Paint, bound by instructions, as on an H100; the rest by the bandwidths of a copy.
-    Machine("H200", copy=4.2e12, particle=45e-12),
+    Machine("H100", copy=3.0e12, particle=53e-12, alone=30e-12),
+    Machine("H200", copy=4.2e12, particle=41e-12, alone=21e-12),
     # Two cores: the mesh costs more than it would by memory alone.
-    Machine("cpu", copy=0.9e10, particle=31e-9, latency=0.0),
+    Machine("cpu", copy=0.9e10, particle=31e-9, alone=0.0, latency=0.0),
 )
 
 
@@ -58,20 +59,21 @@ def machine_of(kind: str) -> Machine | None:
     return next((machine for machine in MACHINES if machine.name.lower() in kind.lower()), None)
 
 
-def step_seconds(config: Config, machine: Machine, *, halo: int | None = None) -> float:
-    """Seconds of one step on the devices of a configuration.
+def step_seconds(config: Config, machine: Machine, *, halo: int | None = None, loop: bool = False) -> float:
+    """Seconds of one step on the devices of a configuration, to a factor of 1.5.
 
     Args:
       config: the simulation.
       machine: the kind of its devices.
       halo: width [cells]; default: that of the configuration.
+      loop: whether all steps are one program, as in `nbody`.
     """
     x = load(config, halo)
     px, py = config.decomposition.pdims
     copies = (_GREEN * x.cells + _GRADIENT * (x.padded if px * py > 1 else x.cells) + _SUMS * x.painted) / 4
     halos = (x.painted - x.cells) + (x.padded - x.cells) if px * py > 1 else 0.0
     return (
-        machine.latency
+        (0.0 if loop else machine.latency + x.particles / 4 * machine.alone)
         + x.particles / 4 * machine.particle
         + copies / machine.copy
         + transforms_seconds(x, (px, py), machine)

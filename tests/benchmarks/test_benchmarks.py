@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 import benchmarks
 import pmwd_dist as pmd
 from benchmarks.__main__ import bench as verb
+from benchmarks.codes import Entry
+from benchmarks.plot import draw
 
 OURS = "ours" if pmd.native_available() else "ours-jax"
 
@@ -26,9 +28,9 @@ def app() -> typer.Typer:
 
 @pytest.mark.slow
 def test_records_and_table(app: typer.Typer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(benchmarks.driver.CODES, "jaxpm", ("jaxpm", ("no_such_package",), "JaxPM"))
+    monkeypatch.setitem(benchmarks.driver.CODES, "jaxpm", Entry("jaxpm", ("no_such_package",), "JaxPM", 0.2))
     out = tmp_path / "bench.jsonl"
-    command = f"--sizes 8 --cases forward --only {OURS},jaxpm --repeat 2 --out {out}"
+    command = f"--sizes 8 --cases forward --only {OURS},jaxpm --repeat 2 --out {out} --plot {tmp_path / 'bench.png'}"
     result = CliRunner().invoke(app, command.split())
     assert result.exit_code == 0, result.output
     machine, *rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
@@ -42,9 +44,27 @@ def test_records_and_table(app: typer.Typer, tmp_path: Path, monkeypatch: pytest
         assert len(row["seconds"]) >= 2
         assert min(row["seconds"]) <= row["median_s"] <= max(row["seconds"])
         assert row["peak_bytes"] > 0
+        assert row["agrees"] is None  # the mesh is too small
     assert "| ms a step |" in result.output
     assert "forward, 8³" in result.output
     assert "not installed" in result.output
+    assert (tmp_path / "bench.png").stat().st_size > 10_000
+
+
+def test_a_spectrum_beyond_its_tolerance_is_told(tmp_path: Path):
+    machine = {"backend": "cpu", "cpu": "a CPU", "date": "today", "cores": 2, "bandwidth": 1e10, "load_before": 0.0}
+    costs = {"peak_bytes": 100, "compile_s": 1.0, "seconds": [1.0], "median_s": 1.0}
+    rows = [
+        {"code": "pmpp", "case": "forward", "n": n, "agreement": {"power": power, "correlation": 1.0}} | costs
+        for n, power in ((32, 0.99), (64, 0.9))
+    ]
+    for row in rows:
+        row["agrees"] = benchmarks.driver.agrees(row)
+    assert [row["agrees"] for row in rows] == [True, False]
+    table = benchmarks.markdown([machine | {"versions": {}}, *rows])
+    assert table.count("beyond its tolerance of 2.0%") == 1
+    draw(tmp_path / "bench.png", [machine, *rows])
+    assert benchmarks.driver.agrees({"code": "pmpp"}) is None
 
 
 def test_failing_worker_is_reported(tmp_path: Path) -> None:

@@ -35,20 +35,37 @@ H100: list[tuple[int, tuple[int, int], float, int, int, dict[Stage, float]]] = [
 ]
 
 
-@pytest.mark.parametrize(("n", "pdims", "ratio", "halo", "order", "plans"), H100)
-def test_counts_agree_with_plans_for_an_h100(
+# Bytes a particle of the allocator's peaks on one H100 and on two H200 (jax 0.11.2; docs/planning.md), where the stage
+# sets the peak of its program.
+MEASURED: list[tuple[int, tuple[int, int], float, int, int, dict[Stage, float]]] = [
+    (512, (1, 1), 1, 0, 2, {"gradient": 110.01}),
+    (384, (1, 1), 1, 0, 2, {"gradient": 110.75}),
+    (512, (1, 1), 1, 0, 3, {"gradient": 174.32}),
+    (256, (1, 1), 2, 0, 2, {"step": 156.0, "gradient": 242.03}),
+    (320, (1, 1), 1.5, 0, 2, {"step": 78.0}),
+    (768, (1, 1), 1, 0, 2, {"lpt": 52.04}),
+    (512, (1, 1), 1, 0, 3, {"lpt": 124.16}),
+    (512, (2, 1), 1, 20, 2, {"lpt": 56.06, "gradient": 115.17}),
+    (1024, (2, 1), 1, 20, 2, {"lpt": 56.03}),
+    (512, (1, 2), 1, 20, 2, {"lpt": 68.19}),
+    (256, (2, 1), 2, 20, 2, {"gradient": 268.29}),
+]
+
+
+@pytest.mark.parametrize(("n", "pdims", "ratio", "halo", "order", "plans"), H100 + MEASURED)
+def test_counts_agree_with_plans_and_peaks_of_gpus(
     n: int, pdims: tuple[int, int], ratio: float, halo: int, order: int, plans: dict[Stage, float]
 ):
     config = pmd.Config(2.0 * n, int(ratio * n), n, lpt_order=order, halo=halo, decomposition=(1, 1))
-    counted = stages(on_devices(config, pdims), "gpu", cufft=False)
+    counted = stages(on_devices(config, pdims), "gpu")
     particles = n**3 / (pdims[0] * pdims[1])
     for stage, plan in plans.items():
-        assert counted[stage] / particles == pytest.approx(plan, rel=0.05), stage
+        assert counted[stage] / particles == pytest.approx(plan, rel=0.1), stage
 
 
 def test_programs_that_choose_the_width_hold_the_particles_twice():
     config = on_devices(pmd.Config(1024.0, 512, decomposition=(1, 1)), (2, 1))
-    assert stages(config, "gpu", cufft=False)["step"] * 2 / 512**3 == pytest.approx(68.78, rel=0.01)
+    assert stages(config, "gpu")["step"] * 2 / 512**3 == pytest.approx(68.78, rel=0.01)
 
 
 @pytest.mark.parametrize(
