@@ -1,5 +1,6 @@
 """Field-level inference: posteriors of initial conditions and parameters, and samplers on divided fields."""
 
+from pmwd_dist.infer.arviz import save_arviz as save_arviz
 from pmwd_dist.infer.chains import Chain as Chain
 from pmwd_dist.infer.chains import load_chain as load_chain
 from pmwd_dist.infer.diagnostics import energy_errors as energy_errors

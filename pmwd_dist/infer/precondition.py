@@ -157,10 +157,11 @@ def _parameter_scales(
     if not white:
         return jnp.zeros((0, 0))
     names = sorted(white)
-    one = {name: jnp.ones_like(u) for name, u in white.items()}
-    along = [{name: x * (name == chosen) for name, x in one.items()} for chosen in names]
-    slopes = [jax.jvp(logarithm, (white,), (direction,))[1] for direction in along]
-    weight = _counts(config, slopes[0].dtype)
+    # One after the other, so that the tangent is compiled once.
+    unit = jnp.eye(len(names), dtype=white[names[0]].dtype)
+    along = {name: unit[:, i] for i, name in enumerate(names)}
+    slopes = jax.lax.map(lambda direction: jax.jvp(logarithm, (white,), (direction,))[1], along)
+    weight = _counts(config, slopes.dtype)
     fisher = jnp.stack([jnp.stack([0.5 * jnp.sum(weight * a * b) for b in slopes]) for a in slopes])
     return jnp.linalg.cholesky(jnp.linalg.inv(fisher + jnp.eye(len(names))))
 

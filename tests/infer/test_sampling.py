@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arviz_stats.base import array_stats
 
 import pmwd_dist as pmd
 from pmwd_dist import infer
@@ -53,6 +54,21 @@ def test_draws_are_kept_in_the_layout_of_arviz(run: tuple[Any, ...]) -> None:
     assert chain.noise.shape == (6, 2, *SHAPE)
     assert set(chain.summary()) == {"c", "logdensity"}
     assert (chain.parameters["c"][0] != chain.parameters["c"][1]).all()
+
+
+def test_chains_open_as_those_of_arviz(run: tuple[Any, ...], tmp_path: Path) -> None:
+    reader = pytest.importorskip("h5netcdf.legacyapi")  # xarray's, of the test extra
+    _, folder, chain = run
+    path = infer.save_arviz(infer.load_chain(folder), tmp_path / "chain.nc")
+    with reader.Dataset(path, "r") as file:
+        posterior, stats = file.groups["posterior"], file.groups["sample_stats"]
+        assert posterior.variables["c"].dimensions == ("chain", "draw")
+        assert posterior.variables["noise"].dimensions == ("chain", "noise_draw", "x", "y", "z")
+        c = np.asarray(posterior.variables["c"][...])
+        np.testing.assert_array_equal(c, chain.parameters["c"])
+        np.testing.assert_array_equal(stats.variables["lp"][...], chain.logdensity)
+        np.testing.assert_array_equal(posterior.variables["draw"][...], np.arange(300))
+    assert array_stats.ess(c, method="bulk") == pytest.approx(chain.summary()["c"]["ess_bulk"], rel=1e-9)
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(run: tuple[Any, ...], tmp_path: Path) -> None:
