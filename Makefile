@@ -23,8 +23,6 @@ REQUIRE_NVRTC := $(if $(filter Linux,$(shell uname -s)),PMWD_REQUIRE_NVRTC=1)
 LIMIT := $(if $(shell command -v timeout),timeout --kill-after=30s 30m)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Modules are compiled at their first import: for pip to compile all of them takes three times as long.
-unexport PYTHONDONTWRITEBYTECODE
 export PYO3_PYTHON := $(abspath $(BIN))/python
 
 .PHONY: demo test check-python check-rust test-rust tools test-tools
@@ -57,14 +55,14 @@ test-rust: check-rust $(STAMPS)/test
 
 # What is installed is remembered by stamps in the virtual environment.
 $(STAMPS)/demo: pyproject.toml $(STAMPS)/native
-	$(BIN)/pip install --quiet --no-compile --editable '.[native]'
+	$(BIN)/pip install --quiet --editable '.[native]'
 	@touch $@
 
 $(STAMPS)/test: $(STAMPS)/packages $(STAMPS)/native
 	@touch $@ $(STAMPS)/demo
 
 $(STAMPS)/packages: pyproject.toml $(STAMPS)/maturin
-	$(BIN)/pip install --quiet --no-compile --editable '.[test]'
+	$(BIN)/pip install --quiet --editable '.[test]'
 	@touch $@
 
 $(STAMPS)/native: $(STAMPS)/wheel

@@ -34,6 +34,8 @@ app = typer.Typer(
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="TOML file; `pmwd-dist template` prints one.")]
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.")]
+Output = Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder; default: the file's name.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the results of an earlier run.")]
 Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a key: --set box.size=500.")]
 TimeLimit = Annotated[
     str | None,
@@ -69,9 +71,9 @@ def options(
 def run(
     context: typer.Context,
     file: File,
-    output: Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder; default: the file's name.")] = None,
+    output: Output = None,
     overrides: Set = [],
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the results of an earlier run.")] = False,
+    overwrite: Overwrite = False,
     time_limit: TimeLimit = None,
 ) -> None:
     """Run the simulation of a TOML file."""
@@ -92,9 +94,9 @@ def run(
 def infer(
     context: typer.Context,
     file: File,
-    output: Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder; default: the file's name.")] = None,
+    output: Output = None,
     overrides: Set = [],
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the results of an earlier run.")] = False,
+    overwrite: Overwrite = False,
     time_limit: TimeLimit = None,
 ) -> None:
     """Infer initial conditions and parameters from data, or from a mock, by a TOML file."""
@@ -142,7 +144,7 @@ def resume(context: typer.Context, folder: Folder, overrides: Set = [], time_lim
 @app.command()
 def check(
     file: File,
-    output: Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder; default: the file's name.")] = None,
+    output: Output = None,
     overrides: Set = [],
     grad: Annotated[bool, typer.Option("--grad", help="Compare gradients with differences, in float64.")] = False,
     devices: Annotated[int | None, typer.Option(min=1, metavar="N", help="Plan for so many other devices.")] = None,

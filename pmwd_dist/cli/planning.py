@@ -18,7 +18,7 @@ from pmwd_dist.run.planning import (
     largest_mesh,
     linear_displacement,
 )
-from pmwd_dist.run.resources import available_for_arrays, expected_memory
+from pmwd_dist.run.resources import available_for_arrays, expected_memory, light_cone_memory
 from pmwd_dist.run.speed import MACHINES, machine_of
 
 _MOST_ROWS = 6
@@ -62,7 +62,10 @@ def memory_lines(plan: Plan) -> list[str]:
     config = plan.simulation.config
     displacement = linear_displacement(plan.simulation)
     memory = expected_memory(config, expected_halo(config, displacement))
-    limit, count = available_for_arrays(config), config.decomposition.size
+    limit, count = (
+        available_for_arrays(config) - light_cone_memory(plan.simulation.light_cone),
+        config.decomposition.size,
+    )
     most = largest_mesh(config, count, displacement, _kind(config), limit)
     fits = "no such mesh fits" if most is None else f"meshes up to {_cells(most)} fit"
     return [
