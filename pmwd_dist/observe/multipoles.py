@@ -16,6 +16,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Real
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.varying import vary
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table
 from pmwd_dist.cosmology.parameters import Cosmology
@@ -158,7 +159,8 @@ def _kaiser_multipoles(
         k2, mu2 = fourier.k_squared(config.mesh_shape, config, dtype), _squared_cosine(config, n, dtype)
         x = 0.5 * jnp.log(jnp.where(k2 > 0, k2, 1))
         density, velocity = (jnp.interp(x, jnp.asarray(np.log(nodes), dtype), field) for field in fields)
-        power = (density + velocity * mu2) ** 2
+        # Of slabs, nothing here depends on the place along y.
+        power = vary((density + velocity * mu2) ** 2, config.decomposition.names)
         return mode_sums([power * _legendre(order, mu2) for order in poles], config)
 
     k, *power, modes = config.decomposition.shard_map(block, P(), P())(fields)

@@ -26,7 +26,7 @@ def wavevectors(n: int) -> np.ndarray:
     return np.stack(np.meshgrid(*[2 * np.pi * np.fft.fftfreq(n, L / n) for L in BOX], indexing="ij"))
 
 
-@pytest.mark.parametrize("pdims", [(1, 1), (2, 2)])
+@pytest.mark.parametrize("pdims", [(1, 1), (4, 1), (2, 2)])
 def test_kaiser_multipoles_and_smoothing_are_sums_over_modes(pdims: tuple[int, int]):
     n, a, b = 8, 0.5, 1.7
     config = pmd.Config(box_size=BOX, mesh_shape=n, decomposition=pdims)
