@@ -1,6 +1,6 @@
 """A likelihood of one's own: Student's t, which outliers in the data don't disturb.
 
-python sims/infer_own_likelihood.py        # 1 min on two cores
+python sims/infer_own_likelihood.py        # 1 min of CPU time
 """
 
 import tempfile

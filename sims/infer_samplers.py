@@ -1,6 +1,6 @@
 """Sample initial modes and a bias with the samplers of this package, and the loop in one's own hands.
 
-python sims/infer_samplers.py        # 30 s on two cores
+python sims/infer_samplers.py        # 30 s of CPU time
 """
 
 from functools import partial

@@ -41,7 +41,10 @@ line_of_sight = "none"
 sigma = 0.5
 [priors]
 b1 = { kind = "normal", mean = 1.5, sd = 0.5, low = 0.1 }
+[start]
+begin = "prior"
 [sampler]
+precondition = "none"
 chains = 2
 tune = 40
 steps = 36
@@ -154,7 +157,7 @@ WRONG = {
     "data.truth.b2: has no prior": ["data.truth={ b2 = 1.0 }"],
     "sampler.steps = 37: must be a multiple of thin \\* chunk = 12": ["sampler.steps=37"],
     "sampler.stepz = 3: unknown key; did you mean sampler.steps?": ["sampler.stepz=3"],
-    'start.begin = "wiener": needs sampler.precondition': ["sampler.precondition=none"],
+    'start.begin = "wiener": needs sampler.precondition': ["start.begin=wiener"],
     "start.map_free: sigma8 has no prior": ["start.map_free=['sigma8']"],
     'model.bias = "lagrangian": is of particles': ["model.bias=lagrangian"],
     r"\[output\]: unknown section; use box, time, .*, data, model": ["output.redshifts=0"],
