@@ -36,7 +36,7 @@ def main(name: str, case: str, n: int, folder: Path) -> None:
     cost, call, out = measure.warm_up(function, example, load, donated=case == "forward")
     _save_observable(folder / f"{case}-{name}-{n}.npy", code, case, out)
     del out
-    _say(dataclasses.asdict(cost))
+    _say(dataclasses.asdict(cost) | {"peak_bytes": cost.peak_bytes or cost.planned_bytes})
     for _ in sys.stdin:
         _say({"seconds": measure.round_of(call, cost.first_s)})
 

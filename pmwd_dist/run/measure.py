@@ -27,6 +27,7 @@ T = TypeVar("T")
 
 _ROUND_SECONDS = 0.3  # duration of a round of runs: short runs are repeated
 _COPY = 2**27  # floats that are copied to measure the bandwidth: 512 MB
+_NOISE = 2**22  # bytes by which the resident memory of a process changes by itself
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -38,7 +39,8 @@ class Cost:
       compile_s, first_s: seconds of compilation and of the first call.
       peak_bytes: peak of the first call, arguments and results included; None if it is not known. On a GPU: the
         allocator's peak_bytes_in_use, unless an earlier peak was higher. On a CPU: the high-water mark of the resident
-        memory, less the resident memory before the arguments were loaded.
+        memory, less the resident memory before the arguments were loaded, unless that is less than the process itself
+        takes and gives back meanwhile.
       planned_bytes: arguments, results and temporaries by the compiler's plan; None if it doesn't say.
     """
 
@@ -137,7 +139,8 @@ class _Memory:
         peak = _device_peak()
         if peak:
             return peak if peak > self._device_peak else None
-        return _resident("VmHWM") - self._resident
+        peak = _resident("VmHWM") - self._resident
+        return peak if peak > _NOISE else None
 
 
 def _device_peak() -> int:
