@@ -21,7 +21,7 @@ from pmwd_dist.parallel.distributed import SharedError, raise_on_all_processes
 from pmwd_dist.run.folder import CONFIG, finished, prepare_folder
 from pmwd_dist.run.inference import InferencePlan, check_inference, make_inference
 from pmwd_dist.run.plan import Plan, check_resources, make_plan
-from pmwd_dist.run.settings import InferenceSettings, Settings, read, read_any, read_as
+from pmwd_dist.run.settings import InferenceSettings, Settings, read_any, read_as
 from pmwd_dist.run.settings.duration import duration
 
 app = typer.Typer(
@@ -82,7 +82,10 @@ def run(
     _start()
     with command_errors():
         limit = _seconds(time_limit)
-        plan = make_plan(read(file, overrides), output or Path(file.stem))
+        settings = _settings(file, overrides)
+        if isinstance(settings, InferenceSettings):
+            raise ArgumentError("FILE", str(file), "has the sections of an inference", "use `pmwd-dist infer`")
+        plan = make_plan(settings, output or Path(file.stem))
         warnings = check_resources(plan)
         prepare_folder(plan, overwrite=overwrite)
     with Display() as display:

@@ -1,4 +1,4 @@
-"""Density with fewer aliases, from two meshes of which one is moved by half a cell."""
+"""Density with fewer aliases, from two meshes of which one is shifted by half a cell."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pmwd_dist.pm.particles import Particles
 def interlaced_density(particles: Particles, config: Config) -> Float[Array, "nx ny nz"]:
     """Density of the particles in units of the mean, 1 + delta, without half of its aliases (Sefusatti et al. 2016).
 
-    The mean of the density and of one on a mesh moved by half a cell along each axis, moved back in Fourier space:
+    The mean of the density and of one on a mesh shifted by half a cell along each axis, moved back in Fourier space:
     aliases along one axis and along all three cancel. The cloud-in-cell window stays, as in `density`;
     `power_spectrum` divides by it. Modes of the Nyquist frequency along an axis are left out. Takes two paints and
     three transforms. A halo that is a fixed number must hold half a cell more than the displacements.

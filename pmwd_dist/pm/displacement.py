@@ -119,7 +119,7 @@ def _determinant(A: Matrix) -> Array:
 
 
 def _dealiased(product: Callable[..., list[Array]], modes: Sequence[Array], count: int, config: Config) -> list[Array]:
-    """Modes of products of fields, as a mean over two lattices of which one is moved by half a cell along each axis.
+    """Modes of products of fields, as a mean over two lattices of which one is shifted by half a cell along each axis.
 
     Aliases from beyond the Nyquist frequency along one axis or three have opposite signs on the two and cancel
     (Patterson & Orszag 1971); those along two remain, of a few per cent. Padding, which costs 3.4 times the memory,

@@ -128,6 +128,8 @@ def test_another_config_does_not_go_on(
     assert "only devices.*, sampler.steps, checks.* can change" in capsys.readouterr().err
     assert command("infer", folder / "config.toml", "--output", folder) == 2
     assert "not empty; use --overwrite" in capsys.readouterr().err
+    assert command("run", folder / "config.toml", "--output", tmp_path / "other") == 2
+    assert "has the sections of an inference; use `pmwd-dist infer`" in capsys.readouterr().err
 
 
 def test_the_template_and_what_is_written_read_back(tmp_path: Path) -> None:
@@ -158,6 +160,10 @@ WRONG = {
     "sampler.steps = 37: must be a multiple of thin \\* chunk = 12": ["sampler.steps=37"],
     "sampler.stepz = 3: unknown key; did you mean sampler.steps?": ["sampler.stepz=3"],
     'start.begin = "wiener": needs sampler.precondition': ["start.begin=wiener"],
+    "start.map_free: parameters can't be told from the noise where sampler.precondition depends on them": [
+        "start.map_free=['b1']",
+        "sampler.precondition=conditional",
+    ],
     "start.map_free: sigma8 has no prior": ["start.map_free=['sigma8']"],
     'model.bias = "lagrangian": is of particles': ["model.bias=lagrangian"],
     r"\[output\]: unknown section; use box, time, .*, data, model": ["output.redshifts=0"],

@@ -89,7 +89,7 @@ def _of_truth(data: Data, given: Priors, cosmology: Any, model: Model) -> list[s
     return problems
 
 
-def _of_start(start: Start, given: Priors, sampler: Sampler, model: Model) -> list[str]:
+def _of_start(start: Start, given: Priors, sampler: Sampler) -> list[str]:
     problems = [
         f"start.map_free: {name} has no prior; leave it out" for name in start.map_free if name not in given.given
     ]
@@ -99,7 +99,11 @@ def _of_start(start: Start, given: Priors, sampler: Sampler, model: Model) -> li
         problems.append(
             f"sampler.steps = {sampler.steps}: must be a multiple of thin * chunk = {sampler.thin * sampler.chunk}"
         )
-    del model
+    if start.map_free and sampler.precondition == "conditional":
+        problems.append(
+            "start.map_free: parameters can't be told from the noise where sampler.precondition depends on them; "
+            'leave it out, or use sampler.precondition = "none"'
+        )
     return problems
 
 
@@ -118,6 +122,6 @@ _CROSS: tuple[tuple[tuple[str, ...], Any], ...] = (
     (("model", "priors"), _of_model),
     (("cosmology", "priors"), _of_cosmology),
     (("data", "priors", "cosmology", "model"), _of_truth),
-    (("start", "priors", "sampler", "model"), _of_start),
+    (("start", "priors", "sampler"), _of_start),
     (("box", "sampler", "model"), _of_mesh),
 )
