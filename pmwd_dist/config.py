@@ -198,7 +198,7 @@ def _sharpening(value: Any, box: Vector3, lattice: Shape3) -> Vector3:
 
 
 def _compensated(value: Any, gradient: str) -> bool:
-    if not isinstance(value, bool | np.bool_):
+    if type(value) not in (bool, np.bool_):
         raise ArgumentError("compensated", value, "must be True or False")
     if value and gradient == "spectral":
         constraint = "is for finite differences, and the gradient is 'spectral'"

@@ -38,7 +38,7 @@ def _response(k: list[np.ndarray], config: Any) -> np.ndarray:
 
 
 def aliases(k: np.ndarray, cell: float, sites: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sums of W^2 times the wavenumber, and of W^2, over W^2 of k, with the harmonics of a lattice of sites per cell."""
+    """Sums of W^2 times the wavenumber, and of W^2, over W^2 of k, for harmonics of a lattice of sites per cell."""
     x = k.ravel()[:, None] * cell / (2 * np.pi)  # waves per cell
     order = x + sites * np.arange(-ALIASES, ALIASES + 1)
     weight = (np.sinc(order) / np.sinc(x)) ** 4

@@ -68,19 +68,21 @@ def inverse_force_laplacian(shape: Shape3, lattice: Shape3, config: Config, dtyp
 def _mesh_response(shape: Shape3, lattice: Shape3, config: Config, dtype: Any) -> Float[Array, "nx ny nk"]:
     """Mesh force of a plane wave over the true one, with 1 / k^2 and both cloud-in-cell windows W deconvolved.
 
-    It is that of waves on a cold lattice, as a mean over its places on the mesh: (k . S)(k . d) / k^4, with the wavenumbers d of
-    the differences and S = sum W^2(k + g) (k + g) / W^2(k) over the harmonics g of the lattice that mesh cells can't tell
-    apart (Hockney & Eastwood 1988, sec. 8-3). With x = k h / 2n along an axis, n sites of the lattice in a cell of side h,
-    S_i = k_i s_i t_j t_k, s = cos x (x / sin x)^3 and t = (1 - 2/3 sin^2 x) (x / sin x)^4.
+    It is that of waves on a cold lattice, as a mean over its places on the mesh: (k . S)(k . d) / k^4, with the
+    wavenumbers d of the differences and S = sum W^2(k + g) (k + g) / W^2(k) over the harmonics g of the lattice that
+    are aliases on the mesh (Hockney & Eastwood 1988, sec. 8-3). With x = k h / 2n along an axis, n sites of the lattice
+    in a cell of side h, S_i = k_i s_i t_j t_k, s = cos x (x / sin x)^3 and t = (1 - 2/3 sin^2 x) (x / sin x)^4.
 
     Beyond half the mesh's Nyquist frequency along an axis the response is that at this half. Where mesh and lattice
     are 3 to 2 along an axis s = t = 1: aliases there are others, and `lattice_window` filters them.
     """
     squares: list[np.ndarray] = []
     factors: list[tuple[np.ndarray, ...]] = []
-    for k, cell, cells, particles in zip(_wavevectors(shape, config), config.cell_size, shape, lattice, strict=True):
+    for every, cell, cells, particles in zip(
+        _wavevectors(shape, config), config.cell_size, shape, lattice, strict=True
+    ):
         mixed = 2 * cells == 3 * particles
-        k = k if mixed else np.clip(k, -math.pi / (2 * cell), math.pi / (2 * cell))
+        k = every if mixed else np.clip(every, -math.pi / (2 * cell), math.pi / (2 * cell))
         x = k * cell / math.pi
         differences = (4 * np.sinc(x) - np.sinc(2 * x)) / 3
         y = x / (2 * max(1, particles // cells))
