@@ -79,8 +79,8 @@ def advance_and_see(
     """
     moved = Moved(particles, *motion)
     after, state = stepping.advance(moved, state, schedule, done, config)
-    ends = (Epoch(schedule.times[done + i], stepping.at_rest(m, config)) for i, m in enumerate((moved, after)))
-    seen = cone(*ends, schedule.table)
+    start, end = (Epoch(schedule.times[done + i], stepping.at_rest(m, config)) for i, m in enumerate((moved, after)))
+    seen = cone(start, end, schedule.table)
     shells = shells + jnp.where(state.status.code == Code.SUCCESSFUL, seen, 0)
     sharding: Any = shells_like(cone).sharding
     return after, state, jax.lax.with_sharding_constraint(shells, sharding)
