@@ -1,9 +1,9 @@
 """C_l of convergence maps against pyccl and healpy: `python -m benchmarks.lensing` (needs pyccl, camb and healpy).
 
-Simulations start from pyccl's own linear P(k), by CAMB. Flat sky: the mean power of maps along the three axes, tapered at
-the edges of the field, in bands, over Limber's integral with HMcode2020's P(k), with the linear one and with that of the
-simulations themselves, of modes that the box has and with the windows of planes and rays. The mean over the planes, which
-are periodic, needs no field and has less scatter. Sphere: anafast of maps over the same, with the window of their pixels.
+Simulations start from pyccl's own linear P(k), by CAMB. Flat sky: the mean power in bands of l of maps along the three
+axes, tapered at the edges of the field, over Limber's integral of the simulations' own P(k), of HMcode2020's and of the
+linear one, of modes that the box has, with the windows of planes and rays. The planes, which are periodic, alone: the
+sum of their power over that of such slabs. Sphere: anafast of maps over the same, with the window of the pixels.
 """
 
 from __future__ import annotations
@@ -74,6 +74,20 @@ def limber(
 
 def distance_of(z: float) -> float:
     return float(pmd.comoving_distance(1 / (1 + z), Cosmology))
+
+
+def of_planes(ells: np.ndarray, cone: Any, weights: np.ndarray, power: Power, window: Any = None) -> np.ndarray:
+    """Sum over the shells of the power of each plane: of thick shells of a periodic box, each by itself."""
+    box, total = cone.sides[0], np.zeros(len(ells))
+    along = 2 * np.pi / box * np.arange(-400, 401)
+    for weight, x, thickness in zip(weights, cone.distances, np.diff(cone.edges), strict=True):
+        a = float(scale_factor_at(x, pmd.growth_table(Cosmology)))
+        k = np.hypot((ells / x)[:, None], along[None, :])
+        shape = np.sinc(along * thickness / (2 * np.pi)) ** 2 / box
+        plane = (power(k.ravel(), a).reshape(k.shape) * shape).sum(1)
+        inside = (ells / x > 2 * np.pi / box * 0.999) & (ells / x < np.pi * cone.pixels[0] / box)
+        total += np.where(inside, plane * (1 if window is None else window(ells / x, x)), 0) * (weight / x) ** 2
+    return total
 
 
 def planes_and_rays(cell: float) -> Callable[[np.ndarray, float], np.ndarray]:
@@ -150,14 +164,16 @@ def flat(options: argparse.Namespace) -> None:
         masses, code, saved = simulate(jax.random.key(seed))
         assert code == 0
         powers.append(np.asarray(saved.power)[::-1])
-        for cone, mass in zip(cones, masses, strict=True):
-            planes.append(power_of_planes(cone, mass, weights, bands))
-            views = []
+        planes.append(
+            np.mean([power_of_planes(c, m, weights, bands) for c, m in zip(cones, masses, strict=True)], axis=0)
+        )
+        views = []
+        for mass in masses:
             for _ in range(options.views):
                 shifts = rng.uniform(0, box, (len(edges), 2))[np.arange(len(edges) - 1) // 2]
                 kappa = np.asarray(look(mass, jnp.asarray(shifts)), float)  # the box is a cube: any cone will do
                 views.append(tapered_power(kappa, side, bands))
-            maps.append(np.mean(views, axis=0))
+        maps.append(np.mean(views, axis=0))
     k, own = np.asarray(saved.k, float)[0], np.log(np.mean(powers, axis=0))
 
     def simulated(wave: np.ndarray, a: float) -> np.ndarray:
@@ -167,31 +183,41 @@ def flat(options: argparse.Namespace) -> None:
 
     ells = np.concatenate([np.linspace(a, b, 9)[:-1] for a, b in itertools.pairwise(bands)])
 
-    def banded(power: Power, window: Any) -> np.ndarray:
-        values = limber(ells, edges, source, power, window, low=2 * np.pi / box)
-        return np.array([np.average(v, weights=w) for v, w in zip(np.split(values, options.bands), np.split(ells, options.bands), strict=True)])  # fmt: skip
+    def banded(values: np.ndarray) -> np.ndarray:
+        parts = zip(np.split(values, options.bands), np.split(ells, options.bands), strict=True)
+        return np.array([np.average(part, weights=ell) for part, ell in parts])
 
+    low = 2 * np.pi / box
+    models: dict[str, Power] = {
+        "own P(k)": simulated,
+        "HMcode2020": power_of("HMcode2020"),
+        "linear": power_of("linear"),
+        "noise": lambda k, _: np.full_like(k, box**3 / n**3),
+    }
     window = planes_and_rays(box / pixels)
-    noise = box**3 / n**3
-    expected = [banded(simulated, window), banded(simulated, None), banded(power_of("HMcode2020"), window),
-                banded(power_of("linear"), window), banded(lambda k, _: np.full_like(k, noise), window)]  # fmt: skip
-    mean, error = np.mean(maps, axis=0), np.std(maps, axis=0) / math.sqrt(len(maps) - 1)
-    whole, whole_error = np.mean(planes, axis=0), np.std(planes, axis=0) / math.sqrt(len(planes) - 1)
-    print(f"flat sky of {field:.3g} degrees: {n}^3 particles, mesh {options.mesh}^3, {box:g} Mpc/h, {options.runs} runs, "
-          f"3 axes, {options.views} views each, sources at z = {source:g}")  # fmt: skip
-    print("| l | C_l of maps | its error | maps / own P(k) | planes / own P(k) | planes / HMcode2020 | planes / linear "
-          "| error of planes | shot noise |\n|" + "---|" * 9)  # fmt: skip
-    for i, (a, b) in enumerate(itertools.pairwise(bands)):
-        row = [f"{a:.0f} to {b:.0f}", f"{mean[i]:.3e}"] + [
-            f"{x:.3f}" for x in (error[i] / mean[i], mean[i] / expected[0][i], whole[i] / expected[1][i],
-                                 whole[i] / banded_ratio(expected, 2, i), whole[i] / banded_ratio(expected, 3, i),
-                                 whole_error[i] / whole[i], expected[4][i] / expected[0][i])]  # fmt: skip
+    of_maps = {name: banded(limber(ells, edges, source, power, window, low)) for name, power in models.items()}
+    by_plane = {name: banded(of_planes(ells, cones[0], weights, power)) for name, power in models.items()}
+    columns = {"l": [f"{a:.0f} to {b:.0f}" for a, b in itertools.pairwise(bands)]}
+    for label, values, expected in (("maps", maps, of_maps), ("planes", planes, by_plane)):
+        mean, error = np.mean(values, axis=0), np.std(values, axis=0) / math.sqrt(len(values) - 1)
+        columns[f"C_l of {label}"] = [f"{x:.3e}" for x in mean]
+        columns[f"error of {label}"] = [f"{x:.3f}" for x in error / mean]
+        for name in ("own P(k)", "HMcode2020", "linear"):
+            columns[f"{label} / {name}"] = [f"{x:.3f}" for x in mean / expected[name]]
+    thick = banded(of_planes(ells, cones[0], weights, simulated, window)) / of_maps["own P(k)"]
+    columns["thick planes / Limber"] = [f"{x:.3f}" for x in thick]
+    columns["shot noise"] = [f"{x:.3f}" for x in by_plane["noise"] / by_plane["own P(k)"]]
+    print(
+        f"flat sky of {field:.3g} degrees: {n}^3 particles, mesh {options.mesh}^3, {box:g} Mpc/h, {options.runs} runs, "
+        f"3 axes, {options.views} views each, sources at z = {source:g}"
+    )
+    print_table(columns)
+
+
+def print_table(columns: dict[str, list[str]]) -> None:
+    print(f"| {' | '.join(columns)} |\n|" + "---|" * len(columns))
+    for row in zip(*columns.values(), strict=True):
         print(f"| {' | '.join(row)} |")
-
-
-def banded_ratio(expected: list[np.ndarray], which: int, i: int) -> float:
-    """C_l of a model without windows: with them, over those of the simulations' own."""
-    return float(expected[which][i] * expected[1][i] / expected[0][i])
 
 
 def sphere(options: argparse.Namespace) -> None:
@@ -216,21 +242,29 @@ def sphere(options: argparse.Namespace) -> None:
         assert code == 0
         spectra.append(healpy.anafast(np.asarray(kappa, float)))
     bands = np.array([8, 12, 18, 27, 40, 60])
-    pixel = healpy.pixwin(nside)[: len(spectra[0])] ** 4  # a mass is shared by four pixels, of which each is a mean
+    # A mass is shared linearly by four pixels: in the mean over directions, as cloud-in-cell on squares of their area.
+    angle, side = (np.arange(16) + 0.5) * np.pi / 32, math.sqrt(4 * math.pi / (12 * nside**2))
+    x, y = (np.arange(len(spectra[0]))[:, None] * part(angle) * side / (2 * np.pi) for part in (np.cos, np.sin))
+    pixel = np.mean((np.sinc(x) * np.sinc(y)) ** 4, axis=1)
     ell = np.arange(bands[0], bands[-1])
     theory = {name: limber(ell, edges, source, power_of(name), low=2 * np.pi / box) * pixel[ell]
               for name in ("HMcode2020", "linear")}  # fmt: skip
-    print(f"sphere: {options.particles}^3 particles, mesh {options.mesh}^3, {box:g} Mpc/h, {options.runs} runs, "
-          f"nside {nside}, sources at z = {source:g}")  # fmt: skip
-    print("| l | C_l | Gaussian error | / HMcode2020 | / linear | pixel window |\n|" + "---|" * 6)
+    columns: dict[str, list[str]] = {name: [] for name in ("l", "C_l", "Gaussian error", *theory, "pixel window")}
     for a, b in itertools.pairwise(bands):
         modes = np.arange(a, b)
         weight = 2 * modes + 1
         value = np.mean([np.average(s[a:b], weights=weight) for s in spectra])
-        ratios = [value / np.average(t[a - bands[0] : b - bands[0]], weights=weight) for t in theory.values()]
-        error = math.sqrt(2 / (weight.sum() * options.runs))
-        print(f"| {a} to {b - 1} | {value:.3e} | {error:.3f} | {ratios[0]:.3f} | {ratios[1]:.3f} "
-              f"| {np.average(pixel[a:b], weights=weight):.3f} |")  # fmt: skip
+        columns["l"].append(f"{a} to {b - 1}")
+        columns["C_l"].append(f"{value:.3e}")
+        columns["Gaussian error"].append(f"{math.sqrt(2 / (weight.sum() * options.runs)):.3f}")
+        for name, values in theory.items():
+            columns[name].append(f"{value / np.average(values[a - bands[0] : b - bands[0]], weights=weight):.3f}")
+        columns["pixel window"].append(f"{np.average(pixel[a:b], weights=weight):.3f}")
+    print(
+        f"sphere: {options.particles}^3 particles, mesh {options.mesh}^3, {box:g} Mpc/h, {options.runs} runs, "
+        f"nside {nside}, sources at z = {source:g}; C_l over models"
+    )
+    print_table(columns)
 
 
 def main() -> None:
