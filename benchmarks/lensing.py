@@ -12,6 +12,7 @@ import argparse
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -24,7 +25,7 @@ import pmwd_dist as pmd
 from pmwd_dist.cosmology.distance import scale_factor_at
 
 PARAMETERS = {"Omega_c": 0.26, "Omega_b": 0.05, "h": 0.68, "n_s": 0.97, "sigma8": 0.81}
-AXES = "xyz"
+AXES, RAYS = "xyz", 256
 Power = Callable[[np.ndarray, float], np.ndarray]  # P(k, a) [(Mpc/h)^3]
 
 
@@ -129,87 +130,117 @@ def power_of_planes(cone: Any, mass: np.ndarray, weights: np.ndarray, bands: np.
     return total
 
 
-def flat(options: argparse.Namespace) -> None:
-    box, n, source, rays = options.box, options.particles, options.source, 256
-    config = pmd.Config(box_size=box, mesh_shape=options.mesh, particle_shape=n, steps=options.steps, lpt_order=3,
-                        decomposition=(1, 1))  # fmt: skip
-    fine = pmd.Config(box_size=box, mesh_shape=3 * n, particle_shape=n, decomposition=(1, 1))
-    far, pixels = distance_of(source), 3 * n
+@dataclass(frozen=True)
+class Sky:
+    """What is looked at: three cones of one simulation, in bands of l."""
+
+    config: pmd.Config
+    cones: tuple[Any, ...]
+    source: float
+    field: float  # [degrees]
+    bands: np.ndarray
+
+    @property
+    def edges(self) -> np.ndarray:
+        return np.asarray(self.cones[0].edges)
+
+    @property
+    def weights(self) -> np.ndarray:
+        return np.asarray(pmd.observe.lensing_weights(self.cones[0].edges, Cosmology, self.source))
+
+    def banded(self, model: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """Means over the modes of each band of C_l."""
+        means = []
+        for a, b in itertools.pairwise(self.bands):
+            ells = np.linspace(a, b, 9)[:-1]
+            means.append(np.average(model(ells), weights=ells))
+        return np.array(means)
+
+
+def make_sky(options: argparse.Namespace) -> Sky:
+    box, n, far = options.box, options.particles, distance_of(options.source)
+    config = pmd.Config(box, options.mesh, n, steps=options.steps, lpt_order=3, decomposition=(1, 1))
     field = options.field or min(25.0, math.degrees(box / far))
-    side = math.radians(field)
     edges = np.append(np.arange(0, far - 0.1 * box, box / 2), far)
-    cones = [pmd.observe.FlatSkyLightCone(config, edges, pixels=pixels, line_of_sight=axis) for axis in AXES]
-    growth = pmd.growth_table(Cosmology)
-    weights = np.asarray(pmd.observe.lensing_weights(tuple(edges), growth, source))
+    cones = [pmd.observe.FlatSkyLightCone(config, edges, pixels=3 * n, line_of_sight=axis) for axis in AXES]
+    bands = np.geomspace(max(2.5 * 360 / field, options.low), options.high, options.bands + 1)
+    return Sky(config, tuple(cones), options.source, field, bands)
+
+
+def simulate(sky: Sky, runs: int, views: int) -> tuple[np.ndarray, np.ndarray, Power]:
+    """C_l of maps and of planes in bands, of each run, and the mean P(k, a) of all."""
+    config, box, far = sky.config, sky.config.box_size[0], sky.edges[-1]
+    growth, side, shells = pmd.growth_table(Cosmology), math.radians(sky.field), len(sky.edges) - 1
+    fine = pmd.Config(box, sky.cones[0].pixels[0], config.particle_shape, decomposition=(1, 1))
     at = np.linspace(min(100, far / 8), far, 7)
-    times = np.asarray(scale_factor_at(at, growth), float)[::-1].tolist()
-    saveat = diffrax.SaveAt(
-        ts=jnp.asarray(times), fn=lambda _a, particles, _: pmd.power_spectrum(pmd.density(particles, fine), fine)
-    )
+    times = jnp.asarray(np.asarray(scale_factor_at(at, growth), float)[::-1].tolist())
+    spectrum = lambda _a, particles, _: pmd.power_spectrum(pmd.density(particles, fine), fine)  # noqa: E731
+    see = lambda *step: tuple(cone(*step) for cone in sky.cones)  # noqa: E731
 
     @jax.jit
-    def simulate(key: jax.Array) -> Any:
+    def run(key: jax.Array) -> Any:
         modes = pmd.linear_modes(pmd.white_noise(key, config), Cosmology, config, linear_power=table())
-        see = lambda *step: tuple(cone(*step) for cone in cones)  # noqa: E731
+        saveat = diffrax.SaveAt(ts=times, fn=spectrum)
         solution = pmd.nbody(pmd.lpt(modes, growth, config), growth, config, accumulate=see, saveat=saveat)
         return solution.accumulated, solution.status.code, solution.snapshots
 
     @jax.jit
-    def look(mass: jax.Array, shifts: jax.Array) -> jax.Array:
-        return pmd.observe.convergence(mass, growth, cones[2], source=source, field=field, pixels=rays, offsets=shifts)
+    def look(mass: jax.Array, offsets: jax.Array) -> jax.Array:
+        cone: Any = sky.cones[2]  # the box is a cube: any will do
+        options = {"source": sky.source, "field": sky.field, "pixels": RAYS, "offsets": offsets}
+        return pmd.observe.convergence(mass, growth, cone, **options)
 
-    bands = np.geomspace(max(2.5 * 360 / field, options.low), options.high, options.bands + 1)
     rng, maps, planes, powers = np.random.default_rng(0), [], [], []
-    for seed in range(options.runs):
-        masses, code, saved = simulate(jax.random.key(seed))
+    for seed in range(runs):
+        masses, code, saved = run(jax.random.key(seed))
         assert code == 0
         powers.append(np.asarray(saved.power)[::-1])
-        planes.append(
-            np.mean([power_of_planes(c, m, weights, bands) for c, m in zip(cones, masses, strict=True)], axis=0)
-        )
-        views = []
-        for mass in masses:
-            for _ in range(options.views):
-                shifts = rng.uniform(0, box, (len(edges), 2))[np.arange(len(edges) - 1) // 2]
-                kappa = np.asarray(look(mass, jnp.asarray(shifts)), float)  # the box is a cube: any cone will do
-                views.append(tapered_power(kappa, side, bands))
-        maps.append(np.mean(views, axis=0))
+        pairs = zip(sky.cones, masses, strict=True)
+        planes.append(np.mean([power_of_planes(*pair, sky.weights, sky.bands) for pair in pairs], axis=0))
+        seen = []
+        for mass, _ in itertools.product(masses, range(views)):
+            offsets = rng.uniform(0, box, (shells, 2))[np.arange(shells) // 2]
+            seen.append(tapered_power(np.asarray(look(mass, jnp.asarray(offsets)), float), side, sky.bands))
+        maps.append(np.mean(seen, axis=0))
     k, own = np.asarray(saved.k, float)[0], np.log(np.mean(powers, axis=0))
 
-    def simulated(wave: np.ndarray, a: float) -> np.ndarray:
+    def power(wave: np.ndarray, a: float) -> np.ndarray:
         x = float(pmd.comoving_distance(a, growth))
         now = [np.interp(x, at, column) for column in own.T]
         return np.where(wave < k[-1], np.exp(np.interp(np.log(wave), np.log(k), now)), 0)
 
-    ells = np.concatenate([np.linspace(a, b, 9)[:-1] for a, b in itertools.pairwise(bands)])
+    return np.array(maps), np.array(planes), power
 
-    def banded(values: np.ndarray) -> np.ndarray:
-        parts = zip(np.split(values, options.bands), np.split(ells, options.bands), strict=True)
-        return np.array([np.average(part, weights=ell) for part, ell in parts])
 
-    low = 2 * np.pi / box
+def flat(options: argparse.Namespace) -> None:
+    sky = make_sky(options)
+    box, cone = options.box, sky.cones[0]
+    maps, planes, own = simulate(sky, options.runs, options.views)
+    noise = box**3 / options.particles**3
     models: dict[str, Power] = {
-        "own P(k)": simulated,
+        "own P(k)": own,
         "HMcode2020": power_of("HMcode2020"),
         "linear": power_of("linear"),
-        "noise": lambda k, _: np.full_like(k, box**3 / n**3),
+        "noise": lambda k, _: np.full_like(k, noise),
     }
-    window = planes_and_rays(box / pixels)
-    of_maps = {name: banded(limber(ells, edges, source, power, window, low)) for name, power in models.items()}
-    by_plane = {name: banded(of_planes(ells, cones[0], weights, power)) for name, power in models.items()}
-    columns = {"l": [f"{a:.0f} to {b:.0f}" for a, b in itertools.pairwise(bands)]}
+    window, low, weights = planes_and_rays(box / cone.pixels[0]), 2 * np.pi / box, sky.weights
+    of_maps, by_plane = {}, {}
+    for name, power in models.items():
+        of_maps[name] = sky.banded(lambda ell, power=power: limber(ell, sky.edges, sky.source, power, window, low))
+        by_plane[name] = sky.banded(lambda ell, power=power: of_planes(ell, cone, weights, power))
+    columns = {"l": [f"{a:.0f} to {b:.0f}" for a, b in itertools.pairwise(sky.bands)]}
     for label, values, expected in (("maps", maps, of_maps), ("planes", planes, by_plane)):
-        mean, error = np.mean(values, axis=0), np.std(values, axis=0) / math.sqrt(len(values) - 1)
+        mean, error = values.mean(0), values.std(0) / math.sqrt(max(len(values) - 1, 1))
         columns[f"C_l of {label}"] = [f"{x:.3e}" for x in mean]
         columns[f"error of {label}"] = [f"{x:.3f}" for x in error / mean]
         for name in ("own P(k)", "HMcode2020", "linear"):
             columns[f"{label} / {name}"] = [f"{x:.3f}" for x in mean / expected[name]]
-    thick = banded(of_planes(ells, cones[0], weights, simulated, window)) / of_maps["own P(k)"]
+    thick = sky.banded(lambda ell: of_planes(ell, cone, weights, own, window)) / of_maps["own P(k)"]
     columns["thick planes / Limber"] = [f"{x:.3f}" for x in thick]
     columns["shot noise"] = [f"{x:.3f}" for x in by_plane["noise"] / by_plane["own P(k)"]]
     print(
-        f"flat sky of {field:.3g} degrees: {n}^3 particles, mesh {options.mesh}^3, {box:g} Mpc/h, {options.runs} runs, "
-        f"3 axes, {options.views} views each, sources at z = {source:g}"
+        f"flat sky of {sky.field:.3g} degrees: {options.particles}^3 particles, mesh {options.mesh}^3, {box:g} Mpc/h, "
+        f"{options.runs} runs, 3 axes, {options.views} views each, sources at z = {sky.source:g}"
     )
     print_table(columns)
 

@@ -101,6 +101,9 @@ def _draw_bispectrum(axes: Axes, table: Table) -> None:
     axes.errorbar(x[some], value[some], np.stack([low, error])[:, some], **marks, label="measured")
     axes.plot(x, table["tree level"], color=COLOURS[1], lw=1.6, label="tree level")
     axes.set_yscale("log")
+    shown = np.concatenate([value[some], table["tree level"][table["tree level"] > 0]])
+    if len(shown):
+        axes.set_ylim(0.4 * float(shown.min()), 2.5 * float(shown.max()))
     if same:
         finish_axis(axes, x)
     axes.set_xlabel(r"$k$  [$h$/Mpc]" if same else r"bin of triangles, $k_1 \leq k_2 \leq k_3$")

@@ -98,6 +98,9 @@ def check_resources(plan: Plan) -> list[str]:
     enough = partial(enough_devices, config, displacement, kind)
     problem, warning = resources.memory_problem(config, cone, expected_halo(config, displacement), enough)
     problems = [] if problem is None else [problem]
+    triangles = plan.settings.observe.bispectrum
+    if not problems and triangles and (lack := resources.bispectrum_problem(config, triangles.shells)):
+        problems.append(lack)
     need, free = resources.expected_disk(plan.settings), free_space(plan.folder)
     if need > free:
         problems.append(

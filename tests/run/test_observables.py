@@ -17,7 +17,7 @@ from test_settings import MINIMAL, problems
 import pmwd_dist as pmd
 from pmwd_dist.io import checkpoint
 from pmwd_dist.report.tables import read_table
-from pmwd_dist.run import manifest, output
+from pmwd_dist.run import manifest, output, resources
 from pmwd_dist.run.job import execute
 from pmwd_dist.run.plan import Plan, check_resources, make_plan
 from pmwd_dist.run.settings import SettingsError, read
@@ -220,10 +220,15 @@ def test_masks_that_are_none_are_refused(tmp_path: Path):
             make_plan(settings, tmp_path / "out")
 
 
-def test_maps_beyond_memory_are_refused(tmp_path: Path):
+def test_maps_beyond_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     file = tmp_path / "run.toml"
     file.write_text(f"{MINIMAL}[devices]\npdims = [1, 1]\n")
     shells = ", ".join(str(10 * i) for i in range(40))
     override = f"observe.light_cone={{sky='sphere', nside=8192, sources=0.1, edges=[{shells}]}}"
     with pytest.raises(SettingsError, match=r"observe.light_cone: .* 39 shells of 805306368 pixels; use fewer shells"):
         check_resources(make_plan(read(file, [override]), tmp_path / "out"))
+    monkeypatch.setattr(resources, "available_for_arrays", lambda config: 1e6)
+    with pytest.raises(
+        SettingsError, match=r"bispectrum.shells = 64: .* take 1.25 MB of a device, which has 1 MB; use few"
+    ):
+        check_resources(make_plan(read(file, ["observe.bispectrum.shells=64"]), tmp_path / "out"))
