@@ -155,7 +155,8 @@ def _largest(config: Config) -> float:
 
 
 def _checked_edges(edges: Any, config: Config) -> tuple[float, ...]:
-    values, high = np.asarray(real(edges, "edges"), float), _largest(config)
+    with jax.ensure_compile_time_eval():
+        values, high = np.asarray(real(edges, "edges"), float), _largest(config)
     if values.ndim != 1 or len(values) < 2 or not np.isfinite(values).all() or (np.diff(values) <= 0).any():
         raise ArgumentError("edges", values.tolist(), "must be two or more wavenumbers that ascend")
     if values[0] <= 0 or values[-1] > high * (1 + 1e-9):
