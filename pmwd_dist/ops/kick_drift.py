@@ -5,7 +5,7 @@ Displacements are multiples of q, momenta of the spacings at the start and at th
     momentum = rint(vel * inverse) + rint(kick * force);  vel = momentum * after
     disp += q * rint(last * vel);  disp += q * rint(first * vel)
 
-The derivatives are those of the reference: they pass straight through the rounding.
+or, with momenta that are held as whole numbers (`momenta`), momentum += rint(kick * force). The derivatives are those of the reference: they pass straight through the rounding.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pmwd_dist._jax.varying import result_aval
 from pmwd_dist.ops.cic.geometry import VALUE, Geometry, attributes
 from pmwd_dist.ops.cic.primitives import read
 from pmwd_dist.ops.kernels import cuda_unavailable_reason
+from pmwd_dist.ops.momenta import count, momentum, pack, rounded
 from pmwd_dist.ops.rounding import max_abs, round_straight_through
 
 
@@ -53,36 +54,44 @@ def kick_drift(
     fields: Float[Array, "mx my mz 3"],
     coefficients: KickDrift,
     geometry: Geometry,
+    *,
     resolution: float,
+    whole: bool,
 ) -> tuple[Float[Array, "px py pz 3"], Float[Array, "px py pz 3"], Float[Array, ""]]:
     """Kick by the force that is read from a mesh, then drift twice.
 
     Args:
       disp: displacements from the lattice.
-      vel: momenta.
+      vel: momenta, or what holds them as whole numbers.
       fields: the force on the mesh.
       coefficients: of the step.
       geometry: of lattice and mesh.
       resolution: q, the spacing of the displacements.
+      whole: whether momenta are held as whole numbers.
 
     Returns:
       Displacements, momenta and the largest component of a displacement, NaN if one is.
     """
-    params: Any = {"geometry": geometry, "resolution": resolution}
+    params: Any = {"geometry": geometry, "resolution": resolution, "whole": whole}
     run = with_derivatives_of(partial(_reference, **params), _kick_drift_p, **params)
     new_disp, new_vel, most = run(disp, vel, fields, jnp.stack(barrier(tuple(coefficients))))
     return new_disp, new_vel, most[0]
 
 
 def _reference(
-    disp: Array, vel: Array, fields: Array, step: Array, *, geometry: Geometry, resolution: float
+    disp: Array, vel: Array, fields: Array, step: Array, *, geometry: Geometry, resolution: float, whole: bool
 ) -> tuple[Array, Array, Array]:
     force = read(disp, fields, geometry)[..., 0, :]
     c = KickDrift(*(step[i] for i in range(len(KickDrift._fields))))
-    kick = jnp.where(c.good != 0, round_straight_through(c.kick * force), 0)
-    vel = (round_straight_through(vel * c.inverse) + kick) * c.after
-    disp = disp + resolution * round_straight_through(c.last * vel)
-    disp = disp + resolution * round_straight_through(c.first * vel)
+    kick = jnp.where(c.good != 0, c.kick * force, 0)
+    if whole:
+        by, inside = rounded(kick)
+        vel = pack(count(vel) + by, (momentum(vel, 1 / c.inverse) * c.inverse + kick) * c.after)
+        p = jnp.where(inside, momentum(vel, c.after), jnp.nan)
+    else:
+        p = vel = (round_straight_through(vel * c.inverse) + round_straight_through(kick)) * c.after
+    disp = disp + resolution * round_straight_through(c.last * p)
+    disp = disp + resolution * round_straight_through(c.first * p)
     return disp, vel, max_abs(disp)[None]
 
 
@@ -95,12 +104,15 @@ def _avals(disp: Any, vel: Any, fields: Any, step: Any, **_: Any) -> list[Any]:
     return [disp, disp, result_aval(disp, (disp.shape[0], 1), disp.dtype)]
 
 
-def _cuda_attributes(disp: Any, mesh: Any, *, geometry: Geometry, resolution: float) -> dict[str, Any] | None:
+def _cuda_attributes(
+    disp: Any, mesh: Any, *, geometry: Geometry, resolution: float, whole: bool
+) -> dict[str, Any] | None:
     """Attributes of the CUDA kernel, or None where it can't run."""
     del disp, mesh
     if cuda_unavailable_reason():
         return None
-    return attributes(geometry, (VALUE,)) | {"resolution": np.array([resolution], np.float64)}
+    numbers = {"resolution": np.array([resolution], np.float64), "whole": np.array([whole], np.int64)}
+    return attributes(geometry, (VALUE,)) | numbers
 
 
 _kick_drift_p = define_op(

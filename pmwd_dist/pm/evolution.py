@@ -14,7 +14,7 @@ from jaxtyping import Array
 from pmwd_dist._jax.varying import unify_varying
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
-from pmwd_dist.pm.particles import Particles, momentum_resolution
+from pmwd_dist.pm.particles import ExactParticles, Particles, exact, momentum_unit
 from pmwd_dist.pm.solvers import (
     Coefficients,
     SplitSolver,
@@ -67,13 +67,13 @@ class Inputs(NamedTuple):
     """Everything on which an evolution depends.
 
     Args:
-      particles: at the first of the times, on their grid.
+      particles: at the first of the times.
       coefficients: of each step forward, log_scale on its grid.
       times: scale factors at which steps begin and end.
       args: for the functions of what is saved and accumulated; arrays of any type.
     """
 
-    particles: Particles
+    particles: ExactParticles
     coefficients: Coefficients
     times: Array
     args: Any
@@ -83,32 +83,36 @@ class Outcome(NamedTuple):
     """The result of an evolution.
 
     Args:
-      particles: at the end, or at the last good step.
+      particles: at the end, or at the last good step; `unit_after` has the unit of their momenta.
       saved: by `Save`, a pytree with a leading axis of its steps; infinite, or the largest integer, after a failure.
       accumulated: the sum over all good steps of what each contributes, a pytree.
       status: the first failure, if any.
     """
 
-    particles: Particles
+    particles: ExactParticles
     saved: tuple[Any, ...]
     accumulated: Any
     status: Status
 
 
-def prepare(solver: SplitSolver, particles: Particles, table: GrowthTable, times: Array, args: Any) -> Inputs:
+def prepare(
+    solver: SplitSolver, particles: Particles, table: GrowthTable, times: Array, args: Any, config: Config
+) -> Inputs:
     """The inputs of an evolution, in the precision of the particles.
 
     Args:
       solver: gives the coefficients.
-      particles: at the first of the times, on their grid.
+      particles: at the first of the times.
       table: of the growth.
       times: scale factors at which steps begin and end, ascending.
       args: for the functions of what is saved and accumulated.
+      config: the simulation.
     """
     dtype = particles.disp.dtype
     coefficients = jax.vmap(solver.coefficients, in_axes=(None, 0, 0))(table, times[:-1], times[1:])
     coefficients = Coefficients(*(x.astype(dtype) for x in coefficients))
-    return Inputs(particles, coefficients._replace(log_scale=on_grid(coefficients.log_scale)), times, args)
+    coefficients = coefficients._replace(log_scale=on_grid(coefficients.log_scale))
+    return Inputs(exact(particles, config), coefficients, times, args)
 
 
 def evolve(inputs: Inputs, saves: tuple[Save, ...], config: Config, *, accumulate: Accumulate | None = None) -> Outcome:
@@ -122,7 +126,9 @@ def evolve(inputs: Inputs, saves: tuple[Save, ...], config: Config, *, accumulat
     """
     particles, times, count = inputs.particles, inputs.times, len(inputs.times) - 1
     status = jax.tree.map(lambda x: unify_varying(x, particles.disp)[0], successful(particles.disp.dtype))
-    saved = tuple(_start(save, inputs) for save in saves)
+    all_steps = steps(inputs.coefficients, config)
+    at_start = particles.with_unit(all_steps.before[0])
+    saved = tuple(_start(save, inputs, at_start) for save in saves)
 
     def body(carry: tuple[Any, ...], xs: tuple[Any, ...]) -> tuple[tuple[Any, ...], None]:
         moved, first, max_displacement, unit, status, saved, accumulated = carry
@@ -136,39 +142,46 @@ def evolve(inputs: Inputs, saves: tuple[Save, ...], config: Config, *, accumulat
         following = jnp.where(good, following, 0)
 
         def keep(save: Save, saved: Any, wanted: Array, place: Array) -> Any:
-            def put(saved: Any, a: Array, particles: Particles, first: Array, args: Any, good: Array) -> Any:
-                values = save.function(a, drifted(particles, -first, config), args)
+            def put(saved: Any, a: Array, particles: ExactParticles, *now: Any) -> Any:
+                unit, first, args, good = now
+                values = save.function(a, drifted(particles.with_unit(unit), -first, config), args)
                 return jax.tree.map(lambda old, x: old.at[place].set(jnp.where(good, x, old[place])), saved, values)
 
-            at_end = (a, particles, following, inputs.args, good)
+            at_end = (a, particles, unit, following, inputs.args, good)
             return jax.lax.cond(wanted, put, lambda saved, *_: saved, saved, *at_end)
 
         saved = (
             tuple(keep(*each) for each in zip(saves, saved, *zip(*places, strict=True), strict=True)) if saves else ()
         )
         if accumulate is not None:
-            before, after = drifted(moved, -first, config), drifted(particles, -following, config)
+            before = drifted(moved.with_unit(step.before), -first, config)
+            after = drifted(particles.with_unit(unit), -following, config)
             values = accumulate(Epoch(a0, before), Epoch(a, after), inputs.args)
             accumulated = jax.tree.map(lambda old, x: old + jnp.where(good, x, 0), accumulated, values)
         return (particles, following, max_displacement, unit, status, saved, accumulated), None
 
     # Particles are carried with the first drift of the next step, which is undone to the bit where they are needed.
-    all_steps = steps(inputs.coefficients, config)
     drifts = first_drifts(all_steps)
-    moved, max_displacement = first_drift(drifts[0], particles, config)
+    drifted_first, max_displacement = first_drift(drifts[0], at_start, config)
+    moved = ExactParticles(drifted_first.disp, particles.momenta)
     first, unit = unify_varying(drifts[0], all_steps.before[0], particles.disp)[:2]
-    start = moved, first, max_displacement, unit, status, saved, _zero(accumulate, inputs)
+    start = moved, first, max_displacement, unit, status, saved, _zero(accumulate, inputs, at_start)
     xs = all_steps, jnp.pad(drifts[1:], (0, 1)), times[:-1], times[1:], tuple(places_after(s, count) for s in saves)
     (particles, *_, status, saved, accumulated), _ = jax.lax.scan(body, start, xs)
     return Outcome(particles, saved, accumulated, status)
 
 
 def steps(coefficients: Coefficients, config: Config) -> Step:
-    """The steps forward, on the grids of the particles; each field has an axis of steps."""
+    """The steps forward, on the grids of exact particles; each field has an axis of steps."""
     c = coefficients
     log_scale = jnp.concatenate([jnp.zeros(1, c.log_scale.dtype), jnp.cumsum(c.log_scale)])
-    unit = momentum_resolution(config, log_scale.dtype) * jnp.exp2(log_scale)
+    unit = momentum_unit(config, log_scale.dtype) * jnp.exp2(log_scale)
     return Step(c.drift_before, c.kick / unit[1:], c.drift_after, unit[:-1], unit[1:])
+
+
+def unit_after(taken: Array, all_steps: Step) -> Array:
+    """Unit of the momenta after so many steps [Mpc/h]."""
+    return jnp.concatenate([all_steps.before[:1], all_steps.after])[taken]
 
 
 def places_after(save: Save, count: int) -> tuple[Array, Array]:
@@ -177,9 +190,9 @@ def places_after(save: Save, count: int) -> tuple[Array, Array]:
     return jnp.asarray(wanted[1:]), jnp.asarray(place[1:])
 
 
-def _start(save: Save, inputs: Inputs) -> Any:
+def _start(save: Save, inputs: Inputs, particles: Particles) -> Any:
     """Room for what is saved, with what there is before the first step."""
-    at_start = (inputs.times[0], inputs.particles, inputs.args)
+    at_start = (inputs.times[0], particles, inputs.args)
 
     def room(value: Any) -> Array:
         last = jnp.inf if jnp.issubdtype(value.dtype, jnp.inexact) else jnp.iinfo(value.dtype).max
@@ -191,11 +204,11 @@ def _start(save: Save, inputs: Inputs) -> Any:
     return jax.tree.map(lambda old, x: old.at[0].set(x), saved, save.function(*at_start))
 
 
-def _zero(accumulate: Accumulate | None, inputs: Inputs) -> Any:
+def _zero(accumulate: Accumulate | None, inputs: Inputs, particles: Particles) -> Any:
     """The sum of what no step contributes."""
     if accumulate is None:
         return ()
-    epoch = Epoch(inputs.times[0], inputs.particles)
+    epoch = Epoch(inputs.times[0], particles)
     shapes = jax.eval_shape(accumulate, epoch, epoch, inputs.args)
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 

@@ -2,7 +2,7 @@
 
 use super::variants::{self, Common, PaintVariant, ReadVariant};
 use crate::cic::geometry::Spec;
-use crate::cic::operands::{Extents, Reduction};
+use crate::cic::operands::{Extents, Grids, Reduction};
 use crate::cic::real::{Real, ceil_log2};
 use crate::cuda::kernel::{Compiler, Gpu, Module, arguments};
 use crate::cuda::{Opaque, Result};
@@ -204,7 +204,7 @@ impl Context<'_> {
     ///
     /// # Safety
     /// The buffers are device memory of the operands' extents.
-    pub(crate) unsafe fn step(&self, kernel: StepKernel, resolution: f64, buffers: &StepBuffers) -> Result<()> {
+    pub(crate) unsafe fn step(&self, kernel: StepKernel, grids: Grids, buffers: &StepBuffers) -> Result<()> {
         let ReadVariant { variant, block } = kernel.variant(self.common);
         let module = self.gpu.module(self.compiler, &variant)?;
         let geometry = Geometry::new(self.spec, self.extents);
@@ -212,7 +212,10 @@ impl Context<'_> {
         let last = if kernel.sums() == 0 { buffers.summary } else { buffers.partial };
         let mut arguments = arguments![geometry].to_vec();
         if kernel != StepKernel::UndoKick {
-            arguments.extend(arguments![resolution]);
+            arguments.extend(arguments![grids.resolution]);
+        }
+        if kernel == StepKernel::KickDrift {
+            arguments.extend(arguments![grids.whole]);
         }
         arguments.extend(buffers.inputs.iter().map(|pointer| (&raw const *pointer).cast_mut().cast::<c_void>()));
         arguments.extend(buffers.results.iter().map(|pointer| (&raw const *pointer).cast_mut().cast::<c_void>()));

@@ -78,7 +78,7 @@ fn run(call: &Call<'_>, kernel: StepKernel) -> Result<()> {
                 partial,
             };
             // SAFETY: the extents of XLA's buffers are checked above.
-            unsafe { context.step(kernel, step.resolution, &buffers) }
+            unsafe { context.step(kernel, step.grids, &buffers) }
         })
     });
     if enough { outcome } else { Err(Error::invalid(format!("scratch: {bytes} bytes are too few"))) }
