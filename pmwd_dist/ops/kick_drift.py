@@ -5,7 +5,9 @@ Displacements are multiples of q, momenta of the spacings at the start and at th
     momentum = rint(vel * inverse) + rint(kick * force);  vel = momentum * after
     disp += q * rint(last * vel);  disp += q * rint(first * vel)
 
-or, with momenta that are held as whole numbers (`momenta`), momentum += rint(kick * force). The derivatives are those of the reference: they pass straight through the rounding.
+or, with momenta that are held as whole numbers (`momenta`), momentum += rint(kick * force).
+
+The derivatives are those of the reference: they pass straight through the rounding.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Primitive
 from jaxtyping import Array, Float
 
 from pmwd_dist._jax.batching import barrier
@@ -72,8 +75,8 @@ def kick_drift(
     Returns:
       Displacements, momenta and the largest component of a displacement, NaN if one is.
     """
-    params: Any = {"geometry": geometry, "resolution": resolution, "whole": whole}
-    run = with_derivatives_of(partial(_reference, **params), _kick_drift_p, **params)
+    params: Any = {"geometry": geometry, "resolution": resolution}
+    run = with_derivatives_of(partial(_reference, **params, whole=whole), _primitives[whole], **params)
     new_disp, new_vel, most = run(disp, vel, fields, jnp.stack(barrier(tuple(coefficients))))
     return new_disp, new_vel, most[0]
 
@@ -85,9 +88,9 @@ def _reference(
     c = KickDrift(*(step[i] for i in range(len(KickDrift._fields))))
     kick = jnp.where(c.good != 0, c.kick * force, 0)
     if whole:
-        by, inside = rounded(kick)
+        by, missing = rounded(kick)
         vel = pack(count(vel) + by, (momentum(vel, 1 / c.inverse) * c.inverse + kick) * c.after)
-        p = jnp.where(inside, momentum(vel, c.after), jnp.nan)
+        p = momentum(vel, c.after) + missing
     else:
         p = vel = (round_straight_through(vel * c.inverse) + round_straight_through(kick)) * c.after
     disp = disp + resolution * round_straight_through(c.last * p)
@@ -95,30 +98,25 @@ def _reference(
     return disp, vel, max_abs(disp)[None]
 
 
-def _batched_reference(*operands: Array, **params: Any) -> tuple[Array, Array, Array]:
-    return jax.vmap(partial(_reference, **params))(*operands)
-
-
 def _avals(disp: Any, vel: Any, fields: Any, step: Any, **_: Any) -> list[Any]:
     del vel, fields, step
     return [disp, disp, result_aval(disp, (disp.shape[0], 1), disp.dtype)]
 
 
-def _cuda_attributes(
-    disp: Any, mesh: Any, *, geometry: Geometry, resolution: float, whole: bool
-) -> dict[str, Any] | None:
+def _cuda_attributes(disp: Any, mesh: Any, *, geometry: Geometry, resolution: float) -> dict[str, Any] | None:
     """Attributes of the CUDA kernel, or None where it can't run."""
     del disp, mesh
     if cuda_unavailable_reason():
         return None
-    numbers = {"resolution": np.array([resolution], np.float64), "whole": np.array([whole], np.int64)}
-    return attributes(geometry, (VALUE,)) | numbers
+    return attributes(geometry, (VALUE,)) | {"resolution": np.array([resolution], np.float64)}
 
 
-_kick_drift_p = define_op(
-    "kick_drift",
-    _avals,
-    _batched_reference,
-    targets={"CUDA": Target("jaxdecomp_ops_kick_drift", _cuda_attributes, in_place={0: 0, 1: 1})},
-    multiple_results=True,
-)
+def _define(name: str, whole: bool) -> Primitive:
+    def batched(*operands: Array, **params: Any) -> tuple[Array, Array, Array]:
+        return jax.vmap(partial(_reference, **params, whole=whole))(*operands)
+
+    target = Target(f"jaxdecomp_ops_{name}", _cuda_attributes, in_place={0: 0, 1: 1})
+    return define_op(name, _avals, batched, targets={"CUDA": target}, multiple_results=True)
+
+
+_primitives = {False: _define("kick_drift", whole=False), True: _define("whole_kick_drift", whole=True)}

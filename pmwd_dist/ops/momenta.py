@@ -54,7 +54,8 @@ def _momentum_jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[
 
 
 def rounded(x: Array) -> tuple[Array, Array]:
-    """The nearest whole numbers, and whether they are in the range of `count`; not where x isn't finite."""
+    """The nearest whole numbers, and 0, or NaN where x isn't in the range of `count` or isn't finite."""
     one = _ONE[x.dtype.itemsize]
+    x = jax.lax.stop_gradient(x)
     inside = jnp.abs(x) < 2.0 ** (bits(x.dtype) - 1)
-    return jnp.rint(jnp.where(inside, x, 0)).astype(one.dtype), inside
+    return jnp.rint(jnp.where(inside, x, 0)).astype(one.dtype), jnp.where(inside, 0, jnp.nan).astype(x.dtype)

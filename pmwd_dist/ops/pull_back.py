@@ -92,9 +92,10 @@ def undo_kick(
       geometry: of lattice and mesh.
 
     Returns:
-      Momenta before the kick, as whole numbers; cotangents of the displacements without what comes through the mesh; cotangents of the
-      momenta after the kick, also the weights with which the particles are to be painted for the rest; and the sums
-      over the particles of: these times the force, these times the new momenta, ct_disp times the momenta after the kick.
+      What holds the momenta before the kick; cotangents of the displacements without what comes through the mesh;
+      cotangents of the momenta after the kick, also the weights with which the particles are to be painted for the
+      rest; and the sums over the particles of: these times the force, these times the new momenta, ct_disp times the
+      momenta after the kick.
     """
     reference = partial(_undo_kick_reference, geometry=geometry)
     run = with_derivatives_of(reference, _undo_kick_p, geometry=geometry, resolution=1.0)
@@ -187,8 +188,7 @@ def _cuda_attributes(disp: Any, mesh: Any, *, geometry: Geometry, resolution: fl
     del disp, mesh
     if cuda_unavailable_reason():
         return None
-    numbers = {"resolution": np.array([resolution], np.float64), "whole": np.array([1], np.int64)}
-    return attributes(geometry, (VALUE,)) | numbers
+    return attributes(geometry, (VALUE,)) | {"resolution": np.array([resolution], np.float64)}
 
 
 def _define(name: str, reference: Callable[..., Any], sums: int, in_place: dict[int, int]) -> Any:

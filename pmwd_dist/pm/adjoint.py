@@ -19,7 +19,6 @@ from jaxtyping import Array
 from pmwd_dist._jax.closure import hoist
 from pmwd_dist._jax.linear_map import linear_map
 from pmwd_dist.config import Config
-from pmwd_dist.ops.momenta import count, momentum, pack, rounded
 from pmwd_dist.ops.pull_back import UndoDrift, UndoKick
 from pmwd_dist.pm.evolution import (
     Accumulate,
@@ -27,14 +26,16 @@ from pmwd_dist.pm.evolution import (
     Inputs,
     Outcome,
     Save,
+    at_end,
     call_hoisted,
     evolve,
+    exact_steps,
+    log_scales,
     places_after,
     prepare,
-    steps,
+    undone,
     unit_after,
 )
-from pmwd_dist.pm.gravity import acceleration
 from pmwd_dist.pm.gravity import pull_back as pull_back_force
 from pmwd_dist.pm.particles import ExactParticles, Particles, resolution
 from pmwd_dist.pm.solvers import Coefficients, SolverState, SplitSolver, Step, drifted
@@ -88,9 +89,8 @@ class ReversibleAdjoint(diffrax.AbstractAdjoint):
         saves = tuple(Save(plan, function) for plan, function in zip(plans, functions, strict=True))
         inputs = prepare(solver, particles, args, times, (args, [values for _, values in hoisted]), term.config)
         out = evolve_reversibly(inputs, saves, term.config)
-        unit = unit_after(out.status.step, steps(inputs.coefficients, term.config))
-        scales = jnp.concatenate([jnp.zeros(1, out.particles.vel.dtype), jnp.cumsum(inputs.coefficients.log_scale)])
-        solver_state = SolverState(scales[out.status.step], out.status)
+        unit = unit_after(out.status.step, exact_steps(inputs.coefficients, term.config))
+        solver_state = SolverState(log_scales(inputs.coefficients)[out.status.step], out.status)
         ends = solver_state, out.particles.with_unit(unit), out.saved
         return _final_state(init_state, *ends, times, treedef, plans), {}
 
@@ -231,14 +231,14 @@ def pull_back(
         for save, saved, (wanted, place) in zip(saves, cotangents.saved, places, strict=True):
 
             def add(kicked: ExactParticles, step: Step, cotangent: Any, sums: Any, save: Save = save) -> Any:
-                return pull(save.function, good, (a, _at_end(kicked, step, config), floating), cotangent, sums)
+                return pull(save.function, good, (a, at_end(kicked, step, config), floating), cotangent, sums)
 
             cotangent = jax.tree.map(lambda x, place=place: x[place], saved)
-            at_end = kicked, step, cotangent, (ct_a, ct, ct_args)
-            ct_a, ct, ct_args = jax.lax.cond(wanted, add, lambda *args: args[-1], *at_end)
+            now = kicked, step, cotangent, (ct_a, ct, ct_args)
+            ct_a, ct, ct_args = jax.lax.cond(wanted, add, lambda *args: args[-1], *now)
         direct = None  # what the sum depends on the particles before the step, other than through the step
         if accumulate is not None:
-            at = Epoch(a0, _undo(step, good, kicked, config)), Epoch(a, _at_end(kicked, step, config)), floating
+            at = Epoch(a0, undone(step, good, kicked, config)), Epoch(a, at_end(kicked, step, config)), floating
             sums = Epoch(ct_a0, jax.tree.map(jnp.zeros_like, ct)), Epoch(ct_a, ct), ct_args
             (ct_a0, direct), (ct_a, ct), ct_args = pull(accumulate, good, at, cotangents.accumulated, sums)
         kicked, ct, by_coefficient = _pull_back_step(step, last_before, good, kicked, ct, config)
@@ -247,8 +247,8 @@ def pull_back(
         return (kicked, ct, ct_args), (by_coefficient, ct_a0, ct_a)
 
     times, count = inputs.times, len(inputs.times) - 1
-    at_end = drifted(outcome.particles.with_unit(all_steps.after[-1]), -all_steps.last[-1], config)
-    kicked = ExactParticles(at_end.disp, outcome.particles.momenta)
+    final = drifted(outcome.particles.with_unit(all_steps.after[-1]), -all_steps.last[-1], config)
+    kicked = ExactParticles(final.disp, outcome.particles.momenta)
     ct = Particles(*jax.tree.leaves(cotangents.particles))
     start = kicked, ct, jax.tree.map(jnp.zeros_like, floating)
     last_before = jnp.pad(all_steps.last[:-1], (1, 0))
@@ -266,7 +266,7 @@ def pull_back(
 
 def _steps_taken(inputs: Inputs, outcome: Outcome, config: Config) -> tuple[Array, Step]:
     """Which steps were good, and all of them; those that were not taken change nothing, forwards and backwards."""
-    taken, forward = outcome.status.step, steps(inputs.coefficients, config)
+    taken, forward = outcome.status.step, exact_steps(inputs.coefficients, config)
     good = jnp.arange(len(inputs.times) - 1) < taken
     unit = unit_after(taken, forward)
     return good, Step(*(jnp.where(good, x, 0) for x in forward[:3]), *(jnp.where(good, x, unit) for x in forward[3:]))
@@ -285,23 +285,6 @@ def _pull_back(
 
     _, pull = jax.vjp(floating, *at)
     return jax.tree.map(lambda old, x: jnp.where(good, old + x, old), sums, pull(jax.tree.leaves(cotangents)))
-
-
-def _at_end(kicked: ExactParticles, step: Step, config: Config) -> Particles:
-    """The particles at the end of a step, from those after its kick."""
-    return drifted(kicked.with_unit(step.after), step.last, config)
-
-
-def _undo(step: Step, good: Array, kicked: ExactParticles, config: Config) -> Particles:
-    """The particles before a step, from those after its kick.
-
-    A step that is not good has not moved anything; the force where particles are may not even be finite.
-    """
-    force, _ = acceleration(jnp.where(good, kicked.disp, 0), config)
-    kick = step.kick * force
-    vel = (momentum(kicked.momenta, step.after) / step.after - kick) * step.before
-    momenta = pack(count(kicked.momenta) - rounded(kick)[0], vel)
-    return drifted(ExactParticles(kicked.disp, momenta).with_unit(step.before), -step.first, config)
 
 
 def _pull_back_step(

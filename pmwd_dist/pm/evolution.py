@@ -14,6 +14,8 @@ from jaxtyping import Array
 from pmwd_dist._jax.varying import unify_varying
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
+from pmwd_dist.ops.momenta import count, momentum, pack, rounded
+from pmwd_dist.pm.gravity import acceleration
 from pmwd_dist.pm.particles import ExactParticles, Particles, exact, momentum_unit
 from pmwd_dist.pm.solvers import (
     Coefficients,
@@ -108,11 +110,14 @@ def prepare(
       args: for the functions of what is saved and accumulated.
       config: the simulation.
     """
-    dtype = particles.disp.dtype
+    return Inputs(exact(particles, config), coefficients_of(solver, table, times), times, args)
+
+
+def coefficients_of(solver: SplitSolver, table: GrowthTable, times: Array) -> Coefficients:
+    """Coefficients of each step between these times, log_scale on its grid, in the precision of the times."""
     coefficients = jax.vmap(solver.coefficients, in_axes=(None, 0, 0))(table, times[:-1], times[1:])
-    coefficients = Coefficients(*(x.astype(dtype) for x in coefficients))
-    coefficients = coefficients._replace(log_scale=on_grid(coefficients.log_scale))
-    return Inputs(exact(particles, config), coefficients, times, args)
+    coefficients = Coefficients(*(x.astype(times.dtype) for x in coefficients))
+    return coefficients._replace(log_scale=on_grid(coefficients.log_scale))
 
 
 def evolve(inputs: Inputs, saves: tuple[Save, ...], config: Config, *, accumulate: Accumulate | None = None) -> Outcome:
@@ -126,7 +131,7 @@ def evolve(inputs: Inputs, saves: tuple[Save, ...], config: Config, *, accumulat
     """
     particles, times, count = inputs.particles, inputs.times, len(inputs.times) - 1
     status = jax.tree.map(lambda x: unify_varying(x, particles.disp)[0], successful(particles.disp.dtype))
-    all_steps = steps(inputs.coefficients, config)
+    all_steps = exact_steps(inputs.coefficients, config)
     at_start = particles.with_unit(all_steps.before[0])
     saved = tuple(_start(save, inputs, at_start) for save in saves)
 
@@ -171,17 +176,51 @@ def evolve(inputs: Inputs, saves: tuple[Save, ...], config: Config, *, accumulat
     return Outcome(particles, saved, accumulated, status)
 
 
-def steps(coefficients: Coefficients, config: Config) -> Step:
-    """The steps forward, on the grids of exact particles; each field has an axis of steps."""
+def steps(coefficients: Coefficients, log_scale: Array, spacing: float) -> Step:
+    """The steps forward, on the grids of the particles; each field has an axis of steps.
+
+    Args:
+      coefficients: of each step.
+      log_scale: of the momenta, at the start of the first step and at the end of each.
+      spacing: of the grid of momenta where log_scale is 0 [Mpc/h].
+    """
     c = coefficients
-    log_scale = jnp.concatenate([jnp.zeros(1, c.log_scale.dtype), jnp.cumsum(c.log_scale)])
-    unit = momentum_unit(config, log_scale.dtype) * jnp.exp2(log_scale)
+    unit = spacing * jnp.exp2(log_scale)
     return Step(c.drift_before, c.kick / unit[1:], c.drift_after, unit[:-1], unit[1:])
+
+
+def exact_steps(coefficients: Coefficients, config: Config) -> Step:
+    """The steps forward, of exact particles."""
+    spacing = momentum_unit(config, coefficients.log_scale.dtype)
+    return steps(coefficients, log_scales(coefficients), spacing)
 
 
 def unit_after(taken: Array, all_steps: Step) -> Array:
     """Unit of the momenta after so many steps [Mpc/h]."""
     return jnp.concatenate([all_steps.before[:1], all_steps.after])[taken]
+
+
+def log_scales(coefficients: Coefficients) -> Array:
+    """Logarithm of the scale of the momenta, at the start of the first step and at the end of each."""
+    log_scale = coefficients.log_scale
+    return jnp.concatenate([jnp.zeros(1, log_scale.dtype), jnp.cumsum(log_scale)])
+
+
+def at_end(kicked: ExactParticles, step: Step, config: Config) -> Particles:
+    """The particles at the end of a step, from those after its kick."""
+    return drifted(kicked.with_unit(step.after), step.last, config)
+
+
+def undone(step: Step, good: Array, kicked: ExactParticles, config: Config) -> Particles:
+    """The particles before a step, from those after its kick.
+
+    A step that is not good has not moved anything; the force where particles are may not even be finite.
+    """
+    force, _ = acceleration(jnp.where(good, kicked.disp, 0), config)
+    kick = step.kick * force
+    vel = (momentum(kicked.momenta, step.after) / step.after - kick) * step.before
+    momenta = pack(count(kicked.momenta) - rounded(kick)[0], vel)
+    return drifted(ExactParticles(kicked.disp, momenta).with_unit(step.before), -step.first, config)
 
 
 def places_after(save: Save, count: int) -> tuple[Array, Array]:

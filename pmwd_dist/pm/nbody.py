@@ -24,7 +24,7 @@ from pmwd_dist.ops.rounding import max_abs
 from pmwd_dist.parallel.inputs import whole_number
 from pmwd_dist.pm import solvers
 from pmwd_dist.pm.adjoint import ReversibleAdjoint, evolve_reversibly
-from pmwd_dist.pm.evolution import Epoch, Save, call_hoisted, prepare, steps, unit_after
+from pmwd_dist.pm.evolution import Epoch, Save, call_hoisted, exact_steps, prepare, unit_after
 from pmwd_dist.pm.gravity import check_force_mesh
 from pmwd_dist.pm.inputs import check_config, checked_particles
 from pmwd_dist.pm.paint import halo_limit
@@ -192,7 +192,7 @@ def _evolve(
         captured.append(values)
     inputs = prepare(solver, particles, table, times, (table, captured), config)
     out = evolve_reversibly(inputs, tuple(saves), config, accumulate=accumulate)
-    final = out.particles.with_unit(unit_after(out.status.step, steps(inputs.coefficients, config)))
+    final = out.particles.with_unit(unit_after(out.status.step, exact_steps(inputs.coefficients, config)))
     saved, saved_at = [], []
     for save, plan, values in zip(saves, saving.plan, out.saved, strict=True):
         order = np.asarray([save.steps.index(step) for step in plan])

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import equinox as eqx
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
@@ -86,8 +85,8 @@ def quantize_for_advance(particles: Particles, config: Config) -> Particles:
 def exact(particles: Particles, config: Config) -> ExactParticles:
     """Put particles on the grids of `nbody`; a displacement is NaN where the momentum isn't finite."""
     dtype = particles.disp.dtype
-    momenta, inside = rounded(particles.vel / momentum_unit(config, dtype))
-    disp = jnp.where(inside, _to_grid(particles.disp, resolution(config, dtype)), jnp.nan)
+    momenta, missing = rounded(particles.vel / momentum_unit(config, dtype))
+    disp = _to_grid(particles.disp, resolution(config, dtype)) + missing
     return ExactParticles(disp, pack(momenta, particles.vel))
 
 

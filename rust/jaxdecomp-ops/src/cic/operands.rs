@@ -40,15 +40,6 @@ pub enum Reduction {
     OverFields,
 }
 
-/// The grids on which particles live.
-#[derive(Clone, Copy)]
-pub(crate) struct Grids {
-    /// Spacing of that of the displacements.
-    pub(crate) resolution: f64,
-    /// 1 if momenta are held as whole numbers, else 0.
-    pub(crate) whole: i32,
-}
-
 /// The operands of a step of the particles: vectors of each particle, a mesh and coefficients.
 pub(crate) struct Step<'a> {
     /// Their displacements are the first of the vectors.
@@ -57,7 +48,8 @@ pub(crate) struct Step<'a> {
     pub(crate) vectors: Vec<Input<'a>>,
     pub(crate) fields: Input<'a>,
     pub(crate) coefficients: Input<'a>,
-    pub(crate) grids: Grids,
+    /// Spacing of the grid of displacements.
+    pub(crate) resolution: f64,
     /// Vectors of each particle.
     pub(crate) results: Vec<Output<'a>>,
     /// A few numbers for all particles.
@@ -160,9 +152,8 @@ impl<'a> Step<'a> {
         }
         let others = [("fields", mesh.dtype()), ("coefficients", coefficients.dtype()), ("summary", summary.dtype())];
         others.iter().try_for_each(|&(name, dtype)| particles.expect_dtype(name, dtype))?;
-        let ([resolution], [whole]) = (call.float_array("resolution")?, call.integer_array("whole")?);
-        let grids = Grids { resolution, whole: i32::from(whole != 0) };
-        Ok(Self { particles, vectors, fields: mesh, coefficients, grids, results, summary })
+        let [resolution] = call.float_array("resolution")?;
+        Ok(Self { particles, vectors, fields: mesh, coefficients, resolution, results, summary })
     }
 }
 

@@ -37,12 +37,12 @@ __device__ inline Bits largest_of_warp(Bits value) {
     return value;
 }
 
-#if FIELDS == 3
+#if FIELDS == 3 && defined(WHOLE)
 // momentum = rint(vel * inverse) + rint(kick * force);  vel = momentum * after;  disp += q * rint(last * vel);
 // disp += q * rint(first * vel). Without a kick where the step is not good. The results may take the memory of the operands.
-// Momenta may be held as whole numbers; displacements are no numbers where the kick of one is none.
+// If WHOLE, momenta are held as whole numbers; displacements are no numbers where the kick of one is none.
 extern "C" __global__ void __launch_bounds__(BX * BY * BZ)
-kick_drift(Geometry g, double resolution, int whole, const Real* disp, const Real* vel, const Real* __restrict__ fields,
+kick_drift(Geometry g, double resolution, const Real* disp, const Real* vel, const Real* __restrict__ fields,
            const Step* __restrict__ steps, Real* new_disp, Real* new_vel, Bits* most) {
     __shared__ Block<BX, BY, BZ> block;
     block.fill(g, blockIdx.x);
@@ -68,13 +68,13 @@ kick_drift(Geometry g, double resolution, int whole, const Real* disp, const Rea
 #pragma unroll
         for (int axis = 0; axis < 3; ++axis) {
             Real kick = step.good ? step.kick * force[axis] : 0, held;
-            if (whole) {
-                Whole momentum = count(v[axis]) + rounded(kick);
-                held = FROM_BITS(momentum + ONE);
-                v[axis] = fabs(kick) < LARGEST_KICK ? (Real)momentum * step.after : NOT_A_NUMBER;
-            } else {
-                held = v[axis] = (RINT(v[axis] * step.inverse) + RINT(kick)) * step.after;
-            }
+#if WHOLE
+            Whole momentum = count(v[axis]) + rounded(kick);
+            held = FROM_BITS(momentum + ONE);
+            v[axis] = fabs(kick) < LARGEST_KICK ? (Real)momentum * step.after : NOT_A_NUMBER;
+#else
+            held = v[axis] = (RINT(v[axis] * step.inverse) + RINT(kick)) * step.after;
+#endif
             d[axis] += q * RINT(step.last * v[axis]);
             d[axis] += q * RINT(step.first * v[axis]);
             own = max(own, (Bits)TO_BITS(fabs(d[axis])));

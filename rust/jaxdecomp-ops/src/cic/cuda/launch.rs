@@ -2,7 +2,7 @@
 
 use super::variants::{self, Common, PaintVariant, ReadVariant};
 use crate::cic::geometry::Spec;
-use crate::cic::operands::{Extents, Grids, Reduction};
+use crate::cic::operands::{Extents, Reduction};
 use crate::cic::real::{Real, ceil_log2};
 use crate::cuda::kernel::{Compiler, Gpu, Module, arguments};
 use crate::cuda::{Opaque, Result};
@@ -204,7 +204,7 @@ impl Context<'_> {
     ///
     /// # Safety
     /// The buffers are device memory of the operands' extents.
-    pub(crate) unsafe fn step(&self, kernel: StepKernel, grids: Grids, buffers: &StepBuffers) -> Result<()> {
+    pub(crate) unsafe fn step(&self, kernel: StepKernel, resolution: f64, buffers: &StepBuffers) -> Result<()> {
         let ReadVariant { variant, block } = kernel.variant(self.common);
         let module = self.gpu.module(self.compiler, &variant)?;
         let geometry = Geometry::new(self.spec, self.extents);
@@ -212,10 +212,7 @@ impl Context<'_> {
         let last = if kernel.sums() == 0 { buffers.summary } else { buffers.partial };
         let mut arguments = arguments![geometry].to_vec();
         if kernel != StepKernel::UndoKick {
-            arguments.extend(arguments![grids.resolution]);
-        }
-        if kernel == StepKernel::KickDrift {
-            arguments.extend(arguments![grids.whole]);
+            arguments.extend(arguments![resolution]);
         }
         arguments.extend(buffers.inputs.iter().map(|pointer| (&raw const *pointer).cast_mut().cast::<c_void>()));
         arguments.extend(buffers.results.iter().map(|pointer| (&raw const *pointer).cast_mut().cast::<c_void>()));
@@ -238,6 +235,8 @@ impl Context<'_> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StepKernel {
     KickDrift,
+    /// `KickDrift` of momenta that are held as whole numbers.
+    WholeKickDrift,
     UndoKick,
     UndoDrift,
 }
@@ -245,7 +244,8 @@ pub(crate) enum StepKernel {
 impl StepKernel {
     fn variant(self, common: Common<'_>) -> ReadVariant {
         match self {
-            Self::KickDrift => variants::kick(common),
+            Self::KickDrift => variants::kick(common, false),
+            Self::WholeKickDrift => variants::kick(common, true),
             Self::UndoKick => variants::pull_back(common, 3),
             Self::UndoDrift => variants::pull_back(common, 1),
         }
@@ -253,7 +253,7 @@ impl StepKernel {
 
     fn name(self) -> &'static CStr {
         match self {
-            Self::KickDrift => c"kick_drift",
+            Self::KickDrift | Self::WholeKickDrift => c"kick_drift",
             Self::UndoKick => c"undo_kick",
             Self::UndoDrift => c"undo_drift",
         }
@@ -262,7 +262,7 @@ impl StepKernel {
     /// Number of sums over the particles.
     pub(crate) fn sums(self) -> usize {
         match self {
-            Self::KickDrift => 0,
+            Self::KickDrift | Self::WholeKickDrift => 0,
             Self::UndoKick => 3,
             Self::UndoDrift => 1,
         }
