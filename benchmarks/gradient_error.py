@@ -60,7 +60,7 @@ def measure(name: str, n: int, steps: int, noises: int, folder: Path, dtype: Any
         value = jax.jit(loss)
         ends = [[float(value(noise + sign * _STEP * d)) for sign in (1, -1)] for d in directions]
         out["difference"] = np.array([(a - b) / (2 * _STEP) for a, b in ends])
-    np.savez(folder / f"{name}-{np.dtype(dtype).name}-{steps}.npz", **out)
+    np.savez(folder / f"{name}-{np.dtype(dtype).name}-{steps}.npz", allow_pickle=False, **out)
 
 
 def table(n: int, all_steps: Sequence[int], folder: Path) -> None:
