@@ -1,9 +1,9 @@
 """C_l of convergence maps against pyccl and healpy: `python -m benchmarks.lensing` (needs pyccl, camb and healpy).
 
-Simulations start from pyccl's own linear P(k), by CAMB. Flat sky: the mean power in bands of l of maps along the three
-axes, tapered at the edges of the field, over Limber's integral of the simulations' own P(k), of HMcode2020's and of the
-linear one, of modes that the box has, with the windows of planes and rays. The planes, which are periodic, alone: the
-sum of their power over that of such slabs. Sphere: anafast of maps over the same, with the window of the pixels.
+Simulations start from pyccl's linear P(k), by CAMB. Flat sky: the mean power in bands of l of maps along the three axes,
+tapered at the edges of the field, over Limber's integral of the simulations' own P(k), of HMcode2020's and of the linear
+one, of modes that the box has, with the windows of planes and rays; of the periodic planes, over that of such slabs.
+Sphere: anafast of maps over the same, with the window of the pixels.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pmwd_dist.cosmology.distance import scale_factor_at
 
 PARAMETERS = {"Omega_c": 0.26, "Omega_b": 0.05, "h": 0.68, "n_s": 0.97, "sigma8": 0.81}
 AXES, RAYS = "xyz", 256
-RESOLVED = 0.5  # of the Nyquist frequency of planes: aliases are stronger beyond
+RESOLVED = 0.5  # of the Nyquist frequency of planes
 Power = Callable[[np.ndarray, float], np.ndarray]  # P(k, a) [(Mpc/h)^3]
 
 
@@ -126,8 +126,9 @@ def power_of_planes(cone: Any, mass: np.ndarray, weights: np.ndarray, bands: np.
     for plane, weight, x in zip(delta, weights, cone.distances, strict=True):
         power = np.abs(np.fft.fft2(plane)) ** 2 * (side / n**2) ** 2 / window
         for i, (a, b) in enumerate(itertools.pairwise(bands)):
-            inside = (k >= a / x) & (k < b / x) & (k > 0) & (k < RESOLVED * np.pi * n / side)
-            total[i] += weight**2 * power[inside].mean() / x**2 if inside.any() else 0.0
+            inside = (k >= a / x) & (k < b / x) & (k > 0)
+            resolved = inside & (k < RESOLVED * np.pi * n / side)
+            total[i] += weight**2 * power[resolved].sum() / max(inside.sum(), 1) / x**2
     return total
 
 
@@ -215,9 +216,8 @@ def simulate(sky: Sky, runs: int, views: int) -> tuple[np.ndarray, np.ndarray, P
 
 def flat(options: argparse.Namespace) -> None:
     sky = make_sky(options)
-    box, cone = options.box, sky.cones[0]
+    box, cone, noise = options.box, sky.cones[0], (options.box / options.particles) ** 3
     maps, planes, own = simulate(sky, options.runs, options.views)
-    noise = box**3 / options.particles**3
     models: dict[str, Power] = {
         "own P(k)": own,
         "HMcode2020": power_of("HMcode2020"),
