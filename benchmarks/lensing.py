@@ -1,9 +1,9 @@
 """C_l of convergence maps against pyccl and healpy: `python -m benchmarks.lensing` (needs pyccl, camb and healpy).
 
-Simulations start from pyccl's linear P(k), by CAMB. Flat sky: the mean power in bands of l of maps along the three axes,
-tapered at the edges of the field, over Limber's integral of the simulations' own P(k), of HMcode2020's and of the linear
-one, of modes that the box has, with the windows of planes and rays; of the periodic planes, over that of such slabs.
-Sphere: anafast of maps over the same, with the window of the pixels.
+Simulations start from pyccl's linear P(k), by CAMB. Flat sky: the mean power in bands of l of maps along the three
+axes, tapered at the edges of the field, over Limber's integral of the simulations' own P(k), of HMcode2020's and of the
+linear one, of modes that the box has, with the windows of planes and rays; and of the periodic planes alone, over that
+of such slabs. Sphere: anafast of maps over the same, with the window of the pixels.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import diffrax
@@ -22,60 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import pmwd_dist as pmd
+from benchmarks.lensing_theory import Cosmology, Power, distance_of, limber, power_of, table
 from pmwd_dist.cosmology.distance import scale_factor_at
 
-PARAMETERS = {"Omega_c": 0.26, "Omega_b": 0.05, "h": 0.68, "n_s": 0.97, "sigma8": 0.81}
 AXES, RAYS = "xyz", 256
-RESOLVED = 0.5  # of the Nyquist frequency of planes
-Power = Callable[[np.ndarray, float], np.ndarray]  # P(k, a) [(Mpc/h)^3]
-
-
-class Cosmology:
-    Omega_c, Omega_b, h, n_s, sigma8 = PARAMETERS.values()
-    Omega_k, w0, wa = 0.0, -1.0, 0.0
-
-
-@cache
-def _pyccl() -> Any:
-    import pyccl
-
-    halofit = {"camb": {"halofit_version": "mead2020", "kmax": 30.0}}
-    return pyccl.Cosmology(
-        **PARAMETERS, transfer_function="boltzmann_camb", matter_power_spectrum="camb", extra_parameters=halofit
-    )
-
-
-def power_of(name: str) -> Power:
-    """P(k, a) of pyccl: "linear", or "HMcode2020"."""
-    import pyccl
-
-    h = PARAMETERS["h"]
-    function = pyccl.linear_matter_power if name == "linear" else pyccl.nonlin_matter_power
-    return lambda k, a: function(_pyccl(), k * h, a) * h**3
-
-
-def table() -> tuple[np.ndarray, np.ndarray]:
-    """Linear P(k) at a = 1."""
-    k = np.geomspace(1e-4, 20, 400)
-    return k, power_of("linear")(k, 1.0)
-
-
-def limber(
-    ells: np.ndarray, edges: np.ndarray, source: float, power: Power, window: Any = None, low: float = 0.0
-) -> np.ndarray:
-    """C_l of the matter between the first and the last edge, of modes k > low [h/Mpc], with a window W^2(k)."""
-    grid = np.linspace(max(edges[0], 1.0), min(edges[-1], distance_of(source)), 401)
-    kernel = np.asarray(pmd.observe.lensing_weights(grid, Cosmology, source))
-    total = np.zeros(len(ells))
-    for weight, x in zip(kernel, (grid[1:] + grid[:-1]) / 2, strict=True):
-        k = (ells + 0.5) / x
-        value = power(k, float(scale_factor_at(x, pmd.growth_table(Cosmology))))
-        total += np.where(k > low, value * (1 if window is None else window(k, x)), 0) * (weight / x) ** 2
-    return total / (grid[1] - grid[0])
-
-
-def distance_of(z: float) -> float:
-    return float(pmd.comoving_distance(1 / (1 + z), Cosmology))
+RESOLVED = 0.5  # of the Nyquist frequency of planes: aliases are stronger beyond
 
 
 def of_planes(ells: np.ndarray, cone: Any, weights: np.ndarray, power: Power) -> np.ndarray:
