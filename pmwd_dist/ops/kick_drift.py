@@ -15,15 +15,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
 from pmwd_dist._jax.batching import barrier
-from pmwd_dist._jax.define import Target, define_op, with_derivatives_of
+from pmwd_dist._jax.define import define_op, with_derivatives_of
 from pmwd_dist._jax.varying import result_aval
-from pmwd_dist.ops.cic.geometry import VALUE, Geometry, attributes
+from pmwd_dist.ops.cic.geometry import Geometry
 from pmwd_dist.ops.cic.primitives import read
-from pmwd_dist.ops.kernels import cuda_unavailable_reason
+from pmwd_dist.ops.native_steps import step_targets
 from pmwd_dist.ops.rounding import max_abs, round_straight_through
 
 
@@ -95,18 +94,6 @@ def _avals(disp: Any, vel: Any, fields: Any, step: Any, **_: Any) -> list[Any]:
     return [disp, disp, result_aval(disp, (disp.shape[0], 1), disp.dtype)]
 
 
-def _cuda_attributes(disp: Any, mesh: Any, *, geometry: Geometry, resolution: float) -> dict[str, Any] | None:
-    """Attributes of the CUDA kernel, or None where it can't run."""
-    del disp, mesh
-    if cuda_unavailable_reason():
-        return None
-    return attributes(geometry, (VALUE,)) | {"resolution": np.array([resolution], np.float64)}
-
-
 _kick_drift_p = define_op(
-    "kick_drift",
-    _avals,
-    _batched_reference,
-    targets={"CUDA": Target("jaxdecomp_ops_kick_drift", _cuda_attributes, in_place={0: 0, 1: 1})},
-    multiple_results=True,
+    "kick_drift", _avals, _batched_reference, targets=step_targets("kick_drift", {0: 0, 1: 1}), multiple_results=True
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,8 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pmwd_dist._jax.native import has_target
 from pmwd_dist.ops import cic, pull_back, stencil
 from pmwd_dist.ops import force_transpose as transpose_module
+from pmwd_dist.ops import kick_drift as kick_module
 from pmwd_dist.ops.cic import Geometry
 from pmwd_dist.ops.kick_drift import KickDrift, kick_drift
 from pmwd_dist.ops.pull_back import UndoDrift, UndoKick
@@ -98,6 +101,44 @@ def test_it_is_undone_to_the_bit_and_cotangents_are_those_of_autodiff(block: dic
     kicked = block["ct"][1] + LAST * block["ct"][0]
     by_hand = [np.vdot(kicked, force), np.vdot(kicked, vel), np.vdot(block["ct"][0], end[1]), np.vdot(ct_disp, vel)]
     np.testing.assert_allclose(sums, by_hand, rtol=1e-12)
+
+
+@pytest.mark.skipif(not has_target("jaxdecomp_ops_kick_drift"), reason="the native ops are not installed")
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_native_ops_are_the_references(dtype: Any) -> None:
+    """A kick with its drifts to the bit. Rows exceed a batch, a particle lies beyond the block, a step has failed."""
+    rng, geometry = np.random.default_rng(5), replace(GEOMETRY, mesh=(4, 3, 50))
+    shape, q = (4, 3, 40, 3), {"geometry": geometry, "resolution": 2.0**-16}
+    fine = {np.float32: 3e-6, np.float64: 1e-13}[dtype]
+    disp, vel, *ct = (np.rint(rng.normal(size=shape) / 2.0**-14) * 2.0**-14 for _ in range(4))
+    disp[1, 2, 3, 2] = 90.0
+    fields, field = rng.normal(size=(*geometry.mesh, 3)), rng.normal(size=(*geometry.mesh, 1))
+    numbers = np.array([2e4, 2.0**14, 2.0**-14, 3e3, -2e3, 1.0])
+
+    def run(good: float, disp: Any, vel: Any, ct_disp: Any, ct_vel: Any, fields: Any, field: Any) -> list[Any]:
+        step = jnp.asarray(numbers * [1, 1, 1, 1, 1, good], dtype)
+        undo, both = (disp, vel, ct_disp, ct_vel), []
+        for kind, module, operands in (
+            ("kick_drift", kick_module, (disp, vel, fields, step)),
+            ("undo_kick", pull_back, (*undo, fields, step * jnp.asarray([1, 1, 1, 1e-4, 1e-4, 1], dtype))),
+            ("undo_drift", pull_back, (*undo, field, step * jnp.asarray([1e-4, 1e-4, 1, 1, 1, 1], dtype))),
+        ):
+            native = getattr(module, f"_{kind}_p").bind(*(x[None] for x in operands), **q)
+            reference = getattr(module, "_reference" if kind == "kick_drift" else f"_{kind}_reference")
+            params = q if kind != "undo_kick" else {"geometry": geometry}
+            both.append(([x[0] for x in native], reference(*operands, **params)))
+        return both
+
+    for good in (1.0, 0.0):
+        (kick, *undone) = jax.jit(run, static_argnums=0)(
+            good, *(x.astype(dtype) for x in (disp, vel, *ct, fields, field))
+        )
+        for native, reference in zip(*kick, strict=True):
+            np.testing.assert_array_equal(native, reference)
+        assert np.isnan(kick[0][1]).sum() == 3 * good
+        for native, reference in ((x, y) for op in undone for x, y in zip(*op, strict=True)):
+            scale = np.nanmax(np.abs(reference)) if np.ndim(reference) > 1 else 1e3 * np.sqrt(np.prod(shape))
+            np.testing.assert_allclose(native, reference, rtol=0, atol=fine * scale)
 
 
 def test_the_mesh_part_is_the_slope_of_a_read(block: dict[str, Any]) -> None:

@@ -40,6 +40,9 @@ pub trait Real:
     /// |x|
     #[must_use]
     fn magnitude(self) -> Self;
+    /// Rounds to the nearest integer, halves to the even one.
+    #[must_use]
+    fn rint(self) -> Self;
     /// Whether the value is neither infinite nor NaN.
     fn is_finite(self) -> bool;
 
@@ -89,6 +92,10 @@ impl Real for f32 {
         self.abs()
     }
     #[inline(always)]
+    fn rint(self) -> Self {
+        self.round_ties_even()
+    }
+    #[inline(always)]
     fn is_finite(self) -> bool {
         Self::is_finite(self)
     }
@@ -135,6 +142,10 @@ impl Real for f64 {
     #[inline(always)]
     fn magnitude(self) -> Self {
         self.abs()
+    }
+    #[inline(always)]
+    fn rint(self) -> Self {
+        self.round_ties_even()
     }
     #[inline(always)]
     fn is_finite(self) -> bool {
