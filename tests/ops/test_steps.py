@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -139,6 +140,24 @@ def test_native_ops_are_the_references(dtype: Any) -> None:
         for native, reference in ((x, y) for op in undone for x, y in zip(*op, strict=True)):
             scale = np.nanmax(np.abs(reference)) if np.ndim(reference) > 1 else 1e3 * np.sqrt(np.prod(shape))
             np.testing.assert_allclose(native, reference, rtol=0, atol=fine * scale)
+
+
+@pytest.mark.skipif(not has_target("jaxdecomp_ops_gradient"), reason="the native ops are not installed")
+def test_the_native_gradient_and_its_transpose_are_the_references() -> None:
+    rng, cell_size = np.random.default_rng(6), (1.0, 1.3, 0.7)
+    for inner, periodic in (
+        ((5, 4, 19), (True, False, True)),
+        ((3, 6, 7), (False, True, False)),
+        ((2, 3, 3), (True,) * 3),
+    ):
+        outer = tuple(n if wraps else n + 4 for n, wraps in zip(inner, periodic, strict=True))
+        params: Any = {"cell_size": cell_size, "periodic": periodic}
+        ops = (stencil._gradient_p, stencil._gradient_reference), (stencil._divergence_p, stencil._divergence_reference)
+        for (native, reference), shape in zip(ops, ((2, *outer), (2, *inner, 3)), strict=True):
+            values = jnp.asarray(rng.normal(size=shape))
+            np.testing.assert_allclose(
+                native.bind(values, **params), jax.jit(partial(reference, **params))(values), rtol=0, atol=1e-14
+            )
 
 
 def test_the_mesh_part_is_the_slope_of_a_read(block: dict[str, Any]) -> None:

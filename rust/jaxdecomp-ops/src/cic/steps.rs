@@ -105,8 +105,7 @@ fn one<T: Packed>(
     let good = f != T::ZERO;
     match kind {
         Kind::KickDrift => {
-            let step =
-                KickDrift { geometry, fields, kick: a, inverse: b, after: c, drifts: [d, e], good, resolution };
+            let step = KickDrift { geometry, fields, kick: a, inverse: b, after: c, drifts: [d, e], good, resolution };
             if let Ok([disp, vel]) = <[_; 2]>::try_from(moved) {
                 summary[0] = step.run(disp, vel, pool);
             }
@@ -119,8 +118,7 @@ fn one<T: Packed>(
         }
         Kind::UndoDrift => {
             let drifts = [d, e];
-            let step =
-                UndoDrift { geometry, field: fields, weight: a, scale: b, first: c, drifts, good, resolution };
+            let step = UndoDrift { geometry, field: fields, weight: a, scale: b, first: c, drifts, good, resolution };
             if let Ok(moved) = <[_; 3]>::try_from(moved) {
                 summary[0] = step.run(fixed, moved, pool);
             }

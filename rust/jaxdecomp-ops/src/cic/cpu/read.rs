@@ -210,7 +210,6 @@ impl<T: Packed> Reader<'_, T> {
         let factors = self.factors.get(k);
         weights::splat(factors.map_or_else(|| weights::pairs(t), |factors| weights::masked_pairs(t, factors)))
     }
-
 }
 
 /// Interpolates between the corners, axis by axis.

@@ -226,8 +226,7 @@ impl<T: Packed> UndoKick<'_, T> {
     /// If the lengths are inconsistent.
     pub fn run(&self, disp: &[T], [vel, ct_disp, ct_vel]: [&mut [T]; 3], pool: &dyn Parallel) -> [T; 3] {
         assert_eq!(self.fields.len(), 3 * self.geometry.volume(), "three fields");
-        let vectors =
-            [Vector::Fixed(disp), Vector::Moved(vel), Vector::Moved(ct_disp), Vector::Moved(ct_vel)];
+        let vectors = [Vector::Fixed(disp), Vector::Moved(vel), Vector::Moved(ct_disp), Vector::Moved(ct_vel)];
         each_batch(self.geometry, self, vectors, pool).map(T::from_f64)
     }
 }
@@ -290,8 +289,7 @@ impl<T: Packed> UndoDrift<'_, T> {
     /// If the lengths are inconsistent.
     pub fn run(&self, vel: &[T], [disp, ct_disp, ct_vel]: [&mut [T]; 3], pool: &dyn Parallel) -> T {
         assert_eq!(self.field.len(), self.geometry.volume(), "one field");
-        let vectors =
-            [Vector::Moved(disp), Vector::Fixed(vel), Vector::Moved(ct_disp), Vector::Moved(ct_vel)];
+        let vectors = [Vector::Moved(disp), Vector::Fixed(vel), Vector::Moved(ct_disp), Vector::Moved(ct_vel)];
         let [sum, ..] = each_batch(self.geometry, self, vectors, pool);
         T::from_f64(sum)
     }
