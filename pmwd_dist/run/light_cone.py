@@ -111,10 +111,11 @@ def write_maps(plan: Plan, shells: Array) -> dict[str, Table]:
     about: dict[str, Any] = {"sources": wanted.sources, "edges": cone.edges, "box_size": cone.config.box_size}
     tables: dict[str, Table] = {}
     if isinstance(cone, FlatSkyLightCone):
-        side = field_of_view(wanted, cone.config, cone.edges)
+        side = field_of_view(wanted, cone)
         offsets = _offsets(cone, plan.settings.noise.seed) if wanted.shift else None
         fields = _lens(shells, simulation, wanted.sources, {"field": side, "pixels": wanted.rays, "offsets": offsets})
-        about |= {"sky": "flat", "observer": (0.0, 0.0, cone.observer), "field": side}
+        place = tuple(cone.observer if i == cone.along else 0.0 for i in range(3))
+        about |= {"sky": "flat", "observer": place, "line_of_sight": cone.line_of_sight, "field": side}
         tables[SPECTRA] = _spectra(fields["convergence"], simulation, wanted.sources, side)
     else:
         fields = _lens(shells, simulation, wanted.sources, {})
@@ -132,10 +133,10 @@ def write_maps(plan: Plan, shells: Array) -> dict[str, Table]:
 
 def _offsets(cone: FlatSkyLightCone, seed: int) -> np.ndarray:
     """Shifts of the shells across the line of sight, the same for all shells of one repetition of the box [Mpc/h]."""
-    lengths = np.asarray(cone.config.box_size)
+    depth = cone.config.box_size[cone.along]
     middle = (np.asarray(cone.edges[1:]) + np.asarray(cone.edges[:-1])) / 2
-    repetition = np.floor((middle + cone.observer) / lengths[2]).astype(int)
-    shifts = np.random.default_rng(seed).uniform(0, lengths[:2], (repetition.max() + 1, 2))
+    repetition = np.floor((middle + cone.observer) / depth).astype(int)
+    shifts = np.random.default_rng(seed).uniform(0, cone.sides, (repetition.max() + 1, 2))
     return shifts[repetition]
 
 
