@@ -28,7 +28,7 @@ pub(crate) enum Vector<'a, T> {
     Moved(&'a mut [T]),
 }
 
-impl<'a, T: Real> Vector<'a, T> {
+impl<T: Real> Vector<'_, T> {
     fn as_slice(&self) -> &[T] {
         match self {
             Self::Fixed(values) => values,
@@ -180,7 +180,8 @@ impl<T: Packed> Kernel<T, 2> for KickDrift<'_, T> {
                 let d = d + q * (first * v).rint();
                 let size = d.magnitude();
                 most[l] = if size > most[l] { size } else { most[l] };
-                invalid[l] |= !(size >= T::ZERO);
+                let ordered = size >= T::ZERO;
+                invalid[l] |= !ordered;
                 (disp[m + l], vel[m + l]) = (d, v);
             }
         }
