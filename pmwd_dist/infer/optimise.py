@@ -12,7 +12,6 @@ import numpy as np
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer.model import Position, Posterior
-from pmwd_dist.infer.precondition import ConditionalPreconditioner
 
 Method = Literal["l-bfgs", "adam"]
 
@@ -100,6 +99,6 @@ def _check(posterior: Posterior, position: Position, method: Method, free: Seque
         if name not in position["parameters"]:
             remedy = f"use some of {', '.join(position['parameters'])}" if position["parameters"] else "there are none"
             raise ArgumentError("free", name, "is no parameter", remedy)
-    if free and isinstance(posterior.preconditioner, ConditionalPreconditioner):
+    if free and posterior.preconditioner is not None:
         constraint = "can't be told from the noise where it is counted from a mean that depends on them"
-        raise ArgumentError("free", tuple(free), constraint, 'use precondition="wiener"')
+        raise ArgumentError("free", tuple(free), constraint, "use precondition=None")

@@ -180,9 +180,7 @@ def _tuned(
         search.unpack({name.removeprefix("search/"): x for name, x in stored.items() if name.startswith("search/")})
         run = run._replace(states=_restored(stored, run.states))
 
-    def run_all(
-        key: Array, states: IntegratorState, tuning: Tuning, method: Method
-    ) -> tuple[IntegratorState, Block]:
+    def run_all(key: Array, states: IntegratorState, tuning: Tuning, method: Method) -> tuple[IntegratorState, Block]:
         states, block = _blocks(key, states, _placed(tuning, run.tuning), posterior, method, length, axis)
         return _placed(states, run.states), block  # where they were: with another sharding it would compile again
 

@@ -67,6 +67,7 @@ def unit_vector(key: Array, tree: Any) -> Any:
     x = normal_like(key, tree)
     return scale(1 / norm(x), x)
 
+
 def projections(tree: Any, directions: int) -> Array:
     """Numbers of a pytree, and projections of its fields on fixed directions."""
     fields = [x for x in jax.tree.leaves(tree) if x.ndim]

@@ -14,7 +14,11 @@ import pytest
 from arviz_stats.base import array_stats
 
 import pmwd_dist as pmd
+from benchmarks.calibration import ranks, uniformity
+from benchmarks.mocks import Mocks
 from pmwd_dist import infer
+from pmwd_dist.infer import sampling
+from pmwd_dist.infer.chains import ChainFolder, read_arrays
 from pmwd_dist.pm.status import SimulationError
 
 BIAS, SIGMA, SHAPE = 1.5, 0.5, (4, 4, 4)
@@ -82,6 +86,59 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(run: tuple[Any, ...], t
     other = infer.sample(posterior, starts(posterior), steps=600, output=again, keep_noise=True, **OPTIONS)
     for x, y in zip(jax.tree.leaves(other), jax.tree.leaves(chain), strict=True):
         np.testing.assert_array_equal(x, y)
+
+
+def test_a_tuning_that_was_killed_goes_on_to_the_same_bits(
+    run: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    posterior, folder, _ = run
+    written: list[int] = []
+
+    def kill(self: Any, state: Any) -> None:
+        write_state(self, state)
+        written.append(int(state["search/count"]))
+        if len(written) in (7, 10):
+            raise KeyboardInterrupt
+
+    write_state = ChainFolder.write_state
+    monkeypatch.setattr(sampling, "_CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(ChainFolder, "write_state", kill)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            infer.sample(posterior, starts(posterior), steps=100, output=tmp_path, keep_noise=True, **OPTIONS)
+    assert written == list(range(1, 11))  # of 15 blocks
+    monkeypatch.undo()
+    infer.sample(posterior, starts(posterior), steps=100, output=tmp_path, keep_noise=True, **OPTIONS)
+    ours, whole = (read_arrays(path / "chunk_00000.h5") for path in (tmp_path, folder))
+    for name, values in whole.items():
+        np.testing.assert_array_equal(ours[name], values)
+
+
+@pytest.mark.parametrize("method", ["hmc", "adjusted-mclmc"])
+def test_adjusted_samplers_are_tuned_to_their_acceptance(method: Any, run: tuple[Any, ...], tmp_path: Path) -> None:
+    posterior, _, reference = run
+    options = OPTIONS | {"thin": 1, "tuning_steps": 400}
+    chain = infer.sample(posterior, starts(posterior), steps=200, output=tmp_path, method=method, **options)
+    assert 0.65 < chain.acceptance_rate.mean() < 0.95
+    counts = read_arrays(tmp_path / "chunk_00000.h5")["gradients"]
+    assert (counts[0] == counts[1]).all() and len(np.unique(counts)) > 2  # lengths vary, and chains keep step
+    assert chain.gradients == sum(read_arrays(tmp_path / f"chunk_{i:05d}.h5")["gradients"].sum() for i in range(4))
+    sd = np.sqrt(np.mean(reference.noise_sd**2))
+    assert np.sqrt(np.mean((chain.noise_mean - reference.noise_mean) ** 2)) < 0.4 * sd
+    np.testing.assert_allclose(np.mean(chain.noise_sd**2), sd**2, rtol=0.25)
+    with pytest.raises(ValueError, match=r"has a chain with method=.*, not 'mclmc'"):
+        infer.sample(posterior, starts(posterior), steps=200, output=tmp_path, **options)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.4])
+def test_ranks_of_the_truth_are_uniform_where_the_posterior_is_right(factor: float) -> None:
+    """Simulation-based calibration over 60 mocks; data that are too far from the mean are found out."""
+    model = posterior_of(b1=infer.Normal(1.5, 0.3, low=0.5)).model
+    mocks = Mocks(model, jax.random.key(5), 60, precondition=None)
+    mocks.data = 1 + factor * (mocks.data - 1)
+    mocks.tune("mclmc", 160)
+    p = {name: uniformity(x) for name, x in ranks(mocks.truth, mocks.draw(38), 2).items()}
+    assert (p["b1"] > 0.01 and p["log density"] > 0.01) if factor == 1 else p["b1"] < 1e-6
 
 
 def test_a_chain_of_another_model_is_not_continued(run: tuple[Any, ...], tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple, get_args
 
-import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
@@ -25,8 +25,8 @@ class Tuning(NamedTuple):
       inverse_mass_matrix: one number for each leaf of the position.
     """
 
-    L: Array
-    step_size: Array
+    L: ArrayLike
+    step_size: ArrayLike
     inverse_mass_matrix: Any
 
 
@@ -81,7 +81,7 @@ def transition(
         state, info = mclmc.step(key, state, logdensity, **tuning._asdict())
         one = jnp.ones_like(info.energy_change)
         return state, Transition(info.energy_change, info.nonans, one, jnp.asarray(mclmc.GRADIENTS))
-    count = jnp.maximum(jnp.ceil(2 * fraction * tuning.L / tuning.step_size), 1).astype(int)
+    count = jnp.maximum(jnp.ceil(2 * fraction * jnp.asarray(tuning.L) / tuning.step_size), 1).astype(int)
     step, each = (hmc.step, 1) if method == "hmc" else (mclmc.adjusted_step, mclmc.GRADIENTS)
     before = ChainState(state.position, state.logdensity, state.logdensity_grad)
     options: dict[str, Any] = {

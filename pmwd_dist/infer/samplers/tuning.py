@@ -200,9 +200,9 @@ class Search:
         return self._wanted_method if self._stage >= _FOLLOW else "mclmc"
 
     def tuning(self) -> Tuning:
-        """The parameters, as arrays."""
-        masses = jax.tree.unflatten(self._structure, [jnp.asarray(v, self._dtype) for v in self._variance])
-        return Tuning(jnp.asarray(self._L, self._dtype), jnp.asarray(self._step_size, self._dtype), masses)
+        """The parameters, as arrays of NumPy."""
+        L, step_size, *variance = (np.asarray(x, self._dtype) for x in (self._L, self._step_size, *self._variance))
+        return Tuning(L, step_size, jax.tree.unflatten(self._structure, variance))
 
     def take(self, block: Block) -> bool:
         """Learn from the next block, with arrays of NumPy; false if it was unstable, and is to be undone."""
@@ -231,8 +231,7 @@ class Search:
         if 2 * (self.count - self._first) < self._counts[self._stage] - 1:
             return
         self._averaged += 1
-        for total, mean in zip(self._mean, jax.tree.leaves(block.mean), strict=True):
-            total += mean
+        self._mean = [total + mean for total, mean in zip(self._mean, jax.tree.leaves(block.mean), strict=True)]
         self._square += [float(np.mean(x)) for x in jax.tree.leaves(block.square)]
 
     def _adapt(self, change: float) -> None:
