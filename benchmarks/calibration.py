@@ -1,7 +1,9 @@
 """Simulation-based calibration: ranks of the truth among posterior draws are uniform if all is right (1804.06788).
 
     python -m benchmarks.calibration --mesh 16 --mocks 100 --gravity lpt --output ranks.npz
-    python -m benchmarks.calibration --plot ranks.npz other.npz --figure docs/images/calibration.png
+    python -m benchmarks.calibration --plot ranks_*.npz --figure docs/images/calibration.png
+
+Files of other seeds are joined with those of the same label.
 
 Each mock has parameters, modes and noise of its own, from the prior; its chain begins at an independent draw and has a
 tuning of its own. Ranks of sigma8, Omega_m, b1, of the white noise in one cell and of the log density, which sees a
@@ -40,38 +42,59 @@ def histogram(ranks: np.ndarray) -> np.ndarray:
     return np.bincount(ranks * bins // (DRAWS + 1), minlength=bins)
 
 
-def report(label: str, mocks: Mocks, drawn: Any, found: dict[str, np.ndarray], seconds: float) -> None:
-    dimensions = mocks.states.position["noise"][0, 0].size + len(mocks.states.position["parameters"])
-    variance = np.var(drawn["energy"], axis=-1) / dimensions
-    step, length = np.median(mocks.lengths(), axis=0)
-    print(f"{label}: energy variance a dimension {np.median(variance):.1e}, largest {variance.max():.1e}; "
-          f"step {step:.3g}, L {length:.3g}; {seconds:.0f} s")  # fmt: skip
-    for name, values in found.items():
+def collected(mocks: Mocks, drawn: Any, apart: int) -> dict[str, np.ndarray]:
+    """Ranks, distances of the means from the truth in standard deviations, and energy variances a dimension."""
+    found = ranks(mocks.truth, drawn, apart)
+    for name in list(found):
         draws, truth = drawn[name][..., 0], np.asarray(mocks.truth[name])
-        shift = (draws.mean(axis=0) - truth) / draws.std(axis=0)
+        found[f"shift {name}"] = (draws.mean(axis=0) - truth) / draws.std(axis=0)
+    dimensions = mocks.states.position["noise"][0, 0].size + len(mocks.states.position["parameters"])
+    return found | {"energy variance": np.var(drawn["energy"], axis=-1)[:, 0] / dimensions}
+
+
+def joined(files: list[str]) -> dict[str, dict[str, np.ndarray]]:
+    """What the files of each label hold."""
+    labels: dict[str, list[dict[str, np.ndarray]]] = {}
+    for file in files:
+        arrays = dict(np.load(file))
+        labels.setdefault(str(arrays.pop("label")), []).append(arrays)
+    return {label: {name: np.concatenate([x[name] for x in several]) for name in several[0]}
+            for label, several in labels.items()}  # fmt: skip
+
+
+def names_of(found: dict[str, np.ndarray]) -> list[str]:
+    return [name for name in found if f"shift {name}" in found]
+
+
+def report(label: str, found: dict[str, np.ndarray]) -> None:
+    variance, line = found["energy variance"], label.replace("\n", ", ")
+    print(f"{line}, {variance.size} mocks: energy variance {np.median(variance):.1e}, largest {variance.max():.1e}")
+    for name in names_of(found):
+        values, shift = found[name], found[f"shift {name}"]
         print(f"  {name:16} {histogram(values)} p = {uniformity(values):.3f}, mean rank {values.mean() / DRAWS:.3f} "
               f"± {1 / np.sqrt(12 * values.size):.3f}, (mean - truth) / sd {shift.mean():+.3f} "
               f"± {shift.std() / np.sqrt(shift.size):.3f}", flush=True)  # fmt: skip
 
 
 def plot(files: list[str], figure: str) -> None:
-    """Histograms of the ranks in files, a row each."""
+    """Histograms of the ranks in files, a row for each label, with the band of 95 % of uniform ones."""
     import matplotlib.pyplot as plt
 
-    found = [dict(np.load(file)) for file in files]
-    names = [name for name in found[0] if name != "label"]
-    size = (2.2 * len(names), 1.7 * len(found))
-    _, axes = plt.subplots(len(found), len(names), figsize=size, layout="constrained", squeeze=False)
-    for row, arrays in zip(axes, found, strict=True):
-        for axis, name in zip(row, names, strict=True):
-            counts = histogram(arrays[name])
-            low, high = stats.binom(arrays[name].size, 1 / counts.size).ppf((0.025, 0.975))
+    everything = joined(files)
+    columns = names_of(next(iter(everything.values())))
+    size = (2.2 * len(columns), 1.7 * len(everything))
+    _, axes = plt.subplots(len(everything), len(columns), figsize=size, layout="constrained", squeeze=False)
+    for row, (label, found) in zip(axes, everything.items(), strict=True):
+        report(label, found)
+        for axis, name in zip(row, columns, strict=True):
+            counts = histogram(found[name])
+            low, high = stats.binom(found[name].size, 1 / counts.size).ppf((0.025, 0.975))
             axis.axhspan(low, high, color="0.85")
             axis.stairs(counts, np.linspace(0, 1, counts.size + 1), fill=True, color="tab:blue")
-            axis.set_title(f"{name}, p = {uniformity(arrays[name]):.2f}", fontsize=8)
+            axis.set_title(f"{name}, p = {uniformity(found[name]):.2f}", fontsize=8)
             axis.set_ylim(0, None)
             axis.tick_params(labelsize=7)
-        row[0].set_ylabel(str(arrays["label"]), fontsize=7)
+        row[0].set_ylabel(f"{label}\n{found[columns[0]].size} mocks", fontsize=7)
     plt.savefig(figure, dpi=110)
 
 
@@ -101,10 +124,10 @@ def main() -> None:
             began = time.perf_counter()
             mocks.tune(method, options.tune, target)
             drawn = mocks.draw(DRAWS * options.apart)
-            found = ranks(mocks.truth, drawn, options.apart)
             aim = f", target {target:g}" if method == "mclmc" else ""
-            label = f"{options.gravity}, {options.mesh}³, {options.mocks} mocks\n{method}{aim}"
-            report(label.replace("\n", ", "), mocks, drawn, found, time.perf_counter() - began)
+            label, found = f"{options.gravity}, {options.mesh}³\n{method}{aim}", collected(mocks, drawn, options.apart)
+            report(label, found)
+            print(f"  {time.perf_counter() - began:.0f} s, step and L {np.median(mocks.lengths(), axis=0)}", flush=True)
             suffix = f"_{method}_{target:g}.npz"
             np.savez(options.output.with_name(options.output.stem + suffix), label=label, **found)
 
