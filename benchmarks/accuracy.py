@@ -2,6 +2,7 @@
 
     python benchmarks/accuracy.py starts --particles 64                     start, order of LPT and steps
     python benchmarks/accuracy.py steps --spacings 2                        solvers and steps
+    python benchmarks/accuracy.py compensations --spacings 1,2,4,16         compensated forces
     python benchmarks/accuracy.py meshes --particles 256 --out meshes.json  mesh and gradient, in large and small boxes
 
 Every suite runs for some spacings of the particles [Mpc/h]. It prints a markdown table:
@@ -43,7 +44,7 @@ class Case:
     Args:
       spacing: of the particles [Mpc/h].
       mesh: cells a particle along each axis, such as "3/2".
-      steps, a_start, order, solver, gradient, sharpening: as in a Config.
+      steps, a_start, order, solver, gradient, sharpening, compensated: as in a Config.
       refine: particles of a finer lattice with the same modes, per particle along each axis.
     """
 
@@ -56,6 +57,7 @@ class Case:
     gradient: Any = "finite-difference"
     sharpening: tuple[float, float, float] | None = None
     refine: int = 1
+    compensated: bool = False
 
 
 Group = tuple[Case, list[Case]]  # a reference, and cases that are compared with it
@@ -102,7 +104,13 @@ def sharpenings(spacing: float) -> Iterator[Group]:
         yield Case(spacing, "2", 60, 0.05, 3, refine=2), cases
 
 
-SUITES = {function.__name__: function for function in (starts, steps, meshes, sharpenings)}
+def compensations(spacing: float) -> Iterator[Group]:
+    """Compensation of what differences and aliases take from the force, against a lattice twice as fine."""
+    cases = [Case(spacing, mesh, 20, 0.1, 3, compensated=on) for mesh, on in product(("1", "2"), (False, True))]
+    yield Case(spacing, "2", 20, 0.1, 3, refine=2), cases
+
+
+SUITES = {function.__name__: function for function in (starts, steps, meshes, sharpenings, compensations)}
 
 
 _step_times = jax.jit(step_times, static_argnames="config")
@@ -128,6 +136,7 @@ class Laboratory:
             lattice,
             gradient=case.gradient,
             sharpening=case.sharpening,
+            compensated=case.compensated,
             decomposition=self.decomposition,
             **changes,
         )

@@ -42,6 +42,9 @@ class Config:
       sharpening: (alpha, k_low, k_high) of a factor 1 + alpha exp(-(k_low/k)^2 - (k/k_high)^4) on the potential, k in
         [h/Mpc], which makes up for forces that the lattice and mesh lack; "auto" takes the values calibrated for
         2 Mpc/h between particles (docs/accuracy.md); default: none.
+      compensated: whether the Green's function makes up for what finite differences and aliases take from the force of
+        waves up to half the mesh's Nyquist frequency; where mesh and lattice are 3 to 2, it always does so for
+        the differences. What that does to P(k): docs/accuracy.md.
 
     Raises:
       ValueError: an argument out of its range, or shapes that don't divide over the devices.
@@ -58,6 +61,7 @@ class Config:
     halo: int | Literal["auto"]
     gradient: Gradient
     sharpening: Vector3 | None
+    compensated: bool
 
     def __init__(
         self,
@@ -72,6 +76,7 @@ class Config:
         halo: int | Literal["auto"] = "auto",
         gradient: Gradient = "finite-difference",
         sharpening: Sequence[float] | Literal["auto"] | None = None,
+        compensated: bool = False,
     ):
         box = _three(box_size, "box_size", _side)
         mesh = _three(mesh_shape, "mesh_shape", _positive_integer)
@@ -91,6 +96,7 @@ class Config:
             "gradient": _one_of(gradient, "gradient", get_args(Gradient)),
             "sharpening": None if sharpening is None else _sharpening(sharpening, box, lattice),
         }
+        fields["compensated"] = _compensated(compensated, gradient)
         if decomposition is None:
             decomposition = default_decomposition((mesh, lattice))
         decomposition = as_decomposition(decomposition)
@@ -189,6 +195,15 @@ def _sharpening(value: Any, box: Vector3, lattice: Shape3) -> Vector3:
     if not -1 < alpha < math.inf:
         raise ArgumentError(name, value, "must have a finite alpha greater than -1")
     return alpha, _positive_number(low, name), _positive_number(high, name)
+
+
+def _compensated(value: Any, gradient: str) -> bool:
+    if type(value) not in (bool, np.bool_):
+        raise ArgumentError("compensated", value, "must be True or False")
+    if value and gradient == "spectral":
+        constraint = "is for finite differences, and the gradient is 'spectral'"
+        raise ArgumentError("compensated", value, constraint, "use gradient='finite-difference'")
+    return bool(value)
 
 
 def _halo(value: Any) -> int | Literal["auto"]:

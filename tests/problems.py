@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from mesh_response import mesh_response
 from scipy.integrate import solve_ivp
 
 # --- cloud-in-cell: dense matrices of every particle against every cell ---------------------------------------
@@ -170,11 +171,7 @@ def acceleration(disp: Any, config: Any) -> np.ndarray:
     if config.gradient == "spectral":
         modes = modes * inverse_laplacian(k)
     else:
-        fine = [2 * m == 3 * n for m, n in zip(shape, config.particle_shape, strict=True)]
-        response = [
-            difference_response(k_ * h) if f else 1.0 for k_, h, f in zip(k, config.cell_size, fine, strict=True)
-        ]
-        modes = modes * inverse_laplacian([k_ * np.sqrt(r) for k_, r in zip(k, response, strict=True)])
+        modes = modes * inverse_laplacian(k) / mesh_response(k, config)
     for axis, n in enumerate(config.particle_shape):
         frequency = np.abs(k[axis]) * box[axis] / (math.pi * n)  # in units of the lattice's Nyquist frequency
         if shape[axis] % n and n < shape[axis]:
@@ -193,12 +190,6 @@ def acceleration(disp: Any, config: Any) -> np.ndarray:
     potential = np.fft.ifftn(modes).real
     fields = [difference(potential, axis) / config.cell_size[axis] for axis in range(3)]
     return np.stack([read(position, field) for field in fields], -1)
-
-
-def difference_response(x: Any) -> Any:
-    """Fourth-order central difference of a plane wave over its derivative, x its phase over a cell; 0 beyond 0.7 pi."""
-    y = np.where(x == 0, 1.0, x)
-    return np.where(x == 0, 1.0, np.where(np.abs(y) < 0.7 * math.pi, (8 * np.sin(y) - np.sin(2 * y)) / (6 * y), 0))
 
 
 def difference(field: np.ndarray, axis: int) -> np.ndarray:

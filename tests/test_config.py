@@ -94,6 +94,11 @@ def test_all_devices_are_used_by_default_as_slabs_or_else_pencils() -> None:
         ({"lpt_order": 4}, r"lpt_order=4 must be 1 or 2 or 3"),
         ({"gradient": "exact"}, r"gradient='exact' must be 'finite-difference' or 'spectral'"),
         ({"sharpening": (0.1, 0.2)}, r"sharpening=\(0.1, 0.2\) must be \(alpha, k_low, k_high\); pass three numbers"),
+        ({"compensated": 1}, r"compensated=1 must be True or False"),
+        (
+            {"compensated": True, "gradient": "spectral"},
+            r"compensated=True is for finite differences, .*; use gradient='fin",
+        ),
         ({"sharpening": 0.1}, r"sharpening=0.1 must be \(alpha, k_low, k_high\)"),
         ({"sharpening": (-1, 1, 1)}, r"sharpening=\(-1, 1, 1\) must have a finite alpha greater than -1"),
         ({"sharpening": (0.1, 0, 1)}, r"sharpening=0 must be a positive, finite number"),

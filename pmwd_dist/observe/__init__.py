@@ -7,6 +7,10 @@ from pmwd_dist.observe.bias import LagrangianBias as LagrangianBias
 from pmwd_dist.observe.bias import bias_weights as bias_weights
 from pmwd_dist.observe.bias import eulerian_bias as eulerian_bias
 from pmwd_dist.observe.bias import tracer_density as tracer_density
+from pmwd_dist.observe.bispectrum import Bispectrum as Bispectrum
+from pmwd_dist.observe.bispectrum import bispectrum as bispectrum
+from pmwd_dist.observe.bispectrum import bispectrum_edges as bispectrum_edges
+from pmwd_dist.observe.bispectrum import tree_bispectrum as tree_bispectrum
 from pmwd_dist.observe.counts import expected_counts as expected_counts
 from pmwd_dist.observe.cross import CrossPower as CrossPower
 from pmwd_dist.observe.cross import cross_power as cross_power

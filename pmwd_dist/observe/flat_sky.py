@@ -1,4 +1,4 @@
-"""The light cone of an observer far away, along z, as mass planes."""
+"""The light cone of an observer far away, along an axis of the box, as mass planes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -28,20 +29,27 @@ from pmwd_dist.pm.evolution import Epoch
 from pmwd_dist.pm.inputs import check_config
 from pmwd_dist.pm.paint import max_displacement_block, with_halo
 
+# Axes of the box that are those of a plane: the line of sight changes places with z, so that planes are divided over
+# devices like the mesh.
+ACROSS = {"x": (2, 1), "y": (0, 2), "z": (0, 1)}
+
 
 @dataclass(frozen=True, init=False)
 class FlatSkyLightCone:
-    """Mass planes on the past light cone of an observer who looks along z, for `nbody(..., accumulate=...)`.
+    """Mass planes on the past light cone of an observer who looks along an axis, for `nbody(..., accumulate=...)`.
 
-    The box is repeated along z as often as it takes. A particle is painted where it is when the light cone passes it,
-    a time that is solved for within each step; across the line of sight, positions stay comoving and periodic. What is
-    accumulated has shape (shells, nx, ny): masses in units of a particle's, divided over devices like the mesh.
+    The box is repeated along the line of sight as often as it takes. A particle is painted where it is when the light
+    cone passes it, a time that is solved for within each step; across the line of sight, positions stay comoving and
+    periodic. What is accumulated has shape (shells, nx, ny), (shells, nx, nz) along y or (shells, nz, ny) along x:
+    masses in units of a particle's, divided over devices like the mesh. Devices that share a line of sight each hold
+    for a moment what their particles contribute to all of its pixels.
 
     Args:
       config: the simulation, which ends at a = 1 or before.
       edges: comoving distances between which the shells lie, ascending [Mpc/h].
-      pixels: of a plane, along x and y; an int or two; default: the cells of the mesh.
-      observer: position of the observer along z, in the box [Mpc/h].
+      pixels: of a plane, along its two axes; an int or two; default: the cells of the mesh.
+      observer: position of the observer along the line of sight, in the box [Mpc/h].
+      line_of_sight: "x", "y" or "z".
 
     Raises:
       ValueError: an argument out of its range.
@@ -51,6 +59,7 @@ class FlatSkyLightCone:
     edges: tuple[float, ...]
     pixels: tuple[int, int]
     observer: float
+    line_of_sight: str
 
     def __init__(
         self,
@@ -59,9 +68,14 @@ class FlatSkyLightCone:
         *,
         pixels: int | Sequence[int] | None = None,
         observer: float = 0.0,
+        line_of_sight: Literal["x", "y", "z"] = "z",
     ):
         check_config(config)
-        given = config.mesh_shape[:2] if pixels is None else pixels
+        if not isinstance(line_of_sight, str) or line_of_sight not in ACROSS:
+            remedy = "use the axis that is nearest, or a SphericalLightCone"
+            raise ArgumentError("line_of_sight", line_of_sight, "must be 'x', 'y' or 'z'", remedy)
+        along = "xyz".index(line_of_sight)
+        given = [config.mesh_shape[i] for i in ACROSS[line_of_sight]] if pixels is None else pixels
         several = tuple(given) if isinstance(given, Sequence) else (given, given)
         if len(several) != 2:
             raise ArgumentError("pixels", pixels, "must be one number or two")
@@ -72,7 +86,8 @@ class FlatSkyLightCone:
             "config": config,
             "edges": shells.checked_edges(edges),
             "pixels": (nx, ny),
-            "observer": shells.checked_observer([observer], config.box_size[2:])[0],
+            "observer": shells.checked_observer([observer], config.box_size[along : along + 1])[0],
+            "line_of_sight": line_of_sight,
         }
         for name, value in fields.items():
             object.__setattr__(self, name, value)
@@ -94,6 +109,22 @@ class FlatSkyLightCone:
         return jnp.where(covered[:, None, None], mass, jnp.nan)
 
     @property
+    def along(self) -> int:
+        """Axis of the box along which the observer looks."""
+        return "xyz".index(self.line_of_sight)
+
+    @property
+    def across(self) -> tuple[int, int]:
+        """Axes of the box that are those of a plane."""
+        return ACROSS[self.line_of_sight]
+
+    @property
+    def sides(self) -> tuple[float, float]:
+        """Sides of a plane [Mpc/h]."""
+        i, j = self.across
+        return self.config.box_size[i], self.config.box_size[j]
+
+    @property
     def distances(self) -> np.ndarray:
         """Mean distance of each shell from the observer [Mpc/h]."""
         return shells.mean_distance(self.edges, 1)
@@ -101,13 +132,14 @@ class FlatSkyLightCone:
     def overdensity(self, mass: Float[Array, "shells nx ny"]) -> Float[Array, "shells nx ny"]:
         """Density of the shells in units of the mean, less one."""
         thickness = np.diff(self.edges)
-        mean = math.prod(self.config.particle_shape) / math.prod(self.pixels) / self.config.box_size[2] * thickness
+        depth = self.config.box_size[self.along]
+        mean = math.prod(self.config.particle_shape) / math.prod(self.pixels) / depth * thickness
         return mass / jnp.asarray(mean, mass.dtype)[:, None, None] - 1
 
 
 def _near_sides(cone: FlatSkyLightCone) -> list[float]:
     """Distances from the observer to the near sides of all boxes of which particles may be in a shell."""
-    length = cone.config.box_size[2]
+    length = cone.config.box_size[cone.along]
     first = math.floor((cone.edges[0] + cone.observer - shells.MARGIN) / length) - 1
     last = math.ceil((cone.edges[-1] + cone.observer + shells.MARGIN) / length)
     return [n * length - cone.observer for n in range(first, last + 1)]
@@ -120,7 +152,7 @@ def _planes(path: Path, light: LightCone, *, cone: FlatSkyLightCone) -> Array:
     near = jnp.asarray(_near_sides(cone), dtype)
     moved = jax.lax.stop_gradient(reach * min(config.cell_size))
     low, high = jnp.maximum(light.ends[1], cone.edges[0]), jnp.minimum(light.ends[0], cone.edges[-1])
-    wanted = (near - moved <= high) & (near + config.box_size[2] + moved >= low) & (low <= high)
+    wanted = (near - moved <= high) & (near + config.box_size[cone.along] + moved >= low) & (low <= high)
     wanted = batch_max(wanted.astype(dtype)).astype(jnp.int32)
 
     def run(halo: int, *operands: Array) -> Array:
@@ -137,40 +169,67 @@ def _planes(path: Path, light: LightCone, *, cone: FlatSkyLightCone) -> Array:
 
         start = vary(jnp.zeros(geometry.mesh, dtype), varying_names(operands[2]))
         planes, _ = jax.lax.scan(add, start, (operands[0], operands[1]))
-        return jnp.moveaxis(reduce_block(planes, pad, config.decomposition), -1, 0)
+        return _summed(planes, pad, cone)
 
     planes = with_halo(reach, config, run, wanted, near, *path, *light)
     return jnp.where(moved > shells.MARGIN, jnp.nan, planes)  # mass of boxes beyond `near` would be lost
 
 
+def _summed(planes: Array, pad: int, cone: FlatSkyLightCone) -> Array:
+    """Planes of which each device has its part, (shells, ...), from those of its particles with their halo."""
+    decomposition, along = cone.config.decomposition, cone.along
+    parts = (*decomposition.pdims, 1)
+    if any(parts[i] > 1 for i in cone.across):
+        if parts[along] > 1:  # the shells, which are not divided, take the place of an axis that is
+            planes = jnp.pad(planes, [(pad, pad) if i == along else (0, 0) for i in range(3)])
+        planes = reduce_block(planes, pad, decomposition)
+    if parts[along] > 1:
+        names = decomposition.axis_groups[along][0]
+        planes = jax.lax.psum_scatter(planes, names, scatter_dimension=2, tiled=True)
+    return planes.transpose(along, *cone.across)
+
+
 def _geometry(cone: FlatSkyLightCone, halo: int) -> tuple[cic.Geometry, int]:
-    """Geometry of the local blocks, whose third axis is that of the shells, and the width of their halo [pixels]."""
-    config, parts = cone.config, cone.config.decomposition.pdims
-    ratios = [n / m for n, m in zip(cone.pixels, config.mesh_shape[:2], strict=True)]
-    pad = math.ceil(halo * max(ratios)) + 1
-    pads = [pad if p > 1 else 0 for p in parts]
-    (mx, my), (lx, ly) = cone.pixels, config.box_size[:2]
-    px, py = (n // math.gcd(m, n) for m, n in zip(cone.pixels, config.particle_shape[:2], strict=True))
+    """Geometry of the local blocks, in which shells take the place of the line of sight, and their halo [pixels]."""
+    config, parts = cone.config, (*cone.config.decomposition.pdims, 1)
+    pad = math.ceil(halo * max(n / config.mesh_shape[i] for i, n in zip(cone.across, cone.pixels, strict=True))) + 1
+    mesh, pads, scale = [len(cone.edges) - 1] * 3, [0] * 3, [1.0] * 3
+    spacing = [(0, 1)] * 3
+    for i, n, length in zip(cone.across, cone.pixels, cone.sides, strict=True):
+        sites = config.particle_shape[i]
+        divisor = math.gcd(n, sites)
+        pads[i] = pad if parts[i] > 1 else 0
+        mesh[i] = n // parts[i] + 2 * pads[i]
+        spacing[i] = (n // divisor, sites // divisor)
+        scale[i] = n / length
     return cic.Geometry(
-        mesh=(mx // parts[0] + 2 * pads[0], my // parts[1] + 2 * pads[1], len(cone.edges) - 1),
-        spacing=((mx * px // config.particle_shape[0], px), (my * py // config.particle_shape[1], py), (0, 1)),
-        origin=(pads[0], pads[1], 0),
-        periodic=(parts[0] == 1, parts[1] == 1, True),
-        scale=(mx / lx, my / ly, 1.0),
+        mesh=(mesh[0], mesh[1], mesh[2]),
+        spacing=(spacing[0], spacing[1], spacing[2]),
+        origin=(pads[0], pads[1], pads[2]),
+        periodic=(pads[0] == 0, pads[1] == 0, pads[2] == 0),
+        scale=(scale[0], scale[1], scale[2]),
     ), pad
 
 
 def _paint_image(near: Array, *arrays: Array, cone: FlatSkyLightCone, geometry: cic.Geometry) -> Array:
     """Paint the particles of one repetition of the box that the light cone passes."""
-    path, light = Path(*arrays[:3]), LightCone(*arrays[3:])
-    config, dtype = cone.config, path.start.dtype
-    n = config.particle_shape[2]
-    sites = near + jnp.asarray(np.arange(n) * (config.box_size[2] / n), dtype)[None, None, :]
-    along = Path(*(x[..., 2] for x in path))
+    path, light, axis = Path(*arrays[:3]), LightCone(*arrays[3:]), cone.along
+    dtype = path.start.dtype
+    sites = near + _sites(cone, path.start.shape[axis], dtype)
+    along = Path(*(x[..., axis] for x in path))
     passed, guess = crosses(sites + along.start, sites + along.end, light)
     s = crossing(lambda s: sites + along.at(s), passed, guess, light)
     shell, inside = shells.shell_of(light.at(s), cone.edges)
-    across = Path(*(x[..., :2] for x in path)).at(s[..., None])
-    disp = jnp.concatenate([across, shell[..., None].astype(dtype)], axis=-1)
+    disp = [Path(*(x[..., i] for x in path)).at(s) if i in cone.across else shell.astype(dtype) for i in range(3)]
     mass = (passed & inside).astype(dtype)
-    return cic.paint(disp, mass[..., None, None], geometry)[..., 0]
+    return cic.paint(jnp.stack(disp, -1), mass[..., None, None], geometry)[..., 0]
+
+
+def _sites(cone: FlatSkyLightCone, count: int, dtype: Any) -> Array:
+    """Places of the local part of the lattice along the line of sight [Mpc/h], ready to broadcast."""
+    config, axis = cone.config, cone.along
+    names, parts = (*config.decomposition.axis_groups, ((), 1))[axis]
+    every = np.arange(config.particle_shape[axis]) * (config.box_size[axis] / config.particle_shape[axis])
+    first = jax.lax.axis_index(names) * count if parts > 1 else 0
+    local = jax.lax.dynamic_slice(jnp.asarray(every, dtype), (first,), (count,))
+    return local.reshape([-1 if i == axis else 1 for i in range(3)])

@@ -159,7 +159,7 @@ def shear(
     if isinstance(cone, SphericalLightCone):
         kappa = convergence(mass, cosmo, cone, source=source, field=field, pixels=pixels, offsets=offsets)
         return _spherical_shear(kappa, cone)
-    return _rays(mass, cosmo, cone, source, (field, pixels, offsets), partial(_plane_shear, box=cone.config.box_size))
+    return _rays(mass, cosmo, cone, source, (field, pixels, offsets), partial(_plane_shear, sides=cone.sides))
 
 
 @partial(jax.jit, static_argnames="cone")
@@ -169,9 +169,9 @@ def _spherical_shear(kappa: Array, cone: SphericalLightCone) -> Array:
     return harmonics.synthesise_spin2(harmonics.shear_modes(modes), cone.nside, decomposition)
 
 
-def _plane_shear(plane: Array, box: Sequence[float]) -> Array:
+def _plane_shear(plane: Array, sides: tuple[float, float]) -> Array:
     """Shear of a periodic plane of convergence."""
-    (nx, ny), (lx, ly, _) = plane.shape, box
+    (nx, ny), (lx, ly) = plane.shape, sides
     kx = 2 * math.pi * np.fft.fftfreq(nx, lx / nx)[:, None]
     ky = 2 * math.pi * np.fft.rfftfreq(ny, ly / ny)[None, :]
     k2 = np.where(kx**2 + ky**2 > 0, kx**2 + ky**2, 1)
@@ -230,7 +230,7 @@ def _rays_block(
         first = jax.lax.axis_index(names) * (pixels // parts) if parts > 1 else 0
         index = first + jnp.arange(pixels // parts)
         angles.append(((index + 0.5) / pixels - 0.5).astype(overdensity.dtype) * angle)
-    cell = [length / n for length, n in zip(cone.config.box_size[:2], cone.pixels, strict=True)]
+    cell = [length / n for length, n in zip(cone.sides, cone.pixels, strict=True)]
 
     @jax.checkpoint
     def at_rays(plane: Array, weight: Array, across: Array, offset: Array) -> Array:

@@ -29,6 +29,7 @@ from pmwd_dist.pm.evolution import (
     Save,
     call_hoisted,
     evolve,
+    log_scales,
     places_after,
     prepare,
     steps,
@@ -87,8 +88,7 @@ class ReversibleAdjoint(diffrax.AbstractAdjoint):
         saves = tuple(Save(plan, function) for plan, function in zip(plans, functions, strict=True))
         inputs = prepare(solver, particles, args, times, (args, [values for _, values in hoisted]))
         out = evolve_reversibly(inputs, saves, term.config)
-        scales = jnp.concatenate([jnp.zeros(1, out.particles.vel.dtype), jnp.cumsum(inputs.coefficients.log_scale)])
-        solver_state = SolverState(scales[out.status.step], out.status)
+        solver_state = SolverState(log_scales(inputs.coefficients)[out.status.step], out.status)
         return _final_state(init_state, solver_state, out, times, treedef, plans), {}
 
 
@@ -253,7 +253,7 @@ def pull_back(
 
 def _steps_taken(inputs: Inputs, outcome: Outcome, config: Config) -> tuple[Array, Step]:
     """Which steps were good, and all of them; those that were not taken change nothing, forwards and backwards."""
-    taken, forward = outcome.status.step, steps(inputs.coefficients, config)
+    taken, forward = outcome.status.step, steps(inputs.coefficients, log_scales(inputs.coefficients), config)
     good = jnp.arange(len(inputs.times) - 1) < taken
     unit = jnp.concatenate([forward.before[:1], forward.after])[taken]
     return good, Step(*(jnp.where(good, x, 0) for x in forward[:3]), *(jnp.where(good, x, unit) for x in forward[3:]))

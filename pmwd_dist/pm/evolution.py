@@ -105,10 +105,14 @@ def prepare(solver: SplitSolver, particles: Particles, table: GrowthTable, times
       times: scale factors at which steps begin and end, ascending.
       args: for the functions of what is saved and accumulated.
     """
-    dtype = particles.disp.dtype
+    return Inputs(particles, coefficients_of(solver, table, times), times, args)
+
+
+def coefficients_of(solver: SplitSolver, table: GrowthTable, times: Array) -> Coefficients:
+    """Coefficients of each step between these times, log_scale on its grid, in the precision of the times."""
     coefficients = jax.vmap(solver.coefficients, in_axes=(None, 0, 0))(table, times[:-1], times[1:])
-    coefficients = Coefficients(*(x.astype(dtype) for x in coefficients))
-    return Inputs(particles, coefficients._replace(log_scale=on_grid(coefficients.log_scale)), times, args)
+    coefficients = Coefficients(*(x.astype(times.dtype) for x in coefficients))
+    return coefficients._replace(log_scale=on_grid(coefficients.log_scale))
 
 
 def evolve(inputs: Inputs, saves: tuple[Save, ...], config: Config, *, accumulate: Accumulate | None = None) -> Outcome:
@@ -153,7 +157,7 @@ def evolve(inputs: Inputs, saves: tuple[Save, ...], config: Config, *, accumulat
         return (particles, following, max_displacement, unit, status, saved, accumulated), None
 
     # Particles are carried with the first drift of the next step, which is undone to the bit where they are needed.
-    all_steps = steps(inputs.coefficients, config)
+    all_steps = steps(inputs.coefficients, log_scales(inputs.coefficients), config)
     drifts = first_drifts(all_steps)
     moved, max_displacement = first_drift(drifts[0], particles, config)
     first, unit = unify_varying(drifts[0], all_steps.before[0], particles.disp)[:2]
@@ -163,12 +167,23 @@ def evolve(inputs: Inputs, saves: tuple[Save, ...], config: Config, *, accumulat
     return Outcome(particles, saved, accumulated, status)
 
 
-def steps(coefficients: Coefficients, config: Config) -> Step:
-    """The steps forward, on the grids of the particles; each field has an axis of steps."""
+def steps(coefficients: Coefficients, log_scale: Array, config: Config) -> Step:
+    """The steps forward, on the grids of the particles; each field has an axis of steps.
+
+    Args:
+      coefficients: of each step.
+      log_scale: of the momenta, at the start of the first step and at the end of each.
+      config: the simulation.
+    """
     c = coefficients
-    log_scale = jnp.concatenate([jnp.zeros(1, c.log_scale.dtype), jnp.cumsum(c.log_scale)])
     unit = momentum_resolution(config, log_scale.dtype) * jnp.exp2(log_scale)
     return Step(c.drift_before, c.kick / unit[1:], c.drift_after, unit[:-1], unit[1:])
+
+
+def log_scales(coefficients: Coefficients) -> Array:
+    """Logarithm of the scale of the momenta, at the start of the first step and at the end of each."""
+    log_scale = coefficients.log_scale
+    return jnp.concatenate([jnp.zeros(1, log_scale.dtype), jnp.cumsum(log_scale)])
 
 
 def places_after(save: Save, count: int) -> tuple[Array, Array]:

@@ -51,8 +51,11 @@ def inverse_force_laplacian(shape: Shape3, lattice: Shape3, config: Config, dtyp
     difference gradient: the longitudinal part of the optimal influence function (Hockney & Eastwood 1988, sec. 8-3).
     They are taken along axes where mesh and lattice are 3 to 2, and d_i = k_i along others: on finer meshes the cold
     response is right to 1.4 % up to half the lattice's Nyquist frequency without, and with one cell a particle P(k)
-    comes out worse with it (docs/accuracy.md).
+    comes out worse with it (docs/accuracy.md). With `config.compensated`, see `_mesh_response`.
     """
+    if config.compensated:
+        k2 = k_squared(shape, config, dtype)
+        return _inverse(k2 * _mesh_response(shape, lattice, config, dtype))
     squares = []
     for k, cell, cells, particles in zip(_wavevectors(shape, config), config.cell_size, shape, lattice, strict=True):
         x = k * cell / math.pi
@@ -60,6 +63,38 @@ def inverse_force_laplacian(shape: Shape3, lattice: Shape3, config: Config, dtyp
         squares.append(k**2 * response)
     x, y, z = local_factors(squares, config.decomposition, dtype)
     return _inverse(x + y + z)
+
+
+def _mesh_response(shape: Shape3, lattice: Shape3, config: Config, dtype: Any) -> Float[Array, "nx ny nk"]:
+    """Mesh force of a plane wave over the true one, with 1 / k^2 and both cloud-in-cell windows W deconvolved.
+
+    It is that of waves on a cold lattice, as a mean over its places on the mesh: (k . S)(k . d) / k^4, with the
+    wavenumbers d of the differences and S = sum W^2(k + g) (k + g) / W^2(k) over the harmonics g of the lattice that
+    are aliases on the mesh (Hockney & Eastwood 1988, sec. 8-3). With x = k h / 2n along an axis, n sites of the lattice
+    in a cell of side h, S_i = k_i s_i t_j t_k, s = cos x (x / sin x)^3 and t = (1 - 2/3 sin^2 x) (x / sin x)^4.
+
+    Beyond half the mesh's Nyquist frequency along an axis the response is that at this half. Where mesh and lattice
+    are 3 to 2 along an axis s = t = 1: aliases there are others, and `lattice_window` filters them.
+    """
+    squares: list[np.ndarray] = []
+    factors: list[tuple[np.ndarray, ...]] = []
+    for every, cell, cells, particles in zip(
+        _wavevectors(shape, config), config.cell_size, shape, lattice, strict=True
+    ):
+        mixed = 2 * cells == 3 * particles
+        k = every if mixed else np.clip(every, -math.pi / (2 * cell), math.pi / (2 * cell))
+        x = k * cell / math.pi
+        differences = (4 * np.sinc(x) - np.sinc(2 * x)) / 3
+        y = x / (2 * max(1, particles // cells))
+        s = np.ones_like(x) if mixed else np.cos(math.pi * y) / np.sinc(y) ** 3
+        t = np.ones_like(x) if mixed else (1 - 2 / 3 * np.sin(math.pi * y) ** 2) / np.sinc(y) ** 4
+        squares.append(k**2)
+        factors.append((k**2 * differences, k**2 * s, t))
+    split = config.decomposition
+    k2 = sum(local_factors(squares, split, dtype))
+    kd, ks, t = (local_factors(list(along), split, dtype) for along in zip(*factors, strict=True))
+    aliased = ks[0] * t[1] * t[2] + t[0] * ks[1] * t[2] + t[0] * t[1] * ks[2]
+    return jnp.where(k2 > 0, aliased * sum(kd) / jnp.where(k2 > 0, k2, 1) ** 2, 1)
 
 
 def _inverse(k2: Array) -> Array:

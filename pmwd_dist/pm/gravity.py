@@ -36,7 +36,8 @@ def acceleration(
     With the default gradient both cloud-in-cell windows are deconvolved (Hockney & Eastwood 1988, ch. 5). Where the
     mesh is finer than the particle lattice, modes beyond the lattice's Nyquist frequency are dropped
     (`fourier.lattice_window`); where it is so by 3 to 2, what the differences take from the force is made up for
-    (`fourier.inverse_force_laplacian`). `config.sharpening` strengthens the force near the scale of the mesh.
+    (`fourier.inverse_force_laplacian`), and with `config.compensated` what differences and aliases take on any mesh.
+    `config.sharpening` strengthens the force near the scale of the mesh.
 
     Args:
       disp: displacements from the lattice [Mpc/h].

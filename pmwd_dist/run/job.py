@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from pmwd_dist._files import message, temporary
-from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table
 from pmwd_dist.io import checkpoint
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import SharedError, raise_on_all_processes
 from pmwd_dist.pm.lpt import lpt
 from pmwd_dist.pm.modes import linear_modes, white_noise
-from pmwd_dist.pm.nbody import advance, start
+from pmwd_dist.pm.nbody import start
 from pmwd_dist.pm.particles import Particles
 from pmwd_dist.pm.solvers import SolverState
 from pmwd_dist.pm.status import Code, SimulationError
+from pmwd_dist.pm.stepping import Schedule, make_schedule
 from pmwd_dist.run import events, light_cone, manifest
 from pmwd_dist.run.clock import Clock
 from pmwd_dist.run.communication import communication
@@ -38,33 +37,13 @@ from pmwd_dist.run.halo_width import (
 )
 from pmwd_dist.run.output import write_light_cone, write_output
 from pmwd_dist.run.plan import Plan
+from pmwd_dist.run.progress import Progress
 from pmwd_dist.run.resources import peak_memory
 from pmwd_dist.run.settings.duration import duration_text
 from pmwd_dist.run.signals import Interrupted, StopRequest, stop_requests
 from pmwd_dist.run.starting import description, find_checkpoint, hold_folder, start_errors
 
 T = TypeVar("T")
-
-
-@dataclass
-class Progress:
-    """The state of a run after a number of steps.
-
-    Args:
-      config: the simulation, with the width of the halo that is in use.
-      particles: at the end of the step.
-      state: of the solver.
-      table: of the growth.
-      step: number of steps.
-      shells: of the light cone so far; None without one.
-    """
-
-    config: Config
-    particles: Particles
-    state: SolverState
-    table: GrowthTable
-    step: int
-    shells: Array | None = None
 
 
 def execute(
@@ -125,7 +104,8 @@ def _begin(plan: Plan, log: Log) -> Progress:
     table = _growth_table(plan)
     particles = jax.device_put(particles, config.decomposition.sharding)
     shells = None if simulation.light_cone is None else light_cone.empty(simulation.light_cone)
-    progress = Progress(config, particles, _first_state(plan, table), table, 0, shells)
+    state = _first_state(plan, table)
+    progress = Progress(config, particles, state, _schedule(plan, table, state, 0), 0, shells)
     _choose_halo(plan, progress, log)
     return progress
 
@@ -142,7 +122,8 @@ def _restore(plan: Plan, log: Log, path: Path, content: dict[str, Any]) -> Progr
     step = content["step"]
     log(events.Resumed(step, plan.steps, plan.times[step]))
     particles = Particles(tree["disp"], tree["vel"])
-    progress = Progress(config, particles, tree["state"], table, step, tree.get("shells"))
+    schedule = _schedule(plan, table, tree["state"], step)
+    progress = Progress(config, particles, tree["state"], schedule, step, tree.get("shells"))
     _choose_halo(plan, progress, log)
     return progress
 
@@ -150,8 +131,8 @@ def _restore(plan: Plan, log: Log, path: Path, content: dict[str, Any]) -> Progr
 def _choose_halo(plan: Plan, progress: Progress, log: Log) -> None:
     """Choose the width of the halo for the steps to come."""
     if is_automatic(plan.simulation.config):
-        now, a = largest_displacement(progress.particles, progress.config), plan.times[progress.step]
-        _set_halo(plan, progress, expected_displacement(now, a, progress.table, progress.config), log)
+        now, a = largest_displacement(progress.particles(), progress.config), plan.times[progress.step]
+        _set_halo(plan, progress, expected_displacement(now, a, progress.schedule.table, progress.config), log)
 
 
 def _set_halo(plan: Plan, progress: Progress, displacement: float, log: Log) -> None:
@@ -171,6 +152,12 @@ def _growth_table(plan: Plan) -> GrowthTable:
 def _first_state(plan: Plan, table: GrowthTable) -> SolverState:
     one = jnp.zeros((1, 1, 1, 3), _dtype())  # the state depends on the precision of the particles only
     return _replicated(start(Particles(one, one), table, plan.simulation.config, plan.simulation.solver), plan)
+
+
+def _schedule(plan: Plan, table: GrowthTable, state: SolverState, done: int) -> Schedule:
+    """The steps of the whole run, on the grids of a state after some of them."""
+    how: Any = {"config": plan.simulation.config, "solver": plan.simulation.solver}
+    return _replicated(make_schedule(table, np.asarray(plan.times), state, np.int32(done), **how), plan)
 
 
 def _replicated(tree: T, plan: Plan) -> T:
@@ -205,19 +192,18 @@ def _raise_if_stopped(plan: Plan, progress: Progress, stop: StopRequest, clock: 
 
 
 def _step(plan: Plan, progress: Progress, log: Log) -> None:
-    i, config = progress.step, progress.config
+    i, config, cone = progress.step, progress.config, plan.simulation.light_cone
     began = time.perf_counter()
-    state = _advance(plan, progress)
-    while int(state.status.code) == Code.BEYOND_HALO and is_automatic(plan.simulation.config):
-        width, beyond = progress.config.halo, float(state.status.max_displacement) * min(config.cell_size)
-        expected = expected_displacement(beyond, plan.times[i], progress.table, config)
+    status = progress.advance(cone)
+    while int(status.code) == Code.BEYOND_HALO and is_automatic(plan.simulation.config):
+        width, beyond = progress.config.halo, float(status.max_displacement) * min(config.cell_size)
+        expected = expected_displacement(beyond, plan.times[i], progress.schedule.table, config)
         _set_halo(plan, progress, max(beyond, expected), log)
         if progress.config.halo == width:
             break  # as wide as the mesh
-        state = _advance(plan, progress)
-    state.status.raise_if_failed()
-    progress.state, progress.step = state, i + 1
-    seconds, max_displacement = time.perf_counter() - began, float(state.status.max_displacement)
+        status = progress.advance(cone)
+    status.raise_if_failed()
+    seconds, max_displacement = time.perf_counter() - began, float(status.max_displacement)
     log(
         events.StepTaken(
             step=i + 1,
@@ -233,32 +219,16 @@ def _step(plan: Plan, progress: Progress, log: Log) -> None:
     )
 
 
-def _advance(plan: Plan, progress: Progress) -> SolverState:
-    """Take the next step and return its state; of one that fails, the particles are as they were before it."""
-    times = plan.times[progress.step : progress.step + 2]
-    a0, a1 = np.asarray(times, progress.particles.disp.dtype)
-    before, cone = (progress.particles, progress.state), plan.simulation.light_cone
-    how: Any = {"config": progress.config, "solver": plan.simulation.solver}
-    # A step consumes the earlier particles; with the earlier state a run continues after a step that failed.
-    if cone is None or progress.shells is None:
-        progress.particles, state = advance(*before, progress.table, a0, a1, **how)
-    else:
-        progress.particles, state, progress.shells = light_cone.advance_and_see(
-            *before, progress.shells, progress.table, (a0, a1), cone=cone, **how
-        )
-    return jax.block_until_ready(state)
-
-
 def _output_if_due(plan: Plan, progress: Progress, log: Log) -> None:
     if progress.step in plan.outputs:
         began = time.perf_counter()
         z = plan.outputs[progress.step]
         if is_automatic(plan.simulation.config):
-            displacement = largest_displacement(progress.particles, progress.config)
+            displacement = largest_displacement(progress.particles(), progress.config)
             if halo_width(displacement, progress.config) > int(progress.config.halo):
                 _set_halo(plan, progress, displacement, log)
         simulation = replace(plan.simulation, config=progress.config)
-        files = write_output(replace(plan, simulation=simulation), progress.particles, plan.times[progress.step], z)
+        files = write_output(replace(plan, simulation=simulation), progress.particles(), plan.times[progress.step], z)
         log(events.OutputWritten(progress.step, z, tuple(files), time.perf_counter() - began))
     if progress.step == plan.steps and progress.shells is not None:
         began = time.perf_counter()
@@ -268,7 +238,8 @@ def _output_if_due(plan: Plan, progress: Progress, log: Log) -> None:
 
 def _checkpoint(plan: Plan, progress: Progress, log: Log) -> None:
     began = time.perf_counter()
-    tree: dict[str, Any] = {"disp": progress.particles.disp, "vel": progress.particles.vel, "state": progress.state}
+    particles = progress.particles()
+    tree: dict[str, Any] = {"disp": particles.disp, "vel": particles.vel, "state": progress.state}
     if progress.shells is not None:
         tree["shells"] = progress.shells
     path = checkpoint.path_of(plan.folder, progress.step)
@@ -291,7 +262,7 @@ def _keep_checkpoint(plan: Plan, kept: Path | None) -> None:
 
 def _checkpoint_after_failure(plan: Plan, progress: Progress, log: Log) -> None:
     """Write a checkpoint if any step is done and its particles are finite; warn if it can't be written."""
-    if progress.step == 0 or progress.particles.disp.is_deleted() or not bool(_all_finite(progress.particles)):
+    if progress.step == 0 or not progress.has_particles() or not bool(_all_finite(progress.particles())):
         return
     try:
         _checkpoint(plan, progress, log)

@@ -13,16 +13,16 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pmwd_dist.config import Config
-from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.observe.angular_power import AngularPower, angular_power, limber_power
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.healpix import pixel_count
 from pmwd_dist.observe.lensing import convergence, shear
-from pmwd_dist.pm import solvers
+from pmwd_dist.pm import stepping
 from pmwd_dist.pm.evolution import Epoch
 from pmwd_dist.pm.particles import Particles
-from pmwd_dist.pm.solvers import SolverState, SplitSolver
+from pmwd_dist.pm.solvers import SolverState
 from pmwd_dist.pm.status import Code, SimulationError
+from pmwd_dist.pm.stepping import Moved, Schedule
 from pmwd_dist.report.tables import Table
 from pmwd_dist.run.fields import Field, write_fields
 from pmwd_dist.run.plan import Plan
@@ -50,31 +50,40 @@ def shells_like(cone: LightCone) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(decomposition.mesh, spec))
 
 
-@partial(jax.jit, static_argnames=("cone", "config", "solver"), donate_argnames=("particles", "shells"))
+@partial(jax.jit, static_argnames=("cone", "config"), donate_argnames=("particles", "shells"))
 def advance_and_see(
     particles: Particles,
-    state: SolverState,
     shells: Array,
-    table: GrowthTable,
-    times: tuple[Any, Any],
+    motion: tuple[Array, Array],
+    state: SolverState,
+    schedule: Schedule,
+    done: Any,
     *,
     cone: LightCone,
     config: Config,
-    solver: SplitSolver,
-) -> tuple[Particles, SolverState, Array]:
-    """One step as `nbody.advance` takes it, and the shells with what the light cone passes in it.
+) -> tuple[Moved, SolverState, Array]:
+    """One step as `stepping.advance` takes it, and the shells with what the light cone passes in it.
 
     The halo of the config holds displacements where forces are taken; that of the light cone, which is painted with
     others, is its own.
+
+    Args:
+      particles: with the drift at the start of the step.
+      shells: of the light cone so far.
+      motion: this drift, and the largest displacement, see `stepping.Moved`.
+      state: of the solver.
+      schedule: of the simulation.
+      done: number of the steps that are done.
+      cone: the light cone.
+      config: the simulation.
     """
-    dtype = particles.disp.dtype
-    table = jax.tree.map(lambda x: x.astype(dtype), table)
-    a0, a1 = (jnp.asarray(a, dtype) for a in times)
-    moved, after = solvers.advance(solver, particles, state, table, a0, a1, config)
-    seen = cone(Epoch(a0, particles), Epoch(a1, moved), table)
-    shells = shells + jnp.where(after.status.code == Code.SUCCESSFUL, seen, 0)
+    moved = Moved(particles, *motion)
+    after, state = stepping.advance(moved, state, schedule, done, config)
+    start, end = (Epoch(schedule.times[done + i], stepping.at_rest(m, config)) for i, m in enumerate((moved, after)))
+    seen = cone(start, end, schedule.table)
+    shells = shells + jnp.where(state.status.code == Code.SUCCESSFUL, seen, 0)
     sharding: Any = shells_like(cone).sharding
-    return moved, after, jax.lax.with_sharding_constraint(shells, sharding)
+    return after, state, jax.lax.with_sharding_constraint(shells, sharding)
 
 
 def files(plan: Plan) -> list[str]:
@@ -102,10 +111,11 @@ def write_maps(plan: Plan, shells: Array) -> dict[str, Table]:
     about: dict[str, Any] = {"sources": wanted.sources, "edges": cone.edges, "box_size": cone.config.box_size}
     tables: dict[str, Table] = {}
     if isinstance(cone, FlatSkyLightCone):
-        side = field_of_view(wanted, cone.config, cone.edges)
+        side = field_of_view(wanted, cone)
         offsets = _offsets(cone, plan.settings.noise.seed) if wanted.shift else None
         fields = _lens(shells, simulation, wanted.sources, {"field": side, "pixels": wanted.rays, "offsets": offsets})
-        about |= {"sky": "flat", "observer": (0.0, 0.0, cone.observer), "field": side}
+        place = tuple(cone.observer if i == cone.along else 0.0 for i in range(3))
+        about |= {"sky": "flat", "observer": place, "line_of_sight": cone.line_of_sight, "field": side}
         tables[SPECTRA] = _spectra(fields["convergence"], simulation, wanted.sources, side)
     else:
         fields = _lens(shells, simulation, wanted.sources, {})
@@ -123,10 +133,10 @@ def write_maps(plan: Plan, shells: Array) -> dict[str, Table]:
 
 def _offsets(cone: FlatSkyLightCone, seed: int) -> np.ndarray:
     """Shifts of the shells across the line of sight, the same for all shells of one repetition of the box [Mpc/h]."""
-    lengths = np.asarray(cone.config.box_size)
+    depth = cone.config.box_size[cone.along]
     middle = (np.asarray(cone.edges[1:]) + np.asarray(cone.edges[:-1])) / 2
-    repetition = np.floor((middle + cone.observer) / lengths[2]).astype(int)
-    shifts = np.random.default_rng(seed).uniform(0, lengths[:2], (repetition.max() + 1, 2))
+    repetition = np.floor((middle + cone.observer) / depth).astype(int)
+    shifts = np.random.default_rng(seed).uniform(0, cone.sides, (repetition.max() + 1, 2))
     return shifts[repetition]
 
 

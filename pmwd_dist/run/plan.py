@@ -105,6 +105,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "solver": settings.time.solver,
         "gradient": config.gradient,
         "sharpening": config.sharpening,
+        "compensated": config.compensated,
         "steps": plan.steps,
         "redshifts": sorted(plan.outputs.values(), reverse=True),
         "snapshot": settings.output.snapshot,

@@ -64,6 +64,8 @@ def light_cone_memory(cone: LightCone | None) -> int:
         return 0
     pixels = math.prod(cone.pixels) if isinstance(cone, FlatSkyLightCone) else pixel_count(cone.nside)
     values = _MAPS * (len(cone.edges) - 1) * pixels + 6 * math.prod(cone.config.particle_shape)
+    sharing = (*cone.config.decomposition.pdims, 1)[cone.along] if isinstance(cone, FlatSkyLightCone) else 1
+    values += 2 * (sharing - 1) * (len(cone.edges) - 1) * pixels  # of whole lines of sight, before their sum
     return int(4 * values / cone.config.decomposition.size)
 
 

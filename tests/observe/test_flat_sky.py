@@ -78,11 +78,17 @@ def epoch(a: Any, move: Any) -> Epoch:
     return Epoch(jnp.asarray(a), pmd.Particles(TABLE.D1(a) * move, TABLE.momentum(a) * move))
 
 
-def all_steps(pdims: tuple[int, int]) -> tuple[Any, Any]:
-    """Planes, and the gradient of a sum of them."""
-    config = configure(pdims)
-    cone = pmd.observe.FlatSkyLightCone(config, EDGES, observer=OBSERVER)
-    move = jax.device_put(psi(), config.decomposition.sharding)
+# The box in another order, in which the line of sight is another one.
+ORDER = {"x": (2, 1, 0), "y": (0, 2, 1), "z": (0, 1, 2)}
+
+
+def all_steps(pdims: tuple[int, int], axis: Any = "z") -> tuple[Any, Any]:
+    """Planes, and the gradient of a sum of them, put back in the order of the box."""
+    order = ORDER[axis]
+    box, mesh = (tuple(x[i] for i in order) for x in (BOX, MESH))
+    config = pmd.Config(box, mesh, a_start=0.8, steps=3, halo=5, decomposition=pmd.Decomposition(pdims=pdims))
+    cone = pmd.observe.FlatSkyLightCone(config, EDGES, observer=OBSERVER, line_of_sight=axis)
+    move = jax.device_put(psi().transpose(*order, 3)[..., order], config.decomposition.sharding)
     weight = jnp.asarray(np.random.default_rng(1).standard_normal((len(EDGES) - 1, *MESH[:2])))
 
     @jax.jit
@@ -96,7 +102,7 @@ def all_steps(pdims: tuple[int, int]) -> tuple[Any, Any]:
     each = [step(move, *ends) for ends in zip(STEPS[:-1], STEPS[1:], strict=True)]
     planes = sum(planes for (_, planes), _ in each)
     assert problems.has_sharding(planes, config.decomposition.spectrum_sharding)
-    return planes, np.asarray(sum(gradient for _, gradient in each))
+    return planes, np.asarray(sum(gradient for _, gradient in each)).transpose(*order, 3)[..., order]
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +117,15 @@ def test_every_crossing_is_painted_once_where_and_when_it_happens(
     planes, gradient = single_device if pdims == (1, 1) else all_steps(pdims)
     np.testing.assert_allclose(planes, expected, rtol=0, atol=1e-6)
     np.testing.assert_allclose(np.sum(planes, (1, 2)), np.rint(expected.sum((1, 2))), rtol=1e-13)
+    np.testing.assert_allclose(gradient, single_device[1], rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize(("axis", "pdims"), [("x", (2, 2)), ("x", (4, 1)), ("y", (2, 2))], ids=str)
+def test_permuted_boxes_have_the_same_planes_along_other_axes(
+    axis: str, pdims: tuple[int, int], single_device: tuple[Any, Any]
+) -> None:
+    planes, gradient = all_steps(pdims, axis)
+    np.testing.assert_allclose(planes, single_device[0], rtol=0, atol=1e-12)
     np.testing.assert_allclose(gradient, single_device[1], rtol=0, atol=1e-11)
 
 
@@ -163,6 +178,7 @@ def test_shells_that_the_simulation_does_not_reach_are_refused_or_not_a_number()
         ({"edges": 5.0}, "must be two or more comoving distances"),
         ({"edges": (0.0, 1e8)}, r"take \d+ repetitions of a box of 40 x 40 x 60 Mpc/h, more than .* use nearer shells"),
         ({"pixels": (4, 6)}, r"pixels\[1\]=6 is not divisible by 4"),
+        ({"line_of_sight": (1, 1, 0)}, r"line_of_sight=\(1, 1, 0\) must be 'x', 'y' or 'z'; use the axis"),
         ({"pixels": (4, 4, 4)}, "must be one number or two"),
     ],
 )

@@ -147,6 +147,11 @@ def test_a_bad_value_is_one_line_with_path_value_and_remedy(file: Path, override
     assert "\n" not in problem
 
 
+def test_compensated_forces_are_for_finite_differences(file: Path):
+    (problem,) = problems(file, "force.gradient=spectral", "force.compensated=true")
+    assert 'force.compensated = true: is for force.gradient = "finite-difference"' in problem
+
+
 def test_all_problems_come_at_once(file: Path):
     found = problems(
         file, "box.size=-1", "time.steps=0", "cosmology.h=inf", "cosmology.linear_power=x", "nosie.seed=1", "box.mesg=8"

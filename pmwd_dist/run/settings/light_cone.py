@@ -11,7 +11,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.cosmology.distance import comoving_distance
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table
 from pmwd_dist.cosmology.parameters import Cosmology
-from pmwd_dist.observe.flat_sky import FlatSkyLightCone
+from pmwd_dist.observe.flat_sky import ACROSS, FlatSkyLightCone
 from pmwd_dist.observe.shells import checked_observer
 from pmwd_dist.observe.sphere import SphericalLightCone
 from pmwd_dist.run.settings import observables
@@ -39,8 +39,10 @@ def build_light_cone(settings: Settings, config: Config, cosmo: Cosmology) -> Li
         cone: LightCone = SphericalLightCone(config, edges, wanted.nside, observer=wanted.observer)
     else:
         observer = checked_observer((0.0, 0.0, 0.0) if wanted.observer is None else wanted.observer, config.box_size)
-        pixels = tuple(2 * n for n in config.mesh_shape[:2]) if wanted.pixels is None else wanted.pixels
-        cone = FlatSkyLightCone(config, edges, pixels=pixels, observer=observer[2])
+        axis = wanted.line_of_sight
+        pixels = tuple(2 * config.mesh_shape[i] for i in ACROSS[axis]) if wanted.pixels is None else wanted.pixels
+        place = observer["xyz".index(axis)]
+        cone = FlatSkyLightCone(config, edges, pixels=pixels, observer=place, line_of_sight=axis)
         for axis, parts in enumerate(config.decomposition.pdims):
             config.decomposition.check_axis((wanted.rays, wanted.rays, 1), axis, parts, "rays")
     cone.check(table)
@@ -48,11 +50,11 @@ def build_light_cone(settings: Settings, config: Config, cosmo: Cosmology) -> Li
     return cone
 
 
-def field_of_view(wanted: observables.LightCone, config: Config, edges: tuple[float, ...]) -> float:
+def field_of_view(wanted: observables.LightCone, cone: FlatSkyLightCone) -> float:
     """Side of the field of view on a flat sky [degrees]."""
     if wanted.field is not None:
         return wanted.field
-    return min(_WIDEST, math.degrees(min(config.box_size[:2]) / edges[-1]))
+    return min(_WIDEST, math.degrees(min(cone.sides) / cone.edges[-1]))
 
 
 def light_cone_problem(error: ArgumentError) -> str:

@@ -149,6 +149,18 @@ class Force(Section):
         None,
         [0.2, 0.8, 3.0],
     )
+    compensated: bool = about(
+        "make up for what finite differences and aliases take from the force of waves up to half the mesh's Nyquist "
+        "frequency; docs/accuracy.md says what P(k) gains or loses",
+        False,
+    )
+
+    @field_validator("compensated")
+    @classmethod
+    def _of_differences(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and info.data.get("gradient") == "spectral":
+            raise ValueError('is for force.gradient = "finite-difference"')
+        return value
 
 
 class Devices(Section):

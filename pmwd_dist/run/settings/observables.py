@@ -117,7 +117,8 @@ class PDF(Section):
 class LightCone(Section):
     """The past light cone, filled during the run, and the lensing by it, at the end of the run."""
 
-    sky: Literal["flat", "sphere"] = about("flat: the observer looks along z; sphere: in all directions", "flat")
+    sky: Literal["flat", "sphere"] = about("flat: the observer looks along an axis; sphere: in all directions", "flat")
+    line_of_sight: Literal["x", "y", "z"] = about("axis along which the observer looks on a flat sky", "z")
     sources: Sources = about("redshifts of lensed sources; one or several", (1.0,), 1.0)
     edges: Edges | None = about(
         "comoving distances between which the shells lie [Mpc/h]; default: shells of half a box, out to the sources",
@@ -125,7 +126,8 @@ class LightCone(Section):
         [0.0, 500.0, 1000.0],
     )
     observer: Place | None = about(
-        "place of the observer in the box [Mpc/h]; default: the lower side along z, or the centre for a sphere",
+        "place of the observer in the box [Mpc/h]; default: the lower side along the line of sight, or the centre for "
+        "a sphere",
         None,
         [0.0, 0.0, 0.0],
     )

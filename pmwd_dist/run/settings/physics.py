@@ -42,6 +42,7 @@ _PATHS = {
     "box_size": "box.size",
     "gradient": "force.gradient",
     "sharpening": "force.sharpening",
+    "compensated": "force.compensated",
     **{name: f"devices.{name}" for name in ("pdims", "backend", "transpose_comm", "halo_comm", "halo")},
     **{name: f"time.{name}" for name in ("a_start", "a_stop", "steps", "lpt_order")},
 }
@@ -120,6 +121,7 @@ def _config(settings: Settings) -> Config:
         halo=devices.halo,
         gradient=settings.force.gradient,
         sharpening=settings.force.sharpening,
+        compensated=settings.force.compensated,
     )
 
 

@@ -1,0 +1,247 @@
+"""Bispectrum of a field on the mesh, in bins of triangles of wavevectors."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float, Real
+
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist.config import Config
+from pmwd_dist.observe.power import Deconvolve, check_deconvolve, inverse_window
+from pmwd_dist.parallel.fft import irfft_block, rfft_block
+from pmwd_dist.parallel.inputs import real, whole_number
+from pmwd_dist.pm import fourier, inputs
+
+Triangles = Literal["all", "isosceles", "equilateral"]
+_KINDS = {"all": (1, 2, 3), "isosceles": (1, 2), "equilateral": (1,)}  # numbers of different sides
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)  # of a shell
+
+
+class Bispectrum(eqx.Module):
+    """A bispectrum in bins of triangles, whose sides lie in three shells of wavenumbers.
+
+    Args:
+      k: mean wavenumbers of the modes of the three shells, ascending [h/Mpc].
+      bispectrum: mean of delta(k1) delta(k2) delta(k3) over the closed triangles of each bin [(Mpc/h)^6].
+      triangles: number of closed triangles, a triangle and its mirror image being two, and permutations others.
+      power: mean power of the modes of the three shells [(Mpc/h)^3].
+      volume: of the box [(Mpc/h)^3].
+      shells: numbers of the three shells, ascending.
+    """
+
+    k: Float[Array, "bins 3"]
+    bispectrum: Float[Array, " bins"]
+    triangles: Float[Array, " bins"]
+    power: Float[Array, "bins 3"]
+    volume: float = eqx.field(static=True)
+    shells: tuple[tuple[int, int, int], ...] = eqx.field(static=True)
+
+    @property
+    def reduced(self) -> Array:
+        """Q = B / (P1 P2 + P2 P3 + P3 P1), of the measured power; NaN where there is none."""
+        one, two, three = self.power.T
+        return self.bispectrum / (one * two + two * three + three * one)
+
+    @property
+    def scatter(self) -> Array:
+        """Standard deviation for a Gaussian field of this power, sqrt(s V P1 P2 P3 / triangles) [(Mpc/h)^6].
+
+        s is the number of permutations of a triangle in its bin (Scoccimarro et al. 1998, eq. A16).
+        """
+        same = np.array([math.factorial(max(map(bin_.count, bin_))) for bin_ in self.shells])
+        squares = jnp.asarray(same) * self.volume * jnp.prod(self.power, axis=1)
+        return jnp.sqrt(squares / jnp.maximum(self.triangles, 1))
+
+
+def bispectrum(
+    field: Real[Array, "nx ny nz"],
+    config: Config,
+    *,
+    edges: Sequence[float] | np.ndarray | None = None,
+    triangles: Triangles = "all",
+    deconvolve: Deconvolve = True,
+) -> Bispectrum:
+    """Bispectrum of a field such as `density`, by transforms (Scoccimarro 2000; Tomlinson, Jeong & Kim 2019).
+
+    The modes of each shell alone are transformed back; the sum over cells of the product of three such fields is that
+    over all closed triangles with a side in each shell. That of the same with modes of 1 counts them. It is exact up to
+    2/3 of the Nyquist frequency, beyond which triangles would close by aliases. Takes a field of the mesh for each
+    shell, and two transforms; derivatives as many again. Shot noise, (P1 + P2 + P3) / n + 1 / n^2 of points at random,
+    is left in.
+
+    Args:
+      field: on the mesh.
+      config: the simulation.
+      edges: wavenumbers between which the shells lie, ascending [h/Mpc]; default: `bispectrum_edges(config)`.
+      triangles: "all" bins with closed triangles, "isosceles" or "equilateral" ones: two sides or three in a shell.
+      deconvolve: the cloud-in-cell window, as in `power_spectrum`.
+
+    Raises:
+      ValueError: a field that is not on the mesh or not real, or another argument out of its range.
+    """
+    inputs.check_config(config)
+    check_deconvolve(deconvolve)
+    field = inputs.mesh_field(field, config)
+    if not isinstance(triangles, str) or triangles not in _KINDS:
+        raise ArgumentError("triangles", triangles, "must be 'all', 'isosceles' or 'equilateral'")
+    edges = bispectrum_edges(config) if edges is None else _checked_edges(edges, config)
+    return _bispectrum(field, config, edges=edges, bins=_closed_bins(edges, triangles), deconvolve=deconvolve)
+
+
+def bispectrum_edges(config: Config, shells: int = 8, k_max: float | None = None) -> tuple[float, ...]:
+    """Edges of shells of equal width, from half the smallest fundamental mode on [h/Mpc].
+
+    Args:
+      config: the simulation.
+      shells: their number.
+      k_max: the last edge; default: 2/3 of the smallest Nyquist frequency.
+
+    Raises:
+      ValueError: no whole number of shells, or a last edge out of its range.
+    """
+    shells = whole_number(shells, "shells", least=1)
+    low, high = math.pi / max(config.box_size), _largest(config)
+    if k_max is not None and not low < k_max <= high * (1 + 1e-9):
+        constraint = f"must be {low:.4g} to {high:.4g} h/Mpc, 2/3 of the Nyquist frequency"
+        raise ArgumentError("k_max", k_max, constraint, "use a finer mesh for more: beyond, triangles close by aliases")
+    return tuple(np.linspace(low, high if k_max is None else k_max, shells + 1).tolist())
+
+
+def tree_bispectrum(
+    power: Callable[[np.ndarray], np.ndarray], edges: Sequence[float], shells: Sequence[tuple[int, int, int]]
+) -> np.ndarray:
+    """Bispectrum of matter at second order of perturbation theory, as means over bins of triangles [(Mpc/h)^6].
+
+    2 F2(k1, k2) P1 P2 and its permutations (Fry 1984), F2 that of an Einstein-de Sitter universe. Triangles are taken
+    as a continuum, k1 k2 k3 dk1 dk2 dk3 where they close, by quadrature.
+
+    Args:
+      power: linear P(k) [(Mpc/h)^3], a function of k [h/Mpc].
+      edges: of the shells [h/Mpc].
+      shells: of the three sides of each bin, as in `Bispectrum`.
+    """
+    low, high = np.asarray(edges[:-1]), np.asarray(edges[1:])
+    nodes = (low[:, None] + high[:, None]) / 2 + (high - low)[:, None] / 2 * _NODES
+    powers = np.asarray(power(nodes.ravel()), float).reshape(nodes.shape)
+    found = np.empty(len(shells))
+    for n, sides in enumerate(shells):
+        k = np.meshgrid(*(nodes[i] for i in sides), indexing="ij")
+        p = np.meshgrid(*(powers[i] for i in sides), indexing="ij")
+        closed = (k[0] <= k[1] + k[2]) & (k[1] <= k[2] + k[0]) & (k[2] <= k[0] + k[1])
+        weight = np.einsum("i,j,k->ijk", _WEIGHTS, _WEIGHTS, _WEIGHTS) * k[0] * k[1] * k[2] * closed
+        value = sum(2 * _f2(k[i], k[j], k[3 - i - j]) * p[i] * p[j] for i, j in ((0, 1), (1, 2), (0, 2)))
+        found[n] = np.sum(weight * value) / max(float(np.sum(weight)), 1e-300)
+    return found
+
+
+def _f2(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """Second-order kernel for two sides of a triangle and the third."""
+    cosine = np.clip((c**2 - a**2 - b**2) / (2 * a * b), -1, 1)
+    return 5 / 7 + cosine / 2 * (a / b + b / a) + 2 / 7 * cosine**2
+
+
+def _largest(config: Config) -> float:
+    return 2 / 3 * min(math.pi * n / length for n, length in zip(config.mesh_shape, config.box_size, strict=True))
+
+
+def _checked_edges(edges: Any, config: Config) -> tuple[float, ...]:
+    values, high = np.asarray(real(edges, "edges"), float), _largest(config)
+    if values.ndim != 1 or len(values) < 2 or not np.isfinite(values).all() or (np.diff(values) <= 0).any():
+        raise ArgumentError("edges", values.tolist(), "must be two or more wavenumbers that ascend")
+    if values[0] <= 0 or values[-1] > high * (1 + 1e-9):
+        constraint = f"must lie between 0 and {high:.4g} h/Mpc, 2/3 of the Nyquist frequency"
+        raise ArgumentError(
+            "edges", values.tolist(), constraint, "beyond, triangles close by aliases: use a finer mesh"
+        )
+    return tuple(values.tolist())
+
+
+def _closed_bins(edges: tuple[float, ...], triangles: Triangles) -> tuple[tuple[int, int, int], ...]:
+    """Shells of the three sides, ascending, in which some triangle may close."""
+    every = itertools.combinations_with_replacement(range(len(edges) - 1), 3)
+    kinds = _KINDS[triangles]
+    return tuple(
+        bin_ for bin_ in every if len({*bin_}) in kinds and edges[bin_[2]] < edges[bin_[0] + 1] + edges[bin_[1] + 1]
+    )
+
+
+@partial(jax.jit, static_argnames=("config", "edges", "bins", "deconvolve"))
+def _bispectrum(
+    field: Array,
+    config: Config,
+    *,
+    edges: tuple[float, ...],
+    bins: tuple[tuple[int, int, int], ...],
+    deconvolve: Deconvolve,
+) -> Bispectrum:
+    decomposition, dtype = config.decomposition, field.dtype
+    volume, cells = math.prod(config.box_size), math.prod(config.mesh_shape)
+
+    def block(field: Array) -> tuple[Array, Array, Array]:
+        modes = rfft_block(field, decomposition) * jnp.sqrt(inverse_window(config, dtype, deconvolve)) / cells
+        shell, k = _shell_of_modes(edges, config, dtype)
+        count = jax.lax.stop_gradient(jnp.ones_like(modes))
+        products = [_products(x, shell, len(edges) - 1, bins, config) for x in (modes, count)]
+        sums = _shell_sums([jnp.abs(modes) ** 2, jnp.broadcast_to(k, shell.shape)], shell, len(edges) - 1, config)
+        return products[0], products[1], sums
+
+    products, triangles, sums = decomposition.shard_map(block, decomposition.spec, (P(), P(), P()))(field)
+    # Numbers of triangles are whole; a bin without any has rounding errors.
+    triangles = jnp.rint(jax.lax.stop_gradient(triangles) / cells)
+    power, k, number = sums
+    some, sides = jnp.maximum(number, 1), np.asarray(bins).reshape(-1, 3)
+    mean = products / cells * volume**2 / jnp.maximum(triangles, 1)
+    return Bispectrum(
+        (k / some)[sides], jnp.where(triangles > 0, mean, 0), triangles, (power / some * volume)[sides], volume, bins
+    )
+
+
+# --- on local blocks, inside shard_map ---------------------------------------------------------------------
+
+
+def _shell_of_modes(edges: tuple[float, ...], config: Config, dtype: Any) -> tuple[Array, Array]:
+    """The shell of each mode, their number where it is in none, and its wavenumber."""
+    k = jnp.sqrt(fourier.k_squared(config.mesh_shape, config, dtype))
+    shell = jnp.searchsorted(jnp.asarray(edges, dtype), k, side="right") - 1
+    kept = (shell >= 0) & (fourier.mode_count(config.mesh_shape, config, dtype) > 0)
+    return jnp.where(kept, shell, len(edges) - 1), k
+
+
+def _products(modes: Array, shell: Array, shells: int, bins: Sequence[tuple[int, int, int]], config: Config) -> Array:
+    """Sums over the cells of products of three fields, each of the modes of one shell."""
+    decomposition, cells = config.decomposition, math.prod(config.mesh_shape)
+
+    def of_shell(i: Array) -> Array:
+        return irfft_block(jnp.where(shell == i, modes, 0), config.mesh_shape[2], decomposition) * cells
+
+    fields = jax.lax.map(jax.checkpoint(of_shell), jnp.arange(shells))
+
+    @jax.checkpoint
+    def product(sides: Array) -> Array:
+        # Sums of one line first: a float32 sum over all cells would lose digits.
+        return jnp.sum(jnp.sum(fields[sides[0]] * fields[sides[1]] * fields[sides[2]], axis=2))
+
+    sums = jax.lax.map(product, jnp.asarray(bins, jnp.int32).reshape(-1, 3))
+    return jax.lax.psum(sums, decomposition.names) if decomposition.names else sums
+
+
+def _shell_sums(values: Sequence[Array], shell: Array, shells: int, config: Config) -> Array:
+    """Sums over the modes of each shell, and their number, conjugates included."""
+    weight = fourier.mode_count(config.mesh_shape, config, values[0].dtype)
+    columns = [value * weight for value in (*values, jnp.ones_like(values[0]))]
+
+    def of_shell(i: Array) -> Array:
+        return jnp.stack([jnp.sum(jnp.sum(jnp.where(shell == i, c, 0), axis=2)) for c in columns])
+
+    sums = jax.lax.map(of_shell, jnp.arange(shells)).T
+    return jax.lax.psum(sums, config.decomposition.names) if config.decomposition.names else sums
