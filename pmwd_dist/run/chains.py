@@ -121,7 +121,8 @@ def _start(plan: InferencePlan, posterior: infer.Posterior) -> Arrays:
     positions = jax.vmap(prior if start.begin == "prior" else posterior.initial)(keys)
     if start.begin == "map":
         each = [jax.tree.map(lambda x, i=i: x[i], positions) for i in range(len(keys))]
-        best = [infer.maximise(posterior, z, steps=start.map_steps, free=start.map_free).position for z in each]
+        options: dict[str, Any] = {"steps": start.map_steps, "free": start.map_free, "anneal": start.map_anneal}
+        best = [infer.maximise(posterior, z, **options).position for z in each]
         positions = jax.tree.map(lambda *x: jnp.stack(x), *best)
     numbers = {f"parameters/{name}": np.asarray(x) for name, x in positions["parameters"].items()}
     return {"noise": np.asarray(positions["noise"])} | numbers

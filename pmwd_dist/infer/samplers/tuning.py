@@ -247,6 +247,8 @@ class Search:
             times = [x.size / ess_mean(x[None]) for chain in followed for x in chain.T]
             self._L = max(_DECORRELATION * float(np.mean(times)) * self._step_size, self._step_size)
         self._stage += 1
+        if self.done:
+            self._L = max(self._L, self._step_size)
         if self._stage == _FOLLOW and self._wanted_method != "mclmc":
             self._L, self._largest = trajectory_length(self._wanted_method, self._dimensions), math.inf
             # Errors add up along a trajectory; and steps of HMC are times, of half as many gradients.

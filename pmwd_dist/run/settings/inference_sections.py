@@ -161,6 +161,11 @@ class Start(Section):
         (),
         Raw('["b1"]'),
     )
+    map_anneal: Annotated[tuple[float, ...], BeforeValidator(list_to_tuple)] = about(
+        "wavenumbers, ascending: waves up to each of them move first, and all at the end [h/Mpc]",
+        (),
+        Raw("[0.05, 0.1, 0.2]"),
+    )
 
 
 class Sampler(Section):
