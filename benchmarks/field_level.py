@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from contextlib import suppress
 from typing import Any
 
 import equinox as eqx
@@ -55,12 +56,10 @@ def sampled(posterior: infer.Posterior, method: Any, options: Any) -> str:
     arguments: dict[str, Any] = {"key": jax.random.key(3), "tuning_steps": options.tune, "method": method}
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        try:
-            infer.sample(
-                posterior, positions, steps=10**6 * chunk, chunk=chunk, output=folder, listener=watch, **arguments
-            )
-        except _Spent:
-            chain = load_chain(folder)
+        with suppress(_Spent):
+            steps = 10**6 * chunk
+            infer.sample(posterior, positions, steps=steps, chunk=chunk, output=folder, listener=watch, **arguments)
+        chain = load_chain(folder)
     table, dimensions = chain.summary(), options.mesh**3 + len(chain.parameters)
     variance = infer.energy_errors(chain.energy_change, dimensions)["variance"]
     parts = [

@@ -96,7 +96,8 @@ class Mocks:
         for _ in range(blocks):
             self.states, block = self._run(self.method)
             seen, noise = _look(self.states, self.data, self.posterior)
-            drawn.append(seen), energies.append(block.energy_change)
+            drawn.append(seen)
+            energies.append(block.energy_change)
             total = total + noise / blocks
         arrays = {name: np.stack([x[name] for x in drawn]) for name in drawn[0]}
         energy = np.concatenate(energies, axis=-1)
@@ -104,7 +105,7 @@ class Mocks:
 
     def lengths(self) -> np.ndarray:
         """Step size and L of each mock."""
-        return np.array([[float(x) for x in search.tuning()[:2]] for search in self.searches])
+        return np.array([[float(np.asarray(x)) for x in search.tuning()[:2]] for search in self.searches])
 
     def _run(self, method: Any) -> Any:
         tunings = jax.tree.map(lambda *x: np.stack(x), *[search.tuning() for search in self.searches])

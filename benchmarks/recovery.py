@@ -56,7 +56,8 @@ def plot(file: Path, figure: str) -> None:
         mean, sd = draws.mean(axis=(0, 2)), draws.std(axis=(0, 2))
         axis.errorbar(np.arange(mean.size), mean, sd, fmt="o", ms=3)
         axis.axhline(truth, color="black", lw=1)
-        axis.set_title(name, fontsize=9), axis.set_xlabel("mock", fontsize=8)
+        axis.set_title(name, fontsize=9)
+        axis.set_xlabel("mock", fontsize=8)
     some = found["modes"][0] > 0
     k = found["k"][0, some]
     for axis, what in zip(axes[3:], ("r", "T"), strict=True):
@@ -65,7 +66,8 @@ def plot(file: Path, figure: str) -> None:
         axis.plot(k, mean, label="posterior mean")
         axis.plot(k, found["limit"][:, some].mean(axis=0), "k--", lw=1, label="Wiener limit")
         axis.plot(k, found[f"wiener {what}"][:, some].mean(axis=0), ":", label="Wiener filter of the data")
-        axis.set_title(f"{what}(k) of the initial modes", fontsize=9), axis.set_xlabel("k [h/Mpc]", fontsize=8)
+        axis.set_title(f"{what}(k) of the initial modes", fontsize=9)
+        axis.set_xlabel("k [h/Mpc]", fontsize=8)
     axes[3].legend(fontsize=6)
     plt.savefig(figure, dpi=110)
 

@@ -67,7 +67,7 @@ def maximise(
     """
     _check(posterior, position, method, free)
     limits = [*_checked_limits(anneal), None] if anneal else [None]
-    history: list[float] = []
+    largest, history = -np.inf, list[float]()
     for i, limit in enumerate(limits):
         count = (i + 1) * (steps + 1) // len(limits) - i * (steps + 1) // len(limits)
         factor = None if not anneal else _up_to(limit, posterior.model.config, position["noise"].dtype)

@@ -148,7 +148,8 @@ def _check_failures(draws: Arrays, chunk: int, most: float) -> None:
 
 def _tell(listener: Callable[[Progress], None] | None, run: _Run, chunks: int, draws: Arrays) -> None:
     if listener is not None:
-        listener(Progress(chunks, float(run.tuning.step_size), float(run.tuning.L), draws))
+        step_size, L = (float(np.asarray(x)) for x in run.tuning[:2])
+        listener(Progress(chunks, step_size, L, draws))
 
 
 def _identity(posterior: Posterior, positions: Position, key: Array) -> dict[str, str]:

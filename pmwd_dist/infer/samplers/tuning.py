@@ -88,7 +88,8 @@ def run_block(
 
     begin = state, jax.tree.map(lambda x: jnp.zeros((), x.dtype), state.position)
     (state, slope), each = jax.lax.scan(once, begin, (jax.random.split(key, steps), fractions))
-    return state, Block(*each, slope)
+    energy_change, nonans, followed = each
+    return state, Block(energy_change, nonans, followed, slope)
 
 
 def run_blocks(
@@ -173,7 +174,8 @@ class Search:
         self._sizes = np.array([math.prod(shape[1:]) for shape in self._shapes])
         self._dimensions = int(self._sizes.sum())
         self._counts = [max(1, round(share * steps / block_length(steps))) for share in _STAGES]
-        self._wanted_method, self._energy_variance = method, energy_variance
+        self._wanted_method: Method = method
+        self._energy_variance = energy_variance
         numbers = np.array([len(shape) == 1 for shape in self._shapes])
         self._held = numbers & ~numbers.all()  # those that stay where they are at first
         self._variance = np.where(self._held, 0.0, 1.0)
