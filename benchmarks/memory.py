@@ -78,8 +78,9 @@ def programs(case: Case, config: Any) -> Iterator[Program]:
     import jax.numpy as jnp
 
     import pmwd_dist as pmd
-    from pmwd_dist.pm.nbody import advance, start
-    from pmwd_dist.pm.solvers import BullFrog
+    from pmwd_dist.pm import stepping
+    from pmwd_dist.pm.nbody import start, step_times
+    from pmwd_dist.pm.solvers import BullFrog, SolverState
     from pmwd_dist.run.bench import cosmology
 
     cosmo, solver = cosmology(), BullFrog()
@@ -94,8 +95,17 @@ def programs(case: Case, config: Any) -> Iterator[Program]:
     def initial(modes: Any) -> Any:
         return pmd.lpt(modes, cosmo, config)
 
-    def step(particles: Any) -> Any:
-        return advance(particles, start(particles, table, config, solver), table, 0.1, 0.2, config, solver)[0]
+    def first() -> tuple[SolverState, stepping.Schedule]:
+        state = start(pmd.Particles(*(jnp.zeros((1, 1, 1, 3)),) * 2), table, config, solver)
+        return state, stepping.make_schedule(table, step_times(table, config), state, 0, config, solver)
+
+    state, schedule = jax.tree.map(jax.device_get, first())
+
+    def begin(particles: Any) -> Any:
+        return stepping.begin(particles, schedule, 0, config)
+
+    def step(moved: Any) -> Any:
+        return stepping.advance(moved, state, schedule, 0, config)[0]
 
     def forward(particles: Any) -> Any:
         return pmd.nbody(particles, cosmo, config).particles
@@ -112,8 +122,9 @@ def programs(case: Case, config: Any) -> Iterator[Program]:
     if case.what == "forward":
         yield Program("forward", forward)
         return
+    yield Program("start", begin, (0,))
     yield Program("step", step, (0,))
-    yield Program("density", lambda particles: pmd.density(particles, config))
+    yield Program("density", lambda moved: pmd.density(moved.particles, config))
     yield Program("power", lambda density: pmd.power_spectrum(density, config))
 
 

@@ -33,6 +33,11 @@ def native_available() -> bool:
     return "jaxdecomp_ops_cic_paint" in _registered()
 
 
+def has_target(name: str) -> bool:
+    """Whether the native CPU ops are installed and recent enough to have this one."""
+    return native_available() and name in _registered()
+
+
 def native_version() -> str | None:
     """Version of jaxdecomp-ops, or None where it is not installed."""
     return None if _ops is None else _ops.__version__

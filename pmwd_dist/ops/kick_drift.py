@@ -17,17 +17,16 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.extend.core import Primitive
 from jaxtyping import Array, Float
 
 from pmwd_dist._jax.batching import barrier
-from pmwd_dist._jax.define import Target, define_op, with_derivatives_of
+from pmwd_dist._jax.define import define_op, with_derivatives_of
 from pmwd_dist._jax.varying import result_aval
-from pmwd_dist.ops.cic.geometry import VALUE, Geometry, attributes
+from pmwd_dist.ops.cic.geometry import Geometry
 from pmwd_dist.ops.cic.primitives import read
-from pmwd_dist.ops.kernels import cuda_unavailable_reason
 from pmwd_dist.ops.momenta import count, momentum, pack, rounded
+from pmwd_dist.ops.native_steps import step_targets
 from pmwd_dist.ops.rounding import max_abs, round_straight_through
 
 
@@ -103,20 +102,11 @@ def _avals(disp: Any, vel: Any, fields: Any, step: Any, **_: Any) -> list[Any]:
     return [disp, disp, result_aval(disp, (disp.shape[0], 1), disp.dtype)]
 
 
-def _cuda_attributes(disp: Any, mesh: Any, *, geometry: Geometry, resolution: float) -> dict[str, Any] | None:
-    """Attributes of the CUDA kernel, or None where it can't run."""
-    del disp, mesh
-    if cuda_unavailable_reason():
-        return None
-    return attributes(geometry, (VALUE,)) | {"resolution": np.array([resolution], np.float64)}
-
-
 def _define(name: str, whole: bool) -> Primitive:
     def batched(*operands: Array, **params: Any) -> tuple[Array, Array, Array]:
         return jax.vmap(partial(_reference, **params, whole=whole))(*operands)
 
-    target = Target(f"jaxdecomp_ops_{name}", _cuda_attributes, in_place={0: 0, 1: 1})
-    return define_op(name, _avals, batched, targets={"CUDA": target}, multiple_results=True)
+    return define_op(name, _avals, batched, targets=step_targets(name, {0: 0, 1: 1}), multiple_results=True)
 
 
 _primitives = {False: _define("kick_drift", whole=False), True: _define("whole_kick_drift", whole=True)}

@@ -19,12 +19,12 @@ from jax.core import ShapedArray
 from jaxtyping import Array, Float
 
 from pmwd_dist._jax.batching import barrier
-from pmwd_dist._jax.define import Target, define_op, with_derivatives_of
+from pmwd_dist._jax.define import define_op, with_derivatives_of
 from pmwd_dist._jax.varying import result_aval
-from pmwd_dist.ops.cic.geometry import VALUE, Geometry, attributes
+from pmwd_dist.ops.cic.geometry import Geometry
 from pmwd_dist.ops.cic.primitives import read
-from pmwd_dist.ops.kernels import cuda_unavailable_reason
 from pmwd_dist.ops.momenta import count, momentum, pack, rounded
+from pmwd_dist.ops.native_steps import step_targets
 from pmwd_dist.ops.rounding import round_straight_through
 
 # Sites of the kernels' blocks, for each of which they keep partial sums.
@@ -183,20 +183,12 @@ def _scratch(sums: int, disp: Any, *_: Any, **__: Any) -> ShapedArray:
     return ShapedArray((2 * sums * blocks,), np.dtype(np.int32))
 
 
-def _cuda_attributes(disp: Any, mesh: Any, *, geometry: Geometry, resolution: float) -> dict[str, Any] | None:
-    """Attributes of the CUDA kernels, or None where they can't run."""
-    del disp, mesh
-    if cuda_unavailable_reason():
-        return None
-    return attributes(geometry, (VALUE,)) | {"resolution": np.array([resolution], np.float64)}
-
-
 def _define(name: str, reference: Callable[..., Any], sums: int, in_place: dict[int, int]) -> Any:
     def batched(*operands: Array, **params: Any) -> Sequence[Array]:
         return jax.vmap(partial(reference, **params))(*operands)
 
-    target = Target(f"jaxdecomp_ops_{name}", _cuda_attributes, partial(_scratch, sums), in_place)
-    return define_op(name, partial(_avals, sums), batched, targets={"CUDA": target}, multiple_results=True)
+    targets = step_targets(name, in_place, partial(_scratch, sums))
+    return define_op(name, partial(_avals, sums), batched, targets=targets, multiple_results=True)
 
 
 def _undo_kick_batched(*operands: Array, geometry: Geometry, resolution: float) -> Any:

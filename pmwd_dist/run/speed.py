@@ -26,31 +26,29 @@ class Machine:
     Args:
       name: as the driver calls it, or a part of that.
       copy: bandwidth of a copy, read plus written [bytes/s].
-      particle: kick, drifts and paint of a particle [s], in the loop of one program.
-      alone: what these take more in a program of one step, as `pmwd-dist run` takes it [s].
+      particle: kick, drifts and paint of a particle [s].
       link: to other devices of the machine, in one direction, by copies [bytes/s].
       collectives: likewise, by XLA's collectives.
       network: to devices of other machines [bytes/s]; an assumption, 400 Gbit/s a device at four fifths.
       together: devices of one machine.
-      latency: of the launches of a program of one step [s].
+      latency: of a program of one step, as `pmwd-dist run` takes it [s].
     """
 
     name: str
     copy: float
     particle: float
-    alone: float
     link: float = 330e9
     collectives: float = 275e9
     network: float = 40e9
     together: int = 8
-    latency: float = 1.3e-3
+    latency: float = 0.5e-3
 
 
 MACHINES = (
-    Machine("H100", copy=3.0e12, particle=53e-12, alone=30e-12),
-    Machine("H200", copy=4.2e12, particle=41e-12, alone=21e-12),
+    Machine("H100", copy=3.0e12, particle=53e-12),
+    Machine("H200", copy=4.2e12, particle=41e-12),
     # Two cores: the mesh costs more than it would by memory alone.
-    Machine("cpu", copy=0.9e10, particle=31e-9, alone=0.0, latency=0.0),
+    Machine("cpu", copy=0.9e10, particle=31e-9, latency=0.0),
 )
 
 
@@ -73,7 +71,7 @@ def step_seconds(config: Config, machine: Machine, *, halo: int | None = None, l
     copies = (_GREEN * x.cells + _GRADIENT * (x.padded if px * py > 1 else x.cells) + _SUMS * x.painted) / 4
     halos = (x.painted - x.cells) + (x.padded - x.cells) if px * py > 1 else 0.0
     return (
-        (0.0 if loop else machine.latency + x.particles / 4 * machine.alone)
+        (0.0 if loop else machine.latency)
         + x.particles / 4 * machine.particle
         + copies / machine.copy
         + transforms_seconds(x, (px, py), machine)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,8 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pmwd_dist._jax.native import has_target
 from pmwd_dist.ops import cic, momenta, pull_back, stencil
 from pmwd_dist.ops import force_transpose as transpose_module
+from pmwd_dist.ops import kick_drift as kick_module
 from pmwd_dist.ops.cic import Geometry
 from pmwd_dist.ops.kick_drift import KickDrift, kick_drift
 from pmwd_dist.ops.pull_back import UndoDrift, UndoKick
@@ -114,6 +118,65 @@ def test_it_is_undone_to_the_bit_and_cotangents_are_those_of_autodiff(block: dic
     vel, after = unpacked(vel), unpacked(end[1], MOMENTUM * SCALE)
     by_hand = [np.vdot(kicked, force), np.vdot(kicked, vel), np.vdot(block["ct"][0], after), np.vdot(ct_disp, vel)]
     np.testing.assert_allclose(sums, by_hand, rtol=1e-12)
+
+
+@pytest.mark.skipif(not has_target("jaxdecomp_ops_whole_kick_drift"), reason="the native ops are not installed")
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_native_ops_are_the_references(dtype: Any) -> None:
+    """A kick with its drifts to the bit. Rows exceed a batch, a particle lies beyond the block, a step has failed."""
+    rng, geometry = np.random.default_rng(5), replace(GEOMETRY, mesh=(4, 3, 50))
+    shape, q = (4, 3, 40, 3), {"geometry": geometry, "resolution": 2.0**-16}
+    fine = {np.float32: 3e-6, np.float64: 1e-13}[dtype]
+    disp, vel, *ct = (np.rint(rng.normal(size=shape) / 2.0**-14) * 2.0**-14 for _ in range(4))
+    disp[1, 2, 3, 2] = 90.0
+    fields, field = rng.normal(size=(*geometry.mesh, 3)), rng.normal(size=(*geometry.mesh, 1))
+    disp, vel, *ct, fields, field = (jnp.asarray(x, dtype) for x in (disp, vel, *ct, fields, field))
+    held = momenta.pack(jnp.rint(vel * 2.0**14).astype({4: "int32", 8: "int64"}[vel.dtype.itemsize]), vel)
+
+    @partial(jax.jit, static_argnums=0)
+    def run(good: float) -> list[Any]:
+        step, both = jnp.asarray([2e4, 2.0**14, 2.0**-14, 3e3, -2e3, good], dtype), []
+        undo_step = jnp.asarray([2e4, 2.0**-14, 2.0**-14, 0.3, -0.2, good], dtype)
+        drift_step = jnp.asarray([0.3, 1.25, 2.0**-14, 3e3, -2e3, good], dtype)
+        for op, reference, operands in (
+            (kick_module._primitives[False], partial(kick_module._reference, whole=False), (disp, vel, fields, step)),
+            (kick_module._primitives[True], partial(kick_module._reference, whole=True), (disp, held, fields, step)),
+            (pull_back._undo_kick_p, pull_back._undo_kick_reference, (disp, held, *ct, fields, undo_step)),
+            (pull_back._undo_drift_p, pull_back._undo_drift_reference, (disp, held, *ct, field, drift_step)),
+        ):
+            params = {"geometry": geometry} if op is pull_back._undo_kick_p else q
+            native = op.bind(*(x[None] for x in operands), **q)
+            both.append(([x[0] for x in native], reference(*operands, **params)))
+        return both
+
+    for good in (1.0, 0.0):
+        kick, whole_kick, *undone = run(good)
+        for native, reference in (pair for op in (kick, whole_kick) for pair in zip(*op, strict=True)):
+            np.testing.assert_array_equal(native, reference)
+        assert np.isnan(kick[0][1]).sum() == 3 * good
+        assert np.isnan(whole_kick[0][0]).sum() == 3 * good
+        np.testing.assert_array_equal(undone[0][0][0], undone[0][1][0])  # momenta, whole numbers
+        for native, reference in ((x, y) for op in undone for x, y in zip(*op, strict=True)):
+            scale = np.nanmax(np.abs(reference)) if np.ndim(reference) > 1 else 1e3 * np.sqrt(np.prod(shape))
+            np.testing.assert_allclose(native, reference, rtol=0, atol=fine * scale)
+
+
+@pytest.mark.skipif(not has_target("jaxdecomp_ops_gradient"), reason="the native ops are not installed")
+def test_the_native_gradient_and_its_transpose_are_the_references() -> None:
+    rng, cell_size = np.random.default_rng(6), (1.0, 1.3, 0.7)
+    for inner, periodic in (
+        ((5, 4, 19), (True, False, True)),
+        ((3, 6, 7), (False, True, False)),
+        ((2, 3, 3), (True,) * 3),
+    ):
+        outer = tuple(n if wraps else n + 4 for n, wraps in zip(inner, periodic, strict=True))
+        params: Any = {"cell_size": cell_size, "periodic": periodic}
+        ops = (stencil._gradient_p, stencil._gradient_reference), (stencil._divergence_p, stencil._divergence_reference)
+        for (native, reference), shape in zip(ops, ((2, *outer), (2, *inner, 3)), strict=True):
+            values = jnp.asarray(rng.normal(size=shape))
+            np.testing.assert_allclose(
+                native.bind(values, **params), jax.jit(partial(reference, **params))(values), rtol=0, atol=1e-14
+            )
 
 
 def test_the_mesh_part_is_the_slope_of_a_read(block: dict[str, Any]) -> None:

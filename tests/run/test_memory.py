@@ -10,7 +10,8 @@ import pytest
 from problems import OPTIMIZED
 
 import pmwd_dist as pmd
-from pmwd_dist.pm.nbody import advance, start
+from pmwd_dist.pm import stepping
+from pmwd_dist.pm.nbody import start
 from pmwd_dist.run.memory import Stage, stages
 from pmwd_dist.run.planning import on_devices
 
@@ -73,11 +74,13 @@ def test_programs_that_choose_the_width_hold_the_particles_twice():
 )
 def test_counts_agree_with_plans_for_cpus(pdims: tuple[int, int], ratio: int, halo: int, wanted: Stage, cosmo: Any):
     config = pmd.Config(256.0, 128 * ratio, 128, halo=halo, decomposition=pdims)
-    solver, table = pmd.BullFrog(), pmd.growth_table(cosmo)
+    solver, table, zeros = pmd.BullFrog(), pmd.growth_table(cosmo), jnp.zeros((1, 1, 1, 3), jnp.float32)
+    state = start(pmd.Particles(zeros, zeros), table, config, solver)
+    schedule = stepping.make_schedule(table, jnp.asarray([0.1, 0.2]), state, 0, config, solver)
 
     def step(disp: jax.Array, vel: jax.Array) -> pmd.Particles:
-        particles = pmd.Particles(disp, vel)
-        return advance(particles, start(particles, table, config, solver), table, 0.1, 0.2, config, solver)[0]
+        moved = stepping.Moved(pmd.Particles(disp, vel), schedule.drifts[0], zeros[0, 0, 0, 0])
+        return stepping.advance(moved, state, schedule, 0, config)[0].particles
 
     if wanted == "lpt":
         modes = jax.ShapeDtypeStruct((128, 128, 65), jnp.complex64)

@@ -1,7 +1,7 @@
 //! Particle-mesh operators as XLA FFI targets.
 //!
 //! - [`cic`]: cloud-in-cell paint and read. Its numerical core knows neither XLA nor Python.
-//! - [`stencil`]: finite-difference gradient of a mesh, on NVIDIA GPUs.
+//! - [`stencil`]: finite-difference gradient of a mesh.
 //! - [`cuda`]: NVIDIA's libraries, loaded at run time.
 //! - [`peer`]: transforms and halos over the GPUs of one process, by peer-to-peer copies.
 //! - [`cudecomp`]: transposes and halos over GPUs of several processes, by cuDecomp.

@@ -21,7 +21,7 @@ const CAPSULE: &CStr = c"xla._CUSTOM_CALL_TARGET";
 fn targets<'py>(py: Python<'py>, platform: &str) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
     let handlers: &[(&str, Handler)] = match platform {
-        "cpu" => &cic::handlers::CPU,
+        "cpu" => &[&cic::handlers::CPU[..], &cic::steps::CPU, &stencil::handlers::CPU].concat(),
         "CUDA" => &[&cudecomp::handlers::CUDA[..], &peer::handlers::CUDA].concat(),
         _ => &[],
     };

@@ -28,7 +28,7 @@ pub struct Spec {
 pub(crate) struct Mesh<T> {
     pub(crate) cells: i32,
     periodic: bool,
-    scale: T,
+    pub(crate) scale: T,
 }
 
 /// Mesh and lattice sites along one axis.

@@ -78,7 +78,7 @@ fn read_as<T: Packed>(call: &Call<'_>, mut operands: Read<'_>) -> Result<()> {
     Ok(())
 }
 
-fn geometry<T: Packed>(particles: &Particles<'_>) -> Result<Geometry<T>> {
+pub(super) fn geometry<T: Packed>(particles: &Particles<'_>) -> Result<Geometry<T>> {
     let Extents { sites, cells, .. } = particles.extents;
     let geometry = Geometry::new(&particles.spec, sites, cells)?;
     expect_32_bits("mesh cells", geometry.volume())?;
@@ -92,12 +92,12 @@ fn expect_32_bits(what: &str, count: usize) -> Result<()> {
 }
 
 /// The elements of a batch.
-fn split<T>(values: &[T], batch: usize) -> impl Iterator<Item = &[T]> {
+pub(super) fn split<T>(values: &[T], batch: usize) -> impl Iterator<Item = &[T]> {
     let size = values.len() / batch.max(1);
     (0..batch).map(move |b| &values[b * size..(b + 1) * size])
 }
 
-fn split_mut<T>(mut values: &mut [T], batch: usize) -> impl Iterator<Item = &mut [T]> {
+pub(super) fn split_mut<T>(mut values: &mut [T], batch: usize) -> impl Iterator<Item = &mut [T]> {
     let size = values.len() / batch.max(1);
     (0..batch).map(move |_| {
         let (element, rest) = core::mem::take(&mut values).split_at_mut(size);

@@ -16,6 +16,7 @@ pub mod handlers;
 mod masks;
 mod operands;
 mod real;
+pub mod steps;
 
 pub use geometry::{Geometry, Spec};
 pub use masks::Mask;

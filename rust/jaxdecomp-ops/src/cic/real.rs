@@ -17,6 +17,8 @@ pub trait Real:
 {
     /// Integer that accumulates contributions. Partial sums may wrap around; the total fits.
     type Sum: Copy + Send + Sync;
+    /// A whole number of as many bits as the value has.
+    type Whole: Copy + Send + Sync;
     /// Zero of the accumulator.
     const ZERO_SUM: Self::Sum;
     /// Zero.
@@ -40,6 +42,25 @@ pub trait Real:
     /// |x|
     #[must_use]
     fn magnitude(self) -> Self;
+    /// Rounds to the nearest integer, halves to the even one.
+    #[must_use]
+    fn rint(self) -> Self;
+
+    /// The whole number that is held in the bits of this value: those of 1 plus the number.
+    fn whole(self) -> Self::Whole;
+    /// The value whose bits hold a whole number.
+    fn holding(whole: Self::Whole) -> Self;
+    /// Whether |x| is in the range of [`rounded`](Self::rounded): half of that of whole numbers; false if NaN.
+    fn is_countable(self) -> bool;
+    /// The nearest whole number, halves to the even one; 0 if not [countable](Self::is_countable).
+    fn rounded(self) -> Self::Whole;
+    /// `a + b`, which wraps around.
+    fn whole_sum(a: Self::Whole, b: Self::Whole) -> Self::Whole;
+    /// `a - b`, which wraps around.
+    fn whole_difference(a: Self::Whole, b: Self::Whole) -> Self::Whole;
+    /// Rounds to the nearest value.
+    fn from_whole(whole: Self::Whole) -> Self;
+
     /// Whether the value is neither infinite nor NaN.
     fn is_finite(self) -> bool;
 
@@ -63,6 +84,7 @@ const ROUNDER: f64 = 6_755_399_441_055_744.0; // 1.5 * 2^52
 
 impl Real for f32 {
     type Sum = i64;
+    type Whole = i32;
     const ZERO_SUM: i64 = 0;
     const ZERO: Self = 0.0;
     const ONE: Self = 1.0;
@@ -89,6 +111,40 @@ impl Real for f32 {
         self.abs()
     }
     #[inline(always)]
+    fn rint(self) -> Self {
+        self.round_ties_even()
+    }
+    #[inline(always)]
+    fn whole(self) -> i32 {
+        (self.to_bits() as i32).wrapping_sub(Self::ONE.to_bits() as i32)
+    }
+    #[inline(always)]
+    fn holding(whole: i32) -> Self {
+        Self::from_bits(whole.wrapping_add(Self::ONE.to_bits() as i32) as u32)
+    }
+    #[inline(always)]
+    fn is_countable(self) -> bool {
+        self.abs() < 1_073_741_824.0
+    }
+    #[inline(always)]
+    fn rounded(self) -> i32 {
+        let some = if self.is_countable() { self.rint() } else { 0.0 };
+        // SAFETY: a finite value within half the range.
+        unsafe { some.to_int_unchecked() }
+    }
+    #[inline(always)]
+    fn whole_sum(a: i32, b: i32) -> i32 {
+        a.wrapping_add(b)
+    }
+    #[inline(always)]
+    fn whole_difference(a: i32, b: i32) -> i32 {
+        a.wrapping_sub(b)
+    }
+    #[inline(always)]
+    fn from_whole(whole: i32) -> Self {
+        whole as Self
+    }
+    #[inline(always)]
     fn is_finite(self) -> bool {
         Self::is_finite(self)
     }
@@ -111,6 +167,7 @@ impl Real for f32 {
 
 impl Real for f64 {
     type Sum = i128;
+    type Whole = i64;
     const ZERO_SUM: i128 = 0;
     const ZERO: Self = 0.0;
     const ONE: Self = 1.0;
@@ -135,6 +192,40 @@ impl Real for f64 {
     #[inline(always)]
     fn magnitude(self) -> Self {
         self.abs()
+    }
+    #[inline(always)]
+    fn rint(self) -> Self {
+        self.round_ties_even()
+    }
+    #[inline(always)]
+    fn whole(self) -> i64 {
+        (self.to_bits() as i64).wrapping_sub(Self::ONE.to_bits() as i64)
+    }
+    #[inline(always)]
+    fn holding(whole: i64) -> Self {
+        Self::from_bits(whole.wrapping_add(Self::ONE.to_bits() as i64) as u64)
+    }
+    #[inline(always)]
+    fn is_countable(self) -> bool {
+        self.abs() < 4_611_686_018_427_387_904.0
+    }
+    #[inline(always)]
+    fn rounded(self) -> i64 {
+        let some = if self.is_countable() { self.rint() } else { 0.0 };
+        // SAFETY: a finite value within half the range.
+        unsafe { some.to_int_unchecked() }
+    }
+    #[inline(always)]
+    fn whole_sum(a: i64, b: i64) -> i64 {
+        a.wrapping_add(b)
+    }
+    #[inline(always)]
+    fn whole_difference(a: i64, b: i64) -> i64 {
+        a.wrapping_sub(b)
+    }
+    #[inline(always)]
+    fn from_whole(whole: i64) -> Self {
+        whole as Self
     }
     #[inline(always)]
     fn is_finite(self) -> bool {

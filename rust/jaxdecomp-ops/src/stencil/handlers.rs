@@ -1,9 +1,14 @@
 //! FFI targets of the gradient and of its transpose.
 
-use super::{Kernel, Mesh, launch, variant};
+use super::{Kernel, Mesh, cpu, launch, variant};
+use crate::cic::Real;
 use crate::cuda::{self, gpus};
 use xla_ffi::sys::Handler;
 use xla_ffi::{Call, Dtype, Error, Input, Output, Result, Role};
+
+/// FFI targets of the platform "cpu".
+pub const CPU: [(&str, Handler); 2] =
+    [("jaxdecomp_ops_gradient", gradient_cpu), ("jaxdecomp_ops_gradient_transpose", divergence_cpu)];
 
 /// FFI targets of the platform "CUDA", each with the handlers of the stages "initialize" and "execute".
 pub const CUDA: [(&str, [Handler; 2]); 2] = [
@@ -26,6 +31,15 @@ xla_ffi::handler!(
 xla_ffi::handler!(
     /// Transpose of the gradient on a GPU.
     execute_divergence => |call| run(call, Kernel::Divergence), Role::RECORDABLE
+);
+
+xla_ffi::handler!(
+    /// Gradient on the CPU.
+    gradient_cpu => |call| run_cpu(call, Kernel::Gradient)
+);
+xla_ffi::handler!(
+    /// Transpose of the gradient on the CPU.
+    divergence_cpu => |call| run_cpu(call, Kernel::Divergence)
 );
 
 fn internal(error: cuda::Error) -> Error {
@@ -95,4 +109,25 @@ fn run(call: &Call<'_>, kernel: Kernel) -> Result<()> {
         // SAFETY: the extents of XLA's buffers are checked above.
         unsafe { launch(kernel, mesh, dtype, call.device_ordinal()?, call.stream()?, memory) }.map_err(internal)
     })
+}
+
+fn run_cpu(call: &Call<'_>, kernel: Kernel) -> Result<()> {
+    let operands = operands(call, kernel)?;
+    match operands.from.dtype() {
+        Dtype::F64 => run_as::<f64>(call, kernel, operands),
+        _ => run_as::<f32>(call, kernel, operands),
+    }
+}
+
+fn run_as<T: Real>(call: &Call<'_>, kernel: Kernel, operands: Operands<'_>) -> Result<()> {
+    let Operands { batch, mesh, from, mut to } = operands;
+    let (from, to, pool) = (from.as_slice::<T>()?, to.as_mut_slice::<T>()?, call.pool());
+    let sizes = [from.len() / batch.max(1), to.len() / batch.max(1)].map(|size| size.max(1));
+    for (from, to) in from.chunks(sizes[0]).zip(to.chunks_mut(sizes[1])) {
+        match kernel {
+            Kernel::Gradient => cpu::gradient(&mesh, from, to, &pool),
+            Kernel::Divergence => cpu::divergence(&mesh, from, to, &pool),
+        }
+    }
+    Ok(())
 }

@@ -1,5 +1,6 @@
-//! Finite-difference gradient of a field on a mesh and its transpose, on NVIDIA GPUs.
+//! Finite-difference gradient of a field on a mesh and its transpose, on CPUs and NVIDIA GPUs.
 
+mod cpu;
 pub mod handlers;
 
 use crate::cuda::kernel::{Variant, arguments};
@@ -50,8 +51,13 @@ pub fn variant(dtype: Dtype, wide: bool) -> Variant {
 impl Mesh {
     /// Whether offsets exceed 32 bits.
     pub(crate) fn is_wide(&self) -> bool {
-        let cells = |extents: [i32; 3]| extents.iter().map(|&n| n as usize).product::<usize>();
-        u32::try_from(cells(self.outer).max(3 * cells(self.inner))).is_err()
+        u32::try_from(self.cells(self.outer).max(3 * self.cells(self.inner))).is_err()
+    }
+
+    /// Number of cells of some extents.
+    #[allow(clippy::unused_self, reason = "of this mesh")]
+    fn cells(&self, extents: [i32; 3]) -> usize {
+        extents.iter().map(|&n| n as usize).product()
     }
 }
 

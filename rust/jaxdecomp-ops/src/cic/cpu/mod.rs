@@ -11,9 +11,11 @@ mod order;
 mod paint;
 mod read;
 mod simd;
+mod step;
 mod tile;
 mod weights;
 
 pub use lanes::Packed;
 pub use paint::paint;
 pub use read::{Values, read};
+pub use step::{KickDrift, UndoDrift, UndoKick};

@@ -156,7 +156,7 @@ impl<T: Packed> Reader<'_, T> {
                         continue;
                     }
                     let $t = [batch.offset[0][n], batch.offset[1][n], batch.offset[2][n]];
-                    let $around = self.around::<V>(corners, n, field);
+                    let $around = corners.around::<T, V>(n, self.fields, self.count, field);
                     let $own = (first + n) * self.weights..(first + n + 1) * self.weights;
                     $body
                 }
@@ -210,21 +210,11 @@ impl<T: Packed> Reader<'_, T> {
         let factors = self.factors.get(k);
         weights::splat(factors.map_or_else(|| weights::pairs(t), |factors| weights::masked_pairs(t, factors)))
     }
-
-    /// Fields from `field` onwards on the corners (x y z, z fastest).
-    #[inline(always)]
-    fn around<V: Lanes<T>>(&self, corners: &Corners, n: usize, field: usize) -> [V; 8] {
-        let mut around = [V::splat(T::ZERO); 8];
-        for c in 0..8 {
-            around[c] = V::load(&self.fields[corners.index(n, c) * self.count + field..]);
-        }
-        around
-    }
 }
 
 /// Interpolates between the corners, axis by axis.
 #[inline(always)]
-fn interpolate<T: Real, V: Lanes<T>>(around: &[V; 8], [x, y, z]: &[[V; 2]; 3]) -> V {
+pub(super) fn interpolate<T: Real, V: Lanes<T>>(around: &[V; 8], [x, y, z]: &[[V; 2]; 3]) -> V {
     let [low, high] = [[around[0], around[1], around[2], around[3]], [around[4], around[5], around[6], around[7]]];
     between(plane(low, y, z), plane(high, y, z), x)
 }
@@ -240,14 +230,14 @@ fn between<T: Real, V: Lanes<T>>(low: V, high: V, weights: &[V; 2]) -> V {
 }
 
 /// Offsets of the corners in the mesh: rows for each pair of x and y, cells in the row for lower and upper z.
-struct Corners {
+pub(super) struct Corners {
     row: [[u32; SIZE]; 4],
     z: [[u32; SIZE]; 2],
 }
 
 impl Corners {
     #[inline(always)]
-    fn new<T: Real>(geometry: &Geometry<T>, batch: &Batch<T>) -> Self {
+    pub(super) fn new<T: Real>(geometry: &Geometry<T>, batch: &Batch<T>) -> Self {
         let mut corners = Self { row: [[0; SIZE]; 4], z: [[0; SIZE]; 2] };
         let [mx, my, mz] = geometry.axes.each_ref().map(|axis| axis.mesh.cells); // local, so that loops keep it in registers
         let (plane, row) = (my as u32 * mz as u32, mz as u32);
@@ -262,8 +252,19 @@ impl Corners {
         corners
     }
 
+    /// Cell of a corner (x y z, z fastest) of a particle.
     #[inline(always)]
-    fn index(&self, n: usize, corner: usize) -> usize {
+    pub(super) fn index(&self, n: usize, corner: usize) -> usize {
         (self.row[corner >> 1][n] + self.z[corner & 1][n]) as usize
+    }
+
+    /// Fields from `field` onwards on the corners of a particle; each cell has `count` of them.
+    #[inline(always)]
+    pub(super) fn around<T: Real, V: Lanes<T>>(&self, n: usize, fields: &[T], count: usize, field: usize) -> [V; 8] {
+        let mut around = [V::splat(T::ZERO); 8];
+        for c in 0..8 {
+            around[c] = V::load(&fields[self.index(n, c) * count + field..]);
+        }
+        around
     }
 }

@@ -1,0 +1,165 @@
+//! FFI targets that move particles on the CPU: a kick and two drifts, and their undoing with cotangents.
+
+use super::cpu::{KickDrift, Packed, UndoDrift, UndoKick};
+use super::geometry::Geometry;
+use super::handlers::{geometry, split, split_mut};
+use super::operands::{Extents, Step};
+use xla_ffi::sys::Handler;
+use xla_ffi::{Call, Dtype, Input, Output, Parallel, Result};
+
+/// FFI targets of the platform "cpu".
+pub const CPU: [(&str, Handler); 4] = [
+    ("jaxdecomp_ops_kick_drift", kick_drift_cpu),
+    ("jaxdecomp_ops_whole_kick_drift", whole_kick_drift_cpu),
+    ("jaxdecomp_ops_undo_kick", undo_kick_cpu),
+    ("jaxdecomp_ops_undo_drift", undo_drift_cpu),
+];
+
+xla_ffi::handler!(
+    /// Kick and two drifts on the CPU, see [`KickDrift`].
+    kick_drift_cpu => |call| run(call, Kind::KickDrift)
+);
+xla_ffi::handler!(
+    /// Kick and two drifts on the CPU, of momenta that are held as whole numbers.
+    whole_kick_drift_cpu => |call| run(call, Kind::WholeKickDrift)
+);
+xla_ffi::handler!(
+    /// A kick undone on the CPU, see [`UndoKick`].
+    undo_kick_cpu => |call| run(call, Kind::UndoKick)
+);
+xla_ffi::handler!(
+    /// Drifts undone on the CPU, see [`UndoDrift`].
+    undo_drift_cpu => |call| run(call, Kind::UndoDrift)
+);
+
+/// Which of the four.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    KickDrift,
+    WholeKickDrift,
+    UndoKick,
+    UndoDrift,
+}
+
+impl Kind {
+    /// Numbers of vectors that are given, of fields on the mesh, and of numbers in the summary.
+    fn counts(self) -> [usize; 3] {
+        match self {
+            Self::KickDrift | Self::WholeKickDrift => [2, 3, 1],
+            Self::UndoKick => [4, 3, 3],
+            Self::UndoDrift => [4, 1, 1],
+        }
+    }
+
+    /// The operands that the results replace.
+    fn replaced(self) -> &'static [usize] {
+        match self {
+            Self::KickDrift | Self::WholeKickDrift => &[0, 1],
+            Self::UndoKick => &[1, 2, 3],
+            Self::UndoDrift => &[0, 2, 3],
+        }
+    }
+}
+
+fn run(call: &Call<'_>, kind: Kind) -> Result<()> {
+    let [vectors, fields, numbers] = kind.counts();
+    let run = |step: Step<'_>| match step.particles.disp.dtype() {
+        Dtype::F64 => run_as::<f64>(call, kind, step),
+        _ => run_as::<f32>(call, kind, step),
+    };
+    Step::new(call, [vectors, fields, kind.replaced().len(), numbers, 0])
+        .and_then(run)
+        .map_err(|error| error.within("a step"))
+}
+
+fn run_as<T: Packed>(call: &Call<'_>, kind: Kind, mut step: Step<'_>) -> Result<()> {
+    let geometry = geometry::<T>(&step.particles)?;
+    let (pool, q, Extents { batch, .. }) = (call.pool(), T::from_f64(step.resolution), step.particles.extents);
+    for (result, &operand) in step.results.iter_mut().zip(kind.replaced()) {
+        let from = if operand == 0 { &step.particles.disp } else { &step.vectors[operand - 1] };
+        copy::<T>(from, result)?;
+    }
+    let fixed = match kind {
+        Kind::KickDrift | Kind::WholeKickDrift => &[][..],
+        Kind::UndoKick => step.particles.disp.as_slice::<T>()?,
+        Kind::UndoDrift => step.vectors[0].as_slice::<T>()?,
+    };
+    let (fields, numbers) = (step.fields.as_slice::<T>()?, step.coefficients.as_slice::<T>()?);
+    let mut moved = step.results.iter_mut().map(Output::as_mut_slice::<T>).collect::<Result<Vec<_>>>()?;
+    let mut moved: Vec<_> = moved.iter_mut().map(|values| split_mut(values, batch)).collect();
+    let inputs = split(fixed, batch).zip(split(fields, batch)).zip(split(numbers, batch));
+    for (((fixed, fields), numbers), summary) in inputs.zip(split_mut(step.summary.as_mut_slice::<T>()?, batch)) {
+        let moved: Vec<_> = moved.iter_mut().filter_map(Iterator::next).collect();
+        one(kind, &geometry, fields, [fixed, numbers], q, moved, summary, &pool);
+    }
+    Ok(())
+}
+
+/// Moves the particles of one element of a batch.
+#[allow(clippy::too_many_arguments, reason = "operands and results of four ops")]
+fn one<T: Packed>(
+    kind: Kind,
+    geometry: &Geometry<T>,
+    fields: &[T],
+    [fixed, numbers]: [&[T]; 2],
+    resolution: T,
+    moved: Vec<&mut [T]>,
+    summary: &mut [T],
+    pool: &dyn Parallel,
+) {
+    let &[a, b, c, d, e, f] = numbers else { return };
+    let good = f != T::ZERO;
+    match kind {
+        Kind::KickDrift => {
+            let step = KickDrift::<_, false> {
+                geometry,
+                fields,
+                kick: a,
+                inverse: b,
+                after: c,
+                drifts: [d, e],
+                good,
+                resolution,
+            };
+            if let Ok([disp, vel]) = <[_; 2]>::try_from(moved) {
+                summary[0] = step.run(disp, vel, pool);
+            }
+        }
+        Kind::WholeKickDrift => {
+            let step = KickDrift::<_, true> {
+                geometry,
+                fields,
+                kick: a,
+                inverse: b,
+                after: c,
+                drifts: [d, e],
+                good,
+                resolution,
+            };
+            if let Ok([disp, vel]) = <[_; 2]>::try_from(moved) {
+                summary[0] = step.run(disp, vel, pool);
+            }
+        }
+        Kind::UndoKick => {
+            let step = UndoKick { geometry, fields, kick: a, after: b, before: c, last: d, weight: e, good };
+            if let Ok(moved) = <[_; 3]>::try_from(moved) {
+                summary.copy_from_slice(&step.run(fixed, moved, pool));
+            }
+        }
+        Kind::UndoDrift => {
+            let drifts = [d, e];
+            let step = UndoDrift { geometry, field: fields, weight: a, scale: b, before: c, drifts, good, resolution };
+            if let Ok(moved) = <[_; 3]>::try_from(moved) {
+                summary[0] = step.run(fixed, moved, pool);
+            }
+        }
+    }
+}
+
+/// Copies an operand to a result, unless they share their memory.
+fn copy<T: Packed>(from: &Input<'_>, to: &mut Output<'_>) -> Result<()> {
+    if from.as_ptr() != to.as_mut_ptr().cast_const() {
+        to.as_mut_slice::<T>()?.copy_from_slice(from.as_slice::<T>()?);
+    }
+    Ok(())
+}
