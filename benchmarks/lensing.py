@@ -1,13 +1,19 @@
-"""C_l of convergence maps against pyccl and healpy: `python -m benchmarks.lensing` (needs pyccl and healpy).
+"""C_l of convergence maps against pyccl and healpy: `python -m benchmarks.lensing` (needs pyccl, camb and healpy).
 
-Flat sky: the mean over some simulations of the power of maps, in bands, over pyccl's C_l (halofit's P(k), and the
-linear one) within the wavenumbers that box and mesh have. Sphere: anafast of a map over the same C_l.
+Simulations start from pyccl's own linear P(k), by CAMB. Flat sky: the mean power in bands of l of maps along the three
+axes, tapered at the edges of the field, over Limber's integral of the simulations' own P(k), of HMcode2020's and of the
+linear one, of modes that the box has, with the windows of planes and rays. The planes, which are periodic, alone: the
+sum of their power over that of such slabs. Sphere: anafast of maps over the same, with the window of the pixels.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import diffrax
@@ -19,6 +25,8 @@ import pmwd_dist as pmd
 from pmwd_dist.cosmology.distance import scale_factor_at
 
 PARAMETERS = {"Omega_c": 0.26, "Omega_b": 0.05, "h": 0.68, "n_s": 0.97, "sigma8": 0.81}
+AXES, RAYS = "xyz", 256
+Power = Callable[[np.ndarray, float], np.ndarray]  # P(k, a) [(Mpc/h)^3]
 
 
 class Cosmology:
@@ -26,136 +34,238 @@ class Cosmology:
     Omega_k, w0, wa = 0.0, -1.0, 0.0
 
 
-def theory(ells: np.ndarray, edges: np.ndarray, source: float, low: float, high: float) -> dict[str, np.ndarray]:
-    """C_l of the matter between the first and the last edge, of modes low < k < high [h/Mpc] only.
+@cache
+def _pyccl() -> Any:
+    import pyccl
 
-    By Limber's integral over pyccl's P(k, a), with our weights: pyccl's own tracer has all modes.
-    """
+    halofit = {"camb": {"halofit_version": "mead2020", "kmax": 30.0}}
+    return pyccl.Cosmology(
+        **PARAMETERS, transfer_function="boltzmann_camb", matter_power_spectrum="camb", extra_parameters=halofit
+    )
+
+
+def power_of(name: str) -> Power:
+    """P(k, a) of pyccl: "linear", or "HMcode2020"."""
     import pyccl
 
     h = PARAMETERS["h"]
-    out = {}
-    grid = np.linspace(
-        max(edges[0], 1.0), min(edges[-1], float(pmd.comoving_distance(1 / (1 + source), Cosmology))), 400
-    )
-    shells = np.append(grid, 2 * grid[-1] - grid[-2])
-    kernel = np.asarray(pmd.observe.lensing_weights(shells, Cosmology, source))
-    middle = (shells[1:] + shells[:-1]) / 2
-    for name in ("linear", "halofit"):
-        cosmo = pyccl.Cosmology(**PARAMETERS, transfer_function="eisenstein_hu", matter_power_spectrum=name)
-        a = pyccl.scale_factor_of_chi(cosmo, middle / h)
-        total = np.zeros(len(ells))
-        for i, ell in enumerate(ells):
-            k = (ell + 0.5) / middle
-            power = np.array([pyccl.nonlin_matter_power(cosmo, kk * h, aa) for kk, aa in zip(k, a, strict=True)]) * h**3
-            inside = (k > low) & (k < high)
-            total[i] = np.sum(kernel**2 / np.diff(shells) / middle**2 * power * inside)
-        out[name] = total
-        if name == "halofit":
-            z = np.linspace(source - 0.02, source + 0.02, 101)
-            tracer = pyccl.WeakLensingTracer(cosmo, dndz=(z, np.exp(-(((z - source) / 0.004) ** 2) / 2)))
-            out["pyccl's tracer"] = pyccl.angular_cl(cosmo, tracer, tracer, ells)
-    return out
+    function = pyccl.linear_matter_power if name == "linear" else pyccl.nonlin_matter_power
+    return lambda k, a: function(_pyccl(), k * h, a) * h**3
 
 
-def from_spectra(ells: np.ndarray, weights: dict, k: np.ndarray, power: np.ndarray, at: np.ndarray, cell: float) -> Any:
-    """Limber's integral over the spectra of the simulations themselves, with the windows of planes and rays.
+def table() -> tuple[np.ndarray, np.ndarray]:
+    """Linear P(k) at a = 1."""
+    k = np.geomspace(1e-4, 20, 400)
+    return k, power_of("linear")(k, 1.0)
 
-    Args:
-      ells: multipoles.
-      weights: of thin shells, by their distance [Mpc/h].
-      k: wavenumbers [h/Mpc].
-      power: spectra, by distance.
-      at: distances of the spectra, ascending [Mpc/h].
-      cell: side of a plane's pixels [Mpc/h].
-    """
-    angle = (np.arange(16) + 0.5) * np.pi / 32
+
+def limber(
+    ells: np.ndarray, edges: np.ndarray, source: float, power: Power, window: Any = None, low: float = 0.0
+) -> np.ndarray:
+    """C_l of the matter between the first and the last edge, of modes k > low [h/Mpc], with a window W^2(k)."""
+    grid = np.linspace(max(edges[0], 1.0), min(edges[-1], distance_of(source)), 401)
+    kernel = np.asarray(pmd.observe.lensing_weights(grid, Cosmology, source))
     total = np.zeros(len(ells))
-    thickness = np.diff(list(weights)).mean()
-    for distance, weight in weights.items():
-        wave = (ells + 0.5) / distance
-        inside = (wave > k[0]) & (wave < k[-1])
-        now = [np.interp(distance, at, column) for column in np.log(power).T]
-        # Cloud-in-cell when painted, linear interpolation when read: the same window twice, squared.
-        x, y = (wave[:, None] * part(angle)[None] * cell / (2 * np.pi) for part in (np.cos, np.sin))
-        window = np.mean((np.sinc(x) * np.sinc(y)) ** 8, axis=1)
-        total += (
-            np.where(inside, np.exp(np.interp(np.log(wave), np.log(k), now)), 0) * window * (weight / distance) ** 2
-        )
-    return total / thickness
+    for weight, x in zip(kernel, (grid[1:] + grid[:-1]) / 2, strict=True):
+        k = (ells + 0.5) / x
+        value = power(k, float(scale_factor_at(x, pmd.growth_table(Cosmology))))
+        total += np.where(k > low, value * (1 if window is None else window(k, x)), 0) * (weight / x) ** 2
+    return total / (grid[1] - grid[0])
 
 
-def flat(options: argparse.Namespace) -> None:
-    box, mesh, source, field, rays = options.box, options.mesh, 1.0, 6.0, 128
-    config = pmd.Config(box_size=box, mesh_shape=mesh, steps=20, decomposition=(1, 1))
-    farthest = float(pmd.comoving_distance(1 / (1 + source), Cosmology))
-    edges = np.arange(0, farthest + box / 2, box / 2)
-    cone = pmd.observe.FlatSkyLightCone(config, edges, pixels=2 * mesh)
-    table = pmd.growth_table(Cosmology)
+def distance_of(z: float) -> float:
+    return float(pmd.comoving_distance(1 / (1 + z), Cosmology))
 
-    at = np.linspace(100, farthest, 7)
-    times = np.asarray(scale_factor_at(at, table), float)[::-1].tolist()
 
-    saveat = diffrax.SaveAt(
-        ts=jnp.asarray(times),
-        fn=lambda _a, particles, _table: pmd.power_spectrum(pmd.density(particles, config), config),
-    )
+def of_planes(ells: np.ndarray, cone: Any, weights: np.ndarray, power: Power, window: Any = None) -> np.ndarray:
+    """Sum over the shells of the power of each plane: of thick shells of a periodic box, each by itself."""
+    box, total = cone.sides[0], np.zeros(len(ells))
+    along = 2 * np.pi / box * np.arange(-400, 401)
+    for weight, x, thickness in zip(weights, cone.distances, np.diff(cone.edges), strict=True):
+        a = float(scale_factor_at(x, pmd.growth_table(Cosmology)))
+        k = np.hypot((ells / x)[:, None], along[None, :])
+        shape = np.sinc(along * thickness / (2 * np.pi)) ** 2 / box
+        plane = (power(k.ravel(), a).reshape(k.shape) * shape).sum(1)
+        inside = (ells / x > 2 * np.pi / box * 0.999) & (ells / x < np.pi * cone.pixels[0] / box)
+        total += np.where(inside, plane * (1 if window is None else window(ells / x, x)), 0) * (weight / x) ** 2
+    return total
+
+
+def planes_and_rays(cell: float) -> Callable[[np.ndarray, float], np.ndarray]:
+    """W^2 of maps: cloud-in-cell when planes are painted, linear interpolation when rays read them."""
+    angle = (np.arange(16) + 0.5) * np.pi / 32
+
+    def window(k: np.ndarray, _distance: float) -> np.ndarray:
+        x, y = (k[:, None] * part(angle)[None] * cell / (2 * np.pi) for part in (np.cos, np.sin))
+        return np.mean((np.sinc(x) * np.sinc(y)) ** 8, axis=1)
+
+    return window
+
+
+def tapered_power(kappa: np.ndarray, side: float, ell_bands: np.ndarray) -> np.ndarray:
+    """Power in bands of l of a map of which the outer eighths are tapered: a field that is not periodic leaks."""
+    n = len(kappa)
+    edge = np.minimum(np.arange(n) + 0.5, n - 0.5 - np.arange(n)) / n
+    taper = np.sin(np.pi / 2 * np.minimum(edge * 8, 1)) ** 2
+    weight = taper[:, None] * taper[None, :]
+    values = (kappa - np.sum(weight * kappa) / np.sum(weight)) * weight
+    power = np.abs(np.fft.fft2(values)) ** 2 * (side / n**2) ** 2 / np.mean(weight**2)
+    ell = 2 * np.pi / side * np.hypot(*np.meshgrid(*[np.fft.fftfreq(n, 1 / n)] * 2))
+    return np.array([power[(ell >= a) & (ell < b)].mean() for a, b in itertools.pairwise(ell_bands)])
+
+
+def power_of_planes(cone: Any, mass: np.ndarray, weights: np.ndarray, bands: np.ndarray) -> np.ndarray:
+    """Sum over the planes of their power in bands of l, whole periodic planes, their window divided out."""
+    delta = np.asarray(cone.overdensity(mass), float)
+    n, side = delta.shape[-1], cone.sides[0]
+    numbers = np.fft.fftfreq(n, 1 / n)
+    k = 2 * np.pi / side * np.hypot(*np.meshgrid(numbers, numbers))
+    window = np.multiply.outer(np.sinc(numbers / n) ** 4, np.sinc(numbers / n) ** 4)
+    total = np.zeros(len(bands) - 1)
+    for plane, weight, x in zip(delta, weights, cone.distances, strict=True):
+        power = np.abs(np.fft.fft2(plane)) ** 2 * (side / n**2) ** 2 / window
+        for i, (a, b) in enumerate(itertools.pairwise(bands)):
+            inside = (k >= a / x) & (k < b / x) & (k > 0) & (k < np.pi * n / side)
+            total[i] += weight**2 * power[inside].mean() / x**2 if inside.any() else 0.0
+    return total
+
+
+@dataclass(frozen=True)
+class Sky:
+    """What is looked at: three cones of one simulation, in bands of l."""
+
+    config: pmd.Config
+    cones: tuple[Any, ...]
+    source: float
+    field: float  # [degrees]
+    bands: np.ndarray
+
+    @property
+    def edges(self) -> np.ndarray:
+        return np.asarray(self.cones[0].edges)
+
+    @property
+    def weights(self) -> np.ndarray:
+        return np.asarray(pmd.observe.lensing_weights(self.cones[0].edges, Cosmology, self.source))
+
+    def banded(self, model: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """Means over the modes of each band of C_l."""
+        means = []
+        for a, b in itertools.pairwise(self.bands):
+            ells = np.linspace(a, b, 9)[:-1]
+            means.append(np.average(model(ells), weights=ells))
+        return np.array(means)
+
+
+def make_sky(options: argparse.Namespace) -> Sky:
+    box, n, far = options.box, options.particles, distance_of(options.source)
+    config = pmd.Config(box, options.mesh, n, steps=options.steps, lpt_order=3, decomposition=(1, 1))
+    field = options.field or min(25.0, math.degrees(box / far))
+    edges = np.append(np.arange(0, far - 0.1 * box, box / 2), far)
+    cones = [pmd.observe.FlatSkyLightCone(config, edges, pixels=3 * n, line_of_sight=axis) for axis in AXES]
+    bands = np.geomspace(max(2.5 * 360 / field, options.low), options.high, options.bands + 1)
+    return Sky(config, tuple(cones), options.source, field, bands)
+
+
+def simulate(sky: Sky, runs: int, views: int) -> tuple[np.ndarray, np.ndarray, Power]:
+    """C_l of maps and of planes in bands, of each run, and the mean P(k, a) of all."""
+    config, box, far = sky.config, sky.config.box_size[0], sky.edges[-1]
+    growth, side, shells = pmd.growth_table(Cosmology), math.radians(sky.field), len(sky.edges) - 1
+    fine = pmd.Config(box, sky.cones[0].pixels[0], config.particle_shape, decomposition=(1, 1))
+    at = np.linspace(min(100, far / 8), far, 7)
+    times = jnp.asarray(np.asarray(scale_factor_at(at, growth), float)[::-1].tolist())
+    spectrum = lambda _a, particles, _: pmd.power_spectrum(pmd.density(particles, fine), fine)  # noqa: E731
+    see = lambda *step: tuple(cone(*step) for cone in sky.cones)  # noqa: E731
 
     @jax.jit
-    def simulate(key: jax.Array) -> Any:
-        modes = pmd.linear_modes(pmd.white_noise(key, config), Cosmology, config)
-        solution = pmd.nbody(pmd.lpt(modes, table, config), table, config, accumulate=cone, saveat=saveat)
+    def run(key: jax.Array) -> Any:
+        modes = pmd.linear_modes(pmd.white_noise(key, config), Cosmology, config, linear_power=table())
+        saveat = diffrax.SaveAt(ts=times, fn=spectrum)
+        solution = pmd.nbody(pmd.lpt(modes, growth, config), growth, config, accumulate=see, saveat=saveat)
         return solution.accumulated, solution.status.code, solution.snapshots
 
     @jax.jit
-    def see(mass: jax.Array, shifts: jax.Array) -> jax.Array:
-        return pmd.observe.convergence(mass, table, cone, source=source, field=field, pixels=rays, offsets=shifts)
+    def look(mass: jax.Array, offsets: jax.Array) -> jax.Array:
+        cone: Any = sky.cones[2]  # the box is a cube: any will do
+        options = {"source": sky.source, "field": sky.field, "pixels": RAYS, "offsets": offsets}
+        return pmd.observe.convergence(mass, growth, cone, **options)
 
-    side = np.radians(field)
-    ell = 2 * np.pi / side * np.hypot(*np.meshgrid(*[np.fft.fftfreq(rays, 1 / rays)] * 2))
-    bands = np.array([120, 180, 260, 380, 550, 800])
-    rng, spectra, powers = np.random.default_rng(0), [], []
-    for seed in range(options.runs):
-        mass, code, saved = simulate(jax.random.key(seed))
+    rng, maps, planes, powers = np.random.default_rng(0), [], [], []
+    for seed in range(runs):
+        masses, code, saved = run(jax.random.key(seed))
         assert code == 0
         powers.append(np.asarray(saved.power)[::-1])
-        for _ in range(options.views):
-            shifts = rng.uniform(0, box, (len(edges), 2))[np.arange(len(edges) - 1) // 2]
-            kappa = np.asarray(see(mass, jnp.asarray(shifts)))
-            power = np.abs(np.fft.fft2(kappa - kappa.mean())) ** 2 * (side / rays**2) ** 2
-            spectra.append([power[(ell >= a) & (ell < b)].mean() for a, b in itertools.pairwise(bands)])
-    spectra = np.array(spectra).reshape(options.runs, options.views, -1).mean(1)
-    mean, error = spectra.mean(0), spectra.std(0) / np.sqrt(max(options.runs - 1, 1))
-    ells = np.sqrt(bands[:-1] * bands[1:])
-    expected = theory(ells, edges, source, 2 * np.pi / box, np.inf)
-    thin = np.linspace(1, farthest, 401)
-    weights = np.asarray(pmd.observe.lensing_weights(thin, table, source))
-    by_distance = dict(zip((thin[1:] + thin[:-1]) / 2, weights, strict=True))
-    own = from_spectra(ells, by_distance, np.asarray(saved.k)[0], np.mean(powers, axis=0), at, box / (2 * mesh))
+        pairs = zip(sky.cones, masses, strict=True)
+        planes.append(np.mean([power_of_planes(*pair, sky.weights, sky.bands) for pair in pairs], axis=0))
+        seen = []
+        for mass, _ in itertools.product(masses, range(views)):
+            offsets = rng.uniform(0, box, (shells, 2))[np.arange(shells) // 2]
+            seen.append(tapered_power(np.asarray(look(mass, jnp.asarray(offsets)), float), side, sky.bands))
+        maps.append(np.mean(seen, axis=0))
+    k, own = np.asarray(saved.k, float)[0], np.log(np.mean(powers, axis=0))
+
+    def power(wave: np.ndarray, a: float) -> np.ndarray:
+        x = float(pmd.comoving_distance(a, growth))
+        now = [np.interp(x, at, column) for column in own.T]
+        return np.where(wave < k[-1], np.exp(np.interp(np.log(wave), np.log(k), now)), 0)
+
+    return np.array(maps), np.array(planes), power
+
+
+def flat(options: argparse.Namespace) -> None:
+    sky = make_sky(options)
+    box, cone = options.box, sky.cones[0]
+    maps, planes, own = simulate(sky, options.runs, options.views)
+    noise = box**3 / options.particles**3
+    models: dict[str, Power] = {
+        "own P(k)": own,
+        "HMcode2020": power_of("HMcode2020"),
+        "linear": power_of("linear"),
+        "noise": lambda k, _: np.full_like(k, noise),
+    }
+    window, low, weights = planes_and_rays(box / cone.pixels[0]), 2 * np.pi / box, sky.weights
+    of_maps, by_plane = {}, {}
+    for name, power in models.items():
+        of_maps[name] = sky.banded(lambda ell, power=power: limber(ell, sky.edges, sky.source, power, window, low))
+        by_plane[name] = sky.banded(lambda ell, power=power: of_planes(ell, cone, weights, power))
+    columns = {"l": [f"{a:.0f} to {b:.0f}" for a, b in itertools.pairwise(sky.bands)]}
+    for label, values, expected in (("maps", maps, of_maps), ("planes", planes, by_plane)):
+        mean, error = values.mean(0), values.std(0) / math.sqrt(max(len(values) - 1, 1))
+        columns[f"C_l of {label}"] = [f"{x:.3e}" for x in mean]
+        columns[f"error of {label}"] = [f"{x:.3f}" for x in error / mean]
+        for name in ("own P(k)", "HMcode2020", "linear"):
+            columns[f"{label} / {name}"] = [f"{x:.3f}" for x in mean / expected[name]]
+    thick = sky.banded(lambda ell: of_planes(ell, cone, weights, own, window)) / of_maps["own P(k)"]
+    columns["thick planes / Limber"] = [f"{x:.3f}" for x in thick]
+    columns["shot noise"] = [f"{x:.3f}" for x in by_plane["noise"] / by_plane["own P(k)"]]
     print(
-        f"flat sky: {mesh}^3, {box:g} Mpc/h, {options.runs} runs, {options.views} views each, sources at z = {source:g}"
+        f"flat sky of {sky.field:.3g} degrees: {options.particles}^3 particles, mesh {options.mesh}^3, {box:g} Mpc/h, "
+        f"{options.runs} runs, 3 axes, {options.views} views each, sources at z = {sky.source:g}"
     )
-    print("l, C_l, its error over C_l, C_l over: own P(k), halofit with the box's modes, linear, pyccl's tracer")
-    for row in zip(ells, mean, error / mean, mean / own, mean / expected["halofit"], mean / expected["linear"],
-                   mean / expected["pyccl's tracer"], strict=True):  # fmt: skip
-        print("{:6.0f} {:.3e} {:.3f} {:.3f} {:.3f} {:.3f} {:.3f}".format(*row))
+    print_table(columns)
+
+
+def print_table(columns: dict[str, list[str]]) -> None:
+    print(f"| {' | '.join(columns)} |\n|" + "---|" * len(columns))
+    for row in zip(*columns.values(), strict=True):
+        print(f"| {' | '.join(row)} |")
 
 
 def sphere(options: argparse.Namespace) -> None:
     import healpy
 
-    box, mesh, nside, source = options.box, options.mesh, 64, 0.2
-    config = pmd.Config(box_size=box, mesh_shape=mesh, steps=20, decomposition=(1, 1))
-    farthest = float(pmd.comoving_distance(1 / (1 + source), Cosmology))
-    edges = np.linspace(0, farthest, 9)
+    box, nside, source = options.box, options.nside, 0.2
+    config = pmd.Config(box_size=box, mesh_shape=options.mesh, particle_shape=options.particles, steps=options.steps,
+                        lpt_order=3, decomposition=(1, 1))  # fmt: skip
+    edges = np.linspace(0, distance_of(source), 9)
     cone = pmd.observe.SphericalLightCone(config, edges, nside)
-    table = pmd.growth_table(Cosmology)
+    growth = pmd.growth_table(Cosmology)
 
     @jax.jit
     def simulate(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        modes = pmd.linear_modes(pmd.white_noise(key, config), Cosmology, config)
-        solution = pmd.nbody(pmd.lpt(modes, table, config), table, config, accumulate=cone)
-        return pmd.observe.convergence(solution.accumulated, table, cone, source=source), solution.status.code
+        modes = pmd.linear_modes(pmd.white_noise(key, config), Cosmology, config, linear_power=table())
+        solution = pmd.nbody(pmd.lpt(modes, growth, config), growth, config, accumulate=cone)
+        return pmd.observe.convergence(solution.accumulated, growth, cone, source=source), solution.status.code
 
     spectra = []
     for seed in range(options.runs):
@@ -163,23 +273,46 @@ def sphere(options: argparse.Namespace) -> None:
         assert code == 0
         spectra.append(healpy.anafast(np.asarray(kappa, float)))
     bands = np.array([8, 12, 18, 27, 40, 60])
-    ells = np.sqrt(bands[:-1] * bands[1:])
-    expected = theory(ells, edges, source, 2 * np.pi / box, np.inf)
-    print(f"sphere: {mesh}^3, {box:g} Mpc/h, {options.runs} runs, nside {nside}, sources at z = {source:g}")
-    print("l, C_l, C_l over halofit with the box's modes, linear, pyccl's tracer with all modes")
-    for i, (a, b) in enumerate(itertools.pairwise(bands)):
-        value = np.mean([s[a:b] for s in spectra])
-        ratios = [value / expected[name][i] for name in ("halofit", "linear", "pyccl's tracer")]
-        print("{:6.0f} {:.3e} {:.3f} {:.3f} {:.3f}".format(ells[i], value, *ratios))
+    # A mass is shared linearly by four pixels: in the mean over directions, as cloud-in-cell on squares of their area.
+    angle, side = (np.arange(16) + 0.5) * np.pi / 32, math.sqrt(4 * math.pi / (12 * nside**2))
+    x, y = (np.arange(len(spectra[0]))[:, None] * part(angle) * side / (2 * np.pi) for part in (np.cos, np.sin))
+    pixel = np.mean((np.sinc(x) * np.sinc(y)) ** 4, axis=1)
+    ell = np.arange(bands[0], bands[-1])
+    theory = {name: limber(ell, edges, source, power_of(name), low=2 * np.pi / box) * pixel[ell]
+              for name in ("HMcode2020", "linear")}  # fmt: skip
+    columns: dict[str, list[str]] = {name: [] for name in ("l", "C_l", "Gaussian error", *theory, "pixel window")}
+    for a, b in itertools.pairwise(bands):
+        modes = np.arange(a, b)
+        weight = 2 * modes + 1
+        value = np.mean([np.average(s[a:b], weights=weight) for s in spectra])
+        columns["l"].append(f"{a} to {b - 1}")
+        columns["C_l"].append(f"{value:.3e}")
+        columns["Gaussian error"].append(f"{math.sqrt(2 / (weight.sum() * options.runs)):.3f}")
+        for name, values in theory.items():
+            columns[name].append(f"{value / np.average(values[a - bands[0] : b - bands[0]], weights=weight):.3f}")
+        columns["pixel window"].append(f"{np.average(pixel[a:b], weights=weight):.3f}")
+    print(
+        f"sphere: {options.particles}^3 particles, mesh {options.mesh}^3, {box:g} Mpc/h, {options.runs} runs, "
+        f"nside {nside}, sources at z = {source:g}; C_l over models"
+    )
+    print_table(columns)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--box", type=float, default=256.0)
-    parser.add_argument("--mesh", type=int, default=64)
-    parser.add_argument("--runs", type=int, default=8)
-    parser.add_argument("--views", type=int, default=8)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sky", choices=["flat", "sphere"], default="flat")
+    parser.add_argument("--box", type=float, default=256.0)
+    parser.add_argument("--particles", type=int, default=64)
+    parser.add_argument("--mesh", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--source", type=float, default=1.0)
+    parser.add_argument("--field", type=float, help="side [degrees]; default: that of the box at the sources")
+    parser.add_argument("--low", type=float, default=0.0, help="first l; default: 2.5 waves in the field")
+    parser.add_argument("--high", type=float, default=800.0, help="last l")
+    parser.add_argument("--bands", type=int, default=5)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--views", type=int, default=4)
+    parser.add_argument("--nside", type=int, default=128)
     options = parser.parse_args()
     {"flat": flat, "sphere": sphere}[options.sky](options)
 

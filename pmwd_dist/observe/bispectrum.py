@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Real
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.observe.power import Deconvolve, check_deconvolve, inverse_window
-from pmwd_dist.parallel.fft import irfft_block, rfft_block
+from pmwd_dist.parallel.fft import irfft_block, rfft_block, sequence_after
 from pmwd_dist.parallel.inputs import real, whole_number
 from pmwd_dist.pm import fourier, inputs
 
@@ -155,7 +155,8 @@ def _largest(config: Config) -> float:
 
 
 def _checked_edges(edges: Any, config: Config) -> tuple[float, ...]:
-    values, high = np.asarray(real(edges, "edges"), float), _largest(config)
+    with jax.ensure_compile_time_eval():
+        values, high = np.asarray(real(edges, "edges"), float), _largest(config)
     if values.ndim != 1 or len(values) < 2 or not np.isfinite(values).all() or (np.diff(values) <= 0).any():
         raise ArgumentError("edges", values.tolist(), "must be two or more wavenumbers that ascend")
     if values[0] <= 0 or values[-1] > high * (1 + 1e-9):
@@ -190,10 +191,12 @@ def _bispectrum(
     def block(field: Array) -> tuple[Array, Array, Array]:
         modes = rfft_block(field, decomposition) * jnp.sqrt(inverse_window(config, dtype, deconvolve)) / cells
         shell, k = _shell_of_modes(edges, config, dtype)
-        count = jax.lax.stop_gradient(jnp.ones_like(modes))
-        products = [_products(x, shell, len(edges) - 1, bins, config) for x in (modes, count)]
+        products = _products(modes, shell, len(edges) - 1, bins, config)
+        # One after the other: both sets of fields at a time would take twice the memory.
+        count, products = sequence_after(jax.lax.stop_gradient(jnp.ones_like(modes)), products)
+        triangles = _products(count, shell, len(edges) - 1, bins, config)
         sums = _shell_sums([jnp.abs(modes) ** 2, jnp.broadcast_to(k, shell.shape)], shell, len(edges) - 1, config)
-        return products[0], products[1], sums
+        return _sum_over_devices(products, config), _sum_over_devices(triangles, config), sums
 
     products, triangles, sums = decomposition.shard_map(block, decomposition.spec, (P(), P(), P()))(field)
     # Numbers of triangles are whole; a bin without any has rounding errors.
@@ -218,7 +221,7 @@ def _shell_of_modes(edges: tuple[float, ...], config: Config, dtype: Any) -> tup
 
 
 def _products(modes: Array, shell: Array, shells: int, bins: Sequence[tuple[int, int, int]], config: Config) -> Array:
-    """Sums over the cells of products of three fields, each of the modes of one shell."""
+    """Sums over the local cells of products of three fields, each of the modes of one shell."""
     decomposition, cells = config.decomposition, math.prod(config.mesh_shape)
 
     def of_shell(i: Array) -> Array:
@@ -231,8 +234,7 @@ def _products(modes: Array, shell: Array, shells: int, bins: Sequence[tuple[int,
         # Sums of one line first: a float32 sum over all cells would lose digits.
         return jnp.sum(jnp.sum(fields[sides[0]] * fields[sides[1]] * fields[sides[2]], axis=2))
 
-    sums = jax.lax.map(product, jnp.asarray(bins, jnp.int32).reshape(-1, 3))
-    return jax.lax.psum(sums, decomposition.names) if decomposition.names else sums
+    return jax.lax.map(product, jnp.asarray(bins, jnp.int32).reshape(-1, 3))
 
 
 def _shell_sums(values: Sequence[Array], shell: Array, shells: int, config: Config) -> Array:
@@ -243,5 +245,9 @@ def _shell_sums(values: Sequence[Array], shell: Array, shells: int, config: Conf
     def of_shell(i: Array) -> Array:
         return jnp.stack([jnp.sum(jnp.sum(jnp.where(shell == i, c, 0), axis=2)) for c in columns])
 
-    sums = jax.lax.map(of_shell, jnp.arange(shells)).T
-    return jax.lax.psum(sums, config.decomposition.names) if config.decomposition.names else sums
+    return _sum_over_devices(jax.lax.map(of_shell, jnp.arange(shells)).T, config)
+
+
+def _sum_over_devices(x: Array, config: Config) -> Array:
+    names = config.decomposition.names
+    return jax.lax.psum(x, names) if names else x

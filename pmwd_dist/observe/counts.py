@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
@@ -52,10 +53,35 @@ def expected_counts(
     return counts
 
 
+def weighted_overdensity(
+    density: Real[Array, "nx ny nz"], weight: Real[Array, "nx ny nz"], config: Config
+) -> Float[Array, "nx ny nz"]:
+    """Overdensity of a survey, normalised so that its power is that of the galaxies (Feldman, Kaiser & Peacock 1994).
+
+    W (n / m - 1) / sqrt(mean of W^2) with the mean m of the density in the survey itself, sum of W n over that of W:
+    its power is that of the galaxies, convolved with that of W, and 0 at k = 0. Shot noise is that of all galaxies
+    times mean W / mean W^2.
+
+    Args:
+      density: of the galaxies in units of their mean, on the mesh.
+      weight: shares that the survey sees, selection times mask, W.
+      config: the simulation.
+
+    Raises:
+      ValueError: fields that are not on the mesh, or a negative weight.
+    """
+    inputs.check_config(config)
+    density, weight = inputs.mesh_field(density, config, "density"), inputs.mesh_field(weight, config, "weight")
+    _check_not_negative(weight, "weight")
+    mean = jnp.sum(weight * density) / jnp.sum(weight)
+    return weight * (density / mean - 1) / jnp.sqrt(jnp.mean(weight**2))
+
+
 def _check_not_negative(factor: Array, name: str) -> None:
     """Raise ValueError if a value is negative or NaN; what is being traced is not looked at."""
     if isinstance(factor, Tracer):
         return
-    lowest = float(jnp.min(factor))
+    with jax.ensure_compile_time_eval():
+        lowest = float(jnp.min(factor))
     if not lowest >= 0:
         raise ArgumentError(name, lowest, "must not be negative", "pass shares from 0 to 1")

@@ -6,7 +6,8 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float, Real
 
 from pmwd_dist.config import Config
 from pmwd_dist.parallel.fft import irfft_block, rfft_block
@@ -15,7 +16,9 @@ from pmwd_dist.pm.paint import max_displacement_block, paint_block
 from pmwd_dist.pm.particles import Particles
 
 
-def interlaced_density(particles: Particles, config: Config) -> Float[Array, "nx ny nz"]:
+def interlaced_density(
+    particles: Particles, config: Config, *, weights: Real[Array, "px py pz"] | None = None
+) -> Float[Array, "nx ny nz"]:
     """Density of the particles in units of the mean, 1 + delta, without half of its aliases (Sefusatti et al. 2016).
 
     The mean of the density and of one on a mesh shifted by half a cell along each axis, moved back in Fourier space:
@@ -23,28 +26,39 @@ def interlaced_density(particles: Particles, config: Config) -> Float[Array, "nx
     `power_spectrum` divides by it. Modes of the Nyquist frequency along an axis are left out. Takes two paints and
     three transforms. A halo that is a fixed number must hold half a cell more than the displacements.
 
+    Args:
+      particles: of this config.
+      config: the simulation.
+      weights: of tracers, as of `tracer_density`; default: 1.
+
     Returns:
       All NaN if a particle is beyond the halo.
 
     Raises:
-      ValueError: something else than Particles of this config.
+      ValueError: something else than Particles of this config, or weights of another shape.
     """
     inputs.check_config(config)
-    return _interlaced_density(inputs.checked_particles(particles, config).disp, config)
+    disp = inputs.checked_particles(particles, config).disp
+    if weights is None:
+        return _interlaced_density(disp, jnp.ones((1, 1, 1), disp.dtype), config)
+    return _interlaced_density(disp, inputs.lattice_field(weights, config, "weights").astype(disp.dtype), config)
 
 
 @partial(jax.jit, static_argnames="config")
-def _interlaced_density(disp: Array, config: Config) -> Array:
+def _interlaced_density(disp: Array, weights: Array, config: Config) -> Array:
     decomposition, dtype, shape = config.decomposition, disp.dtype, config.mesh_shape
 
-    def painted(disp: Array, cells: float) -> Array:
+    def painted(disp: Array, weight: Array, cells: float) -> Array:
         moved = disp - jnp.asarray([cells * side for side in config.cell_size], dtype).reshape(1, 1, 1, 3)
-        weight = jnp.full((1, 1, 1, 1, 1), 1 / config.particles_per_cell, dtype)
+        weight = weight[..., None, None] / config.particles_per_cell
         density = paint_block(moved, weight, max_displacement_block(moved, config), config)
         back = fourier.translation(shape, config, dtype, jnp.asarray(-cells, dtype))
         return rfft_block(density, decomposition) * back
 
-    def block(disp: Array) -> Array:
-        return irfft_block((painted(disp, 0.0) + painted(disp, 0.5)) / 2, shape[2], decomposition)
+    def block(disp: Array, weight: Array) -> Array:
+        both = painted(disp, weight, 0.0) + painted(disp, weight, 0.5)
+        return irfft_block(both / 2, shape[2], decomposition)
 
-    return decomposition.shard_map(block, decomposition.spec, decomposition.spec)(disp)
+    spec = decomposition.spec
+    of_weights = spec if weights.size > 1 else P()
+    return decomposition.shard_map(block, (spec, of_weights), spec)(disp, weights)

@@ -1,7 +1,8 @@
 """A step of the particles of one block undone, with cotangents pulled back through it, in two passes.
 
 `undo_kick` stands where the force is known, `undo_drift` where its cotangent has become a potential on the mesh.
-Their derivatives are those of the references, which pass straight through the rounding.
+Momenta are held as whole numbers, see `momenta`. Derivatives are those of the references, which pass straight through
+the rounding.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pmwd_dist._jax.define import define_op, with_derivatives_of
 from pmwd_dist._jax.varying import result_aval
 from pmwd_dist.ops.cic.geometry import Geometry
 from pmwd_dist.ops.cic.primitives import read
+from pmwd_dist.ops.momenta import count, momentum, pack, rounded
 from pmwd_dist.ops.native_steps import step_targets
 from pmwd_dist.ops.rounding import round_straight_through
 
@@ -33,16 +35,16 @@ class UndoKick(NamedTuple):
     """Coefficients of a kick to be undone.
 
     Args:
-      kick: of the force, in units of the spacing of the momenta after it.
-      inverse: 1 / spacing of the momenta after the kick.
-      before: spacing of the momenta before the kick.
+      kick: of the force, in units of the momenta after it.
+      after: unit of the momenta after the kick.
+      before: unit of the momenta before the kick.
       last: the drift after the kick.
-      weight: of the force in the momenta after the kick: kick times their spacing.
+      weight: of the force in the momenta after the kick: kick times their unit.
       good: 1, or 0 for no kick, whatever the force.
     """
 
     kick: Array
-    inverse: Array
+    after: Array
     before: Array
     last: Array
     weight: Array
@@ -54,16 +56,16 @@ class UndoDrift(NamedTuple):
 
     Args:
       weight: of the force in the momenta after the kick.
-      scale: spacing of the momenta after the kick over that before.
-      first: the drift before the kick.
-      first_q: minus the same in units of the spacing of displacements.
+      scale: unit of the momenta after the kick over that before.
+      before: unit of the momenta before the kick.
+      first_q: minus the drift before the kick, in units of the spacing of displacements.
       last_q: minus the drift at the end of the step before, in the same units.
       good: 1, or 0 where there was no kick.
     """
 
     weight: Array
     scale: Array
-    first: Array
+    before: Array
     first_q: Array
     last_q: Array
     good: Array
@@ -82,7 +84,7 @@ def undo_kick(
 
     Args:
       disp: displacements where the force acts.
-      vel: momenta after the kick.
+      vel: holds the momenta after the kick.
       ct_disp: cotangents of the displacements after the drift at the end.
       ct_vel: cotangents of the momenta there.
       fields: the force on the mesh.
@@ -90,9 +92,10 @@ def undo_kick(
       geometry: of lattice and mesh.
 
     Returns:
-      Momenta before the kick; cotangents of the displacements without what comes through the mesh; cotangents of the
-      momenta after the kick, also the weights with which the particles are to be painted for the rest; and the sums
-      over the particles of: these times the force, these times the new momenta, ct_disp times vel.
+      What holds the momenta before the kick; cotangents of the displacements without what comes through the mesh;
+      cotangents of the momenta after the kick, also the weights with which the particles are to be painted for the
+      rest; and the sums over the particles of: these times the force, these times the new momenta, ct_disp times the
+      momenta after the kick.
     """
     reference = partial(_undo_kick_reference, geometry=geometry)
     run = with_derivatives_of(reference, _undo_kick_p, geometry=geometry, resolution=1.0)
@@ -114,7 +117,7 @@ def undo_drift(
 
     Args:
       disp: displacements where the force acts.
-      vel: momenta before the kick.
+      vel: holds the momenta before the kick.
       ct_disp: cotangents of the displacements, from `undo_kick`.
       ct_vel: cotangents of the momenta, from `undo_kick`.
       field: cotangent of the painted mesh.
@@ -124,7 +127,7 @@ def undo_drift(
 
     Returns:
       Displacements before both drifts, cotangents before the first of them, and the sum over the particles of the
-      cotangents of the displacements times vel.
+      cotangents of the displacements times the momenta.
     """
     reference = partial(_undo_drift_reference, geometry=geometry, resolution=resolution)
     run = with_derivatives_of(reference, _undo_drift_p, geometry=geometry, resolution=resolution)
@@ -136,12 +139,14 @@ def _undo_kick_reference(
 ) -> tuple[Array, Array, Array, Array]:
     c = UndoKick(*(step[i] for i in range(len(UndoKick._fields))))
     force, pull = jax.vjp(lambda disp: read(disp, fields, geometry)[..., 0, :], disp)
-    momenta = _sum(ct_disp * vel)
+    kicked = momentum(vel, c.after)
+    ends = _sum(ct_disp * kicked)
     ct_vel = ct_vel + c.last * ct_disp
     force = jnp.where(c.good != 0, force, 0)
-    vel = (round_straight_through(vel * c.inverse) - round_straight_through(c.kick * force)) * c.before
+    kick = c.kick * force
+    vel = pack(count(vel) - rounded(kick)[0], (kicked / c.after - kick) * c.before)
     ct_disp = ct_disp + jnp.where(c.good != 0, c.weight * pull(ct_vel)[0], 0)
-    return vel, ct_disp, ct_vel, jnp.stack([_sum(ct_vel * force), _sum(ct_vel * vel), momenta])
+    return vel, ct_disp, ct_vel, jnp.stack([_sum(ct_vel * force), _sum(ct_vel * momentum(vel, c.before)), ends])
 
 
 def _undo_drift_reference(
@@ -158,10 +163,11 @@ def _undo_drift_reference(
     c = UndoDrift(*(step[i] for i in range(len(UndoDrift._fields))))
     values, pull = jax.vjp(lambda disp: read(disp, field, geometry), disp)
     ct_disp = ct_disp + jnp.where(c.good != 0, c.weight * pull(jnp.ones_like(values))[0], 0)
-    ct_vel = c.scale * ct_vel + c.first * ct_disp
-    disp = disp + resolution * round_straight_through(c.first_q * vel)
-    disp = disp + resolution * round_straight_through(c.last_q * vel)
-    return disp, ct_disp, ct_vel, _sum(ct_disp * vel)[None]
+    ct_vel = c.scale * ct_vel - c.first_q * resolution * ct_disp
+    p = momentum(vel, c.before)
+    disp = disp + resolution * round_straight_through(c.first_q * p)
+    disp = disp + resolution * round_straight_through(c.last_q * p)
+    return disp, ct_disp, ct_vel, _sum(ct_disp * p)[None]
 
 
 def _sum(x: Array) -> Array:

@@ -20,23 +20,24 @@ from pmwd_dist._jax.closure import hoist
 from pmwd_dist._jax.linear_map import linear_map
 from pmwd_dist.config import Config
 from pmwd_dist.ops.pull_back import UndoDrift, UndoKick
-from pmwd_dist.ops.rounding import round_straight_through
 from pmwd_dist.pm.evolution import (
     Accumulate,
     Epoch,
     Inputs,
     Outcome,
     Save,
+    at_end,
     call_hoisted,
     evolve,
+    exact_steps,
     log_scales,
     places_after,
     prepare,
-    steps,
+    undone,
+    unit_after,
 )
-from pmwd_dist.pm.gravity import acceleration
 from pmwd_dist.pm.gravity import pull_back as pull_back_force
-from pmwd_dist.pm.particles import Particles, quantize, resolution
+from pmwd_dist.pm.particles import ExactParticles, Particles, resolution
 from pmwd_dist.pm.solvers import Coefficients, SolverState, SplitSolver, Step, drifted
 from pmwd_dist.pm.status import Code
 
@@ -82,39 +83,48 @@ class ReversibleAdjoint(diffrax.AbstractAdjoint):
         times = jnp.where(direction == 1, stepsize_controller.ts, jnp.nan)
         count = len(times) - 1
         plans = [(0,) * sub.t0 + (count,) * sub.t1 for sub in subs]
-        particles = quantize(init_state.y, term.config)
+        particles = init_state.y
         hoisted = [hoist(sub.fn, times[0], particles, args) for sub in subs]
         functions = [partial(call_hoisted, pure, i) for i, (pure, _) in enumerate(hoisted)]
         saves = tuple(Save(plan, function) for plan, function in zip(plans, functions, strict=True))
-        inputs = prepare(solver, particles, args, times, (args, [values for _, values in hoisted]))
+        inputs = prepare(solver, particles, args, times, (args, [values for _, values in hoisted]), term.config)
         out = evolve_reversibly(inputs, saves, term.config)
+        unit = unit_after(out.status.step, exact_steps(inputs.coefficients, term.config))
         solver_state = SolverState(log_scales(inputs.coefficients)[out.status.step], out.status)
-        return _final_state(init_state, solver_state, out, times, treedef, plans), {}
+        ends = solver_state, out.particles.with_unit(unit), out.saved
+        return _final_state(init_state, *ends, times, treedef, plans), {}
 
 
 def _final_state(
-    state: Any, solver_state: SolverState, out: Outcome, times: Array, treedef: Any, plans: Sequence[Sequence[int]]
+    state: Any,
+    solver_state: SolverState,
+    particles: Particles,
+    saved_values: tuple[Any, ...],
+    times: Array,
+    treedef: Any,
+    plans: Sequence[Sequence[int]],
 ) -> Any:
     """The state of diffrax's loop after an evolution."""
-    failed = out.status.code != Code.SUCCESSFUL
+    status = solver_state.status
+    failed = status.code != Code.SUCCESSFUL
     results: Any = diffrax.RESULTS
 
     def saved(save_state: Any, values: Any, plan: Sequence[int]) -> Any:
-        reached = np.asarray(plan) <= out.status.step
+        reached = np.asarray(plan) <= status.step
         at = jnp.where(reached, times[np.asarray(plan)], jnp.inf).astype(save_state.ts.dtype)
         return dataclasses.replace(save_state, ts=at, ys=values, save_index=len(plan))
 
     before = treedef.flatten_up_to(state.save_state)
-    all_saved = [saved(*each) for each in zip(before, out.saved, plans, strict=True)]
+    all_saved = [saved(*each) for each in zip(before, saved_values, plans, strict=True)]
     return dataclasses.replace(
         state,
-        y=out.particles,
-        tprev=times[out.status.step],
+        y=particles,
+        tprev=times[status.step],
         tnext=times[-1],
         solver_state=solver_state,
         result=results.where(failed, results.nonlinear_divergence, results.successful),
-        num_steps=out.status.step + failed,
-        num_accepted_steps=out.status.step,
+        num_steps=status.step + failed,
+        num_accepted_steps=status.step,
         save_state=treedef.unflatten(all_saved),
     )
 
@@ -147,7 +157,7 @@ def _tangent(
     outcome: Outcome,
     tangents: Sequence[Any],
     forward: Callable[[Inputs], Outcome],
-    backward: Callable[[Inputs, Outcome, Outcome], tuple[Particles, Inputs]],
+    backward: Callable[[Inputs, Outcome, Outcome], tuple[ExactParticles, Inputs]],
 ) -> Outcome:
     """The tangent of the outcome: a linear map, whose transpose is `pull_back`."""
     primals, treedef = jax.tree.flatten(inputs)
@@ -201,7 +211,7 @@ def pull_back(
     config: Config,
     *,
     accumulate: Accumulate | None = None,
-) -> tuple[Particles, Inputs]:
+) -> tuple[ExactParticles, Inputs]:
     """Undo all steps, and pull the cotangents of the outcome back.
 
     Returns:
@@ -220,15 +230,15 @@ def pull_back(
         ct_a0, ct_a = jnp.zeros_like(a0), jnp.zeros_like(a)
         for save, saved, (wanted, place) in zip(saves, cotangents.saved, places, strict=True):
 
-            def add(kicked: Particles, last: Array, cotangent: Any, sums: Any, save: Save = save) -> Any:
-                return pull(save.function, good, (a, drifted(kicked, last, config), floating), cotangent, sums)
+            def add(kicked: ExactParticles, step: Step, cotangent: Any, sums: Any, save: Save = save) -> Any:
+                return pull(save.function, good, (a, at_end(kicked, step, config), floating), cotangent, sums)
 
             cotangent = jax.tree.map(lambda x, place=place: x[place], saved)
-            at_end = kicked, step.last, cotangent, (ct_a, ct, ct_args)
-            ct_a, ct, ct_args = jax.lax.cond(wanted, add, lambda *args: args[-1], *at_end)
+            now = kicked, step, cotangent, (ct_a, ct, ct_args)
+            ct_a, ct, ct_args = jax.lax.cond(wanted, add, lambda *args: args[-1], *now)
         direct = None  # what the sum depends on the particles before the step, other than through the step
         if accumulate is not None:
-            at = Epoch(a0, _undo(step, good, kicked, config)), Epoch(a, drifted(kicked, step.last, config)), floating
+            at = Epoch(a0, undone(step, good, kicked, config)), Epoch(a, at_end(kicked, step, config)), floating
             sums = Epoch(ct_a0, jax.tree.map(jnp.zeros_like, ct)), Epoch(ct_a, ct), ct_args
             (ct_a0, direct), (ct_a, ct), ct_args = pull(accumulate, good, at, cotangents.accumulated, sums)
         kicked, ct, by_coefficient = _pull_back_step(step, last_before, good, kicked, ct, config)
@@ -237,8 +247,10 @@ def pull_back(
         return (kicked, ct, ct_args), (by_coefficient, ct_a0, ct_a)
 
     times, count = inputs.times, len(inputs.times) - 1
-    kicked = drifted(outcome.particles, -all_steps.last[-1], config)
-    start = kicked, cotangents.particles, jax.tree.map(jnp.zeros_like, floating)
+    final = drifted(outcome.particles.with_unit(all_steps.after[-1]), -all_steps.last[-1], config)
+    kicked = ExactParticles(final.disp, outcome.particles.momenta)
+    ct = Particles(*jax.tree.leaves(cotangents.particles))
+    start = kicked, ct, jax.tree.map(jnp.zeros_like, floating)
     last_before = jnp.pad(all_steps.last[:-1], (1, 0))
     xs = all_steps, last_before, good, times[:-1], times[1:], tuple(places_after(save, count) for save in saves)
     (particles, ct, ct_args), (by_coefficient, by_start, by_end) = jax.lax.scan(body, start, xs, reverse=True)
@@ -246,16 +258,17 @@ def pull_back(
     sums = jnp.zeros_like(times[0]), ct, ct_args
     for save, saved in zip(saves, cotangents.saved, strict=True):
         if 0 in save.steps:
-            at = (times[0], particles, floating)
+            at = (times[0], particles.with_unit(all_steps.before[0]), floating)
             sums = pull(save.function, True, at, jax.tree.map(lambda x: x[0], saved), sums)
-    return particles, Inputs(sums[1], by_coefficient, by_time.at[0].add(sums[0]), eqx.combine(sums[2], others))
+    ct = ExactParticles(*jax.tree.leaves(sums[1]))
+    return particles, Inputs(ct, by_coefficient, by_time.at[0].add(sums[0]), eqx.combine(sums[2], others))
 
 
 def _steps_taken(inputs: Inputs, outcome: Outcome, config: Config) -> tuple[Array, Step]:
     """Which steps were good, and all of them; those that were not taken change nothing, forwards and backwards."""
-    taken, forward = outcome.status.step, steps(inputs.coefficients, log_scales(inputs.coefficients), config)
+    taken, forward = outcome.status.step, exact_steps(inputs.coefficients, config)
     good = jnp.arange(len(inputs.times) - 1) < taken
-    unit = jnp.concatenate([forward.before[:1], forward.after])[taken]
+    unit = unit_after(taken, forward)
     return good, Step(*(jnp.where(good, x, 0) for x in forward[:3]), *(jnp.where(good, x, unit) for x in forward[3:]))
 
 
@@ -274,19 +287,9 @@ def _pull_back(
     return jax.tree.map(lambda old, x: jnp.where(good, old + x, old), sums, pull(jax.tree.leaves(cotangents)))
 
 
-def _undo(step: Step, good: Array, kicked: Particles, config: Config) -> Particles:
-    """The particles before a step, from those after its kick.
-
-    A step that is not good has not moved anything; the force where particles are may not even be finite.
-    """
-    force, _ = acceleration(jnp.where(good, kicked.disp, 0), config)
-    momentum = round_straight_through(kicked.vel * (1 / step.after)) - round_straight_through(step.kick * force)
-    return drifted(Particles(kicked.disp, momentum * step.before), -step.first, config)
-
-
 def _pull_back_step(
-    step: Step, last_before: Array, good: Array, kicked: Particles, ct: Particles, config: Config
-) -> tuple[Particles, Particles, Coefficients]:
+    step: Step, last_before: Array, good: Array, kicked: ExactParticles, ct: Particles, config: Config
+) -> tuple[ExactParticles, Particles, Coefficients]:
     """Undo a step and the drift at the end of the one before, and pull cotangents back through the step.
 
     Args:
@@ -303,8 +306,8 @@ def _pull_back_step(
     """
     scale, q = step.after / step.before, resolution(config, kicked.disp.dtype)
     weight, took = step.kick * step.after, good.astype(step.kick.dtype)
-    undo = UndoKick(step.kick, 1 / step.after, step.before, step.last, weight, took)
-    drifts = UndoDrift(weight, scale, step.first, -step.first / q, -last_before / q, took)
+    undo = UndoKick(step.kick, step.after, step.before, step.last, weight, took)
+    drifts = UndoDrift(weight, scale, step.before, -step.first / q, -last_before / q, took)
     particles, ct, sums = pull_back_force(kicked, ct, undo, drifts, config)
     by_coefficient = Coefficients(
         drift_before=sums[3], kick=sums[0], log_scale=math.log(2) * scale * sums[1], drift_after=sums[2]

@@ -14,7 +14,9 @@ from jaxtyping import Array
 from pmwd_dist._jax.varying import unify_varying
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
-from pmwd_dist.pm.particles import Particles, momentum_resolution
+from pmwd_dist.ops.momenta import count, momentum, pack, rounded
+from pmwd_dist.pm.gravity import acceleration
+from pmwd_dist.pm.particles import ExactParticles, Particles, exact, momentum_unit
 from pmwd_dist.pm.solvers import (
     Coefficients,
     SplitSolver,
@@ -67,13 +69,13 @@ class Inputs(NamedTuple):
     """Everything on which an evolution depends.
 
     Args:
-      particles: at the first of the times, on their grid.
+      particles: at the first of the times.
       coefficients: of each step forward, log_scale on its grid.
       times: scale factors at which steps begin and end.
       args: for the functions of what is saved and accumulated; arrays of any type.
     """
 
-    particles: Particles
+    particles: ExactParticles
     coefficients: Coefficients
     times: Array
     args: Any
@@ -83,29 +85,32 @@ class Outcome(NamedTuple):
     """The result of an evolution.
 
     Args:
-      particles: at the end, or at the last good step.
+      particles: at the end, or at the last good step; `unit_after` has the unit of their momenta.
       saved: by `Save`, a pytree with a leading axis of its steps; infinite, or the largest integer, after a failure.
       accumulated: the sum over all good steps of what each contributes, a pytree.
       status: the first failure, if any.
     """
 
-    particles: Particles
+    particles: ExactParticles
     saved: tuple[Any, ...]
     accumulated: Any
     status: Status
 
 
-def prepare(solver: SplitSolver, particles: Particles, table: GrowthTable, times: Array, args: Any) -> Inputs:
+def prepare(
+    solver: SplitSolver, particles: Particles, table: GrowthTable, times: Array, args: Any, config: Config
+) -> Inputs:
     """The inputs of an evolution, in the precision of the particles.
 
     Args:
       solver: gives the coefficients.
-      particles: at the first of the times, on their grid.
+      particles: at the first of the times.
       table: of the growth.
       times: scale factors at which steps begin and end, ascending.
       args: for the functions of what is saved and accumulated.
+      config: the simulation.
     """
-    return Inputs(particles, coefficients_of(solver, table, times), times, args)
+    return Inputs(exact(particles, config), coefficients_of(solver, table, times), times, args)
 
 
 def coefficients_of(solver: SplitSolver, table: GrowthTable, times: Array) -> Coefficients:
@@ -126,7 +131,9 @@ def evolve(inputs: Inputs, saves: tuple[Save, ...], config: Config, *, accumulat
     """
     particles, times, count = inputs.particles, inputs.times, len(inputs.times) - 1
     status = jax.tree.map(lambda x: unify_varying(x, particles.disp)[0], successful(particles.disp.dtype))
-    saved = tuple(_start(save, inputs) for save in saves)
+    all_steps = exact_steps(inputs.coefficients, config)
+    at_start = particles.with_unit(all_steps.before[0])
+    saved = tuple(_start(save, inputs, at_start) for save in saves)
 
     def body(carry: tuple[Any, ...], xs: tuple[Any, ...]) -> tuple[tuple[Any, ...], None]:
         moved, first, max_displacement, unit, status, saved, accumulated = carry
@@ -140,44 +147,57 @@ def evolve(inputs: Inputs, saves: tuple[Save, ...], config: Config, *, accumulat
         following = jnp.where(good, following, 0)
 
         def keep(save: Save, saved: Any, wanted: Array, place: Array) -> Any:
-            def put(saved: Any, a: Array, particles: Particles, first: Array, args: Any, good: Array) -> Any:
-                values = save.function(a, drifted(particles, -first, config), args)
+            def put(saved: Any, a: Array, particles: ExactParticles, *now: Any) -> Any:
+                unit, first, args, good = now
+                values = save.function(a, drifted(particles.with_unit(unit), -first, config), args)
                 return jax.tree.map(lambda old, x: old.at[place].set(jnp.where(good, x, old[place])), saved, values)
 
-            at_end = (a, particles, following, inputs.args, good)
+            at_end = (a, particles, unit, following, inputs.args, good)
             return jax.lax.cond(wanted, put, lambda saved, *_: saved, saved, *at_end)
 
         saved = (
             tuple(keep(*each) for each in zip(saves, saved, *zip(*places, strict=True), strict=True)) if saves else ()
         )
         if accumulate is not None:
-            before, after = drifted(moved, -first, config), drifted(particles, -following, config)
+            before = drifted(moved.with_unit(step.before), -first, config)
+            after = drifted(particles.with_unit(unit), -following, config)
             values = accumulate(Epoch(a0, before), Epoch(a, after), inputs.args)
             accumulated = jax.tree.map(lambda old, x: old + jnp.where(good, x, 0), accumulated, values)
         return (particles, following, max_displacement, unit, status, saved, accumulated), None
 
     # Particles are carried with the first drift of the next step, which is undone to the bit where they are needed.
-    all_steps = steps(inputs.coefficients, log_scales(inputs.coefficients), config)
     drifts = first_drifts(all_steps)
-    moved, max_displacement = first_drift(drifts[0], particles, config)
+    drifted_first, max_displacement = first_drift(drifts[0], at_start, config)
+    moved = ExactParticles(drifted_first.disp, particles.momenta)
     first, unit = unify_varying(drifts[0], all_steps.before[0], particles.disp)[:2]
-    start = moved, first, max_displacement, unit, status, saved, _zero(accumulate, inputs)
+    start = moved, first, max_displacement, unit, status, saved, _zero(accumulate, inputs, at_start)
     xs = all_steps, jnp.pad(drifts[1:], (0, 1)), times[:-1], times[1:], tuple(places_after(s, count) for s in saves)
     (particles, *_, status, saved, accumulated), _ = jax.lax.scan(body, start, xs)
     return Outcome(particles, saved, accumulated, status)
 
 
-def steps(coefficients: Coefficients, log_scale: Array, config: Config) -> Step:
+def steps(coefficients: Coefficients, log_scale: Array, spacing: float) -> Step:
     """The steps forward, on the grids of the particles; each field has an axis of steps.
 
     Args:
       coefficients: of each step.
       log_scale: of the momenta, at the start of the first step and at the end of each.
-      config: the simulation.
+      spacing: of the grid of momenta where log_scale is 0 [Mpc/h].
     """
     c = coefficients
-    unit = momentum_resolution(config, log_scale.dtype) * jnp.exp2(log_scale)
+    unit = spacing * jnp.exp2(log_scale)
     return Step(c.drift_before, c.kick / unit[1:], c.drift_after, unit[:-1], unit[1:])
+
+
+def exact_steps(coefficients: Coefficients, config: Config) -> Step:
+    """The steps forward, of exact particles."""
+    spacing = momentum_unit(config, coefficients.log_scale.dtype)
+    return steps(coefficients, log_scales(coefficients), spacing)
+
+
+def unit_after(taken: Array, all_steps: Step) -> Array:
+    """Unit of the momenta after so many steps [Mpc/h]."""
+    return jnp.concatenate([all_steps.before[:1], all_steps.after])[taken]
 
 
 def log_scales(coefficients: Coefficients) -> Array:
@@ -186,15 +206,32 @@ def log_scales(coefficients: Coefficients) -> Array:
     return jnp.concatenate([jnp.zeros(1, log_scale.dtype), jnp.cumsum(log_scale)])
 
 
+def at_end(kicked: ExactParticles, step: Step, config: Config) -> Particles:
+    """The particles at the end of a step, from those after its kick."""
+    return drifted(kicked.with_unit(step.after), step.last, config)
+
+
+def undone(step: Step, good: Array, kicked: ExactParticles, config: Config) -> Particles:
+    """The particles before a step, from those after its kick.
+
+    A step that is not good has not moved anything; the force where particles are may not even be finite.
+    """
+    force, _ = acceleration(jnp.where(good, kicked.disp, 0), config)
+    kick = step.kick * force
+    vel = (momentum(kicked.momenta, step.after) / step.after - kick) * step.before
+    momenta = pack(count(kicked.momenta) - rounded(kick)[0], vel)
+    return drifted(ExactParticles(kicked.disp, momenta).with_unit(step.before), -step.first, config)
+
+
 def places_after(save: Save, count: int) -> tuple[Array, Array]:
     """For each step, whether to save after it and the place among what is saved."""
     wanted, place = save.places(count)
     return jnp.asarray(wanted[1:]), jnp.asarray(place[1:])
 
 
-def _start(save: Save, inputs: Inputs) -> Any:
+def _start(save: Save, inputs: Inputs, particles: Particles) -> Any:
     """Room for what is saved, with what there is before the first step."""
-    at_start = (inputs.times[0], inputs.particles, inputs.args)
+    at_start = (inputs.times[0], particles, inputs.args)
 
     def room(value: Any) -> Array:
         last = jnp.inf if jnp.issubdtype(value.dtype, jnp.inexact) else jnp.iinfo(value.dtype).max
@@ -206,11 +243,11 @@ def _start(save: Save, inputs: Inputs) -> Any:
     return jax.tree.map(lambda old, x: old.at[0].set(x), saved, save.function(*at_start))
 
 
-def _zero(accumulate: Accumulate | None, inputs: Inputs) -> Any:
+def _zero(accumulate: Accumulate | None, inputs: Inputs, particles: Particles) -> Any:
     """The sum of what no step contributes."""
     if accumulate is None:
         return ()
-    epoch = Epoch(inputs.times[0], inputs.particles)
+    epoch = Epoch(inputs.times[0], particles)
     shapes = jax.eval_shape(accumulate, epoch, epoch, inputs.args)
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 

@@ -6,7 +6,7 @@ One transform forward and one back: the fourth-order finite-difference gradient 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,9 @@ from pmwd_dist.parallel.fft import irfft_block, rfft_block, sequence_after
 from pmwd_dist.parallel.halo import pad_block, reduce_block
 from pmwd_dist.pm import fourier
 from pmwd_dist.pm.paint import block_geometry, largest_on_devices, max_displacement_block, paint_block, with_halo
-from pmwd_dist.pm.particles import Particles, resolution
+from pmwd_dist.pm.particles import ExactParticles, Particles, resolution
+
+P_ = TypeVar("P_", Particles, ExactParticles)
 
 
 @partial(jax.jit, static_argnames="config")
@@ -86,8 +88,8 @@ def _nearest_meshes(cells: int, particles: int) -> list[int]:
 
 @partial(jax.jit, static_argnames="config")
 def kick_and_drift(
-    particles: Particles, max_displacement: Float[Array, ""], coefficients: KickDrift, config: Config
-) -> tuple[Particles, Float[Array, ""]]:
+    particles: P_, max_displacement: Float[Array, ""], coefficients: KickDrift, config: Config
+) -> tuple[P_, Float[Array, ""]]:
     """Kick by the acceleration, then drift at the end of a step and at the start of the next, see `KickDrift`.
 
     Args:
@@ -100,17 +102,16 @@ def kick_and_drift(
       The particles and their largest displacement [mesh cells].
     """
     spec = config.decomposition.spec
-    run = config.decomposition.shard_map(
-        partial(_kick_and_drift_block, config=config), (spec, spec, P(), P()), (spec, spec, P())
-    )
-    *moved, max_displacement = run(particles.disp, particles.vel, max_displacement, coefficients)
-    return Particles(*moved), max_displacement
+    block = partial(_kick_and_drift_block, config=config, whole=isinstance(particles, ExactParticles))
+    run = config.decomposition.shard_map(block, (spec, spec, P(), P()), (spec, spec, P()))
+    *moved, max_displacement = run(*jax.tree.leaves(particles), max_displacement, coefficients)
+    return type(particles)(*moved), max_displacement
 
 
 @partial(jax.jit, static_argnames="config")
 def pull_back(
-    particles: Particles, ct: Particles, undo: UndoKick, drifts: UndoDrift, config: Config
-) -> tuple[Particles, Particles, Float[Array, 4]]:
+    particles: ExactParticles, ct: Particles, undo: UndoKick, drifts: UndoDrift, config: Config
+) -> tuple[ExactParticles, Particles, Float[Array, 4]]:
     """Undo a kick and the drifts before it, and pull cotangents back through the step.
 
     Args:
@@ -130,8 +131,8 @@ def pull_back(
     run = config.decomposition.shard_map(
         partial(_pull_back_block, config=config), (*(spec,) * 4, P(), P()), (*(spec,) * 4, P())
     )
-    disp, vel, ct_disp, ct_vel, sums = run(particles.disp, particles.vel, ct.disp, ct.vel, undo, drifts)
-    return Particles(disp, vel), Particles(ct_disp, ct_vel), sums
+    disp, vel, ct_disp, ct_vel, sums = run(*jax.tree.leaves(particles), ct.disp, ct.vel, undo, drifts)
+    return ExactParticles(disp, vel), Particles(ct_disp, ct_vel), sums
 
 
 def _pull_back_block(
@@ -180,14 +181,15 @@ def _acceleration_block(disp: Array, config: Config) -> tuple[Array, Array]:
 
 
 def _kick_and_drift_block(
-    disp: Array, vel: Array, max_displacement: Array, coefficients: KickDrift, config: Config
+    disp: Array, vel: Array, max_displacement: Array, coefficients: KickDrift, config: Config, whole: bool
 ) -> tuple[Array, Array, Array]:
     meshes = _force_meshes(disp, max_displacement, config)
     count, q = len(coefficients), resolution(config, disp.dtype)
 
     def run(halo: int, disp: Array, vel: Array, *rest: Array) -> tuple[Array, Array, Array]:
         fields = _padded_force(config, halo, *rest[count:])
-        return kick_drift(disp, vel, fields, KickDrift(*rest[:count]), block_geometry(config, halo), q)
+        geometry = block_geometry(config, halo)
+        return kick_drift(disp, vel, fields, KickDrift(*rest[:count]), geometry, resolution=q, whole=whole)
 
     disp, vel, largest = with_halo(max_displacement, config, run, disp, vel, *coefficients, *meshes)
     return disp, vel, largest_on_devices(largest, config) / min(config.cell_size)

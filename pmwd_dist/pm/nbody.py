@@ -24,7 +24,7 @@ from pmwd_dist.ops.rounding import max_abs
 from pmwd_dist.parallel.inputs import whole_number
 from pmwd_dist.pm import solvers
 from pmwd_dist.pm.adjoint import ReversibleAdjoint, evolve_reversibly
-from pmwd_dist.pm.evolution import Epoch, Outcome, Save, call_hoisted, prepare
+from pmwd_dist.pm.evolution import Epoch, Save, call_hoisted, exact_steps, prepare, unit_after
 from pmwd_dist.pm.gravity import check_force_mesh
 from pmwd_dist.pm.inputs import check_config, checked_particles
 from pmwd_dist.pm.paint import halo_limit
@@ -134,10 +134,9 @@ def nbody(
         _check_cosmology(accumulate, table)
         saving = Saving([sub.fn for sub in subs], plan, times)
         step_ends = getattr(stepsize_controller, "ts", None)
-        out, saved, saved_at = _evolve(particles, table, config, solver, saving, accumulate, step_ends)
+        final, total, status, saved, saved_at = _evolve(particles, table, config, solver, saving, accumulate, step_ends)
         snapshots, saved_times = (None, None) if saveat is None else map(treedef.unflatten, (saved, saved_at))
-        accumulated = None if accumulate is None else out.accumulated
-        return Solution(out.particles, snapshots, saved_times, accumulated, out.status)
+        return Solution(final, snapshots, saved_times, None if accumulate is None else total, status)
     _check_nothing_to_accumulate(accumulate)
     if stepsize_controller is None:
         stepsize_controller = diffrax.StepTo(step_times(table, config, save=times).astype(particles.disp.dtype))
@@ -175,33 +174,33 @@ def _evolve(
     saving: Saving,
     accumulate: Callable[..., Any] | None,
     step_ends: Array | None,
-) -> tuple[Outcome, list[Any], list[Array]]:
-    """Evolve by a drift-kick-drift solver, by default steps or given ones; also what is saved, and when."""
+) -> tuple[Particles, Any, Status, list[Any], list[Array]]:
+    """Evolve by a drift-kick-drift solver, by default steps or given ones; also sums, and what is saved, and when."""
     dtype = particles.disp.dtype
-    particles = quantize(particles, config)
     table = jax.tree.map(lambda x: x.astype(dtype), table)
     times = (step_times(table, config, save=saving.times) if step_ends is None else step_ends).astype(dtype)
     # What a function has captured may be differentiated, too.
     saves, captured = [], []
-    for function, steps in zip(saving.functions, saving.plan, strict=True):
+    for function, plan in zip(saving.functions, saving.plan, strict=True):
         pure, values = hoist(function, times[0], particles, table)
-        saves.append(Save(tuple(sorted(set(steps))), partial(call_hoisted, pure, len(captured))))
+        saves.append(Save(tuple(sorted(set(plan))), partial(call_hoisted, pure, len(captured))))
         captured.append(values)
     if accumulate is not None:
         epoch = Epoch(times[0], particles)
         pure, values = hoist(accumulate, epoch, epoch, table)
         accumulate = partial(call_hoisted, pure, len(captured))
         captured.append(values)
-    inputs = prepare(solver, particles, table, times, (table, captured))
+    inputs = prepare(solver, particles, table, times, (table, captured), config)
     out = evolve_reversibly(inputs, tuple(saves), config, accumulate=accumulate)
+    final = out.particles.with_unit(unit_after(out.status.step, exact_steps(inputs.coefficients, config)))
     saved, saved_at = [], []
-    for save, steps, values in zip(saves, saving.plan, out.saved, strict=True):
-        order = np.asarray([save.steps.index(step) for step in steps])
-        each_once = len(steps) == len(save.steps)
+    for save, plan, values in zip(saves, saving.plan, out.saved, strict=True):
+        order = np.asarray([save.steps.index(step) for step in plan])
+        each_once = len(plan) == len(save.steps)
         saved.append(values if each_once else jax.tree.map(lambda x, order=order: x[order], values))
-        reached = np.asarray(steps) <= out.status.step
-        saved_at.append(jnp.where(reached, times[np.asarray(steps)], jnp.inf))
-    return out, saved, saved_at
+        reached = np.asarray(plan) <= out.status.step
+        saved_at.append(jnp.where(reached, times[np.asarray(plan)], jnp.inf))
+    return final, out.accumulated, out.status, saved, saved_at
 
 
 def _solve(

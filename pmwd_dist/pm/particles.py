@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from pmwd_dist.config import Config
+from pmwd_dist.ops.momenta import bits, momentum, pack, rounded
 from pmwd_dist.ops.rounding import round_straight_through
 
 
@@ -25,19 +26,40 @@ class Particles(eqx.Module):
     vel: Float[Array, "nx ny nz 3"]
 
 
+class ExactParticles(eqx.Module):
+    """Particles within the loop of `nbody`, whose momenta are whole numbers of a unit.
+
+    Args:
+      disp: displacement from the lattice site, on its grid [Mpc/h].
+      momenta: what holds the whole numbers, see `ops.momenta`; derivatives are those of the momenta [Mpc/h].
+    """
+
+    disp: Float[Array, "nx ny nz 3"]
+    momenta: Float[Array, "nx ny nz 3"]
+
+    def with_unit(self, unit: Any) -> Particles:
+        """The particles, for the unit of their momenta [Mpc/h]."""
+        return Particles(self.disp, momentum(self.momenta, unit))
+
+
 def resolution(config: Config, dtype: Any) -> float:
     """Spacing of the grid of displacements [Mpc/h], a power of two.
 
-    All values up to a power of two, 64 to 128 cells (and at least 64 Mpc/h), are exact multiples of it: sums of them
-    are exact, so that every drift and kick can be undone to the bit.
+    All values up to a power of two, 16 to 32 cells and at least 64 Mpc/h, are exact multiples of it: sums of them are
+    exact, so that every drift can be undone to the bit. In a LCDM universe none moves farther than 30 Mpc/h.
     """
-    max_displacement = max(128 * min(config.cell_size), 64.0)
+    max_displacement = max(32 * min(config.cell_size), 64.0)
     return 2.0 ** (math.floor(math.log2(max_displacement)) - significant_bits(dtype))
 
 
 def momentum_resolution(config: Config, dtype: Any) -> float:
-    """Spacing of the grid of momenta [Mpc/h]: two bits coarser, the room that `BullFrog` needs to rescale them."""
-    return 4 * resolution(config, dtype)
+    """Spacing of the grid of momenta in `advance` [Mpc/h]: 16 times coarser, room for `BullFrog` to rescale them."""
+    return 16 * resolution(config, dtype)
+
+
+def momentum_unit(config: Config, dtype: Any) -> float:
+    """Unit of the momenta in `nbody` [Mpc/h]: the range of `momentum_resolution`, over all bits of an integer."""
+    return 16 * largest(config, dtype) * 2.0 ** -bits(dtype)
 
 
 def largest(config: Config, dtype: Any) -> float:
@@ -51,12 +73,27 @@ def significant_bits(dtype: Any) -> int:
 
 
 def quantize(particles: Particles, config: Config) -> Particles:
-    """Put particles on the power-of-two grid; exact if they are on it."""
+    """Put particles on the power-of-two grids of `nbody`; exact if they are on them."""
+    return _quantized(particles, config, momentum_unit(config, particles.vel.dtype))
 
-    def to_grid(x: Array, q: float) -> Array:
-        return round_straight_through(x / q) * q
 
+def quantize_for_advance(particles: Particles, config: Config) -> Particles:
+    """Put particles on the power-of-two grids of `advance`; exact if they are on them."""
+    return _quantized(particles, config, momentum_resolution(config, particles.vel.dtype))
+
+
+def exact(particles: Particles, config: Config) -> ExactParticles:
+    """Put particles on the grids of `nbody`; a displacement is NaN where the momentum isn't finite."""
     dtype = particles.disp.dtype
-    return Particles(
-        to_grid(particles.disp, resolution(config, dtype)), to_grid(particles.vel, momentum_resolution(config, dtype))
-    )
+    momenta, missing = rounded(particles.vel / momentum_unit(config, dtype))
+    disp = _to_grid(particles.disp, resolution(config, dtype)) + missing
+    return ExactParticles(disp, pack(momenta, particles.vel))
+
+
+def _quantized(particles: Particles, config: Config, spacing: float) -> Particles:
+    disp = _to_grid(particles.disp, resolution(config, particles.disp.dtype))
+    return Particles(disp, _to_grid(particles.vel, spacing))
+
+
+def _to_grid(x: Array, q: float) -> Array:
+    return round_straight_through(x / q) * q

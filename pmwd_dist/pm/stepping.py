@@ -13,7 +13,7 @@ from jaxtyping import Array
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.pm.evolution import coefficients_of, log_scales, steps
-from pmwd_dist.pm.particles import Particles
+from pmwd_dist.pm.particles import Particles, momentum_resolution
 from pmwd_dist.pm.solvers import (
     SolverState,
     SplitSolver,
@@ -77,7 +77,7 @@ def make_schedule(
     coefficients = coefficients_of(solver, table, times)
     log_scale = log_scales(coefficients)
     log_scale = log_scale + (state.log_scale - log_scale[done])  # exact: all are on one grid
-    all_steps = steps(coefficients, log_scale, config)
+    all_steps = steps(coefficients, log_scale, momentum_resolution(config, dtype))
     return Schedule(times, all_steps, jnp.pad(first_drifts(all_steps), (0, 1)), log_scale, table)
 
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from pmwd_dist.report.style import COLOURS, STYLE, finish_axis, save
 from pmwd_dist.report.tables import Table
 
-_NAMES = ("multipoles", "galaxies", "cross", "pdf")
+_NAMES = ("multipoles", "galaxies", "bispectrum", "cross", "pdf")
 _POLES = {0: "monopole", 2: "quadrupole", 4: "hexadecapole"}
 
 
@@ -34,7 +34,7 @@ def draw_table(path: Path, name: str, table: Table) -> None:
       ValueError: the table is not one of this observable.
       OSError: the figure can't be written.
     """
-    draw = {"cross": _draw_cross, "pdf": _draw_pdf}.get(name, _draw_poles)
+    draw = {"bispectrum": _draw_bispectrum, "cross": _draw_cross, "pdf": _draw_pdf}.get(name, _draw_poles)
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(8, 6.4), layout="constrained")
         axes = figure.subplots()
@@ -87,6 +87,28 @@ def _mean(table: Table, name: str, groups: np.ndarray) -> np.ndarray:
 def _error(table: Table, name: str, groups: np.ndarray) -> np.ndarray:
     modes = table["modes"]
     return np.sqrt(np.bincount(groups, (modes * table[name]) ** 2)) / np.bincount(groups, modes)
+
+
+def _draw_bispectrum(axes: Axes, table: Table) -> None:
+    """B in the order of the bins, or by the wavenumber where all are equilateral, with that at tree level."""
+    sides = np.stack([table[f"k{i}"] for i in (1, 2, 3)])
+    same = bool(np.ptp(sides, axis=0).max() == 0)
+    x = sides[0] if same else np.arange(1.0, sides.shape[1] + 1)
+    value, error = table["B"], table["error of B"]
+    some = value > 0
+    low = np.minimum(error, 0.999 * np.abs(value))
+    marks: Any = {"fmt": "o", "color": COLOURS[0], "ms": 4.5, "lw": 1.4}
+    axes.errorbar(x[some], value[some], np.stack([low, error])[:, some], **marks, label="measured")
+    axes.plot(x, table["tree level"], color=COLOURS[1], lw=1.6, label="tree level")
+    axes.set_yscale("log")
+    shown = np.concatenate([value[some], table["tree level"][table["tree level"] > 0]])
+    if len(shown):
+        axes.set_ylim(0.4 * float(shown.min()), 2.5 * float(shown.max()))
+    if same:
+        finish_axis(axes, x)
+    axes.set_xlabel(r"$k$  [$h$/Mpc]" if same else r"bin of triangles, $k_1 \leq k_2 \leq k_3$")
+    axes.set_ylabel(r"$B(k_1, k_2, k_3)$  [(Mpc/$h)^6$]")
+    axes.legend(fontsize=12)
 
 
 def _draw_cross(axes: Axes, table: Table) -> None:

@@ -35,7 +35,7 @@ def identity(plan: Plan) -> Identity:
         if name not in _FREE and section is not None:
             content = section.model_dump(mode="json")
             found |= {f"{name}.{key}": value for key, value in content.items() if f"{name}.{key}" not in _FREE}
-    return found | _defaults(plan.settings) | _table(plan) | {path: _digest(file) for path, file in plan.data.items()}
+    return found | _defaults(plan.settings) | _table(plan) | _files(plan)
 
 
 def _precision() -> str:
@@ -53,6 +53,11 @@ def _table(plan: Plan) -> Identity:
         return {}
     content = b"".join(np.ascontiguousarray(column, "<f8").tobytes() for column in table)
     return {"cosmology.linear_power": f"sha256:{hashlib.sha256(content).hexdigest()}"}
+
+
+def _files(plan: Plan) -> Identity:
+    """Arrays of other files, but for those of outputs, which are free."""
+    return {path: _digest(file) for path, file in plan.data.items() if not path.startswith("observe.")}
 
 
 def _digest(values: np.ndarray) -> str:

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import h5py
 import jax.numpy as jnp
 import numpy as np
 
 from pmwd_dist import infer
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist._files import message
 from pmwd_dist.run import resources
+from pmwd_dist.run.arrays import read_files
 from pmwd_dist.run.plan import Plan
 from pmwd_dist.run.settings import InferenceSettings, SettingsError, Simulation, build
 from pmwd_dist.run.settings.inference_sections import BIASES, COSMOLOGY
@@ -153,51 +152,9 @@ def truth_of(plan: InferencePlan) -> dict[str, float]:
 
 def _read_files(settings: InferenceSettings) -> tuple[dict[str, np.ndarray], list[str]]:
     """Arrays of the files by key, and problems of them."""
-    arrays: dict[str, np.ndarray] = {}
-    problems: list[str] = []
-    for name in ("file", "mask", "selection"):
-        value = getattr(settings.data, name)
-        if value is None or value == "mock":
-            continue
-        key = f"data.{name}"
-        try:
-            arrays[key] = read_array(value)
-        except OSError as error:
-            problems.append(f"{key} = {toml_value(value)}: {error.strerror or 'not readable'}")
-            del error
-        except (ValueError, KeyError, EOFError) as error:
-            problems.append(f"{key} = {toml_value(value)}: {' '.join(str(error).split())}")
-        else:
-            if arrays[key].shape != settings.box.mesh:
-                shape, mesh = list(arrays[key].shape), list(settings.box.mesh)
-                problems.append(f"{key} = {toml_value(value)}: has the shape {shape}, and box.mesh is {mesh}")
-    return arrays, problems
-
-
-def read_array(name: str) -> np.ndarray:
-    """Numbers of an .npy file, or of a data set of an HDF5 file, "file.h5:/dataset".
-
-    Raises:
-      OSError: the file can't be read.
-      ValueError: it holds something else.
-    """
-    file, colon, dataset = name.rpartition(":")
-    if colon and not name.endswith(".npy"):
-        try:
-            with h5py.File(file, "r") as source:
-                item: Any = source.get(dataset, None)
-                if item is None or not hasattr(item, "dtype"):
-                    raise ValueError(f"holds no data set {dataset}; it has {', '.join(source) or 'none'}")
-                values = np.asarray(item[()])
-        except OSError as error:
-            raise ValueError(message(error) if error.strerror else "is no HDF5 file") from error
-    else:
-        if not name.endswith(".npy"):
-            raise ValueError('must end with .npy, or name a data set, as in "survey.h5:/counts"')
-        values = np.load(name, allow_pickle=False)
-    if values.dtype.kind not in "biuf":
-        raise ValueError(f"holds {values.dtype}, no real numbers")
-    return values.astype(float)
+    named = {f"data.{name}": getattr(settings.data, name) for name in ("file", "mask", "selection")}
+    files = {key: value for key, value in named.items() if value not in (None, "mock")}
+    return read_files(files, settings.box.mesh)
 
 
 def _translated(error: ArgumentError, settings: InferenceSettings) -> str:

@@ -19,7 +19,7 @@ from pmwd_dist.parallel.distributed import SharedError, raise_on_all_processes
 from pmwd_dist.pm.lpt import lpt
 from pmwd_dist.pm.modes import linear_modes, white_noise
 from pmwd_dist.pm.nbody import start
-from pmwd_dist.pm.particles import Particles
+from pmwd_dist.pm.particles import Particles, quantize_for_advance
 from pmwd_dist.pm.solvers import SolverState
 from pmwd_dist.pm.status import Code, SimulationError
 from pmwd_dist.pm.stepping import Schedule, make_schedule
@@ -98,7 +98,7 @@ def _begin(plan: Plan, log: Log) -> Progress:
     noise = white_noise(jax.random.key(simulation.seed), config)
     modes = linear_modes(noise, cosmo, config, linear_power=simulation.table)
     del noise
-    particles = jax.block_until_ready(lpt(modes, cosmo, config))
+    particles = jax.block_until_ready(quantize_for_advance(lpt(modes, cosmo, config), config))
     del modes
     log(events.InitialConditions(plan.times[0], time.perf_counter() - began, peak_memory()))
     table = _growth_table(plan)

@@ -1,9 +1,9 @@
-"""The observables of a run at one redshift, as tables: multipoles, galaxies, cross spectra, distributions."""
+"""The observables of a run at one redshift, as tables: multipoles, galaxies, bispectra, cross spectra."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,9 +15,11 @@ from jax import Array
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import growth
 from pmwd_dist.observe.bias import LagrangianBias, bias_weights, tracer_density
-from pmwd_dist.observe.counts import expected_counts
+from pmwd_dist.observe.bispectrum import bispectrum, bispectrum_edges, tree_bispectrum
+from pmwd_dist.observe.counts import expected_counts, weighted_overdensity
 from pmwd_dist.observe.cross import cross_power
 from pmwd_dist.observe.filters import smoothed
+from pmwd_dist.observe.interlacing import interlaced_density
 from pmwd_dist.observe.multipoles import Multipoles, kaiser_multipoles, power_multipoles
 from pmwd_dist.observe.pdf import one_point_pdf
 from pmwd_dist.observe.redshift_space import redshift_space
@@ -29,18 +31,21 @@ from pmwd_dist.report.tables import Table
 from pmwd_dist.run.settings import Settings, Simulation, observables
 
 POLES = (0, 2, 4)
+Files = Mapping[str, np.ndarray]  # by the keys of the settings that name them
 _MPC3, _PER_MPC = "(Mpc/h)^3", "h/Mpc"
 
 
 def measure_observables(
-    settings: Settings, simulation: Simulation, particles: Particles, density: Array, a: float
+    settings: Settings, simulation: Simulation, particles: Particles, density: Array, a: float, data: Files
 ) -> Iterator[tuple[str, Table]]:
     """Names and tables of the observables that the settings ask for, of particles and density at a. Collective."""
     wanted = settings.observe
     if wanted.multipoles:
         yield "multipoles", _matter(wanted.multipoles, simulation, particles, a)
     if wanted.galaxies:
-        yield "galaxies", _galaxies(wanted.galaxies, simulation, particles, a)
+        yield "galaxies", _galaxies(wanted.galaxies, simulation, particles, a, data)
+    if wanted.bispectrum:
+        yield "bispectrum", _bispectrum(wanted.bispectrum, simulation, density, a)
     if wanted.cross:
         yield "cross", _cross(simulation, particles, a)
     if wanted.pdf:
@@ -49,7 +54,9 @@ def measure_observables(
 
 def names(settings: Settings) -> list[str]:
     """Names of the observables of each output, in the order of `measure_observables`."""
-    return [name for name in ("multipoles", "galaxies", "cross", "pdf") if getattr(settings.observe, name)]
+    return [
+        name for name in ("multipoles", "galaxies", "bispectrum", "cross", "pdf") if getattr(settings.observe, name)
+    ]
 
 
 def _modes(simulation: Simulation) -> Array:
@@ -61,9 +68,17 @@ def _modes(simulation: Simulation) -> Array:
 def _matter(wanted: observables.Multipoles, simulation: Simulation, particles: Particles, a: float) -> Table:
     config, axis = simulation.config, wanted.line_of_sight
     moved = redshift_space(particles, simulation.cosmo, config, line_of_sight=axis, a=a)
-    measured = power_multipoles(painted(moved, config), config, line_of_sight=axis, poles=POLES)
+    measured = power_multipoles(interlaced_density(moved, config), config, line_of_sight=axis, poles=POLES)
     theory = kaiser_multipoles(_power(simulation), simulation.cosmo, config, a=a, line_of_sight=axis, poles=POLES)
-    return _poles(f"matter in redshift space along {axis}, z = {_redshift(a)}", measured, theory, 0.0)
+    title = f"matter in redshift space along {axis}, z = {_redshift(a)}"
+    return _poles(title, measured, theory, 0.0, _largest(wanted.k_max, config))
+
+
+def _largest(k_max: float | None, config: Config) -> float:
+    """Largest wavenumber of a table [h/Mpc]."""
+    if k_max is not None:
+        return k_max
+    return 0.95 * min(math.pi / side for side in config.cell_size)
 
 
 def _power(simulation: Simulation) -> Callable[[Any], np.ndarray]:
@@ -74,10 +89,10 @@ def _redshift(a: float) -> str:
     return f"{abs(round(1 / a - 1, 4)):g}"
 
 
-def _poles(title: str, measured: Multipoles, theory: Multipoles, shot_noise: float) -> Table:
-    """Multipoles, the scatter of their modes and linear theory; bins without modes are left out."""
+def _poles(title: str, measured: Multipoles, theory: Multipoles, shot_noise: float, k_max: float) -> Table:
+    """Multipoles, the scatter of their modes and linear theory; without empty bins, and those beyond k_max."""
     power, modes = np.asarray(measured.power, float), np.asarray(measured.modes, float)
-    some = modes > 0
+    some = (modes > 0) & (np.asarray(measured.k) <= k_max)
     columns = {"k": np.asarray(measured.k, float)}
     columns |= {f"P{pole}": row for pole, row in zip(POLES, power, strict=True)}
     linear = np.asarray(theory.power, float)
@@ -107,10 +122,18 @@ def _scatter(power: np.ndarray, modes: np.ndarray, shot_noise: float) -> np.ndar
     return np.stack(rows)
 
 
-def _galaxies(wanted: observables.Galaxies, simulation: Simulation, particles: Particles, a: float) -> Table:
+def _galaxies(
+    wanted: observables.Galaxies, simulation: Simulation, particles: Particles, a: float, data: Files
+) -> Table:
     config, cosmo = simulation.config, simulation.cosmo
     axis = wanted.line_of_sight if wanted.redshift_space else None
-    field = galaxy_density(wanted, simulation, particles, a)
+    field = galaxy_density(wanted, simulation, particles, a, paint=interlaced)
+    weight = _weight(wanted, config, data)
+    noise, scatter = (0.0 if wanted.number_density is None else 1 / wanted.number_density), 1.0
+    if weight is not None:
+        field = weighted_overdensity(field, weight, config)
+        mean, squares, fourth = (float(x) for x in _moments(weight))
+        noise, scatter = noise * mean / squares, math.sqrt(fourth) / squares
     measured = power_multipoles(field, config, line_of_sight=wanted.line_of_sight, poles=POLES)
     radius = wanted.smoothing or 0.0
 
@@ -119,27 +142,39 @@ def _galaxies(wanted: observables.Galaxies, simulation: Simulation, particles: P
 
     theory = kaiser_multipoles(_power(simulation), cosmo, config, bias=bias, a=a, line_of_sight=axis, poles=POLES)
     where = f"in redshift space along {axis}" if axis else "in real space"
-    noise = 0.0 if wanted.number_density is None else 1 / wanted.number_density
-    return _poles(f"galaxies of b1 = {wanted.b1:g} {where}, z = {_redshift(a)}", measured, theory, noise)
+    title = f"galaxies of b1 = {wanted.b1:g} {where}, z = {_redshift(a)}"
+    table = _poles(title, measured, theory, noise, _largest(wanted.k_max, config))
+    # Modes of a part of the box are fewer (Feldman, Kaiser & Peacock 1994, eq. 2.4.5).
+    columns = {name: x * scatter if name.startswith("error") else x for name, x in table.columns.items()}
+    return Table(table.title, columns, table.units)
 
 
-def galaxy_density(wanted: observables.Galaxies, simulation: Simulation, particles: Particles, a: float) -> Array:
+def interlaced(particles: Particles, weights: Array, config: Config) -> Array:
+    """Density of tracers with fewer aliases."""
+    return interlaced_density(particles, config, weights=weights)
+
+
+def galaxy_density(
+    wanted: observables.Galaxies, simulation: Simulation, particles: Particles, a: float, paint: Any = tracer_density
+) -> Array:
     """Density of the galaxies in units of their mean, shape mesh_shape."""
     config, cosmo = simulation.config, simulation.cosmo
     bias = LagrangianBias(wanted.b1, wanted.b2, wanted.bs2, wanted.bnabla2)
     weights = bias_weights(_modes(simulation), bias, cosmo, config, smoothing=wanted.smoothing, a=a)
     if wanted.redshift_space:
         particles = redshift_space(particles, cosmo, config, line_of_sight=wanted.line_of_sight, a=a)
-    return tracer_density(particles, weights, config)
+    return paint(particles, weights, config)
 
 
-def galaxy_counts(wanted: observables.Galaxies, simulation: Simulation, particles: Particles, a: float) -> Array:
+def galaxy_counts(
+    wanted: observables.Galaxies, simulation: Simulation, particles: Particles, a: float, data: Files
+) -> Array:
     """Galaxies in each cell, drawn from the Poisson distributions of the rates: shape mesh_shape, whole numbers."""
     config = simulation.config
     field = galaxy_density(wanted, simulation, particles, a)
-    rate = expected_counts(
-        field, config, number_density=wanted.number_density or 0.0, selection=_selection(wanted, config)
-    )
+    weight = _weight(wanted, config, data)
+    selection = 1.0 if weight is None else weight
+    rate = expected_counts(field, config, number_density=wanted.number_density or 0.0, selection=selection)
     # By the output's time, too: the galaxies of two outputs are drawn independently.
     key = jax.random.fold_in(jax.random.key(simulation.seed), np.float32(a).view(np.uint32))
     return _draw(key, rate, config)
@@ -150,22 +185,52 @@ def _draw(key: Array, rate: Array, config: Config) -> Array:
     return config.decomposition.constrain(jax.random.poisson(key, rate, dtype=jnp.int32))
 
 
-def _selection(wanted: observables.Galaxies, config: Config) -> Any:
-    """Shares on the mesh, by the distance along the line of sight."""
-    if wanted.selection is None:
-        return 1.0
-    axis = "xyz".index(wanted.line_of_sight)
-    distance, share = np.asarray(wanted.selection, float).T
-    places = np.arange(config.mesh_shape[axis]) * config.cell_size[axis]
-    shares = np.interp(places, distance, share).astype(jnp.result_type(float))
-    shape = [1, 1, 1]
-    shape[axis] = -1
-    return _spread(jnp.asarray(shares.reshape(shape)), config)
+def _weight(wanted: observables.Galaxies, config: Config, data: Files) -> Array | None:
+    """Shares that the survey sees on the mesh, selection times mask; None if it sees all."""
+    mask = data.get(observables.MASK)
+    if wanted.selection is None and mask is None:
+        return None
+    shares = np.ones((1, 1, 1))
+    if wanted.selection is not None:
+        axis = "xyz".index(wanted.line_of_sight)
+        distance, share = np.asarray(wanted.selection, float).T
+        places = np.arange(config.mesh_shape[axis]) * config.cell_size[axis]
+        shares = np.interp(places, distance, share).reshape([-1 if i == axis else 1 for i in range(3)])
+    dtype = jnp.result_type(float)
+    if mask is None:
+        return _spread(jnp.asarray(shares, dtype), config)
+    return jax.device_put((shares * mask).astype(dtype), config.decomposition.sharding)
+
+
+@jax.jit
+def _moments(weight: Array) -> tuple[Array, Array, Array]:
+    """Means of the weight, its square and its fourth power."""
+    return jnp.mean(weight), jnp.mean(weight**2), jnp.mean(weight**4)
 
 
 @partial(jax.jit, static_argnames="config")
 def _spread(shares: Array, config: Config) -> Array:
     return config.decomposition.constrain(jnp.broadcast_to(shares, config.mesh_shape))
+
+
+def _bispectrum(wanted: observables.Bispectrum, simulation: Simulation, density: Array, a: float) -> Table:
+    config = simulation.config
+    edges = bispectrum_edges(config, wanted.shells, wanted.k_max)
+    found = bispectrum(density, config, edges=edges, triangles=wanted.triangles)
+    growth_factor = float(growth(a, simulation.cosmo))
+    linear = lambda k: np.nan_to_num(simulation.linear_power(k)) * growth_factor**2  # noqa: E731
+    some = np.asarray(found.triangles) > 0
+    columns = {f"k{i + 1}": np.asarray(found.k)[:, i] for i in range(3)}
+    columns |= {
+        "B": found.bispectrum,
+        "error of B": found.scatter,
+        "tree level": tree_bispectrum(linear, edges, found.shells),
+        "Q": found.reduced,
+        "triangles": found.triangles,
+    }
+    units = {f"k{i}": _PER_MPC for i in (1, 2, 3)} | dict.fromkeys(("B", "error of B", "tree level"), "(Mpc/h)^6")
+    columns = {name: np.asarray(values, float)[some] for name, values in columns.items()}
+    return Table(f"bispectrum of the density, {wanted.triangles} triangles, z = {_redshift(a)}", columns, units)
 
 
 def _cross(simulation: Simulation, particles: Particles, a: float) -> Table:

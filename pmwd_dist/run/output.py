@@ -52,7 +52,7 @@ def write_output(plan: Plan, particles: Particles, a: float, z: float) -> list[s
     # Redshifts move particles beyond a halo that was chosen for their displacements.
     given = dataclasses.replace(config, halo=plan.settings.devices.halo)
     observed = dataclasses.replace(plan.simulation, config=given)
-    tables = dict(measure_observables(plan.settings, observed, particles, field, a))
+    tables = dict(measure_observables(plan.settings, observed, particles, field, a, plan.data))
     for name, table in tables.items():
         _check_poles(name, table, z)
     del field
@@ -69,7 +69,9 @@ def write_output(plan: Plan, particles: Particles, a: float, z: float) -> list[s
                 write_table(folder / f"{name}_{redshift_label(z)}.csv", table)
                 draw_table(folder / f"{name}_{redshift_label(z)}.png", name, table)
     if galaxies := _counted(plan):
-        counts = Field(galaxy_counts(galaxies, observed, particles, a), 2, 64, {"axes": "cells along x, y, z"})
+        counts = Field(
+            galaxy_counts(galaxies, observed, particles, a, plan.data), 2, 64, {"axes": "cells along x, y, z"}
+        )
         about = {"box_size": config.box_size, "units": "Mpc/h", "z": z}
         write_fields(folder / f"counts_{redshift_label(z)}.hdf5", {"counts": counts}, about)
     if output.snapshot != "none":

@@ -18,9 +18,12 @@ from pmwd_dist._files import free_space
 from pmwd_dist._jax.native import native_available, native_version
 from pmwd_dist.pm.nbody import step_times
 from pmwd_dist.run import accuracy, resources
+from pmwd_dist.run.arrays import read_files
 from pmwd_dist.run.memory import Kind
 from pmwd_dist.run.planning import enough_devices, expected_halo, linear_displacement
 from pmwd_dist.run.settings import Settings, SettingsError, Simulation, build
+from pmwd_dist.run.settings.observables import MASK
+from pmwd_dist.run.settings.writing import toml_value
 
 PACKAGES = ("pmwd-dist", "jax", "jaxlib", "diffrax", "jax-cosmo", "numpy", "h5py")
 
@@ -58,10 +61,29 @@ def make_plan(settings: Settings, folder: Path) -> Plan:
       SettingsError: the settings don't fit the devices.
     """
     simulation = build(settings)
+    data = _read_masks(settings)
     targets = settings.scale_factors
     times = np.asarray(step_times(simulation.cosmo, simulation.config, save=targets), float)
     outputs = {int(np.argmin(np.abs(times - a))): 1 / a - 1 for a in targets}
-    return Plan(settings, simulation, folder, tuple(map(float, times)), outputs)
+    return Plan(settings, simulation, folder, tuple(map(float, times)), outputs, data)
+
+
+def _read_masks(settings: Settings) -> dict[str, np.ndarray]:
+    """Masks of observables, by their keys.
+
+    Raises:
+      SettingsError: a file can't be read, or holds something else.
+    """
+    galaxies = settings.observe.galaxies
+    if galaxies is None or galaxies.mask is None:
+        return {}
+    arrays, problems = read_files({MASK: galaxies.mask}, settings.box.mesh)
+    for key, values in arrays.items():
+        if not problems and not (np.isfinite(values).all() and values.min() >= 0 and values.max() > 0):
+            problems.append(f"{key} = {toml_value(galaxies.mask)}: must hold shares of 0 or more, and some above 0")
+    if problems:
+        raise SettingsError(problems)
+    return arrays
 
 
 def check_resources(plan: Plan) -> list[str]:
@@ -76,6 +98,9 @@ def check_resources(plan: Plan) -> list[str]:
     enough = partial(enough_devices, config, displacement, kind)
     problem, warning = resources.memory_problem(config, cone, expected_halo(config, displacement), enough)
     problems = [] if problem is None else [problem]
+    triangles = plan.settings.observe.bispectrum
+    if not problems and triangles and (lack := resources.bispectrum_problem(config, triangles.shells)):
+        problems.append(lack)
     need, free = resources.expected_disk(plan.settings), free_space(plan.folder)
     if need > free:
         problems.append(

@@ -96,6 +96,18 @@ def available_for_arrays(config: Config) -> float:
     return max(0.0, (available_memory()[1] / processes_on_host() - _RUNTIME) / _own_devices(config))
 
 
+def bispectrum_problem(config: Config, shells: int) -> str | None:
+    """Reason why the fields of a bispectrum, one for each shell, can't fit into memory beside the particles."""
+    values = 6 * math.prod(config.particle_shape) + (shells + 6) * math.prod(config.mesh_shape)
+    need, there = 4 * values / config.decomposition.size, available_for_arrays(config)
+    if need <= there:
+        return None
+    return (
+        f"observe.bispectrum.shells = {shells}: their fields and the particles take {size(int(need))} of a device, "
+        f"which has {size(int(there))}; use fewer shells, or more devices"
+    )
+
+
 def memory_problem(
     config: Config,
     cone: LightCone | None = None,

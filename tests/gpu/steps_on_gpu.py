@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pmwd_dist.ops import cic, kick_drift, pull_back, stencil
+from pmwd_dist.ops import cic, kick_drift, momenta, pull_back, stencil
 from pmwd_dist.ops.cic import Geometry
 from pmwd_dist.ops.force_transpose import force_transpose
 
 jax.config.update("jax_enable_x64", True)
 CPU, GPU = jax.devices("cpu")[0], jax.devices("cuda")[0]
-Q = 2.0**-18
+Q, UNIT = 2.0**-18, 2.0**-21  # the grid of displacements and the unit of momenta
 
 
 def random_block(rng: np.random.Generator, dtype: Any) -> tuple[Geometry, dict[str, Any]]:
@@ -29,7 +29,7 @@ def random_block(rng: np.random.Generator, dtype: Any) -> tuple[Geometry, dict[s
     geometry = Geometry(mesh, ((1, 1),) * 3, origin, periodic, (1.0, 1.3, 0.7))  # type: ignore[arg-type]
     vectors = {
         "disp": np.rint(rng.uniform(-3, 3, (*sites, 3)) / Q) * Q,
-        "vel": np.rint(rng.normal(size=(*sites, 3)) / (4 * Q)) * 4 * Q,
+        "vel": np.rint(rng.normal(size=(*sites, 3)) / UNIT) * UNIT,
         "ct_disp": rng.normal(size=(*sites, 3)),
         "ct_vel": rng.normal(size=(*sites, 3)),
         "fields": rng.normal(size=(*mesh, 3)),
@@ -56,13 +56,17 @@ def compare_steps(seed: int) -> None:
     def numbers(*values: float) -> list[Any]:
         return [np.asarray(value, dtype) for value in values]
 
-    step = kick_drift.KickDrift(*numbers(0.3 / (4 * Q), 1 / (4 * Q), 4 * Q, 0.1 / Q, 0.2 / Q, good))
-    kick = pull_back.UndoKick(*numbers(0.3 / (4 * Q), 1 / (4 * Q), 4 * Q, 0.1, 0.3, good))
-    drift = pull_back.UndoDrift(*numbers(0.3, 1.1, 0.2, -0.2 / Q, -0.3 / Q, good))
-    four = x["disp"], x["vel"], x["ct_disp"], x["ct_vel"]
+    step = kick_drift.KickDrift(*numbers(0.3 / UNIT, 1 / UNIT, UNIT, 0.1 / Q, 0.2 / Q, good))
+    kick = pull_back.UndoKick(*numbers(0.3 / UNIT, UNIT, UNIT, 0.1, 0.3, good))
+    drift = pull_back.UndoDrift(*numbers(0.3, 1.1, UNIT, -0.2 / Q, -0.3 / Q, good))
+    whole = np.rint(x["vel"] / UNIT).astype({4: np.int32, 8: np.int64}[x["vel"].itemsize])
+    held = np.asarray(momenta.pack(jnp.asarray(whole), jnp.asarray(x["vel"])))
+    four = x["disp"], held, x["ct_disp"], x["ct_vel"]
+    grids = {"geometry": g, "resolution": Q}
     ops: Any = kick_drift.kick_drift, pull_back.undo_kick, pull_back.undo_drift
     cases = [
-        (lambda *xs: ops[0](*xs, step, g, Q), (*four[:2], x["fields"]), (0, 1, 2)),
+        (lambda *xs: ops[0](*xs, step, **grids, whole=True), (*four[:2], x["fields"]), (0, 1, 2)),
+        (lambda *xs: ops[0](*xs, step, **grids, whole=False), (x["disp"], x["vel"], x["fields"]), (0, 1, 2)),
         (lambda *xs: ops[1](*xs, kick, g), (*four, x["fields"]), (0,)),
         (lambda *xs: ops[2](*xs, drift, g, resolution=Q), (*four, x["field"]), (0,)),
     ]

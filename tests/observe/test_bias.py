@@ -110,6 +110,27 @@ def test_counts_follow_selection_and_mask(single: pmd.Decomposition) -> None:
     np.testing.assert_allclose(jax.jacfwd(counts)(0.01), expected / 0.01, rtol=1e-13)
 
 
+def test_power_of_a_survey_is_that_of_the_galaxies(single: pmd.Decomposition) -> None:
+    """That of white noise is, in the mean, as all modes have the same power: the convolution with W changes nothing."""
+    config = pmd.Config(16.0, 16, decomposition=single)
+    rng = np.random.default_rng(3)
+    weight = rng.uniform(0, 1, (16, 16, 16)) * (np.arange(16) < 9)
+    run = jax.jit(
+        lambda n: pmd.power_spectrum(pmd.observe.weighted_overdensity(n, weight, config), config, deconvolve=False)
+    )
+    density = 1 + 0.3 * rng.standard_normal((12, 16, 16, 16))
+    found = [run(2 * n) for n in density]  # in any unit
+    modes = np.asarray(found[0].modes)
+    mean = np.mean([f.power for f in found], axis=0) @ modes / modes.sum()
+    scatter = np.sqrt(2 / modes.sum() / len(found) * np.mean(weight**4) / np.mean(weight**2) ** 2)
+    assert scatter < 0.02
+    assert abs(mean / 0.09 - 1) < 3.5 * scatter
+    field = np.asarray(pmd.observe.weighted_overdensity(density[0], weight, config))
+    assert abs(field.sum()) < 1e-10
+    inside = density[0] / np.average(density[0], weights=weight) - 1
+    np.testing.assert_allclose(field, weight * inside / np.sqrt(np.mean(weight**2)), rtol=1e-12)
+
+
 def weights(config: pmd.Config, bias: Any, **options: Any) -> Any:
     modes = pmd.prfft3d(jnp.zeros(SHAPE), config.decomposition)
     return pmd.observe.bias_weights(modes, bias, problems.cosmology(), config, **options)
@@ -128,6 +149,7 @@ ONES = np.ones(SHAPE)
             lambda c: pmd.observe.expected_counts(ONES, c, number_density=1.0, selection=-ONES),
             "selection=-1.0 must not be negative; pass shares from 0 to 1",
         ),
+        (lambda c: pmd.observe.weighted_overdensity(ONES, -ONES, c), "weight=-1.0 must not be negative"),
         (
             lambda c: pmd.observe.expected_counts(ONES, c, number_density=1.0, mask=np.full(SHAPE, np.nan)),
             "mask=nan must not be negative",

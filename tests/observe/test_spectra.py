@@ -124,10 +124,11 @@ def test_interlacing_cancels_aliases(pdims: tuple[int, int]) -> None:
     config = pmd.Config(8.0, n, decomposition=layout, halo=5)
     disp = np.random.default_rng(4).uniform(-4, 4, (n, n, n, 3))
     particles = pmd.Particles(disp, disp)
-    found = np.asarray(pmd.observe.interlaced_density(particles, config))
+    weights = None if pdims == (1, 1) else np.random.default_rng(5).uniform(0, 2, (n, n, n))
+    found = np.asarray(pmd.observe.interlaced_density(particles, config, weights=weights))
     meshes = []
     for cells in (0.0, 0.5):
-        painted = problems.paint(problems.cells(disp - cells, config), 1.0, (n,) * 3)
+        painted = problems.paint(problems.cells(disp - cells, config), 1.0 if weights is None else weights, (n,) * 3)
         phase = [
             np.exp(-1j * k * cells) * (np.abs(k) < math.pi - 1e-9) for k in problems.wavevectors((n,) * 3, (8.0,) * 3)
         ]

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from pmwd_dist._jax.native import has_target
-from pmwd_dist.ops import cic, pull_back, stencil
+from pmwd_dist.ops import cic, momenta, pull_back, stencil
 from pmwd_dist.ops import force_transpose as transpose_module
 from pmwd_dist.ops import kick_drift as kick_module
 from pmwd_dist.ops.cic import Geometry
 from pmwd_dist.ops.kick_drift import KickDrift, kick_drift
 from pmwd_dist.ops.pull_back import UndoDrift, UndoKick
 
-Q, MOMENTUM = 2.0**-30, 2.0**-28  # the grids of displacements and momenta
+Q, MOMENTUM = 2.0**-30, 2.0**-40  # the grid of displacements and the unit of momenta
 force_transpose: Any = transpose_module.force_transpose  # of numpy's arrays, too
 undo_kick: Any = pull_back.undo_kick
 undo_drift: Any = pull_back.undo_drift
@@ -34,42 +34,51 @@ KICK, FIRST, LAST, SCALE = 0.3, 0.2, 0.1, 1.25
 def block() -> dict[str, Any]:
     rng = np.random.default_rng(0)
 
-    def on_grid(x: Any, q: float) -> Any:
-        return np.rint(x / q) * q
-
     shape = (6, 7, 6, 3)
     return {
-        "disp": on_grid(rng.uniform(-3, 3, shape), Q),
-        "vel": on_grid(rng.normal(size=shape), MOMENTUM),
+        "disp": np.rint(rng.uniform(-3, 3, shape) / Q) * Q,
+        "vel": packed(rng.normal(size=shape)),
         "fields": rng.normal(size=(*GEOMETRY.mesh, 3)),
         "ct": rng.normal(size=(2, *shape)),
     }
+
+
+def packed(vel: Any) -> Any:
+    """Momenta as whole numbers."""
+    return np.asarray(momenta.pack(jnp.asarray(np.rint(vel / MOMENTUM), jnp.int64), jnp.asarray(vel)))
+
+
+def unpacked(vel: Any, unit: float = MOMENTUM) -> Any:
+    return np.asarray(momenta.momentum(jnp.asarray(vel), jnp.asarray(unit)))
 
 
 def arrays(*numbers: float) -> Iterator[Any]:
     return map(jnp.asarray, numbers)
 
 
-def step(disp: Any, vel: Any, fields: Any, good: float = 1.0) -> tuple[Any, Any, Any]:
+def step(disp: Any, vel: Any, fields: Any, good: float = 1.0, *, whole: bool = True) -> tuple[Any, Any, Any]:
     """The rest of a step after its first drift; the following one has none."""
     after = MOMENTUM * SCALE
     coefficients = KickDrift(*arrays(KICK / after, 1 / MOMENTUM, after if good else MOMENTUM, LAST / Q, 0.0, good))
-    return kick_drift(disp, vel, fields, coefficients, GEOMETRY, Q)
+    return kick_drift(disp, vel, fields, coefficients, GEOMETRY, resolution=Q, whole=whole)
 
 
 def undone(disp: Any, vel: Any, ct_disp: Any, ct_vel: Any, fields: Any, field: Any) -> tuple[Any, ...]:
     after = MOMENTUM * SCALE
-    kick = UndoKick(*arrays(KICK / after, 1 / after, MOMENTUM, LAST, KICK, 1.0))
+    kick = UndoKick(*arrays(KICK / after, after, MOMENTUM, LAST, KICK, 1.0))
     vel, ct_disp, ct_vel, sums = undo_kick(disp, vel, ct_disp, ct_vel, fields, kick, GEOMETRY)
-    drift = UndoDrift(*arrays(KICK, SCALE, FIRST, -FIRST / Q, 0.0, 1.0))
+    drift = UndoDrift(*arrays(KICK, SCALE, MOMENTUM, -FIRST / Q, 0.0, 1.0))
     disp, ct_disp, ct_vel, last = undo_drift(disp, vel, ct_disp, ct_vel, field, drift, GEOMETRY, resolution=Q)
     return disp, vel, ct_disp, ct_vel, jnp.concatenate([sums, last])
 
 
-def test_a_kick_and_its_drift_are_those_of_numpy(block: dict[str, Any]) -> None:
-    disp, vel, most = step(block["disp"], block["vel"], block["fields"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_kick_and_its_drift_are_those_of_numpy(block: dict[str, Any], whole: bool) -> None:
+    before = unpacked(block["vel"])
+    disp, vel, most = step(block["disp"], block["vel"] if whole else before, block["fields"], whole=whole)
     force = np.asarray(read(block["disp"], block["fields"], GEOMETRY))[..., 0, :]
-    expected = SCALE * block["vel"] + KICK * force
+    expected = SCALE * before + KICK * force
+    vel = unpacked(vel, MOMENTUM * SCALE) if whole else vel
     np.testing.assert_allclose(vel, expected, rtol=0, atol=2 * MOMENTUM)
     np.testing.assert_allclose(disp, block["disp"] + LAST * expected, rtol=0, atol=2 * Q)
     assert most == np.abs(disp).max()
@@ -77,15 +86,21 @@ def test_a_kick_and_its_drift_are_those_of_numpy(block: dict[str, Any]) -> None:
 
 
 def test_a_failed_step_does_not_look_at_the_force(block: dict[str, Any]) -> None:
-    _, vel, _ = step(block["disp"], block["vel"], np.full_like(block["fields"], np.nan), good=0.0)
+    """Of another, forces that are no numbers show in the displacements."""
+    bad = np.full_like(block["fields"], np.nan)
+    disp, vel, _ = step(block["disp"], block["vel"], bad, good=0.0)
     np.testing.assert_array_equal(vel, block["vel"])
+    assert np.isfinite(disp).all()
+    disp, _, most = step(block["disp"], block["vel"], bad)
+    assert np.isnan(disp).all() and np.isnan(most)
 
 
 def test_it_is_undone_to_the_bit_and_cotangents_are_those_of_autodiff(block: dict[str, Any]) -> None:
     """With a force that does not depend on the particles; what comes through the mesh is tested by whole runs."""
 
     def whole(disp: Any, vel: Any) -> Any:
-        disp = disp + Q * jnp.rint(FIRST / Q * vel) + FIRST * (vel - jax.lax.stop_gradient(vel))
+        p = momenta.momentum(vel, MOMENTUM)
+        disp = disp + Q * jnp.rint(FIRST / Q * p) + FIRST * (p - jax.lax.stop_gradient(p))
         return step(disp, vel, block["fields"])[:2], disp
 
     (end, pull, drifted) = jax.vjp(whole, block["disp"], block["vel"], has_aux=True)
@@ -100,11 +115,12 @@ def test_it_is_undone_to_the_bit_and_cotangents_are_those_of_autodiff(block: dic
     np.testing.assert_allclose(ct_vel, expected[1], rtol=1e-12, atol=1e-12)
     force = np.asarray(read(drifted, block["fields"], GEOMETRY))[..., 0, :]
     kicked = block["ct"][1] + LAST * block["ct"][0]
-    by_hand = [np.vdot(kicked, force), np.vdot(kicked, vel), np.vdot(block["ct"][0], end[1]), np.vdot(ct_disp, vel)]
+    vel, after = unpacked(vel), unpacked(end[1], MOMENTUM * SCALE)
+    by_hand = [np.vdot(kicked, force), np.vdot(kicked, vel), np.vdot(block["ct"][0], after), np.vdot(ct_disp, vel)]
     np.testing.assert_allclose(sums, by_hand, rtol=1e-12)
 
 
-@pytest.mark.skipif(not has_target("jaxdecomp_ops_kick_drift"), reason="the native ops are not installed")
+@pytest.mark.skipif(not has_target("jaxdecomp_ops_whole_kick_drift"), reason="the native ops are not installed")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_native_ops_are_the_references(dtype: Any) -> None:
     """A kick with its drifts to the bit. Rows exceed a batch, a particle lies beyond the block, a step has failed."""
@@ -114,30 +130,43 @@ def test_native_ops_are_the_references(dtype: Any) -> None:
     disp, vel, *ct = (np.rint(rng.normal(size=shape) / 2.0**-14) * 2.0**-14 for _ in range(4))
     disp[1, 2, 3, 2] = 90.0
     fields, field = rng.normal(size=(*geometry.mesh, 3)), rng.normal(size=(*geometry.mesh, 1))
-    numbers = np.array([2e4, 2.0**14, 2.0**-14, 3e3, -2e3, 1.0])
+    integer = {np.float32: np.int32, np.float64: np.int64}[dtype]
+    held = momenta.pack(jnp.asarray(vel * 2.0**14, integer), jnp.asarray(vel, dtype))
+    kick, unit = 2e4, 2.0**-14
+    numbers = {
+        "kick_drift": (kick, 1 / unit, unit, 3e3, -2e3),
+        "whole_kick_drift": (kick, 1 / unit, unit, 3e3, -2e3),
+        "undo_kick": (kick, unit, 0.7 * unit, 0.3, 0.2),
+        "undo_drift": (0.2, 1.3, unit, 3e3, -2e3),
+    }
 
-    def run(good: float, disp: Any, vel: Any, ct_disp: Any, ct_vel: Any, fields: Any, field: Any) -> list[Any]:
-        step = jnp.asarray(numbers * [1, 1, 1, 1, 1, good], dtype)
-        undo, both = (disp, vel, ct_disp, ct_vel), []
-        for kind, module, operands in (
-            ("kick_drift", kick_module, (disp, vel, fields, step)),
-            ("undo_kick", pull_back, (*undo, fields, step * jnp.asarray([1, 1, 1, 1e-4, 1e-4, 1], dtype))),
-            ("undo_drift", pull_back, (*undo, field, step * jnp.asarray([1e-4, 1e-4, 1, 1, 1, 1], dtype))),
-        ):
-            native = getattr(module, f"_{kind}_p").bind(*(x[None] for x in operands), **q)
-            reference = getattr(module, "_reference" if kind == "kick_drift" else f"_{kind}_reference")
-            params = q if kind != "undo_kick" else {"geometry": geometry}
-            both.append(([x[0] for x in native], reference(*operands, **params)))
+    def run(good: float, disp: Any, vel: Any, held: Any, ct_disp: Any, ct_vel: Any, fields: Any, field: Any) -> Any:
+        both = {}
+        for kind, coefficients in numbers.items():
+            step = jnp.asarray([*coefficients, good], dtype)
+            params = dict(q)
+            if "kick_drift" in kind:
+                whole = kind.startswith("whole")
+                native, reference = kick_module._primitives[whole], partial(kick_module._reference, whole=whole)
+                operands = disp, held if whole else vel, fields, step
+            else:
+                native, reference = getattr(pull_back, f"_{kind}_p"), getattr(pull_back, f"_{kind}_reference")
+                operands = disp, held, ct_disp, ct_vel, fields if kind == "undo_kick" else field, step
+            out = native.bind(*(x[None] for x in operands), **params)
+            if kind == "undo_kick":
+                del params["resolution"]
+            both[kind] = [x[0] for x in out], reference(*operands, **params)
         return both
 
     for good in (1.0, 0.0):
-        (kick, *undone) = jax.jit(run, static_argnums=0)(
-            good, *(x.astype(dtype) for x in (disp, vel, *ct, fields, field))
-        )
-        for native, reference in zip(*kick, strict=True):
-            np.testing.assert_array_equal(native, reference)
-        assert np.isnan(kick[0][1]).sum() == 3 * good
-        for native, reference in ((x, y) for op in undone for x, y in zip(*op, strict=True)):
+        arrays = [jnp.asarray(x, dtype) for x in (disp, vel, held, *ct, fields, field)]
+        both = jax.jit(run, static_argnums=0)(good, *arrays)
+        for kind in ("kick_drift", "whole_kick_drift"):
+            for native, reference in zip(*both.pop(kind), strict=True):
+                np.testing.assert_array_equal(native, reference)
+                assert not good or native.ndim == 4 or np.isnan(native)
+        np.testing.assert_array_equal(both["undo_kick"][0][0], both["undo_kick"][1][0])
+        for native, reference in ((x, y) for op in both.values() for x, y in zip(*op, strict=True)):
             scale = np.nanmax(np.abs(reference)) if np.ndim(reference) > 1 else 1e3 * np.sqrt(np.prod(shape))
             np.testing.assert_allclose(native, reference, rtol=0, atol=fine * scale)
 
@@ -145,25 +174,21 @@ def test_native_ops_are_the_references(dtype: Any) -> None:
 @pytest.mark.skipif(not has_target("jaxdecomp_ops_gradient"), reason="the native ops are not installed")
 def test_the_native_gradient_and_its_transpose_are_the_references() -> None:
     rng, cell_size = np.random.default_rng(6), (1.0, 1.3, 0.7)
-    for inner, periodic in (
-        ((5, 4, 19), (True, False, True)),
-        ((3, 6, 7), (False, True, False)),
-        ((2, 3, 3), (True,) * 3),
-    ):
+    blocks = ((5, 4, 19), (True, False, True)), ((3, 6, 7), (False, True, False)), ((2, 3, 3), (True, True, True))
+    for inner, periodic in blocks:
         outer = tuple(n if wraps else n + 4 for n, wraps in zip(inner, periodic, strict=True))
         params: Any = {"cell_size": cell_size, "periodic": periodic}
         ops = (stencil._gradient_p, stencil._gradient_reference), (stencil._divergence_p, stencil._divergence_reference)
         for (native, reference), shape in zip(ops, ((2, *outer), (2, *inner, 3)), strict=True):
             values = jnp.asarray(rng.normal(size=shape))
-            np.testing.assert_allclose(
-                native.bind(values, **params), jax.jit(partial(reference, **params))(values), rtol=0, atol=1e-14
-            )
+            expected = jax.jit(partial(reference, **params))(values)
+            np.testing.assert_allclose(native.bind(values, **params), expected, rtol=0, atol=1e-14)
 
 
 def test_the_mesh_part_is_the_slope_of_a_read(block: dict[str, Any]) -> None:
     field = np.random.default_rng(1).normal(size=GEOMETRY.mesh)
     disp, vel, (ct_disp, ct_vel) = block["disp"], block["vel"], block["ct"]
-    drift = UndoDrift(*arrays(KICK, SCALE, FIRST, -FIRST / Q, 0.0, 1.0))
+    drift = UndoDrift(*arrays(KICK, SCALE, MOMENTUM, -FIRST / Q, 0.0, 1.0))
     _, with_field, _, _ = undo_drift(disp, vel, ct_disp, ct_vel, field, drift, GEOMETRY, resolution=Q)
 
     def read_sum(disp: Any) -> Any:
@@ -186,8 +211,8 @@ def test_the_transpose_of_reading_a_force(block: dict[str, Any]) -> None:
         return force_transpose(disp, weight, GEOMETRY, cell_size)
 
     disp, weight = block["disp"], block["ct"][0]
-    (forces, change), tangent = jax.jvp(force, (disp,), (block["vel"],)), rng.normal(size=disp.shape)
-    out, moved = jax.jvp(transpose, (disp, weight), (block["vel"], tangent))
+    (forces, change), tangent = jax.jvp(force, (disp,), (block["ct"][1],)), rng.normal(size=disp.shape)
+    out, moved = jax.jvp(transpose, (disp, weight), (block["ct"][1], tangent))
     assert out.shape == potential.shape
     np.testing.assert_allclose(np.vdot(out, potential), np.vdot(forces, weight), rtol=1e-12)
     np.testing.assert_allclose(

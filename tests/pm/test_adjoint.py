@@ -16,6 +16,7 @@ import pytest
 import pmwd_dist as pmd
 from pmwd_dist.pm.adjoint import evolve_reversibly, pull_back
 from pmwd_dist.pm.evolution import Outcome, Save, evolve, prepare
+from pmwd_dist.pm.particles import momentum_unit
 from pmwd_dist.pm.solvers import SolverState
 from pmwd_dist.pm.status import Code, successful
 from pmwd_dist.pm.time_steps import step_times
@@ -63,10 +64,11 @@ def test_the_backward_pass_restores_every_bit(solver: Any, pdims: tuple[int, int
 
     @(jax.jit if pdims == (2, 2) else problems.optimized)  # both must restore the bits
     def there_and_back(particles: pmd.Particles) -> Any:
-        inputs = prepare(solver, particles, table, step_times(table, config).astype(dtype), ())
+        inputs = prepare(solver, particles, table, step_times(table, config).astype(dtype), (), config)
         outcome = evolve(inputs, (), config)
         cotangents = Outcome(outcome.particles, (), (), None)  # type: ignore[arg-type]
-        return outcome, *pull_back(inputs, outcome, cotangents, (), config)
+        before, cotangents = pull_back(inputs, outcome, cotangents, (), config)
+        return outcome, before.with_unit(momentum_unit(config, dtype)), cotangents
 
     outcome, before, cotangents = there_and_back(particles)
     assert outcome.status.step == steps
@@ -97,7 +99,7 @@ def test_gradients_are_those_of_stored_states(pdims: tuple[int, int], dtype: Any
 
     def loss(run: Any, disp: Any, table: Any, amplitude: Any) -> Any:
         times = step_times(table, config).astype(dtype)
-        inputs = prepare(pmd.BullFrog(), moved(particles, disp), table, times, amplitude)
+        inputs = prepare(pmd.BullFrog(), moved(particles, disp), table, times, amplitude, config)
         out = run(inputs, saves, config, accumulate=work)
         (fields, _), end = out.saved
         weights = jnp.arange(1, 4, dtype=dtype)

@@ -6,12 +6,21 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import pmwd_dist as pmd
+from pmwd_dist.ops import momenta
 from pmwd_dist.ops.rounding import round_straight_through
-from pmwd_dist.pm.particles import largest, momentum_resolution, quantize, resolution
+from pmwd_dist.pm.particles import (
+    largest,
+    momentum_resolution,
+    momentum_unit,
+    quantize,
+    quantize_for_advance,
+    resolution,
+)
 
 
 def configure(decomposition: pmd.Decomposition, box: float = 20.0) -> pmd.Config:
@@ -20,16 +29,15 @@ def configure(decomposition: pmd.Decomposition, box: float = 20.0) -> pmd.Config
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("box", [0.1, 8.0, 20.0, 5000.0])
-def test_the_grid_is_a_power_of_two_and_holds_128_cells_exactly(
+def test_the_grid_is_a_power_of_two_and_holds_32_cells_exactly(
     single: pmd.Decomposition, box: float, dtype: Any
 ) -> None:
     config = configure(single, box)
     q = resolution(config, dtype)
-    assert math.frexp(q)[0] == math.frexp(momentum_resolution(config, dtype))[0] == 0.5
+    units = [q, momentum_resolution(config, dtype), momentum_unit(config, dtype)]
+    assert [math.frexp(x)[0] for x in units] == [0.5] * 3
     max_displacement = largest(config, dtype)
-    assert max(128 * config.cell_size[0], 64) <= 2 * max_displacement and max_displacement <= max(
-        128 * config.cell_size[0], 64
-    )
+    assert max_displacement <= max(32 * config.cell_size[0], 64) <= 2 * max_displacement
     # Neighbours of the last exact multiple are representable, and their sum with q has no rounding error.
     edge = dtype(max_displacement) - dtype(q)
     assert float(edge) == max_displacement - q
@@ -37,12 +45,17 @@ def test_the_grid_is_a_power_of_two_and_holds_128_cells_exactly(
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_snapping_moves_to_the_nearest_grid_point_once(single: pmd.Decomposition, dtype: Any) -> None:
+@pytest.mark.parametrize(
+    ("quantize", "spacing"), [(quantize, momentum_unit), (quantize_for_advance, momentum_resolution)]
+)
+def test_snapping_moves_to_the_nearest_grid_point_once(
+    single: pmd.Decomposition, quantize: Any, spacing: Any, dtype: Any
+) -> None:
     config = configure(single)
     x = np.random.default_rng(0).standard_normal((2, 8, 8, 8, 3)).astype(dtype)
     particles = quantize(pmd.Particles(*x), config)
     for got, given, q in zip(
-        (particles.disp, particles.vel), x, (resolution(config, dtype), momentum_resolution(config, dtype)), strict=True
+        (particles.disp, particles.vel), x, (resolution(config, dtype), spacing(config, dtype)), strict=True
     ):
         steps = np.asarray(got, float) / q
         np.testing.assert_array_equal(steps, np.rint(steps))
@@ -51,6 +64,28 @@ def test_snapping_moves_to_the_nearest_grid_point_once(single: pmd.Decomposition
     again = quantize(particles, config)
     np.testing.assert_array_equal(again.disp, particles.disp)
     np.testing.assert_array_equal(again.vel, particles.vel)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_momenta_as_whole_numbers_are_exact_and_differentiable(dtype: Any) -> None:
+    """Up to half the range no sum is a NaN, and the derivatives are those of the momenta."""
+    most = 2 ** (momenta.bits(dtype) - 1) - 2 ** (np.finfo(dtype).nmant + 1)
+    numbers = np.array([0, 1, -1, most, -most, 2**24 + 1], {np.float32: np.int32, np.float64: np.int64}[dtype])
+    x = np.linspace(-1, 1, 6).astype(dtype)
+
+    def there_and_back(x: Any, unit: Any) -> Any:
+        packed = momenta.pack(jnp.asarray(numbers), x**2)
+        return momenta.momentum(packed, unit), packed
+
+    (value, packed), (tangent, _) = jax.jvp(there_and_back, (x, dtype(0.5)), (np.ones_like(x), dtype(1)))
+    np.testing.assert_array_equal(momenta.count(packed), numbers)
+    assert packed.dtype == value.dtype == dtype
+    assert (np.asarray(packed) >= np.finfo(dtype).tiny).all() and np.isfinite(packed).all()
+    np.testing.assert_array_equal(value, numbers.astype(dtype) / 2)
+    np.testing.assert_array_equal(tangent, 2 * x)
+    counts, missing = momenta.rounded(jnp.asarray([2.5, -1.5, np.nan, np.inf, 2.0 ** momenta.bits(dtype)], dtype))
+    np.testing.assert_array_equal(counts, [2, -2, 0, 0, 0])
+    np.testing.assert_array_equal(missing, [0, 0, np.nan, np.nan, np.nan])
 
 
 def test_derivatives_pass_straight_through_rounding() -> None:

@@ -14,6 +14,7 @@ from scipy.integrate import quad
 
 import pmwd_dist as pmd
 from pmwd_dist.pm.nbody import advance, start, step_times
+from pmwd_dist.pm.particles import quantize_for_advance
 
 SOLVERS = {"BullFrog": pmd.BullFrog(), "FastPM": pmd.FastPM(), "LeapFrog": pmd.LeapFrog()}
 COSMO = problems.cosmology(Omega_k=0.05, w0=-0.9, wa=0.2)
@@ -135,7 +136,7 @@ def test_a_hundred_steps_back_restore_every_bit() -> None:
     with jax.enable_x64(False):
         decomposition = pmd.Decomposition(pdims=(2, 2))
         config = pmd.Config(box_size=16.0, mesh_shape=8, decomposition=decomposition, steps=100, halo=8)
-        particles, table = initial(config), pmd.growth_table(COSMO)
+        particles, table = quantize_for_advance(initial(config), config), pmd.growth_table(COSMO)
         times = np.asarray(step_times(COSMO, config))
         state = start(particles, table, config, solver)
         before = bits(particles)
@@ -155,7 +156,8 @@ def test_a_few_huge_steps_can_be_undone_too(single: pmd.Decomposition) -> None:
     """Over a large growth BullFrog's momentum factor would be negative: it is bounded."""
     with jax.enable_x64(False):
         config = pmd.Config(box_size=64.0, mesh_shape=8, decomposition=single)
-        particles, table, solver = initial(config), pmd.growth_table(COSMO), pmd.BullFrog()
+        particles = quantize_for_advance(initial(config), config)
+        table, solver = pmd.growth_table(COSMO), pmd.BullFrog()
         state, before = start(particles, table, config, solver), bits(particles)
         # The bound is a factor of three in growth.
         for a0, a1 in ((0.1, 0.4), (0.4, 1.0), (1.0, 0.4), (0.4, 0.1)):
@@ -169,7 +171,7 @@ def test_a_few_huge_steps_can_be_undone_too(single: pmd.Decomposition) -> None:
 def test_diffeqsolve_takes_the_solvers_both_ways(solver: Any, single: pmd.Decomposition) -> None:
     with jax.enable_x64(False):
         config = pmd.Config(box_size=32.0, mesh_shape=8, decomposition=single, steps=4)
-        particles, table = initial(config), pmd.growth_table(COSMO)
+        particles, table = quantize_for_advance(initial(config), config), pmd.growth_table(COSMO)
         times = step_times(COSMO, config)
 
         # Forwards and backwards by the same compiled program: another one may round its coefficients otherwise.

@@ -163,6 +163,11 @@ def test_tables_and_maps_of_observables_are_drawn_from_their_files(tmp_path: Pat
     contents = {
         "multipoles": Table("matter", {"k": k, **poles, "modes": 100 * k}, {"k": "h/Mpc", "P0": "(Mpc/h)^3"}),
         "cross": Table("density, linear field", {"k": k, "r": 1 - k / 4, "T": 1 + k, "modes": k}, {"k": "h/Mpc"}),
+        "bispectrum": Table(
+            "bispectrum",
+            {"k1": k, "k2": k, "k3": 2 * k} | dict.fromkeys(("B", "error of B", "tree level"), k - k[1] / 2),
+            {"k1": "h/Mpc"},
+        ),
         "pdf": Table("density", {"density": k, "probability density": k, "cells": 10 * k}, {}),
     }
     for name, table in contents.items():

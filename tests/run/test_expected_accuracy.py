@@ -54,6 +54,8 @@ def test_errors_follow_the_tables() -> None:
     assert 0.3 < error(box_size=64.0)[0] < 4.3
     assert error(lpt_order=2)[0] == pytest.approx(0.7)
     assert error(gradient="spectral")[0] == pytest.approx(9.2)
+    assert error(compensated=True) == pytest.approx((0.3 + 1.2, 0.9 + 2.1))
+    assert error(mesh_shape=64, particle_shape=32, compensated=True)[0] == pytest.approx(0.7 + 0.5)
     assert error(5, box_size=32.0)[1] == pytest.approx(17.0 + 38.2)
     assert expected_error(*simulate(particle_shape=64)) is None
 

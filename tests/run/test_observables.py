@@ -17,7 +17,7 @@ from test_settings import MINIMAL, problems
 import pmwd_dist as pmd
 from pmwd_dist.io import checkpoint
 from pmwd_dist.report.tables import read_table
-from pmwd_dist.run import manifest, output
+from pmwd_dist.run import manifest, output, resources
 from pmwd_dist.run.job import execute
 from pmwd_dist.run.plan import Plan, check_resources, make_plan
 from pmwd_dist.run.settings import SettingsError, read
@@ -29,12 +29,14 @@ ALL = (
     "output.slice_thickness=0",
     "output.snapshot=none",
     "observe.multipoles.line_of_sight=x",
-    "observe.galaxies={b1=0.5, number_density=0.1, selection=[[0, 1], [32, 0.25]]}",
+    "observe.galaxies={b1=0.5, number_density=0.1, selection=[[0, 1], [32, 0.25]], mask='mask.npy', k_max=0.6}",
+    "observe.bispectrum={shells=2}",
     "observe.cross={}",
     "observe.pdf={bins=4, low=0.1}",
     "observe.light_cone={edges=[0, 64, 200], sources=0.06, pixels=8, rays=4, field=4.0, observer=[0, 0, 5]}",
 )
-TABLES = ("multipoles", "galaxies", "cross", "pdf")
+MASK = (np.random.default_rng(0).random((8, 8, 8)) > 0.3).astype(np.float32)
+TABLES = ("multipoles", "galaxies", "bispectrum", "cross", "pdf")
 
 
 @pytest.fixture(autouse=True)
@@ -51,9 +53,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def whole(folder: Path) -> Plan:
     """A run from beginning to end, with all figures."""
-    plan = make(folder / "whole", *ALL)
+    plan = make(with_mask(folder) / "whole", *ALL)
     execute(plan, Events())
     return plan
+
+
+def with_mask(folder: Path) -> Path:
+    """The folder, in which a survey sees a part of the cells."""
+    np.save(folder / "mask.npy", MASK)
+    return folder
 
 
 def contents(folder: Path) -> dict[str, Any]:
@@ -74,6 +82,7 @@ def test_files_are_complete_and_named(whole: Plan):
 
 
 def stopped(folder: Path) -> Path:
+    with_mask(folder.parent)
     plan = make(folder, *ALL)
     with pytest.raises(Interrupted):
         execute(plan, Events(3))
@@ -117,29 +126,43 @@ def test_values_are_those_of_the_library(whole: Plan):
         modes = pmd.linear_modes(noise, table, config)
         solution = pmd.nbody(pmd.lpt(modes, table, config), table, config, accumulate=cone)
         moved = pmd.observe.redshift_space(solution.particles, table, config, line_of_sight="x")
-        poles = pmd.observe.power_multipoles(pmd.density(moved, config), config, line_of_sight="x")
+        poles = pmd.observe.power_multipoles(pmd.observe.interlaced_density(moved, config), config, line_of_sight="x")
         weights = pmd.observe.bias_weights(modes, pmd.observe.LagrangianBias(b1=0.5), table, config)
         moved = pmd.observe.redshift_space(solution.particles, table, config)
         galaxies = pmd.observe.tracer_density(moved, weights, config)
-        rate = pmd.observe.expected_counts(galaxies, config, number_density=0.1, selection=selection)
-        return solution.accumulated, poles.power, rate
+        rate = pmd.observe.expected_counts(galaxies, config, number_density=0.1, selection=weight)
+        interlaced = pmd.observe.interlaced_density(moved, config, weights=weights)
+        survey = pmd.observe.weighted_overdensity(interlaced, weight, config)
+        survey = pmd.observe.power_multipoles(survey, config).power
+        three = pmd.observe.bispectrum(pmd.density(solution.particles, config), config, edges=shells).bispectrum
+        return solution.accumulated, poles.power, rate, survey, three
 
-    selection = np.interp(np.arange(8) * 4, [0, 32], [1, 0.25])[None, None, :] * np.ones((8, 8, 8))
-    mass, poles, rate = run(pmd.white_noise(jax.random.key(simulation.seed), config))
+    weight = np.interp(np.arange(8) * 4, [0, 32], [1, 0.25])[None, None, :] * MASK.astype(float)
+    shells = pmd.observe.bispectrum_edges(config, 2)
+    mass, poles, rate, survey, three = run(pmd.white_noise(jax.random.key(simulation.seed), config))
     with h5py.File(whole.folder / "light_cone.hdf5") as file:
         np.testing.assert_allclose(file["mass"][:], mass, rtol=1e-9, atol=1e-9)
         assert file["convergence"].shape == (1, 4, 4)
         assert file["shear"].shape == (1, 2, 4, 4)
         assert tuple(file.attrs["edges"]) == edges
     found = read_table(whole.folder / "multipoles_z0.000.csv")
-    for pole, row in zip((0, 2, 4), poles, strict=True):
-        np.testing.assert_allclose(found[f"P{pole}"], row, rtol=1e-6)
+    galaxies = read_table(whole.folder / "galaxies_z0.000.csv")
+    assert len(found["k"]) == 3  # to 0.95 of the Nyquist frequency, which the fourth bin has
+    assert len(galaxies["k"]) == 2
+    for pole, row, seen in zip((0, 2, 4), poles, survey, strict=True):
+        np.testing.assert_allclose(found[f"P{pole}"], row[:3], rtol=1e-6)
+        np.testing.assert_allclose(galaxies[f"P{pole}"], seen[:2], rtol=1e-6)
+    np.testing.assert_allclose(galaxies["shot noise"], 10 * weight.mean() / np.mean(weight**2), rtol=1e-6)
+    triangles = read_table(whole.folder / "bispectrum_z0.000.csv")
+    np.testing.assert_allclose(triangles["B"], three[np.asarray(three) != 0], rtol=1e-6)
+    assert (triangles["tree level"] > 0).all()
     cross = read_table(whole.folder / "cross_z0.000.csv")
     assert cross["r"][0] > 0.9
     assert (np.abs(cross["r"]) <= 1 + 1e-6).all()
     with h5py.File(whole.folder / "counts_z0.000.hdf5") as file:
         counts = file["counts"][:]
     assert counts.dtype == np.int32
+    assert (counts[MASK == 0] == 0).all()
     # Sums of 64 cells are Poisson numbers: 3.5 sigma of each.
     along, expected = counts.sum((0, 1)), np.asarray(rate).sum((0, 1))
     assert (np.abs(along - expected) < 3.5 * np.sqrt(expected)).all()
@@ -159,6 +182,15 @@ def test_values_are_those_of_the_library(whole: Plan):
         ("observe.galaxies.b2=1", "observe.galaxies.smoothing: must be given: .*galaxies.b2 diverges on an unsmoothed"),
         ("observe.galaxies={number_density=1.0, selection=[[0, -0.1]]}", "selection.*must not have negative shares"),
         ("observe.galaxies.selection=[[0, 1]]", "is for counts, which need observe.galaxies.number_density"),
+        ("observe.light_cone.line_of_sight=w", "line_of_sight = .w.: must be .x., .y. or .z."),
+        (
+            "observe.multipoles.k_max=2.0",
+            r"multipoles.k_max = 2.0: must be 0.09817 to 0.7854 h/Mpc, .*a finer box.mesh",
+        ),
+        ("observe.galaxies.k_max=0.01", r"galaxies.k_max = 0.01: must be 0.09817 to 0.7854 h/Mpc, from the first mode"),
+        ("observe.bispectrum.k_max=0.6", r"bispectrum.k_max = 0.6: must be 0.09817 to 0.5236 h/Mpc, .* 2/3 of the Nyq"),
+        ("observe.bispectrum.shells=0", "bispectrum.shells = 0: must be 1 or more"),
+        ("observe.bispectrum.triangles=right", "bispectrum.triangles = .right.: must be"),
         ("observe.pdf.high=1e-3", "must be greater than observe.pdf.low = 0.01"),
         ("observe.lightcone={}", r"unknown section; did you mean \[observe.light_cone\]"),
         ("observe.light_cone=1", "observe.light_cone = 1: must be a section"),
@@ -172,10 +204,31 @@ def test_bad_settings_are_one_line(tmp_path: Path, override: str, words: str):
     assert re.search(words, problem), problem
 
 
-def test_maps_beyond_memory_are_refused(tmp_path: Path):
+def test_masks_that_are_none_are_refused(tmp_path: Path):
+    file = tmp_path / "run.toml"
+    file.write_text(MINIMAL)
+    np.save(tmp_path / "flat.npy", np.ones((8, 8)))
+    np.save(tmp_path / "dark.npy", np.zeros((16, 16, 16)))
+    for name, words in {
+        "none.npy": "No such file",
+        "flat.npy": r"has the shape \[8, 8\], and box.mesh is \[16, 16, 16\]",
+        "dark.npy": "must hold shares of 0 or more, and some above 0",
+        "run.toml": "must end with .npy, or name a data set",
+    }.items():
+        settings = read(file, [f"observe.galaxies.mask={name}", "devices.pdims=[1, 1]"])
+        with pytest.raises(SettingsError, match=rf"observe.galaxies.mask = .*{name}.: {words}"):
+            make_plan(settings, tmp_path / "out")
+
+
+def test_maps_beyond_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     file = tmp_path / "run.toml"
     file.write_text(f"{MINIMAL}[devices]\npdims = [1, 1]\n")
     shells = ", ".join(str(10 * i) for i in range(40))
     override = f"observe.light_cone={{sky='sphere', nside=8192, sources=0.1, edges=[{shells}]}}"
     with pytest.raises(SettingsError, match=r"observe.light_cone: .* 39 shells of 805306368 pixels; use fewer shells"):
         check_resources(make_plan(read(file, [override]), tmp_path / "out"))
+    monkeypatch.setattr(resources, "available_for_arrays", lambda config: 1e6)
+    with pytest.raises(
+        SettingsError, match=r"bispectrum.shells = 64: .* take 1.25 MB of a device, which has 1 MB; use few"
+    ):
+        check_resources(make_plan(read(file, ["observe.bispectrum.shells=64"]), tmp_path / "out"))

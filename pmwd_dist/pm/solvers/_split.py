@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import diffrax
 import equinox as eqx
@@ -20,6 +20,7 @@ from pmwd_dist.ops.rounding import max_abs, round_straight_through
 from pmwd_dist.pm.gravity import kick_and_drift
 from pmwd_dist.pm.paint import halo_limit
 from pmwd_dist.pm.particles import (
+    ExactParticles,
     Particles,
     largest,
     momentum_resolution,
@@ -32,6 +33,9 @@ from pmwd_dist.pm.status import Code, Status, successful
 # The logarithm of the scale of the momenta lives on a grid of its own, so that it too returns exactly: sums of less
 # than 4, the product of rescalings by less than 16.
 _LARGEST_LOG = 4.0
+
+
+P_ = TypeVar("P_", Particles, ExactParticles)
 
 
 class Coefficients(NamedTuple):
@@ -79,8 +83,8 @@ class SplitSolver(diffrax.AbstractSolver[Any]):
 
     Displacements are multiples of a power of two, momenta multiples of another one times 2^log_scale. Adding a
     rounded drift or kick to such a number is exact, so a step backwards restores every bit (compare Levesque &
-    Verlet 1993), given particles that are on this grid, as those of `lpt` and `nbody` are. A step that fails leaves
-    the particles as they were and says so in its status.
+    Verlet 1993), given particles that are on this grid, as those after a step are. A step that fails leaves them as
+    they were and says so in its status. `nbody` takes the same steps with momenta as whole numbers of a finer unit.
     """
 
     term_structure: ClassVar = ParticleMesh
@@ -177,8 +181,8 @@ def first_drift(first: Array, particles: Particles, config: Config) -> tuple[Par
 
 
 def kick_and_drifts(
-    step: Step, following: Array, particles: Particles, max_displacement: Array, status: Status, config: Config
-) -> tuple[Particles, Array, Status]:
+    step: Step, following: Array, particles: P_, max_displacement: Array, status: Status, config: Config
+) -> tuple[P_, Array, Status]:
     """The rest of a step after its first drift, and the first drift of the following one, undone by a failure.
 
     Args:

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pmwd_dist.run.settings.section import Section, Three, about, list_to_tuple, one_or_several
 
 Axis = Literal["x", "y", "z"]
+MASK = "observe.galaxies.mask"
 _NONLINEAR = ("b2", "bs2", "bnabla2")
 
 
@@ -41,10 +42,17 @@ Sources = Annotated[tuple[Source, ...], BeforeValidator(one_or_several)]
 Place = Annotated[tuple[Distance, Distance, Distance], Three]
 
 
+# Interlaced spectra are right to 0.4 % of the monopole up to there.
+_K_MAX: Any = about(
+    "largest wavenumber of the table [h/Mpc]; default: 0.95 of the Nyquist frequency of the mesh", None, 0.5, gt=0
+)
+
+
 class Multipoles(Section):
     """Multipoles of the power of matter in redshift space, at each output."""
 
     line_of_sight: Axis = about("axis along which redshifts move the particles: x, y or z", "z")
+    k_max: float | None = _K_MAX
 
 
 class Galaxies(Section):
@@ -72,6 +80,13 @@ class Galaxies(Section):
         None,
         [[0.0, 1.0], [200.0, 0.3]],
     )
+    mask: str | None = about(
+        'file with the share of each cell that a survey sees, .npy or "file.h5:/dataset", of the shape of the mesh; '
+        "path relative to this file; default: all",
+        None,
+        "survey.h5:/mask",
+    )
+    k_max: float | None = _K_MAX
 
     @field_validator("smoothing")
     @classmethod
@@ -89,6 +104,22 @@ class Galaxies(Section):
         if value is not None and info.data.get("number_density", 0) is None:
             raise ValueError("is for counts, which need observe.galaxies.number_density")
         return value
+
+
+class Bispectrum(Section):
+    """Bispectrum of the density in real space, at each output."""
+
+    shells: int = about(
+        "number of shells of wavenumbers, of equal width, in which sides of triangles lie", 8, ge=1, le=64
+    )
+    k_max: float | None = about(
+        "largest wavenumber of a side [h/Mpc]; default: 2/3 of the Nyquist frequency of the mesh, beyond which "
+        "triangles would close by aliases",
+        None,
+        0.3,
+        gt=0,
+    )
+    triangles: Literal["all", "isosceles", "equilateral"] = about("all, isosceles or equilateral", "all")
 
 
 class Cross(Section):
@@ -151,6 +182,7 @@ class Observe(BaseModel):
 
     multipoles: Multipoles | None = None
     galaxies: Galaxies | None = None
+    bispectrum: Bispectrum | None = None
     cross: Cross | None = None
     pdf: PDF | None = None
     light_cone: LightCone | None = None
@@ -159,6 +191,7 @@ class Observe(BaseModel):
 OBSERVABLES: dict[str, type[Section]] = {
     "multipoles": Multipoles,
     "galaxies": Galaxies,
+    "bispectrum": Bispectrum,
     "cross": Cross,
     "pdf": PDF,
     "light_cone": LightCone,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Sequence
@@ -74,8 +75,9 @@ def _read_tree(model: type[AnySettings], tree: Tree, path: Path, overrides: Iter
     problems += _cross_check(sections, path) + model.find_problems(sections)
     if problems:
         raise SettingsError(list(dict.fromkeys(problems)))
+    sections = _absolute(sections, path)
     observe = {name: sections.pop(f"observe.{name}", None) for name in OBSERVABLES}
-    return model(**model.absolute(_absolute(sections, path), path.parent), observe=Observe(**observe))
+    return model(**model.absolute(sections, path.parent), observe=Observe(**observe))
 
 
 def _contents(tree: Tree, sections: Sections) -> tuple[dict[str, Any], list[str]]:
@@ -250,6 +252,8 @@ def _cross_check(sections: dict[str, Any], path: Path) -> list[str]:
         problems += _redshift_problems(time, output)
     if output and box:
         problems += _format_problems(output, box)
+    if box:
+        problems += _wavenumber_problems(sections, box)
     if devices and box and devices.halo != "auto" and devices.halo > max(box.mesh):
         problems.append(f"devices.halo = {_show(devices.halo)}: must not be wider than box.mesh = {_show(box.mesh)}")
     if cosmology and cosmology.linear_power is not None:
@@ -258,6 +262,24 @@ def _cross_check(sections: dict[str, Any], path: Path) -> list[str]:
         problems.append(
             "cosmology.normalise = true: needs cosmology.linear_power; without a file P(k) always has the sigma8 given"
         )
+    return problems
+
+
+def _wavenumber_problems(sections: dict[str, Any], box: Box) -> list[str]:
+    """Spectra that the mesh does not resolve."""
+    nyquist = min(math.pi * n / length for n, length in zip(box.mesh, box.size, strict=True))
+    lowest = 2 * math.pi / max(box.size)
+    limits = {"multipoles": (1.0, "the Nyquist frequency"), "galaxies": (1.0, "the Nyquist frequency"),
+              "bispectrum": (2 / 3, "2/3 of the Nyquist frequency")}  # fmt: skip
+    problems = []
+    for name, (share, words) in limits.items():
+        section = sections.get(f"observe.{name}")
+        k_max = None if section is None else section.k_max
+        if k_max is not None and not lowest <= k_max <= share * nyquist * (1 + 1e-9):
+            problems.append(
+                f"observe.{name}.k_max = {_show(k_max)}: must be {lowest:.4g} to {share * nyquist:.4g} h/Mpc, from the "
+                f"first mode of the box to {words} of the mesh; change it, or use a finer box.mesh"
+            )
     return problems
 
 
@@ -282,8 +304,10 @@ def _format_problems(output: Output, box: Box) -> list[str]:
 
 
 def _absolute(sections: dict[str, Any], path: Path) -> dict[str, Any]:
-    cosmology = sections["cosmology"]
-    if cosmology.linear_power is not None:
-        table = (path.parent / cosmology.linear_power).absolute()
-        sections = sections | {"cosmology": cosmology.model_copy(update={"linear_power": str(table)})}
-    return sections
+    changes: dict[str, Any] = {}
+    for name, key in (("cosmology", "linear_power"), ("observe.galaxies", "mask")):
+        section = sections.get(name)
+        if section is not None and getattr(section, key) is not None:
+            file = (path.parent / getattr(section, key)).absolute()
+            changes[name] = section.model_copy(update={key: str(file)})
+    return sections | changes

@@ -43,6 +43,17 @@ pub trait Real:
     /// Rounds to the nearest integer, halves to the even one.
     #[must_use]
     fn rint(self) -> Self;
+    /// Bound of the whole numbers that can be added to one that is held in the bits of a value.
+    const WHOLE: Self;
+    /// The whole number that is held in the bits of this value, which are those of 1 plus the number.
+    #[must_use]
+    fn whole(self) -> Self;
+    /// Holds the sum of the number that this value holds and the one nearest to `x`.
+    ///
+    /// # Safety
+    /// |x| < [`WHOLE`](Self::WHOLE)
+    #[must_use]
+    unsafe fn plus_whole(self, x: Self) -> Self;
     /// Whether the value is neither infinite nor NaN.
     fn is_finite(self) -> bool;
 
@@ -95,6 +106,17 @@ impl Real for f32 {
     fn rint(self) -> Self {
         self.round_ties_even()
     }
+    const WHOLE: Self = 1_073_741_824.0;
+    #[inline(always)]
+    fn whole(self) -> Self {
+        (self.to_bits() as i32).wrapping_sub(1_f32.to_bits() as i32) as Self
+    }
+    #[inline(always)]
+    unsafe fn plus_whole(self, x: Self) -> Self {
+        // SAFETY: by contract.
+        let by: i32 = unsafe { Real::rint(x).to_int_unchecked() };
+        Self::from_bits((self.to_bits() as i32).wrapping_add(by) as u32)
+    }
     #[inline(always)]
     fn is_finite(self) -> bool {
         Self::is_finite(self)
@@ -146,6 +168,17 @@ impl Real for f64 {
     #[inline(always)]
     fn rint(self) -> Self {
         self.round_ties_even()
+    }
+    const WHOLE: Self = 4_611_686_018_427_387_904.0;
+    #[inline(always)]
+    fn whole(self) -> Self {
+        (self.to_bits() as i64).wrapping_sub(1_f64.to_bits() as i64) as Self
+    }
+    #[inline(always)]
+    unsafe fn plus_whole(self, x: Self) -> Self {
+        // SAFETY: by contract.
+        let by: i64 = unsafe { Real::rint(x).to_int_unchecked() };
+        Self::from_bits((self.to_bits() as i64).wrapping_add(by) as u64)
     }
     #[inline(always)]
     fn is_finite(self) -> bool {

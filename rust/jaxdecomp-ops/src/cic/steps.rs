@@ -8,8 +8,9 @@ use xla_ffi::sys::Handler;
 use xla_ffi::{Call, Dtype, Input, Output, Parallel, Result};
 
 /// FFI targets of the platform "cpu".
-pub const CPU: [(&str, Handler); 3] = [
+pub const CPU: [(&str, Handler); 4] = [
     ("jaxdecomp_ops_kick_drift", kick_drift_cpu),
+    ("jaxdecomp_ops_whole_kick_drift", whole_kick_drift_cpu),
     ("jaxdecomp_ops_undo_kick", undo_kick_cpu),
     ("jaxdecomp_ops_undo_drift", undo_drift_cpu),
 ];
@@ -17,6 +18,10 @@ pub const CPU: [(&str, Handler); 3] = [
 xla_ffi::handler!(
     /// Kick and two drifts on the CPU, see [`KickDrift`].
     kick_drift_cpu => |call| run(call, Kind::KickDrift)
+);
+xla_ffi::handler!(
+    /// The same of momenta that are held as whole numbers.
+    whole_kick_drift_cpu => |call| run(call, Kind::WholeKickDrift)
 );
 xla_ffi::handler!(
     /// A kick undone on the CPU, see [`UndoKick`].
@@ -27,10 +32,11 @@ xla_ffi::handler!(
     undo_drift_cpu => |call| run(call, Kind::UndoDrift)
 );
 
-/// Which of the three.
+/// Which of the ops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     KickDrift,
+    WholeKickDrift,
     UndoKick,
     UndoDrift,
 }
@@ -39,7 +45,7 @@ impl Kind {
     /// Numbers of vectors that are given, of fields on the mesh, and of numbers in the summary.
     fn counts(self) -> [usize; 3] {
         match self {
-            Self::KickDrift => [2, 3, 1],
+            Self::KickDrift | Self::WholeKickDrift => [2, 3, 1],
             Self::UndoKick => [4, 3, 3],
             Self::UndoDrift => [4, 1, 1],
         }
@@ -48,7 +54,7 @@ impl Kind {
     /// The operands that the results replace.
     fn replaced(self) -> &'static [usize] {
         match self {
-            Self::KickDrift => &[0, 1],
+            Self::KickDrift | Self::WholeKickDrift => &[0, 1],
             Self::UndoKick => &[1, 2, 3],
             Self::UndoDrift => &[0, 2, 3],
         }
@@ -74,7 +80,7 @@ fn run_as<T: Packed>(call: &Call<'_>, kind: Kind, mut step: Step<'_>) -> Result<
         copy::<T>(from, result)?;
     }
     let fixed = match kind {
-        Kind::KickDrift => &[][..],
+        Kind::KickDrift | Kind::WholeKickDrift => &[][..],
         Kind::UndoKick => step.particles.disp.as_slice::<T>()?,
         Kind::UndoDrift => step.vectors[0].as_slice::<T>()?,
     };
@@ -90,7 +96,7 @@ fn run_as<T: Packed>(call: &Call<'_>, kind: Kind, mut step: Step<'_>) -> Result<
 }
 
 /// Moves the particles of one element of a batch.
-#[allow(clippy::too_many_arguments, reason = "operands and results of three ops")]
+#[allow(clippy::too_many_arguments, reason = "operands and results of several ops")]
 fn one<T: Packed>(
     kind: Kind,
     geometry: &Geometry<T>,
@@ -104,21 +110,23 @@ fn one<T: Packed>(
     let &[a, b, c, d, e, f] = numbers else { return };
     let good = f != T::ZERO;
     match kind {
-        Kind::KickDrift => {
-            let step = KickDrift { geometry, fields, kick: a, inverse: b, after: c, drifts: [d, e], good, resolution };
+        Kind::KickDrift | Kind::WholeKickDrift => {
+            let whole = kind == Kind::WholeKickDrift;
+            let step =
+                KickDrift { geometry, fields, kick: a, inverse: b, after: c, drifts: [d, e], good, resolution, whole };
             if let Ok([disp, vel]) = <[_; 2]>::try_from(moved) {
                 summary[0] = step.run(disp, vel, pool);
             }
         }
         Kind::UndoKick => {
-            let step = UndoKick { geometry, fields, kick: a, inverse: b, before: c, last: d, weight: e, good };
+            let step = UndoKick { geometry, fields, kick: a, after: b, before: c, last: d, weight: e, good };
             if let Ok(moved) = <[_; 3]>::try_from(moved) {
                 summary.copy_from_slice(&step.run(fixed, moved, pool));
             }
         }
         Kind::UndoDrift => {
             let drifts = [d, e];
-            let step = UndoDrift { geometry, field: fields, weight: a, scale: b, first: c, drifts, good, resolution };
+            let step = UndoDrift { geometry, field: fields, weight: a, scale: b, before: c, drifts, good, resolution };
             if let Ok(moved) = <[_; 3]>::try_from(moved) {
                 summary[0] = step.run(fixed, moved, pool);
             }

@@ -152,6 +152,8 @@ pub struct KickDrift<'a, T> {
     pub good: bool,
     /// Spacing of the displacements.
     pub resolution: T,
+    /// Whether momenta are held as whole numbers of their spacing, see [`Real::whole`].
+    pub whole: bool,
 }
 
 impl<T: Packed> KickDrift<'_, T> {
@@ -166,23 +168,53 @@ impl<T: Packed> KickDrift<'_, T> {
     }
 }
 
+impl<T: Packed> KickDrift<'_, T> {
+    #[inline(always)]
+    fn kick(&self, force: &Vectors<T>, vel: &mut Vectors<T>) {
+        let Self { kick, inverse, after, good, .. } = *self;
+        for m in 0..VALUES {
+            let change = if good { (kick * force[m]).rint() } else { T::ZERO };
+            vel[m] = ((vel[m] * inverse).rint() + change) * after;
+        }
+    }
+
+    /// Also gives the momenta, NaN where a kick is none or beyond the range of whole numbers.
+    #[inline(always)]
+    fn kick_whole(&self, force: &Vectors<T>, vel: &mut Vectors<T>, momenta: &mut Vectors<T>) {
+        let Self { kick, after, good, .. } = *self;
+        for m in 0..VALUES {
+            let change = if good { kick * force[m] } else { T::ZERO };
+            let inside = change.magnitude() < T::WHOLE;
+            // SAFETY: in the range.
+            vel[m] = unsafe { vel[m].plus_whole(if inside { change } else { T::ZERO }) };
+            momenta[m] = vel[m].whole() * after + if inside { T::ZERO } else { T::NAN };
+        }
+    }
+}
+
 impl<T: Packed> Kernel<T, 2> for KickDrift<'_, T> {
     #[inline(always)]
     fn run(&self, batch: &Batch<T>, [disp, vel]: &mut [Vectors<T>; 2], totals: &mut Totals) {
-        let Self { kick, inverse, after, drifts: [last, first], good, resolution: q, .. } = *self;
+        let Self { drifts: [last, first], resolution: q, .. } = *self;
         let force = force(self.geometry, batch, self.fields);
+        let mut momenta = [T::ZERO; VALUES + LANES];
+        if self.whole {
+            vel[3 * batch.len..].fill(T::ONE); // no momentum
+            self.kick_whole(&force, vel, &mut momenta);
+        } else {
+            self.kick(&force, vel);
+            momenta = *vel;
+        }
         let (mut most, mut invalid) = ([T::ZERO; LANES], [false; LANES]);
         for m in (0..VALUES).step_by(LANES) {
             for l in 0..LANES {
-                let change = if good { (kick * force[m + l]).rint() } else { T::ZERO };
-                let v = ((vel[m + l] * inverse).rint() + change) * after;
-                let d = disp[m + l] + q * (last * v).rint();
-                let d = d + q * (first * v).rint();
+                let d = disp[m + l] + q * (last * momenta[m + l]).rint();
+                let d = d + q * (first * momenta[m + l]).rint();
                 let size = d.magnitude();
                 most[l] = if size > most[l] { size } else { most[l] };
                 let ordered = size >= T::ZERO;
                 invalid[l] |= !ordered;
-                (disp[m + l], vel[m + l]) = (d, v);
+                disp[m + l] = d;
             }
         }
         for l in 0..LANES {
@@ -206,8 +238,8 @@ pub struct UndoKick<'a, T> {
     pub fields: &'a [T],
     /// Coefficient of the force, in units of the spacing of the momenta after the kick.
     pub kick: T,
-    /// 1 / spacing of the momenta after the kick.
-    pub inverse: T,
+    /// Spacing of the momenta after the kick.
+    pub after: T,
     /// Spacing of the momenta before the kick.
     pub before: T,
     /// The drift after the kick.
@@ -219,7 +251,7 @@ pub struct UndoKick<'a, T> {
 }
 
 impl<T: Packed> UndoKick<'_, T> {
-    /// Restores the momenta before the kick and pulls cotangents of displacements and momenta back; returns the sums over
+    /// Restores the momenta before the kick, held as whole numbers (see [`Real::whole`]), and pulls cotangents of displacements and momenta back; returns the sums over
     /// the particles of the new cotangents of the momenta times the force, of these times the new momenta, and of the old
     /// cotangents of the displacements times the old momenta.
     ///
@@ -235,11 +267,11 @@ impl<T: Packed> UndoKick<'_, T> {
 impl<T: Packed> Kernel<T, 4> for UndoKick<'_, T> {
     #[inline(always)]
     fn run(&self, batch: &Batch<T>, [_, vel, ct_disp, ct_vel]: &mut [Vectors<T>; 4], totals: &mut Totals) {
-        let Self { kick, inverse, before, last, weight, good, .. } = *self;
+        let Self { kick, after, before, last, weight, good, .. } = *self;
         let mut sums = [[T::ZERO; LANES]; 3];
         for m in (0..VALUES).step_by(LANES) {
             for l in 0..LANES {
-                sums[2][l] = sums[2][l] + ct_disp[m + l] * vel[m + l];
+                sums[2][l] = sums[2][l] + ct_disp[m + l] * (vel[m + l].whole() * after);
                 ct_vel[m + l] = ct_vel[m + l] + last * ct_disp[m + l];
             }
         }
@@ -251,10 +283,12 @@ impl<T: Packed> Kernel<T, 4> for UndoKick<'_, T> {
             for l in 0..LANES {
                 let slope = if good { weight * slopes[m + l] } else { T::ZERO };
                 ct_disp[m + l] = ct_disp[m + l] + slope;
-                let momentum = (vel[m + l] * inverse).rint() - (kick * force[m + l]).rint();
-                vel[m + l] = momentum * before;
+                let change = T::ZERO - kick * force[m + l];
+                let change = if change.magnitude() < T::WHOLE { change } else { T::ZERO };
+                // SAFETY: in the range.
+                vel[m + l] = unsafe { vel[m + l].plus_whole(change) };
                 sums[0][l] = sums[0][l] + ct_vel[m + l] * force[m + l];
-                sums[1][l] = sums[1][l] + ct_vel[m + l] * vel[m + l];
+                sums[1][l] = sums[1][l] + ct_vel[m + l] * (vel[m + l].whole() * before);
             }
         }
         add(&sums, totals);
@@ -272,9 +306,9 @@ pub struct UndoDrift<'a, T> {
     pub weight: T,
     /// Spacing of the momenta after the kick over that before.
     pub scale: T,
-    /// The drift before the kick.
-    pub first: T,
-    /// Minus this drift and the one before it, in units of the spacing of the displacements.
+    /// Spacing of the momenta before the kick.
+    pub before: T,
+    /// Minus the drift before the kick, and minus the one before that, in units of the spacing of the displacements.
     pub drifts: [T; 2],
     /// Whether there was a kick.
     pub good: bool,
@@ -283,7 +317,7 @@ pub struct UndoDrift<'a, T> {
 }
 
 impl<T: Packed> UndoDrift<'_, T> {
-    /// Restores the displacements before the drifts and pulls cotangents of displacements and momenta back; returns the
+    /// Restores the displacements before the drifts, for momenta held as whole numbers, and pulls cotangents of displacements and momenta back; returns the
     /// sum over the particles of the new cotangents of the displacements times the momenta.
     ///
     /// # Panics
@@ -299,17 +333,18 @@ impl<T: Packed> UndoDrift<'_, T> {
 impl<T: Packed> Kernel<T, 4> for UndoDrift<'_, T> {
     #[inline(always)]
     fn run(&self, batch: &Batch<T>, [disp, vel, ct_disp, ct_vel]: &mut [Vectors<T>; 4], totals: &mut Totals) {
-        let Self { weight, scale, first, drifts, good, resolution: q, .. } = *self;
+        let Self { weight, scale, before, drifts, good, resolution: q, .. } = *self;
         let slopes = slopes(self.geometry, batch, self.field);
         let mut sums = [[T::ZERO; LANES]; 3];
         for m in (0..VALUES).step_by(LANES) {
             for l in 0..LANES {
                 let slope = if good { weight * slopes[m + l] } else { T::ZERO };
                 ct_disp[m + l] = ct_disp[m + l] + slope;
-                ct_vel[m + l] = scale * ct_vel[m + l] + first * ct_disp[m + l];
-                let d = disp[m + l] + q * (drifts[0] * vel[m + l]).rint();
-                disp[m + l] = d + q * (drifts[1] * vel[m + l]).rint();
-                sums[0][l] = sums[0][l] + ct_disp[m + l] * vel[m + l];
+                ct_vel[m + l] = scale * ct_vel[m + l] - drifts[0] * q * ct_disp[m + l];
+                let momentum = vel[m + l].whole() * before;
+                let d = disp[m + l] + q * (drifts[0] * momentum).rint();
+                disp[m + l] = d + q * (drifts[1] * momentum).rint();
+                sums[0][l] = sums[0][l] + ct_disp[m + l] * momentum;
             }
         }
         add(&sums, totals);

@@ -11,15 +11,36 @@ struct Step {
     Real kick, inverse, after, last, first, good;
 };
 
+// Whole numbers in the bits of an array, see `momenta.py`: those of 1 plus the number.
+#if REAL_BITS == 32
+typedef int Whole;
+#define FROM_BITS __int_as_float
+#define ROUND __float2int_rn
+#define ONE 0x3F800000
+#define LARGEST_KICK 1073741824.f
+#else
+typedef long long Whole;
+#define FROM_BITS __longlong_as_double
+#define ROUND __double2ll_rn
+#define ONE 0x3FF0000000000000LL
+#define LARGEST_KICK 4611686018427387904.
+#endif
+
+__device__ inline Whole count(Real packed) { return (Whole)TO_BITS(packed) - ONE; }
+
+// The nearest whole number; 0 where it is beyond the range, or not a number.
+__device__ inline Whole rounded(Real x) { return fabs(x) < LARGEST_KICK ? ROUND(x) : 0; }
+
 __device__ inline Bits largest_of_warp(Bits value) {
 #pragma unroll
     for (int lanes = 16; lanes; lanes >>= 1) value = max(value, __shfl_xor_sync(~0u, value, lanes));
     return value;
 }
 
-#if FIELDS == 3
+#if FIELDS == 3 && defined(WHOLE)
 // momentum = rint(vel * inverse) + rint(kick * force);  vel = momentum * after;  disp += q * rint(last * vel);
 // disp += q * rint(first * vel). Without a kick where the step is not good. The results may take the memory of the operands.
+// If WHOLE, momenta are held as whole numbers; displacements are no numbers where the kick of one is none.
 extern "C" __global__ void __launch_bounds__(BX * BY * BZ)
 kick_drift(Geometry g, double resolution, const Real* disp, const Real* vel, const Real* __restrict__ fields,
            const Step* __restrict__ steps, Real* new_disp, Real* new_vel, Bits* most) {
@@ -46,13 +67,19 @@ kick_drift(Geometry g, double resolution, const Real* disp, const Real* vel, con
         const Real q = (Real)resolution;
 #pragma unroll
         for (int axis = 0; axis < 3; ++axis) {
-            Real kick = step.good ? RINT(step.kick * force[axis]) : 0;
-            v[axis] = (RINT(v[axis] * step.inverse) + kick) * step.after;
+            Real kick = step.good ? step.kick * force[axis] : 0, held;
+#if WHOLE
+            Whole momentum = count(v[axis]) + rounded(kick);
+            held = FROM_BITS(momentum + ONE);
+            v[axis] = fabs(kick) < LARGEST_KICK ? (Real)momentum * step.after : NOT_A_NUMBER;
+#else
+            held = v[axis] = (RINT(v[axis] * step.inverse) + RINT(kick)) * step.after;
+#endif
             d[axis] += q * RINT(step.last * v[axis]);
             d[axis] += q * RINT(step.first * v[axis]);
             own = max(own, (Bits)TO_BITS(fabs(d[axis])));
             new_disp[3 * site + axis] = d[axis];
-            new_vel[3 * site + axis] = v[axis];
+            new_vel[3 * site + axis] = held;
         }
     }
     own = largest_of_warp(own);

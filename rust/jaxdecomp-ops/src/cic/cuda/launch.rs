@@ -235,6 +235,8 @@ impl Context<'_> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StepKernel {
     KickDrift,
+    /// `KickDrift` of momenta that are held as whole numbers.
+    WholeKickDrift,
     UndoKick,
     UndoDrift,
 }
@@ -242,7 +244,8 @@ pub(crate) enum StepKernel {
 impl StepKernel {
     fn variant(self, common: Common<'_>) -> ReadVariant {
         match self {
-            Self::KickDrift => variants::kick(common),
+            Self::KickDrift => variants::kick(common, false),
+            Self::WholeKickDrift => variants::kick(common, true),
             Self::UndoKick => variants::pull_back(common, 3),
             Self::UndoDrift => variants::pull_back(common, 1),
         }
@@ -250,7 +253,7 @@ impl StepKernel {
 
     fn name(self) -> &'static CStr {
         match self {
-            Self::KickDrift => c"kick_drift",
+            Self::KickDrift | Self::WholeKickDrift => c"kick_drift",
             Self::UndoKick => c"undo_kick",
             Self::UndoDrift => c"undo_drift",
         }
@@ -259,7 +262,7 @@ impl StepKernel {
     /// Number of sums over the particles.
     pub(crate) fn sums(self) -> usize {
         match self {
-            Self::KickDrift => 0,
+            Self::KickDrift | Self::WholeKickDrift => 0,
             Self::UndoKick => 3,
             Self::UndoDrift => 1,
         }

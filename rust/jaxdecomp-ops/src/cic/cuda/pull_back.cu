@@ -1,4 +1,5 @@
 // A step undone and cotangents pulled back through it. Concatenated after kick.cu; FIELDS is 3 for the kick, 1 for the drift.
+// Momenta are held as whole numbers.
 
 // Deterministic sums over the particles: one value for each block and sum, added up by `total`.
 constexpr int SUMS = FIELDS == 3 ? 3 : 1;
@@ -59,10 +60,10 @@ __device__ inline void weights(const Real t[3], int differentiated, Real pair[3]
 #if FIELDS == 3
 // Coefficients, see `pull_back.py`.
 struct Kick {
-    Real kick, inverse, before, last, weight, good;
+    Real kick, after, before, last, weight, good;
 };
 
-// ct_vel += last * ct_disp;  vel = (rint(vel * inverse) - rint(kick * force)) * before;
+// ct_vel += last * ct_disp;  momentum -= rint(kick * force), in units of `after` before and of `before` afterwards;
 // ct_disp += weight * (derivative of force . ct_vel).  Sums: ct_vel . force, ct_vel . new vel, old ct_disp . old vel.
 extern "C" __global__ void __launch_bounds__(BX * BY * BZ)
 undo_kick(Geometry g, const Real* __restrict__ disp, const Real* vel, const Real* ct_disp, const Real* ct_vel,
@@ -77,10 +78,16 @@ undo_kick(Geometry g, const Real* __restrict__ disp, const Real* vel, const Real
         Real d[3], v[3], cd[3], cv[3], t[3], force[3] = {0, 0, 0}, slope[3] = {0, 0, 0};
         int cell[3];
         const Kick k = *kicks;
+        Whole momentum[3];
         load(disp, site, d);
         load(vel, site, v);
         load(ct_disp, site, cd);
         load(ct_vel, site, cv);
+#pragma unroll
+        for (int axis = 0; axis < 3; ++axis) {
+            momentum[axis] = count(v[axis]);
+            v[axis] = (Real)momentum[axis] * k.after;
+        }
         sums[2] = dot(cd, v);
 #pragma unroll
         for (int axis = 0; axis < 3; ++axis) cv[axis] += k.last * cd[axis];
@@ -109,12 +116,14 @@ undo_kick(Geometry g, const Real* __restrict__ disp, const Real* vel, const Real
         }
 #pragma unroll
         for (int axis = 0; axis < 3; ++axis) {
-            Real kick = k.good ? RINT(k.kick * force[axis]) : 0;
-            v[axis] = (RINT(v[axis] * k.inverse) - kick) * k.before;
+            momentum[axis] -= k.good ? rounded(k.kick * force[axis]) : 0;
+            v[axis] = (Real)momentum[axis] * k.before;
             cd[axis] += k.good ? k.weight * slope[axis] : 0;
         }
         sums[0] = dot(cv, force);
         sums[1] = dot(cv, v);
+#pragma unroll
+        for (int axis = 0; axis < 3; ++axis) v[axis] = FROM_BITS(momentum[axis] + ONE);
         store(new_vel, site, v);
         store(new_ct_disp, site, cd);
         store(new_ct_vel, site, cv);
@@ -123,10 +132,10 @@ undo_kick(Geometry g, const Real* __restrict__ disp, const Real* vel, const Real
 }
 #else
 struct Drift {
-    Real weight, scale, first, first_q, last_q, good;
+    Real weight, scale, before, first_q, last_q, good;
 };
 
-// ct_disp += weight * (gradient of the field);  ct_vel = scale * ct_vel + first * ct_disp;
+// ct_disp += weight * (gradient of the field);  ct_vel = scale * ct_vel - first_q * q * ct_disp;
 // disp += q * rint(first_q * vel);  disp += q * rint(last_q * vel).  Sum: new ct_disp . vel.
 extern "C" __global__ void __launch_bounds__(BX * BY * BZ)
 undo_drift(Geometry g, double resolution, const Real* disp, const Real* __restrict__ vel, const Real* ct_disp,
@@ -165,7 +174,8 @@ undo_drift(Geometry g, double resolution, const Real* disp, const Real* __restri
 #pragma unroll
         for (int axis = 0; axis < 3; ++axis) {
             cd[axis] += c.good ? c.weight * slope[axis] : 0;
-            cv[axis] = c.scale * cv[axis] + c.first * cd[axis];
+            cv[axis] = c.scale * cv[axis] - c.first_q * q * cd[axis];
+            v[axis] = (Real)count(v[axis]) * c.before;
             d[axis] += q * RINT(c.first_q * v[axis]);
             d[axis] += q * RINT(c.last_q * v[axis]);
         }

@@ -111,10 +111,12 @@ pub fn read(common: Common<'_>, fields: usize, reduction: Reduction) -> ReadVari
     read_of(READ, common, fields, reduction)
 }
 
-/// Chooses the kernel of a kick and two drifts.
+/// Chooses the kernel of a kick and two drifts, of momenta that are held as whole numbers or not.
 #[must_use]
-pub fn kick(common: Common<'_>) -> ReadVariant {
-    read_of(KICK, common, 3, Reduction::None)
+pub fn kick(common: Common<'_>, whole: bool) -> ReadVariant {
+    let mut kernel = read_of(KICK, common, 3, Reduction::None);
+    kernel.variant.options.push(format!("-DWHOLE={}", u8::from(whole)));
+    kernel
 }
 
 /// Chooses the kernel that undoes a kick (three fields) or the drift before it (one field), with cotangents.
