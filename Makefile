@@ -23,6 +23,9 @@ REQUIRE_NVRTC := $(if $(filter Linux,$(shell uname -s)),PMWD_REQUIRE_NVRTC=1)
 LIMIT := $(if $(shell command -v timeout),timeout --kill-after=30s 30m)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Python compiles the modules that are imported, once for all processes; pip would compile all of them.
+export PYTHONDONTWRITEBYTECODE :=
+PIP_INSTALL = $(BIN)/pip install --quiet --no-compile
 export PYO3_PYTHON := $(abspath $(BIN))/python
 
 .PHONY: demo test check-python check-rust test-rust tools test-tools
@@ -55,18 +58,18 @@ test-rust: check-rust $(STAMPS)/test
 
 # What is installed is remembered by stamps in the virtual environment.
 $(STAMPS)/demo: pyproject.toml $(STAMPS)/native
-	$(BIN)/pip install --quiet --editable '.[native]'
+	$(PIP_INSTALL) --editable '.[native]'
 	@touch $@
 
 $(STAMPS)/test: $(STAMPS)/packages $(STAMPS)/native
 	@touch $@ $(STAMPS)/demo
 
 $(STAMPS)/packages: pyproject.toml $(STAMPS)/maturin
-	$(BIN)/pip install --quiet --editable '.[test]'
+	$(PIP_INSTALL) --editable '.[test]'
 	@touch $@
 
 $(STAMPS)/native: $(STAMPS)/wheel
-	$(BIN)/pip install --quiet --force-reinstall --no-deps $(STAMPS)/wheels/*.whl
+	$(PIP_INSTALL) --force-reinstall --no-deps $(STAMPS)/wheels/*.whl
 	@touch $@
 
 $(STAMPS)/wheel: $(STAMPS)/maturin $(RUST_SOURCES)
@@ -76,7 +79,7 @@ $(STAMPS)/wheel: $(STAMPS)/maturin $(RUST_SOURCES)
 	@touch $@
 
 $(STAMPS)/maturin: $(STAMPS)/python-$(PYTHON_VERSION)
-	$(BIN)/pip install --quiet 'maturin>=1.9,<2'
+	$(PIP_INSTALL) 'maturin>=1.9,<2'
 	@touch $@
 
 $(STAMPS)/python-$(PYTHON_VERSION): | tools

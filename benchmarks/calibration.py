@@ -1,132 +1,135 @@
 """Simulation-based calibration: ranks of the truth among posterior draws are uniform if all is right (1804.06788).
 
-    python -m benchmarks.calibration --mesh 16 --mocks 100
+    python -m benchmarks.calibration --mesh 16 --mocks 100 --gravity lpt --output ranks.npz
+    python -m benchmarks.calibration --plot ranks_*.npz --figure docs/images/calibration.png
 
-Each mock has parameters, modes and noise of its own, from the prior; a chain begins at an independent draw. Ranks of
-sigma8, Omega_m, b1, of the white noise in one cell and of the log density, which sees a bias of the sampler. The
-figures are in docs/inference.md.
+Files of other seeds are joined with those of the same label.
+
+Each mock has parameters, modes and noise of its own, from the prior; its chain begins at an independent draw and has a
+tuning of its own. Ranks of sigma8, Omega_m, b1, of the white noise in one cell and of the log density, which sees a
+bias of the sampler. All mocks are one batch. The figures are in docs/inference.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from pathlib import Path
 from typing import Any
 
-import equinox as eqx
 import jax
-import jax.numpy as jnp
-import jax_cosmo
 import numpy as np
 from scipy import stats
 
-import pmwd_dist as pmd
-from pmwd_dist import infer
-from pmwd_dist.infer.samplers import mclmc
-from pmwd_dist.infer.samplers.tuning import Tuning, block_length, run_block, tune
+from benchmarks.mocks import Mocks, galaxies
 
 DRAWS = 19  # so that ranks fall into 20, 10 or 5 equal bins
-BINS = 10
 
 
-def model_of(mesh: int, gravity: str) -> infer.Model:
-    config = pmd.Config(10.0 * mesh, mesh, a_stop=0.5, lpt_order=2, decomposition=(1, 1))
-    if gravity == "linear":
-        forward: Any = infer.LinearField(config, jax_cosmo.Planck15(), bias="b1", line_of_sight="z")
-    else:
-        galaxies = infer.LagrangianGalaxies(b1="b1", line_of_sight="z")
-        forward = infer.Simulation(config, jax_cosmo.Planck15(), gravity="lpt", observable=galaxies)
-    priors = {
-        "sigma8": infer.Normal(0.8, 0.1, low=0.3),
-        "Omega_m": infer.Normal(0.3, 0.05, low=0.1, high=1.0),
-        "b1": infer.Normal(1.5 if gravity == "linear" else 0.6, 0.3, low=-0.5),
-    }
-    return infer.Model(config, forward, priors, infer.Gaussian(sigma=0.5))
+def ranks(truth: Any, drawn: Any, apart: int) -> dict[str, np.ndarray]:
+    """Ranks of the truth among draws that are so many blocks apart, of each mock."""
+    kept = {name: drawn[name][apart - 1 :: apart, :, 0] for name in truth}
+    return {name: np.sum(kept[name] < np.asarray(truth[name]), axis=0) for name in truth}
 
 
-def given(posterior: infer.Posterior, data: Any) -> infer.Posterior:
-    """The posterior of other data."""
-    return eqx.tree_at(lambda p: (p.data, p.preconditioner.data), posterior, (data, data))
+def uniformity(ranks: np.ndarray) -> float:
+    """Probability of a larger chi squared of the histogram of uniform ranks, in 10 bins, 5 of fewer than 50 mocks."""
+    return float(stats.chisquare(histogram(ranks)).pvalue)
 
 
-def numbers(posterior: infer.Posterior, position: Any) -> dict[str, Any]:
-    noise, parameters = posterior.unwhiten(position)
-    return parameters | {"noise in a cell": noise[1, 2, 3], "log density": posterior.logdensity(position)}
+def histogram(ranks: np.ndarray) -> np.ndarray:
+    bins = 10 if ranks.size >= 50 else 5
+    return np.bincount(ranks * bins // (DRAWS + 1), minlength=bins)
 
 
-@eqx.filter_jit
-def one(key: Any, posterior: infer.Posterior, tuning: Tuning, warm: int, thin: int) -> Any:
-    """Numbers of the truth of a mock, and of draws of its posterior; mean energy error."""
-    keys = jax.random.split(key, 5)
-    model = posterior.model
-    truth = model.draw_around(keys[0], {})
-    posterior = given(posterior, model.mock(keys[1], truth))
-    state = mclmc.init(keys[2], posterior.initial(keys[3]), posterior.logdensity)
-    settle = jax.tree.map(jnp.zeros_like, tuning.inverse_mass_matrix["parameters"])  # fields come to parameters first
-    held = tuning.inverse_mass_matrix | {"parameters": settle}
-
-    def step(state: Any, inputs: Any) -> Any:
-        key, early = inputs
-        masses = jax.tree.map(lambda a, b: jnp.where(early, a, b), held, tuning.inverse_mass_matrix)
-        size = jnp.where(early, 0.25, 1.0) * tuning.step_size
-        return mclmc.step(key, state, posterior.logdensity, L=tuning.L, step_size=size, inverse_mass_matrix=masses)
-
-    def draw(state: Any, inputs: Any) -> Any:
-        state, info = jax.lax.scan(step, state, inputs)
-        return state, (numbers(posterior, state.position), jnp.var(info.energy_change))
-
-    early = jnp.arange(-(-warm // thin) + DRAWS) < -(-warm // thin) // 2
-    inputs = jax.random.split(keys[4], (early.size, thin)), jnp.broadcast_to(early[:, None], (early.size, thin))
-    _, (draws, errors) = jax.lax.scan(draw, state, inputs)
-    at_truth = posterior.whiten(truth["noise"], truth["parameters"])
-    return numbers(posterior, at_truth), jax.tree.map(lambda x: x[-DRAWS:], draws), jnp.mean(errors[-DRAWS:])
+def collected(mocks: Mocks, drawn: Any, apart: int) -> dict[str, np.ndarray]:
+    """Ranks, distances of the means from the truth in standard deviations, and energy variances a dimension."""
+    found = ranks(mocks.truth, drawn, apart)
+    for name in list(found):
+        draws, truth = drawn[name][..., 0], np.asarray(mocks.truth[name])
+        found[f"shift {name}"] = (draws.mean(axis=0) - truth) / draws.std(axis=0)
+    dimensions = mocks.states.position["noise"][0, 0].size + len(mocks.states.position["parameters"])
+    return found | {"energy variance": np.var(drawn["energy"], axis=-1)[:, 0] / dimensions}
 
 
-def tuned(key: Any, posterior: infer.Posterior, steps: int) -> Tuning:
-    """By two chains of one mock."""
-    keys = jax.random.split(key, 2)
-    states = jax.vmap(lambda k: mclmc.init(k, posterior.initial(k), posterior.logdensity))(keys)
+def joined(files: list[str]) -> dict[str, dict[str, np.ndarray]]:
+    """What the files of each label hold."""
+    labels: dict[str, list[dict[str, np.ndarray]]] = {}
+    for file in files:
+        arrays = dict(np.load(file))
+        labels.setdefault(str(arrays.pop("label")), []).append(arrays)
+    return {label: {name: np.concatenate([x[name] for x in several]) for name in several[0]}
+            for label, several in labels.items()}  # fmt: skip
 
-    @eqx.filter_jit
-    def run(key: Any, states: Any, tuning: Tuning, posterior: infer.Posterior) -> Any:
-        def block(key: Any, state: Any) -> Any:
-            return run_block(key, state, tuning, posterior.logdensity, block_length(steps))
 
-        return jax.vmap(block)(jax.random.split(key, 2), states)
+def names_of(found: dict[str, np.ndarray]) -> list[str]:
+    return [name for name in found if f"shift {name}" in found]
 
-    return tune(key, states, lambda k, s, t: run(k, s, t, posterior), steps=steps)[1]
+
+def report(label: str, found: dict[str, np.ndarray]) -> None:
+    variance, line = found["energy variance"], label.replace("\n", ", ")
+    print(f"{line}, {variance.size} mocks: energy variance {np.median(variance):.1e}, largest {variance.max():.1e}")
+    for name in names_of(found):
+        values, shift = found[name], found[f"shift {name}"]
+        print(f"  {name:16} {histogram(values)} p = {uniformity(values):.3f}, mean rank {values.mean() / DRAWS:.3f} "
+              f"± {1 / np.sqrt(12 * values.size):.3f}, (mean - truth) / sd {shift.mean():+.3f} "
+              f"± {shift.std() / np.sqrt(shift.size):.3f}", flush=True)  # fmt: skip
+
+
+def plot(files: list[str], figure: str) -> None:
+    """Histograms of the ranks in files, a row for each label, with the band of 95 % of uniform ones."""
+    import matplotlib.pyplot as plt
+
+    everything = joined(files)
+    columns = names_of(next(iter(everything.values())))
+    size = (2.2 * len(columns), 1.7 * len(everything))
+    _, axes = plt.subplots(len(everything), len(columns), figsize=size, layout="constrained", squeeze=False)
+    for row, (label, found) in zip(axes, everything.items(), strict=True):
+        report(label, found)
+        for axis, name in zip(row, columns, strict=True):
+            counts = histogram(found[name])
+            low, high = stats.binom(found[name].size, 1 / counts.size).ppf((0.025, 0.975))
+            axis.axhspan(low, high, color="0.85")
+            axis.stairs(counts, np.linspace(0, 1, counts.size + 1), fill=True, color="tab:blue")
+            axis.set_title(f"{name}, p = {uniformity(found[name]):.2f}", fontsize=8)
+            axis.set_ylim(0, None)
+            axis.tick_params(labelsize=7)
+        row[0].set_ylabel(f"{label}\n{found[columns[0]].size} mocks", fontsize=7)
+    plt.savefig(figure, dpi=110)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mesh", type=int, default=16)
     parser.add_argument("--mocks", type=int, default=100)
-    parser.add_argument("--gravity", default="linear", choices=("linear", "lpt"))
-    parser.add_argument("--tune", type=int, default=600)
-    parser.add_argument("--warm", type=int, default=200)
-    parser.add_argument("--thin", type=int, default=20)
+    parser.add_argument("--gravity", default="lpt", choices=("linear", "lpt", "nbody"))
+    parser.add_argument("--steps", type=int, default=3, help="of nbody")
+    parser.add_argument("--methods", default="mclmc")
+    parser.add_argument("--energy-variance", default="5e-4", help="targets of mclmc")
+    parser.add_argument("--tune", type=int, default=1000)
+    parser.add_argument("--apart", type=int, default=2, help="blocks of 20 steps, or of 5 trajectories, between draws")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, default=Path("ranks.npz"))
+    parser.add_argument("--plot", nargs="+")
+    parser.add_argument("--figure", default="calibration.png")
     options = parser.parse_args()
-    began, model = time.process_time(), model_of(options.mesh, options.gravity)
-    data = model.mock(jax.random.key(1), model.draw(jax.random.key(0)))
-    posterior = model.condition(data, precondition="conditional")
-    tuning = tuned(jax.random.key(2), posterior, options.tune)
-    ranks: dict[str, list[int]] = {}
-    errors = []
-    for i in range(options.mocks):
-        truth, draws, error = jax.device_get(
-            one(jax.random.key(100 + i), posterior, tuning, options.warm, options.thin)
-        )
-        errors.append(float(error) / (options.mesh**3 + 3))
-        for name, value in truth.items():
-            ranks.setdefault(name, []).append(int(np.sum(draws[name] < value)))
-        if (i + 1) % 10 == 0:
-            print(f"{i + 1} mocks, {time.process_time() - began:.0f} s of CPU", flush=True)
-    print(f"{options.gravity}, {options.mesh}^3, {options.mocks} mocks, {DRAWS} draws {options.thin} steps apart; "
-          f"energy variance {np.mean(errors):.1e} a dimension")  # fmt: skip
-    for name, values in ranks.items():
-        histogram = np.bincount(np.asarray(values) * BINS // (DRAWS + 1), minlength=BINS)
-        p = stats.chisquare(histogram).pvalue
-        print(f"{name:16} {histogram} p = {p:.2f}, mean rank {np.mean(values) / DRAWS:.3f}")
+    if options.plot:
+        plot(options.plot, options.figure)
+        return
+    model = galaxies(options.mesh, options.gravity, steps=options.steps)
+    mocks = Mocks(model, jax.random.key(options.seed), options.mocks)
+    targets = [float(x) for x in options.energy_variance.split(",")]
+    for method in options.methods.split(","):
+        for target in targets if method == "mclmc" else targets[:1]:
+            began = time.perf_counter()
+            mocks.tune(method, options.tune, target)
+            drawn = mocks.draw(DRAWS * options.apart)
+            aim = f", target {target:g}" if method == "mclmc" else ""
+            label, found = f"{options.gravity}, {options.mesh}³\n{method}{aim}", collected(mocks, drawn, options.apart)
+            report(label, found)
+            print(f"  {time.perf_counter() - began:.0f} s, step and L {np.median(mocks.lengths(), axis=0)}", flush=True)
+            suffix = f"_{method}_{target:g}.npz"
+            np.savez(options.output.with_name(options.output.stem + suffix), label=label, **found)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Gradients per effective sample of MCLMC with and without preconditioner, from prior draws.
 
-    python -m benchmarks.preconditioning --mesh 16 --precondition none,wiener,conditional
+    python -m benchmarks.preconditioning --mesh 16 --precondition none,conditional
 
 Galaxies of second-order LPT in redshift space at a = 0.5, cells of 10 Mpc/h, Gaussian noise of 0.5 in a cell; sigma8,
 Omega_m, b1 and the noise are sampled. The figures are in docs/inference.md.
@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--chains", type=int, default=2)
     parser.add_argument("--tune", type=int, default=600)
     parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--precondition", default="none,wiener,conditional")
+    parser.add_argument("--precondition", default="none,conditional")
     options = parser.parse_args()
     print(f"{options.mesh}^3, {options.chains} chains of {options.steps} steps after {options.tune}")
     for name in options.precondition.split(","):

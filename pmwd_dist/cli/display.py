@@ -146,8 +146,8 @@ def inference_lines(plan: InferencePlan) -> list[str]:
         f"model       {model.gravity} to a {config.a_stop:g}, {model.bias} bias, line of sight {model.line_of_sight}",
         f"data        {settings.data.file}, {likelihood.kind} noise {'sampled' if noise is None else f'{noise:g}'}",
         f"parameters  {sampled}",
-        f"chains      {sampler.chains} from {settings.start.begin}, {sampler.tune} steps to tune and {sampler.steps}, "
-        f"preconditioned: {sampler.precondition}; seed {settings.noise.seed}",
+        f"chains      {sampler.chains} of {sampler.method} from {settings.start.begin}, {sampler.tune} steps to tune "
+        f"and {sampler.steps}, preconditioned: {sampler.precondition}; seed {settings.noise.seed}",
         f"output      {plan.folder}: {plan.chunks} chunks of {sampler.chunk} draws",
         _device_line(config),
     ]

@@ -29,6 +29,8 @@ class Chain(eqx.Module):
       parameters: by name, shape (chains, draws).
       logdensity: shape (chains, draws).
       energy_change: error of the energy of each step, 0 where it failed, shape (chains, steps).
+      acceptance_rate: probability with which each step was accepted, 1 without a Metropolis step.
+      gradients: that all chains evaluated after tuning.
       failures: steps that ended in a failed simulation, and were undone.
       noise_mean, noise_sd: mean and standard deviation of the white noise over all draws and chains, in each cell.
       noise: white noise of one draw a chunk, shape (chunks, chains, nx, ny, nz); None unless it was kept.
@@ -37,6 +39,8 @@ class Chain(eqx.Module):
     parameters: dict[str, np.ndarray]
     logdensity: np.ndarray
     energy_change: np.ndarray
+    acceptance_rate: np.ndarray
+    gradients: int
     failures: int
     noise_mean: np.ndarray
     noise_sd: np.ndarray
@@ -110,7 +114,7 @@ class ChainFolder:
           ValueError: nothing was sampled yet.
         """
         state = self.state()
-        if state is None or int(state["chunks"]) == 0:
+        if state is None or int(state.get("chunks", 0)) == 0:
             raise ArgumentError("output", str(self.path), "has no draws yet", "sample first")
         chunks = [read_arrays(self._chunk(i)) for i in range(int(state["chunks"]))]
         joined = {name: np.concatenate([c[name] for c in chunks], axis=1) for name in chunks[0] if name != "noise"}
@@ -119,6 +123,8 @@ class ChainFolder:
             parameters={name.removeprefix("parameter/"): joined[name] for name in names},
             logdensity=joined["logdensity"],
             energy_change=joined["energy_change"],
+            acceptance_rate=joined["acceptance_rate"],
+            gradients=int(np.sum(joined["gradients"])),
             failures=int(np.sum(~joined["nonans"].astype(bool))),
             noise_mean=state["moments/mean"],
             noise_sd=np.sqrt(state["moments/square"] / max(float(state["moments/draws"]) - 1, 1)),

@@ -16,7 +16,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.infer import trees
 from pmwd_dist.infer.forward import COSMOLOGY
 from pmwd_dist.infer.likelihoods import Likelihood
-from pmwd_dist.infer.precondition import ConditionalPreconditioner, Preconditioner, wiener_draw
+from pmwd_dist.infer.precondition import Preconditioner, wiener_draw
 from pmwd_dist.infer.priors import Prior, unwhiten, whiten
 from pmwd_dist.pm.inputs import check_config, lattice_field
 from pmwd_dist.pm.modes import white_noise
@@ -123,9 +123,9 @@ class Model(eqx.Module):
         Args:
           data: on the mesh.
           precondition: "conditional": the noise of a position is counted mode by mode from its mean, in units of its
-            standard deviation, in linear theory given data and the parameters of the position; "wiener": only in units
-            of the standard deviation, given the fiducial parameters; None: it is the noise itself.
-          fiducial: parameters of "wiener"; default: medians of the priors.
+            standard deviation, in linear theory given data and the parameters of the position; None: it is the noise
+            itself.
+          fiducial: parameters at which those of "conditional" are scaled; default: medians of the priors.
 
         Raises:
           ValueError: data that can't have come from the likelihood, or a forward model without a response.
@@ -136,13 +136,10 @@ class Model(eqx.Module):
         white = dict.fromkeys(self.priors, jnp.zeros(())) | whiten(fiducial or {}, self.priors)
         if precondition is None:
             return Posterior(self, data, None)
-        of_model = self.forward, self.likelihood
-        if precondition == "conditional":
-            conditional = ConditionalPreconditioner(data, *of_model, white, self.priors, self.config)
-            return Posterior(self, data, conditional)
-        if precondition != "wiener":
-            raise ArgumentError("precondition", precondition, 'must be "conditional", "wiener" or None')
-        return Posterior(self, data, Preconditioner(*of_model, unwhiten(white, self.priors), self.config))
+        if precondition != "conditional":
+            raise ArgumentError("precondition", precondition, 'must be "conditional" or None')
+        preconditioner = Preconditioner(data, self.forward, self.likelihood, white, self.priors, self.config)
+        return Posterior(self, data, preconditioner)
 
     def _place(self, x: Any) -> Any:
         whole = getattr(x, "shape", None) == self.config.mesh_shape
@@ -164,7 +161,7 @@ class Posterior(eqx.Module):
 
     model: Model
     data: Array
-    preconditioner: Preconditioner | ConditionalPreconditioner | None
+    preconditioner: Preconditioner | None
 
     def logdensity(self, position: Position) -> Array:
         """Logarithm of the posterior density, up to a constant; -inf where the simulation failed."""

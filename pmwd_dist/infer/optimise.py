@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist.config import Config
 from pmwd_dist.infer.model import Position, Posterior
-from pmwd_dist.infer.precondition import ConditionalPreconditioner
+from pmwd_dist.infer.precondition import filtered
+from pmwd_dist.pm import fourier
 
 Method = Literal["l-bfgs", "adam"]
 
@@ -39,6 +43,7 @@ def maximise(
     method: Method = "l-bfgs",
     learning_rate: float = 0.05,
     free: Sequence[str] = (),
+    anneal: Sequence[float] = (),
 ) -> Maximum:
     """Maximise the posterior density over the noise, with the parameters of the position fixed.
 
@@ -53,43 +58,85 @@ def maximise(
       method: "l-bfgs", which remembers ten steps (20 fields), or "adam", which keeps two fields.
       learning_rate: of Adam.
       free: names of parameters to maximise over, too.
+      anneal: wavenumbers, ascending [h/Mpc]: waves up to each of them move first, and all at the end, in as many steps.
+        Where structures are far from where they belong, small ones find wrong partners, and hold large ones back.
 
     Raises:
-      ValueError: a name that is no parameter, or another method.
+      ValueError: a name that is no parameter, another method, or wavenumbers that do not ascend.
       ImportError: optax is not installed.
     """
+    _check(posterior, position, method, free)
+    limits = [*_checked_limits(anneal), None] if anneal else [None]
+    largest, history = -np.inf, list[float]()
+    for i, limit in enumerate(limits):
+        count = (i + 1) * (steps + 1) // len(limits) - i * (steps + 1) // len(limits)
+        factor = None if not anneal else _up_to(limit, posterior.model.config, position["noise"].dtype)
+        position, largest, values = _climb(posterior, position, (method, learning_rate), count, free, factor)
+        history += values
+    return Maximum(position, largest, np.asarray(history))
+
+
+def _climb(
+    posterior: Posterior,
+    position: Position,
+    method: tuple[Method, float],
+    count: int,
+    free: Sequence[str],
+    factor: Array | None,
+) -> tuple[Position, float, list[float]]:
+    """The best of so many positions, the density there, and that of each; the modes of each move are multiplied."""
     import optax
 
-    _check(posterior, position, method, free)
-    optimiser = optax.lbfgs(10) if method == "l-bfgs" else optax.adam(learning_rate)
-    fixed = {name: u for name, u in position["parameters"].items() if name not in free}
+    optimiser = optax.lbfgs(10) if method[0] == "l-bfgs" else optax.adam(method[1])
+    searches, config = method[0] == "l-bfgs", posterior.model.config
 
-    def whole(variables: Any) -> Position:
-        return {"noise": variables["noise"], "parameters": fixed | variables["parameters"]}
+    def whole(variables: Any, position: Position, factor: Array | None) -> Position:
+        moved = variables["noise"] if factor is None else filtered(variables["noise"], factor, config)
+        parameters = position["parameters"] | variables["parameters"]
+        return {"noise": position["noise"] + moved, "parameters": parameters}
 
     @eqx.filter_jit
-    def step(posterior: Posterior, variables: Any, state: Any) -> Any:
+    def step(posterior: Posterior, position: Position, variables: Any, state: Any, factor: Array | None) -> Any:
         def loss(variables: Any) -> Any:
-            return -posterior.logdensity(whole(variables))
+            return -posterior.logdensity(whole(variables, position, factor))
 
         value, slope = jax.value_and_grad(loss)(variables)
-        options = {"value": value, "grad": slope, "value_fn": loss} if method == "l-bfgs" else {}
+        options = {"value": value, "grad": slope, "value_fn": loss} if searches else {}
         update, state = optimiser.update(slope, state, variables, **options)
         return -value, optax.apply_updates(variables, update), state
 
-    variables: Any = {"noise": position["noise"], "parameters": {name: position["parameters"][name] for name in free}}
-    state, best, largest, history = eqx.filter_jit(optimiser.init)(variables), variables, -np.inf, []
-    for _ in range(steps + 1):
-        value, moved, state = step(posterior, variables, state)
+    parameters = {name: position["parameters"][name] for name in free}
+    variables: Any = {"noise": jnp.zeros_like(position["noise"]), "parameters": parameters}
+    state, best, largest, history = eqx.filter_jit(optimiser.init)(variables), variables, -np.inf, list[float]()
+    for _ in range(count):
+        value, moved, state = step(posterior, position, variables, state, factor)
         history.append(float(jnp.asarray(value)))
         if history[-1] > largest:
             best, largest = variables, history[-1]
-        if not np.isfinite(history[-1]) or (
-            method == "l-bfgs" and len(history) > 5 and history[-1] - history[-5] < 1e-9 * abs(largest)
-        ):
+        settled = searches and len(history) > 5 and history[-1] - history[-5] < 1e-9 * abs(largest)
+        if settled or not np.isfinite(history[-1]):
             break
         variables = moved
-    return Maximum(whole(best), largest, np.asarray(history))
+    return eqx.filter_jit(whole)(best, position, factor), largest, history
+
+
+def _checked_limits(anneal: Sequence[float]) -> list[float]:
+    limits = [float(k) for k in anneal]
+    if limits != sorted(limits) or not all(k > 0 for k in limits):
+        raise ArgumentError("anneal", limits, "must be positive wavenumbers, ascending")
+    return limits
+
+
+@partial(jax.jit, static_argnames=("limit", "config", "dtype"))
+def _up_to(limit: float | None, config: Config, dtype: Any) -> Array:
+    """1 for modes up to a wavenumber, and 0 beyond."""
+    decomposition, shape = config.decomposition, config.particle_shape
+
+    def factor() -> Array:
+        k2 = fourier.k_squared(shape, config, dtype)
+        return jnp.ones_like(k2) if limit is None else jnp.where(k2 <= limit**2, 1, jnp.zeros_like(k2))
+
+    return decomposition.shard_map(factor, (), decomposition.spectrum_spec)()
 
 
 def _check(posterior: Posterior, position: Position, method: Method, free: Sequence[str]) -> None:
@@ -100,6 +147,6 @@ def _check(posterior: Posterior, position: Position, method: Method, free: Seque
         if name not in position["parameters"]:
             remedy = f"use some of {', '.join(position['parameters'])}" if position["parameters"] else "there are none"
             raise ArgumentError("free", name, "is no parameter", remedy)
-    if free and isinstance(posterior.preconditioner, ConditionalPreconditioner):
+    if free and posterior.preconditioner is not None:
         constraint = "can't be told from the noise where it is counted from a mean that depends on them"
-        raise ArgumentError("free", tuple(free), constraint, 'use precondition="wiener"')
+        raise ArgumentError("free", tuple(free), constraint, "use precondition=None")

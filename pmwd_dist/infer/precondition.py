@@ -7,6 +7,9 @@ R and s depend on the parameters. Where both moments are those at the parameters
 is in linear theory a standard normal one whatever the parameters are, and these have their marginal posterior: field
 and parameters no longer constrain each other. That of the parameters has in linear theory the Fisher matrix
 sum over modes of (d ln V / d u)^2 / 2, with V = R^2 + s^2, and that of their prior: its Cholesky factor scales them.
+
+To scale the modes by the widths at fixed parameters is not enough: field and parameters then fix each other in a valley
+much narrower than it is long, whose width changes along it, and so does the step at which a sampler becomes unstable.
 """
 
 from __future__ import annotations
@@ -28,55 +31,18 @@ from pmwd_dist.pm import fourier
 
 
 class Preconditioner(eqx.Module):
-    """The standard deviation of each mode of the noise, given data, in linear theory at fiducial parameters.
-
-    Args:
-      forward: with a method `response(parameters)`: modes of the field per mode of the noise, real.
-      likelihood: with a method `noise_variance(parameters, config)`.
-      parameters: fiducial.
-      config: the simulation.
-
-    Raises:
-      ValueError: a forward model without a response, or a mesh other than the lattice.
-    """
-
-    scale: Float[Array, "nx ny nk"]
-
-    def __init__(self, forward: Any, likelihood: Any, parameters: Mapping[str, ArrayLike], config: Config):
-        check_response(forward, config)
-        variance, _ = wiener(forward, likelihood, parameters, config)
-        self.scale = jnp.sqrt(variance)
-
-    def white(self, parameters: Mapping[str, Array]) -> dict[str, Array]:
-        """Whitened parameters of those of a position."""
-        return dict(parameters)
-
-    def scaled(self, white: Mapping[str, Array]) -> dict[str, Array]:
-        """Parameters of a position of whitened ones."""
-        return dict(white)
-
-    def noise(self, z: Array, parameters: Mapping[str, ArrayLike], config: Config) -> tuple[Array, Array | float]:
-        """White noise of a position, and the logarithm of the volume that the scales give it, up to a constant."""
-        del parameters
-        return filtered(z, self.scale, config), 0.0
-
-    def position(self, noise: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
-        """The position of white noise."""
-        del parameters
-        return filtered(noise, 1 / self.scale, config)
-
-
-class ConditionalPreconditioner(eqx.Module):
     """Mean and standard deviation of each mode of the noise, given data and the parameters of the position.
 
     Args:
       data: on the mesh.
-      forward, likelihood, config: as for `Preconditioner`.
+      forward: with a method `response(parameters)`: modes of the field per mode of the noise, real.
+      likelihood: with a method `noise_variance(parameters, config)`.
+      config: the simulation.
       white: whitened parameters at which their own scales are found.
       priors: of the parameters.
 
     Raises:
-      ValueError: as `Preconditioner`.
+      ValueError: a forward model without a response, or a mesh other than the lattice.
     """
 
     data: Array

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,9 +19,12 @@ from pmwd_dist.infer.chains import Arrays, Chain, ChainFolder, identity_of
 from pmwd_dist.infer.model import Position, Posterior
 from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState
-from pmwd_dist.infer.samplers.tuning import Block, Tuning, block_length, run_block, tune
+from pmwd_dist.infer.samplers.methods import Method, Tuning, check_method, transition
+from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE, Block, Search, block_length, run_blocks, tune
 from pmwd_dist.parallel.inputs import whole_number
 from pmwd_dist.pm.status import SimulationError
+
+_CHECKPOINT_SECONDS = 10.0  # between writes while a run is tuned
 
 
 class Moments(NamedTuple):
@@ -61,6 +65,8 @@ def sample(
     key: Array,
     steps: int,
     output: str | Path,
+    method: Method = "mclmc",
+    energy_variance: float = ENERGY_VARIANCE,
     tuning_steps: int = 1000,
     thin: int = 1,
     chunk: int = 100,
@@ -69,16 +75,19 @@ def sample(
     spmd_axis_name: str | None = None,
     listener: Callable[[Progress], None] | None = None,
 ) -> Chain:
-    """Sample a posterior by MCLMC, chain by chain in a batch, and keep all on disk.
+    """Sample a posterior, chain by chain in a batch, and keep all on disk.
 
     All chains together tune the step size, L and masses that they share. Called again with the same arguments, it
-    goes on after the last complete chunk; steps may be raised.
+    goes on where the tuning was, or after the last complete chunk; steps may be raised.
 
     Args:
       posterior: of a model, given data.
       positions: where the chains begin, with a leading axis of chains, such as jax.vmap(posterior.initial)(keys).
       key: of jax.random.
       steps: of each chain, after tuning: a multiple of thin * chunk.
+      method: "mclmc", of two gradients a step and biased as its energy error, or "adjusted-mclmc" or "hmc", whose steps
+        are trajectories that are accepted or rejected.
+      energy_variance: of a step of MCLMC per dimension, at which its tuning aims.
       output: folder. A chain of another model there is not continued; a forward model that is a plain function is known
         by its name.
       tuning_steps: before.
@@ -93,20 +102,23 @@ def sample(
       ValueError: an argument out of its range, or a folder with a chain of another model.
       SimulationError: the start, or too many steps, failed.
     """
-    _check(posterior, positions, steps, thin, chunk, tuning_steps)
+    _check(posterior, positions, steps, thin, chunk)
+    check_method(method)
+    search = Search(positions, steps=tuning_steps, method=method, energy_variance=energy_variance)
     schedule = {"tuning_steps": tuning_steps, "thin": thin, "chunk": chunk, "keep_noise": keep_noise}
-    folder = ChainFolder(output, _identity(posterior, positions, key) | identity_of(schedule))
+    sampler = {"method": method, "energy_variance": energy_variance}
+    folder = ChainFolder(output, _identity(posterior, positions, key) | identity_of(schedule | sampler))
     begin_key, tune_key, run_key = jax.random.split(key, 3)
     run = _begun(begin_key, positions, posterior, spmd_axis_name)
     stored, done = folder.state(), 0
-    if stored is None:
-        run = _tuned(tune_key, run, posterior, tuning_steps, spmd_axis_name)
+    if stored is None or "chunks" not in stored:
+        run = _tuned(tune_key, run, posterior, search, folder, tuning_steps, spmd_axis_name)
         folder.write_state(_pack(run, 0))
         _tell(listener, run, 0, {})
     else:
         run, done = _unpack(stored, run), int(stored["chunks"])
     for index in range(done, steps // (thin * chunk)):
-        run, draws = _advance(jax.random.fold_in(run_key, index), run, posterior, thin, chunk, spmd_axis_name)
+        run, draws = _advance(jax.random.fold_in(run_key, index), run, posterior, method, thin, chunk, spmd_axis_name)
         arrays = {name: np.asarray(x) for name, x in draws.items()}
         _check_failures(arrays, index, most_failures)
         if keep_noise:
@@ -136,7 +148,8 @@ def _check_failures(draws: Arrays, chunk: int, most: float) -> None:
 
 def _tell(listener: Callable[[Progress], None] | None, run: _Run, chunks: int, draws: Arrays) -> None:
     if listener is not None:
-        listener(Progress(chunks, float(run.tuning.step_size), float(run.tuning.L), draws))
+        step_size, L = (float(np.asarray(x)) for x in run.tuning[:2])
+        listener(Progress(chunks, step_size, L, draws))
 
 
 def _identity(posterior: Posterior, positions: Position, key: Array) -> dict[str, str]:
@@ -159,25 +172,42 @@ def _begin(key: Array, positions: Position, posterior: Posterior, axis: str | No
     return _Run(states, tuning, Moments(jnp.zeros(()), empty, empty))
 
 
-def _tuned(key: Array, run: _Run, posterior: Posterior, steps: int, axis: str | None) -> _Run:
-    """All chains after tuning."""
-    length = block_length(steps)
+def _tuned(
+    key: Array, run: _Run, posterior: Posterior, search: Search, folder: ChainFolder, steps: int, axis: str | None
+) -> _Run:
+    """All chains after tuning, which goes on where the folder says that it was."""
+    length, written = block_length(steps), time.monotonic()
+    if stored := folder.state():
+        search.unpack({name.removeprefix("search/"): x for name, x in stored.items() if name.startswith("search/")})
+        run = run._replace(states=_restored(stored, run.states))
 
-    def run_all(key: Array, states: IntegratorState, tuning: Tuning) -> tuple[IntegratorState, Block]:
-        states, block = _blocks(key, states, _placed(tuning, run.tuning), posterior, length, axis)
+    def run_all(key: Array, states: IntegratorState, tuning: Tuning, method: Method) -> tuple[IntegratorState, Block]:
+        states, block = _blocks(key, states, _placed(tuning, run.tuning), posterior, method, length, axis)
         return _placed(states, run.states), block  # where they were: with another sharding it would compile again
 
-    states, tuning = tune(key, run.states, run_all, steps=steps)
+    def keep(search: Search, states: IntegratorState) -> None:
+        nonlocal written
+        if time.monotonic() - written >= _CHECKPOINT_SECONDS:
+            folder.write_state({f"search/{name}": x for name, x in search.pack().items()} | _leaves(states))
+            written = time.monotonic()
+
+    states, tuning = tune(key, run.states, run_all, search, keep)
     return run._replace(states=states, tuning=_placed(tuning, run.tuning))
 
 
 @eqx.filter_jit
 def _blocks(
-    key: Array, states: IntegratorState, tuning: Tuning, posterior: Posterior, steps: int, axis: str | None
+    key: Array,
+    states: IntegratorState,
+    tuning: Tuning,
+    posterior: Posterior,
+    method: Method,
+    length: int,
+    axis: str | None,
 ) -> tuple[IntegratorState, Block]:
     """A block of steps of all chains."""
-    one = partial(run_block, tuning=tuning, logdensity=posterior.logdensity, steps=steps)
-    return jax.vmap(one, spmd_axis_name=axis)(jax.random.split(key, states.logdensity.shape[0]), states)
+    options: dict[str, Any] = {"logdensity": posterior.logdensity, "length": length, "spmd_axis_name": axis}
+    return run_blocks(key, states, tuning, method, **options)
 
 
 def _placed(tree: Any, like: Any) -> Any:
@@ -186,29 +216,29 @@ def _placed(tree: Any, like: Any) -> Any:
 
 @eqx.filter_jit
 def _advance(
-    key: Array, run: _Run, posterior: Posterior, thin: int, chunk: int, axis: str | None
+    key: Array, run: _Run, posterior: Posterior, method: Method, thin: int, chunk: int, axis: str | None
 ) -> tuple[_Run, dict[str, Array]]:
     """A chunk of draws of all chains, with arrays of shape (chains, draws) or (chains, steps)."""
     chains = run.states.logdensity.shape[0]
-    step = partial(mclmc.step, logdensity=posterior.logdensity, **run.tuning._asdict())
-    every = jax.vmap(step, spmd_axis_name=axis)
+    options: dict[str, Any] = {"logdensity": posterior.logdensity, "method": method, "tuning": run.tuning}
 
     def once(states: IntegratorState, key: Array) -> Any:
-        states, info = every(jax.random.split(key, chains), states)
-        return states, (info.energy_change, info.nonans)
+        one = partial(transition, fraction=jax.random.uniform(jax.random.fold_in(key, chains)), **options)
+        states, info = jax.vmap(one, spmd_axis_name=axis)(jax.random.split(key, chains), states)
+        return states, info._asdict()
 
     def draw(carry: tuple[IntegratorState, Moments], key: Array) -> Any:
         states, moments = carry
-        states, (energy, nonans) = jax.lax.scan(once, states, jax.random.split(key, thin))
+        states, each = jax.lax.scan(once, states, jax.random.split(key, thin))
         noise = _unwhitened(states.position, posterior, axis)
         for i in range(chains):
             moments = _add(moments, noise[i])
         kept = {f"parameter/{name}": x for name, x in jax.vmap(posterior.parameters)(states.position).items()}
-        return (states, moments), (kept | {"logdensity": states.logdensity}, (energy, nonans))
+        return (states, moments), (kept | {"logdensity": states.logdensity}, each)
 
     (states, moments), (kept, each) = jax.lax.scan(draw, (run.states, run.moments), jax.random.split(key, chunk))
     arrays = {name: x.T for name, x in kept.items()}
-    arrays["energy_change"], arrays["nonans"] = (x.reshape(-1, chains).T for x in each)
+    arrays |= {name: x.reshape(-1, chains).T for name, x in each.items()}
     return _Run(states, run.tuning, moments), arrays
 
 
@@ -227,21 +257,29 @@ def _add(moments: Moments, x: Array) -> Moments:
 
 
 def _pack(run: _Run, chunks: int) -> Arrays:
-    leaves = {f"run/{i:03d}": np.asarray(x) for i, x in enumerate(jax.tree.leaves((run.states, run.tuning)))}
+    tuning = {f"tuning/{i:03d}": np.asarray(x) for i, x in enumerate(jax.tree.leaves(run.tuning))}
     moments = {f"moments/{name}": np.asarray(x) for name, x in run.moments._asdict().items()}
-    return leaves | moments | {"chunks": np.asarray(chunks)}
+    return _leaves(run.states) | tuning | moments | {"chunks": np.asarray(chunks)}
+
+
+def _leaves(states: IntegratorState) -> Arrays:
+    return {f"run/{i:03d}": np.asarray(x) for i, x in enumerate(jax.tree.leaves(states))}
+
+
+def _restored(stored: Arrays, like: Any, prefix: str = "run") -> Any:
+    """What was stored, placed as what begins a run."""
+    leaves, treedef = jax.tree.flatten(like)
+    return _placed(jax.tree.unflatten(treedef, [stored[f"{prefix}/{i:03d}"] for i in range(len(leaves))]), like)
 
 
 def _unpack(stored: Arrays, like: _Run) -> _Run:
-    """What was packed, placed as what begins a run."""
-    leaves, treedef = jax.tree.flatten((like.states, like.tuning))
-    values = [stored[f"run/{i:03d}"] for i in range(len(leaves))]
-    states, tuning = jax.tree.unflatten(treedef, values)
+    """What was packed."""
     moments = Moments(*(jnp.asarray(stored[f"moments/{name}"]) for name in Moments._fields))
-    return _placed(_Run(states, tuning, moments), like)
+    tuning = _restored(stored, like.tuning, "tuning")
+    return _Run(_restored(stored, like.states), tuning, _placed(moments, like.moments))
 
 
-def _check(posterior: Posterior, positions: Position, steps: int, thin: int, chunk: int, tuning_steps: int) -> None:
+def _check(posterior: Posterior, positions: Position, steps: int, thin: int, chunk: int) -> None:
     if jax.process_count() > 1:
         raise ArgumentError("posterior", "", "needs a program of one process", show_value=False)
     shape, lattice = jnp.shape(positions["noise"]), posterior.model.config.particle_shape
@@ -252,4 +290,3 @@ def _check(posterior: Posterior, positions: Position, steps: int, thin: int, chu
         whole_number(value, name, least=1)
     if steps % (thin * chunk):
         raise ArgumentError("steps", steps, f"must be a multiple of thin * chunk = {thin * chunk}")
-    whole_number(tuning_steps, "tuning_steps", least=40)

@@ -16,7 +16,6 @@ from jax.sharding import PartitionSpec as P
 
 from pmwd_dist import infer
 from pmwd_dist.infer.chains import Arrays, chain_files, load_chain, read_arrays, write_arrays
-from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.run import events, manifest
 from pmwd_dist.run.clock import Clock
@@ -43,7 +42,7 @@ def execute_inference(
     """Sample the posterior of a plan, from the beginning or from the last chunk on disk.
 
     Data and starts are written before the chains, and each chunk with the state after it: a run that is stopped at any
-    time goes on to the same bits. What it loses is a chunk, or the tuning.
+    time goes on to the same bits. What it loses is a chunk, or ten seconds of the tuning.
 
     Args:
       plan: with a prepared folder.
@@ -122,7 +121,8 @@ def _start(plan: InferencePlan, posterior: infer.Posterior) -> Arrays:
     positions = jax.vmap(prior if start.begin == "prior" else posterior.initial)(keys)
     if start.begin == "map":
         each = [jax.tree.map(lambda x, i=i: x[i], positions) for i in range(len(keys))]
-        best = [infer.maximise(posterior, z, steps=start.map_steps, free=start.map_free).position for z in each]
+        options: dict[str, Any] = {"steps": start.map_steps, "free": start.map_free, "anneal": start.map_anneal}
+        best = [infer.maximise(posterior, z, **options).position for z in each]
         positions = jax.tree.map(lambda *x: jnp.stack(x), *best)
     numbers = {f"parameters/{name}": np.asarray(x) for name, x in positions["parameters"].items()}
     return {"noise": np.asarray(positions["noise"])} | numbers
@@ -173,7 +173,7 @@ class _Watch:
             step=progress.chunks * steps,
             steps=sampler.steps,
             seconds=seconds,
-            gradients_per_second=mclmc.GRADIENTS * sampler.chains * steps / seconds,
+            gradients_per_second=int(np.sum(draws["gradients"])) / seconds,
             energy_variance=infer.energy_errors(draws["energy_change"], self._plan.dimensions)["variance"],
             failures=int(np.sum(~draws["nonans"].astype(bool))),
             slowest=slowest,
@@ -207,6 +207,7 @@ def _sample(plan: InferencePlan, posterior: infer.Posterior, positions: Any, wat
         key=_key(plan, 3),
         steps=sampler.steps,
         output=plan.folder,
+        method=sampler.method,
         tuning_steps=sampler.tune,
         thin=sampler.thin,
         chunk=sampler.chunk,

@@ -12,7 +12,6 @@ from jax import Array
 
 from pmwd_dist import infer
 from pmwd_dist.infer.chains import Arrays
-from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE
 from pmwd_dist.observe.cross import cross_power
 from pmwd_dist.report import chains as pictures
@@ -22,6 +21,7 @@ from pmwd_dist.run.inference import InferencePlan
 
 _MOST_FIELDS = 40  # draws of the noise that are looked at
 _OUTLIERS = 1e-3  # share of the steps
+_ACCEPTED = 0.5  # share of the trajectories
 
 
 def judge(plan: InferencePlan, posterior: infer.Posterior, chain: infer.Chain, data: Arrays) -> Judged:
@@ -35,7 +35,7 @@ def judge(plan: InferencePlan, posterior: infer.Posterior, chain: infer.Chain, d
     if not chain.parameters:
         names.remove("corner.png")
     manifest.claim(plan.folder, names)
-    path, rows, reasons = plan.folder, summarise(plan, chain), find_reasons(plan, chain)
+    path, rows, reasons = plan.folder, summarise(chain), find_reasons(plan, chain)
     pictures.write_summary(path / "summary.csv", rows)
     pictures.draw_traces(path / "traces.png", chain.parameters | {"log density": chain.logdensity}, truth)
     if chain.parameters:
@@ -48,18 +48,18 @@ def judge(plan: InferencePlan, posterior: infer.Posterior, chain: infer.Chain, d
     return Judged((*lines, ", ".join(about)), tuple(reasons), tuple(names))
 
 
-def summarise(plan: InferencePlan, chain: infer.Chain) -> dict[str, dict[str, float]]:
+def summarise(chain: infer.Chain) -> dict[str, dict[str, float]]:
     """Rows of the summary: mean, standard deviation, R-hat, effective sizes, gradients per effective sample."""
     rows = chain.summary()
-    gradients = _gradients(plan, chain)
     for name, draws in (chain.parameters | {"logdensity": chain.logdensity}).items():
-        rows[name]["gradients_per_ess"] = gradients / infer.ess_mean(draws)
+        rows[name]["gradients_per_ess"] = chain.gradients / infer.ess_mean(draws)
     return rows
 
 
 def find_reasons(plan: InferencePlan, chain: infer.Chain) -> list[str]:
     """Reasons not to trust the chains, and what to do."""
     checks, reasons = plan.settings.checks, list[str]()
+    energy, adjusted = (chain.energy_change, plan.dimensions), plan.settings.sampler.method != "mclmc"
     more = "raise sampler.steps and `pmwd-dist resume` with --set sampler.steps=N"
     for name, row in chain.summary().items():
         if row["rhat"] > checks.r_hat:
@@ -68,28 +68,38 @@ def find_reasons(plan: InferencePlan, chain: infer.Chain) -> list[str]:
         size = min(row["ess_bulk"], row["ess_tail"])
         if size < checks.ess and name in chain.parameters:
             reasons.append(f"{name} has {size:.0f} effective samples, fewer than {checks.ess:g}; {more}")
-    errors = infer.energy_errors(chain.energy_change, plan.dimensions)
-    if errors["variance"] > 2 * ENERGY_VARIANCE:
-        error = f"the energy error is {errors['variance']:.1e} a dimension, more than {2 * ENERGY_VARIANCE:g}"
-        reasons.append(f"{error}: the chains are biased; raise sampler.tune, or precondition")
-    if errors["outliers"] > _OUTLIERS:
-        reasons.append(f"{errors['outliers']:.2%} of the steps have far too large an energy error; raise sampler.tune")
+    reasons += _of_acceptance(chain) if adjusted else _of_energy(infer.energy_errors(*energy))
     if chain.failures > _OUTLIERS * chain.energy_change.size:
         reasons.append(f"{chain.failures} steps failed; look at the priors, devices.halo and time.steps")
     return reasons
 
 
-def _gradients(plan: InferencePlan, chain: infer.Chain) -> int:
-    del plan
-    return mclmc.GRADIENTS * chain.energy_change.size
+def _of_energy(errors: dict[str, float]) -> list[str]:
+    """Reasons that steps without a Metropolis step give."""
+    reasons = list[str]()
+    if errors["variance"] > 2 * ENERGY_VARIANCE:
+        error = f"the energy error is {errors['variance']:.1e} a dimension, more than {2 * ENERGY_VARIANCE:g}"
+        reasons.append(f"{error}: the chains are biased; raise sampler.tune, or precondition")
+    if errors["outliers"] > _OUTLIERS:
+        reasons.append(f"{errors['outliers']:.2%} of the steps have far too large an energy error; raise sampler.tune")
+    return reasons
+
+
+def _of_acceptance(chain: infer.Chain) -> list[str]:
+    """Reasons that a Metropolis step gives."""
+    accepted = float(np.mean(chain.acceptance_rate))
+    if accepted >= _ACCEPTED:
+        return []
+    return [f"{accepted:.0%} of the trajectories are accepted, fewer than {_ACCEPTED:.0%}; raise sampler.tune"]
 
 
 def _cost(plan: InferencePlan, chain: infer.Chain) -> dict[str, float]:
     errors = infer.energy_errors(chain.energy_change, plan.dimensions)
     found = {"energy error a dimension": errors["variance"], "failed steps": float(chain.failures)}
+    if plan.settings.sampler.method != "mclmc":
+        found["accepted"] = float(np.mean(chain.acceptance_rate))
     if chain.parameters:
-        gradients = _gradients(plan, chain)
-        found["gradients per effective sample"] = infer.evaluations_per_ess(chain.parameters, gradients)
+        found["gradients per effective sample"] = infer.evaluations_per_ess(chain.parameters, chain.gradients)
     return found
 
 

@@ -148,13 +148,13 @@ def test_tuning_reaches_its_target_beside_a_narrow_direction() -> None:
     def start(key: Any) -> Any:
         return mclmc.init(key, {"noise": jax.random.normal(key, (400,)), "c": 0.05 * jax.random.normal(key)}, narrow)
 
-    @jax.jit
-    def run(key: Any, states: Any, parameters: Any) -> Any:
-        block = partial(tuning.run_block, tuning=parameters, logdensity=narrow, steps=20)
-        return jax.vmap(block)(jax.random.split(key, 2), states)
+    @partial(jax.jit, static_argnums=3)
+    def run(key: Any, states: Any, parameters: Any, method: Any = "mclmc") -> Any:
+        return tuning.run_blocks(key, states, parameters, method, logdensity=narrow, length=20)
 
     states = jax.jit(jax.vmap(start))(jax.random.split(jax.random.key(6), 2))
-    states, parameters = tuning.tune(jax.random.key(7), states, run, steps=1000)
+    search = tuning.Search(states.position, steps=1000)
+    states, parameters = tuning.tune(jax.random.key(7), states, run, search)
     energies, keys = [], jax.random.split(jax.random.key(8), 20)
     for key in keys:
         states, block = run(key, states, parameters)
@@ -164,7 +164,7 @@ def test_tuning_reaches_its_target_beside_a_narrow_direction() -> None:
     assert 1 / 4 < mass["c"] / mass["noise"] / 0.05**2 < 4
     assert 0.3 < parameters.L / np.sqrt(401) < 3
     with pytest.raises(ValueError, match="steps=39 must be 40 or more to tune"):
-        tuning.tune(jax.random.key(7), states, run, steps=39)
+        tuning.Search(states.position, steps=39)
 
 
 def test_a_step_into_a_failed_simulation_is_undone() -> None:
@@ -190,7 +190,7 @@ def posterior_of(decomposition: pmd.Decomposition, cosmo: Any) -> tuple[infer.Po
     forward = infer.LinearField(config, cosmo, bias="b1")
     model = infer.Model(config, forward, {"b1": infer.Normal(1.5, 0.5)}, infer.Gaussian(0.5))
     data = 1 + np.random.default_rng(0).standard_normal((8, 8, 8))
-    posterior = model.condition(data, precondition="wiener")
+    posterior = model.condition(data, precondition="conditional")
     return posterior, model.draw(jax.random.key(0), b1=1.2)
 
 

@@ -14,7 +14,11 @@ import pytest
 from arviz_stats.base import array_stats
 
 import pmwd_dist as pmd
+from benchmarks.calibration import ranks, uniformity
+from benchmarks.mocks import Mocks
 from pmwd_dist import infer
+from pmwd_dist.infer import sampling
+from pmwd_dist.infer.chains import ChainFolder, read_arrays
 from pmwd_dist.pm.status import SimulationError
 
 BIAS, SIGMA, SHAPE = 1.5, 0.5, (4, 4, 4)
@@ -84,6 +88,59 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(run: tuple[Any, ...], t
         np.testing.assert_array_equal(x, y)
 
 
+def test_a_tuning_that_was_killed_goes_on_to_the_same_bits(
+    run: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    posterior, folder, _ = run
+    written: list[int] = []
+
+    def kill(self: Any, state: Any) -> None:
+        write_state(self, state)
+        written.append(int(state["search/count"]))
+        if len(written) in (7, 10):
+            raise KeyboardInterrupt
+
+    write_state = ChainFolder.write_state
+    monkeypatch.setattr(sampling, "_CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(ChainFolder, "write_state", kill)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            infer.sample(posterior, starts(posterior), steps=100, output=tmp_path, keep_noise=True, **OPTIONS)
+    assert written == list(range(1, 11))  # of 15 blocks
+    monkeypatch.undo()
+    infer.sample(posterior, starts(posterior), steps=100, output=tmp_path, keep_noise=True, **OPTIONS)
+    ours, whole = (read_arrays(path / "chunk_00000.h5") for path in (tmp_path, folder))
+    for name, values in whole.items():
+        np.testing.assert_array_equal(ours[name], values)
+
+
+@pytest.mark.parametrize("method", ["hmc", "adjusted-mclmc"])
+def test_adjusted_samplers_are_tuned_to_their_acceptance(method: Any, run: tuple[Any, ...], tmp_path: Path) -> None:
+    posterior, _, reference = run
+    options = OPTIONS | {"thin": 1, "tuning_steps": 400}
+    chain = infer.sample(posterior, starts(posterior), steps=200, output=tmp_path, method=method, **options)
+    assert 0.65 < chain.acceptance_rate.mean() < 0.95
+    counts = read_arrays(tmp_path / "chunk_00000.h5")["gradients"]
+    assert (counts[0] == counts[1]).all() and len(np.unique(counts)) > 1  # lengths vary, and chains keep step
+    assert chain.gradients == sum(read_arrays(tmp_path / f"chunk_{i:05d}.h5")["gradients"].sum() for i in range(4))
+    sd = np.sqrt(np.mean(reference.noise_sd**2))
+    assert np.sqrt(np.mean((chain.noise_mean - reference.noise_mean) ** 2)) < 0.4 * sd
+    np.testing.assert_allclose(np.mean(chain.noise_sd**2), sd**2, rtol=0.25)
+    with pytest.raises(ValueError, match=r"has a chain with method=.*, not 'mclmc'"):
+        infer.sample(posterior, starts(posterior), steps=200, output=tmp_path, **options)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.4])
+def test_ranks_of_the_truth_are_uniform_where_the_posterior_is_right(factor: float) -> None:
+    """Simulation-based calibration over 60 mocks; data that are too far from the mean are found out."""
+    model = posterior_of(b1=infer.Normal(1.5, 0.3, low=0.5)).model
+    mocks = Mocks(model, jax.random.key(5), 60, precondition=None)
+    mocks.data = 1 + factor * (mocks.data - 1)
+    mocks.tune("mclmc", 160)
+    p = {name: uniformity(x) for name, x in ranks(mocks.truth, mocks.draw(38), 2).items()}
+    assert (p["b1"] > 0.01 and p["log density"] > 0.01) if factor == 1 else p["b1"] < 1e-6
+
+
 def test_a_chain_of_another_model_is_not_continued(run: tuple[Any, ...], tmp_path: Path) -> None:
     posterior, folder, _ = run
     copy = shutil.copytree(folder, tmp_path / "copy")
@@ -112,7 +169,7 @@ def test_tuning_finds_masses_and_the_energy_error_that_it_aims_at(run: tuple[Any
     errors = infer.energy_errors(chain.energy_change, 65)
     assert 5e-4 / 2 < errors["variance"] < 5e-4 * 2
     with h5py.File(folder / "state.h5") as file:
-        L, step_size, of_noise, of_c = (file["run"][name][()] for name in sorted(file["run"])[-4:])
+        L, step_size, of_noise, of_c = (file["tuning"][name][()] for name in sorted(file["tuning"]))
     assert np.sqrt(of_noise) == pytest.approx(1 / np.sqrt(1 + (BIAS / SIGMA) ** 2), rel=0.35)
     assert np.sqrt(of_c) == pytest.approx(1.0, rel=0.6)
     # For a Gaussian of d unit variances the best L is about the root of d.
@@ -141,6 +198,11 @@ def test_the_maximum_keeps_the_parameters(method: Any) -> None:
     np.testing.assert_allclose(best.position["noise"], expected, atol=1e-4 if method == "l-bfgs" else 0.02)
     assert best.position["parameters"] == start["parameters"]
     assert best.logdensity == max(best.history) > best.history[0]
+    if method == "l-bfgs":  # the longest waves first, 6 of 64 modes
+        slowly = infer.maximise(posterior, start, steps=60, anneal=[0.1])
+        np.testing.assert_allclose(slowly.position["noise"], expected, atol=1e-4)
+        first, last = slowly.history[0], slowly.logdensity
+        assert any(first + 1 < value < last - 10 for value in slowly.history[5:10])
     with pytest.raises(ValueError, match="free='b2' is no parameter; use some of b1"):
         infer.maximise(posterior, start, free=["b2"])
 

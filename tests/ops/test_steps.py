@@ -130,43 +130,33 @@ def test_native_ops_are_the_references(dtype: Any) -> None:
     disp, vel, *ct = (np.rint(rng.normal(size=shape) / 2.0**-14) * 2.0**-14 for _ in range(4))
     disp[1, 2, 3, 2] = 90.0
     fields, field = rng.normal(size=(*geometry.mesh, 3)), rng.normal(size=(*geometry.mesh, 1))
-    integer = {np.float32: np.int32, np.float64: np.int64}[dtype]
-    held = momenta.pack(jnp.asarray(vel * 2.0**14, integer), jnp.asarray(vel, dtype))
-    kick, unit = 2e4, 2.0**-14
-    numbers = {
-        "kick_drift": (kick, 1 / unit, unit, 3e3, -2e3),
-        "whole_kick_drift": (kick, 1 / unit, unit, 3e3, -2e3),
-        "undo_kick": (kick, unit, 0.7 * unit, 0.3, 0.2),
-        "undo_drift": (0.2, 1.3, unit, 3e3, -2e3),
-    }
+    disp, vel, *ct, fields, field = (jnp.asarray(x, dtype) for x in (disp, vel, *ct, fields, field))
+    held = momenta.pack(jnp.rint(vel * 2.0**14).astype({4: "int32", 8: "int64"}[vel.dtype.itemsize]), vel)
 
-    def run(good: float, disp: Any, vel: Any, held: Any, ct_disp: Any, ct_vel: Any, fields: Any, field: Any) -> Any:
-        both = {}
-        for kind, coefficients in numbers.items():
-            step = jnp.asarray([*coefficients, good], dtype)
-            params = dict(q)
-            if "kick_drift" in kind:
-                whole = kind.startswith("whole")
-                native, reference = kick_module._primitives[whole], partial(kick_module._reference, whole=whole)
-                operands = disp, held if whole else vel, fields, step
-            else:
-                native, reference = getattr(pull_back, f"_{kind}_p"), getattr(pull_back, f"_{kind}_reference")
-                operands = disp, held, ct_disp, ct_vel, fields if kind == "undo_kick" else field, step
-            out = native.bind(*(x[None] for x in operands), **params)
-            if kind == "undo_kick":
-                del params["resolution"]
-            both[kind] = [x[0] for x in out], reference(*operands, **params)
+    @partial(jax.jit, static_argnums=0)
+    def run(good: float) -> list[Any]:
+        step, both = jnp.asarray([2e4, 2.0**14, 2.0**-14, 3e3, -2e3, good], dtype), []
+        undo_step = jnp.asarray([2e4, 2.0**-14, 2.0**-14, 0.3, -0.2, good], dtype)
+        drift_step = jnp.asarray([0.3, 1.25, 2.0**-14, 3e3, -2e3, good], dtype)
+        for op, reference, operands in (
+            (kick_module._primitives[False], partial(kick_module._reference, whole=False), (disp, vel, fields, step)),
+            (kick_module._primitives[True], partial(kick_module._reference, whole=True), (disp, held, fields, step)),
+            (pull_back._undo_kick_p, pull_back._undo_kick_reference, (disp, held, *ct, fields, undo_step)),
+            (pull_back._undo_drift_p, pull_back._undo_drift_reference, (disp, held, *ct, field, drift_step)),
+        ):
+            params = {"geometry": geometry} if op is pull_back._undo_kick_p else q
+            native = op.bind(*(x[None] for x in operands), **q)
+            both.append(([x[0] for x in native], reference(*operands, **params)))
         return both
 
     for good in (1.0, 0.0):
-        arrays = [jnp.asarray(x, dtype) for x in (disp, vel, held, *ct, fields, field)]
-        both = jax.jit(run, static_argnums=0)(good, *arrays)
-        for kind in ("kick_drift", "whole_kick_drift"):
-            for native, reference in zip(*both.pop(kind), strict=True):
-                np.testing.assert_array_equal(native, reference)
-                assert not good or native.ndim == 4 or np.isnan(native)
-        np.testing.assert_array_equal(both["undo_kick"][0][0], both["undo_kick"][1][0])
-        for native, reference in ((x, y) for op in both.values() for x, y in zip(*op, strict=True)):
+        kick, whole_kick, *undone = run(good)
+        for native, reference in (pair for op in (kick, whole_kick) for pair in zip(*op, strict=True)):
+            np.testing.assert_array_equal(native, reference)
+        assert np.isnan(kick[0][1]).sum() == 3 * good
+        assert np.isnan(whole_kick[0][0]).sum() == 3 * good
+        np.testing.assert_array_equal(undone[0][0][0], undone[0][1][0])  # momenta, whole numbers
+        for native, reference in ((x, y) for op in undone for x, y in zip(*op, strict=True)):
             scale = np.nanmax(np.abs(reference)) if np.ndim(reference) > 1 else 1e3 * np.sqrt(np.prod(shape))
             np.testing.assert_allclose(native, reference, rtol=0, atol=fine * scale)
 
@@ -174,15 +164,19 @@ def test_native_ops_are_the_references(dtype: Any) -> None:
 @pytest.mark.skipif(not has_target("jaxdecomp_ops_gradient"), reason="the native ops are not installed")
 def test_the_native_gradient_and_its_transpose_are_the_references() -> None:
     rng, cell_size = np.random.default_rng(6), (1.0, 1.3, 0.7)
-    blocks = ((5, 4, 19), (True, False, True)), ((3, 6, 7), (False, True, False)), ((2, 3, 3), (True, True, True))
-    for inner, periodic in blocks:
+    for inner, periodic in (
+        ((5, 4, 19), (True, False, True)),
+        ((3, 6, 7), (False, True, False)),
+        ((2, 3, 3), (True,) * 3),
+    ):
         outer = tuple(n if wraps else n + 4 for n, wraps in zip(inner, periodic, strict=True))
         params: Any = {"cell_size": cell_size, "periodic": periodic}
         ops = (stencil._gradient_p, stencil._gradient_reference), (stencil._divergence_p, stencil._divergence_reference)
         for (native, reference), shape in zip(ops, ((2, *outer), (2, *inner, 3)), strict=True):
             values = jnp.asarray(rng.normal(size=shape))
-            expected = jax.jit(partial(reference, **params))(values)
-            np.testing.assert_allclose(native.bind(values, **params), expected, rtol=0, atol=1e-14)
+            np.testing.assert_allclose(
+                native.bind(values, **params), jax.jit(partial(reference, **params))(values), rtol=0, atol=1e-14
+            )
 
 
 def test_the_mesh_part_is_the_slope_of_a_read(block: dict[str, Any]) -> None:

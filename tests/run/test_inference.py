@@ -164,6 +164,7 @@ WRONG = {
         "start.map_free=['b1']",
         "sampler.precondition=conditional",
     ],
+    r"start.map_anneal = \[0.2, 0.1\]: must be positive, and ascend": ["start.map_anneal=[0.2, 0.1]"],
     "start.map_free: sigma8 has no prior": ["start.map_free=['sigma8']"],
     'model.bias = "lagrangian": is of particles': ["model.bias=lagrangian"],
     r"\[output\]: unknown section; use box, time, .*, data, model": ["output.redshifts=0"],

@@ -1,19 +1,26 @@
-"""Step size, momentum decoherence length and masses of MCLMC, from a run of it (Robnik & Seljak 2023).
+"""Step size, lengths and masses of the samplers, from a run of them (Robnik & Seljak 2023).
 
-The step size follows the energy error, whose variance grows as the sixth power of the step; its target is 5e-4 per
-dimension. It is measured block by block with the step size held, about its mean: in equilibrium that is half the
-variance, so that at a variance beyond 1 the mean square says another thing. A direction much narrower than the others
-becomes unstable while the error of all is still far below the target: steps begin small, a block that was unstable is
-undone, since it leaves the chain far from where it should be, and its step is not tried again until masses change.
+The step size of MCLMC follows the energy error of a step, whose variance grows as the sixth power of the step; its
+target is 5e-4 per dimension. That of adjusted samplers follows the energy error of a trajectory, whose variance grows
+as the fourth power: of a variance v, a share of 2 Phi(-sqrt(v) / 2) is accepted (Neal 2011). Both are measured block by
+block with the step size held, about the mean: in equilibrium that is half the variance, so that at a variance beyond 1
+the mean square says another thing. A direction much narrower than the others becomes unstable while the error of all is
+still far below the target: steps begin small, a block that was unstable is undone, since it leaves the chain far from
+where it should be, and its step is not tried again until masses change.
 
-L is 0.4 of the distance over which positions decorrelate. Masses are one number for each field, whose modes a
-preconditioner has brought to one scale, and one for each parameter: no field of them is stored.
+L of MCLMC is 0.4 of the distance over which positions decorrelate; trajectories of adjusted samplers are a quarter of a
+period long on average. Masses are one number for each field, whose modes a preconditioner has brought to one scale, and
+one for each parameter: no field of them is stored. They are mean squares of the slope of the log density, which on
+average are its curvatures, with all other directions held. The variance of a parameter is more where the field follows
+it, by a factor of a hundred in galaxies of 2LPT: with masses from it the step is as short as that direction is narrow,
+and chains that still drift find far too large a one.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -24,25 +31,21 @@ from jaxtyping import Array
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer import trees
 from pmwd_dist.infer.diagnostics import ess_mean
-from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState, LogDensity
+from pmwd_dist.infer.samplers.methods import Method, Tuning, trajectory_length, transition
 
-ENERGY_VARIANCE = 5e-4  # per dimension
+ENERGY_VARIANCE = 5e-4  # of a step of MCLMC, per dimension
+TRAJECTORY_VARIANCE = 0.26  # of a trajectory of an adjusted sampler: 80 % are accepted
 BLOCK = 20  # steps with one step size, at most
+TRAJECTORIES = 5  # of a block of an adjusted sampler
 _STAGES = (0.3, 0.25, 0.15, 0.15, 0.15)  # shares of the steps
+_WEIGH = (0, 1)  # stages after which masses change
+_FOLLOW = 3  # the stage that finds L
 _FIRST_STEP = 0.05  # of the root of the dimensions
 _LARGEST_CHANGE = math.log(2)  # of the step size from one block to the next
 _UNSTABLE = 100.0  # times the target
 _DECORRELATION = 0.4
 _PROJECTIONS = 8  # directions of the position whose correlation is followed
-
-
-class Tuning(NamedTuple):
-    """Parameters of MCLMC, with the names of blackjax."""
-
-    L: Array
-    step_size: Array
-    inverse_mass_matrix: Any
 
 
 class Block(NamedTuple):
@@ -52,68 +55,86 @@ class Block(NamedTuple):
       energy_change: of each step.
       nonans: of each step.
       followed: numbers of the position, and projections of its fields, after each step.
-      mean: of the position.
-      square: mean square of each leaf of the position.
+      slope: mean square of the slope of the log density, of each leaf of the position.
     """
 
     energy_change: Array
     nonans: Array
     followed: Array
-    mean: Any
-    square: Any
+    slope: Any
 
 
-Run = Callable[[Array, IntegratorState, Tuning], tuple[IntegratorState, Block]]
+Run = Callable[[Array, IntegratorState, Tuning, Method], tuple[IntegratorState, Block]]
 
 
 def run_block(
-    key: Array, state: IntegratorState, tuning: Tuning, logdensity: LogDensity, steps: int
+    key: Array,
+    state: IntegratorState,
+    fractions: Array,
+    *,
+    tuning: Tuning,
+    logdensity: LogDensity,
+    method: Method = "mclmc",
 ) -> tuple[IntegratorState, Block]:
-    """A block of steps of one chain."""
+    """A block of transitions of one chain, one for each of the fractions, which all chains share."""
+    steps = fractions.shape[0]
+    step = partial(transition, logdensity=logdensity, method=method, tuning=tuning)
 
-    def once(carry: tuple[IntegratorState, Any, Any], key: Array) -> Any:
-        state, mean, square = carry
-        state, info = mclmc.step(key, state, logdensity, **tuning._asdict())
-        mean = jax.tree.map(lambda m, x: m + x / steps, mean, state.position)
-        square = jax.tree.map(lambda s, x: s + jnp.mean(x**2) / steps, square, state.position)
-        return (state, mean, square), (info.energy_change, info.nonans, _project(state.position))
+    def once(carry: tuple[IntegratorState, Any], inputs: tuple[Array, Array]) -> Any:
+        state, slope = carry
+        state, info = step(inputs[0], state, fraction=inputs[1])
+        slope = jax.tree.map(lambda s, g: s + jnp.mean(g**2) / steps, slope, state.logdensity_grad)
+        return (state, slope), (info.energy_change, info.nonans, trees.projections(state.position, _PROJECTIONS))
 
-    zeros = jax.tree.map(jnp.zeros_like, state.position)
-    begin = state, zeros, jax.tree.map(jnp.mean, zeros)
-    (state, mean, square), each = jax.lax.scan(once, begin, jax.random.split(key, steps))
-    energy, nonans, followed = each
-    return state, Block(energy, nonans, followed, mean, square)
+    begin = state, jax.tree.map(lambda x: jnp.zeros((), x.dtype), state.position)
+    (state, slope), each = jax.lax.scan(once, begin, (jax.random.split(key, steps), fractions))
+    energy_change, nonans, followed = each
+    return state, Block(energy_change, nonans, followed, slope)
 
 
-def tune(key: Array, states: IntegratorState, run: Run, *, steps: int) -> tuple[IntegratorState, Tuning]:
-    """Run a batch of chains for some steps, and find the parameters of MCLMC that they share.
+def run_blocks(
+    key: Array,
+    states: IntegratorState,
+    tuning: Tuning,
+    method: Method,
+    *,
+    logdensity: LogDensity,
+    length: int,
+    spmd_axis_name: str | None = None,
+) -> tuple[IntegratorState, Block]:
+    """A block of a batch of chains: of so many steps of MCLMC, or trajectories of an adjusted sampler."""
+    fractions = jax.random.uniform(jax.random.fold_in(key, 1), (length if method == "mclmc" else TRAJECTORIES,))
+    one = partial(run_block, tuning=tuning, logdensity=logdensity, method=method)
+    keys = jax.random.split(key, states.logdensity.shape[0])
+    return jax.vmap(lambda k, s: one(k, s, fractions), spmd_axis_name=spmd_axis_name)(keys, states)
 
-    In the first stage fields come to the parameters, which stay: all at once, parameters would go where the field that
-    is not yet there matters least. It and the next two find the step size, and the first two masses after it; the
-    fourth finds L, and the last the step size that goes with all of these.
+
+def tune(
+    key: Array,
+    states: IntegratorState,
+    run: Run,
+    search: Search,
+    listener: Callable[[Search, IntegratorState], None] | None = None,
+) -> tuple[IntegratorState, Tuning]:
+    """Run a batch of chains, and find the parameters that they share.
 
     Args:
       key: of jax.random.
       states: from `mclmc.init`, with a leading axis of chains.
-      run: function (key, states, tuning) -> (states, blocks), a batch of `run_block`, jitted.
-      steps: in all, as near as blocks allow.
+      run: function (key, states, tuning, method) -> (states, blocks), such as `run_blocks`, jitted.
+      search: where it begins, or goes on.
+      listener: called after each block.
 
     Returns:
       The last states, and the parameters.
-
-    Raises:
-      ValueError: fewer than 40 steps.
     """
-    search = _Search(key, states, run)
-    counts = [max(1, round(share * steps / block_length(steps))) for share in _STAGES]
-    search.adapt(counts[0])
-    search.weigh()
-    search.adapt(counts[1])
-    search.weigh()
-    search.adapt(counts[2])
-    search.follow(counts[3])
-    search.adapt(counts[4])
-    return search.states, search.tuning()
+    while not search.done:
+        moved, block = run(jax.random.fold_in(key, search.count), states, search.tuning(), search.method)
+        if search.take(jax.tree.map(np.asarray, block)):
+            states = moved
+        if listener is not None:
+            listener(search, states)
+    return states, search.tuning()
 
 
 def block_length(steps: int) -> int:
@@ -127,97 +148,138 @@ def block_length(steps: int) -> int:
     return min(BLOCK, steps // 8)
 
 
-class _Search:
-    """The parameters so far, on the host, and what the blocks of the last stage have shown."""
+class Search:
+    """The parameters found so far, on the host, and what blocks have shown.
 
-    def __init__(self, key: Array, states: IntegratorState, run: Run):
-        self.key, self.states, self.run, self.dtype = key, states, run, np.dtype(states.logdensity.dtype)
-        leaves, self.structure = jax.tree.flatten(states.position)
-        self.sizes = np.array([math.prod(jnp.shape(x)[1:]) for x in leaves])
-        self.dimensions = int(self.sizes.sum())
-        numbers = np.array([jnp.ndim(x) == 1 for x in leaves])
-        self.held = numbers & ~numbers.all()  # those that stay where they are at first
-        self.variance = np.where(self.held, 0.0, 1.0)
-        self.L = math.sqrt(self.dimensions)
-        self.step_size = _FIRST_STEP * self.L
-        self.largest = math.inf
-        self.blocks: list[Block] = []
-        self.count = 0
+    In the first stage fields come to the parameters, which stay: all at once, parameters would go where the field that
+    is not yet there matters least. It and the next two find the step size, and the first two masses after it; the
+    fourth finds L, and the last the step size that goes with all of these. Adjusted samplers begin as MCLMC, which
+    comes to the posterior in fewer gradients, and run themselves in the last two stages.
+
+    Args:
+      positions: of the chains, with a leading axis.
+      steps: in all, as near as blocks allow.
+      method: the sampler to tune.
+      energy_variance: target of the energy error of a step of MCLMC, per dimension.
+
+    Raises:
+      ValueError: fewer than 40 steps.
+    """
+
+    def __init__(
+        self, positions: Any, *, steps: int, method: Method = "mclmc", energy_variance: float = ENERGY_VARIANCE
+    ):
+        leaves, self._structure = jax.tree.flatten(positions)
+        self._shapes, self._dtype = [jnp.shape(x) for x in leaves], np.dtype(jnp.result_type(*leaves))
+        self._sizes = np.array([math.prod(shape[1:]) for shape in self._shapes])
+        self._dimensions = int(self._sizes.sum())
+        self._counts = [max(1, round(share * steps / block_length(steps))) for share in _STAGES]
+        self._wanted_method: Method = method
+        self._energy_variance = energy_variance
+        numbers = np.array([len(shape) == 1 for shape in self._shapes])
+        self._held = numbers & ~numbers.all()  # those that stay where they are at first
+        self._variance = np.where(self._held, 0.0, 1.0)
+        self._L = math.sqrt(self._dimensions)
+        self._step_size, self._largest = _FIRST_STEP * self._L, math.inf
+        self.count = self._stage = 0  # blocks, and stages, that are over
+        self._begin_stage()
+
+    def _begin_stage(self) -> None:
+        self._first, self._wanted = self.count, list[float]()
+        self._followed: list[np.ndarray] = []
+        self._averaged, self._slope = 0, np.zeros(len(self._sizes))
+
+    @property
+    def done(self) -> bool:
+        """Whether all blocks were run."""
+        return self._stage == len(_STAGES)
+
+    @property
+    def method(self) -> Method:
+        """The sampler of the next block."""
+        return self._wanted_method if self._stage >= _FOLLOW else "mclmc"
 
     def tuning(self) -> Tuning:
-        """The parameters, as arrays."""
-        masses = jax.tree.unflatten(self.structure, [jnp.asarray(v, self.dtype) for v in self.variance])
-        return Tuning(jnp.asarray(self.L, self.dtype), jnp.asarray(self.step_size, self.dtype), masses)
+        """The parameters, as arrays of NumPy."""
+        L, step_size, *variance = (np.asarray(x, self._dtype) for x in (self._L, self._step_size, *self._variance))
+        return Tuning(L, step_size, jax.tree.unflatten(self._structure, variance))
 
-    def _block(self) -> float:
-        """Run a block, and undo it if it was unstable; the variance of its energy error a dimension, or infinity."""
-        states, block = self.run(jax.random.fold_in(self.key, self.count), self.states, self.tuning())
-        self.count += 1
+    def take(self, block: Block) -> bool:
+        """Learn from the next block, with arrays of NumPy; false if it was unstable, and is to be undone."""
+        adjusted = self.method != "mclmc"
+        target = TRAJECTORY_VARIANCE if adjusted else self._energy_variance * self._dimensions
         energy = np.asarray(block.energy_change, float)
-        variance = float(np.mean(np.var(energy, axis=1, ddof=1))) / self.dimensions
-        if not np.all(block.nonans) or not variance < _UNSTABLE * ENERGY_VARIANCE:
-            return math.inf
-        self.states = states
-        self.blocks.append(jax.tree.map(np.asarray, block))
-        return variance
+        variance = float(np.mean(np.var(energy, axis=1, ddof=1)))
+        stable = bool(np.all(block.nonans)) and variance < _UNSTABLE * target
+        follows = self._stage == _FOLLOW and not adjusted
+        if not stable:
+            self._largest = 0.8 * self._step_size
+            self._step_size = self._largest if follows else 0.5 * self._step_size
+        else:
+            self._average(block)
+            if follows:
+                self._followed.append(np.asarray(block.followed))
+            else:
+                self._adapt(math.log(target / max(variance, 1e-300)) / (4 if adjusted else 6))
+        self.count += 1
+        if self.count - self._first == self._counts[self._stage]:
+            self._end_stage()
+        return stable
 
-    def adapt(self, count: int) -> None:
-        """Run blocks with step sizes that come nearer to the target; the last half of them decides together."""
-        self.blocks, wanted = [], list[float]()
-        for _ in range(count):
-            variance = self._block()
-            if math.isinf(variance):
-                self.largest = 0.8 * self.step_size
-                self.step_size /= 2
-                continue
-            change = math.log(ENERGY_VARIANCE / max(variance, 1e-300)) / 6
-            change = float(np.clip(change, -_LARGEST_CHANGE, _LARGEST_CHANGE))
-            wanted.append(math.log(self.step_size) + change)
-            settled = wanted[len(wanted) // 2 :]
-            near = abs(change) < 0.5 * _LARGEST_CHANGE
-            self.step_size = min(math.exp(float(np.mean(settled)) if near else wanted[-1]), self.largest)
-
-    def weigh(self) -> None:
-        """Masses from the variances over the last half of the blocks, within chains; the step goes with their mean."""
-        kept = self.blocks[len(self.blocks) // 2 :]
-        variance = np.array([self._variance(kept, i) for i in range(len(self.sizes))])
-        variance[self.held] = 1.0
-        self.held = np.zeros_like(self.held)
-        ratio = np.average(self.variance, weights=self.sizes) / np.average(variance, weights=self.sizes)
-        self.step_size *= math.sqrt(ratio)
-        self.variance, self.largest = variance, math.inf
-
-    @staticmethod
-    def _variance(blocks: list[Block], leaf: int) -> float:
-        if not blocks:
-            return 1.0
-        means = [jax.tree.leaves(block.mean)[leaf] for block in blocks]
-        mean = sum(means[1:], means[0]) / len(means)
-        square = np.mean([jax.tree.leaves(block.square)[leaf] for block in blocks])
-        return max(float(square - np.mean(mean**2)), 1e-6)
-
-    def follow(self, count: int) -> None:
-        """Find L from the correlation of positions, with a fixed step size."""
-        self.blocks = []
-        for _ in range(count):
-            if math.isinf(self._block()):
-                self.largest = 0.8 * self.step_size
-                self.step_size = self.largest
-        if not self.blocks:
+    def _average(self, block: Block) -> None:
+        """Slopes over the last half of a stage."""
+        if 2 * (self.count - self._first) < self._counts[self._stage] - 1:
             return
-        followed = np.concatenate([block.followed for block in self.blocks], axis=1).astype(float)
-        times = [x.size / ess_mean(x[None]) for chain in followed for x in chain.T]
-        self.L = max(_DECORRELATION * float(np.mean(times)) * self.step_size, self.step_size)
+        self._averaged += 1
+        self._slope += [float(np.mean(x)) for x in jax.tree.leaves(block.slope)]
 
+    def _adapt(self, change: float) -> None:
+        """Bring the step size nearer to the target; the last half of a stage decides together."""
+        change = float(np.clip(change, -_LARGEST_CHANGE, _LARGEST_CHANGE))
+        self._wanted.append(math.log(self._step_size) + change)
+        settled = self._wanted[len(self._wanted) // 2 :]
+        near = abs(change) < 0.5 * _LARGEST_CHANGE
+        self._step_size = min(math.exp(float(np.mean(settled)) if near else self._wanted[-1]), self._largest)
 
-def _project(position: Any) -> Array:
-    """Numbers of a position, and projections of its fields on fixed directions."""
-    fields = [x for x in jax.tree.leaves(position) if x.ndim]
-    numbers = [x for x in jax.tree.leaves(position) if not x.ndim]
+    def _end_stage(self) -> None:
+        if self._stage in _WEIGH:
+            self._weigh()
+        if self._followed:
+            followed = np.concatenate(self._followed, axis=1).astype(float)
+            times = [x.size / ess_mean(x[None]) for chain in followed for x in chain.T]
+            self._L = max(_DECORRELATION * float(np.mean(times)) * self._step_size, self._step_size)
+        self._stage += 1
+        if self.done:
+            self._L = max(self._L, self._step_size)
+        if self._stage == _FOLLOW and self._wanted_method != "mclmc":
+            self._L, self._largest = trajectory_length(self._wanted_method, self._dimensions), math.inf
+            # Errors add up along a trajectory; and steps of HMC are times, of half as many gradients.
+            self._step_size *= 0.25 / math.sqrt(self._dimensions) if self._wanted_method == "hmc" else 0.5
+        self._begin_stage()
 
-    def along(key: Array) -> Array:
-        return trees.dot(fields, trees.normal_like(key, fields))
+    def _weigh(self) -> None:
+        """Masses from the slopes; the step goes with their mean."""
+        variance = np.ones(len(self._sizes))
+        if self._averaged:
+            variance = self._averaged / np.maximum(self._slope, 1e-6)
+        self._held = np.zeros_like(self._held)
+        ratio = np.average(self._variance, weights=self._sizes) / np.average(variance, weights=self._sizes)
+        self._step_size *= math.sqrt(ratio)
+        self._variance, self._largest = variance, math.inf
 
-    directions = jax.random.split(jax.random.key(0), _PROJECTIONS)
-    along_all = jax.lax.map(along, directions) if fields else jnp.zeros(0)
-    return jnp.concatenate([along_all, jnp.asarray(numbers, along_all.dtype)])
+    def pack(self) -> dict[str, np.ndarray]:
+        """All of it as arrays, by name, for a file."""
+        numbers = {"count": self.count, "stage": self._stage, "first": self._first, "averaged": self._averaged}
+        lengths = {"L": self._L, "step_size": self._step_size, "largest": self._largest}
+        lists = {"held": self._held, "variance": self._variance, "slope": self._slope, "wanted": self._wanted}
+        followed = {f"followed/{i:05d}": x for i, x in enumerate(self._followed)}
+        return {name: np.asarray(x) for name, x in (numbers | lengths | lists | followed).items()}
+
+    def unpack(self, arrays: dict[str, np.ndarray]) -> None:
+        """Go on from what was packed, by a search with the same arguments."""
+        self.count, self._stage = int(arrays["count"]), int(arrays["stage"])
+        self._first, self._averaged = int(arrays["first"]), int(arrays["averaged"])
+        self._L, self._step_size, self._largest = (float(arrays[name]) for name in ("L", "step_size", "largest"))
+        self._held, self._variance, self._slope = arrays["held"], arrays["variance"], arrays["slope"]
+        self._wanted = [float(x) for x in arrays["wanted"]]
+        self._followed = [arrays[name] for name in sorted(arrays) if name.startswith("followed/")]

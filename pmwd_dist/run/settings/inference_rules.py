@@ -95,6 +95,8 @@ def _of_start(start: Start, given: Priors, sampler: Sampler) -> list[str]:
     ]
     if start.begin == "wiener" and sampler.precondition == "none":
         problems.append('start.begin = "wiener": needs sampler.precondition; use begin = "prior"')
+    if list(start.map_anneal) != sorted(start.map_anneal) or any(k <= 0 for k in start.map_anneal):
+        problems.append(f"start.map_anneal = {toml_value(start.map_anneal)}: must be positive, and ascend")
     if sampler.steps % (sampler.thin * sampler.chunk):
         problems.append(
             f"sampler.steps = {sampler.steps}: must be a multiple of thin * chunk = {sampler.thin * sampler.chunk}"

@@ -161,18 +161,28 @@ class Start(Section):
         (),
         Raw('["b1"]'),
     )
+    map_anneal: Annotated[tuple[float, ...], BeforeValidator(list_to_tuple)] = about(
+        "wavenumbers, ascending: waves up to each of them move first, and all at the end [h/Mpc]",
+        (),
+        Raw("[0.05, 0.1, 0.2]"),
+    )
 
 
 class Sampler(Section):
     """The chains."""
 
+    method: Literal["mclmc", "adjusted-mclmc", "hmc"] = about(
+        "mclmc (two gradients a step), or adjusted-mclmc or hmc (a step is a trajectory that is accepted or rejected)",
+        "mclmc",
+    )
     chains: int = about("how many", 4, ge=1, le=1024)
     tune: int = about("steps that find the step size, masses and L", 1000, ge=40)
     steps: int = about("steps of each chain; may be raised later", 4000, ge=1)
     thin: int = about("steps from one draw that is kept to the next", 1, ge=1)
     chunk: int = about("draws from one write to disk to the next; what a kill can lose", 100, ge=4)
-    precondition: Literal["conditional", "wiener", "none"] = about(
-        "linear theory given data and parameters, wiener (its scales at the fiducial parameters) or none", "conditional"
+    precondition: Literal["conditional", "none"] = about(
+        "conditional: modes are counted from their mean given data and parameters in linear theory; or none",
+        "conditional",
     )
 
 

@@ -17,6 +17,8 @@ pub trait Real:
 {
     /// Integer that accumulates contributions. Partial sums may wrap around; the total fits.
     type Sum: Copy + Send + Sync;
+    /// A whole number of as many bits as the value has.
+    type Whole: Copy + Send + Sync;
     /// Zero of the accumulator.
     const ZERO_SUM: Self::Sum;
     /// Zero.
@@ -43,17 +45,22 @@ pub trait Real:
     /// Rounds to the nearest integer, halves to the even one.
     #[must_use]
     fn rint(self) -> Self;
-    /// Bound of the whole numbers that can be added to one that is held in the bits of a value.
-    const WHOLE: Self;
-    /// The whole number that is held in the bits of this value, which are those of 1 plus the number.
-    #[must_use]
-    fn whole(self) -> Self;
-    /// Holds the sum of the number that this value holds and the one nearest to `x`.
-    ///
-    /// # Safety
-    /// |x| < [`WHOLE`](Self::WHOLE)
-    #[must_use]
-    unsafe fn plus_whole(self, x: Self) -> Self;
+
+    /// The whole number that is held in the bits of this value: those of 1 plus the number.
+    fn whole(self) -> Self::Whole;
+    /// The value whose bits hold a whole number.
+    fn holding(whole: Self::Whole) -> Self;
+    /// Whether |x| is in the range of [`rounded`](Self::rounded): half of that of whole numbers; false if NaN.
+    fn is_countable(self) -> bool;
+    /// The nearest whole number, halves to the even one; 0 if not [countable](Self::is_countable).
+    fn rounded(self) -> Self::Whole;
+    /// `a + b`, which wraps around.
+    fn whole_sum(a: Self::Whole, b: Self::Whole) -> Self::Whole;
+    /// `a - b`, which wraps around.
+    fn whole_difference(a: Self::Whole, b: Self::Whole) -> Self::Whole;
+    /// Rounds to the nearest value.
+    fn from_whole(whole: Self::Whole) -> Self;
+
     /// Whether the value is neither infinite nor NaN.
     fn is_finite(self) -> bool;
 
@@ -77,6 +84,7 @@ const ROUNDER: f64 = 6_755_399_441_055_744.0; // 1.5 * 2^52
 
 impl Real for f32 {
     type Sum = i64;
+    type Whole = i32;
     const ZERO_SUM: i64 = 0;
     const ZERO: Self = 0.0;
     const ONE: Self = 1.0;
@@ -106,16 +114,35 @@ impl Real for f32 {
     fn rint(self) -> Self {
         self.round_ties_even()
     }
-    const WHOLE: Self = 1_073_741_824.0;
     #[inline(always)]
-    fn whole(self) -> Self {
-        (self.to_bits() as i32).wrapping_sub(1_f32.to_bits() as i32) as Self
+    fn whole(self) -> i32 {
+        (self.to_bits() as i32).wrapping_sub(Self::ONE.to_bits() as i32)
     }
     #[inline(always)]
-    unsafe fn plus_whole(self, x: Self) -> Self {
-        // SAFETY: by contract.
-        let by: i32 = unsafe { Real::rint(x).to_int_unchecked() };
-        Self::from_bits((self.to_bits() as i32).wrapping_add(by) as u32)
+    fn holding(whole: i32) -> Self {
+        Self::from_bits(whole.wrapping_add(Self::ONE.to_bits() as i32) as u32)
+    }
+    #[inline(always)]
+    fn is_countable(self) -> bool {
+        self.abs() < 1_073_741_824.0
+    }
+    #[inline(always)]
+    fn rounded(self) -> i32 {
+        let some = if self.is_countable() { self.rint() } else { 0.0 };
+        // SAFETY: a finite value within half the range.
+        unsafe { some.to_int_unchecked() }
+    }
+    #[inline(always)]
+    fn whole_sum(a: i32, b: i32) -> i32 {
+        a.wrapping_add(b)
+    }
+    #[inline(always)]
+    fn whole_difference(a: i32, b: i32) -> i32 {
+        a.wrapping_sub(b)
+    }
+    #[inline(always)]
+    fn from_whole(whole: i32) -> Self {
+        whole as Self
     }
     #[inline(always)]
     fn is_finite(self) -> bool {
@@ -140,6 +167,7 @@ impl Real for f32 {
 
 impl Real for f64 {
     type Sum = i128;
+    type Whole = i64;
     const ZERO_SUM: i128 = 0;
     const ZERO: Self = 0.0;
     const ONE: Self = 1.0;
@@ -169,16 +197,35 @@ impl Real for f64 {
     fn rint(self) -> Self {
         self.round_ties_even()
     }
-    const WHOLE: Self = 4_611_686_018_427_387_904.0;
     #[inline(always)]
-    fn whole(self) -> Self {
-        (self.to_bits() as i64).wrapping_sub(1_f64.to_bits() as i64) as Self
+    fn whole(self) -> i64 {
+        (self.to_bits() as i64).wrapping_sub(Self::ONE.to_bits() as i64)
     }
     #[inline(always)]
-    unsafe fn plus_whole(self, x: Self) -> Self {
-        // SAFETY: by contract.
-        let by: i64 = unsafe { Real::rint(x).to_int_unchecked() };
-        Self::from_bits((self.to_bits() as i64).wrapping_add(by) as u64)
+    fn holding(whole: i64) -> Self {
+        Self::from_bits(whole.wrapping_add(Self::ONE.to_bits() as i64) as u64)
+    }
+    #[inline(always)]
+    fn is_countable(self) -> bool {
+        self.abs() < 4_611_686_018_427_387_904.0
+    }
+    #[inline(always)]
+    fn rounded(self) -> i64 {
+        let some = if self.is_countable() { self.rint() } else { 0.0 };
+        // SAFETY: a finite value within half the range.
+        unsafe { some.to_int_unchecked() }
+    }
+    #[inline(always)]
+    fn whole_sum(a: i64, b: i64) -> i64 {
+        a.wrapping_add(b)
+    }
+    #[inline(always)]
+    fn whole_difference(a: i64, b: i64) -> i64 {
+        a.wrapping_sub(b)
+    }
+    #[inline(always)]
+    fn from_whole(whole: i64) -> Self {
+        whole as Self
     }
     #[inline(always)]
     fn is_finite(self) -> bool {

@@ -20,7 +20,7 @@ xla_ffi::handler!(
     kick_drift_cpu => |call| run(call, Kind::KickDrift)
 );
 xla_ffi::handler!(
-    /// The same of momenta that are held as whole numbers.
+    /// Kick and two drifts on the CPU, of momenta that are held as whole numbers.
     whole_kick_drift_cpu => |call| run(call, Kind::WholeKickDrift)
 );
 xla_ffi::handler!(
@@ -32,7 +32,7 @@ xla_ffi::handler!(
     undo_drift_cpu => |call| run(call, Kind::UndoDrift)
 );
 
-/// Which of the ops.
+/// Which of the four.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     KickDrift,
@@ -96,7 +96,7 @@ fn run_as<T: Packed>(call: &Call<'_>, kind: Kind, mut step: Step<'_>) -> Result<
 }
 
 /// Moves the particles of one element of a batch.
-#[allow(clippy::too_many_arguments, reason = "operands and results of several ops")]
+#[allow(clippy::too_many_arguments, reason = "operands and results of four ops")]
 fn one<T: Packed>(
     kind: Kind,
     geometry: &Geometry<T>,
@@ -110,10 +110,32 @@ fn one<T: Packed>(
     let &[a, b, c, d, e, f] = numbers else { return };
     let good = f != T::ZERO;
     match kind {
-        Kind::KickDrift | Kind::WholeKickDrift => {
-            let whole = kind == Kind::WholeKickDrift;
-            let step =
-                KickDrift { geometry, fields, kick: a, inverse: b, after: c, drifts: [d, e], good, resolution, whole };
+        Kind::KickDrift => {
+            let step = KickDrift::<_, false> {
+                geometry,
+                fields,
+                kick: a,
+                inverse: b,
+                after: c,
+                drifts: [d, e],
+                good,
+                resolution,
+            };
+            if let Ok([disp, vel]) = <[_; 2]>::try_from(moved) {
+                summary[0] = step.run(disp, vel, pool);
+            }
+        }
+        Kind::WholeKickDrift => {
+            let step = KickDrift::<_, true> {
+                geometry,
+                fields,
+                kick: a,
+                inverse: b,
+                after: c,
+                drifts: [d, e],
+                good,
+                resolution,
+            };
             if let Ok([disp, vel]) = <[_; 2]>::try_from(moved) {
                 summary[0] = step.run(disp, vel, pool);
             }

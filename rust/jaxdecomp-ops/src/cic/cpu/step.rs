@@ -133,18 +133,18 @@ impl<T: Packed, K: Kernel<T, V>, const V: usize> Work for Rows<'_, '_, T, K, V> 
     }
 }
 
-/// A kick and two drifts, on the grids of the particles.
+/// A kick and two drifts, on the grids of the particles; with `WHOLE`, momenta are held as whole numbers of their unit.
 #[derive(Clone, Copy, Debug)]
-pub struct KickDrift<'a, T> {
+pub struct KickDrift<'a, T, const WHOLE: bool> {
     /// Lattice and mesh.
     pub geometry: &'a Geometry<T>,
     /// Three fields of each cell: the force.
     pub fields: &'a [T],
-    /// Coefficient of the force, in units of the spacing of the momenta at the end.
+    /// Coefficient of the force, in units of the momenta at the end.
     pub kick: T,
-    /// 1 / spacing of the momenta at the start.
+    /// 1 / unit of the momenta at the start.
     pub inverse: T,
-    /// Spacing of the momenta at the end.
+    /// Unit of the momenta at the end.
     pub after: T,
     /// Drifts after the kick, in units of the spacing of the displacements.
     pub drifts: [T; 2],
@@ -152,11 +152,9 @@ pub struct KickDrift<'a, T> {
     pub good: bool,
     /// Spacing of the displacements.
     pub resolution: T,
-    /// Whether momenta are held as whole numbers of their spacing, see [`Real::whole`].
-    pub whole: bool,
 }
 
-impl<T: Packed> KickDrift<'_, T> {
+impl<T: Packed, const WHOLE: bool> KickDrift<'_, T, WHOLE> {
     /// Moves particles with displacements and momenta; returns the largest |displacement|, NaN if one is.
     ///
     /// # Panics
@@ -168,53 +166,33 @@ impl<T: Packed> KickDrift<'_, T> {
     }
 }
 
-impl<T: Packed> KickDrift<'_, T> {
-    #[inline(always)]
-    fn kick(&self, force: &Vectors<T>, vel: &mut Vectors<T>) {
-        let Self { kick, inverse, after, good, .. } = *self;
-        for m in 0..VALUES {
-            let change = if good { (kick * force[m]).rint() } else { T::ZERO };
-            vel[m] = ((vel[m] * inverse).rint() + change) * after;
-        }
-    }
-
-    /// Also gives the momenta, NaN where a kick is none or beyond the range of whole numbers.
-    #[inline(always)]
-    fn kick_whole(&self, force: &Vectors<T>, vel: &mut Vectors<T>, momenta: &mut Vectors<T>) {
-        let Self { kick, after, good, .. } = *self;
-        for m in 0..VALUES {
-            let change = if good { kick * force[m] } else { T::ZERO };
-            let inside = change.magnitude() < T::WHOLE;
-            // SAFETY: in the range.
-            vel[m] = unsafe { vel[m].plus_whole(if inside { change } else { T::ZERO }) };
-            momenta[m] = vel[m].whole() * after + if inside { T::ZERO } else { T::NAN };
-        }
-    }
-}
-
-impl<T: Packed> Kernel<T, 2> for KickDrift<'_, T> {
+impl<T: Packed, const WHOLE: bool> Kernel<T, 2> for KickDrift<'_, T, WHOLE> {
     #[inline(always)]
     fn run(&self, batch: &Batch<T>, [disp, vel]: &mut [Vectors<T>; 2], totals: &mut Totals) {
-        let Self { drifts: [last, first], resolution: q, .. } = *self;
+        let Self { kick, inverse, after, drifts: [last, first], good, resolution: q, .. } = *self;
         let force = force(self.geometry, batch, self.fields);
-        let mut momenta = [T::ZERO; VALUES + LANES];
-        if self.whole {
-            vel[3 * batch.len..].fill(T::ONE); // no momentum
-            self.kick_whole(&force, vel, &mut momenta);
-        } else {
-            self.kick(&force, vel);
-            momenta = *vel;
-        }
         let (mut most, mut invalid) = ([T::ZERO; LANES], [false; LANES]);
+        if WHOLE {
+            vel[3 * batch.len..].fill(T::ONE); // which holds 0
+        }
         for m in (0..VALUES).step_by(LANES) {
             for l in 0..LANES {
-                let d = disp[m + l] + q * (last * momenta[m + l]).rint();
-                let d = d + q * (first * momenta[m + l]).rint();
+                let change = if good { kick * force[m + l] } else { T::ZERO };
+                let (held, v) = if WHOLE {
+                    let momentum = T::whole_sum(vel[m + l].whole(), change.rounded());
+                    let v = if change.is_countable() { T::from_whole(momentum) * after } else { T::NAN };
+                    (T::holding(momentum), v)
+                } else {
+                    let v = ((vel[m + l] * inverse).rint() + change.rint()) * after;
+                    (v, v)
+                };
+                let d = disp[m + l] + q * (last * v).rint();
+                let d = d + q * (first * v).rint();
                 let size = d.magnitude();
                 most[l] = if size > most[l] { size } else { most[l] };
                 let ordered = size >= T::ZERO;
                 invalid[l] |= !ordered;
-                disp[m + l] = d;
+                (disp[m + l], vel[m + l]) = (d, held);
             }
         }
         for l in 0..LANES {
@@ -229,18 +207,18 @@ impl<T: Packed> Kernel<T, 2> for KickDrift<'_, T> {
     }
 }
 
-/// A kick to be undone, with cotangents.
+/// A kick to be undone, with cotangents; momenta are held as whole numbers of their unit.
 #[derive(Clone, Copy, Debug)]
 pub struct UndoKick<'a, T> {
     /// Lattice and mesh.
     pub geometry: &'a Geometry<T>,
     /// Three fields of each cell: the force.
     pub fields: &'a [T],
-    /// Coefficient of the force, in units of the spacing of the momenta after the kick.
+    /// Coefficient of the force, in units of the momenta after the kick.
     pub kick: T,
-    /// Spacing of the momenta after the kick.
+    /// Unit of the momenta after the kick.
     pub after: T,
-    /// Spacing of the momenta before the kick.
+    /// Unit of the momenta before the kick.
     pub before: T,
     /// The drift after the kick.
     pub last: T,
@@ -251,7 +229,7 @@ pub struct UndoKick<'a, T> {
 }
 
 impl<T: Packed> UndoKick<'_, T> {
-    /// Restores the momenta before the kick, held as whole numbers (see [`Real::whole`]), and pulls cotangents of displacements and momenta back; returns the sums over
+    /// Restores the momenta before the kick and pulls cotangents of displacements and momenta back; returns the sums over
     /// the particles of the new cotangents of the momenta times the force, of these times the new momenta, and of the old
     /// cotangents of the displacements times the old momenta.
     ///
@@ -271,7 +249,7 @@ impl<T: Packed> Kernel<T, 4> for UndoKick<'_, T> {
         let mut sums = [[T::ZERO; LANES]; 3];
         for m in (0..VALUES).step_by(LANES) {
             for l in 0..LANES {
-                sums[2][l] = sums[2][l] + ct_disp[m + l] * (vel[m + l].whole() * after);
+                sums[2][l] = sums[2][l] + ct_disp[m + l] * (T::from_whole(vel[m + l].whole()) * after);
                 ct_vel[m + l] = ct_vel[m + l] + last * ct_disp[m + l];
             }
         }
@@ -283,19 +261,17 @@ impl<T: Packed> Kernel<T, 4> for UndoKick<'_, T> {
             for l in 0..LANES {
                 let slope = if good { weight * slopes[m + l] } else { T::ZERO };
                 ct_disp[m + l] = ct_disp[m + l] + slope;
-                let change = T::ZERO - kick * force[m + l];
-                let change = if change.magnitude() < T::WHOLE { change } else { T::ZERO };
-                // SAFETY: in the range.
-                vel[m + l] = unsafe { vel[m + l].plus_whole(change) };
+                let momentum = T::whole_difference(vel[m + l].whole(), (kick * force[m + l]).rounded());
+                vel[m + l] = T::holding(momentum);
                 sums[0][l] = sums[0][l] + ct_vel[m + l] * force[m + l];
-                sums[1][l] = sums[1][l] + ct_vel[m + l] * (vel[m + l].whole() * before);
+                sums[1][l] = sums[1][l] + ct_vel[m + l] * (T::from_whole(momentum) * before);
             }
         }
         add(&sums, totals);
     }
 }
 
-/// Two drifts to be undone, with cotangents.
+/// Two drifts to be undone, with cotangents; momenta are held as whole numbers of their unit.
 #[derive(Clone, Copy, Debug)]
 pub struct UndoDrift<'a, T> {
     /// Lattice and mesh.
@@ -304,11 +280,11 @@ pub struct UndoDrift<'a, T> {
     pub field: &'a [T],
     /// Coefficient of the force in the momenta after the kick.
     pub weight: T,
-    /// Spacing of the momenta after the kick over that before.
+    /// Unit of the momenta after the kick over that before.
     pub scale: T,
-    /// Spacing of the momenta before the kick.
+    /// Unit of the momenta before the kick.
     pub before: T,
-    /// Minus the drift before the kick, and minus the one before that, in units of the spacing of the displacements.
+    /// Minus the drift before the kick and the one before it, in units of the spacing of the displacements.
     pub drifts: [T; 2],
     /// Whether there was a kick.
     pub good: bool,
@@ -317,7 +293,7 @@ pub struct UndoDrift<'a, T> {
 }
 
 impl<T: Packed> UndoDrift<'_, T> {
-    /// Restores the displacements before the drifts, for momenta held as whole numbers, and pulls cotangents of displacements and momenta back; returns the
+    /// Restores the displacements before the drifts and pulls cotangents of displacements and momenta back; returns the
     /// sum over the particles of the new cotangents of the displacements times the momenta.
     ///
     /// # Panics
@@ -334,17 +310,18 @@ impl<T: Packed> Kernel<T, 4> for UndoDrift<'_, T> {
     #[inline(always)]
     fn run(&self, batch: &Batch<T>, [disp, vel, ct_disp, ct_vel]: &mut [Vectors<T>; 4], totals: &mut Totals) {
         let Self { weight, scale, before, drifts, good, resolution: q, .. } = *self;
+        let first = drifts[0] * q;
         let slopes = slopes(self.geometry, batch, self.field);
         let mut sums = [[T::ZERO; LANES]; 3];
         for m in (0..VALUES).step_by(LANES) {
             for l in 0..LANES {
                 let slope = if good { weight * slopes[m + l] } else { T::ZERO };
                 ct_disp[m + l] = ct_disp[m + l] + slope;
-                ct_vel[m + l] = scale * ct_vel[m + l] - drifts[0] * q * ct_disp[m + l];
-                let momentum = vel[m + l].whole() * before;
-                let d = disp[m + l] + q * (drifts[0] * momentum).rint();
-                disp[m + l] = d + q * (drifts[1] * momentum).rint();
-                sums[0][l] = sums[0][l] + ct_disp[m + l] * momentum;
+                ct_vel[m + l] = scale * ct_vel[m + l] - first * ct_disp[m + l];
+                let v = T::from_whole(vel[m + l].whole()) * before;
+                let d = disp[m + l] + q * (drifts[0] * v).rint();
+                disp[m + l] = d + q * (drifts[1] * v).rint();
+                sums[0][l] = sums[0][l] + ct_disp[m + l] * v;
             }
         }
         add(&sums, totals);

@@ -1,0 +1,134 @@
+"""Speed of field-level inference: gradients per effective sample of the samplers, and milliseconds of a gradient.
+
+    python -m benchmarks.field_level --mesh 64 --gravity lpt --methods mclmc,hmc
+
+Galaxies with a Lagrangian bias in redshift space at a = 0.5, cells of 5 Mpc/h (320 Mpc/h for 64^3), Gaussian noise as
+of 1e-3 galaxies in (Mpc/h)^3; sigma8, Omega_m, b1 and the noise are sampled, from draws of their priors and of the
+noise given these. All samplers stop after the same number of gradients. The figures are in benchmarks/RESULTS.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from contextlib import suppress
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.mocks import TRUTH, galaxies
+from pmwd_dist import infer
+from pmwd_dist.infer.chains import load_chain
+from pmwd_dist.infer.samplers.isokinetic import value_and_grad
+
+CELL, DENSITY = 5.0, 1e-3
+
+
+class _Spent(Exception):
+    """The budget of gradients is used up."""
+
+
+def conditioned(mesh: int, gravity: str, steps: int) -> tuple[infer.Posterior, Any]:
+    """The posterior of a mock, and the truth."""
+    sigma = float((DENSITY * CELL**3) ** -0.5)
+    model = galaxies(mesh, gravity, cell=CELL, sigma=sigma, steps=steps, sd=0.2)
+    truth = model.draw(jax.random.key(0), **TRUTH)
+    data = model.mock(jax.random.key(1), truth)
+    return model.condition(data, precondition="conditional"), truth
+
+
+def sampled(posterior: infer.Posterior, method: Any, options: Any) -> str:
+    """One sampler, for the budget."""
+    chains, spent = options.chains, 0
+    positions = jax.vmap(posterior.initial)(jax.random.split(jax.random.key(2), chains))
+
+    def watch(progress: infer.Progress) -> None:
+        nonlocal spent
+        spent += int(np.sum(progress.draws.get("gradients", 0)))
+        if spent >= options.gradients * chains:
+            raise _Spent
+
+    chunk = 100 if method == "mclmc" else 5
+    arguments: dict[str, Any] = {"key": jax.random.key(3), "tuning_steps": options.tune, "method": method}
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        with suppress(_Spent):
+            steps = 10**6 * chunk
+            infer.sample(posterior, positions, steps=steps, chunk=chunk, output=folder, listener=watch, **arguments)
+        chain = load_chain(folder)
+    table, dimensions = chain.summary(), options.mesh**3 + len(chain.parameters)
+    variance = infer.energy_errors(chain.energy_change, dimensions)["variance"]
+    parts = [
+        f"{name} {row['mean']:.3f} ± {row['sd']:.3f} (truth {(TRUTH[name] - row['mean']) / row['sd']:+.1f} sd, ESS "
+        f"{infer.ess_mean(chain.parameters[name]):.0f}, R-hat {row['rhat']:.3f})"
+        for name, row in table.items()
+        if name in TRUTH
+    ]
+    return (
+        f"{method}: {infer.evaluations_per_ess(chain.parameters, chain.gradients):.0f} gradients per effective sample, "
+        f"{chain.gradients} gradients of {chains} chains, accepted {chain.acceptance_rate.mean():.2f}, energy variance "
+        f"a dimension {variance:.1e}, {', '.join(parts)}; {time.perf_counter() - began:.0f} s in all"
+    )
+
+
+def timed(function: Any, *arguments: Any, seconds: float = 3.0) -> float:
+    """Median time of a call [ms]."""
+    jax.block_until_ready(function(*arguments))
+    times, began = list[float](), time.perf_counter()
+    while len(times) < 5 or time.perf_counter() - began < seconds:
+        before = time.perf_counter()
+        jax.block_until_ready(function(*arguments))
+        times.append(time.perf_counter() - before)
+    return 1e3 * float(np.median(times))
+
+
+def speed(posterior: infer.Posterior, truth: Any, chains: int) -> str:
+    """Times of the forward model, of a gradient, and of those of a batch of chains."""
+
+    @eqx.filter_jit
+    def forward(position: Any, posterior: infer.Posterior) -> Any:
+        return posterior.logdensity(position)
+
+    @eqx.filter_jit
+    def gradient(position: Any, posterior: infer.Posterior) -> Any:
+        return value_and_grad(posterior.logdensity, position)
+
+    @eqx.filter_jit
+    def batch(positions: Any, posterior: infer.Posterior) -> Any:
+        return jax.vmap(lambda z: gradient(z, posterior))(positions)
+
+    position = posterior.whiten(truth["noise"], truth["parameters"])
+    positions = jax.tree.map(lambda x: jnp.stack([x] * chains), position)
+    one, slope = timed(forward, position, posterior), timed(gradient, position, posterior)
+    many = timed(batch, positions, posterior)
+    return (
+        f"log density {one:.2f} ms, with gradient {slope:.2f} ms ({slope / one:.1f}), of {chains} chains {many:.2f} ms "
+        f"({many / chains:.2f} each)"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mesh", type=int, default=64)
+    parser.add_argument("--gravity", default="lpt", choices=("linear", "lpt", "nbody"))
+    parser.add_argument("--nbody-steps", type=int, default=5)
+    parser.add_argument("--methods", default="mclmc,adjusted-mclmc,hmc", help='"" for times alone')
+    parser.add_argument("--chains", type=int, default=4)
+    parser.add_argument("--tune", type=int, default=800)
+    parser.add_argument("--gradients", type=int, default=4000, help="of each chain, after tuning")
+    parser.add_argument("--time", action="store_true")
+    options = parser.parse_args()
+    posterior, truth = conditioned(options.mesh, options.gravity, options.nbody_steps)
+    label = f"{options.gravity}, {options.mesh}³, {jax.devices()[0].device_kind}"
+    for method in filter(None, options.methods.split(",")):
+        print(f"{label}, {sampled(posterior, method, options)}", flush=True)
+    if options.time:
+        print(f"{label}: {speed(posterior, truth, options.chains)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""Posteriors of many mocks at once, each with chains and a tuning of its own: what the checks of inference run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax_cosmo
+import numpy as np
+
+import pmwd_dist as pmd
+from pmwd_dist import infer
+from pmwd_dist.infer.samplers import mclmc
+from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE, Search, block_length, run_blocks
+
+TRUTH = {"sigma8": 0.8159, "Omega_m": 0.3075, "b1": 0.8}
+
+
+def galaxies(
+    mesh: int, gravity: str, *, cell: float = 10.0, sigma: float = 0.5, steps: int = 3, sd: float = 0.1
+) -> infer.Model:
+    """Galaxies in redshift space at a = 0.5, with sigma8, Omega_m, b1 and the noise free.
+
+    Args:
+      mesh: number of cells and particles in one direction.
+      gravity: "linear", "lpt" (of second order) or "nbody".
+      cell: side of a cell [Mpc/h].
+      sigma: standard deviation of the Gaussian noise in a cell.
+      steps: of the N-body simulation.
+      sd: of the prior of sigma8; those of Omega_m and b1 are half and three times as wide.
+    """
+    config = pmd.Config(
+        cell * mesh, mesh, a_start=0.1, a_stop=0.5, steps=steps, lpt_order=2, decomposition=(1, 1), halo=0
+    )
+    b1 = "b1"
+    if gravity == "linear":
+        forward: Any = infer.LinearField(config, jax_cosmo.Planck15(), bias=b1, line_of_sight="z")
+    else:
+        observable = infer.LagrangianGalaxies(b1=b1, line_of_sight="z")
+        kind: Any = gravity
+        forward = infer.Simulation(config, jax_cosmo.Planck15(), gravity=kind, observable=observable)
+    priors = {
+        "sigma8": infer.Normal(0.8, sd, low=0.3),
+        "Omega_m": infer.Normal(0.3, sd / 2, low=0.1, high=1.0),
+        b1: infer.Normal(1.5 if gravity == "linear" else 0.6, 3 * sd, low=-0.5),
+    }
+    return infer.Model(config, forward, priors, infer.Gaussian(sigma=sigma))
+
+
+class Mocks:
+    """Mocks of a model, chains on each of them, and what the chains have drawn.
+
+    Args:
+      model: of the data.
+      key: of jax.random.
+      count: of the mocks.
+      chains: on each.
+      truth: parameters of all mocks; those not given are drawn from their priors.
+      precondition: of the posteriors.
+    """
+
+    def __init__(
+        self,
+        model: infer.Model,
+        key: Any,
+        count: int,
+        *,
+        chains: int = 1,
+        truth: Any = None,
+        precondition: str | None = "conditional",
+    ):
+        self.posterior = model.condition(np.ones(model.config.mesh_shape), precondition=precondition)
+        self.count, self.keys = count, jax.random.split(key, (2, count))
+        self.first = _begin(self.keys[0], self.posterior, chains, dict(truth or {}))
+        self.states, self.truth, self.data, self.true_noise = self.first
+
+    def tune(self, method: Any, steps: int, energy_variance: float = ENERGY_VARIANCE) -> None:
+        """Begin again, and tune a sampler for each mock."""
+        self.states, self.method, self.length = self.first[0], method, block_length(steps)
+        options: dict[str, Any] = {"steps": steps, "method": method, "energy_variance": energy_variance}
+        self.searches = [Search(_of(self.states.position, i), **options) for i in range(self.count)]
+        self.blocks = 0
+        while not self.searches[0].done:
+            moved, blocks = self._run(self.searches[0].method)
+            fine = np.array([search.take(_of(blocks, i)) for i, search in enumerate(self.searches)])
+            self.states = _where(fine, moved, self.states)
+            if self.blocks % 10 == 0:
+                step = np.median(self.lengths()[:, 0])
+                print(f"{self.blocks} blocks, step {step:.3g}, {np.sum(~fine)} undone", flush=True)
+
+    def draw(self, blocks: int) -> dict[str, np.ndarray]:
+        """Numbers after each of so many blocks, (blocks, mocks, chains); energies of all steps; the mean noise."""
+        drawn, energies, total = list[Any](), list[Any](), 0.0
+        for _ in range(blocks):
+            self.states, block = self._run(self.method)
+            seen, noise = _look(self.states, self.data, self.posterior)
+            drawn.append(seen)
+            energies.append(block.energy_change)
+            total = total + noise / blocks
+        arrays = {name: np.stack([x[name] for x in drawn]) for name in drawn[0]}
+        energy = np.concatenate(energies, axis=-1)
+        return arrays | {"energy": energy, "noise mean": np.asarray(total)}
+
+    def lengths(self) -> np.ndarray:
+        """Step size and L of each mock."""
+        return np.array([[float(np.asarray(x)) for x in search.tuning()[:2]] for search in self.searches])
+
+    def _run(self, method: Any) -> Any:
+        tunings = jax.tree.map(lambda *x: np.stack(x), *[search.tuning() for search in self.searches])
+        self.blocks += 1
+        keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(self.keys[1], self.blocks)
+        states, blocks = _blocks(keys, self.states, tunings, self.data, self.posterior, method, self.length)
+        return states, jax.tree.map(np.asarray, blocks)
+
+
+def _of(tree: Any, i: int) -> Any:
+    return jax.tree.map(lambda x: x[i], tree)
+
+
+@jax.jit
+def _where(fine: Any, new: Any, old: Any) -> Any:
+    return jax.tree.map(lambda x, y: jnp.where(fine.reshape(-1, *(1,) * (x.ndim - 1)), x, y), new, old)
+
+
+def _given(posterior: infer.Posterior, data: Any) -> infer.Posterior:
+    """The posterior of other data."""
+    if posterior.preconditioner is None:
+        return eqx.tree_at(lambda p: p.data, posterior, data)
+    return eqx.tree_at(lambda p: (p.data, p.preconditioner.data), posterior, (data, data))
+
+
+def _numbers(posterior: infer.Posterior, position: Any, logdensity: Any) -> tuple[dict[str, Any], Any]:
+    noise, parameters = posterior.unwhiten(position)
+    return parameters | {"noise in a cell": noise[1, 2, 3], "log density": logdensity}, noise
+
+
+@eqx.filter_jit
+def _begin(keys: Any, posterior: infer.Posterior, chains: int, given: Any) -> Any:
+    """States, numbers of the truth, data and white noise of each mock."""
+    model = posterior.model
+
+    def one(key: Any) -> Any:
+        keys = jax.random.split(key, 4)
+        truth = model.draw(keys[0], **given)
+        data = model.mock(keys[1], truth)
+        own = _given(posterior, data)
+        positions = jax.vmap(own.initial)(jax.random.split(keys[2], chains))
+        at_truth = own.whiten(truth["noise"], truth["parameters"])
+        together = jax.tree.map(lambda x, y: jnp.concatenate([x, y[None]]), positions, at_truth)
+        directions = jax.random.split(keys[3], chains + 1)
+        states = jax.vmap(lambda k, z: mclmc.init(k, z, own.logdensity))(directions, together)
+        numbers, noise = _numbers(own, at_truth, states.logdensity[-1])
+        return jax.tree.map(lambda x: x[:-1], states), numbers, data, noise
+
+    return jax.vmap(one)(keys)
+
+
+@eqx.filter_jit
+def _blocks(
+    keys: Any, states: Any, tunings: Any, data: Any, posterior: infer.Posterior, method: Any, length: int
+) -> Any:
+    """A block of all chains of all mocks."""
+
+    def one(key: Any, states: Any, tuning: Any, data: Any) -> Any:
+        logdensity = _given(posterior, data).logdensity
+        return run_blocks(key, states, tuning, method, logdensity=logdensity, length=length)
+
+    return jax.vmap(one)(keys, states, tunings, data)
+
+
+@eqx.filter_jit
+def _look(states: Any, data: Any, posterior: infer.Posterior) -> Any:
+    """Numbers of all positions, and the white noise of a mock, its mean over chains."""
+
+    def mock(states: Any, data: Any) -> Any:
+        own = _given(posterior, data)
+        numbers, noise = jax.vmap(lambda s: _numbers(own, s.position, s.logdensity))(states)
+        return numbers, jnp.mean(noise, axis=0)
+
+    return jax.vmap(mock)(states, data)

@@ -1,0 +1,95 @@
+"""The samplers by name, as transitions between states of one kind: what `sample` and its tuning run."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, get_args
+
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array
+
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist.infer.samplers import hmc, mclmc
+from pmwd_dist.infer.samplers.isokinetic import IntegratorState, LogDensity
+from pmwd_dist.infer.samplers.mclmc import ChainState
+
+Method = Literal["mclmc", "adjusted-mclmc", "hmc"]
+
+
+class Tuning(NamedTuple):
+    """Parameters of a sampler, with the names of blackjax.
+
+    Args:
+      L: length over which the momentum forgets its direction, or mean length of the trajectories of adjusted samplers.
+      step_size: of an integration step. Lengths are distances for MCLMC, and times for HMC.
+      inverse_mass_matrix: one number for each leaf of the position.
+    """
+
+    L: ArrayLike
+    step_size: ArrayLike
+    inverse_mass_matrix: Any
+
+
+class Transition(NamedTuple):
+    """What happened in a transition.
+
+    Args:
+      energy_change: error of the energy.
+      nonans: false where it ended in a failed simulation, or nowhere, and was undone.
+      acceptance_rate: probability with which it was accepted; 1 without a Metropolis step.
+      gradients: that were evaluated.
+    """
+
+    energy_change: Array
+    nonans: Array
+    acceptance_rate: Array
+    gradients: Array
+
+
+def check_method(method: str) -> None:
+    """Raise ValueError unless there is such a sampler."""
+    if method not in get_args(Method):
+        raise ArgumentError("method", method, f"must be one of {', '.join(get_args(Method))}")
+
+
+def trajectory_length(method: Method, dimensions: int) -> float:
+    """Mean length of the trajectories of an adjusted sampler: a quarter of the period of unit variances."""
+    return float(jnp.pi) / 2 * (dimensions**0.5 if method == "adjusted-mclmc" else 1.0)
+
+
+def transition(
+    key: Array,
+    state: IntegratorState,
+    logdensity: LogDensity,
+    *,
+    method: Method,
+    tuning: Tuning,
+    fraction: Array,
+) -> tuple[IntegratorState, Transition]:
+    """A step of MCLMC, or a trajectory of an adjusted sampler.
+
+    Args:
+      key: of jax.random.
+      state: from `mclmc.init`, or of the transition before.
+      logdensity: function of the position.
+      method: "mclmc", "adjusted-mclmc" or "hmc".
+      tuning: its parameters.
+      fraction: uniform random number, the same for all chains of a batch, so that none waits for another: trajectories
+        are up to twice L long, since those of one length could return to where they began.
+    """
+    if method == "mclmc":
+        state, info = mclmc.step(key, state, logdensity, **tuning._asdict())
+        one = jnp.ones_like(info.energy_change)
+        return state, Transition(info.energy_change, info.nonans, one, jnp.asarray(mclmc.GRADIENTS))
+    count = jnp.maximum(jnp.ceil(2 * fraction * jnp.asarray(tuning.L) / tuning.step_size), 1).astype(int)
+    step, each = (hmc.step, 1) if method == "hmc" else (mclmc.adjusted_step, mclmc.GRADIENTS)
+    before = ChainState(state.position, state.logdensity, state.logdensity_grad)
+    options: dict[str, Any] = {
+        "num_integration_steps": count,
+        "step_size": tuning.step_size,
+        "inverse_mass_matrix": tuning.inverse_mass_matrix,
+    }
+    after, info = step(key, before, logdensity, **options)
+    return state._replace(**after._asdict()), Transition(
+        info.energy_change, info.nonans, info.acceptance_rate, each * count
+    )
