@@ -114,11 +114,10 @@ def test_a_tuning_that_was_killed_goes_on_to_the_same_bits(
         np.testing.assert_array_equal(ours[name], values)
 
 
-@pytest.mark.parametrize("method", ["hmc", "adjusted-mclmc"])
-def test_adjusted_samplers_are_tuned_to_their_acceptance(method: Any, run: tuple[Any, ...], tmp_path: Path) -> None:
+def test_adjusted_samplers_are_tuned_to_their_acceptance(run: tuple[Any, ...], tmp_path: Path) -> None:
     posterior, _, reference = run
     options = OPTIONS | {"thin": 1, "tuning_steps": 400}
-    chain = infer.sample(posterior, starts(posterior), steps=200, output=tmp_path, method=method, **options)
+    chain = infer.sample(posterior, starts(posterior), steps=200, output=tmp_path, method="hmc", **options)
     assert 0.65 < chain.acceptance_rate.mean() < 0.95
     counts = read_arrays(tmp_path / "chunk_00000.h5")["gradients"]
     assert (counts[0] == counts[1]).all() and len(np.unique(counts)) > 1  # lengths vary, and chains keep step
@@ -198,11 +197,10 @@ def test_the_maximum_keeps_the_parameters(method: Any) -> None:
     np.testing.assert_allclose(best.position["noise"], expected, atol=1e-4 if method == "l-bfgs" else 0.02)
     assert best.position["parameters"] == start["parameters"]
     assert best.logdensity == max(best.history) > best.history[0]
-    if method == "l-bfgs":  # the longest waves first, 6 of 64 modes
-        slowly = infer.maximise(posterior, start, steps=60, anneal=[0.1])
-        np.testing.assert_allclose(slowly.position["noise"], expected, atol=1e-4)
-        first, last = slowly.history[0], slowly.logdensity
-        assert any(first + 1 < value < last - 10 for value in slowly.history[5:10])
+    if method == "adam":  # the longest waves first, 6 of 64 modes
+        slowly = infer.maximise(posterior, start, steps=500, method=method, anneal=[0.1])
+        np.testing.assert_allclose(slowly.position["noise"], expected, atol=0.02)
+        assert slowly.history[0] + 1 < max(slowly.history[:250]) < slowly.logdensity - 10
     with pytest.raises(ValueError, match="free='b2' is no parameter; use some of b1"):
         infer.maximise(posterior, start, free=["b2"])
 
