@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from pmwd_dist._jax.complex_numbers import scaled
 from pmwd_dist._jax.define import define_linear, define_op
 from pmwd_dist._jax.varying import result_aval
 
@@ -75,13 +76,13 @@ def multiplicity(nz: int, dtype: Any) -> np.ndarray:
 def _rfft_transpose(ct: Array, x: Any, *, rank: int) -> Array:
     nz = x.shape[3]
     weight = math.prod(x.shape[4 - rank :]) / multiplicity(nz, x.dtype)[None, None, None]
-    return _irfft_p.bind(jnp.conj(ct) * weight, nz=nz, rank=rank)
+    return _irfft_p.bind(scaled(jnp.conj(ct), weight), nz=nz, rank=rank)
 
 
 def _irfft_transpose(ct: Array, x: Any, *, nz: int, rank: int) -> Array:
     del x
     weight = multiplicity(nz, ct.dtype)[None, None, None] / math.prod(ct.shape[4 - rank :])
-    return jnp.conj(_rfft_p.bind(ct, rank=rank)) * weight
+    return scaled(jnp.conj(_rfft_p.bind(ct, rank=rank)), weight)
 
 
 define_linear(_rfft_p, _rfft_transpose)

@@ -11,12 +11,14 @@ m(A, B) = (tr A tr B - tr A B) / 2.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from pmwd_dist._jax.complex_numbers import scaled, scaled_by_i
 from pmwd_dist._jax.varying import unify_varying
 from pmwd_dist.config import Config
 from pmwd_dist.parallel.fft import irfft_block, rfft_block, sequence_after
@@ -31,21 +33,24 @@ Matrix = dict[tuple[int, int], Array]
 
 def potential(source: Array, config: Config) -> Array:
     """The potential with this Laplacian; modes to modes."""
-    return -source * fourier.inverse_laplacian(config.particle_shape, config, source.real.dtype)
+    return scaled(source, -fourier.inverse_laplacian(config.particle_shape, config, source.real.dtype))
 
 
 def gradient(modes: Array, config: Config) -> Array:
     """Gradient of a potential, modes to a field of shape (nx, ny, nz, 3)."""
     k = _odd_wavevectors(modes, config)
-    return _fields(modes, [lambda p, k=k_: 1j * k * p for k_ in k], config)
+    return _fields(modes, [lambda p, k=k_: scaled_by_i(p, k) for k_ in k], config)
 
 
 def inverse_curl(source: Sequence[Array], config: Config) -> Array:
     """The field without divergence that has this curl, modes to a field of shape (nx, ny, nz, 3)."""
     k = _odd_wavevectors(source[0], config)
     inverse = fourier.inverse_laplacian(config.particle_shape, config, source[0].real.dtype)
-    kernels = [lambda w, i=i, j=j: 1j * inverse * (k[i] * w[j] - k[j] * w[i]) for i, j in NEXT]
-    return _fields(tuple(source), kernels, config)
+
+    def kernel(w: Any, i: int, j: int) -> Array:
+        return scaled_by_i(scaled(w[j], k[i]) - scaled(w[i], k[j]), inverse)
+
+    return _fields(tuple(source), [partial(kernel, i=i, j=j) for i, j in NEXT], config)
 
 
 def second_order(p1: Array, config: Config, *, dealias: bool) -> Array:
@@ -141,7 +146,7 @@ def _dealiased(product: Callable[..., list[Array]], modes: Sequence[Array], coun
 
 def _second_derivative(p: Array, i: int, j: int, even: Any, odd: Any, config: Config) -> Array:
     factor = even[i] ** 2 if i == j else odd[i] * odd[j]
-    return irfft_block(-factor * p, config.particle_shape[2], config.decomposition)
+    return irfft_block(scaled(p, -factor), config.particle_shape[2], config.decomposition)
 
 
 def _fields(modes: Any, kernels: Sequence[Callable[[Any], Array]], config: Config) -> Array:

@@ -98,7 +98,7 @@ def _mesh_response(shape: Shape3, lattice: Shape3, config: Config, dtype: Any) -
 
 
 def _inverse(k2: Array) -> Array:
-    return jnp.where(k2 > 0, 1 / jnp.where(k2 > 0, k2, 1), 0)
+    return 1 / jnp.where(k2 > 0, k2, jnp.inf)
 
 
 def cic_window(shape: Shape3, config: Config, dtype: Any, *, power: int) -> Float[Array, "nx ny nk"]:

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.complex_numbers import scaled, scaled_by_i
 from pmwd_dist.config import Config, Vector3
 from pmwd_dist.ops import cic
 from pmwd_dist.ops.force_transpose import force_transpose
@@ -211,10 +212,10 @@ def _solve(mesh: Array, config: Config) -> list[Array]:
     if config.gradient == "spectral":
         fields: list[Array] = []
         for kernel in _spectral_kernels(config, dtype):
-            fields.append(irfft_block(modes * kernel, nz, decomposition))
+            fields.append(irfft_block(scaled_by_i(modes, kernel), nz, decomposition))
             modes, fields = sequence_after(modes, fields)
         return fields
-    return [irfft_block(modes * _potential_kernel(config, dtype), nz, decomposition)]
+    return [irfft_block(scaled(modes, _potential_kernel(config, dtype)), nz, decomposition)]
 
 
 def _padded_force(config: Config, halo: int, *meshes: Array) -> Array:
@@ -264,6 +265,6 @@ def _potential_kernel(config: Config, dtype: Any) -> Array:
 
 
 def _spectral_kernels(config: Config, dtype: Any) -> list[Array]:
-    """Factors from painted modes to the components of -grad phi."""
+    """Factors, times i, from painted modes to the components of -grad phi."""
     greens_function = _greens_function(config, dtype)
-    return [1j * k * greens_function for k in fourier.wavevectors(config.mesh_shape, config, dtype, odd=True)]
+    return [k * greens_function for k in fourier.wavevectors(config.mesh_shape, config, dtype, odd=True)]

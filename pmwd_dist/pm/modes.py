@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Complex, Float, Real
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.complex_numbers import scaled
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology import linear_power as linear
 from pmwd_dist.cosmology.growth import GrowthTable
@@ -160,7 +161,8 @@ def _colour(noise: Array, power: Array, config: Config) -> Array:
         t = x - i
         amplitude = jnp.exp(0.5 * ((1 - t) * log_power[i] + t * log_power[i + 1]))
         valid = (k2 > 0) & (fourier.mode_count(shape, config, noise.dtype) > 0)
-        return rfft_block(noise, decomposition) * jnp.where(valid, amplitude * math.sqrt(count / volume), 0)
+        amplitude = jnp.where(valid, amplitude * math.sqrt(count / volume), 0)
+        return scaled(rfft_block(noise, decomposition), amplitude)
 
     run = decomposition.shard_map(block, (decomposition.spec, P()), decomposition.spectrum_spec)
     return run(noise, jnp.log(power).astype(noise.dtype))

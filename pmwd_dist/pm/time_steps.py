@@ -55,12 +55,13 @@ def as_saveat(saveat: Any) -> diffrax.SaveAt | None:
         raise ArgumentError("saveat", "SaveAt(dense=True)", "has no dense output", "name the scale factors to save at")
     if saveat is None or isinstance(saveat, diffrax.SaveAt):
         return saveat
-    times = np.atleast_1d(real(saveat, "saveat"))
+    with jax.ensure_compile_time_eval():  # inside jit, too, `save_times` reads them
+        times = np.atleast_1d(real(saveat, "saveat"))
     if times.ndim != 1 or not len(times):
         raise ArgumentError("saveat", saveat, "must be one scale factor or more", "for example [0.5, 1.0]")
     if (np.diff(times) <= 0).any():
         raise ArgumentError("saveat", saveat, "must rise", "sort its scale factors")
-    with jax.ensure_compile_time_eval():  # `save_times` reads them
+    with jax.ensure_compile_time_eval():
         return diffrax.SaveAt(ts=times.tolist())
 
 

@@ -15,7 +15,7 @@ import pmwd_dist as pmd
 from pmwd_dist.pm import stepping
 from pmwd_dist.pm.nbody import start, step_times
 from pmwd_dist.pm.solvers import SolverState
-from pmwd_dist.pm.time_steps import planned_steps
+from pmwd_dist.pm.time_steps import as_saveat, planned_steps
 
 
 def configure(decomposition: pmd.Decomposition, **changes: Any) -> pmd.Config:
@@ -97,6 +97,12 @@ def test_save_times_outside_the_run_are_refused(single: pmd.Decomposition, cosmo
         pmd.nbody(particles, cosmo, config, saveat=diffrax.SaveAt(ts=sorted([0.5, a])))
     with pytest.raises(ValueError, match=r"saveat=\[0.9, 0.3\] must rise; sort its scale factors"):
         pmd.nbody(particles, cosmo, config, saveat=diffrax.SaveAt(ts=[0.9, 0.3]))
+
+
+def test_save_times_may_be_a_list_inside_jit() -> None:
+    seen: list[Any] = []
+    jax.jit(lambda x: seen.append(as_saveat([0.3, 1.0])) or x)(1.0)
+    np.testing.assert_allclose(seen[0].subs.ts, [0.3, 1.0])
 
 
 @pytest.mark.usefixtures("unchecked")
