@@ -127,7 +127,7 @@ def main() -> None:
             aim = f", target {target:g}" if method == "mclmc" else ""
             label, found = f"{options.gravity}, {options.mesh}³\n{method}{aim}", collected(mocks, drawn, options.apart)
             report(label, found)
-            print(f"  {time.perf_counter() - began:.0f} s, step and L {np.median(mocks.lengths(), axis=0)}", flush=True)
+            print(f"  {time.perf_counter() - began:.0f} s, L and step {np.median(mocks.lengths(), axis=0)}", flush=True)
             suffix = f"_{method}_{target:g}.npz"
             np.savez(options.output.with_name(options.output.stem + suffix), label=label, **found)
 

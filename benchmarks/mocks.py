@@ -87,7 +87,7 @@ class Mocks:
             fine = np.array([search.take(_of(blocks, i)) for i, search in enumerate(self.searches)])
             self.states = _where(fine, moved, self.states)
             if self.blocks % 10 == 0:
-                step = np.median(self.lengths()[:, 0])
+                step = np.median(self.lengths()[:, 1])
                 print(f"{self.blocks} blocks, step {step:.3g}, {np.sum(~fine)} undone", flush=True)
 
     def draw(self, blocks: int) -> dict[str, np.ndarray]:
@@ -104,7 +104,7 @@ class Mocks:
         return arrays | {"energy": energy, "noise mean": np.asarray(total)}
 
     def lengths(self) -> np.ndarray:
-        """Step size and L of each mock."""
+        """L and step size of each mock."""
         return np.array([[float(np.asarray(x)) for x in search.tuning()[:2]] for search in self.searches])
 
     def _run(self, method: Any) -> Any:

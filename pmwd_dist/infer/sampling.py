@@ -148,7 +148,7 @@ def _check_failures(draws: Arrays, chunk: int, most: float) -> None:
 
 def _tell(listener: Callable[[Progress], None] | None, run: _Run, chunks: int, draws: Arrays) -> None:
     if listener is not None:
-        step_size, L = (float(np.asarray(x)) for x in run.tuning[:2])
+        L, step_size = (float(np.asarray(x)) for x in run.tuning[:2])
         listener(Progress(chunks, step_size, L, draws))
 
 

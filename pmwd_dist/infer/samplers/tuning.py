@@ -10,10 +10,7 @@ where it should be, and its step is not tried again until masses change.
 
 L of MCLMC is 0.4 of the distance over which positions decorrelate; trajectories of adjusted samplers are a quarter of a
 period long on average. Masses are one number for each field, whose modes a preconditioner has brought to one scale, and
-one for each parameter: no field of them is stored. They are mean squares of the slope of the log density, which on
-average are its curvatures, with all other directions held. The variance of a parameter is more where the field follows
-it, by a factor of a hundred in galaxies of 2LPT: with masses from it the step is as short as that direction is narrow,
-and chains that still drift find far too large a one.
+one for each parameter: no field of them is stored.
 """
 
 from __future__ import annotations
@@ -55,13 +52,15 @@ class Block(NamedTuple):
       energy_change: of each step.
       nonans: of each step.
       followed: numbers of the position, and projections of its fields, after each step.
-      slope: mean square of the slope of the log density, of each leaf of the position.
+      mean: of the position.
+      square: mean square of each leaf of the position.
     """
 
     energy_change: Array
     nonans: Array
     followed: Array
-    slope: Any
+    mean: Any
+    square: Any
 
 
 Run = Callable[[Array, IntegratorState, Tuning, Method], tuple[IntegratorState, Block]]
@@ -80,16 +79,18 @@ def run_block(
     steps = fractions.shape[0]
     step = partial(transition, logdensity=logdensity, method=method, tuning=tuning)
 
-    def once(carry: tuple[IntegratorState, Any], inputs: tuple[Array, Array]) -> Any:
-        state, slope = carry
+    def once(carry: tuple[IntegratorState, Any, Any], inputs: tuple[Array, Array]) -> Any:
+        state, mean, square = carry
         state, info = step(inputs[0], state, fraction=inputs[1])
-        slope = jax.tree.map(lambda s, g: s + jnp.mean(g**2) / steps, slope, state.logdensity_grad)
-        return (state, slope), (info.energy_change, info.nonans, trees.projections(state.position, _PROJECTIONS))
+        mean = jax.tree.map(lambda m, x: m + x / steps, mean, state.position)
+        square = jax.tree.map(lambda s, x: s + jnp.mean(x**2) / steps, square, state.position)
+        return (state, mean, square), (info.energy_change, info.nonans, trees.projections(state.position, _PROJECTIONS))
 
-    begin = state, jax.tree.map(lambda x: jnp.zeros((), x.dtype), state.position)
-    (state, slope), each = jax.lax.scan(once, begin, (jax.random.split(key, steps), fractions))
+    zeros = jax.tree.map(jnp.zeros_like, state.position)
+    begin = state, zeros, jax.tree.map(jnp.mean, zeros)
+    (state, mean, square), each = jax.lax.scan(once, begin, (jax.random.split(key, steps), fractions))
     energy_change, nonans, followed = each
-    return state, Block(energy_change, nonans, followed, slope)
+    return state, Block(energy_change, nonans, followed, mean, square)
 
 
 def run_blocks(
@@ -187,7 +188,8 @@ class Search:
     def _begin_stage(self) -> None:
         self._first, self._wanted = self.count, list[float]()
         self._followed: list[np.ndarray] = []
-        self._averaged, self._slope = 0, np.zeros(len(self._sizes))
+        self._averaged, self._square = 0, np.zeros(len(self._shapes))
+        self._mean = [np.zeros(shape) for shape in self._shapes]
 
     @property
     def done(self) -> bool:
@@ -227,11 +229,12 @@ class Search:
         return stable
 
     def _average(self, block: Block) -> None:
-        """Slopes over the last half of a stage."""
+        """Moments of positions over the last half of a stage."""
         if 2 * (self.count - self._first) < self._counts[self._stage] - 1:
             return
         self._averaged += 1
-        self._slope += [float(np.mean(x)) for x in jax.tree.leaves(block.slope)]
+        self._mean = [total + mean for total, mean in zip(self._mean, jax.tree.leaves(block.mean), strict=True)]
+        self._square += [float(np.mean(x)) for x in jax.tree.leaves(block.square)]
 
     def _adapt(self, change: float) -> None:
         """Bring the step size nearer to the target; the last half of a stage decides together."""
@@ -258,10 +261,12 @@ class Search:
         self._begin_stage()
 
     def _weigh(self) -> None:
-        """Masses from the slopes; the step goes with their mean."""
-        variance = np.ones(len(self._sizes))
+        """Masses from the variances within chains; the step goes with their mean."""
+        variance = np.ones(len(self._shapes))
         if self._averaged:
-            variance = self._averaged / np.maximum(self._slope, 1e-6)
+            means = np.array([np.mean((mean / self._averaged) ** 2) for mean in self._mean])
+            variance = np.maximum(self._square / self._averaged - means, 1e-6)
+        variance[self._held] = 1.0
         self._held = np.zeros_like(self._held)
         ratio = np.average(self._variance, weights=self._sizes) / np.average(variance, weights=self._sizes)
         self._step_size *= math.sqrt(ratio)
@@ -271,15 +276,17 @@ class Search:
         """All of it as arrays, by name, for a file."""
         numbers = {"count": self.count, "stage": self._stage, "first": self._first, "averaged": self._averaged}
         lengths = {"L": self._L, "step_size": self._step_size, "largest": self._largest}
-        lists = {"held": self._held, "variance": self._variance, "slope": self._slope, "wanted": self._wanted}
+        lists = {"held": self._held, "variance": self._variance, "square": self._square, "wanted": self._wanted}
+        means = {f"mean/{i}": mean for i, mean in enumerate(self._mean)}
         followed = {f"followed/{i:05d}": x for i, x in enumerate(self._followed)}
-        return {name: np.asarray(x) for name, x in (numbers | lengths | lists | followed).items()}
+        return {name: np.asarray(x) for name, x in (numbers | lengths | lists | means | followed).items()}
 
     def unpack(self, arrays: dict[str, np.ndarray]) -> None:
         """Go on from what was packed, by a search with the same arguments."""
         self.count, self._stage = int(arrays["count"]), int(arrays["stage"])
         self._first, self._averaged = int(arrays["first"]), int(arrays["averaged"])
         self._L, self._step_size, self._largest = (float(arrays[name]) for name in ("L", "step_size", "largest"))
-        self._held, self._variance, self._slope = arrays["held"], arrays["variance"], arrays["slope"]
+        self._held, self._variance, self._square = arrays["held"], arrays["variance"], arrays["square"]
         self._wanted = [float(x) for x in arrays["wanted"]]
+        self._mean = [arrays[f"mean/{i}"] for i in range(len(self._shapes))]
         self._followed = [arrays[name] for name in sorted(arrays) if name.startswith("followed/")]
