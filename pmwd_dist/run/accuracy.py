@@ -103,7 +103,8 @@ def accuracy_line(simulation: Simulation, times: Sequence[float]) -> str:
         return "P(k) not measured for this mesh or solver; see docs/accuracy.md"
     spacing = _spacing(simulation.config)
     parts = [f"{_round_up(e)} % to k = {f * math.pi / spacing:.2g}" for e, f in zip(error, (0.25, 0.5), strict=True)]
-    forces = "; long waves feel the true force to half of that" if simulation.config.compensated else ""
+    linear = f"; linear waves feel the true force to k = {math.pi / spacing / 2:.2g} h/Mpc"
+    forces = linear if simulation.config.compensated else ""
     return f"P(k) at z = 0 right to about {' and '.join(parts)} h/Mpc{forces}; see docs/accuracy.md"
 
 
