@@ -85,11 +85,9 @@ def sample(
       positions: where the chains begin, with a leading axis of chains, such as jax.vmap(posterior.initial)(keys).
       key: of jax.random.
       steps: of each chain, after tuning: a multiple of thin * chunk.
-      method: "mclmc", of two gradients a step and biased as its energy error, or "adjusted-mclmc" or "hmc", whose steps
-        are trajectories that are accepted or rejected.
+      method: "mclmc", biased as its energy error, or "adjusted-mclmc" or "hmc", whose trajectories are accepted or not.
       energy_variance: of a step of MCLMC per dimension, at which its tuning aims.
-      output: folder. A chain of another model there is not continued; a forward model that is a plain function is known
-        by its name.
+      output: folder. The chain of another model there is not continued; plain functions are known by their names.
       tuning_steps: before.
       thin: steps between draws that are kept.
       chunk: draws between writes to disk.
@@ -102,25 +100,19 @@ def sample(
       ValueError: an argument out of its range, or a folder with a chain of another model.
       SimulationError: the start, or too many steps, failed.
     """
-    _check(posterior, positions, steps, thin, chunk)
-    check_method(method)
+    _check(posterior, positions, steps, thin, chunk, method)
     search = Search(positions, steps=tuning_steps, method=method, energy_variance=energy_variance)
-    schedule = {"tuning_steps": tuning_steps, "thin": thin, "chunk": chunk, "keep_noise": keep_noise}
-    sampler = {"method": method, "energy_variance": energy_variance}
-    folder = ChainFolder(output, _identity(posterior, positions, key) | identity_of(schedule | sampler))
+    how: dict[str, Any] = {"tuning_steps": tuning_steps, "thin": thin, "chunk": chunk, "keep_noise": keep_noise}
+    how |= {"method": method, "energy_variance": energy_variance}
+    folder = ChainFolder(output, _identity(posterior, positions, key) | identity_of(how))
     begin_key, tune_key, run_key = jax.random.split(key, 3)
-    run = _begun(begin_key, positions, posterior, spmd_axis_name)
-    stored, done = folder.state(), 0
-    if stored is None or "chunks" not in stored:
-        run = _tuned(tune_key, run, posterior, search, folder, tuning_steps, spmd_axis_name)
-        folder.write_state(_pack(run, 0))
+    run, done = _resumed(_begun(begin_key, positions, posterior, spmd_axis_name), folder)
+    if done is None:
+        run, done = _tuned(tune_key, run, posterior, search, folder, tuning_steps, spmd_axis_name), 0
         _tell(listener, run, 0, {})
-    else:
-        run, done = _unpack(stored, run), int(stored["chunks"])
     for index in range(done, steps // (thin * chunk)):
         run, draws = _advance(jax.random.fold_in(run_key, index), run, posterior, method, thin, chunk, spmd_axis_name)
-        arrays = {name: np.asarray(x) for name, x in draws.items()}
-        _check_failures(arrays, index, most_failures)
+        arrays = _checked(draws, index, most_failures)
         if keep_noise:
             arrays["noise"] = np.asarray(_unwhitened(run.states.position, posterior, spmd_axis_name))
         folder.write(index, arrays, _pack(run, index + 1))
@@ -136,14 +128,24 @@ def _begun(key: Array, positions: Position, posterior: Posterior, axis: str | No
     return run
 
 
-def _check_failures(draws: Arrays, chunk: int, most: float) -> None:
-    """SimulationError where a larger share of the steps of a chunk failed."""
-    failed = 1 - float(np.mean(draws["nonans"]))
+def _resumed(run: _Run, folder: ChainFolder) -> tuple[_Run, int | None]:
+    """The chains after the chunks that the folder has, and the number of these; None while they are to be tuned."""
+    stored = folder.state()
+    if stored is None or "chunks" not in stored:
+        return run, None
+    return _unpack(stored, run), int(stored["chunks"])
+
+
+def _checked(draws: dict[str, Array], chunk: int, most: float) -> dict[str, np.ndarray]:
+    """The draws, on the host; SimulationError where a larger share of the steps of a chunk failed."""
+    arrays = {name: np.asarray(x) for name, x in draws.items()}
+    failed = 1 - float(np.mean(arrays["nonans"]))
     if failed > most:
         raise SimulationError(
             f"{failed:.1%} of the steps of chunk {chunk} failed, more than {most:.1%}; "
             "tune for longer, or look at the priors, the halo and the steps of the simulation"
         )
+    return arrays
 
 
 def _tell(listener: Callable[[Progress], None] | None, run: _Run, chunks: int, draws: Arrays) -> None:
@@ -175,7 +177,7 @@ def _begin(key: Array, positions: Position, posterior: Posterior, axis: str | No
 def _tuned(
     key: Array, run: _Run, posterior: Posterior, search: Search, folder: ChainFolder, steps: int, axis: str | None
 ) -> _Run:
-    """All chains after tuning, which goes on where the folder says that it was."""
+    """All chains after tuning, kept in the folder; it goes on where the folder says that it was."""
     length, written = block_length(steps), time.monotonic()
     if stored := folder.state():
         search.unpack({name.removeprefix("search/"): x for name, x in stored.items() if name.startswith("search/")})
@@ -192,7 +194,9 @@ def _tuned(
             written = time.monotonic()
 
     states, tuning = tune(key, run.states, run_all, search, keep)
-    return run._replace(states=states, tuning=_placed(tuning, run.tuning))
+    run = run._replace(states=states, tuning=_placed(tuning, run.tuning))
+    folder.write_state(_pack(run, 0))
+    return run
 
 
 @eqx.filter_jit
@@ -279,7 +283,8 @@ def _unpack(stored: Arrays, like: _Run) -> _Run:
     return _Run(_restored(stored, like.states), tuning, _placed(moments, like.moments))
 
 
-def _check(posterior: Posterior, positions: Position, steps: int, thin: int, chunk: int) -> None:
+def _check(posterior: Posterior, positions: Position, steps: int, thin: int, chunk: int, method: Method) -> None:
+    check_method(method)
     if jax.process_count() > 1:
         raise ArgumentError("posterior", "", "needs a program of one process", show_value=False)
     shape, lattice = jnp.shape(positions["noise"]), posterior.model.config.particle_shape
