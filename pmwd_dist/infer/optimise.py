@@ -66,11 +66,11 @@ def maximise(
       ImportError: optax is not installed.
     """
     _check(posterior, position, method, free)
-    limits = [*_checked_limits(anneal), None] if anneal else [None]
+    limits = [*_checked_limits(anneal), None]
     largest, history = -np.inf, list[float]()
     for i, limit in enumerate(limits):
         count = (i + 1) * (steps + 1) // len(limits) - i * (steps + 1) // len(limits)
-        factor = None if not anneal else _up_to(limit, posterior.model.config, position["noise"].dtype)
+        factor = None if len(limits) == 1 else _up_to(limit, posterior.model.config, position["noise"].dtype)
         position, largest, values = _climb(posterior, position, (method, learning_rate), count, free, factor)
         history += values
     return Maximum(position, largest, np.asarray(history))

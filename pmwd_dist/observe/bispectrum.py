@@ -24,6 +24,7 @@ from pmwd_dist.pm import fourier, inputs
 
 Triangles = Literal["all", "isosceles", "equilateral"]
 _KINDS = {"all": (1, 2, 3), "isosceles": (1, 2), "equilateral": (1,)}  # numbers of different sides
+_BELOW = 1e-5  # relative, beyond the rounding of wavenumbers in single precision
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)  # of a shell
 
 
@@ -111,10 +112,10 @@ def bispectrum_edges(config: Config, shells: int = 8, k_max: float | None = None
     """
     shells = whole_number(shells, "shells", least=1)
     low, high = math.pi / max(config.box_size), _largest(config)
-    if k_max is not None and not low < k_max <= high * (1 + 1e-9):
+    if k_max is not None and not low < k_max <= high * (1 + _BELOW):
         constraint = f"must be {low:.4g} to {high:.4g} h/Mpc, 2/3 of the Nyquist frequency"
         raise ArgumentError("k_max", k_max, constraint, "use a finer mesh for more: beyond, triangles close by aliases")
-    return tuple(np.linspace(low, high if k_max is None else k_max, shells + 1).tolist())
+    return tuple(np.linspace(low, high if k_max is None else min(k_max, high), shells + 1).tolist())
 
 
 def tree_bispectrum(
@@ -151,7 +152,9 @@ def _f2(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 
 def _largest(config: Config) -> float:
-    return 2 / 3 * min(math.pi * n / length for n, length in zip(config.mesh_shape, config.box_size, strict=True))
+    """End of the shells: just below 2/3 of the Nyquist frequency, which closes triangles by aliases."""
+    nyquist = min(math.pi * n / length for n, length in zip(config.mesh_shape, config.box_size, strict=True))
+    return (1 - _BELOW / 2) * 2 / 3 * nyquist
 
 
 def _checked_edges(edges: Any, config: Config) -> tuple[float, ...]:
@@ -159,12 +162,12 @@ def _checked_edges(edges: Any, config: Config) -> tuple[float, ...]:
         values, high = np.asarray(real(edges, "edges"), float), _largest(config)
     if values.ndim != 1 or len(values) < 2 or not np.isfinite(values).all() or (np.diff(values) <= 0).any():
         raise ArgumentError("edges", values.tolist(), "must be two or more wavenumbers that ascend")
-    if values[0] <= 0 or values[-1] > high * (1 + 1e-9):
+    if values[0] <= 0 or values[-1] > high * (1 + _BELOW):
         constraint = f"must lie between 0 and {high:.4g} h/Mpc, 2/3 of the Nyquist frequency"
         raise ArgumentError(
             "edges", values.tolist(), constraint, "beyond, triangles close by aliases: use a finer mesh"
         )
-    return tuple(values.tolist())
+    return tuple(np.minimum(values, high).tolist())
 
 
 def _closed_bins(edges: tuple[float, ...], triangles: Triangles) -> tuple[tuple[int, int, int], ...]:

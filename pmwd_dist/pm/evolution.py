@@ -22,6 +22,7 @@ from pmwd_dist.pm.solvers import (
     SplitSolver,
     Step,
     drifted,
+    ended,
     first_drift,
     first_drifts,
     kick_and_drifts,
@@ -129,7 +130,7 @@ def evolve(inputs: Inputs, saves: tuple[Save, ...], config: Config, *, accumulat
       config: the simulation.
       accumulate: what a step contributes to the sum, of (epoch before, epoch after, args); default: nothing.
     """
-    particles, times, count = inputs.particles, inputs.times, len(inputs.times) - 1
+    particles, times, number = inputs.particles, inputs.times, len(inputs.times) - 1
     status = jax.tree.map(lambda x: unify_varying(x, particles.disp)[0], successful(particles.disp.dtype))
     all_steps = exact_steps(inputs.coefficients, config)
     at_start = particles.with_unit(all_steps.before[0])
@@ -171,9 +172,9 @@ def evolve(inputs: Inputs, saves: tuple[Save, ...], config: Config, *, accumulat
     moved = ExactParticles(drifted_first.disp, particles.momenta)
     first, unit = unify_varying(drifts[0], all_steps.before[0], particles.disp)[:2]
     start = moved, first, max_displacement, unit, status, saved, _zero(accumulate, inputs, at_start)
-    xs = all_steps, jnp.pad(drifts[1:], (0, 1)), times[:-1], times[1:], tuple(places_after(s, count) for s in saves)
-    (particles, *_, status, saved, accumulated), _ = jax.lax.scan(body, start, xs)
-    return Outcome(particles, saved, accumulated, status)
+    xs = all_steps, jnp.pad(drifts[1:], (0, 1)), times[:-1], times[1:], tuple(places_after(s, number) for s in saves)
+    (particles, _, max_displacement, _, status, saved, accumulated), _ = jax.lax.scan(body, start, xs)
+    return Outcome(particles, saved, accumulated, ended(status, max_displacement, config))
 
 
 def steps(coefficients: Coefficients, log_scale: Array, spacing: float) -> Step:

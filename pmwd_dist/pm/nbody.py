@@ -28,7 +28,7 @@ from pmwd_dist.pm.evolution import Epoch, Save, call_hoisted, exact_steps, prepa
 from pmwd_dist.pm.gravity import check_force_mesh
 from pmwd_dist.pm.inputs import check_config, checked_particles
 from pmwd_dist.pm.paint import halo_limit
-from pmwd_dist.pm.particles import Particles, largest, quantize
+from pmwd_dist.pm.particles import Particles, largest, quantize_for_advance
 from pmwd_dist.pm.solvers import SOLVERS, BullFrog, ParticleMesh, SolverState, SplitSolver
 from pmwd_dist.pm.status import Code, Status
 from pmwd_dist.pm.time_steps import as_saveat, is_sub, planned_steps, save_times, step_times
@@ -63,7 +63,8 @@ class Solution(eqx.Module):
     """The outcome of `nbody`.
 
     Args:
-      particles: at the end; after a failure, at the last good step.
+      particles: at the end; after a failure, at the last good step. Momenta are rounded to the digits of their type: a
+        second run from there is not, to the bit, the rest of one run.
       snapshots: what `saveat` asked for, with a leading axis of saves; None without it.
       times: scale factors of the snapshots, an array for each of `saveat.subs`; infinite where a run failed before.
       accumulated: sum over the steps of what `accumulate` made of each, up to a failure; None without it.
@@ -222,7 +223,7 @@ def _solve(
         t0=np.asarray(config.a_start, dtype),
         t1=np.asarray(config.a_stop, dtype),
         dt0=None,
-        y0=quantize(particles, config),
+        y0=quantize_for_advance(particles, config),  # on which split solvers restore a step that fails
         args=jax.tree.map(lambda x: x.astype(dtype), table),
         saveat=diffrax.SaveAt(subs=subs, solver_state=isinstance(solver, SplitSolver)),
         **options,
@@ -278,10 +279,11 @@ def advance(
 ) -> tuple[Particles, SolverState]:
     """One step from a0 to a1, forwards or backwards; the particles given are consumed.
 
-    The same step as `nbody` takes, for those who drive a simulation from the host. On several CPU devices it waits for
-    the step before, whose state is given: about a hundred programs that communicate, queued there without waiting, can
-    block each other until XLA ends the process after 40 s. Loops over other such programs, of an optimiser for
-    example, must wait themselves, with `jax.block_until_ready` in each pass. GPUs and code under jit need not wait.
+    The step of `nbody`, with momenta on a coarser grid, for those who drive a simulation from the host. On several CPU
+    devices it waits for the step before, whose state is given: about a hundred programs that communicate, queued there
+    without waiting, can block each other until XLA ends the process after 40 s. Loops over other such programs, of an
+    optimiser for example, must wait themselves, with `jax.block_until_ready` in each pass. GPUs and code under jit need
+    not wait.
     """
     if (
         config.decomposition.size > 1

@@ -1,4 +1,7 @@
-"""A simulation step by step, driven from the host: the steps of `nbody`, drifts between two kicks in one pass."""
+"""A simulation step by step, driven from the host, drifts between two kicks in one pass.
+
+The steps are those of `nbody`, with momenta on the grid of `advance`.
+"""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def _error(table: Table, name: str, groups: np.ndarray) -> np.ndarray:
 def _draw_bispectrum(axes: Axes, table: Table) -> None:
     """B in the order of the bins, or by the wavenumber where all are equilateral, with that at tree level."""
     sides = np.stack([table[f"k{i}"] for i in (1, 2, 3)])
-    same = bool(np.ptp(sides, axis=0).max() == 0)
+    same = bool((sides == sides[0]).all())
     x = sides[0] if same else np.arange(1.0, sides.shape[1] + 1)
     value, error = table["B"], table["error of B"]
     some = value > 0

@@ -42,7 +42,7 @@ def execute_inference(
     """Sample the posterior of a plan, from the beginning or from the last chunk on disk.
 
     Data and starts are written before the chains, and each chunk with the state after it: a run that is stopped at any
-    time goes on to the same bits. What it loses is a chunk, or ten seconds of the tuning.
+    time goes on to the same bits. What it loses is a chunk, or of the tuning ten seconds and a block.
 
     Args:
       plan: with a prepared folder.

@@ -185,8 +185,8 @@ def _draw(key: Array, rate: Array, config: Config) -> Array:
     return config.decomposition.constrain(jax.random.poisson(key, rate, dtype=jnp.int32))
 
 
-def _weight(wanted: observables.Galaxies, config: Config, data: Files) -> Array | None:
-    """Shares that the survey sees on the mesh, selection times mask; None if it sees all."""
+def shares_seen(wanted: observables.Galaxies, config: Config, data: Files) -> np.ndarray | None:
+    """Shares that the survey sees, selection times mask, to be broadcast to the mesh; None if it sees all."""
     mask = data.get(observables.MASK)
     if wanted.selection is None and mask is None:
         return None
@@ -196,10 +196,17 @@ def _weight(wanted: observables.Galaxies, config: Config, data: Files) -> Array 
         distance, share = np.asarray(wanted.selection, float).T
         places = np.arange(config.mesh_shape[axis]) * config.cell_size[axis]
         shares = np.interp(places, distance, share).reshape([-1 if i == axis else 1 for i in range(3)])
-    dtype = jnp.result_type(float)
-    if mask is None:
+    return shares if mask is None else shares * mask
+
+
+def _weight(wanted: observables.Galaxies, config: Config, data: Files) -> Array | None:
+    """`shares_seen` on the mesh."""
+    shares, dtype = shares_seen(wanted, config, data), jnp.result_type(float)
+    if shares is None:
+        return None
+    if shares.shape != config.mesh_shape:
         return _spread(jnp.asarray(shares, dtype), config)
-    return jax.device_put((shares * mask).astype(dtype), config.decomposition.sharding)
+    return jax.device_put(shares.astype(dtype), config.decomposition.sharding)
 
 
 @jax.jit

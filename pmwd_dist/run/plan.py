@@ -20,6 +20,7 @@ from pmwd_dist.pm.nbody import step_times
 from pmwd_dist.run import accuracy, resources
 from pmwd_dist.run.arrays import read_files
 from pmwd_dist.run.memory import Kind
+from pmwd_dist.run.observables import shares_seen
 from pmwd_dist.run.planning import enough_devices, expected_halo, linear_displacement
 from pmwd_dist.run.settings import Settings, SettingsError, Simulation, build
 from pmwd_dist.run.settings.observables import MASK
@@ -62,6 +63,7 @@ def make_plan(settings: Settings, folder: Path) -> Plan:
     """
     simulation = build(settings)
     data = _read_masks(settings)
+    _check_seen(settings, simulation, data)
     targets = settings.scale_factors
     times = np.asarray(step_times(simulation.cosmo, simulation.config, save=targets), float)
     outputs = {int(np.argmin(np.abs(times - a))): 1 / a - 1 for a in targets}
@@ -84,6 +86,16 @@ def _read_masks(settings: Settings) -> dict[str, np.ndarray]:
     if problems:
         raise SettingsError(problems)
     return arrays
+
+
+def _check_seen(settings: Settings, simulation: Simulation, data: Mapping[str, np.ndarray]) -> None:
+    """SettingsError if the survey of galaxies sees nothing of the box."""
+    galaxies = settings.observe.galaxies
+    shares = None if galaxies is None else shares_seen(galaxies, simulation.config, data)
+    if shares is not None and not shares.max() > 0:
+        raise SettingsError(
+            ["observe.galaxies.selection: nothing is left of it in the box, times the mask; change one"]
+        )
 
 
 def check_resources(plan: Plan) -> list[str]:

@@ -111,6 +111,13 @@ def test_beyond_the_exact_grid_is_reported(single: pmd.Decomposition) -> None:
     assert solution.status.code == Code.BEYOND_GRID
     with pytest.raises(pmd.SimulationError, match="a displacement of 200.0 cells exceeds what the particle grid holds"):
         solution.raise_if_failed()
+    # By the last drift alone, after which no force is taken.
+    still = jnp.zeros_like(disp)
+    speed = 64.2 / float(pmd.nbody(pmd.Particles(still, still + 1), COSMO, config).particles.disp[0, 0, 0, 0])
+    solution = pmd.nbody(pmd.Particles(still, still + speed), COSMO, config)
+    assert solution.status.code == Code.BEYOND_GRID
+    assert solution.status.step == 1
+    assert float(solution.status.max_displacement) == pytest.approx(64.2)
 
 
 def test_the_step_limit_of_an_adaptive_solver_is_reported(single: pmd.Decomposition) -> None:

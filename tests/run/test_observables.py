@@ -188,7 +188,7 @@ def test_values_are_those_of_the_library(whole: Plan):
             r"multipoles.k_max = 2.0: must be 0.09817 to 0.7854 h/Mpc, .*a finer box.mesh",
         ),
         ("observe.galaxies.k_max=0.01", r"galaxies.k_max = 0.01: must be 0.09817 to 0.7854 h/Mpc, from the first mode"),
-        ("observe.bispectrum.k_max=0.6", r"bispectrum.k_max = 0.6: must be 0.09817 to 0.5236 h/Mpc, .* 2/3 of the Nyq"),
+        ("observe.bispectrum.k_max=0.6", r"bispectrum.k_max = 0.6: must be 0.1388 to 0.5236 h/Mpc, .* 2/3 of the Nyq"),
         ("observe.bispectrum.shells=0", "bispectrum.shells = 0: must be 1 or more"),
         ("observe.bispectrum.triangles=right", "bispectrum.triangles = .right.: must be"),
         ("observe.pdf.high=1e-3", "must be greater than observe.pdf.low = 0.01"),

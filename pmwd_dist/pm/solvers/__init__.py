@@ -6,6 +6,7 @@ from pmwd_dist.pm.solvers._split import SplitSolver as SplitSolver
 from pmwd_dist.pm.solvers._split import Step as Step
 from pmwd_dist.pm.solvers._split import advance as advance
 from pmwd_dist.pm.solvers._split import drifted as drifted
+from pmwd_dist.pm.solvers._split import ended as ended
 from pmwd_dist.pm.solvers._split import first_drift as first_drift
 from pmwd_dist.pm.solvers._split import first_drifts as first_drifts
 from pmwd_dist.pm.solvers._split import kick_and_drifts as kick_and_drifts

@@ -223,6 +223,21 @@ def kick_and_drifts(
     )
 
 
+def ended(status: Status, max_displacement: Array, config: Config) -> Status:
+    """The status after the last drift, which no step looks at: particles off their grid, or no numbers, are a failure.
+
+    Args:
+      status: after the last step.
+      max_displacement: of the particles at the end [mesh cells].
+      config: the simulation.
+    """
+    code = _code(max_displacement, jnp.asarray(True), config, max_displacement.dtype)
+    code = jnp.where(code == Code.BEYOND_HALO, Code.SUCCESSFUL, code)  # no force is taken there
+    failed = (status.code == Code.SUCCESSFUL) & (code != Code.SUCCESSFUL)
+    seen = jnp.where(failed, max_displacement, status.max_displacement)
+    return Status(jnp.where(failed, code, status.code), status.step, seen, status.halo)
+
+
 def _finite(step: Step) -> Array:
     return jnp.isfinite(jnp.stack(step)).all(axis=0)
 

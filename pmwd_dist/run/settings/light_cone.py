@@ -43,8 +43,8 @@ def build_light_cone(settings: Settings, config: Config, cosmo: Cosmology) -> Li
         pixels = tuple(2 * config.mesh_shape[i] for i in ACROSS[axis]) if wanted.pixels is None else wanted.pixels
         place = observer["xyz".index(axis)]
         cone = FlatSkyLightCone(config, edges, pixels=pixels, observer=place, line_of_sight=axis)
-        for axis, parts in enumerate(config.decomposition.pdims):
-            config.decomposition.check_axis((wanted.rays, wanted.rays, 1), axis, parts, "rays")
+        for i, parts in enumerate(config.decomposition.pdims):
+            config.decomposition.check_axis((wanted.rays, wanted.rays, 1), i, parts, "rays")
     cone.check(table)
     _check_nearest(wanted.sources, cone.edges[0], table)
     return cone

@@ -268,17 +268,22 @@ def _cross_check(sections: dict[str, Any], path: Path) -> list[str]:
 def _wavenumber_problems(sections: dict[str, Any], box: Box) -> list[str]:
     """Spectra that the mesh does not resolve."""
     nyquist = min(math.pi * n / length for n, length in zip(box.mesh, box.size, strict=True))
-    lowest = 2 * math.pi / max(box.size)
-    limits = {"multipoles": (1.0, "the Nyquist frequency"), "galaxies": (1.0, "the Nyquist frequency"),
-              "bispectrum": (2 / 3, "2/3 of the Nyquist frequency")}  # fmt: skip
+    fundamental = 2 * math.pi / max(box.size)
+    first, end = "first mode of the box", "the Nyquist frequency"
+    limits = {
+        "multipoles": (1.0, first, 1.0, end),
+        "galaxies": (1.0, first, 1.0, end),
+        "bispectrum": (math.sqrt(2), "first closed triangle in the box", 2 / 3, f"2/3 of {end}"),
+    }
     problems = []
-    for name, (share, words) in limits.items():
+    for name, (least, begin, share, words) in limits.items():
+        lowest = least * fundamental
         section = sections.get(f"observe.{name}")
         k_max = None if section is None else section.k_max
         if k_max is not None and not lowest <= k_max <= share * nyquist * (1 + 1e-9):
             problems.append(
                 f"observe.{name}.k_max = {_show(k_max)}: must be {lowest:.4g} to {share * nyquist:.4g} h/Mpc, from the "
-                f"first mode of the box to {words} of the mesh; change it, or use a finer box.mesh"
+                f"{begin} to {words} of the mesh; change it, or use a finer box.mesh"
             )
     return problems
 
