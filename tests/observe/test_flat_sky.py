@@ -120,7 +120,7 @@ def test_every_crossing_is_painted_once_where_and_when_it_happens(
     np.testing.assert_allclose(gradient, single_device[1], rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize(("axis", "pdims"), [("x", (2, 2)), ("x", (4, 1)), ("y", (2, 2))], ids=str)
+@pytest.mark.parametrize(("axis", "pdims"), [("x", (4, 1)), ("y", (2, 2))], ids=str)
 def test_permuted_boxes_have_the_same_planes_along_other_axes(
     axis: str, pdims: tuple[int, int], single_device: tuple[Any, Any]
 ) -> None:
