@@ -1,11 +1,45 @@
-"""Whether the CUDA kernels of the ops can run, compiled at their first use and kept in the cache folder."""
+"""Native implementations of the ops: on CPUs if they are installed; CUDA kernels are compiled at their first use."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jax.core import ShapedArray
+
 from pmwd_dist._files import cache_folder
 from pmwd_dist._jax import native
+from pmwd_dist._jax.define import Target
 
 
 def cuda_unavailable_reason() -> str | None:
     """Why the CUDA kernels can't run on the GPUs of this process, or None."""
     return native.kernels_unavailable_reason(cache_folder() / "kernels")
+
+
+def native_targets(
+    name: str,
+    attributes: Callable[..., dict[str, Any]],
+    in_place: Mapping[int, int] | None = None,
+    cuda_scratch: Callable[..., ShapedArray] | None = None,
+) -> dict[str, Target]:
+    """The targets of an op on CPUs and GPUs, for `define_op`.
+
+    Args:
+      name: of the op.
+      attributes: those of the call, from the parameters of the op.
+      in_place: by the number of an operand, that of the result which takes its memory.
+      cuda_scratch: see `Target.scratch`, of the CUDA kernels.
+    """
+    target = f"jaxdecomp_ops_{name}"
+
+    def on_cpu(x: Any, mesh: Any, **params: Any) -> dict[str, Any] | None:
+        del x, mesh
+        return attributes(**params) if native.has_target(target) else None
+
+    def on_gpu(x: Any, mesh: Any, **params: Any) -> dict[str, Any] | None:
+        del x, mesh
+        return None if cuda_unavailable_reason() else attributes(**params)
+
+    places = in_place or {}
+    return {"cpu": Target(target, on_cpu, in_place=places), "CUDA": Target(target, on_gpu, cuda_scratch, places)}

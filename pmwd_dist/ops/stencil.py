@@ -7,7 +7,6 @@ result loses. The transpose that JAX would derive from slices and concatenations
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -15,10 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from pmwd_dist._jax import native
-from pmwd_dist._jax.define import Target, define_linear_pair, define_op
+from pmwd_dist._jax.define import define_linear_pair, define_op
 from pmwd_dist._jax.varying import result_aval
-from pmwd_dist.ops.kernels import cuda_unavailable_reason
+from pmwd_dist.ops.kernels import native_targets
 
 WIDTH = 2  # cells on each side that the stencil reaches
 _NEAR, _FAR = 2 / 3, -1 / 12  # weights of the differences over one and two cells
@@ -113,27 +111,13 @@ def _zero_pad(field: Array, axis: int, width: int) -> Array:
     return jnp.pad(field, [(width, width) if a == axis else (0, 0) for a in range(field.ndim)])
 
 
-def _cpu_attributes(target: str, x: Any, mesh: Any, **params: Any) -> dict[str, Any] | None:
-    """Attributes of a native op, or None where it is not installed."""
-    del x, mesh
-    return _attributes(**params) if native.has_target(target) else None
-
-
-def _cuda_attributes(x: Any, mesh: Any, **params: Any) -> dict[str, Any] | None:
-    """Attributes of the CUDA kernels, or None where they can't run."""
-    del x, mesh
-    return None if cuda_unavailable_reason() else _attributes(**params)
-
-
 def _attributes(*, cell_size: Any, periodic: Any) -> dict[str, Any]:
     cells = np.array(cell_size, np.float64)
     return {"near": _NEAR / cells, "far": _FAR / cells, "periodic": np.array(periodic, np.int64)}
 
 
 def _define(name: str, abstract: Callable[..., Any], reference: Callable[..., Any]) -> Any:
-    target = f"jaxdecomp_ops_{name}"
-    targets = {"cpu": Target(target, partial(_cpu_attributes, target)), "CUDA": Target(target, _cuda_attributes)}
-    return define_op(name, abstract, reference, targets=targets)
+    return define_op(name, abstract, reference, targets=native_targets(name, _attributes))
 
 
 _gradient_p = _define("gradient", _gradient_aval, _gradient_reference)

@@ -89,9 +89,10 @@ def test_growth_and_its_gradient_have_no_loops() -> None:
         table = pmd.growth_table(SimpleNamespace(**values))
         return table.scale_factor(0.3) + table.momentum(0.5) + jnp.sum(table.D3(0.4)) + pmd.linear_power(0.1, table)
 
-    lowered = jax.jit(jax.value_and_grad(observed)).lower(vars(problems.cosmology())).as_text()
-    assert "stablehlo.while" not in lowered
-    assert "custom_call" not in lowered
+    lowered = jax.jit(jax.value_and_grad(observed)).lower(vars(problems.cosmology()))
+    assert "custom_call" not in lowered.as_text()
+    # JAX 0.12 has a loop of one pass in jnp.sinc, which XLA takes out.
+    assert " while(" not in lowered.compile().as_text()
 
 
 def test_a_universe_of_dark_energy_with_little_matter() -> None:

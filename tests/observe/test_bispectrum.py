@@ -123,6 +123,12 @@ def test_tree_level_of_equilateral_triangles() -> None:
     assert value == pytest.approx(4 / 7 * 3 * (100 * 0.1**-1.5) ** 2, rel=1e-3)
 
 
+def test_tree_level_of_right_triangles() -> None:
+    """Sides 1, 1 and sqrt(2), P = 1: F2 is 5/7 between the legs, 3/28 between a leg and the longest side."""
+    (value,) = tree_bispectrum(np.ones_like, (0.9999, 1.0001, 1.4141, 1.4143), [(0, 0, 2)])
+    assert value == pytest.approx(2 * (5 / 7 + 2 * 3 / 28), rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [

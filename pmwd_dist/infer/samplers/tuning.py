@@ -104,9 +104,10 @@ def run_blocks(
     spmd_axis_name: str | None = None,
 ) -> tuple[IntegratorState, Block]:
     """A block of a batch of chains: of so many steps of MCLMC, or trajectories of an adjusted sampler."""
-    fractions = jax.random.uniform(jax.random.fold_in(key, 1), (length if method == "mclmc" else TRAJECTORIES,))
+    chains = states.logdensity.shape[0]
+    fractions = jax.random.uniform(jax.random.fold_in(key, chains), (length if method == "mclmc" else TRAJECTORIES,))
     one = partial(run_block, tuning=tuning, logdensity=logdensity, method=method)
-    keys = jax.random.split(key, states.logdensity.shape[0])
+    keys = jax.random.split(key, chains)
     return jax.vmap(lambda k, s: one(k, s, fractions), spmd_axis_name=spmd_axis_name)(keys, states)
 
 

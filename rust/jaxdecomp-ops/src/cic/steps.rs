@@ -110,34 +110,10 @@ fn one<T: Packed>(
     let &[a, b, c, d, e, f] = numbers else { return };
     let good = f != T::ZERO;
     match kind {
-        Kind::KickDrift => {
-            let step = KickDrift::<_, false> {
-                geometry,
-                fields,
-                kick: a,
-                inverse: b,
-                after: c,
-                drifts: [d, e],
-                good,
-                resolution,
-            };
+        Kind::KickDrift | Kind::WholeKickDrift => {
+            let step = KickDrift { geometry, fields, kick: a, inverse: b, after: c, drifts: [d, e], good, resolution };
             if let Ok([disp, vel]) = <[_; 2]>::try_from(moved) {
-                summary[0] = step.run(disp, vel, pool);
-            }
-        }
-        Kind::WholeKickDrift => {
-            let step = KickDrift::<_, true> {
-                geometry,
-                fields,
-                kick: a,
-                inverse: b,
-                after: c,
-                drifts: [d, e],
-                good,
-                resolution,
-            };
-            if let Ok([disp, vel]) = <[_; 2]>::try_from(moved) {
-                summary[0] = step.run(disp, vel, pool);
+                summary[0] = step.run(kind == Kind::WholeKickDrift, disp, vel, pool);
             }
         }
         Kind::UndoKick => {

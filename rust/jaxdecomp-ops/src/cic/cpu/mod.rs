@@ -13,9 +13,12 @@ mod read;
 mod simd;
 mod step;
 mod tile;
+mod undo;
+mod vectors;
 mod weights;
 
 pub use lanes::Packed;
 pub use paint::paint;
 pub use read::{Values, read};
-pub use step::{KickDrift, UndoDrift, UndoKick};
+pub use step::KickDrift;
+pub use undo::{UndoDrift, UndoKick};

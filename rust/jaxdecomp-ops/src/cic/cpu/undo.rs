@@ -1,0 +1,224 @@
+//! A kick and drifts of all particles undone, with cotangents, each in one pass that reads the mesh.
+
+use super::batch::{Batch, SIZE};
+use super::lanes::{Lanes, Packed};
+use super::read::Corners;
+use super::vectors::{Kernel, LANES, Totals, VALUES, Vector, Vectors, each_batch};
+use super::weights;
+use crate::cic::geometry::Geometry;
+use crate::cic::real::Real;
+use xla_ffi::Parallel;
+
+/// A kick to be undone, with cotangents; momenta are held as whole numbers of their unit.
+#[derive(Clone, Copy, Debug)]
+pub struct UndoKick<'a, T> {
+    /// Lattice and mesh.
+    pub geometry: &'a Geometry<T>,
+    /// Three fields of each cell: the force.
+    pub fields: &'a [T],
+    /// Coefficient of the force, in units of the momenta after the kick.
+    pub kick: T,
+    /// Unit of the momenta after the kick.
+    pub after: T,
+    /// Unit of the momenta before the kick.
+    pub before: T,
+    /// The drift after the kick.
+    pub last: T,
+    /// Coefficient of the force in the momenta after the kick.
+    pub weight: T,
+    /// Whether there was a kick.
+    pub good: bool,
+}
+
+impl<T: Packed> UndoKick<'_, T> {
+    /// Restores the momenta before the kick and pulls cotangents of displacements and momenta back; returns the sums over
+    /// the particles of the new cotangents of the momenta times the force, of these times the new momenta, and of the old
+    /// cotangents of the displacements times the old momenta.
+    ///
+    /// # Panics
+    /// If the lengths are inconsistent.
+    pub fn run(&self, disp: &[T], [vel, ct_disp, ct_vel]: [&mut [T]; 3], pool: &dyn Parallel) -> [T; 3] {
+        assert_eq!(self.fields.len(), 3 * self.geometry.volume(), "three fields");
+        let vectors = [Vector::Fixed(disp), Vector::Moved(vel), Vector::Moved(ct_disp), Vector::Moved(ct_vel)];
+        each_batch(self.geometry, self, vectors, pool).map(T::from_f64)
+    }
+}
+
+impl<T: Packed> Kernel<T, 4> for UndoKick<'_, T> {
+    #[inline(always)]
+    fn run(&self, batch: &Batch<T>, [_, vel, ct_disp, ct_vel]: &mut [Vectors<T>; 4], totals: &mut Totals) {
+        let Self { kick, after, before, last, weight, good, .. } = *self;
+        let mut sums = [[T::ZERO; LANES]; 3];
+        for m in (0..VALUES).step_by(LANES) {
+            for l in 0..LANES {
+                sums[2][l] = sums[2][l] + ct_disp[m + l] * (T::from_whole(vel[m + l].whole()) * after);
+                ct_vel[m + l] = ct_vel[m + l] + last * ct_disp[m + l];
+            }
+        }
+        let (mut force, slopes) = force_and_slopes(self.geometry, batch, self.fields, ct_vel);
+        if !good {
+            force = [T::ZERO; VALUES + LANES];
+        }
+        for m in (0..VALUES).step_by(LANES) {
+            for l in 0..LANES {
+                let slope = if good { weight * slopes[m + l] } else { T::ZERO };
+                ct_disp[m + l] = ct_disp[m + l] + slope;
+                let momentum = T::whole_difference(vel[m + l].whole(), (kick * force[m + l]).rounded());
+                vel[m + l] = T::holding(momentum);
+                sums[0][l] = sums[0][l] + ct_vel[m + l] * force[m + l];
+                sums[1][l] = sums[1][l] + ct_vel[m + l] * (T::from_whole(momentum) * before);
+            }
+        }
+        add(&sums, totals);
+    }
+}
+
+/// Two drifts to be undone, with cotangents; momenta are held as whole numbers of their unit.
+#[derive(Clone, Copy, Debug)]
+pub struct UndoDrift<'a, T> {
+    /// Lattice and mesh.
+    pub geometry: &'a Geometry<T>,
+    /// Cotangent of the painted mesh.
+    pub field: &'a [T],
+    /// Coefficient of the force in the momenta after the kick.
+    pub weight: T,
+    /// Unit of the momenta after the kick over that before.
+    pub scale: T,
+    /// Unit of the momenta before the kick.
+    pub before: T,
+    /// Minus the drift before the kick and the one before it, in units of the spacing of the displacements.
+    pub drifts: [T; 2],
+    /// Whether there was a kick.
+    pub good: bool,
+    /// Spacing of the displacements.
+    pub resolution: T,
+}
+
+impl<T: Packed> UndoDrift<'_, T> {
+    /// Restores the displacements before the drifts and pulls cotangents of displacements and momenta back; returns the
+    /// sum over the particles of the new cotangents of the displacements times the momenta.
+    ///
+    /// # Panics
+    /// If the lengths are inconsistent.
+    pub fn run(&self, vel: &[T], [disp, ct_disp, ct_vel]: [&mut [T]; 3], pool: &dyn Parallel) -> T {
+        assert_eq!(self.field.len(), self.geometry.volume(), "one field");
+        let vectors = [Vector::Moved(disp), Vector::Fixed(vel), Vector::Moved(ct_disp), Vector::Moved(ct_vel)];
+        let [sum, ..] = each_batch(self.geometry, self, vectors, pool);
+        T::from_f64(sum)
+    }
+}
+
+impl<T: Packed> Kernel<T, 4> for UndoDrift<'_, T> {
+    #[inline(always)]
+    fn run(&self, batch: &Batch<T>, [disp, vel, ct_disp, ct_vel]: &mut [Vectors<T>; 4], totals: &mut Totals) {
+        let Self { weight, scale, before, drifts, good, resolution: q, .. } = *self;
+        let first = drifts[0] * q;
+        let slopes = slopes(self.geometry, batch, self.field);
+        let mut sums = [[T::ZERO; LANES]; 3];
+        for m in (0..VALUES).step_by(LANES) {
+            for l in 0..LANES {
+                let slope = if good { weight * slopes[m + l] } else { T::ZERO };
+                ct_disp[m + l] = ct_disp[m + l] + slope;
+                ct_vel[m + l] = scale * ct_vel[m + l] - first * ct_disp[m + l];
+                let v = T::from_whole(vel[m + l].whole()) * before;
+                let d = disp[m + l] + q * (drifts[0] * v).rint();
+                disp[m + l] = d + q * (drifts[1] * v).rint();
+                sums[0][l] = sums[0][l] + ct_disp[m + l] * v;
+            }
+        }
+        add(&sums, totals);
+    }
+}
+
+/// Adds sums of a batch.
+#[inline(always)]
+fn add<T: Real>(sums: &[[T; LANES]; 3], totals: &mut Totals) {
+    for (total, sums) in totals.iter_mut().zip(sums) {
+        for sum in sums {
+            *total += sum.to_f64();
+        }
+    }
+}
+
+/// Three fields at the particles, and the slopes along each axis of their products with given vectors.
+#[inline(always)]
+fn force_and_slopes<T: Packed>(
+    geometry: &Geometry<T>,
+    batch: &Batch<T>,
+    fields: &[T],
+    vectors: &Vectors<T>,
+) -> (Vectors<T>, Vectors<T>) {
+    let corners = Corners::new(geometry, batch);
+    let scale = geometry.axes.each_ref().map(|axis| axis.mesh.scale);
+    let (mut force, mut slopes) = ([T::ZERO; VALUES + LANES], [T::ZERO; VALUES + LANES]);
+    for n in 0..batch.len {
+        let around = corners.around::<T, T::Three>(n, fields, 3, 0);
+        let t = [batch.offset[0][n], batch.offset[1][n], batch.offset[2][n]];
+        let (value, along) = value_and_slopes(&around, &weights::splat(weights::pairs(t)));
+        value.store(&mut force[3 * n..]);
+        let own = T::Three::load(&vectors[3 * n..]);
+        for axis in 0..3 {
+            slopes[3 * n + axis] = along[axis].dot(own) * scale[axis];
+        }
+        if batch.invalid[n] != 0 {
+            force[3 * n..3 * n + 3].fill(T::NAN);
+            slopes[3 * n..3 * n + 3].fill(T::NAN);
+        }
+    }
+    (force, slopes)
+}
+
+/// Interpolates between the corners (x y z, z fastest), and gives the slopes along each axis.
+#[inline(always)]
+fn value_and_slopes<T: Real, V: Lanes<T>>(around: &[V; 8], [x, y, z]: &[[V; 2]; 3]) -> (V, [V; 3]) {
+    let mut rows = [[V::splat(T::ZERO); 2]; 4]; // value, slope along z
+    for r in 0..4 {
+        let (low, high) = (around[2 * r], around[2 * r + 1]);
+        rows[r] = [between(low, high, z), high.minus(low)];
+    }
+    let mut planes = [[V::splat(T::ZERO); 3]; 2]; // value, slopes along y and z
+    for p in 0..2 {
+        let (low, high) = (rows[2 * p], rows[2 * p + 1]);
+        planes[p] = [between(low[0], high[0], y), high[0].minus(low[0]), between(low[1], high[1], y)];
+    }
+    let [low, high] = planes;
+    let along = [high[0].minus(low[0]), between(low[1], high[1], x), between(low[2], high[2], x)];
+    (between(low[0], high[0], x), along)
+}
+
+#[inline(always)]
+fn between<T: Real, V: Lanes<T>>(low: V, high: V, weights: &[V; 2]) -> V {
+    low.scale(weights[0]).plus(high.scale(weights[1]))
+}
+
+/// Slopes of a field at the particles of a batch along each axis; NaN at invalid positions.
+#[inline(always)]
+fn slopes<T: Packed>(geometry: &Geometry<T>, batch: &Batch<T>, field: &[T]) -> Vectors<T> {
+    let corners = Corners::new(geometry, batch);
+    let scale = geometry.axes.each_ref().map(|axis| axis.mesh.scale);
+    let mut around = [[T::ZERO; SIZE]; 8]; // by corner, so that the arithmetic vectorises
+    for n in 0..batch.len {
+        for c in 0..8 {
+            around[c][n] = field[corners.index(n, c)];
+        }
+    }
+    let mut along = [[T::ZERO; SIZE]; 3];
+    for n in 0..SIZE {
+        let mut own = [[T::ZERO; 1]; 8];
+        for c in 0..8 {
+            own[c] = [around[c][n]];
+        }
+        let t = [batch.offset[0][n], batch.offset[1][n], batch.offset[2][n]];
+        let (_, slopes) = value_and_slopes(&own, &weights::splat::<T, [T; 1]>(weights::pairs(t)));
+        for axis in 0..3 {
+            along[axis][n] = slopes[axis][0] * scale[axis];
+        }
+    }
+    let mut slopes = [T::ZERO; VALUES + LANES];
+    for n in 0..batch.len {
+        for axis in 0..3 {
+            slopes[3 * n + axis] = if batch.invalid[n] == 0 { along[axis][n] } else { T::NAN };
+        }
+    }
+    slopes
+}
