@@ -15,6 +15,8 @@ import numpy as np
 from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist.infer import adaptation
+from pmwd_dist.infer.adaptation import Adaptation
 from pmwd_dist.infer.chains import Arrays, Chain, ChainFolder, identity_of
 from pmwd_dist.infer.model import Position, Posterior
 from pmwd_dist.infer.samplers import mclmc
@@ -51,11 +53,12 @@ class Progress(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """State of all chains."""
+    """State of all chains, and what they share."""
 
     states: IntegratorState
     tuning: Tuning
     moments: Moments
+    adaptation: Adaptation | None
 
 
 def sample(
@@ -77,7 +80,8 @@ def sample(
 ) -> Chain:
     """Sample a posterior, chain by chain in a batch, and keep all on disk.
 
-    All chains together tune the step size, L and masses that they share. Called again with the same arguments, it
+    All chains together tune the step size, L and masses that they share, and with `precondition="adapted"` what
+    positions are. Called again with the same arguments, it
     goes on where the tuning was, or after the last complete chunk; steps may be raised.
 
     Args:
@@ -101,7 +105,8 @@ def sample(
       SimulationError: the start, or too many steps, failed.
     """
     _check(posterior, positions, steps, thin, chunk, method)
-    search = Search(positions, steps=tuning_steps, method=method, energy_variance=energy_variance)
+    adapts = adaptation.start(posterior) is not None
+    search = Search(positions, steps=tuning_steps, method=method, energy_variance=energy_variance, adapts=adapts)
     how: dict[str, Any] = {"tuning_steps": tuning_steps, "thin": thin, "chunk": chunk, "keep_noise": keep_noise}
     how |= {"method": method, "energy_variance": energy_variance}
     folder = ChainFolder(output, _identity(posterior, positions, key) | identity_of(how))
@@ -114,7 +119,9 @@ def sample(
         run, draws = _advance(jax.random.fold_in(run_key, index), run, posterior, method, thin, chunk, spmd_axis_name)
         arrays = _checked(draws, index, most_failures)
         if keep_noise:
-            arrays["noise"] = np.asarray(_unwhitened(run.states.position, posterior, spmd_axis_name))
+            arrays["noise"] = np.asarray(
+                _unwhitened(run.states.position, posterior.adapted(run.adaptation), spmd_axis_name)
+            )
         folder.write(index, arrays, _pack(run, index + 1))
         _tell(listener, run, index + 1, arrays)
     return folder.load()
@@ -171,7 +178,7 @@ def _begin(key: Array, positions: Position, posterior: Posterior, axis: str | No
     one = jnp.ones((), states.logdensity.dtype)
     tuning = Tuning(one, one, jax.tree.map(lambda _: one, positions))
     empty = jnp.zeros_like(positions["noise"][0])
-    return _Run(states, tuning, Moments(jnp.zeros(()), empty, empty))
+    return _Run(states, tuning, Moments(jnp.zeros(()), empty, empty), adaptation.start(posterior))
 
 
 def _tuned(
@@ -181,22 +188,43 @@ def _tuned(
     length, written = block_length(steps), time.monotonic()
     if stored := folder.state():
         search.unpack({name.removeprefix("search/"): x for name, x in stored.items() if name.startswith("search/")})
-        run = run._replace(states=_restored(stored, run.states))
+        adapted = _restored(stored, run.adaptation, "adaptation")
+        run = run._replace(states=_restored(stored, run.states), adaptation=adapted)
 
     def run_all(key: Array, states: IntegratorState, tuning: Tuning, method: Method) -> tuple[IntegratorState, Block]:
-        states, block = _blocks(key, states, _placed(tuning, run.tuning), posterior, method, length, axis)
+        now = posterior.adapted(run.adaptation)
+        states, block = _blocks(key, states, _placed(tuning, run.tuning), now, method, length, axis)
         return _placed(states, run.states), block  # where they were: with another sharding it would compile again
+
+    def adapt(states: IntegratorState, search: Search) -> IntegratorState:
+        nonlocal run
+        old, (observed, means) = run.adaptation, search.observed()
+        assert old is not None
+        centre = posterior.adapted(old).centre(jax.tree.map(lambda x: np.mean(x, axis=0), means))
+        new = _placed(adaptation.adapt(old, observed, np.asarray(centre), follow=search.free), old)
+        turn = jax.random.fold_in(jax.random.fold_in(key, search.count), 0)
+        positions = _moved(states.position, posterior.adapted(old), posterior.adapted(new), axis)
+        states = _begin(turn, _placed(positions, states.position), posterior.adapted(new), axis).states
+        run = run._replace(adaptation=new)
+        return _placed(states, run.states)
 
     def keep(search: Search, states: IntegratorState) -> None:
         nonlocal written
         if time.monotonic() - written >= _CHECKPOINT_SECONDS:
-            folder.write_state({f"search/{name}": x for name, x in search.pack().items()} | _leaves(states))
+            begun = {f"search/{name}": x for name, x in search.pack().items()}
+            folder.write_state(begun | _leaves(states) | _leaves(run.adaptation, "adaptation"))
             written = time.monotonic()
 
-    states, tuning = tune(key, run.states, run_all, search, keep)
+    states, tuning = tune(key, run.states, run_all, search, keep, adapt)
     run = run._replace(states=states, tuning=_placed(tuning, run.tuning))
     folder.write_state(_pack(run, 0))
     return run
+
+
+@eqx.filter_jit
+def _moved(positions: Position, old: Posterior, new: Posterior, axis: str | None) -> Position:
+    """The positions of another adaptation."""
+    return jax.vmap(lambda z: old.moved(z, new), spmd_axis_name=axis)(positions)
 
 
 @eqx.filter_jit
@@ -210,8 +238,9 @@ def _blocks(
     axis: str | None,
 ) -> tuple[IntegratorState, Block]:
     """A block of steps of all chains."""
+    observe = posterior.observe if adaptation.start(posterior) is not None else None
     options: dict[str, Any] = {"logdensity": posterior.logdensity, "length": length, "spmd_axis_name": axis}
-    return run_blocks(key, states, tuning, method, **options)
+    return run_blocks(key, states, tuning, method, observe=observe, **options)
 
 
 def _placed(tree: Any, like: Any) -> Any:
@@ -223,6 +252,7 @@ def _advance(
     key: Array, run: _Run, posterior: Posterior, method: Method, thin: int, chunk: int, axis: str | None
 ) -> tuple[_Run, dict[str, Array]]:
     """A chunk of draws of all chains, with arrays of shape (chains, draws) or (chains, steps)."""
+    posterior = posterior.adapted(run.adaptation)
     chains = run.states.logdensity.shape[0]
     options: dict[str, Any] = {"logdensity": posterior.logdensity, "method": method, "tuning": run.tuning}
 
@@ -243,7 +273,7 @@ def _advance(
     (states, moments), (kept, each) = jax.lax.scan(draw, (run.states, run.moments), jax.random.split(key, chunk))
     arrays = {name: x.T for name, x in kept.items()}
     arrays |= {name: x.reshape(-1, chains).T for name, x in each.items()}
-    return _Run(states, run.tuning, moments), arrays
+    return _Run(states, run.tuning, moments, run.adaptation), arrays
 
 
 @eqx.filter_jit
@@ -263,11 +293,12 @@ def _add(moments: Moments, x: Array) -> Moments:
 def _pack(run: _Run, chunks: int) -> Arrays:
     tuning = {f"tuning/{i:03d}": np.asarray(x) for i, x in enumerate(jax.tree.leaves(run.tuning))}
     moments = {f"moments/{name}": np.asarray(x) for name, x in run.moments._asdict().items()}
-    return _leaves(run.states) | tuning | moments | {"chunks": np.asarray(chunks)}
+    adapted = _leaves(run.adaptation, "adaptation")
+    return _leaves(run.states) | tuning | moments | adapted | {"chunks": np.asarray(chunks)}
 
 
-def _leaves(states: IntegratorState) -> Arrays:
-    return {f"run/{i:03d}": np.asarray(x) for i, x in enumerate(jax.tree.leaves(states))}
+def _leaves(tree: Any, prefix: str = "run") -> Arrays:
+    return {f"{prefix}/{i:03d}": np.asarray(x) for i, x in enumerate(jax.tree.leaves(tree))}
 
 
 def _restored(stored: Arrays, like: Any, prefix: str = "run") -> Any:
@@ -280,7 +311,8 @@ def _unpack(stored: Arrays, like: _Run) -> _Run:
     """What was packed."""
     moments = Moments(*(jnp.asarray(stored[f"moments/{name}"]) for name in Moments._fields))
     tuning = _restored(stored, like.tuning, "tuning")
-    return _Run(_restored(stored, like.states), tuning, _placed(moments, like.moments))
+    adapted = _restored(stored, like.adaptation, "adaptation")
+    return _Run(_restored(stored, like.states), tuning, _placed(moments, like.moments), adapted)
 
 
 def _check(posterior: Posterior, positions: Position, steps: int, thin: int, chunk: int, method: Method) -> None:
