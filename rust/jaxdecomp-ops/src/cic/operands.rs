@@ -81,7 +81,7 @@ pub(crate) struct Read<'a> {
 
 impl<'a> Particles<'a> {
     fn new(call: &Call<'a>, name: &str, mesh: [usize; 5]) -> Result<Self> {
-        let disp = call.input(0, "disp")?;
+        let disp = call.input(0, "disp")?.with_rank(5);
         if ![Dtype::F32, Dtype::F64].contains(&disp.dtype()) {
             return Err(Error::invalid(format!("disp: expected f32 or f64, got {}", disp.dtype())));
         }
@@ -128,20 +128,22 @@ impl<'a> Paint<'a> {
 
 impl<'a> Step<'a> {
     /// Unpacks `inputs` vectors, a mesh of `fields` fields, six coefficients, `results` vectors, a summary of some numbers
-    /// and further `scratch` results.
+    /// and further `scratch` results. The batch axis of a single element may be left out.
     pub(crate) fn new(call: &Call<'a>, [inputs, fields, results, numbers, scratch]: [usize; 5]) -> Result<Self> {
         call.expect_arity(inputs + 2, results + 1 + scratch)?;
-        let mesh = call.input(inputs, "fields")?;
+        let mesh = call.input(inputs, "fields")?.with_rank(5);
         let particles = Particles::new(call, "fields", mesh.expect_rank("batch, x, y, z, field")?)?;
         let batch = particles.extents.batch;
         if particles.extents.fields != fields || particles.masks[..] != [VALUE] {
             return Err(Error::invalid(format!("fields: expected {fields}, got {}", particles.extents.fields)));
         }
-        let coefficients = call.input(inputs + 1, "coefficients")?;
+        let coefficients = call.input(inputs + 1, "coefficients")?.with_rank(2);
         coefficients.expect_dims(&[batch, 6])?;
-        let vectors = (1..inputs).map(|i| call.input(i, "vector")).collect::<Result<Vec<_>>>()?;
-        let results = (0..results).map(|i| call.output(i, "result")).collect::<Result<Vec<_>>>()?;
-        let summary = call.output(results.len(), "summary")?;
+        let vector = |input: Input<'a>| input.with_rank(5);
+        let vectors = (1..inputs).map(|i| call.input(i, "vector").map(vector)).collect::<Result<Vec<_>>>()?;
+        let result = |output: Output<'a>| output.with_rank(5);
+        let results = (0..results).map(|i| call.output(i, "result").map(result)).collect::<Result<Vec<_>>>()?;
+        let summary = call.output(results.len(), "summary")?.with_rank(2);
         summary.expect_dims(&[batch, numbers])?;
         let shapes = vectors.iter().map(|v| (v.dims(), v.dtype())).chain(results.iter().map(|v| (v.dims(), v.dtype())));
         for (dims, dtype) in shapes {
