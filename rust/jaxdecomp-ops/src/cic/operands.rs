@@ -56,14 +56,12 @@ pub(crate) struct Step<'a> {
     pub(crate) summary: Output<'a>,
 }
 
-/// The operands of the transpose of reading a force, in single precision.
+/// The operands of the transpose of reading a force.
 pub(crate) struct ForceTranspose<'a> {
     /// Their mesh is that of the force.
     pub(crate) particles: Particles<'a>,
     /// A vector of each particle.
     pub(crate) weight: Input<'a>,
-    /// 1 / (12 cells) along each axis.
-    pub(crate) per_cell: [f64; 3],
     /// Extents of the potential.
     pub(crate) cells: [usize; 3],
     pub(crate) field: Output<'a>,
@@ -169,8 +167,8 @@ impl<'a> ForceTranspose<'a> {
         let less = |axis: usize| if periodic[axis] == 0 { 4 } else { 0 };
         let [mx, my, mz] = core::array::from_fn(|axis| cells[axis].saturating_sub(less(axis)));
         let particles = Particles::new(call, "field", [batch, mx, my, mz, 1])?;
-        if particles.disp.dtype() != Dtype::F32 || particles.masks[..] != [VALUE] {
-            return Err(Error::invalid(format!("disp: expected f32, got {}", particles.disp.dtype())));
+        if particles.masks[..] != [VALUE] {
+            return Err(Error::invalid(format!("attribute 'masks': expected one value, got {:?}", particles.masks)));
         }
         if weight.dims() != particles.disp.dims() || cells.iter().any(|&n| n >= 1 << 30) {
             return Err(Error::invalid(format!(
@@ -181,7 +179,7 @@ impl<'a> ForceTranspose<'a> {
         }
         particles.expect_dtype("weight", weight.dtype())?;
         particles.expect_dtype("field", field.dtype())?;
-        Ok(Self { particles, weight, per_cell: call.float_array("per_cell")?, cells, field })
+        Ok(Self { particles, weight, cells, field })
     }
 }
 

@@ -10,6 +10,7 @@ mod lanes;
 mod order;
 mod paint;
 mod read;
+mod scratch;
 mod simd;
 mod step;
 mod tile;
@@ -19,6 +20,7 @@ mod weights;
 
 pub use lanes::Packed;
 pub use paint::paint;
+pub(crate) use paint::{Arrangement, paint_as};
 pub use read::{Values, read};
 pub use step::KickDrift;
 pub use undo::{UndoDrift, UndoKick};
