@@ -10,7 +10,6 @@ mod lanes;
 mod order;
 mod paint;
 mod read;
-mod scratch;
 mod simd;
 mod step;
 mod tile;

@@ -1,7 +1,6 @@
 //! Integer sums of the block of the mesh that a painting task owns.
 
 use super::batch::{Batch, SIZE};
-use super::scratch::Sums;
 use super::weights::{self, Factor};
 use crate::cic::geometry::{Geometry, pair};
 use crate::cic::real::Real;
@@ -120,7 +119,7 @@ pub(crate) enum Output<'a, T> {
 /// particles at its edge need no branch. A further cell in each row receives contributions that wrap around, so that both
 /// corners along z are adjacent.
 pub(crate) struct Tile<'a, T: Real, const L: usize> {
-    sums: Sums<T, L>,
+    sums: Vec<[T::Sum; L]>,
     geometry: &'a Geometry<T>,
     block: Range<i32>,
 }
@@ -145,7 +144,7 @@ struct Offsets {
 
 impl<'a, T: Real, const L: usize> Tile<'a, T, L> {
     pub(crate) fn new(geometry: &'a Geometry<T>) -> Self {
-        Self { sums: Sums::new(), geometry, block: 0..0 }
+        Self { sums: Vec::new(), geometry, block: 0..0 }
     }
 
     /// Number of sums in a row and in a plane.
@@ -159,7 +158,8 @@ impl<'a, T: Real, const L: usize> Tile<'a, T, L> {
     #[inline(always)]
     pub(crate) fn start(&mut self, block: Range<i32>) {
         let [_, plane] = self.extents();
-        self.sums.clear((block.len() + 1) * plane);
+        self.sums.clear();
+        self.sums.resize((block.len() + 1) * plane, [T::ZERO_SUM; L]);
         self.block = block;
     }
 
@@ -248,7 +248,7 @@ impl<'a, T: Real, const L: usize> Tile<'a, T, L> {
     pub(crate) fn finish(&mut self, output: &mut Output<'_, T>, resolutions: &[f64], fields: &Range<usize>) {
         let [row, plane] = self.extents();
         let (count, resolutions) = (resolutions.len(), &resolutions[fields.clone()]);
-        let rows = &mut self.sums.as_mut_slice()[..self.block.len() * plane];
+        let rows = &mut self.sums[..self.block.len() * plane];
         for sums in rows.chunks_exact_mut(row) {
             for l in 0..L {
                 sums[0][l] = T::sum(sums[0][l], sums[row - 1][l]);
