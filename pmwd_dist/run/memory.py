@@ -107,10 +107,11 @@ def _gpu(x: Load) -> dict[Stage, float]:
     lpt = {1: 5, 2: 10 if x.pencils else 8 if x.slabs else 7, 3: 29 if x.slabs else 25}[x.order]
     # Derivatives of LPT keep the potential, or its second derivatives.
     kept, back = {1: (0, 10), 2: (6 if x.second_derivatives else 1, 20), 3: (2, 45)}[x.order]
-    # Cotangents of the momenta: integer sums of three fields, and the potential's; or three fields, and sums one by one.
-    few = x.cells < 4 * x.particles
-    backwards = (7 if few else 5.5 if several else 5) * x.painted + x.stored
-    particles = 2 * state + (4 if several else 3.5 if x.cells > x.particles else 2.5) * scalar
+    # Cotangents of the momenta: integer sums of three fields, and their result; or three fields, and sums one by one.
+    finer = x.cells > x.particles
+    backwards = (7 if x.cells < 4 * x.particles else 5.5 if several else 5) * x.painted
+    backwards += (several and finer) * x.cells + x.stored
+    particles = 2 * state + (4 if several else 2.5 if finer else 1.5) * scalar
     return {
         "noise": scalar,
         "modes": scalar + (2.5 if several else 1.5) * lattice,
@@ -130,6 +131,7 @@ def _cpu(x: Load) -> dict[Stage, float]:
     force = 3 * x.painted + max(state, 3 * scalar + padded)
     lpt = {1: 4.75 if several else 4, 2: 17 if x.pencils else 11.5, 3: 37 if x.pencils else 29.5}[x.order]
     kept = 0 if x.order == 1 else 6 if x.second_derivatives else 1
+    backwards = (41 if several else 40) * scalar + halo
     return {
         "noise": 4 * scalar,
         "modes": scalar + (3 if several else 2) * lattice,
@@ -137,7 +139,5 @@ def _cpu(x: Load) -> dict[Stage, float]:
         "step": state + force,
         "density": 3 * scalar + x.cells + several * (x.painted + (4.5 if x.pencils else 1.5) * halo),
         "power": x.cells + 4 * x.modes,
-        "gradient": max((41 if several else 40) * scalar + halo, 19 * scalar + 8 * x.painted)
-        + kept * scalar
-        + x.stored,
+        "gradient": max(backwards, 19 * scalar + 8 * x.painted) + kept * scalar + x.stored,
     }
