@@ -164,7 +164,7 @@ def take_step(step: Step, particles: Particles, status: Status, config: Config) 
     first = jnp.where(status.code == Code.SUCCESSFUL, first_drifts(step), 0)
     particles, max_displacement = first_drift(first, particles, config)
     nothing = jnp.zeros_like(step.first)
-    particles, _, status = kick_and_drifts(step, nothing, particles, max_displacement, status, config)
+    particles, _, status, _ = kick_and_drifts(step, nothing, particles, max_displacement, status, config)
     return particles, status
 
 
@@ -182,7 +182,7 @@ def first_drift(first: Array, particles: Particles, config: Config) -> tuple[Par
 
 def kick_and_drifts(
     step: Step, following: Array, particles: P_, max_displacement: Array, status: Status, config: Config
-) -> tuple[P_, Array, Status]:
+) -> tuple[P_, Array, Status, tuple[Array, ...]]:
     """The rest of a step after its first drift, and the first drift of the following one, undone by a failure.
 
     Args:
@@ -194,7 +194,7 @@ def kick_and_drifts(
       config: the simulation.
 
     Returns:
-      The particles, their largest displacement [mesh cells], and the status.
+      The particles, their largest displacement [mesh cells], the status, and the bits of what the force was read from.
     """
     q = resolution(config, particles.disp.dtype)
     was_good = status.code == Code.SUCCESSFUL
@@ -210,7 +210,7 @@ def kick_and_drifts(
         first=jnp.where(good, following, 0) / q,
         good=good.astype(step.kick.dtype),
     )
-    particles, next_displacement = kick_and_drift(particles, max_displacement, coefficients, config)
+    particles, next_displacement, bits = kick_and_drift(particles, max_displacement, coefficients, config)
     return (
         particles,
         next_displacement,
@@ -220,6 +220,7 @@ def kick_and_drifts(
             max_displacement=jnp.maximum(status.max_displacement, max_displacement),
             halo=jnp.full_like(max_displacement, halo_limit(config)),
         ),
+        bits,
     )
 
 
