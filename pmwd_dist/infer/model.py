@@ -37,7 +37,8 @@ class Model(eqx.Module):
 
     Args:
       config: the simulation.
-      forward: function (noise, parameters) -> field on the mesh in units of its mean, or (field, status).
+      forward: function (noise, parameters) -> field on the mesh in units of its mean, or (field, status). Maps of
+        another `shape` say so, and their `sharding`, as `Convergence` does.
       priors: of the parameters that are sampled, by name.
       likelihood: `Gaussian`, `Poisson`, or an object with their methods.
 
@@ -114,7 +115,7 @@ class Model(eqx.Module):
         parameters = self.parameters(position)
         field, fine = self.predict(position["noise"], parameters)
         data = self.likelihood.draw(key, field, parameters, self.config)
-        return jax.lax.with_sharding_constraint(jnp.where(fine, data, jnp.nan), self.config.decomposition.sharding)
+        return jax.lax.with_sharding_constraint(jnp.where(fine, data, jnp.nan), self._layout_of_data()[1])
 
     def condition(
         self, data: Any, *, precondition: str | None = None, fiducial: Mapping[str, float] | None = None
@@ -143,9 +144,14 @@ class Model(eqx.Module):
         preconditioner = Preconditioner(data, *of_model, adapted=precondition == "adapted")
         return Posterior(self, data, preconditioner)
 
+    def _layout_of_data(self) -> tuple[tuple[int, ...], Any]:
+        """Shape and sharding of the data: those of a field on the mesh, unless the forward model has its own."""
+        default = self.config.mesh_shape, self.config.decomposition.sharding
+        return getattr(self.forward, "shape", default[0]), getattr(self.forward, "sharding", default[1])
+
     def _place(self, x: Any) -> Any:
-        whole = getattr(x, "shape", None) == self.config.mesh_shape
-        return jax.device_put(x, self.config.decomposition.sharding) if whole else x
+        shape, sharding = self._layout_of_data()
+        return jax.device_put(x, sharding) if getattr(x, "shape", None) == shape else x
 
     def _replicate(self, position: Position) -> Position:
         """The position, its parameters on every device: where steps return them, so that these compile once."""

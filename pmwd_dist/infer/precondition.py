@@ -38,7 +38,7 @@ class Preconditioner(eqx.Module):
     Args:
       data: on the mesh.
       forward: with a method `response(parameters)`: modes of the field per mode of the noise, real.
-      likelihood: with a method `noise_variance(parameters, config)`.
+      likelihood: with methods `contrast(data, parameters)` and `noise_variance(parameters, config)`.
       config: the simulation.
       white: whitened parameters at which their own scales are found.
       priors: of the parameters.

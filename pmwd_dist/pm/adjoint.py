@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -19,26 +18,22 @@ from jaxtyping import Array
 from pmwd_dist._jax.closure import hoist
 from pmwd_dist._jax.linear_map import linear_map
 from pmwd_dist.config import Config
-from pmwd_dist.ops.pull_back import UndoDrift, UndoKick
+from pmwd_dist.pm import kept
 from pmwd_dist.pm.evolution import (
     Accumulate,
-    Epoch,
     Inputs,
     Outcome,
     Save,
-    at_end,
     call_hoisted,
     evolve,
     exact_steps,
     log_scales,
-    places_after,
     prepare,
-    undone,
     unit_after,
 )
-from pmwd_dist.pm.gravity import pull_back as pull_back_force
-from pmwd_dist.pm.particles import ExactParticles, Particles, resolution
-from pmwd_dist.pm.solvers import Coefficients, SolverState, SplitSolver, Step, drifted
+from pmwd_dist.pm.particles import ExactParticles, Particles
+from pmwd_dist.pm.reversal import pull_back
+from pmwd_dist.pm.solvers import SolverState, SplitSolver
 from pmwd_dist.pm.status import Code
 
 
@@ -48,7 +43,17 @@ class ReversibleAdjoint(diffrax.AbstractAdjoint):
     The default of `nbody` for BullFrog, FastPM and LeapFrog, in all modes of differentiation. Earlier states are
     re-created from the last one, not stored (compare Levesque & Verlet 1993). With `diffrax.diffeqsolve` it takes steps
     forwards in time by `diffrax.StepTo`, and saves at the start and at the end.
+
+    Args:
+      stored_potentials: the number of steps, the last ones, whose gravitational potential a gradient keeps instead of
+        painting and transforming again, 4 bytes a cell each. Default: ten if they are small (256 MiB on a device), or
+        as many as take 24 bytes a particle, 12 on several devices.
+
+    Raises:
+      ValueError: a number of potentials that is none.
     """
+
+    stored_potentials: kept.Stored = eqx.field(static=True, default="auto", converter=kept.checked)
 
     def loop(
         self,
@@ -88,7 +93,8 @@ class ReversibleAdjoint(diffrax.AbstractAdjoint):
         functions = [partial(call_hoisted, pure, i) for i, (pure, _) in enumerate(hoisted)]
         saves = tuple(Save(plan, function) for plan, function in zip(plans, functions, strict=True))
         inputs = prepare(solver, particles, args, times, (args, [values for _, values in hoisted]), term.config)
-        out = evolve_reversibly(inputs, saves, term.config)
+        stored = kept.stored_potentials(self.stored_potentials, count, term.config, particles.disp.dtype)
+        out = evolve_reversibly(inputs, saves, term.config, stored=stored)
         unit = unit_after(out.status.step, exact_steps(inputs.coefficients, term.config))
         solver_state = SolverState(log_scales(inputs.coefficients)[out.status.step], out.status)
         ends = solver_state, out.particles.with_unit(unit), out.saved
@@ -130,26 +136,33 @@ def _final_state(
 
 
 def evolve_reversibly(
-    inputs: Inputs, saves: tuple[Save, ...], config: Config, *, accumulate: Accumulate | None = None
+    inputs: Inputs, saves: tuple[Save, ...], config: Config, *, accumulate: Accumulate | None = None, stored: int = 0
 ) -> Outcome:
     """`evolve`, whose reverse derivative re-creates every earlier state from the last one.
 
-    All modes of differentiation work. Reverse over reverse holds all states of the backward pass.
+    All modes of differentiation work. Reverse over reverse holds all states of the backward pass. Potentials are stored
+    only where a derivative is taken.
     """
     leaves, treedef = jax.tree.flatten(inputs)
     forward = partial(evolve, saves=saves, config=config, accumulate=accumulate)
     backward = partial(pull_back, saves=saves, config=config, accumulate=accumulate)
 
-    @jax.custom_jvp
-    def run(*leaves: Array) -> Outcome:
-        return forward(jax.tree.unflatten(treedef, leaves))
+    def storing(number: int) -> Callable[..., Outcome]:
+        @jax.custom_jvp
+        def run(*leaves: Array) -> Outcome:
+            return forward(jax.tree.unflatten(treedef, leaves), stored=number)
 
-    @partial(run.defjvp, symbolic_zeros=True)
-    def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Outcome, Outcome]:
-        out = run(*primals)
-        return out, _tangent(treedef.unflatten(primals), out, tangents, forward, backward)
+        @partial(run.defjvp, symbolic_zeros=True)
+        def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Outcome, Outcome]:
+            out = (run if number == stored else storing(stored))(*primals)
+            tangent = _tangent(treedef.unflatten(primals), out, tangents, forward, backward)
+            if number == stored:
+                return out, tangent
+            return out._replace(potentials=()), tangent._replace(potentials=())
 
-    return run(*leaves)
+        return run
+
+    return storing(0)(*leaves)
 
 
 def _tangent(
@@ -164,8 +177,8 @@ def _tangent(
     results, results_treedef = jax.tree.flatten(outcome)
     first, end = len(primals), len(primals) + len(results)  # among the arguments of the map and of its transpose
     input_ids = [i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero) and _is_inexact(primals[i])]
-    # The status has no derivatives, nor do integers.
-    count = len(results) - len(jax.tree.leaves(outcome.status))
+    # The status has no derivatives, nor do integers, such as potentials.
+    count = len(jax.tree.leaves((outcome.particles, outcome.saved, outcome.accumulated)))
     result_ids = [i for i in range(count) if _is_inexact(results[i])]
 
     def apply(*args: Any) -> Sequence[Any]:
@@ -201,115 +214,3 @@ def _is_inexact(x: Any) -> bool:
 
 def _no_tangent(x: Array) -> Any:
     return jnp.zeros_like(x) if _is_inexact(x) else np.zeros(x.shape, jax.dtypes.float0)
-
-
-def pull_back(
-    inputs: Inputs,
-    outcome: Outcome,
-    cotangents: Outcome,
-    saves: tuple[Save, ...],
-    config: Config,
-    *,
-    accumulate: Accumulate | None = None,
-) -> tuple[ExactParticles, Inputs]:
-    """Undo all steps, and pull the cotangents of the outcome back.
-
-    Returns:
-      The particles at the start, as they were to the bit (those of the inputs are not looked at), and the cotangents of
-      the inputs; in the place of arguments that are not floating-point numbers, these.
-    """
-    good, all_steps = _steps_taken(inputs, outcome, config)
-    floating, others = eqx.partition(inputs.args, eqx.is_inexact_array)
-
-    def pull(function: Callable[..., Any], good: Array | bool, at: Any, cotangents: Any, sums: Any) -> Any:
-        return _pull_back(lambda *at: function(*at[:-1], eqx.combine(at[-1], others)), good, at, cotangents, sums)
-
-    def body(carry: tuple[Any, ...], xs: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        kicked, ct, ct_args = carry  # the particles between the drifts of the step, after its kick
-        step, last_before, good, a0, a, places = xs
-        ct_a0, ct_a = jnp.zeros_like(a0), jnp.zeros_like(a)
-        for save, saved, (wanted, place) in zip(saves, cotangents.saved, places, strict=True):
-
-            def add(kicked: ExactParticles, step: Step, cotangent: Any, sums: Any, save: Save = save) -> Any:
-                return pull(save.function, good, (a, at_end(kicked, step, config), floating), cotangent, sums)
-
-            cotangent = jax.tree.map(lambda x, place=place: x[place], saved)
-            now = kicked, step, cotangent, (ct_a, ct, ct_args)
-            ct_a, ct, ct_args = jax.lax.cond(wanted, add, lambda *args: args[-1], *now)
-        direct = None  # what the sum depends on the particles before the step, other than through the step
-        if accumulate is not None:
-            at = Epoch(a0, undone(step, good, kicked, config)), Epoch(a, at_end(kicked, step, config)), floating
-            sums = Epoch(ct_a0, jax.tree.map(jnp.zeros_like, ct)), Epoch(ct_a, ct), ct_args
-            (ct_a0, direct), (ct_a, ct), ct_args = pull(accumulate, good, at, cotangents.accumulated, sums)
-        kicked, ct, by_coefficient = _pull_back_step(step, last_before, good, kicked, ct, config)
-        ct = ct if direct is None else jax.tree.map(jnp.add, ct, direct)
-        by_coefficient = Coefficients(*(jnp.where(good, x, 0) for x in by_coefficient))
-        return (kicked, ct, ct_args), (by_coefficient, ct_a0, ct_a)
-
-    times, count = inputs.times, len(inputs.times) - 1
-    final = drifted(outcome.particles.with_unit(all_steps.after[-1]), -all_steps.last[-1], config)
-    kicked = ExactParticles(final.disp, outcome.particles.momenta)
-    ct = Particles(*jax.tree.leaves(cotangents.particles))
-    start = kicked, ct, jax.tree.map(jnp.zeros_like, floating)
-    last_before = jnp.pad(all_steps.last[:-1], (1, 0))
-    xs = all_steps, last_before, good, times[:-1], times[1:], tuple(places_after(save, count) for save in saves)
-    (particles, ct, ct_args), (by_coefficient, by_start, by_end) = jax.lax.scan(body, start, xs, reverse=True)
-    by_time = jnp.pad(by_start, (0, 1)) + jnp.pad(by_end, (1, 0))
-    sums = jnp.zeros_like(times[0]), ct, ct_args
-    for save, saved in zip(saves, cotangents.saved, strict=True):
-        if 0 in save.steps:
-            at = (times[0], particles.with_unit(all_steps.before[0]), floating)
-            sums = pull(save.function, True, at, jax.tree.map(lambda x: x[0], saved), sums)
-    ct = ExactParticles(*jax.tree.leaves(sums[1]))
-    return particles, Inputs(ct, by_coefficient, by_time.at[0].add(sums[0]), eqx.combine(sums[2], others))
-
-
-def _steps_taken(inputs: Inputs, outcome: Outcome, config: Config) -> tuple[Array, Step]:
-    """Which steps were good, and all of them; those that were not taken change nothing, forwards and backwards."""
-    taken, forward = outcome.status.step, exact_steps(inputs.coefficients, config)
-    good = jnp.arange(len(inputs.times) - 1) < taken
-    unit = unit_after(taken, forward)
-    return good, Step(*(jnp.where(good, x, 0) for x in forward[:3]), *(jnp.where(good, x, unit) for x in forward[3:]))
-
-
-def _pull_back(
-    function: Callable[..., Any], good: Array | bool, at: tuple[Any, ...], cotangents: Any, sums: tuple[Any, ...]
-) -> tuple[Any, ...]:
-    """Sums of cotangents of what a function of the particles depends on, with those through this function added.
-
-    A step that is not good has neither saved nor contributed anything.
-    """
-
-    def floating(*at: Any) -> list[Array]:
-        return [x for x in jax.tree.leaves(function(*at)) if _is_inexact(x)]
-
-    _, pull = jax.vjp(floating, *at)
-    return jax.tree.map(lambda old, x: jnp.where(good, old + x, old), sums, pull(jax.tree.leaves(cotangents)))
-
-
-def _pull_back_step(
-    step: Step, last_before: Array, good: Array, kicked: ExactParticles, ct: Particles, config: Config
-) -> tuple[ExactParticles, Particles, Coefficients]:
-    """Undo a step and the drift at the end of the one before, and pull cotangents back through the step.
-
-    Args:
-      step: the step.
-      last_before: the drift at the end of the step before.
-      good: whether the step was taken.
-      kicked: the particles after the kick of the step, before the drift at its end.
-      ct: cotangents of the particles at the end of the step.
-      config: the simulation.
-
-    Returns:
-      The particles after the kick of the step before, and the cotangents of the particles at the start of the step and
-      of its coefficients.
-    """
-    scale, q = step.after / step.before, resolution(config, kicked.disp.dtype)
-    weight, took = step.kick * step.after, good.astype(step.kick.dtype)
-    undo = UndoKick(step.kick, step.after, step.before, step.last, weight, took)
-    drifts = UndoDrift(weight, scale, step.before, -step.first / q, -last_before / q, took)
-    particles, ct, sums = pull_back_force(kicked, ct, undo, drifts, config)
-    by_coefficient = Coefficients(
-        drift_before=sums[3], kick=sums[0], log_scale=math.log(2) * scale * sums[1], drift_after=sums[2]
-    )
-    return particles, ct, by_coefficient

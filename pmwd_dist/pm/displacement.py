@@ -22,7 +22,7 @@ from pmwd_dist._jax.complex_numbers import scaled, scaled_by_i
 from pmwd_dist._jax.varying import unify_varying
 from pmwd_dist.config import Config
 from pmwd_dist.parallel.fft import irfft_block, rfft_block, sequence_after
-from pmwd_dist.pm import fourier
+from pmwd_dist.pm import fourier, kept
 
 # Pairs of axes of a symmetric matrix, and of its vector products: the axes after each.
 PAIRS = ((0, 0), (1, 1), (2, 2), (0, 1), (0, 2), (1, 2))
@@ -74,7 +74,8 @@ def second_order(p1: Array, config: Config, *, dealias: bool) -> Array:
 
     if dealias:
         return _dealiased(product, [p1], 1, config)[0]
-    return rfft_block(product(p1)[0], config.decomposition)
+    run = product if kept.keeps_second_derivatives(config, p1.real.dtype) else jax.checkpoint(product)
+    return rfft_block(run(p1)[0], config.decomposition)
 
 
 def third_order(p1: Array, p2: Array, config: Config) -> list[Array]:

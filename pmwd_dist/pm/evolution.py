@@ -14,7 +14,8 @@ from jaxtyping import Array
 from pmwd_dist._jax.varying import unify_varying
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
-from pmwd_dist.ops.momenta import count, momentum, pack, rounded
+from pmwd_dist.ops.momenta import count, in_range, momentum, pack, rounded
+from pmwd_dist.pm import kept
 from pmwd_dist.pm.gravity import acceleration
 from pmwd_dist.pm.particles import ExactParticles, Particles, exact, momentum_unit
 from pmwd_dist.pm.solvers import (
@@ -90,12 +91,14 @@ class Outcome(NamedTuple):
       saved: by `Save`, a pytree with a leading axis of its steps; infinite, or the largest integer, after a failure.
       accumulated: the sum over all good steps of what each contributes, a pytree.
       status: the first failure, if any.
+      potentials: of the last steps, for their derivatives, see `kept`.
     """
 
     particles: ExactParticles
     saved: tuple[Any, ...]
     accumulated: Any
     status: Status
+    potentials: tuple[Array, ...] = ()
 
 
 def prepare(
@@ -121,7 +124,9 @@ def coefficients_of(solver: SplitSolver, table: GrowthTable, times: Array) -> Co
     return coefficients._replace(log_scale=on_grid(coefficients.log_scale))
 
 
-def evolve(inputs: Inputs, saves: tuple[Save, ...], config: Config, *, accumulate: Accumulate | None = None) -> Outcome:
+def evolve(
+    inputs: Inputs, saves: tuple[Save, ...], config: Config, *, accumulate: Accumulate | None = None, stored: int = 0
+) -> Outcome:
     """Take all steps, in one loop of the compiled program.
 
     Args:
@@ -129,6 +134,7 @@ def evolve(inputs: Inputs, saves: tuple[Save, ...], config: Config, *, accumulat
       saves: what to keep along the way.
       config: the simulation.
       accumulate: what a step contributes to the sum, of (epoch before, epoch after, args); default: nothing.
+      stored: the number of steps, the last ones, whose potentials are kept.
     """
     particles, times, number = inputs.particles, inputs.times, len(inputs.times) - 1
     status = jax.tree.map(lambda x: unify_varying(x, particles.disp)[0], successful(particles.disp.dtype))
@@ -137,12 +143,15 @@ def evolve(inputs: Inputs, saves: tuple[Save, ...], config: Config, *, accumulat
     saved = tuple(_start(save, inputs, at_start) for save in saves)
 
     def body(carry: tuple[Any, ...], xs: tuple[Any, ...]) -> tuple[tuple[Any, ...], None]:
-        moved, first, max_displacement, unit, status, saved, accumulated = carry
-        step, following, a0, a, places = xs
+        moved, first, max_displacement, unit, status, saved, accumulated, potentials = carry
+        step, following, a0, a, places, place = xs
         # After a failure the momenta stay on their grid, and nothing moves.
         failed = status.code != Code.SUCCESSFUL
         step = Step(*(jnp.where(failed, 0, x) for x in step[:3]), *(jnp.where(failed, unit, x) for x in step[3:]))
-        particles, max_displacement, status = kick_and_drifts(step, following, moved, max_displacement, status, config)
+        particles, max_displacement, status, bits = kick_and_drifts(
+            step, following, moved, max_displacement, status, config
+        )
+        potentials = kept.store(potentials, bits, place, config)
         good = status.code == Code.SUCCESSFUL
         unit = jnp.where(good, step.after, step.before)
         following = jnp.where(good, following, 0)
@@ -164,17 +173,22 @@ def evolve(inputs: Inputs, saves: tuple[Save, ...], config: Config, *, accumulat
             after = drifted(particles.with_unit(unit), -following, config)
             values = accumulate(Epoch(a0, before), Epoch(a, after), inputs.args)
             accumulated = jax.tree.map(lambda old, x: old + jnp.where(good, x, 0), accumulated, values)
-        return (particles, following, max_displacement, unit, status, saved, accumulated), None
+        return (particles, following, max_displacement, unit, status, saved, accumulated, potentials), None
 
     # Particles are carried with the first drift of the next step, which is undone to the bit where they are needed.
     drifts = first_drifts(all_steps)
     drifted_first, max_displacement = first_drift(drifts[0], at_start, config)
     moved = ExactParticles(drifted_first.disp, particles.momenta)
     first, unit = unify_varying(drifts[0], all_steps.before[0], particles.disp)[:2]
-    start = moved, first, max_displacement, unit, status, saved, _zero(accumulate, inputs, at_start)
-    xs = all_steps, jnp.pad(drifts[1:], (0, 1)), times[:-1], times[1:], tuple(places_after(s, number) for s in saves)
-    (particles, _, max_displacement, _, status, saved, accumulated), _ = jax.lax.scan(body, start, xs)
-    return Outcome(particles, saved, accumulated, ended(status, max_displacement, config))
+    zero, room = _zero(accumulate, inputs, at_start), kept.room(stored, moved.disp, config)
+    places = tuple(places_after(save, number) for save in saves)
+    # Steps before those that are kept write to the first place, too: in place, without a condition.
+    place = jnp.maximum(jnp.arange(number) - (number - stored), 0)
+    xs = all_steps, jnp.pad(drifts[1:], (0, 1)), times[:-1], times[1:], places, place
+    start = moved, first, max_displacement, unit, status, saved, zero, room
+    (particles, _, max_displacement, _, status, saved, accumulated, potentials), _ = jax.lax.scan(body, start, xs)
+    status = ended(status, max_displacement, jnp.all(in_range(particles.momenta)), config)
+    return Outcome(particles, saved, accumulated, status, potentials)
 
 
 def steps(coefficients: Coefficients, log_scale: Array, spacing: float) -> Step:

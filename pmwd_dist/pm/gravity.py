@@ -17,13 +17,11 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.complex_numbers import scaled, scaled_by_i
 from pmwd_dist.config import Config, Vector3
 from pmwd_dist.ops import cic
-from pmwd_dist.ops.force_transpose import force_transpose
 from pmwd_dist.ops.kick_drift import KickDrift, kick_drift
-from pmwd_dist.ops.pull_back import UndoDrift, UndoKick, undo_drift, undo_kick
 from pmwd_dist.ops.stencil import WIDTH, gradient
 from pmwd_dist.parallel.fft import irfft_block, rfft_block, sequence_after
-from pmwd_dist.parallel.halo import pad_block, reduce_block
-from pmwd_dist.pm import fourier
+from pmwd_dist.parallel.halo import pad_block
+from pmwd_dist.pm import fourier, kept
 from pmwd_dist.pm.paint import block_geometry, largest_on_devices, max_displacement_block, paint_block, with_halo
 from pmwd_dist.pm.particles import ExactParticles, Particles, resolution
 
@@ -90,7 +88,7 @@ def _nearest_meshes(cells: int, particles: int) -> list[int]:
 @partial(jax.jit, static_argnames="config")
 def kick_and_drift(
     particles: P_, max_displacement: Float[Array, ""], coefficients: KickDrift, config: Config
-) -> tuple[P_, Float[Array, ""]]:
+) -> tuple[P_, Float[Array, ""], tuple[Array, ...]]:
     """Kick by the acceleration, then drift at the end of a step and at the start of the next, see `KickDrift`.
 
     Args:
@@ -100,113 +98,52 @@ def kick_and_drift(
       config: the simulation.
 
     Returns:
-      The particles and their largest displacement [mesh cells].
+      The particles, their largest displacement [mesh cells], and the bits of what the force was read from.
     """
-    spec = config.decomposition.spec
+    spec, number = config.decomposition.spec, kept.num_force_meshes(config)
     block = partial(_kick_and_drift_block, config=config, whole=isinstance(particles, ExactParticles))
-    run = config.decomposition.shard_map(block, (spec, spec, P(), P()), (spec, spec, P()))
-    *moved, max_displacement = run(*jax.tree.leaves(particles), max_displacement, coefficients)
-    return type(particles)(*moved), max_displacement
-
-
-@partial(jax.jit, static_argnames="config")
-def pull_back(
-    particles: ExactParticles, ct: Particles, undo: UndoKick, drifts: UndoDrift, config: Config
-) -> tuple[ExactParticles, Particles, Float[Array, 4]]:
-    """Undo a kick and the drifts before it, and pull cotangents back through the step.
-
-    Args:
-      particles: after the kick, where the force acts.
-      ct: cotangents of the particles at the end of the step.
-      undo: coefficients of the kick.
-      drifts: coefficients of the drifts.
-      config: the simulation.
-
-    Returns:
-      The particles before the drifts, the cotangents of the particles at the start of the step, and sums over the
-      particles: of the cotangents of the momenta after the kick times the force, of the same times the momenta before
-      it, of the cotangents of the displacements at the end times the momenta after it, and of those at the start times
-      the momenta before it.
-    """
-    spec = config.decomposition.spec
-    run = config.decomposition.shard_map(
-        partial(_pull_back_block, config=config), (*(spec,) * 4, P(), P()), (*(spec,) * 4, P())
-    )
-    disp, vel, ct_disp, ct_vel, sums = run(*jax.tree.leaves(particles), ct.disp, ct.vel, undo, drifts)
-    return ExactParticles(disp, vel), Particles(ct_disp, ct_vel), sums
-
-
-def _pull_back_block(
-    disp: Array, vel: Array, ct_disp: Array, ct_vel: Array, undo: UndoKick, drifts: UndoDrift, config: Config
-) -> tuple[Array, Array, Array, Array, Array]:
-    max_displacement = max_displacement_block(disp, config)
-    meshes, pull_mesh = jax.vjp(partial(_solve, config=config), _painted(disp, max_displacement, config))
-    count, q = len(undo), resolution(config, disp.dtype)
-
-    def kick(halo: int, disp: Array, vel: Array, ct_disp: Array, ct_vel: Array, *rest: Array) -> tuple[Any, ...]:
-        geometry = block_geometry(config, halo)
-        fields = _padded_force(config, halo, *rest[count:])
-        vel, ct_disp, ct_vel, sums = undo_kick(disp, vel, ct_disp, ct_vel, fields, UndoKick(*rest[:count]), geometry)
-        return vel, ct_disp, ct_vel, sums, _force_transpose(config, halo, disp, ct_vel)
-
-    vel, ct_disp, ct_vel, sums, ct_meshes = with_halo(
-        max_displacement, config, kick, disp, vel, ct_disp, ct_vel, *undo, *meshes
-    )
-    (ct_mesh,) = pull_mesh(ct_meshes)
-
-    def drift(halo: int, *operands: Array) -> tuple[Array, ...]:
-        disp, vel, ct_disp, ct_vel, mesh = operands[:5]
-        padded, geometry = pad_block(mesh, halo + 1, config.decomposition), block_geometry(config, halo)
-        coefficients = UndoDrift(*operands[5:])
-        return undo_drift(disp, vel, ct_disp, ct_vel, padded, coefficients, geometry, resolution=q)
-
-    disp, ct_disp, ct_vel, last = with_halo(
-        max_displacement, config, drift, disp, vel, ct_disp, ct_vel, ct_mesh, *drifts
-    )
-    return disp, vel, ct_disp, ct_vel, _sum_over_devices(jnp.concatenate([sums, last]), config)
-
-
-def _sum_over_devices(x: Array, config: Config) -> Array:
-    names = config.decomposition.names
-    return jax.lax.psum(x, names) if names else x
+    run = config.decomposition.shard_map(block, (spec, spec, P(), P()), (spec, spec, P(), (spec,) * number))
+    *moved, max_displacement, bits = run(*jax.tree.leaves(particles), max_displacement, coefficients)
+    return type(particles)(*moved), max_displacement, bits
 
 
 def _acceleration_block(disp: Array, config: Config) -> tuple[Array, Array]:
     max_displacement = max_displacement_block(disp, config)
-    meshes = _force_meshes(disp, max_displacement, config)
+    meshes = force_meshes(disp, max_displacement, config)
 
     def read(halo: int, disp: Array, *meshes: Array) -> Array:
-        return cic.read(disp, _padded_force(config, halo, *meshes), block_geometry(config, halo))[..., 0, :]
+        return cic.read(disp, padded_force(config, halo, *meshes), block_geometry(config, halo))[..., 0, :]
 
     return with_halo(max_displacement, config, read, disp, *meshes), max_displacement
 
 
 def _kick_and_drift_block(
     disp: Array, vel: Array, max_displacement: Array, coefficients: KickDrift, config: Config, whole: bool
-) -> tuple[Array, Array, Array]:
-    meshes = _force_meshes(disp, max_displacement, config)
+) -> tuple[Array, Array, Array, tuple[Array, ...]]:
+    meshes = force_meshes(disp, max_displacement, config)
     count, q = len(coefficients), resolution(config, disp.dtype)
 
     def run(halo: int, disp: Array, vel: Array, *rest: Array) -> tuple[Array, Array, Array]:
-        fields = _padded_force(config, halo, *rest[count:])
+        fields = padded_force(config, halo, *rest[count:])
         geometry = block_geometry(config, halo)
         return kick_drift(disp, vel, fields, KickDrift(*rest[:count]), geometry, resolution=q, whole=whole)
 
     disp, vel, largest = with_halo(max_displacement, config, run, disp, vel, *coefficients, *meshes)
-    return disp, vel, largest_on_devices(largest, config) / min(config.cell_size)
+    largest = largest_on_devices(largest, config) / min(config.cell_size)
+    return disp, vel, largest, tuple(map(kept.as_bits, meshes))
 
 
-def _force_meshes(disp: Array, max_displacement: Array, config: Config) -> list[Array]:
+def force_meshes(disp: Array, max_displacement: Array, config: Config) -> list[Array]:
     """Local blocks of what the force is read from: -phi, or the three components of -grad phi."""
-    return _solve(_painted(disp, max_displacement, config), config)
+    return solve(_painted(disp, max_displacement, config), config)
 
 
 def _painted(disp: Array, max_displacement: Array, config: Config) -> Array:
     return paint_block(disp, jnp.ones((1, 1, 1, 1, 1), disp.dtype), max_displacement, config)
 
 
-def _solve(mesh: Array, config: Config) -> list[Array]:
-    """`_force_meshes` of what is painted."""
+def solve(mesh: Array, config: Config) -> list[Array]:
+    """`force_meshes` of what is painted."""
     decomposition, nz, dtype = config.decomposition, config.mesh_shape[2], mesh.dtype
     modes = rfft_block(mesh, decomposition)
     if config.gradient == "spectral":
@@ -218,22 +155,13 @@ def _solve(mesh: Array, config: Config) -> list[Array]:
     return [irfft_block(scaled(modes, _potential_kernel(config, dtype)), nz, decomposition)]
 
 
-def _padded_force(config: Config, halo: int, *meshes: Array) -> Array:
+def padded_force(config: Config, halo: int, *meshes: Array) -> Array:
     """The force on a local block with its halo; of a potential, from one halo exchange of it."""
     if config.gradient == "spectral":
         return jnp.stack([pad_block(field, halo + 1, config.decomposition) for field in meshes], axis=-1)
     (potential,) = meshes
     padded = pad_block(potential, halo + 1 + WIDTH, config.decomposition)
     return gradient(padded, config.cell_size, block_geometry(config, halo).periodic)
-
-
-def _force_transpose(config: Config, halo: int, disp: Array, weight: Array) -> list[Array]:
-    """Cotangents of what the force is read from, for those of the force at the particles."""
-    geometry, decomposition = block_geometry(config, halo), config.decomposition
-    if config.gradient == "spectral":
-        painted = cic.paint(disp, weight[..., None, :], geometry)
-        return [reduce_block(painted[..., axis], halo + 1, decomposition) for axis in range(3)]
-    return [reduce_block(force_transpose(disp, weight, geometry, config.cell_size), halo + 1 + WIDTH, decomposition)]
 
 
 def _greens_function(config: Config, dtype: Any) -> Array:

@@ -125,7 +125,7 @@ def _advance(
 ) -> tuple[Moved, SolverState]:
     step, later = Step(*(x[done] for x in schedule.steps)), jnp.asarray(done) + 1
     following = schedule.drifts[later]
-    particles, max_displacement, status = kick_and_drifts(
+    particles, max_displacement, status, _ = kick_and_drifts(
         step, following, particles, max_displacement, state.status, config
     )
     good = status.code == Code.SUCCESSFUL

@@ -11,8 +11,11 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from pmwd_dist.config import Config
 from pmwd_dist.parallel.fft import spectrum_shape
+from pmwd_dist.pm.kept import keeps_second_derivatives, num_force_meshes, stored_potentials
 from pmwd_dist.pm.paint import halo_widths
 
 Kind = Literal["cpu", "gpu"]
@@ -37,6 +40,8 @@ class Load:
       pencils: whether it is divided along y too.
       switch: whether the widths of the halo are chosen among several, by the program itself.
       order: of the LPT.
+      stored: potentials that a gradient keeps.
+      second_derivatives: whether it keeps those of 2LPT, too.
     """
 
     particles: float
@@ -49,10 +54,13 @@ class Load:
     pencils: bool
     switch: bool
     order: int
+    stored: float
+    second_derivatives: bool
 
 
-def load(config: Config, halo: int | None = None) -> Load:
+def load(config: Config, halo: int | None = None, bits: int = 32) -> Load:
     """The load of one device, with a halo of so many cells; default: the widest one that the configuration asks for."""
+    dtype = np.dtype(f"float{bits}")
     decomposition, mesh, lattice = config.decomposition, config.mesh_shape, config.particle_shape
     parts, size, widths = (*decomposition.pdims, 1), decomposition.size, halo_widths(config)
     width = widths[-1] if halo is None else halo
@@ -71,6 +79,8 @@ def load(config: Config, halo: int | None = None) -> Load:
         pencils=decomposition.pdims[1] > 1,
         switch=halo is None and len(widths) > 1,
         order=config.lpt_order,
+        stored=stored_potentials("auto", config.steps, config, dtype) * num_force_meshes(config) * cells(0),
+        second_derivatives=keeps_second_derivatives(config, dtype),
     )
 
 
@@ -83,7 +93,7 @@ def stages(config: Config, kind: Kind, *, halo: int | None = None, bits: int = 3
       halo: width [cells]; default: that of the configuration, all of them where it is "auto".
       bits: of a floating-point number.
     """
-    x = load(config, halo)
+    x = load(config, halo, bits)
     counts = _gpu(x) if kind == "gpu" else _cpu(x)
     return {stage: math.ceil(count * bits / 32) for stage, count in counts.items()}
 
@@ -95,11 +105,13 @@ def _gpu(x: Load) -> dict[Stage, float]:
     # The branches of a switch don't work in place: they hold new particles beside the old ones.
     force = max(force + x.cells, state + x.cells + 3 * x.painted) if x.switch else force
     lpt = {1: 5, 2: 10 if x.pencils else 8 if x.slabs else 7, 3: 29 if x.slabs else 25}[x.order]
-    # Derivatives of LPT keep the second derivatives of its potentials.
-    kept, back = {1: (0, 10), 2: (6, 20), 3: (6, 45)}[x.order]
-    # Cotangents of the momenta: three fields, and their integer sums one by one.
-    backwards = (5.5 if x.cells > x.particles and several else 5) * x.painted
-    particles = 2 * state + (4.5 if several else 3.5) * scalar
+    # Derivatives of LPT keep the potential, or its second derivatives.
+    kept, back = {1: (0, 10), 2: (6 if x.second_derivatives else 1, 20), 3: (2, 45)}[x.order]
+    # Cotangents of the momenta: integer sums of three fields, and their result; or three fields, and sums one by one.
+    finer = x.cells > x.particles
+    backwards = (7 if x.cells < 4 * x.particles else 5.5 if several else 5) * x.painted
+    backwards += (several and finer) * x.cells + x.stored
+    particles = 2 * state + (4 if several else 2.5 if finer else 1.5) * scalar
     return {
         "noise": scalar,
         "modes": scalar + (2.5 if several else 1.5) * lattice,
@@ -116,9 +128,13 @@ def _cpu(x: Load) -> dict[Stage, float]:
     several = x.slabs or x.pencils
     state = 6 * scalar
     padded = x.padded if several else x.cells
-    force = 3 * x.painted + max(state, 3 * scalar + padded)
-    lpt = {1: 4.75 if several else 4, 2: 17 if x.pencils else 11.5, 3: 37 if x.pencils else 29.5}[x.order]
-    kept = 0 if x.order == 1 else 6
+    # The branches of a switch don't work in place.
+    force = 3 * x.painted + (max(state, 3 * scalar + padded) if x.switch else padded)
+    # Of the second order in the middle between plans by jax 0.10, 11.5, and by 0.12, 9.4.
+    lpt = {1: 4.75 if several else 4, 2: 17 if x.pencils else 10.5, 3: 37 if x.pencils else 29.5}[x.order]
+    # Derivatives of LPT keep the potential, or its second derivatives; their own peak is that of some whole fields.
+    kept, back = {1: (0, 0), 2: (6 if x.second_derivatives else 1, 26.5), 3: (2, 46.5)}[x.order]
+    backwards = 3 * x.painted + padded + 0.5 * x.cells + x.switch * (9 * scalar + x.cells) + x.stored
     return {
         "noise": 4 * scalar,
         "modes": scalar + (3 if several else 2) * lattice,
@@ -126,5 +142,5 @@ def _cpu(x: Load) -> dict[Stage, float]:
         "step": state + force,
         "density": 3 * scalar + x.cells + several * (x.painted + (4.5 if x.pencils else 1.5) * halo),
         "power": x.cells + 4 * x.modes,
-        "gradient": max((41 if several else 40) * scalar + halo, 19 * scalar + 8 * x.painted) + kept * scalar,
+        "gradient": max((15 + kept) * scalar + backwards, back * scalar),
     }

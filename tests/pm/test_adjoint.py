@@ -14,9 +14,10 @@ import problems
 import pytest
 
 import pmwd_dist as pmd
-from pmwd_dist.pm.adjoint import evolve_reversibly, pull_back
+from pmwd_dist.pm.adjoint import evolve_reversibly
 from pmwd_dist.pm.evolution import Outcome, Save, evolve, prepare
 from pmwd_dist.pm.particles import momentum_unit
+from pmwd_dist.pm.reversal import pull_back
 from pmwd_dist.pm.solvers import SolverState
 from pmwd_dist.pm.status import Code, successful
 from pmwd_dist.pm.time_steps import step_times
@@ -82,8 +83,10 @@ def test_the_backward_pass_restores_every_bit(solver: Any, pdims: tuple[int, int
 # --- values ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("pdims", "dtype", "rtol"), [((2, 2), jnp.float64, 1e-12), ((1, 1), jnp.float32, 1e-6)])
-def test_gradients_are_those_of_stored_states(pdims: tuple[int, int], dtype: Any, rtol: float) -> None:
+@pytest.mark.parametrize(
+    ("pdims", "dtype", "rtol", "stored"), [((2, 2), jnp.float64, 1e-12, 2), ((1, 1), jnp.float32, 1e-6, 4)]
+)
+def test_gradients_are_those_of_stored_states(pdims: tuple[int, int], dtype: Any, rtol: float, stored: int) -> None:
     """Against JAX's own derivative of the same loop: by particles, table and times, with what is kept on the way."""
     config = configure(pdims)
     particles, table = initial(config, dtype), jax.tree.map(lambda x: x.astype(dtype), pmd.growth_table(COSMO))
@@ -110,12 +113,32 @@ def test_gradients_are_those_of_stored_states(pdims: tuple[int, int], dtype: Any
         gradient = jax.value_and_grad(partial(loss, run), argnums=(0, 1, 2))
         return jax.jit(gradient)(jnp.zeros_like(particles.disp), table, jnp.asarray(1.5, dtype))
 
-    ours, expected = derivatives(evolve_reversibly), derivatives(evolve)
+    ours, expected = derivatives(partial(evolve_reversibly, stored=stored)), derivatives(evolve)
     if dtype == jnp.float32:  # there, sums over all particles have lost digits to cancellation
         ours, expected = (ours[0], ours[1][0]), (expected[0], expected[1][0])
     for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
         assert x.dtype == dtype
         np.testing.assert_allclose(x, y, rtol=0, atol=rtol * np.abs(np.asarray(y)).max() + 1e-30)
+
+
+@pytest.mark.parametrize(("pdims", "gradient"), [((1, 1), "finite-difference"), ((4, 1), "spectral")])
+def test_stored_potentials_do_not_change_a_bit(pdims: tuple[int, int], gradient: str) -> None:
+    """Neither of a gradient nor of a Hessian-vector product, of which the potentials have tangents."""
+    config = configure(pdims, steps=3, gradient=gradient)
+    particles, table = initial(config), pmd.growth_table(COSMO)
+    direction = jax.random.normal(jax.random.key(3), particles.disp.shape)
+
+    def derivatives(stored: Any) -> Any:
+        def loss(disp: Any) -> Any:
+            adjoint = pmd.ReversibleAdjoint(stored_potentials=stored)
+            end = pmd.nbody(moved(particles, disp), table, config, adjoint=adjoint).particles
+            return jnp.mean(pmd.density(end, config) ** 2)
+
+        return jax.jit(partial(jax.jvp, jax.grad(loss)))((jnp.zeros_like(direction),), (direction,))
+
+    for x, y in zip(derivatives(2), derivatives(0), strict=True):
+        assert np.abs(x).max() > 0
+        np.testing.assert_array_equal(x, y)
 
 
 class Pick(eqx.Module):

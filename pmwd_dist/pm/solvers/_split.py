@@ -164,7 +164,7 @@ def take_step(step: Step, particles: Particles, status: Status, config: Config) 
     first = jnp.where(status.code == Code.SUCCESSFUL, first_drifts(step), 0)
     particles, max_displacement = first_drift(first, particles, config)
     nothing = jnp.zeros_like(step.first)
-    particles, _, status = kick_and_drifts(step, nothing, particles, max_displacement, status, config)
+    particles, _, status, _ = kick_and_drifts(step, nothing, particles, max_displacement, status, config)
     return particles, status
 
 
@@ -182,7 +182,7 @@ def first_drift(first: Array, particles: Particles, config: Config) -> tuple[Par
 
 def kick_and_drifts(
     step: Step, following: Array, particles: P_, max_displacement: Array, status: Status, config: Config
-) -> tuple[P_, Array, Status]:
+) -> tuple[P_, Array, Status, tuple[Array, ...]]:
     """The rest of a step after its first drift, and the first drift of the following one, undone by a failure.
 
     Args:
@@ -194,7 +194,7 @@ def kick_and_drifts(
       config: the simulation.
 
     Returns:
-      The particles, their largest displacement [mesh cells], and the status.
+      The particles, their largest displacement [mesh cells], the status, and the bits of what the force was read from.
     """
     q = resolution(config, particles.disp.dtype)
     was_good = status.code == Code.SUCCESSFUL
@@ -210,7 +210,7 @@ def kick_and_drifts(
         first=jnp.where(good, following, 0) / q,
         good=good.astype(step.kick.dtype),
     )
-    particles, next_displacement = kick_and_drift(particles, max_displacement, coefficients, config)
+    particles, next_displacement, bits = kick_and_drift(particles, max_displacement, coefficients, config)
     return (
         particles,
         next_displacement,
@@ -220,19 +220,22 @@ def kick_and_drifts(
             max_displacement=jnp.maximum(status.max_displacement, max_displacement),
             halo=jnp.full_like(max_displacement, halo_limit(config)),
         ),
+        bits,
     )
 
 
-def ended(status: Status, max_displacement: Array, config: Config) -> Status:
+def ended(status: Status, max_displacement: Array, slow: Array, config: Config) -> Status:
     """The status after the last drift, which no step looks at: particles off their grid, or no numbers, are a failure.
 
     Args:
       status: after the last step.
       max_displacement: of the particles at the end [mesh cells].
+      slow: whether all momenta are in the range of their grid.
       config: the simulation.
     """
     code = _code(max_displacement, jnp.asarray(True), config, max_displacement.dtype)
     code = jnp.where(code == Code.BEYOND_HALO, Code.SUCCESSFUL, code)  # no force is taken there
+    code = jnp.where((code == Code.SUCCESSFUL) & ~slow, Code.TOO_FAST, code).astype(jnp.int32)
     failed = (status.code == Code.SUCCESSFUL) & (code != Code.SUCCESSFUL)
     seen = jnp.where(failed, max_displacement, status.max_displacement)
     return Status(jnp.where(failed, code, status.code), status.step, seen, status.halo)

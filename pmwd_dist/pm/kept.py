@@ -1,0 +1,122 @@
+"""What reverse mode keeps of a forward run instead of computing it again, within bounds that no number of steps moves.
+
+Potentials of the last steps are held as whole numbers, the bits of their values: they have no derivatives of their own,
+those of what is read from them are taken at the particles.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float, Integer
+
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.varying import unify_varying
+from pmwd_dist.config import Config
+from pmwd_dist.parallel.inputs import whole_number
+
+Stored = int | Literal["auto"]
+
+# Bytes of a device that are nothing: ten potentials of 188^3 cells in single precision.
+_SMALL = 2**28
+# Potentials that "auto" keeps if they are small. No more, so that memory is the same for ten steps and for a thousand.
+_MOST = 10
+# Numbers a particle that "auto" keeps of large ones: a gradient then takes 110 bytes a particle on one device, 120 on
+# several.
+_NUMBERS, _NUMBERS_DIVIDED = 6, 3
+
+
+def stored_potentials(wanted: Stored, steps: int, config: Config, dtype: Any) -> int:
+    """The number of steps, the last ones, whose potentials a gradient keeps.
+
+    Args:
+      wanted: the number, or "auto".
+      steps: of the run.
+      config: the simulation.
+      dtype: of the particles.
+    """
+    if wanted != "auto":
+        return min(wanted, steps)
+    cells = num_force_meshes(config) * np.prod(config.mesh_shape, dtype=np.int64)
+    few = min(steps, _MOST)
+    if few * _bytes_of_device(cells, config, dtype) <= _SMALL:
+        return few
+    numbers = _NUMBERS if config.decomposition.size == 1 else _NUMBERS_DIVIDED
+    return min(few, int(numbers * np.prod(config.particle_shape, dtype=np.int64) // cells))
+
+
+def checked(stored: Any) -> Stored:
+    """A number of potentials to keep, or "auto".
+
+    Raises:
+      ValueError: anything else.
+    """
+    if isinstance(stored, str) and stored != "auto":
+        raise ArgumentError("stored_potentials", stored, 'must be a number of steps or "auto"', 'pass "auto" or 0')
+    return "auto" if isinstance(stored, str) else whole_number(stored, "stored_potentials", least=0)
+
+
+def keeps_second_derivatives(config: Config, dtype: Any) -> bool:
+    """Whether a gradient keeps the six fields of 2LPT. Computed again they cost a step's transforms twice."""
+    return 6 * _bytes_of_device(np.prod(config.particle_shape, dtype=np.int64), config, dtype) <= _SMALL
+
+
+def num_force_meshes(config: Config) -> int:
+    """The number of fields from which the force is read: the potential, or three components."""
+    return 3 if config.gradient == "spectral" else 1
+
+
+def _bytes_of_device(count: Any, config: Config, dtype: Any) -> float:
+    return float(count) / config.decomposition.size * np.dtype(dtype).itemsize
+
+
+def as_bits(field: Float[Array, "nx ny nz"]) -> Integer[Array, "nx ny nz"]:
+    """The bits of a field, as whole numbers."""
+    return jax.lax.bitcast_convert_type(field, _integers(field.dtype))
+
+
+def from_bits(bits: Integer[Array, "nx ny nz"], dtype: Any) -> Float[Array, "nx ny nz"]:
+    """The field of these bits."""
+    return jax.lax.bitcast_convert_type(bits, dtype)
+
+
+def room(count: int, disp: Float[Array, "px py pz 3"], config: Config) -> tuple[Array, ...]:
+    """Room for what the force is read from in so many steps, shape (count, nx, ny, nz) each."""
+    if count == 0:
+        return ()
+    decomposition, number = config.decomposition, num_force_meshes(config)
+    parts = (*decomposition.pdims, 1)
+    cells = tuple(n // p for n, p in zip(config.mesh_shape, parts, strict=True))
+
+    def block(disp: Array) -> tuple[Array, ...]:
+        zeros = jnp.zeros((count, *cells), _integers(disp.dtype))
+        return (unify_varying(zeros, disp)[0],) * number
+
+    return decomposition.shard_map(block, decomposition.spec, (stored_spec(config),) * number)(disp)
+
+
+def store(potentials: tuple[Array, ...], bits: tuple[Array, ...], place: Array, config: Config) -> tuple[Array, ...]:
+    """Put the bits of a step in their place."""
+    if not potentials:
+        return ()
+    spec, number = stored_spec(config), len(potentials)
+
+    def block(place: Array, *arrays: Array) -> tuple[Array, ...]:
+        pairs = zip(arrays[:number], arrays[number:], strict=True)
+        return tuple(jax.lax.dynamic_update_index_in_dim(old, new, place, 0) for old, new in pairs)
+
+    specs = (P(), *(spec,) * number, *(config.decomposition.spec,) * number)
+    return config.decomposition.shard_map(block, specs, (spec,) * number)(place, *potentials, *bits)
+
+
+def stored_spec(config: Config) -> P:
+    """Partition of what `room` gives."""
+    return P(None, *config.decomposition.spec)
+
+
+def _integers(dtype: Any) -> Any:
+    return np.dtype(f"int{8 * np.dtype(dtype).itemsize}")

@@ -1,0 +1,158 @@
+"""A simulation run backwards to the bit, with the cotangents of its outcome."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from pmwd_dist.config import Config
+from pmwd_dist.ops.pull_back import UndoDrift, UndoKick
+from pmwd_dist.pm import gravity_adjoint
+from pmwd_dist.pm.evolution import (
+    Accumulate,
+    Epoch,
+    Inputs,
+    Outcome,
+    Save,
+    at_end,
+    exact_steps,
+    places_after,
+    undone,
+    unit_after,
+)
+from pmwd_dist.pm.gravity_adjoint import Recall
+from pmwd_dist.pm.particles import ExactParticles, Particles, resolution
+from pmwd_dist.pm.solvers import Coefficients, Step, drifted
+
+
+def pull_back(
+    inputs: Inputs,
+    outcome: Outcome,
+    cotangents: Outcome,
+    saves: tuple[Save, ...],
+    config: Config,
+    *,
+    accumulate: Accumulate | None = None,
+) -> tuple[ExactParticles, Inputs]:
+    """Undo all steps, and pull the cotangents of the outcome back.
+
+    Returns:
+      The particles at the start, as they were to the bit (those of the inputs are not looked at), and the cotangents of
+      the inputs; in the place of arguments that are not floating-point numbers, these.
+    """
+    times, count = inputs.times, len(inputs.times) - 1
+    stored = len(outcome.potentials[0]) if outcome.potentials else 0
+    good, all_steps = _steps_taken(inputs, outcome, config)
+    floating, others = eqx.partition(inputs.args, eqx.is_inexact_array)
+
+    def pull(function: Callable[..., Any], good: Array | bool, at: Any, cotangents: Any, sums: Any) -> Any:
+        return _pull_back(lambda *at: function(*at[:-1], eqx.combine(at[-1], others)), good, at, cotangents, sums)
+
+    def body(carry: tuple[Any, ...], xs: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        kicked, ct, ct_args = carry  # the particles between the drifts of the step, after its kick
+        step, last_before, good, a0, a, places, kept_at = xs
+        ct_a0, ct_a = jnp.zeros_like(a0), jnp.zeros_like(a)
+        for save, saved, (wanted, place) in zip(saves, cotangents.saved, places, strict=True):
+
+            def add(kicked: ExactParticles, step: Step, cotangent: Any, sums: Any, save: Save = save) -> Any:
+                return pull(save.function, good, (a, at_end(kicked, step, config), floating), cotangent, sums)
+
+            cotangent = jax.tree.map(lambda x, place=place: x[place], saved)
+            now = kicked, step, cotangent, (ct_a, ct, ct_args)
+            ct_a, ct, ct_args = jax.lax.cond(wanted, add, lambda *args: args[-1], *now)
+        direct = None  # what the sum depends on the particles before the step, other than through the step
+        if accumulate is not None:
+            at = Epoch(a0, undone(step, good, kicked, config)), Epoch(a, at_end(kicked, step, config)), floating
+            sums = Epoch(ct_a0, jax.tree.map(jnp.zeros_like, ct)), Epoch(ct_a, ct), ct_args
+            (ct_a0, direct), (ct_a, ct), ct_args = pull(accumulate, good, at, cotangents.accumulated, sums)
+        recall = Recall(outcome.potentials, kept_at)
+        kicked, ct, by_coefficient = _pull_back_step(
+            step, last_before, good, kicked, ct, recall, config, all_kept=stored == count
+        )
+        ct = ct if direct is None else jax.tree.map(jnp.add, ct, direct)
+        by_coefficient = Coefficients(*(jnp.where(good, x, 0) for x in by_coefficient))
+        return (kicked, ct, ct_args), (by_coefficient, ct_a0, ct_a)
+
+    final = drifted(outcome.particles.with_unit(all_steps.after[-1]), -all_steps.last[-1], config)
+    kicked = ExactParticles(final.disp, outcome.particles.momenta)
+    ct = Particles(*jax.tree.leaves(cotangents.particles))
+    start = kicked, ct, jax.tree.map(jnp.zeros_like, floating)
+    last_before = jnp.pad(all_steps.last[:-1], (1, 0))
+    places = tuple(places_after(save, count) for save in saves)
+    xs = all_steps, last_before, good, times[:-1], times[1:], places, jnp.arange(count) - (count - stored)
+    (particles, ct, ct_args), (by_coefficient, by_start, by_end) = jax.lax.scan(body, start, xs, reverse=True)
+    by_time = jnp.pad(by_start, (0, 1)) + jnp.pad(by_end, (1, 0))
+    sums = jnp.zeros_like(times[0]), ct, ct_args
+    for save, saved in zip(saves, cotangents.saved, strict=True):
+        if 0 in save.steps:
+            at = (times[0], particles.with_unit(all_steps.before[0]), floating)
+            sums = pull(save.function, True, at, jax.tree.map(lambda x: x[0], saved), sums)
+    ct = ExactParticles(*jax.tree.leaves(sums[1]))
+    return particles, Inputs(ct, by_coefficient, by_time.at[0].add(sums[0]), eqx.combine(sums[2], others))
+
+
+def _steps_taken(inputs: Inputs, outcome: Outcome, config: Config) -> tuple[Array, Step]:
+    """Which steps were good, and all of them; those that were not taken change nothing, forwards and backwards."""
+    taken, forward = outcome.status.step, exact_steps(inputs.coefficients, config)
+    good = jnp.arange(len(inputs.times) - 1) < taken
+    unit = unit_after(taken, forward)
+    return good, Step(*(jnp.where(good, x, 0) for x in forward[:3]), *(jnp.where(good, x, unit) for x in forward[3:]))
+
+
+def _pull_back(
+    function: Callable[..., Any], good: Array | bool, at: tuple[Any, ...], cotangents: Any, sums: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    """Sums of cotangents of what a function of the particles depends on, with those through this function added.
+
+    A step that is not good has neither saved nor contributed anything.
+    """
+
+    def floating(*at: Any) -> list[Array]:
+        return [x for x in jax.tree.leaves(function(*at)) if jnp.issubdtype(x.dtype, jnp.inexact)]
+
+    _, pull = jax.vjp(floating, *at)
+    return jax.tree.map(lambda old, x: jnp.where(good, old + x, old), sums, pull(jax.tree.leaves(cotangents)))
+
+
+def _pull_back_step(
+    step: Step,
+    last_before: Array,
+    good: Array,
+    kicked: ExactParticles,
+    ct: Particles,
+    recall: Recall,
+    config: Config,
+    *,
+    all_kept: bool,
+) -> tuple[ExactParticles, Particles, Coefficients]:
+    """Undo a step and the drift at the end of the one before, and pull cotangents back through the step.
+
+    Args:
+      step: the step.
+      last_before: the drift at the end of the step before.
+      good: whether the step was taken.
+      kicked: the particles after the kick of the step, before the drift at its end.
+      ct: cotangents of the particles at the end of the step.
+      recall: what the force of the step was read from.
+      config: the simulation.
+      all_kept: whether it was kept at each step.
+
+    Returns:
+      The particles after the kick of the step before, and the cotangents of the particles at the start of the step and
+      of its coefficients.
+    """
+    scale, q = step.after / step.before, resolution(config, kicked.disp.dtype)
+    weight, took = step.kick * step.after, good.astype(step.kick.dtype)
+    undo = UndoKick(step.kick, step.after, step.before, step.last, weight, took)
+    drifts = UndoDrift(weight, scale, step.before, -step.first / q, -last_before / q, took)
+    particles, ct, sums = gravity_adjoint.pull_back(kicked, ct, undo, drifts, recall, config, all_kept=all_kept)
+    by_coefficient = Coefficients(
+        drift_before=sums[3], kick=sums[0], log_scale=math.log(2) * scale * sums[1], drift_after=sums[2]
+    )
+    return particles, ct, by_coefficient

@@ -1,0 +1,51 @@
+"""How much a gradient keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+import pmwd_dist as pmd
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist.pm.kept import keeps_second_derivatives, stored_potentials
+from pmwd_dist.run.planning import on_devices
+
+
+def configure(cells: int, particles: int | None = None, **options: Any) -> pmd.Config:
+    return pmd.Config(2.0 * cells, cells, particles or cells, decomposition=(1, 1), **options)
+
+
+@pytest.mark.parametrize(
+    ("config", "pdims", "dtype", "expected"),
+    [
+        (configure(64), (1, 1), jnp.float64, 10),
+        (configure(128), (1, 1), jnp.float32, 10),
+        (configure(512), (1, 1), jnp.float32, 6),
+        (configure(512), (4, 1), jnp.float32, 3),
+        (configure(512, gradient="spectral"), (1, 1), jnp.float32, 2),
+        (configure(768, 512), (1, 1), jnp.float32, 1),
+        (configure(1024, 512), (1, 1), jnp.float32, 0),
+        (configure(256, 512), (1, 1), jnp.float32, 10),
+    ],
+)
+def test_few_potentials_are_kept_and_never_more_for_more_steps(
+    config: pmd.Config, pdims: tuple[int, int], dtype: Any, expected: int
+) -> None:
+    config = on_devices(config, pdims)
+    for steps in (10, 1000):
+        assert stored_potentials("auto", steps, config, dtype) == expected
+    assert stored_potentials("auto", 4, config, dtype) == min(4, expected)
+    assert stored_potentials(7, 5, config, dtype) == 5
+
+
+def test_small_meshes_keep_second_derivatives() -> None:
+    assert keeps_second_derivatives(configure(128), jnp.float64)
+    assert not keeps_second_derivatives(configure(256), jnp.float32)
+
+
+@pytest.mark.parametrize("stored", [-1, 1.5, "all", None])
+def test_other_numbers_of_potentials_are_refused(stored: Any) -> None:
+    with pytest.raises(ArgumentError, match="stored_potentials"):
+        pmd.ReversibleAdjoint(stored_potentials=stored)
