@@ -62,24 +62,24 @@ def _transfer(k: Array, log_k: Array, Omega_c: Array, Omega_b: Array, h: Array) 
     matter, fraction = jnp.exp(jnp.stack([log_matter, log_fraction]))
     log_k_equality = log_matter + math.log(7.46e-2 / theta**2)  # (3)
     power = dict(zip(_EXPONENTS, jnp.exp(log_matter * jnp.asarray(_EXPONENTS, k.dtype)), strict=True))
-    in_b1 = 0.313 * power[-0.419] * (1 + 0.607 * power[0.674])
-    drag_1 = in_b1 * jnp.exp(0.238 * power[0.223] * log_baryons)
+    drag_1 = 0.313 * power[-0.419] * (1 + 0.607 * power[0.674]) * jnp.exp(0.238 * power[0.223] * log_baryons)
     small = (drag_1, 0.659 * power[0.828], 32.1**-0.532 * power[-0.532], 45**-0.582 * power[-0.582])
     log_of = jnp.log(1 + jnp.stack([*small, 458**-0.708 * power[-0.708], -fraction, 10.4**-0.95 * power[-0.95]]))
     log_drag = math.log(1291) + 0.251 * log_matter + log_of[0] - log_of[1]  # (4)
     log_R = jnp.stack([log_baryons + math.log(31.5e3 / theta**4) - log_drag, log_fraction + math.log(31.5 / 25)])
     R_drag, R_equality = jnp.exp(log_R)  # (5)
     roots = jnp.sqrt(jnp.stack([1 + R_drag, R_drag + R_equality, R_equality]))
-    logs = jnp.log(jnp.stack([roots[0] + roots[1], 1 + roots[2], 2.5e4 / theta**4 * matter + 1, jnp.exp(log_drag) + 1, 1 + R_drag]))
+    equality, drag = 2.5e4 / theta**4 * matter, jnp.exp(log_drag)  # (2)
+    logs = jnp.log(jnp.stack([roots[0] + roots[1], 1 + roots[2], 1 + equality, 1 + drag, 1 + R_drag]))
     log_sound = math.log(2 * 6**0.5 / 3) - log_k_equality - 0.5 * log_R[1] + jnp.log(logs[0] - logs[1])  # (6)
     log_k_silk = math.log(1.6) + 0.52 * log_baryons + 0.73 * log_matter + log_of[6]  # (7)
 
     log_first = 0.67 * (math.log(46.9) + log_matter) + log_of[2]
     log_second = 0.424 * (math.log(12) + log_matter) + log_of[3]
-    # 14.2 over alpha_c (11), and 1 over beta_c (12) but for 1
+    # 14.2 over alpha_c (11)
     cold_c = 14.2 * jnp.exp(fraction * (log_first + fraction**2 * log_second))
     less = jnp.exp(0.395**-0.0266 * power[-0.0266] * log_of[5]) - 1
-    beta_c = 1 / (1 + 0.944 * jnp.exp(-log_of[4]) * less)
+    beta_c = 1 / (1 + 0.944 * jnp.exp(-log_of[4]) * less)  # (12)
     y = jnp.exp(logs[2] - logs[3])
     x = jnp.sqrt(1 + y)
     G = y * (-6 * x + (2 + 3 * y) * (2 * jnp.log(1 + x) - logs[2] + logs[3]))  # (15), where x^2 - 1 = y
