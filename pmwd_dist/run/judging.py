@@ -76,18 +76,28 @@ def find_reasons(plan: InferencePlan, chain: infer.Chain) -> list[str]:
         size = min(row["ess_bulk"], row["ess_tail"])
         if size < checks.ess and name in chain.parameters:
             reasons.append(f"{name} has {size:.0f} effective samples, fewer than {checks.ess:g}; {more}")
-    reasons += _of_acceptance(chain) if adjusted else _of_energy(infer.energy_errors(*energy))
+    reasons += _of_acceptance(chain) if adjusted else find_energy_reasons(*energy)
     if chain.failures > _OUTLIERS * chain.energy_change.size:
         reasons.append(f"{chain.failures} steps failed; look at the priors, devices.halo and time.steps")
     return reasons
 
 
-def _of_energy(errors: dict[str, float]) -> list[str]:
+def find_energy_reasons(energy_change: np.ndarray, dimensions: int) -> list[str]:
     """Reasons that steps without a Metropolis step give."""
-    reasons = list[str]()
-    if errors["variance"] > 2 * ENERGY_VARIANCE:
-        error = f"the energy error is {errors['variance']:.1e} a dimension, more than {2 * ENERGY_VARIANCE:g}"
+    reasons, limit = list[str](), 2 * ENERGY_VARIANCE
+    errors = infer.energy_errors(energy_change, dimensions)
+    each = np.var(energy_change, axis=1) / dimensions
+    if np.median(each) > limit:
+        error = f"the energy error is {errors['variance']:.1e} a dimension, more than {limit:g}"
         reasons.append(f"{error}: the chains are biased; raise sampler.tune, or precondition")
+    else:
+        reasons += [
+            f"the energy error of chain {chain} is {variance:.1e} a dimension, more than {limit:g}, and that of most "
+            f"is {np.median(each):.1e}: its steps became unstable after the tuning; raise sampler.tune, or use "
+            'sampler.precondition = "adapted"'
+            for chain, variance in enumerate(each)
+            if variance > limit
+        ]
     if errors["outliers"] > _OUTLIERS:
         reasons.append(f"{errors['outliers']:.2%} of the steps have far too large an energy error; raise sampler.tune")
     return reasons

@@ -19,7 +19,7 @@ from pmwd_dist.run import events
 from pmwd_dist.run.chains import execute_inference
 from pmwd_dist.run.folder import finished, prepare_folder
 from pmwd_dist.run.inference import InferencePlan, check_inference, make_inference
-from pmwd_dist.run.judging import judge
+from pmwd_dist.run.judging import find_energy_reasons, judge
 from pmwd_dist.run.settings import InferenceSettings, Settings, SettingsError, read_any, read_as
 from pmwd_dist.run.settings.writing import template
 from pmwd_dist.run.signals import Interrupted
@@ -132,6 +132,15 @@ def test_another_config_does_not_go_on(
     assert "not empty; use --overwrite" in capsys.readouterr().err
     assert command("run", folder / "config.toml", "--output", tmp_path / "other") == 2
     assert "has the sections of an inference; use `pmwd-dist infer`" in capsys.readouterr().err
+
+
+def test_a_chain_that_became_unstable_is_named() -> None:
+    energy = np.sqrt(4e-4 * 1000) * np.random.default_rng(0).standard_normal((3, 500))
+    assert find_energy_reasons(energy, 1000) == []
+    energy[1, 200:] *= 4
+    reason = find_energy_reasons(energy, 1000)[0]
+    assert reason.startswith("the energy error of chain 1 is ") and "raise sampler.tune" in reason
+    assert "the chains are biased" in find_energy_reasons(3 * energy[[0, 2]], 1000)[0]
 
 
 def test_the_template_and_what_is_written_read_back(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def _of_start(start: Start, given: Priors, sampler: Sampler) -> list[str]:
         problems.append(
             f"sampler.steps = {sampler.steps}: must be a multiple of thin * chunk = {sampler.thin * sampler.chunk}"
         )
-    if start.map_free and sampler.precondition == "conditional":
+    if start.map_free and sampler.precondition != "none":
         problems.append(
             "start.map_free: parameters can't be told from the noise where sampler.precondition depends on them; "
             'leave it out, or use sampler.precondition = "none"'

@@ -192,8 +192,9 @@ class Sampler(Section):
     steps: int = about("steps of each chain; may be raised later", 4000, ge=1)
     thin: int = about("steps from one draw that is kept to the next", 1, ge=1)
     chunk: int = about("draws from one write to disk to the next; what a kill can lose", 100, ge=4)
-    precondition: Literal["conditional", "none"] = about(
-        "conditional: modes are counted from their mean given data and parameters in linear theory; or none",
+    precondition: Literal["adapted", "conditional", "none"] = about(
+        "conditional: modes are counted from their mean given data and parameters in linear theory; adapted: and from "
+        "what the tuning shows of the posterior; or none",
         "conditional",
     )
 
