@@ -3,9 +3,9 @@
 Three things that small scales change are found from slopes g along a chain, since E[g g^T] = -E[Hessian]:
 
 - Long waves are known far better with all others held than in linear theory, by what they displace: bands of modes of
-  curvature c, where linear theory has 1, are scaled so that they have sqrt(c), or `STIFFEST` if that is less. Between
-  the width with others held, c^-1/2, and that in linear theory, which is nearly that of the posterior, the geometric
-  mean is best (as of arXiv 2603.18845 for diagonal masses), and few stiff modes cost a sampler no energy.
+  curvature c, where linear theory has 1, are scaled so that they have sqrt(c), or `STIFFEST` if that is less. Their
+  widths are so the geometric mean of that with others held, c^-1/2, and that in linear theory, which is nearly that of
+  the posterior. The few modes that are left stiff cost a sampler hardly any energy.
 - Modes should follow the parameters by another share of their Wiener mean than in linear theory. With the mean of a
   band times 1 + t (u - centre), the slope along u has t r added, r being the sum of slopes times means: the t are the
   regression of the slope of u on those sums, which leaves the least curvature along u.
