@@ -17,22 +17,86 @@ __device__ inline double largest_contribution(const Potential& p, const Bits* la
     return most;
 }
 
+// Sums of 32 bits of a box of cells, in a unit of the block's own, and its particles outside of the box. Shared memory.
+//
+// The unit is the power of two for which the sum of the magnitudes of all weights of the block stays below 2^31, so that no
+// cell's can exceed it.
+struct VectorTile : Box {
+    static constexpr int WARPS = THREADS / 32, SUM_BITS = 31;
+    int sum[CELLS];
+    Real total[3][WARPS];
+    int exponent[3];
+    u32 outside;
+    unsigned short site[BX * BY * BZ];
+
+    __device__ void clear() {
+        for (int i = threadIdx.x; i < CELLS; i += THREADS) sum[i] = 0;
+    }
+
+    // Finds the exponents of the units for the weights of each thread. Contains barriers.
+    __device__ void choose_units(const Real weight[EACH][3]) {
+#pragma unroll
+        for (int axis = 0; axis < 3; ++axis) {
+            Real all = 0;
+#pragma unroll
+            for (int e = 0; e < EACH; ++e) all += fabs(weight[e][axis]);
+#pragma unroll
+            for (int lanes = 16; lanes; lanes >>= 1) all += __shfl_xor_sync(~0u, all, lanes);
+            if (threadIdx.x % 32 == 0) total[axis][threadIdx.x / 32] = all;
+        }
+        __syncthreads();
+        if (threadIdx.x < 3) {
+            Real all = 0;
+            for (int warp = 0; warp < WARPS; ++warp) all += total[threadIdx.x][warp];
+            // Room for the rounding of this sum and of the contributions.
+            exponent[threadIdx.x] = bound(all * (Real)1.0001) - SUM_BITS;
+        }
+        __syncthreads();
+    }
+
+    // Exponent of a power of two above a number.
+    __device__ static int bound(Real x) { return (int)(__float_as_uint(x) >> 23) - 126; }
+
+    // A weight in its unit; in two factors, neither of which overflows.
+    __device__ Real in_units(Real weight, int axis) const {
+        const int half = exponent[axis] / 2, rest = exponent[axis] - half;
+        return weight * __uint_as_float((127 - half) << 23) * __uint_as_float((127 - rest) << 23);
+    }
+
+    __device__ void deposit(int at, const Real t[3], Real weight) {
+        const Real x[2] = {weight * (1 - t[0]), weight * t[0]}, z[2] = {1 - t[2], t[2]};
+#pragma unroll
+        for (int c = 0; c < 8; ++c) {
+            Real xy = x[c >> 2] * (c & 2 ? t[1] : 1 - t[1]);
+            atomicAdd(sum + at + corner_offset(c), __float2int_rn(xy * z[c & 1]));
+        }
+    }
+
+    // Adds the sums to those of a field, whose resolution has this exponent.
+    __device__ void flush(const Geometry& g, u64* sums, int axis, int resolution) const {
+        const int shift = max(exponent[axis] - resolution, -40);
+        each(g, [&](Index cell, int at) {
+            i64 value = sum[at];
+            value = shift >= 0 ? value << shift : (value + (1LL << (-shift - 1))) >> -shift;
+            if (value) atomicAdd(sums + cell, (u64)value);
+        });
+    }
+};
+
 // Adds the vectors of the particles of a block of sites to the sums of three fields, which follow each other.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 paint_vectors(Geometry g, Potential p, const Real* disp, const Real* weight, int contribution_bits, const Bits* largest,
               u64* sums, u32* invalid) {
     __shared__ Sites sites;
-    __shared__ Tile tile;
+    __shared__ VectorTile tile;
     sites.fill(g, blockIdx.x);
+    tile.reset();
     tile.clear();
+    if (threadIdx.x == 0) tile.outside = 0;
     __syncthreads();
     const u64 cells = (u64)g.cells[0] * g.cells[1] * g.cells[2];
-    const double inverse = power_of_two(-resolution_exponent(largest_contribution(p, largest), contribution_bits));
-    // Indices known at run time would put the factors into local memory.
-    const double factor[3] = {inverse * p.per_cell[0], inverse * p.per_cell[1], inverse * p.per_cell[2]};
-    auto scale = [&](int axis) { return axis == 0 ? factor[0] : axis == 1 ? factor[1] : factor[2]; };
-    Real offset[EACH][3];
-    const Real* own_weight[EACH];
+    const int resolution = resolution_exponent(largest_contribution(p, largest), contribution_bits);
+    Real offset[EACH][3], vector[EACH][3];
     int at[EACH];
     {
         Own own;
@@ -40,36 +104,43 @@ paint_vectors(Geometry g, Potential p, const Real* disp, const Real* weight, int
         tile.centre(g, sites, own);
 #pragma unroll
         for (int e = 0; e < EACH; ++e) {
-            own_weight[e] = weight + 3 * own.site[e];
             at[e] = own.valid[e] ? tile.place(own.cell[e]) : -1;
+            if (own.valid[e] && at[e] < 0) tile.site[atomicAdd(&tile.outside, 1u)] = threadIdx.x + e * THREADS;
 #pragma unroll
-            for (int axis = 0; axis < 3; ++axis) offset[e][axis] = own.offset[e][axis];
-            if (!own.valid[e] || at[e] >= 0) continue;
-#pragma unroll 1
             for (int axis = 0; axis < 3; ++axis) {
-                i64 value[8];
-                contributions(offset[e], own_weight[e] + axis, 1, scale(axis), value);
-                add_to_mesh(g, sums + axis * cells, own.cell[e], value);
+                offset[e][axis] = own.offset[e][axis];
+                vector[e][axis] = at[e] < 0 ? 0 : weight[3 * own.site[e] + axis] * (Real)p.per_cell[axis];
             }
         }
     }
-#pragma unroll 1
+    tile.choose_units(vector);
+#pragma unroll
     for (int axis = 0; axis < 3; ++axis) {
         if (axis) {
             tile.clear();
             __syncthreads();
         }
 #pragma unroll
-        for (int e = 0; e < EACH; ++e) {
-            if (at[e] < 0) continue;
+        for (int e = 0; e < EACH; ++e)
+            if (at[e] >= 0) tile.deposit(at[e], offset[e], tile.in_units(vector[e][axis], axis));
+        __syncthreads();
+        tile.flush(g, sums + axis * cells, axis, resolution);
+        __syncthreads();
+    }
+    // Those outside of the box, one for each thread: few of a warp would keep the others waiting.
+    for (u32 i = threadIdx.x; i < tile.outside; i += THREADS) {
+        int cell[3];
+        Real t[3];
+        u64 site;
+        sites.site(g, tile.site[i], site);
+        sites.particle(g, tile.site[i], disp + 3 * site, cell, t);
+#pragma unroll 1
+        for (int axis = 0; axis < 3; ++axis) {
+            const double per_cell = axis == 0 ? p.per_cell[0] : axis == 1 ? p.per_cell[1] : p.per_cell[2];
             i64 value[8];
-            contributions(offset[e], own_weight[e] + axis, 1, scale(axis), value);
-#pragma unroll
-            for (int c = 0; c < 8; ++c) tile.add(at[e] + corner_offset(c), value[c]);
+            contributions(t, weight + 3 * site + axis, 1, power_of_two(-resolution) * per_cell, value);
+            add_to_mesh(g, sums + axis * cells, cell, value);
         }
-        __syncthreads();
-        tile.flush(g, sums + axis * cells);
-        __syncthreads();
     }
 }
 
