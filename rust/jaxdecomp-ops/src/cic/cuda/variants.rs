@@ -84,8 +84,9 @@ pub fn paint(common: Common<'_>, spec: &Spec, shared: bool) -> PaintVariant {
     paint
 }
 
-/// Chooses the kernels of the transpose of reading a force, which need a tile. (512³ particles at a = 1, one H100: 8.8 ms with
-/// two blocks of 512 threads on a multiprocessor, 12 with three, or with four of 256.)
+/// Chooses the kernels of the transpose of reading a force, which need a tile. (512³ particles at the
+/// start and at a = 1, one H100, differences included: 5.3 and 8.4 ms; 5.9 and 8.4 with a tile of 24 x 16 x 26 cells; 6.6 and
+/// 12 with blocks of 8 x 8 x 16 sites and one thread for a particle outside the tile.)
 #[must_use]
 pub fn force_transpose(common: Common<'_>, spec: &Spec) -> PaintVariant {
     let mut paint = paint_of(FORCE_TRANSPOSE, common, spec, ([16, 8, 16], [22, 14, 24]), 512);
