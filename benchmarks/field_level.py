@@ -25,20 +25,23 @@ from pmwd_dist import infer
 from pmwd_dist.infer.chains import load_chain
 from pmwd_dist.infer.samplers.isokinetic import value_and_grad
 
-CELL, DENSITY = 5.0, 1e-3
+DENSITY = 1e-3
+STARTED = time.perf_counter()
 
 
 class _Spent(Exception):
     """The budget of gradients is used up."""
 
 
-def conditioned(mesh: int, gravity: str, steps: int) -> tuple[infer.Posterior, Any]:
+def conditioned(
+    mesh: int, gravity: str, steps: int, precondition: str = "adapted", cell: float = 5.0
+) -> tuple[infer.Posterior, Any]:
     """The posterior of a mock, and the truth."""
-    sigma = float((DENSITY * CELL**3) ** -0.5)
-    model = galaxies(mesh, gravity, cell=CELL, sigma=sigma, steps=steps, sd=0.2)
+    sigma = float((DENSITY * cell**3) ** -0.5)
+    model = galaxies(mesh, gravity, cell=cell, sigma=sigma, steps=steps, sd=0.2)
     truth = model.draw(jax.random.key(0), **TRUTH)
     data = model.mock(jax.random.key(1), truth)
-    return model.condition(data, precondition="conditional"), truth
+    return model.condition(data, precondition=precondition), truth
 
 
 def sampled(posterior: infer.Posterior, method: Any, options: Any) -> str:
@@ -49,7 +52,7 @@ def sampled(posterior: infer.Posterior, method: Any, options: Any) -> str:
     def watch(progress: infer.Progress) -> None:
         nonlocal spent
         spent += int(np.sum(progress.draws.get("gradients", 0)))
-        if spent >= options.gradients * chains:
+        if spent >= options.gradients * chains or time.perf_counter() - STARTED > options.seconds:
             raise _Spent
 
     chunk = 100 if method == "mclmc" else 5
@@ -115,15 +118,23 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mesh", type=int, default=64)
     parser.add_argument("--gravity", default="lpt", choices=("linear", "lpt", "nbody"))
+    parser.add_argument("--cell", type=float, default=5.0, help="side of a cell [Mpc/h]")
     parser.add_argument("--nbody-steps", type=int, default=5)
     parser.add_argument("--methods", default="mclmc,adjusted-mclmc,hmc", help='"" for times alone')
+    parser.add_argument("--precondition", default="adapted", choices=("adapted", "conditional"))
     parser.add_argument("--chains", type=int, default=4)
     parser.add_argument("--tune", type=int, default=800)
     parser.add_argument("--gradients", type=int, default=4000, help="of each chain, after tuning")
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="of the program, after which sampling stops"
+    )
     parser.add_argument("--time", action="store_true")
     options = parser.parse_args()
-    posterior, truth = conditioned(options.mesh, options.gravity, options.nbody_steps)
-    label = f"{options.gravity}, {options.mesh}³, {jax.devices()[0].device_kind}"
+    posterior, truth = conditioned(
+        options.mesh, options.gravity, options.nbody_steps, options.precondition, options.cell
+    )
+    device = jax.devices()[0].device_kind
+    label = f"{options.gravity}, {options.mesh}³ of {options.cell:g} Mpc/h, {options.precondition}, {device}"
     for method in filter(None, options.methods.split(",")):
         print(f"{label}, {sampled(posterior, method, options)}", flush=True)
     if options.time:

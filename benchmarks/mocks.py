@@ -13,7 +13,8 @@ import numpy as np
 import pmwd_dist as pmd
 from pmwd_dist import infer
 from pmwd_dist.infer.samplers import mclmc
-from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE, Search, block_length, run_blocks
+from pmwd_dist.infer.samplers.blocks import run_blocks
+from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE, Search, block_length
 
 TRUTH = {"sigma8": 0.8159, "Omega_m": 0.3075, "b1": 0.8}
 

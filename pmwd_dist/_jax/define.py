@@ -32,12 +32,14 @@ class Target:
       scratch: gives shape and type of scratch memory for (types of the operands, **parameters), passed to the target
         after the results; default: none.
       in_place: by the number of an operand, that of the result which takes its memory.
+      single: whether the target also takes one element without the batch axis; without scratch memory only.
     """
 
     name: str
     attributes: Callable[..., dict[str, Any] | None]
     scratch: Callable[..., ShapedArray] | None = None
     in_place: Mapping[int, int] = field(default_factory=dict)
+    single: bool = False
 
 
 def define_op(
@@ -79,6 +81,8 @@ def _lowering(target: Target, fallback: Callable[..., Any] | None) -> Callable[.
         if attributes is None:
             assert fallback is not None
             return fallback(ctx, *operands, **params)
+        if target.single and all(x.shape[0] == 1 for x in ctx.avals_in):
+            return _single(call, ctx, operands, attributes)
         if target.scratch is None:
             return call(ctx, *operands, **attributes)
         scratch = target.scratch(*ctx.avals_in, **params)
@@ -87,6 +91,24 @@ def _lowering(target: Target, fallback: Callable[..., Any] | None) -> Callable[.
         return call(ctx.replace(avals_out=[*ctx.avals_out, scratch]), *operands, **attributes)[:-1]
 
     return lower
+
+
+def _single(call: Callable[..., Any], ctx: Any, operands: Any, attributes: dict[str, Any]) -> list[Any]:
+    """Lower a call without its batch axis of one element.
+
+    With the axis, XLA's CPU backend fuses the reshape before a result in the memory of an operand with a copy, which it
+    then can't remove: a loop copied the operand in each iteration, and back.
+    """
+
+    def reshaped(x: Any, aval: Any) -> Any:
+        element = mlir.ir.RankedTensorType(x.type).element_type
+        kind = mlir.ir.RankedTensorType.get(aval.shape, element)
+        return mlir.ir.Operation.create("stablehlo.reshape", [kind], [x]).result
+
+    avals = [[ShapedArray(x.shape[1:], x.dtype) for x in avals] for avals in (ctx.avals_in, ctx.avals_out)]
+    own = [reshaped(x, aval) for x, aval in zip(operands, avals[0], strict=True)]
+    results = call(ctx.replace(avals_in=avals[0], avals_out=avals[1]), *own, **attributes)
+    return [reshaped(x, aval) for x, aval in zip(results, ctx.avals_out, strict=True)]
 
 
 def define_linear(primitive: Primitive, transpose: Callable[..., Any]) -> None:

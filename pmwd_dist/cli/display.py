@@ -24,6 +24,7 @@ from pmwd_dist.run.plan import Plan, power_name
 from pmwd_dist.run.planning import expected_halo, linear_displacement
 from pmwd_dist.run.resources import expected_disk, process_memory, size
 from pmwd_dist.run.settings.duration import duration_text
+from pmwd_dist.run.settings.writing import toml_value
 
 
 class Display:
@@ -139,12 +140,14 @@ def inference_lines(plan: InferencePlan) -> list[str]:
     """Lines that describe an inference."""
     config, settings = plan.simulation.config, plan.settings
     model, sampler, likelihood = settings.model, settings.sampler, settings.likelihood
-    noise = likelihood.sigma if likelihood.kind == "gaussian" else likelihood.nbar
+    numbers = {"gaussian": likelihood.sigma, "poisson": likelihood.nbar, "lensing": likelihood.density}
+    noise = numbers[likelihood.kind]
     sampled = ", ".join(f"{name} {prior}" for name, prior in plan.model.priors.items()) or "none"
     return [
         f"box         {_three(config.box_size)} Mpc/h, {_three(config.mesh_shape)} cells: {plan.dimensions} dimensions",
         f"model       {model.gravity} to a {config.a_stop:g}, {model.bias} bias, line of sight {model.line_of_sight}",
-        f"data        {settings.data.file}, {likelihood.kind} noise {'sampled' if noise is None else f'{noise:g}'}",
+        f"data        {settings.data.file}, {likelihood.kind} noise "
+        f"{'sampled' if noise is None else toml_value(noise)}",
         f"parameters  {sampled}",
         f"chains      {sampler.chains} of {sampler.method} from {settings.start.begin}, {sampler.tune} steps to tune "
         f"and {sampler.steps}, preconditioned: {sampler.precondition}; seed {settings.noise.seed}",

@@ -23,6 +23,9 @@ _NODES = _STEP * np.arange(-_BELOW, _ABOVE + 1)  # collocation.FIRST ... colloca
 
 # Orders of D1, D2, D3a, D3b and D3c.
 _ORDERS = (1, 2, 3, 3, 3)
+# Of each: its order n, whether it is tabulated over u = D1 / a, the rate of its slope, and the coefficients of u^2, u^3
+# and u^2 times q of D2 in its source beside the factor itself.
+_COEFFICIENTS = ((1, 1, 0, 0, 0, 0), (2, 1, 1, -1, 0, 0), (3, 1, 2, 0, -2, 0), (3, 1, 2, 0, 2, -2), (3, 0, 3, 0, -1, 0))
 
 
 class Growth(NamedTuple):
@@ -204,22 +207,34 @@ def _factors(background: Array) -> Array:
     p3a = integrate(4.5, -3 * u**4 / E, -3.0) / (E * u**2)
     p3b = integrate(4.5, 3 * u**3 * (u - q2) / E, 30 / 7) / (E * u**2)
     q3a, q3b = integrate(2.0, p3a, -2 / 3), integrate(2.0, p3b, 20 / 21)
-    return _at_table_nodes(background, jnp.stack([u, v, p2, q2, p3a, q3a, p3b, q3b, r, q3c], -1))
+    one, zero = jnp.ones_like(u), jnp.zeros_like(u)
+    return _at_table_nodes(
+        background, jnp.stack([u, v]), jnp.stack([one, q2, q3a, q3b, q3c]), jnp.stack([zero, p2, p3a, p3b, r])
+    )
 
 
-def _at_table_nodes(background: Array, values: Array) -> Array:
-    """The growth factors over a^n, with two derivatives, from their values at the nodes of collocation."""
+def _at_table_nodes(background: Array, linear: Array, q: Array, p: Array) -> Array:
+    """The growth factors over a^n, with two derivatives, from values at the nodes of collocation.
+
+    Formulae for all factors at once, each with coefficients of its own: a formula for each is a kernel for each.
+
+    Args:
+      background: see `_background`.
+      linear: u = D1 / a and its slope.
+      q: of each factor, D / (a^n u), for the last one D / a^n.
+      p: such that the slope of q is p - (n - 1) q, that of the last one p - 3 q.
+    """
     x = jnp.asarray(_NODES, background.dtype)
-    values = _matmul(collocation.interpolation(_NODES), values)
-    u, v, p2, q2, p3a, q3a, p3b, q3b, r, q3c = values.T
-    u1, u2, u3a, u3b = u, u * q2, u * q3a, u * q3b
-    v2, v3a, v3b = (v * q + u * (p - k * q) for p, q, k in ((p2, q2, 1), (p3a, q3a, 2), (p3b, q3b, 2)))
-    U, V = jnp.stack([u1, u2, u3a, u3b, q3c]), jnp.stack([v, v2, v3a, v3b, r - 3 * q3c])
-    sources = jnp.stack([u1, u2 - u1**2, u3a - 2 * u1**3, u3b + 2 * u1 * (u1**2 - u2), -(u1**3)])
+    known = _matmul(collocation.interpolation(_NODES), jnp.concatenate([linear, q, p]).T).T
+    u, v, q, p = known[:1], known[1:2], known[2:7], known[7:]
+    n, has_u, rate, square, cube, mixed = np.array(_COEFFICIENTS, float).T[..., None].astype(x.dtype)
+    U = (has_u * u + (1 - has_u)) * q
+    V = has_u * v * q + (has_u * u + (1 - has_u)) * (p - rate * q)
+    source = has_u * U + u**2 * (square + cube * u + mixed * q[1:2])
     _, h, m = _expansion(background, x)
-    h, m, n = h[None] + 0.5, m[None] + 1.5, np.reshape(_ORDERS, (-1, 1))
-    W = m * sources - (2 * n + h) * V - n * (n + h) * U
-    return jnp.moveaxis(jnp.stack([U, V, W]) / u1[_BELOW] ** n[None], -1, 0)
+    h, m = h[None] + 0.5, m[None] + 1.5
+    W = m * source - (2 * n + h) * V - n * (n + h) * U
+    return jnp.moveaxis(jnp.stack([U, V, W]) / (u[:, _BELOW, None] ** n)[None], -1, 0)
 
 
 def _solve_volterra(kernel: Array, y: Array) -> Array:

@@ -44,50 +44,66 @@ def _normalised(theta: Array, k: Array) -> Array:
     nodes = np.exp(_LOG_K)
     *matter, n_s = theta
     all_k = jnp.concatenate([jnp.asarray(nodes, k.dtype), jnp.ravel(k)])
-    power = all_k**n_s * _transfer(all_k, *matter) ** 2
+    log_k = jnp.log(all_k)
+    power = jnp.exp(n_s * log_k) * _transfer(all_k, log_k, *matter) ** 2
     variance = jnp.sum(power[: len(nodes)] * jnp.asarray(_variance_weights(8.0), k.dtype))
     return jnp.reshape(power[len(nodes) :], k.shape) / variance
 
 
-def _transfer(k: Array, Omega_c: Array, Omega_b: Array, h: Array) -> Array:
-    """Transfer function of Eisenstein & Hu (1998), at k [h/Mpc]; their numbers of equations in brackets."""
-    k = k * h  # [1/Mpc]
-    matter, baryons, theta = (Omega_c + Omega_b) * h**2, Omega_b * h**2, _T_CMB / 2.7
-    fraction = Omega_b / (Omega_c + Omega_b)
-    equality, k_equality = 2.5e4 * matter / theta**4, 7.46e-2 * matter / theta**2  # (2, 3)
-    power = dict(zip(_EXPONENTS, matter ** jnp.asarray(_EXPONENTS, k.dtype), strict=True))  # one kernel to compile
-    drag = 1 + 0.313 * power[-0.419] * (1 + 0.607 * power[0.674]) * baryons ** (0.238 * power[0.223])
-    drag = 1291 * power[0.251] / (1 + 0.659 * power[0.828]) * drag  # (4)
-    R_drag, R_equality = (31.5e3 * baryons / theta**4 / z for z in (drag, equality))  # (5)
-    root = jnp.sqrt(R_equality)
-    sound = jnp.log((jnp.sqrt(1 + R_drag) + jnp.sqrt(R_drag + R_equality)) / (1 + root))
-    sound = 2 / (3 * k_equality) * math.sqrt(6) / root * sound  # (6)
-    k_silk = 1.6 * baryons**0.52 * power[0.73] * (1 + 10.4**-0.95 * power[-0.95])  # (7)
+def _transfer(k: Array, log_k: Array, Omega_c: Array, Omega_b: Array, h: Array) -> Array:
+    """Transfer function of Eisenstein & Hu (1998), at k [h/Mpc]; their numbers of equations in brackets.
 
-    first = 46.9**0.67 * power[0.67] * (1 + 32.1**-0.532 * power[-0.532])
-    second = 12**0.424 * power[0.424] * (1 + 45**-0.582 * power[-0.582])
-    alpha_c = first**-fraction * second ** -(fraction**3)  # (11)
-    beta_c = (1 - fraction) ** (0.395**-0.0266 * power[-0.0266]) - 1
-    beta_c = 1 / (1 + 0.944 / (1 + 458**-0.708 * power[-0.708]) * beta_c)  # (12)
-    y = (1 + equality) / (1 + drag)
+    Powers and quotients are exponentials and logistic functions of logarithms, whose derivatives are products: each
+    quotient, power and logarithm that a derivative uses again is a kernel to compile.
+    """
+    theta = _T_CMB / 2.7
+    log_whole, log_b, log_h = jnp.log(jnp.stack([Omega_c + Omega_b, Omega_b, h]))
+    log_matter, log_baryons, log_fraction = log_whole + 2 * log_h, log_b + 2 * log_h, log_b - log_whole
+    matter, fraction = jnp.exp(jnp.stack([log_matter, log_fraction]))
+    log_k_equality = log_matter + math.log(7.46e-2 / theta**2)  # (3)
+    power = dict(zip(_EXPONENTS, jnp.exp(log_matter * jnp.asarray(_EXPONENTS, k.dtype)), strict=True))
+    drag_1 = 0.313 * power[-0.419] * (1 + 0.607 * power[0.674]) * jnp.exp(0.238 * power[0.223] * log_baryons)
+    small = (drag_1, 0.659 * power[0.828], 32.1**-0.532 * power[-0.532], 45**-0.582 * power[-0.582])
+    log_of = jnp.log(1 + jnp.stack([*small, 458**-0.708 * power[-0.708], -fraction, 10.4**-0.95 * power[-0.95]]))
+    log_drag = math.log(1291) + 0.251 * log_matter + log_of[0] - log_of[1]  # (4)
+    log_R = jnp.stack([log_baryons + math.log(31.5e3 / theta**4) - log_drag, log_fraction + math.log(31.5 / 25)])
+    R_drag, R_equality = jnp.exp(log_R)  # (5)
+    roots = jnp.sqrt(jnp.stack([1 + R_drag, R_drag + R_equality, R_equality]))
+    equality, drag = 2.5e4 / theta**4 * matter, jnp.exp(log_drag)  # (2)
+    logs = jnp.log(jnp.stack([roots[0] + roots[1], 1 + roots[2], 1 + equality, 1 + drag, 1 + R_drag]))
+    log_sound = math.log(2 * 6**0.5 / 3) - log_k_equality - 0.5 * log_R[1] + jnp.log(logs[0] - logs[1])  # (6)
+    log_k_silk = math.log(1.6) + 0.52 * log_baryons + 0.73 * log_matter + log_of[6]  # (7)
+
+    log_first = 0.67 * (math.log(46.9) + log_matter) + log_of[2]
+    log_second = 0.424 * (math.log(12) + log_matter) + log_of[3]
+    # 14.2 over alpha_c (11)
+    cold_c = 14.2 * jnp.exp(fraction * (log_first + fraction**2 * log_second))
+    less = jnp.exp(0.395**-0.0266 * power[-0.0266] * log_of[5]) - 1
+    beta_c = 1 / (1 + 0.944 * jnp.exp(-log_of[4]) * less)  # (12)
+    y = jnp.exp(logs[2] - logs[3])
     x = jnp.sqrt(1 + y)
-    G = y * (-6 * x + (2 + 3 * y) * jnp.log((x + 1) / (x - 1)))  # (15)
-    alpha_b = 2.07 * k_equality * sound * (1 + R_drag) ** -0.75 * G  # (14)
+    G = y * (-6 * x + (2 + 3 * y) * (2 * jnp.log(1 + x) - logs[2] + logs[3]))  # (15), where x^2 - 1 = y
+    scales = jnp.exp(jnp.stack([log_k_equality + log_sound, -0.75 * logs[4], log_sound]))
+    alpha_b = 2.07 * scales[0] * scales[1] * G  # (14)
     beta_node = 8.41 * power[0.435]  # (23)
     beta_b = 0.5 + fraction + (3 - 2 * fraction) * jnp.sqrt((17.2 * matter) ** 2 + 1)  # (24)
+    log_betas = jnp.log(jnp.stack([beta_node, beta_b]))
 
-    q, ks = k / (13.41 * k_equality), k * sound  # (10)
-    curve = 386 / (1 + 69.9 * q**1.08)
+    log_q, ks, log_ks = log_k + log_h - math.log(13.41) - log_k_equality, k * h * scales[2], log_k + log_h + log_sound
+    q = jnp.exp(log_q)  # (10)
+    curve = 386 * jax.nn.sigmoid(-1.08 * log_q - math.log(69.9))
 
-    def cold(alpha: ArrayLike, beta: ArrayLike) -> Array:  # (19, 20)
-        log = jnp.log(math.e + 1.8 * beta * q)
-        return log / (log + (14.2 / alpha + curve) * q**2)
+    def cold(coefficient: ArrayLike, log: Array) -> Array:  # (19, 20)
+        return log / (log + (coefficient + curve) * q**2)
 
-    weight = 1 / (1 + (ks / 5.4) ** 4)  # (18)
-    dark = weight * cold(1, beta_c) + (1 - weight) * cold(alpha_c, beta_c)  # (17)
-    silk = alpha_b / (1 + (beta_b / ks) ** 3) * jnp.exp(-((k / k_silk) ** 1.4))
-    shifted = ks / jnp.cbrt(1 + (beta_node / ks) ** 3)  # (22)
-    baryonic = (cold(1, 1) / (1 + (ks / 5.2) ** 2) + silk) * jnp.sinc(shifted / math.pi)  # (21)
+    plain, log_c = jnp.log(math.e + 1.8 * q), jnp.log(math.e + 1.8 * beta_c * q)
+    weight = jax.nn.sigmoid(4 * (math.log(5.4) - log_ks))  # (18)
+    dark = weight * cold(14.2, log_c) + (1 - weight) * cold(cold_c, log_c)  # (17)
+    silk = alpha_b * jax.nn.sigmoid(3 * (log_ks - log_betas[1])) * jnp.exp(-jnp.exp(1.4 * (log_k + log_h - log_k_silk)))
+    log_shift = jnp.log(jax.nn.sigmoid(3 * (log_ks - log_betas[0]))) / 3
+    shifted = ks * jnp.exp(log_shift)  # (22)
+    wave = jnp.where(shifted > 0, jnp.sin(shifted) * jnp.exp(-log_ks - log_shift), 1)
+    baryonic = (cold(14.2, plain) * jax.nn.sigmoid(2 * (math.log(5.2) - log_ks)) + silk) * wave  # (21)
     return fraction * baryonic + (1 - fraction) * dark  # (16)
 
 

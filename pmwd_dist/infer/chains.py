@@ -150,7 +150,7 @@ def _describe(part: Any) -> str:
             return repr(values.item())
         digest = hashlib.sha256(values.tobytes()).hexdigest()[:16]
         return f"{values.dtype.name}{list(values.shape)}:{digest}"
-    if isinstance(part, eqx.Module) and is_dataclass(part):
+    if is_dataclass(part) and not isinstance(part, type):
         inside = ", ".join(f"{f.name}={_describe(getattr(part, f.name, None))}" for f in fields(part))
         return f"{type(part).__name__}({inside})"
     if isinstance(part, list | tuple):

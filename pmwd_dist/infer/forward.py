@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -35,6 +35,14 @@ from pmwd_dist.pm.status import Status
 
 Gravity = Literal["nbody", "lpt"]
 Observable = Callable[[Particles, Array, Mapping[str, ArrayLike], GrowthTable, Config], Array]
+
+
+class ForwardModel(Protocol):
+    """What the forward models of this package know of P(k): its table, and whether it is a given one."""
+
+    linear_power: Any
+    tabulated: bool
+
 
 COSMOLOGY = ("Omega_m", *(field.name for field in fields(Parameters)))
 _OF_GROWTH = {"Omega_m", "Omega_c", "Omega_b", "Omega_k", "w0", "wa"}
@@ -68,22 +76,22 @@ class LinearField(eqx.Module):
         line_of_sight: LineOfSight | None = None,
         linear_power: LinearPower | None = None,
     ):
-        self.config, self.cosmo, self.table = _checked(config, cosmo)
+        self.config, self.cosmo, self.table = checked(config, cosmo)
         self.bias = bias
         self.line_of_sight = None if line_of_sight is None else direction(line_of_sight)
-        self.linear_power, self.tabulated = _fixed_power(config, self.cosmo, linear_power), linear_power is not None
+        self.linear_power, self.tabulated = fixed_power(config, self.cosmo, linear_power), linear_power is not None
 
     def __call__(self, noise: Array, parameters: Mapping[str, ArrayLike]) -> Float[Array, "nx ny nz"]:
         """Density of galaxies, in units of the mean, on the lattice of the noise."""
         cosmo, table = cosmology_at(parameters, self.cosmo, self.table)
-        modes = linear_modes(noise, cosmo, self.config, linear_power=_power_at(parameters, self))
+        modes = linear_modes(noise, cosmo, self.config, linear_power=power_at(parameters, self))
         modes = modes * self._factor(parameters, table).astype(noise.dtype)
         return 1 + pirfft3d(modes, self.config.particle_shape, self.config.decomposition)
 
     def response(self, parameters: Mapping[str, ArrayLike]) -> Float[Array, "nx ny nk"]:
         """Modes of the field per mode of the noise, in the layout of `prfft3d`."""
         cosmo, table = cosmology_at(parameters, self.cosmo, self.table)
-        return _amplitude(cosmo, self.config, _power_at(parameters, self)) * self._factor(parameters, table)
+        return _amplitude(cosmo, self.config, power_at(parameters, self)) * self._factor(parameters, table)
 
     def _factor(self, parameters: Mapping[str, ArrayLike], table: GrowthTable) -> Array:
         return kaiser_factor(value_of(self.bias, parameters), table, self.config, self.line_of_sight)
@@ -124,19 +132,19 @@ class Simulation(eqx.Module):
         linear_power: LinearPower | None = None,
         solver: Any = None,
     ):
-        self.config, self.cosmo, self.table = _checked(config, cosmo)
+        self.config, self.cosmo, self.table = checked(config, cosmo)
         if gravity not in get_args(Gravity):
             raise ArgumentError("gravity", gravity, 'must be "nbody" or "lpt"', "for linear theory use LinearField")
         self.gravity, self.bias, self.observable = gravity, bias, observable
         self.solver = solver
-        self.linear_power, self.tabulated = _fixed_power(config, self.cosmo, linear_power), linear_power is not None
+        self.linear_power, self.tabulated = fixed_power(config, self.cosmo, linear_power), linear_power is not None
 
     def __call__(
         self, noise: Array, parameters: Mapping[str, ArrayLike]
     ) -> tuple[Float[Array, "nx ny nz"], Status | None]:
         """What is observed, in units of the mean, and the status of the simulation."""
         cosmo, table = cosmology_at(parameters, self.cosmo, self.table)
-        modes = linear_modes(noise, cosmo, self.config, linear_power=_power_at(parameters, self))
+        modes = linear_modes(noise, cosmo, self.config, linear_power=power_at(parameters, self))
         status = None
         if self.gravity == "lpt":
             particles = lpt(modes, table, self.config, a=self.config.a_stop)
@@ -165,7 +173,7 @@ class Simulation(eqx.Module):
         window = jnp.ones(())
         for component, side in zip(k, self.config.cell_size, strict=True):
             window = window * jnp.sinc(component * side / (2 * np.pi)) ** 2
-        return _amplitude(cosmo, self.config, _power_at(parameters, self)) * factor * window
+        return _amplitude(cosmo, self.config, power_at(parameters, self)) * factor * window
 
 
 class _AtNodes(eqx.Module):
@@ -178,14 +186,14 @@ class _AtNodes(eqx.Module):
         return self.power
 
 
-def _fixed_power(config: Config, cosmo: Parameters, linear_power: LinearPower | None) -> Any:
+def fixed_power(config: Config, cosmo: Parameters, linear_power: LinearPower | None) -> Any:
     """P(k) as given; else that of the fiducial cosmology, computed once."""
     if linear_power is None:
         return _AtNodes(default_power(power_nodes(config), cosmo))
     return linear_power if callable(linear_power) else tuple(map(jnp.asarray, linear_power))
 
 
-def _power_at(parameters: Mapping[str, ArrayLike], model: LinearField | Simulation) -> Any:
+def power_at(parameters: Mapping[str, ArrayLike], model: ForwardModel) -> Any:
     """P(k) for `linear_modes`: fixed unless the cosmology is sampled."""
     if not model.tabulated:
         return None if parameters.keys() & set(COSMOLOGY) else model.linear_power
@@ -236,6 +244,7 @@ def _amplitude(cosmo: Parameters, config: Config, linear_power: LinearPower | No
     return linear_modes(impulse, cosmo, config, linear_power=linear_power).real
 
 
-def _checked(config: Config, cosmo: Cosmology) -> tuple[Config, Parameters, GrowthTable]:
+def checked(config: Config, cosmo: Cosmology) -> tuple[Config, Parameters, GrowthTable]:
+    """The config, the cosmology and its growth table, of a forward model."""
     check_config(config)
     return config, parameters(cosmo), growth_table(cosmo)

@@ -25,7 +25,11 @@ _FLOOR = 0.01  # predicted density, in units of the mean, below which Poisson me
 
 
 class Likelihood(Protocol):
-    """The distribution of data around a predicted field."""
+    """The distribution of data around a predicted field.
+
+    Preconditioning needs two more methods: `contrast(data, parameters)`, the data as a density contrast, 0 where
+    nothing is known, and `noise_variance(parameters, config)`, that of a cell of it, as if it were the same everywhere.
+    """
 
     def logdensity(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """Logarithm of the density of the data, up to a constant."""
@@ -37,14 +41,6 @@ class Likelihood(Protocol):
 
     def check(self, data: Any, config: Config) -> None:
         """Raise ValueError unless data can have come from this likelihood."""
-        ...
-
-    def contrast(self, data: Array, parameters: Mapping[str, ArrayLike]) -> Array:
-        """The data as a density contrast, for preconditioning: 0 where nothing is known."""
-        ...
-
-    def noise_variance(self, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
-        """Variance of a cell of the contrast, as if noise were the same everywhere, for preconditioning."""
         ...
 
 
@@ -69,7 +65,7 @@ class Gaussian(eqx.Module):
     def __init__(self, sigma: Any, *, mask: Any = None, k_max: float | None = None):
         self.name = sigma if isinstance(sigma, str) else None
         self.sigma = None if isinstance(sigma, str) else jnp.asarray(_positive(sigma, "sigma"), float)
-        self.mask, self.k_max = _mask(mask), None if k_max is None else float(k_max)
+        self.mask, self.k_max = checked_mask(mask), None if k_max is None else float(k_max)
         if self.k_max is not None and not self.k_max > 0:
             raise ArgumentError("k_max", k_max, "must be positive")
         if self.k_max is not None and (mask is not None or jnp.ndim(self.sigma) > 0):
@@ -110,7 +106,7 @@ class Gaussian(eqx.Module):
         _check_shapes(config, mask=self.mask, sigma=self.sigma)
         data = np.asarray(mesh_field(data, config, "data"))
         seen = np.ones(data.shape, bool) if self.mask is None else np.asarray(self.mask) > 0
-        _check_finite(data, seen)
+        check_finite(data, seen)
 
     def contrast(self, data: Array, parameters: Mapping[str, ArrayLike]) -> Array:
         """The data less the mean, 0 behind the mask."""
@@ -150,7 +146,7 @@ class Poisson(eqx.Module):
     def __init__(self, nbar: Any, *, selection: Any = None, mask: Any = None):
         self.name = nbar if isinstance(nbar, str) else None
         self.nbar = None if isinstance(nbar, str) else jnp.asarray(_positive(nbar, "nbar"), float)
-        self.selection, self.mask = None if selection is None else jnp.asarray(selection, float), _mask(mask)
+        self.selection, self.mask = None if selection is None else jnp.asarray(selection, float), checked_mask(mask)
         if self.selection is not None and not bool(jnp.all((self.selection >= 0) & jnp.isfinite(self.selection))):
             raise ArgumentError("selection", selection, "holds negative or no numbers", show_value=False)
 
@@ -179,7 +175,7 @@ class Poisson(eqx.Module):
         _check_shapes(config, mask=self.mask, selection=self.selection)
         data = np.asarray(mesh_field(data, config, "data"))
         seen = np.ones(data.shape, bool) if self.mask is None else np.asarray(self.mask) > 0
-        _check_finite(data, seen)
+        check_finite(data, seen)
         wrong = seen & ((data < 0) | (data != np.rint(data)))
         if wrong.any():
             raise ArgumentError("data", data[wrong][0], "is no number of galaxies", "use Gaussian for densities")
@@ -215,7 +211,8 @@ def _positive(value: Any, name: str) -> Any:
     return value
 
 
-def _mask(mask: Any) -> Array | None:
+def checked_mask(mask: Any) -> Array | None:
+    """A mask as numbers, or ValueError."""
     if mask is None:
         return None
     values = np.asarray(mask)
@@ -232,7 +229,8 @@ def _check_shapes(config: Config, **arrays: Any) -> None:
             raise ArgumentError(f"{name}.shape", jnp.shape(x), f"must be mesh_shape={config.mesh_shape}")
 
 
-def _check_finite(data: np.ndarray, seen: np.ndarray) -> None:
+def check_finite(data: np.ndarray, seen: np.ndarray) -> None:
+    """Raise ValueError unless the data that are seen are finite numbers."""
     wrong = seen & ~np.isfinite(data)
     if wrong.any():
         index = tuple(int(i) for i in np.argwhere(wrong)[0])

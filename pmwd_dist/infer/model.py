@@ -14,6 +14,7 @@ from jaxtyping import Array
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.infer import trees
+from pmwd_dist.infer.adaptation import Adaptation
 from pmwd_dist.infer.forward import COSMOLOGY
 from pmwd_dist.infer.likelihoods import Likelihood
 from pmwd_dist.infer.precondition import Preconditioner, wiener_draw
@@ -36,7 +37,8 @@ class Model(eqx.Module):
 
     Args:
       config: the simulation.
-      forward: function (noise, parameters) -> field on the mesh in units of its mean, or (field, status).
+      forward: function (noise, parameters) -> field on the mesh in units of its mean, or (field, status). Maps of
+        another `shape` say so, and their `sharding`, as `Convergence` does.
       priors: of the parameters that are sampled, by name.
       likelihood: `Gaussian`, `Poisson`, or an object with their methods.
 
@@ -113,7 +115,7 @@ class Model(eqx.Module):
         parameters = self.parameters(position)
         field, fine = self.predict(position["noise"], parameters)
         data = self.likelihood.draw(key, field, parameters, self.config)
-        return jax.lax.with_sharding_constraint(jnp.where(fine, data, jnp.nan), self.config.decomposition.sharding)
+        return jax.lax.with_sharding_constraint(jnp.where(fine, data, jnp.nan), self._layout_of_data()[1])
 
     def condition(
         self, data: Any, *, precondition: str | None = None, fiducial: Mapping[str, float] | None = None
@@ -123,9 +125,9 @@ class Model(eqx.Module):
         Args:
           data: on the mesh.
           precondition: "conditional": the noise of a position is counted mode by mode from its mean, in units of its
-            standard deviation, in linear theory given data and the parameters of the position; None: it is the noise
-            itself.
-          fiducial: parameters at which those of "conditional" are scaled; default: medians of the priors.
+            standard deviation, in linear theory given data and the parameters of the position; "adapted": the same,
+            and `sample` adapts it to the posterior in its tuning; None: it is the noise itself.
+          fiducial: parameters at which those of the position are scaled; default: medians of the priors.
 
         Raises:
           ValueError: data that can't have come from the likelihood, or a forward model without a response.
@@ -136,14 +138,20 @@ class Model(eqx.Module):
         white = dict.fromkeys(self.priors, jnp.zeros(())) | whiten(fiducial or {}, self.priors)
         if precondition is None:
             return Posterior(self, data, None)
-        if precondition != "conditional":
-            raise ArgumentError("precondition", precondition, 'must be "conditional" or None')
-        preconditioner = Preconditioner(data, self.forward, self.likelihood, white, self.priors, self.config)
+        if precondition not in ("conditional", "adapted"):
+            raise ArgumentError("precondition", precondition, 'must be "conditional", "adapted" or None')
+        of_model = self.forward, self.likelihood, white, self.priors, self.config
+        preconditioner = Preconditioner(data, *of_model, adapted=precondition == "adapted")
         return Posterior(self, data, preconditioner)
 
+    def _layout_of_data(self) -> tuple[tuple[int, ...], Any]:
+        """Shape and sharding of the data: those of a field on the mesh, unless the forward model has its own."""
+        default = self.config.mesh_shape, self.config.decomposition.sharding
+        return getattr(self.forward, "shape", default[0]), getattr(self.forward, "sharding", default[1])
+
     def _place(self, x: Any) -> Any:
-        whole = getattr(x, "shape", None) == self.config.mesh_shape
-        return jax.device_put(x, self.config.decomposition.sharding) if whole else x
+        shape, sharding = self._layout_of_data()
+        return jax.device_put(x, sharding) if getattr(x, "shape", None) == shape else x
 
     def _replicate(self, position: Position) -> Position:
         """The position, its parameters on every device: where steps return them, so that these compile once."""
@@ -156,7 +164,7 @@ class Posterior(eqx.Module):
     """The posterior of a model, given data: a log density of positions, and draws to start from.
 
     Positions are as those of `Model`, but for the noise, which the preconditioner, if there is one, moves and scales
-    mode by mode, and the parameters, which "conditional" scales too.
+    mode by mode, and the parameters, which it scales too.
     """
 
     model: Model
@@ -188,15 +196,38 @@ class Posterior(eqx.Module):
         noise = lattice_field(noise, self.model.config, "position['noise']")
         if self.preconditioner is None:
             return noise, parameters, 0.0
-        noise, log_volume = self.preconditioner.noise(noise, parameters, self.model.config)
+        noise, log_volume = self.preconditioner.noise(noise, position["parameters"], parameters, self.model.config)
         return noise, parameters, log_volume
 
     def whiten(self, noise: Array, white: Mapping[str, ArrayLike]) -> Position:
         """The position of white noise and whitened parameters."""
         if self.preconditioner is None:
             return {"noise": noise, "parameters": dict(white)}
-        noise = self.preconditioner.position(noise, unwhiten(white, self.model.priors), self.model.config)
-        return {"noise": noise, "parameters": self.preconditioner.scaled({k: jnp.asarray(x) for k, x in white.items()})}
+        scaled = self.preconditioner.scaled({k: jnp.asarray(x) for k, x in white.items()})
+        noise = self.preconditioner.position(noise, scaled, unwhiten(white, self.model.priors), self.model.config)
+        return {"noise": noise, "parameters": scaled}
+
+    def adapted(self, adaptation: Adaptation | None) -> Posterior:
+        """The posterior with other positions; the same one for None."""
+        if adaptation is None:
+            return self
+        assert self.preconditioner is not None
+        return eqx.tree_at(lambda p: p.preconditioner.adaptation, self, adaptation)
+
+    def centre(self, position: Position) -> Array:
+        """Parameters of a position in linear theory's scales, in the order of their names."""
+        assert self.preconditioner is not None
+        return self.preconditioner.linear(position["parameters"])
+
+    def observe(self, position: Position, slope: Position) -> Array:
+        """What the slope at a position shows, for adaptation; nothing if none is adapted."""
+        if self.preconditioner is None:
+            return jnp.zeros(0)
+        return self.preconditioner.observe(slope, self.parameters(position), self.model.config)
+
+    def moved(self, position: Position, other: Posterior) -> Position:
+        """The position of another adaptation, for the same noise and parameters."""
+        return other.whiten(self.unwhiten(position)[0], self._white(position))
 
     @eqx.filter_jit
     def initial(self, key: Array, **values: Any) -> Position:

@@ -10,6 +10,7 @@ sum over modes of (d ln V / d u)^2 / 2, with V = R^2 + s^2, and that of their pr
 
 To scale the modes by the widths at fixed parameters is not enough: field and parameters then fix each other in a valley
 much narrower than it is long, whose width changes along it, and so does the step at which a sampler becomes unstable.
+`adaptation` is what chains change of all this where the posterior is not that of linear theory.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from jaxtyping import Array, Float
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
+from pmwd_dist.infer.adaptation import Adaptation, at_bands, band_sums, bands
 from pmwd_dist.infer.priors import Prior, unwhiten
 from pmwd_dist.parallel.fft import pirfft3d, prfft3d
 from pmwd_dist.pm import fourier
@@ -36,10 +38,11 @@ class Preconditioner(eqx.Module):
     Args:
       data: on the mesh.
       forward: with a method `response(parameters)`: modes of the field per mode of the noise, real.
-      likelihood: with a method `noise_variance(parameters, config)`.
+      likelihood: with methods `contrast(data, parameters)` and `noise_variance(parameters, config)`.
       config: the simulation.
       white: whitened parameters at which their own scales are found.
       priors: of the parameters.
+      adapted: whether chains may change it; nothing is changed yet.
 
     Raises:
       ValueError: a forward model without a response, or a mesh other than the lattice.
@@ -49,6 +52,7 @@ class Preconditioner(eqx.Module):
     forward: Any
     likelihood: Any
     factor: Float[Array, "p p"]
+    adaptation: Adaptation | None
 
     def __init__(
         self,
@@ -58,46 +62,98 @@ class Preconditioner(eqx.Module):
         white: Mapping[str, Array],
         priors: Mapping[str, Prior],
         config: Config,
+        *,
+        adapted: bool = False,
     ):
         check_response(forward, config)
         self.data, self.forward, self.likelihood = data, forward, likelihood
         self.factor = _parameter_scales(forward, likelihood, dict(white), tuple(priors.items()), config)
+        self.adaptation = Adaptation.none(len(white)) if adapted else None
 
     def white(self, parameters: Mapping[str, Array]) -> dict[str, Array]:
         """Whitened parameters of those of a position."""
-        return self._times(self.factor, parameters)
+        return _named(_times(self.factor, self.linear(parameters)), parameters)
 
     def scaled(self, white: Mapping[str, Array]) -> dict[str, Array]:
         """Parameters of a position of whitened ones."""
-        return self._times(jnp.linalg.inv(self.factor), white) if white else {}
+        vector = _times(jnp.linalg.inv(self.factor), _vector(white)) if white else _vector(white)
+        if self.adaptation is not None and white:
+            vector = _times(jnp.linalg.inv(self.adaptation.factor), vector)
+        return _named(vector, white)
 
-    @staticmethod
-    def _times(matrix: Array, numbers: Mapping[str, Array]) -> dict[str, Array]:
-        if not numbers:
-            return {}
-        # Products of single numbers, where a matrix product would be of less precision on some devices.
-        names = sorted(numbers)
-        values = jnp.stack([jnp.asarray(numbers[name], matrix.dtype) for name in names])
-        moved = jnp.sum(matrix * values[None, :], axis=1)
-        return {name: moved[i] for i, name in enumerate(names)}
+    def linear(self, parameters: Mapping[str, Array]) -> Array:
+        """Parameters of a position in linear theory's scales, in the order of their names."""
+        vector = _vector(parameters)
+        return vector if self.adaptation is None else _times(self.adaptation.factor, vector)
 
-    def noise(self, z: Array, parameters: Mapping[str, ArrayLike], config: Config) -> tuple[Array, Array | float]:
-        """White noise of a position, and the logarithm of the volume that the scales give it."""
-        variance, mean = self._moments(parameters, config)
-        modes = prfft3d(z, config.decomposition) * jnp.sqrt(variance).astype(z.dtype) + mean.astype(_complex(z))
+    def noise(
+        self, z: Array, scaled: Mapping[str, Array], parameters: Mapping[str, ArrayLike], config: Config
+    ) -> tuple[Array, Array | float]:
+        """White noise of a position, and the logarithm of the volume that its scales give it, up to a constant.
+
+        Args:
+          z: noise of the position.
+          scaled: parameters of the position.
+          parameters: of the model there.
+          config: the simulation.
+        """
+        variance, width, mean = self._moments(scaled, parameters, config)
+        modes = prfft3d(z, config.decomposition) * width.astype(z.dtype) + mean.astype(_complex(z))
         volume = 0.5 * jnp.sum(_counts(config, variance.dtype) * jnp.log(variance))
         return pirfft3d(modes, config.particle_shape, config.decomposition), volume
 
-    def position(self, noise: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
+    def position(
+        self, noise: Array, scaled: Mapping[str, Array], parameters: Mapping[str, ArrayLike], config: Config
+    ) -> Array:
         """The position of white noise."""
-        variance, mean = self._moments(parameters, config)
-        modes = (prfft3d(noise, config.decomposition) - mean) / jnp.sqrt(variance)
+        _, width, mean = self._moments(scaled, parameters, config)
+        modes = (prfft3d(noise, config.decomposition) - mean) / width
         return pirfft3d(modes.astype(_complex(noise)), config.particle_shape, config.decomposition)
 
-    def _moments(self, parameters: Mapping[str, ArrayLike], config: Config) -> tuple[Array, Array]:
-        """Variance and mean of the modes of the noise."""
+    def observe(
+        self, slope: Mapping[str, Any], parameters: Mapping[str, ArrayLike], config: Config
+    ) -> Float[Array, " n"]:
+        """What a slope of the log density along a position shows, for `adaptation.adapt`; nothing if none is adapted.
+
+        Slopes along the parameters, and for each band the sum of slopes times Wiener means, and the mean square.
+        """
+        if self.adaptation is None:
+            return jnp.zeros(0)
+        _, width, mean = self._moments({}, parameters, config)
+        index, weight = bands(config), _counts(config, width.dtype)
+        modes = prfft3d(slope["noise"], config.decomposition, norm="ortho")
+        size = slope["noise"].size ** 0.5
+        sums = band_sums(weight * jnp.real(jnp.conj(modes) * mean / (width * size)), index)
+        squares = band_sums(weight * (modes.real**2 + modes.imag**2), index)
+        squares = squares / jnp.maximum(band_sums(weight, index), 1)
+        return jnp.concatenate([x.astype(sums.dtype) for x in (_vector(slope["parameters"]), sums, squares)])
+
+    def _moments(
+        self, scaled: Mapping[str, Array], parameters: Mapping[str, ArrayLike], config: Config
+    ) -> tuple[Array, Array, Array]:
+        """Variance of the modes of the noise in linear theory, and their scale and mean."""
         variance, gain = wiener(self.forward, self.likelihood, parameters, config)
-        return variance, gain * prfft3d(self.likelihood.contrast(self.data, parameters), config.decomposition)
+        width, mean = jnp.sqrt(variance), prfft3d(self.likelihood.contrast(self.data, parameters), config.decomposition)
+        if self.adaptation is not None:
+            index = bands(config)
+            width = width * at_bands(self.adaptation.scale, index)
+            if scaled:
+                gain = gain * at_bands(self.adaptation.gain(self.linear(scaled)), index)
+        return variance, width, gain * mean
+
+
+def _vector(numbers: Mapping[str, Array]) -> Array:
+    """Parameters by their names' order."""
+    return jnp.stack([jnp.asarray(numbers[name]) for name in sorted(numbers)]) if numbers else jnp.zeros(0)
+
+
+def _named(vector: Array, like: Mapping[str, Any]) -> dict[str, Array]:
+    return {name: vector[i] for i, name in enumerate(sorted(like))}
+
+
+def _times(matrix: Array, vector: Array) -> Array:
+    """Products of single numbers, where a matrix product would be of less precision on some devices."""
+    return jnp.sum(matrix * vector.astype(matrix.dtype)[None, :], axis=1)
 
 
 def check_response(forward: Any, config: Config) -> None:

@@ -15,24 +15,19 @@ import numpy as np
 from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist.infer import adaptation
 from pmwd_dist.infer.chains import Arrays, Chain, ChainFolder, identity_of
 from pmwd_dist.infer.model import Position, Posterior
 from pmwd_dist.infer.samplers import mclmc
+from pmwd_dist.infer.samplers.blocks import Block, run_blocks
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState
 from pmwd_dist.infer.samplers.methods import Method, Tuning, check_method, transition
-from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE, Block, Search, block_length, run_blocks, tune
+from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE, Search, block_length, tune
+from pmwd_dist.infer.state import Moments, Run, add, leaves_of, pack, placed, restored, unpack
 from pmwd_dist.parallel.inputs import whole_number
 from pmwd_dist.pm.status import SimulationError
 
 _CHECKPOINT_SECONDS = 10.0  # between writes while a run is tuned
-
-
-class Moments(NamedTuple):
-    """Running mean of the white noise, and sum of squares around it."""
-
-    draws: Array
-    mean: Array
-    square: Array
 
 
 class Progress(NamedTuple):
@@ -48,14 +43,6 @@ class Progress(NamedTuple):
     step_size: float
     L: float
     draws: Arrays
-
-
-class _Run(NamedTuple):
-    """State of all chains."""
-
-    states: IntegratorState
-    tuning: Tuning
-    moments: Moments
 
 
 def sample(
@@ -77,7 +64,8 @@ def sample(
 ) -> Chain:
     """Sample a posterior, chain by chain in a batch, and keep all on disk.
 
-    All chains together tune the step size, L and masses that they share. Called again with the same arguments, it
+    All chains together tune the step size, L and masses that they share, and with `precondition="adapted"` what
+    positions are. Called again with the same arguments, it
     goes on where the tuning was, or after the last complete chunk; steps may be raised.
 
     Args:
@@ -101,7 +89,8 @@ def sample(
       SimulationError: the start, or too many steps, failed.
     """
     _check(posterior, positions, steps, thin, chunk, method)
-    search = Search(positions, steps=tuning_steps, method=method, energy_variance=energy_variance)
+    adapts = adaptation.start(posterior) is not None
+    search = Search(positions, steps=tuning_steps, method=method, energy_variance=energy_variance, adapts=adapts)
     how: dict[str, Any] = {"tuning_steps": tuning_steps, "thin": thin, "chunk": chunk, "keep_noise": keep_noise}
     how |= {"method": method, "energy_variance": energy_variance}
     folder = ChainFolder(output, _identity(posterior, positions, key) | identity_of(how))
@@ -114,13 +103,15 @@ def sample(
         run, draws = _advance(jax.random.fold_in(run_key, index), run, posterior, method, thin, chunk, spmd_axis_name)
         arrays = _checked(draws, index, most_failures)
         if keep_noise:
-            arrays["noise"] = np.asarray(_unwhitened(run.states.position, posterior, spmd_axis_name))
-        folder.write(index, arrays, _pack(run, index + 1))
+            arrays["noise"] = np.asarray(
+                _unwhitened(run.states.position, posterior.adapted(run.adaptation), spmd_axis_name)
+            )
+        folder.write(index, arrays, pack(run, index + 1))
         _tell(listener, run, index + 1, arrays)
     return folder.load()
 
 
-def _begun(key: Array, positions: Position, posterior: Posterior, axis: str | None) -> _Run:
+def _begun(key: Array, positions: Position, posterior: Posterior, axis: str | None) -> Run:
     """The chains before tuning, or SimulationError."""
     run = _begin(key, positions, posterior, axis)
     if not bool(jnp.all(jnp.isfinite(run.states.logdensity))):
@@ -128,12 +119,12 @@ def _begun(key: Array, positions: Position, posterior: Posterior, axis: str | No
     return run
 
 
-def _resumed(run: _Run, folder: ChainFolder) -> tuple[_Run, int | None]:
+def _resumed(run: Run, folder: ChainFolder) -> tuple[Run, int | None]:
     """The chains after the chunks that the folder has, and the number of these; None while they are to be tuned."""
     stored = folder.state()
     if stored is None or "chunks" not in stored:
         return run, None
-    return _unpack(stored, run), int(stored["chunks"])
+    return unpack(stored, run), int(stored["chunks"])
 
 
 def _checked(draws: dict[str, Array], chunk: int, most: float) -> dict[str, np.ndarray]:
@@ -148,7 +139,7 @@ def _checked(draws: dict[str, Array], chunk: int, most: float) -> dict[str, np.n
     return arrays
 
 
-def _tell(listener: Callable[[Progress], None] | None, run: _Run, chunks: int, draws: Arrays) -> None:
+def _tell(listener: Callable[[Progress], None] | None, run: Run, chunks: int, draws: Arrays) -> None:
     if listener is not None:
         L, step_size = (float(np.asarray(x)) for x in run.tuning[:2])
         listener(Progress(chunks, step_size, L, draws))
@@ -164,39 +155,60 @@ def _identity(posterior: Posterior, positions: Position, key: Array) -> dict[str
 
 
 @eqx.filter_jit
-def _begin(key: Array, positions: Position, posterior: Posterior, axis: str | None) -> _Run:
+def _begin(key: Array, positions: Position, posterior: Posterior, axis: str | None) -> Run:
     keys = jax.random.split(key, positions["noise"].shape[0])
     start = partial(mclmc.init, logdensity=posterior.logdensity)
     states = jax.vmap(start, spmd_axis_name=axis)(keys, positions)
     one = jnp.ones((), states.logdensity.dtype)
     tuning = Tuning(one, one, jax.tree.map(lambda _: one, positions))
     empty = jnp.zeros_like(positions["noise"][0])
-    return _Run(states, tuning, Moments(jnp.zeros(()), empty, empty))
+    return Run(states, tuning, Moments(jnp.zeros(()), empty, empty), adaptation.start(posterior))
 
 
 def _tuned(
-    key: Array, run: _Run, posterior: Posterior, search: Search, folder: ChainFolder, steps: int, axis: str | None
-) -> _Run:
+    key: Array, run: Run, posterior: Posterior, search: Search, folder: ChainFolder, steps: int, axis: str | None
+) -> Run:
     """All chains after tuning, kept in the folder; it goes on where the folder says that it was."""
     length, written = block_length(steps), time.monotonic()
     if stored := folder.state():
         search.unpack({name.removeprefix("search/"): x for name, x in stored.items() if name.startswith("search/")})
-        run = run._replace(states=_restored(stored, run.states))
+        adapted = restored(stored, run.adaptation, "adaptation")
+        run = run._replace(states=restored(stored, run.states), adaptation=adapted)
 
     def run_all(key: Array, states: IntegratorState, tuning: Tuning, method: Method) -> tuple[IntegratorState, Block]:
-        states, block = _blocks(key, states, _placed(tuning, run.tuning), posterior, method, length, axis)
-        return _placed(states, run.states), block  # where they were: with another sharding it would compile again
+        now = posterior.adapted(run.adaptation)
+        states, block = _blocks(key, states, placed(tuning, run.tuning), now, method, length, axis)
+        return placed(states, run.states), block  # where they were: with another sharding it would compile again
+
+    def adapt(states: IntegratorState, search: Search) -> IntegratorState:
+        nonlocal run
+        old, (observed, means) = run.adaptation, search.observed()
+        assert old is not None
+        centre = posterior.adapted(old).centre(jax.tree.map(lambda x: jnp.asarray(np.mean(x, axis=0)), means))
+        new = placed(adaptation.adapt(old, observed, np.asarray(centre), follow=search.free), old)
+        turn = jax.random.fold_in(jax.random.fold_in(key, search.count), 0)
+        positions = _moved(states.position, posterior.adapted(old), posterior.adapted(new), axis)
+        states = _begin(turn, placed(positions, states.position), posterior.adapted(new), axis).states
+        run = run._replace(adaptation=new)
+        return placed(states, run.states)
 
     def keep(search: Search, states: IntegratorState) -> None:
         nonlocal written
         if time.monotonic() - written >= _CHECKPOINT_SECONDS:
-            folder.write_state({f"search/{name}": x for name, x in search.pack().items()} | _leaves(states))
+            begun = {f"search/{name}": x for name, x in search.pack().items()}
+            folder.write_state(begun | leaves_of(states) | leaves_of(run.adaptation, "adaptation"))
             written = time.monotonic()
 
-    states, tuning = tune(key, run.states, run_all, search, keep)
-    run = run._replace(states=states, tuning=_placed(tuning, run.tuning))
-    folder.write_state(_pack(run, 0))
+    states, tuning = tune(key, run.states, run_all, search, keep, adapt)
+    run = run._replace(states=states, tuning=placed(tuning, run.tuning))
+    folder.write_state(pack(run, 0))
     return run
+
+
+@eqx.filter_jit
+def _moved(positions: Position, old: Posterior, new: Posterior, axis: str | None) -> Position:
+    """The positions of another adaptation."""
+    return jax.vmap(lambda z: old.moved(z, new), spmd_axis_name=axis)(positions)
 
 
 @eqx.filter_jit
@@ -210,19 +222,17 @@ def _blocks(
     axis: str | None,
 ) -> tuple[IntegratorState, Block]:
     """A block of steps of all chains."""
+    observe = posterior.observe if adaptation.start(posterior) is not None else None
     options: dict[str, Any] = {"logdensity": posterior.logdensity, "length": length, "spmd_axis_name": axis}
-    return run_blocks(key, states, tuning, method, **options)
-
-
-def _placed(tree: Any, like: Any) -> Any:
-    return jax.tree.map(lambda x, y: jax.device_put(jnp.asarray(x, y.dtype), y.sharding), tree, like)
+    return run_blocks(key, states, tuning, method, observe=observe, **options)
 
 
 @eqx.filter_jit
 def _advance(
-    key: Array, run: _Run, posterior: Posterior, method: Method, thin: int, chunk: int, axis: str | None
-) -> tuple[_Run, dict[str, Array]]:
+    key: Array, run: Run, posterior: Posterior, method: Method, thin: int, chunk: int, axis: str | None
+) -> tuple[Run, dict[str, Array]]:
     """A chunk of draws of all chains, with arrays of shape (chains, draws) or (chains, steps)."""
+    posterior = posterior.adapted(run.adaptation)
     chains = run.states.logdensity.shape[0]
     options: dict[str, Any] = {"logdensity": posterior.logdensity, "method": method, "tuning": run.tuning}
 
@@ -236,51 +246,20 @@ def _advance(
         states, each = jax.lax.scan(once, states, jax.random.split(key, thin))
         noise = _unwhitened(states.position, posterior, axis)
         for i in range(chains):
-            moments = _add(moments, noise[i])
+            moments = add(moments, noise[i])
         kept = {f"parameter/{name}": x for name, x in jax.vmap(posterior.parameters)(states.position).items()}
         return (states, moments), (kept | {"logdensity": states.logdensity}, each)
 
     (states, moments), (kept, each) = jax.lax.scan(draw, (run.states, run.moments), jax.random.split(key, chunk))
     arrays = {name: x.T for name, x in kept.items()}
     arrays |= {name: x.reshape(-1, chains).T for name, x in each.items()}
-    return _Run(states, run.tuning, moments), arrays
+    return Run(states, run.tuning, moments, run.adaptation), arrays
 
 
 @eqx.filter_jit
 def _unwhitened(positions: Position, posterior: Posterior, axis: str | None) -> Array:
     """White noise of all chains."""
     return jax.vmap(lambda z: posterior.unwhiten(z)[0], spmd_axis_name=axis)(positions)
-
-
-def _add(moments: Moments, x: Array) -> Moments:
-    """The moments with one more draw (Welford 1962)."""
-    draws = moments.draws + 1
-    away = x - moments.mean
-    mean = moments.mean + away / draws.astype(x.dtype)
-    return Moments(draws, mean, moments.square + away * (x - mean))
-
-
-def _pack(run: _Run, chunks: int) -> Arrays:
-    tuning = {f"tuning/{i:03d}": np.asarray(x) for i, x in enumerate(jax.tree.leaves(run.tuning))}
-    moments = {f"moments/{name}": np.asarray(x) for name, x in run.moments._asdict().items()}
-    return _leaves(run.states) | tuning | moments | {"chunks": np.asarray(chunks)}
-
-
-def _leaves(states: IntegratorState) -> Arrays:
-    return {f"run/{i:03d}": np.asarray(x) for i, x in enumerate(jax.tree.leaves(states))}
-
-
-def _restored(stored: Arrays, like: Any, prefix: str = "run") -> Any:
-    """What was stored, placed as what begins a run."""
-    leaves, treedef = jax.tree.flatten(like)
-    return _placed(jax.tree.unflatten(treedef, [stored[f"{prefix}/{i:03d}"] for i in range(len(leaves))]), like)
-
-
-def _unpack(stored: Arrays, like: _Run) -> _Run:
-    """What was packed."""
-    moments = Moments(*(jnp.asarray(stored[f"moments/{name}"]) for name in Moments._fields))
-    tuning = _restored(stored, like.tuning, "tuning")
-    return _Run(_restored(stored, like.states), tuning, _placed(moments, like.moments))
 
 
 def _check(posterior: Posterior, positions: Position, steps: int, thin: int, chunk: int, method: Method) -> None:

@@ -1,6 +1,7 @@
 """Transpose of reading the gradient of a potential on one block: fields painted in one pass, with their divergence.
 
-The CUDA kernels locate each particle once, and take the differences of the integers to which they paint.
+The native ops locate each particle once. Those for CPUs paint one field after the other, so that differences vectorise;
+the CUDA kernels take the differences of the integers to which they paint.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import numpy as np
 from jax.core import ShapedArray
 from jaxtyping import Array, Float
 
+from pmwd_dist._jax import native
 from pmwd_dist._jax.define import Target, define_op, with_derivatives_of
 from pmwd_dist._jax.varying import result_aval
 from pmwd_dist.ops.cic.geometry import VALUE, Geometry, attributes
 from pmwd_dist.ops.cic.primitives import paint
 from pmwd_dist.ops.kernels import cuda_unavailable_reason
-from pmwd_dist.ops.stencil import WIDTH, divergence
+from pmwd_dist.ops.stencil import WIDTH, difference_weights, divergence
 
 Vector3 = tuple[float, float, float]
 
@@ -61,7 +63,7 @@ def _aval(disp: Any, weight: Any, *, geometry: Geometry, cell_size: Vector3) -> 
     return result_aval(disp, (disp.shape[0], *_outer(geometry)), disp.dtype)
 
 
-def _scratch(disp: Any, weight: Any, *, geometry: Geometry, cell_size: Vector3) -> ShapedArray:
+def _cuda_scratch(disp: Any, weight: Any, *, geometry: Geometry, cell_size: Vector3) -> ShapedArray:
     """A head of 4 KiB and a sum of 64 bits for each cell."""
     del disp, weight, cell_size
     return ShapedArray((1024 + 2 * math.prod(_outer(geometry)),), np.dtype(np.int32))
@@ -79,9 +81,26 @@ def _cuda_attributes(disp: Any, mesh: Any, *, geometry: Geometry, cell_size: Vec
     return attributes(geometry, (VALUE,)) | {"per_cell": 1 / (12 * np.array(cell_size, np.float64))}
 
 
+def _cpu_attributes(disp: Any, mesh: Any, *, geometry: Geometry, cell_size: Vector3) -> dict[str, Any] | None:
+    del disp, mesh
+    if not native.has_target(_TARGET):
+        return None
+    return attributes(geometry, (VALUE,)) | difference_weights(cell_size)
+
+
+def _cpu_scratch(disp: Any, weight: Any, *, geometry: Geometry, cell_size: Vector3) -> ShapedArray:
+    """The three fields that are painted."""
+    del weight, cell_size
+    return ShapedArray((3 * math.prod(geometry.mesh),), disp.dtype)
+
+
+_TARGET = "jaxdecomp_ops_force_transpose"
 _force_transpose_p = define_op(
     "force_transpose",
     _aval,
     _batched_reference,
-    targets={"CUDA": Target("jaxdecomp_ops_force_transpose", _cuda_attributes, _scratch)},
+    targets={
+        "cpu": Target(_TARGET, _cpu_attributes, _cpu_scratch),
+        "CUDA": Target(_TARGET, _cuda_attributes, _cuda_scratch),
+    },
 )

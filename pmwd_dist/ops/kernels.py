@@ -42,4 +42,7 @@ def native_targets(
         return None if cuda_unavailable_reason() else attributes(**params)
 
     places = in_place or {}
-    return {"cpu": Target(target, on_cpu, in_place=places), "CUDA": Target(target, on_gpu, cuda_scratch, places)}
+    return {
+        "cpu": Target(target, on_cpu, in_place=places, single=bool(places)),
+        "CUDA": Target(target, on_gpu, cuda_scratch, places),
+    }

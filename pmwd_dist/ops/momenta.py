@@ -30,6 +30,13 @@ def count(packed: Any) -> Array:
     return jax.lax.bitcast_convert_type(packed, one.dtype) - one
 
 
+def in_range(packed: Array) -> Array:
+    """Whether each of the whole numbers is within half the range: beyond it, sums of them may have wrapped around."""
+    number = count(packed)
+    limit = number.dtype.type(1) << (bits(packed.dtype) - 1)
+    return (number < limit) & (number > -limit)
+
+
 @jax.custom_jvp
 def pack(count: Array, momentum: Any) -> Array:
     """An array that holds whole numbers, with the derivatives of the momenta that they stand for."""

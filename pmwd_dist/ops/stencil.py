@@ -111,9 +111,14 @@ def _zero_pad(field: Array, axis: int, width: int) -> Array:
     return jnp.pad(field, [(width, width) if a == axis else (0, 0) for a in range(field.ndim)])
 
 
-def _attributes(*, cell_size: Any, periodic: Any) -> dict[str, Any]:
+def difference_weights(cell_size: Any) -> dict[str, Any]:
+    """Weights of the differences over one and over two cells along each axis, as attributes of native ops."""
     cells = np.array(cell_size, np.float64)
-    return {"near": _NEAR / cells, "far": _FAR / cells, "periodic": np.array(periodic, np.int64)}
+    return {"near": _NEAR / cells, "far": _FAR / cells}
+
+
+def _attributes(*, cell_size: Any, periodic: Any) -> dict[str, Any]:
+    return difference_weights(cell_size) | {"periodic": np.array(periodic, np.int64)}
 
 
 def _define(name: str, abstract: Callable[..., Any], reference: Callable[..., Any]) -> Any:

@@ -14,7 +14,7 @@ from jaxtyping import Array
 from pmwd_dist._jax.varying import unify_varying
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
-from pmwd_dist.ops.momenta import count, momentum, pack, rounded
+from pmwd_dist.ops.momenta import count, in_range, momentum, pack, rounded
 from pmwd_dist.pm import kept
 from pmwd_dist.pm.gravity import acceleration
 from pmwd_dist.pm.particles import ExactParticles, Particles, exact, momentum_unit
@@ -187,7 +187,8 @@ def evolve(
     xs = all_steps, jnp.pad(drifts[1:], (0, 1)), times[:-1], times[1:], places, place
     start = moved, first, max_displacement, unit, status, saved, zero, room
     (particles, _, max_displacement, _, status, saved, accumulated, potentials), _ = jax.lax.scan(body, start, xs)
-    return Outcome(particles, saved, accumulated, ended(status, max_displacement, config), potentials)
+    status = ended(status, max_displacement, jnp.all(in_range(particles.momenta)), config)
+    return Outcome(particles, saved, accumulated, status, potentials)
 
 
 def steps(coefficients: Coefficients, log_scale: Array, spacing: float) -> Step:

@@ -24,6 +24,7 @@ class Code(IntEnum):
     BEYOND_GRID = 3
     STEP_LIMIT = 4
     SOLVER = 5
+    TOO_FAST = 6
 
 
 class Status(eqx.Module):
@@ -63,6 +64,10 @@ class Status(eqx.Module):
         if code == Code.BEYOND_GRID:
             beyond = f"a displacement of {max_displacement:.1f} cells exceeds what the particle grid holds"
             return f"{beyond} {at}; use larger cells"
+        if code == Code.TOO_FAST:
+            return (
+                f"a momentum exceeds what the particle grid holds, 50 Mpc/h or more, {at} or before; use larger cells"
+            )
         if code == Code.STEP_LIMIT:
             return f"the solver reached its limit of steps {at}; raise max_steps or loosen the tolerances"
         return f"the solver stopped {at}; loosen its tolerances or use another solver"

@@ -122,7 +122,9 @@ def draw_bands(path: Path, k: np.ndarray, panels: Mapping[str, tuple[np.ndarray,
         save(figure, path)
 
 
-def draw_slices(path: Path, images: Sequence[tuple[str, np.ndarray]], sides: tuple[float, float]) -> None:
+def draw_slices(
+    path: Path, images: Sequence[tuple[str, np.ndarray]], sides: tuple[float, float], label: str = r"$x$  [Mpc/$h$]"
+) -> None:
     """Draw planes of fields side by side.
 
     Raises:
@@ -133,7 +135,7 @@ def draw_slices(path: Path, images: Sequence[tuple[str, np.ndarray]], sides: tup
         for axes, (title, values) in zip(np.atleast_1d(figure.subplots(1, len(images))), images, strict=True):
             image = axes.imshow(values.T, origin="lower", extent=(0, sides[0], 0, sides[1]), cmap="inferno")
             axes.set_title(title, fontsize=13)
-            axes.set_xlabel(r"$x$  [Mpc/$h$]")
+            axes.set_xlabel(label)
             figure.colorbar(image, ax=axes, shrink=0.8)
         save(figure, path)
 

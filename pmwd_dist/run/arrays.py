@@ -12,8 +12,8 @@ from pmwd_dist._files import message
 from pmwd_dist.run.settings.writing import toml_value
 
 
-def read_files(files: Mapping[str, str], mesh: tuple[int, ...]) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Arrays of the shape of the mesh, by the keys of their files, and problems of these, one line each."""
+def read_files(files: Mapping[str, str], mesh: tuple[int, ...] | None) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Arrays of the shape of the mesh, if one is given, by the keys of their files, and problems, one line each."""
     arrays: dict[str, np.ndarray] = {}
     problems: list[str] = []
     for key, value in files.items():
@@ -25,7 +25,7 @@ def read_files(files: Mapping[str, str], mesh: tuple[int, ...]) -> tuple[dict[st
         except (ValueError, KeyError, EOFError) as error:
             problems.append(f"{key} = {toml_value(value)}: {' '.join(str(error).split())}")
         else:
-            if arrays[key].shape != mesh:
+            if mesh is not None and arrays[key].shape != mesh:
                 shape, cells = list(arrays[key].shape), list(mesh)
                 problems.append(f"{key} = {toml_value(value)}: has the shape {shape}, and box.mesh is {cells}")
     return arrays, problems

@@ -11,14 +11,23 @@ import numpy as np
 
 from pmwd_dist import infer
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.run import resources
 from pmwd_dist.run.arrays import read_files
+from pmwd_dist.run.light_cone import random_offsets
 from pmwd_dist.run.plan import Plan
 from pmwd_dist.run.settings import InferenceSettings, SettingsError, Simulation, build
 from pmwd_dist.run.settings.inference_sections import BIASES, COSMOLOGY
+from pmwd_dist.run.settings.light_cone import field_of_view
 from pmwd_dist.run.settings.writing import toml_value
 
-_ARGUMENTS = {"data": "data.file", "mask": "data.mask", "selection": "data.selection", "data.shape": "data.file"}
+_ARGUMENTS = {
+    "data": "data.file",
+    "mask": "data.mask",
+    "selection": "data.selection",
+    "data.shape": "data.file",
+    "mask.shape": "data.mask",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,10 +119,29 @@ def make_model(settings: InferenceSettings, simulation: Simulation, data: dict[s
     if noise.kind == "gaussian":
         sigma = "sigma" if "sigma" in names else noise.sigma
         likelihood = infer.Gaussian(sigma, mask=mask, k_max=noise.k_max)
+    elif noise.kind == "lensing":
+        maps, density = _maps(settings, simulation), noise.density
+        assert density is not None
+        density = density[0] if len(density) == 1 else density
+        shapes = infer.ShapeNoise(maps, density, ellipticity=noise.ellipticity, mask=mask)
+        return infer.Model(simulation.config, maps, priors, shapes)
     else:
         nbar = "nbar" if "nbar" in names else noise.nbar
         likelihood = infer.Poisson(nbar, mask=mask, selection=data.get("data.selection"))
     return infer.Model(simulation.config, _forward(settings, simulation), priors, likelihood)
+
+
+def _maps(settings: InferenceSettings, simulation: Simulation) -> infer.Convergence:
+    """The forward model of lensing: its rays are those of the light cone of a run with the same seed."""
+    cone, wanted = simulation.light_cone, settings.observe.light_cone
+    assert cone is not None
+    assert wanted is not None
+    view: Any = {}
+    if isinstance(cone, FlatSkyLightCone):
+        offsets = random_offsets(cone, simulation.seed) if wanted.shift else None
+        view = {"field": field_of_view(wanted, cone), "pixels": wanted.rays, "offsets": offsets}
+    options: dict[str, Any] = {"linear_power": simulation.table, "solver": simulation.solver}
+    return infer.Convergence(simulation.config, simulation.cosmo, cone, wanted.sources, **options, **view)
 
 
 def _forward(settings: InferenceSettings, simulation: Simulation) -> Any:
@@ -154,7 +182,8 @@ def _read_files(settings: InferenceSettings) -> tuple[dict[str, np.ndarray], lis
     """Arrays of the files by key, and problems of them."""
     named = {f"data.{name}": getattr(settings.data, name) for name in ("file", "mask", "selection")}
     files = {key: value for key, value in named.items() if value not in (None, "mock")}
-    return read_files(files, settings.box.mesh)
+    shape = None if settings.likelihood.kind == "lensing" else settings.box.mesh  # that of maps is checked with them
+    return read_files(files, shape)
 
 
 def _translated(error: ArgumentError, settings: InferenceSettings) -> str:

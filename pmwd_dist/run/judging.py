@@ -31,16 +31,24 @@ def judge(plan: InferencePlan, posterior: infer.Posterior, chain: infer.Chain, d
       OSError: a file can't be written.
     """
     truth = {name.removeprefix("parameters/"): float(x) for name, x in data.items() if name.startswith("parameters/")}
-    names = ["summary.csv", "traces.png", "corner.png", "fields.png", "slices.png", "report.html"]
-    if not chain.parameters:
-        names.remove("corner.png")
+    names = ["summary.csv", "traces.png", "corner.png", "fields.png", "slices.png", "maps.png", "report.html"]
+    k, panels, predicted = _compare(posterior, chain, data)
+    forward: Any = plan.model.forward
+    maps = _maps(forward, data, predicted) if isinstance(forward, infer.Convergence) else []
+    for name, there in (("corner.png", chain.parameters), ("fields.png", panels), ("maps.png", maps)):
+        if not there:
+            names.remove(name)
     manifest.claim(plan.folder, names)
     path, rows, reasons = plan.folder, summarise(chain), find_reasons(plan, chain)
     pictures.write_summary(path / "summary.csv", rows)
     pictures.draw_traces(path / "traces.png", chain.parameters | {"log density": chain.logdensity}, truth)
     if chain.parameters:
         pictures.draw_corner(path / "corner.png", chain.parameters, truth)
-    pictures.draw_bands(path / "fields.png", *_bands(posterior, chain, data))
+    if panels:
+        pictures.draw_bands(path / "fields.png", k, panels)
+    if maps:
+        side = forward.field or 0.0
+        pictures.draw_slices(path / "maps.png", maps, (side, side), "degrees")
     pictures.draw_slices(path / "slices.png", _slices(chain, data), plan.simulation.config.box_size[:2])
     lines = pictures.table_lines(rows, truth)
     about = [f"{name} = {value:.3g}" for name, value in _cost(plan, chain).items()]
@@ -68,18 +76,28 @@ def find_reasons(plan: InferencePlan, chain: infer.Chain) -> list[str]:
         size = min(row["ess_bulk"], row["ess_tail"])
         if size < checks.ess and name in chain.parameters:
             reasons.append(f"{name} has {size:.0f} effective samples, fewer than {checks.ess:g}; {more}")
-    reasons += _of_acceptance(chain) if adjusted else _of_energy(infer.energy_errors(*energy))
+    reasons += _of_acceptance(chain) if adjusted else find_energy_reasons(*energy)
     if chain.failures > _OUTLIERS * chain.energy_change.size:
         reasons.append(f"{chain.failures} steps failed; look at the priors, devices.halo and time.steps")
     return reasons
 
 
-def _of_energy(errors: dict[str, float]) -> list[str]:
+def find_energy_reasons(energy_change: np.ndarray, dimensions: int) -> list[str]:
     """Reasons that steps without a Metropolis step give."""
-    reasons = list[str]()
-    if errors["variance"] > 2 * ENERGY_VARIANCE:
-        error = f"the energy error is {errors['variance']:.1e} a dimension, more than {2 * ENERGY_VARIANCE:g}"
+    reasons, limit = list[str](), 2 * ENERGY_VARIANCE
+    errors = infer.energy_errors(energy_change, dimensions)
+    each = np.var(energy_change, axis=1) / dimensions
+    if np.median(each) > limit:
+        error = f"the energy error is {errors['variance']:.1e} a dimension, more than {limit:g}"
         reasons.append(f"{error}: the chains are biased; raise sampler.tune, or precondition")
+    else:
+        reasons += [
+            f"the energy error of chain {chain} is {variance:.1e} a dimension, more than {limit:g}, and that of most "
+            f"is {np.median(each):.1e}: its steps became unstable after the tuning; raise sampler.tune, or use "
+            'sampler.precondition = "adapted"'
+            for chain, variance in enumerate(each)
+            if variance > limit
+        ]
     if errors["outliers"] > _OUTLIERS:
         reasons.append(f"{errors['outliers']:.2%} of the steps have far too large an energy error; raise sampler.tune")
     return reasons
@@ -103,8 +121,10 @@ def _cost(plan: InferencePlan, chain: infer.Chain) -> dict[str, float]:
     return found
 
 
-def _bands(posterior: infer.Posterior, chain: infer.Chain, data: Arrays) -> tuple[np.ndarray, dict[str, Any]]:
-    """Wavenumbers, and of each panel its curves (draws, bins) and a reference."""
+def _compare(
+    posterior: infer.Posterior, chain: infer.Chain, data: Arrays
+) -> tuple[np.ndarray, dict[str, Any], np.ndarray]:
+    """Wavenumbers, of each panel its curves (draws, bins) and a reference, and the mean of the predicted fields."""
     assert chain.noise is not None
     chunks, chains = chain.noise.shape[:2]
     length = chain.logdensity.shape[1] // chunks
@@ -113,7 +133,7 @@ def _bands(posterior: infer.Posterior, chain: infer.Chain, data: Arrays) -> tupl
     noise = np.stack([chain.noise[i, j] for i, j in picked])
     numbers = {n: np.array([x[j, (i + 1) * length - 1] for i, j in picked]) for n, x in chain.parameters.items()}
     config, likelihood = posterior.model.config, posterior.model.likelihood
-    same = config.mesh_shape == config.particle_shape
+    same, on_mesh = config.mesh_shape == config.particle_shape, posterior.data.shape == config.mesh_shape
     truth = data["noise"] if same and "noise" in data else np.zeros(config.mesh_shape)
 
     @eqx.filter_jit
@@ -121,28 +141,41 @@ def _bands(posterior: infer.Posterior, chain: infer.Chain, data: Arrays) -> tupl
         def one(drawn: tuple[Array, Any]) -> Any:
             noise, numbers = drawn
             field, _ = model.predict(noise, numbers)
-            of_data = cross_power(field, 1 + likelihood.contrast(observed, numbers), config, deconvolve=False)
             of_noise = cross_power(noise if same else field, truth, config, deconvolve=False)
-            return of_data, of_noise, of_noise.correlation, of_noise.transfer
+            if not on_mesh:  # maps have no spectrum on the mesh
+                return of_noise, field, of_noise.correlation, of_noise.transfer
+            of_data = cross_power(field, 1 + likelihood.contrast(observed, numbers), config, deconvolve=False)
+            return of_data, field, of_noise.correlation, of_noise.transfer
 
         return jax.lax.map(one, (noise, numbers))
 
     arguments = jnp.asarray(data["data"], float), jnp.asarray(truth), jnp.asarray(noise)
-    of_data, _, r, t = jax.device_get(spectra(posterior.model, *arguments, jax.tree.map(jnp.asarray, numbers)))
+    of_data, fields, r, t = jax.device_get(spectra(posterior.model, *arguments, jax.tree.map(jnp.asarray, numbers)))
     some = of_data.modes[0] > 0
-    panels: dict[str, Any] = {
-        r"$P(k)$  [(Mpc/$h)^3$]": (of_data.field_power[:, some], of_data.reference_power[0, some], "data, with noise"),
-        r"$r(k)$ of samples and data": (np.asarray(of_data.correlation)[:, some], None, ""),
-    }
+    panels: dict[str, Any] = {}
+    if on_mesh:
+        power = of_data.field_power[:, some], of_data.reference_power[0, some], "data, with noise"
+        panels[r"$P(k)$  [(Mpc/$h)^3$]"] = power
+        panels[r"$r(k)$ of samples and data"] = (np.asarray(of_data.correlation)[:, some], None, "")
     if same and "noise" in data:
         panels[r"$r(k)$ of initial phases"] = (np.asarray(r)[:, some], None, "")
         panels[r"$T(k)$ of initial modes"] = (np.asarray(t)[:, some], np.ones(int(some.sum())), "truth")
-    return of_data.k[0, some], panels
+    return of_data.k[0, some], panels, np.mean(fields, axis=0)
+
+
+def _maps(forward: infer.Convergence, data: Arrays, predicted: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    """Maps of a flat sky: the data, and the mean of what the samples predict for them, of each source."""
+    images: list[tuple[str, np.ndarray]] = []
+    if predicted.ndim != 3:
+        return images
+    for observed, mean, z in zip(data["data"], predicted, forward.sources, strict=True):
+        images += [(f"data, $z = {z:g}$", observed), ("mean prediction", mean)]
+    return images
 
 
 def _slices(chain: infer.Chain, data: Arrays) -> list[tuple[str, np.ndarray]]:
-    """Data and white noise, in the first plane."""
-    images = [("data", data["data"][:, :, 0])]
+    """Data on the mesh and white noise, in the first plane."""
+    images = [("data", data["data"][:, :, 0])] if data["data"].shape == chain.noise_mean.shape else []
     if "noise" in data:
         images.append(("white noise: truth", data["noise"][:, :, 0]))
     images.append(("its posterior mean", chain.noise_mean[:, :, 0]))

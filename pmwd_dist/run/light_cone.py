@@ -112,7 +112,7 @@ def write_maps(plan: Plan, shells: Array) -> dict[str, Table]:
     tables: dict[str, Table] = {}
     if isinstance(cone, FlatSkyLightCone):
         side = field_of_view(wanted, cone)
-        offsets = _offsets(cone, plan.settings.noise.seed) if wanted.shift else None
+        offsets = random_offsets(cone, plan.settings.noise.seed) if wanted.shift else None
         fields = _lens(shells, simulation, wanted.sources, {"field": side, "pixels": wanted.rays, "offsets": offsets})
         place = tuple(cone.observer if i == cone.along else 0.0 for i in range(3))
         about |= {"sky": "flat", "observer": place, "line_of_sight": cone.line_of_sight, "field": side}
@@ -131,7 +131,7 @@ def write_maps(plan: Plan, shells: Array) -> dict[str, Table]:
     return tables
 
 
-def _offsets(cone: FlatSkyLightCone, seed: int) -> np.ndarray:
+def random_offsets(cone: FlatSkyLightCone, seed: int) -> np.ndarray:
     """Shifts of the shells across the line of sight, the same for all shells of one repetition of the box [Mpc/h]."""
     depth = cone.config.box_size[cone.along]
     middle = (np.asarray(cone.edges[1:]) + np.asarray(cone.edges[:-1])) / 2

@@ -1,4 +1,4 @@
-"""CUDA kernels against the CPU's and against the references of the ops, on one GPU."""
+"""CUDA kernels against the CPU's and the references of the ops, and whole simulations, on one GPU."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
 
 @pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize("program", ["cic_on_gpu.py", "steps_on_gpu.py"])
-def test_kernels_against_references(program: str) -> None:
+@pytest.mark.parametrize("program", ["cic_on_gpu.py", "steps_on_gpu.py", "simulations_on_gpu.py"])
+def test_a_gpu_agrees_with_the_cpu(program: str) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
     path = [str(Path(pmd.__file__).parents[1]), environment.get("PYTHONPATH", "")]
     environment |= {"PYTHONPATH": os.pathsep.join(filter(None, path)), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}

@@ -190,7 +190,7 @@ def test_wrong_models_are_refused(cosmo: Any) -> None:
     model = infer.Model(config, lambda noise, _: noise, {}, infer.Gaussian(1.0))
     with pytest.raises(ValueError, match="needs a forward model with a response"):
         model.condition(np.ones(SHAPE), precondition="conditional")
-    with pytest.raises(ValueError, match='precondition=.* must be "conditional" or None'):
+    with pytest.raises(ValueError, match='precondition=.* must be "conditional", "adapted" or None'):
         model.condition(np.ones(SHAPE), precondition="diagonal")
     with pytest.raises(ValueError, match='gravity=.* must be "nbody" or "lpt"'):
         infer.Simulation(config, cosmo, gravity="linear")  # type: ignore[arg-type]

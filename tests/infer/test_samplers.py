@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 import pmwd_dist as pmd
 from pmwd_dist import infer
 from pmwd_dist.infer import trees
-from pmwd_dist.infer.samplers import hmc, mclmc, tuning
+from pmwd_dist.infer.samplers import blocks, hmc, mclmc, tuning
 from pmwd_dist.infer.samplers.isokinetic import langevin_step
 
 VARIANCE = np.linspace(0.5, 2, 12).reshape(2, 3, 2)
@@ -150,7 +150,7 @@ def test_tuning_reaches_its_target_beside_a_narrow_direction() -> None:
 
     @partial(jax.jit, static_argnums=3)
     def run(key: Any, states: Any, parameters: Any, method: Any = "mclmc") -> Any:
-        return tuning.run_blocks(key, states, parameters, method, logdensity=narrow, length=20)
+        return blocks.run_blocks(key, states, parameters, method, logdensity=narrow, length=20)
 
     states = jax.jit(jax.vmap(start))(jax.random.split(jax.random.key(6), 2))
     search = tuning.Search(states.position, steps=1000)

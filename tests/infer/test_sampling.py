@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import h5py
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,9 @@ from benchmarks.mocks import Mocks
 from pmwd_dist import infer
 from pmwd_dist.infer import sampling
 from pmwd_dist.infer.chains import ChainFolder, read_arrays
+from pmwd_dist.infer.samplers import mclmc
+from pmwd_dist.infer.samplers.blocks import run_blocks
+from pmwd_dist.infer.samplers.methods import Tuning
 from pmwd_dist.pm.status import SimulationError
 
 BIAS, SIGMA, SHAPE = 1.5, 0.5, (4, 4, 4)
@@ -127,6 +131,26 @@ def test_adjusted_samplers_are_tuned_to_their_acceptance(run: tuple[Any, ...], t
     np.testing.assert_allclose(np.mean(chain.noise_sd**2), sd**2, rtol=0.25)
     with pytest.raises(ValueError, match=r"has a chain with method=.*, not 'mclmc'"):
         infer.sample(posterior, starts(posterior), steps=200, output=tmp_path, **options)
+
+
+@pytest.mark.parametrize(("method", "pdims"), [("hmc", (2, 2)), ("adjusted-mclmc", (4, 1))])
+def test_adjusted_samplers_draw_alike_on_divided_fields(method: Any, pdims: tuple[int, int]) -> None:
+    """Trajectories of two chains, as `sample` runs them."""
+    step = np.float64(0.05 if method == "hmc" else 0.5)
+    tuning = Tuning(5 * step, step, {"noise": np.float64(1.0), "parameters": {"b1": np.float64(0.1)}})
+
+    @eqx.filter_jit
+    def draw(posterior: infer.Posterior, positions: Any) -> Any:
+        keys = jax.random.split(jax.random.key(3), 2)
+        states = jax.vmap(lambda key, z: mclmc.init(key, z, posterior.logdensity))(keys, positions)
+        moved, block = run_blocks(keys[0], states, tuning, method, logdensity=posterior.logdensity, length=5)
+        return states.logdensity, moved.position, moved.logdensity, block.energy_change
+
+    single, divided = (posterior_of(pdims=own, b1=infer.Normal(1.5, 0.2)) for own in ((1, 1), pdims))
+    expected, ours = draw(single, starts(single)), draw(divided, starts(divided))
+    assert np.all(expected[0] != expected[2])  # accepted
+    for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.4])

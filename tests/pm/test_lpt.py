@@ -36,7 +36,7 @@ def close(actual: Any, wanted: np.ndarray, rtol: float) -> None:
 
 
 # The third order has the lower ones in it, all of them without aliases: those alone need fewer layouts.
-CASES = [((1, 1), 3), ((4, 1), 3), ((1, 4), 3), ((2, 2), 3), ((1, 4), 2), ((2, 2), 2), ((4, 1), 1)]
+CASES = [((1, 1), 3), ((1, 4), 3), ((2, 2), 3), ((4, 1), 2), ((4, 1), 1)]
 
 
 @pytest.mark.parametrize(("pdims", "order"), CASES, ids=str)
@@ -57,7 +57,7 @@ def test_displacements_and_momenta_match_numpy(pdims: tuple[int, int], order: in
 
 
 def test_derivatives_match_differences_and_one_device() -> None:
-    """Of the third order; tangents on several devices are those of whole simulations, in test_gradients.py."""
+    """Of the third order; slabs are those of whole simulations, in test_gradients.py."""
     cosmo = problems.cosmology()
     table = pmd.growth_table(cosmo)
     rng = np.random.default_rng(1)
@@ -80,11 +80,10 @@ def test_derivatives_match_differences_and_one_device() -> None:
     close(np.stack(tangent), difference, 1e-7)
     left, right = np.vdot(np.stack(tangent), ct), np.vdot(cotangent, ddelta)
     assert abs(left - right) < 1e-14 * np.linalg.norm(np.stack(tangent)) * np.linalg.norm(ct)
-    for pdims in ((4, 1), (2, 2)):
-        decomposition = pmd.Decomposition(pdims=pdims)
-        ours = derivatives(decomposition)[1]
-        close(ours, np.asarray(cotangent), 1e-13)
-        assert problems.has_sharding(ours, decomposition.sharding)
+    decomposition = pmd.Decomposition(pdims=(2, 2))
+    ours = derivatives(decomposition)[1]
+    close(ours, np.asarray(cotangent), 1e-13)
+    assert problems.has_sharding(ours, decomposition.sharding)
 
 
 def test_a_plane_wave_has_no_higher_orders(single: pmd.Decomposition) -> None:

@@ -120,6 +120,18 @@ def test_beyond_the_exact_grid_is_reported(single: pmd.Decomposition) -> None:
     assert float(solution.status.max_displacement) == pytest.approx(64.2)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_momenta_beyond_their_range_are_reported(single: pmd.Decomposition, dtype: Any) -> None:
+    config = configure(single, steps=1, a_start=0.9)
+    particles = jax.tree.map(lambda x: x.astype(dtype), wave(config))
+    for speed, code in ((500.0, Code.SUCCESSFUL), (511.99, Code.TOO_FAST), (-511.99, Code.TOO_FAST)):
+        moving = jnp.full_like(particles.vel, speed)  # 512 at most; kicks are what takes momenta further
+        solution = pmd.nbody(pmd.Particles(particles.disp, moving), COSMO, config)
+        assert solution.status.code == code
+    with pytest.raises(pmd.SimulationError, match="a momentum exceeds what the particle grid holds"):
+        solution.raise_if_failed()
+
+
 def test_the_step_limit_of_an_adaptive_solver_is_reported(single: pmd.Decomposition) -> None:
     config = configure(single, box_size=64.0)
     particles = pmd.lpt(pmd.linear_modes(pmd.white_noise(jax.random.key(0), config), COSMO, config), COSMO, config)

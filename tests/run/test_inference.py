@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 from runs import command
 
+from pmwd_dist import infer
 from pmwd_dist.infer.chains import load_chain
 from pmwd_dist.run import events
 from pmwd_dist.run.chains import execute_inference
 from pmwd_dist.run.folder import finished, prepare_folder
 from pmwd_dist.run.inference import InferencePlan, check_inference, make_inference
+from pmwd_dist.run.judging import find_energy_reasons, judge
 from pmwd_dist.run.settings import InferenceSettings, Settings, SettingsError, read_any, read_as
 from pmwd_dist.run.settings.writing import template
 from pmwd_dist.run.signals import Interrupted
@@ -132,6 +134,15 @@ def test_another_config_does_not_go_on(
     assert "has the sections of an inference; use `pmwd-dist infer`" in capsys.readouterr().err
 
 
+def test_a_chain_that_became_unstable_is_named() -> None:
+    energy = np.sqrt(4e-4 * 1000) * np.random.default_rng(0).standard_normal((3, 500))
+    assert find_energy_reasons(energy, 1000) == []
+    energy[1, 200:] *= 4
+    reason = find_energy_reasons(energy, 1000)[0]
+    assert reason.startswith("the energy error of chain 1 is ") and "raise sampler.tune" in reason
+    assert "the chains are biased" in find_energy_reasons(3 * energy[[0, 2]], 1000)[0]
+
+
 def test_the_template_and_what_is_written_read_back(tmp_path: Path) -> None:
     file = tmp_path / "template.toml"
     file.write_text(template(InferenceSettings))
@@ -143,10 +154,53 @@ def test_the_template_and_what_is_written_read_back(tmp_path: Path) -> None:
     assert type(read_any((Settings, InferenceSettings), file)) is Settings
 
 
+LENSING = (
+    SMALL.replace('gravity = "linear"\nbias = "eulerian"\nb1 = 1.8', 'bias = "none"')
+    .replace("sigma = 0.5", 'kind = "lensing"\ndensity = [10.0, 20.0]')
+    .replace("a_stop = 0.5", "a_start = 0.9\nsteps = 1\nlpt_order = 1")
+    .replace("b1 = {", "sigma8 = {")
+    + """
+[observe.light_cone]
+sources = [0.02, 0.04]
+rays = 4
+pixels = 4
+"""
+)
+
+
+def test_maps_of_lensing_are_data(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path / "run", text=LENSING)
+    assert np.allclose(plan.model.likelihood.sigma[0] / plan.model.likelihood.sigma[1], np.sqrt(2))
+    prepare_folder(plan)
+    rng = np.random.default_rng(0)
+    draws = {"sigma8": np.full((2, 4), 0.8)}
+    zeros, noise = np.zeros((4, 4, 4)), rng.standard_normal((1, 2, 4, 4, 4))
+    chain = infer.Chain(
+        draws, rng.standard_normal((2, 4)), np.zeros((2, 4)), np.ones((2, 4)), 16, 0, zeros, zeros, noise
+    )
+    data = {"data": rng.standard_normal((2, 4, 4)), "noise": noise[0, 0]}
+    judged = judge(plan, plan.model.condition(data["data"]), chain, data)
+    assert {"maps.png", "fields.png", "slices.png"} <= set(judged.files)
+    wrong = {
+        "needs a section .observe.light_cone.": LENSING.partition("[observe")[0],
+        "likelihood.density: missing; add for example": LENSING.replace("density = [10.0, 20.0]", ""),
+        "light is bent by all matter": LENSING.replace('bias = "none"', 'bias = "lagrangian"'),
+        "a light cone is filled during a run": LENSING.replace('bias = "none"', 'bias = "none"\ngravity = "lpt"'),
+        "sampler.precondition: needs data on the mesh": LENSING.replace('precondition = "none"', ""),
+        "likelihood.k_max: is of fields on the mesh": LENSING.replace("density", "k_max = 0.1\ndensity"),
+        "must be a number, or one for each of 2 maps": LENSING.replace("[10.0, 20.0]", "[1.0, 2.0, 3.0]"),
+        'is of likelihood.kind = "lensing"; leave it out': SMALL + "[observe.light_cone]\n",
+        "likelihood.density: is of lensed galaxies": SMALL.replace("sigma = 0.5", "sigma = 0.5\ndensity = 1.0"),
+    }
+    for message, text in wrong.items():
+        with pytest.raises(SettingsError, match=message):
+            plan_of(tmp_path / "run", text=text)
+
+
 WRONG = {
     "likelihood.nbar: missing; add for example": ["likelihood.kind=poisson"],
     "likelihood.nbar: a gaussian likelihood has none": ["likelihood.nbar=2.0"],
-    'must be "gaussian" or "poisson"': ["likelihood.kind=gauss"],
+    'must be "gaussian", "poisson" or "lensing"; did you mean "gaussian"': ["likelihood.kind=gauss"],
     'data.selection: is of counts; use likelihood.kind = "poisson"': ["data.selection=a.npy"],
     'has low = 3.0, which must be less than high=2.0; for example { kind = "uniform"': [
         'priors.b1={ kind = "uniform", low = 3.0, high = 2.0 }'

@@ -8,17 +8,19 @@ the mean square says another thing. A direction much narrower than the others be
 still far below the target: steps begin small, a block that was unstable is undone, since it leaves the chain far from
 where it should be, and its step is not tried again until masses change.
 
-L of MCLMC is 0.4 of the distance over which positions decorrelate; trajectories of adjusted samplers are a quarter of a
-period long on average. Masses are one number for each field, whose modes a preconditioner has brought to one scale, and
-one for each parameter: no field of them is stored.
+L of MCLMC is 0.4 of the distance over which the slowest parameter decorrelates, or the field if that is slower. It is
+looked for with an L of four times the root of the dimensions: with one times the root, a direction six times wider than
+the others, as parameters are, is crossed by a random walk, and takes 95 steps where it could take 27. Trajectories of
+adjusted samplers are a quarter of a period long on average. Masses are one number for each field, whose modes a
+preconditioner has brought to one scale, and one for each parameter: no field of them is stored. Where positions are
+adapted to the posterior (`infer.adaptation`), after each of the first three stages, all masses are 1.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,15 +28,14 @@ import numpy as np
 from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist.infer import trees
 from pmwd_dist.infer.diagnostics import ess_mean
-from pmwd_dist.infer.samplers.isokinetic import IntegratorState, LogDensity
-from pmwd_dist.infer.samplers.methods import Method, Tuning, trajectory_length, transition
+from pmwd_dist.infer.samplers.blocks import Block
+from pmwd_dist.infer.samplers.isokinetic import IntegratorState
+from pmwd_dist.infer.samplers.methods import Method, Tuning, trajectory_length
 
 ENERGY_VARIANCE = 5e-4  # of a step of MCLMC, per dimension
 TRAJECTORY_VARIANCE = 0.26  # of a trajectory of an adjusted sampler: 80 % are accepted
 BLOCK = 20  # steps with one step size, at most
-TRAJECTORIES = 5  # of a block of an adjusted sampler
 _STAGES = (0.3, 0.25, 0.15, 0.15, 0.15)  # shares of the steps
 _WEIGH = (0, 1)  # stages after which masses change
 _FOLLOW = 3  # the stage that finds L
@@ -42,73 +43,11 @@ _FIRST_STEP = 0.05  # of the root of the dimensions
 _LARGEST_CHANGE = math.log(2)  # of the step size from one block to the next
 _UNSTABLE = 100.0  # times the target
 _DECORRELATION = 0.4
-_PROJECTIONS = 8  # directions of the position whose correlation is followed
-
-
-class Block(NamedTuple):
-    """What a block of steps has shown, of one chain or with a leading axis of chains.
-
-    Args:
-      energy_change: of each step.
-      nonans: of each step.
-      followed: numbers of the position, and projections of its fields, after each step.
-      mean: of the position.
-      square: mean square of each leaf of the position.
-    """
-
-    energy_change: Array
-    nonans: Array
-    followed: Array
-    mean: Any
-    square: Any
+_FREE_L = 4.0  # root of the dimensions, once parameters move
+_LONGEST_L = 10.0  # of the root of the dimensions
 
 
 Run = Callable[[Array, IntegratorState, Tuning, Method], tuple[IntegratorState, Block]]
-
-
-def run_block(
-    key: Array,
-    state: IntegratorState,
-    fractions: Array,
-    *,
-    tuning: Tuning,
-    logdensity: LogDensity,
-    method: Method = "mclmc",
-) -> tuple[IntegratorState, Block]:
-    """A block of transitions of one chain, one for each of the fractions, which all chains share."""
-    steps = fractions.shape[0]
-    step = partial(transition, logdensity=logdensity, method=method, tuning=tuning)
-
-    def once(carry: tuple[IntegratorState, Any, Any], inputs: tuple[Array, Array]) -> Any:
-        state, mean, square = carry
-        state, info = step(inputs[0], state, fraction=inputs[1])
-        mean = jax.tree.map(lambda m, x: m + x / steps, mean, state.position)
-        square = jax.tree.map(lambda s, x: s + jnp.mean(x**2) / steps, square, state.position)
-        return (state, mean, square), (info.energy_change, info.nonans, trees.projections(state.position, _PROJECTIONS))
-
-    zeros = jax.tree.map(jnp.zeros_like, state.position)
-    begin = state, zeros, jax.tree.map(jnp.mean, zeros)
-    (state, mean, square), each = jax.lax.scan(once, begin, (jax.random.split(key, steps), fractions))
-    energy_change, nonans, followed = each
-    return state, Block(energy_change, nonans, followed, mean, square)
-
-
-def run_blocks(
-    key: Array,
-    states: IntegratorState,
-    tuning: Tuning,
-    method: Method,
-    *,
-    logdensity: LogDensity,
-    length: int,
-    spmd_axis_name: str | None = None,
-) -> tuple[IntegratorState, Block]:
-    """A block of a batch of chains: of so many steps of MCLMC, or trajectories of an adjusted sampler."""
-    chains = states.logdensity.shape[0]
-    fractions = jax.random.uniform(jax.random.fold_in(key, chains), (length if method == "mclmc" else TRAJECTORIES,))
-    one = partial(run_block, tuning=tuning, logdensity=logdensity, method=method)
-    keys = jax.random.split(key, chains)
-    return jax.vmap(lambda k, s: one(k, s, fractions), spmd_axis_name=spmd_axis_name)(keys, states)
 
 
 def tune(
@@ -117,6 +56,7 @@ def tune(
     run: Run,
     search: Search,
     listener: Callable[[Search, IntegratorState], None] | None = None,
+    adapt: Callable[[IntegratorState, Search], IntegratorState] | None = None,
 ) -> tuple[IntegratorState, Tuning]:
     """Run a batch of chains, and find the parameters that they share.
 
@@ -126,6 +66,7 @@ def tune(
       run: function (key, states, tuning, method) -> (states, blocks), such as `run_blocks`, jitted.
       search: where it begins, or goes on.
       listener: called after each block.
+      adapt: function (states, search) -> states, which adapts positions to what blocks have shown when it is due.
 
     Returns:
       The last states, and the parameters.
@@ -134,6 +75,9 @@ def tune(
         moved, block = run(jax.random.fold_in(key, search.count), states, search.tuning(), search.method)
         if search.take(jax.tree.map(np.asarray, block)):
             states = moved
+        if search.due and adapt is not None:
+            states = adapt(states, search)
+            search.adapted()
         if listener is not None:
             listener(search, states)
     return states, search.tuning()
@@ -163,14 +107,22 @@ class Search:
       steps: in all, as near as blocks allow.
       method: the sampler to tune.
       energy_variance: target of the energy error of a step of MCLMC, per dimension.
+      adapts: whether positions are adapted instead of masses.
 
     Raises:
       ValueError: fewer than 40 steps.
     """
 
     def __init__(
-        self, positions: Any, *, steps: int, method: Method = "mclmc", energy_variance: float = ENERGY_VARIANCE
+        self,
+        positions: Any,
+        *,
+        steps: int,
+        method: Method = "mclmc",
+        energy_variance: float = ENERGY_VARIANCE,
+        adapts: bool = False,
     ):
+        self._adapts, self.due = adapts, False
         leaves, self._structure = jax.tree.flatten(positions)
         self._shapes, self._dtype = [jnp.shape(x) for x in leaves], np.dtype(jnp.result_type(*leaves))
         self._sizes = np.array([math.prod(shape[1:]) for shape in self._shapes])
@@ -179,6 +131,7 @@ class Search:
         self._wanted_method: Method = method
         self._energy_variance = energy_variance
         numbers = np.array([len(shape) == 1 for shape in self._shapes])
+        self._numbers = int(numbers.sum())
         self._held = numbers & ~numbers.all()  # those that stay where they are at first
         self._variance = np.where(self._held, 0.0, 1.0)
         self._L = math.sqrt(self._dimensions)
@@ -189,8 +142,24 @@ class Search:
     def _begin_stage(self) -> None:
         self._first, self._wanted = self.count, list[float]()
         self._followed: list[np.ndarray] = []
-        self._averaged, self._square = 0, np.zeros(len(self._shapes))
+        self._averaged, self._square, self._observed = 0, np.zeros(len(self._shapes)), []
         self._mean = [np.zeros(shape) for shape in self._shapes]
+
+    @property
+    def free(self) -> bool:
+        """Whether parameters move."""
+        return not self._held.any()
+
+    def observed(self) -> tuple[np.ndarray, Any]:
+        """What was seen of the states in the last half of a stage, (chains, steps, n), and mean positions there."""
+        means = [mean / max(self._averaged, 1) for mean in self._mean]
+        return np.concatenate(self._observed, axis=1), jax.tree.unflatten(self._structure, means)
+
+    def adapted(self) -> None:
+        """Positions are other ones from here on."""
+        self.due = False
+        self._weigh()
+        self._begin_stage()
 
     @property
     def done(self) -> bool:
@@ -234,6 +203,8 @@ class Search:
         if 2 * (self.count - self._first) < self._counts[self._stage] - 1:
             return
         self._averaged += 1
+        if self._adapts:
+            self._observed.append(np.asarray(block.observed))
         self._mean = [total + mean for total, mean in zip(self._mean, jax.tree.leaves(block.mean), strict=True)]
         self._square += [float(np.mean(x)) for x in jax.tree.leaves(block.square)]
 
@@ -246,25 +217,36 @@ class Search:
         self._step_size = min(math.exp(float(np.mean(settled)) if near else self._wanted[-1]), self._largest)
 
     def _end_stage(self) -> None:
-        if self._stage in _WEIGH:
+        if self._stage in _WEIGH and not self._adapts:
             self._weigh()
         if self._followed:
-            followed = np.concatenate(self._followed, axis=1).astype(float)
-            times = [x.size / ess_mean(x[None]) for chain in followed for x in chain.T]
-            self._L = max(_DECORRELATION * float(np.mean(times)) * self._step_size, self._step_size)
+            self._L = self._decorrelation()
         self._stage += 1
+        if self._stage == 1:
+            self._L *= _FREE_L
         if self.done:
             self._L = max(self._L, self._step_size)
         if self._stage == _FOLLOW and self._wanted_method != "mclmc":
             self._L, self._largest = trajectory_length(self._wanted_method, self._dimensions), math.inf
             # Errors add up along a trajectory; and steps of HMC are times, of half as many gradients.
             self._step_size *= 0.25 / math.sqrt(self._dimensions) if self._wanted_method == "hmc" else 0.5
-        self._begin_stage()
+        self.due = self._adapts and self._stage <= _FOLLOW and bool(self._observed)
+        if not self.due:
+            self._begin_stage()
+
+    def _decorrelation(self) -> float:
+        """L for what is slowest: the field on average, or a parameter."""
+        followed = np.concatenate(self._followed, axis=1).astype(float)
+        times = np.mean([[x.size / ess_mean(x[None]) for x in chain.T] for chain in followed], axis=0)
+        fields, numbers = np.split(times, [len(times) - self._numbers])
+        slowest = max([float(np.mean(x)) for x in (fields,) if x.size] + [float(x) for x in numbers])
+        longest = _LONGEST_L * math.sqrt(self._dimensions)
+        return min(max(_DECORRELATION * slowest * self._step_size, self._step_size), longest)
 
     def _weigh(self) -> None:
         """Masses from the variances within chains; the step goes with their mean."""
         variance = np.ones(len(self._shapes))
-        if self._averaged:
+        if self._averaged and not self._adapts:
             means = np.array([np.mean((mean / self._averaged) ** 2) for mean in self._mean])
             variance = np.maximum(self._square / self._averaged - means, 1e-6)
         variance[self._held] = 1.0
@@ -280,7 +262,8 @@ class Search:
         lists = {"held": self._held, "variance": self._variance, "square": self._square, "wanted": self._wanted}
         means = {f"mean/{i}": mean for i, mean in enumerate(self._mean)}
         followed = {f"followed/{i:05d}": x for i, x in enumerate(self._followed)}
-        return {name: np.asarray(x) for name, x in (numbers | lengths | lists | means | followed).items()}
+        observed = {f"observed/{i:05d}": x for i, x in enumerate(self._observed)}
+        return {name: np.asarray(x) for name, x in (numbers | lengths | lists | means | followed | observed).items()}
 
     def unpack(self, arrays: dict[str, np.ndarray]) -> None:
         """Go on from what was packed, by a search with the same arguments."""
@@ -291,3 +274,4 @@ class Search:
         self._wanted = [float(x) for x in arrays["wanted"]]
         self._mean = [arrays[f"mean/{i}"] for i in range(len(self._shapes))]
         self._followed = [arrays[name] for name in sorted(arrays) if name.startswith("followed/")]
+        self._observed = [arrays[name] for name in sorted(arrays) if name.startswith("observed/")]

@@ -11,7 +11,7 @@ from pydantic import Field
 from pmwd_dist.run.settings import inference_rules
 from pmwd_dist.run.settings.inference_sections import Checks, Data, Likelihood, Model, Priors, Sampler, Start
 from pmwd_dist.run.settings.models import OPTIONAL, SECTIONS, Output, Sections, Settings
-from pmwd_dist.run.settings.observables import Observe
+from pmwd_dist.run.settings.observables import LightCone, Observe
 
 OWN: Sections = {
     "data": Data,
@@ -30,6 +30,7 @@ class InferenceSettings(Settings):
     sections: ClassVar[Sections] = {
         **{name: model for name, model in SECTIONS.items() if name not in ("output", *OPTIONAL)},
         **OWN,
+        "observe.light_cone": LightCone,
     }
 
     output: Output = Field(default_factory=Output)

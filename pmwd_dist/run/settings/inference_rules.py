@@ -17,13 +17,20 @@ def find_problems(sections: Mapping[str, Any]) -> list[str]:
     for needed, find in _CROSS:
         if all(name in known for name in needed):
             problems += find(*(known[name] for name in needed))
+    if all(name in known for name in ("likelihood", "model", "sampler")):
+        likelihood, model, sampler = known["likelihood"], known["model"], known["sampler"]
+        problems += _of_light_cone(likelihood, model, sampler, with_cone="observe.light_cone" in sections)
     return problems
 
 
 def _of_likelihood(likelihood: Likelihood, given: Priors, data: Data) -> list[str]:
+    if likelihood.kind == "lensing":
+        return _of_lensing(likelihood, given, data)
+    problems: list[str] = []
+    if likelihood.density is not None:
+        problems.append('likelihood.density: is of lensed galaxies; use likelihood.kind = "lensing", or leave it out')
     gaussian = likelihood.kind == "gaussian"
     own, other = ("sigma", "nbar") if gaussian else ("nbar", "sigma")
-    problems: list[str] = []
     if getattr(likelihood, own) is None and own not in given.given:
         problems.append(f"likelihood.{own}: missing; add for example `{own} = 0.5` to [likelihood], or a prior")
     if getattr(likelihood, own) is not None and own in given.given:
@@ -37,6 +44,40 @@ def _of_likelihood(likelihood: Likelihood, given: Priors, data: Data) -> list[st
         problems.append('likelihood.k_max: is of a gaussian; leave it out, or use likelihood.kind = "gaussian"')
     if likelihood.k_max is not None and data.mask is not None:
         problems.append("likelihood.k_max: can't be used with data.mask, which couples modes; leave one of them out")
+    return problems
+
+
+def _of_lensing(likelihood: Likelihood, given: Priors, data: Data) -> list[str]:
+    problems: list[str] = []
+    if likelihood.density is None:
+        problems.append("likelihood.density: missing; add for example `density = 10.0` to [likelihood]")
+    problems += [
+        f'likelihood.{name}: is of fields on the mesh; leave it out with kind = "lensing"'
+        for name in ("sigma", "nbar", "k_max")
+        if getattr(likelihood, name) is not None
+    ]
+    problems += [
+        f"priors.{name}: has no effect on lensing; leave it out" for name in ("sigma", "nbar") if name in given.given
+    ]
+    if data.selection is not None:
+        problems.append('data.selection: is of counts; use likelihood.kind = "poisson", or data.mask')
+    return problems
+
+
+def _of_light_cone(likelihood: Likelihood, model: Model, sampler: Sampler, *, with_cone: bool) -> list[str]:
+    """What lensing needs, and what only it can have."""
+    if likelihood.kind != "lensing":
+        there = 'observe.light_cone: is of likelihood.kind = "lensing"; leave it out'
+        return [there] if with_cone else []
+    problems: list[str] = []
+    if not with_cone:
+        problems.append('likelihood.kind = "lensing": needs a section [observe.light_cone], with sources')
+    if model.gravity != "nbody":
+        problems.append(f'model.gravity = "{model.gravity}": a light cone is filled during a run; use "nbody"')
+    if model.bias != "none" or model.line_of_sight != "none":
+        problems.append('model.bias: light is bent by all matter; use bias = "none" and line_of_sight = "none"')
+    if sampler.precondition != "none":
+        problems.append('sampler.precondition: needs data on the mesh; use "none" with likelihood.kind = "lensing"')
     return problems
 
 
@@ -101,7 +142,7 @@ def _of_start(start: Start, given: Priors, sampler: Sampler) -> list[str]:
         problems.append(
             f"sampler.steps = {sampler.steps}: must be a multiple of thin * chunk = {sampler.thin * sampler.chunk}"
         )
-    if start.map_free and sampler.precondition == "conditional":
+    if start.map_free and sampler.precondition != "none":
         problems.append(
             "start.map_free: parameters can't be told from the noise where sampler.precondition depends on them; "
             'leave it out, or use sampler.precondition = "none"'

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer import priors
 from pmwd_dist.infer.priors import Prior
-from pmwd_dist.run.settings.section import Section, about, list_to_tuple
+from pmwd_dist.run.settings.section import Section, about, list_to_tuple, one_or_several
 from pmwd_dist.run.settings.writing import Raw, toml_value
 
 # Keys of [priors], by the library's names of the parameters.
@@ -87,7 +87,8 @@ class Data(Section):
     """What was observed."""
 
     file: str = about(
-        'an .npy file, or "file.h5:/dataset": density in units of the mean, or counts; "mock": drawn from the model',
+        'an .npy file, or "file.h5:/dataset": density in units of the mean, counts, or convergence, of shape '
+        '(sources, rays, rays); "mock": drawn from the model',
         "mock",
     )
     mask: str | None = about("file with 1 where there are data, and 0 elsewhere", None, "survey.h5:/mask")
@@ -114,15 +115,26 @@ class Model(Section):
     line_of_sight: Literal["x", "y", "z", "none"] = about("axis of the redshift distortions, or none", "z")
 
 
+_Density = Annotated[float, Field(gt=0)]
+Densities = Annotated[tuple[_Density, ...], BeforeValidator(one_or_several)]
+
+
 class Likelihood(Section):
     """The noise of the data."""
 
-    kind: Literal["gaussian", "poisson"] = about("gaussian (densities) or poisson (counts)", "gaussian")
+    kind: Literal["gaussian", "poisson", "lensing"] = about(
+        "gaussian (densities), poisson (counts) or lensing (convergence of the sources of [observe.light_cone])",
+        "gaussian",
+    )
     sigma: float | None = about("gaussian standard deviation in a cell, unless it has a prior", None, 0.5, gt=0)
     k_max: float | None = about(
         "largest wavenumber that is compared, of a gaussian [h/Mpc]; default: all", None, 0.3, gt=0
     )
     nbar: float | None = about("mean number of galaxies in a cell, of poisson, unless it has a prior", None, 2.0, gt=0)
+    density: Densities | None = about(
+        "lensed galaxies in a square arcminute, of lensing; one number, or one for each source", None, 10.0
+    )
+    ellipticity: float = about("standard deviation of a component of their ellipticity", 0.26, gt=0)
 
 
 class Priors(Section):
@@ -180,8 +192,9 @@ class Sampler(Section):
     steps: int = about("steps of each chain; may be raised later", 4000, ge=1)
     thin: int = about("steps from one draw that is kept to the next", 1, ge=1)
     chunk: int = about("draws from one write to disk to the next; what a kill can lose", 100, ge=4)
-    precondition: Literal["conditional", "none"] = about(
-        "conditional: modes are counted from their mean given data and parameters in linear theory; or none",
+    precondition: Literal["adapted", "conditional", "none"] = about(
+        "conditional: modes are counted from their mean given data and parameters in linear theory; adapted: and from "
+        "what the tuning shows of the posterior; or none",
         "conditional",
     )
 

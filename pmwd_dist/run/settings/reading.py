@@ -89,7 +89,7 @@ def _contents(tree: Tree, sections: Sections) -> tuple[dict[str, Any], list[str]
     if not isinstance(observe, dict):
         return contents, [*problems, f"observe = {_show(observe)}: must hold sections, such as [observe.multipoles]"]
     for key, value in observe.items():
-        if key in OBSERVABLES:
+        if f"observe.{key}" in sections:
             contents[f"observe.{key}"] = value
         else:
             problems.append(_unknown(("observe", key), value, sections))

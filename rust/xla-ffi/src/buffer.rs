@@ -105,6 +105,11 @@ impl Header {
         })
     }
 
+    fn add_axes(&mut self, rank: usize) {
+        let missing = rank.saturating_sub(self.dims.len());
+        self.dims.splice(0..0, core::iter::repeat_n(1, missing));
+    }
+
     fn len(&self) -> usize {
         self.dims.iter().product()
     }
@@ -138,6 +143,13 @@ macro_rules! header_methods {
         /// If the number of axes is not `N`.
         pub fn expect_rank<const N: usize>(&self, axes: &str) -> Result<[usize; N]> {
             self.header.expect_rank(axes)
+        }
+
+        /// Adds leading axes of one element, up to so many axes.
+        #[must_use]
+        pub fn with_rank(mut self, rank: usize) -> Self {
+            self.header.add_axes(rank);
+            self
         }
     };
 }

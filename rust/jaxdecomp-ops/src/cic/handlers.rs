@@ -2,15 +2,18 @@
 
 use super::cpu::{self, Packed, Values};
 use super::geometry::Geometry;
-use super::operands::{Extents, Paint, Particles, Read, Reduction};
+use super::masks::VALUE;
+use super::operands::{Extents, ForceTranspose, Paint, Particles, Read, Reduction};
+use crate::stencil;
 use xla_ffi::sys::Handler;
 use xla_ffi::{Call, Dtype, Error, Input, Result};
 
 /// FFI targets of the platform "cpu".
-pub const CPU: [(&str, Handler); 3] = [
+pub const CPU: [(&str, Handler); 4] = [
     ("jaxdecomp_ops_cic_paint", cic_paint_cpu),
     ("jaxdecomp_ops_cic_read", cic_read_cpu),
     ("jaxdecomp_ops_cic_read_sum", cic_read_sum_cpu),
+    ("jaxdecomp_ops_force_transpose", force_transpose_cpu),
 ];
 
 xla_ffi::handler!(
@@ -25,6 +28,10 @@ xla_ffi::handler!(
     /// Weighted sum of reads on the CPU, see [`cpu::Values`].
     cic_read_sum_cpu => read_sum
 );
+xla_ffi::handler!(
+    /// Transpose of reading the gradient of a potential on the CPU; the second result is scratch memory.
+    force_transpose_cpu => force_transpose
+);
 
 fn paint(call: &Call<'_>) -> Result<()> {
     let run = |operands: Paint<'_>| match operands.particles.disp.dtype() {
@@ -32,6 +39,14 @@ fn paint(call: &Call<'_>) -> Result<()> {
         _ => paint_as::<f32>(call, operands),
     };
     Paint::new(call, 0).and_then(run).map_err(|error| error.within("cic_paint"))
+}
+
+fn force_transpose(call: &Call<'_>) -> Result<()> {
+    let run = |operands: ForceTranspose<'_>| match operands.particles.disp.dtype() {
+        Dtype::F64 => force_transpose_as::<f64>(call, operands),
+        _ => force_transpose_as::<f32>(call, operands),
+    };
+    ForceTranspose::new(call).and_then(run).map_err(|error| error.within("force_transpose"))
 }
 
 fn read(call: &Call<'_>) -> Result<()> {
@@ -57,6 +72,22 @@ fn paint_as<T: Packed>(call: &Call<'_>, mut operands: Paint<'_>) -> Result<()> {
     let elements = split(disp.as_slice::<T>()?, *batch).zip(split(operands.weight.as_slice::<T>()?, *batch));
     for ((disp, weight), mesh) in elements.zip(split_mut(operands.mesh.as_mut_slice::<T>()?, *batch)) {
         cpu::paint(&geometry, masks, disp, weight, mesh, &pool);
+    }
+    Ok(())
+}
+
+fn force_transpose_as<T: Packed>(call: &Call<'_>, mut operands: ForceTranspose<'_>) -> Result<()> {
+    let geometry = geometry::<T>(&operands.particles)?;
+    expect_32_bits("particles", geometry.particles())?;
+    let (Particles { extents: Extents { batch, .. }, disp, .. }, pool) = (&operands.particles, call.pool());
+    let mesh = stencil::handlers::mesh(call, operands.cells)?;
+    let mut painted = call.output(1, "scratch")?;
+    painted.expect_dims(&[3 * geometry.volume()])?;
+    let painted = painted.as_mut_slice::<T>()?;
+    let elements = split(disp.as_slice::<T>()?, *batch).zip(split(operands.weight.as_slice::<T>()?, *batch));
+    for ((disp, weight), field) in elements.zip(split_mut(operands.field.as_mut_slice::<T>()?, *batch)) {
+        cpu::paint_as(cpu::Arrangement::Planar, &geometry, &[VALUE], disp, weight, painted, &pool);
+        stencil::cpu::divergence_of_planes(&mesh, painted, field, &pool);
     }
     Ok(())
 }

@@ -56,14 +56,12 @@ pub(crate) struct Step<'a> {
     pub(crate) summary: Output<'a>,
 }
 
-/// The operands of the transpose of reading a force, in single precision.
+/// The operands of the transpose of reading a force.
 pub(crate) struct ForceTranspose<'a> {
     /// Their mesh is that of the force.
     pub(crate) particles: Particles<'a>,
     /// A vector of each particle.
     pub(crate) weight: Input<'a>,
-    /// 1 / (12 cells) along each axis.
-    pub(crate) per_cell: [f64; 3],
     /// Extents of the potential.
     pub(crate) cells: [usize; 3],
     pub(crate) field: Output<'a>,
@@ -81,7 +79,7 @@ pub(crate) struct Read<'a> {
 
 impl<'a> Particles<'a> {
     fn new(call: &Call<'a>, name: &str, mesh: [usize; 5]) -> Result<Self> {
-        let disp = call.input(0, "disp")?;
+        let disp = call.input(0, "disp")?.with_rank(5);
         if ![Dtype::F32, Dtype::F64].contains(&disp.dtype()) {
             return Err(Error::invalid(format!("disp: expected f32 or f64, got {}", disp.dtype())));
         }
@@ -128,20 +126,22 @@ impl<'a> Paint<'a> {
 
 impl<'a> Step<'a> {
     /// Unpacks `inputs` vectors, a mesh of `fields` fields, six coefficients, `results` vectors, a summary of some numbers
-    /// and further `scratch` results.
+    /// and further `scratch` results. The batch axis of a single element may be left out.
     pub(crate) fn new(call: &Call<'a>, [inputs, fields, results, numbers, scratch]: [usize; 5]) -> Result<Self> {
         call.expect_arity(inputs + 2, results + 1 + scratch)?;
-        let mesh = call.input(inputs, "fields")?;
+        let mesh = call.input(inputs, "fields")?.with_rank(5);
         let particles = Particles::new(call, "fields", mesh.expect_rank("batch, x, y, z, field")?)?;
         let batch = particles.extents.batch;
         if particles.extents.fields != fields || particles.masks[..] != [VALUE] {
             return Err(Error::invalid(format!("fields: expected {fields}, got {}", particles.extents.fields)));
         }
-        let coefficients = call.input(inputs + 1, "coefficients")?;
+        let coefficients = call.input(inputs + 1, "coefficients")?.with_rank(2);
         coefficients.expect_dims(&[batch, 6])?;
-        let vectors = (1..inputs).map(|i| call.input(i, "vector")).collect::<Result<Vec<_>>>()?;
-        let results = (0..results).map(|i| call.output(i, "result")).collect::<Result<Vec<_>>>()?;
-        let summary = call.output(results.len(), "summary")?;
+        let vector = |input: Input<'a>| input.with_rank(5);
+        let vectors = (1..inputs).map(|i| call.input(i, "vector").map(vector)).collect::<Result<Vec<_>>>()?;
+        let result = |output: Output<'a>| output.with_rank(5);
+        let results = (0..results).map(|i| call.output(i, "result").map(result)).collect::<Result<Vec<_>>>()?;
+        let summary = call.output(results.len(), "summary")?.with_rank(2);
         summary.expect_dims(&[batch, numbers])?;
         let shapes = vectors.iter().map(|v| (v.dims(), v.dtype())).chain(results.iter().map(|v| (v.dims(), v.dtype())));
         for (dims, dtype) in shapes {
@@ -167,8 +167,8 @@ impl<'a> ForceTranspose<'a> {
         let less = |axis: usize| if periodic[axis] == 0 { 4 } else { 0 };
         let [mx, my, mz] = core::array::from_fn(|axis| cells[axis].saturating_sub(less(axis)));
         let particles = Particles::new(call, "field", [batch, mx, my, mz, 1])?;
-        if particles.disp.dtype() != Dtype::F32 || particles.masks[..] != [VALUE] {
-            return Err(Error::invalid(format!("disp: expected f32, got {}", particles.disp.dtype())));
+        if particles.masks[..] != [VALUE] {
+            return Err(Error::invalid(format!("attribute 'masks': expected one value, got {:?}", particles.masks)));
         }
         if weight.dims() != particles.disp.dims() || cells.iter().any(|&n| n >= 1 << 30) {
             return Err(Error::invalid(format!(
@@ -179,7 +179,7 @@ impl<'a> ForceTranspose<'a> {
         }
         particles.expect_dtype("weight", weight.dtype())?;
         particles.expect_dtype("field", field.dtype())?;
-        Ok(Self { particles, weight, per_cell: call.float_array("per_cell")?, cells, field })
+        Ok(Self { particles, weight, cells, field })
     }
 }
 

@@ -121,9 +121,42 @@ pub(crate) fn divergence<T: Real>(mesh: &Mesh, fields: &[T], out: &mut [T], pool
                 add(&weights, 0, touching(mesh, 0, x).map(|x| row(x, own_y)), inside);
                 add(&weights, 1, touching(mesh, 1, y).map(|y| row(own_x, y)), inside);
                 if let Some(row) = row(own_x, own_y) {
-                    add_along(mesh, &weights, row, &mut sums);
+                    add_along::<T, 3>(mesh, &weights, row, 2, &mut sums);
                 }
                 out.copy_from_slice(&sums);
+            }
+        }
+    });
+}
+
+/// [`divergence`] of three fields one after the other.
+///
+/// # Panics
+/// If the lengths are inconsistent.
+pub(crate) fn divergence_of_planes<T: Real>(mesh: &Mesh, fields: &[T], out: &mut [T], pool: &dyn Parallel) {
+    let [[_, ny, nz], [_, oy, oz]] = extents(mesh);
+    let volume = mesh.cells(mesh.inner);
+    assert_eq!((out.len(), fields.len()), (mesh.cells(mesh.outer), 3 * volume), "whole fields");
+    let weights = Weights::new(mesh);
+    let pad = if mesh.periodic[2] == 0 { 2 } else { 0 };
+    let rows = (CHUNK / oz).max(1);
+    let parts: Vec<_> = out.chunks_mut(oz * rows).map(Mutex::new).collect();
+    pool.run(parts.len(), &|mine| {
+        for part in mine {
+            let mut out = parts[part].lock().unwrap_or_else(PoisonError::into_inner);
+            for (n, out) in out.chunks_exact_mut(oz).enumerate() {
+                let (x, y) = ((part * rows + n) / oy, (part * rows + n) % oy);
+                let row = |axis: usize, x: Option<usize>, y: Option<usize>| {
+                    Some(&fields[axis * volume + (x? * ny + y?) * nz..][..nz])
+                };
+                let (own_x, own_y) = (inner(mesh, 0, x), inner(mesh, 1, y));
+                out.fill(T::ZERO);
+                let inside = &mut out[pad..][..nz];
+                add_rows(&weights, 0, touching(mesh, 0, x).map(|x| row(0, x, own_y)), inside);
+                add_rows(&weights, 1, touching(mesh, 1, y).map(|y| row(1, own_x, y)), inside);
+                if let Some(row) = row(2, own_x, own_y) {
+                    add_along::<T, 1>(mesh, &weights, row, 0, out);
+                }
             }
         }
     });
@@ -164,11 +197,30 @@ fn add<T: Real>(weights: &Weights<T>, axis: usize, rows: [Option<&[T]>; 4], sums
     }
 }
 
-/// Adds minus the differences along a row.
+/// Adds minus the differences across rows of one field.
 #[inline(always)]
-fn add_along<T: Real>(mesh: &Mesh, weights: &Weights<T>, row: &[T], sums: &mut [T]) {
-    let (cells, len) = (sums.len(), row.len() / 3);
-    let value = |z: Option<usize>| z.map_or(T::ZERO, |z| row[3 * z + 2]);
+fn add_rows<T: Real>(weights: &Weights<T>, axis: usize, rows: [Option<&[T]>; 4], sums: &mut [T]) {
+    let len = sums.len();
+    if let [Some(a), Some(b), Some(c), Some(d)] = rows {
+        let (a, b, c, d) = (&a[..len], &b[..len], &c[..len], &d[..len]);
+        for z in 0..len {
+            sums[z] = sums[z] - weights.difference(axis, [a[z], b[z], c[z], d[z]]);
+        }
+        return;
+    }
+    let signed = [weights.far[axis], weights.near[axis], T::ZERO - weights.near[axis], T::ZERO - weights.far[axis]];
+    for (row, weight) in rows.into_iter().zip(signed) {
+        for (sum, &value) in sums.iter_mut().zip(row.unwrap_or_default()) {
+            *sum = *sum + value * weight;
+        }
+    }
+}
+
+/// Adds minus the differences along a row of cells with `F` values, of which one counts.
+#[inline(always)]
+fn add_along<T: Real, const F: usize>(mesh: &Mesh, weights: &Weights<T>, row: &[T], own: usize, sums: &mut [T]) {
+    let (cells, len) = (sums.len(), row.len() / F);
+    let value = |z: Option<usize>| z.map_or(T::ZERO, |z| row[F * z + own]);
     let edge = 4.min(cells);
     for z in (0..edge).chain(cells.saturating_sub(4).max(edge)..cells) {
         sums[z] = sums[z] - weights.difference(2, touching(mesh, 2, z).map(value));
@@ -176,9 +228,22 @@ fn add_along<T: Real>(mesh: &Mesh, weights: &Weights<T>, row: &[T], sums: &mut [
     // Cells far from the edges: all differences that look at them exist.
     let shift = if mesh.periodic[2] == 0 { 4 } else { 2 };
     debug_assert!(cells <= 8 || len + 8 > cells);
-    for z in edge..cells.saturating_sub(4).max(edge) {
+    let far = edge..cells.saturating_sub(4).max(edge);
+    if far.is_empty() {
+        return;
+    }
+    if F == 1 {
+        let (row, inner) = (&row[far.start - shift..], &mut sums[far]);
+        let len = inner.len();
+        let (a, b, c, d) = (&row[..len], &row[1..][..len], &row[3..][..len], &row[4..][..len]);
+        for z in 0..len {
+            inner[z] = inner[z] - weights.difference(2, [a[z], b[z], c[z], d[z]]);
+        }
+        return;
+    }
+    for z in far {
         let first = z - shift;
-        let at = |offset: usize| row[3 * (first + offset) + 2];
+        let at = |offset: usize| row[F * (first + offset) + own];
         sums[z] = sums[z] - weights.difference(2, [at(0), at(1), at(3), at(4)]);
     }
 }

@@ -54,6 +54,22 @@ struct Operands<'a> {
     to: Output<'a>,
 }
 
+/// The extents and weights of a call, for a field of known extents.
+pub(crate) fn mesh(call: &Call<'_>, outer: [usize; 3]) -> Result<Mesh> {
+    let (near, far): ([f64; 3], [f64; 3]) = (call.float_array("near")?, call.float_array("far")?);
+    let periodic: [i64; 3] = call.integer_array("periodic")?;
+    let inner = core::array::from_fn(|axis| outer[axis].saturating_sub(if periodic[axis] == 0 { 4 } else { 0 }));
+    Ok(Mesh {
+        outer: outer.map(|n| n as i32),
+        inner: inner.map(|n: usize| n as i32),
+        periodic: periodic.map(|p| i32::from(p != 0)),
+        near,
+        far,
+        near32: near.map(|x| x as f32),
+        far32: far.map(|x| x as f32),
+    })
+}
+
 fn operands<'a>(call: &Call<'a>, kernel: Kernel) -> Result<Operands<'a>> {
     call.expect_arity(1, 1)?;
     let (from, to) = (call.input(0, "from")?, call.output(0, "to")?);
@@ -78,16 +94,7 @@ fn operands<'a>(call: &Call<'a>, kernel: Kernel) -> Result<Operands<'a>> {
             [batch, bx, by, bz, 3]
         )));
     }
-    let (near, far): ([f64; 3], [f64; 3]) = (call.float_array("near")?, call.float_array("far")?);
-    let mesh = Mesh {
-        outer: outer.map(|n| n as i32),
-        inner: [bx, by, bz].map(|n| n as i32),
-        periodic: periodic.map(|p| i32::from(p != 0)),
-        near,
-        far,
-        near32: near.map(|x| x as f32),
-        far32: far.map(|x| x as f32),
-    };
+    let mesh = mesh(call, outer)?;
     Ok(Operands { batch, mesh, from, to })
 }
 

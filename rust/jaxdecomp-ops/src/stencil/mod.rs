@@ -1,6 +1,6 @@
 //! Finite-difference gradient of a field on a mesh and its transpose, on CPUs and NVIDIA GPUs.
 
-mod cpu;
+pub(crate) mod cpu;
 pub mod handlers;
 
 use crate::cuda::kernel::{Variant, arguments};

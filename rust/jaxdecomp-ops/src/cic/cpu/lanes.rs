@@ -23,6 +23,11 @@ impl Packed for f64 {
 pub trait Lanes<T>: Copy + Sync {
     /// Loads the fields of a cell. A further lane holds the value that follows in memory, if any.
     fn load(values: &[T]) -> Self;
+    /// Loads the fields of a cell and the values that follow in memory, one for each further lane.
+    ///
+    /// # Safety
+    /// From `first` on, `values` has a value for each lane.
+    unsafe fn load_at(values: &[T], first: usize) -> Self;
     /// Copies a value to all lanes.
     fn splat(value: T) -> Self;
     /// Returns the first field.
@@ -47,6 +52,16 @@ impl<T: Real, const F: usize> Lanes<T> for [T; F] {
     fn load(values: &[T]) -> Self {
         let mut own = [T::ZERO; F];
         own.copy_from_slice(&values[..F]);
+        own
+    }
+    #[inline(always)]
+    unsafe fn load_at(values: &[T], first: usize) -> Self {
+        debug_assert!(first + F <= values.len());
+        let mut own = [T::ZERO; F];
+        for f in 0..F {
+            // SAFETY: by contract.
+            own[f] = *unsafe { values.get_unchecked(first + f) };
+        }
         own
     }
     #[inline(always)]
@@ -123,6 +138,12 @@ impl Lanes<f32> for Three {
             Some(four) => Self::from_array(*four),
             None => Self::from_array([values[0], values[1], values[2], 0.0]),
         }
+    }
+    #[inline(always)]
+    unsafe fn load_at(values: &[f32], first: usize) -> Self {
+        debug_assert!(first + 4 <= values.len());
+        // SAFETY: SSE is present; there are four values by contract.
+        Self(unsafe { core::arch::x86_64::_mm_loadu_ps(values.as_ptr().add(first)) })
     }
     #[inline(always)]
     fn splat(value: f32) -> Self {

@@ -19,6 +19,7 @@ mod weights;
 
 pub use lanes::Packed;
 pub use paint::paint;
+pub(crate) use paint::{Arrangement, paint_as};
 pub use read::{Values, read};
 pub use step::KickDrift;
 pub use undo::{UndoDrift, UndoKick};

@@ -4,7 +4,7 @@ use super::batch::{Batch, SIZE};
 use super::bounds::{Bounds, pieces_per_row};
 use super::order::Order;
 use super::simd::{Work, widest};
-use super::tile::{Source, Tile};
+use super::tile::{Output, Source, Tile};
 use super::weights;
 use crate::cic::geometry::Geometry;
 use crate::cic::masks::{Mask, VALUE};
@@ -20,6 +20,15 @@ const TILE: usize = 1 << 22;
 /// Average number of blocks touched by a piece of a row above which sorting the particles is faster.
 const SCATTERED: u64 = 6;
 
+/// How several fields lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Arrangement {
+    /// Those of a cell side by side.
+    Interleaved,
+    /// One after the other.
+    Planar,
+}
+
 /// Paints particles: `mesh[c, f] = sum_p sum_k weight[p, k, f] W_k(x_p - c)`, overwriting `mesh`.
 ///
 /// `weight` has shape (particles, masks, fields) or (1, masks, fields), `disp` (particles, 3). If any position or weight is
@@ -28,6 +37,19 @@ const SCATTERED: u64 = 6;
 /// # Panics
 /// If the lengths are inconsistent, or there are 2³² particles or more.
 pub fn paint<T: Real>(
+    geometry: &Geometry<T>,
+    masks: &[Mask],
+    disp: &[T],
+    weight: &[T],
+    mesh: &mut [T],
+    pool: &dyn Parallel,
+) {
+    paint_as(Arrangement::Interleaved, geometry, masks, disp, weight, mesh, pool);
+}
+
+/// [`paint`] to a mesh whose fields lie in memory as told.
+pub(crate) fn paint_as<T: Real>(
+    arrangement: Arrangement,
     geometry: &Geometry<T>,
     masks: &[Mask],
     disp: &[T],
@@ -61,7 +83,7 @@ pub fn paint<T: Real>(
         factors: if masks == [VALUE] { Vec::new() } else { masks.iter().map(|&mask| weights::factors(mask)).collect() },
         inverse: resolutions.iter().map(|resolution| 1.0 / resolution).collect(),
     };
-    let job = Job { geometry, disp, source, bounds, resolutions, pool };
+    let job = Job { geometry, disp, source, bounds, resolutions, arrangement, pool };
     let mut field = 0;
     while field < fields {
         // Several fields at once share the location of particles.
@@ -75,6 +97,7 @@ struct Job<'a, T> {
     source: Source<'a, T>,
     bounds: Bounds,
     resolutions: Vec<f64>,
+    arrangement: Arrangement,
     pool: &'a dyn Parallel,
 }
 
@@ -86,7 +109,7 @@ impl<T: Real> Job<'_, T> {
         let [planes, my, mz] = self.geometry.cells();
         let fit = TILE / (L * my * mz * size_of::<T::Sum>());
         let depth = fit.min(planes.div_ceil(4 * self.pool.threads())).max(1);
-        let blocks: Vec<_> = mesh.chunks_mut(depth * my * mz * count).map(Mutex::new).collect();
+        let blocks = self.blocks(mesh, depth * my * mz);
         let order = self.scattered(depth).then(|| Order::sort(self.geometry, self.disp, self.pool));
         self.pool.run(blocks.len(), &|mine| {
             let mut tile = Tile::<T, L>::new(self.geometry);
@@ -99,6 +122,18 @@ impl<T: Real> Job<'_, T> {
             }
         });
         fields.len()
+    }
+
+    /// The parts of all fields on blocks of so many cells.
+    fn blocks<'m>(&self, mesh: &'m mut [T], cells: usize) -> Vec<Mutex<Output<'m, T>>> {
+        let count = self.resolutions.len();
+        if self.arrangement == Arrangement::Interleaved {
+            return mesh.chunks_mut(cells * count).map(|part| Mutex::new(Output::Interleaved(part))).collect();
+        }
+        let mut fields: Vec<_> = mesh.chunks_mut(self.geometry.volume()).map(|field| field.chunks_mut(cells)).collect();
+        let number = self.geometry.volume().div_ceil(cells);
+        let parts = (0..number).map(|_| fields.iter_mut().filter_map(Iterator::next).collect());
+        parts.map(|parts| Mutex::new(Output::Planar(parts))).collect()
     }
 
     /// Whether particles are so far from lattice order that sorting them is faster.
@@ -160,7 +195,7 @@ impl<T: Real> Job<'_, T> {
 }
 
 /// A block of x-planes: the work of one task.
-struct Block<'a, 't, T: Real, const L: usize> {
+struct Block<'a, 't, 'm, T: Real, const L: usize> {
     job: &'a Job<'a, T>,
     order: Option<&'a Order>,
     range: Range<usize>,
@@ -168,10 +203,10 @@ struct Block<'a, 't, T: Real, const L: usize> {
     batch: &'a mut Batch<T>,
     tile: &'a mut Tile<'t, T, L>,
     /// All fields of the block.
-    output: &'a mut [T],
+    output: &'a mut Output<'m, T>,
 }
 
-impl<T: Real, const L: usize> Work for Block<'_, '_, T, L> {
+impl<T: Real, const L: usize> Work for Block<'_, '_, '_, T, L> {
     type Output = ();
 
     #[inline(always)]

@@ -107,6 +107,14 @@ fn product<const L: usize>(corner: &[f64; 8], amounts: &[f64; L]) -> [[f64; L]; 
     product
 }
 
+/// All fields of a block of the mesh.
+pub(crate) enum Output<'a, T> {
+    /// Those of a cell side by side.
+    Interleaved(&'a mut [T]),
+    /// One slice a field.
+    Planar(Vec<&'a mut [T]>),
+}
+
 /// Sums of up to `L` fields over a block of x-planes. A further plane receives contributions outside the block, so that
 /// particles at its edge need no branch. A further cell in each row receives contributions that wrap around, so that both
 /// corners along z are adjacent.
@@ -177,6 +185,7 @@ impl<'a, T: Real, const L: usize> Tile<'a, T, L> {
 
     #[inline(always)]
     fn deposit(&mut self, batch: &Batch<T>, chosen: &[u8], offsets: &Offsets, contribution: &impl Contribution<L>) {
+        let sums = self.sums.as_mut_slice();
         for &n in chosen {
             let n = n as usize % SIZE;
             let t = [batch.offset[0][n].to_f64(), batch.offset[1][n].to_f64(), batch.offset[2][n].to_f64()];
@@ -189,10 +198,10 @@ impl<'a, T: Real, const L: usize> Tile<'a, T, L> {
             }
             for c in 0..4 {
                 let at = (offsets.x[c >> 1][n] + offsets.y[c & 1][n] + offsets.z[n]) as usize;
-                debug_assert!(at + 1 < self.sums.len());
+                debug_assert!(at + 1 < sums.len());
                 // SAFETY: `Batch` wraps every cell into the mesh, so `offsets` lie inside the tile; a row has a further
                 // cell. A bounds check would cost a tenth of the time.
-                let pair = unsafe { self.sums.get_unchecked_mut(at..at + 2) };
+                let pair = unsafe { sums.get_unchecked_mut(at..at + 2) };
                 for l in 0..L {
                     pair[0][l] = T::sum(pair[0][l], integers[2 * c][l]);
                     pair[1][l] = T::sum(pair[1][l], integers[2 * c + 1][l]);
@@ -236,18 +245,33 @@ impl<'a, T: Real, const L: usize> Tile<'a, T, L> {
 
     /// Writes the block. `output` and `resolutions` hold all fields, the tile holds `fields`.
     #[inline(always)]
-    pub(crate) fn finish(&self, output: &mut [T], resolutions: &[f64], fields: &Range<usize>) {
-        let [row, _] = self.extents();
+    pub(crate) fn finish(&mut self, output: &mut Output<'_, T>, resolutions: &[f64], fields: &Range<usize>) {
+        let [row, plane] = self.extents();
         let (count, resolutions) = (resolutions.len(), &resolutions[fields.clone()]);
-        for (values, sums) in output.chunks_exact_mut((row - 1) * count).zip(self.sums.chunks_exact(row)) {
-            let mut first = sums[0];
+        let rows = &mut self.sums[..self.block.len() * plane];
+        for sums in rows.chunks_exact_mut(row) {
             for l in 0..L {
-                first[l] = T::sum(first[l], sums[row - 1][l]);
+                sums[0][l] = T::sum(sums[0][l], sums[row - 1][l]);
             }
-            let sums = core::iter::once(&first).chain(&sums[1..]);
-            for (values, sums) in values.chunks_exact_mut(count).zip(sums) {
-                for ((value, &sum), &resolution) in values[fields.clone()].iter_mut().zip(sums).zip(resolutions) {
-                    *value = T::from_sum(sum, resolution);
+        }
+        match output {
+            Output::Interleaved(output) => {
+                for (values, sums) in output.chunks_exact_mut((row - 1) * count).zip(rows.chunks_exact(row)) {
+                    for (values, sums) in values.chunks_exact_mut(count).zip(sums) {
+                        for ((value, &sum), &resolution) in values[fields.clone()].iter_mut().zip(sums).zip(resolutions)
+                        {
+                            *value = T::from_sum(sum, resolution);
+                        }
+                    }
+                }
+            }
+            Output::Planar(outputs) => {
+                for (lane, (output, &resolution)) in outputs[fields.clone()].iter_mut().zip(resolutions).enumerate() {
+                    for (values, sums) in output.chunks_exact_mut(row - 1).zip(rows.chunks_exact(row)) {
+                        for (value, sums) in values.iter_mut().zip(sums) {
+                            *value = T::from_sum(sums[lane], resolution);
+                        }
+                    }
                 }
             }
         }

@@ -48,28 +48,31 @@ impl<T: Packed> Kernel<T, 4> for UndoKick<'_, T> {
     #[inline(always)]
     fn run(&self, batch: &Batch<T>, [_, vel, ct_disp, ct_vel]: &mut [Vectors<T>; 4], totals: &mut Totals) {
         let Self { kick, after, before, last, weight, good, .. } = *self;
-        let mut sums = [[T::ZERO; LANES]; 3];
-        for m in (0..VALUES).step_by(LANES) {
-            for l in 0..LANES {
-                sums[2][l] = sums[2][l] + ct_disp[m + l] * (T::from_whole(vel[m + l].whole()) * after);
-                ct_vel[m + l] = ct_vel[m + l] + last * ct_disp[m + l];
-            }
+        let ends = product(ct_disp, vel, after);
+        for m in 0..VALUES {
+            ct_vel[m] = ct_vel[m] + last * ct_disp[m];
         }
         let (mut force, slopes) = force_and_slopes(self.geometry, batch, self.fields, ct_vel);
         if !good {
             force = [T::ZERO; VALUES + LANES];
         }
-        for m in (0..VALUES).step_by(LANES) {
-            for l in 0..LANES {
-                let slope = if good { weight * slopes[m + l] } else { T::ZERO };
-                ct_disp[m + l] = ct_disp[m + l] + slope;
-                let momentum = T::whole_difference(vel[m + l].whole(), (kick * force[m + l]).rounded());
-                vel[m + l] = T::holding(momentum);
-                sums[0][l] = sums[0][l] + ct_vel[m + l] * force[m + l];
-                sums[1][l] = sums[1][l] + ct_vel[m + l] * (T::from_whole(momentum) * before);
+        let mut momenta = [T::ZERO; VALUES + LANES];
+        for m in 0..VALUES {
+            momenta[m] = T::holding(T::whole_difference(vel[m].whole(), (kick * force[m]).rounded()));
+        }
+        *vel = momenta;
+        if good {
+            for m in 0..VALUES {
+                ct_disp[m] = ct_disp[m] + weight * slopes[m];
             }
         }
-        add(&sums, totals);
+        let mut by_kick = [T::ZERO; LANES];
+        for m in (0..VALUES).step_by(LANES) {
+            for l in 0..LANES {
+                by_kick[l] = by_kick[l] + ct_vel[m + l] * force[m + l];
+            }
+        }
+        add([by_kick, product(ct_vel, vel, before), ends], totals);
     }
 }
 
@@ -114,25 +117,37 @@ impl<T: Packed> Kernel<T, 4> for UndoDrift<'_, T> {
         let Self { weight, scale, before, drifts, good, resolution: q, .. } = *self;
         let first = drifts[0] * q;
         let slopes = slopes(self.geometry, batch, self.field);
-        let mut sums = [[T::ZERO; LANES]; 3];
-        for m in (0..VALUES).step_by(LANES) {
-            for l in 0..LANES {
-                let slope = if good { weight * slopes[m + l] } else { T::ZERO };
-                ct_disp[m + l] = ct_disp[m + l] + slope;
-                ct_vel[m + l] = scale * ct_vel[m + l] - first * ct_disp[m + l];
-                let v = T::from_whole(vel[m + l].whole()) * before;
-                let d = disp[m + l] + q * (drifts[0] * v).rint();
-                disp[m + l] = d + q * (drifts[1] * v).rint();
-                sums[0][l] = sums[0][l] + ct_disp[m + l] * v;
+        if good {
+            for m in 0..VALUES {
+                ct_disp[m] = ct_disp[m] + weight * slopes[m];
             }
         }
-        add(&sums, totals);
+        for m in 0..VALUES {
+            ct_vel[m] = scale * ct_vel[m] - first * ct_disp[m];
+            let v = T::from_whole(vel[m].whole()) * before;
+            let d = disp[m] + q * (drifts[0] * v).rint();
+            disp[m] = d + q * (drifts[1] * v).rint();
+        }
+        add([product(ct_disp, vel, before)], totals);
     }
+}
+
+/// Sums of the products of vectors with momenta that are held as whole numbers of a unit. A loop of its own: with others in
+/// it, it is not vectorised.
+#[inline(always)]
+fn product<T: Real>(vectors: &Vectors<T>, momenta: &Vectors<T>, unit: T) -> [T; LANES] {
+    let mut sums = [T::ZERO; LANES];
+    for m in (0..VALUES).step_by(LANES) {
+        for l in 0..LANES {
+            sums[l] = sums[l] + vectors[m + l] * (T::from_whole(momenta[m + l].whole()) * unit);
+        }
+    }
+    sums
 }
 
 /// Adds sums of a batch.
 #[inline(always)]
-fn add<T: Real>(sums: &[[T; LANES]; 3], totals: &mut Totals) {
+fn add<T: Real, const N: usize>(sums: [[T; LANES]; N], totals: &mut Totals) {
     for (total, sums) in totals.iter_mut().zip(sums) {
         for sum in sums {
             *total += sum.to_f64();
@@ -198,8 +213,9 @@ fn slopes<T: Packed>(geometry: &Geometry<T>, batch: &Batch<T>, field: &[T]) -> V
     let scale = geometry.axes.each_ref().map(|axis| axis.mesh.scale);
     let mut around = [[T::ZERO; SIZE]; 8]; // by corner, so that the arithmetic vectorises
     for n in 0..batch.len {
+        let [own] = [corners.around::<T, [T; 1]>(n, field, 1, 0)];
         for c in 0..8 {
-            around[c][n] = field[corners.index(n, c)];
+            around[c][n] = own[c].first();
         }
     }
     let mut along = [[T::ZERO; SIZE]; 3];

@@ -8,7 +8,7 @@ use crate::cic::real::Real;
 use crate::cuda;
 use crate::cuda::kernel::arguments;
 use xla_ffi::sys::Handler;
-use xla_ffi::{Call, Error, Result, Role};
+use xla_ffi::{Call, Dtype, Error, Result, Role};
 
 /// FFI target of the platform "CUDA", with the handlers of the stages "initialize" and "execute".
 pub(super) const CUDA: (&str, [Handler; 2]) = ("jaxdecomp_ops_force_transpose", [initialize, execute]);
@@ -45,7 +45,11 @@ fn unpacked(call: &Call<'_>, stage: fn(&Call<'_>, &mut ForceTranspose<'_>) -> Re
     ForceTranspose::new(call)
         .and_then(|mut operands| {
             let spec = &operands.particles.spec;
-            if !variants::has_tile(operands.particles.disp.dtype(), spec) {
+            let dtype = operands.particles.disp.dtype();
+            if dtype != Dtype::F32 {
+                return Err(Error::invalid(format!("disp: expected f32, got {dtype}")));
+            }
+            if !variants::has_tile(dtype, spec) {
                 return Err(Error::invalid(format!("spacing: expected fewer than 4 cells a particle, got {spec:?}")));
             }
             stage(call, &mut operands)
@@ -73,7 +77,7 @@ fn run(call: &Call<'_>, operands: &mut ForceTranspose<'_>) -> Result<()> {
     let (disp, weight) = (operands.particles.disp.as_ptr(), operands.weight.as_ptr());
     let (field, scratch) = (operands.field.as_mut_ptr(), scratch.as_mut_ptr());
     let potential = Potential {
-        per_cell: operands.per_cell,
+        per_cell: call.float_array("per_cell")?,
         cells: operands.cells.map(|n| n as i32),
         shift: operands.particles.spec.periodic.map(|periodic| if periodic { 0 } else { 2 }),
     };

@@ -1,0 +1,203 @@
+"""Weak lensing as data: the convergence of sources behind a light cone, and the noise of their shapes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict, Unpack
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist.config import Config
+from pmwd_dist.cosmology.growth import GrowthTable
+from pmwd_dist.cosmology.parameters import Cosmology, Parameters
+from pmwd_dist.infer.forward import checked, cosmology_at, fixed_power, power_at
+from pmwd_dist.infer.likelihoods import check_finite, checked_mask
+from pmwd_dist.observe.flat_sky import FlatSkyLightCone
+from pmwd_dist.observe.healpix import pixel_count
+from pmwd_dist.observe.lensing import Source, convergence, lensing_weights
+from pmwd_dist.observe.sphere import SphericalLightCone
+from pmwd_dist.parallel.inputs import real
+from pmwd_dist.pm.lpt import lpt
+from pmwd_dist.pm.modes import LinearPower, linear_modes
+from pmwd_dist.pm.nbody import nbody
+from pmwd_dist.pm.status import Status
+
+_ARCMINUTES = math.degrees(1) * 60  # of a radian
+
+
+class View(TypedDict, total=False):
+    """Rays on a flat sky, as in `observe.convergence`."""
+
+    field: float
+    pixels: int
+    offsets: Any
+
+
+class Convergence(eqx.Module):
+    """Maps of the weak-lensing convergence of sources behind a simulation's light cone (Born approximation).
+
+    A forward model, (noise, parameters) -> (maps, status): (sources, px, py) on a flat sky, (sources, pixels) on a
+    sphere, divided over devices. The run must span the shells at all parameters that are possible: where it does not,
+    the log density is -inf.
+
+    Args:
+      config: the simulation; its a_start lies before light leaves the farthest shell.
+      cosmo: cosmology, where its parameters are not among those that are sampled.
+      cone: light cone of this config.
+      sources: redshift or (redshifts, their number per redshift) of each map.
+      linear_power: as in `linear_modes`.
+      solver: as in `nbody`.
+      view: of a flat sky `field`, the side of the field of view [degrees], `pixels`, the rays along it, and
+        `offsets`, as in `observe.convergence`.
+
+    Raises:
+      ValueError: a light cone of another simulation, sources in front of all shells, or an argument out of its range.
+    """
+
+    config: Config = eqx.field(static=True)
+    cosmo: Parameters
+    table: GrowthTable
+    cone: FlatSkyLightCone | SphericalLightCone = eqx.field(static=True)
+    sources: tuple[Any, ...]
+    field: float | None = eqx.field(static=True)
+    pixels: int | None = eqx.field(static=True)
+    offsets: Array | None
+    linear_power: Any
+    tabulated: bool = eqx.field(static=True)
+    solver: Any = eqx.field(static=True)
+
+    def __init__(
+        self,
+        config: Config,
+        cosmo: Cosmology,
+        cone: FlatSkyLightCone | SphericalLightCone,
+        sources: Sequence[Source],
+        *,
+        linear_power: LinearPower | None = None,
+        solver: Any = None,
+        **view: Unpack[View],
+    ):
+        self.config, self.cosmo, self.table = checked(config, cosmo)
+        if cone.config != config:
+            remedy = "make it with the config of the model"
+            raise ArgumentError("cone", cone, "is of another simulation", remedy, show_value=False)
+        cone.check(self.table)
+        if not isinstance(sources, Sequence) or not sources:
+            raise ArgumentError("sources", sources, "must hold the sources of each map", "for example sources=[0.5, 1]")
+        for source in sources:
+            lensing_weights(cone.edges, self.table, source)
+        self.cone, self.sources = cone, tuple(jax.tree.map(lambda z: jnp.asarray(z, float), tuple(sources)))
+        self.field, self.pixels, offsets = view.get("field"), view.get("pixels"), view.get("offsets")
+        self.offsets = None if offsets is None else jnp.asarray(real(offsets, "offsets"))
+        self.linear_power, self.tabulated = fixed_power(config, self.cosmo, linear_power), linear_power is not None
+        self.solver = solver
+        jax.eval_shape(self._maps, jax.ShapeDtypeStruct(self._shape_of_mass, jnp.float32), self.table)  # its errors
+
+    def __call__(self, noise: Array, parameters: Mapping[str, ArrayLike]) -> tuple[Array, Status]:
+        """The maps, and the status of the simulation."""
+        cosmo, table = cosmology_at(parameters, self.cosmo, self.table)
+        modes = linear_modes(noise, cosmo, self.config, linear_power=power_at(parameters, self))
+        particles = lpt(modes, table, self.config)
+        solution = nbody(particles, table, self.config, solver=self.solver, accumulate=self.cone)
+        return self._maps(solution.accumulated, table), solution.status
+
+    def _maps(self, mass: Array, table: GrowthTable) -> Array:
+        view: Any = {"field": self.field, "pixels": self.pixels, "offsets": self.offsets}
+        return jnp.stack([convergence(mass, table, self.cone, source=source, **view) for source in self.sources])
+
+    @property
+    def _shape_of_mass(self) -> tuple[int, ...]:
+        cone, count = self.cone, len(self.cone.edges) - 1
+        return (count, *cone.pixels) if isinstance(cone, FlatSkyLightCone) else (count, pixel_count(cone.nside))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the maps."""
+        if isinstance(self.cone, SphericalLightCone):
+            return (len(self.sources), pixel_count(self.cone.nside))
+        assert self.pixels is not None
+        return (len(self.sources), self.pixels, self.pixels)
+
+    @property
+    def sharding(self) -> NamedSharding:
+        """How the maps are divided over devices."""
+        decomposition = self.config.decomposition
+        if isinstance(self.cone, SphericalLightCone):
+            return NamedSharding(decomposition.mesh, PartitionSpec(None, decomposition.names or None))
+        return decomposition.spectrum_sharding
+
+    @property
+    def pixel_area(self) -> float:
+        """Area of a pixel [square arcminutes]."""
+        if isinstance(self.cone, SphericalLightCone):
+            return 4 * math.pi * _ARCMINUTES**2 / pixel_count(self.cone.nside)
+        assert self.field is not None
+        assert self.pixels is not None
+        return (60 * self.field / self.pixels) ** 2
+
+
+class ShapeNoise(eqx.Module):
+    """Noise of the shapes of galaxies in maps of convergence: Gaussian, independent from pixel to pixel.
+
+    Of variance ellipticity^2 / (density * area of a pixel) (Kaiser & Squires 1993; van Waerbeke 2000), where as many
+    galaxies are seen in each pixel.
+
+    Args:
+      maps: the forward model.
+      density: galaxies of each source in a square arcminute, a number or one for each source.
+      ellipticity: standard deviation of a component of the intrinsic ellipticity.
+      mask: 1 where there are data; of the shape of the maps, or of one of them; default: everywhere.
+
+    Raises:
+      ValueError: an argument out of its range, or a mask that hides everything.
+    """
+
+    sigma: Float[Array, " sources"]
+    mask: Array | None
+    shape: tuple[int, ...] = eqx.field(static=True)
+
+    def __init__(self, maps: Convergence, density: Any, *, ellipticity: float = 0.26, mask: Any = None):
+        density = np.asarray(density, float)
+        for name, value in (("density", density), ("ellipticity", np.asarray(ellipticity))):
+            if not np.all(np.isfinite(value) & (value > 0)):
+                raise ArgumentError(name, value.tolist(), "must be positive and finite")
+        if density.shape not in ((), (1,), maps.shape[:1]):
+            raise ArgumentError(
+                "density", density.tolist(), f"must be a number, or one for each of {maps.shape[0]} maps"
+            )
+        self.shape, self.mask = maps.shape, checked_mask(mask)
+        if self.mask is not None and self.mask.shape not in (self.shape, self.shape[1:]):
+            raise ArgumentError("mask.shape", self.mask.shape, f"must be {self.shape} or {self.shape[1:]}")
+        sigma = ellipticity / np.sqrt(density * maps.pixel_area)
+        self.sigma = jnp.asarray(np.broadcast_to(sigma, self.shape[:1]), float)
+
+    def logdensity(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
+        """Logarithm of the density of the data, up to a constant."""
+        del parameters, config
+        chi = (data - field) / self._each(field)
+        return -0.5 * jnp.sum(chi**2 if self.mask is None else jnp.where(self.mask > 0, chi**2, 0))
+
+    def draw(self, key: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
+        """The maps with noise at random; where the mask hides them, too."""
+        del parameters, config
+        return field + self._each(field) * jax.random.normal(key, field.shape, field.dtype)
+
+    def check(self, data: Any, config: Config) -> None:
+        """Raise ValueError unless data are finite numbers where the mask shows them."""
+        del config
+        if jnp.shape(data) != self.shape:
+            raise ArgumentError("data.shape", jnp.shape(data), f"must be {self.shape}", "one map for each source")
+        data = np.asarray(data)
+        seen = np.ones(self.shape, bool) if self.mask is None else np.asarray(self.mask) > 0
+        check_finite(data, np.broadcast_to(seen, self.shape))
+
+    def _each(self, field: Array) -> Array:
+        return self.sigma.astype(field.dtype).reshape(-1, *(1,) * (len(self.shape) - 1))

@@ -1,0 +1,93 @@
+"""Blocks of steps of a batch of chains, and what they show: what tuning learns from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from pmwd_dist.infer import trees
+from pmwd_dist.infer.samplers.isokinetic import IntegratorState, LogDensity
+from pmwd_dist.infer.samplers.methods import Method, Tuning, transition
+
+TRAJECTORIES = 5  # of a block of an adjusted sampler
+_PROJECTIONS = 8  # directions of the position whose correlation is followed
+
+
+class Block(NamedTuple):
+    """What a block of steps has shown, of one chain or with a leading axis of chains.
+
+    Args:
+      energy_change: of each step.
+      nonans: of each step.
+      followed: numbers of the position, and projections of its fields, after each step.
+      mean: of the position.
+      square: mean square of each leaf of the position.
+      observed: what an observer has seen of each state.
+    """
+
+    energy_change: Array
+    nonans: Array
+    followed: Array
+    mean: Any
+    square: Any
+    observed: Array
+
+
+Observe = Callable[[Any, Any], Array]
+
+
+def run_block(
+    key: Array,
+    state: IntegratorState,
+    fractions: Array,
+    *,
+    tuning: Tuning,
+    logdensity: LogDensity,
+    method: Method = "mclmc",
+    observe: Observe | None = None,
+) -> tuple[IntegratorState, Block]:
+    """A block of transitions of one chain, one for each of the fractions, which all chains share.
+
+    The observer is a function of position and slope of the log density.
+    """
+    steps = fractions.shape[0]
+    step = partial(transition, logdensity=logdensity, method=method, tuning=tuning)
+
+    def once(carry: tuple[IntegratorState, Any, Any], inputs: tuple[Array, Array]) -> Any:
+        state, mean, square = carry
+        state, info = step(inputs[0], state, fraction=inputs[1])
+        mean = jax.tree.map(lambda m, x: m + x / steps, mean, state.position)
+        square = jax.tree.map(lambda s, x: s + jnp.mean(x**2) / steps, square, state.position)
+        seen = observe(state.position, state.logdensity_grad) if observe else jnp.zeros(0)
+        followed = trees.projections(state.position, _PROJECTIONS)
+        return (state, mean, square), (info.energy_change, info.nonans, followed, seen)
+
+    zeros = jax.tree.map(jnp.zeros_like, state.position)
+    begin = state, zeros, jax.tree.map(jnp.mean, zeros)
+    (state, mean, square), each = jax.lax.scan(once, begin, (jax.random.split(key, steps), fractions))
+    energy_change, nonans, followed, seen = each
+    return state, Block(energy_change, nonans, followed, mean, square, seen)
+
+
+def run_blocks(
+    key: Array,
+    states: IntegratorState,
+    tuning: Tuning,
+    method: Method,
+    *,
+    logdensity: LogDensity,
+    length: int,
+    spmd_axis_name: str | None = None,
+    observe: Observe | None = None,
+) -> tuple[IntegratorState, Block]:
+    """A block of a batch of chains: of so many steps of MCLMC, or trajectories of an adjusted sampler."""
+    chains = states.logdensity.shape[0]
+    fractions = jax.random.uniform(jax.random.fold_in(key, chains), (length if method == "mclmc" else TRAJECTORIES,))
+    one = partial(run_block, tuning=tuning, logdensity=logdensity, method=method, observe=observe)
+    keys = jax.random.split(key, chains)
+    return jax.vmap(lambda k, s: one(k, s, fractions), spmd_axis_name=spmd_axis_name)(keys, states)

@@ -1,0 +1,73 @@
+"""State of a batch of chains, as arrays for a file and back."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from pmwd_dist.infer.adaptation import Adaptation
+from pmwd_dist.infer.chains import Arrays
+from pmwd_dist.infer.samplers.isokinetic import IntegratorState
+from pmwd_dist.infer.samplers.methods import Tuning
+
+
+class Moments(NamedTuple):
+    """Running mean of the white noise, and sum of squares around it."""
+
+    draws: Array
+    mean: Array
+    square: Array
+
+
+class Run(NamedTuple):
+    """State of all chains, and what they share."""
+
+    states: IntegratorState
+    tuning: Tuning
+    moments: Moments
+    adaptation: Adaptation | None
+
+
+def add(moments: Moments, x: Array) -> Moments:
+    """The moments with one more draw (Welford 1962)."""
+    draws = moments.draws + 1
+    away = x - moments.mean
+    mean = moments.mean + away / draws.astype(x.dtype)
+    return Moments(draws, mean, moments.square + away * (x - mean))
+
+
+def pack(run: Run, chunks: int) -> Arrays:
+    """The state after so many chunks, by name."""
+    tuning = {f"tuning/{i:03d}": np.asarray(x) for i, x in enumerate(jax.tree.leaves(run.tuning))}
+    moments = {f"moments/{name}": np.asarray(x) for name, x in run.moments._asdict().items()}
+    adapted = leaves_of(run.adaptation, "adaptation")
+    return leaves_of(run.states) | tuning | moments | adapted | {"chunks": np.asarray(chunks)}
+
+
+def leaves_of(tree: Any, prefix: str = "run") -> Arrays:
+    """Arrays of a pytree, by name."""
+    return {f"{prefix}/{i:03d}": np.asarray(x) for i, x in enumerate(jax.tree.leaves(tree))}
+
+
+def restored(stored: Arrays, like: Any, prefix: str = "run") -> Any:
+    """What was stored, placed as what begins a run."""
+    count = len(jax.tree.leaves(like))
+    leaves = [stored[f"{prefix}/{i:03d}"] for i in range(count)]
+    return placed(jax.tree.unflatten(jax.tree.structure(like), leaves), like)
+
+
+def unpack(stored: Arrays, like: Run) -> Run:
+    """What was packed."""
+    moments = Moments(*(jnp.asarray(stored[f"moments/{name}"]) for name in Moments._fields))
+    tuning = restored(stored, like.tuning, "tuning")
+    adapted = restored(stored, like.adaptation, "adaptation")
+    return Run(restored(stored, like.states), tuning, placed(moments, like.moments), adapted)
+
+
+def placed(tree: Any, like: Any) -> Any:
+    """Numbers on the devices, in the types and placed as those of another pytree."""
+    return jax.tree.map(lambda x, y: jax.device_put(jnp.asarray(x, y.dtype), y.sharding), tree, like)

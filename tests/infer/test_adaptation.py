@@ -1,0 +1,187 @@
+"""Positions adapted to a posterior that is not that of linear theory: exact, on divided fields, and worth it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pmwd_dist as pmd
+from pmwd_dist import infer
+from pmwd_dist.infer import sampling
+from pmwd_dist.infer.adaptation import BANDS, STIFFEST, Adaptation, adapt
+from pmwd_dist.infer.chains import ChainFolder
+from pmwd_dist.infer.forward import wavevectors
+
+NAMES = ("b1", "sd")
+
+
+class Misjudged(eqx.Module):
+    """Noise times a bias, which claims to respond less."""
+
+    config: pmd.Config = eqx.field(static=True)
+
+    def __call__(self, noise: Any, parameters: Any) -> Any:
+        return 1 + parameters["b1"] * noise
+
+    def response(self, parameters: Any) -> Any:
+        k2 = sum(component**2 for component in wavevectors(self.config))
+        return parameters["b1"] / (3 + k2)
+
+
+def posterior_of(pdims: tuple[int, int], precondition: str) -> infer.Posterior:
+    devices = jax.devices()[: math.prod(pdims)]
+    config = pmd.Config(box_size=80.0, mesh_shape=8, decomposition=pmd.Decomposition(pdims, devices))
+    priors = {"sd": infer.Normal(0.7, 0.3, low=0.1), "b1": infer.Uniform(0.1, 4.0)}  # not in the order of the alphabet
+    model = infer.Model(config, Misjudged(config), priors, infer.Gaussian("sd"))
+    return model.condition(1 + np.random.default_rng(0).standard_normal((8, 8, 8)), precondition=precondition)
+
+
+def some_adaptation() -> Adaptation:
+    rng = np.random.default_rng(1)
+    arrays = 0.5 + rng.random(BANDS), 0.2 * rng.standard_normal((2, BANDS)), rng.random(2), rng.random((2, 2))
+    return Adaptation(*map(jnp.asarray, arrays))
+
+
+def evaluate(posterior: infer.Posterior, position: Any) -> Any:
+    """Log density, its slope, and what that shows."""
+    value, slope = jax.value_and_grad(posterior.logdensity)(position)
+    return value, slope, posterior.observe(position, slope)
+
+
+run: Any = eqx.filter_jit(evaluate)
+
+
+@eqx.filter_jit
+def move(posterior: infer.Posterior, other: infer.Posterior, position: Any) -> Any:
+    """The log density of another posterior, for the same noise and parameters, and the way back."""
+    moved = posterior.moved(position, other)
+    return other.logdensity(moved), other.moved(moved, posterior)
+
+
+def position_of(seed: int) -> Any:
+    rng = np.random.default_rng(seed)
+    noise = jnp.asarray(rng.standard_normal((8, 8, 8)))
+    return {"noise": noise, "parameters": {name: jnp.asarray(rng.standard_normal()) for name in NAMES}}
+
+
+@pytest.fixture(scope="module")
+def posterior() -> infer.Posterior:
+    return posterior_of((1, 1), "adapted")
+
+
+def test_adapted_positions_have_the_same_posterior(posterior: infer.Posterior) -> None:
+    adapted, conditional = posterior.adapted(some_adaptation()), posterior_of((1, 1), "conditional")
+    differences = list[float]()
+    for seed in range(3):
+        value, slope, shown = run(adapted, position_of(seed))
+        other, back = move(adapted, conditional, position_of(seed))
+        differences.append(float(value - other))
+        for x, y in zip(jax.tree.leaves(back), jax.tree.leaves(position_of(seed)), strict=True):
+            np.testing.assert_allclose(x, y, atol=1e-8)
+        # What slopes show: along the parameters, and their squares over all modes.
+        np.testing.assert_allclose(shown[:2], [slope["parameters"][name] for name in NAMES], atol=1e-10)
+        squares = np.sum(np.asarray(shown[2 + BANDS :]) * band_counts())
+        np.testing.assert_allclose(squares, np.sum(np.asarray(slope["noise"]) ** 2), rtol=1e-8)
+    # Of constant volume.
+    np.testing.assert_allclose(differences, differences[0], atol=1e-8)
+
+
+def band_counts() -> np.ndarray:
+    """Modes of each band, by NumPy."""
+    k = 2 * np.pi * np.fft.fftfreq(8, 10.0)
+    size = np.sqrt(sum(component**2 for component in np.meshgrid(k, k, k, indexing="ij")))
+    smallest, largest = 2 * np.pi / 80, np.pi / 10 * np.sqrt(3)
+    place = np.log(np.maximum(size, smallest) / smallest) / np.log(largest / smallest) * BANDS
+    return np.bincount(np.minimum(np.floor(place + 1e-3), BANDS - 1).astype(int).ravel(), minlength=BANDS)
+
+
+def test_the_sums_are_what_a_shift_adds_to_slopes(posterior: infer.Posterior) -> None:
+    adaptation = eqx.tree_at(lambda a: a.factor, some_adaptation(), jnp.eye(2))
+    plain = eqx.tree_at(lambda a: a.shift, adaptation, 0 * adaptation.shift)
+    centre = dict(zip(NAMES, adaptation.centre, strict=True))  # where both have the same noise
+    position = position_of(0) | {"parameters": centre}
+    _, before, shown = run(posterior.adapted(plain), position)
+    _, after, _ = run(posterior.adapted(adaptation), position)
+    added = np.asarray(adaptation.shift) @ np.asarray(shown[2 : 2 + BANDS])
+    assert np.all(np.abs(added) > 0.1)
+    for i, name in enumerate(NAMES):
+        np.testing.assert_allclose(after["parameters"][name] - before["parameters"][name], added[i], rtol=1e-6)
+
+
+@pytest.mark.parametrize("pdims", [(4, 1), (2, 2)])
+def test_divided_fields_are_adapted_alike_and_not_gathered(pdims: tuple[int, int], posterior: infer.Posterior) -> None:
+    expected = run(posterior.adapted(some_adaptation()), position_of(0))
+    arguments = posterior_of(pdims, "adapted").adapted(some_adaptation()), position_of(0)
+    program = run.lower(*arguments).compile()
+    text = program.compiled.as_text()
+    assert "all-to-all" in text or "collective-permute" in text
+    assert "all-gather" not in text
+    for x, y in zip(jax.tree.leaves(program(*arguments)), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-8 * max(1, float(np.abs(y).max())))
+
+
+def test_slopes_show_what_scales_and_shifts_should_be() -> None:
+    rng = np.random.default_rng(0)
+    sums, own = 3 * rng.standard_normal((2, 4000, BANDS)), np.array([5.0, 0.1]) * rng.standard_normal((2, 4000, 2))
+    share = 0.3 * rng.standard_normal((BANDS, 2))
+    drift = np.array([[40.0, -10.0], [3.0, 8.0]])[:, None]  # chains that are not there yet
+    squares = np.linspace(0.5, 50, BANDS) * np.ones((2, 4000, 1))
+    observed = np.concatenate([own + sums @ share + drift, sums, squares], axis=-1)
+    new = adapt(Adaptation.none(2), observed, np.array([1.0, 2.0]), follow=True)
+    np.testing.assert_allclose(new.shift, -share.T, atol=0.07)
+    np.testing.assert_allclose(new.scale, np.sqrt(np.minimum(squares[0, 0] ** -0.5, STIFFEST / squares[0, 0])))
+    stiff = np.sort(np.linalg.norm(np.asarray(new.factor), axis=0) ** 2)
+    np.testing.assert_allclose(stiff, [STIFFEST / 26, 1.01**-0.5], rtol=0.1)
+    held = adapt(Adaptation.none(2), observed, np.zeros(2), follow=False)
+    assert not np.any(held.shift)
+
+
+def test_a_run_that_adapts_draws_the_posterior_and_goes_on_to_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = pmd.Config(box_size=80.0, mesh_shape=4, decomposition=(1, 1))
+    prior, sigma = infer.Normal(1.5, 0.3), 0.3
+    model = infer.Model(config, Misjudged(config), {"b1": prior}, infer.Gaussian(sigma))
+    data = 1 + 1.7 * np.random.default_rng(0).standard_normal((4, 4, 4))
+    posterior = model.condition(data, precondition="adapted")
+    starts = jax.vmap(posterior.initial)(jax.random.split(jax.random.key(1), 2))
+    options: dict[str, Any] = {"key": jax.random.key(2), "tuning_steps": 400, "chunk": 200}
+    chain = infer.sample(posterior, starts, steps=1200, output=tmp_path / "whole", **options)
+
+    b1 = np.linspace(0.5, 3.0, 2001)
+    variance = b1**2 + sigma**2
+    log = -0.5 * (np.sum((data - 1) ** 2) / variance + 64 * np.log(variance) + ((b1 - 1.5) / 0.3) ** 2)
+    weight = np.exp(log - log.max())
+    mean = np.average(b1, weights=weight)
+    sd = np.sqrt(np.average((b1 - mean) ** 2, weights=weight))
+    draws = chain.parameters["b1"]
+    assert infer.ess_mean(draws) > 150
+    assert abs(draws.mean() - mean) < 4 * sd / math.sqrt(infer.ess_mean(draws))
+    assert draws.std() == pytest.approx(sd, rel=0.25)
+    wiener = (data - 1) * np.average(b1 / variance, weights=weight)
+    spread = np.sqrt(np.average(sigma**2 / variance, weights=weight))
+    assert np.sqrt(np.mean((chain.noise_mean - wiener) ** 2)) < 0.25 * spread
+
+    kept: list[int] = []
+
+    def kill(self: Any, state: Any) -> None:
+        write_state(self, state)
+        kept.append(1)
+        if len(kept) == 9:  # in the second stage, after an adaptation
+            raise KeyboardInterrupt
+
+    write_state = ChainFolder.write_state
+    monkeypatch.setattr(sampling, "_CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(ChainFolder, "write_state", kill)
+    with pytest.raises(KeyboardInterrupt):
+        infer.sample(posterior, starts, steps=200, output=tmp_path / "again", **options)
+    for steps in (200, 400):
+        again = infer.sample(posterior, starts, steps=steps, output=tmp_path / "again", **options)
+    np.testing.assert_array_equal(again.parameters["b1"], draws[:, :400])

@@ -1,0 +1,107 @@
+"""Lensing maps as data: against the light cone's own convergence, NumPy, and differences of the log density."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax_cosmo
+import numpy as np
+import pytest
+
+import pmwd_dist as pmd
+from pmwd_dist import infer
+
+EDGES, VIEW = (0.0, 40.0, 80.0), {"field": 20.0, "pixels": 4}
+PRIORS = {"sigma8": infer.Normal(0.8, 0.1, low=0.1)}
+
+
+def maps(pdims: tuple[int, int], sources: Any = (0.02, 0.05), **changes: Any) -> infer.Convergence:
+    decomposition = pmd.Decomposition(pdims=pdims)
+    config = pmd.Config(box_size=40.0, mesh_shape=8, a_start=0.9, steps=2, halo=3, decomposition=decomposition)
+    cone = pmd.observe.FlatSkyLightCone(config, EDGES, pixels=8)
+    return infer.Convergence(config, jax_cosmo.Planck15(), cone, sources, **(VIEW | changes))
+
+
+def posterior(forward: infer.Convergence) -> tuple[infer.Posterior, Any]:
+    model = infer.Model(forward.config, forward, PRIORS, infer.ShapeNoise(forward, 1e-4, mask=np.eye(4)))
+    position = model.draw(jax.random.key(0), sigma8=0.85)
+    data = 0.01 * np.random.default_rng(1).standard_normal(forward.shape)
+    return model.condition(data), position
+
+
+@pytest.fixture(scope="module")
+def one_device() -> tuple[infer.Posterior, Any]:
+    """A posterior, and a position."""
+    return posterior(maps((1, 1)))
+
+
+def test_log_density_is_that_of_the_maps(one_device: Any) -> None:
+    of_one, position = one_device
+    forward = of_one.model.forward
+    field, fine = of_one.model.predict(*of_one.unwhiten(position))
+    assert fine
+    assert field.shape == forward.shape == (2, 4, 4)
+    assert np.abs(field).max() > 0
+    sigma = 0.26 / np.sqrt(1e-4 * (20 * 60 / 4) ** 2)  # 300 arcminutes a side
+    chi2 = np.sum(((np.asarray(of_one.data) - field) / sigma)[:, np.eye(4, dtype=bool)] ** 2)
+    noise, u = position["noise"], position["parameters"]["sigma8"]
+    expected = -0.5 * (chi2 + np.sum(noise**2) + u**2)
+    np.testing.assert_allclose(of_one.logdensity(position), expected, rtol=1e-12)
+
+
+def test_maps_are_those_of_a_run_with_these_parameters(one_device: Any) -> None:
+    of_one, position = one_device
+    forward = of_one.model.forward
+    cosmo = jax_cosmo.Planck15(sigma8=0.85)
+    modes = pmd.linear_modes(position["noise"], cosmo, forward.config)
+    particles = pmd.lpt(modes, cosmo, forward.config)
+    mass = pmd.nbody(particles, cosmo, forward.config, accumulate=forward.cone).accumulated
+    expected = pmd.observe.convergence(mass, cosmo, forward.cone, source=0.05, **VIEW)
+    found = of_one.model.predict(*of_one.unwhiten(position))[0]
+    np.testing.assert_allclose(found[1], expected, rtol=1e-9, atol=1e-12)
+
+
+def test_gradient_on_pencils_is_that_of_differences_on_one_device(one_device: Any) -> None:
+    of_one, position = one_device
+    divided, same = posterior(maps((2, 2)))
+    value, gradient = jax.jit(jax.value_and_grad(divided.logdensity))(same)
+    h = 1e-5
+    along = jax.tree.map(lambda x: np.random.default_rng(2).standard_normal(x.shape), position)
+    moved = jax.jit(lambda t: of_one.logdensity(jax.tree.map(lambda x, v: x + t * v, position, along)))
+    slope = sum(np.sum(g * v) for g, v in zip(jax.tree.leaves(gradient), jax.tree.leaves(along), strict=True))
+    np.testing.assert_allclose(value, moved(0.0), rtol=1e-11)
+    np.testing.assert_allclose((moved(h) - moved(-h)) / (2 * h), slope, rtol=1e-6)
+
+
+def test_noise_is_that_of_the_galaxies_in_a_pixel(one_device: Any) -> None:
+    model = one_device[0].model
+    noise = infer.ShapeNoise(model.forward, (1e-4, 4e-4))
+    field = np.zeros((2, 4, 4))
+    draws = jax.vmap(lambda key: noise.draw(key, jax.numpy.asarray(field), {}, model.config))
+    found = np.asarray(draws(jax.random.split(jax.random.key(0), 500))).std(axis=(0, 2, 3))
+    np.testing.assert_allclose(found, 0.26 / np.sqrt(np.array([1e-4, 4e-4]) * 300**2), rtol=0.03)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda f: maps((1, 1), sources=()), r"sources=\(\) must hold the sources of each map"),
+        (lambda f: maps((1, 1), sources=(0.0,)), "is nearer than the nearest shell"),
+        (lambda f: maps((1, 1), pixels=None), "field=20.0 and pixels are needed"),
+        (lambda f: infer.ShapeNoise(f, -1.0), "density=-1.0 must be positive"),
+        (lambda f: infer.ShapeNoise(f, (1.0, 2.0, 3.0)), "one for each of 2 maps"),
+        (lambda f: infer.ShapeNoise(f, 1.0, mask=np.ones((3, 3))), r"mask.shape=\(3, 3\) must be"),
+        (lambda f: infer.ShapeNoise(f, 1.0).check(np.ones((4, 4)), f.config), r"data.shape=\(4, 4\) must be \(2, 4"),
+        (lambda f: infer.ShapeNoise(f, 1.0).check(np.full((2, 4, 4), np.nan), f.config), "no finite numbers"),
+        (
+            lambda f: infer.Model(f.config, f, PRIORS, infer.ShapeNoise(f, 1.0)).condition(
+                np.zeros(f.shape), precondition="conditional"
+            ),
+            "needs a forward model with a response",
+        ),
+    ],
+)
+def test_wrong_arguments_are_refused(one_device: Any, make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(one_device[0].model.forward)
