@@ -64,9 +64,9 @@ def _aval(disp: Any, weight: Any, *, geometry: Geometry, cell_size: Vector3) -> 
 
 
 def _cuda_scratch(disp: Any, weight: Any, *, geometry: Geometry, cell_size: Vector3) -> ShapedArray:
-    """A head of 4 KiB and three sums of 64 bits for each cell."""
+    """A head of 4 KiB and a sum of 64 bits for each cell."""
     del disp, weight, cell_size
-    return ShapedArray((1024 + 6 * math.prod(geometry.mesh),), np.dtype(np.int32))
+    return ShapedArray((1024 + 2 * math.prod(_outer(geometry)),), np.dtype(np.int32))
 
 
 def _cuda_attributes(disp: Any, mesh: Any, *, geometry: Geometry, cell_size: Vector3) -> dict[str, Any] | None:

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
-from pmwd_dist._jax.switch import switch
 from pmwd_dist.config import Config
 from pmwd_dist.ops import cic
 from pmwd_dist.ops.force_transpose import force_transpose
@@ -28,15 +27,15 @@ class Recall(NamedTuple):
     """What the force of a step was read from, if it was kept.
 
     Args:
-      bits: of all steps that are kept, from `kept.room`.
-      place: of the step among them, negative if it is none of them.
+      bits: of all steps that are kept, from `kept.room`, or nothing.
+      place: of the step among them.
     """
 
     bits: tuple[Array, ...]
     place: Array
 
 
-@partial(jax.jit, static_argnames=("config", "all_kept"))
+@partial(jax.jit, static_argnames="config")
 def pull_back(
     particles: ExactParticles,
     ct: Particles,
@@ -44,8 +43,6 @@ def pull_back(
     drifts: UndoDrift,
     recall: Recall,
     config: Config,
-    *,
-    all_kept: bool,
 ) -> tuple[ExactParticles, Particles, Float[Array, 4]]:
     """Undo a kick and the drifts before it, and pull cotangents back through the step.
 
@@ -56,7 +53,6 @@ def pull_back(
       drifts: coefficients of the drifts.
       recall: what the force was read from.
       config: the simulation.
-      all_kept: whether it was kept at each step.
 
     Returns:
       The particles before the drifts, the cotangents of the particles at the start of the step, and sums over the
@@ -67,7 +63,7 @@ def pull_back(
     spec = config.decomposition.spec
     stored = Recall((kept.stored_spec(config),) * len(recall.bits), P())  # type: ignore[arg-type]
     run = config.decomposition.shard_map(
-        partial(_pull_back_block, config=config, all_kept=all_kept),
+        partial(_pull_back_block, config=config),
         ((spec,) * 4, P(), P(), stored),
         (*(spec,) * 4, P()),
     )
@@ -81,11 +77,10 @@ def _pull_back_block(
     drifts: UndoDrift,
     recall: Recall,
     config: Config,
-    all_kept: bool,
 ) -> tuple[Array, Array, Array, Array, Array]:
     disp, vel, ct_disp, ct_vel = state
     max_displacement = max_displacement_block(disp, config)
-    meshes = _recalled_meshes(disp, max_displacement, recall, config, all_kept)
+    meshes = _recalled_meshes(disp, max_displacement, recall, config)
     _, pull_mesh = jax.vjp(partial(solve, config=config), meshes[0])  # linear: any mesh will do
     count, q = len(undo), resolution(config, disp.dtype)
 
@@ -112,24 +107,12 @@ def _pull_back_block(
     return disp, vel, ct_disp, ct_vel, _sum_over_devices(jnp.concatenate([sums, last]), config)
 
 
-def _recalled_meshes(
-    disp: Array, max_displacement: Array, recall: Recall, config: Config, all_kept: bool
-) -> list[Array]:
-    """`force_meshes` of a step, those that were kept where they were."""
-
-    def compute(disp: Array, max_displacement: Array, *_: Array) -> list[Array]:
-        return force_meshes(disp, max_displacement, config)
-
-    def take(disp: Array, max_displacement: Array, place: Array, *bits: Array) -> list[Array]:
-        now = [jax.lax.dynamic_index_in_dim(b, place, keepdims=False) for b in bits]
-        return _kept_meshes(config, disp, max_displacement, now)
-
-    operands = disp, max_displacement, recall.place, *recall.bits
+def _recalled_meshes(disp: Array, max_displacement: Array, recall: Recall, config: Config) -> list[Array]:
+    """`force_meshes` of a step, from what was kept if it was."""
     if not recall.bits:
-        return compute(*operands)
-    if all_kept:
-        return take(*operands)
-    return switch((recall.place >= 0).astype(jnp.int32), [compute, take], *operands)
+        return force_meshes(disp, max_displacement, config)
+    bits = [jax.lax.dynamic_index_in_dim(b, recall.place, keepdims=False) for b in recall.bits]
+    return _kept_meshes(config, disp, max_displacement, bits)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -54,7 +55,9 @@ def pull_back(
     def pull(function: Callable[..., Any], good: Array | bool, at: Any, cotangents: Any, sums: Any) -> Any:
         return _pull_back(lambda *at: function(*at[:-1], eqx.combine(at[-1], others)), good, at, cotangents, sums)
 
-    def body(carry: tuple[Any, ...], xs: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    def body(
+        carry: tuple[Any, ...], xs: tuple[Any, ...], potentials: tuple[Array, ...]
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         kicked, ct, ct_args = carry  # the particles between the drifts of the step, after its kick
         step, last_before, good, a0, a, places, kept_at = xs
         ct_a0, ct_a = jnp.zeros_like(a0), jnp.zeros_like(a)
@@ -71,10 +74,8 @@ def pull_back(
             at = Epoch(a0, undone(step, good, kicked, config)), Epoch(a, at_end(kicked, step, config)), floating
             sums = Epoch(ct_a0, jax.tree.map(jnp.zeros_like, ct)), Epoch(ct_a, ct), ct_args
             (ct_a0, direct), (ct_a, ct), ct_args = pull(accumulate, good, at, cotangents.accumulated, sums)
-        recall = Recall(outcome.potentials, kept_at)
-        kicked, ct, by_coefficient = _pull_back_step(
-            step, last_before, good, kicked, ct, recall, config, all_kept=stored == count
-        )
+        recall = Recall(potentials, kept_at)
+        kicked, ct, by_coefficient = _pull_back_step(step, last_before, good, kicked, ct, recall, config)
         ct = ct if direct is None else jax.tree.map(jnp.add, ct, direct)
         by_coefficient = Coefficients(*(jnp.where(good, x, 0) for x in by_coefficient))
         return (kicked, ct, ct_args), (by_coefficient, ct_a0, ct_a)
@@ -86,7 +87,15 @@ def pull_back(
     last_before = jnp.pad(all_steps.last[:-1], (1, 0))
     places = tuple(places_after(save, count) for save in saves)
     xs = all_steps, last_before, good, times[:-1], times[1:], places, jnp.arange(count) - (count - stored)
-    (particles, ct, ct_args), (by_coefficient, by_start, by_end) = jax.lax.scan(body, start, xs, reverse=True)
+    # Two loops, not a condition in one: the memory of potentials is free in the second, and nothing is copied.
+    carry, parts = start, []
+    for potentials, steps in ((outcome.potentials, slice(count - stored, None)), ((), slice(count - stored))):
+        some = jax.tree.map(lambda x, steps=steps: x[steps], xs)
+        if len(some[2]):
+            carry, part = jax.lax.scan(partial(body, potentials=potentials), carry, some, reverse=True)
+            parts.insert(0, part)
+    particles, ct, ct_args = carry
+    by_coefficient, by_start, by_end = jax.tree.map(lambda *parts: jnp.concatenate(parts), *parts)
     by_time = jnp.pad(by_start, (0, 1)) + jnp.pad(by_end, (1, 0))
     sums = jnp.zeros_like(times[0]), ct, ct_args
     for save, saved in zip(saves, cotangents.saved, strict=True):
@@ -128,8 +137,6 @@ def _pull_back_step(
     ct: Particles,
     recall: Recall,
     config: Config,
-    *,
-    all_kept: bool,
 ) -> tuple[ExactParticles, Particles, Coefficients]:
     """Undo a step and the drift at the end of the one before, and pull cotangents back through the step.
 
@@ -141,7 +148,6 @@ def _pull_back_step(
       ct: cotangents of the particles at the end of the step.
       recall: what the force of the step was read from.
       config: the simulation.
-      all_kept: whether it was kept at each step.
 
     Returns:
       The particles after the kick of the step before, and the cotangents of the particles at the start of the step and
@@ -151,7 +157,7 @@ def _pull_back_step(
     weight, took = step.kick * step.after, good.astype(step.kick.dtype)
     undo = UndoKick(step.kick, step.after, step.before, step.last, weight, took)
     drifts = UndoDrift(weight, scale, step.before, -step.first / q, -last_before / q, took)
-    particles, ct, sums = gravity_adjoint.pull_back(kicked, ct, undo, drifts, recall, config, all_kept=all_kept)
+    particles, ct, sums = gravity_adjoint.pull_back(kicked, ct, undo, drifts, recall, config)
     by_coefficient = Coefficients(
         drift_before=sums[3], kick=sums[0], log_scale=math.log(2) * scale * sums[1], drift_after=sums[2]
     )

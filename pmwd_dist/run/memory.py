@@ -107,11 +107,11 @@ def _gpu(x: Load) -> dict[Stage, float]:
     lpt = {1: 5, 2: 10 if x.pencils else 8 if x.slabs else 7, 3: 29 if x.slabs else 25}[x.order]
     # Derivatives of LPT keep the potential, or its second derivatives.
     kept, back = {1: (0, 10), 2: (6 if x.second_derivatives else 1, 20), 3: (2, 45)}[x.order]
-    # Cotangents of the momenta: integer sums of three fields, and their result; or three fields, and sums one by one.
+    # Three fields of the force, or of its cotangents, with integer sums of one.
     finer = x.cells > x.particles
-    backwards = (7 if x.cells < 4 * x.particles else 5.5 if several else 5) * x.painted
-    backwards += (several and finer) * x.cells + x.stored
-    particles = 2 * state + (4 if several else 2.5 if finer else 1.5) * scalar
+    tiled = not several and x.cells < 4 * x.particles  # sums in shared memory, of which one field needs room
+    backwards = (3 if tiled else 5.5 if several else 5) * x.painted + (several and finer) * x.cells + x.stored
+    particles = 2 * state + (4.5 if tiled else 4 if several else 2.5) * scalar
     return {
         "noise": scalar,
         "modes": scalar + (2.5 if several else 1.5) * lattice,

@@ -25,13 +25,9 @@ xla_ffi::handler!(
 /// Bits by which a sum can exceed that of the contributions: from three axes, eight times two neighbours and two more.
 const SUM_BITS: i32 = 6;
 
-/// Rows of a block along y, and planes along x, as in the kernel `differences`.
-const ROWS: u32 = 4;
-const PLANES: u32 = 32;
-
-/// Bytes of scratch memory: a head, and a sum of 64 bits for each of three fields and each cell of the force.
-fn scratch_bytes(extents: &Extents) -> usize {
-    HEAD + 24 * extents.cells.iter().product::<usize>()
+/// Bytes of scratch memory: a head, and a sum of 64 bits for each cell of the potential.
+fn scratch_bytes(cells: usize) -> usize {
+    HEAD + 8 * cells
 }
 
 /// `Potential` of the kernels.
@@ -77,7 +73,7 @@ fn run(call: &Call<'_>, operands: &mut ForceTranspose<'_>) -> Result<()> {
     let Extents { batch, sites, .. } = operands.particles.extents;
     let (vectors, cells) = (sites.iter().product::<usize>() * 12, operands.cells.iter().product::<usize>());
     let mut scratch = call.output(1, "scratch")?;
-    check_scratch(&scratch, scratch_bytes(&operands.particles.extents))?;
+    check_scratch(&scratch, scratch_bytes(cells))?;
     let (disp, weight) = (operands.particles.disp.as_ptr(), operands.weight.as_ptr());
     let (field, scratch) = (operands.field.as_mut_ptr(), scratch.as_mut_ptr());
     let potential = Potential {
@@ -116,14 +112,15 @@ unsafe fn launch(context: &Context<'_>, potential: Potential, buffers: PaintBuff
     let geometry = Geometry::new(context.spec, context.extents);
     let PaintBuffers { disp, weight, mesh: field, scratch: largest } = buffers;
     let (flag, sums) = (largest.wrapping_byte_add(FLAG), largest.wrapping_byte_add(HEAD));
-    let rows = [PLANES, ROWS, 32].iter().zip(potential.cells).map(|(&n, cells)| (cells as u32).div_ceil(n)).product();
+    let cells = potential.cells.iter().map(|&n| n as u64).product::<u64>();
+    let share = cells.div_ceil(256).min(context.most_blocks().into()) as u32;
     // SAFETY: by contract; the arguments are those of the kernels.
     unsafe {
         context.largest(&module, weight, 3 * particles as u64, 3, largest)?;
-        context.gpu.clear(sums, scratch_bytes(context.extents) - HEAD, context.stream)?;
+        context.gpu.clear(sums, scratch_bytes(cells as usize) - HEAD, context.stream)?;
         let mut arguments = arguments![geometry, potential, disp, weight, bits, largest, sums, flag];
         module.launch(c"paint_vectors", [blocks(sites, block), threads], context.stream, &mut arguments)?;
-        let mut arguments = arguments![sums, geometry, potential, bits, largest, flag, field];
-        module.launch(c"differences", [rows, 32 * ROWS], context.stream, &mut arguments)
+        let mut arguments = arguments![sums, cells, potential, bits, largest, flag, field];
+        module.launch(c"finish_potential", [share, 256], context.stream, &mut arguments)
     }
 }

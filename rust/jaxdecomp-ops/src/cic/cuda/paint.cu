@@ -3,6 +3,7 @@
 //
 // Further macros: SHARED (0 or 1: one weight for all particles); BX, BY, BZ (sites of a block), THREADS (a multiple of 32),
 // BLOCKS (on a multiprocessor, at least, with `force_transpose.cu`);
+// VECTORS (0 or 1: without the kernels of one field, for `force_transpose.cu`);
 // TILE (0 or 1: sums in shared memory first), TX, TY, TZ (cells of the tile).
 
 // Largest magnitude of the weights of each field, as bits, which compare like magnitudes; infinity and NaN are largest.
@@ -139,18 +140,17 @@ struct Own {
 // Offset of a corner from the lower one.
 __device__ constexpr int corner_offset(int c) { return (c >> 2) * TY * TZ + (c >> 1 & 1) * TZ + (c & 1); }
 
-// Sums of a box of cells in shared memory. 64-bit atomics are loops there; two of 32 bits with a carry are not.
-struct Tile {
+// Box of cells around the particles of a block. Shared memory.
+struct Box {
     static constexpr int CELLS = TX * TY * TZ;
-    u32 low[CELLS], high[CELLS];
     int start[3], cell_sum[3];
 
-    __device__ void clear() {
+    // To be followed by a barrier.
+    __device__ void reset() {
         if (threadIdx.x < 3) cell_sum[threadIdx.x] = 0;
-        for (int i = threadIdx.x; i < CELLS; i += THREADS) low[i] = high[i] = 0;
     }
 
-    // Centres the tile on the mean cell of the particles. Contains barriers.
+    // Centres the box on the mean cell of the particles. Contains barriers.
     __device__ void centre(const Geometry& g, const Sites& sites, const Own& own) {
         int first[3] = {sites.base[0], sites.base[BX], sites.base[BX + BY]};
 #pragma unroll
@@ -175,16 +175,43 @@ struct Tile {
         __syncthreads();
     }
 
+    // Number of the lower corner of a cell in the box, or -1 if a corner is outside.
+    __device__ int place(const int cell[3]) const {
+        int x = cell[0] - start[0], y = cell[1] - start[1], z = cell[2] - start[2];
+        return (u32)x >= TX - 1 || (u32)y >= TY - 1 || (u32)z >= TZ - 1 ? -1 : (x * TY + y) * TZ + z;
+    }
+
+    // Calls add(cell of the mesh, number in the box) for all cells. Each thread follows lines along x, whose rows in the
+    // mesh are found once.
+    template <typename F>
+    __device__ void each(const Geometry& g, F add) const {
+        const Index plane = (Index)g.cells[1] * g.cells[2];
+        for (int line = threadIdx.x; line < TY * TZ; line += THREADS) {
+            int y = wrap(start[1] + line / TZ, g.cells[1]), z = wrap(start[2] + line % TZ, g.cells[2]);
+            int x = wrap(start[0], g.cells[0]);
+            const Index row = (Index)y * g.cells[2] + z;
+#pragma unroll
+            for (int i = 0; i < TX; ++i) {
+                add(row + x * plane, i * TY * TZ + line);
+                x = x + 1 == g.cells[0] ? 0 : x + 1;
+            }
+        }
+    }
+};
+
+// Sums of a box of cells in shared memory. 64-bit atomics are loops there; two of 32 bits with a carry are not.
+struct Tile : Box {
+    u32 low[CELLS], high[CELLS];
+
+    __device__ void clear() {
+        reset();
+        for (int i = threadIdx.x; i < CELLS; i += THREADS) low[i] = high[i] = 0;
+    }
+
     __device__ void add(int at, i64 value) {
         u32 part = (u32)value, old = atomicAdd(low + at, part);
         u32 rest = (u32)((u64)value >> 32) + (old + part < old);
         if (rest) atomicAdd(high + at, rest);
-    }
-
-    // Number of the lower corner of a cell in the tile, or -1 if a corner is outside.
-    __device__ int place(const int cell[3]) const {
-        int x = cell[0] - start[0], y = cell[1] - start[1], z = cell[2] - start[2];
-        return (u32)x >= TX - 1 || (u32)y >= TY - 1 || (u32)z >= TZ - 1 ? -1 : (x * TY + y) * TZ + z;
     }
 
     // Adds contributions; returns false if a corner is outside.
@@ -198,20 +225,11 @@ struct Tile {
 
     __device__ u64 sum(int at) const { return (u64)high[at] << 32 | low[at]; }
 
-    // Each thread follows lines along x, whose rows in the mesh are found once.
     __device__ void flush(const Geometry& g, u64* sums) const {
-        const Index plane = (Index)g.cells[1] * g.cells[2];
-        for (int line = threadIdx.x; line < TY * TZ; line += THREADS) {
-            int y = wrap(start[1] + line / TZ, g.cells[1]), z = wrap(start[2] + line % TZ, g.cells[2]);
-            int x = wrap(start[0], g.cells[0]);
-            u64* row = sums + ((Index)y * g.cells[2] + z);
-#pragma unroll
-            for (int i = 0; i < TX; ++i) {
-                u64 value = sum(i * TY * TZ + line);
-                if (value) atomicAdd(row + x * plane, value);
-                x = x + 1 == g.cells[0] ? 0 : x + 1;
-            }
-        }
+        each(g, [&](Index cell, int at) {
+            u64 value = sum(at);
+            if (value) atomicAdd(sums + cell, value);
+        });
     }
 };
 #else
@@ -224,6 +242,7 @@ struct Tile {
 };
 #endif
 
+#if !VECTORS
 // Adds one field of the particles of a block of sites to the sums.
 extern "C" __global__ void __launch_bounds__(THREADS)
 paint(Geometry g, const Real* disp, const Real* weight, u32 fields, u32 field, int contribution_bits, const Bits* largest,
@@ -257,3 +276,4 @@ extern "C" __global__ void finish(const u64* sums, u64 cells, u32 fields, u32 fi
     for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < cells; i += gridDim.x * (u64)blockDim.x)
         mesh[i * fields + field] = bad ? NOT_A_NUMBER : (Real)(total(sums + WORDS * i) * resolution);
 }
+#endif

@@ -21,14 +21,18 @@ __device__ inline void add_up(const Real own[SUMS], double* partial) {
     }
 }
 
-// One block for each sum.
+// One block for each sum; sixteen values of a thread are on their way at a time.
 extern "C" __global__ void total(const double* partial, u64 count, Real* sums) {
     __shared__ double part[1024];
-    double own[4] = {0, 0, 0, 0};
-    for (u64 i = threadIdx.x; i < count; i += 4096)
+    double own[16] = {};
+    for (u64 i = threadIdx.x; i < count; i += 16384)
 #pragma unroll
-        for (int k = 0; k < 4; ++k) own[k] += i + 1024 * k < count ? partial[blockIdx.x * count + i + 1024 * k] : 0;
-    part[threadIdx.x] = own[0] + own[1] + (own[2] + own[3]);
+        for (int k = 0; k < 16; ++k) own[k] += i + 1024 * k < count ? partial[blockIdx.x * count + i + 1024 * k] : 0;
+#pragma unroll
+    for (int half = 8; half; half /= 2)
+#pragma unroll
+        for (int k = 0; k < half; ++k) own[k] += own[k + half];
+    part[threadIdx.x] = own[0];
     for (int half = 512; half; half /= 2) {
         __syncthreads();
         if (threadIdx.x < half) part[threadIdx.x] += part[threadIdx.x + half];

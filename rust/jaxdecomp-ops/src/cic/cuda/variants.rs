@@ -78,30 +78,38 @@ pub fn has_tile(dtype: Dtype, spec: &Spec) -> bool {
 /// without; weights of each particle take registers, and 3.4 instead of 3.9 ms with 256 threads.)
 #[must_use]
 pub fn paint(common: Common<'_>, spec: &Spec, shared: bool) -> PaintVariant {
-    paint_of(PAINT, common, spec, shared, if shared { 512 } else { 256 })
+    let threads = if shared { 512 } else { 256 };
+    let mut paint = paint_of(PAINT, common, spec, ([8, 8, 16], [14, 14, 24]), threads);
+    paint.variant.options.extend([format!("-DSHARED={}", u8::from(shared)), "-DVECTORS=0".to_owned()]);
+    paint
 }
 
-/// Chooses the kernels of the transpose of reading a force, which need a tile. (512³ particles at a = 1, one H100: 8.8 ms with
-/// two blocks of 512 threads on a multiprocessor, 12 with three, or with four of 256.)
+/// Chooses the kernels of the transpose of reading a force, which need a tile. (512³ particles at the
+/// start and at a = 1, one H100, differences included: 5.3 and 8.4 ms; 5.9 and 8.4 with a tile of 24 x 16 x 26 cells; 6.6 and
+/// 12 with blocks of 8 x 8 x 16 sites and one thread for a particle outside the tile.)
 #[must_use]
 pub fn force_transpose(common: Common<'_>, spec: &Spec) -> PaintVariant {
-    paint_of(FORCE_TRANSPOSE, common, spec, false, 512)
+    let mut paint = paint_of(FORCE_TRANSPOSE, common, spec, ([16, 8, 16], [22, 14, 24]), 512);
+    paint.variant.options.extend(["-DVECTORS=1", "-DBLOCKS=2"].map(str::to_owned));
+    paint
 }
 
-fn paint_of(source: &'static str, common: Common<'_>, spec: &Spec, shared: bool, threads: usize) -> PaintVariant {
+/// Paint kernels for blocks of at most so many sites, with tiles of so many cells.
+fn paint_of(
+    source: &'static str,
+    common: Common<'_>,
+    spec: &Spec,
+    (block, cells): ([usize; 3], [usize; 3]),
+    threads: usize,
+) -> PaintVariant {
     let (tile, spacing) = (has_tile(common.dtype, spec), spacing(spec));
-    // Fewer sites where they are further apart, so that a block still covers about 8 x 8 x 16 cells.
-    let sites = |axis: usize, most: usize| if spacing[axis] > 1.25 { most / 2 } else { most };
-    let block = if tile { [sites(0, 8), sites(1, 8), sites(2, 16)] } else { [1, 8, 32] };
+    // Fewer sites where they are further apart, so that a block still covers about as many cells.
+    let sites = |axis: usize| if spacing[axis] > 1.25 { block[axis] / 2 } else { block[axis] };
+    let block = if tile { [sites(0), sites(1), sites(2)] } else { [1, 8, 32] };
     let threads = block.iter().product::<usize>().min(threads);
     let mut options = common.options();
-    options.extend([
-        format!("-DSHARED={}", u8::from(shared)),
-        format!("-DTHREADS={threads}"),
-        format!("-DBLOCKS={}", if threads == 512 { 2 } else { 1 }),
-        format!("-DTILE={}", u8::from(tile)),
-    ]);
-    options.extend(extents('B', block).chain(extents('T', [14, 14, 24])));
+    options.extend([format!("-DTHREADS={threads}"), format!("-DTILE={}", u8::from(tile))]);
+    options.extend(extents('B', block).chain(extents('T', cells)));
     PaintVariant { variant: Variant { source, options }, block, threads: threads as u32 }
 }
 
