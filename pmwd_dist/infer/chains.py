@@ -90,7 +90,8 @@ class ChainFolder:
         there = json.loads(described.read_text(encoding="utf-8"))
         for name in sorted({*there, *identity}):
             if there.get(name) != identity.get(name):
-                constraint = f"has a chain with {name}={there.get(name)}, not {identity.get(name)}"
+                old, new = _around_difference(str(there.get(name)), str(identity.get(name)))
+                constraint = f"has a chain with {name}={old}, not {new}"
                 raise ArgumentError("output", str(path), constraint, "use another folder, or the same model")
 
     def state(self) -> Arrays | None:
@@ -158,6 +159,18 @@ def _describe(part: Any) -> str:
     if isinstance(part, Mapping):
         return "{" + ", ".join(f"{k}: {_describe(v)}" for k, v in part.items()) + "}"
     return getattr(part, "__qualname__", None) or repr(part)
+
+
+def _around_difference(one: str, other: str, width: int = 60) -> tuple[str, str]:
+    """Two descriptions, of long ones only what surrounds their first difference."""
+    if max(len(one), len(other)) <= 3 * width:
+        return one, other
+    same = next(i for i, (a, b) in enumerate(zip(one + "\0", other + "\0", strict=False)) if a != b)
+    begin = max(0, same - width)
+    return tuple(  # type: ignore[return-value]
+        f"{'...' if begin else ''}{text[begin : same + width]}{'...' if len(text) > same + width else ''}"
+        for text in (one, other)
+    )
 
 
 def write_arrays(path: Path, arrays: Arrays) -> None:

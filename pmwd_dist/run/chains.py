@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pmwd_dist import infer
+from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer.chains import Arrays, chain_files, load_chain, read_arrays, write_arrays
 from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.run import events, manifest
@@ -26,7 +27,7 @@ from pmwd_dist.run.judging import judge
 from pmwd_dist.run.resources import peak_memory
 from pmwd_dist.run.settings.duration import duration_text
 from pmwd_dist.run.signals import Interrupted, StopRequest, stop_requests
-from pmwd_dist.run.starting import hold_folder
+from pmwd_dist.run.starting import StartError, hold_folder
 
 DATA, START = "data.h5", "start.h5"
 
@@ -199,8 +200,18 @@ def _earlier(folder: Path) -> list[Arrays]:
 
 
 def _sample(plan: InferencePlan, posterior: infer.Posterior, positions: Any, watch: _Watch) -> None:
-    sampler = plan.settings.sampler
     manifest.claim(plan.folder, chain_files(plan.chunks))
+    try:
+        _run_chains(plan, posterior, positions, watch)
+    except ArgumentError as error:
+        if error.argument != "output":
+            raise
+        # Settings are the same, or the run would not have started: another version of this program computes other bits.
+        raise StartError(f"{error}; or go on with the version that began") from error
+
+
+def _run_chains(plan: InferencePlan, posterior: infer.Posterior, positions: Any, watch: _Watch) -> None:
+    sampler = plan.settings.sampler
     infer.sample(
         posterior,
         positions,

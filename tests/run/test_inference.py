@@ -132,6 +132,11 @@ def test_another_config_does_not_go_on(
     assert "not empty; use --overwrite" in capsys.readouterr().err
     assert command("run", folder / "config.toml", "--output", tmp_path / "other") == 2
     assert "has the sections of an inference; use `pmwd-dist infer`" in capsys.readouterr().err
+    chain = (whole[0].folder / "chain.json").read_text()
+    (folder / "chain.json").write_text(chain.replace("b1", "bias", 1))  # as by another version of the program
+    (folder / "run.json").write_bytes((whole[0].folder / "run.json").read_bytes())
+    assert command("resume", folder, "--set", "sampler.steps=48") == 2
+    assert "use another folder, or the same model; or go on with the version that began" in capsys.readouterr().err
 
 
 def test_a_chain_that_became_unstable_is_named() -> None:
@@ -179,7 +184,8 @@ def test_maps_of_lensing_are_data(tmp_path: Path) -> None:
         draws, rng.standard_normal((2, 4)), np.zeros((2, 4)), np.ones((2, 4)), 16, 0, zeros, zeros, noise
     )
     data = {"data": rng.standard_normal((2, 4, 4)), "noise": noise[0, 0]}
-    judged = judge(plan, plan.model.condition(data["data"]), chain, data)
+    for _ in range(2):  # as after more steps
+        judged = judge(plan, plan.model.condition(data["data"]), chain, data)
     assert {"maps.png", "fields.png", "slices.png"} <= set(judged.files)
     wrong = {
         "needs a section .observe.light_cone.": LENSING.partition("[observe")[0],
