@@ -64,9 +64,7 @@ def sample(
 ) -> Chain:
     """Sample a posterior, chain by chain in a batch, and keep all on disk.
 
-    All chains together tune the step size, L and masses that they share, and with `precondition="adapted"` what
-    positions are. Called again with the same arguments, it
-    goes on where the tuning was, or after the last complete chunk; steps may be raised.
+    All chains tune together what they share. Called again with the same arguments, it goes on; steps may be raised.
 
     Args:
       posterior: of a model, given data.
@@ -82,7 +80,7 @@ def sample(
       keep_noise: whether to keep the white noise of the last draw of each chunk.
       most_failures: share of the steps of a chunk that may end in failed simulations.
       spmd_axis_name: axis of the device mesh over which chains are divided, if any.
-      listener: called after tuning and after each chunk is on disk; what it raises ends the run there.
+      listener: called after tuning and each chunk, which is on disk then; what it raises ends the run.
 
     Raises:
       ValueError: an argument out of its range, or a folder with a chain of another model.
@@ -103,12 +101,14 @@ def sample(
         run, draws = _advance(jax.random.fold_in(run_key, index), run, posterior, method, thin, chunk, spmd_axis_name)
         arrays = _checked(draws, index, most_failures)
         if keep_noise:
-            arrays["noise"] = np.asarray(
-                _unwhitened(run.states.position, posterior.adapted(run.adaptation), spmd_axis_name)
-            )
+            arrays["noise"] = _white_noise(run, posterior, spmd_axis_name)
         folder.write(index, arrays, pack(run, index + 1))
         _tell(listener, run, index + 1, arrays)
     return folder.load()
+
+
+def _white_noise(run: Run, posterior: Posterior, axis: str | None) -> np.ndarray:
+    return np.asarray(_unwhitened(run.states.position, posterior.adapted(run.adaptation), axis))
 
 
 def _begun(key: Array, positions: Position, posterior: Posterior, axis: str | None) -> Run:

@@ -136,11 +136,6 @@ def evolve(
       accumulate: what a step contributes to the sum, of (epoch before, epoch after, args); default: nothing.
       stored: the number of steps, the last ones, whose potentials are kept.
     """
-    particles, times, number = inputs.particles, inputs.times, len(inputs.times) - 1
-    status = jax.tree.map(lambda x: unify_varying(x, particles.disp)[0], successful(particles.disp.dtype))
-    all_steps = exact_steps(inputs.coefficients, config)
-    at_start = particles.with_unit(all_steps.before[0])
-    saved = tuple(_start(save, inputs, at_start) for save in saves)
 
     def body(carry: tuple[Any, ...], xs: tuple[Any, ...]) -> tuple[tuple[Any, ...], None]:
         moved, first, max_displacement, unit, status, saved, accumulated, potentials = carry
@@ -175,7 +170,24 @@ def evolve(
             accumulated = jax.tree.map(lambda old, x: old + jnp.where(good, x, 0), accumulated, values)
         return (particles, following, max_displacement, unit, status, saved, accumulated, potentials), None
 
-    # Particles are carried with the first drift of the next step, which is undone to the bit where they are needed.
+    start, xs = _begin(inputs, saves, accumulate, config, stored)
+    (particles, _, max_displacement, _, status, saved, accumulated, potentials), _ = jax.lax.scan(body, start, xs)
+    status = ended(status, max_displacement, jnp.all(in_range(particles.momenta)), config)
+    return Outcome(particles, saved, accumulated, status, potentials)
+
+
+def _begin(
+    inputs: Inputs, saves: tuple[Save, ...], accumulate: Accumulate | None, config: Config, stored: int
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """What the loop of `evolve` starts from, and what it goes through.
+
+    Particles are carried with the first drift of the next step, which is undone to the bit where they are needed.
+    """
+    particles, times, number = inputs.particles, inputs.times, len(inputs.times) - 1
+    status = jax.tree.map(lambda x: unify_varying(x, particles.disp)[0], successful(particles.disp.dtype))
+    all_steps = exact_steps(inputs.coefficients, config)
+    at_start = particles.with_unit(all_steps.before[0])
+    saved = tuple(_start(save, inputs, at_start) for save in saves)
     drifts = first_drifts(all_steps)
     drifted_first, max_displacement = first_drift(drifts[0], at_start, config)
     moved = ExactParticles(drifted_first.disp, particles.momenta)
@@ -185,10 +197,7 @@ def evolve(
     # Steps before those that are kept write to the first place, too: in place, without a condition.
     place = jnp.maximum(jnp.arange(number) - (number - stored), 0)
     xs = all_steps, jnp.pad(drifts[1:], (0, 1)), times[:-1], times[1:], places, place
-    start = moved, first, max_displacement, unit, status, saved, zero, room
-    (particles, _, max_displacement, _, status, saved, accumulated, potentials), _ = jax.lax.scan(body, start, xs)
-    status = ended(status, max_displacement, jnp.all(in_range(particles.momenta)), config)
-    return Outcome(particles, saved, accumulated, status, potentials)
+    return (moved, first, max_displacement, unit, status, saved, zero, room), xs
 
 
 def steps(coefficients: Coefficients, log_scale: Array, spacing: float) -> Step:

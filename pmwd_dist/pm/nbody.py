@@ -27,7 +27,7 @@ from pmwd_dist.pm.adjoint import ReversibleAdjoint, evolve_reversibly
 from pmwd_dist.pm.evolution import Epoch, Save, call_hoisted, exact_steps, prepare, unit_after
 from pmwd_dist.pm.gravity import check_force_mesh
 from pmwd_dist.pm.inputs import check_config, checked_particles
-from pmwd_dist.pm.kept import Stored, stored_potentials
+from pmwd_dist.pm.kept import stored_potentials
 from pmwd_dist.pm.paint import halo_limit
 from pmwd_dist.pm.particles import Particles, largest, quantize_for_advance
 from pmwd_dist.pm.solvers import SOLVERS, BullFrog, ParticleMesh, SolverState, SplitSolver
@@ -136,10 +136,8 @@ def nbody(
         _check_cosmology(accumulate, table)
         saving = Saving([sub.fn for sub in subs], plan, times)
         step_ends = getattr(stepsize_controller, "ts", None)
-        stored = (ReversibleAdjoint() if adjoint is None else adjoint).stored_potentials
-        final, total, status, saved, saved_at = _evolve(
-            particles, table, config, solver, saving, accumulate, step_ends, stored=stored
-        )
+        how = solver, ReversibleAdjoint() if adjoint is None else adjoint
+        final, total, status, saved, saved_at = _evolve(particles, table, config, how, saving, accumulate, step_ends)
         snapshots, saved_times = (None, None) if saveat is None else map(treedef.unflatten, (saved, saved_at))
         return Solution(final, snapshots, saved_times, None if accumulate is None else total, status)
     _check_nothing_to_accumulate(accumulate)
@@ -175,12 +173,10 @@ def _evolve(
     particles: Particles,
     table: GrowthTable,
     config: Config,
-    solver: SplitSolver,
+    how: tuple[SplitSolver, ReversibleAdjoint],
     saving: Saving,
     accumulate: Callable[..., Any] | None,
     step_ends: Array | None,
-    *,
-    stored: Stored,
 ) -> tuple[Particles, Any, Status, list[Any], list[Array]]:
     """Evolve by a drift-kick-drift solver, by default steps or given ones; also sums, and what is saved, and when."""
     dtype = particles.disp.dtype
@@ -197,8 +193,9 @@ def _evolve(
         pure, values = hoist(accumulate, epoch, epoch, table)
         accumulate = partial(call_hoisted, pure, len(captured))
         captured.append(values)
+    solver, adjoint = how
     inputs = prepare(solver, particles, table, times, (table, captured), config)
-    number = stored_potentials(stored, len(times) - 1, config, dtype)
+    number = stored_potentials(adjoint.stored_potentials, len(times) - 1, config, dtype)
     out = evolve_reversibly(inputs, tuple(saves), config, accumulate=accumulate, stored=number)
     final = out.particles.with_unit(unit_after(out.status.step, exact_steps(inputs.coefficients, config)))
     saved, saved_at = [], []

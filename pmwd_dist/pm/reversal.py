@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -48,7 +48,6 @@ def pull_back(
       the inputs; in the place of arguments that are not floating-point numbers, these.
     """
     times, count = inputs.times, len(inputs.times) - 1
-    stored = len(outcome.potentials[0]) if outcome.potentials else 0
     good, all_steps = _steps_taken(inputs, outcome, config)
     floating, others = eqx.partition(inputs.args, eqx.is_inexact_array)
 
@@ -77,8 +76,7 @@ def pull_back(
         recall = Recall(potentials, kept_at)
         kicked, ct, by_coefficient = _pull_back_step(step, last_before, good, kicked, ct, recall, config)
         ct = ct if direct is None else jax.tree.map(jnp.add, ct, direct)
-        by_coefficient = Coefficients(*(jnp.where(good, x, 0) for x in by_coefficient))
-        return (kicked, ct, ct_args), (by_coefficient, ct_a0, ct_a)
+        return (kicked, ct, ct_args), (Coefficients(*(jnp.where(good, x, 0) for x in by_coefficient)), ct_a0, ct_a)
 
     final = drifted(outcome.particles.with_unit(all_steps.after[-1]), -all_steps.last[-1], config)
     kicked = ExactParticles(final.disp, outcome.particles.momenta)
@@ -86,24 +84,45 @@ def pull_back(
     start = kicked, ct, jax.tree.map(jnp.zeros_like, floating)
     last_before = jnp.pad(all_steps.last[:-1], (1, 0))
     places = tuple(places_after(save, count) for save in saves)
-    xs = all_steps, last_before, good, times[:-1], times[1:], places, jnp.arange(count) - (count - stored)
-    # Two loops, not a condition in one: the memory of potentials is free in the second, and nothing is copied.
-    carry, parts = start, []
-    for potentials, steps in ((outcome.potentials, slice(count - stored, None)), ((), slice(count - stored))):
+    kept_at = jnp.arange(count) - (count - _stored(outcome.potentials))
+    xs = all_steps, last_before, good, times[:-1], times[1:], places, kept_at
+    (particles, *sums), (by_coefficient, by_start, by_end) = _loops(body, start, xs, outcome.potentials)
+    by_time = jnp.pad(by_start, (0, 1)) + jnp.pad(by_end, (1, 0))
+    at = (times[0], particles.with_unit(all_steps.before[0]), floating)
+    by_time0, ct, ct_args = _with_saved_at_start(pull, at, saves, cotangents.saved, sums)
+    ct = ExactParticles(*jax.tree.leaves(ct))
+    return particles, Inputs(ct, by_coefficient, by_time.at[0].add(by_time0), eqx.combine(ct_args, others))
+
+
+def _with_saved_at_start(
+    pull: Callable[..., Any], at: tuple[Any, ...], saves: tuple[Save, ...], saved: tuple[Any, ...], sums: Sequence[Any]
+) -> tuple[Any, ...]:
+    """The sums of cotangents of the start, its time first, with those through what is saved there."""
+    totals = (jnp.zeros_like(at[0]), *sums)
+    for save, cotangents in zip(saves, saved, strict=True):
+        if 0 in save.steps:
+            totals = pull(save.function, True, at, jax.tree.map(lambda x: x[0], cotangents), totals)
+    return totals
+
+
+def _stored(potentials: tuple[Array, ...]) -> int:
+    return len(potentials[0]) if potentials else 0
+
+
+def _loops(
+    body: Callable[..., tuple[Any, Any]], carry: Any, xs: tuple[Any, ...], potentials: tuple[Array, ...]
+) -> tuple[Any, Any]:
+    """Scan backwards over the steps with potentials, and then over those without.
+
+    Two loops, not a condition in one: the memory of potentials is free in the second, and nothing is copied.
+    """
+    first, parts = len(xs[2]) - _stored(potentials), []
+    for kept_ones, steps in ((potentials, slice(first, None)), ((), slice(first))):
         some = jax.tree.map(lambda x, steps=steps: x[steps], xs)
         if len(some[2]):
-            carry, part = jax.lax.scan(partial(body, potentials=potentials), carry, some, reverse=True)
+            carry, part = jax.lax.scan(partial(body, potentials=kept_ones), carry, some, reverse=True)
             parts.insert(0, part)
-    particles, ct, ct_args = carry
-    by_coefficient, by_start, by_end = jax.tree.map(lambda *parts: jnp.concatenate(parts), *parts)
-    by_time = jnp.pad(by_start, (0, 1)) + jnp.pad(by_end, (1, 0))
-    sums = jnp.zeros_like(times[0]), ct, ct_args
-    for save, saved in zip(saves, cotangents.saved, strict=True):
-        if 0 in save.steps:
-            at = (times[0], particles.with_unit(all_steps.before[0]), floating)
-            sums = pull(save.function, True, at, jax.tree.map(lambda x: x[0], saved), sums)
-    ct = ExactParticles(*jax.tree.leaves(sums[1]))
-    return particles, Inputs(ct, by_coefficient, by_time.at[0].add(sums[0]), eqx.combine(sums[2], others))
+    return carry, jax.tree.map(lambda *parts: jnp.concatenate(parts), *parts)
 
 
 def _steps_taken(inputs: Inputs, outcome: Outcome, config: Config) -> tuple[Array, Step]:
