@@ -95,7 +95,8 @@ def adapt(old: Adaptation, observed: np.ndarray, centre: np.ndarray, *, follow: 
     slopes = np.linalg.solve(factor.T, slopes[..., None])[..., 0]
     # About the mean of each chain, so that one that still drifts does not seem to be stiff.
     slopes, sums = (x - x.mean(axis=1, keepdims=True) for x in (slopes, sums))
-    slopes, sums = slopes.reshape(-1, slopes.shape[-1]), sums.reshape(-1, BANDS)
+    sums = sums.reshape(-1, BANDS)
+    slopes = slopes.reshape(len(sums), slopes.shape[-1])  # of no parameters, too
     if follow:
         change = _regression(sums, slopes)
         shift, slopes = shift - change.T, slopes - sums @ change

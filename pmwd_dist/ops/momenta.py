@@ -31,9 +31,9 @@ def count(packed: Any) -> Array:
 
 
 def in_range(packed: Array) -> Array:
-    """Whether each of the whole numbers is within half the range: beyond it, sums of them may have wrapped around."""
+    """Whether each of the whole numbers is within 63/64 of half the range, beyond which its bits may be of a NaN."""
     number = count(packed)
-    limit = number.dtype.type(1) << (bits(packed.dtype) - 1)
+    limit = number.dtype.type(63) << (bits(packed.dtype) - 7)
     return (number < limit) & (number > -limit)
 
 

@@ -23,6 +23,7 @@ from pmwd_dist.run.settings.writing import toml_value
 
 _ARGUMENTS = {
     "data": "data.file",
+    "density": "likelihood.density",
     "mask": "data.mask",
     "selection": "data.selection",
     "data.shape": "data.file",
@@ -191,6 +192,7 @@ def _translated(error: ArgumentError, settings: InferenceSettings) -> str:
     path = _ARGUMENTS.get(error.argument)
     if path is None:
         return str(error)
-    value = getattr(settings.data, path.split(".")[1])
+    section, key = path.split(".")
+    value = getattr(settings.section(section), key)
     inside = f"holds {error.value:g}, which " if np.ndim(error.value) == 0 else ""
     return f"{path} = {toml_value(value)}: {inside}{error.reason}"

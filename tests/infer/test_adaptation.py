@@ -141,6 +141,8 @@ def test_slopes_show_what_scales_and_shifts_should_be() -> None:
     np.testing.assert_allclose(stiff, [STIFFEST / 26, 1.01**-0.5], rtol=0.1)
     held = adapt(Adaptation.none(2), observed, np.zeros(2), follow=False)
     assert not np.any(held.shift)
+    without = adapt(Adaptation.none(0), np.concatenate([sums, squares], axis=-1), np.zeros(0), follow=True)
+    np.testing.assert_allclose(without.scale, new.scale)  # of a model without parameters
 
 
 def test_a_run_that_adapts_draws_the_posterior_and_goes_on_to_the_same_bits(

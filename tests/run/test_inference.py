@@ -145,6 +145,7 @@ def test_a_chain_that_became_unstable_is_named() -> None:
     energy[1, 200:] *= 4
     reason = find_energy_reasons(energy, 1000)[0]
     assert reason.startswith("the energy error of chain 1 is ") and "raise sampler.tune" in reason
+    assert find_energy_reasons(energy[:2], 1000)[0].startswith("the energy error of chain 1 is ")
     assert "the chains are biased" in find_energy_reasons(3 * energy[[0, 2]], 1000)[0]
 
 
@@ -187,6 +188,9 @@ def test_maps_of_lensing_are_data(tmp_path: Path) -> None:
     for _ in range(2):  # as after more steps
         judged = judge(plan, plan.model.condition(data["data"]), chain, data)
     assert {"maps.png", "fields.png", "slices.png"} <= set(judged.files)
+    coarse = plan_of(tmp_path / "coarse", "box.mesh=8", "box.particles=4", text=LENSING)
+    prepare_folder(coarse)
+    assert "fields.png" not in judge(coarse, coarse.model.condition(data["data"]), chain, data).files
     wrong = {
         "needs a section .observe.light_cone.": LENSING.partition("[observe")[0],
         "likelihood.density: missing; add for example": LENSING.replace("density = [10.0, 20.0]", ""),
@@ -194,7 +198,9 @@ def test_maps_of_lensing_are_data(tmp_path: Path) -> None:
         "a light cone is filled during a run": LENSING.replace('bias = "none"', 'bias = "none"\ngravity = "lpt"'),
         "sampler.precondition: needs data on the mesh": LENSING.replace('precondition = "none"', ""),
         "likelihood.k_max: is of fields on the mesh": LENSING.replace("density", "k_max = 0.1\ndensity"),
-        "must be a number, or one for each of 2 maps": LENSING.replace("[10.0, 20.0]", "[1.0, 2.0, 3.0]"),
+        "likelihood.density = .*must be a number, or one for each of 2 maps": LENSING.replace(
+            "[10.0, 20.0]", "[1.0, 2.0, 3.0]"
+        ),
         'is of likelihood.kind = "lensing"; leave it out': SMALL + "[observe.light_cone]\n",
         "likelihood.density: is of lensed galaxies": SMALL.replace("sigma = 0.5", "sigma = 0.5\ndensity = 1.0"),
     }

@@ -127,7 +127,7 @@ def test_override_takes_the_type_of_its_key(file: Path):
         ("devices.pdims=[8, 1]", ["devices.pdims", "8 devices", "there are 4"]),
         ("devices.halo=-1", ["devices.halo = -1", "auto"]),
         ("output.redshifts=20", ["output.redshifts", "outside the time span"]),
-        ("output.redshifts=[]", ["output.redshifts", "one redshift or more"]),
+        ("output.redshifts=[]", ["output.redshifts", "one value or more"]),
         ("output.redshifts=[0, 0.0001]", ["output.redshifts", "0.001"]),
         ("output.snapshot=gadgt", ["output.snapshot", '"gadget"']),
         ("output.slice_thickness=-1", ["output.slice_thickness = -1", "0 or more"]),

@@ -217,7 +217,7 @@ class Search:
         self._step_size = min(math.exp(float(np.mean(settled)) if near else self._wanted[-1]), self._largest)
 
     def _end_stage(self) -> None:
-        if self._stage in _WEIGH and not self._adapts:
+        if self._stage in _WEIGH and not (self._adapts and self._observed):
             self._weigh()
         if self._followed:
             self._L = self._decorrelation()

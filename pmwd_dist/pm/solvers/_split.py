@@ -224,18 +224,18 @@ def kick_and_drifts(
     )
 
 
-def ended(status: Status, max_displacement: Array, slow: Array, config: Config) -> Status:
-    """The status after the last drift, which no step looks at: particles off their grid, or no numbers, are a failure.
+def ended(status: Status, max_displacement: Array, momenta_in_range: Array, config: Config) -> Status:
+    """The status after the last drift, which no step looks at: what is off its grid, or no number, is a failure.
 
     Args:
       status: after the last step.
       max_displacement: of the particles at the end [mesh cells].
-      slow: whether all momenta are in the range of their grid.
+      momenta_in_range: whether all of them are in the range of their grid.
       config: the simulation.
     """
     code = _code(max_displacement, jnp.asarray(True), config, max_displacement.dtype)
     code = jnp.where(code == Code.BEYOND_HALO, Code.SUCCESSFUL, code)  # no force is taken there
-    code = jnp.where((code == Code.SUCCESSFUL) & ~slow, Code.TOO_FAST, code).astype(jnp.int32)
+    code = jnp.where((code == Code.SUCCESSFUL) & ~momenta_in_range, Code.TOO_FAST, code).astype(jnp.int32)
     failed = (status.code == Code.SUCCESSFUL) & (code != Code.SUCCESSFUL)
     seen = jnp.where(failed, max_displacement, status.max_displacement)
     return Status(jnp.where(failed, code, status.code), status.step, seen, status.halo)

@@ -29,7 +29,7 @@ def one_or_several(value: object) -> object:
     """
     values = tuple(value) if isinstance(value, list | tuple) else (value,)
     if not values:
-        raise ValueError("must name one redshift or more; leave it out for the default")
+        raise ValueError("must hold one value or more; leave it out for the default")
     return values
 
 

@@ -213,7 +213,7 @@ fn slopes<T: Packed>(geometry: &Geometry<T>, batch: &Batch<T>, field: &[T]) -> V
     let scale = geometry.axes.each_ref().map(|axis| axis.mesh.scale);
     let mut around = [[T::ZERO; SIZE]; 8]; // by corner, so that the arithmetic vectorises
     for n in 0..batch.len {
-        let [own] = [corners.around::<T, [T; 1]>(n, field, 1, 0)];
+        let own = corners.around::<T, [T; 1]>(n, field, 1, 0);
         for c in 0..8 {
             around[c][n] = own[c].first();
         }
