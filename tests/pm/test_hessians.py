@@ -136,8 +136,9 @@ def check(derivatives: Derivatives) -> None:
     np.testing.assert_allclose(hessian, hessian.T, rtol=0, atol=1e-12 * np.abs(hessian).max())
 
 
-# Every solver, adjoint and layout, in pairs: all three at a time would take six times as long to compile.
-REVERSE = [Case((1, 1), pmd.LeapFrog()), Case((2, 2), pmd.BullFrog(), lpt_order=2)]
+# Every adjoint and layout, in pairs: all at a time would take six times as long to compile. LeapFrog has its second
+# derivatives below.
+REVERSE = [Case((2, 2), pmd.BullFrog(), lpt_order=2)]
 REVERSE_TWICE = [Case((4, 1), pmd.FastPM()), Case((1, 1), diffrax.Heun(), diffrax.DirectAdjoint())]
 FORWARD = [Case((1, 1), diffrax.Heun(), diffrax.ForwardMode())]
 
@@ -164,7 +165,7 @@ def test_forward_over_forward(case: Case) -> None:
 
 def test_third_derivative_along_a_direction() -> None:
     """Along the noise, of a whole simulation: the derivative of its second derivative."""
-    loss = simulation(Case((1, 1), pmd.BullFrog()))
+    loss = simulation(Case((1, 1), pmd.LeapFrog()))
     power, table, _ = cosmology(THETA)
 
     def derivative(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
