@@ -121,25 +121,6 @@ def test_gradients_are_those_of_stored_states(pdims: tuple[int, int], dtype: Any
         np.testing.assert_allclose(x, y, rtol=0, atol=rtol * np.abs(np.asarray(y)).max() + 1e-30)
 
 
-def test_stored_potentials_do_not_change_a_bit() -> None:
-    """Neither of a gradient nor of a Hessian-vector product, of which the potentials have tangents."""
-    config = configure((4, 1), steps=3, gradient="spectral")  # of which there are three
-    particles, table = initial(config), pmd.growth_table(COSMO)
-    direction = jax.random.normal(jax.random.key(3), particles.disp.shape)
-
-    def derivatives(stored: Any) -> Any:
-        def loss(disp: Any) -> Any:
-            adjoint = pmd.ReversibleAdjoint(stored_potentials=stored)
-            end = pmd.nbody(moved(particles, disp), table, config, adjoint=adjoint).particles
-            return jnp.mean(pmd.density(end, config) ** 2)
-
-        return jax.jit(partial(jax.jvp, jax.grad(loss)))((jnp.zeros_like(direction),), (direction,))
-
-    for x, y in zip(derivatives(2), derivatives(0), strict=True):
-        assert np.abs(x).max() > 0
-        np.testing.assert_array_equal(x, y)
-
-
 class Pick(eqx.Module):
     """A function of the particles that holds arrays of every type."""
 
