@@ -39,7 +39,8 @@ def force_transpose(
 
     Returns:
       The cotangent of the potential, with WIDTH cells more than the mesh on each side of an axis that isn't periodic.
-      All NaN if a position or weight is not finite or a particle lies beyond the block.
+      NaN in every cell that a difference reaches if a position or weight is not finite or a particle lies beyond the
+      block.
     """
     params: Any = {"geometry": geometry, "cell_size": cell_size}
     return with_derivatives_of(partial(_reference, **params), _force_transpose_p, **params)(disp, weight)

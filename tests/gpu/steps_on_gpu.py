@@ -21,12 +21,14 @@ Q, UNIT = 2.0**-18, 2.0**-21  # the grid of displacements and the unit of moment
 
 
 def random_block(rng: np.random.Generator, dtype: Any) -> tuple[Geometry, dict[str, Any]]:
-    """Particles on their grids in a block that is periodic along some axes."""
+    """Particles on their grids in a block that is periodic along some axes, on a finer or coarser lattice."""
     periodic = tuple(bool(b) for b in rng.integers(0, 2, 3))
-    sites = tuple(int(n) for n in rng.integers(1, 40, 3))
-    mesh = tuple(n if p else n + 10 for n, p in zip(sites, periodic, strict=True))
+    spacing = tuple(((1, 1), (1, 1), (3, 2), (1, 2))[i] for i in rng.integers(0, 4, 3))
+    sites = tuple(int(n) * den for n, (_, den) in zip(rng.integers(1, 30, 3), spacing, strict=True))
+    cells = (n * num // den for n, (num, den) in zip(sites, spacing, strict=True))
+    mesh = tuple(n if p else n + 10 for n, p in zip(cells, periodic, strict=True))
     origin = tuple(0 if p else 5 for p in periodic)
-    geometry = Geometry(mesh, ((1, 1),) * 3, origin, periodic, (1.0, 1.3, 0.7))  # type: ignore[arg-type]
+    geometry: Any = Geometry(mesh, spacing, origin, periodic, (1.0, 1.3, 0.7))  # type: ignore[arg-type]
     vectors = {
         "disp": np.rint(rng.uniform(-3, 3, (*sites, 3)) / Q) * Q,
         "vel": np.rint(rng.normal(size=(*sites, 3)) / UNIT) * UNIT,
@@ -102,8 +104,8 @@ def compare_gradient(seed: int) -> None:
 def compare_force_transpose(seed: int) -> None:
     """Weights of a wide range, particles that leave their tile; repeated calls and batches agree to the bit."""
     rng = np.random.default_rng(seed)
-    geometry, _ = random_block(rng, np.float32)
-    sites = tuple(n if p else n - 10 for n, p in zip(geometry.mesh, geometry.periodic, strict=True))
+    geometry, vectors = random_block(rng, np.float32)
+    sites = vectors["disp"].shape[:3]
     far = [3.5, 30.0][all(geometry.periodic)]
     disp = (rng.uniform(-far, far, (*sites, 3)) * rng.random((*sites, 1)) ** 4).astype(np.float32)
     weight = (rng.normal(size=disp.shape) * 10.0 ** rng.uniform(-3, 3, (*sites, 1))).astype(np.float32)
@@ -121,6 +123,10 @@ def compare_force_transpose(seed: int) -> None:
         broken = disp.copy()
         broken[0, -1, 0, axis] = bad
         assert np.isnan(op(*jax.device_put((broken, weight), GPU))).all(), f"seed {seed}, {bad}"
+    for bad in (np.nan, np.inf, -np.inf):
+        broken = weight.copy()
+        broken[-1, 0, -1, rng.integers(3)] = bad
+        assert np.isnan(op(*jax.device_put((disp, broken), GPU))).all(), f"seed {seed}, weight {bad}"
 
 
 def main() -> None:
