@@ -25,9 +25,9 @@ Stored = int | Literal["auto"]
 _SMALL = 2**28
 # Potentials that "auto" keeps if they are small. No more, so that memory is the same for ten steps and for a thousand.
 _MOST = 10
-# Numbers a particle that "auto" keeps of large ones: a gradient then takes 110 bytes a particle on one device, 120 on
-# several.
-_NUMBERS, _NUMBERS_DIVIDED = 6, 3
+# Numbers a particle that "auto" keeps of large ones: a gradient then takes 108 bytes a particle on one device with as
+# many cells, 120 on several.
+_NUMBERS, _NUMBERS_FINER, _NUMBERS_DIVIDED = 9, 6, 3
 
 
 def stored_potentials(wanted: Stored, steps: int, config: Config, dtype: Any) -> int:
@@ -45,8 +45,10 @@ def stored_potentials(wanted: Stored, steps: int, config: Config, dtype: Any) ->
     few = min(steps, _MOST)
     if few * _bytes_of_device(cells, config, dtype) <= _SMALL:
         return few
-    numbers = _NUMBERS if config.decomposition.size == 1 else _NUMBERS_DIVIDED
-    return min(few, int(numbers * np.prod(config.particle_shape, dtype=np.int64) // cells))
+    particles = np.prod(config.particle_shape, dtype=np.int64)
+    finer = np.prod(config.mesh_shape, dtype=np.int64) > particles
+    numbers = _NUMBERS_DIVIDED if config.decomposition.size > 1 else _NUMBERS_FINER if finer else _NUMBERS
+    return min(few, int(numbers * particles // cells))
 
 
 def checked(stored: Any) -> Stored:
