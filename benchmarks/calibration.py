@@ -129,8 +129,8 @@ def main() -> None:
             label, found = f"{options.gravity}, {options.mesh}³\n{method}{aim}", collected(mocks, drawn, options.apart)
             report(label, found)
             print(f"  {time.perf_counter() - began:.0f} s, L and step {np.median(mocks.lengths(), axis=0)}", flush=True)
-            suffix = f"_{method}_{target:g}.npz"
-            np.savez(options.output.with_name(options.output.stem + suffix), label=label, **found)
+            arrays: dict[str, Any] = {"label": label, **found}
+            np.savez(options.output.with_name(f"{options.output.stem}_{method}_{target:g}.npz"), **arrays)
 
 
 if __name__ == "__main__":
