@@ -24,7 +24,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.mocks import TRUTH, galaxies
-from benchmarks.nuts import NUTS
 from pmwd_dist import infer
 from pmwd_dist.infer.chains import load_chain
 from pmwd_dist.infer.samplers.isokinetic import value_and_grad
@@ -69,6 +68,8 @@ def sampled(posterior: infer.Posterior, method: Any, options: Any) -> str:
             steps = 10**6 * chunk
             infer.sample(posterior, positions, steps=steps, chunk=chunk, output=folder, listener=watch, **arguments)
         if method == "nuts":
+            from benchmarks.nuts import NUTS  # blackjax is not needed by the others
+
             found = NUTS(posterior, positions, Path(folder)).draw(
                 options.gradients * chains, STARTED + options.seconds, jax.random.key(3)
             )
