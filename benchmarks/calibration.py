@@ -5,9 +5,9 @@
 
 Files of other seeds are joined with those of the same label.
 
-Each mock has parameters, modes and noise of its own, from the prior; its chain begins at an independent draw and has a
-tuning of its own. Ranks of sigma8, Omega_m, b1, of the white noise in one cell and of the log density, which sees a
-bias of the sampler. All mocks are one batch. The figures are in docs/inference.md.
+Each mock has parameters, modes and noise of its own, from the prior; its chain begins at an independent draw, with a
+tuning and an adaptation of its own. Ranks of sigma8, Omega_m, b1, of the white noise in one cell and of the log
+density, which sees a bias of the sampler. All mocks are one batch. The figures are in docs/inference.md.
 """
 
 from __future__ import annotations
@@ -107,6 +107,7 @@ def main() -> None:
     parser.add_argument("--methods", default="mclmc")
     parser.add_argument("--energy-variance", default="5e-4", help="targets of mclmc")
     parser.add_argument("--tune", type=int, default=1000)
+    parser.add_argument("--precondition", default="adapted", choices=("adapted", "conditional"))
     parser.add_argument("--apart", type=int, default=2, help="blocks of 20 steps, or of 5 trajectories, between draws")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path("ranks.npz"))
@@ -117,7 +118,7 @@ def main() -> None:
         plot(options.plot, options.figure)
         return
     model = galaxies(options.mesh, options.gravity, steps=options.steps)
-    mocks = Mocks(model, jax.random.key(options.seed), options.mocks)
+    mocks = Mocks(model, jax.random.key(options.seed), options.mocks, precondition=options.precondition)
     targets = [float(x) for x in options.energy_variance.split(",")]
     for method in options.methods.split(","):
         for target in targets if method == "mclmc" else targets[:1]:
@@ -128,8 +129,8 @@ def main() -> None:
             label, found = f"{options.gravity}, {options.mesh}³\n{method}{aim}", collected(mocks, drawn, options.apart)
             report(label, found)
             print(f"  {time.perf_counter() - began:.0f} s, L and step {np.median(mocks.lengths(), axis=0)}", flush=True)
-            suffix = f"_{method}_{target:g}.npz"
-            np.savez(options.output.with_name(options.output.stem + suffix), label=label, **found)
+            arrays: dict[str, Any] = {"label": label, **found}
+            np.savez(options.output.with_name(f"{options.output.stem}_{method}_{target:g}.npz"), **arrays)
 
 
 if __name__ == "__main__":

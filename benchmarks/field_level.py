@@ -1,6 +1,8 @@
 """Speed of field-level inference: gradients per effective sample of the samplers, and milliseconds of a gradient.
 
     python -m benchmarks.field_level --mesh 64 --gravity lpt --methods mclmc,hmc
+    python -m benchmarks.field_level --mesh 16 --cell 10 --methods mclmc,nuts --save draws     # NUTS of blackjax
+    python -m benchmarks.field_level --compare draws
 
 Galaxies with a Lagrangian bias in redshift space at a = 0.5, cells of 5 Mpc/h (320 Mpc/h for 64^3), Gaussian noise as
 of 1e-3 galaxies in (Mpc/h)^3; sigma8, Omega_m, b1 and the noise are sampled, from draws of their priors and of the
@@ -13,6 +15,7 @@ import argparse
 import tempfile
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -52,30 +55,67 @@ def sampled(posterior: infer.Posterior, method: Any, options: Any) -> str:
     def watch(progress: infer.Progress) -> None:
         nonlocal spent
         spent += int(np.sum(progress.draws.get("gradients", 0)))
-        if spent >= options.gradients * chains or time.perf_counter() - STARTED > options.seconds:
+        tuned = method == "nuts" and not progress.chunks
+        if tuned or spent >= options.gradients * chains or time.perf_counter() - STARTED > options.seconds:
             raise _Spent
 
     chunk = 100 if method == "mclmc" else 5
-    arguments: dict[str, Any] = {"key": jax.random.key(3), "tuning_steps": options.tune, "method": method}
+    tuned_as = "hmc" if method == "nuts" else method
+    arguments: dict[str, Any] = {"key": jax.random.key(3), "tuning_steps": options.tune, "method": tuned_as}
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         with suppress(_Spent):
             steps = 10**6 * chunk
             infer.sample(posterior, positions, steps=steps, chunk=chunk, output=folder, listener=watch, **arguments)
-        chain = load_chain(folder)
-    table, dimensions = chain.summary(), options.mesh**3 + len(chain.parameters)
-    variance = infer.energy_errors(chain.energy_change, dimensions)["variance"]
+        if method == "nuts":
+            from benchmarks.nuts import NUTS  # blackjax is not needed by the others
+
+            found = NUTS(posterior, positions, Path(folder)).draw(
+                options.gradients * chains, STARTED + options.seconds, jax.random.key(3)
+            )
+        else:
+            found = _of(load_chain(folder))
+    found["variance"] = infer.energy_errors(found.pop("energy"), posterior.data.size + len(TRUTH))["variance"]
+    if options.save:
+        options.save.mkdir(parents=True, exist_ok=True)
+        np.savez(options.save / f"{method}.npz", **found)
+    return f"{method}: {described(found)}; {time.perf_counter() - began:.0f} s in all"
+
+
+def _of(chain: infer.Chain) -> dict[str, Any]:
+    accepted, spent = chain.acceptance_rate.mean(), chain.gradients
+    numbers = {"accepted": accepted, "gradients": spent, "energy": chain.energy_change}
+    return numbers | chain.parameters | {"log density": chain.logdensity}
+
+
+def described(found: Any) -> str:
+    """What draws, of shape (chains, draws), say."""
+    draws = {name: np.asarray(found[name], float) for name in TRUTH}
+    spent, chains = int(found["gradients"]), len(draws["b1"])
     parts = [
-        f"{name} {row['mean']:.3f} ± {row['sd']:.3f} (truth {(TRUTH[name] - row['mean']) / row['sd']:+.1f} sd, ESS "
-        f"{infer.ess_mean(chain.parameters[name]):.0f}, R-hat {row['rhat']:.3f})"
-        for name, row in table.items()
-        if name in TRUTH
+        f"{name} {x.mean():.4f} ± {x.std():.4f} (truth {(TRUTH[name] - x.mean()) / x.std():+.1f} sd, ESS "
+        f"{infer.ess_mean(x):.0f}, R-hat {infer.rhat(x):.3f})"
+        for name, x in draws.items()
     ]
     return (
-        f"{method}: {infer.evaluations_per_ess(chain.parameters, chain.gradients):.0f} gradients per effective sample, "
-        f"{chain.gradients} gradients of {chains} chains, accepted {chain.acceptance_rate.mean():.2f}, energy variance "
-        f"a dimension {variance:.1e}, {', '.join(parts)}; {time.perf_counter() - began:.0f} s in all"
+        f"{infer.evaluations_per_ess(draws, spent):.0f} gradients per effective sample, {spent} gradients of {chains} "
+        f"chains, {draws['b1'].shape[1]} draws, accepted {float(found['accepted']):.2f}, energy variance a dimension "
+        f"{float(found['variance']):.1e}, {', '.join(parts)}"
     )
+
+
+def compare(folder: Path) -> None:
+    """Means of the samplers against those of NUTS, in its standard deviations, with their Monte Carlo errors."""
+    found = {file.stem: dict(np.load(file)) for file in sorted(folder.glob("*.npz"))}
+    exact = found["nuts"]
+    for method, own in found.items():
+        print(f"{method}: {described(own)}")
+        for name in (*TRUTH, "log density"):
+            ours, theirs = np.asarray(own[name], float), np.asarray(exact[name], float)
+            sizes = infer.ess_mean(ours), infer.ess_mean(theirs)
+            away, error = (ours.mean() - theirs.mean()) / theirs.std(), np.sqrt(1 / sizes[0] + 1 / sizes[1])
+            print(f"  {name:12} mean {away:+.3f} ± {error:.3f} sd from NUTS, width {ours.std() / theirs.std():.3f}, "
+                  f"ESS {sizes[0]:.0f}")  # fmt: skip
 
 
 def timed(function: Any, *arguments: Any, seconds: float = 3.0) -> float:
@@ -120,7 +160,7 @@ def main() -> None:
     parser.add_argument("--gravity", default="lpt", choices=("linear", "lpt", "nbody"))
     parser.add_argument("--cell", type=float, default=5.0, help="side of a cell [Mpc/h]")
     parser.add_argument("--nbody-steps", type=int, default=5)
-    parser.add_argument("--methods", default="mclmc,adjusted-mclmc,hmc", help='"" for times alone')
+    parser.add_argument("--methods", default="mclmc,adjusted-mclmc,hmc", help='also nuts; "" for times alone')
     parser.add_argument("--precondition", default="adapted", choices=("adapted", "conditional"))
     parser.add_argument("--chains", type=int, default=4)
     parser.add_argument("--tune", type=int, default=800)
@@ -129,7 +169,12 @@ def main() -> None:
         "--seconds", type=float, default=float("inf"), help="of the program, after which sampling stops"
     )
     parser.add_argument("--time", action="store_true")
+    parser.add_argument("--save", type=Path, help="folder for draws")
+    parser.add_argument("--compare", type=Path, help="folder with draws")
     options = parser.parse_args()
+    if options.compare:
+        compare(options.compare)
+        return
     posterior, truth = conditioned(
         options.mesh, options.gravity, options.nbody_steps, options.precondition, options.cell
     )

@@ -12,6 +12,8 @@ import numpy as np
 
 import pmwd_dist as pmd
 from pmwd_dist import infer
+from pmwd_dist.infer import adaptation
+from pmwd_dist.infer.adaptation import Adaptation
 from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.infer.samplers.blocks import run_blocks
 from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE, Search, block_length
@@ -59,7 +61,7 @@ class Mocks:
       count: of the mocks.
       chains: on each.
       truth: parameters of all mocks; those not given are drawn from their priors.
-      precondition: of the posteriors.
+      precondition: of the posteriors; those of "adapted" are adapted one by one.
     """
 
     def __init__(
@@ -74,19 +76,27 @@ class Mocks:
     ):
         self.posterior = model.condition(np.ones(model.config.mesh_shape), precondition=precondition)
         self.count, self.keys = count, jax.random.split(key, (2, count))
-        self.first = _begin(self.keys[0], self.posterior, chains, dict(truth or {}))
-        self.states, self.truth, self.data, self.true_noise = self.first
+        self.states, self.truth, self.data, self.true_noise = _begin(
+            self.keys[0], self.posterior, chains, dict(truth or {})
+        )
+        none = adaptation.start(self.posterior)
+        self.adaptation = jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), none)
+        self.first = self.states, self.adaptation
 
     def tune(self, method: Any, steps: int, energy_variance: float = ENERGY_VARIANCE) -> None:
         """Begin again, and tune a sampler for each mock."""
-        self.states, self.method, self.length = self.first[0], method, block_length(steps)
+        self.states, self.adaptation = self.first
+        self.method, self.length = method, block_length(steps)
         options: dict[str, Any] = {"steps": steps, "method": method, "energy_variance": energy_variance}
+        options["adapts"] = self.adaptation is not None
         self.searches = [Search(_of(self.states.position, i), **options) for i in range(self.count)]
         self.blocks = 0
         while not self.searches[0].done:
             moved, blocks = self._run(self.searches[0].method)
             fine = np.array([search.take(_of(blocks, i)) for i, search in enumerate(self.searches)])
             self.states = _where(fine, moved, self.states)
+            if any(search.due for search in self.searches):
+                self._adapt()
             if self.blocks % 10 == 0:
                 step = np.median(self.lengths()[:, 1])
                 print(f"{self.blocks} blocks, step {step:.3g}, {np.sum(~fine)} undone", flush=True)
@@ -96,7 +106,7 @@ class Mocks:
         drawn, energies, total = list[Any](), list[Any](), 0.0
         for _ in range(blocks):
             self.states, block = self._run(self.method)
-            seen, noise = _look(self.states, self.data, self.posterior)
+            seen, noise = _look(self.states, self.data, self.adaptation, self.posterior)
             drawn.append(seen)
             energies.append(block.energy_change)
             total = total + noise / blocks
@@ -108,11 +118,28 @@ class Mocks:
         """L and step size of each mock."""
         return np.array([[float(np.asarray(x)) for x in search.tuning()[:2]] for search in self.searches])
 
+    def _adapt(self) -> None:
+        """Bring the positions of all mocks for which it is due to what their own chains have shown."""
+        old, new = jax.tree.map(np.asarray, self.adaptation), list[Adaptation]()
+        for i, search in enumerate(self.searches):
+            one = _of(old, i)
+            if search.due:
+                observed, means = search.observed()
+                parameters = [np.mean(means["parameters"][name]) for name in sorted(means["parameters"])]
+                one = adaptation.adapt(one, observed, one.factor @ np.array(parameters), follow=search.free)
+                search.adapted()
+            new.append(one)
+        adapted = jax.tree.map(lambda *x: jnp.asarray(np.stack([np.asarray(y) for y in x])), *new)
+        keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(self.keys[1], 10**6 + self.blocks)
+        self.states = _moved(keys, self.states, self.data, self.adaptation, adapted, self.posterior)
+        self.adaptation = adapted
+
     def _run(self, method: Any) -> Any:
         tunings = jax.tree.map(lambda *x: np.stack(x), *[search.tuning() for search in self.searches])
         self.blocks += 1
         keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(self.keys[1], self.blocks)
-        states, blocks = _blocks(keys, self.states, tunings, self.data, self.posterior, method, self.length)
+        given = self.data, self.adaptation
+        states, blocks = _blocks(keys, self.states, tunings, given, self.posterior, method, self.length)
         return states, jax.tree.map(np.asarray, blocks)
 
 
@@ -125,11 +152,11 @@ def _where(fine: Any, new: Any, old: Any) -> Any:
     return jax.tree.map(lambda x, y: jnp.where(fine.reshape(-1, *(1,) * (x.ndim - 1)), x, y), new, old)
 
 
-def _given(posterior: infer.Posterior, data: Any) -> infer.Posterior:
+def _given(posterior: infer.Posterior, data: Any, adapted: Adaptation | None = None) -> infer.Posterior:
     """The posterior of other data."""
     if posterior.preconditioner is None:
         return eqx.tree_at(lambda p: p.data, posterior, data)
-    return eqx.tree_at(lambda p: (p.data, p.preconditioner.data), posterior, (data, data))
+    return eqx.tree_at(lambda p: (p.data, p.preconditioner.data), posterior, (data, data)).adapted(adapted)
 
 
 def _numbers(posterior: infer.Posterior, position: Any, logdensity: Any) -> tuple[dict[str, Any], Any]:
@@ -159,25 +186,36 @@ def _begin(keys: Any, posterior: infer.Posterior, chains: int, given: Any) -> An
 
 
 @eqx.filter_jit
-def _blocks(
-    keys: Any, states: Any, tunings: Any, data: Any, posterior: infer.Posterior, method: Any, length: int
-) -> Any:
-    """A block of all chains of all mocks."""
+def _moved(keys: Any, states: Any, data: Any, old: Any, new: Any, posterior: infer.Posterior) -> Any:
+    """All chains at the positions of other adaptations, with new directions."""
 
-    def one(key: Any, states: Any, tuning: Any, data: Any) -> Any:
-        logdensity = _given(posterior, data).logdensity
-        return run_blocks(key, states, tuning, method, logdensity=logdensity, length=length)
+    def mock(key: Any, positions: Any, data: Any, old: Any, new: Any) -> Any:
+        before, after = _given(posterior, data, old), _given(posterior, data, new)
+        keys = jax.random.split(key, positions["noise"].shape[0])
+        return jax.vmap(lambda k, z: mclmc.init(k, before.moved(z, after), after.logdensity))(keys, positions)
 
-    return jax.vmap(one)(keys, states, tunings, data)
+    return jax.vmap(mock)(keys, states.position, data, old, new)
 
 
 @eqx.filter_jit
-def _look(states: Any, data: Any, posterior: infer.Posterior) -> Any:
+def _blocks(keys: Any, states: Any, tunings: Any, given: Any, posterior: infer.Posterior, method: Any, n: int) -> Any:
+    """A block of all chains of all mocks, whose data and adaptations are given."""
+
+    def one(key: Any, states: Any, tuning: Any, given: Any) -> Any:
+        own = _given(posterior, *given)
+        observe = None if given[1] is None else own.observe
+        return run_blocks(key, states, tuning, method, logdensity=own.logdensity, length=n, observe=observe)
+
+    return jax.vmap(one)(keys, states, tunings, given)
+
+
+@eqx.filter_jit
+def _look(states: Any, data: Any, adapted: Any, posterior: infer.Posterior) -> Any:
     """Numbers of all positions, and the white noise of a mock, its mean over chains."""
 
-    def mock(states: Any, data: Any) -> Any:
-        own = _given(posterior, data)
+    def mock(states: Any, data: Any, adapted: Any) -> Any:
+        own = _given(posterior, data, adapted)
         numbers, noise = jax.vmap(lambda s: _numbers(own, s.position, s.logdensity))(states)
         return numbers, jnp.mean(noise, axis=0)
 
-    return jax.vmap(mock)(states, data)
+    return jax.vmap(mock)(states, data, adapted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -10,9 +11,11 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from pmwd_dist._jax.complex_numbers import scaled
 from pmwd_dist._jax.varying import unify_varying, varying_names
 
 T = TypeVar("T")
+D = TypeVar("D")
 
 
 def batch_max(x: jax.Array) -> jax.Array:
@@ -63,42 +66,80 @@ def barrier(tree: T) -> T:
     That of JAX 0.10 to 0.12 fails there as soon as one operand or derivative has no batch axis and another has.
     """
     leaves, treedef = jax.tree.flatten(tree)
-    return jax.tree.unflatten(treedef, _barrier_p.bind(*unify_varying(*leaves)))
+    return jax.tree.unflatten(treedef, _barrier_p.bind(*unify_varying(*leaves), waiting=0))
 
 
-def _barrier_reference(*operands: jax.Array) -> Sequence[jax.Array]:
+def after(tree: T, done: D) -> tuple[T, D]:
+    """A barrier after which the first is available only once the second is; in reverse mode the second waits.
+
+    XLA's compiler for CPUs drops barriers before it orders what it computes. There the first is multiplied by 1, or by
+    NaN if the second begins with it, which is not known in advance; arrays of integers are not waited for.
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    others, done_treedef = jax.tree.flatten(done)
+    out = _barrier_p.bind(*unify_varying(*leaves, *others), waiting=len(leaves))
+    return jax.tree.unflatten(treedef, out[: len(leaves)]), jax.tree.unflatten(done_treedef, out[len(leaves) :])
+
+
+def _barrier_reference(*operands: jax.Array, waiting: int) -> Sequence[jax.Array]:
+    del waiting
     return jax.lax.optimization_barrier(operands)
 
 
-def _barrier_rule(operands: Sequence[jax.Array], dims: Sequence[int | None]) -> tuple[list[jax.Array], list[int]]:
+def _ordered_reference(*operands: jax.Array, waiting: int) -> Sequence[jax.Array]:
+    operands = jax.lax.optimization_barrier(operands)
+    first = [x[(0,) * x.ndim].real for x in operands[waiting:] if jnp.issubdtype(x.dtype, jnp.inexact)]
+    if not (waiting and first):
+        return operands
+    done = functools.reduce(jnp.logical_and, [x == x for x in first])  # noqa: PLR0124
+    return [*(_times(x, done) for x in operands[:waiting]), *operands[waiting:]]
+
+
+def _times(x: jax.Array, done: jax.Array) -> jax.Array:
+    """Numbers if another computation is done."""
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        return x
+    one = jnp.where(done, 1, jnp.nan).astype(x.real.dtype)
+    return scaled(x, one) if jnp.iscomplexobj(x) else x * one
+
+
+def _barrier_rule(
+    operands: Sequence[jax.Array], dims: Sequence[int | None], *, waiting: int
+) -> tuple[list[jax.Array], list[int]]:
     size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
 
     def first(x: jax.Array, d: int | None) -> jax.Array:
         return jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
 
-    return _barrier_p.bind(*unify_varying(*map(first, operands, dims))), [0] * len(operands)
+    return _barrier_p.bind(*unify_varying(*map(first, operands, dims)), waiting=waiting), [0] * len(operands)
 
 
-def _barrier_non_zero(values: Sequence[Any]) -> list[Any]:
+def _barrier_non_zero(values: Sequence[Any], waiting: int) -> list[Any]:
     """The barrier over those tangents or cotangents that are not known to be zero."""
     there = [type(x) is not ad.Zero for x in values]
-    passed = iter(_barrier_p.bind(*(x for x, keep in zip(values, there, strict=True) if keep)) if any(there) else ())
+    some = [x for x, keep in zip(values, there, strict=True) if keep]
+    passed = iter(_barrier_p.bind(*some, waiting=sum(there[:waiting])) if some else ())
     return [next(passed) if keep else x for x, keep in zip(values, there, strict=True)]
 
 
-def _barrier_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-    return _barrier_p.bind(*primals), _barrier_non_zero(tangents)
+def _barrier_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, waiting: int) -> tuple[Any, Any]:
+    return _barrier_p.bind(*primals, waiting=waiting), _barrier_non_zero(tangents, waiting)
 
 
-def _barrier_transpose(cotangents: Sequence[Any], *_: Any) -> Any:
-    return _barrier_non_zero(cotangents)
+def _barrier_transpose(cotangents: Sequence[Any], *_: Any, waiting: int) -> Any:
+    if not waiting:
+        return _barrier_non_zero(cotangents, 0)
+    others = len(cotangents) - waiting
+    out = _barrier_non_zero([*cotangents[waiting:], *cotangents[:waiting]], others)
+    return [*out[others:], *out[:others]]
 
 
 _barrier_p = Primitive("barrier")
 _barrier_p.multiple_results = True
-_barrier_p.def_abstract_eval(lambda *xs: xs)
+_barrier_p.def_abstract_eval(lambda *xs, **_: xs)
 _barrier_p.def_impl(_barrier_reference)
 mlir.register_lowering(_barrier_p, mlir.lower_fun(_barrier_reference, multiple_results=True))
+mlir.register_lowering(_barrier_p, mlir.lower_fun(_ordered_reference, multiple_results=True), platform="cpu")
 batching.primitive_batchers[_barrier_p] = _barrier_rule
 ad.primitive_jvps[_barrier_p] = _barrier_jvp
 ad.primitive_transposes[_barrier_p] = _barrier_transpose

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from pmwd_dist._jax.batching import after
+
 Function = Callable[..., Sequence[Any]]
 
 
@@ -48,6 +50,34 @@ def linear_map(
         results_like=tuple(results_like),
     )
     return list(out)
+
+
+def recomputed(function: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
+    """A function to an array of the type of its argument, of which reverse mode keeps the argument only.
+
+    Unlike with `jax.checkpoint`, compilers for CPUs can't compute it again before its cotangents are there.
+
+    Args:
+      function: depends on no array but its argument.
+    """
+
+    def apply(x: jax.Array, tangent: jax.Array) -> Sequence[jax.Array]:
+        return [jax.jvp(function, (x,), (tangent,))[1]]
+
+    def transpose(x: jax.Array, cotangent: jax.Array) -> Sequence[jax.Array]:
+        x, cotangent = after(x, cotangent)
+        return jax.vjp(function, x)[1](cotangent)
+
+    @jax.custom_jvp
+    def run(x: jax.Array) -> jax.Array:
+        return function(x)
+
+    @run.defjvp
+    def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[jax.Array, jax.Array]:
+        (out,) = linear_map(apply, transpose, primals, tangents, operands_like=[0], results_like=[0])
+        return run(*primals), out
+
+    return run
 
 
 def _in_this_mesh(function: Function) -> Function:

@@ -17,7 +17,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from pmwd_dist._jax.batching import after
 from pmwd_dist._jax.complex_numbers import scaled, scaled_by_i
+from pmwd_dist._jax.linear_map import recomputed
 from pmwd_dist._jax.varying import unify_varying
 from pmwd_dist.config import Config
 from pmwd_dist.parallel.fft import irfft_block, rfft_block, sequence_after
@@ -74,19 +76,22 @@ def second_order(p1: Array, config: Config, *, dealias: bool) -> Array:
     def product(p1: Array) -> list[Array]:
         even, odd = _wavevectors(p1, config)
         trace = _second_derivative(p1, 0, 0, even, odd, config)
-        p1, trace = sequence_after(p1, trace)
+        p1, trace = after(p1, trace)
         source = jnp.zeros((), trace.dtype)
         for i, j in PAIRS[1:]:
             derivative = _second_derivative(p1, i, j, even, odd, config)
             source = source + (trace * derivative if i == j else -(derivative**2))
             trace = trace + derivative if i == j else trace
-            p1, (source, trace) = sequence_after(p1, (source, trace))
+            p1, (source, trace) = after(p1, (source, trace))
         return [source]
 
     if dealias:
         return _dealiased(product, [p1], 1, config)[0]
-    run = product if kept.keeps_second_derivatives(config, p1.real.dtype) else jax.checkpoint(product)
-    return rfft_block(run(p1)[0], config.decomposition)
+
+    def run(p1: Array) -> Array:
+        return rfft_block(product(p1)[0], config.decomposition)
+
+    return run(p1) if kept.keeps_second_derivatives(config, p1.real.dtype) else recomputed(run)(p1)
 
 
 def third_order(p1: Array, p2: Array, config: Config) -> list[Array]:

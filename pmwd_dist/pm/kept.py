@@ -21,16 +21,17 @@ from pmwd_dist.parallel.inputs import whole_number
 
 Stored = int | Literal["auto"]
 
-# Bytes of a device that are nothing: ten potentials of 188^3 cells in single precision.
-_SMALL = 2**28
+# Bytes of a device that are nothing: ten potentials of 188^3 cells in single precision, or of 94^3 on CPUs. There a
+# gradient of 128^3 with ten potentials and the second derivatives of 2LPT would take 142 bytes a particle, not 106.
+_SMALL, _SMALL_ON_CPUS = 2**28, 2**25
 # Potentials that "auto" keeps if they are small. No more, so that memory is the same for ten steps and for a thousand.
 _MOST = 10
-# Numbers a particle that "auto" keeps of large ones: a gradient then takes 108 bytes a particle on one device with as
-# many cells, 120 on several.
-_NUMBERS, _NUMBERS_FINER, _NUMBERS_DIVIDED = 9, 6, 3
+# Numbers a particle that "auto" keeps of large ones, by device: a gradient then takes 108 bytes a particle on one GPU
+# with as many cells, 120 on several.
+_NUMBERS, _NUMBERS_ON_GPU, _NUMBERS_DIVIDED = 6, 9, 3
 
 
-def stored_potentials(wanted: Stored, steps: int, config: Config, dtype: Any) -> int:
+def stored_potentials(wanted: Stored, steps: int, config: Config, dtype: Any, platform: str | None = None) -> int:
     """The number of steps, the last ones, whose potentials a gradient keeps.
 
     Args:
@@ -38,16 +39,17 @@ def stored_potentials(wanted: Stored, steps: int, config: Config, dtype: Any) ->
       steps: of the run.
       config: the simulation.
       dtype: of the particles.
+      platform: of the devices; default: of those of the configuration.
     """
     if wanted != "auto":
         return min(wanted, steps)
     cells = num_force_meshes(config) * np.prod(config.mesh_shape, dtype=np.int64)
     few = min(steps, _MOST)
-    if few * _bytes_of_device(cells, config, dtype) <= _SMALL:
+    if few * _bytes_of_device(cells, config, dtype) <= _small(config, platform):
         return few
     particles = np.prod(config.particle_shape, dtype=np.int64)
-    finer = np.prod(config.mesh_shape, dtype=np.int64) > particles
-    numbers = _NUMBERS_DIVIDED if config.decomposition.size > 1 else _NUMBERS_FINER if finer else _NUMBERS
+    more = cells <= num_force_meshes(config) * particles and (platform or config.decomposition.platform) == "gpu"
+    numbers = _NUMBERS_DIVIDED if config.decomposition.size > 1 else _NUMBERS_ON_GPU if more else _NUMBERS
     return min(few, int(numbers * particles // cells))
 
 
@@ -62,9 +64,14 @@ def checked(stored: Any) -> Stored:
     return "auto" if isinstance(stored, str) else whole_number(stored, "stored_potentials", least=0)
 
 
-def keeps_second_derivatives(config: Config, dtype: Any) -> bool:
+def keeps_second_derivatives(config: Config, dtype: Any, platform: str | None = None) -> bool:
     """Whether a gradient keeps the six fields of 2LPT. Computed again they cost a step's transforms twice."""
-    return 6 * _bytes_of_device(np.prod(config.particle_shape, dtype=np.int64), config, dtype) <= _SMALL
+    fields = 6 * np.prod(config.particle_shape, dtype=np.int64)
+    return _bytes_of_device(fields, config, dtype) <= _small(config, platform)
+
+
+def _small(config: Config, platform: str | None) -> int:
+    return _SMALL_ON_CPUS if (platform or config.decomposition.platform) == "cpu" else _SMALL
 
 
 def num_force_meshes(config: Config) -> int:

@@ -90,7 +90,9 @@ def find_energy_reasons(energy_change: np.ndarray, dimensions: int) -> list[str]
     typical = np.sort(each)[(len(each) - 1) // 2]  # that of the better one of two
     if typical > limit:
         error = f"the energy error is {errors['variance']:.1e} a dimension, more than {limit:g}"
-        reasons.append(f"{error}: the chains are biased; raise sampler.tune, or precondition")
+        reasons.append(
+            f"{error}: the chains are biased; raise sampler.tune, lower sampler.energy_variance, or precondition"
+        )
     else:
         reasons += [
             f"the energy error of chain {chain} is {variance:.1e} a dimension, more than {limit:g}, and that of most "
@@ -100,7 +102,8 @@ def find_energy_reasons(energy_change: np.ndarray, dimensions: int) -> list[str]
             if variance > limit
         ]
     if errors["outliers"] > _OUTLIERS:
-        reasons.append(f"{errors['outliers']:.2%} of the steps have far too large an energy error; raise sampler.tune")
+        share = f"{errors['outliers']:.2%} of the steps have far too large an energy error"
+        reasons.append(f"{share}; raise sampler.tune, or lower sampler.energy_variance")
     return reasons
 
 

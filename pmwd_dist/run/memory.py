@@ -58,7 +58,7 @@ class Load:
     second_derivatives: bool
 
 
-def load(config: Config, halo: int | None = None, bits: int = 32) -> Load:
+def load(config: Config, halo: int | None = None, bits: int = 32, kind: Kind | None = None) -> Load:
     """The load of one device, with a halo of so many cells; default: the widest one that the configuration asks for."""
     dtype = np.dtype(f"float{bits}")
     decomposition, mesh, lattice = config.decomposition, config.mesh_shape, config.particle_shape
@@ -79,8 +79,8 @@ def load(config: Config, halo: int | None = None, bits: int = 32) -> Load:
         pencils=decomposition.pdims[1] > 1,
         switch=halo is None and len(widths) > 1,
         order=config.lpt_order,
-        stored=stored_potentials("auto", config.steps, config, dtype) * num_force_meshes(config) * cells(0),
-        second_derivatives=keeps_second_derivatives(config, dtype),
+        stored=stored_potentials("auto", config.steps, config, dtype, kind) * num_force_meshes(config) * cells(0),
+        second_derivatives=keeps_second_derivatives(config, dtype, kind),
     )
 
 
@@ -93,7 +93,7 @@ def stages(config: Config, kind: Kind, *, halo: int | None = None, bits: int = 3
       halo: width [cells]; default: that of the configuration, all of them where it is "auto".
       bits: of a floating-point number.
     """
-    x = load(config, halo, bits)
+    x = load(config, halo, bits, kind)
     counts = _gpu(x) if kind == "gpu" else _cpu(x)
     return {stage: math.ceil(count * bits / 32) for stage, count in counts.items()}
 

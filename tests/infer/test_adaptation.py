@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 import pmwd_dist as pmd
+from benchmarks.calibration import ranks, uniformity
+from benchmarks.mocks import Mocks
 from pmwd_dist import infer
 from pmwd_dist.infer import sampling
 from pmwd_dist.infer.adaptation import BANDS, STIFFEST, Adaptation, adapt
@@ -186,3 +188,21 @@ def test_a_run_that_adapts_draws_the_posterior_and_goes_on_to_the_same_bits(
     for steps in (200, 400):
         again = infer.sample(posterior, starts, steps=steps, output=tmp_path / "again", **options)
     np.testing.assert_array_equal(again.parameters["b1"], draws[:, :400])
+
+
+def test_mocks_are_adapted_one_by_one_to_posteriors_that_stay_calibrated() -> None:
+    config = pmd.Config(box_size=80.0, mesh_shape=4, decomposition=(1, 1))
+    model = infer.Model(config, Misjudged(config), {"b1": infer.Normal(1.5, 0.3, low=0.5)}, infer.Gaussian(0.3))
+    mocks = Mocks(model, jax.random.key(5), 40, precondition="adapted")
+    mocks.tune("mclmc", 160)
+    scales = np.asarray(mocks.adaptation.scale)
+    assert len(np.unique(scales, axis=0)) == 40
+    # Widths of 1 / (1 + (0.5 / 0.3)^2) are claimed where they are 1 / (1 + (1.5 / 0.3)^2): a curvature of 6.9.
+    np.testing.assert_allclose(np.median(scales, axis=0)[0], 6.9**-0.25, rtol=0.03)
+    drawn = mocks.draw(38)
+    p = {name: uniformity(x) for name, x in ranks(mocks.truth, drawn, 2).items()}
+    assert p["b1"] > 0.01 and p["log density"] > 0.01 and p["noise in a cell"] > 0.01
+    position = jax.tree.map(lambda x: x[7, 0], mocks.states.position)
+    own = model.condition(mocks.data[7], precondition="adapted").adapted(jax.tree.map(lambda x: x[7], mocks.adaptation))
+    value = float(eqx.filter_jit(lambda posterior, z: posterior.logdensity(z))(own, position))
+    assert drawn["log density"][-1, 7, 0] == pytest.approx(value, rel=1e-6)

@@ -153,15 +153,13 @@ def test_adjusted_samplers_draw_alike_on_divided_fields(method: Any, pdims: tupl
         np.testing.assert_allclose(x, y, rtol=1e-7, atol=1e-9)
 
 
-@pytest.mark.parametrize("factor", [1.0, 1.4])
-def test_ranks_of_the_truth_are_uniform_where_the_posterior_is_right(factor: float) -> None:
-    """Simulation-based calibration over 40 mocks; data that are too far from the mean are found out."""
+def test_ranks_of_the_truth_find_out_data_that_are_too_far_from_the_mean() -> None:
+    """Simulation-based calibration over 40 mocks; of data that are right it is in `test_adaptation`."""
     model = posterior_of(b1=infer.Normal(1.5, 0.3, low=0.5)).model
     mocks = Mocks(model, jax.random.key(5), 40, precondition=None)
-    mocks.data = 1 + factor * (mocks.data - 1)
+    mocks.data = 1 + 1.4 * (mocks.data - 1)
     mocks.tune("mclmc", 160)
-    p = {name: uniformity(x) for name, x in ranks(mocks.truth, mocks.draw(38), 2).items()}
-    assert (p["b1"] > 0.01 and p["log density"] > 0.01) if factor == 1 else p["b1"] < 1e-4
+    assert uniformity(ranks(mocks.truth, mocks.draw(38), 2)["b1"]) < 1e-4
 
 
 def test_a_chain_of_another_model_is_not_continued(run: tuple[Any, ...], tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -51,6 +52,7 @@ begin = "prior"
 precondition = "none"
 chains = 2
 tune = 40
+energy_variance = 2e-4
 steps = 36
 chunk = 12
 """
@@ -94,6 +96,7 @@ def test_a_run_leaves_chains_pictures_and_a_verdict(whole: tuple[InferencePlan, 
     assert "Not to be trusted yet" in (plan.folder / "report.html").read_text()
     chunks = [event for event in listener if isinstance(event, events.ChunkSampled)]
     assert [event.step for event in chunks] == [12, 24, 36] and chunks[-1].slowest == "b1"
+    assert json.loads((plan.folder / "chain.json").read_text())["energy_variance"] == "0.0002"
     header, row, _ = (plan.folder / "summary.csv").read_text().splitlines()
     mean = float(dict(zip(header.split(","), row.split(","), strict=True))["mean"])
     assert mean == pytest.approx(load_chain(plan.folder).parameters["b1"].mean(), rel=1e-5)

@@ -189,6 +189,12 @@ class Sampler(Section):
     )
     chains: int = about("how many", 4, ge=1, le=1024)
     tune: int = about("steps that find the step size, masses and L", 1000, ge=40)
+    energy_variance: float = about(
+        "energy error of a step of mclmc per dimension, at which its tuning aims; less where it differs along a chain",
+        5e-4,
+        gt=0,
+        le=1e-3,
+    )
     steps: int = about("steps of each chain; may be raised later", 4000, ge=1)
     thin: int = about("steps from one draw that is kept to the next", 1, ge=1)
     chunk: int = about("draws from one write to disk to the next; what a kill can lose", 100, ge=4)
