@@ -18,7 +18,8 @@ PRIORS = {"sigma8": infer.Normal(0.8, 0.1, low=0.1)}
 
 def maps(pdims: tuple[int, int], sources: Any = (0.02, 0.05), **changes: Any) -> infer.Convergence:
     decomposition = pmd.Decomposition(pdims=pdims)
-    config = pmd.Config(box_size=40.0, mesh_shape=8, a_start=0.9, steps=2, halo=3, decomposition=decomposition)
+    run = {"a_start": 0.9, "steps": 2, "halo": 3, "lpt_order": 1}
+    config = pmd.Config(box_size=40.0, mesh_shape=8, decomposition=decomposition, **run)
     cone = pmd.observe.FlatSkyLightCone(config, EDGES, pixels=8)
     return infer.Convergence(config, jax_cosmo.Planck15(), cone, sources, **(VIEW | changes))
 
