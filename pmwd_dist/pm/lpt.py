@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Num
 
 from pmwd_dist.config import Config
-from pmwd_dist.cosmology.growth import GrowthTable, growth_table
+from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.pm import displacement, inputs
 from pmwd_dist.pm.particles import Particles, quantize
@@ -41,7 +41,7 @@ def lpt(
     """
     inputs.check_config(config)
     a = config.a_start if a is None else inputs.scale_factor(a)
-    return _lpt(inputs.linear_modes(modes, config), growth_table(cosmo), a, config)
+    return _lpt(inputs.linear_modes(modes, config), growth_table_to(config.lpt_order, cosmo), a, config)
 
 
 @partial(jax.jit, static_argnames="config")
