@@ -13,7 +13,7 @@ from jaxtyping import Array, Num
 
 from pmwd_dist._jax.complex_numbers import scaled
 from pmwd_dist.config import Config
-from pmwd_dist.cosmology.growth import GrowthTable, growth_table
+from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.parallel.fft import sequence_after
 from pmwd_dist.pm import displacement, inputs
@@ -43,7 +43,7 @@ def lpt(
     """
     inputs.check_config(config)
     a = config.a_start if a is None else inputs.scale_factor(a)
-    return _lpt(inputs.linear_modes(modes, config), growth_table(cosmo), a, config)
+    return _lpt(inputs.linear_modes(modes, config), growth_table_to(config.lpt_order, cosmo), a, config)
 
 
 @partial(jax.jit, static_argnames="config")
