@@ -168,8 +168,8 @@ def growth_table(cosmo: Cosmology | GrowthTable) -> GrowthTable:
 def growth_table_to(order: int, cosmo: Cosmology | GrowthTable) -> GrowthTable:
     """`growth_table`, without the factors of third order unless they are asked for.
 
-    A gradient with respect to the cosmology then takes a tenth less CPU time to compile. What a program needs several
-    times is compiled once if it is to the same order.
+    A gradient with respect to the cosmology then has a tenth fewer kernels to compile. What a program needs more than
+    once is compiled once if it is to the same order.
 
     Args:
       order: the highest one that is needed; a table up to the second has no D3.
