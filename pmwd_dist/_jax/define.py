@@ -33,6 +33,8 @@ class Target:
         after the results; default: none.
       in_place: by the number of an operand, that of the result which takes its memory.
       single: whether the target also takes one element without the batch axis; without scratch memory only.
+      lends: tells for (types of the operands, **parameters) whether the first operand's memory is the scratch memory;
+        default: never.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Target:
     scratch: Callable[..., ShapedArray] | None = None
     in_place: Mapping[int, int] = field(default_factory=dict)
     single: bool = False
+    lends: Callable[..., bool] | None = None
 
 
 def define_op(
@@ -85,6 +88,10 @@ def _lowering(target: Target, fallback: Callable[..., Any] | None) -> Callable[.
             return _single(call, ctx, operands, attributes)
         if target.scratch is None:
             return call(ctx, *operands, **attributes)
+        if target.lends is not None and target.lends(*ctx.avals_in, **params):
+            lend = jax.ffi.ffi_lowering(target.name, operand_output_aliases={0: len(ctx.avals_out)})
+            own = ctx.replace(avals_out=[*ctx.avals_out, ctx.avals_in[0]])
+            return lend(own, *operands, **attributes)[:-1]
         scratch = target.scratch(*ctx.avals_in, **params)
         # Not empty: a buffer of no bytes may have no address.
         scratch = scratch.update(shape=(max(1, *scratch.shape),))

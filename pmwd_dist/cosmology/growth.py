@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import equinox as eqx
@@ -12,6 +13,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.few import forward_derivatives
 from pmwd_dist.cosmology import collocation
 from pmwd_dist.cosmology.parameters import Cosmology, Parameters, parameters
@@ -54,7 +56,7 @@ class GrowthTable(eqx.Module):
     """
 
     cosmo: Parameters
-    factors: Float[Array, "nodes 3 5"]
+    factors: Float[Array, "nodes 3 factors"]
 
     def at(self, a: ArrayLike) -> Growth:
         """All growth factors and their derivatives at once."""
@@ -78,11 +80,19 @@ class GrowthTable(eqx.Module):
 
     def D3(self, a: ArrayLike) -> Array:
         """Third-order growth factors D3a, D3b and D3c, along a leading axis."""
+        self._check_third_order()
         return self.at(a).D3
 
     def dD3(self, a: ArrayLike) -> Array:
         """d/d ln a of the third-order growth factors, along a leading axis."""
+        self._check_third_order()
         return self.at(a).dD3
+
+    def _check_third_order(self) -> None:
+        if self.factors.shape[-1] < len(_ORDERS):
+            constraint = "ends at the second order, as those made for a configuration with lpt_order=2"
+            remedy = "pass growth_table(cosmo) in the place of cosmo, or use lpt_order=3"
+            raise ArgumentError("table", self, constraint, remedy, show_value=False)
 
     def E(self, a: ArrayLike) -> Array:
         """Expansion rate H(a) [H0]."""
@@ -103,7 +113,7 @@ class GrowthTable(eqx.Module):
 @jax.jit
 def _growth_at(factors: Array, a: Array) -> Growth:
     u, v = (jnp.moveaxis(x, -1, 0) for x in _interpolate(factors, a))
-    n = np.reshape(_ORDERS, (-1, *(1,) * a.ndim))
+    n = np.reshape(_ORDERS[: len(u)], (-1, *(1,) * a.ndim))
     D, dD = a[None] ** n * u, a[None] ** n * (n * u + v)
     return Growth(D[0], D[1], D[2:], dD[0], dD[1], dD[2:])
 
@@ -152,7 +162,20 @@ def growth_table(cosmo: Cosmology | GrowthTable) -> GrowthTable:
 
     Flat or curved, with dark energy w(a) = w0 + wa (1 - a). Differentiable in the parameters.
     """
-    return cosmo if isinstance(cosmo, GrowthTable) else _tabulate(parameters(cosmo))
+    return cosmo if isinstance(cosmo, GrowthTable) else _tabulate(parameters(cosmo), order=3)
+
+
+def growth_table_to(order: int, cosmo: Cosmology | GrowthTable) -> GrowthTable:
+    """`growth_table`, without the factors of third order unless they are asked for.
+
+    A gradient with respect to the cosmology then has a tenth fewer kernels to compile. What a program needs several times
+    is compiled once if it is to the same order.
+
+    Args:
+      order: the highest one that is needed; a table up to the second has no D3.
+      cosmo: cosmology, or its `growth_table`, which is returned as it is.
+    """
+    return cosmo if isinstance(cosmo, GrowthTable) else _tabulate(parameters(cosmo), order=max(order, 2))
 
 
 def parameters_of(cosmo: Cosmology | GrowthTable) -> Parameters:
@@ -160,9 +183,9 @@ def parameters_of(cosmo: Cosmology | GrowthTable) -> Parameters:
     return cosmo.cosmo if isinstance(cosmo, GrowthTable) else parameters(cosmo)
 
 
-@jax.jit
-def _tabulate(cosmo: Parameters) -> GrowthTable:
-    return GrowthTable(cosmo, forward_derivatives(_factors)(_background(cosmo)))
+@partial(jax.jit, static_argnames="order")
+def _tabulate(cosmo: Parameters, order: int) -> GrowthTable:
+    return GrowthTable(cosmo, forward_derivatives(partial(_factors, order=order))(_background(cosmo)))
 
 
 def _background(cosmo: Parameters) -> Array:
@@ -180,7 +203,7 @@ def _expansion(background: Array, x: Array) -> tuple[Array, Array, Array]:
     return square, slope, -1.5 * (curvature + dark_energy) / square
 
 
-def _factors(background: Array) -> Array:
+def _factors(background: Array, order: int) -> Array:
     """The growth factors at the nodes of the table.
 
     D2 = D1 g has (a^2 E D1^2 g')' = a^2 E D1 S with the source S on the right of L D2 - m D2 = S: two first-order
@@ -202,12 +225,16 @@ def _factors(background: Array) -> Array:
     v, u = _matmul(slope, y), 1 + _matmul(value, y)
 
     moment = integrate(3.5, -1.5 * u**3 / E, -1.5)
-    p2, r = moment / (E * u**2), moment / E
-    q2, q3c = integrate(1.0, p2, -3 / 7), integrate(3.0, r, -3 / 7)
+    p2 = moment / (E * u**2)
+    q2 = integrate(1.0, p2, -3 / 7)
+    one, zero = jnp.ones_like(u), jnp.zeros_like(u)
+    if order == 2:
+        return _at_table_nodes(background, jnp.stack([u, v]), jnp.stack([one, q2]), jnp.stack([zero, p2]))
+    r = moment / E
+    q3c = integrate(3.0, r, -3 / 7)
     p3a = integrate(4.5, -3 * u**4 / E, -3.0) / (E * u**2)
     p3b = integrate(4.5, 3 * u**3 * (u - q2) / E, 30 / 7) / (E * u**2)
     q3a, q3b = integrate(2.0, p3a, -2 / 3), integrate(2.0, p3b, 20 / 21)
-    one, zero = jnp.ones_like(u), jnp.zeros_like(u)
     return _at_table_nodes(
         background, jnp.stack([u, v]), jnp.stack([one, q2, q3a, q3b, q3c]), jnp.stack([zero, p2, p3a, p3b, r])
     )
@@ -226,8 +253,8 @@ def _at_table_nodes(background: Array, linear: Array, q: Array, p: Array) -> Arr
     """
     x = jnp.asarray(_NODES, background.dtype)
     known = _matmul(collocation.interpolation(_NODES), jnp.concatenate([linear, q, p]).T).T
-    u, v, q, p = known[:1], known[1:2], known[2:7], known[7:]
-    n, has_u, rate, square, cube, mixed = np.array(_COEFFICIENTS, float).T[..., None].astype(x.dtype)
+    u, v, (q, p) = known[:1], known[1:2], (known[2 : 2 + len(q)], known[2 + len(q) :])
+    n, has_u, rate, square, cube, mixed = np.array(_COEFFICIENTS[: len(q)], float).T[..., None].astype(x.dtype)
     U = (has_u * u + (1 - has_u)) * q
     V = has_u * v * q + (has_u * u + (1 - has_u)) * (p - rate * q)
     source = has_u * U + u**2 * (square + cube * u + mixed * q[1:2])
@@ -268,10 +295,10 @@ def _matmul(matrix: ArrayLike, x: Array) -> Array:
 
 def growth(a: ArrayLike, cosmo: Cosmology | GrowthTable) -> Array:
     """Linear growth factor D1(a), 1 at a = 1."""
-    return growth_table(cosmo).D1(a)
+    return growth_table_to(2, cosmo).D1(a)
 
 
 def growth_rate(a: ArrayLike, cosmo: Cosmology | GrowthTable) -> Array:
     """Linear growth rate f = d ln D1 / d ln a."""
-    factors = growth_table(cosmo).at(a)
+    factors = growth_table_to(2, cosmo).at(a)
     return factors.dD1 / factors.D1

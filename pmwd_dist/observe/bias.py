@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Num, Real
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
-from pmwd_dist.cosmology.growth import GrowthTable, growth_table
+from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.parallel.fft import irfft_block, sequence_after
 from pmwd_dist.pm import fourier, inputs
@@ -83,7 +83,7 @@ def bias_weights(
     radius = _checked_smoothing(smoothing, bias)
     used = tuple(name for name in ("b1", *_NONLINEAR) if not _is_zero(getattr(bias, name)))
     values = [jnp.asarray(getattr(bias, name), modes.real.dtype) for name in used]
-    return _bias_weights(modes, values, growth_table(cosmo), a, config, used=used, radius=radius)
+    return _bias_weights(modes, values, growth_table_to(config.lpt_order, cosmo), a, config, used=used, radius=radius)
 
 
 def _is_zero(value: Any) -> bool:

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Real
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.varying import vary
 from pmwd_dist.config import Config
-from pmwd_dist.cosmology.growth import GrowthTable, growth_table
+from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.observe.power import Deconvolve, check_deconvolve, inverse_window, mode_sums, normalisation
 from pmwd_dist.observe.redshift_space import LineOfSight, direction
@@ -133,7 +133,7 @@ def kaiser_multipoles(
       ValueError: an argument out of its range.
     """
     inputs.check_config(config)
-    now = growth_table(cosmo).at(config.a_stop if a is None else inputs.scale_factor(a))
+    now = growth_table_to(config.lpt_order, cosmo).at(config.a_stop if a is None else inputs.scale_factor(a))
     k = mesh_nodes(config)
     b = bias(jnp.asarray(k)) if callable(bias) else bias
     amplitude = jnp.sqrt(jnp.asarray(power(jnp.asarray(k)))) * now.D1

@@ -16,7 +16,7 @@ from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
-from pmwd_dist.cosmology.growth import GrowthTable, growth_table
+from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.observe.shells import checked_observer
 from pmwd_dist.pm import inputs
@@ -63,8 +63,8 @@ def redshift_space(
         if not (isinstance(line_of_sight, str) and line_of_sight == "z"):
             constraint = "can't be given together with observer, from whom lines of sight start"
             raise ArgumentError("line_of_sight", line_of_sight, constraint, "leave one of them out")
-        return _radial(particles, growth_table(cosmo), a, _observer(observer, config), config)
-    return _plane_parallel(particles, growth_table(cosmo), a, direction(line_of_sight))
+        return _radial(particles, growth_table_to(config.lpt_order, cosmo), a, _observer(observer, config), config)
+    return _plane_parallel(particles, growth_table_to(config.lpt_order, cosmo), a, direction(line_of_sight))
 
 
 def direction(line_of_sight: LineOfSight) -> tuple[float, float, float]:

@@ -11,7 +11,6 @@ m(A, B) = (tr A tr B - tr A B) / 2.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -38,21 +37,31 @@ def potential(source: Array, config: Config) -> Array:
     return scaled(source, -fourier.inverse_laplacian(config.particle_shape, config, source.real.dtype))
 
 
-def gradient(modes: Array, config: Config) -> Array:
-    """Gradient of a potential, modes to a field of shape (nx, ny, nz, 3)."""
-    k = _odd_wavevectors(modes, config)
-    return _fields(modes, [lambda p, k=k_: scaled_by_i(p, k) for k_ in k], config)
+def displaced(potential: Array, curl: Sequence[Array], config: Config) -> Array:
+    """The gradient of a potential, and the field without divergence that has this curl, shape (nx, ny, nz, 3).
+
+    Args:
+      potential: modes.
+      curl: modes of its components, or nothing.
+      config: the simulation.
+    """
+    modes, fields = (potential, *curl), []
+    for axis in range(3):
+        fields.append(_component(modes, axis, config))
+        modes, fields = sequence_after(modes, fields)
+    return jnp.stack(fields, -1)
 
 
-def inverse_curl(source: Sequence[Array], config: Config) -> Array:
-    """The field without divergence that has this curl, modes to a field of shape (nx, ny, nz, 3)."""
-    k = _odd_wavevectors(source[0], config)
-    inverse = fourier.inverse_laplacian(config.particle_shape, config, source[0].real.dtype)
-
-    def kernel(w: Any, i: int, j: int) -> Array:
-        return scaled_by_i(scaled(w[j], k[i]) - scaled(w[i], k[j]), inverse)
-
-    return _fields(tuple(source), [partial(kernel, i=i, j=j) for i, j in NEXT], config)
+def _component(modes: tuple[Array, ...], axis: int, config: Config) -> Array:
+    """A component of the gradient of the first modes, a potential, and of the field with the curl of the others."""
+    potential, *curl = modes
+    k = _odd_wavevectors(potential, config)
+    total = scaled_by_i(potential, k[axis])
+    if curl:
+        i, j = NEXT[axis]
+        inverse = fourier.inverse_laplacian(config.particle_shape, config, potential.real.dtype)
+        total = total + scaled_by_i(scaled(curl[j], k[i]) - scaled(curl[i], k[j]), inverse)
+    return irfft_block(total, config.particle_shape[2], config.decomposition)
 
 
 def second_order(p1: Array, config: Config, *, dealias: bool) -> Array:
@@ -66,8 +75,10 @@ def second_order(p1: Array, config: Config, *, dealias: bool) -> Array:
 
     def product(p1: Array) -> list[Array]:
         even, odd = _wavevectors(p1, config)
-        source = trace = jnp.zeros((), p1.real.dtype)
-        for i, j in PAIRS:
+        trace = _second_derivative(p1, 0, 0, even, odd, config)
+        p1, trace = after(p1, trace)
+        source = jnp.zeros((), trace.dtype)
+        for i, j in PAIRS[1:]:
             derivative = _second_derivative(p1, i, j, even, odd, config)
             source = source + (trace * derivative if i == j else -(derivative**2))
             trace = trace + derivative if i == j else trace
@@ -153,15 +164,6 @@ def _dealiased(product: Callable[..., list[Array]], modes: Sequence[Array], coun
 def _second_derivative(p: Array, i: int, j: int, even: Any, odd: Any, config: Config) -> Array:
     factor = even[i] ** 2 if i == j else odd[i] * odd[j]
     return irfft_block(scaled(p, -factor), config.particle_shape[2], config.decomposition)
-
-
-def _fields(modes: Any, kernels: Sequence[Callable[[Any], Array]], config: Config) -> Array:
-    """Inverse transforms of some factors times modes, one after the other."""
-    fields: list[Array] = []
-    for kernel in kernels:
-        fields.append(irfft_block(kernel(modes), config.particle_shape[2], config.decomposition))
-        modes, fields = sequence_after(modes, fields)
-    return jnp.stack(fields, -1)
 
 
 def _odd_wavevectors(modes: Array, config: Config) -> tuple[Array, Array, Array]:

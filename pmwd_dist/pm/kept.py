@@ -26,9 +26,9 @@ Stored = int | Literal["auto"]
 _SMALL, _SMALL_ON_CPUS = 2**28, 2**25
 # Potentials that "auto" keeps if they are small. No more, so that memory is the same for ten steps and for a thousand.
 _MOST = 10
-# Numbers a particle that "auto" keeps of large ones: a gradient then takes 110 bytes a particle on one device, 120 on
-# several.
-_NUMBERS, _NUMBERS_DIVIDED = 6, 3
+# Numbers a particle that "auto" keeps of large ones, by device: a gradient then takes 108 bytes a particle on one GPU
+# with as many cells, 120 on several.
+_NUMBERS, _NUMBERS_ON_GPU, _NUMBERS_DIVIDED = 6, 9, 3
 
 
 def stored_potentials(wanted: Stored, steps: int, config: Config, dtype: Any, platform: str | None = None) -> int:
@@ -47,8 +47,10 @@ def stored_potentials(wanted: Stored, steps: int, config: Config, dtype: Any, pl
     few = min(steps, _MOST)
     if few * _bytes_of_device(cells, config, dtype) <= _small(config, platform):
         return few
-    numbers = _NUMBERS if config.decomposition.size == 1 else _NUMBERS_DIVIDED
-    return min(few, int(numbers * np.prod(config.particle_shape, dtype=np.int64) // cells))
+    particles = np.prod(config.particle_shape, dtype=np.int64)
+    more = cells <= num_force_meshes(config) * particles and (platform or config.decomposition.platform) == "gpu"
+    numbers = _NUMBERS_DIVIDED if config.decomposition.size > 1 else _NUMBERS_ON_GPU if more else _NUMBERS
+    return min(few, int(numbers * particles // cells))
 
 
 def checked(stored: Any) -> Stored:

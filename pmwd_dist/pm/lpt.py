@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from functools import partial
 
 import jax
@@ -11,11 +11,13 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 from jaxtyping import Array, Num
 
+from pmwd_dist._jax.complex_numbers import scaled
 from pmwd_dist.config import Config
-from pmwd_dist.cosmology.growth import GrowthTable, growth_table
+from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
+from pmwd_dist.parallel.fft import sequence_after
 from pmwd_dist.pm import displacement, inputs
-from pmwd_dist.pm.particles import Particles, quantize
+from pmwd_dist.pm.particles import Particles, momentum_unit, resolution, to_grid
 
 
 def lpt(
@@ -41,7 +43,7 @@ def lpt(
     """
     inputs.check_config(config)
     a = config.a_start if a is None else inputs.scale_factor(a)
-    return _lpt(inputs.linear_modes(modes, config), growth_table(cosmo), a, config)
+    return _lpt(inputs.linear_modes(modes, config), growth_table_to(config.lpt_order, cosmo), a, config)
 
 
 @partial(jax.jit, static_argnames="config")
@@ -51,32 +53,43 @@ def _lpt(modes: Array, table: GrowthTable, a: ArrayLike, config: Config) -> Part
     D1, D2, D3, *slopes = table.at(a)
     growth, slopes = (jnp.concatenate([jnp.stack(x[:2]), x[2]]) for x in ((D1, D2, D3), slopes))
     factors = jnp.stack([growth, a**2 * table.E(a) * slopes], -1)
+    spacing, unit = resolution(config, modes.real.dtype), momentum_unit(config, modes.real.dtype)
 
     def block(modes: Array, factors: Array) -> tuple[Array, Array]:
-        fields = _displacements(modes, config)
-        first = next(fields)
-        factors = factors.astype(first.dtype)
-        disp, vel = factors[0, 0] * first, factors[0, 1] * first
-        for factor, field in zip(factors[1:], fields, strict=False):
-            disp, vel = disp + factor[0] * field, vel + factor[1] * field
-        return disp, vel
+        factors = factors.astype(modes.real.dtype)
+        potentials, curl = _sources(modes, config)
+        if config.lpt_order == 1:
+            psi = displacement.displaced(potentials[0], (), config)
+            return to_grid(factors[0, 0] * psi, spacing), to_grid(factors[0, 1] * psi, unit)
+        # Sums over the orders are taken of the modes: three transforms each, and no field of an order beside another.
+        count, weights = len(potentials), factors.T.reshape(2, -1, 1, 1, 1)
+        by_disp, by_vel = ((_sum(w, potentials), [scaled(c, w[count]) for c in curl]) for w in weights)
+        disp = to_grid(displacement.displaced(*by_disp, config), spacing)
+        by_vel, disp = sequence_after(by_vel, disp)
+        return disp, to_grid(displacement.displaced(*by_vel, config), unit)
 
     run = decomposition.shard_map(block, (decomposition.spectrum_spec, P()), (decomposition.spec, decomposition.spec))
-    return quantize(Particles(*run(modes, factors)), config)
+    return Particles(*run(modes, factors))
 
 
-def _displacements(modes: Array, config: Config) -> Iterator[Array]:
-    """The fields psi1, psi2, psi3a, psi3b and psi3c up to the order of the config, shape (nx, ny, nz, 3) each."""
+def _sum(weights: Array, modes: Sequence[Array]) -> Array:
+    """Sum of modes with real weights, of which there may be more."""
+    first, *others = (scaled(m, w) for m, w in zip(modes, weights, strict=False))
+    return sum(others, start=first)
+
+
+def _sources(modes: Array, config: Config) -> tuple[list[Array], list[Array]]:
+    """Potentials of psi1, psi2, psi3a and psi3b up to the order of the config, and the curl of psi3c if it has it."""
     order = config.lpt_order
     p1 = displacement.potential(-modes, config)
-    yield displacement.gradient(p1, config)
     if order == 1:
-        return
-    p2 = displacement.potential(displacement.second_order(p1, config, dealias=order > 2), config)
-    yield displacement.gradient(p2, config)
+        return [p1], []
+    # One array: XLA would hold its real and its imaginary parts once more, for the sums.
+    p1, _ = sequence_after(p1, ())
+    source = displacement.second_order(p1, config, dealias=order > 2)
+    p1, source = sequence_after(p1, source)
+    p2 = displacement.potential(source, config)
     if order == 2:
-        return
+        return [p1, p2], []
     determinant, mixed, *curl = displacement.third_order(p1, p2, config)
-    yield displacement.gradient(displacement.potential(determinant, config), config)
-    yield displacement.gradient(displacement.potential(mixed, config), config)
-    yield displacement.inverse_curl(curl, config)
+    return [p1, p2, *(displacement.potential(x, config) for x in (determinant, mixed))], curl

@@ -154,6 +154,7 @@ def _colour(noise: Array, power: Array, config: Config) -> Array:
     x0, dx = math.log(k[0]), math.log(k[-1] / k[0]) / (_TABLE - 1)
     volume, count = math.prod(config.box_size), math.prod(shape)
 
+    @jax.checkpoint  # derivatives keep no field, but the few numbers that give it again
     def block(noise: Array, log_power: Array) -> Array:
         k2 = fourier.k_squared(shape, config, noise.dtype)
         x = (0.5 * jnp.log(jnp.where(k2 > 0, k2, 1)) - x0) / dx

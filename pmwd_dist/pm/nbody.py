@@ -18,7 +18,7 @@ from jaxtyping import Array
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.closure import hoist
 from pmwd_dist.config import Config
-from pmwd_dist.cosmology.growth import GrowthTable, growth_table
+from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.ops.rounding import max_abs
 from pmwd_dist.parallel.inputs import whole_number
@@ -128,7 +128,7 @@ def nbody(
     particles = checked_particles(particles, config)
     solver, saveat = _as_solver(solver), as_saveat(saveat)
     max_steps = whole_number(max_steps, "max_steps", least=1)
-    table = growth_table(cosmo)
+    table = growth_table_to(config.lpt_order, cosmo)
     subs, treedef = jax.tree.flatten(None if saveat is None else saveat.subs, is_leaf=is_sub)
     times = save_times(subs, config)
     plan = planned_steps(subs, times, stepsize_controller, config)

@@ -86,14 +86,15 @@ def exact(particles: Particles, config: Config) -> ExactParticles:
     """Put particles on the grids of `nbody`; a displacement is NaN where the momentum isn't finite."""
     dtype = particles.disp.dtype
     momenta, missing = rounded(particles.vel / momentum_unit(config, dtype))
-    disp = _to_grid(particles.disp, resolution(config, dtype)) + missing
+    disp = to_grid(particles.disp, resolution(config, dtype)) + missing
     return ExactParticles(disp, pack(momenta, particles.vel))
 
 
 def _quantized(particles: Particles, config: Config, spacing: float) -> Particles:
-    disp = _to_grid(particles.disp, resolution(config, particles.disp.dtype))
-    return Particles(disp, _to_grid(particles.vel, spacing))
+    disp = to_grid(particles.disp, resolution(config, particles.disp.dtype))
+    return Particles(disp, to_grid(particles.vel, spacing))
 
 
-def _to_grid(x: Array, q: float) -> Array:
+def to_grid(x: Array, q: float) -> Array:
+    """Round to multiples of q, a power of two; derivatives pass straight through."""
     return round_straight_through(x / q) * q

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
-from pmwd_dist.cosmology.growth import GrowthTable, growth_table
+from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.parallel.inputs import real
 
@@ -30,7 +30,7 @@ def step_times(cosmo: Cosmology | GrowthTable, config: Config, *, save: Sequence
     so does not depend on the cosmology.
     """
     knots = _knots(config, save)
-    return _times(growth_table(cosmo), tuple(knots), tuple(_shares(knots, config.steps)))
+    return _times(growth_table_to(config.lpt_order, cosmo), tuple(knots), tuple(_shares(knots, config.steps)))
 
 
 @partial(jax.jit, static_argnames=("knots", "shares"))

@@ -104,14 +104,14 @@ def _gpu(x: Load) -> dict[Stage, float]:
     force = 3 * x.painted + (x.padded if several else x.cells)
     # The branches of a switch don't work in place: they hold new particles beside the old ones.
     force = max(force + x.cells, state + x.cells + 3 * x.painted) if x.switch else force
-    lpt = {1: 5, 2: 10 if x.pencils else 8 if x.slabs else 7, 3: 29 if x.slabs else 25}[x.order]
+    lpt = {1: 5 if several else 4, 2: 6 if several else 5, 3: 27 if x.slabs else 23.5}[x.order]
     # Derivatives of LPT keep the potential, or its second derivatives.
     kept, back = {1: (0, 10), 2: (6 if x.second_derivatives else 1, 20), 3: (2, 45)}[x.order]
     # Three fields of the force, or of its cotangents, with integer sums of one.
     finer = x.cells > x.particles
     tiled = not several and x.cells < 4 * x.particles  # sums in shared memory, of which one field needs room
     backwards = (3 if tiled else 5.5 if several else 5) * x.painted + (several and finer) * x.cells + x.stored
-    particles = 2 * state + (4.5 if tiled else 4 if several else 2.5) * scalar
+    particles = 2 * state + (2 if tiled else 4 if several else 2.5) * scalar
     return {
         "noise": scalar,
         "modes": scalar + (2.5 if several else 1.5) * lattice,
@@ -130,8 +130,10 @@ def _cpu(x: Load) -> dict[Stage, float]:
     padded = x.padded if several else x.cells
     # The branches of a switch don't work in place.
     force = 3 * x.painted + (max(state, 3 * scalar + padded) if x.switch else padded)
-    # Of the second order in the middle between plans by jax 0.10, 11.5, and by 0.12, 9.4.
-    lpt = {1: 4.75 if several else 4, 2: 17 if x.pencils else 10.5, 3: 37 if x.pencils else 29.5}[x.order]
+    # As jax 0.10 plans it; 0.12 takes a tenth less, of pencils a third.
+    lpt = {1: 4.75 if several else 4, 2: 11 if x.pencils else 8.5 if several else 7, 3: 32 if x.pencils else 24.5}[
+        x.order
+    ]
     # Derivatives of LPT keep the potential, or its second derivatives; their own peak is that of some whole fields.
     kept, back = {1: (0, 0), 2: (6 if x.second_derivatives else 1, 26.5), 3: (2, 46.5)}[x.order]
     backwards = 3 * x.painted + padded + 0.5 * x.cells + x.switch * (9 * scalar + x.cells) + x.stored

@@ -14,6 +14,8 @@ import pytest
 from jax_cosmo.transfer import Eisenstein_Hu
 
 import pmwd_dist as pmd
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist.cosmology.growth import growth_table_to
 from pmwd_dist.cosmology.linear_power import normalised_power
 
 UNIVERSES = {
@@ -189,3 +191,14 @@ def test_only_the_attributes_are_needed(cosmo: Any) -> None:
     del bare.w0, bare.h
     with pytest.raises(ValueError, match="cosmo=SimpleNamespace lacks h, w0; pass a jax_cosmo.Cosmology"):
         pmd.growth(0.5, bare)
+
+
+def test_tables_to_the_second_order_hold_what_all_tables_hold() -> None:
+    cosmo, a = problems.cosmology(), jnp.asarray([0.1, 0.7])
+    whole, short = pmd.growth_table(cosmo), growth_table_to(2, cosmo)
+    np.testing.assert_allclose(short.factors, whole.factors[..., :2], rtol=1e-6)
+    assert growth_table_to(2, whole) is whole
+    np.testing.assert_allclose(short.at(a).dD2, whole.dD2(a), rtol=1e-6)
+    for third_order in (short.D3, short.dD3):
+        with pytest.raises(ArgumentError, match="second order"):
+            third_order(a)

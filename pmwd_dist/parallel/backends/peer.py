@@ -177,6 +177,11 @@ def _scratch(sends: bool, x: Any, *, nz: int | None, inverse: bool, **params: An
     return ShapedArray((buffers * math.prod(spectrum.shape[1:]),), spectrum.dtype)
 
 
+def _lends(x: Any, *, shards: int, nz: int | None, inverse: bool, **_: Any) -> bool:
+    """Whether a spectrum is transformed along x in its own memory; XLA copies it before if it is used again."""
+    return inverse and nz is not None and shards == 1 and x.shape[0] == 1
+
+
 def _transform_reference(x: Array, *, inverse: bool, sign: int, **params: Any) -> Array:
     if inverse:
         return _planes_p.bind(_along(x, sign, (1,)), inverse=True, sign=sign, **params)
@@ -220,6 +225,7 @@ _transform_p = define_op(
             "jaxdecomp_ops_peer_transform",
             _transform_attributes,
             lambda x, *, shards, **params: _scratch(shards > 1, x, shards=shards, **params),
+            lends=_lends,
         )
     },
 )

@@ -153,7 +153,8 @@ fn check(input: &Input<'_>, output: &Output<'_>, slabs: &Slabs, inverse: bool) -
 }
 
 fn check_scratch(scratch: &Output<'_>, slabs: &Slabs, needed: i64) -> Result<()> {
-    let [len] = scratch.expect_rank::<1>("element")?;
+    // Of any shape: that of the operand where its memory is taken.
+    let len: usize = scratch.dims().iter().product();
     let (expected, got) = (slabs.complex_dtype(), scratch.dtype());
     if expected != got || (len as i64) < needed {
         return Err(Error::invalid(format!("scratch: expected {needed} of {expected}, got {len} of {got}")));

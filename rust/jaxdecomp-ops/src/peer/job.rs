@@ -21,7 +21,7 @@ pub struct Job {
     pub input: *const c_void,
     /// Memory of the result.
     pub output: *mut c_void,
-    /// Memory of [`scratch_len`] complex values.
+    /// Memory of [`scratch_len`] complex values, which may be that of the slabs for one mesh on one GPU.
     pub scratch: *mut c_void,
 }
 
