@@ -67,8 +67,8 @@ def bands(config: Config) -> Array:
 
 
 def at_bands(values: Float[Array, " bands"], index: Array) -> Array:
-    """The value of each mode's band."""
-    return values[index]
+    """The value of each mode's band: by selects, whose transposes are sums, where that of a look-up scatters."""
+    return sum((jnp.where(index == b, values[b], 0) for b in range(BANDS)), jnp.zeros((), values.dtype))
 
 
 def band_sums(x: Array, index: Array) -> Float[Array, " bands"]:

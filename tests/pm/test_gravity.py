@@ -32,7 +32,7 @@ def close(actual: Any, expected: Any, rtol: float = 1e-12) -> None:
 
 
 # The ops themselves are tested on every division in test_paint.py.
-DIVISIONS = [*((pdims, "native") for pdims in ((1, 1), (4, 1), (2, 2))), ((1, 1), "jax"), ((2, 2), "jax")]
+DIVISIONS = [*((pdims, "native") for pdims in ((1, 1), (4, 1), (2, 2))), ((2, 2), "jax")]
 
 
 @pytest.mark.parametrize(("decomposition", "native"), DIVISIONS, indirect=True, ids=str)
