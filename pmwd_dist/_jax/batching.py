@@ -66,29 +66,31 @@ def barrier(tree: T) -> T:
     That of JAX 0.10 to 0.12 fails there as soon as one operand or derivative has no batch axis and another has.
     """
     leaves, treedef = jax.tree.flatten(tree)
-    return jax.tree.unflatten(treedef, _barrier_p.bind(*unify_varying(*leaves), waiting=0))
+    return jax.tree.unflatten(treedef, _barrier_p.bind(*unify_varying(*leaves), waiting=0, batch=0))
 
 
 def after(tree: T, done: D) -> tuple[T, D]:
     """A barrier after which the first is available only once the second is; in reverse mode the second waits.
 
     XLA's compiler for CPUs drops barriers before it orders what it computes. There the first is multiplied by 1, or by
-    NaN if the second begins with it, which is not known in advance; arrays of integers are not waited for.
+    NaN if the second begins with it, which is not known in advance, each element of a batch by its own; arrays of
+    integers are not waited for.
     """
     leaves, treedef = jax.tree.flatten(tree)
     others, done_treedef = jax.tree.flatten(done)
-    out = _barrier_p.bind(*unify_varying(*leaves, *others), waiting=len(leaves))
+    out = _barrier_p.bind(*unify_varying(*leaves, *others), waiting=len(leaves), batch=0)
     return jax.tree.unflatten(treedef, out[: len(leaves)]), jax.tree.unflatten(done_treedef, out[len(leaves) :])
 
 
-def _barrier_reference(*operands: jax.Array, waiting: int) -> Sequence[jax.Array]:
-    del waiting
+def _barrier_reference(*operands: jax.Array, waiting: int, batch: int) -> Sequence[jax.Array]:
+    del waiting, batch
     return jax.lax.optimization_barrier(operands)
 
 
-def _ordered_reference(*operands: jax.Array, waiting: int) -> Sequence[jax.Array]:
+def _ordered_reference(*operands: jax.Array, waiting: int, batch: int) -> Sequence[jax.Array]:
     operands = jax.lax.optimization_barrier(operands)
-    first = [x[(0,) * x.ndim].real for x in operands[waiting:] if jnp.issubdtype(x.dtype, jnp.inexact)]
+    others = [x for x in operands[waiting:] if jnp.issubdtype(x.dtype, jnp.inexact)]
+    first = [x[(slice(None),) * batch + (0,) * (x.ndim - batch)].real for x in others]
     if not (waiting and first):
         return operands
     done = functools.reduce(jnp.logical_and, [x == x for x in first])  # noqa: PLR0124
@@ -96,41 +98,43 @@ def _ordered_reference(*operands: jax.Array, waiting: int) -> Sequence[jax.Array
 
 
 def _times(x: jax.Array, done: jax.Array) -> jax.Array:
-    """Numbers if another computation is done."""
+    """Numbers if another computation is done, of each element of a batch."""
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         return x
     one = jnp.where(done, 1, jnp.nan).astype(x.real.dtype)
+    one = one.reshape(one.shape + (1,) * (x.ndim - one.ndim))
     return scaled(x, one) if jnp.iscomplexobj(x) else x * one
 
 
 def _barrier_rule(
-    operands: Sequence[jax.Array], dims: Sequence[int | None], *, waiting: int
+    operands: Sequence[jax.Array], dims: Sequence[int | None], *, waiting: int, batch: int
 ) -> tuple[list[jax.Array], list[int]]:
     size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
 
     def first(x: jax.Array, d: int | None) -> jax.Array:
         return jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
 
-    return _barrier_p.bind(*unify_varying(*map(first, operands, dims)), waiting=waiting), [0] * len(operands)
+    out = _barrier_p.bind(*unify_varying(*map(first, operands, dims)), waiting=waiting, batch=batch + 1)
+    return out, [0] * len(operands)
 
 
-def _barrier_non_zero(values: Sequence[Any], waiting: int) -> list[Any]:
+def _barrier_non_zero(values: Sequence[Any], waiting: int, batch: int) -> list[Any]:
     """The barrier over those tangents or cotangents that are not known to be zero."""
     there = [type(x) is not ad.Zero for x in values]
     some = [x for x, keep in zip(values, there, strict=True) if keep]
-    passed = iter(_barrier_p.bind(*some, waiting=sum(there[:waiting])) if some else ())
+    passed = iter(_barrier_p.bind(*some, waiting=sum(there[:waiting]), batch=batch) if some else ())
     return [next(passed) if keep else x for x, keep in zip(values, there, strict=True)]
 
 
-def _barrier_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, waiting: int) -> tuple[Any, Any]:
-    return _barrier_p.bind(*primals, waiting=waiting), _barrier_non_zero(tangents, waiting)
+def _barrier_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, waiting: int, batch: int) -> tuple[Any, Any]:
+    return _barrier_p.bind(*primals, waiting=waiting, batch=batch), _barrier_non_zero(tangents, waiting, batch)
 
 
-def _barrier_transpose(cotangents: Sequence[Any], *_: Any, waiting: int) -> Any:
+def _barrier_transpose(cotangents: Sequence[Any], *_: Any, waiting: int, batch: int) -> Any:
     if not waiting:
-        return _barrier_non_zero(cotangents, 0)
+        return _barrier_non_zero(cotangents, 0, batch)
     others = len(cotangents) - waiting
-    out = _barrier_non_zero([*cotangents[waiting:], *cotangents[:waiting]], others)
+    out = _barrier_non_zero([*cotangents[waiting:], *cotangents[:waiting]], others, batch)
     return [*out[others:], *out[:others]]
 
 

@@ -174,8 +174,15 @@ def growth_table_to(order: int, cosmo: Cosmology | GrowthTable) -> GrowthTable:
     Args:
       order: the highest one that is needed; a table up to the second has no D3.
       cosmo: cosmology, or its `growth_table`, which is returned as it is.
+
+    Raises:
+      ValueError: a table that ends before the order.
     """
-    return cosmo if isinstance(cosmo, GrowthTable) else _tabulate(parameters(cosmo), order=max(order, 2))
+    if not isinstance(cosmo, GrowthTable):
+        return _tabulate(parameters(cosmo), order=max(order, 2))
+    if order > 2:
+        cosmo._check_third_order()
+    return cosmo
 
 
 def parameters_of(cosmo: Cosmology | GrowthTable) -> Parameters:

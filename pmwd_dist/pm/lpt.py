@@ -63,7 +63,7 @@ def _lpt(modes: Array, table: GrowthTable, a: ArrayLike, config: Config) -> Part
             return to_grid(factors[0, 0] * psi, spacing), to_grid(factors[0, 1] * psi, unit)
         # Sums over the orders are taken of the modes: three transforms each, and no field of an order beside another.
         count, weights = len(potentials), factors.T.reshape(2, -1, 1, 1, 1)
-        by_disp, by_vel = ((_sum(w, potentials), [scaled(c, w[count]) for c in curl]) for w in weights)
+        by_disp, by_vel = ((_sum(w[:count], potentials), [scaled(c, w[count]) for c in curl]) for w in weights)
         disp = to_grid(displacement.displaced(*by_disp, config), spacing)
         by_vel, disp = sequence_after(by_vel, disp)
         return disp, to_grid(displacement.displaced(*by_vel, config), unit)
@@ -73,8 +73,8 @@ def _lpt(modes: Array, table: GrowthTable, a: ArrayLike, config: Config) -> Part
 
 
 def _sum(weights: Array, modes: Sequence[Array]) -> Array:
-    """Sum of modes with real weights, of which there may be more."""
-    first, *others = (scaled(m, w) for m, w in zip(modes, weights, strict=False))
+    """Sum of modes with real weights."""
+    first, *others = (scaled(m, w) for m, w in zip(modes, weights, strict=True))
     return sum(others, start=first)
 
 

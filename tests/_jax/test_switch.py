@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pmwd_dist._jax.batching import barrier, batch_max
+from pmwd_dist._jax.batching import after, barrier, batch_max
 from pmwd_dist._jax.switch import switch
 
 BRANCHES = (lambda x, y: jnp.sin(x * y), lambda x, y: x**3 * y, lambda x, y: jnp.exp(y) + 0 * x)
@@ -55,3 +55,16 @@ def test_the_index_of_a_batch_is_one_for_all() -> None:
     assert " switch[" in text
     np.testing.assert_array_equal(jax.vmap(batch_max, out_axes=None)(x), 7)
     np.testing.assert_array_equal(jax.vmap(jax.grad(lambda x: batch_max(x) * x))(x[:1]), 0.5)
+
+
+def test_a_failed_element_of_a_batch_is_waited_for_by_itself() -> None:
+    """Numbers, complex ones and integers wait, under one vmap and two; NaN stays where it is."""
+    waiting = {"x": jnp.ones((2, 3, 4)), "z": jnp.full((2, 3, 4), 1 + 2j), "n": jnp.arange(24).reshape(2, 3, 4)}
+    done = jnp.ones((2, 3, 5)).at[0, 1, 0].set(jnp.nan)
+    out, passed = jax.jit(jax.vmap(jax.vmap(after)))(waiting, done)
+    np.testing.assert_array_equal(passed, done)
+    np.testing.assert_array_equal(out["n"], waiting["n"])
+    for name in ("x", "z"):
+        expected = np.array(waiting[name])
+        np.testing.assert_array_equal(np.delete(out[name].reshape(6, 4), 1, 0), np.delete(expected.reshape(6, 4), 1, 0))
+        assert np.isnan(out[name][0, 1]).all()

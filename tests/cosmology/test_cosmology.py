@@ -198,6 +198,8 @@ def test_tables_to_the_second_order_hold_what_all_tables_hold() -> None:
     whole, short = pmd.growth_table(cosmo), growth_table_to(2, cosmo)
     np.testing.assert_allclose(short.factors, whole.factors[..., :2], rtol=1e-6)
     assert growth_table_to(2, whole) is whole
+    with pytest.raises(ValueError, match="ends at the second order"):
+        growth_table_to(3, short)
     np.testing.assert_allclose(short.at(a).dD2, whole.dD2(a), rtol=1e-6)
     for third_order in (short.D3, short.dD3):
         with pytest.raises(ArgumentError, match="second order"):
