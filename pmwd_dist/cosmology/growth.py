@@ -80,15 +80,20 @@ class GrowthTable(eqx.Module):
 
     def D3(self, a: ArrayLike) -> Array:
         """Third-order growth factors D3a, D3b and D3c, along a leading axis."""
-        self._check_third_order()
+        self.check_third_order()
         return self.at(a).D3
 
     def dD3(self, a: ArrayLike) -> Array:
         """d/d ln a of the third-order growth factors, along a leading axis."""
-        self._check_third_order()
+        self.check_third_order()
         return self.at(a).dD3
 
-    def _check_third_order(self) -> None:
+    def check_third_order(self) -> None:
+        """Refuse a table that ends at the second order.
+
+        Raises:
+          ValueError: it does.
+        """
         if self.factors.shape[-1] < len(_ORDERS):
             constraint = "ends at the second order, as those made for a configuration with lpt_order=2"
             remedy = "pass growth_table(cosmo) in the place of cosmo, or use lpt_order=3"
@@ -181,7 +186,7 @@ def growth_table_to(order: int, cosmo: Cosmology | GrowthTable) -> GrowthTable:
     if not isinstance(cosmo, GrowthTable):
         return _tabulate(parameters(cosmo), order=max(order, 2))
     if order > 2:
-        cosmo._check_third_order()
+        cosmo.check_third_order()
     return cosmo
 
 

@@ -38,7 +38,7 @@ H100: list[tuple[int, tuple[int, int], float, int, int, dict[Stage, float]]] = [
 ]
 
 
-# Bytes a particle of the allocator's peaks on one H100 and on two H200 (jax 0.11.2; docs/planning.md), where the stage
+# Bytes a particle of the allocator's peaks on one H100 (jax 0.11.2; docs/planning.md), where the stage
 # sets the peak of its program.
 MEASURED: list[tuple[int, tuple[int, int], float, int, int, dict[Stage, float]]] = [
     (256, (1, 1), 2, 0, 2, {"step": 156.0}),
