@@ -59,7 +59,7 @@ class GrowthTable(eqx.Module):
     factors: Float[Array, "nodes 3 factors"]
 
     def at(self, a: ArrayLike) -> Growth:
-        """All growth factors and their derivatives at once."""
+        """All growth factors and their derivatives at once; no D3 and dD3 where the table ends at second order."""
         return _growth_at(self.factors, jnp.asarray(a, self.factors.dtype))
 
     def D1(self, a: ArrayLike) -> Array:

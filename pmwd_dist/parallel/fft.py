@@ -277,6 +277,7 @@ def _ifft_block(block: Array, decomposition: Decomposition) -> Array:
 def sequence_after(modes: Modes, done: Any) -> tuple[Modes, Any]:
     """Make the modes for the next transform available only after earlier results are done.
 
-    Transforms in parallel would each hold their own fields.
+    Transforms in parallel would each hold their own fields. XLA's compiler for CPUs drops the barrier and runs
+    transforms one after the other anyway; where the order decides what is held there too, use `_jax.batching.after`.
     """
     return barrier((modes, done))
