@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -28,6 +29,7 @@ assert not jax.distributed.is_initialized(), "a cluster was joined"
 
 WITHOUT = """
 import sys
+from types import SimpleNamespace
 sys.modules["jaxdecomp_ops"] = None  # its import fails
 import jax, numpy as np, pmwd_dist as pmd
 from pmwd_dist._jax import native
@@ -56,6 +58,14 @@ def test_in_a_fresh_interpreter(program: str) -> None:
     run = python(program)
     assert run.returncode == 0, run.stderr
     assert run.stdout == run.stderr == ""
+
+
+def test_native_ops_of_another_interface_are_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    for interface, remedy in ((None, "jaxdecomp-ops"), (native._INTERFACE + 1, "pmwd_dist")):
+        library = SimpleNamespace(__version__="0.0", **({} if interface is None else {"INTERFACE": interface}))
+        monkeypatch.setitem(sys.modules, "jaxdecomp_ops", library)
+        with pytest.warns(RuntimeWarning, match=f"not used.*pip install --upgrade {remedy}"):
+            assert native._native_ops() is None
 
 
 def test_the_version_is_that_of_the_native_package() -> None:
