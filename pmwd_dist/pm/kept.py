@@ -122,6 +122,11 @@ def store(potentials: tuple[Array, ...], bits: tuple[Array, ...], place: Array, 
     return config.decomposition.shard_map(block, specs, (spec,) * number)(place, *potentials, *bits)
 
 
+def recalled(bits: tuple[Array, ...], place: Array, dtype: Any) -> list[Array]:
+    """What the force of a step was read from, on local blocks, from the bits of all steps that are kept."""
+    return [from_bits(jax.lax.dynamic_index_in_dim(b, place, keepdims=False), dtype) for b in bits]
+
+
 def stored_spec(config: Config) -> P:
     """Partition of what `room` gives."""
     return P(None, *config.decomposition.spec)

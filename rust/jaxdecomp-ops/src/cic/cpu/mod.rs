@@ -22,4 +22,4 @@ pub use paint::paint;
 pub(crate) use paint::{Arrangement, paint_as};
 pub use read::{Values, read};
 pub use step::KickDrift;
-pub use undo::{UndoDrift, UndoKick};
+pub use undo::{UndoDrift, UndoDriftAndKick, UndoKick};
