@@ -136,7 +136,7 @@ def undo_drift(
 
 
 def undo_drift_and_kick(
-    particles: tuple[Array, Array, Array, Array],
+    particles: Sequence[Array],
     field: Float[Array, "mx my mz"],
     fields: Float[Array, "mx my mz 3"],
     drift: UndoDrift,
@@ -157,7 +157,7 @@ def undo_drift_and_kick(
       resolution: q, the spacing of the displacements.
 
     Returns:
-      Displacements after the kick, what holds the momenta before it, their cotangents as `undo_kick` gives them; and the
+      Displacements after the kick, what holds the momenta before it, and cotangents as `undo_kick` gives them; and the
       sum of `undo_drift` with those of `undo_kick`.
     """
     reference = partial(_undo_drift_and_kick_reference, geometry=geometry, resolution=resolution)

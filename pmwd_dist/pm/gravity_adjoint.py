@@ -26,7 +26,7 @@ from pmwd_dist.ops.pull_back import (
 from pmwd_dist.ops.stencil import WIDTH
 from pmwd_dist.parallel.halo import pad_block, reduce_block
 from pmwd_dist.pm import kept
-from pmwd_dist.pm.gravity import force_meshes, padded_force, solve
+from pmwd_dist.pm.gravity import force_meshes, kept_force, kept_sources, padded_force, solve
 from pmwd_dist.pm.paint import block_geometry, max_displacement_block, with_halo
 from pmwd_dist.pm.particles import ExactParticles, Particles, resolution
 
@@ -60,7 +60,7 @@ class Pending(NamedTuple):
 
 
 # Displacements, what holds the momenta, and cotangents of both.
-State = tuple[Array, Array, Array, Array]
+State = Sequence[Array]
 
 
 @partial(jax.jit, static_argnames="config")
@@ -196,17 +196,21 @@ def _drift_and_kick_block(
     return *state, _sum_over_devices(sums, config), _of_painted(ct_meshes, config)
 
 
-def _kick(config: Config, reach: Array, state: State, undo: UndoKick, sources: Sequence[Array] = ()) -> Any:
-    """Undo a kick by what the force is read from, by default painted.
+def _kick(config: Config, reach: Array, state: State, undo: UndoKick, recall: Recall | None = None) -> Any:
+    """Undo a kick by what was kept, or by the force of the particles.
 
     Returns:
       The state, sums, and the cotangents of `force_meshes`.
     """
-    sources, count = sources or force_meshes(state[0], reach, config), len(undo)
+    sources, count = (
+        force_meshes(state[0], reach, config) if recall is None else kept_sources(*recall, config),
+        len(undo),
+    )
+    force = padded_force if recall is None else kept_force
 
     def run(halo: int, disp: Array, vel: Array, ct_disp: Array, ct_vel: Array, *rest: Array) -> tuple[Any, ...]:
         geometry = block_geometry(config, halo)
-        fields = padded_force(config, halo, *rest[count:])
+        fields = force(config, halo, *rest[count:])
         vel, ct_disp, ct_vel, sums = undo_kick(disp, vel, ct_disp, ct_vel, fields, UndoKick(*rest[:count]), geometry)
         return vel, ct_disp, ct_vel, sums, _force_transpose(config, halo, disp, ct_vel)
 
@@ -233,7 +237,7 @@ def _drift(config: Config, reach: Array, state: State, mesh: Array, drifts: Undo
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _kept_kick(config: Config, reach: Array, state: State, undo: UndoKick, recall: Recall) -> Any:
     """`_kick` by what was kept; differentiated as computed at the displacements."""
-    return _kick(config, reach, state, undo, kept.recalled(recall.bits, recall.place, state[0].dtype))
+    return _kick(config, reach, state, undo, recall)
 
 
 @_kept_kick.defjvp
@@ -247,13 +251,13 @@ def _drift_and_kick(
     config: Config, recall: Recall, reach: Array, state: State, mesh: Array, drifts: UndoDrift, undo: UndoKick
 ) -> Any:
     """`_drift` and then `_kick` by what was kept; differentiated as these, computed at the displacements."""
-    sources, counts = kept.recalled(recall.bits, recall.place, mesh.dtype), (len(drifts), len(undo))
+    sources, counts = kept_sources(*recall, config), (len(drifts), len(undo))
 
     def run(halo: int, mesh: Array, *operands: Array) -> tuple[Any, ...]:
         padded, geometry = pad_block(mesh, halo + 1, config.decomposition), block_geometry(config, halo)
         state, rest = operands[:4], operands[4:]
         coefficients = UndoDrift(*rest[: counts[0]]), UndoKick(*rest[counts[0] : sum(counts)])
-        fields, q = padded_force(config, halo, *rest[sum(counts) :]), resolution(config, mesh.dtype)
+        fields, q = kept_force(config, halo, *rest[sum(counts) :]), resolution(config, mesh.dtype)
         *state, sums = undo_drift_and_kick(state, padded, fields, *coefficients, geometry, resolution=q)
         return *state, sums, _force_transpose(config, halo, state[0], state[3])
 

@@ -88,9 +88,9 @@ def as_bits(field: Float[Array, "nx ny nz"]) -> Integer[Array, "nx ny nz"]:
     return jax.lax.bitcast_convert_type(field, _integers(field.dtype))
 
 
-def from_bits(bits: Integer[Array, "nx ny nz"], dtype: Any) -> Float[Array, "nx ny nz"]:
+def from_bits(bits: Integer[Array, "nx ny nz"]) -> Float[Array, "nx ny nz"]:
     """The field of these bits."""
-    return jax.lax.bitcast_convert_type(bits, dtype)
+    return jax.lax.bitcast_convert_type(bits, np.dtype(f"float{8 * bits.dtype.itemsize}"))
 
 
 def room(count: int, disp: Float[Array, "px py pz 3"], config: Config) -> tuple[Array, ...]:
@@ -122,9 +122,9 @@ def store(potentials: tuple[Array, ...], bits: tuple[Array, ...], place: Array, 
     return config.decomposition.shard_map(block, specs, (spec,) * number)(place, *potentials, *bits)
 
 
-def recalled(bits: tuple[Array, ...], place: Array, dtype: Any) -> list[Array]:
+def recalled(bits: tuple[Array, ...], place: Array) -> tuple[Array, ...]:
     """What the force of a step was read from, on local blocks, from the bits of all steps that are kept."""
-    return [from_bits(jax.lax.dynamic_index_in_dim(b, place, keepdims=False), dtype) for b in bits]
+    return tuple(from_bits(jax.lax.dynamic_index_in_dim(b, place, keepdims=False)) for b in bits)
 
 
 def stored_spec(config: Config) -> P:

@@ -160,8 +160,8 @@ def _pull_back_kept_steps(
     def body(pending: Pending, xs: tuple[Step, Array, Array, Array]) -> tuple[Pending, Array]:
         step, last_before, good, kept_at = xs
         undo, drifts = _undoing(step, last_before, good, q)
-        *state, sums = gravity_adjoint.pull_back_kept(pending, undo, Recall(potentials, kept_at), config)
-        return Pending(*state, drifts), sums
+        kicked, ct, mesh, sums = gravity_adjoint.pull_back_kept(pending, undo, Recall(potentials, kept_at), config)
+        return Pending(kicked, ct, mesh, drifts), sums
 
     pending = gravity_adjoint.pending(at_end, ct, drift_at_end, config)
     pending, sums = jax.lax.scan(body, pending, xs, reverse=True)
