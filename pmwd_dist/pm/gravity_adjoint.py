@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
-from pmwd_dist._jax.batching import after
+from pmwd_dist._jax.batching import after, barrier
 from pmwd_dist.config import Config
 from pmwd_dist.ops import cic
 from pmwd_dist.ops.force_transpose import force_transpose
@@ -169,9 +169,10 @@ def _kick_block(state: State, undo: UndoKick, recall: Recall, config: Config) ->
 
 def _waiting_kick_block(state: State, undo: UndoKick, recall: Recall, config: Config) -> Any:
     """`_kick_block`. The force, which needs no particles, is not to be computed before them: 12 bytes a particle."""
-    place, state = after(recall.place.astype(state[0].dtype), tuple(state[::-1]))
-    place = jnp.where(place >= 0, place, 0).astype(jnp.int32)  # no number where cotangents are none
-    return _kick_block(state[::-1], undo, Recall(recall.bits, place), config)
+    place, _ = after(recall.place.astype(state[0].dtype), state[0])
+    place, *state = barrier((place, *state))
+    place = jnp.where(place >= 0, place, 0).astype(jnp.int32)  # no number where displacements are none
+    return _kick_block(state, undo, Recall(recall.bits, place), config)
 
 
 def _drift_block(state: State, drifts: UndoDrift, config: Config) -> Any:
