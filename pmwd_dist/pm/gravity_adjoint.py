@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
-from pmwd_dist._jax.batching import after, barrier
+from pmwd_dist._jax.varying import unify_varying
 from pmwd_dist.config import Config
 from pmwd_dist.ops import cic
 from pmwd_dist.ops.force_transpose import force_transpose
@@ -49,11 +49,13 @@ class Pending(NamedTuple):
     Args:
       particles: before the kick, where the force acts.
       ct: cotangents of the particles, from `undo_kick`.
+      mesh: cotangent of the painted mesh.
       drifts: coefficients of the drifts.
     """
 
     particles: ExactParticles
     ct: Particles
+    mesh: Array
     drifts: UndoDrift
 
 
@@ -97,41 +99,47 @@ def pull_back(
 
 
 def _pull_back_block(state: State, undo: UndoKick, drifts: UndoDrift, recall: Recall, config: Config) -> Any:
-    *state, sums = _kick_block(state, undo, recall, config)
-    *state, last = _drift_block(state, drifts, config)
-    return *state, jnp.concatenate([sums, last])
+    disp, vel, *ct, sums, mesh = _kick_block(state, undo, recall, config)
+    disp, vel, *ct, last = _drift_block((disp, vel, *ct), mesh, drifts, config)
+    return disp, vel, *ct, jnp.concatenate([_sum_over_devices(sums, config), last])
 
 
 @partial(jax.jit, static_argnames="config")
-def pull_back_kick(
-    particles: ExactParticles, ct: Particles, undo: UndoKick, recall: Recall, config: Config
-) -> tuple[ExactParticles, Particles, Float[Array, 3]]:
-    """The first half of `pull_back`: the particles before the kick, what `Pending` holds of cotangents, three sums."""
-    spec = config.decomposition.spec
+def pending(particles: ExactParticles, ct: Particles, drifts: UndoDrift, config: Config) -> Pending:
+    """Particles of which drifts are to be undone, with nothing that comes through a mesh."""
+    spec, shape = config.decomposition.spec, config.mesh_shape
+    parts = (*config.decomposition.pdims, 1)
+
+    def zeros(disp: Array) -> Array:
+        block = tuple(n // p for n, p in zip(shape, parts, strict=True))
+        return unify_varying(jnp.zeros(block, disp.dtype), disp)[0]
+
+    return Pending(particles, ct, config.decomposition.shard_map(zeros, spec, spec)(particles.disp), drifts)
+
+
+@partial(jax.jit, static_argnames="config")
+def undo_drifts(pending: Pending, config: Config) -> tuple[ExactParticles, Particles, Float[Array, 1]]:
+    """Undo the drifts that are pending.
+
+    Returns:
+      The particles before the drifts, the cotangents of the particles before the first of them, and the sum over the
+      particles of those of the displacements times the momenta.
+    """
+    spec, (state, mesh, drifts) = config.decomposition.spec, _leaves(pending)
     run = config.decomposition.shard_map(
-        partial(_waiting_kick_block, config=config),
-        ((spec,) * 4, P(), _recall_spec(recall, config)),
-        (*(spec,) * 4, P()),
+        partial(_drift_block, config=config), ((spec,) * 4, spec, P()), (*(spec,) * 4, P())
     )
-    disp, vel, ct_disp, ct_vel, sums = run((*jax.tree.leaves(particles), ct.disp, ct.vel), undo, recall)
-    return ExactParticles(disp, vel), Particles(ct_disp, ct_vel), sums
-
-
-@partial(jax.jit, static_argnames="config")
-def pull_back_drifts(pending: Pending, config: Config) -> tuple[ExactParticles, Particles, Float[Array, 1]]:
-    """The second half of `pull_back`: the particles before the drifts, their cotangents, and the last of the sums."""
-    spec, ct = config.decomposition.spec, pending.ct
-    run = config.decomposition.shard_map(partial(_drift_block, config=config), ((spec,) * 4, P()), (*(spec,) * 4, P()))
-    state = (*jax.tree.leaves(pending.particles), ct.disp, ct.vel)
-    disp, vel, ct_disp, ct_vel, last = run(state, pending.drifts)
-    return ExactParticles(disp, vel), Particles(ct_disp, ct_vel), last
+    disp, vel, *ct, last = run(state, mesh, drifts)
+    return ExactParticles(disp, vel), Particles(*ct), last
 
 
 @partial(jax.jit, static_argnames="config")
 def pull_back_kept(
     pending: Pending, undo: UndoKick, recall: Recall, config: Config
-) -> tuple[ExactParticles, Particles, Float[Array, 4]]:
-    """`pull_back_drifts`, and `pull_back_kick` of the step before, in one pass over the particles.
+) -> tuple[ExactParticles, Particles, Array, Float[Array, 4]]:
+    """Undo the drifts that are pending and the kick before them, with what the force was read from.
+
+    It is `undo_drifts` and the first half of `pull_back` of the step before, in one pass over the particles.
 
     Args:
       pending: the particles after the kick, and the drifts since.
@@ -140,17 +148,22 @@ def pull_back_kept(
       config: the simulation.
 
     Returns:
-      The particles before the kick, and what `Pending` holds of cotangents; the sums of both.
+      The particles before the kick; their cotangents without, and the cotangent of the painted mesh with what comes
+      through it; the sum of `undo_drifts`, and the first three of `pull_back`.
     """
-    spec, ct = config.decomposition.spec, pending.ct
+    spec, (state, mesh, drifts) = config.decomposition.spec, _leaves(pending)
     run = config.decomposition.shard_map(
         partial(_drift_and_kick_block, config=config),
-        ((spec,) * 4, P(), P(), _recall_spec(recall, config)),
-        (*(spec,) * 4, P()),
+        ((spec,) * 4, spec, P(), P(), _recall_spec(recall, config)),
+        (*(spec,) * 4, P(), spec),
     )
-    state = (*jax.tree.leaves(pending.particles), ct.disp, ct.vel)
-    disp, vel, ct_disp, ct_vel, sums = run(state, pending.drifts, undo, recall)
-    return ExactParticles(disp, vel), Particles(ct_disp, ct_vel), sums
+    disp, vel, ct_disp, ct_vel, sums, mesh = run(state, mesh, drifts, undo, recall)
+    return ExactParticles(disp, vel), Particles(ct_disp, ct_vel), mesh, sums
+
+
+def _leaves(pending: Pending) -> tuple[State, Array, UndoDrift]:
+    (disp, vel), ct = jax.tree.leaves(pending.particles), pending.ct
+    return (disp, vel, ct.disp, ct.vel), pending.mesh, pending.drifts
 
 
 def _recall_spec(recall: Recall, config: Config) -> Any:
@@ -161,59 +174,55 @@ def _recall_spec(recall: Recall, config: Config) -> Any:
 
 
 def _kick_block(state: State, undo: UndoKick, recall: Recall, config: Config) -> Any:
+    """The state before the kick, sums of this device, and the cotangent of the painted mesh."""
     reach = max_displacement_block(state[0], config)
     kick = partial(_kept_kick, recall=recall) if recall.bits else _kick
-    *state, sums = kick(config, reach, state, undo)
-    return *state, _sum_over_devices(sums, config)
+    *state, sums, ct_meshes = kick(config, reach, state, undo)
+    return *state, sums, _of_painted(ct_meshes, config)
 
 
-def _waiting_kick_block(state: State, undo: UndoKick, recall: Recall, config: Config) -> Any:
-    """`_kick_block`. The force, which needs no particles, is not to be computed before them: 12 bytes a particle."""
-    place, _ = after(recall.place.astype(state[0].dtype), state[0])
-    place, *state = barrier((place, *state))
-    place = jnp.where(place >= 0, place, 0).astype(jnp.int32)  # no number where displacements are none
-    return _kick_block(state, undo, Recall(recall.bits, place), config)
+def _drift_block(state: State, mesh: Array, drifts: UndoDrift, config: Config) -> Any:
+    disp, vel, ct_disp, ct_vel, last = _drift(config, max_displacement_block(state[0], config), state, mesh, drifts)
+    return disp, vel, ct_disp, ct_vel, _sum_over_devices(last, config)
 
 
-def _drift_block(state: State, drifts: UndoDrift, config: Config) -> Any:
-    reach = max_displacement_block(state[0], config)
-    *state, last = _drift(config, reach, state, _through_the_mesh(config, reach, state), drifts)
-    return *state, _sum_over_devices(last, config)
-
-
-def _drift_and_kick_block(state: State, drifts: UndoDrift, undo: UndoKick, recall: Recall, config: Config) -> Any:
+def _drift_and_kick_block(
+    state: State, mesh: Array, drifts: UndoDrift, undo: UndoKick, recall: Recall, config: Config
+) -> Any:
     disp, vel = state[:2]
-    reach = max_displacement_block(disp, config)
-    mesh = _through_the_mesh(config, reach, state)
-    before = max_displacement_block(drifted_back(disp, vel, drifts, resolution(config, disp.dtype)), config)
-    *state, sums = _drift_and_kick(config, recall, jnp.maximum(reach, before), state, mesh, drifts, undo)
-    return *state, _sum_over_devices(sums, config)
-
-
-def _through_the_mesh(config: Config, reach: Array, state: State) -> Array:
-    """Cotangent of the painted mesh."""
-    ct_meshes = with_halo(reach, config, partial(_force_transpose, config), state[0], state[3])
-    _, pull = jax.vjp(partial(solve, config=config), ct_meshes[0])  # linear: any mesh will do
-    return pull(ct_meshes)[0]
+    after = drifted_back(disp, vel, drifts, resolution(config, disp.dtype))
+    reach = jnp.maximum(max_displacement_block(disp, config), max_displacement_block(after, config))
+    *state, sums, ct_meshes = _drift_and_kick(config, recall, reach, state, mesh, drifts, undo)
+    return *state, _sum_over_devices(sums, config), _of_painted(ct_meshes, config)
 
 
 def _kick(config: Config, reach: Array, state: State, undo: UndoKick, recall: Recall | None = None) -> Any:
-    """The state with a kick undone, by what was kept or by the force of the particles, and sums."""
+    """Undo a kick by what was kept, or by the force of the particles.
+
+    Returns:
+      The state, sums, and the cotangents of `force_meshes`.
+    """
     sources, count = (
         force_meshes(state[0], reach, config) if recall is None else kept_sources(*recall, config),
         len(undo),
     )
     force = padded_force if recall is None else kept_force
 
-    def run(halo: int, disp: Array, vel: Array, ct_disp: Array, ct_vel: Array, *rest: Array) -> tuple[Array, ...]:
-        fields, coefficients = force(config, halo, *rest[count:]), UndoKick(*rest[:count])
-        return undo_kick(disp, vel, ct_disp, ct_vel, fields, coefficients, block_geometry(config, halo))
+    def run(halo: int, disp: Array, vel: Array, ct_disp: Array, ct_vel: Array, *rest: Array) -> tuple[Any, ...]:
+        geometry = block_geometry(config, halo)
+        fields = force(config, halo, *rest[count:])
+        vel, ct_disp, ct_vel, sums = undo_kick(disp, vel, ct_disp, ct_vel, fields, UndoKick(*rest[:count]), geometry)
+        return vel, ct_disp, ct_vel, sums, _force_transpose(config, halo, disp, ct_vel)
 
     return state[0], *with_halo(reach, config, run, *state, *undo, *sources)
 
 
 def _drift(config: Config, reach: Array, state: State, mesh: Array, drifts: UndoDrift) -> Any:
-    """The state with drifts undone, and a sum."""
+    """Undo drifts.
+
+    Returns:
+      The state and a sum.
+    """
 
     def run(halo: int, *operands: Array) -> tuple[Array, ...]:
         disp, vel, ct_disp, ct_vel, mesh = operands[:5]
@@ -249,7 +258,8 @@ def _drift_and_kick(
         state, rest = operands[:4], operands[4:]
         coefficients = UndoDrift(*rest[: counts[0]]), UndoKick(*rest[counts[0] : sum(counts)])
         fields, q = kept_force(config, halo, *rest[sum(counts) :]), resolution(config, mesh.dtype)
-        return undo_drift_and_kick(state, padded, fields, *coefficients, geometry, resolution=q)
+        *state, sums = undo_drift_and_kick(state, padded, fields, *coefficients, geometry, resolution=q)
+        return *state, sums, _force_transpose(config, halo, state[0], state[3])
 
     return with_halo(reach, config, run, mesh, *state, *drifts, *undo, *sources)
 
@@ -260,10 +270,16 @@ def _drift_and_kick_jvp(config: Config, primals: Sequence[Any], tangents: Sequen
 
     def one_after_the_other(state: State, mesh: Array, drifts: UndoDrift, undo: UndoKick) -> Any:
         *state, last = _drift(config, reach, state, mesh, drifts)
-        *state, sums = _kick(config, reach, state, undo)
-        return *state, jnp.concatenate([last, sums])
+        *state, sums, ct_meshes = _kick(config, reach, state, undo)
+        return *state, jnp.concatenate([last, sums]), ct_meshes
 
     return _drift_and_kick(config, *primals), jax.jvp(one_after_the_other, tuple(floating), tuple(tangents[2:]))[1]
+
+
+def _of_painted(ct_meshes: list[Array], config: Config) -> Array:
+    """Cotangent of what is painted, for those of `force_meshes`."""
+    _, pull = jax.vjp(partial(solve, config=config), ct_meshes[0])  # linear: any mesh will do
+    return pull(ct_meshes)[0]
 
 
 def _force_transpose(config: Config, halo: int, disp: Array, weight: Array) -> list[Array]:

@@ -89,14 +89,15 @@ def pull_back(
     places, together = tuple(places_after(save, count) for save in saves), not saves and accumulate is None
     kept_at = jnp.arange(count) - (count - _stored(outcome.potentials))
     xs = all_steps, last_before, good, times[:-1], times[1:], places, kept_at
-    final = drifted(at_last.with_unit(all_steps.after[-1]), -all_steps.last[-1], config)
-    kicked, potentials, parts = ExactParticles(final.disp, at_last.momenta), outcome.potentials, []
-    if potentials and together:
-        first = count - _stored(potentials)
+    if outcome.potentials and together:
+        first = count - _stored(outcome.potentials)
         kept_xs = jax.tree.map(lambda x: x[first:], (all_steps, last_before, good, kept_at))
-        kicked, ct, part = _pull_back_kept_steps(kicked, ct, kept_xs, potentials, config)
-        parts.append((part, jnp.zeros_like(times[first:-1]), jnp.zeros_like(times[first:-1])))
+        kicked, ct, part = _pull_back_kept_steps(at_last, ct, kept_xs, outcome.potentials, config)
+        parts = [(part, *(jnp.zeros_like(x[first:]) for x in (times[:-1], times[1:])))]
         xs, potentials = jax.tree.map(lambda x: x[:first], xs), ()
+    else:
+        final = drifted(at_last.with_unit(all_steps.after[-1]), -all_steps.last[-1], config)
+        kicked, parts, potentials = ExactParticles(final.disp, at_last.momenta), [], outcome.potentials
     (particles, *sums), (by_coefficient, by_start, by_end) = _loops(body, (kicked, ct, zeros), xs, potentials, parts)
     by_time = jnp.pad(by_start, (0, 1)) + jnp.pad(by_end, (1, 0))
     at = (times[0], particles.with_unit(all_steps.before[0]), floating)
@@ -141,7 +142,7 @@ def _loops(
 
 
 def _pull_back_kept_steps(
-    kicked: ExactParticles,
+    at_end: ExactParticles,
     ct: Particles,
     xs: tuple[Step, Array, Array, Array],
     potentials: tuple[Array, ...],
@@ -152,23 +153,21 @@ def _pull_back_kept_steps(
     The drifts of each step are undone with the kick of the step before it.
     """
     steps, _, good, _ = xs
-    q = resolution(config, kicked.disp.dtype)
+    q = resolution(config, at_end.disp.dtype)
+    nothing, one = jnp.zeros_like(steps.kick[-1]), jnp.ones_like(steps.kick[-1])
+    drift_at_end = UndoDrift(nothing, one, steps.after[-1], nothing, -steps.last[-1] / q, nothing)
 
     def body(pending: Pending, xs: tuple[Step, Array, Array, Array]) -> tuple[Pending, Array]:
         step, last_before, good, kept_at = xs
         undo, drifts = _undoing(step, last_before, good, q)
-        kicked, ct, sums = gravity_adjoint.pull_back_kept(pending, undo, Recall(potentials, kept_at), config)
-        return Pending(kicked, ct, drifts), sums
+        kicked, ct, mesh, sums = gravity_adjoint.pull_back_kept(pending, undo, Recall(potentials, kept_at), config)
+        return Pending(kicked, ct, mesh, drifts), sums
 
-    step, last_before, took, kept_at = jax.tree.map(lambda x: x[-1], xs)
-    undo, drifts = _undoing(step, last_before, took, q)
-    kicked, ct, of_last = gravity_adjoint.pull_back_kick(kicked, ct, undo, Recall(potentials, kept_at), config)
-    earlier = jax.tree.map(lambda x: x[:-1], xs)
-    pending, sums = jax.lax.scan(body, Pending(kicked, ct, drifts), earlier, reverse=True)
-    kicked, ct, of_first = gravity_adjoint.pull_back_drifts(pending, config)
-    by_kick = jnp.concatenate([sums[:, 1:], of_last[None]])
-    by_drift = jnp.concatenate([of_first, sums[:, 0]])  # the sum comes with the kick of the step before
-    by_coefficient = _by_coefficient(steps, by_kick[:, 0], by_kick[:, 1], by_kick[:, 2], by_drift)
+    pending = gravity_adjoint.pending(at_end, ct, drift_at_end, config)
+    pending, sums = jax.lax.scan(body, pending, xs, reverse=True)
+    kicked, ct, first = gravity_adjoint.undo_drifts(pending, config)
+    by_drift = jnp.concatenate([first, sums[:-1, 0]])  # the sum comes with the kick of the step before
+    by_coefficient = _by_coefficient(steps, sums[:, 1], sums[:, 2], sums[:, 3], by_drift)
     return kicked, ct, Coefficients(*(jnp.where(good, x, 0) for x in by_coefficient))
 
 
