@@ -10,7 +10,7 @@ use xla_ffi::sys::Handler;
 use xla_ffi::{Call, Dtype, Error, Input, Output, Result, Role};
 
 /// FFI targets of the platform "CUDA", each with the handlers of the stages "initialize" and "execute".
-pub const CUDA: [(&str, [Handler; 2]); 8] = [
+pub const CUDA: [(&str, [Handler; 2]); 9] = [
     ("jaxdecomp_ops_cic_paint", [initialize_paint, execute_paint]),
     ("jaxdecomp_ops_cic_read", [initialize_read, execute_read]),
     ("jaxdecomp_ops_cic_read_sum", [initialize_read_sum, execute_read_sum]),
@@ -19,6 +19,7 @@ pub const CUDA: [(&str, [Handler; 2]); 8] = [
     steps::CUDA[1],
     steps::CUDA[2],
     steps::CUDA[3],
+    steps::CUDA[4],
 ];
 
 xla_ffi::handler!(
