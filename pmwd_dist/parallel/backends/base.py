@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Self
 
+import jax.numpy as jnp
 from jaxtyping import Array, Complex, Inexact, Num, Real
 
 from pmwd_dist.parallel.division import Division, Shape3
+
+
+Add = Callable[[Array, Array], Array]
 
 
 class Backend(abc.ABC):
@@ -75,5 +79,10 @@ class Backend(abc.ABC):
         """Add `halo` cells of the neighbours on each side of each divided axis."""
 
     @abc.abstractmethod
-    def halo_reduce(self, block: Num[Array, "mx my z"], halo: int, division: Division) -> Num[Array, "x y z"]:
-        """Add the halos onto the cells of the neighbours that they stand for: the transpose of `halo_pad`."""
+    def halo_reduce(
+        self, block: Num[Array, "mx my z"], halo: int, division: Division, add: Add = jnp.add
+    ) -> Num[Array, "x y z"]:
+        """Add the halos onto the cells of the neighbours that they stand for: the transpose of `halo_pad`.
+
+        `add` is the sum of two arrays of the same shape, in which zeros change nothing.
+        """

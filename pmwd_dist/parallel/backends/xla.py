@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from pmwd_dist.parallel.backends.base import Add
 from pmwd_dist.parallel.backends.transposing import TransposingBackend
 from pmwd_dist.parallel.device_mesh import Names
 from pmwd_dist.parallel.division import Division
@@ -50,11 +51,11 @@ class XLA(TransposingBackend):
                 block = _pad_axis(block, halo, axis, names, shards)
         return block
 
-    def halo_reduce(self, block: Array, halo: int, division: Division) -> Array:
+    def halo_reduce(self, block: Array, halo: int, division: Division, add: Add = jnp.add) -> Array:
         """Add halos back onto the cells that they stand for."""
         for axis, (names, shards) in reversed(list(enumerate(division.axis_groups))):
             if shards > 1 and halo:
-                block = _reduce_axis(block, halo, axis, names, shards)
+                block = _reduce_axis(block, halo, axis, names, shards, add)
         return block
 
 
@@ -100,7 +101,7 @@ def _pad_axis(block: Array, halo: int, axis: int, names: Names, shards: int) -> 
     return jnp.concatenate([*below, block, *above], axis=axis)
 
 
-def _reduce_axis(block: Array, halo: int, axis: int, names: Names, shards: int) -> Array:
+def _reduce_axis(block: Array, halo: int, axis: int, names: Names, shards: int, add: Add) -> Array:
     size = block.shape[axis] - 2 * halo
     out = jax.lax.slice_in_dim(block, halo, halo + size, axis=axis)
     start = 0
@@ -108,12 +109,13 @@ def _reduce_axis(block: Array, halo: int, axis: int, names: Names, shards: int) 
         below = jax.lax.slice_in_dim(block, halo - start - width, halo - start, axis=axis)
         above = jax.lax.slice_in_dim(block, halo + size + start, halo + size + start + width, axis=axis)
         start += width
-        out = _add_at(out, _shift(below, names, shards, -hop), size - width, axis)
-        out = _add_at(out, _shift(above, names, shards, hop), 0, axis)
+        out = add(out, _at(out, _shift(below, names, shards, -hop), size - width, axis))
+        out = add(out, _at(out, _shift(above, names, shards, hop), 0, axis))
     return out
 
 
-def _add_at(out: Array, piece: Array, start: int, axis: int) -> Array:
+def _at(out: Array, piece: Array, start: int, axis: int) -> Array:
+    """A piece of an array among zeros."""
     # Not out.at[...].add(piece): over a whole axis, inside shard_map, that crashes the compiler of jaxlib 0.11.2.
     after = out.shape[axis] - start - piece.shape[axis]
-    return out + jnp.pad(piece, [(start, after) if a == axis else (0, 0) for a in range(out.ndim)])
+    return jnp.pad(piece, [(start, after) if a == axis else (0, 0) for a in range(out.ndim)])
