@@ -1,10 +1,10 @@
 """Paint of blocks whose halos are added back as integers: the mesh has the same bits however it is divided.
 
 Where the native ops run, contributions are rounded to multiples of a unit that depends on the number of all particles
-and the largest of all weights (`ops.cic.sums`). They are added up as integers, first on each block and then over the halos, and
-converted at the end. A mesh on one device, which has no halos, is painted in the same units. Elsewhere blocks and halos
-are added up as floats, and the last bits depend on the division. Derivatives are paints of the same kind, and
-the transpose is what it is for floats: halos are filled and read.
+and the largest of all weights (`ops.cic.sums`). They are added up as integers, on each block and then over the halos,
+and converted at the end. A mesh on one device, which has no halos, is painted in the same units. Without native ops
+blocks and halos are added up as floats, and the last bits depend on the division. Derivatives are paints of the same
+kind; the transpose is that of any paint: halos are filled and read.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def paint_and_reduce(
     alike = not varying_names(weight) & set(decomposition.names)
     params: dict[str, Any] = {"geometry": geometry, "masks": (cic.VALUE,), "alike": alike}
     disp, weight = unify_varying(disp, weight)
-    return _paint_p.bind(
-        disp[None], weight[None], **params, decomposition=decomposition, pad=pad, particles=particles
-    )[0]
+    return _paint_p.bind(disp[None], weight[None], **params, decomposition=decomposition, pad=pad, particles=particles)[
+        0
+    ]
 
 
 def _aval(disp: Any, weight: Any, *, geometry: cic.Geometry, decomposition: Decomposition, pad: int, **_: Any) -> Any:

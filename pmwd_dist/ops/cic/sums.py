@@ -1,15 +1,14 @@
 """Paint to integer sums: they add up to the same bits in any order, over particles and over blocks.
 
 A sum has twice as many bits as the values, 64 for float32 and 128 for float64, and is held in two integers as wide as
-the values, the lower half first, beside each other along z: a mesh of shape (mx, my, 2 mz). Without 64-bit types JAX has
-no wider integers for float32 (`jax_enable_x64`). Native ops paint; the reference, which has no such sums either, does not.
+the values, the lower half first, beside each other along z: a mesh of shape (mx, my, 2 mz). JAX has no wider integers
+beside float32 unless `jax_enable_x64` is set, and none of 128 bits. Only native ops paint; there is no reference in JAX.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
@@ -38,9 +37,10 @@ def sums_on_gpus() -> bool:
 def contribution_bits(particles: int, masks: int, dtype: Any) -> int:
     """Bits of the largest contribution of a mask to a cell, such that no sum over all particles overflows.
 
-    A contribution is at most 2^bits, one of K masks at most 1/K of that, so that all particles of all blocks in one cell
-    sum up to 2^62 at most (2^100 of 2^39 particles in float64). Depends on the size of the problem only, and is that of a
-    native paint on one block: every division over devices paints in the same units, and one device, too.
+    A contribution of one of K masks is at most 2^bits, and K of them at most 2^62 over the number of particles: if all
+    particles of all blocks are in one cell, their sum is at most 2^62 (2^100 of 2^39 particles in float64). Depends on
+    the size of the problem only, and is that of a native paint on one block: all divisions over devices, and one
+    device, paint in the same units. They are 2^-31 of a particle for 1024^3 particles, 2^-22 for 8192^3.
     """
     bits = 61 if np.dtype(dtype) == np.float64 else min(62 - _ceil_log2(particles), 50)
     return bits - _ceil_log2(masks)

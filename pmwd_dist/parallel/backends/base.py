@@ -11,7 +11,6 @@ from jaxtyping import Array, Complex, Inexact, Num, Real
 
 from pmwd_dist.parallel.division import Division, Shape3
 
-
 Add = Callable[[Array, Array], Array]
 
 
@@ -84,5 +83,5 @@ class Backend(abc.ABC):
     ) -> Num[Array, "x y z"]:
         """Add the halos onto the cells of the neighbours that they stand for: the transpose of `halo_pad`.
 
-        `add` is the sum of two arrays of the same shape, in which zeros change nothing.
+        `add` gives the sum of two arrays of the same shape.
         """

@@ -28,7 +28,7 @@ from pmwd_dist._jax.varying import result_aval, vary
 from pmwd_dist.ops.local_fft import irfft as local_irfft
 from pmwd_dist.ops.local_fft import multiplicity
 from pmwd_dist.parallel.backends.base import Add, Backend
-from pmwd_dist.parallel.backends.xla import XLA
+from pmwd_dist.parallel.backends.xla import XLA, add_at
 from pmwd_dist.parallel.device_mesh import Names, device_groups
 from pmwd_dist.parallel.division import Division
 
@@ -289,10 +289,8 @@ def _reduce(x: Array, *, halo: int, add: Add = jnp.add, **params: Any) -> Array:
     """Add halos onto what they stand for, the transpose of `_pad_p`."""
     count = x.shape[1] - 2 * halo
     edges = _swap_p.bind(jnp.concatenate([x[:, :halo], x[:, halo + count :]], axis=1), halo=halo, **params)
-    rest, whole = (0, count - halo), (0, 0)
-    first = jnp.pad(edges[:, :halo], (whole, rest, whole, whole))
-    last = jnp.pad(edges[:, halo:], (whole, rest[::-1], whole, whole))
-    return add(add(x[:, halo : halo + count], first), last)
+    out = add_at(x[:, halo : halo + count], edges[:, :halo], 0, 1, add)
+    return add_at(out, edges[:, halo:], count - halo, 1, add)
 
 
 define_linear(_pad_p, lambda ct, _, **params: _reduce(ct, **params))

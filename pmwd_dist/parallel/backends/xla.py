@@ -109,13 +109,21 @@ def _reduce_axis(block: Array, halo: int, axis: int, names: Names, shards: int, 
         below = jax.lax.slice_in_dim(block, halo - start - width, halo - start, axis=axis)
         above = jax.lax.slice_in_dim(block, halo + size + start, halo + size + start + width, axis=axis)
         start += width
-        out = add(out, _at(out, _shift(below, names, shards, -hop), size - width, axis))
-        out = add(out, _at(out, _shift(above, names, shards, hop), 0, axis))
+        out = add_at(out, _shift(below, names, shards, -hop), size - width, axis, add)
+        out = add_at(out, _shift(above, names, shards, hop), 0, axis, add)
     return out
 
 
-def _at(out: Array, piece: Array, start: int, axis: int) -> Array:
-    """A piece of an array among zeros."""
-    # Not out.at[...].add(piece): over a whole axis, inside shard_map, that crashes the compiler of jaxlib 0.11.2.
-    after = out.shape[axis] - start - piece.shape[axis]
-    return jnp.pad(piece, [(start, after) if a == axis else (0, 0) for a in range(out.ndim)])
+def add_at(out: Array, piece: Array, start: int, axis: int, add: Add) -> Array:
+    """Add a piece to the planes from `start` on.
+
+    By a concatenation, of which a program makes one pass: sums of whole blocks, with zeros around the piece, take a
+    multiple of that for integers of two halves, and `out.at[...].add`, over a whole axis inside shard_map, crashes the
+    compiler of jaxlib 0.11.2.
+    """
+    stop, size = start + piece.shape[axis], out.shape[axis]
+    before, edge, after = (
+        jax.lax.slice_in_dim(out, first, last, axis=axis) for first, last in ((0, start), (start, stop), (stop, size))
+    )
+    parts = [part for part in (before, add(edge, piece), after) if part.shape[axis]]
+    return jnp.concatenate(parts, axis=axis) if len(parts) > 1 else parts[0]
