@@ -24,7 +24,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 def painted(layout: dict[str, Any], halo: int, values: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """Meshes of particles alike, with weights, and as they move; of two simulations at once; with an infinite weight."""
+    """Meshes of particles alike, with weights, and as they move; of two simulations; with an infinite weight."""
     config = pmd.Config((40.0, 64.0, 24.0), (40, 64, 24), decomposition=pmd.Decomposition(**layout), halo=halo)
 
     def run(disp: Any, weight: Any, ddisp: Any) -> Any:
@@ -41,11 +41,8 @@ def main() -> None:
     assert len(GPUS) == 2, GPUS
     rng, lattice = np.random.default_rng(0), (40, 64, 24)
     wide = 10.0 ** rng.uniform(-6, 6, lattice) * rng.normal(size=lattice)
-    values = {
-        "disp": rng.normal(size=(*lattice, 3)).clip(-3, 3),
-        "weight": wide,
-        "ddisp": rng.normal(size=(*lattice, 3)),
-    }
+    disp, ddisp = rng.normal(size=(2, *lattice, 3)).clip(-3, 3)
+    values = {"disp": disp, "weight": wide, "ddisp": ddisp}
     for dtype, halo in ((np.float32, 4), (np.float32, 24), (np.float64, 4)):
         cast = {name: value.astype(dtype) for name, value in values.items()}
         expected = painted(LAYOUTS["one GPU"], halo, cast)

@@ -2,7 +2,7 @@
 
 A sum has twice as many bits as the values, 64 for float32 and 128 for float64, and is held in two integers as wide as
 the values, the lower half first, beside each other along z: a mesh of shape (mx, my, 2 mz). JAX has no wider integers
-beside float32 unless `jax_enable_x64` is set, and none of 128 bits. Only native ops paint; there is no reference in JAX.
+beside float32 unless `jax_enable_x64` is set, and none of 128 bits. Only native ops paint; JAX adds and converts.
 """
 
 from __future__ import annotations
