@@ -20,6 +20,7 @@ from pmwd_dist._jax.varying import result_aval, unify_varying, varying_names
 from pmwd_dist.ops import cic
 from pmwd_dist.ops.cic import sums
 from pmwd_dist.ops.rounding import max_abs
+from pmwd_dist.parallel.backends.base import Addition
 from pmwd_dist.parallel.decomposition import Decomposition
 from pmwd_dist.parallel.halo import pad_block, reduce_block
 
@@ -83,8 +84,12 @@ def _in_integers(
         bound = _max_over_devices(bound, decomposition)
     bits = sums.contribution_bits(particles, len(masks), disp.dtype)
     painted = sums.paint_sums(disp, weight, bound, geometry, masks, bits)
-    reduced = jax.vmap(lambda block: reduce_block(block, pad, decomposition, sums.add_sums))(painted)
-    return sums.values_of_sums(reduced, bound, bits)
+
+    def reduced(block: Array, bound: Array) -> Array:
+        addition = Addition(sums.add_sums, lambda part: sums.values_of_sums(part, bound, bits))
+        return reduce_block(block, pad, decomposition, addition)
+
+    return jax.vmap(reduced)(painted, bound)
 
 
 def _max_over_devices(x: Array, decomposition: Decomposition) -> Array:

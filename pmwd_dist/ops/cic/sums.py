@@ -85,9 +85,7 @@ def add_sums(a: Int[Array, "*n zz"], b: Int[Array, "*n zz"]) -> Int[Array, "*n z
     return jnp.stack([low, high], -1).reshape(a.shape).astype(a.dtype)
 
 
-def values_of_sums(
-    sums: Int[Array, "batch mx my zz"], bound: Float[Array, " batch"], bits: int
-) -> Float[Array, "batch mx my mz"]:
+def values_of_sums(sums: Int[Array, "*n zz"], bound: Float[Array, ""], bits: int) -> Float[Array, "*n mz"]:
     """Values of sums, rounded as native paints round them; NaN where they are invalid."""
     low, high = _halves(sums)
     width, dtype = 8 * low.dtype.itemsize, bound.dtype
@@ -100,7 +98,7 @@ def values_of_sums(
     first = shift_left(high, zeros) | shift_right_logical(low, _like(low, width) - zeros)
     rounded = _rounded(first, shift_left(low, zeros)).astype(dtype)
     magnitude = rounded * _power_of_two(jnp.where(wide, width, 0) - zeros.astype(jnp.int32), dtype)
-    exponent = (_exponent_above(bound) - bits)[:, None, None, None]
+    exponent = _exponent_above(bound) - bits
     for part in (exponent // 2, exponent - exponent // 2):  # each is in the range of normal numbers
         magnitude = magnitude * _power_of_two(part, dtype)
     return jnp.where(invalid, jnp.nan, jnp.where(negative, -magnitude, magnitude))

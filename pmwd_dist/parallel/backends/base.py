@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Self
+from typing import ClassVar, NamedTuple, Self
 
 import jax.numpy as jnp
 from jaxtyping import Array, Complex, Inexact, Num, Real
 
 from pmwd_dist.parallel.division import Division, Shape3
 
-Add = Callable[[Array, Array], Array]
+
+class Addition(NamedTuple):
+    """How halos are added: the sum of two arrays, and what becomes of sums in the end, cell by cell."""
+
+    add: Callable[[Array, Array], Array] = jnp.add
+    finish: Callable[[Array], Array] = lambda x: x
+
+
+PLAIN = Addition()
 
 
 class Backend(abc.ABC):
@@ -79,9 +87,6 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def halo_reduce(
-        self, block: Num[Array, "mx my z"], halo: int, division: Division, add: Add = jnp.add
+        self, block: Num[Array, "mx my z"], halo: int, division: Division, addition: Addition = PLAIN
     ) -> Num[Array, "x y z"]:
-        """Add the halos onto the cells of the neighbours that they stand for: the transpose of `halo_pad`.
-
-        `add` gives the sum of two arrays of the same shape.
-        """
+        """Add the halos onto the cells of the neighbours that they stand for: the transpose of `halo_pad`."""

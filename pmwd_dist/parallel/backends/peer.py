@@ -27,8 +27,8 @@ from pmwd_dist._jax.define import Target, define_linear, define_op
 from pmwd_dist._jax.varying import result_aval, vary
 from pmwd_dist.ops.local_fft import irfft as local_irfft
 from pmwd_dist.ops.local_fft import multiplicity
-from pmwd_dist.parallel.backends.base import Add, Backend
-from pmwd_dist.parallel.backends.xla import XLA, add_at
+from pmwd_dist.parallel.backends.base import PLAIN, Addition, Backend
+from pmwd_dist.parallel.backends.xla import XLA, add_pieces
 from pmwd_dist.parallel.device_mesh import Names, device_groups
 from pmwd_dist.parallel.division import Division
 
@@ -82,11 +82,11 @@ class Peer(Backend):
             return XLA().halo_pad(block, halo, division)
         return _pad_p.bind(_batched(block, division), **_shards(division), halo=halo)[0]
 
-    def halo_reduce(self, block: Array, halo: int, division: Division, add: Add = jnp.add) -> Array:
+    def halo_reduce(self, block: Array, halo: int, division: Division, addition: Addition = PLAIN) -> Array:
         """Add halos back onto the cells that they stand for."""
         if not _next_neighbours(block.shape[0] - 2 * halo, halo, block, division):
-            return XLA().halo_reduce(block, halo, division, add)
-        return _reduce(_batched(block, division), **_shards(division), halo=halo, add=add)[0]
+            return XLA().halo_reduce(block, halo, division, addition)
+        return _reduce(_batched(block, division), **_shards(division), halo=halo, addition=addition)[0]
 
 
 def _next_neighbours(planes: int, halo: int, block: Array, division: Division) -> bool:
@@ -285,12 +285,12 @@ _swap_p = define_op(
 )
 
 
-def _reduce(x: Array, *, halo: int, add: Add = jnp.add, **params: Any) -> Array:
+def _reduce(x: Array, *, halo: int, addition: Addition = PLAIN, **params: Any) -> Array:
     """Add halos onto what they stand for, the transpose of `_pad_p`."""
     count = x.shape[1] - 2 * halo
     edges = _swap_p.bind(jnp.concatenate([x[:, :halo], x[:, halo + count :]], axis=1), halo=halo, **params)
-    out = add_at(x[:, halo : halo + count], edges[:, :halo], 0, 1, add)
-    return add_at(out, edges[:, halo:], count - halo, 1, add)
+    pieces = [(0, edges[:, :halo]), (count - halo, edges[:, halo:])]
+    return add_pieces(x[:, halo : halo + count], pieces, 1, addition)
 
 
 define_linear(_pad_p, lambda ct, _, **params: _reduce(ct, **params))
