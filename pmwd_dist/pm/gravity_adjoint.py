@@ -243,7 +243,7 @@ def _kept_kick(config: Config, reach: Array, state: State, undo: UndoKick, recal
 @_kept_kick.defjvp
 def _kept_kick_jvp(config: Config, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
     reach, state, undo, _ = primals
-    return _kept_kick(config, *primals), jax.jvp(partial(_kick, config, reach), (state, undo), tuple(tangents[1:3]))[1]
+    return jax.jvp(partial(_kick, config, reach), (state, undo), tuple(tangents[1:3]))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -273,7 +273,7 @@ def _drift_and_kick_jvp(config: Config, primals: Sequence[Any], tangents: Sequen
         *state, sums, ct_meshes = _kick(config, reach, state, undo)
         return *state, jnp.concatenate([last, sums]), ct_meshes
 
-    return _drift_and_kick(config, *primals), jax.jvp(one_after_the_other, tuple(floating), tuple(tangents[2:]))[1]
+    return jax.jvp(one_after_the_other, tuple(floating), tuple(tangents[2:]))
 
 
 def _of_painted(ct_meshes: list[Array], config: Config) -> Array:
