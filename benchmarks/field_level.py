@@ -29,7 +29,6 @@ from pmwd_dist.infer.chains import load_chain
 from pmwd_dist.infer.samplers.isokinetic import value_and_grad
 
 DENSITY = 1e-3
-STARTED = time.perf_counter()
 
 
 class _Spent(Exception):
@@ -55,8 +54,11 @@ def sampled(posterior: infer.Posterior, method: Any, options: Any) -> str:
     def watch(progress: infer.Progress) -> None:
         nonlocal spent
         spent += int(np.sum(progress.draws.get("gradients", 0)))
-        tuned = method == "nuts" and not progress.chunks
-        if tuned or spent >= options.gradients * chains or time.perf_counter() - STARTED > options.seconds:
+        if not progress.chunks:  # at least one, but none of HMC, with which NUTS is tuned
+            over = method == "nuts"
+        else:
+            over = spent >= options.gradients * chains or time.perf_counter() - began > options.seconds
+        if over:
             raise _Spent
 
     chunk = 100 if method == "mclmc" else 5
@@ -71,7 +73,7 @@ def sampled(posterior: infer.Posterior, method: Any, options: Any) -> str:
             from benchmarks.nuts import NUTS  # blackjax is not needed by the others
 
             found = NUTS(posterior, positions, Path(folder)).draw(
-                options.gradients * chains, STARTED + options.seconds, jax.random.key(3)
+                options.gradients * chains, began + options.seconds, jax.random.key(3)
             )
         else:
             found = _of(load_chain(folder))
@@ -107,6 +109,9 @@ def described(found: Any) -> str:
 def compare(folder: Path) -> None:
     """Means of the samplers against those of NUTS, in its standard deviations, with their Monte Carlo errors."""
     found = {file.stem: dict(np.load(file)) for file in sorted(folder.glob("*.npz"))}
+    if "nuts" not in found:
+        there = ", ".join(found) or "nothing"
+        raise SystemExit(f"{folder} has no nuts.npz, only {there}: run --methods nuts --save {folder} first")
     exact = found["nuts"]
     for method, own in found.items():
         print(f"{method}: {described(own)}")
@@ -166,7 +171,7 @@ def main() -> None:
     parser.add_argument("--tune", type=int, default=800)
     parser.add_argument("--gradients", type=int, default=4000, help="of each chain, after tuning")
     parser.add_argument(
-        "--seconds", type=float, default=float("inf"), help="of the program, after which sampling stops"
+        "--seconds", type=float, default=float("inf"), help="of each method, after which its sampling stops"
     )
     parser.add_argument("--time", action="store_true")
     parser.add_argument("--save", type=Path, help="folder for draws")

@@ -110,6 +110,8 @@ class Mocks:
             drawn.append(seen)
             energies.append(block.energy_change)
             total = total + noise / blocks
+            if len(drawn) % 10 == 0:
+                print(f"{len(drawn)} of {blocks} blocks drawn", flush=True)
         arrays = {name: np.stack([x[name] for x in drawn]) for name in drawn[0]}
         energy = np.concatenate(energies, axis=-1)
         return arrays | {"energy": energy, "noise mean": np.asarray(total)}
@@ -124,9 +126,7 @@ class Mocks:
         for i, search in enumerate(self.searches):
             one = _of(old, i)
             if search.due:
-                observed, means = search.observed()
-                parameters = [np.mean(means["parameters"][name]) for name in sorted(means["parameters"])]
-                one = adaptation.adapt(one, observed, one.factor @ np.array(parameters), follow=search.free)
+                one = adaptation.adapt_to(search.observed(), one, follow=search.free)
                 search.adapted()
             new.append(one)
         adapted = jax.tree.map(lambda *x: jnp.asarray(np.stack([np.asarray(y) for y in x])), *new)

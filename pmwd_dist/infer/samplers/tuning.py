@@ -110,7 +110,7 @@ class Search:
       adapts: whether positions are adapted instead of masses.
 
     Raises:
-      ValueError: fewer than 40 steps.
+      ValueError: fewer than 40 steps, or a target that is not positive.
     """
 
     def __init__(
@@ -122,6 +122,9 @@ class Search:
         energy_variance: float = ENERGY_VARIANCE,
         adapts: bool = False,
     ):
+        if not 0 < energy_variance < math.inf:
+            remedy = f"use {ENERGY_VARIANCE:g}, or less where the error differs along a chain"
+            raise ArgumentError("energy_variance", energy_variance, "must be positive and finite", remedy)
         self._adapts, self.due = adapts, False
         leaves, self._structure = jax.tree.flatten(positions)
         self._shapes, self._dtype = [jnp.shape(x) for x in leaves], np.dtype(jnp.result_type(*leaves))
