@@ -13,6 +13,8 @@ pub struct Dtype(pub c_int);
 impl Dtype {
     /// Signed 32-bit integer.
     pub const S32: Self = Self(dtype::S32);
+    /// Signed 64-bit integer.
+    pub const S64: Self = Self(dtype::S64);
     /// IEEE single precision.
     pub const F32: Self = Self(dtype::F32);
     /// IEEE double precision.

@@ -29,6 +29,18 @@ pub(crate) struct Paint<'a> {
     pub(crate) mesh: Output<'a>,
 }
 
+/// The operands of a paint of one field that returns its integer sums.
+pub(crate) struct IntegerPaint<'a> {
+    pub(crate) particles: Particles<'a>,
+    pub(crate) weight: Input<'a>,
+    /// What no weight exceeds, for each element of the batch.
+    pub(crate) bound: Input<'a>,
+    /// Bits of the largest contribution of a mask.
+    pub(crate) bits: i32,
+    /// Both halves of each sum.
+    pub(crate) sums: Output<'a>,
+}
+
 /// Values that a read returns for each particle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduction {
@@ -95,6 +107,15 @@ impl<'a> Particles<'a> {
         Ok(Self { spec: spec(call)?, masks: masks(call)?, extents, disp })
     }
 
+    /// The second operand: one weight for each mask and field, of each particle or of all.
+    fn weight(&self, call: &Call<'a>) -> Result<Input<'a>> {
+        let (weight, Extents { batch, sites, fields, .. }) = (call.input(1, "weight")?, self.extents);
+        let [wx, wy, wz] = if is_shared(&weight) { [1, 1, 1] } else { sites };
+        weight.expect_dims(&[batch, wx, wy, wz, self.masks.len(), fields])?;
+        self.expect_dtype("weight", weight.dtype())?;
+        Ok(weight)
+    }
+
     /// Fails unless an array has the precision of the displacements.
     fn expect_dtype(&self, name: &str, got: Dtype) -> Result<()> {
         let expected = self.disp.dtype();
@@ -107,15 +128,39 @@ impl<'a> Paint<'a> {
     /// Unpacks a paint with further `scratch` results.
     pub(crate) fn new(call: &Call<'a>, scratch: usize) -> Result<Self> {
         call.expect_arity(2, 1 + scratch)?;
-        let (weight, mesh) = (call.input(1, "weight")?, call.output(0, "mesh")?);
+        let mesh = call.output(0, "mesh")?;
         let particles = Particles::new(call, "mesh", mesh.expect_rank("batch, x, y, z, field")?)?;
-        let Extents { batch, sites, fields, .. } = particles.extents;
-        let shared = is_shared(&weight);
-        let [wx, wy, wz] = if shared { [1, 1, 1] } else { sites };
-        weight.expect_dims(&[batch, wx, wy, wz, particles.masks.len(), fields])?;
-        particles.expect_dtype("weight", weight.dtype())?;
         particles.expect_dtype("mesh", mesh.dtype())?;
-        Ok(Self { particles, weight, mesh })
+        Ok(Self { weight: particles.weight(call)?, particles, mesh })
+    }
+
+    /// Whether all particles have the same weight.
+    pub(crate) fn shared(&self) -> bool {
+        is_shared(&self.weight)
+    }
+}
+
+impl<'a> IntegerPaint<'a> {
+    /// Unpacks a paint with further `scratch` results.
+    pub(crate) fn new(call: &Call<'a>, scratch: usize) -> Result<Self> {
+        call.expect_arity(3, 1 + scratch)?;
+        let (bound, sums) = (call.input(2, "bound")?, call.output(0, "sums")?);
+        let [batch, mx, my, mz, _] = sums.expect_rank("batch, x, y, z, half")?;
+        let particles = Particles::new(call, "sums", [batch, mx, my, mz, 1])?;
+        let (weight, [bits]) = (particles.weight(call)?, call.integer_array("bits")?);
+        bound.expect_dims(&[batch])?;
+        particles.expect_dtype("bound", bound.dtype())?;
+        sums.expect_dims(&[batch, mx, my, mz, 2])?;
+        let half = if particles.disp.dtype() == Dtype::F64 { Dtype::S64 } else { Dtype::S32 };
+        if sums.dtype() != half {
+            return Err(Error::invalid(format!("sums: expected {half}, got {}", sums.dtype())));
+        }
+        // A contribution is rounded as an f64, or to an i64.
+        let most = if half == Dtype::S64 { 61 } else { 50 };
+        match i32::try_from(bits) {
+            Ok(bits) if (1..=most).contains(&bits) => Ok(Self { particles, weight, bound, bits, sums }),
+            _ => Err(Error::invalid(format!("attribute 'bits': expected 1 to {most}, got {bits}"))),
+        }
     }
 
     /// Whether all particles have the same weight.
