@@ -229,6 +229,8 @@ def test_the_maximum_keeps_the_parameters(method: Any) -> None:
 
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     posterior = posterior_of()
+    with pytest.raises(ValueError, match="energy_variance=0.0 must be positive and finite; use 0.0005, or less"):
+        infer.sample(posterior, starts(posterior), steps=100, output=tmp_path / "run", energy_variance=0.0, **OPTIONS)
     with pytest.raises(ValueError, match=r"steps=150 must be a multiple of thin \* chunk = 100"):
         infer.sample(posterior, starts(posterior), steps=150, output=tmp_path / "run", **OPTIONS)
     with pytest.raises(ValueError, match=r"must be \(chains, .*use jax.vmap\(posterior.initial\)\(keys\)"):
