@@ -27,8 +27,8 @@ _SMALL, _SMALL_ON_CPUS = 2**28, 2**25
 # Potentials that "auto" keeps if they are small. No more, so that memory is the same for ten steps and for a thousand.
 _MOST = 10
 # Numbers a particle that "auto" keeps of large ones, by device: a gradient then takes 104 to 108 bytes a
-# particle on one GPU with as many cells (112 with nine), 116 on two.
-_NUMBERS, _NUMBERS_ON_GPU, _NUMBERS_DIVIDED = 6, 8, 6
+# particle on one GPU with as many cells (112 with nine), up to 120 on several.
+_NUMBERS, _NUMBERS_ON_GPU, _NUMBERS_DIVIDED = 6, 8, 3
 
 
 def stored_potentials(wanted: Stored, steps: int, config: Config, dtype: Any, platform: str | None = None) -> int:

@@ -27,7 +27,7 @@ def configure(cells: int, particles: int | None = None, **options: Any) -> pmd.C
         (configure(64), (1, 1), jnp.float64, 10),
         (configure(128), (1, 1), jnp.float32, 6),
         (configure(512), (1, 1), jnp.float32, 6),
-        (configure(512), (4, 1), jnp.float32, 6),
+        (configure(512), (4, 1), jnp.float32, 3),
         (configure(512, gradient="spectral"), (1, 1), jnp.float32, 2),
         (configure(768, 512), (1, 1), jnp.float32, 1),
         (configure(1024, 512), (1, 1), jnp.float32, 0),
