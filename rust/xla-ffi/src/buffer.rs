@@ -173,6 +173,17 @@ impl<'a> Input<'a> {
         Ok(Self { header, lifetime: PhantomData })
     }
 
+    /// Takes integers for the bits of floating-point numbers of the same size.
+    #[must_use]
+    pub fn with_bits_of_reals(mut self) -> Self {
+        self.header.dtype = match self.header.dtype {
+            Dtype::S32 => Dtype::F32,
+            Dtype::S64 => Dtype::F64,
+            other => other,
+        };
+        self
+    }
+
     /// Address of the elements, in device memory on a GPU.
     #[must_use]
     pub fn as_ptr(&self) -> *const core::ffi::c_void {

@@ -52,13 +52,15 @@ pub enum Reduction {
     OverFields,
 }
 
-/// The operands of a step of the particles: vectors of each particle, a mesh and coefficients.
+/// The operands of a step of the particles: vectors of each particle, meshes and coefficients.
 pub(crate) struct Step<'a> {
     /// Their displacements are the first of the vectors.
     pub(crate) particles: Particles<'a>,
     /// Further vectors of each particle.
     pub(crate) vectors: Vec<Input<'a>>,
-    pub(crate) fields: Input<'a>,
+    /// Meshes, each with its number of fields.
+    pub(crate) meshes: Vec<(Input<'a>, usize)>,
+    /// Six for each mesh.
     pub(crate) coefficients: Input<'a>,
     /// Spacing of the grid of displacements.
     pub(crate) resolution: f64,
@@ -170,18 +172,28 @@ impl<'a> IntegerPaint<'a> {
 }
 
 impl<'a> Step<'a> {
-    /// Unpacks `inputs` vectors, a mesh of `fields` fields, six coefficients, `results` vectors, a summary of some numbers
-    /// and further `scratch` results. The batch axis of a single element may be left out.
-    pub(crate) fn new(call: &Call<'a>, [inputs, fields, results, numbers, scratch]: [usize; 5]) -> Result<Self> {
-        call.expect_arity(inputs + 2, results + 1 + scratch)?;
-        let mesh = call.input(inputs, "fields")?.with_rank(5);
-        let particles = Particles::new(call, "fields", mesh.expect_rank("batch, x, y, z, field")?)?;
+    /// Unpacks `inputs` vectors, meshes of so many `fields` each, six coefficients for each of them, `results` vectors, a
+    /// summary of some numbers and further `scratch` results. The batch axis of a single element may be left out.
+    pub(crate) fn new(
+        call: &Call<'a>,
+        fields: &[usize],
+        [inputs, results, numbers, scratch]: [usize; 4],
+    ) -> Result<Self> {
+        call.expect_arity(inputs + fields.len() + 1, results + 1 + scratch)?;
+        let meshes = (inputs..).zip(fields).map(|(i, &count)| Ok((call.input(i, "fields")?.with_rank(5), count)));
+        let meshes = meshes.collect::<Result<Vec<_>>>()?;
+        let Some((last, _)) = meshes.last() else { return Err(Error::internal("a step without a mesh")) };
+        let particles = Particles::new(call, "fields", last.expect_rank("batch, x, y, z, field")?)?;
         let batch = particles.extents.batch;
-        if particles.extents.fields != fields || particles.masks[..] != [VALUE] {
-            return Err(Error::invalid(format!("fields: expected {fields}, got {}", particles.extents.fields)));
+        for (mesh, count) in &meshes {
+            let [mx, my, mz] = particles.extents.cells;
+            mesh.expect_dims(&[batch, mx, my, mz, *count])?;
         }
-        let coefficients = call.input(inputs + 1, "coefficients")?.with_rank(2);
-        coefficients.expect_dims(&[batch, 6])?;
+        if particles.masks[..] != [VALUE] {
+            return Err(Error::invalid(format!("attribute 'masks': expected one value, got {:?}", particles.masks)));
+        }
+        let coefficients = call.input(inputs + fields.len(), "coefficients")?.with_rank(2);
+        coefficients.expect_dims(&[batch, 6 * fields.len()])?;
         let vector = |input: Input<'a>| input.with_rank(5);
         let vectors = (1..inputs).map(|i| call.input(i, "vector").map(vector)).collect::<Result<Vec<_>>>()?;
         let result = |output: Output<'a>| output.with_rank(5);
@@ -195,10 +207,11 @@ impl<'a> Step<'a> {
                 return Err(Error::invalid(format!("vector: expected {:?}, got {dims:?}", particles.disp.dims())));
             }
         }
-        let others = [("fields", mesh.dtype()), ("coefficients", coefficients.dtype()), ("summary", summary.dtype())];
-        others.iter().try_for_each(|&(name, dtype)| particles.expect_dtype(name, dtype))?;
+        let others = [("coefficients", coefficients.dtype()), ("summary", summary.dtype())];
+        let dtypes = meshes.iter().map(|(mesh, _)| ("fields", mesh.dtype())).chain(others);
+        dtypes.into_iter().try_for_each(|(name, dtype)| particles.expect_dtype(name, dtype))?;
         let [resolution] = call.float_array("resolution")?;
-        Ok(Self { particles, vectors, fields: mesh, coefficients, resolution, results, summary })
+        Ok(Self { particles, vectors, meshes, coefficients, resolution, results, summary })
     }
 }
 

@@ -12,7 +12,7 @@ use xla_ffi::sys::Handler;
 use xla_ffi::{Call, Dtype, Error, Input, Output, Result, Role};
 
 /// FFI targets of the platform "CUDA", each with the handlers of the stages "initialize" and "execute".
-pub const CUDA: [(&str, [Handler; 2]); 9] = [
+pub const CUDA: [(&str, [Handler; 2]); 10] = [
     ("jaxdecomp_ops_cic_paint", [initialize_paint, execute_paint]),
     ("jaxdecomp_ops_cic_paint_sums", [initialize_paint_sums, execute_paint_sums]),
     ("jaxdecomp_ops_cic_read", [initialize_read, execute_read]),
@@ -22,6 +22,7 @@ pub const CUDA: [(&str, [Handler; 2]); 9] = [
     steps::CUDA[1],
     steps::CUDA[2],
     steps::CUDA[3],
+    steps::CUDA[4],
 ];
 
 xla_ffi::handler!(

@@ -245,10 +245,7 @@ impl Context<'_> {
         let geometry = Geometry::new(self.spec, self.extents);
         let grid = [blocks(self.extents.sites, block), block.iter().product::<usize>() as u32];
         let last = if kernel.sums() == 0 { buffers.summary } else { buffers.partial };
-        let mut arguments = arguments![geometry].to_vec();
-        if kernel != StepKernel::UndoKick {
-            arguments.extend(arguments![resolution]);
-        }
+        let mut arguments = arguments![geometry, resolution].to_vec();
         arguments.extend(buffers.inputs.iter().map(|pointer| (&raw const *pointer).cast_mut().cast::<c_void>()));
         arguments.extend(buffers.results.iter().map(|pointer| (&raw const *pointer).cast_mut().cast::<c_void>()));
         arguments.extend(arguments![last]);
@@ -274,6 +271,8 @@ pub(crate) enum StepKernel {
     WholeKickDrift,
     UndoKick,
     UndoDrift,
+    /// `UndoDrift`, then `UndoKick`.
+    UndoDriftAndKick,
 }
 
 impl StepKernel {
@@ -281,16 +280,16 @@ impl StepKernel {
         match self {
             Self::KickDrift => variants::kick(common, false),
             Self::WholeKickDrift => variants::kick(common, true),
-            Self::UndoKick => variants::pull_back(common, 3),
-            Self::UndoDrift => variants::pull_back(common, 1),
+            Self::UndoKick => variants::pull_back(common, false, true),
+            Self::UndoDrift => variants::pull_back(common, true, false),
+            Self::UndoDriftAndKick => variants::pull_back(common, true, true),
         }
     }
 
     fn name(self) -> &'static CStr {
         match self {
             Self::KickDrift | Self::WholeKickDrift => c"kick_drift",
-            Self::UndoKick => c"undo_kick",
-            Self::UndoDrift => c"undo_drift",
+            Self::UndoKick | Self::UndoDrift | Self::UndoDriftAndKick => c"undo",
         }
     }
 
@@ -300,6 +299,7 @@ impl StepKernel {
             Self::KickDrift | Self::WholeKickDrift => 0,
             Self::UndoKick => 3,
             Self::UndoDrift => 1,
+            Self::UndoDriftAndKick => 4,
         }
     }
 
