@@ -29,7 +29,6 @@ from pmwd_dist.infer.chains import load_chain
 from pmwd_dist.infer.samplers.isokinetic import value_and_grad
 
 DENSITY = 1e-3
-STARTED = time.perf_counter()
 
 
 class _Spent(Exception):
@@ -37,29 +36,32 @@ class _Spent(Exception):
 
 
 def conditioned(
-    mesh: int, gravity: str, steps: int, precondition: str = "adapted", cell: float = 5.0
+    mesh: int, gravity: str, steps: int, precondition: str = "adapted", cell: float = 5.0, devices: int = 1
 ) -> tuple[infer.Posterior, Any]:
     """The posterior of a mock, and the truth."""
     sigma = float((DENSITY * cell**3) ** -0.5)
-    model = galaxies(mesh, gravity, cell=cell, sigma=sigma, steps=steps, sd=0.2)
+    model = galaxies(mesh, gravity, cell=cell, sigma=sigma, steps=steps, sd=0.2, devices=devices)
     truth = model.draw(jax.random.key(0), **TRUTH)
     data = model.mock(jax.random.key(1), truth)
     return model.condition(data, precondition=precondition), truth
 
 
-def sampled(posterior: infer.Posterior, method: Any, options: Any) -> str:
-    """One sampler, for the budget."""
+def sampled(posterior: infer.Posterior, method: Any, options: Any) -> tuple[str, dict[str, Any]]:
+    """One sampler, for the budget: what its draws say, and the draws."""
     chains, spent = options.chains, 0
     positions = jax.vmap(posterior.initial)(jax.random.split(jax.random.key(2), chains))
 
     def watch(progress: infer.Progress) -> None:
         nonlocal spent
         spent += int(np.sum(progress.draws.get("gradients", 0)))
-        tuned = method == "nuts" and not progress.chunks
-        if tuned or spent >= options.gradients * chains or time.perf_counter() - STARTED > options.seconds:
+        if not progress.chunks:  # at least one, but none of HMC, with which NUTS is tuned
+            over = method == "nuts"
+        else:
+            over = spent >= options.gradients * chains or time.perf_counter() - began > options.seconds
+        if over:
             raise _Spent
 
-    chunk = 100 if method == "mclmc" else 5
+    chunk = options.chunk if method == "mclmc" else 5
     tuned_as = "hmc" if method == "nuts" else method
     arguments: dict[str, Any] = {"key": jax.random.key(3), "tuning_steps": options.tune, "method": tuned_as}
     began = time.perf_counter()
@@ -71,7 +73,7 @@ def sampled(posterior: infer.Posterior, method: Any, options: Any) -> str:
             from benchmarks.nuts import NUTS  # blackjax is not needed by the others
 
             found = NUTS(posterior, positions, Path(folder)).draw(
-                options.gradients * chains, STARTED + options.seconds, jax.random.key(3)
+                options.gradients * chains, began + options.seconds, jax.random.key(3)
             )
         else:
             found = _of(load_chain(folder))
@@ -79,7 +81,7 @@ def sampled(posterior: infer.Posterior, method: Any, options: Any) -> str:
     if options.save:
         options.save.mkdir(parents=True, exist_ok=True)
         np.savez(options.save / f"{method}.npz", **found)
-    return f"{method}: {described(found)}; {time.perf_counter() - began:.0f} s in all"
+    return f"{method}: {described(found)}; {time.perf_counter() - began:.0f} s in all", found
 
 
 def _of(chain: infer.Chain) -> dict[str, Any]:
@@ -107,6 +109,9 @@ def described(found: Any) -> str:
 def compare(folder: Path) -> None:
     """Means of the samplers against those of NUTS, in its standard deviations, with their Monte Carlo errors."""
     found = {file.stem: dict(np.load(file)) for file in sorted(folder.glob("*.npz"))}
+    if "nuts" not in found:
+        there = ", ".join(found) or "nothing"
+        raise SystemExit(f"{folder} has no nuts.npz, only {there}: run --methods nuts --save {folder} first")
     exact = found["nuts"]
     for method, own in found.items():
         print(f"{method}: {described(own)}")
@@ -163,10 +168,13 @@ def main() -> None:
     parser.add_argument("--methods", default="mclmc,adjusted-mclmc,hmc", help='also nuts; "" for times alone')
     parser.add_argument("--precondition", default="adapted", choices=("adapted", "conditional"))
     parser.add_argument("--chains", type=int, default=4)
+    parser.add_argument("--devices", type=int, default=1, help="over which each field is divided")
+    parser.add_argument("--chunk", type=int, default=100, help="steps of mclmc between looks at the budget")
+    parser.add_argument("--twice", action="store_true", help="run each method twice, and compare the bits")
     parser.add_argument("--tune", type=int, default=800)
     parser.add_argument("--gradients", type=int, default=4000, help="of each chain, after tuning")
     parser.add_argument(
-        "--seconds", type=float, default=float("inf"), help="of the program, after which sampling stops"
+        "--seconds", type=float, default=float("inf"), help="of each method, after which its sampling stops"
     )
     parser.add_argument("--time", action="store_true")
     parser.add_argument("--save", type=Path, help="folder for draws")
@@ -176,12 +184,19 @@ def main() -> None:
         compare(options.compare)
         return
     posterior, truth = conditioned(
-        options.mesh, options.gravity, options.nbody_steps, options.precondition, options.cell
+        options.mesh, options.gravity, options.nbody_steps, options.precondition, options.cell, options.devices
     )
-    device = jax.devices()[0].device_kind
+    device = f"{options.devices} {jax.devices()[0].device_kind}"
     label = f"{options.gravity}, {options.mesh}³ of {options.cell:g} Mpc/h, {options.precondition}, {device}"
     for method in filter(None, options.methods.split(",")):
-        print(f"{label}, {sampled(posterior, method, options)}", flush=True)
+        told, found = sampled(posterior, method, options)
+        print(f"{label}, {told}", flush=True)
+        if options.twice:
+            told, again = sampled(posterior, method, options)
+            same = [name for name, x in found.items() if np.array_equal(x, again[name])]
+            print(
+                f"{label}, again, {told}\n  the same bits: {', '.join(same)} ({len(same)} of {len(found)})", flush=True
+            )
     if options.time:
         print(f"{label}: {speed(posterior, truth, options.chains)}", flush=True)
 

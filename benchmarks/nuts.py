@@ -47,10 +47,10 @@ class NUTS:
         self.inverse_mass_matrix = ravel_pytree(widths)[0]
 
     def draw(self, gradients: int, until: float, key: Any) -> dict[str, Any]:
-        """Parameters and log densities, (chains, draws), until the chains have spent so many gradients, or a time."""
+        """Parameters and log densities, (chains, draws): of one block, and more until so many gradients or a time."""
         states = _begin(self.posterior, self.positions)
         drawn, spent, chains = list[Any](), 0, self.positions["noise"].shape[0]
-        while spent < gradients and time.perf_counter() < until:
+        while not drawn or (spent < gradients and time.perf_counter() < until):
             key, own = jax.random.split(key)
             keys = jax.random.split(own, chains)
             states, block = _block(keys, states, self.posterior, self.step_size, self.inverse_mass_matrix)

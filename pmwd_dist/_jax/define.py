@@ -45,12 +45,25 @@ class Target:
     lends: Callable[..., bool] | None = None
 
 
+@dataclass(frozen=True)
+class Composed:
+    """An implementation of an op on one platform that is made of other ops.
+
+    Args:
+      function: computes the op.
+      available: tells whether those ops can run; where not, the reference does.
+    """
+
+    function: Callable[..., Any]
+    available: Callable[[], bool]
+
+
 def define_op(
     name: str,
     abstract: Callable[..., Any],
     reference: Callable[..., Any] | None,
     *,
-    targets: Mapping[str, Target] | None = None,
+    targets: Mapping[str, Target | Composed] | None = None,
     multiple_results: bool = False,
 ) -> Primitive:
     """Define a primitive.
@@ -70,7 +83,8 @@ def define_op(
     if fallback is not None:
         mlir.register_lowering(primitive, fallback)
     for platform, target in (targets or {}).items():
-        mlir.register_lowering(primitive, _lowering(target, fallback), platform=_PLATFORMS[platform])
+        rule = _lowering(target, fallback) if isinstance(target, Target) else _composed(target, fallback)
+        mlir.register_lowering(primitive, rule, platform=_PLATFORMS[platform])
     batching.primitive_batchers[primitive] = functools.partial(_batch, primitive)
     return primitive
 
@@ -96,6 +110,18 @@ def _lowering(target: Target, fallback: Callable[..., Any] | None) -> Callable[.
         # Not empty: a buffer of no bytes may have no address.
         scratch = scratch.update(shape=(max(1, *scratch.shape),))
         return call(ctx.replace(avals_out=[*ctx.avals_out, scratch]), *operands, **attributes)[:-1]
+
+    return lower
+
+
+def _composed(target: Composed, fallback: Callable[..., Any] | None) -> Callable[..., Any]:
+    rule = mlir.lower_fun(target.function, multiple_results=False)
+
+    def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
+        if target.available():
+            return rule(ctx, *operands, **params)
+        assert fallback is not None
+        return fallback(ctx, *operands, **params)
 
     return lower
 

@@ -10,7 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from pmwd_dist.cosmology.growth import GrowthTable, growth_table
+from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to, parameters_of
 from pmwd_dist.cosmology.parameters import Cosmology
 
 HUBBLE_DISTANCE = 2997.92458  # c / H0 [Mpc/h]
@@ -25,7 +25,7 @@ def comoving_distance(a: ArrayLike, cosmo: Cosmology | GrowthTable) -> Array:
     By Gauss-Legendre quadrature in the root of a, in which the integrand is smooth: right to 1e-8 for a > 0.001.
     Differentiable in a and in the parameters.
     """
-    return _comoving_distance(jnp.asarray(a, dtype=jnp.result_type(float, a)), growth_table(cosmo))
+    return _comoving_distance(jnp.asarray(a, dtype=jnp.result_type(float, a)), growth_table_to(2, cosmo))
 
 
 @jax.jit
@@ -42,7 +42,7 @@ def scale_factor_at(distance: ArrayLike, cosmo: Cosmology | GrowthTable) -> Arra
 
     Differentiable, from a = 0.001 to a = 1.
     """
-    return _scale_factor_at(jnp.asarray(distance, dtype=jnp.result_type(float, distance)), growth_table(cosmo))
+    return _scale_factor_at(jnp.asarray(distance, dtype=jnp.result_type(float, distance)), growth_table_to(2, cosmo))
 
 
 @jax.jit
@@ -67,7 +67,6 @@ def transverse_distance(distance: ArrayLike, cosmo: Cosmology | GrowthTable) -> 
     sin(sqrt(-Omega_k) x) / sqrt(-Omega_k) with x in Hubble distances, as a power series in Omega_k x^2: differentiable
     in flat universes too.
     """
-    table = growth_table(cosmo)
     distance = jnp.asarray(distance, dtype=jnp.result_type(float, distance))
-    x = table.cosmo.Omega_k * (distance / HUBBLE_DISTANCE) ** 2
+    x = parameters_of(cosmo).Omega_k * (distance / HUBBLE_DISTANCE) ** 2
     return distance * jnp.polyval(jnp.asarray(_SERIES[::-1], distance.dtype), x)

@@ -58,6 +58,11 @@ class GrowthTable(eqx.Module):
     cosmo: Parameters
     factors: Float[Array, "nodes 3 factors"]
 
+    @property
+    def order(self) -> int:
+        """The highest order of its factors, 2 or 3."""
+        return _ORDERS[self.factors.shape[-1] - 1]
+
     def at(self, a: ArrayLike) -> Growth:
         """All growth factors and their derivatives at once; no D3 and dD3 where the table ends at second order."""
         return _growth_at(self.factors, jnp.asarray(a, self.factors.dtype))
@@ -94,7 +99,7 @@ class GrowthTable(eqx.Module):
         Raises:
           ValueError: it does.
         """
-        if self.factors.shape[-1] < len(_ORDERS):
+        if self.order < 3:
             constraint = "ends at the second order, as those made for a configuration with lpt_order=2"
             remedy = "pass growth_table(cosmo) in the place of cosmo, or use lpt_order=3"
             raise ArgumentError("table", self, constraint, remedy, show_value=False)

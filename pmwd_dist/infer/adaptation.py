@@ -81,6 +81,14 @@ def unpacked(observed: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, 
     return observed[..., :count], observed[..., count : count + BANDS], observed[..., count + BANDS :]
 
 
+def adapt_to(seen: tuple[np.ndarray, Any], old: Adaptation, *, follow: bool) -> Adaptation:
+    """The adaptation to what a stage of a tuning has shown (`Search.observed`) of chains that ran with another."""
+    observed, means = seen
+    parameters = [np.mean(means["parameters"][name]) for name in sorted(means["parameters"])]
+    centre = np.asarray(old.factor) @ np.array(parameters)
+    return adapt(old, observed, centre, follow=follow)
+
+
 def adapt(old: Adaptation, observed: np.ndarray, centre: np.ndarray, *, follow: bool) -> Adaptation:
     """The adaptation after chains have run with another.
 

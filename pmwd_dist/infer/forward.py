@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
-from pmwd_dist.cosmology.growth import GrowthTable, growth_table
+from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.linear_power import linear_power as default_power
 from pmwd_dist.cosmology.parameters import Cosmology, Parameters, parameters
 from pmwd_dist.observe.bias import eulerian_bias
@@ -216,7 +216,7 @@ def cosmology_at(
     if "Omega_m" in changes:
         changes["Omega_c"] = jnp.asarray(changes.pop("Omega_m")) - changes.get("Omega_b", fiducial.Omega_b)
     cosmo = replace(fiducial, **changes)
-    return cosmo, growth_table(cosmo) if _OF_GROWTH & parameters.keys() else table
+    return cosmo, growth_table_to(table.order, cosmo) if _OF_GROWTH & parameters.keys() else table
 
 
 def kaiser_factor(
@@ -247,4 +247,4 @@ def _amplitude(cosmo: Parameters, config: Config, linear_power: LinearPower | No
 def checked(config: Config, cosmo: Cosmology) -> tuple[Config, Parameters, GrowthTable]:
     """The config, the cosmology and its growth table, of a forward model."""
     check_config(config)
-    return config, parameters(cosmo), growth_table(cosmo)
+    return config, parameters(cosmo), growth_table_to(config.lpt_order, cosmo)

@@ -214,11 +214,6 @@ class Posterior(eqx.Module):
         assert self.preconditioner is not None
         return eqx.tree_at(lambda p: p.preconditioner.adaptation, self, adaptation)
 
-    def centre(self, position: Position) -> Array:
-        """Parameters of a position in linear theory's scales, in the order of their names."""
-        assert self.preconditioner is not None
-        return self.preconditioner.linear(position["parameters"])
-
     def observe(self, position: Position, slope: Position) -> Array:
         """What the slope at a position shows, for adaptation; nothing if none is adapted."""
         if self.preconditioner is None:

@@ -182,10 +182,9 @@ def _tuned(
 
     def adapt(states: IntegratorState, search: Search) -> IntegratorState:
         nonlocal run
-        old, (observed, means) = run.adaptation, search.observed()
+        old = run.adaptation
         assert old is not None
-        centre = posterior.adapted(old).centre(jax.tree.map(lambda x: jnp.asarray(np.mean(x, axis=0)), means))
-        new = placed(adaptation.adapt(old, observed, np.asarray(centre), follow=search.free), old)
+        new = placed(adaptation.adapt_to(search.observed(), old, follow=search.free), old)
         turn = jax.random.fold_in(jax.random.fold_in(key, search.count), 0)
         positions = _moved(states.position, posterior.adapted(old), posterior.adapted(new), axis)
         states = _begin(turn, placed(positions, states.position), posterior.adapted(new), axis).states

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Real
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.cosmology.distance import comoving_distance, scale_factor_at, transverse_distance
-from pmwd_dist.cosmology.growth import GrowthTable, growth_table
+from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.observe import harmonics
 from pmwd_dist.observe.healpix import pixel_count
@@ -118,7 +118,7 @@ def limber_power(
     Raises:
       ValueError: sources nearer than the nearest shell.
     """
-    table = growth_table(cosmo)
+    table = growth_table_to(2, cosmo)
     far = min(float(edges[-1]), float(comoving_distance(1 / (1 + source), table)))
     slabs = np.linspace(float(edges[0]), far, _SLABS + 1)
     weights = lensing_weights(tuple(map(float, slabs)), table, source)

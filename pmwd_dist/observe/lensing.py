@@ -21,7 +21,7 @@ from pmwd_dist.cosmology.distance import (
     scale_factor_at,
     transverse_distance,
 )
-from pmwd_dist.cosmology.growth import GrowthTable, growth_table
+from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.observe import harmonics
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
@@ -48,7 +48,7 @@ def lensing_weights(edges: Sequence[float], cosmo: Cosmology | GrowthTable, sour
     Raises:
       ValueError: sources that are all nearer than the nearest shell, or no redshifts; what is traced is not looked at.
     """
-    table = growth_table(cosmo)
+    table = growth_table_to(2, cosmo)
     distance, share = _sources(source, table, edges[0])
     return _weights(distance, share, table, edges=tuple(edges))
 
@@ -203,7 +203,7 @@ def _rays(
     if mass.shape != (count, *cone.pixels) or offsets.shape != (count, 2):
         constraint = f"must be {(count, *cone.pixels)}, and of offsets {(count, 2)}"
         raise ArgumentError("mass.shape", mass.shape, constraint, "pass what this light cone has accumulated")
-    table = growth_table(cosmo)
+    table = growth_table_to(cone.config.lpt_order, cosmo)
     weights = lensing_weights(cone.edges, table, source).astype(mass.dtype)
     across = transverse_distance(cone.distances, table).astype(mass.dtype)
     run = decomposition.shard_map(

@@ -1,6 +1,7 @@
 """A step of the particles of one block undone, with cotangents pulled back through it, in two passes.
 
-`undo_kick` stands where the force is known, `undo_drift` where its cotangent has become a potential on the mesh.
+`undo_kick` stands where the force is known, `undo_drift` where its cotangent has become a potential on the mesh. Where
+the force of the step before is known by then, `undo_drift_and_kick` does that and the kick of that step in one pass.
 Momenta are held as whole numbers, see `momenta`. Derivatives are those of the references, which pass straight through
 the rounding.
 """
@@ -134,6 +135,43 @@ def undo_drift(
     return run(disp, vel, ct_disp, ct_vel, field[..., None], jnp.stack(barrier(tuple(coefficients))))
 
 
+def undo_drift_and_kick(
+    particles: Sequence[Array],
+    field: Float[Array, "mx my mz"],
+    fields: Float[Array, "mx my mz 3"],
+    drift: UndoDrift,
+    kick: UndoKick,
+    geometry: Geometry,
+    *,
+    resolution: float,
+) -> tuple[Array, Array, Array, Array, Float[Array, 4]]:
+    """`undo_drift`, and then `undo_kick` of the step before, in one pass over the particles.
+
+    Args:
+      particles: displacements, what holds the momenta, and cotangents of both.
+      field: cotangent of the painted mesh.
+      fields: the force of the step before on the mesh.
+      drift: coefficients of the drifts.
+      kick: coefficients of the kick of the step before.
+      geometry: of lattice and mesh.
+      resolution: q, the spacing of the displacements.
+
+    Returns:
+      Displacements after the kick, what holds the momenta before it, and cotangents as `undo_kick` gives them; and the
+      sum of `undo_drift` with those of `undo_kick`.
+    """
+    reference = partial(_undo_drift_and_kick_reference, geometry=geometry, resolution=resolution)
+    run = with_derivatives_of(reference, _undo_drift_and_kick_p, geometry=geometry, resolution=resolution)
+    return run(*particles, field[..., None], fields, jnp.stack(barrier((*drift, *kick))))
+
+
+def drifted_back(disp: Array, vel: Array, coefficients: UndoDrift, resolution: float) -> Array:
+    """Displacements before both drifts."""
+    c, p = coefficients, momentum(vel, coefficients.before)
+    disp = disp + resolution * round_straight_through(c.first_q * p)
+    return disp + resolution * round_straight_through(c.last_q * p)
+
+
 def _undo_kick_reference(
     disp: Array, vel: Array, ct_disp: Array, ct_vel: Array, fields: Array, step: Array, *, geometry: Geometry
 ) -> tuple[Array, Array, Array, Array]:
@@ -164,18 +202,27 @@ def _undo_drift_reference(
     values, pull = jax.vjp(lambda disp: read(disp, field, geometry), disp)
     ct_disp = ct_disp + jnp.where(c.good != 0, c.weight * pull(jnp.ones_like(values))[0], 0)
     ct_vel = c.scale * ct_vel - c.first_q * resolution * ct_disp
-    p = momentum(vel, c.before)
-    disp = disp + resolution * round_straight_through(c.first_q * p)
-    disp = disp + resolution * round_straight_through(c.last_q * p)
-    return disp, ct_disp, ct_vel, _sum(ct_disp * p)[None]
+    total = _sum(ct_disp * momentum(vel, c.before))[None]
+    return drifted_back(disp, vel, c, resolution), ct_disp, ct_vel, total
+
+
+def _undo_drift_and_kick_reference(
+    *operands: Array, geometry: Geometry, resolution: float
+) -> tuple[Array, Array, Array, Array, Array]:
+    disp, vel, ct_disp, ct_vel, field, fields, steps = operands
+    first, second = jnp.split(steps, [len(UndoDrift._fields)])
+    q: Any = {"geometry": geometry, "resolution": resolution}
+    disp, ct_disp, ct_vel, of_drift = _undo_drift_reference(disp, vel, ct_disp, ct_vel, field, first, **q)
+    out = _undo_kick_reference(disp, vel, ct_disp, ct_vel, fields, second, geometry=geometry)
+    return disp, *out[:3], jnp.concatenate([of_drift, out[3]])
 
 
 def _sum(x: Array) -> Array:
     return jnp.sum(x)
 
 
-def _avals(sums: int, disp: Any, *_: Any, **__: Any) -> list[Any]:
-    return [disp, disp, disp, result_aval(disp, (disp.shape[0], sums), disp.dtype)]
+def _avals(sums: int, results: int, disp: Any, *_: Any, **__: Any) -> list[Any]:
+    return [*(disp,) * results, result_aval(disp, (disp.shape[0], sums), disp.dtype)]
 
 
 def _scratch(sums: int, disp: Any, *_: Any, **__: Any) -> ShapedArray:
@@ -188,7 +235,7 @@ def _define(name: str, reference: Callable[..., Any], sums: int, in_place: dict[
         return jax.vmap(partial(reference, **params))(*operands)
 
     targets = step_targets(name, in_place, partial(_scratch, sums))
-    return define_op(name, partial(_avals, sums), batched, targets=targets, multiple_results=True)
+    return define_op(name, partial(_avals, sums, len(in_place)), batched, targets=targets, multiple_results=True)
 
 
 def _undo_kick_batched(*operands: Array, geometry: Geometry, resolution: float) -> Any:
@@ -198,3 +245,4 @@ def _undo_kick_batched(*operands: Array, geometry: Geometry, resolution: float) 
 
 _undo_kick_p = _define("undo_kick", _undo_kick_batched, 3, {1: 0, 2: 1, 3: 2})
 _undo_drift_p = _define("undo_drift", _undo_drift_reference, 1, {0: 0, 2: 1, 3: 2})
+_undo_drift_and_kick_p = _define("undo_drift_and_kick", _undo_drift_and_kick_reference, 4, {0: 0, 1: 1, 2: 2, 3: 3})

@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Integer
 
 from pmwd_dist._jax.define import define_linear_pair, define_op
-from pmwd_dist._jax.varying import result_aval
+from pmwd_dist._jax.varying import result_aval, unify_varying
 from pmwd_dist.ops.kernels import native_targets
 
 WIDTH = 2  # cells on each side that the stencil reaches
@@ -38,6 +38,21 @@ def gradient(
     return _gradient_p.bind(field[None], cell_size=cell_size, periodic=periodic)[0]
 
 
+def gradient_at(
+    fields: Integer[Array, "count mx my mz"], place: Array, cell_size: tuple[float, float, float]
+) -> Float[Array, "mx my mz 3"]:
+    """`gradient` of one of several fields that wrap around along all axes; not differentiable.
+
+    Args:
+      fields: the bits of the fields, as whole numbers.
+      place: of the field.
+      cell_size: sides of a cell.
+    """
+    return _gradient_at_p.bind(
+        *unify_varying(fields[None], place[None].astype(jnp.int32)), cell_size=cell_size, periodic=(True,) * 3
+    )[0]
+
+
 def divergence(
     fields: Float[Array, "mx my mz 3"], cell_size: tuple[float, float, float], periodic: tuple[bool, bool, bool]
 ) -> Float[Array, "ux uy uz"]:
@@ -49,6 +64,11 @@ def _gradient_aval(x: Any, *, cell_size: Any, periodic: Any) -> Any:
     del cell_size
     inner = tuple(n if wraps else n - 2 * WIDTH for n, wraps in zip(x.shape[1:], periodic, strict=True))
     return result_aval(x, (x.shape[0], *inner, 3), x.dtype)
+
+
+def _gradient_at_aval(fields: Any, place: Any, *, cell_size: Any, periodic: Any) -> Any:
+    del place, cell_size, periodic
+    return result_aval(fields, (fields.shape[0], *fields.shape[2:], 3), np.dtype(f"float{8 * fields.dtype.itemsize}"))
 
 
 def _divergence_aval(x: Any, *, cell_size: Any, periodic: Any) -> Any:
@@ -65,6 +85,12 @@ def _gradient_reference(field: Array, *, cell_size: Any, periodic: Any) -> Array
     field = jax.lax.optimization_barrier(field)
     parts = [_difference(_inner(field, keep=axis), axis, cell_size[axis - 1]) for axis in (1, 2, 3)]
     return jnp.stack(parts, -1)
+
+
+def _gradient_at_reference(fields: Array, place: Array, **params: Any) -> Array:
+    bits = jax.vmap(lambda fields, place: jax.lax.dynamic_index_in_dim(fields, place, keepdims=False))(fields, place)
+    field = jax.lax.bitcast_convert_type(bits, np.dtype(f"float{8 * fields.dtype.itemsize}"))
+    return _gradient_reference(field, **params)
 
 
 def _divergence_reference(fields: Array, *, cell_size: Any, periodic: Any) -> Array:
@@ -126,6 +152,7 @@ def _define(name: str, abstract: Callable[..., Any], reference: Callable[..., An
 
 
 _gradient_p = _define("gradient", _gradient_aval, _gradient_reference)
+_gradient_at_p = _define("gradient_at", _gradient_at_aval, _gradient_at_reference)
 _divergence_p = _define("gradient_transpose", _divergence_aval, _divergence_reference)
 
 

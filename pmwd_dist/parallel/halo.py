@@ -9,6 +9,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Num
 
+from pmwd_dist.parallel.backends.base import PLAIN, Addition
 from pmwd_dist.parallel.decomposition import Decomposition
 from pmwd_dist.parallel.inputs import decomposition_of, numbers, whole_number
 
@@ -62,6 +63,6 @@ def pad_block(block: Array, halo: int, decomposition: Decomposition) -> Array:
     return decomposition.backend.halo_pad(block, halo, decomposition)
 
 
-def reduce_block(block: Array, halo: int, decomposition: Decomposition) -> Array:
-    """`halo_reduce` of the local padded block, inside shard_map."""
-    return decomposition.backend.halo_reduce(block, halo, decomposition)
+def reduce_block(block: Array, halo: int, decomposition: Decomposition, addition: Addition = PLAIN) -> Array:
+    """`halo_reduce` of the local padded block, inside shard_map, by any addition."""
+    return decomposition.backend.halo_reduce(block, halo, decomposition, addition)

@@ -18,7 +18,7 @@ from pmwd_dist._jax.complex_numbers import scaled, scaled_by_i
 from pmwd_dist.config import Config, Vector3
 from pmwd_dist.ops import cic
 from pmwd_dist.ops.kick_drift import KickDrift, kick_drift
-from pmwd_dist.ops.stencil import WIDTH, gradient
+from pmwd_dist.ops.stencil import WIDTH, gradient, gradient_at
 from pmwd_dist.parallel.fft import irfft_block, rfft_block, sequence_after
 from pmwd_dist.parallel.halo import pad_block
 from pmwd_dist.pm import fourier, kept
@@ -162,6 +162,21 @@ def padded_force(config: Config, halo: int, *meshes: Array) -> Array:
     (potential,) = meshes
     padded = pad_block(potential, halo + 1 + WIDTH, config.decomposition)
     return gradient(padded, config.cell_size, block_geometry(config, halo).periodic)
+
+
+def kept_sources(bits: tuple[Array, ...], place: Array, config: Config) -> tuple[Array, ...]:
+    """What `kept_force` reads, for the bits of all steps that are kept and the place of a step among them."""
+    if config.decomposition.size == 1 and config.gradient != "spectral":
+        return *bits, place
+    return kept.recalled(bits, place)
+
+
+def kept_force(config: Config, halo: int, *sources: Array) -> Array:
+    """`padded_force` of what was kept; not differentiable. A potential that needs no halo is read where it is."""
+    if config.decomposition.size == 1 and config.gradient != "spectral":
+        potentials, place = sources
+        return gradient_at(potentials, place, config.cell_size)
+    return padded_force(config, halo, *sources)
 
 
 def _greens_function(config: Config, dtype: Any) -> Array:

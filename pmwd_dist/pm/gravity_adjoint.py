@@ -11,14 +11,22 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
+from pmwd_dist._jax.varying import unify_varying
 from pmwd_dist.config import Config
 from pmwd_dist.ops import cic
 from pmwd_dist.ops.force_transpose import force_transpose
-from pmwd_dist.ops.pull_back import UndoDrift, UndoKick, undo_drift, undo_kick
+from pmwd_dist.ops.pull_back import (
+    UndoDrift,
+    UndoKick,
+    drifted_back,
+    undo_drift,
+    undo_drift_and_kick,
+    undo_kick,
+)
 from pmwd_dist.ops.stencil import WIDTH
 from pmwd_dist.parallel.halo import pad_block, reduce_block
 from pmwd_dist.pm import kept
-from pmwd_dist.pm.gravity import force_meshes, padded_force, solve
+from pmwd_dist.pm.gravity import force_meshes, kept_force, kept_sources, padded_force, solve
 from pmwd_dist.pm.paint import block_geometry, max_displacement_block, with_halo
 from pmwd_dist.pm.particles import ExactParticles, Particles, resolution
 
@@ -33,6 +41,26 @@ class Recall(NamedTuple):
 
     bits: tuple[Array, ...]
     place: Array
+
+
+class Pending(NamedTuple):
+    """Particles with cotangents, of which the drifts before a kick are still to be undone.
+
+    Args:
+      particles: before the kick, where the force acts.
+      ct: cotangents of the particles, from `undo_kick`.
+      mesh: cotangent of the painted mesh.
+      drifts: coefficients of the drifts.
+    """
+
+    particles: ExactParticles
+    ct: Particles
+    mesh: Array
+    drifts: UndoDrift
+
+
+# Displacements, what holds the momenta, and cotangents of both.
+State = Sequence[Array]
 
 
 @partial(jax.jit, static_argnames="config")
@@ -61,72 +89,197 @@ def pull_back(
       the momenta before it.
     """
     spec = config.decomposition.spec
-    stored = Recall((kept.stored_spec(config),) * len(recall.bits), P())  # type: ignore[arg-type]
     run = config.decomposition.shard_map(
         partial(_pull_back_block, config=config),
-        ((spec,) * 4, P(), P(), stored),
+        ((spec,) * 4, P(), P(), _recall_spec(recall, config)),
         (*(spec,) * 4, P()),
     )
     disp, vel, ct_disp, ct_vel, sums = run((*jax.tree.leaves(particles), ct.disp, ct.vel), undo, drifts, recall)
     return ExactParticles(disp, vel), Particles(ct_disp, ct_vel), sums
 
 
-def _pull_back_block(
-    state: tuple[Array, Array, Array, Array],
-    undo: UndoKick,
-    drifts: UndoDrift,
-    recall: Recall,
-    config: Config,
-) -> tuple[Array, Array, Array, Array, Array]:
-    disp, vel, ct_disp, ct_vel = state
-    max_displacement = max_displacement_block(disp, config)
-    meshes = _recalled_meshes(disp, max_displacement, recall, config)
-    _, pull_mesh = jax.vjp(partial(solve, config=config), meshes[0])  # linear: any mesh will do
-    count, q = len(undo), resolution(config, disp.dtype)
+def _pull_back_block(state: State, undo: UndoKick, drifts: UndoDrift, recall: Recall, config: Config) -> Any:
+    disp, vel, *ct, sums, mesh = _kick_block(state, undo, recall, config)
+    disp, vel, *ct, last = _drift_block((disp, vel, *ct), mesh, drifts, config)
+    return disp, vel, *ct, jnp.concatenate([_sum_over_devices(sums, config), last])
 
-    def kick(halo: int, disp: Array, vel: Array, ct_disp: Array, ct_vel: Array, *rest: Array) -> tuple[Any, ...]:
+
+@partial(jax.jit, static_argnames="config")
+def pending(particles: ExactParticles, ct: Particles, drifts: UndoDrift, config: Config) -> Pending:
+    """Particles of which drifts are to be undone, with nothing that comes through a mesh."""
+    spec, shape = config.decomposition.spec, config.mesh_shape
+    parts = (*config.decomposition.pdims, 1)
+
+    def zeros(disp: Array) -> Array:
+        block = tuple(n // p for n, p in zip(shape, parts, strict=True))
+        return unify_varying(jnp.zeros(block, disp.dtype), disp)[0]
+
+    return Pending(particles, ct, config.decomposition.shard_map(zeros, spec, spec)(particles.disp), drifts)
+
+
+@partial(jax.jit, static_argnames="config")
+def undo_drifts(pending: Pending, config: Config) -> tuple[ExactParticles, Particles, Float[Array, 1]]:
+    """Undo the drifts that are pending.
+
+    Returns:
+      The particles before the drifts, the cotangents of the particles before the first of them, and the sum over the
+      particles of those of the displacements times the momenta.
+    """
+    spec, (state, mesh, drifts) = config.decomposition.spec, _leaves(pending)
+    run = config.decomposition.shard_map(
+        partial(_drift_block, config=config), ((spec,) * 4, spec, P()), (*(spec,) * 4, P())
+    )
+    disp, vel, *ct, last = run(state, mesh, drifts)
+    return ExactParticles(disp, vel), Particles(*ct), last
+
+
+@partial(jax.jit, static_argnames="config")
+def pull_back_kept(
+    pending: Pending, undo: UndoKick, recall: Recall, config: Config
+) -> tuple[ExactParticles, Particles, Array, Float[Array, 4]]:
+    """Undo the drifts that are pending and the kick before them, with what the force was read from.
+
+    It is `undo_drifts` and the first half of `pull_back` of the step before, in one pass over the particles.
+
+    Args:
+      pending: the particles after the kick, and the drifts since.
+      undo: coefficients of the kick.
+      recall: what the force was read from; not nothing.
+      config: the simulation.
+
+    Returns:
+      The particles before the kick; their cotangents without, and the cotangent of the painted mesh with what comes
+      through it; the sum of `undo_drifts`, and the first three of `pull_back`.
+    """
+    spec, (state, mesh, drifts) = config.decomposition.spec, _leaves(pending)
+    run = config.decomposition.shard_map(
+        partial(_drift_and_kick_block, config=config),
+        ((spec,) * 4, spec, P(), P(), _recall_spec(recall, config)),
+        (*(spec,) * 4, P(), spec),
+    )
+    disp, vel, ct_disp, ct_vel, sums, mesh = run(state, mesh, drifts, undo, recall)
+    return ExactParticles(disp, vel), Particles(ct_disp, ct_vel), mesh, sums
+
+
+def _leaves(pending: Pending) -> tuple[State, Array, UndoDrift]:
+    (disp, vel), ct = jax.tree.leaves(pending.particles), pending.ct
+    return (disp, vel, ct.disp, ct.vel), pending.mesh, pending.drifts
+
+
+def _recall_spec(recall: Recall, config: Config) -> Any:
+    return Recall((kept.stored_spec(config),) * len(recall.bits), P())  # type: ignore[arg-type]
+
+
+# --- on local blocks, inside shard_map ---------------------------------------------------------------------
+
+
+def _kick_block(state: State, undo: UndoKick, recall: Recall, config: Config) -> Any:
+    """The state before the kick, sums of this device, and the cotangent of the painted mesh."""
+    reach = max_displacement_block(state[0], config)
+    kick = partial(_kept_kick, recall=recall) if recall.bits else _kick
+    *state, sums, ct_meshes = kick(config, reach, state, undo)
+    return *state, sums, _of_painted(ct_meshes, config)
+
+
+def _drift_block(state: State, mesh: Array, drifts: UndoDrift, config: Config) -> Any:
+    disp, vel, ct_disp, ct_vel, last = _drift(config, max_displacement_block(state[0], config), state, mesh, drifts)
+    return disp, vel, ct_disp, ct_vel, _sum_over_devices(last, config)
+
+
+def _drift_and_kick_block(
+    state: State, mesh: Array, drifts: UndoDrift, undo: UndoKick, recall: Recall, config: Config
+) -> Any:
+    disp, vel = state[:2]
+    after = drifted_back(disp, vel, drifts, resolution(config, disp.dtype))
+    reach = jnp.maximum(max_displacement_block(disp, config), max_displacement_block(after, config))
+    *state, sums, ct_meshes = _drift_and_kick(config, recall, reach, state, mesh, drifts, undo)
+    return *state, _sum_over_devices(sums, config), _of_painted(ct_meshes, config)
+
+
+def _kick(config: Config, reach: Array, state: State, undo: UndoKick, recall: Recall | None = None) -> Any:
+    """Undo a kick by what was kept, or by the force of the particles.
+
+    Returns:
+      The state, sums, and the cotangents of `force_meshes`.
+    """
+    sources, count = (
+        force_meshes(state[0], reach, config) if recall is None else kept_sources(*recall, config),
+        len(undo),
+    )
+    force = padded_force if recall is None else kept_force
+
+    def run(halo: int, disp: Array, vel: Array, ct_disp: Array, ct_vel: Array, *rest: Array) -> tuple[Any, ...]:
         geometry = block_geometry(config, halo)
-        fields = padded_force(config, halo, *rest[count:])
+        fields = force(config, halo, *rest[count:])
         vel, ct_disp, ct_vel, sums = undo_kick(disp, vel, ct_disp, ct_vel, fields, UndoKick(*rest[:count]), geometry)
         return vel, ct_disp, ct_vel, sums, _force_transpose(config, halo, disp, ct_vel)
 
-    vel, ct_disp, ct_vel, sums, ct_meshes = with_halo(
-        max_displacement, config, kick, disp, vel, ct_disp, ct_vel, *undo, *meshes
-    )
-    (ct_mesh,) = pull_mesh(ct_meshes)
+    return state[0], *with_halo(reach, config, run, *state, *undo, *sources)
 
-    def drift(halo: int, *operands: Array) -> tuple[Array, ...]:
+
+def _drift(config: Config, reach: Array, state: State, mesh: Array, drifts: UndoDrift) -> Any:
+    """Undo drifts.
+
+    Returns:
+      The state and a sum.
+    """
+
+    def run(halo: int, *operands: Array) -> tuple[Array, ...]:
         disp, vel, ct_disp, ct_vel, mesh = operands[:5]
         padded, geometry = pad_block(mesh, halo + 1, config.decomposition), block_geometry(config, halo)
-        coefficients = UndoDrift(*operands[5:])
-        return undo_drift(disp, vel, ct_disp, ct_vel, padded, coefficients, geometry, resolution=q)
+        q = resolution(config, disp.dtype)
+        return undo_drift(disp, vel, ct_disp, ct_vel, padded, UndoDrift(*operands[5:]), geometry, resolution=q)
 
-    disp, ct_disp, ct_vel, last = with_halo(
-        max_displacement, config, drift, disp, vel, ct_disp, ct_vel, ct_mesh, *drifts
-    )
-    return disp, vel, ct_disp, ct_vel, _sum_over_devices(jnp.concatenate([sums, last]), config)
-
-
-def _recalled_meshes(disp: Array, max_displacement: Array, recall: Recall, config: Config) -> list[Array]:
-    """`force_meshes` of a step, from what was kept if it was."""
-    if not recall.bits:
-        return force_meshes(disp, max_displacement, config)
-    bits = [jax.lax.dynamic_index_in_dim(b, recall.place, keepdims=False) for b in recall.bits]
-    return _kept_meshes(config, disp, max_displacement, bits)
+    disp, ct_disp, ct_vel, last = with_halo(reach, config, run, *state, mesh, *drifts)
+    return disp, state[1], ct_disp, ct_vel, last
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _kept_meshes(config: Config, disp: Array, max_displacement: Array, bits: list[Array]) -> list[Array]:
-    """`force_meshes` from their bits; differentiated as computed at the displacements."""
-    del config, max_displacement
-    return [kept.from_bits(b, disp.dtype) for b in bits]
+def _kept_kick(config: Config, reach: Array, state: State, undo: UndoKick, recall: Recall) -> Any:
+    """`_kick` by what was kept; differentiated as computed at the displacements."""
+    return _kick(config, reach, state, undo, recall)
 
 
-@_kept_meshes.defjvp
-def _kept_meshes_jvp(config: Config, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-    disp, max_displacement, bits = primals
-    force = partial(force_meshes, max_displacement=max_displacement, config=config)
-    return _kept_meshes(config, disp, max_displacement, bits), jax.jvp(force, (disp,), (tangents[0],))[1]
+@_kept_kick.defjvp
+def _kept_kick_jvp(config: Config, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    reach, state, undo, _ = primals
+    return jax.jvp(partial(_kick, config, reach), (state, undo), tuple(tangents[1:3]))
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _drift_and_kick(
+    config: Config, recall: Recall, reach: Array, state: State, mesh: Array, drifts: UndoDrift, undo: UndoKick
+) -> Any:
+    """`_drift` and then `_kick` by what was kept; differentiated as these, computed at the displacements."""
+    sources, counts = kept_sources(*recall, config), (len(drifts), len(undo))
+
+    def run(halo: int, mesh: Array, *operands: Array) -> tuple[Any, ...]:
+        padded, geometry = pad_block(mesh, halo + 1, config.decomposition), block_geometry(config, halo)
+        state, rest = operands[:4], operands[4:]
+        coefficients = UndoDrift(*rest[: counts[0]]), UndoKick(*rest[counts[0] : sum(counts)])
+        fields, q = kept_force(config, halo, *rest[sum(counts) :]), resolution(config, mesh.dtype)
+        *state, sums = undo_drift_and_kick(state, padded, fields, *coefficients, geometry, resolution=q)
+        return *state, sums, _force_transpose(config, halo, state[0], state[3])
+
+    return with_halo(reach, config, run, mesh, *state, *drifts, *undo, *sources)
+
+
+@_drift_and_kick.defjvp
+def _drift_and_kick_jvp(config: Config, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    _, reach, *floating = primals
+
+    def one_after_the_other(state: State, mesh: Array, drifts: UndoDrift, undo: UndoKick) -> Any:
+        *state, last = _drift(config, reach, state, mesh, drifts)
+        *state, sums, ct_meshes = _kick(config, reach, state, undo)
+        return *state, jnp.concatenate([last, sums]), ct_meshes
+
+    return jax.jvp(one_after_the_other, tuple(floating), tuple(tangents[2:]))
+
+
+def _of_painted(ct_meshes: list[Array], config: Config) -> Array:
+    """Cotangent of what is painted, for those of `force_meshes`."""
+    _, pull = jax.vjp(partial(solve, config=config), ct_meshes[0])  # linear: any mesh will do
+    return pull(ct_meshes)[0]
 
 
 def _force_transpose(config: Config, halo: int, disp: Array, weight: Array) -> list[Array]:

@@ -26,9 +26,9 @@ Stored = int | Literal["auto"]
 _SMALL, _SMALL_ON_CPUS = 2**28, 2**25
 # Potentials that "auto" keeps if they are small. No more, so that memory is the same for ten steps and for a thousand.
 _MOST = 10
-# Numbers a particle that "auto" keeps of large ones, by device: a gradient then takes 108 bytes a particle on one GPU
-# with as many cells, 120 on several.
-_NUMBERS, _NUMBERS_ON_GPU, _NUMBERS_DIVIDED = 6, 9, 3
+# Numbers a particle that "auto" keeps of large ones, by device: a gradient then takes 104 to 108 bytes a
+# particle on one GPU with as many cells (112 with nine), up to 120 on several.
+_NUMBERS, _NUMBERS_ON_GPU, _NUMBERS_DIVIDED = 6, 8, 3
 
 
 def stored_potentials(wanted: Stored, steps: int, config: Config, dtype: Any, platform: str | None = None) -> int:
@@ -88,9 +88,9 @@ def as_bits(field: Float[Array, "nx ny nz"]) -> Integer[Array, "nx ny nz"]:
     return jax.lax.bitcast_convert_type(field, _integers(field.dtype))
 
 
-def from_bits(bits: Integer[Array, "nx ny nz"], dtype: Any) -> Float[Array, "nx ny nz"]:
+def from_bits(bits: Integer[Array, "nx ny nz"]) -> Float[Array, "nx ny nz"]:
     """The field of these bits."""
-    return jax.lax.bitcast_convert_type(bits, dtype)
+    return jax.lax.bitcast_convert_type(bits, np.dtype(f"float{8 * bits.dtype.itemsize}"))
 
 
 def room(count: int, disp: Float[Array, "px py pz 3"], config: Config) -> tuple[Array, ...]:
@@ -120,6 +120,11 @@ def store(potentials: tuple[Array, ...], bits: tuple[Array, ...], place: Array, 
 
     specs = (P(), *(spec,) * number, *(config.decomposition.spec,) * number)
     return config.decomposition.shard_map(block, specs, (spec,) * number)(place, *potentials, *bits)
+
+
+def recalled(bits: tuple[Array, ...], place: Array) -> tuple[Array, ...]:
+    """What the force of a step was read from, on local blocks, from the bits of all steps that are kept."""
+    return tuple(from_bits(jax.lax.dynamic_index_in_dim(b, place, keepdims=False)) for b in bits)
 
 
 def stored_spec(config: Config) -> P:

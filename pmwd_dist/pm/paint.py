@@ -18,9 +18,10 @@ from pmwd_dist._jax.switch import switch
 from pmwd_dist.config import Config
 from pmwd_dist.ops import cic
 from pmwd_dist.ops.rounding import max_abs
-from pmwd_dist.parallel.halo import pad_block, reduce_block
+from pmwd_dist.parallel.halo import pad_block
 from pmwd_dist.parallel.inputs import real
 from pmwd_dist.pm import inputs
+from pmwd_dist.pm.integer_paint import paint_and_reduce
 from pmwd_dist.pm.particles import Particles
 
 # Displacements [Mpc/h] that the widths of halo="auto" hold: early times, z = 1, z = 0, and beyond what gravity does
@@ -173,10 +174,13 @@ def block_geometry(config: Config, halo: int) -> cic.Geometry:
 
 
 def paint_block(disp: Array, weight: Array, max_displacement: Array, config: Config) -> Array:
-    """Paint the local particles, halos added back, with weights of shape (..., 1, 1)."""
+    """Paint the local particles, halos added back, with weights of shape (..., 1, 1): see `integer_paint`."""
+    decomposition, particles = config.decomposition, math.prod(config.particle_shape)
 
     def run(halo: int, disp: Array, weight: Array) -> Array:
-        padded = cic.paint(disp, weight, block_geometry(config, halo))[..., 0]
-        return reduce_block(padded, halo + 1, config.decomposition)
+        geometry = block_geometry(config, halo)
+        if decomposition.size == 1:
+            return cic.paint(disp, weight, geometry)[..., 0]
+        return paint_and_reduce(disp, weight, geometry, decomposition, pad=halo + 1, particles=particles)
 
     return with_halo(max_displacement, config, run, disp, weight)

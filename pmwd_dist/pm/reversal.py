@@ -28,7 +28,7 @@ from pmwd_dist.pm.evolution import (
     undone,
     unit_after,
 )
-from pmwd_dist.pm.gravity_adjoint import Recall
+from pmwd_dist.pm.gravity_adjoint import Pending, Recall
 from pmwd_dist.pm.particles import ExactParticles, Particles, resolution
 from pmwd_dist.pm.solvers import Coefficients, Step, drifted
 
@@ -84,15 +84,21 @@ def pull_back(
         # Drifted back only after cotangents were read at them: both sets of particles, and what is read, would set the
         # peak, 12 bytes a particle higher. With finer meshes the force does, and XLA's plan would be 12 bytes worse.
         at_last, by_last = barrier((at_last, by_last))
-    final = drifted(at_last.with_unit(all_steps.after[-1]), -all_steps.last[-1], config)
-    kicked = ExactParticles(final.disp, at_last.momenta)
-    ct = Particles(*jax.tree.leaves(by_last))
-    start = kicked, ct, jax.tree.map(jnp.zeros_like, floating)
+    ct, zeros = Particles(*jax.tree.leaves(by_last)), jax.tree.map(jnp.zeros_like, floating)
     last_before = jnp.pad(all_steps.last[:-1], (1, 0))
-    places = tuple(places_after(save, count) for save in saves)
+    places, together = tuple(places_after(save, count) for save in saves), not saves and accumulate is None
     kept_at = jnp.arange(count) - (count - _stored(outcome.potentials))
     xs = all_steps, last_before, good, times[:-1], times[1:], places, kept_at
-    (particles, *sums), (by_coefficient, by_start, by_end) = _loops(body, start, xs, outcome.potentials)
+    if outcome.potentials and together:
+        first = count - _stored(outcome.potentials)
+        kept_xs = jax.tree.map(lambda x: x[first:], (all_steps, last_before, good, kept_at))
+        kicked, ct, part = _pull_back_kept_steps(at_last, ct, kept_xs, outcome.potentials, config)
+        parts = [(part, *(jnp.zeros_like(x[first:]) for x in (times[:-1], times[1:])))]
+        xs, potentials = jax.tree.map(lambda x: x[:first], xs), ()
+    else:
+        final = drifted(at_last.with_unit(all_steps.after[-1]), -all_steps.last[-1], config)
+        kicked, parts, potentials = ExactParticles(final.disp, at_last.momenta), [], outcome.potentials
+    (particles, *sums), (by_coefficient, by_start, by_end) = _loops(body, (kicked, ct, zeros), xs, potentials, parts)
     by_time = jnp.pad(by_start, (0, 1)) + jnp.pad(by_end, (1, 0))
     at = (times[0], particles.with_unit(all_steps.before[0]), floating)
     by_time0, ct, ct_args = _with_saved_at_start(pull, at, saves, cotangents.saved, sums)
@@ -116,19 +122,53 @@ def _stored(potentials: tuple[Array, ...]) -> int:
 
 
 def _loops(
-    body: Callable[..., tuple[Any, Any]], carry: Any, xs: tuple[Any, ...], potentials: tuple[Array, ...]
+    body: Callable[..., tuple[Any, Any]],
+    carry: Any,
+    xs: tuple[Any, ...],
+    potentials: tuple[Array, ...],
+    parts: list[Any],
 ) -> tuple[Any, Any]:
-    """Scan backwards over the steps with potentials, and then over those without.
+    """Scan backwards over the steps with potentials, and then over those without; `parts` are results of later steps.
 
     Two loops, not a condition in one: the memory of potentials is free in the second, and nothing is copied.
     """
-    first, parts = len(xs[2]) - _stored(potentials), []
+    first, parts = len(xs[2]) - _stored(potentials), list(parts)
     for kept_ones, steps in ((potentials, slice(first, None)), ((), slice(first))):
         some = jax.tree.map(lambda x, steps=steps: x[steps], xs)
         if len(some[2]):
             carry, part = jax.lax.scan(partial(body, potentials=kept_ones), carry, some, reverse=True)
             parts.insert(0, part)
     return carry, jax.tree.map(lambda *parts: jnp.concatenate(parts), *parts)
+
+
+def _pull_back_kept_steps(
+    at_end: ExactParticles,
+    ct: Particles,
+    xs: tuple[Step, Array, Array, Array],
+    potentials: tuple[Array, ...],
+    config: Config,
+) -> tuple[ExactParticles, Particles, Coefficients]:
+    """`_pull_back_step` of steps whose potentials are kept, in one pass over the particles each.
+
+    The drifts of each step are undone with the kick of the step before it.
+    """
+    steps, _, good, _ = xs
+    q = resolution(config, at_end.disp.dtype)
+    nothing, one = jnp.zeros_like(steps.kick[-1]), jnp.ones_like(steps.kick[-1])
+    drift_at_end = UndoDrift(nothing, one, steps.after[-1], nothing, -steps.last[-1] / q, nothing)
+
+    def body(pending: Pending, xs: tuple[Step, Array, Array, Array]) -> tuple[Pending, Array]:
+        step, last_before, good, kept_at = xs
+        undo, drifts = _undoing(step, last_before, good, q)
+        kicked, ct, mesh, sums = gravity_adjoint.pull_back_kept(pending, undo, Recall(potentials, kept_at), config)
+        return Pending(kicked, ct, mesh, drifts), sums
+
+    pending = gravity_adjoint.pending(at_end, ct, drift_at_end, config)
+    pending, sums = jax.lax.scan(body, pending, xs, reverse=True)
+    kicked, ct, first = gravity_adjoint.undo_drifts(pending, config)
+    by_drift = jnp.concatenate([first, sums[:-1, 0]])  # the sum comes with the kick of the step before
+    by_coefficient = _by_coefficient(steps, sums[:, 1], sums[:, 2], sums[:, 3], by_drift)
+    return kicked, ct, Coefficients(*(jnp.where(good, x, 0) for x in by_coefficient))
 
 
 def _steps_taken(inputs: Inputs, outcome: Outcome, config: Config) -> tuple[Array, Step]:
@@ -178,12 +218,20 @@ def _pull_back_step(
       The particles after the kick of the step before, and the cotangents of the particles at the start of the step and
       of its coefficients.
     """
-    scale, q = step.after / step.before, resolution(config, kicked.disp.dtype)
+    undo, drifts = _undoing(step, last_before, good, resolution(config, kicked.disp.dtype))
+    particles, ct, sums = gravity_adjoint.pull_back(kicked, ct, undo, drifts, recall, config)
+    return particles, ct, _by_coefficient(step, *sums)
+
+
+def _undoing(step: Step, last_before: Array, good: Array, q: float) -> tuple[UndoKick, UndoDrift]:
+    """What undoes the kick of a step, and its drift before that with the drift at the end of the step before."""
     weight, took = step.kick * step.after, good.astype(step.kick.dtype)
     undo = UndoKick(step.kick, step.after, step.before, step.last, weight, took)
-    drifts = UndoDrift(weight, scale, step.before, -step.first / q, -last_before / q, took)
-    particles, ct, sums = gravity_adjoint.pull_back(kicked, ct, undo, drifts, recall, config)
-    by_coefficient = Coefficients(
-        drift_before=sums[3], kick=sums[0], log_scale=math.log(2) * scale * sums[1], drift_after=sums[2]
-    )
-    return particles, ct, by_coefficient
+    scale = step.after / step.before
+    return undo, UndoDrift(weight, scale, step.before, -step.first / q, -last_before / q, took)
+
+
+def _by_coefficient(step: Step, kick: Array, scale: Array, after: Array, before: Array) -> Coefficients:
+    """Cotangents of the coefficients of a step, for the sums of `gravity_adjoint.pull_back`."""
+    log_scale = math.log(2) * step.after / step.before * scale
+    return Coefficients(drift_before=before, kick=kick, log_scale=log_scale, drift_after=after)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from pmwd_dist.cosmology.growth import growth_table
+from pmwd_dist.cosmology.growth import growth_table_to
 from pmwd_dist.cosmology.parameters import Parameters
 from pmwd_dist.pm.lpt import lpt
 from pmwd_dist.pm.modes import linear_modes, white_noise
@@ -67,7 +67,7 @@ def _compare(simulation: Simulation) -> Iterator[Comparison]:
     values = {field.name: float(getattr(simulation.cosmo, field.name)) for field in fields(Parameters)}
 
     def loss(along: Array, values: dict[str, Array], noise: Array, direction: Array) -> tuple[Array, Status]:
-        table = growth_table(Parameters(**values))
+        table = growth_table_to(config.lpt_order, Parameters(**values))
         modes = linear_modes(noise + along * direction, table, config, linear_power=simulation.table)
         solution = nbody(lpt(modes, table, config), table, config, solver=simulation.solver)
         return jnp.mean(density(solution.particles, config) ** 2), solution.status

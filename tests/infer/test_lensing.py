@@ -37,10 +37,18 @@ def one_device() -> tuple[infer.Posterior, Any]:
     return posterior(maps((1, 1)))
 
 
-def test_log_density_is_that_of_the_maps(one_device: Any) -> None:
+@pytest.fixture(scope="module")
+def seen(one_device: Any) -> tuple[Any, Any, Any]:
+    """Maps at that position, whether they are fine, and its log density."""
+    of_one, position = one_device
+    program = jax.jit(lambda x: (*of_one.model.predict(*of_one.unwhiten(x)), of_one.logdensity(x)))
+    return program(position)
+
+
+def test_log_density_is_that_of_the_maps(one_device: Any, seen: Any) -> None:
     of_one, position = one_device
     forward = of_one.model.forward
-    field, fine = of_one.model.predict(*of_one.unwhiten(position))
+    field, fine, logdensity = seen
     assert fine
     assert field.shape == forward.shape == (2, 4, 4)
     assert np.abs(field).max() > 0
@@ -48,10 +56,10 @@ def test_log_density_is_that_of_the_maps(one_device: Any) -> None:
     chi2 = np.sum(((np.asarray(of_one.data) - field) / sigma)[:, np.eye(4, dtype=bool)] ** 2)
     noise, u = position["noise"], position["parameters"]["sigma8"]
     expected = -0.5 * (chi2 + np.sum(noise**2) + u**2)
-    np.testing.assert_allclose(of_one.logdensity(position), expected, rtol=1e-12)
+    np.testing.assert_allclose(logdensity, expected, rtol=1e-12)
 
 
-def test_maps_are_those_of_a_run_with_these_parameters(one_device: Any) -> None:
+def test_maps_are_those_of_a_run_with_these_parameters(one_device: Any, seen: Any) -> None:
     of_one, position = one_device
     forward = of_one.model.forward
     cosmo = jax_cosmo.Planck15(sigma8=0.85)
@@ -59,8 +67,7 @@ def test_maps_are_those_of_a_run_with_these_parameters(one_device: Any) -> None:
     particles = pmd.lpt(modes, cosmo, forward.config)
     mass = pmd.nbody(particles, cosmo, forward.config, accumulate=forward.cone).accumulated
     expected = pmd.observe.convergence(mass, cosmo, forward.cone, source=0.05, **VIEW)
-    found = of_one.model.predict(*of_one.unwhiten(position))[0]
-    np.testing.assert_allclose(found[1], expected, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(seen[0][1], expected, rtol=1e-9, atol=1e-12)
 
 
 def test_gradient_on_pencils_is_that_of_differences_on_one_device() -> None:

@@ -19,7 +19,7 @@ from pmwd_dist.pm.evolution import Epoch
 
 COSMO = problems.cosmology()
 TABLE = pmd.growth_table(COSMO)
-BOX, MESH, OBSERVER = (40.0, 40.0, 60.0), (8, 8, 12), (5.0, 33.0, 20.0)
+BOX, MESH, OBSERVER = (40.0, 40.0, 60.0), (4, 4, 6), (5.0, 33.0, 20.0)
 EDGES = (0.0, 40.0, 60.0, 100.0)
 STEPS = np.array([0.96, 0.98, 1.0])  # scale factors
 NSIDE = 16

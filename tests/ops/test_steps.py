@@ -143,6 +143,11 @@ def test_native_ops_are_the_references(dtype: Any) -> None:
             (kick_module._primitives[True], partial(kick_module._reference, whole=True), (disp, held, fields, step)),
             (pull_back._undo_kick_p, pull_back._undo_kick_reference, (disp, held, *ct, fields, undo_step)),
             (pull_back._undo_drift_p, pull_back._undo_drift_reference, (disp, held, *ct, field, drift_step)),
+            (
+                pull_back._undo_drift_and_kick_p,
+                pull_back._undo_drift_and_kick_reference,
+                (disp, held, *ct, field, fields, jnp.concatenate([drift_step, undo_step])),
+            ),
         ):
             params = {"geometry": geometry} if op is pull_back._undo_kick_p else q
             native = op.bind(*(x[None] for x in operands), **q)
@@ -156,6 +161,7 @@ def test_native_ops_are_the_references(dtype: Any) -> None:
         assert np.isnan(kick[0][1]).sum() == 3 * good
         assert np.isnan(whole_kick[0][0]).sum() == 3 * good
         np.testing.assert_array_equal(undone[0][0][0], undone[0][1][0])  # momenta, whole numbers
+        np.testing.assert_array_equal(undone[2][0][1], undone[2][1][1])
         for native, reference in ((x, y) for op in undone for x, y in zip(*op, strict=True)):
             scale = np.nanmax(np.abs(reference)) if np.ndim(reference) > 1 else 1e3 * np.sqrt(np.prod(shape))
             np.testing.assert_allclose(native, reference, rtol=0, atol=fine * scale)
@@ -177,6 +183,13 @@ def test_the_native_gradient_and_its_transpose_are_the_references() -> None:
             np.testing.assert_allclose(
                 native.bind(values, **params), jax.jit(partial(reference, **params))(values), rtol=0, atol=1e-14
             )
+
+
+def test_the_gradient_of_one_of_several_fields_is_that_of_the_field() -> None:
+    fields, cell_size = np.random.default_rng(7).normal(size=(3, 5, 4, 19)), (1.0, 1.3, 0.7)
+    got = jax.jit(stencil.gradient_at, static_argnums=2)(jnp.asarray(fields.view(np.int64)), jnp.int32(1), cell_size)
+    expected = jax.jit(stencil.gradient, static_argnums=(1, 2))(jnp.asarray(fields[1]), cell_size, (True,) * 3)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-14)
 
 
 def test_the_mesh_part_is_the_slope_of_a_read(block: dict[str, Any]) -> None:

@@ -53,8 +53,8 @@ class Recording(Backend):
     def halo_pad(self, block: Any, halo: int, division: Any) -> Any:
         return self._call("halo_pad", block, halo, division)
 
-    def halo_reduce(self, block: Any, halo: int, division: Any) -> Any:
-        return self._call("halo_reduce", block, halo, division)
+    def halo_reduce(self, block: Any, halo: int, division: Any, *addition: Any) -> Any:
+        return self._call("halo_reduce", block, halo, division, *addition)
 
 
 def test_a_backend_of_ones_own_moves_all_data() -> None:

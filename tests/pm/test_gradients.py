@@ -14,6 +14,7 @@ import problems
 import pytest
 
 import pmwd_dist as pmd
+from pmwd_dist.cosmology.growth import growth_table_to
 from pmwd_dist.cosmology.linear_power import linear_power
 from pmwd_dist.pm.modes import power_nodes
 
@@ -44,7 +45,7 @@ def loss(noise: Any, inputs: Any, config: pmd.Config) -> Any:
 def cosmology(parameters: dict[str, Any]) -> Any:
     """Linear power and growth table of a cosmology: what the simulation takes from it."""
     cosmo = SimpleNamespace(**parameters)
-    return linear_power(power_nodes(configure((1, 1))), cosmo), pmd.growth_table(cosmo)
+    return linear_power(power_nodes(configure((1, 1))), cosmo), growth_table_to(2, cosmo)
 
 
 @jax.jit

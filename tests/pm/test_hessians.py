@@ -19,6 +19,7 @@ import problems
 import pytest
 
 import pmwd_dist as pmd
+from pmwd_dist.cosmology.growth import growth_table_to
 from pmwd_dist.cosmology.linear_power import linear_power
 from pmwd_dist.pm.modes import power_nodes
 
@@ -45,7 +46,7 @@ def configure(pdims: tuple[int, int], lpt_order: int = 1) -> pmd.Config:
 def cosmology(theta: Any) -> Any:
     """Linear power, growth table and amplitude: what the simulation takes from theta."""
     cosmo = SimpleNamespace(**(vars(problems.cosmology()) | {"sigma8": theta[0], "Omega_c": theta[1]}))
-    return linear_power(power_nodes(configure((1, 1))), cosmo), pmd.growth_table(cosmo), theta[2]
+    return linear_power(power_nodes(configure((1, 1))), cosmo), growth_table_to(2, cosmo), theta[2]
 
 
 def simulation(case: Case) -> Callable[[Any], Any]:
@@ -78,9 +79,13 @@ def push_twice(theta: Any, v: Any, w: Any) -> Any:
 
 
 @jax.jit
-def pull(theta: Any, v: Any, gradient: Any, change: Any) -> Any:
-    """The gradient by theta and its change along v, from those of the simulation."""
+def _pull(theta: Any, v: Any, gradient: Any, change: Any) -> Any:
     return jax.jvp(lambda t, g: jax.vjp(cosmology, t)[1](g)[0], (theta, gradient), (v, change))
+
+
+def pull(theta: Any, v: Any, gradient: Any, change: Any) -> Any:
+    """The gradient by theta and its change along v, from those of the simulation, on whichever devices that was."""
+    return _pull(theta, v, *jax.device_get((gradient, change)))
 
 
 # --- Hessians ----------------------------------------------------------------------------------------------------

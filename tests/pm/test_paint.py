@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -79,6 +80,29 @@ def test_paint_and_its_derivatives_match_numpy(decomposition: pmd.Decomposition,
     assert abs(left - right) < 1e-13 * np.linalg.norm(tangent) * np.linalg.norm(d["field"])
     assert problems.has_sharding(value, decomposition.sharding)
     assert all(problems.has_sharding(cotangent, decomposition.sharding) for cotangent in cotangents)
+
+
+@pytest.mark.parametrize(("dtype", "every"), [(np.float32, [(4, 1), (1, 4), (2, 2)]), (np.float64, [(2, 2)])], ids=str)
+def test_every_division_paints_the_same_bits(dtype: Any, every: list[tuple[int, int]]) -> None:
+    if not pmd.native_available():
+        pytest.skip("without the native ops, halos are added as floats")
+    d = {name: value.astype(dtype) for name, value in draw(configure(pmd.Decomposition((1, 1)))).items()}
+    d["weight"] *= (10.0 ** np.random.default_rng(1).uniform(-6, 6, LATTICE)).astype(dtype)
+
+    def painted(pdims: tuple[int, int]) -> list[np.ndarray]:
+        config = configure(pmd.Decomposition(pdims, jax.devices()[: math.prod(pdims)]))
+
+        def run(disp: Any, weight: Any, ddisp: Any) -> Any:
+            alike = pmd.cic_paint(disp, config)
+            return alike, *jax.jvp(lambda x: pmd.cic_paint(x, config, weight), (disp,), (ddisp,))
+
+        arrays = (jax.device_put(d[name], config.decomposition.sharding) for name in ("disp", "weight", "ddisp"))
+        return [np.asarray(mesh) for mesh in jax.jit(run)(*arrays)]
+
+    expected = painted((1, 1))
+    for pdims in every:
+        for mesh, own in zip(painted(pdims), expected, strict=True):
+            np.testing.assert_array_equal(mesh, own)
 
 
 @on_every_division

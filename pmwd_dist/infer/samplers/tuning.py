@@ -10,10 +10,12 @@ where it should be, and its step is not tried again until masses change.
 
 L of MCLMC is 0.4 of the distance over which the slowest parameter decorrelates, or the field if that is slower. It is
 looked for with an L of four times the root of the dimensions: with one times the root, a direction six times wider than
-the others, as parameters are, is crossed by a random walk, and takes 95 steps where it could take 27. Trajectories of
-adjusted samplers are a quarter of a period long on average. Masses are one number for each field, whose modes a
-preconditioner has brought to one scale, and one for each parameter: no field of them is stored. Where positions are
-adapted to the posterior (`infer.adaptation`), after each of the first three stages, all masses are 1.
+the others, as parameters are, is crossed by a random walk, and takes 95 steps where it could take 27. L stays at least
+so long where a parameter is slower than the field: how soon it decorrelated then says nothing of a shorter L.
+
+Trajectories of adjusted samplers are a quarter of a period long on average. Masses are one number for each field, whose
+modes a preconditioner has brought to one scale, and one for each parameter: no field of them is stored. Where positions
+are adapted to the posterior (`infer.adaptation`), after each of the first three stages, all masses are 1.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ _LARGEST_CHANGE = math.log(2)  # of the step size from one block to the next
 _UNSTABLE = 100.0  # times the target
 _DECORRELATION = 0.4
 _FREE_L = 4.0  # root of the dimensions, once parameters move
+_WIDE = 1.5  # times as slow as the field is a parameter that is wider than the rest
 _LONGEST_L = 10.0  # of the root of the dimensions
 
 
@@ -110,7 +113,7 @@ class Search:
       adapts: whether positions are adapted instead of masses.
 
     Raises:
-      ValueError: fewer than 40 steps.
+      ValueError: fewer than 40 steps, or a target that is not positive.
     """
 
     def __init__(
@@ -122,6 +125,9 @@ class Search:
         energy_variance: float = ENERGY_VARIANCE,
         adapts: bool = False,
     ):
+        if not 0 < energy_variance < math.inf:
+            remedy = f"use {ENERGY_VARIANCE:g}, or less where the error differs along a chain"
+            raise ArgumentError("energy_variance", energy_variance, "must be positive and finite", remedy)
         self._adapts, self.due = adapts, False
         leaves, self._structure = jax.tree.flatten(positions)
         self._shapes, self._dtype = [jnp.shape(x) for x in leaves], np.dtype(jnp.result_type(*leaves))
@@ -239,9 +245,11 @@ class Search:
         followed = np.concatenate(self._followed, axis=1).astype(float)
         times = np.mean([[x.size / ess_mean(x[None]) for x in chain.T] for chain in followed], axis=0)
         fields, numbers = np.split(times, [len(times) - self._numbers])
-        slowest = max([float(np.mean(x)) for x in (fields,) if x.size] + [float(x) for x in numbers])
-        longest = _LONGEST_L * math.sqrt(self._dimensions)
-        return min(max(_DECORRELATION * slowest * self._step_size, self._step_size), longest)
+        field, number = (float(reduced(x)) if x.size else 0.0 for reduced, x in ((np.mean, fields), (np.max, numbers)))
+        wide = field and number > _WIDE * field
+        root = math.sqrt(self._dimensions)
+        shortest = _FREE_L * root if wide else self._step_size
+        return min(max(_DECORRELATION * max(field, number) * self._step_size, shortest), _LONGEST_L * root)
 
     def _weigh(self) -> None:
         """Masses from the variances within chains; the step goes with their mean."""

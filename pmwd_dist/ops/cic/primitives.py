@@ -139,11 +139,18 @@ def _paint_moved(
     ddisp: Array, disp: Array, weight: Array, *, geometry: Geometry, masks: tuple[Mask, ...], native: bool
 ) -> Array:
     """Change of what is painted when the particles move."""
+    slopes, raised = weights_of_motion(ddisp, weight, geometry, masks)
+    return _paint_p.bind(*unify_varying(disp, slopes), geometry=geometry, masks=raised, native=native)
+
+
+def weights_of_motion(
+    ddisp: Array, weight: Array, geometry: Geometry, masks: tuple[Mask, ...]
+) -> tuple[Array, tuple[Mask, ...]]:
+    """Weights and masks of the paint that is the change of what is painted when the particles move."""
     terms = derivative_terms(masks)
     pieces = [_scaled(weight[..., k, :], ddisp[..., i] * geometry.scale[i]) for k, i, _ in terms]
     slopes = jnp.stack(pieces, -2) if pieces else jnp.zeros_like(weight)
-    raised = tuple(mask for *_, mask in terms) or masks
-    return _paint_p.bind(*unify_varying(disp, slopes), geometry=geometry, masks=raised, native=native)
+    return slopes, tuple(mask for *_, mask in terms) or masks
 
 
 def _read_moved(ddisp: Array, disp: Array, fields: Array, *, masks: tuple[Mask, ...], **params: Any) -> Array:

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
-from typing import ClassVar, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, NamedTuple, Self
 
+import jax.numpy as jnp
 from jaxtyping import Array, Complex, Inexact, Num, Real
 
 from pmwd_dist.parallel.division import Division, Shape3
+
+
+class Addition(NamedTuple):
+    """How halos are added: the sum of two arrays, and what becomes of sums in the end, cell by cell."""
+
+    add: Callable[[Array, Array], Array] = jnp.add
+    finish: Callable[[Array], Array] = lambda x: x
+
+
+PLAIN = Addition()
 
 
 class Backend(abc.ABC):
@@ -75,5 +86,7 @@ class Backend(abc.ABC):
         """Add `halo` cells of the neighbours on each side of each divided axis."""
 
     @abc.abstractmethod
-    def halo_reduce(self, block: Num[Array, "mx my z"], halo: int, division: Division) -> Num[Array, "x y z"]:
+    def halo_reduce(
+        self, block: Num[Array, "mx my z"], halo: int, division: Division, addition: Addition = PLAIN
+    ) -> Num[Array, "x y z"]:
         """Add the halos onto the cells of the neighbours that they stand for: the transpose of `halo_pad`."""

@@ -20,7 +20,7 @@ from jaxtyping import Array
 from pmwd_dist._jax import native
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.backends import _cudecomp_ops as ops
-from pmwd_dist.parallel.backends.base import Backend
+from pmwd_dist.parallel.backends.base import PLAIN, Addition, Backend
 from pmwd_dist.parallel.backends.transposing import TransposingBackend, X
 from pmwd_dist.parallel.backends.xla import XLA
 from pmwd_dist.parallel.defaults import HaloComm, TransposeComm, checked, default
@@ -139,9 +139,9 @@ class CuDecomp(TransposingBackend):
             return XLA().halo_pad(block, halo, division)
         return ops.halo_pad(block, halo, division, self._opened_comms(division))
 
-    def halo_reduce(self, block: Array, halo: int, division: Division) -> Array:
+    def halo_reduce(self, block: Array, halo: int, division: Division, addition: Addition = PLAIN) -> Array:
         """Add halos back by XLA's collectives: cuDecomp has no such operation."""
-        return XLA().halo_reduce(block, halo, division)
+        return XLA().halo_reduce(block, halo, division, addition)
 
     def _opened_comms(self, division: Division) -> tuple[int, int]:
         if (division, self) not in _opened:

@@ -27,12 +27,12 @@ from pmwd_dist._jax.define import Target, define_linear, define_op
 from pmwd_dist._jax.varying import result_aval, vary
 from pmwd_dist.ops.local_fft import irfft as local_irfft
 from pmwd_dist.ops.local_fft import multiplicity
-from pmwd_dist.parallel.backends.base import Backend
-from pmwd_dist.parallel.backends.xla import XLA
+from pmwd_dist.parallel.backends.base import PLAIN, Addition, Backend
+from pmwd_dist.parallel.backends.xla import XLA, add_pieces
 from pmwd_dist.parallel.device_mesh import Names, device_groups
 from pmwd_dist.parallel.division import Division
 
-_DTYPES = tuple(map(np.dtype, ("float32", "float64", "complex64", "complex128")))
+_DTYPES = tuple(map(np.dtype, ("float32", "float64", "complex64", "complex128", "int32", "int64")))
 
 
 @final
@@ -82,11 +82,11 @@ class Peer(Backend):
             return XLA().halo_pad(block, halo, division)
         return _pad_p.bind(_batched(block, division), **_shards(division), halo=halo)[0]
 
-    def halo_reduce(self, block: Array, halo: int, division: Division) -> Array:
+    def halo_reduce(self, block: Array, halo: int, division: Division, addition: Addition = PLAIN) -> Array:
         """Add halos back onto the cells that they stand for."""
         if not _next_neighbours(block.shape[0] - 2 * halo, halo, block, division):
-            return XLA().halo_reduce(block, halo, division)
-        return _reduce(_batched(block, division), **_shards(division), halo=halo)[0]
+            return XLA().halo_reduce(block, halo, division, addition)
+        return _reduce(_batched(block, division), **_shards(division), halo=halo, addition=addition)[0]
 
 
 def _next_neighbours(planes: int, halo: int, block: Array, division: Division) -> bool:
@@ -285,14 +285,12 @@ _swap_p = define_op(
 )
 
 
-def _reduce(x: Array, *, halo: int, **params: Any) -> Array:
+def _reduce(x: Array, *, halo: int, addition: Addition = PLAIN, **params: Any) -> Array:
     """Add halos onto what they stand for, the transpose of `_pad_p`."""
     count = x.shape[1] - 2 * halo
     edges = _swap_p.bind(jnp.concatenate([x[:, :halo], x[:, halo + count :]], axis=1), halo=halo, **params)
-    rest, whole = (0, count - halo), (0, 0)
-    first = jnp.pad(edges[:, :halo], (whole, rest, whole, whole))
-    last = jnp.pad(edges[:, halo:], (whole, rest[::-1], whole, whole))
-    return x[:, halo : halo + count] + first + last
+    pieces = [(0, edges[:, :halo]), (count - halo, edges[:, halo:])]
+    return add_pieces(x[:, halo : halo + count], pieces, 1, addition)
 
 
 define_linear(_pad_p, lambda ct, _, **params: _reduce(ct, **params))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar, final
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from pmwd_dist.parallel.backends.base import PLAIN, Addition
 from pmwd_dist.parallel.backends.transposing import TransposingBackend
 from pmwd_dist.parallel.device_mesh import Names
 from pmwd_dist.parallel.division import Division
@@ -50,12 +53,13 @@ class XLA(TransposingBackend):
                 block = _pad_axis(block, halo, axis, names, shards)
         return block
 
-    def halo_reduce(self, block: Array, halo: int, division: Division) -> Array:
+    def halo_reduce(self, block: Array, halo: int, division: Division, addition: Addition = PLAIN) -> Array:
         """Add halos back onto the cells that they stand for."""
-        for axis, (names, shards) in reversed(list(enumerate(division.axis_groups))):
-            if shards > 1 and halo:
-                block = _reduce_axis(block, halo, axis, names, shards)
-        return block
+        axes = [axis for axis, (_, shards) in enumerate(division.axis_groups) if shards > 1 and halo]
+        for axis in reversed(axes):
+            own = addition if axis == axes[0] else Addition(addition.add)
+            block = _reduce_axis(block, halo, axis, division.axis_groups[axis], own)
+        return block if axes else addition.finish(block)
 
 
 def _all_to_all(block: Array, names: Names, shards: int, division: Division) -> Array:
@@ -100,20 +104,36 @@ def _pad_axis(block: Array, halo: int, axis: int, names: Names, shards: int) -> 
     return jnp.concatenate([*below, block, *above], axis=axis)
 
 
-def _reduce_axis(block: Array, halo: int, axis: int, names: Names, shards: int) -> Array:
+def _reduce_axis(block: Array, halo: int, axis: int, group: tuple[Names, int], addition: Addition) -> Array:
     size = block.shape[axis] - 2 * halo
-    out = jax.lax.slice_in_dim(block, halo, halo + size, axis=axis)
+    own = jax.lax.slice_in_dim(block, halo, halo + size, axis=axis)
+    pieces: list[tuple[int, Array]] = []
     start = 0
     for hop, width in enumerate(_hop_widths(halo, size), start=1):
         below = jax.lax.slice_in_dim(block, halo - start - width, halo - start, axis=axis)
         above = jax.lax.slice_in_dim(block, halo + size + start, halo + size + start + width, axis=axis)
         start += width
-        out = _add_at(out, _shift(below, names, shards, -hop), size - width, axis)
-        out = _add_at(out, _shift(above, names, shards, hop), 0, axis)
-    return out
+        pieces += [(size - width, _shift(below, *group, -hop)), (0, _shift(above, *group, hop))]
+    return add_pieces(own, pieces, axis, addition)
 
 
-def _add_at(out: Array, piece: Array, start: int, axis: int) -> Array:
-    # Not out.at[...].add(piece): over a whole axis, inside shard_map, that crashes the compiler of jaxlib 0.11.2.
-    after = out.shape[axis] - start - piece.shape[axis]
-    return out + jnp.pad(piece, [(start, after) if a == axis else (0, 0) for a in range(out.ndim)])
+def add_pieces(block: Array, pieces: Sequence[tuple[int, Array]], axis: int, addition: Addition) -> Array:
+    """Add pieces to a block, each from a plane of it on.
+
+    Part by part, which a program concatenates in one pass. Sums of whole blocks, with zeros around the pieces, take a
+    multiple of that for integers of two halves; `block.at[...].add`, over a whole axis inside shard_map, crashes the
+    compiler of jaxlib 0.11.2.
+    """
+
+    def planes(x: Array, first: int, last: int) -> Array:
+        return jax.lax.slice_in_dim(x, first, last, axis=axis)
+
+    ranges = [(start, start + piece.shape[axis]) for start, piece in pieces]
+    parts: list[Array] = []
+    for first, last in pairwise(sorted({0, block.shape[axis]}.union(*ranges))):
+        part = planes(block, first, last)
+        for (start, piece), (_, stop) in zip(pieces, ranges, strict=True):
+            if start <= first and last <= stop:
+                part = addition.add(part, planes(piece, first - start, last - start))
+        parts.append(addition.finish(part))
+    return jnp.concatenate(parts, axis=axis) if len(parts) > 1 else parts[0]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE
 from pmwd_dist.run.settings.inference_sections import BIASES, Data, Likelihood, Model, Priors, Sampler, Start
 from pmwd_dist.run.settings.writing import toml_value
 
@@ -141,6 +142,11 @@ def _of_start(start: Start, given: Priors, sampler: Sampler) -> list[str]:
     if sampler.steps % (sampler.thin * sampler.chunk):
         problems.append(
             f"sampler.steps = {sampler.steps}: must be a multiple of thin * chunk = {sampler.thin * sampler.chunk}"
+        )
+    if sampler.method != "mclmc" and sampler.energy_variance != ENERGY_VARIANCE:
+        problems.append(
+            f"sampler.energy_variance: is the target of mclmc, and {sampler.method} is tuned for its acceptance; "
+            'leave it out, or use sampler.method = "mclmc"'
         )
     if start.map_free and sampler.precondition != "none":
         problems.append(

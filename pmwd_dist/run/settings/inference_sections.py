@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer import priors
 from pmwd_dist.infer.priors import Prior
+from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE
 from pmwd_dist.run.settings.section import Section, about, list_to_tuple, one_or_several
 from pmwd_dist.run.settings.writing import Raw, toml_value
 
@@ -191,7 +192,7 @@ class Sampler(Section):
     tune: int = about("steps that find the step size, masses and L", 1000, ge=40)
     energy_variance: float = about(
         "energy error of a step of mclmc per dimension, at which its tuning aims; less where it differs along a chain",
-        5e-4,
+        ENERGY_VARIANCE,
         gt=0,
         le=1e-3,
     )

@@ -50,9 +50,9 @@ fn all_variants() -> [Variant; 14] {
         variants::read(common(Dtype::F32, SLOPES, false), 3, Reduction::OverFields).variant,
         variants::kick(common(Dtype::F32, VALUE, false), true).variant,
         variants::kick(common(Dtype::F64, VALUE, true), false).variant,
-        variants::pull_back(common(Dtype::F32, VALUE, false), 3).variant,
-        variants::pull_back(common(Dtype::F32, VALUE, true), 1).variant,
-        variants::pull_back(common(Dtype::F64, VALUE, false), 3).variant,
+        variants::pull_back(common(Dtype::F32, VALUE, false), true, true).variant,
+        variants::pull_back(common(Dtype::F32, VALUE, true), true, false).variant,
+        variants::pull_back(common(Dtype::F64, VALUE, false), false, true).variant,
         stencil::variant(Dtype::F32, false),
         stencil::variant(Dtype::F64, true),
     ]

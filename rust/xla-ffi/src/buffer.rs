@@ -13,6 +13,8 @@ pub struct Dtype(pub c_int);
 impl Dtype {
     /// Signed 32-bit integer.
     pub const S32: Self = Self(dtype::S32);
+    /// Signed 64-bit integer.
+    pub const S64: Self = Self(dtype::S64);
     /// IEEE single precision.
     pub const F32: Self = Self(dtype::F32);
     /// IEEE double precision.
@@ -169,6 +171,17 @@ impl<'a> Input<'a> {
         // SAFETY: by contract.
         let header = unsafe { Header::new(raw, name) }?;
         Ok(Self { header, lifetime: PhantomData })
+    }
+
+    /// Takes integers for the bits of floating-point numbers of the same size.
+    #[must_use]
+    pub fn with_bits_of_reals(mut self) -> Self {
+        self.header.dtype = match self.header.dtype {
+            Dtype::S32 => Dtype::F32,
+            Dtype::S64 => Dtype::F64,
+            other => other,
+        };
+        self
     }
 
     /// Address of the elements, in device memory on a GPU.

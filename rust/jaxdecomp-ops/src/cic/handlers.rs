@@ -1,16 +1,17 @@
 //! FFI targets of paint and read.
 
-use super::cpu::{self, Packed, Values};
+use super::cpu::{self, Mesh, Packed, Scale, Values};
 use super::geometry::Geometry;
 use super::masks::VALUE;
-use super::operands::{Extents, ForceTranspose, Paint, Particles, Read, Reduction};
+use super::operands::{Extents, ForceTranspose, IntegerPaint, Paint, Particles, Read, Reduction};
 use crate::stencil;
 use xla_ffi::sys::Handler;
 use xla_ffi::{Call, Dtype, Error, Input, Result};
 
 /// FFI targets of the platform "cpu".
-pub const CPU: [(&str, Handler); 4] = [
+pub const CPU: [(&str, Handler); 5] = [
     ("jaxdecomp_ops_cic_paint", cic_paint_cpu),
+    ("jaxdecomp_ops_cic_paint_sums", cic_paint_sums_cpu),
     ("jaxdecomp_ops_cic_read", cic_read_cpu),
     ("jaxdecomp_ops_cic_read_sum", cic_read_sum_cpu),
     ("jaxdecomp_ops_force_transpose", force_transpose_cpu),
@@ -19,6 +20,10 @@ pub const CPU: [(&str, Handler); 4] = [
 xla_ffi::handler!(
     /// Paint on the CPU, see [`cpu::paint()`].
     cic_paint_cpu => paint
+);
+xla_ffi::handler!(
+    /// Paint on the CPU that returns the integer sums.
+    cic_paint_sums_cpu => paint_sums
 );
 xla_ffi::handler!(
     /// Read on the CPU, see [`cpu::read()`].
@@ -39,6 +44,14 @@ fn paint(call: &Call<'_>) -> Result<()> {
         _ => paint_as::<f32>(call, operands),
     };
     Paint::new(call, 0).and_then(run).map_err(|error| error.within("cic_paint"))
+}
+
+fn paint_sums(call: &Call<'_>) -> Result<()> {
+    let run = |operands: IntegerPaint<'_>| match operands.particles.disp.dtype() {
+        Dtype::F64 => paint_sums_as::<f64>(call, operands),
+        _ => paint_sums_as::<f32>(call, operands),
+    };
+    IntegerPaint::new(call, 0).and_then(run).map_err(|error| error.within("cic_paint_sums"))
 }
 
 fn force_transpose(call: &Call<'_>) -> Result<()> {
@@ -76,6 +89,19 @@ fn paint_as<T: Packed>(call: &Call<'_>, mut operands: Paint<'_>) -> Result<()> {
     Ok(())
 }
 
+fn paint_sums_as<T: Packed>(call: &Call<'_>, mut operands: IntegerPaint<'_>) -> Result<()> {
+    let geometry = geometry::<T>(&operands.particles)?;
+    expect_32_bits("particles", geometry.particles())?;
+    let (Particles { masks, extents: Extents { batch, .. }, disp, .. }, pool) = (&operands.particles, call.pool());
+    let (weight, bounds) = (operands.weight.as_slice::<T>()?, operands.bound.as_slice::<T>()?);
+    let elements = split(disp.as_slice::<T>()?, *batch).zip(split(weight, *batch)).zip(split(bounds, *batch));
+    let bits = operands.bits;
+    for (((disp, weight), bounds), sums) in elements.zip(split_mut(operands.sums.as_mut_slice::<T::Whole>()?, *batch)) {
+        cpu::paint_scaled(Mesh::Sums(sums), &geometry, masks, disp, weight, Scale { bounds, bits }, &pool);
+    }
+    Ok(())
+}
+
 fn force_transpose_as<T: Packed>(call: &Call<'_>, mut operands: ForceTranspose<'_>) -> Result<()> {
     let geometry = geometry::<T>(&operands.particles)?;
     expect_32_bits("particles", geometry.particles())?;
@@ -86,7 +112,7 @@ fn force_transpose_as<T: Packed>(call: &Call<'_>, mut operands: ForceTranspose<'
     let painted = painted.as_mut_slice::<T>()?;
     let elements = split(disp.as_slice::<T>()?, *batch).zip(split(operands.weight.as_slice::<T>()?, *batch));
     for ((disp, weight), field) in elements.zip(split_mut(operands.field.as_mut_slice::<T>()?, *batch)) {
-        cpu::paint_as(cpu::Arrangement::Planar, &geometry, &[VALUE], disp, weight, painted, &pool);
+        cpu::paint_as(Mesh::Planar(painted), &geometry, &[VALUE], disp, weight, &pool);
         stencil::cpu::divergence_of_planes(&mesh, painted, field, &pool);
     }
     Ok(())

@@ -29,6 +29,18 @@ pub(crate) struct Paint<'a> {
     pub(crate) mesh: Output<'a>,
 }
 
+/// The operands of a paint of one field that returns its integer sums.
+pub(crate) struct IntegerPaint<'a> {
+    pub(crate) particles: Particles<'a>,
+    pub(crate) weight: Input<'a>,
+    /// What no weight exceeds, for each element of the batch.
+    pub(crate) bound: Input<'a>,
+    /// Bits of the largest contribution of a mask.
+    pub(crate) bits: i32,
+    /// Both halves of each sum.
+    pub(crate) sums: Output<'a>,
+}
+
 /// Values that a read returns for each particle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduction {
@@ -40,13 +52,15 @@ pub enum Reduction {
     OverFields,
 }
 
-/// The operands of a step of the particles: vectors of each particle, a mesh and coefficients.
+/// The operands of a step of the particles: vectors of each particle, meshes and coefficients.
 pub(crate) struct Step<'a> {
     /// Their displacements are the first of the vectors.
     pub(crate) particles: Particles<'a>,
     /// Further vectors of each particle.
     pub(crate) vectors: Vec<Input<'a>>,
-    pub(crate) fields: Input<'a>,
+    /// Meshes, each with its number of fields.
+    pub(crate) meshes: Vec<(Input<'a>, usize)>,
+    /// Six for each mesh.
     pub(crate) coefficients: Input<'a>,
     /// Spacing of the grid of displacements.
     pub(crate) resolution: f64,
@@ -95,6 +109,15 @@ impl<'a> Particles<'a> {
         Ok(Self { spec: spec(call)?, masks: masks(call)?, extents, disp })
     }
 
+    /// The second operand: one weight for each mask and field, of each particle or of all.
+    fn weight(&self, call: &Call<'a>) -> Result<Input<'a>> {
+        let (weight, Extents { batch, sites, fields, .. }) = (call.input(1, "weight")?, self.extents);
+        let [wx, wy, wz] = if is_shared(&weight) { [1, 1, 1] } else { sites };
+        weight.expect_dims(&[batch, wx, wy, wz, self.masks.len(), fields])?;
+        self.expect_dtype("weight", weight.dtype())?;
+        Ok(weight)
+    }
+
     /// Fails unless an array has the precision of the displacements.
     fn expect_dtype(&self, name: &str, got: Dtype) -> Result<()> {
         let expected = self.disp.dtype();
@@ -107,15 +130,39 @@ impl<'a> Paint<'a> {
     /// Unpacks a paint with further `scratch` results.
     pub(crate) fn new(call: &Call<'a>, scratch: usize) -> Result<Self> {
         call.expect_arity(2, 1 + scratch)?;
-        let (weight, mesh) = (call.input(1, "weight")?, call.output(0, "mesh")?);
+        let mesh = call.output(0, "mesh")?;
         let particles = Particles::new(call, "mesh", mesh.expect_rank("batch, x, y, z, field")?)?;
-        let Extents { batch, sites, fields, .. } = particles.extents;
-        let shared = is_shared(&weight);
-        let [wx, wy, wz] = if shared { [1, 1, 1] } else { sites };
-        weight.expect_dims(&[batch, wx, wy, wz, particles.masks.len(), fields])?;
-        particles.expect_dtype("weight", weight.dtype())?;
         particles.expect_dtype("mesh", mesh.dtype())?;
-        Ok(Self { particles, weight, mesh })
+        Ok(Self { weight: particles.weight(call)?, particles, mesh })
+    }
+
+    /// Whether all particles have the same weight.
+    pub(crate) fn shared(&self) -> bool {
+        is_shared(&self.weight)
+    }
+}
+
+impl<'a> IntegerPaint<'a> {
+    /// Unpacks a paint with further `scratch` results.
+    pub(crate) fn new(call: &Call<'a>, scratch: usize) -> Result<Self> {
+        call.expect_arity(3, 1 + scratch)?;
+        let (bound, sums) = (call.input(2, "bound")?, call.output(0, "sums")?);
+        let [batch, mx, my, mz, _] = sums.expect_rank("batch, x, y, z, half")?;
+        let particles = Particles::new(call, "sums", [batch, mx, my, mz, 1])?;
+        let (weight, [bits]) = (particles.weight(call)?, call.integer_array("bits")?);
+        bound.expect_dims(&[batch])?;
+        particles.expect_dtype("bound", bound.dtype())?;
+        sums.expect_dims(&[batch, mx, my, mz, 2])?;
+        let half = if particles.disp.dtype() == Dtype::F64 { Dtype::S64 } else { Dtype::S32 };
+        if sums.dtype() != half {
+            return Err(Error::invalid(format!("sums: expected {half}, got {}", sums.dtype())));
+        }
+        // A contribution is rounded as an f64, or to an i64.
+        let most = if half == Dtype::S64 { 61 } else { 50 };
+        match i32::try_from(bits) {
+            Ok(bits) if (1..=most).contains(&bits) => Ok(Self { particles, weight, bound, bits, sums }),
+            _ => Err(Error::invalid(format!("attribute 'bits': expected 1 to {most}, got {bits}"))),
+        }
     }
 
     /// Whether all particles have the same weight.
@@ -125,18 +172,28 @@ impl<'a> Paint<'a> {
 }
 
 impl<'a> Step<'a> {
-    /// Unpacks `inputs` vectors, a mesh of `fields` fields, six coefficients, `results` vectors, a summary of some numbers
-    /// and further `scratch` results. The batch axis of a single element may be left out.
-    pub(crate) fn new(call: &Call<'a>, [inputs, fields, results, numbers, scratch]: [usize; 5]) -> Result<Self> {
-        call.expect_arity(inputs + 2, results + 1 + scratch)?;
-        let mesh = call.input(inputs, "fields")?.with_rank(5);
-        let particles = Particles::new(call, "fields", mesh.expect_rank("batch, x, y, z, field")?)?;
+    /// Unpacks `inputs` vectors, meshes of so many `fields` each, six coefficients for each of them, `results` vectors, a
+    /// summary of some numbers and further `scratch` results. The batch axis of a single element may be left out.
+    pub(crate) fn new(
+        call: &Call<'a>,
+        fields: &[usize],
+        [inputs, results, numbers, scratch]: [usize; 4],
+    ) -> Result<Self> {
+        call.expect_arity(inputs + fields.len() + 1, results + 1 + scratch)?;
+        let meshes = (inputs..).zip(fields).map(|(i, &count)| Ok((call.input(i, "fields")?.with_rank(5), count)));
+        let meshes = meshes.collect::<Result<Vec<_>>>()?;
+        let Some((last, _)) = meshes.last() else { return Err(Error::internal("a step without a mesh")) };
+        let particles = Particles::new(call, "fields", last.expect_rank("batch, x, y, z, field")?)?;
         let batch = particles.extents.batch;
-        if particles.extents.fields != fields || particles.masks[..] != [VALUE] {
-            return Err(Error::invalid(format!("fields: expected {fields}, got {}", particles.extents.fields)));
+        for (mesh, count) in &meshes {
+            let [mx, my, mz] = particles.extents.cells;
+            mesh.expect_dims(&[batch, mx, my, mz, *count])?;
         }
-        let coefficients = call.input(inputs + 1, "coefficients")?.with_rank(2);
-        coefficients.expect_dims(&[batch, 6])?;
+        if particles.masks[..] != [VALUE] {
+            return Err(Error::invalid(format!("attribute 'masks': expected one value, got {:?}", particles.masks)));
+        }
+        let coefficients = call.input(inputs + fields.len(), "coefficients")?.with_rank(2);
+        coefficients.expect_dims(&[batch, 6 * fields.len()])?;
         let vector = |input: Input<'a>| input.with_rank(5);
         let vectors = (1..inputs).map(|i| call.input(i, "vector").map(vector)).collect::<Result<Vec<_>>>()?;
         let result = |output: Output<'a>| output.with_rank(5);
@@ -150,10 +207,11 @@ impl<'a> Step<'a> {
                 return Err(Error::invalid(format!("vector: expected {:?}, got {dims:?}", particles.disp.dims())));
             }
         }
-        let others = [("fields", mesh.dtype()), ("coefficients", coefficients.dtype()), ("summary", summary.dtype())];
-        others.iter().try_for_each(|&(name, dtype)| particles.expect_dtype(name, dtype))?;
+        let others = [("coefficients", coefficients.dtype()), ("summary", summary.dtype())];
+        let dtypes = meshes.iter().map(|(mesh, _)| ("fields", mesh.dtype())).chain(others);
+        dtypes.into_iter().try_for_each(|(name, dtype)| particles.expect_dtype(name, dtype))?;
         let [resolution] = call.float_array("resolution")?;
-        Ok(Self { particles, vectors, fields: mesh, coefficients, resolution, results, summary })
+        Ok(Self { particles, vectors, meshes, coefficients, resolution, results, summary })
     }
 }
 

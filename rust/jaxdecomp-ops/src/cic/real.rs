@@ -18,9 +18,11 @@ pub trait Real:
     /// Integer that accumulates contributions. Partial sums may wrap around; the total fits.
     type Sum: Copy + Send + Sync;
     /// A whole number of as many bits as the value has.
-    type Whole: Copy + Send + Sync;
+    type Whole: Copy + Send + Sync + xla_ffi::Element;
     /// Zero of the accumulator.
     const ZERO_SUM: Self::Sum;
+    /// What no sum of valid contributions is.
+    const INVALID_SUM: Self::Sum;
     /// Zero.
     const ZERO: Self;
     /// One.
@@ -72,6 +74,8 @@ pub trait Real:
     fn sum(a: Self::Sum, b: Self::Sum) -> Self::Sum;
     /// `sum * resolution`
     fn from_sum(sum: Self::Sum, resolution: f64) -> Self;
+    /// The lower and the upper half of the bits.
+    fn halves(sum: Self::Sum) -> [Self::Whole; 2];
 }
 
 /// Smallest n with 2ⁿ >= x.
@@ -86,6 +90,7 @@ impl Real for f32 {
     type Sum = i64;
     type Whole = i32;
     const ZERO_SUM: i64 = 0;
+    const INVALID_SUM: i64 = i64::MIN;
     const ZERO: Self = 0.0;
     const ONE: Self = 1.0;
     const NAN: Self = Self::NAN;
@@ -163,12 +168,17 @@ impl Real for f32 {
     fn from_sum(sum: i64, resolution: f64) -> Self {
         (sum as f64 * resolution) as Self
     }
+    #[inline(always)]
+    fn halves(sum: i64) -> [i32; 2] {
+        [sum as i32, (sum >> 32) as i32]
+    }
 }
 
 impl Real for f64 {
     type Sum = i128;
     type Whole = i64;
     const ZERO_SUM: i128 = 0;
+    const INVALID_SUM: i128 = i128::MIN;
     const ZERO: Self = 0.0;
     const ONE: Self = 1.0;
     const NAN: Self = Self::NAN;
@@ -245,5 +255,9 @@ impl Real for f64 {
     #[inline(always)]
     fn from_sum(sum: i128, resolution: f64) -> Self {
         sum as f64 * resolution
+    }
+    #[inline(always)]
+    fn halves(sum: i128) -> [i64; 2] {
+        [sum as i64, (sum >> 64) as i64]
     }
 }

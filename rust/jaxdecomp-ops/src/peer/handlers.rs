@@ -105,10 +105,10 @@ fn run_planes(call: &Call<'_>, name: &str, purpose: Purpose) -> Result<()> {
 /// Size of a value [bytes].
 fn item(dtype: Dtype) -> Result<usize> {
     match dtype {
-        Dtype::F32 => Ok(4),
-        Dtype::F64 | Dtype::C64 => Ok(8),
+        Dtype::F32 | Dtype::S32 => Ok(4),
+        Dtype::F64 | Dtype::C64 | Dtype::S64 => Ok(8),
         Dtype::C128 => Ok(16),
-        other => Err(Error::invalid(format!("block: expected floating-point values, got {other}"))),
+        other => Err(Error::invalid(format!("block: expected values of 32, 64 or 128 bits, got {other}"))),
     }
 }
 

@@ -62,8 +62,9 @@ __device__ inline Real difference(const Mesh& m, int axis, const Real v[5]) {
 }
 
 // fields[x, y, z, axis] = difference of the field along the axis. A warp follows a row of 32 cells along x, of which it keeps
-// five, and its results, three for each cell, are stored in consecutive pieces.
-extern "C" __global__ void gradient(Mesh m, const Real* __restrict__ field, Real* __restrict__ fields) {
+// five, and its results, three for each cell, are stored in consecutive pieces. With a place the field is that of several.
+extern "C" __global__ void gradient(Mesh m, const Real* __restrict__ field, Real* __restrict__ fields, const int* place) {
+    if (place) field += (unsigned long long)*place * m.outer[0] * m.outer[1] * m.outer[2];
     __shared__ Real stage[96 * WARPS];
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     u32 parts[2] = {(u32)(m.inner[1] + WARPS - 1) / WARPS, (u32)(m.inner[2] + 31) / 32};

@@ -32,10 +32,12 @@ pub(crate) struct Mesh {
 
 const _: () = assert!(size_of::<Mesh>() == 112 && core::mem::offset_of!(Mesh, near) == 40);
 
-/// Which of the two kernels.
+/// Which of the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kernel {
     Gradient,
+    /// Gradient of one of several fields.
+    GradientAt,
     Divergence,
 }
 
@@ -64,19 +66,20 @@ impl Mesh {
 /// Launches a kernel on a stream.
 ///
 /// # Safety
-/// The GPU of the ordinal has the stream, and `from` and `to` are device memory of the extents of the mesh.
+/// The GPU of the ordinal has the stream, and `from` and `to` are device memory of the extents of the mesh. A place, if it is
+/// not null, is that of one of several fields.
 pub(crate) unsafe fn launch(
     kernel: Kernel,
     mesh: Mesh,
     dtype: Dtype,
     ordinal: i32,
     stream: Opaque,
-    [from, to]: [*mut c_void; 2],
+    [from, to, place]: [*mut c_void; 3],
 ) -> Result<()> {
     let module = gpus::gpu(ordinal)?.module(gpus::compiler()?, &variant(dtype, mesh.is_wide()))?;
     let [inner, outer] = [mesh.inner, mesh.outer].map(|extents| extents.map(|n| n as usize));
     let (name, blocks, threads) = match kernel {
-        Kernel::Gradient => {
+        Kernel::Gradient | Kernel::GradientAt => {
             let [x, y, z] = inner;
             (c"gradient", x.div_ceil(PLANES) * y.div_ceil(WARPS) * z.div_ceil(32), 32 * WARPS)
         }
@@ -87,6 +90,8 @@ pub(crate) unsafe fn launch(
         }
     };
     let grid = [blocks as u32, threads as u32];
+    let mut arguments = arguments![mesh, from, to, place];
+    let count = if kernel == Kernel::Divergence { 3 } else { 4 };
     // SAFETY: by contract; the arguments are those of the kernel.
-    unsafe { module.launch(name, grid, stream, &mut arguments![mesh, from, to]) }
+    unsafe { module.launch(name, grid, stream, &mut arguments[..count]) }
 }

@@ -7,6 +7,7 @@
 mod batch;
 mod bounds;
 mod lanes;
+mod mesh;
 mod order;
 mod paint;
 mod read;
@@ -18,8 +19,9 @@ mod vectors;
 mod weights;
 
 pub use lanes::Packed;
+pub(crate) use mesh::Mesh;
 pub use paint::paint;
-pub(crate) use paint::{Arrangement, paint_as};
+pub(crate) use paint::{Scale, paint_as, paint_scaled};
 pub use read::{Values, read};
 pub use step::KickDrift;
-pub use undo::{UndoDrift, UndoKick};
+pub use undo::{UndoDrift, UndoDriftAndKick, UndoKick};

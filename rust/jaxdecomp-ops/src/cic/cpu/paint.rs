@@ -2,9 +2,10 @@
 
 use super::batch::{Batch, SIZE};
 use super::bounds::{Bounds, pieces_per_row};
+use super::mesh::{Mesh, Output};
 use super::order::Order;
 use super::simd::{Work, widest};
-use super::tile::{Output, Source, Tile};
+use super::tile::{Source, Tile};
 use super::weights;
 use crate::cic::geometry::Geometry;
 use crate::cic::masks::{Mask, VALUE};
@@ -20,13 +21,13 @@ const TILE: usize = 1 << 22;
 /// Average number of blocks touched by a piece of a row above which sorting the particles is faster.
 const SCATTERED: u64 = 6;
 
-/// How several fields lie in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Arrangement {
-    /// Those of a cell side by side.
-    Interleaved,
-    /// One after the other.
-    Planar,
+/// What fixes the resolution of integer sums.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scale<'a, T> {
+    /// Values among whose magnitudes are the largest weights, field by field.
+    pub(crate) bounds: &'a [T],
+    /// Bits of the largest contribution of a mask.
+    pub(crate) bits: i32,
 }
 
 /// Paints particles: `mesh[c, f] = sum_p sum_k weight[p, k, f] W_k(x_p - c)`, overwriting `mesh`.
@@ -44,35 +45,48 @@ pub fn paint<T: Real>(
     mesh: &mut [T],
     pool: &dyn Parallel,
 ) {
-    paint_as(Arrangement::Interleaved, geometry, masks, disp, weight, mesh, pool);
+    paint_as(Mesh::Interleaved(mesh), geometry, masks, disp, weight, pool);
 }
 
 /// [`paint`] to a mesh whose fields lie in memory as told.
 pub(crate) fn paint_as<T: Real>(
-    arrangement: Arrangement,
+    mesh: Mesh<'_, T>,
     geometry: &Geometry<T>,
     masks: &[Mask],
     disp: &[T],
     weight: &[T],
-    mesh: &mut [T],
+    pool: &dyn Parallel,
+) {
+    let bits = T::contribution_bits(geometry.particles()) - ceil_log2(masks.len());
+    paint_scaled(mesh, geometry, masks, disp, weight, Scale { bounds: weight, bits }, pool);
+}
+
+/// [`paint_as`] with integer sums of a given resolution; if anything is invalid, all sums are [`Real::INVALID_SUM`].
+pub(crate) fn paint_scaled<T: Real>(
+    mut mesh: Mesh<'_, T>,
+    geometry: &Geometry<T>,
+    masks: &[Mask],
+    disp: &[T],
+    weight: &[T],
+    scale: Scale<'_, T>,
     pool: &dyn Parallel,
 ) {
     let particles = geometry.particles();
-    let fields = mesh.len() / geometry.volume();
+    let fields = mesh.values() / geometry.volume();
     let stride = masks.len() * fields;
     assert_eq!(disp.len(), 3 * particles, "three displacements a particle");
-    assert_eq!(mesh.len(), fields * geometry.volume(), "whole fields");
+    assert_eq!(mesh.values(), fields * geometry.volume(), "whole fields");
     assert!(u32::try_from(particles).is_ok(), "expected fewer than 2^32 particles a device, got {particles}");
     let shared = weight.len() == stride;
     assert!(shared || weight.len() == particles * stride, "one weight for all or one each");
     if particles == 0 || stride == 0 {
-        mesh.fill(T::ZERO);
+        mesh.fill(T::ZERO, T::ZERO_SUM);
         return;
     }
-    let resolutions = resolutions(weight, masks.len(), fields, particles, pool);
+    let resolutions = resolutions(scale, fields, pool);
     let bounds = Bounds::measure(geometry, disp, pool);
     let (Some(resolutions), Some(bounds)) = (resolutions, bounds) else {
-        mesh.fill(T::NAN);
+        mesh.fill(T::NAN, T::INVALID_SUM);
         return;
     };
     let source = Source {
@@ -83,8 +97,8 @@ pub(crate) fn paint_as<T: Real>(
         factors: if masks == [VALUE] { Vec::new() } else { masks.iter().map(|&mask| weights::factors(mask)).collect() },
         inverse: resolutions.iter().map(|resolution| 1.0 / resolution).collect(),
     };
-    let job = Job { geometry, disp, source, bounds, resolutions, arrangement, pool };
-    let mut field = 0;
+    let job = Job { geometry, disp, source, bounds, resolutions, pool };
+    let (mut field, mesh) = (0, &mut mesh);
     while field < fields {
         // Several fields at once share the location of particles.
         field += if fields - field > 1 { job.fields::<4>(field, mesh) } else { job.fields::<1>(field, mesh) };
@@ -97,19 +111,18 @@ struct Job<'a, T> {
     source: Source<'a, T>,
     bounds: Bounds,
     resolutions: Vec<f64>,
-    arrangement: Arrangement,
     pool: &'a dyn Parallel,
 }
 
 impl<T: Real> Job<'_, T> {
     /// Paints up to `L` fields from `field` on.
-    fn fields<const L: usize>(&self, field: usize, mesh: &mut [T]) -> usize {
+    fn fields<const L: usize>(&self, field: usize, mesh: &mut Mesh<'_, T>) -> usize {
         let count = self.resolutions.len();
         let fields = field..count.min(field + L);
         let [planes, my, mz] = self.geometry.cells();
         let fit = TILE / (L * my * mz * size_of::<T::Sum>());
         let depth = fit.min(planes.div_ceil(4 * self.pool.threads())).max(1);
-        let blocks = self.blocks(mesh, depth * my * mz);
+        let blocks = mesh.blocks(depth * my * mz, self.geometry.volume(), count);
         let order = self.scattered(depth).then(|| Order::sort(self.geometry, self.disp, self.pool));
         self.pool.run(blocks.len(), &|mine| {
             let mut tile = Tile::<T, L>::new(self.geometry);
@@ -122,18 +135,6 @@ impl<T: Real> Job<'_, T> {
             }
         });
         fields.len()
-    }
-
-    /// The parts of all fields on blocks of so many cells.
-    fn blocks<'m>(&self, mesh: &'m mut [T], cells: usize) -> Vec<Mutex<Output<'m, T>>> {
-        let count = self.resolutions.len();
-        if self.arrangement == Arrangement::Interleaved {
-            return mesh.chunks_mut(cells * count).map(|part| Mutex::new(Output::Interleaved(part))).collect();
-        }
-        let mut fields: Vec<_> = mesh.chunks_mut(self.geometry.volume()).map(|field| field.chunks_mut(cells)).collect();
-        let number = self.geometry.volume().div_ceil(cells);
-        let parts = (0..number).map(|_| fields.iter_mut().filter_map(Iterator::next).collect());
-        parts.map(|parts| Mutex::new(Output::Planar(parts))).collect()
     }
 
     /// Whether particles are so far from lattice order that sorting them is faster.
@@ -220,17 +221,10 @@ impl<T: Real, const L: usize> Work for Block<'_, '_, '_, T, L> {
     }
 }
 
-/// Resolution of each field: a power of two such that no sum overflows. None if any weight is not finite.
-fn resolutions<T: Real>(
-    weight: &[T],
-    masks: usize,
-    fields: usize,
-    particles: usize,
-    pool: &dyn Parallel,
-) -> Option<Vec<f64>> {
-    let largest = largest(weight, fields, pool);
-    let bits = T::contribution_bits(particles) - ceil_log2(masks);
-    largest.into_iter().map(|w| w.is_finite().then(|| power_of_two(exponent_above(w) - bits))).collect()
+/// Resolution of each field: a power of two such that no sum overflows. None if any bound is not finite.
+fn resolutions<T: Real>(scale: Scale<'_, T>, fields: usize, pool: &dyn Parallel) -> Option<Vec<f64>> {
+    let largest = largest(scale.bounds, fields, pool);
+    largest.into_iter().map(|w| w.is_finite().then(|| power_of_two(exponent_above(w) - scale.bits))).collect()
 }
 
 /// Largest |weight| of each field; not finite if any weight is not.

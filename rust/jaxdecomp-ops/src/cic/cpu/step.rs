@@ -52,7 +52,7 @@ impl<T: Packed> KickDrift<'_, T> {
 
 impl<T: Packed, const WHOLE: bool> Kernel<T, 2> for Held<'_, T, WHOLE> {
     #[inline(always)]
-    fn run(&self, batch: &Batch<T>, [disp, vel]: &mut [Vectors<T>; 2], totals: &mut Totals) {
+    fn run(&self, batch: &mut Batch<T>, [disp, vel]: &mut [Vectors<T>; 2], totals: &mut Totals) {
         let KickDrift { geometry, fields, kick, inverse, after, drifts: [last, first], good, resolution: q } = *self.0;
         let force = force(geometry, batch, fields);
         let (mut most, mut invalid) = ([T::ZERO; LANES], [false; LANES]);

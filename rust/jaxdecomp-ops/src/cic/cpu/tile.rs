@@ -1,6 +1,7 @@
 //! Integer sums of the block of the mesh that a painting task owns.
 
 use super::batch::{Batch, SIZE};
+use super::mesh::Output;
 use super::weights::{self, Factor};
 use crate::cic::geometry::{Geometry, pair};
 use crate::cic::real::Real;
@@ -105,14 +106,6 @@ fn product<const L: usize>(corner: &[f64; 8], amounts: &[f64; L]) -> [[f64; L]; 
         }
     }
     product
-}
-
-/// All fields of a block of the mesh.
-pub(crate) enum Output<'a, T> {
-    /// Those of a cell side by side.
-    Interleaved(&'a mut [T]),
-    /// One slice a field.
-    Planar(Vec<&'a mut [T]>),
 }
 
 /// Sums of up to `L` fields over a block of x-planes. A further plane receives contributions outside the block, so that
@@ -262,6 +255,13 @@ impl<'a, T: Real, const L: usize> Tile<'a, T, L> {
                         {
                             *value = T::from_sum(sum, resolution);
                         }
+                    }
+                }
+            }
+            Output::Sums(output) => {
+                for (halves, sums) in output.chunks_exact_mut(2 * (row - 1)).zip(rows.chunks_exact(row)) {
+                    for (halves, sums) in halves.chunks_exact_mut(2).zip(sums) {
+                        halves.copy_from_slice(&T::halves(sums[0]));
                     }
                 }
             }

@@ -40,13 +40,18 @@ impl<T: Packed> UndoKick<'_, T> {
     pub fn run(&self, disp: &[T], [vel, ct_disp, ct_vel]: [&mut [T]; 3], pool: &dyn Parallel) -> [T; 3] {
         assert_eq!(self.fields.len(), 3 * self.geometry.volume(), "three fields");
         let vectors = [Vector::Fixed(disp), Vector::Moved(vel), Vector::Moved(ct_disp), Vector::Moved(ct_vel)];
-        each_batch(self.geometry, self, vectors, pool).map(T::from_f64)
+        let [a, b, c, _] = each_batch(self.geometry, self, vectors, pool).map(T::from_f64);
+        [a, b, c]
     }
-}
 
-impl<T: Packed> Kernel<T, 4> for UndoKick<'_, T> {
+    /// Undoes the kick of a batch; see [`Self::run`].
     #[inline(always)]
-    fn run(&self, batch: &Batch<T>, [_, vel, ct_disp, ct_vel]: &mut [Vectors<T>; 4], totals: &mut Totals) {
+    fn batch(
+        &self,
+        batch: &Batch<T>,
+        vel: &mut Vectors<T>,
+        [ct_disp, ct_vel]: [&mut Vectors<T>; 2],
+    ) -> [[T; LANES]; 3] {
         let Self { kick, after, before, last, weight, good, .. } = *self;
         let ends = product(ct_disp, vel, after);
         for m in 0..VALUES {
@@ -72,7 +77,14 @@ impl<T: Packed> Kernel<T, 4> for UndoKick<'_, T> {
                 by_kick[l] = by_kick[l] + ct_vel[m + l] * force[m + l];
             }
         }
-        add([by_kick, product(ct_vel, vel, before), ends], totals);
+        [by_kick, product(ct_vel, vel, before), ends]
+    }
+}
+
+impl<T: Packed> Kernel<T, 4> for UndoKick<'_, T> {
+    #[inline(always)]
+    fn run(&self, batch: &mut Batch<T>, [_, vel, ct_disp, ct_vel]: &mut [Vectors<T>; 4], totals: &mut Totals) {
+        add(self.batch(batch, vel, [ct_disp, ct_vel]), totals);
     }
 }
 
@@ -109,11 +121,16 @@ impl<T: Packed> UndoDrift<'_, T> {
         let [sum, ..] = each_batch(self.geometry, self, vectors, pool);
         T::from_f64(sum)
     }
-}
 
-impl<T: Packed> Kernel<T, 4> for UndoDrift<'_, T> {
+    /// Undoes the drifts of a batch; see [`Self::run`].
     #[inline(always)]
-    fn run(&self, batch: &Batch<T>, [disp, vel, ct_disp, ct_vel]: &mut [Vectors<T>; 4], totals: &mut Totals) {
+    fn batch(
+        &self,
+        batch: &Batch<T>,
+        disp: &mut Vectors<T>,
+        vel: &Vectors<T>,
+        [ct_disp, ct_vel]: [&mut Vectors<T>; 2],
+    ) -> [T; LANES] {
         let Self { weight, scale, before, drifts, good, resolution: q, .. } = *self;
         let first = drifts[0] * q;
         let slopes = slopes(self.geometry, batch, self.field);
@@ -128,7 +145,47 @@ impl<T: Packed> Kernel<T, 4> for UndoDrift<'_, T> {
             let d = disp[m] + q * (drifts[0] * v).rint();
             disp[m] = d + q * (drifts[1] * v).rint();
         }
-        add([product(ct_disp, vel, before)], totals);
+        product(ct_disp, vel, before)
+    }
+}
+
+impl<T: Packed> Kernel<T, 4> for UndoDrift<'_, T> {
+    #[inline(always)]
+    fn run(&self, batch: &mut Batch<T>, [disp, vel, ct_disp, ct_vel]: &mut [Vectors<T>; 4], totals: &mut Totals) {
+        add([self.batch(batch, disp, vel, [ct_disp, ct_vel])], totals);
+    }
+}
+
+/// Drifts to be undone, and then the kick before them, in one pass over the particles.
+#[derive(Clone, Copy, Debug)]
+pub struct UndoDriftAndKick<'a, T> {
+    /// The drifts.
+    pub drift: UndoDrift<'a, T>,
+    /// The kick, of the same geometry.
+    pub kick: UndoKick<'a, T>,
+}
+
+impl<T: Packed> UndoDriftAndKick<'_, T> {
+    /// [`UndoDrift::run`], and then [`UndoKick::run`]; returns the sum of the first and those of the second.
+    ///
+    /// # Panics
+    /// If the lengths are inconsistent.
+    pub fn run(&self, vectors: [&mut [T]; 4], pool: &dyn Parallel) -> [T; 4] {
+        let Self { drift, kick } = self;
+        assert_eq!(drift.field.len(), drift.geometry.volume(), "one field");
+        assert_eq!(kick.fields.len(), 3 * drift.geometry.volume(), "three fields");
+        each_batch(drift.geometry, self, vectors.map(Vector::Moved), pool).map(T::from_f64)
+    }
+}
+
+impl<T: Packed> Kernel<T, 4> for UndoDriftAndKick<'_, T> {
+    #[inline(always)]
+    fn run(&self, batch: &mut Batch<T>, [disp, vel, ct_disp, ct_vel]: &mut [Vectors<T>; 4], totals: &mut Totals) {
+        let sum = self.drift.batch(batch, disp, vel, [ct_disp, ct_vel]);
+        batch.relocate(self.kick.geometry, &disp[..3 * batch.len]);
+        batch.wrap(self.kick.geometry);
+        let [a, b, c] = self.kick.batch(batch, vel, [ct_disp, ct_vel]);
+        add([sum, a, b, c], totals);
     }
 }
 

@@ -15,7 +15,7 @@ pub(super) const LANES: usize = 8;
 /// Vectors of a batch, with room for the fourth lane of the last one.
 pub(super) type Vectors<T> = [T; VALUES + LANES];
 /// Sums over all particles, or maxima.
-pub(super) type Totals = [f64; 3];
+pub(super) type Totals = [f64; 4];
 
 /// A vector of each particle.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl<T: Real> Vector<'_, T> {
 /// What is done with the particles of a batch.
 pub(super) trait Kernel<T: Packed, const V: usize>: Sync {
     /// Changes the vectors of a batch, and adds to the totals. Vectors beyond the batch are zero.
-    fn run(&self, batch: &Batch<T>, vectors: &mut [Vectors<T>; V], totals: &mut Totals);
+    fn run(&self, batch: &mut Batch<T>, vectors: &mut [Vectors<T>; V], totals: &mut Totals);
 
     /// Combines totals of two parts.
     fn combine(a: f64, b: f64) -> f64 {
@@ -65,7 +65,7 @@ pub(super) fn each_batch<T: Packed, K: Kernel<T, V>, const V: usize>(
         assert_eq!(vector.as_slice().len(), 3 * geometry.particles(), "three values a particle");
     }
     if geometry.particles() == 0 {
-        return [0.0; 3];
+        return [0.0; 4];
     }
     // About 64 KiB of displacements at a time, in whole rows.
     let [_, _, pz] = geometry.sites();
@@ -74,7 +74,7 @@ pub(super) fn each_batch<T: Packed, K: Kernel<T, V>, const V: usize>(
     let parts: Vec<_> = core::iter::from_fn(|| {
         let own = pieces.each_mut().map(Iterator::next); // all have the same number of pieces
         let some = own.iter().all(Option::is_some);
-        some.then(|| Mutex::new((own.map(|piece| piece.unwrap_or(Vector::Fixed(&[]))), [0.0; 3])))
+        some.then(|| Mutex::new((own.map(|piece| piece.unwrap_or(Vector::Fixed(&[]))), [0.0; 4])))
     })
     .collect();
     pool.run(parts.len(), &|mine| {

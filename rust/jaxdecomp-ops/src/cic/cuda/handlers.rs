@@ -1,17 +1,20 @@
 //! FFI targets of paint and read on NVIDIA GPUs.
 
-use super::launch::{Context, MOST_FIELDS, PaintBuffers, ReadBuffers, item, scratch_bytes};
+use super::launch::{
+    Context, HEAD, MOST_FIELDS, PaintBuffers, ReadBuffers, SumsBuffers, item, scratch_bytes, sum_bytes,
+};
 use super::variants::Common;
 use super::{force_transpose, steps};
-use crate::cic::operands::{Extents, Paint, Particles, Read};
+use crate::cic::operands::{Extents, IntegerPaint, Paint, Particles, Read};
 use crate::cuda;
 use crate::cuda::gpus;
 use xla_ffi::sys::Handler;
 use xla_ffi::{Call, Dtype, Error, Input, Output, Result, Role};
 
 /// FFI targets of the platform "CUDA", each with the handlers of the stages "initialize" and "execute".
-pub const CUDA: [(&str, [Handler; 2]); 8] = [
+pub const CUDA: [(&str, [Handler; 2]); 10] = [
     ("jaxdecomp_ops_cic_paint", [initialize_paint, execute_paint]),
+    ("jaxdecomp_ops_cic_paint_sums", [initialize_paint_sums, execute_paint_sums]),
     ("jaxdecomp_ops_cic_read", [initialize_read, execute_read]),
     ("jaxdecomp_ops_cic_read_sum", [initialize_read_sum, execute_read_sum]),
     force_transpose::CUDA,
@@ -19,6 +22,7 @@ pub const CUDA: [(&str, [Handler; 2]); 8] = [
     steps::CUDA[1],
     steps::CUDA[2],
     steps::CUDA[3],
+    steps::CUDA[4],
 ];
 
 xla_ffi::handler!(
@@ -28,6 +32,14 @@ xla_ffi::handler!(
 xla_ffi::handler!(
     /// Paint on a GPU; the second result is scratch memory.
     execute_paint => |call| paint(call, run_paint), Role::RECORDABLE
+);
+xla_ffi::handler!(
+    /// Compiles and loads the kernels of a paint that returns integer sums.
+    initialize_paint_sums => |call| paint_sums(call, load_sums), Role::INITIALIZE
+);
+xla_ffi::handler!(
+    /// Paint on a GPU that returns integer sums; the second result is scratch memory.
+    execute_paint_sums => |call| paint_sums(call, run_sums), Role::RECORDABLE
 );
 xla_ffi::handler!(
     /// Compiles and loads the kernel of a read.
@@ -50,6 +62,12 @@ fn paint(call: &Call<'_>, stage: fn(&Call<'_>, &mut Paint<'_>) -> Result<()>) ->
     Paint::new(call, 1).and_then(|mut operands| stage(call, &mut operands)).map_err(|error| error.within("cic_paint"))
 }
 
+fn paint_sums(call: &Call<'_>, stage: fn(&Call<'_>, &mut IntegerPaint<'_>) -> Result<()>) -> Result<()> {
+    IntegerPaint::new(call, 1)
+        .and_then(|mut operands| stage(call, &mut operands))
+        .map_err(|error| error.within("cic_paint_sums"))
+}
+
 fn read(call: &Call<'_>, stage: fn(&Call<'_>, &mut Read<'_>) -> Result<()>) -> Result<()> {
     Read::new(call).and_then(|mut operands| stage(call, &mut operands)).map_err(|error| error.within("cic_read"))
 }
@@ -61,6 +79,10 @@ fn read_sum(call: &Call<'_>, stage: fn(&Call<'_>, &mut Read<'_>) -> Result<()>) 
 }
 
 fn load_paint(call: &Call<'_>, operands: &mut Paint<'_>) -> Result<()> {
+    with_context(call, &operands.particles, |context| context.load_paint(operands.shared()))
+}
+
+fn load_sums(call: &Call<'_>, operands: &mut IntegerPaint<'_>) -> Result<()> {
     with_context(call, &operands.particles, |context| context.load_paint(operands.shared()))
 }
 
@@ -94,6 +116,34 @@ fn run_paint(call: &Call<'_>, operands: &mut Paint<'_>) -> Result<()> {
             };
             // SAFETY: the extents of XLA's buffers are checked above.
             unsafe { context.paint(shared, buffers) }
+        })
+    })
+}
+
+fn run_sums(call: &Call<'_>, operands: &mut IntegerPaint<'_>) -> Result<()> {
+    let Particles { extents: Extents { batch, sites, cells, .. }, disp, masks, .. } = &operands.particles;
+    let (dtype, item) = (disp.dtype(), item(disp.dtype()));
+    let (particles, cells) = (sites.iter().product::<usize>(), cells.iter().product::<usize>());
+    let mut head = call.output(1, "scratch")?;
+    check_scratch(&head, HEAD)?;
+    let (shared, bits) = (operands.shared(), operands.bits);
+    let weights = if shared { 1 } else { particles } * masks.len();
+    let (sums, head) = (operands.sums.as_mut_ptr(), head.as_mut_ptr());
+    with_context(call, &operands.particles, |context| {
+        if particles == 0 {
+            // SAFETY: the result has this size.
+            return unsafe { context.gpu.clear(sums, batch * cells * sum_bytes(dtype), context.stream) };
+        }
+        (0..*batch).try_for_each(|b| {
+            let buffers = SumsBuffers {
+                disp: disp.as_ptr().wrapping_byte_add(b * particles * 3 * item),
+                weight: operands.weight.as_ptr().wrapping_byte_add(b * weights * item),
+                bound: operands.bound.as_ptr().wrapping_byte_add(b * item),
+                sums: sums.wrapping_byte_add(b * cells * sum_bytes(dtype)),
+                head,
+            };
+            // SAFETY: the extents of XLA's buffers are checked above.
+            unsafe { context.paint_sums(shared, bits, buffers) }
         })
     })
 }

@@ -65,6 +65,18 @@ pub(crate) struct PaintBuffers {
     pub(crate) scratch: *mut c_void,
 }
 
+/// Device memory of a paint that returns integer sums, for one element of the batch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SumsBuffers {
+    pub(crate) disp: *const c_void,
+    pub(crate) weight: *const c_void,
+    /// What no weight exceeds.
+    pub(crate) bound: *const c_void,
+    pub(crate) sums: *mut c_void,
+    /// Memory of [`HEAD`] bytes.
+    pub(crate) head: *mut c_void,
+}
+
 /// Device memory of a read, for one element of the batch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReadBuffers {
@@ -147,6 +159,29 @@ impl Context<'_> {
         Ok(())
     }
 
+    /// Paints the only field of one element of the batch, to integers of which a contribution of a mask has so many bits.
+    ///
+    /// # Safety
+    /// The buffers are device memory of the operands' extents.
+    pub(crate) unsafe fn paint_sums(&self, shared: bool, bits: i32, buffers: SumsBuffers) -> Result<()> {
+        let PaintVariant { variant, block, threads } = variants::paint(self.common, self.spec, shared);
+        let module = self.gpu.module(self.compiler, &variant)?;
+        let Extents { sites, cells, .. } = *self.extents;
+        let (cells, count, field) = (cells.iter().product::<usize>() as u64, 1u32, 0u32);
+        let geometry = Geometry::new(self.spec, self.extents);
+        let SumsBuffers { disp, weight, bound, sums, head: largest } = buffers;
+        let flag = largest.wrapping_byte_add(FLAG);
+        let share = cells.div_ceil(256).min(self.most_blocks().into()) as u32;
+        // SAFETY: by contract; the arguments are those of the kernels.
+        unsafe {
+            self.largest(&module, bound, 1, count, largest)?;
+            self.gpu.clear(sums, cells as usize * sum_bytes(self.common.dtype), self.stream)?;
+            let mut arguments = arguments![geometry, disp, weight, count, field, bits, largest, sums, flag];
+            module.launch(c"paint", [blocks(sites, block), threads], self.stream, &mut arguments)?;
+            module.launch(c"invalidate", [share, 256], self.stream, &mut arguments![flag, cells, sums])
+        }
+    }
+
     /// Blocks of a kernel that goes over an array in strides.
     pub(super) fn most_blocks(&self) -> u32 {
         16 * self.gpu.multiprocessors()
@@ -210,10 +245,7 @@ impl Context<'_> {
         let geometry = Geometry::new(self.spec, self.extents);
         let grid = [blocks(self.extents.sites, block), block.iter().product::<usize>() as u32];
         let last = if kernel.sums() == 0 { buffers.summary } else { buffers.partial };
-        let mut arguments = arguments![geometry].to_vec();
-        if kernel != StepKernel::UndoKick {
-            arguments.extend(arguments![resolution]);
-        }
+        let mut arguments = arguments![geometry, resolution].to_vec();
         arguments.extend(buffers.inputs.iter().map(|pointer| (&raw const *pointer).cast_mut().cast::<c_void>()));
         arguments.extend(buffers.results.iter().map(|pointer| (&raw const *pointer).cast_mut().cast::<c_void>()));
         arguments.extend(arguments![last]);
@@ -239,6 +271,8 @@ pub(crate) enum StepKernel {
     WholeKickDrift,
     UndoKick,
     UndoDrift,
+    /// `UndoDrift`, then `UndoKick`.
+    UndoDriftAndKick,
 }
 
 impl StepKernel {
@@ -246,16 +280,16 @@ impl StepKernel {
         match self {
             Self::KickDrift => variants::kick(common, false),
             Self::WholeKickDrift => variants::kick(common, true),
-            Self::UndoKick => variants::pull_back(common, 3),
-            Self::UndoDrift => variants::pull_back(common, 1),
+            Self::UndoKick => variants::pull_back(common, false, true),
+            Self::UndoDrift => variants::pull_back(common, true, false),
+            Self::UndoDriftAndKick => variants::pull_back(common, true, true),
         }
     }
 
     fn name(self) -> &'static CStr {
         match self {
             Self::KickDrift | Self::WholeKickDrift => c"kick_drift",
-            Self::UndoKick => c"undo_kick",
-            Self::UndoDrift => c"undo_drift",
+            Self::UndoKick | Self::UndoDrift | Self::UndoDriftAndKick => c"undo",
         }
     }
 
@@ -265,6 +299,7 @@ impl StepKernel {
             Self::KickDrift | Self::WholeKickDrift => 0,
             Self::UndoKick => 3,
             Self::UndoDrift => 1,
+            Self::UndoDriftAndKick => 4,
         }
     }
 

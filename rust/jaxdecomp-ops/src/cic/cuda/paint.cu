@@ -276,4 +276,11 @@ extern "C" __global__ void finish(const u64* sums, u64 cells, u32 fields, u32 fi
     for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < cells; i += gridDim.x * (u64)blockDim.x)
         mesh[i * fields + field] = bad ? NOT_A_NUMBER : (Real)(total(sums + WORDS * i) * resolution);
 }
+
+// Overwrites the sums by what no sum is if any position or weight is invalid.
+extern "C" __global__ void invalidate(const u32* invalid, u64 cells, u64* sums) {
+    if (!*invalid) return;
+    for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < WORDS * cells; i += gridDim.x * (u64)blockDim.x)
+        sums[i] = i % WORDS == WORDS - 1 ? 1ULL << 63 : 0;
+}
 #endif

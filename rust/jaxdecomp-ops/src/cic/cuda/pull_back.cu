@@ -1,8 +1,10 @@
-// A step undone and cotangents pulled back through it. Concatenated after kick.cu; FIELDS is 3 for the kick, 1 for the drift.
-// Momenta are held as whole numbers.
+// A step undone and cotangents pulled back through it. Concatenated after kick.cu. Momenta are held as whole numbers.
+//
+// Further macros: DRIFT and KICK (0 or 1: what is undone, the drifts before the kick of a step, the kick of the step before it,
+// or one after the other in one pass).
 
 // Deterministic sums over the particles: one value for each block and sum, added up by `total`.
-constexpr int SUMS = FIELDS == 3 ? 3 : 1;
+constexpr int SUMS = DRIFT + 3 * KICK;
 
 __device__ inline void add_up(const Real own[SUMS], double* partial) {
     __shared__ double part[SUMS][32];
@@ -61,133 +63,147 @@ __device__ inline void weights(const Real t[3], int differentiated, Real pair[3]
     }
 }
 
-#if FIELDS == 3
-// Coefficients, see `pull_back.py`.
-struct Kick {
-    Real kick, after, before, last, weight, good;
+typedef Block<BX, BY, BZ> Sites;
+
+// A particle with its cotangents.
+struct Particle {
+    Real d[3], v[3], cd[3], cv[3];
 };
 
-// ct_vel += last * ct_disp;  momentum -= rint(kick * force), in units of `after` before and of `before` afterwards;
-// ct_disp += weight * (derivative of force . ct_vel).  Sums: ct_vel . force, ct_vel . new vel, old ct_disp . old vel.
-extern "C" __global__ void __launch_bounds__(BX * BY * BZ)
-undo_kick(Geometry g, const Real* __restrict__ disp, const Real* vel, const Real* ct_disp, const Real* ct_vel,
-          const Real* __restrict__ fields, const Kick* __restrict__ kicks, Real* new_vel, Real* new_ct_disp, Real* new_ct_vel,
-          double* partial) {
-    __shared__ Block<BX, BY, BZ> block;
-    block.fill(g, blockIdx.x);
-    __syncthreads();
-    u64 site;
-    Real sums[SUMS] = {0, 0, 0};
-    if (block.site(g, threadIdx.x, site)) {
-        Real d[3], v[3], cd[3], cv[3], t[3], force[3] = {0, 0, 0}, slope[3] = {0, 0, 0};
-        int cell[3];
-        const Kick k = *kicks;
-        Whole momentum[3];
-        load(disp, site, d);
-        load(vel, site, v);
-        load(ct_disp, site, cd);
-        load(ct_vel, site, cv);
-#pragma unroll
-        for (int axis = 0; axis < 3; ++axis) {
-            momentum[axis] = count(v[axis]);
-            v[axis] = (Real)momentum[axis] * k.after;
-        }
-        sums[2] = dot(cd, v);
-#pragma unroll
-        for (int axis = 0; axis < 3; ++axis) cv[axis] += k.last * cd[axis];
-        if (k.good) {
-            if (block.particle(g, threadIdx.x, d, cell, t)) {
-                Index at[8];
-                corners(g, cell, at);
-                Real values[3][8], contracted[8], pair[3][2];
-#pragma unroll
-                for (int c = 0; c < 8; ++c) {
-#pragma unroll
-                    for (int f = 0; f < 3; ++f) values[f][c] = fields[at[c] + f];
-                    contracted[c] = values[0][c] * cv[0] + values[1][c] * cv[1] + values[2][c] * cv[2];
-                }
-                weights(t, 3, pair);
-#pragma unroll
-                for (int f = 0; f < 3; ++f) force[f] = interpolate(values[f], pair);
-#pragma unroll
-                for (int axis = 0; axis < 3; ++axis) {
-                    weights(t, axis, pair);
-                    slope[axis] = interpolate(contracted, pair) * (Real)g.scale[axis];
-                }
-            } else {
-                force[0] = force[1] = force[2] = slope[0] = slope[1] = slope[2] = NOT_A_NUMBER;
-            }
-        }
-#pragma unroll
-        for (int axis = 0; axis < 3; ++axis) {
-            momentum[axis] -= k.good ? rounded(k.kick * force[axis]) : 0;
-            v[axis] = (Real)momentum[axis] * k.before;
-            cd[axis] += k.good ? k.weight * slope[axis] : 0;
-        }
-        sums[0] = dot(cv, force);
-        sums[1] = dot(cv, v);
-#pragma unroll
-        for (int axis = 0; axis < 3; ++axis) v[axis] = FROM_BITS(momentum[axis] + ONE);
-        store(new_vel, site, v);
-        store(new_ct_disp, site, cd);
-        store(new_ct_vel, site, cv);
-    }
-    add_up(sums, partial);
-}
-#else
+#if DRIFT
+// Coefficients, see `pull_back.py`.
 struct Drift {
     Real weight, scale, before, first_q, last_q, good;
 };
 
 // ct_disp += weight * (gradient of the field);  ct_vel = scale * ct_vel - first_q * q * ct_disp;
 // disp += q * rint(first_q * vel);  disp += q * rint(last_q * vel).  Sum: new ct_disp . vel.
+__device__ inline Real undo_drift(const Geometry& g, const Sites& block, const Drift& c, Real q, const Real* __restrict__ field,
+                                  Particle& p) {
+    Real t[3], v[3], slope[3] = {0, 0, 0};
+    int cell[3];
+    if (c.good) {
+        if (block.particle(g, threadIdx.x, p.d, cell, t)) {
+            Index at[8];
+            corners<1>(g, cell, at);
+            Real values[8], pair[3][2];
+#pragma unroll
+            for (int i = 0; i < 8; ++i) values[i] = field[at[i]];
+#pragma unroll
+            for (int axis = 0; axis < 3; ++axis) {
+                weights(t, axis, pair);
+                slope[axis] = interpolate(values, pair) * (Real)g.scale[axis];
+            }
+        } else {
+            slope[0] = slope[1] = slope[2] = NOT_A_NUMBER;
+        }
+    }
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis) {
+        p.cd[axis] += c.good ? c.weight * slope[axis] : 0;
+        p.cv[axis] = c.scale * p.cv[axis] - c.first_q * q * p.cd[axis];
+        v[axis] = (Real)count(p.v[axis]) * c.before;
+        p.d[axis] += q * RINT(c.first_q * v[axis]);
+        p.d[axis] += q * RINT(c.last_q * v[axis]);
+    }
+    return dot(p.cd, v);
+}
+#endif
+
+#if KICK
+struct Kick {
+    Real kick, after, before, last, weight, good;
+};
+
+// ct_vel += last * ct_disp;  momentum -= rint(kick * force), in units of `after` before and of `before` afterwards;
+// ct_disp += weight * (derivative of force . ct_vel).  Sums: ct_vel . force, ct_vel . new vel, old ct_disp . old vel.
+__device__ inline void undo_kick(const Geometry& g, const Sites& block, const Kick& k, const Real* __restrict__ fields,
+                                 Particle& p, Real sums[3]) {
+    Real t[3], force[3] = {0, 0, 0}, slope[3] = {0, 0, 0};
+    int cell[3];
+    Whole momentum[3];
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis) {
+        momentum[axis] = count(p.v[axis]);
+        p.v[axis] = (Real)momentum[axis] * k.after;
+    }
+    sums[2] = dot(p.cd, p.v);
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis) p.cv[axis] += k.last * p.cd[axis];
+    if (k.good) {
+        if (block.particle(g, threadIdx.x, p.d, cell, t)) {
+            Index at[8];
+            corners<3>(g, cell, at);
+            Real values[3][8], contracted[8], pair[3][2];
+#pragma unroll
+            for (int c = 0; c < 8; ++c) {
+#pragma unroll
+                for (int f = 0; f < 3; ++f) values[f][c] = fields[at[c] + f];
+                contracted[c] = values[0][c] * p.cv[0] + values[1][c] * p.cv[1] + values[2][c] * p.cv[2];
+            }
+            weights(t, 3, pair);
+#pragma unroll
+            for (int f = 0; f < 3; ++f) force[f] = interpolate(values[f], pair);
+#pragma unroll
+            for (int axis = 0; axis < 3; ++axis) {
+                weights(t, axis, pair);
+                slope[axis] = interpolate(contracted, pair) * (Real)g.scale[axis];
+            }
+        } else {
+            force[0] = force[1] = force[2] = slope[0] = slope[1] = slope[2] = NOT_A_NUMBER;
+        }
+    }
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis) {
+        momentum[axis] -= k.good ? rounded(k.kick * force[axis]) : 0;
+        p.v[axis] = (Real)momentum[axis] * k.before;
+        p.cd[axis] += k.good ? k.weight * slope[axis] : 0;
+    }
+    sums[0] = dot(p.cv, force);
+    sums[1] = dot(p.cv, p.v);
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis) p.v[axis] = FROM_BITS(momentum[axis] + ONE);
+}
+#endif
+
+// Undoes what the macros say; it has the meshes, coefficients and results of that alone. Results may take the memory of operands.
 extern "C" __global__ void __launch_bounds__(BX * BY * BZ)
-undo_drift(Geometry g, double resolution, const Real* disp, const Real* __restrict__ vel, const Real* ct_disp,
-           const Real* ct_vel, const Real* __restrict__ field, const Drift* __restrict__ drifts, Real* new_disp,
-           Real* new_ct_disp, Real* new_ct_vel, double* partial) {
-    __shared__ Block<BX, BY, BZ> block;
+undo(Geometry g, double resolution, const Real* disp, const Real* vel, const Real* ct_disp, const Real* ct_vel,
+#if DRIFT
+     const Real* __restrict__ field,
+#endif
+#if KICK
+     const Real* __restrict__ fields,
+#endif
+     const Real* __restrict__ coefficients,
+#if DRIFT
+     Real* new_disp,
+#endif
+#if KICK
+     Real* new_vel,
+#endif
+     Real* new_ct_disp, Real* new_ct_vel, double* partial) {
+    __shared__ Sites block;
     block.fill(g, blockIdx.x);
     __syncthreads();
     u64 site;
-    Real sums[SUMS] = {0};
+    Real sums[SUMS] = {};
     if (block.site(g, threadIdx.x, site)) {
-        Real d[3], v[3], cd[3], cv[3], t[3], slope[3] = {0, 0, 0};
-        int cell[3];
-        const Drift c = *drifts;
-        const Real q = (Real)resolution;
-        load(disp, site, d);
-        load(vel, site, v);
-        load(ct_disp, site, cd);
-        load(ct_vel, site, cv);
-        if (c.good) {
-            if (block.particle(g, threadIdx.x, d, cell, t)) {
-                Index at[8];
-                corners(g, cell, at);
-                Real values[8], pair[3][2];
-#pragma unroll
-                for (int i = 0; i < 8; ++i) values[i] = field[at[i]];
-#pragma unroll
-                for (int axis = 0; axis < 3; ++axis) {
-                    weights(t, axis, pair);
-                    slope[axis] = interpolate(values, pair) * (Real)g.scale[axis];
-                }
-            } else {
-                slope[0] = slope[1] = slope[2] = NOT_A_NUMBER;
-            }
-        }
-#pragma unroll
-        for (int axis = 0; axis < 3; ++axis) {
-            cd[axis] += c.good ? c.weight * slope[axis] : 0;
-            cv[axis] = c.scale * cv[axis] - c.first_q * q * cd[axis];
-            v[axis] = (Real)count(v[axis]) * c.before;
-            d[axis] += q * RINT(c.first_q * v[axis]);
-            d[axis] += q * RINT(c.last_q * v[axis]);
-        }
-        sums[0] = dot(cd, v);
-        store(new_disp, site, d);
-        store(new_ct_disp, site, cd);
-        store(new_ct_vel, site, cv);
+        Particle p;
+        load(disp, site, p.d);
+        load(vel, site, p.v);
+        load(ct_disp, site, p.cd);
+        load(ct_vel, site, p.cv);
+#if DRIFT
+        sums[0] = undo_drift(g, block, *(const Drift*)coefficients, (Real)resolution, field, p);
+        store(new_disp, site, p.d);
+#endif
+#if KICK
+        undo_kick(g, block, *(const Kick*)(coefficients + 6 * DRIFT), fields, p, sums + DRIFT);
+        store(new_vel, site, p.v);
+#endif
+        store(new_ct_disp, site, p.cd);
+        store(new_ct_vel, site, p.cv);
     }
     add_up(sums, partial);
 }
-#endif

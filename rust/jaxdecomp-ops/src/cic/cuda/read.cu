@@ -15,7 +15,8 @@ __device__ inline Real interpolate(const Real v[8], const Real pair[3][2]) {
     return plane[0] * pair[0][0] + plane[1] * pair[0][1];
 }
 
-// Offsets of the corners in the mesh.
+// Offsets of the corners in a mesh of so many fields.
+template <int COUNT = FIELDS>
 __device__ inline void corners(const Geometry& g, const int cell[3], Index at[8]) {
     int pair[3][2];
 #pragma unroll
@@ -26,7 +27,7 @@ __device__ inline void corners(const Geometry& g, const int cell[3], Index at[8]
 #pragma unroll
     for (int c = 0; c < 8; ++c) {
         Index row = (Index)pair[0][c >> 2] * g.cells[1] + pair[1][c >> 1 & 1];
-        at[c] = (row * g.cells[2] + pair[2][c & 1]) * FIELDS;
+        at[c] = (row * g.cells[2] + pair[2][c & 1]) * COUNT;
     }
 }
 

@@ -7,11 +7,12 @@ use xla_ffi::sys::Handler;
 use xla_ffi::{Call, Error, Input, Output, Result, Role};
 
 /// FFI targets of the platform "CUDA", each with the handlers of the stages "initialize" and "execute".
-pub(super) const CUDA: [(&str, [Handler; 2]); 4] = [
+pub(super) const CUDA: [(&str, [Handler; 2]); 5] = [
     ("jaxdecomp_ops_kick_drift", [initialize_kick_drift, execute_kick_drift]),
     ("jaxdecomp_ops_whole_kick_drift", [initialize_whole_kick_drift, execute_whole_kick_drift]),
     ("jaxdecomp_ops_undo_kick", [initialize_undo_kick, execute_undo_kick]),
     ("jaxdecomp_ops_undo_drift", [initialize_undo_drift, execute_undo_drift]),
+    ("jaxdecomp_ops_undo_drift_and_kick", [initialize_undo_drift_and_kick, execute_undo_drift_and_kick]),
 ];
 
 xla_ffi::handler!(
@@ -46,16 +47,25 @@ xla_ffi::handler!(
     /// Drifts undone on a GPU; the last result is scratch memory.
     execute_undo_drift => |call| run(call, StepKernel::UndoDrift), Role::RECORDABLE
 );
+xla_ffi::handler!(
+    /// Compiles and loads the kernel.
+    initialize_undo_drift_and_kick => |call| load(call, StepKernel::UndoDriftAndKick), Role::INITIALIZE
+);
+xla_ffi::handler!(
+    /// Drifts and the kick before them undone on a GPU; the last result is scratch memory.
+    execute_undo_drift_and_kick => |call| run(call, StepKernel::UndoDriftAndKick), Role::RECORDABLE
+);
 
 fn operands<'a>(call: &Call<'a>, kernel: StepKernel) -> Result<Step<'a>> {
-    // Vectors, fields, resulting vectors.
-    let [inputs, fields, results] = match kernel {
-        StepKernel::KickDrift | StepKernel::WholeKickDrift => [2, 3, 2],
-        StepKernel::UndoKick => [4, 3, 3],
-        StepKernel::UndoDrift => [4, 1, 3],
+    // Vectors, fields of each mesh, resulting vectors.
+    let (inputs, fields, results) = match kernel {
+        StepKernel::KickDrift | StepKernel::WholeKickDrift => (2, &[3][..], 2),
+        StepKernel::UndoKick => (4, &[3][..], 3),
+        StepKernel::UndoDrift => (4, &[1][..], 3),
+        StepKernel::UndoDriftAndKick => (4, &[1, 3][..], 4),
     };
     let scratch = usize::from(kernel.sums() > 0);
-    Step::new(call, [inputs, fields, results, kernel.numbers(), scratch]).map_err(|error| error.within("a step"))
+    Step::new(call, fields, [inputs, results, kernel.numbers(), scratch]).map_err(|error| error.within("a step"))
 }
 
 fn load(call: &Call<'_>, kernel: StepKernel) -> Result<()> {
@@ -64,16 +74,17 @@ fn load(call: &Call<'_>, kernel: StepKernel) -> Result<()> {
 
 fn run(call: &Call<'_>, kernel: StepKernel) -> Result<()> {
     let mut step = operands(call, kernel)?;
-    let Extents { batch, sites, cells, fields } = step.particles.extents;
+    let Extents { batch, sites, cells, .. } = step.particles.extents;
     let item = item(step.particles.disp.dtype());
     let vectors = sites.iter().product::<usize>() * 3 * item;
-    let mesh = cells.iter().product::<usize>() * fields * item;
+    let field = cells.iter().product::<usize>() * item;
     let scratch = if kernel.sums() > 0 { Some(call.output(step.results.len() + 1, "scratch")?) } else { None };
     let bytes = scratch.as_ref().map_or(0, |scratch| scratch.dims().iter().product::<usize>() * 4);
     let partial = scratch.map_or(core::ptr::null_mut(), |mut scratch| scratch.as_mut_ptr());
     let mut inputs = vec![(step.particles.disp.as_ptr(), vectors)];
     inputs.extend(step.vectors.iter().map(|vector: &Input<'_>| (vector.as_ptr(), vectors)));
-    inputs.extend([(step.fields.as_ptr(), mesh), (step.coefficients.as_ptr(), 6 * item)]);
+    inputs.extend(step.meshes.iter().map(|(mesh, fields)| (mesh.as_ptr(), fields * field)));
+    inputs.push((step.coefficients.as_ptr(), 6 * step.meshes.len() * item));
     let results: Vec<_> = step.results.iter_mut().map(Output::as_mut_ptr).collect();
     let summary = step.summary.as_mut_ptr();
     let mut enough = true;

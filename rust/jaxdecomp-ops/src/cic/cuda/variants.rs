@@ -127,10 +127,12 @@ pub fn kick(common: Common<'_>, whole: bool) -> ReadVariant {
     kernel
 }
 
-/// Chooses the kernel that undoes a kick (three fields) or the drift before it (one field), with cotangents.
+/// Chooses the kernel that undoes drifts, a kick, or the ones and then the other, with cotangents.
 #[must_use]
-pub fn pull_back(common: Common<'_>, fields: usize) -> ReadVariant {
-    read_of(PULL_BACK, common, fields, Reduction::None)
+pub fn pull_back(common: Common<'_>, drift: bool, kick: bool) -> ReadVariant {
+    let mut kernel = read_of(PULL_BACK, common, 3, Reduction::None);
+    kernel.variant.options.extend([format!("-DDRIFT={}", u8::from(drift)), format!("-DKICK={}", u8::from(kick))]);
+    kernel
 }
 
 fn read_of(source: &'static str, common: Common<'_>, fields: usize, reduction: Reduction) -> ReadVariant {

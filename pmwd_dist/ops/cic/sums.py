@@ -1,0 +1,179 @@
+"""Paint to integer sums: they add up to the same bits in any order, over particles and over blocks.
+
+A sum has twice as many bits as the values, 64 for float32 and 128 for float64, and is held in two integers as wide as
+the values, the lower half first, beside each other along z: a mesh of shape (mx, my, 2 mz). JAX has no wider integers
+beside float32 unless `jax_enable_x64` is set, and none of 128 bits. Only native ops paint; JAX adds and converts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.core import ShapedArray
+from jax.lax import bitcast_convert_type, clz, shift_left, shift_right_logical
+from jaxtyping import Array, Float, Int
+
+from pmwd_dist._jax import native as library
+from pmwd_dist._jax.define import Target, define_op
+from pmwd_dist._jax.varying import result_aval, unify_varying
+from pmwd_dist.ops.cic.geometry import Geometry, Mask, attributes
+from pmwd_dist.ops.kernels import cuda_unavailable_reason
+
+_TARGET = "jaxdecomp_ops_cic_paint_sums"
+
+
+def sums_on_cpus() -> bool:
+    """Whether the native ops paint to integer sums on CPUs."""
+    return library.has_target(_TARGET)
+
+
+def sums_on_gpus() -> bool:
+    """Whether the CUDA kernels paint to integer sums."""
+    return sums_on_cpus() and cuda_unavailable_reason() is None
+
+
+def contribution_bits(particles: int, masks: int, dtype: Any) -> int:
+    """Bits of the largest contribution of a mask to a cell, such that no sum over all particles overflows.
+
+    A contribution of one of K masks is at most 2^bits, and K of them at most 2^62 over the number of particles: if all
+    particles of all blocks are in one cell, their sum is at most 2^62 (2^100 of 2^39 particles in float64). Depends on
+    the size of the problem only, and is that of a native paint on one block: all divisions over devices, and one
+    device, paint in the same units. They are 2^-31 of a particle for 1024^3 particles, 2^-22 for 8192^3.
+    """
+    bits = 61 if np.dtype(dtype) == np.float64 else min(62 - _ceil_log2(particles), 50)
+    return bits - _ceil_log2(masks)
+
+
+def _ceil_log2(n: int) -> int:
+    return max(n - 1, 0).bit_length()
+
+
+def paint_sums(
+    disp: Float[Array, "batch px py pz 3"],
+    weight: Float[Array, "batch wx wy wz K 1"],
+    bound: Float[Array, " batch"],
+    geometry: Geometry,
+    masks: tuple[Mask, ...],
+    bits: int,
+) -> Int[Array, "batch mx my zz"]:
+    """Paint particles onto a block, as `paint` does, to integer sums.
+
+    Args:
+      disp: displacements.
+      weight: of each particle and mask.
+      bound: what no weight exceeds; fixes the units of the sums.
+      geometry: of lattice and mesh.
+      masks: of the weights.
+      bits: from `contribution_bits`.
+
+    Returns:
+      The sums; all invalid if a position is not finite, a particle lies beyond the block, or the bound is not finite.
+    """
+    out = _paint_sums_p.bind(*unify_varying(disp, weight, bound), geometry=geometry, masks=masks, bits=bits)
+    return out.reshape(*out.shape[:3], -1)
+
+
+def add_sums(a: Int[Array, "*n zz"], b: Int[Array, "*n zz"]) -> Int[Array, "*n zz"]:
+    """a + b; invalid if either is."""
+    (a_low, a_high), (b_low, b_high) = _halves(a), _halves(b)
+    low = a_low + b_low
+    high = a_high + b_high + (low < a_low).astype(low.dtype)
+    invalid = _is_invalid(a_high) | _is_invalid(b_high)
+    low, high = jnp.where(invalid, 0, low), jnp.where(invalid, _invalid(high), high)
+    return jnp.stack([low, high], -1).reshape(a.shape).astype(a.dtype)
+
+
+def values_of_sums(sums: Int[Array, "*n zz"], bound: Float[Array, ""], bits: int) -> Float[Array, "*n mz"]:
+    """Values of sums, rounded as native paints round them; NaN where they are invalid."""
+    low, high = _halves(sums)
+    width, dtype = 8 * low.dtype.itemsize, bound.dtype
+    invalid, negative = _is_invalid(high), shift_right_logical(high, _like(high, width - 1)) != 0
+    high = jnp.where(negative, ~high + (low == 0).astype(high.dtype), high)
+    low = jnp.where(negative, ~low + 1, low)
+    wide = high != 0
+    high, low = jnp.where(wide, high, low), jnp.where(wide, low, 0)
+    zeros = clz(high)  # if all bits are, shifts leave zero
+    first = shift_left(high, zeros) | shift_right_logical(low, _like(low, width) - zeros)
+    rounded = _rounded(first, shift_left(low, zeros)).astype(dtype)
+    magnitude = rounded * _power_of_two(jnp.where(wide, width, 0) - zeros.astype(jnp.int32), dtype)
+    exponent = _exponent_above(bound) - bits
+    for part in (exponent // 2, exponent - exponent // 2):  # each is in the range of normal numbers
+        magnitude = magnitude * _power_of_two(part, dtype)
+    return jnp.where(invalid, jnp.nan, jnp.where(negative, -magnitude, magnitude))
+
+
+def _rounded(first: Array, rest: Array) -> Array:
+    """The leading bits of a number, the last of them set if there are further ones: what rounds to a float correctly.
+
+    Native paints round sums for float32 to the 53 bits of a double first, halves to even.
+    """
+    if first.dtype == jnp.uint32:
+        up = (~rest < 1 << 10) & (~first != 0)
+        return (first + up.astype(first.dtype)) | ((rest > 1 << 10) & (~rest >= 1 << 10)).astype(first.dtype)
+    return first | (rest != 0).astype(first.dtype)
+
+
+def _halves(sums: Array) -> tuple[Array, Array]:
+    unsigned = sums.astype(np.dtype(f"uint{8 * sums.dtype.itemsize}"))
+    pairs = unsigned.reshape(*sums.shape[:-1], -1, 2)
+    return pairs[..., 0], pairs[..., 1]
+
+
+def _like(x: Array, value: int) -> np.ndarray:
+    return np.array(value, x.dtype)
+
+
+def _invalid(high: Array) -> np.ndarray:
+    """The upper half of an invalid sum: the least integer, which is far from any sum."""
+    return _like(high, 1 << 8 * high.dtype.itemsize - 1)
+
+
+def _is_invalid(high: Array) -> Array:
+    return high == _invalid(high)
+
+
+def _exponent_above(x: Array) -> Array:
+    """Least n with x < 2^n, for x of 2^-960 or more in float64; any n for 0."""
+    mantissa_bits, bias = (23, 126) if x.dtype == jnp.float32 else (52, 1022)
+    bits = bitcast_convert_type(x, np.dtype(f"uint{8 * x.dtype.itemsize}"))
+    normal = shift_right_logical(bits, _like(bits, mantissa_bits)).astype(jnp.int32) - bias
+    subnormal = 8 * x.dtype.itemsize - clz(bits).astype(jnp.int32) - bias - mantissa_bits
+    return jnp.maximum(jnp.where(normal > -bias, normal, subnormal), -961)
+
+
+def _power_of_two(n: Array, dtype: Any) -> Array:
+    """2^n, for normal results."""
+    mantissa_bits, bias, integer = (23, 127, jnp.int32) if dtype == jnp.float32 else (52, 1023, jnp.int64)
+    exponent = (n + bias).astype(integer)
+    return bitcast_convert_type(shift_left(exponent, jnp.asarray(mantissa_bits, integer)), dtype)
+
+
+# --- the primitive -----------------------------------------------------------------------------------------
+
+
+def _aval(disp: Any, weight: Any, bound: Any, *, geometry: Geometry, **_: Any) -> Any:
+    del weight, bound
+    half = np.dtype(f"int{8 * disp.dtype.itemsize}")
+    return result_aval(disp, (disp.shape[0], *geometry.mesh, 2), half)
+
+
+def _attributes(
+    disp: Any, mesh: Any, *, geometry: Geometry, masks: tuple[Mask, ...], bits: int
+) -> dict[str, Any] | None:
+    del disp, mesh
+    return attributes(geometry, masks) | {"bits": np.array([bits], np.int64)}
+
+
+def _cuda_scratch(*_: Any, **__: Any) -> ShapedArray:
+    """A head of 4 KiB."""
+    return ShapedArray((1024,), np.dtype(np.int32))
+
+
+_paint_sums_p = define_op(
+    "cic_paint_sums",
+    _aval,
+    None,
+    targets={"cpu": Target(_TARGET, _attributes), "CUDA": Target(_TARGET, _attributes, _cuda_scratch)},
+)

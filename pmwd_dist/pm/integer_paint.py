@@ -1,0 +1,142 @@
+"""Paint of blocks whose halos are added back as integers: the mesh has the same bits however it is divided.
+
+Where the native ops run, contributions are rounded to multiples of a unit that depends on the number of all particles
+and the largest of all weights (`ops.cic.sums`). They are added up as integers, on each block and then over the halos,
+and converted at the end. A mesh on one device, which has no halos, is painted in the same units. Without native ops
+blocks and halos are added up as floats, and the last bits depend on the division. Derivatives are paints of the same
+kind; the transpose is that of any paint: halos are filled and read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from pmwd_dist._jax.define import Composed, define_derivatives, define_op
+from pmwd_dist._jax.varying import result_aval, unify_varying, varying_names
+from pmwd_dist.ops import cic
+from pmwd_dist.ops.cic import sums
+from pmwd_dist.ops.rounding import max_abs
+from pmwd_dist.parallel.backends.base import Addition
+from pmwd_dist.parallel.decomposition import Decomposition
+from pmwd_dist.parallel.halo import pad_block, reduce_block
+
+
+def paint_and_reduce(
+    disp: Float[Array, "px py pz 3"],
+    weight: Float[Array, "wx wy wz 1 1"],
+    geometry: cic.Geometry,
+    decomposition: Decomposition,
+    *,
+    pad: int,
+    particles: int,
+) -> Float[Array, "nx ny nz"]:
+    """Paint the local particles and add the halos back, inside shard_map.
+
+    Args:
+      disp: displacements.
+      weight: of each particle, or one for all: on every device the same, unless it varies over them.
+      geometry: of the local lattice in the padded block.
+      decomposition: over several devices.
+      pad: cells of the halo on each side.
+      particles: number of particles on all devices.
+    """
+    alike = not varying_names(weight) & set(decomposition.names)
+    params: dict[str, Any] = {"geometry": geometry, "masks": (cic.VALUE,), "alike": alike}
+    disp, weight = unify_varying(disp, weight)
+    return _paint_p.bind(disp[None], weight[None], **params, decomposition=decomposition, pad=pad, particles=particles)[
+        0
+    ]
+
+
+def _aval(disp: Any, weight: Any, *, geometry: cic.Geometry, decomposition: Decomposition, pad: int, **_: Any) -> Any:
+    del weight
+    parts = (*decomposition.pdims, 1)
+    block = [n - 2 * pad if p > 1 else n for n, p in zip(geometry.mesh, parts, strict=True)]
+    return result_aval(disp, (disp.shape[0], *block), disp.dtype)
+
+
+def _in_floats(
+    disp: Array, weight: Array, *, geometry: cic.Geometry, masks: Any, decomposition: Decomposition, pad: int, **_: Any
+) -> Array:
+    def one(disp: Array, weight: Array) -> Array:
+        return reduce_block(cic.paint(disp, weight, geometry, masks)[..., 0], pad, decomposition)
+
+    return jax.vmap(one)(disp, weight)
+
+
+def _in_integers(
+    disp: Array,
+    weight: Array,
+    *,
+    geometry: cic.Geometry,
+    masks: tuple[cic.Mask, ...],
+    decomposition: Decomposition,
+    pad: int,
+    particles: int,
+    alike: bool,
+) -> Array:
+    bound = jax.vmap(max_abs)(weight)
+    if not alike:
+        bound = _max_over_devices(bound, decomposition)
+    bits = sums.contribution_bits(particles, len(masks), disp.dtype)
+    painted = sums.paint_sums(disp, weight, bound, geometry, masks, bits)
+
+    def reduced(block: Array, bound: Array) -> Array:
+        addition = Addition(sums.add_sums, lambda part: sums.values_of_sums(part, bound, bits))
+        return reduce_block(block, pad, decomposition, addition)
+
+    return jax.vmap(reduced)(painted, bound)
+
+
+def _max_over_devices(x: Array, decomposition: Decomposition) -> Array:
+    """The largest of positive numbers of all devices, NaN if one is: their bits are ordered like the numbers."""
+    integer = {4: jnp.int32, 8: jnp.int64}[x.dtype.itemsize]
+    bits = jax.lax.pmax(jax.lax.bitcast_convert_type(x, integer), decomposition.names)
+    return jax.lax.bitcast_convert_type(bits, x.dtype)
+
+
+_paint_p = define_op(
+    "paint_and_reduce",
+    _aval,
+    _in_floats,
+    targets={"cpu": Composed(_in_integers, sums.sums_on_cpus), "CUDA": Composed(_in_integers, sums.sums_on_gpus)},
+)
+
+
+def _moved(
+    ddisp: Array, disp: Array, weight: Array, *, geometry: cic.Geometry, masks: Any, alike: bool, **params: Any
+) -> Array:
+    """Change of what is painted when the particles move."""
+    del alike
+    slopes, raised = cic.weights_of_motion(ddisp, weight, geometry, masks)
+    operands = unify_varying(disp, slopes)
+    return _paint_p.bind(*operands, geometry=geometry, masks=raised, alike=False, **params)
+
+
+def _transpose(
+    ct: Array,
+    disp: Array,
+    weight: Any,
+    *,
+    geometry: cic.Geometry,
+    masks: Any,
+    decomposition: Decomposition,
+    pad: int,
+    **_: Any,
+) -> Array:
+    def one(disp: Array, ct: Array) -> Array:
+        return cic.read(disp, pad_block(ct, pad, decomposition)[..., None], geometry, masks)
+
+    out = jax.vmap(one)(disp, ct)
+    return out if weight.aval.shape == out.shape else jnp.sum(out, axis=(1, 2, 3), keepdims=True)
+
+
+define_derivatives(
+    _paint_p,
+    (_moved, lambda dweight, disp, _, **params: _paint_p.bind(*unify_varying(disp, dweight), **params)),
+    {1: _transpose},
+)

@@ -1,0 +1,119 @@
+"""Shared set-up: four virtual CPU devices, float64 unless a test says otherwise, and the layouts to test."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+import jax
+import problems
+
+# Before anything starts JAX: the platform, its devices and the precision are fixed from then on. Programs that are not
+# optimised compile in half the time; here and in the processes that tests start.
+os.environ["XLA_FLAGS"] = f"{problems.XLA_FLAGS} {os.environ.get('XLA_FLAGS', '')}".strip()
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 4)
+jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_traceback_in_locations_limit", 0)  # where each operation was written: a tenth of the time
+
+# A program that is compiled again, for another function or another key of jit, comes from this folder. A process has
+# its own: JAX writes entries in place, and another process may read half of one.
+_PROGRAMS = tempfile.mkdtemp(prefix="pmwd-dist-programs-")
+atexit.register(shutil.rmtree, _PROGRAMS, ignore_errors=True)
+jax.config.update("jax_compilation_cache_dir", _PROGRAMS)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+# JAX traces and lowers into many small objects that live on: collecting them often takes a quarter of a test's time.
+gc.set_threshold(100_000, 20, 20)
+
+# mpirun ends its processes by itself, and before the limit of a test: nothing else does where it is killed.
+os.environ.setdefault("MPIEXEC_TIMEOUT", "180")
+
+import jax_cosmo  # noqa: E402
+import jaxtyping  # noqa: E402
+import pytest  # noqa: E402
+
+import pmwd_dist as pmd  # noqa: E402
+from pmwd_dist.pm import paint  # noqa: E402
+from pmwd_dist.pm.gravity import acceleration  # noqa: E402
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest comes first: processes that take tests from each other then end together."""
+    items.sort(key=lambda item: "test_readme" not in item.nodeid)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported stays: the collector need not look at it again."""
+    gc.collect()
+    gc.freeze()
+
+
+LAYOUTS = ((1, 1), (4, 1), (1, 4), (2, 2))
+PARALLEL = LAYOUTS[1:]
+
+
+def _name(pdims: tuple[int, int]) -> str:
+    return f"{pdims[0]}x{pdims[1]}"
+
+
+@pytest.fixture(params=LAYOUTS, ids=_name)
+def decomposition(request: pytest.FixtureRequest) -> pmd.Decomposition:
+    """Every layout: one device, slabs either way, pencils."""
+    return pmd.Decomposition(pdims=request.param)
+
+
+@pytest.fixture(params=PARALLEL, ids=_name)
+def parallel(request: pytest.FixtureRequest) -> pmd.Decomposition:
+    """Every layout of several devices."""
+    return pmd.Decomposition(pdims=request.param)
+
+
+@pytest.fixture(scope="session")
+def single() -> pmd.Decomposition:
+    """One device."""
+    return pmd.Decomposition(pdims=(1, 1))
+
+
+@pytest.fixture(scope="session")
+def cosmo() -> jax_cosmo.Cosmology:
+    """A flat LCDM cosmology."""
+    return jax_cosmo.Planck15()
+
+
+@pytest.fixture(params=["jax", "native"])
+def native(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
+    """Whether paint and read run natively; both ways for every test that asks for it.
+
+    PMWD_REQUIRE_NATIVE=1 turns the skip into a failure, where the native ops are meant to be installed.
+    """
+    wanted = request.param == "native"
+    if wanted and not pmd.native_available():
+        reason = "the native ops (jaxdecomp_ops) are not installed"
+        if os.environ.get("PMWD_REQUIRE_NATIVE") == "1":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    monkeypatch.setattr("pmwd_dist._jax.native.native_available", lambda: wanted)
+    _forget()
+    yield wanted
+    _forget()
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """Arrays are not checked against their annotations: for errors of the package itself about arrays."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+def _forget() -> None:
+    """Functions that are jitted as a whole remember which ops they chose."""
+    for function in (paint._paint, paint._read, acceleration):
+        function.clear_cache()
