@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -30,6 +32,7 @@ assert not jax.distributed.is_initialized(), "a cluster was joined"
 WITHOUT = """
 import sys
 from types import SimpleNamespace
+from typing import Any
 sys.modules["jaxdecomp_ops"] = None  # its import fails
 import jax, numpy as np, pmwd_dist as pmd
 from pmwd_dist._jax import native
@@ -66,6 +69,12 @@ def test_native_ops_of_another_interface_are_not_called(monkeypatch: pytest.Monk
         monkeypatch.setitem(sys.modules, "jaxdecomp_ops", library)
         with pytest.warns(RuntimeWarning, match=f"not used.*pip install --upgrade {remedy}"):
             assert native._native_ops() is None
+
+
+@pytest.mark.skipif(not pmd.native_available(), reason="the native ops are not installed")
+def test_what_cpus_can_call_gpus_can() -> None:
+    library: Any = importlib.import_module("jaxdecomp_ops")
+    assert set(library.targets("cpu")) <= set(library.targets("CUDA"))
 
 
 def test_the_version_is_that_of_the_native_package() -> None:
