@@ -5,37 +5,47 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-from collections.abc import Mapping
+import warnings
 from pathlib import Path
 from typing import Any
 
 import jax
 
-try:
-    _ops: Any = importlib.import_module("jaxdecomp_ops")
-except ImportError:  # the JAX references run instead
-    _ops = None
+# That of the jaxdecomp-ops which this version calls; another would misread operands.
+_INTERFACE = 1
+
+
+def _native_ops() -> Any | None:
+    """The library; None where it is not installed or has another interface: then the JAX references run."""
+    try:
+        ops: Any = importlib.import_module("jaxdecomp_ops")
+    except ImportError:
+        return None
+    found = getattr(ops, "INTERFACE", 0)
+    if found == _INTERFACE:
+        return ops
+    older = "jaxdecomp-ops" if found < _INTERFACE else "pmwd_dist"
+    warnings.warn(
+        f"jaxdecomp-ops {ops.__version__} has interface {found}, and this pmwd_dist calls {_INTERFACE}: the native ops "
+        f"are not used, and all is slower; `pip install --upgrade {older}`",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return None
+
+
+_ops = _native_ops()
+_NOT_INSTALLED = "the native ops are not installed, or of another interface; `pip install --upgrade jaxdecomp-ops`"
 
 
 @functools.cache
-def _registered() -> frozenset[str]:
-    """Names of the native targets, registered with XLA at their first use."""
-    if _ops is None:
-        return frozenset()
-    targets: Mapping[str, Any] = _ops.targets("cpu")
-    for name, capsule in targets.items():
-        jax.ffi.register_ffi_target(name, capsule, platform="cpu")
-    return frozenset(targets)
-
-
 def native_available() -> bool:
-    """Whether the native CPU ops of jaxdecomp-ops are installed."""
-    return "jaxdecomp_ops_cic_paint" in _registered()
-
-
-def has_target(name: str) -> bool:
-    """Whether the native CPU ops are installed and recent enough to have this one."""
-    return native_available() and name in _registered()
+    """Whether the native CPU ops of jaxdecomp-ops are installed; registers them with XLA."""
+    if _ops is None:
+        return False
+    for name, capsule in _ops.targets("cpu").items():
+        jax.ffi.register_ffi_target(name, capsule, platform="cpu")
+    return True
 
 
 def native_version() -> str | None:
@@ -51,8 +61,8 @@ def cudecomp_ops() -> Any | None:
 @functools.cache
 def peer_unavailable_reason(ordinals: tuple[int, ...]) -> str | None:
     """Why GPUs of this process, given by their ordinals, can't write into each other's memory, or None."""
-    if not _registered_on_gpus() or not hasattr(_ops, "peer_is_fast_along_x"):
-        return "the native ops are not installed, or too old; `pip install --upgrade jaxdecomp-ops`"
+    if not _registered_on_gpus():
+        return _NOT_INSTALLED
     try:
         _ops.peer_probe(list(ordinals), _cuda_libraries("cufft", older=11))
     except OSError as error:
@@ -69,8 +79,8 @@ def fast_along_x(ordinal: int, parts: int, shape: tuple[int, int, int], double: 
 @functools.cache
 def kernels_unavailable_reason(folder: Path) -> str | None:
     """Why CUDA kernels can't run on the GPUs of this process, or None; compiled kernels are kept in the folder."""
-    if not _registered_on_gpus() or not hasattr(_ops, "cic_probe"):
-        return "the native ops are not installed, or too old; `pip install --upgrade jaxdecomp-ops`"
+    if not _registered_on_gpus():
+        return _NOT_INSTALLED
     try:
         ordinals = [device.local_hardware_id for device in jax.local_devices(backend="cuda")]
         _ops.cic_probe(ordinals, _cuda_libraries("nvrtc", older=12), folder)
@@ -105,7 +115,7 @@ def _has(module: str) -> bool:
 
 @functools.cache
 def _registered_on_gpus() -> bool:
-    if not hasattr(_ops, "cudecomp_open"):
+    if _ops is None:
         return False
     for name, capsule in _ops.targets("CUDA").items():
         jax.ffi.register_ffi_target(name, capsule, platform="CUDA")

@@ -84,7 +84,7 @@ def _cuda_attributes(disp: Any, mesh: Any, *, geometry: Geometry, cell_size: Vec
 
 def _cpu_attributes(disp: Any, mesh: Any, *, geometry: Geometry, cell_size: Vector3) -> dict[str, Any] | None:
     del disp, mesh
-    if not native.has_target(_TARGET):
+    if not native.native_available():
         return None
     return attributes(geometry, (VALUE,)) | difference_weights(cell_size)
 

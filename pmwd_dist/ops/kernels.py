@@ -35,7 +35,7 @@ def native_targets(
 
     def on_cpu(x: Any, mesh: Any, **params: Any) -> dict[str, Any] | None:
         del x, mesh
-        return attributes(**params) if native.has_target(target) else None
+        return attributes(**params) if native.native_available() else None
 
     def on_gpu(x: Any, mesh: Any, **params: Any) -> dict[str, Any] | None:
         del x, mesh

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -28,6 +31,8 @@ assert not jax.distributed.is_initialized(), "a cluster was joined"
 
 WITHOUT = """
 import sys
+from types import SimpleNamespace
+from typing import Any
 sys.modules["jaxdecomp_ops"] = None  # its import fails
 import jax, numpy as np, pmwd_dist as pmd
 from pmwd_dist._jax import native
@@ -56,6 +61,20 @@ def test_in_a_fresh_interpreter(program: str) -> None:
     run = python(program)
     assert run.returncode == 0, run.stderr
     assert run.stdout == run.stderr == ""
+
+
+def test_native_ops_of_another_interface_are_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    for interface, remedy in ((None, "jaxdecomp-ops"), (native._INTERFACE + 1, "pmwd_dist")):
+        library = SimpleNamespace(__version__="0.0", **({} if interface is None else {"INTERFACE": interface}))
+        monkeypatch.setitem(sys.modules, "jaxdecomp_ops", library)
+        with pytest.warns(RuntimeWarning, match=f"not used.*pip install --upgrade {remedy}"):
+            assert native._native_ops() is None
+
+
+@pytest.mark.skipif(not pmd.native_available(), reason="the native ops are not installed")
+def test_what_cpus_can_call_gpus_can() -> None:
+    library: Any = importlib.import_module("jaxdecomp_ops")
+    assert set(library.targets("cpu")) <= set(library.targets("CUDA"))
 
 
 def test_the_version_is_that_of_the_native_package() -> None:

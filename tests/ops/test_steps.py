@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pmwd_dist._jax.native import has_target
+from pmwd_dist._jax.native import native_available
 from pmwd_dist.ops import cic, momenta, pull_back, stencil
 from pmwd_dist.ops import force_transpose as transpose_module
 from pmwd_dist.ops import kick_drift as kick_module
@@ -120,7 +120,7 @@ def test_it_is_undone_to_the_bit_and_cotangents_are_those_of_autodiff(block: dic
     np.testing.assert_allclose(sums, by_hand, rtol=1e-12)
 
 
-@pytest.mark.skipif(not has_target("jaxdecomp_ops_whole_kick_drift"), reason="the native ops are not installed")
+@pytest.mark.skipif(not native_available(), reason="the native ops are not installed")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_native_ops_are_the_references(dtype: Any) -> None:
     """A kick with its drifts to the bit. Rows exceed a batch, a particle lies beyond the block, a step has failed."""
@@ -167,7 +167,7 @@ def test_native_ops_are_the_references(dtype: Any) -> None:
             np.testing.assert_allclose(native, reference, rtol=0, atol=fine * scale)
 
 
-@pytest.mark.skipif(not has_target("jaxdecomp_ops_gradient"), reason="the native ops are not installed")
+@pytest.mark.skipif(not native_available(), reason="the native ops are not installed")
 def test_the_native_gradient_and_its_transpose_are_the_references() -> None:
     rng, cell_size = np.random.default_rng(6), (1.0, 1.3, 0.7)
     for inner, periodic in (

@@ -80,13 +80,6 @@ def test_without_the_native_ops(single: pmd.Decomposition, monkeypatch: pytest.M
     assert "pip install jaxdecomp-ops" in str(cudecomp.unavailable_reason(single))
 
 
-def test_native_ops_of_an_older_release_have_no_cudecomp(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "_ops", SimpleNamespace(targets=lambda platform: {}))
-    native._registered_on_gpus.cache_clear()
-    assert native.cudecomp_ops() is None
-    native._registered_on_gpus.cache_clear()
-
-
 def test_on_a_cpu(single: pmd.Decomposition, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "cudecomp_ops", lambda: SimpleNamespace())
     assert "NVIDIA GPUs, but the devices are cpu; use backend='xla'" in str(cudecomp.unavailable_reason(single))

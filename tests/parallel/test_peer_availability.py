@@ -69,5 +69,5 @@ def test_without_native_ops_or_libraries_a_reason_is_given(monkeypatch: pytest.M
         raise OSError("cuFFT does not load: it isn't there")
 
     monkeypatch.setattr(native, "_registered_on_gpus", lambda: True)
-    monkeypatch.setattr(native, "_ops", SimpleNamespace(peer_probe=fails, peer_is_fast_along_x=None))
+    monkeypatch.setattr(native, "_ops", SimpleNamespace(peer_probe=fails))
     assert "cuFFT does not load" in str(reason((0,)))

@@ -26,7 +26,7 @@ _TARGET = "jaxdecomp_ops_cic_paint_sums"
 
 def sums_on_cpus() -> bool:
     """Whether the native ops paint to integer sums on CPUs."""
-    return library.has_target(_TARGET)
+    return library.native_available()
 
 
 def sums_on_gpus() -> bool:

@@ -13,6 +13,9 @@ use pyo3::types::{PyCapsule, PyDict};
 use std::path::PathBuf;
 use xla_ffi::sys::Handler;
 
+/// Version of what targets and functions expect: raised with each change that callers written before would get wrong.
+const INTERFACE: u32 = 1;
+
 /// Name of XLA's capsules.
 const CAPSULE: &CStr = c"xla._CUSTOM_CALL_TARGET";
 
@@ -135,6 +138,7 @@ fn raised(error: Error) -> PyErr {
 #[pymodule]
 fn _jaxdecomp_ops(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("INTERFACE", INTERFACE)?;
     module.add_function(wrap_pyfunction!(targets, module)?)?;
     module.add_function(wrap_pyfunction!(cic_probe, module)?)?;
     module.add_function(wrap_pyfunction!(cudecomp_probe, module)?)?;

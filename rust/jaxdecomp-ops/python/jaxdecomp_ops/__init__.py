@@ -1,6 +1,7 @@
 """Native particle-mesh operators for JAX, as FFI targets."""
 
 from jaxdecomp_ops._jaxdecomp_ops import (
+    INTERFACE,
     __version__,
     cic_probe,
     cudecomp_close,
@@ -14,6 +15,7 @@ from jaxdecomp_ops._jaxdecomp_ops import (
 )
 
 __all__ = [
+    "INTERFACE",
     "__version__",
     "cic_probe",
     "cudecomp_close",

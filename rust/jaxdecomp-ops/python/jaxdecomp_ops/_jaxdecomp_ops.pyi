@@ -3,6 +3,7 @@ from os import PathLike
 from typing import Any
 
 __all__ = [
+    "INTERFACE",
     "__version__",
     "cic_probe",
     "cudecomp_close",
@@ -16,6 +17,9 @@ __all__ = [
 ]
 
 __version__: str
+
+# Version of what targets and functions expect; both packages must have the same.
+INTERFACE: int
 
 def targets(platform: str) -> dict[str, Any]:
     """FFI targets of a platform ("cpu" or "CUDA") for `jax.ffi.register_ffi_target`: capsules, or dicts by stage."""
