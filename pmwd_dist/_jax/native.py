@@ -34,7 +34,7 @@ def _native_ops() -> Any | None:
     return None
 
 
-_ops = _native_ops()
+_ops: Any = _native_ops()
 _NOT_INSTALLED = "the native ops are not installed, or of another interface; `pip install --upgrade jaxdecomp-ops`"
 
 
