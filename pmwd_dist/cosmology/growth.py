@@ -94,11 +94,7 @@ class GrowthTable(eqx.Module):
         return self.at(a).dD3
 
     def check_third_order(self) -> None:
-        """Refuse a table that ends at the second order.
-
-        Raises:
-          ValueError: it does.
-        """
+        """Raise ValueError if the table ends at the second order."""
         if self.order < 3:
             constraint = "ends at the second order, as those made for a configuration with lpt_order=2"
             remedy = "pass growth_table(cosmo) in the place of cosmo, or use lpt_order=3"

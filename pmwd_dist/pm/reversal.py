@@ -79,31 +79,52 @@ def pull_back(
         ct = ct if direct is None else jax.tree.map(jnp.add, ct, direct)
         return (kicked, ct, ct_args), (Coefficients(*(jnp.where(good, x, 0) for x in by_coefficient)), ct_a0, ct_a)
 
-    at_last, by_last = outcome.particles, cotangents.particles
-    if math.prod(config.mesh_shape) <= math.prod(config.particle_shape):
-        # Drifted back only after cotangents were read at them: both sets of particles, and what is read, would set the
-        # peak, 12 bytes a particle higher. With finer meshes the force does, and XLA's plan would be 12 bytes worse.
-        at_last, by_last = barrier((at_last, by_last))
-    ct, zeros = Particles(*jax.tree.leaves(by_last)), jax.tree.map(jnp.zeros_like, floating)
     last_before = jnp.pad(all_steps.last[:-1], (1, 0))
-    places, together = tuple(places_after(save, count) for save in saves), not saves and accumulate is None
+    places = tuple(places_after(save, count) for save in saves)
     kept_at = jnp.arange(count) - (count - _stored(outcome.potentials))
     xs = all_steps, last_before, good, times[:-1], times[1:], places, kept_at
-    if outcome.potentials and together:
-        first = count - _stored(outcome.potentials)
-        kept_xs = jax.tree.map(lambda x: x[first:], (all_steps, last_before, good, kept_at))
-        kicked, ct, part = _pull_back_kept_steps(at_last, ct, kept_xs, outcome.potentials, config)
-        parts = [(part, *(jnp.zeros_like(x[first:]) for x in (times[:-1], times[1:])))]
-        xs, potentials = jax.tree.map(lambda x: x[:first], xs), ()
-    else:
-        final = drifted(at_last.with_unit(all_steps.after[-1]), -all_steps.last[-1], config)
-        kicked, parts, potentials = ExactParticles(final.disp, at_last.momenta), [], outcome.potentials
-    (particles, *sums), (by_coefficient, by_start, by_end) = _loops(body, (kicked, ct, zeros), xs, potentials, parts)
+    together = not saves and accumulate is None  # nothing is read between steps
+    kicked, ct, left = _from_the_end(outcome, cotangents.particles, xs, together, config)
+    start = kicked, ct, jax.tree.map(jnp.zeros_like, floating)
+    (particles, *sums), (by_coefficient, by_start, by_end) = _loops(body, start, *left)
     by_time = jnp.pad(by_start, (0, 1)) + jnp.pad(by_end, (1, 0))
     at = (times[0], particles.with_unit(all_steps.before[0]), floating)
     by_time0, ct, ct_args = _with_saved_at_start(pull, at, saves, cotangents.saved, sums)
     ct = ExactParticles(*jax.tree.leaves(ct))
     return particles, Inputs(ct, by_coefficient, by_time.at[0].add(by_time0), eqx.combine(ct_args, others))
+
+
+def _from_the_end(
+    outcome: Outcome, by_last: Any, xs: tuple[Any, ...], together: bool, config: Config
+) -> tuple[ExactParticles, Particles, tuple[Any, ...]]:
+    """Undo the drift at the end, and, if they can be undone together, the steps whose potentials were kept.
+
+    Args:
+      outcome: of all steps.
+      by_last: cotangents of the particles at the end.
+      xs: the steps, as `_loops` scans over them.
+      together: whether a drift may be undone with the kick before it.
+      config: the simulation.
+
+    Returns:
+      The particles after the kick of the last step that is left, their cotangents, and the arguments of `_loops`: the
+      steps that are left, their potentials and the results of those that were undone.
+    """
+    at_last = outcome.particles
+    if math.prod(config.mesh_shape) <= math.prod(config.particle_shape):
+        # Drifted back only after cotangents were read at them: both sets of particles, and what is read, would set the
+        # peak, 12 bytes a particle higher. With finer meshes the force does, and XLA's plan would be 12 bytes worse.
+        at_last, by_last = barrier((at_last, by_last))
+    ct = Particles(*jax.tree.leaves(by_last))
+    steps, last_before, good, starts, ends, _, kept_at = xs
+    if outcome.potentials and together:
+        first = len(good) - _stored(outcome.potentials)
+        kept_xs = jax.tree.map(lambda x: x[first:], (steps, last_before, good, kept_at))
+        kicked, ct, part = _pull_back_kept_steps(at_last, ct, kept_xs, outcome.potentials, config)
+        parts = [(part, *(jnp.zeros_like(x[first:]) for x in (starts, ends)))]
+        return kicked, ct, (jax.tree.map(lambda x: x[:first], xs), (), parts)
+    final = drifted(at_last.with_unit(steps.after[-1]), -steps.last[-1], config)
+    return ExactParticles(final.disp, at_last.momenta), ct, (xs, outcome.potentials, [])
 
 
 def _with_saved_at_start(
