@@ -72,7 +72,7 @@ def paint_sums(
       The sums; all invalid if a position is not finite, a particle lies beyond the block, or the bound is not finite.
     """
     out = _paint_sums_p.bind(*unify_varying(disp, weight, bound), geometry=geometry, masks=masks, bits=bits)
-    return out.reshape(*out.shape[:3], -1)
+    return out.reshape(*out.shape[:3], 2 * out.shape[3])
 
 
 def add_sums(a: Int[Array, "*n zz"], b: Int[Array, "*n zz"]) -> Int[Array, "*n zz"]:
@@ -117,7 +117,7 @@ def _rounded(first: Array, rest: Array) -> Array:
 
 def _halves(sums: Array) -> tuple[Array, Array]:
     unsigned = sums.astype(np.dtype(f"uint{8 * sums.dtype.itemsize}"))
-    pairs = unsigned.reshape(*sums.shape[:-1], -1, 2)
+    pairs = unsigned.reshape(*sums.shape[:-1], sums.shape[-1] // 2, 2)
     return pairs[..., 0], pairs[..., 1]
 
 
