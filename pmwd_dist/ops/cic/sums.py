@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
@@ -72,11 +73,16 @@ def paint_sums(
       The sums; all invalid if a position is not finite, a particle lies beyond the block, or the bound is not finite.
     """
     out = _paint_sums_p.bind(*unify_varying(disp, weight, bound), geometry=geometry, masks=masks, bits=bits)
-    return out.reshape(*out.shape[:3], -1)
+    return out.reshape(*out.shape[:3], 2 * out.shape[3])
 
 
 def add_sums(a: Int[Array, "*n zz"], b: Int[Array, "*n zz"]) -> Int[Array, "*n zz"]:
     """a + b; invalid if either is."""
+    if a.dtype == jnp.int32:
+        with jax.enable_x64(True):  # a third of the kernels to compile that sums of halves take
+            x, y = _as_int64(a), _as_int64(b)
+            total = jax.lax.select(_is_invalid(x) | _is_invalid(y), jnp.full_like(x, _invalid(x)), x + y)
+            return bitcast_convert_type(total, np.dtype(np.int32)).reshape(a.shape)
     (a_low, a_high), (b_low, b_high) = _halves(a), _halves(b)
     low = a_low + b_low
     high = a_high + b_high + (low < a_low).astype(low.dtype)
@@ -87,37 +93,34 @@ def add_sums(a: Int[Array, "*n zz"], b: Int[Array, "*n zz"]) -> Int[Array, "*n z
 
 def values_of_sums(sums: Int[Array, "*n zz"], bound: Float[Array, ""], bits: int) -> Float[Array, "*n mz"]:
     """Values of sums, rounded as native paints round them; NaN where they are invalid."""
+    exponent = _exponent_above(bound) - bits
+    if sums.dtype == jnp.int32:
+        with jax.enable_x64(True):
+            x = _as_int64(sums)
+            values = (x.astype(np.float64) * _power_of_two(exponent)).astype(np.float32)
+            return jax.lax.select(_is_invalid(x), jnp.full_like(values, np.nan), values)
     low, high = _halves(sums)
-    width, dtype = 8 * low.dtype.itemsize, bound.dtype
-    invalid, negative = _is_invalid(high), shift_right_logical(high, _like(high, width - 1)) != 0
+    invalid, negative = _is_invalid(high), shift_right_logical(high, _like(high, 63)) != 0
     high = jnp.where(negative, ~high + (low == 0).astype(high.dtype), high)
     low = jnp.where(negative, ~low + 1, low)
     wide = high != 0
     high, low = jnp.where(wide, high, low), jnp.where(wide, low, 0)
     zeros = clz(high)  # if all bits are, shifts leave zero
-    first = shift_left(high, zeros) | shift_right_logical(low, _like(low, width) - zeros)
-    rounded = _rounded(first, shift_left(low, zeros)).astype(dtype)
-    magnitude = rounded * _power_of_two(jnp.where(wide, width, 0) - zeros.astype(jnp.int32), dtype)
-    exponent = _exponent_above(bound) - bits
+    first = shift_left(high, zeros) | shift_right_logical(low, _like(low, 64) - zeros)
+    further = shift_left(low, zeros) != 0  # as the last bit, it lets the others round correctly
+    magnitude = (first | further.astype(first.dtype)).astype(np.float64)
+    magnitude = magnitude * _power_of_two(jnp.where(wide, 64, 0) - zeros.astype(jnp.int32))
     for part in (exponent // 2, exponent - exponent // 2):  # each is in the range of normal numbers
-        magnitude = magnitude * _power_of_two(part, dtype)
+        magnitude = magnitude * _power_of_two(part)
     return jnp.where(invalid, jnp.nan, jnp.where(negative, -magnitude, magnitude))
 
 
-def _rounded(first: Array, rest: Array) -> Array:
-    """The leading bits of a number, the last of them set if there are further ones: what rounds to a float correctly.
-
-    Native paints round sums for float32 to the 53 bits of a double first, halves to even.
-    """
-    if first.dtype == jnp.uint32:
-        up = (~rest < 1 << 10) & (~first != 0)
-        return (first + up.astype(first.dtype)) | ((rest > 1 << 10) & (~rest >= 1 << 10)).astype(first.dtype)
-    return first | (rest != 0).astype(first.dtype)
+def _as_int64(sums: Array) -> Array:
+    return bitcast_convert_type(sums.reshape(*sums.shape[:-1], sums.shape[-1] // 2, 2), np.dtype(np.int64))
 
 
 def _halves(sums: Array) -> tuple[Array, Array]:
-    unsigned = sums.astype(np.dtype(f"uint{8 * sums.dtype.itemsize}"))
-    pairs = unsigned.reshape(*sums.shape[:-1], -1, 2)
+    pairs = sums.astype(np.uint64).reshape(*sums.shape[:-1], sums.shape[-1] // 2, 2)
     return pairs[..., 0], pairs[..., 1]
 
 
@@ -125,13 +128,13 @@ def _like(x: Array, value: int) -> np.ndarray:
     return np.array(value, x.dtype)
 
 
-def _invalid(high: Array) -> np.ndarray:
-    """The upper half of an invalid sum: the least integer, which is far from any sum."""
-    return _like(high, 1 << 8 * high.dtype.itemsize - 1)
+def _invalid(x: Array) -> np.ndarray:
+    """An invalid sum, or its upper half: the least integer, which is far from any sum."""
+    return np.array(np.iinfo(np.int64).min).astype(x.dtype)
 
 
-def _is_invalid(high: Array) -> Array:
-    return high == _invalid(high)
+def _is_invalid(x: Array) -> Array:
+    return x == _invalid(x)
 
 
 def _exponent_above(x: Array) -> Array:
@@ -143,11 +146,10 @@ def _exponent_above(x: Array) -> Array:
     return jnp.maximum(jnp.where(normal > -bias, normal, subnormal), -961)
 
 
-def _power_of_two(n: Array, dtype: Any) -> Array:
-    """2^n, for normal results."""
-    mantissa_bits, bias, integer = (23, 127, jnp.int32) if dtype == jnp.float32 else (52, 1023, jnp.int64)
-    exponent = (n + bias).astype(integer)
-    return bitcast_convert_type(shift_left(exponent, jnp.asarray(mantissa_bits, integer)), dtype)
+def _power_of_two(n: Array) -> Array:
+    """2^n in double precision, for normal results."""
+    exponent = (n + 1023).astype(np.int64)
+    return bitcast_convert_type(shift_left(exponent, jnp.asarray(52, np.int64)), np.float64)
 
 
 # --- the primitive -----------------------------------------------------------------------------------------
