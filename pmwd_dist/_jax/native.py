@@ -39,13 +39,18 @@ _NOT_INSTALLED = "the native ops are not installed, or of another interface; `pi
 
 
 @functools.cache
-def native_available() -> bool:
-    """Whether the native CPU ops of jaxdecomp-ops are installed; registers them with XLA."""
+def _registered(platform: str) -> bool:
+    """Whether the native ops are installed; those of a platform are registered with XLA at their first use."""
     if _ops is None:
         return False
-    for name, capsule in _ops.targets("cpu").items():
-        jax.ffi.register_ffi_target(name, capsule, platform="cpu")
+    for name, capsule in _ops.targets(platform).items():
+        jax.ffi.register_ffi_target(name, capsule, platform=platform)
     return True
+
+
+def native_available() -> bool:
+    """Whether the native CPU ops of jaxdecomp-ops are installed."""
+    return _registered("cpu")
 
 
 def native_version() -> str | None:
@@ -55,13 +60,13 @@ def native_version() -> str | None:
 
 def cudecomp_ops() -> Any | None:
     """The native side of `cudecomp`, its targets registered with XLA; None where jaxdecomp-ops has none."""
-    return _ops if _registered_on_gpus() else None
+    return _ops if _registered("CUDA") else None
 
 
 @functools.cache
 def peer_unavailable_reason(ordinals: tuple[int, ...]) -> str | None:
     """Why GPUs of this process, given by their ordinals, can't write into each other's memory, or None."""
-    if not _registered_on_gpus():
+    if not _registered("CUDA"):
         return _NOT_INSTALLED
     try:
         _ops.peer_probe(list(ordinals), _cuda_libraries("cufft", older=11))
@@ -79,7 +84,7 @@ def fast_along_x(ordinal: int, parts: int, shape: tuple[int, int, int], double: 
 @functools.cache
 def kernels_unavailable_reason(folder: Path) -> str | None:
     """Why CUDA kernels can't run on the GPUs of this process, or None; compiled kernels are kept in the folder."""
-    if not _registered_on_gpus():
+    if not _registered("CUDA"):
         return _NOT_INSTALLED
     try:
         ordinals = [device.local_hardware_id for device in jax.local_devices(backend="cuda")]
@@ -111,12 +116,3 @@ def _has(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # nor its parent
         return False
-
-
-@functools.cache
-def _registered_on_gpus() -> bool:
-    if _ops is None:
-        return False
-    for name, capsule in _ops.targets("CUDA").items():
-        jax.ffi.register_ffi_target(name, capsule, platform="CUDA")
-    return True

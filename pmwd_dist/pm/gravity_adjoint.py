@@ -175,9 +175,9 @@ def _recall_spec(recall: Recall, config: Config) -> Any:
 
 def _kick_block(state: State, undo: UndoKick, recall: Recall, config: Config) -> Any:
     """The state before the kick, sums of this device, and the cotangent of the painted mesh."""
-    reach = max_displacement_block(state[0], config)
+    max_displacement = max_displacement_block(state[0], config)
     kick = partial(_kept_kick, recall=recall) if recall.bits else _kick
-    *state, sums, ct_meshes = kick(config, reach, state, undo)
+    *state, sums, ct_meshes = kick(config, max_displacement, state, undo)
     return *state, sums, _of_painted(ct_meshes, config)
 
 
@@ -191,22 +191,22 @@ def _drift_and_kick_block(
 ) -> Any:
     disp, vel = state[:2]
     after = drifted_back(disp, vel, drifts, resolution(config, disp.dtype))
-    reach = jnp.maximum(max_displacement_block(disp, config), max_displacement_block(after, config))
-    *state, sums, ct_meshes = _drift_and_kick(config, recall, reach, state, mesh, drifts, undo)
+    max_displacement = jnp.maximum(max_displacement_block(disp, config), max_displacement_block(after, config))
+    *state, sums, ct_meshes = _drift_and_kick(config, recall, max_displacement, state, mesh, drifts, undo)
     return *state, _sum_over_devices(sums, config), _of_painted(ct_meshes, config)
 
 
-def _kick(config: Config, reach: Array, state: State, undo: UndoKick, recall: Recall | None = None) -> Any:
+def _kick(config: Config, max_displacement: Array, state: State, undo: UndoKick, recall: Recall | None = None) -> Any:
     """Undo a kick by what was kept, or by the force of the particles.
 
     Returns:
       The state, sums, and the cotangents of `force_meshes`.
     """
-    sources, count = (
-        force_meshes(state[0], reach, config) if recall is None else kept_sources(*recall, config),
-        len(undo),
-    )
-    force = padded_force if recall is None else kept_force
+    count = len(undo)
+    if recall is None:
+        force, sources = padded_force, force_meshes(state[0], max_displacement, config)
+    else:
+        force, sources = kept_force, kept_sources(*recall, config)
 
     def run(halo: int, disp: Array, vel: Array, ct_disp: Array, ct_vel: Array, *rest: Array) -> tuple[Any, ...]:
         geometry = block_geometry(config, halo)
@@ -214,10 +214,10 @@ def _kick(config: Config, reach: Array, state: State, undo: UndoKick, recall: Re
         vel, ct_disp, ct_vel, sums = undo_kick(disp, vel, ct_disp, ct_vel, fields, UndoKick(*rest[:count]), geometry)
         return vel, ct_disp, ct_vel, sums, _force_transpose(config, halo, disp, ct_vel)
 
-    return state[0], *with_halo(reach, config, run, *state, *undo, *sources)
+    return state[0], *with_halo(max_displacement, config, run, *state, *undo, *sources)
 
 
-def _drift(config: Config, reach: Array, state: State, mesh: Array, drifts: UndoDrift) -> Any:
+def _drift(config: Config, max_displacement: Array, state: State, mesh: Array, drifts: UndoDrift) -> Any:
     """Undo drifts.
 
     Returns:
@@ -230,25 +230,31 @@ def _drift(config: Config, reach: Array, state: State, mesh: Array, drifts: Undo
         q = resolution(config, disp.dtype)
         return undo_drift(disp, vel, ct_disp, ct_vel, padded, UndoDrift(*operands[5:]), geometry, resolution=q)
 
-    disp, ct_disp, ct_vel, last = with_halo(reach, config, run, *state, mesh, *drifts)
+    disp, ct_disp, ct_vel, last = with_halo(max_displacement, config, run, *state, mesh, *drifts)
     return disp, state[1], ct_disp, ct_vel, last
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _kept_kick(config: Config, reach: Array, state: State, undo: UndoKick, recall: Recall) -> Any:
+def _kept_kick(config: Config, max_displacement: Array, state: State, undo: UndoKick, recall: Recall) -> Any:
     """`_kick` by what was kept; differentiated as computed at the displacements."""
-    return _kick(config, reach, state, undo, recall)
+    return _kick(config, max_displacement, state, undo, recall)
 
 
 @_kept_kick.defjvp
 def _kept_kick_jvp(config: Config, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-    reach, state, undo, _ = primals
-    return jax.jvp(partial(_kick, config, reach), (state, undo), tuple(tangents[1:3]))
+    max_displacement, state, undo, _ = primals
+    return jax.jvp(partial(_kick, config, max_displacement), (state, undo), tuple(tangents[1:3]))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _drift_and_kick(
-    config: Config, recall: Recall, reach: Array, state: State, mesh: Array, drifts: UndoDrift, undo: UndoKick
+    config: Config,
+    recall: Recall,
+    max_displacement: Array,
+    state: State,
+    mesh: Array,
+    drifts: UndoDrift,
+    undo: UndoKick,
 ) -> Any:
     """`_drift` and then `_kick` by what was kept; differentiated as these, computed at the displacements."""
     sources, counts = kept_sources(*recall, config), (len(drifts), len(undo))
@@ -261,16 +267,16 @@ def _drift_and_kick(
         *state, sums = undo_drift_and_kick(state, padded, fields, *coefficients, geometry, resolution=q)
         return *state, sums, _force_transpose(config, halo, state[0], state[3])
 
-    return with_halo(reach, config, run, mesh, *state, *drifts, *undo, *sources)
+    return with_halo(max_displacement, config, run, mesh, *state, *drifts, *undo, *sources)
 
 
 @_drift_and_kick.defjvp
 def _drift_and_kick_jvp(config: Config, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-    _, reach, *floating = primals
+    _, max_displacement, *floating = primals
 
     def one_after_the_other(state: State, mesh: Array, drifts: UndoDrift, undo: UndoKick) -> Any:
-        *state, last = _drift(config, reach, state, mesh, drifts)
-        *state, sums, ct_meshes = _kick(config, reach, state, undo)
+        *state, last = _drift(config, max_displacement, state, mesh, drifts)
+        *state, sums, ct_meshes = _kick(config, max_displacement, state, undo)
         return *state, jnp.concatenate([last, sums]), ct_meshes
 
     return jax.jvp(one_after_the_other, tuple(floating), tuple(tangents[2:]))

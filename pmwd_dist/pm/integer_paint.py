@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from pmwd_dist._jax import native
 from pmwd_dist._jax.define import Composed, define_derivatives, define_op
 from pmwd_dist._jax.varying import result_aval, unify_varying, varying_names
 from pmwd_dist.ops import cic
@@ -44,12 +45,19 @@ def paint_and_reduce(
       pad: cells of the halo on each side.
       particles: number of particles on all devices.
     """
-    alike = not varying_names(weight) & set(decomposition.names)
-    params: dict[str, Any] = {"geometry": geometry, "masks": (cic.VALUE,), "alike": alike}
+    replicated = not varying_names(weight) & set(decomposition.names)
     disp, weight = unify_varying(disp, weight)
-    return _paint_p.bind(disp[None], weight[None], **params, decomposition=decomposition, pad=pad, particles=particles)[
-        0
-    ]
+    out = _paint_p.bind(
+        disp[None],
+        weight[None],
+        geometry=geometry,
+        masks=(cic.VALUE,),
+        decomposition=decomposition,
+        pad=pad,
+        particles=particles,
+        replicated=replicated,
+    )
+    return out[0]
 
 
 def _aval(disp: Any, weight: Any, *, geometry: cic.Geometry, decomposition: Decomposition, pad: int, **_: Any) -> Any:
@@ -77,10 +85,10 @@ def _in_integers(
     decomposition: Decomposition,
     pad: int,
     particles: int,
-    alike: bool,
+    replicated: bool,
 ) -> Array:
     bound = jax.vmap(max_abs)(weight)
-    if not alike:
+    if not replicated:
         bound = _max_over_devices(bound, decomposition)
     bits = sums.contribution_bits(particles, len(masks), disp.dtype)
     painted = sums.paint_sums(disp, weight, bound, geometry, masks, bits)
@@ -103,18 +111,21 @@ _paint_p = define_op(
     "paint_and_reduce",
     _aval,
     _in_floats,
-    targets={"cpu": Composed(_in_integers, sums.sums_on_cpus), "CUDA": Composed(_in_integers, sums.sums_on_gpus)},
+    targets={
+        "cpu": Composed(_in_integers, lambda: native.native_available()),  # noqa: PLW0108  found when it is called
+        "CUDA": Composed(_in_integers, lambda: cic.cuda_unavailable_reason() is None),
+    },
 )
 
 
 def _moved(
-    ddisp: Array, disp: Array, weight: Array, *, geometry: cic.Geometry, masks: Any, alike: bool, **params: Any
+    ddisp: Array, disp: Array, weight: Array, *, geometry: cic.Geometry, masks: Any, replicated: bool, **params: Any
 ) -> Array:
     """Change of what is painted when the particles move."""
-    del alike
+    del replicated
     slopes, raised = cic.weights_of_motion(ddisp, weight, geometry, masks)
     operands = unify_varying(disp, slopes)
-    return _paint_p.bind(*operands, geometry=geometry, masks=raised, alike=False, **params)
+    return _paint_p.bind(*operands, geometry=geometry, masks=raised, replicated=False, **params)
 
 
 def _transpose(

@@ -179,10 +179,11 @@ def test_paint_inside_a_shard_map_over_chains(derivative: str) -> None:
     mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("chains", "x"))
     decomposition, alone = Decomposition(mesh=mesh, spec=jax.P("x")), Decomposition((1, 1))
     disp = np.random.default_rng(4).uniform(-0.9, 0.9, (2, 8, 8, 8, 3))
+    scale = np.where(np.arange(8) < 4, 1.0, 1000.0)[:, None, None]  # the largest weights of a device differ
 
     def function(disp: Any, decomposition: Decomposition) -> jax.Array:
         config = pmd.Config(box_size=8.0, mesh_shape=8, decomposition=decomposition)
-        energy = lambda d: jnp.sum(pmd.cic_paint(d, config, d[..., 0]) ** 2)  # noqa: E731
+        energy = lambda d: jnp.sum(pmd.cic_paint(d, config, scale * d[..., 0]) ** 2)  # noqa: E731
         return energy(disp) if derivative == "value" else jax.grad(energy)(disp)
 
     mapped = jax.shard_map(

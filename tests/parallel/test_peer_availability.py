@@ -61,13 +61,13 @@ def test_it_is_the_default_where_it_is_available(monkeypatch: pytest.MonkeyPatch
 
 def test_without_native_ops_or_libraries_a_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     reason = native.peer_unavailable_reason.__wrapped__  # not remembered for other tests
-    monkeypatch.setattr(native, "_registered_on_gpus", lambda: False)
+    monkeypatch.setattr(native, "_registered", lambda platform: False)
     assert "pip install --upgrade jaxdecomp-ops" in str(reason((0,)))
 
     def fails(devices: list[int], cufft: list[str]) -> None:
         assert set(cufft[-2:]) == {"libcufft.so.12", "libcufft.so.11"}
         raise OSError("cuFFT does not load: it isn't there")
 
-    monkeypatch.setattr(native, "_registered_on_gpus", lambda: True)
+    monkeypatch.setattr(native, "_registered", lambda platform: True)
     monkeypatch.setattr(native, "_ops", SimpleNamespace(peer_probe=fails))
     assert "cuFFT does not load" in str(reason((0,)))

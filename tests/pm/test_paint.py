@@ -88,6 +88,8 @@ def test_every_division_paints_the_same_bits(dtype: Any, every: list[tuple[int, 
         pytest.skip("without the native ops, halos are added as floats")
     d = {name: value.astype(dtype) for name, value in draw(configure(pmd.Decomposition((1, 1)))).items()}
     d["weight"] *= (10.0 ** np.random.default_rng(1).uniform(-6, 6, LATTICE)).astype(dtype)
+    d["weight"][:2] /= 1000  # the largest of a device differ
+    d["weight"][:, :2] /= 1000
 
     def painted(pdims: tuple[int, int]) -> list[np.ndarray]:
         config = configure(pmd.Decomposition(pdims, jax.devices()[: math.prod(pdims)]))

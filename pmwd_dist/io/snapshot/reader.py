@@ -72,7 +72,7 @@ def snapshot_files(path: Path) -> list[Path]:
         return [first]
     stem = re.sub(r"\.\d+$", "", first.stem)
     files: list[Path] = []
-    while len(files) < count:  # a number that is made up ends at the first file that is missing
+    while len(files) < count:  # a wrong number ends at the first file that is missing
         files.append(first.with_name(f"{stem}.{len(files)}{first.suffix}"))
         if not files[-1].exists():
             raise FileNotFoundError(2, f"the snapshot has {count} files, and one is missing", str(files[-1]))

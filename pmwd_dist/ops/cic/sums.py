@@ -16,23 +16,11 @@ from jax.core import ShapedArray
 from jax.lax import bitcast_convert_type, clz, shift_left, shift_right_logical
 from jaxtyping import Array, Float, Int
 
-from pmwd_dist._jax import native as library
 from pmwd_dist._jax.define import Target, define_op
 from pmwd_dist._jax.varying import result_aval, unify_varying
 from pmwd_dist.ops.cic.geometry import Geometry, Mask, attributes
-from pmwd_dist.ops.kernels import cuda_unavailable_reason
 
 _TARGET = "jaxdecomp_ops_cic_paint_sums"
-
-
-def sums_on_cpus() -> bool:
-    """Whether the native ops paint to integer sums on CPUs."""
-    return library.native_available()
-
-
-def sums_on_gpus() -> bool:
-    """Whether the CUDA kernels paint to integer sums."""
-    return sums_on_cpus() and cuda_unavailable_reason() is None
 
 
 def contribution_bits(particles: int, masks: int, dtype: Any) -> int:
@@ -79,7 +67,7 @@ def paint_sums(
 def add_sums(a: Int[Array, "*n zz"], b: Int[Array, "*n zz"]) -> Int[Array, "*n zz"]:
     """a + b; invalid if either is."""
     if a.dtype == jnp.int32:
-        with jax.enable_x64(True):  # a third of the kernels to compile that sums of halves take
+        with jax.enable_x64(True):  # compiles in half the time of a sum of halves
             x, y = _as_int64(a), _as_int64(b)
             total = jax.lax.select(_is_invalid(x) | _is_invalid(y), jnp.full_like(x, _invalid(x)), x + y)
             return bitcast_convert_type(total, np.dtype(np.int32)).reshape(a.shape)

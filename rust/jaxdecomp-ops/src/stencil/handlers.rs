@@ -100,7 +100,10 @@ fn operands<'a>(call: &Call<'a>, kernel: Kernel) -> Result<Operands<'a>> {
     }
     let mut outer = if kernel == Kernel::Divergence { to.dims() } else { from.dims() }.to_vec();
     let inner = if kernel == Kernel::Divergence { from.dims() } else { to.dims() };
-    if at && outer.len() == 5 {
+    if at {
+        if outer.len() != 5 {
+            return Err(Error::invalid(format!("expected several fields of 4 axes, got {outer:?}")));
+        }
         outer.remove(1);
     }
     let &[batch, x, y, z] = &outer[..] else {
