@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
+from pmwd_dist._jax.batching import after, barrier
 from pmwd_dist._jax.varying import unify_varying
 from pmwd_dist.config import Config
 from pmwd_dist.ops import cic
@@ -110,11 +111,15 @@ def pending(particles: ExactParticles, ct: Particles, drifts: UndoDrift, config:
     spec, shape = config.decomposition.spec, config.mesh_shape
     parts = (*config.decomposition.pdims, 1)
 
-    def zeros(disp: Array) -> Array:
+    def zeros(nothing: Array, disp: Array) -> Array:
         block = tuple(n // p for n, p in zip(shape, parts, strict=True))
-        return unify_varying(jnp.zeros(block, disp.dtype), disp)[0]
+        return unify_varying(jnp.broadcast_to(nothing, block), disp)[0]
 
-    return Pending(particles, ct, config.decomposition.shard_map(zeros, spec, spec)(particles.disp), drifts)
+    # Not made earlier: until then its memory serves others.
+    nothing, _ = after(jnp.zeros((), particles.disp.dtype), ct.disp)
+    return Pending(
+        particles, ct, config.decomposition.shard_map(zeros, (P(), spec), spec)(nothing, particles.disp), drifts
+    )
 
 
 @partial(jax.jit, static_argnames="config")
@@ -260,10 +265,12 @@ def _drift_and_kick(
     sources, counts = kept_sources(*recall, config), (len(drifts), len(undo))
 
     def run(halo: int, mesh: Array, *operands: Array) -> tuple[Any, ...]:
-        padded, geometry = pad_block(mesh, halo + 1, config.decomposition), block_geometry(config, halo)
+        geometry, q = block_geometry(config, halo), resolution(config, mesh.dtype)
         state, rest = operands[:4], operands[4:]
         coefficients = UndoDrift(*rest[: counts[0]]), UndoKick(*rest[counts[0] : sum(counts)])
-        fields, q = kept_force(config, halo, *rest[sum(counts) :]), resolution(config, mesh.dtype)
+        # One after the other: the halo of the potential is no longer held when that of the cotangents is made.
+        fields, mesh = barrier((kept_force(config, halo, *rest[sum(counts) :]), mesh))
+        padded = pad_block(mesh, halo + 1, config.decomposition)
         *state, sums = undo_drift_and_kick(state, padded, fields, *coefficients, geometry, resolution=q)
         return *state, sums, _force_transpose(config, halo, state[0], state[3])
 

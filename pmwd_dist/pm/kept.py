@@ -6,6 +6,7 @@ those of what is read from them are taken at the particles.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import jax
@@ -18,6 +19,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.varying import unify_varying
 from pmwd_dist.config import Config
 from pmwd_dist.parallel.inputs import whole_number
+from pmwd_dist.pm.paint import halo_widths
 
 Stored = int | Literal["auto"]
 
@@ -26,9 +28,12 @@ Stored = int | Literal["auto"]
 _SMALL, _SMALL_ON_CPUS = 2**28, 2**25
 # Potentials that "auto" keeps if they are small. No more, so that memory is the same for ten steps and for a thousand.
 _MOST = 10
-# Numbers a particle that "auto" keeps of large ones, by device: a gradient then takes 104 to 108 bytes a
-# particle on one GPU with as many cells (112 with nine), up to 120 on several.
-_NUMBERS, _NUMBERS_ON_GPU, _NUMBERS_DIVIDED = 6, 8, 3
+# Numbers a particle that "auto" keeps of large ones, by device: a gradient then takes 108 bytes a particle on one GPU
+# with as many cells (112 with all ten).
+_NUMBERS, _NUMBERS_ON_GPU, _NUMBERS_DIVIDED = 6, 9, 3
+# Numbers a particle that a gradient takes on one of several GPUs, with as many cells: at most, for particles, and for
+# each painted cell, by XLA's plans for an H100.
+_BOUND, _PARTICLES_DIVIDED, _PAINTED = 30, 15.5, 4
 
 
 def stored_potentials(wanted: Stored, steps: int, config: Config, dtype: Any, platform: str | None = None) -> int:
@@ -49,8 +54,20 @@ def stored_potentials(wanted: Stored, steps: int, config: Config, dtype: Any, pl
         return few
     particles = np.prod(config.particle_shape, dtype=np.int64)
     more = cells <= num_force_meshes(config) * particles and (platform or config.decomposition.platform) == "gpu"
-    numbers = _NUMBERS_DIVIDED if config.decomposition.size > 1 else _NUMBERS_ON_GPU if more else _NUMBERS
+    if config.decomposition.size > 1:
+        numbers = _spare_when_divided(config) if more else _NUMBERS_DIVIDED
+    else:
+        numbers = _NUMBERS_ON_GPU if more else _NUMBERS
     return min(few, int(numbers * particles // cells))
+
+
+def _spare_when_divided(config: Config) -> int:
+    """Numbers a particle up to the bound of a gradient on several GPUs, which depends on the halos."""
+    parts, widths = (*config.decomposition.pdims, 1), halo_widths(config)
+    blocks = [n / p for n, p in zip(config.mesh_shape, parts, strict=True)]
+    painted = math.prod(1 + 2 * (widths[-1] + 1) * (p > 1) / n for n, p in zip(blocks, parts, strict=True))
+    choice, pencils = len(widths) > 1, parts[1] > 1
+    return max(0, int(_BOUND - _PARTICLES_DIVIDED - _PAINTED * painted - choice - pencils))
 
 
 def checked(stored: Any) -> Stored:

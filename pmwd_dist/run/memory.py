@@ -106,12 +106,13 @@ def _gpu(x: Load) -> dict[Stage, float]:
     force = max(force + x.cells, state + x.cells + 3 * x.painted) if x.switch else force
     lpt = {1: 5 if several else 4, 2: 6 if several else 5, 3: 27 if x.slabs else 23.5}[x.order]
     # Derivatives of LPT keep the potential, or its second derivatives.
-    kept, back = {1: (0, 10), 2: (6 if x.second_derivatives else 1, 20), 3: (2, 45)}[x.order]
-    # Three fields of the force, or of its cotangents, with integer sums of one.
+    kept, back = {1: (0, 10), 2: (6 if x.second_derivatives else 1, 20), 3: (2, 43)}[x.order]
+    # Three fields of the force, or of its cotangents, with integer sums of one; beside halos one field more.
     finer = x.cells > x.particles
     tiled = not several and x.cells < 4 * x.particles  # sums in shared memory, of which one field needs room
-    backwards = (3 if tiled else 5.5 if several else 5) * x.painted + (several and finer) * x.cells + x.stored
-    particles = 2 * state + (2 if tiled else 4 if several else 2.5) * scalar
+    own = (1.2 * finer + x.switch + x.pencils) * x.cells if several else 0
+    backwards = (3 if tiled else 4 if several else 5) * x.painted + own + x.stored
+    particles = 2 * state + (2 if tiled else 2.5) * scalar
     return {
         "noise": scalar,
         "modes": scalar + (2.5 if several else 1.5) * lattice,

@@ -53,8 +53,10 @@ def test_small_meshes_keep_second_derivatives() -> None:
 
 def test_more_is_kept_on_gpus() -> None:
     assert stored_potentials("auto", 10, configure(128), jnp.float32, "gpu") == 10
-    assert stored_potentials("auto", 10, configure(512), jnp.float32, "gpu") == 8
+    assert stored_potentials("auto", 10, configure(512), jnp.float32, "gpu") == 9
     assert stored_potentials("auto", 10, configure(768, 512), jnp.float32, "gpu") == 1
+    assert stored_potentials("auto", 10, on_devices(configure(512), (2, 1)), jnp.float32, "gpu") == 7
+    assert stored_potentials("auto", 10, on_devices(configure(512), (2, 2)), jnp.float32, "gpu") == 4
 
 
 @pytest.mark.parametrize("stored", [-1, 1.5, "all", None])

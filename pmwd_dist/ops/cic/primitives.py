@@ -148,6 +148,9 @@ def weights_of_motion(
 ) -> tuple[Array, tuple[Mask, ...]]:
     """Weights and masks of the paint that is the change of what is painted when the particles move."""
     terms = derivative_terms(masks)
+    if len(terms) == 3 and weight.shape[-2:] == (1, 1):  # as vectors: the transpose puts no components together
+        scale = np.asarray(geometry.scale, ddisp.dtype).reshape((1,) * (ddisp.ndim - 1) + (3,))
+        return weight * (ddisp * scale)[..., None], tuple(mask for *_, mask in terms)
     pieces = [_scaled(weight[..., k, :], ddisp[..., i] * geometry.scale[i]) for k, i, _ in terms]
     slopes = jnp.stack(pieces, -2) if pieces else jnp.zeros_like(weight)
     return slopes, tuple(mask for *_, mask in terms) or masks
