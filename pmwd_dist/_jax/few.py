@@ -53,7 +53,7 @@ def _of_tree(function: Callable[..., Any]) -> Callable[..., Any]:
             out, total = run(*primals), None
         else:
             # By the same rule once more where this one is differentiated.
-            out, jacobian = _of_tree(partial(_value_and_jacobian, function))(*primals)
+            out, jacobian = _of_tree(partial(value_and_jacobian, function))(*primals)
             total = jax.tree.map(lambda j: jnp.tensordot(tangents[0], j, 1, precision="highest"), jacobian)
         if moving:
             by_others = jax.jvp(
@@ -67,7 +67,7 @@ def _of_tree(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _value_and_jacobian(function: Callable[..., Any], x: Array, *others: Array) -> tuple[Any, Any]:
+def value_and_jacobian(function: Callable[..., Any], x: Array, *others: Array) -> tuple[Any, Any]:
     """The function, and its derivatives with x along a leading axis."""
 
     def push(tangent: Array) -> tuple[Any, Any]:

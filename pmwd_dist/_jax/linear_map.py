@@ -134,6 +134,8 @@ def _batch(axis: Any, args: Sequence[Any], dims: Sequence[Any], **params: Any) -
     """
     operands_like, results_like = params["operands_like"], params["results_like"]
     count = len(args) - len(operands_like)
+    if all(dim is None for dim in dims):  # JAX asks here even so, and takes no batch for what has none
+        return _linear_map_p.bind(*args, **params), [None] * len(results_like)
 
     def batched(x: Any, dim: int | None) -> Any:
         return jnp.broadcast_to(x[None], (axis.size, *x.shape)) if dim is None else jnp.moveaxis(x, dim, 0)

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.few import forward_derivatives
+from pmwd_dist._jax.look_up import rows
 from pmwd_dist.cosmology import collocation
 from pmwd_dist.cosmology.parameters import Cosmology, Parameters, parameters
 
@@ -153,7 +154,7 @@ def _interpolate(nodes: Array, a: Array) -> tuple[Array, Array]:
     t = jnp.log(a) / _STEP + _BELOW
     i = jnp.clip(jnp.floor(t).astype(jnp.int32), 0, _BELOW + _ABOVE - 1)
     t = (t - i)[..., None, None]
-    low, high = nodes[i], nodes[i + 1]
+    low, high = rows(nodes, i), rows(nodes, i + 1)
     y = hermite(t, low[..., :2, :], high[..., :2, :], _STEP * low[..., 1:, :], _STEP * high[..., 1:, :])
     return y[..., 0, :], y[..., 1, :]
 

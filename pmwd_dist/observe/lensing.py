@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.look_up import rows
 from pmwd_dist._jax.varying import vary, varying_names
 from pmwd_dist.cosmology.distance import (
     HUBBLE_DISTANCE,
@@ -254,9 +255,10 @@ def _interpolate(planes: Array, x: Array, y: Array) -> Array:
     A product of two sums over two cells each.
     """
     for axis, u in ((1, x), (2, y)):
-        low = jnp.floor(u)
-        t = (u - low).reshape([-1 if a == axis else 1 for a in range(3)])
-        i = low.astype(jnp.int32) % planes.shape[axis]
-        next_ = (i + 1) % planes.shape[axis]
-        planes = (1 - t) * jnp.take(planes, i, axis=axis) + t * jnp.take(planes, next_, axis=axis)
+        below = jnp.floor(u)
+        t = (u - below).reshape([-1 if a == axis else 1 for a in range(3)])
+        i = below.astype(jnp.int32)
+        first = jnp.moveaxis(planes, axis, 0)
+        low, high = (jnp.moveaxis(rows(first, j % len(first)), 0, axis) for j in (i, i + 1))
+        planes = (1 - t) * low + t * high
     return planes

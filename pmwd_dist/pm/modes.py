@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,15 +12,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.custom_derivatives import SymbolicZero
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Complex, Float, Real
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.complex_numbers import scaled
+from pmwd_dist._jax.few import value_and_jacobian
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology import linear_power as linear
 from pmwd_dist.cosmology.growth import GrowthTable
-from pmwd_dist.cosmology.parameters import Cosmology
+from pmwd_dist.cosmology.parameters import Cosmology, Parameters
 from pmwd_dist.parallel.fft import rfft_block
 from pmwd_dist.parallel.inputs import numbers
 from pmwd_dist.pm import fourier, inputs
@@ -71,12 +74,12 @@ def linear_modes(
     noise = inputs.lattice_field(noise, config, "noise")
     k = power_nodes(config)
     if linear_power is None:
-        power = linear.linear_power(k, cosmo)
-    elif callable(linear_power):
+        return _of_cosmology(noise, linear.parameters_of(cosmo), config)
+    if callable(linear_power):
         power = _of_function(linear_power, k)
     else:
         power = _from_table(k, linear_power)
-    return _colour(noise, power, config)
+    return _colour(noise, jnp.log(power), config)
 
 
 def power_nodes(config: Config) -> np.ndarray:
@@ -147,23 +150,84 @@ def _check_values(k: Any, power: Any, verb: str) -> None:
         raise ArgumentError("linear_power", power, constraint, remedy, show_value=False)
 
 
+@partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _of_cosmology(noise: Array, cosmo: Parameters, config: Config) -> Array:
+    """Linear modes of a cosmology.
+
+    Reverse mode through the look-up would add what all modes contribute to the nodes of P(k): on GPUs by atomic
+    additions, in any order. Derivatives by the few parameters are forward ones, which are looked up like P(k) itself:
+    what is left of reverse mode is a sum over the modes for each parameter.
+    """
+    return _colour(noise, _log_power(cosmo, config), config)
+
+
+@partial(_of_cosmology.defjvp, symbolic_zeros=True)
+def _of_cosmology_jvp(config: Config, primals: Any, tangents: Any) -> tuple[Array, Array]:
+    noise, cosmo = primals
+    dots = {name: dot for name, dot in vars(tangents[1]).items() if not isinstance(dot, SymbolicZero)}
+    shapes = [name for name in dots if name != "sigma8"]  # sigma8 changes all of P(k) by one factor
+
+    def log_power(some: Array) -> Array:
+        return _log_power(replace(cosmo, **dict(zip(shapes, some, strict=True))), config)
+
+    if shapes:
+        table, slopes = value_and_jacobian(log_power, jnp.stack([getattr(cosmo, name) for name in shapes]))
+    else:
+        table, slopes = _log_power(cosmo, config), ()
+    modes, moved = _colour(noise, table, config), []
+    if not isinstance(tangents[0], SymbolicZero):
+        moved.append(_colour(tangents[0], table, config))
+    if dots:
+        of_sigma8 = 2 * dots["sigma8"] / cosmo.sigma8 if "sigma8" in dots else jnp.zeros(())
+        change = of_sigma8, [(dots[name], slope) for name, slope in zip(shapes, slopes, strict=True)]
+        moved.append(_moved(noise, table, change, config))
+    return modes, sum(moved[1:], moved[0])
+
+
+def _log_power(cosmo: Parameters, config: Config) -> Array:
+    return jnp.log(linear.linear_power(power_nodes(config), cosmo))
+
+
 @partial(jax.jit, static_argnames="config")
-def _colour(noise: Array, power: Array, config: Config) -> Array:
-    decomposition, shape = config.decomposition, config.particle_shape
-    k = power_nodes(config)
-    x0, dx = math.log(k[0]), math.log(k[-1] / k[0]) / (_TABLE - 1)
-    volume, count = math.prod(config.box_size), math.prod(shape)
+def _colour(noise: Array, log_power: Array, config: Config) -> Array:
+    """Modes of white noise, with the power of a table at `power_nodes`."""
 
     def block(noise: Array, log_power: Array) -> Array:
-        k2 = fourier.k_squared(shape, config, noise.dtype)
-        x = (0.5 * jnp.log(jnp.where(k2 > 0, k2, 1)) - x0) / dx
-        i = jnp.clip(x.astype(jnp.int32), 0, _TABLE - 2)
-        t = x - i
-        amplitude = jnp.exp(0.5 * ((1 - t) * log_power[i] + t * log_power[i + 1]))
-        valid = (k2 > 0) & (fourier.mode_count(shape, config, noise.dtype) > 0)
-        amplitude = jnp.where(valid, amplitude * math.sqrt(count / volume), 0)
-        return scaled(rfft_block(noise, decomposition), amplitude)
+        look_up, scale = _look_up(config, noise.dtype)
+        return scaled(rfft_block(noise, config.decomposition), jnp.exp(0.5 * look_up(log_power)) * scale)
 
-    run = decomposition.shard_map(block, (decomposition.spec, P()), decomposition.spectrum_spec)
     # Derivatives keep no field of amplitudes, but the few numbers that give it again.
-    return jax.checkpoint(run)(noise, jnp.log(power).astype(noise.dtype))
+    return jax.checkpoint(_over_blocks(block, 1, config))(noise, log_power.astype(noise.dtype))
+
+
+@partial(jax.jit, static_argnames="config")
+def _moved(noise: Array, log_power: Array, change: Any, config: Config) -> Array:
+    """Change of the modes with ln P(k): a number for all wavenumbers, and numbers with tables that they multiply."""
+
+    def block(noise: Array, log_power: Array, change: Any) -> Array:
+        look_up, scale = _look_up(config, noise.dtype)
+        total = change[0] + sum(dot * look_up(slope) for dot, slope in change[1])
+        amplitude = jnp.exp(0.5 * look_up(log_power)) * (0.5 * scale) * total
+        return scaled(rfft_block(noise, config.decomposition), amplitude)
+
+    tables = jax.tree.map(lambda x: x.astype(noise.dtype), (log_power, change))
+    return jax.checkpoint(_over_blocks(block, 2, config))(noise, *tables)
+
+
+def _over_blocks(block: Callable[..., Array], tables: int, config: Config) -> Callable[..., Array]:
+    """A function of the local block of the noise and so many arrays that are the same on all devices."""
+    decomposition = config.decomposition
+    return decomposition.shard_map(block, (decomposition.spec, *(P(),) * tables), decomposition.spectrum_spec)
+
+
+def _look_up(config: Config, dtype: Any) -> tuple[Callable[[Array], Array], Array]:
+    """Look-up of tables at the local modes, linear in ln k, and the amplitude of a mode of unit power."""
+    shape, k = config.particle_shape, power_nodes(config)
+    x0, dx = math.log(k[0]), math.log(k[-1] / k[0]) / (_TABLE - 1)
+    k2 = fourier.k_squared(shape, config, dtype)
+    x = (0.5 * jnp.log(jnp.where(k2 > 0, k2, 1)) - x0) / dx
+    i = jnp.clip(x.astype(jnp.int32), 0, _TABLE - 2)
+    t = x - i
+    valid = (k2 > 0) & (fourier.mode_count(shape, config, dtype) > 0)
+    scale = jnp.where(valid, math.sqrt(math.prod(shape) / math.prod(config.box_size)), 0)
+    return lambda table: (1 - t) * table[..., i] + t * table[..., i + 1], scale.astype(dtype)

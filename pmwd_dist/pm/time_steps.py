@@ -42,7 +42,7 @@ def _times(table: GrowthTable, knots: tuple[float, ...], shares: tuple[int, ...]
     inner = table.scale_factor(jnp.concatenate(parts))
     after = np.cumsum([0, *shares])  # steps before each knot
     order = np.argsort(np.append(after, np.delete(np.arange(after[-1]), after[:-1])))
-    return jnp.concatenate([ends, inner])[order]
+    return jnp.concatenate([ends, inner]).at[order].get(unique_indices=True, mode="promise_in_bounds")
 
 
 def as_saveat(saveat: Any) -> diffrax.SaveAt | None:
