@@ -31,7 +31,7 @@ def rows(table: Array, index: Array) -> Array:
 
     def transpose(*args: Array) -> Sequence[Array]:
         index, like, cotangent = args[0], args[1], args[-1]
-        each = cotangent.reshape(index.size, -1)
+        each = cotangent.reshape(index.size, like[0].size)
         here = index.reshape(1, -1) == jnp.arange(len(like))[:, None]
         total = jnp.matmul(here.astype(each.dtype), each, precision="highest")
         return [total.reshape(like.shape)]

@@ -1,4 +1,4 @@
-"""Look-up of rows: derivatives of all modes and orders are those of indexing."""
+"""Look-up of rows: derivatives of all modes and orders are those of indexing, of no rows too."""
 
 from __future__ import annotations
 
@@ -25,3 +25,8 @@ def test_derivatives_are_those_of_indexing() -> None:
     ours, expected = all_of(rows), all_of(lambda table, index: table[index])
     for x, y in zip(ours, expected, strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-13, atol=1e-14)
+
+
+def test_no_rows_have_a_derivative_of_zero() -> None:
+    none = jax.jit(jax.grad(lambda table: jnp.sum(rows(table, INDEX[:0]))))(TABLE)
+    np.testing.assert_array_equal(none, np.zeros_like(TABLE))
