@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 
 import jax
@@ -20,14 +17,6 @@ jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_traceback_in_locations_limit", 0)  # where each operation was written: a tenth of the time
-
-# A program that is compiled again, for another function or another key of jit, comes from this folder. A process has
-# its own: JAX writes entries in place, and another process may read half of one.
-_PROGRAMS = tempfile.mkdtemp(prefix="pmwd-dist-programs-")
-atexit.register(shutil.rmtree, _PROGRAMS, ignore_errors=True)
-jax.config.update("jax_compilation_cache_dir", _PROGRAMS)
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 # JAX traces and lowers into many small objects that live on: collecting them often takes a quarter of a test's time.
 gc.set_threshold(100_000, 20, 20)
