@@ -57,7 +57,7 @@ class GrowthTable(eqx.Module):
     """
 
     cosmo: Parameters
-    factors: Float[Array, "nodes 3 factors"]
+    factors: Float[Array, "nodes 3 factors"] = eqx.field(metadata={"derived": True})  # of `cosmo`
 
     @property
     def order(self) -> int:

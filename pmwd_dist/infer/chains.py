@@ -137,7 +137,10 @@ class ChainFolder:
 
 
 def identity_of(parts: Mapping[str, Any]) -> dict[str, str]:
-    """A description of each part that is the same in another process, and on other devices."""
+    """A description of each part that is the same in another process, and on other devices.
+
+    Fields of dataclasses whose metadata say "derived" follow from the others, on each device to rounding.
+    """
     return {name: _describe(part) for name, part in parts.items()}
 
 
@@ -152,7 +155,8 @@ def _describe(part: Any) -> str:
         digest = hashlib.sha256(values.tobytes()).hexdigest()[:16]
         return f"{values.dtype.name}{list(values.shape)}:{digest}"
     if is_dataclass(part) and not isinstance(part, type):
-        inside = ", ".join(f"{f.name}={_describe(getattr(part, f.name, None))}" for f in fields(part))
+        given = [f.name for f in fields(part) if not f.metadata.get("derived")]
+        inside = ", ".join(f"{name}={_describe(getattr(part, name, None))}" for name in given)
         return f"{type(part).__name__}({inside})"
     if isinstance(part, list | tuple):
         return "[" + ", ".join(map(_describe, part)) + "]"

@@ -179,7 +179,7 @@ class Simulation(eqx.Module):
 class _AtNodes(eqx.Module):
     """P(k) at the wavenumbers at which `linear_modes` needs it."""
 
-    power: Array
+    power: Array = eqx.field(metadata={"derived": True})  # of the fiducial cosmology
 
     def __call__(self, k: Array) -> Array:
         del k

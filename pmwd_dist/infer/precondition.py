@@ -51,7 +51,7 @@ class Preconditioner(eqx.Module):
     data: Array
     forward: Any
     likelihood: Any
-    factor: Float[Array, "p p"]
+    factor: Float[Array, "p p"] = eqx.field(metadata={"derived": True})  # of the others
     adaptation: Adaptation | None
 
     def __init__(
