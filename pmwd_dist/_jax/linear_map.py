@@ -134,7 +134,7 @@ def _batch(axis: Any, args: Sequence[Any], dims: Sequence[Any], **params: Any) -
     """
     operands_like, results_like = params["operands_like"], params["results_like"]
     count = len(args) - len(operands_like)
-    if all(dim is None for dim in dims):  # JAX asks here even so, and takes no batch for what has none
+    if all(dim is None for dim in dims):  # called although no operand is batched: results must be unbatched, too
         return _linear_map_p.bind(*args, **params), [None] * len(results_like)
 
     def batched(x: Any, dim: int | None) -> Any:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from pmwd_dist._jax.linear_map import linear_map
 from pmwd_dist._jax.varying import unify_varying
+
+_MOST = 2**24  # elements of a matrix of ones and zeros
 
 
 def rows(table: Array, index: Array) -> Array:
@@ -23,7 +26,7 @@ def rows(table: Array, index: Array) -> Array:
       index: in range.
     """
     if not index.ndim:
-        return table[index]
+        return rows(table, index[None])[0]
     table, index, like = unify_varying(table, index, jnp.zeros(table.shape, table.dtype))
 
     def apply(*args: Array) -> Sequence[Array]:
@@ -31,9 +34,19 @@ def rows(table: Array, index: Array) -> Array:
 
     def transpose(*args: Array) -> Sequence[Array]:
         index, like, cotangent = args[0], args[1], args[-1]
-        each = cotangent.reshape(index.size, like[0].size)
-        here = index.reshape(1, -1) == jnp.arange(len(like))[:, None]
-        total = jnp.matmul(here.astype(each.dtype), each, precision="highest")
+        block = max(1, _MOST // len(like))
+        each = (index.reshape(-1), cotangent.reshape(index.size, like[0].size))
+        total = like.reshape(len(like), -1)
+        if whole := index.size // block:
+            blocks = [x[: whole * block].reshape(whole, block, *x.shape[1:]) for x in each]
+            total, _ = jax.lax.scan(lambda sums, some: (sums + _sums_of_rows(*some, len(like)), None), total, blocks)
+        total += _sums_of_rows(*(x[whole * block :] for x in each), len(like))
         return [total.reshape(like.shape)]
 
     return linear_map(apply, transpose, [index, like, like[index]], [table], operands_like=[1], results_like=[2])[0]
+
+
+def _sums_of_rows(index: Array, each: Array, count: int) -> Array:
+    """Sums of what belongs to each of so many rows, of shape (count, m)."""
+    here = index[None] == jnp.arange(count)[:, None]
+    return jnp.matmul(here.astype(each.dtype), each, precision="highest")

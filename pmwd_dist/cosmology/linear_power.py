@@ -20,6 +20,7 @@ from pmwd_dist.cosmology.parameters import Cosmology, Parameters
 # Nodes of integrals over P(k) [h/Mpc]: the integrand of sigma8 oscillates with k beyond them, at 1e-8 of its height.
 _LOG_K = np.linspace(math.log(1e-5), math.log(50.0), 1024)
 _T_CMB = 2.726  # K, as in jax_cosmo
+SHAPE_PARAMETERS = ("Omega_c", "Omega_b", "h", "n_s")  # on which P(k) depends beside sigma8, which multiplies its root
 # Of the matter density, in the formulae of Eisenstein & Hu.
 _EXPONENTS = (0.251, 0.828, -0.419, 0.674, 0.223, 0.73, -0.95, 0.67, -0.532, 0.424, -0.582, -0.708, -0.0266, 0.435)
 
@@ -35,7 +36,7 @@ def linear_power(k: ArrayLike, cosmo: Cosmology | GrowthTable) -> Array:
 
 @jax.jit
 def _eisenstein_hu(k: Array, cosmo: Parameters) -> Array:
-    theta = jnp.stack([cosmo.Omega_c, cosmo.Omega_b, cosmo.h, cosmo.n_s])
+    theta = jnp.stack([getattr(cosmo, name) for name in SHAPE_PARAMETERS])
     return cosmo.sigma8**2 * forward_derivatives(_normalised)(theta, k)
 
 

@@ -40,7 +40,7 @@ class Preconditioner(eqx.Module):
       forward: with a method `response(parameters)`: modes of the field per mode of the noise, real.
       likelihood: with methods `contrast(data, parameters)` and `noise_variance(parameters, config)`.
       config: the simulation.
-      white: whitened parameters at which their own scales are found.
+      fiducial: whitened parameters at which their own scales are found.
       priors: of the parameters.
       adapted: whether chains may change it; nothing is changed yet.
 
@@ -51,7 +51,8 @@ class Preconditioner(eqx.Module):
     data: Array
     forward: Any
     likelihood: Any
-    factor: Float[Array, "p p"] = eqx.field(metadata={"derived": True})  # of the others
+    fiducial: dict[str, Array]
+    factor: Float[Array, "p p"] = eqx.field(metadata={"derived": True})  # of all of these
     adaptation: Adaptation | None
 
     def __init__(
@@ -59,7 +60,7 @@ class Preconditioner(eqx.Module):
         data: Array,
         forward: Any,
         likelihood: Any,
-        white: Mapping[str, Array],
+        fiducial: Mapping[str, Array],
         priors: Mapping[str, Prior],
         config: Config,
         *,
@@ -67,8 +68,9 @@ class Preconditioner(eqx.Module):
     ):
         check_response(forward, config)
         self.data, self.forward, self.likelihood = data, forward, likelihood
-        self.factor = _parameter_scales(forward, likelihood, dict(white), tuple(priors.items()), config)
-        self.adaptation = Adaptation.none(len(white)) if adapted else None
+        self.fiducial = dict(fiducial)
+        self.factor = _parameter_scales(forward, likelihood, self.fiducial, tuple(priors.items()), config)
+        self.adaptation = Adaptation.none(len(fiducial)) if adapted else None
 
     def white(self, parameters: Mapping[str, Array]) -> dict[str, Array]:
         """Whitened parameters of those of a position."""

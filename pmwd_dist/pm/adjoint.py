@@ -47,8 +47,8 @@ class ReversibleAdjoint(diffrax.AbstractAdjoint):
     Args:
       stored_potentials: the number of steps, the last ones, whose gravitational potential a gradient keeps instead of
         painting and transforming again, 4 bytes a cell each. Default: ten if they are small (256 MiB on a device, 32 of
-        a CPU's), or as many as take 24 bytes a particle, 36 on one GPU with no finer mesh, on several of them the room
-        up to 120 bytes a particle, which depends on the halos, and 12 on other devices.
+        a CPU's), or as many as take 24 bytes a particle, 12 on several devices. With no finer mesh than the lattice 36
+        on one GPU, and on several the room up to 120 bytes a particle, which depends on the halos.
 
     Raises:
       ValueError: a number of potentials that is none.

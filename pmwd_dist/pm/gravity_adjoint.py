@@ -195,8 +195,8 @@ def _drift_and_kick_block(
     state: State, mesh: Array, drifts: UndoDrift, undo: UndoKick, recall: Recall, config: Config
 ) -> Any:
     disp, vel = state[:2]
-    after = drifted_back(disp, vel, drifts, resolution(config, disp.dtype))
-    max_displacement = jnp.maximum(max_displacement_block(disp, config), max_displacement_block(after, config))
+    before = drifted_back(disp, vel, drifts, resolution(config, disp.dtype))
+    max_displacement = jnp.maximum(max_displacement_block(disp, config), max_displacement_block(before, config))
     *state, sums, ct_meshes = _drift_and_kick(config, recall, max_displacement, state, mesh, drifts, undo)
     return *state, _sum_over_devices(sums, config), _of_painted(ct_meshes, config)
 

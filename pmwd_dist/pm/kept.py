@@ -82,9 +82,14 @@ def checked(stored: Any) -> Stored:
 
 
 def keeps_second_derivatives(config: Config, dtype: Any, platform: str | None = None) -> bool:
-    """Whether a gradient keeps the six fields of 2LPT. Computed again they cost a step's transforms twice."""
-    fields = 6 * np.prod(config.particle_shape, dtype=np.int64)
-    return _bytes_of_device(fields, config, dtype) <= _small(config, platform)
+    """Whether a gradient keeps the six fields of 2LPT: where they are small, and no mesh that potentials would fill.
+
+    Computed again they cost a step's transforms twice.
+    """
+    particles = np.prod(config.particle_shape, dtype=np.int64)
+    cells = np.prod(config.mesh_shape, dtype=np.int64)
+    count = max(6, _MOST * num_force_meshes(config)) if cells <= particles else 6
+    return _bytes_of_device(count * particles, config, dtype) <= _small(config, platform)
 
 
 def _small(config: Config, platform: str | None) -> int:

@@ -164,24 +164,24 @@ def _of_cosmology(noise: Array, cosmo: Parameters, config: Config) -> Array:
 @partial(_of_cosmology.defjvp, symbolic_zeros=True)
 def _of_cosmology_jvp(config: Config, primals: Any, tangents: Any) -> tuple[Array, Array]:
     noise, cosmo = primals
-    dots = {name: dot for name, dot in vars(tangents[1]).items() if not isinstance(dot, SymbolicZero)}
-    shapes = [name for name in dots if name != "sigma8"]  # sigma8 changes all of P(k) by one factor
+    by_noise, by_cosmo = tangents
+    moving = {name: tangent for name, tangent in vars(by_cosmo).items() if not isinstance(tangent, SymbolicZero)}
+    names = [name for name in linear.SHAPE_PARAMETERS if name in moving]
 
-    def log_power(some: Array) -> Array:
-        return _log_power(replace(cosmo, **dict(zip(shapes, some, strict=True))), config)
+    def log_power(values: Array) -> Array:
+        return _log_power(replace(cosmo, **dict(zip(names, values, strict=True))), config)
 
-    if shapes:
-        table, slopes = value_and_jacobian(log_power, jnp.stack([getattr(cosmo, name) for name in shapes]))
+    if names:
+        table, slopes = value_and_jacobian(log_power, jnp.stack([getattr(cosmo, name) for name in names]))
     else:
         table, slopes = _log_power(cosmo, config), ()
-    modes, moved = _colour(noise, table, config), []
-    if not isinstance(tangents[0], SymbolicZero):
-        moved.append(_colour(tangents[0], table, config))
-    if dots:
-        of_sigma8 = 2 * dots["sigma8"] / cosmo.sigma8 if "sigma8" in dots else jnp.zeros(())
-        change = of_sigma8, [(dots[name], slope) for name, slope in zip(shapes, slopes, strict=True)]
-        moved.append(_moved(noise, table, change, config))
-    return modes, sum(moved[1:], moved[0])
+    modes = _colour(noise, table, config)
+    tangent = jnp.zeros_like(modes) if isinstance(by_noise, SymbolicZero) else _colour(by_noise, table, config)
+    if names or "sigma8" in moving:
+        by_sigma8 = 2 * moving["sigma8"] / cosmo.sigma8 if "sigma8" in moving else jnp.zeros(())
+        change = by_sigma8, [(moving[name], slope) for name, slope in zip(names, slopes, strict=True)]
+        tangent += _colour_tangent(noise, table, change, config)
+    return modes, tangent
 
 
 def _log_power(cosmo: Parameters, config: Config) -> Array:
@@ -201,12 +201,12 @@ def _colour(noise: Array, log_power: Array, config: Config) -> Array:
 
 
 @partial(jax.jit, static_argnames="config")
-def _moved(noise: Array, log_power: Array, change: Any, config: Config) -> Array:
-    """Change of the modes with ln P(k): a number for all wavenumbers, and numbers with tables that they multiply."""
+def _colour_tangent(noise: Array, log_power: Array, change: Any, config: Config) -> Array:
+    """Tangent of the modes along that of ln P(k), which is a number plus the sum of numbers times tables."""
 
     def block(noise: Array, log_power: Array, change: Any) -> Array:
         look_up, scale = _look_up(config, noise.dtype)
-        total = change[0] + sum(dot * look_up(slope) for dot, slope in change[1])
+        total = change[0] + sum(factor * look_up(slope) for factor, slope in change[1])
         amplitude = jnp.exp(0.5 * look_up(log_power)) * (0.5 * scale) * total
         return scaled(rfft_block(noise, config.decomposition), amplitude)
 

@@ -6,11 +6,13 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import problems
 import pytest
 
 import pmwd_dist as pmd
+from pmwd_dist.cosmology import linear_power as linear
 from pmwd_dist.pm.modes import power_nodes
 
 SHAPE, BOX = (8, 12, 10), (80.0, 120.0, 50.0)
@@ -79,6 +81,47 @@ def test_a_function_or_a_table_of_power_is_used(single: pmd.Decomposition, cosmo
     np.testing.assert_allclose(
         law, numpy_modes(noise, lambda k: 100 * k**-2), rtol=1e-11, atol=1e-12
     )  # straight in log-log
+
+
+WAYS = {"Omega_c": 0.02, "Omega_b": 0.003, "h": 0.05, "n_s": -0.04, "sigma8": 0.1, "w0": 0.2, "Omega_k": 0.01}
+FIELDS = np.random.default_rng(4).standard_normal((3, *SHAPE))  # noise, direction and weights
+
+
+def derivatives_by_cosmology(pdims: tuple[int, int], through_function: bool) -> Any:
+    """Of a function of the modes by the noise and parameters: forward, reverse, and forward over reverse."""
+    config, weights = configure(pmd.Decomposition(pdims=pdims)), np.fft.rfftn(FIELDS[2])
+
+    def loss(inputs: Any) -> Any:
+        noise, parameters = inputs
+        cosmo = problems.cosmology(**parameters)
+        power = (lambda k: pmd.linear_power(k, cosmo)) if through_function else None
+        modes = pmd.linear_modes(noise, cosmo, config, linear_power=power)[..., : weights.shape[2]]
+        return jnp.sum((modes * weights).real + (modes * weights).imag ** 2)
+
+    def all_of(inputs: Any, tangents: Any) -> Any:
+        gradient, product = jax.jvp(jax.grad(loss), (inputs,), (tangents,))
+        return jax.jvp(loss, (inputs,), (tangents,))[1], gradient, product
+
+    start = vars(problems.cosmology())
+    return jax.jit(all_of)((FIELDS[0], {name: jnp.asarray(start[name]) for name in WAYS}), (FIELDS[1], WAYS))
+
+
+@pytest.fixture(scope="module")
+def through_power() -> Any:
+    """With a function for P(k), whose look-up is differentiated by JAX."""
+    return derivatives_by_cosmology((1, 1), True)
+
+
+@pytest.mark.parametrize("pdims", [(1, 1), (4, 1), (2, 2)])
+def test_derivatives_by_a_cosmology_are_those_through_its_power(pdims: tuple[int, int], through_power: Any) -> None:
+    ours = derivatives_by_cosmology(pdims, False)
+    for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(through_power), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-9 * np.abs(y).max())
+    along, (by_noise, by_parameters), _ = ours
+    dot = np.sum(by_noise * FIELDS[1]) + sum(by_parameters[name] * WAYS[name] for name in WAYS)
+    np.testing.assert_allclose(dot, along, rtol=1e-11)
+    assert by_parameters["w0"] == by_parameters["Omega_k"] == 0
+    assert all(by_parameters[name] != 0 for name in linear.SHAPE_PARAMETERS)
 
 
 def test_power_table_is_differentiable(single: pmd.Decomposition, cosmo: Any) -> None:

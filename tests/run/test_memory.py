@@ -65,13 +65,26 @@ def test_programs_that_choose_the_width_hold_the_particles_twice():
 
 
 @pytest.mark.parametrize("halo", [20, "auto"])
-@pytest.mark.parametrize(("n", "pdims"), [(512, (2, 1)), (512, (4, 1)), (512, (2, 2)), (1024, (16, 1)), (1024, (4, 4))])
-def test_gradients_fill_the_room_on_several_gpus_and_no_more(n: int, pdims: tuple[int, int], halo: Any):
+@pytest.mark.parametrize(
+    ("n", "pdims"),
+    [
+        (512, (1, 1)),
+        (200, (1, 1)),
+        (256, (2, 1)),
+        (512, (2, 1)),
+        (512, (4, 1)),
+        (512, (2, 2)),
+        (1024, (16, 1)),
+        (1024, (4, 4)),
+    ],
+)
+def test_gradients_fill_the_room_of_gpus_and_no_more(n: int, pdims: tuple[int, int], halo: Any):
     config = on_devices(pmd.Config(2.0 * n, n, halo=halo, decomposition=(1, 1)), pdims)
     counted = stages(config, "gpu")["gradient"] * pdims[0] * pdims[1] / n**3
     kept = stored_potentials("auto", 20, config, jnp.float32, "gpu")
-    assert counted <= 120
-    assert kept == 10 or counted > 114
+    bound = 110 if pdims == (1, 1) else 120
+    assert counted <= bound
+    assert kept == 10 or counted > bound - 6
 
 
 @pytest.mark.parametrize(

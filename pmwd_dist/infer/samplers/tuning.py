@@ -9,9 +9,10 @@ still far below the target: steps begin small, a block that was unstable is undo
 where it should be, and its step is not tried again until masses change.
 
 L of MCLMC is 0.4 of the distance over which the slowest parameter decorrelates, or the field if that is slower, and at
-least four times the root of the dimensions, with which it is looked for. A longer L than a direction asks for costs
-nothing: in a normal distribution of 4096 dimensions all take 10, 9, 8 and 8 steps for an effective sample with 1, 2, 4
-and 8 times the root. A shorter one does: a direction three times wider than the others takes 59, 37, 29 and 26 steps.
+least four times the root of the dimensions, with which it is looked for, and at most ten times. A longer L than a
+direction asks for costs nothing, a shorter one does: of a normal distribution with one direction three times wider than
+the others, that takes 59, 37, 29 and 26 steps for an effective sample with 1, 2, 4 and 8 times the root, the others 10,
+9, 8 and 8 (4096 dimensions, steps of a quarter of the root).
 
 Trajectories of adjusted samplers are a quarter of a period long on average. Masses are one number for each field, whose
 modes a preconditioner has brought to one scale, and one for each parameter: no field of them is stored. Where positions
@@ -244,7 +245,7 @@ class Search:
         times = np.mean([[x.size / ess_mean(x[None]) for x in chain.T] for chain in followed], axis=0)
         fields, numbers = np.split(times, [len(times) - self._numbers])
         slowest = max([float(np.mean(x)) for x in (fields,) if x.size] + [float(x) for x in numbers])
-        shortest, longest = (times * math.sqrt(self._dimensions) for times in (_SHORTEST_L, _LONGEST_L))
+        shortest, longest = (roots * math.sqrt(self._dimensions) for roots in (_SHORTEST_L, _LONGEST_L))
         return min(max(_DECORRELATION * slowest * self._step_size, shortest), longest)
 
     def _weigh(self) -> None:

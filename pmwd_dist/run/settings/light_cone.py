@@ -71,7 +71,7 @@ def _default_edges(sources: tuple[float, ...], table: GrowthTable, config: Confi
     """Shells of half a box, the last one thinner, from the end of the run out to the farthest source."""
     ends = np.asarray(comoving_distance(np.array([config.a_stop, 1 / (1 + max(sources))]), table), float)
     width = min(config.box_size) / 2
-    near, far = max(float(ends[0]), 0.0), float(ends[1])
+    near, far = (round(max(float(end), 0.0), 3) for end in ends)  # the same on all devices, whose last digits differ
     inner = near + width * np.arange(max(1, math.ceil((far - near) / width - 0.05)))
     return (*map(float, inner), far)
 
