@@ -167,27 +167,29 @@ def test_tuning_reaches_its_target_beside_a_narrow_direction() -> None:
         tuning.Search(states.position, steps=39)
 
 
-def test_the_length_is_that_of_the_slowest_and_not_short() -> None:
+def test_the_length_is_that_of_the_slowest_within_bounds() -> None:
     """From blocks of autoregressive numbers: the eight projections of a field, and a parameter."""
     rng = np.random.default_rng(1)
 
     def found(memory: float) -> float:
         positions = {"noise": np.zeros((2, 400)), "zeta": np.zeros(2)}
-        search, x = tuning.Search(positions, steps=6000), np.zeros((2, 9))
+        search, x = tuning.Search(positions, steps=30_000), np.zeros((2, 9))
         keep = np.array([0.5] * 8 + [memory])
         while not search.done:
             followed = list[np.ndarray]()
             for _ in range(20):
                 x = keep * x + np.sqrt(1 - keep**2) * rng.standard_normal(x.shape)
                 followed.append(x)
-            energy = np.sqrt(401 * tuning.ENERGY_VARIANCE) * rng.standard_normal((2, 20))
+            step = float(search.tuning().step_size) / (0.2 * np.sqrt(401))  # in units of the one to be found
+            energy = step**3 * np.sqrt(401 * tuning.ENERGY_VARIANCE) * rng.standard_normal((2, 20))
             ones: Any = jax.tree.map(lambda x: np.ones(2), positions)
             block = blocks.Block(energy, np.array(True), np.stack(followed, axis=1), positions, ones, np.zeros(0))
             assert search.take(block)
         return float(search.tuning().L) / np.sqrt(401)
 
     assert found(0.5) == pytest.approx(4)
-    assert 5 < found(0.998) < 10.01
+    assert found(0.97) == pytest.approx(0.4 * (1 + 0.97) / (1 - 0.97) * 0.2, rel=0.25)
+    assert found(0.998) == pytest.approx(10)
 
 
 def test_a_step_into_a_failed_simulation_is_undone() -> None:
