@@ -16,7 +16,7 @@ from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer import adaptation
-from pmwd_dist.infer.chains import Arrays, Chain, ChainFolder, identity_of
+from pmwd_dist.infer.chains import Chain, ChainFolder, identity_of
 from pmwd_dist.infer.model import Position, Posterior
 from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.infer.samplers.blocks import Block, run_blocks
@@ -24,6 +24,7 @@ from pmwd_dist.infer.samplers.isokinetic import IntegratorState
 from pmwd_dist.infer.samplers.methods import Method, Tuning, check_method, transition
 from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE, Search, block_length, tune
 from pmwd_dist.infer.state import Moments, Run, add, leaves_of, pack, placed, restored, unpack
+from pmwd_dist.infer.storage import Arrays
 from pmwd_dist.parallel.inputs import whole_number
 from pmwd_dist.pm.status import SimulationError
 
@@ -84,6 +85,7 @@ def sample(
 
     Raises:
       ValueError: an argument out of its range, or a folder with a chain of another model.
+      ChainFileError: a file of the chain that it would go on with is missing or damaged.
       SimulationError: the start, or too many steps, failed.
     """
     _check(posterior, positions, steps, thin, chunk, method)
@@ -92,6 +94,7 @@ def sample(
     how: dict[str, Any] = {"tuning_steps": tuning_steps, "thin": thin, "chunk": chunk, "keep_noise": keep_noise}
     how |= {"method": method, "energy_variance": energy_variance}
     folder = ChainFolder(output, _identity(posterior, positions, key) | identity_of(how))
+    folder.check()
     begin_key, tune_key, run_key = jax.random.split(key, 3)
     run, done = _resumed(_begun(begin_key, positions, posterior, spmd_axis_name), folder)
     if done is None:
@@ -122,9 +125,10 @@ def _begun(key: Array, positions: Position, posterior: Posterior, axis: str | No
 def _resumed(run: Run, folder: ChainFolder) -> tuple[Run, int | None]:
     """The chains after the chunks that the folder has, and the number of these; None while they are to be tuned."""
     stored = folder.state()
-    if stored is None or "chunks" not in stored:
+    if stored is None or "search/count" in stored:
         return run, None
-    return unpack(stored, run), int(stored["chunks"])
+    with folder.reading_state():
+        return unpack(stored, run), int(stored["chunks"])
 
 
 def _checked(draws: dict[str, Array], chunk: int, most: float) -> dict[str, np.ndarray]:
@@ -171,9 +175,10 @@ def _tuned(
     """All chains after tuning, kept in the folder; it goes on where the folder says that it was."""
     length, written = block_length(steps), time.monotonic()
     if stored := folder.state():
-        search.unpack({name.removeprefix("search/"): x for name, x in stored.items() if name.startswith("search/")})
-        adapted = restored(stored, run.adaptation, "adaptation")
-        run = run._replace(states=restored(stored, run.states), adaptation=adapted)
+        with folder.reading_state():
+            search.unpack({name.removeprefix("search/"): x for name, x in stored.items() if name.startswith("search/")})
+            adapted = restored(stored, run.adaptation, "adaptation")
+            run = run._replace(states=restored(stored, run.states), adaptation=adapted)
 
     def run_all(key: Array, states: IntegratorState, tuning: Tuning, method: Method) -> tuple[IntegratorState, Block]:
         now = posterior.adapted(run.adaptation)

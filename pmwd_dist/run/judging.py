@@ -11,8 +11,8 @@ import numpy as np
 from jax import Array
 
 from pmwd_dist import infer
-from pmwd_dist.infer.chains import Arrays
 from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE
+from pmwd_dist.infer.storage import Arrays
 from pmwd_dist.observe.cross import cross_power
 from pmwd_dist.report import chains as pictures
 from pmwd_dist.run import manifest

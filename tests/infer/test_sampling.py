@@ -19,10 +19,11 @@ from benchmarks.calibration import ranks, uniformity
 from benchmarks.mocks import Mocks
 from pmwd_dist import infer
 from pmwd_dist.infer import sampling
-from pmwd_dist.infer.chains import ChainFolder, read_arrays
+from pmwd_dist.infer.chains import ChainFolder
 from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.infer.samplers.blocks import run_blocks
 from pmwd_dist.infer.samplers.methods import Tuning
+from pmwd_dist.infer.storage import read_arrays
 from pmwd_dist.pm.status import SimulationError
 
 BIAS, SIGMA, SHAPE = 1.5, 0.5, (4, 4, 4)

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from runs import command
 
 from pmwd_dist import infer
 from pmwd_dist.infer.chains import load_chain
+from pmwd_dist.infer.storage import write_arrays
 from pmwd_dist.run import events, manifest
 from pmwd_dist.run.chains import execute_inference
 from pmwd_dist.run.folder import finished, prepare_folder
@@ -26,6 +28,7 @@ from pmwd_dist.run.judging import find_energy_reasons, judge
 from pmwd_dist.run.settings import InferenceSettings, Settings, SettingsError, read_any, read_as
 from pmwd_dist.run.settings.writing import template
 from pmwd_dist.run.signals import Interrupted
+from pmwd_dist.run.starting import StartError
 
 SMALL = """
 [box]
@@ -142,6 +145,40 @@ def test_another_config_does_not_go_on(
     (folder / "run.json").write_bytes((whole[0].folder / "run.json").read_bytes())
     assert command("resume", folder, "--set", "sampler.steps=48") == 2
     assert "use another folder, or the same model; or go on with the version that began" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("chain.json", "restore it from a copy, or sample again in another folder"),
+        ("state.h5", "restore it from a copy, or sample again in another folder"),
+        ("chunk_00001.h5", "restore it from a copy, or sample again in another folder"),
+        ("start.h5", "remove it, and the same is made again"),
+        ("data.h5", "remove it, and the same is made again"),
+    ],
+)
+def test_a_damaged_file_is_one_line_before_any_work(
+    name: str, remedy: str, whole: tuple[InferencePlan, Listener], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(whole[0].folder, tmp_path / "run"))
+    content = (folder / name).read_bytes()
+    (folder / name).write_bytes(content[: len(content) // 2])
+    assert command("resume", folder, "--set", "sampler.steps=48") == 2
+    assert capsys.readouterr().err == f"pmwd-dist: {folder / name}: is damaged; {remedy}\n"
+    assert not (folder / "chunk_00003.h5").exists()
+
+
+def test_starts_and_data_of_other_shapes_are_refused(whole: tuple[InferencePlan, Listener], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(whole[0].folder, tmp_path / "run"))
+    plan, wrong = replace(whole[0], folder=folder), np.ones((3, 4, 4, 4))
+    write_arrays(folder / "start.h5", {"noise": wrong, "parameters/b1": np.ones(2)})
+    with pytest.raises(
+        StartError, match=r"start.h5: has 'noise' of shape \(3, 4, 4, 4\), not \(2, 4, 4, 4\); remove it"
+    ):
+        execute_inference(plan, Listener(), resume=True)
+    write_arrays(folder / "data.h5", {"noise": wrong[0], "parameters/b1": np.asarray(1.0), "data": np.nan * wrong[0]})
+    with pytest.raises(StartError, match=r"data.h5: data holds 64 values that are no finite numbers"):
+        execute_inference(plan, Listener(), resume=True)
 
 
 class Flat(eqx.Module):
