@@ -22,12 +22,13 @@ from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.infer.samplers.blocks import Block, run_blocks
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState
 from pmwd_dist.infer.samplers.methods import Method, Tuning, check_method, transition
-from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE, Search, block_length, tune
+from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE, SHORTEST, Search, block_length, tune
 from pmwd_dist.infer.state import Moments, Run, add, leaves_of, pack, placed, restored, unpack
 from pmwd_dist.infer.storage import Arrays
 from pmwd_dist.parallel.inputs import whole_number
 from pmwd_dist.pm.status import SimulationError
 
+_DRAW = "draw other positions, or look at the priors, and at the simulation there"
 _CHECKPOINT_SECONDS = 10.0  # between writes while a run is tuned
 
 
@@ -89,6 +90,9 @@ def sample(
       SimulationError: the start, or too many steps, failed.
     """
     _check(posterior, positions, steps, thin, chunk, method)
+    whole_number(tuning_steps, "tuning_steps", least=SHORTEST)
+    if not most_failures <= 1:
+        raise ArgumentError("most_failures", most_failures, "must be a share of the steps, 1 at most")
     adapts = adaptation.start(posterior) is not None
     search = Search(positions, steps=tuning_steps, method=method, energy_variance=energy_variance, adapts=adapts)
     how: dict[str, Any] = {"tuning_steps": tuning_steps, "thin": thin, "chunk": chunk, "keep_noise": keep_noise}
@@ -117,9 +121,21 @@ def _white_noise(run: Run, posterior: Posterior, axis: str | None) -> np.ndarray
 def _begun(key: Array, positions: Position, posterior: Posterior, axis: str | None) -> Run:
     """The chains before tuning, or SimulationError."""
     run = _begin(key, positions, posterior, axis)
-    if not bool(jnp.all(jnp.isfinite(run.states.logdensity))):
-        raise SimulationError("the log density is not finite where a chain begins; draw other positions")
+    for what, tree in (("log density", run.states.logdensity), ("slope of it", run.states.logdensity_grad)):
+        leaves = [np.isfinite(np.asarray(x)) for x in jax.tree.leaves(tree)]
+        wrong = np.flatnonzero(~np.all([x.reshape(len(x), -1).all(axis=1) for x in leaves], axis=0))
+        if wrong.size:
+            where = f"{wrong.size} of {len(leaves[0])} chains begin, as chain {wrong[0]} does"
+            raise SimulationError(
+                f"the {what} is not finite where {where}{_at(posterior, positions, wrong[0])}; {_DRAW}"
+            )
     return run
+
+
+def _at(posterior: Posterior, positions: Position, chain: int) -> str:
+    """Parameters where a chain begins."""
+    numbers = posterior.parameters(jax.tree.map(lambda x: x[chain], positions))
+    return " with " * bool(numbers) + ", ".join(f"{name} = {float(x):.4g}" for name, x in numbers.items())
 
 
 def _resumed(run: Run, folder: ChainFolder) -> tuple[Run, int | None]:
@@ -270,11 +286,19 @@ def _check(posterior: Posterior, positions: Position, steps: int, thin: int, chu
     check_method(method)
     if jax.process_count() > 1:
         raise ArgumentError("posterior", "", "needs a program of one process", show_value=False)
-    shape, lattice = jnp.shape(positions["noise"]), posterior.model.config.particle_shape
-    if shape[1:] != lattice:
-        remedy = "use jax.vmap(posterior.initial)(keys)"
-        raise ArgumentError("positions['noise'].shape", shape, f"must be (chains, *{lattice})", remedy)
+    _check_positions(posterior, positions)
     for name, value in (("thin", thin), ("chunk", chunk), ("steps", steps)):
         whole_number(value, name, least=1)
     if steps % (thin * chunk):
         raise ArgumentError("steps", steps, f"must be a multiple of thin * chunk = {thin * chunk}")
+
+
+def _check_positions(posterior: Posterior, positions: Position) -> None:
+    shape, lattice = jnp.shape(positions["noise"]), posterior.model.config.particle_shape
+    remedy = "use jax.vmap(posterior.initial)(keys)"
+    if shape[1:] != lattice or not shape[0]:
+        raise ArgumentError("positions['noise'].shape", shape, f"must be (chains, *{lattice})", remedy)
+    wanted = dict.fromkeys(posterior.model.priors, shape[:1])
+    there = {name: jnp.shape(x) for name, x in positions["parameters"].items()}
+    if there != wanted:
+        raise ArgumentError("positions['parameters']", there, f"must be numbers of shape {wanted}", remedy)

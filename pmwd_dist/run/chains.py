@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ def execute_inference(
         status: Status = "failed"
         try:
             data = _data(plan, log)
-            posterior = plan.model.condition(data["data"], precondition=plan.precondition)
+            posterior = condition_on(plan, data, log)
             _sample(plan, posterior, _starts(plan, posterior, log), _Watch(plan, log, stop, clock))
             log(judge(plan, posterior, load_chain(plan.folder), data))
             status = "finished"
@@ -91,6 +92,17 @@ def _data(plan: InferencePlan, log: Log) -> Arrays:
     with reading(plan.folder / DATA, _REMAKE):
         plan.model.likelihood.check(data["data"], plan.simulation.config)
     return data
+
+
+def condition_on(plan: InferencePlan, data: Arrays, log: Log) -> infer.Posterior:
+    """The posterior, with a warning of a mock that shows nothing; data of a file were looked at before."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        posterior = plan.model.condition(data["data"], precondition=plan.precondition)
+    for warning in caught:
+        if plan.settings.data.file == "mock":
+            log(events.Warned(str(warning.message)))
+    return posterior
 
 
 def _starts(plan: InferencePlan, posterior: infer.Posterior, log: Log) -> Any:

@@ -30,7 +30,7 @@ BIAS, SIGMA, SHAPE = 1.5, 0.5, (4, 4, 4)
 
 
 def forward(noise: Any, parameters: Any) -> Any:
-    return 1 + parameters.get("b1", BIAS) * noise
+    return 1 + parameters.get("b1", BIAS) * noise + 0 * parameters.get("c", 0)
 
 
 def posterior_of(forward: Any = forward, pdims: tuple[int, int] = (1, 1), **priors: Any) -> infer.Posterior:
@@ -206,7 +206,9 @@ def test_failures_stop_a_run(run: tuple[Any, ...], tmp_path: Path) -> None:
     ):
         infer.sample(posterior, starts(posterior), steps=100, output=tmp_path / "run", **options)
     lost = jax.tree.map(lambda x: jnp.inf * x, starts(posterior))
-    with pytest.raises(SimulationError, match="the log density is not finite where a chain begins"):
+    with pytest.raises(
+        SimulationError, match="the log density is not finite where 2 of 2 chains begin, as chain 0 does with c = "
+    ):
         infer.sample(posterior, lost, steps=100, output=tmp_path / "b", **OPTIONS)
 
 
@@ -236,4 +238,17 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
         infer.sample(posterior, starts(posterior), steps=150, output=tmp_path / "run", **OPTIONS)
     with pytest.raises(ValueError, match=r"must be \(chains, .*use jax.vmap\(posterior.initial\)\(keys\)"):
         infer.sample(posterior, posterior.initial(jax.random.key(0)), steps=100, output=tmp_path / "run", **OPTIONS)
+    wrong: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"tuning_steps": 0}, "tuning_steps=0 must be a whole number, 40 or more"),
+        ({"most_failures": np.nan}, "most_failures=nan must be a share of the steps"),
+    )
+    for changes, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            infer.sample(posterior, starts(posterior), steps=100, output=tmp_path / "run", **(OPTIONS | changes))
+    none = jax.tree.map(lambda x: x[:0], starts(posterior))
+    with pytest.raises(ValueError, match=r"positions\['noise'\].shape=\(0, 4, 4, 4\) must be \(chains"):
+        infer.sample(posterior, none, steps=100, output=tmp_path / "run", **OPTIONS)
+    other = starts(posterior) | {"parameters": {"b1": np.zeros(2)}}
+    with pytest.raises(ValueError, match=r"positions\['parameters'\]={'b1': \(2,\)} must be numbers of shape {}; use"):
+        infer.sample(posterior, other, steps=100, output=tmp_path / "run", **OPTIONS)
     assert not (tmp_path / "run").exists()

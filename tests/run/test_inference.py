@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 from dataclasses import replace
@@ -21,10 +22,10 @@ from pmwd_dist import infer
 from pmwd_dist.infer.chains import load_chain
 from pmwd_dist.infer.storage import write_arrays
 from pmwd_dist.run import events, manifest
-from pmwd_dist.run.chains import execute_inference
-from pmwd_dist.run.folder import finished, prepare_folder
+from pmwd_dist.run.chains import condition_on, execute_inference
+from pmwd_dist.run.folder import Log, finished, prepare_folder
 from pmwd_dist.run.inference import InferencePlan, check_inference, make_inference
-from pmwd_dist.run.judging import find_energy_reasons, judge
+from pmwd_dist.run.judging import find_energy_reasons, find_reasons, judge
 from pmwd_dist.run.settings import InferenceSettings, Settings, SettingsError, read_any, read_as
 from pmwd_dist.run.settings.writing import template
 from pmwd_dist.run.signals import Interrupted
@@ -197,7 +198,7 @@ def test_maps_of_a_simulation_on_a_finer_mesh_have_no_spectra(tmp_path: Path) ->
     plain = infer.Model(plan.simulation.config, Flat(), {}, plan.model.likelihood)
     ones, zeros = np.ones((2, 4)), np.zeros((4, 4, 4))
     chain = infer.Chain({}, ones, ones, ones, 16, 0, zeros, zeros, np.zeros((1, 2, 4, 4, 4)))
-    data = {"data": np.zeros((2, 4, 4))}
+    data = {"data": np.random.default_rng(0).standard_normal((2, 4, 4))}
     judged = judge(plan, plain.condition(data["data"]), chain, data)
     assert "maps.png" in judged.files
     assert "fields.png" not in judged.files
@@ -211,6 +212,18 @@ def test_a_chain_that_became_unstable_is_named() -> None:
     assert reason.startswith("the energy error of chain 1 is ") and "raise sampler.tune" in reason
     assert find_energy_reasons(energy[:2], 1000)[0].startswith("the energy error of chain 1 is ")
     assert "the chains are biased" in find_energy_reasons(3 * energy[[0, 2]], 1000)[0]
+
+
+def test_chains_that_never_moved_are_not_trusted(whole: tuple[InferencePlan, Listener]) -> None:
+    plan = whole[0]
+    chain = load_chain(plan.folder)
+    still = replace(chain, parameters={"b1": np.ones((2, 36))}, logdensity=np.ones((2, 36)))
+    reasons = find_reasons(plan, still)
+    assert "R-hat of b1 is inf, more than 1.01; the chains are in different places, or stuck" in "".join(reasons)
+    assert "b1 has 1 effective samples, fewer than 400" in "".join(reasons)
+    assert "chain 0 did not move in all of its 36 steps; raise sampler.tune" in "".join(reasons)
+    still.logdensity[0] = chain.logdensity[0]
+    assert [text[:8] for text in find_reasons(plan, still) if "did not move" in text] == ["chain 1 "]
 
 
 def test_the_template_and_what_is_written_read_back(tmp_path: Path) -> None:
@@ -292,6 +305,16 @@ WRONG = {
         "start.map_free=['b1']",
         "sampler.precondition=conditional",
     ],
+    r"likelihood.k_max = 0.1: leaves no mode of a box of 60 Mpc/h; use more than 0.1047 h/Mpc": [
+        "likelihood.k_max=0.1"
+    ],
+    r"priors.h = { .* }: has a median that is not positive; bound it from below": [
+        'priors.h={ kind = "uniform", low = -1.0, high = -0.5 }',
+        "data.truth={ h = -0.7 }",
+    ],
+    r"priors.b1 = { .* }: has 1.8, 1.8, 1.8 as its median and two deviations from it": [
+        'priors.b1={ kind = "normal", mean = 1.8, sd = 1e-18 }'
+    ],
     r"start.map_anneal = \[0.2, 0.1\]: must be positive, and ascend": ["start.map_anneal=[0.2, 0.1]"],
     "start.map_free: sigma8 has no prior": ["start.map_free=['sigma8']"],
     'model.bias = "lagrangian": is of particles': ["model.bias=lagrangian"],
@@ -303,6 +326,52 @@ WRONG = {
 def test_wrong_settings_are_named(message: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=message):
         plan_of(tmp_path / "run", *WRONG[message])
+
+
+LIGHT = 'priors.omega_m={ kind = "normal", mean = 0.3, sd = 0.1, low = 0.05 }'
+ODD = {
+    "data.file: the data are 2 everywhere: nothing is known": (np.full((4, 4, 4), 2.0), []),
+    "data.file: the mean is about 0, as of a contrast": (np.indices((4, 4, 4))[0] - 1.5, []),
+    "data.file: the mean is 31.5; densities are in units of the mean": (np.arange(64.0).reshape(4, 4, 4), []),
+    "the mean is 31.5 galaxies in a cell, and likelihood.nbar expects 2": (
+        np.arange(64.0).reshape(4, 4, 4),
+        ["poisson"],
+    ),
+    "priors.sigma8: 0 is within two deviations of its median; bound it": (
+        None,
+        ['priors.sigma8={ kind = "normal", mean = 0.8, sd = 0.5 }'],
+    ),
+    "field = 80: the box fills 28.9 degrees at the farthest shell, and": (
+        None,
+        ["lensing", "observe.light_cone.field=80"],
+    ),
+    "priors.omega_m: at 0.5003, .* the run does not span the light cone": (
+        None,
+        ["lensing", "observe.light_cone.sources=[0.02, 0.11]", LIGHT],
+    ),
+}
+
+
+@pytest.mark.parametrize("message", ODD)
+def test_what_is_odd_is_warned_of_before_any_work(message: str, tmp_path: Path) -> None:
+    values, overrides = ODD[message]
+    texts = {"poisson": SMALL.replace("sigma = 0.5", 'kind = "poisson"\nnbar = 2.0'), "lensing": LENSING}
+    chosen = next((texts[name] for name in overrides if name in texts), SMALL)
+    overrides = [text for text in overrides if text not in texts]
+    if values is not None:
+        put(tmp_path, "file", values)
+        overrides = [*overrides, "data.file=file.npy"]
+    (warning,) = (
+        x for x in check_inference(plan_of(tmp_path / "run", *overrides, text=chosen)) if "checks.ess" not in x
+    )
+    assert re.search(message, warning)
+
+
+def test_a_mock_that_shows_nothing_is_warned_of(whole: tuple[InferencePlan, Listener], tmp_path: Path) -> None:
+    plan, data, listener = replace(whole[0], folder=tmp_path), {"data": np.full((4, 4, 4), 1.5)}, Listener()
+    condition_on(plan, data, Log(tmp_path, listener))
+    (warned,) = listener
+    assert warned.message.startswith("data are 1.5 everywhere: nothing is known of phases")
 
 
 def put(folder: Path, name: str, values: Any) -> None:
@@ -322,6 +391,7 @@ def broken(value: float) -> np.ndarray:
         ({"file": np.ones((4, 4, 8))}, [], r"has the shape \[4, 4, 8\], and box.mesh is \[4, 4, 4\]"),
         ({"file": broken(-1)}, ["likelihood.kind=poisson"], "holds -1, which is no number of galaxies"),
         ({"mask": np.zeros((4, 4, 4))}, [], "data.mask = .*: hides every cell"),
+        ({"selection": np.zeros((4, 4, 4))}, ["likelihood.kind=poisson"], "data.selection = .*: is 0 in every cell"),
         ({"mask": broken(0.5)}, [], "data.mask = .*: must hold only 0 and 1"),
         ({"file": np.array(["a"])}, [], "holds <U1, no real numbers"),
         ({}, ["data.file=missing.npy"], 'data.file = .*missing.npy": No such file'),
@@ -340,7 +410,7 @@ def test_wrong_data_are_named(arrays: dict[str, Any], overrides: list[str], mess
 
 def test_data_are_read_and_odd_ones_warned_of(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "survey.h5", "w") as file:
-        file["galaxies/contrast"] = np.zeros((4, 4, 4))
+        file["galaxies/contrast"] = np.indices((4, 4, 4))[0] - 1.5
         file["mask"] = broken(0) > 0
     plan = plan_of(tmp_path / "run", "data.file=survey.h5:/galaxies/contrast", "data.mask=survey.h5:/mask")
     assert plan.model.likelihood.mask.sum() == 63
