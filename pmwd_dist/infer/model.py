@@ -65,6 +65,9 @@ class Model(eqx.Module):
         check_config(config)
         if not callable(forward):
             raise ArgumentError("forward", forward, "must be a function of (noise, parameters)")
+        if not all(callable(getattr(likelihood, method, None)) for method in ("logdensity", "draw", "check")):
+            remedy = "use infer.Gaussian or Poisson, or an object with the methods logdensity, draw and check"
+            raise ArgumentError("likelihood", likelihood, "is no likelihood", remedy)
         if getattr(forward, "config", config) != config:
             remedy = "make it with the config of the model"
             raise ArgumentError("forward", forward, "is of another simulation", remedy, show_value=False)

@@ -230,6 +230,17 @@ def test_the_maximum_keeps_the_parameters(method: Any) -> None:
         infer.maximise(posterior, start, free=["b2"])
 
 
+def test_a_maximum_is_looked_for_where_there_is_a_density() -> None:
+    posterior = posterior_of()
+    start = posterior.model.draw(jax.random.key(3))
+    with pytest.raises(ValueError, match="steps=0 must be a whole number, 1 or more"):
+        infer.maximise(posterior, start, steps=0)
+    with pytest.raises(ValueError, match="learning_rate=nan must be positive and finite"):
+        infer.maximise(posterior, start, method="adam", learning_rate=np.nan)
+    with pytest.raises(SimulationError, match="the log density is not finite where the maximum is looked for"):
+        infer.maximise(posterior, jax.tree.map(lambda x: x * np.inf, start), steps=1, method="adam")
+
+
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     posterior = posterior_of()
     with pytest.raises(ValueError, match="energy_variance=0.0 must be positive and finite; use 0.0005, or less"):

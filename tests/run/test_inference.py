@@ -129,8 +129,16 @@ def test_another_config_does_not_go_on(
     folder = shutil.copytree(whole[0].folder, tmp_path / "run")
     assert command("resume", folder) == 0
     assert "the run is finished; nothing is left to do" in capsys.readouterr().out
+    assert command("resume", folder, "--set", "sampler.chains=3") == 2  # of a finished one, too
+    assert "only devices.*, sampler.steps, checks.* can change" in capsys.readouterr().err
     text = (folder / "config.toml").read_text()
     (folder / "run.json").unlink()
+    (folder / "config.toml").write_text(text.replace("sd = 0.5", "sd = 0.6"))
+    assert command("resume", folder) == 2
+    shown = (
+        'priors.b1 = { kind = "normal", mean = 1.5, sd = 0.6, low = 0.1 }: this folder\'s run has { kind = "normal",'
+    )
+    assert shown in capsys.readouterr().err
     (folder / "config.toml").write_text(text.replace("sigma = 0.5", "sigma = 0.6"))
     assert command("resume", folder) == 2
     assert "likelihood.sigma = 0.6: this folder's run has 0.5; set it back" in capsys.readouterr().err
