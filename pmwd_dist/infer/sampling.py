@@ -28,7 +28,7 @@ from pmwd_dist.infer.storage import Arrays
 from pmwd_dist.parallel.inputs import whole_number
 from pmwd_dist.pm.status import SimulationError
 
-_DRAW = "draw other positions, or look at the priors, and at the simulation there"
+_ELSEWHERE = "begin elsewhere, as with another seed or narrower priors, or look at the simulation there"
 _CHECKPOINT_SECONDS = 10.0  # between writes while a run is tuned
 
 
@@ -121,13 +121,16 @@ def _white_noise(run: Run, posterior: Posterior, axis: str | None) -> np.ndarray
 def _begun(key: Array, positions: Position, posterior: Posterior, axis: str | None) -> Run:
     """The chains before tuning, or SimulationError."""
     run = _begin(key, positions, posterior, axis)
-    for what, tree in (("log density", run.states.logdensity), ("slope of it", run.states.logdensity_grad)):
-        leaves = [np.isfinite(np.asarray(x)) for x in jax.tree.leaves(tree)]
-        wrong = np.flatnonzero(~np.all([x.reshape(len(x), -1).all(axis=1) for x in leaves], axis=0))
+    for what, tree in (
+        ("log density", run.states.logdensity),
+        ("slope of the log density", run.states.logdensity_grad),
+    ):
+        fine = [np.asarray(jnp.isfinite(x).all(axis=tuple(range(1, x.ndim)))) for x in jax.tree.leaves(tree)]
+        wrong = np.flatnonzero(~np.all(fine, axis=0))
         if wrong.size:
-            where = f"{wrong.size} of {len(leaves[0])} chains begin, as chain {wrong[0]} does"
+            where = f"{wrong.size} of {len(fine[0])} chains begin, as chain {wrong[0]} does"
             raise SimulationError(
-                f"the {what} is not finite where {where}{_at(posterior, positions, wrong[0])}; {_DRAW}"
+                f"the {what} is not finite where {where}{_at(posterior, positions, wrong[0])}; {_ELSEWHERE}"
             )
     return run
 

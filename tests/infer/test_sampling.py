@@ -210,6 +210,12 @@ def test_failures_stop_a_run(run: tuple[Any, ...], tmp_path: Path) -> None:
         SimulationError, match="the log density is not finite where 2 of 2 chains begin, as chain 0 does with c = "
     ):
         infer.sample(posterior, lost, steps=100, output=tmp_path / "b", **OPTIONS)
+    steep = posterior_of(lambda noise, _: 1 + jnp.sqrt(jnp.abs(noise)))  # of infinite slope at 0
+    flat = {"noise": jnp.ones((2, *SHAPE)).at[1].set(0), "parameters": {}}
+    with pytest.raises(
+        SimulationError, match="the slope of the log density is not finite where 1 of 2 .* as chain 1 does"
+    ):
+        infer.sample(steep, flat, steps=100, output=tmp_path / "c", **OPTIONS)
 
 
 @pytest.mark.parametrize("method", ["l-bfgs", "adam"])
