@@ -94,8 +94,8 @@ class ChainFolder:
             raise ArgumentError("output", str(path), "is a file", "name a folder")
         self.path.mkdir(parents=True, exist_ok=True)
         described = self.path / "chain.json"
-        if not described.exists() and not self._state.exists():
-            write_text(described, identity)
+        if not self._state.exists() and not self._chunk(0).exists():
+            write_text(described, identity)  # of a start that failed, too: it left nothing to go on with
         there = read_text(described)
         for name in sorted({*there, *identity}):
             if there.get(name) != identity.get(name):
@@ -184,6 +184,18 @@ class ChainFolder:
 
     def _chunk(self, index: int) -> Path:
         return self.path / f"chunk_{index:05d}.h5"
+
+
+def open_folder(path: str | Path, identity: Mapping[str, str]) -> ChainFolder:
+    """The folder of a chain to go on with, or of a new one.
+
+    Raises:
+      ValueError: the folder has a chain of another model; the differences are named.
+      ChainFileError: a file of it is missing or damaged.
+    """
+    folder = ChainFolder(path, identity)
+    folder.check()
+    return folder
 
 
 def identity_of(parts: Mapping[str, Any]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer import adaptation
-from pmwd_dist.infer.chains import Chain, ChainFolder, identity_of
+from pmwd_dist.infer.chains import Chain, ChainFolder, identity_of, open_folder
 from pmwd_dist.infer.model import Position, Posterior
 from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.infer.samplers.blocks import Block, run_blocks
@@ -90,15 +90,11 @@ def sample(
       SimulationError: the start, or too many steps, failed.
     """
     _check(posterior, positions, steps, thin, chunk, method)
-    whole_number(tuning_steps, "tuning_steps", least=SHORTEST)
-    if not most_failures <= 1:
-        raise ArgumentError("most_failures", most_failures, "must be a share of the steps, 1 at most")
-    adapts = adaptation.start(posterior) is not None
-    search = Search(positions, steps=tuning_steps, method=method, energy_variance=energy_variance, adapts=adapts)
+    _check_options(key, tuning_steps, most_failures)
+    search = _search(posterior, positions, tuning_steps, method, energy_variance)
     how: dict[str, Any] = {"tuning_steps": tuning_steps, "thin": thin, "chunk": chunk, "keep_noise": keep_noise}
     how |= {"method": method, "energy_variance": energy_variance}
-    folder = ChainFolder(output, _identity(posterior, positions, key) | identity_of(how))
-    folder.check()
+    folder = open_folder(output, _identity(posterior, positions, key) | identity_of(how))
     begin_key, tune_key, run_key = jax.random.split(key, 3)
     run, done = _resumed(_begun(begin_key, positions, posterior, spmd_axis_name), folder)
     if done is None:
@@ -107,15 +103,19 @@ def sample(
     for index in range(done, steps // (thin * chunk)):
         run, draws = _advance(jax.random.fold_in(run_key, index), run, posterior, method, thin, chunk, spmd_axis_name)
         arrays = _checked(draws, index, most_failures)
-        if keep_noise:
-            arrays["noise"] = _white_noise(run, posterior, spmd_axis_name)
+        arrays |= _white_noise(run, posterior, spmd_axis_name) if keep_noise else {}
         folder.write(index, arrays, pack(run, index + 1))
         _tell(listener, run, index + 1, arrays)
     return folder.load()
 
 
-def _white_noise(run: Run, posterior: Posterior, axis: str | None) -> np.ndarray:
-    return np.asarray(_unwhitened(run.states.position, posterior.adapted(run.adaptation), axis))
+def _search(posterior: Posterior, positions: Position, steps: int, method: Method, energy_variance: float) -> Search:
+    adapts = adaptation.start(posterior) is not None
+    return Search(positions, steps=steps, method=method, energy_variance=energy_variance, adapts=adapts)
+
+
+def _white_noise(run: Run, posterior: Posterior, axis: str | None) -> Arrays:
+    return {"noise": np.asarray(_unwhitened(run.states.position, posterior.adapted(run.adaptation), axis))}
 
 
 def _begun(key: Array, positions: Position, posterior: Posterior, axis: str | None) -> Run:
@@ -296,12 +296,25 @@ def _check(posterior: Posterior, positions: Position, steps: int, thin: int, chu
         raise ArgumentError("steps", steps, f"must be a multiple of thin * chunk = {thin * chunk}")
 
 
-def _check_positions(posterior: Posterior, positions: Position) -> None:
-    shape, lattice = jnp.shape(positions["noise"]), posterior.model.config.particle_shape
+def _check_options(key: Any, tuning_steps: int, most_failures: float) -> None:
+    if not hasattr(key, "dtype"):
+        raise ArgumentError("key", key, "must be a key of jax.random", "for example jax.random.key(0)")
+    whole_number(tuning_steps, "tuning_steps", least=SHORTEST)
+    if not most_failures <= 1:
+        raise ArgumentError("most_failures", most_failures, "must be a share of the steps, 1 at most")
+
+
+def _check_positions(posterior: Posterior, positions: Any) -> None:
     remedy = "use jax.vmap(posterior.initial)(keys)"
+    if not isinstance(positions, Mapping) or set(positions) != {"noise", "parameters"}:
+        constraint = "must have the entries noise and parameters"
+        raise ArgumentError("positions", positions, constraint, remedy, show_value=False)
+    shape, lattice = jnp.shape(positions["noise"]), posterior.model.config.particle_shape
     if shape[1:] != lattice or not shape[0]:
         raise ArgumentError("positions['noise'].shape", shape, f"must be (chains, *{lattice})", remedy)
     wanted = dict.fromkeys(posterior.model.priors, shape[:1])
     there = {name: jnp.shape(x) for name, x in positions["parameters"].items()}
     if there != wanted:
         raise ArgumentError("positions['parameters']", there, f"must be numbers of shape {wanted}", remedy)
+    if not jnp.issubdtype(kind := jnp.result_type(positions["noise"]), jnp.floating):
+        raise ArgumentError("positions['noise'].dtype", kind.name, "must be of floating-point numbers", remedy)

@@ -247,6 +247,7 @@ def test_a_maximum_is_looked_for_where_there_is_a_density() -> None:
         infer.maximise(posterior, jax.tree.map(lambda x: x * np.inf, start), steps=1, method="adam")
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     posterior = posterior_of()
     with pytest.raises(ValueError, match="energy_variance=0.0 must be positive and finite; use 0.0005, or less"):
@@ -257,11 +258,19 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
         infer.sample(posterior, posterior.initial(jax.random.key(0)), steps=100, output=tmp_path / "run", **OPTIONS)
     wrong: tuple[tuple[dict[str, Any], str], ...] = (
         ({"tuning_steps": 0}, "tuning_steps=0 must be a whole number, 40 or more"),
+        ({"key": 3}, "key=3 must be a key of jax.random"),
         ({"most_failures": np.nan}, "most_failures=nan must be a share of the steps"),
     )
     for changes, message in wrong:
         with pytest.raises(ValueError, match=message):
             infer.sample(posterior, starts(posterior), steps=100, output=tmp_path / "run", **(OPTIONS | changes))
+    noise = np.ones((2, *SHAPE), int)
+    for positions, message in (
+        ({"noise": noise}, "positions must have the entries noise and parameters; use"),
+        ({"noise": noise, "parameters": {}}, r"positions\['noise'\].dtype='int64' must be of floating"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            infer.sample(posterior, positions, steps=100, output=tmp_path / "run", **OPTIONS)
     none = jax.tree.map(lambda x: x[:0], starts(posterior))
     with pytest.raises(ValueError, match=r"positions\['noise'\].shape=\(0, 4, 4, 4\) must be \(chains"):
         infer.sample(posterior, none, steps=100, output=tmp_path / "run", **OPTIONS)

@@ -134,3 +134,10 @@ def test_a_folder_in_the_way_is_no_damage(folder: ChainFolder) -> None:
         infer.load_chain(folder.path)
     with pytest.raises(ValueError, match=r"output=.*chain.json' is a file; name a folder"):
         ChainFolder(folder.path / "chain.json", {})
+
+
+def test_a_start_that_failed_leaves_the_folder_free(tmp_path: Path) -> None:
+    ChainFolder(tmp_path, {"start": "a"})  # and no state
+    ChainFolder(tmp_path, {"start": "b"}).write_state({"chunks": np.asarray(0)})
+    with pytest.raises(ValueError, match="has a chain with start=b, not a"):
+        ChainFolder(tmp_path, {"start": "a"})

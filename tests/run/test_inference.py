@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 from dataclasses import replace
@@ -16,6 +15,7 @@ import h5py
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from inferences import LENSING, SMALL, plan_of
 from runs import command
 
 from pmwd_dist import infer
@@ -24,48 +24,12 @@ from pmwd_dist.infer.storage import write_arrays
 from pmwd_dist.run import events, manifest
 from pmwd_dist.run.chains import condition_on, execute_inference
 from pmwd_dist.run.folder import Log, finished, prepare_folder
-from pmwd_dist.run.inference import InferencePlan, check_inference, make_inference
+from pmwd_dist.run.inference import InferencePlan
 from pmwd_dist.run.judging import find_energy_reasons, find_reasons, judge
 from pmwd_dist.run.settings import InferenceSettings, Settings, SettingsError, read_any, read_as
 from pmwd_dist.run.settings.writing import template
 from pmwd_dist.run.signals import Interrupted
 from pmwd_dist.run.starting import StartError
-
-SMALL = """
-[box]
-size = 60.0
-mesh = 4
-[time]
-a_stop = 0.5
-[noise]
-seed = 1
-[devices]
-pdims = [1, 1]
-[model]
-gravity = "linear"
-bias = "eulerian"
-b1 = 1.8
-line_of_sight = "none"
-[likelihood]
-sigma = 0.5
-[priors]
-b1 = { kind = "normal", mean = 1.5, sd = 0.5, low = 0.1 }
-[start]
-begin = "prior"
-[sampler]
-precondition = "none"
-chains = 2
-tune = 40
-energy_variance = 2e-4
-steps = 36
-chunk = 12
-"""
-
-
-def plan_of(folder: Path, *overrides: str, text: str = SMALL) -> InferencePlan:
-    file = folder.parent / "small.toml"
-    file.write_text(text)
-    return make_inference(read_as(InferenceSettings, file, overrides), folder)
 
 
 class Listener(list[Any]):
@@ -245,20 +209,6 @@ def test_the_template_and_what_is_written_read_back(tmp_path: Path) -> None:
     assert type(read_any((Settings, InferenceSettings), file)) is Settings
 
 
-LENSING = (
-    SMALL.replace('gravity = "linear"\nbias = "eulerian"\nb1 = 1.8', 'bias = "none"')
-    .replace("sigma = 0.5", 'kind = "lensing"\ndensity = [10.0, 20.0]')
-    .replace("a_stop = 0.5", "a_start = 0.9\nsteps = 1\nlpt_order = 1")
-    .replace("b1 = {", "sigma8 = {")
-    + """
-[observe.light_cone]
-sources = [0.02, 0.04]
-rays = 4
-pixels = 4
-"""
-)
-
-
 def test_maps_of_lensing_are_data(tmp_path: Path) -> None:
     plan = plan_of(tmp_path / "run", text=LENSING)
     assert np.allclose(plan.model.likelihood.sigma[0] / plan.model.likelihood.sigma[1], np.sqrt(2))
@@ -291,137 +241,8 @@ def test_maps_of_lensing_are_data(tmp_path: Path) -> None:
             plan_of(tmp_path / "run", text=text)
 
 
-WRONG = {
-    "likelihood.nbar: missing; add for example": ["likelihood.kind=poisson"],
-    "likelihood.nbar: a gaussian likelihood has none": ["likelihood.nbar=2.0"],
-    'must be "gaussian", "poisson" or "lensing"; did you mean "gaussian"': ["likelihood.kind=gauss"],
-    'data.selection: is of counts; use likelihood.kind = "poisson"': ["data.selection=a.npy"],
-    'has low = 3.0, which must be less than high=2.0; for example { kind = "uniform"': [
-        'priors.b1={ kind = "uniform", low = 3.0, high = 2.0 }'
-    ],
-    'of kind "normal" needs mean and sd, and may have high and low': ['priors.b1={ kind = "normal", mean = 3.0 }'],
-    "priors.b1: the prior { kind = .* } excludes the truth, 1.8; change one of them": [
-        'priors.b1={ kind = "uniform", low = 2.0, high = 3.0 }'
-    ],
-    'priors.b2: has no effect with model.bias = "eulerian"': ['priors.b2={ kind = "normal", mean = 0.0, sd = 1.0 }'],
-    "data.truth.b2: has no prior": ["data.truth={ b2 = 1.0 }"],
-    "sampler.steps = 37: must be a multiple of thin \\* chunk = 12": ["sampler.steps=37"],
-    "sampler.energy_variance: is the target of mclmc, and hmc is tuned for its acceptance": ["sampler.method=hmc"],
-    "sampler.stepz = 3: unknown key; did you mean sampler.steps?": ["sampler.stepz=3"],
-    'start.begin = "wiener": needs sampler.precondition': ["start.begin=wiener"],
-    "start.map_free: parameters can't be told from the noise where sampler.precondition depends on them": [
-        "start.map_free=['b1']",
-        "sampler.precondition=conditional",
-    ],
-    r"likelihood.k_max = 0.1: leaves no mode of a box of 60 Mpc/h; use more than 0.1047 h/Mpc": [
-        "likelihood.k_max=0.1"
-    ],
-    r"priors.h = { .* }: has a median that is not positive; bound it from below": [
-        'priors.h={ kind = "uniform", low = -1.0, high = -0.5 }',
-        "data.truth={ h = -0.7 }",
-    ],
-    r"priors.b1 = { .* }: has 1.8, 1.8, 1.8 as its median and two deviations from it": [
-        'priors.b1={ kind = "normal", mean = 1.8, sd = 1e-18 }'
-    ],
-    r"start.map_anneal = \[0.2, 0.1\]: must be positive, and ascend": ["start.map_anneal=[0.2, 0.1]"],
-    "start.map_free: sigma8 has no prior": ["start.map_free=['sigma8']"],
-    'model.bias = "lagrangian": is of particles': ["model.bias=lagrangian"],
-    r"\[output\]: unknown section; use box, time, .*, data, model": ["output.redshifts=0"],
-}
-
-
-@pytest.mark.parametrize("message", WRONG)
-def test_wrong_settings_are_named(message: str, tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=message):
-        plan_of(tmp_path / "run", *WRONG[message])
-
-
-LIGHT = 'priors.omega_m={ kind = "normal", mean = 0.3, sd = 0.1, low = 0.05 }'
-ODD = {
-    "data.file: the data are 2 everywhere: nothing is known": (np.full((4, 4, 4), 2.0), []),
-    "data.file: the mean is about 0, as of a contrast": (np.indices((4, 4, 4))[0] - 1.5, []),
-    "data.file: the mean is 31.5; densities are in units of the mean": (np.arange(64.0).reshape(4, 4, 4), []),
-    "the mean is 31.5 galaxies in a cell, and likelihood.nbar expects 2": (
-        np.arange(64.0).reshape(4, 4, 4),
-        ["poisson"],
-    ),
-    "priors.sigma8: 0 is within two deviations of its median; bound it": (
-        None,
-        ['priors.sigma8={ kind = "normal", mean = 0.8, sd = 0.5 }'],
-    ),
-    "field = 80: the box fills 28.9 degrees at the farthest shell, and": (
-        None,
-        ["lensing", "observe.light_cone.field=80"],
-    ),
-    "priors.omega_m: at 0.5003, .* the run does not span the light cone": (
-        None,
-        ["lensing", "observe.light_cone.sources=[0.02, 0.11]", LIGHT],
-    ),
-}
-
-
-@pytest.mark.parametrize("message", ODD)
-def test_what_is_odd_is_warned_of_before_any_work(message: str, tmp_path: Path) -> None:
-    values, overrides = ODD[message]
-    texts = {"poisson": SMALL.replace("sigma = 0.5", 'kind = "poisson"\nnbar = 2.0'), "lensing": LENSING}
-    chosen = next((texts[name] for name in overrides if name in texts), SMALL)
-    overrides = [text for text in overrides if text not in texts]
-    if values is not None:
-        put(tmp_path, "file", values)
-        overrides = [*overrides, "data.file=file.npy"]
-    (warning,) = (
-        x for x in check_inference(plan_of(tmp_path / "run", *overrides, text=chosen)) if "checks.ess" not in x
-    )
-    assert re.search(message, warning)
-
-
 def test_a_mock_that_shows_nothing_is_warned_of(whole: tuple[InferencePlan, Listener], tmp_path: Path) -> None:
     plan, data, listener = replace(whole[0], folder=tmp_path), {"data": np.full((4, 4, 4), 1.5)}, Listener()
     condition_on(plan, data, Log(tmp_path, listener))
     (warned,) = listener
     assert warned.message.startswith("data are 1.5 everywhere: nothing is known of phases")
-
-
-def put(folder: Path, name: str, values: Any) -> None:
-    np.save(folder / f"{name}.npy", values)
-
-
-def broken(value: float) -> np.ndarray:
-    values = np.ones((4, 4, 4))
-    values[1, 2, 3] = value
-    return values
-
-
-@pytest.mark.parametrize(
-    ("arrays", "overrides", "message"),
-    [
-        ({"file": broken(np.nan)}, [], r"data.file = .*: holds 1 values that are no finite numbers, the first at"),
-        ({"file": np.ones((4, 4, 8))}, [], r"has the shape \[4, 4, 8\], and box.mesh is \[4, 4, 4\]"),
-        ({"file": broken(-1)}, ["likelihood.kind=poisson"], "holds -1, which is no number of galaxies"),
-        ({"mask": np.zeros((4, 4, 4))}, [], "data.mask = .*: hides every cell"),
-        ({"selection": np.zeros((4, 4, 4))}, ["likelihood.kind=poisson"], "data.selection = .*: is 0 in every cell"),
-        ({"mask": broken(0.5)}, [], "data.mask = .*: must hold only 0 and 1"),
-        ({"file": np.array(["a"])}, [], "holds <U1, no real numbers"),
-        ({}, ["data.file=missing.npy"], 'data.file = .*missing.npy": No such file'),
-        ({}, ["data.file=counts.h5:/d"], "data.file = .*counts.h5"),
-        ({}, ["data.file=counts.txt"], "must end with .npy, or name a data set"),
-    ],
-)
-def test_wrong_data_are_named(arrays: dict[str, Any], overrides: list[str], message: str, tmp_path: Path) -> None:
-    for name, values in arrays.items():
-        put(tmp_path, name, values)
-        overrides = [*overrides, f"data.{name}={name}.npy"]
-    counts = SMALL.replace("sigma = 0.5", "nbar = 2.0") if "likelihood.kind=poisson" in overrides else SMALL
-    with pytest.raises(SettingsError, match=message):
-        plan_of(tmp_path / "run", *overrides, text=counts)
-
-
-def test_data_are_read_and_odd_ones_warned_of(tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "survey.h5", "w") as file:
-        file["galaxies/contrast"] = np.indices((4, 4, 4))[0] - 1.5
-        file["mask"] = broken(0) > 0
-    plan = plan_of(tmp_path / "run", "data.file=survey.h5:/galaxies/contrast", "data.mask=survey.h5:/mask")
-    assert plan.model.likelihood.mask.sum() == 63
-    warnings = check_inference(plan)
-    assert any("the mean is about 0, as of a contrast" in text for text in warnings)
-    assert any("fewer draws than checks.ess = 400" in text for text in warnings)
