@@ -84,7 +84,8 @@ class Mocks:
         truth: Any = None,
         precondition: str | None = "conditional",
     ):
-        self.posterior = model.condition(np.ones(model.config.mesh_shape), precondition=precondition)
+        some = np.indices(model.config.mesh_shape)[0] % 2  # in whose place come those of the mocks
+        self.posterior = model.condition(some, precondition=precondition)
         self.count, self.keys = count, jax.random.split(key, (2, count))
         self.states, self.truth, self.data, self.true_noise = _begin(
             self.keys[0], self.posterior, chains, dict(truth or {})

@@ -39,8 +39,8 @@ def rows(table: Array, index: Array) -> Array:
         total = like.reshape(len(like), -1)
         if whole := index.size // block:
             blocks = [x[: whole * block].reshape(whole, block, *x.shape[1:]) for x in each]
-            total, _ = jax.lax.scan(lambda sums, some: (sums + _sums_of_rows(*some, len(like)), None), total, blocks)
-        total += _sums_of_rows(*(x[whole * block :] for x in each), len(like))
+            total, _ = jax.lax.scan(lambda sums, x: (sums + _sums_of_rows(x[0], x[1], len(like)), None), total, blocks)
+        total += _sums_of_rows(each[0][whole * block :], each[1][whole * block :], len(like))
         return [total.reshape(like.shape)]
 
     return linear_map(apply, transpose, [index, like, like[index]], [table], operands_like=[1], results_like=[2])[0]

@@ -125,7 +125,8 @@ def resume(context: typer.Context, folder: Folder, overrides: Set = [], time_lim
     _start()
     with command_errors():
         limit = _seconds(time_limit)
-        if finished(folder) and not any(text.startswith("sampler.steps") for text in overrides):
+        done = finished(folder)
+        if done and not overrides:
             _say(f"{folder}: the run is finished; nothing is left to do")
             return
         inference = isinstance(_settings(folder / CONFIG, []), InferenceSettings)
@@ -134,6 +135,9 @@ def resume(context: typer.Context, folder: Folder, overrides: Set = [], time_lim
             if not text.startswith(free):
                 names = ", ".join(f"{name}*" if name.endswith(".") else name for name in free)
                 raise ValueError(f"--set {text}: only {names} can change in a run; for the rest, run it anew")
+        if done and not any(text.startswith(("sampler.steps", "checks.")) for text in overrides):
+            _say(f"{folder}: the run is finished; nothing is left to do")
+            return
         plan = _plan(folder / CONFIG, overrides, folder)
         warnings = _check(plan)
     with Display() as display:

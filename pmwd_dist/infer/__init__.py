@@ -27,3 +27,4 @@ from pmwd_dist.infer.samplers import hmc as hmc
 from pmwd_dist.infer.samplers import mclmc as mclmc
 from pmwd_dist.infer.sampling import Progress as Progress
 from pmwd_dist.infer.sampling import sample as sample
+from pmwd_dist.infer.storage import ChainFileError as ChainFileError

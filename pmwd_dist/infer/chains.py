@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import equinox as eqx
-import h5py
 import jax
 import numpy as np
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist._files import atomic_write
 from pmwd_dist.config import Config
 from pmwd_dist.infer.diagnostics import summary
+from pmwd_dist.infer.storage import (
+    Arrays,
+    check_shapes,
+    read_arrays,
+    read_text,
+    reading,
+    write_arrays,
+    write_text,
+)
 
-Arrays = dict[str, np.ndarray]
+_PER_STEP = ("energy_change", "acceptance_rate", "gradients", "nonans")
 
 
 class Chain(eqx.Module):
@@ -56,11 +63,12 @@ def load_chain(path: str | Path) -> Chain:
 
     Raises:
       ValueError: there is none.
+      ChainFileError: a file of it is missing or damaged.
     """
     described = Path(path) / "chain.json"
-    if not described.is_file():
+    if not described.exists() and not (Path(path) / "state.h5").exists():
         raise ArgumentError("path", str(path), "holds no chain", "name the folder that `sample` had as output")
-    return ChainFolder(path, json.loads(described.read_text(encoding="utf-8"))).load()
+    return ChainFolder(path, read_text(described)).load()
 
 
 def chain_files(chunks: int) -> list[str]:
@@ -77,49 +85,91 @@ class ChainFolder:
 
     Raises:
       ValueError: the folder has a chain of another model; the differences are named.
+      ChainFileError: its description is missing or damaged.
     """
 
     def __init__(self, path: str | Path, identity: Mapping[str, str]):
         self.path = Path(path)
+        if self.path.exists() and not self.path.is_dir():
+            raise ArgumentError("output", str(path), "is a file", "name a folder")
         self.path.mkdir(parents=True, exist_ok=True)
         described = self.path / "chain.json"
-        if not described.exists():
-            with atomic_write(described) as aside:
-                aside.write_text(json.dumps(dict(identity), indent=1), encoding="utf-8")
-            return
-        there = json.loads(described.read_text(encoding="utf-8"))
+        if not self._state.exists() and not self._chunk(0).exists():
+            write_text(described, identity)  # of a start that failed, too: it left nothing to go on with
+        there = read_text(described)
         for name in sorted({*there, *identity}):
             if there.get(name) != identity.get(name):
                 old, new = _around_difference(str(there.get(name)), str(identity.get(name)))
                 constraint = f"has a chain with {name}={old}, not {new}"
                 raise ArgumentError("output", str(path), constraint, "use another folder, or the same model")
 
+    @property
+    def _state(self) -> Path:
+        return self.path / "state.h5"
+
     def state(self) -> Arrays | None:
-        """What was written last by `write`, or None."""
-        path = self.path / "state.h5"
-        return read_arrays(path) if path.exists() else None
+        """What was written last by `write`, or None.
+
+        Raises:
+          ChainFileError: it is damaged, or missing though there are draws.
+        """
+        if not self._state.exists() and not self._chunk(0).exists():
+            return None
+        return read_arrays(self._state)
+
+    @contextmanager
+    def reading_state(self) -> Generator[None]:
+        """Raise what goes wrong in the body with what `state` gave as ChainFileError."""
+        with reading(self._state):
+            yield
 
     def write(self, index: int, chunk: Arrays, state: Arrays) -> None:
         """Add a chunk, and then the state after it: a state is only ever of chunks that are there."""
         write_arrays(self._chunk(index), chunk)
-        write_arrays(self.path / "state.h5", state)
+        self.write_state(state)
 
     def write_state(self, state: Arrays) -> None:
         """Replace the state alone."""
-        write_arrays(self.path / "state.h5", state)
+        write_arrays(self._state, state)
+
+    def check(self) -> None:
+        """Raise ChainFileError unless all files can be read, one after the other, so that none is kept."""
+        for _ in self._chunks(self._count(self.state())):
+            pass
+
+    def _count(self, state: Arrays | None) -> int:
+        """Number of chunks up to a state."""
+        with self.reading_state():
+            return 0 if state is None else int(state.get("chunks", 0))
+
+    def _chunks(self, count: int) -> Generator[Arrays]:
+        """Arrays of each chunk, all of the same names and shapes."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for path in map(self._chunk, range(count)):
+            arrays = read_arrays(path, shapes)
+            if not shapes:
+                with reading(path):
+                    draws, steps = arrays["logdensity"].shape, arrays["energy_change"].shape
+                    own = {name: draws for name in arrays if name.startswith("parameter/")}
+                    check_shapes(arrays, own | {"logdensity": draws} | dict.fromkeys(_PER_STEP, steps))
+            shapes = {name: x.shape for name, x in arrays.items()}
+            yield arrays
 
     def load(self) -> Chain:
         """All draws up to the state.
 
         Raises:
           ValueError: nothing was sampled yet.
+          ChainFileError: a file is missing or damaged.
         """
         state = self.state()
-        if state is None or int(state.get("chunks", 0)) == 0:
+        if state is None or self._count(state) == 0:
             raise ArgumentError("output", str(self.path), "has no draws yet", "sample first")
-        chunks = [read_arrays(self._chunk(i)) for i in range(int(state["chunks"]))]
+        chunks = list(self._chunks(self._count(state)))
         joined = {name: np.concatenate([c[name] for c in chunks], axis=1) for name in chunks[0] if name != "noise"}
         names = [name for name in joined if name.startswith("parameter/")]
+        with self.reading_state():
+            mean, square, draws = (state[f"moments/{name}"] for name in ("mean", "square", "draws"))
         return Chain(
             parameters={name.removeprefix("parameter/"): joined[name] for name in names},
             logdensity=joined["logdensity"],
@@ -127,13 +177,25 @@ class ChainFolder:
             acceptance_rate=joined["acceptance_rate"],
             gradients=int(np.sum(joined["gradients"])),
             failures=int(np.sum(~joined["nonans"].astype(bool))),
-            noise_mean=state["moments/mean"],
-            noise_sd=np.sqrt(state["moments/square"] / max(float(state["moments/draws"]) - 1, 1)),
+            noise_mean=mean,
+            noise_sd=np.sqrt(square / max(float(draws) - 1, 1)),
             noise=np.stack([c["noise"] for c in chunks]) if "noise" in chunks[0] else None,
         )
 
     def _chunk(self, index: int) -> Path:
         return self.path / f"chunk_{index:05d}.h5"
+
+
+def open_folder(path: str | Path, identity: Mapping[str, str]) -> ChainFolder:
+    """The folder of a chain to go on with, or of a new one.
+
+    Raises:
+      ValueError: the folder has a chain of another model; the differences are named.
+      ChainFileError: a file of it is missing or damaged.
+    """
+    folder = ChainFolder(path, identity)
+    folder.check()
+    return folder
 
 
 def identity_of(parts: Mapping[str, Any]) -> dict[str, str]:
@@ -175,31 +237,3 @@ def _around_difference(one: str, other: str, width: int = 60) -> tuple[str, str]
         f"{'...' if begin else ''}{text[begin : same + width]}{'...' if len(text) > same + width else ''}"
         for text in (one, other)
     )
-
-
-def write_arrays(path: Path, arrays: Arrays) -> None:
-    """Write arrays by name as HDF5, with checksums; the file is complete or absent.
-
-    Raises:
-      OSError: the file can't be written.
-    """
-    with atomic_write(path) as aside, h5py.File(aside, "w") as file:
-        for name, values in arrays.items():
-            file.create_dataset(name, data=values, fletcher32=np.ndim(values) > 0 and np.size(values) > 0)
-
-
-def read_arrays(path: Path) -> Arrays:
-    """Read the arrays of such a file.
-
-    Raises:
-      OSError: the file can't be read, or is damaged.
-    """
-    arrays: Arrays = {}
-    with h5py.File(path, "r") as file:
-
-        def visit(name: str, item: Any) -> None:
-            if isinstance(item, h5py.Dataset):
-                arrays[name] = np.asarray(item[()])
-
-        file.visititems(visit)
-    return arrays

@@ -17,16 +17,20 @@ Chains = Float[np.ndarray, "chains draws"]
 def rhat(x: Chains) -> float:
     """The larger of rank-normalised split R-hat of the draws and of their distances from the median.
 
+    It is infinite where all draws are the same: chains that never moved say nothing.
+
     Raises:
       ValueError: fewer than four draws, or values that are not finite.
     """
     x = _split(_checked(x))
+    if np.ptp(x) == 0:
+        return math.inf
     folded = np.abs(x - np.median(x))
     return max(_rhat(_rank_normalise(x)), _rhat(_rank_normalise(folded)))
 
 
 def ess_bulk(x: Chains) -> float:
-    """Effective sample size of the centre of the distribution.
+    """Effective sample size of the centre of the distribution; 1 where all draws are the same.
 
     Raises:
       ValueError: fewer than four draws, or values that are not finite.
@@ -71,6 +75,11 @@ def evaluations_per_ess(draws: Mapping[str, Chains], evaluations: int) -> float:
     """
     sizes = [ess_mean(np.asarray(x, float)) for x in draws.values()]
     return evaluations * float(np.mean([1 / size for size in sizes]))
+
+
+def stuck(x: Chains) -> list[int]:
+    """Chains of which all draws are the same."""
+    return np.flatnonzero(np.ptp(np.asarray(x), axis=1) == 0).tolist()
 
 
 def energy_errors(energy_change: Chains, dimensions: int) -> dict[str, float]:
@@ -136,7 +145,7 @@ def _ess(x: np.ndarray) -> float:
     """Effective sample size by the initial monotone sequence of the correlations (Geyer 1992)."""
     chains, n = x.shape
     if np.ptp(x) == 0:
-        return float(x.size)
+        return 1.0
     covariance = _autocovariance(x)
     within = float(np.mean(covariance[:, 0])) * n / (n - 1)
     variance = within * (n - 1) / n

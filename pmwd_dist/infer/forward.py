@@ -57,6 +57,9 @@ class LinearField(eqx.Module):
       bias: linear bias, a number or the name of a parameter.
       line_of_sight: that of redshift distortions, "x", "y", "z" or three numbers; None: real space.
       linear_power: as in `linear_modes`.
+
+    Raises:
+      ValueError: a config of another lattice than its mesh, or an argument out of its range.
     """
 
     config: Config = eqx.field(static=True)
@@ -77,6 +80,9 @@ class LinearField(eqx.Module):
         linear_power: LinearPower | None = None,
     ):
         self.config, self.cosmo, self.table = checked(config, cosmo)
+        if config.particle_shape != config.mesh_shape:
+            constraint = f"must be mesh_shape={config.mesh_shape} for a linear field"
+            raise ArgumentError("particle_shape", config.particle_shape, constraint, "leave it out")
         self.bias = bias
         self.line_of_sight = None if line_of_sight is None else direction(line_of_sight)
         self.linear_power, self.tabulated = fixed_power(config, self.cosmo, linear_power), linear_power is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any, Protocol
 
 import equinox as eqx
@@ -64,10 +65,12 @@ class Gaussian(eqx.Module):
 
     def __init__(self, sigma: Any, *, mask: Any = None, k_max: float | None = None):
         self.name = sigma if isinstance(sigma, str) else None
-        self.sigma = None if isinstance(sigma, str) else jnp.asarray(_positive(sigma, "sigma"), float)
-        self.mask, self.k_max = checked_mask(mask), None if k_max is None else float(k_max)
-        if self.k_max is not None and not self.k_max > 0:
-            raise ArgumentError("k_max", k_max, "must be positive")
+        self.sigma = None if isinstance(sigma, str) else _positive(sigma, "sigma")
+        self.mask, self.k_max = checked_mask(mask), None
+        if k_max is not None:
+            if not (isinstance(k_max, Real) and k_max > 0):
+                raise ArgumentError("k_max", k_max, "must be positive")
+            self.k_max = float(k_max)
         if self.k_max is not None and (mask is not None or jnp.ndim(self.sigma) > 0):
             constraint = "can't be used with a mask or a field of sigma, which couple modes"
             raise ArgumentError("k_max", k_max, constraint, "leave one of them out")
@@ -104,6 +107,10 @@ class Gaussian(eqx.Module):
     def check(self, data: Any, config: Config) -> None:
         """Raise ValueError unless data are finite numbers where the mask shows them."""
         _check_shapes(config, mask=self.mask, sigma=self.sigma)
+        fundamental = 2 * math.pi / max(config.box_size)
+        if self.k_max is not None and self.k_max < fundamental * (1 - 1e-6):
+            constraint = f"leaves no mode of a box of {max(config.box_size):g} Mpc/h"
+            raise ArgumentError("k_max", self.k_max, constraint, f"use more than {fundamental:.4g} h/Mpc")
         data = np.asarray(mesh_field(data, config, "data"))
         seen = np.ones(data.shape, bool) if self.mask is None else np.asarray(self.mask) > 0
         check_finite(data, seen)
@@ -135,7 +142,7 @@ class Poisson(eqx.Module):
       mask: field on the mesh, true (or 1) where there are data; default: everywhere.
 
     Raises:
-      ValueError: nbar not positive, a negative selection, or a mask that hides everything.
+      ValueError: nbar not positive, a negative selection, or a mask or selection that hides everything.
     """
 
     nbar: Any
@@ -145,10 +152,19 @@ class Poisson(eqx.Module):
 
     def __init__(self, nbar: Any, *, selection: Any = None, mask: Any = None):
         self.name = nbar if isinstance(nbar, str) else None
-        self.nbar = None if isinstance(nbar, str) else jnp.asarray(_positive(nbar, "nbar"), float)
+        self.nbar = None if isinstance(nbar, str) else _positive(nbar, "nbar")
         self.selection, self.mask = None if selection is None else jnp.asarray(selection, float), checked_mask(mask)
         if self.selection is not None and not bool(jnp.all((self.selection >= 0) & jnp.isfinite(self.selection))):
             raise ArgumentError("selection", selection, "holds negative or no numbers", show_value=False)
+        if self.selection is not None:
+            self._check_selected(self.selection)
+
+    def _check_selected(self, selection: Array) -> None:
+        if self.mask is not None and selection.ndim and selection.shape != self.mask.shape:
+            raise ArgumentError("selection.shape", selection.shape, f"must be that of the mask, {self.mask.shape}")
+        if not bool(jnp.any(self._selected())):
+            constraint = "is 0 in every cell" + ("" if self.mask is None else " that the mask shows")
+            raise ArgumentError("selection", selection, constraint, "it is the fraction observed", show_value=False)
 
     def logdensity(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """Logarithm of the probability of the counts."""
@@ -172,7 +188,7 @@ class Poisson(eqx.Module):
 
     def check(self, data: Any, config: Config) -> None:
         """Raise ValueError unless data are counts where the mask shows them, and none where nothing is selected."""
-        _check_shapes(config, mask=self.mask, selection=self.selection)
+        _check_shapes(config, mask=self.mask, selection=self.selection, nbar=self.nbar)
         data = np.asarray(mesh_field(data, config, "data"))
         seen = np.ones(data.shape, bool) if self.mask is None else np.asarray(self.mask) > 0
         check_finite(data, seen)
@@ -191,9 +207,13 @@ class Poisson(eqx.Module):
 
     def noise_variance(self, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """Inverse of the mean number of galaxies in a cell, those behind the mask not counted."""
-        seen = jnp.ones(config.mesh_shape) if self.mask is None else self.mask
-        selected = seen if self.selection is None else seen * self.selection
-        return 1 / (self._nbar(parameters) * jnp.mean(selected))
+        del config
+        return 1 / jnp.mean(self._nbar(parameters) * self._selected())
+
+    def _selected(self) -> Array:
+        """Fraction of the galaxies that is observed, 0 behind the mask."""
+        seen = jnp.ones(()) if self.mask is None else self.mask
+        return seen if self.selection is None else seen * self.selection
 
     def _nbar(self, parameters: Mapping[str, ArrayLike]) -> Any:
         return value_of(self.nbar if self.name is None else self.name, parameters)
@@ -203,12 +223,15 @@ def _placed(field: Array, config: Config) -> Array:
     return jax.lax.with_sharding_constraint(field, config.decomposition.sharding)
 
 
-def _positive(value: Any, name: str) -> Any:
+def _positive(value: Any, name: str) -> Array:
     values = np.asarray(value)
-    if values.ndim not in (0, 3) or not np.all(np.isfinite(values)) or not np.all(values > 0):
-        constraint = "must be positive and finite, a number or a field"
-        raise ArgumentError(name, value, constraint, show_value=values.ndim == 0)
-    return value
+    if values.ndim in (0, 3) and values.dtype.kind in "biuf":
+        with np.errstate(over="ignore", under="ignore"):
+            kept = values.astype(np.dtype(jnp.result_type(float)))
+        if np.all(np.isfinite(kept) & (kept > 0)):
+            return jnp.asarray(kept)
+    constraint = "must be positive and finite, a number or a field"
+    raise ArgumentError(name, value, constraint, show_value=values.ndim == 0)
 
 
 def checked_mask(mask: Any) -> Array | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,14 +17,16 @@ from pmwd_dist.config import Config
 from pmwd_dist.infer import trees
 from pmwd_dist.infer.adaptation import Adaptation
 from pmwd_dist.infer.forward import COSMOLOGY
+from pmwd_dist.infer.informing import constant, unused
 from pmwd_dist.infer.likelihoods import Likelihood
 from pmwd_dist.infer.precondition import Preconditioner, wiener_draw
-from pmwd_dist.infer.priors import Prior, unwhiten, whiten
+from pmwd_dist.infer.priors import Prior, check_priors, unwhiten, whiten
 from pmwd_dist.pm.inputs import check_config, lattice_field
 from pmwd_dist.pm.modes import white_noise
 from pmwd_dist.pm.status import Code, Status
 
 Position = dict[str, Any]
+POSITIVE = ("Omega_m", "Omega_c", "Omega_b", "h", "sigma8")
 
 
 class Model(eqx.Module):
@@ -62,6 +65,14 @@ class Model(eqx.Module):
         check_config(config)
         if not callable(forward):
             raise ArgumentError("forward", forward, "must be a function of (noise, parameters)")
+        if not all(callable(getattr(likelihood, method, None)) for method in ("logdensity", "draw", "check")):
+            remedy = "use infer.Gaussian or Poisson, or an object with the methods logdensity, draw and check"
+            raise ArgumentError("likelihood", likelihood, "is no likelihood", remedy)
+        if getattr(forward, "config", config) != config:
+            remedy = "make it with the config of the model"
+            raise ArgumentError("forward", forward, "is of another simulation", remedy, show_value=False)
+        positive = [*POSITIVE, getattr(likelihood, "name", None)]
+        check_priors(priors, [name for name in positive if name is not None])
         self.config, self.forward, self.items = config, forward, tuple(priors.items())
         self.likelihood = jax.tree.map(self._place, likelihood)
         observable = getattr(forward, "observable", None)
@@ -130,19 +141,45 @@ class Model(eqx.Module):
           fiducial: parameters at which those of the position are scaled; default: medians of the priors.
 
         Raises:
-          ValueError: data that can't have come from the likelihood, or a forward model without a response.
+          ValueError: data that can't have come from the likelihood, a prior of a parameter that the model never uses,
+            or a forward model without a response.
+
+        Warns:
+          UserWarning: data that are the same everywhere.
         """
         self.likelihood.check(data, self.config)
+        odd = constant(data, getattr(self.likelihood, "mask", None))
         data = self._place(jnp.asarray(data, float))
         data = jnp.where(jnp.isfinite(data), data, 1)  # behind the mask
+        if unused := self._unused(data):
+            constraint = f"holds {', '.join(unused)}, which neither the forward model nor the likelihood uses"
+            remedy = "leave it out, or look at how it is spelled"
+            raise ArgumentError("priors", list(self.priors), constraint, remedy)
         white = dict.fromkeys(self.priors, jnp.zeros(())) | whiten(fiducial or {}, self.priors)
-        if precondition is None:
-            return Posterior(self, data, None)
-        if precondition not in ("conditional", "adapted"):
+        if precondition not in ("conditional", "adapted", None):
             raise ArgumentError("precondition", precondition, 'must be "conditional", "adapted" or None')
         of_model = self.forward, self.likelihood, white, self.priors, self.config
-        preconditioner = Preconditioner(data, *of_model, adapted=precondition == "adapted")
+        adapted, without = precondition == "adapted", precondition is None
+        preconditioner = None if without else Preconditioner(data, *of_model, adapted=adapted)
+        if odd:
+            warnings.warn(f"data {odd}", stacklevel=3)  # equinox calls methods
         return Posterior(self, data, preconditioner)
+
+    def _unused(self, data: Array) -> list[str]:
+        """Names of the parameters on which the density of the data can't depend."""
+        known = {getattr(self.likelihood, "name", None), getattr(self.forward, "bias", None)}
+        known |= {*getattr(getattr(self.forward, "observable", None), "names", ())}
+        if hasattr(self.forward, "tabulated"):  # one of this package
+            known |= set(COSMOLOGY)
+        if self.priors.keys() <= known:  # as nearly always: tracing a simulation takes a second
+            return []
+        noise = jax.ShapeDtypeStruct(self.config.particle_shape, data.dtype)
+
+        def density(noise: Array, parameters: dict[str, Array]) -> Array:
+            field, fine = self.predict(noise, parameters)
+            return jnp.where(fine, self.likelihood.logdensity(data, field, parameters, self.config), 0)
+
+        return unused(density, noise, self.priors)
 
     def _layout_of_data(self) -> tuple[tuple[int, ...], Any]:
         """Shape and sharding of the data: those of a field on the mesh, unless the forward model has its own."""

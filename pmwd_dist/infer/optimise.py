@@ -16,7 +16,9 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.infer.model import Position, Posterior
 from pmwd_dist.infer.precondition import filtered
+from pmwd_dist.parallel.inputs import whole_number
 from pmwd_dist.pm import fourier
+from pmwd_dist.pm.status import SimulationError
 
 Method = Literal["l-bfgs", "adam"]
 
@@ -62,10 +64,14 @@ def maximise(
         Where structures are far from where they belong, small ones find wrong partners, and hold large ones back.
 
     Raises:
-      ValueError: a name that is no parameter, another method, or wavenumbers that do not ascend.
+      ValueError: a name that is no parameter, another method, numbers out of range, or wavenumbers that do not ascend.
+      SimulationError: the log density is not finite where it begins.
       ImportError: optax is not installed.
     """
     _check(posterior, position, method, free)
+    whole_number(steps, "steps", least=1)
+    if not 0 < learning_rate < np.inf:
+        raise ArgumentError("learning_rate", learning_rate, "must be positive and finite")
     limits = [*_checked_limits(anneal), None]
     largest, history = -np.inf, list[float]()
     for i, limit in enumerate(limits):
@@ -73,6 +79,8 @@ def maximise(
         factor = None if len(limits) == 1 else _up_to(limit, posterior.model.config, position["noise"].dtype)
         position, largest, values = _climb(posterior, position, (method, learning_rate), count, free, factor)
         history += values
+        if not np.isfinite(history[0]):
+            raise SimulationError("the log density is not finite where the maximum is looked for; begin elsewhere")
     return Maximum(position, largest, np.asarray(history))
 
 

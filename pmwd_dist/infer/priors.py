@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Protocol
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jax.scipy.special import ndtr, ndtri
 from jax.scipy.stats import norm
@@ -162,6 +165,28 @@ class LogNormal:
         return jnp.where(value > 0, density, -jnp.inf)
 
 
+def check_priors(priors: Any, positive: Iterable[str]) -> None:
+    """Raise ValueError unless all are priors that keep their width in the precision of JAX.
+
+    Args:
+      priors: by name.
+      positive: names of parameters that make no sense at 0 or below.
+    """
+    if not isinstance(priors, Mapping):
+        raise ArgumentError("priors", priors, "must be a mapping from names", 'for example {"b1": infer.Normal(1, 1)}')
+    for name, prior in priors.items():
+        if not all(callable(getattr(prior, method, None)) for method in ("forward", "inverse", "logdensity")):
+            raise ArgumentError(f"priors[{name!r}]", prior, "is no prior", "use infer.Normal, Uniform or LogNormal")
+        with jax.ensure_compile_time_eval():
+            values = np.asarray(prior.forward(jnp.asarray([-2.0, 0.0, 2.0])))
+        if not np.isfinite(values).all() or len(set(values.tolist())) < 3:
+            constraint = f"has {', '.join(f'{x:g}' for x in values)} as its median and two deviations from it"
+            remedy = f"numbers are {values.dtype}: use another sd, other bounds, or other units"
+            raise ArgumentError(f"priors[{name!r}]", prior, constraint, remedy)
+        if name in positive and not values[1] > 0:
+            raise ArgumentError(f"priors[{name!r}]", prior, "has a median that is not positive", "bound it from below")
+
+
 def whiten(values: Mapping[str, Any], priors: Mapping[str, Prior]) -> dict[str, Array]:
     """Whitened parameters, in the order of the priors.
 
@@ -186,8 +211,9 @@ def unwhiten(white: Mapping[str, ArrayLike], priors: Mapping[str, Prior]) -> dic
 
 def _check_finite(prior: Any, *names: str) -> None:
     for name in names:
-        if not math.isfinite(getattr(prior, name)):
-            raise ArgumentError(name, getattr(prior, name), "must be a finite number")
+        value = getattr(prior, name)
+        if not isinstance(value, Real) or not math.isfinite(value):
+            raise ArgumentError(name, value, "must be a finite number")
 
 
 def _check_positive(prior: Any, *names: str) -> None:
@@ -197,5 +223,8 @@ def _check_positive(prior: Any, *names: str) -> None:
 
 
 def _check_bounds(prior: Any) -> None:
+    for name in ("low", "high"):
+        if not isinstance(getattr(prior, name), Real):
+            raise ArgumentError(name, getattr(prior, name), "must be a number")
     if not prior.low < prior.high:
         raise ArgumentError("low", prior.low, f"must be less than high={prior.high}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,17 +16,19 @@ from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer import adaptation
-from pmwd_dist.infer.chains import Arrays, Chain, ChainFolder, identity_of
+from pmwd_dist.infer.chains import Chain, ChainFolder, identity_of, open_folder
 from pmwd_dist.infer.model import Position, Posterior
 from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.infer.samplers.blocks import Block, run_blocks
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState
 from pmwd_dist.infer.samplers.methods import Method, Tuning, check_method, transition
-from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE, Search, block_length, tune
+from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE, SHORTEST, Search, block_length, tune
 from pmwd_dist.infer.state import Moments, Run, add, leaves_of, pack, placed, restored, unpack
+from pmwd_dist.infer.storage import Arrays
 from pmwd_dist.parallel.inputs import whole_number
 from pmwd_dist.pm.status import SimulationError
 
+_ELSEWHERE = "begin elsewhere, as with another seed or narrower priors, or look at the simulation there"
 _CHECKPOINT_SECONDS = 10.0  # between writes while a run is tuned
 
 
@@ -84,14 +86,15 @@ def sample(
 
     Raises:
       ValueError: an argument out of its range, or a folder with a chain of another model.
+      ChainFileError: a file of the chain that it would go on with is missing or damaged.
       SimulationError: the start, or too many steps, failed.
     """
     _check(posterior, positions, steps, thin, chunk, method)
-    adapts = adaptation.start(posterior) is not None
-    search = Search(positions, steps=tuning_steps, method=method, energy_variance=energy_variance, adapts=adapts)
+    _check_options(key, tuning_steps, most_failures)
+    search = _search(posterior, positions, tuning_steps, method, energy_variance)
     how: dict[str, Any] = {"tuning_steps": tuning_steps, "thin": thin, "chunk": chunk, "keep_noise": keep_noise}
     how |= {"method": method, "energy_variance": energy_variance}
-    folder = ChainFolder(output, _identity(posterior, positions, key) | identity_of(how))
+    folder = open_folder(output, _identity(posterior, positions, key) | identity_of(how))
     begin_key, tune_key, run_key = jax.random.split(key, 3)
     run, done = _resumed(_begun(begin_key, positions, posterior, spmd_axis_name), folder)
     if done is None:
@@ -100,31 +103,51 @@ def sample(
     for index in range(done, steps // (thin * chunk)):
         run, draws = _advance(jax.random.fold_in(run_key, index), run, posterior, method, thin, chunk, spmd_axis_name)
         arrays = _checked(draws, index, most_failures)
-        if keep_noise:
-            arrays["noise"] = _white_noise(run, posterior, spmd_axis_name)
+        arrays |= _white_noise(run, posterior, spmd_axis_name) if keep_noise else {}
         folder.write(index, arrays, pack(run, index + 1))
         _tell(listener, run, index + 1, arrays)
     return folder.load()
 
 
-def _white_noise(run: Run, posterior: Posterior, axis: str | None) -> np.ndarray:
-    return np.asarray(_unwhitened(run.states.position, posterior.adapted(run.adaptation), axis))
+def _search(posterior: Posterior, positions: Position, steps: int, method: Method, energy_variance: float) -> Search:
+    adapts = adaptation.start(posterior) is not None
+    return Search(positions, steps=steps, method=method, energy_variance=energy_variance, adapts=adapts)
+
+
+def _white_noise(run: Run, posterior: Posterior, axis: str | None) -> Arrays:
+    return {"noise": np.asarray(_unwhitened(run.states.position, posterior.adapted(run.adaptation), axis))}
 
 
 def _begun(key: Array, positions: Position, posterior: Posterior, axis: str | None) -> Run:
     """The chains before tuning, or SimulationError."""
     run = _begin(key, positions, posterior, axis)
-    if not bool(jnp.all(jnp.isfinite(run.states.logdensity))):
-        raise SimulationError("the log density is not finite where a chain begins; draw other positions")
+    for what, tree in (
+        ("log density", run.states.logdensity),
+        ("slope of the log density", run.states.logdensity_grad),
+    ):
+        fine = [np.asarray(jnp.isfinite(x).all(axis=tuple(range(1, x.ndim)))) for x in jax.tree.leaves(tree)]
+        wrong = np.flatnonzero(~np.all(fine, axis=0))
+        if wrong.size:
+            where = f"{wrong.size} of {len(fine[0])} chains begin, as chain {wrong[0]} does"
+            raise SimulationError(
+                f"the {what} is not finite where {where}{_at(posterior, positions, wrong[0])}; {_ELSEWHERE}"
+            )
     return run
+
+
+def _at(posterior: Posterior, positions: Position, chain: int) -> str:
+    """Parameters where a chain begins."""
+    numbers = posterior.parameters(jax.tree.map(lambda x: x[chain], positions))
+    return " with " * bool(numbers) + ", ".join(f"{name} = {float(x):.4g}" for name, x in numbers.items())
 
 
 def _resumed(run: Run, folder: ChainFolder) -> tuple[Run, int | None]:
     """The chains after the chunks that the folder has, and the number of these; None while they are to be tuned."""
     stored = folder.state()
-    if stored is None or "chunks" not in stored:
+    if stored is None or "search/count" in stored:
         return run, None
-    return unpack(stored, run), int(stored["chunks"])
+    with folder.reading_state():
+        return unpack(stored, run), int(stored["chunks"])
 
 
 def _checked(draws: dict[str, Array], chunk: int, most: float) -> dict[str, np.ndarray]:
@@ -171,9 +194,10 @@ def _tuned(
     """All chains after tuning, kept in the folder; it goes on where the folder says that it was."""
     length, written = block_length(steps), time.monotonic()
     if stored := folder.state():
-        search.unpack({name.removeprefix("search/"): x for name, x in stored.items() if name.startswith("search/")})
-        adapted = restored(stored, run.adaptation, "adaptation")
-        run = run._replace(states=restored(stored, run.states), adaptation=adapted)
+        with folder.reading_state():
+            search.unpack({name.removeprefix("search/"): x for name, x in stored.items() if name.startswith("search/")})
+            adapted = restored(stored, run.adaptation, "adaptation")
+            run = run._replace(states=restored(stored, run.states), adaptation=adapted)
 
     def run_all(key: Array, states: IntegratorState, tuning: Tuning, method: Method) -> tuple[IntegratorState, Block]:
         now = posterior.adapted(run.adaptation)
@@ -265,11 +289,32 @@ def _check(posterior: Posterior, positions: Position, steps: int, thin: int, chu
     check_method(method)
     if jax.process_count() > 1:
         raise ArgumentError("posterior", "", "needs a program of one process", show_value=False)
-    shape, lattice = jnp.shape(positions["noise"]), posterior.model.config.particle_shape
-    if shape[1:] != lattice:
-        remedy = "use jax.vmap(posterior.initial)(keys)"
-        raise ArgumentError("positions['noise'].shape", shape, f"must be (chains, *{lattice})", remedy)
+    _check_positions(posterior, positions)
     for name, value in (("thin", thin), ("chunk", chunk), ("steps", steps)):
         whole_number(value, name, least=1)
     if steps % (thin * chunk):
         raise ArgumentError("steps", steps, f"must be a multiple of thin * chunk = {thin * chunk}")
+
+
+def _check_options(key: Any, tuning_steps: int, most_failures: float) -> None:
+    if not hasattr(key, "dtype"):
+        raise ArgumentError("key", key, "must be a key of jax.random", "for example jax.random.key(0)")
+    whole_number(tuning_steps, "tuning_steps", least=SHORTEST)
+    if not most_failures <= 1:
+        raise ArgumentError("most_failures", most_failures, "must be a share of the steps, 1 at most")
+
+
+def _check_positions(posterior: Posterior, positions: Any) -> None:
+    remedy = "use jax.vmap(posterior.initial)(keys)"
+    if not isinstance(positions, Mapping) or set(positions) != {"noise", "parameters"}:
+        constraint = "must have the entries noise and parameters"
+        raise ArgumentError("positions", positions, constraint, remedy, show_value=False)
+    shape, lattice = jnp.shape(positions["noise"]), posterior.model.config.particle_shape
+    if shape[1:] != lattice or not shape[0]:
+        raise ArgumentError("positions['noise'].shape", shape, f"must be (chains, *{lattice})", remedy)
+    wanted = dict.fromkeys(posterior.model.priors, shape[:1])
+    there = {name: jnp.shape(x) for name, x in positions["parameters"].items()}
+    if there != wanted:
+        raise ArgumentError("positions['parameters']", there, f"must be numbers of shape {wanted}", remedy)
+    if not jnp.issubdtype(kind := jnp.result_type(positions["noise"]), jnp.floating):
+        raise ArgumentError("positions['noise'].dtype", kind.name, "must be of floating-point numbers", remedy)

@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Array
 
 from pmwd_dist.infer.adaptation import Adaptation
-from pmwd_dist.infer.chains import Arrays
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState
 from pmwd_dist.infer.samplers.methods import Tuning
+from pmwd_dist.infer.storage import Arrays, check_shapes
 
 
 class Moments(NamedTuple):
@@ -55,13 +55,14 @@ def leaves_of(tree: Any, prefix: str = "run") -> Arrays:
 
 def restored(stored: Arrays, like: Any, prefix: str = "run") -> Any:
     """What was stored, placed as what begins a run."""
-    count = len(jax.tree.leaves(like))
-    leaves = [stored[f"{prefix}/{i:03d}"] for i in range(count)]
-    return placed(jax.tree.unflatten(jax.tree.structure(like), leaves), like)
+    shapes = {f"{prefix}/{i:03d}": jnp.shape(x) for i, x in enumerate(jax.tree.leaves(like))}
+    check_shapes(stored, shapes)
+    return placed(jax.tree.unflatten(jax.tree.structure(like), [stored[name] for name in shapes]), like)
 
 
 def unpack(stored: Arrays, like: Run) -> Run:
     """What was packed."""
+    check_shapes(stored, {f"moments/{name}": jnp.shape(x) for name, x in like.moments._asdict().items()})
     moments = Moments(*(jnp.asarray(stored[f"moments/{name}"]) for name in Moments._fields))
     tuning = restored(stored, like.tuning, "tuning")
     adapted = restored(stored, like.adaptation, "adaptation")

@@ -107,7 +107,9 @@ def draw_bands(path: Path, k: np.ndarray, panels: Mapping[str, tuple[np.ndarray,
         figure = Figure(figsize=(8, 2.6 * len(panels) + 0.8), layout="constrained")
         grid = np.atleast_1d(figure.subplots(len(panels), 1, sharex=True))
         for axes, (label, (curves, reference, name)) in zip(grid, panels.items(), strict=True):
-            low, below, middle, above, high = np.nanpercentile(curves, [2.5, 16, 50, 84, 97.5], axis=0)
+            some = np.isfinite(curves).any(axis=0)  # as r(k) is not of data that are the same everywhere
+            levels = np.nanpercentile(np.where(some, curves, 0), [2.5, 16, 50, 84, 97.5], axis=0)
+            low, below, middle, above, high = np.where(some, levels, np.nan)
             axes.fill_between(k, low, high, color=COLOURS[0], alpha=0.15, lw=0, label="95 % of the samples")
             axes.fill_between(k, below, above, color=COLOURS[0], alpha=0.3, lw=0, label="68 %")
             axes.plot(k, middle, color=COLOURS[0], lw=2)

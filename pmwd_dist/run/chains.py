@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from jax.sharding import PartitionSpec as P
 
 from pmwd_dist import infer
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist.infer.chains import Arrays, chain_files, load_chain, read_arrays, write_arrays
+from pmwd_dist.infer.chains import chain_files, load_chain
+from pmwd_dist.infer.storage import Arrays, ChainFileError, Shapes, read_arrays, reading, write_arrays
 from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.run import events, manifest
 from pmwd_dist.run.clock import Clock
@@ -30,6 +32,7 @@ from pmwd_dist.run.signals import Interrupted, StopRequest, stop_requests
 from pmwd_dist.run.starting import StartError, hold_folder
 
 DATA, START = "data.h5", "start.h5"
+_REMAKE = "remove it, and the same is made again"
 
 
 def execute_inference(
@@ -53,23 +56,25 @@ def execute_inference(
       time_limit: seconds after which the run is over; it stops after the chunk after which another one may end later.
 
     Raises:
-      StartError: the folder is in use or of another run.
+      StartError: the folder is in use or of another run, or a file of it is damaged.
       SimulationError: the start, or too many steps, failed.
       Interrupted: a signal asked the run to stop, or its time is over.
       OSError: a file can't be written.
     """
     began = time.perf_counter() if began is None else began
+    clock = Clock(0, began, time_limit)
     with stop_requests() as stop, hold_folder(plan):  # of a finished one, more steps may be asked
         log = Log(plan.folder, listener)
         log(events.Started(plan, resume))
         status: Status = "failed"
         try:
-            data = _kept(plan, DATA, lambda: _mock(plan), "mock drawn", log) if _is_mock(plan) else _given(plan)
-            posterior = plan.model.condition(data["data"], precondition=plan.precondition)
-            start = _kept(plan, START, lambda: _start(plan, posterior), f"starts: {plan.settings.start.begin}", log)
-            _sample(plan, posterior, _position(plan, start), _Watch(plan, log, stop, Clock(0, began, time_limit)))
+            data = _data(plan, log)
+            posterior = condition_on(plan, data, log)
+            _sample(plan, posterior, _starts(plan, posterior, log), _Watch(plan, log, stop, clock))
             log(judge(plan, posterior, load_chain(plan.folder), data))
             status = "finished"
+        except ChainFileError as error:
+            raise StartError(str(error)) from error
         except (Interrupted, KeyboardInterrupt, SystemExit):
             status = "interrupted"
             raise
@@ -77,15 +82,39 @@ def execute_inference(
             log(events.Ended(status, time.perf_counter() - began, peak_memory()))
 
 
-def _is_mock(plan: InferencePlan) -> bool:
-    return plan.settings.data.file == "mock"
+def _data(plan: InferencePlan, log: Log) -> Arrays:
+    """Data of the file that is named, or of the mock, with its truth."""
+    if plan.settings.data.file != "mock":
+        return {"data": plan.data["data.file"]}
+    truth = {f"parameters/{name}": () for name in plan.model.priors}
+    shapes = truth | {"noise": plan.simulation.config.particle_shape}
+    data = _kept(plan, DATA, lambda: _mock(plan), shapes, "mock drawn", log)
+    with reading(plan.folder / DATA, _REMAKE):
+        plan.model.likelihood.check(data["data"], plan.simulation.config)
+    return data
 
 
-def _given(plan: InferencePlan) -> Arrays:
-    return {"data": plan.data["data.file"]}
+def condition_on(plan: InferencePlan, data: Arrays, log: Log) -> infer.Posterior:
+    """The posterior, with a warning of a mock that shows nothing; data of a file were looked at before."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        posterior = plan.model.condition(data["data"], precondition=plan.precondition)
+    for warning in caught:
+        if plan.settings.data.file == "mock":
+            log(events.Warned(str(warning.message)))
+    return posterior
 
 
-def _kept(plan: InferencePlan, name: str, make: Callable[[], Arrays], what: str, log: Log) -> Arrays:
+def _starts(plan: InferencePlan, posterior: infer.Posterior, log: Log) -> Any:
+    """Positions where the chains begin."""
+    chains = plan.settings.sampler.chains
+    shapes: Shapes = {f"parameters/{name}": (chains,) for name in plan.model.priors}
+    shapes = {**shapes, "noise": (chains, *plan.simulation.config.particle_shape)}
+    what = f"starts: {plan.settings.start.begin}"
+    return _position(plan, _kept(plan, START, lambda: _start(plan, posterior), shapes, what, log))
+
+
+def _kept(plan: InferencePlan, name: str, make: Callable[[], Arrays], shapes: Shapes, what: str, log: Log) -> Arrays:
     """Arrays of a file of the run, which is made if it is not there: those that go on are the same to the bit."""
     path = plan.folder / name
     if not path.exists():
@@ -94,7 +123,7 @@ def _kept(plan: InferencePlan, name: str, make: Callable[[], Arrays], what: str,
         manifest.claim(plan.folder, [name])
         write_arrays(path, arrays)
         log(events.StageDone(what, time.perf_counter() - began))
-    return read_arrays(path)
+    return read_arrays(path, shapes, remedy=_REMAKE)
 
 
 def _key(plan: InferencePlan, purpose: int) -> Array:
@@ -195,7 +224,7 @@ def _earlier(folder: Path) -> list[Arrays]:
     """Parameters of the draws that are on disk."""
     try:
         return [{f"parameter/{name}": x for name, x in load_chain(folder).parameters.items()}]
-    except ValueError:
+    except ArgumentError:  # there are none
         return []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,11 @@ import numpy as np
 
 from pmwd_dist import infer
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist.infer.forward import cosmology_at
+from pmwd_dist.infer.informing import constant
+from pmwd_dist.infer.model import POSITIVE
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
+from pmwd_dist.observe.shells import covered
 from pmwd_dist.run import resources
 from pmwd_dist.run.arrays import read_files
 from pmwd_dist.run.light_cone import random_offsets
@@ -28,6 +33,7 @@ _ARGUMENTS = {
     "selection": "data.selection",
     "data.shape": "data.file",
     "mask.shape": "data.mask",
+    "k_max": "likelihood.k_max",
 }
 
 
@@ -69,11 +75,15 @@ def make_inference(settings: InferenceSettings, folder: Path) -> InferencePlan:
     """
     simulation = build(settings)
     data, problems = _read_files(settings)
+    if problems:
+        raise SettingsError(problems)
     model = None
     try:
         model = make_model(settings, simulation, data)
-        if "data.file" in data:
-            model.likelihood.check(jnp.asarray(data["data.file"]), simulation.config)
+        nothing = np.zeros(getattr(model.forward, "shape", simulation.config.mesh_shape))  # until a mock is drawn
+        with np.errstate(over="ignore"):
+            observed = data.get("data.file", nothing).astype(np.dtype(jnp.result_type(float)))
+        model.likelihood.check(observed, simulation.config)
     except ArgumentError as error:
         problems.append(_translated(error, settings))
     if problems or model is None:
@@ -93,11 +103,10 @@ def check_inference(plan: InferencePlan) -> list[str]:
     if problem is not None:
         raise SettingsError([f"box.mesh: {problem}"])
     warnings = [] if warning is None else [warning]
-    data, sampler = plan.data.get("data.file"), plan.settings.sampler
-    if data is not None and plan.settings.likelihood.kind == "gaussian" and abs(float(np.nanmean(data))) < 0.1:
-        warnings.append(
-            "data.file: the mean is about 0, as of a contrast; densities are in units of the mean, 1 + delta"
-        )
+    sampler = plan.settings.sampler
+    if (data := plan.data.get("data.file")) is not None:
+        warnings += [f"data.file: {text}" for text in _of_data(plan, data)]
+    warnings += _of_priors(plan) + _of_view(plan)
     if sampler.chains == 1:
         warnings.append("sampler.chains = 1: R-hat of one chain finds less; use 2 or more")
     if sampler.chains * sampler.steps // sampler.thin < plan.settings.checks.ess:
@@ -106,6 +115,59 @@ def check_inference(plan: InferencePlan) -> list[str]:
             "can't pass; use more steps"
         )
     return [f"warning: {text}" for text in warnings]
+
+
+def _of_data(plan: InferencePlan, data: np.ndarray) -> list[str]:
+    """Warnings about data that are the same everywhere, or in other units than those of the model."""
+    mask, noise = plan.data.get("data.mask"), plan.settings.likelihood
+    if odd := constant(data, mask):
+        return [f"the data {odd}"]
+    seen = np.broadcast_to(True if mask is None else mask > 0, data.shape)
+    mean, largest = float(data[seen].mean()), float(np.abs(data[seen]).max())
+    if noise.kind == "gaussian" and abs(mean) < 0.1:
+        return ["the mean is about 0, as of a contrast; densities are in units of the mean, 1 + delta"]
+    if noise.kind == "gaussian" and not 0.5 < mean < 2:
+        return [f"the mean is {mean:.3g}; densities are in units of the mean, 1 + delta"]
+    if noise.kind == "lensing" and largest > 1:
+        return [f"values reach {largest:.3g}; a convergence is far below 1"]
+    if noise.kind == "poisson" and noise.nbar is not None:
+        selection = plan.data.get("data.selection", np.ones(data.shape))
+        expected = noise.nbar * float(selection[seen].mean())
+        if not 0.5 < mean / expected < 2:
+            return [f"the mean is {mean:.3g} galaxies in a cell, and likelihood.nbar expects {expected:.3g}"]
+    return []
+
+
+def _of_priors(plan: InferencePlan) -> list[str]:
+    """Warnings about parameters that are possible by their priors, and not by the model."""
+    warnings, forward = list[str](), plan.model.forward
+    for name, table in plan.settings.priors.given.items():
+        prior, key = table.build(), COSMOLOGY.get(name, name)
+        ends = {f"{float(x):.4g}": x for x in map(prior.forward, (-2.0, 2.0))}
+        if key in (*POSITIVE, "sigma", "nbar") and min(ends.values()) <= 0:
+            warnings.append(f"priors.{name}: 0 is within two deviations of its median; bound it from below with low")
+        elif isinstance(forward, infer.Convergence) and key in COSMOLOGY.values():
+            for text, value in ends.items():
+                table_there = cosmology_at({key: value}, forward.cosmo, forward.table)[1]
+                if not covered(forward.cone.edges, table_there, forward.config).all():
+                    warnings.append(
+                        f"priors.{name}: at {text}, within two deviations of its median, the run does not span the "
+                        "light cone, and the log density is -inf; use an earlier time.a_start, or nearer sources"
+                    )
+    return warnings
+
+
+def _of_view(plan: InferencePlan) -> list[str]:
+    """A warning about a flat sky that shows the same structures twice."""
+    forward: Any = plan.model.forward
+    if not isinstance(forward, infer.Convergence) or not isinstance(forward.cone, FlatSkyLightCone):
+        return []
+    box = math.degrees(min(forward.cone.sides) / forward.cone.edges[-1])
+    assert forward.field is not None
+    if forward.field <= box * (1 + 1e-6):
+        return []
+    constraint = f"the box fills {box:.3g} degrees at the farthest shell, and is repeated beyond"
+    return [f"observe.light_cone.field = {forward.field:g}: {constraint}; use a narrower field, or a larger box"]
 
 
 def make_model(settings: InferenceSettings, simulation: Simulation, data: dict[str, np.ndarray]) -> infer.Model:
@@ -189,10 +251,11 @@ def _read_files(settings: InferenceSettings) -> tuple[dict[str, np.ndarray], lis
 
 def _translated(error: ArgumentError, settings: InferenceSettings) -> str:
     """Message of an error of the library, with the key of the file in place of the argument."""
-    path = _ARGUMENTS.get(error.argument)
+    keys = {f"priors[{COSMOLOGY.get(name, name)!r}]": f"priors.{name}" for name in settings.priors.given}
+    path = (_ARGUMENTS | keys).get(error.argument)
     if path is None:
         return str(error)
     section, key = path.split(".")
     value = getattr(settings.section(section), key)
-    inside = f"holds {error.value:g}, which " if np.ndim(error.value) == 0 else ""
+    inside = f"holds {error.value:g}, which " if section == "data" and np.ndim(error.value) == 0 else ""
     return f"{path} = {toml_value(value)}: {inside}{error.reason}"

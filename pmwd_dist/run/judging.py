@@ -11,8 +11,9 @@ import numpy as np
 from jax import Array
 
 from pmwd_dist import infer
-from pmwd_dist.infer.chains import Arrays
+from pmwd_dist.infer.diagnostics import stuck
 from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE
+from pmwd_dist.infer.storage import Arrays
 from pmwd_dist.observe.cross import cross_power
 from pmwd_dist.report import chains as pictures
 from pmwd_dist.run import manifest
@@ -71,11 +72,15 @@ def find_reasons(plan: InferencePlan, chain: infer.Chain) -> list[str]:
     more = "raise sampler.steps and `pmwd-dist resume` with --set sampler.steps=N"
     for name, row in chain.summary().items():
         if row["rhat"] > checks.r_hat:
-            remedy = more if row["rhat"] < 1.1 else "the chains are in different places: look at traces.png"
+            remedy = more if row["rhat"] < 1.1 else "the chains are in different places, or stuck: look at traces.png"
             reasons.append(f"R-hat of {name} is {row['rhat']:.3f}, more than {checks.r_hat:g}; {remedy}")
         size = min(row["ess_bulk"], row["ess_tail"])
         if size < checks.ess and name in chain.parameters:
             reasons.append(f"{name} has {size:.0f} effective samples, fewer than {checks.ess:g}; {more}")
+    reasons += [
+        f"chain {i} did not move in all of its {energy[0].shape[1]} steps; raise sampler.tune, or look at the priors"
+        for i in stuck(chain.logdensity)
+    ]
     reasons += _of_acceptance(chain) if adjusted else find_energy_reasons(*energy)
     if chain.failures > _OUTLIERS * chain.energy_change.size:
         reasons.append(f"{chain.failures} steps failed; look at the priors, devices.halo and time.steps")

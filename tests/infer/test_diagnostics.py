@@ -45,6 +45,9 @@ def test_independent_draws_count_all_and_others_few() -> None:
     assert infer.evaluations_per_ess(draws, 8000) == pytest.approx(8000 / harmonic)
     stuck = np.stack([np.zeros(100), np.ones(100)])
     assert infer.rhat(stuck) > 1e6
+    still = np.ones((1, 100))  # R-hat of one chain that never moved was 1, and all of its draws counted
+    assert infer.rhat(still) == np.inf
+    assert infer.ess_bulk(still) == infer.ess_tail(still) == infer.ess_mean(still) == 1
 
 
 def test_energy_errors_are_per_dimension() -> None:

@@ -14,6 +14,7 @@ import pmwd_dist as pmd
 from pmwd_dist import infer
 
 SHAPE = (4, 6, 5)
+FRONT = (np.indices(SHAPE)[0] < 2).astype(float)
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +94,12 @@ def damaged(value: float) -> np.ndarray:
         (infer.Poisson(1.0), damaged(-1.0), "data=.*-1.0.* is no number of galaxies; use Gaussian"),
         (infer.Poisson(1.0), damaged(0.5), "data=.*0.5.* is no number of galaxies"),
         (infer.Poisson(1.0, selection=damaged(0.0)), 2 * np.ones(SHAPE), "holds galaxies where the selection is 0"),
+        (
+            infer.Gaussian(1.0, k_max=0.2),
+            np.ones(SHAPE),
+            "k_max=0.2 leaves no mode of a box of 30 Mpc/h; use more than",
+        ),
+        (infer.Poisson(np.ones((2, 2, 2))), np.ones(SHAPE), r"nbar.shape=\(2, 2, 2\) must be mesh_shape"),
         (infer.Gaussian(1.0, mask=np.ones((2, 2, 2))), np.ones(SHAPE), r"mask.shape=\(2, 2, 2\) must be mesh_shape"),
     ],
 )
@@ -116,6 +123,10 @@ def test_hidden_data_may_be_anything(config: pmd.Config) -> None:
         (lambda: infer.Gaussian(1.0, mask=np.ones(SHAPE), k_max=0.3), "k_max=0.3 can't be used with a mask"),
         (lambda: infer.Gaussian(1.0, k_max=-1.0), "k_max=-1.0 must be positive"),
         (lambda: infer.Poisson(np.inf), "nbar=inf must be positive and finite"),
+        (lambda: infer.Gaussian(None), "sigma=None must be positive"),
+        (lambda: infer.Gaussian(1.0, k_max="0.1"), "k_max='0.1' must be positive"),
+        (lambda: infer.Poisson(1.0, selection=np.zeros(SHAPE)), "selection is 0 in every cell; it is"),
+        (lambda: infer.Poisson(1.0, selection=FRONT, mask=1 - FRONT), "0 in every cell that the mask shows"),
         (lambda: infer.Poisson(1.0, selection=-np.ones(SHAPE)), "selection holds negative or no numbers"),
     ],
 )

@@ -161,6 +161,7 @@ def test_gradients_agree_with_differences(cosmo: Any) -> None:
     np.testing.assert_allclose(long, [1.8 + f, 1.8 + f / 2], rtol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:data are 1 everywhere")
 def test_a_failed_simulation_has_no_density() -> None:
     config = configure()
     position = {"noise": 0.1 * jnp.ones(SHAPE), "parameters": {}}
@@ -175,6 +176,7 @@ def test_a_failed_simulation_has_no_density() -> None:
 
 
 def test_wrong_models_are_refused(cosmo: Any) -> None:
+    both = {"b1": infer.Uniform(0.1, 4.0), "bias": infer.Uniform(0.1, 4.0)}
     config = configure()
     forward = infer.LinearField(config, cosmo, bias="b1")
     with pytest.raises(ValueError, match=r"priors=\[\] lacks 'b1'; add a prior of b1"):
@@ -192,5 +194,43 @@ def test_wrong_models_are_refused(cosmo: Any) -> None:
         model.condition(np.ones(SHAPE), precondition="conditional")
     with pytest.raises(ValueError, match='precondition=.* must be "conditional", "adapted" or None'):
         model.condition(np.ones(SHAPE), precondition="diagonal")
+    misspelled = infer.Model(config, lambda noise, p: 1 + noise * p["b1"], both, infer.Gaussian(1.0))
+    with pytest.raises(ValueError, match=r"priors=.* holds bias, which neither .* uses; leave it out, or look at how"):
+        misspelled.condition(np.arange(192.0).reshape(SHAPE))
+    fixed = infer.Model(config, infer.LinearField(config, cosmo), {"sd": both["bias"]}, infer.Gaussian(1.0))
+    with pytest.raises(ValueError, match="holds sd, which neither"):
+        fixed.condition(np.arange(192.0).reshape(SHAPE))
+    with pytest.raises(ValueError, match="likelihood=3.0 is no likelihood; use infer.Gaussian"):
+        infer.Model(config, forward, both, 3.0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="forward is of another simulation; make it with the config of the model"):
+        infer.Model(configure(steps=7), forward, both, infer.Gaussian(1.0))
+    with pytest.raises(ValueError, match=r"particle_shape=\(4, 3, 2\) must be mesh_shape=.* for a linear field"):
+        infer.LinearField(configure(particle_shape=(4, 3, 2)), cosmo)
     with pytest.raises(ValueError, match='gravity=.* must be "nbody" or "lpt"'):
         infer.Simulation(config, cosmo, gravity="linear")  # type: ignore[arg-type]
+
+
+def test_data_that_are_the_same_everywhere_are_warned_of(cosmo: Any) -> None:
+    config, mask = configure(), np.zeros(SHAPE)
+    mask[0] = 1
+    model = infer.Model(config, infer.LinearField(config, cosmo), {}, infer.Gaussian(1.0, mask=mask))
+    with pytest.warns(UserWarning, match="data are 3 everywhere: nothing is known of phases"):
+        model.condition(np.where(mask > 0, 3.0, np.arange(192.0).reshape(SHAPE)))
+    model.condition(np.arange(192.0).reshape(SHAPE))  # which is not
+
+
+@pytest.mark.parametrize(
+    ("prior", "message"),
+    [
+        (3.0, r"priors\['h'\]=3.0 is no prior; use infer.Normal"),
+        (
+            infer.Normal(0.7, 1e-300),
+            r"priors\['h'\]=Normal.* has 0.7, 0.7, 0.7 as its median and two deviations from it",
+        ),
+        (infer.LogNormal(1.0, 1e3), "has .*inf as its median"),
+        (infer.Uniform(-2.0, -1.0), "has a median that is not positive; bound it from below"),
+    ],
+)
+def test_priors_without_a_use_are_refused(prior: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        infer.Model(configure(), lambda noise, _: noise, {"h": prior}, infer.Gaussian(1.0))

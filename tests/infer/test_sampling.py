@@ -20,17 +20,18 @@ from benchmarks.calibration import ranks, uniformity
 from benchmarks.mocks import Mocks
 from pmwd_dist import infer
 from pmwd_dist.infer import sampling
-from pmwd_dist.infer.chains import ChainFolder, identity_of, read_arrays
+from pmwd_dist.infer.chains import ChainFolder, identity_of
 from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.infer.samplers.blocks import run_blocks
 from pmwd_dist.infer.samplers.methods import Tuning
+from pmwd_dist.infer.storage import read_arrays
 from pmwd_dist.pm.status import SimulationError
 
 BIAS, SIGMA, SHAPE = 1.5, 0.5, (4, 4, 4)
 
 
 def forward(noise: Any, parameters: Any) -> Any:
-    return 1 + parameters.get("b1", BIAS) * noise
+    return 1 + parameters.get("b1", BIAS) * noise + 0 * parameters.get("c", 0)
 
 
 def posterior_of(forward: Any = forward, pdims: tuple[int, int] = (1, 1), **priors: Any) -> infer.Posterior:
@@ -182,7 +183,8 @@ def test_scales_found_at_other_parameters_are_another_model() -> None:
     config = pmd.Config(box_size=80.0, mesh_shape=4, decomposition=(1, 1))
     forward = infer.LinearField(config, jax_cosmo.Planck15(), bias="b1")
     model = infer.Model(config, forward, {"b1": infer.Normal(1.5, 0.5)}, infer.Gaussian(SIGMA))
-    at = [model.condition(np.ones(SHAPE), precondition="conditional", fiducial={"b1": b1}) for b1 in (1.5, 1.5, 1.6)]
+    data = 1 + np.random.default_rng(0).standard_normal(SHAPE)
+    at = [model.condition(data, precondition="conditional", fiducial={"b1": b1}) for b1 in (1.5, 1.5, 1.6)]
     one, same, other = (identity_of({"preconditioner": posterior.preconditioner}) for posterior in at)
     assert one == same
     assert one != other
@@ -230,8 +232,16 @@ def test_failures_stop_a_run(run: tuple[Any, ...], tmp_path: Path) -> None:
     ):
         infer.sample(posterior, starts(posterior), steps=100, output=tmp_path / "run", **options)
     lost = jax.tree.map(lambda x: jnp.inf * x, starts(posterior))
-    with pytest.raises(SimulationError, match="the log density is not finite where a chain begins"):
+    with pytest.raises(
+        SimulationError, match="the log density is not finite where 2 of 2 chains begin, as chain 0 does with c = "
+    ):
         infer.sample(posterior, lost, steps=100, output=tmp_path / "b", **OPTIONS)
+    steep = posterior_of(lambda noise, _: 1 + jnp.sqrt(jnp.abs(noise)))  # of infinite slope at 0
+    flat = {"noise": jnp.ones((2, *SHAPE)).at[1].set(0), "parameters": {}}
+    with pytest.raises(
+        SimulationError, match="the slope of the log density is not finite where 1 of 2 .* as chain 1 does"
+    ):
+        infer.sample(steep, flat, steps=100, output=tmp_path / "c", **OPTIONS)
 
 
 @pytest.mark.parametrize("method", ["l-bfgs", "adam"])
@@ -252,6 +262,18 @@ def test_the_maximum_keeps_the_parameters(method: Any) -> None:
         infer.maximise(posterior, start, free=["b2"])
 
 
+def test_a_maximum_is_looked_for_where_there_is_a_density() -> None:
+    posterior = posterior_of()
+    start = posterior.model.draw(jax.random.key(3))
+    with pytest.raises(ValueError, match="steps=0 must be a whole number, 1 or more"):
+        infer.maximise(posterior, start, steps=0)
+    with pytest.raises(ValueError, match="learning_rate=nan must be positive and finite"):
+        infer.maximise(posterior, start, method="adam", learning_rate=np.nan)
+    with pytest.raises(SimulationError, match="the log density is not finite where the maximum is looked for"):
+        infer.maximise(posterior, jax.tree.map(lambda x: x * np.inf, start), steps=1, method="adam")
+
+
+@pytest.mark.usefixtures("unchecked")
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     posterior = posterior_of()
     with pytest.raises(ValueError, match="energy_variance=0.0 must be positive and finite; use 0.0005, or less"):
@@ -260,4 +282,25 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
         infer.sample(posterior, starts(posterior), steps=150, output=tmp_path / "run", **OPTIONS)
     with pytest.raises(ValueError, match=r"must be \(chains, .*use jax.vmap\(posterior.initial\)\(keys\)"):
         infer.sample(posterior, posterior.initial(jax.random.key(0)), steps=100, output=tmp_path / "run", **OPTIONS)
+    wrong: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"tuning_steps": 0}, "tuning_steps=0 must be a whole number, 40 or more"),
+        ({"key": 3}, "key=3 must be a key of jax.random"),
+        ({"most_failures": np.nan}, "most_failures=nan must be a share of the steps"),
+    )
+    for changes, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            infer.sample(posterior, starts(posterior), steps=100, output=tmp_path / "run", **(OPTIONS | changes))
+    noise = np.ones((2, *SHAPE), int)
+    for positions, message in (
+        ({"noise": noise}, "positions must have the entries noise and parameters; use"),
+        ({"noise": noise, "parameters": {}}, r"positions\['noise'\].dtype='int64' must be of floating"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            infer.sample(posterior, positions, steps=100, output=tmp_path / "run", **OPTIONS)
+    none = jax.tree.map(lambda x: x[:0], starts(posterior))
+    with pytest.raises(ValueError, match=r"positions\['noise'\].shape=\(0, 4, 4, 4\) must be \(chains"):
+        infer.sample(posterior, none, steps=100, output=tmp_path / "run", **OPTIONS)
+    other = starts(posterior) | {"parameters": {"b1": np.zeros(2)}}
+    with pytest.raises(ValueError, match=r"positions\['parameters'\]={'b1': \(2,\)} must be numbers of shape {}; use"):
+        infer.sample(posterior, other, steps=100, output=tmp_path / "run", **OPTIONS)
     assert not (tmp_path / "run").exists()

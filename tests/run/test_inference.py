@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,54 +15,21 @@ import h5py
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from inferences import LENSING, SMALL, plan_of
 from runs import command
 
 from pmwd_dist import infer
 from pmwd_dist.infer.chains import load_chain
+from pmwd_dist.infer.storage import write_arrays
 from pmwd_dist.run import events, manifest
-from pmwd_dist.run.chains import execute_inference
-from pmwd_dist.run.folder import finished, prepare_folder
-from pmwd_dist.run.inference import InferencePlan, check_inference, make_inference
-from pmwd_dist.run.judging import find_energy_reasons, judge
+from pmwd_dist.run.chains import condition_on, execute_inference
+from pmwd_dist.run.folder import Log, finished, prepare_folder
+from pmwd_dist.run.inference import InferencePlan
+from pmwd_dist.run.judging import find_energy_reasons, find_reasons, judge
 from pmwd_dist.run.settings import InferenceSettings, Settings, SettingsError, read_any, read_as
 from pmwd_dist.run.settings.writing import template
 from pmwd_dist.run.signals import Interrupted
-
-SMALL = """
-[box]
-size = 60.0
-mesh = 4
-[time]
-a_stop = 0.5
-[noise]
-seed = 1
-[devices]
-pdims = [1, 1]
-[model]
-gravity = "linear"
-bias = "eulerian"
-b1 = 1.8
-line_of_sight = "none"
-[likelihood]
-sigma = 0.5
-[priors]
-b1 = { kind = "normal", mean = 1.5, sd = 0.5, low = 0.1 }
-[start]
-begin = "prior"
-[sampler]
-precondition = "none"
-chains = 2
-tune = 40
-energy_variance = 2e-4
-steps = 36
-chunk = 12
-"""
-
-
-def plan_of(folder: Path, *overrides: str, text: str = SMALL) -> InferencePlan:
-    file = folder.parent / "small.toml"
-    file.write_text(text)
-    return make_inference(read_as(InferenceSettings, file, overrides), folder)
+from pmwd_dist.run.starting import StartError
 
 
 class Listener(list[Any]):
@@ -125,8 +93,16 @@ def test_another_config_does_not_go_on(
     folder = shutil.copytree(whole[0].folder, tmp_path / "run")
     assert command("resume", folder) == 0
     assert "the run is finished; nothing is left to do" in capsys.readouterr().out
+    assert command("resume", folder, "--set", "sampler.chains=3") == 2  # of a finished one, too
+    assert "only devices.*, sampler.steps, checks.* can change" in capsys.readouterr().err
     text = (folder / "config.toml").read_text()
     (folder / "run.json").unlink()
+    (folder / "config.toml").write_text(text.replace("sd = 0.5", "sd = 0.6"))
+    assert command("resume", folder) == 2
+    shown = (
+        'priors.b1 = { kind = "normal", mean = 1.5, sd = 0.6, low = 0.1 }: this folder\'s run has { kind = "normal",'
+    )
+    assert shown in capsys.readouterr().err
     (folder / "config.toml").write_text(text.replace("sigma = 0.5", "sigma = 0.6"))
     assert command("resume", folder) == 2
     assert "likelihood.sigma = 0.6: this folder's run has 0.5; set it back" in capsys.readouterr().err
@@ -142,6 +118,40 @@ def test_another_config_does_not_go_on(
     (folder / "run.json").write_bytes((whole[0].folder / "run.json").read_bytes())
     assert command("resume", folder, "--set", "sampler.steps=48") == 2
     assert "use another folder, or the same model; or go on with the version that began" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("chain.json", "restore it from a copy, or sample again in another folder"),
+        ("state.h5", "restore it from a copy, or sample again in another folder"),
+        ("chunk_00001.h5", "restore it from a copy, or sample again in another folder"),
+        ("start.h5", "remove it, and the same is made again"),
+        ("data.h5", "remove it, and the same is made again"),
+    ],
+)
+def test_a_damaged_file_is_one_line_before_any_work(
+    name: str, remedy: str, whole: tuple[InferencePlan, Listener], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(whole[0].folder, tmp_path / "run"))
+    content = (folder / name).read_bytes()
+    (folder / name).write_bytes(content[: len(content) // 2])
+    assert command("resume", folder, "--set", "sampler.steps=48") == 2
+    assert capsys.readouterr().err == f"pmwd-dist: {folder / name}: is damaged; {remedy}\n"
+    assert not (folder / "chunk_00003.h5").exists()
+
+
+def test_starts_and_data_of_other_shapes_are_refused(whole: tuple[InferencePlan, Listener], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(whole[0].folder, tmp_path / "run"))
+    plan, wrong = replace(whole[0], folder=folder), np.ones((3, 4, 4, 4))
+    write_arrays(folder / "start.h5", {"noise": wrong, "parameters/b1": np.ones(2)})
+    with pytest.raises(
+        StartError, match=r"start.h5: has 'noise' of shape \(3, 4, 4, 4\), not \(2, 4, 4, 4\); remove it"
+    ):
+        execute_inference(plan, Listener(), resume=True)
+    write_arrays(folder / "data.h5", {"noise": wrong[0], "parameters/b1": np.asarray(1.0), "data": np.nan * wrong[0]})
+    with pytest.raises(StartError, match=r"data.h5: data holds 64 values that are no finite numbers"):
+        execute_inference(plan, Listener(), resume=True)
 
 
 class Flat(eqx.Module):
@@ -160,7 +170,7 @@ def test_maps_of_a_simulation_on_a_finer_mesh_have_no_spectra(tmp_path: Path) ->
     plain = infer.Model(plan.simulation.config, Flat(), {}, plan.model.likelihood)
     ones, zeros = np.ones((2, 4)), np.zeros((4, 4, 4))
     chain = infer.Chain({}, ones, ones, ones, 16, 0, zeros, zeros, np.zeros((1, 2, 4, 4, 4)))
-    data = {"data": np.zeros((2, 4, 4))}
+    data = {"data": np.random.default_rng(0).standard_normal((2, 4, 4))}
     judged = judge(plan, plain.condition(data["data"]), chain, data)
     assert "maps.png" in judged.files
     assert "fields.png" not in judged.files
@@ -176,6 +186,18 @@ def test_a_chain_that_became_unstable_is_named() -> None:
     assert "the chains are biased" in find_energy_reasons(3 * energy[[0, 2]], 1000)[0]
 
 
+def test_chains_that_never_moved_are_not_trusted(whole: tuple[InferencePlan, Listener]) -> None:
+    plan = whole[0]
+    chain = load_chain(plan.folder)
+    still = replace(chain, parameters={"b1": np.ones((2, 36))}, logdensity=np.ones((2, 36)))
+    reasons = find_reasons(plan, still)
+    assert "R-hat of b1 is inf, more than 1.01; the chains are in different places, or stuck" in "".join(reasons)
+    assert "b1 has 1 effective samples, fewer than 400" in "".join(reasons)
+    assert "chain 0 did not move in all of its 36 steps; raise sampler.tune" in "".join(reasons)
+    still.logdensity[0] = chain.logdensity[0]
+    assert [text[:8] for text in find_reasons(plan, still) if "did not move" in text] == ["chain 1 "]
+
+
 def test_the_template_and_what_is_written_read_back(tmp_path: Path) -> None:
     file = tmp_path / "template.toml"
     file.write_text(template(InferenceSettings))
@@ -185,20 +207,6 @@ def test_the_template_and_what_is_written_read_back(tmp_path: Path) -> None:
     assert isinstance(read_any((Settings, InferenceSettings), file), InferenceSettings)
     file.write_text("[box]\nsize = 60.0\nmesh = 4\n")
     assert type(read_any((Settings, InferenceSettings), file)) is Settings
-
-
-LENSING = (
-    SMALL.replace('gravity = "linear"\nbias = "eulerian"\nb1 = 1.8', 'bias = "none"')
-    .replace("sigma = 0.5", 'kind = "lensing"\ndensity = [10.0, 20.0]')
-    .replace("a_stop = 0.5", "a_start = 0.9\nsteps = 1\nlpt_order = 1")
-    .replace("b1 = {", "sigma8 = {")
-    + """
-[observe.light_cone]
-sources = [0.02, 0.04]
-rays = 4
-pixels = 4
-"""
-)
 
 
 def test_maps_of_lensing_are_data(tmp_path: Path) -> None:
@@ -233,80 +241,8 @@ def test_maps_of_lensing_are_data(tmp_path: Path) -> None:
             plan_of(tmp_path / "run", text=text)
 
 
-WRONG = {
-    "likelihood.nbar: missing; add for example": ["likelihood.kind=poisson"],
-    "likelihood.nbar: a gaussian likelihood has none": ["likelihood.nbar=2.0"],
-    'must be "gaussian", "poisson" or "lensing"; did you mean "gaussian"': ["likelihood.kind=gauss"],
-    'data.selection: is of counts; use likelihood.kind = "poisson"': ["data.selection=a.npy"],
-    'has low = 3.0, which must be less than high=2.0; for example { kind = "uniform"': [
-        'priors.b1={ kind = "uniform", low = 3.0, high = 2.0 }'
-    ],
-    'of kind "normal" needs mean and sd, and may have high and low': ['priors.b1={ kind = "normal", mean = 3.0 }'],
-    "priors.b1: the prior { kind = .* } excludes the truth, 1.8; change one of them": [
-        'priors.b1={ kind = "uniform", low = 2.0, high = 3.0 }'
-    ],
-    'priors.b2: has no effect with model.bias = "eulerian"': ['priors.b2={ kind = "normal", mean = 0.0, sd = 1.0 }'],
-    "data.truth.b2: has no prior": ["data.truth={ b2 = 1.0 }"],
-    "sampler.steps = 37: must be a multiple of thin \\* chunk = 12": ["sampler.steps=37"],
-    "sampler.energy_variance: is the target of mclmc, and hmc is tuned for its acceptance": ["sampler.method=hmc"],
-    "sampler.stepz = 3: unknown key; did you mean sampler.steps?": ["sampler.stepz=3"],
-    'start.begin = "wiener": needs sampler.precondition': ["start.begin=wiener"],
-    "start.map_free: parameters can't be told from the noise where sampler.precondition depends on them": [
-        "start.map_free=['b1']",
-        "sampler.precondition=conditional",
-    ],
-    r"start.map_anneal = \[0.2, 0.1\]: must be positive, and ascend": ["start.map_anneal=[0.2, 0.1]"],
-    "start.map_free: sigma8 has no prior": ["start.map_free=['sigma8']"],
-    'model.bias = "lagrangian": is of particles': ["model.bias=lagrangian"],
-    r"\[output\]: unknown section; use box, time, .*, data, model": ["output.redshifts=0"],
-}
-
-
-@pytest.mark.parametrize("message", WRONG)
-def test_wrong_settings_are_named(message: str, tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=message):
-        plan_of(tmp_path / "run", *WRONG[message])
-
-
-def put(folder: Path, name: str, values: Any) -> None:
-    np.save(folder / f"{name}.npy", values)
-
-
-def broken(value: float) -> np.ndarray:
-    values = np.ones((4, 4, 4))
-    values[1, 2, 3] = value
-    return values
-
-
-@pytest.mark.parametrize(
-    ("arrays", "overrides", "message"),
-    [
-        ({"file": broken(np.nan)}, [], r"data.file = .*: holds 1 values that are no finite numbers, the first at"),
-        ({"file": np.ones((4, 4, 8))}, [], r"has the shape \[4, 4, 8\], and box.mesh is \[4, 4, 4\]"),
-        ({"file": broken(-1)}, ["likelihood.kind=poisson"], "holds -1, which is no number of galaxies"),
-        ({"mask": np.zeros((4, 4, 4))}, [], "data.mask = .*: hides every cell"),
-        ({"mask": broken(0.5)}, [], "data.mask = .*: must hold only 0 and 1"),
-        ({"file": np.array(["a"])}, [], "holds <U1, no real numbers"),
-        ({}, ["data.file=missing.npy"], 'data.file = .*missing.npy": No such file'),
-        ({}, ["data.file=counts.h5:/d"], "data.file = .*counts.h5"),
-        ({}, ["data.file=counts.txt"], "must end with .npy, or name a data set"),
-    ],
-)
-def test_wrong_data_are_named(arrays: dict[str, Any], overrides: list[str], message: str, tmp_path: Path) -> None:
-    for name, values in arrays.items():
-        put(tmp_path, name, values)
-        overrides = [*overrides, f"data.{name}={name}.npy"]
-    counts = SMALL.replace("sigma = 0.5", "nbar = 2.0") if "likelihood.kind=poisson" in overrides else SMALL
-    with pytest.raises(SettingsError, match=message):
-        plan_of(tmp_path / "run", *overrides, text=counts)
-
-
-def test_data_are_read_and_odd_ones_warned_of(tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "survey.h5", "w") as file:
-        file["galaxies/contrast"] = np.zeros((4, 4, 4))
-        file["mask"] = broken(0) > 0
-    plan = plan_of(tmp_path / "run", "data.file=survey.h5:/galaxies/contrast", "data.mask=survey.h5:/mask")
-    assert plan.model.likelihood.mask.sum() == 63
-    warnings = check_inference(plan)
-    assert any("the mean is about 0, as of a contrast" in text for text in warnings)
-    assert any("fewer draws than checks.ess = 400" in text for text in warnings)
+def test_a_mock_that_shows_nothing_is_warned_of(whole: tuple[InferencePlan, Listener], tmp_path: Path) -> None:
+    plan, data, listener = replace(whole[0], folder=tmp_path), {"data": np.full((4, 4, 4), 1.5)}, Listener()
+    condition_on(plan, data, Log(tmp_path, listener))
+    (warned,) = listener
+    assert warned.message.startswith("data are 1.5 everywhere: nothing is known of phases")

@@ -38,6 +38,7 @@ from pmwd_dist.infer.samplers.methods import Method, Tuning, trajectory_length
 
 ENERGY_VARIANCE = 5e-4  # of a step of MCLMC, per dimension
 TRAJECTORY_VARIANCE = 0.26  # of a trajectory of an adjusted sampler: 80 % are accepted
+SHORTEST = 40  # tuning, in steps
 BLOCK = 20  # steps with one step size, at most
 _STAGES = (0.3, 0.25, 0.15, 0.15, 0.15)  # shares of the steps
 _WEIGH = (0, 1)  # stages after which masses change
@@ -91,8 +92,8 @@ def block_length(steps: int) -> int:
     Raises:
       ValueError: fewer than 40 steps.
     """
-    if steps < 40:
-        raise ArgumentError("steps", steps, "must be 40 or more to tune")
+    if steps < SHORTEST:
+        raise ArgumentError("steps", steps, f"must be {SHORTEST} or more to tune")
     return min(BLOCK, steps // 8)
 
 

@@ -82,7 +82,7 @@ def toml_value(value: object) -> str:
     if isinstance(value, BaseModel):
         value = value.model_dump(exclude_none=True)
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{key} = {toml_value(x)}" for key, x in value.items()) + " }"
+        return "{ " + ", ".join(f"{key} = {toml_value(x)}" for key, x in value.items() if x is not None) + " }"
     if isinstance(value, list | tuple):
         if len(value) == 3 and len(set(value)) == 1:
             return toml_value(value[0])

@@ -1,0 +1,143 @@
+"""Settings and data of inferences that are wrong or odd: named before any work."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from inferences import LENSING, SMALL, plan_of
+
+from pmwd_dist.run.inference import check_inference
+from pmwd_dist.run.settings import SettingsError
+
+WRONG = {
+    "likelihood.nbar: missing; add for example": ["likelihood.kind=poisson"],
+    "likelihood.nbar: a gaussian likelihood has none": ["likelihood.nbar=2.0"],
+    'must be "gaussian", "poisson" or "lensing"; did you mean "gaussian"': ["likelihood.kind=gauss"],
+    'data.selection: is of counts; use likelihood.kind = "poisson"': ["data.selection=a.npy"],
+    'has low = 3.0, which must be less than high=2.0; for example { kind = "uniform"': [
+        'priors.b1={ kind = "uniform", low = 3.0, high = 2.0 }'
+    ],
+    'of kind "normal" needs mean and sd, and may have high and low': ['priors.b1={ kind = "normal", mean = 3.0 }'],
+    "priors.b1: the prior { kind = .* } excludes the truth, 1.8; change one of them": [
+        'priors.b1={ kind = "uniform", low = 2.0, high = 3.0 }'
+    ],
+    'priors.b2: has no effect with model.bias = "eulerian"': ['priors.b2={ kind = "normal", mean = 0.0, sd = 1.0 }'],
+    "data.truth.b2: has no prior": ["data.truth={ b2 = 1.0 }"],
+    "sampler.steps = 37: must be a multiple of thin \\* chunk = 12": ["sampler.steps=37"],
+    "sampler.energy_variance: is the target of mclmc, and hmc is tuned for its acceptance": ["sampler.method=hmc"],
+    "sampler.stepz = 3: unknown key; did you mean sampler.steps?": ["sampler.stepz=3"],
+    'start.begin = "wiener": needs sampler.precondition': ["start.begin=wiener"],
+    "start.map_free: parameters can't be told from the noise where sampler.precondition depends on them": [
+        "start.map_free=['b1']",
+        "sampler.precondition=conditional",
+    ],
+    r"likelihood.k_max = 0.1: leaves no mode of a box of 60 Mpc/h; use more than 0.1047 h/Mpc": [
+        "likelihood.k_max=0.1"
+    ],
+    r"priors.h = { .* }: has a median that is not positive; bound it from below": [
+        'priors.h={ kind = "uniform", low = -1.0, high = -0.5 }',
+        "data.truth={ h = -0.7 }",
+    ],
+    r"priors.b1 = { .* }: has 1.8, 1.8, 1.8 as its median and two deviations from it": [
+        'priors.b1={ kind = "normal", mean = 1.8, sd = 1e-18 }'
+    ],
+    r"start.map_anneal = \[0.2, 0.1\]: must be positive, and ascend": ["start.map_anneal=[0.2, 0.1]"],
+    "start.map_free: sigma8 has no prior": ["start.map_free=['sigma8']"],
+    'model.bias = "lagrangian": is of particles': ["model.bias=lagrangian"],
+    r"\[output\]: unknown section; use box, time, .*, data, model": ["output.redshifts=0"],
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_wrong_settings_are_named(message: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=message):
+        plan_of(tmp_path / "run", *WRONG[message])
+
+
+LIGHT = 'priors.omega_m={ kind = "normal", mean = 0.3, sd = 0.1, low = 0.05 }'
+ODD = {
+    "data.file: the data are 2 everywhere: nothing is known": (np.full((4, 4, 4), 2.0), []),
+    "data.file: the mean is about 0, as of a contrast": (np.indices((4, 4, 4))[0] - 1.5, []),
+    "data.file: the mean is 31.5; densities are in units of the mean": (np.arange(64.0).reshape(4, 4, 4), []),
+    "the mean is 31.5 galaxies in a cell, and likelihood.nbar expects 2": (
+        np.arange(64.0).reshape(4, 4, 4),
+        ["poisson"],
+    ),
+    "priors.sigma8: 0 is within two deviations of its median; bound it": (
+        None,
+        ['priors.sigma8={ kind = "normal", mean = 0.8, sd = 0.5 }'],
+    ),
+    "field = 80: the box fills 28.9 degrees at the farthest shell, and": (
+        None,
+        ["lensing", "observe.light_cone.field=80"],
+    ),
+    "priors.omega_m: at 0.5003, .* the run does not span the light cone": (
+        None,
+        ["lensing", "observe.light_cone.sources=[0.02, 0.11]", LIGHT],
+    ),
+}
+
+
+@pytest.mark.parametrize("message", ODD)
+def test_what_is_odd_is_warned_of_before_any_work(message: str, tmp_path: Path) -> None:
+    values, overrides = ODD[message]
+    texts = {"poisson": SMALL.replace("sigma = 0.5", 'kind = "poisson"\nnbar = 2.0'), "lensing": LENSING}
+    chosen = next((texts[name] for name in overrides if name in texts), SMALL)
+    overrides = [text for text in overrides if text not in texts]
+    if values is not None:
+        put(tmp_path, "file", values)
+        overrides = [*overrides, "data.file=file.npy"]
+    (warning,) = (
+        x for x in check_inference(plan_of(tmp_path / "run", *overrides, text=chosen)) if "checks.ess" not in x
+    )
+    assert re.search(message, warning)
+
+
+def put(folder: Path, name: str, values: Any) -> None:
+    np.save(folder / f"{name}.npy", values)
+
+
+def broken(value: float) -> np.ndarray:
+    values = np.ones((4, 4, 4))
+    values[1, 2, 3] = value
+    return values
+
+
+@pytest.mark.parametrize(
+    ("arrays", "overrides", "message"),
+    [
+        ({"file": broken(np.nan)}, [], r"data.file = .*: holds 1 values that are no finite numbers, the first at"),
+        ({"file": np.ones((4, 4, 8))}, [], r"has the shape \[4, 4, 8\], and box.mesh is \[4, 4, 4\]"),
+        ({"file": broken(-1)}, ["likelihood.kind=poisson"], "holds -1, which is no number of galaxies"),
+        ({"mask": np.zeros((4, 4, 4))}, [], "data.mask = .*: hides every cell"),
+        ({"selection": np.zeros((4, 4, 4))}, ["likelihood.kind=poisson"], "data.selection = .*: is 0 in every cell"),
+        ({"mask": broken(0.5)}, [], "data.mask = .*: must hold only 0 and 1"),
+        ({"file": np.array(["a"])}, [], "holds <U1, no real numbers"),
+        ({}, ["data.file=missing.npy"], 'data.file = .*missing.npy": No such file'),
+        ({}, ["data.file=counts.h5:/d"], "data.file = .*counts.h5"),
+        ({}, ["data.file=counts.txt"], "must end with .npy, or name a data set"),
+    ],
+)
+def test_wrong_data_are_named(arrays: dict[str, Any], overrides: list[str], message: str, tmp_path: Path) -> None:
+    for name, values in arrays.items():
+        put(tmp_path, name, values)
+        overrides = [*overrides, f"data.{name}={name}.npy"]
+    counts = SMALL.replace("sigma = 0.5", "nbar = 2.0") if "likelihood.kind=poisson" in overrides else SMALL
+    with pytest.raises(SettingsError, match=message):
+        plan_of(tmp_path / "run", *overrides, text=counts)
+
+
+def test_data_are_read_and_odd_ones_warned_of(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "survey.h5", "w") as file:
+        file["galaxies/contrast"] = np.indices((4, 4, 4))[0] - 1.5
+        file["mask"] = broken(0) > 0
+    plan = plan_of(tmp_path / "run", "data.file=survey.h5:/galaxies/contrast", "data.mask=survey.h5:/mask")
+    assert plan.model.likelihood.mask.sum() == 63
+    warnings = check_inference(plan)
+    assert any("the mean is about 0, as of a contrast" in text for text in warnings)
+    assert any("fewer draws than checks.ess = 400" in text for text in warnings)
