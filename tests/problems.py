@@ -295,7 +295,7 @@ def smooth_field(rng: np.random.Generator, shape: Any, *, largest: int = 1) -> n
 UNOPTIMIZED: dict[str, int | bool] = {"xla_backend_optimization_level": 0}
 OPTIMIZED: dict[str, int | bool] = {"xla_backend_optimization_level": 3}  # XLA's defaults
 if jax.__version_info__ < (0, 11):  # later ones have no other way to compile
-    UNOPTIMIZED |= {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 2}
+    UNOPTIMIZED |= {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
     OPTIMIZED |= {"xla_cpu_use_fusion_emitters": True, "xla_cpu_parallel_codegen_split_count": 32}
 XLA_FLAGS = " ".join(f"--{name}={str(value).lower()}" for name, value in UNOPTIMIZED.items())  # of all tests
 

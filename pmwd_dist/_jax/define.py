@@ -16,6 +16,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import Mesh
 
+from pmwd_dist._jax.batch_axis import add_batch_axis, drop_batch_axis
 from pmwd_dist._jax.varying import unify_varying
 
 _PLATFORMS = {"cpu": "cpu", "CUDA": "cuda"}  # XLA's names of platforms, and those of JAX's lowering rules
@@ -199,8 +200,8 @@ def with_derivatives_of(reference: Callable[..., Any], primitive: Primitive, **p
 
     @jax.custom_jvp
     def run(*operands: Any) -> Any:
-        out = primitive.bind(*(x[None] for x in unify_varying(*operands)), **params)
-        return tuple(x[0] for x in out) if primitive.multiple_results else out[0]
+        out = primitive.bind(*map(add_batch_axis, unify_varying(*operands)), **params)
+        return tuple(map(drop_batch_axis, out)) if primitive.multiple_results else drop_batch_axis(out)
 
     @run.defjvp
     def rule(primals: Any, tangents: Any) -> Any:

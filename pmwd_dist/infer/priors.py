@@ -74,9 +74,7 @@ class Normal:
         if math.isinf(self.low) and math.isinf(self.high):
             return self.mean + self.sd * u
         below, above = self._tails
-        left = ndtri(below + (1 - below - above) * ndtr(jnp.where(u < 0, u, 0)))
-        right = -ndtri(above + (1 - below - above) * ndtr(jnp.where(u < 0, 0, -u)))
-        return jnp.clip(self.mean + self.sd * jnp.where(u < 0, left, right), self.low, self.high)
+        return jnp.clip(self.mean + self.sd * _truncated(u, below, above, 1 - below - above), self.low, self.high)
 
     def inverse(self, value: ArrayLike) -> Array:
         """The u of a parameter."""
@@ -84,9 +82,7 @@ class Normal:
         if math.isinf(self.low) and math.isinf(self.high):
             return x
         below, above = self._tails
-        left = ndtri((ndtr(x) - below) / (1 - below - above))
-        right = -ndtri((ndtr(-x) - above) / (1 - below - above))
-        return jnp.where(left < 0, left, right)
+        return _whole(x, below, above, 1 - below - above)
 
     def logdensity(self, value: ArrayLike) -> Array:
         """Logarithm of the normalised density."""
@@ -94,6 +90,22 @@ class Normal:
         inside = (value >= self.low) & (value <= self.high)
         density = norm.logpdf(value, self.mean, self.sd) - math.log(1 - below - above)
         return jnp.where(inside, density, -jnp.inf)
+
+
+@jax.jit
+def _truncated(u: Array, below: float, above: float, between: float) -> Array:
+    """A standard normal variable without its tails, of these probabilities, at the quantile of a whole one."""
+    left = ndtri(below + between * ndtr(jnp.where(u < 0, u, 0)))
+    right = -ndtri(above + between * ndtr(jnp.where(u < 0, 0, -u)))
+    return jnp.where(u < 0, left, right)
+
+
+@jax.jit
+def _whole(x: Array, below: float, above: float, between: float) -> Array:
+    """The inverse of `_truncated`."""
+    left = ndtri((ndtr(x) - below) / between)
+    right = -ndtri((ndtr(-x) - above) / between)
+    return jnp.where(left < 0, left, right)
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,11 @@ def weighted_overdensity(
     inputs.check_config(config)
     density, weight = inputs.mesh_field(density, config, "density"), inputs.mesh_field(weight, config, "weight")
     _check_not_negative(weight, "weight")
+    return _overdensity(density, weight)
+
+
+@jax.jit
+def _overdensity(density: Array, weight: Array) -> Array:
     mean = jnp.sum(weight * density) / jnp.sum(weight)
     return weight * (density / mean - 1) / jnp.sqrt(jnp.mean(weight**2))
 

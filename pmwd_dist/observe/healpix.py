@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -26,7 +28,11 @@ def nearest_pixel(nside: int, vector: Float[Array, "*n 3"]) -> Int[Array, "*n"]:
     Raises:
       ValueError: nside that is no whole number from 1 on.
     """
-    nside, vector = whole_number(nside, "nside", least=1), real(vector, "vector")
+    return _nearest_pixel(whole_number(nside, "nside", least=1), real(vector, "vector"))
+
+
+@partial(jax.jit, static_argnames="nside")
+def _nearest_pixel(nside: int, vector: Array) -> Array:
     z, phi, scaled = _angles(nside, vector)
     quarters = phi * (2 / math.pi)
     # Edges of pixels rise and fall with phi: straight lines in the belt, hyperbolas in each quarter of a cap.
@@ -53,7 +59,11 @@ def interpolation(nside: int, vector: Float[Array, "*n 3"]) -> tuple[Int[Array, 
     Raises:
       ValueError: nside that is no whole number from 1 on.
     """
-    nside, vector = whole_number(nside, "nside", least=1), real(vector, "vector")
+    return _interpolation(whole_number(nside, "nside", least=1), real(vector, "vector"))
+
+
+@partial(jax.jit, static_argnames="nside")
+def _interpolation(nside: int, vector: Array) -> tuple[Array, Array]:
     z, phi, scaled = _angles(nside, vector)
     theta = _polar_angle(vector)
     belt = jnp.floor(nside * (2 - 1.5 * z))

@@ -56,7 +56,7 @@ def lensing_weights(edges: Sequence[float], cosmo: Cosmology | GrowthTable, sour
 
 @partial(jax.jit, static_argnames="edges")
 def _weights(distance: Array, share: Array, table: GrowthTable, *, edges: tuple[float, ...]) -> Array:
-    half = np.diff(edges)[:, None] / 2
+    distance, half = jnp.maximum(distance, 1e-3), np.diff(edges)[:, None] / 2
     x = jnp.asarray(np.asarray(edges)[:-1, None] + half * (1 + _NODES), dtype=float)
     behind = jnp.maximum(distance[None, None, :] - x[..., None], 0)
     efficiency = jnp.sum(
@@ -74,15 +74,25 @@ def _sources(source: Source, table: GrowthTable, nearest: float) -> tuple[Array,
         z, number = (jnp.asarray(real(x, "source")) for x in source)
         if z.ndim != 1 or z.shape != number.shape or len(z) < 2:
             raise ArgumentError("source", z.shape, "must be redshifts and as many numbers", "pass (z, n)")
-        width = jnp.concatenate([z[1:2] - z[:1], z[2:] - z[:-2], z[-1:] - z[-2:-1]]) / 2
-        share = number * width / jnp.sum(number * width)
+        share = _shares(z, number)
     else:
         z = jnp.asarray(real(source, "source")).reshape(-1)
         if z.shape != (1,):
             raise ArgumentError("source", z.shape, "must be one redshift", "pass (z, n) for a distribution")
         share = jnp.ones_like(z)
     _check_redshifts(z, table, nearest)
-    return jnp.maximum(comoving_distance(1 / (1 + z), table), 1e-3), share
+    return _distances(z, table), share
+
+
+@jax.jit
+def _shares(z: Array, number: Array) -> Array:
+    width = jnp.concatenate([z[1:2] - z[:1], z[2:] - z[:-2], z[-1:] - z[-2:-1]]) / 2
+    return number * width / jnp.sum(number * width)
+
+
+@jax.jit
+def _distances(z: Array, table: GrowthTable) -> Array:
+    return comoving_distance(1 / (1 + z), table)
 
 
 def _check_redshifts(z: Array, table: GrowthTable, nearest: float) -> None:
@@ -94,7 +104,7 @@ def _check_redshifts(z: Array, table: GrowthTable, nearest: float) -> None:
     if is_traced(table):
         return
     with jax.ensure_compile_time_eval():
-        farthest = float(jnp.max(comoving_distance(1 / (1 + z), table)))
+        farthest = float(np.max(np.asarray(_distances(z, table))))
     if farthest <= nearest:
         constraint = f"at {farthest:.4g} Mpc/h is nearer than the nearest shell, from {nearest:g} Mpc/h on"
         raise ArgumentError("source", float(np.max(np.asarray(z))), constraint, "use farther sources or nearer shells")

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from pmwd_dist._jax.batch_axis import add_batch_axis, drop_batch_axis
 from pmwd_dist._jax.complex_numbers import scaled
 from pmwd_dist._jax.define import define_linear, define_op
 from pmwd_dist._jax.varying import result_aval
@@ -20,12 +21,12 @@ from pmwd_dist._jax.varying import result_aval
 
 def rfft(block: Array, rank: int) -> Array:
     """Transform a real block, shape (nx, ny, nz), along its last `rank` axes."""
-    return _rfft_p.bind(block[None], rank=rank)[0]
+    return drop_batch_axis(_rfft_p.bind(add_batch_axis(block), rank=rank))
 
 
 def irfft(block: Array, nz: int, rank: int) -> Array:
     """The inverse of `rfft`; nz is the extent of the real block."""
-    return _irfft_p.bind(block[None], nz=nz, rank=rank)[0]
+    return drop_batch_axis(_irfft_p.bind(add_batch_axis(block), nz=nz, rank=rank))
 
 
 def _axes(rank: int) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ result loses. The transpose that JAX would derive from slices and concatenations
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer
 
+from pmwd_dist._jax.batch_axis import add_batch_axis, drop_batch_axis, over_batch
 from pmwd_dist._jax.define import define_linear_pair, define_op
 from pmwd_dist._jax.varying import result_aval, unify_varying
 from pmwd_dist.ops.kernels import native_targets
@@ -35,7 +37,7 @@ def gradient(
     Returns:
       The fourth-order central differences (Hockney & Eastwood 1988, sec. 5-4) of the inner cells.
     """
-    return _gradient_p.bind(field[None], cell_size=cell_size, periodic=periodic)[0]
+    return drop_batch_axis(_gradient_p.bind(add_batch_axis(field), cell_size=cell_size, periodic=periodic))
 
 
 def gradient_at(
@@ -48,16 +50,15 @@ def gradient_at(
       place: of the field.
       cell_size: sides of a cell.
     """
-    return _gradient_at_p.bind(
-        *unify_varying(fields[None], place[None].astype(jnp.int32)), cell_size=cell_size, periodic=(True,) * 3
-    )[0]
+    operands = map(add_batch_axis, unify_varying(fields, place.astype(jnp.int32)))
+    return drop_batch_axis(_gradient_at_p.bind(*operands, cell_size=cell_size, periodic=(True,) * 3))
 
 
 def divergence(
     fields: Float[Array, "mx my mz 3"], cell_size: tuple[float, float, float], periodic: tuple[bool, bool, bool]
 ) -> Float[Array, "ux uy uz"]:
     """Transpose of `gradient`: minus the divergence, with WIDTH cells more on each side of an axis not periodic."""
-    return _divergence_p.bind(fields[None], cell_size=cell_size, periodic=periodic)[0]
+    return drop_batch_axis(_divergence_p.bind(add_batch_axis(fields), cell_size=cell_size, periodic=periodic))
 
 
 def _gradient_aval(x: Any, *, cell_size: Any, periodic: Any) -> Any:
@@ -88,7 +89,7 @@ def _gradient_reference(field: Array, *, cell_size: Any, periodic: Any) -> Array
 
 
 def _gradient_at_reference(fields: Array, place: Array, **params: Any) -> Array:
-    bits = jax.vmap(lambda fields, place: jax.lax.dynamic_index_in_dim(fields, place, keepdims=False))(fields, place)
+    bits = over_batch(partial(jax.lax.dynamic_index_in_dim, keepdims=False), fields, place)
     field = jax.lax.bitcast_convert_type(bits, np.dtype(f"float{8 * fields.dtype.itemsize}"))
     return _gradient_reference(field, **params)
 

@@ -210,16 +210,30 @@ def fftfreq3d(
     if not real:
         decomposition.check_axis(shape, 2, decomposition.pdims[1], "shape")
     sides = shape if box_size is None else box_size
-    lengths = (sides,) * 3 if isinstance(sides, int | float | np.number) else sides
+    lengths = (sides,) * 3 if isinstance(sides, int | float | np.number) else tuple(sides)
+    dtype = np.dtype(jnp.result_type(float) if dtype is None else dtype)
+    compiled = not decomposition.manual and all(type(length) in {int, float} for length in lengths)
+    return (_compiled_wavevectors if compiled else _wavevectors)(shape, decomposition, lengths, real, dtype)()
+
+
+def _wavevectors(
+    shape: Shape3, decomposition: Decomposition, lengths: Sequence[Any], real: bool, dtype: np.dtype
+) -> Callable[[], tuple[Array, Array, Array]]:
     numbers = _wavenumbers(shape, spectrum_shape(shape, decomposition)[2] if real else None)
     k = [n * (2 * math.pi / length) for n, length in zip(numbers, lengths, strict=True)]
-    specs = [decomposition.spectrum_spec[axis] for axis in range(3)]
-    run = decomposition.shard_map(
-        lambda: local_factors(k, decomposition, jnp.result_type(float) if dtype is None else dtype),
-        (),
-        (jax.P(), jax.P(None, specs[1]), jax.P(None, None, specs[2])),
-    )
-    return run()
+    _, y, z = decomposition.spectrum_spec
+    specs = jax.P(), jax.P(None, y), jax.P(None, None, z)
+    return decomposition.shard_map(lambda: local_factors(k, decomposition, dtype), (), specs)
+
+
+@lru_cache(maxsize=64)
+def _compiled_wavevectors(*arguments: Any) -> Callable[[], tuple[Array, Array, Array]]:
+    """The wavevectors as one program."""
+
+    def run() -> tuple[Array, Array, Array]:  # mapped at each trace, with the mesh that is current then
+        return _wavevectors(*arguments)()
+
+    return jax.jit(run)
 
 
 def _wavenumbers(shape: Shape3, nk: int | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -6,7 +6,12 @@ since a block that is whole along an axis wraps around by itself.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
+
+import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jaxtyping import Array, Num
 
 from pmwd_dist.parallel.backends.base import PLAIN, Addition
@@ -29,10 +34,7 @@ def halo_pad(
     decomposition, shape = decomposition_of(field, decomposition, "field")
     for axis, parts in enumerate(decomposition.pdims):
         decomposition.check_axis(shape, axis, parts, "field.shape")
-    pad = decomposition.shard_map(
-        lambda block: pad_block(block, halo, decomposition), (decomposition.spec,), decomposition.spec
-    )
-    return pad(field)
+    return _over_blocks(field, pad_block, halo, decomposition)
 
 
 def halo_reduce(
@@ -52,10 +54,29 @@ def halo_reduce(
             raise ValueError(
                 f"padded.shape[{axis}]={shape[axis]} must be {parts} blocks of more than {2 * halo} cells each"
             )
-    reduce = decomposition.shard_map(
-        lambda block: reduce_block(block, halo, decomposition), (decomposition.spec,), decomposition.spec
+    return _over_blocks(padded, reduce_block, halo, decomposition)
+
+
+def _over_blocks(x: Array, function: Callable[..., Array], halo: int, decomposition: Decomposition) -> Array:
+    """Apply a function of blocks to a whole array."""
+    traced = isinstance(x, Tracer) or decomposition.manual
+    return (_mapped if traced else _compiled)(function, halo, decomposition)(x)
+
+
+def _mapped(function: Callable[..., Array], halo: int, decomposition: Decomposition) -> Callable[[Array], Array]:
+    return decomposition.shard_map(
+        lambda block: function(block, halo, decomposition), (decomposition.spec,), decomposition.spec
     )
-    return reduce(padded)
+
+
+@lru_cache(maxsize=64)
+def _compiled(function: Callable[..., Array], halo: int, decomposition: Decomposition) -> Callable[[Array], Array]:
+    """The function, compiled as a whole: outside of jit, shard_map runs operation by operation."""
+
+    def run(x: Array) -> Array:  # mapped at each trace, with the mesh that is current then
+        return _mapped(function, halo, decomposition)(x)
+
+    return jax.jit(run, out_shardings=decomposition.sharding)
 
 
 def pad_block(block: Array, halo: int, decomposition: Decomposition) -> Array:

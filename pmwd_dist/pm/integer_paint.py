@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from pmwd_dist._jax import native
+from pmwd_dist._jax.batch_axis import add_batch_axis, drop_batch_axis, over_batch
 from pmwd_dist._jax.define import Composed, define_derivatives, define_op
 from pmwd_dist._jax.varying import result_aval, unify_varying, varying_names
 from pmwd_dist.ops import cic
@@ -48,8 +49,8 @@ def paint_and_reduce(
     replicated = not varying_names(weight) & set(decomposition.names)
     disp, weight = unify_varying(disp, weight)
     out = _paint_p.bind(
-        disp[None],
-        weight[None],
+        add_batch_axis(disp),
+        add_batch_axis(weight),
         geometry=geometry,
         masks=(cic.VALUE,),
         decomposition=decomposition,
@@ -57,7 +58,7 @@ def paint_and_reduce(
         particles=particles,
         replicated=replicated,
     )
-    return out[0]
+    return drop_batch_axis(out)
 
 
 def _aval(disp: Any, weight: Any, *, geometry: cic.Geometry, decomposition: Decomposition, pad: int, **_: Any) -> Any:
@@ -73,7 +74,7 @@ def _in_floats(
     def one(disp: Array, weight: Array) -> Array:
         return reduce_block(cic.paint(disp, weight, geometry, masks)[..., 0], pad, decomposition)
 
-    return jax.vmap(one)(disp, weight)
+    return over_batch(one, disp, weight)
 
 
 def _in_integers(
@@ -87,7 +88,7 @@ def _in_integers(
     particles: int,
     replicated: bool,
 ) -> Array:
-    bound = jax.vmap(max_abs)(weight)
+    bound = over_batch(max_abs, weight)
     if not replicated:
         bound = _max_over_devices(bound, decomposition)
     bits = sums.contribution_bits(particles, len(masks), disp.dtype)
@@ -97,7 +98,7 @@ def _in_integers(
         addition = Addition(sums.add_sums, lambda part: sums.values_of_sums(part, bound, bits))
         return reduce_block(block, pad, decomposition, addition)
 
-    return jax.vmap(reduced)(painted, bound)
+    return over_batch(reduced, painted, bound)
 
 
 def _max_over_devices(x: Array, decomposition: Decomposition) -> Array:
@@ -142,7 +143,7 @@ def _transpose(
     def one(disp: Array, ct: Array) -> Array:
         return cic.read(disp, pad_block(ct, pad, decomposition)[..., None], geometry, masks)
 
-    out = jax.vmap(one)(disp, ct)
+    out = over_batch(one, disp, ct)
     return out if weight.aval.shape == out.shape else jnp.sum(out, axis=(1, 2, 3), keepdims=True)
 
 

@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.figure import Figure
 
 from pmwd_dist._files import atomic_write
-from pmwd_dist.report.style import COLOURS, OUTWARD, STYLE, colours, finish_axis, save
+from pmwd_dist.report.style import COLOURS, colours, finish_axis, new_figure, save, styled
 
 Rows = Mapping[str, Mapping[str, float]]
 _COLUMNS = ("mean", "sd", "rhat", "ess_bulk", "ess_tail", "gradients_per_ess")
@@ -48,8 +46,8 @@ def draw_traces(path: Path, draws: Mapping[str, np.ndarray], truth: Mapping[str,
     Raises:
       OSError: the figure can't be written.
     """
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(9, 1.8 * len(draws) + 0.8), layout="constrained")
+    with styled():
+        figure = new_figure(figsize=(9, 1.8 * len(draws) + 0.8), layout="constrained")
         panels = np.atleast_1d(figure.subplots(len(draws), 1, sharex=True))
         for axes, (name, x) in zip(panels, draws.items(), strict=True):
             for chain, colour in zip(x, colours(len(x)), strict=True):
@@ -68,8 +66,8 @@ def draw_corner(path: Path, draws: Mapping[str, np.ndarray], truth: Mapping[str,
       OSError: the figure can't be written.
     """
     names, count = list(draws), len(draws)
-    with mpl.rc_context(STYLE | OUTWARD):
-        figure = Figure(figsize=(2.6 * count + 1, 2.6 * count + 1), layout="constrained")
+    with styled(outward=True):
+        figure = new_figure(figsize=(2.6 * count + 1, 2.6 * count + 1), layout="constrained")
         panels = np.atleast_2d(figure.subplots(count, count, sharex="col"))
         for i, row in enumerate(names):
             for j, column in enumerate(names):
@@ -103,8 +101,8 @@ def draw_bands(path: Path, k: np.ndarray, panels: Mapping[str, tuple[np.ndarray,
     Raises:
       OSError: the figure can't be written.
     """
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(8, 2.6 * len(panels) + 0.8), layout="constrained")
+    with styled():
+        figure = new_figure(figsize=(8, 2.6 * len(panels) + 0.8), layout="constrained")
         grid = np.atleast_1d(figure.subplots(len(panels), 1, sharex=True))
         for axes, (label, (curves, reference, name)) in zip(grid, panels.items(), strict=True):
             some = np.isfinite(curves).any(axis=0)  # as r(k) is not of data that are the same everywhere
@@ -132,8 +130,8 @@ def draw_slices(
     Raises:
       OSError: the figure can't be written.
     """
-    with mpl.rc_context(STYLE | OUTWARD):
-        figure = Figure(figsize=(4.4 * len(images), 4.2), layout="constrained")
+    with styled(outward=True):
+        figure = new_figure(figsize=(4.4 * len(images), 4.2), layout="constrained")
         for axes, (title, values) in zip(np.atleast_1d(figure.subplots(1, len(images))), images, strict=True):
             image = axes.imshow(values.T, origin="lower", extent=(0, sides[0], 0, sides[1]), cmap="inferno")
             axes.set_title(title, fontsize=13)

@@ -9,21 +9,19 @@ import zlib
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.colors import Normalize
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-from matplotlib.typing import ColorType
 
 from pmwd_dist._files import atomic_write, read_text
 from pmwd_dist.report.maps import draw_light_cone, has_light_cone
 from pmwd_dist.report.observables import draw_table, tables
-from pmwd_dist.report.style import OUTWARD, STYLE, colours, save
+from pmwd_dist.report.style import colours, label_with_plain_numbers, new_figure, save, styled
 from pmwd_dist.report.tables import read_table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.typing import ColorType
 
 CSV_HEADER = "k [h/Mpc],power [(Mpc/h)^3],modes,linear power [(Mpc/h)^3],shot noise [(Mpc/h)^3]"
 _DAMAGE = (KeyError, ValueError, TypeError, OSError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error)
@@ -169,8 +167,8 @@ def draw_spectra(path: Path, spectra: Sequence[Spectrum]) -> None:
     Raises:
       OSError: the figure can't be written.
     """
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(8, 8.2), layout="constrained")
+    with styled():
+        figure = new_figure(figsize=(8, 8.2), layout="constrained")
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(2.2, 1))
         for spectrum, colour in zip(spectra, colours(len(spectra)), strict=True):
             _draw_spectrum(upper, lower, spectrum, colour)
@@ -201,9 +199,7 @@ def _finish_power(upper: Axes, lower: Axes, spectra: Sequence[Spectrum]) -> None
     lower.set_xlabel(r"$k$  [$h$/Mpc]")
     k = np.concatenate([spectrum.k for spectrum in spectra])
     lower.set_xlim(k.min() * 0.93, max(k.max(), *_nyquists(spectra)) * 1.07)
-    lower.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    lower.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-    lower.xaxis.set_minor_formatter(NullFormatter())
+    label_with_plain_numbers(lower)
     ratios = np.concatenate([s.power / s.linear for s in spectra])
     ratios = ratios[np.isfinite(ratios) & (ratios > 0)]
     if len(ratios):
@@ -231,6 +227,8 @@ def _draw_sampling(upper: Axes, lower: Axes, spectra: Sequence[Spectrum]) -> Non
 
 
 def _label_ratio_axis(axes: Axes) -> None:
+    from matplotlib.ticker import NullFormatter
+
     low, high = axes.get_ylim()
     ticks = [t for t in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 1.5, 2, 3, 5, 10, 20, 50, 100) if low <= t <= high]
     if high / low > 12:
@@ -250,14 +248,15 @@ def draw_slab(path: Path, slab: Slab) -> None:
     logarithm = np.log10(np.maximum(slab.density, _FLOOR))
     low = min(float(np.quantile(logarithm, 0.01)), np.log10(0.8))
     high = max(float(np.quantile(logarithm, 0.9995)), np.log10(1.25))
-    with mpl.rc_context(STYLE | OUTWARD):
-        figure = Figure(figsize=(8.6, 1.2 + 6.6 * min(y / x, 1.4)))
+    with styled(outward=True):
+        figure = new_figure(figsize=(8.6, 1.2 + 6.6 * min(y / x, 1.4)))
         axes = figure.subplots()
         image = axes.imshow(
             logarithm.T,
             origin="lower",
             extent=(0, x, 0, y),
-            norm=Normalize(low, high),
+            vmin=low,
+            vmax=high,
             cmap="inferno",
             interpolation="bicubic",
         )

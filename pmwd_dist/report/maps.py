@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import h5py
 import jax.numpy as jnp
-import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from pmwd_dist.observe.healpix import nearest_pixel
-from pmwd_dist.report.style import COLOURS, OUTWARD, STYLE, finish_axis, save
+from pmwd_dist.report.style import COLOURS, finish_axis, new_figure, save, styled
 from pmwd_dist.report.tables import Table, read_table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _FIELDS, _SPECTRA, _FIGURE = "light_cone.hdf5", "convergence_power.csv", "convergence.png"
 _STICKS = 28  # along each side of a map
@@ -42,7 +43,7 @@ def draw_light_cone(folder: Path) -> Path:
             flat = about["sky"] == "flat"
     except KeyError as error:
         raise ValueError(f"{path}: not a light cone of this program ({error})") from error
-    with mpl.rc_context(STYLE | OUTWARD):
+    with styled(outward=True):
         if flat and shear is not None:
             figure = _flat(convergence, shear, sources, float(about["field"]), _spectra(folder))
         else:
@@ -60,12 +61,12 @@ def _flat(
 ) -> Figure:
     """A map of each source with sticks along the shear, and the spectra at the right."""
     panels = len(sources) + (table is not None)
-    figure = Figure(figsize=(6.6 * panels, 5.6), layout="constrained")
+    figure = new_figure(figsize=(6.6 * panels, 5.6), layout="constrained")
     axes = np.atleast_1d(figure.subplots(1, panels))
     for i, z in enumerate(sources):
         _draw_flat(figure, axes[i], convergence[i], shear[i], z, field)
     if table is not None:
-        with mpl.rc_context(STYLE):
+        with styled():
             _draw_power(axes[-1], table, sources)
     return figure
 
@@ -118,7 +119,7 @@ def _spheres(convergence: np.ndarray, sources: list[float], nside: int, table: T
     """A map of each source in Mollweide's projection, one below the other, and the spectra at the bottom."""
     rows = len(sources) + (table is not None)
     heights = [1.0] * len(sources) + [1.1] * (table is not None)
-    figure = Figure(figsize=(9.6, 5.4 * rows), layout="constrained")
+    figure = new_figure(figsize=(9.6, 5.4 * rows), layout="constrained")
     axes = np.atleast_1d(figure.subplots(rows, 1, height_ratios=heights))
     for i, z in enumerate(sources):
         image, inside = _mollweide(convergence[i], nside)
@@ -133,7 +134,7 @@ def _spheres(convergence: np.ndarray, sources: list[float], nside: int, table: T
             extend="both",
         )  # fmt: skip
     if table is not None:
-        with mpl.rc_context(STYLE):
+        with styled():
             _draw_power(axes[-1], table, sources)
     return figure
 

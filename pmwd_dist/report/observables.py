@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from pmwd_dist.report.style import COLOURS, STYLE, finish_axis, save
+from pmwd_dist.report.style import COLOURS, finish_axis, new_figure, save, styled
 from pmwd_dist.report.tables import Table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _NAMES = ("multipoles", "galaxies", "bispectrum", "cross", "pdf")
 _POLES = {0: "monopole", 2: "quadrupole", 4: "hexadecapole"}
@@ -35,8 +35,8 @@ def draw_table(path: Path, name: str, table: Table) -> None:
       OSError: the figure can't be written.
     """
     draw = {"bispectrum": _draw_bispectrum, "cross": _draw_cross, "pdf": _draw_pdf}.get(name, _draw_poles)
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(8, 6.4), layout="constrained")
+    with styled():
+        figure = new_figure(figsize=(8, 6.4), layout="constrained")
         axes = figure.subplots()
         try:
             draw(axes, table)

@@ -1,24 +1,24 @@
-"""What all figures of a run look like."""
+"""What all figures of a run look like. Matplotlib is imported when one is drawn: it takes 0.2 s."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-from matplotlib.typing import ColorType
 
 from pmwd_dist._files import atomic_write
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.typing import ColorType
+
 # Okabe & Ito (2008), distinct to colour-blind readers too; without yellow, which is too light for a line.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-STYLE: Any = {
+_STYLE: Any = {
     "font.size": 13,
     "axes.labelsize": 15,
     "axes.linewidth": 1.1,
@@ -31,13 +31,29 @@ STYLE: Any = {
     "legend.frameon": False,
     "mathtext.fontset": "dejavusans",
 }
-OUTWARD: Any = {"xtick.top": False, "ytick.right": False, "xtick.direction": "out", "ytick.direction": "out"}
+_OUTWARD: Any = {"xtick.top": False, "ytick.right": False, "xtick.direction": "out", "ytick.direction": "out"}
+
+
+def styled(*, outward: bool = False) -> AbstractContextManager[None]:
+    """Set the style of the figures made inside, with ticks outward for maps."""
+    import matplotlib as mpl
+
+    return mpl.rc_context(_STYLE | _OUTWARD if outward else _STYLE)
+
+
+def new_figure(**options: Any) -> Figure:
+    """Make a figure that no window shows."""
+    from matplotlib.figure import Figure
+
+    return Figure(**options)
 
 
 def colours(count: int) -> Sequence[ColorType]:
     """Colours of a number of lines."""
     if count <= len(COLOURS):
         return COLOURS[:count]
+    import matplotlib as mpl
+
     return [mpl.colormaps["viridis"](x) for x in np.linspace(0, 0.9, count)]
 
 
@@ -45,11 +61,18 @@ def finish_axis(axes: Axes, values: np.ndarray) -> None:
     """Give the x axis a logarithmic scale over these values with plain numbers, and a grid."""
     axes.set_xscale("log")
     axes.set_xlim(values.min() * 0.93, values.max() * 1.07)
+    label_with_plain_numbers(axes)
+    axes.grid(True, which="major", color="0.9", lw=0.8)
+    axes.set_axisbelow(True)
+
+
+def label_with_plain_numbers(axes: Axes) -> None:
+    """Label a logarithmic x axis with 1, 2, 5, 10 and so on."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.grid(True, which="major", color="0.9", lw=0.8)
-    axes.set_axisbelow(True)
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -58,6 +81,8 @@ def save(figure: Figure, path: Path) -> None:
     Raises:
       OSError: the figure can't be written.
     """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     FigureCanvasAgg(figure)
     with atomic_write(path) as aside:
         figure.savefig(aside, dpi=160, format="png", bbox_inches="tight", pad_inches=0.15)

@@ -137,6 +137,7 @@ def _galaxies(
     measured = power_multipoles(field, config, line_of_sight=wanted.line_of_sight, poles=POLES)
     radius = wanted.smoothing or 0.0
 
+    @jax.jit
     def bias(k: Array) -> Array:
         return 1 + (wanted.b1 - wanted.bnabla2 * k**2) * jnp.exp(-(k**2) * radius**2 / 2)
 

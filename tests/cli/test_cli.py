@@ -249,7 +249,7 @@ def _catches(process: subprocess.Popen[str], number: int) -> bool:
 @pytest.mark.skipif(sys.platform != "linux", reason="whether a signal is caught stands in Linux's /proc")
 @pytest.mark.parametrize(
     ("number", "delay", "code"),
-    [(signal.SIGINT, 0.0, 130), (signal.SIGINT, 0.4, 130), (signal.SIGINT, 1.2, 130), (signal.SIGTERM, 0.2, 143)],
+    [(signal.SIGINT, 0.0, 130), (signal.SIGINT, 0.4, 130), (signal.SIGINT, 0.8, 130), (signal.SIGTERM, 0.2, 143)],
 )
 def test_a_signal_while_the_program_starts(number: int, delay: float, code: int):
     """One line and the code of the signal, from before the library is imported."""

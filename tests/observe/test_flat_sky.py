@@ -100,9 +100,9 @@ def all_steps(pdims: tuple[int, int], axis: Any = "z") -> tuple[Any, Any]:
         return jax.value_and_grad(weighed, has_aux=True)(move, a0, a1)
 
     each = [step(move, *ends) for ends in zip(STEPS[:-1], STEPS[1:], strict=True)]
-    planes = sum(planes for (_, planes), _ in each)
+    (_, planes), gradient = jax.jit(lambda each: jax.tree.map(lambda *x: sum(x), *each))(each)
     assert problems.has_sharding(planes, config.decomposition.spectrum_sharding)
-    return planes, np.asarray(sum(gradient for _, gradient in each)).transpose(*order, 3)[..., order]
+    return planes, np.asarray(gradient).transpose(*order, 3)[..., order]
 
 
 @pytest.fixture(scope="module")

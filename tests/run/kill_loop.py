@@ -102,7 +102,11 @@ def loop() -> None:
         while counts["kills"] < options.kills and not counts["failures"]:
             run = folder / f"run{counts['runs']}"
             counts["runs"] += 1
-            if kill_and_resume(file, run, moment, counts):
+            kills, began = counts["kills"], time.perf_counter()
+            ended_well = kill_and_resume(file, run, moment, counts)
+            if counts["kills"] == kills:  # the moment was beyond the end of the run, which tells where that is
+                span = time.perf_counter() - began
+            if ended_well:
                 assert_same(reference, run)
                 counts["same bits"] += 1
             else:

@@ -24,6 +24,7 @@ from jax.core import ShapedArray
 from jaxtyping import Array, Float
 
 from pmwd_dist._jax import native as library
+from pmwd_dist._jax.batch_axis import add_batch_axis, drop_batch_axis
 from pmwd_dist._jax.define import Target, define_derivatives, define_op
 from pmwd_dist._jax.varying import result_aval, unify_varying
 from pmwd_dist.ops.cic.geometry import VALUE, Geometry, Mask, attributes, derivative_terms
@@ -45,8 +46,8 @@ def paint(
     `native` forces (True) or forbids (False) the native op; by default it runs where it is installed.
     """
     disp, weight = unify_varying(disp, weight)
-    out = _paint_p.bind(disp[None], weight[None], geometry=geometry, masks=masks, native=_choose(native))
-    return out[0]
+    out = _paint_p.bind(*map(add_batch_axis, (disp, weight)), geometry=geometry, masks=masks, native=_choose(native))
+    return drop_batch_axis(out)
 
 
 def read(
@@ -59,8 +60,8 @@ def read(
 ) -> Float[Array, "px py pz K F"]:
     """Read fields at the particles; NaN for a particle that is not finite or lies beyond the block."""
     disp, fields = unify_varying(disp, fields)
-    out = _read_p.bind(disp[None], fields[None], geometry=geometry, masks=masks, native=_choose(native))
-    return out[0]
+    out = _read_p.bind(*map(add_batch_axis, (disp, fields)), geometry=geometry, masks=masks, native=_choose(native))
+    return drop_batch_axis(out)
 
 
 def _choose(native: bool | None) -> bool:
