@@ -2,6 +2,8 @@
 
 JAX transposes a real transform through a full complex one: twice the work and memory. The transpose of R2C is a C2R
 with the doubled planes of kz weighted, and the other way round.
+
+XLA's transforms on CPUs run on one thread inside a larger program: there they are native ops.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from pmwd_dist._jax import native
 from pmwd_dist._jax.batch_axis import add_batch_axis, drop_batch_axis
 from pmwd_dist._jax.complex_numbers import scaled
-from pmwd_dist._jax.define import define_linear, define_op
+from pmwd_dist._jax.define import Target, define_linear, define_op
 from pmwd_dist._jax.varying import result_aval
 
 
@@ -43,7 +46,22 @@ def _irfft_aval(x: Any, *, nz: int, rank: int) -> Any:
     return result_aval(x, (*x.shape[:3], nz), np.zeros((), x.dtype).real.dtype)
 
 
-_rfft_p = define_op("rfft", _rfft_aval, lambda x, *, rank: jnp.fft.rfftn(x, axes=_axes(rank)))
+def _attributes(block: Any, rank: int) -> dict[str, Any] | None:
+    """Those of the native ops, which transform blocks that are not empty."""
+    return {"rank": np.array([rank])} if native.native_available() and 0 not in block else None
+
+
+def _rfft_attributes(x: Any, mesh: Any, *, rank: int) -> dict[str, Any] | None:
+    del mesh
+    return _attributes(x.shape, rank)
+
+
+_rfft_p = define_op(
+    "rfft",
+    _rfft_aval,
+    lambda x, *, rank: jnp.fft.rfftn(x, axes=_axes(rank)),
+    targets={"cpu": Target("jaxdecomp_ops_rfft", _rfft_attributes)},
+)
 
 
 # From this many values on XLA leaves out the division by their number on GPUs (seen at 2048^3 over four devices).
@@ -62,7 +80,19 @@ def _irfft_reference(x: Array, *, nz: int, rank: int) -> Array:
     return jnp.concatenate([_irfft_reference(piece, nz=nz, rank=rank) for piece in pieces], axis=axis)
 
 
-_irfft_p = define_op("irfft", _irfft_aval, _irfft_reference)
+def _irfft_attributes(x: Any, mesh: Any, *, nz: int, rank: int) -> dict[str, Any] | None:
+    del mesh
+    return _attributes((*x.shape[:3], nz), rank) if x.shape[3] == nz // 2 + 1 else None
+
+
+def _overwritten(x: Any, **params: Any) -> Any:
+    del params
+    return x
+
+
+# It overwrites the spectrum, of which XLA makes a copy where it is needed afterwards.
+_irfft_on_cpu = Target("jaxdecomp_ops_irfft", _irfft_attributes, scratch=_overwritten, lends=lambda *_, **__: True)
+_irfft_p = define_op("irfft", _irfft_aval, _irfft_reference, targets={"cpu": _irfft_on_cpu})
 
 
 def multiplicity(nz: int, dtype: Any) -> np.ndarray:

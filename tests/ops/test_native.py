@@ -74,7 +74,8 @@ def test_native_ops_of_another_interface_are_not_called(monkeypatch: pytest.Monk
 @pytest.mark.skipif(not pmd.native_available(), reason="the native ops are not installed")
 def test_what_cpus_can_call_gpus_can() -> None:
     library: Any = importlib.import_module("jaxdecomp_ops")
-    assert set(library.targets("cpu")) <= set(library.targets("CUDA"))
+    transforms = {"jaxdecomp_ops_rfft", "jaxdecomp_ops_irfft"}  # on one GPU those of XLA run
+    assert set(library.targets("cpu")) - transforms <= set(library.targets("CUDA"))
 
 
 def test_the_version_is_that_of_the_native_package() -> None:

@@ -1,6 +1,7 @@
 //! Particle-mesh operators as XLA FFI targets.
 //!
 //! - [`cic`]: cloud-in-cell paint and read. Its numerical core knows neither XLA nor Python.
+//! - [`fft`]: real transforms on CPUs.
 //! - [`stencil`]: finite-difference gradient of a mesh.
 //! - [`cuda`]: NVIDIA's libraries, loaded at run time.
 //! - [`peer`]: transforms and halos over the GPUs of one process, by peer-to-peer copies.
@@ -11,6 +12,7 @@
 pub mod cic;
 pub mod cuda;
 pub mod cudecomp;
+pub mod fft;
 pub mod peer;
 #[cfg(feature = "python")]
 mod python;

@@ -3,6 +3,7 @@
 use crate::cic;
 use crate::cuda;
 use crate::cudecomp::{self, Error, Grid, Member};
+use crate::fft;
 use crate::peer::{self, Slabs};
 use crate::stencil;
 use core::ffi::CStr;
@@ -14,7 +15,7 @@ use std::path::PathBuf;
 use xla_ffi::sys::Handler;
 
 /// Version of what targets and functions expect: raised with each change that callers written before would get wrong.
-const INTERFACE: u32 = 1;
+const INTERFACE: u32 = 2;
 
 /// Name of XLA's capsules.
 const CAPSULE: &CStr = c"xla._CUSTOM_CALL_TARGET";
@@ -24,7 +25,7 @@ const CAPSULE: &CStr = c"xla._CUSTOM_CALL_TARGET";
 fn targets<'py>(py: Python<'py>, platform: &str) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
     let handlers: &[(&str, Handler)] = match platform {
-        "cpu" => &[&cic::handlers::CPU[..], &cic::steps::CPU, &stencil::handlers::CPU].concat(),
+        "cpu" => &[&cic::handlers::CPU[..], &cic::steps::CPU, &fft::handlers::CPU, &stencil::handlers::CPU].concat(),
         "CUDA" => &[&cudecomp::handlers::CUDA[..], &peer::handlers::CUDA].concat(),
         _ => &[],
     };
