@@ -11,6 +11,7 @@ import pytest
 
 from pmwd_dist.ops.local_fft import irfft, rfft
 
+SPECTRUM = np.fft.rfftn(np.random.default_rng(3).standard_normal((4, 6, 8)))
 SHAPES = ((4, 6, 10), (3, 5, 7), (1, 2, 18), (2, 1, 3))
 
 
@@ -30,7 +31,7 @@ def test_values_and_transposes_are_those_of_numpy(rank: int, native: bool) -> No
         ct, s = rng.standard_normal((2, *half)) + 1j * rng.standard_normal((2, *half))
         # Modes that are their own conjugates have imaginary parts here, which do not count in the last axis alone.
         text = jax.jit(all_of).lower(x, ct, s, real_ct).as_text()
-        assert ("jaxdecomp_ops_rfft" in text) == native
+        assert ("jaxdecomp_ops_rfft" in text) == ("jaxdecomp_ops_irfft" in text) == native
         forward, pulled, back, pulled_back = jax.jit(all_of)(x, ct, s, real_ct)
         sides = [shape[axis] for axis in axes]
         np.testing.assert_allclose(forward, np.fft.rfftn(x, axes=axes), atol=1e-13)
@@ -38,6 +39,27 @@ def test_values_and_transposes_are_those_of_numpy(rank: int, native: bool) -> No
         # JAX's cotangents of complex arrays are conjugates.
         np.testing.assert_allclose(np.sum(pulled * x), np.sum(ct * forward).real, rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(np.sum(pulled_back * s).real, np.sum(real_ct * back), rtol=1e-12, atol=1e-12)
+
+
+def test_a_spectrum_that_is_needed_again_is_not_overwritten(native: bool) -> None:
+    """Constants, arguments, operands of loops and of branches, though the native inverse takes their memory."""
+    del native
+    s = np.fft.rfftn(np.random.default_rng(2).standard_normal((4, 6, 8)))
+    field = np.fft.irfftn(s, (4, 6, 8), axes=(0, 1, 2))
+
+    @jax.jit
+    def several(s: Any, positive: Any) -> Any:
+        constant = irfft(jnp.asarray(SPECTRUM), 8, 3)
+        total = jax.lax.fori_loop(0, 3, lambda i, sums: sums + irfft(s, 8, 3), jnp.zeros((4, 6, 8)))
+        branch = jax.lax.cond(positive, lambda s: irfft(s, 8, 3), lambda s: -irfft(s, 8, 3), s)
+        return constant, total, branch, s
+
+    for _ in range(2):
+        constant, total, branch, same = several(s, True)
+        np.testing.assert_allclose(constant, np.fft.irfftn(SPECTRUM, (4, 6, 8), axes=(0, 1, 2)), atol=1e-14)
+        np.testing.assert_allclose(total, 3 * field, atol=1e-14)
+        np.testing.assert_allclose(branch, field, atol=1e-14)
+        np.testing.assert_array_equal(same, s)
 
 
 def test_batches_in_single_precision_are_transformed_one_by_one(native: bool) -> None:

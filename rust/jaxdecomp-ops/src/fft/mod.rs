@@ -1,4 +1,5 @@
-//! Real transforms of blocks on CPUs, on all threads of the pool: XLA's own runs on one of them inside a larger program.
+//! Real transforms of blocks on CPUs, on the threads of the pool: XLA's own runs on one of them inside a larger program.
+//! Planes of x are shared out along z and y, columns along x.
 
 mod axes;
 pub mod handlers;
@@ -7,34 +8,37 @@ use axes::{Field, columns, planes};
 use realfft::num_complex::Complex;
 use realfft::{ComplexToReal, RealFftPlanner, RealToComplex};
 use rustfft::{Fft, FftNum, FftPlanner};
+use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use xla_ffi::Parallel;
 
-/// Plans of a precision; they are kept, since planning takes longer than a small transform.
-struct Planner<T: FftNum> {
-    real: RealFftPlanner<T>,
-    complex: FftPlanner<T>,
+/// Plans of a precision by length; they are kept, since planning takes longer than a small transform. Each is made by a
+/// planner of its own: one that has made others builds on their parts, and the bits would depend on which they were.
+struct Plans<T: FftNum> {
+    real: HashMap<usize, Arc<dyn RealToComplex<T>>>,
+    to_real: HashMap<usize, Arc<dyn ComplexToReal<T>>>,
+    complex: HashMap<(usize, bool), Arc<dyn Fft<T>>>,
 }
 
-impl<T: FftNum> Planner<T> {
+impl<T: FftNum> Plans<T> {
     fn new() -> Mutex<Self> {
-        Mutex::new(Self { real: RealFftPlanner::new(), complex: FftPlanner::new() })
+        Mutex::new(Self { real: HashMap::new(), to_real: HashMap::new(), complex: HashMap::new() })
     }
 }
 
 /// A precision in which blocks are transformed.
 pub(crate) trait Precision: FftNum + Default {
     #[allow(private_interfaces, reason = "of this module alone")]
-    fn planner() -> &'static Mutex<Planner<Self>>;
+    fn plans() -> &'static Mutex<Plans<Self>>;
 }
 
 macro_rules! precision {
     ($real:ty) => {
         impl Precision for $real {
             #[allow(private_interfaces, reason = "of this module alone")]
-            fn planner() -> &'static Mutex<Planner<Self>> {
-                static PLANNER: LazyLock<Mutex<Planner<$real>>> = LazyLock::new(Planner::new);
-                &PLANNER
+            fn plans() -> &'static Mutex<Plans<Self>> {
+                static PLANS: LazyLock<Mutex<Plans<$real>>> = LazyLock::new(Plans::new);
+                &PLANS
             }
         }
     };
@@ -62,10 +66,12 @@ impl Extents {
     }
 
     fn plan<T: Precision>(&self, axis: usize, forward: bool) -> Option<Arc<dyn Fft<T>>> {
-        let mut planner = T::planner().lock().unwrap_or_else(PoisonError::into_inner);
+        let mut plans = T::plans().lock().unwrap_or_else(PoisonError::into_inner);
         let side = self.sides[axis];
-        let plan = if forward { FftPlanner::plan_fft_forward } else { FftPlanner::plan_fft_inverse };
-        self.transforms(axis).then(|| plan(&mut planner.complex, side))
+        let make = if forward { FftPlanner::plan_fft_forward } else { FftPlanner::plan_fft_inverse };
+        let plan =
+            || plans.complex.entry((side, forward)).or_insert_with(|| make(&mut FftPlanner::new(), side)).clone();
+        self.transforms(axis).then(plan)
     }
 
     /// The spectrum as planes of constant x.
@@ -132,11 +138,13 @@ pub(crate) fn inverse<T: Precision>(extents: Extents, from: &mut [Complex<T>], t
 }
 
 fn plan_real<T: Precision>(side: usize) -> Arc<dyn RealToComplex<T>> {
-    T::planner().lock().unwrap_or_else(PoisonError::into_inner).real.plan_fft_forward(side)
+    let mut plans = T::plans().lock().unwrap_or_else(PoisonError::into_inner);
+    plans.real.entry(side).or_insert_with(|| RealFftPlanner::new().plan_fft_forward(side)).clone()
 }
 
 fn plan_inverse<T: Precision>(side: usize) -> Arc<dyn ComplexToReal<T>> {
-    T::planner().lock().unwrap_or_else(PoisonError::into_inner).real.plan_fft_inverse(side)
+    let mut plans = T::plans().lock().unwrap_or_else(PoisonError::into_inner);
+    plans.to_real.entry(side).or_insert_with(|| RealFftPlanner::new().plan_fft_inverse(side)).clone()
 }
 
 #[cfg(test)]
@@ -177,7 +185,7 @@ mod tests {
 
     #[test]
     fn transforms_are_those_of_their_definition_and_come_back() {
-        for sides in [[4, 6, 8], [3, 5, 7], [1, 2, 18], [5, 1, 2], [2, 34, 3]] {
+        for sides in [[4, 6, 8], [3, 5, 7], [1, 2, 18], [5, 1, 2], [2, 29, 3], [1, 1, 59]] {
             for (rank, threads) in [(1, 1), (2, 3), (3, 1), (3, 2)] {
                 let extents = Extents { sides, rank };
                 let field = values(sides.iter().product());
@@ -202,8 +210,27 @@ mod tests {
         let [one, four] = [1, 4].map(|threads| {
             let mut modes = vec![Complex::default(); 6 * 40 * 11];
             forward(extents, &field, &mut modes, &Threads(threads));
-            modes
+            let mut back = vec![0.0; field.len()];
+            inverse(extents, &mut modes.clone(), &mut back, &Threads(threads));
+            (modes, back)
         });
         assert_eq!(one, four);
+    }
+
+    #[test]
+    fn bits_do_not_depend_on_lengths_that_were_transformed_before() {
+        let extents = Extents { sides: [1, 108, 3], rank: 2 };
+        let field: Vec<f32> = values(324).into_iter().map(|x| x as f32).collect();
+        let transformed = || {
+            let mut modes = vec![Complex::default(); 216];
+            forward(extents, &field, &mut modes, &Threads(1));
+            modes
+        };
+        let alone = transformed();
+        f32::plans().lock().unwrap().complex.clear();
+        // A planner makes one of 2700 of one of 108, whose parts are others than those of one alone.
+        let longer = Extents { sides: [1, 2700, 3], rank: 2 };
+        forward(longer, &vec![0.0; 8100], &mut vec![Complex::default(); 5400], &Threads(1));
+        assert_eq!(transformed(), alone);
     }
 }
