@@ -32,7 +32,10 @@ def main(name: str, case: str, n: int, folder: Path) -> None:
     code = codes.load(name, n)
     function, example, file = _case(code, name, case, n)
     stored = _load(folder / file, example)
-    load = lambda: tuple(map(jnp.array, stored))  # noqa: E731
+
+    def load() -> tuple[Any, ...]:
+        return tuple(map(jnp.array, stored))
+
     cost, call, out = measure.warm_up(function, example, load, donated=case == "forward")
     _save_observable(folder / f"{case}-{name}-{n}.npy", code, case, out)
     del out

@@ -87,6 +87,14 @@ def test_gradients_fill_the_room_of_gpus_and_no_more(n: int, pdims: tuple[int, i
     assert kept == 10 or counted > bound - 6
 
 
+@pytest.mark.parametrize("n", [100, 112, 128, 512])
+def test_large_gradients_on_cpus_keep_to_their_room(n: int):
+    """Where ten potentials no longer fit, the second derivatives of 2LPT are not held beside fewer."""
+    config = pmd.Config(2.0 * n, n, decomposition=(1, 1))
+    assert stages(config, "cpu")["gradient"] <= 110 * n**3
+    assert stored_potentials("auto", 20, config, jnp.float32, "cpu") == 6
+
+
 @pytest.mark.parametrize(
     ("pdims", "ratio", "halo", "wanted"), [((1, 1), 1, 0, "lpt"), ((4, 1), 2, 10, "step"), ((2, 2), 1, 5, "step")]
 )
