@@ -56,6 +56,11 @@ impl Mesh {
         u32::try_from(self.cells(self.outer).max(3 * self.cells(self.inner))).is_err()
     }
 
+    /// Whether a thread can take four cells of a row.
+    fn has_fours(&self) -> bool {
+        self.periodic[2] != 0 && self.inner[2] % 4 == 0 && self.inner[2] >= 64
+    }
+
     /// Number of cells of some extents.
     #[allow(clippy::unused_self, reason = "of this mesh")]
     fn cells(&self, extents: [i32; 3]) -> usize {
@@ -79,6 +84,10 @@ pub(crate) unsafe fn launch(
     let module = gpus::gpu(ordinal)?.module(gpus::compiler()?, &variant(dtype, mesh.is_wide()))?;
     let [inner, outer] = [mesh.inner, mesh.outer].map(|extents| extents.map(|n| n as usize));
     let (name, blocks, threads) = match kernel {
+        Kernel::Gradient | Kernel::GradientAt if dtype == Dtype::F32 && mesh.has_fours() => {
+            let [x, y, z] = inner;
+            (c"gradient_of_fours", x.div_ceil(PLANES) * y.div_ceil(WARPS) * z.div_ceil(128), 32 * WARPS)
+        }
         Kernel::Gradient | Kernel::GradientAt => {
             let [x, y, z] = inner;
             (c"gradient", x.div_ceil(PLANES) * y.div_ceil(WARPS) * z.div_ceil(32), 32 * WARPS)
