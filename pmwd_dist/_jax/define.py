@@ -166,14 +166,14 @@ def define_linear_pair(first: Primitive, second: Primitive) -> None:
 
 
 def define_derivatives(
-    primitive: Primitive, tangents: tuple[Callable[..., Any], ...], transposes: Mapping[int, Callable[..., Any]]
+    primitive: Primitive, tangents: tuple[Callable[..., Any] | None, ...], transposes: Mapping[int, Callable[..., Any]]
 ) -> None:
     """Define the derivatives of an op with several operands.
 
     Args:
       primitive: the op.
       tangents: by operand, the tangent of the result for (tangent of the operand, *operands, **parameters); made of ops
-        that can be differentiated again.
+        that can be differentiated again; None for an operand that is constant.
       transposes: by the number of an operand in which the op is linear, its cotangent for (cotangent of the result,
         *operands, **parameters).
     """

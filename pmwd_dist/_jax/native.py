@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 # That of the jaxdecomp-ops which this version calls; another would misread operands.
-_INTERFACE = 2
+_INTERFACE = 3
 
 
 def _native_ops() -> Any | None:
@@ -79,6 +79,12 @@ def peer_unavailable_reason(ordinals: tuple[int, ...]) -> str | None:
 def fast_along_x(ordinal: int, parts: int, shape: tuple[int, int, int], double: bool) -> bool:
     """Whether a GPU without a `peer_unavailable_reason` transforms slabs of a spectrum along x without a work area."""
     return _ops.peer_is_fast_along_x(ordinal, parts, shape, double)
+
+
+@functools.cache
+def filters(length: int, double: bool) -> bool:
+    """Whether there is a kernel that filters meshes of a length along x on a GPU."""
+    return _registered("CUDA") and _ops.peer_filters(length, double)
 
 
 @functools.cache

@@ -278,6 +278,11 @@ def irfft_block(block: Array, nz: int, decomposition: Decomposition) -> Array:
     return decomposition.backend.irfft(block, nz, decomposition)
 
 
+def filtered_block(block: Array, response: Callable[[], Array], decomposition: Decomposition) -> Array:
+    """The local block of a real field whose spectrum is multiplied by a real filter, even along kx and along ky."""
+    return decomposition.backend.filtered(block, response, decomposition)
+
+
 def _fft_block(block: Array, decomposition: Decomposition) -> Array:
     """`pfft3d` of the local block."""
     return decomposition.backend.fft(block, decomposition)

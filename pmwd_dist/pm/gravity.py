@@ -14,12 +14,12 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist._jax.complex_numbers import scaled, scaled_by_i
+from pmwd_dist._jax.complex_numbers import scaled_by_i
 from pmwd_dist.config import Config, Vector3
 from pmwd_dist.ops import cic
 from pmwd_dist.ops.kick_drift import KickDrift, kick_drift
 from pmwd_dist.ops.stencil import WIDTH, gradient, gradient_at
-from pmwd_dist.parallel.fft import irfft_block, rfft_block, sequence_after
+from pmwd_dist.parallel.fft import filtered_block, irfft_block, rfft_block, sequence_after
 from pmwd_dist.parallel.halo import pad_block
 from pmwd_dist.pm import fourier, kept
 from pmwd_dist.pm.paint import block_geometry, largest_on_devices, max_displacement_block, paint_block, with_halo
@@ -145,14 +145,13 @@ def _painted(disp: Array, max_displacement: Array, config: Config) -> Array:
 def solve(mesh: Array, config: Config) -> list[Array]:
     """`force_meshes` of what is painted."""
     decomposition, nz, dtype = config.decomposition, config.mesh_shape[2], mesh.dtype
-    modes = rfft_block(mesh, decomposition)
     if config.gradient == "spectral":
-        fields: list[Array] = []
+        modes, fields = rfft_block(mesh, decomposition), list[Array]()
         for kernel in _spectral_kernels(config, dtype):
             fields.append(irfft_block(scaled_by_i(modes, kernel), nz, decomposition))
             modes, fields = sequence_after(modes, fields)
         return fields
-    return [irfft_block(scaled(modes, _potential_kernel(config, dtype)), nz, decomposition)]
+    return [filtered_block(mesh, partial(_potential_kernel, config, dtype), decomposition)]
 
 
 def padded_force(config: Config, halo: int, *meshes: Array) -> Array:

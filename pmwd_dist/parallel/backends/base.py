@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, NamedTuple, Self
 
 import jax.numpy as jnp
-from jaxtyping import Array, Complex, Inexact, Num, Real
+from jaxtyping import Array, Complex, Float, Inexact, Num, Real
 
+from pmwd_dist._jax.complex_numbers import scaled
 from pmwd_dist.parallel.division import Division, Shape3
 
 
@@ -72,6 +73,18 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def irfft(self, block: Complex[Array, "kx ky kz"], nz: int, division: Division) -> Real[Array, "x y z"]:
         """Invert `rfft`, for a field with nz cells along z."""
+
+    def filtered(
+        self, block: Float[Array, "x y z"], response: Callable[[], Float[Array, "#kx #ky #kz"]], division: Division
+    ) -> Float[Array, "x y z"]:
+        """Multiply the spectrum of a real field by a real filter, even along kx and along ky.
+
+        Args:
+          block: of the field.
+          response: gives the filter on the local block of the spectrum.
+          division: of the field.
+        """
+        return self.irfft(scaled(self.rfft(block, division), response()), block.shape[2], division)
 
     @abc.abstractmethod
     def fft(self, block: Inexact[Array, "x y z"], division: Division) -> Complex[Array, "kx ky kz"]:

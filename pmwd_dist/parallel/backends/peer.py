@@ -12,6 +12,7 @@ program is compiled for a mesh whose devices are not known, or are not such GPUs
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
@@ -27,6 +28,7 @@ from pmwd_dist._jax.define import Target, define_linear, define_op
 from pmwd_dist._jax.varying import result_aval, vary
 from pmwd_dist.ops.local_fft import irfft as local_irfft
 from pmwd_dist.ops.local_fft import multiplicity
+from pmwd_dist.parallel.backends import peer_filter
 from pmwd_dist.parallel.backends.base import PLAIN, Addition, Backend
 from pmwd_dist.parallel.backends.xla import XLA, add_pieces
 from pmwd_dist.parallel.device_mesh import Names, device_groups
@@ -66,6 +68,12 @@ class Peer(Backend):
         # Divided before, not after: a program multiplies spectra by filters anyhow, in the same pass.
         count = float(block.shape[0] * block.shape[1] * division.size * nz)
         return _transform(_complex(block) / count, division, nz=nz, inverse=True, sign=1)
+
+    def filtered(self, block: Array, response: Callable[[], Array], division: Division) -> Array:
+        """Multiply the spectrum of a real field: on one GPU in the pass that transforms it along x."""
+        if division.size > 1 or peer_filter.unavailable_reason(block):
+            return super().filtered(block, response, division)
+        return peer_filter.filtered(vary(block, division.names), response)
 
     def fft(self, block: Array, division: Division) -> Array:
         """Transform a complex field."""

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use xla_ffi::sys::Handler;
 
 /// Version of what targets and functions expect: raised with each change that callers written before would get wrong.
-const INTERFACE: u32 = 2;
+const INTERFACE: u32 = 3;
 
 /// Name of XLA's capsules.
 const CAPSULE: &CStr = c"xla._CUSTOM_CALL_TARGET";
@@ -32,7 +32,7 @@ fn targets<'py>(py: Python<'py>, platform: &str) -> PyResult<Bound<'py, PyDict>>
     for &(name, handler) in handlers {
         dict.set_item(name, capsule(py, handler)?)?;
     }
-    let kernels = [&cic::cuda::handlers::CUDA[..], &stencil::handlers::CUDA].concat();
+    let kernels = [&cic::cuda::handlers::CUDA[..], &peer::handlers::KERNELS, &stencil::handlers::CUDA].concat();
     for (name, [initialize, execute]) in kernels.into_iter().filter(|_| platform == "CUDA") {
         let stages = PyDict::new(py);
         stages.set_item("initialize", capsule(py, initialize)?)?;
@@ -115,6 +115,12 @@ fn peer_probe(py: Python<'_>, devices: Vec<i32>, cufft: Vec<String>) -> PyResult
     py.detach(|| peer::probe(&devices, &cufft)).map_err(|error| PyOSError::new_err(error.0))
 }
 
+/// Whether a mesh of a length along x can be filtered by `jaxdecomp_ops_peer_filtered`.
+#[pyfunction]
+fn peer_filters(length: usize, double: bool) -> bool {
+    peer::filter::Lines::new(length, double).is_some()
+}
+
 /// Whether cuFFT transforms slabs of a complex mesh along x without a work area. Call `peer_probe` before.
 #[pyfunction]
 fn peer_is_fast_along_x(py: Python<'_>, device: i32, num_shards: i64, shape: [i64; 3], double: bool) -> PyResult<bool> {
@@ -148,5 +154,6 @@ fn _jaxdecomp_ops(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(cudecomp_scratch, module)?)?;
     module.add_function(wrap_pyfunction!(cudecomp_close, module)?)?;
     module.add_function(wrap_pyfunction!(peer_probe, module)?)?;
+    module.add_function(wrap_pyfunction!(peer_filters, module)?)?;
     module.add_function(wrap_pyfunction!(peer_is_fast_along_x, module)?)
 }

@@ -10,6 +10,7 @@ use jaxdecomp_ops::cic::{Mask, Reduction, Spec};
 use jaxdecomp_ops::cuda::cache::Cache;
 use jaxdecomp_ops::cuda::kernel::{Compiler, Variant};
 use jaxdecomp_ops::cuda::nvrtc;
+use jaxdecomp_ops::peer::filter::Lines;
 use jaxdecomp_ops::stencil;
 use std::path::PathBuf;
 use std::process::Command;
@@ -37,24 +38,33 @@ fn spec(num: i64, den: i64) -> Spec {
     Spec { spacing_num: [num; 3], spacing_den: [den; 3], origin: [0; 3], periodic: [true; 3], scale: [1.0; 3] }
 }
 
+fn filter(length: usize, double: bool) -> Variant {
+    Lines::new(length, double).expect("a length with a kernel").variant
+}
+
 /// Variants with every value of every macro, source by source.
-fn all_variants() -> [Variant; 14] {
+fn all_variants() -> [Variant; 18] {
     let common = |dtype, masks, wide| Common { dtype, masks, wide };
+    let (unit, finer) = (&spec(1, 1), &spec(3, 2));
     [
-        variants::paint(common(Dtype::F32, VALUE, false), &spec(1, 1), true).variant,
+        variants::paint(common(Dtype::F32, VALUE, false), unit, true).variant,
         variants::paint(common(Dtype::F32, SLOPES, true), &spec(2, 1), false).variant,
         variants::paint(common(Dtype::F64, SLOPES, false), &spec(1, 2), false).variant,
-        variants::force_transpose(common(Dtype::F32, VALUE, false), &spec(1, 1)).variant,
-        variants::read(common(Dtype::F32, VALUE, false), 3, Reduction::None).variant,
-        variants::read(common(Dtype::F64, SLOPES, true), 1, Reduction::OverMasks).variant,
-        variants::read(common(Dtype::F32, SLOPES, false), 3, Reduction::OverFields).variant,
-        variants::kick(common(Dtype::F32, VALUE, false), true).variant,
-        variants::kick(common(Dtype::F64, VALUE, true), false).variant,
-        variants::pull_back(common(Dtype::F32, VALUE, false), true, true).variant,
-        variants::pull_back(common(Dtype::F32, VALUE, true), true, false).variant,
-        variants::pull_back(common(Dtype::F64, VALUE, false), false, true).variant,
+        variants::force_transpose(common(Dtype::F32, VALUE, false), unit).variant,
+        variants::read(common(Dtype::F32, VALUE, false), unit, 3, Reduction::None).variant,
+        variants::read(common(Dtype::F64, SLOPES, true), finer, 1, Reduction::OverMasks).variant,
+        variants::read(common(Dtype::F32, SLOPES, false), finer, 3, Reduction::OverFields).variant,
+        variants::kick(common(Dtype::F32, VALUE, false), unit, true).variant,
+        variants::kick(common(Dtype::F64, VALUE, true), finer, false).variant,
+        variants::pull_back(common(Dtype::F32, VALUE, false), unit, true, true).variant,
+        variants::pull_back(common(Dtype::F32, VALUE, true), finer, true, false).variant,
+        variants::pull_back(common(Dtype::F64, VALUE, false), unit, false, true).variant,
         stencil::variant(Dtype::F32, false),
         stencil::variant(Dtype::F64, true),
+        filter(512, false),
+        filter(2048, false),
+        filter(105, true),
+        filter(1000, true),
     ]
 }
 
@@ -83,7 +93,9 @@ fn newer_gpus_get_portable_code_and_older_ones_an_error() {
     assert!(target.starts_with("compute_"), "{target}");
     assert!(nvrtc.target(10).expect_err("too old").0.contains("not compute capability 10"));
     let compiler = Compiler { nvrtc, cache: None };
-    let variant = variants::read(Common { dtype: Dtype::F32, masks: VALUE, wide: false }, 1, Reduction::None).variant;
+    let variant =
+        variants::read(Common { dtype: Dtype::F32, masks: VALUE, wide: false }, &spec(1, 1), 1, Reduction::None)
+            .variant;
     let ptx = compiler.image("compute_80", &variant).expect("PTX");
     assert!(ptx.ends_with(b"\0") && String::from_utf8_lossy(&ptx).contains(".entry read"));
 }

@@ -49,3 +49,6 @@ def peer_probe(devices: Sequence[int], cufft: Sequence[str]) -> None:
 
 def peer_is_fast_along_x(device: int, num_shards: int, shape: Sequence[int], double: bool) -> bool:
     """Whether cuFFT transforms slabs of a complex mesh along x without a work area. Call `peer_probe` before."""
+
+def peer_filters(length: int, double: bool) -> bool:
+    """Whether a mesh of a length along x can be filtered by `jaxdecomp_ops_peer_filtered`."""

@@ -101,6 +101,7 @@ table! {
         device_attribute = b"cuDeviceGetAttribute\0": unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int,
         module_load = b"cuModuleLoadData\0": unsafe extern "C" fn(*mut Opaque, *const c_void) -> c_int,
         module_function = b"cuModuleGetFunction\0": unsafe extern "C" fn(*mut Opaque, Opaque, *const c_char) -> c_int,
+        function_set = b"cuFuncSetAttribute\0": unsafe extern "C" fn(Opaque, c_int, c_int) -> c_int,
         launch = b"cuLaunchKernel\0": LaunchKernel,
         memset_async = b"cuMemsetD8Async\0": unsafe extern "C" fn(u64, u8, usize, Opaque) -> c_int,
     }

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 const MULTIPROCESSOR_COUNT: c_int = 16;
 const CAPABILITY_MAJOR: c_int = 75;
 const CAPABILITY_MINOR: c_int = 76;
+const MAX_DYNAMIC_SHARED_SIZE_BYTES: c_int = 8;
 
 /// A source and the options with which it is compiled.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -134,7 +135,7 @@ impl Gpu {
 }
 
 impl Module {
-    /// Launches a kernel on a stream with `[blocks, threads]`.
+    /// Launches a kernel on a stream with `[blocks, threads]` along one axis.
     ///
     /// # Safety
     /// The GPU is current; `arguments` point to values of the types of the kernel's parameters.
@@ -148,13 +149,37 @@ impl Module {
         stream: Opaque,
         arguments: &mut [*mut c_void],
     ) -> Result<()> {
+        // SAFETY: by contract.
+        unsafe { self.launch_grid(kernel, ([blocks, 1, 1], threads), 0, stream, arguments) }
+    }
+
+    /// Launches a kernel on a stream with blocks along three axes and the threads of one, and with so many bytes of shared
+    /// memory besides that which the kernel declares.
+    ///
+    /// # Safety
+    /// As for [`Self::launch`].
+    ///
+    /// # Errors
+    /// Errors of CUDA, which has a largest size.
+    pub unsafe fn launch_grid(
+        &self,
+        kernel: &CStr,
+        ([x, y, z], threads): ([u32; 3], u32),
+        shared: u32,
+        stream: Opaque,
+        arguments: &mut [*mut c_void],
+    ) -> Result<()> {
         let (launch, driver, mut function) = (&self.tables.launch, &self.tables.driver, null_mut());
         // SAFETY: by contract.
         unsafe {
             let code = (launch.module_function)(&raw mut function, self.raw, kernel.as_ptr());
             driver.check("cuModuleGetFunction", code)?;
+            if shared > 0 {
+                let code = (launch.function_set)(function, MAX_DYNAMIC_SHARED_SIZE_BYTES, shared as c_int);
+                driver.check("cuFuncSetAttribute", code)?;
+            }
             let arguments = arguments.as_mut_ptr();
-            let code = (launch.launch)(function, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, null_mut());
+            let code = (launch.launch)(function, x, y, z, threads, 1, 1, shared, stream, arguments, null_mut());
             driver.check("cuLaunchKernel", code)
         }
     }

@@ -1,11 +1,12 @@
 //! FFI targets of transforms and halos between the GPUs of one process.
 
+use super::filter::{Lines, Memory, filtered};
 use super::{Job, Participant, Planes, Purpose, Rendezvous, Slabs, exchange_planes, node, scratch_len, transform};
-use crate::cuda;
+use crate::cuda::{self, gpus};
 use std::sync::LazyLock;
 use std::time::Duration;
 use xla_ffi::sys::Handler;
-use xla_ffi::{Call, Dtype, Error, Input, Output, Result};
+use xla_ffi::{Call, Dtype, Error, Input, Output, Result, Role};
 
 /// FFI targets of the platform "CUDA".
 pub const CUDA: [(&str, Handler); 3] = [
@@ -13,6 +14,10 @@ pub const CUDA: [(&str, Handler); 3] = [
     ("jaxdecomp_ops_peer_pad", pad_cuda),
     ("jaxdecomp_ops_peer_swap", swap_cuda),
 ];
+
+/// FFI targets of the platform "CUDA" with kernels, each with the handlers of the stages "initialize" and "execute".
+pub const KERNELS: [(&str, [Handler; 2]); 1] =
+    [("jaxdecomp_ops_peer_filtered", [initialize_filtered, execute_filtered])];
 
 /// The long timeout covers plans and the compilation of other devices' programs in the first run.
 static RENDEZVOUS: LazyLock<Rendezvous> = LazyLock::new(|| Rendezvous::new(Duration::from_secs(300)));
@@ -28,6 +33,15 @@ xla_ffi::handler!(
 xla_ffi::handler!(
     /// Swap of edges, see [`super::exchange_planes`].
     swap_cuda => run_swap
+);
+
+xla_ffi::handler!(
+    /// Compiles and loads the kernel.
+    initialize_filtered => load_filtered, Role::INITIALIZE
+);
+xla_ffi::handler!(
+    /// A real mesh filtered on one GPU, see [`super::filter`]; the second result is scratch memory.
+    execute_filtered => run_filtered
 );
 
 fn run_transform(call: &Call<'_>) -> Result<()> {
@@ -70,6 +84,83 @@ fn run_transform(call: &Call<'_>) -> Result<()> {
         unsafe { transform(&node, &RENDEZVOUS, &slabs, &job, memory) }
     });
     outcome.map_err(|error| internal("peer_transform", &error))
+}
+
+/// Operands of a filter: a mesh, the filter of frequencies that are not negative, and roots of unity.
+struct Filtered<'a> {
+    slabs: Slabs,
+    lines: Lines,
+    batch: usize,
+    inputs: [Input<'a>; 3],
+    result: Output<'a>,
+    spectrum: Output<'a>,
+}
+
+impl<'a> Filtered<'a> {
+    fn new(call: &Call<'a>) -> Result<Self> {
+        call.expect_arity(3, 2)?;
+        let inputs = [call.input(0, "mesh")?, call.input(1, "filter")?, call.input(2, "roots")?];
+        let (result, spectrum) = (call.output(0, "result")?, call.output(1, "spectrum")?);
+        let [batch, nx, ny, nz] = inputs[0].expect_rank::<4>("batch, x, y, z")?;
+        let (real, double) = (inputs[0].dtype(), inputs[0].dtype() == Dtype::F64);
+        let shape = [nx as i64, ny as i64, nz as i64 / 2 + 1];
+        let invalid = || Error::invalid(format!("peer_filtered: no kernel for {:?} of {real}", inputs[0].dims()));
+        let slabs = Slabs::new(1, shape, Some(nz as i64), double).ok_or_else(invalid)?;
+        let lines = Lines::new(nx, double).ok_or_else(invalid)?;
+        if real != slabs.field_dtype() || (batch > 1 && nx * ny * nz % 2 != 0) {
+            return Err(invalid());
+        }
+        let expected = [
+            (inputs[1].dtype(), inputs[1].dims(), real, &[batch, nx / 2 + 1, ny / 2 + 1, nz / 2 + 1][..]),
+            (inputs[2].dtype(), inputs[2].dims(), slabs.complex_dtype(), &[batch, nx][..]),
+            (result.dtype(), result.dims(), real, inputs[0].dims()),
+        ];
+        for (dtype, dims, expected_dtype, expected_dims) in expected {
+            if (dtype, dims) != (expected_dtype, expected_dims) {
+                let text =
+                    format!("peer_filtered: expected {expected_dims:?} of {expected_dtype}, got {dims:?} of {dtype}");
+                return Err(Error::invalid(text));
+            }
+        }
+        check_scratch(&spectrum, &slabs, slabs.values())?;
+        Ok(Self { slabs, lines, batch, inputs, result, spectrum })
+    }
+}
+
+fn load_filtered(call: &Call<'_>) -> Result<()> {
+    let filtered = Filtered::new(call)?;
+    let ordinal = call.device_ordinal()?;
+    let load = || gpus::gpu(ordinal)?.module(gpus::compiler()?, &filtered.lines.variant).map(drop);
+    load().map_err(|error| internal("peer_filtered", &error))
+}
+
+fn run_filtered(call: &Call<'_>) -> Result<()> {
+    let Filtered { slabs, lines, batch, inputs, mut result, mut spectrum } = Filtered::new(call)?;
+    let ordinal = call.device_ordinal()?;
+    let participant = Participant { run_id: call.run_id()?, group: vec![ordinal], rank: 0, stream: call.stream()? };
+    let mut work = None;
+    let mut allocate = |bytes| {
+        // One for both transforms, which are in the order of the stream.
+        if work.as_ref().is_none_or(|(size, _)| *size < bytes) {
+            work = None;
+            work = Some((bytes, call.device_memory(bytes).map_err(|error| cuda::Error(error.message))?));
+        }
+        Ok(work.as_mut().map_or(core::ptr::null_mut(), |(_, memory)| memory.as_mut_ptr()))
+    };
+    let each = inputs.each_ref().map(|input| {
+        let count: usize = input.dims()[1..].iter().product();
+        (input.as_ptr(), count * slabs.field_item() * if input.dtype() == slabs.complex_dtype() { 2 } else { 1 })
+    });
+    let (to, scratch) = (result.as_mut_ptr(), spectrum.as_mut_ptr());
+    (0..batch)
+        .try_for_each(|b| {
+            let [mesh, filter, roots] = each.map(|(pointer, bytes)| pointer.wrapping_byte_add(b * bytes));
+            let result = to.wrapping_byte_add(b * each[0].1);
+            let memory = Memory { mesh, filter, roots, result, spectrum: scratch };
+            // SAFETY: the extents of XLA's buffers are checked.
+            unsafe { filtered(&RENDEZVOUS, &participant, &slabs, &lines, memory, &mut allocate) }
+        })
+        .map_err(|error| internal("peer_filtered", &error))
 }
 
 fn run_pad(call: &Call<'_>) -> Result<()> {

@@ -9,6 +9,7 @@
 //! exchange the addresses of receive buffers, one to exchange the events to wait for. Events order the work of the GPUs.
 
 mod exchange;
+pub mod filter;
 mod halo;
 pub mod handlers;
 mod job;

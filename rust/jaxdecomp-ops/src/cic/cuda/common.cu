@@ -1,7 +1,8 @@
 // Lattice, masks and weights of cloud-in-cell kernels. The arithmetic equals that of the CPU's ops bit by bit: products and
 // sums are not contracted (--fmad=false).
 //
-// Macros: REAL_BITS (32 or 64), WIDE_INDEX (0 or 1: mesh offsets of 64 bits), MASKS (0 or 1 for each mask and axis).
+// Macros: REAL_BITS (32 or 64), WIDE_INDEX (0 or 1: mesh offsets of 64 bits), MASKS (0 or 1 for each mask and axis),
+// UNIT_SPACING (0 or 1: a site is at each cell).
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -38,6 +39,15 @@ struct Geometry {
     i64 num[3], den[3], origin[3];
     int sites[3], cells[3], periodic[3];
     double scale[3];
+    float scale32[3];
+
+    __device__ Real scale_of(int axis) const {
+#if REAL_BITS == 32
+        return scale32[axis];
+#else
+        return scale[axis];
+#endif
+    }
 };
 
 // Position along one axis: lower cell, not wrapped, and offset from it.
@@ -48,7 +58,7 @@ struct Position {
 };
 
 __device__ inline Position locate(const Geometry& g, int axis, Real disp, int base, Real frac) {
-    Real position = disp * (Real)g.scale[axis] + frac;
+    Real position = disp * g.scale_of(axis) + frac;
     bool finite = fabs(position) < LIMIT;
     position = finite ? position : 0;
     int lower = (int)position;
@@ -69,48 +79,79 @@ __device__ inline int wrap(int cell, int cells) {
     return cell;
 }
 
+// Number of a block in its grid, whose last axis is the first of `gridDim`.
+__device__ inline u32 block_number() { return (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x; }
+
+__device__ inline u32 block_count() { return gridDim.x * gridDim.y * gridDim.z; }
+
 // Block of X * Y * Z lattice sites, with the cells and offsets of its sites along each axis. Shared memory.
 template <int X, int Y, int Z>
 struct Block {
-    int first[3];
+#if !UNIT_SPACING
     int base[X + Y + Z];
     Real frac[X + Y + Z];
+#endif
 
-    // Fills the tables of a block. To be followed by a barrier.
-    __device__ void fill(const Geometry& g, u32 number) {
-        u32 by = (g.sites[1] + Y - 1) / Y, bz = (g.sites[2] + Z - 1) / Z;
-        int start[3] = {(int)(number / bz / by) * X, (int)(number / bz % by) * Y, (int)(number % bz) * Z};
-        if (threadIdx.x < 3) first[threadIdx.x] = start[threadIdx.x];
+    // First site along an axis.
+    __device__ static int first(int axis) { return axis == 0 ? blockIdx.z * X : axis == 1 ? blockIdx.y * Y : blockIdx.x * Z; }
+
+    // Fills the tables. To be followed by a barrier, see `FILL_BARRIER`.
+    __device__ void fill(const Geometry& g) {
+#if !UNIT_SPACING
         for (int i = threadIdx.x; i < X + Y + Z; i += blockDim.x) {
             int axis = i < X ? 0 : i < X + Y ? 1 : 2;
-            i64 site = start[axis] + i - (axis == 0 ? 0 : axis == 1 ? X : X + Y);
+            i64 site = first(axis) + i - (axis == 0 ? 0 : axis == 1 ? X : X + Y);
             i64 product = site * g.num[axis];
             base[i] = (int)(g.origin[axis] + product / g.den[axis]);
             frac[i] = (Real)((double)(product % g.den[axis]) / (double)g.den[axis]);
         }
+#endif
+    }
+
+    // Cell of the site with a number along an axis of the block.
+    __device__ int cell(const Geometry& g, int axis, int number) const {
+#if UNIT_SPACING
+        return (int)g.origin[axis] + first(axis) + number;
+#else
+        return base[(axis == 0 ? 0 : axis == 1 ? X : X + Y) + number];
+#endif
+    }
+
+    __device__ Real offset(int axis, int number) const {
+#if UNIT_SPACING
+        return 0;
+#else
+        return frac[(axis == 0 ? 0 : axis == 1 ? X : X + Y) + number];
+#endif
     }
 
     // Number of a site of the block in the lattice; false if it is outside the lattice.
     __device__ bool site(const Geometry& g, int n, u64& number) const {
-        int x = first[0] + n / (Y * Z), y = first[1] + n / Z % Y, z = first[2] + n % Z;
+        int x = first(0) + n / (Y * Z), y = first(1) + n / Z % Y, z = first(2) + n % Z;
         number = ((u64)x * g.sites[1] + y) * g.sites[2] + z;
         return x < g.sites[0] && y < g.sites[1] && z < g.sites[2];
     }
 
     // Locates the particle of a site; returns whether its position is valid.
-    __device__ bool particle(const Geometry& g, int n, const Real* disp, int cell[3], Real offset[3]) const {
-        int at[3] = {n / (Y * Z), X + n / Z % Y, X + Y + n % Z};
+    __device__ bool particle(const Geometry& g, int n, const Real* disp, int cells[3], Real offsets[3]) const {
+        int at[3] = {n / (Y * Z), n / Z % Y, n % Z};
         bool valid = true;
 #pragma unroll
         for (int axis = 0; axis < 3; ++axis) {
-            Position p = locate(g, axis, disp[axis], base[at[axis]], frac[at[axis]]);
-            cell[axis] = p.cell;
-            offset[axis] = p.offset;
+            Position p = locate(g, axis, disp[axis], cell(g, axis, at[axis]), offset(axis, at[axis]));
+            cells[axis] = p.cell;
+            offsets[axis] = p.offset;
             valid &= p.valid;
         }
         return valid;
     }
 };
+
+#if UNIT_SPACING
+#define FILL_BARRIER()
+#else
+#define FILL_BARRIER() __syncthreads()
+#endif
 
 // Weights of mask k on the lower and upper cell along each axis.
 template <typename T>

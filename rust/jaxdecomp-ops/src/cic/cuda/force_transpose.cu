@@ -141,7 +141,7 @@ paint_vectors(Geometry g, Potential p, const Real* disp, const Real* weight, int
               u64* potential, u32* invalid) {
     __shared__ Sites sites;
     __shared__ VectorTile tile;
-    sites.fill(g, blockIdx.x);
+    sites.fill(g);
     tile.reset();
     tile.clear();
     if (threadIdx.x == 0) tile.outside = 0;

@@ -119,7 +119,7 @@ unsafe fn launch(context: &Context<'_>, potential: Potential, buffers: PaintBuff
         context.largest(&module, weight, 3 * particles as u64, 3, largest)?;
         context.gpu.clear(sums, scratch_bytes(cells as usize) - HEAD, context.stream)?;
         let mut arguments = arguments![geometry, potential, disp, weight, bits, largest, sums, flag];
-        module.launch(c"paint_vectors", [blocks(sites, block), threads], context.stream, &mut arguments)?;
+        module.launch_grid(c"paint_vectors", (blocks(sites, block), threads), 0, context.stream, &mut arguments)?;
         let mut arguments = arguments![sums, cells, potential, bits, largest, flag, field];
         module.launch(c"finish_potential", [share, 256], context.stream, &mut arguments)
     }

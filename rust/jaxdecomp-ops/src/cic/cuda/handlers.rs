@@ -182,6 +182,9 @@ pub(super) fn with_context(
     if i32::try_from(largest).is_err() || extents.sites.iter().product::<usize>() >= 1 << 36 {
         return Err(Error::invalid(format!("expected fewer than 2^36 particles a device, got {:?}", extents.sites)));
     }
+    if extents.sites[..2].iter().any(|&n| n > 65535) {
+        return Err(Error::invalid(format!("expected at most 65535 particles along x and y, got {:?}", extents.sites)));
+    }
     let wide = u32::try_from(extents.cells.iter().product::<usize>() * extents.fields).is_err();
     let internal = |error: cuda::Error| Error::internal(error.0);
     let (compiler, gpu) = (gpus::compiler().map_err(internal)?, gpus::gpu(call.device_ordinal()?).map_err(internal)?);

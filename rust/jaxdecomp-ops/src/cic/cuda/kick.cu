@@ -1,4 +1,6 @@
 // Kick and drifts in one pass over the particles, with the force read from the mesh. Concatenated after read.cu.
+//
+// Further macros: WHOLE (0 or 1: how momenta are held; none without the kernel); BLOCKS (on a multiprocessor, at least).
 
 #if REAL_BITS == 32
 #define RINT rintf
@@ -41,12 +43,12 @@ __device__ inline Bits largest_of_warp(Bits value) {
 // momentum = rint(vel * inverse) + rint(kick * force);  vel = momentum * after;  disp += q * rint(last * vel);
 // disp += q * rint(first * vel). Without a kick where the step is not good. The results may take the memory of the operands.
 // If WHOLE, momenta are held as whole numbers; displacements are no numbers where the kick of one is none.
-extern "C" __global__ void __launch_bounds__(BX * BY * BZ)
+extern "C" __global__ void __launch_bounds__(BX * BY * BZ, BLOCKS)
 kick_drift(Geometry g, double resolution, const Real* disp, const Real* vel, const Real* __restrict__ fields,
            const Step* __restrict__ steps, Real* new_disp, Real* new_vel, Bits* most) {
     __shared__ Block<BX, BY, BZ> block;
-    block.fill(g, blockIdx.x);
-    __syncthreads();
+    block.fill(g);
+    FILL_BARRIER();
     u64 site;
     Bits own = 0;
     if (block.site(g, threadIdx.x, site)) {

@@ -27,9 +27,10 @@ pub(crate) struct Geometry {
     cells: [i32; 3],
     periodic: [i32; 3],
     scale: [f64; 3],
+    scale32: [f32; 3],
 }
 
-const _: () = assert!(size_of::<Geometry>() == 136 && core::mem::offset_of!(Geometry, scale) == 112);
+const _: () = assert!(size_of::<Geometry>() == 152 && core::mem::offset_of!(Geometry, scale) == 112);
 
 impl Geometry {
     pub(super) fn new(spec: &Spec, extents: &Extents) -> Self {
@@ -41,6 +42,7 @@ impl Geometry {
             cells: extents.cells.map(|n| n as i32),
             periodic: spec.periodic.map(i32::from),
             scale: spec.scale,
+            scale32: spec.scale.map(|x| x as f32),
         }
     }
 }
@@ -111,8 +113,9 @@ pub(crate) fn item(dtype: Dtype) -> usize {
     if dtype == Dtype::F64 { 8 } else { 4 }
 }
 
-pub(super) fn blocks(sites: [usize; 3], block: [usize; 3]) -> u32 {
-    (0..3).map(|axis| sites[axis].div_ceil(block[axis])).product::<usize>() as u32
+/// Blocks of sites along z, y and x.
+pub(super) fn blocks(sites: [usize; 3], block: [usize; 3]) -> [u32; 3] {
+    [2, 1, 0].map(|axis| sites[axis].div_ceil(block[axis]) as u32)
 }
 
 impl Context<'_> {
@@ -123,7 +126,9 @@ impl Context<'_> {
 
     /// Compiles and loads the read kernel.
     pub(crate) fn load_read(&self, reduction: Reduction) -> Result<()> {
-        self.gpu.module(self.compiler, &variants::read(self.common, self.extents.fields, reduction).variant).map(drop)
+        self.gpu
+            .module(self.compiler, &variants::read(self.common, self.spec, self.extents.fields, reduction).variant)
+            .map(drop)
     }
 
     /// Paints one element of the batch, field by field.
@@ -151,7 +156,7 @@ impl Context<'_> {
             for field in 0..count {
                 self.gpu.clear(sums, cells as usize * sum_bytes(self.common.dtype), self.stream)?;
                 let mut arguments = arguments![geometry, disp, weight, count, field, bits, largest, sums, flag];
-                module.launch(c"paint", [blocks(sites, block), threads], self.stream, &mut arguments)?;
+                module.launch_grid(c"paint", (blocks(sites, block), threads), 0, self.stream, &mut arguments)?;
                 let mut arguments = arguments![sums, cells, count, field, bits, largest, flag, mesh];
                 module.launch(c"finish", [share, 256], self.stream, &mut arguments)?;
             }
@@ -177,7 +182,7 @@ impl Context<'_> {
             self.largest(&module, bound, 1, count, largest)?;
             self.gpu.clear(sums, cells as usize * sum_bytes(self.common.dtype), self.stream)?;
             let mut arguments = arguments![geometry, disp, weight, count, field, bits, largest, sums, flag];
-            module.launch(c"paint", [blocks(sites, block), threads], self.stream, &mut arguments)?;
+            module.launch_grid(c"paint", (blocks(sites, block), threads), 0, self.stream, &mut arguments)?;
             module.launch(c"invalidate", [share, 256], self.stream, &mut arguments![flag, cells, sums])
         }
     }
@@ -216,23 +221,25 @@ impl Context<'_> {
     /// # Safety
     /// The buffers are device memory of the operands' extents.
     pub(crate) unsafe fn read(&self, reduction: Reduction, buffers: ReadBuffers) -> Result<()> {
-        let ReadVariant { variant, block } = variants::read(self.common, self.extents.fields, reduction);
+        let ReadVariant { variant, block } = variants::read(self.common, self.spec, self.extents.fields, reduction);
         let module = self.gpu.module(self.compiler, &variant)?;
         let geometry = Geometry::new(self.spec, self.extents);
         let ReadBuffers { disp, fields, weight, out } = buffers;
-        let grid = [blocks(self.extents.sites, block), block.iter().product::<usize>() as u32];
+        let grid = (blocks(self.extents.sites, block), block.iter().product::<usize>() as u32);
+        let mut arguments = arguments![geometry, disp, fields, weight, out];
         // SAFETY: by contract; the arguments are those of the kernel.
-        unsafe { module.launch(c"read", grid, self.stream, &mut arguments![geometry, disp, fields, weight, out]) }
+        unsafe { module.launch_grid(c"read", grid, 0, self.stream, &mut arguments) }
     }
 
     /// Compiles and loads the kernel of a step.
     pub(crate) fn load_step(&self, kernel: StepKernel) -> Result<()> {
-        self.gpu.module(self.compiler, &kernel.variant(self.common).variant).map(drop)
+        self.gpu.module(self.compiler, &kernel.variant(self.common, self.spec).variant).map(drop)
     }
 
     /// Bytes of the sums of the blocks of a kernel.
     pub(crate) fn partial_bytes(&self, kernel: StepKernel) -> usize {
-        blocks(self.extents.sites, kernel.variant(self.common).block) as usize * kernel.sums() * 8
+        let blocks = blocks(self.extents.sites, kernel.variant(self.common, self.spec).block);
+        blocks.iter().map(|&n| n as usize).product::<usize>() * kernel.sums() * 8
     }
 
     /// Runs a step of the particles of one element of the batch.
@@ -240,20 +247,20 @@ impl Context<'_> {
     /// # Safety
     /// The buffers are device memory of the operands' extents.
     pub(crate) unsafe fn step(&self, kernel: StepKernel, resolution: f64, buffers: &StepBuffers) -> Result<()> {
-        let ReadVariant { variant, block } = kernel.variant(self.common);
+        let ReadVariant { variant, block } = kernel.variant(self.common, self.spec);
         let module = self.gpu.module(self.compiler, &variant)?;
         let geometry = Geometry::new(self.spec, self.extents);
-        let grid = [blocks(self.extents.sites, block), block.iter().product::<usize>() as u32];
+        let grid = (blocks(self.extents.sites, block), block.iter().product::<usize>() as u32);
         let last = if kernel.sums() == 0 { buffers.summary } else { buffers.partial };
         let mut arguments = arguments![geometry, resolution].to_vec();
         arguments.extend(buffers.inputs.iter().map(|pointer| (&raw const *pointer).cast_mut().cast::<c_void>()));
         arguments.extend(buffers.results.iter().map(|pointer| (&raw const *pointer).cast_mut().cast::<c_void>()));
         arguments.extend(arguments![last]);
-        let (count, sums) = (u64::from(grid[0]), kernel.sums() as u32);
+        let (count, sums) = (grid.0.iter().map(|&n| u64::from(n)).product::<u64>(), kernel.sums() as u32);
         // SAFETY: by contract; the arguments are those of the kernels.
         unsafe {
             self.gpu.clear(buffers.summary, item(self.common.dtype) * kernel.numbers(), self.stream)?;
-            module.launch(kernel.name(), grid, self.stream, &mut arguments)?;
+            module.launch_grid(kernel.name(), grid, 0, self.stream, &mut arguments)?;
             if sums > 0 && count > 0 {
                 let mut arguments = arguments![last, count, buffers.summary];
                 module.launch(c"total", [sums, 1024], self.stream, &mut arguments)?;
@@ -276,13 +283,13 @@ pub(crate) enum StepKernel {
 }
 
 impl StepKernel {
-    fn variant(self, common: Common<'_>) -> ReadVariant {
+    fn variant(self, common: Common<'_>, spec: &Spec) -> ReadVariant {
         match self {
-            Self::KickDrift => variants::kick(common, false),
-            Self::WholeKickDrift => variants::kick(common, true),
-            Self::UndoKick => variants::pull_back(common, false, true),
-            Self::UndoDrift => variants::pull_back(common, true, false),
-            Self::UndoDriftAndKick => variants::pull_back(common, true, true),
+            Self::KickDrift => variants::kick(common, spec, false),
+            Self::WholeKickDrift => variants::kick(common, spec, true),
+            Self::UndoKick => variants::pull_back(common, spec, false, true),
+            Self::UndoDrift => variants::pull_back(common, spec, true, false),
+            Self::UndoDriftAndKick => variants::pull_back(common, spec, true, true),
         }
     }
 

@@ -2,7 +2,7 @@
 // result does not depend on the order.
 //
 // Further macros: SHARED (0 or 1: one weight for all particles); BX, BY, BZ (sites of a block), THREADS (a multiple of 32),
-// BLOCKS (on a multiprocessor, at least, with `force_transpose.cu`);
+// BLOCKS (on a multiprocessor, at least);
 // VECTORS (0 or 1: without the kernels of one field, for `force_transpose.cu`);
 // TILE (0 or 1: sums in shared memory first), TX, TY, TZ (cells of the tile).
 
@@ -152,12 +152,11 @@ struct Box {
 
     // Centres the box on the mean cell of the particles. Contains barriers.
     __device__ void centre(const Geometry& g, const Sites& sites, const Own& own) {
-        int first[3] = {sites.base[0], sites.base[BX], sites.base[BX + BY]};
 #pragma unroll
         for (int axis = 0; axis < 3; ++axis) {
-            int sum = 0;
+            int sum = 0, first = sites.cell(g, axis, 0);
 #pragma unroll
-            for (int e = 0; e < EACH; ++e) sum += own.valid[e] ? own.cell[e][axis] - first[axis] : 0;
+            for (int e = 0; e < EACH; ++e) sum += own.valid[e] ? own.cell[e][axis] - first : 0;
 #if __CUDA_ARCH__ >= 800
             sum = __reduce_add_sync(~0u, sum);
             if (threadIdx.x % 32) sum = 0;
@@ -165,12 +164,11 @@ struct Box {
             if (sum) atomicAdd(cell_sum + axis, sum);
         }
         __syncthreads();
-        if (threadIdx.x == 0) {
-            int count = min(BX, g.sites[0] - sites.first[0]) * min(BY, g.sites[1] - sites.first[1]) *
-                        min(BZ, g.sites[2] - sites.first[2]);
-            int extent[3] = {TX, TY, TZ};
-            for (int axis = 0; axis < 3; ++axis)
-                start[axis] = first[axis] + (int)rintf((float)cell_sum[axis] / count) - (extent[axis] - 2) / 2;
+        if (threadIdx.x < 3) {
+            const int axis = threadIdx.x, extent = axis == 0 ? TX : axis == 1 ? TY : TZ;
+            int count = min(BX, g.sites[0] - sites.first(0)) * min(BY, g.sites[1] - sites.first(1)) *
+                        min(BZ, g.sites[2] - sites.first(2));
+            start[axis] = sites.cell(g, axis, 0) + (int)rintf((float)cell_sum[axis] / count) - (extent - 2) / 2;
         }
         __syncthreads();
     }
@@ -244,12 +242,12 @@ struct Tile {
 
 #if !VECTORS
 // Adds one field of the particles of a block of sites to the sums.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 paint(Geometry g, const Real* disp, const Real* weight, u32 fields, u32 field, int contribution_bits, const Bits* largest,
       u64* sums, u32* invalid) {
     __shared__ Sites sites;
     __shared__ Tile tile;
-    sites.fill(g, blockIdx.x);
+    sites.fill(g);
     tile.clear();
     __syncthreads();
     Own own;

@@ -19,7 +19,7 @@ __device__ inline void add_up(const Real own[SUMS], double* partial) {
     if (threadIdx.x < SUMS) {
         double sum = 0;
         for (int warp = 0; warp < BX * BY * BZ / 32; ++warp) sum += part[threadIdx.x][warp];
-        partial[(u64)threadIdx.x * gridDim.x + blockIdx.x] = sum;
+        partial[(u64)threadIdx.x * block_count() + block_number()] = sum;
     }
 }
 
@@ -92,7 +92,7 @@ __device__ inline Real undo_drift(const Geometry& g, const Sites& block, const D
 #pragma unroll
             for (int axis = 0; axis < 3; ++axis) {
                 weights(t, axis, pair);
-                slope[axis] = interpolate(values, pair) * (Real)g.scale[axis];
+                slope[axis] = interpolate(values, pair) * g.scale_of(axis);
             }
         } else {
             slope[0] = slope[1] = slope[2] = NOT_A_NUMBER;
@@ -147,7 +147,7 @@ __device__ inline void undo_kick(const Geometry& g, const Sites& block, const Ki
 #pragma unroll
             for (int axis = 0; axis < 3; ++axis) {
                 weights(t, axis, pair);
-                slope[axis] = interpolate(contracted, pair) * (Real)g.scale[axis];
+                slope[axis] = interpolate(contracted, pair) * g.scale_of(axis);
             }
         } else {
             force[0] = force[1] = force[2] = slope[0] = slope[1] = slope[2] = NOT_A_NUMBER;
@@ -167,7 +167,7 @@ __device__ inline void undo_kick(const Geometry& g, const Sites& block, const Ki
 #endif
 
 // Undoes what the macros say; it has the meshes, coefficients and results of that alone. Results may take the memory of operands.
-extern "C" __global__ void __launch_bounds__(BX * BY * BZ)
+extern "C" __global__ void __launch_bounds__(BX * BY * BZ, BLOCKS)
 undo(Geometry g, double resolution, const Real* disp, const Real* vel, const Real* ct_disp, const Real* ct_vel,
 #if DRIFT
      const Real* __restrict__ field,
@@ -184,8 +184,8 @@ undo(Geometry g, double resolution, const Real* disp, const Real* vel, const Rea
 #endif
      Real* new_ct_disp, Real* new_ct_vel, double* partial) {
     __shared__ Sites block;
-    block.fill(g, blockIdx.x);
-    __syncthreads();
+    block.fill(g);
+    FILL_BARRIER();
     u64 site;
     Real sums[SUMS] = {};
     if (block.site(g, threadIdx.x, site)) {

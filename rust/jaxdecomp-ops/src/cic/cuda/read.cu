@@ -73,8 +73,8 @@ extern "C" __global__ void __launch_bounds__(BX * BY * BZ)
 read(Geometry g, const Real* __restrict__ disp, const Real* __restrict__ fields, const Real* __restrict__ weight,
      Real* __restrict__ out) {
     __shared__ Block<BX, BY, BZ> block;
-    block.fill(g, blockIdx.x);
-    __syncthreads();
+    block.fill(g);
+    FILL_BARRIER();
     u64 site;
     if (!block.site(g, threadIdx.x, site)) return;
     int cell[3];

@@ -46,7 +46,7 @@ pub struct ReadVariant {
 }
 
 impl Common<'_> {
-    fn options(&self) -> Vec<String> {
+    fn options(&self, spec: &Spec) -> Vec<String> {
         let masks: Vec<&str> = self.masks.iter().flatten().map(|&d| if d { "1" } else { "0" }).collect();
         vec![
             "--std=c++17".to_owned(),
@@ -54,6 +54,7 @@ impl Common<'_> {
             format!("-DREAL_BITS={}", if self.dtype == Dtype::F64 { 64 } else { 32 }),
             format!("-DWIDE_INDEX={}", u8::from(self.wide)),
             format!("-DMASKS={}", masks.join(",")),
+            format!("-DUNIT_SPACING={}", u8::from(spec.spacing_num == spec.spacing_den)),
         ]
     }
 }
@@ -74,12 +75,13 @@ pub fn has_tile(dtype: Dtype, spec: &Spec) -> bool {
     dtype == Dtype::F32 && spacing(spec).iter().product::<f64>() < 4.0
 }
 
-/// Chooses the paint kernels. (512³ particles at a = 1, one H100: 3.0 ms with a tile of 14 x 14 x 24 cells for 8 x 8 x 16 sites, 7 ms
-/// without; weights of each particle take registers, and 3.4 instead of 3.9 ms with 256 threads.)
+/// Chooses the paint kernels. (512³ particles at the start and at a = 1, one H200, one weight for all: 2.84 and 3.13 ms; with
+/// 512 threads and four blocks on a multiprocessor 2.90 and 3.25; with a tile of 12 x 12 x 20 cells 2.70 and 3.51. Weights of
+/// each particle take registers: 3.36 and 3.59 with five blocks, 3.67 and 4.02 with four, 3.28 and 3.75 with six.)
 #[must_use]
 pub fn paint(common: Common<'_>, spec: &Spec, shared: bool) -> PaintVariant {
-    let threads = if shared { 512 } else { 256 };
-    let mut paint = paint_of(PAINT, common, spec, ([8, 8, 16], [14, 14, 24]), threads);
+    let blocks = if shared { 6 } else { 5 };
+    let mut paint = paint_of(PAINT, common, spec, ([8, 8, 16], [14, 14, 24]), (256, blocks));
     paint.variant.options.extend([format!("-DSHARED={}", u8::from(shared)), "-DVECTORS=0".to_owned()]);
     paint
 }
@@ -89,60 +91,75 @@ pub fn paint(common: Common<'_>, spec: &Spec, shared: bool) -> PaintVariant {
 /// 12 with blocks of 8 x 8 x 16 sites and one thread for a particle outside the tile.)
 #[must_use]
 pub fn force_transpose(common: Common<'_>, spec: &Spec) -> PaintVariant {
-    let mut paint = paint_of(FORCE_TRANSPOSE, common, spec, ([16, 8, 16], [22, 14, 24]), 512);
-    paint.variant.options.extend(["-DVECTORS=1", "-DBLOCKS=2"].map(str::to_owned));
+    let mut paint = paint_of(FORCE_TRANSPOSE, common, spec, ([16, 8, 16], [22, 14, 24]), (512, 2));
+    paint.variant.options.push("-DVECTORS=1".to_owned());
     paint
 }
 
-/// Paint kernels for blocks of at most so many sites, with tiles of so many cells.
+/// Paint kernels for blocks of at most so many sites, with tiles of so many cells, and with so many threads of a block and
+/// blocks on a multiprocessor.
 fn paint_of(
     source: &'static str,
     common: Common<'_>,
     spec: &Spec,
     (block, cells): ([usize; 3], [usize; 3]),
-    threads: usize,
+    (threads, blocks): (usize, usize),
 ) -> PaintVariant {
     let (tile, spacing) = (has_tile(common.dtype, spec), spacing(spec));
     // Fewer sites where they are further apart, so that a block still covers about as many cells.
     let sites = |axis: usize| if spacing[axis] > 1.25 { block[axis] / 2 } else { block[axis] };
     let block = if tile { [sites(0), sites(1), sites(2)] } else { [1, 8, 32] };
     let threads = block.iter().product::<usize>().min(threads);
-    let mut options = common.options();
+    let mut options = common.options(spec);
     options.extend([format!("-DTHREADS={threads}"), format!("-DTILE={}", u8::from(tile))]);
+    options.extend(min_blocks(common, if tile { blocks } else { 1 }));
     options.extend(extents('B', block).chain(extents('T', cells)));
     PaintVariant { variant: Variant { source, options }, block, threads: threads as u32 }
 }
 
 /// Chooses the read kernel.
 #[must_use]
-pub fn read(common: Common<'_>, fields: usize, reduction: Reduction) -> ReadVariant {
-    read_of(READ, common, fields, reduction)
+pub fn read(common: Common<'_>, spec: &Spec, fields: usize, reduction: Reduction) -> ReadVariant {
+    read_of(READ, common, spec, (fields, reduction), [1, 8, 32])
 }
 
-/// Chooses the kernel of a kick and two drifts, of momenta that are held as whole numbers or not.
+/// Chooses the kernel of a kick and two drifts, of momenta that are held as whole numbers or not. (512³ particles, one H200: 3.23 ms
+/// a step; 3.42 with as many registers as the compiler likes, 3.5 with 12 blocks on a multiprocessor.)
 #[must_use]
-pub fn kick(common: Common<'_>, whole: bool) -> ReadVariant {
-    let mut kernel = read_of(KICK, common, 3, Reduction::None);
+pub fn kick(common: Common<'_>, spec: &Spec, whole: bool) -> ReadVariant {
+    let mut kernel = read_of(KICK, common, spec, (3, Reduction::None), [1, 4, 32]);
+    kernel.variant.options.extend(min_blocks(common, 10));
     kernel.variant.options.push(format!("-DWHOLE={}", u8::from(whole)));
     kernel
 }
 
 /// Chooses the kernel that undoes drifts, a kick, or the ones and then the other, with cotangents.
 #[must_use]
-pub fn pull_back(common: Common<'_>, drift: bool, kick: bool) -> ReadVariant {
-    let mut kernel = read_of(PULL_BACK, common, 3, Reduction::None);
+pub fn pull_back(common: Common<'_>, spec: &Spec, drift: bool, kick: bool) -> ReadVariant {
+    let mut kernel = read_of(PULL_BACK, common, spec, (3, Reduction::None), [1, 8, 32]);
+    kernel.variant.options.extend(min_blocks(common, 5));
     kernel.variant.options.extend([format!("-DDRIFT={}", u8::from(drift)), format!("-DKICK={}", u8::from(kick))]);
     kernel
 }
 
-fn read_of(source: &'static str, common: Common<'_>, fields: usize, reduction: Reduction) -> ReadVariant {
-    let block = [1, 8, 32];
+/// Bounds the registers so that so many blocks fit on a multiprocessor; not those of double precision, which takes twice as many.
+fn min_blocks(common: Common<'_>, blocks: usize) -> [String; 1] {
+    [format!("-DBLOCKS={}", if common.dtype == Dtype::F32 { blocks } else { 1 })]
+}
+
+fn read_of(
+    source: &'static str,
+    common: Common<'_>,
+    spec: &Spec,
+    (fields, reduction): (usize, Reduction),
+    block: [usize; 3],
+) -> ReadVariant {
     let reduction = match reduction {
         Reduction::None => 0,
         Reduction::OverMasks => 1,
         Reduction::OverFields => 2,
     };
-    let mut options = common.options();
+    let mut options = common.options(spec);
     options.extend([format!("-DFIELDS={fields}"), format!("-DREDUCTION={reduction}")]);
     options.extend(extents('B', block));
     ReadVariant { variant: Variant { source, options }, block }
