@@ -14,7 +14,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.run.memory import Load, load
 
 # Bytes for each cell that take as long as they would in a copy.
-_TRANSFORMS, _GREEN, _GRADIENT, _SUMS = 72.0, 8.0, 27.0, 20.0
+_TRANSFORMS, _GREEN, _GRADIENT, _SUMS = 72.0, 8.0, 19.0, 20.0
 _HIDDEN = 0.55  # part of a local transform that goes on while pieces are sent by GPUs of one process
 _PACKING = {1: 1.5, 2: 2.0}  # by XLA's collectives, local passes take so much longer for one transpose and for two
 
@@ -45,10 +45,10 @@ class Machine:
 
 
 MACHINES = (
-    Machine("H100", copy=3.0e12, particle=53e-12),
+    Machine("H100", copy=3.0e12, particle=46e-12),
     Machine("H200", copy=4.2e12, particle=41e-12),
     # Two cores: the mesh costs more than it would by memory alone.
-    Machine("cpu", copy=0.9e10, particle=31e-9, latency=0.0),
+    Machine("cpu", copy=1.35e10, particle=14e-9, latency=0.0),
 )
 
 

@@ -33,7 +33,7 @@ TRANSFORMS = [
 # Milliseconds of a step of 2 Mpc/h cells and a halo of 20 (docs/planning.md): kind, particles and cells along a side,
 # devices, whether all steps are one program.
 STEPS = [
-    ("H100", 512, 512, (1, 1), True, 11.8),
+    ("H100", 512, 512, (1, 1), True, 10.5),
     ("H100", 512, 512, (2, 1), True, 7.8),
     ("H100", 512, 512, (1, 1), False, 12.31),
     ("H100", 768, 768, (1, 1), False, 46.84),
@@ -42,12 +42,12 @@ STEPS = [
     ("H200", 512, 512, (2, 1), False, 6.92),
     ("H200", 512, 512, (1, 2), False, 9.43),
     ("H200", 1024, 1024, (2, 1), False, 50.65),
-    ("H200", 512, 512, (1, 1), True, 10.3),
+    ("H200", 512, 512, (1, 1), True, 8.9),
     ("H200", 512, 512, (2, 1), True, 6.4),
-    ("H200", 1024, 1024, (1, 1), True, 85.5),
+    ("H200", 1024, 1024, (1, 1), True, 73.9),
     ("H200", 1024, 1024, (2, 1), True, 50.5),
     ("H200", 1536, 1536, (2, 1), True, 195.0),
-    ("cpu", 128, 128, (1, 1), True, 97.0),
+    ("cpu", 128, 128, (1, 1), True, 47.5),
 ]
 
 
