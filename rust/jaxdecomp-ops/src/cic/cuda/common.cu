@@ -34,6 +34,12 @@ constexpr int K = sizeof(MASK) / 3;
 // Extents and displacements [cells] stay below this.
 constexpr Real LIMIT = 1 << 30;
 
+// Sets a flag that other threads may set at the same time.
+__device__ inline void raise_flag(u32* flag) { *flag = 1; }
+
+// A value that other threads may raise at the same time; it may be old.
+__device__ inline Bits glimpse(const Bits* value) { return *value; }
+
 // Geometry of lattice and mesh, as on the host.
 struct Geometry {
     i64 num[3], den[3], origin[3];

@@ -85,6 +85,6 @@ kick_drift(Geometry g, double resolution, const Real* disp, const Real* vel, con
         }
     }
     own = largest_of_warp(own);
-    if (threadIdx.x % 32 == 0 && own > *most) atomicMax(most, own);
+    if (threadIdx.x % 32 == 0 && own > glimpse(most)) atomicMax(most, own);
 }
 #endif

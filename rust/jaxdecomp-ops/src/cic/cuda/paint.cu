@@ -21,8 +21,8 @@ extern "C" __global__ void __launch_bounds__(256) largest(const Real* weight, u6
         for (int k = 0; k < 8; ++k) own = max(own, (Bits)TO_BITS(fabs(value[k])));
     }
     for (; i < count; i += stride) own = max(own, (Bits)TO_BITS(fabs(weight[i])));
-    if (own >= INFINITE) *invalid = 1;
-    if (own > bits[field]) atomicMax(&bits[field], own);
+    if (own >= INFINITE) raise_flag(invalid);
+    if (own > glimpse(&bits[field])) atomicMax(&bits[field], own);
 }
 
 __device__ inline double power_of_two(int n) { return __longlong_as_double((i64)(n + 1023) << 52); }
@@ -129,7 +129,7 @@ struct Own {
             int n = threadIdx.x + e * THREADS;
             valid[e] = sites.site(g, n, site[e]);
             if (valid[e] && !sites.particle(g, n, disp + 3 * site[e], cell[e], offset[e])) {
-                *invalid = 1;
+                raise_flag(invalid);
                 valid[e] = false;
             }
         }
