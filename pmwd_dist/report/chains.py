@@ -123,20 +123,33 @@ def draw_bands(path: Path, k: np.ndarray, panels: Mapping[str, tuple[np.ndarray,
 
 
 def draw_slices(
-    path: Path, images: Sequence[tuple[str, np.ndarray]], sides: tuple[float, float], label: str = r"$x$  [Mpc/$h$]"
+    path: Path,
+    images: Sequence[tuple[str, np.ndarray]],
+    sides: tuple[float, float],
+    labels: tuple[str, str] = (r"$x$  [Mpc/$h$]", r"$y$  [Mpc/$h$]"),
+    quantity: str = "",
 ) -> None:
     """Draw planes of fields side by side.
+
+    Args:
+      path: of the picture.
+      images: titles and planes.
+      sides: of the planes.
+      labels: of the axes.
+      quantity: whose values the colours are, where all planes show one.
 
     Raises:
       OSError: the figure can't be written.
     """
     with styled(outward=True):
         figure = new_figure(figsize=(4.4 * len(images), 4.2), layout="constrained")
-        for axes, (title, values) in zip(np.atleast_1d(figure.subplots(1, len(images))), images, strict=True):
+        grid = np.atleast_1d(figure.subplots(1, len(images)))
+        for axes, (title, values) in zip(grid, images, strict=True):
             image = axes.imshow(values.T, origin="lower", extent=(0, sides[0], 0, sides[1]), cmap="inferno")
             axes.set_title(title, fontsize=13)
-            axes.set_xlabel(label)
-            figure.colorbar(image, ax=axes, shrink=0.8)
+            axes.set_xlabel(labels[0])
+            figure.colorbar(image, ax=axes, shrink=0.8, label=quantity)
+        grid[0].set_ylabel(labels[1])
         save(figure, path)
 
 

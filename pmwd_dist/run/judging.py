@@ -49,7 +49,7 @@ def judge(plan: InferencePlan, posterior: infer.Posterior, chain: infer.Chain, d
         pictures.draw_bands(path / "fields.png", k, panels)
     if maps:
         side = forward.field or 0.0
-        pictures.draw_slices(path / "maps.png", maps, (side, side), "degrees")
+        pictures.draw_slices(path / "maps.png", maps, (side, side), ("degrees", "degrees"), r"convergence $\kappa$")
     pictures.draw_slices(path / "slices.png", _slices(chain, data), plan.simulation.config.box_size[:2])
     lines = pictures.table_lines(rows, truth)
     about = [f"{name} = {value:.3g}" for name, value in _cost(plan, chain).items()]
