@@ -18,10 +18,8 @@ from jax.sharding import Mesh
 
 import pmwd_dist as pmd
 from pmwd_dist._jax import native
-from pmwd_dist.parallel.backends import peer, peer_filter
+from pmwd_dist.parallel.backends import peer
 from pmwd_dist.parallel.decomposition import Decomposition
-from pmwd_dist.parallel.fft import filtered_block
-from pmwd_dist.pm import gravity
 
 SHAPE = (8, 12, 10)
 
@@ -270,87 +268,3 @@ def test_xla_transforms_along_x_where_gpus_are_slow(
         assert [dense or array for dense, array in calls] == ["0"] * (len(asked) if parts > 1 else 0)
         assert "type = FFT, length = [6]" in text
         assert ("type = RFFT, length = [4, 10]" in text) == (parts == 1)
-
-
-# --- filters on one GPU ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def filters(as_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels compile, for every length but 6."""
-    monkeypatch.setattr(native, "filters", lambda length, double: length != 6)
-    monkeypatch.setattr(peer_filter, "cuda_unavailable_reason", lambda: None)
-
-
-def even_filter(shape: tuple[int, ...]) -> np.ndarray:
-    """A filter of the spectrum of a real mesh, even along kx and ky but not along kz."""
-    x, y, z = np.meshgrid(*(np.minimum(np.arange(n), n - np.arange(n)) for n in shape), indexing="ij")
-    return (np.exp(-0.2 * x) * (2 + np.cos(y + 0.3 * z)))[..., : shape[2] // 2 + 1]
-
-
-def filtering(decomposition: Decomposition, shape: tuple[int, ...]) -> Any:
-    px = decomposition.pdims[0]
-
-    def run(block: jax.Array) -> jax.Array:
-        whole = jnp.asarray(even_filter(shape))
-        start = jax.lax.axis_index(decomposition.x_names) * (shape[1] // px) if px > 1 else 0
-        return filtered_block(
-            block, lambda: jax.lax.dynamic_slice_in_dim(whole, start, shape[1] // px, axis=1), decomposition
-        )
-
-    return decomposition.shard_map(run, decomposition.spec, decomposition.spec)
-
-
-@pytest.mark.parametrize("shape", [SHAPE, (9, 4, 7), (8, 12, 1)])
-def test_a_filtered_mesh_and_its_derivatives_are_those_of_numpy(shape: tuple[int, ...], filters: None) -> None:
-    decomposition = Decomposition((1, 1), backend="peer")
-    run = filtering(decomposition, shape)
-    x, ct = np.random.default_rng(0).standard_normal((2, *shape))
-
-    def expected(x: np.ndarray) -> np.ndarray:
-        return np.fft.irfftn(np.fft.rfftn(x) * even_filter(shape), s=shape, axes=(0, 1, 2))
-
-    close(jax.jit(run)(x), expected(x))
-    close(jax.jit(jax.vmap(run))(np.stack([x, ct]))[1], expected(ct))
-    close(jax.jvp(run, (x,), (ct,))[1], expected(ct))
-    value, pull = jax.vjp(run, x)
-    close(pull(ct)[0], expected(ct))
-    np.testing.assert_allclose(np.vdot(ct, value), np.vdot(pull(ct)[0], x), rtol=1e-12)
-    close(jax.hessian(lambda t: jnp.sum(run(t * x) ** 2))(1.0), 2 * np.sum(expected(x) ** 2))
-
-
-def test_one_gpu_filters_in_one_op_where_there_is_a_kernel(filters: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, four = Decomposition((1, 1), backend="peer"), Decomposition((4, 1), backend="peer")
-
-    def ops(decomposition: Decomposition, shape: tuple[int, ...], dtype: str = "float32") -> list[str]:
-        run = jax.jit(filtering(decomposition, shape))
-        text = run.trace(jax.ShapeDtypeStruct(shape, dtype)).lower(lowering_platforms=("cuda",)).as_text()
-        return re.findall(r"custom_call @jaxdecomp_ops_(peer_(?:filtered|transform))", text)
-
-    assert ops(one, SHAPE) == ["peer_filtered"]
-    assert ops(one, SHAPE, "float64") == ["peer_filtered"]
-    assert ops(one, (6, 4, 10)) == []  # XLA transforms that length along x
-    assert ops(one, (10, 4, 10)) == ["peer_filtered"]
-    assert ops(four, SHAPE) == ["peer_transform", "peer_transform"]
-    monkeypatch.setattr(peer_filter, "cuda_unavailable_reason", lambda: "there is no NVRTC")
-    assert ops(one, SHAPE) == ["peer_transform", "peer_transform"]
-
-
-def test_a_batch_that_cufft_would_find_misaligned_is_filtered_by_other_ops(filters: None) -> None:
-    run = jax.vmap(filtering(Decomposition((1, 1), backend="peer"), (3, 5, 7)))
-    x = np.random.default_rng(0).standard_normal((2, 3, 5, 7))
-    text = jax.jit(run).trace(x).lower(lowering_platforms=("cuda",)).as_text()
-    assert "jaxdecomp_ops_peer_filtered" not in text
-    close(run(x), np.fft.irfftn(np.fft.rfftn(x, axes=(1, 2, 3)) * even_filter((3, 5, 7)), s=(3, 5, 7), axes=(1, 2, 3)))
-
-
-def test_the_force_is_the_same_with_and_without_the_filter(filters: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    options: Any = {"mesh_shape": (8, 12, 16), "particle_shape": (8, 12, 16), "sharpening": (0.5, 0.2, 2.0)}
-    config = pmd.Config((16.0, 24.0, 32.0), **options, decomposition=Decomposition((1, 1), backend="peer"))
-    disp = np.random.default_rng(0).standard_normal((*config.particle_shape, 3))
-    force, _ = gravity.acceleration(disp, config)
-    assert "peer_filtered" in str(jax.make_jaxpr(partial(gravity.acceleration, config=config))(disp))
-    jax.clear_caches()
-    monkeypatch.setattr(native, "filters", lambda length, double: False)
-    assert "peer_filtered" not in str(jax.make_jaxpr(partial(gravity.acceleration, config=config))(disp))
-    close(force, gravity.acceleration(disp, config)[0])

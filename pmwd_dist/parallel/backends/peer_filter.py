@@ -26,16 +26,23 @@ from pmwd_dist.ops.local_fft import irfft, rfft
 
 def unavailable_reason(block: Any) -> str | None:
     """Why `filtered` has no kernel for a block, or None."""
-    if not native.filters(block.shape[0], np.dtype(block.dtype) == np.float64):
-        return f"the length {block.shape[0]} along x is too long, too short or has a factor other than 2, 3, 5 and 7"
-    return cuda_unavailable_reason()
+    dtype, length = np.dtype(block.dtype).name, block.shape[0]
+    if dtype not in ("float32", "float64"):
+        return f"values are of {dtype}, not floats of 32 or 64 bits"
+    reason = cuda_unavailable_reason()
+    if reason is None and not native.filters(length, dtype == "float64"):
+        return (
+            f"the length {length} along x is too short, too long for the shared memory of the GPUs, or has a factor "
+            "other than 2, 3, 5 and 7"
+        )
+    return reason
 
 
 def filtered(block: Float[Array, "nx ny nz"], response: Callable[[], Array]) -> Float[Array, "nx ny nz"]:
     """See `Backend.filtered`."""
     nx, ny, nz = block.shape
     whole = jnp.broadcast_to(response(), (nx, ny, nz // 2 + 1))
-    octant = whole[: nx // 2 + 1, : ny // 2 + 1].astype(block.dtype) / (nx * ny * nz)
+    octant = whole[: nx // 2 + 1, : ny // 2 + 1].astype(block.dtype) / float(nx * ny * nz)
     roots = np.exp(-2j * math.pi / nx * np.arange(nx)).astype(np.result_type(block.dtype, np.complex64))
     operands = unify_varying(block, octant, jnp.asarray(roots))
     return drop_batch_axis(_filtered_p.bind(*map(add_batch_axis, operands)))
@@ -52,10 +59,10 @@ def _reference(mesh: Array, octant: Array, roots: Array) -> Array:
     _, nx, ny, nz = mesh.shape
     x, y = (np.minimum(np.arange(n), n - np.arange(n)) for n in (nx, ny))
 
-    def each(block: Array, octant: Array) -> Array:
-        return irfft(scaled(rfft(block, 3), octant[x][:, y] * (nx * ny * nz)), nz, 3)
-
-    return jax.vmap(each)(mesh, octant)
+    # Each operand by itself: a batch may be divided over devices, and a filter that all of it shares is not.
+    whole = jax.vmap(lambda octant: octant[x][:, y])(octant) * float(nx * ny * nz)
+    modes = scaled(jax.vmap(lambda block: rfft(block, 3))(mesh), whole)
+    return jax.vmap(lambda modes: irfft(modes, nz, 3))(modes)
 
 
 def _attributes(mesh: Any, devices: Any) -> dict[str, Any] | None:
@@ -79,6 +86,12 @@ _filtered_p = define_op(
     targets={"CUDA": Target("jaxdecomp_ops_peer_filtered", _attributes, _scratch, in_place={0: 0})},
 )
 
+
+def _octant_transpose(ct: Array, mesh: Array, octant: Any, roots: Array) -> Array:
+    """The cotangent of the filter: products of modes, those of the same frequency but for signs added up."""
+    return jax.linear_transpose(lambda octant: _reference(mesh, octant, roots), octant.aval)(ct)[0]
+
+
 # It is linear in mesh and filter, and symmetric in the mesh, since the filter is even.
 define_derivatives(
     _filtered_p,
@@ -87,5 +100,5 @@ define_derivatives(
         lambda t, mesh, _, roots: _filtered_p.bind(mesh, t, roots),
         None,
     ),
-    {0: lambda ct, _, octant, roots: _filtered_p.bind(ct, octant, roots)},
+    {0: lambda ct, _, octant, roots: _filtered_p.bind(ct, octant, roots), 1: _octant_transpose},
 )
