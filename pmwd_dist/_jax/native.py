@@ -83,8 +83,8 @@ def fast_along_x(ordinal: int, parts: int, shape: tuple[int, int, int], double: 
 
 @functools.cache
 def filters(length: int, double: bool) -> bool:
-    """Whether there is a kernel that filters meshes of a length along x on a GPU."""
-    return _registered("CUDA") and _ops.peer_filters(length, double)
+    """Whether GPUs without a `kernels_unavailable_reason` have a kernel that filters meshes of a length along x."""
+    return _ops.peer_filters(length, double)
 
 
 @functools.cache

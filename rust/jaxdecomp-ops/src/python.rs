@@ -4,7 +4,7 @@ use crate::cic;
 use crate::cuda;
 use crate::cudecomp::{self, Error, Grid, Member};
 use crate::fft;
-use crate::peer::{self, Slabs};
+use crate::peer::{self, Slabs, filter::Lines};
 use crate::stencil;
 use core::ffi::CStr;
 use core::ptr::NonNull;
@@ -115,10 +115,11 @@ fn peer_probe(py: Python<'_>, devices: Vec<i32>, cufft: Vec<String>) -> PyResult
     py.detach(|| peer::probe(&devices, &cufft)).map_err(|error| PyOSError::new_err(error.0))
 }
 
-/// Whether a mesh of a length along x can be filtered by `jaxdecomp_ops_peer_filtered`.
+/// Whether a mesh of a length along x can be filtered by `jaxdecomp_ops_peer_filtered`. Call `cic_probe` before.
 #[pyfunction]
-fn peer_filters(length: usize, double: bool) -> bool {
-    peer::filter::Lines::new(length, double).is_some()
+fn peer_filters(length: usize, double: bool) -> PyResult<bool> {
+    let shared = cuda::gpus::shared_memory().map_err(|error| PyOSError::new_err(error.0))?;
+    Ok(Lines::new(length, double).is_some_and(|lines| lines.fits(shared)))
 }
 
 /// Whether cuFFT transforms slabs of a complex mesh along x without a work area. Call `peer_probe` before.

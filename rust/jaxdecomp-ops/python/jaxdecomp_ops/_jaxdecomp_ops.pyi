@@ -51,4 +51,4 @@ def peer_is_fast_along_x(device: int, num_shards: int, shape: Sequence[int], dou
     """Whether cuFFT transforms slabs of a complex mesh along x without a work area. Call `peer_probe` before."""
 
 def peer_filters(length: int, double: bool) -> bool:
-    """Whether a mesh of a length along x can be filtered by `jaxdecomp_ops_peer_filtered`."""
+    """Whether a mesh of a length along x can be filtered by `jaxdecomp_ops_peer_filtered`. Call `cic_probe` before."""

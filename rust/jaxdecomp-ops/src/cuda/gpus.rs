@@ -43,6 +43,16 @@ pub(crate) fn gpu(ordinal: i32) -> Result<Arc<Gpu>> {
     Ok(gpu)
 }
 
+/// Largest shared memory that a block may have on every GPU of [`probe`] [bytes].
+///
+/// # Errors
+/// A missing call of [`probe`].
+pub fn shared_memory() -> Result<usize> {
+    let gpus = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
+    let smallest = gpus.values().map(|gpu| gpu.shared_memory()).min();
+    smallest.ok_or_else(|| Error("no GPU is set up for kernels in this process".to_owned()))
+}
+
 fn libraries() -> Result<&'static (driver::Tables, Compiler)> {
     LIBRARIES.get().ok_or_else(|| Error("CUDA's driver and NVRTC are not loaded in this process".to_owned()))
 }

@@ -13,6 +13,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 const MULTIPROCESSOR_COUNT: c_int = 16;
 const CAPABILITY_MAJOR: c_int = 75;
 const CAPABILITY_MINOR: c_int = 76;
+/// An attribute of GPUs, and one of kernels.
+const MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: c_int = 97;
 const MAX_DYNAMIC_SHARED_SIZE_BYTES: c_int = 8;
 
 /// A source and the options with which it is compiled.
@@ -60,6 +62,7 @@ pub struct Gpu {
     multiprocessors: u32,
     /// Compute capability, as 10 * major + minor.
     capability: c_int,
+    shared_memory: usize,
     modules: Mutex<HashMap<Variant, Arc<Module>>>,
 }
 
@@ -85,7 +88,8 @@ impl Gpu {
         let attribute = |number| device.attribute(&tables.launch, number);
         let capability = 10 * attribute(CAPABILITY_MAJOR)? + attribute(CAPABILITY_MINOR)?;
         let multiprocessors = attribute(MULTIPROCESSOR_COUNT)? as u32;
-        Ok(Self { tables, device, multiprocessors, capability, modules: Mutex::default() })
+        let shared_memory = attribute(MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize;
+        Ok(Self { tables, device, multiprocessors, capability, shared_memory, modules: Mutex::default() })
     }
 
     /// Number of multiprocessors.
@@ -98,6 +102,12 @@ impl Gpu {
     #[must_use]
     pub fn capability(&self) -> i32 {
         self.capability
+    }
+
+    /// Largest shared memory of a block [bytes].
+    #[must_use]
+    pub fn shared_memory(&self) -> usize {
+        self.shared_memory
     }
 
     /// Makes the GPU current and returns a variant, compiled and loaded by the first call.

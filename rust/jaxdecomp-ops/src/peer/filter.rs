@@ -52,6 +52,12 @@ impl Lines {
         ];
         Some(Self { variant: Variant { source: SOURCE, options }, columns, threads, shared })
     }
+
+    /// Whether blocks may have as much shared memory as they take.
+    #[must_use]
+    pub fn fits(&self, shared_memory: usize) -> bool {
+        self.shared <= shared_memory
+    }
 }
 
 /// Factors of a length among 3, 5, 7, 8, 4 and 2, two or more; none if there are others.
@@ -167,5 +173,12 @@ mod tests {
         assert_eq!(lines(64, true), Some((8, 64, 8)));
         assert_eq!(lines(2048, false), Some((8, 384, 128)));
         assert_eq!((lines(8, false), lines(4096, false), lines(509, true)), (None, None, None));
+        // Shared memory that a block may have: of compute capability 7.5, 8.6 and 8.9, 8.0, and 9.0.
+        let longest = [64, 99, 163, 227].map(|kib| {
+            let fits = |&n: &usize| Lines::new(n, false).is_some_and(|lines| lines.fits(kib << 10));
+            (1..4096).rev().find(fits)
+        });
+        assert_eq!(longest, [Some(1024), Some(1575), Some(2560), Some(2560)]);
+        assert!(Lines::new(512, true).is_some_and(|lines| lines.fits(64 << 10)));
     }
 }
