@@ -11,6 +11,7 @@ __all__ = [
     "cudecomp_open_grid",
     "cudecomp_probe",
     "cudecomp_scratch",
+    "peer_filters",
     "peer_is_fast_along_x",
     "peer_probe",
     "targets",
