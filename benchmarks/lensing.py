@@ -126,8 +126,12 @@ def simulate(sky: Sky, runs: int, views: int) -> tuple[np.ndarray, np.ndarray, P
     fine = pmd.Config(box, sky.cones[0].pixels[0], config.particle_shape, decomposition=(1, 1))
     at = np.linspace(min(100, far / 8), far, 7)
     times = jnp.asarray(np.asarray(scale_factor_at(at, growth), float)[::-1].tolist())
-    spectrum = lambda _a, particles, _: pmd.power_spectrum(pmd.density(particles, fine), fine)  # noqa: E731
-    see = lambda *step: tuple(cone(*step) for cone in sky.cones)  # noqa: E731
+
+    def spectrum(_a: Any, particles: pmd.Particles, _: Any) -> Any:
+        return pmd.power_spectrum(pmd.density(particles, fine), fine)
+
+    def see(*step: Any) -> tuple[Any, ...]:
+        return tuple(cone(*step) for cone in sky.cones)
 
     @jax.jit
     def run(key: jax.Array) -> Any:

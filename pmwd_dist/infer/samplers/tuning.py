@@ -9,10 +9,11 @@ still far below the target: steps begin small, a block that was unstable is undo
 where it should be, and its step is not tried again until masses change.
 
 L of MCLMC is 0.4 of the distance over which the slowest parameter decorrelates, or the field if that is slower, and at
-least four times the root of the dimensions, with which it is looked for, and at most ten times. A longer L than a
-direction asks for costs nothing, a shorter one does: of a normal distribution with one direction three times wider than
-the others, that takes 59, 37, 29 and 26 steps for an effective sample with 1, 2, 4 and 8 times the root, the others 10,
-9, 8 and 8 (4096 dimensions, steps of a quarter of the root).
+least four times the root of the dimensions, with which it is looked for, and at most ten times. In a normal
+distribution a longer L than a direction asks for costs nothing, a shorter one does: one direction three times wider
+than the others takes 59, 37, 29 and 26 steps for an effective sample with 1, 2, 4 and 8 times the root, the others 10,
+9, 8 and 8 (4096 dimensions, steps of a quarter of the root). Elsewhere it is not free: some posteriors of 16^3 cells
+took more gradients than with a shorter L (docs/inference.md).
 
 Trajectories of adjusted samplers are a quarter of a period long on average. Masses are one number for each field, whose
 modes a preconditioner has brought to one scale, and one for each parameter: no field of them is stored. Where positions

@@ -1,4 +1,4 @@
-"""A real mesh on one NVIDIA GPU times a filter in Fourier space: three passes over its spectrum instead of six.
+"""A real mesh on one NVIDIA GPU times a filter in Fourier space: one pass over its spectrum along x instead of three.
 
 cuFFT transforms along y and z; one kernel transforms along x, multiplies and transforms back.
 """

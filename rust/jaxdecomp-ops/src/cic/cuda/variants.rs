@@ -123,8 +123,9 @@ pub fn read(common: Common<'_>, spec: &Spec, fields: usize, reduction: Reduction
     read_of(READ, common, spec, (fields, reduction), [1, 8, 32])
 }
 
-/// Chooses the kernel of a kick and two drifts, of momenta that are held as whole numbers or not. (512³ particles, one H200: 3.23 ms
-/// a step; 3.42 with as many registers as the compiler likes, 3.5 with 12 blocks on a multiprocessor.)
+/// Chooses the kernel of a kick and two drifts, of momenta that are held as whole numbers or not. (Whole
+/// steps of 512³ particles, one H200: 9.05 ms; 9.24 with as many registers as the compiler likes, 9.32 with 12 blocks on a
+/// multiprocessor.)
 #[must_use]
 pub fn kick(common: Common<'_>, spec: &Spec, whole: bool) -> ReadVariant {
     let mut kernel = read_of(KICK, common, spec, (3, Reduction::None), [1, 4, 32]);
