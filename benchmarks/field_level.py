@@ -3,10 +3,12 @@
     python -m benchmarks.field_level --mesh 64 --gravity lpt --methods mclmc,hmc
     python -m benchmarks.field_level --mesh 16 --cell 10 --methods mclmc,nuts --save draws     # NUTS of blackjax
     python -m benchmarks.field_level --compare draws
+    python -m benchmarks.field_level --gravity lensing --mesh 128 --cell 4 --energy-variance 1e-4 --methods mclmc
 
 Galaxies with a Lagrangian bias in redshift space at a = 0.5, cells of 5 Mpc/h (320 Mpc/h for 64^3), Gaussian noise as
 of 1e-3 galaxies in (Mpc/h)^3; sigma8, Omega_m, b1 and the noise are sampled, from draws of their priors and of the
-noise given these. All samplers stop after the same number of gradients. The figures are in benchmarks/RESULTS.md.
+noise given these. Or convergence maps of an N-body light cone, without b1 and a preconditioner, from draws of the
+prior. All samplers stop after the same number of gradients. The figures are in benchmarks/RESULTS.md.
 """
 
 from __future__ import annotations
@@ -23,10 +25,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.mocks import TRUTH, galaxies
+from benchmarks.mocks import TRUTH, galaxies, lensing
 from pmwd_dist import infer
 from pmwd_dist.infer.chains import load_chain
 from pmwd_dist.infer.samplers.isokinetic import value_and_grad
+from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE
 
 DENSITY = 1e-3
 
@@ -40,10 +43,13 @@ def conditioned(
 ) -> tuple[infer.Posterior, Any]:
     """The posterior of a mock, and the truth."""
     sigma = float((DENSITY * cell**3) ** -0.5)
-    model = galaxies(mesh, gravity, cell=cell, sigma=sigma, steps=steps, sd=0.2, devices=devices)
-    truth = model.draw(jax.random.key(0), **TRUTH)
+    if gravity == "lensing":
+        model = lensing(mesh, cell=cell, steps=steps)
+    else:
+        model = galaxies(mesh, gravity, cell=cell, sigma=sigma, steps=steps, sd=0.2, devices=devices)
+    truth = model.draw(jax.random.key(0), **{name: TRUTH[name] for name in model.priors})
     data = model.mock(jax.random.key(1), truth)
-    return model.condition(data, precondition=precondition), truth
+    return model.condition(data, precondition=None if gravity == "lensing" else precondition), truth
 
 
 def sampled(posterior: infer.Posterior, method: Any, options: Any) -> tuple[str, dict[str, Any]]:
@@ -58,12 +64,14 @@ def sampled(posterior: infer.Posterior, method: Any, options: Any) -> tuple[str,
             over = method == "nuts"
         else:
             over = spent >= options.gradients * chains or time.perf_counter() - began > options.seconds
+        print(f"{spent} gradients, {time.perf_counter() - began:.0f} s", flush=True)
         if over:
             raise _Spent
 
     chunk = options.chunk if method == "mclmc" else 5
     tuned_as = "hmc" if method == "nuts" else method
     arguments: dict[str, Any] = {"key": jax.random.key(3), "tuning_steps": options.tune, "method": tuned_as}
+    arguments["energy_variance"] = options.energy_variance
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         with suppress(_Spent):
@@ -77,7 +85,8 @@ def sampled(posterior: infer.Posterior, method: Any, options: Any) -> tuple[str,
             )
         else:
             found = _of(load_chain(folder))
-    found["variance"] = infer.energy_errors(found.pop("energy"), posterior.data.size + len(TRUTH))["variance"]
+    dimensions = sum(leaf[0].size for leaf in jax.tree.leaves(positions))
+    found["variance"] = infer.energy_errors(found.pop("energy"), dimensions)["variance"]
     if options.save:
         options.save.mkdir(parents=True, exist_ok=True)
         np.savez(options.save / f"{method}.npz", **found)
@@ -92,8 +101,8 @@ def _of(chain: infer.Chain) -> dict[str, Any]:
 
 def described(found: Any) -> str:
     """What draws, of shape (chains, draws), say."""
-    draws = {name: np.asarray(found[name], float) for name in TRUTH}
-    spent, chains = int(found["gradients"]), len(draws["b1"])
+    draws = {name: np.asarray(found[name], float) for name in TRUTH if name in found}
+    spent, (chains, length) = int(found["gradients"]), draws["sigma8"].shape
     parts = [
         f"{name} {x.mean():.4f} ± {x.std():.4f} (truth {(TRUTH[name] - x.mean()) / x.std():+.1f} sd, ESS "
         f"{infer.ess_mean(x):.0f}, R-hat {infer.rhat(x):.3f})"
@@ -101,7 +110,7 @@ def described(found: Any) -> str:
     ]
     return (
         f"{infer.evaluations_per_ess(draws, spent):.0f} gradients per effective sample, {spent} gradients of {chains} "
-        f"chains, {draws['b1'].shape[1]} draws, accepted {float(found['accepted']):.2f}, energy variance a dimension "
+        f"chains, {length} draws, accepted {float(found['accepted']):.2f}, energy variance a dimension "
         f"{float(found['variance']):.1e}, {', '.join(parts)}"
     )
 
@@ -162,7 +171,7 @@ def speed(posterior: infer.Posterior, truth: Any, chains: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mesh", type=int, default=64)
-    parser.add_argument("--gravity", default="lpt", choices=("linear", "lpt", "nbody"))
+    parser.add_argument("--gravity", default="lpt", choices=("linear", "lpt", "nbody", "lensing"))
     parser.add_argument("--cell", type=float, default=5.0, help="side of a cell [Mpc/h]")
     parser.add_argument("--nbody-steps", type=int, default=5)
     parser.add_argument("--methods", default="mclmc,adjusted-mclmc,hmc", help='also nuts; "" for times alone')
@@ -171,6 +180,7 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=1, help="over which each field is divided")
     parser.add_argument("--chunk", type=int, default=100, help="steps of mclmc between looks at the budget")
     parser.add_argument("--twice", action="store_true", help="run each method twice, and compare the bits")
+    parser.add_argument("--energy-variance", type=float, default=ENERGY_VARIANCE, help="that tuning of mclmc aims at")
     parser.add_argument("--tune", type=int, default=800)
     parser.add_argument("--gradients", type=int, default=4000, help="of each chain, after tuning")
     parser.add_argument(
@@ -187,7 +197,8 @@ def main() -> None:
         options.mesh, options.gravity, options.nbody_steps, options.precondition, options.cell, options.devices
     )
     device = f"{options.devices} {jax.devices()[0].device_kind}"
-    label = f"{options.gravity}, {options.mesh}³ of {options.cell:g} Mpc/h, {options.precondition}, {device}"
+    how = options.precondition if posterior.preconditioner else "no preconditioner"
+    label = f"{options.gravity}, {options.mesh}³ of {options.cell:g} Mpc/h, {how}, {device}"
     for method in filter(None, options.methods.split(",")):
         told, found = sampled(posterior, method, options)
         print(f"{label}, {told}", flush=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from typing import Any
 
 import equinox as eqx
@@ -62,6 +64,28 @@ def galaxies(
     return infer.Model(config, forward, priors, infer.Gaussian(sigma=sigma))
 
 
+def lensing(mesh: int, *, cell: float = 4.0, steps: int = 6) -> infer.Model:
+    """Convergence maps of sources at z = 0.5 and 1, as wide as the box there, with sigma8, Omega_m and the noise free.
+
+    Ten galaxies of each redshift in a square arcminute; rays and planes have as many pixels as the mesh has cells.
+
+    Args:
+      mesh: number of cells and particles in one direction.
+      cell: side of a cell [Mpc/h].
+      steps: of the simulation, from a = 0.2.
+    """
+    one = pmd.Decomposition((1, 1), jax.devices()[:1])
+    config = pmd.Config(cell * mesh, mesh, a_start=0.2, steps=steps, lpt_order=2, decomposition=one, halo=0)
+    far = float(pmd.comoving_distance(0.5, pmd.growth_table(jax_cosmo.Planck15())))
+    shells = math.ceil(far / (cell * mesh / 2))
+    cone = pmd.observe.FlatSkyLightCone(config, np.linspace(0, far, shells + 1))
+    offsets = np.random.default_rng(0).uniform(0, cell * mesh, (shells, 2))[np.arange(shells) // 2]
+    view: Any = {"field": math.degrees(cell * mesh / far), "pixels": mesh, "offsets": offsets}
+    maps = infer.Convergence(config, jax_cosmo.Planck15(), cone, (0.5, 1.0), **view)
+    priors = {"sigma8": infer.Normal(0.8, 0.15, low=0.2), "Omega_m": infer.Normal(0.3, 0.05, low=0.1, high=0.9)}
+    return infer.Model(config, maps, priors, infer.ShapeNoise(maps, 10.0))
+
+
 class Mocks:
     """Mocks of a model, chains on each of them, and what the chains have drawn.
 
@@ -112,20 +136,23 @@ class Mocks:
                 step = np.median(self.lengths()[:, 1])
                 print(f"{self.blocks} blocks, step {step:.3g}, {np.sum(~fine)} undone", flush=True)
 
-    def draw(self, blocks: int) -> dict[str, np.ndarray]:
-        """Numbers after each of so many blocks, (blocks, mocks, chains); energies of all steps; the mean noise."""
-        drawn, energies, total = list[Any](), list[Any](), 0.0
-        for _ in range(blocks):
+    def draw(self, blocks: int, seconds: float = math.inf) -> dict[str, np.ndarray]:
+        """Numbers after each block, (blocks, mocks, chains); energies of all steps; the mean noise.
+
+        Ends after so many blocks, or the first one that is done after so many seconds.
+        """
+        drawn, energies, total, began = list[Any](), list[Any](), 0.0, time.perf_counter()
+        while len(drawn) < blocks and time.perf_counter() - began < seconds:
             self.states, block = self._run(self.method)
             seen, noise = _look(self.states, self.data, self.adaptation, self.posterior)
-            drawn.append(seen)
+            drawn.append(jax.tree.map(np.asarray, seen))
             energies.append(block.energy_change)
-            total = total + noise / blocks
+            total = total + noise
             if len(drawn) % 10 == 0:
-                print(f"{len(drawn)} of {blocks} blocks drawn", flush=True)
+                print(f"{len(drawn)} of {blocks} blocks drawn, {time.perf_counter() - began:.0f} s", flush=True)
         arrays = {name: np.stack([x[name] for x in drawn]) for name in drawn[0]}
         energy = np.concatenate(energies, axis=-1)
-        return arrays | {"energy": energy, "noise mean": np.asarray(total)}
+        return arrays | {"energy": energy, "noise mean": np.asarray(total) / len(drawn)}
 
     def lengths(self) -> np.ndarray:
         """L and step size of each mock."""

@@ -80,7 +80,8 @@ def main() -> None:
     parser.add_argument("--gravity", default="nbody")
     parser.add_argument("--steps", type=int, default=5, help="of the simulation")
     parser.add_argument("--tune", type=int, default=800)
-    parser.add_argument("--blocks", type=int, default=60, help="of 20 steps, after tuning")
+    parser.add_argument("--blocks", type=int, default=300, help="of 20 steps, after tuning")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="after which drawing ends")
     parser.add_argument("--output", type=Path, default=Path("recovery.npz"))
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--figure", default="recovery.png")
@@ -89,17 +90,19 @@ def main() -> None:
         plot(options.plot, options.figure)
         return
     began, model = time.perf_counter(), galaxies(options.mesh, options.gravity, steps=options.steps)
-    mocks = Mocks(model, jax.random.key(10), options.mocks, chains=options.chains, truth=TRUTH)
+    how: dict[str, Any] = {"chains": options.chains, "truth": TRUTH, "precondition": "adapted"}
+    mocks = Mocks(model, jax.random.key(10), options.mocks, **how)
     mocks.tune("mclmc", options.tune)
-    drawn = mocks.draw(options.blocks)
+    drawn = mocks.draw(options.blocks, options.seconds)
     away, r_hat = {}, {}
     for name, truth in TRUTH.items():
         mean, sd = drawn[name].mean(axis=(0, 2)), drawn[name].std(axis=(0, 2))
         away[name] = (truth - mean) / sd
         r_hat[name] = max(infer.rhat(drawn[name][:, i].T) for i in range(options.mocks))
+        smallest = min(infer.ess_mean(drawn[name][:, i].T) for i in range(options.mocks))
         print(f"{name}: truth is {np.array2string(away[name], precision=2)} sd away, mean {away[name].mean():+.2f} ± "
               f"{options.mocks**-0.5:.2f}, rms {np.sqrt(np.mean(away[name] ** 2)):.2f}, sd {sd.mean():.3f}, "
-              f"R-hat up to {r_hat[name]:.3f}", flush=True)  # fmt: skip
+              f"R-hat up to {r_hat[name]:.3f}, effective samples {smallest:.0f} or more", flush=True)  # fmt: skip
     found = spectra(mocks.posterior, jnp.asarray(drawn["noise mean"]), mocks.true_noise, mocks.data)
     names = ("k", "modes", "r", "T", "wiener r", "wiener T", "limit")
     arrays = dict(zip(names, map(np.asarray, found), strict=True))
@@ -108,7 +111,7 @@ def main() -> None:
         if arrays["modes"][0, i]:
             shown = ", ".join(f"{name} {arrays[name][:, i].mean():.3f}" for name in names[2:])
             print(f"k = {arrays['k'][0, i]:.3f} h/Mpc: {shown}")
-    print(f"{options.gravity}, {options.mesh}³: {time.perf_counter() - began:.0f} s")
+    print(f"{options.gravity}, {options.mesh}³, {len(drawn['b1'])} blocks: {time.perf_counter() - began:.0f} s")
 
 
 if __name__ == "__main__":
