@@ -128,6 +128,7 @@ def draw_slices(
     sides: tuple[float, float],
     labels: tuple[str, str] = (r"$x$  [Mpc/$h$]", r"$y$  [Mpc/$h$]"),
     quantity: str = "",
+    alike: Sequence[int] = (),
 ) -> None:
     """Draw planes of fields side by side.
 
@@ -137,6 +138,7 @@ def draw_slices(
       sides: of the planes.
       labels: of the axes.
       quantity: whose values the colours are, where all planes show one.
+      alike: planes whose colours mean the same, by their places in `images`.
 
     Raises:
       OSError: the figure can't be written.
@@ -144,8 +146,11 @@ def draw_slices(
     with styled(outward=True):
         figure = new_figure(figsize=(4.4 * len(images), 4.2), layout="constrained")
         grid = np.atleast_1d(figure.subplots(1, len(images)))
-        for axes, (title, values) in zip(grid, images, strict=True):
-            image = axes.imshow(values.T, origin="lower", extent=(0, sides[0], 0, sides[1]), cmap="inferno")
+        together = [images[i][1] for i in alike]
+        scale = {"vmin": min(map(np.min, together)), "vmax": max(map(np.max, together))} if together else {}
+        for i, (axes, (title, values)) in enumerate(zip(grid, images, strict=True)):
+            how: Any = {"extent": (0, sides[0], 0, sides[1]), **(scale if i in alike else {})}
+            image = axes.imshow(values.T, origin="lower", cmap="inferno", **how)
             axes.set_title(title, fontsize=13)
             axes.set_xlabel(labels[0])
             figure.colorbar(image, ax=axes, shrink=0.8, label=quantity)

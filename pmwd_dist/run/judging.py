@@ -12,9 +12,12 @@ from jax import Array
 
 from pmwd_dist import infer
 from pmwd_dist.infer.diagnostics import stuck
+from pmwd_dist.infer.forward import cosmology_at, power_at
 from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE
 from pmwd_dist.infer.storage import Arrays
 from pmwd_dist.observe.cross import cross_power
+from pmwd_dist.parallel.fft import pirfft3d
+from pmwd_dist.pm.modes import linear_modes
 from pmwd_dist.report import chains as pictures
 from pmwd_dist.run import manifest
 from pmwd_dist.run.events import Judged
@@ -50,7 +53,8 @@ def judge(plan: InferencePlan, posterior: infer.Posterior, chain: infer.Chain, d
     if maps:
         side = forward.field or 0.0
         pictures.draw_slices(path / "maps.png", maps, (side, side), ("degrees", "degrees"), r"convergence $\kappa$")
-    pictures.draw_slices(path / "slices.png", _slices(chain, data), plan.simulation.config.box_size[:2])
+    planes, alike = _slices(plan.model, chain, data, truth)
+    pictures.draw_slices(path / "slices.png", planes, plan.simulation.config.box_size[:2], alike=alike)
     lines = pictures.table_lines(rows, truth)
     about = [f"{name} = {value:.3g}" for name, value in _cost(plan, chain).items()]
     pictures.write_page(path / "report.html", lines, reasons, about, [n for n in names if n.endswith(".png")])
@@ -130,17 +134,22 @@ def _cost(plan: InferencePlan, chain: infer.Chain) -> dict[str, float]:
     return found
 
 
-def _compare(
-    posterior: infer.Posterior, chain: infer.Chain, data: Arrays
-) -> tuple[np.ndarray, dict[str, Any], np.ndarray]:
-    """Wavenumbers, of each panel its curves (draws, bins) and a reference, and the mean of predicted maps."""
+def _some(chain: infer.Chain) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """White noise and parameters of some of the draws of which the noise was kept."""
     assert chain.noise is not None
     chunks, chains = chain.noise.shape[:2]
     length = chain.logdensity.shape[1] // chunks
     every = max(1, chunks * chains // _MOST_FIELDS)
     picked = [(i, j) for i in range(chunks) for j in range(chains)][::every]
     noise = np.stack([chain.noise[i, j] for i, j in picked])
-    numbers = {n: np.array([x[j, (i + 1) * length - 1] for i, j in picked]) for n, x in chain.parameters.items()}
+    return noise, {n: np.array([x[j, (i + 1) * length - 1] for i, j in picked]) for n, x in chain.parameters.items()}
+
+
+def _compare(
+    posterior: infer.Posterior, chain: infer.Chain, data: Arrays
+) -> tuple[np.ndarray, dict[str, Any], np.ndarray]:
+    """Wavenumbers, of each panel its curves (draws, bins) and a reference, and the mean of predicted maps."""
+    noise, numbers = _some(chain)
     config, likelihood = posterior.model.config, posterior.model.likelihood
     same, on_mesh = config.mesh_shape == config.particle_shape, posterior.data.shape == config.mesh_shape
     truth = data["noise"] if same and "noise" in data else np.zeros(config.mesh_shape)
@@ -184,10 +193,33 @@ def _maps(forward: infer.Convergence, data: Arrays, predicted: np.ndarray) -> li
     return images
 
 
-def _slices(chain: infer.Chain, data: Arrays) -> list[tuple[str, np.ndarray]]:
-    """Data on the mesh and white noise, in the first plane."""
+def _slices(
+    model: infer.Model, chain: infer.Chain, data: Arrays, truth: dict[str, float]
+) -> tuple[list[tuple[str, np.ndarray]], tuple[int, ...]]:
+    """Data on the mesh and the linear density, in the first plane; which of them compare with each other.
+
+    The mean is that of the mean of the noise and the parameters, of all draws; the standard deviation is that of some.
+    """
     images = [("data", data["data"][:, :, 0])] if data["data"].shape == chain.noise_mean.shape else []
+    first, means = len(images), {name: float(np.mean(x)) for name, x in chain.parameters.items()}
     if "noise" in data:
-        images.append(("white noise: truth", data["noise"][:, :, 0]))
-    images.append(("its posterior mean", chain.noise_mean[:, :, 0]))
-    return [*images, ("its standard deviation", chain.noise_sd[:, :, 0])]
+        numbers = {name: truth.get(name, mean) for name, mean in means.items()}
+        images.append(("initial density: truth", _linear_density(model, data["noise"], numbers)))
+    images.append(("its posterior mean", _linear_density(model, chain.noise_mean, means)))
+    noise, drawn = _some(chain)
+    planes = [_linear_density(model, x, {n: float(v[i]) for n, v in drawn.items()}) for i, x in enumerate(noise)]
+    return [*images, ("its standard deviation", np.std(planes, axis=0))], tuple(range(first, len(images)))
+
+
+def _linear_density(model: infer.Model, noise: np.ndarray, numbers: dict[str, float]) -> np.ndarray:
+    """The first plane of the linear density at a = 1."""
+    given = {name: jnp.asarray(x, float) for name, x in numbers.items()}
+    return np.asarray(_plane(model.forward, jnp.asarray(noise), given))
+
+
+@eqx.filter_jit
+def _plane(forward: Any, noise: Array, numbers: dict[str, Array]) -> Array:
+    cosmo, _ = cosmology_at(numbers, forward.cosmo, forward.table)
+    config = forward.config
+    modes = linear_modes(noise, cosmo, config, linear_power=power_at(numbers, forward))
+    return pirfft3d(modes, config.particle_shape, config.decomposition)[:, :, 0]
