@@ -137,12 +137,13 @@ class Model(eqx.Module):
           data: on the mesh.
           precondition: "conditional": the noise of a position is counted mode by mode from its mean, in units of its
             standard deviation, in linear theory given data and the parameters of the position; "adapted": the same,
-            and `sample` adapts it to the posterior in its tuning; None: it is the noise itself.
+            or the noise itself where the forward model has no linear response, and `sample` adapts it to the posterior
+            in its tuning; None: it is the noise itself.
           fiducial: parameters at which those of the position are scaled; default: medians of the priors.
 
         Raises:
           ValueError: data that can't have come from the likelihood, a prior of a parameter that the model never uses,
-            or a forward model without a response.
+            or "conditional" and a forward model without a response, or on another mesh than the lattice.
 
         Warns:
           UserWarning: data that are the same everywhere.
@@ -265,14 +266,14 @@ class Posterior(eqx.Module):
     def initial(self, key: Array, **values: Any) -> Position:
         """A position to start from: parameters from the prior, but for those given, and the noise given them.
 
-        The noise is a draw from its posterior in linear theory where there is a preconditioner (Hoffman & Ribak 1991),
+        The noise is a draw from its posterior in linear theory where a preconditioner knows it (Hoffman & Ribak 1991),
         and from its prior otherwise.
         """
         model = self.model
         draw_key, key = jax.random.split(key)
         position = model.draw_around(draw_key, whiten(values, model.priors))
         noise = position["noise"]
-        if self.preconditioner is not None:
+        if self.preconditioner is not None and self.preconditioner.linear:
             parameters = model.parameters(position)
             noise = wiener_draw(key, noise, self.data, parameters, model.forward, model.likelihood, model.config)
         return self.whiten(noise, position["parameters"])

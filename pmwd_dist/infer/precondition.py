@@ -37,7 +37,9 @@ class Preconditioner(eqx.Module):
 
     Args:
       data: on the mesh.
-      forward: with a method `response(parameters)`: modes of the field per mode of the noise, real.
+      forward: with a method `response(parameters)`: modes of the field per mode of the noise, real. Without one, or on
+        another mesh than the lattice, linear theory says nothing of the modes, and an adapted preconditioner begins
+        with those of the prior.
       likelihood: with methods `contrast(data, parameters)` and `noise_variance(parameters, config)`.
       config: the simulation.
       fiducial: whitened parameters at which their own scales are found.
@@ -45,7 +47,7 @@ class Preconditioner(eqx.Module):
       adapted: whether chains may change it; nothing is changed yet.
 
     Raises:
-      ValueError: a forward model without a response, or a mesh other than the lattice.
+      ValueError: a forward model without a response, or a mesh other than the lattice, if chains may not change it.
     """
 
     data: Array
@@ -54,6 +56,7 @@ class Preconditioner(eqx.Module):
     fiducial: dict[str, Array]
     factor: Float[Array, "p p"] = eqx.field(metadata={"derived": True})  # of all of these
     adaptation: Adaptation | None
+    linear: bool = eqx.field(static=True)  # whether linear theory says anything of the modes
 
     def __init__(
         self,
@@ -66,15 +69,18 @@ class Preconditioner(eqx.Module):
         *,
         adapted: bool = False,
     ):
-        check_response(forward, config)
+        self.linear = callable(getattr(forward, "response", None)) and config.mesh_shape == config.particle_shape
+        if not (self.linear or adapted):
+            raise _no_response(forward, config)
         self.data, self.forward, self.likelihood = data, forward, likelihood
         self.fiducial = dict(fiducial)
-        self.factor = _parameter_scales(forward, likelihood, self.fiducial, tuple(priors.items()), config)
+        of_linear = forward, likelihood, self.fiducial, tuple(priors.items()), config
+        self.factor = _parameter_scales(*of_linear) if self.linear else jnp.eye(len(self.fiducial))
         self.adaptation = Adaptation.none(len(fiducial)) if adapted else None
 
     def white(self, parameters: Mapping[str, Array]) -> dict[str, Array]:
         """Whitened parameters of those of a position."""
-        return _named(_times(self.factor, self.linear(parameters)), parameters)
+        return _named(_times(self.factor, self.in_linear_scales(parameters)), parameters)
 
     def scaled(self, white: Mapping[str, Array]) -> dict[str, Array]:
         """Parameters of a position of whitened ones."""
@@ -83,7 +89,7 @@ class Preconditioner(eqx.Module):
             vector = _times(jnp.linalg.inv(self.adaptation.factor), vector)
         return _named(vector, white)
 
-    def linear(self, parameters: Mapping[str, Array]) -> Array:
+    def in_linear_scales(self, parameters: Mapping[str, Array]) -> Array:
         """Parameters of a position in linear theory's scales, in the order of their names."""
         vector = _vector(parameters)
         return vector if self.adaptation is None else _times(self.adaptation.factor, vector)
@@ -134,13 +140,17 @@ class Preconditioner(eqx.Module):
         self, scaled: Mapping[str, Array], parameters: Mapping[str, ArrayLike], config: Config
     ) -> tuple[Array, Array, Array]:
         """Variance of the modes of the noise in linear theory, and their scale and mean."""
+        index = bands(config)
+        if not self.linear:
+            assert self.adaptation is not None
+            width = at_bands(self.adaptation.scale, index)
+            return jnp.ones_like(width), width, jnp.zeros_like(width)
         variance, gain = wiener(self.forward, self.likelihood, parameters, config)
         width, mean = jnp.sqrt(variance), prfft3d(self.likelihood.contrast(self.data, parameters), config.decomposition)
         if self.adaptation is not None:
-            index = bands(config)
             width = width * at_bands(self.adaptation.scale, index)
             if scaled:
-                gain = gain * at_bands(self.adaptation.gain(self.linear(scaled)), index)
+                gain = gain * at_bands(self.adaptation.gain(self.in_linear_scales(scaled)), index)
         return variance, width, gain * mean
 
 
@@ -158,14 +168,13 @@ def _times(matrix: Array, vector: Array) -> Array:
     return jnp.sum(matrix * vector.astype(matrix.dtype)[None, :], axis=1)
 
 
-def check_response(forward: Any, config: Config) -> None:
-    """Raise ValueError unless there is a linear response, on a mesh that is the lattice."""
+def _no_response(forward: Any, config: Config) -> ArgumentError:
+    """What is missing: a linear response, or a mesh that is the lattice."""
     if not callable(getattr(forward, "response", None)):
-        remedy = "use one of pmwd_dist.infer, give it a method response(parameters), or precondition=None"
-        raise ArgumentError("precondition", None, "needs a forward model with a response", remedy, show_value=False)
-    if config.mesh_shape != config.particle_shape:
-        constraint = f"needs mesh_shape={config.mesh_shape} to be particle_shape={config.particle_shape}"
-        raise ArgumentError("precondition", None, constraint, "use precondition=None", show_value=False)
+        remedy = 'use one of pmwd_dist.infer, give it a method response(parameters), or precondition="adapted"'
+        return ArgumentError("precondition", None, "needs a forward model with a response", remedy, show_value=False)
+    constraint = f"needs mesh_shape={config.mesh_shape} to be particle_shape={config.particle_shape}"
+    return ArgumentError("precondition", None, constraint, 'use precondition="adapted"', show_value=False)
 
 
 @eqx.filter_jit

@@ -24,24 +24,28 @@ from pmwd_dist.infer.forward import wavevectors
 NAMES = ("b1", "sd")
 
 
-class Misjudged(eqx.Module):
-    """Noise times a bias, which claims to respond less."""
+class Silent(eqx.Module):
+    """Noise times a bias, of which linear theory knows nothing."""
 
     config: pmd.Config = eqx.field(static=True)
 
     def __call__(self, noise: Any, parameters: Any) -> Any:
         return 1 + parameters["b1"] * noise
 
+
+class Misjudged(Silent):
+    """One which claims to respond less."""
+
     def response(self, parameters: Any) -> Any:
         k2 = sum(component**2 for component in wavevectors(self.config))
         return parameters["b1"] / (3 + k2)
 
 
-def posterior_of(pdims: tuple[int, int], precondition: str) -> infer.Posterior:
+def posterior_of(pdims: tuple[int, int], precondition: str | None, kind: Any = Misjudged) -> infer.Posterior:
     devices = jax.devices()[: math.prod(pdims)]
     config = pmd.Config(box_size=80.0, mesh_shape=8, decomposition=pmd.Decomposition(pdims, devices))
     priors = {"sd": infer.Normal(0.7, 0.3, low=0.1), "b1": infer.Uniform(0.1, 4.0)}  # not in the order of the alphabet
-    model = infer.Model(config, Misjudged(config), priors, infer.Gaussian("sd"))
+    model = infer.Model(config, kind(config), priors, infer.Gaussian("sd"))
     return model.condition(1 + np.random.default_rng(0).standard_normal((8, 8, 8)), precondition=precondition)
 
 
@@ -78,8 +82,10 @@ def posterior() -> infer.Posterior:
     return posterior_of((1, 1), "adapted")
 
 
-def test_adapted_positions_have_the_same_posterior(posterior: infer.Posterior) -> None:
-    adapted, conditional = posterior.adapted(some_adaptation()), posterior_of((1, 1), "conditional")
+@pytest.mark.parametrize(("kind", "plain"), [(Misjudged, "conditional"), (Silent, None)])
+def test_adapted_positions_have_the_same_posterior(kind: Any, plain: str | None) -> None:
+    adapted = posterior_of((1, 1), "adapted", kind).adapted(some_adaptation())
+    conditional = posterior_of((1, 1), plain, kind)
     differences = list[float]()
     for seed in range(3):
         value, slope, shown = run(adapted, position_of(seed))
@@ -93,6 +99,17 @@ def test_adapted_positions_have_the_same_posterior(posterior: infer.Posterior) -
         np.testing.assert_allclose(squares, np.sum(np.asarray(slope["noise"]) ** 2), rtol=1e-8)
     # Of constant volume.
     np.testing.assert_allclose(differences, differences[0], atol=1e-8)
+
+
+def test_without_linear_theory_starts_are_draws_of_the_prior_and_modes_are_scaled_alone() -> None:
+    posterior = posterior_of((1, 1), "adapted", Silent)
+    position = posterior.initial(jax.random.key(0), b1=1.0, sd=0.5)
+    noise, numbers = posterior.unwhiten(position)
+    np.testing.assert_allclose(position["noise"], noise, atol=1e-12)
+    np.testing.assert_allclose([numbers["b1"], numbers["sd"]], [1.0, 0.5], rtol=1e-6)
+    halved = eqx.tree_at(lambda a: a.scale, Adaptation.none(2), 0.5 * jnp.ones(BANDS))
+    np.testing.assert_allclose(posterior.adapted(halved).unwhiten(position)[0], 0.5 * noise, atol=1e-12)
+    assert not np.any(run(posterior, position)[2][2 : 2 + BANDS])  # nothing follows the parameters
 
 
 def band_counts() -> np.ndarray:

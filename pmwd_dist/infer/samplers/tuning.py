@@ -6,7 +6,8 @@ as the fourth power: of a variance v, a share of 2 Phi(-sqrt(v) / 2) is accepted
 block with the step size held, about the mean: in equilibrium that is half the variance, so that at a variance beyond 1
 the mean square says another thing. A direction much narrower than the others becomes unstable while the error of all is
 still far below the target: steps begin small, a block that was unstable is undone, since it leaves the chain far from
-where it should be, and its step is not tried again until masses change.
+where it should be, and its step is not tried again until masses change. Chains run with no larger step than one with
+which a block was stable.
 
 L of MCLMC is 0.4 of the distance over which the slowest parameter decorrelates, or the field if that is slower, and at
 least four times the root of the dimensions, with which it is looked for, and at most ten times. In a normal
@@ -143,6 +144,7 @@ class Search:
         self._variance = np.where(self._held, 0.0, 1.0)
         self._L = math.sqrt(self._dimensions)
         self._step_size, self._largest = _FIRST_STEP * self._L, math.inf
+        self._stable = 0.0  # the largest step of a block that was
         self.count = self._stage = 0  # blocks, and stages, that are over
         self._begin_stage()
 
@@ -195,6 +197,7 @@ class Search:
             self._largest = 0.8 * self._step_size
             self._step_size = self._largest if follows else 0.5 * self._step_size
         else:
+            self._stable = max(self._stable, self._step_size)
             self._average(block)
             if follows:
                 self._followed.append(np.asarray(block.followed))
@@ -232,9 +235,11 @@ class Search:
         if self._stage == 1:
             self._L *= _SHORTEST_L
         if self.done:
+            self._step_size = min(self._step_size, self._stable or math.inf)
             self._L = max(self._L, self._step_size)
         if self._stage == _FOLLOW and self._wanted_method != "mclmc":
             self._L, self._largest = trajectory_length(self._wanted_method, self._dimensions), math.inf
+            self._stable = 0.0
             # Errors add up along a trajectory; and steps of HMC are times, of half as many gradients.
             self._step_size *= 0.25 / math.sqrt(self._dimensions) if self._wanted_method == "hmc" else 0.5
         self.due = self._adapts and self._stage <= _FOLLOW and bool(self._observed)
@@ -260,12 +265,12 @@ class Search:
         self._held = np.zeros_like(self._held)
         ratio = np.average(self._variance, weights=self._sizes) / np.average(variance, weights=self._sizes)
         self._step_size *= math.sqrt(ratio)
-        self._variance, self._largest = variance, math.inf
+        self._variance, self._largest, self._stable = variance, math.inf, 0.0
 
     def pack(self) -> dict[str, np.ndarray]:
         """All of it as arrays, by name, for a file."""
         numbers = {"count": self.count, "stage": self._stage, "first": self._first, "averaged": self._averaged}
-        lengths = {"L": self._L, "step_size": self._step_size, "largest": self._largest}
+        lengths = {"L": self._L, "step_size": self._step_size, "largest": self._largest, "stable": self._stable}
         lists = {"held": self._held, "variance": self._variance, "square": self._square, "wanted": self._wanted}
         means = {f"mean/{i}": mean for i, mean in enumerate(self._mean)}
         followed = {f"followed/{i:05d}": x for i, x in enumerate(self._followed)}
@@ -276,7 +281,8 @@ class Search:
         """Go on from what was packed, by a search with the same arguments."""
         self.count, self._stage = int(arrays["count"]), int(arrays["stage"])
         self._first, self._averaged = int(arrays["first"]), int(arrays["averaged"])
-        self._L, self._step_size, self._largest = (float(arrays[name]) for name in ("L", "step_size", "largest"))
+        self._L, self._step_size = float(arrays["L"]), float(arrays["step_size"])
+        self._largest, self._stable = float(arrays["largest"]), float(arrays["stable"])
         self._held, self._variance, self._square = arrays["held"], arrays["variance"], arrays["square"]
         self._wanted = [float(x) for x in arrays["wanted"]]
         self._mean = [arrays[f"mean/{i}"] for i in range(len(self._shapes))]

@@ -18,9 +18,9 @@ def find_problems(sections: Mapping[str, Any]) -> list[str]:
     for needed, find in _CROSS:
         if all(name in known for name in needed):
             problems += find(*(known[name] for name in needed))
-    if all(name in known for name in ("likelihood", "model", "sampler")):
-        likelihood, model, sampler = known["likelihood"], known["model"], known["sampler"]
-        problems += _of_light_cone(likelihood, model, sampler, with_cone="observe.light_cone" in sections)
+    if all(name in known for name in ("likelihood", "model")):
+        with_cone = "observe.light_cone" in sections
+        problems += _of_light_cone(known["likelihood"], known["model"], with_cone=with_cone)
     return problems
 
 
@@ -65,7 +65,7 @@ def _of_lensing(likelihood: Likelihood, given: Priors, data: Data) -> list[str]:
     return problems
 
 
-def _of_light_cone(likelihood: Likelihood, model: Model, sampler: Sampler, *, with_cone: bool) -> list[str]:
+def _of_light_cone(likelihood: Likelihood, model: Model, *, with_cone: bool) -> list[str]:
     """What lensing needs, and what only it can have."""
     if likelihood.kind != "lensing":
         there = 'observe.light_cone: is of likelihood.kind = "lensing"; leave it out'
@@ -77,8 +77,6 @@ def _of_light_cone(likelihood: Likelihood, model: Model, sampler: Sampler, *, wi
         problems.append(f'model.gravity = "{model.gravity}": a light cone is filled during a run; use "nbody"')
     if model.bias != "none" or model.line_of_sight != "none":
         problems.append('model.bias: light is bent by all matter; use bias = "none" and line_of_sight = "none"')
-    if sampler.precondition != "none":
-        problems.append('sampler.precondition: needs data on the mesh; use "none" with likelihood.kind = "lensing"')
     return problems
 
 
@@ -156,14 +154,26 @@ def _of_start(start: Start, given: Priors, sampler: Sampler) -> list[str]:
     return problems
 
 
-def _of_mesh(box: Any, sampler: Sampler, model: Model) -> list[str]:
-    if box.particles is None or box.particles == box.mesh:
+def _of_mesh(box: Any, model: Model) -> list[str]:
+    if not _other_lattice(box) or model.gravity != "linear":
         return []
-    if sampler.precondition != "none":
-        return [
-            'box.particles: a preconditioner needs as many as cells; leave it out, or sampler.precondition = "none"'
-        ]
-    return ["box.particles: linear gravity needs as many as cells; leave it out"] if model.gravity == "linear" else []
+    return ["box.particles: linear gravity needs as many as cells; leave it out"]
+
+
+def _of_linear_theory(box: Any, likelihood: Likelihood, sampler: Sampler, start: Start) -> list[str]:
+    """What linear theory can't do, where modes of the data are not those of the noise."""
+    if likelihood.kind != "lensing" and not _other_lattice(box):
+        return []
+    there = 'likelihood.kind = "lensing"' if likelihood.kind == "lensing" else "box.particles other than box.mesh"
+    if sampler.precondition == "conditional":
+        return [f'sampler.precondition: linear theory has none with {there}; use "adapted" or "none"']
+    if start.begin == "wiener" and sampler.precondition == "adapted":
+        return [f'start.begin = "wiener": linear theory has none with {there}; use begin = "prior" or "map"']
+    return []
+
+
+def _other_lattice(box: Any) -> bool:
+    return box.particles is not None and box.particles != box.mesh
 
 
 _CROSS: tuple[tuple[tuple[str, ...], Any], ...] = (
@@ -172,5 +182,6 @@ _CROSS: tuple[tuple[tuple[str, ...], Any], ...] = (
     (("cosmology", "priors"), _of_cosmology),
     (("data", "priors", "cosmology", "model"), _of_truth),
     (("start", "priors", "sampler"), _of_start),
-    (("box", "sampler", "model"), _of_mesh),
+    (("box", "model"), _of_mesh),
+    (("box", "likelihood", "sampler", "start"), _of_linear_theory),
 )
