@@ -190,6 +190,8 @@ def main() -> None:
     parser.add_argument("--save", type=Path, help="folder for draws")
     parser.add_argument("--compare", type=Path, help="folder with draws")
     options = parser.parse_args()
+    if options.gravity == "lensing" and options.devices > 1:
+        parser.error("--devices: lensing runs on one")
     if options.compare:
         compare(options.compare)
         return

@@ -57,7 +57,7 @@ def layouts() -> Iterator[pmd.Decomposition]:
 
 
 def served(decomposition: pmd.Decomposition, name: str) -> pmd.Decomposition:
-    """The same blocks, moved by cuDecomp."""
+    """The same blocks, transposed by cuDecomp."""
     comms: Any = {"transpose_comm": name, "halo_comm": HALO_COMMS.get(name, "nccl")}
     return pmd.Decomposition(pdims=decomposition.pdims, backend="cudecomp", **comms)
 
