@@ -192,24 +192,30 @@ def test_the_length_is_that_of_the_slowest_within_bounds() -> None:
     assert found(0.998) == pytest.approx(10)
 
 
-@pytest.mark.parametrize(("steps", "growth"), [(300, 4), (1000, 2)])
-def test_chains_run_with_no_step_that_was_not_stable(steps: int, growth: float) -> None:
-    """Where a direction, less narrow after each adaptation, is unstable long before the error of all is large."""
+@pytest.mark.parametrize(("steps", "growth", "unstable"), [(300, 4, 100), (1000, 2, 100), (1000, 2, 5)])
+def test_chains_run_with_no_step_that_was_not_stable(steps: int, growth: float, unstable: float) -> None:
+    """Where a direction, less narrow after each adaptation, is unstable long before the error of all is large.
+
+    25 times the variance that is aimed at is too much late in a tuning; early, chains are on their way.
+    """
     rng, positions = np.random.default_rng(2), {"noise": np.zeros((2, 400)), "zeta": np.zeros(2)}
     ones: Any = jax.tree.map(lambda x: np.ones(2), positions)
     for first in np.geomspace(0.002, 0.02, 40):
-        search, limit = tuning.Search(positions, steps=steps, adapts=True), first
+        search, limit, undone = tuning.Search(positions, steps=steps, adapts=True), first, 0
         while not search.done:
             step = float(search.tuning().step_size) / np.sqrt(401)
-            size = step**3 if step < limit else 100
+            size = step**3 if step < limit else unstable
             energy = size * np.sqrt(401 * tuning.ENERGY_VARIANCE) * rng.standard_normal((2, 20))
             seen = np.zeros((2, 20, 3))
             block = blocks.Block(energy, np.array(True), rng.standard_normal((2, 20, 9)), positions, ones, seen)
-            assert search.take(block) == (step < limit)
+            fine = search.take(block)
+            undone += not fine
+            assert fine == (step < limit) or (fine and unstable < 10)
             if search.due:
                 search.adapted()
                 limit *= growth
         assert float(search.tuning().step_size) / np.sqrt(401) < limit
+        assert undone
 
 
 def test_a_step_into_a_failed_simulation_is_undone() -> None:

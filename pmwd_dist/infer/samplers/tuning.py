@@ -6,8 +6,9 @@ as the fourth power: of a variance v, a share of 2 Phi(-sqrt(v) / 2) is accepted
 block with the step size held, about the mean: in equilibrium that is half the variance, so that at a variance beyond 1
 the mean square says another thing. A direction much narrower than the others becomes unstable while the error of all is
 still far below the target: steps begin small, a block that was unstable is undone, since it leaves the chain far from
-where it should be, and its step is not tried again until masses change. Chains run with no larger step than one with
-which a block was stable.
+where it should be, and its step is not tried again until masses change. A block is unstable at a hundred times the
+target, and in the last two stages of MCLMC, when chains should be in equilibrium, at ten times. Chains run with no
+larger step than one with which a block was stable.
 
 L of MCLMC is 0.4 of the distance over which the slowest parameter decorrelates, or the field if that is slower, and at
 least four times the root of the dimensions, with which it is looked for, and at most ten times. In a normal
@@ -48,6 +49,7 @@ _FOLLOW = 3  # the stage that finds L
 _FIRST_STEP = 0.05  # of the root of the dimensions
 _LARGEST_CHANGE = math.log(2)  # of the step size from one block to the next
 _UNSTABLE = 100.0  # times the target
+_UNSTABLE_LATE = 10.0  # that of MCLMC once it should be in equilibrium, from `_FOLLOW` on
 _DECORRELATION = 0.4
 _SHORTEST_L, _LONGEST_L = 4.0, 10.0  # of the root of the dimensions, once parameters move
 
@@ -191,7 +193,8 @@ class Search:
         target = TRAJECTORY_VARIANCE if adjusted else self._energy_variance * self._dimensions
         energy = np.asarray(block.energy_change, float)
         variance = float(np.mean(np.var(energy, axis=1, ddof=1)))
-        stable = bool(np.all(block.nonans)) and variance < _UNSTABLE * target
+        late = self._stage >= _FOLLOW and not adjusted
+        stable = bool(np.all(block.nonans)) and variance < (_UNSTABLE_LATE if late else _UNSTABLE) * target
         follows = self._stage == _FOLLOW and not adjusted
         if not stable:
             self._largest = 0.8 * self._step_size
