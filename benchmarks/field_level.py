@@ -95,7 +95,7 @@ def sampled(posterior: infer.Posterior, method: Any, options: Any) -> tuple[str,
 
 def _of(chain: infer.Chain) -> dict[str, Any]:
     accepted, spent = chain.acceptance_rate.mean(), chain.gradients
-    numbers = {"accepted": accepted, "gradients": spent, "energy": chain.energy_change}
+    numbers = {"accepted": accepted, "gradients": spent, "energy": chain.energy_change, "shift": chain.density_shift}
     return numbers | chain.parameters | {"log density": chain.logdensity}
 
 
@@ -105,7 +105,7 @@ def described(found: Any) -> str:
     spent, (chains, length) = int(found["gradients"]), draws["sigma8"].shape
     parts = [
         f"{name} {x.mean():.4f} ± {x.std():.4f} (truth {(TRUTH[name] - x.mean()) / x.std():+.1f} sd, ESS "
-        f"{infer.ess_mean(x):.0f}, R-hat {infer.rhat(x):.3f})"
+        f"{infer.ess_mean(x):.0f}, R-hat {infer.rhat(x):.3f}{_shift(x, found)})"
         for name, x in draws.items()
     ]
     return (
@@ -113,6 +113,14 @@ def described(found: Any) -> str:
         f"chains, {length} draws, accepted {float(found['accepted']):.2f}, energy variance a dimension "
         f"{float(found['variance']):.1e}, {', '.join(parts)}"
     )
+
+
+def _shift(x: np.ndarray, found: Any) -> str:
+    """What finite steps do to a parameter, of samplers that say it."""
+    if "shift" not in found:
+        return ""
+    shift, error = infer.step_bias(x, found["shift"])
+    return f", steps shift it by {shift:+.2f} ± {error:.2f} sd"
 
 
 def compare(folder: Path) -> None:

@@ -9,6 +9,7 @@ from pmwd_dist.infer.diagnostics import ess_mean as ess_mean
 from pmwd_dist.infer.diagnostics import ess_tail as ess_tail
 from pmwd_dist.infer.diagnostics import evaluations_per_ess as evaluations_per_ess
 from pmwd_dist.infer.diagnostics import rhat as rhat
+from pmwd_dist.infer.diagnostics import step_bias as step_bias
 from pmwd_dist.infer.diagnostics import summary as summary
 from pmwd_dist.infer.forward import LinearField as LinearField
 from pmwd_dist.infer.forward import Simulation as Simulation

@@ -15,7 +15,7 @@ import numpy as np
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
-from pmwd_dist.infer.diagnostics import summary
+from pmwd_dist.infer.diagnostics import step_bias, summary
 from pmwd_dist.infer.storage import (
     Arrays,
     check_shapes,
@@ -26,6 +26,7 @@ from pmwd_dist.infer.storage import (
     write_text,
 )
 
+_PER_DRAW = ("logdensity", "density_shift")
 _PER_STEP = ("energy_change", "acceptance_rate", "gradients", "nonans")
 
 
@@ -35,6 +36,7 @@ class Chain(eqx.Module):
     Args:
       parameters: by name, shape (chains, draws).
       logdensity: shape (chains, draws).
+      density_shift: what finite steps add to the log density that is sampled, shape (chains, draws).
       energy_change: error of the energy of each step, 0 where it failed, shape (chains, steps).
       acceptance_rate: probability with which each step was accepted, 1 without a Metropolis step.
       gradients: that all chains evaluated after tuning.
@@ -45,6 +47,7 @@ class Chain(eqx.Module):
 
     parameters: dict[str, np.ndarray]
     logdensity: np.ndarray
+    density_shift: np.ndarray
     energy_change: np.ndarray
     acceptance_rate: np.ndarray
     gradients: int
@@ -56,6 +59,10 @@ class Chain(eqx.Module):
     def summary(self) -> dict[str, dict[str, float]]:
         """Mean, standard deviation, R-hat and effective sample sizes of the parameters and of the log density."""
         return summary(self.parameters | {"logdensity": self.logdensity})
+
+    def bias(self) -> dict[str, tuple[float, float]]:
+        """Shift of the mean of each parameter by finite steps, in standard deviations, and its error (`step_bias`)."""
+        return {name: step_bias(x, self.density_shift) for name, x in self.parameters.items()}
 
 
 def load_chain(path: str | Path) -> Chain:
@@ -151,7 +158,7 @@ class ChainFolder:
                 with reading(path):
                     draws, steps = arrays["logdensity"].shape, arrays["energy_change"].shape
                     own = {name: draws for name in arrays if name.startswith("parameter/")}
-                    check_shapes(arrays, own | {"logdensity": draws} | dict.fromkeys(_PER_STEP, steps))
+                    check_shapes(arrays, own | dict.fromkeys(_PER_DRAW, draws) | dict.fromkeys(_PER_STEP, steps))
             shapes = {name: x.shape for name, x in arrays.items()}
             yield arrays
 
@@ -173,6 +180,7 @@ class ChainFolder:
         return Chain(
             parameters={name.removeprefix("parameter/"): joined[name] for name in names},
             logdensity=joined["logdensity"],
+            density_shift=joined["density_shift"],
             energy_change=joined["energy_change"],
             acceptance_rate=joined["acceptance_rate"],
             gradients=int(np.sum(joined["gradients"])),

@@ -102,6 +102,28 @@ def energy_errors(energy_change: Chains, dimensions: int) -> dict[str, float]:
     }
 
 
+def step_bias(x: Chains, density_shift: Chains) -> tuple[float, float]:
+    """Shift of the mean by finite steps of MCLMC, in standard deviations, to first order, and its Monte Carlo error.
+
+    The density that is sampled is that of the posterior times exp(density_shift), which moves the mean by their
+    covariance. It is of all dimensions together: a parameter on which the widths of a large field depend is shifted
+    even where the energy error per dimension is small. Proportional to the square of the step, so to the cube root of
+    the variance of the energy error.
+
+    Args:
+      x: draws.
+      density_shift: what steps add to the log density (`Chain.density_shift`), of the same draws; 0 for samplers with
+        a Metropolis step.
+    """
+    x, shift = _checked(x), _checked(density_shift)
+    width = float(np.std(x))
+    if width == 0 or not shift.any():
+        return 0.0, 0.0
+    # About the mean of each chain: chains that are not yet together say nothing here.
+    product = (x - x.mean(axis=1, keepdims=True)) * (shift - shift.mean(axis=1, keepdims=True)) / width
+    return float(np.mean(product)), float(np.std(product)) / math.sqrt(ess_mean(product))
+
+
 def _checked(x: Any) -> np.ndarray:
     x = np.asarray(x, float)
     if x.ndim != 2 or x.shape[0] < 1 or x.shape[1] < 4:

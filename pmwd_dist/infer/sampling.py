@@ -21,7 +21,7 @@ from pmwd_dist.infer.model import Position, Posterior
 from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.infer.samplers.blocks import Block, run_blocks
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState
-from pmwd_dist.infer.samplers.methods import Method, Tuning, check_method, transition
+from pmwd_dist.infer.samplers.methods import Method, Tuning, check_method, density_shift, transition
 from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE, SHORTEST, Search, block_length, tune
 from pmwd_dist.infer.state import Moments, Run, add, leaves_of, pack, placed, restored, unpack
 from pmwd_dist.infer.storage import Arrays
@@ -271,7 +271,9 @@ def _advance(
         for i in range(chains):
             moments = add(moments, noise[i])
         kept = {f"parameter/{name}": x for name, x in jax.vmap(posterior.parameters)(states.position).items()}
-        return (states, moments), (kept | {"logdensity": states.logdensity}, each)
+        shift = jax.vmap(partial(density_shift, method=method, tuning=run.tuning))(states)
+        kept |= {"logdensity": states.logdensity, "density_shift": shift}
+        return (states, moments), (kept, each)
 
     (states, moments), (kept, each) = jax.lax.scan(draw, (run.states, run.moments), jax.random.split(key, chunk))
     arrays = {name: x.T for name, x in kept.items()}

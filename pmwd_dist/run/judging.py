@@ -86,6 +86,7 @@ def find_reasons(plan: InferencePlan, chain: infer.Chain) -> list[str]:
         for i in stuck(chain.logdensity)
     ]
     reasons += _of_acceptance(chain) if adjusted else find_energy_reasons(*energy)
+    reasons += find_bias_reasons(chain.bias(), checks.bias, plan.settings.sampler.energy_variance)
     if chain.failures > _OUTLIERS * chain.energy_change.size:
         reasons.append(f"{chain.failures} steps failed; look at the priors, devices.halo and time.steps")
     return reasons
@@ -116,6 +117,17 @@ def find_energy_reasons(energy_change: np.ndarray, dimensions: int) -> list[str]
     return reasons
 
 
+def find_bias_reasons(bias: dict[str, tuple[float, float]], limit: float, energy_variance: float) -> list[str]:
+    """Reasons that parameters give which finite steps shift; a shift is as the cube root of the energy error."""
+    return [
+        f"finite steps shift {name} by an estimated {shift:+.2f} ± {error:.2f} standard deviations, more than "
+        f"{limit:g}; sample again with sampler.energy_variance = "
+        f"{energy_variance * (0.8 * limit / abs(shift)) ** 3:.0e}"
+        for name, (shift, error) in bias.items()
+        if abs(shift) - error > limit
+    ]
+
+
 def _of_acceptance(chain: infer.Chain) -> list[str]:
     """Reasons that a Metropolis step gives."""
     accepted = float(np.mean(chain.acceptance_rate))
@@ -130,6 +142,8 @@ def _cost(plan: InferencePlan, chain: infer.Chain) -> dict[str, float]:
     if plan.settings.sampler.method != "mclmc":
         found["accepted"] = float(np.mean(chain.acceptance_rate))
     if chain.parameters:
+        if plan.settings.sampler.method == "mclmc":
+            found["largest shift by finite steps [sd]"] = max(abs(shift) for shift, _ in chain.bias().values())
         found["gradients per effective sample"] = infer.evaluations_per_ess(chain.parameters, chain.gradients)
     return found
 

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 import pmwd_dist as pmd
 from pmwd_dist import infer
 from pmwd_dist.infer import trees
-from pmwd_dist.infer.samplers import blocks, hmc, mclmc, tuning
+from pmwd_dist.infer.samplers import blocks, hmc, mclmc, methods, tuning
 from pmwd_dist.infer.samplers.isokinetic import langevin_step
 
 VARIANCE = np.linspace(0.5, 2, 12).reshape(2, 3, 2)
@@ -216,6 +216,42 @@ def test_chains_run_with_no_step_that_was_not_stable(steps: int, growth: float, 
                 limit *= growth
         assert float(search.tuning().step_size) / np.sqrt(401) < limit
         assert undone
+
+
+@pytest.mark.parametrize("heavier", [1.0, 4.0])
+def test_the_shift_of_a_parameter_by_finite_steps_is_foreseen(heavier: float) -> None:
+    """That of a parameter on which the width of 1000 dimensions depends, whose marginal is a standard normal one."""
+    d, slope, step = 1000, 0.05, 0.4
+
+    def density(z: Any) -> Any:
+        x = z["x"] * heavier**-0.5
+        return -0.5 * z["u"] ** 2 - 0.5 * jnp.exp(2 * slope * z["u"]) * jnp.sum(x**2) + slope * d * z["u"]
+
+    masses = {"u": jnp.ones(()), "x": jnp.asarray(heavier)}
+    root = np.sqrt(d + 1.0)
+    lengths = methods.Tuning(4 * root, step * root, masses)
+
+    @jax.jit
+    @jax.vmap
+    def chain(key: Any) -> Any:
+        keys = jax.random.split(key, 4)
+        u = jax.random.normal(keys[0])
+        x = jax.random.normal(keys[1], (d,)) * jnp.exp(-slope * u) * heavier**0.5
+        state = mclmc.init(keys[2], {"u": u, "x": x}, density)
+
+        def once(state: Any, key: Any) -> Any:
+            state, _ = mclmc.step(key, state, density, **lengths._asdict())
+            return state, (state.position["u"], methods.density_shift(state, "mclmc", lengths))
+
+        return jax.lax.scan(once, state, jax.random.split(keys[3], 3000))[1]
+
+    u, shift = (np.asarray(x, float) for x in chain(jax.random.split(jax.random.key(1), 4)))
+    found, error = infer.step_bias(u, shift)
+    assert error < 0.02
+    assert abs(found - u.mean() / u.std()) < 3 * np.hypot(error, infer.ess_mean(u) ** -0.5) + 0.1 * abs(found)
+    assert -0.25 < found < -0.12
+    state = mclmc.init(jax.random.key(0), {"u": jnp.ones(()), "x": jnp.ones(d)}, density)
+    assert methods.density_shift(state, "adjusted-mclmc", lengths) == 0
 
 
 def test_a_step_into_a_failed_simulation_is_undone() -> None:

@@ -18,7 +18,7 @@ RNG = np.random.default_rng(0)
 
 def chunk() -> dict[str, np.ndarray]:
     per_step = {name: RNG.random((2, 8)) for name in ("energy_change", "acceptance_rate", "gradients")}
-    per_draw = {"logdensity": RNG.random((2, 4)), "parameter/b1": RNG.random((2, 4))}
+    per_draw = {name: RNG.random((2, 4)) for name in ("logdensity", "density_shift", "parameter/b1")}
     return per_step | per_draw | {"nonans": np.ones((2, 8), bool)}
 
 

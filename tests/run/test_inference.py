@@ -25,7 +25,7 @@ from pmwd_dist.run import events, manifest
 from pmwd_dist.run.chains import condition_on, execute_inference
 from pmwd_dist.run.folder import Log, finished, prepare_folder
 from pmwd_dist.run.inference import InferencePlan
-from pmwd_dist.run.judging import find_energy_reasons, find_reasons, judge
+from pmwd_dist.run.judging import find_bias_reasons, find_energy_reasons, find_reasons, judge
 from pmwd_dist.run.settings import InferenceSettings, Settings, SettingsError, read_any, read_as
 from pmwd_dist.run.settings.writing import template
 from pmwd_dist.run.signals import Interrupted
@@ -169,7 +169,7 @@ def test_maps_of_a_simulation_on_a_finer_mesh_have_no_spectra(tmp_path: Path) ->
     prepare_folder(plan)
     plain = infer.Model(plan.simulation.config, Flat(), {}, plan.model.likelihood)
     ones, zeros = np.ones((2, 4)), np.zeros((4, 4, 4))
-    chain = infer.Chain({}, ones, ones, ones, 16, 0, zeros, zeros, np.zeros((1, 2, 4, 4, 4)))
+    chain = infer.Chain({}, ones, ones, ones, ones, 16, 0, zeros, zeros, np.zeros((1, 2, 4, 4, 4)))
     data = {"data": np.random.default_rng(0).standard_normal((2, 4, 4))}
     judged = judge(plan, plain.condition(data["data"]), chain, data)
     assert "maps.png" in judged.files
@@ -184,6 +184,15 @@ def test_a_chain_that_became_unstable_is_named() -> None:
     assert reason.startswith("the energy error of chain 1 is ") and "raise sampler.tune" in reason
     assert find_energy_reasons(energy[:2], 1000)[0].startswith("the energy error of chain 1 is ")
     assert "the chains are biased" in find_energy_reasons(3 * energy[[0, 2]], 1000)[0]
+
+
+def test_a_parameter_that_finite_steps_shift_is_named() -> None:
+    found = {"sigma8": (-0.4, 0.02), "Omega_m": (0.1, 0.02), "b1": (0.25, 0.1)}
+    (reason,) = find_bias_reasons(found, 0.2, 5e-4)
+    assert reason.startswith(
+        "finite steps shift sigma8 by an estimated -0.40 ± 0.02 standard deviations, more than 0.2"
+    )
+    assert reason.endswith("sampler.energy_variance = 3e-05")
 
 
 def test_chains_that_never_moved_are_not_trusted(whole: tuple[InferencePlan, Listener]) -> None:
@@ -216,9 +225,8 @@ def test_maps_of_lensing_are_data(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     draws = {"sigma8": np.full((2, 4), 0.8)}
     zeros, noise = np.zeros((4, 4, 4)), rng.standard_normal((1, 2, 4, 4, 4))
-    chain = infer.Chain(
-        draws, rng.standard_normal((2, 4)), np.zeros((2, 4)), np.ones((2, 4)), 16, 0, zeros, zeros, noise
-    )
+    still = np.zeros((2, 4))
+    chain = infer.Chain(draws, rng.standard_normal((2, 4)), still, still, still + 1, 16, 0, zeros, zeros, noise)
     data = {"data": rng.standard_normal((2, 4, 4)), "noise": noise[0, 0]}
     judged = judge(plan, plan.model.condition(data["data"]), chain, data)
     assert set(judged.files) <= set(manifest.files(plan.folder))  # which may be written again after more steps

@@ -9,7 +9,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist.infer.samplers import hmc, mclmc
+from pmwd_dist.infer.samplers import hmc, isokinetic, mclmc
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState, LogDensity
 from pmwd_dist.infer.samplers.mclmc import ChainState
 
@@ -44,6 +44,13 @@ class Transition(NamedTuple):
     nonans: Array
     acceptance_rate: Array
     gradients: Array
+
+
+def density_shift(state: IntegratorState, method: Method, tuning: Tuning) -> Array:
+    """What finite steps add to the log density that is sampled; none with a Metropolis step."""
+    if method != "mclmc":
+        return jnp.zeros_like(state.logdensity)
+    return isokinetic.density_shift(state, jnp.asarray(tuning.step_size), tuning.inverse_mass_matrix)
 
 
 def check_method(method: str) -> None:

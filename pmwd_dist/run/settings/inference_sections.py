@@ -211,4 +211,5 @@ class Checks(Section):
 
     r_hat: float = about("largest R-hat of a parameter", 1.01, gt=1)
     ess: float = about("smallest effective sample size of a parameter, bulk and tail", 400.0, gt=0)
+    bias: float = about("largest shift of a parameter by finite steps of MCLMC [standard deviations]", 0.2, gt=0)
     failed_simulations: float = about("share of the steps of a chunk that may fail; more end the run", 0.05, ge=0, le=1)
