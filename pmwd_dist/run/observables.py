@@ -226,7 +226,10 @@ def _bispectrum(wanted: observables.Bispectrum, simulation: Simulation, density:
     edges = bispectrum_edges(config, wanted.shells, wanted.k_max)
     found = bispectrum(density, config, edges=edges, triangles=wanted.triangles)
     growth_factor = float(growth(a, simulation.cosmo))
-    linear = lambda k: np.nan_to_num(simulation.linear_power(k)) * growth_factor**2  # noqa: E731
+
+    def linear(k: np.ndarray) -> np.ndarray:
+        return np.nan_to_num(simulation.linear_power(k)) * growth_factor**2
+
     some = np.asarray(found.triangles) > 0
     columns = {f"k{i + 1}": np.asarray(found.k)[:, i] for i in range(3)}
     columns |= {

@@ -41,12 +41,21 @@ class Misjudged(Silent):
         return parameters["b1"] / (3 + k2)
 
 
+class Finer(Misjudged):
+    """One whose field is on a finer mesh than the lattice."""
+
+    def __call__(self, noise: Any, parameters: Any) -> Any:
+        return 1 + parameters["b1"] * jnp.kron(noise, jnp.ones((2, 2, 2)))
+
+
 def posterior_of(pdims: tuple[int, int], precondition: str | None, kind: Any = Misjudged) -> infer.Posterior:
     devices = jax.devices()[: math.prod(pdims)]
-    config = pmd.Config(box_size=80.0, mesh_shape=8, decomposition=pmd.Decomposition(pdims, devices))
+    cells = 16 if kind is Finer else 8
+    config = pmd.Config(80.0, cells, particle_shape=8, decomposition=pmd.Decomposition(pdims, devices))
     priors = {"sd": infer.Normal(0.7, 0.3, low=0.1), "b1": infer.Uniform(0.1, 4.0)}  # not in the order of the alphabet
     model = infer.Model(config, kind(config), priors, infer.Gaussian("sd"))
-    return model.condition(1 + np.random.default_rng(0).standard_normal((8, 8, 8)), precondition=precondition)
+    data = 1 + np.random.default_rng(0).standard_normal((cells, cells, cells))
+    return model.condition(data, precondition=precondition)
 
 
 def some_adaptation() -> Adaptation:
@@ -82,7 +91,7 @@ def posterior() -> infer.Posterior:
     return posterior_of((1, 1), "adapted")
 
 
-@pytest.mark.parametrize(("kind", "plain"), [(Misjudged, "conditional"), (Silent, None)])
+@pytest.mark.parametrize(("kind", "plain"), [(Misjudged, "conditional"), (Silent, None), (Finer, None)])
 def test_adapted_positions_have_the_same_posterior(kind: Any, plain: str | None) -> None:
     adapted = posterior_of((1, 1), "adapted", kind).adapted(some_adaptation())
     conditional = posterior_of((1, 1), plain, kind)
@@ -95,7 +104,7 @@ def test_adapted_positions_have_the_same_posterior(kind: Any, plain: str | None)
             np.testing.assert_allclose(x, y, atol=1e-8)
         # What slopes show: along the parameters, and their squares over all modes.
         np.testing.assert_allclose(shown[:2], [slope["parameters"][name] for name in NAMES], atol=1e-10)
-        squares = np.sum(np.asarray(shown[2 + BANDS :]) * band_counts())
+        squares = np.sum(np.asarray(shown[2 + BANDS :]) * band_counts(adapted.model.config.cell_size[0]))
         np.testing.assert_allclose(squares, np.sum(np.asarray(slope["noise"]) ** 2), rtol=1e-8)
     # Of constant volume.
     np.testing.assert_allclose(differences, differences[0], atol=1e-8)
@@ -112,11 +121,11 @@ def test_without_linear_theory_starts_are_draws_of_the_prior_and_modes_are_scale
     assert not np.any(run(posterior, position)[2][2 : 2 + BANDS])  # nothing follows the parameters
 
 
-def band_counts() -> np.ndarray:
-    """Modes of each band, by NumPy."""
+def band_counts(cell: float = 10.0) -> np.ndarray:
+    """Modes of each band, which reach to what the mesh resolves, by NumPy."""
     k = 2 * np.pi * np.fft.fftfreq(8, 10.0)
     size = np.sqrt(sum(component**2 for component in np.meshgrid(k, k, k, indexing="ij")))
-    smallest, largest = 2 * np.pi / 80, np.pi / 10 * np.sqrt(3)
+    smallest, largest = 2 * np.pi / 80, np.pi / cell * np.sqrt(3)
     place = np.log(np.maximum(size, smallest) / smallest) / np.log(largest / smallest) * BANDS
     return np.bincount(np.minimum(np.floor(place + 1e-3), BANDS - 1).astype(int).ravel(), minlength=BANDS)
 
