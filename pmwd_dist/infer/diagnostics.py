@@ -114,6 +114,9 @@ def step_bias(x: Chains, density_shift: Chains) -> tuple[float, float]:
       x: draws.
       density_shift: what steps add to the log density (`Chain.density_shift`), of the same draws; 0 for samplers with
         a Metropolis step.
+
+    Raises:
+      ValueError: fewer than four draws, or values that are not finite.
     """
     x, shift = _checked(x), _checked(density_shift)
     width = float(np.std(x))

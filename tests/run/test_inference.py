@@ -198,6 +198,9 @@ def test_a_parameter_that_finite_steps_shift_is_named() -> None:
 def test_chains_that_never_moved_are_not_trusted(whole: tuple[InferencePlan, Listener]) -> None:
     plan = whole[0]
     chain = load_chain(plan.folder)
+    assert chain.density_shift.shape == chain.logdensity.shape and np.all(chain.density_shift < 0)
+    moved = replace(chain, density_shift=1e3 * chain.parameters["b1"])
+    assert "finite steps shift b1 by an estimated +" in "".join(find_reasons(plan, moved))
     still = replace(chain, parameters={"b1": np.ones((2, 36))}, logdensity=np.ones((2, 36)))
     reasons = find_reasons(plan, still)
     assert "R-hat of b1 is inf, more than 1.01; the chains are in different places, or stuck" in "".join(reasons)
