@@ -78,7 +78,7 @@ def lensing(mesh: int, *, cell: float = 4.0, steps: int = 6) -> infer.Model:
     config = pmd.Config(cell * mesh, mesh, a_start=0.2, steps=steps, lpt_order=2, decomposition=one, halo=0)
     far = float(pmd.comoving_distance(0.5, pmd.growth_table(jax_cosmo.Planck15())))
     shells = math.ceil(far / (cell * mesh / 2))
-    cone = pmd.observe.FlatSkyLightCone(config, np.linspace(0, far, shells + 1))
+    cone = pmd.observe.FlatSkyLightCone(config, np.linspace(0, far, shells + 1), shell_assignment="linear")
     offsets = np.random.default_rng(0).uniform(0, cell * mesh, (shells, 2))[np.arange(shells) // 2]
     view: Any = {"field": math.degrees(cell * mesh / far), "pixels": mesh, "offsets": offsets}
     maps = infer.Convergence(config, jax_cosmo.Planck15(), cone, (0.5, 1.0), **view)

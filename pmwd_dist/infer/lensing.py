@@ -51,7 +51,7 @@ class Convergence(eqx.Module):
     Args:
       config: the simulation; its a_start lies before light leaves the farthest shell.
       cosmo: cosmology, where its parameters are not among those that are sampled.
-      cone: light cone of this config.
+      cone: light cone of this config, with `shell_assignment="linear"`.
       sources: redshift or (redshifts, their number per redshift) of each map.
       linear_power: as in `linear_modes`.
       solver: as in `nbody`.
@@ -89,11 +89,14 @@ class Convergence(eqx.Module):
         if cone.config != config:
             remedy = "make it with the config of the model"
             raise ArgumentError("cone", cone, "is of another simulation", remedy, show_value=False)
+        if cone.shell_assignment != "linear":
+            constraint = "has shells with edges, where the log density jumps, which its slopes do not show"
+            raise ArgumentError("cone", cone, constraint, 'make it with shell_assignment="linear"', show_value=False)
         cone.check(self.table)
         if not isinstance(sources, Sequence) or not sources:
             raise ArgumentError("sources", sources, "must hold the sources of each map", "for example sources=[0.5, 1]")
         for source in sources:
-            lensing_weights(cone.edges, self.table, source)
+            lensing_weights(cone, self.table, source)
         self.cone, self.sources = cone, tuple(jax.tree.map(lambda z: jnp.asarray(z, float), tuple(sources)))
         self.field, self.pixels, offsets = view.get("field"), view.get("pixels"), view.get("offsets")
         self.offsets = None if offsets is None else jnp.asarray(real(offsets, "offsets"))

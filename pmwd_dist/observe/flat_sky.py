@@ -50,6 +50,8 @@ class FlatSkyLightCone:
       pixels: of a plane, along its two axes; an int or two; default: the cells of the mesh.
       observer: position of the observer along the line of sight, in the box [Mpc/h].
       line_of_sight: "x", "y" or "z".
+      shell_assignment: of a mass to shells by its distance: "nearest", to that in which it lies, or "linear", to two
+        of them, with derivatives by its distance (`Shells`).
 
     Raises:
       ValueError: an argument out of its range.
@@ -60,6 +62,7 @@ class FlatSkyLightCone:
     pixels: tuple[int, int]
     observer: float
     line_of_sight: str
+    shell_assignment: shells.Assignment
 
     def __init__(
         self,
@@ -69,6 +72,7 @@ class FlatSkyLightCone:
         pixels: int | Sequence[int] | None = None,
         observer: float = 0.0,
         line_of_sight: Literal["x", "y", "z"] = "z",
+        shell_assignment: shells.Assignment = "nearest",
     ):
         check_config(config)
         if not isinstance(line_of_sight, str) or line_of_sight not in ACROSS:
@@ -88,6 +92,7 @@ class FlatSkyLightCone:
             "pixels": (nx, ny),
             "observer": shells.checked_observer([observer], config.box_size[along : along + 1])[0],
             "line_of_sight": line_of_sight,
+            "shell_assignment": shells.checked_assignment(shell_assignment),
         }
         for name, value in fields.items():
             object.__setattr__(self, name, value)
@@ -105,8 +110,13 @@ class FlatSkyLightCone:
             partial(_planes, cone=self), (decomposition.spec, P()), decomposition.spectrum_spec
         )
         mass = run(path(before, after, light), light)
-        covered = shells.covered(self.edges, table, self.config)
+        covered = self.shells.covered(table, self.config)
         return jnp.where(covered[:, None, None], mass, jnp.nan)
+
+    @property
+    def shells(self) -> shells.Shells:
+        """Its shells, planes."""
+        return shells.Shells(self.edges, 1, self.shell_assignment)
 
     @property
     def along(self) -> int:
@@ -127,13 +137,12 @@ class FlatSkyLightCone:
     @property
     def distances(self) -> np.ndarray:
         """Mean distance of each shell from the observer [Mpc/h]."""
-        return shells.mean_distance(self.edges, 1)
+        return self.shells.distances
 
     def overdensity(self, mass: Float[Array, "shells nx ny"]) -> Float[Array, "shells nx ny"]:
         """Density of the shells in units of the mean, less one."""
-        thickness = np.diff(self.edges)
         depth = self.config.box_size[self.along]
-        mean = math.prod(self.config.particle_shape) / math.prod(self.pixels) / depth * thickness
+        mean = math.prod(self.config.particle_shape) / math.prod(self.pixels) / depth * self.shells.volumes
         return mass / jnp.asarray(mean, mass.dtype)[:, None, None] - 1
 
 
@@ -219,9 +228,9 @@ def _paint_image(near: Array, *arrays: Array, cone: FlatSkyLightCone, geometry: 
     along = Path(*(x[..., axis] for x in path))
     passed, guess = crosses(sites + along.start, sites + along.end, light)
     s = crossing(lambda s: sites + along.at(s), passed, guess, light)
-    shell, inside = shells.shell_of(light.at(s), cone.edges)
-    disp = [Path(*(x[..., i] for x in path)).at(s) if i in cone.across else shell.astype(dtype) for i in range(3)]
-    mass = (passed & inside).astype(dtype)
+    place, share = cone.shells.place(light.at(s))
+    disp = [Path(*(x[..., i] for x in path)).at(s) if i in cone.across else place for i in range(3)]
+    mass = jnp.where(passed, share, 0)
     return cic.paint(jnp.stack(disp, -1), mass[..., None, None], geometry)[..., 0]
 
 

@@ -27,22 +27,25 @@ from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.observe import harmonics
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.healpix import pixel_count
-from pmwd_dist.observe.shells import is_traced
+from pmwd_dist.observe.shells import Shells, is_traced
 from pmwd_dist.observe.sphere import SphericalLightCone
 from pmwd_dist.parallel.inputs import real, whole_number
 
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)  # of a shell
+LightCone = FlatSkyLightCone | SphericalLightCone
 Source = float | Array | tuple[Any, Any]
 
 
-def lensing_weights(edges: Sequence[float], cosmo: Cosmology | GrowthTable, source: Source) -> Float[Array, " shells"]:
+def lensing_weights(
+    shells: LightCone | Sequence[float], cosmo: Cosmology | GrowthTable, source: Source
+) -> Float[Array, " shells"]:
     """Convergence per unit of the overdensity of each shell.
 
     The integral over the shell of 3/2 Omega_m (H0/c)^2 f(x) / a int n(y) f(y - x) / f(y) dy, with f the transverse
     distance (Bartelmann & Schneider 2001, eq. 6.18). Matter beyond the last shell is not part of it.
 
     Args:
-      edges: comoving distances between which the shells lie [Mpc/h].
+      shells: those of a light cone, with the share that each has of the matter at a distance, or comoving distances
+        between which they lie [Mpc/h].
       cosmo: cosmology, or its `growth_table`.
       source: redshift of the sources, or (redshifts, their number per redshift, in any unit).
 
@@ -50,22 +53,23 @@ def lensing_weights(edges: Sequence[float], cosmo: Cosmology | GrowthTable, sour
       ValueError: sources that are all nearer than the nearest shell, or no redshifts; what is traced is not looked at.
     """
     table = growth_table_to(2, cosmo)
-    distance, share = _sources(source, table, edges[0])
-    return _weights(distance, share, table, edges=tuple(edges))
+    own = shells.shells if isinstance(shells, LightCone) else Shells(tuple(shells), 1, "nearest")
+    distance, share = _sources(source, table, own.edges[0])
+    return _weights(distance, share, table, shells=own)
 
 
-@partial(jax.jit, static_argnames="edges")
-def _weights(distance: Array, share: Array, table: GrowthTable, *, edges: tuple[float, ...]) -> Array:
-    distance, half = jnp.maximum(distance, 1e-3), np.diff(edges)[:, None] / 2
-    x = jnp.asarray(np.asarray(edges)[:-1, None] + half * (1 + _NODES), dtype=float)
-    behind = jnp.maximum(distance[None, None, :] - x[..., None], 0)
+@partial(jax.jit, static_argnames="shells")
+def _weights(distance: Array, share: Array, table: GrowthTable, *, shells: Shells) -> Array:
+    distance = jnp.maximum(distance, 1e-3)
+    # Of shares that do not fade, so that the weights of all shells are the integral over all matter between the edges.
+    points, widths = shells.points
+    x, windows = jnp.asarray(points, float), jnp.asarray(shells.shares(points, fading=False) * widths, float)
+    behind = jnp.maximum(distance[None, :] - x[:, None], 0)
     efficiency = jnp.sum(
-        share[None, None, :] * transverse_distance(behind, table) / transverse_distance(distance, table)[None, None, :],
-        axis=-1,
+        share[None, :] * transverse_distance(behind, table) / transverse_distance(distance, table)[None, :], axis=-1
     )
     kernel = transverse_distance(x, table) / scale_factor_at(x, table) * efficiency
-    integral = jnp.sum(jnp.asarray(half * _WEIGHTS, x.dtype) * kernel, axis=1)
-    return 1.5 * table.cosmo.Omega_m / HUBBLE_DISTANCE**2 * integral
+    return 1.5 * table.cosmo.Omega_m / HUBBLE_DISTANCE**2 * jnp.sum(windows * kernel[None, :], axis=1)
 
 
 def _sources(source: Source, table: GrowthTable, nearest: float) -> tuple[Array, Array]:
@@ -113,7 +117,7 @@ def _check_redshifts(z: Array, table: GrowthTable, nearest: float) -> None:
 def convergence(
     mass: Array,
     cosmo: Cosmology | GrowthTable,
-    cone: FlatSkyLightCone | SphericalLightCone,
+    cone: LightCone,
     *,
     source: Source,
     field: float | None = None,
@@ -144,14 +148,14 @@ def convergence(
         raise ArgumentError(
             "mass.shape", mass.shape, f"must be {expected}", "pass what this light cone has accumulated"
         )
-    weights = lensing_weights(cone.edges, cosmo, source).astype(mass.dtype)
+    weights = lensing_weights(cone, cosmo, source).astype(mass.dtype)
     return jnp.sum(weights[:, None] * cone.overdensity(mass), axis=0)
 
 
 def shear(
     mass: Array,
     cosmo: Cosmology | GrowthTable,
-    cone: FlatSkyLightCone | SphericalLightCone,
+    cone: LightCone,
     *,
     source: Source,
     field: float | None = None,
@@ -215,7 +219,7 @@ def _rays(
         constraint = f"must be {(count, *cone.pixels)}, and of offsets {(count, 2)}"
         raise ArgumentError("mass.shape", mass.shape, constraint, "pass what this light cone has accumulated")
     table = growth_table_to(cone.config.lpt_order, cosmo)
-    weights = lensing_weights(cone.edges, table, source).astype(mass.dtype)
+    weights = lensing_weights(cone, table, source).astype(mass.dtype)
     across = transverse_distance(cone.distances, table).astype(mass.dtype)
     run = decomposition.shard_map(
         partial(_rays_block, cone=cone, angle=math.radians(field), pixels=pixels, planes=planes),

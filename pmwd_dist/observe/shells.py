@@ -1,9 +1,9 @@
-"""Shells of a light cone: what they must be, and which of them a crossing is in."""
+"""Shells of a light cone: what they must be, and which of them have a share of a crossing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,9 @@ from pmwd_dist.cosmology.distance import comoving_distance
 from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.parallel.inputs import real
 
+Assignment = Literal["linear", "nearest"]
+
+_POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(8)  # between an edge and a node
 MARGIN = 100.0  # of displacements: more than gravity makes of them in a LCDM universe [Mpc/h]
 _MOST_IMAGES = 20_000
 _SLACK = 1e-4  # relative, of distances in single precision
@@ -83,21 +86,87 @@ def check_time_span(edges: Sequence[float], cosmo: GrowthTable, config: Config) 
     raise ArgumentError("edges", list(edges), constraint, "use other shells, or an earlier a_start or a later a_stop")
 
 
-def covered(edges: Sequence[float], cosmo: GrowthTable, config: Config) -> Array:
-    """Which shells lie within the time span of the simulation."""
-    near, far = _time_span(cosmo, config)
-    return (near <= jnp.asarray(edges[:-1])) & (jnp.asarray(edges[1:]) <= far)
+class Shells(NamedTuple):
+    """Which share of a mass each shell of a light cone has, by its distance.
+
+    Args:
+      edges: comoving distances between which the shells lie [Mpc/h].
+      dimensions: 1 for planes, 3 for spheres.
+      assignment: "nearest": a mass belongs to the shell in which it lies, all of it. "linear": it is shared by the two
+        shells between whose mean distances it lies, and fades beyond the first and the last of these to nothing at the
+        outer edges: maps change continuously as it moves, and have all derivatives that they should.
+    """
+
+    edges: tuple[float, ...]
+    dimensions: int
+    assignment: Assignment
+
+    @property
+    def nodes(self) -> np.ndarray:
+        """Distances at which a mass belongs to one shell alone [Mpc/h]."""
+        return _mean_distance(np.asarray(self.edges[:-1]), np.asarray(self.edges[1:]), self.dimensions)
+
+    @property
+    def points(self) -> tuple[np.ndarray, np.ndarray]:
+        """Distances [Mpc/h] and weights of integrals over all shells; shares are smooth between them."""
+        ends = np.sort(np.concatenate([self.edges, self.nodes]))
+        half = np.diff(ends)[:, None] / 2
+        return (ends[:-1, None] + half * (1 + _POINTS)).ravel(), (half * _WEIGHTS).ravel()
+
+    def shares(self, x: np.ndarray, *, fading: bool = True) -> np.ndarray:
+        """Share of each shell of a mass at these distances, (shells, ...); all together are 1 where nothing fades."""
+        index = np.arange(len(self.edges) - 1).reshape(-1, *(1,) * x.ndim)
+        if self.assignment == "nearest":
+            return (np.searchsorted(self.edges, x, side="right") - 1 == index).astype(float)
+        share = np.maximum(1 - np.abs(np.interp(x, self.nodes, index.ravel()) - index), 0)
+        return share * np.interp(x, *self._fading) if fading else share
+
+    @property
+    def _fading(self) -> tuple[np.ndarray, np.ndarray]:
+        nodes = self.nodes
+        return np.array([self.edges[0], nodes[0], nodes[-1], self.edges[-1]]), np.array([0.0, 1.0, 1.0, 0.0])
+
+    @property
+    def volumes(self) -> np.ndarray:
+        """Integral of each shell's share over distance to the power of dimensions - 1: thickness of planes [Mpc/h]."""
+        return self._moment(self.dimensions - 1)
+
+    @property
+    def distances(self) -> np.ndarray:
+        """Mean distance of the mass of each shell, at constant density [Mpc/h]."""
+        return self._moment(self.dimensions) / self.volumes
+
+    def _moment(self, power: int) -> np.ndarray:
+        x, weights = self.points
+        return np.sum(self.shares(x) * weights * x**power, axis=1)
+
+    def place(self, distance: Array) -> tuple[Array, Array]:
+        """Where a distance lies among the shells, whole numbers at their nodes, and what all have of a mass there."""
+        edges, nodes = (jnp.asarray(x, distance.dtype) for x in (self.edges, self.nodes))
+        if self.assignment == "linear":
+            fading = (jnp.asarray(x, distance.dtype) for x in self._fading)
+            index = jnp.arange(len(nodes), dtype=distance.dtype)
+            return jnp.interp(distance, nodes, index), jnp.interp(distance, *fading)
+        shell = jnp.clip(jnp.searchsorted(edges, distance, side="right") - 1, 0, len(nodes) - 1)
+        inside = (distance >= edges[0]) & (distance < edges[-1])
+        return shell.astype(distance.dtype), inside.astype(distance.dtype)
+
+    def covered(self, cosmo: GrowthTable, config: Config) -> Array:
+        """Which shells lie, with all that they have a share of, within the time span of the simulation."""
+        near, far = _time_span(cosmo, config)
+        low, high = np.asarray(self.edges[:-1]), np.asarray(self.edges[1:])
+        if self.assignment == "linear" and len(low) > 1:
+            low, high = np.append(low[:1], self.nodes[:-1]), np.append(self.nodes[1:], high[-1:])
+        return (near <= jnp.asarray(low)) & (jnp.asarray(high) <= far)
 
 
-def shell_of(distance: Array, edges: Sequence[float]) -> tuple[Array, Array]:
-    """The shell in which a distance lies, and whether it lies in any."""
-    shell = jnp.searchsorted(jnp.asarray(edges, distance.dtype), distance, side="right") - 1
-    inside = (shell >= 0) & (shell < len(edges) - 1)
-    return jnp.where(inside, shell, 0), inside
+def checked_assignment(assignment: Any) -> Assignment:
+    """The assignment, or ValueError."""
+    if assignment not in get_args(Assignment):
+        raise ArgumentError("shell_assignment", assignment, 'must be "linear" or "nearest"')
+    return assignment
 
 
-def mean_distance(edges: Sequence[float], dimensions: int) -> np.ndarray:
-    """Mean distance of the mass of shells of constant density [Mpc/h]; 1 for planes, 3 for spheres."""
-    low, high = np.asarray(edges[:-1]), np.asarray(edges[1:])
-    n = dimensions
+def _mean_distance(low: np.ndarray, high: np.ndarray, n: int) -> np.ndarray:
+    """Mean distance of a constant density."""
     return (high ** (n + 1) - low ** (n + 1)) / (high**n - low**n) * n / (n + 1)

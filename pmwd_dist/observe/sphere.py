@@ -47,6 +47,8 @@ class SphericalLightCone:
       nside: pixels along the side of a HEALPix base pixel; any number.
       observer: position of the observer in the box; default: its centre [Mpc/h].
       assignment: of a mass to pixels: "bilinear", to four of them, with derivatives by where it is seen, or "nearest".
+      shell_assignment: of a mass to shells by its distance: "nearest", to that in which it lies, or "linear", to two
+        of them, with derivatives by its distance (`Shells`).
 
     Raises:
       ValueError: an argument out of its range.
@@ -57,6 +59,7 @@ class SphericalLightCone:
     nside: int
     observer: tuple[float, ...]
     assignment: Assignment
+    shell_assignment: shells.Assignment
 
     def __init__(
         self,
@@ -66,6 +69,7 @@ class SphericalLightCone:
         *,
         observer: Sequence[float] | None = None,
         assignment: Assignment = "bilinear",
+        shell_assignment: shells.Assignment = "nearest",
     ):
         check_config(config)
         nside = whole_number(nside, "nside", least=1)
@@ -82,6 +86,7 @@ class SphericalLightCone:
             "nside": nside,
             "observer": shells.checked_observer(centre if observer is None else observer, config.box_size),
             "assignment": assignment,
+            "shell_assignment": shells.checked_assignment(shell_assignment),
         }
         for name, value in fields.items():
             object.__setattr__(self, name, value)
@@ -89,9 +94,14 @@ class SphericalLightCone:
         shells.check_images(math.prod(b - a + 1 for a, b in zip(low, high, strict=True)), config)
 
     @property
+    def shells(self) -> shells.Shells:
+        """Its shells, spherical."""
+        return shells.Shells(self.edges, 3, self.shell_assignment)
+
+    @property
     def distances(self) -> np.ndarray:
         """Mean distance of the mass of each shell from the observer [Mpc/h]."""
-        return shells.mean_distance(self.edges, 3)
+        return self.shells.distances
 
     def check(self, cosmo: GrowthTable) -> None:
         """Raise ValueError if a shell lies beyond the time span of the simulation; not where this is traced."""
@@ -105,11 +115,11 @@ class SphericalLightCone:
             partial(_maps, cone=self), (decomposition.spec, P()), P(None, decomposition.names or None)
         )
         mass = run(path(before, after, light), light)
-        return jnp.where(shells.covered(self.edges, table, self.config)[:, None], mass, jnp.nan)
+        return jnp.where(self.shells.covered(table, self.config)[:, None], mass, jnp.nan)
 
     def overdensity(self, mass: Float[Array, "shells pixels"]) -> Float[Array, "shells pixels"]:
         """Density of the shells in units of the mean, less one."""
-        volume = 4 / 3 * math.pi * np.diff(np.asarray(self.edges) ** 3) / pixel_count(self.nside)
+        volume = 4 * math.pi * self.shells.volumes / pixel_count(self.nside)
         mean = volume * math.prod(self.config.particle_shape) / math.prod(self.config.box_size)
         return mass / jnp.asarray(mean, mass.dtype)[:, None] - 1
 
@@ -208,8 +218,8 @@ def _piece(
         return jnp.sqrt(jnp.where(passed, squared, 1))
 
     s = crossing(distance, passed, guess, light)
-    shell, inside = shells.shell_of(light.at(s), cone.edges)
-    seen = (passed & inside)[..., None]
+    depth, share_of_all = cone.shells.place(light.at(s))
+    seen = (passed & (share_of_all > 0))[..., None]
     direction = jnp.where(seen, sites + path.at(s[..., None]), 1)
     if cone.assignment == "nearest":
         pixels, mass = nearest_pixel(cone.nside, direction)[..., None], jnp.ones_like(seen, dtype)
@@ -218,7 +228,20 @@ def _piece(
     share, passes = layout
     width = share // passes
     device, within = pixels // share, pixels % share
-    place = (shell[..., None] * (pixel_count(cone.nside) // share) + device) * width + within % width
     mine = seen & (within // width == turn.astype(jnp.int32))
     size = (len(cone.edges) - 1) * pixel_count(cone.nside) // passes
-    return jnp.where(mine, place, size), jnp.where(mine, mass, 0)
+    places, masses = [], []
+    for shell, part in _shares(depth, share_of_all, cone):
+        place = (shell[..., None] * (pixel_count(cone.nside) // share) + device) * width + within % width
+        places.append(jnp.where(mine, place, size))
+        masses.append(jnp.where(mine, part[..., None] * mass, 0))
+    return jnp.concatenate(places, -1), jnp.concatenate(masses, -1)
+
+
+def _shares(depth: Array, mass: Array, cone: SphericalLightCone) -> list[tuple[Array, Array]]:
+    """Shells that have a share of a mass, and the share."""
+    if cone.shell_assignment == "nearest":
+        return [(depth.astype(jnp.int32), mass)]
+    below = jax.lax.stop_gradient(jnp.floor(depth))
+    shell, above = below.astype(jnp.int32), depth - below
+    return [(shell, mass * (1 - above)), (jnp.minimum(shell + 1, len(cone.edges) - 2), mass * above)]

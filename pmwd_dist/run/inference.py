@@ -16,7 +16,6 @@ from pmwd_dist.infer.forward import cosmology_at
 from pmwd_dist.infer.informing import constant
 from pmwd_dist.infer.model import POSITIVE
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
-from pmwd_dist.observe.shells import covered
 from pmwd_dist.run import resources
 from pmwd_dist.run.arrays import read_files
 from pmwd_dist.run.light_cone import random_offsets
@@ -149,7 +148,7 @@ def _of_priors(plan: InferencePlan) -> list[str]:
         elif isinstance(forward, infer.Convergence) and key in COSMOLOGY.values():
             for text, value in ends.items():
                 table_there = cosmology_at({key: value}, forward.cosmo, forward.table)[1]
-                if not covered(forward.cone.edges, table_there, forward.config).all():
+                if not forward.cone.shells.covered(table_there, forward.config).all():
                     warnings.append(
                         f"priors.{name}: at {text}, within two deviations of its median, the run does not span the "
                         "light cone, and the log density is -inf; use an earlier time.a_start, or nearer sources"

@@ -20,7 +20,7 @@ def maps(pdims: tuple[int, int], sources: Any = (0.02, 0.05), **changes: Any) ->
     decomposition = pmd.Decomposition(pdims=pdims)
     run = {"a_start": 0.9, "steps": 2, "halo": 3, "lpt_order": 1}
     config = pmd.Config(box_size=40.0, mesh_shape=8, decomposition=decomposition, **run)
-    cone = pmd.observe.FlatSkyLightCone(config, EDGES, pixels=8)
+    cone = pmd.observe.FlatSkyLightCone(config, EDGES, pixels=8, shell_assignment="linear")
     return infer.Convergence(config, jax_cosmo.Planck15(), cone, sources, **(VIEW | changes))
 
 
@@ -81,6 +81,13 @@ def test_gradient_on_pencils_is_that_of_differences_on_one_device() -> None:
     slope = sum(np.sum(g * v) for g, v in zip(jax.tree.leaves(gradient), jax.tree.leaves(along), strict=True))
     np.testing.assert_allclose(value, moved(0.0), rtol=1e-11)
     np.testing.assert_allclose((moved(h) - moved(-h)) / (2 * h), slope, rtol=1e-6)
+
+
+def test_shells_with_edges_are_refused(one_device: Any) -> None:
+    forward = one_device[0].model.forward
+    cone = pmd.observe.FlatSkyLightCone(forward.config, EDGES, pixels=8)
+    with pytest.raises(ValueError, match='edges, where the log density jumps.* make it with shell_assignment="linear"'):
+        infer.Convergence(forward.config, jax_cosmo.Planck15(), cone, (0.02, 0.05), **VIEW)
 
 
 def test_noise_is_that_of_the_galaxies_in_a_pixel(one_device: Any) -> None:

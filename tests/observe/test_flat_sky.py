@@ -23,6 +23,7 @@ TABLE = pmd.growth_table(COSMO)
 BOX, MESH, OBSERVER = (40.0, 40.0, 60.0), (8, 8, 12), 7.0
 EDGES = (0.0, 130.0, 155.0, 480.0)
 STEPS = np.array([0.8, 0.88, 0.95, 1.0])  # scale factors
+WEIGHT = np.random.default_rng(1).standard_normal((len(EDGES) - 1, *MESH[:2]))
 
 
 def configure(pdims: tuple[int, int], **options: Any) -> pmd.Config:
@@ -44,10 +45,18 @@ def distances() -> tuple[Any, Any]:
     return lambda x: HUBBLE_DISTANCE * (spline(1.0) - spline(x)), CubicSpline(a, problems.growth(COSMO, a)["D1"])
 
 
-def expected_planes() -> np.ndarray:
+def shares(x: np.ndarray, assignment: str, nodes: Any = (65.0, 142.5, 317.5)) -> list[np.ndarray]:
+    """What each shell has of a mass at a distance."""
+    if assignment == "nearest":
+        return [(x >= inner) & (x < outer) for inner, outer in zip(EDGES[:-1], EDGES[1:], strict=True)]
+    fading = np.interp(x, [EDGES[0], nodes[0], nodes[-1], EDGES[-1]], [0, 1, 1, 0])
+    return [fading * np.interp(x, nodes, row) for row in np.eye(len(nodes))]
+
+
+def expected_planes(assignment: str = "nearest", strength: float = 1.0) -> np.ndarray:
     """Particles on straight lines in D1, each image found by bisection."""
     chi, D1 = distances()
-    x, move = problems.lattice(MESH, BOX), psi()
+    x, move = problems.lattice(MESH, BOX), strength * psi()
     cells = np.asarray(BOX) / np.asarray(MESH)
     planes = np.zeros((len(EDGES) - 1, *MESH[:2]))
     for image in range(-2, 11):
@@ -63,9 +72,9 @@ def expected_planes() -> np.ndarray:
             before = excess(middle) < 0
             low, high = np.where(before, middle, low), np.where(before, high, middle)
         position = (x + D1(low)[..., None] * move) / cells
-        for i, (inner, outer) in enumerate(zip(EDGES[:-1], EDGES[1:], strict=True)):
-            mass = passed & (chi(low) >= inner) & (chi(low) < outer)
-            planes[i] += problems.paint(np.where(mass[..., None], position, 0), mass * 1.0, MESH).sum(2)
+        for i, share in enumerate(shares(chi(low), assignment)):
+            mass = passed * share
+            planes[i] += problems.paint(np.where(mass[..., None] > 0, position, 0), mass, MESH).sum(2)
     return planes
 
 
@@ -82,14 +91,16 @@ def epoch(a: Any, move: Any) -> Epoch:
 ORDER = {"x": (2, 1, 0), "y": (0, 2, 1), "z": (0, 1, 2)}
 
 
-def all_steps(pdims: tuple[int, int], axis: Any = "z") -> tuple[Any, Any]:
+def all_steps(pdims: tuple[int, int], axis: Any = "z", assignment: Any = "nearest") -> tuple[Any, Any]:
     """Planes, and the gradient of a sum of them, put back in the order of the box."""
     order = ORDER[axis]
     box, mesh = (tuple(x[i] for i in order) for x in (BOX, MESH))
     config = pmd.Config(box, mesh, a_start=0.8, steps=3, halo=5, decomposition=pmd.Decomposition(pdims=pdims))
-    cone = pmd.observe.FlatSkyLightCone(config, EDGES, observer=OBSERVER, line_of_sight=axis)
+    cone = pmd.observe.FlatSkyLightCone(
+        config, EDGES, observer=OBSERVER, line_of_sight=axis, shell_assignment=assignment
+    )
     move = jax.device_put(psi().transpose(*order, 3)[..., order], config.decomposition.sharding)
-    weight = jnp.asarray(np.random.default_rng(1).standard_normal((len(EDGES) - 1, *MESH[:2])))
+    weight = jnp.asarray(WEIGHT)
 
     @jax.jit
     def step(move: Any, a0: Any, a1: Any) -> Any:
@@ -118,6 +129,43 @@ def test_every_crossing_is_painted_once_where_and_when_it_happens(
     np.testing.assert_allclose(planes, expected, rtol=0, atol=1e-6)
     np.testing.assert_allclose(np.sum(planes, (1, 2)), np.rint(expected.sum((1, 2))), rtol=1e-13)
     np.testing.assert_allclose(gradient, single_device[1], rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("pdims", [(1, 1), (2, 2)], ids=["1x1", "2x2"])
+def test_shells_share_a_mass_by_its_distance(pdims: tuple[int, int]) -> None:
+    planes, gradient = all_steps(pdims, assignment="linear")
+    np.testing.assert_allclose(planes, expected_planes("linear"), rtol=0, atol=1e-6)
+    step = 1e-6
+    ends = [expected_planes("linear", 1 + step * sign) for sign in (1, -1)]
+    difference = np.sum(WEIGHT * (ends[0] - ends[1])) / (2 * step)
+    np.testing.assert_allclose(np.sum(gradient * psi()), difference, rtol=1e-6)
+
+
+def test_the_lensing_of_shared_shells_is_that_of_all_their_matter() -> None:
+    """Weights are those of shares that are 1 together, also where the mass of the outer shells fades."""
+    cosmo = problems.cosmology(Omega_k=0.05)
+    cone = pmd.observe.FlatSkyLightCone(configure((1, 1), a_start=0.5), SHELLS, shell_assignment="linear")
+    weights = np.asarray(pmd.observe.lensing_weights(cone, cosmo, 0.6))
+    np.testing.assert_allclose(weights.sum(), expected_weights(cosmo, 0.6).sum(), rtol=1e-6)
+    np.testing.assert_allclose(cone.shells.volumes, [100 + 225, 225 + 250, 250 + 125], rtol=1e-12)
+
+
+def test_only_sharp_shells_have_what_their_slope_lacks() -> None:
+    """Changes of sums of planes against integrals of their slopes, along a line on which particles pass edges."""
+    move, a, missed = jnp.asarray(psi()), jnp.asarray([0.9, 1.0]), {}
+    for assignment in ("linear", "nearest"):
+        cone: Any = pmd.observe.FlatSkyLightCone(
+            configure((1, 1), a_start=0.9), EDGES[:3], observer=OBSERVER, shell_assignment=assignment
+        )
+
+        def weighed(strength: Any, cone: Any = cone) -> Any:
+            return jnp.sum(WEIGHT[:2] * cone(*(epoch(t, strength * move) for t in a), TABLE))
+
+        ends = jax.jit(jax.vmap(weighed))(jnp.asarray([0.8, 1.2]))
+        slopes = jax.jit(jax.vmap(jax.grad(weighed)))(0.8 + 0.4 * (jnp.arange(2000) + 0.5) / 2000)
+        missed[assignment] = abs(float(ends[1] - ends[0] - 0.4 * jnp.mean(slopes)))
+    assert missed["linear"] < 0.02
+    assert missed["nearest"] > 1
 
 
 @pytest.mark.parametrize(("axis", "pdims"), [("x", (4, 1)), ("y", (2, 2))], ids=str)

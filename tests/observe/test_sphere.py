@@ -51,11 +51,11 @@ def epoch(a: Any, move: Any) -> Epoch:
 
 
 @pytest.fixture(scope="module")
-def expected() -> np.ndarray:
-    """Maps of particles on straight lines in D1, each image found by bisection."""
+def crossings() -> tuple[np.ndarray, np.ndarray]:
+    """Distances and positions at which particles on straight lines in D1 are seen, each image found by bisection."""
     grid = np.linspace(0.955, 1.0, 2001)
     chi, D1 = np.asarray(pmd.comoving_distance(grid, TABLE)), np.asarray(TABLE.D1(grid))
-    maps, move, found = np.zeros((len(EDGES) - 1, 12 * NSIDE**2)), psi(), []
+    move, found = psi(), []
     for image in itertools.product(range(-4, 4), range(-5, 4), range(-3, 3)):
         x = problems.lattice(MESH, BOX) + np.asarray(image) * np.asarray(BOX) - np.asarray(OBSERVER)
 
@@ -73,19 +73,33 @@ def expected() -> np.ndarray:
             middle = (low + high) / 2
             before = excess(middle) < 0
             low, high = np.where(before, middle, low), np.where(before, high, middle)
-        shell = np.searchsorted(EDGES, np.interp(low, grid, chi), side="right") - 1
-        seen = passed & (shell < len(EDGES) - 1)
-        found.append((shell[seen], at(low)[seen]))
-    shells, positions = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    pixels, weights = interpolation(NSIDE, positions)
-    np.add.at(maps, (shells[:, None], np.asarray(pixels)), np.asarray(weights))
+        x = np.interp(low, grid, chi)
+        seen = passed & (x < EDGES[-1])
+        found.append((x[seen], at(low)[seen]))
+    return tuple(np.concatenate(parts) for parts in zip(*found, strict=True))  # type: ignore[return-value]
+
+
+def expected(crossings: tuple[np.ndarray, np.ndarray], assignment: str = "nearest") -> np.ndarray:
+    """Maps of the shells."""
+    x, positions = crossings
+    pixels, weights = map(np.asarray, interpolation(NSIDE, positions))
+    edges = np.asarray(EDGES)
+    nodes = 0.75 * np.diff(edges**4) / np.diff(edges**3)
+    if assignment == "nearest":
+        shares = [(x >= low) & (x < high) for low, high in itertools.pairwise(EDGES)]
+    else:
+        fading = np.interp(x, [EDGES[0], nodes[0], nodes[-1], EDGES[-1]], [0, 1, 1, 0])
+        shares = [fading * np.interp(x, nodes, row) for row in np.eye(len(nodes))]
+    maps = np.zeros((len(nodes), 12 * NSIDE**2))
+    for one, share in zip(maps, shares, strict=True):
+        np.add.at(one, pixels, share[:, None] * weights)
     return maps
 
 
-def all_steps(pdims: tuple[int, int]) -> Any:
+def all_steps(pdims: tuple[int, int], assignment: Any = "nearest") -> Any:
     """A function of the displacements that gives a sum of the maps, the maps, and the gradient of the sum."""
     config = pmd.Config(BOX, MESH, a_start=STEPS[0], decomposition=pmd.Decomposition(pdims=pdims))
-    cone = pmd.observe.SphericalLightCone(config, EDGES, NSIDE, observer=OBSERVER)
+    cone = pmd.observe.SphericalLightCone(config, EDGES, NSIDE, observer=OBSERVER, shell_assignment=assignment)
     weight = jnp.asarray(np.random.default_rng(1).standard_normal((len(EDGES) - 1, 12 * NSIDE**2)))
 
     @jax.jit
@@ -111,12 +125,12 @@ def single_device() -> Any:
 
 @pytest.mark.parametrize("pdims", [(1, 1), (2, 2)], ids=["1x1", "2x2"])
 def test_every_crossing_is_seen_once_where_and_when_it_happens(
-    pdims: tuple[int, int], expected: np.ndarray, single_device: Any
+    pdims: tuple[int, int], crossings: Any, single_device: Any
 ) -> None:
     run = single_device if pdims == (1, 1) else all_steps(pdims)
     _, maps, gradient = run(psi())
-    np.testing.assert_allclose(np.sum(maps, 1), np.rint(expected.sum(1)), rtol=1e-12)
-    np.testing.assert_allclose(maps, expected, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(np.sum(maps, 1), np.rint(expected(crossings).sum(1)), rtol=1e-12)
+    np.testing.assert_allclose(maps, expected(crossings), rtol=0, atol=1e-4)
     assert maps.addressable_shards[0].data.shape == (3, 12 * NSIDE**2 // (pdims[0] * pdims[1]))
     alone = np.asarray(single_device(psi())[2])
     np.testing.assert_allclose(gradient, alone, rtol=0, atol=1e-10 * np.abs(alone).max())
@@ -127,6 +141,15 @@ def test_gradients_of_maps_are_those_of_differences(single_device: Any) -> None:
     along, size = problems.smooth_field(np.random.default_rng(2), MESH)[..., None] * move, 1e-7
     difference = (single_device(move + size * along)[0] - single_device(move - size * along)[0]) / (2 * size)
     np.testing.assert_allclose(np.sum(single_device(move)[2] * along), difference, rtol=1e-5)
+
+
+def test_shells_share_a_mass_by_its_distance(crossings: Any) -> None:
+    run, move = all_steps((2, 2), "linear"), psi()
+    _, maps, gradient = run(move)
+    np.testing.assert_allclose(maps, expected(crossings, "linear"), rtol=0, atol=1e-4)
+    along, size = problems.smooth_field(np.random.default_rng(2), MESH)[..., None] * move, 1e-7
+    difference = (run(move + size * along)[0] - run(move - size * along)[0]) / (2 * size)
+    np.testing.assert_allclose(np.sum(np.asarray(gradient) * along), difference, rtol=1e-5)
 
 
 def test_lensing_on_the_sphere_weighs_the_shells() -> None:
@@ -146,6 +169,7 @@ def test_lensing_on_the_sphere_weighs_the_shells() -> None:
         ({"observer": (1.0, 2.0)}, "must lie in the box"),
         ({"edges": (0.0, 5000.0)}, r"take \d+ repetitions of a box of 40 x 40 x 60 Mpc/h, more than 20000"),
         ({"assignment": "cubic"}, 'must be "bilinear" or "nearest"'),
+        ({"shell_assignment": "cubic"}, 'shell_assignment=\'cubic\' must be "linear" or "nearest"'),
         ({"nside": 0}, "nside=0 must be a whole number, 1 or more"),
     ],
 )

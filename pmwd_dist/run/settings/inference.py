@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from pmwd_dist.observe.shells import Assignment
 from pmwd_dist.run.settings import inference_rules
 from pmwd_dist.run.settings.inference_sections import Checks, Data, Likelihood, Model, Priors, Sampler, Start
 from pmwd_dist.run.settings.models import OPTIONAL, SECTIONS, Output, Sections, Settings
@@ -32,6 +33,7 @@ class InferenceSettings(Settings):
         **OWN,
         "observe.light_cone": LightCone,
     }
+    shell_assignment: ClassVar[Assignment] = "linear"  # the log density has no jumps then
 
     output: Output = Field(default_factory=Output)
     observe: Observe = Field(default_factory=Observe)

@@ -36,13 +36,17 @@ def build_light_cone(settings: Settings, config: Config, cosmo: Cosmology) -> Li
     _check_sources(wanted.sources, config)
     edges = wanted.edges or _default_edges(wanted.sources, table, config)
     if wanted.sky == "sphere":
-        cone: LightCone = SphericalLightCone(config, edges, wanted.nside, observer=wanted.observer)
+        cone: LightCone = SphericalLightCone(
+            config, edges, wanted.nside, observer=wanted.observer, shell_assignment=settings.shell_assignment
+        )
     else:
         observer = checked_observer((0.0, 0.0, 0.0) if wanted.observer is None else wanted.observer, config.box_size)
         axis = wanted.line_of_sight
         pixels = tuple(2 * config.mesh_shape[i] for i in ACROSS[axis]) if wanted.pixels is None else wanted.pixels
         place = observer["xyz".index(axis)]
-        cone = FlatSkyLightCone(config, edges, pixels=pixels, observer=place, line_of_sight=axis)
+        cone = FlatSkyLightCone(
+            config, edges, pixels=pixels, observer=place, line_of_sight=axis, shell_assignment=settings.shell_assignment
+        )
         for i, parts in enumerate(config.decomposition.pdims):
             config.decomposition.check_axis((wanted.rays, wanted.rays, 1), i, parts, "rays")
     cone.check(table)

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from pmwd_dist.config import Vector3
 from pmwd_dist.io.snapshot import Format
+from pmwd_dist.observe.shells import Assignment
 from pmwd_dist.parallel.defaults import BackendName, HaloComm, TransposeComm
 from pmwd_dist.run.settings.duration import duration
 from pmwd_dist.run.settings.observables import OBSERVABLES, Observe
@@ -215,6 +216,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True)
     sections: ClassVar[Sections] = SECTIONS
+    shell_assignment: ClassVar[Assignment] = "nearest"  # of light cones
 
     box: Box
     time: Time
