@@ -37,7 +37,7 @@ def _seconds(function: Callable[..., Any], operands: Sequence[Any], carried: int
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         compiled = jax.jit(function, donate_argnums=range(carried)).lower(*operands).compile()
     kept = list(operands[carried:])
-    moved = [jnp.copy(x) for x in operands[:carried]]
+    moved = [jax.tree.map(jnp.copy, x) for x in operands[:carried]]
 
     def round_of(calls: int) -> float:
         nonlocal moved

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import loads, op_timing
+from benchmarks import loads, op_timing, stages
 from pmwd_dist.run import measure
+from pmwd_dist.run.bench import FLOOR_BYTES
 
 
 @pytest.fixture(autouse=True)
@@ -73,3 +74,23 @@ def test_what_is_carried_goes_from_call_to_call() -> None:
     assert seen == [0.0, 1.0, 2.0, 3.0]
     assert not np.any(x)
     assert op_timing.bytes_of(count, (x, x)) == 4 * 3 * x.dtype.itemsize
+
+
+def test_stages_are_timed_beside_a_copy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "displacements", lambda noise, config: jnp.stack([noise, noise, noise], -1))
+    monkeypatch.setattr(stages, "of_a_start", lambda noise, config: iter(()))
+    out = tmp_path / "stages.json"
+    stages.main(["--particles", "8", "--rounds", "1", "--json", str(out)])
+    _, *records = json.loads(out.read_text(encoding="utf-8"))
+    bytes_of = {record["stage"]: int(record["bytes"]) for record in records}
+    assert bytes_of["paint"] == bytes_of["gradient of the potential"] == 16
+    assert bytes_of["transforms and Green's function"] == 48
+    assert bytes_of["paint"] + 48 + bytes_of["force read, kick, drifts"] - 8 == FLOOR_BYTES  # which reads one field
+    for record in records:
+        assert 0 < record["seconds"] < 10
+        expected = None if record["whole"] else record["bytes"] * 8**3 / record["seconds"] / 1e10
+        assert record["share"] == (None if expected is None else pytest.approx(expected))
+    table = capsys.readouterr().out.splitlines()
+    assert {line.count("|") for line in table[2:]} == {6}
