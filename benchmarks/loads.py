@@ -138,8 +138,7 @@ def _clustered(n: int) -> jax.Array:
         return solution.particles.disp / CLUSTERED_CELL, solution.status
 
     disp, status = run()
-    if int(status.code):
-        raise SystemExit(f"the run of the clustered load failed: {status}")
+    status.raise_if_failed()
     return disp
 
 

@@ -81,8 +81,7 @@ def displacements(noise: jax.Array, config: pmd.Config) -> jax.Array:
         return solution.particles.disp, solution.status
 
     disp, status = jax.jit(run)(noise)
-    if int(status.code):
-        raise SystemExit(f"the run failed: {status}")
+    status.raise_if_failed()
     return disp
 
 
