@@ -1,13 +1,15 @@
 """Run by `test_cic_on_gpu.py`: a hundred steps undone to the bit, and gradients of a default run against a CPU's.
 
-XLA_PYTHON_CLIENT_PREALLOCATE=false python tests/gpu/whole_runs_on_gpu.py [cells along a side, 64]
+XLA_PYTHON_CLIENT_PREALLOCATE=false python tests/gpu/whole_runs_on_gpu.py [cells along a side, 64] [graphs]
 
-Without a GPU this tries the program itself.
+With "graphs" it says whether XLA's profiler sees CUDA graphs in a run. Without a GPU this tries the program itself.
 """
 
 from __future__ import annotations
 
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -85,6 +87,22 @@ def check_gradients(n: int) -> list[str]:
     return lines
 
 
+def launches_graphs(n: int) -> bool:
+    """Whether a run of ten steps launches CUDA graphs: XLA's recordings of several kernels, ours among them."""
+    config = pmd.Config(2.0 * n, n, steps=10, decomposition=pmd.Decomposition((1, 1), [GPU]))
+    cosmo = jax_cosmo.Planck15()
+    noise = pmd.white_noise(jax.random.key(0), config, np.float32)
+    particles = pmd.lpt(pmd.linear_modes(noise, cosmo, config), cosmo, config)
+    run = jax.jit(lambda particles: pmd.nbody(particles, cosmo, config).particles)
+    jax.block_until_ready(run(particles))
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            jax.block_until_ready(run(particles))
+        traces = list(Path(folder).rglob("*.xplane.pb"))
+        assert traces, "the profiler wrote nothing"
+        return any(b"cuGraphLaunch" in trace.read_bytes() for trace in traces)
+
+
 def main() -> None:
     on_gpu = GPU.platform == "gpu"
     assert not on_gpu or cic.cuda_unavailable_reason() is None, cic.cuda_unavailable_reason()
@@ -93,6 +111,8 @@ def main() -> None:
     check_steps_undone(n // 2, np.float64)
     for line in check_gradients(n // 2):
         print(line)
+    if "graphs" in sys.argv:
+        print(f"CUDA graphs in a run: {'seen' if launches_graphs(n) else 'none seen'}")
     print(f"whole runs on {GPU.device_kind} are fine", flush=True)
 
 
