@@ -26,6 +26,7 @@ from pmwd_dist.ops.force_transpose import force_transpose
 from pmwd_dist.parallel.fft import filtered_block
 
 FILLS = 0xFF, 0x7F, 0x00  # NaN, 3e38 and 0, in both precisions
+COUNTS = "pairs", "adjacent", "results", "in place"  # of arrays, and results in the memory that was filled
 SCRATCH = 2**26  # bytes that are filled and given back before a run
 
 
@@ -151,7 +152,7 @@ def main() -> None:
     on_gpu = GPU.platform == "gpu"
     assert not on_gpu or cic.cuda_unavailable_reason() is None, cic.cuda_unavailable_reason()
     seeds = range(*map(int, sys.argv[1:3])) if len(sys.argv) > 1 else range(10)
-    count = dict.fromkeys(("pairs", "adjacent", "results", "in place"), 0)
+    count = dict.fromkeys(COUNTS, 0)
     with jax.default_device(GPU):
         for seed in seeds:
             check(seed, *paints_and_reads(seed), count)
