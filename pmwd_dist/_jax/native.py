@@ -96,8 +96,16 @@ def kernels_unavailable_reason(folder: Path) -> str | None:
         ordinals = [device.local_hardware_id for device in jax.local_devices(backend="cuda")]
         _ops.cic_probe(ordinals, _cuda_libraries("nvrtc", older=12), folder)
     except (OSError, RuntimeError) as error:  # no library; no GPU
-        return str(error)
+        return f"{error}{_remedy(str(error))}"
     return None
+
+
+def _remedy(error: str) -> str:
+    """What to install for an error of the compiler of the kernels, for the release of CUDA that jax's plugin is of."""
+    if not error.startswith("NVRTC does not load"):
+        return ""
+    wheel, release = ("nvidia-cuda-nvrtc", 13) if _is_newest() else ("nvidia-cuda-nvrtc-cu12", 12)
+    return f"; `pip install {wheel}`, which comes with `jax[cuda{release}]` too"
 
 
 def _cuda_libraries(name: str, *, older: int) -> list[str]:
@@ -111,10 +119,15 @@ def _cuda_libraries(name: str, *, older: int) -> list[str]:
     folders = [] if spec is None else map(Path, spec.submodule_search_locations or ())
     wheels = [path for folder in folders for path in folder.glob(f"*/lib/lib{name}.so.[0-9]*")]
     releases = {path: int(path.suffix[1:]) for path in wheels if path.suffix[1:].isdigit()}
-    newest_first = not _has("jax_plugins.xla_cuda12") or _has("jax_plugins.xla_cuda13")
+    newest_first = _is_newest()
     ordered = sorted(releases, key=lambda path: releases[path], reverse=newest_first)
     names = [f"lib{name}.so.{release}" for release in sorted((older, older + 1), reverse=newest_first)]
     return [*map(str, ordered), *names]
+
+
+def _is_newest() -> bool:
+    """Whether CUDA 13 comes before CUDA 12: unless jax's plugin for that alone is installed."""
+    return not _has("jax_plugins.xla_cuda12") or _has("jax_plugins.xla_cuda13")
 
 
 def _has(module: str) -> bool:

@@ -18,7 +18,7 @@ from pmwd_dist.ops import cic
 from pmwd_dist.ops.cic import Geometry, Mask
 
 jax.config.update("jax_enable_x64", True)
-CPU, GPU = jax.devices("cpu")[0], jax.devices("cuda")[0]
+CPU, GPU = jax.devices("cpu")[0], jax.devices()[0]  # "GPU" is a CPU where its programs are only tried
 
 
 def random_case(rng: np.random.Generator) -> tuple[Geometry, dict[str, Any], tuple[Mask, ...]]:

@@ -18,7 +18,7 @@ from pmwd_dist.ops.force_transpose import force_transpose
 from pmwd_dist.parallel.fft import filtered_block
 
 jax.config.update("jax_enable_x64", True)
-CPU, GPU = jax.devices("cpu")[0], jax.devices("cuda")[0]
+CPU, GPU = jax.devices("cpu")[0], jax.devices()[0]  # "GPU" is a CPU where its programs are only tried
 Q, UNIT = 2.0**-18, 2.0**-21  # the grid of displacements and the unit of momenta
 
 

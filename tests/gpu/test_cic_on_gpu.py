@@ -11,11 +11,20 @@ import pytest
 
 import pmwd_dist as pmd
 
+PROGRAMS = (
+    "cic_on_gpu.py",
+    "steps_on_gpu.py",
+    "simulations_on_gpu.py",
+    "canaries_on_gpu.py",
+    "whole_runs_on_gpu.py",
+    "wide_meshes_on_gpu.py",
+)
+
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
 
 @pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize("program", ["cic_on_gpu.py", "steps_on_gpu.py", "simulations_on_gpu.py"])
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_a_gpu_agrees_with_the_cpu(program: str) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
     path = [str(Path(pmd.__file__).parents[1]), environment.get("PYTHONPATH", "")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ TRANSFORMS = [
 # devices, whether all steps are one program.
 STEPS = [
     ("H100", 512, 512, (1, 1), True, 10.5),
+    ("H100", 256, 256, (1, 1), True, 1.56),
     ("H100", 512, 512, (2, 1), True, 7.8),
     ("H100", 512, 512, (1, 1), False, 12.31),
     ("H100", 768, 768, (1, 1), False, 46.84),
@@ -47,6 +49,7 @@ STEPS = [
     ("H200", 1024, 1024, (1, 1), True, 73.9),
     ("H200", 1024, 1024, (2, 1), True, 50.5),
     ("H200", 1536, 1536, (2, 1), True, 195.0),
+    ("cpu", 64, 64, (1, 1), True, 5.96),
     ("cpu", 128, 128, (1, 1), True, 47.5),
 ]
 
@@ -66,6 +69,22 @@ def test_transforms_take_the_time_that_was_measured(kind, n, pdims, collectives,
 def test_steps_take_the_time_that_was_measured(kind, n, mesh, pdims, loop, milliseconds):
     seconds = step_seconds(config_of(n, pdims, mesh=mesh), machine_of(kind), loop=loop)
     assert 1 / FACTOR < 1e3 * seconds / milliseconds < FACTOR
+
+
+def test_the_page_of_plans_has_the_numbers_of_the_model():
+    """Cells of 2 Mpc/h, the halos that `pmwd-dist check` finds there, 72 GB a device."""
+    page = (Path(__file__).parents[2] / "docs" / "planning.md").read_text(encoding="utf-8")
+    row = r"\| (\d+)³ \| \d+ \| \[(\d+), (\d+)\] \| ([\d.]+)( .*)? \| ([\d.]+)( .*)? \| ([\d.]+) \|"
+    rows = re.findall(row, page)
+    assert {(n, py == "1") for n, _, py, *_ in rows} == {(n, slab) for n in ("2048", "4096", "8192") for slab in (0, 1)}
+    for n, px, py, run, no_run, gradient, no_gradient, seconds in rows:
+        config = pmd.Config(2.0 * int(n), int(n), lpt_order=2, decomposition=(1, 1))
+        divided, halo = on_devices(config, (int(px), int(py))), 26 if n == "8192" else 24
+        memory = stages(divided, "gpu", halo=halo)
+        peak, most = max(memory[stage] for stage in RUN) / 1e9, memory["gradient"] / 1e9
+        took = step_seconds(divided, machine_of("H100"), halo=halo)
+        assert (peak, most, took) == pytest.approx((float(run), float(gradient), float(seconds)), rel=0.05)
+        assert (bool(no_run), bool(no_gradient)) == (peak > 72, most > 72)
 
 
 def test_enough_devices_are_the_fewest_that_hold_the_run():

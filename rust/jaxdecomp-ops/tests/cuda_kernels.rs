@@ -5,10 +5,13 @@
 
 #![allow(clippy::print_stderr, reason = "skipped tests are reported")]
 
+mod fake_modules;
+
+use fake_modules::{REFUSED, tables};
 use jaxdecomp_ops::cic::cuda::variants::{self, Common};
 use jaxdecomp_ops::cic::{Mask, Reduction, Spec};
 use jaxdecomp_ops::cuda::cache::Cache;
-use jaxdecomp_ops::cuda::kernel::{Compiler, Variant};
+use jaxdecomp_ops::cuda::kernel::{Compiler, Gpu, Variant};
 use jaxdecomp_ops::cuda::nvrtc;
 use jaxdecomp_ops::peer::filter::Lines;
 use jaxdecomp_ops::stencil;
@@ -165,4 +168,33 @@ fn compilation_uses_and_repairs_the_cache() {
     assert_ne!(compiler.image("sm_90", &with(2)).as_ref(), Ok(&image), "other options");
     assert_ne!(compiler.image("sm_80", &with(1)).as_ref(), Ok(&image), "another target");
     assert_eq!(fs::read_dir(&folder).expect("the folder").count(), 3);
+}
+
+#[test]
+fn an_image_that_the_driver_refuses_is_compiled_again_once() {
+    let Some(nvrtc) = load() else { return };
+    let (cache, _) = cache("refused");
+    let target = nvrtc.target(fake_modules::CAPABILITY).expect("a target");
+    let compiler = Compiler { nvrtc, cache: Some(cache.clone()) };
+    let variant = Variant { source: "extern \"C\" __global__ void f(int* x) { *x = 1; }", options: Vec::new() };
+    let key = compiler.key(&target, &variant);
+    let loads = |variant: &Variant| {
+        let before = fake_modules::loads();
+        let gpu = Gpu::new(tables(), 0).expect("a GPU");
+        let outcome = gpu.module(&compiler, variant).map(drop);
+        (outcome, fake_modules::loads() - before)
+    };
+    assert_eq!(loads(&variant), (Ok(()), 1), "compiled");
+    let valid = cache.load(&key).expect("it is kept");
+    assert_eq!(loads(&variant), (Ok(()), 1), "from the cache");
+    cache.store(&key, REFUSED);
+    assert_eq!(loads(&variant), (Ok(()), 2), "compiled again");
+    assert_eq!(cache.load(&key), Some(valid), "and kept");
+    // What was just compiled is not compiled again.
+    fake_modules::refuse_all(true);
+    let (outcome, count) = loads(&Variant { options: vec!["-DOTHER=1".to_owned()], ..variant });
+    fake_modules::refuse_all(false);
+    assert_eq!(count, 1);
+    let message = outcome.expect_err("the driver refuses it").0;
+    assert!(message.contains("cuModuleLoadData") && message.contains("CUDA error 200"), "{message}");
 }

@@ -36,21 +36,36 @@ pub struct Compiler {
 }
 
 impl Compiler {
+    /// Key of a variant for a target in the cache.
+    #[must_use]
+    pub fn key(&self, target: &str, variant: &Variant) -> String {
+        let [major, minor] = self.nvrtc.version();
+        format!("NVRTC {major}.{minor} {target} {}\n{}", variant.options.join(" "), variant.source)
+    }
+
     /// Image of a variant for a target, from the cache or compiled.
     ///
     /// # Errors
     /// Errors of the compiler.
     pub fn image(&self, target: &str, variant: &Variant) -> Result<Vec<u8>> {
-        let [major, minor] = self.nvrtc.version();
-        let key = format!("NVRTC {major}.{minor} {target} {}\n{}", variant.options.join(" "), variant.source);
-        if let Some(image) = self.cache.as_ref().and_then(|cache| cache.load(&key)) {
-            return Ok(image);
+        self.load(target, variant, |image| Ok(image.to_vec()))
+    }
+
+    /// Loads the image of a variant for a target. One from the cache that does not load is compiled again, once.
+    ///
+    /// # Errors
+    /// Errors of the compiler, and of loading what it compiled.
+    pub fn load<T>(&self, target: &str, variant: &Variant, mut load: impl FnMut(&[u8]) -> Result<T>) -> Result<T> {
+        let key = self.key(target, variant);
+        let kept = self.cache.as_ref().and_then(|cache| cache.load(&key));
+        if let Some(loaded) = kept.and_then(|image| load(&image).ok()) {
+            return Ok(loaded);
         }
         let image = self.nvrtc.compile(variant.source, target, &variant.options)?;
         if let Some(cache) = &self.cache {
             cache.store(&key, &image);
         }
-        Ok(image)
+        load(&image)
     }
 }
 
@@ -120,11 +135,12 @@ impl Gpu {
         if let Some(module) = modules.get(variant) {
             return Ok(module.clone());
         }
-        let image = compiler.image(&compiler.nvrtc.target(self.capability)?, variant)?;
-        let mut raw = null_mut();
-        // SAFETY: an image with its own length, or PTX with a terminator.
-        let code = unsafe { (self.tables.launch.module_load)(&raw mut raw, image.as_ptr().cast()) };
-        self.tables.driver.check("cuModuleLoadData", code)?;
+        let raw = compiler.load(&compiler.nvrtc.target(self.capability)?, variant, |image| {
+            let mut raw = null_mut();
+            // SAFETY: an image with its own length, or PTX with a terminator.
+            let code = unsafe { (self.tables.launch.module_load)(&raw mut raw, image.as_ptr().cast()) };
+            self.tables.driver.check("cuModuleLoadData", code).map(|()| raw)
+        })?;
         let module = Arc::new(Module { tables: self.tables, raw });
         modules.insert(variant.clone(), module.clone());
         Ok(module)

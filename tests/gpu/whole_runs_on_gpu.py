@@ -1,0 +1,120 @@
+"""Run by `test_cic_on_gpu.py`: a hundred steps undone to the bit, and gradients of a default run against a CPU's.
+
+XLA_PYTHON_CLIENT_PREALLOCATE=false python tests/gpu/whole_runs_on_gpu.py [cells along a side, 64] [graphs]
+
+With "graphs" it says whether XLA's profiler sees CUDA graphs in a run. Without a GPU this tries the program itself.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax_cosmo
+import numpy as np
+
+import pmwd_dist as pmd
+from pmwd_dist.ops import cic
+from pmwd_dist.pm.evolution import Outcome, evolve, prepare
+from pmwd_dist.pm.particles import momentum_unit
+from pmwd_dist.pm.reversal import pull_back
+from pmwd_dist.pm.time_steps import step_times
+
+jax.config.update("jax_enable_x64", True)
+CPU, GPU = jax.devices("cpu")[0], jax.devices()[0]
+SIGMA8 = 0.8159
+
+
+def check_steps_undone(n: int, dtype: Any, steps: int = 100) -> None:
+    """Forward and back restores every bit of particles that are on their grids."""
+    config = pmd.Config(2.0 * n, n, steps=steps, decomposition=pmd.Decomposition((1, 1), [GPU]))
+    cosmo = jax_cosmo.Planck15()
+    table = pmd.growth_table(cosmo)
+    noise = pmd.white_noise(jax.random.key(0), config, dtype)
+    particles = pmd.lpt(pmd.linear_modes(noise, cosmo, config), cosmo, config)
+
+    @jax.jit
+    def there_and_back(particles: Any) -> Any:
+        inputs = prepare(pmd.BullFrog(), particles, table, step_times(table, config).astype(dtype), (), config)
+        outcome = evolve(inputs, (), config)
+        cotangents = Outcome(outcome.particles, (), (), None)  # type: ignore[arg-type]
+        before, _ = pull_back(inputs, outcome, cotangents, (), config)
+        return outcome.status.step, outcome.particles.disp, before.with_unit(momentum_unit(config, dtype))
+
+    done, disp, before = there_and_back(particles)
+    assert done == steps
+    assert disp.dtype == dtype
+    assert np.abs(disp - particles.disp).max() > 1
+    for name in ("disp", "vel"):
+        got, start = (np.asarray(getattr(x, name)) for x in (before, particles))
+        np.testing.assert_array_equal(got, start, err_msg=f"{name}, {n}^3, {dtype.__name__}")
+
+
+def gradients(device: Any, noise: np.ndarray, dtype: Any) -> tuple[np.ndarray, ...]:
+    """Loss of a default simulation, and its gradient by the noise, by sigma8 and by Omega_c."""
+    n = len(noise)
+    config = pmd.Config(2.0 * n, n, decomposition=pmd.Decomposition((1, 1), [device]))
+
+    def loss(noise: Any, sigma8: Any, omega_c: Any) -> Any:
+        cosmo = jax_cosmo.Planck15(sigma8=sigma8, Omega_c=omega_c)
+        modes = pmd.linear_modes(noise, cosmo, config)
+        solution = pmd.nbody(pmd.lpt(modes, cosmo, config), cosmo, config)
+        return jnp.mean(pmd.density(solution.particles, config) ** 2)
+
+    at = jax.device_put((noise.astype(dtype), np.asarray(SIGMA8, dtype), np.asarray(0.2589, dtype)), device)
+    program = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))
+    (value, by), again = program(*at), jax.tree.leaves(program(*at))
+    assert by[0].dtype == dtype
+    for first, second in zip((value, *by), again, strict=True):
+        np.testing.assert_array_equal(first, second, err_msg=f"two calls, {device}, {dtype.__name__}")
+    return tuple(np.asarray(x, float) for x in (value, *by))
+
+
+def check_gradients(n: int) -> list[str]:
+    """Double precision to 1e-12 of a CPU's; single precision as docs/derivatives.md says: to 1e-2, usually 1e-4."""
+    noise = np.random.default_rng(0).standard_normal((n, n, n))
+    expected, lines = gradients(CPU, noise, np.float64), []
+    for dtype, bound in ((np.float64, 1e-12), (np.float32, 1e-2)):
+        got = gradients(GPU, noise, dtype)
+        errors = [np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in zip(got, expected, strict=True)]
+        text = ", ".join(f"{e:.1e}" for e in errors)
+        lines.append(f"{dtype.__name__}: loss, gradient by noise, sigma8, Omega_c off by {text}")
+        assert max(errors) < bound, lines[-1]
+    return lines
+
+
+def launches_graphs(n: int) -> bool:
+    """Whether a run of ten steps launches CUDA graphs: XLA's recordings of several kernels, ours among them."""
+    config = pmd.Config(2.0 * n, n, steps=10, decomposition=pmd.Decomposition((1, 1), [GPU]))
+    cosmo = jax_cosmo.Planck15()
+    noise = pmd.white_noise(jax.random.key(0), config, np.float32)
+    particles = pmd.lpt(pmd.linear_modes(noise, cosmo, config), cosmo, config)
+    run = jax.jit(lambda particles: pmd.nbody(particles, cosmo, config).particles)
+    jax.block_until_ready(run(particles))
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            jax.block_until_ready(run(particles))
+        traces = list(Path(folder).rglob("*.xplane.pb"))
+        assert traces, "the profiler wrote nothing"
+        return any(b"cuGraphLaunch" in trace.read_bytes() for trace in traces)
+
+
+def main() -> None:
+    on_gpu = GPU.platform == "gpu"
+    assert not on_gpu or cic.cuda_unavailable_reason() is None, cic.cuda_unavailable_reason()
+    n = int(sys.argv[1]) if len(sys.argv) > 1 else 64
+    check_steps_undone(n, np.float32)
+    check_steps_undone(n // 2, np.float64)
+    for line in check_gradients(n // 2):
+        print(line)
+    if "graphs" in sys.argv:
+        print(f"CUDA graphs in a run: {'seen' if launches_graphs(n) else 'none seen'}")
+    print(f"whole runs on {GPU.device_kind} are fine", flush=True)
+
+
+if __name__ == "__main__":
+    main()
