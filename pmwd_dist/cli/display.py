@@ -21,8 +21,7 @@ from pmwd_dist.run.accuracy import accuracy_line
 from pmwd_dist.run.events import Event, StepTaken
 from pmwd_dist.run.inference import InferencePlan
 from pmwd_dist.run.plan import Plan, power_name
-from pmwd_dist.run.planning import expected_halo, linear_displacement
-from pmwd_dist.run.resources import expected_disk, process_memory, size
+from pmwd_dist.run.resources import expected_disk, size
 from pmwd_dist.run.settings.duration import duration_text
 from pmwd_dist.run.settings.writing import toml_value
 
@@ -153,13 +152,13 @@ def inference_lines(plan: InferencePlan) -> list[str]:
         f"and {sampler.steps}, preconditioned: {sampler.precondition}; seed {settings.noise.seed}",
         f"output      {plan.folder}: {plan.chunks} chunks of {sampler.chunk} draws",
         _device_line(config),
+        f"expected    {_memory(plan)}: {plan.memory.parts}",
     ]
 
 
 def plan_lines(plan: Plan) -> list[str]:
     """Lines that describe a run."""
     config, settings = plan.simulation.config, plan.settings
-    halo = expected_halo(config, linear_displacement(plan.simulation))
     redshifts = ", ".join(f"{z:.4g}" for z in sorted(plan.outputs.values(), reverse=True))
     snapshots = "no" if settings.output.snapshot == "none" else settings.output.snapshot
     return [
@@ -172,9 +171,13 @@ def plan_lines(plan: Plan) -> list[str]:
         f"output      {plan.folder}: z {redshifts}; {snapshots} snapshots",
         *_observables(plan),
         _device_line(config),
-        f"expected    {size(process_memory(config, plan.simulation.light_cone, halo))} of memory a "
-        f"{'process' if config.decomposition.platform == 'cpu' else 'device'}, {size(expected_disk(settings))} of disk",
+        f"expected    {_memory(plan)}, {size(expected_disk(settings))} of disk",
     ]
+
+
+def _memory(plan: Plan) -> str:
+    where = "process" if plan.simulation.config.decomposition.platform == "cpu" else "device"
+    return f"{size(plan.expected_memory)} of memory a {where}"
 
 
 def _observables(plan: Plan) -> list[str]:

@@ -22,8 +22,8 @@ from pmwd_dist.report import chains as pictures
 from pmwd_dist.run import manifest
 from pmwd_dist.run.events import Judged
 from pmwd_dist.run.inference import InferencePlan
+from pmwd_dist.run.inference_memory import MOST_FIELDS
 
-_MOST_FIELDS = 40  # draws of the noise that are looked at
 _OUTLIERS = 1e-3  # share of the steps
 _ACCEPTED = 0.5  # share of the trajectories
 
@@ -153,7 +153,7 @@ def _some(chain: infer.Chain) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     assert chain.noise is not None
     chunks, chains = chain.noise.shape[:2]
     length = chain.logdensity.shape[1] // chunks
-    every = max(1, chunks * chains // _MOST_FIELDS)
+    every = max(1, chunks * chains // MOST_FIELDS)
     picked = [(i, j) for i in range(chunks) for j in range(chains)][::every]
     noise = np.stack([chain.noise[i, j] for i, j in picked])
     return noise, {n: np.array([x[j, (i + 1) * length - 1] for i, j in picked]) for n, x in chain.parameters.items()}
