@@ -88,8 +88,8 @@ class Data(Section):
     """What was observed."""
 
     file: str = about(
-        'an .npy file, or "file.h5:/dataset": density in units of the mean, counts, or convergence, of shape '
-        '(sources, rays, rays); "mock": drawn from the model',
+        'an .npy file, "file.h5:/dataset", "store.zarr:/array" or "array.zarr": density in units of the mean, counts, '
+        'or convergence, of shape (sources, rays, rays); "mock": drawn from the model',
         "mock",
     )
     mask: str | None = about("file with 1 where there are data, and 0 elsewhere", None, "survey.h5:/mask")
