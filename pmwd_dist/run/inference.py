@@ -34,6 +34,7 @@ _ARGUMENTS = {
     "selection": "data.selection",
     "data.shape": "data.file",
     "mask.shape": "data.mask",
+    "sigma": "likelihood.sigma",
     "k_max": "likelihood.k_max",
 }
 
@@ -196,7 +197,7 @@ def make_model(settings: InferenceSettings, simulation: Simulation, data: dict[s
     noise, names = settings.likelihood, settings.priors.given
     mask = data.get("data.mask")
     if noise.kind == "gaussian":
-        sigma = "sigma" if "sigma" in names else noise.sigma
+        sigma = "sigma" if "sigma" in names else data.get("likelihood.sigma", noise.sigma)
         likelihood = infer.Gaussian(sigma, mask=mask, k_max=noise.k_max)
     elif noise.kind == "lensing":
         maps, density = _maps(settings, simulation), noise.density
@@ -261,6 +262,8 @@ def _read_files(settings: InferenceSettings) -> tuple[dict[str, np.ndarray], lis
     """Arrays of the files by key, and problems of them."""
     named = {f"data.{name}": getattr(settings.data, name) for name in ("file", "mask", "selection")}
     files = {key: value for key, value in named.items() if value not in (None, "mock")}
+    if isinstance(settings.likelihood.sigma, str):
+        files["likelihood.sigma"] = settings.likelihood.sigma
     shape = None if settings.likelihood.kind == "lensing" else settings.box.mesh  # that of maps is checked with them
     return read_files(files, shape)
 

@@ -13,6 +13,8 @@ import pytest
 import zarr
 from inferences import LENSING, SMALL, plan_of
 
+from pmwd_dist.cli.display import inference_lines
+from pmwd_dist.run.identity import differences, identity
 from pmwd_dist.run.inference import check_inference
 from pmwd_dist.run.settings import SettingsError
 
@@ -37,6 +39,11 @@ WRONG = {
     "start.map_free: parameters can't be told from the noise where sampler.precondition depends on them": [
         "start.map_free=['b1']",
         "sampler.precondition=conditional",
+    ],
+    "likelihood.sigma = 0: must be a number greater than 0, or name a file": ["likelihood.sigma=0"],
+    "likelihood.k_max: can't be used with a file of likelihood.sigma": [
+        "likelihood.sigma=noise.h5:/sigma",
+        "likelihood.k_max=0.3",
     ],
     r"likelihood.k_max = 0.1: leaves no mode of a box of 60 Mpc/h; use more than 0.1047 h/Mpc": [
         "likelihood.k_max=0.1"
@@ -119,6 +126,8 @@ def broken(value: float) -> np.ndarray:
         ({"mask": np.zeros((4, 4, 4))}, [], "data.mask = .*: hides every cell"),
         ({"selection": np.zeros((4, 4, 4))}, ["likelihood.kind=poisson"], "data.selection = .*: is 0 in every cell"),
         ({"mask": broken(0.5)}, [], "data.mask = .*: must hold only 0 and 1"),
+        ({"sigma": broken(0)}, [], 'likelihood.sigma = ".*sigma.npy": must be positive and finite'),
+        ({"sigma": np.ones((4, 4, 8))}, [], r"likelihood.sigma = .*: has the shape \[4, 4, 8\], and box.mesh"),
         ({"file": np.array(["a"])}, [], "holds <U1, no real numbers"),
         ({}, ["data.file=missing.npy"], 'data.file = .*missing.npy": No such file'),
         ({}, ["data.file=counts.h5:/d"], "data.file = .*counts.h5"),
@@ -129,7 +138,7 @@ def broken(value: float) -> np.ndarray:
 def test_wrong_data_are_named(arrays: dict[str, Any], overrides: list[str], message: str, tmp_path: Path) -> None:
     for name, values in arrays.items():
         put(tmp_path, name, values)
-        overrides = [*overrides, f"data.{name}={name}.npy"]
+        overrides = [*overrides, f"{'likelihood' if name == 'sigma' else 'data'}.{name}={name}.npy"]
     counts = SMALL.replace("sigma = 0.5", "nbar = 2.0") if "likelihood.kind=poisson" in overrides else SMALL
     with pytest.raises(SettingsError, match=message):
         plan_of(tmp_path / "run", *overrides, text=counts)
@@ -148,6 +157,20 @@ def test_arrays_of_zarr_stores_are_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(plan.data["data.file"], counts)
     np.testing.assert_array_equal(plan.model.likelihood.mask, mask)
     np.testing.assert_array_equal(plan.model.likelihood.selection, broken(0.5))
+
+
+def test_noise_of_each_cell_is_read_and_part_of_what_a_run_is(tmp_path: Path) -> None:
+    sigma = np.random.default_rng(0).uniform(0.3, 0.6, (4, 4, 4))
+    with h5py.File(tmp_path / "noise.h5", "w") as file:
+        file["sigma"] = sigma
+    plan = plan_of(tmp_path / "run", "likelihood.sigma=noise.h5:/sigma")
+    np.testing.assert_allclose(plan.model.likelihood.sigma, sigma)
+    assert any("noise.h5:/sigma" in line for line in inference_lines(plan))
+    first = identity(plan)
+    with h5py.File(tmp_path / "noise.h5", "r+") as file:
+        file["sigma"][1, 2, 3] *= 1.1
+    changed = differences(first, identity(plan_of(tmp_path / "run", "likelihood.sigma=noise.h5:/sigma")), "the run")
+    assert [line.partition(" = ")[0] for line in changed] == ["likelihood.sigma"]
 
 
 def test_wrong_zarr_stores_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,8 @@ def _of_likelihood(likelihood: Likelihood, given: Priors, data: Data) -> list[st
         problems.append('likelihood.k_max: is of a gaussian; leave it out, or use likelihood.kind = "gaussian"')
     if likelihood.k_max is not None and data.mask is not None:
         problems.append("likelihood.k_max: can't be used with data.mask, which couples modes; leave one of them out")
+    if likelihood.k_max is not None and isinstance(likelihood.sigma, str):
+        problems.append("likelihood.k_max: can't be used with a file of likelihood.sigma, which couples modes; use one")
     return problems
 
 
