@@ -4,35 +4,26 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from pmwd_dist import infer
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer.chains import chain_files, load_chain
-from pmwd_dist.infer.storage import Arrays, ChainFileError, Shapes, read_arrays, reading, write_arrays
-from pmwd_dist.pm.status import SimulationError
+from pmwd_dist.infer.storage import Arrays, ChainFileError
 from pmwd_dist.run import events, manifest
+from pmwd_dist.run.chain_inputs import data_of, key_of, starts_of
 from pmwd_dist.run.clock import Clock
 from pmwd_dist.run.events import Listener, Status
 from pmwd_dist.run.folder import Log
-from pmwd_dist.run.inference import InferencePlan, truth_of
+from pmwd_dist.run.inference import InferencePlan
 from pmwd_dist.run.judging import judge
 from pmwd_dist.run.resources import peak_memory
 from pmwd_dist.run.settings.duration import duration_text
 from pmwd_dist.run.signals import Interrupted, StopRequest, stop_requests
 from pmwd_dist.run.starting import StartError, hold_folder
-
-DATA, START = "data.h5", "start.h5"
-_REMAKE = "remove it, and the same is made again"
 
 
 def execute_inference(
@@ -68,9 +59,9 @@ def execute_inference(
         log(events.Started(plan, resume))
         status: Status = "failed"
         try:
-            data = _data(plan, log)
+            data = data_of(plan, log)
             posterior = condition_on(plan, data, log)
-            _sample(plan, posterior, _starts(plan, posterior, log), _Watch(plan, log, stop, clock))
+            _sample(plan, posterior, starts_of(plan, posterior, log), _Watch(plan, log, stop, clock))
             log(judge(plan, posterior, load_chain(plan.folder), data))
             status = "finished"
         except ChainFileError as error:
@@ -82,18 +73,6 @@ def execute_inference(
             log(events.Ended(status, time.perf_counter() - began, peak_memory()))
 
 
-def _data(plan: InferencePlan, log: Log) -> Arrays:
-    """Data of the file that is named, or of the mock, with its truth."""
-    if plan.settings.data.file != "mock":
-        return {"data": plan.data["data.file"]}
-    truth = {f"parameters/{name}": () for name in plan.model.priors}
-    shapes = truth | {"noise": plan.simulation.config.particle_shape}
-    data = _kept(plan, DATA, lambda: _mock(plan), shapes, "mock drawn", log)
-    with reading(plan.folder / DATA, _REMAKE):
-        plan.model.likelihood.check(data["data"], plan.simulation.config)
-    return data
-
-
 def condition_on(plan: InferencePlan, data: Arrays, log: Log) -> infer.Posterior:
     """The posterior, with a warning of a mock that shows nothing; data of a file were looked at before."""
     with warnings.catch_warnings(record=True) as caught:
@@ -103,72 +82,6 @@ def condition_on(plan: InferencePlan, data: Arrays, log: Log) -> infer.Posterior
         if plan.settings.data.file == "mock":
             log(events.Warned(str(warning.message)))
     return posterior
-
-
-def _starts(plan: InferencePlan, posterior: infer.Posterior, log: Log) -> Any:
-    """Positions where the chains begin."""
-    chains = plan.settings.sampler.chains
-    shapes: Shapes = {f"parameters/{name}": (chains,) for name in plan.model.priors}
-    shapes = {**shapes, "noise": (chains, *plan.simulation.config.particle_shape)}
-    what = f"starts: {plan.settings.start.begin}"
-    return _position(plan, _kept(plan, START, lambda: _start(plan, posterior), shapes, what, log))
-
-
-def _kept(plan: InferencePlan, name: str, make: Callable[[], Arrays], shapes: Shapes, what: str, log: Log) -> Arrays:
-    """Arrays of a file of the run, which is made if it is not there: those that go on are the same to the bit."""
-    path = plan.folder / name
-    if not path.exists():
-        began = time.perf_counter()
-        arrays = make()
-        manifest.claim(plan.folder, [name])
-        write_arrays(path, arrays)
-        log(events.StageDone(what, time.perf_counter() - began))
-    return read_arrays(path, shapes, remedy=_REMAKE)
-
-
-def _key(plan: InferencePlan, purpose: int) -> Array:
-    return jax.random.fold_in(jax.random.key(plan.settings.noise.seed), purpose)
-
-
-def _mock(plan: InferencePlan) -> Arrays:
-    """Data drawn from the model, and the truth."""
-    truth = plan.model.draw(_key(plan, 0), **truth_of(plan))
-    data = np.asarray(plan.model.mock(_key(plan, 1), truth))
-    if not np.isfinite(data).all():
-        raise SimulationError("the simulation of the mock failed; use a wider devices.halo, or more time.steps")
-    numbers = {f"parameters/{name}": np.asarray(x) for name, x in plan.model.parameters(truth).items()}
-    return {"data": data, "noise": np.asarray(truth["noise"])} | numbers
-
-
-def _start(plan: InferencePlan, posterior: infer.Posterior) -> Arrays:
-    """Where the chains begin."""
-    start, keys = plan.settings.start, jax.random.split(_key(plan, 2), plan.settings.sampler.chains)
-
-    def prior(key: Array) -> Any:
-        drawn = plan.model.draw_around(key, {})
-        return posterior.whiten(drawn["noise"], drawn["parameters"])
-
-    positions = jax.vmap(prior if start.begin == "prior" else posterior.initial)(keys)
-    if start.begin == "map":
-        each = [jax.tree.map(lambda x, i=i: x[i], positions) for i in range(len(keys))]
-        options: dict[str, Any] = {"steps": start.map_steps, "free": start.map_free, "anneal": start.map_anneal}
-        best = [infer.maximise(posterior, z, **options).position for z in each]
-        positions = jax.tree.map(lambda *x: jnp.stack(x), *best)
-    numbers = {f"parameters/{name}": np.asarray(x) for name, x in positions["parameters"].items()}
-    return {"noise": np.asarray(positions["noise"])} | numbers
-
-
-def _position(plan: InferencePlan, arrays: Arrays) -> Any:
-    """Positions, placed as steps return them."""
-    decomposition = plan.simulation.config.decomposition
-    spread = NamedSharding(decomposition.mesh, P(None, *decomposition.spec)) if decomposition.size > 1 else None
-
-    def number(x: np.ndarray) -> Array:
-        return jax.device_put(jnp.asarray(x), None if spread is None else decomposition.replicated)
-
-    names = [name for name in arrays if name.startswith("parameters/")]
-    numbers = {name.removeprefix("parameters/"): number(arrays[name]) for name in names}
-    return {"noise": jax.device_put(jnp.asarray(arrays["noise"]), spread), "parameters": numbers}
 
 
 class _Watch:
@@ -244,7 +157,7 @@ def _run_chains(plan: InferencePlan, posterior: infer.Posterior, positions: Any,
     infer.sample(
         posterior,
         positions,
-        key=_key(plan, 3),
+        key=key_of(plan, 3),
         steps=sampler.steps,
         output=plan.folder,
         method=sampler.method,

@@ -159,6 +159,12 @@ def test_arrays_of_zarr_stores_are_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(plan.model.likelihood.selection, broken(0.5))
 
 
+def test_maxima_without_optax_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optax", None)
+    with pytest.raises(SettingsError, match=r"start.begin = \"map\": needs optax; `pip install 'pmwd-dist\[infer\]'`"):
+        plan_of(tmp_path / "run", "start.begin=map")
+
+
 def test_noise_of_each_cell_is_read_and_part_of_what_a_run_is(tmp_path: Path) -> None:
     sigma = np.random.default_rng(0).uniform(0.3, 0.6, (4, 4, 4))
     with h5py.File(tmp_path / "noise.h5", "w") as file:

@@ -12,6 +12,7 @@ from typing import Any
 
 import equinox as eqx
 import h5py
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from pmwd_dist import infer
 from pmwd_dist.infer.chains import load_chain
 from pmwd_dist.infer.storage import write_arrays
 from pmwd_dist.run import events, manifest
+from pmwd_dist.run.chain_inputs import key_of, starts_of
 from pmwd_dist.run.chains import condition_on, execute_inference
 from pmwd_dist.run.folder import Log, finished, prepare_folder
 from pmwd_dist.run.inference import InferencePlan
@@ -85,6 +87,29 @@ def test_what_was_stopped_goes_on_to_the_same_bits(whole: tuple[InferencePlan, L
             one.visititems(lambda name, item, to=found: to.append(name) if isinstance(item, h5py.Dataset) else None)
             for name in found:
                 np.testing.assert_array_equal(one[name][()], other[name][()], err_msg=f"{path.name}:{name}")
+
+
+def test_chains_begin_at_maxima_with_parameters_held(tmp_path: Path) -> None:
+    adam = ["sampler.chains=1", "start.begin=map", "start.map_method=adam"]
+    plan = plan_of(tmp_path / "run", *adam, "start.map_steps=200")
+    prepare_folder(plan)
+    listener = Listener()
+    log, truth = Log(plan.folder, listener), plan.model.draw(jax.random.key(0), b1=1.8)
+    posterior = plan.model.condition(plan.model.mock(jax.random.key(1), truth))
+    positions = starts_of(plan, posterior, log)
+    (done,) = listener
+    assert done.what.startswith("starts: map over the noise by adam, parameters held at their draws, since a maximum")
+    assert done.what.endswith("leaves out how wide the posterior of the noise is, overfits the data and is biased")
+    drawn = jax.vmap(posterior.initial)(jax.random.split(key_of(plan, 2), 1))  # where they would begin otherwise
+    np.testing.assert_array_equal(positions["parameters"]["b1"], drawn["parameters"]["b1"])
+    slope = jax.jit(jax.vmap(jax.grad(posterior.logdensity)))
+    assert np.abs(slope(positions)["noise"]).max() < 0.05 * np.abs(slope(drawn)["noise"]).max()
+    free = plan_of(tmp_path / "free", *adam, "start.map_steps=1", "start.map_free=['b1']")
+    prepare_folder(free)
+    starts_of(free, posterior, Log(free.folder, listener := Listener()))
+    warned, done = listener
+    assert warned.message.startswith("start.map_free: the maximum over the noise and b1 leaves out how wide")
+    assert done.what == "starts: map over the noise by adam"
 
 
 def test_another_config_does_not_go_on(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE
@@ -135,6 +136,8 @@ def _of_start(start: Start, given: Priors, sampler: Sampler) -> list[str]:
     problems = [
         f"start.map_free: {name} has no prior; leave it out" for name in start.map_free if name not in given.given
     ]
+    if start.begin == "map" and find_spec("optax") is None:
+        problems.append("start.begin = \"map\": needs optax; `pip install 'pmwd-dist[infer]'`, or use another start")
     if start.begin == "wiener" and sampler.precondition == "none":
         problems.append('start.begin = "wiener": needs sampler.precondition; use begin = "prior"')
     if list(start.map_anneal) != sorted(start.map_anneal) or any(k <= 0 for k in start.map_anneal):

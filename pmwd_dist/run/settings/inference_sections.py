@@ -179,7 +179,8 @@ class Start(Section):
     begin: Literal["wiener", "prior", "map"] = about(
         "wiener: draws given the data in linear theory; prior: draws; map: the largest density over the noise", "wiener"
     )
-    map_steps: int = about("steps of L-BFGS", 100, ge=1)
+    map_method: Literal["l-bfgs", "adam"] = about("optimiser of the map; adam takes more steps, less memory", "l-bfgs")
+    map_steps: int = about("its steps", 100, ge=1)
     map_free: Annotated[tuple[str, ...], BeforeValidator(list_to_tuple)] = about(
         "parameters that the maximum is over, too; a joint maximum overfits, and is no estimate",
         (),
