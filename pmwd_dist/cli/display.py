@@ -34,6 +34,7 @@ class Display:
         self.bar: Progress | None = None
         self.task = TaskID(0)
         self.steps = 0
+        self.verdict: list[str] = []  # shown last
 
     def __enter__(self) -> Self:
         return self
@@ -65,15 +66,16 @@ class Display:
                 pass  # the log has them; one that was asked for is named by the message of the interruption
             case events.StageDone(what=what, seconds=seconds):
                 self._line(f"{what}  {seconds:.1f} s")
-            case events.ChunkSampled():
-                self._line(_chunk_line(event))
+            case events.TuningBlock() | events.ChunkSampled():
+                self._line(_chain_line(event))
             case events.Judged(table=table, reasons=reasons, files=files):
-                self.show([*table, *verdict_lines(reasons), f"wrote {', '.join(files)}"])
+                self.show([*table, f"wrote {', '.join(files)}"])
+                self.verdict = verdict_lines(reasons)
             case events.Warned(message=message):
                 self._line(f"warning: {message}")
             case events.Ended(status=status, seconds=seconds, peak_memory=memory):
                 self._close()
-                self._line(f"{status} after {seconds:.1f} s, at most {size(memory)}")
+                self.show([f"{status} after {seconds:.1f} s, at most {size(memory)}", *self.verdict])
 
     def show(self, lines: Sequence[str]) -> None:
         """Show lines about a run."""
@@ -121,12 +123,16 @@ class Display:
         )
 
 
-def _chunk_line(event: events.ChunkSampled) -> str:
+def _chain_line(event: events.TuningBlock | events.ChunkSampled) -> str:
+    if isinstance(event, events.TuningBlock):
+        return f"tuning {event.share:.0%}  step size {event.step_size:.3g}, L {event.L:.3g}  {event.seconds:.1f} s"
     sizes = f"ESS {event.ess:.0f} ({event.slowest})" if event.slowest else "ESS of no parameter"
     failed = f", {event.failures} steps failed" if event.failures else ""
+    error = f"energy error {event.energy_variance:.1e} a dimension"
+    quality = error if event.acceptance is None else f"{event.acceptance:.0%} accepted"
     return (
-        f"step {event.step}/{event.steps}  {event.gradients_per_second:.3g} gradients/s  energy error "
-        f"{event.energy_variance:.1e} a dimension{failed}  {sizes}  {duration_text(event.seconds_left)} left"
+        f"step {event.step}/{event.steps}  {event.gradients_per_second:.3g} gradients/s  {quality}{failed}  {sizes}  "
+        f"{duration_text(event.seconds_left)} left"
     )
 
 

@@ -25,6 +25,8 @@ from pmwd_dist.run.settings.duration import duration_text
 from pmwd_dist.run.signals import Interrupted, StopRequest, stop_requests
 from pmwd_dist.run.starting import StartError, hold_folder
 
+_BETWEEN_LINES = 10.0  # about a tuning [seconds]
+
 
 def execute_inference(
     plan: InferencePlan,
@@ -37,14 +39,15 @@ def execute_inference(
     """Sample the posterior of a plan, from the beginning or from the last chunk on disk.
 
     Data and starts are written before the chains, and each chunk with the state after it: a run that is stopped at any
-    time goes on to the same bits. What it loses is a chunk, or of the tuning ten seconds and a block.
+    time goes on to the same bits. What it loses by a kill is a chunk, or of the tuning ten seconds and a block.
 
     Args:
       plan: with a prepared folder.
       listener: called with every event.
       resume: go on.
       began: time.perf_counter() at the start of the program, from which its time counts; default: now.
-      time_limit: seconds after which the run is over; it stops after the chunk after which another one may end later.
+      time_limit: seconds after which the run is over; it stops after the chunk, or the block of steps of the tuning,
+        after which another one may end later.
 
     Raises:
       StartError: the folder is in use or of another run, or a file of it is damaged.
@@ -53,7 +56,6 @@ def execute_inference(
       OSError: a file can't be written.
     """
     began = time.perf_counter() if began is None else began
-    clock = Clock(0, began, time_limit)
     with stop_requests() as stop, hold_folder(plan):  # of a finished one, more steps may be asked
         log = Log(plan.folder, listener)
         log(events.Started(plan, resume))
@@ -61,7 +63,7 @@ def execute_inference(
         try:
             data = data_of(plan, log)
             posterior = condition_on(plan, data, log)
-            _sample(plan, posterior, starts_of(plan, posterior, log), _Watch(plan, log, stop, clock))
+            _sample(plan, posterior, starts_of(plan, posterior, log), _Watch(plan, log, stop, began, time_limit))
             log(judge(plan, posterior, load_chain(plan.folder), data))
             status = "finished"
         except ChainFileError as error:
@@ -85,11 +87,12 @@ def condition_on(plan: InferencePlan, data: Arrays, log: Log) -> infer.Posterior
 
 
 class _Watch:
-    """Logs each chunk, and ends the run after one where it is asked to."""
+    """Logs tuning and each chunk, and ends the run after a block or a chunk where it is asked to."""
 
-    def __init__(self, plan: InferencePlan, log: Log, stop: StopRequest, clock: Clock):
-        self._plan, self._log, self._stop, self._clock = plan, log, stop, clock
-        self._before = time.perf_counter()
+    def __init__(self, plan: InferencePlan, log: Log, stop: StopRequest, began: float, limit: float | None):
+        self._plan, self._log, self._stop = plan, log, stop
+        self._of_blocks, self._of_chunks = (Clock(0, began, limit) for _ in range(2))
+        self._before, self._shown = time.perf_counter(), -_BETWEEN_LINES
         self._draws: list[Arrays] = _earlier(plan.folder)
 
     def __call__(self, progress: infer.Progress) -> None:
@@ -101,7 +104,15 @@ class _Watch:
             numbers = f"step size {progress.step_size:.3g}, L {progress.L:.3g}"
             self._log(events.StageDone(f"tuned in {sampler.tune} steps: {numbers}", seconds))
         if progress.chunks < self._plan.chunks:
-            self._raise_if_stopped(progress.chunks)
+            self._raise_if_stopped(f"after chunk {progress.chunks} of {self._plan.chunks}", self._of_chunks)
+
+    def tuned(self, progress: infer.TuningProgress) -> None:
+        """A block of the tuning is over, of which there may be hundreds."""
+        now = time.perf_counter()
+        if now - self._shown >= _BETWEEN_LINES:
+            self._shown = now
+            self._log(events.TuningBlock(*progress, now - self._before))
+        self._raise_if_stopped(f"{progress.share:.0%} through the tuning", self._of_blocks)
 
     def _event(self, progress: infer.Progress, seconds: float) -> events.ChunkSampled:
         sampler, draws = self._plan.settings.sampler, progress.draws
@@ -118,18 +129,19 @@ class _Watch:
             seconds=seconds,
             gradients_per_second=int(np.sum(draws["gradients"])) / seconds,
             energy_variance=infer.energy_errors(draws["energy_change"], self._plan.dimensions)["variance"],
+            acceptance=None if sampler.method == "mclmc" else float(np.mean(draws["acceptance_rate"])),
             failures=int(np.sum(~draws["nonans"].astype(bool))),
             slowest=slowest,
             ess=sizes.get(slowest, 0.0),
             seconds_left=seconds * (self._plan.chunks - progress.chunks),
         )
 
-    def _raise_if_stopped(self, chunks: int) -> None:
-        done, again = f"after chunk {chunks} of {self._plan.chunks}", f"pmwd-dist resume {self._plan.folder}"
+    def _raise_if_stopped(self, done: str, clock: Clock) -> None:
+        again = f"pmwd-dist resume {self._plan.folder}"
         if number := self._stop.received():
             raise Interrupted(f"interrupted {done}; go on with `{again}`", number)
-        if self._clock.time_is_over():
-            limit = duration_text(self._clock.limit or 0)
+        if clock.time_is_over():
+            limit = duration_text(clock.limit or 0)
             raise Interrupted(f"stopped {done}, by the time limit; go on with `{again} --time-limit {limit}`", 0)
 
 
@@ -168,4 +180,5 @@ def _run_chains(plan: InferencePlan, posterior: infer.Posterior, positions: Any,
         keep_noise=True,
         most_failures=plan.settings.checks.failed_simulations,
         listener=watch,
+        tuning_listener=watch.tuned,
     )

@@ -75,9 +75,10 @@ def test_a_run_leaves_chains_pictures_and_a_verdict(whole: tuple[InferencePlan, 
 def test_what_was_stopped_goes_on_to_the_same_bits(whole: tuple[InferencePlan, Listener], tmp_path: Path) -> None:
     plan = plan_of(tmp_path / "run")
     prepare_folder(plan)
-    for stop_at, done in ((events.StageDone, 0), (events.ChunkSampled, 1)):  # in the tuning, and after a chunk
-        with pytest.raises(Interrupted, match=f"after chunk {done} of 3; go on with `pmwd-dist resume"):
-            execute_inference(plan, Listener(stop_at), resume=done > 0)
+    for stop_at, done in ((events.TuningBlock, "12% through the tuning"), (events.ChunkSampled, "after chunk 1 of 3")):
+        with pytest.raises(Interrupted, match=f"interrupted {done}; go on with `pmwd-dist resume"):
+            execute_inference(plan, Listener(stop_at), resume="chunk" in done)
+    assert not (plan.folder / "chunk_00001.h5").exists()
     with h5py.File(plan.folder / ".chunk_00001.h5.part", "w"):
         pass  # as a kill would leave it
     execute_inference(plan, Listener(), resume=True)
@@ -183,6 +184,7 @@ class Flat(eqx.Module):
     """A forward model of maps that are nothing."""
 
     shape: tuple[int, ...] = eqx.field(static=True, default=(2, 4, 4))
+    sources: tuple[float, ...] = eqx.field(static=True, default=(0.02, 0.04))
 
     def __call__(self, noise: Any, parameters: Any) -> Any:
         del parameters
