@@ -19,7 +19,7 @@ from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.shells import covered
 from pmwd_dist.run import resources
 from pmwd_dist.run.arrays import read_files
-from pmwd_dist.run.inference_memory import InferenceMemory, inference_memory, inference_problem
+from pmwd_dist.run.inference_memory import RUNTIME, InferenceMemory, inference_memory, inference_problem
 from pmwd_dist.run.light_cone import random_offsets
 from pmwd_dist.run.plan import Plan
 from pmwd_dist.run.settings import InferenceSettings, SettingsError, Simulation, build
@@ -78,7 +78,7 @@ class InferencePlan(Plan):
     @property
     def expected_memory(self) -> int:
         """Expected peak of host memory of the process [bytes]; on GPUs, of the memory of each device."""
-        return resources.room().needed(self.memory.peak, self.simulation.config)
+        return resources.room().needed(self.memory.peak, self.simulation.config, RUNTIME)
 
 
 def make_inference(settings: InferenceSettings, folder: Path) -> InferencePlan:

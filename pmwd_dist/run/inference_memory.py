@@ -14,6 +14,7 @@ from pmwd_dist.run.planning import Division, enough_devices, expected_halo, line
 from pmwd_dist.run.resources import size
 from pmwd_dist.run.settings import InferenceSettings, Simulation
 
+RUNTIME = 2.0e9  # as that of a run; more programs, of `sims/field_level.toml` 1.9 GB, of a lensing run 1.6 GB [bytes]
 MOST_FIELDS = 40  # draws of the noise that the verdict looks at
 
 # Fields of the lattice in XLA's plans of a chunk for CPUs (jaxlib 0.10.2), to 16 %: 1 to 4 chains, 48^3 to 128^3, all
@@ -34,12 +35,14 @@ class InferenceMemory:
       gradients: of all chains together, by the plan of one.
       sampler: state of the chains, moments and data.
       verdict: draws of the noise that are kept, and a run, after the chains.
+      program: of the process, where its devices share the memory of the host; else 0.
     """
 
     chains: int
     gradients: int
     sampler: int
     verdict: int
+    program: int
 
     @property
     def peak(self) -> int:
@@ -49,11 +52,12 @@ class InferenceMemory:
     @property
     def parts(self) -> str:
         """What the peak is made of, for messages."""
+        program = f", {size(self.program)} for the program" if self.program else ""
         if self.verdict > self.gradients + self.sampler:
-            return f"{size(self.verdict)} for the kept draws of the noise in the verdict"
+            return f"{size(self.verdict)} for the kept draws of the noise in the verdict{program}"
         return (
             f"{size(self.gradients)} for a gradient of {self.chains} chain{'s' * (self.chains > 1)}, "
-            f"{size(self.sampler)} for their state, moments and data"
+            f"{size(self.sampler)} for their state, moments and data{program}"
         )
 
 
@@ -78,12 +82,14 @@ def _counted(
         each += _LIGHT_CONE * field + maps * simulation.config.decomposition.size / devices
     each += _PRECONDITIONED * field * (sampler.precondition != "none")
     kept = sampler.steps // (sampler.thin * sampler.chunk) * sampler.chains
-    on_host = 2 * kept * number * math.prod(simulation.config.particle_shape) * (resources.device_limit() is None)
+    shared = resources.device_limit() is None
+    on_host = 2 * kept * number * math.prod(simulation.config.particle_shape) * shared
     return InferenceMemory(
         chains=sampler.chains,
         gradients=int(sampler.chains * each),
         sampler=int((_CHAIN * sampler.chains + _SHARED) * field),
         verdict=int(on_host / devices + min(kept, MOST_FIELDS) * field + (_LINEAR * field if linear else run)),
+        program=int(RUNTIME * shared),
     )
 
 
@@ -94,13 +100,13 @@ def _bytes_of_number() -> int:
 def inference_problem(settings: InferenceSettings, simulation: Simulation) -> tuple[str | None, str | None]:
     """Reason why the inference can't fit into memory, with the key, and warning that it may not; either may be None."""
     memory, room = inference_memory(settings, simulation), resources.room()
-    need = room.needed(memory.peak, simulation.config)
+    need = room.needed(memory.peak, simulation.config, RUNTIME)
     if need <= room.free:
         return None, None
     text = f"the inference needs about {size(need)} of memory, {memory.parts}, and {room.where} has {size(room.total)}"
     if need <= room.total:
         return None, f"{text}, {size(room.free)} of it free: it may be killed"
-    chains = _chains_that_fit(settings, memory, room.for_arrays(simulation.config))
+    chains = _chains_that_fit(settings, memory, room.for_arrays(simulation.config, RUNTIME))
     remedies = ["use a smaller mesh"] + [f"sampler.chains = {chains}"] * bool(chains)
     if room.several and (count := _enough(settings, simulation, room.total)):
         remedies.append(f"{count} such devices")

@@ -66,13 +66,13 @@ class Room:
         """Whether it is that of one of several devices."""
         return self.processes == 0
 
-    def needed(self, arrays: float, config: Config) -> int:
-        """What is needed where arrays take so much of each device."""
-        return int(arrays) if self.several else self.processes * _of_process(arrays, config)
+    def needed(self, arrays: float, config: Config, runtime: float = _RUNTIME) -> int:
+        """What is needed where arrays take so much of each device, and programs so much of each process."""
+        return int(arrays) if self.several else self.processes * _of_process(arrays, config, runtime)
 
-    def for_arrays(self, config: Config) -> float:
+    def for_arrays(self, config: Config, runtime: float = _RUNTIME) -> float:
         """What arrays of each device may take at most."""
-        return self.total if self.several else (self.total / self.processes - _RUNTIME) / _own_devices(config)
+        return self.total if self.several else (self.total / self.processes - runtime) / _own_devices(config)
 
 
 def expected_memory(config: Config, halo: int | None = None) -> Memory:
@@ -108,9 +108,9 @@ def _arrays(config: Config, cone: LightCone | None, halo: int | None) -> int:
     return expected_memory(config, halo).run + light_cone_memory(cone)
 
 
-def _of_process(arrays: float, config: Config) -> int:
+def _of_process(arrays: float, config: Config, runtime: float = _RUNTIME) -> int:
     """Host memory of a process whose devices have arrays of this size each [bytes]."""
-    return int(_RUNTIME + arrays * _own_devices(config))
+    return int(runtime + arrays * _own_devices(config))
 
 
 def _own_devices(config: Config) -> int:
