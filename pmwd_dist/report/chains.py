@@ -14,6 +14,7 @@ from pmwd_dist.report.style import COLOURS, colours, finish_axis, new_figure, sa
 
 Rows = Mapping[str, Mapping[str, float]]
 _COLUMNS = ("mean", "sd", "rhat", "ess_bulk", "ess_tail", "gradients_per_ess")
+COMOVING = (r"$x$  [Mpc/$h$]", r"$y$  [Mpc/$h$]")  # labels of the axes of a plane
 _TRUTH: Any = {"color": "0.25", "lw": 1.3, "ls": (0, (5, 3))}
 
 
@@ -126,7 +127,7 @@ def draw_slices(
     path: Path,
     images: Sequence[tuple[str, np.ndarray]],
     sides: tuple[float, float],
-    labels: tuple[str, str] = (r"$x$  [Mpc/$h$]", r"$y$  [Mpc/$h$]"),
+    labels: tuple[str, str] = COMOVING,
     quantity: str = "",
     alike: Sequence[int] = (),
 ) -> None:
@@ -134,7 +135,7 @@ def draw_slices(
 
     Args:
       path: of the picture.
-      images: titles and planes.
+      images: titles and planes; what is no number is left white.
       sides: of the planes.
       labels: of the axes.
       quantity: whose values the colours are, where all planes show one.
@@ -147,7 +148,7 @@ def draw_slices(
         figure = new_figure(figsize=(4.4 * len(images), 4.2), layout="constrained")
         grid = np.atleast_1d(figure.subplots(1, len(images)))
         together = [images[i][1] for i in alike]
-        scale = {"vmin": min(map(np.min, together)), "vmax": max(map(np.max, together))} if together else {}
+        scale = {"vmin": min(map(np.nanmin, together)), "vmax": max(map(np.nanmax, together))} if together else {}
         for i, (axes, (title, values)) in enumerate(zip(grid, images, strict=True)):
             how: Any = {"extent": (0, sides[0], 0, sides[1]), **(scale if i in alike else {})}
             image = axes.imshow(values.T, origin="lower", cmap="inferno", **how)
