@@ -213,6 +213,25 @@ def test_a_chain_that_became_unstable_is_named() -> None:
     assert "the chains are biased" in find_energy_reasons(3 * energy[[0, 2]], 1000)[0]
 
 
+def test_outliers_of_the_energy_are_named() -> None:
+    energy = np.sqrt(4e-4 * 1000) * np.random.default_rng(0).standard_normal((2, 1000))
+    energy[0, :4] = 8.0  # of 2000 steps; 7.07 is ten times the error that is aimed at
+    (reason,) = find_energy_reasons(energy, 1000)
+    assert reason == (
+        "0.20% of the steps have far too large an energy error; raise sampler.tune, or lower sampler.energy_variance"
+    )
+
+
+def test_few_accepted_trajectories_are_named(whole: tuple[InferencePlan, Listener], tmp_path: Path) -> None:
+    hmc = SMALL.replace("energy_variance = 2e-4", 'method = "hmc"')
+    plan, chain = plan_of(tmp_path / "run", text=hmc), load_chain(whole[0].folder)
+    few = replace(chain, acceptance_rate=np.linspace(0, 0.8, 72).reshape(2, 36), energy_change=chain.energy_change * 99)
+    found = find_reasons(plan, few)
+    assert "40% of the trajectories are accepted, fewer than 50%; raise sampler.tune" in found
+    assert not any("energy error" in reason for reason in found)  # which is that of a step of mclmc
+    assert not any("accepted" in reason for reason in find_reasons(plan, chain))
+
+
 def test_a_parameter_that_finite_steps_shift_is_named() -> None:
     found = {"sigma8": (-0.4, 0.02), "Omega_m": (0.1, 0.02), "b1": (0.25, 0.1)}
     (reason,) = find_bias_reasons(found, 0.2, 5e-4)
