@@ -75,9 +75,12 @@ def test_a_run_leaves_chains_pictures_and_a_verdict(whole: tuple[InferencePlan, 
 def test_what_was_stopped_goes_on_to_the_same_bits(whole: tuple[InferencePlan, Listener], tmp_path: Path) -> None:
     plan = plan_of(tmp_path / "run")
     prepare_folder(plan)
-    for stop_at, done in ((events.TuningBlock, "12% through the tuning"), (events.ChunkSampled, "after chunk 1 of 3")):
-        with pytest.raises(Interrupted, match=f"interrupted {done}; go on with `pmwd-dist resume"):
-            execute_inference(plan, Listener(stop_at), resume="chunk" in done)
+    with pytest.raises(Interrupted, match="interrupted 12% through the tuning; go on with `pmwd-dist resume"):
+        execute_inference(plan, Listener(events.TuningBlock))
+    with pytest.raises(Interrupted, match="stopped 38% through the tuning, by the time limit; go on with"):
+        execute_inference(plan, Listener(), resume=True, time_limit=1e-3)  # after two blocks, the first of which counts
+    with pytest.raises(Interrupted, match="interrupted after chunk 1 of 3; go on with `pmwd-dist resume"):
+        execute_inference(plan, Listener(events.ChunkSampled), resume=True)
     assert not (plan.folder / "chunk_00001.h5").exists()
     with h5py.File(plan.folder / ".chunk_00001.h5.part", "w"):
         pass  # as a kill would leave it
