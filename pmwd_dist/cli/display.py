@@ -130,10 +130,9 @@ def _chain_line(event: events.TuningBlock | events.ChunkSampled) -> str:
     failed = f", {event.failures} steps failed" if event.failures else ""
     error = f"energy error {event.energy_variance:.1e} a dimension"
     quality = error if event.acceptance is None else f"{event.acceptance:.0%} accepted"
-    return (
-        f"step {event.step}/{event.steps}  {event.gradients_per_second:.3g} gradients/s  {quality}{failed}  {sizes}  "
-        f"{duration_text(event.seconds_left)} left"
-    )
+    left = f"  {duration_text(event.seconds_left)} left" if event.step < event.steps else ""
+    speed = f"{event.gradients_per_second:.3g} gradients/s"
+    return f"step {event.step}/{event.steps}  {speed}  {quality}{failed}  {sizes}{left}"
 
 
 def verdict_lines(reasons: Sequence[str]) -> list[str]:

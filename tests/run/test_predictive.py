@@ -20,7 +20,7 @@ from pmwd_dist.run.predictive import Comparison, compare
 
 SIZE, DRAWS, MOCKS = 8, 40, 16
 COUNTS = SMALL.replace("sigma = 0.5", 'kind = "poisson"\nnbar = 4.0')
-PREDICTED, INITIAL = r"$P(k)$ of predicted data  [(Mpc/$h)^3$]", r"$r(k)$ of initial phases"
+PREDICTED, INITIAL = r"predicted $P(k)$  [(Mpc/$h)^3$]", r"$r(k)$ of initial phases"
 
 
 def truth_and(folder: Path, text: str, *overrides: str) -> tuple[InferencePlan, dict[str, Any]]:
