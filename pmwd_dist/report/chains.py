@@ -91,13 +91,19 @@ def draw_corner(path: Path, draws: Mapping[str, np.ndarray], truth: Mapping[str,
         save(figure, path)
 
 
-def draw_bands(path: Path, k: np.ndarray, panels: Mapping[str, tuple[np.ndarray, np.ndarray | None, str]]) -> None:
+def draw_bands(
+    path: Path,
+    k: np.ndarray,
+    panels: Mapping[str, tuple[np.ndarray, np.ndarray | None, str]],
+    along: str = r"$k$  [$h$/Mpc]",
+) -> None:
     """Draw medians of curves with bands of 68 % and 95 %.
 
     Args:
       path: of the figure.
-      k: wavenumbers [h/Mpc].
+      k: wavenumbers, or multipoles.
       panels: by label: curves (draws, k), a curve to compare with or None, and its name.
+      along: label of the former.
 
     Raises:
       OSError: the figure can't be written.
@@ -114,12 +120,12 @@ def draw_bands(path: Path, k: np.ndarray, panels: Mapping[str, tuple[np.ndarray,
             axes.plot(k, middle, color=COLOURS[0], lw=2)
             if reference is not None:
                 axes.plot(k, reference, label=name, **_TRUTH)
-            if "P(k)" in label:
+            if "P(k)" in label or "C_" in label:
                 axes.set_yscale("log")
             axes.set_ylabel(label, fontsize=12)
             finish_axis(axes, k)
         grid[0].legend(fontsize=11)
-        grid[-1].set_xlabel(r"$k$  [$h$/Mpc]")
+        grid[-1].set_xlabel(along)
         save(figure, path)
 
 

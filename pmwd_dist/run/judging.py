@@ -34,11 +34,15 @@ def judge(plan: InferencePlan, posterior: infer.Posterior, chain: infer.Chain, d
       OSError: a file can't be written.
     """
     truth = {name.removeprefix("parameters/"): float(x) for name, x in data.items() if name.startswith("parameters/")}
-    names = ["summary.csv", "traces.png", "corner.png", "fields.png", "slices.png", "maps.png", "report.html"]
     found = compare(posterior, chain, data, key_of(plan, 4))
-    for name, there in (("corner.png", chain.parameters), ("fields.png", found.panels), ("maps.png", found.images)):
-        if not there:
-            names.remove(name)
+    optional = {
+        "corner.png": chain.parameters,
+        "fields.png": found.panels,
+        "angular.png": found.angular,
+        "maps.png": found.images,
+    }
+    names = ["summary.csv", "traces.png", *(name for name, there in optional.items() if there), "slices.png"]
+    names.append("report.html")
     manifest.claim(plan.folder, names)
     path, rows, reasons = plan.folder, summarise(chain), find_reasons(plan, chain)
     pictures.write_summary(path / "summary.csv", rows)
@@ -47,6 +51,8 @@ def judge(plan: InferencePlan, posterior: infer.Posterior, chain: infer.Chain, d
         pictures.draw_corner(path / "corner.png", chain.parameters, truth)
     if found.panels:
         pictures.draw_bands(path / "fields.png", found.k, found.panels)
+    if found.angular:
+        pictures.draw_bands(path / "angular.png", found.ell, found.angular, r"multipole $\ell$")
     if found.images:
         pictures.draw_slices(path / "maps.png", found.images, *_scales(plan), alike=found.alike)
     planes, alike = _slices(plan.model, chain, data, truth)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -13,6 +14,7 @@ from jax import Array
 
 from pmwd_dist import infer
 from pmwd_dist.infer.storage import Arrays
+from pmwd_dist.observe.angular_power import AngularPower, angular_power
 from pmwd_dist.observe.cross import CrossPower, cross_power
 from pmwd_dist.run.inference_memory import MOST_FIELDS
 
@@ -29,12 +31,16 @@ class Comparison:
       panels: by label: a curve of each sample, one to compare with or None, and its name.
       images: titles, and planes of the data on the mesh or maps of a flat sky.
       alike: images whose colours mean the same, by their places.
+      ell: multipoles of the angular spectra.
+      angular: panels of these, of maps.
     """
 
     k: np.ndarray
     panels: Panels
     images: Images
-    alike: tuple[int, ...] = ()
+    alike: tuple[int, ...]
+    ell: np.ndarray
+    angular: Panels
 
 
 def some_draws(chain: infer.Chain) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -53,7 +59,7 @@ def compare(posterior: infer.Posterior, chain: infer.Chain, data: Arrays, key: A
 
     Each draw predicts data by the forward model and a draw from the likelihood: the spectra of these are those of
     data that are equally likely, noise and mask included, with which that of the data compares. Correlations are of
-    predictions without noise. Maps have no spectra on the mesh.
+    predictions without noise. Maps have angular spectra.
 
     Args:
       posterior: given the data.
@@ -69,8 +75,13 @@ def compare(posterior: infer.Posterior, chain: infer.Chain, data: Arrays, key: A
     draws = jax.random.split(key, len(noise)), jnp.asarray(noise), jax.tree.map(jnp.asarray, numbers)
     beside = jnp.asarray(data["data"], float), jnp.asarray(truth)
     phases, of_data = jax.device_get(_predicted(posterior.model, *beside, draws, plane, (same, on_mesh)))
-    k, panels, images = np.zeros(0), Panels(), _maps(posterior.model.forward, data, of_data)
-    if on_mesh:
+    k, panels, images = np.zeros(0), Panels(), Images()
+    ell, angular = np.zeros(0), Panels()
+    if not on_mesh:
+        means, maps = of_data
+        images = _maps(posterior.model.forward, data, means)
+        ell, angular = _angular(posterior, data["data"], maps)
+    else:
         of_means, of_draws, means, planes = of_data
         some = of_draws.modes[0] > 0
         k, power = of_draws.k[0, some], of_draws.field_power[:, some]
@@ -84,7 +95,7 @@ def compare(posterior: infer.Posterior, chain: infer.Chain, data: Arrays, key: A
         k = phases.k[0, some]
         panels[r"$r(k)$ of initial phases"] = np.asarray(phases.correlation)[:, some], None, ""
         panels[r"$T(k)$ of initial modes"] = np.asarray(phases.transfer)[:, some], np.ones(int(some.sum())), "truth"
-    return Comparison(k, panels, images, (0, 2) if on_mesh else ())
+    return Comparison(k, panels, images, (0, 2) if on_mesh else (), ell, angular)
 
 
 @eqx.filter_jit
@@ -103,14 +114,32 @@ def _predicted(
         key, noise, numbers = drawn
         field, _ = model.predict(noise, numbers)
         phases = cross_power(noise, truth, config, deconvolve=False) if same else None
-        if not on_mesh:
-            return phases, field
         data, mean = likelihood.draw(key, field, numbers, config), field
+        if not on_mesh:
+            return phases, (mean, data)
         if isinstance(likelihood, infer.Poisson):
             mean = likelihood.mean(field, numbers)
         return phases, (with_data(mean, numbers), with_data(data, numbers), mean[:, :, plane], data[:, :, plane])
 
     return jax.lax.map(one, draws)
+
+
+def _angular(posterior: infer.Posterior, observed: np.ndarray, drawn: np.ndarray) -> tuple[np.ndarray, Panels]:
+    """Multipoles, and of each map C_l of the data that samples predict and of the data, 0 behind the mask."""
+    forward: Any = posterior.model.forward
+    seen, panels, ell = _seen(posterior), Panels(), np.zeros(0)
+    for i, z in enumerate(getattr(forward, "sources", ())):
+        maps = np.where(seen[i], np.concatenate([observed[None, i], drawn[:, i]]), 0)
+        found = jax.device_get(_angular_powers(jnp.asarray(maps), getattr(forward, "field", None)))
+        some = found.modes[0] > 0
+        ell, curves = found.ell[0, some], found.power[:, some]
+        panels[f"predicted $C_\\ell$, $z = {float(z):g}$"] = curves[1:], curves[0], "data"
+    return ell, panels
+
+
+@partial(jax.jit, static_argnames="side")
+def _angular_powers(maps: Array, side: float | None) -> AngularPower:
+    return jax.vmap(partial(angular_power, side=side))(maps)
 
 
 def _seen(posterior: infer.Posterior) -> np.ndarray:
@@ -119,7 +148,7 @@ def _seen(posterior: infer.Posterior) -> np.ndarray:
 
 
 def _plane_seen(posterior: infer.Posterior) -> int:
-    """The plane across the last axis in which most cells have data; the first one of several."""
+    """The plane across the last axis in which most cells have data; the first one of several. Maps have none."""
     return int(np.argmax(_seen(posterior).sum(axis=(0, 1))))
 
 

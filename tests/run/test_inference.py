@@ -188,6 +188,7 @@ class Flat(eqx.Module):
 
     shape: tuple[int, ...] = eqx.field(static=True, default=(2, 4, 4))
     sources: tuple[float, ...] = eqx.field(static=True, default=(0.02, 0.04))
+    field: float = eqx.field(static=True, default=8.0)
 
     def __call__(self, noise: Any, parameters: Any) -> Any:
         del parameters
@@ -282,7 +283,7 @@ def test_maps_of_lensing_are_data(tmp_path: Path) -> None:
     data = {"data": rng.standard_normal((2, 4, 4)), "noise": noise[0, 0]}
     judged = judge(plan, plan.model.condition(data["data"]), chain, data)
     assert set(judged.files) <= set(manifest.files(plan.folder))  # which may be written again after more steps
-    assert {"maps.png", "fields.png", "slices.png"} <= set(judged.files)
+    assert {"maps.png", "angular.png", "fields.png", "slices.png"} <= set(judged.files)
     wrong = {
         "needs a section .observe.light_cone.": LENSING.partition("[observe")[0],
         "likelihood.density: missing; add for example": LENSING.replace("density = [10.0, 20.0]", ""),

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from inferences import SMALL, plan_of
+from inferences import LENSING, SMALL, plan_of
 
 from pmwd_dist import infer
 from pmwd_dist.observe.cross import cross_power
@@ -98,6 +99,40 @@ def test_counts_are_predicted_with_their_selection_where_the_mask_shows_them(tmp
     np.testing.assert_array_equal(first, data["data"][:, :, 2])  # the first plane that is seen
     assert one.min() >= 0 and (one == np.rint(one)).all()
     assert mean[: SIZE // 2].mean() / mean[SIZE // 2 :].mean() == pytest.approx(0.5, rel=0.3)
+
+
+class Empty(eqx.Module):
+    """A forward model of maps that are nothing."""
+
+    shape: tuple[int, ...] = eqx.field(static=True, default=(2, 16, 16))
+    sources: tuple[float, ...] = eqx.field(static=True, default=(0.02, 0.04))
+    field: float = eqx.field(static=True, default=8.0)
+
+    def __call__(self, noise: Any, parameters: Any) -> Any:
+        return jnp.zeros(self.shape) + 0 * jnp.mean(noise)
+
+
+def test_angular_spectra_of_predicted_maps_are_those_of_their_noise(tmp_path: Path) -> None:
+    mask = np.ones((16, 16))
+    mask[:, :4] = 0
+    np.save(tmp_path / "mask.npy", mask)
+    wide = ["observe.light_cone.rays=16", "observe.light_cone.field=8", "data.mask=mask.npy"]
+    plan = plan_of(tmp_path / "run", *wide, text=LENSING)
+    model = infer.Model(plan.simulation.config, Empty(), {}, plan.model.likelihood)
+    still, zeros, sigma = np.zeros((1, DRAWS)), np.zeros((4,) * 3), np.asarray(plan.model.likelihood.sigma)
+    chain = infer.Chain({}, still, still, still, still, 1, 0, zeros, zeros, np.zeros((DRAWS, 1, 4, 4, 4)))
+    rng, found, share = np.random.default_rng(0), [], []
+    for _ in range(MOCKS):
+        data = sigma[:, None, None] * rng.standard_normal((2, 16, 16))
+        data[:, :, 1] = np.nan  # behind the mask
+        found.append(compare(model.condition(data), chain, {"data": data}, jax.random.key(5)))
+        share += [np.mean(curves < observed, axis=0) for curves, observed, _ in found[-1].angular.values()]
+    check_uniform(np.array(share))
+    assert [name.partition(", ")[2] for name in found[0].angular] == ["$z = 0.02$", "$z = 0.04$"]
+    pixel = np.deg2rad(8 / 16) ** 2
+    for width, (curves, _, _) in zip(sigma, found[0].angular.values(), strict=True):
+        np.testing.assert_allclose(curves.mean(axis=0)[-3:], 0.75 * width**2 * pixel, rtol=0.1)  # of many modes
+    assert found[0].ell[-1] < np.pi / np.deg2rad(8 / 16) and len(found[0].images) == 4
 
 
 def test_correlation_and_transfer_with_the_truth(tmp_path: Path) -> None:
