@@ -97,8 +97,8 @@ def sample(
     begin_key, tune_key, run_key = jax.random.split(key, 3)
     run, done = _resumed(_begun(begin_key, positions, posterior, spmd_axis_name), folder)
     if done is None:
-        run = _tuned(tune_key, run, posterior, search, (folder, tuning_steps, tuning_listener), spmd_axis_name)
-        done = 0
+        args = tune_key, run, posterior, search, folder, tuning_steps, spmd_axis_name
+        run, done = _tuned(*args, listener=tuning_listener), 0
         _tell(listener, run, 0, {})
     for index in range(done, steps // (thin * chunk)):
         run, draws = _advance(jax.random.fold_in(run_key, index), run, posterior, method, thin, chunk, spmd_axis_name)
@@ -193,11 +193,13 @@ def _tuned(
     run: Run,
     posterior: Posterior,
     search: Search,
-    where: tuple[ChainFolder, int, Callable[[TuningProgress], None] | None],
+    folder: ChainFolder,
+    steps: int,
     axis: str | None,
+    *,
+    listener: Callable[[TuningProgress], None] | None,
 ) -> Run:
-    """All chains after so many steps of tuning, kept in the folder; it goes on where the folder says that it was."""
-    folder, steps, listener = where
+    """All chains after tuning, kept in the folder; it goes on where the folder says that it was."""
     length, written = block_length(steps), time.monotonic()
     if stored := folder.state():
         with folder.reading_state():
