@@ -21,8 +21,7 @@ from pmwd_dist.run.accuracy import accuracy_line
 from pmwd_dist.run.events import Event, StepTaken
 from pmwd_dist.run.inference import InferencePlan
 from pmwd_dist.run.plan import Plan, power_name
-from pmwd_dist.run.planning import expected_halo, linear_displacement
-from pmwd_dist.run.resources import expected_disk, process_memory, size
+from pmwd_dist.run.resources import expected_disk, size
 from pmwd_dist.run.settings.duration import duration_text
 from pmwd_dist.run.settings.writing import toml_value
 
@@ -35,6 +34,7 @@ class Display:
         self.bar: Progress | None = None
         self.task = TaskID(0)
         self.steps = 0
+        self.verdict: list[str] = []  # shown last
 
     def __enter__(self) -> Self:
         return self
@@ -66,15 +66,16 @@ class Display:
                 pass  # the log has them; one that was asked for is named by the message of the interruption
             case events.StageDone(what=what, seconds=seconds):
                 self._line(f"{what}  {seconds:.1f} s")
-            case events.ChunkSampled():
-                self._line(_chunk_line(event))
+            case events.TuningBlock() | events.ChunkSampled():
+                self._line(_chain_line(event))
             case events.Judged(table=table, reasons=reasons, files=files):
-                self.show([*table, *verdict_lines(reasons), f"wrote {', '.join(files)}"])
+                self.show([*table, f"wrote {', '.join(files)}"])
+                self.verdict = verdict_lines(reasons)
             case events.Warned(message=message):
                 self._line(f"warning: {message}")
             case events.Ended(status=status, seconds=seconds, peak_memory=memory):
                 self._close()
-                self._line(f"{status} after {seconds:.1f} s, at most {size(memory)}")
+                self.show([f"{status} after {seconds:.1f} s, at most {size(memory)}", *self.verdict])
 
     def show(self, lines: Sequence[str]) -> None:
         """Show lines about a run."""
@@ -122,13 +123,16 @@ class Display:
         )
 
 
-def _chunk_line(event: events.ChunkSampled) -> str:
+def _chain_line(event: events.TuningBlock | events.ChunkSampled) -> str:
+    if isinstance(event, events.TuningBlock):
+        return f"tuning {event.share:.0%}  step size {event.step_size:.3g}, L {event.L:.3g}  {event.seconds:.1f} s"
     sizes = f"ESS {event.ess:.0f} ({event.slowest})" if event.slowest else "ESS of no parameter"
     failed = f", {event.failures} steps failed" if event.failures else ""
-    return (
-        f"step {event.step}/{event.steps}  {event.gradients_per_second:.3g} gradients/s  energy error "
-        f"{event.energy_variance:.1e} a dimension{failed}  {sizes}  {duration_text(event.seconds_left)} left"
-    )
+    error = f"energy error {event.energy_variance:.1e} a dimension"
+    quality = error if event.acceptance is None else f"{event.acceptance:.0%} accepted"
+    left = f"  {duration_text(event.seconds_left)} left" if event.step < event.steps else ""
+    speed = f"{event.gradients_per_second:.3g} gradients/s"
+    return f"step {event.step}/{event.steps}  {speed}  {quality}{failed}  {sizes}{left}"
 
 
 def verdict_lines(reasons: Sequence[str]) -> list[str]:
@@ -153,13 +157,13 @@ def inference_lines(plan: InferencePlan) -> list[str]:
         f"and {sampler.steps}, preconditioned: {sampler.precondition}; seed {settings.noise.seed}",
         f"output      {plan.folder}: {plan.chunks} chunks of {sampler.chunk} draws",
         _device_line(config),
+        f"expected    {_memory(plan)}: {plan.memory.parts}",
     ]
 
 
 def plan_lines(plan: Plan) -> list[str]:
     """Lines that describe a run."""
     config, settings = plan.simulation.config, plan.settings
-    halo = expected_halo(config, linear_displacement(plan.simulation))
     redshifts = ", ".join(f"{z:.4g}" for z in sorted(plan.outputs.values(), reverse=True))
     snapshots = "no" if settings.output.snapshot == "none" else settings.output.snapshot
     return [
@@ -172,9 +176,13 @@ def plan_lines(plan: Plan) -> list[str]:
         f"output      {plan.folder}: z {redshifts}; {snapshots} snapshots",
         *_observables(plan),
         _device_line(config),
-        f"expected    {size(process_memory(config, plan.simulation.light_cone, halo))} of memory a "
-        f"{'process' if config.decomposition.platform == 'cpu' else 'device'}, {size(expected_disk(settings))} of disk",
+        f"expected    {_memory(plan)}, {size(expected_disk(settings))} of disk",
     ]
+
+
+def _memory(plan: Plan) -> str:
+    where = "process" if plan.simulation.config.decomposition.platform == "cpu" else "device"
+    return f"{size(plan.expected_memory)} of memory a {where}"
 
 
 def _observables(plan: Plan) -> list[str]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -23,28 +23,25 @@ from pmwd_dist.infer.samplers.blocks import Block, run_blocks
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState
 from pmwd_dist.infer.samplers.methods import Method, Tuning, check_method, density_shift, transition
 from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE, SHORTEST, Search, block_length, tune
-from pmwd_dist.infer.state import Moments, Run, add, leaves_of, pack, placed, restored, unpack
+from pmwd_dist.infer.state import (
+    Moments,
+    Progress,
+    Run,
+    TuningProgress,
+    add,
+    leaves_of,
+    pack,
+    placed,
+    restored,
+    tuning_progress,
+    unpack,
+)
 from pmwd_dist.infer.storage import Arrays
 from pmwd_dist.parallel.inputs import whole_number
 from pmwd_dist.pm.status import SimulationError
 
 _ELSEWHERE = "begin elsewhere, as with another seed or narrower priors, or look at the simulation there"
 _CHECKPOINT_SECONDS = 10.0  # between writes while a run is tuned
-
-
-class Progress(NamedTuple):
-    """How far a run is, after tuning and after each chunk.
-
-    Args:
-      chunks: that are on disk.
-      step_size, L: that the chains share.
-      draws: those of the last chunk, by name, shape (chains, draws) or (chains, steps); empty after tuning.
-    """
-
-    chunks: int
-    step_size: float
-    L: float
-    draws: Arrays
 
 
 def sample(
@@ -63,6 +60,7 @@ def sample(
     most_failures: float = 0.05,
     spmd_axis_name: str | None = None,
     listener: Callable[[Progress], None] | None = None,
+    tuning_listener: Callable[[TuningProgress], None] | None = None,
 ) -> Chain:
     """Sample a posterior, chain by chain in a batch, and keep all on disk.
 
@@ -83,6 +81,7 @@ def sample(
       most_failures: share of the steps of a chunk that may end in failed simulations.
       spmd_axis_name: axis of the device mesh over which chains are divided, if any.
       listener: called after tuning and each chunk, which is on disk then; what it raises ends the run.
+      tuning_listener: called after each block of the tuning; what it raises ends the run, with the state on disk.
 
     Raises:
       ValueError: an argument out of its range, or a folder with a chain of another model.
@@ -98,7 +97,8 @@ def sample(
     begin_key, tune_key, run_key = jax.random.split(key, 3)
     run, done = _resumed(_begun(begin_key, positions, posterior, spmd_axis_name), folder)
     if done is None:
-        run, done = _tuned(tune_key, run, posterior, search, folder, tuning_steps, spmd_axis_name), 0
+        args = tune_key, run, posterior, search, folder, tuning_steps, spmd_axis_name
+        run, done = _tuned(*args, listener=tuning_listener), 0
         _tell(listener, run, 0, {})
     for index in range(done, steps // (thin * chunk)):
         run, draws = _advance(jax.random.fold_in(run_key, index), run, posterior, method, thin, chunk, spmd_axis_name)
@@ -189,7 +189,15 @@ def _begin(key: Array, positions: Position, posterior: Posterior, axis: str | No
 
 
 def _tuned(
-    key: Array, run: Run, posterior: Posterior, search: Search, folder: ChainFolder, steps: int, axis: str | None
+    key: Array,
+    run: Run,
+    posterior: Posterior,
+    search: Search,
+    folder: ChainFolder,
+    steps: int,
+    axis: str | None,
+    *,
+    listener: Callable[[TuningProgress], None] | None,
 ) -> Run:
     """All chains after tuning, kept in the folder; it goes on where the folder says that it was."""
     length, written = block_length(steps), time.monotonic()
@@ -215,11 +223,20 @@ def _tuned(
         run = run._replace(adaptation=new)
         return placed(states, run.states)
 
+    def write(search: Search, states: IntegratorState) -> None:
+        begun = {f"search/{name}": x for name, x in search.pack().items()}
+        folder.write_state(begun | leaves_of(states) | leaves_of(run.adaptation, "adaptation"))
+
     def keep(search: Search, states: IntegratorState) -> None:
         nonlocal written
+        try:
+            if listener is not None:
+                listener(tuning_progress(search, length, steps))
+        except BaseException:
+            write(search, states)
+            raise
         if time.monotonic() - written >= _CHECKPOINT_SECONDS:
-            begun = {f"search/{name}": x for name, x in search.pack().items()}
-            folder.write_state(begun | leaves_of(states) | leaves_of(run.adaptation, "adaptation"))
+            write(search, states)
             written = time.monotonic()
 
     states, tuning = tune(key, run.states, run_all, search, keep, adapt)

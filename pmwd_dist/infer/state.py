@@ -12,6 +12,7 @@ from jaxtyping import Array
 from pmwd_dist.infer.adaptation import Adaptation
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState
 from pmwd_dist.infer.samplers.methods import Tuning
+from pmwd_dist.infer.samplers.tuning import Search
 from pmwd_dist.infer.storage import Arrays, check_shapes
 
 
@@ -21,6 +22,34 @@ class Moments(NamedTuple):
     draws: Array
     mean: Array
     square: Array
+
+
+class Progress(NamedTuple):
+    """How far a run is, after tuning and after each chunk.
+
+    Args:
+      chunks: that are on disk.
+      step_size, L: that the chains share.
+      draws: those of the last chunk, by name, shape (chains, draws) or (chains, steps); empty after tuning.
+    """
+
+    chunks: int
+    step_size: float
+    L: float
+    draws: Arrays
+
+
+class TuningProgress(NamedTuple):
+    """How far tuning is, after a block of steps.
+
+    Args:
+      share: of the tuning that is done, 1 at most.
+      step_size, L: of the next block.
+    """
+
+    share: float
+    step_size: float
+    L: float
 
 
 class Run(NamedTuple):
@@ -38,6 +67,12 @@ def add(moments: Moments, x: Array) -> Moments:
     away = x - moments.mean
     mean = moments.mean + away / draws.astype(x.dtype)
     return Moments(draws, mean, moments.square + away * (x - mean))
+
+
+def tuning_progress(search: Search, length: int, steps: int) -> TuningProgress:
+    """How far a search is, of so many steps in blocks of a length."""
+    L, step_size = (float(np.asarray(x)) for x in search.tuning()[:2])
+    return TuningProgress(1.0 if search.done else min(1.0, search.count * length / steps), step_size, L)
 
 
 def pack(run: Run, chunks: int) -> Arrays:

@@ -14,6 +14,7 @@ from pmwd_dist.report.style import COLOURS, colours, finish_axis, new_figure, sa
 
 Rows = Mapping[str, Mapping[str, float]]
 _COLUMNS = ("mean", "sd", "rhat", "ess_bulk", "ess_tail", "gradients_per_ess")
+COMOVING = (r"$x$  [Mpc/$h$]", r"$y$  [Mpc/$h$]")  # labels of the axes of a plane
 _TRUTH: Any = {"color": "0.25", "lw": 1.3, "ls": (0, (5, 3))}
 
 
@@ -90,13 +91,19 @@ def draw_corner(path: Path, draws: Mapping[str, np.ndarray], truth: Mapping[str,
         save(figure, path)
 
 
-def draw_bands(path: Path, k: np.ndarray, panels: Mapping[str, tuple[np.ndarray, np.ndarray | None, str]]) -> None:
+def draw_bands(
+    path: Path,
+    k: np.ndarray,
+    panels: Mapping[str, tuple[np.ndarray, np.ndarray | None, str]],
+    along: str = r"$k$  [$h$/Mpc]",
+) -> None:
     """Draw medians of curves with bands of 68 % and 95 %.
 
     Args:
       path: of the figure.
-      k: wavenumbers [h/Mpc].
+      k: wavenumbers, or multipoles.
       panels: by label: curves (draws, k), a curve to compare with or None, and its name.
+      along: label of the former.
 
     Raises:
       OSError: the figure can't be written.
@@ -113,12 +120,12 @@ def draw_bands(path: Path, k: np.ndarray, panels: Mapping[str, tuple[np.ndarray,
             axes.plot(k, middle, color=COLOURS[0], lw=2)
             if reference is not None:
                 axes.plot(k, reference, label=name, **_TRUTH)
-            if "P(k)" in label:
+            if "P(k)" in label or "C_" in label:
                 axes.set_yscale("log")
             axes.set_ylabel(label, fontsize=12)
             finish_axis(axes, k)
         grid[0].legend(fontsize=11)
-        grid[-1].set_xlabel(r"$k$  [$h$/Mpc]")
+        grid[-1].set_xlabel(along)
         save(figure, path)
 
 
@@ -126,7 +133,7 @@ def draw_slices(
     path: Path,
     images: Sequence[tuple[str, np.ndarray]],
     sides: tuple[float, float],
-    labels: tuple[str, str] = (r"$x$  [Mpc/$h$]", r"$y$  [Mpc/$h$]"),
+    labels: tuple[str, str] = COMOVING,
     quantity: str = "",
     alike: Sequence[int] = (),
 ) -> None:
@@ -134,7 +141,7 @@ def draw_slices(
 
     Args:
       path: of the picture.
-      images: titles and planes.
+      images: titles and planes; what is no number is left white.
       sides: of the planes.
       labels: of the axes.
       quantity: whose values the colours are, where all planes show one.
@@ -147,7 +154,7 @@ def draw_slices(
         figure = new_figure(figsize=(4.4 * len(images), 4.2), layout="constrained")
         grid = np.atleast_1d(figure.subplots(1, len(images)))
         together = [images[i][1] for i in alike]
-        scale = {"vmin": min(map(np.min, together)), "vmax": max(map(np.max, together))} if together else {}
+        scale = {"vmin": min(map(np.nanmin, together)), "vmax": max(map(np.nanmax, together))} if together else {}
         for i, (axes, (title, values)) in enumerate(zip(grid, images, strict=True)):
             how: Any = {"extent": (0, sides[0], 0, sides[1]), **(scale if i in alike else {})}
             image = axes.imshow(values.T, origin="lower", cmap="inferno", **how)

@@ -4,35 +4,28 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from pmwd_dist import infer
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer.chains import chain_files, load_chain
-from pmwd_dist.infer.storage import Arrays, ChainFileError, Shapes, read_arrays, reading, write_arrays
-from pmwd_dist.pm.status import SimulationError
+from pmwd_dist.infer.storage import Arrays, ChainFileError
 from pmwd_dist.run import events, manifest
+from pmwd_dist.run.chain_inputs import data_of, key_of, starts_of
 from pmwd_dist.run.clock import Clock
 from pmwd_dist.run.events import Listener, Status
 from pmwd_dist.run.folder import Log
-from pmwd_dist.run.inference import InferencePlan, truth_of
+from pmwd_dist.run.inference import InferencePlan
 from pmwd_dist.run.judging import judge
 from pmwd_dist.run.resources import peak_memory
 from pmwd_dist.run.settings.duration import duration_text
 from pmwd_dist.run.signals import Interrupted, StopRequest, stop_requests
 from pmwd_dist.run.starting import StartError, hold_folder
 
-DATA, START = "data.h5", "start.h5"
-_REMAKE = "remove it, and the same is made again"
+_BETWEEN_LINES = 10.0  # about a tuning [seconds]
 
 
 def execute_inference(
@@ -46,14 +39,15 @@ def execute_inference(
     """Sample the posterior of a plan, from the beginning or from the last chunk on disk.
 
     Data and starts are written before the chains, and each chunk with the state after it: a run that is stopped at any
-    time goes on to the same bits. What it loses is a chunk, or of the tuning ten seconds and a block.
+    time goes on to the same bits. What it loses by a kill is a chunk, or of the tuning ten seconds and a block.
 
     Args:
       plan: with a prepared folder.
       listener: called with every event.
       resume: go on.
       began: time.perf_counter() at the start of the program, from which its time counts; default: now.
-      time_limit: seconds after which the run is over; it stops after the chunk after which another one may end later.
+      time_limit: seconds after which the run is over; it stops after the chunk, or the block of steps of the tuning,
+        after which another one may end later.
 
     Raises:
       StartError: the folder is in use or of another run, or a file of it is damaged.
@@ -62,15 +56,14 @@ def execute_inference(
       OSError: a file can't be written.
     """
     began = time.perf_counter() if began is None else began
-    clock = Clock(0, began, time_limit)
     with stop_requests() as stop, hold_folder(plan):  # of a finished one, more steps may be asked
         log = Log(plan.folder, listener)
         log(events.Started(plan, resume))
         status: Status = "failed"
         try:
-            data = _data(plan, log)
+            data = data_of(plan, log)
             posterior = condition_on(plan, data, log)
-            _sample(plan, posterior, _starts(plan, posterior, log), _Watch(plan, log, stop, clock))
+            _sample(plan, posterior, starts_of(plan, posterior, log), _Watch(plan, log, stop, began, time_limit))
             log(judge(plan, posterior, load_chain(plan.folder), data))
             status = "finished"
         except ChainFileError as error:
@@ -80,18 +73,6 @@ def execute_inference(
             raise
         finally:
             log(events.Ended(status, time.perf_counter() - began, peak_memory()))
-
-
-def _data(plan: InferencePlan, log: Log) -> Arrays:
-    """Data of the file that is named, or of the mock, with its truth."""
-    if plan.settings.data.file != "mock":
-        return {"data": plan.data["data.file"]}
-    truth = {f"parameters/{name}": () for name in plan.model.priors}
-    shapes = truth | {"noise": plan.simulation.config.particle_shape}
-    data = _kept(plan, DATA, lambda: _mock(plan), shapes, "mock drawn", log)
-    with reading(plan.folder / DATA, _REMAKE):
-        plan.model.likelihood.check(data["data"], plan.simulation.config)
-    return data
 
 
 def condition_on(plan: InferencePlan, data: Arrays, log: Log) -> infer.Posterior:
@@ -105,78 +86,13 @@ def condition_on(plan: InferencePlan, data: Arrays, log: Log) -> infer.Posterior
     return posterior
 
 
-def _starts(plan: InferencePlan, posterior: infer.Posterior, log: Log) -> Any:
-    """Positions where the chains begin."""
-    chains = plan.settings.sampler.chains
-    shapes: Shapes = {f"parameters/{name}": (chains,) for name in plan.model.priors}
-    shapes = {**shapes, "noise": (chains, *plan.simulation.config.particle_shape)}
-    what = f"starts: {plan.settings.start.begin}"
-    return _position(plan, _kept(plan, START, lambda: _start(plan, posterior), shapes, what, log))
-
-
-def _kept(plan: InferencePlan, name: str, make: Callable[[], Arrays], shapes: Shapes, what: str, log: Log) -> Arrays:
-    """Arrays of a file of the run, which is made if it is not there: those that go on are the same to the bit."""
-    path = plan.folder / name
-    if not path.exists():
-        began = time.perf_counter()
-        arrays = make()
-        manifest.claim(plan.folder, [name])
-        write_arrays(path, arrays)
-        log(events.StageDone(what, time.perf_counter() - began))
-    return read_arrays(path, shapes, remedy=_REMAKE)
-
-
-def _key(plan: InferencePlan, purpose: int) -> Array:
-    return jax.random.fold_in(jax.random.key(plan.settings.noise.seed), purpose)
-
-
-def _mock(plan: InferencePlan) -> Arrays:
-    """Data drawn from the model, and the truth."""
-    truth = plan.model.draw(_key(plan, 0), **truth_of(plan))
-    data = np.asarray(plan.model.mock(_key(plan, 1), truth))
-    if not np.isfinite(data).all():
-        raise SimulationError("the simulation of the mock failed; use a wider devices.halo, or more time.steps")
-    numbers = {f"parameters/{name}": np.asarray(x) for name, x in plan.model.parameters(truth).items()}
-    return {"data": data, "noise": np.asarray(truth["noise"])} | numbers
-
-
-def _start(plan: InferencePlan, posterior: infer.Posterior) -> Arrays:
-    """Where the chains begin."""
-    start, keys = plan.settings.start, jax.random.split(_key(plan, 2), plan.settings.sampler.chains)
-
-    def prior(key: Array) -> Any:
-        drawn = plan.model.draw_around(key, {})
-        return posterior.whiten(drawn["noise"], drawn["parameters"])
-
-    positions = jax.vmap(prior if start.begin == "prior" else posterior.initial)(keys)
-    if start.begin == "map":
-        each = [jax.tree.map(lambda x, i=i: x[i], positions) for i in range(len(keys))]
-        options: dict[str, Any] = {"steps": start.map_steps, "free": start.map_free, "anneal": start.map_anneal}
-        best = [infer.maximise(posterior, z, **options).position for z in each]
-        positions = jax.tree.map(lambda *x: jnp.stack(x), *best)
-    numbers = {f"parameters/{name}": np.asarray(x) for name, x in positions["parameters"].items()}
-    return {"noise": np.asarray(positions["noise"])} | numbers
-
-
-def _position(plan: InferencePlan, arrays: Arrays) -> Any:
-    """Positions, placed as steps return them."""
-    decomposition = plan.simulation.config.decomposition
-    spread = NamedSharding(decomposition.mesh, P(None, *decomposition.spec)) if decomposition.size > 1 else None
-
-    def number(x: np.ndarray) -> Array:
-        return jax.device_put(jnp.asarray(x), None if spread is None else decomposition.replicated)
-
-    names = [name for name in arrays if name.startswith("parameters/")]
-    numbers = {name.removeprefix("parameters/"): number(arrays[name]) for name in names}
-    return {"noise": jax.device_put(jnp.asarray(arrays["noise"]), spread), "parameters": numbers}
-
-
 class _Watch:
-    """Logs each chunk, and ends the run after one where it is asked to."""
+    """Logs tuning and each chunk, and ends the run after a block or a chunk where it is asked to."""
 
-    def __init__(self, plan: InferencePlan, log: Log, stop: StopRequest, clock: Clock):
-        self._plan, self._log, self._stop, self._clock = plan, log, stop, clock
-        self._before = time.perf_counter()
+    def __init__(self, plan: InferencePlan, log: Log, stop: StopRequest, began: float, limit: float | None):
+        self._plan, self._log, self._stop = plan, log, stop
+        self._of_blocks, self._of_chunks = (Clock(0, began, limit) for _ in range(2))
+        self._before, self._shown = time.perf_counter(), -_BETWEEN_LINES
         self._draws: list[Arrays] = _earlier(plan.folder)
 
     def __call__(self, progress: infer.Progress) -> None:
@@ -188,7 +104,15 @@ class _Watch:
             numbers = f"step size {progress.step_size:.3g}, L {progress.L:.3g}"
             self._log(events.StageDone(f"tuned in {sampler.tune} steps: {numbers}", seconds))
         if progress.chunks < self._plan.chunks:
-            self._raise_if_stopped(progress.chunks)
+            self._raise_if_stopped(f"after chunk {progress.chunks} of {self._plan.chunks}", self._of_chunks)
+
+    def tuned(self, progress: infer.TuningProgress) -> None:
+        """A block of the tuning is over, of which there may be hundreds."""
+        now = time.perf_counter()
+        if now - self._shown >= _BETWEEN_LINES:
+            self._shown = now
+            self._log(events.TuningBlock(*progress, now - self._before))
+        self._raise_if_stopped(f"{progress.share:.0%} through the tuning", self._of_blocks)
 
     def _event(self, progress: infer.Progress, seconds: float) -> events.ChunkSampled:
         sampler, draws = self._plan.settings.sampler, progress.draws
@@ -205,18 +129,19 @@ class _Watch:
             seconds=seconds,
             gradients_per_second=int(np.sum(draws["gradients"])) / seconds,
             energy_variance=infer.energy_errors(draws["energy_change"], self._plan.dimensions)["variance"],
+            acceptance=None if sampler.method == "mclmc" else float(np.mean(draws["acceptance_rate"])),
             failures=int(np.sum(~draws["nonans"].astype(bool))),
             slowest=slowest,
             ess=sizes.get(slowest, 0.0),
             seconds_left=seconds * (self._plan.chunks - progress.chunks),
         )
 
-    def _raise_if_stopped(self, chunks: int) -> None:
-        done, again = f"after chunk {chunks} of {self._plan.chunks}", f"pmwd-dist resume {self._plan.folder}"
+    def _raise_if_stopped(self, done: str, clock: Clock) -> None:
+        again = f"pmwd-dist resume {self._plan.folder}"
         if number := self._stop.received():
             raise Interrupted(f"interrupted {done}; go on with `{again}`", number)
-        if self._clock.time_is_over():
-            limit = duration_text(self._clock.limit or 0)
+        if clock.time_is_over():
+            limit = duration_text(clock.limit or 0)
             raise Interrupted(f"stopped {done}, by the time limit; go on with `{again} --time-limit {limit}`", 0)
 
 
@@ -244,7 +169,7 @@ def _run_chains(plan: InferencePlan, posterior: infer.Posterior, positions: Any,
     infer.sample(
         posterior,
         positions,
-        key=_key(plan, 3),
+        key=key_of(plan, 3),
         steps=sampler.steps,
         output=plan.folder,
         method=sampler.method,
@@ -255,4 +180,5 @@ def _run_chains(plan: InferencePlan, posterior: infer.Posterior, positions: Any,
         keep_noise=True,
         most_failures=plan.settings.checks.failed_simulations,
         listener=watch,
+        tuning_listener=watch.tuned,
     )

@@ -113,6 +113,23 @@ class StageDone:
 
 
 @dataclass(frozen=True)
+class TuningBlock:
+    """A block of the tuning is done.
+
+    Args:
+      share: of the tuning that is done.
+      step_size, L: of the next block.
+      seconds: wall-clock time since the tuning began, or went on.
+    """
+
+    name: ClassVar = "tuning"
+    share: float
+    step_size: float
+    L: float
+    seconds: float
+
+
+@dataclass(frozen=True)
 class ChunkSampled:
     """A chunk of draws is on disk.
 
@@ -121,6 +138,7 @@ class ChunkSampled:
       seconds: wall-clock time of the chunk.
       gradients_per_second: of all chains together.
       energy_variance: of the steps of the chunk, per dimension.
+      acceptance: share of the trajectories that is accepted; None without a Metropolis step.
       failures: steps of the chunk that ended in a failed simulation.
       slowest: the parameter with the fewest effective samples so far, of all chains; empty if there are none yet.
       ess: their number.
@@ -133,6 +151,7 @@ class ChunkSampled:
     seconds: float
     gradients_per_second: float
     energy_variance: float
+    acceptance: float | None
     failures: int
     slowest: str
     ess: float
@@ -182,6 +201,7 @@ Event = (
     | OutputWritten
     | CheckpointWritten
     | StageDone
+    | TuningBlock
     | ChunkSampled
     | Judged
     | Warned

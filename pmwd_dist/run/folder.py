@@ -11,7 +11,7 @@ from pmwd_dist._files import atomic_write, temporary
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import raise_on_all_processes
 from pmwd_dist.run import light_cone, lock, manifest
-from pmwd_dist.run.events import Ended, Event, Listener, Started, Warned, record
+from pmwd_dist.run.events import Ended, Event, Judged, Listener, Started, Warned, record
 from pmwd_dist.run.identity import identity
 from pmwd_dist.run.lock import folder_lock
 from pmwd_dist.run.output import output_names
@@ -100,7 +100,7 @@ def finished(folder: Path) -> bool:
 
 
 class Log:
-    """Calls the listener with each event and appends it to log.jsonl; run.json holds the first and the last."""
+    """Calls the listener with each event and appends it to log.jsonl; run.json holds start, verdict and end."""
 
     def __init__(self, folder: Path, listener: Listener):
         self._folder, self._listener = folder, listener
@@ -117,6 +117,8 @@ class Log:
                 log.write(json.dumps({"time": now, **fields}) + "\n")
             if isinstance(event, Started):
                 self._summarise({"status": "running", "started": now, **fields})
+            elif isinstance(event, Judged):
+                self._summarise({"trusted": not event.reasons, "reasons": list(event.reasons)})
             elif isinstance(event, Ended):
                 self._summarise({**fields, "ended": now})
         except OSError as error:  # a full disk ends the run at its next output, not at a line of the log

@@ -18,6 +18,7 @@ from pmwd_dist.infer.model import POSITIVE
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.run import resources
 from pmwd_dist.run.arrays import read_files
+from pmwd_dist.run.inference_memory import RUNTIME, InferenceMemory, inference_memory, inference_problem
 from pmwd_dist.run.light_cone import random_offsets
 from pmwd_dist.run.plan import Plan
 from pmwd_dist.run.settings import InferenceSettings, SettingsError, Simulation, build
@@ -32,6 +33,7 @@ _ARGUMENTS = {
     "selection": "data.selection",
     "data.shape": "data.file",
     "mask.shape": "data.mask",
+    "sigma": "likelihood.sigma",
     "k_max": "likelihood.k_max",
 }
 
@@ -43,10 +45,12 @@ class InferencePlan(Plan):
     Args:
       settings: of the inference.
       model: of the data.
+      tight: a warning that memory may not suffice, if there is one.
     """
 
     settings: InferenceSettings
     model: infer.Model
+    tight: str | None = None
 
     @property
     def chunks(self) -> int:
@@ -65,14 +69,27 @@ class InferencePlan(Plan):
         """Number of modes and parameters."""
         return self.settings.particle_count + len(self.model.priors)
 
+    @property
+    def memory(self) -> InferenceMemory:
+        """Memory that is expected on each device."""
+        return inference_memory(self.settings, self.simulation)
+
+    @property
+    def expected_memory(self) -> int:
+        """Expected peak of host memory of the process [bytes]; on GPUs, of the memory of each device."""
+        return resources.room().needed(self.memory.peak, self.simulation.config, RUNTIME)
+
 
 def make_inference(settings: InferenceSettings, folder: Path) -> InferencePlan:
     """Plan the inference of these settings.
 
     Raises:
-      SettingsError: the settings don't fit the devices, the files or each other.
+      SettingsError: the settings don't fit the devices, their memory, the files or each other.
     """
     simulation = build(settings)
+    problem, tight = inference_problem(settings, simulation)
+    if problem is not None:  # before any array
+        raise SettingsError([problem])
     data, problems = _read_files(settings)
     if problems:
         raise SettingsError(problems)
@@ -88,20 +105,20 @@ def make_inference(settings: InferenceSettings, folder: Path) -> InferencePlan:
     if problems or model is None:
         raise SettingsError(problems)
     return InferencePlan(
-        settings=settings, simulation=simulation, folder=folder, times=(), outputs={}, data=data, model=model
+        settings=settings,
+        simulation=simulation,
+        folder=folder,
+        times=(),
+        outputs={},
+        data=data,
+        model=model,
+        tight=tight,
     )
 
 
 def check_inference(plan: InferencePlan) -> list[str]:
-    """Warnings about memory, and data that look like something else.
-
-    Raises:
-      SettingsError: memory can't suffice.
-    """
-    problem, warning = resources.memory_problem(plan.simulation.config)
-    if problem is not None:
-        raise SettingsError([f"box.mesh: {problem}"])
-    warnings = [] if warning is None else [warning]
+    """Warnings about memory, and data that look like something else."""
+    warnings = [] if plan.tight is None else [plan.tight]
     sampler = plan.settings.sampler
     if (data := plan.data.get("data.file")) is not None:
         warnings += [f"data.file: {text}" for text in _of_data(plan, data)]
@@ -179,7 +196,7 @@ def make_model(settings: InferenceSettings, simulation: Simulation, data: dict[s
     noise, names = settings.likelihood, settings.priors.given
     mask = data.get("data.mask")
     if noise.kind == "gaussian":
-        sigma = "sigma" if "sigma" in names else noise.sigma
+        sigma = "sigma" if "sigma" in names else data.get("likelihood.sigma", noise.sigma)
         likelihood = infer.Gaussian(sigma, mask=mask, k_max=noise.k_max)
     elif noise.kind == "lensing":
         maps, density = _maps(settings, simulation), noise.density
@@ -244,6 +261,8 @@ def _read_files(settings: InferenceSettings) -> tuple[dict[str, np.ndarray], lis
     """Arrays of the files by key, and problems of them."""
     named = {f"data.{name}": getattr(settings.data, name) for name in ("file", "mask", "selection")}
     files = {key: value for key, value in named.items() if value not in (None, "mock")}
+    if isinstance(settings.likelihood.sigma, str):
+        files["likelihood.sigma"] = settings.likelihood.sigma
     shape = None if settings.likelihood.kind == "lensing" else settings.box.mesh  # that of maps is checked with them
     return read_files(files, shape)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -15,15 +14,15 @@ from pmwd_dist.infer.diagnostics import stuck
 from pmwd_dist.infer.forward import cosmology_at, power_at
 from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE
 from pmwd_dist.infer.storage import Arrays
-from pmwd_dist.observe.cross import cross_power
 from pmwd_dist.parallel.fft import pirfft3d
 from pmwd_dist.pm.modes import linear_modes
 from pmwd_dist.report import chains as pictures
 from pmwd_dist.run import manifest
+from pmwd_dist.run.chain_inputs import key_of
 from pmwd_dist.run.events import Judged
 from pmwd_dist.run.inference import InferencePlan
+from pmwd_dist.run.predictive import compare, some_draws
 
-_MOST_FIELDS = 40  # draws of the noise that are looked at
 _OUTLIERS = 1e-3  # share of the steps
 _ACCEPTED = 0.5  # share of the trajectories
 
@@ -35,30 +34,44 @@ def judge(plan: InferencePlan, posterior: infer.Posterior, chain: infer.Chain, d
       OSError: a file can't be written.
     """
     truth = {name.removeprefix("parameters/"): float(x) for name, x in data.items() if name.startswith("parameters/")}
-    names = ["summary.csv", "traces.png", "corner.png", "fields.png", "slices.png", "maps.png", "report.html"]
-    k, panels, predicted = _compare(posterior, chain, data)
-    forward: Any = plan.model.forward
-    maps = _maps(forward, data, predicted) if isinstance(forward, infer.Convergence) else []
-    for name, there in (("corner.png", chain.parameters), ("fields.png", panels), ("maps.png", maps)):
-        if not there:
-            names.remove(name)
+    found = compare(posterior, chain, data, key_of(plan, 4))
+    optional = {
+        "corner.png": chain.parameters,
+        "fields.png": found.panels,
+        "angular.png": found.angular,
+        "maps.png": found.images,
+    }
+    names = ["summary.csv", "traces.png", *(name for name, there in optional.items() if there), "slices.png"]
+    names.append("report.html")
     manifest.claim(plan.folder, names)
     path, rows, reasons = plan.folder, summarise(chain), find_reasons(plan, chain)
     pictures.write_summary(path / "summary.csv", rows)
     pictures.draw_traces(path / "traces.png", chain.parameters | {"log density": chain.logdensity}, truth)
     if chain.parameters:
         pictures.draw_corner(path / "corner.png", chain.parameters, truth)
-    if panels:
-        pictures.draw_bands(path / "fields.png", k, panels)
-    if maps:
-        side = forward.field or 0.0
-        pictures.draw_slices(path / "maps.png", maps, (side, side), ("degrees", "degrees"), r"convergence $\kappa$")
+    if found.panels:
+        pictures.draw_bands(path / "fields.png", found.k, found.panels)
+    if found.angular:
+        pictures.draw_bands(path / "angular.png", found.ell, found.angular, r"multipole $\ell$")
+    if found.images:
+        pictures.draw_slices(path / "maps.png", found.images, *_scales(plan), alike=found.alike)
     planes, alike = _slices(plan.model, chain, data, truth)
     pictures.draw_slices(path / "slices.png", planes, plan.simulation.config.box_size[:2], alike=alike)
     lines = pictures.table_lines(rows, truth)
     about = [f"{name} = {value:.3g}" for name, value in _cost(plan, chain).items()]
     pictures.write_page(path / "report.html", lines, reasons, about, [n for n in names if n.endswith(".png")])
     return Judged((*lines, ", ".join(about)), tuple(reasons), tuple(names))
+
+
+def _scales(plan: InferencePlan) -> tuple[tuple[float, float], tuple[str, str], str]:
+    """Sides of the images of data, labels of their axes and the quantity that they show."""
+    forward: Any = plan.model.forward
+    if isinstance(forward, infer.Convergence):
+        side = forward.field or 0.0
+        return (side, side), ("degrees", "degrees"), r"convergence $\kappa$"
+    counts = plan.settings.likelihood.kind == "poisson"
+    quantity = "galaxies in a cell" if counts else "density / mean"
+    return plan.simulation.config.box_size[:2], pictures.COMOVING, quantity
 
 
 def summarise(chain: infer.Chain) -> dict[str, dict[str, float]]:
@@ -148,65 +161,6 @@ def _cost(plan: InferencePlan, chain: infer.Chain) -> dict[str, float]:
     return found
 
 
-def _some(chain: infer.Chain) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """White noise and parameters of some of the draws of which the noise was kept."""
-    assert chain.noise is not None
-    chunks, chains = chain.noise.shape[:2]
-    length = chain.logdensity.shape[1] // chunks
-    every = max(1, chunks * chains // _MOST_FIELDS)
-    picked = [(i, j) for i in range(chunks) for j in range(chains)][::every]
-    noise = np.stack([chain.noise[i, j] for i, j in picked])
-    return noise, {n: np.array([x[j, (i + 1) * length - 1] for i, j in picked]) for n, x in chain.parameters.items()}
-
-
-def _compare(
-    posterior: infer.Posterior, chain: infer.Chain, data: Arrays
-) -> tuple[np.ndarray, dict[str, Any], np.ndarray]:
-    """Wavenumbers, of each panel its curves (draws, bins) and a reference, and the mean of predicted maps."""
-    noise, numbers = _some(chain)
-    config, likelihood = posterior.model.config, posterior.model.likelihood
-    same, on_mesh = config.mesh_shape == config.particle_shape, posterior.data.shape == config.mesh_shape
-    truth = data["noise"] if same and "noise" in data else np.zeros(config.mesh_shape)
-
-    @eqx.filter_jit
-    def spectra(model: infer.Model, observed: Array, truth: Array, noise: Array, numbers: Any) -> Any:
-        def one(drawn: tuple[Array, Any]) -> Any:
-            noise, numbers = drawn
-            field, _ = model.predict(noise, numbers)
-            phases = cross_power(noise, truth, config, deconvolve=False) if same else None
-            if not on_mesh:  # maps have no spectrum on the mesh
-                return phases, field
-            return phases, cross_power(field, 1 + likelihood.contrast(observed, numbers), config, deconvolve=False)
-
-        return jax.lax.map(one, (noise, numbers))
-
-    arguments = jnp.asarray(data["data"], float), jnp.asarray(truth), jnp.asarray(noise)
-    phases, of_field = jax.device_get(spectra(posterior.model, *arguments, jax.tree.map(jnp.asarray, numbers)))
-    panels: dict[str, Any] = {}
-    if not (same or on_mesh):
-        return np.zeros(0), panels, np.mean(of_field, axis=0)
-    of_data = of_field if on_mesh else phases
-    some = of_data.modes[0] > 0
-    if on_mesh:
-        power = of_data.field_power[:, some], of_data.reference_power[0, some], "data, with noise"
-        panels[r"$P(k)$  [(Mpc/$h)^3$]"] = power
-        panels[r"$r(k)$ of samples and data"] = (np.asarray(of_data.correlation)[:, some], None, "")
-    if same and "noise" in data:
-        panels[r"$r(k)$ of initial phases"] = (np.asarray(phases.correlation)[:, some], None, "")
-        panels[r"$T(k)$ of initial modes"] = (np.asarray(phases.transfer)[:, some], np.ones(int(some.sum())), "truth")
-    return of_data.k[0, some], panels, np.zeros(0) if on_mesh else np.mean(of_field, axis=0)
-
-
-def _maps(forward: infer.Convergence, data: Arrays, predicted: np.ndarray) -> list[tuple[str, np.ndarray]]:
-    """Maps of a flat sky: the data, and the mean of what the samples predict for them, of each source."""
-    images: list[tuple[str, np.ndarray]] = []
-    if predicted.ndim != 3:
-        return images
-    for observed, mean, z in zip(data["data"], predicted, forward.sources, strict=True):
-        images += [(f"data, $z = {z:g}$", observed), ("mean prediction", mean)]
-    return images
-
-
 def _slices(
     model: infer.Model, chain: infer.Chain, data: Arrays, truth: dict[str, float]
 ) -> tuple[list[tuple[str, np.ndarray]], tuple[int, ...]]:
@@ -220,7 +174,7 @@ def _slices(
         numbers = {name: truth.get(name, mean) for name, mean in means.items()}
         images.append(("initial density: truth", _linear_density(model, data["noise"], numbers)))
     images.append(("its posterior mean", _linear_density(model, chain.noise_mean, means)))
-    noise, drawn = _some(chain)
+    noise, drawn = some_draws(chain)
     planes = [_linear_density(model, x, {n: float(v[i]) for n, v in drawn.items()}) for i, x in enumerate(noise)]
     return [*images, ("its standard deviation", np.std(planes, axis=0))], tuple(range(first, len(images)))
 

@@ -54,6 +54,15 @@ class Plan:
         """Number of steps; more than time.steps if there are more outputs than that."""
         return len(self.times) - 1
 
+    @property
+    def expected_memory(self) -> int:
+        """Expected peak of host memory of one process [bytes]; on GPUs, of the memory of each device."""
+        config, halo = (
+            self.simulation.config,
+            expected_halo(self.simulation.config, linear_displacement(self.simulation)),
+        )
+        return resources.process_memory(config, self.simulation.light_cone, halo)
+
 
 def make_plan(settings: Settings, folder: Path) -> Plan:
     """Plan the run of these settings.
@@ -153,9 +162,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "processes": jax.process_count(),
         "native": native_available(),
         "observables": [name for name, section in settings.observe if section is not None],
-        "expected_memory": resources.process_memory(
-            config, plan.simulation.light_cone, expected_halo(config, linear_displacement(plan.simulation))
-        ),
+        "expected_memory": plan.expected_memory,
         "expected_disk": resources.expected_disk(settings),
         "versions": versions(),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import jax
@@ -105,14 +105,33 @@ def expected_halo(config: Config, displacement: float) -> int:
     return halo_width(displacement, config) if config.halo == "auto" else config.halo
 
 
-def enough_devices(config: Config, displacement: float, kind: Kind, memory: float) -> int | None:
-    """The smallest number of devices with so much memory each on which a run fits, of those that divide it evenly."""
+def run_peak(division: Division) -> float:
+    """Largest memory of a run on each device [bytes]."""
+    return division.peak
+
+
+def enough_devices(
+    config: Config,
+    displacement: float,
+    kind: Kind,
+    memory: float,
+    need: Callable[[Division], float] = run_peak,
+) -> int | None:
+    """The smallest number of devices with so much memory each that do, of those that divide the run evenly.
+
+    Args:
+      config: the simulation.
+      displacement: the largest one [Mpc/h].
+      kind: of the devices.
+      memory: of each [bytes].
+      need: of it on each device; default: that of a run.
+    """
     if memory <= 0:
         return None
     most = min(_MOST_DEVICES, config.mesh_shape[0] * config.mesh_shape[1])
-    alone = max(stages(on_devices(config, (1, 1)), kind, halo=0)[stage] for stage in RUN)
+    alone = need(Division((1, 1), 0, stages(on_devices(config, (1, 1)), kind, halo=0), None))
     for count in _even_counts(config, max(1, math.ceil(alone / memory) // 2), most):
-        if any(division.peak <= memory for division in divisions(config, count, displacement, kind)):
+        if any(need(division) <= memory for division in divisions(config, count, displacement, kind)):
             return count
     return None
 

@@ -46,6 +46,35 @@ class Memory:
     gradient: int
 
 
+@dataclass(frozen=True)
+class Room:
+    """Memory that there is [bytes].
+
+    Args:
+      free, total: now, and at most.
+      where: what has it, for messages.
+      processes: that share it; 0 for the memory of a device, which arrays alone take.
+    """
+
+    free: int
+    total: int
+    where: str
+    processes: int
+
+    @property
+    def several(self) -> bool:
+        """Whether it is that of one of several devices."""
+        return self.processes == 0
+
+    def needed(self, arrays: float, config: Config, runtime: float = _RUNTIME) -> int:
+        """What is needed where arrays take so much of each device, and programs so much of each process."""
+        return int(arrays) if self.several else self.processes * _of_process(arrays, config, runtime)
+
+    def for_arrays(self, config: Config, runtime: float = _RUNTIME) -> float:
+        """What arrays of each device may take at most."""
+        return self.total if self.several else (self.total / self.processes - runtime) / _own_devices(config)
+
+
 def expected_memory(config: Config, halo: int | None = None) -> Memory:
     """Memory that one of the current devices needs, with a halo of so many cells; default: the configuration's."""
     gpu = config.decomposition.platform == "gpu"
@@ -71,10 +100,17 @@ def light_cone_memory(cone: LightCone | None) -> int:
 
 def process_memory(config: Config, cone: LightCone | None = None, halo: int | None = None) -> int:
     """Expected peak of host memory of one process [bytes]; on GPUs, of the memory of each device."""
-    arrays = expected_memory(config, halo).run + light_cone_memory(cone)
-    if device_limit() is not None:
-        return arrays
-    return int(_RUNTIME + arrays * _own_devices(config))
+    arrays = _arrays(config, cone, halo)
+    return arrays if device_limit() is not None else _of_process(arrays, config)
+
+
+def _arrays(config: Config, cone: LightCone | None, halo: int | None) -> int:
+    return expected_memory(config, halo).run + light_cone_memory(cone)
+
+
+def _of_process(arrays: float, config: Config, runtime: float = _RUNTIME) -> int:
+    """Host memory of a process whose devices have arrays of this size each [bytes]."""
+    return int(runtime + arrays * _own_devices(config))
 
 
 def _own_devices(config: Config) -> int:
@@ -90,10 +126,7 @@ def device_limit() -> int | None:
 
 def available_for_arrays(config: Config) -> float:
     """Memory that arrays of one of the current devices may take [bytes]; CPU devices share that of the machine."""
-    limit = device_limit()
-    if limit is not None:
-        return limit
-    return max(0.0, (available_memory()[1] / processes_on_host() - _RUNTIME) / _own_devices(config))
+    return max(0.0, room().for_arrays(config))
 
 
 def bispectrum_problem(config: Config, shells: int) -> str | None:
@@ -122,28 +155,29 @@ def memory_problem(
       halo: width [cells]; default: that of the configuration.
       enough: number of devices with so much memory that would do, or None; default: not named.
     """
-    need, alone, limit = process_memory(config, cone, halo), process_memory(config, None, halo), device_limit()
-    if limit is not None:
-        free, total, where, how = limit, limit, "a device", "more devices"
-        count = None if need <= total or enough is None else enough(limit)
-    else:
-        free, total = available_memory()
-        here = processes_on_host()
-        need, alone = need * here, alone * here
-        where, how = "this machine", "more machines"
-        where += f" for {here} processes" if here > 1 else ""
-        count = None if need <= total or enough is None else enough(total - _RUNTIME)
-    if count is not None:
-        how = f"{count} such {'devices' if limit is not None else 'machines'}"
-    if need > total:
-        lack = f"the run needs about {size(need)} of memory and {where} has {size(total)}"
-        if alone <= total:
+    there = room()
+    need, alone = (there.needed(_arrays(config, of_maps, halo), config) for of_maps in (cone, None))
+    if need > there.total:
+        lack = f"the run needs about {size(need)} of memory and {there.where} has {size(there.total)}"
+        if alone <= there.total:
             lack += f", {size(need - alone)} of it for {_maps(cone)}"
             return f"observe.light_cone: {lack}; use fewer shells (edges) or pixels, or more devices", None
-        return f"box.mesh: {lack}; use a smaller mesh, or {how}", None
-    if need > free:
-        return None, f"the run needs about {size(need)} of memory and {where} has {size(free)} free: it may be killed"
+        count = None if enough is None else enough(there.total if there.several else there.total - _RUNTIME)
+        units = "devices" if there.several else "machines"
+        return f"box.mesh: {lack}; use a smaller mesh, or {f'{count} such' if count else 'more'} {units}", None
+    if need > there.free:
+        text = f"the run needs about {size(need)} of memory and {there.where} has {size(there.free)} free"
+        return None, f"{text}: it may be killed"
     return None, None
+
+
+def room() -> Room:
+    """Memory of a device, or of this machine where devices use that."""
+    limit = device_limit()
+    if limit is not None:
+        return Room(limit, limit, "a device", 0)
+    here = processes_on_host()
+    return Room(*available_memory(), "this machine" + (f" for {here} processes" if here > 1 else ""), here)
 
 
 def _maps(cone: Any) -> str:

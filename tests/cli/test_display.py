@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
 from pmwd_dist.cli.display import Display
-from pmwd_dist.run.events import Ended, Warned
+from pmwd_dist.run.events import Ended, Judged, Warned
 
 
 class Lost(io.StringIO):
@@ -27,3 +28,16 @@ def test_a_lost_terminal_does_not_end_the_run():
         display.show(["third"])
         display(Ended("finished", 1.0, 1))
     assert terminal.getvalue() == "warning: first\n"
+
+
+@pytest.mark.parametrize(
+    ("reasons", "last"),
+    [((), "chains pass all checks"), (("one", "another"), "not to be trusted yet: another")],
+)
+def test_the_verdict_comes_last(reasons: tuple[str, ...], last: str):
+    with Display() as display:
+        display.console = Console(file=(shown := io.StringIO()))
+        display(Judged(("table",), reasons, ("report.html",)))
+        display(Ended("finished", 1.0, 1))
+    assert shown.getvalue().splitlines()[:3] == ["table", "wrote report.html", "finished after 1.0 s, at most 1 B"]
+    assert shown.getvalue().splitlines()[-1] == last

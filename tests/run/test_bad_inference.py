@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 import pytest
+import zarr
 from inferences import LENSING, SMALL, plan_of
 
+from pmwd_dist.cli.display import inference_lines
+from pmwd_dist.run.identity import differences, identity
 from pmwd_dist.run.inference import check_inference
 from pmwd_dist.run.settings import SettingsError
 
@@ -35,6 +39,11 @@ WRONG = {
     "start.map_free: parameters can't be told from the noise where sampler.precondition depends on them": [
         "start.map_free=['b1']",
         "sampler.precondition=conditional",
+    ],
+    "likelihood.sigma = 0: must be a number greater than 0, or name a file": ["likelihood.sigma=0"],
+    "likelihood.k_max: can't be used with a file of likelihood.sigma": [
+        "likelihood.sigma=noise.h5:/sigma",
+        "likelihood.k_max=0.3",
     ],
     r"likelihood.k_max = 0.1: leaves no mode of a box of 60 Mpc/h; use more than 0.1047 h/Mpc": [
         "likelihood.k_max=0.1"
@@ -117,19 +126,80 @@ def broken(value: float) -> np.ndarray:
         ({"mask": np.zeros((4, 4, 4))}, [], "data.mask = .*: hides every cell"),
         ({"selection": np.zeros((4, 4, 4))}, ["likelihood.kind=poisson"], "data.selection = .*: is 0 in every cell"),
         ({"mask": broken(0.5)}, [], "data.mask = .*: must hold only 0 and 1"),
+        ({"sigma": broken(0)}, [], 'likelihood.sigma = ".*sigma.npy": must be positive and finite'),
+        ({"sigma": np.ones((4, 4, 8))}, [], r"likelihood.sigma = .*: has the shape \[4, 4, 8\], and box.mesh"),
         ({"file": np.array(["a"])}, [], "holds <U1, no real numbers"),
         ({}, ["data.file=missing.npy"], 'data.file = .*missing.npy": No such file'),
         ({}, ["data.file=counts.h5:/d"], "data.file = .*counts.h5"),
-        ({}, ["data.file=counts.txt"], "must end with .npy, or name a data set"),
+        ({}, ["data.file=counts.txt"], "must end with .npy or .zarr, or name a data set"),
+        ({}, ["data.file=missing.zarr"], 'data.file = .*missing.zarr": No such file'),
     ],
 )
 def test_wrong_data_are_named(arrays: dict[str, Any], overrides: list[str], message: str, tmp_path: Path) -> None:
     for name, values in arrays.items():
         put(tmp_path, name, values)
-        overrides = [*overrides, f"data.{name}={name}.npy"]
+        overrides = [*overrides, f"{'likelihood' if name == 'sigma' else 'data'}.{name}={name}.npy"]
     counts = SMALL.replace("sigma = 0.5", "nbar = 2.0") if "likelihood.kind=poisson" in overrides else SMALL
     with pytest.raises(SettingsError, match=message):
         plan_of(tmp_path / "run", *overrides, text=counts)
+
+
+def test_arrays_of_zarr_stores_are_read(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    counts, mask = rng.poisson(2.0, (4, 4, 4)), broken(0) > 0
+    store = zarr.create_group(tmp_path / "survey.zarr")
+    for name, values in {"counts": counts, "of/selection": broken(0.5)}.items():
+        store.create_array(name, data=values, chunks=(2, 4, 4))
+    zarr.create_array(tmp_path / "mask.zarr", data=mask, zarr_format=2)
+    text = SMALL.replace("sigma = 0.5", 'kind = "poisson"\nnbar = 2.0')
+    files = ["data.file=survey.zarr:/counts", "data.mask=mask.zarr", "data.selection=survey.zarr:of/selection"]
+    plan = plan_of(tmp_path / "run", *files, text=text)
+    np.testing.assert_array_equal(plan.data["data.file"], counts)
+    np.testing.assert_array_equal(plan.model.likelihood.mask, mask)
+    np.testing.assert_array_equal(plan.model.likelihood.selection, broken(0.5))
+
+
+def test_maxima_without_optax_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optax", None)
+    with pytest.raises(SettingsError, match=r"start.begin = \"map\": needs optax; `pip install 'pmwd-dist\[infer\]'`"):
+        plan_of(tmp_path / "run", "start.begin=map")
+
+
+def test_noise_of_each_cell_is_read_and_part_of_what_a_run_is(tmp_path: Path) -> None:
+    sigma = np.random.default_rng(0).uniform(0.3, 0.6, (4, 4, 4))
+    with h5py.File(tmp_path / "noise.h5", "w") as file:
+        file["sigma"] = sigma
+    plan = plan_of(tmp_path / "run", "likelihood.sigma=noise.h5:/sigma")
+    np.testing.assert_allclose(plan.model.likelihood.sigma, sigma)
+    assert any("noise.h5:/sigma" in line for line in inference_lines(plan))
+    first = identity(plan)
+    with h5py.File(tmp_path / "noise.h5", "r+") as file:
+        file["sigma"][1, 2, 3] *= 1.1
+    changed = differences(first, identity(plan_of(tmp_path / "run", "likelihood.sigma=noise.h5:/sigma")), "the run")
+    assert [line.partition(" = ")[0] for line in changed] == ["likelihood.sigma"]
+
+
+def test_wrong_zarr_stores_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = zarr.create_group(tmp_path / "survey.zarr")
+    store.create_array("delta", data=np.ones((4, 4, 4)) + np.indices((4, 4, 4))[0])
+    zarr.create_array(tmp_path / "alone.zarr", data=np.ones((4, 4, 4)))
+    (tmp_path / "empty.zarr").mkdir()
+
+    def problem(file: str) -> str:
+        with pytest.raises(SettingsError) as caught:
+            plan_of(tmp_path / "run", f"data.file={file}")
+        (line,) = str(caught.value).splitlines()
+        return line.partition(": ")[2]
+
+    assert problem("survey.zarr:/delte") == "holds no array delte; it has delta"
+    assert problem("survey.zarr") == "is a group; name an array; it has delta"
+    assert problem("alone.zarr:/delta") == "holds no array delta; leave its name out"
+    assert problem("empty.zarr").startswith("is no zarr store, or damaged: No group found")
+    (chunk,) = (tmp_path / "survey.zarr/delta/c").rglob("0/0/0")
+    chunk.write_bytes(chunk.read_bytes()[:9])
+    assert problem("survey.zarr:/delta").startswith("is no zarr store, or damaged: Zstd")
+    monkeypatch.setitem(sys.modules, "zarr", None)
+    assert problem("survey.zarr:/delta") == "zarr is not installed, which reads it; `pip install 'pmwd-dist[zarr]'`"
 
 
 def test_data_are_read_and_odd_ones_warned_of(tmp_path: Path) -> None:

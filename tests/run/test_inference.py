@@ -12,6 +12,7 @@ from typing import Any
 
 import equinox as eqx
 import h5py
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from pmwd_dist import infer
 from pmwd_dist.infer.chains import load_chain
 from pmwd_dist.infer.storage import write_arrays
 from pmwd_dist.run import events, manifest
+from pmwd_dist.run.chain_inputs import key_of, starts_of
 from pmwd_dist.run.chains import condition_on, execute_inference
 from pmwd_dist.run.folder import Log, finished, prepare_folder
 from pmwd_dist.run.inference import InferencePlan
@@ -73,9 +75,13 @@ def test_a_run_leaves_chains_pictures_and_a_verdict(whole: tuple[InferencePlan, 
 def test_what_was_stopped_goes_on_to_the_same_bits(whole: tuple[InferencePlan, Listener], tmp_path: Path) -> None:
     plan = plan_of(tmp_path / "run")
     prepare_folder(plan)
-    for stop_at, done in ((events.StageDone, 0), (events.ChunkSampled, 1)):  # in the tuning, and after a chunk
-        with pytest.raises(Interrupted, match=f"after chunk {done} of 3; go on with `pmwd-dist resume"):
-            execute_inference(plan, Listener(stop_at), resume=done > 0)
+    with pytest.raises(Interrupted, match="interrupted 12% through the tuning; go on with `pmwd-dist resume"):
+        execute_inference(plan, Listener(events.TuningBlock))
+    with pytest.raises(Interrupted, match="stopped 38% through the tuning, by the time limit; go on with"):
+        execute_inference(plan, Listener(), resume=True, time_limit=1e-3)  # after two blocks, the first of which counts
+    with pytest.raises(Interrupted, match="interrupted after chunk 1 of 3; go on with `pmwd-dist resume"):
+        execute_inference(plan, Listener(events.ChunkSampled), resume=True)
+    assert not (plan.folder / "chunk_00001.h5").exists()
     with h5py.File(plan.folder / ".chunk_00001.h5.part", "w"):
         pass  # as a kill would leave it
     execute_inference(plan, Listener(), resume=True)
@@ -85,6 +91,29 @@ def test_what_was_stopped_goes_on_to_the_same_bits(whole: tuple[InferencePlan, L
             one.visititems(lambda name, item, to=found: to.append(name) if isinstance(item, h5py.Dataset) else None)
             for name in found:
                 np.testing.assert_array_equal(one[name][()], other[name][()], err_msg=f"{path.name}:{name}")
+
+
+def test_chains_begin_at_maxima_with_parameters_held(tmp_path: Path) -> None:
+    adam = ["sampler.chains=1", "start.begin=map", "start.map_method=adam"]
+    plan = plan_of(tmp_path / "run", *adam, "start.map_steps=200")
+    prepare_folder(plan)
+    listener = Listener()
+    log, truth = Log(plan.folder, listener), plan.model.draw(jax.random.key(0), b1=1.8)
+    posterior = plan.model.condition(plan.model.mock(jax.random.key(1), truth))
+    positions = starts_of(plan, posterior, log)
+    (done,) = listener
+    assert done.what.startswith("starts: map over the noise by adam, parameters held at their draws, since a maximum")
+    assert done.what.endswith("leaves out how wide the posterior of the noise is, overfits the data and is biased")
+    drawn = jax.vmap(posterior.initial)(jax.random.split(key_of(plan, 2), 1))  # where they would begin otherwise
+    np.testing.assert_array_equal(positions["parameters"]["b1"], drawn["parameters"]["b1"])
+    slope = jax.jit(jax.vmap(jax.grad(posterior.logdensity)))
+    assert np.abs(slope(positions)["noise"]).max() < 0.05 * np.abs(slope(drawn)["noise"]).max()
+    free = plan_of(tmp_path / "free", *adam, "start.map_steps=1", "start.map_free=['b1']")
+    prepare_folder(free)
+    starts_of(free, posterior, Log(free.folder, listener := Listener()))
+    warned, done = listener
+    assert warned.message.startswith("start.map_free: the maximum over the noise and b1 leaves out how wide")
+    assert done.what == "starts: map over the noise by adam"
 
 
 def test_another_config_does_not_go_on(
@@ -158,6 +187,8 @@ class Flat(eqx.Module):
     """A forward model of maps that are nothing."""
 
     shape: tuple[int, ...] = eqx.field(static=True, default=(2, 4, 4))
+    sources: tuple[float, ...] = eqx.field(static=True, default=(0.02, 0.04))
+    field: float = eqx.field(static=True, default=8.0)
 
     def __call__(self, noise: Any, parameters: Any) -> Any:
         del parameters
@@ -184,6 +215,25 @@ def test_a_chain_that_became_unstable_is_named() -> None:
     assert reason.startswith("the energy error of chain 1 is ") and "raise sampler.tune" in reason
     assert find_energy_reasons(energy[:2], 1000)[0].startswith("the energy error of chain 1 is ")
     assert "the chains are biased" in find_energy_reasons(3 * energy[[0, 2]], 1000)[0]
+
+
+def test_outliers_of_the_energy_are_named() -> None:
+    energy = np.sqrt(4e-4 * 1000) * np.random.default_rng(0).standard_normal((2, 1000))
+    energy[0, :4] = 8.0  # of 2000 steps; 7.07 is ten times the error that is aimed at
+    (reason,) = find_energy_reasons(energy, 1000)
+    assert reason == (
+        "0.20% of the steps have far too large an energy error; raise sampler.tune, or lower sampler.energy_variance"
+    )
+
+
+def test_few_accepted_trajectories_are_named(whole: tuple[InferencePlan, Listener], tmp_path: Path) -> None:
+    hmc = SMALL.replace("energy_variance = 2e-4", 'method = "hmc"')
+    plan, chain = plan_of(tmp_path / "run", text=hmc), load_chain(whole[0].folder)
+    few = replace(chain, acceptance_rate=np.linspace(0, 0.8, 72).reshape(2, 36), energy_change=chain.energy_change * 99)
+    found = find_reasons(plan, few)
+    assert "40% of the trajectories are accepted, fewer than 50%; raise sampler.tune" in found
+    assert not any("energy error" in reason for reason in found)  # which is that of a step of mclmc
+    assert not any("accepted" in reason for reason in find_reasons(plan, chain))
 
 
 def test_a_parameter_that_finite_steps_shift_is_named() -> None:
@@ -233,7 +283,7 @@ def test_maps_of_lensing_are_data(tmp_path: Path) -> None:
     data = {"data": rng.standard_normal((2, 4, 4)), "noise": noise[0, 0]}
     judged = judge(plan, plan.model.condition(data["data"]), chain, data)
     assert set(judged.files) <= set(manifest.files(plan.folder))  # which may be written again after more steps
-    assert {"maps.png", "fields.png", "slices.png"} <= set(judged.files)
+    assert {"maps.png", "angular.png", "fields.png", "slices.png"} <= set(judged.files)
     wrong = {
         "needs a section .observe.light_cone.": LENSING.partition("[observe")[0],
         "likelihood.density: missing; add for example": LENSING.replace("density = [10.0, 20.0]", ""),

@@ -213,7 +213,7 @@ def test_masks_that_are_none_are_refused(tmp_path: Path):
         "none.npy": "No such file",
         "flat.npy": r"has the shape \[8, 8\], and box.mesh is \[16, 16, 16\]",
         "dark.npy": "must hold shares of 0 or more, and some above 0",
-        "run.toml": "must end with .npy, or name a data set",
+        "run.toml": "must end with .npy or .zarr, or name a data set",
     }.items():
         settings = read(file, [f"observe.galaxies.mask={name}", "devices.pdims=[1, 1]"])
         with pytest.raises(SettingsError, match=rf"observe.galaxies.mask = .*{name}.: {words}"):

@@ -52,11 +52,16 @@ class InferenceSettings(Settings):
 
     @classmethod
     def absolute(cls, sections: dict[str, Any], folder: Path) -> dict[str, Any]:
-        """The sections with the paths of the data absolute."""
+        """The sections with the paths of the data and their noise absolute."""
         data: Data = sections["data"]
         changes = {
             key: str((folder / value).absolute())
             for key in ("file", "mask", "selection")
             if (value := getattr(data, key)) not in (None, "mock")
         }
-        return sections | {"data": data.model_copy(update=changes)}
+        changed: dict[str, Any] = {"data": data.model_copy(update=changes)}
+        likelihood: Likelihood = sections["likelihood"]
+        if isinstance(likelihood.sigma, str):
+            sigma = str((folder / likelihood.sigma).absolute())
+            changed["likelihood"] = likelihood.model_copy(update={"sigma": sigma})
+        return sections | changed

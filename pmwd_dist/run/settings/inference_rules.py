@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE
@@ -45,6 +46,8 @@ def _of_likelihood(likelihood: Likelihood, given: Priors, data: Data) -> list[st
         problems.append('likelihood.k_max: is of a gaussian; leave it out, or use likelihood.kind = "gaussian"')
     if likelihood.k_max is not None and data.mask is not None:
         problems.append("likelihood.k_max: can't be used with data.mask, which couples modes; leave one of them out")
+    if likelihood.k_max is not None and isinstance(likelihood.sigma, str):
+        problems.append("likelihood.k_max: can't be used with a file of likelihood.sigma, which couples modes; use one")
     return problems
 
 
@@ -133,6 +136,8 @@ def _of_start(start: Start, given: Priors, sampler: Sampler) -> list[str]:
     problems = [
         f"start.map_free: {name} has no prior; leave it out" for name in start.map_free if name not in given.given
     ]
+    if start.begin == "map" and find_spec("optax") is None:
+        problems.append("start.begin = \"map\": needs optax; `pip install 'pmwd-dist[infer]'`, or use another start")
     if start.begin == "wiener" and sampler.precondition == "none":
         problems.append('start.begin = "wiener": needs sampler.precondition; use begin = "prior"')
     if list(start.map_anneal) != sorted(start.map_anneal) or any(k <= 0 for k in start.map_anneal):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
@@ -88,8 +89,8 @@ class Data(Section):
     """What was observed."""
 
     file: str = about(
-        'an .npy file, or "file.h5:/dataset": density in units of the mean, counts, or convergence, of shape '
-        '(sources, rays, rays); "mock": drawn from the model',
+        'an .npy file, "file.h5:/dataset", "store.zarr:/array" or "array.zarr": density in units of the mean, counts, '
+        'or convergence, of shape (sources, rays, rays); "mock": drawn from the model',
         "mock",
     )
     mask: str | None = about("file with 1 where there are data, and 0 elsewhere", None, "survey.h5:/mask")
@@ -120,6 +121,14 @@ _Density = Annotated[float, Field(gt=0)]
 Densities = Annotated[tuple[_Density, ...], BeforeValidator(one_or_several)]
 
 
+def _positive_or_file(value: object) -> object:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ValueError('must be a number greater than 0, or name a file, as "noise.h5:/sigma"')
+    return float(value)
+
+
 class Likelihood(Section):
     """The noise of the data."""
 
@@ -127,7 +136,9 @@ class Likelihood(Section):
         "gaussian (densities), poisson (counts) or lensing (convergence of the sources of [observe.light_cone])",
         "gaussian",
     )
-    sigma: float | None = about("gaussian standard deviation in a cell, unless it has a prior", None, 0.5, gt=0)
+    sigma: Annotated[float | str | None, BeforeValidator(_positive_or_file)] = about(
+        "gaussian standard deviation in a cell, a number or a file with that of each, unless it has a prior", None, 0.5
+    )
     k_max: float | None = about(
         "largest wavenumber that is compared, of a gaussian [h/Mpc]; default: all", None, 0.3, gt=0
     )
@@ -168,7 +179,8 @@ class Start(Section):
     begin: Literal["wiener", "prior", "map"] = about(
         "wiener: draws given the data in linear theory; prior: draws; map: the largest density over the noise", "wiener"
     )
-    map_steps: int = about("steps of L-BFGS", 100, ge=1)
+    map_method: Literal["l-bfgs", "adam"] = about("optimiser of the map; adam takes more steps, less memory", "l-bfgs")
+    map_steps: int = about("its steps", 100, ge=1)
     map_free: Annotated[tuple[str, ...], BeforeValidator(list_to_tuple)] = about(
         "parameters that the maximum is over, too; a joint maximum overfits, and is no estimate",
         (),

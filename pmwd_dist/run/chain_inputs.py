@@ -1,0 +1,109 @@
+"""Data of an inference, or the mock, and the positions where its chains begin, each kept in a file of the run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from pmwd_dist import infer
+from pmwd_dist.infer.storage import Arrays, Shapes, read_arrays, reading, write_arrays
+from pmwd_dist.pm.status import SimulationError
+from pmwd_dist.run import events, manifest
+from pmwd_dist.run.folder import Log
+from pmwd_dist.run.inference import InferencePlan, truth_of
+
+DATA, START = "data.h5", "start.h5"
+_JOINT = "leaves out how wide the posterior of the noise is, overfits the data and is biased"
+_REMAKE = "remove it, and the same is made again"
+
+
+def data_of(plan: InferencePlan, log: Log) -> Arrays:
+    """Data of the file that is named, or of the mock, with its truth."""
+    if plan.settings.data.file != "mock":
+        return {"data": plan.data["data.file"]}
+    truth = {f"parameters/{name}": () for name in plan.model.priors}
+    shapes = truth | {"noise": plan.simulation.config.particle_shape}
+    data = _kept(plan, DATA, lambda: _mock(plan), shapes, "mock drawn", log)
+    with reading(plan.folder / DATA, _REMAKE):
+        plan.model.likelihood.check(data["data"], plan.simulation.config)
+    return data
+
+
+def starts_of(plan: InferencePlan, posterior: infer.Posterior, log: Log) -> Any:
+    """Positions where the chains begin."""
+    chains, start = plan.settings.sampler.chains, plan.settings.start
+    shapes: Shapes = {f"parameters/{name}": (chains,) for name in plan.model.priors}
+    shapes = {**shapes, "noise": (chains, *plan.simulation.config.particle_shape)}
+    if start.begin == "map" and start.map_free:
+        log(events.Warned(f"start.map_free: the maximum over the noise and {', '.join(start.map_free)} {_JOINT}"))
+    what = f"starts: {start.begin}" + (f" over the noise by {start.map_method}" if start.begin == "map" else "")
+    if start.begin == "map" and len(start.map_free) < len(plan.model.priors):
+        held = "other parameters" if start.map_free else "parameters"
+        what += f", {held} held at their draws, since a maximum over them, too, {_JOINT}"
+    return _position(plan, _kept(plan, START, lambda: _start(plan, posterior), shapes, what, log))
+
+
+def _kept(plan: InferencePlan, name: str, make: Callable[[], Arrays], shapes: Shapes, what: str, log: Log) -> Arrays:
+    """Arrays of a file of the run, which is made if it is not there: those that go on are the same to the bit."""
+    path = plan.folder / name
+    if not path.exists():
+        began = time.perf_counter()
+        arrays = make()
+        manifest.claim(plan.folder, [name])
+        write_arrays(path, arrays)
+        log(events.StageDone(what, time.perf_counter() - began))
+    return read_arrays(path, shapes, remedy=_REMAKE)
+
+
+def key_of(plan: InferencePlan, purpose: int) -> Array:
+    """Key of the random numbers of one purpose."""
+    return jax.random.fold_in(jax.random.key(plan.settings.noise.seed), purpose)
+
+
+def _mock(plan: InferencePlan) -> Arrays:
+    """Data drawn from the model, and the truth."""
+    truth = plan.model.draw(key_of(plan, 0), **truth_of(plan))
+    data = np.asarray(plan.model.mock(key_of(plan, 1), truth))
+    if not np.isfinite(data).all():
+        raise SimulationError("the simulation of the mock failed; use a wider devices.halo, or more time.steps")
+    numbers = {f"parameters/{name}": np.asarray(x) for name, x in plan.model.parameters(truth).items()}
+    return {"data": data, "noise": np.asarray(truth["noise"])} | numbers
+
+
+def _start(plan: InferencePlan, posterior: infer.Posterior) -> Arrays:
+    """Where the chains begin."""
+    start, keys = plan.settings.start, jax.random.split(key_of(plan, 2), plan.settings.sampler.chains)
+
+    def prior(key: Array) -> Any:
+        drawn = plan.model.draw_around(key, {})
+        return posterior.whiten(drawn["noise"], drawn["parameters"])
+
+    positions = jax.vmap(prior if start.begin == "prior" else posterior.initial)(keys)
+    if start.begin == "map":
+        each = [jax.tree.map(lambda x, i=i: x[i], positions) for i in range(len(keys))]
+        options: dict[str, Any] = {"method": start.map_method, "steps": start.map_steps, "anneal": start.map_anneal}
+        best = [infer.maximise(posterior, z, free=start.map_free, **options).position for z in each]
+        positions = jax.tree.map(lambda *x: jnp.stack(x), *best)
+    numbers = {f"parameters/{name}": np.asarray(x) for name, x in positions["parameters"].items()}
+    return {"noise": np.asarray(positions["noise"])} | numbers
+
+
+def _position(plan: InferencePlan, arrays: Arrays) -> Any:
+    """Positions, placed as steps return them."""
+    decomposition = plan.simulation.config.decomposition
+    spread = NamedSharding(decomposition.mesh, P(None, *decomposition.spec)) if decomposition.size > 1 else None
+
+    def number(x: np.ndarray) -> Array:
+        return jax.device_put(jnp.asarray(x), None if spread is None else decomposition.replicated)
+
+    names = [name for name in arrays if name.startswith("parameters/")]
+    numbers = {name.removeprefix("parameters/"): number(arrays[name]) for name in names}
+    return {"noise": jax.device_put(jnp.asarray(arrays["noise"]), spread), "parameters": numbers}

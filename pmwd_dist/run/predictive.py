@@ -1,0 +1,163 @@
+"""What samples predict, with the noise of the likelihood and without, beside the data and the truth of a mock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from pmwd_dist import infer
+from pmwd_dist.infer.storage import Arrays
+from pmwd_dist.observe.angular_power import AngularPower, angular_power
+from pmwd_dist.observe.cross import CrossPower, cross_power
+from pmwd_dist.run.inference_memory import MOST_FIELDS
+
+Panels = dict[str, tuple[np.ndarray, np.ndarray | None, str]]
+Images = list[tuple[str, np.ndarray]]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Samples compared with data and truth.
+
+    Args:
+      k: wavenumbers of the panels [h/Mpc].
+      panels: by label: a curve of each sample, one to compare with or None, and its name.
+      images: titles, and planes of the data on the mesh or maps of a flat sky.
+      alike: images whose colours mean the same, by their places.
+      ell: multipoles of the angular spectra.
+      angular: panels of these, of maps.
+    """
+
+    k: np.ndarray
+    panels: Panels
+    images: Images
+    alike: tuple[int, ...]
+    ell: np.ndarray
+    angular: Panels
+
+
+def some_draws(chain: infer.Chain) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """White noise and parameters of some of the draws of which the noise was kept."""
+    assert chain.noise is not None
+    chunks, chains = chain.noise.shape[:2]
+    length = chain.logdensity.shape[1] // chunks
+    every = max(1, chunks * chains // MOST_FIELDS)
+    picked = [(i, j) for i in range(chunks) for j in range(chains)][::every]
+    noise = np.stack([chain.noise[i, j] for i, j in picked])
+    return noise, {n: np.array([x[j, (i + 1) * length - 1] for i, j in picked]) for n, x in chain.parameters.items()}
+
+
+def compare(posterior: infer.Posterior, chain: infer.Chain, data: Arrays, key: Array) -> Comparison:
+    """Compare what some of the draws predict with the data, and their initial modes with the truth.
+
+    Each draw predicts data by the forward model and a draw from the likelihood: the spectra of these are those of
+    data that are equally likely, noise and mask included, with which that of the data compares. Correlations are of
+    predictions without noise. Maps have angular spectra.
+
+    Args:
+      posterior: given the data.
+      chain: of which the noise was kept.
+      data: with the noise of the truth if they are a mock.
+      key: of jax.random.
+    """
+    noise, numbers = some_draws(chain)
+    config = posterior.model.config
+    same, on_mesh = config.mesh_shape == config.particle_shape, posterior.data.shape == config.mesh_shape
+    known, plane = same and "noise" in data, _plane_seen(posterior)
+    truth = data["noise"] if known else np.zeros(config.mesh_shape)
+    draws = jax.random.split(key, len(noise)), jnp.asarray(noise), jax.tree.map(jnp.asarray, numbers)
+    beside = jnp.asarray(data["data"], float), jnp.asarray(truth)
+    phases, of_data = jax.device_get(_predicted(posterior.model, *beside, draws, plane, (same, on_mesh)))
+    k, panels, images = np.zeros(0), Panels(), Images()
+    ell, angular = np.zeros(0), Panels()
+    if not on_mesh:
+        means, maps = of_data
+        images = _maps(posterior.model.forward, data, means)
+        ell, angular = _angular(posterior, data["data"], maps)
+    else:
+        of_means, of_draws, means, planes = of_data
+        some = of_draws.modes[0] > 0
+        k, power = of_draws.k[0, some], of_draws.field_power[:, some]
+        panels[r"predicted $P(k)$  [(Mpc/$h)^3$]"] = power, of_draws.reference_power[0, some], "data"
+        panels[r"$r(k)$ of samples and data"] = np.asarray(of_means.correlation)[:, some], None, ""
+        seen = _seen(posterior)[:, :, plane]
+        first, one = (np.where(seen, x, np.nan) for x in (data["data"][:, :, plane], planes[0]))
+        images = [("data", first), ("mean prediction", np.mean(means, axis=0)), ("data drawn from one sample", one)]
+    if known:
+        some = phases.modes[0] > 0
+        k = phases.k[0, some]
+        panels[r"$r(k)$ of initial phases"] = np.asarray(phases.correlation)[:, some], None, ""
+        panels[r"$T(k)$ of initial modes"] = np.asarray(phases.transfer)[:, some], np.ones(int(some.sum())), "truth"
+    return Comparison(k, panels, images, (0, 2) if on_mesh else (), ell, angular)
+
+
+@eqx.filter_jit
+def _predicted(
+    model: infer.Model, observed: Array, truth: Array, draws: Any, plane: int, kinds: tuple[bool, bool]
+) -> Any:
+    """Of each draw: its modes and the truth, if they compare; and its data and the observed ones, or maps."""
+    config, likelihood = model.config, model.likelihood
+    same, on_mesh = kinds
+
+    def with_data(x: Array, numbers: Any) -> CrossPower:
+        contrast, other = (1 + likelihood.contrast(y, numbers) for y in (x, observed))
+        return cross_power(contrast, other, config, deconvolve=False)
+
+    def one(drawn: tuple[Array, Array, Any]) -> Any:
+        key, noise, numbers = drawn
+        field, _ = model.predict(noise, numbers)
+        phases = cross_power(noise, truth, config, deconvolve=False) if same else None
+        data, mean = likelihood.draw(key, field, numbers, config), field
+        if not on_mesh:
+            return phases, (mean, data)
+        if isinstance(likelihood, infer.Poisson):
+            mean = likelihood.mean(field, numbers)
+        return phases, (with_data(mean, numbers), with_data(data, numbers), mean[:, :, plane], data[:, :, plane])
+
+    return jax.lax.map(one, draws)
+
+
+def _angular(posterior: infer.Posterior, observed: np.ndarray, drawn: np.ndarray) -> tuple[np.ndarray, Panels]:
+    """Multipoles, and of each map C_l of the data that samples predict and of the data, 0 behind the mask."""
+    forward: Any = posterior.model.forward
+    seen, panels, ell = _seen(posterior), Panels(), np.zeros(0)
+    for i, z in enumerate(getattr(forward, "sources", ())):
+        maps = np.where(seen[i], np.concatenate([observed[None, i], drawn[:, i]]), 0)
+        found = jax.device_get(_angular_powers(jnp.asarray(maps), getattr(forward, "field", None)))
+        some = found.modes[0] > 0
+        ell, curves = found.ell[0, some], found.power[:, some]
+        panels[f"predicted $C_\\ell$, $z = {float(z):g}$"] = curves[1:], curves[0], "data"
+    return ell, panels
+
+
+@partial(jax.jit, static_argnames="side")
+def _angular_powers(maps: Array, side: float | None) -> AngularPower:
+    return jax.vmap(partial(angular_power, side=side))(maps)
+
+
+def _seen(posterior: infer.Posterior) -> np.ndarray:
+    mask = getattr(posterior.model.likelihood, "mask", None)
+    return np.broadcast_to(True if mask is None else np.asarray(mask) > 0, posterior.data.shape)
+
+
+def _plane_seen(posterior: infer.Posterior) -> int:
+    """The plane across the last axis in which most cells have data; the first one of several. Maps have none."""
+    return int(np.argmax(_seen(posterior).sum(axis=(0, 1))))
+
+
+def _maps(forward: Any, data: Arrays, predicted: Any) -> Images:
+    """Maps of a flat sky: the data, and the mean of what the samples predict for them, of each source."""
+    images: Images = []
+    sources = getattr(forward, "sources", None)
+    if sources is None or np.ndim(predicted) != 4:
+        return images
+    for observed, mean, z in zip(data["data"], np.mean(predicted, axis=0), sources, strict=True):
+        images += [(f"data, $z = {z:g}$", observed), ("mean prediction", mean)]
+    return images
