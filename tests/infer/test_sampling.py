@@ -14,6 +14,8 @@ import jax_cosmo
 import numpy as np
 import pytest
 from arviz_stats.base import array_stats
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import pmwd_dist as pmd
 from benchmarks.calibration import ranks, uniformity
@@ -304,3 +306,18 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"positions\['parameters'\]={'b1': \(2,\)} must be numbers of shape {}; use"):
         infer.sample(posterior, other, steps=100, output=tmp_path / "run", **OPTIONS)
     assert not (tmp_path / "run").exists()
+
+
+def test_chains_on_an_axis_of_their_own_are_the_same(run: tuple[Any, ...], tmp_path: Path) -> None:
+    """Each of two chains on half of four devices, against both on one."""
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("chains", "x"))
+    config = pmd.Config(box_size=80.0, mesh_shape=4, decomposition=pmd.Decomposition(mesh=mesh, spec=P("x")))
+    posterior, folder, _ = run
+    model = infer.Model(config, forward, posterior.model.priors, infer.Gaussian(SIGMA))
+    beside, positions = model.condition(posterior.data), starts(posterior)
+    apart = jax.tree.map(lambda x: NamedSharding(mesh, P("chains", "x") if x.ndim > 1 else P("chains")), positions)
+    options = OPTIONS | {"keep_noise": True, "spmd_axis_name": "chains"}
+    infer.sample(beside, jax.device_put(positions, apart), steps=100, output=tmp_path, **options)
+    first = read_arrays(folder / "chunk_00000.h5")
+    for name, values in read_arrays(tmp_path / "chunk_00000.h5").items():
+        np.testing.assert_allclose(values, first[name], atol=1e-9, err_msg=name)
