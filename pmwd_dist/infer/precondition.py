@@ -28,10 +28,9 @@ from jaxtyping import Array, Float
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
-from pmwd_dist.infer.adaptation import Adaptation, at_bands, band_sums, bands
+from pmwd_dist.infer.adaptation import Adaptation, at_bands, band_sums, bands, mode_counts
 from pmwd_dist.infer.priors import Prior, unwhiten
 from pmwd_dist.parallel.fft import pirfft3d, prfft3d
-from pmwd_dist.pm import fourier
 
 
 class Preconditioner(eqx.Module):
@@ -109,7 +108,7 @@ class Preconditioner(eqx.Module):
         """
         variance, width, mean = self._moments(scaled, parameters, config)
         modes = prfft3d(z, config.decomposition) * width.astype(z.dtype) + mean.astype(_complex(z))
-        volume = 0.5 * jnp.sum(_counts(config, variance.dtype) * jnp.log(variance))
+        volume = 0.5 * jnp.sum(mode_counts(config, variance.dtype) * jnp.log(variance))
         return pirfft3d(modes, config.particle_shape, config.decomposition), volume
 
     def position(
@@ -130,7 +129,7 @@ class Preconditioner(eqx.Module):
         if self.adaptation is None:
             return jnp.zeros(0)
         _, width, mean = self._moments({}, parameters, config)
-        index, weight = bands(config), _counts(config, width.dtype)
+        index, weight = bands(config), mode_counts(config, width.dtype)
         modes = prfft3d(slope["noise"], config.decomposition, norm="ortho")
         size = slope["noise"].size ** 0.5
         sums = band_sums(weight * jnp.real(jnp.conj(modes) * mean / (width * size)), index)
@@ -197,19 +196,9 @@ def _parameter_scales(
     unit = jnp.eye(len(names), dtype=white[names[0]].dtype)
     along = {name: unit[:, i] for i, name in enumerate(names)}
     slopes = jax.lax.map(lambda direction: jax.jvp(logarithm, (white,), (direction,))[1], along)
-    weight = _counts(config, slopes.dtype)
+    weight = mode_counts(config, slopes.dtype)
     fisher = jnp.stack([jnp.stack([0.5 * jnp.sum(weight * a * b) for b in slopes]) for a in slopes])
     return jnp.linalg.cholesky(jnp.linalg.inv(fisher + jnp.eye(len(names))))
-
-
-def _counts(config: Config, dtype: Any) -> Array:
-    """Number of modes that each value of a spectrum stands for."""
-    decomposition, shape = config.decomposition, config.particle_shape
-
-    def counts() -> Array:
-        return jnp.zeros_like(fourier.k_squared(shape, config, dtype)) + fourier.mode_count(shape, config, dtype)
-
-    return decomposition.shard_map(counts, (), decomposition.spectrum_spec)()
 
 
 @eqx.filter_jit

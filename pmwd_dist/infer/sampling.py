@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist.infer import adaptation
+from pmwd_dist.infer import adaptation, scales
 from pmwd_dist.infer.chains import Chain, ChainFolder, identity_of, open_folder
 from pmwd_dist.infer.model import Position, Posterior
 from pmwd_dist.infer.samplers import mclmc
@@ -102,7 +102,7 @@ def sample(
         _tell(listener, run, 0, {})
     for index in range(done, steps // (thin * chunk)):
         run, draws = _advance(jax.random.fold_in(run_key, index), run, posterior, method, thin, chunk, spmd_axis_name)
-        arrays = _checked(draws, index, most_failures)
+        arrays = _checked(draws, index, most_failures, posterior)
         arrays |= _white_noise(run, posterior, spmd_axis_name) if keep_noise else {}
         folder.write(index, arrays, pack(run, index + 1))
         _tell(listener, run, index + 1, arrays)
@@ -150,9 +150,11 @@ def _resumed(run: Run, folder: ChainFolder) -> tuple[Run, int | None]:
         return unpack(stored, run), int(stored["chunks"])
 
 
-def _checked(draws: dict[str, Array], chunk: int, most: float) -> dict[str, np.ndarray]:
+def _checked(draws: dict[str, Array], chunk: int, most: float, posterior: Posterior) -> Arrays:
     """The draws, on the host; SimulationError where a larger share of the steps of a chunk failed."""
     arrays = {name: np.asarray(x) for name, x in draws.items()}
+    of_bands = {name: arrays.pop(name) for name in scales.KINDS}
+    arrays |= scales.by_wavenumber(of_bands, arrays.pop("modes"), posterior.model.config)
     failed = 1 - float(np.mean(arrays["nonans"]))
     if failed > most:
         raise SimulationError(
@@ -254,10 +256,11 @@ def _blocks(
 def _advance(
     key: Array, run: Run, posterior: Posterior, method: Method, thin: int, chunk: int, axis: str | None
 ) -> tuple[Run, dict[str, Array]]:
-    """A chunk of draws of all chains, with arrays of shape (chains, draws) or (chains, steps)."""
+    """A chunk of all chains, with arrays of shape (chains, draws), (bands, chains, draws) or (chains, steps)."""
     posterior = posterior.adapted(run.adaptation)
-    chains = run.states.logdensity.shape[0]
+    chains, config = run.states.logdensity.shape[0], posterior.model.config
     options: dict[str, Any] = {"logdensity": posterior.logdensity, "method": method, "tuning": run.tuning}
+    seen = scales.scales_of(config)
 
     def once(states: IntegratorState, key: Array) -> Any:
         one = partial(transition, fraction=jax.random.uniform(jax.random.fold_in(key, chains)), **options)
@@ -273,11 +276,12 @@ def _advance(
         kept = {f"parameter/{name}": x for name, x in jax.vmap(posterior.parameters)(states.position).items()}
         shift = jax.vmap(partial(density_shift, method=method, tuning=run.tuning))(states)
         kept |= {"logdensity": states.logdensity, "density_shift": shift}
+        kept |= jax.vmap(lambda x: scales.look(x, seen, config), spmd_axis_name=axis)(noise)
         return (states, moments), (kept, each)
 
     (states, moments), (kept, each) = jax.lax.scan(draw, (run.states, run.moments), jax.random.split(key, chunk))
     arrays = {name: x.T for name, x in kept.items()}
-    arrays |= {name: x.reshape(-1, chains).T for name, x in each.items()}
+    arrays |= {name: x.reshape(-1, chains).T for name, x in each.items()} | {"modes": seen.modes}
     return Run(states, run.tuning, moments, run.adaptation), arrays
 
 

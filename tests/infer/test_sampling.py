@@ -22,11 +22,13 @@ from benchmarks.calibration import ranks, uniformity
 from benchmarks.mocks import Mocks
 from pmwd_dist import infer
 from pmwd_dist.infer import sampling
+from pmwd_dist.infer.adaptation import BANDS
 from pmwd_dist.infer.chains import ChainFolder, identity_of
 from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.infer.samplers.blocks import run_blocks
 from pmwd_dist.infer.samplers.methods import Tuning
 from pmwd_dist.infer.storage import read_arrays
+from pmwd_dist.pm.modes import white_noise
 from pmwd_dist.pm.status import SimulationError
 
 BIAS, SIGMA, SHAPE = 1.5, 0.5, (4, 4, 4)
@@ -66,6 +68,31 @@ def test_draws_are_kept_in_the_layout_of_arviz(run: tuple[Any, ...]) -> None:
     assert chain.noise.shape == (6, 2, *SHAPE)
     assert set(chain.summary()) == {"c", "logdensity"}
     assert (chain.parameters["c"][0] != chain.parameters["c"][1]).all()
+
+
+def test_modes_are_followed_by_scale(run: tuple[Any, ...]) -> None:
+    """Projections and powers of the draws of which the noise was kept, by NumPy, and their table."""
+    _, _, chain = run
+    k = 2 * np.pi * np.fft.fftfreq(4, 20.0)
+    size = np.sqrt(sum(component**2 for component in np.meshgrid(k, k, k, indexing="ij")))
+    edges = np.geomspace(2 * np.pi / 80, np.pi / 20 * np.sqrt(3), BANDS + 1)
+    band = np.digitize(size * (1 + 1e-6), edges[1:-1])
+    config = pmd.Config(box_size=80.0, mesh_shape=4, decomposition=(1, 1))
+    direction = np.fft.fftn(white_noise(jax.random.key(0), config), norm="ortho")
+    modes = np.fft.fftn(chain.noise, axes=(2, 3, 4), norm="ortho")
+    last = np.arange(1, 7) * 50 - 1
+    there = [b for b in range(BANDS) if ((band == b) & (size > 0)).any()]
+    assert len(there) == len(chain.powers) == 8
+    for b, wavenumber in zip(there, chain.powers, strict=True):
+        assert edges[b] < wavenumber < edges[b + 1]
+        here = (band == b) & (size > 0)
+        unit = direction[here] / np.linalg.norm(direction[here])
+        np.testing.assert_allclose(chain.powers[wavenumber][:, last].T, np.mean(abs(modes[:, :, here]) ** 2, axis=2))
+        np.testing.assert_allclose(chain.projections[wavenumber][:, last].T, (modes[:, :, here] @ unit.conj()).real)
+    table = chain.scales()
+    assert len(table) == 16 and all(row["rhat"] < 1.2 and row["ess_bulk"] > 20 for row in table.values())
+    sd = [row["sd"] for name, row in table.items() if name.startswith("projection at k = ")]
+    np.testing.assert_allclose(sd, (1 + (BIAS / SIGMA) ** 2) ** -0.5, rtol=0.3)
 
 
 def test_chains_open_as_those_of_arviz(run: tuple[Any, ...], tmp_path: Path) -> None:

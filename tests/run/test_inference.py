@@ -25,7 +25,7 @@ from pmwd_dist.run import events, manifest
 from pmwd_dist.run.chains import condition_on, execute_inference
 from pmwd_dist.run.folder import Log, finished, prepare_folder
 from pmwd_dist.run.inference import InferencePlan
-from pmwd_dist.run.judging import find_bias_reasons, find_energy_reasons, find_reasons, judge
+from pmwd_dist.run.judging import find_bias_reasons, find_energy_reasons, find_reasons, find_scale_reasons, judge
 from pmwd_dist.run.settings import InferenceSettings, Settings, SettingsError, read_any, read_as
 from pmwd_dist.run.settings.writing import template
 from pmwd_dist.run.signals import Interrupted
@@ -193,6 +193,16 @@ def test_a_parameter_that_finite_steps_shift_is_named() -> None:
         "finite steps shift sigma8 by an estimated -0.40 ± 0.02 standard deviations, more than 0.2"
     )
     assert reason.endswith("sampler.energy_variance = 3e-05")
+
+
+def test_the_scale_whose_modes_mix_worst_is_named(whole: tuple[InferencePlan, Listener]) -> None:
+    x = np.random.default_rng(0).standard_normal((4, 1000))
+    apart = x + np.arange(4)[:, None]
+    chain = replace(load_chain(whole[0].folder), projections={0.1: x, 0.2: apart}, powers={0.1: x, 0.2: 3 * x + apart})
+    (reason,) = find_scale_reasons(chain.scales(), 1.01, 400, "more steps")
+    assert reason.startswith("R-hat of the modes' projection at k = 0.2 h/Mpc is 1.")
+    assert reason.endswith("effective samples, fewer than 400; more steps")
+    assert reason.partition("; ")[0] in "".join(find_reasons(whole[0], chain))
 
 
 def test_chains_that_never_moved_are_not_trusted(whole: tuple[InferencePlan, Listener]) -> None:
