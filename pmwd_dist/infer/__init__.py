@@ -14,6 +14,7 @@ from pmwd_dist.infer.diagnostics import summary as summary
 from pmwd_dist.infer.forward import LinearField as LinearField
 from pmwd_dist.infer.forward import Simulation as Simulation
 from pmwd_dist.infer.galaxies import LagrangianGalaxies as LagrangianGalaxies
+from pmwd_dist.infer.getdist import as_getdist as as_getdist
 from pmwd_dist.infer.lensing import Convergence as Convergence
 from pmwd_dist.infer.lensing import ShapeNoise as ShapeNoise
 from pmwd_dist.infer.likelihoods import Gaussian as Gaussian

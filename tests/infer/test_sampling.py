@@ -14,6 +14,7 @@ import jax_cosmo
 import numpy as np
 import pytest
 from arviz_stats.base import array_stats
+from h5netcdf import legacyapi
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -96,18 +97,38 @@ def test_modes_are_followed_by_scale(run: tuple[Any, ...]) -> None:
 
 
 def test_chains_open_as_those_of_arviz(run: tuple[Any, ...], tmp_path: Path) -> None:
-    reader = pytest.importorskip("h5netcdf.legacyapi")  # xarray's, of the test extra
+    """By the reader of xarray; ArviZ 0.23.4 and xarray 2026.9 opened such a file, which need pandas."""
     _, folder, chain = run
     path = infer.save_arviz(infer.load_chain(folder), tmp_path / "chain.nc")
-    with reader.Dataset(path, "r") as file:
-        posterior, stats = file.groups["posterior"], file.groups["sample_stats"]
-        assert posterior.variables["c"].dimensions == ("chain", "draw")
-        assert posterior.variables["noise"].dimensions == ("chain", "noise_draw", "x", "y", "z")
-        c = np.asarray(posterior.variables["c"][...])
+    with legacyapi.Dataset(path, "r") as file:
+        posterior, stats, noise = (file.groups[name].variables for name in ("posterior", "sample_stats", "noise"))
+        assert posterior["c"].dimensions == ("chain", "draw") and set(posterior) == {"chain", "draw", "c"}
+        c = np.asarray(posterior["c"][...])
         np.testing.assert_array_equal(c, chain.parameters["c"])
-        np.testing.assert_array_equal(stats.variables["lp"][...], chain.logdensity)
-        np.testing.assert_array_equal(posterior.variables["draw"][...], np.arange(300))
+        np.testing.assert_array_equal(posterior["draw"][...], np.arange(300))
+        np.testing.assert_array_equal(stats["lp"][...], chain.logdensity)
+        assert stats["power"].dimensions == ("chain", "draw", "k")
+        np.testing.assert_array_equal(stats["k"][...], list(chain.powers))
+        np.testing.assert_array_equal(stats["power"][..., 2], list(chain.powers.values())[2])
+        assert noise["noise"].dimensions == ("chain", "draw", "x", "y", "z")
+        np.testing.assert_array_equal(noise["draw"][...], [49, 99, 149, 199, 249, 299])
+        np.testing.assert_array_equal(noise["noise"][1, 3], chain.noise[3, 1])
     assert array_stats.ess(c, method="bulk") == pytest.approx(chain.summary()["c"]["ess_bulk"], rel=1e-9)
+
+
+def test_chains_open_in_getdist(run: tuple[Any, ...]) -> None:
+    _, _, chain = run
+    ours = infer.as_getdist(chain, labels=["c"], ranges={"c": (0.0, None)})
+    assert ours.getParamNames().list() == ["c"] and len(ours.chain_offsets) - 1 == 2
+    np.testing.assert_array_equal(ours["c"], chain.parameters["c"].ravel())
+    np.testing.assert_array_equal(ours.loglikes, -chain.logdensity.ravel())
+    marginal = ours.getMargeStats().parWithName("c")
+    assert marginal.mean == pytest.approx(chain.summary()["c"]["mean"])
+    assert marginal.err == pytest.approx(chain.summary()["c"]["sd"], rel=1e-2)
+    assert marginal.limits[0].lower < marginal.mean < marginal.limits[0].upper  # of a density that was smoothed
+    assert ours.getGelmanRubin() < 0.2  # it knows its chains
+    with pytest.raises(ValueError, match=r"chain.parameters={} is empty; the white noise alone has no contours"):
+        infer.as_getdist(eqx.tree_at(lambda x: x.parameters, chain, {}))
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(run: tuple[Any, ...], tmp_path: Path) -> None:
