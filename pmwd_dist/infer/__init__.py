@@ -4,6 +4,7 @@ from pmwd_dist.infer.arviz import save_arviz as save_arviz
 from pmwd_dist.infer.chains import Chain as Chain
 from pmwd_dist.infer.chains import load_chain as load_chain
 from pmwd_dist.infer.diagnostics import energy_errors as energy_errors
+from pmwd_dist.infer.diagnostics import energy_table as energy_table
 from pmwd_dist.infer.diagnostics import ess_bulk as ess_bulk
 from pmwd_dist.infer.diagnostics import ess_mean as ess_mean
 from pmwd_dist.infer.diagnostics import ess_tail as ess_tail

@@ -15,7 +15,7 @@ import numpy as np
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
-from pmwd_dist.infer.diagnostics import step_bias, summary
+from pmwd_dist.infer.diagnostics import energy_table, step_bias, summary
 from pmwd_dist.infer.storage import (
     Arrays,
     check_shapes,
@@ -73,6 +73,10 @@ class Chain(eqx.Module):
         """
         kinds = (("projection", self.projections), ("power", self.powers))
         return summary({f"{kind} at k = {k:g}": x for kind, table in kinds for k, x in table.items()})
+
+    def energy_errors(self) -> dict[str, dict[str, float]]:
+        """Moments of the energy errors of the steps, chain by chain and of all (`infer.energy_table`)."""
+        return energy_table(self.energy_change, self.noise_mean.size + len(self.parameters))
 
     def bias(self) -> dict[str, tuple[float, float]]:
         """Shift of the mean of each parameter by finite steps, in standard deviations, and its error (`step_bias`)."""

@@ -82,8 +82,9 @@ def find_reasons(plan: InferencePlan, chain: infer.Chain) -> list[str]:
         if size < checks.ess and name in chain.parameters:
             reasons.append(f"{name} has {size:.0f} effective samples, fewer than {checks.ess:g}; {more}")
     reasons += [
-        f"chain {i} did not move in all of its {energy[0].shape[1]} steps; raise sampler.tune, or look at the priors"
-        for i in stuck(chain.logdensity)
+        f"chain {i} did not move in {count} of its {chain.logdensity.shape[1]} draws, one after the other; raise "
+        "sampler.tune, or look at the priors"
+        for i, count in stuck(chain.logdensity).items()
     ]
     reasons += _of_acceptance(chain) if adjusted else find_energy_reasons(*energy)
     reasons += find_scale_reasons(chain.scales(), checks.r_hat, checks.ess, more)

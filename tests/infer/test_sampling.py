@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -275,12 +276,13 @@ def test_tuning_finds_masses_and_the_energy_error_that_it_aims_at(run: tuple[Any
 
 
 def test_failures_stop_a_run(run: tuple[Any, ...], tmp_path: Path) -> None:
-    posterior, _, _ = run
+    posterior, folder, _ = run
     options = OPTIONS | {"most_failures": -1.0, "keep_noise": True}  # so that none are too many
+    shutil.copytree(folder, tmp_path / "run")
     with pytest.raises(
-        SimulationError, match="0.0% of the steps of chunk 0 failed, more than -100.0%; tune for longer"
+        SimulationError, match="0.0% of the steps of chunk 6 failed, more than -100.0%; tune for longer"
     ):
-        infer.sample(posterior, starts(posterior), steps=100, output=tmp_path / "run", **options)
+        infer.sample(posterior, starts(posterior), steps=700, output=tmp_path / "run", **options)
     lost = jax.tree.map(lambda x: jnp.inf * x, starts(posterior))
     with pytest.raises(
         SimulationError, match="the log density is not finite where 2 of 2 chains begin, as chain 0 does with c = "
@@ -292,6 +294,39 @@ def test_failures_stop_a_run(run: tuple[Any, ...], tmp_path: Path) -> None:
         SimulationError, match="the slope of the log density is not finite where 1 of 2 .* as chain 1 does"
     ):
         infer.sample(steep, flat, steps=100, output=tmp_path / "c", **OPTIONS)
+
+
+def test_failures_of_the_tuning_stop_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a simulation that fails where chains should go; those before the last stage are no matter."""
+
+    def fails(noise: Any, parameters: Any) -> Any:
+        return forward(noise, parameters), jnp.where(noise[0, 0, 0] > -1.5, 2, 0)
+
+    posterior = posterior_of(fails)
+    positions = {"noise": jnp.zeros((2, *SHAPE)).at[:, 0, 0, 0].set(-2), "parameters": {}}
+    options = OPTIONS | {"tuning_steps": 100, "steps": 100}
+    options |= {"most_failures": 0.01}
+    with pytest.raises(SimulationError, match="of the steps of the last stage of the tuning, and .*, failed") as whole:
+        infer.sample(posterior, positions, output=tmp_path / "whole", **options)
+    failed, before = re.match(r"([\d.]+)% of .* and (\d+) in all", str(whole.value)).groups()
+    assert float(failed) > 1 and int(before) > 10
+    written: list[Any] = []
+
+    def kill(self: Any, state: Any) -> None:
+        write_state(self, state)
+        written.append(state)
+        if len(written) == 5:  # of 7 blocks
+            raise KeyboardInterrupt
+
+    write_state = ChainFolder.write_state
+    monkeypatch.setattr(sampling, "_CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(ChainFolder, "write_state", kill)
+    with pytest.raises(KeyboardInterrupt):
+        infer.sample(posterior, positions, output=tmp_path / "again", **options)
+    assert written[-1]["failures"][0] > 0
+    with pytest.raises(SimulationError) as again:
+        infer.sample(posterior, positions, output=tmp_path / "again", **options)
+    assert str(again.value) == str(whole.value)
 
 
 @pytest.mark.parametrize("method", ["l-bfgs", "adam"])
