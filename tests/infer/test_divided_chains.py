@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -19,15 +18,13 @@ from pmwd_dist.infer.samplers.methods import Tuning
 from pmwd_dist.infer.state import Moments, Run
 
 
-def posterior_of(decomposition: pmd.Decomposition, kind: str, cosmo: Any) -> infer.Posterior:
+def posterior_of(decomposition: pmd.Decomposition, cosmo: Any) -> infer.Posterior:
+    """Galaxies of LPT in redshift space, with an adapted preconditioner."""
     config = pmd.Config(80.0, 8, a_stop=0.5, lpt_order=1, decomposition=decomposition, halo=2)
-    forward: Any = infer.LinearField(config, cosmo, bias="b1")
-    if kind == "galaxies":
-        observable = infer.LagrangianGalaxies(b1="b1", line_of_sight="z")
-        forward = infer.Simulation(config, cosmo, gravity="lpt", observable=observable)
+    observable = infer.LagrangianGalaxies(b1="b1", line_of_sight="z")
+    forward = infer.Simulation(config, cosmo, gravity="lpt", observable=observable)
     model = infer.Model(config, forward, {"b1": infer.Normal(1.5, 0.5)}, infer.Gaussian(0.5))
-    data = 1 + np.random.default_rng(0).standard_normal((8, 8, 8))
-    return model.condition(data, precondition="adapted" if kind == "galaxies" else "conditional")
+    return model.condition(1 + np.random.default_rng(0).standard_normal((8, 8, 8)), precondition="adapted")
 
 
 def begun(posterior: infer.Posterior) -> Run:
@@ -41,13 +38,10 @@ def begun(posterior: infer.Posterior) -> Run:
     return Run(states, tuning, Moments(0 * one, noise[0], noise[0]), adaptation.start(posterior))
 
 
-@pytest.mark.parametrize(
-    ("method", "kind"), [("mclmc", "galaxies"), ("hmc", "linear field"), ("adjusted-mclmc", "linear field")]
-)
-def test_programs_of_chains_gather_no_field(method: Any, kind: str, cosmo: Any) -> None:
-    """A chunk of draws of two chains; galaxies are those of LPT with an adapted preconditioner."""
-    posterior = posterior_of(pmd.Decomposition((2, 2)), kind, cosmo)
-    program = sampling._advance.lower(jax.random.key(0), begun(posterior), posterior, method, 1, 2, None).compile()
+def test_the_program_of_chains_gathers_no_field(cosmo: Any) -> None:
+    """A chunk of draws of galaxies on pencils, by MCLMC; other samplers: `test_sampling`."""
+    posterior = posterior_of(pmd.Decomposition((2, 2)), cosmo)
+    program = sampling._advance.lower(jax.random.key(0), begun(posterior), posterior, "mclmc", 1, 2, None).compile()
     text = program.compiled.as_text()
     assert "all-to-all" in text or "collective-permute" in text  # transforms
     assert "all-gather" not in text

@@ -16,10 +16,6 @@ from pmwd_dist import infer
 
 SHAPE, BOX, SIGMA, CHAINS = (8, 8, 8), 160.0, 0.6, 4
 PRIOR = infer.Normal(1.5, 0.3, low=0.3)
-SAMPLERS: dict[Any, dict[str, Any]] = {
-    "hmc": {"steps": 80, "thin": 1},
-    "mclmc": {"steps": 240, "thin": 3, "energy_variance": 5e-5},
-}
 
 
 class Wiener(NamedTuple):
@@ -52,10 +48,8 @@ def wiener(data: np.ndarray, k: np.ndarray, amplitude: np.ndarray) -> Wiener:
     return Wiener(b1, probability, share * modes, variance, k)
 
 
-@pytest.fixture(scope="module", params=SAMPLERS)
-def sampled(
-    request: pytest.FixtureRequest, cosmo: Any, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[infer.Chain, Wiener]:
+@pytest.fixture(scope="module")
+def sampled(cosmo: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[infer.Chain, Wiener]:
     """Chains, and what they should have drawn."""
     config = pmd.Config(BOX, 8, a_stop=0.5, decomposition=(1, 1))
     model = infer.Model(config, infer.LinearField(config, cosmo, bias="b1"), {"b1": PRIOR}, infer.Gaussian(SIGMA))
@@ -68,11 +62,9 @@ def sampled(
         "noise": jnp.asarray(rng.standard_normal((CHAINS, *SHAPE))),
         "parameters": {"b1": jnp.asarray(rng.standard_normal(CHAINS))},
     }
-    options = {"tuning_steps": 60, "chunk": 2, "keep_noise": True, "key": jax.random.key(3)}
-    folder = tmp_path_factory.mktemp(request.param)
-    chain = infer.sample(
-        posterior, positions, method=request.param, output=folder, **options, **SAMPLERS[request.param]
-    )
+    options: dict[str, Any] = {"tuning_steps": 60, "steps": 240, "thin": 3, "chunk": 2, "energy_variance": 5e-5}
+    folder = tmp_path_factory.mktemp("chains")
+    chain = infer.sample(posterior, positions, key=jax.random.key(3), output=folder, keep_noise=True, **options)
     return chain, wiener(data, k, amplitude)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 from dataclasses import replace
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from inferences import LENSING, SMALL, plan_of
-from runs import command
+from runs import command, kill_loop
 
 from pmwd_dist import infer
 from pmwd_dist.infer.chains import load_chain
@@ -85,6 +86,13 @@ def test_what_was_stopped_goes_on_to_the_same_bits(whole: tuple[InferencePlan, L
             one.visititems(lambda name, item, to=found: to.append(name) if isinstance(item, h5py.Dataset) else None)
             for name in found:
                 np.testing.assert_array_equal(one[name][()], other[name][()], err_msg=f"{path.name}:{name}")
+
+
+def test_killed_while_it_is_tuned_it_goes_on_to_the_same_bits(whole: tuple[InferencePlan, Listener]) -> None:
+    """One kill; `python tests/run/kill_loop.py --infer --kills 200` has more, between chunks, too."""
+    done = kill_loop("--kills", "1", "--seed", "9", "--no-figures", "--reference", whole[0].folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.fullmatch(r"(\d+) runs, 1 kills, \1 same bits", done.stdout.strip().splitlines()[-1])
 
 
 def test_another_config_does_not_go_on(
