@@ -121,7 +121,7 @@ class Gaussian(eqx.Module):
         check_finite(data, seen)
 
     def contrast(self, data: Array, parameters: Mapping[str, ArrayLike]) -> Array:
-        """The data less the mean, 0 behind the mask; also what is not compared beyond k_max."""
+        """The data less the mean, 0 behind the mask; with all modes, also those beyond k_max."""
         del parameters
         return data - 1 if self.mask is None else jnp.where(self.mask > 0, data - 1, 0)
 
