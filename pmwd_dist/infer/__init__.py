@@ -4,6 +4,7 @@ from pmwd_dist.infer.arviz import save_arviz as save_arviz
 from pmwd_dist.infer.chains import Chain as Chain
 from pmwd_dist.infer.chains import load_chain as load_chain
 from pmwd_dist.infer.diagnostics import energy_errors as energy_errors
+from pmwd_dist.infer.diagnostics import energy_table as energy_table
 from pmwd_dist.infer.diagnostics import ess_bulk as ess_bulk
 from pmwd_dist.infer.diagnostics import ess_mean as ess_mean
 from pmwd_dist.infer.diagnostics import ess_tail as ess_tail
@@ -14,12 +15,14 @@ from pmwd_dist.infer.diagnostics import summary as summary
 from pmwd_dist.infer.forward import LinearField as LinearField
 from pmwd_dist.infer.forward import Simulation as Simulation
 from pmwd_dist.infer.galaxies import LagrangianGalaxies as LagrangianGalaxies
+from pmwd_dist.infer.getdist import as_getdist as as_getdist
 from pmwd_dist.infer.lensing import Convergence as Convergence
 from pmwd_dist.infer.lensing import ShapeNoise as ShapeNoise
 from pmwd_dist.infer.likelihoods import Gaussian as Gaussian
 from pmwd_dist.infer.likelihoods import Poisson as Poisson
 from pmwd_dist.infer.model import Model as Model
 from pmwd_dist.infer.model import Posterior as Posterior
+from pmwd_dist.infer.numpyro import numpyro_position as numpyro_position
 from pmwd_dist.infer.optimise import maximise as maximise
 from pmwd_dist.infer.priors import LogNormal as LogNormal
 from pmwd_dist.infer.priors import Normal as Normal

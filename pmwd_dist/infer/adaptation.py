@@ -26,6 +26,7 @@ from jaxtyping import Array, Float
 
 from pmwd_dist.config import Config
 from pmwd_dist.infer.forward import wavevectors
+from pmwd_dist.pm import fourier
 
 BANDS = 12  # of the wavenumber, of equal width in its logarithm
 STIFFEST = 4.0  # curvature left; the step of MCLMC at its target is stable up to about ten
@@ -58,12 +59,32 @@ class Adaptation(eqx.Module):
 
 def bands(config: Config) -> Array:
     """Band of each mode, in the layout of `prfft3d`."""
-    k2 = sum(component**2 for component in wavevectors(config))
-    smallest = 2 * np.pi / max(config.box_size)
-    largest = np.pi * np.sqrt(sum(side**-2 for side in config.cell_size))
-    width = np.log(largest / smallest) / BANDS
+    k2, (smallest, width) = sum(component**2 for component in wavevectors(config)), _span(config)
     place = 0.5 * jnp.log(jnp.maximum(k2, smallest**2) / smallest**2) / width
     return jnp.clip(jnp.floor(place + 1e-3), 0, BANDS - 1).astype(int)
+
+
+def band_centres(config: Config) -> np.ndarray:
+    """Wavenumbers in the middle of the bands, in their logarithm [h/Mpc]."""
+    smallest, width = _span(config)
+    return smallest * np.exp(width * (np.arange(BANDS) + 0.5))
+
+
+def _span(config: Config) -> tuple[float, float]:
+    """The smallest wavenumber, and the width of a band in the logarithm."""
+    smallest = 2 * np.pi / max(config.box_size)
+    largest = np.pi * np.sqrt(sum(side**-2 for side in config.cell_size))
+    return smallest, np.log(largest / smallest) / BANDS
+
+
+def mode_counts(config: Config, dtype: Any) -> Array:
+    """Number of modes of the lattice that each value of a spectrum stands for."""
+    decomposition, shape = config.decomposition, config.particle_shape
+
+    def counts() -> Array:
+        return jnp.zeros_like(fourier.k_squared(shape, config, dtype)) + fourier.mode_count(shape, config, dtype)
+
+    return decomposition.shard_map(counts, (), decomposition.spectrum_spec)()
 
 
 def at_bands(values: Float[Array, " bands"], index: Array) -> Array:

@@ -15,7 +15,7 @@ import numpy as np
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
-from pmwd_dist.infer.diagnostics import step_bias, summary
+from pmwd_dist.infer.diagnostics import energy_table, step_bias, summary
 from pmwd_dist.infer.storage import (
     Arrays,
     check_shapes,
@@ -27,6 +27,7 @@ from pmwd_dist.infer.storage import (
 )
 
 _PER_DRAW = ("logdensity", "density_shift")
+_NAMED = ("parameter/", "projection/", "power/")  # of each draw, too
 _PER_STEP = ("energy_change", "acceptance_rate", "gradients", "nonans")
 
 
@@ -43,6 +44,8 @@ class Chain(eqx.Module):
       failures: steps that ended in a failed simulation, and were undone.
       noise_mean, noise_sd: mean and standard deviation of the white noise over all draws and chains, in each cell.
       noise: white noise of one draw a chunk, shape (chunks, chains, nx, ny, nz); None unless it was kept.
+      projections: of the white noise of each draw by wavenumber [h/Mpc], shape (chains, draws) (`infer.scales`).
+      powers: of the white noise of each draw by wavenumber [h/Mpc], shape (chains, draws).
     """
 
     parameters: dict[str, np.ndarray]
@@ -55,10 +58,25 @@ class Chain(eqx.Module):
     noise_mean: np.ndarray
     noise_sd: np.ndarray
     noise: np.ndarray | None
+    projections: dict[float, np.ndarray] = eqx.field(default_factory=dict)
+    powers: dict[float, np.ndarray] = eqx.field(default_factory=dict)
 
     def summary(self) -> dict[str, dict[str, float]]:
         """Mean, standard deviation, R-hat and effective sample sizes of the parameters and of the log density."""
         return summary(self.parameters | {"logdensity": self.logdensity})
+
+    def scales(self) -> dict[str, dict[str, float]]:
+        """The same of the white noise, scale by scale: of projections of the modes of a band, and of their power.
+
+        Both say whether the field mixes: R-hat and effective sizes of a projection are those of typical modes of the
+        band, phases too, and the mean of the power of a posterior is near 1 (`infer.scales`).
+        """
+        kinds = (("projection", self.projections), ("power", self.powers))
+        return summary({f"{kind} at k = {k:g}": x for kind, table in kinds for k, x in table.items()})
+
+    def energy_errors(self) -> dict[str, dict[str, float]]:
+        """Moments of the energy errors of the steps, chain by chain and of all (`infer.energy_table`)."""
+        return energy_table(self.energy_change, self.noise_mean.size + len(self.parameters))
 
     def bias(self) -> dict[str, tuple[float, float]]:
         """Shift of the mean of each parameter by finite steps, in standard deviations, and its error (`step_bias`)."""
@@ -157,7 +175,7 @@ class ChainFolder:
             if not shapes:
                 with reading(path):
                     draws, steps = arrays["logdensity"].shape, arrays["energy_change"].shape
-                    own = {name: draws for name in arrays if name.startswith("parameter/")}
+                    own = {name: draws for name in arrays if name.startswith(_NAMED)}
                     check_shapes(arrays, own | dict.fromkeys(_PER_DRAW, draws) | dict.fromkeys(_PER_STEP, steps))
             shapes = {name: x.shape for name, x in arrays.items()}
             yield arrays
@@ -174,11 +192,11 @@ class ChainFolder:
             raise ArgumentError("output", str(self.path), "has no draws yet", "sample first")
         chunks = list(self._chunks(self._count(state)))
         joined = {name: np.concatenate([c[name] for c in chunks], axis=1) for name in chunks[0] if name != "noise"}
-        names = [name for name in joined if name.startswith("parameter/")]
+        parameters, projections, powers = (_named(joined, prefix) for prefix in _NAMED)
         with self.reading_state():
             mean, square, draws = (state[f"moments/{name}"] for name in ("mean", "square", "draws"))
         return Chain(
-            parameters={name.removeprefix("parameter/"): joined[name] for name in names},
+            parameters=parameters,
             logdensity=joined["logdensity"],
             density_shift=joined["density_shift"],
             energy_change=joined["energy_change"],
@@ -188,10 +206,21 @@ class ChainFolder:
             noise_mean=mean,
             noise_sd=np.sqrt(square / max(float(draws) - 1, 1)),
             noise=np.stack([c["noise"] for c in chunks]) if "noise" in chunks[0] else None,
+            projections=_by_wavenumber(projections),
+            powers=_by_wavenumber(powers),
         )
 
     def _chunk(self, index: int) -> Path:
         return self.path / f"chunk_{index:05d}.h5"
+
+
+def _named(arrays: Arrays, prefix: str) -> Arrays:
+    """The arrays whose names have a prefix, without it."""
+    return {name.removeprefix(prefix): x for name, x in arrays.items() if name.startswith(prefix)}
+
+
+def _by_wavenumber(arrays: Arrays) -> dict[float, np.ndarray]:
+    return {float(k): arrays[k] for k in sorted(arrays, key=float)}
 
 
 def open_folder(path: str | Path, identity: Mapping[str, str]) -> ChainFolder:

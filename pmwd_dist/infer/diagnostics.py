@@ -77,9 +77,15 @@ def evaluations_per_ess(draws: Mapping[str, Chains], evaluations: int) -> float:
     return evaluations * float(np.mean([1 / size for size in sizes]))
 
 
-def stuck(x: Chains) -> list[int]:
-    """Chains of which all draws are the same."""
-    return np.flatnonzero(np.ptp(np.asarray(x), axis=1) == 0).tolist()
+def stuck(x: Chains, share: float = 0.5) -> dict[int, int]:
+    """Chains of which more than this share of the draws are the same in a row, and how many are."""
+    found = dict[int, int]()
+    for chain, draws in enumerate(np.asarray(x)):
+        changes = np.flatnonzero(np.diff(draws)) + 1
+        longest = int(np.max(np.diff(np.concatenate([[0], changes, [len(draws)]]))))
+        if longest > max(share * len(draws), 1):
+            found[chain] = longest
+    return found
 
 
 def energy_errors(energy_change: Chains, dimensions: int) -> dict[str, float]:
@@ -100,6 +106,13 @@ def energy_errors(energy_change: Chains, dimensions: int) -> dict[str, float]:
         "largest": float(np.max(np.abs(x))) / math.sqrt(dimensions),
         "outliers": float(np.mean(np.abs(x) > limit)),
     }
+
+
+def energy_table(energy_change: Chains, dimensions: int) -> dict[str, dict[str, float]]:
+    """The same of each chain, "chain 0" and so on, and of "all": means over chains hide one that became unstable."""
+    x = np.asarray(energy_change, float)
+    rows = {f"chain {i}": energy_errors(each[None], dimensions) for i, each in enumerate(x)}
+    return rows | {"all": energy_errors(x, dimensions)}
 
 
 def step_bias(x: Chains, density_shift: Chains) -> tuple[float, float]:

@@ -29,7 +29,8 @@ class Likelihood(Protocol):
     """The distribution of data around a predicted field.
 
     Preconditioning needs two more methods: `contrast(data, parameters)`, the data as a density contrast, 0 where
-    nothing is known, and `noise_variance(parameters, config)`, that of a cell of it, as if it were the same everywhere.
+    nothing is known, and `noise_variance(parameters, config)`, that of a cell of it, as if it were the same everywhere,
+    or of each mode in the layout of `prfft3d`, in the same units and infinite where nothing is compared.
     """
 
     def logdensity(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
@@ -71,7 +72,7 @@ class Gaussian(eqx.Module):
             if not (isinstance(k_max, Real) and k_max > 0):
                 raise ArgumentError("k_max", k_max, "must be positive")
             self.k_max = float(k_max)
-        if self.k_max is not None and (mask is not None or jnp.ndim(self.sigma) > 0):
+        if self.k_max is not None and (mask is not None or np.ndim(self.sigma) > 0):
             constraint = "can't be used with a mask or a field of sigma, which couple modes"
             raise ArgumentError("k_max", k_max, constraint, "leave one of them out")
 
@@ -87,17 +88,21 @@ class Gaussian(eqx.Module):
 
     def _chi_squared_of_modes(self, residual: Array, config: Config) -> tuple[Array, Array]:
         """Sum of squares over the modes up to k_max, and their number; 1 is the variance of a cell."""
+        weight = self._compared_modes(config, residual.dtype)
+        modes = prfft3d(residual, config.decomposition, norm="ortho")
+        return jnp.sum(weight * (modes.real**2 + modes.imag**2)), jnp.sum(weight)
+
+    def _compared_modes(self, config: Config, dtype: Any) -> Array:
+        """Number of modes that each value of a spectrum stands for, 0 beyond k_max and for the mean."""
         decomposition, shape = config.decomposition, config.mesh_shape
         assert self.k_max is not None
         limit = self.k_max**2
 
-        def weights() -> Array:
-            k2 = fourier.k_squared(shape, config, residual.dtype)
-            return jnp.where((k2 <= limit) & (k2 > 0), fourier.mode_count(shape, config, residual.dtype), 0)
+        def counts() -> Array:
+            k2 = fourier.k_squared(shape, config, dtype)
+            return jnp.where((k2 <= limit) & (k2 > 0), fourier.mode_count(shape, config, dtype), 0)
 
-        weight = decomposition.shard_map(weights, (), decomposition.spectrum_spec)()
-        modes = prfft3d(residual, decomposition, norm="ortho")
-        return jnp.sum(weight * (modes.real**2 + modes.imag**2)), jnp.sum(weight)
+        return decomposition.shard_map(counts, (), decomposition.spectrum_spec)()
 
     def draw(self, key: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """The field with noise at random; where the mask hides it, too."""
@@ -116,13 +121,18 @@ class Gaussian(eqx.Module):
         check_finite(data, seen)
 
     def contrast(self, data: Array, parameters: Mapping[str, ArrayLike]) -> Array:
-        """The data less the mean, 0 behind the mask."""
+        """The data less the mean, 0 behind the mask; with all modes, also those beyond k_max."""
         del parameters
         return data - 1 if self.mask is None else jnp.where(self.mask > 0, data - 1, 0)
 
     def noise_variance(self, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
-        """Harmonic mean of the variance over all cells, those behind the mask with an infinite one."""
-        del config
+        """Harmonic mean of the variance over all cells, those behind the mask with an infinite one.
+
+        With a k_max the variance of each mode, infinite for those that are not compared.
+        """
+        if self.k_max is not None:
+            variance = jnp.asarray(self._sigma(parameters), float) ** 2
+            return jnp.where(self._compared_modes(config, variance.dtype) > 0, variance, jnp.inf)
         weight = 1.0 if self.mask is None else self.mask
         return 1 / jnp.mean(weight / jnp.asarray(self._sigma(parameters), float) ** 2)
 

@@ -19,6 +19,7 @@ from pmwd_dist.infer.adaptation import Adaptation
 from pmwd_dist.infer.forward import COSMOLOGY
 from pmwd_dist.infer.informing import constant, unused
 from pmwd_dist.infer.likelihoods import Likelihood
+from pmwd_dist.infer.numpyro import numpyro_sites
 from pmwd_dist.infer.precondition import Preconditioner, wiener_draw
 from pmwd_dist.infer.priors import Prior, check_priors, unwhiten, whiten
 from pmwd_dist.pm.inputs import check_config, lattice_field
@@ -251,6 +252,15 @@ class Posterior(eqx.Module):
             return self
         assert self.preconditioner is not None
         return eqx.tree_at(lambda p: p.preconditioner.adaptation, self, adaptation)
+
+    def numpyro_model(self) -> None:
+        """The posterior as a model of NumPyro: `numpyro.infer.NUTS(posterior.numpyro_model)`.
+
+        Its sites are "position/noise" and "position/NAME" of each parameter, standard normal but for a factor; each
+        parameter itself is a deterministic site, and `numpyro_position` makes positions of samples.
+        """
+        shapes = {"noise": self.model.config.particle_shape} | dict.fromkeys(self.model.priors, ())
+        numpyro_sites(self.logdensity, self.parameters, shapes)
 
     def observe(self, position: Position, slope: Position) -> Array:
         """What the slope at a position shows, for adaptation; nothing if none is adapted."""

@@ -3,6 +3,8 @@
 Where data are d(k) = R(k) w(k) + n(k), with white noise w of unit variance, n of variance s^2 in each cell, and the
 response R of a forward model, w(k) has the posterior mean R d / (R^2 + s^2) and the variance 1 / (1 + R^2 / s^2).
 
+Modes that are not compared have s infinite: the mean and the variance of the prior, 0 and 1.
+
 R and s depend on the parameters. Where both moments are those at the parameters of the position, the position's noise
 is in linear theory a standard normal one whatever the parameters are, and these have their marginal posterior: field
 and parameters no longer constrain each other. That of the parameters has in linear theory the Fisher matrix
@@ -26,10 +28,9 @@ from jaxtyping import Array, Float
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
-from pmwd_dist.infer.adaptation import Adaptation, at_bands, band_sums, bands
+from pmwd_dist.infer.adaptation import Adaptation, at_bands, band_sums, bands, mode_counts
 from pmwd_dist.infer.priors import Prior, unwhiten
 from pmwd_dist.parallel.fft import pirfft3d, prfft3d
-from pmwd_dist.pm import fourier
 
 
 class Preconditioner(eqx.Module):
@@ -107,7 +108,7 @@ class Preconditioner(eqx.Module):
         """
         variance, width, mean = self._moments(scaled, parameters, config)
         modes = prfft3d(z, config.decomposition) * width.astype(z.dtype) + mean.astype(_complex(z))
-        volume = 0.5 * jnp.sum(_counts(config, variance.dtype) * jnp.log(variance))
+        volume = 0.5 * jnp.sum(mode_counts(config, variance.dtype) * jnp.log(variance))
         return pirfft3d(modes, config.particle_shape, config.decomposition), volume
 
     def position(
@@ -128,7 +129,7 @@ class Preconditioner(eqx.Module):
         if self.adaptation is None:
             return jnp.zeros(0)
         _, width, mean = self._moments({}, parameters, config)
-        index, weight = bands(config), _counts(config, width.dtype)
+        index, weight = bands(config), mode_counts(config, width.dtype)
         modes = prfft3d(slope["noise"], config.decomposition, norm="ortho")
         size = slope["noise"].size ** 0.5
         sums = band_sums(weight * jnp.real(jnp.conj(modes) * mean / (width * size)), index)
@@ -185,7 +186,8 @@ def _parameter_scales(
 
     def logarithm(white: dict[str, Array]) -> Array:
         parameters = unwhiten(white, dict(priors))
-        return jnp.log(forward.response(parameters) ** 2 + likelihood.noise_variance(parameters, config))
+        known = 1 / likelihood.noise_variance(parameters, config)  # 0 for modes that are not compared
+        return jnp.log1p(forward.response(parameters) ** 2 * known) - jnp.log(jnp.where(known > 0, known, 1))
 
     if not white:
         return jnp.zeros((0, 0))
@@ -194,19 +196,9 @@ def _parameter_scales(
     unit = jnp.eye(len(names), dtype=white[names[0]].dtype)
     along = {name: unit[:, i] for i, name in enumerate(names)}
     slopes = jax.lax.map(lambda direction: jax.jvp(logarithm, (white,), (direction,))[1], along)
-    weight = _counts(config, slopes.dtype)
+    weight = mode_counts(config, slopes.dtype)
     fisher = jnp.stack([jnp.stack([0.5 * jnp.sum(weight * a * b) for b in slopes]) for a in slopes])
     return jnp.linalg.cholesky(jnp.linalg.inv(fisher + jnp.eye(len(names))))
-
-
-def _counts(config: Config, dtype: Any) -> Array:
-    """Number of modes that each value of a spectrum stands for."""
-    decomposition, shape = config.decomposition, config.particle_shape
-
-    def counts() -> Array:
-        return jnp.zeros_like(fourier.k_squared(shape, config, dtype)) + fourier.mode_count(shape, config, dtype)
-
-    return decomposition.shard_map(counts, (), decomposition.spectrum_spec)()
 
 
 @eqx.filter_jit
@@ -215,9 +207,10 @@ def wiener(
 ) -> tuple[Float[Array, "nx ny nk"], Float[Array, "nx ny nk"]]:
     """Posterior variance of each mode of the noise, and what its posterior mean is per mode of the data."""
     response = forward.response(parameters)
-    noise = likelihood.noise_variance(parameters, config)
+    known = 1 / likelihood.noise_variance(parameters, config)  # 0 for modes that are not compared
     sharding = config.decomposition.spectrum_sharding
-    variance, gain = noise / (response**2 + noise), response / (response**2 + noise)
+    variance = 1 / (1 + response**2 * known)
+    gain = response * known * variance
     return jax.lax.with_sharding_constraint((variance, gain), (sharding, sharding))
 
 
@@ -242,8 +235,13 @@ def wiener_draw(
     config: Config,
 ) -> Float[Array, "nx ny nz"]:
     """White noise drawn from its posterior in linear theory: a prior draw, moved to the data (Hoffman & Ribak 1991)."""
+    decomposition = config.decomposition
     _, gain = wiener(forward, likelihood, parameters, config)
     variance = likelihood.noise_variance(parameters, config)
-    errors = jnp.sqrt(variance).astype(data.dtype) * jax.random.normal(key, data.shape, data.dtype)
-    mock = filtered(noise, forward.response(parameters), config) + errors
-    return noise + filtered(likelihood.contrast(data, parameters) - mock, gain, config)
+    size = jnp.sqrt(jnp.where(jnp.isinf(variance), 0, variance))  # what is not compared has a gain of 0
+    errors = jax.random.normal(key, data.shape, data.dtype)
+    contrast, drawn, errors = (
+        prfft3d(x, decomposition) for x in (likelihood.contrast(data, parameters), noise, errors)
+    )
+    change = gain * (contrast - forward.response(parameters) * drawn - size * errors)
+    return noise + pirfft3d(change.astype(_complex(noise)), config.particle_shape, decomposition)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from pmwd_dist._errors import ArgumentError
-from pmwd_dist.infer import adaptation
+from pmwd_dist.infer import adaptation, scales
+from pmwd_dist.infer.arguments import check_lengths, check_options, check_start
 from pmwd_dist.infer.chains import Chain, ChainFolder, identity_of, open_folder
+from pmwd_dist.infer.failures import TuningFailures, check_share
 from pmwd_dist.infer.model import Position, Posterior
 from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.infer.samplers.blocks import Block, run_blocks
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState
 from pmwd_dist.infer.samplers.methods import Method, Tuning, check_method, density_shift, transition
-from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE, SHORTEST, Search, block_length, tune
+from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE, Search, block_length, tune
 from pmwd_dist.infer.state import (
     Moments,
     Progress,
@@ -37,7 +38,6 @@ from pmwd_dist.infer.state import (
     unpack,
 )
 from pmwd_dist.infer.storage import Arrays
-from pmwd_dist.parallel.inputs import whole_number
 from pmwd_dist.pm.status import SimulationError
 
 _ELSEWHERE = "begin elsewhere, as with another seed or narrower priors, or look at the simulation there"
@@ -78,7 +78,7 @@ def sample(
       thin: steps between draws that are kept.
       chunk: draws between writes to disk.
       keep_noise: whether to keep the white noise of the last draw of each chunk.
-      most_failures: share of the steps of a chunk that may end in failed simulations.
+      most_failures: share of the steps that may end in failed simulations, of a chunk or of the tuning's last stage.
       spmd_axis_name: axis of the device mesh over which chains are divided, if any.
       listener: called after tuning and each chunk, which is on disk then; what it raises ends the run.
       tuning_listener: called after each block of the tuning; what it raises ends the run, with the state on disk.
@@ -88,8 +88,10 @@ def sample(
       ChainFileError: a file of the chain that it would go on with is missing or damaged.
       SimulationError: the start, or too many steps, failed.
     """
-    _check(posterior, positions, steps, thin, chunk, method)
-    _check_options(key, tuning_steps, most_failures)
+    check_method(method)
+    check_start(posterior, positions)
+    check_lengths(steps, thin, chunk)
+    check_options(key, tuning_steps, most_failures)
     search = _search(posterior, positions, tuning_steps, method, energy_variance)
     how: dict[str, Any] = {"tuning_steps": tuning_steps, "thin": thin, "chunk": chunk, "keep_noise": keep_noise}
     how |= {"method": method, "energy_variance": energy_variance}
@@ -98,11 +100,14 @@ def sample(
     run, done = _resumed(_begun(begin_key, positions, posterior, spmd_axis_name), folder)
     if done is None:
         args = tune_key, run, posterior, search, folder, tuning_steps, spmd_axis_name
-        run, done = _tuned(*args, listener=tuning_listener), 0
+        run, failures = _tuned(*args, listener=tuning_listener)
+        failures.check(most_failures)
+        folder.write_state(pack(run, 0))
+        done = 0
         _tell(listener, run, 0, {})
     for index in range(done, steps // (thin * chunk)):
         run, draws = _advance(jax.random.fold_in(run_key, index), run, posterior, method, thin, chunk, spmd_axis_name)
-        arrays = _checked(draws, index, most_failures)
+        arrays = _checked(draws, index, most_failures, posterior)
         arrays |= _white_noise(run, posterior, spmd_axis_name) if keep_noise else {}
         folder.write(index, arrays, pack(run, index + 1))
         _tell(listener, run, index + 1, arrays)
@@ -150,15 +155,12 @@ def _resumed(run: Run, folder: ChainFolder) -> tuple[Run, int | None]:
         return unpack(stored, run), int(stored["chunks"])
 
 
-def _checked(draws: dict[str, Array], chunk: int, most: float) -> dict[str, np.ndarray]:
+def _checked(draws: dict[str, Array], chunk: int, most: float, posterior: Posterior) -> Arrays:
     """The draws, on the host; SimulationError where a larger share of the steps of a chunk failed."""
     arrays = {name: np.asarray(x) for name, x in draws.items()}
-    failed = 1 - float(np.mean(arrays["nonans"]))
-    if failed > most:
-        raise SimulationError(
-            f"{failed:.1%} of the steps of chunk {chunk} failed, more than {most:.1%}; "
-            "tune for longer, or look at the priors, the halo and the steps of the simulation"
-        )
+    of_bands = {name: arrays.pop(name) for name in scales.KINDS}
+    arrays |= scales.by_wavenumber(of_bands, arrays.pop("modes"), posterior.model.config)
+    check_share(1 - float(np.mean(arrays["nonans"])), most, f"chunk {chunk}")
     return arrays
 
 
@@ -198,18 +200,20 @@ def _tuned(
     axis: str | None,
     *,
     listener: Callable[[TuningProgress], None] | None,
-) -> Run:
-    """All chains after tuning, kept in the folder; it goes on where the folder says that it was."""
-    length, written = block_length(steps), time.monotonic()
+) -> tuple[Run, TuningFailures]:
+    """All chains after tuning, kept in the folder, and its failures; it goes on where the folder says that it was."""
+    length, written, failures = block_length(steps), time.monotonic(), TuningFailures()
     if stored := folder.state():
         with folder.reading_state():
             search.unpack({name.removeprefix("search/"): x for name, x in stored.items() if name.startswith("search/")})
+            failures.unpack(stored)
             adapted = restored(stored, run.adaptation, "adaptation")
             run = run._replace(states=restored(stored, run.states), adaptation=adapted)
 
     def run_all(key: Array, states: IntegratorState, tuning: Tuning, method: Method) -> tuple[IntegratorState, Block]:
         now = posterior.adapted(run.adaptation)
         states, block = _blocks(key, states, placed(tuning, run.tuning), now, method, length, axis)
+        failures.add(int(search.pack()["stage"]), np.asarray(block.nonans))
         return placed(states, run.states), block  # where they were: with another sharding it would compile again
 
     def adapt(states: IntegratorState, search: Search) -> IntegratorState:
@@ -224,7 +228,7 @@ def _tuned(
         return placed(states, run.states)
 
     def write(search: Search, states: IntegratorState) -> None:
-        begun = {f"search/{name}": x for name, x in search.pack().items()}
+        begun = {f"search/{name}": x for name, x in search.pack().items()} | failures.pack()
         folder.write_state(begun | leaves_of(states) | leaves_of(run.adaptation, "adaptation"))
 
     def keep(search: Search, states: IntegratorState) -> None:
@@ -240,9 +244,7 @@ def _tuned(
             written = time.monotonic()
 
     states, tuning = tune(key, run.states, run_all, search, keep, adapt)
-    run = run._replace(states=states, tuning=placed(tuning, run.tuning))
-    folder.write_state(pack(run, 0))
-    return run
+    return run._replace(states=states, tuning=placed(tuning, run.tuning)), failures
 
 
 @eqx.filter_jit
@@ -271,10 +273,11 @@ def _blocks(
 def _advance(
     key: Array, run: Run, posterior: Posterior, method: Method, thin: int, chunk: int, axis: str | None
 ) -> tuple[Run, dict[str, Array]]:
-    """A chunk of draws of all chains, with arrays of shape (chains, draws) or (chains, steps)."""
+    """A chunk of all chains, with arrays of shape (chains, draws), (bands, chains, draws) or (chains, steps)."""
     posterior = posterior.adapted(run.adaptation)
-    chains = run.states.logdensity.shape[0]
+    chains, config = run.states.logdensity.shape[0], posterior.model.config
     options: dict[str, Any] = {"logdensity": posterior.logdensity, "method": method, "tuning": run.tuning}
+    seen = scales.scales_of(config)
 
     def once(states: IntegratorState, key: Array) -> Any:
         one = partial(transition, fraction=jax.random.uniform(jax.random.fold_in(key, chains)), **options)
@@ -290,11 +293,12 @@ def _advance(
         kept = {f"parameter/{name}": x for name, x in jax.vmap(posterior.parameters)(states.position).items()}
         shift = jax.vmap(partial(density_shift, method=method, tuning=run.tuning))(states)
         kept |= {"logdensity": states.logdensity, "density_shift": shift}
+        kept |= jax.vmap(lambda x: scales.look(x, seen, config), spmd_axis_name=axis)(noise)
         return (states, moments), (kept, each)
 
     (states, moments), (kept, each) = jax.lax.scan(draw, (run.states, run.moments), jax.random.split(key, chunk))
     arrays = {name: x.T for name, x in kept.items()}
-    arrays |= {name: x.reshape(-1, chains).T for name, x in each.items()}
+    arrays |= {name: x.reshape(-1, chains).T for name, x in each.items()} | {"modes": seen.modes}
     return Run(states, run.tuning, moments, run.adaptation), arrays
 
 
@@ -302,38 +306,3 @@ def _advance(
 def _unwhitened(positions: Position, posterior: Posterior, axis: str | None) -> Array:
     """White noise of all chains."""
     return jax.vmap(lambda z: posterior.unwhiten(z)[0], spmd_axis_name=axis)(positions)
-
-
-def _check(posterior: Posterior, positions: Position, steps: int, thin: int, chunk: int, method: Method) -> None:
-    check_method(method)
-    if jax.process_count() > 1:
-        raise ArgumentError("posterior", "", "needs a program of one process", show_value=False)
-    _check_positions(posterior, positions)
-    for name, value in (("thin", thin), ("chunk", chunk), ("steps", steps)):
-        whole_number(value, name, least=1)
-    if steps % (thin * chunk):
-        raise ArgumentError("steps", steps, f"must be a multiple of thin * chunk = {thin * chunk}")
-
-
-def _check_options(key: Any, tuning_steps: int, most_failures: float) -> None:
-    if not hasattr(key, "dtype"):
-        raise ArgumentError("key", key, "must be a key of jax.random", "for example jax.random.key(0)")
-    whole_number(tuning_steps, "tuning_steps", least=SHORTEST)
-    if not most_failures <= 1:
-        raise ArgumentError("most_failures", most_failures, "must be a share of the steps, 1 at most")
-
-
-def _check_positions(posterior: Posterior, positions: Any) -> None:
-    remedy = "use jax.vmap(posterior.initial)(keys)"
-    if not isinstance(positions, Mapping) or set(positions) != {"noise", "parameters"}:
-        constraint = "must have the entries noise and parameters"
-        raise ArgumentError("positions", positions, constraint, remedy, show_value=False)
-    shape, lattice = jnp.shape(positions["noise"]), posterior.model.config.particle_shape
-    if shape[1:] != lattice or not shape[0]:
-        raise ArgumentError("positions['noise'].shape", shape, f"must be (chains, *{lattice})", remedy)
-    wanted = dict.fromkeys(posterior.model.priors, shape[:1])
-    there = {name: jnp.shape(x) for name, x in positions["parameters"].items()}
-    if there != wanted:
-        raise ArgumentError("positions['parameters']", there, f"must be numbers of shape {wanted}", remedy)
-    if not jnp.issubdtype(kind := jnp.result_type(positions["noise"]), jnp.floating):
-        raise ArgumentError("positions['noise'].dtype", kind.name, "must be of floating-point numbers", remedy)

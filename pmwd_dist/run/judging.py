@@ -95,10 +95,12 @@ def find_reasons(plan: InferencePlan, chain: infer.Chain) -> list[str]:
         if size < checks.ess and name in chain.parameters:
             reasons.append(f"{name} has {size:.0f} effective samples, fewer than {checks.ess:g}; {more}")
     reasons += [
-        f"chain {i} did not move in all of its {energy[0].shape[1]} steps; raise sampler.tune, or look at the priors"
-        for i in stuck(chain.logdensity)
+        f"chain {i} did not move in {count} of its {chain.logdensity.shape[1]} draws, one after the other; raise "
+        "sampler.tune, or look at the priors"
+        for i, count in stuck(chain.logdensity).items()
     ]
     reasons += _of_acceptance(chain) if adjusted else find_energy_reasons(*energy)
+    reasons += find_scale_reasons(chain.scales(), checks.r_hat, checks.ess, more)
     reasons += find_bias_reasons(chain.bias(), checks.bias, plan.settings.sampler.energy_variance)
     if chain.failures > _OUTLIERS * chain.energy_change.size:
         reasons.append(f"{chain.failures} steps failed; look at the priors, devices.halo and time.steps")
@@ -128,6 +130,16 @@ def find_energy_reasons(energy_change: np.ndarray, dimensions: int) -> list[str]
         share = f"{errors['outliers']:.2%} of the steps have far too large an energy error"
         reasons.append(f"{share}; raise sampler.tune, or lower sampler.energy_variance")
     return reasons
+
+
+def find_scale_reasons(scales: dict[str, dict[str, float]], r_hat: float, ess: float, remedy: str) -> list[str]:
+    """The scale whose modes mix worst, where R-hat and effective size both say so: one of many may by chance."""
+    poor = {name: row for name, row in scales.items() if row["rhat"] > r_hat and row["ess_bulk"] < ess}
+    if not poor:
+        return []
+    name, row = max(poor.items(), key=lambda item: item[1]["rhat"])
+    sizes = f"with {row['ess_bulk']:.0f} effective samples, fewer than {ess:g}"
+    return [f"R-hat of the modes' {name} h/Mpc is {row['rhat']:.3f}, more than {r_hat:g}, {sizes}; {remedy}"]
 
 
 def find_bias_reasons(bias: dict[str, tuple[float, float]], limit: float, energy_variance: float) -> list[str]:

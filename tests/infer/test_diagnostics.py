@@ -7,6 +7,7 @@ import pytest
 from arviz_stats.base import array_stats
 
 from pmwd_dist import infer
+from pmwd_dist.infer.diagnostics import stuck
 
 
 def chains(name: str) -> np.ndarray:
@@ -57,6 +58,21 @@ def test_energy_errors_are_per_dimension() -> None:
     assert table["outliers"] == 0
     x[0, 7] = 100.0
     assert infer.energy_errors(x, 1000)["outliers"] == pytest.approx(1e-4)
+    modes = np.zeros((9, 37, 3))  # 999
+    chain = infer.Chain({"b1": x}, x, x, x, x, 4, 0, modes, modes, None)
+    rows = chain.energy_errors()
+    assert list(rows) == ["chain 0", "chain 1", "all"]
+    assert rows["all"] == infer.energy_errors(x, 1000) and rows["chain 1"] == infer.energy_errors(x[1:], 1000)
+    assert rows["chain 0"]["outliers"] == 2e-4 and rows["chain 1"]["outliers"] == 0
+    assert rows["chain 0"]["largest"] == pytest.approx(100 / np.sqrt(1000))
+
+
+def test_chains_that_stay_where_they_are_for_long_are_found() -> None:
+    x = np.random.default_rng(3).standard_normal((5, 100))
+    x[1], x[2, 10:61], x[3, 50:], x[4, ::2] = 1.0, 2.0, 3.0, 4.0  # the last returns each time
+    assert stuck(x) == {1: 100, 2: 51}
+    assert stuck(x, 0.4) == {1: 100, 2: 51, 3: 50}
+    assert stuck(x[:, :1]) == {}
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,11 @@ def configure(pdims: tuple[int, int] = (1, 1), **changes: Any) -> pmd.Config:
     return pmd.Config(**(settings | changes))
 
 
-@pytest.fixture(scope="module")
-def linear(cosmo: Any) -> infer.Posterior:
-    """No parameters, the noise alone."""
-    config = configure()
-    model = infer.Model(config, infer.LinearField(config, cosmo, bias=BIAS), {}, infer.Gaussian(SIGMA))
+@pytest.fixture(scope="module", params=[None, 0.25], ids=["all modes", "long modes"])
+def linear(request: pytest.FixtureRequest, cosmo: Any) -> infer.Posterior:
+    """No parameters, the noise alone; of data that are compared in all modes, or up to a k_max."""
+    config, likelihood = configure(), infer.Gaussian(SIGMA, k_max=request.param)
+    model = infer.Model(config, infer.LinearField(config, cosmo, bias=BIAS), {}, likelihood)
     data = 1 + np.random.default_rng(0).standard_normal(SHAPE)  # any data have a posterior
     return model.condition(data, precondition="conditional")
 
@@ -39,6 +39,7 @@ def wiener(posterior: infer.Posterior, cosmo: Any) -> tuple[np.ndarray, np.ndarr
     growth = float(pmd.growth(0.5, cosmo))
     power = np.where(k > 0, np.asarray(pmd.linear_power(np.where(k > 0, k, 1), cosmo)), 0)
     response = BIAS * growth * np.sqrt(power * math.prod(SHAPE) / math.prod(BOX))
+    response = np.where(k <= (posterior.model.likelihood.k_max or np.inf), response, 0)  # of what is compared
     variance = 1 / (1 + response**2 / SIGMA**2)
     mean = np.fft.ifftn(variance * response / SIGMA**2 * np.fft.fftn(np.asarray(posterior.data) - 1)).real
     return variance, mean
@@ -105,10 +106,14 @@ def test_slabs_have_the_same_mocks_and_starts(reference: tuple[Any, ...], cosmo:
 
 
 def test_conditional_positions_tell_field_and_parameters_apart(cosmo: Any) -> None:
-    """In linear theory: a unit Gaussian in the noise, times the evidence of the parameters. On pencils."""
+    """In linear theory: a unit Gaussian in the noise, times the evidence of the parameters. On pencils.
+
+    All modes are compared in `test_linear_chains`, here those up to a k_max.
+    """
+    k_max = 0.35
     config, names = configure((2, 2), mesh_shape=8, box_size=80.0), ("b1", "sd")
     priors = {"sd": infer.Normal(0.7, 0.3, low=0.1), "b1": infer.Uniform(0.1, 4.0)}  # not in the order of the alphabet
-    model = infer.Model(config, infer.LinearField(config, cosmo, bias="b1"), priors, infer.Gaussian("sd"))
+    model = infer.Model(config, infer.LinearField(config, cosmo, bias="b1"), priors, infer.Gaussian("sd", k_max=k_max))
     rng = np.random.default_rng(0)
     posterior = model.condition(1 + rng.standard_normal((8, 8, 8)), precondition="conditional")
     positions = {"noise": rng.standard_normal((2, 8, 8, 8)), "parameters": {n: rng.standard_normal(2) for n in names}}
@@ -129,8 +134,9 @@ def test_conditional_positions_tell_field_and_parameters_apart(cosmo: Any) -> No
         np.testing.assert_allclose(x, y, atol=1e-8)
     k = np.sqrt(sum(k_**2 for k_ in problems.wavevectors((8, 8, 8), config.box_size)))
     power = np.where(k > 0, np.asarray(pmd.linear_power(np.where(k > 0, k, 1), cosmo)), 0)
-    response = float(pmd.growth(0.5, cosmo)) * np.sqrt(power / 1000)
-    modes = np.fft.fftn(np.asarray(posterior.data) - 1, norm="ortho")
+    kept = (k <= k_max) & (k > 0)
+    response = float(pmd.growth(0.5, cosmo)) * np.sqrt(power / 1000)[kept]
+    modes = np.fft.fftn(np.asarray(posterior.data) - 1, norm="ortho")[kept]
     expected = []
     for i in range(2):
         b1, sd = (float(parameters[name][i]) for name in names)
@@ -140,6 +146,14 @@ def test_conditional_positions_tell_field_and_parameters_apart(cosmo: Any) -> No
     ours = np.asarray(value) + 0.5 * np.sum(np.asarray(positions["noise"]) ** 2, axis=(1, 2, 3))
     assert ours[1] - ours[0] == pytest.approx(expected[1] - expected[0], rel=1e-4)
     assert abs(expected[1] - expected[0]) > 1
+
+    def logarithm(u: np.ndarray) -> np.ndarray:
+        b1, sd = (float(priors[name].forward(x)) for name, x in zip(names, u, strict=True))
+        return np.log((b1 * response) ** 2 + sd**2)
+
+    slopes = np.array([logarithm(step) - logarithm(-step) for step in 1e-5 * np.eye(2)]) / 2e-5
+    scales = np.linalg.cholesky(np.linalg.inv(np.eye(2) + 0.5 * slopes @ slopes.T))
+    np.testing.assert_allclose(posterior.preconditioner.factor, scales, atol=1e-4)
 
 
 def test_gradients_agree_with_differences(cosmo: Any) -> None:

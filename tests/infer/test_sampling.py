@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,22 @@ import jax_cosmo
 import numpy as np
 import pytest
 from arviz_stats.base import array_stats
+from h5netcdf import legacyapi
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import pmwd_dist as pmd
 from benchmarks.calibration import ranks, uniformity
 from benchmarks.mocks import Mocks
 from pmwd_dist import infer
 from pmwd_dist.infer import sampling
+from pmwd_dist.infer.adaptation import BANDS
 from pmwd_dist.infer.chains import ChainFolder, identity_of
 from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.infer.samplers.blocks import run_blocks
 from pmwd_dist.infer.samplers.methods import Tuning
 from pmwd_dist.infer.storage import read_arrays
+from pmwd_dist.pm.modes import white_noise
 from pmwd_dist.pm.status import SimulationError
 
 BIAS, SIGMA, SHAPE = 1.5, 0.5, (4, 4, 4)
@@ -66,19 +72,64 @@ def test_draws_are_kept_in_the_layout_of_arviz(run: tuple[Any, ...]) -> None:
     assert (chain.parameters["c"][0] != chain.parameters["c"][1]).all()
 
 
+def test_modes_are_followed_by_scale(run: tuple[Any, ...]) -> None:
+    """Projections and powers of the draws of which the noise was kept, by NumPy, and their table."""
+    _, _, chain = run
+    k = 2 * np.pi * np.fft.fftfreq(4, 20.0)
+    size = np.sqrt(sum(component**2 for component in np.meshgrid(k, k, k, indexing="ij")))
+    edges = np.geomspace(2 * np.pi / 80, np.pi / 20 * np.sqrt(3), BANDS + 1)
+    band = np.digitize(size * (1 + 1e-6), edges[1:-1])
+    config = pmd.Config(box_size=80.0, mesh_shape=4, decomposition=(1, 1))
+    direction = np.fft.fftn(white_noise(jax.random.key(0), config), norm="ortho")
+    modes = np.fft.fftn(chain.noise, axes=(2, 3, 4), norm="ortho")
+    last = np.arange(1, 7) * 50 - 1
+    there = [b for b in range(BANDS) if ((band == b) & (size > 0)).any()]
+    assert len(there) == len(chain.powers) == 8
+    for b, wavenumber in zip(there, chain.powers, strict=True):
+        assert edges[b] < wavenumber < edges[b + 1]
+        here = (band == b) & (size > 0)
+        unit = direction[here] / np.linalg.norm(direction[here])
+        np.testing.assert_allclose(chain.powers[wavenumber][:, last].T, np.mean(abs(modes[:, :, here]) ** 2, axis=2))
+        np.testing.assert_allclose(chain.projections[wavenumber][:, last].T, (modes[:, :, here] @ unit.conj()).real)
+    table = chain.scales()
+    assert len(table) == 16 and all(row["rhat"] < 1.2 and row["ess_bulk"] > 20 for row in table.values())
+    sd = [row["sd"] for name, row in table.items() if name.startswith("projection at k = ")]
+    np.testing.assert_allclose(sd, (1 + (BIAS / SIGMA) ** 2) ** -0.5, rtol=0.3)
+
+
 def test_chains_open_as_those_of_arviz(run: tuple[Any, ...], tmp_path: Path) -> None:
-    reader = pytest.importorskip("h5netcdf.legacyapi")  # xarray's, of the test extra
+    """By the reader of xarray; ArviZ 0.23.4 and xarray 2026.9 opened such a file, which need pandas."""
     _, folder, chain = run
     path = infer.save_arviz(infer.load_chain(folder), tmp_path / "chain.nc")
-    with reader.Dataset(path, "r") as file:
-        posterior, stats = file.groups["posterior"], file.groups["sample_stats"]
-        assert posterior.variables["c"].dimensions == ("chain", "draw")
-        assert posterior.variables["noise"].dimensions == ("chain", "noise_draw", "x", "y", "z")
-        c = np.asarray(posterior.variables["c"][...])
+    with legacyapi.Dataset(path, "r") as file:
+        posterior, stats, noise = (file.groups[name].variables for name in ("posterior", "sample_stats", "noise"))
+        assert posterior["c"].dimensions == ("chain", "draw") and set(posterior) == {"chain", "draw", "c"}
+        c = np.asarray(posterior["c"][...])
         np.testing.assert_array_equal(c, chain.parameters["c"])
-        np.testing.assert_array_equal(stats.variables["lp"][...], chain.logdensity)
-        np.testing.assert_array_equal(posterior.variables["draw"][...], np.arange(300))
+        np.testing.assert_array_equal(posterior["draw"][...], np.arange(300))
+        np.testing.assert_array_equal(stats["lp"][...], chain.logdensity)
+        assert stats["power"].dimensions == ("chain", "draw", "k")
+        np.testing.assert_array_equal(stats["k"][...], list(chain.powers))
+        np.testing.assert_array_equal(stats["power"][..., 2], list(chain.powers.values())[2])
+        assert noise["noise"].dimensions == ("chain", "draw", "x", "y", "z")
+        np.testing.assert_array_equal(noise["draw"][...], [49, 99, 149, 199, 249, 299])
+        np.testing.assert_array_equal(noise["noise"][1, 3], chain.noise[3, 1])
     assert array_stats.ess(c, method="bulk") == pytest.approx(chain.summary()["c"]["ess_bulk"], rel=1e-9)
+
+
+def test_chains_open_in_getdist(run: tuple[Any, ...]) -> None:
+    _, _, chain = run
+    ours = infer.as_getdist(chain, labels=["c"], ranges={"c": (0.0, None)})
+    assert ours.getParamNames().list() == ["c"] and len(ours.chain_offsets) - 1 == 2
+    np.testing.assert_array_equal(ours["c"], chain.parameters["c"].ravel())
+    np.testing.assert_array_equal(ours.loglikes, -chain.logdensity.ravel())
+    marginal = ours.getMargeStats().parWithName("c")
+    assert marginal.mean == pytest.approx(chain.summary()["c"]["mean"])
+    assert marginal.err == pytest.approx(chain.summary()["c"]["sd"], rel=1e-2)
+    assert marginal.limits[0].lower < marginal.mean < marginal.limits[0].upper  # of a density that was smoothed
+    assert ours.getGelmanRubin() < 0.2  # it knows its chains
+    with pytest.raises(ValueError, match=r"chain.parameters={} is empty; the white noise alone has no contours"):
+        infer.as_getdist(eqx.tree_at(lambda x: x.parameters, chain, {}))
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(run: tuple[Any, ...], tmp_path: Path) -> None:
@@ -135,9 +186,9 @@ def test_adjusted_samplers_are_tuned_to_their_acceptance(run: tuple[Any, ...], t
         infer.sample(posterior, starts(posterior), steps=200, output=tmp_path, **options)
 
 
-@pytest.mark.parametrize(("method", "pdims"), [("hmc", (2, 2)), ("adjusted-mclmc", (4, 1))])
-def test_adjusted_samplers_draw_alike_on_divided_fields(method: Any, pdims: tuple[int, int]) -> None:
-    """Trajectories of two chains, as `sample` runs them."""
+@pytest.mark.parametrize("method", ["hmc", "adjusted-mclmc"])
+def test_adjusted_samplers_draw_alike_on_divided_fields_and_gather_none(method: Any) -> None:
+    """Trajectories of two chains, as `sample` runs them, on pencils."""
     step = np.float64(0.05 if method == "hmc" else 0.5)
     tuning = Tuning(5 * step, step, {"noise": np.float64(1.0), "parameters": {"b1": np.float64(0.1)}})
 
@@ -148,8 +199,10 @@ def test_adjusted_samplers_draw_alike_on_divided_fields(method: Any, pdims: tupl
         moved, block = run_blocks(keys[0], states, tuning, method, logdensity=posterior.logdensity, length=5)
         return states.logdensity, moved.position, moved.logdensity, block.energy_change
 
-    single, divided = (posterior_of(pdims=own, b1=infer.Normal(1.5, 0.2)) for own in ((1, 1), pdims))
-    expected, ours = draw(single, starts(single)), draw(divided, starts(divided))
+    single, divided = (posterior_of(pdims=own, b1=infer.Normal(1.5, 0.2)) for own in ((1, 1), (2, 2)))
+    program = draw.lower(divided, starts(divided)).compile()
+    assert "all-gather" not in program.compiled.as_text()
+    expected, ours = draw(single, starts(single)), program(divided, starts(divided))
     assert np.all(expected[0] != expected[2])  # accepted
     for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-7, atol=1e-9)
@@ -225,12 +278,13 @@ def test_tuning_finds_masses_and_the_energy_error_that_it_aims_at(run: tuple[Any
 
 
 def test_failures_stop_a_run(run: tuple[Any, ...], tmp_path: Path) -> None:
-    posterior, _, _ = run
+    posterior, folder, _ = run
     options = OPTIONS | {"most_failures": -1.0, "keep_noise": True}  # so that none are too many
+    shutil.copytree(folder, tmp_path / "run")
     with pytest.raises(
-        SimulationError, match="0.0% of the steps of chunk 0 failed, more than -100.0%; tune for longer"
+        SimulationError, match="0.0% of the steps of chunk 6 failed, more than -100.0%; tune for longer"
     ):
-        infer.sample(posterior, starts(posterior), steps=100, output=tmp_path / "run", **options)
+        infer.sample(posterior, starts(posterior), steps=700, output=tmp_path / "run", **options)
     lost = jax.tree.map(lambda x: jnp.inf * x, starts(posterior))
     with pytest.raises(
         SimulationError, match="the log density is not finite where 2 of 2 chains begin, as chain 0 does with c = "
@@ -242,6 +296,39 @@ def test_failures_stop_a_run(run: tuple[Any, ...], tmp_path: Path) -> None:
         SimulationError, match="the slope of the log density is not finite where 1 of 2 .* as chain 1 does"
     ):
         infer.sample(steep, flat, steps=100, output=tmp_path / "c", **OPTIONS)
+
+
+def test_failures_of_the_tuning_stop_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a simulation that fails where chains should go; those before the last stage are no matter."""
+
+    def fails(noise: Any, parameters: Any) -> Any:
+        return forward(noise, parameters), jnp.where(noise[0, 0, 0] > -1.5, 2, 0)
+
+    posterior = posterior_of(fails)
+    positions = {"noise": jnp.zeros((2, *SHAPE)).at[:, 0, 0, 0].set(-2), "parameters": {}}
+    options = OPTIONS | {"tuning_steps": 100, "steps": 100}
+    options |= {"most_failures": 0.01}
+    with pytest.raises(SimulationError, match="of the steps of the last stage of the tuning, and .*, failed") as whole:
+        infer.sample(posterior, positions, output=tmp_path / "whole", **options)
+    failed, before = re.match(r"([\d.]+)% of .* and (\d+) in all", str(whole.value)).groups()
+    assert float(failed) > 1 and int(before) > 10
+    written: list[Any] = []
+
+    def kill(self: Any, state: Any) -> None:
+        write_state(self, state)
+        written.append(state)
+        if len(written) == 5:  # of 7 blocks
+            raise KeyboardInterrupt
+
+    write_state = ChainFolder.write_state
+    monkeypatch.setattr(sampling, "_CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(ChainFolder, "write_state", kill)
+    with pytest.raises(KeyboardInterrupt):
+        infer.sample(posterior, positions, output=tmp_path / "again", **options)
+    assert written[-1]["failures"][0] > 0
+    with pytest.raises(SimulationError) as again:
+        infer.sample(posterior, positions, output=tmp_path / "again", **options)
+    assert str(again.value) == str(whole.value)
 
 
 @pytest.mark.parametrize("method", ["l-bfgs", "adam"])
@@ -304,3 +391,18 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"positions\['parameters'\]={'b1': \(2,\)} must be numbers of shape {}; use"):
         infer.sample(posterior, other, steps=100, output=tmp_path / "run", **OPTIONS)
     assert not (tmp_path / "run").exists()
+
+
+def test_chains_on_an_axis_of_their_own_are_the_same(run: tuple[Any, ...], tmp_path: Path) -> None:
+    """Each of two chains on half of four devices, against both on one."""
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("chains", "x"))
+    config = pmd.Config(box_size=80.0, mesh_shape=4, decomposition=pmd.Decomposition(mesh=mesh, spec=P("x")))
+    posterior, folder, _ = run
+    model = infer.Model(config, forward, posterior.model.priors, infer.Gaussian(SIGMA))
+    beside, positions = model.condition(posterior.data), starts(posterior)
+    apart = jax.tree.map(lambda x: NamedSharding(mesh, P("chains", "x") if x.ndim > 1 else P("chains")), positions)
+    options = OPTIONS | {"keep_noise": True, "spmd_axis_name": "chains"}
+    infer.sample(beside, jax.device_put(positions, apart), steps=100, output=tmp_path, **options)
+    first = read_arrays(folder / "chunk_00000.h5")
+    for name, values in read_arrays(tmp_path / "chunk_00000.h5").items():
+        np.testing.assert_allclose(values, first[name], atol=1e-9, err_msg=name)

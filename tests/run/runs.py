@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import TypeVar
 
 import h5py
+import jax
 import numpy as np
 import pytest
 
@@ -72,6 +75,20 @@ def command(*arguments: object) -> int:
     with pytest.raises(SystemExit) as ended:
         main([str(argument) for argument in arguments])
     return int(ended.value.code or 0)
+
+
+def kill_loop(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """The program of this name, with the programs that the tests have compiled."""
+    environment = os.environ | {
+        # JAX's keys hold the name of the folder. Nothing is added to it: what is killed may leave half a program.
+        "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "1e6",
+        "JAX_ENABLE_X64": "1",
+        "JAX_NUM_CPU_DEVICES": "4",
+        "JAX_PLATFORMS": "cpu",
+    }
+    script = [sys.executable, Path(__file__).with_name("kill_loop.py"), *map(str, arguments)]
+    return subprocess.run(script, env=environment, capture_output=True, text=True, timeout=200, check=False)
 
 
 def particles(folder: Path, label: str = "z0.000") -> dict[str, np.ndarray]:

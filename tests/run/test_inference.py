@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 from dataclasses import replace
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from inferences import LENSING, SMALL, plan_of
-from runs import command
+from runs import command, kill_loop
 
 from pmwd_dist import infer
 from pmwd_dist.infer.chains import load_chain
@@ -27,7 +28,7 @@ from pmwd_dist.run.chain_inputs import key_of, starts_of
 from pmwd_dist.run.chains import condition_on, execute_inference
 from pmwd_dist.run.folder import Log, finished, prepare_folder
 from pmwd_dist.run.inference import InferencePlan
-from pmwd_dist.run.judging import find_bias_reasons, find_energy_reasons, find_reasons, judge
+from pmwd_dist.run.judging import find_bias_reasons, find_energy_reasons, find_reasons, find_scale_reasons, judge
 from pmwd_dist.run.settings import InferenceSettings, Settings, SettingsError, read_any, read_as
 from pmwd_dist.run.settings.writing import template
 from pmwd_dist.run.signals import Interrupted
@@ -114,6 +115,13 @@ def test_chains_begin_at_maxima_with_parameters_held(tmp_path: Path) -> None:
     warned, done = listener
     assert warned.message.startswith("start.map_free: the maximum over the noise and b1 leaves out how wide")
     assert done.what == "starts: map over the noise by adam"
+
+
+def test_killed_while_it_is_tuned_it_goes_on_to_the_same_bits(whole: tuple[InferencePlan, Listener]) -> None:
+    """One kill; `python tests/run/kill_loop.py --infer --kills 200` has more, between chunks, too."""
+    done = kill_loop("--kills", "1", "--seed", "9", "--no-figures", "--reference", whole[0].folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.fullmatch(r"(\d+) runs, 1 kills, \1 same bits", done.stdout.strip().splitlines()[-1])
 
 
 def test_another_config_does_not_go_on(
@@ -245,6 +253,16 @@ def test_a_parameter_that_finite_steps_shift_is_named() -> None:
     assert reason.endswith("sampler.energy_variance = 3e-05")
 
 
+def test_the_scale_whose_modes_mix_worst_is_named(whole: tuple[InferencePlan, Listener]) -> None:
+    x = np.random.default_rng(0).standard_normal((4, 1000))
+    apart = x + np.arange(4)[:, None]
+    chain = replace(load_chain(whole[0].folder), projections={0.1: x, 0.2: apart}, powers={0.1: x, 0.2: 3 * x + apart})
+    (reason,) = find_scale_reasons(chain.scales(), 1.01, 400, "more steps")
+    assert reason.startswith("R-hat of the modes' projection at k = 0.2 h/Mpc is 1.")
+    assert reason.endswith("effective samples, fewer than 400; more steps")
+    assert reason.partition("; ")[0] in "".join(find_reasons(whole[0], chain))
+
+
 def test_chains_that_never_moved_are_not_trusted(whole: tuple[InferencePlan, Listener]) -> None:
     plan = whole[0]
     chain = load_chain(plan.folder)
@@ -255,9 +273,11 @@ def test_chains_that_never_moved_are_not_trusted(whole: tuple[InferencePlan, Lis
     reasons = find_reasons(plan, still)
     assert "R-hat of b1 is inf, more than 1.01; the chains are in different places, or stuck" in "".join(reasons)
     assert "b1 has 1 effective samples, fewer than 400" in "".join(reasons)
-    assert "chain 0 did not move in all of its 36 steps; raise sampler.tune" in "".join(reasons)
+    assert "chain 0 did not move in 36 of its 36 draws, one after the other; raise sampler.tune" in "".join(reasons)
     still.logdensity[0] = chain.logdensity[0]
     assert [text[:8] for text in find_reasons(plan, still) if "did not move" in text] == ["chain 1 "]
+    still.logdensity[1, :17] = chain.logdensity[1, :17]
+    assert "chain 1 did not move in 19 of its 36 draws" in "".join(find_reasons(plan, still))
 
 
 def test_the_template_and_what_is_written_read_back(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from runs import SMALL, Events, assert_same, command, linear_power, make, resumed
+from runs import SMALL, Events, assert_same, command, kill_loop, linear_power, make, resumed
 
 import pmwd_dist as pmd
 from pmwd_dist.cli.display import Display
@@ -178,17 +178,7 @@ def test_resume_without_a_checkpoint_begins_anew(finished, tmp_path: Path):
 
 def test_killed_at_random_moments_and_resumed_is_bitwise_the_same(finished: tuple[Path, Events], tmp_path: Path):
     """Two kills; `python tests/run/kill_loop.py --kills 200` has more."""
-    environment = os.environ | {
-        # JAX's keys hold the name of the folder. Nothing is added to it: what is killed may leave half a program.
-        "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "1e6",
-        "JAX_ENABLE_X64": "1",
-        "JAX_NUM_CPU_DEVICES": "4",
-        "JAX_PLATFORMS": "cpu",
-    }
-    script = Path(__file__).with_name("kill_loop.py")
-    command = [sys.executable, script, "--kills", "2", "--no-figures", "--reference", finished[0]]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    done = kill_loop("--kills", "2", "--no-figures", "--reference", finished[0])
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.fullmatch(r"(\d+) runs, 2 kills, \1 same bits", done.stdout.strip().splitlines()[-1])
 

@@ -1,0 +1,81 @@
+"""Modes of the white noise by scale: a few numbers of each draw, by which a chain shows how its field mixes.
+
+Fields of all draws can't be kept. Of each band of wavenumbers two numbers are:
+
+- the projection of its modes onto a fixed direction drawn at random, which is linear in the field: a standard normal
+  variable a priori, whose correlations along a chain are those of the modes, phases too, averaged over the band, and
+  whose mean differs between chains whose fields differ;
+- the mean power of its modes, 1 a priori, to which they all add. It shows what a projection among many modes can't:
+  widths that are wrong by little, and chains that still come from a maximum, whose power is low, or from too far out.
+
+Both are sums over the parts of a divided spectrum: no field is gathered.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from pmwd_dist.config import Config
+from pmwd_dist.infer.adaptation import BANDS, at_bands, band_centres, bands, mode_counts
+from pmwd_dist.infer.forward import wavevectors
+from pmwd_dist.infer.storage import Arrays
+from pmwd_dist.parallel.fft import prfft3d
+from pmwd_dist.pm.modes import white_noise
+
+KINDS = ("projection", "power")
+
+
+class Scales(NamedTuple):
+    """What the modes of a lattice are seen by.
+
+    Args:
+      band: of each mode.
+      weight: number of modes that each value of a spectrum stands for, 0 for the mean.
+      direction: a spectrum of which the modes of each band have norm 1.
+      modes: of each band.
+    """
+
+    band: Array
+    weight: Array
+    direction: Array
+    modes: Float[Array, " bands"]
+
+
+def scales_of(config: Config) -> Scales:
+    """The bands of a lattice, and the same directions on any number of devices."""
+    index, k2 = bands(config), sum(component**2 for component in wavevectors(config))
+    noise = white_noise(jax.random.key(0), config)
+    weight = jnp.where(k2 > 0, mode_counts(config, noise.dtype), 0)
+    direction = prfft3d(noise, config.decomposition, norm="ortho")
+    square, modes = _sums((weight * (direction.real**2 + direction.imag**2), weight), index)
+    norm = jnp.sqrt(jnp.where(modes > 0, square, 1))
+    return Scales(index, weight, direction * at_bands(1 / norm, index), modes)
+
+
+def look(noise: Float[Array, "nx ny nz"], scales: Scales, config: Config) -> dict[str, Float[Array, " bands"]]:
+    """Projection and power of each band of white noise."""
+    modes = prfft3d(noise, config.decomposition, norm="ortho")
+    along = scales.weight * (modes.real * scales.direction.real + modes.imag * scales.direction.imag)
+    projection, power = _sums((along, scales.weight * (modes.real**2 + modes.imag**2)), scales.band)
+    return {"projection": projection, "power": power / jnp.maximum(scales.modes, 1)}
+
+
+def by_wavenumber(arrays: Arrays, modes: np.ndarray, config: Config) -> Arrays:
+    """Arrays (bands, chains, draws) by kind as arrays (chains, draws) by kind and wavenumber, of bands with modes."""
+    named = {}
+    for band, k in enumerate(band_centres(config)):
+        if modes[band] > 0:
+            named |= {f"{kind}/{k:.4g}": arrays[kind][band] for kind in KINDS}
+    return named
+
+
+def _sums(x: tuple[Array, Array], index: Array) -> tuple[Float[Array, " bands"], Float[Array, " bands"]]:
+    """Sums of two fields over the modes of each band, one band after the other: all at once take twelve fields."""
+    return jax.lax.map(
+        lambda band: jax.tree.map(lambda y: jnp.sum(jnp.where(index == band, y, 0)), x), jnp.arange(BANDS)
+    )

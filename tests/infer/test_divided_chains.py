@@ -1,0 +1,47 @@
+"""The programs that `sample` runs on divided fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import pmwd_dist as pmd
+from pmwd_dist import infer
+from pmwd_dist.infer import adaptation, sampling
+from pmwd_dist.infer.samplers.isokinetic import IntegratorState
+from pmwd_dist.infer.samplers.methods import Tuning
+from pmwd_dist.infer.state import Moments, Run
+
+
+def posterior_of(decomposition: pmd.Decomposition, cosmo: Any) -> infer.Posterior:
+    """Galaxies of LPT in redshift space, with an adapted preconditioner."""
+    config = pmd.Config(80.0, 8, a_stop=0.5, lpt_order=1, decomposition=decomposition, halo=2)
+    observable = infer.LagrangianGalaxies(b1="b1", line_of_sight="z")
+    forward = infer.Simulation(config, cosmo, gravity="lpt", observable=observable)
+    model = infer.Model(config, forward, {"b1": infer.Normal(1.5, 0.5)}, infer.Gaussian(0.5))
+    return model.condition(1 + np.random.default_rng(0).standard_normal((8, 8, 8)), precondition="adapted")
+
+
+def begun(posterior: infer.Posterior) -> Run:
+    """Two chains as `sample` has them, without any steps."""
+    decomposition = posterior.model.config.decomposition
+    spread = NamedSharding(decomposition.mesh, P(None, *decomposition.spec))
+    noise = jax.device_put(jnp.zeros((2, 8, 8, 8)), spread)
+    position, one = {"noise": noise, "parameters": {"b1": jnp.zeros(2)}}, jnp.ones(())
+    tuning = Tuning(20 * one, one, jax.tree.map(lambda _: one, position))
+    states = IntegratorState(position, position, jnp.zeros(2), position)
+    return Run(states, tuning, Moments(0 * one, noise[0], noise[0]), adaptation.start(posterior))
+
+
+def test_the_program_of_chains_gathers_no_field(cosmo: Any) -> None:
+    """A chunk of draws of galaxies on pencils, by MCLMC; other samplers: `test_sampling`."""
+    posterior = posterior_of(pmd.Decomposition((2, 2)), cosmo)
+    program = sampling._advance.lower(jax.random.key(0), begun(posterior), posterior, "mclmc", 1, 2, None).compile()
+    text = program.compiled.as_text()
+    assert "all-to-all" in text or "collective-permute" in text  # transforms
+    assert "all-gather" not in text
