@@ -37,9 +37,14 @@ def scale(factor: Any, a: Any) -> Any:
 
 def multiply(a: Any, b: Any) -> Any:
     """Products entry by entry; b may be a number, or a pytree whose leaves broadcast against those of a."""
-    if len(jax.tree.leaves(b)) == 1 and jnp.ndim(jax.tree.leaves(b)[0]) == 0 and jax.tree.structure(b).num_nodes == 1:
-        return scale(b, a)
-    return jax.tree.map(lambda x, y: x * jnp.asarray(y, x.dtype), a, b)
+    return jax.tree.map(lambda x, y: x * jnp.asarray(y, x.dtype), a, spread(b, a))
+
+
+def spread(b: Any, like: Any) -> Any:
+    """A number for each leaf of another pytree; a pytree as it is."""
+    if jax.tree.structure(b).num_nodes == 1 and jnp.ndim(b) == 0:
+        return jax.tree.map(lambda _: b, like)
+    return b
 
 
 def where(condition: Array, a: Any, b: Any) -> Any:

@@ -104,6 +104,28 @@ def test_adjusted_mclmc_and_hmc_are_those_of_blackjax(monkeypatch: pytest.Monkey
     same(one, other)
 
 
+def test_steps_of_hmc_are_exact_for_a_normal_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A field rotates with its momentum, a number on which nothing depends moves on, without an error of the energy."""
+    start, momentum = begin(), as_blackjax_draws(jax.random.key(3), begin())
+    monkeypatch.setattr(trees, "normal_like", lambda key, tree: momentum)
+    state = hmc.init(jax.random.key(0), start, lambda x: -0.5 * 3.0 * jnp.sum(x["noise"] ** 2))
+    end, info = hmc.step(
+        jax.random.key(1),
+        state,
+        lambda x: -0.5 * 3.0 * jnp.sum(x["noise"] ** 2),
+        num_integration_steps=4,
+        step_size=0.7,
+        inverse_mass_matrix={"noise": 0.25, "b": 2.0},
+        normal_precision={"noise": 3.0, "b": 0.0},
+    )
+    assert info.is_accepted
+    np.testing.assert_allclose(info.energy_change, 0, atol=1e-12)
+    frequency, time = np.sqrt(0.25 * 3), 4 * 0.7
+    turned = np.cos(frequency * time) * start["noise"] + np.sin(frequency * time) / np.sqrt(3) * momentum["noise"]
+    np.testing.assert_allclose(end.position["noise"], turned, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(end.position["b"], start["b"] + time * np.sqrt(2) * momentum["b"], rtol=0, atol=1e-13)
+
+
 def run(step: Any, state: Any, steps: int, key: Any) -> Any:
     """Sums of x^2 over the second half of the steps, mean over them."""
 
@@ -114,7 +136,7 @@ def run(step: Any, state: Any, steps: int, key: Any) -> Any:
     return jax.tree.map(lambda x: x[steps // 2 :].mean(0), jax.lax.scan(once, state, jax.random.split(key, steps))[1])
 
 
-@pytest.mark.parametrize("name", ["mclmc", "adjusted", "hmc"])
+@pytest.mark.parametrize("name", ["mclmc", "adjusted", "hmc", "hmc, normal part"])
 def test_samplers_have_the_right_variances(name: str) -> None:
     init, step = {
         "mclmc": (mclmc.init, partial(mclmc.step, logdensity=logdensity, L=4.0, step_size=1.0)),
@@ -123,6 +145,17 @@ def test_samplers_have_the_right_variances(name: str) -> None:
             partial(mclmc.adjusted_step, logdensity=logdensity, num_integration_steps=3, step_size=1.7),
         ),
         "hmc": (hmc.init, partial(hmc.step, logdensity=logdensity, num_integration_steps=3, step_size=0.5)),
+        "hmc, normal part": (
+            hmc.init,
+            partial(
+                hmc.step,
+                logdensity=logdensity,
+                num_integration_steps=3,
+                step_size=0.6,
+                inverse_mass_matrix={"noise": 0.8, "b": 1.5},
+                normal_precision={"noise": 1.0, "b": 0.0},
+            ),
+        ),
     }[name]
 
     @jax.jit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple, get_args
 
+import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
@@ -96,6 +97,8 @@ def transition(
         "step_size": tuning.step_size,
         "inverse_mass_matrix": tuning.inverse_mass_matrix,
     }
+    if method == "hmc":
+        options["normal_precision"] = jax.tree.map(lambda x: 1.0 if x.ndim else 0.0, state.position)
     after, info = step(key, before, logdensity, **options)
     return state._replace(**after._asdict()), Transition(
         info.energy_change, info.nonans, info.acceptance_rate, each * count
