@@ -23,7 +23,7 @@ from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.infer.samplers.blocks import Block, run_blocks
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState
 from pmwd_dist.infer.samplers.methods import Method, Tuning, check_method, density_shift, transition
-from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE, Search, block_length, tune
+from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE, STEP_BIAS, Search, block_length, tune
 from pmwd_dist.infer.state import (
     Moments,
     Progress,
@@ -53,6 +53,7 @@ def sample(
     output: str | Path,
     method: Method = "mclmc",
     energy_variance: float = ENERGY_VARIANCE,
+    most_bias: float = STEP_BIAS,
     tuning_steps: int = 1000,
     thin: int = 1,
     chunk: int = 100,
@@ -73,6 +74,8 @@ def sample(
       steps: of each chain, after tuning: a multiple of thin * chunk.
       method: "mclmc", biased as its energy error, or "adjusted-mclmc" or "hmc", whose trajectories are accepted or not.
       energy_variance: of a step of MCLMC per dimension, at which its tuning aims.
+      most_bias: shift of a parameter by finite steps of MCLMC that its tuning allows, in standard deviations, to first
+        order and as far as the tuning shows.
       output: folder. The chain of another model there is not continued; plain functions are known by their names.
       tuning_steps: before.
       thin: steps between draws that are kept.
@@ -92,9 +95,9 @@ def sample(
     check_start(posterior, positions)
     check_lengths(steps, thin, chunk)
     check_options(key, tuning_steps, most_failures)
-    search = _search(posterior, positions, tuning_steps, method, energy_variance)
+    search = _search(posterior, positions, tuning_steps, method, energy_variance, most_bias)
     how: dict[str, Any] = {"tuning_steps": tuning_steps, "thin": thin, "chunk": chunk, "keep_noise": keep_noise}
-    how |= {"method": method, "energy_variance": energy_variance}
+    how |= {"method": method, "energy_variance": energy_variance, "most_bias": most_bias}
     folder = open_folder(output, _identity(posterior, positions, key) | identity_of(how))
     begin_key, tune_key, run_key = jax.random.split(key, 3)
     run, done = _resumed(_begun(begin_key, positions, posterior, spmd_axis_name), folder)
@@ -114,9 +117,16 @@ def sample(
     return folder.load()
 
 
-def _search(posterior: Posterior, positions: Position, steps: int, method: Method, energy_variance: float) -> Search:
-    adapts = adaptation.start(posterior) is not None
-    return Search(positions, steps=steps, method=method, energy_variance=energy_variance, adapts=adapts)
+def _search(
+    posterior: Posterior,
+    positions: Position,
+    steps: int,
+    method: Method,
+    energy_variance: float,
+    most_bias: float = STEP_BIAS,
+) -> Search:
+    targets = {"energy_variance": energy_variance, "most_bias": most_bias}
+    return Search(positions, steps=steps, method=method, adapts=adaptation.start(posterior) is not None, **targets)
 
 
 def _white_noise(run: Run, posterior: Posterior, axis: str | None) -> Arrays:

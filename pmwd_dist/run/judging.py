@@ -146,7 +146,7 @@ def find_bias_reasons(bias: dict[str, tuple[float, float]], limit: float, energy
     """Reasons that parameters give which finite steps shift; a shift is as the cube root of the energy error."""
     return [
         f"finite steps shift {name} by an estimated {shift:+.2f} ± {error:.2f} standard deviations, more than "
-        f"{limit:g}; sample again with sampler.energy_variance = "
+        f"{limit:g}; raise sampler.tune, or sample again with sampler.energy_variance = "
         f"{energy_variance * (0.8 * limit / abs(shift)) ** 3:.0e}"
         for name, (shift, error) in bias.items()
         if abs(shift) - error > limit

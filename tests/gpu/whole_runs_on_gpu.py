@@ -1,8 +1,8 @@
-"""Run by `test_cic_on_gpu.py`: a hundred steps undone to the bit, and gradients of a default run against a CPU's.
+"""Run by `test_cic_on_gpu.py`: a hundred steps undone to the bit, gradients of a default run against a CPU's, graphs.
 
-XLA_PYTHON_CLIENT_PREALLOCATE=false python tests/gpu/whole_runs_on_gpu.py [cells along a side, 64] [graphs]
+XLA_PYTHON_CLIENT_PREALLOCATE=false python tests/gpu/whole_runs_on_gpu.py [cells along a side, 64]
 
-With "graphs" it says whether XLA's profiler sees CUDA graphs in a run. Without a GPU this tries the program itself.
+On a GPU a run must launch CUDA graphs, as XLA's profiler sees them. Without a GPU this tries the program itself.
 """
 
 from __future__ import annotations
@@ -111,8 +111,7 @@ def main() -> None:
     check_steps_undone(n // 2, np.float64)
     for line in check_gradients(n // 2):
         print(line)
-    if "graphs" in sys.argv:
-        print(f"CUDA graphs in a run: {'seen' if launches_graphs(n) else 'none seen'}")
+    assert GPU.platform == "cpu" or launches_graphs(n), "a run launches its kernels one by one, not as CUDA graphs"
     print(f"whole runs on {GPU.device_kind} are fine", flush=True)
 
 

@@ -218,8 +218,8 @@ def test_the_length_is_that_of_the_slowest_within_bounds() -> None:
             step = float(search.tuning().step_size) / (0.2 * np.sqrt(401))  # in units of the one to be found
             energy = step**3 * np.sqrt(401 * tuning.ENERGY_VARIANCE) * rng.standard_normal((2, 20))
             ones: Any = jax.tree.map(lambda x: np.ones(2), positions)
-            block = blocks.Block(energy, np.array(True), np.stack(followed, axis=1), positions, ones, np.zeros(0))
-            assert search.take(block)
+            seen = np.stack(followed, axis=1), np.zeros((2, 20)), positions, ones, np.zeros(0)
+            assert search.take(blocks.Block(energy, np.array(True), *seen))
         return float(search.tuning().L) / np.sqrt(401)
 
     assert found(0.5) == pytest.approx(4)
@@ -241,9 +241,8 @@ def test_chains_run_with_no_step_that_was_not_stable(steps: int, growth: float, 
             step = float(search.tuning().step_size) / np.sqrt(401)
             size = step**3 if step < limit else unstable
             energy = size * np.sqrt(401 * tuning.ENERGY_VARIANCE) * rng.standard_normal((2, 20))
-            seen = np.zeros((2, 20, 3))
-            block = blocks.Block(energy, np.array(True), rng.standard_normal((2, 20, 9)), positions, ones, seen)
-            fine = search.take(block)
+            seen = rng.standard_normal((2, 20, 9)), np.zeros((2, 20)), positions, ones, np.zeros((2, 20, 3))
+            fine = search.take(blocks.Block(energy, np.array(True), *seen))
             undone += not fine
             assert fine == (step < limit) or (fine and unstable < 10)
             if search.due:
@@ -287,6 +286,37 @@ def test_the_shift_of_a_parameter_by_finite_steps_is_foreseen(heavier: float) ->
     assert -0.25 < found < -0.12
     state = mclmc.init(jax.random.key(0), {"u": jnp.ones(()), "x": jnp.ones(d)}, density)
     assert methods.density_shift(state, "adjusted-mclmc", lengths) == 0
+
+
+def test_tuning_takes_steps_that_shift_no_parameter_by_more_than_is_allowed() -> None:
+    """Where the widths of 1000 dimensions depend on one, long before the energy error of all would say so."""
+
+    def density(z: Any) -> Any:
+        return -0.5 * z["u"] ** 2 - 0.5 * jnp.exp(0.1 * z["u"]) * jnp.sum(z["x"] ** 2) + 0.05 * 1000 * z["u"]
+
+    def start(key: Any) -> Any:
+        u = jax.random.normal(key)
+        return mclmc.init(key, {"u": u, "x": jnp.exp(-0.05 * u) * jax.random.normal(key, (1000,))}, density)
+
+    @partial(jax.jit, static_argnums=3)
+    def run(key: Any, states: Any, parameters: Any, method: Any = "mclmc") -> Any:
+        return blocks.run_blocks(key, states, parameters, method, logdensity=density, length=20)
+
+    def tuned(most_bias: float) -> Any:
+        states = jax.jit(jax.vmap(start))(jax.random.split(jax.random.key(6), 4))
+        options = {"energy_variance": 1e-4, "most_bias": most_bias, "adapts": True}
+        search = tuning.Search(states.position, steps=3000, **options)
+        adapt = lambda states, search: states  # noqa: E731
+        states, parameters = tuning.tune(jax.random.key(7), states, run, search, adapt=adapt)
+        again = tuning.Search(states.position, steps=3000, **options)
+        again.unpack(search.pack())
+        assert again.tuning().step_size == search.tuning().step_size
+        return float(parameters.step_size) / np.sqrt(1001)
+
+    assert 0.45 < tuned(np.inf) < 0.65  # shifts of 0.36 (`benchmarks/step_bias.py`)
+    assert 0.2 < tuned(0.1) < 0.36
+    with pytest.raises(ValueError, match="most_bias=0 must be positive; use 0.1 standard deviations"):
+        tuning.Search({"u": np.zeros(2)}, steps=100, most_bias=0)
 
 
 def test_a_step_into_a_failed_simulation_is_undone() -> None:

@@ -33,7 +33,7 @@ WRONG = {
     'priors.b2: has no effect with model.bias = "eulerian"': ['priors.b2={ kind = "normal", mean = 0.0, sd = 1.0 }'],
     "data.truth.b2: has no prior": ["data.truth={ b2 = 1.0 }"],
     "sampler.steps = 37: must be a multiple of thin \\* chunk = 12": ["sampler.steps=37"],
-    "sampler.energy_variance: is the target of mclmc, and hmc is tuned for its acceptance": ["sampler.method=hmc"],
+    "sampler.energy_variance: is a target of mclmc, and hmc is tuned for its acceptance": ["sampler.method=hmc"],
     "sampler.stepz = 3: unknown key; did you mean sampler.steps?": ["sampler.stepz=3"],
     'start.begin = "wiener": needs sampler.precondition': ["start.begin=wiener"],
     "start.map_free: parameters can't be told from the noise where sampler.precondition depends on them": [

@@ -266,7 +266,7 @@ def test_the_scale_whose_modes_mix_worst_is_named(whole: tuple[InferencePlan, Li
 def test_chains_that_never_moved_are_not_trusted(whole: tuple[InferencePlan, Listener]) -> None:
     plan = whole[0]
     chain = load_chain(plan.folder)
-    assert chain.density_shift.shape == chain.logdensity.shape and np.all(chain.density_shift < 0)
+    assert chain.density_shift.shape == chain.logdensity.shape and np.all(chain.density_shift != 0)
     moved = replace(chain, density_shift=1e3 * chain.parameters["b1"])
     assert "finite steps shift b1 by an estimated +" in "".join(find_reasons(plan, moved))
     still = replace(chain, parameters={"b1": np.ones((2, 36))}, logdensity=np.ones((2, 36)))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from pmwd_dist.infer import trees
-from pmwd_dist.infer.samplers.isokinetic import IntegratorState, LogDensity
+from pmwd_dist.infer.samplers.isokinetic import IntegratorState, LogDensity, density_shift
 from pmwd_dist.infer.samplers.methods import Method, Tuning, transition
 
 TRAJECTORIES = 5  # of a block of an adjusted sampler
@@ -25,6 +25,7 @@ class Block(NamedTuple):
       energy_change: of each step.
       nonans: of each step.
       followed: numbers of the position, and projections of its fields, after each step.
+      shift: what steps of length 1 add to the log density (`isokinetic.density_shift`), after each step.
       mean: of the position.
       square: mean square of each leaf of the position.
       observed: what an observer has seen of each state.
@@ -33,6 +34,7 @@ class Block(NamedTuple):
     energy_change: Array
     nonans: Array
     followed: Array
+    shift: Array
     mean: Any
     square: Any
     observed: Array
@@ -65,13 +67,14 @@ def run_block(
         square = jax.tree.map(lambda s, x: s + jnp.mean(x**2) / steps, square, state.position)
         seen = observe(state.position, state.logdensity_grad) if observe else jnp.zeros(0)
         followed = trees.projections(state.position, _PROJECTIONS)
-        return (state, mean, square), (info.energy_change, info.nonans, followed, seen)
+        shift = density_shift(state, jnp.ones_like(state.logdensity), tuning.inverse_mass_matrix)
+        return (state, mean, square), (info.energy_change, info.nonans, followed, shift, seen)
 
     zeros = jax.tree.map(jnp.zeros_like, state.position)
     begin = state, zeros, jax.tree.map(jnp.mean, zeros)
     (state, mean, square), each = jax.lax.scan(once, begin, (jax.random.split(key, steps), fractions))
-    energy_change, nonans, followed, seen = each
-    return state, Block(energy_change, nonans, followed, mean, square, seen)
+    energy_change, nonans, followed, shift, seen = each
+    return state, Block(energy_change, nonans, followed, shift, mean, square, seen)
 
 
 def run_blocks(

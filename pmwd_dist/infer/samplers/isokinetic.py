@@ -79,8 +79,12 @@ def density_shift(state: IntegratorState, step_size: Array, inverse_mass_matrix:
 
     In the time h = step_size / sqrt(d) of a step a mode of frequency w moves with w (1 + k (w h)^2), where
     k = 1/24 - a (1 - 2a) / 4 for McLachlan's a, and takes a volume of the inverse of that. A parameter on which
-    frequencies depend has a density times exp(-k h^2 sum of w^2) so, and the sum is the mean of |grad log p|^2. The
-    frequencies are of d modes: that is a bias of the parameter even where the error of each mode is negligible.
+    frequencies depend has a density times exp(-k h^2 sum of w^2) so. The sum is the mean of g M^-1 g, with the slope g
+    and the masses M. The frequencies are of d modes: that is a bias of the parameter even where the error of each mode
+    is negligible.
+
+    For fields x it is that of g (M^-1 g + x) but for a constant, the mean of g x being minus their dimensions whatever
+    the parameters are (Stein 1981): of modes of which data say nothing, g = -M x, that has no noise.
 
     Args:
       state: where steps lead.
@@ -89,7 +93,8 @@ def density_shift(state: IntegratorState, step_size: Array, inverse_mass_matrix:
     """
     phase = 1 / 24 - _MCLACHLAN * (1 - 2 * _MCLACHLAN) / 4
     slope = state.logdensity_grad
-    square = trees.dot(slope, trees.multiply(slope, inverse_mass_matrix))
+    fields = jax.tree.map(lambda x: x if x.ndim else jnp.zeros_like(x), state.position)
+    square = trees.dot(slope, trees.add(fields, 1, trees.multiply(slope, inverse_mass_matrix)))
     return -phase * step_size**2 / trees.size(state.position) * square
 
 

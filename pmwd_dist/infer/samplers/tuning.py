@@ -10,6 +10,10 @@ where it should be, and its step is not tried again until masses change. A block
 target, and in the last two stages of MCLMC, when chains should be in equilibrium, at ten times. Chains run with no
 larger step than one with which a block was stable.
 
+The energy error of all dimensions says nothing of what steps of MCLMC do to a parameter on which the widths of many of
+them depend (`isokinetic.density_shift`). It is estimated from the last two stages, and the step made as short as it
+takes for no parameter to be shifted, as far as these show, by more than a tenth of its standard deviation.
+
 L of MCLMC is 0.4 of the distance over which the slowest parameter decorrelates, or the field if that is slower, and at
 least four times the root of the dimensions, with which it is looked for, and at most ten times. In a normal
 distribution a longer L than a direction asks for costs nothing, a shorter one does: one direction three times wider
@@ -34,12 +38,13 @@ import numpy as np
 from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist.infer.diagnostics import ess_mean
+from pmwd_dist.infer.diagnostics import ess_mean, step_bias
 from pmwd_dist.infer.samplers.blocks import Block
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState
 from pmwd_dist.infer.samplers.methods import Method, Tuning, trajectory_length
 
 ENERGY_VARIANCE = 5e-4  # of a step of MCLMC, per dimension
+STEP_BIAS = 0.1  # of a parameter by finite steps of MCLMC, in standard deviations
 TRAJECTORY_VARIANCE = 0.26  # of a trajectory of an adjusted sampler: 80 % are accepted
 SHORTEST = 40  # tuning, in steps
 BLOCK = 20  # steps with one step size, at most
@@ -47,6 +52,7 @@ _STAGES = (0.3, 0.25, 0.15, 0.15, 0.15)  # shares of the steps
 _WEIGH = (0, 1)  # stages after which masses change
 _FOLLOW = 3  # the stage that finds L
 _FIRST_STEP = 0.05  # of the root of the dimensions
+_FEWEST_DRAWS = 40  # of each chain, for an estimate of a bias
 _LARGEST_CHANGE = math.log(2)  # of the step size from one block to the next
 _UNSTABLE = 100.0  # times the target
 _UNSTABLE_LATE = 10.0  # that of MCLMC once it should be in equilibrium, from `_FOLLOW` on
@@ -114,6 +120,7 @@ class Search:
       steps: in all, as near as blocks allow.
       method: the sampler to tune.
       energy_variance: target of the energy error of a step of MCLMC, per dimension.
+      most_bias: shift of a parameter by finite steps of MCLMC that is allowed, in standard deviations.
       adapts: whether positions are adapted instead of masses.
 
     Raises:
@@ -127,11 +134,15 @@ class Search:
         steps: int,
         method: Method = "mclmc",
         energy_variance: float = ENERGY_VARIANCE,
+        most_bias: float = STEP_BIAS,
         adapts: bool = False,
     ):
         if not 0 < energy_variance < math.inf:
             remedy = f"use {ENERGY_VARIANCE:g}, or less where the error differs along a chain"
             raise ArgumentError("energy_variance", energy_variance, "must be positive and finite", remedy)
+        if not most_bias > 0:
+            remedy = f"use {STEP_BIAS:g} standard deviations, or math.inf for any"
+            raise ArgumentError("most_bias", most_bias, "must be positive", remedy)
         self._adapts, self.due = adapts, False
         leaves, self._structure = jax.tree.flatten(positions)
         self._shapes, self._dtype = [jnp.shape(x) for x in leaves], np.dtype(jnp.result_type(*leaves))
@@ -139,7 +150,7 @@ class Search:
         self._dimensions = int(self._sizes.sum())
         self._counts = [max(1, round(share * steps / block_length(steps))) for share in _STAGES]
         self._wanted_method: Method = method
-        self._energy_variance = energy_variance
+        self._energy_variance, self._most_bias = energy_variance, most_bias
         numbers = np.array([len(shape) == 1 for shape in self._shapes])
         self._numbers = int(numbers.sum())
         self._held = numbers & ~numbers.all()  # those that stay where they are at first
@@ -147,6 +158,7 @@ class Search:
         self._L = math.sqrt(self._dimensions)
         self._step_size, self._largest = _FIRST_STEP * self._L, math.inf
         self._stable = 0.0  # the largest step of a block that was
+        self._shifts: list[np.ndarray] = []  # of the last two stages: parameters, and what a step of length 1 adds
         self.count = self._stage = 0  # blocks, and stages, that are over
         self._begin_stage()
 
@@ -202,6 +214,9 @@ class Search:
         else:
             self._stable = max(self._stable, self._step_size)
             self._average(block)
+            if late and self._numbers:
+                numbers = np.asarray(block.followed, float)[..., -self._numbers :]
+                self._shifts.append(np.concatenate([numbers, np.asarray(block.shift, float)[..., None]], axis=-1))
             if follows:
                 self._followed.append(np.asarray(block.followed))
             else:
@@ -234,6 +249,9 @@ class Search:
             self._weigh()
         if self._followed:
             self._L = self._decorrelation()
+        if self._shifts:
+            self._largest = min(self._largest, self._unbiased())
+            self._step_size = min(self._step_size, self._largest)
         self._stage += 1
         if self._stage == 1:
             self._L *= _SHORTEST_L
@@ -258,6 +276,14 @@ class Search:
         shortest, longest = (roots * math.sqrt(self._dimensions) for roots in (_SHORTEST_L, _LONGEST_L))
         return min(max(_DECORRELATION * slowest * self._step_size, shortest), longest)
 
+    def _unbiased(self) -> float:
+        """The largest step that shifts no parameter by more than is allowed, as far as is shown."""
+        *numbers, shift = np.moveaxis(np.concatenate(self._shifts, axis=1), -1, 0)
+        if shift.shape[1] < _FEWEST_DRAWS:
+            return math.inf
+        shown = [max(abs(bias) - error, 0.0) for bias, error in (step_bias(x, shift) for x in numbers)]
+        return math.sqrt(self._most_bias / max(shown)) if max(shown) > 0 else math.inf
+
     def _weigh(self) -> None:
         """Masses from the variances within chains; the step goes with their mean."""
         variance = np.ones(len(self._shapes))
@@ -278,7 +304,9 @@ class Search:
         means = {f"mean/{i}": mean for i, mean in enumerate(self._mean)}
         followed = {f"followed/{i:05d}": x for i, x in enumerate(self._followed)}
         observed = {f"observed/{i:05d}": x for i, x in enumerate(self._observed)}
-        return {name: np.asarray(x) for name, x in (numbers | lengths | lists | means | followed | observed).items()}
+        shifts = {f"shifts/{i:05d}": x for i, x in enumerate(self._shifts)}
+        every = numbers | lengths | lists | means | followed | observed | shifts
+        return {name: np.asarray(x) for name, x in every.items()}
 
     def unpack(self, arrays: dict[str, np.ndarray]) -> None:
         """Go on from what was packed, by a search with the same arguments."""
@@ -291,3 +319,4 @@ class Search:
         self._mean = [arrays[f"mean/{i}"] for i in range(len(self._shapes))]
         self._followed = [arrays[name] for name in sorted(arrays) if name.startswith("followed/")]
         self._observed = [arrays[name] for name in sorted(arrays) if name.startswith("observed/")]
+        self._shifts = [arrays[name] for name in sorted(arrays) if name.startswith("shifts/")]

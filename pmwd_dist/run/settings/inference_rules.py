@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE
+from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE, STEP_BIAS
 from pmwd_dist.run.settings.inference_sections import BIASES, Data, Likelihood, Model, Priors, Sampler, Start
 from pmwd_dist.run.settings.writing import toml_value
 
@@ -146,11 +146,13 @@ def _of_start(start: Start, given: Priors, sampler: Sampler) -> list[str]:
         problems.append(
             f"sampler.steps = {sampler.steps}: must be a multiple of thin * chunk = {sampler.thin * sampler.chunk}"
         )
-    if sampler.method != "mclmc" and sampler.energy_variance != ENERGY_VARIANCE:
-        problems.append(
-            f"sampler.energy_variance: is the target of mclmc, and {sampler.method} is tuned for its acceptance; "
+    if sampler.method != "mclmc":
+        problems += [
+            f"sampler.{key}: is a target of mclmc, and {sampler.method} is tuned for its acceptance; "
             'leave it out, or use sampler.method = "mclmc"'
-        )
+            for key, default in (("energy_variance", ENERGY_VARIANCE), ("most_bias", STEP_BIAS))
+            if getattr(sampler, key) != default
+        ]
     if start.map_free and sampler.precondition != "none":
         problems.append(
             "start.map_free: parameters can't be told from the noise where sampler.precondition depends on them; "

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer import priors
 from pmwd_dist.infer.priors import Prior
-from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE
+from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE, STEP_BIAS
 from pmwd_dist.run.settings.section import Section, about, list_to_tuple, one_or_several
 from pmwd_dist.run.settings.writing import Raw, toml_value
 
@@ -207,6 +207,11 @@ class Sampler(Section):
         ENERGY_VARIANCE,
         gt=0,
         le=1e-3,
+    )
+    most_bias: float = about(
+        "shift of a parameter by finite steps that tuning of mclmc allows, as far as it shows [standard deviations]",
+        STEP_BIAS,
+        gt=0,
     )
     steps: int = about("steps of each chain; may be raised later", 4000, ge=1)
     thin: int = about("steps from one draw that is kept to the next", 1, ge=1)
