@@ -13,6 +13,8 @@ from pmwd_dist._errors import ArgumentError
 
 Chains = Float[np.ndarray, "chains draws"]
 
+_LEAST_LEFT = 0.2  # of a variance, about the means of chains that are far from one another
+
 
 def rhat(x: Chains) -> float:
     """The larger of rank-normalised split R-hat of the draws and of their distances from the median.
@@ -135,9 +137,10 @@ def step_bias(x: Chains, density_shift: Chains) -> tuple[float, float]:
     width = float(np.std(x))
     if width == 0 or not shift.any():
         return 0.0, 0.0
-    # About the mean of each chain: chains that are not yet together say nothing here.
+    # About the mean of each chain: chains that are not yet together say nothing here. That takes away what is slow.
     product = (x - x.mean(axis=1, keepdims=True)) * (shift - shift.mean(axis=1, keepdims=True)) / width
-    return float(np.mean(product)), float(np.std(product)) / math.sqrt(ess_mean(product))
+    left = max(1 - x.shape[0] / ess_mean(x), _LEAST_LEFT)
+    return float(np.mean(product)) / left, float(np.std(product)) / math.sqrt(ess_mean(product)) / left
 
 
 def _checked(x: Any) -> np.ndarray:

@@ -92,6 +92,9 @@ class Convergence(eqx.Module):
         if cone.shell_assignment != "linear":
             constraint = "has shells with edges, where the log density jumps, which its slopes do not show"
             raise ArgumentError("cone", cone, constraint, 'make it with shell_assignment="linear"', show_value=False)
+        if isinstance(cone, SphericalLightCone) and cone.assignment != "bilinear":
+            constraint = "has maps that jump where a mass passes from pixel to pixel, which slopes do not show"
+            raise ArgumentError("cone", cone, constraint, 'make it with assignment="bilinear"', show_value=False)
         cone.check(self.table)
         if not isinstance(sources, Sequence) or not sources:
             raise ArgumentError("sources", sources, "must hold the sources of each map", "for example sources=[0.5, 1]")

@@ -123,7 +123,7 @@ def _search(
     steps: int,
     method: Method,
     energy_variance: float,
-    most_bias: float = STEP_BIAS,
+    most_bias: float,
 ) -> Search:
     targets = {"energy_variance": energy_variance, "most_bias": most_bias}
     return Search(positions, steps=steps, method=method, adapts=adaptation.start(posterior) is not None, **targets)
@@ -223,7 +223,7 @@ def _tuned(
     def run_all(key: Array, states: IntegratorState, tuning: Tuning, method: Method) -> tuple[IntegratorState, Block]:
         now = posterior.adapted(run.adaptation)
         states, block = _blocks(key, states, placed(tuning, run.tuning), now, method, length, axis)
-        failures.add(int(search.pack()["stage"]), np.asarray(block.nonans))
+        failures.add(search.stage, np.asarray(block.nonans))
         return placed(states, run.states), block  # where they were: with another sharding it would compile again
 
     def adapt(states: IntegratorState, search: Search) -> IntegratorState:

@@ -37,10 +37,10 @@ def scale(factor: Any, a: Any) -> Any:
 
 def multiply(a: Any, b: Any) -> Any:
     """Products entry by entry; b may be a number, or a pytree whose leaves broadcast against those of a."""
-    return jax.tree.map(lambda x, y: x * jnp.asarray(y, x.dtype), a, spread(b, a))
+    return jax.tree.map(lambda x, y: x * jnp.asarray(y, x.dtype), a, broadcast_to_leaves(b, a))
 
 
-def spread(b: Any, like: Any) -> Any:
+def broadcast_to_leaves(b: Any, like: Any) -> Any:
     """A number for each leaf of another pytree; a pytree as it is."""
     if jax.tree.structure(b).num_nodes == 1 and jnp.ndim(b) == 0:
         return jax.tree.map(lambda _: b, like)

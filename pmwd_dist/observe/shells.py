@@ -94,7 +94,7 @@ class Shells(NamedTuple):
       dimensions: 1 for planes, 3 for spheres.
       assignment: "nearest": a mass belongs to the shell in which it lies, all of it. "linear": it is shared by the two
         shells between whose mean distances it lies, and fades beyond the first and the last of these to nothing at the
-        outer edges: maps change continuously as it moves, and have all derivatives that they should.
+        outer edges: maps change continuously as it moves, and their derivatives say how.
     """
 
     edges: tuple[float, ...]

@@ -218,21 +218,21 @@ def _piece(
         return jnp.sqrt(jnp.where(passed, squared, 1))
 
     s = crossing(distance, passed, guess, light)
-    depth, share_of_all = cone.shells.place(light.at(s))
-    seen = (passed & (share_of_all > 0))[..., None]
+    depth, total_share = cone.shells.place(light.at(s))
+    seen = (passed & (total_share > 0))[..., None]
     direction = jnp.where(seen, sites + path.at(s[..., None]), 1)
     if cone.assignment == "nearest":
         pixels, mass = nearest_pixel(cone.nside, direction)[..., None], jnp.ones_like(seen, dtype)
     else:
         pixels, mass = interpolation(cone.nside, direction)
-    share, passes = layout
-    width = share // passes
-    device, within = pixels // share, pixels % share
+    pixels_per_device, passes = layout
+    width = pixels_per_device // passes
+    device, within = pixels // pixels_per_device, pixels % pixels_per_device
     mine = seen & (within // width == turn.astype(jnp.int32))
     size = (len(cone.edges) - 1) * pixel_count(cone.nside) // passes
     places, masses = [], []
-    for shell, part in _shares(depth, share_of_all, cone):
-        place = (shell[..., None] * (pixel_count(cone.nside) // share) + device) * width + within % width
+    for shell, part in _shares(depth, total_share, cone):
+        place = (shell[..., None] * (pixel_count(cone.nside) // pixels_per_device) + device) * width + within % width
         places.append(jnp.where(mine, place, size))
         masses.append(jnp.where(mine, part[..., None] * mass, 0))
     return jnp.concatenate(places, -1), jnp.concatenate(masses, -1)

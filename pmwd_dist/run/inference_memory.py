@@ -119,7 +119,9 @@ def _chains_that_fit(settings: InferenceSettings, memory: InferenceMemory, there
     chains = settings.sampler.chains
     if memory.verdict > there:
         return 0
-    return min(chains - 1, int(chains * there / (memory.gradients + memory.sampler)))
+    shared = memory.sampler * _SHARED / (_CHAIN * chains + _SHARED)
+    each = (memory.gradients + memory.sampler - shared) / chains
+    return max(0, min(chains - 1, int((there - shared) / each)))
 
 
 def _enough(settings: InferenceSettings, simulation: Simulation, memory: float) -> int | None:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec
 
 from pmwd_dist import infer
 from pmwd_dist.infer.storage import Arrays
@@ -44,12 +45,12 @@ class Comparison:
 
 
 def some_draws(chain: infer.Chain) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """White noise and parameters of some of the draws of which the noise was kept."""
+    """White noise and parameters of some of the draws of which the noise was kept, as many of each chain."""
     assert chain.noise is not None
     chunks, chains = chain.noise.shape[:2]
     length = chain.logdensity.shape[1] // chunks
-    every = max(1, chunks * chains // MOST_FIELDS)
-    picked = [(i, j) for i in range(chunks) for j in range(chains)][::every]
+    count = min(chunks, max(1, MOST_FIELDS // chains))
+    picked = [(i, j) for i in np.unique(np.linspace(chunks - 1, 0, count).round().astype(int)) for j in range(chains)]
     noise = np.stack([chain.noise[i, j] for i, j in picked])
     return noise, {n: np.array([x[j, (i + 1) * length - 1] for i, j in picked]) for n, x in chain.parameters.items()}
 
@@ -72,7 +73,9 @@ def compare(posterior: infer.Posterior, chain: infer.Chain, data: Arrays, key: A
     same, on_mesh = config.mesh_shape == config.particle_shape, posterior.data.shape == config.mesh_shape
     known, plane = same and "noise" in data, _plane_seen(posterior)
     truth = data["noise"] if known else np.zeros(config.mesh_shape)
-    draws = jax.random.split(key, len(noise)), jnp.asarray(noise), jax.tree.map(jnp.asarray, numbers)
+    sharding = NamedSharding(config.decomposition.mesh, PartitionSpec(None, *config.decomposition.spec))
+    fields = jax.device_put(jnp.asarray(noise) if config.decomposition.size == 1 else noise, sharding)
+    draws = jax.random.split(key, len(noise)), fields, jax.tree.map(jnp.asarray, numbers)
     beside = jnp.asarray(data["data"], float), jnp.asarray(truth)
     phases, of_data = jax.device_get(_predicted(posterior.model, *beside, draws, plane, (same, on_mesh)))
     k, panels, images = np.zeros(0), Panels(), Images()

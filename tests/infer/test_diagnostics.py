@@ -86,3 +86,15 @@ def test_chains_that_stay_where_they_are_for_long_are_found() -> None:
 def test_wrong_draws_are_refused(x: np.ndarray, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         infer.rhat(x)
+
+
+def test_the_shift_of_a_parameter_that_moves_slowly_is_not_seen_as_smaller() -> None:
+    """About the means of short chains most of its variance is gone."""
+    rng, keep, found = np.random.default_rng(0), np.exp(-1 / 30), []
+    for _ in range(200):
+        x = np.zeros((4, 300))
+        x[:, 0] = rng.standard_normal(4)
+        for i in range(1, 300):
+            x[:, i] = keep * x[:, i - 1] + np.sqrt(1 - keep**2) * rng.standard_normal(4)
+        found.append(infer.step_bias(x, 0.5 * x + 0.1 * rng.standard_normal(x.shape))[0])
+    assert 0.45 < np.median(found) < 0.6

@@ -83,8 +83,13 @@ def test_gradient_on_pencils_is_that_of_differences_on_one_device() -> None:
     np.testing.assert_allclose((moved(h) - moved(-h)) / (2 * h), slope, rtol=1e-6)
 
 
-def test_shells_with_edges_are_refused(one_device: Any) -> None:
+def test_maps_that_jump_are_refused(one_device: Any) -> None:
     forward = one_device[0].model.forward
+    sphere: Any = pmd.observe.SphericalLightCone(
+        forward.config, EDGES, 4, assignment="nearest", shell_assignment="linear"
+    )
+    with pytest.raises(ValueError, match='from pixel to pixel.* make it with assignment="bilinear"'):
+        infer.Convergence(forward.config, jax_cosmo.Planck15(), sphere, (0.02, 0.05))
     cone = pmd.observe.FlatSkyLightCone(forward.config, EDGES, pixels=8)
     with pytest.raises(ValueError, match='edges, where the log density jumps.* make it with shell_assignment="linear"'):
         infer.Convergence(forward.config, jax_cosmo.Planck15(), cone, (0.02, 0.05), **VIEW)

@@ -126,6 +126,23 @@ def test_steps_of_hmc_are_exact_for_a_normal_part(monkeypatch: pytest.MonkeyPatc
     np.testing.assert_allclose(end.position["b"], start["b"] + time * np.sqrt(2) * momentum["b"], rtol=0, atol=1e-13)
 
 
+def test_tuned_trajectories_of_a_normal_field_have_several_lengths() -> None:
+    """Its steps have no error, however long they are."""
+    states = jax.vmap(lambda key: mclmc.init(key, jax.random.normal(key, (100,)), lambda x: -0.5 * jnp.sum(x**2)))(
+        jax.random.split(jax.random.key(0), 2)
+    )
+
+    @partial(jax.jit, static_argnums=3)
+    def run(key: Any, states: Any, parameters: Any, method: Any) -> Any:
+        density = lambda x: -0.5 * jnp.sum(x**2)  # noqa: E731
+        return blocks.run_blocks(key, states, parameters, method, logdensity=density, length=20)
+
+    search = tuning.Search(states.position, steps=1000, method="hmc")
+    _, parameters = tuning.tune(jax.random.key(1), states, run, search)
+    assert pytest.approx(np.pi / 2) == parameters.L
+    assert 0.5 < parameters.step_size <= np.pi / 4 + 1e-6
+
+
 def run(step: Any, state: Any, steps: int, key: Any) -> Any:
     """Sums of x^2 over the second half of the steps, mean over them."""
 

@@ -215,6 +215,8 @@ def test_shells_that_the_simulation_does_not_reach_are_refused_or_not_a_number()
         pmd.nbody(particles, TABLE, config, accumulate=cone)
     planes = jax.jit(lambda p, t: pmd.nbody(p, t, config, accumulate=cone).accumulated)(particles, TABLE)
     np.testing.assert_array_equal(np.isnan(planes).all((1, 2)), [True, False, True])
+    shared = pmd.observe.FlatSkyLightCone(config, (100.0, 160.0, 200.0, 250.0, 300.0), shell_assignment="linear")
+    np.testing.assert_array_equal(shared.shells.covered(TABLE, config), [False, False, True, True])  # from 155.8 on
     np.testing.assert_allclose(planes[1], 10, rtol=1e-5)  # lattice planes, 5 Mpc/h apart, from 203 to 248
 
 

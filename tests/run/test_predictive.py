@@ -17,7 +17,7 @@ from pmwd_dist.observe.cross import cross_power
 from pmwd_dist.run.chain_inputs import data_of
 from pmwd_dist.run.folder import Log, prepare_folder
 from pmwd_dist.run.inference import InferencePlan
-from pmwd_dist.run.predictive import Comparison, compare
+from pmwd_dist.run.predictive import Comparison, compare, some_draws
 
 SIZE, DRAWS, MOCKS = 8, 40, 16
 COUNTS = SMALL.replace("sigma = 0.5", 'kind = "poisson"\nnbar = 4.0')
@@ -133,6 +133,20 @@ def test_angular_spectra_of_predicted_maps_are_those_of_their_noise(tmp_path: Pa
     for width, (curves, _, _) in zip(sigma, found[0].angular.values(), strict=True):
         np.testing.assert_allclose(curves.mean(axis=0)[-3:], 0.75 * width**2 * pixel, rtol=0.1)  # of many modes
     assert found[0].ell[-1] < np.pi / np.deg2rad(8 / 16) and len(found[0].images) == 4
+
+
+@pytest.mark.parametrize(("chunks", "chains"), [(80, 2), (160, 4), (20, 4), (3, 2), (2, 60)])
+def test_some_draws_are_of_all_chains(chunks: int, chains: int) -> None:
+    still = np.zeros((chains, 2 * chunks))
+    label = np.arange(chunks * chains, dtype=float).reshape(chunks, chains)
+    numbers = {"b1": np.repeat(label.T, 2, axis=1)}
+    noise = np.broadcast_to(label[..., None, None, None], (chunks, chains, 1, 1, 1))
+    zeros = np.zeros((1, 1, 1))
+    found, drawn = some_draws(infer.Chain(numbers, still, still, still, still, 1, 0, zeros, zeros, noise))
+    np.testing.assert_array_equal(found.ravel(), drawn["b1"])
+    places = found.ravel().astype(int)
+    assert set(places % chains) == set(range(chains)) and places[-1] == label[-1, -1]
+    assert len(np.unique(places)) == len(places) <= max(40, chains)
 
 
 def test_correlation_and_transfer_with_the_truth(tmp_path: Path) -> None:

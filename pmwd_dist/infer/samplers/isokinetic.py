@@ -87,7 +87,7 @@ def density_shift(state: IntegratorState, step_size: Array, inverse_mass_matrix:
     the parameters are (Stein 1981): of modes of which data say nothing, g = -M x, that has no noise.
 
     Args:
-      state: where steps lead.
+      state: where steps lead. Parameters are leaves without axes: all others are fields.
       step_size: as in `mclachlan_step`.
       inverse_mass_matrix: as there.
     """

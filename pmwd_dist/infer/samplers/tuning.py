@@ -185,6 +185,11 @@ class Search:
         self._begin_stage()
 
     @property
+    def stage(self) -> int:
+        """Number of stages that are over."""
+        return self._stage
+
+    @property
     def done(self) -> bool:
         """Whether all blocks were run."""
         return self._stage == len(_STAGES)
@@ -259,7 +264,9 @@ class Search:
             self._step_size = min(self._step_size, self._stable or math.inf)
             self._L = max(self._L, self._step_size)
         if self._stage == _FOLLOW and self._wanted_method != "mclmc":
-            self._L, self._largest = trajectory_length(self._wanted_method, self._dimensions), math.inf
+            # Fields that are nearly normal turn without an error by any step: lengths of trajectories would all be one.
+            self._L = trajectory_length(self._wanted_method, self._dimensions)
+            self._largest = 0.5 * self._L
             self._stable = 0.0
             # Errors add up along a trajectory; and steps of HMC are times, of half as many gradients.
             self._step_size *= 0.25 / math.sqrt(self._dimensions) if self._wanted_method == "hmc" else 0.5
@@ -277,12 +284,19 @@ class Search:
         return min(max(_DECORRELATION * slowest * self._step_size, shortest), longest)
 
     def _unbiased(self) -> float:
-        """The largest step that shifts no parameter by more than is allowed, as far as is shown."""
-        *numbers, shift = np.moveaxis(np.concatenate(self._shifts, axis=1), -1, 0)
+        """The largest step that shifts no parameter by more than is allowed, as far as is shown.
+
+        Parameters are linear in the numbers of a position: the shift of these that is largest, of all directions.
+        """
+        seen = np.concatenate(self._shifts, axis=1)
+        numbers, shift = seen[..., :-1], seen[..., -1]
         if shift.shape[1] < _FEWEST_DRAWS:
             return math.inf
-        shown = [max(abs(bias) - error, 0.0) for bias, error in (step_bias(x, shift) for x in numbers)]
-        return math.sqrt(self._most_bias / max(shown)) if max(shown) > 0 else math.inf
+        covariance = np.atleast_2d(np.cov(numbers.reshape(-1, self._numbers).T))
+        root = np.linalg.cholesky(covariance + (1e-9 * np.trace(covariance) + 1e-300) * np.eye(self._numbers))
+        each = np.moveaxis(np.linalg.solve(root, numbers[..., None])[..., 0], -1, 0)
+        shown = math.hypot(*(max(abs(bias) - error, 0.0) for bias, error in (step_bias(x, shift) for x in each)))
+        return math.sqrt(self._most_bias / shown) if shown > 0 else math.inf
 
     def _weigh(self) -> None:
         """Masses from the variances within chains; the step goes with their mean."""
