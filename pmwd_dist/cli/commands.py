@@ -130,7 +130,7 @@ def resume(context: typer.Context, folder: Folder, overrides: Set = [], time_lim
             _say(f"{folder}: the run is finished; nothing is left to do")
             return
         inference = isinstance(_settings(folder / CONFIG, []), InferenceSettings)
-        free = ("devices.", "sampler.steps", "checks.") if inference else ("devices.",)
+        free = ("devices.", "sampler.chain_devices", "sampler.steps", "checks.") if inference else ("devices.",)
         for text in overrides:
             if not text.startswith(free):
                 names = ", ".join(f"{name}*" if name.endswith(".") else name for name in free)

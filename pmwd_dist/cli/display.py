@@ -199,9 +199,10 @@ def _device_line(config: Config) -> str:
     decomposition, processes = config.decomposition, jax.process_count()
     px, py = decomposition.pdims
     blocks = "one block" if px * py == 1 else f"{px} slabs" if py == 1 else f"{px} x {py} pencils"
-    kind = decomposition.mesh.devices.flat[0].device_kind
+    kind, count = decomposition.mesh.devices.flat[0].device_kind, decomposition.mesh.size
+    groups = "" if count == px * py else f"chains in {count // (px * py)} groups, each "
     return (
-        f"devices     {px * py} x {kind} in {processes} process{'es' * (processes > 1)}, mesh as {blocks}, "
+        f"devices     {count} x {kind} in {processes} process{'es' * (processes > 1)}, {groups}mesh as {blocks}, "
         f"halo {config.halo}, native ops {'on' if native_available() else 'off'}"
     )
 

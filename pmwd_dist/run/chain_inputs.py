@@ -86,7 +86,8 @@ def _start(plan: InferencePlan, posterior: infer.Posterior) -> Arrays:
         drawn = plan.model.draw_around(key, {})
         return posterior.whiten(drawn["noise"], drawn["parameters"])
 
-    positions = jax.vmap(prior if start.begin == "prior" else posterior.initial)(keys)
+    one = prior if start.begin == "prior" else posterior.initial
+    positions = jax.vmap(one, spmd_axis_name=plan.chain_axis)(_place(plan, keys, _specs(plan)[1]))
     if start.begin == "map":
         each = [jax.tree.map(lambda x, i=i: x[i], positions) for i in range(len(keys))]
         options: dict[str, Any] = {"method": start.map_method, "steps": start.map_steps, "anneal": start.map_anneal}
@@ -98,12 +99,19 @@ def _start(plan: InferencePlan, posterior: infer.Posterior) -> Arrays:
 
 def _position(plan: InferencePlan, arrays: Arrays) -> Any:
     """Positions, placed as steps return them."""
-    decomposition = plan.simulation.config.decomposition
-    spread = NamedSharding(decomposition.mesh, P(None, *decomposition.spec)) if decomposition.size > 1 else None
-
-    def number(x: np.ndarray) -> Array:
-        return jax.device_put(jnp.asarray(x), None if spread is None else decomposition.replicated)
-
+    of_fields, of_numbers = _specs(plan)
     names = [name for name in arrays if name.startswith("parameters/")]
-    numbers = {name.removeprefix("parameters/"): number(arrays[name]) for name in names}
-    return {"noise": jax.device_put(jnp.asarray(arrays["noise"]), spread), "parameters": numbers}
+    numbers = {name.removeprefix("parameters/"): _place(plan, arrays[name], of_numbers) for name in names}
+    return {"noise": _place(plan, arrays["noise"], of_fields), "parameters": numbers}
+
+
+def _place(plan: InferencePlan, x: Any, spec: P) -> Array:
+    """An array on the devices of all chains."""
+    mesh = plan.simulation.config.decomposition.mesh
+    return jax.device_put(jnp.asarray(x), NamedSharding(mesh, spec) if mesh.size > 1 else None)
+
+
+def _specs(plan: InferencePlan) -> tuple[P, P]:
+    """Of fields and of numbers with a leading axis of chains."""
+    axis = plan.chain_axis
+    return P(axis, *plan.simulation.config.decomposition.spec), P() if axis is None else P(axis)

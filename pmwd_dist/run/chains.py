@@ -180,6 +180,7 @@ def _run_chains(plan: InferencePlan, posterior: infer.Posterior, positions: Any,
         chunk=sampler.chunk,
         keep_noise=True,
         most_failures=plan.settings.checks.failed_simulations,
+        spmd_axis_name=plan.chain_axis,
         listener=watch,
         tuning_listener=watch.tuned,
     )

@@ -17,7 +17,8 @@ Identity = dict[str, Any]
 
 # The division over devices changes rounding only; outputs that are still to come are free, but for the light cone,
 # which is filled in every step. So are further steps of chains, and their checks.
-_FREE = ("devices", "output", "checks", "sampler.steps", *(name for name in OPTIONAL if name != "observe.light_cone"))
+_OBSERVED = tuple(name for name in OPTIONAL if name != "observe.light_cone")
+_FREE = ("devices", "sampler.chain_devices", "output", "checks", "sampler.steps", *_OBSERVED)
 _REMEDIES = {
     "version": "install that version of pmwd-dist, or start a new run",
     "precision": "set JAX_ENABLE_X64 as it was, or start a new run",

@@ -22,6 +22,7 @@ from pmwd_dist.run.inference_memory import RUNTIME, InferenceMemory, inference_m
 from pmwd_dist.run.light_cone import random_offsets
 from pmwd_dist.run.plan import Plan
 from pmwd_dist.run.settings import InferenceSettings, SettingsError, Simulation, build
+from pmwd_dist.run.settings.chain_groups import CHAINS
 from pmwd_dist.run.settings.inference_sections import BIASES, COSMOLOGY
 from pmwd_dist.run.settings.light_cone import field_of_view
 from pmwd_dist.run.settings.writing import toml_value
@@ -57,6 +58,11 @@ class InferencePlan(Plan):
         """Number of chunks of draws."""
         sampler = self.settings.sampler
         return sampler.steps // (sampler.thin * sampler.chunk)
+
+    @property
+    def chain_axis(self) -> str | None:
+        """Axis of the device mesh over which chains are divided, if any."""
+        return CHAINS if CHAINS in self.simulation.config.decomposition.mesh.axis_names else None
 
     @property
     def precondition(self) -> str | None:

@@ -32,7 +32,7 @@ class InferenceMemory:
     """Memory that an inference is expected to need on each device [bytes].
 
     Args:
-      chains: gradients at a time.
+      chains: gradients at a time on a device.
       gradients: of all chains together, by the plan of one.
       sampler: state of the chains, moments and data.
       verdict: draws of the noise that are kept, and a run, after the chains.
@@ -70,11 +70,18 @@ def inference_memory(settings: InferenceSettings, simulation: Simulation) -> Inf
     return _counted(settings, simulation, config.decomposition.size, needed.run, needed.gradient)
 
 
+def _groups(simulation: Simulation) -> int:
+    """Number of groups of devices among which chains are divided."""
+    decomposition = simulation.config.decomposition
+    return decomposition.mesh.size // decomposition.size
+
+
 def _counted(
     settings: InferenceSettings, simulation: Simulation, devices: int, run: int, gradient: int
 ) -> InferenceMemory:
     """The memory on so many devices, where a run and its gradient take so much of each."""
-    sampler, linear = settings.sampler, settings.model.gravity == "linear"
+    sampler, linear, groups = settings.sampler, settings.model.gravity == "linear", _groups(simulation)
+    chains = sampler.chains // groups
     number = _bytes_of_number()
     field = number * math.prod(simulation.config.particle_shape) / devices
     each = _LINEAR * field if linear else gradient
@@ -84,12 +91,12 @@ def _counted(
     each += _PRECONDITIONED * field * (sampler.precondition != "none")
     kept = sampler.steps // (sampler.thin * sampler.chunk) * sampler.chains
     shared = resources.device_limit() is None
-    on_host = 2 * kept * number * math.prod(simulation.config.particle_shape) * shared
+    on_host = 2 * kept * field / groups * shared
     return InferenceMemory(
-        chains=sampler.chains,
-        gradients=int(sampler.chains * each),
-        sampler=int((_CHAIN * sampler.chains + _SHARED) * field),
-        verdict=int(on_host / devices + min(kept, MOST_FIELDS) * field + (_LINEAR * field if linear else run)),
+        chains=chains,
+        gradients=int(chains * each),
+        sampler=int((_CHAIN * chains + _SHARED) * field),
+        verdict=int(on_host + min(kept, MOST_FIELDS) * field + (_LINEAR * field if linear else run)),
         program=int(RUNTIME * shared),
     )
 
@@ -107,21 +114,21 @@ def inference_problem(settings: InferenceSettings, simulation: Simulation) -> tu
     text = f"the inference needs about {size(need)} of memory, {memory.parts}, and {room.where} has {size(room.total)}"
     if need <= room.total:
         return None, f"{text}, {size(room.free)} of it free: it may be killed"
-    chains = _chains_that_fit(settings, memory, room.for_arrays(simulation.config, RUNTIME))
+    groups = _groups(simulation)
+    chains = _chains_that_fit(memory, room.for_arrays(simulation.config, RUNTIME)) * groups
     remedies = ["use a smaller mesh"] + [f"sampler.chains = {chains}"] * bool(chains)
-    if room.several and (count := _enough(settings, simulation, room.total)):
+    if room.several and groups == 1 and (count := _enough(settings, simulation, room.total)):
         remedies.append(f"{count} such devices")
     return f"box.mesh: {text}; {', or '.join(remedies)}", None
 
 
-def _chains_that_fit(settings: InferenceSettings, memory: InferenceMemory, there: float) -> int:
-    """The largest number of chains that fit; 0 if none do."""
-    chains = settings.sampler.chains
+def _chains_that_fit(memory: InferenceMemory, there: float) -> int:
+    """The largest number of chains that fit on a device; 0 if none do."""
     if memory.verdict > there:
         return 0
-    shared = memory.sampler * _SHARED / (_CHAIN * chains + _SHARED)
-    each = (memory.gradients + memory.sampler - shared) / chains
-    return max(0, min(chains - 1, int((there - shared) / each)))
+    shared = memory.sampler * _SHARED / (_CHAIN * memory.chains + _SHARED)
+    each = (memory.gradients + memory.sampler - shared) / memory.chains
+    return max(0, min(memory.chains - 1, int((there - shared) / each)))
 
 
 def _enough(settings: InferenceSettings, simulation: Simulation, memory: float) -> int | None:

@@ -211,3 +211,50 @@ def test_data_are_read_and_odd_ones_warned_of(tmp_path: Path) -> None:
     warnings = check_inference(plan)
     assert any("the mean is about 0, as of a contrast" in text for text in warnings)
     assert any("fewer draws than checks.ess = 400" in text for text in warnings)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (["sampler.chain_devices=8"], "sampler.chain_devices = 8: needs 8 devices, and there are 4; use 2 or 4"),
+        (
+            ["sampler.chain_devices=1", "sampler.chains=6"],
+            "sampler.chain_devices = 1: makes 4 groups of 4 devices, and sampler.chains = 6 is no multiple of that; "
+            "use 2 or 4, or sampler.chains = 4 or 8",
+        ),
+        (
+            ["sampler.chain_devices=2", "sampler.chains=1"],
+            "sampler.chain_devices = 2: makes 2 groups of 4 devices, and sampler.chains = 1 is no multiple of that; "
+            "use 4, or sampler.chains = 2",
+        ),
+        (
+            ["sampler.chain_devices=2", "devices.pdims=[2, 2]"],
+            "devices.pdims = [2, 2]: takes 4 devices, and sampler.chain_devices is 2; use [2, 1], or leave it out",
+        ),
+        (["sampler.chain_devices=0"], "sampler.chain_devices = 0: must be 1 or more; for example 1"),
+        (
+            ["sampler.chain_devices=2", "model.gravity=lpt"],
+            "sampler.chain_devices = 2: makes 2 groups, and initial conditions of third order can't be a batch over "
+            "groups; use time.lpt_order = 2, or leave it out",
+        ),
+        (
+            ["sampler.chain_devices=2", "lensing"],
+            "sampler.chain_devices = 2: makes 2 groups, and light cones can't be a batch over groups; leave it out",
+        ),
+    ],
+)
+def test_devices_of_a_chain_that_do_not_divide_are_named(overrides: list[str], problem: str, tmp_path: Path) -> None:
+    text = (LENSING if "lensing" in overrides else SMALL).replace("pdims = [1, 1]\n", "")
+    with pytest.raises(SettingsError) as caught:
+        plan_of(tmp_path / "run", *(x for x in overrides if x != "lensing"), text=text)
+    assert str(caught.value) == problem
+
+
+def test_all_devices_for_a_chain_are_one_group(tmp_path: Path) -> None:
+    """What one batch does, of third order, too."""
+    text = SMALL.replace("pdims = [1, 1]\n", "")
+    plan = plan_of(tmp_path / "run", "sampler.chain_devices=4", "model.gravity=lpt", text=text)
+    assert plan.chain_axis is None
+    other = plan_of(tmp_path / "run", "model.gravity=lpt", text=text)
+    assert plan.simulation.config == other.simulation.config
+    assert identity(plan) == identity(other)

@@ -21,8 +21,9 @@ from inferences import LENSING, SMALL, plan_of
 from runs import command, kill_loop
 
 from pmwd_dist import infer
+from pmwd_dist.cli.display import inference_lines
 from pmwd_dist.infer.chains import load_chain
-from pmwd_dist.infer.storage import write_arrays
+from pmwd_dist.infer.storage import read_arrays, write_arrays
 from pmwd_dist.run import events, manifest
 from pmwd_dist.run.chain_inputs import key_of, starts_of
 from pmwd_dist.run.chains import condition_on, execute_inference
@@ -94,6 +95,44 @@ def test_what_was_stopped_goes_on_to_the_same_bits(whole: tuple[InferencePlan, L
                 np.testing.assert_array_equal(one[name][()], other[name][()], err_msg=f"{path.name}:{name}")
 
 
+def test_chains_on_devices_of_their_own_are_the_same(whole: tuple[InferencePlan, Listener], tmp_path: Path) -> None:
+    """Each of two chains on half of four devices, and then both on one."""
+    plan = plan_of(tmp_path / "run", "sampler.chain_devices=2", "devices.pdims=[2, 1]", "sampler.steps=12")
+    decomposition = plan.simulation.config.decomposition
+    assert dict(decomposition.mesh.shape) == {"chains": 2, "x": 2, "y": 1} and decomposition.pdims == (2, 1)
+    assert plan.memory.chains == 1 and "4 x cpu in 1 process, chains in 2 groups, each mesh as 2 slabs" in "".join(
+        inference_lines(plan)
+    )
+    prepare_folder(plan)
+    execute_inference(plan, listener := Listener())
+    assert any(isinstance(event, events.Judged) for event in listener)
+    posterior = plan.model.condition(read_arrays(plan.folder / "data.h5")["data"])
+    positions = starts_of(plan, posterior, Log(plan.folder, listener))
+    assert positions["noise"].sharding.spec == jax.P("chains", "x", "y")
+    execute_inference(plan_of(plan.folder), Listener(), resume=True)
+    for index in range(3):
+        expected = read_arrays(whole[0].folder / f"chunk_{index:05d}.h5")
+        for name, values in read_arrays(plan.folder / f"chunk_{index:05d}.h5").items():
+            np.testing.assert_allclose(values, expected[name], atol=1e-9, err_msg=name)
+
+
+def test_each_chain_may_have_one_device(tmp_path: Path) -> None:
+    options = "sampler.chain_devices=1", "sampler.chains=4", "start.begin=wiener", "sampler.precondition=conditional"
+    plan = plan_of(tmp_path / "run", *options)
+    prepare_folder(plan)
+    data, log = np.random.default_rng(0).normal(1, 0.5, (4, 4, 4)), Log(plan.folder, Listener())
+    posterior = plan.model.condition(data, precondition=plan.precondition)
+    positions = starts_of(plan, posterior, log)
+    assert [x.data.shape for x in positions["noise"].addressable_shards] == [(1, 4, 4, 4)] * 4
+    slope = jax.jit(jax.vmap(jax.grad(posterior.logdensity), spmd_axis_name=plan.chain_axis))(positions)
+    assert slope["noise"].sharding.is_equivalent_to(positions["noise"].sharding, 4)
+    alone = plan_of(tmp_path / "alone", *options[1:])
+    prepare_folder(alone)
+    posterior = alone.model.condition(data, precondition=plan.precondition)
+    expected = jax.jit(jax.vmap(jax.grad(posterior.logdensity)))(starts_of(alone, posterior, log))
+    np.testing.assert_allclose(slope["noise"], expected["noise"], atol=1e-10)
+
+
 def test_chains_begin_at_maxima_with_parameters_held(tmp_path: Path) -> None:
     adam = ["sampler.chains=1", "start.begin=map", "start.map_method=adam"]
     plan = plan_of(tmp_path / "run", *adam, "start.map_steps=200")
@@ -130,8 +169,10 @@ def test_another_config_does_not_go_on(
     folder = shutil.copytree(whole[0].folder, tmp_path / "run")
     assert command("resume", folder) == 0
     assert "the run is finished; nothing is left to do" in capsys.readouterr().out
+    assert command("resume", folder, "--set", "sampler.chain_devices=2") == 0  # devices are no reason to judge anew
+    assert "the run is finished; nothing is left to do" in capsys.readouterr().out
     assert command("resume", folder, "--set", "sampler.chains=3") == 2  # of a finished one, too
-    assert "only devices.*, sampler.steps, checks.* can change" in capsys.readouterr().err
+    assert "only devices.*, sampler.chain_devices, sampler.steps, checks.* can change" in capsys.readouterr().err
     text = (folder / "config.toml").read_text()
     (folder / "run.json").unlink()
     (folder / "config.toml").write_text(text.replace("sd = 0.5", "sd = 0.6"))
@@ -145,7 +186,7 @@ def test_another_config_does_not_go_on(
     assert "likelihood.sigma = 0.6: this folder's run has 0.5; set it back" in capsys.readouterr().err
     (folder / "config.toml").write_text(text)
     assert command("resume", folder, "--set", "sampler.chunk=24") == 2
-    assert "only devices.*, sampler.steps, checks.* can change" in capsys.readouterr().err
+    assert "only devices.*, sampler.chain_devices, sampler.steps, checks.* can change" in capsys.readouterr().err
     assert command("infer", folder / "config.toml", "--output", folder) == 2
     assert "not empty; use --overwrite" in capsys.readouterr().err
     assert command("run", folder / "config.toml", "--output", tmp_path / "other") == 2

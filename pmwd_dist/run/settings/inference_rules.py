@@ -161,6 +161,15 @@ def _of_start(start: Start, given: Priors, sampler: Sampler) -> list[str]:
     return problems
 
 
+def _of_devices(devices: Any, sampler: Sampler) -> list[str]:
+    pdims, size = devices.pdims, sampler.chain_devices
+    count = size if pdims is None else math.prod(pdims)
+    if size is None or count == size:
+        return []
+    constraint = f"takes {count} device{'s' * (count != 1)}, and sampler.chain_devices is {size}"
+    return [f"devices.pdims = {toml_value(pdims)}: {constraint}; use [{size}, 1], or leave it out"]
+
+
 def _of_mesh(box: Any, model: Model) -> list[str]:
     if not _other_lattice(box) or model.gravity != "linear":
         return []
@@ -189,6 +198,7 @@ _CROSS: tuple[tuple[tuple[str, ...], Any], ...] = (
     (("cosmology", "priors"), _of_cosmology),
     (("data", "priors", "cosmology", "model"), _of_truth),
     (("start", "priors", "sampler"), _of_start),
+    (("devices", "sampler"), _of_devices),
     (("box", "model"), _of_mesh),
     (("box", "likelihood", "sampler", "start"), _of_linear_theory),
 )

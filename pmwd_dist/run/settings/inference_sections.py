@@ -201,6 +201,13 @@ class Sampler(Section):
         "mclmc",
     )
     chains: int = about("how many", 4, ge=1, le=1024)
+    chain_devices: int | None = about(
+        "devices of a chain, or of one of several groups of chains, divided by devices.pdims; default: all chains are "
+        "one batch on the same devices",
+        None,
+        1,
+        ge=1,
+    )
     tune: int = about("steps that find the step size, masses and L", 1000, ge=40)
     energy_variance: float = about(
         "energy error of a step of mclmc per dimension, at which its tuning aims; less where it differs along a chain",

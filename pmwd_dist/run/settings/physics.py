@@ -27,8 +27,10 @@ from pmwd_dist.pm.gravity import check_force_mesh
 from pmwd_dist.pm.modes import power_nodes
 from pmwd_dist.pm.particles import largest
 from pmwd_dist.pm.solvers import SOLVERS, SplitSolver
+from pmwd_dist.run.settings.chain_groups import chain_decomposition
+from pmwd_dist.run.settings.inference import InferenceSettings
 from pmwd_dist.run.settings.light_cone import LightCone, build_light_cone, light_cone_problem
-from pmwd_dist.run.settings.models import Box, Devices, Settings
+from pmwd_dist.run.settings.models import Box, Settings
 from pmwd_dist.run.settings.reading import SettingsError
 from pmwd_dist.run.settings.table import read_table
 from pmwd_dist.run.settings.writing import toml_value
@@ -43,6 +45,7 @@ _PATHS = {
     "gradient": "force.gradient",
     "sharpening": "force.sharpening",
     "compensated": "force.compensated",
+    "chain_devices": "sampler.chain_devices",
     **{name: f"devices.{name}" for name in ("pdims", "backend", "transpose_comm", "halo_comm", "halo")},
     **{name: f"time.{name}" for name in ("a_start", "a_stop", "steps", "lpt_order")},
 }
@@ -108,7 +111,7 @@ def build(settings: Settings) -> Simulation:
 
 
 def _config(settings: Settings) -> Config:
-    box, time, devices = settings.box, settings.time, settings.devices
+    box, time = settings.box, settings.time
     return Config(
         box_size=box.size,
         mesh_shape=box.mesh,
@@ -117,21 +120,24 @@ def _config(settings: Settings) -> Config:
         a_stop=time.a_stop,
         steps=time.steps,
         lpt_order=time.lpt_order,
-        decomposition=_decomposition(devices, (box.mesh, box.particles or box.mesh)),
-        halo=devices.halo,
+        decomposition=_decomposition(settings, (box.mesh, box.particles or box.mesh)),
+        halo=settings.devices.halo,
         gradient=settings.force.gradient,
         sharpening=settings.force.sharpening,
         compensated=settings.force.compensated,
     )
 
 
-def _decomposition(devices: Devices, shapes: tuple[Shape3, ...]) -> Decomposition:
+def _decomposition(settings: Settings, shapes: tuple[Shape3, ...]) -> Decomposition:
+    devices = settings.devices
     chosen: dict[str, Any] = {
         "backend": devices.backend,
         "transpose_comm": devices.transpose_comm,
         "halo_comm": devices.halo_comm,
     }
     pdims = devices.pdims
+    if isinstance(settings, InferenceSettings) and settings.sampler.chain_devices is not None:
+        return chain_decomposition(settings, shapes, **chosen)
     if pdims is None:
         measured = remembered(shapes) if devices.backend == "auto" else None
         return measured or Decomposition(default_decomposition(shapes).pdims, **chosen)
