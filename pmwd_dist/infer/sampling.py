@@ -12,6 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from pmwd_dist.infer import adaptation, scales
@@ -194,9 +195,14 @@ def _begin(key: Array, positions: Position, posterior: Posterior, axis: str | No
     keys = jax.random.split(key, positions["noise"].shape[0])
     start = partial(mclmc.init, logdensity=posterior.logdensity)
     states = jax.vmap(start, spmd_axis_name=axis)(keys, positions)
+    # Divided as steps return them: XLA would keep whole fields of what depends on no other field.
+    field = posterior.model.config.decomposition.sharding
+    fields = NamedSharding(field.mesh, PartitionSpec(axis, *field.spec))
+    momentum = jax.lax.with_sharding_constraint(states.momentum["noise"], fields)
+    states = states._replace(momentum=states.momentum | {"noise": momentum})
     one = jnp.ones((), states.logdensity.dtype)
     tuning = Tuning(one, one, jax.tree.map(lambda _: one, positions))
-    empty = jnp.zeros_like(positions["noise"][0])
+    empty = jax.lax.with_sharding_constraint(jnp.zeros_like(positions["noise"][0]), field)
     return Run(states, tuning, Moments(jnp.zeros(()), empty, empty), adaptation.start(posterior))
 
 

@@ -12,10 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 import pmwd_dist as pmd
 from pmwd_dist import infer
-from pmwd_dist.infer import adaptation, sampling
-from pmwd_dist.infer.samplers.isokinetic import IntegratorState
-from pmwd_dist.infer.samplers.methods import Tuning
-from pmwd_dist.infer.state import Moments, Run
+from pmwd_dist.infer import sampling
+from pmwd_dist.infer.state import Run
 
 
 def posterior_of(decomposition: pmd.Decomposition, cosmo: Any) -> infer.Posterior:
@@ -28,20 +26,19 @@ def posterior_of(decomposition: pmd.Decomposition, cosmo: Any) -> infer.Posterio
 
 
 def begun(posterior: infer.Posterior) -> Run:
-    """Two chains as `sample` has them, without any steps."""
+    """Two chains as `sample` begins them, without any steps."""
     decomposition = posterior.model.config.decomposition
-    spread = NamedSharding(decomposition.mesh, P(None, *decomposition.spec))
-    noise = jax.device_put(jnp.zeros((2, 8, 8, 8)), spread)
-    position, one = {"noise": noise, "parameters": {"b1": jnp.zeros(2)}}, jnp.ones(())
-    tuning = Tuning(20 * one, one, jax.tree.map(lambda _: one, position))
-    states = IntegratorState(position, position, jnp.zeros(2), position)
-    return Run(states, tuning, Moments(0 * one, noise[0], noise[0]), adaptation.start(posterior))
+    noise = jax.device_put(jnp.zeros((2, 8, 8, 8)), NamedSharding(decomposition.mesh, P(None, *decomposition.spec)))
+    return sampling._begin(jax.random.key(0), {"noise": noise, "parameters": {"b1": jnp.zeros(2)}}, posterior, None)
 
 
 def test_the_program_of_chains_gathers_no_field(cosmo: Any) -> None:
     """A chunk of draws of galaxies on pencils, by MCLMC; other samplers: `test_sampling`."""
     posterior = posterior_of(pmd.Decomposition((2, 2)), cosmo)
-    program = sampling._advance.lower(jax.random.key(0), begun(posterior), posterior, "mclmc", 1, 2, None).compile()
+    run = begun(posterior)
+    shards = [x.addressable_shards[0].data.size for x in jax.tree.leaves((run.states, run.moments)) if x.ndim > 2]
+    assert shards == [2 * 128, 2 * 128, 2 * 128, 128, 128]  # none is whole, which a second program would be for
+    program = sampling._advance.lower(jax.random.key(0), run, posterior, "mclmc", 1, 2, None).compile()
     text = program.compiled.as_text()
     assert "all-to-all" in text or "collective-permute" in text  # transforms
     assert "all-gather" not in text
