@@ -309,7 +309,7 @@ def _advance(
         kept = {f"parameter/{name}": x for name, x in jax.vmap(posterior.parameters)(states.position).items()}
         shift = jax.vmap(partial(density_shift, method=method, tuning=run.tuning))(states)
         kept |= {"logdensity": states.logdensity, "density_shift": shift}
-        kept |= jax.vmap(lambda x: scales.look(x, seen, config), spmd_axis_name=axis)(noise)
+        kept |= jax.vmap(lambda x: scales.band_statistics(x, seen, config), spmd_axis_name=axis)(noise)
         return (states, moments), (kept, each)
 
     (states, moments), (kept, each) = jax.lax.scan(draw, (run.states, run.moments), jax.random.split(key, chunk))

@@ -57,7 +57,9 @@ def scales_of(config: Config) -> Scales:
     return Scales(index, weight, direction * at_bands(1 / norm, index), modes)
 
 
-def look(noise: Float[Array, "nx ny nz"], scales: Scales, config: Config) -> dict[str, Float[Array, " bands"]]:
+def band_statistics(
+    noise: Float[Array, "nx ny nz"], scales: Scales, config: Config
+) -> dict[str, Float[Array, " bands"]]:
     """Projection and power of each band of white noise."""
     modes = prfft3d(noise, config.decomposition, norm="ortho")
     along = scales.weight * (modes.real * scales.direction.real + modes.imag * scales.direction.imag)

@@ -228,8 +228,8 @@ def _paint_image(near: Array, *arrays: Array, cone: FlatSkyLightCone, geometry: 
     along = Path(*(x[..., axis] for x in path))
     passed, guess = crosses(sites + along.start, sites + along.end, light)
     s = crossing(lambda s: sites + along.at(s), passed, guess, light)
-    place, share = cone.shells.place(light.at(s))
-    disp = [Path(*(x[..., i] for x in path)).at(s) if i in cone.across else place for i in range(3)]
+    index, share = cone.shells.index_and_share(light.at(s))
+    disp = [Path(*(x[..., i] for x in path)).at(s) if i in cone.across else index for i in range(3)]
     mass = jnp.where(passed, share, 0)
     return cic.paint(jnp.stack(disp, -1), mass[..., None, None], geometry)[..., 0]
 

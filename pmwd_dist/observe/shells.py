@@ -140,8 +140,8 @@ class Shells(NamedTuple):
         x, weights = self.points
         return np.sum(self.shares(x) * weights * x**power, axis=1)
 
-    def place(self, distance: Array) -> tuple[Array, Array]:
-        """Where a distance lies among the shells, whole numbers at their nodes, and what all have of a mass there."""
+    def index_and_share(self, distance: Array) -> tuple[Array, Array]:
+        """Fractional index of the shell at a distance [Mpc/h], and the share of a mass there that all shells have."""
         edges, nodes = (jnp.asarray(x, distance.dtype) for x in (self.edges, self.nodes))
         if self.assignment == "linear":
             fading = (jnp.asarray(x, distance.dtype) for x in self._fading)

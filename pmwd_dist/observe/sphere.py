@@ -218,7 +218,7 @@ def _piece(
         return jnp.sqrt(jnp.where(passed, squared, 1))
 
     s = crossing(distance, passed, guess, light)
-    depth, total_share = cone.shells.place(light.at(s))
+    index, total_share = cone.shells.index_and_share(light.at(s))
     seen = (passed & (total_share > 0))[..., None]
     direction = jnp.where(seen, sites + path.at(s[..., None]), 1)
     if cone.assignment == "nearest":
@@ -231,17 +231,17 @@ def _piece(
     mine = seen & (within // width == turn.astype(jnp.int32))
     size = (len(cone.edges) - 1) * pixel_count(cone.nside) // passes
     places, masses = [], []
-    for shell, part in _shares(depth, total_share, cone):
+    for shell, part in _shares(index, total_share, cone):
         place = (shell[..., None] * (pixel_count(cone.nside) // pixels_per_device) + device) * width + within % width
         places.append(jnp.where(mine, place, size))
         masses.append(jnp.where(mine, part[..., None] * mass, 0))
     return jnp.concatenate(places, -1), jnp.concatenate(masses, -1)
 
 
-def _shares(depth: Array, mass: Array, cone: SphericalLightCone) -> list[tuple[Array, Array]]:
+def _shares(index: Array, mass: Array, cone: SphericalLightCone) -> list[tuple[Array, Array]]:
     """Shells that have a share of a mass, and the share."""
     if cone.shell_assignment == "nearest":
-        return [(depth.astype(jnp.int32), mass)]
-    below = jax.lax.stop_gradient(jnp.floor(depth))
-    shell, above = below.astype(jnp.int32), depth - below
+        return [(index.astype(jnp.int32), mass)]
+    below = jax.lax.stop_gradient(jnp.floor(index))
+    shell, above = below.astype(jnp.int32), index - below
     return [(shell, mass * (1 - above)), (jnp.minimum(shell + 1, len(cone.edges) - 2), mass * above)]

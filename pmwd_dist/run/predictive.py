@@ -88,7 +88,7 @@ def compare(posterior: infer.Posterior, chain: infer.Chain, data: Arrays, key: A
         of_means, of_draws, means, planes = of_data
         some = of_draws.modes[0] > 0
         k, power = of_draws.k[0, some], of_draws.field_power[:, some]
-        panels[r"predicted $P(k)$  [(Mpc/$h)^3$]"] = power, of_draws.reference_power[0, some], "data"
+        panels[r"predicted $P(k)$  [(Mpc/$h)^3$]"] = power, np.mean(of_draws.reference_power[:, some], axis=0), "data"
         panels[r"$r(k)$ of samples and data"] = np.asarray(of_means.correlation)[:, some], None, ""
         seen = _seen(posterior)[:, :, plane]
         first, one = (np.where(seen, x, np.nan) for x in (data["data"][:, :, plane], planes[0]))

@@ -127,7 +127,7 @@ def test_chains_open_in_getdist(run: tuple[Any, ...]) -> None:
     assert marginal.mean == pytest.approx(chain.summary()["c"]["mean"])
     assert marginal.err == pytest.approx(chain.summary()["c"]["sd"], rel=1e-2)
     assert marginal.limits[0].lower < marginal.mean < marginal.limits[0].upper  # of a density that was smoothed
-    assert ours.getGelmanRubin() < 0.2  # it knows its chains
+    assert ours.getGelmanRubin() < 0.2
     with pytest.raises(ValueError, match=r"chain.parameters={} is empty; the white noise alone has no contours"):
         infer.as_getdist(eqx.tree_at(lambda x: x.parameters, chain, {}))
 
