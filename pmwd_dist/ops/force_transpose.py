@@ -1,7 +1,8 @@
 """Transpose of reading the gradient of a potential on one block: fields painted in one pass, with their divergence.
 
-The native ops locate each particle once. Those for CPUs paint one field after the other, so that differences vectorise;
-the CUDA kernels take the differences of the integers to which they paint.
+Native ops for CPUs locate each particle once and paint one field after the other, so that differences vectorise. The
+CUDA kernels paint three fields in one pass and take the differences of the integers to which they paint; on a mesh of
+four cells a particle or more they paint one field after the other.
 """
 
 from __future__ import annotations
@@ -70,23 +71,20 @@ def _cuda_scratch(disp: Any, weight: Any, *, geometry: Geometry, cell_size: Vect
     return ShapedArray((1024 + 2 * math.prod(_outer(geometry)),), np.dtype(np.int32))
 
 
-def _cuda_attributes(disp: Any, mesh: Any, *, geometry: Geometry, cell_size: Vector3) -> dict[str, Any] | None:
-    """Attributes of the CUDA kernels, or None where they can't run, or would take longer than the reference.
+def _attributes(geometry: Geometry, cell_size: Vector3) -> dict[str, Any]:
+    return attributes(geometry, (VALUE,)) | difference_weights(cell_size)
 
-    Particles far apart share no cells of a tile in shared memory, which the kernels rely on.
-    """
+
+def _cuda_attributes(disp: Any, mesh: Any, *, geometry: Geometry, cell_size: Vector3) -> dict[str, Any] | None:
     del mesh
-    cells = math.prod(num / den for num, den in geometry.spacing)
-    if cuda_unavailable_reason() or disp.dtype != np.float32 or cells >= 4:
+    if cuda_unavailable_reason() or disp.dtype != np.float32:
         return None
-    return attributes(geometry, (VALUE,)) | {"per_cell": 1 / (12 * np.array(cell_size, np.float64))}
+    return _attributes(geometry, cell_size) | {"per_cell": 1 / (12 * np.array(cell_size, np.float64))}
 
 
 def _cpu_attributes(disp: Any, mesh: Any, *, geometry: Geometry, cell_size: Vector3) -> dict[str, Any] | None:
     del disp, mesh
-    if not native.native_available():
-        return None
-    return attributes(geometry, (VALUE,)) | difference_weights(cell_size)
+    return _attributes(geometry, cell_size) if native.native_available() else None
 
 
 def _cpu_scratch(disp: Any, weight: Any, *, geometry: Geometry, cell_size: Vector3) -> ShapedArray:

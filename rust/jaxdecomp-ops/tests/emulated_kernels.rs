@@ -130,8 +130,20 @@ fn paints() {
     run("paint", "paint", &paint(common(Dtype::F32, VALUE), (1, 1), true), (1, 1));
     run("paint", "weighted_paint", &paint(common(Dtype::F32, SLOPES), (3, 2), false), (3, 2));
     run("paint", "double_paint", &paint(common(Dtype::F64, SLOPES), (1, 2), false), (1, 2));
-    let vectors = variants::force_transpose(common(Dtype::F32, VALUE), &spec(1, 1)).variant;
-    run("vectors", "vectors", &[("unit", vectors)], (1, 1));
+    run("paint", "paint_on_finer", &paint(common(Dtype::F32, VALUE), (2, 1), false), (2, 1));
+    run("paint", "masks_on_finer", &paint(common(Dtype::F32, SLOPES), (5, 3), true), (5, 3));
+}
+
+#[test]
+fn transposes_of_the_force() {
+    if !available() {
+        return;
+    }
+    let common = Common { dtype: Dtype::F32, masks: VALUE, wide: false };
+    let transpose = |num, den| [("unit", variants::force_transpose(common, &spec(num, den)).variant)];
+    run("vectors", "vectors", &transpose(1, 1), (1, 1));
+    run("field_by_field", "field_by_field", &transpose(2, 1), (2, 1));
+    run("field_by_field", "field_by_field_between", &transpose(5, 3), (5, 3));
 }
 
 #[test]

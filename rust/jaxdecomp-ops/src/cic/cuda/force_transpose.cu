@@ -31,7 +31,7 @@ struct VectorTile : Box {
     Real total[3][WARPS];
     int exponent[3];
     u32 outside;
-    unsigned short site[BX * BY * BZ];
+    unsigned short site[PARTICLES];
 
     __device__ void clear() {
         for (int i = threadIdx.x; i < CELLS; i += THREADS) sum[i] = 0;
@@ -189,7 +189,13 @@ paint_vectors(Geometry g, Potential p, const Real* disp, const Real* weight, int
         sites.particle(g, tile.site[i / 2], disp + 3 * site, cell, t);
         i64 value[8];
         auto contribute = [&](int axis) {
-            contributions(t, weight + 3 * site + axis, 1, power_of_two(-resolution) * p.per_cell[axis], value);
+            i64 half[4];
+#pragma unroll
+            for (int upper = 0; upper < 2; ++upper) {
+                contributions(t, weight + 3 * site + axis, 1, power_of_two(-resolution) * p.per_cell[axis], upper, half);
+#pragma unroll
+                for (int c = 0; c < 4; ++c) value[2 * c + upper] = half[c];
+            }
         };
         contribute(0);
         add_differences<0>(p, potential, cell, value, i & 1);

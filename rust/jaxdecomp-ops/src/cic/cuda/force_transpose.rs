@@ -1,4 +1,6 @@
 //! FFI target of the transpose of reading a force: three fields are painted and their differences added up.
+//!
+//! Where particles share cells, all in one pass over them; elsewhere one field after the other.
 
 use super::handlers::{check_scratch, with_context};
 use super::launch::{Context, FLAG, Geometry, HEAD, PaintBuffers, blocks};
@@ -25,6 +27,9 @@ xla_ffi::handler!(
 /// Bits by which a sum can exceed that of the contributions: from three axes, eight times two neighbours and two more.
 const SUM_BITS: i32 = 6;
 
+/// Planes that a thread of `subtract_differences` follows, as in the kernel.
+const PLANES: u64 = 16;
+
 /// Bytes of scratch memory: a head, and a sum of 64 bits for each cell of the potential.
 fn scratch_bytes(cells: usize) -> usize {
     HEAD + 8 * cells
@@ -39,18 +44,24 @@ struct Potential {
     shift: [i32; 3],
 }
 
-const _: () = assert!(size_of::<Potential>() == 48);
+/// `Differences` of the kernels.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Differences {
+    cells: [i32; 3],
+    shift: [i32; 3],
+    near: [f32; 3],
+    far: [f32; 3],
+}
+
+const _: () = assert!(size_of::<Potential>() == 48 && size_of::<Differences>() == 48);
 
 fn unpacked(call: &Call<'_>, stage: fn(&Call<'_>, &mut ForceTranspose<'_>) -> Result<()>) -> Result<()> {
     ForceTranspose::new(call)
         .and_then(|mut operands| {
-            let spec = &operands.particles.spec;
             let dtype = operands.particles.disp.dtype();
             if dtype != Dtype::F32 {
                 return Err(Error::invalid(format!("disp: expected f32, got {dtype}")));
-            }
-            if !variants::has_tile(dtype, spec) {
-                return Err(Error::invalid(format!("spacing: expected fewer than 4 cells a particle, got {spec:?}")));
             }
             stage(call, &mut operands)
         })
@@ -76,11 +87,11 @@ fn run(call: &Call<'_>, operands: &mut ForceTranspose<'_>) -> Result<()> {
     check_scratch(&scratch, scratch_bytes(cells))?;
     let (disp, weight) = (operands.particles.disp.as_ptr(), operands.weight.as_ptr());
     let (field, scratch) = (operands.field.as_mut_ptr(), scratch.as_mut_ptr());
-    let potential = Potential {
-        per_cell: call.float_array("per_cell")?,
-        cells: operands.cells.map(|n| n as i32),
-        shift: operands.particles.spec.periodic.map(|periodic| if periodic { 0 } else { 2 }),
-    };
+    let shift = operands.particles.spec.periodic.map(|periodic| if periodic { 0 } else { 2 });
+    let potential =
+        Potential { per_cell: call.float_array("per_cell")?, cells: operands.cells.map(|n| n as i32), shift };
+    let [near, far] = ["near", "far"].map(|name| call.float_array::<3>(name).map(|weights| weights.map(|x| x as f32)));
+    let differences = Differences { cells: potential.cells, shift, near: near?, far: far? };
     with_context(call, &operands.particles, |context| {
         if vectors == 0 {
             // SAFETY: the result has this size.
@@ -94,16 +105,22 @@ fn run(call: &Call<'_>, operands: &mut ForceTranspose<'_>) -> Result<()> {
                 scratch,
             };
             // SAFETY: the extents of XLA's buffers are checked above.
-            unsafe { launch(context, potential, buffers) }
+            unsafe {
+                if variants::share_cells(context.spec) {
+                    in_one_pass(context, potential, buffers)
+                } else {
+                    field_by_field(context, differences, buffers)
+                }
+            }
         })
     })
 }
 
-/// Launches the kernels for one element of the batch.
+/// Launches the kernels for one element of the batch where particles share cells.
 ///
 /// # Safety
 /// The buffers are device memory of the operands' extents.
-unsafe fn launch(context: &Context<'_>, potential: Potential, buffers: PaintBuffers) -> cuda::Result<()> {
+unsafe fn in_one_pass(context: &Context<'_>, potential: Potential, buffers: PaintBuffers) -> cuda::Result<()> {
     let PaintVariant { variant, block, threads } = variant(context, potential.cells.map(|n| n as usize));
     let module = context.gpu.module(context.compiler, &variant)?;
     let sites = context.extents.sites;
@@ -123,4 +140,33 @@ unsafe fn launch(context: &Context<'_>, potential: Potential, buffers: PaintBuff
         let mut arguments = arguments![sums, cells, potential, bits, largest, flag, field];
         module.launch(c"finish_potential", [share, 256], context.stream, &mut arguments)
     }
+}
+
+/// Launches the kernels for one element of the batch where particles share no cells.
+///
+/// # Safety
+/// The buffers are device memory of the operands' extents.
+unsafe fn field_by_field(context: &Context<'_>, differences: Differences, buffers: PaintBuffers) -> cuda::Result<()> {
+    let cells = differences.cells.map(|n| n as u64);
+    let PaintVariant { variant, block, threads } = variant(context, cells.map(|n| n as usize));
+    let module = context.gpu.module(context.compiler, &variant)?;
+    let Extents { sites, cells: painted, .. } = context.extents;
+    let particles = sites.iter().product::<usize>();
+    let (bits, count) = (f32::contribution_bits(particles), 3u32);
+    let geometry = Geometry::new(context.spec, context.extents);
+    let PaintBuffers { disp, weight, mesh: field, scratch: largest } = buffers;
+    let (flag, sums) = (largest.wrapping_byte_add(FLAG), largest.wrapping_byte_add(HEAD));
+    let share = (cells[0].div_ceil(PLANES) * cells[1] * cells[2]).div_ceil(256) as u32;
+    // SAFETY: by contract; the arguments are those of the kernels.
+    unsafe {
+        context.largest(&module, weight, 3 * particles as u64, count, largest)?;
+        for axis in 0..count {
+            context.gpu.clear(sums, scratch_bytes(painted.iter().product()) - HEAD, context.stream)?;
+            let mut arguments = arguments![geometry, disp, weight, count, axis, bits, largest, sums, flag];
+            module.launch_grid(c"paint", (blocks(*sites, block), threads), 0, context.stream, &mut arguments)?;
+            let mut arguments = arguments![geometry, differences, axis, sums, bits, largest, flag, field];
+            module.launch(c"subtract_differences", [share, 256], context.stream, &mut arguments)?;
+        }
+    }
+    Ok(())
 }

@@ -1,119 +1,47 @@
-// Paint in fixed point: contributions are rounded to multiples of a power of two and accumulated as integers, so that the
-// result does not depend on the order.
+// Paint: contributions of particles to the cells around them, in fixed point. Concatenated after sums.cu.
 //
 // Further macros: SHARED (0 or 1: one weight for all particles); BX, BY, BZ (sites of a block), THREADS (a multiple of 32),
 // BLOCKS (on a multiprocessor, at least);
 // VECTORS (0 or 1: without the kernels of one field, for `force_transpose.cu`);
 // TILE (0 or 1: sums in shared memory first), TX, TY, TZ (cells of the tile).
 
-// Largest magnitude of the weights of each field, as bits, which compare like magnitudes; infinity and NaN are largest.
-// The number of threads is a multiple of the number of fields.
-extern "C" __global__ void __launch_bounds__(256) largest(const Real* weight, u64 count, u32 fields, Bits* bits, u32* invalid) {
-    u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x;
-    const u64 stride = gridDim.x * (u64)blockDim.x;
-    const u32 field = i % fields;
-    Bits own = 0;
-    for (; i + 7 * stride < count; i += 8 * stride) {
-        Real value[8];
-#pragma unroll
-        for (int k = 0; k < 8; ++k) value[k] = weight[i + k * stride];
-#pragma unroll
-        for (int k = 0; k < 8; ++k) own = max(own, (Bits)TO_BITS(fabs(value[k])));
-    }
-    for (; i < count; i += stride) own = max(own, (Bits)TO_BITS(fabs(weight[i])));
-    if (own >= INFINITE) raise_flag(invalid);
-    if (own > glimpse(&bits[field])) atomicMax(&bits[field], own);
-}
-
-__device__ inline double power_of_two(int n) { return __longlong_as_double((i64)(n + 1023) << 52); }
-
-__device__ inline double magnitude(Bits largest) {
-    return REAL_BITS == 32 ? (double)__uint_as_float((u32)largest) : __longlong_as_double(largest);
-}
-
-// Exponent of the resolution of a field whose largest contribution has `contribution_bits` bits.
-__device__ inline int resolution_exponent(double largest, int contribution_bits) {
-    return max((int)(__double_as_longlong(largest) >> 52) - 1022, -961) - contribution_bits;
-}
-
-#if REAL_BITS == 32
-constexpr int WORDS = 1;
-
-// Rounds to the nearest integer, for |x| < 2^51.
-__device__ inline i64 quantize(double x) {
-    const double rounder = 6755399441055744.0;  // 1.5 * 2^52
-    return __double_as_longlong(x + rounder) - __double_as_longlong(rounder);
-}
-
-__device__ inline void add(u64* sums, Index cell, i64 value) { atomicAdd(sums + cell, (u64)value); }
-
-__device__ inline double total(const u64* sum) { return (double)(i64)sum[0]; }
-#else
-constexpr int WORDS = 2;
-
-__device__ inline i64 quantize(double x) { return (i64)x; }
-
-// Adds to a sum of 128 bits.
-__device__ inline void add(u64* sums, Index cell, i64 value) {
-    u64* sum = sums + 2 * cell;
-    u64 old = atomicAdd(sum, (u64)value);
-    u64 high = (value < 0 ? ~0ULL : 0ULL) + (old + (u64)value < old);
-    if (high) atomicAdd(sum + 1, high);
-}
-
-// Converts with one rounding.
-__device__ inline double total(const u64* sum) {
-    u64 low = sum[0], high = sum[1];
-    bool negative = (i64)high < 0;
-    if (negative) {
-        low = ~low + 1;
-        high = ~high + (low == 0);
-    }
-    int shift = 0;
-    if (high) {
-        shift = 64 - __clzll(high);
-        u64 lost = shift == 64 ? low : low << (64 - shift);
-        low = (shift == 64 ? high : high << (64 - shift) | low >> shift) | (lost != 0);
-    }
-    double magnitude = __ull2double_rn(low) * power_of_two(shift);
-    return negative ? -magnitude : magnitude;
-}
-#endif
-
-// Contributions to the corners (x y z, z fastest) in units of the resolution.
-__device__ inline void contributions(const Real offset[3], const Real* weight, u32 fields, double inverse, i64 out[8]) {
-    double t[3] = {offset[0], offset[1], offset[2]}, sum[8];
+// Contributions to the four corners (x y, y fastest) that are lower or upper along z, in units of the resolution.
+__device__ inline void contributions(const Real offset[3], const Real* weight, u32 fields, double inverse, int upper,
+                                     i64 out[4]) {
+    double t[3] = {offset[0], offset[1], offset[2]}, sum[4];
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         double pair[3][2], amount = (double)weight[k * fields] * inverse;
         pairs(k, t, pair);
+        const double along = upper ? pair[2][1] : pair[2][0];
 #pragma unroll
-        for (int c = 0; c < 8; ++c) {
-            double part = pair[0][c >> 2] * pair[1][c >> 1 & 1] * pair[2][c & 1] * amount;
+        for (int c = 0; c < 4; ++c) {
+            double part = pair[0][c >> 1] * pair[1][c & 1] * along * amount;
             sum[c] = k ? sum[c] + part : part;
         }
     }
 #pragma unroll
-    for (int c = 0; c < 8; ++c) out[c] = quantize(sum[c]);
+    for (int c = 0; c < 4; ++c) out[c] = quantize(sum[c]);
 }
 
-// Adds contributions to the mesh.
-__device__ inline void add_to_mesh(const Geometry& g, u64* sums, const int cell[3], const i64 value[8]) {
-    int at[3][2];
+// Adds such contributions to the mesh.
+__device__ inline void add_to_mesh(const Geometry& g, u64* sums, const int cell[3], int upper, const i64 value[4]) {
+    const int z = wrap(cell[2] + upper, g.cells[2]);
+    int at[2][2];
 #pragma unroll
-    for (int axis = 0; axis < 3; ++axis) {
+    for (int axis = 0; axis < 2; ++axis) {
         at[axis][0] = wrap(cell[axis], g.cells[axis]);
         at[axis][1] = at[axis][0] + 1 == g.cells[axis] ? 0 : at[axis][0] + 1;
     }
 #pragma unroll
-    for (int c = 0; c < 8; ++c) {
-        Index row = (Index)at[0][c >> 2] * g.cells[1] + at[1][c >> 1 & 1];
-        add(sums, row * g.cells[2] + at[2][c & 1], value[c]);
+    for (int c = 0; c < 4; ++c) {
+        Index row = (Index)at[0][c >> 1] * g.cells[1] + at[1][c & 1];
+        add(sums, row * g.cells[2] + z, value[c]);
     }
 }
 
-constexpr int EACH = BX * BY * BZ / THREADS;  // sites of a thread
-static_assert(EACH * THREADS == BX * BY * BZ, "threads divide the sites");
+constexpr int PARTICLES = BX * BY * BZ;                  // of a block
+constexpr int EACH = (PARTICLES + THREADS - 1) / THREADS;  // of a thread
 typedef Block<BX, BY, BZ> Sites;
 
 // The particles of a thread.
@@ -127,7 +55,7 @@ struct Own {
 #pragma unroll
         for (int e = 0; e < EACH; ++e) {
             int n = threadIdx.x + e * THREADS;
-            valid[e] = sites.site(g, n, site[e]);
+            valid[e] = n < PARTICLES && sites.site(g, n, site[e]);
             if (valid[e] && !sites.particle(g, n, disp + 3 * site[e], cell[e], offset[e])) {
                 raise_flag(invalid);
                 valid[e] = false;
@@ -137,7 +65,7 @@ struct Own {
 };
 
 #if TILE
-// Offset of a corner from the lower one.
+// Offset of a corner (x y z, z fastest) from the lower one.
 __device__ constexpr int corner_offset(int c) { return (c >> 2) * TY * TZ + (c >> 1 & 1) * TZ + (c & 1); }
 
 // Box of cells around the particles of a block. Shared memory.
@@ -198,11 +126,16 @@ struct Box {
 };
 
 // Sums of a box of cells in shared memory. 64-bit atomics are loops there; two of 32 bits with a carry are not.
+//
+// After the flush the memory takes the numbers of the particles outside of the box: six blocks of 8 x 8 x 16 sites fill the
+// shared memory of a multiprocessor to 1 %.
 struct Tile : Box {
-    u32 low[CELLS], high[CELLS];
+    u32 low[CELLS], high[CELLS], outside;
+    static_assert(PARTICLES <= 2 * CELLS, "the numbers fit");
 
     __device__ void clear() {
         reset();
+        if (threadIdx.x == 0) outside = 0;
         for (int i = threadIdx.x; i < CELLS; i += THREADS) low[i] = high[i] = 0;
     }
 
@@ -212,13 +145,10 @@ struct Tile : Box {
         if (rest) atomicAdd(high + at, rest);
     }
 
-    // Adds contributions; returns false if a corner is outside.
-    __device__ bool deposit(const int cell[3], const i64 value[8]) {
-        int at = place(cell);
-        if (at < 0) return false;
+    // Adds contributions to the corners that are lower or upper along z.
+    __device__ void deposit(int at, int upper, const i64 value[4]) {
 #pragma unroll
-        for (int c = 0; c < 8; ++c) add(at + corner_offset(c), value[c]);
-        return true;
+        for (int c = 0; c < 4; ++c) add(at + corner_offset(2 * c + upper), value[c]);
     }
 
     __device__ u64 sum(int at) const { return (u64)high[at] << 32 | low[at]; }
@@ -229,14 +159,18 @@ struct Tile : Box {
             if (value) atomicAdd(sums + cell, value);
         });
     }
-};
-#else
-// Without a tile, all contributions are added to the mesh.
-struct Tile {
-    __device__ void clear() {}
-    __device__ void centre(const Geometry&, const Sites&, const Own&) {}
-    __device__ bool deposit(const int*, const i64*) { return false; }
-    __device__ void flush(const Geometry&, u64*) const {}
+
+    // Lists the particles of a thread that are outside of the box, one bit for each, and returns the list of the block.
+    // Contains barriers.
+    __device__ const unsigned short* list(u32 bits) {
+        unsigned short* numbers = (unsigned short*)low;
+        __syncthreads();
+#pragma unroll
+        for (int e = 0; e < EACH; ++e)
+            if (bits >> e & 1) numbers[atomicAdd(&outside, 1u)] = threadIdx.x + e * THREADS;
+        __syncthreads();
+        return numbers;
+    }
 };
 #endif
 
@@ -245,25 +179,62 @@ struct Tile {
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 paint(Geometry g, const Real* disp, const Real* weight, u32 fields, u32 field, int contribution_bits, const Bits* largest,
       u64* sums, u32* invalid) {
+    const double inverse = power_of_two(-resolution_exponent(magnitude(largest[field]), contribution_bits));
+    auto weights = [=](u64 site) { return weight + (SHARED ? 0 : site * K * fields) + field; };
     __shared__ Sites sites;
-    __shared__ Tile tile;
     sites.fill(g);
+#if TILE
+    __shared__ Tile tile;
     tile.clear();
     __syncthreads();
-    Own own;
-    own.locate(g, sites, disp, invalid);
-    tile.centre(g, sites, own);
-    double inverse = power_of_two(-resolution_exponent(magnitude(largest[field]), contribution_bits));
+    u32 outside = 0;
+    {
+        Own own;
+        own.locate(g, sites, disp, invalid);
+        tile.centre(g, sites, own);
 #pragma unroll
-    for (int e = 0; e < EACH; ++e) {
-        if (!own.valid[e]) continue;
-        i64 value[8];
-        const Real* weights = weight + (SHARED ? 0 : own.site[e] * K * fields) + field;
-        contributions(own.offset[e], weights, fields, inverse, value);
-        if (!tile.deposit(own.cell[e], value)) add_to_mesh(g, sums, own.cell[e], value);
+        for (int e = 0; e < EACH; ++e) {
+            if (!own.valid[e]) continue;
+            const int at = tile.place(own.cell[e]);
+            if (at < 0) {
+                outside |= 1u << e;
+                continue;
+            }
+#pragma unroll
+            for (int upper = 0; upper < 2; ++upper) {
+                i64 value[4];
+                contributions(own.offset[e], weights(own.site[e]), fields, inverse, upper, value);
+                tile.deposit(at, upper, value);
+            }
+        }
     }
     __syncthreads();
     tile.flush(g, sums);
+    const unsigned short* numbers = tile.list(outside);
+    const u32 count = tile.outside;
+#else
+    FILL_BARRIER();
+    const u32 count = PARTICLES;
+#endif
+    // Two threads share a particle: they add to both cells of a row along z at the same time, mostly of one sector.
+    for (u32 i = threadIdx.x; i < 2 * count; i += THREADS) {
+#if TILE
+        const int n = numbers[i / 2];
+#else
+        const int n = i / 2;
+#endif
+        u64 site;
+        if (!sites.site(g, n, site)) continue;
+        int cell[3];
+        Real offset[3];
+        if (!sites.particle(g, n, disp + 3 * site, cell, offset)) {
+            raise_flag(invalid);
+            continue;
+        }
+        i64 value[4];
+        contributions(offset, weights(site), fields, inverse, i & 1, value);
+        add_to_mesh(g, sums, cell, i & 1, value);
+    }
 }
 
 // Converts the sums of one field; NaN if any position or weight is invalid.

@@ -6,9 +6,19 @@ use crate::cic::operands::Reduction;
 use crate::cuda::kernel::Variant;
 use xla_ffi::Dtype;
 
-const PAINT: &str = concat!(include_str!("common.cu"), include_str!("paint.cu"));
-const FORCE_TRANSPOSE: &str =
-    concat!(include_str!("common.cu"), include_str!("paint.cu"), include_str!("force_transpose.cu"));
+const PAINT: &str = concat!(include_str!("common.cu"), include_str!("sums.cu"), include_str!("paint.cu"));
+const FORCE_TRANSPOSE: &str = concat!(
+    include_str!("common.cu"),
+    include_str!("sums.cu"),
+    include_str!("paint.cu"),
+    include_str!("force_transpose.cu")
+);
+const DIFFERENCES: &str = concat!(
+    include_str!("common.cu"),
+    include_str!("sums.cu"),
+    include_str!("paint.cu"),
+    include_str!("differences.cu")
+);
 const READ: &str = concat!(include_str!("common.cu"), include_str!("read.cu"));
 const KICK: &str = concat!(include_str!("common.cu"), include_str!("read.cu"), include_str!("kick.cu"));
 const PULL_BACK: &str =
@@ -68,11 +78,10 @@ fn spacing(spec: &Spec) -> [f64; 3] {
     core::array::from_fn(|axis| spec.spacing_num[axis] as f64 / spec.spacing_den[axis] as f64)
 }
 
-/// Whether sums go to a tile in shared memory first. That pays where neighbouring particles share cells, that is below about
-/// four cells a site.
+/// Whether neighbouring particles share cells, so that a block of them has fewer cells than contributions.
 #[must_use]
-pub fn has_tile(dtype: Dtype, spec: &Spec) -> bool {
-    dtype == Dtype::F32 && spacing(spec).iter().product::<f64>() < 4.0
+pub fn share_cells(spec: &Spec) -> bool {
+    spacing(spec).iter().product::<f64>() < 4.0
 }
 
 /// Chooses the paint kernels. (512³ particles at the start and at a = 1, one H200, one weight for all: 2.84 and 3.13 ms; with
@@ -86,11 +95,18 @@ pub fn paint(common: Common<'_>, spec: &Spec, shared: bool) -> PaintVariant {
     paint
 }
 
-/// Chooses the kernels of the transpose of reading a force, which need a tile. (512³ particles at the
+/// Chooses the kernels of the transpose of reading a force. (512³ particles at the
 /// start and at a = 1, one H100, differences included: 5.3 and 8.4 ms; 5.9 and 8.4 with a tile of 24 x 16 x 26 cells; 6.6 and
 /// 12 with blocks of 8 x 8 x 16 sites and one thread for a particle outside the tile.)
+///
+/// Where particles do not [share cells](share_cells), the differences of a block would reach several times as many cells as its
+/// particles: there the kernels are those that paint one field after the other.
 #[must_use]
 pub fn force_transpose(common: Common<'_>, spec: &Spec) -> PaintVariant {
+    if !share_cells(spec) {
+        let paint = paint(common, spec, false);
+        return PaintVariant { variant: Variant { source: DIFFERENCES, ..paint.variant }, ..paint };
+    }
     let mut paint = paint_of(FORCE_TRANSPOSE, common, spec, ([16, 8, 16], [22, 14, 24]), (512, 2));
     paint.variant.options.push("-DVECTORS=1".to_owned());
     paint
@@ -105,7 +121,7 @@ fn paint_of(
     (block, cells): ([usize; 3], [usize; 3]),
     (threads, blocks): (usize, usize),
 ) -> PaintVariant {
-    let (tile, spacing) = (has_tile(common.dtype, spec), spacing(spec));
+    let (tile, spacing) = (common.dtype == Dtype::F32 && share_cells(spec), spacing(spec));
     // Fewer sites where they are further apart, so that a block still covers about as many cells.
     let sites = |axis: usize| if spacing[axis] > 1.25 { block[axis] / 2 } else { block[axis] };
     let block = if tile { [sites(0), sites(1), sites(2)] } else { [1, 8, 32] };
