@@ -30,5 +30,14 @@ int main(int count, char**) {
         }
         check(invalid[0] == 0, "valid particles are reported");
         close(t.field, t.expected, t.field.count, 5e-7, "transpose of a force, field by field");
+        invalid[0] = 1;
+        Buffer<u64> sums(cells(t.g));
+        sums.zero();
+        for (u32 axis = 0; axis < 3; ++axis) {
+            launch({(lines + 63) / 64}, 64, [&] {
+                subtract_differences(t.g, d, axis, sums.data, bits, most.data, invalid.data, t.field.data);
+            });
+        }
+        for (std::size_t i = 0; i < t.field.count; ++i) check(std::isnan(t.field[i]), "invalid particles leave numbers");
     }
 }

@@ -17,9 +17,11 @@ __device__ inline int mesh_cell(const Geometry& g, const Differences& d, int axi
     return (u32)cell < (u32)g.cells[axis] ? cell : -1;
 }
 
-// Subtracts the differences along an axis from the potential, which the first axis sets. `value` converts a sum.
+// Subtracts the differences along an axis from the potential, which the first axis sets. `value` converts a sum; beyond the
+// painted mesh there is `beyond`.
 template <int AXIS, class Value>
-__device__ inline void subtract(const Geometry& g, const Differences& d, const u64* sums, Value value, Real* potential) {
+__device__ inline void subtract(const Geometry& g, const Differences& d, const u64* sums, Value value, Real beyond,
+                                Real* potential) {
     const u64 line = blockIdx.x * (u64)blockDim.x + threadIdx.x;
     const int z = line % d.cells[2], y = line / d.cells[2] % d.cells[1];
     const u64 first = line / d.cells[2] / d.cells[1] * PLANES;
@@ -41,20 +43,20 @@ __device__ inline void subtract(const Geometry& g, const Differences& d, const u
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int at = mesh_cell(g, d, 0, x + (AXIS == 0 ? STEP[i] : 0));
-            v[i] = there[i] && at >= 0 ? value(sums + (at * plane + aside[i])) : 0;
+            v[i] = there[i] && at >= 0 ? value(sums + (at * plane + aside[i])) : beyond;
         }
         Real* const cell = potential + (((Index)x * d.cells[1] + y) * d.cells[2] + z);
         *cell = (AXIS ? *cell : 0) - ((v[2] - v[1]) * d.near[AXIS] + (v[3] - v[0]) * d.far[AXIS]);
     }
 }
 
-// `subtract` for the sums of one field; NaN where they are needed if any position or weight is invalid.
+// `subtract` for the sums of one field; NaN everywhere if any position or weight is invalid.
 extern "C" __global__ void subtract_differences(Geometry g, Differences d, u32 axis, const u64* sums, int contribution_bits,
                                                 const Bits* largest, const u32* invalid, Real* potential) {
     const double resolution = power_of_two(resolution_exponent(magnitude(largest[axis]), contribution_bits));
-    const bool bad = *invalid;
-    auto value = [=](const u64* sum) { return bad ? NOT_A_NUMBER : (Real)(total(sum) * resolution); };
-    if (axis == 0) subtract<0>(g, d, sums, value, potential);
-    if (axis == 1) subtract<1>(g, d, sums, value, potential);
-    if (axis == 2) subtract<2>(g, d, sums, value, potential);
+    const Real beyond = *invalid ? NOT_A_NUMBER : 0;
+    auto value = [=](const u64* sum) { return beyond + (Real)(total(sum) * resolution); };
+    if (axis == 0) subtract<0>(g, d, sums, value, beyond, potential);
+    if (axis == 1) subtract<1>(g, d, sums, value, beyond, potential);
+    if (axis == 2) subtract<2>(g, d, sums, value, beyond, potential);
 }

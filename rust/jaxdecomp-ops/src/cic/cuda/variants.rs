@@ -121,11 +121,13 @@ fn paint_of(
     (block, cells): ([usize; 3], [usize; 3]),
     (threads, blocks): (usize, usize),
 ) -> PaintVariant {
-    let (tile, spacing) = (common.dtype == Dtype::F32 && share_cells(spec), spacing(spec));
+    let spacing = spacing(spec);
+    // A tile pays to 8 cells a site and more: it has the sums of a sector added at once, even where no cells are shared.
+    let tile = common.dtype == Dtype::F32 && spacing.iter().product::<f64>() < 16.0;
     // Fewer sites where they are further apart, so that a block still covers about as many cells.
     let sites = |axis: usize| if spacing[axis] > 1.25 { block[axis] / 2 } else { block[axis] };
     let block = if tile { [sites(0), sites(1), sites(2)] } else { [1, 8, 32] };
-    let threads = block.iter().product::<usize>().min(threads);
+    let threads = if tile { threads } else { block.iter().product::<usize>().min(threads) };
     let mut options = common.options(spec);
     options.extend([format!("-DTHREADS={threads}"), format!("-DTILE={}", u8::from(tile))]);
     options.extend(min_blocks(common, if tile { blocks } else { 1 }));
