@@ -1,8 +1,7 @@
-"""Transpose of reading the gradient of a potential on one block: fields painted in one pass, with their divergence.
+"""Transpose of reading the gradient of a potential on one block: three fields painted, with their divergence.
 
-Native ops for CPUs locate each particle once and paint one field after the other, so that differences vectorise. The
-CUDA kernels paint three fields in one pass and take the differences of the integers to which they paint; on a mesh of
-four cells a particle or more they paint one field after the other.
+Native ops paint one field after the other: those for CPUs to three meshes, so that each particle is located once and
+differences vectorise, the CUDA kernels to the sums of one, whose differences they subtract before the next.
 """
 
 from __future__ import annotations
@@ -66,9 +65,9 @@ def _aval(disp: Any, weight: Any, *, geometry: Geometry, cell_size: Vector3) -> 
 
 
 def _cuda_scratch(disp: Any, weight: Any, *, geometry: Geometry, cell_size: Vector3) -> ShapedArray:
-    """A head of 4 KiB and a sum of 64 bits for each cell."""
+    """A head of 4 KiB and a sum of 64 bits for each cell of the field that is painted."""
     del disp, weight, cell_size
-    return ShapedArray((1024 + 2 * math.prod(_outer(geometry)),), np.dtype(np.int32))
+    return ShapedArray((1024 + 2 * math.prod(geometry.mesh),), np.dtype(np.int32))
 
 
 def _attributes(geometry: Geometry, cell_size: Vector3) -> dict[str, Any]:
@@ -77,9 +76,8 @@ def _attributes(geometry: Geometry, cell_size: Vector3) -> dict[str, Any]:
 
 def _cuda_attributes(disp: Any, mesh: Any, *, geometry: Geometry, cell_size: Vector3) -> dict[str, Any] | None:
     del mesh
-    if cuda_unavailable_reason() or disp.dtype != np.float32:
-        return None
-    return _attributes(geometry, cell_size) | {"per_cell": 1 / (12 * np.array(cell_size, np.float64))}
+    available = not cuda_unavailable_reason() and disp.dtype == np.float32
+    return _attributes(geometry, cell_size) if available else None
 
 
 def _cpu_attributes(disp: Any, mesh: Any, *, geometry: Geometry, cell_size: Vector3) -> dict[str, Any] | None:

@@ -140,10 +140,10 @@ fn transposes_of_the_force() {
         return;
     }
     let common = Common { dtype: Dtype::F32, masks: VALUE, wide: false };
-    let transpose = |num, den| [("unit", variants::force_transpose(common, &spec(num, den)).variant)];
-    run("vectors", "vectors", &transpose(1, 1), (1, 1));
-    run("field_by_field", "field_by_field", &transpose(2, 1), (2, 1));
-    run("field_by_field", "field_by_field_between", &transpose(5, 3), (5, 3));
+    for (num, den) in [(1, 1), (2, 1), (3, 2), (1, 2), (5, 3)] {
+        let units = [("unit", variants::force_transpose(common, &spec(num, den)).variant)];
+        run("force_transpose", &format!("force_transpose_{num}_{den}"), &units, (num, den));
+    }
 }
 
 #[test]

@@ -1,9 +1,12 @@
-//! FFI target of the transpose of reading a force: three fields are painted and their differences added up.
+//! FFI target of the transpose of reading a force: one field after the other is painted to the same sums, and their
+//! differences subtracted from the result.
 //!
-//! Where particles share cells, all in one pass over them; elsewhere one field after the other.
+//! Bytes from and to memory if no cache held any: of each particle 84, for the largest weights 12 and for each field 24, since
+//! the weights of the others lie between its own; of each cell 68 and what the paints add. For each field its sum is cleared and
+//! read once, 16, and the result, of 4, is written, and read before by all but the first.
 
 use super::handlers::{check_scratch, with_context};
-use super::launch::{Context, FLAG, Geometry, HEAD, PaintBuffers, blocks};
+use super::launch::{Context, FLAG, Geometry, HEAD, PaintBuffers, blocks, scratch_bytes, sum_bytes};
 use super::variants::{self, Common, PaintVariant};
 use crate::cic::operands::{Extents, ForceTranspose};
 use crate::cic::real::Real;
@@ -24,25 +27,8 @@ xla_ffi::handler!(
     execute => |call| unpacked(call, run), Role::RECORDABLE
 );
 
-/// Bits by which a sum can exceed that of the contributions: from three axes, eight times two neighbours and two more.
-const SUM_BITS: i32 = 6;
-
 /// Planes that a thread of `subtract_differences` follows, as in the kernel.
 const PLANES: u64 = 16;
-
-/// Bytes of scratch memory: a head, and a sum of 64 bits for each cell of the potential.
-fn scratch_bytes(cells: usize) -> usize {
-    HEAD + 8 * cells
-}
-
-/// `Potential` of the kernels.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-struct Potential {
-    per_cell: [f64; 3],
-    cells: [i32; 3],
-    shift: [i32; 3],
-}
 
 /// `Differences` of the kernels.
 #[repr(C)]
@@ -54,7 +40,7 @@ struct Differences {
     far: [f32; 3],
 }
 
-const _: () = assert!(size_of::<Potential>() == 48 && size_of::<Differences>() == 48);
+const _: () = assert!(size_of::<Differences>() == 48);
 
 fn unpacked(call: &Call<'_>, stage: fn(&Call<'_>, &mut ForceTranspose<'_>) -> Result<()>) -> Result<()> {
     ForceTranspose::new(call)
@@ -81,17 +67,19 @@ fn variant(context: &Context<'_>, cells: [usize; 3]) -> PaintVariant {
 }
 
 fn run(call: &Call<'_>, operands: &mut ForceTranspose<'_>) -> Result<()> {
-    let Extents { batch, sites, .. } = operands.particles.extents;
+    let Extents { batch, sites, cells: painted, .. } = operands.particles.extents;
     let (vectors, cells) = (sites.iter().product::<usize>() * 12, operands.cells.iter().product::<usize>());
     let mut scratch = call.output(1, "scratch")?;
-    check_scratch(&scratch, scratch_bytes(cells))?;
+    check_scratch(&scratch, scratch_bytes(Dtype::F32, painted.iter().product()))?;
     let (disp, weight) = (operands.particles.disp.as_ptr(), operands.weight.as_ptr());
     let (field, scratch) = (operands.field.as_mut_ptr(), scratch.as_mut_ptr());
-    let shift = operands.particles.spec.periodic.map(|periodic| if periodic { 0 } else { 2 });
-    let potential =
-        Potential { per_cell: call.float_array("per_cell")?, cells: operands.cells.map(|n| n as i32), shift };
     let [near, far] = ["near", "far"].map(|name| call.float_array::<3>(name).map(|weights| weights.map(|x| x as f32)));
-    let differences = Differences { cells: potential.cells, shift, near: near?, far: far? };
+    let differences = Differences {
+        cells: operands.cells.map(|n| n as i32),
+        shift: operands.particles.spec.periodic.map(|periodic| if periodic { 0 } else { 2 }),
+        near: near?,
+        far: far?,
+    };
     with_context(call, &operands.particles, |context| {
         if vectors == 0 {
             // SAFETY: the result has this size.
@@ -105,48 +93,16 @@ fn run(call: &Call<'_>, operands: &mut ForceTranspose<'_>) -> Result<()> {
                 scratch,
             };
             // SAFETY: the extents of XLA's buffers are checked above.
-            unsafe {
-                if variants::share_cells(context.spec) {
-                    in_one_pass(context, potential, buffers)
-                } else {
-                    field_by_field(context, differences, buffers)
-                }
-            }
+            unsafe { transpose(context, differences, buffers) }
         })
     })
 }
 
-/// Launches the kernels for one element of the batch where particles share cells.
+/// Launches the kernels for one element of the batch.
 ///
 /// # Safety
 /// The buffers are device memory of the operands' extents.
-unsafe fn in_one_pass(context: &Context<'_>, potential: Potential, buffers: PaintBuffers) -> cuda::Result<()> {
-    let PaintVariant { variant, block, threads } = variant(context, potential.cells.map(|n| n as usize));
-    let module = context.gpu.module(context.compiler, &variant)?;
-    let sites = context.extents.sites;
-    let particles = sites.iter().product::<usize>();
-    let bits = f32::contribution_bits(particles) - SUM_BITS;
-    let geometry = Geometry::new(context.spec, context.extents);
-    let PaintBuffers { disp, weight, mesh: field, scratch: largest } = buffers;
-    let (flag, sums) = (largest.wrapping_byte_add(FLAG), largest.wrapping_byte_add(HEAD));
-    let cells = potential.cells.iter().map(|&n| n as u64).product::<u64>();
-    let share = cells.div_ceil(256).min(context.most_blocks().into()) as u32;
-    // SAFETY: by contract; the arguments are those of the kernels.
-    unsafe {
-        context.largest(&module, weight, 3 * particles as u64, 3, largest)?;
-        context.gpu.clear(sums, scratch_bytes(cells as usize) - HEAD, context.stream)?;
-        let mut arguments = arguments![geometry, potential, disp, weight, bits, largest, sums, flag];
-        module.launch_grid(c"paint_vectors", (blocks(sites, block), threads), 0, context.stream, &mut arguments)?;
-        let mut arguments = arguments![sums, cells, potential, bits, largest, flag, field];
-        module.launch(c"finish_potential", [share, 256], context.stream, &mut arguments)
-    }
-}
-
-/// Launches the kernels for one element of the batch where particles share no cells.
-///
-/// # Safety
-/// The buffers are device memory of the operands' extents.
-unsafe fn field_by_field(context: &Context<'_>, differences: Differences, buffers: PaintBuffers) -> cuda::Result<()> {
+unsafe fn transpose(context: &Context<'_>, differences: Differences, buffers: PaintBuffers) -> cuda::Result<()> {
     let cells = differences.cells.map(|n| n as u64);
     let PaintVariant { variant, block, threads } = variant(context, cells.map(|n| n as usize));
     let module = context.gpu.module(context.compiler, &variant)?;
@@ -161,7 +117,7 @@ unsafe fn field_by_field(context: &Context<'_>, differences: Differences, buffer
     unsafe {
         context.largest(&module, weight, 3 * particles as u64, count, largest)?;
         for axis in 0..count {
-            context.gpu.clear(sums, scratch_bytes(painted.iter().product()) - HEAD, context.stream)?;
+            context.gpu.clear(sums, painted.iter().product::<usize>() * sum_bytes(Dtype::F32), context.stream)?;
             let mut arguments = arguments![geometry, disp, weight, count, axis, bits, largest, sums, flag];
             module.launch_grid(c"paint", (blocks(*sites, block), threads), 0, context.stream, &mut arguments)?;
             let mut arguments = arguments![geometry, differences, axis, sums, bits, largest, flag, field];
