@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 # That of the jaxdecomp-ops which this version calls; another would misread operands.
-_INTERFACE = 3
+_INTERFACE = 4
 
 
 def _native_ops() -> Any | None:
