@@ -107,12 +107,11 @@ def _gpu(x: Load) -> dict[Stage, float]:
     lpt = {1: 5 if several else 4, 2: 6 if several else 5, 3: 27 if x.slabs else 23.5}[x.order]
     # Derivatives of LPT keep the potential, or its second derivatives.
     kept, back = {1: (0, 10), 2: (6 if x.second_derivatives else 1, 20), 3: (2, 43)}[x.order]
-    # Three fields of the force, or of its cotangents, with integer sums of one; beside halos one field more.
-    finer = x.cells > x.particles
-    tiled = not several and x.cells < 4 * x.particles  # sums in shared memory, of which one field needs room
-    own = (1.2 * finer + x.switch + x.pencils) * x.cells if several else 0
-    backwards = (3 if tiled else 4 if several else 5) * x.painted + own + x.stored
-    particles = 2 * state + (2 if tiled else 2.5) * scalar
+    # The transpose of the force: 8 bytes a cell of sums and 4 of its result, beside potentials that are kept. The force
+    # itself takes a field more where none is kept. Beside halos both do.
+    own = (1.2 * (x.cells > x.particles) + x.switch + x.pencils) * x.cells
+    backwards = 4 * x.painted + own + x.stored if several else max(3 * x.painted + x.stored, force)
+    particles = 2 * state + (2.5 if several else 2) * scalar
     return {
         "noise": scalar,
         "modes": scalar + (2.5 if several else 1.5) * lattice,
