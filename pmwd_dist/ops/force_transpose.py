@@ -1,7 +1,9 @@
 """Transpose of reading the gradient of a potential on one block: three fields painted, with their divergence.
 
-Native ops paint one field after the other: those for CPUs to three meshes, so that each particle is located once and
-differences vectorise, the CUDA kernels to the sums of one, whose differences they subtract before the next.
+Native ops for CPUs paint one field after the other to three meshes, so that each particle is located once and
+differences vectorise. The CUDA kernels paint three fields in one pass and take the differences of the integers to which
+they paint; on a mesh of four cells a particle or more they paint one field after the other to the sums of one, whose
+differences they subtract before the next.
 """
 
 from __future__ import annotations
@@ -65,9 +67,9 @@ def _aval(disp: Any, weight: Any, *, geometry: Geometry, cell_size: Vector3) -> 
 
 
 def _cuda_scratch(disp: Any, weight: Any, *, geometry: Geometry, cell_size: Vector3) -> ShapedArray:
-    """A head of 4 KiB and a sum of 64 bits for each cell of the field that is painted."""
+    """A head of 4 KiB and a sum of 64 bits for each cell of the potential."""
     del disp, weight, cell_size
-    return ShapedArray((1024 + 2 * math.prod(geometry.mesh),), np.dtype(np.int32))
+    return ShapedArray((1024 + 2 * math.prod(_outer(geometry)),), np.dtype(np.int32))
 
 
 def _attributes(geometry: Geometry, cell_size: Vector3) -> dict[str, Any]:

@@ -46,7 +46,7 @@ fn filter(length: usize, double: bool) -> Variant {
 }
 
 /// Variants with every value of every macro, source by source.
-fn all_variants() -> [Variant; 19] {
+fn all_variants() -> [Variant; 21] {
     let common = |dtype, masks, wide| Common { dtype, masks, wide };
     let (unit, finer) = (&spec(1, 1), &spec(3, 2));
     [
@@ -54,6 +54,8 @@ fn all_variants() -> [Variant; 19] {
         variants::paint(common(Dtype::F32, SLOPES, true), &spec(2, 1), false).variant,
         variants::paint(common(Dtype::F64, SLOPES, false), &spec(1, 2), false).variant,
         variants::force_transpose(common(Dtype::F32, VALUE, false), unit).variant,
+        variants::force_transpose(common(Dtype::F32, VALUE, true), finer).variant,
+        variants::force_transpose(common(Dtype::F32, VALUE, false), &spec(2, 1)).variant,
         variants::force_transpose(common(Dtype::F32, VALUE, true), &spec(5, 3)).variant,
         variants::read(common(Dtype::F32, VALUE, false), unit, 3, Reduction::None).variant,
         variants::read(common(Dtype::F64, SLOPES, true), finer, 1, Reduction::OverMasks).variant,

@@ -140,9 +140,11 @@ fn transposes_of_the_force() {
         return;
     }
     let common = Common { dtype: Dtype::F32, masks: VALUE, wide: false };
-    for (num, den) in [(1, 1), (2, 1), (3, 2), (1, 2), (5, 3)] {
+    for (program, num, den) in
+        [("vectors", 1, 1), ("vectors", 3, 2), ("vectors", 1, 2), ("field_by_field", 2, 1), ("field_by_field", 5, 3)]
+    {
         let units = [("unit", variants::force_transpose(common, &spec(num, den)).variant)];
-        run("force_transpose", &format!("force_transpose_{num}_{den}"), &units, (num, den));
+        run(program, &format!("{program}_{num}_{den}"), &units, (num, den));
     }
 }
 

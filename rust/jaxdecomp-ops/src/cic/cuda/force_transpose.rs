@@ -1,9 +1,10 @@
-//! FFI target of the transpose of reading a force: one field after the other is painted to the same sums, and their
-//! differences subtracted from the result.
+//! FFI target of the transpose of reading a force: three fields are painted and their differences added up.
 //!
-//! Bytes from and to memory if no cache held any: of each particle 84, for the largest weights 12 and for each field 24, since
-//! the weights of the others lie between its own; of each cell 68 and what the paints add. For each field its sum is cleared and
-//! read once, 16, and the result, of 4, is written, and read before by all but the first.
+//! Where particles share cells, all in one pass over them; elsewhere one field after the other, to the same sums.
+//!
+//! Bytes from and to memory of the latter, if no cache held any: of each particle 84, for the largest weights 12 and for each
+//! field 24, since the weights of the others lie between its own; of each cell 68 and what the paints add. For each field its sum
+//! is cleared and read once, 16, and the result, of 4, is written, and read before by all but the first.
 
 use super::handlers::{check_scratch, with_context};
 use super::launch::{Context, FLAG, Geometry, HEAD, PaintBuffers, blocks, scratch_bytes, sum_bytes};
@@ -27,8 +28,20 @@ xla_ffi::handler!(
     execute => |call| unpacked(call, run), Role::RECORDABLE
 );
 
+/// Bits by which a sum can exceed that of the contributions: from three axes, eight times two neighbours and two more.
+const SUM_BITS: i32 = 6;
+
 /// Planes that a thread of `subtract_differences` follows, as in the kernel.
 const PLANES: u64 = 16;
+
+/// `Potential` of the kernels.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Potential {
+    per_cell: [f64; 3],
+    cells: [i32; 3],
+    shift: [i32; 3],
+}
 
 /// `Differences` of the kernels.
 #[repr(C)]
@@ -40,7 +53,7 @@ struct Differences {
     far: [f32; 3],
 }
 
-const _: () = assert!(size_of::<Differences>() == 48);
+const _: () = assert!(size_of::<Potential>() == 48 && size_of::<Differences>() == 48);
 
 fn unpacked(call: &Call<'_>, stage: fn(&Call<'_>, &mut ForceTranspose<'_>) -> Result<()>) -> Result<()> {
     ForceTranspose::new(call)
@@ -67,19 +80,18 @@ fn variant(context: &Context<'_>, cells: [usize; 3]) -> PaintVariant {
 }
 
 fn run(call: &Call<'_>, operands: &mut ForceTranspose<'_>) -> Result<()> {
-    let Extents { batch, sites, cells: painted, .. } = operands.particles.extents;
+    let Extents { batch, sites, .. } = operands.particles.extents;
     let (vectors, cells) = (sites.iter().product::<usize>() * 12, operands.cells.iter().product::<usize>());
     let mut scratch = call.output(1, "scratch")?;
-    check_scratch(&scratch, scratch_bytes(Dtype::F32, painted.iter().product()))?;
+    // Of each cell of the potential a sum; field by field takes those of the painted mesh.
+    check_scratch(&scratch, scratch_bytes(Dtype::F32, cells))?;
     let (disp, weight) = (operands.particles.disp.as_ptr(), operands.weight.as_ptr());
     let (field, scratch) = (operands.field.as_mut_ptr(), scratch.as_mut_ptr());
-    let [near, far] = ["near", "far"].map(|name| call.float_array::<3>(name).map(|weights| weights.map(|x| x as f32)));
-    let differences = Differences {
-        cells: operands.cells.map(|n| n as i32),
-        shift: operands.particles.spec.periodic.map(|periodic| if periodic { 0 } else { 2 }),
-        near: near?,
-        far: far?,
-    };
+    let extents = operands.cells.map(|n| n as i32);
+    let shift = operands.particles.spec.periodic.map(|periodic| if periodic { 0 } else { 2 });
+    let (near, far) = (call.float_array::<3>("near")?, call.float_array::<3>("far")?);
+    let potential = Potential { per_cell: far.map(|x| -x), cells: extents, shift };
+    let differences = Differences { cells: extents, shift, near: near.map(|x| x as f32), far: far.map(|x| x as f32) };
     with_context(call, &operands.particles, |context| {
         if vectors == 0 {
             // SAFETY: the result has this size.
@@ -93,16 +105,48 @@ fn run(call: &Call<'_>, operands: &mut ForceTranspose<'_>) -> Result<()> {
                 scratch,
             };
             // SAFETY: the extents of XLA's buffers are checked above.
-            unsafe { transpose(context, differences, buffers) }
+            unsafe {
+                if variants::share_cells(context.spec) {
+                    in_one_pass(context, potential, buffers)
+                } else {
+                    field_by_field(context, differences, buffers)
+                }
+            }
         })
     })
 }
 
-/// Launches the kernels for one element of the batch.
+/// Launches the kernels for one element of the batch where particles share cells.
 ///
 /// # Safety
 /// The buffers are device memory of the operands' extents.
-unsafe fn transpose(context: &Context<'_>, differences: Differences, buffers: PaintBuffers) -> cuda::Result<()> {
+unsafe fn in_one_pass(context: &Context<'_>, potential: Potential, buffers: PaintBuffers) -> cuda::Result<()> {
+    let PaintVariant { variant, block, threads } = variant(context, potential.cells.map(|n| n as usize));
+    let module = context.gpu.module(context.compiler, &variant)?;
+    let sites = context.extents.sites;
+    let particles = sites.iter().product::<usize>();
+    let bits = f32::contribution_bits(particles) - SUM_BITS;
+    let geometry = Geometry::new(context.spec, context.extents);
+    let PaintBuffers { disp, weight, mesh: field, scratch: largest } = buffers;
+    let (flag, sums) = (largest.wrapping_byte_add(FLAG), largest.wrapping_byte_add(HEAD));
+    let cells = potential.cells.iter().map(|&n| n as u64).product::<u64>();
+    let share = cells.div_ceil(256).min(context.most_blocks().into()) as u32;
+    // SAFETY: by contract; the arguments are those of the kernels.
+    unsafe {
+        context.largest(&module, weight, 3 * particles as u64, 3, largest)?;
+        context.gpu.clear(sums, cells as usize * sum_bytes(Dtype::F32), context.stream)?;
+        let mut arguments = arguments![geometry, potential, disp, weight, bits, largest, sums, flag];
+        module.launch_grid(c"paint_vectors", (blocks(sites, block), threads), 0, context.stream, &mut arguments)?;
+        let mut arguments = arguments![sums, cells, potential, bits, largest, flag, field];
+        module.launch(c"finish_potential", [share, 256], context.stream, &mut arguments)
+    }
+}
+
+/// Launches the kernels for one element of the batch where particles share no cells.
+///
+/// # Safety
+/// The buffers are device memory of the operands' extents.
+unsafe fn field_by_field(context: &Context<'_>, differences: Differences, buffers: PaintBuffers) -> cuda::Result<()> {
     let cells = differences.cells.map(|n| n as u64);
     let PaintVariant { variant, block, threads } = variant(context, cells.map(|n| n as usize));
     let module = context.gpu.module(context.compiler, &variant)?;

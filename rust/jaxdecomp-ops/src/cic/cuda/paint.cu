@@ -2,6 +2,7 @@
 //
 // Further macros: SHARED (0 or 1: one weight for all particles); BX, BY, BZ (sites of a block), THREADS (a multiple of 32),
 // BLOCKS (on a multiprocessor, at least);
+// VECTORS (0 or 1: without the kernels of one field, for `force_transpose.cu`);
 // TILE (0 or 1: sums in shared memory first), TX, TY, TZ (cells of the tile).
 
 // Contributions to the four corners (x y, y fastest) that are lower or upper along z, in units of the resolution.
@@ -173,6 +174,7 @@ struct Tile : Box {
 };
 #endif
 
+#if !VECTORS
 // Adds one field of the particles of a block of sites to the sums.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 paint(Geometry g, const Real* disp, const Real* weight, u32 fields, u32 field, int contribution_bits, const Bits* largest,
@@ -250,3 +252,4 @@ extern "C" __global__ void invalidate(const u32* invalid, u64 cells, u64* sums) 
     for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < WORDS * cells; i += gridDim.x * (u64)blockDim.x)
         sums[i] = i % WORDS == WORDS - 1 ? 1ULL << 63 : 0;
 }
+#endif

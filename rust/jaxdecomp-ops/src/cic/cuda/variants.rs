@@ -13,6 +13,12 @@ const FORCE_TRANSPOSE: &str = concat!(
     include_str!("paint.cu"),
     include_str!("force_transpose.cu")
 );
+const DIFFERENCES: &str = concat!(
+    include_str!("common.cu"),
+    include_str!("sums.cu"),
+    include_str!("paint.cu"),
+    include_str!("differences.cu")
+);
 const READ: &str = concat!(include_str!("common.cu"), include_str!("read.cu"));
 const KICK: &str = concat!(include_str!("common.cu"), include_str!("read.cu"), include_str!("kick.cu"));
 const PULL_BACK: &str =
@@ -39,8 +45,6 @@ pub struct PaintVariant {
     /// Threads of a block.
     pub threads: u32,
 }
-
-const PAINT_THREADS: u32 = 256;
 
 /// A variant of the read kernel, with one thread for each site of a block.
 #[derive(Clone, Debug)]
@@ -74,41 +78,74 @@ fn spacing(spec: &Spec) -> [f64; 3] {
     core::array::from_fn(|axis| spec.spacing_num[axis] as f64 / spec.spacing_den[axis] as f64)
 }
 
+/// Whether neighbouring particles share cells, so that a block of them has fewer cells than contributions.
+#[must_use]
+pub fn share_cells(spec: &Spec) -> bool {
+    spacing(spec).iter().product::<f64>() < 4.0
+}
+
+/// Sites of a block along each axis: fewer where they are further apart, so that it still covers about as many cells.
+fn sites(spec: &Spec, most: [usize; 3]) -> [usize; 3] {
+    let spacing = spacing(spec);
+    core::array::from_fn(|axis| if spacing[axis] > 1.25 { most[axis] / 2 } else { most[axis] })
+}
+
 /// Chooses the paint kernels. (512³ particles at the start and at a = 1, one H200, one weight for all: 2.84 and 3.13 ms; with
 /// 512 threads and four blocks on a multiprocessor 2.90 and 3.25; with a tile of 12 x 12 x 20 cells 2.70 and 3.51. Weights of
 /// each particle take registers: 3.36 and 3.59 with five blocks, 3.67 and 4.02 with four, 3.28 and 3.75 with six.)
 #[must_use]
 pub fn paint(common: Common<'_>, spec: &Spec, shared: bool) -> PaintVariant {
-    let spacing = spacing(spec);
     // A tile pays to 8 cells a site and more: it has the sums of a sector added at once, even where no cells are shared.
-    let tile = common.dtype == Dtype::F32 && spacing.iter().product::<f64>() < 16.0;
-    // Fewer sites where they are further apart, so that a block still covers about as many cells.
-    let sites = |axis: usize, most: usize| if spacing[axis] > 1.25 { most / 2 } else { most };
-    let block = if tile { [sites(0, 8), sites(1, 8), sites(2, 16)] } else { [1, 8, 32] };
-    let blocks = match (tile, shared) {
-        (false, _) => 1,
-        (true, true) => 6,
-        (true, false) => 5,
+    let tile = common.dtype == Dtype::F32 && spacing(spec).iter().product::<f64>() < 16.0;
+    let (block, cells, blocks) = match (tile, shared) {
+        (false, _) => ([1, 8, 32], None, 1),
+        (true, true) => (sites(spec, [8, 8, 16]), Some([14, 14, 24]), 6),
+        (true, false) => (sites(spec, [8, 8, 16]), Some([14, 14, 24]), 5),
     };
-    let mut options = common.options(spec);
-    options.extend([
-        format!("-DTHREADS={PAINT_THREADS}"),
-        format!("-DTILE={}", u8::from(tile)),
-        format!("-DSHARED={}", u8::from(shared)),
-    ]);
-    options.extend(min_blocks(common, blocks));
-    options.extend(extents('B', block).chain(extents('T', [14, 14, 24])));
-    PaintVariant { variant: Variant { source: PAINT, options }, block, threads: PAINT_THREADS }
+    let mut paint = paint_of(PAINT, common, spec, (block, cells), (256, blocks));
+    paint.variant.options.extend([format!("-DSHARED={}", u8::from(shared)), "-DVECTORS=0".to_owned()]);
+    paint
 }
 
-/// Chooses the kernels of the transpose of reading a force: those of a paint with weights, and the differences. (512³ particles
-/// moved by 6 cells (rms), at z = 0 in cells of 0.5 Mpc/h, and at random positions, one H200: 13.3, 14.7 and 112 ms. Three fields
-/// in one pass, whose differences are taken of a tile before it is added: 15.7, 21.6 and 255; at the start and at the end of a
-/// run in cells of 2 Mpc/h 6.2 and 9.1, not timed since.)
+/// Chooses the kernels of the transpose of reading a force.
+///
+/// Where particles [share cells](share_cells) they paint three fields in one pass, whose differences are taken of a tile. (512³
+/// particles at the start and at a = 1, one H100, differences included: 5.3 and 8.4 ms; 5.9 and 8.4 with a tile of 24 x 16 x 26
+/// cells; 6.6 and 12 with blocks of 8 x 8 x 16 sites and one thread for a particle outside the tile.) Elsewhere these differences
+/// would reach several times as many cells as the particles, and the kernels are those of a paint with weights, for one field
+/// after the other. (On a mesh twice as fine, one H200: 60.6 ms, a paint of three fields and its divergence 106.)
+///
+/// One field after the other is faster where many particles lie outside of the tile (13.3 instead of 15.7 ms where they moved by
+/// 6 cells, 14.7 instead of 21.6 clustered, 112 instead of 255 at random positions, one H200). Fewer do in a run: one pass takes
+/// 6.2 ms at the start and 9.1 at a = 1, three paints with weights alone 10.1 and 10.8.
 #[must_use]
 pub fn force_transpose(common: Common<'_>, spec: &Spec) -> PaintVariant {
-    let paint = paint(common, spec, false);
-    PaintVariant { variant: Variant { source: FORCE_TRANSPOSE, ..paint.variant }, ..paint }
+    if !share_cells(spec) {
+        let paint = paint(common, spec, false);
+        return PaintVariant { variant: Variant { source: DIFFERENCES, ..paint.variant }, ..paint };
+    }
+    let block = sites(spec, [16, 8, 16]);
+    let threads = block.iter().product::<usize>().min(512);
+    let mut paint = paint_of(FORCE_TRANSPOSE, common, spec, (block, Some([22, 14, 24])), (threads, 2));
+    paint.variant.options.push("-DVECTORS=1".to_owned());
+    paint
+}
+
+/// Paint kernels for blocks of so many sites, with tiles of so many cells, if any, and with so many threads of a block and blocks
+/// on a multiprocessor.
+fn paint_of(
+    source: &'static str,
+    common: Common<'_>,
+    spec: &Spec,
+    (block, cells): ([usize; 3], Option<[usize; 3]>),
+    (threads, blocks): (usize, usize),
+) -> PaintVariant {
+    let mut options = common.options(spec);
+    options.extend([format!("-DTHREADS={threads}"), format!("-DTILE={}", u8::from(cells.is_some()))]);
+    options.extend(min_blocks(common, blocks));
+    options.extend(extents('B', block));
+    options.extend(cells.into_iter().flat_map(|cells| extents('T', cells)));
+    PaintVariant { variant: Variant { source, options }, block, threads: threads as u32 }
 }
 
 /// Chooses the read kernel.
