@@ -107,8 +107,8 @@ def _gpu(x: Load) -> dict[Stage, float]:
     lpt = {1: 5 if several else 4, 2: 6 if several else 5, 3: 27 if x.slabs else 23.5}[x.order]
     # Derivatives of LPT keep the potential, or its second derivatives.
     kept, back = {1: (0, 10), 2: (6 if x.second_derivatives else 1, 20), 3: (2, 43)}[x.order]
-    # The transpose of the force: 8 bytes a cell of sums and 4 of its result, beside potentials that are kept. The force
-    # itself takes a field more where none is kept. Beside halos both do.
+    # The transpose of the force, in one pass or field by field: 8 bytes a cell of sums and 4 of its result, beside
+    # potentials that are kept. The force itself takes a field more where none is kept. Beside halos both do.
     own = (1.2 * (x.cells > x.particles) + x.switch + x.pencils) * x.cells
     backwards = 4 * x.painted + own + x.stored if several else max(3 * x.painted + x.stored, force)
     particles = 2 * state + (2.5 if several else 2) * scalar
