@@ -14,8 +14,9 @@ import numpy as np
 
 import pmwd_dist as pmd
 from pmwd_dist import infer
-from pmwd_dist.infer import adaptation
+from pmwd_dist.infer import adaptation, adapting
 from pmwd_dist.infer.adaptation import Adaptation
+from pmwd_dist.infer.adapting import changes_of_curvature
 from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.infer.samplers.blocks import run_blocks
 from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE, Search, block_length
@@ -161,14 +162,16 @@ class Mocks:
     def _adapt(self) -> None:
         """Bring the positions of all mocks for which it is due to what their own chains have shown."""
         old, new = jax.tree.map(np.asarray, self.adaptation), list[Adaptation]()
+        keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(self.keys[1], 10**6 + self.blocks)
+        changes = np.asarray(_changes(keys, self.states.position, (self.data, self.adaptation), self.posterior))
+        modes = adapting.mode_numbers(self.posterior)
         for i, search in enumerate(self.searches):
             one = _of(old, i)
             if search.due:
-                one = adaptation.adapt_to(search.observed(), one, follow=search.free)
+                one = adapting.adapt(one, *search.observed(), modes, changes[i] if search.free else None)
                 search.adapted()
             new.append(one)
         adapted = jax.tree.map(lambda *x: jnp.asarray(np.stack([np.asarray(y) for y in x])), *new)
-        keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(self.keys[1], 10**6 + self.blocks)
         self.states = _moved(keys, self.states, self.data, self.adaptation, adapted, self.posterior)
         self.adaptation = adapted
 
@@ -233,6 +236,12 @@ def _moved(keys: Any, states: Any, data: Any, old: Any, new: Any, posterior: inf
         return jax.vmap(lambda k, z: mclmc.init(k, before.moved(z, after), after.logdensity))(keys, positions)
 
     return jax.vmap(mock)(keys, states.position, data, old, new)
+
+
+@eqx.filter_jit
+def _changes(keys: Any, positions: Any, given: Any, posterior: infer.Posterior) -> Any:
+    """Changes of the curvature of each mock's noise with its parameters."""
+    return jax.vmap(lambda k, z, x: changes_of_curvature(k, _given(posterior, *x), z))(keys, positions, given)
 
 
 @eqx.filter_jit

@@ -1,6 +1,6 @@
 """Adaptation of a preconditioner to a posterior that is not that of linear theory, from slopes of its log density.
 
-Three things that small scales change are found from slopes g along a chain, since E[g g^T] = -E[Hessian]:
+What small scales change is found from slopes g along a chain, since E[g g^T] = -E[Hessian]:
 
 - Long waves are known far better with all others held than in linear theory, by what they displace: bands of modes of
   curvature c, where linear theory has 1, are scaled so that they have sqrt(c), or `STIFFEST` if that is less. Their
@@ -9,9 +9,20 @@ Three things that small scales change are found from slopes g along a chain, sin
 - Modes should follow the parameters by another share of their Wiener mean than in linear theory. With the mean of a
   band times 1 + t (u - centre), the slope along u has t r added, r being the sum of slopes times means: the t are the
   regression of the slope of u on those sums, which leaves the least curvature along u.
+- The scale of a band changes with the parameters, too, as exp(s (u - centre)), which adds s times v to the slope along
+  u, v being the number of modes plus the sum of slopes times positions. If modes were independent, the s that leave the
+  least curvature would keep that of each band, c, which has the slope dc / du: s = -dc / du / (2 c). Data that see
+  projections make them dependent; the s are that times one share for each parameter, by the same regression.
+- Steps of a finite length give parameters a volume by the sum of the curvatures of all modes
+  (`isokinetic.density_shift`), which shifts them. One more s, the same for all bands, keeps that sum constant. It is
+  small, since it is of all modes.
 - The parameters are scaled along the eigenvectors of what curvature is left, by the same rule as the modes.
 
-All of it is linear in position at given parameters, with a volume that doesn't change: the posterior stays exact.
+Without linear theory there is no Wiener mean. Modes then follow the parameters by shares of what data say of the noise,
+the mean along the chains of x + d log p / dx, x being the noise: that is the mean of x itself (Stein 1981), but for
+modes of which data say nothing it is zero, without any noise of the draws.
+
+All of it is linear in position at given parameters, with a volume that only these change: the posterior stays exact.
 """
 
 from __future__ import annotations
@@ -29,6 +40,7 @@ from pmwd_dist.infer.forward import wavevectors
 from pmwd_dist.pm import fourier
 
 BANDS = 12  # of the wavenumber, of equal width in its logarithm
+CLASSES = 5  # of the component of the wavevector along the line of sight: 0, 1, 2, 4, 8 or more of the smallest
 STIFFEST = 4.0  # curvature left; the step of MCLMC at its target is stable up to about ten
 
 
@@ -37,31 +49,45 @@ class Adaptation(eqx.Module):
 
     Args:
       scale: of the modes of each band.
-      shift: change of the Wiener mean of each band with each parameter of the position.
-      centre: parameters where there is none.
+      stretch: change of the logarithm of that with each parameter of the position.
+      shift: change of the mean of each band with each parameter of the position.
+      centre: parameters where there are no such changes.
       factor: parameters in linear theory's scales, per parameter of the position.
+      mean: of the noise, where linear theory says nothing of it.
     """
 
     scale: Float[Array, " bands"]
+    stretch: Float[Array, "p bands"]
     shift: Float[Array, "p bands"]
     centre: Float[Array, " p"]
     factor: Float[Array, "p p"]
+    mean: Float[Array, "nx ny nz"] | None
 
     @classmethod
-    def none(cls, count: int) -> Adaptation:
-        """That of linear theory, for so many parameters."""
-        return cls(jnp.ones(BANDS), jnp.zeros((count, BANDS)), jnp.zeros(count), jnp.eye(count))
+    def none(cls, count: int, bands: int = BANDS, mean: Array | None = None) -> Adaptation:
+        """That of linear theory, for so many parameters and bands, or of no theory but a mean of the noise."""
+        zeros = jnp.zeros((count, bands))
+        return cls(jnp.ones(bands), zeros, zeros, jnp.zeros(count), jnp.eye(count), mean)
 
     def gain(self, parameters: Float[Array, " p"]) -> Float[Array, " bands"]:
-        """Factor of the Wiener mean of each band."""
+        """Factor of the mean of each band."""
         return 1 + jnp.sum(self.shift * (parameters - self.centre)[:, None], axis=0)
 
+    def stretched(self, parameters: Float[Array, " p"]) -> Float[Array, " bands"]:
+        """Logarithm of what the scale of each band is multiplied by."""
+        return jnp.sum(self.stretch * (parameters - self.centre)[:, None], axis=0)
 
-def bands(config: Config) -> Array:
-    """Band of each mode, in the layout of `prfft3d`."""
-    k2, (smallest, width) = sum(component**2 for component in wavevectors(config)), _span(config)
+
+def bands(config: Config, along: int | None = None) -> Array:
+    """Band of each mode, in the layout of `prfft3d`: of its wavenumber, and along an axis, if any, of its class."""
+    components, (smallest, width) = wavevectors(config), _span(config)
+    k2 = sum(component**2 for component in components)
     place = 0.5 * jnp.log(jnp.maximum(k2, smallest**2) / smallest**2) / width
-    return jnp.clip(jnp.floor(place + 1e-3), 0, BANDS - 1).astype(int)
+    index = jnp.clip(jnp.floor(place + 1e-3), 0, BANDS - 1).astype(int)
+    if along is None:
+        return index
+    number = jnp.abs(components[along]) * (config.box_size[along] / (2 * np.pi))
+    return index + BANDS * jnp.clip(jnp.ceil(jnp.log2(number + 1) - 1e-3), 0, CLASSES - 1).astype(int)
 
 
 def band_centres(config: Config) -> np.ndarray:
@@ -89,64 +115,12 @@ def mode_counts(config: Config, dtype: Any) -> Array:
 
 def at_bands(values: Float[Array, " bands"], index: Array) -> Array:
     """The value of each mode's band: by selects, whose transposes are sums, where that of a look-up scatters."""
-    return sum((jnp.where(index == b, values[b], 0) for b in range(BANDS)), jnp.zeros((), values.dtype))
+    return sum((jnp.where(index == b, values[b], 0) for b in range(len(values))), jnp.zeros((), values.dtype))
 
 
-def band_sums(x: Array, index: Array) -> Float[Array, " bands"]:
+def band_sums(x: Array, index: Array, count: int = BANDS) -> Float[Array, " bands"]:
     """Sums over the modes of each band; sums of each part of a divided spectrum, so that none is gathered."""
-    return jax.lax.map(lambda b: jnp.sum(jnp.where(index == b, x, 0)), jnp.arange(BANDS))
-
-
-def unpacked(observed: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Slopes along so many parameters, sums of slopes times means, and mean squares of slopes, of each band."""
-    return observed[..., :count], observed[..., count : count + BANDS], observed[..., count + BANDS :]
-
-
-def adapt_to(seen: tuple[np.ndarray, Any], old: Adaptation, *, follow: bool) -> Adaptation:
-    """The adaptation to what a stage of a tuning has shown (`Search.observed`) of chains that ran with another."""
-    observed, means = seen
-    parameters = [np.mean(means["parameters"][name]) for name in sorted(means["parameters"])]
-    centre = np.asarray(old.factor) @ np.array(parameters)
-    return adapt(old, observed, centre, follow=follow)
-
-
-def adapt(old: Adaptation, observed: np.ndarray, centre: np.ndarray, *, follow: bool) -> Adaptation:
-    """The adaptation after chains have run with another.
-
-    Args:
-      old: with which the chains ran.
-      observed: what they have shown (`Preconditioner.observe`), of shape (chains, steps, ...).
-      centre: mean of the parameters in linear theory's scales.
-      follow: whether to find how modes follow the parameters, which takes chains near the posterior.
-    """
-    factor, shift = np.asarray(old.factor, float), np.asarray(old.shift, float)
-    slopes, sums, squares = unpacked(np.asarray(observed, float), factor.shape[0])
-    slopes = np.linalg.solve(factor.T, slopes[..., None])[..., 0]
-    # About the mean of each chain, so that one that still drifts does not seem to be stiff.
-    slopes, sums = (x - x.mean(axis=1, keepdims=True) for x in (slopes, sums))
-    sums = sums.reshape(-1, BANDS)
-    slopes = slopes.reshape(len(sums), slopes.shape[-1])  # of no parameters, too
-    if follow:
-        change = _regression(sums, slopes)
-        shift, slopes = shift - change.T, slopes - sums @ change
-    # Along parameters that the field doesn't see as linear theory does there is at least its curvature, 1.
-    curvature, axes = np.linalg.eigh(slopes.T @ slopes / len(slopes) + np.eye(slopes.shape[-1]))
-    seen = squares.reshape(-1, BANDS).mean(axis=0) / np.asarray(old.scale, float) ** 2
-    scale = np.where(seen > 0, _widths(np.where(seen > 0, seen, 1)), 1)
-    arrays = scale, shift, centre, axes * _widths(curvature)
-    return Adaptation(*(jnp.asarray(x, y.dtype) for x, y in zip(arrays, jax.tree.leaves(old), strict=True)))
-
-
-def _widths(curvature: np.ndarray) -> np.ndarray:
-    return np.sqrt(np.minimum(curvature**-0.5, STIFFEST / curvature))
-
-
-def _regression(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Coefficients of y on x, drawn to zero where there are few data."""
-    size = np.sqrt(np.mean(x**2, axis=0))
-    size = np.where(size > 0, size, 1)
-    normal = (x / size).T @ (x / size) + (0.01 * len(x) + x.shape[-1]) * np.eye(x.shape[-1])
-    return np.linalg.solve(normal, (x / size).T @ y) / size[:, None]
+    return jax.lax.map(lambda b: jnp.sum(jnp.where(index == b, x, 0)), jnp.arange(count))
 
 
 def start(posterior: Any) -> Adaptation | None:

@@ -125,6 +125,11 @@ class Convergence(eqx.Module):
         return (count, *cone.pixels) if isinstance(cone, FlatSkyLightCone) else (count, pixel_count(cone.nside))
 
     @property
+    def along(self) -> int | None:
+        """Axis of the box along which light comes, if it is one: what lies along it adds up."""
+        return self.cone.along if isinstance(self.cone, FlatSkyLightCone) else None
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the maps."""
         if isinstance(self.cone, SphericalLightCone):

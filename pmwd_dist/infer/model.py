@@ -262,11 +262,11 @@ class Posterior(eqx.Module):
         shapes = {"noise": self.model.config.particle_shape} | dict.fromkeys(self.model.priors, ())
         numpyro_sites(self.logdensity, self.parameters, shapes)
 
-    def observe(self, position: Position, slope: Position) -> Array:
+    def observe(self, position: Position, slope: Position) -> tuple[Array, Array]:
         """What the slope at a position shows, for adaptation; nothing if none is adapted."""
         if self.preconditioner is None:
-            return jnp.zeros(0)
-        return self.preconditioner.observe(slope, self.parameters(position), self.model.config)
+            return jnp.zeros(0), jnp.zeros(0)
+        return self.preconditioner.observe(position, slope, self.parameters(position), self.model.config)
 
     def moved(self, position: Position, other: Posterior) -> Position:
         """The position of another adaptation, for the same noise and parameters."""

@@ -28,7 +28,8 @@ from jaxtyping import Array, Float
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
-from pmwd_dist.infer.adaptation import Adaptation, at_bands, band_sums, bands, mode_counts
+from pmwd_dist.infer.adaptation import BANDS, CLASSES, Adaptation, at_bands, band_sums, bands, mode_counts
+from pmwd_dist.infer.adapting import Seen
 from pmwd_dist.infer.priors import Prior, unwhiten
 from pmwd_dist.parallel.fft import pirfft3d, prfft3d
 
@@ -58,6 +59,8 @@ class Preconditioner(eqx.Module):
     factor: Float[Array, "p p"] = eqx.field(metadata={"derived": True})  # of all of these
     adaptation: Adaptation | None
     linear: bool = eqx.field(static=True)  # whether linear theory says anything of the modes
+    along: int | None = eqx.field(static=True)  # axis along which modes differ
+    bands: int = eqx.field(static=True)
 
     def __init__(
         self,
@@ -77,7 +80,28 @@ class Preconditioner(eqx.Module):
         self.fiducial = dict(fiducial)
         of_linear = forward, likelihood, self.fiducial, tuple(priors.items()), config
         self.factor = _parameter_scales(*of_linear) if self.linear else jnp.eye(len(self.fiducial))
-        self.adaptation = Adaptation.none(len(fiducial)) if adapted else None
+        self.along = None if self.linear else getattr(forward, "along", None)
+        self.bands = BANDS * (1 if self.along is None else CLASSES)
+        place = config.decomposition.sharding
+        mean = None if self.linear else jax.device_put(jnp.zeros(config.particle_shape, data.dtype), place)
+        self.adaptation = Adaptation.none(len(fiducial), self.bands, mean) if adapted else None
+
+    def sums(self, x: Array, config: Config) -> Float[Array, " bands"]:
+        """Sums of what a spectrum holds over the modes of each band."""
+        counts = mode_counts(config, float)
+        return band_sums(x * counts, bands(config, self.along), self.bands)
+
+    def width(self, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
+        """Standard deviation of the modes of the noise in linear theory, where that knows it, else 1."""
+        if not self.linear:
+            return jnp.ones(())
+        return jnp.sqrt(wiener(self.forward, self.likelihood, parameters, config)[0])
+
+    def away(self, parameters: Mapping[str, Array], by: Array) -> dict[str, Array]:
+        """Parameters of a position, moved in linear theory's scales."""
+        if self.adaptation is not None:
+            by = _times(jnp.linalg.inv(self.adaptation.factor), by)
+        return _named(_vector(parameters) + by, parameters)
 
     def white(self, parameters: Mapping[str, Array]) -> dict[str, Array]:
         """Whitened parameters of those of a position."""
@@ -106,53 +130,80 @@ class Preconditioner(eqx.Module):
           parameters: of the model there.
           config: the simulation.
         """
-        variance, width, mean = self._moments(scaled, parameters, config)
+        width, mean, volume = self._moments(scaled, parameters, config)
         modes = prfft3d(z, config.decomposition) * width.astype(z.dtype) + mean.astype(_complex(z))
-        volume = 0.5 * jnp.sum(mode_counts(config, variance.dtype) * jnp.log(variance))
         return pirfft3d(modes, config.particle_shape, config.decomposition), volume
 
     def position(
         self, noise: Array, scaled: Mapping[str, Array], parameters: Mapping[str, ArrayLike], config: Config
     ) -> Array:
         """The position of white noise."""
-        _, width, mean = self._moments(scaled, parameters, config)
+        width, mean, _ = self._moments(scaled, parameters, config)
         modes = (prfft3d(noise, config.decomposition) - mean) / width
         return pirfft3d(modes.astype(_complex(noise)), config.particle_shape, config.decomposition)
 
     def observe(
-        self, slope: Mapping[str, Any], parameters: Mapping[str, ArrayLike], config: Config
-    ) -> Float[Array, " n"]:
-        """What a slope of the log density along a position shows, for `adaptation.adapt`; nothing if none is adapted.
+        self, position: Mapping[str, Any], slope: Mapping[str, Any], parameters: Mapping[str, ArrayLike], config: Config
+    ) -> tuple[Float[Array, " n"], Array]:
+        """What a slope of the log density at a position shows, for `adapting.adapt`; nothing if none is adapted.
 
-        Slopes along the parameters, and for each band the sum of slopes times Wiener means, and the mean square.
+        That is a packed `Seen`, and what data say of the noise: x + d log p / dx, x being the noise, where that is for
+        the adaptation to find.
         """
         if self.adaptation is None:
-            return jnp.zeros(0)
-        _, width, mean = self._moments({}, parameters, config)
-        index, weight = bands(config), mode_counts(config, width.dtype)
-        modes = prfft3d(slope["noise"], config.decomposition, norm="ortho")
+            return jnp.zeros(0), jnp.zeros(0)
+        scaled, decomposition = position["parameters"], config.decomposition
+        width, mean, _ = self._moments(scaled, parameters, config, follow=False)
+        slopes, modes = (prfft3d(tree["noise"], decomposition, norm="ortho") for tree in (slope, position))
         size = slope["noise"].size ** 0.5
-        sums = band_sums(weight * jnp.real(jnp.conj(modes) * mean / (width * size)), index)
-        squares = band_sums(weight * (modes.real**2 + modes.imag**2), index)
-        squares = squares / jnp.maximum(band_sums(weight, index), 1)
-        return jnp.concatenate([x.astype(sums.dtype) for x in (_vector(slope["parameters"]), sums, squares)])
+
+        def along(other: Array) -> Array:
+            return self.sums(jnp.real(jnp.conj(slopes) * other), config)
+
+        seen = Seen(
+            slopes=_vector(slope["parameters"]),
+            sums=along(mean / (width * size)),
+            spreads=along(modes) + self.sums(jnp.ones(()), config),
+            squares=along(slopes),
+            parameters=self.in_linear_scales(scaled),
+        )
+        if self.adaptation.mean is None:
+            return seen.packed(), jnp.zeros(0)
+        noise, _ = self.noise(position["noise"], scaled, parameters, config)
+        informed = pirfft3d(
+            (slopes / width).astype(_complex(noise)), config.particle_shape, decomposition, norm="ortho"
+        )
+        return seen.packed(), noise + informed
 
     def _moments(
-        self, scaled: Mapping[str, Array], parameters: Mapping[str, ArrayLike], config: Config
-    ) -> tuple[Array, Array, Array]:
-        """Variance of the modes of the noise in linear theory, and their scale and mean."""
-        index = bands(config)
-        if not self.linear:
-            assert self.adaptation is not None
-            width = at_bands(self.adaptation.scale, index)
-            return jnp.ones_like(width), width, jnp.zeros_like(width)
-        variance, gain = wiener(self.forward, self.likelihood, parameters, config)
-        width, mean = jnp.sqrt(variance), prfft3d(self.likelihood.contrast(self.data, parameters), config.decomposition)
-        if self.adaptation is not None:
-            width = width * at_bands(self.adaptation.scale, index)
-            if scaled:
-                gain = gain * at_bands(self.adaptation.gain(self.in_linear_scales(scaled)), index)
-        return variance, width, gain * mean
+        self,
+        scaled: Mapping[str, Array],
+        parameters: Mapping[str, ArrayLike],
+        config: Config,
+        *,
+        follow: bool = True,
+    ) -> tuple[Array, Array, Array | float]:
+        """Scale and mean of the modes of the noise, and the logarithm of their volume, up to a constant.
+
+        The mean is that at the adaptation's centre unless it follows the parameters.
+        """
+        adaptation, volume, width = self.adaptation, 0.0, jnp.ones(())
+        if self.linear:
+            variance, gain = wiener(self.forward, self.likelihood, parameters, config)
+            width, volume = jnp.sqrt(variance), 0.5 * jnp.sum(mode_counts(config, float) * jnp.log(variance))
+            mean = gain * prfft3d(self.likelihood.contrast(self.data, parameters), config.decomposition)
+        else:
+            assert adaptation is not None
+            assert adaptation.mean is not None
+            mean = prfft3d(adaptation.mean, config.decomposition)
+        if adaptation is None:
+            return width, mean, volume
+        index, u = bands(config, self.along), self.in_linear_scales(scaled)
+        stretch = adaptation.stretched(u)
+        width = width * at_bands(adaptation.scale * jnp.exp(stretch), index)
+        if follow:
+            mean = mean * at_bands(adaptation.gain(u), index)
+        return width, mean, volume + jnp.sum(self.sums(jnp.ones(()), config) * stretch)
 
 
 def _vector(numbers: Mapping[str, Array]) -> Array:

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from pmwd_dist.infer import adaptation, scales
+from pmwd_dist.infer import adaptation, adapting, scales
 from pmwd_dist.infer.arguments import check_lengths, check_options, check_start
 from pmwd_dist.infer.chains import Chain, ChainFolder, identity_of, open_folder
 from pmwd_dist.infer.failures import TuningFailures, check_share
@@ -126,8 +126,10 @@ def _search(
     energy_variance: float,
     most_bias: float,
 ) -> Search:
-    targets = {"energy_variance": energy_variance, "most_bias": most_bias}
-    return Search(positions, steps=steps, method=method, adapts=adaptation.start(posterior) is not None, **targets)
+    old = adaptation.start(posterior)
+    targets: dict[str, Any] = {"energy_variance": energy_variance, "most_bias": most_bias}
+    targets |= {"adapts": old is not None, "uneven": old is not None and old.mean is not None}
+    return Search(positions, steps=steps, method=method, **targets)
 
 
 def _white_noise(run: Run, posterior: Posterior, axis: str | None) -> Arrays:
@@ -236,8 +238,12 @@ def _tuned(
         nonlocal run
         old = run.adaptation
         assert old is not None
-        new = placed(adaptation.adapt_to(search.observed(), old, follow=search.free), old)
         turn = jax.random.fold_in(jax.random.fold_in(key, search.count), 0)
+        changes = None
+        if search.free:
+            args = jax.random.fold_in(turn, 0), posterior.adapted(old), states.position, axis
+            changes = np.asarray(adapting.changes_of_curvature(*args))
+        new = placed(adapting.adapt(old, *search.observed(), adapting.mode_numbers(posterior), changes), old)
         positions = _moved(states.position, posterior.adapted(old), posterior.adapted(new), axis)
         states = _begin(turn, placed(positions, states.position), posterior.adapted(new), axis).states
         run = run._replace(adaptation=new)

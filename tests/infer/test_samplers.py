@@ -235,7 +235,7 @@ def test_the_length_is_that_of_the_slowest_within_bounds() -> None:
             step = float(search.tuning().step_size) / (0.2 * np.sqrt(401))  # in units of the one to be found
             energy = step**3 * np.sqrt(401 * tuning.ENERGY_VARIANCE) * rng.standard_normal((2, 20))
             ones: Any = jax.tree.map(lambda x: np.ones(2), positions)
-            seen = np.stack(followed, axis=1), np.zeros((2, 20)), positions, ones, np.zeros(0)
+            seen = np.stack(followed, axis=1), np.zeros((2, 20)), positions, ones, np.zeros(0), np.zeros((2, 0))
             assert search.take(blocks.Block(energy, np.array(True), *seen))
         return float(search.tuning().L) / np.sqrt(401)
 
@@ -258,7 +258,14 @@ def test_chains_run_with_no_step_that_was_not_stable(steps: int, growth: float, 
             step = float(search.tuning().step_size) / np.sqrt(401)
             size = step**3 if step < limit else unstable
             energy = size * np.sqrt(401 * tuning.ENERGY_VARIANCE) * rng.standard_normal((2, 20))
-            seen = rng.standard_normal((2, 20, 9)), np.zeros((2, 20)), positions, ones, np.zeros((2, 20, 3))
+            seen = (
+                rng.standard_normal((2, 20, 9)),
+                np.zeros((2, 20)),
+                positions,
+                ones,
+                np.zeros((2, 20, 3)),
+                np.zeros((2, 0)),
+            )
             fine = search.take(blocks.Block(energy, np.array(True), *seen))
             undone += not fine
             assert fine == (step < limit) or (fine and unstable < 10)

@@ -28,7 +28,8 @@ class Block(NamedTuple):
       shift: what steps of length 1 add to the log density (`isokinetic.density_shift`), after each step.
       mean: of the position.
       square: mean square of each leaf of the position.
-      observed: what an observer has seen of each state.
+      observed: numbers that an observer has seen of each state.
+      informed: mean of the fields that it has seen.
     """
 
     energy_change: Array
@@ -38,9 +39,10 @@ class Block(NamedTuple):
     mean: Any
     square: Any
     observed: Array
+    informed: Array
 
 
-Observe = Callable[[Any, Any], Array]
+Observe = Callable[[Any, Any], tuple[Array, Array]]
 
 
 def run_block(
@@ -55,26 +57,30 @@ def run_block(
 ) -> tuple[IntegratorState, Block]:
     """A block of transitions of one chain, one for each of the fractions, which all chains share.
 
-    The observer is a function of position and slope of the log density.
+    The observer is a function of position and slope of the log density: numbers to keep, and a field to average.
     """
     steps = fractions.shape[0]
     step = partial(transition, logdensity=logdensity, method=method, tuning=tuning)
 
-    def once(carry: tuple[IntegratorState, Any, Any], inputs: tuple[Array, Array]) -> Any:
-        state, mean, square = carry
+    def look(position: Any, slope: Any) -> tuple[Array, Array]:
+        return observe(position, slope) if observe else (jnp.zeros(0), jnp.zeros(0))
+
+    def once(carry: tuple[IntegratorState, Any, Any, Array], inputs: tuple[Array, Array]) -> Any:
+        state, mean, square, informed = carry
         state, info = step(inputs[0], state, fraction=inputs[1])
         mean = jax.tree.map(lambda m, x: m + x / steps, mean, state.position)
         square = jax.tree.map(lambda s, x: s + jnp.mean(x**2) / steps, square, state.position)
-        seen = observe(state.position, state.logdensity_grad) if observe else jnp.zeros(0)
+        seen, field = look(state.position, state.logdensity_grad)
         followed = trees.projections(state.position, _PROJECTIONS)
         shift = density_shift(state, jnp.ones_like(state.logdensity), tuning.inverse_mass_matrix)
-        return (state, mean, square), (info.energy_change, info.nonans, followed, shift, seen)
+        return (state, mean, square, informed + field / steps), (info.energy_change, info.nonans, followed, shift, seen)
 
     zeros = jax.tree.map(jnp.zeros_like, state.position)
-    begin = state, zeros, jax.tree.map(jnp.mean, zeros)
-    (state, mean, square), each = jax.lax.scan(once, begin, (jax.random.split(key, steps), fractions))
+    informed = jax.eval_shape(look, state.position, state.logdensity_grad)[1]
+    begin = state, zeros, jax.tree.map(jnp.mean, zeros), jnp.zeros(informed.shape, informed.dtype)
+    (state, mean, square, informed), each = jax.lax.scan(once, begin, (jax.random.split(key, steps), fractions))
     energy_change, nonans, followed, shift, seen = each
-    return state, Block(energy_change, nonans, followed, shift, mean, square, seen)
+    return state, Block(energy_change, nonans, followed, shift, mean, square, seen, informed)
 
 
 def run_blocks(

@@ -10,6 +10,10 @@ where it should be, and its step is not tried again until masses change. A block
 target, and in the last two stages of MCLMC, when chains should be in equilibrium, at ten times. Chains run with no
 larger step than one with which a block was stable.
 
+Of millions of dimensions a few hundred that are unstable don't show in the energy error. Where positions are adapted to
+a posterior of which linear theory says nothing, modes that are scaled together differ: no step is longer than half of
+the root of the dimensions there, with which directions of a curvature of 25 are stable.
+
 The energy error of all dimensions says nothing of what steps of MCLMC do to a parameter on which the widths of many of
 them depend (`isokinetic.density_shift`). It is estimated from the last two stages, and the step made as short as it
 takes for no parameter to be shifted, as far as these show, by more than a tenth of its standard deviation.
@@ -38,10 +42,11 @@ import numpy as np
 from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist.infer.diagnostics import ess_mean, step_bias
+from pmwd_dist.infer.diagnostics import rhat, step_bias
 from pmwd_dist.infer.samplers.blocks import Block
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState
 from pmwd_dist.infer.samplers.methods import Method, Tuning, trajectory_length
+from pmwd_dist.infer.samplers.stage import Stage
 
 ENERGY_VARIANCE = 5e-4  # of a step of MCLMC, per dimension
 STEP_BIAS = 0.1  # of a parameter by finite steps of MCLMC, in standard deviations
@@ -52,7 +57,10 @@ _STAGES = (0.3, 0.25, 0.15, 0.15, 0.15)  # shares of the steps
 _WEIGH = (0, 1)  # stages after which masses change
 _FOLLOW = 3  # the stage that finds L
 _FIRST_STEP = 0.05  # of the root of the dimensions
+_LONGEST_STEP = 0.5  # of the root of the dimensions, where modes of a field may differ much
+_APART = 1.3  # R-hat of a parameter of chains that are not yet together, and show no bias
 _FEWEST_DRAWS = 40  # of each chain, for an estimate of a bias
+_SHORTEST_STEP = 0.2  # of a stable one, for a bias: more is asked for by chains that are still far from where they go
 _LARGEST_CHANGE = math.log(2)  # of the step size from one block to the next
 _UNSTABLE = 100.0  # times the target
 _UNSTABLE_LATE = 10.0  # that of MCLMC once it should be in equilibrium, from `_FOLLOW` on
@@ -122,6 +130,7 @@ class Search:
       energy_variance: target of the energy error of a step of MCLMC, per dimension.
       most_bias: shift of a parameter by finite steps of MCLMC that is allowed, in standard deviations.
       adapts: whether positions are adapted instead of masses.
+      uneven: whether modes that are scaled together may differ much.
 
     Raises:
       ValueError: fewer than 40 steps, or a target that is not positive.
@@ -136,6 +145,7 @@ class Search:
         energy_variance: float = ENERGY_VARIANCE,
         most_bias: float = STEP_BIAS,
         adapts: bool = False,
+        uneven: bool = False,
     ):
         if not 0 < energy_variance < math.inf:
             remedy = f"use {ENERGY_VARIANCE:g}, or less where the error differs along a chain"
@@ -156,27 +166,24 @@ class Search:
         self._held = numbers & ~numbers.all()  # those that stay where they are at first
         self._variance = np.where(self._held, 0.0, 1.0)
         self._L = math.sqrt(self._dimensions)
-        self._step_size, self._largest = _FIRST_STEP * self._L, math.inf
+        self._longest = _LONGEST_STEP * self._L if uneven else math.inf
+        self._step_size, self._largest = _FIRST_STEP * self._L, self._longest
         self._stable = 0.0  # the largest step of a block that was
         self._shifts: list[np.ndarray] = []  # of the last two stages: parameters, and what a step of length 1 adds
         self.count = self._stage = 0  # blocks, and stages, that are over
         self._begin_stage()
 
     def _begin_stage(self) -> None:
-        self._first, self._wanted = self.count, list[float]()
-        self._followed: list[np.ndarray] = []
-        self._averaged, self._square, self._observed = 0, np.zeros(len(self._shapes)), []
-        self._mean = [np.zeros(shape) for shape in self._shapes]
+        self._first, self._wanted, self._shown = self.count, list[float](), Stage(self._shapes)
 
     @property
     def free(self) -> bool:
         """Whether parameters move."""
         return not self._held.any()
 
-    def observed(self) -> tuple[np.ndarray, Any]:
-        """What was seen of the states in the last half of a stage, (chains, steps, n), and mean positions there."""
-        means = [mean / max(self._averaged, 1) for mean in self._mean]
-        return np.concatenate(self._observed, axis=1), jax.tree.unflatten(self._structure, means)
+    def observed(self) -> tuple[np.ndarray, np.ndarray]:
+        """What an observer saw in the last half of a stage: numbers (chains, steps, n), and each chain's mean field."""
+        return self._shown.seen()
 
     def adapted(self) -> None:
         """Positions are other ones from here on."""
@@ -223,7 +230,7 @@ class Search:
                 numbers = np.asarray(block.followed, float)[..., -self._numbers :]
                 self._shifts.append(np.concatenate([numbers, np.asarray(block.shift, float)[..., None]], axis=-1))
             if follows:
-                self._followed.append(np.asarray(block.followed))
+                self._shown.followed.append(np.asarray(block.followed))
             else:
                 self._adapt(math.log(target / max(variance, 1e-300)) / (4 if adjusted else 6))
         self.count += 1
@@ -235,11 +242,7 @@ class Search:
         """Moments of positions over the last half of a stage."""
         if 2 * (self.count - self._first) < self._counts[self._stage] - 1:
             return
-        self._averaged += 1
-        if self._adapts:
-            self._observed.append(np.asarray(block.observed))
-        self._mean = [total + mean for total, mean in zip(self._mean, jax.tree.leaves(block.mean), strict=True)]
-        self._square += [float(np.mean(x)) for x in jax.tree.leaves(block.square)]
+        self._shown.average(block, observe=self._adapts)
 
     def _adapt(self, change: float) -> None:
         """Bring the step size nearer to the target; the last half of a stage decides together."""
@@ -250,12 +253,12 @@ class Search:
         self._step_size = min(math.exp(float(np.mean(settled)) if near else self._wanted[-1]), self._largest)
 
     def _end_stage(self) -> None:
-        if self._stage in _WEIGH and not (self._adapts and self._observed):
+        if self._stage in _WEIGH and not (self._adapts and self._shown.observed):
             self._weigh()
-        if self._followed:
+        if self._shown.followed:
             self._L = self._decorrelation()
         if self._shifts:
-            self._largest = min(self._largest, self._unbiased())
+            self._largest = min(self._largest, max(self._unbiased(), _SHORTEST_STEP * self._stable))
             self._step_size = min(self._step_size, self._largest)
         self._stage += 1
         if self._stage == 1:
@@ -270,16 +273,13 @@ class Search:
             self._stable = 0.0
             # Errors add up along a trajectory; and steps of HMC are times, of half as many gradients.
             self._step_size *= 0.25 / math.sqrt(self._dimensions) if self._wanted_method == "hmc" else 0.5
-        self.due = self._adapts and self._stage <= _FOLLOW and bool(self._observed)
+        self.due = self._adapts and self._stage <= _FOLLOW and bool(self._shown.observed)
         if not self.due:
             self._begin_stage()
 
     def _decorrelation(self) -> float:
         """L for what is slowest: the field on average, or a parameter."""
-        followed = np.concatenate(self._followed, axis=1).astype(float)
-        times = np.mean([[x.size / ess_mean(x[None]) for x in chain.T] for chain in followed], axis=0)
-        fields, numbers = np.split(times, [len(times) - self._numbers])
-        slowest = max([float(np.mean(x)) for x in (fields,) if x.size] + [float(x) for x in numbers])
+        slowest = self._shown.slowest(self._numbers)
         shortest, longest = (roots * math.sqrt(self._dimensions) for roots in (_SHORTEST_L, _LONGEST_L))
         return min(max(_DECORRELATION * slowest * self._step_size, shortest), longest)
 
@@ -290,7 +290,7 @@ class Search:
         """
         seen = np.concatenate(self._shifts, axis=1)
         numbers, shift = seen[..., :-1], seen[..., -1]
-        if shift.shape[1] < _FEWEST_DRAWS:
+        if shift.shape[1] < _FEWEST_DRAWS or max(map(rhat, np.moveaxis(numbers, -1, 0))) > _APART:
             return math.inf
         covariance = np.atleast_2d(np.cov(numbers.reshape(-1, self._numbers).T))
         root = np.linalg.cholesky(covariance + (1e-9 * np.trace(covariance) + 1e-300) * np.eye(self._numbers))
@@ -300,37 +300,27 @@ class Search:
 
     def _weigh(self) -> None:
         """Masses from the variances within chains; the step goes with their mean."""
-        variance = np.ones(len(self._shapes))
-        if self._averaged and not self._adapts:
-            means = np.array([np.mean((mean / self._averaged) ** 2) for mean in self._mean])
-            variance = np.maximum(self._square / self._averaged - means, 1e-6)
+        variance = np.ones(len(self._shapes)) if self._adapts else self._shown.variances()
         variance[self._held] = 1.0
         self._held = np.zeros_like(self._held)
         ratio = np.average(self._variance, weights=self._sizes) / np.average(variance, weights=self._sizes)
         self._step_size *= math.sqrt(ratio)
-        self._variance, self._largest, self._stable = variance, math.inf, 0.0
+        self._variance, self._largest, self._stable = variance, self._longest, 0.0
 
     def pack(self) -> dict[str, np.ndarray]:
         """All of it as arrays, by name, for a file."""
-        numbers = {"count": self.count, "stage": self._stage, "first": self._first, "averaged": self._averaged}
+        numbers = {"count": self.count, "stage": self._stage, "first": self._first}
         lengths = {"L": self._L, "step_size": self._step_size, "largest": self._largest, "stable": self._stable}
-        lists = {"held": self._held, "variance": self._variance, "square": self._square, "wanted": self._wanted}
-        means = {f"mean/{i}": mean for i, mean in enumerate(self._mean)}
-        followed = {f"followed/{i:05d}": x for i, x in enumerate(self._followed)}
-        observed = {f"observed/{i:05d}": x for i, x in enumerate(self._observed)}
+        lists = {"held": self._held, "variance": self._variance, "wanted": self._wanted}
         shifts = {f"shifts/{i:05d}": x for i, x in enumerate(self._shifts)}
-        every = numbers | lengths | lists | means | followed | observed | shifts
-        return {name: np.asarray(x) for name, x in every.items()}
+        return {name: np.asarray(x) for name, x in (numbers | lengths | lists | shifts).items()} | self._shown.pack()
 
     def unpack(self, arrays: dict[str, np.ndarray]) -> None:
         """Go on from what was packed, by a search with the same arguments."""
-        self.count, self._stage = int(arrays["count"]), int(arrays["stage"])
-        self._first, self._averaged = int(arrays["first"]), int(arrays["averaged"])
+        self.count, self._stage, self._first = (int(arrays[name]) for name in ("count", "stage", "first"))
         self._L, self._step_size = float(arrays["L"]), float(arrays["step_size"])
         self._largest, self._stable = float(arrays["largest"]), float(arrays["stable"])
-        self._held, self._variance, self._square = arrays["held"], arrays["variance"], arrays["square"]
+        self._held, self._variance = arrays["held"], arrays["variance"]
         self._wanted = [float(x) for x in arrays["wanted"]]
-        self._mean = [arrays[f"mean/{i}"] for i in range(len(self._shapes))]
-        self._followed = [arrays[name] for name in sorted(arrays) if name.startswith("followed/")]
-        self._observed = [arrays[name] for name in sorted(arrays) if name.startswith("observed/")]
         self._shifts = [arrays[name] for name in sorted(arrays) if name.startswith("shifts/")]
+        self._shown.unpack(arrays)
