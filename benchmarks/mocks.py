@@ -19,6 +19,7 @@ from pmwd_dist.infer.adaptation import Adaptation
 from pmwd_dist.infer.adapting import changes_of_curvature
 from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.infer.samplers.blocks import run_blocks
+from pmwd_dist.infer.samplers.stiffness import largest_curvature
 from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE, Search, block_length
 
 TRUTH = {"sigma8": 0.8159, "Omega_m": 0.3075, "b1": 0.8}
@@ -169,11 +170,16 @@ class Mocks:
             one = _of(old, i)
             if search.due:
                 one = adapting.adapt(one, *search.observed(), modes, changes[i] if search.free else None)
-                search.adapted()
             new.append(one)
         adapted = jax.tree.map(lambda *x: jnp.asarray(np.stack([np.asarray(y) for y in x])), *new)
         self.states = _moved(keys, self.states, self.data, self.adaptation, adapted, self.posterior)
         self.adaptation = adapted
+        curvatures = np.zeros(self.count)
+        if adapted.mean is not None:
+            curvatures = np.asarray(_curvatures(self.states.position, (self.data, adapted), self.posterior))
+        for search, curvature in zip(self.searches, curvatures, strict=True):
+            if search.due:
+                search.adapted(float(curvature))
 
     def _run(self, method: Any) -> Any:
         tunings = jax.tree.map(lambda *x: np.stack(x), *[search.tuning() for search in self.searches])
@@ -242,6 +248,17 @@ def _moved(keys: Any, states: Any, data: Any, old: Any, new: Any, posterior: inf
 def _changes(keys: Any, positions: Any, given: Any, posterior: infer.Posterior) -> Any:
     """Changes of the curvature of each mock's noise with its parameters."""
     return jax.vmap(lambda k, z, x: changes_of_curvature(k, _given(posterior, *x), z))(keys, positions, given)
+
+
+@eqx.filter_jit
+def _curvatures(positions: Any, given: Any, posterior: infer.Posterior) -> Any:
+    """The largest curvature that the chains of each mock meet."""
+
+    def one(positions: Any, given: Any) -> Any:
+        logdensity = _given(posterior, *given).logdensity
+        return jnp.max(jax.vmap(lambda z: largest_curvature(logdensity, z))(positions))
+
+    return jax.vmap(one)(positions, given)
 
 
 @eqx.filter_jit

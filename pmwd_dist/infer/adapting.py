@@ -99,10 +99,11 @@ def changes_of_curvature(
 ) -> Float[Array, "p bands"]:
     """Changes of the logarithm of each band's curvature with each parameter in linear theory's scales.
 
+    None are looked for where that knows how widths change.
+
     The mean square of slopes of the log density of mocks is the curvature that data give modes on average (Fisher
     1925). Mocks with the same random numbers at parameters to both sides of those of a position differ by little but
-    that; of chains, the means are compared. The curvature of the prior is added, and modes are counted in linear
-    theory's widths. Nothing where a simulation fails.
+    that; of chains, the means are compared. The curvature of the prior is added. Nothing where a simulation fails.
 
     Args:
       key: of jax.random.
@@ -121,8 +122,7 @@ def changes_of_curvature(
         data = likelihood.draw(key, field, parameters, config)
         slope = jax.grad(lambda field: likelihood.logdensity(data, field, parameters, config))(field)
         modes = prfft3d(back(slope)[0], config.decomposition, norm="ortho")
-        width = preconditioner.width(parameters, config)
-        square = preconditioner.sums(width**2 * (1 + modes.real**2 + modes.imag**2), config)
+        square = preconditioner.sums(1 + modes.real**2 + modes.imag**2, config)
         return jnp.where(fine, square / counts, jnp.nan)
 
     def logarithm(away: Array) -> Array:
@@ -131,8 +131,8 @@ def changes_of_curvature(
         return jnp.log(jnp.maximum(jnp.mean(each, axis=0), 1e-30))
 
     unit = jnp.eye(len(positions["parameters"]))
-    if not len(unit):
-        return jnp.zeros((0, preconditioner.bands))
+    if preconditioner.linear or not len(unit):
+        return jnp.zeros((len(unit), preconditioner.bands))
     steps = jnp.concatenate([-_STEP * unit, _STEP * unit])
     before, after = jnp.split(jax.lax.map(logarithm, steps), 2)
     changes = (after - before) / (2 * _STEP)

@@ -91,12 +91,6 @@ class Preconditioner(eqx.Module):
         counts = mode_counts(config, float)
         return band_sums(x * counts, bands(config, self.along), self.bands)
 
-    def width(self, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
-        """Standard deviation of the modes of the noise in linear theory, where that knows it, else 1."""
-        if not self.linear:
-            return jnp.ones(())
-        return jnp.sqrt(wiener(self.forward, self.likelihood, parameters, config)[0])
-
     def away(self, parameters: Mapping[str, Array], by: Array) -> dict[str, Array]:
         """Parameters of a position, moved in linear theory's scales."""
         if self.adaptation is not None:

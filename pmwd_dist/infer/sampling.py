@@ -24,6 +24,7 @@ from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.infer.samplers.blocks import Block, run_blocks
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState
 from pmwd_dist.infer.samplers.methods import Method, Tuning, check_method, density_shift, transition
+from pmwd_dist.infer.samplers.stiffness import largest_curvature
 from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE, STEP_BIAS, Search, block_length, tune
 from pmwd_dist.infer.state import (
     Moments,
@@ -126,10 +127,8 @@ def _search(
     energy_variance: float,
     most_bias: float,
 ) -> Search:
-    old = adaptation.start(posterior)
-    targets: dict[str, Any] = {"energy_variance": energy_variance, "most_bias": most_bias}
-    targets |= {"adapts": old is not None, "uneven": old is not None and old.mean is not None}
-    return Search(positions, steps=steps, method=method, **targets)
+    targets = {"energy_variance": energy_variance, "most_bias": most_bias}
+    return Search(positions, steps=steps, method=method, adapts=adaptation.start(posterior) is not None, **targets)
 
 
 def _white_noise(run: Run, posterior: Posterior, axis: str | None) -> Arrays:
@@ -234,7 +233,7 @@ def _tuned(
         failures.add(search.stage, np.asarray(block.nonans))
         return placed(states, run.states), block  # where they were: with another sharding it would compile again
 
-    def adapt(states: IntegratorState, search: Search) -> IntegratorState:
+    def adapt(states: IntegratorState, search: Search) -> tuple[IntegratorState, float]:
         nonlocal run
         old = run.adaptation
         assert old is not None
@@ -247,7 +246,10 @@ def _tuned(
         positions = _moved(states.position, posterior.adapted(old), posterior.adapted(new), axis)
         states = _begin(turn, placed(positions, states.position), posterior.adapted(new), axis).states
         run = run._replace(adaptation=new)
-        return placed(states, run.states)
+        states = placed(states, run.states)
+        if new.mean is None:  # linear theory has brought all modes to one scale but for what bands show
+            return states, 0.0
+        return states, float(np.max(_largest_curvature(states.position, posterior.adapted(new), axis)))
 
     def write(search: Search, states: IntegratorState) -> None:
         begun = {f"search/{name}": x for name, x in search.pack().items()} | failures.pack()
@@ -273,6 +275,12 @@ def _tuned(
 def _moved(positions: Position, old: Posterior, new: Posterior, axis: str | None) -> Position:
     """The positions of another adaptation."""
     return jax.vmap(lambda z: old.moved(z, new), spmd_axis_name=axis)(positions)
+
+
+@eqx.filter_jit
+def _largest_curvature(positions: Position, posterior: Posterior, axis: str | None) -> Array:
+    """Of the log density where each chain is."""
+    return jax.vmap(partial(largest_curvature, posterior.logdensity), spmd_axis_name=axis)(positions)
 
 
 @eqx.filter_jit

@@ -17,7 +17,7 @@ from benchmarks.calibration import ranks, uniformity
 from benchmarks.mocks import Mocks
 from pmwd_dist import infer
 from pmwd_dist.infer import sampling
-from pmwd_dist.infer.adaptation import BANDS, CLASSES, STIFFEST, Adaptation, bands, mode_counts
+from pmwd_dist.infer.adaptation import BANDS, CLASSES, STIFFEST, Adaptation
 from pmwd_dist.infer.adapting import Seen, adapt, changes_of_curvature, mode_numbers
 from pmwd_dist.infer.chains import ChainFolder
 from pmwd_dist.infer.forward import wavevectors
@@ -192,26 +192,22 @@ def test_divided_fields_are_adapted_alike_and_not_gathered(kind: Any) -> None:
 
 @pytest.mark.parametrize("pdims", [(1, 1), (2, 2)])
 def test_curvature_follows_the_parameters_as_mocks_show(pdims: tuple[int, int]) -> None:
-    """Of data b1 x + sd n modes have the curvature 1 + (b1 / sd)^2, in widths that are claimed in linear theory."""
-    for kind in (Misjudged, Silent):
-        posterior = posterior_of(pdims, "adapted", kind)
-        start = posterior.initial(jax.random.key(1), b1=1.5, sd=0.6)
-        positions = jax.tree.map(lambda x: jnp.stack([x] * 3), start)
-        changes = np.asarray(changes_of_curvature(jax.random.key(0), posterior, positions))
-        unit, expected = np.eye(2), np.zeros((2, BANDS))
-        for i in range(2):
-            moved = [posterior.preconditioner.away(start["parameters"], sign * 0.5 * unit[i]) for sign in (-1, 1)]
-            each = [posterior.parameters(start | {"parameters": x}) for x in moved]
-            bands_of = np.asarray(bands(posterior.model.config)), np.asarray(mode_counts(posterior.model.config, float))
-            logs = []
-            for x in each:
-                width = np.broadcast_to(posterior.preconditioner.width(x, posterior.model.config), bands_of[0].shape)
-                square = np.bincount(bands_of[0].ravel(), (bands_of[1] * width**2).ravel(), minlength=BANDS)
-                logs.append(np.log(np.maximum(square * (1 + float(x["b1"] / x["sd"]) ** 2), 1e-30)))
-            expected[i] = logs[1] - logs[0]
-        counts = band_counts()
-        np.testing.assert_allclose(changes[:, counts > 20], expected[:, counts > 20], atol=0.1)
-        assert np.abs(expected).max() > 0.3
+    """Of data b1 x + sd n modes have the curvature 1 + (b1 / sd)^2; linear theory knows how its widths change."""
+    posterior = posterior_of(pdims, "adapted", Silent)
+    start = posterior.initial(jax.random.key(1), b1=1.5, sd=0.6)
+    positions = jax.tree.map(lambda x: jnp.stack([x] * 3), start)
+    changes = np.asarray(changes_of_curvature(jax.random.key(0), posterior, positions))
+    expected = np.zeros(2)
+    for i, step in enumerate(np.eye(2)):
+        moved = [posterior.preconditioner.away(start["parameters"], sign * 0.5 * step) for sign in (-1, 1)]
+        each = [posterior.parameters(start | {"parameters": x}) for x in moved]
+        logarithms = [np.log(1 + float(x["b1"] / x["sd"]) ** 2) for x in each]
+        expected[i] = logarithms[1] - logarithms[0]
+    seen = band_counts() > 20
+    np.testing.assert_allclose(changes[:, seen], expected[:, None] * np.ones(seen.sum()), atol=0.1)
+    assert np.abs(expected).max() > 0.3
+    known = posterior_of(pdims, "adapted", Misjudged)
+    assert not np.any(np.asarray(changes_of_curvature(jax.random.key(0), known, positions)))
 
 
 def test_slopes_show_what_follows_the_parameters_and_how() -> None:
@@ -321,7 +317,7 @@ def test_modes_seen_in_projection_follow_an_amplitude_and_leave_it_unbiased(tmp_
     assert draws.std() == pytest.approx(sd, rel=0.1)
     shift, error = infer.step_bias(draws, chain.density_shift)
     assert abs(shift) < 0.02 + 3 * error
-    assert error < 0.01
+    assert error < 0.02
 
 
 def test_mocks_are_adapted_one_by_one_to_posteriors_that_stay_calibrated() -> None:

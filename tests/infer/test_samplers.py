@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from functools import partial
 from typing import Any
@@ -24,6 +25,7 @@ from pmwd_dist import infer
 from pmwd_dist.infer import trees
 from pmwd_dist.infer.samplers import blocks, hmc, mclmc, methods, tuning
 from pmwd_dist.infer.samplers.isokinetic import langevin_step
+from pmwd_dist.infer.samplers.stiffness import LARGEST_PHASE, largest_curvature
 
 VARIANCE = np.linspace(0.5, 2, 12).reshape(2, 3, 2)
 
@@ -270,10 +272,45 @@ def test_chains_run_with_no_step_that_was_not_stable(steps: int, growth: float, 
             undone += not fine
             assert fine == (step < limit) or (fine and unstable < 10)
             if search.due:
-                search.adapted()
+                search.adapted(1e-9)
                 limit *= growth
         assert float(search.tuning().step_size) / np.sqrt(401) < limit
         assert undone
+
+
+def test_the_stiffest_direction_bounds_the_step() -> None:
+    """In 4000 dimensions one direction of a curvature of 60 does not show in the energy error before it is unstable."""
+    axis = jax.random.normal(jax.random.key(1), (4000,))
+    axis = axis / jnp.linalg.norm(axis)
+
+    def logdensity(x: Any) -> Any:
+        return -0.5 * jnp.sum(x["noise"] ** 2) - 0.5 * 59 * jnp.dot(axis, x["noise"]) ** 2
+
+    position = {"noise": jax.random.normal(jax.random.key(2), (4000,))}
+    curvature = float(jax.jit(partial(largest_curvature, logdensity))(position))
+    assert curvature == pytest.approx(60, rel=1e-3)
+    root = math.sqrt(4000)
+
+    @jax.jit
+    def along(size: Any) -> Any:
+        """Mean square along the stiffest direction, times its curvature."""
+        start = mclmc.init(jax.random.key(3), {"noise": position["noise"] * (1 - 0.9 * axis)}, logdensity)
+
+        def once(state: Any, key: Any) -> Any:
+            state, info = mclmc.step(key, state, logdensity, L=4 * root, step_size=size)
+            return state, (60 * jnp.dot(axis, state.position["noise"]) ** 2, info.energy_change)
+
+        return jax.lax.scan(once, start, jax.random.split(jax.random.key(4), 600))[1]
+
+    heat, energy = along(LARGEST_PHASE * root / math.sqrt(curvature))
+    assert np.mean(heat) < 2
+    assert np.var(energy) / 4000 < 5e-4
+    heat, _ = along(3.0 * root / math.sqrt(curvature))
+    assert np.mean(heat[300:]) > 10
+    search = tuning.Search(jax.tree.map(lambda x: x[None], position), steps=200, adapts=True)
+    search.adapted(curvature)
+    assert float(search.tuning().step_size) <= LARGEST_PHASE * root / math.sqrt(curvature)
+    assert float(search.pack()["longest"]) == pytest.approx(LARGEST_PHASE * root / math.sqrt(curvature))
 
 
 @pytest.mark.parametrize("heavier", [1.0, 4.0])
@@ -330,7 +367,7 @@ def test_tuning_takes_steps_that_shift_no_parameter_by_more_than_is_allowed() ->
         states = jax.jit(jax.vmap(start))(jax.random.split(jax.random.key(6), 4))
         options = {"energy_variance": 1e-4, "most_bias": most_bias, "adapts": True}
         search = tuning.Search(states.position, steps=3000, **options)
-        adapt = lambda states, search: states  # noqa: E731
+        adapt = lambda states, search: (states, 0.0)  # noqa: E731
         states, parameters = tuning.tune(jax.random.key(7), states, run, search, adapt=adapt)
         again = tuning.Search(states.position, steps=3000, **options)
         again.unpack(search.pack())
