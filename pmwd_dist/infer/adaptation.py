@@ -11,9 +11,8 @@ What small scales change is found from slopes g along a chain, since E[g g^T] = 
   regression of the slope of u on those sums, which leaves the least curvature along u.
 - Without linear theory the scale of a band changes with the parameters, too, as exp(s (u - centre)), which adds s times
   v to the slope along u, v being the number of modes plus the sum of slopes times positions. If modes were independent,
-  the s that leave the least curvature would keep that of each band, c, which has the slope dc / du: s = -dc / du / (2c).
-  Data that see projections make them dependent; the s are that times one share for each parameter, by the same
-  regression.
+  the s that leave the least curvature would keep that of each band, c, which has the slope c': s = -c' / (2 c). Data
+  that see projections make them dependent; the s are that times one share for each parameter, by the same regression.
 - Steps of a finite length give parameters a volume by the sum of the curvatures of all modes
   (`isokinetic.density_shift`), which shifts them. One more s, the same for all bands, keeps that sum constant. It is
   small, since it is of all modes.
