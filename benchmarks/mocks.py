@@ -164,12 +164,15 @@ class Mocks:
         """Bring the positions of all mocks for which it is due to what their own chains have shown."""
         old, new = jax.tree.map(np.asarray, self.adaptation), list[Adaptation]()
         keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(self.keys[1], 10**6 + self.blocks)
-        changes = np.asarray(_changes(keys, self.states.position, (self.data, self.adaptation), self.posterior))
+        changes: Any = [None] * self.count
+        if self.searches[0].free:  # all at once
+            others = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, 1)
+            changes = np.asarray(_changes(others, self.states.position, (self.data, self.adaptation), self.posterior))
         modes = adapting.mode_numbers(self.posterior)
         for i, search in enumerate(self.searches):
             one = _of(old, i)
             if search.due:
-                one = adapting.adapt(one, *search.observed(), modes, changes[i] if search.free else None)
+                one = adapting.adapt(one, *search.observed(), modes, changes[i])
             new.append(one)
         adapted = jax.tree.map(lambda *x: jnp.asarray(np.stack([np.asarray(y) for y in x])), *new)
         self.states = _moved(keys, self.states, self.data, self.adaptation, adapted, self.posterior)
@@ -256,7 +259,8 @@ def _curvatures(positions: Any, given: Any, posterior: infer.Posterior) -> Any:
 
     def one(positions: Any, given: Any) -> Any:
         logdensity = _given(posterior, *given).logdensity
-        return jnp.max(jax.vmap(lambda z: largest_curvature(logdensity, z))(positions))
+        each = jax.vmap(lambda z: largest_curvature(logdensity, z))(positions)
+        return jnp.max(jnp.where(jnp.isfinite(each), each, 0))
 
     return jax.vmap(one)(positions, given)
 

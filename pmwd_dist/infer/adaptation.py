@@ -20,7 +20,8 @@ What small scales change is found from slopes g along a chain, since E[g g^T] = 
 
 Without linear theory there is no Wiener mean. Modes then follow the parameters by shares of what data say of the noise,
 the mean along the chains of x + d log p / dx, x being the noise: that is the mean of x itself (Stein 1981), but for
-modes of which data say nothing it is zero, without any noise of the draws.
+modes of which data say nothing it is zero, without any noise of the draws. That mean changes as exp(t (u - centre)):
+for an amplitude, which has it go as 1 / u, this is nearer than a line.
 
 All of it is linear in position at given parameters, with a volume that only these change: the posterior stays exact.
 """
@@ -50,7 +51,7 @@ class Adaptation(eqx.Module):
     Args:
       scale: of the modes of each band.
       stretch: change of the logarithm of that with each parameter of the position.
-      shift: change of the mean of each band with each parameter of the position.
+      shift: change of the mean of each band with each parameter of the position, or of its logarithm if it has a mean.
       centre: parameters where there are no such changes.
       factor: parameters in linear theory's scales, per parameter of the position.
       mean: of the noise, where linear theory says nothing of it.
@@ -71,7 +72,8 @@ class Adaptation(eqx.Module):
 
     def gain(self, parameters: Float[Array, " p"]) -> Float[Array, " bands"]:
         """Factor of the mean of each band."""
-        return 1 + jnp.sum(self.shift * (parameters - self.centre)[:, None], axis=0)
+        change = jnp.sum(self.shift * (parameters - self.centre)[:, None], axis=0)
+        return 1 + change if self.mean is None else jnp.exp(change)
 
     def stretched(self, parameters: Float[Array, " p"]) -> Float[Array, " bands"]:
         """Logarithm of what the scale of each band is multiplied by."""

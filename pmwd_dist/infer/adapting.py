@@ -58,7 +58,10 @@ def adapt(old: Adaptation, observed: np.ndarray, mean: Any, modes: Any, changes:
     """
     factor, shift, stretch = (np.array(x, float) for x in (old.factor, old.shift, old.stretch))
     seen = Seen.unpacked(observed, len(factor))
-    squares, old_scale = seen.squares.mean(axis=(0, 1)) / np.maximum(modes, 1), np.asarray(old.scale, float)
+    centre = seen.parameters.mean(axis=(0, 1))
+    away = centre - np.asarray(old.centre, float)
+    squares = seen.squares.mean(axis=(0, 1)) / np.maximum(modes, 1)
+    old_scale = np.asarray(old.scale, float) * np.exp(away @ stretch)
     scale = np.where(squares > 0, _widths(np.where(squares > 0, squares, 1) / old_scale**2), 1)
     # About the mean of each chain, so that one that still drifts does not seem to be stiff.
     slopes = _about_mean(np.linalg.solve(factor.T, seen.slopes[..., None])[..., 0])
@@ -72,15 +75,16 @@ def adapt(old: Adaptation, observed: np.ndarray, mean: Any, modes: Any, changes:
             shift[i] += np.tile(by[:-1], len(scale) // BANDS)
             stretch[i] += by[-1] * along
         weight = modes * squares * (scale / old_scale) ** 2
-        stretch -= 0.5 * ((changes + 2 * stretch) @ weight / np.sum(weight))[:, None]
+        even = -0.5 * ((changes + 2 * stretch) @ weight / np.sum(weight))
+        stretch += even[:, None]
+        slopes += _about_mean(seen.spreads.sum(axis=-1))[..., None] * even
     slopes = slopes.reshape(math.prod(slopes.shape[:2]), slopes.shape[-1])  # of no parameters, too
     # Along parameters that the field doesn't see as linear theory does there is at least its curvature, 1.
     curvature, axes = np.linalg.eigh(slopes.T @ slopes / len(slopes) + np.eye(slopes.shape[-1]))
-    centre = seen.parameters.mean(axis=(0, 1))
     arrays = [scale, stretch, shift, centre, axes * _widths(curvature)]
     arrays += [] if old.mean is None else [np.mean(mean, axis=0)]
     leaves, structure = jax.tree.flatten(old)
-    return jax.tree.unflatten(structure, [jnp.asarray(x, y.dtype) for x, y in zip(arrays, leaves, strict=True)])
+    return jax.tree.unflatten(structure, [np.asarray(x, y.dtype) for x, y in zip(arrays, leaves, strict=True)])
 
 
 @eqx.filter_jit
@@ -99,7 +103,7 @@ def changes_of_curvature(
 ) -> Float[Array, "p bands"]:
     """Changes of the logarithm of each band's curvature with each parameter in linear theory's scales.
 
-    None are looked for where that knows how widths change.
+    They are zero where linear theory gives the widths, which follow the parameters there.
 
     The mean square of slopes of the log density of mocks is the curvature that data give modes on average (Fisher
     1925). Mocks with the same random numbers at parameters to both sides of those of a position differ by little but
@@ -132,7 +136,7 @@ def changes_of_curvature(
 
     unit = jnp.eye(len(positions["parameters"]))
     if preconditioner.linear or not len(unit):
-        return jnp.zeros((len(unit), preconditioner.bands))
+        return jnp.zeros((len(unit), preconditioner.band_count))
     steps = jnp.concatenate([-_STEP * unit, _STEP * unit])
     before, after = jnp.split(jax.lax.map(logarithm, steps), 2)
     changes = (after - before) / (2 * _STEP)

@@ -59,8 +59,8 @@ class Preconditioner(eqx.Module):
     factor: Float[Array, "p p"] = eqx.field(metadata={"derived": True})  # of all of these
     adaptation: Adaptation | None
     linear: bool = eqx.field(static=True)  # whether linear theory says anything of the modes
-    along: int | None = eqx.field(static=True)  # axis along which modes differ
-    bands: int = eqx.field(static=True)
+    along: int | None = eqx.field(static=True, metadata={"derived": True})  # axis along which modes differ
+    band_count: int = eqx.field(static=True, metadata={"derived": True})
 
     def __init__(
         self,
@@ -81,15 +81,17 @@ class Preconditioner(eqx.Module):
         of_linear = forward, likelihood, self.fiducial, tuple(priors.items()), config
         self.factor = _parameter_scales(*of_linear) if self.linear else jnp.eye(len(self.fiducial))
         self.along = None if self.linear else getattr(forward, "along", None)
-        self.bands = BANDS * (1 if self.along is None else CLASSES)
+        if self.along not in (None, 0, 1, 2):
+            raise ArgumentError("forward.along", self.along, "must be an axis of the box: 0, 1 or 2")
+        self.band_count = BANDS * (1 if self.along is None else CLASSES)
         place = config.decomposition.sharding
-        mean = None if self.linear else jax.device_put(jnp.zeros(config.particle_shape, data.dtype), place)
-        self.adaptation = Adaptation.none(len(fiducial), self.bands, mean) if adapted else None
+        mean = None if self.linear else jnp.zeros(config.particle_shape, data.dtype, device=place)
+        self.adaptation = Adaptation.none(len(fiducial), self.band_count, mean) if adapted else None
 
     def sums(self, x: Array, config: Config) -> Float[Array, " bands"]:
         """Sums of what a spectrum holds over the modes of each band."""
         counts = mode_counts(config, float)
-        return band_sums(x * counts, bands(config, self.along), self.bands)
+        return band_sums(x * counts, bands(config, self.along), self.band_count)
 
     def away(self, parameters: Mapping[str, Array], by: Array) -> dict[str, Array]:
         """Parameters of a position, moved in linear theory's scales."""
@@ -151,14 +153,14 @@ class Preconditioner(eqx.Module):
         slopes, modes = (prfft3d(tree["noise"], decomposition, norm="ortho") for tree in (slope, position))
         size = slope["noise"].size ** 0.5
 
-        def along(other: Array) -> Array:
+        def times(other: Array) -> Array:
             return self.sums(jnp.real(jnp.conj(slopes) * other), config)
 
         seen = Seen(
             slopes=_vector(slope["parameters"]),
-            sums=along(mean / (width * size)),
-            spreads=along(modes) + self.sums(jnp.ones(()), config),
-            squares=along(slopes),
+            sums=times(mean / (width * size)),
+            spreads=times(modes) + self.sums(jnp.ones(()), config),
+            squares=times(slopes),
             parameters=self.in_linear_scales(scaled),
         )
         if self.adaptation.mean is None:

@@ -237,10 +237,10 @@ def _tuned(
         nonlocal run
         old = run.adaptation
         assert old is not None
-        turn = jax.random.fold_in(jax.random.fold_in(key, search.count), 0)
+        turn, other = jax.random.split(jax.random.fold_in(jax.random.fold_in(key, search.count), 0))
         changes = None
         if search.free:
-            args = jax.random.fold_in(turn, 0), posterior.adapted(old), states.position, axis
+            args = other, posterior.adapted(old), states.position, axis
             changes = np.asarray(adapting.changes_of_curvature(*args))
         new = placed(adapting.adapt(old, *search.observed(), adapting.mode_numbers(posterior), changes), old)
         positions = _moved(states.position, posterior.adapted(old), posterior.adapted(new), axis)
@@ -249,7 +249,8 @@ def _tuned(
         states = placed(states, run.states)
         if new.mean is None:  # linear theory has brought all modes to one scale but for what bands show
             return states, 0.0
-        return states, float(np.max(_largest_curvature(states.position, posterior.adapted(new), axis)))
+        each = np.asarray(_largest_curvature(states.position, posterior.adapted(new), axis))
+        return states, float(np.max(each, where=np.isfinite(each), initial=0.0))  # of none it is unknown
 
     def write(search: Search, states: IntegratorState) -> None:
         begun = {f"search/{name}": x for name, x in search.pack().items()} | failures.pack()

@@ -106,4 +106,4 @@ def unpack(stored: Arrays, like: Run) -> Run:
 
 def placed(tree: Any, like: Any) -> Any:
     """Numbers on the devices, in the types and placed as those of another pytree."""
-    return jax.tree.map(lambda x, y: jax.device_put(jnp.asarray(x, y.dtype), y.sharding), tree, like)
+    return jax.tree.map(lambda x, y: jax.device_put(x.astype(y.dtype), y.sharding), tree, like)

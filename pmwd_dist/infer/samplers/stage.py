@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import jax
@@ -33,7 +32,7 @@ class Stage:
             self.observed.append(np.asarray(block.observed))
             self._informed = self._informed + np.asarray(block.informed)
         self._mean = [total + mean for total, mean in zip(self._mean, jax.tree.leaves(block.mean), strict=True)]
-        self._square += [float(np.mean(x)) for x in jax.tree.leaves(block.square)]
+        self._square = self._square + [float(np.mean(x)) for x in jax.tree.leaves(block.square)]
 
     def seen(self) -> tuple[np.ndarray, np.ndarray]:
         """Numbers of an observer, (chains, steps, n), and the mean of the fields of each chain."""
@@ -51,7 +50,7 @@ class Stage:
         followed = np.concatenate(self.followed, axis=1).astype(float)
         times = np.mean([[x.size / ess_mean(x[None]) for x in chain.T] for chain in followed], axis=0)
         fields, last = np.split(times, [len(times) - numbers])
-        return max([float(np.mean(x)) for x in (fields,) if x.size] + [float(x) for x in last], default=math.nan)
+        return max([float(np.mean(x)) for x in (fields,) if x.size] + [float(x) for x in last])
 
     def pack(self) -> dict[str, np.ndarray]:
         """All of it as arrays, by name."""

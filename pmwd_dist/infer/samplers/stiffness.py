@@ -18,9 +18,9 @@ _ASIDE, _TURNS = 0.05, 12  # distance of a difference of slopes, and iterations
 
 
 def largest_curvature(logdensity: LogDensity, position: Any) -> Array:
-    """The largest curvature of the log density at a position, in any direction.
+    """The largest curvature of the log density at a position, in any direction, from below.
 
-    By power iteration from the slope, with differences of slopes: two gradients an iteration.
+    By twelve power iterations from the slope, with differences of slopes: two gradients each.
     """
 
     def slope(position: Any) -> Any:

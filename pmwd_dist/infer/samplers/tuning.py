@@ -10,15 +10,16 @@ where it should be, and its step is not tried again until masses change. A block
 target, and in the last two stages of MCLMC, when chains should be in equilibrium, at ten times. Chains run with no
 larger step than one with which a block was stable.
 
-Of millions of dimensions a few hundred that are unstable don't show in the energy error. Where positions are adapted
+Of millions of dimensions a few that are unstable don't show in the energy error. Where positions are adapted
 to a posterior of which linear theory says nothing, no step is longer than its stiffest direction allows
 (`stiffness.largest_curvature`). With 32^3 cells and maps of lensing, whose largest curvature was 40, a step of 0.3
 roots of the dimensions has an energy variance of 9e-6 and slopes of modes as they should be, 0.4 has 2e-3 and slopes
-twice as large.
+whose mean square is twice as large.
 
 The energy error of all dimensions says nothing of what steps of MCLMC do to a parameter on which the widths of many of
 them depend (`isokinetic.density_shift`). It is estimated from the last two stages, and the step made as short as it
-takes for no parameter to be shifted, as far as these show, by more than a tenth of its standard deviation.
+takes for no parameter to be shifted, as far as these show, by more than a tenth of its standard deviation; not where
+chains are not together yet (R-hat of 1.3), whose drift is no bias, and to no less than a fifth of a stable step.
 
 L of MCLMC is 0.4 of the distance over which the slowest parameter decorrelates, or the field if that is slower, and at
 least four times the root of the dimensions, with which it is looked for, and at most ten times. In a normal
@@ -189,9 +190,12 @@ class Search:
         """Positions are other ones from here on, with a largest curvature (`stiffness.largest_curvature`), if known."""
         self.due = False
         if 0 < curvature < math.inf:
-            self._longest = LARGEST_PHASE * math.sqrt(self._dimensions / curvature)
+            # Steps of HMC are times.
+            self._longest = LARGEST_PHASE * math.sqrt((1 if self.method == "hmc" else self._dimensions) / curvature)
         self._weigh()
-        self._step_size = min(self._step_size, self._longest)
+        if self.method != "mclmc":
+            self._largest = min(self._largest, 0.5 * self._L)
+        self._step_size = min(self._step_size, self._largest)
         self._begin_stage()
 
     @property
@@ -245,7 +249,7 @@ class Search:
         """Moments of positions over the last half of a stage."""
         if 2 * (self.count - self._first) < self._counts[self._stage] - 1:
             return
-        self._shown.average(block, observe=self._adapts)
+        self._shown.average(block, observe=self._adapts and self._stage < _FOLLOW)
 
     def _adapt(self, change: float) -> None:
         """Bring the step size nearer to the target; the last half of a stage decides together."""
@@ -287,7 +291,7 @@ class Search:
         return min(max(_DECORRELATION * slowest * self._step_size, shortest), longest)
 
     def _unbiased(self) -> float:
-        """The largest step that shifts no parameter by more than is allowed, as far as is shown.
+        """The largest step that shifts no parameter by more than is allowed, as far as chains that are together show.
 
         Parameters are linear in the numbers of a position: the shift of these that is largest, of all directions.
         """
