@@ -149,7 +149,7 @@ class Preconditioner(eqx.Module):
         if self.adaptation is None:
             return jnp.zeros(0), jnp.zeros(0)
         scaled, decomposition = position["parameters"], config.decomposition
-        width, mean, _ = self._moments(scaled, parameters, config, follow=False)
+        width, mean, _ = self._moments(scaled, parameters, config, follow=self.adaptation.mean is not None)
         slopes, modes = (prfft3d(tree["noise"], decomposition, norm="ortho") for tree in (slope, position))
         size = slope["noise"].size ** 0.5
 
