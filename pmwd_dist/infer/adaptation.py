@@ -28,7 +28,7 @@ All of it is linear in position at given parameters, with a volume that only the
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -80,16 +80,49 @@ class Adaptation(eqx.Module):
         return jnp.sum(self.stretch * (parameters - self.centre)[:, None], axis=0)
 
 
-def bands(config: Config, along: int | None = None) -> Array:
-    """Band of each mode, in the layout of `prfft3d`: of its wavenumber, and along an axis, if any, of its class."""
+class Bands(NamedTuple):
+    """Bands of the modes, in the layout of `prfft3d`.
+
+    Args:
+      radial: band of the wavenumber of each mode.
+      classes: (n, CLASSES), 1 for the class of each component along an axis and 0 elsewhere; None: no classes.
+      along: that axis.
+    """
+
+    radial: Array
+    classes: Array | None = None
+    along: int = 0
+
+    def at(self, values: Float[Array, " bands"]) -> Array:
+        """The value of each mode's band: by selects, whose transposes are sums, where that of a look-up scatters."""
+        if self.classes is None:
+            each = list(values)
+        else:
+            table = jnp.matmul(self.classes.astype(values.dtype), values.reshape(CLASSES, BANDS), precision="highest")
+            each = list(table.T.reshape(BANDS, *(-1 if i == self.along else 1 for i in range(3))))
+        parts = (jnp.where(self.radial == b, value, 0) for b, value in enumerate(each))
+        return sum(parts, jnp.zeros((), values.dtype))
+
+    def sums(self, x: Array) -> Float[Array, " bands"]:
+        """Sums over the modes of each band; sums of each part of a divided spectrum, so that none is gathered."""
+        others = tuple(i for i in range(3) if self.classes is None or i != self.along)
+        each = jax.lax.map(lambda b: jnp.sum(jnp.where(self.radial == b, x, 0), axis=others), jnp.arange(BANDS))
+        if self.classes is None:
+            return each
+        return jnp.matmul(each, self.classes.astype(x.dtype), precision="highest").T.reshape(-1)
+
+
+def bands(config: Config, along: int | None = None) -> Bands:
+    """Bands of the wavenumber, and along an axis, if any, of classes of its component."""
     components, (smallest, width) = wavevectors(config), _span(config)
     k2 = sum(component**2 for component in components)
     place = 0.5 * jnp.log(jnp.maximum(k2, smallest**2) / smallest**2) / width
-    index = jnp.clip(jnp.floor(place + 1e-3), 0, BANDS - 1).astype(int)
+    radial = jnp.clip(jnp.floor(place + 1e-3), 0, BANDS - 1).astype(int)
     if along is None:
-        return index
-    number = jnp.abs(components[along]) * (config.box_size[along] / (2 * np.pi))
-    return index + BANDS * jnp.clip(jnp.ceil(jnp.log2(number + 1) - 1e-3), 0, CLASSES - 1).astype(int)
+        return Bands(radial)
+    number = jnp.abs(components[along]).ravel() * (config.box_size[along] / (2 * np.pi))
+    classes = jnp.clip(jnp.ceil(jnp.log2(number + 1) - 1e-3), 0, CLASSES - 1).astype(int)
+    return Bands(radial, classes[:, None] == jnp.arange(CLASSES), along)
 
 
 def band_centres(config: Config) -> np.ndarray:
@@ -113,16 +146,6 @@ def mode_counts(config: Config, dtype: Any) -> Array:
         return jnp.zeros_like(fourier.k_squared(shape, config, dtype)) + fourier.mode_count(shape, config, dtype)
 
     return decomposition.shard_map(counts, (), decomposition.spectrum_spec)()
-
-
-def at_bands(values: Float[Array, " bands"], index: Array) -> Array:
-    """The value of each mode's band: by selects, whose transposes are sums, where that of a look-up scatters."""
-    return sum((jnp.where(index == b, values[b], 0) for b in range(len(values))), jnp.zeros((), values.dtype))
-
-
-def band_sums(x: Array, index: Array, count: int = BANDS) -> Float[Array, " bands"]:
-    """Sums over the modes of each band; sums of each part of a divided spectrum, so that none is gathered."""
-    return jax.lax.map(lambda b: jnp.sum(jnp.where(index == b, x, 0)), jnp.arange(count))
 
 
 def start(posterior: Any) -> Adaptation | None:

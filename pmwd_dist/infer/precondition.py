@@ -28,7 +28,7 @@ from jaxtyping import Array, Float
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
-from pmwd_dist.infer.adaptation import BANDS, CLASSES, Adaptation, at_bands, band_sums, bands, mode_counts
+from pmwd_dist.infer.adaptation import BANDS, CLASSES, Adaptation, bands, mode_counts
 from pmwd_dist.infer.adapting import Seen
 from pmwd_dist.infer.priors import Prior, unwhiten
 from pmwd_dist.parallel.fft import pirfft3d, prfft3d
@@ -91,7 +91,7 @@ class Preconditioner(eqx.Module):
     def sums(self, x: Array, config: Config) -> Float[Array, " bands"]:
         """Sums of what a spectrum holds over the modes of each band."""
         counts = mode_counts(config, float)
-        return band_sums(x * counts, bands(config, self.along), self.band_count)
+        return bands(config, self.along).sums(x * counts)
 
     def away(self, parameters: Mapping[str, Array], by: Array) -> dict[str, Array]:
         """Parameters of a position, moved in linear theory's scales."""
@@ -194,11 +194,11 @@ class Preconditioner(eqx.Module):
             mean = prfft3d(adaptation.mean, config.decomposition)
         if adaptation is None:
             return width, mean, volume
-        index, u = bands(config, self.along), self.in_linear_scales(scaled)
+        each, u = bands(config, self.along), self.in_linear_scales(scaled)
         stretch = adaptation.stretched(u)
-        width = width * at_bands(adaptation.scale * jnp.exp(stretch), index)
+        width = width * each.at(adaptation.scale * jnp.exp(stretch))
         if follow:
-            mean = mean * at_bands(adaptation.gain(u), index)
+            mean = mean * each.at(adaptation.gain(u))
         return width, mean, volume + jnp.sum(self.sums(jnp.ones(()), config) * stretch)
 
 

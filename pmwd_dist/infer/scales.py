@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from pmwd_dist.config import Config
-from pmwd_dist.infer.adaptation import BANDS, at_bands, band_centres, bands, mode_counts
+from pmwd_dist.infer.adaptation import BANDS, band_centres, bands, mode_counts
 from pmwd_dist.infer.forward import wavevectors
 from pmwd_dist.infer.storage import Arrays
 from pmwd_dist.parallel.fft import prfft3d
@@ -48,13 +48,13 @@ class Scales(NamedTuple):
 
 def scales_of(config: Config) -> Scales:
     """The bands of a lattice, and the same directions on any number of devices."""
-    index, k2 = bands(config), sum(component**2 for component in wavevectors(config))
+    each, k2 = bands(config), sum(component**2 for component in wavevectors(config))
     noise = white_noise(jax.random.key(0), config)
     weight = jnp.where(k2 > 0, mode_counts(config, noise.dtype), 0)
     direction = prfft3d(noise, config.decomposition, norm="ortho")
-    square, modes = _sums((weight * (direction.real**2 + direction.imag**2), weight), index)
+    square, modes = _sums((weight * (direction.real**2 + direction.imag**2), weight), each.radial)
     norm = jnp.sqrt(jnp.where(modes > 0, square, 1))
-    return Scales(index, weight, direction * at_bands(1 / norm, index), modes)
+    return Scales(each.radial, weight, direction * each.at(1 / norm), modes)
 
 
 def band_statistics(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ from pmwd_dist.cosmology.distance import comoving_distance
 from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.pm.evolution import Epoch
 
+_NEWTON = 3  # steps from a guess that is right to 1e-1
 _NODES = 10  # of the light cone in a step: right to 1e-3 Mpc/h for a step from a = 0.1 to 0.3, 1e-6 for usual ones
 
 
@@ -37,6 +39,13 @@ class LightCone(NamedTuple):
             last, before = c + 2 * t * last - before, last
         return self.distance[0] + t * last - before
 
+    def slope(self, s: Array) -> Array:
+        """Its derivative, by polynomials of the second kind: T_k' = k U_(k-1), which have the same recurrence."""
+        t, last, before = 2 * s - 1, jnp.zeros_like(s), jnp.zeros_like(s)
+        for k, c in reversed(list(enumerate(self.distance))[1:]):
+            last, before = 2 * k * c + 2 * t * last - before, last
+        return last
+
 
 class Path(NamedTuple):
     """Displacements during a step, (1 - s)^2 start + 2 s (1 - s) control + s^2 end: on no other side of a halo."""
@@ -47,7 +56,20 @@ class Path(NamedTuple):
 
     def at(self, s: Array) -> Array:
         """Displacement at a fraction of the step [Mpc/h]."""
-        return self.start + s * (2 * (self.control - self.start) + s * (self.start - 2 * self.control + self.end))
+        return _parabola(self, s)
+
+
+@jax.custom_jvp
+def _parabola(path: Path, s: Array) -> Array:
+    return path.start + s * (2 * (path.control - path.start) + s * (path.start - 2 * path.control + path.end))
+
+
+@_parabola.defjvp
+def _parabola_jvp(primals: tuple[Path, Array], tangents: tuple[Path, Array]) -> tuple[Array, Array]:
+    (path, s), (along, ds) = primals, tangents
+    velocity = 2 * (1 - s) * (path.control - path.start) + 2 * s * (path.end - path.control)
+    # One product with ds, so that its transpose is one sum where a fraction belongs to several components.
+    return _parabola(path, s), _parabola(along, s) + velocity * ds
 
 
 def light_cone_in_step(before: Array, after: Array, table: GrowthTable) -> LightCone:
@@ -88,22 +110,49 @@ def crosses(start: Array, end: Array, light: LightCone) -> tuple[Array, Array]:
     return (before < 0) & (after >= 0), jnp.clip(before / (before - after), 0, 1)
 
 
-def crossing(distance: Callable[[Array], Array], passed: Array, guess: Array, light: LightCone) -> Array:
+def crossing(
+    distance: Callable[[Any, Array], Array], where: Any, passed: Array, guess: Array, light: LightCone
+) -> Array:
     """Fraction of the step at which particles and the cone are at one distance from the observer.
 
-    Newton's method, whose last two steps are differentiated: derivatives are exact to third order at the solution.
+    By Newton's method, and its derivatives, of any order, from those of both distances there (implicit functions).
 
     Args:
-      distance: of the particles at a fraction of the step [Mpc/h].
-      passed: which particles the cone passes; for others the result is the guess.
+      distance: of the particles [Mpc/h], of (where, fraction of the step); it depends on no other arrays.
+      where: a pytree of arrays.
+      passed: which particles the cone passes; for others the result is the guess, which is not differentiated.
       guess: the fraction, roughly.
       light: the cone.
     """
+    return _solved(distance, where, light, passed, jax.lax.stop_gradient(guess))
 
-    def newton(s: Array, distance: Any, light: LightCone) -> Array:
-        excess, slope = jax.jvp(lambda s: distance(s) - light.at(s), (s,), (jnp.ones_like(s),))
-        return s - jnp.where(passed, excess / slope, 0)
 
-    s = jax.lax.stop_gradient(guess)
-    s = jax.lax.stop_gradient(newton(s, distance, light))
-    return newton(newton(s, distance, light), distance, light)
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _solved(distance: Any, where: Any, light: LightCone, passed: Array, s: Array) -> Array:
+    for _ in range(_NEWTON):
+        excess = distance(where, s) - light.at(s)
+        s = s - jnp.where(passed, excess / _closing(distance, where, light, s), 0)
+    return s
+
+
+@_solved.defjvp
+def _solved_jvp(distance: Any, primals: Any, tangents: Any) -> tuple[Array, Array]:
+    where, light, passed, _ = primals
+    s = _solved(distance, *primals)
+    moved = jax.jvp(lambda where: distance(where, s), (where,), tangents[:1])[1]
+    # One product, whose transpose is one, too: that of the recurrence would be ten sums over all particles.
+    shifted = jnp.tensordot(tangents[1].distance, _polynomials(2 * s - 1, len(light.distance)), 1, precision="highest")
+    return s, jnp.where(passed, (shifted - moved) / _closing(distance, where, light, s), 0)
+
+
+def _closing(distance: Any, where: Any, light: LightCone, s: Array) -> Array:
+    """Change of the distance of particles less that of the cone with the fraction of the step [Mpc/h]."""
+    return jax.jvp(lambda s: distance(where, s), (s,), (jnp.ones_like(s),))[1] - light.slope(s)
+
+
+def _polynomials(t: Array, count: int) -> Array:
+    """Chebyshev polynomials of the first kind, with a leading axis."""
+    each = [jnp.ones_like(t), t]
+    while len(each) < count:
+        each.append(2 * t * each[-1] - each[-2])
+    return jnp.stack(each)

@@ -15,9 +15,8 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist._jax.batching import batch_max
-from pmwd_dist._jax.switch import switch
-from pmwd_dist._jax.varying import vary, varying_names
+from pmwd_dist._jax.batching import barrier, batch_max
+from pmwd_dist._jax.sums import sum_where
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.observe import shells
@@ -162,22 +161,15 @@ def _planes(path: Path, light: LightCone, *, cone: FlatSkyLightCone) -> Array:
     moved = jax.lax.stop_gradient(reach * min(config.cell_size))
     low, high = jnp.maximum(light.ends[1], cone.edges[0]), jnp.minimum(light.ends[0], cone.edges[-1])
     wanted = (near - moved <= high) & (near + config.box_size[cone.along] + moved >= low) & (low <= high)
-    wanted = batch_max(wanted.astype(dtype)).astype(jnp.int32)
+    wanted = batch_max(wanted.astype(dtype)) > 0
 
-    def run(halo: int, *operands: Array) -> Array:
+    def run(halo: int, wanted: Array, near: Array, *operands: Array) -> Array:
         geometry, pad = _geometry(cone, halo)
 
-        def add(planes: Array, image: tuple[Array, Array]) -> tuple[Array, None]:
-            wanted, near = image
-            paint = partial(_paint_image, cone=cone, geometry=geometry)
+        def paint(near: Array, *operands: Array) -> list[Array]:
+            return [_paint_image(near, *operands, cone=cone, geometry=geometry)]
 
-            def skip(*_: Array) -> Array:
-                return vary(jnp.zeros(geometry.mesh, dtype), varying_names(planes))
-
-            return planes + switch(wanted, [skip, paint], near, *operands[2:]), None
-
-        start = vary(jnp.zeros(geometry.mesh, dtype), varying_names(operands[2]))
-        planes, _ = jax.lax.scan(add, start, (operands[0], operands[1]))
+        (planes,) = sum_where(wanted, paint, near, *operands)
         return _summed(planes, pad, cone)
 
     planes = with_halo(reach, config, run, wanted, near, *path, *light)
@@ -227,11 +219,17 @@ def _paint_image(near: Array, *arrays: Array, cone: FlatSkyLightCone, geometry: 
     sites = near + _sites(cone, path.start.shape[axis], dtype)
     along = Path(*(x[..., axis] for x in path))
     passed, guess = crosses(sites + along.start, sites + along.end, light)
-    s = crossing(lambda s: sites + along.at(s), passed, guess, light)
-    index, share = cone.shells.index_and_share(light.at(s))
-    disp = [Path(*(x[..., i] for x in path)).at(s) if i in cone.across else index for i in range(3)]
+    s = barrier(crossing(_distance, (sites, along), passed, guess, light))
+    index, share = cone.shells.index_and_share(_distance((sites, along), s))
+    disp = jnp.where(jnp.arange(3) == axis, index[..., None], path.at(s[..., None]))
     mass = jnp.where(passed, share, 0)
-    return cic.paint(jnp.stack(disp, -1), mass[..., None, None], geometry)[..., 0]
+    return cic.paint(disp, mass[..., None, None], geometry)[..., 0]
+
+
+def _distance(where: tuple[Array, Path], s: Array) -> Array:
+    """Distance of particles at a fraction of a step [Mpc/h]."""
+    sites, along = where
+    return sites + along.at(s)
 
 
 def _sites(cone: FlatSkyLightCone, count: int, dtype: Any) -> Array:

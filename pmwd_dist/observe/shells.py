@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -142,12 +143,11 @@ class Shells(NamedTuple):
 
     def index_and_share(self, distance: Array) -> tuple[Array, Array]:
         """Fractional index of the shell at a distance [Mpc/h], and the share of a mass there that all shells have."""
-        edges, nodes = (jnp.asarray(x, distance.dtype) for x in (self.edges, self.nodes))
         if self.assignment == "linear":
-            fading = (jnp.asarray(x, distance.dtype) for x in self._fading)
-            index = jnp.arange(len(nodes), dtype=distance.dtype)
-            return jnp.interp(distance, nodes, index), jnp.interp(distance, *fading)
-        shell = jnp.clip(jnp.searchsorted(edges, distance, side="right") - 1, 0, len(nodes) - 1)
+            rising, falling = (self.edges[0], self.nodes[0]), (self.nodes[-1], self.edges[-1])
+            return _passed(distance, self.nodes), _passed(distance, rising) * (1 - _passed(distance, falling))
+        edges = jnp.asarray(self.edges, distance.dtype)
+        shell = jnp.clip(jnp.searchsorted(edges, distance, side="right") - 1, 0, len(edges) - 2)
         inside = (distance >= edges[0]) & (distance < edges[-1])
         return shell.astype(distance.dtype), inside.astype(distance.dtype)
 
@@ -158,6 +158,12 @@ class Shells(NamedTuple):
         if self.assignment == "linear" and len(low) > 1:
             low, high = np.append(low[:1], self.nodes[:-1]), np.append(self.nodes[1:], high[-1:])
         return (near <= jnp.asarray(low)) & (jnp.asarray(high) <= far)
+
+
+def _passed(x: Array, nodes: Sequence[float] | np.ndarray) -> Array:
+    """How many of the spaces between nodes lie behind x, without gathers, whose derivatives would be scatters."""
+    each = (jnp.clip((x - low) / (high - low), 0, 1) for low, high in itertools.pairwise(map(float, nodes)))
+    return sum(each, jnp.zeros_like(x))
 
 
 def checked_assignment(assignment: Any) -> Assignment:

@@ -213,12 +213,9 @@ def _piece(
     ends = barrier(jnp.sqrt(jnp.sum(ends**2, axis=-1)))
     passed, guess = crosses(ends[0], ends[1], light)
 
-    def distance(s: Array) -> Array:
-        squared = jnp.sum((sites + path.at(s[..., None])) ** 2, axis=-1)
-        return jnp.sqrt(jnp.where(passed, squared, 1))
-
-    s = crossing(distance, passed, guess, light)
-    index, total_share = cone.shells.index_and_share(light.at(s))
+    where = sites, path, passed.astype(dtype)
+    s = crossing(_distance, where, passed, guess, light)
+    index, total_share = cone.shells.index_and_share(_distance(where, s))
     seen = (passed & (total_share > 0))[..., None]
     direction = jnp.where(seen, sites + path.at(s[..., None]), 1)
     if cone.assignment == "nearest":
@@ -236,6 +233,13 @@ def _piece(
         places.append(jnp.where(mine, place, size))
         masses.append(jnp.where(mine, part[..., None] * mass, 0))
     return jnp.concatenate(places, -1), jnp.concatenate(masses, -1)
+
+
+def _distance(where: tuple[Array, Path, Array], s: Array) -> Array:
+    """Distance of particles at a fraction of a step [Mpc/h], where any that are not passed are near."""
+    sites, path, passed = where
+    squared = jnp.sum((sites + path.at(s[..., None])) ** 2, axis=-1)
+    return jnp.sqrt(jnp.where(passed > 0, squared, 1))
 
 
 def _shares(index: Array, mass: Array, cone: SphericalLightCone) -> list[tuple[Array, Array]]:
