@@ -191,6 +191,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5, help="of calls, of which the median is taken (5)")
     parser.add_argument("--json", type=Path, help="file of the machine and all records")
     options = parser.parse_args(arguments)
+    if not options.a > bench.A_START:
+        parser.error(f"--a: the run starts at {bench.A_START}; take more than that, for example 0.11")
     machine = measure.machine("jaxlib")
     records = list(measured(options.particles, options.a, machine["bandwidth"], options.rounds))
     if options.json:
