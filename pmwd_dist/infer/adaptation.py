@@ -122,7 +122,7 @@ def bands(config: Config, along: int | None = None) -> Bands:
         return Bands(radial)
     number = jnp.abs(components[along]).ravel() * (config.box_size[along] / (2 * np.pi))
     classes = jnp.clip(jnp.ceil(jnp.log2(number + 1) - 1e-3), 0, CLASSES - 1).astype(int)
-    return Bands(radial, classes[:, None] == jnp.arange(CLASSES), along)
+    return Bands(radial, classes[:, None] == jnp.arange(CLASSES)[None], along)
 
 
 def band_centres(config: Config) -> np.ndarray:

@@ -221,7 +221,7 @@ def _paint_image(near: Array, *arrays: Array, cone: FlatSkyLightCone, geometry: 
     passed, guess = crosses(sites + along.start, sites + along.end, light)
     s = barrier(crossing(_distance, (sites, along), passed, guess, light))
     index, share = cone.shells.index_and_share(_distance((sites, along), s))
-    disp = jnp.where(jnp.arange(3) == axis, index[..., None], path.at(s[..., None]))
+    disp = jnp.where(jnp.arange(3).reshape(1, 1, 1, 3) == axis, index[..., None], path.at(s[..., None]))
     mass = jnp.where(passed, share, 0)
     return cic.paint(disp, mass[..., None, None], geometry)[..., 0]
 

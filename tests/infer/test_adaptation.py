@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,26 @@ def test_divided_fields_are_adapted_alike_and_not_gathered(kind: Any) -> None:
     assert "all-gather" not in text
     for x, y in zip(jax.tree.leaves(program(divided, position_of(0))), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(x, y, atol=1e-8 * np.max(np.abs(y), initial=1.0))
+
+
+def test_programs_of_a_tuning_gather_no_field() -> None:
+    """Blocks that observe, changes of curvature, the largest curvature, and the way to other positions, on pencils."""
+    posterior = posterior_of((2, 2), "adapted", Projected)
+    positions = jax.vmap(posterior.initial)(jax.random.split(jax.random.key(0), 2))
+    begun = sampling._begun(jax.random.key(1), positions, posterior, None)
+    other, positions = posterior.adapted(some_adaptation((2, 2), Projected)), begun.states.position
+    key = jax.random.key(2)
+    programs = [
+        sampling._blocks.lower(key, begun.states, begun.tuning, other, "mclmc", 3, None),
+        changes_of_curvature.lower(key, other, positions),
+        sampling._largest_curvature.lower(positions, other, None),
+        sampling._moved.lower(positions, posterior, other, None),
+    ]
+    for program in programs:
+        text = program.compile().compiled.as_text()
+        assert "all-to-all" in text or "collective-permute" in text  # transforms
+        gathered = re.findall(r"= [a-z]*\d*\[([\d,]*)\][^=]*? all-gather", text)
+        assert all(np.prod([int(n) for n in shape.split(",") if n]) <= 2 * 8 * CLASSES for shape in gathered), gathered
 
 
 @pytest.mark.parametrize("pdims", [(1, 1), (2, 2)])
