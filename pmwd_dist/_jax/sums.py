@@ -22,13 +22,17 @@ def sum_where(wanted: Array, function: Function, arguments: Array, *operands: Ar
     """Sums of the arrays that a function gives for each of the arguments that are wanted, one after the other.
 
     Args:
-      wanted: (n,), without a batch axis and the same on all devices (see `batch_max`).
+      wanted: (n,), without a batch axis and the same on all devices, which is not checked (see `batch_max`).
       function: of (argument, *operands), on which alone it depends.
       arguments: (n, ...), without a batch axis; not differentiated.
       operands: arrays of real numbers.
     """
     names = frozenset[str]().union(*map(varying_names, operands))
-    return _sums(function, names, wanted, arguments, *(vary(x, names) for x in operands))
+
+    def varying(*args: Array) -> list[Array]:
+        return [vary(x, names) for x in function(*args)]
+
+    return _sums(varying, names, wanted, arguments, *(vary(x, names) for x in operands))
 
 
 def _sums(function: Function, names: frozenset[str], wanted: Array, arguments: Array, *operands: Array) -> list[Array]:
@@ -40,7 +44,7 @@ def _sums(function: Function, names: frozenset[str], wanted: Array, arguments: A
 
         def add(i: Array, sums: list[Array]) -> list[Array]:
             each = function(arguments[order[i]], *operands)
-            return [total + vary(x, names) for total, x in zip(sums, each, strict=True)]
+            return [total + x for total, x in zip(sums, each, strict=True)]
 
         zeros = [vary(jnp.zeros(x.shape, x.dtype), names) for x in results]
         return jax.lax.fori_loop(0, jnp.sum(wanted), add, zeros)
@@ -60,7 +64,7 @@ def _sums(function: Function, names: frozenset[str], wanted: Array, arguments: A
             return jax.vjp(lambda *xs: list(function(argument, *xs)), *at)[1](cts)
 
         def of(each: Function) -> Function:
-            """The sum of one of these for (*residuals, *tangents or cotangents)."""
+            """A function of (*residuals, *tangents or cotangents), the sum of one of these."""
             return lambda *args: _sums(each, names, *args[: 2 + count], *args[len(residuals) :])
 
         return out, linear_map(of(tangent), of(cotangent), residuals, list(tangents[2:]), **like)

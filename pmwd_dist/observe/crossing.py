@@ -115,7 +115,7 @@ def crossing(
 ) -> Array:
     """Fraction of the step at which particles and the cone are at one distance from the observer.
 
-    By Newton's method, and its derivatives, of any order, from those of both distances there (implicit functions).
+    It is found by Newton's method; its derivatives, of any order, are those of the implicit function.
 
     Args:
       distance: of the particles [Mpc/h], of (where, fraction of the step); it depends on no other arrays.

@@ -236,7 +236,7 @@ def _piece(
 
 
 def _distance(where: tuple[Array, Path, Array], s: Array) -> Array:
-    """Distance of particles at a fraction of a step [Mpc/h], where any that are not passed are near."""
+    """Distance of particles at a fraction of a step [Mpc/h]; 1 of those that are not passed, for its derivatives."""
     sites, path, passed = where
     squared = jnp.sum((sites + path.at(s[..., None])) ** 2, axis=-1)
     return jnp.sqrt(jnp.where(passed > 0, squared, 1))

@@ -205,6 +205,36 @@ def test_a_simulation_fills_the_cone_and_its_gradient_is_that_of_differences() -
     np.testing.assert_allclose(gradient, difference, rtol=1e-6)
 
 
+def derivatives_of_a_batch(pdims: tuple[int, int]) -> Any:
+    """Gradients by displacements and scale factors, and their change in some direction, of a batch of two steps."""
+    config = configure(pdims, halo="auto")
+    cone = pmd.observe.FlatSkyLightCone(config, EDGES, observer=OBSERVER, shell_assignment="linear")
+    moves, ends = np.stack([psi(), 0.5 * psi()]), np.array([[0.88, 0.95], [0.95, 1.0]])
+    along = np.cos(psi()), np.array([0.3, -0.2])
+
+    def weighed(move: Any, a: Any) -> Any:
+        return jnp.sum(WEIGHT**2 * cone(epoch(a[0], move), epoch(a[1], move), TABLE) ** 2)
+
+    @jax.jit
+    @jax.vmap
+    def both(move: Any, a: Any) -> Any:
+        return jax.jvp(jax.grad(weighed, argnums=(0, 1)), (move, a), along)
+
+    return jax.tree.leaves(both(moves, ends))
+
+
+@pytest.mark.parametrize("pdims", [(2, 1), (2, 2)], ids=["2x1", "2x2"])
+def test_batches_have_the_same_derivatives_on_divided_particles(pdims: tuple[int, int]) -> None:
+    for x, y in zip(derivatives_of_a_batch(pdims), derivatives_of_a_batch((1, 1)), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-10)  # sums of terms of hundreds cancel
+
+
+def test_positions_that_are_not_finite_show() -> None:
+    cone = pmd.observe.FlatSkyLightCone(configure((1, 1)), EDGES, observer=OBSERVER)
+    move = jnp.asarray(psi()).at[0, 0, 0].set(jnp.nan)
+    assert np.isnan(np.asarray(cone(epoch(0.95, move), epoch(1.0, move), TABLE))).any()
+
+
 def test_shells_that_the_simulation_does_not_reach_are_refused_or_not_a_number() -> None:
     config = configure((1, 1), a_start=0.9, a_stop=0.95, steps=1)
     cone = pmd.observe.FlatSkyLightCone(config, (100.0, 200.0, 250.0, 400.0), observer=OBSERVER)
