@@ -85,7 +85,7 @@ class Bands(NamedTuple):
 
     Args:
       radial: band of the wavenumber of each mode.
-      classes: (n, CLASSES), 1 for the class of each component along an axis and 0 elsewhere; None: no classes.
+      classes: (CLASSES, n), true for the class of each component along an axis; None: no classes.
       along: that axis.
     """
 
@@ -98,8 +98,8 @@ class Bands(NamedTuple):
         if self.classes is None:
             each = list(values)
         else:
-            table = jnp.matmul(self.classes.astype(values.dtype), values.reshape(CLASSES, BANDS), precision="highest")
-            each = list(table.T.reshape(BANDS, *(-1 if i == self.along else 1 for i in range(3))))
+            table = jnp.sum(jnp.where(self.classes[:, None], values.reshape(CLASSES, BANDS, 1), 0), axis=0)
+            each = list(table.reshape(BANDS, *(-1 if i == self.along else 1 for i in range(3))))
         parts = (jnp.where(self.radial == b, value, 0) for b, value in enumerate(each))
         return sum(parts, jnp.zeros((), values.dtype))
 
@@ -109,7 +109,7 @@ class Bands(NamedTuple):
         each = jax.lax.map(lambda b: jnp.sum(jnp.where(self.radial == b, x, 0), axis=others), jnp.arange(BANDS))
         if self.classes is None:
             return each
-        return jnp.matmul(each, self.classes.astype(x.dtype), precision="highest").T.reshape(-1)
+        return jnp.sum(jnp.where(self.classes[:, None], each[None], 0), axis=-1).reshape(-1)
 
 
 def bands(config: Config, along: int | None = None) -> Bands:
@@ -122,7 +122,7 @@ def bands(config: Config, along: int | None = None) -> Bands:
         return Bands(radial)
     number = jnp.abs(components[along]).ravel() * (config.box_size[along] / (2 * np.pi))
     classes = jnp.clip(jnp.ceil(jnp.log2(number + 1) - 1e-3), 0, CLASSES - 1).astype(int)
-    return Bands(radial, classes[:, None] == jnp.arange(CLASSES)[None], along)
+    return Bands(radial, classes[None] == jnp.arange(CLASSES)[:, None], along)
 
 
 def band_centres(config: Config) -> np.ndarray:

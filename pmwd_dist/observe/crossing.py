@@ -140,8 +140,10 @@ def _solved_jvp(distance: Any, primals: Any, tangents: Any) -> tuple[Array, Arra
     where, light, passed, _ = primals
     s = _solved(distance, *primals)
     moved = jax.jvp(lambda where: distance(where, s), (where,), tangents[:1])[1]
-    # One product, whose transpose is one, too: that of the recurrence would be ten sums over all particles.
-    shifted = jnp.tensordot(tangents[1].distance, _polynomials(2 * s - 1, len(light.distance)), 1, precision="highest")
+    # A sum of products, whose transpose is one reduction, where that of the recurrence is ten of them. Not a dot, for
+    # which XLA may choose another order of its terms in another process.
+    coefficients = tangents[1].distance.reshape(-1, *(1,) * s.ndim)
+    shifted = jnp.sum(coefficients * _polynomials(2 * s - 1, len(light.distance)), axis=0)
     return s, jnp.where(passed, (shifted - moved) / _closing(distance, where, light, s), 0)
 
 
