@@ -205,6 +205,26 @@ def test_a_simulation_fills_the_cone_and_its_gradient_is_that_of_differences() -
     np.testing.assert_allclose(gradient, difference, rtol=1e-6)
 
 
+@pytest.mark.parametrize("pdims", [(1, 1), (2, 2)], ids=["1x1", "2x2"])
+def test_second_derivatives_of_a_simulation_are_those_of_differences(pdims: tuple[int, int]) -> None:
+    """By the displacements and Omega_c, of the planes of shared shells that a whole run fills."""
+    config = configure(pdims, a_start=0.6, steps=4)
+    cone = pmd.observe.FlatSkyLightCone(config, EDGES, observer=OBSERVER, shell_assignment="linear")
+
+    def loss(x: Any) -> Any:
+        table = pmd.growth_table(problems.cosmology(Omega_c=x[1]))
+        move = psi() * x[0]
+        particles = pmd.Particles(table.D1(0.6) * move, table.momentum(0.6) * move)
+        planes = cone.overdensity(pmd.nbody(particles, table, config, accumulate=cone).accumulated)
+        return jnp.sum(jnp.asarray(WEIGHT) * planes**2)
+
+    x, direction, step = jnp.array([0.7, 0.25]), jnp.array([1.0, 0.3]), 1e-5
+    gradient = jax.jit(jax.grad(loss))
+    change = jax.jit(lambda x: jax.jvp(jax.grad(loss), (x,), (direction,))[1])(x)
+    difference = (gradient(x + step * direction) - gradient(x - step * direction)) / (2 * step)
+    np.testing.assert_allclose(change, difference, rtol=1e-6)
+
+
 def derivatives_of_a_batch(pdims: tuple[int, int]) -> Any:
     """Gradients by displacements and scale factors, and their change in some direction, of a batch of two steps."""
     config = configure(pdims, halo="auto")
