@@ -152,7 +152,8 @@ def draw_slices(
     """
     with styled(outward=True):
         figure = new_figure(figsize=(4.4 * len(images), 4.2), layout="constrained")
-        grid = np.atleast_1d(figure.subplots(1, len(images)))
+        # Labels of colours apart from the next panel.
+        grid = np.atleast_1d(figure.subplots(1, len(images), gridspec_kw={"wspace": 0.06}))
         together = [images[i][1] for i in alike]
         scale = {"vmin": min(map(np.nanmin, together)), "vmax": max(map(np.nanmax, together))} if together else {}
         for i, (axes, (title, values)) in enumerate(zip(grid, images, strict=True)):
@@ -160,7 +161,7 @@ def draw_slices(
             image = axes.imshow(values.T, origin="lower", cmap="inferno", **how)
             axes.set_title(title, fontsize=13)
             axes.set_xlabel(labels[0])
-            figure.colorbar(image, ax=axes, shrink=0.8, label=quantity)
+            figure.colorbar(image, ax=axes, shrink=0.7, label=quantity)
         grid[0].set_ylabel(labels[1])
         save(figure, path)
 
