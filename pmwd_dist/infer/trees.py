@@ -71,16 +71,3 @@ def unit_vector(key: Array, tree: Any) -> Any:
     """A direction at random, of norm 1, in the shapes and types of a pytree."""
     x = normal_like(key, tree)
     return scale(1 / norm(x), x)
-
-
-def projections(tree: Any, directions: int) -> Array:
-    """Numbers of a pytree, and projections of its fields on fixed directions."""
-    fields = [x for x in jax.tree.leaves(tree) if x.ndim]
-    numbers = [x for x in jax.tree.leaves(tree) if not x.ndim]
-
-    def along(key: Array) -> Array:
-        return dot(fields, normal_like(key, fields))
-
-    keys = jax.random.split(jax.random.key(0), directions)
-    along_all = jax.lax.map(along, keys) if fields else jnp.zeros(0)
-    return jnp.concatenate([along_all, jnp.asarray(numbers, along_all.dtype)])

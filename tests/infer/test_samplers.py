@@ -216,34 +216,9 @@ def test_tuning_reaches_its_target_beside_a_narrow_direction() -> None:
     assert 0.5 < np.var(energies) / 401 / tuning.ENERGY_VARIANCE < 2
     mass = parameters.inverse_mass_matrix
     assert 1 / 4 < mass["c"] / mass["noise"] / 0.05**2 < 4
-    assert 3.99 < parameters.L / np.sqrt(401) < 10.01
+    assert parameters.L / np.sqrt(401) == pytest.approx(4)
     with pytest.raises(ValueError, match="steps=39 must be 40 or more to tune"):
         tuning.Search(states.position, steps=39)
-
-
-def test_the_length_is_that_of_the_slowest_within_bounds() -> None:
-    """From blocks of autoregressive numbers: the eight projections of a field, and a parameter."""
-    rng = np.random.default_rng(1)
-
-    def found(memory: float) -> float:
-        positions = {"noise": np.zeros((2, 400)), "zeta": np.zeros(2)}
-        search, x = tuning.Search(positions, steps=30_000), np.zeros((2, 9))
-        keep = np.array([0.5] * 8 + [memory])
-        while not search.done:
-            followed = list[np.ndarray]()
-            for _ in range(20):
-                x = keep * x + np.sqrt(1 - keep**2) * rng.standard_normal(x.shape)
-                followed.append(x)
-            step = float(search.tuning().step_size) / (0.2 * np.sqrt(401))  # in units of the one to be found
-            energy = step**3 * np.sqrt(401 * tuning.ENERGY_VARIANCE) * rng.standard_normal((2, 20))
-            ones: Any = jax.tree.map(lambda x: np.ones(2), positions)
-            seen = np.stack(followed, axis=1), np.zeros((2, 20)), positions, ones, np.zeros(0), np.zeros((2, 0))
-            assert search.take(blocks.Block(energy, np.array(True), *seen))
-        return float(search.tuning().L) / np.sqrt(401)
-
-    assert found(0.5) == pytest.approx(4)
-    assert found(0.97) == pytest.approx(0.4 * (1 + 0.97) / (1 - 0.97) * 0.2, rel=0.25)
-    assert found(0.998) == pytest.approx(10)
 
 
 @pytest.mark.parametrize(("steps", "growth", "unstable"), [(300, 4, 100), (1000, 2, 100), (1000, 2, 5)])
@@ -261,7 +236,7 @@ def test_chains_run_with_no_step_that_was_not_stable(steps: int, growth: float, 
             size = step**3 if step < limit else unstable
             energy = size * np.sqrt(401 * tuning.ENERGY_VARIANCE) * rng.standard_normal((2, 20))
             seen = (
-                rng.standard_normal((2, 20, 9)),
+                rng.standard_normal((2, 20, 1)),
                 np.zeros((2, 20)),
                 positions,
                 ones,

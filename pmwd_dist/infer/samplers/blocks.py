@@ -10,12 +10,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from pmwd_dist.infer import trees
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState, LogDensity, density_shift
 from pmwd_dist.infer.samplers.methods import Method, Tuning, transition
 
 TRAJECTORIES = 5  # of a block of an adjusted sampler
-_PROJECTIONS = 8  # directions of the position whose correlation is followed
 
 
 class Block(NamedTuple):
@@ -24,7 +22,7 @@ class Block(NamedTuple):
     Args:
       energy_change: of each step.
       nonans: of each step.
-      followed: numbers of the position, and projections of its fields, after each step.
+      numbers: of the position, its leaves that are no fields, after each step.
       shift: what steps of length 1 add to the log density (`isokinetic.density_shift`), after each step.
       mean: of the position.
       square: mean square of each leaf of the position.
@@ -34,7 +32,7 @@ class Block(NamedTuple):
 
     energy_change: Array
     nonans: Array
-    followed: Array
+    numbers: Array
     shift: Array
     mean: Any
     square: Any
@@ -71,16 +69,22 @@ def run_block(
         mean = jax.tree.map(lambda m, x: m + x / steps, mean, state.position)
         square = jax.tree.map(lambda s, x: s + jnp.mean(x**2) / steps, square, state.position)
         seen, field = look(state.position, state.logdensity_grad)
-        followed = trees.projections(state.position, _PROJECTIONS)
+        numbers = [x for x in jax.tree.leaves(state.position) if not x.ndim]
         shift = density_shift(state, jnp.ones_like(state.logdensity), tuning.inverse_mass_matrix)
-        return (state, mean, square, informed + field / steps), (info.energy_change, info.nonans, followed, shift, seen)
+        return (state, mean, square, informed + field / steps), (
+            info.energy_change,
+            info.nonans,
+            jnp.stack(numbers) if numbers else jnp.zeros(0),
+            shift,
+            seen,
+        )
 
     zeros = jax.tree.map(jnp.zeros_like, state.position)
     informed = jax.eval_shape(look, state.position, state.logdensity_grad)[1]
     begin = state, zeros, jax.tree.map(jnp.mean, zeros), jnp.zeros(informed.shape, informed.dtype)
     (state, mean, square, informed), each = jax.lax.scan(once, begin, (jax.random.split(key, steps), fractions))
-    energy_change, nonans, followed, shift, seen = each
-    return state, Block(energy_change, nonans, followed, shift, mean, square, seen, informed)
+    energy_change, nonans, numbers, shift, seen = each
+    return state, Block(energy_change, nonans, numbers, shift, mean, square, seen, informed)
 
 
 def run_blocks(

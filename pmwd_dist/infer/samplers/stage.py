@@ -7,10 +7,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from pmwd_dist.infer.diagnostics import ess_mean
 from pmwd_dist.infer.samplers.blocks import Block
-
-_LISTS = "followed", "observed"
 
 
 class Stage:
@@ -22,7 +19,7 @@ class Stage:
 
     def __init__(self, shapes: Sequence[tuple[int, ...]]):
         self.averaged, self._shapes = 0, list(shapes)
-        self.followed, self.observed = list[np.ndarray](), list[np.ndarray]()
+        self.observed = list[np.ndarray]()
         self._square, self._mean, self._informed = np.zeros(len(shapes)), [np.zeros(shape) for shape in shapes], 0.0
 
     def average(self, block: Block, *, observe: bool) -> None:
@@ -45,18 +42,11 @@ class Stage:
         means = np.array([np.mean((mean / self.averaged) ** 2) for mean in self._mean])
         return np.maximum(self._square / self.averaged - means, 1e-6)
 
-    def slowest(self, numbers: int) -> float:
-        """Steps for an effective sample of the field on average, or of the slowest of so many parameters."""
-        followed = np.concatenate(self.followed, axis=1).astype(float)
-        times = np.mean([[x.size / ess_mean(x[None]) for x in chain.T] for chain in followed], axis=0)
-        fields, last = np.split(times, [len(times) - numbers])
-        return max([float(np.mean(x)) for x in (fields,) if x.size] + [float(x) for x in last])
-
     def pack(self) -> dict[str, np.ndarray]:
         """All of it as arrays, by name."""
         arrays = {"averaged": self.averaged, "square": self._square, "informed": self._informed}
         arrays |= {f"mean/{i}": mean for i, mean in enumerate(self._mean)}
-        arrays |= {f"{name}/{i:05d}": x for name in _LISTS for i, x in enumerate(getattr(self, name))}
+        arrays |= {f"observed/{i:05d}": x for i, x in enumerate(self.observed)}
         return {name: np.asarray(x) for name, x in arrays.items()}
 
     def unpack(self, arrays: dict[str, np.ndarray]) -> None:
@@ -64,6 +54,4 @@ class Stage:
         self.averaged, self._square = int(arrays["averaged"]), arrays["square"]
         self._mean = [arrays[f"mean/{i}"] for i in range(len(self._shapes))]
         self._informed = arrays["informed"]
-        self.followed, self.observed = (
-            [arrays[key] for key in sorted(arrays) if key.startswith(f"{name}/")] for name in _LISTS
-        )
+        self.observed = [arrays[key] for key in sorted(arrays) if key.startswith("observed/")]

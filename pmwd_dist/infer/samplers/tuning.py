@@ -21,12 +21,11 @@ them depend (`isokinetic.density_shift`). It is estimated from the last two stag
 takes for no parameter to be shifted, as far as these show, by more than a tenth of its standard deviation; not where
 chains are not together yet (R-hat of 1.3), whose drift is no bias, and to no less than a fifth of a stable step.
 
-L of MCLMC is 0.4 of the distance over which the slowest parameter decorrelates, or the field if that is slower, and at
-least four times the root of the dimensions, with which it is looked for, and at most ten times. In a normal
-distribution a longer L than a direction asks for costs nothing, a shorter one does: one direction three times wider
-than the others takes 59, 37, 29 and 26 steps for an effective sample with 1, 2, 4 and 8 times the root, the others 10,
-9, 8 and 8 (4096 dimensions, steps of a quarter of the root). Elsewhere it is not free: some posteriors of 16^3 cells
-took more gradients than with a shorter L (docs/inference.md).
+L of MCLMC is four times the root of the dimensions. In a normal distribution a longer L than a direction asks for costs
+nothing, a shorter one does: one direction three times wider than the others takes 59, 37, 29 and 26 steps for an
+effective sample with 1, 2, 4 and 8 times the root, the others 10, 9, 8 and 8 (4096 dimensions, steps of a quarter of
+the root). Elsewhere it is not free: galaxies of 32^3 cells take 84, 62 and 90 gradients with 2, 4 and 10 times the
+root, and what the slowest parameter of a tuning asks for, 6.6 times, has the noise of a few effective samples.
 
 Trajectories of adjusted samplers are a quarter of a period long on average. Masses are one number for each field, whose
 modes a preconditioner has brought to one scale, and one for each parameter: no field of them is stored. Where positions
@@ -59,16 +58,15 @@ SHORTEST = 40  # tuning, in steps
 BLOCK = 20  # steps with one step size, at most
 _STAGES = (0.3, 0.25, 0.15, 0.15, 0.15)  # shares of the steps
 _WEIGH = (0, 1)  # stages after which masses change
-_FOLLOW = 3  # the stage that finds L
+_LATE = 3  # stages, after which MCLMC should be in equilibrium
 _FIRST_STEP = 0.05  # of the root of the dimensions
 _APART = 1.3  # R-hat of a parameter of chains that are not yet together, and show no bias
 _FEWEST_DRAWS = 40  # of each chain, for an estimate of a bias
 _SHORTEST_STEP = 0.2  # of a stable one, for a bias: more is asked for by chains that are still far from where they go
 _LARGEST_CHANGE = math.log(2)  # of the step size from one block to the next
 _UNSTABLE = 100.0  # times the target
-_UNSTABLE_LATE = 10.0  # that of MCLMC once it should be in equilibrium, from `_FOLLOW` on
-_DECORRELATION = 0.4
-_SHORTEST_L, _LONGEST_L = 4.0, 10.0  # of the root of the dimensions, once parameters move
+_UNSTABLE_LATE = 10.0  # that of MCLMC once it should be in equilibrium
+_LENGTH = 4.0  # L of MCLMC, of the root of the dimensions, once parameters move
 
 
 Run = Callable[[Array, IntegratorState, Tuning, Method], tuple[IntegratorState, Block]]
@@ -123,9 +121,9 @@ class Search:
     """The parameters found so far, on the host, and what blocks have shown.
 
     In the first stage fields come to the parameters, which stay: all at once, parameters would go where the field that
-    is not yet there matters least. It and the next two find the step size, and the first two masses after it; the
-    fourth finds L, and the last the step size that goes with all of these. Adjusted samplers begin as MCLMC, which
-    comes to the posterior in fewer gradients, and run themselves in the last two stages.
+    is not yet there matters least. Every stage finds the step size that goes with the masses before it, and the
+    first two find masses. Adjusted samplers begin as MCLMC, which comes to the posterior in fewer gradients, and run
+    themselves in the last two stages.
 
     Args:
       positions: of the chains, with a leading axis.
@@ -211,7 +209,7 @@ class Search:
     @property
     def method(self) -> Method:
         """The sampler of the next block."""
-        return self._wanted_method if self._stage >= _FOLLOW else "mclmc"
+        return self._wanted_method if self._stage >= _LATE else "mclmc"
 
     def tuning(self) -> Tuning:
         """The parameters, as arrays of NumPy."""
@@ -224,22 +222,18 @@ class Search:
         target = TRAJECTORY_VARIANCE if adjusted else self._energy_variance * self._dimensions
         energy = np.asarray(block.energy_change, float)
         variance = float(np.mean(np.var(energy, axis=1, ddof=1)))
-        late = self._stage >= _FOLLOW and not adjusted
+        late = self._stage >= _LATE and not adjusted
         stable = bool(np.all(block.nonans)) and variance < (_UNSTABLE_LATE if late else _UNSTABLE) * target
-        follows = self._stage == _FOLLOW and not adjusted
         if not stable:
             self._largest = 0.8 * self._step_size
-            self._step_size = self._largest if follows else 0.5 * self._step_size
+            self._step_size *= 0.5
         else:
             self._stable = max(self._stable, self._step_size)
             self._average(block)
             if late and self._numbers:
-                numbers = np.asarray(block.followed, float)[..., -self._numbers :]
-                self._shifts.append(np.concatenate([numbers, np.asarray(block.shift, float)[..., None]], axis=-1))
-            if follows:
-                self._shown.followed.append(np.asarray(block.followed))
-            else:
-                self._adapt(math.log(target / max(variance, 1e-300)) / (4 if adjusted else 6))
+                seen = np.asarray(block.numbers, float), np.asarray(block.shift, float)[..., None]
+                self._shifts.append(np.concatenate(seen, axis=-1))
+            self._adapt(math.log(target / max(variance, 1e-300)) / (4 if adjusted else 6))
         self.count += 1
         if self.count - self._first == self._counts[self._stage]:
             self._end_stage()
@@ -249,7 +243,7 @@ class Search:
         """Moments of positions over the last half of a stage."""
         if 2 * (self.count - self._first) < self._counts[self._stage] - 1:
             return
-        self._shown.average(block, observe=self._adapts and self._stage < _FOLLOW)
+        self._shown.average(block, observe=self._adapts and self._stage < _LATE)
 
     def _adapt(self, change: float) -> None:
         """Bring the step size nearer to the target; the last half of a stage decides together."""
@@ -262,33 +256,25 @@ class Search:
     def _end_stage(self) -> None:
         if self._stage in _WEIGH and not (self._adapts and self._shown.observed):
             self._weigh()
-        if self._shown.followed:
-            self._L = self._decorrelation()
         if self._shifts:
             self._largest = min(self._largest, max(self._unbiased(), _SHORTEST_STEP * self._stable))
             self._step_size = min(self._step_size, self._largest)
         self._stage += 1
         if self._stage == 1:
-            self._L *= _SHORTEST_L
+            self._L *= _LENGTH
         if self.done:
             self._step_size = min(self._step_size, self._stable or math.inf)
             self._L = max(self._L, self._step_size)
-        if self._stage == _FOLLOW and self._wanted_method != "mclmc":
+        if self._stage == _LATE and self._wanted_method != "mclmc":
             # Fields that are nearly normal turn without an error by any step: lengths of trajectories would all be one.
             self._L = trajectory_length(self._wanted_method, self._dimensions)
             self._largest = 0.5 * self._L
             self._stable = 0.0
             # Errors add up along a trajectory; and steps of HMC are times, of half as many gradients.
             self._step_size *= 0.25 / math.sqrt(self._dimensions) if self._wanted_method == "hmc" else 0.5
-        self.due = self._adapts and self._stage <= _FOLLOW and bool(self._shown.observed)
+        self.due = self._adapts and self._stage <= _LATE and bool(self._shown.observed)
         if not self.due:
             self._begin_stage()
-
-    def _decorrelation(self) -> float:
-        """L for what is slowest: the field on average, or a parameter."""
-        slowest = self._shown.slowest(self._numbers)
-        shortest, longest = (roots * math.sqrt(self._dimensions) for roots in (_SHORTEST_L, _LONGEST_L))
-        return min(max(_DECORRELATION * slowest * self._step_size, shortest), longest)
 
     def _unbiased(self) -> float:
         """The largest step that shifts no parameter by more than is allowed, as far as chains that are together show.
