@@ -35,7 +35,8 @@ def test_fractions_and_their_derivatives() -> None:
         weighted = lambda *args: jnp.sum(jnp.arange(1.0, 4) * function(*args))  # noqa: E731
         gradient = jax.grad(weighted, argnums=(0, 1, 2))
         third = jax.jacfwd(jax.jacrev(jax.grad(weighted, argnums=1), argnums=2), argnums=0)
-        return [f(x, far, near) for f in (function, gradient, jax.jacfwd(gradient, argnums=(0, 1)), third)]
+        every = (function, gradient, jax.jacfwd(gradient, argnums=(0, 1)), third)
+        return jax.jit(lambda *args: [f(*args) for f in every])(x, far, near)
 
     for a, b in zip(*(jax.tree.leaves(derivatives(f)) for f in (solved, closed)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-8)
