@@ -19,6 +19,7 @@ from pmwd_dist.infer.adaptation import Adaptation
 from pmwd_dist.infer.adapting import changes_of_curvature
 from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.infer.samplers.blocks import run_blocks
+from pmwd_dist.infer.samplers.methods import tilt, tilted
 from pmwd_dist.infer.samplers.stiffness import largest_curvature
 from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE, Search, block_length
 
@@ -137,6 +138,7 @@ class Mocks:
             if self.blocks % 10 == 0:
                 step = np.median(self.lengths()[:, 1])
                 print(f"{self.blocks} blocks, step {step:.3g}, {np.sum(~fine)} undone", flush=True)
+        self.states = _tilted(self.states, self._tunings())
 
     def draw(self, blocks: int, seconds: float = math.inf) -> dict[str, np.ndarray]:
         """Numbers after each block, (blocks, mocks, chains); energies of all steps; the mean noise.
@@ -146,7 +148,7 @@ class Mocks:
         drawn, energies, total, began = list[Any](), list[Any](), 0.0, time.perf_counter()
         while len(drawn) < blocks and time.perf_counter() - began < seconds:
             self.states, block = self._run(self.method)
-            seen, noise = _look(self.states, self.data, self.adaptation, self.posterior)
+            seen, noise = _look(self.states, self._tunings(), self.data, self.adaptation, self.posterior)
             drawn.append(jax.tree.map(np.asarray, seen))
             energies.append(block.energy_change)
             total = total + noise
@@ -184,13 +186,21 @@ class Mocks:
             if search.due:
                 search.adapted(float(curvature))
 
+    def _tunings(self) -> Any:
+        return jax.tree.map(lambda *x: np.stack(x), *[search.tuning() for search in self.searches])
+
     def _run(self, method: Any) -> Any:
-        tunings = jax.tree.map(lambda *x: np.stack(x), *[search.tuning() for search in self.searches])
         self.blocks += 1
         keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(self.keys[1], self.blocks)
         given = self.data, self.adaptation
-        states, blocks = _blocks(keys, self.states, tunings, given, self.posterior, method, self.length)
+        states, blocks = _blocks(keys, self.states, self._tunings(), given, self.posterior, method, self.length)
         return states, jax.tree.map(np.asarray, blocks)
+
+
+@jax.jit
+def _tilted(states: Any, tunings: Any) -> Any:
+    """All chains of all mocks, of the densities with their tilts."""
+    return jax.vmap(lambda states, tuning: jax.vmap(lambda state: tilted(state, tuning))(states))(states, tunings)
 
 
 def _of(tree: Any, i: int) -> Any:
@@ -278,12 +288,12 @@ def _blocks(keys: Any, states: Any, tunings: Any, given: Any, posterior: infer.P
 
 
 @eqx.filter_jit
-def _look(states: Any, data: Any, adapted: Any, posterior: infer.Posterior) -> Any:
+def _look(states: Any, tunings: Any, data: Any, adapted: Any, posterior: infer.Posterior) -> Any:
     """Numbers of all positions, and the white noise of a mock, its mean over chains."""
 
-    def mock(states: Any, data: Any, adapted: Any) -> Any:
+    def mock(states: Any, tuning: Any, data: Any, adapted: Any) -> Any:
         own = _given(posterior, data, adapted)
-        numbers, noise = jax.vmap(lambda s: _numbers(own, s.position, s.logdensity))(states)
+        numbers, noise = jax.vmap(lambda s: _numbers(own, s.position, s.logdensity + tilt(s.position, tuning)))(states)
         return numbers, jnp.mean(noise, axis=0)
 
-    return jax.vmap(mock)(states, data, adapted)
+    return jax.vmap(mock)(states, tunings, data, adapted)

@@ -40,7 +40,7 @@ class NUTS:
         self.posterior = posterior.adapted(restored(stored, adaptation.start(posterior), "adaptation"))
         self.positions = restored(stored, positions)  # the first arrays of the state
         one = jnp.ones(())
-        tuning = restored(stored, Tuning(one, one, jax.tree.map(lambda _: one, positions)), "tuning")
+        tuning = restored(stored, Tuning(one, one, *[jax.tree.map(lambda _: one, positions)] * 2), "tuning")
         self.step_size = tuning.step_size
         position = jax.tree.map(lambda x: x[0], positions)
         widths = jax.tree.map(lambda m, x: jnp.full(x.shape, m, x.dtype), tuning.inverse_mass_matrix, position)

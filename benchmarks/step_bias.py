@@ -29,7 +29,7 @@ def measured(modes: int, slope: float, step: float) -> str:
         return -0.5 * u**2 - 0.5 * jnp.exp(2 * slope * u) * jnp.sum(x**2) + slope * u * modes
 
     root = np.sqrt(modes + 1)
-    lengths = methods.Tuning(4 * root, step * root, 1.0)
+    lengths = methods.Tuning(4 * root, step * root, {"u": 1.0, "x": 1.0})
 
     def chain(key: Any) -> Any:
         keys = jax.random.split(key, 4)
@@ -37,7 +37,8 @@ def measured(modes: int, slope: float, step: float) -> str:
         begin = {"u": u, "x": jax.random.normal(keys[1], (modes,)) * jnp.exp(-slope * u)}
 
         def once(state: Any, key: Any) -> Any:
-            state, info = mclmc.step(key, state, density, **lengths._asdict())
+            own, key = jax.random.split(key)
+            state, info = methods.transition(own, state, density, method="mclmc", tuning=lengths, fraction=key)
             return state, (state.position["u"], methods.density_shift(state, "mclmc", lengths), info.energy_change)
 
         return jax.lax.scan(once, mclmc.init(keys[2], begin, density), jax.random.split(keys[3], STEPS))[1]

@@ -23,7 +23,7 @@ from pmwd_dist.infer.model import Position, Posterior
 from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.infer.samplers.blocks import Block, run_blocks
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState
-from pmwd_dist.infer.samplers.methods import Method, Tuning, check_method, density_shift, transition
+from pmwd_dist.infer.samplers.methods import Method, Tuning, check_method, density_shift, tilt, transition
 from pmwd_dist.infer.samplers.stiffness import largest_curvature
 from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE, STEP_BIAS, Search, block_length, tune
 from pmwd_dist.infer.state import (
@@ -76,8 +76,8 @@ def sample(
       steps: of each chain, after tuning: a multiple of thin * chunk.
       method: "mclmc", biased as its energy error, or "adjusted-mclmc" or "hmc", whose trajectories are accepted or not.
       energy_variance: of a step of MCLMC per dimension, at which its tuning aims.
-      most_bias: shift of a parameter by finite steps of MCLMC that its tuning allows, in standard deviations, to first
-        order and as far as the tuning shows.
+      most_bias: shift of a parameter by finite steps of MCLMC that a tilt of the log density against it may leave, in
+        standard deviations, as far as the tuning shows.
       output: folder. The chain of another model there is not continued; plain functions are known by their names.
       tuning_steps: before.
       thin: steps between draws that are kept.
@@ -202,7 +202,8 @@ def _begin(key: Array, positions: Position, posterior: Posterior, axis: str | No
     momentum = jax.lax.with_sharding_constraint(states.momentum["noise"], fields)
     states = states._replace(momentum=states.momentum | {"noise": momentum})
     one = jnp.ones((), states.logdensity.dtype)
-    tuning = Tuning(one, one, jax.tree.map(lambda _: one, positions))
+    each = jax.tree.map(lambda _: one, positions)
+    tuning = Tuning(one, one, each, each)
     empty = jax.lax.with_sharding_constraint(jnp.zeros_like(positions["noise"][0]), field)
     return Run(states, tuning, Moments(jnp.zeros(()), empty, empty), adaptation.start(posterior))
 
@@ -269,7 +270,7 @@ def _tuned(
             written = time.monotonic()
 
     states, tuning = tune(key, run.states, run_all, search, keep, adapt)
-    return run._replace(states=states, tuning=placed(tuning, run.tuning)), failures
+    return run._replace(states=placed(states, run.states), tuning=placed(tuning, run.tuning)), failures
 
 
 @eqx.filter_jit
@@ -323,7 +324,8 @@ def _advance(
             moments = add(moments, noise[i])
         kept = {f"parameter/{name}": x for name, x in jax.vmap(posterior.parameters)(states.position).items()}
         shift = jax.vmap(partial(density_shift, method=method, tuning=run.tuning))(states)
-        kept |= {"logdensity": states.logdensity, "density_shift": shift}
+        logdensity = states.logdensity + jax.vmap(partial(tilt, tuning=run.tuning))(states.position)
+        kept |= {"logdensity": logdensity, "density_shift": shift}
         kept |= jax.vmap(lambda x: scales.band_statistics(x, seen, config), spmd_axis_name=axis)(noise)
         return (states, moments), (kept, each)
 

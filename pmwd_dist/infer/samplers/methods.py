@@ -24,11 +24,14 @@ class Tuning(NamedTuple):
       L: length over which the momentum forgets its direction, or mean length of the trajectories of adjusted samplers.
       step_size: of an integration step. Lengths are distances for MCLMC, and times for HMC.
       inverse_mass_matrix: one number for each leaf of the position.
+      tilt: slope along each leaf without axes, which MCLMC takes away from the log density so that what finite steps
+        add to it (`isokinetic.density_shift`) shifts no parameter; None: none.
     """
 
     L: ArrayLike
     step_size: ArrayLike
     inverse_mass_matrix: Any
+    tilt: Any = None
 
 
 class Transition(NamedTuple):
@@ -48,10 +51,27 @@ class Transition(NamedTuple):
 
 
 def density_shift(state: IntegratorState, method: Method, tuning: Tuning) -> Array:
-    """What finite steps add to the log density that is sampled; none with a Metropolis step."""
+    """What finite steps and the tilt add to the log density that is sampled; nothing with a Metropolis step."""
     if method != "mclmc":
         return jnp.zeros_like(state.logdensity)
-    return isokinetic.density_shift(state, jnp.asarray(tuning.step_size), tuning.inverse_mass_matrix)
+    added = isokinetic.density_shift(state, jnp.asarray(tuning.step_size), tuning.inverse_mass_matrix)
+    return added - tilt(state.position, tuning)
+
+
+def tilt(position: Any, tuning: Tuning) -> Array:
+    """What is taken away from the log density at a position."""
+    leaves = jax.tree.leaves(position)
+    slopes = [0.0] * len(leaves) if tuning.tilt is None else jax.tree.leaves(tuning.tilt)
+    each = (slope * x for slope, x in zip(slopes, leaves, strict=True) if not x.ndim)
+    return sum(each, jnp.zeros((), jnp.result_type(*leaves)))
+
+
+def tilted(state: IntegratorState, tuning: Tuning) -> IntegratorState:
+    """The state at the same position, of the density with the tilt."""
+    if tuning.tilt is None:
+        return state
+    slope = jax.tree.map(lambda g, t: g if g.ndim else g - t, state.logdensity_grad, tuning.tilt)
+    return state._replace(logdensity=state.logdensity - tilt(state.position, tuning), logdensity_grad=slope)
 
 
 def check_method(method: str) -> None:
@@ -86,7 +106,9 @@ def transition(
         are up to twice L long, since those of one length could return to where they began.
     """
     if method == "mclmc":
-        state, info = mclmc.step(key, state, logdensity, **tuning._asdict())
+        lengths: dict[str, Any] = {"L": tuning.L, "step_size": tuning.step_size}
+        lengths["inverse_mass_matrix"] = tuning.inverse_mass_matrix
+        state, info = mclmc.step(key, state, lambda x: logdensity(x) - tilt(x, tuning), **lengths)
         one = jnp.ones_like(info.energy_change)
         return state, Transition(info.energy_change, info.nonans, one, jnp.asarray(mclmc.GRADIENTS))
     count = jnp.maximum(jnp.ceil(2 * fraction * jnp.asarray(tuning.L) / tuning.step_size), 1).astype(int)

@@ -17,9 +17,11 @@ roots of the dimensions has an energy variance of 9e-6 and slopes of modes as th
 whose mean square is twice as large.
 
 The energy error of all dimensions says nothing of what steps of MCLMC do to a parameter on which the widths of many of
-them depend (`isokinetic.density_shift`). It is estimated from the last two stages, and the step made as short as it
-takes for no parameter to be shifted, as far as these show, by more than a tenth of its standard deviation; not where
-chains are not together yet (R-hat of 1.3), whose drift is no bias, and to no less than a fifth of a stable step.
+them depend (`isokinetic.density_shift`). It is estimated from the last two stages, and the log density is tilted
+against it along the parameters, by as much as stands out from its error: of shifts b with errors e the share
+b^2 / (b^2 + e^2) has the least mean square left. What a tilt can't take away is of second order; the step is so short
+that half the square of the shift is a tenth of a standard deviation at most. Neither is done where chains are not
+together yet (R-hat of 1.3), whose drift is no bias, and no step is made shorter than a fifth of a stable one.
 
 L of MCLMC is four times the root of the dimensions. In a normal distribution a longer L than a direction asks for costs
 nothing, a shorter one does: one direction three times wider than the others takes 59, 37, 29 and 26 steps for an
@@ -47,12 +49,12 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer.diagnostics import rhat, step_bias
 from pmwd_dist.infer.samplers.blocks import Block
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState
-from pmwd_dist.infer.samplers.methods import Method, Tuning, trajectory_length
+from pmwd_dist.infer.samplers.methods import Method, Tuning, tilted, trajectory_length
 from pmwd_dist.infer.samplers.stage import Stage
 from pmwd_dist.infer.samplers.stiffness import LARGEST_PHASE
 
 ENERGY_VARIANCE = 5e-4  # of a step of MCLMC, per dimension
-STEP_BIAS = 0.1  # of a parameter by finite steps of MCLMC, in standard deviations
+STEP_BIAS = 0.1  # of a parameter by finite steps of MCLMC that a tilt leaves, in standard deviations
 TRAJECTORY_VARIANCE = 0.26  # of a trajectory of an adjusted sampler: 80 % are accepted
 SHORTEST = 40  # tuning, in steps
 BLOCK = 20  # steps with one step size, at most
@@ -103,7 +105,8 @@ def tune(
             search.adapted(curvature)
         if listener is not None:
             listener(search, states)
-    return states, search.tuning()
+    tuning = search.tuning()
+    return jax.vmap(lambda state: tilted(state, tuning))(states), tuning
 
 
 def block_length(steps: int) -> int:
@@ -130,7 +133,7 @@ class Search:
       steps: in all, as near as blocks allow.
       method: the sampler to tune.
       energy_variance: target of the energy error of a step of MCLMC, per dimension.
-      most_bias: shift of a parameter by finite steps of MCLMC that is allowed, in standard deviations.
+      most_bias: shift of a parameter by finite steps of MCLMC that a tilt may leave, in standard deviations.
       adapts: whether positions are adapted instead of masses.
 
     Raises:
@@ -213,8 +216,11 @@ class Search:
 
     def tuning(self) -> Tuning:
         """The parameters, as arrays of NumPy."""
-        L, step_size, *variance = (np.asarray(x, self._dtype) for x in (self._L, self._step_size, *self._variance))
-        return Tuning(L, step_size, jax.tree.unflatten(self._structure, variance))
+        L, step_size, *each = (
+            np.asarray(x, self._dtype) for x in (self._L, self._step_size, *self._variance, *self._tilt())
+        )
+        variance, tilt = each[: len(self._shapes)], each[len(self._shapes) :]
+        return Tuning(L, step_size, *(jax.tree.unflatten(self._structure, x) for x in (variance, tilt)))
 
     def take(self, block: Block) -> bool:
         """Learn from the next block, with arrays of NumPy; false if it was unstable, and is to be undone."""
@@ -257,7 +263,7 @@ class Search:
         if self._stage in _WEIGH and not (self._adapts and self._shown.observed):
             self._weigh()
         if self._shifts:
-            self._largest = min(self._largest, max(self._unbiased(), _SHORTEST_STEP * self._stable))
+            self._largest = min(self._largest, max(self._straight(), _SHORTEST_STEP * self._stable))
             self._step_size = min(self._step_size, self._largest)
         self._stage += 1
         if self._stage == 1:
@@ -276,20 +282,36 @@ class Search:
         if not self.due:
             self._begin_stage()
 
-    def _unbiased(self) -> float:
-        """The largest step that shifts no parameter by more than is allowed, as far as chains that are together show.
+    def _straight(self) -> float:
+        """The largest step whose shift of the parameters a tilt takes away but for what is allowed."""
+        _, bias, error = self._shift()
+        shown = np.sum(np.maximum(np.abs(bias) - error, 0) ** 2)
+        return float((2 * self._most_bias / shown) ** 0.25) if shown > 0 else math.inf
 
-        Parameters are linear in the numbers of a position: the shift of these that is largest, of all directions.
+    def _tilt(self) -> np.ndarray:
+        """Slope along each leaf that the log density is tilted by, once all is tuned."""
+        tilt = np.zeros(len(self._shapes))
+        if self.done and self._shifts:
+            root, bias, error = self._shift()
+            found = bias * bias**2 / np.maximum(bias**2 + error**2, 1e-300) * self._step_size**2
+            tilt[[len(shape) == 1 for shape in self._shapes]] = np.linalg.solve(root.T, found)
+        return tilt
+
+    def _shift(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Shift of the parameters by a step of length 1, and its error, as far as chains that are together show.
+
+        Parameters are linear in the numbers of a position: those of these numbers divided by the root of their
+        covariance, which comes first.
         """
         seen = np.concatenate(self._shifts, axis=1)
         numbers, shift = seen[..., :-1], seen[..., -1]
         if shift.shape[1] < _FEWEST_DRAWS or max(map(rhat, np.moveaxis(numbers, -1, 0))) > _APART:
-            return math.inf
+            return np.eye(self._numbers), np.zeros(self._numbers), np.zeros(self._numbers)
         covariance = np.atleast_2d(np.cov(numbers.reshape(-1, self._numbers).T))
         root = np.linalg.cholesky(covariance + (1e-9 * np.trace(covariance) + 1e-300) * np.eye(self._numbers))
         each = np.moveaxis(np.linalg.solve(root, numbers[..., None])[..., 0], -1, 0)
-        shown = math.hypot(*(max(abs(bias) - error, 0.0) for bias, error in (step_bias(x, shift) for x in each)))
-        return math.sqrt(self._most_bias / shown) if shown > 0 else math.inf
+        bias, error = np.transpose([step_bias(x, shift) for x in each])
+        return root, bias, error
 
     def _weigh(self) -> None:
         """Masses from the variances within chains; the step goes with their mean."""
