@@ -194,7 +194,7 @@ def test_divided_fields_are_adapted_alike_and_not_gathered(kind: Any) -> None:
 def test_programs_of_a_tuning_gather_no_field() -> None:
     """Blocks that observe, changes of curvature, the largest curvature and the change of positions, on pencils."""
     posterior = posterior_of((2, 2), "adapted", Projected)
-    positions = jax.vmap(posterior.initial)(jax.random.split(jax.random.key(0), 2))
+    positions = jax.jit(jax.vmap(posterior.initial))(jax.random.split(jax.random.key(0), 2))
     begun = sampling._begun(jax.random.key(1), positions, posterior, None)
     other, positions = posterior.adapted(some_adaptation((2, 2), Projected)), begun.states.position
     key = jax.random.key(2)
@@ -327,7 +327,7 @@ def test_modes_seen_in_projection_follow_an_amplitude_and_leave_it_unbiased(tmp_
     model = infer.Model(config, Projected(config), {"b1": infer.Normal(1.0, 0.5, low=0.1)}, infer.Gaussian(1.0))
     data = model.mock(jax.random.key(1), model.draw(jax.random.key(0), b1=1.3))
     posterior = model.condition(data, precondition="adapted")
-    starts = jax.vmap(posterior.initial)(jax.random.split(jax.random.key(1), 4))
+    starts = jax.jit(jax.vmap(posterior.initial))(jax.random.split(jax.random.key(1), 4))
     options: dict[str, Any] = {"key": jax.random.key(2), "tuning_steps": 600, "chunk": 500}
     chain = infer.sample(posterior, starts, steps=2000, output=tmp_path, **options)
 

@@ -12,6 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import problems
 import pytest
 from blackjax.mcmc.integrators import isokinetic_mclachlan, with_isokinetic_maruyama
 from jax.flatten_util import ravel_pytree
@@ -302,7 +303,7 @@ def test_the_shift_of_a_parameter_by_finite_steps_is_foreseen(heavier: float) ->
     root = np.sqrt(d + 1.0)
     lengths = methods.Tuning(4 * root, step * root, masses)
 
-    @jax.jit
+    @problems.optimized
     @jax.vmap
     def chain(key: Any) -> Any:
         keys = jax.random.split(key, 4)
@@ -335,9 +336,13 @@ def test_tuning_tilts_the_density_against_what_steps_shift() -> None:
         u = jax.random.normal(key)
         return mclmc.init(key, {"u": u, "x": jnp.exp(-0.05 * u) * jax.random.normal(key, (1000,))}, density)
 
-    @partial(jax.jit, static_argnums=3)
+    @problems.optimized
+    def run_mclmc(key: Any, states: Any, parameters: Any) -> Any:
+        return blocks.run_blocks(key, states, parameters, "mclmc", logdensity=density, length=20)
+
     def run(key: Any, states: Any, parameters: Any, method: Any = "mclmc") -> Any:
-        return blocks.run_blocks(key, states, parameters, method, logdensity=density, length=20)
+        assert method == "mclmc"
+        return run_mclmc(key, states, parameters)
 
     def tuned(most_bias: float) -> tuple[Any, Any]:
         states = jax.jit(jax.vmap(start))(jax.random.split(jax.random.key(6), 4))

@@ -24,6 +24,7 @@ from pmwd_dist import infer
 from pmwd_dist.cli.display import inference_lines
 from pmwd_dist.infer.chains import load_chain
 from pmwd_dist.infer.storage import read_arrays, write_arrays
+from pmwd_dist.report import chains as chain_pictures
 from pmwd_dist.run import events, manifest
 from pmwd_dist.run.chain_inputs import key_of, starts_of
 from pmwd_dist.run.chains import condition_on, execute_inference
@@ -50,6 +51,12 @@ class Listener(list[Any]):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+@pytest.fixture
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Empty files for pictures, which take half of the time of a small inference: `whole` has them."""
+    monkeypatch.setattr(chain_pictures, "save", lambda figure, path: path.touch())
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[InferencePlan, Listener]:
     plan, listener = plan_of(tmp_path_factory.mktemp("inference") / "run"), Listener()
@@ -74,6 +81,7 @@ def test_a_run_leaves_chains_pictures_and_a_verdict(whole: tuple[InferencePlan, 
     assert mean == pytest.approx(load_chain(plan.folder).parameters["b1"].mean(), rel=1e-5)
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_what_was_stopped_goes_on_to_the_same_bits(whole: tuple[InferencePlan, Listener], tmp_path: Path) -> None:
     plan = plan_of(tmp_path / "run")
     prepare_folder(plan)
@@ -95,6 +103,7 @@ def test_what_was_stopped_goes_on_to_the_same_bits(whole: tuple[InferencePlan, L
                 np.testing.assert_array_equal(one[name][()], other[name][()], err_msg=f"{path.name}:{name}")
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_chains_on_devices_of_their_own_are_the_same(whole: tuple[InferencePlan, Listener], tmp_path: Path) -> None:
     """Each of two chains on half of four devices, and then both on one."""
     plan = plan_of(tmp_path / "run", "sampler.chain_devices=2", "devices.pdims=[2, 1]", "sampler.steps=12")
