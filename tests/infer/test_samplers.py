@@ -355,7 +355,7 @@ def test_tuning_tilts_the_density_against_what_steps_shift() -> None:
         same(again.tuning(), search.tuning())
         return states, parameters
 
-    @jax.jit
+    @problems.optimized
     def mean(key: Any, states: Any, parameters: Any) -> Any:
         """Of the parameter, and what steps and tilt add to the log density."""
 
@@ -365,7 +365,7 @@ def test_tuning_tilts_the_density_against_what_steps_shift() -> None:
             shift = jax.vmap(partial(methods.density_shift, method="mclmc", tuning=parameters))(states)
             return states, (states.position["u"], shift)
 
-        return jax.lax.scan(once, states, jax.random.split(key, 6000))[1]
+        return jax.lax.scan(once, states, jax.random.split(key, 3000))[1]
 
     states, parameters = tuned(np.inf)
     size = float(parameters.step_size) / np.sqrt(1001)
@@ -374,8 +374,8 @@ def test_tuning_tilts_the_density_against_what_steps_shift() -> None:
     lower = jax.vmap(lambda x: density(x) - methods.tilt(x, parameters))(states.position)
     np.testing.assert_allclose(states.logdensity, lower, rtol=1e-9)
     u, shift = (np.asarray(x, float).T for x in mean(jax.random.key(9), states, parameters))
-    print(u.mean(), u.std() / infer.ess_mean(u) ** 0.5, infer.step_bias(u, shift))
-    assert abs(u.mean()) < 0.12
+    assert abs(u.mean()) < 5 * u.std() / infer.ess_mean(u) ** 0.5 + 0.05 < 0.2
+    assert abs(infer.step_bias(u, shift)[0]) < 0.05
     states, parameters = tuned(0.01)  # half the square of 0.14
     assert 0.25 < float(parameters.step_size) / np.sqrt(1001) < 0.43
     with pytest.raises(ValueError, match="most_bias=0 must be positive; use 0.1 standard deviations"):

@@ -271,10 +271,11 @@ def test_tuning_finds_masses_and_the_energy_error_that_it_aims_at(run: tuple[Any
     errors = infer.energy_errors(chain.energy_change, 65)
     assert 5e-4 / 2 < errors["variance"] < 5e-4 * 2
     with h5py.File(folder / "state.h5") as file:
-        L, step_size, of_noise, of_c = (file["tuning"][name][()] for name in sorted(file["tuning"]))
+        L, step_size, of_noise, of_c, *tilt = (file["tuning"][name][()] for name in sorted(file["tuning"]))
     assert np.sqrt(of_noise) == pytest.approx(1 / np.sqrt(1 + (BIAS / SIGMA) ** 2), rel=0.35)
     assert np.sqrt(of_c) == pytest.approx(1.0, rel=0.6)
-    assert 3.99 < L / np.sqrt(65) < 10.01 and step_size <= L
+    assert L / np.sqrt(65) == pytest.approx(4) and step_size <= L
+    assert tilt[0] == 0 and abs(tilt[1]) < 0.5
 
 
 def test_failures_stop_a_run(run: tuple[Any, ...], tmp_path: Path) -> None:
