@@ -216,7 +216,7 @@ class Sampler(Section):
         le=1e-3,
     )
     most_bias: float = about(
-        "shift of a parameter by finite steps that tuning of mclmc allows, as far as it shows [standard deviations]",
+        "shift of a parameter by finite steps of mclmc that a tilt against it may leave [standard deviations]",
         STEP_BIAS,
         gt=0,
     )
