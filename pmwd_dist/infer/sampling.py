@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,38 +11,28 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from pmwd_dist.infer import adaptation, adapting, scales
+from pmwd_dist.infer import adaptation, scales
 from pmwd_dist.infer.arguments import check_lengths, check_options, check_start
+from pmwd_dist.infer.chain_tuning import tuned
 from pmwd_dist.infer.chains import Chain, ChainFolder, identity_of, open_folder
-from pmwd_dist.infer.failures import TuningFailures, check_share
+from pmwd_dist.infer.failures import check_share
 from pmwd_dist.infer.model import Position, Posterior
-from pmwd_dist.infer.samplers import mclmc
-from pmwd_dist.infer.samplers.blocks import Block, run_blocks
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState
-from pmwd_dist.infer.samplers.methods import Method, Tuning, check_method, density_shift, tilt, transition
-from pmwd_dist.infer.samplers.stiffness import largest_curvature
-from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE, STEP_BIAS, Search, block_length, tune
+from pmwd_dist.infer.samplers.methods import Method, check_method, density_shift, tilt, transition
+from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE, STEP_BIAS, Search
+from pmwd_dist.infer.starting import begun
 from pmwd_dist.infer.state import (
     Moments,
     Progress,
     Run,
     TuningProgress,
     add,
-    leaves_of,
     pack,
-    placed,
-    restored,
-    tuning_progress,
     unpack,
 )
 from pmwd_dist.infer.storage import Arrays
-from pmwd_dist.pm.status import SimulationError
-
-_ELSEWHERE = "begin elsewhere, as with another seed or narrower priors, or look at the simulation there"
-_CHECKPOINT_SECONDS = 10.0  # between writes while a run is tuned
 
 
 def sample(
@@ -102,10 +91,10 @@ def sample(
     how |= {"method": method, "energy_variance": energy_variance, "most_bias": most_bias}
     folder = open_folder(output, _identity(posterior, positions, key) | identity_of(how))
     begin_key, tune_key, run_key = jax.random.split(key, 3)
-    run, done = _resumed(_begun(begin_key, positions, posterior, spmd_axis_name), folder)
+    run, done = _resumed(begun(begin_key, positions, posterior, spmd_axis_name), folder)
     if done is None:
         args = tune_key, run, posterior, search, folder, tuning_steps, spmd_axis_name
-        run, failures = _tuned(*args, listener=tuning_listener)
+        run, failures = tuned(*args, listener=tuning_listener)
         failures.check(most_failures)
         folder.write_state(pack(run, 0))
         done = 0
@@ -133,29 +122,6 @@ def _search(
 
 def _white_noise(run: Run, posterior: Posterior, axis: str | None) -> Arrays:
     return {"noise": np.asarray(_unwhitened(run.states.position, posterior.adapted(run.adaptation), axis))}
-
-
-def _begun(key: Array, positions: Position, posterior: Posterior, axis: str | None) -> Run:
-    """The chains before tuning, or SimulationError."""
-    run = _begin(key, positions, posterior, axis)
-    for what, tree in (
-        ("log density", run.states.logdensity),
-        ("slope of the log density", run.states.logdensity_grad),
-    ):
-        fine = [np.asarray(jnp.isfinite(x).all(axis=tuple(range(1, x.ndim)))) for x in jax.tree.leaves(tree)]
-        wrong = np.flatnonzero(~np.all(fine, axis=0))
-        if wrong.size:
-            where = f"{wrong.size} of {len(fine[0])} chains begin, as chain {wrong[0]} does"
-            raise SimulationError(
-                f"the {what} is not finite where {where}{_at(posterior, positions, wrong[0])}; {_ELSEWHERE}"
-            )
-    return run
-
-
-def _at(posterior: Posterior, positions: Position, chain: int) -> str:
-    """Parameters where a chain begins."""
-    numbers = posterior.parameters(jax.tree.map(lambda x: x[chain], positions))
-    return " with " * bool(numbers) + ", ".join(f"{name} = {float(x):.4g}" for name, x in numbers.items())
 
 
 def _resumed(run: Run, folder: ChainFolder) -> tuple[Run, int | None]:
@@ -189,116 +155,6 @@ def _identity(posterior: Posterior, positions: Position, key: Array) -> dict[str
     parts = {"config": model.config, "model": model.forward, "priors": model.items, "likelihood": model.likelihood}
     of_posterior = {"data": posterior.data, "preconditioner": posterior.preconditioner}
     return identity_of(parts | of_posterior | {"start": positions, "key": jax.random.key_data(key) if typed else key})
-
-
-@eqx.filter_jit
-def _begin(key: Array, positions: Position, posterior: Posterior, axis: str | None) -> Run:
-    keys = jax.random.split(key, positions["noise"].shape[0])
-    start = partial(mclmc.init, logdensity=posterior.logdensity)
-    states = jax.vmap(start, spmd_axis_name=axis)(keys, positions)
-    # Divided as steps return them: XLA would keep whole fields of what depends on no other field.
-    field = posterior.model.config.decomposition.sharding
-    fields = NamedSharding(field.mesh, PartitionSpec(axis, *field.spec))
-    momentum = jax.lax.with_sharding_constraint(states.momentum["noise"], fields)
-    states = states._replace(momentum=states.momentum | {"noise": momentum})
-    one = jnp.ones((), states.logdensity.dtype)
-    each = jax.tree.map(lambda _: one, positions)
-    tuning = Tuning(one, one, each, each)
-    empty = jax.lax.with_sharding_constraint(jnp.zeros_like(positions["noise"][0]), field)
-    return Run(states, tuning, Moments(jnp.zeros(()), empty, empty), adaptation.start(posterior))
-
-
-def _tuned(
-    key: Array,
-    run: Run,
-    posterior: Posterior,
-    search: Search,
-    folder: ChainFolder,
-    steps: int,
-    axis: str | None,
-    *,
-    listener: Callable[[TuningProgress], None] | None,
-) -> tuple[Run, TuningFailures]:
-    """All chains after tuning, kept in the folder, and its failures; it goes on where the folder says that it was."""
-    length, written, failures = block_length(steps), time.monotonic(), TuningFailures()
-    if stored := folder.state():
-        with folder.reading_state():
-            search.unpack({name.removeprefix("search/"): x for name, x in stored.items() if name.startswith("search/")})
-            failures.unpack(stored)
-            adapted = restored(stored, run.adaptation, "adaptation")
-            run = run._replace(states=restored(stored, run.states), adaptation=adapted)
-
-    def run_all(key: Array, states: IntegratorState, tuning: Tuning, method: Method) -> tuple[IntegratorState, Block]:
-        now = posterior.adapted(run.adaptation)
-        states, block = _blocks(key, states, placed(tuning, run.tuning), now, method, length, axis)
-        failures.add(search.stage, np.asarray(block.nonans))
-        return placed(states, run.states), block  # where they were: with another sharding it would compile again
-
-    def adapt(states: IntegratorState, search: Search) -> tuple[IntegratorState, float]:
-        nonlocal run
-        old = run.adaptation
-        assert old is not None
-        turn, other = jax.random.split(jax.random.fold_in(jax.random.fold_in(key, search.count), 0))
-        changes = None
-        if search.free:
-            args = other, posterior.adapted(old), states.position, axis
-            changes = np.asarray(adapting.changes_of_curvature(*args))
-        new = placed(adapting.adapt(old, *search.observed(), adapting.mode_numbers(posterior), changes), old)
-        positions = _moved(states.position, posterior.adapted(old), posterior.adapted(new), axis)
-        states = _begin(turn, placed(positions, states.position), posterior.adapted(new), axis).states
-        run = run._replace(adaptation=new)
-        states = placed(states, run.states)
-        if new.mean is None:  # linear theory has brought all modes to one scale but for what bands show
-            return states, 0.0
-        each = np.asarray(_largest_curvature(states.position, posterior.adapted(new), axis))
-        return states, float(np.max(each, where=np.isfinite(each), initial=0.0))  # of none it is unknown
-
-    def write(search: Search, states: IntegratorState) -> None:
-        begun = {f"search/{name}": x for name, x in search.pack().items()} | failures.pack()
-        folder.write_state(begun | leaves_of(states) | leaves_of(run.adaptation, "adaptation"))
-
-    def keep(search: Search, states: IntegratorState) -> None:
-        nonlocal written
-        try:
-            if listener is not None:
-                listener(tuning_progress(search, length, steps))
-        except BaseException:
-            write(search, states)
-            raise
-        if time.monotonic() - written >= _CHECKPOINT_SECONDS:
-            write(search, states)
-            written = time.monotonic()
-
-    states, tuning = tune(key, run.states, run_all, search, keep, adapt)
-    return run._replace(states=placed(states, run.states), tuning=placed(tuning, run.tuning)), failures
-
-
-@eqx.filter_jit
-def _moved(positions: Position, old: Posterior, new: Posterior, axis: str | None) -> Position:
-    """The positions of another adaptation."""
-    return jax.vmap(lambda z: old.moved(z, new), spmd_axis_name=axis)(positions)
-
-
-@eqx.filter_jit
-def _largest_curvature(positions: Position, posterior: Posterior, axis: str | None) -> Array:
-    """Of the log density where each chain is."""
-    return jax.vmap(partial(largest_curvature, posterior.logdensity), spmd_axis_name=axis)(positions)
-
-
-@eqx.filter_jit
-def _blocks(
-    key: Array,
-    states: IntegratorState,
-    tuning: Tuning,
-    posterior: Posterior,
-    method: Method,
-    length: int,
-    axis: str | None,
-) -> tuple[IntegratorState, Block]:
-    """A block of steps of all chains."""
-    observe = posterior.observe if adaptation.start(posterior) is not None else None
-    options: dict[str, Any] = {"logdensity": posterior.logdensity, "length": length, "spmd_axis_name": axis}
-    return run_blocks(key, states, tuning, method, observe=observe, **options)
 
 
 @eqx.filter_jit

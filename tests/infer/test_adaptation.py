@@ -17,7 +17,7 @@ import pmwd_dist as pmd
 from benchmarks.calibration import ranks, uniformity
 from benchmarks.mocks import Mocks
 from pmwd_dist import infer
-from pmwd_dist.infer import sampling
+from pmwd_dist.infer import chain_tuning, starting
 from pmwd_dist.infer.adaptation import BANDS, CLASSES, STIFFEST, Adaptation
 from pmwd_dist.infer.adapting import Seen, adapt, changes_of_curvature, mode_numbers
 from pmwd_dist.infer.chains import ChainFolder
@@ -195,14 +195,14 @@ def test_programs_of_a_tuning_gather_no_field() -> None:
     """Blocks that observe, changes of curvature, the largest curvature and the change of positions, on pencils."""
     posterior = posterior_of((2, 2), "adapted", Projected)
     positions = jax.jit(jax.vmap(posterior.initial))(jax.random.split(jax.random.key(0), 2))
-    begun = sampling._begun(jax.random.key(1), positions, posterior, None)
+    begun = starting.begun(jax.random.key(1), positions, posterior, None)
     other, positions = posterior.adapted(some_adaptation((2, 2), Projected)), begun.states.position
     key = jax.random.key(2)
     programs = [
-        sampling._blocks.lower(key, begun.states, begun.tuning, other, "mclmc", 3, None),
+        chain_tuning._blocks.lower(key, begun.states, begun.tuning, other, "mclmc", 3, None),
         changes_of_curvature.lower(key, other, positions),
-        sampling._largest_curvature.lower(positions, other, None),
-        sampling._moved.lower(positions, posterior, other, None),
+        chain_tuning._largest_curvature.lower(positions, other, None),
+        chain_tuning._moved.lower(positions, posterior, other, None),
     ]
     for program in programs:
         text = program.compile().compiled.as_text()
@@ -308,7 +308,7 @@ def test_a_run_that_adapts_draws_the_posterior_and_goes_on_to_the_same_bits(
             raise KeyboardInterrupt
 
     write_state = ChainFolder.write_state
-    monkeypatch.setattr(sampling, "_CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(chain_tuning, "_CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr(ChainFolder, "write_state", kill)
     with pytest.raises(KeyboardInterrupt):
         infer.sample(posterior, starts, steps=200, output=tmp_path / "again", **options)

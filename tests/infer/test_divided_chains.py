@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import pmwd_dist as pmd
 from pmwd_dist import infer
-from pmwd_dist.infer import sampling
+from pmwd_dist.infer import sampling, starting
 from pmwd_dist.infer.state import Run
 
 
@@ -29,7 +29,7 @@ def begun(posterior: infer.Posterior) -> Run:
     """Two chains as `sample` begins them, without any steps."""
     decomposition = posterior.model.config.decomposition
     noise = jax.device_put(jnp.zeros((2, 8, 8, 8)), NamedSharding(decomposition.mesh, P(None, *decomposition.spec)))
-    return sampling._begin(jax.random.key(0), {"noise": noise, "parameters": {"b1": jnp.zeros(2)}}, posterior, None)
+    return starting.begin(jax.random.key(0), {"noise": noise, "parameters": {"b1": jnp.zeros(2)}}, posterior, None)
 
 
 def test_the_program_of_chains_gathers_no_field(cosmo: Any) -> None:

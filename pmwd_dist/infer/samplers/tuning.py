@@ -16,12 +16,9 @@ to a posterior of which linear theory says nothing, no step is longer than its s
 roots of the dimensions has an energy variance of 9e-6 and slopes of modes as they should be, 0.4 has 2e-3 and slopes
 whose mean square is twice as large.
 
-The energy error of all dimensions says nothing of what steps of MCLMC do to a parameter on which the widths of many of
-them depend (`isokinetic.density_shift`). It is estimated from the last two stages, and the log density is tilted
-against it along the parameters, by as much as stands out from its error: of shifts b with errors e the share
-b^2 / (b^2 + e^2) has the least mean square left. What a tilt can't take away is of second order; the step is so short
-that half the square of the shift is a tenth of a standard deviation at most. Neither is done where chains are not
-together yet (R-hat of 1.3), whose drift is no bias, and no step is made shorter than a fifth of a stable one.
+What steps of MCLMC do to parameters (`tilting`) is estimated from the last two stages; the log density is tilted
+against it, and the step so short that no more than a tenth of a standard deviation is left. It is made no shorter than
+a fifth of a stable one: more is asked for by chains that are still far from where they go.
 
 L of MCLMC is four times the root of the dimensions. In a normal distribution a longer L than a direction asks for costs
 nothing, a shorter one does: one direction three times wider than the others takes 59, 37, 29 and 26 steps for an
@@ -46,12 +43,12 @@ import numpy as np
 from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist.infer.diagnostics import rhat, step_bias
 from pmwd_dist.infer.samplers.blocks import Block
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState
 from pmwd_dist.infer.samplers.methods import Method, Tuning, tilted, trajectory_length
 from pmwd_dist.infer.samplers.stage import Stage
 from pmwd_dist.infer.samplers.stiffness import LARGEST_PHASE
+from pmwd_dist.infer.samplers.tilting import Shift
 
 ENERGY_VARIANCE = 5e-4  # of a step of MCLMC, per dimension
 STEP_BIAS = 0.1  # of a parameter by finite steps of MCLMC that a tilt leaves, in standard deviations
@@ -62,9 +59,7 @@ _STAGES = (0.3, 0.25, 0.15, 0.15, 0.15)  # shares of the steps
 _WEIGH = (0, 1)  # stages after which masses change
 _LATE = 3  # stages, after which MCLMC should be in equilibrium
 _FIRST_STEP = 0.05  # of the root of the dimensions
-_APART = 1.3  # R-hat of a parameter of chains that are not yet together, and show no bias
-_FEWEST_DRAWS = 40  # of each chain, for an estimate of a bias
-_SHORTEST_STEP = 0.2  # of a stable one, for a bias: more is asked for by chains that are still far from where they go
+_SHORTEST_STEP = 0.2  # of a stable one, for a bias
 _LARGEST_CHANGE = math.log(2)  # of the step size from one block to the next
 _UNSTABLE = 100.0  # times the target
 _UNSTABLE_LATE = 10.0  # that of MCLMC once it should be in equilibrium
@@ -263,7 +258,9 @@ class Search:
         if self._stage in _WEIGH and not (self._adapts and self._shown.observed):
             self._weigh()
         if self._shifts:
-            self._largest = min(self._largest, max(self._straight(), _SHORTEST_STEP * self._stable))
+            self._largest = min(
+                self._largest, max(self._shift().longest_step(self._most_bias), _SHORTEST_STEP * self._stable)
+            )
             self._step_size = min(self._step_size, self._largest)
         self._stage += 1
         if self._stage == 1:
@@ -282,36 +279,16 @@ class Search:
         if not self.due:
             self._begin_stage()
 
-    def _straight(self) -> float:
-        """The largest step whose shift of the parameters a tilt takes away but for what is allowed."""
-        _, bias, error = self._shift()
-        shown = np.sum(np.maximum(np.abs(bias) - error, 0) ** 2)
-        return float((2 * self._most_bias / shown) ** 0.25) if shown > 0 else math.inf
+    def _shift(self) -> Shift:
+        seen = np.concatenate(self._shifts, axis=1)
+        return Shift.of(seen[..., :-1], seen[..., -1])
 
     def _tilt(self) -> np.ndarray:
         """Slope along each leaf that the log density is tilted by, once all is tuned."""
         tilt = np.zeros(len(self._shapes))
         if self.done and self._shifts:
-            root, bias, error = self._shift()
-            found = bias * bias**2 / np.maximum(bias**2 + error**2, 1e-300) * self._step_size**2
-            tilt[[len(shape) == 1 for shape in self._shapes]] = np.linalg.solve(root.T, found)
+            tilt[[len(shape) == 1 for shape in self._shapes]] = self._shift().tilt(self._step_size)
         return tilt
-
-    def _shift(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Shift of the parameters by a step of length 1, and its error, as far as chains that are together show.
-
-        Parameters are linear in the numbers of a position: those of these numbers divided by the root of their
-        covariance, which comes first.
-        """
-        seen = np.concatenate(self._shifts, axis=1)
-        numbers, shift = seen[..., :-1], seen[..., -1]
-        if shift.shape[1] < _FEWEST_DRAWS or max(map(rhat, np.moveaxis(numbers, -1, 0))) > _APART:
-            return np.eye(self._numbers), np.zeros(self._numbers), np.zeros(self._numbers)
-        covariance = np.atleast_2d(np.cov(numbers.reshape(-1, self._numbers).T))
-        root = np.linalg.cholesky(covariance + (1e-9 * np.trace(covariance) + 1e-300) * np.eye(self._numbers))
-        each = np.moveaxis(np.linalg.solve(root, numbers[..., None])[..., 0], -1, 0)
-        bias, error = np.transpose([step_bias(x, shift) for x in each])
-        return root, bias, error
 
     def _weigh(self) -> None:
         """Masses from the variances within chains; the step goes with their mean."""

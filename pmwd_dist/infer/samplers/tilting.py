@@ -1,0 +1,60 @@
+"""What finite steps of MCLMC do to the parameters, as a tuning shows it, and the tilt of the log density against that.
+
+The energy error of all dimensions says nothing of a parameter on which the widths of many of them depend
+(`isokinetic.density_shift`). The log density is tilted along the parameters by as much of the shift as stands out from
+its error: of shifts b with errors e the share b^2 / (b^2 + e^2) has the least mean square left. What a tilt can't take
+away is of second order: about half the square of the shift.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from pmwd_dist.infer.diagnostics import rhat, step_bias
+
+_APART = 1.3  # R-hat of a parameter of chains that are not yet together, and show no bias
+_FEWEST_DRAWS = 40  # of each chain, for an estimate of a bias
+
+
+class Shift(NamedTuple):
+    """Shift of the parameters by steps of length 1, in combinations of them that are independent and of unit variance.
+
+    Args:
+      root: of the covariance of the numbers of a position, in which parameters are linear.
+      bias: shift of each combination, root^-1 numbers.
+      error: of that.
+    """
+
+    root: np.ndarray
+    bias: np.ndarray
+    error: np.ndarray
+
+    @classmethod
+    def of(cls, numbers: np.ndarray, added: np.ndarray) -> Shift:
+        """As far as chains that are together show; none of others, whose drift is no bias.
+
+        Args:
+          numbers: of the position, (chains, steps, n).
+          added: what steps of length 1 add to the log density, (chains, steps).
+        """
+        count = numbers.shape[-1]
+        if added.shape[1] < _FEWEST_DRAWS or max(map(rhat, np.moveaxis(numbers, -1, 0))) > _APART:
+            return cls(np.eye(count), np.zeros(count), np.zeros(count))
+        covariance = np.atleast_2d(np.cov(numbers.reshape(-1, count).T))
+        root = np.linalg.cholesky(covariance + (1e-9 * np.trace(covariance) + 1e-300) * np.eye(count))
+        each = np.moveaxis(np.linalg.solve(root, numbers[..., None])[..., 0], -1, 0)
+        bias, error = np.transpose([step_bias(x, added) for x in each])
+        return cls(root, bias, error)
+
+    def longest_step(self, most_bias: float) -> float:
+        """The largest step of whose shift, as far as it stands out, a tilt leaves no more than this."""
+        shown = np.sum(np.maximum(np.abs(self.bias) - self.error, 0) ** 2)
+        return float((2 * most_bias / shown) ** 0.25) if shown > 0 else math.inf
+
+    def tilt(self, step_size: float) -> np.ndarray:
+        """Slope along each number that is to be taken away from the log density."""
+        share = self.bias**2 / np.maximum(self.bias**2 + self.error**2, 1e-300)
+        return np.linalg.solve(self.root.T, share * self.bias * step_size**2)
