@@ -23,7 +23,7 @@ import pmwd_dist as pmd
 from benchmarks.calibration import ranks, uniformity
 from benchmarks.mocks import Mocks
 from pmwd_dist import infer
-from pmwd_dist.infer import sampling
+from pmwd_dist.infer import chain_tuning
 from pmwd_dist.infer.adaptation import BANDS
 from pmwd_dist.infer.chains import ChainFolder, identity_of
 from pmwd_dist.infer.samplers import mclmc
@@ -158,7 +158,7 @@ def test_a_tuning_that_was_killed_goes_on_to_the_same_bits(
             raise KeyboardInterrupt
 
     write_state = ChainFolder.write_state
-    monkeypatch.setattr(sampling, "_CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(chain_tuning, "_CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr(ChainFolder, "write_state", kill)
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
@@ -322,7 +322,7 @@ def test_failures_of_the_tuning_stop_a_run(tmp_path: Path, monkeypatch: pytest.M
             raise KeyboardInterrupt
 
     write_state = ChainFolder.write_state
-    monkeypatch.setattr(sampling, "_CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(chain_tuning, "_CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr(ChainFolder, "write_state", kill)
     with pytest.raises(KeyboardInterrupt):
         infer.sample(posterior, positions, output=tmp_path / "again", **options)
