@@ -124,6 +124,7 @@ class Mocks:
     def tune(self, method: Any, steps: int, energy_variance: float = ENERGY_VARIANCE) -> None:
         """Begin again, and tune a sampler for each mock."""
         self.states, self.adaptation = self.first
+        self.tunings = None
         self.method, self.length = method, block_length(steps)
         options: dict[str, Any] = {"steps": steps, "method": method, "energy_variance": energy_variance}
         options["adapts"] = self.adaptation is not None
@@ -138,7 +139,8 @@ class Mocks:
             if self.blocks % 10 == 0:
                 step = np.median(self.lengths()[:, 1])
                 print(f"{self.blocks} blocks, step {step:.3g}, {np.sum(~fine)} undone", flush=True)
-        self.states = _tilted(self.states, self._tunings())
+        self.tunings = self._tunings()
+        self.states = _tilted(self.states, self.tunings)
 
     def draw(self, blocks: int, seconds: float = math.inf) -> dict[str, np.ndarray]:
         """Numbers after each block, (blocks, mocks, chains); energies of all steps; the mean noise.
@@ -148,7 +150,7 @@ class Mocks:
         drawn, energies, total, began = list[Any](), list[Any](), 0.0, time.perf_counter()
         while len(drawn) < blocks and time.perf_counter() - began < seconds:
             self.states, block = self._run(self.method)
-            seen, noise = _look(self.states, self._tunings(), self.data, self.adaptation, self.posterior)
+            seen, noise = _look(self.states, self.tunings, self.data, self.adaptation, self.posterior)
             drawn.append(jax.tree.map(np.asarray, seen))
             energies.append(block.energy_change)
             total = total + noise
@@ -193,7 +195,8 @@ class Mocks:
         self.blocks += 1
         keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(self.keys[1], self.blocks)
         given = self.data, self.adaptation
-        states, blocks = _blocks(keys, self.states, self._tunings(), given, self.posterior, method, self.length)
+        tunings = self._tunings() if self.tunings is None else self.tunings
+        states, blocks = _blocks(keys, self.states, tunings, given, self.posterior, method, self.length)
         return states, jax.tree.map(np.asarray, blocks)
 
 

@@ -37,8 +37,8 @@ def measured(modes: int, slope: float, step: float) -> str:
         begin = {"u": u, "x": jax.random.normal(keys[1], (modes,)) * jnp.exp(-slope * u)}
 
         def once(state: Any, key: Any) -> Any:
-            own, key = jax.random.split(key)
-            state, info = methods.transition(own, state, density, method="mclmc", tuning=lengths, fraction=key)
+            options = {"method": "mclmc", "tuning": lengths, "fraction": jnp.ones(())}
+            state, info = methods.transition(key, state, density, **options)
             return state, (state.position["u"], methods.density_shift(state, "mclmc", lengths), info.energy_change)
 
         return jax.lax.scan(once, mclmc.init(keys[2], begin, density), jax.random.split(keys[3], STEPS))[1]

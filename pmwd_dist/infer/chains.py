@@ -37,7 +37,7 @@ class Chain(eqx.Module):
     Args:
       parameters: by name, shape (chains, draws).
       logdensity: shape (chains, draws).
-      density_shift: what finite steps add to the log density that is sampled, shape (chains, draws).
+      density_shift: what finite steps add to the log density, less the tilt that tuning found, shape (chains, draws).
       energy_change: error of the energy of each step, 0 where it failed, shape (chains, steps).
       acceptance_rate: probability with which each step was accepted, 1 without a Metropolis step.
       gradients: that all chains evaluated after tuning.

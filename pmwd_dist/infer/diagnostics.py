@@ -122,8 +122,8 @@ def step_bias(x: Chains, density_shift: Chains) -> tuple[float, float]:
 
     The density that is sampled is that of the posterior times exp(density_shift), which moves the mean by their
     covariance. It is of all dimensions together: a parameter on which the widths of a large field depend is shifted
-    even where the energy error per dimension is small. Proportional to the square of the step, so to the cube root of
-    the variance of the energy error.
+    even where the energy error per dimension is small. Without a tilt it is proportional to the square of the step, so
+    to the cube root of the variance of the energy error.
 
     Args:
       x: draws.

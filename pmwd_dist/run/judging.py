@@ -147,7 +147,7 @@ def find_bias_reasons(bias: dict[str, tuple[float, float]], limit: float, most_b
     return [
         f"finite steps shift {name} by an estimated {shift:+.2f} ± {error:.2f} standard deviations, more than "
         f"{limit:g}; raise sampler.tune, or sample again with sampler.most_bias = "
-        f"{0.8 * most_bias * limit / abs(shift):.1g}"
+        f"{most_bias * (0.8 * limit / shift) ** 2:.1g}"
         for name, (shift, error) in bias.items()
         if abs(shift) - error > limit
     ]

@@ -351,10 +351,10 @@ def test_modes_seen_in_projection_follow_an_amplitude_and_leave_it_unbiased(tmp_
 def test_mocks_are_adapted_one_by_one_to_posteriors_that_stay_calibrated() -> None:
     config = pmd.Config(box_size=80.0, mesh_shape=4, decomposition=(1, 1))
     model = infer.Model(config, Misjudged(config), {"b1": infer.Normal(1.5, 0.3, low=0.5)}, infer.Gaussian(0.3))
-    mocks = Mocks(model, jax.random.key(5), 48, precondition="adapted")
+    mocks = Mocks(model, jax.random.key(5), 32, precondition="adapted")
     mocks.tune("mclmc", 160)
     scales = np.asarray(mocks.adaptation.scale)
-    assert len(np.unique(scales, axis=0)) == 48
+    assert len(np.unique(scales, axis=0)) == 32
     # Widths of 1 / (1 + (0.5 / 0.3)^2) are claimed where they are 1 / (1 + (1.5 / 0.3)^2): a curvature of 6.9.
     np.testing.assert_allclose(np.median(scales, axis=0)[0], 6.9**-0.25, rtol=0.03)
     drawn = mocks.draw(38)

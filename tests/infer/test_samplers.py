@@ -347,10 +347,10 @@ def test_tuning_tilts_the_density_against_what_steps_shift() -> None:
     def tuned(most_bias: float) -> tuple[Any, Any]:
         states = jax.jit(jax.vmap(start))(jax.random.split(jax.random.key(6), 4))
         options = {"energy_variance": 1e-4, "most_bias": most_bias, "adapts": True}
-        search = tuning.Search(states.position, steps=3000, **options)
+        search = tuning.Search(states.position, steps=2000, **options)
         adapt = lambda states, search: (states, 0.0)  # noqa: E731
         states, parameters = tuning.tune(jax.random.key(7), states, run, search, adapt=adapt)
-        again = tuning.Search(states.position, steps=3000, **options)
+        again = tuning.Search(states.position, steps=2000, **options)
         again.unpack(search.pack())
         same(again.tuning(), search.tuning())
         return states, parameters

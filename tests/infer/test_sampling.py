@@ -154,7 +154,7 @@ def test_a_tuning_that_was_killed_goes_on_to_the_same_bits(
     def kill(self: Any, state: Any) -> None:
         write_state(self, state)
         written.append(int(state["search/count"]))
-        if len(written) in (7, 10):
+        if len(written) in (7, 12):
             raise KeyboardInterrupt
 
     write_state = ChainFolder.write_state
@@ -163,7 +163,7 @@ def test_a_tuning_that_was_killed_goes_on_to_the_same_bits(
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             infer.sample(posterior, starts(posterior), steps=100, output=tmp_path, keep_noise=True, **OPTIONS)
-    assert written == list(range(1, 11))  # of 15 blocks
+    assert written == list(range(1, 13))  # of 14 blocks, the last four of which show what steps shift
     monkeypatch.undo()
     infer.sample(posterior, starts(posterior), steps=100, output=tmp_path, keep_noise=True, **OPTIONS)
     ours, whole = (read_arrays(path / "chunk_00000.h5") for path in (tmp_path, folder))
@@ -275,7 +275,16 @@ def test_tuning_finds_masses_and_the_energy_error_that_it_aims_at(run: tuple[Any
     assert np.sqrt(of_noise) == pytest.approx(1 / np.sqrt(1 + (BIAS / SIGMA) ** 2), rel=0.35)
     assert np.sqrt(of_c) == pytest.approx(1.0, rel=0.6)
     assert L / np.sqrt(65) == pytest.approx(4) and step_size <= L
-    assert tilt[0] == 0 and abs(tilt[1]) < 0.5
+    assert tilt[0] == 0 and 0 < abs(tilt[1]) < 0.5
+
+
+def test_log_densities_are_those_of_the_posterior(run: tuple[Any, ...]) -> None:
+    """Not those of the tilted one, from which draws come."""
+    posterior, _, chain = run
+    white = {"c": jnp.asarray((chain.parameters["c"][:, 49::50].T - 1.5) / 0.2)}  # of the last draws of chunks
+    density = jax.vmap(jax.vmap(lambda noise, white: posterior.logdensity({"noise": noise, "parameters": white})))
+    expected = density(jnp.asarray(chain.noise, float), white)
+    np.testing.assert_allclose(chain.logdensity[:, 49::50].T, expected, atol=1e-4)
 
 
 def test_failures_stop_a_run(run: tuple[Any, ...], tmp_path: Path) -> None:

@@ -300,7 +300,7 @@ def test_a_parameter_that_finite_steps_shift_is_named() -> None:
     assert reason.startswith(
         "finite steps shift sigma8 by an estimated -0.40 ± 0.02 standard deviations, more than 0.2"
     )
-    assert reason.endswith("sampler.most_bias = 0.04")
+    assert reason.endswith("sampler.most_bias = 0.02")
 
 
 def test_the_scale_whose_modes_mix_worst_is_named(whole: tuple[InferencePlan, Listener]) -> None:

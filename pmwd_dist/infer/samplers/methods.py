@@ -24,8 +24,8 @@ class Tuning(NamedTuple):
       L: length over which the momentum forgets its direction, or mean length of the trajectories of adjusted samplers.
       step_size: of an integration step. Lengths are distances for MCLMC, and times for HMC.
       inverse_mass_matrix: one number for each leaf of the position.
-      tilt: slope along each leaf without axes, which MCLMC takes away from the log density so that what finite steps
-        add to it (`isokinetic.density_shift`) shifts no parameter; None: none.
+      tilt: slope along each leaf without axes, which MCLMC takes away from the log density against what finite steps
+        add to it (`isokinetic.density_shift`), so that to first order no parameter is shifted; None: none.
     """
 
     L: ArrayLike

@@ -3,7 +3,7 @@
 The energy error of all dimensions says nothing of a parameter on which the widths of many of them depend
 (`isokinetic.density_shift`). The log density is tilted along the parameters by as much of the shift as stands out from
 its error: of shifts b with errors e the share b^2 / (b^2 + e^2) has the least mean square left. What a tilt can't take
-away is of second order: about half the square of the shift.
+away is that error, and what is of second order: about half the square of the shift.
 """
 
 from __future__ import annotations
@@ -50,11 +50,16 @@ class Shift(NamedTuple):
         return cls(root, bias, error)
 
     def longest_step(self, most_bias: float) -> float:
-        """The largest step of whose shift, as far as it stands out, a tilt leaves no more than this."""
+        """The largest step whose shift, as far as it stands out, is of no more than this in second order."""
         shown = np.sum(np.maximum(np.abs(self.bias) - self.error, 0) ** 2)
         return float((2 * most_bias / shown) ** 0.25) if shown > 0 else math.inf
 
-    def tilt(self, step_size: float) -> np.ndarray:
-        """Slope along each number that is to be taken away from the log density."""
+    def tilt(self, step_size: float, most_bias: float) -> np.ndarray:
+        """Slope along each number that is to be taken away from the log density.
+
+        Where the step is longer than the longest one, it takes no more away than there.
+        """
         share = self.bias**2 / np.maximum(self.bias**2 + self.error**2, 1e-300)
-        return np.linalg.solve(self.root.T, share * self.bias * step_size**2)
+        shift = share * self.bias * step_size**2
+        shift *= min(1.0, math.sqrt(2 * most_bias) / max(math.sqrt(np.sum(shift**2)), 1e-300))
+        return np.linalg.solve(self.root.T, shift)
