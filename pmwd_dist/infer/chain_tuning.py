@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -23,73 +24,96 @@ from pmwd_dist.infer.samplers.stiffness import largest_curvature
 from pmwd_dist.infer.samplers.tuning import Search, block_length, tune
 from pmwd_dist.infer.starting import begin
 from pmwd_dist.infer.state import Run, TuningProgress, leaves_of, placed, restored, tuning_progress
+from pmwd_dist.infer.storage import Arrays
 
 _CHECKPOINT_SECONDS = 10.0  # between writes while a run is tuned
 
 
-def tuned(
-    key: Array,
-    run: Run,
-    posterior: Posterior,
-    search: Search,
-    folder: ChainFolder,
-    steps: int,
-    axis: str | None,
-    *,
-    listener: Callable[[TuningProgress], None] | None,
-) -> tuple[Run, TuningFailures]:
-    """All chains after tuning, kept in the folder, and its failures; it goes on where the folder says that it was."""
-    length, written, failures = block_length(steps), time.monotonic(), TuningFailures()
-    if stored := folder.state():
-        with folder.reading_state():
-            search.unpack({name.removeprefix("search/"): x for name, x in stored.items() if name.startswith("search/")})
-            failures.unpack(stored)
-            adapted = restored(stored, run.adaptation, "adaptation")
-            run = run._replace(states=restored(stored, run.states), adaptation=adapted)
+@dataclass
+class ChainTuning:
+    """Chains that are tuned together, and kept in a folder on the way.
 
-    def run_all(key: Array, states: IntegratorState, tuning: Tuning, method: Method) -> tuple[IntegratorState, Block]:
-        now = posterior.adapted(run.adaptation)
-        states, block = _blocks(key, states, placed(tuning, run.tuning), now, method, length, axis)
-        failures.add(search.stage, np.asarray(block.nonans))
-        return placed(states, run.states), block  # where they were: with another sharding it would compile again
+    Args:
+      key: of jax.random.
+      run: the chains before; after `tune`, those that are tuned.
+      posterior: that they sample.
+      search: for what they share.
+      folder: in which they are kept.
+      steps: of the tuning.
+      axis: of the device mesh over which chains are divided, if any.
+      listener: called after each block; what it raises ends the tuning, with the state on disk.
+    """
 
-    def adapt(states: IntegratorState, search: Search) -> tuple[IntegratorState, float]:
-        nonlocal run
-        old = run.adaptation
+    key: Array
+    run: Run
+    posterior: Posterior
+    search: Search
+    folder: ChainFolder
+    steps: int
+    axis: str | None
+    listener: Callable[[TuningProgress], None] | None
+    failures: TuningFailures = field(default_factory=TuningFailures)
+    _written: float = field(default_factory=time.monotonic)
+
+    def tune(self) -> Run:
+        """Tune all chains, from where the folder says that they were."""
+        if stored := self.folder.state():
+            self._restore(stored)
+        states, tuning = tune(self.key, self.run.states, self._block, self.search, self._keep, self._adapt)
+        states, tuning = placed(states, self.run.states), placed(tuning, self.run.tuning)
+        self.run = self.run._replace(states=states, tuning=tuning)
+        return self.run
+
+    def _restore(self, stored: Arrays) -> None:
+        with self.folder.reading_state():
+            searched = {name: x for name, x in stored.items() if name.startswith("search/")}
+            self.search.unpack({name.removeprefix("search/"): x for name, x in searched.items()})
+            self.failures.unpack(stored)
+            adapted = restored(stored, self.run.adaptation, "adaptation")
+            self.run = self.run._replace(states=restored(stored, self.run.states), adaptation=adapted)
+
+    def _block(
+        self, key: Array, states: IntegratorState, tuning: Tuning, method: Method
+    ) -> tuple[IntegratorState, Block]:
+        now, length = self.posterior.adapted(self.run.adaptation), block_length(self.steps)
+        states, block = _blocks(key, states, placed(tuning, self.run.tuning), now, method, length, self.axis)
+        self.failures.add(self.search.stage, np.asarray(block.nonans))
+        return placed(states, self.run.states), block  # with another sharding it would compile again
+
+    def _adapt(self, states: IntegratorState, search: Search) -> tuple[IntegratorState, float]:
+        """States in positions of the adaptation that is due, and the largest curvature there; 0 if it is not known."""
+        old = self.run.adaptation
         assert old is not None
-        turn, other = jax.random.split(jax.random.fold_in(jax.random.fold_in(key, search.count), 0))
+        before = self.posterior.adapted(old)
+        turn, other = jax.random.split(jax.random.fold_in(jax.random.fold_in(self.key, search.count), 0))
         changes = None
         if search.free:
-            args = other, posterior.adapted(old), states.position, axis
-            changes = np.asarray(adapting.changes_of_curvature(*args))
-        new = placed(adapting.adapt(old, *search.observed(), adapting.mode_numbers(posterior), changes), old)
-        positions = _moved(states.position, posterior.adapted(old), posterior.adapted(new), axis)
-        states = begin(turn, placed(positions, states.position), posterior.adapted(new), axis).states
-        run = run._replace(adaptation=new)
-        states = placed(states, run.states)
+            changes = np.asarray(adapting.changes_of_curvature(other, before, states.position, self.axis))
+        modes = adapting.mode_numbers(self.posterior)
+        new = placed(adapting.adapt(old, *search.observed(), modes, changes), old)
+        after = self.posterior.adapted(new)
+        positions = placed(_moved(states.position, before, after, self.axis), states.position)
+        states = placed(begin(turn, positions, after, self.axis).states, self.run.states)
+        self.run = self.run._replace(adaptation=new)
         if new.mean is None:  # linear theory has brought all modes to one scale but for what bands show
             return states, 0.0
-        each = np.asarray(_largest_curvature(states.position, posterior.adapted(new), axis))
-        return states, float(np.max(each, where=np.isfinite(each), initial=0.0))  # of none it is unknown
+        each = np.asarray(_largest_curvature(states.position, after, self.axis))
+        return states, float(np.max(each, where=np.isfinite(each), initial=0.0))
 
-    def write(search: Search, states: IntegratorState) -> None:
-        begun = {f"search/{name}": x for name, x in search.pack().items()} | failures.pack()
-        folder.write_state(begun | leaves_of(states) | leaves_of(run.adaptation, "adaptation"))
-
-    def keep(search: Search, states: IntegratorState) -> None:
-        nonlocal written
+    def _keep(self, search: Search, states: IntegratorState) -> None:
         try:
-            if listener is not None:
-                listener(tuning_progress(search, length, steps))
+            if self.listener is not None:
+                self.listener(tuning_progress(search, block_length(self.steps), self.steps))
         except BaseException:
-            write(search, states)
+            self._write(search, states)
             raise
-        if time.monotonic() - written >= _CHECKPOINT_SECONDS:
-            write(search, states)
-            written = time.monotonic()
+        if time.monotonic() - self._written >= _CHECKPOINT_SECONDS:
+            self._write(search, states)
+            self._written = time.monotonic()
 
-    states, tuning = tune(key, run.states, run_all, search, keep, adapt)
-    return run._replace(states=placed(states, run.states), tuning=placed(tuning, run.tuning)), failures
+    def _write(self, search: Search, states: IntegratorState) -> None:
+        begun = {f"search/{name}": x for name, x in search.pack().items()} | self.failures.pack()
+        self.folder.write_state(begun | leaves_of(states) | leaves_of(self.run.adaptation, "adaptation"))
 
 
 @eqx.filter_jit

@@ -15,7 +15,7 @@ from jaxtyping import Array
 
 from pmwd_dist.infer import adaptation, scales
 from pmwd_dist.infer.arguments import check_lengths, check_options, check_start
-from pmwd_dist.infer.chain_tuning import tuned
+from pmwd_dist.infer.chain_tuning import ChainTuning
 from pmwd_dist.infer.chains import Chain, ChainFolder, identity_of, open_folder
 from pmwd_dist.infer.failures import check_share
 from pmwd_dist.infer.model import Position, Posterior
@@ -94,9 +94,9 @@ def sample(
     begin_key, tune_key, run_key = jax.random.split(key, 3)
     run, done = _resumed(begun(begin_key, positions, posterior, spmd_axis_name), folder)
     if done is None:
-        args = tune_key, run, posterior, search, folder, tuning_steps, spmd_axis_name
-        run, failures = tuned(*args, listener=tuning_listener)
-        failures.check(most_failures)
+        chains = ChainTuning(tune_key, run, posterior, search, folder, tuning_steps, spmd_axis_name, tuning_listener)
+        run = chains.tune()
+        chains.failures.check(most_failures)
         folder.write_state(pack(run, 0))
         done = 0
         _tell(listener, run, 0, {})
