@@ -20,7 +20,7 @@ from pmwd_dist.infer.adapting import changes_of_curvature
 from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.infer.samplers.blocks import run_blocks
 from pmwd_dist.infer.samplers.methods import tilt, tilted
-from pmwd_dist.infer.samplers.stiffness import largest_curvature
+from pmwd_dist.infer.samplers.stiffness import largest_curvature, longest_step
 from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE, Search, block_length
 
 TRUTH = {"sigma8": 0.8159, "Omega_m": 0.3075, "b1": 0.8}
@@ -181,12 +181,10 @@ class Mocks:
         adapted = jax.tree.map(lambda *x: jnp.asarray(np.stack([np.asarray(y) for y in x])), *new)
         self.states = _moved(keys, self.states, self.data, self.adaptation, adapted, self.posterior)
         self.adaptation = adapted
-        curvatures = np.zeros(self.count)
-        if adapted.mean is not None:
-            curvatures = np.asarray(_curvatures(self.states.position, (self.data, adapted), self.posterior))
-        for search, curvature in zip(self.searches, curvatures, strict=True):
+        curvatures = np.asarray(_curvatures(self.states.position, (self.data, adapted), self.posterior))
+        for search, each in zip(self.searches, curvatures, strict=True):
             if search.due:
-                search.adapted(float(curvature))
+                search.adapted(longest_step(each, theory=adapted.mean is None))
 
     def _tunings(self) -> Any:
         return jax.tree.map(lambda *x: np.stack(x), *[search.tuning() for search in self.searches])
@@ -268,12 +266,11 @@ def _changes(keys: Any, positions: Any, given: Any, posterior: infer.Posterior) 
 
 @eqx.filter_jit
 def _curvatures(positions: Any, given: Any, posterior: infer.Posterior) -> Any:
-    """The largest curvature that the chains of each mock meet."""
+    """The largest curvature that each chain of each mock meets."""
 
     def one(positions: Any, given: Any) -> Any:
         logdensity = _given(posterior, *given).logdensity
-        each = jax.vmap(lambda z: largest_curvature(logdensity, z))(positions)
-        return jnp.max(jnp.where(jnp.isfinite(each), each, 0))
+        return jax.vmap(lambda z: largest_curvature(logdensity, z))(positions)
 
     return jax.vmap(one)(positions, given)
 

@@ -20,7 +20,7 @@ from pmwd_dist.infer.model import Position, Posterior
 from pmwd_dist.infer.samplers.blocks import Block, run_blocks
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState
 from pmwd_dist.infer.samplers.methods import Method, Tuning
-from pmwd_dist.infer.samplers.stiffness import largest_curvature
+from pmwd_dist.infer.samplers.stiffness import largest_curvature, longest_step
 from pmwd_dist.infer.samplers.tuning import Search, block_length, tune
 from pmwd_dist.infer.starting import begin
 from pmwd_dist.infer.state import Run, TuningProgress, leaves_of, placed, restored, tuning_progress
@@ -81,7 +81,7 @@ class ChainTuning:
         return placed(states, self.run.states), block  # with another sharding it would compile again
 
     def _adapt(self, states: IntegratorState, search: Search) -> tuple[IntegratorState, float]:
-        """States in positions of the adaptation that is due, and the largest curvature there; 0 if it is not known."""
+        """States in positions of the adaptation that is due, and the longest step there, per root of the dimensions."""
         old = self.run.adaptation
         assert old is not None
         before = self.posterior.adapted(old)
@@ -95,10 +95,8 @@ class ChainTuning:
         positions = placed(_moved(states.position, before, after, self.axis), states.position)
         states = placed(begin(turn, positions, after, self.axis).states, self.run.states)
         self.run = self.run._replace(adaptation=new)
-        if new.mean is None:  # linear theory has brought all modes to one scale but for what bands show
-            return states, 0.0
-        each = np.asarray(_largest_curvature(states.position, after, self.axis))
-        return states, float(np.max(each, where=np.isfinite(each), initial=0.0))
+        curvatures = np.asarray(_largest_curvature(states.position, after, self.axis))
+        return states, longest_step(curvatures, theory=new.mean is None)
 
     def _keep(self, search: Search, states: IntegratorState) -> None:
         try:

@@ -26,7 +26,7 @@ from pmwd_dist import infer
 from pmwd_dist.infer import trees
 from pmwd_dist.infer.samplers import blocks, hmc, mclmc, methods, tuning
 from pmwd_dist.infer.samplers.isokinetic import langevin_step
-from pmwd_dist.infer.samplers.stiffness import LARGEST_PHASE, largest_curvature
+from pmwd_dist.infer.samplers.stiffness import largest_curvature, longest_step
 
 VARIANCE = np.linspace(0.5, 2, 12).reshape(2, 3, 2)
 
@@ -248,7 +248,7 @@ def test_chains_run_with_no_step_that_was_not_stable(steps: int, growth: float, 
             undone += not fine
             assert fine == (step < limit) or (fine and unstable < 10)
             if search.due:
-                search.adapted(1e-9)
+                search.adapted(math.inf)
                 limit *= growth
         assert float(search.tuning().step_size) / np.sqrt(401) < limit
         assert undone
@@ -279,15 +279,18 @@ def test_the_stiffest_direction_bounds_the_step() -> None:
 
         return jax.lax.scan(once, start, jax.random.split(jax.random.key(4), 600))[1]
 
-    heat, energy = along(LARGEST_PHASE * root / math.sqrt(curvature))
-    assert np.mean(heat) < 2
-    assert np.var(energy) / 4000 < 5e-4
+    for theory in (True, False):
+        longest = longest_step(np.array([curvature, np.nan, 1.0]), theory=theory)
+        heat, energy = along(longest * root)
+        assert np.mean(heat) < 2
+        assert np.var(energy) / 4000 < 5e-4
+        search = tuning.Search(jax.tree.map(lambda x: x[None], position), steps=200, adapts=True)
+        search.adapted(longest)
+        assert float(search.tuning().step_size) <= longest * root
+        assert float(search.pack()["longest"]) == pytest.approx(longest * root)
     heat, _ = along(3.0 * root / math.sqrt(curvature))
     assert np.mean(heat[300:]) > 10
-    search = tuning.Search(jax.tree.map(lambda x: x[None], position), steps=200, adapts=True)
-    search.adapted(curvature)
-    assert float(search.tuning().step_size) <= LARGEST_PHASE * root / math.sqrt(curvature)
-    assert float(search.pack()["longest"]) == pytest.approx(LARGEST_PHASE * root / math.sqrt(curvature))
+    assert longest_step(np.array([np.nan]), theory=True) == math.inf
 
 
 @pytest.mark.parametrize("heavier", [1.0, 4.0])
@@ -348,7 +351,7 @@ def test_tuning_tilts_the_density_against_what_steps_shift() -> None:
         states = jax.jit(jax.vmap(start))(jax.random.split(jax.random.key(6), 4))
         options = {"energy_variance": 1e-4, "most_bias": most_bias, "adapts": True}
         search = tuning.Search(states.position, steps=2000, **options)
-        adapt = lambda states, search: (states, 0.0)  # noqa: E731
+        adapt = lambda states, search: (states, math.inf)  # noqa: E731
         states, parameters = tuning.tune(jax.random.key(7), states, run, search, adapt=adapt)
         again = tuning.Search(states.position, steps=2000, **options)
         again.unpack(search.pack())

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 from pmwd_dist.infer import trees
 from pmwd_dist.infer.samplers.isokinetic import LogDensity, value_and_grad
 
 # Of a step per root of the dimensions, times the root of the largest curvature where the chains are. In a normal
-# distribution steps of McLachlan's integrator are unstable from 2.55 on; the curvature along a chain varies.
-LARGEST_PHASE = 1.2
-_ASIDE, _TURNS = 0.05, 12  # distance of a difference of slopes, and iterations
+# distribution steps of McLachlan's integrator are unstable from 2.55 on. The curvature along a chain varies, most where
+# linear theory has not brought the modes to one scale at all parameters.
+LARGEST_PHASE, LARGEST_PHASE_WITHOUT_THEORY = 2.0, 1.2
+_ASIDE = 0.5  # half the distance of a difference of slopes, about that by which a step moves in any direction
+_TURNS = 12  # iterations
 
 
 def largest_curvature(logdensity: LogDensity, position: Any) -> Array:
@@ -36,3 +40,14 @@ def largest_curvature(logdensity: LogDensity, position: Any) -> Array:
     begin = slope(position)
     size = trees.norm(begin)
     return jax.lax.scan(once, (trees.scale(1 / size, begin), size), length=_TURNS)[0][1]
+
+
+def longest_step(curvatures: np.ndarray, *, theory: bool) -> float:
+    """The longest stable step of MCLMC, per root of the dimensions, of chains with such largest curvatures.
+
+    Args:
+      curvatures: from `largest_curvature`; those that are not finite say nothing.
+      theory: whether linear theory says anything of the modes.
+    """
+    largest = float(np.max(curvatures, where=np.isfinite(curvatures), initial=0.0))
+    return (LARGEST_PHASE if theory else LARGEST_PHASE_WITHOUT_THEORY) / math.sqrt(largest) if largest > 0 else math.inf

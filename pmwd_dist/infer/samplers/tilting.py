@@ -3,7 +3,8 @@
 The energy error of all dimensions says nothing of a parameter on which the widths of many of them depend
 (`isokinetic.density_shift`). The log density is tilted along the parameters by as much of the shift as stands out from
 its error: of shifts b with errors e the share b^2 / (b^2 + e^2) has the least mean square left. What a tilt can't take
-away is that error, and what is of second order: about half the square of the shift.
+away is that error, and what is of second order: about half the square of the shift. Steps are so short that neither is
+more than is asked for: the error is that of a sum over all dimensions, and of a large field bounds the step first.
 """
 
 from __future__ import annotations
@@ -50,9 +51,13 @@ class Shift(NamedTuple):
         return cls(root, bias, error)
 
     def longest_step(self, most_bias: float) -> float:
-        """The largest step whose shift, as far as it stands out, is of no more than this in second order."""
-        shown = np.sum(np.maximum(np.abs(self.bias) - self.error, 0) ** 2)
-        return float((2 * most_bias / shown) ** 0.25) if shown > 0 else math.inf
+        """The largest step of whose shift a tilt leaves no more than this.
+
+        That is the error of each combination, and in second order half the square of what stands out from it.
+        """
+        shown, error = np.sum(np.maximum(np.abs(self.bias) - self.error, 0) ** 2), np.max(self.error, initial=0.0)
+        second_order = (2 * most_bias / shown) ** 0.25 if shown > 0 else math.inf
+        return float(min(second_order, math.sqrt(most_bias / error) if error > 0 else math.inf))
 
     def tilt(self, step_size: float, most_bias: float) -> np.ndarray:
         """Slope along each number that is to be taken away from the log density.
