@@ -144,6 +144,8 @@ def find_scale_reasons(scales: dict[str, dict[str, float]], r_hat: float, ess: f
 
 def find_bias_reasons(bias: dict[str, tuple[float, float]], limit: float, most_bias: float) -> list[str]:
     """Reasons that parameters give which finite steps shift, more than tuning has shown."""
+    # A shift goes as most_bias where the error of a tilt bounds the step, and as its root where the second order does:
+    # the power here is right for the latter, and on the safe side for the former.
     return [
         f"finite steps shift {name} by an estimated {shift:+.2f} ± {error:.2f} standard deviations, more than "
         f"{limit:g}; raise sampler.tune, or sample again with sampler.most_bias = "

@@ -7,7 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from pmwd_dist.infer.samplers.blocks import Block
 from pmwd_dist.infer.samplers.tilting import Shift
+from pmwd_dist.infer.samplers.tuning import Search
 
 
 def draws(length: int, noise: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -47,3 +49,43 @@ def test_chains_that_are_not_together_show_no_shift() -> None:
     numbers, added = draws(400, 1.0)
     shift = Shift.of(numbers + np.arange(4)[:, None, None], added)
     assert shift.longest_step(0.1) == math.inf and not shift.tilt(1.0, 0.1).any()
+
+
+def searched(noise: float, unstable: int = -1) -> tuple[list[float], Search]:
+    """Steps of a tuning, per root of the dimensions, whose energy error asks for longer ones all the time."""
+    start = {"u": np.zeros(4), "x": np.zeros((4, 400))}
+    options = {"steps": 800, "adapts": True}
+    search, rng, steps = Search(start, **options), np.random.default_rng(3), list[float]()
+    while not search.done:
+        steps.append(float(search.tuning().step_size) / math.sqrt(401))
+        energy = (1e3 if search.count == unstable else 1e-3) * rng.standard_normal((4, 20))
+        numbers, shift = rng.standard_normal((4, 20, 1)), noise * rng.standard_normal((4, 20))
+        mean, square = {"u": np.zeros(4), "x": np.zeros((4, 400))}, {"u": np.ones(4), "x": np.ones(4)}
+        seen = np.zeros((4, 20, 3)), np.zeros((4, 0))
+        search.take(Block(energy, np.array(True), numbers, shift, mean, square, *seen))
+        if search.due:
+            search.adapted(0.2)
+        packed = search.pack()
+        search = Search(start, **options)  # as a tuning that was killed goes on
+        search.unpack(packed)
+    return [*steps, float(search.tuning().step_size) / math.sqrt(401)], search
+
+
+def test_no_step_is_longer_than_the_stiffest_direction_allows() -> None:
+    steps, _ = searched(0.0)
+    assert steps[-1] == pytest.approx(0.2)
+    assert max(steps[15:]) <= 0.2 * (1 + 1e-6)  # 12 blocks before the first adaptation
+    assert max(steps[:12]) > 0.2
+
+
+def test_a_bound_by_the_error_of_a_tilt_relaxes_as_more_is_seen() -> None:
+    steps, _ = searched(0.6)
+    # 480 draws of the fourth stage, and as many of the last: errors of 0.6 / 480^(1/2), and of 0.6 / 960^(1/2).
+    halfway, end = (math.sqrt(0.1 / (0.6 / math.sqrt(n)) / 401) for n in (480, 960))
+    assert steps[-2] == pytest.approx(halfway, rel=0.15)
+    assert steps[-1] == pytest.approx(end, rel=0.15) and steps[-1] > 1.1 * steps[-2]
+
+
+def test_a_last_block_that_is_unstable_halves_the_step() -> None:
+    steps, _ = searched(0.0, unstable=39)
+    assert steps[-1] == pytest.approx(0.5 * steps[-2])

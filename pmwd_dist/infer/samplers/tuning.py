@@ -14,12 +14,12 @@ Of millions of dimensions a few that are unstable don't show in the energy error
 is longer than the stiffest direction allows (`stiffness`). With 32^3 cells and maps of lensing, whose largest curvature
 was 40, a step of 0.3 roots of the dimensions has an energy variance of 9e-6 and slopes of modes as they should be, 0.4
 has 2e-3 and slopes whose mean square is twice as large. Galaxies in 32^3 cells of 5 Mpc/h have 19 in 2LPT and 28 in an
-N-body simulation, where the energy error alone asks for 0.53 and 0.485: phases of 2.1 to 2.3 and of 2.6.
+N-body simulation, where the energy error alone asks for 0.53 and 0.485: phases of 2.3 and 2.6.
 
 What steps of MCLMC do to parameters (`tilting`) is estimated from the last two stages; the log density is tilted
-against it, and the step so short that no more than a tenth of a standard deviation is left by the error of that
-estimate, which a longer tuning makes smaller, and in second order. It is made no shorter than a fifth of a stable one:
-more is asked for by chains that are still far from where they go.
+against it, and the step so short that the standard error of that estimate, which a longer tuning makes smaller, and
+what is of second order are a tenth of a standard deviation. It is made no shorter than a fifth of a stable one: more is
+asked for by chains that are still far from where they go.
 
 L of MCLMC is four times the root of the dimensions. In a normal distribution a longer L than a direction asks for costs
 nothing, a shorter one does: one direction three times wider than the others takes 59, 37, 29 and 26 steps for an
@@ -59,6 +59,7 @@ BLOCK = 20  # steps with one step size, at most
 _STAGES = (0.3, 0.25, 0.15, 0.15, 0.15)  # shares of the steps
 _WEIGH = (0, 1)  # stages after which masses change
 _LATE = 3  # stages, after which MCLMC should be in equilibrium
+_VERLET = 2 / 2.55  # of the longest stable time of a step of HMC to that of McLachlan's integrator
 _FIRST_STEP = 0.05  # of the root of the dimensions
 _SHORTEST_STEP = 0.2  # of a stable one, for a bias
 _LARGEST_CHANGE = math.log(2)  # of the step size from one block to the next
@@ -187,7 +188,7 @@ class Search:
     def adapted(self, longest: float) -> None:
         """Positions are other ones from here on, with a longest step per root of the dimensions (`stiffness`)."""
         self.due = False
-        self._longest = longest * (1 if self.method == "hmc" else math.sqrt(self._dimensions))  # steps of HMC are times
+        self._longest = longest * (_VERLET if self.method == "hmc" else math.sqrt(self._dimensions))
         self._weigh()
         if self.method != "mclmc":
             self._largest = min(self._largest, 0.5 * self._L)
@@ -264,9 +265,11 @@ class Search:
         if self._stage in _WEIGH and not (self._adapts and self._shown.observed):
             self._weigh()
         if self._shifts:
+            limited = self._step_size >= self._unbiased
             longest = self._shift().longest_step(self._most_bias)
-            self._unbiased = max(longest, _SHORTEST_STEP * self._stable)
-            self._step_size = self._bounded(self._settled() if self._wanted else self._step_size)
+            if longest < math.inf:  # chains that are apart say nothing
+                self._unbiased = max(longest, _SHORTEST_STEP * self._stable)
+            self._step_size = self._bounded(self._settled() if limited else self._step_size)
         self._stage += 1
         if self._stage == 1:
             self._L *= _LENGTH
@@ -276,7 +279,8 @@ class Search:
         if self._stage == _LATE and self._wanted_method != "mclmc":
             # Fields that are nearly normal turn without an error by any step: lengths of trajectories would all be one.
             self._L = trajectory_length(self._wanted_method, self._dimensions)
-            self._largest = 0.5 * self._L
+            hmc = _VERLET / math.sqrt(self._dimensions) if self._wanted_method == "hmc" else 1.0
+            self._largest = min(0.5 * self._L, hmc * self._longest)
             self._stable = 0.0
             # Errors add up along a trajectory; and steps of HMC are times, of half as many gradients.
             self._step_size *= 0.25 / math.sqrt(self._dimensions) if self._wanted_method == "hmc" else 0.5
