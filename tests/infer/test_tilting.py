@@ -1,13 +1,20 @@
-"""What a tuning makes of the shift of parameters by finite steps."""
+"""Bounds of the step of a tuning, and what it makes of the shift of parameters by finite steps."""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from typing import Any
 
+import jax
+import jax_cosmo
 import numpy as np
 import pytest
 
+import pmwd_dist as pmd
+from pmwd_dist import infer
 from pmwd_dist.infer.samplers.blocks import Block
+from pmwd_dist.infer.samplers.methods import Method
 from pmwd_dist.infer.samplers.tilting import Shift
 from pmwd_dist.infer.samplers.tuning import Search
 
@@ -51,10 +58,10 @@ def test_chains_that_are_not_together_show_no_shift() -> None:
     assert shift.longest_step(0.1) == math.inf and not shift.tilt(1.0, 0.1).any()
 
 
-def searched(noise: float, unstable: int = -1) -> tuple[list[float], Search]:
+def searched(noise: float, unstable: int = -1, method: Method = "mclmc") -> list[float]:
     """Steps of a tuning, per root of the dimensions, whose energy error asks for longer ones all the time."""
     start = {"u": np.zeros(4), "x": np.zeros((4, 400))}
-    options = {"steps": 800, "adapts": True}
+    options: dict[str, Any] = {"steps": 800, "adapts": True, "method": method}
     search, rng, steps = Search(start, **options), np.random.default_rng(3), list[float]()
     while not search.done:
         steps.append(float(search.tuning().step_size) / math.sqrt(401))
@@ -68,18 +75,50 @@ def searched(noise: float, unstable: int = -1) -> tuple[list[float], Search]:
         packed = search.pack()
         search = Search(start, **options)  # as a tuning that was killed goes on
         search.unpack(packed)
-    return [*steps, float(search.tuning().step_size) / math.sqrt(401)], search
+    return [*steps, float(search.tuning().step_size) / math.sqrt(401)]
 
 
 def test_no_step_is_longer_than_the_stiffest_direction_allows() -> None:
-    steps, _ = searched(0.0)
+    steps = searched(0.0)
     assert steps[-1] == pytest.approx(0.2)
     assert max(steps[15:]) <= 0.2 * (1 + 1e-6)  # 12 blocks before the first adaptation
     assert max(steps[:12]) > 0.2
 
 
+@pytest.mark.parametrize(("method", "longest"), [("adjusted-mclmc", 0.2), ("hmc", 0.2 * 2 / 2.55 / math.sqrt(401))])
+def test_nor_a_step_of_a_trajectory(method: Method, longest: float) -> None:
+    """Steps of HMC are times, and those of Verlet are unstable from a phase of 2 on."""
+    steps = searched(0.0, method=method)
+    assert steps[-1] == pytest.approx(longest)
+    assert max(steps[28:]) <= longest * (1 + 1e-6)  # trajectories begin after 28 blocks
+
+
+@pytest.mark.parametrize("phase", [0.1, 2.0])
+def test_chains_of_simulations_keep_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: float) -> None:
+    """The largest curvature is 1 or more: with a phase of 0.1 no step is longer than 0.1, with the default it is."""
+    monkeypatch.setattr("pmwd_dist.infer.samplers.stiffness.LARGEST_PHASE", phase)
+    config = pmd.Config(80.0, 8, a_start=0.1, a_stop=0.5, steps=1, lpt_order=2, decomposition=(1, 1), halo=0)
+    forward = infer.Simulation(config, jax_cosmo.Planck15(), gravity="lpt", bias="b1")
+    model = infer.Model(config, forward, {"b1": infer.Normal(1.0, 0.3)}, infer.Gaussian(0.5))
+    data = model.mock(jax.random.key(1), model.draw(jax.random.key(0), b1=1.2))
+    posterior = model.condition(data, precondition="adapted")
+    starts = jax.vmap(posterior.initial)(jax.random.split(jax.random.key(2), 2))
+    steps = list[float]()
+    infer.sample(
+        posterior,
+        starts,
+        key=jax.random.key(3),
+        tuning_steps=160,
+        steps=2,
+        chunk=2,
+        output=tmp_path,
+        listener=lambda progress: steps.append(progress.step_size / math.sqrt(513)),
+    )
+    assert (steps[-1] <= 0.1) == (phase == 0.1)
+
+
 def test_a_bound_by_the_error_of_a_tilt_relaxes_as_more_is_seen() -> None:
-    steps, _ = searched(0.6)
+    steps = searched(0.6)
     # 480 draws of the fourth stage, and as many of the last: errors of 0.6 / 480^(1/2), and of 0.6 / 960^(1/2).
     halfway, end = (math.sqrt(0.1 / (0.6 / math.sqrt(n)) / 401) for n in (480, 960))
     assert steps[-2] == pytest.approx(halfway, rel=0.15)
@@ -87,5 +126,5 @@ def test_a_bound_by_the_error_of_a_tilt_relaxes_as_more_is_seen() -> None:
 
 
 def test_a_last_block_that_is_unstable_halves_the_step() -> None:
-    steps, _ = searched(0.0, unstable=39)
+    steps = searched(0.0, unstable=39)
     assert steps[-1] == pytest.approx(0.5 * steps[-2])

@@ -3,8 +3,9 @@
 The energy error of all dimensions says nothing of a parameter on which the widths of many of them depend
 (`isokinetic.density_shift`). The log density is tilted along the parameters by as much of the shift as stands out from
 its error: of shifts b with errors e the share b^2 / (b^2 + e^2) has the least mean square left. What a tilt can't take
-away is that error, and what is of second order: about half the square of the shift. Steps are so short that neither is
-more than is asked for: the error is that of a sum over all dimensions, and of a large field bounds the step first.
+away is that error, and what is of second order: about half the square of the shift. Steps are so short that the
+standard error and the second order are no more than is asked for. The error is that of a sum over all dimensions: in a
+large field it bounds the step first.
 """
 
 from __future__ import annotations
