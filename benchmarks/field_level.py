@@ -29,7 +29,7 @@ from benchmarks.mocks import TRUTH, galaxies, lensing
 from pmwd_dist import infer
 from pmwd_dist.infer.chains import load_chain
 from pmwd_dist.infer.samplers.isokinetic import value_and_grad
-from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE, STEP_BIAS
+from pmwd_dist.infer.samplers.search import ENERGY_VARIANCE, STEP_BIAS
 
 DENSITY = 1e-3
 

@@ -20,8 +20,8 @@ from pmwd_dist.infer.adapting import changes_of_curvature
 from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.infer.samplers.blocks import run_blocks
 from pmwd_dist.infer.samplers.methods import tilt, tilted
+from pmwd_dist.infer.samplers.search import ENERGY_VARIANCE, Search, block_length
 from pmwd_dist.infer.samplers.stiffness import largest_curvature, longest_step
-from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE, Search, block_length
 
 TRUTH = {"sigma8": 0.8159, "Omega_m": 0.3075, "b1": 0.8}
 
@@ -127,10 +127,12 @@ class Mocks:
         self.tunings = None
         self.method, self.length = method, block_length(steps)
         options: dict[str, Any] = {"steps": steps, "method": method, "energy_variance": energy_variance}
-        options["adapts"] = self.adaptation is not None
+        options |= {"adapts": self.adaptation is not None, "approaches": True}
         self.searches = [Search(_of(self.states.position, i), **options) for i in range(self.count)]
         self.blocks = 0
         while not self.searches[0].done:
+            if self.searches[0].reweighs:
+                self._reweigh()
             moved, blocks = self._run(self.searches[0].method)
             fine = np.array([search.take(_of(blocks, i)) for i, search in enumerate(self.searches)])
             self.states = _where(fine, moved, self.states)
@@ -186,6 +188,12 @@ class Mocks:
             if search.due:
                 search.adapted(longest_step(each, theory=adapted.mean is None))
 
+    def _reweigh(self) -> None:
+        """Bring all chains to the density that the next block samples."""
+        keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(self.keys[1], 2 * 10**6 + self.blocks)
+        now = self.posterior.weighted(self.searches[0].weight)
+        self.states = _moved(keys, self.states, self.data, self.adaptation, self.adaptation, now)
+
     def _tunings(self) -> Any:
         return jax.tree.map(lambda *x: np.stack(x), *[search.tuning() for search in self.searches])
 
@@ -194,7 +202,8 @@ class Mocks:
         keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(self.keys[1], self.blocks)
         given = self.data, self.adaptation
         tunings = self._tunings() if self.tunings is None else self.tunings
-        states, blocks = _blocks(keys, self.states, tunings, given, self.posterior, method, self.length)
+        now = self.posterior.weighted(self.searches[0].weight)
+        states, blocks = _blocks(keys, self.states, tunings, given, now, method, self.length)
         return states, jax.tree.map(np.asarray, blocks)
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer.model import Posterior
-from pmwd_dist.infer.samplers.tuning import SHORTEST
+from pmwd_dist.infer.samplers.search import SHORTEST
 from pmwd_dist.parallel.inputs import whole_number
 
 

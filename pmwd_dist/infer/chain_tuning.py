@@ -20,8 +20,9 @@ from pmwd_dist.infer.model import Position, Posterior
 from pmwd_dist.infer.samplers.blocks import Block, run_blocks
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState
 from pmwd_dist.infer.samplers.methods import Method, Tuning
+from pmwd_dist.infer.samplers.search import Search, block_length
 from pmwd_dist.infer.samplers.stiffness import largest_curvature, longest_step
-from pmwd_dist.infer.samplers.tuning import Search, block_length, tune
+from pmwd_dist.infer.samplers.tuning import tune
 from pmwd_dist.infer.starting import begin
 from pmwd_dist.infer.state import Run, TuningProgress, leaves_of, placed, restored, tuning_progress
 from pmwd_dist.infer.storage import Arrays
@@ -59,7 +60,8 @@ class ChainTuning:
         """Tune all chains, from where the folder says that they were."""
         if stored := self.folder.state():
             self._restore(stored)
-        states, tuning = tune(self.key, self.run.states, self._block, self.search, self._keep, self._adapt)
+        hooks = self._keep, self._adapt, self._reweigh
+        states, tuning = tune(self.key, self.run.states, self._block, self.search, *hooks)
         states, tuning = placed(states, self.run.states), placed(tuning, self.run.tuning)
         self.run = self.run._replace(states=states, tuning=tuning)
         return self.run
@@ -75,10 +77,18 @@ class ChainTuning:
     def _block(
         self, key: Array, states: IntegratorState, tuning: Tuning, method: Method
     ) -> tuple[IntegratorState, Block]:
-        now, length = self.posterior.adapted(self.run.adaptation), block_length(self.steps)
+        now, length = self._now(), block_length(self.steps)
         states, block = _blocks(key, states, placed(tuning, self.run.tuning), now, method, length, self.axis)
         self.failures.add(self.search.stage, np.asarray(block.nonans))
         return placed(states, self.run.states), block  # with another sharding it would compile again
+
+    def _now(self) -> Posterior:
+        return self.posterior.adapted(self.run.adaptation).weighted(self.search.weight)
+
+    def _reweigh(self, states: IntegratorState, search: Search) -> IntegratorState:
+        """States at the same positions, of the density that the next block samples, with new directions."""
+        key = jax.random.fold_in(jax.random.fold_in(self.key, search.count), 1)
+        return placed(begin(key, states.position, self._now(), self.axis).states, self.run.states)
 
     def _adapt(self, states: IntegratorState, search: Search) -> tuple[IntegratorState, float]:
         """States in positions of the adaptation that is due, and the longest step there, per root of the dimensions."""

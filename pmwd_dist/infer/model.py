@@ -204,11 +204,17 @@ class Posterior(eqx.Module):
 
     Positions are as those of `Model`, but for the noise, which the preconditioner, if there is one, moves and scales
     mode by mode, and the parameters, which it scales too.
+
+    Args:
+      model, data: that it is of.
+      preconditioner: of the noise and the parameters; None: none.
+      weight: power of the likelihood, 1 but while chains come to the posterior.
     """
 
     model: Model
     data: Array
     preconditioner: Preconditioner | None
+    weight: Array = eqx.field(default_factory=lambda: jnp.ones(()))  # an array, so that nothing compiles again
 
     def logdensity(self, position: Position) -> Array:
         """Logarithm of the posterior density, up to a constant; -inf where the simulation failed."""
@@ -216,7 +222,8 @@ class Posterior(eqx.Module):
         field, fine = self.model.predict(noise, parameters)
         value = self.model.likelihood.logdensity(self.data, field, parameters, self.model.config)
         white = self._white(position)
-        value = value + log_volume - 0.5 * trees.dot(noise, noise) - 0.5 * trees.dot(white, white)
+        value = self.weight.astype(value.dtype) * value + log_volume
+        value = value - 0.5 * trees.dot(noise, noise) - 0.5 * trees.dot(white, white)
         return jnp.where(fine & jnp.isfinite(value), value, -jnp.inf)
 
     def unwhiten(self, position: Position) -> tuple[Array, dict[str, Array]]:
@@ -252,6 +259,10 @@ class Posterior(eqx.Module):
             return self
         assert self.preconditioner is not None
         return eqx.tree_at(lambda p: p.preconditioner.adaptation, self, adaptation)
+
+    def weighted(self, weight: float) -> Posterior:
+        """The posterior with another power of the likelihood."""
+        return eqx.tree_at(lambda p: p.weight, self, jnp.asarray(weight, self.weight.dtype))
 
     def numpyro_model(self) -> None:
         """The posterior as a model of NumPyro: `numpyro.infer.NUTS(posterior.numpyro_model)`.

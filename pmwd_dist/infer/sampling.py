@@ -21,7 +21,7 @@ from pmwd_dist.infer.failures import check_share
 from pmwd_dist.infer.model import Position, Posterior
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState
 from pmwd_dist.infer.samplers.methods import Method, check_method, density_shift, tilt, transition
-from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE, STEP_BIAS, Search
+from pmwd_dist.infer.samplers.search import ENERGY_VARIANCE, STEP_BIAS, Search
 from pmwd_dist.infer.starting import begun
 from pmwd_dist.infer.state import (
     Moments,
@@ -88,7 +88,7 @@ def sample(
     check_options(key, tuning_steps, most_failures)
     search = _search(posterior, positions, tuning_steps, method, energy_variance, most_bias)
     how: dict[str, Any] = {"tuning_steps": tuning_steps, "thin": thin, "chunk": chunk, "keep_noise": keep_noise}
-    how |= {"tuned": "with a tilt"}  # not so in chains of earlier versions
+    how |= {"tuned": "with a tilt, after an approach"}  # not so in chains of earlier versions
     how |= {"method": method, "energy_variance": energy_variance, "most_bias": most_bias}
     folder = open_folder(output, _identity(posterior, positions, key) | identity_of(how))
     begin_key, tune_key, run_key = jax.random.split(key, 3)
@@ -117,8 +117,8 @@ def _search(
     energy_variance: float,
     most_bias: float,
 ) -> Search:
-    targets = {"energy_variance": energy_variance, "most_bias": most_bias}
-    return Search(positions, steps=steps, method=method, adapts=adaptation.start(posterior) is not None, **targets)
+    how: dict[str, Any] = {"energy_variance": energy_variance, "most_bias": most_bias, "approaches": True}
+    return Search(positions, steps=steps, method=method, adapts=adaptation.start(posterior) is not None, **how)
 
 
 def _white_noise(run: Run, posterior: Posterior, axis: str | None) -> Arrays:

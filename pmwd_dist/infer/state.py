@@ -12,7 +12,7 @@ from jaxtyping import Array
 from pmwd_dist.infer.adaptation import Adaptation
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState
 from pmwd_dist.infer.samplers.methods import Tuning
-from pmwd_dist.infer.samplers.tuning import Search
+from pmwd_dist.infer.samplers.search import Search
 from pmwd_dist.infer.storage import Arrays, check_shapes
 
 

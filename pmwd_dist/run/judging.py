@@ -12,7 +12,7 @@ from jax import Array
 from pmwd_dist import infer
 from pmwd_dist.infer.diagnostics import stuck
 from pmwd_dist.infer.forward import cosmology_at, power_at
-from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE
+from pmwd_dist.infer.samplers.search import ENERGY_VARIANCE
 from pmwd_dist.infer.storage import Arrays
 from pmwd_dist.parallel.fft import pirfft3d
 from pmwd_dist.pm.modes import linear_modes

@@ -62,7 +62,7 @@ def sampled(cosmo: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[infer
         "noise": jnp.asarray(rng.standard_normal((CHAINS, *SHAPE))),
         "parameters": {"b1": jnp.asarray(rng.standard_normal(CHAINS))},
     }
-    options: dict[str, Any] = {"tuning_steps": 60, "steps": 240, "thin": 3, "chunk": 2, "energy_variance": 5e-5}
+    options: dict[str, Any] = {"tuning_steps": 120, "steps": 240, "thin": 3, "chunk": 2, "energy_variance": 5e-5}
     folder = tmp_path_factory.mktemp("chains")
     chain = infer.sample(posterior, positions, key=jax.random.key(3), output=folder, keep_noise=True, **options)
     return chain, wiener(data, k, amplitude)

@@ -91,6 +91,17 @@ def everything(pdims: tuple[int, int], cosmo: Any) -> tuple[Any, ...]:
     return config, data, position
 
 
+def test_a_weight_is_a_power_of_the_likelihood(linear: infer.Posterior) -> None:
+    """Of the likelihood alone: without it the density is the prior."""
+    here, there = ({"noise": x, "parameters": {}} for x in np.random.default_rng(2).standard_normal((2, *SHAPE)))
+    none, some, one = (evaluate(linear.weighted(weight), here) for weight in (0.0, 0.3, 1.0))
+    (other, _), elsewhere = evaluate(linear.weighted(0.0), there)
+    prior = 0.5 * np.sum(np.square(elsewhere)) - 0.5 * np.sum(np.square(none[1]))
+    np.testing.assert_allclose(none[0][0] - other, prior, rtol=1e-9)
+    for x, y, z in zip(*map(jax.tree.leaves, (none[0], some[0], one[0])), strict=True):
+        np.testing.assert_allclose(y, 0.7 * x + 0.3 * z, rtol=1e-9, atol=1e-9)
+
+
 @pytest.fixture(scope="module")
 def reference(cosmo: Any) -> tuple[Any, ...]:
     return everything((1, 1), cosmo)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from functools import partial
 from typing import Any
@@ -24,9 +23,8 @@ from numpyro.infer.util import log_density
 import pmwd_dist as pmd
 from pmwd_dist import infer
 from pmwd_dist.infer import trees
-from pmwd_dist.infer.samplers import blocks, hmc, mclmc, methods, tuning
+from pmwd_dist.infer.samplers import hmc, mclmc, methods
 from pmwd_dist.infer.samplers.isokinetic import langevin_step
-from pmwd_dist.infer.samplers.stiffness import largest_curvature, longest_step
 
 VARIANCE = np.linspace(0.5, 2, 12).reshape(2, 3, 2)
 
@@ -129,23 +127,6 @@ def test_steps_of_hmc_are_exact_for_a_normal_part(monkeypatch: pytest.MonkeyPatc
     np.testing.assert_allclose(end.position["b"], start["b"] + time * np.sqrt(2) * momentum["b"], rtol=0, atol=1e-13)
 
 
-def test_tuned_trajectories_of_a_normal_field_have_several_lengths() -> None:
-    """Its steps have no error, however long they are."""
-    states = jax.vmap(lambda key: mclmc.init(key, jax.random.normal(key, (100,)), lambda x: -0.5 * jnp.sum(x**2)))(
-        jax.random.split(jax.random.key(0), 2)
-    )
-
-    @partial(jax.jit, static_argnums=3)
-    def run(key: Any, states: Any, parameters: Any, method: Any) -> Any:
-        density = lambda x: -0.5 * jnp.sum(x**2)  # noqa: E731
-        return blocks.run_blocks(key, states, parameters, method, logdensity=density, length=20)
-
-    search = tuning.Search(states.position, steps=1000, method="hmc")
-    _, parameters = tuning.tune(jax.random.key(1), states, run, search)
-    assert pytest.approx(np.pi / 2) == parameters.L
-    assert 0.5 < parameters.step_size <= np.pi / 4 + 1e-6
-
-
 def run(step: Any, state: Any, steps: int, key: Any) -> Any:
     """Sums of x^2 over the second half of the steps, mean over them."""
 
@@ -194,104 +175,6 @@ def test_samplers_have_the_right_variances(name: str) -> None:
         assert error.max() < 0.05 * wanted.max()  # a test that can fail
 
 
-def test_tuning_reaches_its_target_beside_a_narrow_direction() -> None:
-    """Which is unstable long before it shows in the energy error of all."""
-
-    def narrow(x: Any) -> Any:
-        return -0.5 * jnp.sum(x["noise"] ** 2) - 0.5 * (x["c"] / 0.05) ** 2
-
-    def start(key: Any) -> Any:
-        return mclmc.init(key, {"noise": jax.random.normal(key, (400,)), "c": 0.05 * jax.random.normal(key)}, narrow)
-
-    @partial(jax.jit, static_argnums=3)
-    def run(key: Any, states: Any, parameters: Any, method: Any = "mclmc") -> Any:
-        return blocks.run_blocks(key, states, parameters, method, logdensity=narrow, length=20)
-
-    states = jax.jit(jax.vmap(start))(jax.random.split(jax.random.key(6), 2))
-    search = tuning.Search(states.position, steps=1000)
-    states, parameters = tuning.tune(jax.random.key(7), states, run, search)
-    energies, keys = [], jax.random.split(jax.random.key(8), 20)
-    for key in keys:
-        states, block = run(key, states, parameters)
-        energies.append(block.energy_change)
-    assert 0.5 < np.var(energies) / 401 / tuning.ENERGY_VARIANCE < 2
-    mass = parameters.inverse_mass_matrix
-    assert 1 / 4 < mass["c"] / mass["noise"] / 0.05**2 < 4
-    assert parameters.L / np.sqrt(401) == pytest.approx(4)
-    with pytest.raises(ValueError, match="steps=39 must be 40 or more to tune"):
-        tuning.Search(states.position, steps=39)
-
-
-@pytest.mark.parametrize(("steps", "growth", "unstable"), [(300, 4, 100), (1000, 2, 100), (1000, 2, 5)])
-def test_chains_run_with_no_step_that_was_not_stable(steps: int, growth: float, unstable: float) -> None:
-    """Where a direction, less narrow after each adaptation, is unstable long before the error of all is large.
-
-    25 times the variance that is aimed at is too much late in a tuning; early, chains are on their way.
-    """
-    rng, positions = np.random.default_rng(2), {"noise": np.zeros((2, 400)), "zeta": np.zeros(2)}
-    ones: Any = jax.tree.map(lambda x: np.ones(2), positions)
-    for first in np.geomspace(0.002, 0.02, 40):
-        search, limit, undone = tuning.Search(positions, steps=steps, adapts=True), first, 0
-        while not search.done:
-            step = float(search.tuning().step_size) / np.sqrt(401)
-            size = step**3 if step < limit else unstable
-            energy = size * np.sqrt(401 * tuning.ENERGY_VARIANCE) * rng.standard_normal((2, 20))
-            seen = (
-                rng.standard_normal((2, 20, 1)),
-                np.zeros((2, 20)),
-                positions,
-                ones,
-                np.zeros((2, 20, 3)),
-                np.zeros((2, 0)),
-            )
-            fine = search.take(blocks.Block(energy, np.array(True), *seen))
-            undone += not fine
-            assert fine == (step < limit) or (fine and unstable < 10)
-            if search.due:
-                search.adapted(math.inf)
-                limit *= growth
-        assert float(search.tuning().step_size) / np.sqrt(401) < limit
-        assert undone
-
-
-def test_the_stiffest_direction_bounds_the_step() -> None:
-    """In 4000 dimensions one direction of a curvature of 60 does not show in the energy error before it is unstable."""
-    axis = jax.random.normal(jax.random.key(1), (4000,))
-    axis = axis / jnp.linalg.norm(axis)
-
-    def logdensity(x: Any) -> Any:
-        return -0.5 * jnp.sum(x["noise"] ** 2) - 0.5 * 59 * jnp.dot(axis, x["noise"]) ** 2
-
-    position = {"noise": jax.random.normal(jax.random.key(2), (4000,))}
-    curvature = float(jax.jit(partial(largest_curvature, logdensity))(position))
-    assert curvature == pytest.approx(60, rel=1e-3)
-    root = math.sqrt(4000)
-
-    @jax.jit
-    def along(size: Any) -> Any:
-        """Mean square along the stiffest direction, times its curvature."""
-        across = position["noise"] - axis * jnp.dot(axis, position["noise"])  # nothing along it to begin with
-        start = mclmc.init(jax.random.key(3), {"noise": across}, logdensity)
-
-        def once(state: Any, key: Any) -> Any:
-            state, info = mclmc.step(key, state, logdensity, L=4 * root, step_size=size)
-            return state, (60 * jnp.dot(axis, state.position["noise"]) ** 2, info.energy_change)
-
-        return jax.lax.scan(once, start, jax.random.split(jax.random.key(4), 600))[1]
-
-    for theory in (True, False):
-        longest = longest_step(np.array([curvature, np.nan, 1.0]), theory=theory)
-        heat, energy = along(longest * root)
-        assert np.mean(heat) < 2
-        assert np.var(energy) / 4000 < 5e-4
-        search = tuning.Search(jax.tree.map(lambda x: x[None], position), steps=200, adapts=True)
-        search.adapted(longest)
-        assert float(search.pack()["longest"]) == pytest.approx(longest * root)
-    heat, _ = along(3.0 * root / math.sqrt(curvature))
-    assert np.mean(heat[300:]) > 10
-    assert longest_step(np.array([np.nan]), theory=True) == math.inf
-
-
 @pytest.mark.parametrize("heavier", [1.0, 4.0])
 def test_the_shift_of_a_parameter_by_finite_steps_is_foreseen(heavier: float) -> None:
     """That of a parameter on which the width of 1000 dimensions depends, whose marginal is a standard normal one."""
@@ -326,62 +209,6 @@ def test_the_shift_of_a_parameter_by_finite_steps_is_foreseen(heavier: float) ->
     assert -0.25 < found < -0.12
     state = mclmc.init(jax.random.key(0), {"u": jnp.ones(()), "x": jnp.ones(d)}, density)
     assert methods.density_shift(state, "adjusted-mclmc", lengths) == 0
-
-
-def test_tuning_tilts_the_density_against_what_steps_shift() -> None:
-    """Where the widths of 1000 dimensions depend on one, long before the energy error of all would say so."""
-
-    def density(z: Any) -> Any:
-        return -0.5 * z["u"] ** 2 - 0.5 * jnp.exp(0.1 * z["u"]) * jnp.sum(z["x"] ** 2) + 0.05 * 1000 * z["u"]
-
-    def start(key: Any) -> Any:
-        u = jax.random.normal(key)
-        return mclmc.init(key, {"u": u, "x": jnp.exp(-0.05 * u) * jax.random.normal(key, (1000,))}, density)
-
-    @problems.optimized
-    def run_mclmc(key: Any, states: Any, parameters: Any) -> Any:
-        return blocks.run_blocks(key, states, parameters, "mclmc", logdensity=density, length=20)
-
-    def run(key: Any, states: Any, parameters: Any, method: Any = "mclmc") -> Any:
-        assert method == "mclmc"
-        return run_mclmc(key, states, parameters)
-
-    def tuned(most_bias: float) -> tuple[Any, Any]:
-        states = jax.jit(jax.vmap(start))(jax.random.split(jax.random.key(6), 4))
-        options = {"energy_variance": 1e-4, "most_bias": most_bias, "adapts": True}
-        search = tuning.Search(states.position, steps=2000, **options)
-        adapt = lambda states, search: (states, math.inf)  # noqa: E731
-        states, parameters = tuning.tune(jax.random.key(7), states, run, search, adapt=adapt)
-        again = tuning.Search(states.position, steps=2000, **options)
-        again.unpack(search.pack())
-        same(again.tuning(), search.tuning())
-        return states, parameters
-
-    @problems.optimized
-    def mean(key: Any, states: Any, parameters: Any) -> Any:
-        """Of the parameter, and what steps and tilt add to the log density."""
-
-        def once(states: Any, key: Any) -> Any:
-            step = partial(methods.transition, logdensity=density, method="mclmc", tuning=parameters)
-            states, _ = jax.vmap(partial(step, fraction=jnp.ones(())))(jax.random.split(key, 4), states)
-            shift = jax.vmap(partial(methods.density_shift, method="mclmc", tuning=parameters))(states)
-            return states, (states.position["u"], shift)
-
-        return jax.lax.scan(once, states, jax.random.split(key, 3000))[1]
-
-    states, parameters = tuned(np.inf)
-    size = float(parameters.step_size) / np.sqrt(1001)
-    assert 0.45 < size < 0.65  # shifts of 0.36 without a tilt (`benchmarks/step_bias.py`)
-    assert parameters.tilt["u"] == pytest.approx(-0.36 * (size / 0.55) ** 2, rel=0.3) and parameters.tilt["x"] == 0
-    lower = jax.vmap(lambda x: density(x) - methods.tilt(x, parameters))(states.position)
-    np.testing.assert_allclose(states.logdensity, lower, rtol=1e-9)
-    u, shift = (np.asarray(x, float).T for x in mean(jax.random.key(9), states, parameters))
-    assert abs(u.mean()) < 5 * u.std() / infer.ess_mean(u) ** 0.5 < 0.15
-    assert abs(infer.step_bias(u, shift)[0]) < 0.05
-    states, parameters = tuned(0.01)  # half the square of 0.14
-    assert 0.25 < float(parameters.step_size) / np.sqrt(1001) < 0.43
-    with pytest.raises(ValueError, match="most_bias=0 must be positive; use 0.1 standard deviations"):
-        tuning.Search({"u": np.zeros(2)}, steps=100, most_bias=0)
 
 
 def test_a_step_into_a_failed_simulation_is_undone() -> None:

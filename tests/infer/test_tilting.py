@@ -15,8 +15,8 @@ import pmwd_dist as pmd
 from pmwd_dist import infer
 from pmwd_dist.infer.samplers.blocks import Block
 from pmwd_dist.infer.samplers.methods import Method
+from pmwd_dist.infer.samplers.search import Search
 from pmwd_dist.infer.samplers.tilting import Shift
-from pmwd_dist.infer.samplers.tuning import Search
 
 
 def draws(length: int, noise: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

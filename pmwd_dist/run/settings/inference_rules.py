@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE, STEP_BIAS
+from pmwd_dist.infer.samplers.search import ENERGY_VARIANCE, STEP_BIAS
 from pmwd_dist.run.settings.inference_sections import BIASES, Data, Likelihood, Model, Priors, Sampler, Start
 from pmwd_dist.run.settings.writing import toml_value
 

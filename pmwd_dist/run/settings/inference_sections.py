@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer import priors
 from pmwd_dist.infer.priors import Prior
-from pmwd_dist.infer.samplers.tuning import ENERGY_VARIANCE, STEP_BIAS
+from pmwd_dist.infer.samplers.search import ENERGY_VARIANCE, STEP_BIAS
 from pmwd_dist.run.settings.section import Section, about, list_to_tuple, one_or_several
 from pmwd_dist.run.settings.writing import Raw, toml_value
 

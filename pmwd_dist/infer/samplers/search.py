@@ -1,0 +1,307 @@
+"""Step size, lengths and masses of the samplers, from a run of them (Robnik & Seljak 2023).
+
+The step size of MCLMC follows the energy error of a step, whose variance grows as the sixth power of the step; its
+target is 5e-4 per dimension. That of adjusted samplers follows the energy error of a trajectory, whose variance grows
+as the fourth power: of a variance v, a share of 2 Phi(-sqrt(v) / 2) is accepted (Neal 2011). Both are measured block by
+block with the step size held, about the mean: in equilibrium that is half the variance, so that at a variance beyond 1
+the mean square says another thing. A direction much narrower than the others becomes unstable while the error of all is
+still far below the target: steps begin small, a block that was unstable is undone, since it leaves the chain far from
+where it should be, and its step is not tried again until masses change. A block is unstable at a hundred times the
+target, and in the last two stages of MCLMC, when chains should be in equilibrium, at ten times. Chains run with no
+larger step than one with which a block was stable.
+
+Of millions of dimensions a few that are unstable don't show in the energy error. Where positions are adapted, no step
+is longer than the stiffest direction allows (`stiffness`). With 32^3 cells and maps of lensing, whose largest curvature
+was 40, a step of 0.3 roots of the dimensions has an energy variance of 9e-6 and slopes of modes as they should be, 0.4
+has 2e-3 and slopes whose mean square is twice as large. Galaxies in 32^3 cells of 5 Mpc/h have 19 in 2LPT and 28 in an
+N-body simulation, where the energy error alone asks for 0.53 and 0.485: phases of 2.3 and 2.6.
+
+What steps of MCLMC do to parameters (`tilting`) is estimated from the last two stages; the log density is tilted
+against it, and the step so short that the standard error of that estimate, which a longer tuning makes smaller, and
+what is of second order are a tenth of a standard deviation. It is made no shorter than a fifth of a stable one: more is
+asked for by chains that are still far from where they go.
+
+L of MCLMC is four times the root of the dimensions. In a normal distribution a longer L than a direction asks for costs
+nothing, a shorter one does: one direction three times wider than the others takes 59, 37, 29 and 26 steps for an
+effective sample with 1, 2, 4 and 8 times the root, the others 10, 9, 8 and 8 (4096 dimensions, steps of a quarter of
+the root). Elsewhere it is not free: galaxies of 32^3 cells take 84, 62 and 90 gradients with 2, 4 and 10 times the
+root, those of 64^3 cells 120, 88 and 81 with 2, 4 and 8, and what the slowest parameter of a tuning asks for, 6.6 times
+the root of 32^3 cells, has the noise of a few effective samples.
+
+Posteriors of N-body simulations have other maxima, of universes that are more evolved, in which chains are caught. So
+chains come to a posterior in a stage of its own, in which the power of the likelihood grows from 0.02 to 1, evenly in
+its logarithm, while parameters stay: large scales settle before small ones.
+
+Trajectories of adjusted samplers are a quarter of a period long on average. Masses are one number for each field, whose
+modes a preconditioner has brought to one scale, and one for each parameter: no field of them is stored. Where positions
+are adapted to the posterior (`infer.adaptation`), after each of the first three stages, all masses are 1.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist.infer.samplers.blocks import Block
+from pmwd_dist.infer.samplers.bounds import Bounds
+from pmwd_dist.infer.samplers.methods import Method, Tuning, trajectory_length
+from pmwd_dist.infer.samplers.stage import Stage
+from pmwd_dist.infer.samplers.tilting import Shift
+
+ENERGY_VARIANCE = 5e-4  # of a step of MCLMC, per dimension
+STEP_BIAS = 0.1  # of a parameter by finite steps of MCLMC that a tilt leaves, in standard deviations
+TRAJECTORY_VARIANCE = 0.26  # of a trajectory of an adjusted sampler: 80 % are accepted
+SHORTEST = 40  # tuning, in steps
+BLOCK = 20  # steps with one step size, at most
+_STAGES = (0.3, 0.12, 0.16, 0.14, 0.14, 0.14)  # shares of the steps, first those of the approach
+_AT_ONCE = (0.0, 0.3, 0.25, 0.15, 0.15, 0.15)  # without one
+_FIRST_WEIGHT = 0.002  # of the likelihood
+_WEIGH = (1, 2)  # stages after which masses change
+_LATE = 4  # stages, after which MCLMC should be in equilibrium
+_VERLET = 2 / 2.55  # of the longest stable time of a step of HMC to that of McLachlan's integrator
+_FIRST_STEP = 0.05  # of the root of the dimensions
+_SHORTEST_STEP = 0.2  # of a stable one, for a bias
+_LARGEST_CHANGE = math.log(2)  # of the step size from one block to the next
+_UNSTABLE = 100.0  # times the target
+_UNSTABLE_LATE = 10.0  # that of MCLMC once it should be in equilibrium
+_LENGTH = 4.0  # L of MCLMC, of the root of the dimensions, once parameters move
+
+
+def block_length(steps: int) -> int:
+    """Steps of a block in a tuning of so many steps.
+
+    Raises:
+      ValueError: fewer than 40 steps.
+    """
+    if steps < SHORTEST:
+        raise ArgumentError("steps", steps, f"must be {SHORTEST} or more to tune")
+    return min(BLOCK, steps // 8)
+
+
+class Search:
+    """The parameters found so far, on the host, and what blocks have shown.
+
+    In the approach, if there is one, and the first stage fields come to the parameters, which stay: all at once,
+    parameters would go where the field that is not yet there matters least. Every stage finds the step size that goes
+    with the masses before it, and the first two find masses. Adjusted samplers begin as MCLMC, which comes to the
+    posterior in fewer gradients, and run themselves in the last two stages.
+
+    Args:
+      positions: of the chains, with a leading axis.
+      steps: in all, as near as blocks allow.
+      method: the sampler to tune.
+      energy_variance: target of the energy error of a step of MCLMC, per dimension.
+      most_bias: shift of a parameter by finite steps of MCLMC that a tilt may leave, in standard deviations.
+      adapts: whether positions are adapted instead of masses.
+      approaches: whether the likelihood begins with a small weight.
+
+    Raises:
+      ValueError: fewer than 40 steps, or a target that is not positive.
+    """
+
+    def __init__(
+        self,
+        positions: Any,
+        *,
+        steps: int,
+        method: Method = "mclmc",
+        energy_variance: float = ENERGY_VARIANCE,
+        most_bias: float = STEP_BIAS,
+        adapts: bool = False,
+        approaches: bool = False,
+    ):
+        if not 0 < energy_variance < math.inf:
+            remedy = f"use {ENERGY_VARIANCE:g}, or less where the error differs along a chain"
+            raise ArgumentError("energy_variance", energy_variance, "must be positive and finite", remedy)
+        if not most_bias > 0:
+            remedy = f"use {STEP_BIAS:g} standard deviations, or math.inf for any"
+            raise ArgumentError("most_bias", most_bias, "must be positive", remedy)
+        self._adapts, self.due = adapts, False
+        leaves, self._structure = jax.tree.flatten(positions)
+        self._shapes, self._dtype = [jnp.shape(x) for x in leaves], np.dtype(jnp.result_type(*leaves))
+        self._sizes = np.array([math.prod(shape[1:]) for shape in self._shapes])
+        self._dimensions = int(self._sizes.sum())
+        shares, blocks = _STAGES if approaches else _AT_ONCE, steps / block_length(steps)
+        self._counts = [max(1, round(share * blocks)) if share else 0 for share in shares]
+        self._wanted_method: Method = method
+        self._energy_variance, self._most_bias = energy_variance, most_bias
+        numbers = np.array([len(shape) == 1 for shape in self._shapes])
+        self._numbers = int(numbers.sum())
+        self._held = numbers & ~numbers.all()  # those that stay where they are at first
+        self._variance = np.where(self._held, 0.0, 1.0)
+        self._L = math.sqrt(self._dimensions)
+        self._step_size, self._bounds = _FIRST_STEP * self._L, Bounds()
+        self._shifts: list[np.ndarray] = []  # of the last two stages: parameters, and what a step of length 1 adds
+        self.count, self._stage = 0, 0 if approaches else 1  # blocks, and stages, that are over
+        self._begin_stage()
+
+    def _begin_stage(self) -> None:
+        self._first, self._wanted, self._shown = self.count, list[float](), Stage(self._shapes)
+
+    @property
+    def free(self) -> bool:
+        """Whether parameters move."""
+        return not self._held.any()
+
+    def observed(self) -> tuple[np.ndarray, np.ndarray]:
+        """What an observer saw in the last half of a stage: numbers (chains, steps, n), and each chain's mean field."""
+        return self._shown.seen()
+
+    def adapted(self, longest: float) -> None:
+        """Positions are other ones from here on, with a longest step per root of the dimensions (`stiffness`)."""
+        self.due = False
+        self._bounds.longest = longest * math.sqrt(self._dimensions)
+        self._weigh()
+        if self.method != "mclmc":
+            self._renew_for_trajectories()
+        self._step_size = min(self._step_size, self._bounds.largest)
+        self._begin_stage()
+
+    @property
+    def stage(self) -> int:
+        """Number of stages that are over."""
+        return self._stage
+
+    @property
+    def done(self) -> bool:
+        """Whether all blocks were run."""
+        return self._stage == len(_STAGES)
+
+    @property
+    def weight(self) -> float:
+        """Power of the likelihood in the next block."""
+        approach = self._counts[0]
+        return _FIRST_WEIGHT ** (1 - self.count / approach) if self.count < approach else 1.0
+
+    @property
+    def reweighs(self) -> bool:
+        """Whether it is another one than before."""
+        return 0 < self._counts[0] >= self.count
+
+    @property
+    def method(self) -> Method:
+        """The sampler of the next block."""
+        return self._wanted_method if self._stage >= _LATE else "mclmc"
+
+    def tuning(self) -> Tuning:
+        """The parameters, as arrays of NumPy."""
+        L, step_size, *each = (
+            np.asarray(x, self._dtype) for x in (self._L, self._step_size, *self._variance, *self._tilt())
+        )
+        variance, tilt = each[: len(self._shapes)], each[len(self._shapes) :]
+        return Tuning(L, step_size, *(jax.tree.unflatten(self._structure, x) for x in (variance, tilt)))
+
+    def take(self, block: Block) -> bool:
+        """Learn from the next block, with arrays of NumPy; false if it was unstable, and is to be undone."""
+        adjusted = self.method != "mclmc"
+        target = TRAJECTORY_VARIANCE if adjusted else self._energy_variance * self._dimensions
+        energy = np.asarray(block.energy_change, float)
+        variance = float(np.mean(np.var(energy, axis=1, ddof=1)))
+        late = self._stage >= _LATE and not adjusted
+        stable = bool(np.all(block.nonans)) and variance < (_UNSTABLE_LATE if late else _UNSTABLE) * target
+        if not stable:
+            self._bounds.failed(self._step_size)
+            self._step_size *= 0.5
+        else:
+            self._bounds.stood(self._step_size)
+            self._average(block)
+            if late and self._numbers:
+                seen = np.asarray(block.numbers, float), np.asarray(block.shift, float)[..., None]
+                self._shifts.append(np.concatenate(seen, axis=-1))
+            self._adapt(math.log(target / max(variance, 1e-300)) / (4 if adjusted else 6))
+        self.count += 1
+        if self.count - self._first == self._counts[self._stage]:
+            self._end_stage()
+        return stable
+
+    def _average(self, block: Block) -> None:
+        """Moments of positions over the last half of a stage."""
+        if 2 * (self.count - self._first) < self._counts[self._stage] - 1:
+            return
+        self._shown.average(block, observe=self._adapts and 0 < self._stage < _LATE)
+
+    def _adapt(self, change: float) -> None:
+        """Bring the step size nearer to the target; the last half of a stage decides together."""
+        change = float(np.clip(change, -_LARGEST_CHANGE, _LARGEST_CHANGE))
+        self._wanted.append(math.log(self._step_size) + change)
+        near = abs(change) < 0.5 * _LARGEST_CHANGE
+        self._step_size = self._bounds.of(self._settled() if near else math.exp(self._wanted[-1]))
+
+    def _settled(self) -> float:
+        """The step size that the last half of a stage asks for."""
+        return math.exp(float(np.mean(self._wanted[len(self._wanted) // 2 :])))
+
+    def _end_stage(self) -> None:
+        if self._stage in _WEIGH and not (self._adapts and self._shown.observed):
+            self._weigh()
+        if self._shifts:
+            limited = self._step_size >= self._bounds.unbiased
+            longest = self._shift().longest_step(self._most_bias)
+            if longest < math.inf:  # chains that are apart say nothing
+                self._bounds.unbiased = max(longest, _SHORTEST_STEP * self._bounds.stable)
+            self._step_size = self._bounds.of(self._settled() if limited else self._step_size)
+        self._stage += 1
+        if self._stage == 2:
+            self._L *= _LENGTH
+        if self.done:
+            self._step_size = min(self._step_size, self._bounds.stable or math.inf)
+            self._L = max(self._L, self._step_size)
+        if self._stage == _LATE and self._wanted_method != "mclmc":
+            # Fields that are nearly normal turn without an error by any step: lengths of trajectories would all be one.
+            self._L = trajectory_length(self._wanted_method, self._dimensions)
+            self._renew_for_trajectories()
+            # Errors add up along a trajectory; and steps of HMC are times, of half as many gradients.
+            self._step_size *= 0.25 / math.sqrt(self._dimensions) if self._wanted_method == "hmc" else 0.5
+        self.due = self._adapts and self._stage <= _LATE and bool(self._shown.observed)
+        if not self.due:
+            self._begin_stage()
+
+    def _shift(self) -> Shift:
+        seen = np.concatenate(self._shifts, axis=1)
+        return Shift.of(seen[..., :-1], seen[..., -1])
+
+    def _tilt(self) -> np.ndarray:
+        """Slope along each leaf that the log density is tilted by, once all is tuned."""
+        tilt = np.zeros(len(self._shapes))
+        if self.done and self._shifts:
+            tilt[[len(shape) == 1 for shape in self._shapes]] = self._shift().tilt(self._step_size, self._most_bias)
+        return tilt
+
+    def _weigh(self) -> None:
+        """Masses from the variances within chains; the step goes with their mean."""
+        variance = np.ones(len(self._shapes)) if self._adapts else self._shown.variances()
+        variance[self._held] = 1.0
+        self._held = np.zeros_like(self._held)
+        ratio = np.average(self._variance, weights=self._sizes) / np.average(variance, weights=self._sizes)
+        self._step_size *= math.sqrt(ratio)
+        self._variance = variance
+        self._bounds.renew()
+
+    def _renew_for_trajectories(self) -> None:
+        """Steps are those of trajectories: those of HMC are times."""
+        of_mclmc = _VERLET / math.sqrt(self._dimensions) if self._wanted_method == "hmc" else 1.0
+        self._bounds.renew(of_mclmc, 0.5 * self._L)
+
+    def pack(self) -> dict[str, np.ndarray]:
+        """All of it as arrays, by name, for a file."""
+        numbers = {"count": self.count, "stage": self._stage, "first": self._first}
+        lengths = {"L": self._L, "step_size": self._step_size}
+        lists = {"held": self._held, "variance": self._variance, "wanted": self._wanted}
+        shifts = {f"shifts/{i:05d}": x for i, x in enumerate(self._shifts)}
+        own = {name: np.asarray(x) for name, x in (numbers | lengths | lists | shifts).items()}
+        return own | self._bounds.pack() | self._shown.pack()
+
+    def unpack(self, arrays: dict[str, np.ndarray]) -> None:
+        """Go on from what was packed, by a search with the same arguments."""
+        self.count, self._stage, self._first = (int(arrays[name]) for name in ("count", "stage", "first"))
+        self._L, self._step_size = float(arrays["L"]), float(arrays["step_size"])
+        self._bounds = Bounds.unpack(arrays)
+        self._held, self._variance = arrays["held"], arrays["variance"]
+        self._wanted = [float(x) for x in arrays["wanted"]]
+        self._shifts = [arrays[name] for name in sorted(arrays) if name.startswith("shifts/")]
+        self._shown.unpack(arrays)
