@@ -83,7 +83,7 @@ class ChainTuning:
         return placed(states, self.run.states), block  # with another sharding it would compile again
 
     def _now(self) -> Posterior:
-        return self.posterior.adapted(self.run.adaptation).weighted(self.search.weight)
+        return self.posterior.adapted(self.run.adaptation).weighted(self.search.weight * self.posterior.weight)
 
     def _reweigh(self, states: IntegratorState, search: Search) -> IntegratorState:
         """States at the same positions, of the density that the next block samples, with new directions."""

@@ -260,7 +260,7 @@ class Posterior(eqx.Module):
         assert self.preconditioner is not None
         return eqx.tree_at(lambda p: p.preconditioner.adaptation, self, adaptation)
 
-    def weighted(self, weight: float) -> Posterior:
+    def weighted(self, weight: ArrayLike) -> Posterior:
         """The posterior with another power of the likelihood."""
         return eqx.tree_at(lambda p: p.weight, self, jnp.asarray(weight, self.weight.dtype))
 

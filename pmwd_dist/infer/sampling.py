@@ -154,7 +154,7 @@ def _identity(posterior: Posterior, positions: Position, key: Array) -> dict[str
     model = posterior.model
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     parts = {"config": model.config, "model": model.forward, "priors": model.items, "likelihood": model.likelihood}
-    of_posterior = {"data": posterior.data, "preconditioner": posterior.preconditioner}
+    of_posterior = {"data": posterior.data, "preconditioner": posterior.preconditioner, "weight": posterior.weight}
     return identity_of(parts | of_posterior | {"start": positions, "key": jax.random.key_data(key) if typed else key})
 
 

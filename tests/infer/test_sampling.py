@@ -154,16 +154,18 @@ def test_a_tuning_that_was_killed_goes_on_to_the_same_bits(
     def kill(self: Any, state: Any) -> None:
         write_state(self, state)
         written.append(int(state["search/count"]))
-        if len(written) in (3, 7, 12):
+        if len(written) in (3, 4, 7, 12):
             raise KeyboardInterrupt
 
     write_state = ChainFolder.write_state
     monkeypatch.setattr(chain_tuning, "_CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr(ChainFolder, "write_state", kill)
-    for _ in range(3):
+    for _ in range(4):
         with pytest.raises(KeyboardInterrupt):
             infer.sample(posterior, starts(posterior), steps=100, output=tmp_path, keep_noise=True, **OPTIONS)
-    assert written == list(range(1, 13))  # of 14 blocks, the last four of which show what steps shift
+    assert written == list(
+        range(1, 13)
+    )  # of 14 blocks, of which the likelihood grows in four, and the last four show what steps shift
     monkeypatch.undo()
     infer.sample(posterior, starts(posterior), steps=100, output=tmp_path, keep_noise=True, **OPTIONS)
     ours, whole = (read_arrays(path / "chunk_00000.h5") for path in (tmp_path, folder))
@@ -416,3 +418,15 @@ def test_chains_on_an_axis_of_their_own_are_the_same(run: tuple[Any, ...], tmp_p
     first = read_arrays(folder / "chunk_00000.h5")
     for name, values in read_arrays(tmp_path / "chunk_00000.h5").items():
         np.testing.assert_allclose(values, first[name], atol=1e-9, err_msg=name)
+
+
+def test_a_weighted_posterior_is_what_chains_sample(run: tuple[Any, ...], tmp_path: Path) -> None:
+    """Also after its tuning, and a chain of it is not continued with another weight."""
+    posterior, _, _ = run
+    options = OPTIONS | {"thin": 1}
+    wide = posterior.weighted(0.1)
+    chain = infer.sample(wide, starts(posterior), steps=200, output=tmp_path, **options)
+    variance = 1 / (1 + 0.1 * BIAS**2 / SIGMA**2)  # of the noise in a cell; 1 / (1 + 9) with a weight of 1
+    np.testing.assert_allclose(np.mean(chain.noise_sd**2), variance, rtol=0.2)
+    with pytest.raises(ValueError, match=r"has a chain with weight="):
+        infer.sample(posterior, starts(posterior), steps=400, output=tmp_path, **options)

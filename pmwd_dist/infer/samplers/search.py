@@ -29,12 +29,12 @@ root, those of 64^3 cells 120, 88 and 81 with 2, 4 and 8, and what the slowest p
 the root of 32^3 cells, has the noise of a few effective samples.
 
 Posteriors of N-body simulations have other maxima, of universes that are more evolved, in which chains are caught. So
-chains come to a posterior in a stage of its own, in which the power of the likelihood grows from 0.02 to 1, evenly in
+chains come to a posterior in a stage of its own, in which the power of the likelihood grows from 0.002 to 1, evenly in
 its logarithm, while parameters stay: large scales settle before small ones.
 
 Trajectories of adjusted samplers are a quarter of a period long on average. Masses are one number for each field, whose
 modes a preconditioner has brought to one scale, and one for each parameter: no field of them is stored. Where positions
-are adapted to the posterior (`infer.adaptation`), after each of the first three stages, all masses are 1.
+are adapted to the posterior (`infer.adaptation`), after each of the three stages that follow, all masses are 1.
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ def block_length(steps: int) -> int:
 class Search:
     """The parameters found so far, on the host, and what blocks have shown.
 
-    In the approach, if there is one, and the first stage fields come to the parameters, which stay: all at once,
+    In the approach, if there is one, and the stage that follows fields come to the parameters, which stay: all at once,
     parameters would go where the field that is not yet there matters least. Every stage finds the step size that goes
-    with the masses before it, and the first two find masses. Adjusted samplers begin as MCLMC, which comes to the
-    posterior in fewer gradients, and run themselves in the last two stages.
+    with the masses before it, and the two after the approach find masses. Adjusted samplers begin as MCLMC, which comes
+    to the posterior in fewer gradients, and run themselves in the last two stages.
 
     Args:
       positions: of the chains, with a leading axis.
