@@ -277,8 +277,8 @@ assert codes == [0, 2], codes
 @pytest.mark.usefixtures("no_figures")
 def test_two_processes(tmp_path: Path):
     """The same power as one process; a snapshot of two files; an error of process 0 is an error of both."""
-    mpirun = shutil.which("mpirun") or str(Path(sys.executable).with_name("mpirun"))
-    if not Path(mpirun).exists():
+    mpirun = Path(shutil.which("mpirun") or Path(sys.executable).with_name("mpirun")).absolute()
+    if not mpirun.exists():
         pytest.skip("there is no mpirun")
     linear_power(tmp_path / "p.txt")
     overrides = ["output.redshifts=0", "output.slice_thickness=0", "cosmology.linear_power=p.txt"]
