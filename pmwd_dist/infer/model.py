@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -208,7 +209,7 @@ class Posterior(eqx.Module):
     Args:
       model, data: that it is of.
       preconditioner: of the noise and the parameters; None: none.
-      weight: power of the likelihood, 1 but while chains come to the posterior.
+      weight: power of the likelihood: 1 for the posterior itself; less than that while chains come to it.
     """
 
     model: Model
@@ -260,8 +261,17 @@ class Posterior(eqx.Module):
         assert self.preconditioner is not None
         return eqx.tree_at(lambda p: p.preconditioner.adaptation, self, adaptation)
 
-    def weighted(self, weight: ArrayLike) -> Posterior:
-        """The posterior with another power of the likelihood."""
+    def weighted(self, weight: float | Array) -> Posterior:
+        """The posterior with another power of the likelihood.
+
+        Args:
+          weight: the power, a number: 0 leaves the prior, 1 is the posterior itself.
+
+        Raises:
+          ValueError: a weight that is negative or not finite.
+        """
+        if not 0 <= float(weight) < math.inf:
+            raise ArgumentError("weight", weight, "must be finite and not negative", "use 1 for the posterior itself")
         return eqx.tree_at(lambda p: p.weight, self, jnp.asarray(weight, self.weight.dtype))
 
     def numpyro_model(self) -> None:

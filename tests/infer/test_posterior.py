@@ -100,6 +100,9 @@ def test_a_weight_is_a_power_of_the_likelihood(linear: infer.Posterior) -> None:
     np.testing.assert_allclose(none[0][0] - other, prior, rtol=1e-9)
     for x, y, z in zip(*map(jax.tree.leaves, (none[0], some[0], one[0])), strict=True):
         np.testing.assert_allclose(y, 0.7 * x + 0.3 * z, rtol=1e-9, atol=1e-9)
+    for wrong in (-0.1, math.nan, math.inf):
+        with pytest.raises(ValueError, match=r"weight=.* must be finite and not negative; use 1"):
+            linear.weighted(wrong)
 
 
 @pytest.fixture(scope="module")

@@ -164,7 +164,7 @@ class Search:
 
     @property
     def stage(self) -> int:
-        """Number of stages that are over."""
+        """Number of stages that are over, the approach among them whether there was one or not."""
         return self._stage
 
     @property
