@@ -163,9 +163,8 @@ def test_a_tuning_that_was_killed_goes_on_to_the_same_bits(
     for _ in range(4):
         with pytest.raises(KeyboardInterrupt):
             infer.sample(posterior, starts(posterior), steps=100, output=tmp_path, keep_noise=True, **OPTIONS)
-    assert written == list(
-        range(1, 13)
-    )  # of 14 blocks, of which the likelihood grows in four, and the last four show what steps shift
+    # Of 14 blocks: the likelihood grows in the first four, and the last four show what steps shift.
+    assert written == list(range(1, 13))
     monkeypatch.undo()
     infer.sample(posterior, starts(posterior), steps=100, output=tmp_path, keep_noise=True, **OPTIONS)
     ours, whole = (read_arrays(path / "chunk_00000.h5") for path in (tmp_path, folder))
