@@ -101,6 +101,8 @@ tools:
 	fi; \
 	if ! command -v cargo >/dev/null; then \
 		need "cargo not found: install Rust $(RUST_VERSION) or newer, with rustup (https://rustup.rs)"; \
+	elif ! cargo --version >/dev/null 2>&1; then \
+		need "cargo has no toolchain that it can run: rustup default stable"; \
 	elif [ "$$(printf '%s\n' "$(RUST_VERSION)" "$$(cargo --version | cut -d ' ' -f 2)" | sort -V | head -1)" \
 		!= "$(RUST_VERSION)" ]; then \
 		need "$$(cargo --version) is older than $(RUST_VERSION): rustup update, or install rustup (https://rustup.rs)"; \
