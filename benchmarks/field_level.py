@@ -1,7 +1,7 @@
 """Speed of field-level inference: gradients per effective sample of the samplers, and milliseconds of a gradient.
 
     python -m benchmarks.field_level --mesh 64 --gravity lpt --methods mclmc,hmc
-    python -m benchmarks.field_level --mesh 16 --cell 10 --methods mclmc,nuts --save draws     # NUTS of blackjax
+    python -m benchmarks.field_level --mesh 16 --cell 10 --methods mclmc,nuts --save draws
     python -m benchmarks.field_level --compare draws
     python -m benchmarks.field_level --gravity lensing --mesh 128 --cell 4 --energy-variance 1e-4 --methods mclmc
 
@@ -60,31 +60,20 @@ def sampled(posterior: infer.Posterior, method: Any, options: Any) -> tuple[str,
     def watch(progress: infer.Progress) -> None:
         nonlocal spent
         spent += int(np.sum(progress.draws.get("gradients", 0)))
-        if not progress.chunks:  # at least one, but none of HMC, with which NUTS is tuned
-            over = method == "nuts"
-        else:
-            over = spent >= options.gradients * chains or time.perf_counter() - began > options.seconds
-        print(f"{spent} gradients, {time.perf_counter() - began:.0f} s", flush=True)
-        if over:
+        seconds = time.perf_counter() - began
+        print(f"{spent} gradients, {seconds:.0f} s", flush=True)
+        if progress.chunks and (spent >= options.gradients * chains or seconds > options.seconds):
             raise _Spent
 
     chunk = options.chunk if method == "mclmc" else 5
-    tuned_as = "hmc" if method == "nuts" else method
-    arguments: dict[str, Any] = {"key": jax.random.key(3), "tuning_steps": options.tune, "method": tuned_as}
+    arguments: dict[str, Any] = {"key": jax.random.key(3), "tuning_steps": options.tune, "method": method}
     arguments |= {"energy_variance": options.energy_variance, "most_bias": options.most_bias}
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         with suppress(_Spent):
             steps = 10**6 * chunk
             infer.sample(posterior, positions, steps=steps, chunk=chunk, output=folder, listener=watch, **arguments)
-        if method == "nuts":
-            from benchmarks.nuts import NUTS  # blackjax is not needed by the others
-
-            found = NUTS(posterior, positions, Path(folder)).draw(
-                options.gradients * chains, began + options.seconds, jax.random.key(3)
-            )
-        else:
-            found = _of(load_chain(folder))
+        found = _of(load_chain(folder))
     dimensions = sum(leaf[0].size for leaf in jax.tree.leaves(positions))
     found["variance"] = infer.energy_errors(found.pop("energy"), dimensions)["variance"]
     if options.save:

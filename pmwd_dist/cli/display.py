@@ -125,7 +125,8 @@ class Display:
 
 def _chain_line(event: events.TuningBlock | events.ChunkSampled) -> str:
     if isinstance(event, events.TuningBlock):
-        return f"tuning {event.share:.0%}  step size {event.step_size:.3g}, L {event.L:.3g}  {event.seconds:.1f} s"
+        sizes = f"step size {event.step_size:.3g} (bounded by {event.bound}), L {event.L:.3g}"
+        return f"tuning {event.share:.0%}  {sizes}  {event.seconds:.1f} s"
     sizes = f"ESS {event.ess:.0f} ({event.slowest})" if event.slowest else "ESS of no parameter"
     failed = f", {event.failures} steps failed" if event.failures else ""
     error = f"energy error {event.energy_variance:.1e} a dimension"

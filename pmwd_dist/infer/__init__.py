@@ -29,6 +29,7 @@ from pmwd_dist.infer.priors import Normal as Normal
 from pmwd_dist.infer.priors import Uniform as Uniform
 from pmwd_dist.infer.samplers import hmc as hmc
 from pmwd_dist.infer.samplers import mclmc as mclmc
+from pmwd_dist.infer.samplers import nuts as nuts
 from pmwd_dist.infer.sampling import sample as sample
 from pmwd_dist.infer.state import Progress as Progress
 from pmwd_dist.infer.state import TuningProgress as TuningProgress

@@ -63,7 +63,8 @@ def sample(
       positions: where the chains begin, with a leading axis of chains, such as jax.vmap(posterior.initial)(keys).
       key: of jax.random.
       steps: of each chain, after tuning: a multiple of thin * chunk.
-      method: "mclmc", biased as its energy error, or "adjusted-mclmc" or "hmc", whose trajectories are accepted or not.
+      method: "mclmc", biased as its energy error; "adjusted-mclmc" or "hmc", whose trajectories are accepted or not; or
+        "nuts", whose trajectories end where they turn, and which is tuned as "hmc" and needs blackjax.
       energy_variance: of a step of MCLMC per dimension, at which its tuning aims.
       most_bias: shift of a parameter by finite steps of MCLMC that a tilt of the log density against it may leave, in
         standard deviations, as far as the tuning shows.
@@ -118,7 +119,8 @@ def _search(
     most_bias: float,
 ) -> Search:
     how: dict[str, Any] = {"energy_variance": energy_variance, "most_bias": most_bias, "approaches": True}
-    return Search(positions, steps=steps, method=method, adapts=adaptation.start(posterior) is not None, **how)
+    how |= {"method": "hmc" if method == "nuts" else method}
+    return Search(positions, steps=steps, adapts=adaptation.start(posterior) is not None, **how)
 
 
 def _white_noise(run: Run, posterior: Posterior, axis: str | None) -> Arrays:

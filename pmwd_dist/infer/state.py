@@ -45,11 +45,13 @@ class TuningProgress(NamedTuple):
     Args:
       share: of the tuning that is done, 1 at most.
       step_size, L: of the next block.
+      bound: what bounds the step size: "energy error", "stiffest direction", "unstable steps", "shift of parameters".
     """
 
     share: float
     step_size: float
     L: float
+    bound: str
 
 
 class Run(NamedTuple):
@@ -72,7 +74,7 @@ def add(moments: Moments, x: Array) -> Moments:
 def tuning_progress(search: Search, length: int, steps: int) -> TuningProgress:
     """How far a search is, of so many steps in blocks of a length."""
     L, step_size = (float(np.asarray(x)) for x in search.tuning()[:2])
-    return TuningProgress(1.0 if search.done else min(1.0, search.count * length / steps), step_size, L)
+    return TuningProgress(1.0 if search.done else min(1.0, search.count * length / steps), step_size, L, search.bound)
 
 
 def pack(run: Run, chunks: int) -> Arrays:

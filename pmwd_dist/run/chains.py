@@ -93,6 +93,7 @@ class _Watch:
         self._plan, self._log, self._stop = plan, log, stop
         self._of_blocks, self._of_chunks = (Clock(0, began, limit) for _ in range(2))
         self._before, self._shown = time.perf_counter(), -_BETWEEN_LINES
+        self._bound = ""
         self._draws: list[Arrays] = _earlier(plan.folder)
 
     def __call__(self, progress: infer.Progress) -> None:
@@ -101,14 +102,14 @@ class _Watch:
         if progress.draws:
             self._log(self._event(progress, seconds))
         else:
-            numbers = f"step size {progress.step_size:.3g}, L {progress.L:.3g}"
+            numbers = f"step size {progress.step_size:.3g}{self._bound}, L {progress.L:.3g}"
             self._log(events.StageDone(f"tuned in {sampler.tune} steps: {numbers}", seconds))
         if progress.chunks < self._plan.chunks:
             self._raise_if_stopped(f"after chunk {progress.chunks} of {self._plan.chunks}", self._of_chunks)
 
     def tuned(self, progress: infer.TuningProgress) -> None:
         """A block of the tuning is over, of which there may be hundreds."""
-        now = time.perf_counter()
+        now, self._bound = time.perf_counter(), f" (bounded by {progress.bound})"
         if now - self._shown >= _BETWEEN_LINES:
             self._shown = now
             self._log(events.TuningBlock(*progress, now - self._before))

@@ -119,6 +119,7 @@ class TuningBlock:
     Args:
       share: of the tuning that is done.
       step_size, L: of the next block.
+      bound: what bounds the step size (`infer.TuningProgress`).
       seconds: wall-clock time since the tuning began, or went on.
     """
 
@@ -126,6 +127,7 @@ class TuningBlock:
     share: float
     step_size: float
     L: float
+    bound: str
     seconds: float
 
 

@@ -24,6 +24,7 @@ _LINEAR = 4.0  # a gradient of linear theory
 _PRECONDITIONED = 8.0  # of each chain, from position to noise and back
 _LIGHT_CONE = 48.0  # of each chain: particles before and after a step, their distances, and cotangents of these
 _CHAIN = 12.0  # position, momentum and slope, each as argument and result of a chunk, and twice in its loop
+_TREE = 74.0  # of each chain of NUTS: ends of its trajectory, and momenta where parts of it begin (32^3 and 48^3)
 _SHARED = 7.0  # mean of the noise and its squares, as argument and result; the data; a field that is added to these
 
 
@@ -35,6 +36,7 @@ class InferenceMemory:
       chains: gradients at a time on a device.
       gradients: of all chains together, by the plan of one.
       sampler: state of the chains, moments and data.
+      shared: moments and data alone.
       verdict: draws of the noise that are kept, and a run, after the chains.
       program: of the process, where its devices share the memory of the host; else 0.
     """
@@ -42,6 +44,7 @@ class InferenceMemory:
     chains: int
     gradients: int
     sampler: int
+    shared: int
     verdict: int
     program: int
 
@@ -89,13 +92,15 @@ def _counted(
         maps = resources.light_cone_memory(simulation.light_cone) * number / 4  # on the current devices
         each += _LIGHT_CONE * field + maps * simulation.config.decomposition.size / devices
     each += _PRECONDITIONED * field * (sampler.precondition != "none")
+    state = _CHAIN + _TREE * (sampler.method == "nuts")
     kept = sampler.steps // (sampler.thin * sampler.chunk) * sampler.chains
     shared = resources.device_limit() is None
     on_host = 2 * kept * field / groups * shared
     return InferenceMemory(
         chains=chains,
         gradients=int(chains * each),
-        sampler=int((_CHAIN * chains + _SHARED) * field),
+        sampler=int((state * chains + _SHARED) * field),
+        shared=int(_SHARED * field),
         verdict=int(on_host + min(kept, MOST_FIELDS) * field + (_LINEAR * field if linear else run)),
         program=int(RUNTIME * shared),
     )
@@ -126,9 +131,8 @@ def _chains_that_fit(memory: InferenceMemory, there: float) -> int:
     """The largest number of chains that fit on a device; 0 if none do."""
     if memory.verdict > there:
         return 0
-    shared = memory.sampler * _SHARED / (_CHAIN * memory.chains + _SHARED)
-    each = (memory.gradients + memory.sampler - shared) / memory.chains
-    return max(0, min(memory.chains - 1, int((there - shared) / each)))
+    each = (memory.gradients + memory.sampler - memory.shared) / memory.chains
+    return max(0, min(memory.chains - 1, int((there - memory.shared) / each)))
 
 
 def _enough(settings: InferenceSettings, simulation: Simulation, memory: float) -> int | None:

@@ -23,7 +23,7 @@ from numpyro.infer.util import log_density
 import pmwd_dist as pmd
 from pmwd_dist import infer
 from pmwd_dist.infer import trees
-from pmwd_dist.infer.samplers import hmc, mclmc, methods
+from pmwd_dist.infer.samplers import hmc, mclmc, methods, nuts
 from pmwd_dist.infer.samplers.isokinetic import langevin_step
 
 VARIANCE = np.linspace(0.5, 2, 12).reshape(2, 3, 2)
@@ -105,6 +105,32 @@ def test_adjusted_mclmc_and_hmc_are_those_of_blackjax(monkeypatch: pytest.Monkey
     same(one, other)
 
 
+def test_nuts_is_that_of_blackjax(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw by draw: trajectories of 1 to 31 steps, some of which end where a part of them turns."""
+    monkeypatch.setattr(trees, "normal_like", as_blackjax_draws)
+    kernel = blackjax.nuts.build_kernel()
+
+    @jax.jit
+    def both(state: Any, key: Any, size: Any) -> Any:
+        theirs, expected = kernel(key, blackjax.mcmc.hmc.HMCState(*state), logdensity, size, jnp.ones(14))
+        ours, info, steps = nuts.step(key, state, logdensity, step_size=size)
+        moved = expected.energy - 0.5 * trees.dot(expected.momentum, expected.momentum) + state.logdensity
+        numbers = info.acceptance_rate, info.energy_change, steps, info.nonans
+        return (ours, numbers), (
+            mclmc.ChainState(*theirs),
+            (expected.acceptance_rate, moved, expected.num_integration_steps, ~expected.is_divergent),
+        )
+
+    state, lengths = nuts.init(jax.random.key(0), begin(), logdensity), set[int]()
+    for i in range(60):
+        (ours, numbers), theirs = both(state, jax.random.key(100 + i), 0.15 if i % 2 else 1.2)
+        same((ours, numbers), theirs)
+        state = ours
+        lengths.add(int(numbers[2]))
+    assert min(lengths) <= 3 and max(lengths) >= 15
+    assert any(length + 1 & length for length in lengths)  # not only whole trees
+
+
 def test_steps_of_hmc_are_exact_for_a_normal_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """A field rotates with its momentum, a number on which nothing depends moves on, without an error of the energy."""
     start, momentum = begin(), as_blackjax_draws(jax.random.key(3), begin())
@@ -131,13 +157,13 @@ def run(step: Any, state: Any, steps: int, key: Any) -> Any:
     """Sums of x^2 over the second half of the steps, mean over them."""
 
     def once(state: Any, key: Any) -> Any:
-        state, _ = step(key, state)
+        state = step(key, state)[0]
         return state, jax.tree.map(jnp.square, state.position)
 
     return jax.tree.map(lambda x: x[steps // 2 :].mean(0), jax.lax.scan(once, state, jax.random.split(key, steps))[1])
 
 
-@pytest.mark.parametrize("name", ["mclmc", "adjusted", "hmc", "hmc, normal part"])
+@pytest.mark.parametrize("name", ["mclmc", "adjusted", "hmc", "hmc, normal part", "nuts"])
 def test_samplers_have_the_right_variances(name: str) -> None:
     init, step = {
         "mclmc": (mclmc.init, partial(mclmc.step, logdensity=logdensity, L=4.0, step_size=1.0)),
@@ -146,6 +172,16 @@ def test_samplers_have_the_right_variances(name: str) -> None:
             partial(mclmc.adjusted_step, logdensity=logdensity, num_integration_steps=3, step_size=1.7),
         ),
         "hmc": (hmc.init, partial(hmc.step, logdensity=logdensity, num_integration_steps=3, step_size=0.5)),
+        "nuts": (
+            nuts.init,
+            partial(
+                nuts.step,
+                logdensity=logdensity,
+                step_size=0.6,
+                inverse_mass_matrix={"noise": 0.8, "b": 1.5},
+                normal_precision={"noise": 1.0, "b": 0.0},
+            ),
+        ),
         "hmc, normal part": (
             hmc.init,
             partial(
@@ -249,6 +285,17 @@ def advance(key: Any, position: Any, posterior: infer.Posterior) -> Any:
     return jax.lax.scan(once, state, jax.random.split(key, 3))[0].position
 
 
+def drawn(key: Any, position: Any, posterior: infer.Posterior) -> Any:
+    """Two draws of NUTS."""
+    options = {"inverse_mass_matrix": {"noise": 1.0, "parameters": {"b1": 0.1}}, "doublings": 3}
+
+    def once(state: Any, key: Any) -> Any:
+        return nuts.step(key, state, posterior.logdensity, step_size=0.2, **options)[:2]
+
+    state = nuts.init(key, position, posterior.logdensity)
+    return jax.lax.scan(once, state, jax.random.split(key, 2))[0].position
+
+
 def two_chains(position: Any) -> Any:
     return jax.random.split(jax.random.key(8), 2), jax.tree.map(lambda x: jnp.stack([x, 0.5 * x]), position)
 
@@ -267,14 +314,20 @@ def close(ours: Any, theirs: Any) -> None:
         np.testing.assert_allclose(x, y, rtol=0, atol=1e-9)
 
 
-def test_sharded_steps_gather_no_field(expected: list[Any], cosmo: Any) -> None:
+@pytest.mark.parametrize("run", [advance, drawn])
+def test_sharded_steps_gather_no_field(run: Any, expected: list[Any], single: pmd.Decomposition, cosmo: Any) -> None:
     posterior, position = posterior_of(pmd.Decomposition((2, 2)), cosmo)
     key = two_chains(position)[0][0]
-    program = eqx.filter_jit(advance).lower(key, position, posterior).compile()
+    program = eqx.filter_jit(run).lower(key, position, posterior).compile()
     text = program.compiled.as_text()
     assert "all-to-all" in text or "collective-permute" in text  # transforms
     assert "all-gather" not in text
-    close(program(key, position, posterior), expected[0])
+    if run is drawn:
+        on_one, position_there = posterior_of(single, cosmo)
+        wanted = eqx.filter_jit(drawn)(key, position_there, on_one)
+    else:
+        wanted = expected[0]
+    close(program(key, position, posterior), wanted)
 
 
 def test_chains_are_a_batch_beside_space(expected: list[Any], cosmo: Any) -> None:

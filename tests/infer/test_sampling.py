@@ -172,13 +172,18 @@ def test_a_tuning_that_was_killed_goes_on_to_the_same_bits(
         np.testing.assert_array_equal(ours[name], values)
 
 
-def test_adjusted_samplers_are_tuned_to_their_acceptance(run: tuple[Any, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["hmc", "nuts"])
+def test_adjusted_samplers_are_tuned_to_their_acceptance(method: Any, run: tuple[Any, ...], tmp_path: Path) -> None:
     posterior, _, reference = run
     options = OPTIONS | {"thin": 1, "tuning_steps": 400}
-    chain = infer.sample(posterior, starts(posterior), steps=200, output=tmp_path, method="hmc", **options)
-    assert 0.65 < chain.acceptance_rate.mean() < 0.95
+    chain = infer.sample(posterior, starts(posterior), steps=200, output=tmp_path, method=method, **options)
+    assert 0.65 < chain.acceptance_rate.mean() < 0.97
     counts = read_arrays(tmp_path / "chunk_00000.h5")["gradients"]
-    assert (counts[0] == counts[1]).all() and len(np.unique(counts)) > 1  # lengths vary, and chains keep step
+    if method == "hmc":
+        assert (counts[0] == counts[1]).all() and len(np.unique(counts)) > 1  # lengths vary, and chains keep step
+    else:
+        assert counts.min() >= 3  # trajectories go on until they turn
+    assert not chain.failures
     assert chain.gradients == sum(read_arrays(tmp_path / f"chunk_{i:05d}.h5")["gradients"].sum() for i in range(4))
     sd = np.sqrt(np.mean(reference.noise_sd**2))
     assert np.sqrt(np.mean((chain.noise_mean - reference.noise_mean) ** 2)) < 0.4 * sd
@@ -187,10 +192,10 @@ def test_adjusted_samplers_are_tuned_to_their_acceptance(run: tuple[Any, ...], t
         infer.sample(posterior, starts(posterior), steps=200, output=tmp_path, **options)
 
 
-@pytest.mark.parametrize("method", ["hmc", "adjusted-mclmc"])
+@pytest.mark.parametrize("method", ["hmc", "adjusted-mclmc", "nuts"])
 def test_adjusted_samplers_draw_alike_on_divided_fields_and_gather_none(method: Any) -> None:
     """Trajectories of two chains, as `sample` runs them, on pencils."""
-    step = np.float64(0.05 if method == "hmc" else 0.5)
+    step = np.float64(0.5 if method == "adjusted-mclmc" else 0.05)
     tuning = Tuning(5 * step, step, {"noise": np.float64(1.0), "parameters": {"b1": np.float64(0.1)}})
 
     @eqx.filter_jit

@@ -14,6 +14,7 @@ import pytest
 import pmwd_dist as pmd
 from pmwd_dist import infer
 from pmwd_dist.infer.samplers.blocks import Block
+from pmwd_dist.infer.samplers.bounds import Bounds
 from pmwd_dist.infer.samplers.methods import Method
 from pmwd_dist.infer.samplers.search import Search
 from pmwd_dist.infer.samplers.tilting import Shift
@@ -76,6 +77,17 @@ def searched(noise: float, unstable: int = -1, method: Method = "mclmc") -> list
         search = Search(start, **options)  # as a tuning that was killed goes on
         search.unpack(packed)
     return [*steps, float(search.tuning().step_size) / math.sqrt(401)]
+
+
+def test_what_bounds_a_step_is_named() -> None:
+    bounds = Bounds()
+    assert bounds.which(1.0) == "energy error"
+    bounds.longest = bounds.largest = 2.0
+    assert (bounds.which(1.9), bounds.which(2.0)) == ("energy error", "stiffest direction")
+    bounds.failed(1.5)
+    assert bounds.which(1.2) == "unstable steps"
+    bounds.unbiased = 0.5
+    assert bounds.which(0.5) == "shift of parameters"
 
 
 def test_no_step_is_longer_than_the_stiffest_direction_allows() -> None:

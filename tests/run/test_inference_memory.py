@@ -13,6 +13,7 @@ from pmwd_dist.run.settings import SettingsError
 
 GALAXIES = SMALL.replace('"linear"\nbias = "eulerian"', '"nbody"\nbias = "lagrangian"')
 LPT = GALAXIES.replace("nbody", "lpt")
+NUTS = "energy_variance = 2e-4", 'method = "nuts"'
 LONGER = LENSING.replace("a_start = 0.9\nsteps = 1\nlpt_order = 1", "a_start = 0.1\nsteps = 10")
 
 # Fields of the lattice in XLA's plans of a chunk for a CPU (jaxlib 0.10.2, native ops): chains, precondition, fields.
@@ -27,6 +28,8 @@ PLANS = [
     (LENSING, 1, "none", 95.2),
     (LENSING, 2, "none", 168.5),
     (LONGER, 2, "none", 214.6),
+    (SMALL.replace(*NUTS), 2, "none", 202.8),
+    (GALAXIES.replace(*NUTS), 4, "adapted", 572.5),
 ]
 
 

@@ -18,7 +18,7 @@ COUNTS = (
     SMALL.replace('"linear"\nbias = "eulerian"\nb1 = 1.8\nline_of_sight = "none"', '"lpt"\nb1 = 0.8')
     .replace("sigma = 0.5", 'kind = "poisson"\nnbar = 3.0\n[data]\nselection = "selection.npy"')
     .replace("mean = 1.5", "mean = 0.8")
-    .replace("energy_variance = 2e-4\nsteps = 36", 'method = "hmc"\nsteps = 24')
+    .replace("energy_variance = 2e-4\nsteps = 36", 'method = "nuts"\nsteps = 24')
     .replace("[devices]\n", "[devices]\nhalo = 0\n")
     .replace("a_stop = 0.5", "a_stop = 0.5\nlpt_order = 1")
 )
@@ -33,7 +33,7 @@ def test_counts_with_a_selection_are_sampled_and_judged(
     file.write_text(COUNTS)
     assert command("infer", file, "--output", folder) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert any(re.match(r"tuning 12%  step size \S+, L \S+  ", line) for line in lines)
+    assert any(re.match(r"tuning 12%  step size \S+ \(bounded by energy error\), L \S+  ", line) for line in lines)
     chunks = [line for line in lines if line.startswith("step ")]
     assert len(chunks) == 2 and all(re.search(r" gradients/s  \d+% accepted  ESS ", line) for line in chunks)
     # A finished run whose checks fail is no failed run: it says so last, and where programs read it.

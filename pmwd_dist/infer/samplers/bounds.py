@@ -28,6 +28,14 @@ class Bounds:
         """The step size, or the bound if that is shorter."""
         return min(step_size, self.largest, self.unbiased)
 
+    def which(self, step_size: float) -> str:
+        """What such a step is bounded by."""
+        if step_size < 0.999 * min(self.largest, self.unbiased):
+            return "energy error"
+        if self.unbiased < self.largest:
+            return "shift of parameters"
+        return "stiffest direction" if self.largest == self.longest else "unstable steps"
+
     def stood(self, step_size: float) -> None:
         """A block was stable."""
         self.stable = max(self.stable, step_size)

@@ -45,23 +45,35 @@ def step(
         are those of velocity Verlet.
     """
     draw, choice = jax.random.split(key)
-    root = jax.tree.map(jnp.sqrt, inverse_mass_matrix)
     size = jnp.asarray(step_size, state.logdensity.dtype)
     start = trees.normal_like(draw, state.position)  # in units of the root of the mass matrix
 
-    def kick(momentum: Any, state: ChainState) -> Any:
-        left = trees.add(state.logdensity_grad, 1, trees.multiply(state.position, normal_precision))
-        return trees.add(momentum, 0.5 * size, trees.multiply(left, root))
-
     def once(_: Any, carry: tuple[ChainState, Any]) -> tuple[ChainState, Any]:
-        state, momentum = carry
-        position, momentum = _rotated(state.position, kick(momentum, state), size, root, normal_precision)
-        state = ChainState(position, *value_and_grad(logdensity, position))
-        return state, kick(momentum, state)
+        return leapfrog(*carry, size, logdensity, inverse_mass_matrix, normal_precision)
 
     end, momentum = jax.lax.fori_loop(0, num_integration_steps, once, (state, start))
     kinetic = 0.5 * (trees.dot(momentum, momentum) - trees.dot(start, start))
     return metropolis(choice, state, end, kinetic - end.logdensity + state.logdensity)
+
+
+def leapfrog(
+    state: ChainState,
+    momentum: Any,
+    step_size: Array,
+    logdensity: LogDensity,
+    inverse_mass_matrix: Any,
+    normal_precision: Any,
+) -> tuple[ChainState, Any]:
+    """An integration step: state and momentum, which is in units of the root of the mass matrix, after it."""
+    root = jax.tree.map(jnp.sqrt, inverse_mass_matrix)
+
+    def kick(momentum: Any, state: ChainState) -> Any:
+        left = trees.add(state.logdensity_grad, 1, trees.multiply(state.position, normal_precision))
+        return trees.add(momentum, 0.5 * step_size, trees.multiply(left, root))
+
+    position, momentum = _rotated(state.position, kick(momentum, state), step_size, root, normal_precision)
+    state = ChainState(position, *value_and_grad(logdensity, position))
+    return state, kick(momentum, state)
 
 
 def _rotated(position: Any, momentum: Any, time: Array, root: Any, precision: Any) -> tuple[Any, Any]:

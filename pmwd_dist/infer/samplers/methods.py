@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -10,11 +11,12 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist.infer.samplers import hmc, isokinetic, mclmc
+from pmwd_dist.infer.samplers import hmc, isokinetic, mclmc, nuts
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState, LogDensity
 from pmwd_dist.infer.samplers.mclmc import ChainState
 
-Method = Literal["mclmc", "adjusted-mclmc", "hmc"]
+Method = Literal["mclmc", "adjusted-mclmc", "hmc", "nuts"]
+NEEDS_BLACKJAX = "needs blackjax; `pip install 'pmwd-dist[nuts]'`, or use another method"
 
 
 class Tuning(NamedTuple):
@@ -39,7 +41,7 @@ class Transition(NamedTuple):
 
     Args:
       energy_change: error of the energy.
-      nonans: false where it ended in a failed simulation, or nowhere, and was undone.
+      nonans: false where it (of NUTS, its trajectory) ended in a failed simulation, or nowhere, and was undone.
       acceptance_rate: probability with which it was accepted; 1 without a Metropolis step.
       gradients: that were evaluated.
     """
@@ -75,9 +77,11 @@ def tilted(state: IntegratorState, tuning: Tuning) -> IntegratorState:
 
 
 def check_method(method: str) -> None:
-    """Raise ValueError unless there is such a sampler."""
+    """Raise ValueError unless there is such a sampler, and what it needs."""
     if method not in get_args(Method):
         raise ArgumentError("method", method, f"must be one of {', '.join(get_args(Method))}")
+    if method == "nuts" and find_spec("blackjax") is None:
+        raise ArgumentError("method", method, NEEDS_BLACKJAX)
 
 
 def trajectory_length(method: Method, dimensions: int) -> float:
@@ -100,8 +104,8 @@ def transition(
       key: of jax.random.
       state: from `mclmc.init`, or of the transition before.
       logdensity: function of the position.
-      method: "mclmc", "adjusted-mclmc" or "hmc".
-      tuning: its parameters.
+      method: the sampler.
+      tuning: its parameters; trajectories of NUTS have no L.
       fraction: uniform random number, the same for all chains of a batch, so that none waits for another: trajectories
         are up to twice L long, since those of one length could return to where they began.
     """
@@ -111,17 +115,17 @@ def transition(
         state, info = mclmc.step(key, state, lambda x: logdensity(x) - tilt(x, tuning), **lengths)
         one = jnp.ones_like(info.energy_change)
         return state, Transition(info.energy_change, info.nonans, one, jnp.asarray(mclmc.GRADIENTS))
+    before = ChainState(state.position, state.logdensity, state.logdensity_grad)
+    normal = jax.tree.map(lambda x: 1.0 if x.ndim else 0.0, state.position)
+    options: dict[str, Any] = {"step_size": tuning.step_size, "inverse_mass_matrix": tuning.inverse_mass_matrix}
+    if method == "nuts":
+        after, info, count = nuts.step(key, before, logdensity, normal_precision=normal, **options)
+        new = state._replace(**after._asdict())
+        return new, Transition(info.energy_change, info.nonans, info.acceptance_rate, count)
     count = jnp.maximum(jnp.ceil(2 * fraction * jnp.asarray(tuning.L) / tuning.step_size), 1).astype(int)
     step, each = (hmc.step, 1) if method == "hmc" else (mclmc.adjusted_step, mclmc.GRADIENTS)
-    before = ChainState(state.position, state.logdensity, state.logdensity_grad)
-    options: dict[str, Any] = {
-        "num_integration_steps": count,
-        "step_size": tuning.step_size,
-        "inverse_mass_matrix": tuning.inverse_mass_matrix,
-    }
-    if method == "hmc":
-        options["normal_precision"] = jax.tree.map(lambda x: 1.0 if x.ndim else 0.0, state.position)
-    after, info = step(key, before, logdensity, **options)
+    options |= {"normal_precision": normal} if method == "hmc" else {}
+    after, info = step(key, before, logdensity, num_integration_steps=count, **options)
     return state._replace(**after._asdict()), Transition(
         info.energy_change, info.nonans, info.acceptance_rate, each * count
     )

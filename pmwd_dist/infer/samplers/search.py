@@ -188,6 +188,11 @@ class Search:
         """The sampler of the next block."""
         return self._wanted_method if self._stage >= _LATE else "mclmc"
 
+    @property
+    def bound(self) -> str:
+        """What bounds the step size."""
+        return self._bounds.which(self._step_size)
+
     def tuning(self) -> Tuning:
         """The parameters, as arrays of NumPy."""
         L, step_size, *each = (

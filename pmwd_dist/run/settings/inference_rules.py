@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
+from pmwd_dist.infer.samplers.methods import NEEDS_BLACKJAX
 from pmwd_dist.infer.samplers.search import ENERGY_VARIANCE, STEP_BIAS
 from pmwd_dist.run.settings.inference_sections import BIASES, Data, Likelihood, Model, Priors, Sampler, Start
 from pmwd_dist.run.settings.writing import toml_value
@@ -138,6 +139,8 @@ def _of_start(start: Start, given: Priors, sampler: Sampler) -> list[str]:
     ]
     if start.begin == "map" and find_spec("optax") is None:
         problems.append("start.begin = \"map\": needs optax; `pip install 'pmwd-dist[infer]'`, or use another start")
+    if sampler.method == "nuts" and find_spec("blackjax") is None:
+        problems.append(f'sampler.method = "nuts": {NEEDS_BLACKJAX}')
     if start.begin == "wiener" and sampler.precondition == "none":
         problems.append('start.begin = "wiener": needs sampler.precondition; use begin = "prior"')
     if list(start.map_anneal) != sorted(start.map_anneal) or any(k <= 0 for k in start.map_anneal):

@@ -196,8 +196,9 @@ class Start(Section):
 class Sampler(Section):
     """The chains."""
 
-    method: Literal["mclmc", "adjusted-mclmc", "hmc"] = about(
-        "mclmc (two gradients a step), or adjusted-mclmc or hmc (a step is a trajectory that is accepted or rejected)",
+    method: Literal["mclmc", "adjusted-mclmc", "hmc", "nuts"] = about(
+        "mclmc (two gradients a step), or adjusted-mclmc or hmc (a step is a trajectory that is accepted or rejected), "
+        "or nuts (a trajectory that ends where it turns; needs blackjax)",
         "mclmc",
     )
     chains: int = about("how many", 4, ge=1, le=1024)

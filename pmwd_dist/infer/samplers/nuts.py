@@ -1,0 +1,141 @@
+"""The no-U-turn sampler (Hoffman & Gelman 2014; Betancourt 2017) on pytrees, with the trees of blackjax.
+
+Trajectories double until they turn back, and a point of them is drawn by its weight. What blackjax does on one array of
+all leaves, which would gather a divided field, is here on pytrees: momenta, the criterion that a trajectory turns, and
+what it is kept for. Steps are those of `hmc`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array
+
+from pmwd_dist.infer import trees
+from pmwd_dist.infer.samplers.hmc import leapfrog
+from pmwd_dist.infer.samplers.isokinetic import IntegratorState, LogDensity
+from pmwd_dist.infer.samplers.mclmc import AdjustedInfo, ChainState, adjusted_init
+
+DOUBLINGS = 10  # of a trajectory, at most
+_DIVERGENCE = 1000.0  # error of the energy beyond which a trajectory ends
+
+init = adjusted_init
+
+
+class Marks(NamedTuple):
+    """Momenta of a trajectory, and sums of them up to there, where its halves, quarters and so on begin.
+
+    Args:
+      momenta, sums: like the momentum, with a leading axis of doublings.
+      first, last: of the marks from which the trajectory must not have turned.
+    """
+
+    momenta: Any
+    sums: Any
+    first: Array
+    last: Array
+
+
+def step(
+    key: Array,
+    state: ChainState,
+    logdensity: LogDensity,
+    *,
+    step_size: ArrayLike,
+    inverse_mass_matrix: Any = 1.0,
+    normal_precision: Any = 0.0,
+    doublings: int = DOUBLINGS,
+) -> tuple[ChainState, AdjustedInfo, Array]:
+    """A draw from a trajectory that ends where it turns: one gradient an integration step.
+
+    Args:
+      key: of jax.random.
+      state: from `init`, or of the draw before.
+      logdensity: function of the position, a pytree of arrays.
+      step_size: of an integration step.
+      inverse_mass_matrix: diagonal, a number or a pytree whose leaves broadcast against the position's.
+      normal_precision: as in `hmc.step`.
+      doublings: of the trajectory, at most.
+
+    Returns:
+      The state, what happened, and the number of integration steps.
+
+    Raises:
+      ImportError: blackjax is not installed.
+    """
+    proposal, trajectory = _blackjax("proposal"), _blackjax("trajectory")
+    size = jnp.asarray(step_size, state.logdensity.dtype)
+    options = {"inverse_mass_matrix": inverse_mass_matrix, "normal_precision": normal_precision}
+
+    def move(state: IntegratorState, size: Array) -> IntegratorState:
+        end, momentum = leapfrog(_point(state), state.momentum, size, logdensity, **options)
+        return IntegratorState(end.position, momentum, end.logdensity, end.logdensity_grad)
+
+    integrate = trajectory.dynamic_progressive_integration(move, _kinetic, _marked, _turned, _DIVERGENCE)
+    expand = trajectory.dynamic_multiplicative_expansion(integrate, _turns, doublings)
+    draw, choice = jax.random.split(key)
+    momentum = trees.normal_like(draw, state.position)  # in units of the root of the mass matrix
+    begin = IntegratorState(state.position, momentum, state.logdensity, state.logdensity_grad)
+    energy = _kinetic(momentum) - state.logdensity
+    none = jnp.zeros((), int)
+    room = jax.tree.map(lambda p: jnp.zeros((doublings, *p.shape), p.dtype), momentum)
+    tree = trajectory.DynamicExpansionState(
+        0,
+        proposal.Proposal(begin, energy, 0.0, -jnp.inf),
+        trajectory.Trajectory(begin, begin, momentum, 0),
+        Marks(room, room, none, none),
+    )
+    (_, drawn, whole, _), (diverged, _) = expand(choice, tree, energy, size)
+    new = _point(drawn.state)
+    rate = jnp.exp(drawn.sum_log_p_accept) / whole.num_states
+    moved = jnp.any(jnp.asarray(new.logdensity != state.logdensity))
+    return new, AdjustedInfo(new.logdensity, rate, moved, drawn.energy - energy, ~diverged), whole.num_states
+
+
+def _blackjax(module: str) -> Any:
+    """Untyped, as its annotations are of other types than it takes."""
+    return import_module(f"blackjax.mcmc.{module}")
+
+
+def _point(state: IntegratorState) -> ChainState:
+    return ChainState(state.position, state.logdensity, state.logdensity_grad)
+
+
+def _kinetic(momentum: Any, position: Any = None) -> Array:
+    del position
+    return 0.5 * trees.dot(momentum, momentum)
+
+
+def _turns(left: Any, right: Any, total: Any, *_: Any) -> Array:
+    """Whether a trajectory turns back at one of its ends, from the momenta there and the sum of all of them."""
+    inside = trees.add(trees.add(total, -0.5, left), -0.5, right)
+    return (trees.dot(left, inside) <= 0) | (trees.dot(right, inside) <= 0)
+
+
+def _marked(marks: Marks, total: Any, momentum: Any, step: Array) -> Marks:
+    """With the momentum of a step, where a part of the trajectory begins: of every other one."""
+    last = jax.lax.population_count(jnp.asarray(step) >> 1)
+    ends = jax.lax.population_count((~step & (step + 1)) - 1)  # parts that end with the step
+
+    def put(kept: Any, new: Any) -> Any:
+        return jax.tree.map(lambda k, x: jnp.where(step % 2 == 0, k.at[last].set(x), k), kept, new)
+
+    return Marks(put(marks.momenta, momentum), put(marks.sums, total), last - ends + 1, last)
+
+
+def _turned(marks: Marks, total: Any, momentum: Any) -> Array:
+    """Whether a part of the trajectory that ends here turns."""
+
+    def look(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        index, _ = carry
+        left, before = (jax.tree.map(lambda x: x[index], kept) for kept in (marks.momenta, marks.sums))
+        return index - 1, _turns(left, momentum, trees.add(trees.add(total, -1, before), 1, left))
+
+    def goes_on(carry: tuple[Array, Array]) -> Array:
+        return (carry[0] >= marks.first) & ~carry[1]
+
+    return jax.lax.while_loop(goes_on, look, (marks.last, jnp.asarray(False)))[1]
