@@ -1,34 +1,55 @@
-"""Chains as ArviZ keeps them: a netCDF 4 file with the groups posterior and sample_stats, by h5py alone."""
+"""Chains as ArviZ keeps them, with the groups posterior and sample_stats: a netCDF 4 file by h5py alone, or by zarr."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 
-from pmwd_dist._files import atomic_write
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist._files import atomic_write, exists, remove, temporary
 from pmwd_dist.infer.chains import Chain
 
+Coordinates = dict[str, np.ndarray]
 Variables = dict[str, tuple[np.ndarray, tuple[str, ...]]]
+_LIBRARY = {"inference_library": "pmwd_dist"}
 
 
 def save_arviz(chain: Chain, path: str | Path) -> Path:
-    """Write a chain for ArviZ: `arviz.from_netcdf(path)`, or `xarray.open_datatree(path)`.
+    """Write a chain for ArviZ: `arviz.from_netcdf(path)`, or of files and stores `xarray.open_datatree(path)`.
 
     The group posterior has the parameters; sample_stats has lp, the log density, energy_change, of the step before each
     draw, and projection and power of the modes of the white noise at wavenumbers k [h/Mpc] (`infer.scales`). The white
     noise itself, of the draws of which it was kept, is in the group noise, with the numbers of these draws: functions
-    that go over a posterior expect all draws of what is in it.
+    that go over a posterior expect all draws of what is in it. In a zarr store each of its fields is a file of its own.
 
     Args:
       chain: from `sample` or `load_chain`.
-      path: of the file.
+      path: of the file, or of a zarr store, if it ends with .zarr.
 
     Raises:
-      OSError: the file can't be written.
+      ValueError: there is something at the path of a store, or zarr is not installed.
+      OSError: it can't be written.
     """
     path = Path(path)
+    if path.suffix == ".zarr":
+        if exists(path):
+            raise ArgumentError("path", str(path), "is there", "remove it, or use another path")
+        if find_spec("zarr") is None:
+            raise ArgumentError("path", str(path), "needs zarr", "`pip install 'pmwd-dist[zarr]'`, or end it with .nc")
+        _write_store(path, _groups(chain))
+        return path
+    with atomic_write(path) as aside, h5py.File(aside, "w", track_order=True) as file:
+        for name, (variables, coordinates) in _groups(chain).items():
+            _write_group(file, name, variables, coordinates)
+    return path
+
+
+def _groups(chain: Chain) -> dict[str, tuple[Variables, Coordinates]]:
+    """Variables and coordinates of each group."""
     count, draws = chain.logdensity.shape
     coordinates = {"chain": np.arange(count), "draw": np.arange(draws)}
     thin = chain.energy_change.shape[1] // draws
@@ -42,22 +63,20 @@ def save_arviz(chain: Chain, path: str | Path) -> Path:
             stats[name] = np.stack(list(table.values()), axis=-1), ("chain", "draw", "k")
             of_stats["k"] = np.array(list(table))
     posterior: Variables = {name: (x, ("chain", "draw")) for name, x in chain.parameters.items()}
-    with atomic_write(path) as aside, h5py.File(aside, "w", track_order=True) as file:
-        _write_group(file, "posterior", posterior, coordinates)
-        _write_group(file, "sample_stats", stats, of_stats)
-        if chain.noise is not None:
-            kept = np.moveaxis(chain.noise, 1, 0)
-            every = draws // kept.shape[1]
-            cells = {axis: np.arange(size) for axis, size in zip("xyz", kept.shape[2:], strict=True)}
-            of_noise = coordinates | {"draw": np.arange(every - 1, draws, every)} | cells
-            _write_group(file, "noise", {"noise": (kept, tuple(of_noise))}, of_noise)
-    return path
+    groups = {"posterior": (posterior, coordinates), "sample_stats": (stats, of_stats)}
+    if chain.noise is not None:
+        kept = np.moveaxis(chain.noise, 1, 0)
+        every = draws // kept.shape[1]
+        cells = {axis: np.arange(size) for axis, size in zip("xyz", kept.shape[2:], strict=True)}
+        of_noise = coordinates | {"draw": np.arange(every - 1, draws, every)} | cells
+        groups["noise"] = {"noise": (kept, tuple(of_noise))}, of_noise
+    return groups
 
 
-def _write_group(file: h5py.File, path: str, variables: Variables, coordinates: dict[str, np.ndarray]) -> None:
+def _write_group(file: h5py.File, path: str, variables: Variables, coordinates: Coordinates) -> None:
     """Write variables with coordinates, as netCDF 4 has them: dimension scales."""
     group = file.create_group(path, track_order=True)
-    group.attrs["inference_library"] = "pmwd_dist"
+    group.attrs.update(_LIBRARY)
     for index, (name, values) in enumerate(coordinates.items()):
         scale = group.create_dataset(name, data=values)
         scale.make_scale(name)
@@ -66,3 +85,25 @@ def _write_group(file: h5py.File, path: str, variables: Variables, coordinates: 
         data = group.create_dataset(name, data=values)
         for axis, dimension in enumerate(dimensions):
             data.dims[axis].attach_scale(group[dimension])
+
+
+def _write_store(path: Path, groups: dict[str, tuple[Variables, Coordinates]]) -> None:
+    """Write a store with named dimensions; it is complete or absent."""
+    import zarr
+
+    aside = temporary(path)
+    remove(aside)
+    try:
+        store: Any = zarr.open_group(aside, mode="w", zarr_format=2)  # of which summaries of all metadata are part
+        for path_of_group, (variables, coordinates) in groups.items():
+            group = store.create_group(path_of_group, attributes=_LIBRARY)
+            each = {name: (values, (name,)) for name, values in coordinates.items()} | variables
+            for name, (values, dimensions) in each.items():
+                chunks = (1, 1, *values.shape[2:]) if len(dimensions) > 3 else values.shape
+                data = group.create_array(name, data=values, chunks=chunks, fill_value=None)  # else 0 is missing
+                data.attrs["_ARRAY_DIMENSIONS"] = list(dimensions)  # as xarray names them
+        zarr.consolidate_metadata(aside)
+        aside.rename(path)
+    except BaseException:
+        remove(aside)
+        raise

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import jax_cosmo
 import numpy as np
 import pytest
+import zarr
 from arviz_stats.base import array_stats
 from h5netcdf import legacyapi
 from jax.sharding import Mesh, NamedSharding
@@ -98,7 +99,7 @@ def test_modes_are_followed_by_scale(run: tuple[Any, ...]) -> None:
 
 
 def test_chains_open_as_those_of_arviz(run: tuple[Any, ...], tmp_path: Path) -> None:
-    """By the reader of xarray; ArviZ 0.23.4 and xarray 2026.9 opened such a file, which need pandas."""
+    """By the readers of xarray; ArviZ 0.23.4 and xarray 2026.9, which need pandas, opened such a file and store."""
     _, folder, chain = run
     path = infer.save_arviz(infer.load_chain(folder), tmp_path / "chain.nc")
     with legacyapi.Dataset(path, "r") as file:
@@ -114,6 +115,17 @@ def test_chains_open_as_those_of_arviz(run: tuple[Any, ...], tmp_path: Path) -> 
         assert noise["noise"].dimensions == ("chain", "draw", "x", "y", "z")
         np.testing.assert_array_equal(noise["draw"][...], [49, 99, 149, 199, 249, 299])
         np.testing.assert_array_equal(noise["noise"][1, 3], chain.noise[3, 1])
+    store: Any = zarr.open_group(infer.save_arviz(chain, tmp_path / "chain.zarr"), mode="r")
+    assert store["posterior/c"].attrs["_ARRAY_DIMENSIONS"] == ["chain", "draw"]
+    np.testing.assert_array_equal(store["posterior/c"], chain.parameters["c"])
+    np.testing.assert_array_equal(store["sample_stats/power"][..., 2], list(chain.powers.values())[2])
+    assert store["noise/noise"].attrs["_ARRAY_DIMENSIONS"] == ["chain", "draw", "x", "y", "z"]
+    assert store["noise/noise"].chunks == (1, 1, *SHAPE)
+    np.testing.assert_array_equal(store["noise/noise"][1, 3], chain.noise[3, 1])
+    np.testing.assert_array_equal(store["noise/draw"], [49, 99, 149, 199, 249, 299])
+    with pytest.raises(ValueError, match=r"chain.zarr' is there; remove it"):
+        infer.save_arviz(chain, tmp_path / "chain.zarr")
+    assert {path.name for path in tmp_path.iterdir()} == {"chain.nc", "chain.zarr"}
     assert array_stats.ess(c, method="bulk") == pytest.approx(chain.summary()["c"]["ess_bulk"], rel=1e-9)
 
 
