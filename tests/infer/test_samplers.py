@@ -265,6 +265,27 @@ def test_a_step_into_a_failed_simulation_is_undone() -> None:
     same(kept, old)
 
 
+@pytest.mark.parametrize("failed", [-np.inf, np.nan])
+def test_a_trajectory_of_nuts_ends_where_a_simulation_fails(failed: float) -> None:
+    def cut(x: Any) -> Any:
+        return jnp.where(x["b"][0] < 1, -0.5 * trees.dot(x, x), failed)
+
+    @jax.jit
+    def chain(key: Any) -> Any:
+        state = nuts.init(key, {"b": jnp.asarray([0.9, 0.0])}, cut)
+
+        def once(state: Any, key: Any) -> Any:
+            state, info, steps = nuts.step(key, state, cut, step_size=0.3)
+            return state, (state.position["b"][0], state.logdensity, info.nonans, info.energy_change, steps)
+
+        return jax.lax.scan(once, state, jax.random.split(key, 400))[1]
+
+    x, logdensity, fine, energy, steps = map(np.asarray, chain(jax.random.key(0)))
+    assert (x < 1).all() and np.isfinite(logdensity).all() and np.isfinite(energy).all()
+    assert 0.05 < np.mean(~fine) < 0.95 and steps[~fine].mean() < steps[fine].mean()
+    assert x.mean() < -0.1  # that of a normal distribution cut at 1 is -0.29
+
+
 def posterior_of(decomposition: pmd.Decomposition, cosmo: Any) -> tuple[infer.Posterior, Any]:
     config = pmd.Config(box_size=80.0, mesh_shape=8, decomposition=decomposition)
     forward = infer.LinearField(config, cosmo, bias="b1")
