@@ -45,6 +45,26 @@ def test_the_error_of_a_shift_bounds_the_step(length: int) -> None:
     assert step == pytest.approx(math.sqrt(0.1 * math.sqrt(4 * length) / 10.0), rel=0.3)
 
 
+def test_chains_that_relax_hide_no_shift() -> None:
+    """While what steps add to the log density decays by many times what a parameter, slow itself, does to it."""
+    rng, found, errors = np.random.default_rng(1), list[float](), list[float]()
+    keep, steps = math.exp(-1 / 100), np.arange(680)
+    for _ in range(40):
+        numbers = np.empty((4, 680, 1))
+        numbers[:, 0] = rng.standard_normal((4, 1))
+        for t in steps[1:]:
+            numbers[:, t] = keep * numbers[:, t - 1] + math.sqrt(1 - keep**2) * rng.standard_normal((4, 1))
+        decay = 20 * rng.standard_normal((4, 1)) * np.exp(-steps / 200)
+        added = 1.3 * numbers[..., 0] + 20 * rng.standard_normal((4, 680)) + decay
+        shift = Shift.of(numbers, added)
+        if shift.error[0]:
+            found.append(shift.bias[0])
+            errors.append(shift.error[0])
+    assert len(found) > 20  # of the others R-hat is too large
+    assert np.mean(found) == pytest.approx(1.3, abs=0.4)
+    assert np.std(found) < 1.1 and np.mean(errors) < 0.8  # 2.4 and 1.3 with what relaxes
+
+
 def test_half_the_square_of_a_shift_bounds_the_step() -> None:
     shift = Shift(np.eye(2), np.array([3.0, -4.0]), np.zeros(2))
     step = shift.longest_step(0.1)

@@ -5,7 +5,8 @@ The energy error of all dimensions says nothing of a parameter on which the widt
 its error: of shifts b with errors e the share b^2 / (b^2 + e^2) has the least mean square left. What a tilt can't take
 away is that error, and what is of second order: about half the square of the shift. Steps are so short that the
 standard error and the second order are no more than is asked for. The error is that of a sum over all dimensions: in a
-large field it bounds the step first.
+large field it bounds the step first. Chains that still relax change that sum as they do, along with parameters that
+drift by chance: what is linear in time is taken away, chain by chain.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class Shift(NamedTuple):
         covariance = np.atleast_2d(np.cov(numbers.reshape(-1, count).T))
         root = np.linalg.cholesky(covariance + (1e-9 * np.trace(covariance) + 1e-300) * np.eye(count))
         each = np.moveaxis(np.linalg.solve(root, numbers[..., None])[..., 0], -1, 0)
-        bias, error = np.transpose([step_bias(x, added) for x in each])
+        settled = _without_drift(added)
+        bias, error = np.transpose([step_bias(x, settled) for x in each])
         return cls(root, bias, error)
 
     def longest_step(self, most_bias: float) -> float:
@@ -69,3 +71,9 @@ class Shift(NamedTuple):
         shift = share * self.bias * step_size**2
         shift *= min(1.0, math.sqrt(2 * most_bias) / max(math.sqrt(np.sum(shift**2)), 1e-300))
         return np.linalg.solve(self.root.T, shift)
+
+
+def _without_drift(x: np.ndarray) -> np.ndarray:
+    """Each chain less the straight line in time that is nearest to it."""
+    time = np.arange(x.shape[1]) - 0.5 * (x.shape[1] - 1)
+    return x - x.mean(axis=1, keepdims=True) - (x @ time / (time @ time))[:, None] * time
