@@ -88,7 +88,7 @@ def _write_group(file: h5py.File, path: str, variables: Variables, coordinates: 
 
 
 def _write_store(path: Path, groups: dict[str, tuple[Variables, Coordinates]]) -> None:
-    """Write a store with named dimensions; it is complete or absent."""
+    """Write a store with named dimensions; if that fails, nothing is left."""
     import zarr
 
     aside = temporary(path)
@@ -100,7 +100,10 @@ def _write_store(path: Path, groups: dict[str, tuple[Variables, Coordinates]]) -
             each = {name: (values, (name,)) for name, values in coordinates.items()} | variables
             for name, (values, dimensions) in each.items():
                 chunks = (1, 1, *values.shape[2:]) if len(dimensions) > 3 else values.shape
-                data = group.create_array(name, data=values, chunks=chunks, fill_value=None)  # else 0 is missing
+                # Without a value to fill with, which would be read as missing, zeros must be written; and codecs have
+                # limits that fields exceed.
+                every: Any = {"fill_value": None, "config": {"write_empty_chunks": True}, "compressors": None}
+                data = group.create_array(name, data=values, chunks=chunks, **every)
                 data.attrs["_ARRAY_DIMENSIONS"] = list(dimensions)  # as xarray names them
         zarr.consolidate_metadata(aside)
         aside.rename(path)

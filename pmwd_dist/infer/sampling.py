@@ -119,8 +119,7 @@ def _search(
     most_bias: float,
 ) -> Search:
     how: dict[str, Any] = {"energy_variance": energy_variance, "most_bias": most_bias, "approaches": True}
-    how |= {"method": "hmc" if method == "nuts" else method}
-    return Search(positions, steps=steps, adapts=adaptation.start(posterior) is not None, **how)
+    return Search(positions, steps=steps, method=method, adapts=adaptation.start(posterior) is not None, **how)
 
 
 def _white_noise(run: Run, posterior: Posterior, axis: str | None) -> Arrays:

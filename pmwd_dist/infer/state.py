@@ -45,7 +45,8 @@ class TuningProgress(NamedTuple):
     Args:
       share: of the tuning that is done, 1 at most.
       step_size, L: of the next block.
-      bound: what bounds the step size: "energy error", "stiffest direction", "unstable steps", "shift of parameters".
+      bound: what bounds the step size: "energy error", "stiffest direction", "unstable steps",
+        "length of trajectories" or "shift of parameters".
     """
 
     share: float

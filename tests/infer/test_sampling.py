@@ -123,9 +123,12 @@ def test_chains_open_as_those_of_arviz(run: tuple[Any, ...], tmp_path: Path) -> 
     assert store["noise/noise"].chunks == (1, 1, *SHAPE)
     np.testing.assert_array_equal(store["noise/noise"][1, 3], chain.noise[3, 1])
     np.testing.assert_array_equal(store["noise/draw"], [49, 99, 149, 199, 249, 299])
+    assert (tmp_path / "chain.zarr" / "sample_stats" / "chain" / "0").is_file()
+    still = infer.save_arviz(eqx.tree_at(lambda x: x.noise, chain, 0 * chain.noise), tmp_path / "zeros.zarr")
+    assert (still / "noise" / "noise" / "0.0.0.0.0").is_file()  # readers may take what is missing for anything
     with pytest.raises(ValueError, match=r"chain.zarr' is there; remove it"):
         infer.save_arviz(chain, tmp_path / "chain.zarr")
-    assert {path.name for path in tmp_path.iterdir()} == {"chain.nc", "chain.zarr"}
+    assert {path.name for path in tmp_path.iterdir()} == {"chain.nc", "chain.zarr", "zeros.zarr"}
     assert array_stats.ess(c, method="bulk") == pytest.approx(chain.summary()["c"]["ess_bulk"], rel=1e-9)
 
 

@@ -108,6 +108,13 @@ def test_what_bounds_a_step_is_named() -> None:
     assert bounds.which(1.2) == "unstable steps"
     bounds.unbiased = 0.5
     assert bounds.which(0.5) == "shift of parameters"
+    bounds.unbiased = math.inf
+    bounds.renew(0.5)  # steps of trajectories are as stable at half the length
+    assert bounds.which(1.0) == "stiffest direction"
+    bounds.renew(0.5, 0.3)
+    assert bounds.which(0.3) == "length of trajectories"
+    bounds = Bounds.unpack(bounds.pack())
+    assert bounds.which(0.3) == "length of trajectories"
 
 
 def test_no_step_is_longer_than_the_stiffest_direction_allows() -> None:

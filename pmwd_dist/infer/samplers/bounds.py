@@ -17,12 +17,16 @@ class Bounds:
       largest: step that is to be tried: shorter than one with which a block was unstable.
       unbiased: longest step whose shift of parameters a tilt takes away.
       stable: the longest step with which a block was stable.
+      unstable: bound by a block that was unstable.
+      trajectory: bound by the length of trajectories.
     """
 
     longest: float = math.inf
     largest: float = math.inf
     unbiased: float = math.inf
     stable: float = 0.0
+    unstable: float = math.inf
+    trajectory: float = math.inf
 
     def of(self, step_size: float) -> float:
         """The step size, or the bound if that is shorter."""
@@ -34,7 +38,9 @@ class Bounds:
             return "energy error"
         if self.unbiased < self.largest:
             return "shift of parameters"
-        return "stiffest direction" if self.largest == self.longest else "unstable steps"
+        if self.unstable <= self.largest:
+            return "unstable steps"
+        return "length of trajectories" if self.trajectory <= self.largest else "stiffest direction"
 
     def stood(self, step_size: float) -> None:
         """A block was stable."""
@@ -42,7 +48,7 @@ class Bounds:
 
     def failed(self, step_size: float) -> None:
         """A block was unstable."""
-        self.largest = 0.8 * step_size
+        self.largest = self.unstable = 0.8 * step_size
 
     def renew(self, of_mclmc: float = 1.0, most: float = math.inf) -> None:
         """Forget what blocks have shown: steps are others from here on.
@@ -52,6 +58,7 @@ class Bounds:
           most: that they may have.
         """
         self.largest, self.stable = min(most, of_mclmc * self.longest), 0.0
+        self.unstable, self.trajectory = math.inf, most
 
     def pack(self) -> dict[str, np.ndarray]:
         """The bounds as arrays, by name, for a file."""

@@ -41,8 +41,8 @@ class Transition(NamedTuple):
 
     Args:
       energy_change: error of the energy.
-      nonans: false where it (of NUTS, its trajectory) ended in a failed simulation, or nowhere, and was undone.
-      acceptance_rate: probability with which it was accepted; 1 without a Metropolis step.
+      nonans: false where it ended in a failed simulation, or nowhere, and was undone; a trajectory of NUTS ends.
+      acceptance_rate: probability with which it was accepted; of NUTS the mean over a trajectory; 1 of MCLMC.
       gradients: that were evaluated.
     """
 

@@ -62,7 +62,8 @@ def step(
       doublings: of the trajectory, at most.
 
     Returns:
-      The state, what happened, and the number of integration steps.
+      The state; what happened, the rate being that of all points of the trajectory, and nonans false where it ended in
+      a failed simulation; and the number of integration steps.
 
     Raises:
       ImportError: blackjax is not installed.
@@ -73,7 +74,8 @@ def step(
 
     def move(state: IntegratorState, size: Array) -> IntegratorState:
         end, momentum = leapfrog(_point(state), state.momentum, size, logdensity, **options)
-        return IntegratorState(end.position, momentum, end.logdensity, end.logdensity_grad)
+        value = jnp.where(jnp.isfinite(end.logdensity), end.logdensity, -jnp.inf)
+        return IntegratorState(end.position, momentum, value, end.logdensity_grad)
 
     integrate = trajectory.dynamic_progressive_integration(move, _kinetic, _marked, _turned, _DIVERGENCE)
     expand = trajectory.dynamic_multiplicative_expansion(integrate, _turns, doublings)
@@ -92,13 +94,18 @@ def step(
     (_, drawn, whole, _), (diverged, _) = expand(choice, tree, energy, size)
     new = _point(drawn.state)
     rate = jnp.exp(drawn.sum_log_p_accept) / whole.num_states
+    ends = whole.leftmost_state.logdensity, whole.rightmost_state.logdensity
+    failed = diverged & ~jnp.all(jnp.isfinite(jnp.stack(ends)))
     moved = jnp.any(jnp.asarray(new.logdensity != state.logdensity))
-    return new, AdjustedInfo(new.logdensity, rate, moved, drawn.energy - energy, ~diverged), whole.num_states
+    return new, AdjustedInfo(new.logdensity, rate, moved, drawn.energy - energy, ~failed), whole.num_states
 
 
 def _blackjax(module: str) -> Any:
     """Untyped, as its annotations are of other types than it takes."""
-    return import_module(f"blackjax.mcmc.{module}")
+    try:
+        return import_module(f"blackjax.mcmc.{module}")
+    except ImportError as error:
+        raise ImportError("infer.nuts needs blackjax; `pip install 'pmwd-dist[nuts]'`") from error
 
 
 def _point(state: IntegratorState) -> ChainState:

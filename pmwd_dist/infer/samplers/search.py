@@ -94,7 +94,7 @@ class Search:
     Args:
       positions: of the chains, with a leading axis.
       steps: in all, as near as blocks allow.
-      method: the sampler to tune.
+      method: the sampler to tune; NUTS is tuned as HMC.
       energy_variance: target of the energy error of a step of MCLMC, per dimension.
       most_bias: shift of a parameter by finite steps of MCLMC that a tilt may leave, in standard deviations.
       adapts: whether positions are adapted instead of masses.
@@ -128,7 +128,7 @@ class Search:
         self._dimensions = int(self._sizes.sum())
         shares, blocks = _STAGES if approaches else _AT_ONCE, steps / block_length(steps)
         self._counts = [max(1, round(share * blocks)) if share else 0 for share in shares]
-        self._wanted_method: Method = method
+        self._wanted_method: Method = "hmc" if method == "nuts" else method
         self._energy_variance, self._most_bias = energy_variance, most_bias
         numbers = np.array([len(shape) == 1 for shape in self._shapes])
         self._numbers = int(numbers.sum())
