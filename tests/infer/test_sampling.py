@@ -192,7 +192,7 @@ def test_adjusted_samplers_are_tuned_to_their_acceptance(method: Any, run: tuple
     posterior, _, reference = run
     options = OPTIONS | {"thin": 1, "tuning_steps": 400}
     chain = infer.sample(posterior, starts(posterior), steps=200, output=tmp_path, method=method, **options)
-    assert 0.65 < chain.acceptance_rate.mean() < 0.97
+    assert 0.65 < chain.acceptance_rate.mean() < 0.95
     counts = read_arrays(tmp_path / "chunk_00000.h5")["gradients"]
     if method == "hmc":
         assert (counts[0] == counts[1]).all() and len(np.unique(counts)) > 1  # lengths vary, and chains keep step

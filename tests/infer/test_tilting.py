@@ -19,6 +19,8 @@ from pmwd_dist.infer.samplers.methods import Method
 from pmwd_dist.infer.samplers.search import Search
 from pmwd_dist.infer.samplers.tilting import Shift
 
+OF_HMC = 0.2 * 2 / 2.55 / math.sqrt(401)
+
 
 def draws(length: int, noise: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Two correlated numbers of four chains, and what steps add: the first, and noise."""
@@ -79,8 +81,8 @@ def test_chains_that_are_not_together_show_no_shift() -> None:
     assert shift.longest_step(0.1) == math.inf and not shift.tilt(1.0, 0.1).any()
 
 
-def searched(noise: float, unstable: int = -1, method: Method = "mclmc") -> list[float]:
-    """Steps of a tuning, per root of the dimensions, whose energy error asks for longer ones all the time."""
+def searched(noise: float, unstable: int = -1, method: Method = "mclmc") -> tuple[list[float], str]:
+    """Steps of a tuning whose energy error always asks for longer ones, per root of the dimensions, and their bound."""
     start = {"u": np.zeros(4), "x": np.zeros((4, 400))}
     options: dict[str, Any] = {"steps": 800, "adapts": True, "method": method}
     search, rng, steps = Search(start, **options), np.random.default_rng(3), list[float]()
@@ -96,7 +98,7 @@ def searched(noise: float, unstable: int = -1, method: Method = "mclmc") -> list
         packed = search.pack()
         search = Search(start, **options)  # as a tuning that was killed goes on
         search.unpack(packed)
-    return [*steps, float(search.tuning().step_size) / math.sqrt(401)]
+    return [*steps, float(search.tuning().step_size) / math.sqrt(401)], search.bound
 
 
 def test_what_bounds_a_step_is_named() -> None:
@@ -118,16 +120,18 @@ def test_what_bounds_a_step_is_named() -> None:
 
 
 def test_no_step_is_longer_than_the_stiffest_direction_allows() -> None:
-    steps = searched(0.0)
+    steps, bound = searched(0.0)
+    assert bound == "stiffest direction"
     assert steps[-1] == pytest.approx(0.2)
     assert max(steps[15:]) <= 0.2 * (1 + 1e-6)  # 12 blocks before the first adaptation
     assert max(steps[:12]) > 0.2
 
 
-@pytest.mark.parametrize(("method", "longest"), [("adjusted-mclmc", 0.2), ("hmc", 0.2 * 2 / 2.55 / math.sqrt(401))])
+@pytest.mark.parametrize(("method", "longest"), [("adjusted-mclmc", 0.2), ("hmc", OF_HMC), ("nuts", OF_HMC)])
 def test_nor_a_step_of_a_trajectory(method: Method, longest: float) -> None:
     """Steps of HMC are times, and those of Verlet are unstable from a phase of 2 on."""
-    steps = searched(0.0, method=method)
+    steps, bound = searched(0.0, method=method)
+    assert bound == "stiffest direction"
     assert steps[-1] == pytest.approx(longest)
     assert max(steps[28:]) <= longest * (1 + 1e-6)  # trajectories begin after 28 blocks
 
@@ -157,7 +161,8 @@ def test_chains_of_simulations_keep_to_it(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_bound_by_the_error_of_a_tilt_relaxes_as_more_is_seen() -> None:
-    steps = searched(0.6)
+    steps, bound = searched(0.6)
+    assert bound == "shift of parameters"
     # 480 draws of the fourth stage, and as many of the last: errors of 0.6 / 480^(1/2), and of 0.6 / 960^(1/2).
     halfway, end = (math.sqrt(0.1 / (0.6 / math.sqrt(n)) / 401) for n in (480, 960))
     assert steps[-2] == pytest.approx(halfway, rel=0.15)
@@ -165,5 +170,6 @@ def test_a_bound_by_the_error_of_a_tilt_relaxes_as_more_is_seen() -> None:
 
 
 def test_a_last_block_that_is_unstable_halves_the_step() -> None:
-    steps = searched(0.0, unstable=39)
+    steps, bound = searched(0.0, unstable=39)
+    assert bound == "unstable steps"
     assert steps[-1] == pytest.approx(0.5 * steps[-2])

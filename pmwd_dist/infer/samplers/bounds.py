@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, fields
 
 import numpy as np
 
+_LARGEST, _NEXT = 0.8, 0.5  # of a step with which a block was unstable: those that may be tried, and the next one
+
 
 @dataclass
 class Bounds:
@@ -34,6 +36,8 @@ class Bounds:
 
     def which(self, step_size: float) -> str:
         """What such a step is bounded by."""
+        if math.isclose(step_size, _NEXT / _LARGEST * self.unstable):
+            return "unstable steps"
         if step_size < 0.999 * min(self.largest, self.unbiased):
             return "energy error"
         if self.unbiased < self.largest:
@@ -46,9 +50,10 @@ class Bounds:
         """A block was stable."""
         self.stable = max(self.stable, step_size)
 
-    def failed(self, step_size: float) -> None:
-        """A block was unstable."""
-        self.largest = self.unstable = 0.8 * step_size
+    def failed(self, step_size: float) -> float:
+        """A block was unstable; the step to try next."""
+        self.largest = self.unstable = _LARGEST * step_size
+        return _NEXT * step_size
 
     def renew(self, of_mclmc: float = 1.0, most: float = math.inf) -> None:
         """Forget what blocks have shown: steps are others from here on.

@@ -83,20 +83,13 @@ def step(
     momentum = trees.normal_like(draw, state.position)  # in units of the root of the mass matrix
     begin = IntegratorState(state.position, momentum, state.logdensity, state.logdensity_grad)
     energy = _kinetic(momentum) - state.logdensity
-    none = jnp.zeros((), int)
-    room = jax.tree.map(lambda p: jnp.zeros((doublings, *p.shape), p.dtype), momentum)
-    tree = trajectory.DynamicExpansionState(
-        0,
-        proposal.Proposal(begin, energy, 0.0, -jnp.inf),
-        trajectory.Trajectory(begin, begin, momentum, 0),
-        Marks(room, room, none, none),
-    )
+    point = proposal.Proposal(begin, energy, 0.0, -jnp.inf), trajectory.Trajectory(begin, begin, momentum, 0)
+    tree = trajectory.DynamicExpansionState(0, *point, _no_marks(momentum, doublings))
     (_, drawn, whole, _), (diverged, _) = expand(choice, tree, energy, size)
     new = _point(drawn.state)
     rate = jnp.exp(drawn.sum_log_p_accept) / whole.num_states
-    ends = whole.leftmost_state.logdensity, whole.rightmost_state.logdensity
-    failed = diverged & ~jnp.all(jnp.isfinite(jnp.stack(ends)))
-    moved = jnp.any(jnp.asarray(new.logdensity != state.logdensity))
+    failed = diverged & ~trees.all_finite((whole.leftmost_state, whole.rightmost_state))
+    moved = jnp.not_equal(new.logdensity, state.logdensity)
     return new, AdjustedInfo(new.logdensity, rate, moved, drawn.energy - energy, ~failed), whole.num_states
 
 
@@ -121,6 +114,11 @@ def _turns(left: Any, right: Any, total: Any, *_: Any) -> Array:
     """Whether a trajectory turns back at one of its ends, from the momenta there and the sum of all of them."""
     inside = trees.add(trees.add(total, -0.5, left), -0.5, right)
     return (trees.dot(left, inside) <= 0) | (trees.dot(right, inside) <= 0)
+
+
+def _no_marks(momentum: Any, doublings: int) -> Marks:
+    room, none = jax.tree.map(lambda p: jnp.zeros((doublings, *p.shape), p.dtype), momentum), jnp.zeros((), int)
+    return Marks(room, room, none, none)
 
 
 def _marked(marks: Marks, total: Any, momentum: Any, step: Array) -> Marks:

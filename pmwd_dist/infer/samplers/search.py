@@ -210,8 +210,7 @@ class Search:
         late = self._stage >= _LATE and not adjusted
         stable = bool(np.all(block.nonans)) and variance < (_UNSTABLE_LATE if late else _UNSTABLE) * target
         if not stable:
-            self._bounds.failed(self._step_size)
-            self._step_size *= 0.5
+            self._step_size = self._bounds.failed(self._step_size)
         else:
             self._bounds.stood(self._step_size)
             self._average(block)
