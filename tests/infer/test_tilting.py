@@ -67,6 +67,17 @@ def test_chains_that_relax_hide_no_shift() -> None:
     assert np.std(found) < 1.1 and np.mean(errors) < 0.8  # 2.4 and 1.3 with what relaxes
 
 
+def test_a_chain_that_comes_late_hides_no_shift() -> None:
+    """A fifth of the draws of one of four chains is elsewhere, where steps add what is many times their noise."""
+    numbers, added = draws(680, 20.0)
+    late = np.exp(-np.arange(680) / 40)
+    numbers[0, :, 0] += 8 * late
+    added[0] -= 300 * late
+    shift, settled = Shift.of(numbers, added), Shift.of(numbers[:, 200:], added[:, 200:])
+    assert max(shift.error) < 1.1 * 20 / math.sqrt(4 * 480)  # 5 with all draws
+    assert np.all(np.abs(shift.bias - settled.bias) < 2 * settled.error)
+
+
 def test_half_the_square_of_a_shift_bounds_the_step() -> None:
     shift = Shift(np.eye(2), np.array([3.0, -4.0]), np.zeros(2))
     step = shift.longest_step(0.1)

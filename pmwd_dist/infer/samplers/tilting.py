@@ -5,8 +5,9 @@ The energy error of all dimensions says nothing of a parameter on which the widt
 its error: of shifts b with errors e the share b^2 / (b^2 + e^2) has the least mean square left. What a tilt can't take
 away is that error, and what is of second order: about half the square of the shift. Steps are so short that the
 standard error and the second order are no more than is asked for. The error is that of a sum over all dimensions: in a
-large field it bounds the step first. Chains that still relax change that sum as they do, along with parameters that
-drift by chance: what is linear in time is taken away, chain by chain.
+large field it bounds the step first. A chain that comes late changes that sum by more than it varies afterwards: draws
+count from where on the error is smallest, much as in White (1997). Chains that relax more slowly change it as they do,
+along with parameters that drift by chance: what is linear in time is taken away, chain by chain.
 """
 
 from __future__ import annotations
@@ -43,15 +44,11 @@ class Shift(NamedTuple):
           numbers: of the position, (chains, steps, n).
           added: what steps of length 1 add to the log density, (chains, steps).
         """
+        begins = range(0, added.shape[1] // 2 + 1, max(added.shape[1] // 20, 1))
+        found = [_seen(numbers[:, begin:], added[:, begin:]) for begin in begins if _together(numbers[:, begin:])]
         count = numbers.shape[-1]
-        if added.shape[1] < _FEWEST_DRAWS or max(map(rhat, np.moveaxis(numbers, -1, 0))) > _APART:
-            return cls(np.eye(count), np.zeros(count), np.zeros(count))
-        covariance = np.atleast_2d(np.cov(numbers.reshape(-1, count).T))
-        root = np.linalg.cholesky(covariance + (1e-9 * np.trace(covariance) + 1e-300) * np.eye(count))
-        each = np.moveaxis(np.linalg.solve(root, numbers[..., None])[..., 0], -1, 0)
-        settled = _without_drift(added)
-        bias, error = np.transpose([step_bias(x, settled) for x in each])
-        return cls(root, bias, error)
+        none = cls(np.eye(count), np.zeros(count), np.zeros(count))
+        return min(found, key=lambda shift: float(np.max(shift.error)), default=none)
 
     def longest_step(self, most_bias: float) -> float:
         """The largest step of whose shift a tilt leaves no more than this.
@@ -71,6 +68,21 @@ class Shift(NamedTuple):
         shift = share * self.bias * step_size**2
         shift *= min(1.0, math.sqrt(2 * most_bias) / max(math.sqrt(np.sum(shift**2)), 1e-300))
         return np.linalg.solve(self.root.T, shift)
+
+
+def _together(numbers: np.ndarray) -> bool:
+    return numbers.shape[1] >= _FEWEST_DRAWS and max(map(rhat, np.moveaxis(numbers, -1, 0))) <= _APART
+
+
+def _seen(numbers: np.ndarray, added: np.ndarray) -> Shift:
+    """The shift by all of these draws."""
+    count = numbers.shape[-1]
+    covariance = np.atleast_2d(np.cov(numbers.reshape(-1, count).T))
+    root = np.linalg.cholesky(covariance + (1e-9 * np.trace(covariance) + 1e-300) * np.eye(count))
+    each = np.moveaxis(np.linalg.solve(root, numbers[..., None])[..., 0], -1, 0)
+    settled = _without_drift(added)
+    bias, error = np.transpose([step_bias(x, settled) for x in each])
+    return Shift(root, bias, error)
 
 
 def _without_drift(x: np.ndarray) -> np.ndarray:
