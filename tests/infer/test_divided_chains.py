@@ -33,7 +33,7 @@ def begun(posterior: infer.Posterior) -> Run:
 
 
 def test_the_program_of_chains_gathers_no_field(cosmo: Any) -> None:
-    """A chunk of draws of galaxies on pencils, by MCLMC; other samplers: `test_sampling`."""
+    """A chunk of draws of galaxies on pencils, by MCLMC; other samplers: `test_divided_fields`, `test_sampling`."""
     posterior = posterior_of(pmd.Decomposition((2, 2)), cosmo)
     run = begun(posterior)
     shards = [x.addressable_shards[0].data.size for x in jax.tree.leaves((run.states, run.moments)) if x.ndim > 2]
