@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--gravity", default="lpt", choices=("linear", "lpt", "nbody"))
     parser.add_argument("--steps", type=int, default=3, help="of nbody")
     parser.add_argument("--methods", default="mclmc")
-    parser.add_argument("--energy-variance", default="5e-4", help="targets of mclmc")
+    parser.add_argument("--energy-variance", default="1e-3", help="targets of mclmc")
     parser.add_argument("--tune", type=int, default=1000)
     parser.add_argument("--precondition", default="adapted", choices=("adapted", "conditional"))
     parser.add_argument("--apart", type=int, default=2, help="blocks of 20 steps, or of 5 trajectories, between draws")

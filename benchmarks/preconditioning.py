@@ -51,7 +51,7 @@ def measure(mesh: int, precondition: str | None, options: Any) -> str:
             output=folder,
         )
     errors = infer.energy_errors(chain.energy_change, mesh**3 + 3)
-    gradients = 2 * options.chains * options.steps
+    gradients = options.chains * options.steps
     table = chain.summary()
     parts = [
         f"{name} {table[name]['mean']:.3f} ± {table[name]['sd']:.3f} "

@@ -55,7 +55,7 @@ def measured(modes: int, slope: float, step: float) -> str:
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    for modes, step in ((1000, 0.28), (1000, 0.4), (1000, 0.55), (4000, 0.28), (4000, 0.4)):
+    for modes, step in ((1000, 0.14), (1000, 0.2), (1000, 0.28), (4000, 0.14), (4000, 0.2)):
         print(measured(modes, 0.05, step), flush=True)
 
 

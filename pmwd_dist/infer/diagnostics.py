@@ -93,15 +93,15 @@ def stuck(x: Chains, share: float = 0.5) -> dict[int, int]:
 def energy_errors(energy_change: Chains, dimensions: int) -> dict[str, float]:
     """Moments of the energy errors of steps, per dimension.
 
-    MCLMC without a Metropolis step is biased as the variance: 5e-4 is the usual limit, and far fewer than 1e-3 of the
-    steps should be beyond ten standard deviations of that.
+    MCLMC without a Metropolis step is biased as the variance: 1e-3 is what tuning aims at, and far fewer than 1e-3 of
+    the steps should be beyond ten standard deviations of that.
 
     Args:
       energy_change: of each step.
       dimensions: of the position.
     """
     x = np.asarray(energy_change, float).ravel()
-    limit = 10 * math.sqrt(5e-4 * dimensions)
+    limit = 10 * math.sqrt(1e-3 * dimensions)
     return {
         "mean": float(np.mean(x)) / dimensions,
         "variance": float(np.var(x)) / dimensions,

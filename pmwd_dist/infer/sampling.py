@@ -89,7 +89,7 @@ def sample(
     check_options(key, tuning_steps, most_failures)
     search = _search(posterior, positions, tuning_steps, method, energy_variance, most_bias)
     how: dict[str, Any] = {"tuning_steps": tuning_steps, "thin": thin, "chunk": chunk, "keep_noise": keep_noise}
-    how |= {"tuned": "with a tilt, after an approach"}  # not so in chains of earlier versions
+    how |= {"tuned": "with a tilt, after an approach", "step": "velocity Verlet"}  # not so of earlier versions
     how |= {"method": method, "energy_variance": energy_variance, "most_bias": most_bias}
     folder = open_folder(output, _identity(posterior, positions, key) | identity_of(how))
     begin_key, tune_key, run_key = jax.random.split(key, 3)

@@ -290,7 +290,7 @@ def test_moments_are_those_of_the_posterior(run: tuple[Any, ...]) -> None:
 def test_tuning_finds_masses_and_the_energy_error_that_it_aims_at(run: tuple[Any, ...]) -> None:
     _, folder, chain = run
     errors = infer.energy_errors(chain.energy_change, 65)
-    assert 5e-4 / 2 < errors["variance"] < 5e-4 * 2
+    assert 1e-3 / 2 < errors["variance"] < 1e-3 * 2
     with h5py.File(folder / "state.h5") as file:
         L, step_size, of_noise, of_c, *tilt = (file["tuning"][name][()] for name in sorted(file["tuning"]))
     assert np.sqrt(of_noise) == pytest.approx(1 / np.sqrt(1 + (BIAS / SIGMA) ** 2), rel=0.35)
@@ -300,12 +300,24 @@ def test_tuning_finds_masses_and_the_energy_error_that_it_aims_at(run: tuple[Any
 
 
 def test_log_densities_are_those_of_the_posterior(run: tuple[Any, ...]) -> None:
-    """Not those of the tilted one, from which draws come."""
-    posterior, _, chain = run
+    """Not those of the tilted one, from which draws come, and to second order in the step.
+
+    Draws are aside of where the density was evaluated, x = y + e m g(y). What the slope g there says of it leaves out
+    half of e^2 m^2 A g^2, of a normal posterior with the precision A exactly.
+    """
+    posterior, folder, chain = run
+    with h5py.File(folder / "state.h5") as file:
+        _, step_size, of_noise, of_c, _, tilt = (file["tuning"][name][()] for name in sorted(file["tuning"]))
+    aside = step_size**2 / 24 / 65
+    precision = 1 + (BIAS / SIGMA) ** 2
+    away = np.asarray(chain.noise) - BIAS / SIGMA**2 / precision * (np.asarray(posterior.data) - 1)
+    slope = precision * away / (1 - aside * of_noise * precision)
+    of_parameter = ((chain.parameters["c"][:, 49::50].T - 1.5) / 0.2 + tilt) / (1 - aside * of_c)
+    left_out = precision * np.sum((of_noise * slope) ** 2, axis=(2, 3, 4)) + (of_c * of_parameter) ** 2
     white = {"c": jnp.asarray((chain.parameters["c"][:, 49::50].T - 1.5) / 0.2)}  # of the last draws of chunks
     density = jax.vmap(jax.vmap(lambda noise, white: posterior.logdensity({"noise": noise, "parameters": white})))
     expected = density(jnp.asarray(chain.noise, float), white)
-    np.testing.assert_allclose(chain.logdensity[:, 49::50].T, expected, atol=1e-4)
+    np.testing.assert_allclose(chain.logdensity[:, 49::50].T, expected + 0.5 * aside**2 * left_out, atol=1e-4)
 
 
 def test_failures_stop_a_run(run: tuple[Any, ...], tmp_path: Path) -> None:
@@ -394,7 +406,7 @@ def test_a_maximum_is_looked_for_where_there_is_a_density() -> None:
 @pytest.mark.usefixtures("unchecked")
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     posterior = posterior_of()
-    with pytest.raises(ValueError, match="energy_variance=0.0 must be positive and finite; use 0.0005, or less"):
+    with pytest.raises(ValueError, match="energy_variance=0.0 must be positive and finite; use 0.001, or less"):
         infer.sample(posterior, starts(posterior), steps=100, output=tmp_path / "run", energy_variance=0.0, **OPTIONS)
     with pytest.raises(ValueError, match=r"steps=150 must be a multiple of thin \* chunk = 100"):
         infer.sample(posterior, starts(posterior), steps=150, output=tmp_path / "run", **OPTIONS)

@@ -182,19 +182,19 @@ def test_tuning_tilts_the_density_against_what_steps_shift() -> None:
             shift = jax.vmap(partial(methods.density_shift, method="mclmc", tuning=parameters))(states)
             return states, (states.position["u"], shift)
 
-        return jax.lax.scan(once, states, jax.random.split(key, 3000))[1]
+        return jax.lax.scan(once, states, jax.random.split(key, 4000))[1]
 
     states, parameters = tuned(np.inf)
     size = float(parameters.step_size) / np.sqrt(1001)
-    assert 0.45 < size < 0.65  # shifts of 0.36 without a tilt (`benchmarks/step_bias.py`)
-    assert parameters.tilt["u"] == pytest.approx(-0.36 * (size / 0.55) ** 2, rel=0.3) and parameters.tilt["x"] == 0
+    assert 0.25 < size < 0.4  # shifts of 0.32 for 0.28 without a tilt (`benchmarks/step_bias.py`)
+    assert parameters.tilt["u"] == pytest.approx(-0.32 * (size / 0.28) ** 2, rel=0.3) and parameters.tilt["x"] == 0
     lower = jax.vmap(lambda x: density(x) - methods.tilt(x, parameters))(states.position)
-    np.testing.assert_allclose(states.logdensity, lower, rtol=1e-9)
+    np.testing.assert_allclose(states.logdensity, lower, atol=0.03)  # to second order in the step
     u, shift = (np.asarray(x, float).T for x in mean(jax.random.key(9), states, parameters))
     assert abs(u.mean()) < 5 * u.std() / infer.ess_mean(u) ** 0.5 < 0.15
     assert abs(infer.step_bias(u, shift)[0]) < 0.05
     states, parameters = tuned(0.01)  # half the square of 0.14
-    assert 0.25 < float(parameters.step_size) / np.sqrt(1001) < 0.43
+    assert 0.13 < float(parameters.step_size) / np.sqrt(1001) < 0.25
     with pytest.raises(ValueError, match="most_bias=0 must be positive; use 0.1 standard deviations"):
         Search({"u": np.zeros(2)}, steps=100, most_bias=0)
 

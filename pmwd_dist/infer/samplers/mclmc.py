@@ -10,9 +10,14 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from pmwd_dist.infer import trees
-from pmwd_dist.infer.samplers.isokinetic import IntegratorState, LogDensity, langevin_step, start, value_and_grad
-
-GRADIENTS = 2  # a step
+from pmwd_dist.infer.samplers.isokinetic import (
+    IntegratorState,
+    LogDensity,
+    langevin_step,
+    mclachlan_step,
+    start,
+    value_and_grad,
+)
 
 
 class MCLMCInfo(NamedTuple):
@@ -45,7 +50,7 @@ def step(
     step_size: ArrayLike,
     inverse_mass_matrix: Any = 1.0,
 ) -> tuple[IntegratorState, MCLMCInfo]:
-    """One step of MCLMC: two gradients.
+    """One step of MCLMC: one gradient.
 
     A step whose end is not finite is undone, and a new direction drawn.
 
@@ -122,15 +127,13 @@ def adjusted_step(
       step_size: length of each.
       inverse_mass_matrix: diagonal, a number or a pytree whose leaves broadcast against the position's.
     """
-    direction, trajectory, choice = jax.random.split(key, 3)
+    direction, choice = jax.random.split(key)
     momentum = trees.unit_vector(direction, state.position)
     begin = IntegratorState(state.position, momentum, state.logdensity, state.logdensity_grad)
     size = jnp.asarray(step_size, state.logdensity.dtype)
-    never = jnp.asarray(jnp.inf, size.dtype)
 
-    def once(i: Array, carry: tuple[IntegratorState, Array]) -> tuple[IntegratorState, Array]:
-        key = jax.random.fold_in(trajectory, i)
-        end, kinetic = langevin_step(key, carry[0], size, never, logdensity, inverse_mass_matrix)
+    def once(_: Array, carry: tuple[IntegratorState, Array]) -> tuple[IntegratorState, Array]:
+        end, kinetic = mclachlan_step(carry[0], size, logdensity, inverse_mass_matrix)
         return end, carry[1] + kinetic
 
     end, kinetic = jax.lax.fori_loop(0, num_integration_steps, once, (begin, jnp.zeros_like(state.logdensity)))

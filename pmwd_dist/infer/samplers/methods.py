@@ -114,7 +114,7 @@ def transition(
         lengths["inverse_mass_matrix"] = tuning.inverse_mass_matrix
         state, info = mclmc.step(key, state, lambda x: logdensity(x) - tilt(x, tuning), **lengths)
         one = jnp.ones_like(info.energy_change)
-        return state, Transition(info.energy_change, info.nonans, one, jnp.asarray(mclmc.GRADIENTS))
+        return state, Transition(info.energy_change, info.nonans, one, jnp.asarray(1))
     before = ChainState(state.position, state.logdensity, state.logdensity_grad)
     normal = jax.tree.map(lambda x: 1.0 if x.ndim else 0.0, state.position)
     options: dict[str, Any] = {"step_size": tuning.step_size, "inverse_mass_matrix": tuning.inverse_mass_matrix}
@@ -123,7 +123,7 @@ def transition(
         new = state._replace(**after._asdict())
         return new, Transition(info.energy_change, info.nonans, info.acceptance_rate, count)
     count = jnp.maximum(jnp.ceil(2 * fraction * jnp.asarray(tuning.L) / tuning.step_size), 1).astype(int)
-    step, each = (hmc.step, 1) if method == "hmc" else (mclmc.adjusted_step, mclmc.GRADIENTS)
+    step, each = (hmc.step, 1) if method == "hmc" else (mclmc.adjusted_step, 2)
     options |= {"normal_precision": normal} if method == "hmc" else {}
     after, info = step(key, before, logdensity, num_integration_steps=count, **options)
     return state._replace(**after._asdict()), Transition(

@@ -1,7 +1,7 @@
 """Step size, lengths and masses of the samplers, from a run of them (Robnik & Seljak 2023).
 
 The step size of MCLMC follows the energy error of a step, whose variance grows as the sixth power of the step; its
-target is 5e-4 per dimension. That of adjusted samplers follows the energy error of a trajectory, whose variance grows
+target is 1e-3 per dimension. That of adjusted samplers follows the energy error of a trajectory, whose variance grows
 as the fourth power: of a variance v, a share of 2 Phi(-sqrt(v) / 2) is accepted (Neal 2011). Both are measured block by
 block with the step size held, about the mean: in equilibrium that is half the variance, so that at a variance beyond 1
 the mean square says another thing. A direction much narrower than the others becomes unstable while the error of all is
@@ -12,9 +12,9 @@ larger step than one with which a block was stable.
 
 Of millions of dimensions a few that are unstable don't show in the energy error. Where positions are adapted, no step
 is longer than the stiffest direction allows (`stiffness`). With 32^3 cells and maps of lensing, whose largest curvature
-was 40, a step of 0.3 roots of the dimensions has an energy variance of 9e-6 and slopes of modes as they should be, 0.4
-has 2e-3 and slopes whose mean square is twice as large. Galaxies in 32^3 cells of 5 Mpc/h have 19 in 2LPT and 28 in an
-N-body simulation, where the energy error alone asks for 0.53 and 0.485: phases of 2.3 and 2.6.
+was 40, a step of McLachlan's integrator, which is unstable from a phase of 2.55, of 0.3 roots of the dimensions had an
+energy variance of 9e-6 and slopes of modes as they should be, 0.4 had 2e-3 and slopes whose mean square was twice as
+large. Galaxies in 32^3 cells of 5 Mpc/h have 19 in 2LPT and 28 in an N-body simulation.
 
 What steps of MCLMC do to parameters (`tilting`) is estimated from the last two stages; the log density is tilted
 against it, and the step so short that the standard error of that estimate, which a longer tuning makes smaller, and
@@ -53,7 +53,7 @@ from pmwd_dist.infer.samplers.methods import Method, Tuning, trajectory_length
 from pmwd_dist.infer.samplers.stage import Stage
 from pmwd_dist.infer.samplers.tilting import Shift
 
-ENERGY_VARIANCE = 5e-4  # of a step of MCLMC, per dimension
+ENERGY_VARIANCE = 1e-3  # of a step of MCLMC, per dimension
 STEP_BIAS = 0.1  # of a parameter by finite steps of MCLMC that a tilt leaves, in standard deviations
 TRAJECTORY_VARIANCE = 0.26  # of a trajectory of an adjusted sampler: 80 % are accepted
 SHORTEST = 40  # tuning, in steps
@@ -63,7 +63,7 @@ _AT_ONCE = (0.0, 0.3, 0.25, 0.15, 0.15, 0.15)  # without one
 _FIRST_WEIGHT = 0.002  # of the likelihood
 _WEIGH = (1, 2)  # stages after which masses change
 _LATE = 4  # stages, after which MCLMC should be in equilibrium
-_VERLET = 2 / 2.55  # of the longest stable time of a step of HMC to that of McLachlan's integrator
+_MCLACHLAN = 2.55 / 2  # of its longest stable step to that of velocity Verlet
 _FIRST_STEP = 0.05  # of the root of the dimensions
 _SHORTEST_STEP = 0.2  # of a stable one, for a bias
 _LARGEST_CHANGE = math.log(2)  # of the step size from one block to the next
@@ -259,8 +259,8 @@ class Search:
             # Fields that are nearly normal turn without an error by any step: lengths of trajectories would all be one.
             self._L = trajectory_length(self._wanted_method, self._dimensions)
             self._renew_for_trajectories()
-            # Errors add up along a trajectory; and steps of HMC are times, of half as many gradients.
-            self._step_size *= 0.25 / math.sqrt(self._dimensions) if self._wanted_method == "hmc" else 0.5
+            # Errors add up along a trajectory; and steps of HMC are times, those of the other have two gradients.
+            self._step_size *= 0.4 / math.sqrt(self._dimensions) if self._wanted_method == "hmc" else 0.8
         self.due = self._adapts and self._stage <= _LATE and bool(self._shown.observed)
         if not self.due:
             self._begin_stage()
@@ -288,7 +288,7 @@ class Search:
 
     def _renew_for_trajectories(self) -> None:
         """Steps are those of trajectories: those of HMC are times."""
-        of_mclmc = _VERLET / math.sqrt(self._dimensions) if self._wanted_method == "hmc" else 1.0
+        of_mclmc = 1 / math.sqrt(self._dimensions) if self._wanted_method == "hmc" else _MCLACHLAN
         self._bounds.renew(of_mclmc, 0.5 * self._L)
 
     def pack(self) -> dict[str, np.ndarray]:

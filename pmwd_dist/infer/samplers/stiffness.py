@@ -14,9 +14,9 @@ from pmwd_dist.infer import trees
 from pmwd_dist.infer.samplers.isokinetic import LogDensity, value_and_grad
 
 # Of a step per root of the dimensions, times the root of the largest curvature where the chains are. In a normal
-# distribution steps of McLachlan's integrator are unstable from 2.55 on. The curvature along a chain varies, most where
-# linear theory has not brought the modes to one scale at all parameters.
-LARGEST_PHASE, LARGEST_PHASE_WITHOUT_THEORY = 2.0, 1.2
+# distribution steps of velocity Verlet are unstable from 2 on. The curvature along a chain varies, most where linear
+# theory has not brought the modes to one scale at all parameters.
+LARGEST_PHASE, LARGEST_PHASE_WITHOUT_THEORY = 1.6, 0.95
 _ASIDE = 0.5  # half the distance of a difference of slopes, about that by which a step moves in any direction
 _TURNS = 12  # iterations
 

@@ -197,7 +197,7 @@ class Sampler(Section):
     """The chains."""
 
     method: Literal["mclmc", "adjusted-mclmc", "hmc", "nuts"] = about(
-        "mclmc (two gradients a step), or adjusted-mclmc or hmc (a step is a trajectory that is accepted or rejected), "
+        "mclmc (one gradient a step), or adjusted-mclmc or hmc (a step is a trajectory that is accepted or rejected), "
         "or nuts (a trajectory that ends where it turns; needs blackjax)",
         "mclmc",
     )
@@ -214,7 +214,7 @@ class Sampler(Section):
         "energy error of a step of mclmc per dimension, at which its tuning aims; less where it differs along a chain",
         ENERGY_VARIANCE,
         gt=0,
-        le=1e-3,
+        le=2e-3,
     )
     most_bias: float = about(
         "shift of a parameter by finite steps of mclmc that a tilt against it may leave [standard deviations]",
