@@ -213,6 +213,28 @@ def test_samplers_have_the_right_variances(name: str) -> None:
         assert error.max() < 0.05 * wanted.max()  # a test that can fail
 
 
+def test_stiff_modes_are_as_wide_as_others() -> None:
+    """With steps of a quarter of the longest stable phase of some modes, and of half of it of others."""
+    curvature, root = jnp.repeat(jnp.asarray([1.0, 4.0]), 500), 1000**0.5
+
+    def density(x: Any) -> Any:
+        return -0.5 * jnp.sum(curvature * x**2)
+
+    def chain(key: Any) -> Any:
+        keys = jax.random.split(key, 3)
+        begin = mclmc.init(keys[0], jax.random.normal(keys[1], (1000,)) / jnp.sqrt(curvature), density)
+
+        def once(state: Any, key: Any) -> Any:
+            state, _ = mclmc.step(key, state, density, L=4 * root, step_size=0.5 * root)
+            return state, jnp.mean((curvature * state.position**2).reshape(2, 500), axis=1)
+
+        return jax.lax.scan(once, begin, jax.random.split(keys[2], 3000))[1]
+
+    square = np.asarray(jax.jit(jax.vmap(chain))(jax.random.split(jax.random.key(0), 4)))[:, 300:]
+    # With all noise between kicks 1.033 and 0.967, and 1.019 and 1.091 where kicks are.
+    np.testing.assert_allclose(square.mean(axis=(0, 1)), 1, atol=0.01)
+
+
 @pytest.mark.parametrize("heavier", [1.0, 4.0])
 def test_the_shift_of_a_parameter_by_finite_steps_is_foreseen(heavier: float) -> None:
     """That of a parameter on which the width of 1000 dimensions depends, whose marginal is a standard normal one."""
