@@ -102,8 +102,8 @@ def _write_store(path: Path, groups: dict[str, tuple[Variables, Coordinates]]) -
                 chunks = (1, 1, *values.shape[2:]) if len(dimensions) > 3 else values.shape
                 # Without a value to fill with, which would be read as missing, zeros must be written; and codecs have
                 # limits that fields exceed.
-                every: Any = {"fill_value": None, "config": {"write_empty_chunks": True}, "compressors": None}
-                data = group.create_array(name, data=values, chunks=chunks, **every)
+                storage: Any = {"fill_value": None, "config": {"write_empty_chunks": True}, "compressors": None}
+                data = group.create_array(name, data=values, chunks=chunks, **storage)
                 data.attrs["_ARRAY_DIMENSIONS"] = list(dimensions)  # as xarray names them
         zarr.consolidate_metadata(aside)
         aside.rename(path)
