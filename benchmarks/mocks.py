@@ -131,8 +131,8 @@ class Mocks:
         self.searches = [Search(_of(self.states.position, i), **options) for i in range(self.count)]
         self.blocks = 0
         while not self.searches[0].done:
-            if self.searches[0].reweighs:
-                self._reweigh()
+            if self.searches[0].renews:
+                self._renew()
             moved, blocks = self._run(self.searches[0].method)
             fine = np.array([search.take(_of(blocks, i)) for i, search in enumerate(self.searches)])
             self.states = _where(fine, moved, self.states)
@@ -188,7 +188,7 @@ class Mocks:
             if search.due:
                 search.adapted(longest_step(each, theory=adapted.mean is None))
 
-    def _reweigh(self) -> None:
+    def _renew(self) -> None:
         """Bring all chains to the density that the next block samples."""
         keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(self.keys[1], 2 * 10**6 + self.blocks)
         now = self.posterior.weighted(self.searches[0].weight)

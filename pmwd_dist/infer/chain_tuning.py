@@ -60,8 +60,8 @@ class ChainTuning:
         """Tune all chains, from where the folder says that they were."""
         if stored := self.folder.state():
             self._restore(stored)
-        hooks = self._keep, self._adapt, self._reweigh
-        states, tuning = tune(self.key, self.run.states, self._block, self.search, *hooks)
+        hooks = self._block, self._renew, self.search, self._keep, self._adapt
+        states, tuning = tune(self.key, self.run.states, *hooks)
         states, tuning = placed(states, self.run.states), placed(tuning, self.run.tuning)
         self.run = self.run._replace(states=states, tuning=tuning)
         return self.run
@@ -85,7 +85,7 @@ class ChainTuning:
     def _now(self) -> Posterior:
         return self.posterior.adapted(self.run.adaptation).weighted(self.search.weight * self.posterior.weight)
 
-    def _reweigh(self, states: IntegratorState, search: Search) -> IntegratorState:
+    def _renew(self, states: IntegratorState, search: Search) -> IntegratorState:
         """States at the same positions, of the density that the next block samples, with new directions."""
         key = jax.random.fold_in(jax.random.fold_in(self.key, search.count), 1)
         return placed(begin(key, states.position, self._now(), self.axis).states, self.run.states)

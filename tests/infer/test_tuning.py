@@ -16,28 +16,64 @@ import pytest
 import pmwd_dist as pmd
 from pmwd_dist import infer
 from pmwd_dist.infer import sampling
-from pmwd_dist.infer.samplers import mclmc, methods
+from pmwd_dist.infer.samplers import isokinetic, mclmc, methods
 from pmwd_dist.infer.samplers.blocks import Block, run_blocks
 from pmwd_dist.infer.samplers.search import ENERGY_VARIANCE, Search
 from pmwd_dist.infer.samplers.stiffness import largest_curvature, longest_step
 from pmwd_dist.infer.samplers.tuning import tune
 
 
+def anew(density: Any) -> Any:
+    """States at the same positions, evaluated anew."""
+    return lambda states, search: jax.vmap(lambda x, u: isokinetic.start(x, u, density))(
+        states.position, states.momentum
+    )
+
+
 def test_tuned_trajectories_of_a_normal_field_have_several_lengths() -> None:
     """Its steps have no error, however long they are."""
-    states = jax.vmap(lambda key: mclmc.init(key, jax.random.normal(key, (100,)), lambda x: -0.5 * jnp.sum(x**2)))(
+
+    def density(x: Any) -> Any:
+        return -0.5 * jnp.sum(x**2)
+
+    states = jax.vmap(lambda key: mclmc.init(key, jax.random.normal(key, (100,)), density))(
         jax.random.split(jax.random.key(0), 2)
     )
 
     @partial(jax.jit, static_argnums=3)
     def run(key: Any, states: Any, parameters: Any, method: Any) -> Any:
-        density = lambda x: -0.5 * jnp.sum(x**2)  # noqa: E731
         return run_blocks(key, states, parameters, method, logdensity=density, length=20)
 
     search = Search(states.position, steps=1000, method="hmc")
-    _, parameters = tune(jax.random.key(1), states, run, search)
+    _, parameters = tune(jax.random.key(1), states, run, anew(density), search)
     assert pytest.approx(np.pi / 2) == parameters.L
     assert 0.5 < parameters.step_size <= np.pi / 4 + 1e-6
+
+
+@pytest.mark.parametrize("method", ["hmc", "adjusted-mclmc"])
+def test_trajectories_begin_with_the_log_density_where_they_are(method: Any) -> None:
+    """One that is too high, as that of many dimensions beside a state of MCLMC is, would have all of them rejected."""
+
+    def density(x: Any) -> Any:
+        return -0.5 * jnp.sum(x[:20000] ** 2) - 2 * jnp.sum(x[20000:] ** 2)
+
+    @partial(jax.jit, static_argnums=3)
+    def run(key: Any, states: Any, parameters: Any, method: Any) -> Any:
+        return run_blocks(key, states, parameters, method, logdensity=density, length=10)
+
+    start = jax.vmap(lambda key: mclmc.init(key, 0.6 * jax.random.normal(key, (40000,)), density))
+    states = start(jax.random.split(jax.random.key(0), 2))
+    search = Search(states.position, steps=80, method=method)
+    beside = dict[str, list[float]]({"mclmc": [], method: []})
+
+    def watched(key: Any, states: Any, parameters: Any, method: Any) -> Any:
+        away = states.logdensity - jax.vmap(density)(states.position)
+        beside[method].append(float(np.max(np.abs(away))))
+        return run(key, states, parameters, method)
+
+    tune(jax.random.key(1), states, watched, anew(density), search)
+    assert max(beside["mclmc"]) > 1
+    assert max(beside[method]) < 1e-6
 
 
 def test_tuning_reaches_its_target_beside_a_narrow_direction() -> None:
@@ -55,7 +91,7 @@ def test_tuning_reaches_its_target_beside_a_narrow_direction() -> None:
 
     states = jax.jit(jax.vmap(start))(jax.random.split(jax.random.key(6), 2))
     search = Search(states.position, steps=1000)
-    states, parameters = tune(jax.random.key(7), states, run, search)
+    states, parameters = tune(jax.random.key(7), states, run, anew(narrow), search)
     energies, keys = [], jax.random.split(jax.random.key(8), 20)
     for key in keys:
         states, block = run(key, states, parameters)
@@ -165,7 +201,7 @@ def test_tuning_tilts_the_density_against_what_steps_shift() -> None:
         options = {"energy_variance": 1e-4, "most_bias": most_bias, "adapts": True}
         search = Search(states.position, steps=2000, **options)
         adapt = lambda states, search: (states, math.inf)  # noqa: E731
-        states, parameters = tune(jax.random.key(7), states, run, search, adapt=adapt)
+        states, parameters = tune(jax.random.key(7), states, run, anew(density), search, adapt=adapt)
         again = Search(states.position, steps=2000, **options)
         again.unpack(search.pack())
         for one, other in zip(jax.tree.leaves(again.tuning()), jax.tree.leaves(search.tuning()), strict=True):
@@ -211,7 +247,7 @@ def test_the_weight_of_the_likelihood_grows_evenly_in_its_logarithm() -> None:
     rng, weights, changed, held = np.random.default_rng(0), list[float](), list[bool](), list[bool]()
     while not search.done:
         weights.append(search.weight)
-        changed.append(search.reweighs)
+        changed.append(search.renews)
         held.append(search.tuning().inverse_mass_matrix["zeta"] == 0)
         numbers, shift, seen = rng.standard_normal((2, 20, 1)), np.zeros((2, 20)), np.zeros((2, 20, 3))
         energy = 0.1 * rng.standard_normal((2, 20))
@@ -221,7 +257,7 @@ def test_the_weight_of_the_likelihood_grows_evenly_in_its_logarithm() -> None:
             search.adapted(math.inf)
         again = Search(positions, steps=400, adapts=True, approaches=True)
         again.unpack(search.pack())
-        assert (again.weight, again.reweighs, again.stage) == (search.weight, search.reweighs, search.stage)
+        assert (again.weight, again.renews, again.stage) == (search.weight, search.renews, search.stage)
     approach = weights.index(1.0)
     assert 0.25 < approach / len(weights) < 0.35
     np.testing.assert_allclose(np.diff(np.log(weights[: approach + 1])), np.log(500) / approach)
@@ -229,7 +265,7 @@ def test_the_weight_of_the_likelihood_grows_evenly_in_its_logarithm() -> None:
     assert changed == [True] * (approach + 1) + [False] * (len(weights) - approach - 1)
     assert all(held[: approach + 1]) and not held[-1]
     at_once = Search(positions, steps=400, adapts=True)
-    assert at_once.weight == 1 and not at_once.reweighs and at_once.stage == 1
+    assert at_once.weight == 1 and not at_once.renews and at_once.stage == 1
 
 
 CELLS = 6

@@ -22,7 +22,10 @@ LogDensity = Callable[[Any], Array]
 
 
 class IntegratorState(NamedTuple):
-    """A point of a trajectory: position, momentum, log density and its gradient, as in blackjax."""
+    """A point of a trajectory: position, momentum, log density and its gradient, as in blackjax.
+
+    After a step of MCLMC the last two are those of a place beside the position (`langevin_step`).
+    """
 
     position: Any
     momentum: Any
@@ -78,9 +81,9 @@ def density_shift(state: IntegratorState, step_size: Array, inverse_mass_matrix:
     """What steps of a finite length add to the log density that they sample, on average over a field, to second order.
 
     Along the trajectories of `langevin_step`, with time steps h, what is conserved is the Hamiltonian plus
-    h^2 g M^-1 g / 24, in other coordinates, with the slope g and the masses M. So a parameter on which the frequencies
-    w of modes depend has a density times exp(-h^2 sum of w^2 / 24), the sum being the mean of g M^-1 g. It is over d
-    modes: that is a bias of the parameter even where the error of each mode is negligible.
+    h^2 g M^-1 g / 24, in the coordinates that are given there, with the slope g and the masses M. So a parameter on
+    which the frequencies w of modes depend has a density times exp(-h^2 sum of w^2 / 24), the sum being the mean of
+    g M^-1 g. It is over d modes: that is a bias of the parameter even where the error of each mode is negligible.
 
     For fields x it is that of g (M^-1 g + x) but for a constant, the mean of g x being minus their dimensions whatever
     the parameters are (Stein 1981): of modes of which data say nothing, g = -M x, that has no noise.
@@ -93,11 +96,11 @@ def density_shift(state: IntegratorState, step_size: Array, inverse_mass_matrix:
     slope = state.logdensity_grad
     fields = jax.tree.map(lambda x: x if x.ndim else jnp.zeros_like(x), state.position)
     square = trees.dot(slope, trees.add(fields, 1, trees.multiply(slope, inverse_mass_matrix)))
-    return -_aside(step_size, state.position) * square
+    return -_displacement(step_size, state.position) * square
 
 
-def _aside(step_size: Array, position: Any) -> Array:
-    """A 24th of the square of the time of a step."""
+def _displacement(step_size: Array, position: Any) -> Array:
+    """That of a state of `langevin_step` per slope: a 24th of the square of the time of a step."""
     return step_size**2 / (24 * trees.size(position))
 
 
@@ -141,10 +144,14 @@ def langevin_step(
     H + h^2 (p V'' p / 12 - |V'|^2 / 24) (Hairer, Lubich & Wanner 2006, IX), which is H + h^2 |V'|^2 / 24 in the
     coordinates x - h^2 V' / 12, p + h^2 V'' p / 12. Its momenta at temperature 1 have the variance 1 - h^2 V'' / 6 in
     the middle of a kick and 1 + h^2 V'' / 12 between kicks. So a third of the noise comes in the middle of kicks and
-    two thirds between them: then all modes have that temperature, stiff ones as well.
+    two thirds between them: to second order in h all modes then have that temperature. That is so for a momentum of
+    constant norm, too: `turn` differs from Newton's kicks by one factor for all modes.
 
-    Positions where kicks are have variances that are too large by h^2 w^2 / 12 in modes of frequency w. Those of the
-    states are h^2 g / 24 from there, g being the slope there, which has none of that, nor has their log density. What
+    Where kicks are, positions have variances that are too large by h^2 w^2 / 12 in modes of frequency w. States are
+    displaced from there by h^2 / 24 times the slope, so that their variances are right to second order; at a phase h w
+    of 1.6 they are a fifth too large. Their slope is that where the kick is, and their log density that plus its change
+    by the displacement in first order, which is too high by (h^2 / 24)^2 g H g / 2, with the slope g and the curvature
+    H: a sum over all dimensions. So a position is to be evaluated anew before another sampler goes on from it. What
     steps do to parameters is `density_shift`.
 
     Args:
@@ -155,16 +162,16 @@ def langevin_step(
       logdensity: function of the position.
       inverse_mass_matrix: diagonal, a number or a pytree whose leaves broadcast against the position's.
     """
-    root, aside = jax.tree.map(jnp.sqrt, inverse_mass_matrix), _aside(step_size, state.position)
-    kicks, drifts = jax.random.split(key)
-    position = trees.add(state.position, -aside, trees.multiply(state.logdensity_grad, inverse_mass_matrix))
-    momentum = refresh(kicks, state.momentum, step_size / 3, L)
+    root, displacement = jax.tree.map(jnp.sqrt, inverse_mass_matrix), _displacement(step_size, state.position)
+    kick_key, drift_key = jax.random.split(key)
+    position = trees.add(state.position, -displacement, trees.multiply(state.logdensity_grad, inverse_mass_matrix))
+    momentum = refresh(kick_key, state.momentum, step_size / 3, L)
     momentum, before = turn(momentum, trees.multiply(state.logdensity_grad, root), 0.5 * step_size)
     position = trees.add(position, 0.5 * step_size, trees.multiply(momentum, root))
-    momentum = refresh(drifts, momentum, step_size * (2 / 3), L)
+    momentum = refresh(drift_key, momentum, step_size * (2 / 3), L)
     position = trees.add(position, 0.5 * step_size, trees.multiply(momentum, root))
     value, slope = value_and_grad(logdensity, position)
     momentum, after = turn(momentum, trees.multiply(slope, root), 0.5 * step_size)
-    downhill = trees.multiply(slope, inverse_mass_matrix)
-    value += aside * trees.dot(slope, downhill)
-    return IntegratorState(trees.add(position, aside, downhill), momentum, value, slope), before + after
+    uphill = trees.multiply(slope, inverse_mass_matrix)
+    value += displacement * trees.dot(slope, uphill)
+    return IntegratorState(trees.add(position, displacement, uphill), momentum, value, slope), before + after

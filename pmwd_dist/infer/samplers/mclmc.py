@@ -24,8 +24,8 @@ class MCLMCInfo(NamedTuple):
     """What happened in a step.
 
     Args:
-      logdensity: after it.
-      energy_change: error of the energy; its variance over d is what bias is controlled by.
+      logdensity: of the state after it.
+      energy_change: error of the energy; its variance over d is what the step size is controlled by.
       kinetic_change: change of the kinetic energy.
       nonans: false where the step ended in a failed simulation, or nowhere, and was undone.
     """
@@ -52,7 +52,9 @@ def step(
 ) -> tuple[IntegratorState, MCLMCInfo]:
     """One step of MCLMC: one gradient.
 
-    A step whose end is not finite is undone, and a new direction drawn.
+    The position of the state is a draw. Its log density and slope are beside what they are there
+    (`isokinetic.langevin_step`): another sampler begins with its own `init` at the position. A step whose end is not
+    finite is undone, and a new direction drawn.
 
     Args:
       key: of jax.random.

@@ -1,14 +1,14 @@
 """Step size, lengths and masses of the samplers, from a run of them (Robnik & Seljak 2023).
 
-The step size of MCLMC follows the energy error of a step, whose variance grows as the sixth power of the step; its
-target is 1e-3 per dimension. That of adjusted samplers follows the energy error of a trajectory, whose variance grows
-as the fourth power: of a variance v, a share of 2 Phi(-sqrt(v) / 2) is accepted (Neal 2011). Both are measured block by
-block with the step size held, about the mean: in equilibrium that is half the variance, so that at a variance beyond 1
-the mean square says another thing. A direction much narrower than the others becomes unstable while the error of all is
-still far below the target: steps begin small, a block that was unstable is undone, since it leaves the chain far from
-where it should be, and its step is not tried again until masses change. A block is unstable at a hundred times the
-target, and in the last two stages of MCLMC, when chains should be in equilibrium, at ten times. Chains run with no
-larger step than one with which a block was stable.
+The step size of MCLMC follows the energy error of a step, whose variance grows as the sixth power of the step, or with
+the noise of the momentum as the fifth; its target is 1e-3 per dimension. That of adjusted samplers follows the energy
+error of a trajectory, whose variance grows as the fourth power: of a variance v, a share of 2 Phi(-sqrt(v) / 2) is
+accepted (Neal 2011). Both are measured block by block with the step size held, about the mean: in equilibrium that is
+half the variance, so that at a variance beyond 1 the mean square says another thing. A direction much narrower than the
+others becomes unstable while the error of all is still far below the target: steps begin small, a block that was
+unstable is undone, since it leaves the chain far from where it should be, and its step is not tried again until masses
+change. A block is unstable at a hundred times the target, and in the last two stages of MCLMC, when chains should be in
+equilibrium, at ten times. Chains run with no larger step than one with which a block was stable.
 
 Of millions of dimensions a few that are unstable don't show in the energy error. Where positions are adapted, no step
 is longer than the stiffest direction allows (`stiffness`). With 32^3 cells and maps of lensing, whose largest curvature
@@ -22,11 +22,10 @@ what is of second order are a tenth of a standard deviation. It is made no short
 asked for by chains that are still far from where they go.
 
 L of MCLMC is four times the root of the dimensions. In a normal distribution a longer L than a direction asks for costs
-nothing, a shorter one does: one direction three times wider than the others takes 59, 37, 29 and 26 steps for an
-effective sample with 1, 2, 4 and 8 times the root, the others 10, 9, 8 and 8 (4096 dimensions, steps of a quarter of
-the root). Elsewhere it is not free: galaxies of 32^3 cells take 84, 62 and 90 gradients with 2, 4 and 10 times the
-root, those of 64^3 cells 120, 88 and 81 with 2, 4 and 8, and what the slowest parameter of a tuning asks for, 6.6 times
-the root of 32^3 cells, has the noise of a few effective samples.
+nothing, a shorter one does: one direction three times wider than the others took 59, 37, 29 and 26 of McLachlan's steps
+for an effective sample with 1, 2, 4 and 8 times the root (4096 dimensions). Elsewhere it is not free: by the same steps
+galaxies of 32^3 cells took 84, 62 and 90 gradients with 2, 4 and 10 times the root, those of 64^3 cells 120, 88 and 81
+with 2, 4 and 8.
 
 Posteriors of N-body simulations have other maxima, of universes that are more evolved, in which chains are caught. So
 chains come to a posterior in a stage of its own, in which the power of the likelihood grows from 0.002 to 1, evenly in
@@ -179,9 +178,14 @@ class Search:
         return _FIRST_WEIGHT ** (1 - self.count / approach) if self.count < approach else 1.0
 
     @property
-    def reweighs(self) -> bool:
-        """Whether it is another one than before."""
-        return 0 < self._counts[0] >= self.count
+    def renews(self) -> bool:
+        """Whether states are to be evaluated anew before the next block.
+
+        That is where the weight of the likelihood is another one than before, and where trajectories begin: the slopes
+        of states of MCLMC are those of places beside them (`isokinetic.langevin_step`).
+        """
+        reweighs = 0 < self._counts[0] >= self.count
+        return reweighs or (self.method != "mclmc" and self._stage == _LATE and self.count == self._first)
 
     @property
     def method(self) -> Method:

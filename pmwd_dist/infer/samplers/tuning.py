@@ -20,10 +20,10 @@ def tune(
     key: Array,
     states: IntegratorState,
     run: Run,
+    renew: Callable[[IntegratorState, Search], IntegratorState],
     search: Search,
     listener: Callable[[Search, IntegratorState], None] | None = None,
     adapt: Callable[[IntegratorState, Search], tuple[IntegratorState, float]] | None = None,
-    reweigh: Callable[[IntegratorState, Search], IntegratorState] | None = None,
 ) -> tuple[IntegratorState, Tuning]:
     """Run a batch of chains, and find the parameters that they share.
 
@@ -31,19 +31,19 @@ def tune(
       key: of jax.random.
       states: from `mclmc.init`, with a leading axis of chains.
       run: function (key, states, tuning, method) -> (states, blocks), such as `run_blocks`, jitted.
+      renew: function (states, search) -> states at the same positions, evaluated anew, of the density with the weight
+        of the likelihood that is due.
       search: where it begins, or goes on.
       listener: called after each block.
       adapt: function (states, search) -> (states, longest step per root of the dimensions), which adapts positions to
         what blocks have shown when it is due.
-      reweigh: function (states, search) -> states of the density with the weight of the likelihood that is due, for a
-        search that approaches.
 
     Returns:
       The last states, of the density with the tilt, and the parameters.
     """
     while not search.done:
-        if search.reweighs and reweigh is not None:
-            states = reweigh(states, search)
+        if search.renews:
+            states = renew(states, search)
         moved, block = run(jax.random.fold_in(key, search.count), states, search.tuning(), search.method)
         if search.take(jax.tree.map(np.asarray, block)):
             states = moved
