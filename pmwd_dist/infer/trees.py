@@ -17,7 +17,8 @@ def size(tree: Any) -> int:
 
 def dot(a: Any, b: Any) -> Array:
     """Scalar product."""
-    return sum((jnp.sum(x * y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)), jnp.zeros(()))
+    each = [jnp.sum(x * y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)]
+    return sum(each[1:], each[0]) if each else jnp.zeros(())
 
 
 def norm(a: Any) -> Array:

@@ -43,17 +43,30 @@ def same(ours: Any, theirs: Any) -> None:
         np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-11)
 
 
+def test_states_keep_their_types() -> None:
+    """In 64-bit mode too, so that steps of positions in single precision can be scanned."""
+    density = lambda x: -0.5 * jnp.sum(x**2)  # noqa: E731
+    x, trajectory = jnp.ones(10, jnp.float32), {"num_integration_steps": 2, "step_size": 0.5}
+    mclmc_step = partial(mclmc.step, L=10.0, step_size=0.5)
+    steps = (mclmc_step, mclmc.init), (partial(mclmc.adjusted_step, **trajectory), mclmc.adjusted_init)
+    for step, init in (*steps, (partial(hmc.step, **trajectory), hmc.init)):
+        state = init(jax.random.key(0), x, density)
+        keys = jax.random.split(jax.random.key(1), 2)
+        after, _ = jax.lax.scan(lambda s, k, step=step: step(k, s, density), state, keys)
+        assert {y.dtype for y in jax.tree.leaves(after)} == {jnp.dtype(jnp.float32)}
+
+
 def test_mclmc_is_that_of_blackjax_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With velocity Verlet; but states are aside of where kicks are, and noise comes between them, too."""
+    """With velocity Verlet; but states are displaced from where kicks are, and noise comes between them, too."""
     monkeypatch.setattr(trees, "normal_like", as_blackjax_draws)
     mass = {"b": jnp.asarray([0.5, 2.0]), "noise": jnp.linspace(0.8, 1.3, 12).reshape(2, 3, 2)}
     flat = ravel_pytree(mass)[0]
     kernel = blackjax.mcmc.mclmc.build_kernel(isokinetic_velocity_verlet)
 
     def kicked(state: Any) -> Any:
-        downhill = trees.multiply(state.logdensity_grad, mass)
-        position = trees.add(state.position, -(0.7**2) / 24 / 14, downhill)
-        value = state.logdensity - 0.7**2 / 24 / 14 * trees.dot(state.logdensity_grad, downhill)
+        uphill = trees.multiply(state.logdensity_grad, mass)
+        position = trees.add(state.position, -(0.7**2) / 24 / 14, uphill)
+        value = state.logdensity - 0.7**2 / 24 / 14 * trees.dot(state.logdensity_grad, uphill)
         return state._replace(position=position, logdensity=value)
 
     @jax.jit
