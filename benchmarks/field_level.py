@@ -54,12 +54,13 @@ def conditioned(
 
 def sampled(posterior: infer.Posterior, method: Any, options: Any) -> tuple[str, dict[str, Any]]:
     """One sampler, for the budget: what its draws say, and the draws."""
-    chains, spent = options.chains, 0
+    chains, spent, found = options.chains, 0, dict[str, Any]()
     positions = jax.vmap(posterior.initial)(jax.random.split(jax.random.key(2), chains))
 
     def watch(progress: infer.Progress) -> None:
         nonlocal spent
         spent += int(np.sum(progress.draws.get("gradients", 0)))
+        found["step"] = progress.step_size
         seconds = time.perf_counter() - began
         print(f"{spent} gradients, {seconds:.0f} s", flush=True)
         if progress.chunks and (spent >= options.gradients * chains or seconds > options.seconds):
@@ -72,9 +73,11 @@ def sampled(posterior: infer.Posterior, method: Any, options: Any) -> tuple[str,
     with tempfile.TemporaryDirectory() as folder:
         with suppress(_Spent):
             steps = 10**6 * chunk
-            infer.sample(posterior, positions, steps=steps, chunk=chunk, output=folder, listener=watch, **arguments)
-        found = _of(load_chain(folder))
+            arguments |= {"listener": watch, "tuning_listener": lambda progress: found.update(bound=progress.bound)}
+            infer.sample(posterior, positions, steps=steps, chunk=chunk, output=folder, **arguments)
+        found |= _of(load_chain(folder))
     dimensions = sum(leaf[0].size for leaf in jax.tree.leaves(positions))
+    found["step"] /= dimensions**0.5 if "mclmc" in method else 1
     found["variance"] = infer.energy_errors(found.pop("energy"), dimensions)["variance"]
     if options.save:
         options.save.mkdir(parents=True, exist_ok=True)
@@ -99,8 +102,9 @@ def described(found: Any) -> str:
     ]
     return (
         f"{infer.evaluations_per_ess(draws, spent):.0f} gradients per effective sample, {spent} gradients of {chains} "
-        f"chains, {length} draws, accepted {float(found['accepted']):.2f}, energy variance a dimension "
-        f"{float(found['variance']):.1e}, {', '.join(parts)}"
+        f"chains, {length} draws, step {float(found['step']):.3f} by {found['bound']}, accepted "
+        f"{float(found['accepted']):.2f}, energy variance a dimension {float(found['variance']):.1e}, "
+        f"{', '.join(parts)}"
     )
 
 
