@@ -14,8 +14,8 @@ from pmwd_dist.run.planning import Division, enough_devices, expected_halo, line
 from pmwd_dist.run.resources import size
 from pmwd_dist.run.settings import InferenceSettings, Simulation
 
-# Of a process [bytes]: as that of a run, and more programs; sims/field_level.toml takes 2.0 GB in all, lensing 1.6 GB.
-RUNTIME = 2.0e9
+# Of a process [bytes]: as that of a run, and more programs; sims/field_level.toml takes 2.5 GB in all.
+RUNTIME = 2.5e9
 MOST_FIELDS = 40  # draws of the noise that the verdict looks at
 
 # Fields of the lattice in XLA's plans of a chunk for CPUs (jaxlib 0.10.2), to 16 %: 1 to 4 chains, 48^3 to 128^3, all

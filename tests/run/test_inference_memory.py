@@ -51,14 +51,14 @@ def test_what_does_not_fit_is_said_with_what_does(
     assert command("check", _file(tmp_path)) == 0
     shown = capsys.readouterr().out
     assert "of memory a process: " in shown and " for a gradient of 4 chains, " in shown
-    assert " for their state, moments and data, 2 GB for the program\n" in shown
-    monkeypatch.setattr(resources, "available_memory", lambda: (2_040_000_000, 2_050_000_000))
+    assert " for their state, moments and data, 2.5 GB for the program\n" in shown
+    monkeypatch.setattr(resources, "available_memory", lambda: (2_540_000_000, 2_550_000_000))
     assert command("check", _file(tmp_path)) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("pmwd-dist: box.mesh: the inference needs about 2.06 GB of memory, ")  # and the key once
-    assert line.endswith("and this machine has 2.05 GB; use a smaller mesh, or sampler.chains = 3")
-    monkeypatch.setattr(resources, "available_memory", lambda: (2_040_000_000, 3_000_000_000))
-    assert "2.04 GB of it free: it may be killed" in (plan_of(tmp_path / "run", text=TIGHT).tight or "")
+    assert line.startswith("pmwd-dist: box.mesh: the inference needs about 2.56 GB of memory, ")  # and the key once
+    assert line.endswith("and this machine has 2.55 GB; use a smaller mesh, or sampler.chains = 3")
+    monkeypatch.setattr(resources, "available_memory", lambda: (2_540_000_000, 3_000_000_000))
+    assert "2.54 GB of it free: it may be killed" in (plan_of(tmp_path / "run", text=TIGHT).tight or "")
     monkeypatch.setattr(resources, "device_limit", lambda: 20_000_000)
     remedies = "use a smaller mesh, or sampler.chains = 1, or 4 such devices"
     with pytest.raises(SettingsError, match=rf"a device has 20 MB; {remedies}$"):
@@ -78,4 +78,4 @@ def test_draws_that_are_kept_may_need_most(tmp_path: Path) -> None:
     many = plan_of(tmp_path / "run", "sampler.chunk=4", "sampler.steps=4000")
     few = plan_of(tmp_path / "run", "sampler.chunk=2000", "sampler.steps=4000")
     assert many.memory.peak == many.memory.verdict > few.memory.peak > few.memory.verdict
-    assert many.memory.parts.endswith("for the kept draws of the noise in the verdict, 2 GB for the program")
+    assert many.memory.parts.endswith("for the kept draws of the noise in the verdict, 2.5 GB for the program")
