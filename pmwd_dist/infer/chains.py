@@ -36,7 +36,7 @@ class Chain(eqx.Module):
 
     Args:
       parameters: by name, shape (chains, draws).
-      logdensity: shape (chains, draws); of "mclmc" to second order in the step, 1e-3 a dimension or so too high.
+      logdensity: shape (chains, draws); of "mclmc" right to second order in the step.
       density_shift: what finite steps add to the log density, less the tilt that tuning found, shape (chains, draws).
       energy_change: error of the energy of each step, 0 where it failed, shape (chains, steps).
       acceptance_rate: probability with which each step was accepted, 1 without a Metropolis step.

@@ -93,8 +93,8 @@ def stuck(x: Chains, share: float = 0.5) -> dict[int, int]:
 def energy_errors(energy_change: Chains, dimensions: int) -> dict[str, float]:
     """Moments of the energy errors of steps, per dimension.
 
-    MCLMC without a Metropolis step is biased as the variance: 1e-3 is what tuning aims at, and far fewer than 1e-3 of
-    the steps should be beyond ten standard deviations of that.
+    MCLMC has no Metropolis step that would reject them: a variance of 1e-3 is what its tuning aims at, and far fewer
+    than 1e-3 of the steps should be beyond ten standard deviations of that.
 
     Args:
       energy_change: of each step.
@@ -122,8 +122,7 @@ def step_bias(x: Chains, density_shift: Chains) -> tuple[float, float]:
 
     The density that is sampled is that of the posterior times exp(density_shift), which moves the mean by their
     covariance. It is of all dimensions together: a parameter on which the widths of a large field depend is shifted
-    even where the energy error per dimension is small. Without a tilt it is proportional to the square of the step, so
-    to the cube root of the variance of the energy error.
+    even where the energy error per dimension is small. Without a tilt it is proportional to the square of the step.
 
     Args:
       x: draws.

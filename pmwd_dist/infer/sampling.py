@@ -63,7 +63,7 @@ def sample(
       positions: where the chains begin, with a leading axis of chains, such as jax.vmap(posterior.initial)(keys).
       key: of jax.random.
       steps: of each chain, after tuning: a multiple of thin * chunk.
-      method: "mclmc", biased as its energy error; "adjusted-mclmc" or "hmc", whose trajectories are accepted or not; or
+      method: "mclmc", which accepts all steps; "adjusted-mclmc" or "hmc", whose trajectories are accepted or not; or
         "nuts", whose trajectories end where they turn, and which is tuned as "hmc" and needs blackjax.
       energy_variance: of a step of MCLMC per dimension, at which its tuning aims.
       most_bias: shift of a parameter by finite steps of MCLMC that a tilt of the log density against it may leave, in
