@@ -188,13 +188,13 @@ def test_chains_of_simulations_keep_to_it(tmp_path: Path, monkeypatch: pytest.Mo
     assert (steps[-1] <= 0.1) == (phase == 0.1)
 
 
-def test_a_bound_by_the_error_of_a_tilt_relaxes_as_more_is_seen() -> None:
+def test_the_error_of_a_tilt_bounds_the_step_in_the_end_alone() -> None:
+    """What steps add to the log density depends on their length: they have one until all is seen."""
     steps, bound = searched(0.6)
     assert bound == "shift of parameters"
-    # 480 draws of the fourth stage, and as many of the last: errors of 0.6 / 480^(1/2), and of 0.6 / 960^(1/2).
-    halfway, end = (math.sqrt(0.1 / (0.6 / math.sqrt(n)) / 401) for n in (480, 960))
-    assert steps[-2] == pytest.approx(halfway, rel=0.15)
-    assert steps[-1] == pytest.approx(end, rel=0.15) and steps[-1] > 1.1 * steps[-2]
+    assert steps[-15:-1] == pytest.approx([0.2] * 14)
+    error = 0.6 / math.sqrt(960)  # of the draws of the last two stages
+    assert steps[-1] == pytest.approx(math.sqrt(0.1 / error / 401), rel=0.15)
 
 
 def test_a_last_block_that_is_unstable_halves_the_step() -> None:
