@@ -102,10 +102,14 @@ def described(found: Any) -> str:
     ]
     return (
         f"{infer.evaluations_per_ess(draws, spent):.0f} gradients per effective sample, {spent} gradients of {chains} "
-        f"chains, {length} draws, step {float(found['step']):.3f} by {found['bound']}, accepted "
+        f"chains, {length} draws, step {_step(found)}, accepted "
         f"{float(found['accepted']):.2f}, energy variance a dimension {float(found['variance']):.1e}, "
         f"{', '.join(parts)}"
     )
+
+
+def _step(found: Any) -> str:
+    return f"{float(found['step']):.3f} by {found['bound']}" if "step" in found else "unknown"
 
 
 def _shift(x: np.ndarray, found: Any) -> str:

@@ -31,6 +31,15 @@ def rhat(x: Chains) -> float:
     return max(_rhat(_rank_normalise(x)), _rhat(_rank_normalise(folded)))
 
 
+def split_rhat(x: Chains) -> float:
+    """Split R-hat of the draws as they are: infinite for chains far apart, where that of ranks is 1.5 to 1.8 at most.
+
+    Raises:
+      ValueError: fewer than four draws, or values that are not finite.
+    """
+    return _rhat(_split(_checked(x)))
+
+
 def ess_bulk(x: Chains) -> float:
     """Effective sample size of the centre of the distribution; 1 where all draws are the same.
 

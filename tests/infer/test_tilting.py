@@ -46,10 +46,10 @@ def test_the_error_of_a_shift_bounds_the_step(length: int) -> None:
     assert step == pytest.approx(math.sqrt(0.1 * math.sqrt(4 * length) / 10.0), rel=0.3)
 
 
-def slow_draws(rng: np.random.Generator) -> np.ndarray:
-    """A number of four chains, correlated over 100 steps."""
-    keep, numbers = math.exp(-1 / 100), rng.standard_normal((4, 680, 1))
-    for t in range(1, 680):
+def slow_draws(rng: np.random.Generator, time: float = 100, length: int = 680) -> np.ndarray:
+    """A number of four chains that is correlated over so many steps."""
+    keep, numbers = math.exp(-1 / time), rng.standard_normal((4, length, 1))
+    for t in range(1, length):
         numbers[:, t] = keep * numbers[:, t - 1] + math.sqrt(1 - keep**2) * numbers[:, t]
     return numbers
 
@@ -103,10 +103,43 @@ def test_half_the_square_of_a_shift_bounds_the_step() -> None:
     np.testing.assert_allclose(shift.tilt(2 * step, 0.1), shift.bias * step**2)  # no more than there
 
 
-def test_chains_that_are_not_together_show_no_shift() -> None:
-    numbers, added = draws(400, 1.0)
-    shift = Shift.of(numbers + 2 * np.arange(4)[:, None, None], added)
+@pytest.mark.parametrize("apart", [[0, 1, 2, 3], [0, 2], [0, 0, 0, 4]])
+def test_chains_that_are_not_together_show_no_shift(apart: list[int]) -> None:
+    """Between them what steps add differs by anything."""
+    rng = np.random.default_rng(0)
+    numbers, where = rng.standard_normal((len(apart), 400, 2)), 2.5 * np.array(apart)
+    added = numbers[..., 0] + 20 * rng.standard_normal(numbers.shape[:2]) + 50 * where[:, None]
+    shift = Shift.of(numbers + where[:, None, None], added)
     assert shift.longest_step(0.1) == math.inf and not shift.tilt(1.0, 0.1).any()
+    assert Shift.of(numbers, added - 50 * where[:, None]).longest_step(0.1) < math.inf
+
+
+def test_the_error_of_a_shift_is_that_of_sums_that_are_slow() -> None:
+    """A quarter of their variance lasts for 30 steps, as a parameter does."""
+    rng, away = np.random.default_rng(4), list[float]()
+    for _ in range(60):
+        numbers, sums = slow_draws(rng, 30, 340), slow_draws(rng, 30, 340)[..., 0]
+        added = 3 * numbers[..., 0] + 10 * sums + 17 * rng.standard_normal(sums.shape)
+        shift = Shift.of(numbers, added)
+        away.append((shift.bias[0] - 3 * shift.root[0, 0]) / shift.error[0])
+    assert 0.7 < math.sqrt(np.mean(np.square(away))) < 1.35
+
+
+@pytest.mark.parametrize("width", [1e-6, 1e6])
+def test_a_shift_is_seen_in_any_units(width: float) -> None:
+    numbers, added = draws(400, 1.0)
+    shift, wide = Shift.of(numbers, added), Shift.of(numbers * np.array([1.0, width]), added)
+    np.testing.assert_allclose(wide.bias, shift.bias, rtol=1e-9)
+    np.testing.assert_allclose(wide.error, shift.error, rtol=1e-9)
+    np.testing.assert_allclose(wide.tilt(0.2, 0.1), shift.tilt(0.2, 0.1) / np.array([1.0, width]), rtol=1e-9)
+
+
+def test_a_number_that_is_constant_shows_no_shift() -> None:
+    numbers, added = draws(400, 1.0)
+    numbers[..., 1] = 0.1
+    shift = Shift.of(numbers, added)
+    np.testing.assert_allclose([shift.bias[1], shift.error[1]], 0, atol=1e-15)
+    assert shift.tilt(0.2, 0.1)[0] == pytest.approx(0.04, rel=0.2)
 
 
 def searched(noise: float, unstable: int = -1, method: Method = "mclmc") -> tuple[list[float], str]:

@@ -149,10 +149,10 @@ def langevin_step(
 
     Where kicks are, positions have variances that are too large by h^2 w^2 / 12 in modes of frequency w. States are
     displaced from there by h^2 / 24 times the slope, so that their variances are right to second order; at a phase h w
-    of 1.6 they are a fifth too large. Their slope is that where the kick is, and their log density that plus its change
-    by the displacement in first order, which is too high by (h^2 / 24)^2 g H g / 2, with the slope g and the curvature
-    H: a sum over all dimensions. So a position is to be evaluated anew before another sampler goes on from it. What
-    steps do to parameters is `density_shift`.
+    of 1.6 they are a quarter too large. Their slope is that where the kick is, and their log density that plus its
+    change by the displacement in first order, which is too high by (h^2 / 24)^2 g H g / 2, with the slope g and the
+    curvature H: a sum over all dimensions. So a position is to be evaluated anew before another sampler goes on from
+    it. What steps do to parameters is `density_shift`.
 
     Args:
       key: of jax.random.

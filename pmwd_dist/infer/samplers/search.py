@@ -19,7 +19,7 @@ large. Galaxies in 32^3 cells of 5 Mpc/h have 19 in 2LPT and 28 in an N-body sim
 What steps of MCLMC do to parameters (`tilting`) is estimated from the last two stages; the log density is tilted
 against it, and in the end the step so short that the standard error of that estimate, which a longer tuning makes
 smaller, and what is of second order are a tenth of a standard deviation. Not before: what steps add to the log density
-depends on their length, by three of its standard deviations for 64^3 cells if they become shorter by 0.6, and
+depends on their length, by three of its standard deviations for 64^3 cells where they become 0.6 times as long, and
 parameters are slow enough to be correlated with that by chance. The step is made no shorter than a fifth of a stable
 one: more is asked for by chains that are still far from where they go.
 

@@ -8,10 +8,10 @@ standard error and the second order are no more than is asked for.
 
 The error is that of a sum over all dimensions: in a large field it bounds the step first. So the shift is a regression
 of that sum on the parameters, whose error does not grow where these are slow and their widths still poorly known. A
-chain that comes late changes that sum by more than it varies afterwards: draws count from where on the error is
-smallest, much as in White (1997). Chains that relax more slowly change it as they do, along with parameters that drift
-by chance: what is linear in time is taken away, chain by chain, where that makes the error smaller. In equilibrium it
-makes it larger by a quarter, since slow parameters drift.
+chain that comes late changes that sum by more than it varies afterwards, and chains that relax more slowly do along
+with parameters that drift by chance. Where the error shows that, draws count from where on it is smallest, much as in
+White (1997), and what is linear in time is taken away, chain by chain. In equilibrium that would make the error larger
+by a quarter, and the smallest of several errors is too small a one.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pmwd_dist.infer.diagnostics import ess_mean, rhat
+from pmwd_dist.infer.diagnostics import ess_mean, split_rhat
 
-# R-hat of a parameter of chains that are not together, and show no bias. Of three parameters the largest is 1.5 where
-# four chains have three independent draws each, and in one of a hundred tunings 1.9.
+# Split R-hat of a parameter of chains that are not together, and show no bias. Of three parameters the largest is 1.5
+# where four chains have three independent draws each, and in one of a hundred tunings 1.8.
 _APART = 2.0
+_CLEARLY = 2 / 3  # of the error of all draws
 _FEWEST_DRAWS = 40  # of each chain, for an estimate of a bias
 
 
@@ -51,19 +52,23 @@ class Shift(NamedTuple):
           numbers: of the position, (chains, steps, n).
           added: what steps of length 1 add to the log density, (chains, steps).
         """
+        count = numbers.shape[-1]
         begins = range(0, added.shape[1] // 2 + 1, max(added.shape[1] // 20, 1))
         draws = [(numbers[:, begin:], added[:, begin:]) for begin in begins if _together(numbers[:, begin:])]
-        found = [_seen(*each, settled) for each in draws for settled in (_about_mean, _without_drift)]
-        count = numbers.shape[-1]
-        none = cls(np.eye(count), np.zeros(count), np.zeros(count))
-        return min(found, key=lambda shift: float(np.max(shift.error)), default=none)
+        if not draws:
+            return cls(np.eye(count), np.zeros(count), np.zeros(count))
+        best = min((_seen(*each, _without_drift) for each in draws), key=_largest_error)
+        if not _together(numbers):
+            return best
+        every = min((_seen(numbers, added, settled) for settled in (_about_mean, _without_drift)), key=_largest_error)
+        return best if _largest_error(best) < _CLEARLY * _largest_error(every) else every
 
     def longest_step(self, most_bias: float) -> float:
         """The largest step of whose shift a tilt leaves no more than this.
 
         That is the error of each combination, and in second order half the square of what stands out from it.
         """
-        shown, error = np.sum(np.maximum(np.abs(self.bias) - self.error, 0) ** 2), np.max(self.error, initial=0.0)
+        shown, error = np.sum(np.maximum(np.abs(self.bias) - self.error, 0) ** 2), _largest_error(self)
         second_order = (2 * most_bias / shown) ** 0.25 if shown > 0 else math.inf
         return float(min(second_order, math.sqrt(most_bias / error) if error > 0 else math.inf))
 
@@ -78,26 +83,29 @@ class Shift(NamedTuple):
         return np.linalg.solve(self.root.T, shift)
 
 
+def _largest_error(shift: Shift) -> float:
+    return float(np.max(shift.error, initial=0.0))
+
+
 def _together(numbers: np.ndarray) -> bool:
-    return numbers.shape[1] >= _FEWEST_DRAWS and max(map(rhat, np.moveaxis(numbers, -1, 0))) <= _APART
+    return numbers.shape[1] >= _FEWEST_DRAWS and max(map(split_rhat, np.moveaxis(numbers, -1, 0))) <= _APART
 
 
 def _seen(numbers: np.ndarray, added: np.ndarray, settled: Callable[[np.ndarray], np.ndarray]) -> Shift:
     """The shift by all of these draws: the regression of what steps add on independent combinations of the numbers.
-
-    A covariance would be the same, with an error that grows where the numbers' own variances are poorly known.
 
     Args:
       numbers: of the position, (chains, steps, n).
       added: what steps of length 1 add to the log density, (chains, steps).
       settled: takes from values of (chains, steps, n) what is not of chains in equilibrium.
     """
-    count = numbers.shape[-1]
-    covariance = np.atleast_2d(np.cov(numbers.reshape(-1, count).T))
-    root = np.linalg.cholesky(covariance + (1e-9 * np.trace(covariance) + 1e-300) * np.eye(count))
+    count, width = numbers.shape[-1], np.std(numbers, axis=(0, 1))
+    width = np.where(width > 1e-12 * np.max(np.abs(numbers), axis=(0, 1)), width, 1)  # 1 for those that are constant
+    covariance = np.atleast_2d(np.cov((_about_mean(numbers) / width).reshape(-1, count).T))
+    root = width[:, None] * np.linalg.cholesky(covariance + 1e-9 * np.eye(count))
     each = settled(np.linalg.solve(root, numbers[..., None])[..., 0])
     sums = settled(added[..., None])
-    products = np.linalg.pinv(each.reshape(-1, count)) * sums.size
+    products = np.linalg.pinv(each.reshape(-1, count), rcond=1e-6) * sums.size
     bias = products @ sums.ravel() / sums.size
     left = sums - (each @ bias)[..., None]
     products = np.moveaxis(products.reshape(count, *added.shape), 0, -1) * left
