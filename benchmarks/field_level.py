@@ -109,7 +109,7 @@ def described(found: Any) -> str:
 
 
 def _step(found: Any) -> str:
-    return f"{float(found['step']):.3f} by {found['bound']}" if "step" in found else "unknown"
+    return f"{float(found['step']):.3f} (bounded by {found['bound']})" if "step" in found else "unknown"
 
 
 def _shift(x: np.ndarray, found: Any) -> str:

@@ -57,10 +57,11 @@ class Shift(NamedTuple):
         draws = [(numbers[:, begin:], added[:, begin:]) for begin in begins if _together(numbers[:, begin:])]
         if not draws:
             return cls(np.eye(count), np.zeros(count), np.zeros(count))
-        best = min((_seen(*each, _without_drift) for each in draws), key=_largest_error)
+        found = [_seen(*each, _without_drift) for each in draws]
+        best = min(found, key=_largest_error)
         if not _together(numbers):
             return best
-        every = min((_seen(numbers, added, settled) for settled in (_about_mean, _without_drift)), key=_largest_error)
+        every = min(_seen(numbers, added, _about_mean), found[0], key=_largest_error)
         return best if _largest_error(best) < _CLEARLY * _largest_error(every) else every
 
     def longest_step(self, most_bias: float) -> float:
