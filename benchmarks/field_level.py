@@ -55,7 +55,7 @@ def conditioned(
 def sampled(posterior: infer.Posterior, method: Any, options: Any) -> tuple[str, dict[str, Any]]:
     """One sampler, for the budget: what its draws say, and the draws."""
     chains, spent, found = options.chains, 0, dict[str, Any]()
-    positions = jax.vmap(posterior.initial)(jax.random.split(jax.random.key(2), chains))
+    positions = jax.vmap(posterior.initial)(jax.random.split(jax.random.key(2 + 10 * options.seed), chains))
 
     def watch(progress: infer.Progress) -> None:
         nonlocal spent
@@ -67,8 +67,8 @@ def sampled(posterior: infer.Posterior, method: Any, options: Any) -> tuple[str,
             raise _Spent
 
     chunk = options.chunk if method == "mclmc" else 5
-    arguments: dict[str, Any] = {"key": jax.random.key(3), "tuning_steps": options.tune, "method": method}
-    arguments |= {"energy_variance": options.energy_variance, "most_bias": options.most_bias}
+    arguments: dict[str, Any] = {"key": jax.random.key(3 + 10 * options.seed), "tuning_steps": options.tune}
+    arguments |= {"method": method, "energy_variance": options.energy_variance, "most_bias": options.most_bias}
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         with suppress(_Spent):
@@ -182,6 +182,7 @@ def main() -> None:
     parser.add_argument("--methods", default="mclmc,adjusted-mclmc,hmc", help='also nuts; "" for times alone')
     parser.add_argument("--precondition", default="adapted", choices=("adapted", "conditional", "none"))
     parser.add_argument("--chains", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=0, help="of the chains, for the same mock")
     parser.add_argument("--devices", type=int, default=1, help="over which each field is divided")
     parser.add_argument("--chunk", type=int, default=100, help="steps of mclmc between looks at the budget")
     parser.add_argument("--twice", action="store_true", help="run each method twice, and compare the bits")
