@@ -27,7 +27,7 @@ from pmwd_dist.infer.storage import (
 )
 
 _PER_DRAW = ("logdensity", "density_shift")
-_NAMED = ("parameter/", "projection/", "power/")  # of each draw, too
+_NAMED = ("parameter/", "projection/", "power/", "shift/")  # of each draw, too
 _PER_STEP = ("energy_change", "acceptance_rate", "gradients", "nonans")
 
 
@@ -159,13 +159,21 @@ class ChainFolder:
 
     def check(self) -> None:
         """Raise ChainFileError unless all files can be read, one after the other, so that none is kept."""
-        for _ in self._chunks(self._count(self.state())):
+        for _ in self.chunks():
             pass
 
     def _count(self, state: Arrays | None) -> int:
         """Number of chunks up to a state."""
         with self.reading_state():
             return 0 if state is None else int(state.get("chunks", 0))
+
+    def chunks(self) -> Generator[Arrays]:
+        """Arrays of each chunk up to the state.
+
+        Raises:
+          ChainFileError: a file is missing or damaged.
+        """
+        return self._chunks(self._count(self.state()))
 
     def _chunks(self, count: int) -> Generator[Arrays]:
         """Arrays of each chunk, all of the same names and shapes."""
@@ -192,7 +200,7 @@ class ChainFolder:
             raise ArgumentError("output", str(self.path), "has no draws yet", "sample first")
         chunks = list(self._chunks(self._count(state)))
         joined = {name: np.concatenate([c[name] for c in chunks], axis=1) for name in chunks[0] if name != "noise"}
-        parameters, projections, powers = (_named(joined, prefix) for prefix in _NAMED)
+        parameters, projections, powers = (_named(joined, prefix) for prefix in _NAMED[:3])
         with self.reading_state():
             mean, square, draws = (state[f"moments/{name}"] for name in ("mean", "square", "draws"))
         return Chain(

@@ -4,7 +4,8 @@ The energy error of all dimensions says nothing of a parameter on which the widt
 (`isokinetic.density_shift`). The log density is tilted along the parameters by as much of the shift as stands out from
 its error: of shifts b with errors e the share b^2 / (b^2 + e^2) has the least mean square left. What a tilt can't take
 away is that error, and what is of second order: about half the square of the shift. Steps are so short that the
-standard error and the second order are no more than is asked for.
+standard error and the second order are no more than is asked for; chains that find the tilt again as they run begin
+with twice the error.
 
 The error is that of a sum over all dimensions: in a large field it bounds the step first. So the shift is a regression
 of that sum on the parameters, whose error does not grow where these are slow and their widths still poorly known. A
@@ -58,22 +59,29 @@ class Shift(NamedTuple):
         if not draws:
             return cls(np.eye(count), np.zeros(count), np.zeros(count))
         found = [_seen(*each, _without_drift) for each in draws]
-        best = min(found, key=_largest_error)
+        best = min(found, key=lambda shift: shift.largest_error)
         if not _together(numbers):
             return best
-        every = min(_seen(numbers, added, _about_mean), found[0], key=_largest_error)
-        return best if _largest_error(best) < _CLEARLY * _largest_error(every) else every
+        every = min(_seen(numbers, added, _about_mean), found[0], key=lambda shift: shift.largest_error)
+        return best if best.largest_error < _CLEARLY * every.largest_error else every
 
-    def longest_step(self, most_bias: float) -> float:
+    @property
+    def largest_error(self) -> float:
+        """Of all combinations; 0 where there is no shift to be seen."""
+        return float(np.max(self.error, initial=0.0))
+
+    def longest_step(self, most_bias: float, most_error: float | None = None) -> float:
         """The largest step of whose shift a tilt leaves no more than this.
 
-        That is the error of each combination, and in second order half the square of what stands out from it.
+        That is the error of each combination, or another one that it may have, and in second order half the square of
+        what stands out from it.
         """
-        shown, error = np.sum(np.maximum(np.abs(self.bias) - self.error, 0) ** 2), _largest_error(self)
+        shown, error = np.sum(np.maximum(np.abs(self.bias) - self.error, 0) ** 2), self.largest_error
         second_order = (2 * most_bias / shown) ** 0.25 if shown > 0 else math.inf
-        return float(min(second_order, math.sqrt(most_bias / error) if error > 0 else math.inf))
+        most_error = most_bias if most_error is None else most_error
+        return float(min(second_order, math.sqrt(most_error / error) if error > 0 else math.inf))
 
-    def tilt(self, step_size: float, most_bias: float) -> np.ndarray:
+    def tilt(self, step_size: float, most_bias: float = math.inf) -> np.ndarray:
         """Slope along each number that is to be taken away from the log density.
 
         Where the step is longer than the longest one, it takes no more away than there.
@@ -82,10 +90,6 @@ class Shift(NamedTuple):
         shift = share * self.bias * step_size**2
         shift *= min(1.0, math.sqrt(2 * most_bias) / max(math.sqrt(np.sum(shift**2)), 1e-300))
         return np.linalg.solve(self.root.T, shift)
-
-
-def _largest_error(shift: Shift) -> float:
-    return float(np.max(shift.error, initial=0.0))
 
 
 def _together(numbers: np.ndarray) -> bool:
