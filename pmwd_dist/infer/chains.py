@@ -27,7 +27,8 @@ from pmwd_dist.infer.storage import (
 )
 
 _PER_DRAW = ("logdensity", "density_shift")
-_NAMED = ("parameter/", "projection/", "power/", "shift/")  # of each draw, too
+_NAMED = ("parameter/", "projection/", "power/")  # of each draw, too
+_SHIFT = "shift/"  # of each draw of chains that estimate their tilt, for that alone
 _PER_STEP = ("energy_change", "acceptance_rate", "gradients", "nonans")
 
 
@@ -37,7 +38,8 @@ class Chain(eqx.Module):
     Args:
       parameters: by name, shape (chains, draws).
       logdensity: shape (chains, draws); of "mclmc" right to second order in the step.
-      density_shift: what finite steps add to the log density, less the tilt that tuning found, shape (chains, draws).
+      density_shift: what finite steps add to the log density, less the tilt of the chunk, and a constant for each chunk
+        by which it does not jump where the tilt changes, shape (chains, draws).
       energy_change: error of the energy of each step, 0 where it failed, shape (chains, steps).
       acceptance_rate: probability with which each step was accepted, 1 without a Metropolis step.
       gradients: that all chains evaluated after tuning.
@@ -114,7 +116,7 @@ class ChainFolder:
     """
 
     def __init__(self, path: str | Path, identity: Mapping[str, str]):
-        self.path = Path(path)
+        self.path, self.shifts = Path(path), list[Arrays]()  # what draws show of the shift by steps, chunk by chunk
         if self.path.exists() and not self.path.is_dir():
             raise ArgumentError("output", str(path), "is a file", "name a folder")
         self.path.mkdir(parents=True, exist_ok=True)
@@ -158,22 +160,14 @@ class ChainFolder:
         write_arrays(self._state, state)
 
     def check(self) -> None:
-        """Raise ChainFileError unless all files can be read, one after the other, so that none is kept."""
-        for _ in self.chunks():
-            pass
+        """Raise ChainFileError unless all files can be read, one after the other; `shifts` alone are kept."""
+        chunks = self._chunks(self._count(self.state()))
+        self.shifts = [{name: x for name, x in arrays.items() if name.startswith(_SHIFT)} for arrays in chunks]
 
     def _count(self, state: Arrays | None) -> int:
         """Number of chunks up to a state."""
         with self.reading_state():
             return 0 if state is None else int(state.get("chunks", 0))
-
-    def chunks(self) -> Generator[Arrays]:
-        """Arrays of each chunk up to the state.
-
-        Raises:
-          ChainFileError: a file is missing or damaged.
-        """
-        return self._chunks(self._count(self.state()))
 
     def _chunks(self, count: int) -> Generator[Arrays]:
         """Arrays of each chunk, all of the same names and shapes."""
@@ -183,7 +177,7 @@ class ChainFolder:
             if not shapes:
                 with reading(path):
                     draws, steps = arrays["logdensity"].shape, arrays["energy_change"].shape
-                    own = {name: draws for name in arrays if name.startswith(_NAMED)}
+                    own = {name: draws for name in arrays if name.startswith((*_NAMED, _SHIFT))}
                     check_shapes(arrays, own | dict.fromkeys(_PER_DRAW, draws) | dict.fromkeys(_PER_STEP, steps))
             shapes = {name: x.shape for name, x in arrays.items()}
             yield arrays
@@ -200,7 +194,7 @@ class ChainFolder:
             raise ArgumentError("output", str(self.path), "has no draws yet", "sample first")
         chunks = list(self._chunks(self._count(state)))
         joined = {name: np.concatenate([c[name] for c in chunks], axis=1) for name in chunks[0] if name != "noise"}
-        parameters, projections, powers = (_named(joined, prefix) for prefix in _NAMED[:3])
+        parameters, projections, powers = (_named(joined, prefix) for prefix in _NAMED)
         with self.reading_state():
             mean, square, draws = (state[f"moments/{name}"] for name in ("mean", "square", "draws"))
         return Chain(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,6 @@ from pmwd_dist.infer.chain_tuning import ChainTuning
 from pmwd_dist.infer.chains import Chain, ChainFolder, identity_of, open_folder
 from pmwd_dist.infer.failures import check_share
 from pmwd_dist.infer.model import Position, Posterior
-from pmwd_dist.infer.refining import Refining, seen_of_tilts
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState
 from pmwd_dist.infer.samplers.methods import Method, check_method, density_shift, tilt, transition
 from pmwd_dist.infer.samplers.search import ENERGY_VARIANCE, STEP_BIAS, Search
@@ -35,6 +33,7 @@ from pmwd_dist.infer.state import (
     unpack,
 )
 from pmwd_dist.infer.storage import Arrays
+from pmwd_dist.infer.tilt_estimate import TiltEstimate, tilt_samples
 
 
 def sample(
@@ -69,8 +68,9 @@ def sample(
         "nuts", whose trajectories end where they turn, and which is tuned as "hmc" and needs blackjax.
       energy_variance: of a step of MCLMC per dimension, at which its tuning aims.
       most_bias: shift of a parameter by finite steps of MCLMC that a tilt of the log density against it may leave, in
-        standard deviations: in the mean over draws of 4.5 times the steps of the tuning or more. The tilt is found
-        again after one, two, four, eight chunks and so on (`infer.refining`).
+        standard deviations. The standard error of the tilt by the tuning may be twice that; the tilt is estimated anew
+        after one, two, four, eight chunks and so on, so that half of it is left in the mean over 16 times as many draws
+        as the last 0.28 of the tuning has (`infer.tilt_estimate`).
       output: folder. The chain of another model there is not continued; plain functions are known by their names.
       tuning_steps: before.
       thin: steps between draws that are kept.
@@ -94,23 +94,24 @@ def sample(
     how: dict[str, Any] = {"tuning_steps": tuning_steps, "thin": thin, "chunk": chunk, "keep_noise": keep_noise}
     how |= {"method": method, "energy_variance": energy_variance, "most_bias": most_bias}
     # Not so of earlier versions:
-    how |= {"tuned": "with a tilt, after an approach", "step": "velocity Verlet", "tilt": "found again"}
+    how |= {"tuned": "with a tilt, after an approach", "step": "velocity Verlet"}
+    how |= {"tilt": "estimated anew"} if method == "mclmc" else {}
     folder = open_folder(output, _identity(posterior, positions, key) | identity_of(how))
     begin_key, tune_key, run_key = jax.random.split(key, 3)
-    run, done, refining = _resumed(begun(begin_key, positions, posterior, spmd_axis_name), folder)
-    if done is None:
+    run = begun(begin_key, positions, posterior, spmd_axis_name)
+    if not (resumed := _resumed(run, folder, most_bias)):
         chains = ChainTuning(tune_key, run, posterior, search, folder, tuning_steps, spmd_axis_name, tuning_listener)
-        run = chains.tune()
+        resumed = chains.tune(), 0, TiltEstimate(search.tilt_error, most_bias)
         chains.failures.check(most_failures)
-        done, refining = 0, Refining(search.tilt_error)
-        folder.write_state(pack(run, 0) | refining.pack())
-        _tell(listener, run, 0, {})
+        folder.write_state(pack(resumed[0], 0) | resumed[2].pack())
+        _tell(listener, resumed[0], 0, {})
+    run, done, estimate = resumed
     for index in range(done, steps // (thin * chunk)):
         run, draws = _advance(jax.random.fold_in(run_key, index), run, posterior, method, thin, chunk, spmd_axis_name)
         arrays = _checked(draws, index, most_failures, posterior)
         arrays |= _white_noise(run, posterior, spmd_axis_name) if keep_noise else {}
-        run = refining.take(run, arrays)
-        folder.write(index, arrays, pack(run, index + 1) | refining.pack())
+        run, arrays = estimate.update(run, arrays)
+        folder.write(index, arrays, pack(run, index + 1) | estimate.pack())
         _tell(listener, run, index + 1, arrays)
     return folder.load()
 
@@ -124,7 +125,7 @@ def _search(
     most_bias: float,
 ) -> Search:
     how: dict[str, Any] = {"energy_variance": energy_variance, "most_bias": most_bias}
-    how |= {"approaches": True, "refines": True}
+    how |= {"approaches": True, "reestimates": True}
     return Search(positions, steps=steps, method=method, adapts=adaptation.start(posterior) is not None, **how)
 
 
@@ -132,16 +133,16 @@ def _white_noise(run: Run, posterior: Posterior, axis: str | None) -> Arrays:
     return {"noise": np.asarray(_unwhitened(run.states.position, posterior.adapted(run.adaptation), axis))}
 
 
-def _resumed(run: Run, folder: ChainFolder) -> tuple[Run, int | None, Refining]:
+def _resumed(run: Run, folder: ChainFolder, most_bias: float) -> tuple[Run, int, TiltEstimate] | None:
     """The chains after the chunks that the folder has, and the number of these; None while they are to be tuned."""
     stored = folder.state()
     if stored is None or "search/count" in stored:
-        return run, None, Refining(math.inf)
+        return None
     with folder.reading_state():
-        run, done, refining = unpack(stored, run), int(stored["chunks"]), Refining.unpack(stored)
-    for arrays in folder.chunks():
-        refining.remember(arrays)
-    return run, done, refining
+        run, estimate = unpack(stored, run), TiltEstimate.unpack(stored, most_bias)
+        for samples in folder.shifts:
+            estimate.add(samples)
+        return run, int(stored["chunks"]), estimate
 
 
 def _checked(draws: dict[str, Array], chunk: int, most: float, posterior: Posterior) -> Arrays:
@@ -192,7 +193,7 @@ def _advance(
         kept = {f"parameter/{name}": x for name, x in jax.vmap(posterior.parameters)(states.position).items()}
         shift = jax.vmap(partial(density_shift, method=method, tuning=run.tuning))(states)
         logdensity = states.logdensity + jax.vmap(partial(tilt, tuning=run.tuning))(states.position)
-        kept |= {"logdensity": logdensity, "density_shift": shift} | seen_of_tilts(states, method, run.tuning)
+        kept |= {"logdensity": logdensity, "density_shift": shift} | tilt_samples(states, method, run.tuning)
         kept |= jax.vmap(lambda x: scales.band_statistics(x, seen, config), spmd_axis_name=axis)(noise)
         return (states, moments), (kept, each)
 

@@ -101,7 +101,7 @@ def find_reasons(plan: InferencePlan, chain: infer.Chain) -> list[str]:
     ]
     reasons += _of_acceptance(chain) if adjusted else find_energy_reasons(*energy)
     reasons += find_scale_reasons(chain.scales(), checks.r_hat, checks.ess, more)
-    reasons += find_bias_reasons(chain.bias(), checks.bias, plan.settings.sampler.most_bias)
+    reasons += find_bias_reasons(chain.bias(), checks.bias, plan.settings.sampler.most_bias, more)
     if chain.failures > _OUTLIERS * chain.energy_change.size:
         reasons.append(f"{chain.failures} steps failed; look at the priors, devices.halo and time.steps")
     return reasons
@@ -142,13 +142,13 @@ def find_scale_reasons(scales: dict[str, dict[str, float]], r_hat: float, ess: f
     return [f"R-hat of the modes' {name} h/Mpc is {row['rhat']:.3f}, more than {r_hat:g}, {sizes}; {remedy}"]
 
 
-def find_bias_reasons(bias: dict[str, tuple[float, float]], limit: float, most_bias: float) -> list[str]:
-    """Reasons that parameters give which finite steps shift, more than tuning has shown."""
+def find_bias_reasons(bias: dict[str, tuple[float, float]], limit: float, most_bias: float, remedy: str) -> list[str]:
+    """Reasons that parameters give which finite steps shift: by draws to come less than by those that there are."""
     # A shift goes as most_bias where the error of a tilt bounds the step, and as its root where the second order does:
     # the power here is right for the latter, and on the safe side for the former.
     return [
         f"finite steps shift {name} by an estimated {shift:+.2f} ± {error:.2f} standard deviations, more than "
-        f"{limit:g}; raise sampler.tune, or sample again with sampler.most_bias = "
+        f"{limit:g}; {remedy}, or sample again with sampler.most_bias = "
         f"{most_bias * (0.8 * limit / shift) ** 2:.1g}"
         for name, (shift, error) in bias.items()
         if abs(shift) - error > limit

@@ -318,7 +318,8 @@ def test_chains_that_never_moved_are_not_trusted(whole: tuple[InferencePlan, Lis
     chain = load_chain(plan.folder)
     assert chain.density_shift.shape == chain.logdensity.shape and np.all(chain.density_shift != 0)
     moved = replace(chain, density_shift=1e3 * chain.parameters["b1"])
-    assert "finite steps shift b1 by an estimated +" in "".join(find_reasons(plan, moved))
+    (reason,) = [text for text in find_reasons(plan, moved) if "finite steps shift b1 by an estimated +" in text]
+    assert re.search(r"; raise sampler.steps and .*, or sample again with sampler.most_bias = \S+$", reason)
     still = replace(chain, parameters={"b1": np.ones((2, 36))}, logdensity=np.ones((2, 36)))
     reasons = find_reasons(plan, still)
     assert "R-hat of b1 is inf, more than 1.01; the chains are in different places, or stuck" in "".join(reasons)

@@ -20,9 +20,9 @@ What steps of MCLMC do to parameters (`tilting`) is estimated from the last two 
 against it, and in the end the step so short that the standard error of that estimate, which a longer tuning makes
 smaller, and what is of second order are a tenth of a standard deviation. Not before: what steps add to the log density
 depends on their length, by three of its standard deviations for 64^3 cells where they become 0.6 times as long, and
-parameters are slow enough to be correlated with that by chance. Where chains find the tilt again as they run the error
-may be twice that. The step is made no shorter than a fifth of a stable
-one: more is asked for by chains that are still far from where they go.
+parameters are slow enough to be correlated with that by chance. Where the tilt is estimated anew as chains run
+(`infer.tilt_estimate`) that error may be twice as large. The step is made no shorter than a fifth of a stable one: more
+is asked for by chains that are still far from where they go.
 
 L of MCLMC is four times the root of the dimensions. In a normal distribution a longer L than a direction asks for costs
 nothing, a shorter one does: one direction three times wider than the others took 59, 37, 29 and 26 of McLachlan's steps
@@ -53,7 +53,7 @@ from pmwd_dist.infer.samplers.blocks import Block
 from pmwd_dist.infer.samplers.bounds import Bounds
 from pmwd_dist.infer.samplers.methods import Method, Tuning, trajectory_length
 from pmwd_dist.infer.samplers.stage import Stage
-from pmwd_dist.infer.samplers.tilting import Shift
+from pmwd_dist.infer.samplers.tilting import MOST_ERROR, Shift
 
 ENERGY_VARIANCE = 1e-3  # of a step of MCLMC, per dimension
 STEP_BIAS = 0.1  # of a parameter by finite steps of MCLMC that a tilt leaves, in standard deviations
@@ -64,7 +64,6 @@ _STAGES = (0.3, 0.12, 0.16, 0.14, 0.14, 0.14)  # shares of the steps, first thos
 _AT_ONCE = (0.0, 0.3, 0.25, 0.15, 0.15, 0.15)  # without one
 _FIRST_WEIGHT = 0.002  # of the likelihood
 _WEIGH = (1, 2)  # stages after which masses change
-_REFINED = 2.0  # error of a tilt that is found again from draws 16 times as many, to what it leaves in their mean
 _LATE = 4  # stages, after which MCLMC should be in equilibrium
 _MCLACHLAN = 2.55 / 2  # of its longest stable step to that of velocity Verlet
 _FIRST_STEP = 0.05  # of the root of the dimensions
@@ -102,7 +101,7 @@ class Search:
       most_bias: shift of a parameter by finite steps of MCLMC that a tilt may leave, in standard deviations.
       adapts: whether positions are adapted instead of masses.
       approaches: whether the likelihood begins with a small weight.
-      refines: whether chains find the tilt again as they run, and begin with one of twice the error.
+      reestimates: whether the tilt is estimated anew as chains run, so that at first its error may be twice most_bias.
 
     Raises:
       ValueError: fewer than 40 steps, or a target that is not positive.
@@ -118,7 +117,7 @@ class Search:
         most_bias: float = STEP_BIAS,
         adapts: bool = False,
         approaches: bool = False,
-        refines: bool = False,
+        reestimates: bool = False,
     ):
         if not 0 < energy_variance < math.inf:
             remedy = f"use {ENERGY_VARIANCE:g}, or less where the error differs along a chain"
@@ -135,7 +134,7 @@ class Search:
         self._counts = [max(1, round(share * blocks)) if share else 0 for share in shares]
         self._wanted_method: Method = "hmc" if method == "nuts" else method
         self._energy_variance, self._most_bias = energy_variance, most_bias
-        self._most_error = (_REFINED if refines else 1.0) * most_bias
+        self._most_error = (MOST_ERROR if reestimates else 1.0) * most_bias
         numbers = np.array([len(shape) == 1 for shape in self._shapes])
         self._numbers = int(numbers.sum())
         self._held = numbers & ~numbers.all()  # those that stay where they are at first
@@ -277,9 +276,12 @@ class Search:
         return self._shift().longest_step(self._most_bias, self._most_error)
 
     @property
-    def tilt_error(self) -> float:
-        """Largest error of the shift by steps of length 1 that the tilt takes away; infinite without a tilt."""
-        return (self._shift().largest_error if self.done and self._shifts else 0.0) or math.inf
+    def tilt_error(self) -> np.ndarray:
+        """Slopes along the numbers that the tilt may leave for steps of length 1: what `TiltEstimate` begins with."""
+        if not self.done or not self._shifts or not (shift := self._shift()).largest_error:
+            return np.zeros((self._numbers, 0))
+        left = shift.tilt(self._step_size) - shift.tilt(self._step_size, self._most_bias)
+        return np.column_stack([shift.slope_error, left / self._step_size**2])
 
     def _tilt(self) -> np.ndarray:
         """Slope along each leaf that the log density is tilted by, once all is tuned."""

@@ -4,8 +4,8 @@ The energy error of all dimensions says nothing of a parameter on which the widt
 (`isokinetic.density_shift`). The log density is tilted along the parameters by as much of the shift as stands out from
 its error: of shifts b with errors e the share b^2 / (b^2 + e^2) has the least mean square left. What a tilt can't take
 away is that error, and what is of second order: about half the square of the shift. Steps are so short that the
-standard error and the second order are no more than is asked for; chains that find the tilt again as they run begin
-with twice the error.
+standard error and the second order are no more than is asked for; the error twice that where the tilt is estimated
+anew as chains run (`infer.tilt_estimate`).
 
 The error is that of a sum over all dimensions: in a large field it bounds the step first. So the shift is a regression
 of that sum on the parameters, whose error does not grow where these are slow and their widths still poorly known. A
@@ -29,6 +29,7 @@ from pmwd_dist.infer.diagnostics import ess_mean, split_rhat
 # where four chains have three independent draws each, and in one of a hundred tunings 1.8.
 _APART = 2.0
 _CLEARLY = 2 / 3  # of the error of all draws
+MOST_ERROR = 2.0  # of a tilt that is estimated anew from draws 16 times as many, to what it leaves in their mean
 _FEWEST_DRAWS = 40  # of each chain, for an estimate of a bias
 
 
@@ -70,15 +71,18 @@ class Shift(NamedTuple):
         """Of all combinations; 0 where there is no shift to be seen."""
         return float(np.max(self.error, initial=0.0))
 
-    def longest_step(self, most_bias: float, most_error: float | None = None) -> float:
+    @property
+    def slope_error(self) -> np.ndarray:
+        """Independent errors of the slope along each number, shape (numbers, combinations)."""
+        return np.linalg.solve(self.root.T, np.diag(self.error))
+
+    def longest_step(self, most_bias: float, most_error: float) -> float:
         """The largest step of whose shift a tilt leaves no more than this.
 
-        That is the error of each combination, or another one that it may have, and in second order half the square of
-        what stands out from it.
+        That is the error of each combination, and in second order half the square of what stands out from it.
         """
         shown, error = np.sum(np.maximum(np.abs(self.bias) - self.error, 0) ** 2), self.largest_error
         second_order = (2 * most_bias / shown) ** 0.25 if shown > 0 else math.inf
-        most_error = most_bias if most_error is None else most_error
         return float(min(second_order, math.sqrt(most_error / error) if error > 0 else math.inf))
 
     def tilt(self, step_size: float, most_bias: float = math.inf) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The tilt that chains find again as they run: what is left of the shift of a parameter by finite steps."""
+"""The tilt that is estimated anew as chains run, and what it leaves of the shift of a parameter by finite steps."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ import pytest
 
 import pmwd_dist as pmd
 from pmwd_dist import infer
-from pmwd_dist.infer.refining import Refining, seen_of_tilts
 from pmwd_dist.infer.samplers import mclmc, methods
 from pmwd_dist.infer.samplers.methods import Tuning
 from pmwd_dist.infer.samplers.search import Search
 from pmwd_dist.infer.state import Moments, Run
 from pmwd_dist.infer.storage import Arrays, read_arrays
+from pmwd_dist.infer.tilt_estimate import TiltEstimate, tilt_samples
 
 CHAINS, DRAWS = 2, 200
+NO_TILT = np.zeros((1, 0))
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def posterior(cosmo: Any) -> infer.Posterior:
     return model.condition(model.mock(jax.random.key(1), model.draw(jax.random.key(0), b1=1.8)), precondition=None)
 
 
-def sampled(posterior: infer.Posterior, folder: Path, steps: int = 6400) -> infer.Chain:
+def sampled(posterior: infer.Posterior, folder: Path, steps: int = 4800) -> infer.Chain:
     starts = jax.vmap(posterior.initial)(jax.random.split(jax.random.key(2), 4))
     options: dict[str, Any] = {"tuning_steps": 200, "steps": steps, "chunk": 100, "most_bias": math.inf}
     return infer.sample(posterior, starts, key=jax.random.key(3), output=folder, **options)
@@ -43,13 +44,13 @@ def test_chains_lose_a_shift_that_tuning_has_not_seen(
 ) -> None:
     """Without any tilt after it, what steps do to the parameter stays; else draws after the first chunks lack it."""
     monkeypatch.setattr(Search, "_tilt", lambda self: np.zeros(2))
-    monkeypatch.setattr(Search, "tilt_error", math.inf)
+    monkeypatch.setattr(Search, "tilt_error", NO_TILT)
     chain = sampled(posterior, tmp_path / "refined")
     state = read_arrays(tmp_path / "refined" / "state.h5")
-    assert 0 < state["refining/error"] < math.inf and state["refining/offset"] != 0
+    assert state["tilt/own"] and state["tilt/offset"] != 0
     late, error = infer.step_bias(chain.parameters["b1"][:, 400:], chain.density_shift[:, 400:])
     assert abs(late) < 4 * error < 0.04
-    monkeypatch.setattr(Refining, "take", lambda self, run, draws: run)
+    monkeypatch.setattr(TiltEstimate, "update", lambda self, run, draws: (run, draws))
     other = sampled(posterior, tmp_path / "left")
     np.testing.assert_array_equal(other.parameters["b1"][:, :100], chain.parameters["b1"][:, :100])
     assert other.bias()["b1"][0] < -0.1
@@ -61,7 +62,7 @@ def test_chains_lose_a_shift_that_tuning_has_not_seen(
     assert abs(chain.density_shift.mean() - other.density_shift.mean()) < 0.1 * other.density_shift.std()
 
 
-def test_a_chain_that_goes_on_finds_the_same_tilt(posterior: infer.Posterior, tmp_path: Path) -> None:
+def test_a_chain_that_goes_on_estimates_the_same_tilt(posterior: infer.Posterior, tmp_path: Path) -> None:
     whole = sampled(posterior, tmp_path / "whole", steps=800)
     for steps in (100, 300, 800):
         again = sampled(posterior, tmp_path / "again", steps)
@@ -86,54 +87,83 @@ def begun() -> Run:
     return Run(states, tuning, Moments(zero, zero, zero), None)
 
 
-def chunk(seed: int, slope: float, noise: float = 0.1) -> Arrays:
+def chunk(seed: int, slope: float = 0.05, noise: float = 0.1) -> Arrays:
     """Draws of a number about 3 of unit variance, to which steps of length 1 do what a slope does."""
     u, other = np.random.default_rng(seed).standard_normal((2, CHAINS, DRAWS))
     added = slope * u + noise * other
     return {"shift/number/000": 3 + u, "shift/added": added, "density_shift": 4 * added}
 
 
-def test_a_tilt_is_found_after_chunks_one_two_and_four_and_from_less_error() -> None:
-    run, refining = begun(), Refining(math.inf)
-    tilts = list[float]()
+def tilts(estimate: TiltEstimate, seeds: range, **options: float) -> list[float]:
+    """The slope of the tilt after each chunk."""
+    run, found = begun(), list[float]()
+    for seed in seeds:
+        run, _ = estimate.update(run, chunk(seed, **options))
+        found.append(float(run.tuning.tilt["u"]))
+    return found
+
+
+def test_a_tilt_is_estimated_after_one_two_and_four_chunks() -> None:
+    run, estimate, found = begun(), TiltEstimate(NO_TILT, 0.1), list[float]()
     for seed in range(5):
-        run = refining.take(run, chunk(seed, slope=0.05))
-        tilts.append(float(run.tuning.tilt["u"]))
-    np.testing.assert_allclose(tilts, 4 * 0.05, rtol=0.2)
-    assert len({*tilts}) == 3 and tilts[2] == tilts[1] and tilts[4] == tilts[3]
-    assert refining.error == pytest.approx(0.1 / math.sqrt(CHAINS * 4 * DRAWS), rel=0.2)
-    assert refining.offset == pytest.approx(tilts[-1] * 3, rel=0.05)  # as much as the tilt is at the mean
+        run, _ = estimate.update(run, chunk(seed))
+        found.append(float(run.tuning.tilt["u"]))
+    np.testing.assert_allclose(found, 4 * 0.05, rtol=0.2)
+    assert len({*found}) == 3 and found[2] == found[1] and found[4] == found[3]
+    assert estimate.offset == pytest.approx(found[-1] * 3, rel=0.05)  # as much as the tilt is at the mean
     # States are those of the density with the tilt, at the same positions, and the next draws have the offset.
     for name, x in begun().states.position.items():
         np.testing.assert_array_equal(run.states.position[name], x)
-    np.testing.assert_allclose(run.states.logdensity_grad["u"], -run.states.position["u"] - tilts[-1], rtol=1e-6)
+    np.testing.assert_allclose(run.states.logdensity_grad["u"], -run.states.position["u"] - found[-1], rtol=1e-6)
     untilted = jax.vmap(density)(run.states.position)
-    np.testing.assert_allclose(run.states.logdensity, untilted - tilts[-1] * run.states.position["u"], rtol=1e-6)
-    draws = chunk(7, slope=0.05)
-    before = draws["density_shift"].copy()
-    refining.take(run, draws)
-    np.testing.assert_allclose(draws["density_shift"], before + refining.offset)
+    np.testing.assert_allclose(run.states.logdensity, untilted - found[-1] * run.states.position["u"], rtol=1e-6)
+    draws = chunk(7)
+    _, kept = estimate.update(run, draws)
+    np.testing.assert_allclose(kept["density_shift"], draws["density_shift"] + estimate.offset)
 
 
-def test_a_tilt_stays_where_draws_know_less() -> None:
-    run, refining = begun(), Refining(1e-3)  # of draws 0.1 / 20
-    assert refining.take(run, chunk(0, slope=0.05)) is run
-    assert (refining.error, refining.offset) == (1e-3, 0.0)
-    again = Refining.unpack(refining.pack())
-    again.remember(chunk(0, slope=0.05))
-    for one in (refining, again):
-        tilts = [float(one.take(begun(), chunk(seed, slope=0.05)).tuning.tilt["u"]) for seed in range(1, 64)]
-        found = 2 + np.flatnonzero(tilts)  # chunks, the first among them, after which there is another tilt
-        assert found.tolist() == [32, 64], found
+def test_without_a_tilt_of_the_tuning_the_first_has_an_error_that_is_small() -> None:
+    """Steps of length 2, noise of 2 to each draw: 0.4 standard deviations by one chunk of 400 draws, 0.2 by four."""
+    assert np.flatnonzero(tilts(TiltEstimate(NO_TILT, 0.11), range(8), noise=2.0)).tolist() == [3, 4, 5, 6, 7]
+    assert not any(tilts(TiltEstimate(NO_TILT, 0.02), range(8), noise=2.0))
+    assert all(tilts(TiltEstimate(NO_TILT, math.inf), range(8), noise=2.0))
+
+
+def test_a_tilt_of_the_tuning_stays_until_draws_say_more() -> None:
+    """The error of n chunks is 0.1 / 20 / sqrt(n); 1e-3 is reached by 32 of them."""
+    estimate = TiltEstimate(np.array([[1e-3]]), 0.1)
+    assert np.flatnonzero(tilts(estimate, range(31))).size == 0
+    again = TiltEstimate.unpack(estimate.pack(), 0.1)
+    for seed in range(31):
+        again.add(chunk(seed))
+    for one in (estimate, again):
+        assert tilts(one, range(31, 32)) == [pytest.approx(0.2, rel=0.05)]
+    assert again.offset == estimate.offset and again.own
+    # Slopes that may be left along wider directions are larger shifts: here two thirds of one of each of two.
+    wide = TiltEstimate(np.array([[0.6e-3, 0.8e-3]]) * 4.9, 0.1)
+    assert np.flatnonzero(tilts(wide, range(2))).tolist() == [1]
+
+
+def test_what_the_tilt_of_a_tuning_may_leave_is_its_error_and_what_it_does_not_take_away() -> None:
+    search = Search({"u": np.zeros(2), "x": np.zeros((2, 5))}, steps=100)
+    assert search.tilt_error.shape == (1, 0)
+    u, noise = np.random.default_rng(0).standard_normal((2, 2, 2000))
+    search._shifts = [np.stack([2 * u, 0.5 * u + 0.1 * noise], axis=-1)]
+    search._stage, search._step_size = 6, 2.0
+    (error, left), taken = search.tilt_error[0], search.tuning().tilt["u"]
+    assert error == pytest.approx(0.1 / math.sqrt(4000) / 2, rel=0.1)
+    assert taken == pytest.approx(math.sqrt(0.2) / 2, rel=0.05)  # half the square is a tenth
+    assert left + taken / 4 == pytest.approx(0.25, rel=0.05)
 
 
 def test_samplers_with_a_metropolis_step_have_no_tilt() -> None:
     run = begun()
-    assert seen_of_tilts(run.states, "hmc", run.tuning) == {}
-    assert seen_of_tilts(run.states._replace(position={"x": run.states.position["x"]}), "mclmc", run.tuning) == {}
-    seen = seen_of_tilts(run.states, "mclmc", run.tuning)
+    assert tilt_samples(run.states, "hmc", run.tuning) == {}
+    assert tilt_samples(run.states._replace(position={"x": run.states.position["x"]}), "mclmc", run.tuning) == {}
+    seen = tilt_samples(run.states, "mclmc", run.tuning)
     np.testing.assert_array_equal(seen["shift/number/000"], run.states.position["u"])
     shift = jax.vmap(lambda state: methods.density_shift(state, "mclmc", run.tuning))(run.states)
     np.testing.assert_allclose(4 * seen["shift/added"], shift, rtol=1e-6)
     draws = {"density_shift": np.zeros((CHAINS, DRAWS))}
-    assert Refining(math.inf).take(run, draws) is run
+    after, same = TiltEstimate(NO_TILT, 0.1).update(run, draws)
+    assert after is run and same is draws
