@@ -308,16 +308,17 @@ def test_log_densities_are_those_of_the_posterior(run: tuple[Any, ...]) -> None:
     posterior, folder, chain = run
     with h5py.File(folder / "state.h5") as file:
         _, step_size, of_noise, of_c, _, tilt = (file["tuning"][name][()] for name in sorted(file["tuning"]))
-    aside = step_size**2 / 24 / 65
+    aside, late = step_size**2 / 24 / 65, slice(-2, None)  # chunks, with the last tilt: it is that by the first four
+    last = chain.parameters["c"][:, 49::50].T[late]  # of the last draws of chunks
     precision = 1 + (BIAS / SIGMA) ** 2
-    away = np.asarray(chain.noise) - BIAS / SIGMA**2 / precision * (np.asarray(posterior.data) - 1)
+    away = np.asarray(chain.noise)[late] - BIAS / SIGMA**2 / precision * (np.asarray(posterior.data) - 1)
     slope = precision * away / (1 - aside * of_noise * precision)
-    of_parameter = ((chain.parameters["c"][:, 49::50].T - 1.5) / 0.2 + tilt) / (1 - aside * of_c)
+    of_parameter = ((last - 1.5) / 0.2 + tilt) / (1 - aside * of_c)
     left_out = precision * np.sum((of_noise * slope) ** 2, axis=(2, 3, 4)) + (of_c * of_parameter) ** 2
-    white = {"c": jnp.asarray((chain.parameters["c"][:, 49::50].T - 1.5) / 0.2)}  # of the last draws of chunks
+    white = {"c": jnp.asarray((last - 1.5) / 0.2)}
     density = jax.vmap(jax.vmap(lambda noise, white: posterior.logdensity({"noise": noise, "parameters": white})))
-    expected = density(jnp.asarray(chain.noise, float), white)
-    np.testing.assert_allclose(chain.logdensity[:, 49::50].T, expected + 0.5 * aside**2 * left_out, atol=1e-4)
+    expected = density(jnp.asarray(chain.noise[late], float), white)
+    np.testing.assert_allclose(chain.logdensity[:, 49::50].T[late], expected + 0.5 * aside**2 * left_out, atol=1e-4)
 
 
 def test_failures_stop_a_run(run: tuple[Any, ...], tmp_path: Path) -> None:
@@ -437,7 +438,7 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
 
 
 def test_chains_on_an_axis_of_their_own_are_the_same(run: tuple[Any, ...], tmp_path: Path) -> None:
-    """Each of two chains on half of four devices, against both on one."""
+    """Each of two chains on half of four devices, against both on one; after the first chunk with another tilt."""
     mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("chains", "x"))
     config = pmd.Config(box_size=80.0, mesh_shape=4, decomposition=pmd.Decomposition(mesh=mesh, spec=P("x")))
     posterior, folder, _ = run
@@ -445,10 +446,12 @@ def test_chains_on_an_axis_of_their_own_are_the_same(run: tuple[Any, ...], tmp_p
     beside, positions = model.condition(posterior.data), starts(posterior)
     apart = jax.tree.map(lambda x: NamedSharding(mesh, P("chains", "x") if x.ndim > 1 else P("chains")), positions)
     options = OPTIONS | {"keep_noise": True, "spmd_axis_name": "chains"}
-    infer.sample(beside, jax.device_put(positions, apart), steps=100, output=tmp_path, **options)
-    first = read_arrays(folder / "chunk_00000.h5")
-    for name, values in read_arrays(tmp_path / "chunk_00000.h5").items():
-        np.testing.assert_allclose(values, first[name], atol=1e-9, err_msg=name)
+    infer.sample(beside, jax.device_put(positions, apart), steps=200, output=tmp_path, **options)
+    assert read_arrays(tmp_path / "state.h5")["tilt/own"]
+    for file in ("chunk_00000.h5", "chunk_00001.h5"):
+        one = read_arrays(folder / file)
+        for name, values in read_arrays(tmp_path / file).items():
+            np.testing.assert_allclose(values, one[name], atol=1e-8, err_msg=name)
 
 
 def test_a_weighted_posterior_is_what_chains_sample(run: tuple[Any, ...], tmp_path: Path) -> None:
