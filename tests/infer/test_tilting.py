@@ -42,7 +42,7 @@ def test_a_shift_is_seen_with_its_error_and_taken_away() -> None:
 def test_the_error_of_a_shift_bounds_the_step(length: int) -> None:
     """Where steps add noise alone, of which a tilt would leave a tenth of a standard deviation or so."""
     numbers, added = draws(length, 10.0)
-    step = Shift.of(numbers, added - numbers[..., 0]).longest_step(0.1)
+    step = Shift.of(numbers, added - numbers[..., 0]).longest_step(0.1, 0.1)
     assert step == pytest.approx(math.sqrt(0.1 * math.sqrt(4 * length) / 10.0), rel=0.3)
 
 
@@ -97,7 +97,7 @@ def test_a_chain_that_comes_late_hides_no_shift() -> None:
 
 def test_half_the_square_of_a_shift_bounds_the_step() -> None:
     shift = Shift(np.eye(2), np.array([3.0, -4.0]), np.zeros(2))
-    step = shift.longest_step(0.1)
+    step = shift.longest_step(0.1, 0.1)
     assert 0.5 * (5 * step**2) ** 2 == pytest.approx(0.1)
     np.testing.assert_allclose(shift.tilt(step, 0.1), shift.bias * step**2)
     np.testing.assert_allclose(shift.tilt(2 * step, 0.1), shift.bias * step**2)  # no more than there
@@ -110,8 +110,8 @@ def test_chains_that_are_not_together_show_no_shift(apart: list[int]) -> None:
     numbers, where = rng.standard_normal((len(apart), 400, 2)), 2.5 * np.array(apart)
     added = numbers[..., 0] + 20 * rng.standard_normal(numbers.shape[:2]) + 50 * where[:, None]
     shift = Shift.of(numbers + where[:, None, None], added)
-    assert shift.longest_step(0.1) == math.inf and not shift.tilt(1.0, 0.1).any()
-    assert Shift.of(numbers, added - 50 * where[:, None]).longest_step(0.1) < math.inf
+    assert shift.longest_step(0.1, 0.1) == math.inf and not shift.tilt(1.0, 0.1).any()
+    assert Shift.of(numbers, added - 50 * where[:, None]).longest_step(0.1, 0.1) < math.inf
 
 
 def test_the_error_of_a_shift_is_that_of_sums_that_are_slow() -> None:

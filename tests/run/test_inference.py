@@ -296,11 +296,11 @@ def test_few_accepted_trajectories_are_named(whole: tuple[InferencePlan, Listene
 
 def test_a_parameter_that_finite_steps_shift_is_named() -> None:
     found = {"sigma8": (-0.4, 0.02), "Omega_m": (0.1, 0.02), "b1": (0.25, 0.1)}
-    (reason,) = find_bias_reasons(found, 0.2, 0.1)
+    (reason,) = find_bias_reasons(found, 0.2, 0.1, "more steps")
     assert reason.startswith(
         "finite steps shift sigma8 by an estimated -0.40 ± 0.02 standard deviations, more than 0.2"
     )
-    assert reason.endswith("sampler.most_bias = 0.02")
+    assert reason.endswith("; more steps, or sample again with sampler.most_bias = 0.02")
 
 
 def test_the_scale_whose_modes_mix_worst_is_named(whole: tuple[InferencePlan, Listener]) -> None:
