@@ -38,8 +38,8 @@ class Chain(eqx.Module):
     Args:
       parameters: by name, shape (chains, draws).
       logdensity: shape (chains, draws); of "mclmc" right to second order in the step.
-      density_shift: what finite steps add to the log density, less the tilt of the chunk, and a constant for each chunk
-        by which it does not jump where the tilt changes, shape (chains, draws).
+      density_shift: what finite steps add to the log density, less the tilt of the chunk, plus a constant for each
+        chunk, so that it does not jump where the tilt changes, shape (chains, draws).
       energy_change: error of the energy of each step, 0 where it failed, shape (chains, steps).
       acceptance_rate: probability with which each step was accepted, 1 without a Metropolis step.
       gradients: that all chains evaluated after tuning.

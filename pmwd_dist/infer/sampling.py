@@ -95,7 +95,7 @@ def sample(
     how |= {"method": method, "energy_variance": energy_variance, "most_bias": most_bias}
     # Not so of earlier versions:
     how |= {"tuned": "with a tilt, after an approach", "step": "velocity Verlet"}
-    how |= {"tilt": "estimated anew"} if method == "mclmc" else {}
+    how |= {"tilt": "estimated anew"} if method == "mclmc" and positions.get("parameters") else {}
     folder = open_folder(output, _identity(posterior, positions, key) | identity_of(how))
     begin_key, tune_key, run_key = jax.random.split(key, 3)
     run = begun(begin_key, positions, posterior, spmd_axis_name)

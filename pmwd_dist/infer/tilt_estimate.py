@@ -1,11 +1,13 @@
 """Estimate anew, from the draws of chains that run, the tilt against what finite steps do to parameters.
 
 A tuning has few draws for this estimate (`samplers.tilting`), and its tilt leaves the error. So the tilt is estimated
-from all draws of the chains after the first, second, fourth, eighth chunk and so on, once its error is smaller than
-that of the tuning. Each tilt has an invariant density of its own. Changes become ever smaller and rarer, and averages
-over draws converge with these densities (Fort, Moulines & Priouret 2011, arXiv 1203.3036), to what is right to first
-order in the shift. An error that falls as the root of the number of draws, and is e for n of them, is about e / 2 in
-the mean over 16 n draws.
+from all draws of the chains after the first, second, fourth, eighth chunk and so on, once its estimated error is less
+than that of the tuning. Each tilt has an invariant density of its own. Changes become ever rarer, and smaller as errors
+do: where chains fulfil the conditions of Fort, Moulines & Priouret (2011, arXiv 1203.3036), averages over draws
+converge with these densities, to what is right to first order in the shift. An error that falls as the root of the
+number of draws, and is e for n of them, is about e / 2 in the mean over 16 n draws.
+
+A tilt takes no more away than a shift of which half the square is twice what is asked for. What is left shows.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from pmwd_dist.infer.samplers.isokinetic import IntegratorState, density_shift
 from pmwd_dist.infer.samplers.methods import Method, Tuning, tilted
 from pmwd_dist.infer.samplers.tilting import MOST_ERROR, Shift
 from pmwd_dist.infer.state import Run, placed
-from pmwd_dist.infer.storage import Arrays
+from pmwd_dist.infer.storage import Arrays, check_shapes
 
 _ADDED, _NUMBER = "shift/added", "shift/number"
 
@@ -78,7 +80,8 @@ class TiltEstimate:
         if not self._is_better(found, step_size):
             return run, draws
         self.own = True
-        return self._with(run, found.tilt(step_size), samples[..., :-1].mean(axis=(0, 1))), draws
+        slopes = found.tilt(step_size, MOST_ERROR * self.most_bias)
+        return self._with(run, slopes, samples[..., :-1].mean(axis=(0, 1))), draws
 
     def add(self, draws: Arrays) -> None:
         """Take the draws of a chunk into account."""
@@ -118,6 +121,7 @@ class TiltEstimate:
 
     @classmethod
     def unpack(cls, stored: Arrays, most_bias: float) -> TiltEstimate:
-        """What was packed, before any draws are added."""
-        error, offset, own = (stored[f"tilt/{name}"] for name in ("error", "offset", "own"))
-        return cls(error, most_bias, float(offset), bool(own))
+        """What was packed, before any draws are added; samplers that have no tilt may have packed nothing."""
+        stored = {"tilt/error": np.zeros((0, 0)), "tilt/offset": np.zeros(()), "tilt/own": np.zeros((), bool)} | stored
+        check_shapes(stored, {"tilt/offset": (), "tilt/own": ()})
+        return cls(stored["tilt/error"], most_bias, float(stored["tilt/offset"]), bool(stored["tilt/own"]))

@@ -143,7 +143,7 @@ def find_scale_reasons(scales: dict[str, dict[str, float]], r_hat: float, ess: f
 
 
 def find_bias_reasons(bias: dict[str, tuple[float, float]], limit: float, most_bias: float, remedy: str) -> list[str]:
-    """Reasons that parameters give which finite steps shift: by draws to come less than by those that there are."""
+    """Reasons that parameters give which finite steps shift: with more draws of chains that are together, less."""
     # A shift goes as most_bias where the error of a tilt bounds the step, and as its root where the second order does:
     # the power here is right for the latter, and on the safe side for the former.
     return [

@@ -30,7 +30,7 @@ from pmwd_dist.infer.chains import ChainFolder, identity_of
 from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.infer.samplers.blocks import run_blocks
 from pmwd_dist.infer.samplers.methods import Tuning
-from pmwd_dist.infer.storage import read_arrays
+from pmwd_dist.infer.storage import read_arrays, write_arrays
 from pmwd_dist.pm.modes import white_noise
 from pmwd_dist.pm.status import SimulationError
 
@@ -193,6 +193,10 @@ def test_adjusted_samplers_are_tuned_to_their_acceptance(method: Any, run: tuple
     options = OPTIONS | {"thin": 1, "tuning_steps": 400}
     chain = infer.sample(posterior, starts(posterior), steps=200, output=tmp_path, method=method, **options)
     assert 0.65 < chain.acceptance_rate.mean() < 0.95
+    state = read_arrays(tmp_path / "state.h5")
+    write_arrays(tmp_path / "state.h5", {name: x for name, x in state.items() if not name.startswith("tilt/")})
+    longer = infer.sample(posterior, starts(posterior), steps=250, output=tmp_path, method=method, **options)
+    assert longer.logdensity.shape[1] == 250  # also where an earlier version wrote nothing of a tilt
     counts = read_arrays(tmp_path / "chunk_00000.h5")["gradients"]
     if method == "hmc":
         assert (counts[0] == counts[1]).all() and len(np.unique(counts)) > 1  # lengths vary, and chains keep step

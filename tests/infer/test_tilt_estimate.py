@@ -87,11 +87,11 @@ def begun() -> Run:
     return Run(states, tuning, Moments(zero, zero, zero), None)
 
 
-def chunk(seed: int, slope: float = 0.05, noise: float = 0.1) -> Arrays:
-    """Draws of a number about 3 of unit variance, to which steps of length 1 do what a slope does."""
+def chunk(seed: int, slope: float = 0.05, noise: float = 0.1, width: float = 1.0) -> Arrays:
+    """Draws of a number about 3 of a width, to which steps of length 1 do what a slope does along one of width 1."""
     u, other = np.random.default_rng(seed).standard_normal((2, CHAINS, DRAWS))
     added = slope * u + noise * other
-    return {"shift/number/000": 3 + u, "shift/added": added, "density_shift": 4 * added}
+    return {"shift/number/000": 3 + width * u, "shift/added": added, "density_shift": 4 * added}
 
 
 def tilts(estimate: TiltEstimate, seeds: range, **options: float) -> list[float]:
@@ -139,9 +139,42 @@ def test_a_tilt_of_the_tuning_stays_until_draws_say_more() -> None:
     for one in (estimate, again):
         assert tilts(one, range(31, 32)) == [pytest.approx(0.2, rel=0.05)]
     assert again.offset == estimate.offset and again.own
-    # Slopes that may be left along wider directions are larger shifts: here two thirds of one of each of two.
-    wide = TiltEstimate(np.array([[0.6e-3, 0.8e-3]]) * 4.9, 0.1)
-    assert np.flatnonzero(tilts(wide, range(2))).tolist() == [1]
+
+
+def test_errors_are_compared_for_the_widths_of_the_draws() -> None:
+    """Those of slopes 3e-4 and 4e-4 along a number that is ten times as wide: 5e-3 together, by two chunks 3.6e-3."""
+
+    def first(width: float, error: list[float]) -> int:
+        return int(np.flatnonzero(tilts(TiltEstimate(np.array([error]), 0.1), range(16), width=width))[0]) + 1
+
+    assert first(10.0, [3e-4, 4e-4]) == 2
+    assert first(10.0, [3e-4, 0.0]) == 4 and first(10.0, [0.0, 4e-4]) == 2
+    assert first(6.0, [3e-4, 4e-4]) == 4 and first(20.0, [3e-4, 4e-4]) == 1
+
+
+def test_slopes_are_those_of_the_numbers_that_have_them() -> None:
+    """Of two numbers that go together, of different widths, to one of which steps do something."""
+    rng = np.random.default_rng(0)
+    u, other, noise = rng.standard_normal((3, CHAINS, DRAWS))
+    v = 4 * (0.6 * u + 0.8 * other)
+    run = begun()
+    position = {"u": run.states.position["u"], "v": run.states.position["u"], "x": run.states.position["x"]}
+    slope = jax.tree.map(lambda x: -x, position)
+    zero, one = jnp.zeros(()), jnp.ones(())
+    tuning = run.tuning._replace(inverse_mass_matrix=dict.fromkeys(position, one), tilt=dict.fromkeys(position, zero))
+    run = run._replace(states=run.states._replace(position=position, logdensity_grad=slope), tuning=tuning)
+    added = 0.02 * v + 0.001 * noise
+    draws = {"shift/number/000": 3 + u, "shift/number/001": v, "shift/added": added, "density_shift": 4 * added}
+    after, _ = TiltEstimate(np.zeros((2, 0)), 0.1).update(run, draws)
+    tilt = after.tuning.tilt
+    # A shift by 0.32 of the width of the second, and nothing along the first besides.
+    np.testing.assert_allclose([tilt["u"], tilt["v"], tilt["x"]], [0.0, 4 * 0.02, 0.0], atol=2e-3)
+
+
+def test_no_tilt_takes_away_more_than_what_is_of_second_order_allows() -> None:
+    """A shift of two standard deviations: half the square of 0.63 is 0.2."""
+    (found,) = tilts(TiltEstimate(NO_TILT, 0.1), range(1), slope=0.5, noise=0.01)
+    assert found == pytest.approx(math.sqrt(2 * 0.2), rel=0.05)
 
 
 def test_what_the_tilt_of_a_tuning_may_leave_is_its_error_and_what_it_does_not_take_away() -> None:

@@ -254,7 +254,7 @@ class Search:
         if self._stage == 2:
             self._L *= _LENGTH
         if self.done:
-            if self._shifts and (longest := self._longest_step()) < math.inf:
+            if self._shifts and (longest := self._shift().longest_step(self._most_bias, self._most_error)) < math.inf:
                 self._bounds.unbiased = max(longest, _SHORTEST_STEP * self._bounds.stable)
             self._step_size = min(self._bounds.of(self._step_size), self._bounds.stable or math.inf)
             self._L = max(self._L, self._step_size)
@@ -272,15 +272,12 @@ class Search:
         seen = np.concatenate(self._shifts, axis=1)
         return Shift.of(seen[..., :-1], seen[..., -1])
 
-    def _longest_step(self) -> float:
-        return self._shift().longest_step(self._most_bias, self._most_error)
-
     @property
     def tilt_error(self) -> np.ndarray:
         """Slopes along the numbers that the tilt may leave for steps of length 1: what `TiltEstimate` begins with."""
         if not self.done or not self._shifts or not (shift := self._shift()).largest_error:
             return np.zeros((self._numbers, 0))
-        left = shift.tilt(self._step_size) - shift.tilt(self._step_size, self._most_bias)
+        left = shift.tilt(self._step_size, math.inf) - shift.tilt(self._step_size, self._most_bias)
         return np.column_stack([shift.slope_error, left / self._step_size**2])
 
     def _tilt(self) -> np.ndarray:

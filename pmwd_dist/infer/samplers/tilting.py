@@ -85,7 +85,7 @@ class Shift(NamedTuple):
         second_order = (2 * most_bias / shown) ** 0.25 if shown > 0 else math.inf
         return float(min(second_order, math.sqrt(most_error / error) if error > 0 else math.inf))
 
-    def tilt(self, step_size: float, most_bias: float = math.inf) -> np.ndarray:
+    def tilt(self, step_size: float, most_bias: float) -> np.ndarray:
         """Slope along each number that is to be taken away from the log density.
 
         Where the step is longer than the longest one, it takes no more away than there.

@@ -217,7 +217,8 @@ class Sampler(Section):
         le=2e-3,
     )
     most_bias: float = about(
-        "shift of a parameter by finite steps of mclmc that a tilt against it may leave [standard deviations]",
+        "shift of a parameter by finite steps of mclmc that a tilt against it may leave, twice this before it is "
+        "estimated anew as chains run [standard deviations]",
         STEP_BIAS,
         gt=0,
     )
