@@ -26,7 +26,7 @@ NO_TILT = np.zeros((1, 0))
 
 @pytest.fixture(scope="module")
 def posterior(cosmo: Any) -> infer.Posterior:
-    """Of a bias on which frequencies of modes depend, by data without noise to speak of, and no preconditioner."""
+    """Of a bias on which, without a preconditioner, frequencies of modes depend."""
     config = pmd.Config(160.0, 8, a_stop=0.5, decomposition=(1, 1))
     forward = infer.LinearField(config, cosmo, bias="b1")
     model = infer.Model(config, forward, {"b1": infer.Normal(1.5, 0.5, low=0.3)}, infer.Gaussian(0.6))
