@@ -181,7 +181,7 @@ def test_what_the_tilt_of_a_tuning_may_leave_is_its_error_and_what_it_does_not_t
     search = Search({"u": np.zeros(2), "x": np.zeros((2, 5))}, steps=100)
     assert search.tilt_error.shape == (1, 0)
     u, noise = np.random.default_rng(0).standard_normal((2, 2, 2000))
-    search._shifts = [np.stack([2 * u, 0.5 * u + 0.1 * noise], axis=-1)]
+    search._shift.add(2 * u[..., None], 0.5 * u + 0.1 * noise)
     search._stage, search._step_size = 6, 2.0
     (error, left), taken = search.tilt_error[0], search.tuning().tilt["u"]
     assert error == pytest.approx(0.1 / math.sqrt(4000) / 2, rel=0.1)

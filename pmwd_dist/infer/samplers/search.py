@@ -53,7 +53,7 @@ from pmwd_dist.infer.samplers.blocks import Block
 from pmwd_dist.infer.samplers.bounds import Bounds
 from pmwd_dist.infer.samplers.methods import Method, Tuning, trajectory_length
 from pmwd_dist.infer.samplers.stage import Stage
-from pmwd_dist.infer.samplers.tilting import MOST_ERROR, Shift
+from pmwd_dist.infer.samplers.tilting import MOST_ERROR, ShiftSamples
 
 ENERGY_VARIANCE = 1e-3  # of a step of MCLMC, per dimension
 STEP_BIAS = 0.1  # of a parameter by finite steps of MCLMC that a tilt leaves, in standard deviations
@@ -141,7 +141,7 @@ class Search:
         self._variance = np.where(self._held, 0.0, 1.0)
         self._L = math.sqrt(self._dimensions)
         self._step_size, self._bounds = _FIRST_STEP * self._L, Bounds()
-        self._shifts: list[np.ndarray] = []  # of the last two stages: parameters, and what a step of length 1 adds
+        self._shift = ShiftSamples(self._numbers)  # of the last two stages
         self.count, self._stage = 0, 0 if approaches else 1  # blocks, and stages, that are over
         self._begin_stage()
 
@@ -225,8 +225,7 @@ class Search:
             self._bounds.stood(self._step_size)
             self._average(block)
             if late and self._numbers:
-                seen = np.asarray(block.numbers, float), np.asarray(block.shift, float)[..., None]
-                self._shifts.append(np.concatenate(seen, axis=-1))
+                self._shift.add(block.numbers, block.shift)
             self._adapt(math.log(target / max(variance, 1e-300)) / (4 if adjusted else 6))
         self.count += 1
         if self.count - self._first == self._counts[self._stage]:
@@ -254,7 +253,8 @@ class Search:
         if self._stage == 2:
             self._L *= _LENGTH
         if self.done:
-            if self._shifts and (longest := self._shift().longest_step(self._most_bias, self._most_error)) < math.inf:
+            longest = self._shift.found.longest_step(self._most_bias, self._most_error)
+            if longest < math.inf:
                 self._bounds.unbiased = max(longest, _SHORTEST_STEP * self._bounds.stable)
             self._step_size = min(self._bounds.of(self._step_size), self._bounds.stable or math.inf)
             self._L = max(self._L, self._step_size)
@@ -268,23 +268,19 @@ class Search:
         if not self.due:
             self._begin_stage()
 
-    def _shift(self) -> Shift:
-        seen = np.concatenate(self._shifts, axis=1)
-        return Shift.of(seen[..., :-1], seen[..., -1])
-
     @property
     def tilt_error(self) -> np.ndarray:
         """Slopes along the numbers that the tilt may leave for steps of length 1: what `TiltEstimate` begins with."""
-        if not self.done or not self._shifts or not (shift := self._shift()).largest_error:
+        if not self.done or not (shift := self._shift.found).largest_error:
             return np.zeros((self._numbers, 0))
-        left = shift.tilt(self._step_size, math.inf) - shift.tilt(self._step_size, self._most_bias)
-        return np.column_stack([shift.slope_error, left / self._step_size**2])
+        return shift.left(self._step_size, self._most_bias)
 
     def _tilt(self) -> np.ndarray:
         """Slope along each leaf that the log density is tilted by, once all is tuned."""
         tilt = np.zeros(len(self._shapes))
-        if self.done and self._shifts:
-            tilt[[len(shape) == 1 for shape in self._shapes]] = self._shift().tilt(self._step_size, self._most_bias)
+        if self.done:
+            slopes = self._shift.found.tilt(self._step_size, self._most_bias)
+            tilt[[len(shape) == 1 for shape in self._shapes]] = slopes
         return tilt
 
     def _weigh(self) -> None:
@@ -307,9 +303,8 @@ class Search:
         numbers = {"count": self.count, "stage": self._stage, "first": self._first}
         lengths = {"L": self._L, "step_size": self._step_size}
         lists = {"held": self._held, "variance": self._variance, "wanted": self._wanted}
-        shifts = {f"shifts/{i:05d}": x for i, x in enumerate(self._shifts)}
-        own = {name: np.asarray(x) for name, x in (numbers | lengths | lists | shifts).items()}
-        return own | self._bounds.pack() | self._shown.pack()
+        own = {name: np.asarray(x) for name, x in (numbers | lengths | lists).items()}
+        return own | self._shift.pack() | self._bounds.pack() | self._shown.pack()
 
     def unpack(self, arrays: dict[str, np.ndarray]) -> None:
         """Go on from what was packed, by a search with the same arguments."""
@@ -318,5 +313,5 @@ class Search:
         self._bounds = Bounds.unpack(arrays)
         self._held, self._variance = arrays["held"], arrays["variance"]
         self._wanted = [float(x) for x in arrays["wanted"]]
-        self._shifts = [arrays[name] for name in sorted(arrays) if name.startswith("shifts/")]
+        self._shift.unpack(arrays)
         self._shown.unpack(arrays)

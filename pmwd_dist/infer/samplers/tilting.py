@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,6 +31,7 @@ _APART = 2.0
 _CLEARLY = 2 / 3  # of the error of all draws
 MOST_ERROR = 2.0  # of a tilt that is estimated anew from draws 16 times as many, to what it leaves in their mean
 _FEWEST_DRAWS = 40  # of each chain, for an estimate of a bias
+_BLOCK = "shifts/"  # of the names in a file
 
 
 class Shift(NamedTuple):
@@ -58,7 +59,7 @@ class Shift(NamedTuple):
         begins = range(0, added.shape[1] // 2 + 1, max(added.shape[1] // 20, 1))
         draws = [(numbers[:, begin:], added[:, begin:]) for begin in begins if _together(numbers[:, begin:])]
         if not draws:
-            return cls(np.eye(count), np.zeros(count), np.zeros(count))
+            return cls.none(count)
         found = [_seen(*each, _without_drift) for each in draws]
         best = min(found, key=lambda shift: shift.largest_error)
         if not _together(numbers):
@@ -66,15 +67,15 @@ class Shift(NamedTuple):
         every = min(_seen(numbers, added, _about_mean), found[0], key=lambda shift: shift.largest_error)
         return best if best.largest_error < _CLEARLY * every.largest_error else every
 
+    @classmethod
+    def none(cls, count: int) -> Shift:
+        """No shift of so many numbers."""
+        return cls(np.eye(count), np.zeros(count), np.zeros(count))
+
     @property
     def largest_error(self) -> float:
         """Of all combinations; 0 where there is no shift to be seen."""
         return float(np.max(self.error, initial=0.0))
-
-    @property
-    def slope_error(self) -> np.ndarray:
-        """Independent errors of the slope along each number, shape (numbers, combinations)."""
-        return np.linalg.solve(self.root.T, np.diag(self.error))
 
     def longest_step(self, most_bias: float, most_error: float) -> float:
         """The largest step of whose shift a tilt leaves no more than this.
@@ -94,6 +95,51 @@ class Shift(NamedTuple):
         shift = share * self.bias * step_size**2
         shift *= min(1.0, math.sqrt(2 * most_bias) / max(math.sqrt(np.sum(shift**2)), 1e-300))
         return np.linalg.solve(self.root.T, shift)
+
+    def left(self, step_size: float, most_bias: float) -> np.ndarray:
+        """Slopes along each number that a tilt may leave for steps of length 1, shape (numbers, combinations + 1).
+
+        Those are independent errors, and what of the shift is beyond a tilt of this.
+        """
+        beyond = self.tilt(step_size, math.inf) - self.tilt(step_size, most_bias)
+        return np.column_stack([np.linalg.solve(self.root.T, np.diag(self.error)), beyond / step_size**2])
+
+
+class ShiftSamples:
+    """Blocks of a tuning from which a shift is estimated, with arrays of NumPy.
+
+    Args:
+      count: of the numbers of a position.
+    """
+
+    def __init__(self, count: int):
+        self._count, self._blocks = count, list[np.ndarray]()  # (chains, steps, count + 1)
+
+    def add(self, numbers: Any, added: Any) -> None:
+        """Take a block into account.
+
+        Args:
+          numbers: of the position, (chains, steps, count).
+          added: what steps of length 1 add to the log density, (chains, steps).
+        """
+        seen = np.asarray(numbers, float), np.asarray(added, float)[..., None]
+        self._blocks.append(np.concatenate(seen, axis=-1))
+
+    @property
+    def found(self) -> Shift:
+        """The shift by all blocks; none without any."""
+        if not self._blocks:
+            return Shift.none(self._count)
+        seen = np.concatenate(self._blocks, axis=1)
+        return Shift.of(seen[..., :-1], seen[..., -1])
+
+    def pack(self) -> dict[str, np.ndarray]:
+        """All blocks, by name, for a file."""
+        return {f"{_BLOCK}{i:05d}": x for i, x in enumerate(self._blocks)}
+
+    def unpack(self, arrays: dict[str, np.ndarray]) -> None:
+        """Go on from what was packed."""
+        self._blocks = [arrays[name] for name in sorted(arrays) if name.startswith(_BLOCK)]
 
 
 def _together(numbers: np.ndarray) -> bool:
