@@ -52,7 +52,7 @@ def step(
         return leapfrog(*carry, size, logdensity, inverse_mass_matrix, normal_precision)
 
     end, momentum = jax.lax.fori_loop(0, num_integration_steps, once, (state, start))
-    kinetic = 0.5 * (trees.dot(momentum, momentum) - trees.dot(start, start))
+    kinetic = 0.5 * trees.dot(trees.add(momentum, -1, start), trees.add(momentum, 1, start))  # rounds less than squares
     return metropolis(choice, state, end, kinetic - end.logdensity + state.logdensity)
 
 
@@ -77,13 +77,25 @@ def leapfrog(
 
 
 def _rotated(position: Any, momentum: Any, time: Array, root: Any, precision: Any) -> tuple[Any, Any]:
-    """Position and momentum after a time in the potential of the normal distribution."""
+    """Position and momentum after a time in the potential of the normal distribution.
+
+    A rotation is three shears (Paeth 1986), which keep volumes however their numbers are rounded, and so an energy that
+    is nearly the right one. With a rounded sine and cosine every step scales all dimensions alike: in float32
+    steps of 0.02 and 0.004 change the energy of 64^3 of them by 0.8 and 2.7 in a quarter of a period.
+    """
 
     def leaf(x: Array, p: Array, root: Any, precision: Any) -> tuple[Array, Array]:
         root, stiffness = jnp.asarray(root, x.dtype), jnp.sqrt(jnp.asarray(precision, x.dtype))
-        angle = time.astype(x.dtype) * root * stiffness
-        cosine, over = jnp.cos(angle), time.astype(x.dtype) * root * jnp.sinc(angle / jnp.pi)
-        return cosine * x + over * p, cosine * p - jnp.sin(angle) * stiffness * x
+        time_there = time.astype(x.dtype) * root
+        angle = time_there * stiffness
+        turns = jnp.round(angle / jnp.pi)  # half turns, which are exact; the rest is a quarter turn at most
+        sign, angle = jnp.where(turns % 2 == 0, 1, -1).astype(x.dtype), angle - turns.astype(x.dtype) * jnp.pi
+        free = stiffness == 0
+        along = jnp.where(free, 0.5 * time_there, jnp.tan(0.5 * angle) / jnp.where(free, 1, stiffness))
+        against = jnp.sin(angle) * stiffness
+        x = x + along * p
+        p = p - against * x
+        return sign * (x + along * p), sign * p
 
     leaves, structure = jax.tree.flatten(position)
     each = (
