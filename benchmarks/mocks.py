@@ -20,8 +20,9 @@ from pmwd_dist.infer.adapting import changes_of_curvature
 from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.infer.samplers.blocks import run_blocks
 from pmwd_dist.infer.samplers.methods import tilt, tilted
-from pmwd_dist.infer.samplers.search import ENERGY_VARIANCE, Search, block_length
+from pmwd_dist.infer.samplers.search import ENERGY_VARIANCE, STEP_BIAS, Search, block_length
 from pmwd_dist.infer.samplers.stiffness import largest_curvature, longest_step
+from pmwd_dist.infer.tilt_estimate import TiltEstimate
 
 TRUTH = {"sigma8": 0.8159, "Omega_m": 0.3075, "b1": 0.8}
 
@@ -127,7 +128,7 @@ class Mocks:
         self.tunings = None
         self.method, self.length = method, block_length(steps)
         options: dict[str, Any] = {"steps": steps, "method": method, "energy_variance": energy_variance}
-        options |= {"adapts": self.adaptation is not None, "approaches": True}
+        options |= {"adapts": self.adaptation is not None, "approaches": True, "reestimates": True}
         self.searches = [Search(_of(self.states.position, i), **options) for i in range(self.count)]
         self.blocks = 0
         while not self.searches[0].done:
@@ -143,6 +144,7 @@ class Mocks:
                 print(f"{self.blocks} blocks, step {step:.3g}, {np.sum(~fine)} undone", flush=True)
         self.tunings = self._tunings()
         self.states = _tilted(self.states, self.tunings)
+        self.estimates = [TiltEstimate(search.tilt_error, STEP_BIAS) for search in self.searches]
 
     def draw(self, blocks: int, seconds: float = math.inf) -> dict[str, np.ndarray]:
         """Numbers after each block, (blocks, mocks, chains); energies of all steps; the mean noise.
@@ -156,6 +158,8 @@ class Mocks:
             drawn.append(jax.tree.map(np.asarray, seen))
             energies.append(block.energy_change)
             total = total + noise
+            if self.method == "mclmc":
+                self._tilt(block)
             if len(drawn) % 10 == 0:
                 print(f"{len(drawn)} of {blocks} blocks drawn, {time.perf_counter() - began:.0f} s", flush=True)
         arrays = {name: np.stack([x[name] for x in drawn]) for name in drawn[0]}
@@ -165,6 +169,21 @@ class Mocks:
     def lengths(self) -> np.ndarray:
         """L and step size of each mock."""
         return np.array([[float(np.asarray(x)) for x in search.tuning()[:2]] for search in self.searches])
+
+    def _tilt(self, block: Any) -> None:
+        """Tilt the log density of each mock by what all of its draws show, as `sample` does after a chunk."""
+        old, structure = jax.tree.flatten(self.tunings.tilt)
+        new = [x.copy() for x in old]
+        numbers = [i for i, x in enumerate(jax.tree.leaves(self.states.position)) if x.ndim == 2]
+        for i, estimate in enumerate(self.estimates):
+            estimate.samples.add(block.numbers[i], block.shift[i])
+            slopes = estimate.renewed(float(self.tunings.step_size[i]))
+            if slopes is not None:
+                for leaf, slope in zip(numbers, slopes, strict=True):
+                    new[leaf][i] = slope
+        change = jax.tree.unflatten(structure, [x - y for x, y in zip(new, old, strict=True)])
+        self.states = _tilted(self.states, self.tunings._replace(tilt=change))
+        self.tunings = self.tunings._replace(tilt=jax.tree.unflatten(structure, new))
 
     def _adapt(self) -> None:
         """Bring the positions of all mocks for which it is due to what their own chains have shown."""

@@ -22,7 +22,7 @@ from jaxtyping import Array
 
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState, density_shift
 from pmwd_dist.infer.samplers.methods import Method, Tuning, tilted
-from pmwd_dist.infer.samplers.tilting import MOST_ERROR, Shift
+from pmwd_dist.infer.samplers.tilting import MOST_ERROR, Shift, ShiftSamples
 from pmwd_dist.infer.state import Run, placed
 from pmwd_dist.infer.storage import Arrays, check_shapes
 
@@ -63,7 +63,10 @@ class TiltEstimate:
     most_bias: float
     offset: float = 0.0
     own: bool = False
-    _samples: list[np.ndarray] = field(default_factory=list)  # chunk by chunk, (chains, draws, n + 1)
+    samples: ShiftSamples = field(init=False)  # chunk by chunk
+
+    def __post_init__(self) -> None:
+        self.samples = ShiftSamples(len(self.error))
 
     def update(self, run: Run, draws: Arrays) -> tuple[Run, Arrays]:
         """The chains after the draws of a chunk with the tilt by all draws, and these draws with the offset."""
@@ -72,23 +75,25 @@ class TiltEstimate:
         shift = draws["density_shift"]
         draws = draws | {"density_shift": shift + shift.dtype.type(self.offset)}
         self.add(draws)
-        if (count := len(self._samples)) & (count - 1):
-            return run, draws
-        samples = np.concatenate(self._samples, axis=1)
-        found = Shift.of(samples[..., :-1], samples[..., -1])
-        step_size = float(np.asarray(run.tuning.step_size))
-        if not self._is_better(found, step_size):
-            return run, draws
-        self.own = True
-        slopes = found.tilt(step_size, MOST_ERROR * self.most_bias)
-        return self._with(run, slopes, samples[..., :-1].mean(axis=(0, 1))), draws
+        slopes = self.renewed(float(np.asarray(run.tuning.step_size)))
+        return (run if slopes is None else self._with(run, slopes)), draws
 
     def add(self, draws: Arrays) -> None:
         """Take the draws of a chunk into account."""
         if _ADDED in draws:
             count = sum(name.startswith(_NUMBER) for name in draws)
-            names = [*(f"{_NUMBER}/{i:03d}" for i in range(count)), _ADDED]
-            self._samples.append(np.stack([draws[name] for name in names], axis=-1).astype(float))
+            numbers = [draws[f"{_NUMBER}/{i:03d}"] for i in range(count)]
+            self.samples.add(np.stack(numbers, axis=-1), draws[_ADDED])
+
+    def renewed(self, step_size: float) -> np.ndarray | None:
+        """Slopes along the numbers of a tilt by all draws, where it is time to change it and these say more."""
+        if len(self.samples) & (len(self.samples) - 1):
+            return None
+        found = self.samples.found
+        if not self._is_better(found, step_size):
+            return None
+        self.own = True
+        return found.tilt(step_size, MOST_ERROR * self.most_bias)
 
     def _is_better(self, found: Shift, step_size: float) -> bool:
         """Whether chains are together, and their draws say more than the tuning did."""
@@ -100,15 +105,15 @@ class TiltEstimate:
             return found.largest_error * step_size**2 <= MOST_ERROR * self.most_bias
         return found.largest_error < np.max(np.linalg.norm(found.root.T @ self.error, axis=1))
 
-    def _with(self, run: Run, slopes: np.ndarray, mean: np.ndarray) -> Run:
-        """The chains with these slopes of the tilt along the numbers, whose mean over all draws is given."""
+    def _with(self, run: Run, slopes: np.ndarray) -> Run:
+        """The chains with these slopes of the tilt along the numbers."""
         old, structure = jax.tree.flatten(run.tuning.tilt)
         new: list[Any] = [np.asarray(x) for x in old]
         numbers = _numbers(run.states.position)
         for leaf, slope in zip(numbers, slopes, strict=True):
             new[leaf] = slope.astype(new[leaf].dtype)
         change = [x - np.asarray(y) for x, y in zip(new, old, strict=True)]
-        self.offset += float(sum(change[leaf] * m for leaf, m in zip(numbers, mean, strict=True)))
+        self.offset += float(sum(change[leaf] * m for leaf, m in zip(numbers, self.samples.mean, strict=True)))
         tuning = run.tuning._replace(tilt=placed(jax.tree.unflatten(structure, new), run.tuning.tilt))
         further = run.tuning._replace(tilt=jax.tree.unflatten(structure, change))
         states = jax.vmap(lambda state: tilted(state, further))(run.states)

@@ -273,7 +273,7 @@ class Search:
         """Slopes along the numbers that the tilt may leave for steps of length 1: what `TiltEstimate` begins with."""
         if not self.done or not (shift := self._shift.found).largest_error:
             return np.zeros((self._numbers, 0))
-        return shift.left(self._step_size, self._most_bias)
+        return shift.residual_slopes(self._step_size, self._most_bias)
 
     def _tilt(self) -> np.ndarray:
         """Slope along each leaf that the log density is tilted by, once all is tuned."""

@@ -31,7 +31,7 @@ _APART = 2.0
 _CLEARLY = 2 / 3  # of the error of all draws
 MOST_ERROR = 2.0  # of a tilt that is estimated anew from draws 16 times as many, to what it leaves in their mean
 _FEWEST_DRAWS = 40  # of each chain, for an estimate of a bias
-_BLOCK = "shifts/"  # of the names in a file
+_PREFIX = "shifts/"  # of the names in a file
 
 
 class Shift(NamedTuple):
@@ -96,7 +96,7 @@ class Shift(NamedTuple):
         shift *= min(1.0, math.sqrt(2 * most_bias) / max(math.sqrt(np.sum(shift**2)), 1e-300))
         return np.linalg.solve(self.root.T, shift)
 
-    def left(self, step_size: float, most_bias: float) -> np.ndarray:
+    def residual_slopes(self, step_size: float, most_bias: float) -> np.ndarray:
         """Slopes along each number that a tilt may leave for steps of length 1, shape (numbers, combinations + 1).
 
         Those are independent errors, and what of the shift is beyond a tilt of this.
@@ -106,7 +106,7 @@ class Shift(NamedTuple):
 
 
 class ShiftSamples:
-    """Blocks of a tuning from which a shift is estimated, with arrays of NumPy.
+    """Blocks of draws from which a shift is estimated, with arrays of NumPy.
 
     Args:
       count: of the numbers of a position.
@@ -114,6 +114,9 @@ class ShiftSamples:
 
     def __init__(self, count: int):
         self._count, self._blocks = count, list[np.ndarray]()  # (chains, steps, count + 1)
+
+    def __len__(self) -> int:
+        return len(self._blocks)
 
     def add(self, numbers: Any, added: Any) -> None:
         """Take a block into account.
@@ -126,6 +129,11 @@ class ShiftSamples:
         self._blocks.append(np.concatenate(seen, axis=-1))
 
     @property
+    def mean(self) -> np.ndarray:
+        """Of each number, over all draws."""
+        return np.concatenate(self._blocks, axis=1)[..., :-1].mean(axis=(0, 1))
+
+    @property
     def found(self) -> Shift:
         """The shift by all blocks; none without any."""
         if not self._blocks:
@@ -135,11 +143,11 @@ class ShiftSamples:
 
     def pack(self) -> dict[str, np.ndarray]:
         """All blocks, by name, for a file."""
-        return {f"{_BLOCK}{i:05d}": x for i, x in enumerate(self._blocks)}
+        return {f"{_PREFIX}{i:05d}": x for i, x in enumerate(self._blocks)}
 
     def unpack(self, arrays: dict[str, np.ndarray]) -> None:
         """Go on from what was packed."""
-        self._blocks = [arrays[name] for name in sorted(arrays) if name.startswith(_BLOCK)]
+        self._blocks = [arrays[name] for name in sorted(arrays) if name.startswith(_PREFIX)]
 
 
 def _together(numbers: np.ndarray) -> bool:
