@@ -33,6 +33,9 @@ app = typer.Typer(
 )
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="TOML file; `pmwd-dist template` prints one.")]
+InferenceFile = Annotated[
+    Path, typer.Argument(metavar="FILE", help="TOML file; `pmwd-dist template --infer` prints one.")
+]
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.")]
 Output = Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder; default: the file's name.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the results of an earlier run.")]
@@ -96,7 +99,7 @@ def run(
 @app.command()
 def infer(
     context: typer.Context,
-    file: File,
+    file: InferenceFile,
     output: Output = None,
     overrides: Set = [],
     overwrite: Overwrite = False,
@@ -189,12 +192,14 @@ def check(
 
 
 @app.command()
-def template() -> None:
+def template(
+    of_inference: Annotated[bool, typer.Option("--infer", help="That of `pmwd-dist infer`.")] = False,
+) -> None:
     """Print a TOML file with every key, its default and its meaning."""
     from pmwd_dist.run.settings.writing import template as text
 
     with naming("standard output"):
-        typer.echo(text(), nl=False)
+        typer.echo(text(InferenceSettings if of_inference else Settings), nl=False)
 
 
 @app.command()

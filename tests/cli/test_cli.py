@@ -81,6 +81,12 @@ def test_template_can_be_run(cli: Cli, tmp_path: Path):
     code, out, err = cli("check", tmp_path / "t.toml")
     assert code == 0, err
     assert "128^3 cells" in out
+    code, out, err = cli("template", "--infer")
+    assert (code, err) == (0, "")
+    (tmp_path / "t.toml").write_text(out)
+    code, out, err = cli("check", tmp_path / "t.toml")
+    assert code == 0, err
+    assert "parameters  sigma8" in out
 
 
 def test_check_says_what_would_be_done(cli: Cli, file: Path, tmp_path: Path):

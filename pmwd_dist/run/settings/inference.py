@@ -34,6 +34,15 @@ class InferenceSettings(Settings):
         "observe.light_cone": LightCone,
     }
     shell_assignment: ClassVar[Assignment] = "linear"  # the log density has no jumps then
+    example: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "box": {"size": 320.0, "mesh": 32},
+        "likelihood": {"sigma": 0.5},
+        "priors": {
+            "sigma8": {"kind": "normal", "mean": 0.8, "sd": 0.15, "low": 0.1},
+            "omega_m": {"kind": "normal", "mean": 0.3, "sd": 0.05, "low": 0.06},
+            "b1": {"kind": "uniform", "low": 0.0, "high": 4.0},
+        },
+    }
 
     output: Output = Field(default_factory=Output)
     observe: Observe = Field(default_factory=Observe)

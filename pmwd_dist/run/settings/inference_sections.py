@@ -226,9 +226,9 @@ class Sampler(Section):
     thin: int = about("steps from one draw that is kept to the next", 1, ge=1)
     chunk: int = about("draws from one write to disk to the next; what a kill can lose", 100, ge=4)
     precondition: Literal["adapted", "conditional", "none"] = about(
-        "conditional: modes are counted from their mean given data and parameters in linear theory; adapted: and from "
-        "what the tuning shows of the posterior; or none",
-        "conditional",
+        "adapted: by what the tuning shows of the posterior, beginning with linear theory where it has the modes; "
+        "conditional: linear theory alone, modes are counted from their mean given data and parameters; or none",
+        "adapted",
     )
 
 

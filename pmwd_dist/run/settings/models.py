@@ -217,6 +217,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True)
     sections: ClassVar[Sections] = SECTIONS
     shell_assignment: ClassVar[Assignment] = "nearest"  # of light cones
+    example: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # of a template, beside defaults
 
     box: Box
     time: Time

@@ -222,7 +222,7 @@ def _nearest(keys: tuple[str, ...], sections: Sections) -> str:
         return f"; did you mean {names[near[0]]}?"
     if section in sections:
         return f"; [{section}] has {_list(sections[section].model_fields)}"
-    return "; `pmwd-dist template` prints all keys"
+    return f"; `pmwd-dist template{' --infer' if 'priors' in sections else ''}` prints all keys"
 
 
 def _bare(key: str) -> str:

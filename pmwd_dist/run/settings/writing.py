@@ -35,17 +35,19 @@ def to_toml(settings: Settings, *, comments: bool = False) -> str:
 
 def template(kind: type[Settings] = Settings) -> str:
     """Commented TOML text with every key, at its default or an example; sections that are optional as comments."""
-    blank: Any = {name: _examples(model) for name, model in kind.sections.items() if name not in OPTIONAL}
+    given = kind.example
+    blank: Any = {n: _examples(model, given.get(n, {})) for n, model in kind.sections.items() if n not in OPTIONAL}
     return to_toml(kind(**blank, observe=Observe()), comments=True)
 
 
-def _examples(model: type[Section]) -> Section:
+def _examples(model: type[Section], given: Mapping[str, Any] | None = None) -> Section:
+    """A section at its defaults, but for what is given; what has no default is an example."""
     required = {
         name: (field.examples or [None])[0]
         for name, field in model.model_fields.items()
         if field.default is PydanticUndefined
     }
-    return model(**required)
+    return model(**required | dict(given or {}))
 
 
 def _section(name: str, section: Section, comments: bool) -> str:
