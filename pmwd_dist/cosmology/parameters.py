@@ -7,20 +7,42 @@ taken off the object at the boundary and every table is a pytree of its own.
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, Protocol
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
 
+# Attributes of other codes that change growth, matter or its power: neutrinos, radiation, modified gravity, running.
+_OTHERS = re.compile(
+    r"Omega\w*|omega_?(g|gamma|ncdm|nu|r|rad|ur)|gamma|[mM]_?nu|sum_?(m_?nu|nu_masses)|N_?(eff|ncdm|nu|ur)"
+    r"|alpha_?s|n_?run|mu_?0|[sS]igma_?0|f_?R0"
+)
+# Attributes that are sums of those in use.
+_SUMS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
+    "Omega": lambda cosmo: (1, -cosmo.Omega_k),
+    "Omega_?(m|M|cb)0?": lambda cosmo: (cosmo.Omega_c, cosmo.Omega_b),
+    "Omega_?c?dm0?": lambda cosmo: (cosmo.Omega_c,),
+    "Omega_?([lL]|[lL]ambda|de|DE)0?": lambda cosmo: (1, -cosmo.Omega_k, -cosmo.Omega_c, -cosmo.Omega_b),
+}
+_ROUNDING = 1e-5  # of densities
+
 
 class Cosmology(Protocol):
-    """Any object with these attributes of a `jax_cosmo.Cosmology`."""
+    """Any object with these attributes of a `jax_cosmo.Cosmology`.
+
+    Matter is cold, there is no radiation, and gravity is general relativity. Other attributes that change growth or
+    matter, such as `m_nu`, `Omega_r` or `gamma`, must be 0 or None; `gamma` must be None.
+    """
 
     @property
     def Omega_c(self) -> ArrayLike:
@@ -90,7 +112,8 @@ def parameters(cosmo: Cosmology) -> Parameters:
     """The parameters of any object with jax_cosmo's attributes.
 
     Raises:
-      ValueError: an attribute is missing, or no finite number; values on a device, or traced, are not looked at.
+      ValueError: an attribute is missing, or no finite number (values on a device, or traced, are not looked at), or
+        another attribute changes growth or matter, see `Cosmology`.
     """
     names = [field.name for field in fields(Parameters)]
     missing = [name for name in names if not hasattr(cosmo, name)]
@@ -98,7 +121,32 @@ def parameters(cosmo: Cosmology) -> Parameters:
         raise ValueError(
             f"cosmo={type(cosmo).__name__} lacks {', '.join(missing)}; pass a jax_cosmo.Cosmology or alike"
         )
-    return Parameters(*(_number(name, getattr(cosmo, name)) for name in names))
+    found = Parameters(*(_number(name, getattr(cosmo, name)) for name in names))
+    if not isinstance(cosmo, Parameters):
+        for name in sorted({*filter(_OTHERS.fullmatch, dir(cosmo))} - {*names}):
+            _check_other(name, getattr(cosmo, name), cosmo)
+    return found
+
+
+def _check_other(name: str, value: Any, cosmo: Cosmology) -> None:
+    """Raise ArgumentError unless an attribute agrees with those of `Parameters`."""
+    if value is None or callable(value):
+        return
+    terms = next((terms(cosmo) for pattern, terms in _SUMS.items() if re.fullmatch(pattern, name)), ())
+    if terms and any(isinstance(x, Tracer) for x in (value, *terms)):
+        return
+    expected = float(sum(jax.device_get(terms)))
+    if isinstance(value, Tracer) or name == "gamma" or not _close(value, expected):
+        wanted = "None" if name == "gamma" else f"{expected:.6g}"
+        constraint = f"must be {wanted}: matter is cold here, without radiation, and growth that of general relativity"
+        raise ArgumentError(f"cosmo.{name}", value, constraint, "leave it out; Omega_c and Omega_b are all matter")
+
+
+def _close(value: Any, expected: float) -> bool:
+    try:
+        return bool(np.all(np.abs(np.asarray(jax.device_get(value), float) - expected) < _ROUNDING))
+    except (TypeError, ValueError):
+        return False
 
 
 def _number(name: str, value: Any) -> Array:

@@ -204,3 +204,54 @@ def test_tables_to_the_second_order_hold_what_all_tables_hold() -> None:
     for third_order in (short.D3, short.dD3):
         with pytest.raises(ArgumentError, match="second order"):
             third_order(a)
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"gamma": 0.55}, "cosmo.gamma=0.55 must be None: .*; leave it out"),
+        ({"gamma": 0.0}, "cosmo.gamma=0.0 must be None"),
+        ({"m_nu": 0.06}, "cosmo.m_nu=0.06 must be 0: matter is cold"),
+        ({"m_nu": [0.02, 0.02, 0.02]}, "cosmo.m_nu=.* must be 0"),
+        ({"Omega_nu": 0.0014}, "cosmo.Omega_nu=0.0014 must be 0"),
+        ({"Omega_r": jnp.asarray(9e-5)}, "cosmo.Omega_r=.* must be 0"),
+        ({"Omega_g": 5.4e-5}, "cosmo.Omega_g=5.4e-05 must be 0"),
+        ({"N_eff": 3.044}, "cosmo.N_eff=3.044 must be 0"),
+        ({"Neff": 3.044}, "cosmo.Neff=3.044 must be 0"),
+        ({"mu_0": 0.1}, "cosmo.mu_0=0.1 must be 0"),
+        ({"Omega_m": 0.3089}, "cosmo.Omega_m=0.3089 must be 0.3075"),
+        ({"Omega_de": 0.69}, "cosmo.Omega_de=0.69 must be 0.6925"),
+        ({"Omega": 1.01}, "cosmo.Omega=1.01 must be 1"),
+    ],
+)
+def test_an_attribute_that_is_not_used_is_an_error(extra: dict[str, Any], message: str) -> None:
+    plain = {"Omega_c": 0.2589, "Omega_b": 0.0486, "Omega_k": 0.0, "h": 0.6774, "n_s": 0.9667, "sigma8": 0.8159}
+    with pytest.raises(ArgumentError, match=message):
+        pmd.growth(0.5, SimpleNamespace(**plain, w0=-1.0, wa=0.0, **extra))
+
+
+def test_attributes_of_other_codes_that_agree_are_taken() -> None:
+    """Also traced ones, where they are sums; neutrinos that are traced would have a slope of zero."""
+    extra = {"gamma": None, "m_nu": 0.0, "N_eff": 0, "Omega_nu": 0.0, "Omega_m": 0.3075, "name": "Planck", "Omega": 1.0}
+    plain = vars(problems.cosmology()) | {"Omega_c": 0.2589, "Omega_b": 0.0486}
+    expected = pmd.growth(0.5, SimpleNamespace(**plain))
+    np.testing.assert_array_equal(pmd.growth(0.5, SimpleNamespace(**plain, **extra)), expected)
+
+    class Derived(SimpleNamespace):
+        @property
+        def Omega_m(self) -> Any:
+            return self.Omega_c + self.Omega_b
+
+        def Omega_nu(self, a: float) -> float:
+            raise NotImplementedError
+
+    np.testing.assert_allclose(jax.jit(lambda values: pmd.growth(0.5, Derived(**values)))(plain), expected, rtol=1e-14)
+    with pytest.raises(ArgumentError, match="cosmo.m_nu=.* must be 0"):
+        jax.grad(lambda m_nu: pmd.growth(0.5, SimpleNamespace(**plain, m_nu=m_nu)))(0.0)
+
+
+@pytest.mark.parametrize("make", [jax_cosmo.Planck15, lambda: jax_cosmo.Planck15(Omega_k=0.02, w0=-0.9, wa=0.1)])
+def test_cosmologies_of_jax_cosmo_work_as_they_come(make: Any) -> None:
+    assert jax.jit(lambda cosmo: pmd.growth(0.5, cosmo))(make()) == pytest.approx(float(pmd.growth(0.5, make())))
+    with pytest.raises(ArgumentError, match="cosmo.gamma=0.55 must be None"):
+        pmd.linear_power(0.1, jax_cosmo.Planck15(gamma=0.55))
