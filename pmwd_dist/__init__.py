@@ -14,6 +14,7 @@ from pmwd_dist.cosmology.growth import growth as growth
 from pmwd_dist.cosmology.growth import growth_rate as growth_rate
 from pmwd_dist.cosmology.growth import growth_table as growth_table
 from pmwd_dist.cosmology.linear_power import linear_power as linear_power
+from pmwd_dist.io.compilation_cache import enable_compilation_cache as enable_compilation_cache
 from pmwd_dist.io.snapshot import load_snapshot as load_snapshot
 from pmwd_dist.io.snapshot import save_snapshot as save_snapshot
 from pmwd_dist.observe.power import PowerSpectrum as PowerSpectrum

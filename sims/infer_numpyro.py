@@ -11,6 +11,7 @@ from numpyro.infer import MCMC, NUTS
 import pmwd_dist as pmd
 from pmwd_dist import infer
 
+pmd.enable_compilation_cache()
 config = pmd.Config(box_size=80.0, mesh_shape=8, a_stop=0.5, decomposition=(1, 1))
 forward = infer.LinearField(config, jax_cosmo.Planck15(), bias="b1", line_of_sight="z")
 priors = {"b1": infer.Normal(1.5, 0.5, low=0.1)}

@@ -42,6 +42,7 @@ class StudentT(eqx.Module):
         return jnp.asarray(2 * self.width**2)
 
 
+pmd.enable_compilation_cache()
 config = pmd.Config(box_size=80.0, mesh_shape=8, a_stop=0.5, decomposition=(1, 1))
 forward = infer.LinearField(config, jax_cosmo.Planck15(), bias="b1", line_of_sight="z")
 model = infer.Model(config, forward, {"b1": infer.Normal(1.5, 0.5, low=0.1)}, StudentT(0.4))

@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("light_cone.png"))
     options = parser.parse_args()
 
+    pmd.enable_compilation_cache()
     cosmo = jax_cosmo.Planck15()
     config = pmd.Config(box_size=BOX, mesh_shape=options.mesh, steps=20, decomposition=(1, 1))
     farthest = float(pmd.comoving_distance(1 / (1 + SOURCE), cosmo))

@@ -12,9 +12,9 @@ import typer
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import message, naming
-from pmwd_dist.cli import compilation_cache
 from pmwd_dist.cli.display import Display, inference_lines, plan_lines
 from pmwd_dist.cli.doctor import report_lines
+from pmwd_dist.io.compilation_cache import enable_compilation_cache
 from pmwd_dist.parallel import autotune as tuner
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import SharedError, raise_on_all_processes
@@ -283,7 +283,7 @@ def autotune(
 def _start() -> None:
     try:
         distributed.initialize()
-        compilation_cache.enable(_warn)
+        enable_compilation_cache(_warn)
         jax.devices()
     except RuntimeError as error:
         raise CommandError(" ".join(str(error).split())) from error

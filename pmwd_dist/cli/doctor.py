@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import jax
 
 from pmwd_dist._jax.native import native_available
-from pmwd_dist.cli import compilation_cache
+from pmwd_dist.io import compilation_cache
 from pmwd_dist.ops import cic
 from pmwd_dist.parallel import distributed
 from pmwd_dist.run import resources

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pmwd_dist.cli import compilation_cache
+from pmwd_dist.io import compilation_cache
 
 
 class Config(SimpleNamespace):
@@ -40,7 +42,7 @@ def fail(text: str) -> None:
 
 
 def test_on_by_default(config: Config, tmp_path: Path):
-    compilation_cache.enable(fail)
+    compilation_cache.enable_compilation_cache(fail)
     folder = Path(config.jax_compilation_cache_dir)
     assert folder.is_relative_to(tmp_path / "pmwd_dist")
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -51,7 +53,7 @@ def test_on_by_default(config: Config, tmp_path: Path):
 @pytest.mark.parametrize(("name", "value"), [("enable_compilation_cache", False), ("compilation_cache_dir", "/mine")])
 def test_jax_s_variables_rule(config: Config, tmp_path: Path, name: str, value: Any):
     config.update(f"jax_{name}", value)
-    compilation_cache.enable(fail)
+    compilation_cache.enable_compilation_cache(fail)
     assert not list(tmp_path.iterdir())
     assert config.jax_compilation_cache_dir in {None, "/mine"}
     assert compilation_cache.report() in {"off", "/mine: 0 programs, 0.0 MB"}
@@ -64,7 +66,7 @@ def test_the_oldest_programs_make_room(config: Config):
         (folder / f"{age}-cache").write_bytes(bytes(100))
         os.utime(folder / f"{age}-cache", (1e9 - age, 1e9 - age))
     config.update("jax_compilation_cache_max_size", 350)
-    compilation_cache.enable(fail)
+    compilation_cache.enable_compilation_cache(fail)
     assert sorted(path.name for path in folder.iterdir()) == ["0-cache", "1-cache", "2-cache"]
     assert config.jax_compilation_cache_max_size == -1
 
@@ -86,7 +88,7 @@ def test_a_folder_that_can_not_be_used_is_warned_of_once(
     folder = compilation_cache.default_folder()
     prepare(folder)
     found: list[str] = []
-    compilation_cache.enable(found.append)
+    compilation_cache.enable_compilation_cache(found.append)
     (line,) = found
     assert reason in line
     assert str(folder) in line
@@ -96,7 +98,7 @@ def test_a_folder_that_can_not_be_used_is_warned_of_once(
 @pytest.mark.filterwarnings("always")
 def test_damaged_entries_are_removed_and_warned_of_once(config: Config):
     found: list[str] = []
-    compilation_cache.enable(found.append)
+    compilation_cache.enable_compilation_cache(found.append)
     folder = Path(config.jax_compilation_cache_dir)
     (folder / "step-cache").write_bytes(b"half")
     for name in ("jit_step", "jit_paint"):
@@ -108,3 +110,32 @@ def test_damaged_entries_are_removed_and_warned_of_once(config: Config):
         )
     assert found == [f"{folder}: half an entry; programs are compiled anew"]
     assert not list(folder.iterdir())
+
+
+SCRIPT = """
+import jax, pmwd_dist as pmd
+assert jax.config.jax_compilation_cache_dir is None
+jax.numpy.ones(3).block_until_ready()  # a program compiled earlier does not switch the cache off
+pmd.enable_compilation_cache()
+config = pmd.Config(32.0, 4, decomposition=(1, 1))
+pmd.white_noise(jax.random.key(0), config).block_until_ready()
+"""
+
+
+def test_a_script_leaves_its_programs_to_the_next(tmp_path: Path):
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    variables |= {"XDG_CACHE_HOME": str(tmp_path), "JAX_PLATFORMS": "cpu"}
+
+    def programs() -> set[Path]:
+        subprocess.run([sys.executable, "-c", SCRIPT], env=variables, check=True, timeout=200)
+        return set((tmp_path / "pmwd_dist" / "programs").glob("*/*-cache"))
+
+    first = programs()
+    assert first
+    assert programs() == first
+
+
+def test_a_script_is_warned_once(config: Config) -> None:
+    shared(compilation_cache.default_folder())
+    with pytest.warns(RuntimeWarning, match="others may write"):
+        compilation_cache.enable_compilation_cache()

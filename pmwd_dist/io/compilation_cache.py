@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from pmwd_dist._files import cache_folder, message
 
@@ -20,15 +21,16 @@ _ENTRY = "*-cache"
 _ABOUT = "persistent compilation cache"  # words of every warning of JAX about it
 
 
-def enable(warn: Callable[[str], None]) -> None:
-    """Let JAX keep what it compiles, unless its own variables name a folder or switch the cache off.
+def enable_compilation_cache(warn: Callable[[str], None] | None = None) -> None:
+    """Keep compiled programs in the user's cache folder, from which later processes load them.
 
-    JAX_COMPILATION_CACHE_DIR names another folder, JAX_ENABLE_COMPILATION_CACHE=0 switches the cache off, and
-    JAX_COMPILATION_CACHE_MAX_SIZE bounds it [bytes].
+    JAX's own variables come first: JAX_COMPILATION_CACHE_DIR names another folder, JAX_ENABLE_COMPILATION_CACHE=0
+    switches the cache off, and JAX_COMPILATION_CACHE_MAX_SIZE bounds it [bytes].
 
     Args:
-      warn: called once, if the cache can't be used.
+      warn: called once, with the reason, if the cache can't be used; default: a RuntimeWarning.
     """
+    warn = _warn if warn is None else warn
     config: Any = jax.config
     if not config.jax_enable_compilation_cache or config.jax_compilation_cache_dir is not None:
         return
@@ -43,6 +45,7 @@ def enable(warn: Callable[[str], None]) -> None:
     # JAX's own bound needs a lock for each entry, and a process that is killed leaves it in disorder.
     config.update("jax_compilation_cache_max_size", -1)
     config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a run has a hundred small programs
+    reset_cache()  # JAX looks at its settings once, when it compiles its first program
     warnings.showwarning = _Once(folder, warn, warnings.showwarning)
 
 
@@ -64,6 +67,10 @@ def report() -> str:
         return "off"
     entries = _entries(Path(folder))
     return f"{folder}: {len(entries)} programs, {sum(size for _, size, _ in entries) / 1e6:.1f} MB"
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 def _prepare(folder: Path) -> None:
