@@ -19,7 +19,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.cosmology.parameters import Cosmology, Parameters
 from pmwd_dist.infer.forward import checked, cosmology_at, fixed_power, power_at
-from pmwd_dist.infer.likelihoods import check_finite, checked_mask
+from pmwd_dist.infer.likelihoods import check_finite, checked_mask, seen
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.healpix import pixel_count
 from pmwd_dist.observe.lensing import Source, convergence, lensing_weights
@@ -193,8 +193,8 @@ class ShapeNoise(eqx.Module):
     def logdensity(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """Logarithm of the density of the data, up to a constant."""
         del parameters, config
-        chi = (data - field) / self._each(field)
-        return -0.5 * jnp.sum(chi**2 if self.mask is None else jnp.where(self.mask > 0, chi**2, 0))
+        chi = (seen(data, self.mask) - seen(field, self.mask)) / self._each(field)
+        return -0.5 * jnp.sum(chi**2)
 
     def draw(self, key: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """The maps with noise at random; where the mask hides them, too."""
@@ -204,11 +204,10 @@ class ShapeNoise(eqx.Module):
     def check(self, data: Any, config: Config) -> None:
         """Raise ValueError unless data are finite numbers where the mask shows them."""
         del config
-        if jnp.shape(data) != self.shape:
-            raise ArgumentError("data.shape", jnp.shape(data), f"must be {self.shape}", "one map for each source")
-        data = np.asarray(data)
-        seen = np.ones(self.shape, bool) if self.mask is None else np.asarray(self.mask) > 0
-        check_finite(data, np.broadcast_to(seen, self.shape))
+        data = real(data, "data")
+        if data.shape != self.shape:
+            raise ArgumentError("data.shape", data.shape, f"must be {self.shape}", "one map for each source")
+        check_finite(np.asarray(data), self.mask)
 
     def _each(self, field: Array) -> Array:
         return self.sigma.astype(field.dtype).reshape(-1, *(1,) * (len(self.shape) - 1))

@@ -19,6 +19,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.infer.forward import value_of
 from pmwd_dist.parallel.fft import prfft3d
+from pmwd_dist.parallel.inputs import check_unmasked
 from pmwd_dist.pm import fourier
 from pmwd_dist.pm.inputs import mesh_field
 
@@ -66,8 +67,8 @@ class Gaussian(eqx.Module):
 
     def __init__(self, sigma: Any, *, mask: Any = None, k_max: float | None = None):
         self.name = sigma if isinstance(sigma, str) else None
-        self.sigma = None if isinstance(sigma, str) else _positive(sigma, "sigma")
         self.mask, self.k_max = checked_mask(mask), None
+        self.sigma = None if isinstance(sigma, str) else _positive(sigma, "sigma", self.mask)
         if k_max is not None:
             if not (isinstance(k_max, Real) and k_max > 0):
                 raise ArgumentError("k_max", k_max, "must be positive")
@@ -82,9 +83,8 @@ class Gaussian(eqx.Module):
         if self.k_max is not None:
             chi2, count = self._chi_squared_of_modes(data - field, config)
             return -0.5 * chi2 / sigma**2 - count * jnp.log(sigma)
-        weight = jnp.ones((), field.dtype) if self.mask is None else self.mask.astype(field.dtype)
-        logs = jnp.sum(jnp.broadcast_to(weight * jnp.log(sigma), field.shape))
-        return -0.5 * jnp.sum(weight * ((data - field) / sigma) ** 2) - logs
+        logs = jnp.sum(seen(jnp.broadcast_to(jnp.log(sigma), field.shape), self.mask))
+        return -0.5 * jnp.sum(((seen(data, self.mask) - seen(field, self.mask)) / sigma) ** 2) - logs
 
     def _chi_squared_of_modes(self, residual: Array, config: Config) -> tuple[Array, Array]:
         """Sum of squares over the modes up to k_max, and their number; 1 is the variance of a cell."""
@@ -117,13 +117,12 @@ class Gaussian(eqx.Module):
             constraint = f"leaves no mode of a box of {max(config.box_size):g} Mpc/h"
             raise ArgumentError("k_max", self.k_max, constraint, f"use more than {fundamental:.4g} h/Mpc")
         data = np.asarray(mesh_field(data, config, "data"))
-        seen = np.ones(data.shape, bool) if self.mask is None else np.asarray(self.mask) > 0
-        check_finite(data, seen)
+        check_finite(data, self.mask)
 
     def contrast(self, data: Array, parameters: Mapping[str, ArrayLike]) -> Array:
         """The data less the mean, 0 behind the mask; with all modes, also those beyond k_max."""
         del parameters
-        return data - 1 if self.mask is None else jnp.where(self.mask > 0, data - 1, 0)
+        return seen(data, self.mask, 1) - 1
 
     def noise_variance(self, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """Harmonic mean of the variance over all cells, those behind the mask with an infinite one.
@@ -162,29 +161,32 @@ class Poisson(eqx.Module):
 
     def __init__(self, nbar: Any, *, selection: Any = None, mask: Any = None):
         self.name = nbar if isinstance(nbar, str) else None
-        self.nbar = None if isinstance(nbar, str) else _positive(nbar, "nbar")
-        self.selection, self.mask = None if selection is None else jnp.asarray(selection, float), checked_mask(mask)
-        if self.selection is not None and not bool(jnp.all((self.selection >= 0) & jnp.isfinite(self.selection))):
-            raise ArgumentError("selection", selection, "holds negative or no numbers", show_value=False)
-        if self.selection is not None:
-            self._check_selected(self.selection)
+        self.mask = checked_mask(mask)
+        self.nbar = None if isinstance(nbar, str) else _positive(nbar, "nbar", self.mask)
+        self.selection = None if selection is None else self._checked_selection(selection)
 
-    def _check_selected(self, selection: Array) -> None:
-        if self.mask is not None and selection.ndim and selection.shape != self.mask.shape:
-            raise ArgumentError("selection.shape", selection.shape, f"must be that of the mask, {self.mask.shape}")
-        if not bool(jnp.any(self._selected())):
+    def _checked_selection(self, selection: Any) -> Array:
+        check_unmasked(selection, "selection")
+        values = np.asarray(selection, float)
+        if self.mask is not None and values.ndim and values.shape != self.mask.shape:
+            raise ArgumentError("selection.shape", values.shape, f"must be that of the mask, {self.mask.shape}")
+        values = _unless_hidden(values, (values >= 0) & np.isfinite(values), self.mask, 0)
+        if not np.all((values >= 0) & np.isfinite(values)):
+            raise ArgumentError("selection", selection, "holds negative or no numbers", show_value=False)
+        if not np.any(values if self.mask is None else values * np.asarray(self.mask)):
             constraint = "is 0 in every cell" + ("" if self.mask is None else " that the mask shows")
             raise ArgumentError("selection", selection, constraint, "it is the fraction observed", show_value=False)
+        return jnp.asarray(values, float)
 
     def logdensity(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """Logarithm of the probability of the counts."""
         del config
-        mean = self.mean(field, parameters)
-        data = data.astype(mean.dtype)
+        mean = self.mean(seen(field, self.mask, 1), parameters)
+        data = seen(data, self.mask).astype(mean.dtype)
         some = mean > 0  # a selection of 0 allows no galaxies
         terms = data * jnp.log(jnp.where(some, mean, 1)) - mean - gammaln(data + 1)
         terms = jnp.where(some, terms, jnp.where(data > 0, -jnp.inf, 0))
-        return jnp.sum(terms if self.mask is None else jnp.where(self.mask > 0, terms, 0))
+        return jnp.sum(seen(terms, self.mask))
 
     def mean(self, field: Array, parameters: Mapping[str, ArrayLike]) -> Array:
         """Expected number of galaxies in each cell."""
@@ -200,20 +202,20 @@ class Poisson(eqx.Module):
         """Raise ValueError unless data are counts where the mask shows them, and none where nothing is selected."""
         _check_shapes(config, mask=self.mask, selection=self.selection, nbar=self.nbar)
         data = np.asarray(mesh_field(data, config, "data"))
-        seen = np.ones(data.shape, bool) if self.mask is None else np.asarray(self.mask) > 0
-        check_finite(data, seen)
-        wrong = seen & ((data < 0) | (data != np.rint(data)))
+        check_finite(data, self.mask)
+        data = np.asarray(seen(data, self.mask))
+        wrong = (data < 0) | (data != np.rint(data))
         if wrong.any():
             raise ArgumentError("data", data[wrong][0], "is no number of galaxies", "use Gaussian for densities")
-        if self.selection is not None and (seen & (np.asarray(self.selection) == 0) & (data > 0)).any():
+        if self.selection is not None and ((np.asarray(self.selection) == 0) & (data > 0)).any():
             constraint = "holds galaxies where the selection is 0"
             raise ArgumentError("data", data, constraint, "mask those cells", show_value=False)
 
     def contrast(self, data: Array, parameters: Mapping[str, ArrayLike]) -> Array:
         """Counts over their mean, less 1; 0 where nothing is observed."""
         mean = self._nbar(parameters) * (1.0 if self.selection is None else self.selection)
-        seen = (mean > 0) if self.mask is None else (mean > 0) & (self.mask > 0)
-        return jnp.where(seen, data / jnp.where(mean > 0, mean, 1) - 1, 0)
+        contrast = seen(data, self.mask) / jnp.where(mean > 0, mean, 1) - 1
+        return seen(jnp.where(mean > 0, contrast, 0), self.mask)
 
     def noise_variance(self, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """Inverse of the mean number of galaxies in a cell, those behind the mask not counted."""
@@ -222,8 +224,7 @@ class Poisson(eqx.Module):
 
     def _selected(self) -> Array:
         """Fraction of the galaxies that is observed, 0 behind the mask."""
-        seen = jnp.ones(()) if self.mask is None else self.mask
-        return seen if self.selection is None else seen * self.selection
+        return seen(jnp.ones(()) if self.selection is None else self.selection, self.mask)
 
     def _nbar(self, parameters: Mapping[str, ArrayLike]) -> Any:
         return value_of(self.nbar if self.name is None else self.name, parameters)
@@ -233,11 +234,25 @@ def _placed(field: Array, config: Config) -> Array:
     return jax.lax.with_sharding_constraint(field, config.decomposition.sharding)
 
 
-def _positive(value: Any, name: str) -> Array:
+def seen(x: Array, mask: Array | None, hidden: float = 0) -> Array:
+    """A field, with this number behind the mask: nothing that lies there enters a sum, or a derivative."""
+    return x if mask is None else jnp.where(mask > 0, x, hidden)
+
+
+def _unless_hidden(values: np.ndarray, fine: np.ndarray, mask: Array | None, hidden: float) -> np.ndarray:
+    """Values with a number in place of those that are not fine, and lie behind the mask."""
+    if mask is None or values.shape != mask.shape:
+        return values
+    return np.where(fine | (np.asarray(mask) > 0), values, hidden)
+
+
+def _positive(value: Any, name: str, mask: Array | None) -> Array:
+    check_unmasked(value, name)
     values = np.asarray(value)
     if values.ndim in (0, 3) and values.dtype.kind in "biuf":
         with np.errstate(over="ignore", under="ignore"):
             kept = values.astype(np.dtype(jnp.result_type(float)))
+        kept = _unless_hidden(kept, np.isfinite(kept) & (kept > 0), mask, 1)
         if np.all(np.isfinite(kept) & (kept > 0)):
             return jnp.asarray(kept)
     constraint = "must be positive and finite, a number or a field"
@@ -248,6 +263,7 @@ def checked_mask(mask: Any) -> Array | None:
     """A mask as numbers, or ValueError."""
     if mask is None:
         return None
+    check_unmasked(mask, "mask")
     values = np.asarray(mask)
     if not np.isin(values, (0, 1)).all():
         raise ArgumentError("mask", mask, "must hold only 0 and 1, or booleans", show_value=False)
@@ -262,12 +278,13 @@ def _check_shapes(config: Config, **arrays: Any) -> None:
             raise ArgumentError(f"{name}.shape", jnp.shape(x), f"must be mesh_shape={config.mesh_shape}")
 
 
-def check_finite(data: np.ndarray, seen: np.ndarray) -> None:
-    """Raise ValueError unless the data that are seen are finite numbers."""
-    wrong = seen & ~np.isfinite(data)
+def check_finite(data: np.ndarray, mask: Array | None) -> None:
+    """Raise ValueError unless the data are finite numbers where the mask shows them."""
+    shown = np.broadcast_to(True if mask is None else np.asarray(mask) > 0, data.shape)
+    wrong = shown & ~np.isfinite(data)
     if wrong.any():
         index = tuple(int(i) for i in np.argwhere(wrong)[0])
         constraint = f"holds {int(wrong.sum())} values that are no finite numbers, the first at {index}"
         raise ArgumentError("data", data, constraint, "mask those cells", show_value=False)
-    if not math.isfinite(float(np.abs(data[seen]).max(initial=0))):
+    if not math.isfinite(float(np.abs(data[shown]).max(initial=0))):
         raise ArgumentError("data", data, "is too large", show_value=False)

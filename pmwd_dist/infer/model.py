@@ -10,6 +10,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
@@ -19,10 +20,11 @@ from pmwd_dist.infer import trees
 from pmwd_dist.infer.adaptation import Adaptation
 from pmwd_dist.infer.forward import COSMOLOGY
 from pmwd_dist.infer.informing import constant, unused
-from pmwd_dist.infer.likelihoods import Likelihood
+from pmwd_dist.infer.likelihoods import Likelihood, seen
 from pmwd_dist.infer.numpyro import numpyro_sites
 from pmwd_dist.infer.precondition import Preconditioner, wiener_draw
 from pmwd_dist.infer.priors import Prior, check_priors, unwhiten, whiten
+from pmwd_dist.parallel.inputs import numbers
 from pmwd_dist.pm.inputs import check_config, lattice_field
 from pmwd_dist.pm.modes import white_noise
 from pmwd_dist.pm.status import Code, Status
@@ -150,10 +152,12 @@ class Model(eqx.Module):
         Warns:
           UserWarning: data that are the same everywhere.
         """
-        self.likelihood.check(data, self.config)
-        odd = constant(data, getattr(self.likelihood, "mask", None))
-        data = self._place(jnp.asarray(data, float))
-        data = jnp.where(jnp.isfinite(data), data, 1)  # behind the mask
+        mask = getattr(self.likelihood, "mask", None)
+        with np.errstate(over="ignore"):  # of what marks missing data
+            self.likelihood.check(data, self.config)
+            odd = constant(data, mask)
+            data = self._place(jnp.asarray(numbers(data, "data"), float))
+        data = seen(jnp.where(jnp.isfinite(data), data, 1), mask, 1)
         if unused := self._unused(data):
             constraint = f"holds {', '.join(unused)}, which neither the forward model nor the likelihood uses"
             remedy = "leave it out, or look at how it is spelled"

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Real
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
+from pmwd_dist.parallel.inputs import numbers
 from pmwd_dist.pm import inputs
 
 
@@ -28,7 +29,8 @@ def expected_counts(
     """Mean number of galaxies in each cell of a survey: the rate of a Poisson process, as `jax.random.poisson` draws.
 
     Args:
-      density: of the galaxies in units of their mean, 1 + delta_g; cells where it is negative expect none.
+      density: of the galaxies in units of their mean, 1 + delta_g; cells where it is negative expect none, and what is
+        behind the mask may be anything.
       config: the simulation.
       number_density: mean of the galaxies where the selection is 1 [(h/Mpc)^3].
       selection: share of the galaxies that the survey sees, on the mesh, or one for all.
@@ -39,18 +41,18 @@ def expected_counts(
     """
     inputs.check_config(config)
     density = inputs.mesh_field(density, config, "density")
-    volume = math.prod(config.cell_size)
-    counts = jnp.maximum(density, 0) * volume
     if np.ndim(number_density):
         raise ArgumentError("number_density.shape", np.shape(number_density), "must be ()", "vary it by selection")
-    factors = {"number_density": number_density, "selection": selection, "mask": 1.0 if mask is None else mask}
+    factors = {"mask": 1.0 if mask is None else mask, "selection": selection, "number_density": number_density}
+    counts, seen = jnp.full((), math.prod(config.cell_size), density.dtype), jnp.ones((), bool)
     for name, value in factors.items():
-        factor = jnp.asarray(value, density.dtype)
-        if factor.ndim:
-            factor = inputs.mesh_field(factor, config, name)
+        factor = numbers(value, name)
+        factor = inputs.mesh_field(factor, config, name) if factor.ndim else jnp.asarray(factor)
+        factor = jnp.where(seen, factor, 0).astype(density.dtype)
         _check_not_negative(factor, name)
+        seen = factor > 0 if name == "mask" else seen
         counts = counts * factor
-    return counts
+    return counts * jnp.maximum(jnp.where(seen, density, 0), 0)
 
 
 def weighted_overdensity(
@@ -64,7 +66,7 @@ def weighted_overdensity(
 
     Args:
       density: of the galaxies in units of their mean, on the mesh.
-      weight: shares that the survey sees, selection times mask, W.
+      weight: shares that the survey sees, selection times mask, W; where it is 0 the density may be anything.
       config: the simulation.
 
     Raises:
@@ -78,6 +80,7 @@ def weighted_overdensity(
 
 @jax.jit
 def _overdensity(density: Array, weight: Array) -> Array:
+    density = jnp.where(weight > 0, density, 0)
     mean = jnp.sum(weight * density) / jnp.sum(weight)
     return weight * (density / mean - 1) / jnp.sqrt(jnp.mean(weight**2))
 

@@ -19,9 +19,10 @@ def numbers(x: Any, name: str) -> Any:
     """An array as it is, but in a type that JAX has: of lists, of other byte orders and of extended precision too.
 
     Raises:
-      ValueError: something else than an array of numbers or booleans.
+      ValueError: something else than an array of numbers or booleans, or a masked array of NumPy.
     """
-    if not isinstance(x, jax.Array | np.ndarray):
+    check_unmasked(x, name)
+    if not isinstance(x, jax.Array | np.ndarray) or isinstance(x, np.ma.MaskedArray):
         try:
             x = np.asarray(x)
         except (TypeError, ValueError):
@@ -33,6 +34,14 @@ def numbers(x: Any, name: str) -> Any:
     widest = {"f": np.float64, "c": np.complex128}.get(x.dtype.kind)
     known = widest if widest and x.dtype.itemsize > np.dtype(widest).itemsize else x.dtype.newbyteorder("=")
     return x.astype(known, copy=False)
+
+
+def check_unmasked(x: Any, name: str) -> None:
+    """Raise ValueError if values of an array, or of arrays in a list, are masked by NumPy: arrays of JAX lose that."""
+    if any(map(np.ma.is_masked, x if isinstance(x, list | tuple) else (x,))):
+        constraint = "is a masked array of NumPy, and its mask would be lost"
+        remedy = "pass x.filled(0), and ~np.ma.getmaskarray(x) where there is an argument for a mask"
+        raise ArgumentError(name, x, constraint, remedy, show_value=False)
 
 
 def decomposition_of(

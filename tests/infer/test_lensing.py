@@ -95,6 +95,20 @@ def test_maps_that_jump_are_refused(one_device: Any) -> None:
         infer.Convergence(forward.config, jax_cosmo.Planck15(), cone, (0.02, 0.05), **VIEW)
 
 
+@pytest.mark.parametrize("hidden", [np.nan, -1e30, -1.6375e30])  # the last is HEALPix's UNSEEN
+def test_hidden_pixels_enter_no_arithmetic(hidden: float, one_device: Any) -> None:
+    model = one_device[0].model
+    data, field = (np.random.default_rng(i).standard_normal((2, 4, 4)).astype(np.float32) for i in range(2))
+
+    def evaluate(value: float) -> Any:
+        there, predicted = (jax.numpy.asarray(np.where(np.eye(4) > 0, x, np.float32(value))) for x in (data, field))
+        model.likelihood.check(there, model.config)
+        return jax.value_and_grad(lambda f: model.likelihood.logdensity(there, f, {}, model.config))(predicted)
+
+    assert all(np.isfinite(x).all() for x in evaluate(hidden))
+    jax.tree.map(np.testing.assert_array_equal, evaluate(hidden), evaluate(1.0))
+
+
 def test_noise_is_that_of_the_galaxies_in_a_pixel(one_device: Any) -> None:
     model = one_device[0].model
     noise = infer.ShapeNoise(model.forward, (1e-4, 4e-4))
@@ -115,6 +129,10 @@ def test_noise_is_that_of_the_galaxies_in_a_pixel(one_device: Any) -> None:
         (lambda f: infer.ShapeNoise(f, 1.0, mask=np.ones((3, 3))), r"mask.shape=\(3, 3\) must be"),
         (lambda f: infer.ShapeNoise(f, 1.0).check(np.ones((4, 4)), f.config), r"data.shape=\(4, 4\) must be \(2, 4"),
         (lambda f: infer.ShapeNoise(f, 1.0).check(np.full((2, 4, 4), np.nan), f.config), "no finite numbers"),
+        (
+            lambda f: infer.ShapeNoise(f, 1.0).check([np.ma.masked_less(np.eye(4), 1)] * 2, f.config),
+            "data is a masked array of NumPy",
+        ),
         (
             lambda f: infer.Model(f.config, f, PRIORS, infer.ShapeNoise(f, 1.0)).condition(
                 np.zeros(f.shape), precondition="conditional"

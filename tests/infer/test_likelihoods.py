@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import problems
 import pytest
@@ -108,10 +109,80 @@ def test_wrong_data_are_refused(config: pmd.Config, likelihood: Any, data: Any, 
         likelihood.check(data, config)
 
 
-def test_hidden_data_may_be_anything(config: pmd.Config) -> None:
-    mask = np.ones(SHAPE)
-    mask[1, 2, 3] = 0
-    infer.Gaussian(1.0, mask=mask).check(damaged(np.nan), config)
+MASK = np.where(np.arange(np.prod(SHAPE)).reshape(SHAPE) % 3 == 1, 0, 1)
+
+
+def masked_likelihoods(hidden: float) -> dict[str, Any]:
+    """Each kind, and its arguments with a value behind the mask."""
+    where = np.where(MASK, 0.7, hidden)
+    return {
+        "gaussian": infer.Gaussian(where, mask=MASK),
+        "free gaussian": infer.Gaussian("x", mask=MASK),
+        "poisson": infer.Poisson(where, mask=MASK),
+        "selected poisson": infer.Poisson("x", selection=where, mask=MASK),
+    }
+
+
+@pytest.mark.parametrize("hidden", [np.nan, np.inf, -1e30, -1.6375e30, -1.7e308])  # with HEALPix's UNSEEN
+@pytest.mark.parametrize("kind", masked_likelihoods(1.0))
+def test_nothing_behind_a_mask_enters_arithmetic(
+    kind: str, hidden: float, config: pmd.Config, field: np.ndarray
+) -> None:
+    """Of data, sigma, selection and prediction, in single precision: values and slopes are the same bits."""
+    rng = np.random.default_rng(5)
+    data = rng.poisson(2.0, SHAPE).astype(float)
+
+    def evaluate(value: float) -> Any:
+        likelihood = masked_likelihoods(value)[kind]
+        there = np.where(MASK, data, value)
+        likelihood.check(there, config)
+        predicted = np.where(MASK, field, value)
+        with np.errstate(over="ignore"):
+            there, predicted = there.astype(np.float32), predicted.astype(np.float32)
+        of = jax.value_and_grad(lambda f, x: likelihood.logdensity(jnp.asarray(there), f, {"x": x}, config), (0, 1))
+        return of(jnp.asarray(predicted), jnp.float32(1.3)), likelihood.contrast(jnp.asarray(there), {"x": 1.3})
+
+    (value, (slope, of_parameter)), contrast = evaluate(hidden)
+    assert np.isfinite(value)
+    assert np.asarray(slope)[MASK == 1].all()
+    assert not np.asarray(slope)[MASK == 0].any()
+    jax.tree.map(np.testing.assert_array_equal, ((value, (slope, of_parameter)), contrast), evaluate(1.0))
+
+
+@pytest.mark.parametrize("hidden", [np.nan, -1e30, -1.7e308])
+def test_a_posterior_knows_nothing_of_hidden_data(hidden: float, config: pmd.Config, field: np.ndarray) -> None:
+    model = infer.Model(config, lambda noise, parameters: 1 + noise, {}, infer.Gaussian(1.0, mask=MASK))
+    data = model.condition(np.where(MASK, field, hidden)).data
+    np.testing.assert_array_equal(data, np.where(MASK, field, 1))
+
+
+MASKED = np.ma.masked_array(np.ones(SHAPE), MASK == 0)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda c: infer.Gaussian(MASKED), "sigma"),
+        (lambda c: infer.Gaussian(1.0, mask=MASKED), "mask"),
+        (lambda c: infer.Poisson(MASKED), "nbar"),
+        (lambda c: infer.Poisson(1.0, selection=MASKED), "selection"),
+        (lambda c: infer.Gaussian(1.0).check(MASKED, c), "data"),
+        (lambda c: infer.Poisson(1.0).check([*MASKED], c), "data"),
+        (lambda c: pmd.observe.expected_counts(np.ones(SHAPE), c, number_density=1.0, selection=MASKED), "selection"),
+        (lambda c: pmd.observe.expected_counts(np.ones(SHAPE), c, number_density=1.0, mask=MASKED), "mask"),
+        (lambda c: pmd.observe.weighted_overdensity(np.ones(SHAPE), MASKED, c), "weight"),
+        (lambda c: pmd.power_spectrum(MASKED, c), "field"),
+        (lambda c: pmd.observe.angular_power(np.ma.masked_less(np.arange(48.0), 5)), "field"),
+    ],
+)
+def test_masked_arrays_of_numpy_are_refused(call: Any, name: str, config: pmd.Config) -> None:
+    with pytest.raises(ValueError, match=f"^{name} is a masked array of NumPy, and its mask would be lost; pass x"):
+        call(config)
+
+
+def test_an_array_with_an_empty_mask_is_one_without(config: pmd.Config, field: np.ndarray) -> None:
+    found = pmd.power_spectrum(np.ma.masked_array(field), config).power
+    np.testing.assert_array_equal(found, pmd.power_spectrum(field, config).power)
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,27 @@ def test_counts_follow_selection_and_mask(single: pmd.Decomposition) -> None:
     np.testing.assert_allclose(jax.jacfwd(counts)(0.01), expected / 0.01, rtol=1e-13)
 
 
+@pytest.mark.parametrize("hidden", [np.nan, np.inf, -1e30])
+def test_nothing_behind_a_mask_enters_counts(hidden: float, single: pmd.Decomposition) -> None:
+    config, rng = configure(single), np.random.default_rng(4)
+    density, selection = rng.uniform(0, 3, SHAPE), rng.uniform(0, 1, SHAPE)
+    mask = rng.integers(0, 2, SHAPE).astype(bool)
+
+    def survey(value: float) -> Any:
+        there, share = (np.where(mask, x, value) for x in (density, selection))
+        options: Any = {"number_density": 0.01, "selection": share, "mask": mask}
+
+        def total(there: Any) -> Any:
+            counts = pmd.observe.expected_counts(there, config, **options)
+            contrast = pmd.observe.weighted_overdensity(there, np.where(mask, selection, 0), config)
+            return (counts + contrast**2).sum(), (counts, contrast)
+
+        return jax.value_and_grad(total, has_aux=True)(there)
+
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(survey(hidden)))
+    jax.tree.map(np.testing.assert_array_equal, survey(hidden), survey(1.0))
+
+
 def test_power_of_a_survey_is_that_of_the_galaxies(single: pmd.Decomposition) -> None:
     """That of white noise is, in the mean, as all modes have the same power: the convolution with W changes nothing."""
     config = pmd.Config(16.0, 16, decomposition=single)
