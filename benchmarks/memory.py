@@ -78,9 +78,9 @@ def programs(case: Case, config: Any) -> Iterator[Program]:
     import jax.numpy as jnp
 
     import pmwd_dist as pmd
-    from pmwd_dist.pm import stepping
     from pmwd_dist.pm.nbody import start, step_times
     from pmwd_dist.pm.solvers import BullFrog, SolverState
+    from pmwd_dist.pm.stepping import host
     from pmwd_dist.run.bench import cosmology
 
     cosmo, solver = cosmology(), BullFrog()
@@ -95,17 +95,17 @@ def programs(case: Case, config: Any) -> Iterator[Program]:
     def initial(modes: Any) -> Any:
         return pmd.lpt(modes, cosmo, config)
 
-    def first() -> tuple[SolverState, stepping.Schedule]:
+    def first() -> tuple[SolverState, host.Schedule]:
         state = start(pmd.Particles(*(jnp.zeros((1, 1, 1, 3)),) * 2), table, config, solver)
-        return state, stepping.make_schedule(table, step_times(table, config), state, 0, config, solver)
+        return state, host.make_schedule(table, step_times(table, config), state, 0, config, solver)
 
     state, schedule = jax.tree.map(jax.device_get, first())
 
     def begin(particles: Any) -> Any:
-        return stepping.begin(particles, schedule, 0, config)
+        return host.begin(particles, schedule, 0, config)
 
     def step(moved: Any) -> Any:
-        return stepping.advance(moved, state, schedule, 0, config)[0]
+        return host.advance(moved, state, schedule, 0, config)[0]
 
     def forward(particles: Any) -> Any:
         return pmd.nbody(particles, cosmo, config).particles

@@ -29,7 +29,7 @@ from benchmarks.op_timing import bytes_of, seconds
 from pmwd_dist.ops import cic, momenta, stencil
 from pmwd_dist.ops.force_transpose import force_transpose
 from pmwd_dist.ops.kick_drift import KickDrift, kick_drift
-from pmwd_dist.ops.pull_back import UndoDrift, UndoKick, undo_drift, undo_drift_and_kick, undo_kick
+from pmwd_dist.ops.step_vjp import UndoDrift, UndoKick, undo_drift, undo_drift_and_kick, undo_kick
 from pmwd_dist.pm.gravity import kick_and_drift, solve
 from pmwd_dist.pm.paint import block_geometry
 from pmwd_dist.pm.particles import ExactParticles, resolution

@@ -31,7 +31,7 @@ from pmwd_dist.parallel.fft import pirfft3d as pirfft3d
 from pmwd_dist.parallel.fft import prfft3d as prfft3d
 from pmwd_dist.parallel.halo import halo_pad as halo_pad
 from pmwd_dist.parallel.halo import halo_reduce as halo_reduce
-from pmwd_dist.pm.adjoint import ReversibleAdjoint as ReversibleAdjoint
+from pmwd_dist.pm.diffrax_adjoint import ReversibleAdjoint as ReversibleAdjoint
 from pmwd_dist.pm.lpt import lpt as lpt
 from pmwd_dist.pm.modes import linear_modes as linear_modes
 from pmwd_dist.pm.modes import white_noise as white_noise

@@ -21,7 +21,7 @@ from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.parallel.fft import irfft_block, sequence_after
 from pmwd_dist.pm import fourier, inputs
-from pmwd_dist.pm.displacement import PAIRS
+from pmwd_dist.pm.lpt_fields import PAIRS
 from pmwd_dist.pm.paint import cic_paint
 from pmwd_dist.pm.particles import Particles
 

@@ -13,7 +13,7 @@ from jaxtyping import Array
 
 from pmwd_dist.cosmology.distance import comoving_distance
 from pmwd_dist.cosmology.growth import GrowthTable
-from pmwd_dist.pm.evolution import Epoch
+from pmwd_dist.pm.stepping.forward import Epoch
 
 _NEWTON = 3  # steps from a guess that is right to 1e-1
 _NODES = 10  # of the light cone in a step: right to 1e-3 Mpc/h for a step from a = 0.1 to 0.3, 1e-6 for usual ones

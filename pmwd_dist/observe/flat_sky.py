@@ -25,9 +25,9 @@ from pmwd_dist.observe.crossing import LightCone, Path, crosses, crossing, light
 from pmwd_dist.ops import cic
 from pmwd_dist.parallel.halo import reduce_block
 from pmwd_dist.parallel.inputs import whole_number
-from pmwd_dist.pm.evolution import Epoch
 from pmwd_dist.pm.inputs import check_config
 from pmwd_dist.pm.paint import max_displacement_block, with_halo
+from pmwd_dist.pm.stepping.forward import Epoch
 
 # Axes of the box that are those of a plane: the line of sight changes places with z, so that planes are divided over
 # devices like the mesh.

@@ -25,9 +25,9 @@ from pmwd_dist.observe.deposit import corners, deposit, split
 from pmwd_dist.observe.healpix import interpolation, nearest_pixel, pixel_count
 from pmwd_dist.ops.rounding import max_abs
 from pmwd_dist.parallel.inputs import whole_number
-from pmwd_dist.pm.evolution import Epoch
 from pmwd_dist.pm.inputs import check_config
 from pmwd_dist.pm.paint import max_displacement_block
+from pmwd_dist.pm.stepping.forward import Epoch
 
 Assignment = Literal["bilinear", "nearest"]
 _BLOCKS = 4  # per axis of the local lattice, at most: shells are thinner than boxes

@@ -21,9 +21,10 @@ from pmwd_dist.ops.kick_drift import KickDrift, kick_drift
 from pmwd_dist.ops.stencil import WIDTH, gradient, gradient_at
 from pmwd_dist.parallel.fft import filtered_block, irfft_block, rfft_block, sequence_after
 from pmwd_dist.parallel.halo import pad_block
-from pmwd_dist.pm import fourier, kept
+from pmwd_dist.pm import fourier
 from pmwd_dist.pm.paint import block_geometry, largest_on_devices, max_displacement_block, paint_block, with_halo
 from pmwd_dist.pm.particles import ExactParticles, Particles, resolution
+from pmwd_dist.pm.stepping import potential_cache
 
 P_ = TypeVar("P_", Particles, ExactParticles)
 
@@ -100,7 +101,7 @@ def kick_and_drift(
     Returns:
       The particles, their largest displacement [mesh cells], and the bits of what the force was read from.
     """
-    spec, number = config.decomposition.spec, kept.num_force_meshes(config)
+    spec, number = config.decomposition.spec, potential_cache.num_force_meshes(config)
     block = partial(_kick_and_drift_block, config=config, whole=isinstance(particles, ExactParticles))
     run = config.decomposition.shard_map(block, (spec, spec, P(), P()), (spec, spec, P(), (spec,) * number))
     *moved, max_displacement, bits = run(*jax.tree.leaves(particles), max_displacement, coefficients)
@@ -130,7 +131,7 @@ def _kick_and_drift_block(
 
     disp, vel, largest = with_halo(max_displacement, config, run, disp, vel, *coefficients, *meshes)
     largest = largest_on_devices(largest, config) / min(config.cell_size)
-    return disp, vel, largest, tuple(map(kept.as_bits, meshes))
+    return disp, vel, largest, tuple(map(potential_cache.as_bits, meshes))
 
 
 def force_meshes(disp: Array, max_displacement: Array, config: Config) -> list[Array]:
@@ -167,7 +168,7 @@ def kept_sources(bits: tuple[Array, ...], place: Array, config: Config) -> tuple
     """What `kept_force` reads, for the bits of all steps that are kept and the place of a step among them."""
     if config.decomposition.size == 1 and config.gradient != "spectral":
         return *bits, place
-    return kept.recalled(bits, place)
+    return potential_cache.recalled(bits, place)
 
 
 def kept_force(config: Config, halo: int, *sources: Array) -> Array:

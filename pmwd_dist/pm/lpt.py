@@ -16,7 +16,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.parallel.fft import sequence_after
-from pmwd_dist.pm import displacement, inputs
+from pmwd_dist.pm import inputs, lpt_fields
 from pmwd_dist.pm.particles import Particles, momentum_unit, resolution, to_grid
 
 
@@ -25,7 +25,7 @@ def lpt(
 ) -> Particles:
     """Displace the lattice by LPT of order `config.lpt_order`.
 
-    x = q + D1 psi1 + D2 psi2 + D3a psi3a + D3b psi3b + D3c psi3c with psi1 = ik/k^2 delta; `displacement` has the
+    x = q + D1 psi1 + D2 psi2 + D3a psi3a + D3b psi3b + D3c psi3c with psi1 = ik/k^2 delta; `lpt_fields` has the
     other fields and `GrowthTable` the factors (Bouchet et al. 1995; Catelan 1995). At third order all products are
     dealiased, also those of second order.
 
@@ -59,14 +59,14 @@ def _lpt(modes: Array, table: GrowthTable, a: ArrayLike, config: Config) -> Part
         factors = factors.astype(modes.real.dtype)
         potentials, curl = _sources(modes, config)
         if config.lpt_order == 1:
-            psi = displacement.displaced(potentials[0], (), config)
+            psi = lpt_fields.displaced(potentials[0], (), config)
             return to_grid(factors[0, 0] * psi, spacing), to_grid(factors[0, 1] * psi, unit)
         # Sums over the orders are taken of the modes: three transforms each, and no field of an order beside another.
         count, weights = len(potentials), factors.T.reshape(2, -1, 1, 1, 1)
         by_disp, by_vel = ((_sum(w[:count], potentials), [scaled(c, w[count]) for c in curl]) for w in weights)
-        disp = to_grid(displacement.displaced(*by_disp, config), spacing)
+        disp = to_grid(lpt_fields.displaced(*by_disp, config), spacing)
         by_vel, disp = sequence_after(by_vel, disp)
-        return disp, to_grid(displacement.displaced(*by_vel, config), unit)
+        return disp, to_grid(lpt_fields.displaced(*by_vel, config), unit)
 
     run = decomposition.shard_map(block, (decomposition.spectrum_spec, P()), (decomposition.spec, decomposition.spec))
     return Particles(*run(modes, factors))
@@ -81,15 +81,15 @@ def _sum(weights: Array, modes: Sequence[Array]) -> Array:
 def _sources(modes: Array, config: Config) -> tuple[list[Array], list[Array]]:
     """Potentials of psi1, psi2, psi3a and psi3b up to the order of the config, and the curl of psi3c if it has it."""
     order = config.lpt_order
-    p1 = displacement.potential(-modes, config)
+    p1 = lpt_fields.potential(-modes, config)
     if order == 1:
         return [p1], []
     # One array: XLA would hold its real and its imaginary parts once more, for the sums.
     p1, _ = sequence_after(p1, ())
-    source = displacement.second_order(p1, config, dealias=order > 2)
+    source = lpt_fields.second_order(p1, config, dealias=order > 2)
     p1, source = sequence_after(p1, source)
-    p2 = displacement.potential(source, config)
+    p2 = lpt_fields.potential(source, config)
     if order == 2:
         return [p1, p2], []
-    determinant, mixed, *curl = displacement.third_order(p1, p2, config)
-    return [p1, p2, *(displacement.potential(x, config) for x in (determinant, mixed))], curl
+    determinant, mixed, *curl = lpt_fields.third_order(p1, p2, config)
+    return [p1, p2, *(lpt_fields.potential(x, config) for x in (determinant, mixed))], curl

@@ -23,15 +23,15 @@ from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.ops.rounding import max_abs
 from pmwd_dist.parallel.inputs import whole_number
 from pmwd_dist.pm import solvers
-from pmwd_dist.pm.adjoint import ReversibleAdjoint, evolve_reversibly
-from pmwd_dist.pm.evolution import Epoch, Save, call_hoisted, exact_steps, prepare, unit_after
+from pmwd_dist.pm.diffrax_adjoint import ReversibleAdjoint, evolve_reversibly
 from pmwd_dist.pm.gravity import check_force_mesh
 from pmwd_dist.pm.inputs import check_config, checked_particles
-from pmwd_dist.pm.kept import stored_potentials
 from pmwd_dist.pm.paint import halo_limit
 from pmwd_dist.pm.particles import Particles, largest, quantize_for_advance
 from pmwd_dist.pm.solvers import SOLVERS, BullFrog, ParticleMesh, SolverState, SplitSolver
 from pmwd_dist.pm.status import Code, Status
+from pmwd_dist.pm.stepping.forward import Epoch, Save, call_hoisted, exact_steps, prepare, unit_after
+from pmwd_dist.pm.stepping.potential_cache import stored_potentials
 from pmwd_dist.pm.time_steps import as_saveat, is_sub, planned_steps, save_times, step_times
 
 _CHECKPOINTS = 10

@@ -21,7 +21,7 @@ from pmwd_dist.ops.rounding import max_abs
 from pmwd_dist.parallel.halo import pad_block
 from pmwd_dist.parallel.inputs import real
 from pmwd_dist.pm import inputs
-from pmwd_dist.pm.integer_paint import paint_and_reduce
+from pmwd_dist.pm.deterministic_paint import paint_and_reduce
 from pmwd_dist.pm.particles import Particles
 
 # Displacements [Mpc/h] that the widths of halo="auto" hold: early times, z = 1, z = 0, and beyond what gravity does
@@ -174,7 +174,7 @@ def block_geometry(config: Config, halo: int) -> cic.Geometry:
 
 
 def paint_block(disp: Array, weight: Array, max_displacement: Array, config: Config) -> Array:
-    """Paint the local particles, halos added back, with weights of shape (..., 1, 1): see `integer_paint`."""
+    """Paint the local particles, halos added back, with weights of shape (..., 1, 1): see `deterministic_paint`."""
     decomposition, particles = config.decomposition, math.prod(config.particle_shape)
 
     def run(halo: int, disp: Array, weight: Array) -> Array:

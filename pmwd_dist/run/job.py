@@ -22,7 +22,7 @@ from pmwd_dist.pm.nbody import start
 from pmwd_dist.pm.particles import Particles, quantize_for_advance
 from pmwd_dist.pm.solvers import SolverState
 from pmwd_dist.pm.status import Code, SimulationError
-from pmwd_dist.pm.stepping import Schedule, make_schedule
+from pmwd_dist.pm.stepping.host import Schedule, make_schedule
 from pmwd_dist.run import events, light_cone, manifest
 from pmwd_dist.run.clock import Clock
 from pmwd_dist.run.communication import communication

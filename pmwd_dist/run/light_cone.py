@@ -17,12 +17,12 @@ from pmwd_dist.observe.angular_power import AngularPower, angular_power, limber_
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.healpix import pixel_count
 from pmwd_dist.observe.lensing import convergence, shear
-from pmwd_dist.pm import stepping
-from pmwd_dist.pm.evolution import Epoch
 from pmwd_dist.pm.particles import Particles
 from pmwd_dist.pm.solvers import SolverState
 from pmwd_dist.pm.status import Code, SimulationError
-from pmwd_dist.pm.stepping import Moved, Schedule
+from pmwd_dist.pm.stepping import host
+from pmwd_dist.pm.stepping.forward import Epoch
+from pmwd_dist.pm.stepping.host import Moved, Schedule
 from pmwd_dist.report.tables import Table
 from pmwd_dist.run.fields import Field, write_fields
 from pmwd_dist.run.plan import Plan
@@ -62,7 +62,7 @@ def advance_and_see(
     cone: LightCone,
     config: Config,
 ) -> tuple[Moved, SolverState, Array]:
-    """One step as `stepping.advance` takes it, and the shells with what the light cone passes in it.
+    """One step as `host.advance` takes it, and the shells with what the light cone passes in it.
 
     The halo of the config holds displacements where forces are taken; that of the light cone, which is painted with
     others, is its own.
@@ -70,7 +70,7 @@ def advance_and_see(
     Args:
       particles: with the drift at the start of the step.
       shells: of the light cone so far.
-      motion: this drift, and the largest displacement, see `stepping.Moved`.
+      motion: this drift, and the largest displacement, see `host.Moved`.
       state: of the solver.
       schedule: of the simulation.
       done: number of the steps that are done.
@@ -78,8 +78,8 @@ def advance_and_see(
       config: the simulation.
     """
     moved = Moved(particles, *motion)
-    after, state = stepping.advance(moved, state, schedule, done, config)
-    start, end = (Epoch(schedule.times[done + i], stepping.at_rest(m, config)) for i, m in enumerate((moved, after)))
+    after, state = host.advance(moved, state, schedule, done, config)
+    start, end = (Epoch(schedule.times[done + i], host.at_rest(m, config)) for i, m in enumerate((moved, after)))
     seen = cone(start, end, schedule.table)
     shells = shells + jnp.where(state.status.code == Code.SUCCESSFUL, seen, 0)
     sharding: Any = shells_like(cone).sharding

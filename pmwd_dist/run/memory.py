@@ -15,8 +15,8 @@ import numpy as np
 
 from pmwd_dist.config import Config
 from pmwd_dist.parallel.fft import spectrum_shape
-from pmwd_dist.pm.kept import keeps_second_derivatives, num_force_meshes, stored_potentials
 from pmwd_dist.pm.paint import halo_widths
+from pmwd_dist.pm.stepping.potential_cache import keeps_second_derivatives, num_force_meshes, stored_potentials
 
 Kind = Literal["cpu", "gpu"]
 Stage = Literal["noise", "modes", "lpt", "step", "density", "power", "gradient"]

@@ -9,11 +9,11 @@ import numpy as np
 from jax import Array
 
 from pmwd_dist.config import Config
-from pmwd_dist.pm import stepping
 from pmwd_dist.pm.particles import Particles
 from pmwd_dist.pm.solvers import SolverState
 from pmwd_dist.pm.status import Code, Status
-from pmwd_dist.pm.stepping import Moved, Schedule
+from pmwd_dist.pm.stepping import host
+from pmwd_dist.pm.stepping.host import Moved, Schedule
 from pmwd_dist.run import light_cone
 from pmwd_dist.run.settings.light_cone import LightCone
 
@@ -41,7 +41,7 @@ class Progress:
     def particles(self) -> Particles:
         """The particles at the end of the step: if they have moved on, that is taken back."""
         if isinstance(self.position, Moved):
-            self.position = stepping.halt(self.position, self.config)
+            self.position = host.halt(self.position, self.config)
         return self.position
 
     def has_particles(self) -> bool:
@@ -56,9 +56,9 @@ class Progress:
         done = np.int32(self.step)
         moved = self.position
         if not isinstance(moved, Moved):
-            self.position = moved = stepping.begin(moved, self.schedule, done, self.config)
+            self.position = moved = host.begin(moved, self.schedule, done, self.config)
         if cone is None or self.shells is None:
-            moved, state = stepping.advance(moved, self.state, self.schedule, done, self.config)
+            moved, state = host.advance(moved, self.state, self.schedule, done, self.config)
         else:
             motion, inputs = (moved.drift, moved.max_displacement), (self.state, self.schedule, done)
             moved, state, self.shells = light_cone.advance_and_see(

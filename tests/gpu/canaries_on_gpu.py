@@ -21,7 +21,7 @@ import numpy as np
 from steps_on_gpu import GPU, UNIT, Q, random_block
 
 import pmwd_dist as pmd
-from pmwd_dist.ops import cic, kick_drift, momenta, pull_back, stencil
+from pmwd_dist.ops import cic, kick_drift, momenta, stencil, step_vjp
 from pmwd_dist.ops.force_transpose import force_transpose
 from pmwd_dist.parallel.fft import filtered_block
 
@@ -103,8 +103,8 @@ def steps(seed: int) -> tuple[Callable[..., Any], Any]:
     g, x = random_block(rng, dtype)
     scalars = {
         "step": kick_drift.KickDrift(0.3 / UNIT, 1 / UNIT, UNIT, 0.1 / Q, 0.2 / Q, 1.0),
-        "kick": pull_back.UndoKick(0.3 / UNIT, UNIT, UNIT, 0.1, 0.3, 1.0),
-        "drift": pull_back.UndoDrift(0.3, 1.1, UNIT, -0.2 / Q, -0.3 / Q, 1.0),
+        "kick": step_vjp.UndoKick(0.3 / UNIT, UNIT, UNIT, 0.1, 0.3, 1.0),
+        "drift": step_vjp.UndoDrift(0.3, 1.1, UNIT, -0.2 / Q, -0.3 / Q, 1.0),
     }
     x |= jax.tree.map(lambda value: np.asarray(value, dtype), scalars)
     whole = np.rint(x["vel"] / UNIT).astype({4: np.int32, 8: np.int64}[x["vel"].itemsize])
@@ -128,9 +128,9 @@ def steps(seed: int) -> tuple[Callable[..., Any], Any]:
         out = {
             "step": move(x["vel"], False),
             "step of whole numbers": move(x["held"], True),
-            "kick undone": pull_back.undo_kick(*four, x["fields"], x["kick"], g),
-            "drift undone": pull_back.undo_drift(*four, x["field"], x["drift"], g, resolution=Q),
-            "both undone": pull_back.undo_drift_and_kick(
+            "kick undone": step_vjp.undo_kick(*four, x["fields"], x["kick"], g),
+            "drift undone": step_vjp.undo_drift(*four, x["field"], x["drift"], g, resolution=Q),
+            "both undone": step_vjp.undo_drift_and_kick(
                 four, x["field"], x["fields"], x["drift"], x["kick"], g, resolution=Q
             ),
             "transpose of the force": force_transpose(x["disp"], x["ct_vel"], g, cell),

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import pmwd_dist as pmd
-from pmwd_dist.ops import cic, kick_drift, momenta, pull_back, stencil
+from pmwd_dist.ops import cic, kick_drift, momenta, stencil, step_vjp
 from pmwd_dist.ops.cic import Geometry
 from pmwd_dist.ops.force_transpose import force_transpose
 from pmwd_dist.parallel.fft import filtered_block
@@ -61,20 +61,20 @@ def compare_steps(seed: int) -> None:
         return [np.asarray(value, dtype) for value in values]
 
     step = kick_drift.KickDrift(*numbers(0.3 / UNIT, 1 / UNIT, UNIT, 0.1 / Q, 0.2 / Q, good))
-    kick = pull_back.UndoKick(*numbers(0.3 / UNIT, UNIT, UNIT, 0.1, 0.3, good))
-    drift = pull_back.UndoDrift(*numbers(0.3, 1.1, UNIT, -0.2 / Q, -0.3 / Q, good))
+    kick = step_vjp.UndoKick(*numbers(0.3 / UNIT, UNIT, UNIT, 0.1, 0.3, good))
+    drift = step_vjp.UndoDrift(*numbers(0.3, 1.1, UNIT, -0.2 / Q, -0.3 / Q, good))
     whole = np.rint(x["vel"] / UNIT).astype({4: np.int32, 8: np.int64}[x["vel"].itemsize])
     held = np.asarray(momenta.pack(jnp.asarray(whole), jnp.asarray(x["vel"])))
     four = x["disp"], held, x["ct_disp"], x["ct_vel"]
     grids = {"geometry": g, "resolution": Q}
-    ops: Any = kick_drift.kick_drift, pull_back.undo_kick, pull_back.undo_drift
+    ops: Any = kick_drift.kick_drift, step_vjp.undo_kick, step_vjp.undo_drift
     cases = [
         (lambda *xs: ops[0](*xs, step, **grids, whole=True), (*four[:2], x["fields"]), (0, 1, 2)),
         (lambda *xs: ops[0](*xs, step, **grids, whole=False), (x["disp"], x["vel"], x["fields"]), (0, 1, 2)),
         (lambda *xs: ops[1](*xs, kick, g), (*four, x["fields"]), (0,)),
         (lambda *xs: ops[2](*xs, drift, g, resolution=Q), (*four, x["field"]), (0,)),
         (
-            lambda *xs: pull_back.undo_drift_and_kick(xs[:4], *xs[4:], drift, kick, g, resolution=Q),
+            lambda *xs: step_vjp.undo_drift_and_kick(xs[:4], *xs[4:], drift, kick, g, resolution=Q),
             (*four, x["field"], x["fields"]),
             (0, 1),
         ),

@@ -19,9 +19,9 @@ import numpy as np
 
 import pmwd_dist as pmd
 from pmwd_dist.ops import cic
-from pmwd_dist.pm.evolution import Outcome, evolve, prepare
 from pmwd_dist.pm.particles import momentum_unit
-from pmwd_dist.pm.reversal import pull_back
+from pmwd_dist.pm.stepping.backward import evolve_vjp
+from pmwd_dist.pm.stepping.forward import Outcome, evolve, prepare
 from pmwd_dist.pm.time_steps import step_times
 
 jax.config.update("jax_enable_x64", True)
@@ -42,7 +42,7 @@ def check_steps_undone(n: int, dtype: Any, steps: int = 100) -> None:
         inputs = prepare(pmd.BullFrog(), particles, table, step_times(table, config).astype(dtype), (), config)
         outcome = evolve(inputs, (), config)
         cotangents = Outcome(outcome.particles, (), (), None)  # type: ignore[arg-type]
-        before, _ = pull_back(inputs, outcome, cotangents, (), config)
+        before, _ = evolve_vjp(inputs, outcome, cotangents, (), config)
         return outcome.status.step, outcome.particles.disp, before.with_unit(momentum_unit(config, dtype))
 
     done, disp, before = there_and_back(particles)

@@ -16,7 +16,7 @@ from scipy.interpolate import CubicSpline
 
 import pmwd_dist as pmd
 from pmwd_dist.cosmology.distance import HUBBLE_DISTANCE, scale_factor_at
-from pmwd_dist.pm.evolution import Epoch
+from pmwd_dist.pm.stepping.forward import Epoch
 
 COSMO = problems.cosmology()
 TABLE = pmd.growth_table(COSMO)

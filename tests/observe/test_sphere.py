@@ -15,7 +15,7 @@ import pytest
 
 import pmwd_dist as pmd
 from pmwd_dist.observe.healpix import interpolation, nearest_pixel
-from pmwd_dist.pm.evolution import Epoch
+from pmwd_dist.pm.stepping.forward import Epoch
 
 COSMO = problems.cosmology()
 TABLE = pmd.growth_table(COSMO)

@@ -14,12 +14,12 @@ import problems
 import pytest
 
 import pmwd_dist as pmd
-from pmwd_dist.pm.adjoint import evolve_reversibly
-from pmwd_dist.pm.evolution import Outcome, Save, evolve, prepare
+from pmwd_dist.pm.diffrax_adjoint import evolve_reversibly
 from pmwd_dist.pm.particles import momentum_unit
-from pmwd_dist.pm.reversal import pull_back
 from pmwd_dist.pm.solvers import SolverState
 from pmwd_dist.pm.status import Code, successful
+from pmwd_dist.pm.stepping.backward import evolve_vjp
+from pmwd_dist.pm.stepping.forward import Outcome, Save, evolve, prepare
 from pmwd_dist.pm.time_steps import step_times
 
 COSMO = problems.cosmology()
@@ -68,7 +68,7 @@ def test_the_backward_pass_restores_every_bit(solver: Any, pdims: tuple[int, int
         inputs = prepare(solver, particles, table, step_times(table, config).astype(dtype), (), config)
         outcome = evolve(inputs, (), config)
         cotangents = Outcome(outcome.particles, (), (), None)  # type: ignore[arg-type]
-        before, cotangents = pull_back(inputs, outcome, cotangents, (), config)
+        before, cotangents = evolve_vjp(inputs, outcome, cotangents, (), config)
         return outcome, before.with_unit(momentum_unit(config, dtype)), cotangents
 
     outcome, before, cotangents = there_and_back(particles)

@@ -12,7 +12,7 @@ import problems
 import pytest
 
 import pmwd_dist as pmd
-from pmwd_dist.pm import displacement
+from pmwd_dist.pm import lpt_fields
 from pmwd_dist.pm.particles import resolution
 
 SHAPE, BOX = (8, 12, 5), (10.0, 12.0, 7.0)
@@ -143,7 +143,7 @@ def test_products_have_no_aliases_of_one_axis(single: pmd.Decomposition) -> None
     config = pmd.Config(2 * np.pi, 8, decomposition=single)
     x, y, _ = np.moveaxis(problems.lattice((8, 8, 8), config.box_size), -1, 0)
     p1 = pmd.prfft3d(np.cos(3 * x) * np.cos(y), single)
-    run = single.shard_map(lambda p: displacement.second_order(p, config, dealias=True), jax.P(), jax.P())
+    run = single.shard_map(lambda p: lpt_fields.second_order(p, config, dealias=True), jax.P(), jax.P())
     # det of the Hessian: 9 (cos^2 3x cos^2 y - sin^2 3x sin^2 y) = 9/2 (cos 6x + cos 2y)
     close(pmd.pirfft3d(run(p1), (8, 8, 8), single), 4.5 * np.cos(2 * y), 1e-13)
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import pmwd_dist as pmd
-from pmwd_dist.pm import stepping
 from pmwd_dist.pm.nbody import start, step_times
 from pmwd_dist.pm.solvers import SolverState
+from pmwd_dist.pm.stepping import host
 from pmwd_dist.pm.time_steps import as_saveat, planned_steps
 
 
@@ -128,16 +128,16 @@ def test_steps_from_the_host_are_those_of_nbody_wherever_the_particles_rest(cosm
         """By steps from the host; after some, the drift of the next one is undone and the schedule made again."""
         particles, densities = initial(config, cosmo), {}
         state = start(particles, table, config, solver)
-        schedule = stepping.make_schedule(table, times, state, 0, config, solver)
-        moved = stepping.begin(particles, schedule, 0, config)
+        schedule = host.make_schedule(table, times, state, 0, config, solver)
+        moved = host.begin(particles, schedule, 0, config)
         for done in (1, 2, 3):
-            moved, state = stepping.advance(moved, state, schedule, done - 1, config)
+            moved, state = host.advance(moved, state, schedule, done - 1, config)
             if done in rests:
-                particles = stepping.halt(moved, config)
+                particles = host.halt(moved, config)
                 densities[float(times[done])] = pmd.density(particles, config)
-                schedule = stepping.make_schedule(table, times, state, done, config, solver)
-                moved = stepping.begin(particles, schedule, done, config)
-        return stepping.halt(moved, config), state, densities
+                schedule = host.make_schedule(table, times, state, done, config, solver)
+                moved = host.begin(particles, schedule, done, config)
+        return host.halt(moved, config), state, densities
 
     (particles, state, _), (rested, _, densities) = run(()), run((1, 2, 3))
     np.testing.assert_array_equal(particles.disp, rested.disp)

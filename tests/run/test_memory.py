@@ -12,10 +12,10 @@ from problems import OPTIMIZED
 
 import pmwd_dist as pmd
 from pmwd_dist.ops import force_transpose
-from pmwd_dist.pm import stepping
-from pmwd_dist.pm.kept import stored_potentials
 from pmwd_dist.pm.nbody import start
 from pmwd_dist.pm.paint import block_geometry
+from pmwd_dist.pm.stepping import host
+from pmwd_dist.pm.stepping.potential_cache import stored_potentials
 from pmwd_dist.run.memory import Stage, stages
 from pmwd_dist.run.planning import on_devices
 
@@ -119,11 +119,11 @@ def test_counts_agree_with_plans_for_cpus(pdims: tuple[int, int], ratio: int, ha
     config = pmd.Config(256.0, 128 * ratio, 128, halo=halo, decomposition=pdims)
     solver, table, zeros = pmd.BullFrog(), pmd.growth_table(cosmo), jnp.zeros((1, 1, 1, 3), jnp.float32)
     state = start(pmd.Particles(zeros, zeros), table, config, solver)
-    schedule = stepping.make_schedule(table, jnp.asarray([0.1, 0.2]), state, 0, config, solver)
+    schedule = host.make_schedule(table, jnp.asarray([0.1, 0.2]), state, 0, config, solver)
 
     def step(disp: jax.Array, vel: jax.Array) -> pmd.Particles:
-        moved = stepping.Moved(pmd.Particles(disp, vel), schedule.drifts[0], zeros[0, 0, 0, 0])
-        return stepping.advance(moved, state, schedule, 0, config)[0].particles
+        moved = host.Moved(pmd.Particles(disp, vel), schedule.drifts[0], zeros[0, 0, 0, 0])
+        return host.advance(moved, state, schedule, 0, config)[0].particles
 
     if wanted == "lpt":
         modes = jax.ShapeDtypeStruct((128, 128, 65), jnp.complex64)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from pmwd_dist.cosmology.growth import GrowthTable
-from pmwd_dist.pm.solvers._split import Coefficients, SplitSolver
+from pmwd_dist.pm.solvers.base import Coefficients, SplitSolver
 
 
 class FastPM(SplitSolver):

@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Array
 
 from pmwd_dist.cosmology.growth import GrowthTable
-from pmwd_dist.pm.solvers._split import Coefficients, SplitSolver
 from pmwd_dist.pm.solvers._term import rates
+from pmwd_dist.pm.solvers.base import Coefficients, SplitSolver
 
 
 class LeapFrog(SplitSolver):

@@ -16,7 +16,8 @@ from pmwd_dist._jax.varying import unify_varying
 from pmwd_dist.config import Config
 from pmwd_dist.ops import cic
 from pmwd_dist.ops.force_transpose import force_transpose
-from pmwd_dist.ops.pull_back import (
+from pmwd_dist.ops.stencil import WIDTH
+from pmwd_dist.ops.step_vjp import (
     UndoDrift,
     UndoKick,
     drifted_back,
@@ -24,19 +25,18 @@ from pmwd_dist.ops.pull_back import (
     undo_drift_and_kick,
     undo_kick,
 )
-from pmwd_dist.ops.stencil import WIDTH
 from pmwd_dist.parallel.halo import pad_block, reduce_block
-from pmwd_dist.pm import kept
 from pmwd_dist.pm.gravity import force_meshes, kept_force, kept_sources, padded_force, solve
 from pmwd_dist.pm.paint import block_geometry, max_displacement_block, with_halo
 from pmwd_dist.pm.particles import ExactParticles, Particles, resolution
+from pmwd_dist.pm.stepping import potential_cache
 
 
 class Recall(NamedTuple):
     """What the force of a step was read from, if it was kept.
 
     Args:
-      bits: of all steps that are kept, from `kept.room`, or nothing.
+      bits: of all steps that are kept, from `potential_cache.room`, or nothing.
       place: of the step among them.
     """
 
@@ -65,7 +65,7 @@ State = Sequence[Array]
 
 
 @partial(jax.jit, static_argnames="config")
-def pull_back(
+def step_vjp(
     particles: ExactParticles,
     ct: Particles,
     undo: UndoKick,
@@ -91,7 +91,7 @@ def pull_back(
     """
     spec = config.decomposition.spec
     run = config.decomposition.shard_map(
-        partial(_pull_back_block, config=config),
+        partial(_step_vjp_block, config=config),
         ((spec,) * 4, P(), P(), _recall_spec(recall, config)),
         (*(spec,) * 4, P()),
     )
@@ -99,7 +99,7 @@ def pull_back(
     return ExactParticles(disp, vel), Particles(ct_disp, ct_vel), sums
 
 
-def _pull_back_block(state: State, undo: UndoKick, drifts: UndoDrift, recall: Recall, config: Config) -> Any:
+def _step_vjp_block(state: State, undo: UndoKick, drifts: UndoDrift, recall: Recall, config: Config) -> Any:
     disp, vel, *ct, sums, mesh = _kick_block(state, undo, recall, config)
     disp, vel, *ct, last = _drift_block((disp, vel, *ct), mesh, drifts, config)
     return disp, vel, *ct, jnp.concatenate([_sum_over_devices(sums, config), last])
@@ -139,12 +139,12 @@ def undo_drifts(pending: Pending, config: Config) -> tuple[ExactParticles, Parti
 
 
 @partial(jax.jit, static_argnames="config")
-def pull_back_kept(
+def cached_step_vjp(
     pending: Pending, undo: UndoKick, recall: Recall, config: Config
 ) -> tuple[ExactParticles, Particles, Array, Float[Array, 4]]:
     """Undo the drifts that are pending and the kick before them, with what the force was read from.
 
-    It is `undo_drifts` and the first half of `pull_back` of the step before, in one pass over the particles.
+    It is `undo_drifts` and the first half of `step_vjp` of the step before, in one pass over the particles.
 
     Args:
       pending: the particles after the kick, and the drifts since.
@@ -154,7 +154,7 @@ def pull_back_kept(
 
     Returns:
       The particles before the kick; their cotangents without, and the cotangent of the painted mesh with what comes
-      through it; the sum of `undo_drifts`, and the first three of `pull_back`.
+      through it; the sum of `undo_drifts`, and the first three of `step_vjp`.
     """
     spec, (state, mesh, drifts) = config.decomposition.spec, _leaves(pending)
     run = config.decomposition.shard_map(
@@ -172,7 +172,7 @@ def _leaves(pending: Pending) -> tuple[State, Array, UndoDrift]:
 
 
 def _recall_spec(recall: Recall, config: Config) -> Any:
-    return Recall((kept.stored_spec(config),) * len(recall.bits), P())  # type: ignore[arg-type]
+    return Recall((potential_cache.stored_spec(config),) * len(recall.bits), P())  # type: ignore[arg-type]
 
 
 # --- on local blocks, inside shard_map ---------------------------------------------------------------------

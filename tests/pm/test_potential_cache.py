@@ -13,7 +13,7 @@ import pytest
 
 import pmwd_dist as pmd
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist.pm.kept import keeps_second_derivatives, stored_potentials
+from pmwd_dist.pm.stepping.potential_cache import keeps_second_derivatives, stored_potentials
 from pmwd_dist.run.planning import on_devices
 
 
@@ -106,6 +106,6 @@ def test_second_derivatives_computed_again_give_the_same_derivatives(monkeypatch
         return jax.jit(partial(jax.jvp, jax.grad(loss)))((scale,), (scale**2,))
 
     expected = derivatives(1)
-    monkeypatch.setattr("pmwd_dist.pm.kept.keeps_second_derivatives", lambda *_: False)
+    monkeypatch.setattr("pmwd_dist.pm.stepping.potential_cache.keeps_second_derivatives", lambda *_: False)
     for x, y in zip(derivatives(2), expected, strict=True):
         np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-5 * np.abs(y).max())

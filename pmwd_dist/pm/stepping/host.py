@@ -15,7 +15,6 @@ from jaxtyping import Array
 
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
-from pmwd_dist.pm.evolution import coefficients_of, log_scales, steps
 from pmwd_dist.pm.particles import Particles, momentum_resolution
 from pmwd_dist.pm.solvers import (
     SolverState,
@@ -27,6 +26,7 @@ from pmwd_dist.pm.solvers import (
     kick_and_drifts,
 )
 from pmwd_dist.pm.status import Code
+from pmwd_dist.pm.stepping.forward import coefficients_of, log_scales, steps
 
 
 class Schedule(NamedTuple):

@@ -14,9 +14,12 @@ from jaxtyping import Array
 
 from pmwd_dist._jax.batching import barrier
 from pmwd_dist.config import Config
-from pmwd_dist.ops.pull_back import UndoDrift, UndoKick
-from pmwd_dist.pm import gravity_adjoint
-from pmwd_dist.pm.evolution import (
+from pmwd_dist.ops.step_vjp import UndoDrift, UndoKick
+from pmwd_dist.pm import gravity_vjp
+from pmwd_dist.pm.gravity_vjp import Pending, Recall
+from pmwd_dist.pm.particles import ExactParticles, Particles, resolution
+from pmwd_dist.pm.solvers import Coefficients, Step, drifted
+from pmwd_dist.pm.stepping.forward import (
     Accumulate,
     Epoch,
     Inputs,
@@ -28,12 +31,9 @@ from pmwd_dist.pm.evolution import (
     undone,
     unit_after,
 )
-from pmwd_dist.pm.gravity_adjoint import Pending, Recall
-from pmwd_dist.pm.particles import ExactParticles, Particles, resolution
-from pmwd_dist.pm.solvers import Coefficients, Step, drifted
 
 
-def pull_back(
+def evolve_vjp(
     inputs: Inputs,
     outcome: Outcome,
     cotangents: Outcome,
@@ -53,7 +53,7 @@ def pull_back(
     floating, others = eqx.partition(inputs.args, eqx.is_inexact_array)
 
     def pull(function: Callable[..., Any], good: Array | bool, at: Any, cotangents: Any, sums: Any) -> Any:
-        return _pull_back(lambda *at: function(*at[:-1], eqx.combine(at[-1], others)), good, at, cotangents, sums)
+        return _add_vjp(lambda *at: function(*at[:-1], eqx.combine(at[-1], others)), good, at, cotangents, sums)
 
     def body(
         carry: tuple[Any, ...], xs: tuple[Any, ...], potentials: tuple[Array, ...]
@@ -75,7 +75,7 @@ def pull_back(
             sums = Epoch(ct_a0, jax.tree.map(jnp.zeros_like, ct)), Epoch(ct_a, ct), ct_args
             (ct_a0, direct), (ct_a, ct), ct_args = pull(accumulate, good, at, cotangents.accumulated, sums)
         recall = Recall(potentials, kept_at)
-        kicked, ct, by_coefficient = _pull_back_step(step, last_before, good, kicked, ct, recall, config)
+        kicked, ct, by_coefficient = _step_vjp(step, last_before, good, kicked, ct, recall, config)
         ct = ct if direct is None else jax.tree.map(jnp.add, ct, direct)
         return (kicked, ct, ct_args), (Coefficients(*(jnp.where(good, x, 0) for x in by_coefficient)), ct_a0, ct_a)
 
@@ -120,7 +120,7 @@ def _from_the_end(
     if outcome.potentials and together:
         first = len(good) - _stored(outcome.potentials)
         kept_xs = jax.tree.map(lambda x: x[first:], (steps, last_before, good, kept_at))
-        kicked, ct, part = _pull_back_kept_steps(at_last, ct, kept_xs, outcome.potentials, config)
+        kicked, ct, part = _cached_steps_vjp(at_last, ct, kept_xs, outcome.potentials, config)
         parts = [(part, *(jnp.zeros_like(x[first:]) for x in (starts, ends)))]
         return kicked, ct, (jax.tree.map(lambda x: x[:first], xs), (), parts)
     final = drifted(at_last.with_unit(steps.after[-1]), -steps.last[-1], config)
@@ -162,14 +162,14 @@ def _loops(
     return carry, jax.tree.map(lambda *parts: jnp.concatenate(parts), *parts)
 
 
-def _pull_back_kept_steps(
+def _cached_steps_vjp(
     at_end: ExactParticles,
     ct: Particles,
     xs: tuple[Step, Array, Array, Array],
     potentials: tuple[Array, ...],
     config: Config,
 ) -> tuple[ExactParticles, Particles, Coefficients]:
-    """`_pull_back_step` of steps whose potentials are kept, in one pass over the particles each.
+    """`_step_vjp` of steps whose potentials are kept, in one pass over the particles each.
 
     The drifts of each step are undone with the kick of the step before it.
     """
@@ -181,12 +181,12 @@ def _pull_back_kept_steps(
     def body(pending: Pending, xs: tuple[Step, Array, Array, Array]) -> tuple[Pending, Array]:
         step, last_before, good, kept_at = xs
         undo, drifts = _undoing(step, last_before, good, q)
-        kicked, ct, mesh, sums = gravity_adjoint.pull_back_kept(pending, undo, Recall(potentials, kept_at), config)
+        kicked, ct, mesh, sums = gravity_vjp.cached_step_vjp(pending, undo, Recall(potentials, kept_at), config)
         return Pending(kicked, ct, mesh, drifts), sums
 
-    pending = gravity_adjoint.pending(at_end, ct, drift_at_end, config)
+    pending = gravity_vjp.pending(at_end, ct, drift_at_end, config)
     pending, sums = jax.lax.scan(body, pending, xs, reverse=True)
-    kicked, ct, first = gravity_adjoint.undo_drifts(pending, config)
+    kicked, ct, first = gravity_vjp.undo_drifts(pending, config)
     by_drift = jnp.concatenate([first, sums[:-1, 0]])  # the sum comes with the kick of the step before
     by_coefficient = _by_coefficient(steps, sums[:, 1], sums[:, 2], sums[:, 3], by_drift)
     return kicked, ct, Coefficients(*(jnp.where(good, x, 0) for x in by_coefficient))
@@ -200,7 +200,7 @@ def _steps_taken(inputs: Inputs, outcome: Outcome, config: Config) -> tuple[Arra
     return good, Step(*(jnp.where(good, x, 0) for x in forward[:3]), *(jnp.where(good, x, unit) for x in forward[3:]))
 
 
-def _pull_back(
+def _add_vjp(
     function: Callable[..., Any], good: Array | bool, at: tuple[Any, ...], cotangents: Any, sums: tuple[Any, ...]
 ) -> tuple[Any, ...]:
     """Sums of cotangents of what a function of the particles depends on, with those through this function added.
@@ -215,7 +215,7 @@ def _pull_back(
     return jax.tree.map(lambda old, x: jnp.where(good, old + x, old), sums, pull(jax.tree.leaves(cotangents)))
 
 
-def _pull_back_step(
+def _step_vjp(
     step: Step,
     last_before: Array,
     good: Array,
@@ -240,7 +240,7 @@ def _pull_back_step(
       of its coefficients.
     """
     undo, drifts = _undoing(step, last_before, good, resolution(config, kicked.disp.dtype))
-    particles, ct, sums = gravity_adjoint.pull_back(kicked, ct, undo, drifts, recall, config)
+    particles, ct, sums = gravity_vjp.step_vjp(kicked, ct, undo, drifts, recall, config)
     return particles, ct, _by_coefficient(step, *sums)
 
 
@@ -253,6 +253,6 @@ def _undoing(step: Step, last_before: Array, good: Array, q: float) -> tuple[Und
 
 
 def _by_coefficient(step: Step, kick: Array, scale: Array, after: Array, before: Array) -> Coefficients:
-    """Cotangents of the coefficients of a step, for the sums of `gravity_adjoint.pull_back`."""
+    """Cotangents of the coefficients of a step, for the sums of `gravity_vjp.step_vjp`."""
     log_scale = math.log(2) * step.after / step.before * scale
     return Coefficients(drift_before=before, kick=kick, log_scale=log_scale, drift_after=after)

@@ -18,8 +18,11 @@ from jaxtyping import Array
 from pmwd_dist._jax.closure import hoist
 from pmwd_dist._jax.linear_map import linear_map
 from pmwd_dist.config import Config
-from pmwd_dist.pm import kept
-from pmwd_dist.pm.evolution import (
+from pmwd_dist.pm.particles import ExactParticles, Particles
+from pmwd_dist.pm.solvers import SolverState, SplitSolver
+from pmwd_dist.pm.status import Code
+from pmwd_dist.pm.stepping.backward import evolve_vjp
+from pmwd_dist.pm.stepping.forward import (
     Accumulate,
     Inputs,
     Outcome,
@@ -31,10 +34,7 @@ from pmwd_dist.pm.evolution import (
     prepare,
     unit_after,
 )
-from pmwd_dist.pm.particles import ExactParticles, Particles
-from pmwd_dist.pm.reversal import pull_back
-from pmwd_dist.pm.solvers import SolverState, SplitSolver
-from pmwd_dist.pm.status import Code
+from pmwd_dist.pm.stepping.potential_cache import Stored, checked, stored_potentials
 
 
 class ReversibleAdjoint(diffrax.AbstractAdjoint):
@@ -54,7 +54,7 @@ class ReversibleAdjoint(diffrax.AbstractAdjoint):
       ValueError: a number of potentials that is none.
     """
 
-    stored_potentials: kept.Stored = eqx.field(static=True, default="auto", converter=kept.checked)
+    stored_potentials: Stored = eqx.field(static=True, default="auto", converter=checked)
 
     def loop(
         self,
@@ -94,7 +94,7 @@ class ReversibleAdjoint(diffrax.AbstractAdjoint):
         functions = [partial(call_hoisted, pure, i) for i, (pure, _) in enumerate(hoisted)]
         saves = tuple(Save(plan, function) for plan, function in zip(plans, functions, strict=True))
         inputs = prepare(solver, particles, args, times, (args, [values for _, values in hoisted]), term.config)
-        stored = kept.stored_potentials(self.stored_potentials, count, term.config, particles.disp.dtype)
+        stored = stored_potentials(self.stored_potentials, count, term.config, particles.disp.dtype)
         out = evolve_reversibly(inputs, saves, term.config, stored=stored)
         unit = unit_after(out.status.step, exact_steps(inputs.coefficients, term.config))
         solver_state = SolverState(log_scales(inputs.coefficients)[out.status.step], out.status)
@@ -146,7 +146,7 @@ def evolve_reversibly(
     """
     leaves, treedef = jax.tree.flatten(inputs)
     forward = partial(evolve, saves=saves, config=config, accumulate=accumulate)
-    backward = partial(pull_back, saves=saves, config=config, accumulate=accumulate)
+    backward = partial(evolve_vjp, saves=saves, config=config, accumulate=accumulate)
 
     def storing(number: int) -> Callable[..., Outcome]:
         @jax.custom_jvp
@@ -173,7 +173,7 @@ def _tangent(
     forward: Callable[[Inputs], Outcome],
     backward: Callable[[Inputs, Outcome, Outcome], tuple[ExactParticles, Inputs]],
 ) -> Outcome:
-    """The tangent of the outcome: a linear map, whose transpose is `pull_back`."""
+    """The tangent of the outcome: a linear map, whose transpose is `evolve_vjp`."""
     primals, treedef = jax.tree.flatten(inputs)
     results, results_treedef = jax.tree.flatten(outcome)
     first, end = len(primals), len(primals) + len(results)  # among the arguments of the map and of its transpose

@@ -15,7 +15,6 @@ from pmwd_dist._jax.varying import unify_varying
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.ops.momenta import count, in_range, momentum, pack, rounded
-from pmwd_dist.pm import kept
 from pmwd_dist.pm.gravity import acceleration
 from pmwd_dist.pm.particles import ExactParticles, Particles, exact, momentum_unit
 from pmwd_dist.pm.solvers import (
@@ -30,6 +29,7 @@ from pmwd_dist.pm.solvers import (
     on_grid,
 )
 from pmwd_dist.pm.status import Code, Status, successful
+from pmwd_dist.pm.stepping import potential_cache
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Outcome(NamedTuple):
       saved: by `Save`, a pytree with a leading axis of its steps; infinite, or the largest integer, after a failure.
       accumulated: the sum over all good steps of what each contributes, a pytree.
       status: the first failure, if any.
-      potentials: of the last steps, for their derivatives, see `kept`.
+      potentials: of the last steps, for their derivatives, see `potential_cache`.
     """
 
     particles: ExactParticles
@@ -146,7 +146,7 @@ def evolve(
         particles, max_displacement, status, bits = kick_and_drifts(
             step, following, moved, max_displacement, status, config
         )
-        potentials = kept.store(potentials, bits, place, config)
+        potentials = potential_cache.store(potentials, bits, place, config)
         good = status.code == Code.SUCCESSFUL
         unit = jnp.where(good, step.after, step.before)
         following = jnp.where(good, following, 0)
@@ -192,7 +192,7 @@ def _begin(
     drifted_first, max_displacement = first_drift(drifts[0], at_start, config)
     moved = ExactParticles(drifted_first.disp, particles.momenta)
     first, unit = unify_varying(drifts[0], all_steps.before[0], particles.disp)[:2]
-    zero, room = _zero(accumulate, inputs, at_start), kept.room(stored, moved.disp, config)
+    zero, room = _zero(accumulate, inputs, at_start), potential_cache.room(stored, moved.disp, config)
     places = tuple(places_after(save, number) for save in saves)
     # Steps before those that are kept write to the first place, too: in place, without a condition.
     place = jnp.maximum(jnp.arange(number) - (number - stored), 0)

@@ -23,7 +23,8 @@ from pmwd_dist._jax.linear_map import recomputed
 from pmwd_dist._jax.varying import unify_varying
 from pmwd_dist.config import Config
 from pmwd_dist.parallel.fft import irfft_block, rfft_block, sequence_after
-from pmwd_dist.pm import fourier, kept
+from pmwd_dist.pm import fourier
+from pmwd_dist.pm.stepping import potential_cache
 
 # Pairs of axes of a symmetric matrix, and of its vector products: the axes after each.
 PAIRS = ((0, 0), (1, 1), (2, 2), (0, 1), (0, 2), (1, 2))
@@ -91,7 +92,7 @@ def second_order(p1: Array, config: Config, *, dealias: bool) -> Array:
     def run(p1: Array) -> Array:
         return rfft_block(product(p1)[0], config.decomposition)
 
-    return run(p1) if kept.keeps_second_derivatives(config, p1.real.dtype) else recomputed(run)(p1)
+    return run(p1) if potential_cache.keeps_second_derivatives(config, p1.real.dtype) else recomputed(run)(p1)
 
 
 def third_order(p1: Array, p2: Array, config: Config) -> list[Array]:
