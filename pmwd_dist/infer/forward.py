@@ -18,16 +18,19 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.complex_numbers import scaled
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
+from pmwd_dist.cosmology.linear_power import check_sigma8_range, normalised_power
 from pmwd_dist.cosmology.linear_power import linear_power as default_power
 from pmwd_dist.cosmology.parameters import Cosmology, Parameters, parameters
 from pmwd_dist.observe.bias import eulerian_bias
 from pmwd_dist.observe.redshift_space import LineOfSight, direction
 from pmwd_dist.parallel.fft import fftfreq3d, pirfft3d
+from pmwd_dist.parallel.inputs import numbers
 from pmwd_dist.pm.inputs import check_config
 from pmwd_dist.pm.lpt import lpt
-from pmwd_dist.pm.modes import LinearPower, linear_modes, power_nodes
+from pmwd_dist.pm.modes import LinearPower, check_table, linear_modes, power_nodes
 from pmwd_dist.pm.nbody import nbody
 from pmwd_dist.pm.paint import density
 from pmwd_dist.pm.particles import Particles
@@ -38,10 +41,13 @@ Observable = Callable[[Particles, Array, Mapping[str, ArrayLike], GrowthTable, C
 
 
 class ForwardModel(Protocol):
-    """What the forward models of this package know of P(k): its table, and whether it is a given one."""
+    """A forward model of this package: its P(k), whether that is a given one, and whether sigma8 scales it."""
 
+    config: Config
+    cosmo: Parameters
     linear_power: Any
     tabulated: bool
+    normalise: bool
 
 
 COSMOLOGY = ("Omega_m", *(field.name for field in fields(Parameters)))
@@ -57,6 +63,7 @@ class LinearField(eqx.Module):
       bias: linear bias, a number or the name of a parameter.
       line_of_sight: that of redshift distortions, "x", "y", "z" or three numbers; None: real space.
       linear_power: as in `linear_modes`.
+      normalise: whether to scale a table of P(k) to sigma8, that of the cosmology or the one that is sampled.
 
     Raises:
       ValueError: a config of another lattice than its mesh, or an argument out of its range.
@@ -69,6 +76,7 @@ class LinearField(eqx.Module):
     line_of_sight: tuple[float, float, float] | None = eqx.field(static=True)
     linear_power: Any
     tabulated: bool = eqx.field(static=True)
+    normalise: bool = eqx.field(static=True)
 
     def __init__(
         self,
@@ -78,6 +86,7 @@ class LinearField(eqx.Module):
         bias: str | float = 1.0,
         line_of_sight: LineOfSight | None = None,
         linear_power: LinearPower | None = None,
+        normalise: bool = False,
     ):
         self.config, self.cosmo, self.table = checked(config, cosmo)
         if config.particle_shape != config.mesh_shape:
@@ -85,19 +94,20 @@ class LinearField(eqx.Module):
             raise ArgumentError("particle_shape", config.particle_shape, constraint, "leave it out")
         self.bias = bias
         self.line_of_sight = None if line_of_sight is None else direction(line_of_sight)
-        self.linear_power, self.tabulated = fixed_power(config, self.cosmo, linear_power), linear_power is not None
+        self.linear_power = fixed_power(config, self.cosmo, linear_power, normalise=normalise)
+        self.tabulated, self.normalise = linear_power is not None, normalise
 
     def __call__(self, noise: Array, parameters: Mapping[str, ArrayLike]) -> Float[Array, "nx ny nz"]:
         """Density of galaxies, in units of the mean, on the lattice of the noise."""
         cosmo, table = cosmology_at(parameters, self.cosmo, self.table)
-        modes = linear_modes(noise, cosmo, self.config, linear_power=power_at(parameters, self))
+        modes = modes_at(noise, cosmo, parameters, self)
         modes = modes * self._factor(parameters, table).astype(noise.dtype)
         return 1 + pirfft3d(modes, self.config.particle_shape, self.config.decomposition)
 
     def response(self, parameters: Mapping[str, ArrayLike]) -> Float[Array, "nx ny nk"]:
         """Modes of the field per mode of the noise, in the layout of `prfft3d`."""
         cosmo, table = cosmology_at(parameters, self.cosmo, self.table)
-        return _amplitude(cosmo, self.config, power_at(parameters, self)) * self._factor(parameters, table)
+        return _amplitude(cosmo, parameters, self) * self._factor(parameters, table)
 
     def _factor(self, parameters: Mapping[str, ArrayLike], table: GrowthTable) -> Array:
         return kaiser_factor(value_of(self.bias, parameters), table, self.config, self.line_of_sight)
@@ -114,6 +124,7 @@ class Simulation(eqx.Module):
       observable: instead of the biased density, a function of (particles, linear modes, parameters, growth table,
         config) that gives a field on the mesh in units of its mean, such as `LagrangianGalaxies`.
       linear_power: as in `linear_modes`.
+      normalise: whether to scale a table of P(k) to sigma8, that of the cosmology or the one that is sampled.
       solver: as in `nbody`.
     """
 
@@ -125,6 +136,7 @@ class Simulation(eqx.Module):
     observable: Observable | None = eqx.field(static=True)
     linear_power: Any
     tabulated: bool = eqx.field(static=True)
+    normalise: bool = eqx.field(static=True)
     solver: Any = eqx.field(static=True)
 
     def __init__(
@@ -136,6 +148,7 @@ class Simulation(eqx.Module):
         bias: str | float = 1.0,
         observable: Observable | None = None,
         linear_power: LinearPower | None = None,
+        normalise: bool = False,
         solver: Any = None,
     ):
         self.config, self.cosmo, self.table = checked(config, cosmo)
@@ -143,14 +156,15 @@ class Simulation(eqx.Module):
             raise ArgumentError("gravity", gravity, 'must be "nbody" or "lpt"', "for linear theory use LinearField")
         self.gravity, self.bias, self.observable = gravity, bias, observable
         self.solver = solver
-        self.linear_power, self.tabulated = fixed_power(config, self.cosmo, linear_power), linear_power is not None
+        self.linear_power = fixed_power(config, self.cosmo, linear_power, normalise=normalise)
+        self.tabulated, self.normalise = linear_power is not None, normalise
 
     def __call__(
         self, noise: Array, parameters: Mapping[str, ArrayLike]
     ) -> tuple[Float[Array, "nx ny nz"], Status | None]:
         """What is observed, in units of the mean, and the status of the simulation."""
         cosmo, table = cosmology_at(parameters, self.cosmo, self.table)
-        modes = linear_modes(noise, cosmo, self.config, linear_power=power_at(parameters, self))
+        modes = modes_at(noise, cosmo, parameters, self)
         status = None
         if self.gravity == "lpt":
             particles = lpt(modes, table, self.config, a=self.config.a_stop)
@@ -179,7 +193,7 @@ class Simulation(eqx.Module):
         window = jnp.ones(())
         for component, side in zip(k, self.config.cell_size, strict=True):
             window = window * jnp.sinc(component * side / (2 * np.pi)) ** 2
-        return _amplitude(cosmo, self.config, power_at(parameters, self)) * factor * window
+        return _amplitude(cosmo, parameters, self) * factor * window
 
 
 class _AtNodes(eqx.Module):
@@ -192,21 +206,38 @@ class _AtNodes(eqx.Module):
         return self.power
 
 
-def fixed_power(config: Config, cosmo: Parameters, linear_power: LinearPower | None) -> Any:
-    """P(k) as given; else that of the fiducial cosmology, computed once."""
+def fixed_power(config: Config, cosmo: Parameters, linear_power: LinearPower | None, *, normalise: bool) -> Any:
+    """P(k) as given, a table scaled to sigma8 if wanted; else that of the fiducial cosmology, computed once."""
+    if normalise and (linear_power is None or callable(linear_power)):
+        constraint = "needs linear_power as a table"
+        raise ArgumentError("normalise", normalise, constraint, "leave it out: without a table sigma8 scales P(k)")
     if linear_power is None:
         return _AtNodes(default_power(power_nodes(config), cosmo))
-    return linear_power if callable(linear_power) else tuple(map(jnp.asarray, linear_power))
+    if callable(linear_power):
+        return linear_power
+    table = tuple(jnp.asarray(numbers(x, "linear_power"), float) for x in linear_power)
+    if normalise:
+        k, power = table
+        check_table(k, power, *power_nodes(config)[[0, -1]])
+        check_sigma8_range(np.asarray(k), cosmo)
+        table = k, normalised_power(k, power, cosmo.sigma8)
+    return table
 
 
-def power_at(parameters: Mapping[str, ArrayLike], model: ForwardModel) -> Any:
-    """P(k) for `linear_modes`: fixed unless the cosmology is sampled."""
+def modes_at(noise: Array, cosmo: Parameters, parameters: Mapping[str, ArrayLike], model: ForwardModel) -> Array:
+    """Linear modes of a forward model, for white noise, parameters and the cosmology with these."""
     if not model.tabulated:
-        return None if parameters.keys() & set(COSMOLOGY) else model.linear_power
-    if changed := sorted(parameters.keys() & {"sigma8", "n_s", "h", "Omega_b"}):
-        constraint = f"is fixed, and {', '.join(changed)} would not change it"
-        raise ArgumentError("linear_power", None, constraint, "leave one of them out", show_value=False)
-    return model.linear_power
+        fixed = None if parameters.keys() & set(COSMOLOGY) else model.linear_power
+        return linear_modes(noise, cosmo, model.config, linear_power=fixed)
+    idle = {"n_s", "h", "Omega_b"} if model.normalise else {"sigma8", "n_s", "h", "Omega_b"}
+    if unused := sorted(parameters.keys() & idle):
+        constraint = f"is fixed, and {', '.join(unused)} would not change it"
+        remedy = "use normalise=True, or leave one of them out" if "sigma8" in unused else "leave one of them out"
+        raise ArgumentError("linear_power", None, constraint, remedy, show_value=False)
+    modes = linear_modes(noise, cosmo, model.config, linear_power=model.linear_power)
+    if "sigma8" not in parameters:
+        return modes
+    return scaled(modes, jnp.asarray(cosmo.sigma8 / model.cosmo.sigma8, modes.real.dtype))
 
 
 def value_of(value: Any, parameters: Mapping[str, ArrayLike]) -> Any:
@@ -244,10 +275,10 @@ def wavevectors(config: Config) -> tuple[Array, Array, Array]:
     return fftfreq3d(config.particle_shape, config.decomposition, config.box_size)
 
 
-def _amplitude(cosmo: Parameters, config: Config, linear_power: LinearPower | None) -> Array:
+def _amplitude(cosmo: Parameters, parameters: Mapping[str, ArrayLike], model: ForwardModel) -> Array:
     """Linear modes per mode of white noise: those of an impulse, whose own modes are all 1."""
-    impulse = jnp.zeros(config.particle_shape).at[0, 0, 0].set(1)
-    return linear_modes(impulse, cosmo, config, linear_power=linear_power).real
+    impulse = jnp.zeros(model.config.particle_shape).at[0, 0, 0].set(1)
+    return modes_at(impulse, cosmo, parameters, model).real
 
 
 def checked(config: Config, cosmo: Cosmology) -> tuple[Config, Parameters, GrowthTable]:

@@ -18,7 +18,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.cosmology.parameters import Cosmology, Parameters
-from pmwd_dist.infer.forward import checked, cosmology_at, fixed_power, power_at
+from pmwd_dist.infer.forward import checked, cosmology_at, fixed_power, modes_at
 from pmwd_dist.infer.likelihoods import check_finite, checked_mask, seen
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.healpix import pixel_count
@@ -26,7 +26,7 @@ from pmwd_dist.observe.lensing import Source, convergence, lensing_weights
 from pmwd_dist.observe.sphere import SphericalLightCone
 from pmwd_dist.parallel.inputs import real
 from pmwd_dist.pm.lpt import lpt
-from pmwd_dist.pm.modes import LinearPower, linear_modes
+from pmwd_dist.pm.modes import LinearPower
 from pmwd_dist.pm.nbody import nbody
 from pmwd_dist.pm.status import Status
 
@@ -54,6 +54,7 @@ class Convergence(eqx.Module):
       cone: light cone of this config, with `shell_assignment="linear"`.
       sources: redshift or (redshifts, their number per redshift) of each map.
       linear_power: as in `linear_modes`.
+      normalise: as in `Simulation`.
       solver: as in `nbody`.
       view: of a flat sky `field`, the side of the field of view [degrees], `pixels`, the rays along it, and
         `offsets`, as in `observe.convergence`.
@@ -72,6 +73,7 @@ class Convergence(eqx.Module):
     offsets: Array | None
     linear_power: Any
     tabulated: bool = eqx.field(static=True)
+    normalise: bool = eqx.field(static=True)
     solver: Any = eqx.field(static=True)
 
     def __init__(
@@ -82,6 +84,7 @@ class Convergence(eqx.Module):
         sources: Sequence[Source],
         *,
         linear_power: LinearPower | None = None,
+        normalise: bool = False,
         solver: Any = None,
         **view: Unpack[View],
     ):
@@ -103,14 +106,15 @@ class Convergence(eqx.Module):
         self.cone, self.sources = cone, tuple(jax.tree.map(lambda z: jnp.asarray(z, float), tuple(sources)))
         self.field, self.pixels, offsets = view.get("field"), view.get("pixels"), view.get("offsets")
         self.offsets = None if offsets is None else jnp.asarray(real(offsets, "offsets"))
-        self.linear_power, self.tabulated = fixed_power(config, self.cosmo, linear_power), linear_power is not None
+        self.linear_power = fixed_power(config, self.cosmo, linear_power, normalise=normalise)
+        self.tabulated, self.normalise = linear_power is not None, normalise
         self.solver = solver
         jax.eval_shape(self._maps, jax.ShapeDtypeStruct(self._shape_of_mass, jnp.float32), self.table)  # its errors
 
     def __call__(self, noise: Array, parameters: Mapping[str, ArrayLike]) -> tuple[Array, Status]:
         """The maps, and the status of the simulation."""
         cosmo, table = cosmology_at(parameters, self.cosmo, self.table)
-        modes = linear_modes(noise, cosmo, self.config, linear_power=power_at(parameters, self))
+        modes = modes_at(noise, cosmo, parameters, self)
         particles = lpt(modes, table, self.config)
         solution = nbody(particles, table, self.config, solver=self.solver, accumulate=self.cone)
         return self._maps(solution.accumulated, table), solution.status

@@ -225,7 +225,7 @@ def _maps(settings: InferenceSettings, simulation: Simulation) -> infer.Converge
     if isinstance(cone, FlatSkyLightCone):
         offsets = random_offsets(cone, simulation.seed) if wanted.shift else None
         view = {"field": field_of_view(wanted, cone), "pixels": wanted.rays, "offsets": offsets}
-    options: dict[str, Any] = {"linear_power": simulation.table, "solver": simulation.solver}
+    options: dict[str, Any] = {"solver": simulation.solver, **_power(settings, simulation)}
     return infer.Convergence(simulation.config, simulation.cosmo, cone, wanted.sources, **options, **view)
 
 
@@ -235,7 +235,7 @@ def _forward(settings: InferenceSettings, simulation: Simulation) -> Any:
     line_of_sight: Any = None if model.line_of_sight == "none" else model.line_of_sight
     bias = 1.0 if model.bias == "none" else biases["b1"]
     if model.gravity == "linear":
-        return infer.LinearField(config, cosmo, bias=bias, line_of_sight=line_of_sight, linear_power=simulation.table)
+        return infer.LinearField(config, cosmo, bias=bias, line_of_sight=line_of_sight, **_power(settings, simulation))
     galaxies = None
     if model.bias == "lagrangian" or line_of_sight is not None:
         chosen = biases if model.bias == "lagrangian" else {}
@@ -246,9 +246,14 @@ def _forward(settings: InferenceSettings, simulation: Simulation) -> Any:
         gravity=model.gravity,
         bias=1.0 if galaxies else bias,
         observable=galaxies,
-        linear_power=simulation.table,
         solver=simulation.solver,
+        **_power(settings, simulation),
     )
+
+
+def _power(settings: InferenceSettings, simulation: Simulation) -> dict[str, Any]:
+    """P(k) of a forward model."""
+    return {"linear_power": simulation.table, "normalise": settings.cosmology.normalise}
 
 
 def truth_of(plan: InferencePlan) -> dict[str, float]:

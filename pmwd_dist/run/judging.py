@@ -11,11 +11,10 @@ from jax import Array
 
 from pmwd_dist import infer
 from pmwd_dist.infer.diagnostics import stuck
-from pmwd_dist.infer.forward import cosmology_at, power_at
+from pmwd_dist.infer.forward import cosmology_at, modes_at
 from pmwd_dist.infer.samplers.search import ENERGY_VARIANCE
 from pmwd_dist.infer.storage import Arrays
 from pmwd_dist.parallel.fft import pirfft3d
-from pmwd_dist.pm.modes import linear_modes
 from pmwd_dist.report import chains as pictures
 from pmwd_dist.run import manifest
 from pmwd_dist.run.chain_inputs import key_of
@@ -203,5 +202,5 @@ def _linear_density(model: infer.Model, noise: np.ndarray, numbers: dict[str, fl
 def _plane(forward: Any, noise: Array, numbers: dict[str, Array]) -> Array:
     cosmo, _ = cosmology_at(numbers, forward.cosmo, forward.table)
     config = forward.config
-    modes = linear_modes(noise, cosmo, config, linear_power=power_at(numbers, forward))
+    modes = modes_at(noise, cosmo, numbers, forward)
     return pirfft3d(modes, config.particle_shape, config.decomposition)[:, :, 0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -190,6 +191,51 @@ def test_gradients_agree_with_differences(cosmo: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:data are 1 everywhere")
+def table_of(cosmo: Any, factor: float, low: float = 1e-5) -> tuple[np.ndarray, np.ndarray]:
+    k = np.geomspace(low, 50, 2000)
+    return k, factor * np.asarray(pmd.linear_power(k, cosmo))
+
+
+@pytest.mark.parametrize("kind", ["linear", "lpt"])
+def test_sigma8_scales_a_table_that_is_normalised(kind: str, cosmo: Any) -> None:
+    """A table of Eisenstein & Hu in any unit: fields and slopes are those without a table."""
+    config, options = configure(), {"linear_power": table_of(cosmo, 7.0), "normalise": True}
+    make: Any = partial(infer.Simulation, gravity="lpt") if kind == "lpt" else infer.LinearField
+    noise, weight = np.random.default_rng(0).standard_normal((2, *SHAPE))
+
+    def evaluate(forward: Any, sigma8: float) -> Any:
+        def total(sigma8: Any) -> Any:
+            out = forward(noise, {"sigma8": sigma8})
+            field = out[0] if isinstance(out, tuple) else out
+            return jnp.vdot(weight, field), field
+
+        (_, field), slope = jax.value_and_grad(total, has_aux=True)(sigma8)
+        return field, slope
+
+    for found, expected in zip(
+        evaluate(make(config, cosmo, **options), 0.7), evaluate(make(config, cosmo), 0.7), strict=True
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    fixed, same = make(config, cosmo, **options)(noise, {}), make(config, cosmo)(noise, {})
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), fixed, same)
+
+
+@pytest.mark.parametrize(
+    ("change", "parameters", "message"),
+    [
+        ({}, {"sigma8": 0.8}, "linear_power is fixed, and sigma8 would not change it; use normalise=True, or leave"),
+        ({"normalise": True}, {"sigma8": 0.8, "n_s": 1.0}, "linear_power is fixed, and n_s would not change it; leave"),
+        ({"normalise": True, "linear_power": None}, {}, "normalise=True needs linear_power as a table; leave it out"),
+        ({"normalise": True, "linear_power": lambda k: 1 / k}, {}, "normalise=True needs linear_power as a table"),
+        ({"normalise": True, "low": 0.06}, {}, r"linear_power covers k=0.06..50 h/Mpc, but sigma8 needs"),
+    ],
+)
+def test_tables_that_do_not_follow_are_refused(change: Any, parameters: Any, message: str, cosmo: Any) -> None:
+    options = {"linear_power": table_of(cosmo, 1.0, change.pop("low", 1e-5))} | change
+    with pytest.raises(ValueError, match=message):
+        infer.LinearField(configure(), cosmo, **options)(jnp.zeros(SHAPE), jax.tree.map(jnp.asarray, parameters))
+
+
 def test_a_failed_simulation_has_no_density() -> None:
     config = configure()
     position = {"noise": 0.1 * jnp.ones(SHAPE), "parameters": {}}

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import jax.numpy as jnp
+import jax_cosmo
 import numpy as np
 import pytest
 import zarr
 from inferences import LENSING, SMALL, plan_of
 
+import pmwd_dist as pmd
 from pmwd_dist.cli.display import inference_lines
 from pmwd_dist.run.identity import differences, identity
 from pmwd_dist.run.inference import check_inference
@@ -66,6 +69,24 @@ WRONG = {
 def test_wrong_settings_are_named(message: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=message):
         plan_of(tmp_path / "run", *WRONG[message])
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+def test_a_table_has_sigma8_where_it_is_normalised(normalise: bool, tmp_path: Path) -> None:
+    cosmo = jax_cosmo.Planck15(sigma8=0.8159)
+    k = np.geomspace(1e-5, 50, 1000)
+    np.savetxt(tmp_path / "table.txt", np.stack([k, 3 * np.asarray(pmd.linear_power(k, cosmo))], 1))
+    prior = 'priors.sigma8={ kind = "normal", mean = 0.8, sd = 0.1, low = 0.2 }'
+    given = ["cosmology.linear_power=table.txt", f"cosmology.normalise={str(normalise).lower()}", prior]
+    if not normalise:
+        with pytest.raises(SettingsError, match=r"priors.sigma8: would not .*; use cosmology.normalise = true, or"):
+            plan_of(tmp_path / "run", *given)
+        return
+    noise = np.random.default_rng(0).standard_normal((4, 4, 4))
+    parameters = {"b1": jnp.asarray(1.0), "sigma8": jnp.asarray(0.7)}
+    models = (plan_of(tmp_path / "run", *overrides).model for overrides in (given, [prior]))
+    with_table, without = (model.forward(noise, parameters) for model in models)
+    np.testing.assert_allclose(with_table, without, rtol=1e-3)
 
 
 LIGHT = 'priors.omega_m={ kind = "normal", mean = 0.3, sd = 0.1, low = 0.05 }'

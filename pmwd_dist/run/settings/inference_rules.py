@@ -104,11 +104,15 @@ def _of_model(model: Model, given: Priors) -> list[str]:
 def _of_cosmology(cosmology: Any, given: Priors) -> list[str]:
     if cosmology.linear_power is None:
         return []
-    return [
+    problems = [
         f"priors.{name}: would not change the P(k) of cosmology.linear_power; leave one of them out"
-        for name in ("sigma8", "n_s", "h", "omega_b")
+        for name in ("n_s", "h", "omega_b")
         if name in given.given
     ]
+    if "sigma8" in given.given and not cosmology.normalise:
+        remedy = "use cosmology.normalise = true, or leave one of them out"
+        problems.append(f"priors.sigma8: would not change the P(k) of cosmology.linear_power; {remedy}")
+    return problems
 
 
 def _of_truth(data: Data, given: Priors, cosmology: Any, model: Model) -> list[str]:
