@@ -23,7 +23,7 @@ from pmwd_dist.parallel.inputs import check_unmasked
 from pmwd_dist.pm import fourier
 from pmwd_dist.pm.inputs import mesh_field
 
-_FLOOR = 0.01  # predicted density, in units of the mean, below which Poisson means fall exponentially
+_FLOOR = 0.05  # predicted density, in units of the mean, below which Poisson means fall exponentially
 
 
 class Likelihood(Protocol):
@@ -142,8 +142,9 @@ class Gaussian(eqx.Module):
 class Poisson(eqx.Module):
     """Counts of galaxies in cells, drawn independently: data ~ Poisson(nbar * selection * (1 + delta)).
 
-    Below 0.01 of the mean, where bias can make predictions negative, 0.01 exp(100 (1 + delta) - 1) stands for
-    1 + delta: positive, with the same value and slope there.
+    Below 0.05 of the mean, where bias can make predictions negative, 0.05 exp(20 (1 + delta) - 1) stands for
+    1 + delta: positive, with the same value and slope there. A lower floor needs shorter steps of a sampler: the slope
+    of the log density of a galaxy in such a cell is the inverse of the floor.
 
     Args:
       nbar: mean number in a cell where the selection is 1: a number or the name of a parameter.
@@ -181,16 +182,19 @@ class Poisson(eqx.Module):
     def logdensity(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """Logarithm of the probability of the counts."""
         del config
-        mean = self.mean(seen(field, self.mask, 1), parameters)
-        data = seen(data, self.mask).astype(mean.dtype)
-        some = mean > 0  # a selection of 0 allows no galaxies
-        terms = data * jnp.log(jnp.where(some, mean, 1)) - mean - gammaln(data + 1)
+        field = seen(field, self.mask, 1)
+        data = seen(data, self.mask).astype(field.dtype)
+        selection = jnp.ones((), field.dtype) if self.selection is None else self.selection.astype(field.dtype)
+        some = selection > 0  # a selection of 0 allows no galaxies
+        factor = jnp.asarray(self._nbar(parameters), field.dtype) * jnp.where(some, selection, 1)
+        log_mean = jnp.log(factor) + _log_positive(field)  # of a mean that may underflow
+        terms = data * log_mean - self.mean(field, parameters) - gammaln(data + 1)
         terms = jnp.where(some, terms, jnp.where(data > 0, -jnp.inf, 0))
         return jnp.sum(seen(terms, self.mask))
 
     def mean(self, field: Array, parameters: Mapping[str, ArrayLike]) -> Array:
         """Expected number of galaxies in each cell."""
-        positive = jnp.where(field > _FLOOR, field, _FLOOR * jnp.exp(jnp.minimum(field / _FLOOR, 1) - 1))
+        positive = jnp.where(field > _FLOOR, field, jnp.exp(_log_positive(jnp.minimum(field, _FLOOR))))
         mean = jnp.asarray(self._nbar(parameters), field.dtype) * positive
         return mean if self.selection is None else self.selection.astype(field.dtype) * mean
 
@@ -228,6 +232,12 @@ class Poisson(eqx.Module):
 
     def _nbar(self, parameters: Mapping[str, ArrayLike]) -> Any:
         return value_of(self.nbar if self.name is None else self.name, parameters)
+
+
+def _log_positive(field: Array) -> Array:
+    """Logarithm of the density that stands for a predicted one, its own above the floor."""
+    low = field <= _FLOOR
+    return jnp.where(low, math.log(_FLOOR) + field / _FLOOR - 1, jnp.log(jnp.where(low, 1, field)))
 
 
 def _placed(field: Array, config: Config) -> Array:

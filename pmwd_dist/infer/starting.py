@@ -33,15 +33,22 @@ def begun(key: Array, positions: Position, posterior: Posterior, axis: str | Non
         if wrong.size:
             where = f"{wrong.size} of {len(fine[0])} chains begin, as chain {wrong[0]} does"
             raise SimulationError(
-                f"the {what} is not finite where {where}{_at(posterior, positions, wrong[0])}; {_ELSEWHERE}"
+                f"the {what} is not finite where {where}{_at(posterior, positions, int(wrong[0]))}; {_ELSEWHERE}"
             )
     return run
 
 
 def _at(posterior: Posterior, positions: Position, chain: int) -> str:
-    """Parameters where a chain begins."""
-    numbers = posterior.parameters(jax.tree.map(lambda x: x[chain], positions))
-    return " with " * bool(numbers) + ", ".join(f"{name} = {float(x):.4g}" for name, x in numbers.items())
+    """Parameters where a chain begins, and what is odd about the field that is predicted there."""
+    position = jax.tree.map(lambda x: x[chain], positions)
+    numbers = posterior.parameters(position)
+    field, fine = eqx.filter_jit(lambda p, z: p.model.predict(*p.unwhiten(z)))(posterior, position)
+    there = " with " * bool(numbers) + ", ".join(f"{name} = {float(x):.4g}" for name, x in numbers.items())
+    if not fine:
+        return f"{there}, where the simulation fails"
+    counts = {"negative": int(jnp.sum(field < 0)), "not finite": int(jnp.sum(~jnp.isfinite(field)))}
+    odd = " and ".join(f"{what} in {count} of {field.size} cells" for what, count in counts.items() if count)
+    return f"{there}, where the prediction is {odd}" if odd else there
 
 
 @eqx.filter_jit

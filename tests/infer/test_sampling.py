@@ -32,7 +32,7 @@ from pmwd_dist.infer.samplers.blocks import run_blocks
 from pmwd_dist.infer.samplers.methods import Tuning
 from pmwd_dist.infer.storage import read_arrays, write_arrays
 from pmwd_dist.pm.modes import white_noise
-from pmwd_dist.pm.status import SimulationError
+from pmwd_dist.pm.status import Code, SimulationError
 
 BIAS, SIGMA, SHAPE = 1.5, 0.5, (4, 4, 4)
 
@@ -50,6 +50,13 @@ def posterior_of(forward: Any = forward, pdims: tuple[int, int] = (1, 1), **prio
 
 def starts(posterior: infer.Posterior, chains: int = 2) -> Any:
     return jax.vmap(posterior.initial)(jax.random.split(jax.random.key(1), chains))
+
+
+class Logarithmic(infer.Gaussian):
+    """A user's likelihood, of which a negative prediction has no density."""
+
+    def logdensity(self, data: Any, field: Any, parameters: Any, config: Any) -> Any:
+        return jnp.sum(jnp.log(field))
 
 
 OPTIONS: dict[str, Any] = {"key": jax.random.key(2), "tuning_steps": 300, "thin": 2, "chunk": 50}
@@ -335,9 +342,19 @@ def test_failures_stop_a_run(run: tuple[Any, ...], tmp_path: Path) -> None:
         infer.sample(posterior, starts(posterior), steps=700, output=tmp_path / "run", **options)
     lost = jax.tree.map(lambda x: jnp.inf * x, starts(posterior))
     with pytest.raises(
-        SimulationError, match="the log density is not finite where 2 of 2 chains begin, as chain 0 does with c = "
+        SimulationError,
+        match="the log density is not finite where 2 of 2 chains begin, as chain 0 does with c = .*, where the "
+        "prediction is not finite in 64 of 64 cells; begin elsewhere",
     ):
         infer.sample(posterior, lost, steps=100, output=tmp_path / "b", **OPTIONS)
+    for forward, message in (
+        (lambda noise, _: -1 - noise**2, "where the prediction is negative in 64 of 64 cells"),
+        (lambda noise, _: (noise, jnp.asarray(Code.NOT_FINITE)), "where the simulation fails; begin elsewhere"),
+    ):
+        model = infer.Model(posterior.model.config, forward, {}, Logarithmic(SIGMA))
+        begun = model.condition(np.asarray(posterior.data))
+        with pytest.raises(SimulationError, match=message):
+            infer.sample(begun, starts(begun), steps=100, output=tmp_path / "d", **OPTIONS)
     steep = posterior_of(lambda noise, _: 1 + jnp.sqrt(jnp.abs(noise)))  # of infinite slope at 0
     flat = {"noise": jnp.ones((2, *SHAPE)).at[1].set(0), "parameters": {}}
     with pytest.raises(
