@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
+from numbers import Real
 from typing import Any, Literal, Protocol, get_args
 
 import equinox as eqx
@@ -243,6 +244,16 @@ def modes_at(noise: Array, cosmo: Parameters, parameters: Mapping[str, ArrayLike
 def value_of(value: Any, parameters: Mapping[str, ArrayLike]) -> Any:
     """A number as it is, or the parameter of this name."""
     return parameters[value] if isinstance(value, str) else value
+
+
+def of_shape(x: Any, shape: tuple[int, ...], function: str, what: str) -> Any:
+    """The result of a user's function, or ValueError unless it has this shape."""
+    there = () if isinstance(x, Real) else getattr(x, "shape", None)
+    if there != shape:
+        found = f"an array of shape {there}" if there is not None else "None" if x is None else f"a {type(x).__name__}"
+        constraint = f"returns {found}, and must return {what} of shape {shape}"
+        raise ArgumentError(function, x, constraint, show_value=False)
+    return x
 
 
 def cosmology_at(

@@ -18,7 +18,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.infer import trees
 from pmwd_dist.infer.adaptation import Adaptation
-from pmwd_dist.infer.forward import COSMOLOGY
+from pmwd_dist.infer.forward import COSMOLOGY, of_shape
 from pmwd_dist.infer.informing import constant, unused
 from pmwd_dist.infer.likelihoods import Likelihood, seen
 from pmwd_dist.infer.numpyro import numpyro_sites
@@ -119,7 +119,8 @@ class Model(eqx.Module):
     def predict(self, noise: Array, parameters: Mapping[str, ArrayLike]) -> tuple[Array, Array]:
         """The field that the forward model predicts, and whether it succeeded."""
         out = self.forward(noise, parameters)
-        field, status = out if isinstance(out, tuple) else (out, None)
+        field, status = out if isinstance(out, tuple) and len(out) == 2 else (out, None)
+        field = of_shape(field, self._layout_of_data()[0], "forward", "a field")
         if status is None:
             return field, jnp.ones((), bool)
         return field, (status.code if isinstance(status, Status) else status) == Code.SUCCESSFUL
@@ -129,7 +130,9 @@ class Model(eqx.Module):
         """Data drawn from the likelihood at a position; not a number where the simulation failed."""
         parameters = self.parameters(position)
         field, fine = self.predict(position["noise"], parameters)
-        data = self.likelihood.draw(key, field, parameters, self.config)
+        data = of_shape(
+            self.likelihood.draw(key, field, parameters, self.config), field.shape, "likelihood.draw", "data"
+        )
         return jax.lax.with_sharding_constraint(jnp.where(fine, data, jnp.nan), self._layout_of_data()[1])
 
     def condition(
@@ -226,6 +229,7 @@ class Posterior(eqx.Module):
         noise, parameters, log_volume = self._unwhiten(position)
         field, fine = self.model.predict(noise, parameters)
         value = self.model.likelihood.logdensity(self.data, field, parameters, self.model.config)
+        value = jnp.asarray(of_shape(value, (), "likelihood.logdensity", "a number"))
         white = self._white(position)
         value = self.weight.astype(value.dtype) * value + log_volume
         value = value - 0.5 * trees.dot(noise, noise) - 0.5 * trees.dot(white, white)

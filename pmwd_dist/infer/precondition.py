@@ -30,6 +30,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.infer.adaptation import BANDS, CLASSES, Adaptation, bands, mode_counts
 from pmwd_dist.infer.adapting import Seen
+from pmwd_dist.infer.forward import of_shape
 from pmwd_dist.infer.priors import Prior, unwhiten
 from pmwd_dist.parallel.fft import pirfft3d, prfft3d
 
@@ -187,7 +188,7 @@ class Preconditioner(eqx.Module):
         if self.linear:
             variance, gain = wiener(self.forward, self.likelihood, parameters, config)
             width, volume = jnp.sqrt(variance), 0.5 * jnp.sum(mode_counts(config, float) * jnp.log(variance))
-            mean = gain * prfft3d(self.likelihood.contrast(self.data, parameters), config.decomposition)
+            mean = gain * prfft3d(_contrast(self.likelihood, self.data, parameters), config.decomposition)
         else:
             assert adaptation is not None
             assert adaptation.mean is not None
@@ -200,6 +201,10 @@ class Preconditioner(eqx.Module):
         if follow:
             mean = mean * each.at(adaptation.gain(u))
         return width, mean, volume + jnp.sum(self.sums(jnp.ones(()), config) * stretch)
+
+
+def _contrast(likelihood: Any, data: Array, parameters: Mapping[str, ArrayLike]) -> Array:
+    return of_shape(likelihood.contrast(data, parameters), data.shape, "likelihood.contrast", "a field")
 
 
 def _vector(numbers: Mapping[str, Array]) -> Array:
@@ -288,7 +293,7 @@ def wiener_draw(
     size = jnp.sqrt(jnp.where(jnp.isinf(variance), 0, variance))  # what is not compared has a gain of 0
     errors = jax.random.normal(key, data.shape, data.dtype)
     contrast, drawn, errors = (
-        prfft3d(x, decomposition) for x in (likelihood.contrast(data, parameters), noise, errors)
+        prfft3d(x, decomposition) for x in (_contrast(likelihood, data, parameters), noise, errors)
     )
     change = gain * (contrast - forward.response(parameters) * drawn - size * errors)
     return noise + pirfft3d(change.astype(_complex(noise)), config.particle_shape, decomposition)

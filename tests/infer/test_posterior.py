@@ -190,7 +190,6 @@ def test_gradients_agree_with_differences(cosmo: Any) -> None:
     np.testing.assert_allclose(long, [1.8 + f, 1.8 + f / 2], rtol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore:data are 1 everywhere")
 def table_of(cosmo: Any, factor: float, low: float = 1e-5) -> tuple[np.ndarray, np.ndarray]:
     k = np.geomspace(low, 50, 2000)
     return k, factor * np.asarray(pmd.linear_power(k, cosmo))
@@ -236,6 +235,7 @@ def test_tables_that_do_not_follow_are_refused(change: Any, parameters: Any, mes
         infer.LinearField(configure(), cosmo, **options)(jnp.zeros(SHAPE), jax.tree.map(jnp.asarray, parameters))
 
 
+@pytest.mark.filterwarnings("ignore:data are 1 everywhere")
 def test_a_failed_simulation_has_no_density() -> None:
     config = configure()
     position = {"noise": 0.1 * jnp.ones(SHAPE), "parameters": {}}
@@ -282,6 +282,64 @@ def test_wrong_models_are_refused(cosmo: Any) -> None:
         infer.LinearField(configure(particle_shape=(4, 3, 2)), cosmo)
     with pytest.raises(ValueError, match='gravity=.* must be "nbody" or "lpt"'):
         infer.Simulation(config, cosmo, gravity="linear")  # type: ignore[arg-type]
+
+
+class Own(infer.Gaussian):
+    """A user's likelihood with a wrong method."""
+
+    wrong: Any = eqx.field(static=True)
+
+    def __init__(self, **wrong: Any):
+        super().__init__(1.0)
+        self.wrong = tuple(wrong.items())
+
+    def logdensity(self, data: Any, field: Any, parameters: Any, config: Any) -> Any:
+        value = super().logdensity(data, field, parameters, config)
+        return dict(self.wrong).get("logdensity", lambda *_: value)(data, field)
+
+    def draw(self, key: Any, field: Any, parameters: Any, config: Any) -> Any:
+        return dict(self.wrong).get("draw", lambda _: field)(field)
+
+    def contrast(self, data: Any, parameters: Any) -> Any:
+        return dict(self.wrong).get("contrast", lambda data: data - 1)(data)
+
+
+WRONG_SHAPES = {
+    r"forward returns None, and must return a field of shape \(8, 6, 4\)": (lambda *_: None, {}),
+    r"forward returns an array of shape \(\), and must return a field of shape \(8, 6, 4\)": (lambda *_: 1.0, {}),
+    r"forward returns an array of shape \(8, 6\), and must": (lambda noise, _: noise[:, :, 0], {}),
+    r"forward returns a tuple, and must return a field": (lambda noise, _: (noise, None, None), {}),
+    r"forward returns None, and must return a field of": (lambda *_: (None, None), {}),
+    r"likelihood.logdensity returns None, and must return a number of shape \(\)": (
+        None,
+        {"logdensity": lambda *_: None},
+    ),
+    r"likelihood.logdensity returns an array of shape \(8, 6, 4\), and must return a number of shape \(\)": (
+        None,
+        {"logdensity": lambda data, field: -((data - field) ** 2)},
+    ),
+    r"likelihood.draw returns an array of shape \(\), and must return data of shape \(8, 6, 4\)": (
+        None,
+        {"draw": jnp.sum},
+    ),
+    r"likelihood.contrast returns an array of shape \(\), and must return a field": (None, {"contrast": jnp.mean}),
+}
+
+
+@pytest.mark.parametrize("message", WRONG_SHAPES)
+def test_functions_of_users_that_return_other_shapes_are_refused(message: str, cosmo: Any) -> None:
+    forward, wrong = WRONG_SHAPES[message]
+    config = configure()
+    model = infer.Model(config, forward or infer.LinearField(config, cosmo), {}, Own(**wrong))
+    position = model.draw(jax.random.key(0))
+
+    def use() -> None:
+        posterior = model.condition(np.arange(192.0).reshape(SHAPE), precondition=None if forward else "conditional")
+        eqx.filter_jit(posterior.logdensity)(position)
+        model.mock(jax.random.key(1), position)
+
+    with pytest.raises(ValueError, match=message):
+        use()
 
 
 def test_data_that_are_the_same_everywhere_are_warned_of(cosmo: Any) -> None:
