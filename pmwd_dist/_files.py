@@ -9,6 +9,7 @@ import stat
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import BinaryIO
 
 _FULL = 1 << 20  # a file system with fewer free bytes is full
 
@@ -28,10 +29,13 @@ def atomic_write(path: Path, *, guard: AbstractContextManager[None] | None = Non
       guard: context in which the file is written, before it is renamed: `raise_on_all_processes()` where each process
         writes a file of its own, of which none is kept unless all are complete.
 
+    A symbolic link at either name is replaced, and never followed.
+
     Raises:
       OSError: the file could not be written; nothing is left under either name.
     """
     aside = temporary(path)
+    aside.unlink(missing_ok=True)
     try:
         with guard or nullcontext(), _naming(path):
             yield aside
@@ -62,10 +66,8 @@ def sync(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link or a folder, if it is there."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
+    """Remove a file or a link, if it is there; a folder stays."""
+    if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
 
 
@@ -111,6 +113,30 @@ def reserve(path: Path, size: int) -> None:
             file.truncate(0)
 
 
+def append_text(path: Path, text: str) -> None:
+    """Append a text to a file, and not to another one by a symbolic link, nor to a pipe that nobody reads.
+
+    Raises:
+      OSError: the file can't be written.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+    with os.fdopen(os.open(path, flags, 0o666), "a", encoding="utf-8") as file:
+        file.write(text)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading; of a pipe or a device, the reading may never end.
+
+    Raises:
+      OSError: it can't be read, or is something else.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(handle).st_mode):
+        return os.fdopen(handle, "rb")
+    os.close(handle)
+    raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
 def read_text(path: Path, most: int, *, pipe: bool = False) -> str:
     """Text of a regular file, or of a pipe where that is right, of at most so many bytes.
 
@@ -118,10 +144,7 @@ def read_text(path: Path, most: int, *, pipe: bool = False) -> str:
       OSError: it can't be read, is larger, or is something that may never end.
       UnicodeDecodeError: it isn't UTF-8.
     """
-    kind = path.stat().st_mode
-    if not (stat.S_ISREG(kind) or (pipe and stat.S_ISFIFO(kind))):
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    with path.open("rb") as file:
+    with path.open("rb") if pipe and path.is_fifo() else open_regular(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
         raise OSError(errno.EFBIG, f"larger than {most / 1e6:g} MB", str(path))

@@ -42,7 +42,7 @@ def bytes_of(text: str) -> float:
     Raises:
       ValueError: it is none.
     """
-    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*(?:([kMGT])(i?)B|B)?\s*", text)
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?(?:e[0-9]{1,2})?)\s*(?:([kMGT])(i?)B|B)?\s*", text)
     if match is None:
         raise ValueError("must be a number of bytes, such as 80GB or 79.6GiB")
     power = " kMGT".index(match[2]) if match[2] else 0

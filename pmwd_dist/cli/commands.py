@@ -45,6 +45,8 @@ TimeLimit = Annotated[
     typer.Option(metavar="TIME", help="Stop in time with a checkpoint and exit code 0: --time-limit 3h55m."),
 ]
 
+_MOST_DEVICES, _WIDEST = 1 << 20, 1 << 16  # to plan for; and cells along a side of a mesh to time
+
 
 class CommandError(Exception):
     """The command or the configuration is wrong; nothing was started."""
@@ -157,7 +159,9 @@ def check(
     output: Output = None,
     overrides: Set = [],
     grad: Annotated[bool, typer.Option("--grad", help="Compare gradients with differences, in float64.")] = False,
-    devices: Annotated[int | None, typer.Option(min=1, metavar="N", help="Plan for so many other devices.")] = None,
+    devices: Annotated[
+        int | None, typer.Option(min=1, max=_MOST_DEVICES, metavar="N", help="Plan for so many other devices.")
+    ] = None,
     device_memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Memory of each that arrays may take; default: 80GB.")
     ] = None,
@@ -219,8 +223,8 @@ def bench(
 
     _start()
     with command_errors():
-        if not all(n.isdecimal() and int(n) > 1 for n in sizes.split(",")):
-            raise ArgumentError("--sizes", sizes, "must be whole numbers of 2 or more", "for example 64,128")
+        if not all(n.isdecimal() and len(n) < 8 and 1 < int(n) <= _WIDEST for n in sizes.split(",")):
+            raise ArgumentError("--sizes", sizes, f"must be whole numbers of 2 to {_WIDEST}", "for example 64,128")
         for line in bench_lines([int(n) for n in sizes.split(",")], output):
             _say(line)
 

@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
@@ -73,6 +74,11 @@ def _print(code: int, lines: Sequence[str]) -> None:
 
 
 def _call(arguments: list[str], began: float) -> int:
+    for name in (*arguments, str(Path.cwd())):
+        try:
+            os.fsencode(name).decode("utf-8")
+        except UnicodeError as error:
+            raise CommandError(f"{name!a}: is not UTF-8; use another name") from error
     with connection_errors():
         code = int(app(arguments, prog_name="pmwd-dist", standalone_mode=False, obj=began) or 0)
     if code == _INTERRUPTED:  # typer turns a KeyboardInterrupt into an exit code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import h5py
 import numpy as np
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist._files import atomic_write, exists, remove, temporary
+from pmwd_dist._files import atomic_write, exists, temporary
 from pmwd_dist.infer.chains import Chain
 
 Coordinates = dict[str, np.ndarray]
@@ -92,7 +93,8 @@ def _write_store(path: Path, groups: dict[str, tuple[Variables, Coordinates]]) -
     import zarr
 
     aside = temporary(path)
-    remove(aside)
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
     try:
         store: Any = zarr.open_group(aside, mode="w", zarr_format=2)  # of which summaries of all metadata are part
         for path_of_group, (variables, coordinates) in groups.items():
@@ -108,5 +110,5 @@ def _write_store(path: Path, groups: dict[str, tuple[Variables, Coordinates]]) -
         zarr.consolidate_metadata(aside)
         aside.rename(path)
     except BaseException:
-        remove(aside)
+        shutil.rmtree(aside, ignore_errors=True)
         raise

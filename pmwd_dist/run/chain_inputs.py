@@ -18,9 +18,8 @@ from pmwd_dist.infer.storage import Arrays, Shapes, read_arrays, reading, write_
 from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.run import events, manifest
 from pmwd_dist.run.folder import Log
-from pmwd_dist.run.inference import InferencePlan, truth_of
+from pmwd_dist.run.inference import DATA, START, InferencePlan, truth_of
 
-DATA, START = "data.h5", "start.h5"
 _JOINT = "leaves out how wide the posterior of the noise is, overfits the data and is biased"
 _REMAKE = "remove it, and the same is made again"
 

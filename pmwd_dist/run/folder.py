@@ -7,12 +7,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pmwd_dist._files import atomic_write, temporary
+from pmwd_dist._files import append_text, atomic_write, temporary
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import raise_on_all_processes
 from pmwd_dist.run import light_cone, lock, manifest
 from pmwd_dist.run.events import Ended, Event, Judged, Listener, Started, Warned, record
 from pmwd_dist.run.identity import identity
+from pmwd_dist.run.inference import InferencePlan
 from pmwd_dist.run.lock import folder_lock
 from pmwd_dist.run.output import output_names
 from pmwd_dist.run.plan import Plan
@@ -59,9 +60,10 @@ def _check_content(plan: Plan, *, overwrite: bool) -> None:
         return
     if not overwrite:
         raise ValueError(f"{folder}: not empty; use --overwrite, another --output, or `pmwd-dist resume {folder}`")
-    for z in plan.outputs.values():
-        manifest.check_free(folder, output_names(plan, z))
-    manifest.check_free(folder, light_cone.files(plan))
+    outputs = [name for z in plan.outputs.values() for name in output_names(plan, z)]
+    outputs += plan.files if isinstance(plan, InferencePlan) else light_cone.files(plan)
+    manifest.check_free(folder, [CONFIG, _RUN, _LOG, _TABLE, *outputs])
+    manifest.check_removable(folder)
 
 
 def _write_config(plan: Plan) -> None:
@@ -69,9 +71,10 @@ def _write_config(plan: Plan) -> None:
     folder, settings = plan.folder, plan.settings
     table = settings.cosmology.linear_power
     content = None if table is None else Path(table).read_bytes()  # perhaps the table of the earlier run
+    own = identity(plan)
     if _content(folder):
         manifest.remove_files(folder)
-    manifest.create(folder, identity(plan), [CONFIG, _RUN, _LOG, *([] if content is None else [_TABLE])])
+    manifest.create(folder, own, [CONFIG, _RUN, _LOG, *([] if content is None else [_TABLE])])
     if content is not None:
         _write(folder / _TABLE, content)
         own = settings.cosmology.model_copy(update={"linear_power": _TABLE})
@@ -113,8 +116,7 @@ class Log:
         path, now = self._folder / _LOG, time.strftime("%Y-%m-%dT%H:%M:%S%z")
         fields = record(event)
         try:
-            with path.open("a", encoding="utf-8") as log:
-                log.write(json.dumps({"time": now, **fields}) + "\n")
+            append_text(path, json.dumps({"time": now, **fields}) + "\n")
             if isinstance(event, Started):
                 self._summarise({"status": "running", "started": now, **fields})
             elif isinstance(event, Judged):

@@ -12,6 +12,7 @@ import numpy as np
 
 from pmwd_dist import infer
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist.infer.chains import chain_files
 from pmwd_dist.infer.forward import cosmology_at
 from pmwd_dist.infer.informing import constant
 from pmwd_dist.infer.model import POSITIVE
@@ -27,6 +28,7 @@ from pmwd_dist.run.settings.inference_sections import BIASES, COSMOLOGY
 from pmwd_dist.run.settings.light_cone import field_of_view
 from pmwd_dist.run.settings.writing import toml_value
 
+DATA, START = "data.h5", "start.h5"
 _ARGUMENTS = {
     "data": "data.file",
     "density": "likelihood.density",
@@ -58,6 +60,11 @@ class InferencePlan(Plan):
         """Number of chunks of draws."""
         sampler = self.settings.sampler
         return sampler.steps // (sampler.thin * sampler.chunk)
+
+    @property
+    def files(self) -> list[str]:
+        """Names of the files that hold numbers; pictures follow."""
+        return [DATA, START, *chain_files(self.chunks)]
 
     @property
     def chain_axis(self) -> str | None:

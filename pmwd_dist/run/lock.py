@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import socket
+import stat
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,8 +41,11 @@ def folder_lock(folder: Path) -> Generator[None]:
 def _acquire(path: Path) -> int:
     """The open file, locked."""
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        if path.is_symlink():
+            raise _in_the_way(path)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         try:
+            _check_own(handle, path)
             _lock(handle, path)
             if _is_at(handle, path):
                 return handle
@@ -49,6 +53,17 @@ def _acquire(path: Path) -> int:
             os.close(handle)
             raise
         os.close(handle)  # the holder before us removed it while we opened it
+
+
+def _check_own(handle: int, path: Path) -> None:
+    """Raise ValueError unless it is a regular file that has no other name."""
+    found = os.fstat(handle)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        raise _in_the_way(path)
+
+
+def _in_the_way(path: Path) -> ValueError:
+    return ValueError(f"{path}: is in the way, and not the lock of a run; move it")
 
 
 def _lock(handle: int, path: Path) -> None:

@@ -80,6 +80,18 @@ def check_free(folder: Path, names: Iterable[str]) -> None:
             raise FileExistsError(17, "is in the way, and not a file of this run; move it", str(folder / name))
 
 
+def check_removable(folder: Path) -> None:
+    """Raise if a folder is in the place of a file of the run, which `remove_files` would leave.
+
+    Raises:
+      FileExistsError: there is such a folder.
+    """
+    for name in files(folder):
+        for path in (folder / name, temporary(folder / name)):
+            if path.is_dir() and not (path.is_symlink() or name.startswith("checkpoint_")):
+                raise FileExistsError(17, "is a folder in the place of a file of this run; move it", str(path))
+
+
 def remove_files(folder: Path) -> None:
     """Remove all files of a run, its manifest last; other files stay.
 
@@ -91,7 +103,7 @@ def remove_files(folder: Path) -> None:
         for path in (folder / name, temporary(folder / name)):
             if name.startswith("checkpoint_"):
                 checkpoint.discard(path)
-            elif path.is_symlink() or path.is_file():
+            else:
                 remove(path)
     remove(folder / NAME)
 

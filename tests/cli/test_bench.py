@@ -38,7 +38,7 @@ def test_times_floor_and_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert forward.bytes_per_particle > 24  # positions and momenta alone
 
 
-@pytest.mark.parametrize("sizes", ["0", "8,ten", ""])
+@pytest.mark.parametrize("sizes", ["0", "8,ten", "", "99999999", "60000"])
 def test_wrong_sizes_fail(sizes: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setattr(measure, "copy_bandwidth", lambda: 1e9)
     with pytest.raises(SystemExit) as ended:

@@ -74,6 +74,19 @@ def test_wrong_commands_fail(cli: Cli, file: Path):
     fails(cli("power", "x.hdf5", "--mesh", "2"), "--mesh")
 
 
+def test_huge_requests_fail(cli: Cli, file: Path):
+    fails(cli("check", file, "--devices", 10**20), "--devices", "1048576")
+    fails(cli("check", file, "--devices", 4, "--device-memory", "1e999GB"), "must be a number of bytes")
+    fails(cli("check", file, "--set", "x" * 100_000), "--set xxx", "must look like section.key=value", lines=1)
+    fails(cli("autotune", 99999999999999), "shape=(99999999999999, ", "use a smaller mesh, or more devices", lines=1)
+    fails(cli("autotune", 16, "--halo", 10**20), "halo=100000000000000000000 is wider than the mesh", lines=1)
+
+
+def test_names_that_are_not_utf_8_fail(cli: Cli, file: Path):
+    for verb in ("run", "check"):
+        fails(cli(verb, file, "--output", "a\udcff"), "'a\\udcff': is not UTF-8; use another name", lines=1)
+
+
 def test_template_can_be_run(cli: Cli, tmp_path: Path):
     code, out, err = cli("template")
     assert (code, err) == (0, "")

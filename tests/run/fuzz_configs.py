@@ -166,6 +166,11 @@ def texts() -> Iterator[Case]:
     yield Case("keys", b'"a\\nb" = 1\n["c\\u001b[2J"]\nd = 1\n', valid=False)
     yield Case("digits", b"[box]\nsize = " + b"9" * 10_000, valid=False)
     yield Case("large", SMALL.encode() + b"#" * 2_000_000, valid=False)
+    yield Case("sections", SMALL.encode() + b"".join(b"[s%d]\n" % i for i in range(100_000)), valid=False)
+    yield Case("several sections", SMALL.encode() + b"".join(b"[s%d]\n" % i for i in range(1500)), valid=False)
+    yield Case("long key", b"[box]\n" + b"k" * 200_000 + b" = 1\n", valid=False)
+    yield Case("dots", b"a." * 40_000 + b"a = 1\n", valid=False)
+    yield Case("hexadecimal", b"[noise]\nseed = 0x" + b"f" * 9000, valid=False)
     yield Case("binary", bytes(range(256)), valid=False)
     yield Case("empty", b"", valid=False)
 

@@ -54,6 +54,23 @@ def test_large_files_are_not_read(tmp_path: Path) -> None:
         read(tmp_path / fuzz.CONFIG)
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("".join(f"[s{i}]\n" for i in range(9000)), "holds 9000 keys and values, and a configuration at most 2000"),
+        ("[noise]\n" + "".join(f"k{i} = 1\n" for i in range(1900)), "and 1882 more problems"),
+        ("k" * 90_000 + " = 1\n", "it has a line of 90004 characters, and a configuration at most 3000"),
+        ("#" * 200_000, "larger than 0.1 MB"),
+    ],
+)
+def test_huge_configs_are_few_lines(text: str, problem: str, tmp_path: Path) -> None:
+    (tmp_path / fuzz.CONFIG).write_text(text)
+    with pytest.raises(SettingsError) as refused:
+        read(tmp_path / fuzz.CONFIG)
+    assert refused.value.problems[-1].endswith(problem)
+    assert len(refused.value.problems) <= 21
+
+
 def test_a_power_that_moves_particles_too_far_says_so(tmp_path: Path) -> None:
     (case,) = (case for case in fuzz.tables() if case.name == "table: too large")
     (tmp_path / fuzz.CONFIG).write_bytes(case.config)

@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 from runs import make, resumed
 
+from pmwd_dist._files import atomic_write
 from pmwd_dist.run import lock, manifest
-from pmwd_dist.run.folder import prepare_folder
+from pmwd_dist.run.events import Event, Warned
+from pmwd_dist.run.folder import Log, prepare_folder
 from pmwd_dist.run.plan import Plan, make_plan
 from pmwd_dist.run.settings import read
 from pmwd_dist.run.settings.models import Noise
@@ -183,3 +185,55 @@ def test_a_finished_run_does_not_resume(run: Plan):
         pass
     with hold_folder(run):
         pass
+
+
+def test_overwrite_looks_at_everything_before_it_removes_a_file(run: Plan):
+    put(run.folder, "power_z3.000.csv")
+    manifest.claim(run.folder, [])
+    path = run.folder / "manifest.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"files": [*content["files"], "power_z3.000.csv"]}))
+    for name in ("config.toml", "run.json", ".log.jsonl.part"):
+        (run.folder / name).unlink(missing_ok=True)
+        put(run.folder, f"{name}/mine.txt")
+        before = names(run.folder)
+        with pytest.raises(FileExistsError, match="is a folder in the place of a file of this run; move it"):
+            prepare_folder(run, overwrite=True)
+        assert names(run.folder) == before
+        (run.folder / name / "mine.txt").unlink()
+        (run.folder / name).rmdir()
+    content["files"].remove("run.json")
+    path.write_text(json.dumps(content | {"files": [*content["files"], "power_z3.000.csv"]}))
+    put(run.folder, "run.json")
+    with pytest.raises(FileExistsError, match="in the way"):
+        prepare_folder(run, overwrite=True)
+    assert (run.folder / "power_z3.000.csv").exists()
+
+
+def test_no_file_is_written_through_a_link(run: Plan, tmp_path: Path):
+    """Neither a lock, nor a log, nor what is written aside, by symbolic links or by other names of a file."""
+    mine = tmp_path / "mine.txt"
+    mine.write_text("mine")
+    holder, log = run.folder / lock.NAME, run.folder / "log.jsonl"
+    for link in (holder.symlink_to, holder.hardlink_to):
+        link(mine)
+        with pytest.raises(StartError, match="is in the way, and not the lock"), hold_folder(run):
+            pass
+        holder.unlink()
+    os.mkfifo(holder)
+    with pytest.raises(StartError, match="is in the way, and not the lock"), hold_folder(run):
+        pass
+    holder.unlink()
+    logged: list[Event] = []
+    for put_aside in (lambda: log.symlink_to(mine), lambda: os.mkfifo(log)):
+        put_aside()
+        Log(run.folder, logged.append)(Warned("text"))
+        assert [event.message.partition(": ")[0] for event in logged if isinstance(event, Warned)] == [str(log), "text"]
+        log.unlink()
+        logged.clear()
+    aside = run.folder / ".power_z1.000.csv.part"
+    aside.symlink_to(mine)
+    with atomic_write(run.folder / "power_z1.000.csv") as file:
+        file.write_text("ours")
+    assert mine.read_text() == "mine"
+    assert (run.folder / "power_z1.000.csv").read_text() == "ours"

@@ -21,13 +21,16 @@ from pmwd_dist.run.settings.writing import printable, toml_value
 
 Tree = dict[str, Any]
 AnySettings = TypeVar("AnySettings", bound=Settings)
-_LARGEST = 1_000_000  # bytes of a file
+_LARGEST, _LONGEST_LINE, _MOST_ENTRIES = 100_000, 3000, 2000  # bytes, characters, and keys and values of a file
+_MOST_PROBLEMS = 20  # that are listed
 
 
 class SettingsError(ValueError):
     """Settings with problems, one line for each."""
 
     def __init__(self, problems: Sequence[str]):
+        if more := len(problems[_MOST_PROBLEMS:]):
+            problems = [*problems[:_MOST_PROBLEMS], f"and {more} more problems"]
         super().__init__("\n".join(problems))
         self.problems = tuple(problems)
 
@@ -66,6 +69,8 @@ def _read_tree(model: type[AnySettings], tree: Tree, path: Path, overrides: Iter
     problems: list[str] = []
     for text in overrides:
         problems += _override(tree, text)
+    if (count := _entries(tree)) > _MOST_ENTRIES:
+        raise SettingsError([f"{path}: holds {count} keys and values, and a configuration at most {_MOST_ENTRIES}"])
     contents, found = _contents(tree, model.sections)
     problems += found
     sections: dict[str, Any] = {}
@@ -78,6 +83,18 @@ def _read_tree(model: type[AnySettings], tree: Tree, path: Path, overrides: Iter
     sections = _absolute(sections, path)
     observe = {name: sections.pop(f"observe.{name}", None) for name in OBSERVABLES}
     return model(**model.absolute(sections, path.parent), observe=Observe(**observe))
+
+
+def _entries(tree: Tree) -> int:
+    """Number of keys and values in a tree, at any depth."""
+    left: list[object] = [tree]
+    count = 0
+    while left:
+        item = left.pop()
+        inside = list(item.values()) if isinstance(item, dict) else item if isinstance(item, list) else []
+        left += inside
+        count += len(inside)
+    return count
 
 
 def _contents(tree: Tree, sections: Sections) -> tuple[dict[str, Any], list[str]]:
@@ -111,6 +128,8 @@ def _load(path: Path) -> Tree:
 
 def _parse(text: str) -> Tree:
     """TOML; ValueError if it isn't."""
+    if (longest := max(map(len, text.splitlines()), default=0)) > _LONGEST_LINE:
+        raise ValueError(f"it has a line of {longest} characters, and a configuration at most {_LONGEST_LINE}")
     try:
         return tomllib.loads(text)
     except RecursionError as error:
@@ -122,7 +141,7 @@ def _override(tree: Tree, text: str) -> list[str]:
     name, equals, value = text.partition("=")
     keys = tuple(key.strip() for key in name.split("."))
     if not equals or len(keys) not in ((2, 3) if keys[0] == "observe" else (2,)):
-        return [f"--set {text}: must look like section.key=value, as in --set box.size=500"]
+        return [f"--set {_short(text)}: must look like section.key=value, as in --set box.size=500"]
     section: object = tree
     for key in keys[:-1]:
         section = section.setdefault(key, {}) if isinstance(section, dict) else None
@@ -239,7 +258,10 @@ def _show(value: object) -> str:
         text = toml_value(value)
     except (TypeError, ValueError):
         text = repr(value)
-    text = printable(text)
+    return _short(printable(text))
+
+
+def _short(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
