@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from types import FrameType
 from typing import NoReturn
@@ -16,12 +17,39 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
     os._exit(128 + number)
 
 
+def _fail(message: str) -> NoReturn:
+    sys.stderr.write(f"pmwd-dist: {message}\n")
+    sys.exit(2)
+
+
+def _open_streams() -> None:
+    """Open the standard streams that are closed, whose numbers the next files would take, and allow any text."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+    closed = sys.stdout is None  # pyright: ignore[reportUnnecessaryComparison]
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8")  # noqa: SIM115
+    if closed:
+        sys.stdout = open(1, "w", encoding="utf-8")  # noqa: SIM115
+        sys.stderr.write("pmwd-dist: warning: standard output is closed, and what it would show is lost\n")
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+
+
 def main() -> NoReturn:
     """Run `pmwd-dist`; until a run listens to signals itself, Ctrl-C and SIGTERM end it in one line."""
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _stop)
-    from pmwd_dist.cli import main as run
+    _open_streams()
+    if sys.flags.optimize > 1:
+        _fail("PYTHONOPTIMIZE=2 (python -OO) removes docstrings, without which jax_cosmo fails; use 1, or unset it")
+    os.environ.pop("MPLBACKEND", None)  # of windows: all figures are files
+    try:
+        from pmwd_dist.cli import main as run
+    except ValueError as error:
+        if "--traceback" in sys.argv:
+            raise
+        _fail(f"JAX does not start: {error}")  # it has read its variables
 
     run(began=_BEGAN)
 

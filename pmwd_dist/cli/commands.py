@@ -249,6 +249,7 @@ def plot(folder: Folder) -> None:
     """Draw the figures of a run again, from its data."""
     from pmwd_dist.report.figures import redraw
 
+    _start()
     with command_errors():
         figures = redraw(folder)
     _say(*(f"wrote {path}" for path in figures))
@@ -288,9 +289,16 @@ def _start() -> None:
     try:
         distributed.initialize()
         enable_compilation_cache(_warn)
-        jax.devices()
     except RuntimeError as error:
         raise CommandError(" ".join(str(error).split())) from error
+    try:
+        jax.devices()
+    except Exception as error:  # an assertion of JAX, or what follows it, where no plugin has these platforms
+        settings: Any = jax.config
+        asked = f"JAX_PLATFORMS={settings.jax_platforms}: " if settings.jax_platforms else ""
+        remedy = "install one, as by `pip install 'jax[cuda13]'`, or unset the variable"
+        reason = str(error) if isinstance(error, RuntimeError) else f"JAX has no plugin for such devices; {remedy}"
+        raise CommandError(asked + " ".join(reason.split())) from error
 
 
 def _seconds(time_limit: str | None) -> float | None:

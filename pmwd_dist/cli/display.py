@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -26,11 +28,19 @@ from pmwd_dist.run.settings.duration import duration_text
 from pmwd_dist.run.settings.writing import toml_value
 
 
+class _Console(Console):
+    """A console whose broken pipe is an error; rich's ends the program."""
+
+    def on_broken_pipe(self) -> None:
+        """Called by rich where its output is a pipe that nobody reads."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
 class Display:
     """Shows the events of a run, on process 0. A context manager, which restores the terminal at its end."""
 
     def __init__(self) -> None:
-        self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+        self.console = _Console(file=sys.stdout, highlight=False, soft_wrap=True)
         self.bar: Progress | None = None
         self.task = TaskID(0)
         self.steps = 0

@@ -39,8 +39,10 @@ def main(arguments: Sequence[str] | None = None, *, began: float | None = None) 
     """
     began = time.perf_counter() if began is None else began
     code = _run(list(sys.argv[1:] if arguments is None else arguments) or ["--help"], began)
-    with suppress(OSError):  # the terminal may be gone
+    try:
         sys.stdout.flush()
+    except OSError:  # the terminal may be gone
+        _discard_output()
     sys.exit(code)
 
 
@@ -48,11 +50,11 @@ def _run(arguments: list[str], began: float) -> int:
     try:
         return _call(arguments, began)
     except BrokenPipeError:  # as in `pmwd-dist template | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 0
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         code, lines = _explain(error)
-        alone = distributed.launched_size() == 1 or jax.process_count() == 1
+        alone = distributed.launched_size() == 1 or _process_count() == 1
         own = not alone and not isinstance(error, _SHARED)
         if alone or own or distributed.is_main():
             _print(code, [f"process {jax.process_index()}: {line}" if own else line for line in lines])
@@ -67,6 +69,18 @@ def _run(arguments: list[str], began: float) -> int:
         return code
 
 
+def _discard_output() -> None:
+    """Discard what is still in the buffer of the standard output, which Python would try to write at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _process_count() -> int:
+    try:
+        return jax.process_count()
+    except Exception:  # JAX has no device
+        return 1
+
+
 def _print(code: int, lines: Sequence[str]) -> None:
     with suppress(OSError):  # the terminal may be gone
         for line in lines:
@@ -79,8 +93,13 @@ def _call(arguments: list[str], began: float) -> int:
             os.fsencode(name).decode("utf-8")
         except UnicodeError as error:
             raise CommandError(f"{name!a}: is not UTF-8; use another name") from error
-    with connection_errors():
-        code = int(app(arguments, prog_name="pmwd-dist", standalone_mode=False, obj=began) or 0)
+    try:
+        with connection_errors():
+            code = int(app(arguments, prog_name="pmwd-dist", standalone_mode=False, obj=began) or 0)
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # typer turns it into an exit
+            raise error.__context__ from None
+        raise
     if code == _INTERRUPTED:  # typer turns a KeyboardInterrupt into an exit code
         raise KeyboardInterrupt
     return code

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import h5py
@@ -282,3 +284,55 @@ def test_a_signal_while_the_program_starts(number: int, delay: float, code: int)
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (code, "")
     assert err == {130: "pmwd-dist: interrupted\n", 143: "pmwd-dist: terminated\n"}[code]
+
+
+NO_CUDA = pytest.mark.skipif(any(map(find_spec, ("jax_cuda12_plugin", "jax_cuda13_plugin"))), reason="there is one")
+PROGRAM = [sys.executable, "-c", "import pmwd_dist_program as program; program.main()"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        pytest.param("JAX_PLATFORMS", "cuda", ("JAX_PLATFORMS=cuda", "no plugin", "unset"), marks=NO_CUDA),
+        ("JAX_PLATFORMS", "nonsense", ("JAX_PLATFORMS=nonsense", "not in the list")),
+        ("JAX_ENABLE_X64", "banana", ("JAX_ENABLE_X64", "banana")),
+        ("PYTHONOPTIMIZE", "2", ("PYTHONOPTIMIZE=2", "use 1")),
+    ],
+)
+def test_a_wrong_environment_is_a_line_at_the_start(file: Path, variable: str, value: str, words: tuple[str, ...]):
+    done = subprocess.run(
+        [*PROGRAM, "run", file, "--output", file.parent / "out"],
+        env=os.environ | {variable: value},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    fails((done.returncode, done.stdout, done.stderr), *words, lines=1)
+    assert not (file.parent / "out").exists()
+
+
+def test_a_backend_of_windows_is_not_looked_at(tmp_path: Path):
+    """Figures are files, whatever matplotlib's variable says."""
+    code = "import pmwd_dist_program as p, sys; sys.argv[1:] = ['template']\n"
+    code += "try: p.main()\nexcept SystemExit: import matplotlib.pyplot"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"MPLBACKEND": "nonsense"}, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_standard_streams_may_be_closed(tmp_path: Path):
+    """Files that are opened later don't take their place."""
+    command = f"{' '.join(map(shlex.quote, PROGRAM))} template"
+    done = subprocess.run(["bash", "-c", f"{command} >&-"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert done.stderr == "pmwd-dist: warning: standard output is closed, and what it would show is lost\n"
+    done = subprocess.run(["bash", "-c", f"{command} <&- >&- 2>&-"], capture_output=True, check=False)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("arguments", ["doctor", "--help"])
+def test_a_reader_that_goes_away_ends_the_program_quietly(arguments: str):
+    command = f"{' '.join(map(shlex.quote, PROGRAM))} {arguments} | true"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

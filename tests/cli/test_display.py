@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+from contextlib import suppress
 
 import pytest
 from rich.console import Console
@@ -28,6 +30,20 @@ def test_a_lost_terminal_does_not_end_the_run():
         display.show(["third"])
         display(Ended("finished", 1.0, 1))
     assert terminal.getvalue() == "warning: first\n"
+
+
+def test_a_pipe_that_nobody_reads_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch):
+    reader, writer = os.pipe()
+    ended = False
+    os.close(reader)
+    with suppress(BrokenPipeError), os.fdopen(writer, "w") as pipe:
+        monkeypatch.setattr("sys.stdout", pipe)
+        with Display() as display:
+            display(Warned("first"))
+            display(Ended("finished", 1.0, 1))
+        monkeypatch.undo()
+        ended = True
+    assert ended
 
 
 @pytest.mark.parametrize(
