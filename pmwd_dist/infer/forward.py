@@ -26,7 +26,7 @@ from pmwd_dist.cosmology.linear_power import check_sigma8_range, normalised_powe
 from pmwd_dist.cosmology.linear_power import linear_power as default_power
 from pmwd_dist.cosmology.parameters import Cosmology, Parameters, parameters
 from pmwd_dist.observe.bias import eulerian_bias
-from pmwd_dist.observe.redshift_space import LineOfSight, direction
+from pmwd_dist.observe.redshift_space import LineOfSight, cosine_moments, direction
 from pmwd_dist.parallel.fft import fftfreq3d, pirfft3d
 from pmwd_dist.parallel.inputs import numbers
 from pmwd_dist.pm.inputs import check_config
@@ -274,10 +274,7 @@ def kaiser_factor(
     D1 = table.D1(config.a_stop)
     if line_of_sight is None:
         return bias * D1
-    k = wavevectors(config)
-    k2 = sum(component**2 for component in k)
-    along = sum(component * n for component, n in zip(k, line_of_sight, strict=True) if n)
-    mu2 = along**2 / jnp.where(k2 > 0, k2, 1)
+    mu2, _ = cosine_moments(wavevectors(config), config.particle_shape, config.box_size, line_of_sight)
     return (bias + table.dD1(config.a_stop) / D1 * mu2) * D1
 
 

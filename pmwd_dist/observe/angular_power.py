@@ -20,13 +20,14 @@ from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.observe import harmonics
 from pmwd_dist.observe.healpix import pixel_count
 from pmwd_dist.observe.lensing import lensing_weights
+from pmwd_dist.observe.power import mean
 from pmwd_dist.parallel.inputs import real
 
 _SLABS = 200  # of Limber's integral
 
 
 class AngularPower(eqx.Module):
-    """An angular power spectrum in bins.
+    """An angular power spectrum in bins; ell and power are NaN where there are no modes.
 
     Args:
       ell: mean multipole of the modes of each bin.
@@ -50,7 +51,7 @@ def angular_power(field: Real[Array, ...], *, side: float | None = None, bins: i
     Args:
       field: one value a ray, on a square, or the pixels of the sphere in RING order.
       side: of the field of view on a flat sky [degrees].
-      bins: of a flat sky, at most; those without modes are empty.
+      bins: of a flat sky, at most; those without modes have ell and power NaN.
 
     Raises:
       ValueError: a map that is not square, or an argument out of its range.
@@ -93,8 +94,7 @@ def _angular_power(values: Array, *, side: float, bins: int) -> AngularPower:
     ell = 2 * math.pi / side * modulus.ravel()
     columns = jnp.stack([jnp.asarray(ell, dtype), power.ravel(), jnp.ones(n * n, dtype)], -1)
     sums = jnp.zeros((bins + 1, 3), dtype).at[index].add(columns)[:bins].T
-    some = jnp.maximum(sums[2], 1)
-    return AngularPower(sums[0] / some, sums[1] / some, sums[2])
+    return AngularPower(mean(sums[0], sums[2]), mean(sums[1], sums[2]), sums[2])
 
 
 def limber_power(

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Real
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
-from pmwd_dist.observe.power import Deconvolve, check_deconvolve, inverse_window
+from pmwd_dist.observe.power import Deconvolve, check_deconvolve, inverse_window, mean
 from pmwd_dist.parallel.fft import irfft_block, rfft_block, sequence_after
 from pmwd_dist.parallel.inputs import real, whole_number
 from pmwd_dist.pm import fourier, inputs
@@ -30,6 +30,8 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)  # of a shell
 
 class Bispectrum(eqx.Module):
     """A bispectrum in bins of triangles, whose sides lie in three shells of wavenumbers.
+
+    Means are NaN where there are no triangles, or no modes.
 
     Args:
       k: mean wavenumbers of the modes of the three shells, ascending [h/Mpc].
@@ -61,7 +63,7 @@ class Bispectrum(eqx.Module):
         """
         same = np.array([math.factorial(max(map(bin_.count, bin_))) for bin_ in self.shells])
         squares = jnp.asarray(same) * self.volume * jnp.prod(self.power, axis=1)
-        return jnp.sqrt(squares / jnp.maximum(self.triangles, 1))
+        return jnp.sqrt(mean(squares, self.triangles))
 
 
 def bispectrum(
@@ -205,11 +207,9 @@ def _bispectrum(
     # Numbers of triangles are whole; a bin without any has rounding errors.
     triangles = jnp.rint(jax.lax.stop_gradient(triangles) / cells)
     power, k, number = sums
-    some, sides = jnp.maximum(number, 1), np.asarray(bins).reshape(-1, 3)
-    mean = products / cells * volume**2 / jnp.maximum(triangles, 1)
-    return Bispectrum(
-        (k / some)[sides], jnp.where(triangles > 0, mean, 0), triangles, (power / some * volume)[sides], volume, bins
-    )
+    sides = np.asarray(bins).reshape(-1, 3)
+    found = mean(products, triangles) * (volume**2 / cells)
+    return Bispectrum(mean(k, number)[sides], found, triangles, mean(power, number)[sides] * volume, volume, bins)
 
 
 # --- on local blocks, inside shard_map ---------------------------------------------------------------------

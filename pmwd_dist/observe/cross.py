@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Real
 
 from pmwd_dist.config import Config
-from pmwd_dist.observe.power import Deconvolve, check_deconvolve, inverse_window, mode_sums, normalisation
+from pmwd_dist.observe.power import Deconvolve, check_deconvolve, inverse_window, mean, mode_sums, normalisation
 from pmwd_dist.parallel.fft import rfft_block
 from pmwd_dist.pm import inputs
 
@@ -86,5 +86,5 @@ def _cross_power(
 
     run = decomposition.shard_map(block, (decomposition.spec, decomposition.spec), P())
     k, both, first, second, modes = run(field.astype(dtype), reference.astype(dtype))
-    some, unit = jnp.maximum(modes, 1), normalisation(config)
-    return CrossPower(k / some, both / some * unit, first / some * unit, second / some * unit, modes)
+    both, first, second = (mean(x, modes) * normalisation(config) for x in (both, first, second))
+    return CrossPower(mean(k, modes), both, first, second, modes)

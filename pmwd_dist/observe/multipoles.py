@@ -20,8 +20,8 @@ from pmwd_dist._jax.varying import vary
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
-from pmwd_dist.observe.power import Deconvolve, check_deconvolve, inverse_window, mode_sums, normalisation
-from pmwd_dist.observe.redshift_space import LineOfSight, direction
+from pmwd_dist.observe.power import Deconvolve, check_deconvolve, inverse_window, mean, mode_sums, normalisation
+from pmwd_dist.observe.redshift_space import LineOfSight, cosine_moments, direction
 from pmwd_dist.parallel.fft import rfft_block
 from pmwd_dist.pm import fourier, inputs
 
@@ -65,8 +65,9 @@ def power_multipoles(
     """Multipoles of the power of a field such as the density in redshift space.
 
     P_l(k) is the mean of (2 l + 1) L_l(mu) |delta(k)|^2 over the modes of a bin, mu the cosine of k and line of sight
-    (Hamilton 1998, sec. 4). The monopole is that of `power_spectrum`. In bins of few modes, which sample mu
-    sparsely, orders mix. Shot noise, which is not subtracted, is in the monopole alone.
+    (Hamilton 1998, sec. 4). At the Nyquist frequency of an axis, where that component of k has no sign, it is the mean
+    over both. The monopole is that of `power_spectrum`. In bins of few modes, which sample mu sparsely, orders mix.
+    Shot noise, which is not subtracted, is in the monopole alone.
 
     Args:
       field: on the mesh.
@@ -98,12 +99,11 @@ def _power_multipoles(
 
     def block(field: Array) -> Array:
         power = jnp.abs(rfft_block(field, decomposition)) ** 2 * inverse_window(config, field.dtype, deconvolve)
-        mu2 = _squared_cosine(config, n, field.dtype)
-        return mode_sums([power * _legendre(order, mu2) for order in poles], config)
+        mu = _cosine_moments(config, n, field.dtype)
+        return mode_sums([power * _legendre(order, *mu) for order in poles], config)
 
     k, *power, modes = decomposition.shard_map(block, decomposition.spec, P())(field)
-    some = jnp.maximum(modes, 1)
-    return Multipoles(k / some, jnp.stack(power) / some[None] * normalisation(config), modes, poles)
+    return Multipoles(mean(k, modes), mean(jnp.stack(power), modes) * normalisation(config), modes, poles)
 
 
 def kaiser_multipoles(
@@ -156,30 +156,27 @@ def _kaiser_multipoles(
     nodes, dtype = mesh_nodes(config), fields.dtype
 
     def block(fields: Array) -> Array:
-        k2, mu2 = fourier.k_squared(config.mesh_shape, config, dtype), _squared_cosine(config, n, dtype)
+        k2, (mu2, mu4) = fourier.k_squared(config.mesh_shape, config, dtype), _cosine_moments(config, n, dtype)
         x = 0.5 * jnp.log(jnp.where(k2 > 0, k2, 1))
         density, velocity = (jnp.interp(x, jnp.asarray(np.log(nodes), dtype), field) for field in fields)
         # Of slabs, nothing here depends on the place along y.
-        power = vary((density + velocity * mu2) ** 2, config.decomposition.names)
-        return mode_sums([power * _legendre(order, mu2) for order in poles], config)
+        power = density**2 + 2 * density * velocity * mu2 + velocity**2 * mu4
+        power = vary(power, config.decomposition.names)
+        return mode_sums([power * _legendre(order, mu2, mu4) for order in poles], config)
 
     k, *power, modes = config.decomposition.shard_map(block, P(), P())(fields)
-    some = jnp.maximum(modes, 1)
-    return Multipoles(k / some, jnp.stack(power) / some[None], modes, poles)
+    return Multipoles(mean(k, modes), mean(jnp.stack(power), modes), modes, poles)
 
 
-def _squared_cosine(config: Config, n: tuple[float, float, float], dtype: Any) -> Array:
-    """Square of the cosine between wavevectors and a direction; 0 at k = 0."""
+def _cosine_moments(config: Config, n: tuple[float, float, float], dtype: Any) -> tuple[Array, Array]:
     k = fourier.wavevectors(config.mesh_shape, config, dtype)
-    along = sum(component * k_ for component, k_ in zip(n, k, strict=True) if component)
-    k2 = fourier.k_squared(config.mesh_shape, config, dtype)
-    return along**2 / jnp.where(k2 > 0, k2, 1)
+    return cosine_moments(k, config.mesh_shape, config.box_size, n)
 
 
-def _legendre(order: int, mu2: Array) -> Array | float:
-    """(2 l + 1) times the Legendre polynomial of an even order l, from mu^2."""
+def _legendre(order: int, mu2: Array, mu4: Array) -> Array | float:
+    """(2 l + 1) times the Legendre polynomial of an even order l, from mu^2 and mu^4."""
     if order == 0:
         return 1.0
     if order == 2:
         return 5 * (3 * mu2 - 1) / 2
-    return 9 * ((35 * mu2 - 30) * mu2 + 3) / 8
+    return 9 * (35 * mu4 - 30 * mu2 + 3) / 8

@@ -62,8 +62,13 @@ def _power_spectrum(field: Array, config: Config, *, deconvolve: Deconvolve) -> 
     decomposition = config.decomposition
     run = decomposition.shard_map(partial(_sums, config=config, deconvolve=deconvolve), decomposition.spec, P())
     k, power, modes = run(field)
-    some = jnp.maximum(modes, 1)
-    return PowerSpectrum(k / some, power / some * normalisation(config), modes)
+    return PowerSpectrum(mean(k, modes), mean(power, modes) * normalisation(config), modes)
+
+
+def mean(total: Float[Array, "*rows bins"], count: Float[Array, " bins"]) -> Array:
+    """Mean of what was added up in each bin; NaN where nothing was."""
+    count = jnp.broadcast_to(count, total.shape)
+    return jnp.where(count > 0, total / jnp.maximum(count, 1), jnp.nan)
 
 
 def check_deconvolve(deconvolve: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -65,6 +66,34 @@ def redshift_space(
             raise ArgumentError("line_of_sight", line_of_sight, constraint, "leave one of them out")
         return _radial(particles, growth_table_to(config.lpt_order, cosmo), a, _observer(observer, config), config)
     return _plane_parallel(particles, growth_table_to(config.lpt_order, cosmo), a, direction(line_of_sight))
+
+
+def cosine_moments(
+    k: Sequence[Array], shape: Sequence[int], box: Sequence[float], n: tuple[float, float, float]
+) -> tuple[Array, Array]:
+    """mu^2 and mu^4 of wavevectors and a direction, as means over both signs of components at the Nyquist frequency.
+
+    These have no sign. With a the sum of all other k_i n_i and b_i = k_i n_i, the means are a^2 + sum b_i^2 and
+    a^4 + 6 a^2 sum b_i^2 + 3 (sum b_i^2)^2 - 2 sum b_i^4, over k^2 and k^4. Both are 0 at k = 0.
+
+    Args:
+      k: components of the wavevectors, which broadcast [h/Mpc].
+      shape: number of cells along each axis.
+      box: length of each axis [Mpc/h].
+      n: unit vector of the direction.
+    """
+    k2: Any = sum(component**2 for component in k)
+    inverse = 1 / jnp.where(k2 > 0, k2, 1)
+    a = b2 = b4 = jnp.zeros((), k2.dtype)
+    for component, cells, length, along in zip(k, shape, box, n, strict=True):
+        if not along:
+            continue
+        signless = jnp.abs(component) > math.pi * (cells - 0.5) / length
+        a += jnp.where(signless, 0, along * component)
+        b = jnp.where(signless, along * component, 0)
+        b2, b4 = b2 + b**2, b4 + b**4
+    a2 = a**2
+    return (a2 + b2) * inverse, (a2**2 + 6 * a2 * b2 + 3 * b2**2 - 2 * b4) * inverse**2
 
 
 def direction(line_of_sight: LineOfSight) -> tuple[float, float, float]:

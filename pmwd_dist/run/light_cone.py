@@ -17,6 +17,7 @@ from pmwd_dist.observe.angular_power import AngularPower, angular_power, limber_
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.healpix import pixel_count
 from pmwd_dist.observe.lensing import convergence, shear
+from pmwd_dist.observe.power import mean
 from pmwd_dist.pm.particles import Particles
 from pmwd_dist.pm.solvers import SolverState
 from pmwd_dist.pm.status import Code, SimulationError
@@ -183,6 +184,6 @@ def _binned(power: AngularPower) -> AngularPower:
     while edges[-1] < len(ell) + 2:
         edges.append(np.ceil(1.1 * edges[-1]))
     index = np.searchsorted(edges, ell, side="right") - 1
-    count = np.bincount(index, modes)
-    sums = [np.bincount(index, modes * x) / np.maximum(count, 1) for x in (ell, values)]
-    return AngularPower(*(jnp.asarray(x) for x in (*sums, count)))
+    count = jnp.asarray(np.bincount(index, modes))
+    ell, values = (mean(jnp.asarray(np.bincount(index, modes * x)), count) for x in (ell, values))
+    return AngularPower(ell, values, count)

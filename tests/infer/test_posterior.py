@@ -366,3 +366,15 @@ def test_data_that_are_the_same_everywhere_are_warned_of(cosmo: Any) -> None:
 def test_priors_without_a_use_are_refused(prior: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         infer.Model(configure(), lambda noise, _: noise, {"h": prior}, infer.Gaussian(1.0))
+
+
+def test_a_linear_field_does_not_depend_on_the_orientation_of_the_lattice() -> None:
+    """Seen along an oblique line of sight; components at the Nyquist frequency have no sign."""
+    config, noise = pmd.Config(40.0, (4, 6, 8)), np.random.default_rng(3).standard_normal((4, 6, 8))
+
+    def field(noise: Any, n: tuple[float, ...]) -> np.ndarray:
+        return np.asarray(infer.LinearField(config, problems.cosmology(), line_of_sight=n)(noise, {}))
+
+    expected = field(noise, (1.0, 2.0, -2.0))
+    mirrored = field(np.roll(noise[::-1], 1, 0), (-1.0, 2.0, -2.0))
+    np.testing.assert_allclose(mirrored, np.roll(expected[::-1], 1, 0), rtol=0, atol=1e-12)

@@ -52,7 +52,7 @@ def measure(pdims: tuple[int, int]) -> tuple[Any, Any]:
     @partial(jax.value_and_grad, has_aux=True)
     def run(x: Any) -> Any:
         found = bispectrum(x, config, edges=EDGES)
-        return jnp.sum(found.bispectrum * jnp.arange(1, len(found.shells) + 1)), found
+        return jnp.nansum(found.bispectrum * jnp.arange(1, len(found.shells) + 1)), found
 
     return run(jax.device_put(field(), config.decomposition.sharding))
 
@@ -67,12 +67,14 @@ def test_is_the_sum_over_triangles(pdims: tuple[int, int], single_device: tuple[
     (_, found), gradient = single_device if pdims == (1, 1) else measure(pdims)
     expected = by_triangles(field())
     assert set(found.shells) > set(expected)
-    values = [expected.get(sides, (0.0, 0)) for sides in found.shells]
+    values = [expected.get(sides, (np.nan, 0)) for sides in found.shells]
     np.testing.assert_allclose(found.bispectrum, [value for value, _ in values], rtol=1e-10)
     np.testing.assert_array_equal(found.triangles, [count for _, count in values])
     np.testing.assert_allclose(gradient, single_device[1], rtol=0, atol=1e-12 * np.abs(gradient).max())
     # Homogeneous of third order, and blind to the mean.
-    np.testing.assert_allclose(np.vdot(field(), gradient), 3 * found.bispectrum @ np.arange(1, len(values) + 1))
+    np.testing.assert_allclose(
+        np.vdot(field(), gradient), 3 * np.nansum(found.bispectrum * np.arange(1, len(values) + 1))
+    )
     assert abs(np.sum(gradient)) < 1e-10 * np.abs(gradient).sum()
 
 
@@ -90,7 +92,7 @@ def test_kinds_of_triangles_and_a_single_one(single: pmd.Decomposition) -> None:
     assert found.bispectrum[i] * found.triangles[i] == pytest.approx(4 * math.cos(0.4) * 2 * 3 * 5 / 8 * BOX**6)
     np.testing.assert_allclose(found.k[i], FUNDAMENTAL * np.array([2**0.5, 2**0.5, 2]))
     others = np.delete(np.asarray(found.bispectrum), i)
-    assert np.abs(others).max() < 1e-9 * found.bispectrum[i]
+    assert np.nanmax(np.abs(others)) < 1e-9 * found.bispectrum[i]
 
 
 def test_field_with_a_known_bispectrum(single: pmd.Decomposition) -> None:

@@ -42,6 +42,18 @@ def weighted(values: np.ndarray, factor: np.ndarray) -> np.ndarray:
     return np.array(total) * math.prod(BOX) / math.prod(SHAPE) ** 2
 
 
+def mean_over_signs(k: Any, function: Any) -> np.ndarray:
+    """A function of mu as the mean over both signs of each component at the Nyquist frequency, which has none."""
+    modulus, total = np.sqrt(np.maximum(sum(x**2 for x in k), 1e-30)), 0
+    for signs in itertools.product((1, -1), repeat=3):
+        each = [
+            np.where(np.isclose(np.abs(x), math.pi * s / side), sign * np.abs(x), x)
+            for x, s, side, sign in zip(k, SHAPE, BOX, signs, strict=True)
+        ]
+        total = total + function(sum(x * n / 3 for x, n in zip(each, OBLIQUE, strict=True)) / modulus)
+    return total / 8
+
+
 def test_spectra_and_their_gradients_match_numpy(layout: pmd.Decomposition) -> None:
     config = configure(layout)
     first, second, direction = fields()
@@ -58,11 +70,8 @@ def test_spectra_and_their_gradients_match_numpy(layout: pmd.Decomposition) -> N
     (_, (poles, cross)), gradient = run(first, second)
     modes, others = np.fft.fftn(first), np.fft.fftn(second)
     k = problems.wavevectors(SHAPE, BOX)
-    modulus = np.sqrt(np.maximum(sum(x**2 for x in k), 1e-30))
-    mu = sum(x * n / 3 for x, n in zip(k, OBLIQUE, strict=True)) / modulus
     for row, order in zip(poles.power, (0, 2, 4), strict=True):
-        factor = (2 * order + 1) * legendre.legval(mu, np.eye(5)[order])
-        # Modes of the Nyquist frequency along x or y have no sign: half of them here, the other half there.
+        factor = mean_over_signs(k, lambda mu, order=order: (2 * order + 1) * legendre.legval(mu, np.eye(5)[order]))
         np.testing.assert_allclose(row, weighted(np.abs(modes) ** 2, factor), rtol=0, atol=1e-12 * poles.power[0].max())
     np.testing.assert_allclose(cross.power, weighted((modes * others.conj()).real, np.ones(SHAPE)), atol=1e-12)
     np.testing.assert_allclose(cross.reference_power, weighted(np.abs(others) ** 2, np.ones(SHAPE)), rtol=1e-12)
@@ -74,6 +83,36 @@ def test_spectra_and_their_gradients_match_numpy(layout: pmd.Decomposition) -> N
     # The loss is quadratic: a central difference is exact.
     difference = (run(first + direction, second)[0][0] - run(first - direction, second)[0][0]) / 2
     np.testing.assert_allclose(np.vdot(gradient, direction), difference, rtol=1e-11)
+
+
+@pytest.mark.parametrize("pdims", [(1, 1), (2, 2)])
+def test_multipoles_do_not_depend_on_the_orientation_of_the_mesh(pdims: tuple[int, int]) -> None:
+    """A reflection of field and line of sight changes nothing, in no bin: the Nyquist frequency has no sign."""
+    config, field = configure(pmd.Decomposition(pdims=pdims)), fields()[0]
+    run = jax.jit(
+        lambda field, n: pmd.observe.power_multipoles(field, config, line_of_sight=n, deconvolve=False).power,
+        static_argnums=1,
+    )
+    expected = run(field, OBLIQUE)
+    for axis in range(3):
+        mirrored = np.roll(np.flip(field, axis), 1, axis)
+        n = tuple(-x if i == axis else x for i, x in enumerate(OBLIQUE))
+        np.testing.assert_allclose(run(mirrored, n), expected, rtol=0, atol=1e-12 * float(expected[0].max()))
+
+
+def test_linear_theory_along_an_oblique_line_of_sight(single: pmd.Decomposition) -> None:
+    """Of a field of this power at each mode, up to the Nyquist frequency, where the mean over both signs is taken."""
+    config, cosmo, b = configure(single, a_stop=0.5), problems.cosmology(), 1.7
+    k = problems.wavevectors(SHAPE, BOX)
+    modulus = np.sqrt(sum(x**2 for x in k))
+    f = float(pmd.growth_rate(0.5, cosmo))
+    amplitude = np.exp(-modulus / 2) * float(pmd.growth(0.5, cosmo)) ** 2
+    power = amplitude * mean_over_signs(k, lambda mu: (b + f * mu**2) ** 2)
+    found = pmd.observe.kaiser_multipoles(lambda k: np.exp(-k / 2), cosmo, config, bias=b, line_of_sight=OBLIQUE, a=0.5)
+    for row, order in zip(found.power, (0, 2, 4), strict=True):
+        factor = mean_over_signs(k, lambda mu, order=order: (2 * order + 1) * legendre.legval(mu, np.eye(5)[order]))
+        expected = weighted(power, factor) * math.prod(SHAPE) ** 2 / math.prod(BOX)
+        np.testing.assert_allclose(row, expected, rtol=0, atol=3e-5 * expected.max())
 
 
 def test_cross_power_matches_powerbox(single: pmd.Decomposition) -> None:

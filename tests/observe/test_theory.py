@@ -68,13 +68,40 @@ def test_angular_power_of_waves():
     x = np.arange(n) / n
     field = 5 + 0.3 * np.cos(2 * np.pi * 3 * x)[:, None] + 0.1 * np.sin(2 * np.pi * (4 * x[:, None] + 3 * x[None, :]))
     found = pmd.observe.angular_power(jnp.asarray(field), side=side, bins=7)
-    total = np.sum(found.power * found.modes) / np.radians(side) ** 2
+    total = np.nansum(found.power * found.modes) / np.radians(side) ** 2
     assert total == pytest.approx(field.var(), rel=1e-12)
-    at = np.argsort(np.asarray(found.power))[-2:]
+    at = np.argsort(np.nan_to_num(found.power))[-2:]
     lowest = 360 / side
     assert sorted(float(found.ell[i] / lowest) for i in at) == pytest.approx([3, 5], abs=0.5)
     with pytest.raises(ValueError, match="side=100.0 must be an angle"):
         pmd.observe.angular_power(jnp.asarray(field), side=100.0)
+
+
+def test_bins_without_modes_have_no_mean() -> None:
+    """NaN, and not a data point at ell = 0 or k = 0: logarithmic bins of few rays, and shells between the modes."""
+    found = pmd.observe.angular_power(jnp.asarray(np.random.default_rng(0).normal(size=(16, 16))), side=2.0, bins=20)
+    empty = np.asarray(found.modes) == 0
+    assert 0 < empty.sum() < 20
+    np.testing.assert_array_equal(np.isnan(found.ell), empty)
+    np.testing.assert_array_equal(np.isnan(found.power), empty)
+
+    config = pmd.Config(2 * np.pi, 16)
+    field = np.random.default_rng(1).normal(size=(16,) * 3)
+    edges = (0.9, 1.1, 1.2, 1.3, 1.5)  # modes at k = 1 and 2^(1/2)
+
+    @jax.jit
+    def run(field):
+        found = pmd.observe.bispectrum(field, config, edges=edges, deconvolve=False)
+        return jnp.nansum(found.bispectrum), found
+
+    (_, found), slope = jax.value_and_grad(run, has_aux=True)(field)
+    empty = np.asarray(found.triangles) == 0
+    assert not empty[found.shells.index((0, 0, 3))]
+    for values in (found.bispectrum, found.scatter, found.reduced):
+        np.testing.assert_array_equal(np.isnan(values), empty)
+    np.testing.assert_array_equal(np.isnan(found.k), np.isin(found.shells, (1, 2)))
+    np.testing.assert_array_equal(np.isnan(found.power), np.isin(found.shells, (1, 2)))
+    assert np.isfinite(slope).all()
 
 
 def test_limber_power_is_the_integral():
