@@ -27,7 +27,7 @@ from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.observe import harmonics
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.healpix import pixel_count
-from pmwd_dist.observe.shells import Shells, is_traced
+from pmwd_dist.observe.shells import POINTS, WEIGHTS, Shells, is_traced
 from pmwd_dist.observe.sphere import SphericalLightCone
 from pmwd_dist.parallel.inputs import real, whole_number
 
@@ -61,15 +61,32 @@ def lensing_weights(
 @partial(jax.jit, static_argnames="shells")
 def _weights(distance: Array, share: Array, table: GrowthTable, *, shells: Shells) -> Array:
     distance = jnp.maximum(distance, 1e-3)
-    # Of shares that do not fade, so that the weights of all shells are the integral over all matter between the edges.
-    points, widths = shells.points
-    x, windows = jnp.asarray(points, float), jnp.asarray(shells.shares(points, fading=False) * widths, float)
-    behind = jnp.maximum(distance[None, :] - x[:, None], 0)
-    efficiency = jnp.sum(
-        share[None, :] * transverse_distance(behind, table) / transverse_distance(distance, table)[None, :], axis=-1
-    )
-    kernel = transverse_distance(x, table) / scale_factor_at(x, table) * efficiency
-    return 1.5 * table.cosmo.Omega_m / HUBBLE_DISTANCE**2 * jnp.sum(windows * kernel[None, :], axis=1)
+    low, length, first, slope = (jnp.asarray(x, distance.dtype) for x in shells.pieces)
+    t, weight = (jnp.asarray(x, distance.dtype)[None] / 2 for x in (1 + POINTS, WEIGHTS))
+
+    def integrals(low: Array, length: Array, efficiency: Callable[[Array], Array]) -> tuple[Array, Array]:
+        """Integral of the kernel over each piece, and of the kernel times the distance from its start."""
+        along = length[:, None] * t
+        x = low[:, None] + along
+        values = transverse_distance(x, table) / scale_factor_at(x, table) * efficiency(x) * length[:, None] * weight
+        return jnp.sum(values, 1), jnp.sum(values * along, 1)
+
+    def each(x: Array, source: Array) -> Array:
+        behind = jnp.maximum(source - x, 0)
+        return transverse_distance(behind, table) / transverse_distance(source, table)
+
+    def of_all(x: Array) -> Array:
+        """Of the sources behind the whole piece."""
+        seen = jnp.where(distance[None] >= (low + length)[:, None], share[None], 0)
+        return jnp.sum(seen[:, None] * each(x[..., None], distance[None, None]), axis=-1)
+
+    # The kernel has a kink at a source: the piece in which it lies is integrated up to it.
+    i = jnp.clip(jnp.searchsorted(low, distance, side="right") - 1, 0, len(low) - 1)
+    inside = jnp.where(distance < low[i] + length[i], jnp.maximum(distance - low[i], 0), 0)
+    whole = integrals(low, length, of_all)
+    parts = integrals(low[i], inside, lambda x: share[:, None] * each(x, distance[:, None]))
+    total = first @ whole[0] + slope @ whole[1] + first[:, i] @ parts[0] + slope[:, i] @ parts[1]
+    return 1.5 * table.cosmo.Omega_m / HUBBLE_DISTANCE**2 * total
 
 
 def _sources(source: Source, table: GrowthTable, nearest: float) -> tuple[Array, Array]:

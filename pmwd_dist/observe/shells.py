@@ -20,7 +20,7 @@ from pmwd_dist.parallel.inputs import real
 
 Assignment = Literal["linear", "nearest"]
 
-_POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(8)  # between an edge and a node
+POINTS, WEIGHTS = np.polynomial.legendre.leggauss(8)  # between two ends
 MARGIN = 100.0  # of displacements: more than gravity makes of them in a LCDM universe [Mpc/h]
 _MOST_IMAGES = 20_000
 _SLACK = 1e-4  # relative, of distances in single precision
@@ -108,11 +108,19 @@ class Shells(NamedTuple):
         return _mean_distance(np.asarray(self.edges[:-1]), np.asarray(self.edges[1:]), self.dimensions)
 
     @property
-    def points(self) -> tuple[np.ndarray, np.ndarray]:
-        """Distances [Mpc/h] and weights of integrals over all shells; shares are smooth between them."""
-        ends = np.sort(np.concatenate([self.edges, self.nodes]))
-        half = np.diff(ends)[:, None] / 2
-        return (ends[:-1, None] + half * (1 + _POINTS)).ravel(), (half * _WEIGHTS).ravel()
+    def _ends(self) -> np.ndarray:
+        """Edges and nodes, between which shares are linear in the distance [Mpc/h]."""
+        return np.sort(np.concatenate([self.edges, self.nodes]))
+
+    @property
+    def pieces(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Pieces in which shares that do not fade are linear: their start and length [Mpc/h], share there and slope.
+
+        Shares and slopes have a row for each shell.
+        """
+        low, length = self._ends[:-1], np.diff(self._ends)
+        near, far = (self.shares(low + part * length, fading=False) for part in (0.25, 0.75))
+        return low, length, 1.5 * near - 0.5 * far, (far - near) / (length / 2)
 
     def shares(self, x: np.ndarray, *, fading: bool = True) -> np.ndarray:
         """Share of each shell of a mass at these distances, (shells, ...); all together are 1 where nothing fades."""
@@ -138,8 +146,9 @@ class Shells(NamedTuple):
         return self._moment(self.dimensions) / self.volumes
 
     def _moment(self, power: int) -> np.ndarray:
-        x, weights = self.points
-        return np.sum(self.shares(x) * weights * x**power, axis=1)
+        half = np.diff(self._ends)[:, None] / 2
+        x = (self._ends[:-1, None] + half * (1 + POINTS)).ravel()
+        return np.sum(self.shares(x) * (half * WEIGHTS).ravel() * x**power, axis=1)
 
     def index_and_share(self, distance: Array) -> tuple[Array, Array]:
         """Fractional index of the shell at a distance [Mpc/h], and the share of a mass there that all shells have."""

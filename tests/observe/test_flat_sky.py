@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -145,8 +146,9 @@ def test_the_lensing_of_shared_shells_is_that_of_all_their_matter() -> None:
     """Weights are those of shares that are 1 together, also where the mass of the outer shells fades."""
     cosmo = problems.cosmology(Omega_k=0.05)
     cone = pmd.observe.FlatSkyLightCone(configure((1, 1), a_start=0.5), SHELLS, shell_assignment="linear")
-    weights = np.asarray(pmd.observe.lensing_weights(cone, cosmo, 0.6))
-    np.testing.assert_allclose(weights.sum(), expected_weights(cosmo, 0.6).sum(), rtol=1e-6)
+    for z in (0.6, 0.05):
+        weights = np.asarray(pmd.observe.lensing_weights(cone, cosmo, z))
+        np.testing.assert_allclose(weights.sum(), expected_weights(cosmo, z, SHELLS).sum(), rtol=1e-8)
     np.testing.assert_allclose(cone.shells.volumes, [100 + 225, 225 + 250, 250 + 125], rtol=1e-12)
 
 
@@ -298,7 +300,7 @@ def test_bad_light_cones_are_refused(options: dict[str, Any], error: str) -> Non
 SHELLS = (0.0, 400.0, 900.0, 1400.0)
 
 
-def expected_weights(cosmo: Any, z: float) -> np.ndarray:
+def expected_weights(cosmo: Any, z: float, shells: Sequence[float]) -> np.ndarray:
     """In a curved universe, by nested quadrature and bisection."""
     root = math.sqrt(cosmo.Omega_k) / HUBBLE_DISTANCE
     across = lambda x: math.sinh(root * x) / root  # noqa: E731
@@ -312,18 +314,34 @@ def expected_weights(cosmo: Any, z: float) -> np.ndarray:
         return across(x) / scale(x) * across(source - x) / across(source)
 
     factor = 1.5 * (cosmo.Omega_c + cosmo.Omega_b) / HUBBLE_DISTANCE**2
-    ends = np.minimum(SHELLS, source)
+    ends = np.minimum(shells, source)
     return factor * np.array([quad(kernel, *pair, epsrel=1e-9)[0] for pair in zip(ends[:-1], ends[1:], strict=True)])
 
 
-def test_lensing_weights() -> None:
+@pytest.mark.parametrize(
+    ("z", "shells"),
+    [(0.6, SHELLS), (0.05, SHELLS), (0.3, (0.0, 2500.0)), (0.12, (100.0, 600.0, 900.0, 2000.0))],
+    ids=["behind", "inside", "inside the only one", "inside a later one"],
+)
+def test_lensing_weights(z: float, shells: tuple[float, ...]) -> None:
+    """Also of sources inside a shell, where the kernel ends with a kink."""
     cosmo = problems.cosmology(Omega_k=0.05)
-    weights = pmd.observe.lensing_weights(SHELLS, cosmo, 0.6)
-    np.testing.assert_allclose(weights, expected_weights(cosmo, 0.6), rtol=1e-8)
-    # A distribution is a mean over its sources, by the trapezium rule.
-    many = pmd.observe.lensing_weights(SHELLS, cosmo, ([0.6, 0.7, 0.9], [1.0, 3.0, 0.0]))
-    each = [pmd.observe.lensing_weights(SHELLS, cosmo, z) for z in (0.6, 0.7)]
-    np.testing.assert_allclose(many, (0.05 * each[0] + 0.45 * each[1]) / 0.5, rtol=1e-12)
+    weights = pmd.observe.lensing_weights(shells, cosmo, z)
+    np.testing.assert_allclose(weights, expected_weights(cosmo, z, shells), rtol=1e-8, atol=0)
+
+
+def test_lensing_weights_of_a_distribution() -> None:
+    """A mean over its sources by the trapezium rule, and their slope with the redshift of one, inside a shell."""
+    cosmo, numbers = problems.cosmology(Omega_k=0.05), [1.0, 3.0, 0.0]
+    find = jax.jit(lambda z: pmd.observe.lensing_weights(SHELLS, cosmo, (z, jnp.asarray(numbers))))
+    for near in (0.6, 0.05):
+        z = jnp.asarray([near, 0.7, 0.9])
+        each = [expected_weights(cosmo, x, SHELLS) for x in (near, 0.7)]
+        widths = np.array([0.7 - near, 0.9 - near]) * numbers[:2]
+        np.testing.assert_allclose(find(z), widths @ each / widths.sum(), rtol=1e-8, atol=0)
+        direction = jnp.asarray([1.0, 0.0, 0.0])
+        difference = (find(z + 1e-5 * direction) - find(z - 1e-5 * direction)) / 2e-5
+        np.testing.assert_allclose(jax.jvp(find, (z,), (direction,))[1], difference, rtol=1e-5, atol=1e-12)
 
 
 @pytest.mark.parametrize("pdims", [(1, 1), (2, 2)], ids=["1x1", "2x2"])
@@ -345,7 +363,7 @@ def test_convergence_and_shear_of_plane_waves(pdims: tuple[int, int]) -> None:
     root = math.sqrt(cosmo.Omega_k) / HUBBLE_DISTANCE
     expected = np.zeros((16, 16))
     for weight, height, r, (dx, dy) in zip(
-        expected_weights(cosmo, 0.6), amplitude, cone.distances, offsets, strict=True
+        expected_weights(cosmo, 0.6, SHELLS), amplitude, cone.distances, offsets, strict=True
     ):
         along = math.sinh(root * r) / root * (angle[:, None] + angle[None, :]) + dx + dy
         expected += weight * height * np.cos(k * along + phase)
