@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from pmwd_dist.config import Config
 from pmwd_dist.ops.rounding import max_abs
 from pmwd_dist.pm import inputs
-from pmwd_dist.pm.paint import max_displacement_block, paint_block
+from pmwd_dist.pm.paint import max_displacement_block, nan_if_lost, paint_block
 from pmwd_dist.pm.particles import Particles
 
 _TRACERS = 2  # per mesh cell along each axis, at most twice as many: no gaps where the lattice is stretched twofold
@@ -80,7 +80,7 @@ def _slab_density(disp: Array, config: Config, planes: int, low: int, count: int
             painted = paint_block(moved, weight, max_displacement_block(moved, config), config)
             return jnp.mean(painted[:, :, :planes], axis=2)
 
-        return jnp.sum(jax.lax.map(paint, jnp.asarray(offsets, disp.dtype)), axis=0)
+        return nan_if_lost(jnp.sum(jax.lax.map(paint, jnp.asarray(offsets, disp.dtype)), axis=0), config)
 
     image = decomposition.shard_map(block, (decomposition.spec,), decomposition.spec)(disp)
     return jax.lax.with_sharding_constraint(image, decomposition.replicated)

@@ -57,7 +57,7 @@ def _paint(disp: Array, weight: Array, config: Config) -> Array:
 
     def block(disp: Array, weight: Array) -> Array:
         max_displacement = max_displacement_block(disp, config)
-        return paint_block(disp, weight[..., None, None], max_displacement, config)
+        return nan_if_lost(paint_block(disp, weight[..., None, None], max_displacement, config), config)
 
     run = decomposition.shard_map(
         block, (decomposition.spec, P() if shared else decomposition.spec), decomposition.spec
@@ -132,6 +132,17 @@ def halo_widths(config: Config) -> tuple[int, ...]:
 def halo_limit(config: Config) -> float:
     """Largest displacement that the widest halo holds [cells]; infinite where no axis is divided."""
     return math.inf if config.decomposition.size == 1 else float(halo_widths(config)[-1])
+
+
+def nan_if_lost(painted: Array, config: Config) -> Array:
+    """What was painted; NaN on all devices if a particle of any device lies beyond the halo.
+
+    Its own device has NaN then, with all that its halo reaches; blocks farther off would be finite and lack its mass.
+    """
+    if not config.decomposition.names:
+        return painted
+    lost = jnp.isnan(jax.lax.stop_gradient(painted[(0,) * painted.ndim])).astype(painted.dtype)
+    return jnp.where(jax.lax.psum(lost, config.decomposition.names) > 0, jnp.nan, painted)
 
 
 def max_displacement_block(disp: Array, config: Config) -> Array:
