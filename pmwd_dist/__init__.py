@@ -17,6 +17,7 @@ from pmwd_dist.cosmology.linear_power import linear_power as linear_power
 from pmwd_dist.io.compilation_cache import enable_compilation_cache as enable_compilation_cache
 from pmwd_dist.io.snapshot import load_snapshot as load_snapshot
 from pmwd_dist.io.snapshot import save_snapshot as save_snapshot
+from pmwd_dist.io.snapshot import snapshot_density as snapshot_density
 from pmwd_dist.observe.power import PowerSpectrum as PowerSpectrum
 from pmwd_dist.observe.power import power_spectrum as power_spectrum
 from pmwd_dist.parallel import distributed as distributed

@@ -231,17 +231,31 @@ def bench(
 
 @app.command()
 def power(
-    snapshot: Annotated[Path, typer.Argument(metavar="SNAPSHOT", help="Gadget HDF5 or SWIFT file, any of several.")],
+    snapshot: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SNAPSHOT",
+            help="HDF5 file of GADGET, AREPO, GIZMO, EAGLE or SWIFT; any of a set, its common name or its folder.",
+        ),
+    ],
     mesh: Annotated[int | None, typer.Option(min=4, help="Cells along a side; default: the simulation's.")] = None,
     output: Annotated[Path | None, typer.Option(metavar="CSV", help="Default: beside the snapshot.")] = None,
+    types: Annotated[
+        str | None, typer.Option(metavar="N,N,...", help="Types of particles; default: all that have masses.")
+    ] = None,
+    length_unit: Annotated[
+        str | None, typer.Option(metavar="UNIT", help="kpc/h, Mpc/h, kpc or Mpc; default: that of the file.")
+    ] = None,
 ) -> None:
-    """Measure the power spectrum of a snapshot."""
+    """Measure the power spectrum of the matter in a snapshot, weighted by mass."""
     from pmwd_dist.cli.measure import measure_snapshot
 
     _start()
     with command_errors():
-        path = measure_snapshot(snapshot, mesh, output)
-    _say(f"wrote {path}")
+        lines, warnings = measure_snapshot(snapshot, mesh, output, _types(types), length_unit)
+    for warning in warnings:
+        _warn(warning)
+    _say(*lines)
 
 
 @app.command()
@@ -306,6 +320,14 @@ def _seconds(time_limit: str | None) -> float | None:
         return None if time_limit is None else duration(time_limit)
     except ValueError as error:
         raise ArgumentError("--time-limit", time_limit, str(error)) from error
+
+
+def _types(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    if not all(n.strip().isdecimal() for n in text.split(",")):
+        raise ArgumentError("--types", text, "must be numbers of types", "for example 0,1,4")
+    return [int(n) for n in text.split(",")]
 
 
 def _settings(file: Path, overrides: list[str]) -> Settings:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
+import foreign_snapshots
 import h5py
 import numpy as np
 import problems
@@ -210,6 +211,41 @@ def test_power_says_what_is_wrong_in_its_own_words(cli: Cli, tmp_path: Path, mon
     with h5py.File(path, "a") as file:
         file["ParticleMesh"].attrs["MeshShape"] = [1, 8, 16]
     fails(cli("power", path), "its mesh of (1, 8, 16): must have 2 cells or more")
+
+
+def test_power_of_a_hydrodynamic_run_in_several_files(cli: Cli, tmp_path: Path):
+    kinds = foreign_snapshots.universe({0: 200, 1: 8**3, 4: 50})
+    foreign_snapshots.write_set(tmp_path / "snapdir_000", "snap_000", kinds, foreign_snapshots.gadget_units, 2)
+    for name in ("snapdir_000", "snapdir_000/snap_000"):
+        code, out, err = cli("power", tmp_path / name, "--output", tmp_path / "p.csv")
+        assert (code, err) == (0, "")
+        assert "particles: 200 of type 0, 512 of type 1, 50 of type 4; their density is 0.3, and Omega_m 0.3" in out
+    table = np.loadtxt(tmp_path / "p.csv", delimiter=",", skiprows=1)
+    masses = np.concatenate([kind.mass for kind in kinds.values()])
+    np.testing.assert_allclose(table[:, 4], 1e6 * (masses**2).sum() / masses.sum() ** 2, rtol=1e-5)
+    np.testing.assert_array_equal(np.rint(table[:, 0] / (2 * np.pi / 100)), [1, 2, 3, 4])
+    code, out, _ = cli("power", tmp_path / "snapdir_000", "--types", "1,4")
+    assert (code, (tmp_path / "snapdir_000_power.csv").exists()) == (0, True)
+    assert "particles: 512 of type 1, 50 of type 4; " in out
+    assert "left out: type 0" in out
+    fails(cli("power", tmp_path / "snapdir_000", "--types", "gas"), "--types", "for example 0,1,4")
+    fails(
+        cli("power", tmp_path / "snapdir_000", "--types", "2"),
+        "--types=[2] must be among those of the snapshot, 0 (200",
+    )
+
+
+def test_power_says_which_unit_of_length_it_assumes(cli: Cli, tmp_path: Path):
+    path = tmp_path / "s.hdf5"
+    foreign_snapshots.gadget2(path, foreign_snapshots.universe({1: 64}))
+    code, _, err = cli("power", path)
+    assert code == 0
+    assumed = "names no unit of length: kpc/h is assumed, for a box of 100 Mpc/h (--length-unit sets another)"
+    assert err.splitlines() == [f"pmwd-dist: warning: {path} {assumed}"]
+    code, _, err = cli("power", path, "--length-unit", "Mpc/h")
+    assert code == 0
+    assert "have a density of 3e-10, and Omega_m is 0.3" in err
+    fails(cli("power", path, "--length-unit", "cm"), "--length-unit='cm' must be one of kpc/h, Mpc/h, kpc, Mpc")
 
 
 def test_a_full_disk_under_standard_output_is_named(cli: Cli, monkeypatch: pytest.MonkeyPatch):

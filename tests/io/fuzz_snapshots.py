@@ -9,6 +9,7 @@ import math
 import shutil
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,14 +56,19 @@ def write(path: Path, kind: str) -> Path:
                 file.create_group(group).attrs.update(source[group].attrs)
             for name in ("Coordinates", "Velocities", "ParticleIDs"):
                 file[f"PartType1/{name}"] = source[f"PartType1/{name}"][:]
+            file["PartType1/Masses"] = np.full(COUNT, source["Header"].attrs["MassTable"][1], "f4")
         whole.unlink()
     return path
 
 
 def load(path: Path) -> Loaded:
-    with jax.set_mesh(pmd.Decomposition((1, 1)).mesh):
+    with jax.set_mesh(pmd.Decomposition((1, 1)).mesh), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # units and masses that are odd
         particles, header = pmd.load_snapshot(path)
-    return {"header": repr(header), "disp": np.asarray(particles.disp), "vel": np.asarray(particles.vel)}
+        density, _ = pmd.snapshot_density(path)
+    assert np.isfinite(density).all()
+    fields = {"disp": particles.disp, "vel": particles.vel, "density": density}
+    return {"header": repr(header)} | {name: np.asarray(field) for name, field in fields.items()}
 
 
 def load_or_refuse(path: Path) -> Loaded | str:
@@ -84,7 +90,7 @@ def outcome(path: Path, original: Loaded, case: Case) -> str:
     return "loaded, other values" if different else "loaded, same values"
 
 
-ALL = frozenset({"header", "disp", "vel"})
+ALL = frozenset({"header", "disp", "vel", "density"})
 NASTY: tuple[Any, ...] = (
     *(
         0,
@@ -113,13 +119,13 @@ ATTRIBUTES = {
     "gadget": {
         "Header": (
             *("Redshift", "BoxSize", "NumFilesPerSnapshot", "NumPart_Total", "NumPart_ThisFile", "HubbleParam"),
-            *("NumPart_Total_HighWord", "Omega0", "OmegaBaryon"),
+            *("NumPart_Total_HighWord", "Omega0", "OmegaBaryon", "MassTable"),
         ),
         "Parameters": ("UnitLength_in_cm", "UnitVelocity_in_cm_per_s"),
         "ParticleMesh": ("LatticeShape", "MeshShape"),
     },
     "swift": {
-        "Header": ("Scale-factor", "BoxSize", "NumFilesPerSnapshot", "NumPart_Total", "NumPart_ThisFile"),
+        "Header": ("Redshift", "BoxSize", "NumFilesPerSnapshot", "NumPart_Total", "NumPart_ThisFile"),
         "Cosmology": ("h", "Omega_m", "Omega_b"),
         "Units": ("Unit length in cgs (U_L)", "Unit time in cgs (U_t)"),
         "ParticleMesh": ("LatticeShape", "MeshShape"),
@@ -203,13 +209,11 @@ def made_up(kind: str) -> Iterator[Case]:
         yield Case(
             f"no {group}", lambda path, g=group: remove(path, g), ALL if group == "ParticleMesh" else frozenset()
         )
-    for name in ("Coordinates", "Velocities", "ParticleIDs"):
+    names = ("Coordinates", "Velocities", *(("Masses",) if kind == "foreign" else ("ParticleIDs",)))
+    for name in names:
         yield Case(f"no {name}", lambda path, n=name: remove(path, f"PartType1/{n}"), frozenset())
         for what, make in arrays().items():
-            harmless = {"ParticleIDs"} if kind == "foreign" else set()
-            case = Case(f"{name}: {what}", lambda path, n=name, m=make: replace(path, n, m), frozenset())
-            if name not in harmless:
-                yield case
+            yield Case(f"{name}: {what}", lambda path, n=name, m=make: replace(path, n, m), frozenset())
     for group, names in groups.items():
         for name in names:
             yield Case(f"no {name}", lambda path, g=group, n=name: remove(path, f"{g}:{n}"), ALL)

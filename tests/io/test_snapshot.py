@@ -52,7 +52,6 @@ def test_round_trip_on_any_layout(tmp_path: Path, decomposition, cosmo, kind, pr
     particles = make_particles(config)
     path = save_snapshot(tmp_path / "s.hdf5", particles, cosmo, config, A, format=kind)
     read, header = load_snapshot(path, config)
-    assert header.format == kind
     assert header.a == pytest.approx(A)
     assert header.redshift == pytest.approx(1.0)
     assert header.particle_shape == config.particle_shape
@@ -172,7 +171,7 @@ def test_misuse_fails(tmp_path: Path, cosmo, single):
     with pytest.raises(ValueError, match="not a cube"):
         save_snapshot(tmp_path / "s.hdf5", particles, cosmo, flat, A)
     path = save_snapshot(tmp_path / "s.hdf5", particles, cosmo, flat, A, format="swift")
-    assert read_header(path).box_size == pytest.approx((BOX, BOX, 2 * BOX))
+    assert read_header([path]).box_size == pytest.approx((BOX, BOX, 2 * BOX))
     with pytest.raises(ValueError, match="box_size"):
         load_snapshot(path, config)
     with pytest.raises(ValueError, match="particle_shape"):
@@ -219,28 +218,6 @@ def test_every_array_has_checksums(tmp_path: Path, cosmo, single):
             load_snapshot(path, config)
 
 
-def test_units_of_other_codes_are_those_of_the_file(tmp_path: Path, cosmo, single):
-    config = make_config(single)
-    particles = make_particles(config)
-    gadget = save_snapshot(tmp_path / "g.hdf5", particles, cosmo, config, A)
-    with h5py.File(gadget, "a") as file:  # Mpc/h and m/s
-        units = file["Parameters"].attrs
-        units["UnitLength_in_cm"], units["UnitVelocity_in_cm_per_s"] = 1000 * units["UnitLength_in_cm"], 100.0
-        file["Header"].attrs["BoxSize"] /= 1000
-        file["PartType1/Coordinates"][...] = file["PartType1/Coordinates"][:] / 1000
-        file["PartType1/Velocities"][...] = file["PartType1/Velocities"][:] * 1000
-    swift = save_snapshot(tmp_path / "s.hdf5", particles, cosmo, config, A, format="swift")
-    with h5py.File(swift, "a") as file:  # kpc, and the same unit of time
-        file["Units"].attrs["Unit length in cgs (U_L)"] = file["Units"].attrs["Unit length in cgs (U_L)"] / 1000
-        file["Header"].attrs["BoxSize"] = file["Header"].attrs["BoxSize"] * 1000
-        for name in ("Coordinates", "Velocities"):
-            file[f"PartType1/{name}"][...] = file[f"PartType1/{name}"][:] * 1000
-    for path in (gadget, swift):
-        read, _ = load_snapshot(path, config)
-        np.testing.assert_allclose(read.disp, particles.disp, atol=2e-5)
-        np.testing.assert_allclose(read.vel, particles.vel, atol=2e-6)
-
-
 def test_damaged_files_fail(tmp_path: Path, cosmo, single):
     config = make_config(single)
     path = save_snapshot(tmp_path / "s.hdf5", make_particles(config), cosmo, config, A)
@@ -259,8 +236,8 @@ def test_damaged_files_fail(tmp_path: Path, cosmo, single):
         load_snapshot(path, config)
     with h5py.File(path, "a") as file:
         del file["Header"]
-    with pytest.raises(ValueError, match="not a snapshot in a known format, gadget or swift: it has no group Header"):
-        read_header(path)
+    with pytest.raises(ValueError, match="not a snapshot of GADGET, .* or SWIFT: it has no group Header"):
+        read_header([path])
 
 
 @pytest.mark.parametrize("format", ["gadget", "swift"])

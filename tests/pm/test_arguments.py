@@ -138,6 +138,7 @@ SWAPPED = r"config is a .* and must be a pmwd_dist.Config; pass the cosmology, i
         lambda config: pmd.power_spectrum(FIELD, config),
         lambda config: pmd.save_snapshot("s.hdf5", particles(), CONFIG, config, 1.0),
         lambda config: pmd.load_snapshot("s.hdf5", config),
+        lambda config: pmd.snapshot_density("s.hdf5", config),
     ],
 )
 @pytest.mark.parametrize("config", [{"box_size": 4.0, "mesh_shape": N}, COSMO], ids=["dict", "swapped"])

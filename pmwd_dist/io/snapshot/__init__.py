@@ -1,9 +1,18 @@
-"""Snapshots that other codes read: Gadget HDF5 (pynbody, yt) and SWIFT (swiftsimio). One file a process."""
+"""Snapshots: written as other codes read them, Gadget HDF5 (pynbody, yt) and SWIFT (swiftsimio), and read from any.
 
-from pmwd_dist.io.snapshot.base import SnapshotHeader as SnapshotHeader
+One file a process is written.
+"""
+
+from pmwd_dist.io.snapshot.files import snapshot_files as snapshot_files
 from pmwd_dist.io.snapshot.formats import FORMATS as FORMATS
 from pmwd_dist.io.snapshot.formats import Format as Format
+from pmwd_dist.io.snapshot.header import SnapshotHeader as SnapshotHeader
+from pmwd_dist.io.snapshot.header import read_header as read_header
+from pmwd_dist.io.snapshot.matter import Matter as Matter
+from pmwd_dist.io.snapshot.matter import lattice_of as lattice_of
+from pmwd_dist.io.snapshot.matter import matter_notes as matter_notes
+from pmwd_dist.io.snapshot.matter import paint_matter as paint_matter
+from pmwd_dist.io.snapshot.matter import snapshot_density as snapshot_density
 from pmwd_dist.io.snapshot.reader import load_snapshot as load_snapshot
-from pmwd_dist.io.snapshot.reader import read_header as read_header
-from pmwd_dist.io.snapshot.reader import snapshot_files as snapshot_files
+from pmwd_dist.io.snapshot.units import LengthUnit as LengthUnit
 from pmwd_dist.io.snapshot.writer import save_snapshot as save_snapshot

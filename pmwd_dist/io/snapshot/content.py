@@ -19,6 +19,7 @@ import numpy as np
 File = Any
 Group = Any
 Dataset = Any
+GROUP, DATASET = h5py.Group, h5py.Dataset  # kinds of members
 
 _MOST_VALUES = 64  # of an attribute that is read
 # What h5py raises for files that are damaged, by where the damage is.
@@ -84,13 +85,13 @@ def member(group: Group, name: str, kind: type) -> Any:
     """
     what = {h5py.Group: "group", h5py.Dataset: "array"}[kind]
     if not has(group, name):
-        raise Malformed(f"lacks the {what} {_path(group, name)}")
-    with _as_malformed(f"is damaged: {_path(group, name)} can't be read"):
+        raise Malformed(f"lacks the {what} {path_of(group, name)}")
+    with _as_malformed(f"is damaged: {path_of(group, name)} can't be read"):
         if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-            raise Malformed(f"has a link at {_path(group, name)}, where the {what} itself must be")
+            raise Malformed(f"has a link at {path_of(group, name)}, where the {what} itself must be")
         found = group[name]
     if not isinstance(found, kind):
-        raise Malformed(f"has something else than {'an' if what == 'array' else 'a'} {what} at {_path(group, name)}")
+        raise Malformed(f"has something else than {'an' if what == 'array' else 'a'} {what} at {path_of(group, name)}")
     return found
 
 
@@ -100,7 +101,7 @@ def values(group: Group, name: str) -> np.ndarray:
     Raises:
       Malformed: it is missing, empty, very long, or does not hold finite numbers.
     """
-    path = f"{_path(group)}:{name}"
+    path = f"{path_of(group)}:{name}"
     with _as_malformed(f"is damaged: its attribute {path} can't be read"):
         if name not in group.attrs:
             raise Malformed(f"lacks the attribute {path}")
@@ -116,7 +117,7 @@ def values(group: Group, name: str) -> np.ndarray:
 
 def has_value(group: Group, name: str) -> bool:
     """Whether a group has an attribute of this name."""
-    with _as_malformed(f"is damaged: the attributes of {_path(group)} can't be read"):
+    with _as_malformed(f"is damaged: the attributes of {path_of(group)} can't be read"):
         return name in group.attrs
 
 
@@ -128,7 +129,9 @@ def number(group: Group, name: str, low: float, high: float) -> float:
     """
     found = values(group, name)
     if len(found) != 1 or not low <= found[0] <= high:
-        raise Malformed(f"has {_path(group)}:{name} = {_show(found)}, which must be a number from {low:g} to {high:g}")
+        raise Malformed(
+            f"has {path_of(group)}:{name} = {_show(found)}, which must be a number from {low:g} to {high:g}"
+        )
     return float(found[0])
 
 
@@ -140,7 +143,7 @@ def whole_numbers(group: Group, name: str, least: int) -> list[int]:
     """
     found = values(group, name)
     if (found != np.rint(found)).any() or found.min() < least or found.max() >= 2**53:
-        raise Malformed(f"has {_path(group)}:{name} = {_show(found)}, which must be whole numbers, {least} or more")
+        raise Malformed(f"has {path_of(group)}:{name} = {_show(found)}, which must be whole numbers, {least} or more")
     return [int(value) for value in found]
 
 
@@ -156,7 +159,7 @@ def array(group: Group, name: str, kinds: str, columns: int | None) -> Dataset:
     Raises:
       Malformed: it isn't, or the file holds fewer values than it declares.
     """
-    data, path = member(group, name, h5py.Dataset), _path(group, name)
+    data, path = member(group, name, h5py.Dataset), path_of(group, name)
     with _as_malformed(f"is damaged: {path} can't be read"):
         shape, dtype = data.shape, data.dtype
         if shape is None or shape[1:] != (() if columns is None else (columns,)) or len(shape) == 0:
@@ -194,7 +197,8 @@ def rows(data: Dataset, low: int, high: int) -> np.ndarray:
         return np.asarray(data[low:high])
 
 
-def _path(group: Group, name: str = "") -> str:
+def path_of(group: Group, name: str = "") -> str:
+    """Path of a group or an array, or of a member of it."""
     return f"{group.name or ''}/{name}".strip("/").replace("//", "/")
 
 

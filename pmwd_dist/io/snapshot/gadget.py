@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar, final
 
-import h5py
 import numpy as np
 
-from pmwd_dist.io.snapshot import base, content
-from pmwd_dist.io.snapshot.base import CM_PER_MPC, GRAM_PER_MASS, File, Part, SnapshotFormat, SnapshotHeader
+from pmwd_dist.io.snapshot import base
+from pmwd_dist.io.snapshot.base import Part, SnapshotFormat
+from pmwd_dist.io.snapshot.content import File
+from pmwd_dist.io.snapshot.units import CM_PER_MPC, GRAM_PER_MASS
 
 _LENGTH = 1e3  # yt and pynbody take kpc/h for granted, whatever unit a file names
 _FLAGS = ("Flag_Sfr", "Flag_Cooling", "Flag_StellarAge", "Flag_Metals", "Flag_Feedback", "Flag_DoublePrecision")
@@ -28,17 +29,14 @@ class Gadget(SnapshotFormat):
     bytes_per_particle: ClassVar = 32
     cubic: ClassVar = True
 
-    def length(self, h: float, file: File | None = None) -> float:
-        """1000 kpc/h, or by the unit of length in the file's parameters."""
+    def length(self, h: float) -> float:
+        """1000 kpc/h."""
         del h
-        parameters = _with_value(file, "UnitLength_in_cm")
-        return _LENGTH if parameters is None else CM_PER_MPC / base.length_unit(parameters, "UnitLength_in_cm")
+        return _LENGTH
 
-    def momentum(self, a: float, file: File | None = None) -> float:
-        """Velocities are peculiar velocities over sqrt(a), in km/s or by the unit in the file's parameters."""
-        parameters = _with_value(file, "UnitVelocity_in_cm_per_s")
-        unit = 1e5 if parameters is None else content.number(parameters, "UnitVelocity_in_cm_per_s", 1e-5, 1e15)
-        return base.KM_S_PER_H0 * (1e5 / unit) / a / math.sqrt(a)
+    def momentum(self, a: float) -> float:
+        """Velocities are peculiar velocities over sqrt(a), in km/s."""
+        return base.KM_S_PER_H0 / a / math.sqrt(a)
 
     def write_header(self, file: File, part: Part) -> None:
         """Write Header and Parameters."""
@@ -65,36 +63,6 @@ class Gadget(SnapshotFormat):
         group = base.create_particles(file, part, "f4")
         _describe(group["Coordinates"], CM_PER_MPC / _LENGTH, a_scaling=1.0, h_scaling=-1.0, length_scaling=1.0)
         _describe(group["Velocities"], 1e5, a_scaling=0.5, velocity_scaling=1.0)
-
-    def matches(self, file: File) -> bool:
-        """Gadget has no group Cosmology."""
-        return not content.has(file, "Cosmology")
-
-    def read_header(self, file: File) -> SnapshotHeader:
-        """The header; the cosmology may be in Header or in Parameters."""
-        header = base.header_of(file)
-        own = content.has_value(header, "HubbleParam")
-        cosmology = header if own else content.member(file, "Parameters", h5py.Group)
-        lattice, mesh = base.read_shapes(file)
-        h = content.number(cosmology, "HubbleParam", *base.HUBBLE)
-        return SnapshotHeader(
-            a=1 / (1 + content.number(header, "Redshift", *base.REDSHIFT)),
-            box_size=base.read_sides(file, self.length(h, file)),
-            particle_shape=lattice,
-            mesh_shape=mesh,
-            Omega_m=content.number(cosmology, "Omega0", *base.OMEGA),
-            Omega_b=base.optional(cosmology, "OmegaBaryon", *base.OMEGA),
-            h=h,
-            format=self.name,
-        )
-
-
-def _with_value(file: File | None, name: str) -> Any:
-    """The group of the parameters, None if it doesn't have this one."""
-    if file is None or not content.has(file, "Parameters"):
-        return None
-    parameters = content.member(file, "Parameters", h5py.Group)
-    return parameters if content.has_value(parameters, name) else None
 
 
 def _describe(data: Any, to_cgs: float, **powers: float) -> None:

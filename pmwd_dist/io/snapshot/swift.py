@@ -7,8 +7,10 @@ from typing import Any, ClassVar, final
 import h5py
 import numpy as np
 
-from pmwd_dist.io.snapshot import base, content
-from pmwd_dist.io.snapshot.base import CM_PER_MPC, GRAM_PER_MASS, File, Part, SnapshotFormat, SnapshotHeader
+from pmwd_dist.io.snapshot import base
+from pmwd_dist.io.snapshot.base import Part, SnapshotFormat
+from pmwd_dist.io.snapshot.content import File
+from pmwd_dist.io.snapshot.units import CM_PER_MPC, GRAM_PER_MASS
 
 _SECOND = CM_PER_MPC / 1e5  # Mpc s/km
 _U_L, _U_T = "Unit length in cgs (U_L)", "Unit time in cgs (U_t)"
@@ -23,17 +25,13 @@ class Swift(SnapshotFormat):
     bytes_per_particle: ClassVar = 48
     cubic: ClassVar = False
 
-    def length(self, h: float, file: File | None = None) -> float:
-        """Mpc per Mpc/h, or by the unit of length of the file."""
-        return 1 / h if file is None else CM_PER_MPC / h / base.length_unit(_units(file), _U_L)
+    def length(self, h: float) -> float:
+        """Mpc per Mpc/h."""
+        return 1 / h
 
-    def momentum(self, a: float, file: File | None = None) -> float:
-        """Velocities are peculiar velocities, in km/s or by the units of the file."""
-        if file is None:
-            return base.KM_S_PER_H0 / a
-        units = _units(file)
-        unit = base.length_unit(units, _U_L) / content.number(units, _U_T, 1e-5, 1e25)
-        return base.KM_S_PER_H0 * (1e5 / unit) / a
+    def momentum(self, a: float) -> float:
+        """Velocities are peculiar velocities, in km/s."""
+        return base.KM_S_PER_H0 / a
 
     def write_header(self, file: File, part: Part) -> None:
         """Write all groups in which swiftsimio looks, and Policy and Parameters, by which pynbody knows the format."""
@@ -63,30 +61,6 @@ class Swift(SnapshotFormat):
         _describe(group["Velocities"], "Peculiar velocities, a dx/dt", a, length=1, time=-1)
         _describe(group["ParticleIDs"], "Index of the site on the Lagrangian lattice", a)
         _describe(masses, "Masses of the particles", a, mass=1)
-
-    def matches(self, file: File) -> bool:
-        """SWIFT has groups Cosmology and Units."""
-        return content.has(file, "Cosmology") and content.has(file, "Units")
-
-    def read_header(self, file: File) -> SnapshotHeader:
-        """The header."""
-        cosmology = content.member(file, "Cosmology", h5py.Group)
-        lattice, mesh = base.read_shapes(file)
-        h = content.number(cosmology, "h", *base.HUBBLE)
-        return SnapshotHeader(
-            a=content.number(base.header_of(file), "Scale-factor", *base.SCALE),
-            box_size=base.read_sides(file, self.length(h, file)),
-            particle_shape=lattice,
-            mesh_shape=mesh,
-            Omega_m=content.number(cosmology, "Omega_m", *base.OMEGA),
-            Omega_b=base.optional(cosmology, "Omega_b", *base.OMEGA),
-            h=h,
-            format=self.name,
-        )
-
-
-def _units(file: File) -> Any:
-    return content.member(file, "Units", h5py.Group)
 
 
 def _one(value: float) -> np.ndarray:

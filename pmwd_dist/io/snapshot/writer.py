@@ -15,7 +15,8 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import atomic_write, reserve
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.parameters import parameters
-from pmwd_dist.io.snapshot.base import File, Part, SnapshotFormat, write_lattice
+from pmwd_dist.io.snapshot.base import Part, SnapshotFormat, write_lattice
+from pmwd_dist.io.snapshot.content import File
 from pmwd_dist.io.snapshot.formats import FORMATS, Format
 from pmwd_dist.parallel.decomposition import Shape3
 from pmwd_dist.parallel.distributed import raise_on_all_processes

@@ -1,0 +1,204 @@
+"""The header of a snapshot of any code."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pmwd_dist.config import Vector3
+from pmwd_dist.io.snapshot import content, units
+from pmwd_dist.io.snapshot.content import GROUP, File, Malformed, opened
+from pmwd_dist.io.snapshot.units import Unit
+from pmwd_dist.parallel.decomposition import Shape3
+
+# Ranges of what a header holds: wide, but without what no universe has.
+_HUBBLE, _OMEGA, _REDSHIFT = (1e-3, 1e3), (0.0, 1e3), (-0.999, 1e6)
+_SIDE = 1e-9, 1e9  # of a box [Mpc/h]
+# Places of the cosmology: GADGET-2 and AREPO, GIZMO, GADGET-4, SWIFT.
+_H = ("Header:HubbleParam", "Parameters:HubbleParam", "Cosmology:h")
+_OMEGA_M = ("Header:Omega0", "Header:Omega_Matter", "Parameters:Omega0", "Cosmology:Omega_m")
+_OMEGA_B = ("Header:OmegaBaryon", "Header:Omega_Baryon", "Parameters:OmegaBaryon", "Cosmology:Omega_b")
+
+
+@dataclass(frozen=True)
+class SnapshotHeader:
+    """Header of a snapshot.
+
+    Args:
+      a: scale factor.
+      box_size: three sides [Mpc/h].
+      counts: number of particles of each type.
+      particle_shape: Lagrangian lattice, to whose sites the particle IDs are the index; for a snapshot of another code
+        the lattice that its particles of type 1 fill, in the order of the file.
+      mesh_shape: force mesh; where it isn't known, as many cells as there are particles of the most numerous type.
+      Omega_m, Omega_b, h: parameters of the cosmology; Omega_m and Omega_b are NaN where they aren't known.
+      length_unit: place in the file that names the unit of length; empty if none does, and kpc/h was assumed.
+    """
+
+    a: float
+    box_size: Vector3
+    counts: tuple[int, ...]
+    particle_shape: Shape3
+    mesh_shape: Shape3
+    Omega_m: float
+    Omega_b: float
+    h: float
+    length_unit: str
+
+    @property
+    def redshift(self) -> float:
+        """Redshift."""
+        return 1 / self.a - 1
+
+
+def read_header(files: Sequence[Path], length_unit: str | None = None) -> SnapshotHeader:
+    """The header of a snapshot in one or several files.
+
+    Args:
+      files: all files of the snapshot.
+      length_unit: unit of length; default: that of the file.
+
+    Raises:
+      ValueError: not a snapshot, damaged, or files of different snapshots.
+      OSError: a file is missing, or can't be opened.
+    """
+    unit = units.length_unit(length_unit) or _unit_of_positions(files)
+    header: SnapshotHeader | None = None
+    for path in files:
+        with opened(path) as file:
+            own = _parse(file, unit)
+            if header is not None and (repr(own) != repr(header) or number_of_files(file) != len(files)):
+                raise Malformed(f"is of another snapshot than {files[0].name}: their headers differ")
+            header = header or own
+    assert header is not None
+    return header
+
+
+def units_note(header: SnapshotHeader, path: Path, option: str) -> str | None:
+    """Warning that the unit of length was assumed, and which option sets it; None if the file names it."""
+    if header.length_unit:
+        return None
+    sides = " x ".join(f"{side:.5g}" for side in sorted(set(header.box_size)))
+    return f"{path} names no unit of length: kpc/h is assumed, for a box of {sides} Mpc/h ({option} sets another)"
+
+
+def has_lattice(file: File) -> bool:
+    """Whether particle IDs are indices of lattice sites, as in snapshots of our own."""
+    return content.has(file, "ParticleMesh")
+
+
+def header_of(file: File) -> Any:
+    """The group Header."""
+    if not content.has(file, "Header"):
+        raise Malformed("is not a snapshot of GADGET, AREPO, GIZMO, EAGLE or SWIFT: it has no group Header")
+    return content.member(file, "Header", GROUP)
+
+
+def number_of_files(file: File) -> int:
+    """Number of files of the snapshot."""
+    counts = content.whole_numbers(header_of(file), "NumFilesPerSnapshot", 1)
+    if len(counts) != 1:
+        raise Malformed(f"has Header:NumFilesPerSnapshot = {counts}, which must be one number")
+    return counts[0]
+
+
+def read_counts(file: File, name: str) -> tuple[int, ...]:
+    """Number of particles of each type by an attribute of the header; Malformed if it is none."""
+    header, high = header_of(file), f"{name}_HighWord"
+    low = content.whole_numbers(header, name, 0)
+    words = content.whole_numbers(header, high, 0) if content.has_value(header, high) else [0] * len(low)
+    if len(low) < 2 or len(words) != len(low):
+        raise Malformed(f"has {len(low)} and {len(words)} numbers in Header:{name}, and must have one for each type")
+    return tuple(count + word * 2**32 for count, word in zip(low, words, strict=True))
+
+
+def scale_factor(file: File) -> float:
+    """Scale factor."""
+    return 1 / (1 + content.number(header_of(file), "Redshift", *_REDSHIFT))
+
+
+def hubble(file: File) -> float:
+    """H0 / (100 km/s/Mpc)."""
+    h = _first(file, _H, *_HUBBLE)
+    if math.isnan(h):
+        raise Malformed(f"lacks the Hubble parameter: it has none of the attributes {', '.join(_H)}")
+    return h
+
+
+def _unit_of_positions(files: Sequence[Path]) -> Unit:
+    """Unit of length of the first file that has positions."""
+    unit: Unit | None = None
+    for path in files:
+        with opened(path) as file:
+            h, a = hubble(file), scale_factor(file)
+            counts = read_counts(file, "NumPart_ThisFile")
+            for group in (f"PartType{n}" for n in range(len(counts)) if counts[n]):
+                if content.has(file, group) and content.has(content.member(file, group, GROUP), "Coordinates"):
+                    data = content.member(content.member(file, group, GROUP), "Coordinates", content.DATASET)
+                    return units.find_unit("length", file, h, a, data)
+            unit = unit or units.find_unit("length", file, h, a)
+    assert unit is not None
+    return unit
+
+
+def _parse(file: File, length: Unit) -> SnapshotHeader:
+    h, a, counts = hubble(file), scale_factor(file), read_counts(file, "NumPart_Total")
+    lattice, mesh = _read_shapes(file, counts)
+    return SnapshotHeader(
+        a=a,
+        box_size=_read_sides(file, units.factor(length, "length", h, a)),
+        counts=counts,
+        particle_shape=lattice,
+        mesh_shape=mesh,
+        Omega_m=_first(file, _OMEGA_M, *_OMEGA),
+        Omega_b=_first(file, _OMEGA_B, *_OMEGA),
+        h=h,
+        length_unit=length.place,
+    )
+
+
+def _first(file: File, places: Sequence[str], low: float, high: float) -> float:
+    """The number in the first of these places, group:attribute, that is there; NaN if none is."""
+    for place in places:
+        name, _, attribute = place.partition(":")
+        if content.has(file, name):
+            group = content.member(file, name, GROUP)
+            if content.has_value(group, attribute):
+                return content.number(group, attribute, low, high)
+    return math.nan
+
+
+def _read_shapes(file: File, counts: Sequence[int]) -> tuple[Shape3, Shape3]:
+    """Lattice and mesh of a file."""
+    if has_lattice(file):
+        own = content.member(file, "ParticleMesh", GROUP)
+        lattice, mesh = _shape(own, "LatticeShape"), _shape(own, "MeshShape")
+        if math.prod(lattice) != counts[1]:
+            raise Malformed(f"has a lattice of {lattice}, but {counts[1]} particles")
+        return lattice, mesh
+    side, cells = (round(count ** (1 / 3)) for count in (counts[1], max(counts)))
+    lattice = (side, side, side) if side**3 == counts[1] else (counts[1], 1, 1)
+    return lattice, (max(cells, 2),) * 3
+
+
+def _read_sides(file: File, length: float) -> Vector3:
+    """Sides of the box [Mpc/h], in a file with so many Mpc/h per unit; Malformed if they are none."""
+    sides = content.values(header_of(file), "BoxSize") * length
+    low, high = _SIDE
+    if len(sides) not in (1, 3) or not ((sides >= low) & (sides <= high)).all():
+        constraint = f"must be one side of the box or three, of {low:g} to {high:g} Mpc/h"
+        raise Malformed(f"has Header:BoxSize = {(sides / length).tolist()}, which {constraint}")
+    x, y, z = np.broadcast_to(sides, 3).tolist()
+    return x, y, z
+
+
+def _shape(group: Any, name: str) -> Shape3:
+    shape = content.whole_numbers(group, name, 1)
+    if len(shape) != 3 or max(shape) >= 2**31:
+        raise Malformed(f"has ParticleMesh:{name} = {shape}, which must be three numbers of cells")
+    return shape[0], shape[1], shape[2]

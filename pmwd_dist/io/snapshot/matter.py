@@ -1,0 +1,283 @@
+"""Density of the matter in a snapshot of any code, painted onto the mesh with the masses of its particles.
+
+The order of the file is arbitrary. Each particle is put on a site of the block of the mesh in which it lies, one
+lattice of particles after the other: a halo of one cell holds all displacements, however long they are.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist.config import Config
+from pmwd_dist.io.snapshot import content
+from pmwd_dist.io.snapshot.base import CRITICAL_DENSITY
+from pmwd_dist.io.snapshot.content import Malformed, opened
+from pmwd_dist.io.snapshot.files import snapshot_files
+from pmwd_dist.io.snapshot.header import SnapshotHeader, header_of, read_header, units_note
+from pmwd_dist.io.snapshot.particles import (
+    CHUNK,
+    MASSES,
+    POSITIONS,
+    array_of,
+    check_arrays,
+    check_box,
+    check_positions,
+    count_of,
+    has_array,
+    scale_of,
+    scaled_rows,
+)
+from pmwd_dist.io.snapshot.units import LengthUnit
+from pmwd_dist.parallel.decomposition import Shape3
+from pmwd_dist.pm.inputs import check_config
+from pmwd_dist.pm.paint import cic_paint
+
+_COMPLETE = 0.02  # largest difference between the mass of all particles and Omega_m that is not worth a warning
+_PAINTED = 1 << 22  # particles painted at a time
+
+
+@dataclass(frozen=True)
+class Matter:
+    """The matter of a snapshot that was painted.
+
+    Args:
+      header: of the snapshot.
+      counts: number of particles by type.
+      left_out: types with particles that were not painted.
+      omega: density of the particles in units of the critical density today, to compare with Omega_m; NaN if masses
+        aren't known.
+      shot_noise: power of as many particles of these masses at random [(Mpc/h)^3].
+    """
+
+    header: SnapshotHeader
+    counts: dict[int, int]
+    left_out: tuple[int, ...]
+    omega: float
+    shot_noise: float
+
+
+def snapshot_density(
+    path: str | Path,
+    config: Config | None = None,
+    *,
+    types: Sequence[int] | None = None,
+    length_unit: LengthUnit | None = None,
+) -> tuple[Float[Array, "nx ny nz"], Matter]:
+    """Density of the matter in a snapshot in units of its mean, and what it consists of. Collective.
+
+    Args:
+      path: a file, any of a set (name.0.hdf5), their common name, or a folder that holds one snapshot.
+      config: its box, mesh and decomposition; default: those of the snapshot, on all devices.
+      types: types of particles, 0 gas, 1 dark matter, 4 stars and so on; default: all that have masses.
+      length_unit: unit of length; default: that of the file, and kpc/h, with a warning, if it names none.
+
+    Raises:
+      ValueError: not a snapshot, damaged, incomplete, of another box than config, or without particles of a type.
+      OSError: a file is missing or can't be read.
+    """
+    if config is not None:
+        check_config(config)
+    files = snapshot_files(Path(path))
+    header = read_header(files, length_unit)
+    if config is None:
+        config = Config(header.box_size, header.mesh_shape)
+    density, matter = paint_matter(files, header, config, types, length_unit)
+    for note in matter_notes(matter, files[0], "length_unit="):
+        warnings.warn(note, stacklevel=2)
+    return density, matter
+
+
+def paint_matter(
+    files: Sequence[Path], header: SnapshotHeader, config: Config, types: Sequence[int] | None, length_unit: str | None
+) -> tuple[Array, Matter]:
+    """As `snapshot_density`, of files whose header is known."""
+    check_box(header, config)
+    masses = _places_of_masses(files, header)
+    chosen = _choose(types, masses, header, files[0])
+    for kind in chosen:
+        check_arrays(files, header, kind, (POSITIONS, MASSES) if masses[kind] == "array" else (POSITIONS,))
+    chunks = _chunks(files, header, {kind: masses[kind] for kind in chosen}, length_unit)
+    lattice = lattice_of(config.mesh_shape, sum(header.counts[kind] for kind in chosen))
+    density, mass, squares = _paint(chunks, replace(config, particle_shape=lattice, halo=1))
+    if not mass > 0:
+        raise ValueError(f"{files[0]}: its particles have no mass")
+    known = all(masses[kind] for kind in chosen)
+    there = {kind for kind, count in enumerate(header.counts) if count}
+    matter = Matter(
+        header=header,
+        counts={kind: header.counts[kind] for kind in chosen},
+        left_out=tuple(sorted(there - set(chosen))),
+        omega=mass / math.prod(header.box_size) / CRITICAL_DENSITY if known else math.nan,
+        shot_noise=math.prod(header.box_size) * squares / mass**2,
+    )
+    return density, matter
+
+
+def matter_notes(matter: Matter, path: Path, option: str) -> list[str]:
+    """Warnings about the unit of length, and about a mass that is not Omega_m though all types were painted."""
+    header, notes = matter.header, [note for note in [units_note(matter.header, path, option)] if note]
+    if not matter.left_out and abs(matter.omega - header.Omega_m) > _COMPLETE * header.Omega_m:
+        notes.append(
+            f"{path}: its particles have a density of {matter.omega:.3g}, and Omega_m is {header.Omega_m:.3g}: "
+            "types are missing, or the unit of length or mass is another one"
+        )
+    return notes
+
+
+def lattice_of(mesh_shape: Shape3, particles: int) -> Shape3:
+    """Lattice of the particles that are painted at a time: it divides over devices as the mesh does."""
+    nx, ny, _ = mesh_shape
+    return nx, ny, max(1, -(-min(_PAINTED, particles) // (nx * ny)))
+
+
+# --- particles ---------------------------------------------------------------------------------------------
+
+
+def _places_of_masses(files: Sequence[Path], header: SnapshotHeader) -> dict[int, str]:
+    """Place of the masses of each type with positions: "array", "header", or an empty text where there are none."""
+    found: dict[int, str] = {}
+    waiting = {kind for kind, count in enumerate(header.counts) if count}
+    for path in files:
+        if not waiting:
+            break
+        with opened(path) as file:
+            for kind in [kind for kind in waiting if count_of(file, kind)]:
+                waiting.remove(kind)
+                if has_array(file, kind, POSITIONS):
+                    table = "header" if _mass_in_header(file, kind) > 0 else ""
+                    found[kind] = "array" if has_array(file, kind, MASSES) else table
+    return found
+
+
+def _mass_in_header(file: Any, kind: int) -> float:
+    header = header_of(file)
+    table = content.values(header, "MassTable") if content.has_value(header, "MassTable") else np.zeros(0)
+    return float(table[kind]) if kind < len(table) else 0.0
+
+
+def _choose(types: Sequence[int] | None, masses: dict[int, str], header: SnapshotHeader, path: Path) -> tuple[int, ...]:
+    """The types to paint: by default all with masses, or the only one, whose particles are then equal."""
+    there = sorted(masses)
+    if types is None:
+        chosen = tuple(kind for kind in there if masses[kind]) or tuple(there)
+    else:
+        if np.ndim(types) != 1 or np.asarray(types).dtype.kind not in "iu":
+            raise ArgumentError("types", types, "must be a list of whole numbers", "for example [0, 1, 4]")
+        chosen = tuple(sorted({int(kind) for kind in types}))
+        if not chosen or not set(chosen) <= set(there):
+            of = ", ".join(f"{kind} ({header.counts[kind]} particles)" for kind in there)
+            raise ArgumentError("types", list(types), f"must be among those of the snapshot, {of}")
+    if not chosen:
+        raise ValueError(f"{path}: the snapshot has no particles with positions")
+    lacking = [kind for kind in chosen if not masses[kind]]
+    if lacking and len(chosen) > 1:
+        raise ArgumentError("types", list(chosen), f"includes {lacking[0]}, whose particles have no masses")
+    return chosen
+
+
+def _chunks(
+    files: Sequence[Path], header: SnapshotHeader, masses: dict[int, str], length_unit: str | None
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Positions [Mpc/h] and masses [1e10 Msun/h] of the particles of all files; masses are 1 where none are known."""
+    for path in files:
+        with opened(path) as file:
+            for kind in (kind for kind in masses if count_of(file, kind)):
+                data = array_of(file, kind, POSITIONS)
+                array = array_of(file, kind, MASSES) if masses[kind] == "array" else None
+                length = scale_of("length", file, header, data, length_unit)
+                unit = scale_of("mass", file, header, array)
+                equal = _mass_in_header(file, kind) * unit or 1.0
+                for low in range(0, len(data), CHUNK):
+                    x = scaled_rows(data, low, length)
+                    check_positions(x, header)
+                    mass = np.full(len(x), equal) if array is None else scaled_rows(array, low, unit)
+                    if not ((mass >= 0) & (mass < np.finfo(np.float32).max)).all():
+                        raise Malformed(f"holds masses of particles of type {kind} that are negative or not finite")
+                    yield x, mass
+
+
+# --- painting ----------------------------------------------------------------------------------------------
+
+
+def _paint(chunks: Iterator[tuple[np.ndarray, np.ndarray]], config: Config) -> tuple[Array, float, float]:
+    """Density in units of its mean, and sums of all masses and of their squares."""
+    waiting, mass, squares, unit = _Waiting(config), 0.0, 0.0, 0.0
+    density = jax.device_put(jnp.zeros(config.mesh_shape), config.decomposition.sharding)
+    for x, masses in chunks:
+        mass, squares = mass + float(masses.sum()), squares + float((masses**2).sum())
+        unit = unit or float(masses.max(initial=0))  # else single precision may not hold masses
+        waiting.add(x, masses / (unit or 1))
+        while waiting.counts.max() >= waiting.capacity:
+            density = density + waiting.paint()
+    while waiting.counts.any():
+        density = density + waiting.paint()
+    mean = mass / math.prod(config.mesh_shape)
+    return density * (unit / mean if mean else 0.0), mass, squares
+
+
+class _Waiting:
+    """Particles that wait to be painted, by the block of the mesh in which they lie.
+
+    Every process reads all particles and counts those of all blocks, so that all paint at the same times; it keeps the
+    particles of its own blocks.
+    """
+
+    def __init__(self, config: Config):
+        self.config, self.sharding = config, config.decomposition.sharding
+        px, py = config.decomposition.pdims
+        self.shape: Shape3 = (config.particle_shape[0] // px, config.particle_shape[1] // py, config.particle_shape[2])
+        self.capacity = math.prod(self.shape)
+        self.counts = np.zeros((px, py), np.int64)
+        mine = self.sharding.addressable_devices_indices_map(config.particle_shape).values()
+        self.rows: dict[tuple[int, int], np.ndarray] = {self._block(index): np.zeros((0, 4)) for index in mine if index}
+
+    def add(self, x: np.ndarray, masses: np.ndarray) -> None:
+        """Add particles at these positions [Mpc/h]."""
+        box, mesh = np.asarray(self.config.box_size), np.asarray(self.config.mesh_shape)
+        x = x - box * np.floor(x / box)
+        cell = np.minimum((x[:, :2] * (mesh / box)[:2]).astype(np.int64), mesh[:2] - 1)
+        of_block = cell // (mesh[:2] // self.counts.shape)
+        number = of_block[:, 0] * self.counts.shape[1] + of_block[:, 1]
+        self.counts += np.bincount(number, minlength=self.counts.size).reshape(self.counts.shape)
+        particles = np.concatenate([x, masses[:, None]], 1)
+        for block, before in self.rows.items():
+            mine = number == block[0] * self.counts.shape[1] + block[1]
+            self.rows[block] = np.concatenate([before, particles[mine]])
+
+    def paint(self) -> Array:
+        """Paint as many particles as the lattice of each block holds."""
+        taken = {block: self._take(block) for block in self.rows}
+        self.counts = np.maximum(self.counts - self.capacity, 0)
+        shape, dtype = self.config.particle_shape, jnp.result_type(float)
+
+        def array(columns: slice, shape: tuple[int, ...]) -> Array:
+            def block(index: Any) -> np.ndarray:
+                return taken[self._block(index)][..., columns].reshape(*self.shape, *shape[3:]).astype(dtype)
+
+            return jax.make_array_from_callback(shape, self.sharding, block)
+
+        return cic_paint(array(slice(0, 3), (*shape, 3)), self.config, array(slice(3, 4), shape))
+
+    def _take(self, block: tuple[int, int]) -> np.ndarray:
+        """Displacements and masses of the next particles of a block; the other sites of its lattice have no mass."""
+        rows, self.rows[block] = np.split(self.rows[block], [self.capacity])
+        out = np.zeros((self.capacity, 4))
+        first = np.array([*block, 0]) * self.shape
+        site = first + np.stack(np.unravel_index(np.arange(len(rows)), self.shape), -1)
+        out[: len(rows)] = rows
+        out[: len(rows), :3] -= site * (np.asarray(self.config.box_size) / self.config.particle_shape)
+        return out
+
+    def _block(self, index: tuple[slice, ...]) -> tuple[int, int]:
+        return (index[0].start or 0) // self.shape[0], (index[1].start or 0) // self.shape[1]

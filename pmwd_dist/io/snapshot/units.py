@@ -1,0 +1,146 @@
+"""Units of the numbers in a snapshot: the places where codes name them, and what is assumed without.
+
+A unit is physical, cgs h^p a^q in centimetres, grams and seconds. That of a number x is in one of two kinds of places:
+
+- attributes of its array: a factor to cgs and both exponents (GADGET-4, AREPO, EAGLE, SWIFT);
+- attributes of a group: cgs alone, with the exponents of the code's convention.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, NamedTuple, get_args
+
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist.io.snapshot import content
+from pmwd_dist.io.snapshot.content import Dataset, File, Malformed
+
+Quantity = Literal["length", "velocity", "mass"]
+LengthUnit = Literal["kpc/h", "Mpc/h", "kpc", "Mpc"]
+
+CM_PER_MPC = 3.085677581e24
+GRAM_PER_MASS = 1.98841e43  # 1e10 Msun
+_AGREEMENT = 1e-2  # of the units that two places name: codes round parsecs and solar masses differently
+
+
+class Unit(NamedTuple):
+    """A unit of cgs h^p a^q, and the place that names it."""
+
+    cgs: float
+    h_power: float
+    a_power: float
+    place: str = ""
+
+    def value(self, h: float, a: float) -> float:
+        """Physical size in cgs."""
+        return self.cgs * h**self.h_power * a**self.a_power
+
+
+_OURS: dict[Quantity, Unit] = {
+    "length": Unit(CM_PER_MPC, -1, 1),  # comoving Mpc/h
+    "velocity": Unit(1e5, 0, 0),  # peculiar km/s
+    "mass": Unit(GRAM_PER_MASS, -1, 0),  # 1e10 Msun/h
+}
+_ASSUMED: dict[Quantity, Unit] = {
+    "length": Unit(CM_PER_MPC / 1e3, -1, 1),  # comoving kpc/h
+    "velocity": Unit(1e5, 0, 0.5),  # km/s: peculiar velocities over sqrt(a)
+    "mass": Unit(GRAM_PER_MASS, -1, 0),
+}
+_LENGTHS = {
+    "kpc/h": Unit(CM_PER_MPC / 1e3, -1, 1, "length_unit"),
+    "Mpc/h": Unit(CM_PER_MPC, -1, 1, "length_unit"),
+    "kpc": Unit(CM_PER_MPC / 1e3, 0, 1, "length_unit"),
+    "Mpc": Unit(CM_PER_MPC, 0, 1, "length_unit"),
+}
+
+# Attributes of an array: factor to cgs, exponents of h and a.
+_OF_ARRAYS = (
+    ("to_cgs", "h_scaling", "a_scaling"),  # GADGET-4, AREPO
+    ("CGSConversionFactor", "h-scale-exponent", "aexp-scale-exponent"),  # OWLS, EAGLE
+    (  # SWIFT
+        "Conversion factor to CGS (not including cosmological corrections)",
+        "h-scale exponent",
+        "a-scale exponent",
+    ),
+)
+# Attributes of groups: a unit in cgs, or two whose quotient it is, and the exponents of h and a by convention.
+_Convention = dict[Quantity, tuple[tuple[str, ...], float, float]]
+_GADGET: _Convention = {
+    "length": (("UnitLength_in_cm",), -1, 1),
+    "velocity": (("UnitVelocity_in_cm_per_s",), 0, 0.5),
+    "mass": (("UnitMass_in_g",), -1, 0),
+}
+_GIZMO: _Convention = {  # its units contain h
+    "length": (("UnitLength_In_CGS",), 0, 1),
+    "velocity": (("UnitVelocity_In_CGS",), 0, 0.5),
+    "mass": (("UnitMass_In_CGS",), 0, 0),
+}
+_SWIFT: _Convention = {
+    "length": (("Unit length in cgs (U_L)",), 0, 1),
+    "velocity": (("Unit length in cgs (U_L)", "Unit time in cgs (U_t)"), 0, 0),
+    "mass": (("Unit mass in cgs (U_M)",), 0, 0),
+}
+_OF_GROUPS = (
+    ("Units", _GADGET),  # OWLS, EAGLE
+    ("Parameters", _GADGET),  # GADGET-4, AREPO
+    ("Header", _GADGET),  # AREPO, IllustrisTNG
+    ("Header", _GIZMO),
+    ("Units", _SWIFT),
+)
+_CGS = 1e-10, 1e60  # range of a unit
+
+
+def length_unit(name: str | None) -> Unit | None:
+    """A comoving unit of length by its name.
+
+    Raises:
+      ValueError: an unknown name.
+    """
+    if name is not None and name not in _LENGTHS:
+        raise ArgumentError("length_unit", name, f"must be one of {', '.join(get_args(LengthUnit))}")
+    return None if name is None else _LENGTHS[name]
+
+
+def find_unit(quantity: Quantity, file: File, h: float, a: float, data: Dataset | None = None) -> Unit:
+    """Unit of an array, or of numbers in the header; without a place where nothing names it.
+
+    Raises:
+      Malformed: two places name different units.
+    """
+    found = [*_of_array(data), *_of_groups(quantity, file)]
+    for unit in found[1:]:
+        one, other = (x.value(h, a) for x in (found[0], unit))
+        if not math.isclose(one, other, rel_tol=_AGREEMENT):
+            remedy = "; pass the unit of length" if quantity == "length" else ""
+            text = f"{found[0].place} ({one:.5g} in cgs) and {unit.place} ({other:.5g})"
+            raise Malformed(f"names two units of {quantity}, {text}{remedy}")
+    return found[0] if found else _ASSUMED[quantity]
+
+
+def factor(unit: Unit, quantity: Quantity, h: float, a: float) -> float:
+    """Factor from a unit to ours: comoving Mpc/h, peculiar km/s, 1e10 Msun/h."""
+    return unit.value(h, a) / _OURS[quantity].value(h, a)
+
+
+def _of_array(data: Dataset | None) -> list[Unit]:
+    found: list[Unit] = []
+    for name, *exponents in _OF_ARRAYS if data is not None else ():
+        if not content.has_value(data, name) or content.number(data, name, 0, _CGS[1]) == 0:
+            continue  # codes write 0 for what has no unit, or none that they know
+        h_power, a_power = (content.number(data, exponent, -10, 10) for exponent in exponents)
+        found.append(Unit(content.number(data, name, *_CGS), h_power, a_power, f"{content.path_of(data)}:{name}"))
+    return found
+
+
+def _of_groups(quantity: Quantity, file: File) -> list[Unit]:
+    found: list[Unit] = []
+    for group_name, convention in _OF_GROUPS:
+        names, h_power, a_power = convention[quantity]
+        if not content.has(file, group_name):
+            continue
+        group: Any = content.member(file, group_name, content.GROUP)
+        if all(content.has_value(group, name) for name in names):
+            cgs = [content.number(group, name, *_CGS) for name in names]
+            value = cgs[0] / cgs[1] if len(cgs) > 1 else cgs[0]
+            found.append(Unit(value, h_power, a_power, f"{group_name}:{names[0]}"))
+    return found
