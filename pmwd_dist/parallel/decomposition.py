@@ -12,6 +12,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.backends import Backend, choose
 from pmwd_dist.parallel.defaults import BackendName, HaloComm, TransposeComm
 from pmwd_dist.parallel.device_mesh import axis_names, context_mesh, own_mesh, sharding_of
@@ -66,6 +67,8 @@ class Decomposition(Division):
             if len(mesh.axis_names) > 2:
                 raise ValueError(f"mesh= with axes {mesh.axis_names} needs spec=, the PartitionSpec of a real field")
             spec = PartitionSpec(*mesh.axis_names)
+        if isinstance(mesh, Mesh):
+            distributed.warn_if_apart()
         super().__init__(mesh, *axis_names(mesh, spec))
         options = {"transpose_comm": transpose_comm, "halo_comm": halo_comm}
         self.backend: Backend = backend if isinstance(backend, Backend) else choose(backend, options, self)

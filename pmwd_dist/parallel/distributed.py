@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import re
 import socket
+import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
 import jax
 import numpy as np
+from jax import Array
 
 from pmwd_dist._files import message
 
@@ -19,15 +22,27 @@ HEARTBEAT_TIMEOUT = 100  # as JAX's own; a process that the system suspends or s
 
 _MESSAGE_BYTES = 4096
 _LOST = re.compile("(?i)gloo|nccl|connection (reset|closed|refused)|broken pipe|heartbeat|coordination service")
-_MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
+# Open MPI; Hydra (MPICH, Intel MPI, PALS); MVAPICH; the tasks of this step of Slurm. SLURM_NTASKS is also set in batch
+# scripts and interactive shells, which are one process.
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 _communicator: Any = None
 
 
 def launched_size() -> int:
     """Number of processes that mpirun or srun started, 1 when alone. Reads the environment only."""
-    # SLURM_NTASKS is also set in a batch script outside srun, where SLURM_STEP_ID is not.
-    names = (*_MPI_VARIABLES, "SLURM_NTASKS") if _under_srun() else _MPI_VARIABLES
-    return max((int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit()), default=1)
+    return max((int(os.environ[name]) for name in _SIZES if os.environ.get(name, "").isdigit()), default=1)
+
+
+@functools.cache
+def warn_if_apart() -> None:
+    """Warn, once, if mpirun or srun started more processes than JAX knows: each would run the whole program."""
+    if launched_size() > (known := jax.process_count()):
+        warnings.warn(
+            f"{launched_size()} processes were started, but JAX knows {known}: each runs the whole program and writes "
+            "the same files; call pmwd_dist.distributed.initialize() first, or ignore this if the runs are separate",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def initialize(*, heartbeat_timeout: int = HEARTBEAT_TIMEOUT) -> None:
@@ -108,6 +123,20 @@ def barrier(name: str = "barrier") -> None:
 
         with connection_errors():
             multihost_utils.sync_global_devices(name)
+
+
+def gather(x: Array) -> np.ndarray | None:
+    """A whole array, such as a field, on the main process, and None on the others. Collective.
+
+    Each device holds the whole array for a moment: for larger ones use `save_snapshot`, to which each process writes
+    its part.
+    """
+    if jax.process_count() > 1 and not (x.is_fully_addressable or x.is_fully_replicated):
+        from jax.experimental import multihost_utils
+
+        with connection_errors():
+            x = multihost_utils.process_allgather(x, tiled=True)
+    return np.asarray(x) if is_main() else None
 
 
 def all_processes(flag: bool) -> bool:

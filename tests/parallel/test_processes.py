@@ -78,7 +78,13 @@ distributed.initialize()
 distributed.initialize()  # a second call does nothing
 assert jax.process_count() == 2 and jax.local_device_count() == 1 and jax.device_count() == 2
 assert distributed.is_main() == (jax.process_index() == 0) == (world.Get_rank() == 0)
-power, gradient = test_processes.simulate(pmd.Decomposition())
+layout = pmd.Decomposition()
+power, gradient = test_processes.simulate(layout)
+whole = np.arange(8.0**3).reshape(8, 8, 8)
+gathered = distributed.gather(jax.jit(lambda: jax.numpy.asarray(whole), out_shardings=layout.sharding)())
+assert (gathered == whole).all() if distributed.is_main() else gathered is None
+sums = distributed.gather(jax.jit(lambda: jax.numpy.ones(3), out_shardings=layout.replicated)())
+assert sums.shape == (3,) if distributed.is_main() else sums is None
 distributed.barrier()
 messages.check(world)
 if distributed.is_main():
@@ -215,7 +221,7 @@ def test_processes_on_several_nodes_meet_and_choose_their_gpus(monkeypatch: pyte
 
 
 def test_alone_there_is_nothing_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS", "SLURM_STEP_ID"):
+    for name in distributed._SIZES:
         monkeypatch.delenv(name, raising=False)
     assert distributed.launched_size() == 1
     distributed.initialize()
@@ -224,8 +230,28 @@ def test_alone_there_is_nothing_to_start(monkeypatch: pytest.MonkeyPatch) -> Non
     distributed.barrier()
     monkeypatch.setenv("SLURM_NTASKS", "8")  # a batch script, outside srun
     assert distributed.launched_size() == 1
-    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    monkeypatch.setenv("SLURM_STEP_ID", "4294967290")  # the shell of salloc, a step of one task
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
+    assert distributed.launched_size() == 1
+    distributed.warn_if_apart.cache_clear()
+    pmd.Decomposition()  # does not warn
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "8")
     assert distributed.launched_size() == 8
+
+
+@pytest.mark.parametrize("name", distributed._SIZES)
+def test_processes_that_jax_does_not_know_are_a_warning_once(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Else all of them would run the whole program and write the same files."""
+    monkeypatch.setenv(name, "2")
+    distributed.warn_if_apart.cache_clear()
+    with pytest.warns(RuntimeWarning, match=r"2 processes were started, but JAX knows 1: .*distributed.initialize\(\)"):
+        pmd.Decomposition()
+    pmd.Decomposition((2, 2))
+
+
+def test_alone_a_whole_array_is_gathered(parallel: pmd.Decomposition) -> None:
+    field = np.arange(8.0**3).reshape(8, 8, 8)
+    np.testing.assert_array_equal(distributed.gather(jax.device_put(field, parallel.sharding)), field)
 
 
 @pytest.mark.parametrize("mpi4py", ["missing", "apart"])
@@ -233,7 +259,7 @@ def test_under_srun_jax_starts_by_itself_where_mpi_does_not_join(monkeypatch: py
     """Else every process would run the whole program."""
     methods = []
     monkeypatch.setattr(jax.distributed, "initialize", lambda **how: methods.append(how["cluster_detection_method"]))
-    monkeypatch.setenv("SLURM_NTASKS", "2")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
     monkeypatch.setenv("SLURM_STEP_ID", "0")
     if mpi4py == "missing":
         monkeypatch.setitem(sys.modules, "mpi4py", None)
