@@ -1,90 +1,156 @@
-"""Arrays of files that settings name: .npy files, arrays of zarr stores, and data sets of HDF5 files."""
+"""Arrays of files that settings name: .npy files, arrays of zarr stores, and data sets of HDF5 files.
+
+Anybody may have written these files: nothing is read before its type, shape and size are known.
+"""
 
 from __future__ import annotations
 
-import errno
+import math
 import os
 import re
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 
-from pmwd_dist._files import message
-from pmwd_dist.run.settings.writing import toml_value
+from pmwd_dist._files import open_regular
+from pmwd_dist._memory import available_memory, size
+from pmwd_dist.io.snapshot import content
+from pmwd_dist.run.settings.writing import printable, toml_value
+
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+_MOST_NAMES, _LONGEST = 8, 200  # names that a message lists, and its characters
+Shape = tuple[int, ...]
 
 
-def read_files(files: Mapping[str, str], mesh: tuple[int, ...] | None) -> tuple[dict[str, np.ndarray], list[str]]:
+def read_files(files: Mapping[str, str], mesh: Shape | None) -> tuple[dict[str, np.ndarray], list[str]]:
     """Arrays of the shape of the mesh, if one is given, by the keys of their files, and problems, one line each."""
     arrays: dict[str, np.ndarray] = {}
     problems: list[str] = []
     for key, value in files.items():
         try:
-            arrays[key] = read_array(value)
+            arrays[key] = read_array(value, mesh)
         except OSError as error:
             problems.append(f"{key} = {toml_value(value)}: {error.strerror or 'not readable'}")
-            del error
-        except (ValueError, KeyError, EOFError) as error:
-            problems.append(f"{key} = {toml_value(value)}: {' '.join(str(error).split())}")
-        else:
-            if mesh is not None and arrays[key].shape != mesh:
-                shape, cells = list(arrays[key].shape), list(mesh)
-                problems.append(f"{key} = {toml_value(value)}: has the shape {shape}, and box.mesh is {cells}")
+        except ValueError as error:
+            problems.append(f"{key} = {toml_value(value)}: {_one_line(str(error))}")
     return arrays, problems
 
 
-def read_array(name: str) -> np.ndarray:
+def read_array(name: str, shape: Shape | None = None) -> np.ndarray:
     """Numbers of an .npy file, of an array of a zarr store, or of a data set of an HDF5 file, "file.h5:/dataset".
+
+    Args:
+      name: of the file, with the name of the array where it holds several.
+      shape: that the array must have; default: any.
 
     Raises:
       OSError: the file can't be read.
-      ValueError: it holds something else, or zarr is not installed.
+      ValueError: it is damaged, holds something else, or zarr is not installed.
     """
     file, colon, dataset = name.rpartition(":")
     if name.endswith(".npy"):
-        values = np.load(name, allow_pickle=False)
-    elif store := re.fullmatch(r"(.*\.zarr)/?(?::(.*))?", name):
-        values = _of_zarr(store[1], (store[2] or "").strip("/"))
-    elif colon:
-        values = _of_hdf5(file, dataset)
-    else:
-        raise ValueError('must end with .npy or .zarr, or name a data set, as in "survey.h5:/counts"')
-    if values.dtype.kind not in "biuf":
-        raise ValueError(f"holds {values.dtype}, no real numbers")
-    return values.astype(float)
+        return _of_npy(Path(name), shape)
+    if store := re.fullmatch(r"(.*\.zarr)/?(?::(.*))?", name, re.DOTALL):
+        return _of_zarr(Path(store[1]), (store[2] or "").strip("/"), shape)
+    if colon:
+        return _of_hdf5(Path(file), dataset, shape)
+    raise ValueError('must end with .npy or .zarr, or name a data set, as in "survey.h5:/counts"')
 
 
-def _of_hdf5(file: str, dataset: str) -> np.ndarray:
+def _check(shape: Any, dtype: np.dtype, wanted: Shape | None) -> None:
+    """Raise ValueError unless an array has real numbers, the shape that is wanted, and fits into memory."""
+    if dtype.kind not in "biuf":
+        raise ValueError(f"holds {dtype}, no real numbers")
+    if shape is None or not all(type(n) is int and n >= 0 for n in shape):
+        raise ValueError(f"declares the shape {shape}, which is none")
+    if wanted is not None and tuple(shape) != wanted:
+        raise ValueError(f"has the shape {list(shape)}, and box.mesh is {list(wanted)}")
+    need, total = 8 * math.prod(shape), available_memory()[1]
+    if need > total:
+        raise ValueError(
+            f"declares the shape {list(shape)}: {size(need)}, and this machine has {size(total)} of memory"
+        )
+
+
+def _of_npy(path: Path, wanted: Shape | None) -> np.ndarray:
+    with open_regular(path) as file, warnings.catch_warnings(action="ignore"):
+        try:
+            read_header = _HEADERS[np.lib.format.read_magic(file)]
+            shape, fortran, dtype = read_header(file)
+        except Exception as error:
+            raise ValueError("is no .npy file, or damaged") from error
+        _check(shape, dtype, wanted)
+        if os.fstat(file.fileno()).st_size - file.tell() < dtype.itemsize * math.prod(shape):
+            raise ValueError(f"declares the shape {list(shape)}, and holds fewer values")
+        values = np.fromfile(file, dtype, math.prod(shape))
+    return values.reshape(shape, order="F" if fortran else "C").astype(float)
+
+
+def _of_hdf5(path: Path, dataset: str, wanted: Shape | None) -> np.ndarray:
     try:
-        with h5py.File(file, "r") as source:
-            item: Any = source.get(dataset, None)
-            if item is None or not hasattr(item, "dtype"):
-                raise ValueError(f"holds no data set {dataset}; it has {', '.join(source) or 'none'}")
-            return np.asarray(item[()])
-    except OSError as error:
-        raise ValueError(message(error) if error.strerror else "is no HDF5 file") from error
+        with content.opened(path) as file:
+            *groups, last = [part for part in dataset.split("/") if part] or [""]
+            item = file
+            for part in (*groups, last):
+                if not isinstance(item, h5py.Group) or not content.has(item, part):
+                    raise content.Malformed(f"holds no data set {dataset}; it has {_names(file)}")
+                kind = h5py.Dataset if part is last else h5py.Group
+                item = content.member(item, part, kind)
+            _check(item.shape, item.dtype, wanted)
+            content.check_storage(item, dataset.strip("/"))
+            return content.rows(item, 0, None).astype(float) if item.ndim else np.asarray(item[()], float)
+    except ValueError as error:
+        raise ValueError(str(error).removeprefix(f"{path}: ")) from error
 
 
-def _of_zarr(store: str, array: str) -> np.ndarray:
+def _of_zarr(store: Path, array: str, wanted: Shape | None) -> np.ndarray:
     try:
         import zarr
     except ImportError as error:
         raise ValueError("zarr is not installed, which reads it; `pip install 'pmwd-dist[zarr]'`") from error
-    if not Path(store).exists():
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    _check_regular(store)
     try:
-        whole: Any = zarr.open(store, mode="r")
-        if not isinstance(whole, zarr.Group):
-            item = None if array else whole
-            there: list[str] = []
-        else:
-            item, there = whole.get(array) if array else None, sorted(whole.keys())
-        values = None if item is None or isinstance(item, zarr.Group) else np.asarray(item[...])
-    except (ValueError, RuntimeError, TypeError, KeyError) as error:
+        with warnings.catch_warnings(action="ignore"):
+            whole: Any = zarr.open(store, mode="r")
+            item = whole.get(array) if array and isinstance(whole, zarr.Group) else None if array else whole
+            there = sorted(whole.keys()) if isinstance(whole, zarr.Group) else []
+            found = isinstance(item, zarr.Array)
+    except Exception as error:
         raise ValueError(f"is no zarr store, or damaged: {error}") from error
-    if values is None:
-        remedy = f"it has {', '.join(there)}" if there else "leave its name out" if array else "it is empty"
+    if not found:
+        remedy = f"it has {_names(there)}" if there else "leave its name out" if array else "it is empty"
         raise ValueError(f"holds no array {array}; {remedy}" if array else f"is a group; name an array; {remedy}")
-    return values
+    item_of: Any = item
+    _check(item_of.shape, item_of.dtype, wanted)
+    _check((math.prod(item_of.chunks),), item_of.dtype, None)
+    try:
+        if item_of.size and not item_of.nchunks_initialized:
+            raise ValueError("none of its chunks is there")
+        return np.asarray(item_of[...]).astype(float)
+    except Exception as error:
+        raise ValueError(f"is no zarr store, or damaged: {error}") from error
+
+
+def _check_regular(store: Path) -> None:
+    """Raise unless a folder holds regular files only: a pipe would be waited for, and a link may lead to one."""
+    store.stat()
+    if not store.is_dir():
+        raise ValueError("is no folder, which a zarr store is")
+    for folder, folders, files in os.walk(store):
+        for path in (Path(folder, name) for name in (*folders, *files)):
+            if path.is_symlink() or not (path.is_file() or path.is_dir()):
+                raise ValueError(f"has {path.relative_to(store)}, which is a link or no regular file")
+
+
+def _names(names: Iterable[str]) -> str:
+    found = list(names)
+    return ", ".join(found[:_MOST_NAMES]) + (", ..." if len(found) > _MOST_NAMES else "") or "none"
+
+
+def _one_line(text: str) -> str:
+    line = printable(" ".join(text.split()))
+    return line if len(line) <= _LONGEST else line[: _LONGEST - 3] + "..."

@@ -168,14 +168,19 @@ def array(group: Group, name: str, kinds: str, columns: int | None) -> Dataset:
         if dtype.kind not in kinds:
             words = "real numbers" if "f" in kinds else "whole numbers"
             raise Malformed(f"has {path} of type {dtype}, which must be {words}")
-        if data.is_virtual or data.external:
-            raise Malformed(f"has {path} with its values in other files: pass those")
-        _check_storage(data, path)
+    check_storage(data, path)
     return data
 
 
-def _check_storage(data: Dataset, path: str) -> None:
-    """Raise Malformed unless all values are stored: those that are not would be read as zeros."""
+def check_storage(data: Dataset, path: str) -> None:
+    """Raise Malformed unless the file holds all values: those that it does not would be read as zeros."""
+    with _as_malformed(f"is damaged: {path} can't be read"):
+        if data.is_virtual or data.external:
+            raise Malformed(f"has {path} with its values in other files: pass those")
+        _check_size(data, path)
+
+
+def _check_size(data: Dataset, path: str) -> None:
     size = math.prod(data.shape) * data.dtype.itemsize
     if data.chunks is None:
         complete = data.id.get_storage_size() >= size
@@ -187,7 +192,7 @@ def _check_storage(data: Dataset, path: str) -> None:
         raise Malformed(f"declares {path} of shape {data.shape}, but holds fewer values")
 
 
-def rows(data: Dataset, low: int, high: int) -> np.ndarray:
+def rows(data: Dataset, low: int, high: int | None) -> np.ndarray:
     """Rows of an array.
 
     Raises:

@@ -1,0 +1,242 @@
+"""Data files of an inference that are damaged or made up: each is read as it was, or refused in one sentence.
+
+`python tests/run/fuzz_arrays.py --count 1000` tries each in a process of its own, with limits of time and memory.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import zarr
+
+from pmwd_dist.run.arrays import read_files
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from processes import Tally, arguments, in_own_process
+
+SHAPE = (4, 6, 8)
+VALUES = np.random.default_rng(0).normal(size=SHAPE)
+KINDS = {"npy": "d.npy", "hdf5": "d.h5:/group/data", "zarr": "d.zarr:/group/data"}
+Change = Callable[[Path], None]
+
+
+def write(folder: Path, kind: str) -> None:
+    """An undamaged file, or a store."""
+    if kind == "npy":
+        np.save(folder / "d.npy", VALUES)
+    elif kind == "hdf5":
+        with h5py.File(folder / "d.h5", "w") as file:
+            file.create_dataset("group/data", data=VALUES, chunks=(2, 6, 8), fletcher32=True)
+    else:
+        group: Any = zarr.create_group(folder / "d.zarr").create_group("group")
+        group.create_array("data", data=VALUES, chunks=(2, 6, 8))
+
+
+def header(descr: str, shape: str, *, version: bytes = b"\x01\x00", data: int = 0) -> Change:
+    """A change to an .npy file with this header."""
+    text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}".encode()
+    text += b" " * (-(10 + len(text) + 1) % 64) + b"\n"
+    length = len(text).to_bytes(2 if version[0] == 1 else 4, "little")
+    return lambda folder: _replace(folder / "d.npy", b"\x93NUMPY" + version + length + text + bytes(data))
+
+
+def _replace(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+def _pipe(name: str) -> Change:
+    def change(folder: Path) -> None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return change
+
+
+def _linked(name: str, to: str) -> Change:
+    def change(folder: Path) -> None:
+        (folder / name).unlink()
+        (folder / name).symlink_to(to)
+
+    return change
+
+
+def _zip() -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as file:
+        file.writestr("a.npy", b"text")
+    return out.getvalue()
+
+
+def _hdf5(make: Callable[[Any], Any]) -> Change:
+    """A change of an HDF5 file without its data."""
+
+    def change(folder: Path) -> None:
+        with h5py.File(folder / "d.h5", "a") as file:
+            del file["group/data"]
+            make(file["group"])
+
+    return change
+
+
+def _virtual(group: Any) -> None:
+    layout = h5py.VirtualLayout(SHAPE, "f8")
+    layout[:] = h5py.VirtualSource("missing.h5", "data", SHAPE)
+    group.create_virtual_dataset("data", layout)
+
+
+def _link(to: Any) -> Change:
+    return _hdf5(lambda group: group.__setitem__("data", to))
+
+
+def _data(*given: Any, **options: Any) -> Change:
+    return _hdf5(lambda group: group.create_dataset("data", *given, **options))
+
+
+def _metadata(old: str, new: str) -> Change:
+    def change(folder: Path) -> None:
+        path = folder / "d.zarr/group/data/zarr.json"
+        text = " ".join(path.read_text().split())
+        assert old in text
+        path.write_text(text.replace(old, new))
+
+    return change
+
+
+_CHUNK = "d.zarr/group/data/c/0/0/0"
+_SHAPE = '"shape": [ 4, 6, 8 ]'
+MADE_UP: dict[str, dict[str, Change]] = {
+    "npy": {
+        "pipe": _pipe("d.npy"),
+        "link to a device": _linked("d.npy", "/dev/zero"),
+        "looping link": _linked("d.npy", "d.npy"),
+        "empty": lambda folder: _replace(folder / "d.npy", b""),
+        "zip": lambda folder: _replace(folder / "d.npy", _zip()),
+        "pickle": lambda folder: np.save(folder / "d.npy", np.array([{}], object), allow_pickle=True),
+        "text": lambda folder: _replace(folder / "d.npy", b"1 2 3\n"),
+        "folder": lambda folder: ((folder / "d.npy").unlink(), (folder / "d.npy").mkdir())[0],
+        "booleans": header("'<f8'", "(True, True, True)", data=8),
+        "fractions": header("'<f8'", "(1e20,)"),
+        "negative": header("'<f8'", "(-4, -6, 8)", data=8 * 192),
+        "1 TB": header("'<f8'", "(1000000, 131072)"),
+        "1e60": header("'<f8'", f"({10**20}, {10**20}, {10**20})"),
+        "fewer values": header("'<f8'", "(4, 6, 8)", data=80),
+        "text of numbers": header("'<U8'", "(4, 6, 8)", data=32 * 192),
+        "structured": header("[('a', '<f8')]", "(4, 6, 8)", data=8 * 192),
+        "complex": header("'<c16'", "(4, 6, 8)", data=16 * 192),
+        "no type": header("'nonsense'", "(4, 6, 8)", data=8 * 192),
+        "brackets": header("'<f8'", "(" * 3000),
+        "version 9": header("'<f8'", "(4, 6, 8)", version=b"\x09\x00", data=8 * 192),
+        "no tuple": header("'<f8'", "192", data=8 * 192),
+    },
+    "hdf5": {
+        "pipe": _pipe("d.h5"),
+        "text": lambda folder: _replace(folder / "d.h5", b"1 2 3\n"),
+        "no group": lambda folder: h5py.File(folder / "d.h5", "w").close(),
+        "virtual": _hdf5(_virtual),
+        "soft link": _link(h5py.SoftLink("/nowhere")),
+        "looping link": _link(h5py.SoftLink("/group/data")),
+        "external link": _link(h5py.ExternalLink("d.npy", "/data")),
+        "external values": _data(SHAPE, "f8", external=[("/dev/zero", 0, h5py.h5f.UNLIMITED)]),
+        "committed datatype": _link(np.dtype("f8")),
+        "group": _hdf5(lambda group: group.create_group("data")),
+        "scalar": _data(data=1.0),
+        "null": _data(data=h5py.Empty("f8")),
+        "compound": _data(data=np.zeros(SHAPE, [("x", "f4")])),
+        "strings": _data(data=[["a", "b"]]),
+        "complex": _data(data=np.zeros(SHAPE, "c8")),
+        "references": _data(SHAPE, h5py.ref_dtype),
+        "other shape": _data(data=np.zeros((4, 6, 9))),
+        "no values": _data(SHAPE, "f8"),
+        "1 TB": _data((10**6, 10**6), "f8", chunks=(1024, 1024)),
+    },
+    "zarr": {
+        "pipe for a chunk": _pipe(_CHUNK),
+        "pipe for metadata": _pipe("d.zarr/zarr.json"),
+        "link": _linked(_CHUNK, "/dev/zero"),
+        "file": lambda folder: (shutil.rmtree(folder / "d.zarr"), (folder / "d.zarr").touch())[0],
+        "no metadata": lambda folder: (folder / "d.zarr/group/data/zarr.json").unlink(),
+        "no chunks": lambda folder: shutil.rmtree(folder / "d.zarr/group/data/c"),
+        "1 TB": _metadata(_SHAPE, '"shape": [ 1000000, 6, 131072 ]'),
+        "1e30": _metadata(_SHAPE, f'"shape": [ {10**30}, 6, 8 ]'),
+        "negative": _metadata(_SHAPE, '"shape": [ -4, 6, 8 ]'),
+        "booleans": _metadata(_SHAPE, '"shape": [ true, 6, 8 ]'),
+        "two axes": _metadata(_SHAPE, '"shape": [ 24, 8 ]'),
+        "huge chunks": _metadata('"chunk_shape": [ 2, 6, 8 ]', f'"chunk_shape": [ {10**15}, 6, 8 ]'),
+        "no chunk": _metadata('"chunk_shape": [ 2, 6, 8 ]', '"chunk_shape": [ 0, 6, 8 ]'),
+        "strings": _metadata('"data_type": "float64"', '"data_type": "string"'),
+        "codec": _metadata('"name": "zstd"', '"name": "nonsense"'),
+        "no JSON": lambda folder: _replace(folder / "d.zarr/group/data/zarr.json", b"\xff" * 9),
+        "brackets": lambda folder: _replace(folder / "d.zarr/group/data/zarr.json", b"[" * 100_000),
+        "list": lambda folder: _replace(folder / "d.zarr/group/data/zarr.json", b"[]"),
+        "short chunk": lambda folder: _replace(folder / _CHUNK, (folder / _CHUNK).read_bytes()[:9]),
+    },
+}
+
+
+def damage(folder: Path, kind: str, rng: np.random.Generator) -> None:
+    """Change bytes of a file at random, or cut it."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    path = files[int(rng.integers(len(files)))]
+    content = bytearray(path.read_bytes())
+    place, length = int(rng.integers(len(content))), int(rng.integers(1, 64))
+    match int(rng.integers(4)):
+        case 0 | 1:
+            content[place] ^= 1 << int(rng.integers(8))
+        case 2:
+            content[place : place + length] = rng.bytes(length)
+        case _:
+            del content[place:]
+    path.write_bytes(content)
+
+
+def outcome(folder: Path, kind: str, *, shape: tuple[int, ...] | None = SHAPE) -> str:
+    """What becomes of a changed file; AssertionError if that must not be."""
+    name = f"{folder}/{KINDS[kind]}"
+    arrays, problems = read_files({"data.file": name}, shape)
+    if problems:
+        (line,) = problems
+        assert line.startswith("data.file = "), line
+        assert len(line) < 320 + len(name), line
+        assert line.isprintable(), line
+        return "refused"
+    found = arrays["data.file"]
+    assert found.dtype == float
+    assert shape in (None, found.shape)
+    return "the same" if np.array_equal(found, VALUES) else "other values"
+
+
+def case(kind: str, number: int) -> str:
+    """One case: what is made up first, and damage by a seed."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write(folder, kind)
+        changes = list(MADE_UP[kind].values())
+        if number < len(changes):
+            changes[number](folder)
+            assert outcome(folder, kind) == "refused"
+            return outcome(folder, kind, shape=None)
+        damage(folder, kind, np.random.default_rng(number))
+        return outcome(folder, kind)
+
+
+def main(count: int, seed: int) -> int:
+    """Try changed files, each in a process of its own; 1 if any was wrong."""
+    tally = Tally("data files")
+    for number in range(seed, seed + count // len(KINDS)):
+        for kind in KINDS:
+            tally.add(f"{kind}: {number}", in_own_process(lambda k=kind, n=number: case(k, n)))
+    return tally.report()
+
+
+if __name__ == "__main__":
+    sys.exit(main(*arguments(__doc__)))

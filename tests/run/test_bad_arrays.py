@@ -1,0 +1,74 @@
+"""Data files of an inference that are damaged or made up are refused in a sentence: the short fuzz."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import fuzz_arrays as fuzz
+import h5py
+import numpy as np
+import pytest
+
+from pmwd_dist.run.arrays import read_array, read_files
+
+MADE_UP = [(kind, name) for kind, changes in fuzz.MADE_UP.items() for name in changes]
+
+
+@pytest.mark.parametrize("kind", fuzz.KINDS)
+def test_undamaged_files_are_read(kind: str, tmp_path: Path) -> None:
+    fuzz.write(tmp_path, kind)
+    assert fuzz.outcome(tmp_path, kind) == "the same"
+
+
+@pytest.mark.parametrize(("kind", "name"), MADE_UP)
+def test_made_up_files_are_refused(kind: str, name: str, tmp_path: Path) -> None:
+    fuzz.write(tmp_path, kind)
+    fuzz.MADE_UP[kind][name](tmp_path)
+    assert fuzz.outcome(tmp_path, kind) == "refused"
+    assert fuzz.outcome(tmp_path, kind, shape=None) in ("refused", "other values")
+
+
+@pytest.mark.parametrize("kind", fuzz.KINDS)
+def test_damaged_files_are_refused_or_read(kind: str) -> None:
+    outcomes = [fuzz.case(kind, number) for number in range(100, 140)]
+    assert {"refused"} < set(outcomes)
+
+
+def test_npy_files_of_any_order_are_read(tmp_path: Path) -> None:
+    for values in (np.asfortranarray(fuzz.VALUES), fuzz.VALUES.astype(">f4"), fuzz.VALUES > 0, np.float64(3)):
+        np.save(tmp_path / "a.npy", values)
+        np.testing.assert_array_equal(read_array(str(tmp_path / "a.npy")), values.astype(float))
+
+
+def test_the_reason_is_named(tmp_path: Path) -> None:
+    def reason(kind: str, name: str, shape: tuple[int, ...] | None = fuzz.SHAPE) -> str:
+        folder = tmp_path / f"{kind} {name}"
+        folder.mkdir()
+        fuzz.write(folder, kind)
+        fuzz.MADE_UP[kind][name](folder)
+        _, (line,) = read_files({"data.file": f"{folder}/{fuzz.KINDS[kind]}"}, shape)
+        return line.rpartition('": ')[2]
+
+    assert reason("npy", "pipe") == "not a regular file"
+    assert reason("npy", "zip") == "is no .npy file, or damaged"
+    assert reason("npy", "booleans") == "declares the shape (True, True, True), which is none"
+    assert reason("npy", "fewer values") == "declares the shape [4, 6, 8], and holds fewer values"
+    assert "declares the shape [1000000, 131072]: 1.05 TB, and this machine has" in reason("npy", "1 TB", None)
+    assert reason("hdf5", "pipe") == "not a file"
+    assert reason("hdf5", "virtual") == "has group/data with its values in other files: pass those"
+    assert reason("hdf5", "external link") == "has a link at group/data, where the array itself must be"
+    assert reason("hdf5", "committed datatype") == "has something else than an array at group/data"
+    assert reason("hdf5", "other shape") == "has the shape [4, 6, 9], and box.mesh is [4, 6, 8]"
+    assert reason("zarr", "pipe for a chunk") == "has group/data/c/0/0/0, which is a link or no regular file"
+    assert reason("zarr", "1 TB") == "has the shape [1000000, 6, 131072], and box.mesh is [4, 6, 8]"
+
+
+def test_values_are_not_read_before_the_shape_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((2, 3)))
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["a"] = np.zeros((2, 3))
+    for reader in ("numpy.fromfile", "pmwd_dist.io.snapshot.content.rows"):
+        monkeypatch.setattr(reader, None)
+    for name in ("a.npy", "a.h5:/a"):
+        _, (line,) = read_files({"data.file": str(tmp_path / name)}, (3, 3, 3))
+        assert line.endswith("has the shape [2, 3], and box.mesh is [3, 3, 3]")
