@@ -15,7 +15,7 @@ from pmwd_dist.infer.chains import chain_files, load_chain
 from pmwd_dist.infer.storage import Arrays, ChainFileError
 from pmwd_dist.run import events, manifest
 from pmwd_dist.run.chain_inputs import data_of, key_of, starts_of
-from pmwd_dist.run.clock import Clock
+from pmwd_dist.run.clock import Clock, CompilationTime
 from pmwd_dist.run.events import Listener, Status
 from pmwd_dist.run.folder import Log
 from pmwd_dist.run.inference import InferencePlan
@@ -56,14 +56,15 @@ def execute_inference(
       OSError: a file can't be written.
     """
     began = time.perf_counter() if began is None else began
-    with stop_requests() as stop, hold_folder(plan):  # of a finished one, more steps may be asked
+    with stop_requests() as stop, CompilationTime() as compilation, hold_folder(plan):  # a finished one may go on
         log = Log(plan.folder, listener)
         log(events.Started(plan, resume))
         status: Status = "failed"
         try:
             data = data_of(plan, log)
             posterior = condition_on(plan, data, log)
-            _sample(plan, posterior, starts_of(plan, posterior, log), _Watch(plan, log, stop, began, time_limit))
+            watch = _Watch(plan, log, stop, (began, time_limit), compilation)
+            _sample(plan, posterior, starts_of(plan, posterior, log), watch)
             log(judge(plan, posterior, load_chain(plan.folder), data))
             status = "finished"
         except ChainFileError as error:
@@ -89,9 +90,17 @@ def condition_on(plan: InferencePlan, data: Arrays, log: Log) -> infer.Posterior
 class _Watch:
     """Logs tuning and each chunk, and ends the run after a block or a chunk where it is asked to."""
 
-    def __init__(self, plan: InferencePlan, log: Log, stop: StopRequest, began: float, limit: float | None):
+    def __init__(
+        self,
+        plan: InferencePlan,
+        log: Log,
+        stop: StopRequest,
+        times: tuple[float, float | None],
+        compilation: CompilationTime,
+    ):
         self._plan, self._log, self._stop = plan, log, stop
-        self._of_blocks, self._of_chunks = (Clock(0, began, limit) for _ in range(2))
+        self._compilation, self._compiled = compilation, 0.0
+        self._of_blocks, self._of_chunks = (Clock(0, *times) for _ in range(2))
         self._before, self._shown = time.perf_counter(), -_BETWEEN_LINES
         self._bound = ""
         self._draws: list[Arrays] = _earlier(plan.folder)
@@ -99,8 +108,9 @@ class _Watch:
     def __call__(self, progress: infer.Progress) -> None:
         now, sampler = time.perf_counter(), self._plan.settings.sampler
         seconds, self._before = now - self._before, now
+        compiled, self._compiled = self._compilation.seconds - self._compiled, self._compilation.seconds
         if progress.draws:
-            self._log(self._event(progress, seconds))
+            self._log(self._event(progress, seconds, compiled))
         else:
             numbers = f"step size {progress.step_size:.3g}{self._bound}, L {progress.L:.3g}"
             self._log(events.StageDone(f"tuned in {sampler.tune} steps: {numbers}", seconds))
@@ -115,8 +125,8 @@ class _Watch:
             self._log(events.TuningBlock(*progress, now - self._before))
         self._raise_if_stopped(f"{progress.share:.0%} through the tuning", self._of_blocks)
 
-    def _event(self, progress: infer.Progress, seconds: float) -> events.ChunkSampled:
-        sampler, draws = self._plan.settings.sampler, progress.draws
+    def _event(self, progress: infer.Progress, seconds: float, compiled: float) -> events.ChunkSampled:
+        sampler, draws, sampled = self._plan.settings.sampler, progress.draws, max(seconds - compiled, 1e-6)
         steps = sampler.thin * sampler.chunk
         self._draws.append({name: x for name, x in draws.items() if name.startswith("parameter/")})
         sizes = {
@@ -128,13 +138,14 @@ class _Watch:
             step=progress.chunks * steps,
             steps=sampler.steps,
             seconds=seconds,
-            gradients_per_second=int(np.sum(draws["gradients"])) / seconds,
+            compilation=compiled,
+            gradients_per_second=int(np.sum(draws["gradients"])) / sampled,
             energy_variance=infer.energy_errors(draws["energy_change"], self._plan.dimensions)["variance"],
             acceptance=None if sampler.method == "mclmc" else float(np.mean(draws["acceptance_rate"])),
             failures=int(np.sum(~draws["nonans"].astype(bool))),
             slowest=slowest,
             ess=sizes.get(slowest, 0.0),
-            seconds_left=seconds * (self._plan.chunks - progress.chunks),
+            seconds_left=sampled * (self._plan.chunks - progress.chunks),
         )
 
     def _raise_if_stopped(self, done: str, clock: Clock) -> None:

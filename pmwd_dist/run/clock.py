@@ -1,8 +1,11 @@
-"""When a run writes its next checkpoint, and when its time is over."""
+"""When a run writes its next checkpoint, when its time is over, and how much of it JAX spends on compilation."""
 
 from __future__ import annotations
 
 import time
+from typing import Any, Self
+
+import jax
 
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import first_error
@@ -46,6 +49,31 @@ class Clock:
             return False  # each start takes one step, however short the limit is
         self._longest = max(self._longest, now - before)
         return _by_main(now - self._began + self._longest > self.limit)
+
+
+class CompilationTime:
+    """Time that JAX spends on tracing and compilation within a `with` block."""
+
+    def __init__(self):
+        self._spans: list[tuple[float, float]] = []
+
+    def __enter__(self) -> Self:
+        jax.monitoring.register_event_time_span_listener(self._add)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        jax.monitoring.unregister_event_time_span_listener(self._add)
+
+    def _add(self, event: str, start: float, end: float, **_: Any) -> None:
+        if event.startswith("/jax/core/compile/"):
+            while self._spans and self._spans[-1][0] >= start:
+                self._spans.pop()  # a function within this one, traced with it
+            self._spans.append((start, end))
+
+    @property
+    def seconds(self) -> float:
+        """Seconds so far."""
+        return sum(end - start for start, end in self._spans)
 
 
 def _by_main(flag: bool) -> bool:

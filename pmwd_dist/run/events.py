@@ -138,7 +138,8 @@ class ChunkSampled:
     Args:
       step, steps: of each chain, done and of all.
       seconds: wall-clock time of the chunk.
-      gradients_per_second: of all chains together.
+      compilation: seconds of it that compilation took, which later chunks don't need.
+      gradients_per_second: of all chains together, without compilation.
       energy_variance: of the steps of the chunk, per dimension.
       acceptance: share of the trajectories that is accepted; None without a Metropolis step.
       failures: steps of the chunk that ended in a failed simulation.
@@ -151,6 +152,7 @@ class ChunkSampled:
     step: int
     steps: int
     seconds: float
+    compilation: float
     gradients_per_second: float
     energy_variance: float
     acceptance: float | None

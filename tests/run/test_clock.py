@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from time import perf_counter
+
+import jax
+import jax.numpy as jnp
 import pytest
 
 from pmwd_dist.run import clock
@@ -80,3 +84,25 @@ def test_a_run_without_time_takes_one_step(time: Time):
     assert not over()
     assert over()
     assert not Clock(0, 0.0, None).time_is_over()
+
+
+def test_compilation_is_told_from_work():
+    """Of a function within another too, whose tracing lies within that of the other and counts once."""
+
+    @jax.jit
+    def inner(x: jax.Array) -> jax.Array:
+        return jnp.sin(x) + 1
+
+    @jax.jit
+    def outer(x: jax.Array) -> jax.Array:
+        return inner(inner(x) * 2)
+
+    x = jnp.ones(7)
+    with clock.CompilationTime() as compilation:
+        began = perf_counter()
+        outer(x)
+        assert 0 < (first := compilation.seconds) <= perf_counter() - began
+        outer(x)
+        assert compilation.seconds == first
+    jnp.cos(x * 3)
+    assert compilation.seconds == first

@@ -74,6 +74,10 @@ def test_a_run_leaves_chains_pictures_and_a_verdict(whole: tuple[InferencePlan, 
     assert any("effective samples, fewer than 400; raise sampler.steps" in reason for reason in verdict.reasons)
     assert "Not to be trusted yet" in (plan.folder / "report.html").read_text()
     chunks = [event for event in listener if isinstance(event, events.ChunkSampled)]
+    first, *_, last = chunks
+    assert first.compilation > first.seconds / 2 > last.compilation == 0
+    for chunk, left in zip(chunks, (2, 1, 0), strict=True):
+        assert chunk.seconds_left == pytest.approx(left * (chunk.seconds - chunk.compilation))
     assert [event.step for event in chunks] == [12, 24, 36] and chunks[-1].slowest == "b1"
     assert json.loads((plan.folder / "chain.json").read_text())["energy_variance"] == "0.0002"
     header, row, _ = (plan.folder / "summary.csv").read_text().splitlines()
