@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import cache
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,9 @@ import numpy as np
 
 import pmwd_dist as pmd
 from pmwd_dist.parallel.fft import spectrum_shape
-from pmwd_dist.pm.nbody import advance, start, step_times
+from pmwd_dist.pm.nbody import step_times
+from pmwd_dist.pm.status import successful
+from pmwd_dist.pm.stepping import host
 
 FRACTIONS = (0.05, 0.1, 0.25, 0.5, 0.75, 1.0)
 SOLVERS = {"bullfrog": pmd.BullFrog(), "fastpm": pmd.FastPM(), "leapfrog": pmd.LeapFrog()}
@@ -160,13 +162,15 @@ class Laboratory:
         config, solver = self.config(case), SOLVERS[case.solver]
         lattice = self.config(Case(case.spacing, refine=case.refine), lpt_order=case.order)
         span = self.config(Case(case.spacing), a_start=case.a_start, steps=case.steps)
-        times = np.asarray(_step_times(self.table, span), float)
+        times = _step_times(self.table, span)
         began = time.perf_counter()
         particles = pmd.lpt(self.modes(case.spacing, case.refine), self.table, lattice, a=case.a_start)
-        state = start(particles, self.table, config, solver)
-        for a0, a1 in pairwise(times):
-            particles, state = advance(particles, state, self.table, a0, a1, config, solver)
-        state.status.raise_if_failed()
+        schedule = host.make_schedule(self.table, times, config, solver)
+        moved = host.begin(host.exact(particles, config), successful(times.dtype), schedule, 0, config)
+        for done in range(len(times) - 1):
+            moved = host.advance(moved, schedule, done, config)
+        moved.status.raise_if_failed()
+        particles = host.observed(host.halt(moved, config), schedule, len(times) - 1)
         seconds = time.perf_counter() - began
         painted = self.config(Case(case.spacing, refine=case.refine), str(Fraction(2, case.refine)))
         return pmd.density(particles, painted), seconds

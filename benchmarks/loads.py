@@ -161,7 +161,7 @@ def ops(disp: jax.Array, geometry: Geometry) -> dict[str, Callable[[], Op]]:
         vel = momenta.pack(jnp.zeros(disp.shape, jnp.int32), disp)
 
         def run(disp: Any, vel: Any, fields: Any) -> Any:
-            return kick_drift(disp, vel, fields, still, geometry, resolution=2.0**-17, whole=True)
+            return kick_drift(disp, vel, fields, still, geometry, resolution=2.0**-17)
 
         return Op(run, (disp, vel, normal(*geometry.mesh, 3)), 3, 12, adds=False, carried=2)
 

@@ -78,8 +78,10 @@ def programs(case: Case, config: Any) -> Iterator[Program]:
     import jax.numpy as jnp
 
     import pmwd_dist as pmd
-    from pmwd_dist.pm.nbody import start, step_times
-    from pmwd_dist.pm.solvers import BullFrog, SolverState
+    from pmwd_dist.pm.nbody import step_times
+    from pmwd_dist.pm.particles import exact
+    from pmwd_dist.pm.solvers import BullFrog
+    from pmwd_dist.pm.status import successful
     from pmwd_dist.pm.stepping import host
     from pmwd_dist.run.bench import cosmology
 
@@ -95,17 +97,16 @@ def programs(case: Case, config: Any) -> Iterator[Program]:
     def initial(modes: Any) -> Any:
         return pmd.lpt(modes, cosmo, config)
 
-    def first() -> tuple[SolverState, host.Schedule]:
-        state = start(pmd.Particles(*(jnp.zeros((1, 1, 1, 3)),) * 2), table, config, solver)
-        return state, host.make_schedule(table, step_times(table, config), state, 0, config, solver)
+    def first() -> tuple[Any, host.Schedule]:
+        return successful(), host.make_schedule(table, step_times(table, config), config, solver)
 
-    state, schedule = jax.tree.map(jax.device_get, first())
+    status, schedule = jax.tree.map(jax.device_get, first())
 
     def begin(particles: Any) -> Any:
-        return host.begin(particles, schedule, 0, config)
+        return host.begin(exact(particles, config), status, schedule, 0, config)
 
     def step(moved: Any) -> Any:
-        return host.advance(moved, state, schedule, 0, config)[0]
+        return host.advance(moved, schedule, 0, config)
 
     def forward(particles: Any) -> Any:
         return pmd.nbody(particles, cosmo, config).particles
@@ -124,7 +125,7 @@ def programs(case: Case, config: Any) -> Iterator[Program]:
         return
     yield Program("start", begin, (0,))
     yield Program("step", step, (0,))
-    yield Program("density", lambda moved: pmd.density(moved.particles, config))
+    yield Program("density", lambda moved: pmd.cic_paint(moved.particles.disp, config))
     yield Program("power", lambda density: pmd.power_spectrum(density, config))
 
 

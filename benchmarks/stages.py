@@ -30,9 +30,11 @@ from pmwd_dist.ops import cic, momenta, stencil
 from pmwd_dist.ops.force_transpose import force_transpose
 from pmwd_dist.ops.kick_drift import KickDrift, kick_drift
 from pmwd_dist.ops.step_vjp import UndoDrift, UndoKick, undo_drift, undo_drift_and_kick, undo_kick
-from pmwd_dist.pm.gravity import kick_and_drift, solve
+from pmwd_dist.pm.gravity import solve
 from pmwd_dist.pm.paint import block_geometry
 from pmwd_dist.pm.particles import ExactParticles, resolution
+from pmwd_dist.pm.status import successful
+from pmwd_dist.pm.stepping.step import Moved, Step, take
 from pmwd_dist.run import bench, measure
 
 TRANSFORM_BYTES = 24  # a cell: three passes that read and write
@@ -108,10 +110,12 @@ def of_a_step(disp: jax.Array, config: pmd.Config) -> Iterator[Stage]:
         return cic.paint(disp, jnp.ones((1, 1, 1, 1, 1), disp.dtype), geometry)
 
     def move(disp: Any, vel: Any, fields: Any) -> Any:
-        return kick_drift(disp, vel, fields, still, geometry, resolution=q, whole=True)
+        return kick_drift(disp, vel, fields, still, geometry, resolution=q)
 
     def step(particles: Any) -> Any:
-        return kick_and_drift(particles, jnp.zeros((), disp.dtype), still, config)[:2]
+        zero, one = jnp.zeros((), disp.dtype), jnp.ones((), disp.dtype)
+        moved = Moved(particles, zero, one, zero, successful(disp.dtype))
+        return take(Step(zero, zero, zero, one, one), zero, moved, config)[0].particles
 
     filtered = decomposition.shard_map(lambda mesh: solve(mesh, config)[0], spec, spec)
     yield Stage("step", "paint", paint, (disp,))

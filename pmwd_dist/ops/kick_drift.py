@@ -1,11 +1,9 @@
 """A kick and two drifts of the particles of one block, in one pass that also reads the force from the mesh.
 
-Displacements are multiples of q, momenta of the spacings at the start and at the end of the step:
+Displacements are multiples of q, momenta integers in a unit (`ops.momenta`), which is `after` at the end of the step:
 
-    momentum = rint(vel * inverse) + rint(kick * force);  vel = momentum * after
+    momentum += rint(kick * force);  vel = momentum * after
     disp += q * rint(last * vel);  disp += q * rint(first * vel)
-
-or, with momenta that are held as whole numbers (`momenta`), momentum += rint(kick * force).
 
 The derivatives are those of the reference: they pass straight through the rounding.
 """
@@ -17,7 +15,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive
 from jaxtyping import Array, Float
 
 from pmwd_dist._jax.batching import barrier
@@ -34,9 +31,9 @@ class KickDrift(NamedTuple):
     """Coefficients of a kick and two drifts, on the grids of the particles.
 
     Args:
-      kick: of the force, in units of the spacing of the momenta at the end.
-      inverse: 1 / spacing of the momenta at the start.
-      after: spacing of the momenta at the end.
+      kick: coefficient of the force, in units of the momenta at the end.
+      inverse: 1 / unit of the momenta at the start.
+      after: unit of the momenta at the end.
       last: drift at the end of a step, in units of the spacing of the displacements.
       first: drift at the start of the following step, in the same units.
       good: 1, or 0 for no kick, whatever the force.
@@ -52,61 +49,54 @@ class KickDrift(NamedTuple):
 
 def kick_drift(
     disp: Float[Array, "px py pz 3"],
-    vel: Float[Array, "px py pz 3"],
+    momenta: Float[Array, "px py pz 3"],
     fields: Float[Array, "mx my mz 3"],
     coefficients: KickDrift,
     geometry: Geometry,
     *,
     resolution: float,
-    whole: bool,
 ) -> tuple[Float[Array, "px py pz 3"], Float[Array, "px py pz 3"], Float[Array, ""]]:
     """Kick by the force that is read from a mesh, then drift twice.
 
     Args:
       disp: displacements from the lattice.
-      vel: momenta, or what holds them as whole numbers.
+      momenta: integers in the bits of floats, see `momenta`.
       fields: the force on the mesh.
       coefficients: of the step.
       geometry: of lattice and mesh.
       resolution: q, the spacing of the displacements.
-      whole: whether momenta are held as whole numbers.
 
     Returns:
       Displacements, momenta and the largest component of a displacement, NaN if one is.
     """
     params: Any = {"geometry": geometry, "resolution": resolution}
-    run = with_derivatives_of(partial(_reference, **params, whole=whole), _primitives[whole], **params)
-    new_disp, new_vel, most = run(disp, vel, fields, jnp.stack(barrier(tuple(coefficients))))
-    return new_disp, new_vel, most[0]
+    run = with_derivatives_of(partial(_reference, **params), _kick_drift_p, **params)
+    new_disp, new_momenta, most = run(disp, momenta, fields, jnp.stack(barrier(tuple(coefficients))))
+    return new_disp, new_momenta, most[0]
 
 
 def _reference(
-    disp: Array, vel: Array, fields: Array, step: Array, *, geometry: Geometry, resolution: float, whole: bool
+    disp: Array, momenta: Array, fields: Array, step: Array, *, geometry: Geometry, resolution: float
 ) -> tuple[Array, Array, Array]:
     force = read(disp, fields, geometry)[..., 0, :]
     c = KickDrift(*(step[i] for i in range(len(KickDrift._fields))))
     kick = jnp.where(c.good != 0, c.kick * force, 0)
-    if whole:
-        by, missing = rounded(kick)
-        vel = pack(count(vel) + by, (momentum(vel, 1 / c.inverse) * c.inverse + kick) * c.after)
-        p = momentum(vel, c.after) + missing
-    else:
-        p = vel = (round_straight_through(vel * c.inverse) + round_straight_through(kick)) * c.after
+    by, missing = rounded(kick)
+    momenta = pack(count(momenta) + by, (momentum(momenta, 1 / c.inverse) * c.inverse + kick) * c.after)
+    p = momentum(momenta, c.after) + missing
     disp = disp + resolution * round_straight_through(c.last * p)
     disp = disp + resolution * round_straight_through(c.first * p)
-    return disp, vel, max_abs(disp)[None]
+    return disp, momenta, max_abs(disp)[None]
 
 
-def _avals(disp: Any, vel: Any, fields: Any, step: Any, **_: Any) -> list[Any]:
-    del vel, fields, step
+def _avals(disp: Any, *_: Any, **__: Any) -> list[Any]:
     return [disp, disp, result_aval(disp, (disp.shape[0], 1), disp.dtype)]
 
 
-def _define(name: str, whole: bool) -> Primitive:
-    def batched(*operands: Array, **params: Any) -> tuple[Array, Array, Array]:
-        return jax.vmap(partial(_reference, **params, whole=whole))(*operands)
-
-    return define_op(name, _avals, batched, targets=step_targets(name, {0: 0, 1: 1}), multiple_results=True)
+def _batched(*operands: Array, **params: Any) -> tuple[Array, Array, Array]:
+    return jax.vmap(partial(_reference, **params))(*operands)
 
 
-_primitives = {False: _define("kick_drift", whole=False), True: _define("whole_kick_drift", whole=True)}
+_kick_drift_p = define_op(
+    "kick_drift", _avals, _batched, targets=step_targets("whole_kick_drift", {0: 0, 1: 1}), multiple_results=True
+)

@@ -18,23 +18,13 @@ from jaxtyping import Array
 from pmwd_dist._jax.closure import hoist
 from pmwd_dist._jax.linear_map import linear_map
 from pmwd_dist.config import Config
-from pmwd_dist.pm.particles import ExactParticles, Particles
-from pmwd_dist.pm.solvers import SolverState, SplitSolver
-from pmwd_dist.pm.status import Code
+from pmwd_dist.pm.particles import ExactParticles, Particles, exact
+from pmwd_dist.pm.solvers import SplitSolver
+from pmwd_dist.pm.status import Code, Status
 from pmwd_dist.pm.stepping.backward import evolve_vjp
-from pmwd_dist.pm.stepping.forward import (
-    Accumulate,
-    Inputs,
-    Outcome,
-    Save,
-    call_hoisted,
-    evolve,
-    exact_steps,
-    log_scales,
-    prepare,
-    unit_after,
-)
+from pmwd_dist.pm.stepping.forward import Accumulate, Inputs, Outcome, Save, call_hoisted, evolve
 from pmwd_dist.pm.stepping.potential_cache import Stored, checked, stored_potentials
+from pmwd_dist.pm.stepping.step import all_steps, coefficients_of, unit_after
 
 
 class ReversibleAdjoint(diffrax.AbstractAdjoint):
@@ -93,18 +83,19 @@ class ReversibleAdjoint(diffrax.AbstractAdjoint):
         hoisted = [hoist(sub.fn, times[0], particles, args) for sub in subs]
         functions = [partial(call_hoisted, pure, i) for i, (pure, _) in enumerate(hoisted)]
         saves = tuple(Save(plan, function) for plan, function in zip(plans, functions, strict=True))
-        inputs = prepare(solver, particles, args, times, (args, [values for _, values in hoisted]), term.config)
+        captured = [values for _, values in hoisted]
+        coefficients = coefficients_of(solver, args, times)
+        inputs = Inputs(exact(particles, term.config), coefficients, times, (args, captured))
         stored = stored_potentials(self.stored_potentials, count, term.config, particles.disp.dtype)
         out = evolve_reversibly(inputs, saves, term.config, stored=stored)
-        unit = unit_after(out.status.step, exact_steps(inputs.coefficients, term.config))
-        solver_state = SolverState(log_scales(inputs.coefficients)[out.status.step], out.status)
-        ends = solver_state, out.particles.with_unit(unit), out.saved
+        unit = unit_after(out.status.step, all_steps(coefficients, term.config))
+        ends = out.status, out.particles.with_unit(unit), out.saved
         return _final_state(init_state, *ends, times, treedef, plans), {}
 
 
 def _final_state(
     state: Any,
-    solver_state: SolverState,
+    status: Status,
     particles: Particles,
     saved_values: tuple[Any, ...],
     times: Array,
@@ -112,7 +103,6 @@ def _final_state(
     plans: Sequence[Sequence[int]],
 ) -> Any:
     """The state of diffrax's loop after an evolution."""
-    status = solver_state.status
     failed = status.code != Code.SUCCESSFUL
     results: Any = diffrax.RESULTS
 
@@ -128,7 +118,7 @@ def _final_state(
         y=particles,
         tprev=times[status.step],
         tnext=times[-1],
-        solver_state=solver_state,
+        solver_state=status,
         result=results.where(failed, results.nonlinear_divergence, results.successful),
         num_steps=status.step + failed,
         num_accepted_steps=status.step,

@@ -6,7 +6,7 @@ One transform forward and one back: the fourth-order finite-difference gradient 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,16 +17,11 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.complex_numbers import scaled_by_i
 from pmwd_dist.config import Config, Vector3
 from pmwd_dist.ops import cic
-from pmwd_dist.ops.kick_drift import KickDrift, kick_drift
-from pmwd_dist.ops.stencil import WIDTH, gradient, gradient_at
+from pmwd_dist.ops.stencil import WIDTH, gradient
 from pmwd_dist.parallel.fft import filtered_block, irfft_block, rfft_block, sequence_after
 from pmwd_dist.parallel.halo import pad_block
 from pmwd_dist.pm import fourier
-from pmwd_dist.pm.paint import block_geometry, largest_on_devices, max_displacement_block, paint_block, with_halo
-from pmwd_dist.pm.particles import ExactParticles, Particles, resolution
-from pmwd_dist.pm.stepping import potential_cache
-
-P_ = TypeVar("P_", Particles, ExactParticles)
+from pmwd_dist.pm.paint import block_geometry, max_displacement_block, paint_block, with_halo
 
 
 @partial(jax.jit, static_argnames="config")
@@ -86,28 +81,6 @@ def _nearest_meshes(cells: int, particles: int) -> list[int]:
     return [*[n for n in admitted if n < cells][-1:], *[n for n in admitted if n > cells][:1]]
 
 
-@partial(jax.jit, static_argnames="config")
-def kick_and_drift(
-    particles: P_, max_displacement: Float[Array, ""], coefficients: KickDrift, config: Config
-) -> tuple[P_, Float[Array, ""], tuple[Array, ...]]:
-    """Kick by the acceleration, then drift at the end of a step and at the start of the next, see `KickDrift`.
-
-    Args:
-      particles: after the drift at the start of the step.
-      max_displacement: of the particles [mesh cells].
-      coefficients: of the step.
-      config: the simulation.
-
-    Returns:
-      The particles, their largest displacement [mesh cells], and the bits of what the force was read from.
-    """
-    spec, number = config.decomposition.spec, potential_cache.num_force_meshes(config)
-    block = partial(_kick_and_drift_block, config=config, whole=isinstance(particles, ExactParticles))
-    run = config.decomposition.shard_map(block, (spec, spec, P(), P()), (spec, spec, P(), (spec,) * number))
-    *moved, max_displacement, bits = run(*jax.tree.leaves(particles), max_displacement, coefficients)
-    return type(particles)(*moved), max_displacement, bits
-
-
 def _acceleration_block(disp: Array, config: Config) -> tuple[Array, Array]:
     max_displacement = max_displacement_block(disp, config)
     meshes = force_meshes(disp, max_displacement, config)
@@ -118,20 +91,9 @@ def _acceleration_block(disp: Array, config: Config) -> tuple[Array, Array]:
     return with_halo(max_displacement, config, read, disp, *meshes), max_displacement
 
 
-def _kick_and_drift_block(
-    disp: Array, vel: Array, max_displacement: Array, coefficients: KickDrift, config: Config, whole: bool
-) -> tuple[Array, Array, Array, tuple[Array, ...]]:
-    meshes = force_meshes(disp, max_displacement, config)
-    count, q = len(coefficients), resolution(config, disp.dtype)
-
-    def run(halo: int, disp: Array, vel: Array, *rest: Array) -> tuple[Array, Array, Array]:
-        fields = padded_force(config, halo, *rest[count:])
-        geometry = block_geometry(config, halo)
-        return kick_drift(disp, vel, fields, KickDrift(*rest[:count]), geometry, resolution=q, whole=whole)
-
-    disp, vel, largest = with_halo(max_displacement, config, run, disp, vel, *coefficients, *meshes)
-    largest = largest_on_devices(largest, config) / min(config.cell_size)
-    return disp, vel, largest, tuple(map(potential_cache.as_bits, meshes))
+def num_force_meshes(config: Config) -> int:
+    """The number of fields from which the force is read: the potential, or three components."""
+    return 3 if config.gradient == "spectral" else 1
 
 
 def force_meshes(disp: Array, max_displacement: Array, config: Config) -> list[Array]:
@@ -162,21 +124,6 @@ def padded_force(config: Config, halo: int, *meshes: Array) -> Array:
     (potential,) = meshes
     padded = pad_block(potential, halo + 1 + WIDTH, config.decomposition)
     return gradient(padded, config.cell_size, block_geometry(config, halo).periodic)
-
-
-def kept_sources(bits: tuple[Array, ...], place: Array, config: Config) -> tuple[Array, ...]:
-    """What `kept_force` reads, for the bits of all steps that are kept and the place of a step among them."""
-    if config.decomposition.size == 1 and config.gradient != "spectral":
-        return *bits, place
-    return potential_cache.recalled(bits, place)
-
-
-def kept_force(config: Config, halo: int, *sources: Array) -> Array:
-    """`padded_force` of what was kept; not differentiable. A potential that needs no halo is read where it is."""
-    if config.decomposition.size == 1 and config.gradient != "spectral":
-        potentials, place = sources
-        return gradient_at(potentials, place, config.cell_size)
-    return padded_force(config, halo, *sources)
 
 
 def _greens_function(config: Config, dtype: Any) -> Array:

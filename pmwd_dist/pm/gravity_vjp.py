@@ -26,22 +26,11 @@ from pmwd_dist.ops.step_vjp import (
     undo_kick,
 )
 from pmwd_dist.parallel.halo import pad_block, reduce_block
-from pmwd_dist.pm.gravity import force_meshes, kept_force, kept_sources, padded_force, solve
+from pmwd_dist.pm.gravity import force_meshes, padded_force, solve
 from pmwd_dist.pm.paint import block_geometry, max_displacement_block, with_halo
 from pmwd_dist.pm.particles import ExactParticles, Particles, resolution
 from pmwd_dist.pm.stepping import potential_cache
-
-
-class Recall(NamedTuple):
-    """What the force of a step was read from, if it was kept.
-
-    Args:
-      bits: of all steps that are kept, from `potential_cache.room`, or nothing.
-      place: of the step among them.
-    """
-
-    bits: tuple[Array, ...]
-    place: Array
+from pmwd_dist.pm.stepping.potential_cache import Entry, entry_spec
 
 
 class Pending(NamedTuple):
@@ -70,7 +59,7 @@ def step_vjp(
     ct: Particles,
     undo: UndoKick,
     drifts: UndoDrift,
-    recall: Recall,
+    entry: Entry,
     config: Config,
 ) -> tuple[ExactParticles, Particles, Float[Array, 4]]:
     """Undo a kick and the drifts before it, and pull cotangents back through the step.
@@ -80,7 +69,7 @@ def step_vjp(
       ct: cotangents of the particles at the end of the step.
       undo: coefficients of the kick.
       drifts: coefficients of the drifts.
-      recall: what the force was read from.
+      entry: what the force was read from.
       config: the simulation.
 
     Returns:
@@ -92,15 +81,15 @@ def step_vjp(
     spec = config.decomposition.spec
     run = config.decomposition.shard_map(
         partial(_step_vjp_block, config=config),
-        ((spec,) * 4, P(), P(), _recall_spec(recall, config)),
+        ((spec,) * 4, P(), P(), entry_spec(entry, config)),
         (*(spec,) * 4, P()),
     )
-    disp, vel, ct_disp, ct_vel, sums = run((*jax.tree.leaves(particles), ct.disp, ct.vel), undo, drifts, recall)
+    disp, vel, ct_disp, ct_vel, sums = run((*jax.tree.leaves(particles), ct.disp, ct.vel), undo, drifts, entry)
     return ExactParticles(disp, vel), Particles(ct_disp, ct_vel), sums
 
 
-def _step_vjp_block(state: State, undo: UndoKick, drifts: UndoDrift, recall: Recall, config: Config) -> Any:
-    disp, vel, *ct, sums, mesh = _kick_block(state, undo, recall, config)
+def _step_vjp_block(state: State, undo: UndoKick, drifts: UndoDrift, entry: Entry, config: Config) -> Any:
+    disp, vel, *ct, sums, mesh = _kick_block(state, undo, entry, config)
     disp, vel, *ct, last = _drift_block((disp, vel, *ct), mesh, drifts, config)
     return disp, vel, *ct, jnp.concatenate([_sum_over_devices(sums, config), last])
 
@@ -140,7 +129,7 @@ def undo_drifts(pending: Pending, config: Config) -> tuple[ExactParticles, Parti
 
 @partial(jax.jit, static_argnames="config")
 def cached_step_vjp(
-    pending: Pending, undo: UndoKick, recall: Recall, config: Config
+    pending: Pending, undo: UndoKick, entry: Entry, config: Config
 ) -> tuple[ExactParticles, Particles, Array, Float[Array, 4]]:
     """Undo the drifts that are pending and the kick before them, with what the force was read from.
 
@@ -149,7 +138,7 @@ def cached_step_vjp(
     Args:
       pending: the particles after the kick, and the drifts since.
       undo: coefficients of the kick.
-      recall: what the force was read from; not nothing.
+      entry: what the force was read from; not nothing.
       config: the simulation.
 
     Returns:
@@ -159,10 +148,10 @@ def cached_step_vjp(
     spec, (state, mesh, drifts) = config.decomposition.spec, _leaves(pending)
     run = config.decomposition.shard_map(
         partial(_drift_and_kick_block, config=config),
-        ((spec,) * 4, spec, P(), P(), _recall_spec(recall, config)),
+        ((spec,) * 4, spec, P(), P(), entry_spec(entry, config)),
         (*(spec,) * 4, P(), spec),
     )
-    disp, vel, ct_disp, ct_vel, sums, mesh = run(state, mesh, drifts, undo, recall)
+    disp, vel, ct_disp, ct_vel, sums, mesh = run(state, mesh, drifts, undo, entry)
     return ExactParticles(disp, vel), Particles(ct_disp, ct_vel), mesh, sums
 
 
@@ -171,17 +160,13 @@ def _leaves(pending: Pending) -> tuple[State, Array, UndoDrift]:
     return (disp, vel, ct.disp, ct.vel), pending.mesh, pending.drifts
 
 
-def _recall_spec(recall: Recall, config: Config) -> Any:
-    return Recall((potential_cache.stored_spec(config),) * len(recall.bits), P())  # type: ignore[arg-type]
-
-
 # --- on local blocks, inside shard_map ---------------------------------------------------------------------
 
 
-def _kick_block(state: State, undo: UndoKick, recall: Recall, config: Config) -> Any:
+def _kick_block(state: State, undo: UndoKick, entry: Entry, config: Config) -> Any:
     """The state before the kick, sums of this device, and the cotangent of the painted mesh."""
     max_displacement = max_displacement_block(state[0], config)
-    kick = partial(_kept_kick, recall=recall) if recall.bits else _kick
+    kick = partial(_cached_kick, entry=entry) if entry.potentials else _kick
     *state, sums, ct_meshes = kick(config, max_displacement, state, undo)
     return *state, sums, _of_painted(ct_meshes, config)
 
@@ -192,26 +177,26 @@ def _drift_block(state: State, mesh: Array, drifts: UndoDrift, config: Config) -
 
 
 def _drift_and_kick_block(
-    state: State, mesh: Array, drifts: UndoDrift, undo: UndoKick, recall: Recall, config: Config
+    state: State, mesh: Array, drifts: UndoDrift, undo: UndoKick, entry: Entry, config: Config
 ) -> Any:
     disp, vel = state[:2]
     before = drifted_back(disp, vel, drifts, resolution(config, disp.dtype))
     max_displacement = jnp.maximum(max_displacement_block(disp, config), max_displacement_block(before, config))
-    *state, sums, ct_meshes = _drift_and_kick(config, recall, max_displacement, state, mesh, drifts, undo)
+    *state, sums, ct_meshes = _drift_and_kick(config, entry, max_displacement, state, mesh, drifts, undo)
     return *state, _sum_over_devices(sums, config), _of_painted(ct_meshes, config)
 
 
-def _kick(config: Config, max_displacement: Array, state: State, undo: UndoKick, recall: Recall | None = None) -> Any:
+def _kick(config: Config, max_displacement: Array, state: State, undo: UndoKick, entry: Entry | None = None) -> Any:
     """Undo a kick by what was kept, or by the force of the particles.
 
     Returns:
       The state, sums, and the cotangents of `force_meshes`.
     """
     count = len(undo)
-    if recall is None:
+    if entry is None:
         force, sources = padded_force, force_meshes(state[0], max_displacement, config)
     else:
-        force, sources = kept_force, kept_sources(*recall, config)
+        force, sources = potential_cache.padded_force, potential_cache.sources(entry, config)
 
     def run(halo: int, disp: Array, vel: Array, ct_disp: Array, ct_vel: Array, *rest: Array) -> tuple[Any, ...]:
         geometry = block_geometry(config, halo)
@@ -240,13 +225,13 @@ def _drift(config: Config, max_displacement: Array, state: State, mesh: Array, d
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _kept_kick(config: Config, max_displacement: Array, state: State, undo: UndoKick, recall: Recall) -> Any:
+def _cached_kick(config: Config, max_displacement: Array, state: State, undo: UndoKick, entry: Entry) -> Any:
     """`_kick` by what was kept; differentiated as computed at the displacements."""
-    return _kick(config, max_displacement, state, undo, recall)
+    return _kick(config, max_displacement, state, undo, entry)
 
 
-@_kept_kick.defjvp
-def _kept_kick_jvp(config: Config, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+@_cached_kick.defjvp
+def _cached_kick_jvp(config: Config, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
     max_displacement, state, undo, _ = primals
     return jax.jvp(partial(_kick, config, max_displacement), (state, undo), tuple(tangents[1:3]))
 
@@ -254,7 +239,7 @@ def _kept_kick_jvp(config: Config, primals: Sequence[Any], tangents: Sequence[An
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _drift_and_kick(
     config: Config,
-    recall: Recall,
+    entry: Entry,
     max_displacement: Array,
     state: State,
     mesh: Array,
@@ -262,14 +247,14 @@ def _drift_and_kick(
     undo: UndoKick,
 ) -> Any:
     """`_drift` and then `_kick` by what was kept; differentiated as these, computed at the displacements."""
-    sources, counts = kept_sources(*recall, config), (len(drifts), len(undo))
+    sources, counts = potential_cache.sources(entry, config), (len(drifts), len(undo))
 
     def run(halo: int, mesh: Array, *operands: Array) -> tuple[Any, ...]:
         geometry, q = block_geometry(config, halo), resolution(config, mesh.dtype)
         state, rest = operands[:4], operands[4:]
         coefficients = UndoDrift(*rest[: counts[0]]), UndoKick(*rest[counts[0] : sum(counts)])
         # One after the other: the halo of the potential is no longer held when that of the cotangents is made.
-        fields, mesh = barrier((kept_force(config, halo, *rest[sum(counts) :]), mesh))
+        fields, mesh = barrier((potential_cache.padded_force(config, halo, *rest[sum(counts) :]), mesh))
         padded = pad_block(mesh, halo + 1, config.decomposition)
         *state, sums = undo_drift_and_kick(state, padded, fields, *coefficients, geometry, resolution=q)
         return *state, sums, _force_transpose(config, halo, state[0], state[3])

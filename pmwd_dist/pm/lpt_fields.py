@@ -10,11 +10,13 @@ m(A, B) = (tr A tr B - tr A B) / 2.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 from pmwd_dist._jax.batching import after
@@ -24,13 +26,16 @@ from pmwd_dist._jax.varying import unify_varying
 from pmwd_dist.config import Config
 from pmwd_dist.parallel.fft import irfft_block, rfft_block, sequence_after
 from pmwd_dist.pm import fourier
-from pmwd_dist.pm.stepping import potential_cache
 
 # Pairs of axes of a symmetric matrix, and of its vector products: the axes after each.
 PAIRS = ((0, 0), (1, 1), (2, 2), (0, 1), (0, 2), (1, 2))
 NEXT = ((1, 2), (2, 0), (0, 1))
 
 Matrix = dict[tuple[int, int], Array]
+
+# Below this size of a field on a device, in bytes, reverse mode stores the second derivatives of 2LPT. Computed again
+# they cost a step's transforms twice.
+_SMALL, _SMALL_ON_CPUS = 2**28 // 10, 2**25 // 10
 
 
 def potential(source: Array, config: Config) -> Array:
@@ -92,7 +97,13 @@ def second_order(p1: Array, config: Config, *, dealias: bool) -> Array:
     def run(p1: Array) -> Array:
         return rfft_block(product(p1)[0], config.decomposition)
 
-    return run(p1) if potential_cache.keeps_second_derivatives(config, p1.real.dtype) else recomputed(run)(p1)
+    return run(p1) if stores_second_derivatives(config, p1.real.dtype) else recomputed(run)(p1)
+
+
+def stores_second_derivatives(config: Config, dtype: Any, platform: str | None = None) -> bool:
+    """Whether reverse mode stores the six fields of `second_order`; platform of the devices, default: the config's."""
+    size = math.prod(config.particle_shape) / config.decomposition.size * np.dtype(dtype).itemsize
+    return size <= (_SMALL_ON_CPUS if (platform or config.decomposition.platform) == "cpu" else _SMALL)
 
 
 def third_order(p1: Array, p2: Array, config: Config) -> list[Array]:

@@ -1,4 +1,4 @@
-"""Evolve particles: the whole simulation as one differentiable function, or step by step from the host."""
+"""Evolve particles: the whole simulation as one differentiable function."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
-from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
@@ -22,16 +20,16 @@ from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.ops.rounding import max_abs
 from pmwd_dist.parallel.inputs import whole_number
-from pmwd_dist.pm import solvers
 from pmwd_dist.pm.diffrax_adjoint import ReversibleAdjoint, evolve_reversibly
 from pmwd_dist.pm.gravity import check_force_mesh
 from pmwd_dist.pm.inputs import check_config, checked_particles
 from pmwd_dist.pm.paint import halo_limit
-from pmwd_dist.pm.particles import Particles, largest, quantize_for_advance
-from pmwd_dist.pm.solvers import SOLVERS, BullFrog, ParticleMesh, SolverState, SplitSolver
-from pmwd_dist.pm.status import Code, Status
-from pmwd_dist.pm.stepping.forward import Epoch, Save, call_hoisted, exact_steps, prepare, unit_after
-from pmwd_dist.pm.stepping.potential_cache import stored_potentials
+from pmwd_dist.pm.particles import Particles, exact
+from pmwd_dist.pm.solvers import SOLVERS, BullFrog, Coefficients, ParticleMesh, SplitSolver
+from pmwd_dist.pm.status import Code, Status, failure
+from pmwd_dist.pm.stepping.forward import Epoch, Inputs, Save, call_hoisted
+from pmwd_dist.pm.stepping.potential_cache import Stored, stored_potentials
+from pmwd_dist.pm.stepping.step import all_steps, coefficients_of, unit_after
 from pmwd_dist.pm.time_steps import as_saveat, is_sub, planned_steps, save_times, step_times
 
 _CHECKPOINTS = 10
@@ -135,9 +133,13 @@ def nbody(
     if isinstance(solver, SplitSolver) and isinstance(adjoint, ReversibleAdjoint | None) and plan is not None:
         _check_cosmology(accumulate, table)
         saving = Saving([sub.fn for sub in subs], plan, times)
+        table = jax.tree.map(lambda x: x.astype(particles.disp.dtype), table)
         step_ends = getattr(stepsize_controller, "ts", None)
-        how = solver, ReversibleAdjoint() if adjoint is None else adjoint
-        final, total, status, saved, saved_at = _evolve(particles, table, config, how, saving, accumulate, step_ends)
+        step_ends = step_times(table, config, save=times) if step_ends is None else step_ends
+        step_ends = step_ends.astype(particles.disp.dtype)
+        schedule = table, step_ends, coefficients_of(solver, table, step_ends)
+        stored = "auto" if adjoint is None else adjoint.stored_potentials
+        final, total, status, saved, saved_at = _evolve(particles, schedule, config, stored, saving, accumulate)
         snapshots, saved_times = (None, None) if saveat is None else map(treedef.unflatten, (saved, saved_at))
         return Solution(final, snapshots, saved_times, None if accumulate is None else total, status)
     _check_nothing_to_accumulate(accumulate)
@@ -171,17 +173,14 @@ def _options(controller: Any, adjoint: diffrax.AbstractAdjoint | None, max_steps
 @eqx.filter_jit
 def _evolve(
     particles: Particles,
-    table: GrowthTable,
+    schedule: tuple[GrowthTable, Array, Coefficients],
     config: Config,
-    how: tuple[SplitSolver, ReversibleAdjoint],
+    stored: Stored,
     saving: Saving,
     accumulate: Callable[..., Any] | None,
-    step_ends: Array | None,
 ) -> tuple[Particles, Any, Status, list[Any], list[Array]]:
-    """Evolve by a drift-kick-drift solver, by default steps or given ones; also sums, and what is saved, and when."""
-    dtype = particles.disp.dtype
-    table = jax.tree.map(lambda x: x.astype(dtype), table)
-    times = (step_times(table, config, save=saving.times) if step_ends is None else step_ends).astype(dtype)
+    """Take all steps; also sums, and what is saved, and when."""
+    table, times, coefficients = schedule
     # What a function has captured may be differentiated, too.
     saves, captured = [], []
     for function, plan in zip(saving.functions, saving.plan, strict=True):
@@ -193,11 +192,10 @@ def _evolve(
         pure, values = hoist(accumulate, epoch, epoch, table)
         accumulate = partial(call_hoisted, pure, len(captured))
         captured.append(values)
-    solver, adjoint = how
-    inputs = prepare(solver, particles, table, times, (table, captured), config)
-    number = stored_potentials(adjoint.stored_potentials, len(times) - 1, config, dtype)
+    inputs = Inputs(exact(particles, config), coefficients, times, (table, captured))
+    number = stored_potentials(stored, len(times) - 1, config, particles.disp.dtype)
     out = evolve_reversibly(inputs, tuple(saves), config, accumulate=accumulate, stored=number)
-    final = out.particles.with_unit(unit_after(out.status.step, exact_steps(inputs.coefficients, config)))
+    final = out.particles.with_unit(unit_after(out.status.step, all_steps(coefficients, config)))
     saved, saved_at = [], []
     for save, plan, values in zip(saves, saving.plan, out.saved, strict=True):
         order = np.asarray([save.steps.index(step) for step in plan])
@@ -227,7 +225,7 @@ def _solve(
         t0=np.asarray(config.a_start, dtype),
         t1=np.asarray(config.a_stop, dtype),
         dt0=None,
-        y0=quantize_for_advance(particles, config),  # on which split solvers restore a step that fails
+        y0=particles,
         args=jax.tree.map(lambda x: x.astype(dtype), table),
         saveat=diffrax.SaveAt(subs=subs, solver_state=isinstance(solver, SplitSolver)),
         **options,
@@ -253,64 +251,15 @@ def _as_solver(solver: Any) -> diffrax.AbstractSolver[Any]:
 
 def _final_status(solution: diffrax.Solution, particles: Particles, config: Config) -> Status:
     if solution.solver_state is not None:
-        return solution.solver_state.status
+        return solution.solver_state
     max_displacement = max_abs(particles.disp) / min(config.cell_size)
     code = jnp.where(solution.result == diffrax.RESULTS.successful, Code.SUCCESSFUL, Code.SOLVER)
     code = jnp.where(solution.result == diffrax.RESULTS.max_steps_reached, Code.STEP_LIMIT, code)
-    code = jnp.where(max_displacement > halo_limit(config), Code.BEYOND_HALO, code)
-    code = jnp.where(
-        max_displacement * min(config.cell_size) > largest(config, max_displacement.dtype), Code.BEYOND_GRID, code
-    )
-    finite = jnp.isfinite(max_displacement) & jnp.isfinite(max_abs(particles.vel))
-    code = jnp.where(finite, code, Code.NOT_FINITE).astype(jnp.int32)
+    finite = jnp.isfinite(max_abs(particles.vel))
+    wrong = failure(max_displacement, halo_limit(config), jnp.inf, finite)
+    code = jnp.where(wrong == Code.SUCCESSFUL, code, wrong).astype(jnp.int32)
     steps = jnp.asarray(solution.stats["num_accepted_steps"], jnp.int32)
     return Status(code, steps, max_displacement, jnp.full_like(max_displacement, halo_limit(config)))
 
 
-def start(particles: Particles, table: GrowthTable, config: Config, solver: SplitSolver) -> SolverState:
-    """The state of a solver before its first step."""
-    return solver.init(None, config.a_start, config.a_stop, particles, table)
-
-
-def advance(
-    particles: Particles,
-    state: SolverState,
-    table: GrowthTable,
-    a0: ArrayLike,
-    a1: ArrayLike,
-    config: Config,
-    solver: SplitSolver,
-) -> tuple[Particles, SolverState]:
-    """One step from a0 to a1, forwards or backwards; the particles given are consumed.
-
-    The step of `nbody`, with momenta on a coarser grid, for those who drive a simulation from the host. On several CPU
-    devices it waits for the step before, whose state is given: about a hundred programs that communicate, queued there
-    without waiting, can block each other until XLA ends the process after 40 s. Loops over other such programs, of an
-    optimiser for example, must wait themselves, with `jax.block_until_ready` in each pass. GPUs and code under jit need
-    not wait.
-    """
-    if (
-        config.decomposition.size > 1
-        and config.decomposition.platform == "cpu"
-        and not isinstance(state.log_scale, Tracer)
-    ):
-        jax.block_until_ready(state)
-    return _advance(particles, state, table, a0, a1, config, solver)
-
-
-@partial(jax.jit, static_argnames=("config", "solver"), donate_argnames="particles")
-def _advance(
-    particles: Particles,
-    state: SolverState,
-    table: GrowthTable,
-    a0: ArrayLike,
-    a1: ArrayLike,
-    config: Config,
-    solver: SplitSolver,
-) -> tuple[Particles, SolverState]:
-    dtype = particles.disp.dtype
-    table = jax.tree.map(lambda x: x.astype(dtype), table)
-    return solvers.advance(solver, particles, state, table, jnp.asarray(a0, dtype), jnp.asarray(a1, dtype), config)
-
-
-__all__ = ["Solution", "advance", "nbody", "start", "step_times"]
+__all__ = ["Solution", "nbody", "step_times"]

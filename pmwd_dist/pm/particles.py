@@ -27,11 +27,11 @@ class Particles(eqx.Module):
 
 
 class ExactParticles(eqx.Module):
-    """Particles within the loop of `nbody`, whose momenta are whole numbers of a unit.
+    """Particles within a step, whose momenta are integers in a unit.
 
     Args:
       disp: displacement from the lattice site, on its grid [Mpc/h].
-      momenta: what holds the whole numbers, see `ops.momenta`; derivatives are those of the momenta [Mpc/h].
+      momenta: integers in the bits of floats, see `ops.momenta`; derivatives are those of the momenta [Mpc/h].
     """
 
     disp: Float[Array, "nx ny nz 3"]
@@ -52,13 +52,8 @@ def resolution(config: Config, dtype: Any) -> float:
     return 2.0 ** (math.floor(math.log2(max_displacement)) - significant_bits(dtype))
 
 
-def momentum_resolution(config: Config, dtype: Any) -> float:
-    """Spacing of the grid of momenta in `advance` [Mpc/h]: 16 times coarser, room for `BullFrog` to rescale them."""
-    return 16 * resolution(config, dtype)
-
-
 def momentum_unit(config: Config, dtype: Any) -> float:
-    """Unit of the momenta in `nbody` [Mpc/h]: the range of `momentum_resolution`, over all bits of an integer."""
+    """Unit of the momenta at the start of a run [Mpc/h]: integers hold 16 times the largest displacement."""
     return 16 * largest(config, dtype) * 2.0 ** -bits(dtype)
 
 
@@ -72,27 +67,12 @@ def significant_bits(dtype: Any) -> int:
     return int(np.finfo(np.dtype(dtype)).nmant) + 1
 
 
-def quantize(particles: Particles, config: Config) -> Particles:
-    """Put particles on the power-of-two grids of `nbody`; exact if they are on them."""
-    return _quantized(particles, config, momentum_unit(config, particles.vel.dtype))
-
-
-def quantize_for_advance(particles: Particles, config: Config) -> Particles:
-    """Put particles on the power-of-two grids of `advance`; exact if they are on them."""
-    return _quantized(particles, config, momentum_resolution(config, particles.vel.dtype))
-
-
 def exact(particles: Particles, config: Config) -> ExactParticles:
-    """Put particles on the grids of `nbody`; a displacement is NaN where the momentum isn't finite."""
+    """Put particles on the grids of the steps; a displacement is NaN where the momentum isn't finite."""
     dtype = particles.disp.dtype
     momenta, missing = rounded(particles.vel / momentum_unit(config, dtype))
     disp = to_grid(particles.disp, resolution(config, dtype)) + missing
     return ExactParticles(disp, pack(momenta, particles.vel))
-
-
-def _quantized(particles: Particles, config: Config, spacing: float) -> Particles:
-    disp = to_grid(particles.disp, resolution(config, particles.disp.dtype))
-    return Particles(disp, to_grid(particles.vel, spacing))
 
 
 def to_grid(x: Array, q: float) -> Array:

@@ -73,6 +73,20 @@ class Status(eqx.Module):
         return f"the solver stopped {at}; loosen its tolerances or use another solver"
 
 
+def failure(max_displacement: Array, halo: Any, grid: Any, finite: Any = True) -> Array:
+    """The `Code` of particles before a kick.
+
+    Args:
+      max_displacement: their largest displacement [mesh cells].
+      halo: largest displacement that the halo holds [mesh cells].
+      grid: largest displacement that the grid of the particles holds [mesh cells].
+      finite: whether all other numbers of the step are finite.
+    """
+    code = jnp.where(max_displacement > halo, Code.BEYOND_HALO, Code.SUCCESSFUL)
+    code = jnp.where(max_displacement > grid, Code.BEYOND_GRID, code)
+    return jnp.where(jnp.isfinite(max_displacement) & finite, code, Code.NOT_FINITE).astype(jnp.int32)
+
+
 def successful(dtype: Any = None) -> Status:
     """The status of a simulation that has not started."""
     real = jnp.zeros((), dtype if dtype is not None else jnp.result_type(float))

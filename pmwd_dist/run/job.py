@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,17 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from pmwd_dist._files import message, temporary
-from pmwd_dist.cosmology.growth import GrowthTable, growth_table
+from pmwd_dist.cosmology.growth import growth_table_to
 from pmwd_dist.io import checkpoint
+from pmwd_dist.ops.momenta import count, pack
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import SharedError, raise_on_all_processes
 from pmwd_dist.pm.lpt import lpt
 from pmwd_dist.pm.modes import linear_modes, white_noise
-from pmwd_dist.pm.nbody import start
-from pmwd_dist.pm.particles import Particles, quantize_for_advance
-from pmwd_dist.pm.solvers import SolverState
-from pmwd_dist.pm.status import Code, SimulationError
-from pmwd_dist.pm.stepping.host import Schedule, make_schedule
+from pmwd_dist.pm.particles import ExactParticles
+from pmwd_dist.pm.status import Code, SimulationError, successful
+from pmwd_dist.pm.stepping import host
+from pmwd_dist.pm.stepping.host import Schedule
 from pmwd_dist.run import events, light_cone, manifest
 from pmwd_dist.run.clock import Clock
 from pmwd_dist.run.communication import communication
@@ -98,32 +99,31 @@ def _begin(plan: Plan, log: Log) -> Progress:
     noise = white_noise(jax.random.key(simulation.seed), config)
     modes = linear_modes(noise, cosmo, config, linear_power=simulation.table)
     del noise
-    particles = jax.block_until_ready(quantize_for_advance(lpt(modes, cosmo, config), config))
+    particles = jax.block_until_ready(host.exact(lpt(modes, cosmo, config), config))
     del modes
     log(events.InitialConditions(plan.times[0], time.perf_counter() - began, peak_memory()))
-    table = _growth_table(plan)
     particles = jax.device_put(particles, config.decomposition.sharding)
     shells = None if simulation.light_cone is None else light_cone.empty(simulation.light_cone)
-    state = _first_state(plan, table)
-    progress = Progress(config, particles, state, _schedule(plan, table, state, 0), 0, shells)
+    progress = Progress(config, particles, _replicated(successful(_dtype()), plan), _schedule(plan), 0, shells)
     _choose_halo(plan, progress, log)
     return progress
 
 
 def _restore(plan: Plan, log: Log, path: Path, content: dict[str, Any]) -> Progress:
     """The state of a checkpoint on the current devices."""
-    config, table = plan.simulation.config, _growth_table(plan)
-    like = jax.ShapeDtypeStruct((*config.particle_shape, 3), _dtype(), sharding=config.decomposition.sharding)
+    config, shape = plan.simulation.config, (*plan.simulation.config.particle_shape, 3)
+    disp = jax.ShapeDtypeStruct(shape, _dtype(), sharding=config.decomposition.sharding)
+    integers = np.dtype(f"int{8 * _dtype().itemsize}")
+    likes: dict[str, Any] = {"disp": disp, "momenta": disp.update(dtype=integers)}
+    likes["status"] = _replicated(successful(_dtype()), plan)
+    if plan.simulation.light_cone is not None:
+        likes["shells"] = light_cone.shells_like(plan.simulation.light_cone)
     with start_errors():
-        likes: dict[str, Any] = {"disp": like, "vel": like, "state": _first_state(plan, table)}
-        if plan.simulation.light_cone is not None:
-            likes["shells"] = light_cone.shells_like(plan.simulation.light_cone)
         tree = checkpoint.load(path, likes)
     step = content["step"]
     log(events.Resumed(step, plan.steps, plan.times[step]))
-    particles = Particles(tree["disp"], tree["vel"])
-    schedule = _schedule(plan, table, tree["state"], step)
-    progress = Progress(config, particles, tree["state"], schedule, step, tree.get("shells"))
+    particles = ExactParticles(tree["disp"], _packed(tree["momenta"], tree["disp"]))
+    progress = Progress(config, particles, tree["status"], _schedule(plan), step, tree.get("shells"))
     _choose_halo(plan, progress, log)
     return progress
 
@@ -131,7 +131,7 @@ def _restore(plan: Plan, log: Log, path: Path, content: dict[str, Any]) -> Progr
 def _choose_halo(plan: Plan, progress: Progress, log: Log) -> None:
     """Choose the width of the halo for the steps to come."""
     if is_automatic(plan.simulation.config):
-        now, a = largest_displacement(progress.particles(), progress.config), plan.times[progress.step]
+        now, a = largest_displacement(progress.at_rest().disp, progress.config), plan.times[progress.step]
         _set_halo(plan, progress, expected_displacement(now, a, progress.schedule.table, progress.config), log)
 
 
@@ -145,19 +145,17 @@ def _dtype() -> np.dtype:
     return np.dtype(jnp.result_type(float))
 
 
-def _growth_table(plan: Plan) -> GrowthTable:
-    return _replicated(growth_table(plan.simulation.cosmo), plan)
+@jax.jit
+def _packed(momenta: jax.Array, disp: jax.Array) -> jax.Array:
+    return pack(momenta, disp)  # values, not derivatives, are needed here
 
 
-def _first_state(plan: Plan, table: GrowthTable) -> SolverState:
-    one = jnp.zeros((1, 1, 1, 3), _dtype())  # the state depends on the precision of the particles only
-    return _replicated(start(Particles(one, one), table, plan.simulation.config, plan.simulation.solver), plan)
-
-
-def _schedule(plan: Plan, table: GrowthTable, state: SolverState, done: int) -> Schedule:
-    """The steps of the whole run, on the grids of a state after some of them."""
-    how: Any = {"config": plan.simulation.config, "solver": plan.simulation.solver}
-    return _replicated(make_schedule(table, np.asarray(plan.times), state, np.int32(done), **how), plan)
+def _schedule(plan: Plan) -> Schedule:
+    """The steps of the whole run."""
+    simulation = plan.simulation
+    table = growth_table_to(simulation.config.lpt_order, simulation.cosmo)
+    times = jnp.asarray(plan.times, _dtype())
+    return _replicated(host.make_schedule(table, times, simulation.config, simulation.solver), plan)
 
 
 def _replicated(tree: T, plan: Plan) -> T:
@@ -224,11 +222,14 @@ def _output_if_due(plan: Plan, progress: Progress, log: Log) -> None:
         began = time.perf_counter()
         z = plan.outputs[progress.step]
         if is_automatic(plan.simulation.config):
-            displacement = largest_displacement(progress.particles(), progress.config)
+            displacement = largest_displacement(progress.at_rest().disp, progress.config)
             if halo_width(displacement, progress.config) > int(progress.config.halo):
                 _set_halo(plan, progress, displacement, log)
         simulation = replace(plan.simulation, config=progress.config)
-        files = write_output(replace(plan, simulation=simulation), progress.particles(), plan.times[progress.step], z)
+        rest, done = progress.at_rest(), np.int32(progress.step)
+        moving = partial(host.observed, rest, progress.schedule, done)
+        a = plan.times[progress.step]
+        files = write_output(replace(plan, simulation=simulation), rest, moving, a, z)
         log(events.OutputWritten(progress.step, z, tuple(files), time.perf_counter() - began))
     if progress.step == plan.steps and progress.shells is not None:
         began = time.perf_counter()
@@ -238,8 +239,8 @@ def _output_if_due(plan: Plan, progress: Progress, log: Log) -> None:
 
 def _checkpoint(plan: Plan, progress: Progress, log: Log) -> None:
     began = time.perf_counter()
-    particles = progress.particles()
-    tree: dict[str, Any] = {"disp": particles.disp, "vel": particles.vel, "state": progress.state}
+    particles = progress.at_rest()
+    tree: dict[str, Any] = {"disp": particles.disp, "momenta": count(particles.momenta), "status": progress.status}
     if progress.shells is not None:
         tree["shells"] = progress.shells
     path = checkpoint.path_of(plan.folder, progress.step)
@@ -262,15 +263,10 @@ def _keep_checkpoint(plan: Plan, kept: Path | None) -> None:
 
 def _checkpoint_after_failure(plan: Plan, progress: Progress, log: Log) -> None:
     """Write a checkpoint if any step is done and its particles are finite; warn if it can't be written."""
-    if progress.step == 0 or not progress.has_particles() or not bool(_all_finite(progress.particles())):
+    if progress.step == 0 or not progress.has_particles() or not bool(jnp.isfinite(progress.at_rest().disp).all()):
         return
     try:
         _checkpoint(plan, progress, log)
     except (OSError, SharedError) as error:
         cause = message(error) if isinstance(error, OSError) else str(error)
         log(events.Warned(f"no checkpoint of step {progress.step} could be written: {cause}"))
-
-
-@jax.jit
-def _all_finite(particles: Particles) -> jax.Array:
-    return jnp.isfinite(particles.disp).all() & jnp.isfinite(particles.vel).all()

@@ -18,12 +18,12 @@ from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.healpix import pixel_count
 from pmwd_dist.observe.lensing import convergence, shear
 from pmwd_dist.observe.power import mean
-from pmwd_dist.pm.particles import Particles
-from pmwd_dist.pm.solvers import SolverState
+from pmwd_dist.pm.particles import ExactParticles
 from pmwd_dist.pm.status import Code, SimulationError
 from pmwd_dist.pm.stepping import host
 from pmwd_dist.pm.stepping.forward import Epoch
 from pmwd_dist.pm.stepping.host import Moved, Schedule
+from pmwd_dist.pm.stepping.step import at_rest
 from pmwd_dist.report.tables import Table
 from pmwd_dist.run.fields import Field, write_fields
 from pmwd_dist.run.plan import Plan
@@ -51,40 +51,37 @@ def shells_like(cone: LightCone) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(decomposition.mesh, spec))
 
 
-@partial(jax.jit, static_argnames=("cone", "config"), donate_argnames=("particles", "shells"))
 def advance_and_see(
-    particles: Particles,
-    shells: Array,
-    motion: tuple[Array, Array],
-    state: SolverState,
-    schedule: Schedule,
-    done: Any,
-    *,
-    cone: LightCone,
-    config: Config,
-) -> tuple[Moved, SolverState, Array]:
+    moved: Moved, shells: Array, schedule: Schedule, done: Any, *, cone: LightCone, config: Config
+) -> tuple[Moved, Array]:
     """One step as `host.advance` takes it, and the shells with what the light cone passes in it.
 
     The halo of the config holds displacements where forces are taken; that of the light cone, which is painted with
-    others, is its own.
+    others, is its own. The particles and shells given are consumed.
 
     Args:
-      particles: with the drift at the start of the step.
-      shells: of the light cone so far.
-      motion: this drift, and the largest displacement, see `host.Moved`.
-      state: of the solver.
-      schedule: of the simulation.
-      done: number of the steps that are done.
+      moved: particles with the drift at the start of the step.
+      shells: shells of the light cone so far.
+      schedule: all steps of the simulation.
+      done: number of steps that are done.
       cone: the light cone.
       config: the simulation.
     """
-    moved = Moved(particles, *motion)
-    after, state = host.advance(moved, state, schedule, done, config)
-    start, end = (Epoch(schedule.times[done + i], host.at_rest(m, config)) for i, m in enumerate((moved, after)))
+    motion: Any = moved._replace(particles=())  # type: ignore[arg-type]
+    return _advance_and_see(moved.particles, shells, motion, schedule, done, cone, config)
+
+
+@partial(jax.jit, static_argnames=("cone", "config"), donate_argnames=("exact", "shells"))
+def _advance_and_see(
+    exact: ExactParticles, shells: Array, motion: Moved, schedule: Schedule, done: Any, cone: LightCone, config: Config
+) -> tuple[Moved, Array]:
+    before = motion._replace(particles=exact)
+    after = host.advance(before, schedule, done, config)
+    start, end = (Epoch(schedule.times[done + i], at_rest(m, config)) for i, m in enumerate((before, after)))
     seen = cone(start, end, schedule.table)
-    shells = shells + jnp.where(state.status.code == Code.SUCCESSFUL, seen, 0)
+    shells = shells + jnp.where(after.status.code == Code.SUCCESSFUL, seen, 0)
     sharding: Any = shells_like(cone).sharding
-    return after, state, jax.lax.with_sharding_constraint(shells, sharding)
+    return after, jax.lax.with_sharding_constraint(shells, sharding)
 
 
 def files(plan: Plan) -> list[str]:

@@ -15,8 +15,10 @@ import numpy as np
 
 from pmwd_dist.config import Config
 from pmwd_dist.parallel.fft import spectrum_shape
+from pmwd_dist.pm.gravity import num_force_meshes
+from pmwd_dist.pm.lpt_fields import stores_second_derivatives
 from pmwd_dist.pm.paint import halo_widths
-from pmwd_dist.pm.stepping.potential_cache import keeps_second_derivatives, num_force_meshes, stored_potentials
+from pmwd_dist.pm.stepping.potential_cache import stored_potentials
 
 Kind = Literal["cpu", "gpu"]
 Stage = Literal["noise", "modes", "lpt", "step", "density", "power", "gradient"]
@@ -80,7 +82,7 @@ def load(config: Config, halo: int | None = None, bits: int = 32, kind: Kind | N
         switch=halo is None and len(widths) > 1,
         order=config.lpt_order,
         stored=stored_potentials("auto", config.steps, config, dtype, kind) * num_force_meshes(config) * cells(0),
-        second_derivatives=keeps_second_derivatives(config, dtype, kind),
+        second_derivatives=stores_second_derivatives(config, dtype, kind),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -18,7 +19,7 @@ from pmwd_dist.observe.sheet import slab_density
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import raise_on_all_processes
 from pmwd_dist.pm.paint import density
-from pmwd_dist.pm.particles import Particles
+from pmwd_dist.pm.particles import ExactParticles, Particles
 from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.report import figures
 from pmwd_dist.report.maps import draw_light_cone
@@ -34,8 +35,15 @@ from pmwd_dist.run.settings.models import redshift_label
 from pmwd_dist.run.settings.physics import Simulation
 
 
-def write_output(plan: Plan, particles: Particles, a: float, z: float) -> list[str]:
+def write_output(plan: Plan, rest: ExactParticles, moving: Callable[[], Particles], a: float, z: float) -> list[str]:
     """Write all results at a redshift into the run's folder. Collective.
+
+    Args:
+      plan: plan of the run.
+      rest: particles at the redshift.
+      moving: gives them with momenta in Mpc/h, which take 12 bytes a particle more.
+      a: scale factor.
+      z: redshift.
 
     Returns:
       The names of the files; of a snapshot of several processes, that of this process.
@@ -45,10 +53,13 @@ def write_output(plan: Plan, particles: Particles, a: float, z: float) -> list[s
       OSError, SharedError: a file can't be written.
     """
     output, folder, config = plan.settings.output, plan.folder, plan.simulation.config
+    particles = Particles(rest.disp, rest.momenta)  # for functions of the displacements
     field = density(particles, config)
     spectrum = measure(field, plan.simulation, z)
     slab = project(particles, field, config, output.slice_thickness, z)
     _check(spectrum, z)
+    if observable_names(plan.settings) or _counted(plan) or output.snapshot != "none":
+        particles = moving()
     # Redshifts move particles beyond a halo that was chosen for their displacements.
     given = dataclasses.replace(config, halo=plan.settings.devices.halo)
     observed = dataclasses.replace(plan.simulation, config=given)

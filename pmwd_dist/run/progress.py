@@ -9,8 +9,7 @@ import numpy as np
 from jax import Array
 
 from pmwd_dist.config import Config
-from pmwd_dist.pm.particles import Particles
-from pmwd_dist.pm.solvers import SolverState
+from pmwd_dist.pm.particles import ExactParticles
 from pmwd_dist.pm.status import Code, Status
 from pmwd_dist.pm.stepping import host
 from pmwd_dist.pm.stepping.host import Moved, Schedule
@@ -24,22 +23,22 @@ class Progress:
 
     Args:
       config: the simulation, with the width of the halo that is in use.
-      position: the particles at the end of the step, or with the drift of the next one.
-      state: of the solver.
+      position: particles at the end of the step, or with the drift of the next one.
+      status: status so far.
       schedule: all steps.
       step: number of steps.
-      shells: of the light cone so far; None without one.
+      shells: shells of the light cone so far; None without one.
     """
 
     config: Config
-    position: Particles | Moved
-    state: SolverState
+    position: ExactParticles | Moved
+    status: Status
     schedule: Schedule
     step: int
     shells: Array | None = None
 
-    def particles(self) -> Particles:
-        """The particles at the end of the step: if they have moved on, that is taken back."""
+    def at_rest(self) -> ExactParticles:
+        """The particles at the end of the step: if they have moved on, that is undone."""
         if isinstance(self.position, Moved):
             self.position = host.halt(self.position, self.config)
         return self.position
@@ -56,17 +55,17 @@ class Progress:
         done = np.int32(self.step)
         moved = self.position
         if not isinstance(moved, Moved):
-            self.position = moved = host.begin(moved, self.schedule, done, self.config)
+            self.position = moved = host.begin(moved, self.status, self.schedule, done, self.config)
         if cone is None or self.shells is None:
-            moved, state = host.advance(moved, self.state, self.schedule, done, self.config)
+            moved = host.advance(moved, self.schedule, done, self.config)
         else:
-            motion, inputs = (moved.drift, moved.max_displacement), (self.state, self.schedule, done)
-            moved, state, self.shells = light_cone.advance_and_see(
-                moved.particles, self.shells, motion, *inputs, cone=cone, config=self.config
+            moved, self.shells = light_cone.advance_and_see(
+                moved, self.shells, self.schedule, done, cone=cone, config=self.config
             )
-        status = jax.device_get(state.status)
+        self.position, last = moved, self.step == len(self.schedule.times) - 2
+        status = jax.device_get(host.status_at_end(moved, self.config) if last else moved.status)
         if status.code == Code.SUCCESSFUL:
-            self.position, self.state, self.step = moved, state, self.step + 1
+            self.status, self.step = moved.status, self.step + 1
         else:
             self.position = moved.particles
         return status

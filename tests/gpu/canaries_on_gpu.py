@@ -122,12 +122,8 @@ def steps(seed: int) -> tuple[Callable[..., Any], Any]:
 
     def program(x: dict[str, Any]) -> dict[str, Any]:
         four = x["disp"], x["held"], x["ct_disp"], x["ct_vel"]
-        move = lambda vel, whole: kick_drift.kick_drift(  # noqa: E731
-            x["disp"], vel, x["fields"], x["step"], g, resolution=Q, whole=whole
-        )
         out = {
-            "step": move(x["vel"], False),
-            "step of whole numbers": move(x["held"], True),
+            "step": kick_drift.kick_drift(*four[:2], x["fields"], x["step"], g, resolution=Q),
             "kick undone": step_vjp.undo_kick(*four, x["fields"], x["kick"], g),
             "drift undone": step_vjp.undo_drift(*four, x["field"], x["drift"], g, resolution=Q),
             "both undone": step_vjp.undo_drift_and_kick(

@@ -19,9 +19,10 @@ import numpy as np
 
 import pmwd_dist as pmd
 from pmwd_dist.ops import cic
-from pmwd_dist.pm.particles import momentum_unit
+from pmwd_dist.pm.particles import exact, momentum_unit
 from pmwd_dist.pm.stepping.backward import evolve_vjp
-from pmwd_dist.pm.stepping.forward import Outcome, evolve, prepare
+from pmwd_dist.pm.stepping.forward import Inputs, Outcome, evolve
+from pmwd_dist.pm.stepping.step import coefficients_of
 from pmwd_dist.pm.time_steps import step_times
 
 jax.config.update("jax_enable_x64", True)
@@ -39,7 +40,8 @@ def check_steps_undone(n: int, dtype: Any, steps: int = 100) -> None:
 
     @jax.jit
     def there_and_back(particles: Any) -> Any:
-        inputs = prepare(pmd.BullFrog(), particles, table, step_times(table, config).astype(dtype), (), config)
+        times = step_times(table, config).astype(dtype)
+        inputs = Inputs(exact(particles, config), coefficients_of(pmd.BullFrog(), table, times), times, ())
         outcome = evolve(inputs, (), config)
         cotangents = Outcome(outcome.particles, (), (), None)  # type: ignore[arg-type]
         before, _ = evolve_vjp(inputs, outcome, cotangents, (), config)

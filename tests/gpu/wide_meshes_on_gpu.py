@@ -74,7 +74,7 @@ def check_steps(fields: jax.Array) -> None:
 
     def run(geometry: Geometry) -> Any:
         def both(fields: Any) -> Any:
-            moved = kick_drift.kick_drift(jnp.array(disp), vel, fields, step, geometry, resolution=Q, whole=True)
+            moved = kick_drift.kick_drift(jnp.array(disp), vel, fields, step, geometry, resolution=Q)
             return moved, step_vjp.undo_kick(jnp.array(disp), vel, *cotangents, fields, kick, geometry)
 
         return jax.jit(both)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 import diffrax
@@ -12,8 +11,8 @@ import numpy as np
 import pytest
 
 import pmwd_dist as pmd
-from pmwd_dist.pm.nbody import start, step_times
-from pmwd_dist.pm.solvers import SolverState
+from pmwd_dist.pm.nbody import step_times
+from pmwd_dist.pm.status import successful
 from pmwd_dist.pm.stepping import host
 from pmwd_dist.pm.time_steps import as_saveat, planned_steps
 
@@ -116,39 +115,33 @@ def test_wrong_shapes_are_refused(single: pmd.Decomposition, cosmo: Any) -> None
 # --- the host's loop ---------------------------------------------------------------------------------------------
 
 
-def test_steps_from_the_host_are_those_of_nbody_wherever_the_particles_rest(cosmo: Any) -> None:
-    config = configure(pmd.Decomposition(pdims=(4, 1)), steps=3)
-    table, solver = pmd.growth_table(cosmo), pmd.BullFrog()
-    saveat = diffrax.SaveAt(ts=[0.5, 1.0], fn=lambda t, y, args: pmd.density(y, config))
-    whole = pmd.nbody(initial(config, cosmo), table, config, saveat=saveat).raise_if_failed()
-    assert whole.snapshots.shape == (2, 8, 8, 8)
-    times = jnp.asarray(step_times(table, config, save=(0.5, 1.0)))
-
-    def run(rests: Collection[int]) -> tuple[pmd.Particles, SolverState, dict[float, jax.Array]]:
-        """By steps from the host; after some, the drift of the next one is undone and the schedule made again."""
-        particles, densities = initial(config, cosmo), {}
-        state = start(particles, table, config, solver)
-        schedule = host.make_schedule(table, times, state, 0, config, solver)
-        moved = host.begin(particles, schedule, 0, config)
-        for done in (1, 2, 3):
-            moved, state = host.advance(moved, state, schedule, done - 1, config)
-            if done in rests:
-                particles = host.halt(moved, config)
-                densities[float(times[done])] = pmd.density(particles, config)
-                schedule = host.make_schedule(table, times, state, done, config, solver)
-                moved = host.begin(particles, schedule, done, config)
-        return host.halt(moved, config), state, densities
-
-    (particles, state, _), (rested, _, densities) = run(()), run((1, 2, 3))
-    np.testing.assert_array_equal(particles.disp, rested.disp)
-    np.testing.assert_array_equal(particles.vel, rested.vel)
-    for a, density in zip((0.5, 1.0), whole.snapshots, strict=True):
-        np.testing.assert_allclose(densities[a], density, rtol=0, atol=1e-10)
-    # Compiled apart: rounding may differ, by a few steps of the grid (2e-14 Mpc/h).
-    np.testing.assert_allclose(particles.disp, whole.particles.disp, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(particles.vel, whole.particles.vel, rtol=0, atol=1e-12)
-    assert int(state.status.step) == int(whole.status.step) == 3
-    assert float(state.status.halo) == 4
+@pytest.mark.parametrize("pdims", [(1, 1), (4, 1)])
+@pytest.mark.parametrize("x64", [False, True])
+def test_steps_from_the_host_are_those_of_nbody_to_the_bit(pdims: tuple[int, int], x64: bool, cosmo: Any) -> None:
+    """Also where the particles rest after each step, as for an output or a checkpoint."""
+    with jax.enable_x64(x64):
+        config = configure(pmd.Decomposition(pdims=pdims), steps=3)
+        table, solver, saves = pmd.growth_table(cosmo), pmd.BullFrog(), (0.5, 1.0)
+        expected = pmd.nbody(initial(config, cosmo), table, config, saveat=saves).raise_if_failed()
+        schedule = host.make_schedule(table, step_times(table, config, save=saves), config, solver)
+        for rests in (False, True):
+            particles = host.exact(initial(config, cosmo), config)
+            moved = host.begin(particles, successful(schedule.times.dtype), schedule, 0, config)
+            for done in (1, 2, 3):
+                moved = host.advance(moved, schedule, done - 1, config)
+                index = np.flatnonzero(np.isclose(expected.times, schedule.times[done], rtol=1e-6))
+                if rests or done == 3:
+                    rest = host.halt(moved, config)
+                    particles = host.observed(rest, schedule, done)
+                    for saved in index:
+                        np.testing.assert_array_equal(particles.disp, expected.snapshots.disp[saved])
+                        np.testing.assert_array_equal(particles.vel, expected.snapshots.vel[saved])
+                    moved = host.begin(rest, moved.status, schedule, done, config)
+            np.testing.assert_array_equal(particles.disp, expected.particles.disp)
+            np.testing.assert_array_equal(particles.vel, expected.particles.vel)
+            assert particles.vel.dtype == schedule.times.dtype
+            assert int(moved.status.step) == int(expected.status.step) == 3
+            assert float(moved.status.halo) == float(expected.status.halo)
 
 
 def test_given_steps_are_planned_where_saves_are_known(single: pmd.Decomposition, cosmo: Any) -> None:

@@ -13,14 +13,7 @@ import pytest
 import pmwd_dist as pmd
 from pmwd_dist.ops import momenta
 from pmwd_dist.ops.rounding import round_straight_through
-from pmwd_dist.pm.particles import (
-    largest,
-    momentum_resolution,
-    momentum_unit,
-    quantize,
-    quantize_for_advance,
-    resolution,
-)
+from pmwd_dist.pm.particles import exact, largest, momentum_unit, resolution
 
 
 def configure(decomposition: pmd.Decomposition, box: float = 20.0) -> pmd.Config:
@@ -34,8 +27,7 @@ def test_the_grid_is_a_power_of_two_and_holds_32_cells_exactly(
 ) -> None:
     config = configure(single, box)
     q = resolution(config, dtype)
-    units = [q, momentum_resolution(config, dtype), momentum_unit(config, dtype)]
-    assert [math.frexp(x)[0] for x in units] == [0.5] * 3
+    assert [math.frexp(x)[0] for x in (q, momentum_unit(config, dtype))] == [0.5] * 2
     max_displacement = largest(config, dtype)
     assert max_displacement <= max(32 * config.cell_size[0], 64) <= 2 * max_displacement
     # Neighbours of the last exact multiple are representable, and their sum with q has no rounding error.
@@ -45,25 +37,18 @@ def test_the_grid_is_a_power_of_two_and_holds_32_cells_exactly(
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize(
-    ("quantize", "spacing"), [(quantize, momentum_unit), (quantize_for_advance, momentum_resolution)]
-)
-def test_snapping_moves_to_the_nearest_grid_point_once(
-    single: pmd.Decomposition, quantize: Any, spacing: Any, dtype: Any
-) -> None:
+def test_particles_move_to_the_nearest_grid_point_once(single: pmd.Decomposition, dtype: Any) -> None:
     config = configure(single)
     x = np.random.default_rng(0).standard_normal((2, 8, 8, 8, 3)).astype(dtype)
-    particles = quantize(pmd.Particles(*x), config)
-    for got, given, q in zip(
-        (particles.disp, particles.vel), x, (resolution(config, dtype), spacing(config, dtype)), strict=True
-    ):
-        steps = np.asarray(got, float) / q
-        np.testing.assert_array_equal(steps, np.rint(steps))
-        assert np.abs(np.asarray(got, float) - given).max() <= q / 2
-        assert got.dtype == dtype
-    again = quantize(particles, config)
+    q, unit = resolution(config, dtype), momentum_unit(config, dtype)
+    particles = exact(pmd.Particles(*x), config)
+    steps = np.asarray(particles.disp, float) / q
+    np.testing.assert_array_equal(steps, np.rint(steps))
+    assert np.abs(np.asarray(particles.disp, float) - x[0]).max() <= q / 2
+    np.testing.assert_array_equal(momenta.count(particles.momenta), np.rint(x[1] / dtype(unit)))
+    assert particles.disp.dtype == particles.momenta.dtype == dtype
+    again = exact(particles.with_unit(unit), config)
     np.testing.assert_array_equal(again.disp, particles.disp)
-    np.testing.assert_array_equal(again.vel, particles.vel)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

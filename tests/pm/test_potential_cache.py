@@ -13,7 +13,8 @@ import pytest
 
 import pmwd_dist as pmd
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist.pm.stepping.potential_cache import keeps_second_derivatives, stored_potentials
+from pmwd_dist.pm.lpt_fields import stores_second_derivatives
+from pmwd_dist.pm.stepping.potential_cache import stored_potentials
 from pmwd_dist.run.planning import on_devices
 
 
@@ -45,10 +46,10 @@ def test_few_potentials_are_kept_and_never_more_for_more_steps(
 
 
 def test_small_meshes_keep_second_derivatives() -> None:
-    assert keeps_second_derivatives(configure(64), jnp.float64)
-    assert not keeps_second_derivatives(configure(128), jnp.float32)
-    assert keeps_second_derivatives(configure(128), jnp.float64, "gpu")
-    assert not keeps_second_derivatives(configure(256), jnp.float32, "gpu")
+    assert stores_second_derivatives(configure(64), jnp.float64)
+    assert not stores_second_derivatives(configure(128), jnp.float32)
+    assert stores_second_derivatives(configure(128), jnp.float64, "gpu")
+    assert not stores_second_derivatives(configure(256), jnp.float32, "gpu")
 
 
 def test_more_is_kept_on_gpus() -> None:
@@ -106,6 +107,6 @@ def test_second_derivatives_computed_again_give_the_same_derivatives(monkeypatch
         return jax.jit(partial(jax.jvp, jax.grad(loss)))((scale,), (scale**2,))
 
     expected = derivatives(1)
-    monkeypatch.setattr("pmwd_dist.pm.stepping.potential_cache.keeps_second_derivatives", lambda *_: False)
+    monkeypatch.setattr("pmwd_dist.pm.lpt_fields.stores_second_derivatives", lambda *_: False)
     for x, y in zip(derivatives(2), expected, strict=True):
         np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-5 * np.abs(y).max())

@@ -1,4 +1,4 @@
-"""Time integrators: coefficients, exact solutions, exact reversal and their place in diffrax."""
+"""Time integrators: coefficients, exact solutions and their place in diffrax."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ import pytest
 from scipy.integrate import quad
 
 import pmwd_dist as pmd
-from pmwd_dist.pm.nbody import advance, start, step_times
-from pmwd_dist.pm.particles import quantize_for_advance
+from pmwd_dist.pm.nbody import step_times
 
 SOLVERS = {"BullFrog": pmd.BullFrog(), "FastPM": pmd.FastPM(), "LeapFrog": pmd.LeapFrog()}
 COSMO = problems.cosmology(Omega_k=0.05, w0=-0.9, wa=0.2)
@@ -117,98 +116,50 @@ def test_solvers_converge_at_second_order(solver: Any, single: pmd.Decomposition
     config = pmd.Config(box_size=64.0, mesh_shape=8, decomposition=single, a_start=0.2, a_stop=0.6)
     particles, table = initial(config), pmd.growth_table(COSMO)
 
-    @jax.jit
-    def run(times: jax.Array) -> jax.Array:
-        def step(carry: Any, ends: Any) -> Any:
-            return advance(*carry, table, ends[0], ends[1], config, solver), None
-
-        carry = particles, start(particles, table, config, solver)
-        return jax.lax.scan(step, carry, jnp.stack([times[:-1], times[1:]], -1))[0][0].disp
-
     results = {}
     for steps in (4, 8, 128):
-        results[steps] = run(np.linspace(0.2, 0.6, steps + 1))
+        controller = diffrax.StepTo(jnp.linspace(0.2, 0.6, steps + 1))
+        solution = pmd.nbody(particles, table, config, solver=solver, stepsize_controller=controller)
+        results[steps] = np.asarray(solution.raise_if_failed().particles.disp)
     errors = [np.linalg.norm(results[n] - results[128]) for n in (4, 8)]
     assert 3 < errors[0] / errors[1] < 5.5
-
-
-# --- reversal ----------------------------------------------------------------------------------------------------
-
-
-def bits(particles: pmd.Particles) -> np.ndarray:
-    """Every bit, but for the sign of a zero."""
-    return np.stack([(np.asarray(x) + np.float32(0)).view(np.uint32) for x in (particles.disp, particles.vel)])
-
-
-def test_a_hundred_steps_back_restore_every_bit() -> None:
-    """By the solver that rescales momenta; all of them below, and in test_adjoint.py."""
-    solver = pmd.BullFrog()
-    with jax.enable_x64(False):
-        decomposition = pmd.Decomposition(pdims=(2, 2))
-        config = pmd.Config(box_size=16.0, mesh_shape=8, decomposition=decomposition, steps=100, halo=8)
-        particles, table = quantize_for_advance(initial(config), config), pmd.growth_table(COSMO)
-        times = np.asarray(step_times(COSMO, config))
-        state = start(particles, table, config, solver)
-        before = bits(particles)
-        for a0, a1 in zip(times[:-1], times[1:], strict=True):
-            particles, state = advance(particles, state, table, a0, a1, config, solver)
-        state.status.raise_if_failed()
-        after = bits(particles)
-        for a1, a0 in zip(times[:0:-1], times[-2::-1], strict=True):
-            particles, state = advance(particles, state, table, a1, a0, config, solver)
-        assert (after != before).mean() > 0.9
-        np.testing.assert_array_equal(bits(particles), before)
-        assert state.log_scale == 0
-        assert particles.disp.dtype == np.float32
-
-
-def test_a_few_huge_steps_can_be_undone_too(single: pmd.Decomposition) -> None:
-    """Over a large growth BullFrog's momentum factor would be negative: it is bounded."""
-    with jax.enable_x64(False):
-        config = pmd.Config(box_size=64.0, mesh_shape=8, decomposition=single)
-        particles = quantize_for_advance(initial(config), config)
-        table, solver = pmd.growth_table(COSMO), pmd.BullFrog()
-        state, before = start(particles, table, config, solver), bits(particles)
-        # The bound is a factor of three in growth.
-        for a0, a1 in ((0.1, 0.4), (0.4, 1.0), (1.0, 0.4), (0.4, 0.1)):
-            particles, state = advance(particles, state, table, a0, a1, config, solver)
-        np.testing.assert_array_equal(bits(particles), before)
 
 
 # --- diffrax -----------------------------------------------------------------------------------------------------
 
 
 def test_diffeqsolve_takes_the_solvers_both_ways(solver: Any, single: pmd.Decomposition) -> None:
-    with jax.enable_x64(False):
-        config = pmd.Config(box_size=32.0, mesh_shape=8, decomposition=single, steps=4)
-        particles, table = quantize_for_advance(initial(config), config), pmd.growth_table(COSMO)
-        times = step_times(COSMO, config)
+    """In floating-point numbers: with the end of `nbody`, and back to the start, to rounding."""
+    config = pmd.Config(box_size=32.0, mesh_shape=8, decomposition=single, steps=4)
+    particles, table = initial(config), pmd.growth_table(COSMO)
+    times = step_times(COSMO, config)
 
-        # Forwards and backwards by the same compiled program: another one may round its coefficients otherwise.
-        @jax.jit
-        def run(particles: pmd.Particles, table: Any, times: jax.Array, state: Any) -> Any:
-            solution = diffrax.diffeqsolve(
-                pmd.ParticleMesh(config),
-                solver,
-                times[0],
-                times[-1],
-                None,
-                particles,
-                args=table,
-                stepsize_controller=diffrax.StepTo(times),
-                solver_state=state,
-                max_steps=4,
-                throw=False,
-                saveat=diffrax.SaveAt(t1=True, solver_state=True),
-            )
-            return jax.tree.map(lambda x: x[0], solution.ys), solution.solver_state, solution.result._value
+    @jax.jit
+    def run(particles: pmd.Particles, times: jax.Array) -> Any:
+        solution = diffrax.diffeqsolve(
+            pmd.ParticleMesh(config),
+            solver,
+            times[0],
+            times[-1],
+            None,
+            particles,
+            args=table,
+            stepsize_controller=diffrax.StepTo(times),
+            max_steps=4,
+            throw=False,
+            saveat=diffrax.SaveAt(t1=True, solver_state=True),
+        )
+        return jax.tree.map(lambda x: x[0], solution.ys), solution.solver_state, solution.result._value
 
-        end, state, _ = run(particles, table, times, start(particles, table, config, solver))
-        back, state, result = run(end, table, times[::-1], state)
-        assert result == diffrax.RESULTS.successful._value
-        assert state.status.step == 8
-        np.testing.assert_array_equal(bits(back), bits(particles))
-        assert np.abs(np.asarray(end.disp) - np.asarray(particles.disp)).max() > 0.1
+    end, status, _ = run(particles, times)
+    back, status_back, result = run(end, times[::-1])
+    assert result == diffrax.RESULTS.successful._value
+    assert status.step == status_back.step == 4
+    expected = pmd.nbody(particles, table, config, solver=solver).particles
+    for got, wanted in ((end, expected), (back, particles)):
+        np.testing.assert_allclose(got.disp, wanted.disp, rtol=0, atol=1e-11)
+        np.testing.assert_allclose(got.vel, wanted.vel, rtol=0, atol=1e-11)
+    assert np.abs(np.asarray(end.disp) - np.asarray(particles.disp)).max() > 0.1
 
 
 def test_an_adaptive_solver_agrees_with_many_leapfrog_steps(single: pmd.Decomposition) -> None:

@@ -13,8 +13,9 @@ import problems
 import pytest
 
 import pmwd_dist as pmd
-from pmwd_dist.pm.nbody import advance, start, step_times
+from pmwd_dist.pm.nbody import step_times
 from pmwd_dist.pm.status import Code, Status, successful
+from pmwd_dist.pm.stepping import host
 
 COSMO = problems.cosmology()
 
@@ -53,24 +54,40 @@ def test_a_displacement_beyond_the_halo_is_reported(failed: tuple[pmd.Config, pm
 
 
 def test_after_a_failure_the_particles_are_those_of_the_last_good_step(failed: tuple[pmd.Config, pmd.Solution]) -> None:
+    """The end of a run that stops before the step that fails."""
     config, solution = failed
-    particles, table, solver = wave(config), pmd.growth_table(COSMO), pmd.BullFrog()
-    state = start(particles, table, config, solver)
-    times = np.asarray(step_times(COSMO, config))
-    for a0, a1 in zip(times[:-1], times[1:], strict=True):
-        good = jax.tree.map(np.array, particles)
-        particles, state = advance(particles, state, table, a0, a1, config, solver)
-        if state.status.code != Code.SUCCESSFUL:
-            break
-    assert state.status.step == solution.status.step
-    np.testing.assert_array_equal(particles.disp, good.disp)
-    np.testing.assert_array_equal(particles.vel, good.vel)
-    np.testing.assert_allclose(solution.particles.disp, good.disp, rtol=0, atol=1e-12)
-    assert np.isfinite(solution.particles.vel).all()
-    # Further steps change nothing, and the first failure stays.
-    again, later = advance(particles, state, table, times[-2], times[-1], config, solver)
-    np.testing.assert_array_equal(again.disp, good.disp)
-    assert (later.status.code, later.status.step) == (state.status.code, state.status.step)
+    good = int(solution.status.step)
+    times = step_times(COSMO, config)[: good + 1]
+    shorter = configure(config.decomposition, a_stop=float(times[-1]))
+    controller = diffrax.StepTo(times)
+    expected = pmd.nbody(wave(config), COSMO, shorter, stepsize_controller=controller).raise_if_failed().particles
+    np.testing.assert_allclose(solution.particles.disp, expected.disp, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(solution.particles.vel, expected.vel, rtol=0, atol=1e-12)
+
+
+def test_a_step_from_the_host_that_fails_leaves_the_particles(failed: tuple[pmd.Config, pmd.Solution]) -> None:
+    """To the bit, and further steps change nothing; the first failure stays."""
+    config, solution = failed
+    schedule = host.make_schedule(pmd.growth_table(COSMO), step_times(COSMO, config), config, pmd.BullFrog())
+    moved = host.begin(host.exact(wave(config), config), successful(), schedule, 0, config)
+    for done in range(6):
+        if moved.status.code == Code.SUCCESSFUL:
+            moved = host.advance(moved, schedule, done, config)
+    assert (moved.status.code, moved.status.step) == (Code.BEYOND_HALO, solution.status.step)
+    status, drift = jax.device_get((moved.status, moved.drift))
+    again = host.advance(moved, schedule, 5, config)
+    assert drift == again.drift == 0
+    assert (again.status.code, again.status.step) == (status.code, status.step)
+    particles = host.observed(host.halt(again, config), schedule, int(status.step))
+    np.testing.assert_array_equal(particles.disp, solution.particles.disp)
+    np.testing.assert_array_equal(particles.vel, solution.particles.vel)
+
+
+def test_a_step_of_diffrax_that_fails_is_reported(failed: tuple[pmd.Config, pmd.Solution]) -> None:
+    config, expected = failed
+    solution = pmd.nbody(wave(config), COSMO, config, adjoint=diffrax.RecursiveCheckpointAdjoint())
+    assert (solution.status.code, solution.status.step) == (Code.BEYOND_HALO, expected.status.step)
+    np.testing.assert_allclose(solution.particles.disp, expected.particles.disp, rtol=0, atol=1e-11)
 
 
 def test_auto_is_right_where_a_small_halo_fails(single: pmd.Decomposition) -> None:

@@ -89,6 +89,36 @@ def test_config_toml_reproduces_the_run(finished: tuple[Path, Events], tmp_path:
     assert_same(folder, tmp_path / "again")
 
 
+@pytest.mark.parametrize("pdims", [(1, 1), (4, 1)])
+@pytest.mark.parametrize("x64", [False, True])
+def test_particles_are_those_of_nbody_to_the_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pdims: tuple[int, int], x64: bool
+):
+    """At all outputs, also after an interruption; the widths of the halo differ."""
+    found = []
+
+    def save(path, particles, cosmo, config, a, **_):
+        found.append(jax.device_get(particles))
+        return path
+
+    monkeypatch.setattr("pmwd_dist.run.output.save_snapshot", save)
+    with jax.enable_x64(x64):
+        plan = make(tmp_path / "run", f"devices.pdims={list(pdims)}", "output.slice_thickness=0")
+        with pytest.raises(Interrupted):
+            execute(plan, Events(3))
+        execute(resumed(plan.folder), Events(), resume=True)
+        config, cosmo = plan.simulation.config, plan.simulation.cosmo
+        noise = pmd.white_noise(jax.random.key(plan.simulation.seed), config)
+        modes = pmd.linear_modes(noise, cosmo, config, linear_power=plan.simulation.table)
+        saveat = [plan.times[step] for step in sorted(plan.outputs)]
+        solution = pmd.nbody(pmd.lpt(modes, cosmo, config), cosmo, config, saveat=saveat).raise_if_failed()
+    assert len(found) == len(saveat) == 2
+    for i, particles in enumerate(found):
+        assert particles.vel.dtype == (np.float64 if x64 else np.float32)
+        np.testing.assert_array_equal(particles.disp, solution.snapshots.disp[i])
+        np.testing.assert_array_equal(particles.vel, solution.snapshots.vel[i])
+
+
 @pytest.mark.parametrize(("number", "step"), [(signal.SIGINT, 1), (signal.SIGHUP, 3)])
 @pytest.mark.usefixtures("no_figures")
 def test_interrupted_and_resumed_is_bitwise_the_same(finished, tmp_path: Path, number: int, step: int):

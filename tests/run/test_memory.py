@@ -12,8 +12,9 @@ from problems import OPTIMIZED
 
 import pmwd_dist as pmd
 from pmwd_dist.ops import force_transpose
-from pmwd_dist.pm.nbody import start
 from pmwd_dist.pm.paint import block_geometry
+from pmwd_dist.pm.particles import ExactParticles
+from pmwd_dist.pm.status import successful
 from pmwd_dist.pm.stepping import host
 from pmwd_dist.pm.stepping.potential_cache import stored_potentials
 from pmwd_dist.run.memory import Stage, stages
@@ -117,13 +118,12 @@ def test_large_gradients_on_cpus_keep_to_their_room(n: int):
 )
 def test_counts_agree_with_plans_for_cpus(pdims: tuple[int, int], ratio: int, halo: int, wanted: Stage, cosmo: Any):
     config = pmd.Config(256.0, 128 * ratio, 128, halo=halo, decomposition=pdims)
-    solver, table, zeros = pmd.BullFrog(), pmd.growth_table(cosmo), jnp.zeros((1, 1, 1, 3), jnp.float32)
-    state = start(pmd.Particles(zeros, zeros), table, config, solver)
-    schedule = host.make_schedule(table, jnp.asarray([0.1, 0.2]), state, 0, config, solver)
+    table, none = pmd.growth_table(cosmo), jnp.zeros((), jnp.float32)
+    schedule = host.make_schedule(table, jnp.asarray([0.1, 0.2], jnp.float32), config, pmd.BullFrog())
 
-    def step(disp: jax.Array, vel: jax.Array) -> pmd.Particles:
-        moved = host.Moved(pmd.Particles(disp, vel), schedule.drifts[0], zeros[0, 0, 0, 0])
-        return host.advance(moved, state, schedule, 0, config)[0].particles
+    def step(disp: jax.Array, momenta: jax.Array) -> Any:
+        moved = host.Moved(ExactParticles(disp, momenta), none, schedule.steps.before[0], none, successful(jnp.float32))
+        return host.advance(moved, schedule, 0, config).particles
 
     if wanted == "lpt":
         modes = jax.ShapeDtypeStruct((128, 128, 65), jnp.complex64)

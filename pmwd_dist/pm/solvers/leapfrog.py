@@ -11,8 +11,7 @@ import numpy as np
 from jaxtyping import Array
 
 from pmwd_dist.cosmology.growth import GrowthTable
-from pmwd_dist.pm.solvers._term import rates
-from pmwd_dist.pm.solvers.base import Coefficients, SplitSolver
+from pmwd_dist.pm.solvers.base import Coefficients, SplitSolver, rates
 
 
 class LeapFrog(SplitSolver):

@@ -16,21 +16,12 @@ from pmwd_dist._jax.batching import barrier
 from pmwd_dist.config import Config
 from pmwd_dist.ops.step_vjp import UndoDrift, UndoKick
 from pmwd_dist.pm import gravity_vjp
-from pmwd_dist.pm.gravity_vjp import Pending, Recall
+from pmwd_dist.pm.gravity_vjp import Pending
 from pmwd_dist.pm.particles import ExactParticles, Particles, resolution
-from pmwd_dist.pm.solvers import Coefficients, Step, drifted
-from pmwd_dist.pm.stepping.forward import (
-    Accumulate,
-    Epoch,
-    Inputs,
-    Outcome,
-    Save,
-    at_end,
-    exact_steps,
-    places_after,
-    undone,
-    unit_after,
-)
+from pmwd_dist.pm.solvers import Coefficients
+from pmwd_dist.pm.stepping.forward import Accumulate, Epoch, Inputs, Outcome, Save, places_after
+from pmwd_dist.pm.stepping.potential_cache import Entry
+from pmwd_dist.pm.stepping.step import Step, all_steps, at_end, drifted, undone, unit_after
 
 
 def evolve_vjp(
@@ -49,7 +40,7 @@ def evolve_vjp(
       the inputs; in the place of arguments that are not floating-point numbers, these.
     """
     times, count = inputs.times, len(inputs.times) - 1
-    good, all_steps = _steps_taken(inputs, outcome, config)
+    good, steps = _steps_taken(inputs, outcome, config)
     floating, others = eqx.partition(inputs.args, eqx.is_inexact_array)
 
     def pull(function: Callable[..., Any], good: Array | bool, at: Any, cotangents: Any, sums: Any) -> Any:
@@ -74,21 +65,21 @@ def evolve_vjp(
             at = Epoch(a0, undone(step, good, kicked, config)), Epoch(a, at_end(kicked, step, config)), floating
             sums = Epoch(ct_a0, jax.tree.map(jnp.zeros_like, ct)), Epoch(ct_a, ct), ct_args
             (ct_a0, direct), (ct_a, ct), ct_args = pull(accumulate, good, at, cotangents.accumulated, sums)
-        recall = Recall(potentials, kept_at)
-        kicked, ct, by_coefficient = _step_vjp(step, last_before, good, kicked, ct, recall, config)
+        entry = Entry(potentials, kept_at)
+        kicked, ct, by_coefficient = _step_vjp(step, last_before, good, kicked, ct, entry, config)
         ct = ct if direct is None else jax.tree.map(jnp.add, ct, direct)
         return (kicked, ct, ct_args), (Coefficients(*(jnp.where(good, x, 0) for x in by_coefficient)), ct_a0, ct_a)
 
-    last_before = jnp.pad(all_steps.last[:-1], (1, 0))
+    last_before = jnp.pad(steps.last[:-1], (1, 0))
     places = tuple(places_after(save, count) for save in saves)
     kept_at = jnp.arange(count) - (count - _stored(outcome.potentials))
-    xs = all_steps, last_before, good, times[:-1], times[1:], places, kept_at
+    xs = steps, last_before, good, times[:-1], times[1:], places, kept_at
     together = not saves and accumulate is None  # nothing is read between steps
     kicked, ct, left = _from_the_end(outcome, cotangents.particles, xs, together, config)
     start = kicked, ct, jax.tree.map(jnp.zeros_like, floating)
     (particles, *sums), (by_coefficient, by_start, by_end) = _loops(body, start, *left)
     by_time = jnp.pad(by_start, (0, 1)) + jnp.pad(by_end, (1, 0))
-    at = (times[0], particles.with_unit(all_steps.before[0]), floating)
+    at = (times[0], particles.with_unit(steps.before[0]), floating)
     by_time0, ct, ct_args = _with_saved_at_start(pull, at, saves, cotangents.saved, sums)
     ct = ExactParticles(*jax.tree.leaves(ct))
     return particles, Inputs(ct, by_coefficient, by_time.at[0].add(by_time0), eqx.combine(ct_args, others))
@@ -181,7 +172,7 @@ def _cached_steps_vjp(
     def body(pending: Pending, xs: tuple[Step, Array, Array, Array]) -> tuple[Pending, Array]:
         step, last_before, good, kept_at = xs
         undo, drifts = _undoing(step, last_before, good, q)
-        kicked, ct, mesh, sums = gravity_vjp.cached_step_vjp(pending, undo, Recall(potentials, kept_at), config)
+        kicked, ct, mesh, sums = gravity_vjp.cached_step_vjp(pending, undo, Entry(potentials, kept_at), config)
         return Pending(kicked, ct, mesh, drifts), sums
 
     pending = gravity_vjp.pending(at_end, ct, drift_at_end, config)
@@ -194,7 +185,7 @@ def _cached_steps_vjp(
 
 def _steps_taken(inputs: Inputs, outcome: Outcome, config: Config) -> tuple[Array, Step]:
     """Which steps were good, and all of them; those that were not taken change nothing, forwards and backwards."""
-    taken, forward = outcome.status.step, exact_steps(inputs.coefficients, config)
+    taken, forward = outcome.status.step, all_steps(inputs.coefficients, config)
     good = jnp.arange(len(inputs.times) - 1) < taken
     unit = unit_after(taken, forward)
     return good, Step(*(jnp.where(good, x, 0) for x in forward[:3]), *(jnp.where(good, x, unit) for x in forward[3:]))
@@ -221,7 +212,7 @@ def _step_vjp(
     good: Array,
     kicked: ExactParticles,
     ct: Particles,
-    recall: Recall,
+    entry: Entry,
     config: Config,
 ) -> tuple[ExactParticles, Particles, Coefficients]:
     """Undo a step and the drift at the end of the one before, and pull cotangents back through the step.
@@ -232,7 +223,7 @@ def _step_vjp(
       good: whether the step was taken.
       kicked: the particles after the kick of the step, before the drift at its end.
       ct: cotangents of the particles at the end of the step.
-      recall: what the force of the step was read from.
+      entry: what the force of the step was read from.
       config: the simulation.
 
     Returns:
@@ -240,7 +231,7 @@ def _step_vjp(
       of its coefficients.
     """
     undo, drifts = _undoing(step, last_before, good, resolution(config, kicked.disp.dtype))
-    particles, ct, sums = gravity_vjp.step_vjp(kicked, ct, undo, drifts, recall, config)
+    particles, ct, sums = gravity_vjp.step_vjp(kicked, ct, undo, drifts, entry, config)
     return particles, ct, _by_coefficient(step, *sums)
 
 

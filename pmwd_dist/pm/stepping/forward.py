@@ -1,4 +1,4 @@
-"""All steps of a drift-kick-drift solver as one loop, over one copy of the particles."""
+"""All steps in one loop of the compiled program, with what is saved and summed on the way."""
 
 from __future__ import annotations
 
@@ -13,23 +13,13 @@ from jaxtyping import Array
 
 from pmwd_dist._jax.varying import unify_varying
 from pmwd_dist.config import Config
-from pmwd_dist.cosmology.growth import GrowthTable
-from pmwd_dist.ops.momenta import count, in_range, momentum, pack, rounded
-from pmwd_dist.pm.gravity import acceleration
-from pmwd_dist.pm.particles import ExactParticles, Particles, exact, momentum_unit
-from pmwd_dist.pm.solvers import (
-    Coefficients,
-    SplitSolver,
-    Step,
-    drifted,
-    ended,
-    first_drift,
-    first_drifts,
-    kick_and_drifts,
-    on_grid,
-)
+from pmwd_dist.ops.momenta import in_range
+from pmwd_dist.pm.particles import ExactParticles, Particles
+from pmwd_dist.pm.solvers import Coefficients
 from pmwd_dist.pm.status import Code, Status, successful
 from pmwd_dist.pm.stepping import potential_cache
+from pmwd_dist.pm.stepping.potential_cache import Entry
+from pmwd_dist.pm.stepping.step import Moved, all_steps, at_rest, begin, ended, first_drifts, take
 
 
 @dataclass(frozen=True)
@@ -101,29 +91,6 @@ class Outcome(NamedTuple):
     potentials: tuple[Array, ...] = ()
 
 
-def prepare(
-    solver: SplitSolver, particles: Particles, table: GrowthTable, times: Array, args: Any, config: Config
-) -> Inputs:
-    """The inputs of an evolution, in the precision of the particles.
-
-    Args:
-      solver: gives the coefficients.
-      particles: at the first of the times.
-      table: of the growth.
-      times: scale factors at which steps begin and end, ascending.
-      args: for the functions of what is saved and accumulated.
-      config: the simulation.
-    """
-    return Inputs(exact(particles, config), coefficients_of(solver, table, times), times, args)
-
-
-def coefficients_of(solver: SplitSolver, table: GrowthTable, times: Array) -> Coefficients:
-    """Coefficients of each step between these times, log_scale on its grid, in the precision of the times."""
-    coefficients = jax.vmap(solver.coefficients, in_axes=(None, 0, 0))(table, times[:-1], times[1:])
-    coefficients = Coefficients(*(x.astype(times.dtype) for x in coefficients))
-    return coefficients._replace(log_scale=on_grid(coefficients.log_scale))
-
-
 def evolve(
     inputs: Inputs, saves: tuple[Save, ...], config: Config, *, accumulate: Accumulate | None = None, stored: int = 0
 ) -> Outcome:
@@ -134,117 +101,55 @@ def evolve(
       saves: what to keep along the way.
       config: the simulation.
       accumulate: what a step contributes to the sum, of (epoch before, epoch after, args); default: nothing.
-      stored: the number of steps, the last ones, whose potentials are kept.
+      stored: the number of steps, the last ones, whose potentials are stored.
     """
 
     def body(carry: tuple[Any, ...], xs: tuple[Any, ...]) -> tuple[tuple[Any, ...], None]:
-        moved, first, max_displacement, unit, status, saved, accumulated, potentials = carry
-        step, following, a0, a, places, place = xs
-        # After a failure the momenta stay on their grid, and nothing moves.
-        failed = status.code != Code.SUCCESSFUL
-        step = Step(*(jnp.where(failed, 0, x) for x in step[:3]), *(jnp.where(failed, unit, x) for x in step[3:]))
-        particles, max_displacement, status, bits = kick_and_drifts(
-            step, following, moved, max_displacement, status, config
-        )
-        potentials = potential_cache.store(potentials, bits, place, config)
-        good = status.code == Code.SUCCESSFUL
-        unit = jnp.where(good, step.after, step.before)
-        following = jnp.where(good, following, 0)
+        before, saved, accumulated, potentials = carry
+        step, following, a0, a, places, index = xs
+        after, potentials = take(step, following, before, config, Entry(potentials, index))
+        good = after.status.code == Code.SUCCESSFUL
 
         def keep(save: Save, saved: Any, wanted: Array, place: Array) -> Any:
-            def put(saved: Any, a: Array, particles: ExactParticles, *now: Any) -> Any:
-                unit, first, args, good = now
-                values = save.function(a, drifted(particles.with_unit(unit), -first, config), args)
+            def put(saved: Any, a: Array, after: Moved, args: Any, good: Array) -> Any:
+                values = save.function(a, at_rest(after, config), args)
                 return jax.tree.map(lambda old, x: old.at[place].set(jnp.where(good, x, old[place])), saved, values)
 
-            at_end = (a, particles, unit, following, inputs.args, good)
-            return jax.lax.cond(wanted, put, lambda saved, *_: saved, saved, *at_end)
+            return jax.lax.cond(wanted, put, lambda saved, *_: saved, saved, a, after, inputs.args, good)
 
         saved = (
             tuple(keep(*each) for each in zip(saves, saved, *zip(*places, strict=True), strict=True)) if saves else ()
         )
         if accumulate is not None:
-            before = drifted(moved.with_unit(step.before), -first, config)
-            after = drifted(particles.with_unit(unit), -following, config)
-            values = accumulate(Epoch(a0, before), Epoch(a, after), inputs.args)
+            ends = Epoch(a0, at_rest(before, config)), Epoch(a, at_rest(after, config))
+            values = accumulate(*ends, inputs.args)
             accumulated = jax.tree.map(lambda old, x: old + jnp.where(good, x, 0), accumulated, values)
-        return (particles, following, max_displacement, unit, status, saved, accumulated, potentials), None
+        return (after, saved, accumulated, potentials), None
 
     start, xs = _begin(inputs, saves, accumulate, config, stored)
-    (particles, _, max_displacement, _, status, saved, accumulated, potentials), _ = jax.lax.scan(body, start, xs)
-    status = ended(status, max_displacement, jnp.all(in_range(particles.momenta)), config)
-    return Outcome(particles, saved, accumulated, status, potentials)
+    (last, saved, accumulated, potentials), _ = jax.lax.scan(body, start, xs)
+    status = ended(last.status, last.max_displacement, jnp.all(in_range(last.particles.momenta)), config)
+    return Outcome(last.particles, saved, accumulated, status, potentials)
 
 
 def _begin(
     inputs: Inputs, saves: tuple[Save, ...], accumulate: Accumulate | None, config: Config, stored: int
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """What the loop of `evolve` starts from, and what it goes through.
-
-    Particles are carried with the first drift of the next step, which is undone to the bit where they are needed.
-    """
+    """What the loop of `evolve` starts from, and what it goes through."""
     particles, times, number = inputs.particles, inputs.times, len(inputs.times) - 1
-    status = jax.tree.map(lambda x: unify_varying(x, particles.disp)[0], successful(particles.disp.dtype))
-    all_steps = exact_steps(inputs.coefficients, config)
-    at_start = particles.with_unit(all_steps.before[0])
+    steps = all_steps(inputs.coefficients, config)
+    drifts = first_drifts(steps)
+    at_start = particles.with_unit(steps.before[0])
     saved = tuple(_start(save, inputs, at_start) for save in saves)
-    drifts = first_drifts(all_steps)
-    drifted_first, max_displacement = first_drift(drifts[0], at_start, config)
-    moved = ExactParticles(drifted_first.disp, particles.momenta)
-    first, unit = unify_varying(drifts[0], all_steps.before[0], particles.disp)[:2]
-    zero, room = _zero(accumulate, inputs, at_start), potential_cache.room(stored, moved.disp, config)
+    moved = begin(particles, drifts[0], steps.before[0], successful(particles.disp.dtype), config)
+    scalars = jax.tree.map(lambda x: unify_varying(x, particles.disp)[0], (moved.drift, moved.unit, moved.status))
+    moved = moved._replace(drift=scalars[0], unit=scalars[1], status=scalars[2])
+    zero, cache = _zero(accumulate, inputs, at_start), potential_cache.empty(stored, moved.particles.disp, config)
     places = tuple(places_after(save, number) for save in saves)
-    # Steps before those that are kept write to the first place, too: in place, without a condition.
-    place = jnp.maximum(jnp.arange(number) - (number - stored), 0)
-    xs = all_steps, jnp.pad(drifts[1:], (0, 1)), times[:-1], times[1:], places, place
-    return (moved, first, max_displacement, unit, status, saved, zero, room), xs
-
-
-def steps(coefficients: Coefficients, log_scale: Array, spacing: float) -> Step:
-    """The steps forward, on the grids of the particles; each field has an axis of steps.
-
-    Args:
-      coefficients: of each step.
-      log_scale: of the momenta, at the start of the first step and at the end of each.
-      spacing: of the grid of momenta where log_scale is 0 [Mpc/h].
-    """
-    c = coefficients
-    unit = spacing * jnp.exp2(log_scale)
-    return Step(c.drift_before, c.kick / unit[1:], c.drift_after, unit[:-1], unit[1:])
-
-
-def exact_steps(coefficients: Coefficients, config: Config) -> Step:
-    """The steps forward, of exact particles."""
-    spacing = momentum_unit(config, coefficients.log_scale.dtype)
-    return steps(coefficients, log_scales(coefficients), spacing)
-
-
-def unit_after(taken: Array, all_steps: Step) -> Array:
-    """Unit of the momenta after so many steps [Mpc/h]."""
-    return jnp.concatenate([all_steps.before[:1], all_steps.after])[taken]
-
-
-def log_scales(coefficients: Coefficients) -> Array:
-    """Logarithm of the scale of the momenta, at the start of the first step and at the end of each."""
-    log_scale = coefficients.log_scale
-    return jnp.concatenate([jnp.zeros(1, log_scale.dtype), jnp.cumsum(log_scale)])
-
-
-def at_end(kicked: ExactParticles, step: Step, config: Config) -> Particles:
-    """The particles at the end of a step, from those after its kick."""
-    return drifted(kicked.with_unit(step.after), step.last, config)
-
-
-def undone(step: Step, good: Array, kicked: ExactParticles, config: Config) -> Particles:
-    """The particles before a step, from those after its kick.
-
-    A step that is not good has not moved anything; the force where particles are may not even be finite.
-    """
-    force, _ = acceleration(jnp.where(good, kicked.disp, 0), config)
-    kick = step.kick * force
-    vel = (momentum(kicked.momenta, step.after) / step.after - kick) * step.before
-    momenta = pack(count(kicked.momenta) - rounded(kick)[0], vel)
-    return drifted(ExactParticles(kicked.disp, momenta).with_unit(step.before), -step.first, config)
+    # Steps before those that are stored write to the first index, too: in place, without a condition.
+    index = jnp.maximum(jnp.arange(number) - (number - stored), 0)
+    xs = steps, jnp.pad(drifts[1:], (0, 1)), times[:-1], times[1:], places, index
+    return (moved, saved, zero, cache), xs
 
 
 def places_after(save: Save, count: int) -> tuple[Array, Array]:

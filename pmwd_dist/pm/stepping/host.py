@@ -1,7 +1,4 @@
-"""A simulation step by step, driven from the host, drifts between two kicks in one pass.
-
-The steps are those of `nbody`, with momenta on the grid of `advance`.
-"""
+"""The steps of `nbody`, to the bit, one a call: for jobs that write output, checkpoints and logs on the way."""
 
 from __future__ import annotations
 
@@ -15,18 +12,13 @@ from jaxtyping import Array
 
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
-from pmwd_dist.pm.particles import Particles, momentum_resolution
-from pmwd_dist.pm.solvers import (
-    SolverState,
-    SplitSolver,
-    Step,
-    drifted,
-    first_drift,
-    first_drifts,
-    kick_and_drifts,
-)
-from pmwd_dist.pm.status import Code
-from pmwd_dist.pm.stepping.forward import coefficients_of, log_scales, steps
+from pmwd_dist.ops.momenta import in_range
+from pmwd_dist.pm import particles
+from pmwd_dist.pm.particles import ExactParticles, Particles
+from pmwd_dist.pm.solvers import Coefficients, SplitSolver
+from pmwd_dist.pm.status import Status
+from pmwd_dist.pm.stepping import step
+from pmwd_dist.pm.stepping.step import Moved, Step, all_steps, coefficients_of, drifted, ended, first_drifts, unit_after
 
 
 class Schedule(NamedTuple):
@@ -34,115 +26,90 @@ class Schedule(NamedTuple):
 
     Args:
       times: scale factors at which steps begin and end.
-      steps: each field has an axis of steps.
-      drifts: at the start of each step, and 0 for the one after the last.
-      log_scale: of the momenta, at each of the times.
-      table: of the growth.
+      steps: the steps; each field has an axis of steps.
+      drifts: drifts at the start of each step, and 0 for the one after the last.
+      table: growth table.
     """
 
     times: Array
     steps: Step
     drifts: Array
-    log_scale: Array
     table: GrowthTable
 
 
-class Moved(NamedTuple):
-    """Particles that have taken the drift at the start of the next step.
-
-    Args:
-      particles: after the drift.
-      drift: this drift; 0 after a step that failed, which leaves the particles as they were before it.
-      max_displacement: of the particles [mesh cells].
-    """
-
-    particles: Particles
-    drift: Array
-    max_displacement: Array
+def make_schedule(table: GrowthTable, times: Array, config: Config, solver: SplitSolver) -> Schedule:
+    """The steps of a simulation between these scale factors, in their precision."""
+    table = jax.tree.map(lambda x: x.astype(times.dtype), table)
+    return _schedule(table, times, coefficients_of(solver, table, times), config)
 
 
-@partial(jax.jit, static_argnames=("config", "solver"))
-def make_schedule(
-    table: GrowthTable, times: Array, state: SolverState, done: ArrayLike, config: Config, solver: SplitSolver
-) -> Schedule:
-    """The steps of a simulation, in the precision of the state of its solver.
-
-    Args:
-      table: of the growth.
-      times: scale factors at which steps begin and end, ascending.
-      state: after some steps; it sets the grids of the momenta.
-      done: the number of these steps.
-      config: the simulation.
-      solver: gives the coefficients.
-    """
-    dtype = state.log_scale.dtype
-    table, times = jax.tree.map(lambda x: x.astype(dtype), (table, times))
-    coefficients = coefficients_of(solver, table, times)
-    log_scale = log_scales(coefficients)
-    log_scale = log_scale + (state.log_scale - log_scale[done])  # exact: all are on one grid
-    all_steps = steps(coefficients, log_scale, momentum_resolution(config, dtype))
-    return Schedule(times, all_steps, jnp.pad(first_drifts(all_steps), (0, 1)), log_scale, table)
+@partial(jax.jit, static_argnames="config")
+def _schedule(table: GrowthTable, times: Array, coefficients: Coefficients, config: Config) -> Schedule:
+    steps = all_steps(coefficients, config)
+    return Schedule(times, steps, jnp.pad(first_drifts(steps), (0, 1)), table)
 
 
-@partial(jax.jit, static_argnames="config", donate_argnames="particles")
-def begin(particles: Particles, schedule: Schedule, done: ArrayLike, config: Config) -> Moved:
+@partial(jax.jit, static_argnames="config", donate_argnames="initial")
+def exact(initial: Particles, config: Config) -> ExactParticles:
+    """Particles at the start of a simulation, on the grids of the steps; the particles given are consumed."""
+    return particles.exact(initial, config)
+
+
+@partial(jax.jit, static_argnames="config", donate_argnames="rest")
+def begin(rest: ExactParticles, status: Status, schedule: Schedule, done: ArrayLike, config: Config) -> Moved:
     """Take the drift at the start of the next step; the particles given are consumed.
 
     Args:
-      particles: at the end of a step, or at the start.
-      schedule: of the simulation.
-      done: number of the steps that are done.
+      rest: particles at the end of a step, or at the start.
+      status: status so far.
+      schedule: all steps of the simulation.
+      done: number of steps that are done.
       config: the simulation.
     """
-    drift = schedule.drifts[done]
-    moved, max_displacement = first_drift(drift, particles, config)
-    return Moved(moved, drift, max_displacement)
+    return step.begin(rest, schedule.drifts[done], unit_after(jnp.asarray(done), schedule.steps), status, config)
 
 
-def advance(
-    moved: Moved, state: SolverState, schedule: Schedule, done: ArrayLike, config: Config
-) -> tuple[Moved, SolverState]:
+def advance(moved: Moved, schedule: Schedule, done: ArrayLike, config: Config) -> Moved:
     """The rest of a step, and the drift at the start of the one after it; the particles given are consumed.
 
+    A step that fails leaves the particles at rest as they were before it, with a drift of 0.
+
     Args:
-      moved: the particles.
-      state: of the solver, whose status is good.
-      schedule: of the simulation.
-      done: number of the steps that are done.
+      moved: particles with the first drift of the step.
+      schedule: all steps of the simulation.
+      done: number of steps that are done.
       config: the simulation.
     """
-    return _advance(moved.particles, moved.max_displacement, state, schedule, done, config)
+    return _advance(moved.particles, moved._replace(particles=()), schedule, done, config)  # type: ignore[arg-type]
 
 
-@partial(jax.jit, static_argnames="config", donate_argnames="particles")
-def _advance(
-    particles: Particles,
-    max_displacement: Array,
-    state: SolverState,
-    schedule: Schedule,
-    done: ArrayLike,
-    config: Config,
-) -> tuple[Moved, SolverState]:
-    step, later = Step(*(x[done] for x in schedule.steps)), jnp.asarray(done) + 1
-    following = schedule.drifts[later]
-    particles, max_displacement, status, _ = kick_and_drifts(
-        step, following, particles, max_displacement, state.status, config
-    )
-    good = status.code == Code.SUCCESSFUL
-    log_scale = jnp.where(good, schedule.log_scale[later], state.log_scale)
-    return Moved(particles, jnp.where(good, following, 0), max_displacement), SolverState(log_scale, status)
+@partial(jax.jit, static_argnames="config", donate_argnames="exact")
+def _advance(exact: ExactParticles, moved: Moved, schedule: Schedule, done: ArrayLike, config: Config) -> Moved:
+    now, following = Step(*(x[done] for x in schedule.steps)), schedule.drifts[jnp.asarray(done) + 1]
+    return step.take(now, following, moved._replace(particles=exact), config)[0]
 
 
-def at_rest(moved: Moved, config: Config) -> Particles:
-    """The particles at the end of the last step, to the bit."""
-    return drifted(moved.particles, -moved.drift, config)
+def halt(moved: Moved, config: Config) -> ExactParticles:
+    """The particles at the end of the last step, to the bit; the particles given are consumed."""
+    return _halt(moved.particles, moved.drift, moved.unit, config)
 
 
-def halt(moved: Moved, config: Config) -> Particles:
-    """`at_rest`, of particles that are consumed."""
-    return _halt(moved.particles, moved.drift, config)
+@partial(jax.jit, static_argnames="config", donate_argnames="exact")
+def _halt(exact: ExactParticles, drift: Array, unit: Array, config: Config) -> ExactParticles:
+    rest = drifted(exact.with_unit(unit), -drift, config)
+    return ExactParticles(rest.disp, exact.momenta)
 
 
-@partial(jax.jit, static_argnames="config", donate_argnames="particles")
-def _halt(particles: Particles, drift: Array, config: Config) -> Particles:
-    return drifted(particles, -drift, config)
+@partial(jax.jit, static_argnames="config")
+def status_at_end(moved: Moved, config: Config) -> Status:
+    """The status after the last step of a simulation."""
+    return ended(moved.status, moved.max_displacement, jnp.all(in_range(moved.particles.momenta)), config)
+
+
+@jax.jit
+def observed(rest: ExactParticles, schedule: Schedule, done: ArrayLike) -> Particles:
+    """The particles with their momenta in Mpc/h, after a number of steps."""
+    return rest.with_unit(unit_after(jnp.asarray(done), schedule.steps))
+
+
+__all__ = ["Moved", "Schedule", "advance", "begin", "exact", "halt", "make_schedule", "observed", "status_at_end"]

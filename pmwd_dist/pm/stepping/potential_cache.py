@@ -1,24 +1,28 @@
-"""What reverse mode keeps of a forward run instead of computing it again, within bounds that no number of steps moves.
+"""Potentials of the last steps, stored for the backward pass; memory does not depend on the number of steps.
 
-Potentials of the last steps are held as whole numbers, the bits of their values: they have no derivatives of their own,
-those of what is read from them are taken at the particles.
+They are held as integers, the bits of their values, and have no derivatives of their own: derivatives of the force are
+taken at the particles.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float, Integer
+from jaxtyping import Array, Float
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.varying import unify_varying
 from pmwd_dist.config import Config
+from pmwd_dist.ops.stencil import gradient_at
 from pmwd_dist.parallel.inputs import whole_number
+from pmwd_dist.pm import gravity
+from pmwd_dist.pm.gravity import num_force_meshes
 from pmwd_dist.pm.paint import halo_widths
 
 Stored = int | Literal["auto"]
@@ -81,42 +85,33 @@ def checked(stored: Any) -> Stored:
     return "auto" if isinstance(stored, str) else whole_number(stored, "stored_potentials", least=0)
 
 
-def keeps_second_derivatives(config: Config, dtype: Any, platform: str | None = None) -> bool:
-    """Whether a gradient keeps the six fields of 2LPT: where they are small, and no mesh that potentials would fill.
-
-    Computed again they cost a step's transforms twice.
-    """
-    particles = np.prod(config.particle_shape, dtype=np.int64)
-    cells = np.prod(config.mesh_shape, dtype=np.int64)
-    count = max(6, _MOST * num_force_meshes(config)) if cells <= particles else 6
-    return _bytes_of_device(count * particles, config, dtype) <= _small(config, platform)
-
-
 def _small(config: Config, platform: str | None) -> int:
     return _SMALL_ON_CPUS if (platform or config.decomposition.platform) == "cpu" else _SMALL
-
-
-def num_force_meshes(config: Config) -> int:
-    """The number of fields from which the force is read: the potential, or three components."""
-    return 3 if config.gradient == "spectral" else 1
 
 
 def _bytes_of_device(count: Any, config: Config, dtype: Any) -> float:
     return float(count) / config.decomposition.size * np.dtype(dtype).itemsize
 
 
-def as_bits(field: Float[Array, "nx ny nz"]) -> Integer[Array, "nx ny nz"]:
-    """The bits of a field, as whole numbers."""
-    return jax.lax.bitcast_convert_type(field, _integers(field.dtype))
+class Entry(NamedTuple):
+    """The potential of a step in the cache.
+
+    Args:
+      potentials: for each force mesh, the potentials of all steps that are stored, from `empty`, or nothing.
+      slot: index of the step among them.
+    """
+
+    potentials: tuple[Array, ...]
+    slot: Array
 
 
-def from_bits(bits: Integer[Array, "nx ny nz"]) -> Float[Array, "nx ny nz"]:
-    """The field of these bits."""
-    return jax.lax.bitcast_convert_type(bits, np.dtype(f"float{8 * bits.dtype.itemsize}"))
+def entry_spec(entry: Entry, config: Config) -> Any:
+    """Partition of an entry."""
+    return Entry((_spec(config),) * len(entry.potentials), P())  # type: ignore[arg-type]
 
 
-def room(count: int, disp: Float[Array, "px py pz 3"], config: Config) -> tuple[Array, ...]:
-    """Room for what the force is read from in so many steps, shape (count, nx, ny, nz) each."""
+def empty(count: int, disp: Float[Array, "px py pz 3"], config: Config) -> tuple[Array, ...]:
+    """A cache for the potentials of so many steps, shape (count, nx, ny, nz) for each force mesh."""
     if count == 0:
         return ()
     decomposition, number = config.decomposition, num_force_meshes(config)
@@ -127,32 +122,45 @@ def room(count: int, disp: Float[Array, "px py pz 3"], config: Config) -> tuple[
         zeros = jnp.zeros((count, *cells), _integers(disp.dtype))
         return (unify_varying(zeros, disp)[0],) * number
 
-    return decomposition.shard_map(block, decomposition.spec, (stored_spec(config),) * number)(disp)
+    return decomposition.shard_map(block, decomposition.spec, (_spec(config),) * number)(disp)
 
 
-def store(potentials: tuple[Array, ...], bits: tuple[Array, ...], place: Array, config: Config) -> tuple[Array, ...]:
-    """Put the bits of a step in their place."""
-    if not potentials:
-        return ()
-    spec, number = stored_spec(config), len(potentials)
-
-    def block(place: Array, *arrays: Array) -> tuple[Array, ...]:
-        pairs = zip(arrays[:number], arrays[number:], strict=True)
-        return tuple(jax.lax.dynamic_update_index_in_dim(old, new, place, 0) for old, new in pairs)
-
-    specs = (P(), *(spec,) * number, *(config.decomposition.spec,) * number)
-    return config.decomposition.shard_map(block, specs, (spec,) * number)(place, *potentials, *bits)
-
-
-def recalled(bits: tuple[Array, ...], place: Array) -> tuple[Array, ...]:
-    """What the force of a step was read from, on local blocks, from the bits of all steps that are kept."""
-    return tuple(from_bits(jax.lax.dynamic_index_in_dim(b, place, keepdims=False)) for b in bits)
-
-
-def stored_spec(config: Config) -> P:
-    """Partition of what `room` gives."""
+def _spec(config: Config) -> P:
     return P(None, *config.decomposition.spec)
 
 
 def _integers(dtype: Any) -> Any:
     return np.dtype(f"int{8 * np.dtype(dtype).itemsize}")
+
+
+# --- on local blocks, inside shard_map ---------------------------------------------------------------------
+
+
+def stored(entry: Entry, meshes: Sequence[Array]) -> tuple[Array, ...]:
+    """The cache with the force meshes of a step."""
+    if not entry.potentials:
+        return ()
+    bits = (jax.lax.bitcast_convert_type(mesh, _integers(mesh.dtype)) for mesh in meshes)
+    pairs = zip(entry.potentials, bits, strict=True)
+    return tuple(jax.lax.dynamic_update_index_in_dim(old, new, entry.slot, 0) for old, new in pairs)
+
+
+def sources(entry: Entry, config: Config) -> tuple[Array, ...]:
+    """What `padded_force` reads: the force meshes of a step, or where they are read in place, the cache."""
+    if _in_place(config):
+        return *entry.potentials, entry.slot
+    bits = (jax.lax.dynamic_index_in_dim(b, entry.slot, keepdims=False) for b in entry.potentials)
+    return tuple(jax.lax.bitcast_convert_type(b, np.dtype(f"float{8 * b.dtype.itemsize}")) for b in bits)
+
+
+def padded_force(config: Config, halo: int, *sources: Array) -> Array:
+    """`gravity.padded_force` of a stored step; not differentiable."""
+    if _in_place(config):
+        potentials, index = sources
+        return gradient_at(potentials, index, config.cell_size)
+    return gravity.padded_force(config, halo, *sources)
+
+
+def _in_place(config: Config) -> bool:
+    """Whether the force is read from the cache itself: a potential that needs no halo."""
+    return config.decomposition.size == 1 and config.gradient != "spectral"

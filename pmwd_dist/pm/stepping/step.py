@@ -1,0 +1,244 @@
+"""One drift-kick-drift step of particles whose momenta are integers: every operation can be undone to the bit.
+
+Two kicks are one pass apart: particles are held with the first drift of the next step (`Moved`), so that a step reads
+the force, kicks, and drifts at its end and at the start of the following step at once. After a failure nothing moves.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float
+
+from pmwd_dist._jax.batching import barrier
+from pmwd_dist.config import Config
+from pmwd_dist.cosmology.growth import GrowthTable
+from pmwd_dist.ops.kick_drift import KickDrift, kick_drift
+from pmwd_dist.ops.momenta import count, momentum, pack, rounded
+from pmwd_dist.ops.rounding import max_abs, round_straight_through
+from pmwd_dist.pm.gravity import acceleration, force_meshes, padded_force
+from pmwd_dist.pm.paint import block_geometry, halo_limit, largest_on_devices, with_halo
+from pmwd_dist.pm.particles import ExactParticles, Particles, largest, momentum_unit, resolution, significant_bits
+from pmwd_dist.pm.solvers import Coefficients, SplitSolver
+from pmwd_dist.pm.status import Code, Status, failure
+from pmwd_dist.pm.stepping import potential_cache
+from pmwd_dist.pm.stepping.potential_cache import Entry
+
+# The logarithm of the scale of the momenta lives on a grid of its own, so that it too returns exactly: sums of less
+# than 4, the product of rescalings by less than 16.
+_LARGEST_LOG = 4.0
+
+
+class Step(NamedTuple):
+    """A drift, a kick and a drift, on the grids of the particles.
+
+    disp += first * vel;  vel = (vel / before + kick * acceleration) * after;  disp += last * vel
+
+    Args:
+      first, last: drifts [1 / momentum].
+      kick: kick in units of the momenta at the end of the step.
+      before, after: unit of the momenta at the start and at the end of the step [Mpc/h].
+    """
+
+    first: Array
+    kick: Array
+    last: Array
+    before: Array
+    after: Array
+
+
+class Moved(NamedTuple):
+    """Particles that have taken the drift at the start of the next step.
+
+    Args:
+      particles: particles after the drift.
+      drift: this drift; 0 after a step that failed, which leaves the particles as they were before it.
+      unit: unit of the momenta [Mpc/h].
+      max_displacement: largest displacement of the particles [mesh cells].
+      status: the first failure, if any.
+    """
+
+    particles: ExactParticles
+    drift: Array
+    unit: Array
+    max_displacement: Array
+    status: Status
+
+
+@partial(jax.jit, static_argnames="solver")
+def coefficients_of(solver: SplitSolver, table: GrowthTable, times: Array) -> Coefficients:
+    """Coefficients of each step between these times, log_scale on its grid, in the precision of the times.
+
+    A program of its own where nothing is traced: all that take the same steps take the same bits.
+    """
+    coefficients = jax.vmap(solver.coefficients, in_axes=(None, 0, 0))(table, times[:-1], times[1:])
+    coefficients = Coefficients(*(x.astype(times.dtype) for x in coefficients))
+    spacing = _LARGEST_LOG * 2.0 ** -significant_bits(times.dtype)
+    return coefficients._replace(log_scale=round_straight_through(coefficients.log_scale / spacing) * spacing)
+
+
+def all_steps(coefficients: Coefficients, config: Config) -> Step:
+    """The steps with these coefficients; each field has an axis of steps."""
+    c = coefficients
+    log_scale = jnp.concatenate([jnp.zeros(1, c.log_scale.dtype), jnp.cumsum(c.log_scale)])
+    unit = momentum_unit(config, log_scale.dtype) * jnp.exp2(log_scale)
+    return Step(c.drift_before, c.kick / unit[1:], c.drift_after, unit[:-1], unit[1:])
+
+
+def unit_after(taken: Array, steps: Step) -> Array:
+    """Unit of the momenta after a number of steps [Mpc/h]."""
+    return jnp.concatenate([steps.before[:1], steps.after])[taken]
+
+
+def first_drifts(step: Step) -> Array:
+    """The drift at the start of one or several steps; 0 where a number is not finite, since nothing could undo it."""
+    return jnp.where(_finite(step), step.first, 0)
+
+
+def begin(particles: ExactParticles, drift: Array, unit: Array, status: Status, config: Config) -> Moved:
+    """Take the drift at the start of a step.
+
+    Args:
+      particles: particles at the end of the step before.
+      drift: the drift.
+      unit: unit of the momenta [Mpc/h].
+      status: status so far.
+      config: the simulation.
+    """
+    disp = drifted(particles.with_unit(unit), drift, config).disp
+    disp = barrier(disp)  # computed once: XLA would repeat it for each of its uses
+    max_displacement = max_abs(disp) / min(config.cell_size)
+    return Moved(ExactParticles(disp, particles.momenta), drift, unit, max_displacement, status)
+
+
+def take(
+    step: Step, following: Array, moved: Moved, config: Config, entry: Entry | None = None
+) -> tuple[Moved, tuple[Array, ...]]:
+    """The rest of a step, and the first drift of the following step; a step that fails is undone.
+
+    Args:
+      step: the step.
+      following: `first` of the next step.
+      moved: particles after the first drift.
+      config: the simulation.
+      entry: where to keep the potential of the step; default: nowhere.
+
+    Returns:
+      The particles with the following drift, and the cache with the potential of the step.
+    """
+    entry = Entry((), jnp.zeros((), jnp.int32)) if entry is None else entry
+    # After a failure the momenta stay on their grid, and nothing moves.
+    failed = moved.status.code != Code.SUCCESSFUL
+    step = Step(*(jnp.where(failed, 0, x) for x in step[:3]), *(jnp.where(failed, moved.unit, x) for x in step[3:]))
+    q, dtype = resolution(config, moved.particles.disp.dtype), moved.particles.disp.dtype
+    grid = largest(config, dtype) / min(config.cell_size)
+    code = failure(moved.max_displacement, halo_limit(config), grid, _finite(step))
+    code = jnp.where(failed, moved.status.code, code)
+    good = code == Code.SUCCESSFUL
+    undo = jnp.where(failed, 0, -first_drifts(step))
+    coefficients = KickDrift(
+        kick=jnp.where(good, step.kick, 0),
+        inverse=1 / step.before,
+        after=jnp.where(good, step.after, step.before),
+        last=jnp.where(good, step.last, undo) / q,
+        first=jnp.where(good, following, 0) / q,
+        good=good.astype(step.kick.dtype),
+    )
+    particles, max_displacement, cache = _kick_and_drift(
+        moved.particles, moved.max_displacement, coefficients, entry, config
+    )
+    status = Status(
+        code=code,
+        step=moved.status.step + jnp.where(good, 1, 0),
+        max_displacement=jnp.maximum(moved.status.max_displacement, moved.max_displacement),
+        halo=jnp.full_like(max_displacement, halo_limit(config)),
+    )
+    unit = jnp.where(good, step.after, step.before)
+    return Moved(particles, jnp.where(good, following, 0), unit, max_displacement, status), cache
+
+
+@partial(jax.jit, static_argnames="config")
+def _kick_and_drift(
+    particles: ExactParticles, max_displacement: Float[Array, ""], coefficients: KickDrift, entry: Entry, config: Config
+) -> tuple[ExactParticles, Float[Array, ""], tuple[Array, ...]]:
+    """Kick by the acceleration, then drift at the end of a step and at the start of the next, see `KickDrift`."""
+    spec, cache = config.decomposition.spec, potential_cache.entry_spec(entry, config)
+    run = config.decomposition.shard_map(
+        partial(_kick_and_drift_block, config=config),
+        (spec, spec, P(), P(), cache),
+        (spec, spec, P(), cache.potentials),
+    )
+    disp, momenta, *rest = run(particles.disp, particles.momenta, max_displacement, coefficients, entry)
+    return ExactParticles(disp, momenta), *rest
+
+
+def _kick_and_drift_block(
+    disp: Array, momenta: Array, max_displacement: Array, coefficients: KickDrift, entry: Entry, config: Config
+) -> tuple[Array, Array, Array, tuple[Array, ...]]:
+    meshes = force_meshes(disp, max_displacement, config)
+    number, q = len(coefficients), resolution(config, disp.dtype)
+
+    def run(halo: int, disp: Array, momenta: Array, *rest: Array) -> tuple[Array, Array, Array]:
+        fields = padded_force(config, halo, *rest[number:])
+        geometry = block_geometry(config, halo)
+        return kick_drift(disp, momenta, fields, KickDrift(*rest[:number]), geometry, resolution=q)
+
+    disp, momenta, most = with_halo(max_displacement, config, run, disp, momenta, *coefficients, *meshes)
+    most = largest_on_devices(most, config) / min(config.cell_size)
+    return disp, momenta, most, potential_cache.stored(entry, meshes)
+
+
+def at_rest(moved: Moved, config: Config) -> Particles:
+    """The particles at the end of the last step: the drift since is undone to the bit."""
+    return drifted(moved.particles.with_unit(moved.unit), -moved.drift, config)
+
+
+def drifted(particles: Particles, coefficient: Array, config: Config) -> Particles:
+    """The particles after a drift, rounded to its grid: exact, and undone by the opposite coefficient."""
+    q = resolution(config, particles.disp.dtype)
+    disp = particles.disp + q * round_straight_through(coefficient / q * particles.vel)
+    return Particles(disp, particles.vel)
+
+
+def ended(status: Status, max_displacement: Array, momenta_in_range: Array, config: Config) -> Status:
+    """The status after the last drift, which no step checks.
+
+    A particle that leaves the range of the grid, or is not finite, sets the status.
+
+    Args:
+      status: status after the last step.
+      max_displacement: largest displacement of the particles at the end [mesh cells].
+      momenta_in_range: whether all momenta are in the range of their grid.
+      config: the simulation.
+    """
+    grid = largest(config, max_displacement.dtype) / min(config.cell_size)
+    code = failure(max_displacement, jnp.inf, grid)  # no force is taken there: no halo is needed
+    code = jnp.where((code == Code.SUCCESSFUL) & ~momenta_in_range, Code.TOO_FAST, code).astype(jnp.int32)
+    failed = (status.code == Code.SUCCESSFUL) & (code != Code.SUCCESSFUL)
+    seen = jnp.where(failed, max_displacement, status.max_displacement)
+    return Status(jnp.where(failed, code, status.code), status.step, seen, status.halo)
+
+
+def at_end(kicked: ExactParticles, step: Step, config: Config) -> Particles:
+    """The particles at the end of a step, from those after its kick."""
+    return drifted(kicked.with_unit(step.after), step.last, config)
+
+
+def undone(step: Step, good: Array, kicked: ExactParticles, config: Config) -> Particles:
+    """The particles before a step, from those after its kick.
+
+    A step that is not good has not moved anything; the force where particles are may not even be finite.
+    """
+    force, _ = acceleration(jnp.where(good, kicked.disp, 0), config)
+    kick = step.kick * force
+    vel = (momentum(kicked.momenta, step.after) / step.after - kick) * step.before
+    momenta = pack(count(kicked.momenta) - rounded(kick)[0], vel)
+    return drifted(ExactParticles(kicked.disp, momenta).with_unit(step.before), -step.first, config)
+
+
+def _finite(step: Step) -> Array:
+    return jnp.isfinite(jnp.stack(step)).all(axis=0)
