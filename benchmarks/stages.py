@@ -34,7 +34,7 @@ from pmwd_dist.pm.gravity import solve
 from pmwd_dist.pm.paint import block_geometry
 from pmwd_dist.pm.particles import ExactParticles, resolution
 from pmwd_dist.pm.status import successful
-from pmwd_dist.pm.stepping.step import Moved, Step, take
+from pmwd_dist.pm.stepping.step import Moved, Step, step
 from pmwd_dist.run import bench, measure
 
 TRANSFORM_BYTES = 24  # a cell: three passes that read and write
@@ -112,10 +112,10 @@ def of_a_step(disp: jax.Array, config: pmd.Config) -> Iterator[Stage]:
     def move(disp: Any, vel: Any, fields: Any) -> Any:
         return kick_drift(disp, vel, fields, still, geometry, resolution=q)
 
-    def step(particles: Any) -> Any:
+    def whole_step(particles: Any) -> Any:
         zero, one = jnp.zeros((), disp.dtype), jnp.ones((), disp.dtype)
         moved = Moved(particles, zero, one, zero, successful(disp.dtype))
-        return take(Step(zero, zero, zero, one, one), zero, moved, config)[0].particles
+        return step(Step(zero, zero, zero, one, one), zero, moved, config)[0].particles
 
     filtered = decomposition.shard_map(lambda mesh: solve(mesh, config)[0], spec, spec)
     yield Stage("step", "paint", paint, (disp,))
@@ -128,7 +128,7 @@ def of_a_step(disp: jax.Array, config: pmd.Config) -> Iterator[Stage]:
     yield Stage("step", "gradient of the potential", lambda x: gradient(x, config.cell_size, periodic), (mesh,))
     fields = jax.jit(lambda x: gradient(x, config.cell_size, periodic))(mesh)
     yield Stage("step", "force read, kick, drifts", move, (disp, vel, fields), carried=2)
-    yield Stage("step", "all of it", step, (ExactParticles(disp, vel),), carried=1, whole=True)
+    yield Stage("step", "all of it", whole_step, (ExactParticles(disp, vel),), carried=1, whole=True)
 
 
 def of_a_step_backwards(disp: jax.Array, config: pmd.Config) -> Iterator[Stage]:

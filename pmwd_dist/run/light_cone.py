@@ -71,11 +71,17 @@ def advance_and_see(
     return _advance_and_see(moved.particles, shells, motion, schedule, done, cone, config)
 
 
-@partial(jax.jit, static_argnames=("cone", "config"), donate_argnames=("exact", "shells"))
+@partial(jax.jit, static_argnames=("cone", "config"), donate_argnames=("particles", "shells"))
 def _advance_and_see(
-    exact: ExactParticles, shells: Array, motion: Moved, schedule: Schedule, done: Any, cone: LightCone, config: Config
+    particles: ExactParticles,
+    shells: Array,
+    motion: Moved,
+    schedule: Schedule,
+    done: Any,
+    cone: LightCone,
+    config: Config,
 ) -> tuple[Moved, Array]:
-    before = motion._replace(particles=exact)
+    before = motion._replace(particles=particles)
     after = host.advance(before, schedule, done, config)
     start, end = (Epoch(schedule.times[done + i], at_rest(m, config)) for i, m in enumerate((before, after)))
     seen = cone(start, end, schedule.table)

@@ -19,7 +19,7 @@ from pmwd_dist.pm.solvers import Coefficients
 from pmwd_dist.pm.status import Code, Status, successful
 from pmwd_dist.pm.stepping import potential_cache
 from pmwd_dist.pm.stepping.potential_cache import Entry
-from pmwd_dist.pm.stepping.step import Moved, all_steps, at_rest, begin, ended, first_drifts, take
+from pmwd_dist.pm.stepping.step import Moved, all_steps, at_rest, begin, ended, first_drifts, step
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,8 @@ def evolve(
 
     def body(carry: tuple[Any, ...], xs: tuple[Any, ...]) -> tuple[tuple[Any, ...], None]:
         before, saved, accumulated, potentials = carry
-        step, following, a0, a, places, index = xs
-        after, potentials = take(step, following, before, config, Entry(potentials, index))
+        now, following, a0, a, places, slot = xs
+        after, potentials = step(now, following, before, config, Entry(potentials, slot))
         good = after.status.code == Code.SUCCESSFUL
 
         def keep(save: Save, saved: Any, wanted: Array, place: Array) -> Any:
@@ -146,9 +146,9 @@ def _begin(
     moved = moved._replace(drift=scalars[0], unit=scalars[1], status=scalars[2])
     zero, cache = _zero(accumulate, inputs, at_start), potential_cache.empty(stored, moved.particles.disp, config)
     places = tuple(places_after(save, number) for save in saves)
-    # Steps before those that are stored write to the first index, too: in place, without a condition.
-    index = jnp.maximum(jnp.arange(number) - (number - stored), 0)
-    xs = steps, jnp.pad(drifts[1:], (0, 1)), times[:-1], times[1:], places, index
+    # Steps before those that are stored write to the first slot, too: in place, without a condition.
+    slots = jnp.maximum(jnp.arange(number) - (number - stored), 0)
+    xs = steps, jnp.pad(drifts[1:], (0, 1)), times[:-1], times[1:], places, slots
     return (moved, saved, zero, cache), xs
 
 

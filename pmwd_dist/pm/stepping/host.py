@@ -13,12 +13,22 @@ from jaxtyping import Array
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.ops.momenta import in_range
-from pmwd_dist.pm import particles
 from pmwd_dist.pm.particles import ExactParticles, Particles
+from pmwd_dist.pm.particles import exact as on_grid
 from pmwd_dist.pm.solvers import Coefficients, SplitSolver
 from pmwd_dist.pm.status import Status
-from pmwd_dist.pm.stepping import step
-from pmwd_dist.pm.stepping.step import Moved, Step, all_steps, coefficients_of, drifted, ended, first_drifts, unit_after
+from pmwd_dist.pm.stepping.step import (
+    Moved,
+    Step,
+    all_steps,
+    coefficients_of,
+    drifted,
+    ended,
+    first_drifts,
+    step,
+    unit_after,
+)
+from pmwd_dist.pm.stepping.step import begin as first_drift
 
 
 class Schedule(NamedTuple):
@@ -52,7 +62,7 @@ def _schedule(table: GrowthTable, times: Array, coefficients: Coefficients, conf
 @partial(jax.jit, static_argnames="config", donate_argnames="initial")
 def exact(initial: Particles, config: Config) -> ExactParticles:
     """Particles at the start of a simulation, on the grids of the steps; the particles given are consumed."""
-    return particles.exact(initial, config)
+    return on_grid(initial, config)
 
 
 @partial(jax.jit, static_argnames="config", donate_argnames="rest")
@@ -66,7 +76,7 @@ def begin(rest: ExactParticles, status: Status, schedule: Schedule, done: ArrayL
       done: number of steps that are done.
       config: the simulation.
     """
-    return step.begin(rest, schedule.drifts[done], unit_after(jnp.asarray(done), schedule.steps), status, config)
+    return first_drift(rest, schedule.drifts[done], unit_after(jnp.asarray(done), schedule.steps), status, config)
 
 
 def advance(moved: Moved, schedule: Schedule, done: ArrayLike, config: Config) -> Moved:
@@ -83,10 +93,10 @@ def advance(moved: Moved, schedule: Schedule, done: ArrayLike, config: Config) -
     return _advance(moved.particles, moved._replace(particles=()), schedule, done, config)  # type: ignore[arg-type]
 
 
-@partial(jax.jit, static_argnames="config", donate_argnames="exact")
-def _advance(exact: ExactParticles, moved: Moved, schedule: Schedule, done: ArrayLike, config: Config) -> Moved:
+@partial(jax.jit, static_argnames="config", donate_argnames="particles")
+def _advance(particles: ExactParticles, moved: Moved, schedule: Schedule, done: ArrayLike, config: Config) -> Moved:
     now, following = Step(*(x[done] for x in schedule.steps)), schedule.drifts[jnp.asarray(done) + 1]
-    return step.take(now, following, moved._replace(particles=exact), config)[0]
+    return step(now, following, moved._replace(particles=particles), config)[0]
 
 
 def halt(moved: Moved, config: Config) -> ExactParticles:
@@ -94,10 +104,10 @@ def halt(moved: Moved, config: Config) -> ExactParticles:
     return _halt(moved.particles, moved.drift, moved.unit, config)
 
 
-@partial(jax.jit, static_argnames="config", donate_argnames="exact")
-def _halt(exact: ExactParticles, drift: Array, unit: Array, config: Config) -> ExactParticles:
-    rest = drifted(exact.with_unit(unit), -drift, config)
-    return ExactParticles(rest.disp, exact.momenta)
+@partial(jax.jit, static_argnames="config", donate_argnames="particles")
+def _halt(particles: ExactParticles, drift: Array, unit: Array, config: Config) -> ExactParticles:
+    rest = drifted(particles.with_unit(unit), -drift, config)
+    return ExactParticles(rest.disp, particles.momenta)
 
 
 @partial(jax.jit, static_argnames="config")

@@ -115,13 +115,13 @@ def begin(particles: ExactParticles, drift: Array, unit: Array, status: Status, 
     return Moved(ExactParticles(disp, particles.momenta), drift, unit, max_displacement, status)
 
 
-def take(
-    step: Step, following: Array, moved: Moved, config: Config, entry: Entry | None = None
+def step(
+    now: Step, following: Array, moved: Moved, config: Config, entry: Entry | None = None
 ) -> tuple[Moved, tuple[Array, ...]]:
     """The rest of a step, and the first drift of the following step; a step that fails is undone.
 
     Args:
-      step: the step.
+      now: the step.
       following: `first` of the next step.
       moved: particles after the first drift.
       config: the simulation.
@@ -133,20 +133,20 @@ def take(
     entry = Entry((), jnp.zeros((), jnp.int32)) if entry is None else entry
     # After a failure the momenta stay on their grid, and nothing moves.
     failed = moved.status.code != Code.SUCCESSFUL
-    step = Step(*(jnp.where(failed, 0, x) for x in step[:3]), *(jnp.where(failed, moved.unit, x) for x in step[3:]))
+    now = Step(*(jnp.where(failed, 0, x) for x in now[:3]), *(jnp.where(failed, moved.unit, x) for x in now[3:]))
     q, dtype = resolution(config, moved.particles.disp.dtype), moved.particles.disp.dtype
     grid = largest(config, dtype) / min(config.cell_size)
-    code = failure(moved.max_displacement, halo_limit(config), grid, _finite(step))
+    code = failure(moved.max_displacement, halo_limit(config), grid, _finite(now))
     code = jnp.where(failed, moved.status.code, code)
     good = code == Code.SUCCESSFUL
-    undo = jnp.where(failed, 0, -first_drifts(step))
+    undo = -first_drifts(now)  # 0 after a failure
     coefficients = KickDrift(
-        kick=jnp.where(good, step.kick, 0),
-        inverse=1 / step.before,
-        after=jnp.where(good, step.after, step.before),
-        last=jnp.where(good, step.last, undo) / q,
+        kick=jnp.where(good, now.kick, 0),
+        inverse=1 / now.before,
+        after=jnp.where(good, now.after, now.before),
+        last=jnp.where(good, now.last, undo) / q,
         first=jnp.where(good, following, 0) / q,
-        good=good.astype(step.kick.dtype),
+        good=good.astype(now.kick.dtype),
     )
     particles, max_displacement, cache = _kick_and_drift(
         moved.particles, moved.max_displacement, coefficients, entry, config
@@ -157,7 +157,7 @@ def take(
         max_displacement=jnp.maximum(moved.status.max_displacement, moved.max_displacement),
         halo=jnp.full_like(max_displacement, halo_limit(config)),
     )
-    unit = jnp.where(good, step.after, step.before)
+    unit = jnp.where(good, now.after, now.before)
     return Moved(particles, jnp.where(good, following, 0), unit, max_displacement, status), cache
 
 
