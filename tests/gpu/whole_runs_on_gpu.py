@@ -1,4 +1,4 @@
-"""Run by `test_cic_on_gpu.py`: a hundred steps undone to the bit, gradients of a default run against a CPU's, graphs.
+"""Run by `test_cic_on_gpu.py`: steps undone to the bit and from the host, gradients against those of a CPU, graphs.
 
 XLA_PYTHON_CLIENT_PREALLOCATE=false python tests/gpu/whole_runs_on_gpu.py [cells along a side, 64]
 
@@ -20,6 +20,8 @@ import numpy as np
 import pmwd_dist as pmd
 from pmwd_dist.ops import cic
 from pmwd_dist.pm.particles import exact, momentum_unit
+from pmwd_dist.pm.status import successful
+from pmwd_dist.pm.stepping import host
 from pmwd_dist.pm.stepping.backward import evolve_vjp
 from pmwd_dist.pm.stepping.forward import Inputs, Outcome, evolve
 from pmwd_dist.pm.stepping.step import coefficients_of
@@ -54,6 +56,23 @@ def check_steps_undone(n: int, dtype: Any, steps: int = 100) -> None:
     for name in ("disp", "vel"):
         got, start = (np.asarray(getattr(x, name)) for x in (before, particles))
         np.testing.assert_array_equal(got, start, err_msg=f"{name}, {n}^3, {dtype.__name__}")
+
+
+def check_steps_from_the_host(n: int, dtype: Any) -> None:
+    """One step a call, as `pmwd-dist run` takes them, gives the bits of `nbody`."""
+    config = pmd.Config(2.0 * n, n, steps=10, decomposition=pmd.Decomposition((1, 1), [GPU]))
+    cosmo = jax_cosmo.Planck15()
+    table = jax.tree.map(lambda x: x.astype(dtype), pmd.growth_table(cosmo))
+    noise = pmd.white_noise(jax.random.key(0), config, dtype)
+    particles = pmd.lpt(pmd.linear_modes(noise, cosmo, config), cosmo, config)
+    expected = pmd.nbody(particles, table, config).raise_if_failed().particles
+    schedule = host.make_schedule(table, step_times(table, config).astype(dtype), config, pmd.BullFrog())
+    moved = host.begin(host.exact(particles, config), successful(dtype), schedule, 0, config)
+    for done in range(10):
+        moved = host.advance(moved, schedule, done, config)
+    got = host.observed(host.halt(moved, config), schedule, 10)
+    for name in ("disp", "vel"):
+        np.testing.assert_array_equal(getattr(got, name), getattr(expected, name), err_msg=f"{name}, {dtype.__name__}")
 
 
 def gradients(device: Any, noise: np.ndarray, dtype: Any) -> tuple[np.ndarray, ...]:
@@ -111,6 +130,8 @@ def main() -> None:
     n = int(sys.argv[1]) if len(sys.argv) > 1 else 64
     check_steps_undone(n, np.float32)
     check_steps_undone(n // 2, np.float64)
+    check_steps_from_the_host(n, np.float32)
+    check_steps_from_the_host(n // 2, np.float64)
     for line in check_gradients(n // 2):
         print(line)
     assert GPU.platform == "cpu" or launches_graphs(n), "a run launches its kernels one by one, not as CUDA graphs"
