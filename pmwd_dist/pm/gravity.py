@@ -97,7 +97,7 @@ def num_force_meshes(config: Config) -> int:
 
 
 def force_meshes(disp: Array, max_displacement: Array, config: Config) -> list[Array]:
-    """Local blocks of what the force is read from: -phi, or the three components of -grad phi."""
+    """Local blocks of the meshes from which the force is read: -phi, or the three components of -grad phi."""
     return solve(_painted(disp, max_displacement, config), config)
 
 
@@ -106,7 +106,7 @@ def _painted(disp: Array, max_displacement: Array, config: Config) -> Array:
 
 
 def solve(mesh: Array, config: Config) -> list[Array]:
-    """`force_meshes` of what is painted."""
+    """Solve Poisson's equation for a painted density, on local blocks: the meshes of `force_meshes`."""
     decomposition, nz, dtype = config.decomposition, config.mesh_shape[2], mesh.dtype
     if config.gradient == "spectral":
         modes, fields = rfft_block(mesh, decomposition), list[Array]()

@@ -1,4 +1,4 @@
-"""Gravity backwards: a kick and its drifts undone, with cotangents pulled back through paint, potential and read."""
+"""The derivative of a step: kick and drifts are undone, and cotangents go back through read, potential and paint."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from pmwd_dist.pm.stepping.potential_cache import Entry, entry_spec
 
 
 class Pending(NamedTuple):
-    """Particles with cotangents, of which the drifts before a kick are still to be undone.
+    """Particles with cotangents, before the drifts that precede a kick are undone.
 
     Args:
-      particles: before the kick, where the force acts.
+      particles: particles before the kick, where the force acts.
       ct: cotangents of the particles, from `undo_kick`.
       mesh: cotangent of the painted mesh.
       drifts: coefficients of the drifts.
@@ -65,18 +65,17 @@ def step_vjp(
     """Undo a kick and the drifts before it, and pull cotangents back through the step.
 
     Args:
-      particles: after the kick, where the force acts.
+      particles: particles after the kick, where the force acts.
       ct: cotangents of the particles at the end of the step.
       undo: coefficients of the kick.
       drifts: coefficients of the drifts.
-      entry: what the force was read from.
+      entry: stored potential of the step, or an empty entry.
       config: the simulation.
 
     Returns:
-      The particles before the drifts, the cotangents of the particles at the start of the step, and sums over the
-      particles: of the cotangents of the momenta after the kick times the force, of the same times the momenta before
-      it, of the cotangents of the displacements at the end times the momenta after it, and of those at the start times
-      the momenta before it.
+      The particles before the drifts, the cotangents of the particles at the start of the step, and four sums over the
+      particles. With momenta v0, v1 before and after the kick, displacements x0, x1 at the start and the end, and
+      cotangents marked by a bar: sum v1bar F, sum v1bar v0, sum x1bar v1, sum x0bar v0.
     """
     spec = config.decomposition.spec
     run = config.decomposition.shard_map(
@@ -96,7 +95,7 @@ def _step_vjp_block(state: State, undo: UndoKick, drifts: UndoDrift, entry: Entr
 
 @partial(jax.jit, static_argnames="config")
 def pending(particles: ExactParticles, ct: Particles, drifts: UndoDrift, config: Config) -> Pending:
-    """Particles of which drifts are to be undone, with nothing that comes through a mesh."""
+    """Particles before drifts are undone, with a cotangent of zero for the mesh."""
     spec, shape = config.decomposition.spec, config.mesh_shape
     parts = (*config.decomposition.pdims, 1)
 
@@ -116,8 +115,8 @@ def undo_drifts(pending: Pending, config: Config) -> tuple[ExactParticles, Parti
     """Undo the drifts that are pending.
 
     Returns:
-      The particles before the drifts, the cotangents of the particles before the first of them, and the sum over the
-      particles of those of the displacements times the momenta.
+      The particles before the drifts, their cotangents, and the sum over the particles of the cotangents of the
+      displacements times the momenta.
     """
     spec, (state, mesh, drifts) = config.decomposition.spec, _leaves(pending)
     run = config.decomposition.shard_map(
@@ -131,19 +130,19 @@ def undo_drifts(pending: Pending, config: Config) -> tuple[ExactParticles, Parti
 def cached_step_vjp(
     pending: Pending, undo: UndoKick, entry: Entry, config: Config
 ) -> tuple[ExactParticles, Particles, Array, Float[Array, 4]]:
-    """Undo the drifts that are pending and the kick before them, with what the force was read from.
+    """Undo the drifts that are pending and the kick before them, with the stored potential.
 
     It is `undo_drifts` and the first half of `step_vjp` of the step before, in one pass over the particles.
 
     Args:
-      pending: the particles after the kick, and the drifts since.
+      pending: particles after the kick, and the drifts since.
       undo: coefficients of the kick.
-      entry: what the force was read from; not nothing.
+      entry: stored potential of the step.
       config: the simulation.
 
     Returns:
-      The particles before the kick; their cotangents without, and the cotangent of the painted mesh with what comes
-      through it; the sum of `undo_drifts`, and the first three of `step_vjp`.
+      The particles before the kick; their cotangents without the part through the mesh; the cotangent of the painted
+      mesh; the sum of `undo_drifts`, and the first three of `step_vjp`.
     """
     spec, (state, mesh, drifts) = config.decomposition.spec, _leaves(pending)
     run = config.decomposition.shard_map(
@@ -187,7 +186,7 @@ def _drift_and_kick_block(
 
 
 def _kick(config: Config, max_displacement: Array, state: State, undo: UndoKick, entry: Entry | None = None) -> Any:
-    """Undo a kick by what was kept, or by the force of the particles.
+    """Undo a kick by the stored potential, or by the force of the particles.
 
     Returns:
       The state, sums, and the cotangents of `force_meshes`.
@@ -226,7 +225,7 @@ def _drift(config: Config, max_displacement: Array, state: State, mesh: Array, d
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _cached_kick(config: Config, max_displacement: Array, state: State, undo: UndoKick, entry: Entry) -> Any:
-    """`_kick` by what was kept; differentiated as computed at the displacements."""
+    """`_kick` by the stored potential; differentiated as computed at the displacements."""
     return _kick(config, max_displacement, state, undo, entry)
 
 
@@ -246,7 +245,7 @@ def _drift_and_kick(
     drifts: UndoDrift,
     undo: UndoKick,
 ) -> Any:
-    """`_drift` and then `_kick` by what was kept; differentiated as these, computed at the displacements."""
+    """`_drift` and then `_kick` by the stored potential; differentiated as computed at the displacements."""
     sources, counts = potential_cache.sources(entry, config), (len(drifts), len(undo))
 
     def run(halo: int, mesh: Array, *operands: Array) -> tuple[Any, ...]:
@@ -275,13 +274,13 @@ def _drift_and_kick_jvp(config: Config, primals: Sequence[Any], tangents: Sequen
 
 
 def _of_painted(ct_meshes: list[Array], config: Config) -> Array:
-    """Cotangent of what is painted, for those of `force_meshes`."""
+    """Cotangent of the painted mesh, from the cotangents of `force_meshes`."""
     _, pull = jax.vjp(partial(solve, config=config), ct_meshes[0])  # linear: any mesh will do
     return pull(ct_meshes)[0]
 
 
 def _force_transpose(config: Config, halo: int, disp: Array, weight: Array) -> list[Array]:
-    """Cotangents of what the force is read from, for those of the force at the particles."""
+    """Cotangents of the force meshes, from the cotangents of the force at the particles."""
     geometry, decomposition = block_geometry(config, halo), config.decomposition
     if config.gradient == "spectral":
         painted = cic.paint(disp, weight[..., None, :], geometry)

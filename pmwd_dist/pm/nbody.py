@@ -45,11 +45,11 @@ class Checked(Protocol):
 
 
 class Saving(NamedTuple):
-    """What is saved when.
+    """Functions of the particles to save, and the steps after which they are saved.
 
     Args:
-      functions: by place in `diffrax.SaveAt`, what to make of the particles.
-      plan: likewise, after how many steps.
+      functions: functions of the particles, one for each `diffrax.SubSaveAt`.
+      plan: numbers of steps after which each of them is saved.
       times: all scale factors at which steps must end.
     """
 
@@ -62,11 +62,11 @@ class Solution(eqx.Module):
     """The outcome of `nbody`.
 
     Args:
-      particles: at the end; after a failure, at the last good step. Momenta are rounded to the digits of their type: a
-        second run from there is not, to the bit, the rest of one run.
-      snapshots: what `saveat` asked for, with a leading axis of saves; None without it.
+      particles: particles at the end; after a failure, at the last good step. Momenta are rounded to the digits of
+        their type: a second run from there is not, to the bit, the rest of one run.
+      snapshots: results of `saveat`, with a leading axis of saves; None without it.
       times: scale factors of the snapshots, an array for each of `saveat.subs`; infinite where a run failed before.
-      accumulated: sum over the steps of what `accumulate` made of each, up to a failure; None without it.
+      accumulated: sum of `accumulate` over the steps, up to a failure; None without it.
       status: the first failure, if any.
     """
 
@@ -97,7 +97,7 @@ def nbody(
     """Evolve particles from `config.a_start` to `config.a_stop`.
 
     Args:
-      particles: at a_start, from `lpt`.
+      particles: particles at a_start, from `lpt`.
       cosmo: cosmology, or its `growth_table`.
       config: the simulation.
       solver: BullFrog() (default), FastPM(), LeapFrog(), their names, or any diffrax solver, such as diffrax.Tsit5().

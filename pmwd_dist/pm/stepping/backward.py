@@ -1,4 +1,4 @@
-"""A simulation run backwards to the bit, with the cotangents of its outcome."""
+"""The backward pass: steps are undone to the bit, from the last to the first, and cotangents go back through them."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def evolve_vjp(
     """Undo all steps, and pull the cotangents of the outcome back.
 
     Returns:
-      The particles at the start, as they were to the bit (those of the inputs are not looked at), and the cotangents of
-      the inputs; in the place of arguments that are not floating-point numbers, these.
+      The particles at the start, restored to the bit (the particles of the inputs are not used), and the cotangents of
+      the inputs; arguments that are not floating-point numbers stand for their own cotangents.
     """
     times, count = inputs.times, len(inputs.times) - 1
     good, steps = _steps_taken(inputs, outcome, config)
@@ -50,7 +50,7 @@ def evolve_vjp(
         carry: tuple[Any, ...], xs: tuple[Any, ...], potentials: tuple[Array, ...]
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         kicked, ct, ct_args = carry  # the particles between the drifts of the step, after its kick
-        step, last_before, good, a0, a, places, kept_at = xs
+        step, last_before, good, a0, a, places, slot = xs
         ct_a0, ct_a = jnp.zeros_like(a0), jnp.zeros_like(a)
         for save, saved, (wanted, place) in zip(saves, cotangents.saved, places, strict=True):
 
@@ -60,20 +60,20 @@ def evolve_vjp(
             cotangent = jax.tree.map(lambda x, place=place: x[place], saved)
             now = kicked, step, cotangent, (ct_a, ct, ct_args)
             ct_a, ct, ct_args = jax.lax.cond(wanted, add, lambda *args: args[-1], *now)
-        direct = None  # what the sum depends on the particles before the step, other than through the step
+        direct = None  # cotangents of the particles before the step through the sum, not through the step
         if accumulate is not None:
             at = Epoch(a0, undone(step, good, kicked, config)), Epoch(a, at_end(kicked, step, config)), floating
             sums = Epoch(ct_a0, jax.tree.map(jnp.zeros_like, ct)), Epoch(ct_a, ct), ct_args
             (ct_a0, direct), (ct_a, ct), ct_args = pull(accumulate, good, at, cotangents.accumulated, sums)
-        entry = Entry(potentials, kept_at)
+        entry = Entry(potentials, slot)
         kicked, ct, by_coefficient = _step_vjp(step, last_before, good, kicked, ct, entry, config)
         ct = ct if direct is None else jax.tree.map(jnp.add, ct, direct)
         return (kicked, ct, ct_args), (Coefficients(*(jnp.where(good, x, 0) for x in by_coefficient)), ct_a0, ct_a)
 
     last_before = jnp.pad(steps.last[:-1], (1, 0))
     places = tuple(places_after(save, count) for save in saves)
-    kept_at = jnp.arange(count) - (count - _stored(outcome.potentials))
-    xs = steps, last_before, good, times[:-1], times[1:], places, kept_at
+    slot = jnp.arange(count) - (count - _stored(outcome.potentials))
+    xs = steps, last_before, good, times[:-1], times[1:], places, slot
     together = not saves and accumulate is None  # nothing is read between steps
     kicked, ct, left = _from_the_end(outcome, cotangents.particles, xs, together, config)
     start = kicked, ct, jax.tree.map(jnp.zeros_like, floating)
@@ -88,18 +88,18 @@ def evolve_vjp(
 def _from_the_end(
     outcome: Outcome, by_last: Any, xs: tuple[Any, ...], together: bool, config: Config
 ) -> tuple[ExactParticles, Particles, tuple[Any, ...]]:
-    """Undo the drift at the end, and, if they can be undone together, the steps whose potentials were kept.
+    """Undo the drift at the end, and the steps with stored potentials if drifts may be undone with kicks.
 
     Args:
-      outcome: of all steps.
+      outcome: outcome of all steps.
       by_last: cotangents of the particles at the end.
       xs: the steps, as `_loops` scans over them.
       together: whether a drift may be undone with the kick before it.
       config: the simulation.
 
     Returns:
-      The particles after the kick of the last step that is left, their cotangents, and the arguments of `_loops`: the
-      steps that are left, their potentials and the results of those that were undone.
+      The particles after the kick of the last step that remains, their cotangents, and the arguments of `_loops`: the
+      steps that remain, their potentials, and the results of the steps that were undone.
     """
     at_last = outcome.particles
     if math.prod(config.mesh_shape) <= math.prod(config.particle_shape):
@@ -107,11 +107,11 @@ def _from_the_end(
         # peak, 12 bytes a particle higher. With finer meshes the force does, and XLA's plan would be 12 bytes worse.
         at_last, by_last = barrier((at_last, by_last))
     ct = Particles(*jax.tree.leaves(by_last))
-    steps, last_before, good, starts, ends, _, kept_at = xs
+    steps, last_before, good, starts, ends, _, slot = xs
     if outcome.potentials and together:
         first = len(good) - _stored(outcome.potentials)
-        kept_xs = jax.tree.map(lambda x: x[first:], (steps, last_before, good, kept_at))
-        kicked, ct, part = _cached_steps_vjp(at_last, ct, kept_xs, outcome.potentials, config)
+        cached_xs = jax.tree.map(lambda x: x[first:], (steps, last_before, good, slot))
+        kicked, ct, part = _cached_steps_vjp(at_last, ct, cached_xs, outcome.potentials, config)
         parts = [(part, *(jnp.zeros_like(x[first:]) for x in (starts, ends)))]
         return kicked, ct, (jax.tree.map(lambda x: x[:first], xs), (), parts)
     final = drifted(at_last.with_unit(steps.after[-1]), -steps.last[-1], config)
@@ -121,7 +121,7 @@ def _from_the_end(
 def _with_saved_at_start(
     pull: Callable[..., Any], at: tuple[Any, ...], saves: tuple[Save, ...], saved: tuple[Any, ...], sums: Sequence[Any]
 ) -> tuple[Any, ...]:
-    """The sums of cotangents of the start, its time first, with those through what is saved there."""
+    """Cotangents of the time, particles and arguments at the start, with the contribution of saves there."""
     totals = (jnp.zeros_like(at[0]), *sums)
     for save, cotangents in zip(saves, saved, strict=True):
         if 0 in save.steps:
@@ -145,10 +145,10 @@ def _loops(
     Two loops, not a condition in one: the memory of potentials is free in the second, and nothing is copied.
     """
     first, parts = len(xs[2]) - _stored(potentials), list(parts)
-    for kept_ones, steps in ((potentials, slice(first, None)), ((), slice(first))):
+    for cached, steps in ((potentials, slice(first, None)), ((), slice(first))):
         some = jax.tree.map(lambda x, steps=steps: x[steps], xs)
         if len(some[2]):
-            carry, part = jax.lax.scan(partial(body, potentials=kept_ones), carry, some, reverse=True)
+            carry, part = jax.lax.scan(partial(body, potentials=cached), carry, some, reverse=True)
             parts.insert(0, part)
     return carry, jax.tree.map(lambda *parts: jnp.concatenate(parts), *parts)
 
@@ -160,7 +160,7 @@ def _cached_steps_vjp(
     potentials: tuple[Array, ...],
     config: Config,
 ) -> tuple[ExactParticles, Particles, Coefficients]:
-    """`_step_vjp` of steps whose potentials are kept, in one pass over the particles each.
+    """`_step_vjp` of steps with stored potentials, in one pass over the particles each.
 
     The drifts of each step are undone with the kick of the step before it.
     """
@@ -170,9 +170,9 @@ def _cached_steps_vjp(
     drift_at_end = UndoDrift(nothing, one, steps.after[-1], nothing, -steps.last[-1] / q, nothing)
 
     def body(pending: Pending, xs: tuple[Step, Array, Array, Array]) -> tuple[Pending, Array]:
-        step, last_before, good, kept_at = xs
+        step, last_before, good, slot = xs
         undo, drifts = _undoing(step, last_before, good, q)
-        kicked, ct, mesh, sums = gravity_vjp.cached_step_vjp(pending, undo, Entry(potentials, kept_at), config)
+        kicked, ct, mesh, sums = gravity_vjp.cached_step_vjp(pending, undo, Entry(potentials, slot), config)
         return Pending(kicked, ct, mesh, drifts), sums
 
     pending = gravity_vjp.pending(at_end, ct, drift_at_end, config)
@@ -184,7 +184,7 @@ def _cached_steps_vjp(
 
 
 def _steps_taken(inputs: Inputs, outcome: Outcome, config: Config) -> tuple[Array, Step]:
-    """Which steps were good, and all of them; those that were not taken change nothing, forwards and backwards."""
+    """Whether each step was good, and all steps; steps after a failure change nothing, forwards and backwards."""
     taken, forward = outcome.status.step, all_steps(inputs.coefficients, config)
     good = jnp.arange(len(inputs.times) - 1) < taken
     unit = unit_after(taken, forward)
@@ -194,7 +194,7 @@ def _steps_taken(inputs: Inputs, outcome: Outcome, config: Config) -> tuple[Arra
 def _add_vjp(
     function: Callable[..., Any], good: Array | bool, at: tuple[Any, ...], cotangents: Any, sums: tuple[Any, ...]
 ) -> tuple[Any, ...]:
-    """Sums of cotangents of what a function of the particles depends on, with those through this function added.
+    """Add the cotangents of the arguments of a function of the particles to the sums.
 
     A step that is not good has neither saved nor contributed anything.
     """
@@ -219,11 +219,11 @@ def _step_vjp(
 
     Args:
       step: the step.
-      last_before: the drift at the end of the step before.
+      last_before: drift at the end of the step before.
       good: whether the step was taken.
-      kicked: the particles after the kick of the step, before the drift at its end.
+      kicked: particles after the kick of the step, before the drift at its end.
       ct: cotangents of the particles at the end of the step.
-      entry: what the force of the step was read from.
+      entry: stored potential of the step, or an empty entry.
       config: the simulation.
 
     Returns:
@@ -236,7 +236,7 @@ def _step_vjp(
 
 
 def _undoing(step: Step, last_before: Array, good: Array, q: float) -> tuple[UndoKick, UndoDrift]:
-    """What undoes the kick of a step, and its drift before that with the drift at the end of the step before."""
+    """Coefficients that undo the kick of a step, its first drift, and the last drift of the step before."""
     weight, took = step.kick * step.after, good.astype(step.kick.dtype)
     undo = UndoKick(step.kick, step.after, step.before, step.last, weight, took)
     scale = step.after / step.before
@@ -244,6 +244,6 @@ def _undoing(step: Step, last_before: Array, good: Array, q: float) -> tuple[Und
 
 
 def _by_coefficient(step: Step, kick: Array, scale: Array, after: Array, before: Array) -> Coefficients:
-    """Cotangents of the coefficients of a step, for the sums of `gravity_vjp.step_vjp`."""
+    """Cotangents of the coefficients of a step, from the sums of `gravity_vjp.step_vjp`."""
     log_scale = math.log(2) * step.after / step.before * scale
     return Coefficients(drift_before=before, kick=kick, log_scale=log_scale, drift_after=after)

@@ -24,11 +24,11 @@ from pmwd_dist.pm.stepping.step import Moved, all_steps, at_rest, begin, ended, 
 
 @dataclass(frozen=True)
 class Save:
-    """What to keep of the particles along the way.
+    """A function of the particles to save on the way.
 
     Args:
-      steps: after how many steps, ascending, each once.
-      function: of (scale factor, particles, args), an array or a pytree of arrays.
+      steps: numbers of steps after which it is saved, ascending, each once.
+      function: function of (scale factor, particles, args), an array or a pytree of arrays.
     """
 
     steps: tuple[int, ...]
@@ -47,7 +47,7 @@ class Epoch(NamedTuple):
 
     Args:
       a: scale factor.
-      particles: then.
+      particles: particles at the scale factor.
     """
 
     a: Array
@@ -61,10 +61,10 @@ class Inputs(NamedTuple):
     """Everything on which an evolution depends.
 
     Args:
-      particles: at the first of the times.
-      coefficients: of each step forward, log_scale on its grid.
+      particles: particles at the first of the times.
+      coefficients: coefficients of each step, log_scale on its grid.
       times: scale factors at which steps begin and end.
-      args: for the functions of what is saved and accumulated; arrays of any type.
+      args: arguments of the functions that are saved and accumulated; arrays of any type.
     """
 
     particles: ExactParticles
@@ -77,11 +77,12 @@ class Outcome(NamedTuple):
     """The result of an evolution.
 
     Args:
-      particles: at the end, or at the last good step; `unit_after` has the unit of their momenta.
-      saved: by `Save`, a pytree with a leading axis of its steps; infinite, or the largest integer, after a failure.
-      accumulated: the sum over all good steps of what each contributes, a pytree.
+      particles: particles at the end, or at the last good step; `unit_after` has the unit of their momenta.
+      saved: for each `Save` a pytree with a leading axis of its steps; infinite, or the largest integer, after a
+        failure.
+      accumulated: the sum over all good steps, a pytree.
       status: the first failure, if any.
-      potentials: of the last steps, for their derivatives, see `potential_cache`.
+      potentials: potentials of the last steps, for the backward pass, see `potential_cache`.
     """
 
     particles: ExactParticles
@@ -98,9 +99,9 @@ def evolve(
 
     Args:
       inputs: all that is differentiable.
-      saves: what to keep along the way.
+      saves: functions to save on the way.
       config: the simulation.
-      accumulate: what a step contributes to the sum, of (epoch before, epoch after, args); default: nothing.
+      accumulate: contribution of a step to the sum, a function of (epoch before, epoch after, args).
       stored: the number of steps, the last ones, whose potentials are stored.
     """
 
@@ -135,7 +136,7 @@ def evolve(
 def _begin(
     inputs: Inputs, saves: tuple[Save, ...], accumulate: Accumulate | None, config: Config, stored: int
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """What the loop of `evolve` starts from, and what it goes through."""
+    """The first carry of the loop of `evolve`, and the arrays over which it scans."""
     particles, times, number = inputs.particles, inputs.times, len(inputs.times) - 1
     steps = all_steps(inputs.coefficients, config)
     drifts = first_drifts(steps)
@@ -153,13 +154,13 @@ def _begin(
 
 
 def places_after(save: Save, count: int) -> tuple[Array, Array]:
-    """For each step, whether to save after it and the place among what is saved."""
+    """For each step, whether to save after it, and the index among all saves."""
     wanted, place = save.places(count)
     return jnp.asarray(wanted[1:]), jnp.asarray(place[1:])
 
 
 def _start(save: Save, inputs: Inputs, particles: Particles) -> Any:
-    """Room for what is saved, with what there is before the first step."""
+    """Buffers for all saves, with those before the first step."""
     at_start = (inputs.times[0], particles, inputs.args)
 
     def room(value: Any) -> Array:
@@ -173,7 +174,7 @@ def _start(save: Save, inputs: Inputs, particles: Particles) -> Any:
 
 
 def _zero(accumulate: Accumulate | None, inputs: Inputs, particles: Particles) -> Any:
-    """The sum of what no step contributes."""
+    """The sum over no steps."""
     if accumulate is None:
         return ()
     epoch = Epoch(inputs.times[0], particles)
