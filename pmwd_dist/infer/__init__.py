@@ -12,6 +12,8 @@ from pmwd_dist.infer.diagnostics import evaluations_per_ess as evaluations_per_e
 from pmwd_dist.infer.diagnostics import rhat as rhat
 from pmwd_dist.infer.diagnostics import step_bias as step_bias
 from pmwd_dist.infer.diagnostics import summary as summary
+from pmwd_dist.infer.fit import Check as Check
+from pmwd_dist.infer.fit import check_fit as check_fit
 from pmwd_dist.infer.forward import LinearField as LinearField
 from pmwd_dist.infer.forward import Simulation as Simulation
 from pmwd_dist.infer.galaxies import LagrangianGalaxies as LagrangianGalaxies

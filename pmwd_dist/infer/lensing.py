@@ -205,6 +205,11 @@ class ShapeNoise(eqx.Module):
         del parameters, config
         return field + self._each(field) * jax.random.normal(key, field.shape, field.dtype)
 
+    def residual(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
+        """Data less the maps in units of the noise; 0 behind the mask."""
+        del parameters, config
+        return seen((data - field) / self._each(field), self.mask)
+
     def check(self, data: Any, config: Config) -> None:
         """Raise ValueError unless data are finite numbers where the mask shows them."""
         del config

@@ -18,7 +18,7 @@ from jaxtyping import Array
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.infer.forward import value_of
-from pmwd_dist.parallel.fft import prfft3d
+from pmwd_dist.parallel.fft import pirfft3d, prfft3d
 from pmwd_dist.parallel.inputs import check_unmasked
 from pmwd_dist.pm import fourier
 from pmwd_dist.pm.inputs import mesh_field
@@ -31,7 +31,9 @@ class Likelihood(Protocol):
 
     Preconditioning needs two more methods: `contrast(data, parameters)`, the data as a density contrast, 0 where
     nothing is known, and `noise_variance(parameters, config)`, that of a cell of it, as if it were the same everywhere,
-    or of each mode in the layout of `prfft3d`, in the same units and infinite where nothing is compared.
+    or of each mode in the layout of `prfft3d`, in the same units and infinite where nothing is compared. Checks of the
+    fit need `residual(data, field, parameters, config)`: the data less the field in units of the noise, 0 where nothing
+    is known.
     """
 
     def logdensity(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
@@ -108,6 +110,16 @@ class Gaussian(eqx.Module):
         """The field with noise at random; where the mask hides it, too."""
         noise = _placed(jax.random.normal(key, field.shape, field.dtype), config)
         return field + jnp.asarray(self._sigma(parameters), field.dtype) * noise
+
+    def residual(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
+        """Data less the field in units of sigma, of the modes that are compared; 0 behind the mask."""
+        sigma = jnp.asarray(self._sigma(parameters), field.dtype)
+        chi = seen((data - field) / sigma, self.mask)
+        if self.k_max is None:
+            return chi
+        compared = self._compared_modes(config, chi.dtype) > 0
+        modes = jnp.where(compared, prfft3d(chi, config.decomposition), 0)
+        return pirfft3d(modes, config.mesh_shape, config.decomposition)
 
     def check(self, data: Any, config: Config) -> None:
         """Raise ValueError unless data are finite numbers where the mask shows them."""
@@ -201,6 +213,12 @@ class Poisson(eqx.Module):
     def draw(self, key: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """Counts at random."""
         return _placed(jax.random.poisson(key, self.mean(field, parameters)).astype(field.dtype), config)
+
+    def residual(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
+        """Roots of the counts less those of their means, of about unit variance (Anscombe 1948); 0 behind the mask."""
+        del config
+        mean = self.mean(seen(field, self.mask, 1), parameters)
+        return 2 * seen(jnp.sqrt(seen(data, self.mask) + 0.375) - jnp.sqrt(mean + 0.375), self.mask)
 
     def check(self, data: Any, config: Config) -> None:
         """Raise ValueError unless data are counts where the mask shows them, and none where nothing is selected."""

@@ -14,6 +14,7 @@ from pmwd_dist.report.style import COLOURS, colours, finish_axis, new_figure, sa
 
 Rows = Mapping[str, Mapping[str, float]]
 _COLUMNS = ("mean", "sd", "rhat", "ess_bulk", "ess_tail", "gradients_per_ess")
+_OF_FIT = ("ratio", "z", "p")
 COMOVING = (r"$x$  [Mpc/$h$]", r"$y$  [Mpc/$h$]")  # labels of the axes of a plane
 _TRUTH: Any = {"color": "0.25", "lw": 1.3, "ls": (0, (5, 3))}
 
@@ -24,8 +25,21 @@ def write_summary(path: Path, rows: Rows) -> None:
     Raises:
       OSError: the file can't be written.
     """
-    lines = [",".join(("parameter", *_COLUMNS))]
-    lines += [",".join([name, *(f"{row[column]:.6g}" for column in _COLUMNS)]) for name, row in rows.items()]
+    _write_rows(path, "parameter", _COLUMNS, rows)
+
+
+def write_fit(path: Path, rows: Rows) -> None:
+    """Write the checks of the fit as CSV, by statistic.
+
+    Raises:
+      OSError: the file can't be written.
+    """
+    _write_rows(path, "statistic", _OF_FIT, rows)
+
+
+def _write_rows(path: Path, head: str, columns: tuple[str, ...], rows: Rows) -> None:
+    lines = [",".join((head, *columns))]
+    lines += [",".join([name, *(f"{row[column]:.6g}" for column in columns)]) for name, row in rows.items()]
     with atomic_write(path) as aside:
         aside.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -38,6 +52,16 @@ def table_lines(rows: Rows, truth: Mapping[str, float]) -> list[str]:
         formats = ("14.4f", "14.4f", "14.4f", "14.0f", "14.0f", "14.1f")
         line = f"{name:12}" + "".join(f"{row[c]:{f}}" for c, f in zip(_COLUMNS, formats, strict=True))
         lines.append(line + (f"{truth[name]:14.4f}" if name in truth else ""))
+    return lines
+
+
+def fit_lines(rows: Rows) -> list[str]:
+    """Lines of the checks of the fit for a terminal."""
+    width = max(map(len, rows), default=0)
+    lines = [f"{'checks of the fit':{width}}{'data / model':>14}{'z':>8}{'p':>10}"] if rows else []
+    for name, row in rows.items():
+        ratio = "" if np.isnan(row["ratio"]) else f"{row['ratio']:.3f}"
+        lines.append(f"{name:{width}}{ratio:>14}{row['z']:8.2f}{row['p']:10.2g}")
     return lines
 
 

@@ -24,6 +24,7 @@ from pmwd_dist.run.predictive import compare, some_draws
 
 _OUTLIERS = 1e-3  # share of the steps
 _ACCEPTED = 0.5  # share of the trajectories
+_MISFIT = 0.01  # probability that one of the checks of the fit fails where the model is right
 
 
 def judge(plan: InferencePlan, posterior: infer.Posterior, chain: infer.Chain, data: Arrays) -> Judged:
@@ -39,12 +40,17 @@ def judge(plan: InferencePlan, posterior: infer.Posterior, chain: infer.Chain, d
         "fields.png": found.panels,
         "angular.png": found.angular,
         "maps.png": found.images,
+        "fit.csv": found.fit,
     }
     names = ["summary.csv", "traces.png", *(name for name, there in optional.items() if there), "slices.png"]
     names.append("report.html")
     manifest.claim(plan.folder, names)
     path, rows, reasons = plan.folder, summarise(chain), find_reasons(plan, chain)
+    reasons += find_fit_reasons(found.fit)
+    fit = {name: {"ratio": check.ratio, "z": check.z, "p": check.p} for name, check in found.fit.items()}
     pictures.write_summary(path / "summary.csv", rows)
+    if fit:
+        pictures.write_fit(path / "fit.csv", fit)
     pictures.draw_traces(path / "traces.png", chain.parameters | {"log density": chain.logdensity}, truth)
     if chain.parameters:
         pictures.draw_corner(path / "corner.png", chain.parameters, truth)
@@ -56,7 +62,7 @@ def judge(plan: InferencePlan, posterior: infer.Posterior, chain: infer.Chain, d
         pictures.draw_slices(path / "maps.png", found.images, *_scales(plan), alike=found.alike)
     planes, alike = _slices(plan.model, chain, data, truth)
     pictures.draw_slices(path / "slices.png", planes, plan.simulation.config.box_size[:2], alike=alike)
-    lines = pictures.table_lines(rows, truth)
+    lines = pictures.table_lines(rows, truth) + pictures.fit_lines(fit)
     about = [f"{name} = {value:.3g}" for name, value in _cost(plan, chain).items()]
     pictures.write_page(path / "report.html", lines, reasons, about, [n for n in names if n.endswith(".png")])
     return Judged((*lines, ", ".join(about)), tuple(reasons), tuple(names))
@@ -151,6 +157,20 @@ def find_bias_reasons(bias: dict[str, tuple[float, float]], limit: float, most_b
         f"{most_bias * (0.8 * limit / shift) ** 2:.1g}"
         for name, (shift, error) in bias.items()
         if abs(shift) - error > limit
+    ]
+
+
+def find_fit_reasons(fit: dict[str, infer.Check]) -> list[str]:
+    """The statistic by which the data differ most from data of the model, if chance seldom has one of all differ so."""
+    if not fit:
+        return []
+    name, check = min(fit.items(), key=lambda item: item[1].p)
+    if check.p * len(fit) > _MISFIT:
+        return []
+    ratio = "" if np.isnan(check.ratio) else f"{check.ratio:.3f} of the predicted one, "
+    return [
+        f"the model does not describe the data: {name}: {ratio}{check.z:+.1f} standard deviations, p = {check.p:.1e}, "
+        f"the least of {len(fit)}; repeat with finer box.particles, or extend the model"
     ]
 
 

@@ -69,8 +69,10 @@ def test_a_run_leaves_chains_pictures_and_a_verdict(whole: tuple[InferencePlan, 
     plan, listener = whole
     assert finished(plan.folder)
     names = {path.name for path in plan.folder.iterdir()}
-    assert {"report.html", "summary.csv", "traces.png", "corner.png", "fields.png", "slices.png"} <= names
+    assert {"report.html", "summary.csv", "fit.csv", "traces.png", "corner.png", "fields.png", "slices.png"} <= names
     verdict = next(event for event in listener if isinstance(event, events.Judged))
+    assert any(line.startswith("variance of residuals") for line in verdict.table)
+    assert "variance of residuals" in (plan.folder / "report.html").read_text()
     assert any("effective samples, fewer than 400; raise sampler.steps" in reason for reason in verdict.reasons)
     assert "Not to be trusted yet" in (plan.folder / "report.html").read_text()
     chunks = [event for event in listener if isinstance(event, events.ChunkSampled)]

@@ -17,6 +17,7 @@ from pmwd_dist.observe.cross import cross_power
 from pmwd_dist.run.chain_inputs import data_of
 from pmwd_dist.run.folder import Log, prepare_folder
 from pmwd_dist.run.inference import InferencePlan
+from pmwd_dist.run.judging import find_fit_reasons
 from pmwd_dist.run.predictive import Comparison, compare, some_draws
 
 SIZE, DRAWS, MOCKS = 8, 40, 16
@@ -161,3 +162,13 @@ def test_correlation_and_transfer_with_the_truth(tmp_path: Path) -> None:
     correlation, transfer = (half.panels[name][0] for name in (INITIAL, r"$T(k)$ of initial modes"))
     np.testing.assert_allclose(correlation.mean(axis=0)[2:], 2**-0.5, atol=0.05)
     np.testing.assert_allclose(transfer.mean(axis=0)[2:], 2**0.5, atol=0.1)
+
+
+def test_a_misfit_that_is_no_chance_is_a_reason() -> None:
+    fit = {"variance of residuals": infer.Check(1.08, 4.5), "skewness of residuals": infer.Check(np.nan, 1.0)}
+    (reason,) = find_fit_reasons(fit)
+    assert reason.startswith("the model does not describe the data: variance of residuals: 1.080 of the predicted one")
+    assert "+4.5 standard deviations, p = 6.8e-06, the least of 2; repeat with finer box.particles" in reason
+    assert "of the predicted" not in find_fit_reasons({"skewness of residuals": infer.Check(np.nan, -5.0)})[0]
+    assert not find_fit_reasons(fit | {"variance of residuals": infer.Check(1.02, 2.5)}) and not find_fit_reasons({})
+    assert find_fit_reasons({"variance of residuals": infer.Check(1.02, 2.6)})  # one alone need not be as small

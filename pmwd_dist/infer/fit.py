@@ -1,0 +1,169 @@
+"""Posterior predictive checks: whether data are such as a model draws.
+
+A statistic S of data, modes and parameters is compared with replications: t = (S - mean) / sd, for data drawn anew from
+the likelihood and modes drawn anew from their prior. Where the model is right, a draw from the posterior has the same
+distribution as the truth: t of a draw has mean 0 and variance 1 over data (Johnson 2007, Bayesian Analysis 2, 719). By
+the law of total variance the posterior mean of t has the variance 1 - Var(t | data), which the draws show. The quotient
+z is a standard normal variable. A posterior predictive p-value, the mean over draws, is not uniform, but near 1/2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from pmwd_dist.config import Config
+from pmwd_dist.infer.model import Posterior
+from pmwd_dist.parallel.fft import prfft3d
+from pmwd_dist.pm import fourier
+
+_REPLICATIONS = 8  # of each draw
+_ROUNDING = 1e-6  # statistics of modes that the likelihood does not compare are below
+_MEAN_SQUARES = ("power", "variance")
+_BANDS = (0.5, 1.0)  # their ends in units of the Nyquist frequency; the last band lies beyond
+
+
+class Check(NamedTuple):
+    """A statistic of data compared with replications.
+
+    Args:
+      ratio: value over the mean of the replications, for powers and variances; NaN for others, whose mean is 0.
+      z: posterior mean of the deviation, in units of its standard deviation for data of the model.
+    """
+
+    ratio: float
+    z: float
+
+    @property
+    def p(self) -> float:
+        """Probability of a larger deviation where the model is right."""
+        return math.erfc(abs(self.z) / math.sqrt(2))
+
+
+def check_fit(posterior: Posterior, noise: Array, parameters: Mapping[str, Array], key: Array) -> dict[str, Check]:
+    """Compare data with replications by the draws of a posterior, by name of the statistic.
+
+    Statistics of residuals are their variance, their skewness, and in bands of wavenumbers their power and their
+    correlation with the prediction. Statistics of the initial modes are their skewness and their power. Maps have no
+    bands. Likelihoods without the method `residual` have no checks.
+
+    Args:
+      posterior: given the data.
+      noise: white noise of the draws, (draws, nx, ny, nz).
+      parameters: of the draws, by name.
+      key: of jax.random.
+    """
+    if not hasattr(posterior.model.likelihood, "residual"):
+        return {}
+    keys = jax.random.split(key, len(noise))
+    found = jax.device_get(_compared(posterior.model, posterior.data, (keys, noise, dict(parameters))))
+    checks = {name: _check(name, *x) for name, x in found.items()}
+    return {name: check for name, check in checks.items() if math.isfinite(check.z)}
+
+
+def deviation(value: np.ndarray, replicated: np.ndarray) -> float:
+    """Posterior mean of the deviation of a statistic, in units of its standard deviation for data of the model.
+
+    Args:
+      value: of each draw.
+      replicated: of the replications of each draw, (draws, replications).
+    """
+    draws, count = replicated.shape
+    spread = math.sqrt(float(np.mean(np.var(replicated, axis=1, ddof=1))) * (1 + 1 / count))
+    if spread < _ROUNDING:
+        return math.nan
+    t = (value - replicated.mean(axis=1)) / spread
+    # One standard error less than the variance among draws, so that an uncertain one does not make z too large.
+    among = min(1.0, float(np.var(t, ddof=1))) * max(0.0, 1 - math.sqrt(2 / (draws - 1))) if draws > 1 else 0.0
+    return float(t.mean()) / math.sqrt(1 - among * (1 - 1 / draws))
+
+
+def _check(name: str, value: np.ndarray, replicated: np.ndarray) -> Check:
+    if not name.startswith(_MEAN_SQUARES):
+        return Check(math.nan, deviation(value, replicated))
+    if replicated.mean() < _ROUNDING:
+        return Check(math.nan, math.nan)
+    # The cube root of a mean square is nearly normal (Wilson & Hilferty 1931).
+    return Check(float(value.mean() / replicated.mean()), deviation(np.cbrt(value), np.cbrt(replicated)))
+
+
+@eqx.filter_jit
+def _compared(model: Any, data: Array, draws: Any) -> dict[str, tuple[Array, Array]]:
+    """Statistics of each draw, and of its replications."""
+    config, likelihood = model.config, model.likelihood
+
+    def one(drawn: tuple[Array, Array, Any]) -> tuple[Any, Any]:
+        key, noise, numbers = drawn
+        field, _ = model.predict(noise, numbers)
+
+        def statistics(data: Array, noise: Array) -> dict[str, Array]:
+            residual = likelihood.residual(data, field, numbers, config)
+            return _of_residual(residual, field, config) | _of_modes(noise, config)
+
+        def replication(key: Array) -> dict[str, Array]:
+            keys = jax.random.split(key)
+            anew = jax.lax.with_sharding_constraint(jax.random.normal(keys[1], noise.shape), noise_sharding)
+            return statistics(likelihood.draw(keys[0], field, numbers, config), anew)
+
+        return statistics(data, noise), jax.lax.map(replication, jax.random.split(key, _REPLICATIONS))
+
+    noise_sharding = config.decomposition.sharding
+    value, replicated = jax.lax.map(one, draws)
+    return {name: (value[name], replicated[name]) for name in value}
+
+
+def _of_residual(residual: Array, field: Array, config: Config) -> dict[str, Array]:
+    found = {"variance of residuals": jnp.mean(residual**2), "skewness of residuals": _skewness(residual)}
+    shape = field - jnp.mean(field)
+    if residual.shape != config.mesh_shape:
+        return found | {"residual-prediction correlation": jnp.mean(residual * shape) / jnp.std(shape)}
+    own, with_field = _in_bands(residual, residual, config), _in_bands(residual, shape, config)
+    of_field = _in_bands(shape, shape, config)
+    for name, power in own.items():
+        found[f"power of residuals at {name}"] = power
+        found[f"residual-prediction correlation at {name}"] = with_field[name] / jnp.sqrt(of_field[name])
+    return found
+
+
+def _of_modes(noise: Array, config: Config) -> dict[str, Array]:
+    bands = _in_bands(noise, noise, config)
+    powers = {f"power of initial modes at {name}": power for name, power in bands.items()}
+    return powers | {"skewness of initial modes": _skewness(noise)}
+
+
+def _skewness(x: Array) -> Array:
+    """Third moment over the cube of the width, (mean of squares)^(1/2); 0 for no values at all."""
+    centred = x - jnp.mean(x)
+    square = jnp.mean(centred**2)
+    return jnp.mean(centred**3) / jnp.where(square > 0, square, 1) ** 1.5
+
+
+def _in_bands(x: Array, y: Array, config: Config) -> dict[str, Array]:
+    """Mean over the modes of each band of the product of two fields, in units of the variance of a cell."""
+    decomposition, shape = config.decomposition, (x.shape[0], x.shape[1], x.shape[2])
+    nyquist = math.pi * min(n / length for n, length in zip(shape, config.box_size, strict=True))
+
+    def sorted_modes() -> tuple[Array, Array]:
+        k2 = fourier.k_squared(shape, config, x.dtype)
+        ends = jnp.asarray([(end * nyquist) ** 2 * (1 + 1e-5) for end in _BANDS], x.dtype)
+        return jnp.digitize(k2, ends), jnp.where(k2 > 0, fourier.mode_count(shape, config, x.dtype), 0)
+
+    spec = decomposition.spectrum_spec
+    band, count = decomposition.shard_map(sorted_modes, (), (spec, spec))()
+    one, other = (prfft3d(field, decomposition, norm="ortho") for field in (x, y))
+    product = count * (one.real * other.real + one.imag * other.imag)
+    half, whole = (end * nyquist for end in _BANDS)
+    names = f"k < {half:.2g} h/Mpc", f"k = {half:.2g} to {whole:.2g} h/Mpc", f"k > {whole:.2g} h/Mpc"
+
+    def mean(i: int) -> Array:
+        inside = band == i
+        return jnp.sum(jnp.where(inside, product, 0)) / jnp.maximum(jnp.sum(jnp.where(inside, count, 0)), 1)
+
+    return {name: mean(i) for i, name in enumerate(names)}

@@ -1,0 +1,130 @@
+"""Checks of the fit: uniform p-values where the model is right, by exact posteriors, and what they find out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax_cosmo
+import numpy as np
+import pytest
+from scipy.stats import kstest
+
+import pmwd_dist as pmd
+from pmwd_dist import infer
+from pmwd_dist.infer.fit import check_fit, deviation
+
+CONFIG = pmd.Config(160.0, 8, a_stop=0.5, steps=2, decomposition=(1, 1))
+DRAWS, MOCKS = 24, 60
+VARIANCE, SKEWNESS = "variance of residuals", "skewness of initial modes"
+LARGE, BEYOND = "k < 0.079 h/Mpc", "k > 0.16 h/Mpc"
+
+
+def linear_model(likelihood: Any, bias: float = 1.8, config: pmd.Config = CONFIG) -> infer.Model:
+    """Galaxies in linear theory with nothing free but the noise, whose posterior is known exactly without a mask."""
+    return infer.Model(config, infer.LinearField(config, jax_cosmo.Planck15(), bias=bias), {}, likelihood)
+
+
+@eqx.filter_jit
+def exact_draws(posterior: infer.Posterior, key: Any, count: int) -> Any:
+    return jax.vmap(lambda k: posterior.unwhiten(posterior.initial(k))[0])(jax.random.split(key, count))
+
+
+def checks_of(model: infer.Model, data: Any, seed: int = 0, draws: int = DRAWS) -> dict[str, infer.Check]:
+    posterior = model.condition(data, precondition="conditional")
+    return check_fit(posterior, exact_draws(posterior, jax.random.key(seed), draws), {}, jax.random.key(seed + 1))
+
+
+def mock(model: infer.Model, seed: int) -> Any:
+    keys = jax.random.split(jax.random.key(seed))
+    return model.mock(keys[1], model.draw(keys[0]))
+
+
+def test_p_is_uniform_over_mocks_where_draws_show_it_and_never_too_small() -> None:
+    model = linear_model(infer.Gaussian(0.5))
+    checks = [checks_of(model, mock(model, seed), seed) for seed in range(MOCKS)]
+    assert len(checks[0]) == 12
+    for name in checks[0]:
+        z, p = (np.array([getattr(c[name], value) for c in checks]) for value in ("z", "p"))
+        assert abs(z.mean()) < 3.5 * max(z.std(), 0.3) / MOCKS**0.5 and z.std() < 1.25, name
+        assert np.mean(p < 0.1) < 0.1 + 3 * (0.09 / MOCKS) ** 0.5, name
+        if "power of initial modes" in name:
+            assert z.std() > 0.75 and kstest(p, "uniform").pvalue > 1e-3, name
+    assert min(check.p for c in checks for check in c.values()) > 1e-3 / MOCKS
+
+
+def test_deviation_is_standard_normal_however_much_of_it_draws_share() -> None:
+    rng = np.random.default_rng(0)
+    for shared in (0.2, 0.8):
+        z = []
+        for _ in range(2000):
+            value = shared**0.5 * rng.normal() + (1 - shared) ** 0.5 * rng.normal(size=40)
+            z.append(deviation(3 + 2 * value, 3 + 2 * rng.normal(size=(40, 400))))
+        assert 0.75 < np.std(z) < 1.05 and abs(np.mean(z)) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        (VARIANCE, {"sigma": 1.0}),
+        (f"power of initial modes at {LARGE}", {"bias": 4.0}),
+        (SKEWNESS, {"skewed": True}),
+    ],
+)
+def test_data_of_another_model_are_found_out(name: str, wrong: dict[str, Any]) -> None:
+    model, key = linear_model(infer.Gaussian(0.5)), jax.random.key(1)
+    truth = linear_model(infer.Gaussian(wrong.get("sigma", 0.5)), wrong.get("bias", 1.8))
+    position = truth.draw(key)
+    if "skewed" in wrong:
+        position["noise"] = jax.random.exponential(key, (8,) * 3) - 1
+    found = checks_of(model, truth.mock(jax.random.key(2), position))
+    assert found[name].p * len(found) < 0.01 and found[name].z > 0
+    assert "skewed" in wrong or found[name].ratio > 1.2
+
+
+def test_what_the_likelihood_does_not_compare_does_not_count() -> None:
+    model = linear_model(infer.Gaussian(0.5, k_max=0.1))
+    data = mock(model, 3)
+    modes = np.fft.rfftn(np.asarray(data))
+    k = [2 * np.pi * np.fft.fftfreq(8, 20.0)] * 2 + [2 * np.pi * np.fft.rfftfreq(8, 20.0)]
+    high = sum(x**2 for x in np.meshgrid(*k, indexing="ij")) > 0.1**2 * 1.001
+    found = checks_of(model, np.fft.irfftn(np.where(high, 10 * modes, modes), data.shape, axes=(0, 1, 2)))
+    assert not any("residual" in name and BEYOND in name for name in found)
+    assert min(check.p for check in found.values()) > 1e-3
+
+
+def test_at_the_truth_deviations_are_standard_normal_behind_a_mask_too() -> None:
+    mask = np.ones((8,) * 3)
+    mask[:, :, :3] = 0
+    model, z = linear_model(infer.Gaussian(0.5, mask=mask)), []
+    for seed in range(60):
+        keys = jax.random.split(jax.random.key(seed), 3)
+        truth = model.draw(keys[0])
+        data = np.where(mask > 0, model.mock(keys[1], truth), np.nan)
+        noise = jnp.broadcast_to(truth["noise"], (DRAWS, 8, 8, 8))
+        z.append([check.z for check in check_fit(model.condition(data), noise, {}, keys[2]).values()])
+    np.testing.assert_allclose(np.std(z, axis=0), 1, atol=0.3)
+    assert np.mean(np.abs(z) > 2.576) < 0.03
+
+
+def test_counts_of_empty_cells_are_as_predicted() -> None:
+    """Roots of counts: without them one galaxy where almost none is expected would be all of the variance."""
+    model = linear_model(infer.Poisson(0.5), bias=4.0)
+    for seed in range(5):
+        truth = model.draw(jax.random.key(seed))
+        data = model.mock(jax.random.key(seed + 100), truth)
+        noise = jnp.broadcast_to(truth["noise"], (DRAWS, 8, 8, 8))
+        found = check_fit(model.condition(data), noise, {}, jax.random.key(seed))
+        assert all(abs(check.z) < 4 for check in found.values()) and found[VARIANCE].ratio == pytest.approx(1, abs=0.3)
+
+
+@pytest.mark.parametrize("pdims", [(2, 1), (2, 2)])
+def test_divided_fields_have_the_same_checks(pdims: tuple[int, int]) -> None:
+    data = np.asarray(mock(linear_model(infer.Gaussian(0.5)), 7))
+    one = checks_of(linear_model(infer.Gaussian(0.5)), data)
+    config = pmd.Config(160.0, 8, a_stop=0.5, steps=2, decomposition=pdims)
+    model = linear_model(infer.Gaussian(0.5), config=config)
+    for name, check in checks_of(model, data).items():
+        assert check == pytest.approx(one[name], abs=1e-3, nan_ok=True), name
