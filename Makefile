@@ -50,6 +50,7 @@ check-python: $(STAMPS)/test
 check-rust: $(STAMPS)/wheel
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --all-features --locked -- -D warnings
+	cargo clippy --package jaxdecomp-ops --no-default-features --features python --locked -- -D warnings
 	cargo test --workspace --lib --tests --locked --no-run
 
 test-rust: check-rust $(STAMPS)/test

@@ -68,6 +68,8 @@ def peer_unavailable_reason(ordinals: tuple[int, ...]) -> str | None:
     """Why GPUs of this process, given by their ordinals, can't write into each other's memory, or None."""
     if not _registered("CUDA"):
         return _NOT_INSTALLED
+    if not hasattr(_ops, "peer_probe"):
+        return "jaxdecomp-ops was built without its feature `peer`"
     try:
         _ops.peer_probe(list(ordinals), _cuda_libraries("cufft", older=11))
     except OSError as error:

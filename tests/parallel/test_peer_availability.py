@@ -45,6 +45,13 @@ def test_where_it_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "cannot be used: GPU 0 cannot" in str(unavailable_reason(gpus(2)))
 
 
+def test_native_ops_without_peer_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_registered", lambda platform: True)
+    monkeypatch.setattr(native, "_ops", SimpleNamespace())
+    reason = native.peer_unavailable_reason.__wrapped__((0, 1))
+    assert reason == "jaxdecomp-ops was built without its feature `peer`"
+
+
 def test_on_cpus_it_raises_when_named_and_is_passed_over_by_auto(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"backend='peer' needs NVIDIA GPUs; use backend='xla'"):
         Decomposition((1, 1), backend="peer")

@@ -4,7 +4,6 @@ use crate::cic;
 use crate::cuda;
 use crate::cudecomp::{self, Error, Grid, Member};
 use crate::fft;
-use crate::peer::{self, Slabs, filter::Lines};
 use crate::stencil;
 use core::ffi::CStr;
 use core::ptr::NonNull;
@@ -26,13 +25,13 @@ fn targets<'py>(py: Python<'py>, platform: &str) -> PyResult<Bound<'py, PyDict>>
     let dict = PyDict::new(py);
     let handlers: &[(&str, Handler)] = match platform {
         "cpu" => &[&cic::handlers::CPU[..], &cic::steps::CPU, &fft::handlers::CPU, &stencil::handlers::CPU].concat(),
-        "CUDA" => &[&cudecomp::handlers::CUDA[..], &peer::handlers::CUDA].concat(),
+        "CUDA" => &[&cudecomp::handlers::CUDA[..], peer::HANDLERS].concat(),
         _ => &[],
     };
     for &(name, handler) in handlers {
         dict.set_item(name, capsule(py, handler)?)?;
     }
-    let kernels = [&cic::cuda::handlers::CUDA[..], &peer::handlers::KERNELS, &stencil::handlers::CUDA].concat();
+    let kernels = [&cic::cuda::targets()[..], peer::KERNELS, &stencil::handlers::CUDA].concat();
     for (name, [initialize, execute]) in kernels.into_iter().filter(|_| platform == "CUDA") {
         let stages = PyDict::new(py);
         stages.set_item("initialize", capsule(py, initialize)?)?;
@@ -108,29 +107,6 @@ fn cudecomp_close(py: Python<'_>) -> PyResult<()> {
     py.detach(cudecomp::close).map_err(raised)
 }
 
-/// Fail with `OSError` unless CUDA's driver and cuFFT load and the GPUs can access each other's memory.
-#[pyfunction]
-#[allow(clippy::needless_pass_by_value, reason = "pyo3 converts lists to vectors")]
-fn peer_probe(py: Python<'_>, devices: Vec<i32>, cufft: Vec<String>) -> PyResult<()> {
-    py.detach(|| peer::probe(&devices, &cufft)).map_err(|error| PyOSError::new_err(error.0))
-}
-
-/// Whether a mesh of a length along x can be filtered by `jaxdecomp_ops_peer_filtered`. Call `cic_probe` before.
-#[pyfunction]
-fn peer_filters(length: usize, double: bool) -> PyResult<bool> {
-    let shared = cuda::gpus::shared_memory().map_err(|error| PyOSError::new_err(error.0))?;
-    Ok(Lines::new(length, double).is_some_and(|lines| lines.fits(shared)))
-}
-
-/// Whether cuFFT transforms slabs of a complex mesh along x without a work area. Call `peer_probe` before.
-#[pyfunction]
-fn peer_is_fast_along_x(py: Python<'_>, device: i32, num_shards: i64, shape: [i64; 3], double: bool) -> PyResult<bool> {
-    let no_slabs = || PyValueError::new_err(format!("{shape:?} are not slabs over {num_shards} GPUs"));
-    let slabs = Slabs::new(num_shards, shape, None, double).ok_or_else(no_slabs)?;
-    let outcome = py.detach(|| peer::is_fast_along_x(&*peer::node(device)?, &slabs));
-    outcome.map_err(|error| PyRuntimeError::new_err(error.0))
-}
-
 fn grid(shape: [i64; 3], pdims: [i64; 2], [transpose_comm, halo_comm]: [i32; 2]) -> Grid {
     Grid { shape, pdims, transpose_comm, halo_comm }
 }
@@ -154,7 +130,68 @@ fn _jaxdecomp_ops(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(cudecomp_open_grid, module)?)?;
     module.add_function(wrap_pyfunction!(cudecomp_scratch, module)?)?;
     module.add_function(wrap_pyfunction!(cudecomp_close, module)?)?;
-    module.add_function(wrap_pyfunction!(peer_probe, module)?)?;
-    module.add_function(wrap_pyfunction!(peer_filters, module)?)?;
-    module.add_function(wrap_pyfunction!(peer_is_fast_along_x, module)?)
+    peer::add_to(module)
+}
+
+/// Handlers and functions of the feature `peer`.
+#[cfg(feature = "peer")]
+mod peer {
+    use crate::cuda;
+    use crate::peer::{self, Slabs, filter::Lines, handlers};
+    use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
+    use pyo3::prelude::*;
+    use xla_ffi::sys::Handler;
+
+    pub(super) const HANDLERS: &[(&str, Handler)] = &handlers::CUDA;
+    pub(super) const KERNELS: &[(&str, [Handler; 2])] = &handlers::KERNELS;
+
+    /// Fail with `OSError` unless CUDA's driver and cuFFT load and the GPUs can access each other's memory.
+    #[pyfunction]
+    #[allow(clippy::needless_pass_by_value, reason = "pyo3 converts lists to vectors")]
+    fn peer_probe(py: Python<'_>, devices: Vec<i32>, cufft: Vec<String>) -> PyResult<()> {
+        py.detach(|| peer::probe(&devices, &cufft)).map_err(|error| PyOSError::new_err(error.0))
+    }
+
+    /// Whether a mesh of a length along x can be filtered by `jaxdecomp_ops_peer_filtered`. Call `cic_probe` before.
+    #[pyfunction]
+    fn peer_filters(length: usize, double: bool) -> PyResult<bool> {
+        let shared = cuda::gpus::shared_memory().map_err(|error| PyOSError::new_err(error.0))?;
+        Ok(Lines::new(length, double).is_some_and(|lines| lines.fits(shared)))
+    }
+
+    /// Whether cuFFT transforms slabs of a complex mesh along x without a work area. Call `peer_probe` before.
+    #[pyfunction]
+    fn peer_is_fast_along_x(
+        py: Python<'_>,
+        device: i32,
+        num_shards: i64,
+        shape: [i64; 3],
+        double: bool,
+    ) -> PyResult<bool> {
+        let no_slabs = || PyValueError::new_err(format!("{shape:?} are not slabs over {num_shards} GPUs"));
+        let slabs = Slabs::new(num_shards, shape, None, double).ok_or_else(no_slabs)?;
+        let outcome = py.detach(|| peer::is_fast_along_x(&*peer::node(device)?, &slabs));
+        outcome.map_err(|error| PyRuntimeError::new_err(error.0))
+    }
+
+    pub(super) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add_function(wrap_pyfunction!(peer_probe, module)?)?;
+        module.add_function(wrap_pyfunction!(peer_filters, module)?)?;
+        module.add_function(wrap_pyfunction!(peer_is_fast_along_x, module)?)
+    }
+}
+
+/// Without the feature `peer` there are none.
+#[cfg(not(feature = "peer"))]
+mod peer {
+    use pyo3::prelude::*;
+    use xla_ffi::sys::Handler;
+
+    pub(super) const HANDLERS: &[(&str, Handler)] = &[];
+    pub(super) const KERNELS: &[(&str, [Handler; 2])] = &[];
+
+    #[allow(clippy::unnecessary_wraps, reason = "as with the feature")]
+    pub(super) fn add_to(_: &Bound<'_, PyModule>) -> PyResult<()> {
+        Ok(())
+    }
 }

@@ -66,13 +66,14 @@ impl Spec {
         if cells == 0 || cells as i64 >= LIMIT {
             return Err(Error::invalid(format!("mesh axis {name}: expected 1 to 2^30 cells, got {cells}")));
         }
-        if den <= 0 || num < 0 {
+        if !(0..LIMIT).contains(&num) || !(1..LIMIT).contains(&den) {
             return Err(Error::invalid(format!(
-                "spacing of axis {name}: expected num >= 0 and den > 0, got {num}/{den}"
+                "spacing of axis {name}: expected 0 <= num < 2^30 and 0 < den < 2^30, got {num}/{den}"
             )));
         }
         let last = i128::from(num) * (sites as i128) + i128::from(origin) * i128::from(den);
-        if origin.abs() >= LIMIT || last / i128::from(den) >= i128::from(LIMIT) {
+        let far = origin.unsigned_abs().max(sites as u64) >= LIMIT as u64;
+        if far || last / i128::from(den) >= i128::from(LIMIT) {
             return Err(Error::invalid(format!(
                 "axis {name}: {sites} sites {num}/{den} cells apart from cell {origin} exceed 2^30 cells"
             )));
@@ -83,7 +84,7 @@ impl Spec {
     /// Checks a lattice of `sites` in a mesh of `cells`.
     ///
     /// # Errors
-    /// If the mesh is empty, the spacing is invalid, or extents exceed 2³⁰ cells.
+    /// If the mesh is empty, the spacing is invalid, or extents exceed 2³⁰ cells or sites.
     pub fn check(&self, sites: [usize; 3], cells: [usize; 3]) -> Result<()> {
         (0..3).try_for_each(|axis| self.check_axis(axis, sites[axis], cells[axis]))
     }
@@ -129,12 +130,13 @@ pub(crate) fn pair(cell: i32, cells: i32, stride: u32) -> [u32; 2] {
 }
 
 impl<T: Real> Geometry<T> {
-    /// Builds the tables of a lattice of `sites` in a mesh of `cells`.
+    /// Builds the tables of a lattice of `sites` in a mesh of `cells`; an empty lattice has none along any axis.
     ///
     /// # Errors
     /// Errors of [`Spec::check`].
     pub fn new(spec: &Spec, sites: [usize; 3], cells: [usize; 3]) -> Result<Self> {
         spec.check(sites, cells)?;
+        let sites = if sites.contains(&0) { [0; 3] } else { sites };
         Ok(Self { axes: [0, 1, 2].map(|i| Axis::new(spec, i, sites[i], cells[i])) })
     }
 
@@ -158,5 +160,24 @@ impl<T: Real> Geometry<T> {
     #[must_use]
     pub fn volume(&self) -> usize {
         self.cells().iter().product()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SPEC: Spec =
+        Spec { spacing_num: [0; 3], spacing_den: [1; 3], origin: [0; 3], periodic: [true; 3], scale: [1.0; 3] };
+
+    #[test]
+    fn an_empty_lattice_has_no_tables() {
+        let geometry = Geometry::<f32>::new(&SPEC, [1 << 29, 1 << 29, 0], [4; 3]).expect("a valid lattice");
+        assert_eq!((geometry.sites(), geometry.particles()), ([0; 3], 0));
+    }
+
+    #[test]
+    fn more_sites_than_32_bits_hold_are_an_error() {
+        assert!(SPEC.check([1 << 30, 0, 1], [4; 3]).is_err());
     }
 }

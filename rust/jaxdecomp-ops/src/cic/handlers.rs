@@ -83,7 +83,11 @@ fn paint_as<T: Packed>(call: &Call<'_>, mut operands: Paint<'_>) -> Result<()> {
     expect_32_bits("particles", geometry.particles())?;
     let (Particles { masks, extents: Extents { batch, .. }, disp, .. }, pool) = (&operands.particles, call.pool());
     let elements = split(disp.as_slice::<T>()?, *batch).zip(split(operands.weight.as_slice::<T>()?, *batch));
-    for ((disp, weight), mesh) in elements.zip(split_mut(operands.mesh.as_mut_slice::<T>()?, *batch)) {
+    let mesh = operands.mesh.as_mut_slice::<T>()?;
+    if mesh.is_empty() {
+        return Ok(()); // extents of a mesh without fields may be huge
+    }
+    for ((disp, weight), mesh) in elements.zip(split_mut(mesh, *batch)) {
         cpu::paint(&geometry, masks, disp, weight, mesh, &pool);
     }
     Ok(())
@@ -122,9 +126,14 @@ fn read_as<T: Packed>(call: &Call<'_>, mut operands: Read<'_>) -> Result<()> {
     let geometry = geometry::<T>(&operands.particles)?;
     let (Particles { masks, extents: Extents { batch, .. }, disp, .. }, pool) = (&operands.particles, call.pool());
     let weight = operands.weight.as_ref().map_or(Ok(&[][..]), Input::as_slice::<T>)?;
-    let elements = split(disp.as_slice::<T>()?, *batch).zip(split(operands.fields.as_slice::<T>()?, *batch));
+    let (fields, out) = (operands.fields.as_slice::<T>()?, operands.out.as_mut_slice::<T>()?);
+    if fields.is_empty() {
+        out.fill(T::ZERO); // a sum over no fields
+        return Ok(());
+    }
+    let elements = split(disp.as_slice::<T>()?, *batch).zip(split(fields, *batch));
     let elements = elements.zip(split(weight, *batch));
-    for (((disp, fields), weight), out) in elements.zip(split_mut(operands.out.as_mut_slice::<T>()?, *batch)) {
+    for (((disp, fields), weight), out) in elements.zip(split_mut(out, *batch)) {
         let values = match operands.reduction {
             Reduction::None => Values::All,
             Reduction::OverMasks => Values::OverMasks(weight),
@@ -136,8 +145,9 @@ fn read_as<T: Packed>(call: &Call<'_>, mut operands: Read<'_>) -> Result<()> {
 }
 
 pub(super) fn geometry<T: Packed>(particles: &Particles<'_>) -> Result<Geometry<T>> {
-    let Extents { sites, cells, .. } = particles.extents;
-    let geometry = Geometry::new(&particles.spec, sites, cells)?;
+    let Extents { batch, sites, cells, .. } = particles.extents;
+    particles.spec.check(sites, cells)?;
+    let geometry = Geometry::new(&particles.spec, if batch == 0 { [0; 3] } else { sites }, cells)?;
     expect_32_bits("mesh cells", geometry.volume())?;
     Ok(geometry)
 }

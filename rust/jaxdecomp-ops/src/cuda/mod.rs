@@ -1,7 +1,11 @@
 //! NVIDIA's libraries, loaded at run time: nothing of CUDA is needed to build this crate.
+//!
+//! The crate `cudarc` offers the same bindings. It is not used since it panics where a library or a symbol is missing, and
+//! looks libraries up by name, while those of pip's wheels are found by path; a missing library must be an error value here.
 
 pub mod cache;
 pub mod cufft;
+#[cfg_attr(not(feature = "peer"), allow(dead_code, reason = "streams and events are those of peer"))]
 mod device;
 pub mod driver;
 pub mod gpus;

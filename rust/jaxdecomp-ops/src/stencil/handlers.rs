@@ -101,8 +101,8 @@ fn operands<'a>(call: &Call<'a>, kernel: Kernel) -> Result<Operands<'a>> {
     let mut outer = if kernel == Kernel::Divergence { to.dims() } else { from.dims() }.to_vec();
     let inner = if kernel == Kernel::Divergence { from.dims() } else { to.dims() };
     if at {
-        if outer.len() != 5 {
-            return Err(Error::invalid(format!("expected several fields of 4 axes, got {outer:?}")));
+        if outer.len() != 5 || outer[1] == 0 {
+            return Err(Error::invalid(format!("expected at least one field of 4 axes, got {outer:?}")));
         }
         outer.remove(1);
     }

@@ -6,8 +6,9 @@
 //! field 24, since the weights of the others lie between its own; of each cell 68 and what the paints add. For each field its sum
 //! is cleared and read once, 16, and the result, of 4, is written, and read before by all but the first.
 
-use super::handlers::{check_scratch, with_context};
-use super::launch::{Context, FLAG, Geometry, HEAD, PaintBuffers, blocks, scratch_bytes, sum_bytes};
+use super::launch::{
+    Context, FLAG, Geometry, HEAD, PaintBuffers, blocks, check_scratch, scratch_bytes, sum_bytes, with_context,
+};
 use super::variants::{self, Common, PaintVariant};
 use crate::cic::operands::{Extents, ForceTranspose};
 use crate::cic::real::Real;

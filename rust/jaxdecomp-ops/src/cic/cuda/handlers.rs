@@ -1,28 +1,19 @@
 //! FFI targets of paint and read on NVIDIA GPUs.
 
 use super::launch::{
-    Context, HEAD, MOST_FIELDS, PaintBuffers, ReadBuffers, SumsBuffers, item, scratch_bytes, sum_bytes,
+    HEAD, MOST_FIELDS, PaintBuffers, ReadBuffers, SumsBuffers, check_scratch, item, scratch_bytes, sum_bytes,
+    with_context,
 };
-use super::variants::Common;
-use super::{force_transpose, steps};
 use crate::cic::operands::{Extents, IntegerPaint, Paint, Particles, Read};
-use crate::cuda;
-use crate::cuda::gpus;
 use xla_ffi::sys::Handler;
-use xla_ffi::{Call, Dtype, Error, Input, Output, Result, Role};
+use xla_ffi::{Call, Error, Input, Result, Role};
 
 /// FFI targets of the platform "CUDA", each with the handlers of the stages "initialize" and "execute".
-pub const CUDA: [(&str, [Handler; 2]); 10] = [
+pub(super) const CUDA: [(&str, [Handler; 2]); 4] = [
     ("jaxdecomp_ops_cic_paint", [initialize_paint, execute_paint]),
     ("jaxdecomp_ops_cic_paint_sums", [initialize_paint_sums, execute_paint_sums]),
     ("jaxdecomp_ops_cic_read", [initialize_read, execute_read]),
     ("jaxdecomp_ops_cic_read_sum", [initialize_read_sum, execute_read_sum]),
-    force_transpose::CUDA,
-    steps::CUDA[0],
-    steps::CUDA[1],
-    steps::CUDA[2],
-    steps::CUDA[3],
-    steps::CUDA[4],
 ];
 
 xla_ffi::handler!(
@@ -168,34 +159,4 @@ fn run_read(call: &Call<'_>, operands: &mut Read<'_>) -> Result<()> {
             unsafe { context.read(operands.reduction, buffers) }
         })
     })
-}
-
-/// Calls `body` with the GPU of the call, after checking the extents.
-pub(super) fn with_context(
-    call: &Call<'_>,
-    particles: &Particles<'_>,
-    body: impl FnOnce(&Context<'_>) -> cuda::Result<()>,
-) -> Result<()> {
-    let Particles { spec, masks, extents, disp } = particles;
-    spec.check(extents.sites, extents.cells)?;
-    let largest = extents.sites.iter().max().copied().unwrap_or(0);
-    if i32::try_from(largest).is_err() || extents.sites.iter().product::<usize>() >= 1 << 36 {
-        return Err(Error::invalid(format!("expected fewer than 2^36 particles a device, got {:?}", extents.sites)));
-    }
-    if extents.sites[..2].iter().any(|&n| n > 65535) {
-        return Err(Error::invalid(format!("expected at most 65535 particles along x and y, got {:?}", extents.sites)));
-    }
-    let wide = u32::try_from(extents.cells.iter().product::<usize>() * extents.fields).is_err();
-    let internal = |error: cuda::Error| Error::internal(error.0);
-    let (compiler, gpu) = (gpus::compiler().map_err(internal)?, gpus::gpu(call.device_ordinal()?).map_err(internal)?);
-    let common = Common { dtype: disp.dtype(), masks, wide };
-    body(&Context { gpu: &gpu, compiler, stream: call.stream()?, spec, extents, common }).map_err(internal)
-}
-
-pub(super) fn check_scratch(scratch: &Output<'_>, bytes: usize) -> Result<()> {
-    let ([len], needed) = (scratch.expect_rank::<1>("element")?, bytes / 4);
-    if scratch.dtype() == Dtype::S32 && len >= needed {
-        return Ok(());
-    }
-    Err(Error::invalid(format!("scratch: expected {needed} of s32, got {len} of {}", scratch.dtype())))
 }

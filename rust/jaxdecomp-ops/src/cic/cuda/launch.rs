@@ -2,12 +2,12 @@
 
 use super::variants::{self, Common, PaintVariant, ReadVariant};
 use crate::cic::geometry::Spec;
-use crate::cic::operands::{Extents, Reduction};
+use crate::cic::operands::{Extents, Particles, Reduction};
 use crate::cic::real::{Real, ceil_log2};
 use crate::cuda::kernel::{Compiler, Gpu, Module, arguments};
-use crate::cuda::{Opaque, Result};
+use crate::cuda::{Opaque, Result, gpus};
 use core::ffi::{CStr, c_void};
-use xla_ffi::Dtype;
+use xla_ffi::{Call, Dtype, Error, Output};
 
 /// Bytes of the head of the scratch memory: the largest weight of each field, and a flag of invalid values.
 pub(super) const HEAD: usize = 4096;
@@ -268,6 +268,37 @@ impl Context<'_> {
         }
         Ok(())
     }
+}
+
+/// Calls `body` with the GPU of the call, after checking the extents.
+pub(super) fn with_context(
+    call: &Call<'_>,
+    particles: &Particles<'_>,
+    body: impl FnOnce(&Context<'_>) -> Result<()>,
+) -> xla_ffi::Result<()> {
+    let Particles { spec, masks, extents, disp } = particles;
+    spec.check(extents.sites, extents.cells)?;
+    let largest = extents.sites.iter().max().copied().unwrap_or(0);
+    if i32::try_from(largest).is_err() || extents.sites.iter().product::<usize>() >= 1 << 36 {
+        return Err(Error::invalid(format!("expected fewer than 2^36 particles a device, got {:?}", extents.sites)));
+    }
+    if extents.sites[..2].iter().any(|&n| n > 65535) {
+        return Err(Error::invalid(format!("expected at most 65535 particles along x and y, got {:?}", extents.sites)));
+    }
+    let wide = u32::try_from(extents.cells.iter().product::<usize>() * extents.fields).is_err();
+    let internal = |error: crate::cuda::Error| Error::internal(error.0);
+    let (compiler, gpu) = (gpus::compiler().map_err(internal)?, gpus::gpu(call.device_ordinal()?).map_err(internal)?);
+    let common = Common { dtype: disp.dtype(), masks, wide };
+    body(&Context { gpu: &gpu, compiler, stream: call.stream()?, spec, extents, common }).map_err(internal)
+}
+
+/// Fails unless scratch memory has the type and the size that kernels need.
+pub(super) fn check_scratch(scratch: &Output<'_>, bytes: usize) -> xla_ffi::Result<()> {
+    let ([len], needed) = (scratch.expect_rank::<1>("element")?, bytes / 4);
+    if scratch.dtype() == Dtype::S32 && len >= needed {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("scratch: expected {needed} of s32, got {len} of {}", scratch.dtype())))
 }
 
 /// A kernel that moves the particles.

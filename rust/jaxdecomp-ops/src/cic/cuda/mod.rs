@@ -3,7 +3,15 @@
 //! Painting accumulates the same integers as on the CPU, so that both paint the same bits.
 
 mod force_transpose;
-pub mod handlers;
+mod handlers;
 mod launch;
 mod steps;
 pub mod variants;
+
+use xla_ffi::sys::Handler;
+
+/// FFI targets of the platform "CUDA", each with the handlers of the stages "initialize" and "execute".
+#[must_use]
+pub fn targets() -> Vec<(&'static str, [Handler; 2])> {
+    [&handlers::CUDA[..], &[force_transpose::CUDA], &steps::CUDA].concat()
+}

@@ -1,7 +1,6 @@
 //! FFI targets that move particles: a kick and two drifts, and their undoing with cotangents.
 
-use super::handlers::with_context;
-use super::launch::{StepBuffers, StepKernel, item};
+use super::launch::{StepBuffers, StepKernel, item, with_context};
 use crate::cic::operands::{Extents, Step};
 use xla_ffi::sys::Handler;
 use xla_ffi::{Call, Error, Input, Output, Result, Role};
