@@ -64,11 +64,11 @@ class CompilationTime:
     def __exit__(self, *_: object) -> None:
         jax.monitoring.unregister_event_time_span_listener(self._add)
 
-    def _add(self, event: str, start: float, end: float, **_: Any) -> None:
+    def _add(self, event: str, start_time: float, end_time: float, **_: Any) -> None:
         if event.startswith("/jax/core/compile/"):
-            while self._spans and self._spans[-1][0] >= start:
+            while self._spans and self._spans[-1][0] >= start_time:
                 self._spans.pop()  # a function within this one, traced with it
-            self._spans.append((start, end))
+            self._spans.append((start_time, end_time))
 
     @property
     def seconds(self) -> float:
