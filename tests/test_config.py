@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import pickle
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -131,3 +133,24 @@ def test_shapes_that_do_not_divide_are_refused_with_those_that_do() -> None:
         configure(mesh_shape=(10, 8, 8), decomposition=slabs)
     with pytest.raises(ValueError, match=r"particle_shape\[1\]=2 is not divisible by 4 .* use 4, or other pdims"):
         configure(particle_shape=(8, 2, 8), decomposition=slabs)
+
+
+@pytest.mark.parametrize("backend", ["auto", "xla"])
+def test_pickled(decomposition: pmd.Decomposition, backend: Any) -> None:
+    """A config, with its decomposition over the same devices, returns equal and compiles nothing anew."""
+    own = pmd.Decomposition(decomposition.pdims, backend=backend)
+    config = pmd.Config(64.0, 16, decomposition=own)
+    again = pickle.loads(pickle.dumps(config))
+    assert again == config
+    assert hash(again) == hash(config)
+    assert again.decomposition.sharding == own.sharding
+    abstract = pmd.Decomposition(mesh=own.mesh.abstract_mesh)
+    assert pickle.loads(pickle.dumps(abstract)) == abstract
+
+
+def test_pickled_with_devices_that_are_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = pickle.dumps(pmd.Decomposition((4, 1)))
+    devices = jax.devices()[:2]
+    monkeypatch.setattr(jax, "devices", lambda platform=None: devices)
+    with pytest.raises(ValueError, match=r"cpu devices that are not here: \[2, 3\]"):
+        pickle.loads(text)

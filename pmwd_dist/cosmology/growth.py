@@ -22,6 +22,7 @@ from pmwd_dist.cosmology.parameters import Cosmology, Parameters, parameters
 # Nodes of the tables in ln a: one of them is a = 1.
 _STEP = 0.02
 _BELOW, _ABOVE = 460, 36
+LAST = 2.0  # scale factor up to which they may be used
 _NODES = _STEP * np.arange(-_BELOW, _ABOVE + 1)  # collocation.FIRST ... collocation.LAST
 
 # Orders of D1, D2, D3a, D3b and D3c.
@@ -119,7 +120,8 @@ class GrowthTable(eqx.Module):
 
 @jax.jit
 def _growth_at(factors: Array, a: Array) -> Growth:
-    u, v = (jnp.moveaxis(x, -1, 0) for x in _interpolate(factors, a))
+    values, slopes = _interpolate(factors, a)
+    u, v = jnp.moveaxis(values, -1, 0), jnp.moveaxis(slopes, -1, 0)
     n = np.reshape(_ORDERS[: len(u)], (-1, *(1,) * a.ndim))
     D, dD = a[None] ** n * u, a[None] ** n * (n * u + v)
     return Growth(D[0], D[1], D[2:], dD[0], dD[1], dD[2:])
@@ -153,7 +155,7 @@ def _interpolate(nodes: Array, a: Array) -> tuple[Array, Array]:
     """Values and slopes between nodes that hold values, slopes and second derivatives with ln a."""
     t = jnp.log(a) / _STEP + _BELOW
     i = jnp.clip(jnp.floor(t).astype(jnp.int32), 0, _BELOW + _ABOVE - 1)
-    t = (t - i)[..., None, None]
+    t = jnp.where(t > _BELOW + _ABOVE, jnp.nan, t - i)[..., None, None]
     low, high = rows(nodes, i), rows(nodes, i + 1)
     y = hermite(t, low[..., :2, :], high[..., :2, :], _STEP * low[..., 1:, :], _STEP * high[..., 1:, :])
     return y[..., 0, :], y[..., 1, :]
@@ -307,12 +309,23 @@ def _matmul(matrix: ArrayLike, x: Array) -> Array:
     return jnp.matmul(matrix, x, precision="highest")
 
 
+def _check_tabulated(a: ArrayLike) -> None:
+    if not isinstance(a, jax.Array) and np.max(a, initial=0) > LAST:
+        raise ArgumentError("a", a, f"lies beyond the growth tables, which end at a = {LAST:g}")
+
+
 def growth(a: ArrayLike, cosmo: Cosmology | GrowthTable) -> Array:
-    """Linear growth factor D1(a), 1 at a = 1."""
+    """Linear growth factor D1(a), 1 at a = 1, for a of at most 2.
+
+    Raises:
+      ValueError: a larger scale factor; NaN where it lies on a device or is traced.
+    """
+    _check_tabulated(a)
     return growth_table_to(2, cosmo).D1(a)
 
 
 def growth_rate(a: ArrayLike, cosmo: Cosmology | GrowthTable) -> Array:
-    """Linear growth rate f = d ln D1 / d ln a."""
+    """Linear growth rate f = d ln D1 / d ln a, for a as in `growth`."""
+    _check_tabulated(a)
     factors = growth_table_to(2, cosmo).at(a)
     return factors.dD1 / factors.D1

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from jaxtyping import Array
 
@@ -223,9 +224,28 @@ class Decomposition(Division):
         backend = ", ".join([repr(self.backend.name), *self.backend.options.values()])
         return f"Decomposition(pdims={self.pdims}, mesh={dict(self.mesh.shape)}, backend={backend})"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled with the numbers of the devices, which must exist where it is unpickled."""
+        mesh, numbers = self.mesh, None
+        if not self.is_abstract:
+            numbers = np.vectorize(lambda device: device.id, otypes=[int])(mesh.devices).tolist()
+            mesh = mesh.abstract_mesh
+        return _unpickled, (mesh, self.platform, numbers, self.spec, self.backend)
+
     @property
     def _key(self) -> tuple[Any, ...]:
         return *super()._key, self.backend
+
+
+def _unpickled(mesh: Any, platform: str, numbers: Any, spec: PartitionSpec, backend: Backend) -> Decomposition:
+    if numbers is not None:
+        devices = {device.id: device for device in jax.devices(platform)}
+        missing = sorted(set(np.ravel(numbers).tolist()) - set(devices))
+        if missing:
+            raise ValueError(f"a Decomposition was pickled with {platform} devices that are not here: {missing}")
+        grid = np.vectorize(devices.__getitem__, otypes=[object])(numbers)
+        mesh = Mesh(grid, mesh.axis_names, axis_types=mesh.axis_types)
+    return Decomposition(mesh=mesh, spec=spec, backend=backend)
 
 
 def as_decomposition(value: Any) -> Decomposition:

@@ -9,10 +9,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3, as_decomposition
+
+
+def check_on_host(function: str, values: Any) -> None:
+    """Raise ValueError if arrays are traced, by jit or for a derivative, where a function is for the host."""
+    if any(isinstance(x, Tracer) for x in jax.tree.leaves(values)):
+        raise ValueError(f"{function} is for the host, and its arrays are traced: call it on results, outside jit")
 
 
 def numbers(x: Any, name: str) -> Any:

@@ -128,6 +128,8 @@ def check_table(k: Any, power: Any, low: float, high: float) -> None:
     _check_values(k, power, "holds")
     if (np.diff(k) <= 0).any():
         row = int(np.argmax(np.diff(k) <= 0)) + 1
+        if k[row] == k[row - 1]:
+            raise wrong(f"holds k={k[row]} twice: k[{row - 1}] and k[{row}]", "leave one out")
         raise wrong(f"is not sorted: k[{row}]={k[row]} follows {k[row - 1]}", "sort it by k")
     if k[0] <= 0:
         raise wrong("must hold positive k and P(k) only")

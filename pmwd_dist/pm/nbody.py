@@ -244,8 +244,14 @@ def _as_solver(solver: Any) -> diffrax.AbstractSolver[Any]:
     """A solver, or the one of this name."""
     if isinstance(solver, str) and solver.lower() in SOLVERS:
         return SOLVERS[solver.lower()]()
-    if solver is None or isinstance(solver, diffrax.AbstractSolver):
-        return BullFrog() if solver is None else solver
+    if solver is None:
+        return BullFrog()
+    if isinstance(solver, diffrax.AbstractSolver):
+        term: Any = solver.term_structure
+        if not (isinstance(term, type) and issubclass(ParticleMesh, term)):
+            constraint = "is for several terms, as of a split or stochastic equation, and gravity is one"
+            raise ArgumentError("solver", solver, constraint, "use BullFrog(), or diffrax.Tsit5()")
+        return solver
     raise ArgumentError("solver", solver, "must be a solver", f"use BullFrog(), or one of {', '.join(SOLVERS)}")
 
 

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from pmwd_dist.parallel.inputs import check_on_host
+
 
 class SimulationError(RuntimeError):
     """A simulation failed on its data."""
@@ -44,6 +46,7 @@ class Status(eqx.Module):
 
     def raise_if_failed(self) -> None:
         """Raise SimulationError if there was a failure. On the host, outside jit."""
+        check_on_host("raise_if_failed", self)
         message = self.message()
         if message:
             raise SimulationError(message)

@@ -24,6 +24,7 @@ from pmwd_dist.run.observables import shares_seen
 from pmwd_dist.run.planning import enough_devices, expected_halo, linear_displacement
 from pmwd_dist.run.settings import Settings, SettingsError, Simulation, build
 from pmwd_dist.run.settings.observables import MASK
+from pmwd_dist.run.settings.table import columns_used
 from pmwd_dist.run.settings.writing import toml_value
 
 PACKAGES = ("pmwd-dist", "jax", "jaxlib", "diffrax", "jax-cosmo", "numpy", "h5py")
@@ -169,8 +170,9 @@ def describe(plan: Plan) -> dict[str, Any]:
 
 
 def power_name(settings: Settings) -> str:
-    """Name of the linear power spectrum."""
-    return settings.cosmology.linear_power or "Eisenstein & Hu (1998)"
+    """Name of the linear power spectrum, with the columns that are read of a table with more."""
+    name = settings.cosmology.linear_power
+    return name + columns_used(Path(name)) if name else "Eisenstein & Hu (1998)"
 
 
 def versions(*others: str) -> dict[str, str | None]:

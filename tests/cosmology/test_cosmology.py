@@ -255,3 +255,15 @@ def test_cosmologies_of_jax_cosmo_work_as_they_come(make: Any) -> None:
     assert jax.jit(lambda cosmo: pmd.growth(0.5, cosmo))(make()) == pytest.approx(float(pmd.growth(0.5, make())))
     with pytest.raises(ArgumentError, match="cosmo.gamma=0.55 must be None"):
         pmd.linear_power(0.1, jax_cosmo.Planck15(gamma=0.55))
+
+
+def test_growth_ends_with_its_tables() -> None:
+    """Where the tables end, it is not extrapolated: an error, or NaN where values are not looked at."""
+    for function in (pmd.growth, pmd.growth_rate):
+        assert np.isfinite(function(2.0, problems.cosmology()))
+        with pytest.raises(ValueError, match=r"a=3\.0 lies beyond the growth tables, which end at a = 2"):
+            function(3.0, problems.cosmology())
+        with pytest.raises(ValueError, match="beyond the growth tables"):
+            function(np.array([0.5, 2.5]), problems.cosmology())
+        values = jax.jit(lambda a, function=function: function(a, problems.cosmology()))(jnp.array([1.0, 3.0]))
+        assert np.isnan(values).tolist() == [False, True]

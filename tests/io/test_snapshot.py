@@ -13,6 +13,7 @@ import h5py
 import jax
 import jax.numpy as jnp
 import numpy as np
+import problems
 import pytest
 
 import pmwd_dist as pmd
@@ -290,3 +291,13 @@ def test_precision_of_the_program_is_that_of_what_is_read(tmp_path: Path, cosmo,
     path = save_snapshot(tmp_path / "s.hdf5", make_particles(config), cosmo, config, A)
     read, _ = load_snapshot(path, config)
     assert read.disp.dtype == jnp.result_type(float)
+
+
+def test_what_is_for_the_host_says_so_under_jit(tmp_path: Path) -> None:
+    config = pmd.Config(64.0, 4, decomposition=(1, 1))
+    particles = pmd.Particles(*np.zeros((2, 4, 4, 4, 3)))
+    status = pmd.Status(*map(jnp.asarray, (0, 0, 0.0, 0.0)))
+    with pytest.raises(ValueError, match="save_snapshot is for the host.*outside jit"):
+        jax.jit(lambda p: str(pmd.save_snapshot(tmp_path / "s.hdf5", p, problems.cosmology(), config, 1.0)))(particles)
+    with pytest.raises(ValueError, match="raise_if_failed is for the host.*outside jit"):
+        jax.jit(lambda status: status.raise_if_failed())(status)

@@ -165,3 +165,10 @@ def test_a_table_beyond_the_precision_of_the_program(single_precision: bool) -> 
         pmd.linear_modes(
             FIELD, COSMO, CONFIG, linear_power=(k, np.full(64, 1e39 if single_precision else np.finfo(float).tiny / 2))
         )
+
+
+@pytest.mark.parametrize("solver", [diffrax.SemiImplicitEuler(), diffrax.KenCarp3(), diffrax.ItoMilstein()])
+def test_solvers_of_several_terms_are_refused(solver: diffrax.AbstractSolver, single: pmd.Decomposition) -> None:
+    config = pmd.Config(64.0, 4, decomposition=single)
+    with pytest.raises(ValueError, match=r"solver=.* is for several terms.*use BullFrog\(\)"):
+        pmd.nbody(pmd.Particles(*np.zeros((2, 4, 4, 4, 3))), problems.cosmology(), config, solver=solver)

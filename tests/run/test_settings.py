@@ -10,6 +10,7 @@ import pytest
 from pmwd_dist.cosmology.linear_power import sigma_R
 from pmwd_dist.parallel import autotune_cache
 from pmwd_dist.parallel.backends.peer import Peer
+from pmwd_dist.run.plan import power_name
 from pmwd_dist.run.settings import InferenceSettings, Settings, SettingsError, build, read, read_any, to_toml
 from pmwd_dist.run.settings.writing import template
 
@@ -206,6 +207,13 @@ def test_table_is_found_beside_the_file_and_used(file: Path):
     simulation = build(read(file, ["cosmology.linear_power=p.txt"]))
     np.testing.assert_allclose(simulation.linear_power(k[5:-5]), power[5:-5], rtol=1e-6)
     assert np.isnan(simulation.linear_power(np.array([1e-4, 20.0]))).all()
+
+
+@pytest.mark.parametrize(("columns", "words"), [(2, ""), (4, ", columns 1 and 2 of 4")])
+def test_the_columns_that_are_read_are_named(file: Path, columns: int, words: str):
+    k, power = table(file.parent / "p.txt")
+    np.savetxt(file.parent / "p.txt", np.stack([k, power, 2 * power, 3 * power][:columns], 1))
+    assert power_name(read(file, ["cosmology.linear_power=p.txt"])).endswith(f"p.txt{words}")
 
 
 def test_table_can_be_normalised_to_sigma8(file: Path):

@@ -20,6 +20,7 @@ from pmwd_dist.io.snapshot.content import File
 from pmwd_dist.io.snapshot.formats import FORMATS, Format
 from pmwd_dist.parallel.decomposition import Shape3
 from pmwd_dist.parallel.distributed import raise_on_all_processes
+from pmwd_dist.parallel.inputs import check_on_host
 from pmwd_dist.pm import inputs
 from pmwd_dist.pm.particles import Particles
 
@@ -45,6 +46,7 @@ def save_snapshot(
       OSError: the file can't be written; there is none then.
     """
     inputs.check_config(config)
+    check_on_host("save_snapshot", (particles, cosmo, a))
     particles, a = _on_devices(inputs.checked_particles(particles, config), config), inputs.scale_factor(a)
     parameters(cosmo)  # complete
     if format not in FORMATS:

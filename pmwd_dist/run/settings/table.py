@@ -46,6 +46,13 @@ def read_table(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return table[:, 0], table[:, 1]
 
 
+def columns_used(path: Path) -> str:
+    """Which columns of a table are read, ", columns 1 and 2 of 4"; empty where it has no others."""
+    line = _lines(read_text(path, _LARGEST))[0]
+    count = len(line.split("," if "," in line else None))
+    return f", columns 1 and 2 of {count}" if count > 2 else ""
+
+
 def _lines(text: str) -> list[str]:
     """The lines that hold data, without comments, with exponents as Python writes them."""
     lines = (_EXPONENT.sub("e", line.split("#", 1)[0]).strip() for line in text.splitlines())
