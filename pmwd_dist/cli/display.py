@@ -19,7 +19,7 @@ from pmwd_dist._jax.native import native_available
 from pmwd_dist.config import Config
 from pmwd_dist.parallel import distributed
 from pmwd_dist.run import events
-from pmwd_dist.run.accuracy import accuracy_line
+from pmwd_dist.run.accuracy import accuracy_line, resolution_line
 from pmwd_dist.run.events import Event, StepTaken
 from pmwd_dist.run.inference import InferencePlan
 from pmwd_dist.run.plan import Plan, power_name
@@ -161,6 +161,7 @@ def inference_lines(plan: InferencePlan) -> list[str]:
     return [
         f"box         {_three(config.box_size)} Mpc/h, {_three(config.mesh_shape)} cells: {plan.dimensions} dimensions",
         f"model       {model.gravity} to a {config.a_stop:g}, {model.bias} bias, line of sight {model.line_of_sight}",
+        f"resolution  {resolution_line(plan.simulation, plan.largest_wavenumber)}",
         f"data        {settings.data.file}, {likelihood.kind} noise "
         f"{'sampled' if noise is None else toml_value(noise)}",
         f"parameters  {sampled}",

@@ -15,6 +15,7 @@ import numpy as np
 
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table
+from pmwd_dist.pm.nbody import step_times
 from pmwd_dist.pm.solvers import BullFrog, FastPM, LeapFrog, SplitSolver
 from pmwd_dist.run.settings import Simulation
 
@@ -71,6 +72,8 @@ _SPECTRAL = (((5.6, 19.0), (8.9, 24.1), (16.2, 43.3)), ((1.2, 5.3), (1.1, 4.1), 
 # What compensated forces change, likewise; against a lattice twice as fine, 20 steps of 3LPT, mean of two seeds.
 _COMPENSATED = (((0.8, 0.8), (1.2, 2.1), (1.1, 9.5)), ((0.3, 0.3), (0.5, 0.9), (0.1, 0.6)))
 
+_CONVERGED = 5.0  # error of P(k) of a model that is converged [per cent]
+
 
 def expected_error(simulation: Simulation, times: Sequence[float]) -> tuple[float, float] | None:
     """Error of P(k) at z = 0 [per cent] up to 1/4 and to 1/2 of the particles' Nyquist frequency.
@@ -106,6 +109,39 @@ def accuracy_line(simulation: Simulation, times: Sequence[float]) -> str:
     linear = f"; linear waves feel the true force to k = {math.pi / spacing / 2:.2g} h/Mpc"
     forces = linear if simulation.config.compensated else ""
     return f"P(k) at z = 0 right to about {' and '.join(parts)} h/Mpc{forces}; see docs/accuracy.md"
+
+
+def resolution_line(simulation: Simulation, compared: float | None) -> str:
+    """Spacing of the particles, their Nyquist frequency and the largest wavenumber that a likelihood compares."""
+    spacing = _spacing(simulation.config)
+    scale = "" if compared is None else f"; the likelihood compares up to k = {compared:.2g} h/Mpc"
+    return f"particles {spacing:.3g} Mpc/h apart, Nyquist frequency {math.pi / spacing:.2g} h/Mpc{scale}"
+
+
+def convergence_warning(simulation: Simulation, gravity: str, compared: float) -> str | None:
+    """Warning that a model has not converged at the largest wavenumber that a likelihood compares [h/Mpc].
+
+    The lattice is good to half its Nyquist frequency; forces of an N-body model are limited by the mesh and by the
+    table of errors, too.
+    """
+    config = simulation.config
+    if gravity == "linear":
+        return None
+    cell = max(length / n for length, n in zip(config.box_size, config.mesh_shape, strict=True))
+    limit = math.pi / max(_spacing(config), cell if gravity == "nbody" else 0) / 2
+    if compared > limit * (1 + 1e-6):
+        problem = f"the model has converged at most up to k = {limit:.2g} h/Mpc, half the Nyquist frequency"
+    elif gravity == "nbody":
+        error = expected_error(simulation, np.asarray(step_times(growth_table(simulation.cosmo), config)))
+        if error is None or (worst := error[compared > limit / 2 * (1 + 1e-6)]) <= _CONVERGED:
+            return None
+        problem = f"the error of P(k) of the model there is about {_round_up(worst)} %"
+    else:
+        return None
+    return (
+        f"the likelihood compares up to k = {compared:.2g} h/Mpc, and {problem}; parameters may be biased: repeat with "
+        "finer box.particles and box.mesh, or a smaller likelihood.k_max"
+    )
 
 
 def growth_change(simulation: Simulation, times: Sequence[float]) -> float:

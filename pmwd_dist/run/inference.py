@@ -18,6 +18,7 @@ from pmwd_dist.infer.informing import constant
 from pmwd_dist.infer.model import POSITIVE
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.run import resources
+from pmwd_dist.run.accuracy import convergence_warning
 from pmwd_dist.run.arrays import read_files
 from pmwd_dist.run.inference_memory import RUNTIME, InferenceMemory, inference_memory, inference_problem
 from pmwd_dist.run.light_cone import random_offsets
@@ -83,6 +84,15 @@ class InferencePlan(Plan):
         return self.settings.particle_count + len(self.model.priors)
 
     @property
+    def largest_wavenumber(self) -> float | None:
+        """Largest wavenumber that the likelihood compares [h/Mpc]; None for maps."""
+        config, likelihood = self.simulation.config, self.settings.likelihood
+        if likelihood.kind == "lensing":
+            return None
+        nyquist = min(math.pi * n / length for n, length in zip(config.mesh_shape, config.box_size, strict=True))
+        return min(nyquist, likelihood.k_max or nyquist)
+
+    @property
     def memory(self) -> InferenceMemory:
         """Memory that is expected on each device."""
         return inference_memory(self.settings, self.simulation)
@@ -130,11 +140,14 @@ def make_inference(settings: InferenceSettings, folder: Path) -> InferencePlan:
 
 
 def check_inference(plan: InferencePlan) -> list[str]:
-    """Warnings about memory, and data that look like something else."""
+    """Warnings about memory, resolution, and data that look like something else."""
     warnings = [] if plan.tight is None else [plan.tight]
     sampler = plan.settings.sampler
     if (data := plan.data.get("data.file")) is not None:
         warnings += [f"data.file: {text}" for text in _of_data(plan, data)]
+        if (compared := plan.largest_wavenumber) is not None:  # a mock is one of the model as it is
+            coarse = convergence_warning(plan.simulation, plan.settings.model.gravity, compared)
+            warnings += [] if coarse is None else [coarse]
     warnings += _of_priors(plan) + _of_view(plan)
     if sampler.chains == 1:
         warnings.append("sampler.chains = 1: R-hat of one chain finds less; use 2 or more")

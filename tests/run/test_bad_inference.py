@@ -279,3 +279,13 @@ def test_all_devices_for_a_chain_are_one_group(tmp_path: Path) -> None:
     other = plan_of(tmp_path / "run", "model.gravity=lpt", text=text)
     assert plan.simulation.config == other.simulation.config
     assert identity(plan) == identity(other)
+
+
+def test_data_of_smaller_scales_than_particles_resolve_are_warned_of(tmp_path: Path) -> None:
+    np.save(tmp_path / "data.npy", np.random.default_rng(0).normal(1, 0.5, (4,) * 3))
+    lpt = 'model.gravity="lpt"', "time.lpt_order=2"
+    plan = plan_of(tmp_path / "run", *lpt, "data.file=data.npy")
+    assert any("compares up to k = 0.21 h/Mpc, and the model has conv" in text for text in check_inference(plan))
+    assert any(line.startswith("resolution  particles 15 Mpc/h apart, Nyq") for line in inference_lines(plan))
+    for better in (["box.particles=8", "data.file=data.npy"], []):  # a mock is one of this very lattice
+        assert not any("converged" in text for text in check_inference(plan_of(tmp_path / "run", *lpt, *better)))

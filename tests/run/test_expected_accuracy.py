@@ -12,7 +12,14 @@ import pytest
 import pmwd_dist as pmd
 from pmwd_dist.pm.nbody import step_times
 from pmwd_dist.pm.solvers import SplitSolver
-from pmwd_dist.run.accuracy import accuracy_line, expected_error, growth_warning, long_wave_growth
+from pmwd_dist.run.accuracy import (
+    accuracy_line,
+    convergence_warning,
+    expected_error,
+    growth_warning,
+    long_wave_growth,
+    resolution_line,
+)
 from pmwd_dist.run.plan import check_resources, make_plan
 from pmwd_dist.run.settings import Simulation, read
 
@@ -75,3 +82,23 @@ def test_check_warns_of_steps_that_lose_growth(tmp_path: Path) -> None:
     file.write_text('[box]\nsize = 128\nmesh = 8\n[time]\nsolver = "leapfrog"\nsteps = 10\n[devices]\npdims = [1, 1]\n')
     (warning,) = check_resources(make_plan(read(file), tmp_path / "out"))
     assert warning.startswith("warning: 10 steps of leapfrog from a = 0.1 change P(k) by -4.2 %")
+
+
+def test_scales_that_a_likelihood_compares_are_converged_or_warned_of() -> None:
+    """Particles 4 Mpc/h apart: a Nyquist frequency of 0.785 h/Mpc."""
+    simulation, _ = simulate(a_start=0.1)
+    line = "particles 4 Mpc/h apart, Nyquist frequency 0.79 h/Mpc; the likelihood compares up to k = 0.5 h/Mpc"
+    assert resolution_line(simulation, 0.5) == line
+    for gravity in ("lpt", "nbody"):
+        warning = convergence_warning(simulation, gravity, 0.5)
+        assert warning is not None
+        assert "compares up to k = 0.5 h/Mpc, and the model has converged at most up to k = 0.39 h/Mpc" in warning
+        assert "finer box.particles" in warning
+        assert convergence_warning(simulation, gravity, np.pi / 8) is None
+    assert convergence_warning(simulation, "linear", 0.785) is None
+    finer, _ = simulate(particle_shape=64)  # lattice finer than the mesh, which limits forces
+    assert convergence_warning(finer, "lpt", 0.7) is None
+    assert "at most up to k = 0.39" in str(convergence_warning(finer, "nbody", 0.7))
+    early, _ = simulate(a_start=0.02, box_size=32.0, mesh_shape=32)  # 1 Mpc/h: errors of 2.5 and 15 %
+    assert "error of P(k) of the model there is about 15 %" in str(convergence_warning(early, "nbody", 1.5))
+    assert convergence_warning(early, "nbody", 0.7) is None
