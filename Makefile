@@ -2,6 +2,7 @@
 # make test   build everything, check the code, run the tests
 #
 # Needs python3 (3.11 or newer, with venv), cargo and a C compiler; the rest comes from PyPI and crates.io into .venv.
+# Without cargo the demo runs in plain JAX.
 # Another Python: make test PYTHON=python3.13. Arguments for pytest: make test PYTEST="tests/test_fft.py -k slab".
 
 PYTHON ?= python3
@@ -16,6 +17,8 @@ RUST_VERSION := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust/*/Cargo.toml rust/*/pyproject.toml rust/*/README.md rust/*/src \
 	rust/*/python -type f -not -name '*.so' -not -name '*.pyc' 2>/dev/null)
 
+CARGO := $(shell cargo --version 2>/dev/null)
+
 # The test extra brings NVRTC where there is a wheel: there the CUDA kernels must compile, for which no GPU is needed.
 REQUIRE_NVRTC := $(if $(filter Linux,$(shell uname -s)),PMWD_REQUIRE_NVRTC=1)
 
@@ -28,10 +31,11 @@ export PYTHONDONTWRITEBYTECODE :=
 PIP_INSTALL = $(BIN)/pip install --quiet --no-compile
 export PYO3_PYTHON := $(abspath $(BIN))/python
 
-.PHONY: demo test check-python check-rust test-rust tools test-tools
+.PHONY: demo test check-python check-rust test-rust tools rust-tools test-tools
 .DELETE_ON_ERROR:
 
 demo: $(STAMPS)/demo
+	@$(if $(CARGO),,echo "no Rust (https://rustup.rs) for the native ops: the demo runs in plain JAX, slower")
 	$(BIN)/pmwd-dist run sims/quickstart.toml --output demo --overwrite
 	@echo; echo "The pictures:"; ls demo/*.png
 
@@ -58,8 +62,8 @@ test-rust: check-rust $(STAMPS)/test
 	cargo test --workspace --doc --locked
 
 # What is installed is remembered by stamps in the virtual environment.
-$(STAMPS)/demo: pyproject.toml $(STAMPS)/native
-	$(PIP_INSTALL) --editable '.[native]'
+$(STAMPS)/demo: pyproject.toml $(STAMPS)/python-$(PYTHON_VERSION) $(if $(CARGO),$(STAMPS)/native)
+	$(PIP_INSTALL) --editable .
 	@touch $@
 
 $(STAMPS)/test: $(STAMPS)/packages $(STAMPS)/native
@@ -73,7 +77,7 @@ $(STAMPS)/native: $(STAMPS)/wheel
 	$(PIP_INSTALL) --force-reinstall --no-deps $(STAMPS)/wheels/*.whl
 	@touch $@
 
-$(STAMPS)/wheel: $(STAMPS)/maturin $(RUST_SOURCES)
+$(STAMPS)/wheel: $(STAMPS)/maturin $(RUST_SOURCES) | rust-tools
 	rm -rf $(STAMPS)/wheels
 	$(BIN)/maturin build --quiet --release --locked --manifest-path rust/jaxdecomp-ops/Cargo.toml \
 		--interpreter $(PYO3_PYTHON) --out $(STAMPS)/wheels
@@ -100,6 +104,10 @@ tools:
 	elif ! $(PYTHON) -c 'import venv, ensurepip' 2>/dev/null; then \
 		need "$(PYTHON) has no venv: apt-get install python3-venv"; \
 	fi; \
+	exit $$missing
+
+rust-tools:
+	@missing=0; need() { echo "$$1" >&2; missing=1; }; \
 	if ! command -v cargo >/dev/null; then \
 		need "cargo not found: install Rust $(RUST_VERSION) or newer, with rustup (https://rustup.rs)"; \
 	elif ! cargo --version >/dev/null 2>&1; then \
@@ -111,6 +119,6 @@ tools:
 	command -v cc >/dev/null || need "no C compiler (cc): apt-get install gcc libc6-dev"; \
 	exit $$missing
 
-test-tools: tools
+test-tools: tools rust-tools
 	@missing=0; for tool in clippy fmt; do cargo $$tool --version >/dev/null 2>&1 || \
 		{ echo "cargo $$tool not found: rustup component add clippy rustfmt" >&2; missing=1; }; done; exit $$missing

@@ -1,4 +1,4 @@
-"""The posterior of this package, sampled by NumPyro's NUTS: `pip install 'pmwd-dist[numpyro]'`.
+"""The posterior of this package, sampled by NumPyro's NUTS: `pip install '.[numpyro]'`.
 
 python sims/infer_numpyro.py        # 24 s of one core, most of it compilation
 """

@@ -24,10 +24,10 @@ def _native_ops() -> Any | None:
     found = getattr(ops, "INTERFACE", 0)
     if found == _INTERFACE:
         return ops
-    older = "jaxdecomp-ops" if found < _INTERFACE else "pmwd_dist"
+    older = "./rust/jaxdecomp-ops" if found < _INTERFACE else "."
     warnings.warn(
         f"jaxdecomp-ops {ops.__version__} has interface {found}, and this pmwd_dist calls {_INTERFACE}: the native ops "
-        f"are not used, and all is slower; `pip install --upgrade {older}`",
+        f"are not used, and all is slower; `pip install {older}` in the source tree",
         RuntimeWarning,
         stacklevel=2,
     )
@@ -35,7 +35,7 @@ def _native_ops() -> Any | None:
 
 
 _ops: Any = _native_ops()
-_NOT_INSTALLED = "the native ops are not installed, or of another interface; `pip install --upgrade jaxdecomp-ops`"
+_NOT_INSTALLED = "the native ops are not installed, or of another interface; `pip install ./rust/jaxdecomp-ops`"
 
 
 @functools.cache

@@ -44,7 +44,7 @@ def _native() -> str:
     if native_available():
         reason = cic.cuda_unavailable_reason() if jax.default_backend() == "gpu" else None
         return f"in use on CPUs; plain JAX paints and reads on GPUs, slower: {reason}" if reason else "in use"
-    return "not installed: plain JAX is used instead, which is slower; `pip install jaxdecomp-ops` installs them"
+    return "not installed: plain JAX is used, which is slower; in the source tree, `pip install ./rust/jaxdecomp-ops`"
 
 
 def _mpi() -> str:

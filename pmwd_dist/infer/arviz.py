@@ -40,7 +40,7 @@ def save_arviz(chain: Chain, path: str | Path) -> Path:
         if exists(path):
             raise ArgumentError("path", str(path), "is there", "remove it, or use another path")
         if find_spec("zarr") is None:
-            raise ArgumentError("path", str(path), "needs zarr", "`pip install 'pmwd-dist[zarr]'`, or end it with .nc")
+            raise ArgumentError("path", str(path), "needs zarr", "`pip install '.[zarr]'`, or end it with .nc")
         _write_store(path, _groups(chain))
         return path
     with atomic_write(path) as aside, h5py.File(aside, "w", track_order=True) as file:

@@ -111,7 +111,7 @@ def _of_zarr(store: Path, array: str, wanted: Shape | None) -> np.ndarray:
     try:
         import zarr
     except ImportError as error:
-        raise ValueError("zarr is not installed, which reads it; `pip install 'pmwd-dist[zarr]'`") from error
+        raise ValueError("zarr is not installed, which reads it; `pip install '.[zarr]'`") from error
     _check_regular(store)
     try:
         with warnings.catch_warnings(action="ignore"):

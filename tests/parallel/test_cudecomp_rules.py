@@ -77,7 +77,7 @@ def test_nothing_is_missing_where_everything_is_there(on_a_gpu: Any) -> None:
 def test_without_the_native_ops(single: pmd.Decomposition, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "cudecomp_ops", lambda: None)
     assert not cudecomp.available(single)
-    assert "pip install jaxdecomp-ops" in str(cudecomp.unavailable_reason(single))
+    assert "pip install ./rust/jaxdecomp-ops" in str(cudecomp.unavailable_reason(single))
 
 
 def test_on_a_cpu(single: pmd.Decomposition, monkeypatch: pytest.MonkeyPatch) -> None:

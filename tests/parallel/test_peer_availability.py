@@ -69,7 +69,7 @@ def test_it_is_the_default_where_it_is_available(monkeypatch: pytest.MonkeyPatch
 def test_without_native_ops_or_libraries_a_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     reason = native.peer_unavailable_reason.__wrapped__  # not remembered for other tests
     monkeypatch.setattr(native, "_registered", lambda platform: False)
-    assert "pip install --upgrade jaxdecomp-ops" in str(reason((0,)))
+    assert "pip install ./rust/jaxdecomp-ops" in str(reason((0,)))
 
     def fails(devices: list[int], cufft: list[str]) -> None:
         assert set(cufft[-2:]) == {"libcufft.so.12", "libcufft.so.11"}

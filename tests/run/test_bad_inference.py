@@ -182,7 +182,7 @@ def test_arrays_of_zarr_stores_are_read(tmp_path: Path) -> None:
 
 def test_maxima_without_optax_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optax", None)
-    with pytest.raises(SettingsError, match=r"start.begin = \"map\": needs optax; `pip install 'pmwd-dist\[infer\]'`"):
+    with pytest.raises(SettingsError, match=r"start.begin = \"map\": needs optax; `pip install '\.\[infer\]'`"):
         plan_of(tmp_path / "run", "start.begin=map")
 
 
@@ -220,7 +220,7 @@ def test_wrong_zarr_stores_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     chunk.write_bytes(chunk.read_bytes()[:9])
     assert problem("survey.zarr:/delta").startswith("is no zarr store, or damaged: Zstd")
     monkeypatch.setitem(sys.modules, "zarr", None)
-    assert problem("survey.zarr:/delta") == "zarr is not installed, which reads it; `pip install 'pmwd-dist[zarr]'`"
+    assert problem("survey.zarr:/delta") == "zarr is not installed, which reads it; `pip install '.[zarr]'`"
 
 
 def test_data_are_read_and_odd_ones_warned_of(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pmwd_dist.infer.samplers.isokinetic import IntegratorState, LogDensity
 from pmwd_dist.infer.samplers.mclmc import ChainState
 
 Method = Literal["mclmc", "adjusted-mclmc", "hmc", "nuts"]
-NEEDS_BLACKJAX = "needs blackjax; `pip install 'pmwd-dist[nuts]'`, or use another method"
+NEEDS_BLACKJAX = "needs blackjax; `pip install '.[nuts]'`, or use another method"
 
 
 class Tuning(NamedTuple):

@@ -98,7 +98,7 @@ def _blackjax(module: str) -> Any:
     try:
         return import_module(f"blackjax.mcmc.{module}")
     except ImportError as error:
-        raise ImportError("infer.nuts needs blackjax; `pip install 'pmwd-dist[nuts]'`") from error
+        raise ImportError("infer.nuts needs blackjax; `pip install '.[nuts]'`") from error
 
 
 def _point(state: IntegratorState) -> ChainState:

@@ -67,7 +67,7 @@ def read(
 def _choose(native: bool | None) -> bool:
     installed = library.native_available()
     if native and not installed:
-        raise ValueError("native=True needs the native ops; `pip install jaxdecomp-ops`")
+        raise ValueError("native=True needs the native ops; `pip install ./rust/jaxdecomp-ops`")
     return installed if native is None else native
 
 

@@ -88,7 +88,7 @@ class CuDecomp(TransposingBackend):
         """What this process lacks and what to do about it, or None."""
         library_ops = native.cudecomp_ops()
         if library_ops is None:
-            return "the native ops are not installed; `pip install jaxdecomp-ops`"
+            return "the native ops are not installed; `pip install ./rust/jaxdecomp-ops`"
         platforms = {device.platform for device in division.mesh.devices.flat}
         if platforms != {"gpu"}:
             return f"it needs NVIDIA GPUs, but the devices are {', '.join(sorted(platforms))}; use backend='xla'"

@@ -142,7 +142,7 @@ def _of_start(start: Start, given: Priors, sampler: Sampler) -> list[str]:
         f"start.map_free: {name} has no prior; leave it out" for name in start.map_free if name not in given.given
     ]
     if start.begin == "map" and find_spec("optax") is None:
-        problems.append("start.begin = \"map\": needs optax; `pip install 'pmwd-dist[infer]'`, or use another start")
+        problems.append("start.begin = \"map\": needs optax; `pip install '.[infer]'`, or use another start")
     if sampler.method == "nuts" and find_spec("blackjax") is None:
         problems.append(f'sampler.method = "nuts": {NEEDS_BLACKJAX}')
     if start.begin == "wiener" and sampler.precondition == "none":
