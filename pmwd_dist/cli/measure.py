@@ -52,7 +52,7 @@ def measure_snapshot(
     if distributed.is_main():
         linear = np.full_like(k, np.nan)
         write_spectrum(output, Spectrum(header.redshift, k, power, modes, linear, matter.shot_noise))
-    return [_particles_line(matter), f"wrote {output}"], matter_notes(matter, files[0], "--length-unit")
+    return [_particles_line(matter), f"wrote {output}"], matter_notes(matter, types, files[0], "--length-unit")
 
 
 def _particles_line(matter: Matter) -> str:

@@ -99,6 +99,17 @@ def test_a_unit_that_is_assumed_is_said(tmp_path: Path, single: pmd.Decompositio
         pmd.snapshot_density(path, length_unit=wrong)
 
 
+def test_a_density_that_is_not_omega_m_is_said(tmp_path: Path, single: pmd.Decomposition):
+    """Also where tracers are left out; not where types are chosen."""
+    path, config = tmp_path / "s.hdf5", pmd.Config(BOX, CELLS, decomposition=single)
+    foreign.arepo(path, universe(HYDRO))
+    assert pmd.snapshot_density(path, config, types=[1])[1].omega < 0.9 * foreign.OMEGA_M
+    with h5py.File(path, "a") as file:
+        del file["PartType0/Masses"]
+    with pytest.warns(UserWarning, match=r"and Omega_m is 0.3: types are missing, or the unit of length or mass"):
+        assert pmd.snapshot_density(path, config)[1].left_out == (0, 3)
+
+
 def test_two_places_that_disagree_are_an_error(tmp_path: Path):
     path = tmp_path / "s.hdf5"
     foreign.gadget4(path, universe({1: 64}))
@@ -183,7 +194,8 @@ def test_masses_that_are_missing(tmp_path: Path, single: pmd.Decomposition):
     foreign.gadget_units(path, kinds)
     with h5py.File(path, "a") as file:
         del file["PartType0/Masses"]
-    density, matter = pmd.snapshot_density(path, config)
+    with pytest.warns(UserWarning, match="types are missing"):
+        density, matter = pmd.snapshot_density(path, config)
     assert (matter.counts, matter.left_out) == ({1: 64}, (0,))
     with pytest.raises(ValueError, match=r"types=\[0, 1\] includes 0, whose particles have no masses"):
         pmd.snapshot_density(path, config, types=[0, 1])

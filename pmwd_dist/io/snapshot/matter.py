@@ -93,7 +93,7 @@ def snapshot_density(
     if config is None:
         config = Config(header.box_size, header.mesh_shape)
     density, matter = paint_matter(files, header, config, types, length_unit)
-    for note in matter_notes(matter, files[0], "length_unit="):
+    for note in matter_notes(matter, types, files[0], "length_unit="):
         warnings.warn(note, stacklevel=2)
     return density, matter
 
@@ -124,10 +124,10 @@ def paint_matter(
     return density, matter
 
 
-def matter_notes(matter: Matter, path: Path, option: str) -> list[str]:
-    """Warnings about the unit of length, and about a mass that is not Omega_m though all types were painted."""
+def matter_notes(matter: Matter, types: Sequence[int] | None, path: Path, option: str) -> list[str]:
+    """Warnings about the unit of length, and about a density that is not Omega_m where all types are wanted."""
     header, notes = matter.header, [note for note in [units_note(matter.header, path, option)] if note]
-    if not matter.left_out and abs(matter.omega - header.Omega_m) > _COMPLETE * header.Omega_m:
+    if types is None and abs(matter.omega - header.Omega_m) > _COMPLETE * header.Omega_m:
         notes.append(
             f"{path}: its particles have a density of {matter.omega:.3g}, and Omega_m is {header.Omega_m:.3g}: "
             "types are missing, or the unit of length or mass is another one"
