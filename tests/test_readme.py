@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
+LINKING = [*PAGES, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/RESULTS.md"))]
 
 
 def python_of(page: Path) -> str:
@@ -17,6 +18,23 @@ def python_of(page: Path) -> str:
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     assert blocks
     return "\n".join(blocks)
+
+
+def anchors_of(page: Path) -> set[str]:
+    """Anchors of the headings of a page, as GitHub forms them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", LINKING, ids=lambda page: page.name)
+def test_links_lead_to_files_and_sections(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    for link in links:
+        if "://" not in link:
+            file, _, section = link.partition("#")
+            target = (page.parent / file).resolve() if file else page
+            assert target.exists(), link
+            assert not section or section in anchors_of(target), link
 
 
 def test_readme() -> None:
