@@ -158,8 +158,9 @@ def draw_slices(
     images: Sequence[tuple[str, np.ndarray]],
     sides: tuple[float, float],
     labels: tuple[str, str] = COMOVING,
-    quantity: str = "",
+    quantity: str | Sequence[str] = "",
     alike: Sequence[int] = (),
+    place: str = "",
 ) -> None:
     """Draw planes of fields side by side.
 
@@ -168,8 +169,9 @@ def draw_slices(
       images: titles and planes; what is no number is left white.
       sides: of the planes.
       labels: of the axes.
-      quantity: whose values the colours are, where all planes show one.
+      quantity: label of the colours with their unit, one for all planes or one for each.
       alike: planes whose colours mean the same, by their places in `images`.
+      place: title of the picture.
 
     Raises:
       OSError: the figure can't be written.
@@ -185,8 +187,11 @@ def draw_slices(
             image = axes.imshow(values.T, origin="lower", cmap="inferno", **how)
             axes.set_title(title, fontsize=13)
             axes.set_xlabel(labels[0])
-            figure.colorbar(image, ax=axes, shrink=0.7, label=quantity)
+            label = quantity if isinstance(quantity, str) else quantity[i]
+            figure.colorbar(image, ax=axes, shrink=0.7, label=label)
         grid[0].set_ylabel(labels[1])
+        if place:
+            figure.suptitle(place, fontsize=13)
         save(figure, path)
 
 

@@ -266,7 +266,7 @@ def draw_slab(path: Path, slab: Slab) -> None:
         bar.set_label(r"density / mean,  $1 + \delta$")
         axes.set_xlabel(r"$x$  [Mpc/$h$]")
         axes.set_ylabel(r"$y$  [Mpc/$h$]")
-        axes.set_title(f"$z = {slab.z:.3g}$,  slab of {slab.thickness:.3g} Mpc/$h$", fontsize=15, pad=10)
+        axes.set_title(f"redshift {slab.z:.3g}, mean over $0 < z < {slab.thickness:.3g}$ Mpc/$h$", fontsize=15, pad=10)
         save(figure, path)
 
 

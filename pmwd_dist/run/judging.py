@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -20,7 +21,7 @@ from pmwd_dist.run import manifest
 from pmwd_dist.run.chain_inputs import key_of
 from pmwd_dist.run.events import Judged
 from pmwd_dist.run.inference import InferencePlan
-from pmwd_dist.run.predictive import compare, some_draws
+from pmwd_dist.run.predictive import compare, plane_seen, seen, some_draws
 
 _OUTLIERS = 1e-3  # share of the steps
 _ACCEPTED = 0.5  # share of the trajectories
@@ -59,13 +60,24 @@ def judge(plan: InferencePlan, posterior: infer.Posterior, chain: infer.Chain, d
     if found.angular:
         pictures.draw_bands(path / "angular.png", found.ell, found.angular, r"multipole $\ell$")
     if found.images:
-        pictures.draw_slices(path / "maps.png", found.images, *_scales(plan), alike=found.alike)
-    planes, alike = _slices(plan.model, chain, data, truth)
-    pictures.draw_slices(path / "slices.png", planes, plan.simulation.config.box_size[:2], alike=alike)
+        pictures.draw_slices(path / "maps.png", found.images, *_scales(plan), found.alike, _place(plan, posterior))
+    planes, alike = _slices(posterior, chain, data, truth)
+    labels = [_scales(plan)[2] if title == "data" else r"linear contrast $\delta$ at $a = 1$" for title, _ in planes]
+    box = plan.simulation.config.box_size[:2]
+    place = _place(plan, posterior) or "plane at $z = 0$"
+    pictures.draw_slices(path / "slices.png", planes, box, quantity=labels, alike=alike, place=place)
     lines = pictures.table_lines(rows, truth) + pictures.fit_lines(fit)
     about = [f"{name} = {value:.3g}" for name, value in _cost(plan, chain).items()]
     pictures.write_page(path / "report.html", lines, reasons, about, [n for n in names if n.endswith(".png")])
     return Judged((*lines, ", ".join(about)), tuple(reasons), tuple(names))
+
+
+def _place(plan: InferencePlan, posterior: infer.Posterior) -> str:
+    """Place of the plane of the pictures; maps have none."""
+    config = plan.simulation.config
+    if posterior.data.shape != config.mesh_shape:
+        return ""
+    return f"plane at $z = {plane_seen(posterior) * config.cell_size[2]:g}$ Mpc/$h$"
 
 
 def _scales(plan: InferencePlan) -> tuple[tuple[float, float], tuple[str, str], str]:
@@ -195,32 +207,37 @@ def _cost(plan: InferencePlan, chain: infer.Chain) -> dict[str, float]:
 
 
 def _slices(
-    model: infer.Model, chain: infer.Chain, data: Arrays, truth: dict[str, float]
+    posterior: infer.Posterior, chain: infer.Chain, data: Arrays, truth: dict[str, float]
 ) -> tuple[list[tuple[str, np.ndarray]], tuple[int, ...]]:
-    """Data on the mesh and the linear density, in the first plane; which of them compare with each other.
+    """Data on the mesh and the linear density, in the plane that has most data; which of them compare with each other.
 
     The mean is that of the mean of the noise and the parameters, of all draws; the standard deviation is that of some.
     """
-    images = [("data", data["data"][:, :, 0])] if data["data"].shape == chain.noise_mean.shape else []
-    first, means = len(images), {name: float(np.mean(x)) for name, x in chain.parameters.items()}
+    model, means = posterior.model, {name: float(np.mean(x)) for name, x in chain.parameters.items()}
+    images, plane = list[tuple[str, np.ndarray]](), 0
+    if data["data"].shape == model.config.mesh_shape:
+        plane = plane_seen(posterior)
+        images = [("data", np.where(seen(posterior), data["data"], np.nan)[:, :, plane])]
+    first, cells = len(images), model.config.mesh_shape[2]
+    at = partial(_linear_density, model, plane * model.config.particle_shape[2] // cells)
     if "noise" in data:
         numbers = {name: truth.get(name, mean) for name, mean in means.items()}
-        images.append(("initial density: truth", _linear_density(model, data["noise"], numbers)))
-    images.append(("its posterior mean", _linear_density(model, chain.noise_mean, means)))
+        images.append(("initial density: truth", at(data["noise"], numbers)))
+    images.append(("initial density: posterior mean", at(chain.noise_mean, means)))
     noise, drawn = some_draws(chain)
-    planes = [_linear_density(model, x, {n: float(v[i]) for n, v in drawn.items()}) for i, x in enumerate(noise)]
-    return [*images, ("its standard deviation", np.std(planes, axis=0))], tuple(range(first, len(images)))
+    planes = [at(x, {n: float(v[i]) for n, v in drawn.items()}) for i, x in enumerate(noise)]
+    return [*images, ("initial density: standard deviation", np.std(planes, axis=0))], tuple(range(first, len(images)))
 
 
-def _linear_density(model: infer.Model, noise: np.ndarray, numbers: dict[str, float]) -> np.ndarray:
-    """The first plane of the linear density at a = 1."""
+def _linear_density(model: infer.Model, plane: int, noise: np.ndarray, numbers: dict[str, float]) -> np.ndarray:
+    """A plane of the linear density contrast at a = 1."""
     given = {name: jnp.asarray(x, float) for name, x in numbers.items()}
-    return np.asarray(_plane(model.forward, jnp.asarray(noise), given))
+    return np.asarray(_plane(model.forward, plane, jnp.asarray(noise), given))
 
 
 @eqx.filter_jit
-def _plane(forward: Any, noise: Array, numbers: dict[str, Array]) -> Array:
+def _plane(forward: Any, plane: int, noise: Array, numbers: dict[str, Array]) -> Array:
     cosmo, _ = cosmology_at(numbers, forward.cosmo, forward.table)
     config = forward.config
     modes = modes_at(noise, cosmo, numbers, forward)
-    return pirfft3d(modes, config.particle_shape, config.decomposition)[:, :, 0]
+    return pirfft3d(modes, config.particle_shape, config.decomposition)[:, :, plane]

@@ -73,7 +73,7 @@ def compare(posterior: infer.Posterior, chain: infer.Chain, data: Arrays, key: A
     noise, numbers = some_draws(chain)
     config = posterior.model.config
     same, on_mesh = config.mesh_shape == config.particle_shape, posterior.data.shape == config.mesh_shape
-    known, plane = same and "noise" in data, _plane_seen(posterior)
+    known, plane = same and "noise" in data, plane_seen(posterior)
     truth = data["noise"] if known else np.zeros(config.mesh_shape)
     sharding = NamedSharding(config.decomposition.mesh, PartitionSpec(None, *config.decomposition.spec))
     fields = jax.device_put(jnp.asarray(noise) if config.decomposition.size == 1 else noise, sharding)
@@ -84,7 +84,7 @@ def compare(posterior: infer.Posterior, chain: infer.Chain, data: Arrays, key: A
     ell, angular = np.zeros(0), Panels()
     if not on_mesh:
         means, maps = of_data
-        images = _maps(posterior.model.forward, data, means)
+        images = _maps(posterior, data, means)
         ell, angular = _angular(posterior, data["data"], maps)
     else:
         of_means, of_draws, means, planes = of_data
@@ -92,16 +92,16 @@ def compare(posterior: infer.Posterior, chain: infer.Chain, data: Arrays, key: A
         k, power = of_draws.k[0, some], of_draws.field_power[:, some]
         panels[r"predicted $P(k)$  [(Mpc/$h)^3$]"] = power, np.mean(of_draws.reference_power[:, some], axis=0), "data"
         panels[r"$r(k)$ of samples and data"] = np.asarray(of_means.correlation)[:, some], None, ""
-        seen = _seen(posterior)[:, :, plane]
-        first, one = (np.where(seen, x, np.nan) for x in (data["data"][:, :, plane], planes[0]))
-        images = [("data", first), ("mean prediction", np.mean(means, axis=0)), ("data drawn from one sample", one)]
+        observed, mean, one = data["data"][:, :, plane], np.mean(means, axis=0), planes[0]
+        images = [("data", observed), ("mean prediction", mean), ("data drawn from one sample", one)]
+        images = [(title, np.where(seen(posterior)[:, :, plane], x, np.nan)) for title, x in images]
     if known:
         some = phases.modes[0] > 0
         k = phases.k[0, some]
         panels[r"$r(k)$ of initial phases"] = np.asarray(phases.correlation)[:, some], None, ""
         panels[r"$T(k)$ of initial modes"] = np.asarray(phases.transfer)[:, some], np.ones(int(some.sum())), "truth"
     fit = infer.check_fit(posterior, fields, draws[2], jax.random.fold_in(key, 1))
-    return Comparison(k, panels, images, (0, 2) if on_mesh else (), ell, angular, fit)
+    return Comparison(k, panels, images, (0, 1, 2) if on_mesh else (), ell, angular, fit)
 
 
 @eqx.filter_jit
@@ -133,9 +133,9 @@ def _predicted(
 def _angular(posterior: infer.Posterior, observed: np.ndarray, drawn: np.ndarray) -> tuple[np.ndarray, Panels]:
     """Multipoles, and of each map C_l of the data that samples predict and of the data, 0 behind the mask."""
     forward: Any = posterior.model.forward
-    seen, panels, ell = _seen(posterior), Panels(), np.zeros(0)
+    shown, panels, ell = seen(posterior), Panels(), np.zeros(0)
     for i, z in enumerate(getattr(forward, "sources", ())):
-        maps = np.where(seen[i], np.concatenate([observed[None, i], drawn[:, i]]), 0)
+        maps = np.where(shown[i], np.concatenate([observed[None, i], drawn[:, i]]), 0)
         found = jax.device_get(_angular_powers(jnp.asarray(maps), getattr(forward, "field", None)))
         some = found.modes[0] > 0
         ell, curves = found.ell[0, some], found.power[:, some]
@@ -148,22 +148,24 @@ def _angular_powers(maps: Array, side: float | None) -> AngularPower:
     return jax.vmap(partial(angular_power, side=side))(maps)
 
 
-def _seen(posterior: infer.Posterior) -> np.ndarray:
+def seen(posterior: infer.Posterior) -> np.ndarray:
+    """Where there are data."""
     mask = getattr(posterior.model.likelihood, "mask", None)
     return np.broadcast_to(True if mask is None else np.asarray(mask) > 0, posterior.data.shape)
 
 
-def _plane_seen(posterior: infer.Posterior) -> int:
+def plane_seen(posterior: infer.Posterior) -> int:
     """The plane across the last axis in which most cells have data; the first one of several. Maps have none."""
-    return int(np.argmax(_seen(posterior).sum(axis=(0, 1))))
+    return int(np.argmax(seen(posterior).sum(axis=(0, 1))))
 
 
-def _maps(forward: Any, data: Arrays, predicted: Any) -> Images:
-    """Maps of a flat sky: the data, and the mean of what the samples predict for them, of each source."""
+def _maps(posterior: infer.Posterior, data: Arrays, predicted: Any) -> Images:
+    """Maps of a flat sky where there are data: these, and the mean of what the samples predict, of each source."""
     images: Images = []
-    sources = getattr(forward, "sources", None)
+    sources = getattr(posterior.model.forward, "sources", None)
     if sources is None or np.ndim(predicted) != 4:
         return images
-    for observed, mean, z in zip(data["data"], np.mean(predicted, axis=0), sources, strict=True):
+    both = (np.where(seen(posterior), x, np.nan) for x in (data["data"], np.mean(predicted, axis=0)))
+    for observed, mean, z in zip(*both, sources, strict=True):
         images += [(f"data, $z = {z:g}$", observed), ("mean prediction", mean)]
     return images
