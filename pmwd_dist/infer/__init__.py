@@ -35,4 +35,4 @@ from pmwd_dist.infer.samplers import nuts as nuts
 from pmwd_dist.infer.sampling import sample as sample
 from pmwd_dist.infer.state import Progress as Progress
 from pmwd_dist.infer.state import TuningProgress as TuningProgress
-from pmwd_dist.infer.storage import ChainFileError as ChainFileError
+from pmwd_dist.io.arrays import ArrayFileError as ArrayFileError

@@ -25,7 +25,7 @@ from pmwd_dist.infer.samplers.stiffness import largest_curvature, longest_step
 from pmwd_dist.infer.samplers.tuning import tune
 from pmwd_dist.infer.starting import begin
 from pmwd_dist.infer.state import Run, TuningProgress, leaves_of, placed, restored, tuning_progress
-from pmwd_dist.infer.storage import Arrays
+from pmwd_dist.io.arrays import Arrays
 
 _CHECKPOINT_SECONDS = 10.0  # between writes while a run is tuned
 

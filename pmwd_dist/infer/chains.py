@@ -1,4 +1,7 @@
-"""Chains on disk, chunk by chunk: each file is complete or absent, and a chain of another model is not continued."""
+"""Chains on disk, chunk by chunk: each file is complete or absent, and a chain of another model is not continued.
+
+A chunk names its run, its number and the digest of the chunk before it; the state, the run and the last chunk.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,7 @@ import numpy as np
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.infer.diagnostics import energy_table, step_bias, summary
-from pmwd_dist.infer.storage import (
-    Arrays,
-    check_shapes,
-    read_arrays,
-    read_text,
-    reading,
-    write_arrays,
-    write_text,
-)
+from pmwd_dist.io.arrays import ArrayFile, Arrays, check_shapes, fingerprint, reading, write_arrays
 
 _PER_DRAW = ("logdensity", "density_shift")
 _NAMED = ("parameter/", "projection/", "power/")  # of each draw, too
@@ -90,17 +85,16 @@ def load_chain(path: str | Path) -> Chain:
 
     Raises:
       ValueError: there is none.
-      ChainFileError: a file of it is missing or damaged.
+      ArrayFileError: a file of it is missing or damaged.
     """
-    described = Path(path) / "chain.json"
-    if not described.exists() and not (Path(path) / "state.h5").exists():
+    if not any((Path(path) / name).exists() for name in chain_files(1)):
         raise ArgumentError("path", str(path), "holds no chain", "name the folder that `sample` had as output")
-    return ChainFolder(path, read_text(described)).load()
+    return ChainFolder(path).load()
 
 
 def chain_files(chunks: int) -> list[str]:
     """Names of the files of a chain of so many chunks."""
-    return ["chain.json", "state.h5", *(f"chunk_{i:05d}.h5" for i in range(chunks))]
+    return ["state.npz", *(f"chunk_{i:05d}.npz" for i in range(chunks))]
 
 
 class ChainFolder:
@@ -108,59 +102,68 @@ class ChainFolder:
 
     Args:
       path: of the folder, which is made if it is not there.
-      identity: what the chain depends on, by name.
+      identity: what the chain depends on, by name; default: that of the chain in the folder.
 
     Raises:
       ValueError: the folder has a chain of another model; the differences are named.
-      ChainFileError: its description is missing or damaged.
+      ArrayFileError: its state is missing or damaged.
     """
 
-    def __init__(self, path: str | Path, identity: Mapping[str, str]):
+    def __init__(self, path: str | Path, identity: Mapping[str, str] | None = None):
         self.path, self.shifts = Path(path), list[Arrays]()  # what draws show of the shift by steps, chunk by chunk
         if self.path.exists() and not self.path.is_dir():
             raise ArgumentError("output", str(path), "is a file", "name a folder")
         self.path.mkdir(parents=True, exist_ok=True)
-        described = self.path / "chain.json"
-        if not self._state.exists() and not self._chunk(0).exists():
-            write_text(described, identity)  # of a start that failed, too: it left nothing to go on with
-        there = read_text(described)
-        for name in sorted({*there, *identity}):
-            if there.get(name) != identity.get(name):
-                old, new = _around_difference(str(there.get(name)), str(identity.get(name)))
+        self._last = ""  # digest of the last chunk
+        there: dict[str, str] = {}
+        if self._has_files():
+            with ArrayFile(self._state) as file, file.reading():
+                there = dict(file.about["identity"])
+        self.identity = dict(there if identity is None else identity)
+        self.run = fingerprint(self.identity)
+        for name in sorted({*there, *self.identity}) if there else ():
+            if there.get(name) != self.identity.get(name):
+                old, new = _around_difference(str(there.get(name)), str(self.identity.get(name)))
                 constraint = f"has a chain with {name}={old}, not {new}"
                 raise ArgumentError("output", str(path), constraint, "use another folder, or the same model")
 
     @property
     def _state(self) -> Path:
-        return self.path / "state.h5"
+        return self.path / "state.npz"
+
+    def _has_files(self) -> bool:
+        return self._state.exists() or self._chunk(0).exists()
 
     def state(self) -> Arrays | None:
         """What was written last by `write`, or None.
 
         Raises:
-          ChainFileError: it is damaged, or missing though there are draws.
+          ArrayFileError: it is damaged, or missing though there are draws.
         """
-        if not self._state.exists() and not self._chunk(0).exists():
+        if not self._has_files():
             return None
-        return read_arrays(self._state)
+        with ArrayFile(self._state) as file:
+            return file.arrays()
 
     @contextmanager
     def reading_state(self) -> Generator[None]:
-        """Raise what goes wrong in the body with what `state` gave as ChainFileError."""
+        """Raise what goes wrong in the body with what `state` gave as ArrayFileError."""
         with reading(self._state):
             yield
 
     def write(self, index: int, chunk: Arrays, state: Arrays) -> None:
         """Add a chunk, and then the state after it: a state is only ever of chunks that are there."""
-        write_arrays(self._chunk(index), chunk)
+        write_arrays(self._chunk(index), chunk, {"run": self.run, "chunk": index, "after": self._last})
+        with ArrayFile(self._chunk(index)) as file:
+            self._last = file.digest
         self.write_state(state)
 
     def write_state(self, state: Arrays) -> None:
         """Replace the state alone."""
-        write_arrays(self._state, state)
+        write_arrays(self._state, state, {"identity": self.identity, "last": self._last})
 
     def check(self) -> None:
-        """Raise ChainFileError unless all files can be read, one after the other; `shifts` alone are kept."""
+        """Raise ArrayFileError unless all files can be read, each after the one before it; `shifts` alone are kept."""
         chunks = self._chunks(self._count(self.state()))
         self.shifts = [{name: x for name, x in arrays.items() if name.startswith(_SHIFT)} for arrays in chunks]
 
@@ -170,10 +173,13 @@ class ChainFolder:
             return 0 if state is None else int(state.get("chunks", 0))
 
     def _chunks(self, count: int) -> Generator[Arrays]:
-        """Arrays of each chunk, all of the same names and shapes."""
+        """Arrays of each chunk, all of the same names and shapes, in the order in which they were written."""
         shapes: dict[str, tuple[int, ...]] = {}
-        for path in map(self._chunk, range(count)):
-            arrays = read_arrays(path, shapes)
+        self._last = ""
+        for index, path in enumerate(map(self._chunk, range(count))):
+            with ArrayFile(path) as file:
+                file.expect({"run": self.run, "chunk": index, "after": self._last})
+                arrays, self._last = file.arrays(shapes), file.digest
             if not shapes:
                 with reading(path):
                     draws, steps = arrays["logdensity"].shape, arrays["energy_change"].shape
@@ -181,13 +187,16 @@ class ChainFolder:
                     check_shapes(arrays, own | dict.fromkeys(_PER_DRAW, draws) | dict.fromkeys(_PER_STEP, steps))
             shapes = {name: x.shape for name, x in arrays.items()}
             yield arrays
+        if self._has_files():
+            with ArrayFile(self._state) as file:
+                file.expect({"last": self._last})
 
     def load(self) -> Chain:
         """All draws up to the state.
 
         Raises:
           ValueError: nothing was sampled yet.
-          ChainFileError: a file is missing or damaged.
+          ArrayFileError: a file is missing or damaged.
         """
         state = self.state()
         if state is None or self._count(state) == 0:
@@ -213,7 +222,7 @@ class ChainFolder:
         )
 
     def _chunk(self, index: int) -> Path:
-        return self.path / f"chunk_{index:05d}.h5"
+        return self.path / f"chunk_{index:05d}.npz"
 
 
 def _named(arrays: Arrays, prefix: str) -> Arrays:
@@ -230,7 +239,7 @@ def open_folder(path: str | Path, identity: Mapping[str, str]) -> ChainFolder:
 
     Raises:
       ValueError: the folder has a chain of another model; the differences are named.
-      ChainFileError: a file of it is missing or damaged.
+      ArrayFileError: a file of it is missing or damaged.
     """
     folder = ChainFolder(path, identity)
     folder.check()

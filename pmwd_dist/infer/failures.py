@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pmwd_dist.infer.storage import Arrays
+from pmwd_dist.io.arrays import Arrays
 from pmwd_dist.pm.status import SimulationError
 
 

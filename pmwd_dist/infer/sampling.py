@@ -32,8 +32,8 @@ from pmwd_dist.infer.state import (
     pack,
     unpack,
 )
-from pmwd_dist.infer.storage import Arrays
 from pmwd_dist.infer.tilt_estimate import TiltEstimate, tilt_samples
+from pmwd_dist.io.arrays import Arrays
 
 
 def sample(
@@ -83,7 +83,7 @@ def sample(
 
     Raises:
       ValueError: an argument out of its range, or a folder with a chain of another model.
-      ChainFileError: a file of the chain that it would go on with is missing or damaged.
+      ArrayFileError: a file of the chain that it would go on with is missing or damaged.
       SimulationError: the start, or too many steps, failed.
     """
     check_method(method)

@@ -23,7 +23,7 @@ from jaxtyping import Array, Float
 from pmwd_dist.config import Config
 from pmwd_dist.infer.adaptation import BANDS, band_centres, bands, mode_counts
 from pmwd_dist.infer.forward import wavevectors
-from pmwd_dist.infer.storage import Arrays
+from pmwd_dist.io.arrays import Arrays
 from pmwd_dist.parallel.fft import prfft3d
 from pmwd_dist.pm.modes import white_noise
 

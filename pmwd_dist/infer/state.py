@@ -13,7 +13,7 @@ from pmwd_dist.infer.adaptation import Adaptation
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState
 from pmwd_dist.infer.samplers.methods import Tuning
 from pmwd_dist.infer.samplers.search import Search
-from pmwd_dist.infer.storage import Arrays, check_shapes
+from pmwd_dist.io.arrays import Arrays, check_shapes
 
 
 class Moments(NamedTuple):

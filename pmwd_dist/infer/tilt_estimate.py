@@ -24,7 +24,7 @@ from pmwd_dist.infer.samplers.isokinetic import IntegratorState, density_shift
 from pmwd_dist.infer.samplers.methods import Method, Tuning, tilted
 from pmwd_dist.infer.samplers.tilting import MOST_ERROR, Shift, ShiftSamples
 from pmwd_dist.infer.state import Run, placed
-from pmwd_dist.infer.storage import Arrays, check_shapes
+from pmwd_dist.io.arrays import Arrays, check_shapes
 
 _ADDED, _NUMBER = "shift/added", "shift/number"
 

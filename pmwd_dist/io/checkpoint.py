@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import os
 import re
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import jax
 import numpy as np
-from numpy.lib.npyio import NpzFile
 
-from pmwd_dist._files import atomic_write, remove, sync, temporary
+from pmwd_dist._files import remove, sync, temporary
+from pmwd_dist.io.arrays import ArrayFile, ArrayFileError, reading, write_arrays
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import raise_on_all_processes
 
 _NAME = re.compile(r"checkpoint_(\d{6,})")
-_OWN = re.compile(r"meta\.json|\d+\.npz|\.(meta\.json|\d+\.npz)\.part")
-_META = "meta.json"
-_META_BYTES = 1 << 20
-_CHECKSUM = "sha256"  # key of the description, and name of an array in each part
-_REMEDY = "remove this checkpoint to start over"
+_OWN = re.compile(r"\d+\.npz|\.\d+\.npz\.part")
+REMEDY = "remove this checkpoint to start over"
 
 
 Box = tuple[tuple[int, int], ...]  # first and end element along each axis
-
-
-class CheckpointError(ValueError):
-    """A checkpoint that is damaged, or holds something else than it should."""
 
 
 def path_of(folder: Path, step: int) -> Path:
@@ -63,18 +53,14 @@ def save(folder: Path, step: int, tree: Any, meta: dict[str, Any]) -> Path:
         "processes": jax.process_count(),
         "leaves": [[list(leaf.shape), str(leaf.dtype)] for leaf in leaves],
     }
-    checksum = _checksum(description)
     try:
         with raise_on_all_processes():
             if distributed.is_main():
                 discard(aside)
                 aside.mkdir()
-                with atomic_write(aside / _META) as file:
-                    file.write_text(json.dumps(description | {_CHECKSUM: checksum}, indent=1), encoding="utf-8")
-        part = aside / f"{jax.process_index()}.npz"
         # Until every part has its name, the folder must keep its own.
-        with raise_on_all_processes(), atomic_write(part) as file, file.open("wb") as stream:
-            np.savez(stream, allow_pickle=False, **{_CHECKSUM: np.asarray(checksum)}, **_blocks(leaves))
+        with raise_on_all_processes():
+            write_arrays(aside / f"{jax.process_index()}.npz", _blocks(leaves), description)
         with raise_on_all_processes():
             if distributed.is_main():
                 if path.exists():  # interrupted just after a regular checkpoint, which is the same
@@ -111,27 +97,20 @@ def _step(path: Path) -> int:
     return int(path.name.rpartition("_")[2])
 
 
-def _checksum(description: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
-
-
 def meta(path: Path) -> dict[str, Any]:
-    """Content of a checkpoint besides the arrays, which its checksum and the name of its folder confirm.
+    """Description of a checkpoint, which the name of its folder confirms.
 
     Raises:
-      CheckpointError: the checkpoint is damaged.
+      ArrayFileError: the checkpoint is damaged or renamed.
     """
-    file = path / _META
-    try:
-        with file.open("rb") as stream:
-            content = dict(json.loads(stream.read(_META_BYTES)))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{file}: damaged ({error}); {_REMEDY}") from error
-    if content.pop(_CHECKSUM, None) != _checksum(content):
-        raise CheckpointError(f"{file}: damaged (its checksum is not that of its content); {_REMEDY}")
-    if content["step"] != _step(path):
-        raise CheckpointError(f"{path}: is the checkpoint of step {content['step']}, renamed; {_REMEDY}")
-    return content
+    with ArrayFile(path / "0.npz", REMEDY) as part:
+        with part.reading():
+            step, count = part.about["step"], part.about["processes"]
+        if step != _step(path):
+            raise ArrayFileError(f"{path}: is the checkpoint of step {step}, renamed; {REMEDY}")
+        if not isinstance(count, int) or count < 1:
+            raise part.error("is damaged")
+        return part.about
 
 
 def load(path: Path, like: Any) -> Any:
@@ -142,67 +121,21 @@ def load(path: Path, like: Any) -> Any:
       like: pytree of arrays or of jax.ShapeDtypeStruct with shardings.
 
     Raises:
-      CheckpointError: the checkpoint is damaged, or holds other arrays.
+      ArrayFileError: the checkpoint is damaged, or holds other arrays.
     """
     description = meta(path)
     leaves, structure = jax.tree.flatten(like)
-    saved = [(tuple(shape), dtype) for shape, dtype in description["leaves"]]
+    with reading(path, REMEDY):
+        saved = [(tuple(shape), dtype) for shape, dtype in description["leaves"]]
     if saved != [(leaf.shape, str(leaf.dtype)) for leaf in leaves]:
-        raise CheckpointError(
-            f"{path}: holds the arrays of another run; resume with the settings that it was made with"
-        )
+        raise ArrayFileError(f"{path}: holds the arrays of another run; resume with the settings that it was made with")
     with ExitStack() as opened:
-        parts = [opened.enter_context(_Part(path / f"{i}.npz")) for i in range(description["processes"])]
+        parts = [opened.enter_context(ArrayFile(path / f"{i}.npz", REMEDY)) for i in range(description["processes"])]
         for part in parts:
-            part.check(_checksum(description))
+            part.expect(description)
         where = _index(parts)
         arrays = [_assemble(path, where.get(i, []), leaf) for i, leaf in enumerate(leaves)]
     return jax.tree.unflatten(structure, arrays)
-
-
-class _Part:
-    """The file of one process; whatever zip and NumPy raise on reading it is a CheckpointError."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        self._stream = self._attempt(lambda: path.open("rb"))
-        try:
-            self._file: NpzFile = self._attempt(lambda: NpzFile(self._stream))
-        except CheckpointError:
-            self._stream.close()
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
-        self._stream.close()
-
-    def blocks(self) -> list[tuple[int, str, Box]]:
-        """Blocks in the file: the number of the array, the name in the file and the place in the array."""
-        return self._attempt(lambda: [_place(name) for name in self._file.files if name != _CHECKSUM])
-
-    def check(self, checksum: str) -> None:
-        """Raise unless the file belongs to the description with this checksum."""
-        if str(self._attempt(lambda: self._file[_CHECKSUM])) != checksum:
-            raise self._damaged("of another checkpoint")
-
-    def read(self, name: str, box: Box, dtype: np.dtype) -> np.ndarray:
-        """A block; zip verifies its checksum."""
-        values = self._attempt(lambda: self._file[name])
-        if values.shape != tuple(high - low for low, high in box) or values.dtype != dtype:
-            raise self._damaged(f"{name} is of shape {values.shape} and type {values.dtype}")
-        return values
-
-    def _attempt(self, read: Callable[[], Any]) -> Any:
-        try:
-            return read()
-        except Exception as error:
-            raise self._damaged(str(error) or type(error).__name__) from error
-
-    def _damaged(self, reason: str) -> CheckpointError:
-        return CheckpointError(f"{self.path}: damaged or incomplete ({reason}); {_REMEDY}")
 
 
 def _box(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
@@ -219,22 +152,31 @@ def _blocks(leaves: list[jax.Array]) -> dict[str, np.ndarray]:
     }
 
 
-def _place(name: str) -> tuple[int, str, Box]:
+def _place(name: str) -> tuple[int, Box]:
     leaf, _, place = name.partition("@")
     pairs = [edges.split(":") for edges in place.split(",") if edges]
-    return int(leaf), name, tuple((int(low), int(high)) for low, high in pairs)
+    return int(leaf), tuple((int(low), int(high)) for low, high in pairs)
 
 
-def _index(parts: list[_Part]) -> dict[int, list[tuple[_Part, str, Box]]]:
+def _index(parts: list[ArrayFile]) -> dict[int, list[tuple[ArrayFile, str, Box]]]:
     """Blocks of each array: the file, the name in it and the place in the array."""
-    where: dict[int, list[tuple[_Part, str, Box]]] = {}
+    where: dict[int, list[tuple[ArrayFile, str, Box]]] = {}
     for part in parts:
-        for leaf, name, box in part.blocks():
+        for name in part.names:
+            with part.reading():
+                leaf, box = _place(name)
             where.setdefault(leaf, []).append((part, name, box))
     return where
 
 
-def _assemble(path: Path, blocks: list[tuple[_Part, str, Box]], like: Any) -> jax.Array:
+def _block(part: ArrayFile, name: str, box: Box, dtype: np.dtype) -> np.ndarray:
+    values = part.read(name)
+    if values.shape != tuple(high - low for low, high in box) or values.dtype != dtype:
+        raise part.error(f"is damaged: {name} is of shape {values.shape} and type {values.dtype}")
+    return values
+
+
+def _assemble(path: Path, blocks: list[tuple[ArrayFile, str, Box]], like: Any) -> jax.Array:
     """An array with the sharding of `like`; each device reads only the blocks that overlap with its own."""
 
     def read(index: Any) -> np.ndarray:
@@ -244,10 +186,10 @@ def _assemble(path: Path, blocks: list[tuple[_Part, str, Box]], like: Any) -> ja
         for part, name, box in blocks:
             common = tuple((max(a[0], b[0]), min(a[1], b[1])) for a, b in zip(mine, box, strict=True))
             if all(low < high for low, high in common):
-                out[_within(common, mine)] = part.read(name, box, out.dtype)[_within(common, box)]
+                out[_within(common, mine)] = _block(part, name, box, out.dtype)[_within(common, box)]
                 missing -= math.prod(high - low for low, high in common)
         if missing:
-            raise CheckpointError(f"{path}: incomplete ({missing} elements are missing); {_REMEDY}")
+            raise ArrayFileError(f"{path}: incomplete ({missing} elements are missing); {REMEDY}")
         return out
 
     return jax.make_array_from_callback(like.shape, like.sharding, read)

@@ -14,10 +14,11 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pmwd_dist import infer
-from pmwd_dist.infer.storage import Arrays, Shapes, read_arrays, reading, write_arrays
+from pmwd_dist.io.arrays import Arrays, Shapes, fingerprint, read_arrays, reading, write_arrays
 from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.run import events, manifest
 from pmwd_dist.run.folder import Log
+from pmwd_dist.run.identity import identity
 from pmwd_dist.run.inference import DATA, START, InferencePlan, truth_of
 
 _JOINT = "leaves out how wide the posterior of the noise is, overfits the data and is biased"
@@ -52,14 +53,14 @@ def starts_of(plan: InferencePlan, posterior: infer.Posterior, log: Log) -> Any:
 
 def _kept(plan: InferencePlan, name: str, make: Callable[[], Arrays], shapes: Shapes, what: str, log: Log) -> Arrays:
     """Arrays of a file of the run, which is made if it is not there: those that go on are the same to the bit."""
-    path = plan.folder / name
+    path, about = plan.folder / name, {"run": fingerprint(identity(plan)), "file": name}
     if not path.exists():
         began = time.perf_counter()
         arrays = make()
         manifest.claim(plan.folder, [name])
-        write_arrays(path, arrays)
+        write_arrays(path, arrays, about)
         log(events.StageDone(what, time.perf_counter() - began))
-    return read_arrays(path, shapes, remedy=_REMAKE)
+    return read_arrays(path, about, shapes, remedy=_REMAKE)
 
 
 def key_of(plan: InferencePlan, purpose: int) -> Array:

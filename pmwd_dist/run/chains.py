@@ -12,7 +12,7 @@ import numpy as np
 from pmwd_dist import infer
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer.chains import chain_files, load_chain
-from pmwd_dist.infer.storage import Arrays, ChainFileError
+from pmwd_dist.io.arrays import ArrayFileError, Arrays
 from pmwd_dist.run import events, manifest
 from pmwd_dist.run.chain_inputs import data_of, key_of, starts_of
 from pmwd_dist.run.clock import Clock, CompilationTime
@@ -67,7 +67,7 @@ def execute_inference(
             _sample(plan, posterior, starts_of(plan, posterior, log), watch)
             log(judge(plan, posterior, load_chain(plan.folder), data))
             status = "finished"
-        except ChainFileError as error:
+        except ArrayFileError as error:
             raise StartError(str(error)) from error
         except (Interrupted, KeyboardInterrupt, SystemExit):
             status = "interrupted"

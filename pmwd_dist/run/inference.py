@@ -29,7 +29,7 @@ from pmwd_dist.run.settings.inference_sections import BIASES, COSMOLOGY
 from pmwd_dist.run.settings.light_cone import field_of_view
 from pmwd_dist.run.settings.writing import toml_value
 
-DATA, START = "data.h5", "start.h5"
+DATA, START = "data.npz", "start.npz"
 _ARGUMENTS = {
     "data": "data.file",
     "density": "likelihood.density",

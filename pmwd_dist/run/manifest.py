@@ -20,7 +20,7 @@ _OWN = re.compile(
     rf"|(multipoles|galaxies|bispectrum|cross|pdf)_{_REDSHIFT}\.(csv|png)|counts_{_REDSHIFT}\.(hdf5|png)"
     r"|light_cone\.hdf5|convergence_power\.csv|convergence\.png"
     rf"|power_{_REDSHIFT}\.csv|density_{_REDSHIFT}\.(npz|png)|snapshot_{_REDSHIFT}(\.\d+)?\.hdf5|checkpoint_\d{{6,}}"
-    r"|chain\.json|(state|data|start|chunk_\d{5,})\.h5|(summary|fit)\.csv|(traces|corner|fields|angular|slices|maps)\.png|report\.html"
+    r"|(state|data|start|chunk_\d{5,})\.npz|(summary|fit)\.csv|(traces|corner|fields|angular|slices|maps)\.png|report\.html"
 )
 
 

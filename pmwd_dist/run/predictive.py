@@ -14,7 +14,7 @@ from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pmwd_dist import infer
-from pmwd_dist.infer.storage import Arrays
+from pmwd_dist.io.arrays import Arrays
 from pmwd_dist.observe.angular_power import AngularPower, angular_power
 from pmwd_dist.observe.cross import CrossPower, cross_power
 from pmwd_dist.run.inference_memory import MOST_FIELDS

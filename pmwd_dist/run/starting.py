@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pmwd_dist.io import checkpoint
-from pmwd_dist.io.checkpoint import CheckpointError
+from pmwd_dist.io.arrays import ArrayFileError, reading
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import SharedError, raise_on_all_processes
 from pmwd_dist.run import manifest
@@ -62,8 +62,9 @@ def find_checkpoint(plan: Plan) -> tuple[Path, dict[str, Any]] | None:
         path = checkpoint.latest(plan.folder)
         content = None if path is None else checkpoint.meta(path)
         if path is not None and content is not None:
-            _check_identity(plan, content.get("identity"), path, "the checkpoint")
-            _check_steps(plan, content, path)
+            with reading(path, checkpoint.REMEDY):
+                _check_identity(plan, content["identity"], path, "the checkpoint")
+                _check_steps(plan, content, path)
     return None if path is None or content is None else (path, content)
 
 
@@ -73,9 +74,9 @@ def description(plan: Plan, step: int) -> dict[str, Any]:
     return {"identity": identity(plan), "times": list(plan.times), "outputs": outputs}
 
 
-def _check_identity(plan: Plan, kept: Identity | None, where: Path, holder: str) -> None:
-    if lines := differences(kept or {}, identity(plan), holder):
-        raise CheckpointError("\n".join([f"{where}: made by other settings than those of {CONFIG}", *lines]))
+def _check_identity(plan: Plan, kept: Identity, where: Path, holder: str) -> None:
+    if lines := differences(kept, identity(plan), holder):
+        raise ArrayFileError("\n".join([f"{where}: made by other settings than those of {CONFIG}", *lines]))
 
 
 def _check_steps(plan: Plan, content: dict[str, Any], path: Path) -> None:
@@ -88,7 +89,7 @@ def _check_steps(plan: Plan, content: dict[str, Any], path: Path) -> None:
     same = len(before) == len(times) and np.allclose(before, times, rtol=1e-5)
     if same and len(done) == len(planned) and np.allclose(done, planned):
         return
-    raise CheckpointError(
+    raise ArrayFileError(
         f"{path}: output.redshifts would change the {step} steps that are done, to z = {1 / before[-1] - 1:.4g}, with "
         f"outputs at z = {', '.join(f'{z:.4g}' for z in done) or 'none'}; "
         "set it back, or start a new run in another folder"

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import equinox as eqx
-import h5py
 import jax
 import jax.numpy as jnp
 import jax_cosmo
@@ -30,7 +29,7 @@ from pmwd_dist.infer.chains import ChainFolder, identity_of
 from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.infer.samplers.blocks import run_blocks
 from pmwd_dist.infer.samplers.methods import Tuning
-from pmwd_dist.infer.storage import read_arrays, write_arrays
+from pmwd_dist.io.arrays import ArrayFile, read_arrays, write_arrays
 from pmwd_dist.pm.modes import white_noise
 from pmwd_dist.pm.status import Code, SimulationError
 
@@ -158,10 +157,10 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(run: tuple[Any, ...], t
     posterior, _, chain = run
     again = tmp_path / "again"
     infer.sample(posterior, starts(posterior), steps=100, output=again, keep_noise=True, **OPTIONS)
-    early = (again / "state.h5").read_bytes()
+    early = (again / "state.npz").read_bytes()
     infer.sample(posterior, starts(posterior), steps=200, output=again, keep_noise=True, **OPTIONS)
-    (again / "state.h5").write_bytes(early)  # as if it was killed between a chunk and its state
-    (again / ".chunk_00002.h5.part").write_bytes(b"half")
+    (again / "state.npz").write_bytes(early)  # as if it was killed between a chunk and its state
+    (again / ".chunk_00002.npz.part").write_bytes(b"half")
     other = infer.sample(posterior, starts(posterior), steps=600, output=again, keep_noise=True, **OPTIONS)
     for x, y in zip(jax.tree.leaves(other), jax.tree.leaves(chain), strict=True):
         np.testing.assert_array_equal(x, y)
@@ -189,7 +188,7 @@ def test_a_tuning_that_was_killed_goes_on_to_the_same_bits(
     assert written == list(range(1, 13))
     monkeypatch.undo()
     infer.sample(posterior, starts(posterior), steps=100, output=tmp_path, keep_noise=True, **OPTIONS)
-    ours, whole = (read_arrays(path / "chunk_00000.h5") for path in (tmp_path, folder))
+    ours, whole = (read_arrays(path / "chunk_00000.npz") for path in (tmp_path, folder))
     for name, values in whole.items():
         np.testing.assert_array_equal(ours[name], values)
 
@@ -200,17 +199,18 @@ def test_adjusted_samplers_are_tuned_to_their_acceptance(method: Any, run: tuple
     options = OPTIONS | {"thin": 1, "tuning_steps": 400}
     chain = infer.sample(posterior, starts(posterior), steps=200, output=tmp_path, method=method, **options)
     assert 0.65 < chain.acceptance_rate.mean() < 0.95
-    state = read_arrays(tmp_path / "state.h5")
-    write_arrays(tmp_path / "state.h5", {name: x for name, x in state.items() if not name.startswith("tilt/")})
+    with ArrayFile(tmp_path / "state.npz") as file:
+        state, about = file.arrays(), file.about
+    write_arrays(tmp_path / "state.npz", {name: x for name, x in state.items() if not name.startswith("tilt/")}, about)
     longer = infer.sample(posterior, starts(posterior), steps=250, output=tmp_path, method=method, **options)
     assert longer.logdensity.shape[1] == 250  # also where an earlier version wrote nothing of a tilt
-    counts = read_arrays(tmp_path / "chunk_00000.h5")["gradients"]
+    counts = read_arrays(tmp_path / "chunk_00000.npz")["gradients"]
     if method == "hmc":
         assert (counts[0] == counts[1]).all() and len(np.unique(counts)) > 1  # lengths vary, and chains keep step
     else:
         assert counts.min() >= 3  # trajectories go on until they turn
     assert not chain.failures
-    assert chain.gradients == sum(read_arrays(tmp_path / f"chunk_{i:05d}.h5")["gradients"].sum() for i in range(4))
+    assert chain.gradients == sum(read_arrays(tmp_path / f"chunk_{i:05d}.npz")["gradients"].sum() for i in range(4))
     sd = np.sqrt(np.mean(reference.noise_sd**2))
     assert np.sqrt(np.mean((chain.noise_mean - reference.noise_mean) ** 2)) < 0.4 * sd
     np.testing.assert_allclose(np.mean(chain.noise_sd**2), sd**2, rtol=0.25)
@@ -298,12 +298,16 @@ def test_moments_are_those_of_the_posterior(run: tuple[Any, ...]) -> None:
     assert c["ess_bulk"] > 30 and c["sd"] == pytest.approx(0.2, rel=0.4)
 
 
+def tuning(folder: Path) -> list[np.ndarray]:
+    """Numbers that the tuning of a chain has found."""
+    return [x for name, x in sorted(read_arrays(folder / "state.npz").items()) if name.startswith("tuning/")]
+
+
 def test_tuning_finds_masses_and_the_energy_error_that_it_aims_at(run: tuple[Any, ...]) -> None:
     _, folder, chain = run
     errors = infer.energy_errors(chain.energy_change, 65)
     assert 1e-3 / 2 < errors["variance"] < 1e-3 * 2
-    with h5py.File(folder / "state.h5") as file:
-        L, step_size, of_noise, of_c, *tilt = (file["tuning"][name][()] for name in sorted(file["tuning"]))
+    L, step_size, of_noise, of_c, *tilt = tuning(folder)
     assert np.sqrt(of_noise) == pytest.approx(1 / np.sqrt(1 + (BIAS / SIGMA) ** 2), rel=0.35)
     assert np.sqrt(of_c) == pytest.approx(1.0, rel=0.6)
     assert L / np.sqrt(65) == pytest.approx(4) and step_size <= L
@@ -317,8 +321,7 @@ def test_log_densities_are_those_of_the_posterior(run: tuple[Any, ...]) -> None:
     half of e^2 m^2 A g^2, of a normal posterior with the precision A exactly.
     """
     posterior, folder, chain = run
-    with h5py.File(folder / "state.h5") as file:
-        _, step_size, of_noise, of_c, _, tilt = (file["tuning"][name][()] for name in sorted(file["tuning"]))
+    _, step_size, of_noise, of_c, _, tilt = tuning(folder)
     aside, late = step_size**2 / 24 / 65, slice(-2, None)  # chunks, with the last tilt: it is that by the first four
     last = chain.parameters["c"][:, 49::50].T[late]  # of the last draws of chunks
     precision = 1 + (BIAS / SIGMA) ** 2
@@ -468,8 +471,8 @@ def test_chains_on_an_axis_of_their_own_are_the_same(run: tuple[Any, ...], tmp_p
     apart = jax.tree.map(lambda x: NamedSharding(mesh, P("chains", "x") if x.ndim > 1 else P("chains")), positions)
     options = OPTIONS | {"keep_noise": True, "spmd_axis_name": "chains"}
     infer.sample(beside, jax.device_put(positions, apart), steps=200, output=tmp_path, **options)
-    assert read_arrays(tmp_path / "state.h5")["tilt/own"]
-    for file in ("chunk_00000.h5", "chunk_00001.h5"):
+    assert read_arrays(tmp_path / "state.npz")["tilt/own"]
+    for file in ("chunk_00000.npz", "chunk_00001.npz"):
         one = read_arrays(folder / file)
         for name, values in read_arrays(tmp_path / file).items():
             np.testing.assert_allclose(values, one[name], atol=1e-8, err_msg=name)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 
 from pmwd_dist import infer
 from pmwd_dist.infer.chains import ChainFolder
-from pmwd_dist.infer.storage import read_arrays, write_arrays
+from pmwd_dist.io.arrays import ArrayFile, read_arrays, write_arrays
 
 RNG = np.random.default_rng(0)
 
@@ -47,10 +47,10 @@ def flip(path: Path) -> None:
 
 
 def rewrite(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """As versions that wrote no checksum."""
-    with h5py.File(path, "w") as file:
-        for name, values in arrays.items():
-            file[name] = values
+    """With its description and right checksums."""
+    with ArrayFile(path) as file:
+        about = file.about
+    write_arrays(path, arrays, about)
 
 
 def drop(path: Path) -> None:
@@ -62,7 +62,7 @@ def shorten(path: Path) -> None:
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "empty": (lambda path: path.write_bytes(b""), "is empty"),
+    "empty": (lambda path: path.write_bytes(b""), "is damaged"),
     "half": (half, "is damaged"),
     "zeros": (zero, "is damaged"),
     "junk": (lambda path: path.write_bytes(b"\xff junk" * 100), "is damaged"),
@@ -73,9 +73,9 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 CASES = [
     (name, kind)
-    for name in ("chain.json", "state.h5", "chunk_00000.h5", "chunk_00001.h5")
+    for name in ("state.npz", "chunk_00000.npz", "chunk_00001.npz")
     for kind in DAMAGE
-    if not (name == "chain.json" and kind in ("flipped", "dropped")) and (kind != "short" or name.startswith("chunk"))
+    if kind != "short" or name.startswith("chunk")
 ]
 
 
@@ -86,40 +86,64 @@ def continued(path: Path) -> infer.Chain:
     return folder.load()
 
 
-def test_chains_of_versions_without_checksums_are_read(folder: ChainFolder) -> None:
-    chain = continued(folder.path)
-    for path in folder.path.glob("*.h5"):
-        rewrite(path, read_arrays(path))
-    np.testing.assert_array_equal(continued(folder.path).parameters["b1"], chain.parameters["b1"])
-
-
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_a_damaged_file_is_named(folder: ChainFolder, name: str, kind: str) -> None:
     damage, words = DAMAGE[kind]
     damage(folder.path / name)
-    with pytest.raises(infer.ChainFileError, match=f"run/{name}: {words}; restore it from a copy, or") as caught:
+    with pytest.raises(infer.ArrayFileError, match=f"run/{name}: {words}; restore it from a copy, or") as caught:
         infer.load_chain(folder.path)
     assert "\n" not in str(caught.value)
-    with pytest.raises(infer.ChainFileError, match=f"run/{name}: "):
+    with pytest.raises(infer.ArrayFileError, match=f"run/{name}: "):
         continued(folder.path)
 
 
-@pytest.mark.parametrize("content", ["[1]", "null", '{"model": 3}', "[" * 100_000])
-def test_a_description_of_something_else_is_damaged(folder: ChainFolder, content: str) -> None:
-    (folder.path / "chain.json").write_text(content)
-    with pytest.raises(infer.ChainFileError, match=r"chain\.json: is damaged"):
+@pytest.mark.parametrize("about", [{}, {"identity": 3}, {"identity": ["a"]}])
+def test_a_description_of_something_else_is_damaged(folder: ChainFolder, about: dict[str, Any]) -> None:
+    write_arrays(folder.path / "state.npz", read_arrays(folder.path / "state.npz"), about)
+    with pytest.raises(infer.ArrayFileError, match=r"state\.npz: (is damaged|lacks 'identity')"):
         infer.load_chain(folder.path)
 
 
+def test_chunks_of_another_run_or_place_are_refused(folder: ChainFolder, tmp_path: Path) -> None:
+    """With their checksums intact: swapped chunks, those of another run, and of one that took another course."""
+    paths = [folder.path / f"chunk_{i:05d}.npz" for i in range(2)]
+    contents = [path.read_bytes() for path in paths]
+
+    def refused(words: str) -> None:
+        for read in (infer.load_chain, continued):
+            with pytest.raises(infer.ArrayFileError, match=words) as caught:
+                read(folder.path)
+            assert "\n" not in str(caught.value)
+        for path, content in zip(paths, contents, strict=True):
+            path.write_bytes(content)
+
+    paths[0].write_bytes(contents[1])
+    paths[1].write_bytes(contents[0])
+    refused("chunk_00000.npz: is of another run or place: it has chunk = 1, not 0; restore")
+    other = ChainFolder(tmp_path / "other", {"model": "b", "thin": "2"})
+    again = ChainFolder(tmp_path / "again", {"model": "a", "thin": "2"})
+    for i in range(2):
+        for each in (other, again):
+            each.write(i, chunk(), read_arrays(folder.path / "state.npz") | {"chunks": np.asarray(i + 1)})
+    paths[1].write_bytes((other.path / paths[1].name).read_bytes())
+    refused("chunk_00001.npz: is of another run or place: it has run = ")
+    paths[0].write_bytes((again.path / paths[0].name).read_bytes())
+    refused("chunk_00001.npz: is of another run or place: it has after = ")
+    paths[1].write_bytes((again.path / paths[1].name).read_bytes())
+    refused("chunk_00001.npz: is of another run or place: it has after = ")
+    (folder.path / "state.npz").write_bytes((again.path / "state.npz").read_bytes())
+    refused("state.npz: is of another run or place: it has last = ")
+
+
 def test_no_byte_of_a_file_can_change_an_array_unseen(tmp_path: Path) -> None:
-    arrays, path = {"a/b": RNG.random((3, 2)), "chunks": np.asarray(7)}, tmp_path / "a.h5"
-    write_arrays(path, arrays)
+    arrays, path = {"a/b": RNG.random((3, 2)), "chunks": np.asarray(7)}, tmp_path / "a.npz"
+    write_arrays(path, arrays, {"run": "a"})
     whole, failed = path.read_bytes(), 0
     for i in range(0, len(whole), 29):
         path.write_bytes(whole[:i] + bytes([whole[i] ^ 0xFF]) + whole[i + 1 :])
         try:
             read = read_arrays(path)
-        except infer.ChainFileError:
+        except infer.ArrayFileError:
             failed += 1
             continue
         assert read.keys() == arrays.keys()
@@ -128,12 +152,12 @@ def test_no_byte_of_a_file_can_change_an_array_unseen(tmp_path: Path) -> None:
 
 
 def test_a_folder_in_the_way_is_no_damage(folder: ChainFolder) -> None:
-    (folder.path / "state.h5").unlink()
-    (folder.path / "state.h5").mkdir()
-    with pytest.raises(OSError, match="Is a directory: .*run/state.h5"):
+    (folder.path / "state.npz").unlink()
+    (folder.path / "state.npz").mkdir()
+    with pytest.raises(OSError, match="not a regular file: .*run/state.npz"):
         infer.load_chain(folder.path)
-    with pytest.raises(ValueError, match=r"output=.*chain.json' is a file; name a folder"):
-        ChainFolder(folder.path / "chain.json", {})
+    with pytest.raises(ValueError, match=r"output=.*chunk_00000.npz' is a file; name a folder"):
+        ChainFolder(folder.path / "chunk_00000.npz", {})
 
 
 def test_a_start_that_failed_leaves_the_folder_free(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from pmwd_dist.infer.samplers import mclmc, methods
 from pmwd_dist.infer.samplers.methods import Tuning
 from pmwd_dist.infer.samplers.search import Search
 from pmwd_dist.infer.state import Moments, Run
-from pmwd_dist.infer.storage import Arrays, read_arrays
 from pmwd_dist.infer.tilt_estimate import TiltEstimate, tilt_samples
+from pmwd_dist.io.arrays import Arrays, read_arrays
 
 CHAINS, DRAWS = 2, 200
 NO_TILT = np.zeros((1, 0))
@@ -46,7 +46,7 @@ def test_chains_lose_a_shift_that_tuning_has_not_seen(
     monkeypatch.setattr(Search, "_tilt", lambda self: np.zeros(2))
     monkeypatch.setattr(Search, "tilt_error", NO_TILT)
     chain = sampled(posterior, tmp_path / "refined")
-    state = read_arrays(tmp_path / "refined" / "state.h5")
+    state = read_arrays(tmp_path / "refined" / "state.npz")
     assert state["tilt/own"] and state["tilt/offset"] != 0
     late, error = infer.step_bias(chain.parameters["b1"][:, 400:], chain.density_shift[:, 400:])
     assert abs(late) < 4 * error < 0.04
@@ -68,7 +68,7 @@ def test_a_chain_that_goes_on_estimates_the_same_tilt(posterior: infer.Posterior
         again = sampled(posterior, tmp_path / "again", steps)
     for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(again), strict=True):
         np.testing.assert_array_equal(one, other)
-    states = [read_arrays(tmp_path / name / "state.h5") for name in ("whole", "again")]
+    states = [read_arrays(tmp_path / name / "state.npz") for name in ("whole", "again")]
     for name, values in states[0].items():
         np.testing.assert_array_equal(values, states[1][name], err_msg=name)
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from pmwd_dist.io import checkpoint
-from pmwd_dist.io.checkpoint import CheckpointError
+from pmwd_dist.io.arrays import ArrayFileError
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import processes
@@ -50,7 +50,7 @@ def damage_and_load(path: Path, tree: dict[str, jax.Array], seed: int) -> str:
             file.write_bytes(damage(file.read_bytes(), rng))
         try:
             loaded = checkpoint.load(copy, tree)
-        except CheckpointError as error:
+        except ArrayFileError as error:
             return "refused" if len(str(error).splitlines()) == 1 else f"wrong: several lines: {error}"
     same = all(np.array_equal(loaded[name], tree[name]) for name in tree)
     return "the same" if same else "wrong: other numbers"

@@ -27,7 +27,7 @@ import runs
 from pmwd_dist.cli import main
 from pmwd_dist.infer import chain_tuning
 from pmwd_dist.infer.chains import ChainFolder
-from pmwd_dist.infer.storage import read_arrays
+from pmwd_dist.io.arrays import read_arrays
 from pmwd_dist.report import chains, figures
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -106,7 +106,7 @@ def assert_same(one: Path, other: Path) -> None:
     if not is_inference(one / "config.toml"):
         runs.assert_same(one, other)
         return
-    for path in sorted(one.glob("*.h5")):
+    for path in sorted(one.glob("*.npz")):
         arrays, there = read_arrays(path), read_arrays(other / path.name)
         assert arrays.keys() == there.keys()
         for name, values in arrays.items():

@@ -50,7 +50,7 @@ FOREIGN = (
     "density_z2.000.png",
     "snapshot_z0.hdf5",
     "checkpoint_000001/data.bin",
-    "checkpoint_000001/meta.json",
+    "checkpoint_000001/0.npz",
     "checkpoint_best/weights",
     ".notes.part",
 )
@@ -65,7 +65,7 @@ def put(folder: Path, *paths: str) -> None:
 def test_overwrite_removes_what_the_manifest_names(run: Plan):
     folder = run.folder
     put(folder, *FOREIGN)
-    made = ("power_z3.000.csv", "snapshot_z3.000.1.hdf5", "checkpoint_000002/meta.json", "checkpoint_000002/0.npz")
+    made = ("power_z3.000.csv", "snapshot_z3.000.1.hdf5", "checkpoint_000002/1.npz", "checkpoint_000002/0.npz")
     manifest.claim(folder, ["power_z3.000.csv", "snapshot_z3.000.1.hdf5", "checkpoint_000002"])
     put(folder, *made, ".checkpoint_000002.part/0.npz", ".power_z3.000.csv.part")
     with pytest.raises(ValueError, match="not empty"):

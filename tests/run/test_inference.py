@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import equinox as eqx
-import h5py
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,13 +20,14 @@ from runs import command, kill_loop
 
 from pmwd_dist import infer
 from pmwd_dist.cli.display import inference_lines
-from pmwd_dist.infer.chains import load_chain
-from pmwd_dist.infer.storage import read_arrays, write_arrays
+from pmwd_dist.infer.chains import ChainFolder, load_chain
+from pmwd_dist.io.arrays import ArrayFile, fingerprint, read_arrays, write_arrays
 from pmwd_dist.report import chains as chain_pictures
 from pmwd_dist.run import events, manifest
 from pmwd_dist.run.chain_inputs import key_of, starts_of
 from pmwd_dist.run.chains import condition_on, execute_inference
 from pmwd_dist.run.folder import Log, finished, prepare_folder
+from pmwd_dist.run.identity import identity
 from pmwd_dist.run.inference import InferencePlan
 from pmwd_dist.run.judging import find_bias_reasons, find_energy_reasons, find_reasons, find_scale_reasons, judge
 from pmwd_dist.run.settings import InferenceSettings, Settings, SettingsError, read_any, read_as
@@ -81,7 +80,8 @@ def test_a_run_leaves_chains_pictures_and_a_verdict(whole: tuple[InferencePlan, 
     for chunk, left in zip(chunks, (2, 1, 0), strict=True):
         assert chunk.seconds_left == pytest.approx(left * (chunk.seconds - chunk.compilation))
     assert [event.step for event in chunks] == [12, 24, 36] and chunks[-1].slowest == "b1"
-    assert json.loads((plan.folder / "chain.json").read_text())["energy_variance"] == "0.0002"
+    with ArrayFile(plan.folder / "state.npz") as file:
+        assert file.about["identity"]["energy_variance"] == "0.0002"
     header, row, _ = (plan.folder / "summary.csv").read_text().splitlines()
     mean = float(dict(zip(header.split(","), row.split(","), strict=True))["mean"])
     assert mean == pytest.approx(load_chain(plan.folder).parameters["b1"].mean(), rel=1e-5)
@@ -97,16 +97,13 @@ def test_what_was_stopped_goes_on_to_the_same_bits(whole: tuple[InferencePlan, L
         execute_inference(plan, Listener(), resume=True, time_limit=1e-3)  # after two blocks, the first of which counts
     with pytest.raises(Interrupted, match="interrupted after chunk 1 of 3; go on with `pmwd-dist resume"):
         execute_inference(plan, Listener(events.ChunkSampled), resume=True)
-    assert not (plan.folder / "chunk_00001.h5").exists()
-    with h5py.File(plan.folder / ".chunk_00001.h5.part", "w"):
-        pass  # as a kill would leave it
+    assert not (plan.folder / "chunk_00001.npz").exists()
+    (plan.folder / ".chunk_00001.npz.part").touch()  # as a kill would leave it
     execute_inference(plan, Listener(), resume=True)
-    for path in sorted(whole[0].folder.glob("*.h5")):
-        with h5py.File(path) as one, h5py.File(plan.folder / path.name) as other:
-            found: list[str] = []
-            one.visititems(lambda name, item, to=found: to.append(name) if isinstance(item, h5py.Dataset) else None)
-            for name in found:
-                np.testing.assert_array_equal(one[name][()], other[name][()], err_msg=f"{path.name}:{name}")
+    for path in sorted(whole[0].folder.glob("*.npz")):
+        other = read_arrays(plan.folder / path.name)
+        for name, values in read_arrays(path).items():
+            np.testing.assert_array_equal(values, other[name], err_msg=f"{path.name}:{name}")
 
 
 @pytest.mark.usefixtures("without_pictures")
@@ -121,13 +118,13 @@ def test_chains_on_devices_of_their_own_are_the_same(whole: tuple[InferencePlan,
     prepare_folder(plan)
     execute_inference(plan, listener := Listener())
     assert any(isinstance(event, events.Judged) for event in listener)
-    posterior = plan.model.condition(read_arrays(plan.folder / "data.h5")["data"])
+    posterior = plan.model.condition(read_arrays(plan.folder / "data.npz")["data"])
     positions = starts_of(plan, posterior, Log(plan.folder, listener))
     assert positions["noise"].sharding.spec == jax.P("chains", "x", "y")
     execute_inference(plan_of(plan.folder), Listener(), resume=True)
     for index in range(3):
-        expected = read_arrays(whole[0].folder / f"chunk_{index:05d}.h5")
-        for name, values in read_arrays(plan.folder / f"chunk_{index:05d}.h5").items():
+        expected = read_arrays(whole[0].folder / f"chunk_{index:05d}.npz")
+        for name, values in read_arrays(plan.folder / f"chunk_{index:05d}.npz").items():
             np.testing.assert_allclose(values, expected[name], atol=1e-9, err_msg=name)
 
 
@@ -206,8 +203,12 @@ def test_another_config_does_not_go_on(
     assert "not empty; use --overwrite" in capsys.readouterr().err
     assert command("run", folder / "config.toml", "--output", tmp_path / "other") == 2
     assert "has the sections of an inference; use `pmwd-dist infer`" in capsys.readouterr().err
-    chain = (whole[0].folder / "chain.json").read_text()
-    (folder / "chain.json").write_text(chain.replace("b1", "bias", 1))  # as by another version of the program
+    with ArrayFile(folder / "state.npz") as file:
+        state, about = file.arrays(), file.about
+    chain = ChainFolder(tmp_path / "chain", about["identity"] | {"model": "another"})  # as by another version
+    for i in range(3):
+        chain.write(i, read_arrays(folder / f"chunk_{i:05d}.npz"), state)
+    shutil.copytree(chain.path, folder, dirs_exist_ok=True)
     (folder / "run.json").write_bytes((whole[0].folder / "run.json").read_bytes())
     assert command("resume", folder, "--set", "sampler.steps=48") == 2
     assert "use another folder, or the same model; or go on with the version that began" in capsys.readouterr().err
@@ -216,11 +217,10 @@ def test_another_config_does_not_go_on(
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
-        ("chain.json", "restore it from a copy, or sample again in another folder"),
-        ("state.h5", "restore it from a copy, or sample again in another folder"),
-        ("chunk_00001.h5", "restore it from a copy, or sample again in another folder"),
-        ("start.h5", "remove it, and the same is made again"),
-        ("data.h5", "remove it, and the same is made again"),
+        ("state.npz", "restore it from a copy, or sample again in another folder"),
+        ("chunk_00001.npz", "restore it from a copy, or sample again in another folder"),
+        ("start.npz", "remove it, and the same is made again"),
+        ("data.npz", "remove it, and the same is made again"),
     ],
 )
 def test_a_damaged_file_is_one_line_before_any_work(
@@ -231,20 +231,41 @@ def test_a_damaged_file_is_one_line_before_any_work(
     (folder / name).write_bytes(content[: len(content) // 2])
     assert command("resume", folder, "--set", "sampler.steps=48") == 2
     assert capsys.readouterr().err == f"pmwd-dist: {folder / name}: is damaged; {remedy}\n"
-    assert not (folder / "chunk_00003.h5").exists()
+    assert not (folder / "chunk_00003.npz").exists()
 
 
 def test_starts_and_data_of_other_shapes_are_refused(whole: tuple[InferencePlan, Listener], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(whole[0].folder, tmp_path / "run"))
     plan, wrong = replace(whole[0], folder=folder), np.ones((3, 4, 4, 4))
-    write_arrays(folder / "start.h5", {"noise": wrong, "parameters/b1": np.ones(2)})
+    about = {"run": fingerprint(identity(plan)), "file": "start.npz"}
+    write_arrays(folder / "start.npz", {"noise": wrong, "parameters/b1": np.ones(2)}, about)
     with pytest.raises(
-        StartError, match=r"start.h5: has 'noise' of shape \(3, 4, 4, 4\), not \(2, 4, 4, 4\); remove it"
+        StartError, match=r"start.npz: has 'noise' of shape \(3, 4, 4, 4\), not \(2, 4, 4, 4\); remove it"
     ):
         execute_inference(plan, Listener(), resume=True)
-    write_arrays(folder / "data.h5", {"noise": wrong[0], "parameters/b1": np.asarray(1.0), "data": np.nan * wrong[0]})
-    with pytest.raises(StartError, match=r"data.h5: data holds 64 values that are no finite numbers"):
+    mock = {"noise": wrong[0], "parameters/b1": np.asarray(1.0), "data": np.nan * wrong[0]}
+    write_arrays(folder / "data.npz", mock, about | {"file": "data.npz"})
+    with pytest.raises(StartError, match=r"data.npz: data holds 64 values that are no finite numbers"):
         execute_inference(plan, Listener(), resume=True)
+
+
+@pytest.mark.parametrize("name", ["data.npz", "start.npz", "chunk_00001.npz", "state.npz"])
+def test_files_of_another_run_are_refused(
+    name: str, whole: tuple[InferencePlan, Listener], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their checksums are intact, and the run has another seed."""
+    folder = Path(shutil.copytree(whole[0].folder, tmp_path / "run"))
+    with ArrayFile(folder / name) as file:
+        arrays, about = file.arrays(), file.about
+    if name == "state.npz":
+        about["last"] = "0123456789abcdef"
+    else:
+        about["run"] = fingerprint(identity(whole[0]) | {"noise.seed": 5})
+    write_arrays(folder / name, arrays, about)
+    assert command("resume", folder, "--set", "sampler.steps=48") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{folder / name}: is of another run or place: it has " in line
+    assert not (folder / "chunk_00003.npz").exists()
 
 
 class Flat(eqx.Module):

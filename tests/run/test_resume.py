@@ -14,6 +14,7 @@ import pytest
 from runs import Events, command, linear_power, make, resumed
 
 from pmwd_dist.io import checkpoint
+from pmwd_dist.io.arrays import ArrayFile, write_arrays
 from pmwd_dist.run.job import execute
 from pmwd_dist.run.lock import folder_lock
 from pmwd_dist.run.plan import Plan
@@ -114,7 +115,7 @@ def test_devices_outputs_to_come_and_checkpoints_may_change(copied: Path):
 
 def test_damaged_checkpoints_are_one_line(copied: Path, capsys: pytest.CaptureFixture[str]):
     path = copied / "checkpoint_000003"
-    part, meta = path / "0.npz", path / "meta.json"
+    part = path / "0.npz"
     whole = part.read_bytes()
     content = bytearray(whole)
     content[len(content) // 2] ^= 1
@@ -127,8 +128,14 @@ def test_damaged_checkpoints_are_one_line(copied: Path, capsys: pytest.CaptureFi
 
     fails()
     part.write_bytes(whole)
-    meta.write_text(meta.read_text().replace('"step": 3', '"step": 2'))
+    with ArrayFile(part) as file:
+        arrays, about = file.arrays(), file.about
+    write_arrays(part, arrays, about | {"step": 2})
     fails()
+    kept = about["identity"]
+    write_arrays(part, arrays, about | {"identity": kept | {"noise.seed": 5}})
+    assert command("resume", copied) == 2
+    assert "noise.seed = 0: the checkpoint has 5" in capsys.readouterr().err
 
 
 def test_a_run_in_use_does_not_resume(copied: Path, capsys: pytest.CaptureFixture[str]):
