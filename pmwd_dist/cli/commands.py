@@ -19,7 +19,7 @@ from pmwd_dist.parallel import autotune as tuner
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import SharedError, raise_on_all_processes
 from pmwd_dist.run.folder import CONFIG, finished, prepare_folder
-from pmwd_dist.run.inference import InferencePlan, check_inference, make_inference
+from pmwd_dist.run.inference import START, InferencePlan, check_inference, make_inference
 from pmwd_dist.run.plan import Plan, check_resources, make_plan
 from pmwd_dist.run.settings import InferenceSettings, Settings, read_any, read_as
 from pmwd_dist.run.settings.duration import duration
@@ -260,12 +260,13 @@ def power(
 
 @app.command()
 def plot(folder: Folder) -> None:
-    """Draw the figures of a run again, from its data."""
+    """Draw the figures of a run again, from its data; of an inference, those of the draws that are complete."""
     from pmwd_dist.report.figures import redraw
+    from pmwd_dist.run.judging import redraw_chains
 
     _start()
     with command_errors():
-        figures = redraw(folder)
+        figures = redraw_chains(folder) if (folder / START).is_file() else redraw(folder)
     _say(*(f"wrote {path}" for path in figures))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -14,13 +15,14 @@ from pmwd_dist import infer
 from pmwd_dist.infer.diagnostics import stuck
 from pmwd_dist.infer.forward import cosmology_at, modes_at
 from pmwd_dist.infer.samplers.search import ENERGY_VARIANCE
-from pmwd_dist.io.arrays import Arrays
+from pmwd_dist.io.arrays import Arrays, read_arrays
 from pmwd_dist.parallel.fft import pirfft3d
 from pmwd_dist.report import chains as pictures
 from pmwd_dist.run import manifest
 from pmwd_dist.run.chain_inputs import key_of
 from pmwd_dist.run.events import Judged
-from pmwd_dist.run.inference import InferencePlan
+from pmwd_dist.run.inference import DATA, InferencePlan
+from pmwd_dist.run.lock import folder_lock
 from pmwd_dist.run.predictive import compare, plane_seen, seen, some_draws
 
 _OUTLIERS = 1e-3  # share of the steps
@@ -34,7 +36,7 @@ def judge(plan: InferencePlan, posterior: infer.Posterior, chain: infer.Chain, d
     Raises:
       OSError: a file can't be written.
     """
-    truth = {name.removeprefix("parameters/"): float(x) for name, x in data.items() if name.startswith("parameters/")}
+    truth = _truth(data)
     found = compare(posterior, chain, data, key_of(plan, 4))
     optional = {
         "corner.png": chain.parameters,
@@ -52,9 +54,7 @@ def judge(plan: InferencePlan, posterior: infer.Posterior, chain: infer.Chain, d
     pictures.write_summary(path / "summary.csv", rows)
     if fit:
         pictures.write_fit(path / "fit.csv", fit)
-    pictures.draw_traces(path / "traces.png", chain.parameters | {"log density": chain.logdensity}, truth)
-    if chain.parameters:
-        pictures.draw_corner(path / "corner.png", chain.parameters, truth)
+    _draw_parameters(path, chain, truth)
     if found.panels:
         pictures.draw_bands(path / "fields.png", found.k, found.panels)
     if found.angular:
@@ -70,6 +70,33 @@ def judge(plan: InferencePlan, posterior: infer.Posterior, chain: infer.Chain, d
     about = [f"{name} = {value:.3g}" for name, value in _cost(plan, chain).items()]
     pictures.write_page(path / "report.html", lines, reasons, about, [n for n in names if n.endswith(".png")])
     return Judged((*lines, ", ".join(about)), tuple(reasons), tuple(names))
+
+
+def redraw_chains(folder: Path) -> list[Path]:
+    """Draw traces and corner plot of the draws that are complete, as of a run that was interrupted.
+
+    Raises:
+      ValueError: there are no draws, or a file is damaged or the folder in use.
+      OSError: a figure can't be written.
+    """
+    with folder_lock(folder):
+        chain = infer.load_chain(folder)
+        data = read_arrays(folder / DATA) if (folder / DATA).exists() else Arrays()
+        names = ["traces.png", *(["corner.png"] if chain.parameters else [])]
+        manifest.claim(folder, names)
+        _draw_parameters(folder, chain, _truth(data))
+    return [folder / name for name in names]
+
+
+def _draw_parameters(folder: Path, chain: infer.Chain, truth: dict[str, float]) -> None:
+    pictures.draw_traces(folder / "traces.png", chain.parameters | {"log density": chain.logdensity}, truth)
+    if chain.parameters:
+        pictures.draw_corner(folder / "corner.png", chain.parameters, truth)
+
+
+def _truth(data: Arrays) -> dict[str, float]:
+    """Parameters of a mock."""
+    return {name.removeprefix("parameters/"): float(x) for name, x in data.items() if name.startswith("parameters/")}
 
 
 def _place(plan: InferencePlan, posterior: infer.Posterior) -> str:

@@ -93,11 +93,13 @@ def test_what_was_stopped_goes_on_to_the_same_bits(whole: tuple[InferencePlan, L
     prepare_folder(plan)
     with pytest.raises(Interrupted, match="interrupted 12% through the tuning; go on with `pmwd-dist resume"):
         execute_inference(plan, Listener(events.TuningBlock))
+    assert command("plot", plan.folder) == 2  # there are no draws
     with pytest.raises(Interrupted, match="stopped 38% through the tuning, by the time limit; go on with"):
         execute_inference(plan, Listener(), resume=True, time_limit=1e-3)  # after two blocks, the first of which counts
     with pytest.raises(Interrupted, match="interrupted after chunk 1 of 3; go on with `pmwd-dist resume"):
         execute_inference(plan, Listener(events.ChunkSampled), resume=True)
     assert not (plan.folder / "chunk_00001.npz").exists()
+    assert command("plot", plan.folder) == 0 and all((plan.folder / f"{x}.png").exists() for x in ("traces", "corner"))
     (plan.folder / ".chunk_00001.npz.part").touch()  # as a kill would leave it
     execute_inference(plan, Listener(), resume=True)
     for path in sorted(whole[0].folder.glob("*.npz")):
