@@ -115,7 +115,8 @@ def of_a_step(disp: jax.Array, config: pmd.Config) -> Iterator[Stage]:
     def whole_step(particles: Any) -> Any:
         zero, one = jnp.zeros((), disp.dtype), jnp.ones((), disp.dtype)
         moved = Moved(particles, zero, one, zero, successful(disp.dtype))
-        return step(Step(zero, zero, zero, one, one), zero, moved, config)[0].particles
+        moved, _ = step(Step(zero, zero, zero, one, one), zero, moved, config)
+        return moved.particles, moved.max_displacement
 
     filtered = decomposition.shard_map(lambda mesh: solve(mesh, config)[0], spec, spec)
     yield Stage("step", "paint", paint, (disp,))

@@ -165,8 +165,8 @@ fn reads_and_steps() {
     {
         let (common, spec) = (common(dtype, VALUE), spec(num, den));
         let units = [
-            ("forth", variants::kick(common, &spec, true).variant),
-            ("back", variants::pull_back(common, &spec, true, true).variant),
+            ("forth", variants::kick(common, &spec).variant),
+            ("back", variants::step_vjp(common, &spec, true, true).variant),
         ];
         run("steps", name, &units, (num, den));
     }

@@ -8,9 +8,8 @@ use xla_ffi::sys::Handler;
 use xla_ffi::{Call, Dtype, Input, Output, Parallel, Result};
 
 /// FFI targets of the platform "cpu".
-pub const CPU: [(&str, Handler); 5] = [
-    ("jaxdecomp_ops_kick_drift", kick_drift_cpu),
-    ("jaxdecomp_ops_whole_kick_drift", whole_kick_drift_cpu),
+pub const CPU: [(&str, Handler); 4] = [
+    ("jaxdecomp_ops_whole_kick_drift", kick_drift_cpu),
     ("jaxdecomp_ops_undo_kick", undo_kick_cpu),
     ("jaxdecomp_ops_undo_drift", undo_drift_cpu),
     ("jaxdecomp_ops_undo_drift_and_kick", undo_drift_and_kick_cpu),
@@ -19,10 +18,6 @@ pub const CPU: [(&str, Handler); 5] = [
 xla_ffi::handler!(
     /// Kick and two drifts on the CPU, see [`KickDrift`].
     kick_drift_cpu => |call| run(call, Kind::KickDrift)
-);
-xla_ffi::handler!(
-    /// Kick and two drifts on the CPU, of momenta that are held as whole numbers.
-    whole_kick_drift_cpu => |call| run(call, Kind::WholeKickDrift)
 );
 xla_ffi::handler!(
     /// A kick undone on the CPU, see [`UndoKick`].
@@ -37,11 +32,10 @@ xla_ffi::handler!(
     undo_drift_and_kick_cpu => |call| run(call, Kind::UndoDriftAndKick)
 );
 
-/// Which of the five.
+/// Which of the four.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     KickDrift,
-    WholeKickDrift,
     UndoKick,
     UndoDrift,
     UndoDriftAndKick,
@@ -51,7 +45,7 @@ impl Kind {
     /// Numbers of vectors that are given and of numbers in the summary.
     fn counts(self) -> [usize; 2] {
         match self {
-            Self::KickDrift | Self::WholeKickDrift => [2, 1],
+            Self::KickDrift => [2, 1],
             Self::UndoKick => [4, 3],
             Self::UndoDrift => [4, 1],
             Self::UndoDriftAndKick => [4, 4],
@@ -61,7 +55,7 @@ impl Kind {
     /// Numbers of fields of each mesh.
     fn fields(self) -> &'static [usize] {
         match self {
-            Self::KickDrift | Self::WholeKickDrift | Self::UndoKick => &[3],
+            Self::KickDrift | Self::UndoKick => &[3],
             Self::UndoDrift => &[1],
             Self::UndoDriftAndKick => &[1, 3],
         }
@@ -70,7 +64,7 @@ impl Kind {
     /// The operands that the results replace.
     fn replaced(self) -> &'static [usize] {
         match self {
-            Self::KickDrift | Self::WholeKickDrift => &[0, 1],
+            Self::KickDrift => &[0, 1],
             Self::UndoKick => &[1, 2, 3],
             Self::UndoDrift => &[0, 2, 3],
             Self::UndoDriftAndKick => &[0, 1, 2, 3],
@@ -97,7 +91,7 @@ fn run_as<T: Packed>(call: &Call<'_>, kind: Kind, mut step: Step<'_>) -> Result<
         copy::<T>(from, result)?;
     }
     let fixed = match kind {
-        Kind::KickDrift | Kind::WholeKickDrift | Kind::UndoDriftAndKick => &[][..],
+        Kind::KickDrift | Kind::UndoDriftAndKick => &[][..],
         Kind::UndoKick => step.particles.disp.as_slice::<T>()?,
         Kind::UndoDrift => step.vectors[0].as_slice::<T>()?,
     };
@@ -116,7 +110,7 @@ fn run_as<T: Packed>(call: &Call<'_>, kind: Kind, mut step: Step<'_>) -> Result<
 }
 
 /// Moves the particles of one element of a batch.
-#[allow(clippy::too_many_arguments, reason = "operands and results of five ops")]
+#[allow(clippy::too_many_arguments, reason = "operands and results of four ops")]
 fn one<T: Packed>(
     kind: Kind,
     geometry: &Geometry<T>,
@@ -127,9 +121,10 @@ fn one<T: Packed>(
     summary: &mut [T],
     pool: &dyn Parallel,
 ) {
-    let kick_drift = |[a, b, c, d, e, f]: [T; 6], fields| {
+    // The second coefficient, 1 / unit of the momenta at the start, is that of derivatives only.
+    let kick_drift = |[a, _, c, d, e, f]: [T; 6], fields| {
         let (drifts, good) = ([d, e], f != T::ZERO);
-        KickDrift { geometry, fields, kick: a, inverse: b, after: c, drifts, good, resolution }
+        KickDrift { geometry, fields, kick: a, after: c, drifts, good, resolution }
     };
     let undo_kick = |[a, b, c, d, e, f]: [T; 6], fields| UndoKick {
         geometry,
@@ -147,9 +142,9 @@ fn one<T: Packed>(
     };
     let numbers: Vec<[T; 6]> = numbers.chunks(6).filter_map(|six| six.try_into().ok()).collect();
     match (kind, &numbers[..], meshes) {
-        (Kind::KickDrift | Kind::WholeKickDrift, &[numbers], &[fields]) => {
+        (Kind::KickDrift, &[numbers], &[fields]) => {
             if let Ok([disp, vel]) = <[_; 2]>::try_from(moved) {
-                summary[0] = kick_drift(numbers, fields).run(kind == Kind::WholeKickDrift, disp, vel, pool);
+                summary[0] = kick_drift(numbers, fields).run(disp, vel, pool);
             }
         }
         (Kind::UndoKick, &[numbers], &[fields]) => {

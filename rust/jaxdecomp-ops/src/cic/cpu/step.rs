@@ -8,7 +8,7 @@ use super::weights;
 use crate::cic::geometry::Geometry;
 use xla_ffi::Parallel;
 
-/// A kick and two drifts, on the grids of the particles.
+/// A kick and two drifts, on the grids of the particles; momenta are held as whole numbers of their unit.
 #[derive(Clone, Copy, Debug)]
 pub struct KickDrift<'a, T> {
     /// Lattice and mesh.
@@ -17,8 +17,6 @@ pub struct KickDrift<'a, T> {
     pub fields: &'a [T],
     /// Coefficient of the force, in units of the momenta at the end.
     pub kick: T,
-    /// 1 / unit of the momenta at the start.
-    pub inverse: T,
     /// Unit of the momenta at the end.
     pub after: T,
     /// Drifts after the kick, in units of the spacing of the displacements.
@@ -29,54 +27,37 @@ pub struct KickDrift<'a, T> {
     pub resolution: T,
 }
 
-/// A step of momenta that are held as whole numbers of their unit, or not.
-struct Held<'a, T, const WHOLE: bool>(&'a KickDrift<'a, T>);
-
 impl<T: Packed> KickDrift<'_, T> {
-    /// Moves particles with displacements and momenta, which are held as whole numbers of their unit or not; returns the
-    /// largest |displacement|, NaN if one is.
+    /// Moves particles; returns the largest |displacement|, NaN if one is.
     ///
     /// # Panics
     /// If the lengths are inconsistent.
-    pub fn run(&self, whole: bool, disp: &mut [T], vel: &mut [T], pool: &dyn Parallel) -> T {
+    pub fn run(&self, disp: &mut [T], vel: &mut [T], pool: &dyn Parallel) -> T {
         assert_eq!(self.fields.len(), 3 * self.geometry.volume(), "three fields");
-        let vectors = [Vector::Moved(disp), Vector::Moved(vel)];
-        let [most, ..] = if whole {
-            each_batch(self.geometry, &Held::<_, true>(self), vectors, pool)
-        } else {
-            each_batch(self.geometry, &Held::<_, false>(self), vectors, pool)
-        };
+        let [most, ..] = each_batch(self.geometry, self, [Vector::Moved(disp), Vector::Moved(vel)], pool);
         T::from_f64(most)
     }
 }
 
-impl<T: Packed, const WHOLE: bool> Kernel<T, 2> for Held<'_, T, WHOLE> {
+impl<T: Packed> Kernel<T, 2> for KickDrift<'_, T> {
     #[inline(always)]
     fn run(&self, batch: &mut Batch<T>, [disp, vel]: &mut [Vectors<T>; 2], totals: &mut Totals) {
-        let KickDrift { geometry, fields, kick, inverse, after, drifts: [last, first], good, resolution: q } = *self.0;
+        let KickDrift { geometry, fields, kick, after, drifts: [last, first], good, resolution: q } = *self;
         let force = force(geometry, batch, fields);
         let (mut most, mut invalid) = ([T::ZERO; LANES], [false; LANES]);
-        if WHOLE {
-            vel[3 * batch.len..].fill(T::ONE); // which holds 0
-        }
+        vel[3 * batch.len..].fill(T::ONE); // which holds 0
         for m in (0..VALUES).step_by(LANES) {
             for l in 0..LANES {
                 let change = if good { kick * force[m + l] } else { T::ZERO };
-                let (held, v) = if WHOLE {
-                    let momentum = T::whole_sum(vel[m + l].whole(), change.rounded());
-                    let v = if change.is_countable() { T::from_whole(momentum) * after } else { T::NAN };
-                    (T::holding(momentum), v)
-                } else {
-                    let v = ((vel[m + l] * inverse).rint() + change.rint()) * after;
-                    (v, v)
-                };
+                let momentum = T::whole_sum(vel[m + l].whole(), change.rounded());
+                let v = if change.is_countable() { T::from_whole(momentum) * after } else { T::NAN };
                 let d = disp[m + l] + q * (last * v).rint();
                 let d = d + q * (first * v).rint();
                 let size = d.magnitude();
                 most[l] = if size > most[l] { size } else { most[l] };
                 let ordered = size >= T::ZERO;
                 invalid[l] |= !ordered;
-                (disp[m + l], vel[m + l]) = (d, held);
+                (disp[m + l], vel[m + l]) = (d, T::holding(momentum));
             }
         }
         for l in 0..LANES {

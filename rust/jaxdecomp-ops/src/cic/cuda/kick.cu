@@ -1,6 +1,6 @@
 // Kick and drifts in one pass over the particles, with the force read from the mesh. Concatenated after read.cu.
 //
-// Further macros: WHOLE (0 or 1: how momenta are held; none without the kernel); BLOCKS (on a multiprocessor, at least).
+// Further macro: BLOCKS (on a multiprocessor, at least). Not compiled with DRIFT, the macro of step_vjp.cu, is the kernel.
 
 #if REAL_BITS == 32
 #define RINT rintf
@@ -39,10 +39,10 @@ __device__ inline Bits largest_of_warp(Bits value) {
     return value;
 }
 
-#if FIELDS == 3 && defined(WHOLE)
-// momentum = rint(vel * inverse) + rint(kick * force);  vel = momentum * after;  disp += q * rint(last * vel);
+#if FIELDS == 3 && !defined(DRIFT)
+// momentum += rint(kick * force);  vel = momentum * after;  disp += q * rint(last * vel);
 // disp += q * rint(first * vel). Without a kick where the step is not good. The results may take the memory of the operands.
-// If WHOLE, momenta are held as whole numbers; displacements are no numbers where the kick of one is none.
+// Momenta are held as whole numbers; displacements are no numbers where the kick of one is none.
 extern "C" __global__ void __launch_bounds__(BX * BY * BZ, BLOCKS)
 kick_drift(Geometry g, double resolution, const Real* disp, const Real* vel, const Real* __restrict__ fields,
            const Step* __restrict__ steps, Real* new_disp, Real* new_vel, Bits* most) {
@@ -69,19 +69,14 @@ kick_drift(Geometry g, double resolution, const Real* disp, const Real* vel, con
         const Real q = (Real)resolution;
 #pragma unroll
         for (int axis = 0; axis < 3; ++axis) {
-            Real kick = step.good ? step.kick * force[axis] : 0, held;
-#if WHOLE
+            Real kick = step.good ? step.kick * force[axis] : 0;
             Whole momentum = count(v[axis]) + rounded(kick);
-            held = FROM_BITS(momentum + ONE);
             v[axis] = fabs(kick) < LARGEST_KICK ? (Real)momentum * step.after : NOT_A_NUMBER;
-#else
-            held = v[axis] = (RINT(v[axis] * step.inverse) + RINT(kick)) * step.after;
-#endif
             d[axis] += q * RINT(step.last * v[axis]);
             d[axis] += q * RINT(step.first * v[axis]);
             own = max(own, (Bits)TO_BITS(fabs(d[axis])));
             new_disp[3 * site + axis] = d[axis];
-            new_vel[3 * site + axis] = held;
+            new_vel[3 * site + axis] = FROM_BITS(momentum + ONE);
         }
     }
     own = largest_of_warp(own);

@@ -305,8 +305,6 @@ pub(super) fn check_scratch(scratch: &Output<'_>, bytes: usize) -> xla_ffi::Resu
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StepKernel {
     KickDrift,
-    /// `KickDrift` of momenta that are held as whole numbers.
-    WholeKickDrift,
     UndoKick,
     UndoDrift,
     /// `UndoDrift`, then `UndoKick`.
@@ -316,17 +314,16 @@ pub(crate) enum StepKernel {
 impl StepKernel {
     fn variant(self, common: Common<'_>, spec: &Spec) -> ReadVariant {
         match self {
-            Self::KickDrift => variants::kick(common, spec, false),
-            Self::WholeKickDrift => variants::kick(common, spec, true),
-            Self::UndoKick => variants::pull_back(common, spec, false, true),
-            Self::UndoDrift => variants::pull_back(common, spec, true, false),
-            Self::UndoDriftAndKick => variants::pull_back(common, spec, true, true),
+            Self::KickDrift => variants::kick(common, spec),
+            Self::UndoKick => variants::step_vjp(common, spec, false, true),
+            Self::UndoDrift => variants::step_vjp(common, spec, true, false),
+            Self::UndoDriftAndKick => variants::step_vjp(common, spec, true, true),
         }
     }
 
     fn name(self) -> &'static CStr {
         match self {
-            Self::KickDrift | Self::WholeKickDrift => c"kick_drift",
+            Self::KickDrift => c"kick_drift",
             Self::UndoKick | Self::UndoDrift | Self::UndoDriftAndKick => c"undo",
         }
     }
@@ -334,7 +331,7 @@ impl StepKernel {
     /// Number of sums over the particles.
     pub(crate) fn sums(self) -> usize {
         match self {
-            Self::KickDrift | Self::WholeKickDrift => 0,
+            Self::KickDrift => 0,
             Self::UndoKick => 3,
             Self::UndoDrift => 1,
             Self::UndoDriftAndKick => 4,

@@ -6,9 +6,8 @@ use xla_ffi::sys::Handler;
 use xla_ffi::{Call, Error, Input, Output, Result, Role};
 
 /// FFI targets of the platform "CUDA", each with the handlers of the stages "initialize" and "execute".
-pub(super) const CUDA: [(&str, [Handler; 2]); 5] = [
-    ("jaxdecomp_ops_kick_drift", [initialize_kick_drift, execute_kick_drift]),
-    ("jaxdecomp_ops_whole_kick_drift", [initialize_whole_kick_drift, execute_whole_kick_drift]),
+pub(super) const CUDA: [(&str, [Handler; 2]); 4] = [
+    ("jaxdecomp_ops_whole_kick_drift", [initialize_kick_drift, execute_kick_drift]),
     ("jaxdecomp_ops_undo_kick", [initialize_undo_kick, execute_undo_kick]),
     ("jaxdecomp_ops_undo_drift", [initialize_undo_drift, execute_undo_drift]),
     ("jaxdecomp_ops_undo_drift_and_kick", [initialize_undo_drift_and_kick, execute_undo_drift_and_kick]),
@@ -21,14 +20,6 @@ xla_ffi::handler!(
 xla_ffi::handler!(
     /// Kick and two drifts on a GPU.
     execute_kick_drift => |call| run(call, StepKernel::KickDrift), Role::RECORDABLE
-);
-xla_ffi::handler!(
-    /// Compiles and loads the kernel.
-    initialize_whole_kick_drift => |call| load(call, StepKernel::WholeKickDrift), Role::INITIALIZE
-);
-xla_ffi::handler!(
-    /// Kick and two drifts on a GPU, of momenta that are held as whole numbers.
-    execute_whole_kick_drift => |call| run(call, StepKernel::WholeKickDrift), Role::RECORDABLE
 );
 xla_ffi::handler!(
     /// Compiles and loads the kernel.
@@ -58,7 +49,7 @@ xla_ffi::handler!(
 fn operands<'a>(call: &Call<'a>, kernel: StepKernel) -> Result<Step<'a>> {
     // Vectors, fields of each mesh, resulting vectors.
     let (inputs, fields, results) = match kernel {
-        StepKernel::KickDrift | StepKernel::WholeKickDrift => (2, &[3][..], 2),
+        StepKernel::KickDrift => (2, &[3][..], 2),
         StepKernel::UndoKick => (4, &[3][..], 3),
         StepKernel::UndoDrift => (4, &[1][..], 3),
         StepKernel::UndoDriftAndKick => (4, &[1, 3][..], 4),

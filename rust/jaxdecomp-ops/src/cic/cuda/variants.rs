@@ -21,8 +21,8 @@ const DIFFERENCES: &str = concat!(
 );
 const READ: &str = concat!(include_str!("common.cu"), include_str!("read.cu"));
 const KICK: &str = concat!(include_str!("common.cu"), include_str!("read.cu"), include_str!("kick.cu"));
-const PULL_BACK: &str =
-    concat!(include_str!("common.cu"), include_str!("read.cu"), include_str!("kick.cu"), include_str!("pull_back.cu"));
+const STEP_VJP: &str =
+    concat!(include_str!("common.cu"), include_str!("read.cu"), include_str!("kick.cu"), include_str!("step_vjp.cu"));
 
 /// Precision, masks and size of offsets: common to all kernels.
 #[derive(Clone, Copy, Debug)]
@@ -154,21 +154,19 @@ pub fn read(common: Common<'_>, spec: &Spec, fields: usize, reduction: Reduction
     read_of(READ, common, spec, (fields, reduction), [1, 8, 32])
 }
 
-/// Chooses the kernel of a kick and two drifts, of momenta that are held as whole numbers or not. (Whole
-/// steps of 512³ particles, one H200: 9.05 ms; 9.24 with as many registers as the compiler likes, 9.32 with 12 blocks on a
+/// Chooses the kernel of a kick and two drifts. (Whole steps of 512³ particles, one H200: 9.05 ms; 9.24 with as many registers as the compiler likes, 9.32 with 12 blocks on a
 /// multiprocessor.)
 #[must_use]
-pub fn kick(common: Common<'_>, spec: &Spec, whole: bool) -> ReadVariant {
+pub fn kick(common: Common<'_>, spec: &Spec) -> ReadVariant {
     let mut kernel = read_of(KICK, common, spec, (3, Reduction::None), [1, 4, 32]);
     kernel.variant.options.extend(min_blocks(common, 10));
-    kernel.variant.options.push(format!("-DWHOLE={}", u8::from(whole)));
     kernel
 }
 
 /// Chooses the kernel that undoes drifts, a kick, or the ones and then the other, with cotangents.
 #[must_use]
-pub fn pull_back(common: Common<'_>, spec: &Spec, drift: bool, kick: bool) -> ReadVariant {
-    let mut kernel = read_of(PULL_BACK, common, spec, (3, Reduction::None), [1, 8, 32]);
+pub fn step_vjp(common: Common<'_>, spec: &Spec, drift: bool, kick: bool) -> ReadVariant {
+    let mut kernel = read_of(STEP_VJP, common, spec, (3, Reduction::None), [1, 8, 32]);
     kernel.variant.options.extend(min_blocks(common, 5));
     kernel.variant.options.extend([format!("-DDRIFT={}", u8::from(drift)), format!("-DKICK={}", u8::from(kick))]);
     kernel

@@ -71,7 +71,7 @@ struct Particle {
 };
 
 #if DRIFT
-// Coefficients, see `pull_back.py`.
+// Coefficients, see `step_vjp.py`.
 struct Drift {
     Real weight, scale, before, first_q, last_q, good;
 };
