@@ -122,7 +122,7 @@ def _restore(plan: Plan, log: Log, path: Path, content: dict[str, Any]) -> Progr
         tree = checkpoint.load(path, likes)
     step = content["step"]
     log(events.Resumed(step, plan.steps, plan.times[step]))
-    particles = ExactParticles(tree["disp"], _packed(tree["momenta"], tree["disp"]))
+    particles = ExactParticles(tree["disp"], jax.jit(pack)(tree["momenta"], 0.0))
     progress = Progress(config, particles, tree["status"], _schedule(plan), step, tree.get("shells"))
     _choose_halo(plan, progress, log)
     return progress
@@ -143,11 +143,6 @@ def _set_halo(plan: Plan, progress: Progress, displacement: float, log: Log) -> 
 
 def _dtype() -> np.dtype:
     return np.dtype(jnp.result_type(float))
-
-
-@jax.jit
-def _packed(momenta: jax.Array, disp: jax.Array) -> jax.Array:
-    return pack(momenta, disp)  # values, not derivatives, are needed here
 
 
 def _schedule(plan: Plan) -> Schedule:
@@ -240,7 +235,11 @@ def _output_if_due(plan: Plan, progress: Progress, log: Log) -> None:
 def _checkpoint(plan: Plan, progress: Progress, log: Log) -> None:
     began = time.perf_counter()
     particles = progress.at_rest()
-    tree: dict[str, Any] = {"disp": particles.disp, "momenta": count(particles.momenta), "status": progress.status}
+    tree: dict[str, Any] = {
+        "disp": particles.disp,
+        "momenta": jax.jit(count)(particles.momenta),
+        "status": progress.status,
+    }
     if progress.shells is not None:
         tree["shells"] = progress.shells
     path = checkpoint.path_of(plan.folder, progress.step)

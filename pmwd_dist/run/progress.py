@@ -50,7 +50,7 @@ class Progress:
     def advance(self, cone: LightCone | None) -> Status:
         """Take the next step and return its status, on the host.
 
-        If it fails, all is as it was before the step.
+        If it fails, all is as it was before the step; if only its last drift does, at the end, no particles are left.
         """
         done = np.int32(self.step)
         moved = self.position
@@ -62,10 +62,15 @@ class Progress:
             moved, self.shells = light_cone.advance_and_see(
                 moved, self.shells, self.schedule, done, cone=cone, config=self.config
             )
-        self.position, last = moved, self.step == len(self.schedule.times) - 2
-        status = jax.device_get(host.status_at_end(moved, self.config) if last else moved.status)
-        if status.code == Code.SUCCESSFUL:
-            self.status, self.step = moved.status, self.step + 1
-        else:
+        self.position, status = moved, jax.device_get(moved.status)
+        if status.code != Code.SUCCESSFUL:
             self.position = moved.particles
+            return status
+        if self.step == len(self.schedule.times) - 2:
+            status = jax.device_get(host.status_at_end(moved, self.config))
+            if status.code != Code.SUCCESSFUL:
+                for x in jax.tree.leaves(moved.particles):
+                    x.delete()  # no checkpoint may hold them: they are not the particles before the step
+                return status
+        self.status, self.step = moved.status, self.step + 1
         return status

@@ -21,6 +21,7 @@ import pmwd_dist as pmd
 from pmwd_dist.cli.display import Display
 from pmwd_dist.io import checkpoint
 from pmwd_dist.io.snapshot import load_snapshot
+from pmwd_dist.pm.stepping.step import ended
 from pmwd_dist.report import figures
 from pmwd_dist.run import manifest
 from pmwd_dist.run.events import CheckpointWritten, Ended, Event, Resumed, StepTaken, record
@@ -245,6 +246,20 @@ def test_particles_that_are_not_finite_fail(tmp_path: Path, monkeypatch: pytest.
     pmd_lpt = pmd.lpt
     monkeypatch.setattr("pmwd_dist.run.job.lpt", broken)
     with pytest.raises(pmd.SimulationError, match="not finite"):
+        execute(plan, Events())
+    assert checkpoint.latest(plan.folder) is None
+
+
+def test_particles_that_leave_the_grid_at_the_end_fail_without_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    plan = make(tmp_path / "run")
+
+    def far(moved, config):
+        return ended(moved.status, 1e3 + moved.max_displacement, jnp.asarray(True), config)
+
+    monkeypatch.setattr("pmwd_dist.pm.stepping.host.status_at_end", far)
+    with pytest.raises(pmd.SimulationError, match="exceeds what the particle grid holds in step 5"):
         execute(plan, Events())
     assert checkpoint.latest(plan.folder) is None
 
