@@ -11,11 +11,13 @@ from typing import Any
 import jax
 
 from pmwd_dist._files import atomic_write
+from pmwd_dist._memory import size
 from pmwd_dist.config import Config
 from pmwd_dist.parallel.decomposition import Decomposition
 from pmwd_dist.run.bench import FLOOR_BYTES, STEPS, Timing, bench
 from pmwd_dist.run.measure import machine
-from pmwd_dist.run.resources import memory_problem
+from pmwd_dist.run.planning import memory
+from pmwd_dist.run.resources import room
 
 
 def bench_lines(sizes: Sequence[int], output: Path | None) -> Iterator[str]:
@@ -28,9 +30,11 @@ def bench_lines(sizes: Sequence[int], output: Path | None) -> Iterator[str]:
     if jax.process_count() > 1:
         raise ValueError("bench times one device: start it in one process, without mpirun or srun")
     for n in sizes:
-        problem, _ = memory_problem(Config(float(n), n, decomposition=Decomposition((1, 1))))
-        if problem is not None:
-            raise ValueError(f"--sizes {n}: {problem}")
+        config, there = Config(float(n), n, decomposition=Decomposition((1, 1))), room()
+        need = there.needed(memory(config, 0)["gradient"], config)
+        if need > there.total:
+            lack = f"a gradient needs about {size(need)} of memory and {there.where} has {size(there.total)}"
+            raise ValueError(f"--sizes {n}: {lack}; use a smaller mesh")
     host, timings = machine(), list[Timing]()
     name = host["cpu"] if host["backend"] == "cpu" else host["device"]
     yield f"{name}, copy {host['bandwidth'] / 1e9:.1f} GB/s read plus written"

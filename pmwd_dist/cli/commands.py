@@ -163,12 +163,12 @@ def check(
         int | None, typer.Option(min=1, max=_MOST_DEVICES, metavar="N", help="Plan for so many other devices.")
     ] = None,
     device_memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Memory of each that arrays may take; default: 80GB.")
+        str | None, typer.Option(metavar="SIZE", help="Memory of each that arrays may take; default: 60GB.")
     ] = None,
-    device_kind: Annotated[str | None, typer.Option(metavar="KIND", help="H100 (default), H200 or cpu.")] = None,
+    device_kind: Annotated[str | None, typer.Option(metavar="KIND", help="H100 (default) or H200.")] = None,
 ) -> None:
     """Check a TOML file and describe its run, on the current devices or on others."""
-    from pmwd_dist.cli.planning import memory_lines, planning_lines, wish
+    from pmwd_dist.cli.planning import memory_line, planning_lines, wish
 
     _start()
     with command_errors():
@@ -176,14 +176,16 @@ def check(
         if others is not None:
             overrides = [*overrides, "devices.pdims=[1, 1]", 'devices.backend="xla"']
         plan = _plan(file, overrides, output or Path(file.stem))
-        described = inference_lines(plan) if isinstance(plan, InferencePlan) else plan_lines(plan)
-        if others is None:
-            memory = [] if isinstance(plan, InferencePlan) else memory_lines(plan)
-            lines = [*described, *memory, *_check(plan)]
-        elif isinstance(plan, InferencePlan):
-            raise ValueError("--devices, --device-memory and --device-kind plan simulations; leave them out")
+        if isinstance(plan, InferencePlan):
+            if others is not None:
+                raise ValueError("--devices, --device-memory and --device-kind plan simulations; leave them out")
+            warnings = _check(plan)
+            lines = inference_lines(plan) + warnings
+        elif others is None:
+            warnings = _check(plan)
+            lines = [*plan_lines(plan), memory_line(plan), *warnings]
         else:
-            lines = [*described[:-2], *planning_lines(plan, others)]
+            lines = plan_lines(plan, here=False) + planning_lines(plan, others)
     _say(*lines)
     if grad:
         from pmwd_dist.cli.gradients import table_lines

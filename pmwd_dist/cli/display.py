@@ -173,10 +173,11 @@ def inference_lines(plan: InferencePlan) -> list[str]:
     ]
 
 
-def plan_lines(plan: Plan) -> list[str]:
-    """Lines that describe a run."""
+def plan_lines(plan: Plan, *, here: bool = True) -> list[str]:
+    """Lines that describe a run, on the current devices if it is to run here."""
     config, settings = plan.simulation.config, plan.settings
     redshifts = ", ".join(f"{z:.4g}" for z in sorted(plan.outputs.values(), reverse=True))
+    disk = expected_disk(settings, plan.simulation.light_cone)
     snapshots = "no" if settings.output.snapshot == "none" else settings.output.snapshot
     return [
         f"box         {_three(config.box_size)} Mpc/h",
@@ -187,8 +188,7 @@ def plan_lines(plan: Plan) -> list[str]:
         f"accuracy    {accuracy_line(plan.simulation, plan.times)}",
         f"output      {plan.folder}: z {redshifts}; {snapshots} snapshots",
         *_observables(plan),
-        _device_line(config),
-        f"expected    {_memory(plan)}, {size(expected_disk(settings))} of disk",
+        *([_device_line(config), f"expected    {_memory(plan)}, {size(disk)} of disk"] if here else []),
     ]
 
 

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._memory import size
 from pmwd_dist.config import Config
 from pmwd_dist.io.snapshot import (
     Matter,
@@ -23,7 +24,8 @@ from pmwd_dist.observe.power import power_spectrum
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3, default_decomposition
 from pmwd_dist.report.figures import Spectrum, write_spectrum
-from pmwd_dist.run.resources import memory_problem
+from pmwd_dist.run.memory import least_memory, power_memory
+from pmwd_dist.run.resources import room
 
 
 def measure_snapshot(
@@ -73,9 +75,13 @@ def _config(path: Path, header: SnapshotHeader, mesh: int | None) -> Config:
         config = Config(header.box_size, cells, lattice, decomposition=_decomposition(cells))
     except ArgumentError as error:
         raise ValueError(f"{own}: {error.constraint}") from error
-    problem, _ = memory_problem(config)
-    if problem is not None:
-        raise ValueError(f"{own}: {problem}, or another --mesh")
+    there = room()
+    need = there.needed(least_memory(config), config)
+    if need <= there.total:
+        need = there.needed(power_memory(config), config)
+    if need > there.total:
+        lack = f"P(k) needs about {size(need)} of memory and {there.where} has {size(there.total)}"
+        raise ValueError(f"{own}: {lack}; use another --mesh")
     return config
 
 

@@ -72,14 +72,19 @@ def linear_modes(
     """
     inputs.check_config(config)
     noise = inputs.lattice_field(noise, config, "noise")
-    k = power_nodes(config)
     if linear_power is None:
         return _of_cosmology(noise, linear.parameters_of(cosmo), config)
-    if callable(linear_power):
-        power = _of_function(linear_power, k)
-    else:
-        power = _from_table(k, linear_power)
-    return _colour(noise, jnp.log(power), config)
+    return colour(noise, log_power(cosmo, config, linear_power), config)
+
+
+def log_power(
+    cosmo: Cosmology | GrowthTable, config: Config, linear_power: LinearPower | None
+) -> Float[Array, " nodes"]:
+    """ln P(k) at `power_nodes`; arguments are those of `linear_modes`."""
+    k = power_nodes(config)
+    if linear_power is None:
+        return _log_power(linear.parameters_of(cosmo), config)
+    return jnp.log(_of_function(linear_power, k) if callable(linear_power) else _from_table(k, linear_power))
 
 
 def power_nodes(config: Config) -> np.ndarray:
@@ -160,7 +165,7 @@ def _of_cosmology(noise: Array, cosmo: Parameters, config: Config) -> Array:
     additions, in any order. Derivatives by the few parameters are forward ones, which are looked up like P(k) itself:
     what is left of reverse mode is a sum over the modes for each parameter.
     """
-    return _colour(noise, _log_power(cosmo, config), config)
+    return colour(noise, _log_power(cosmo, config), config)
 
 
 @partial(_of_cosmology.defjvp, symbolic_zeros=True)
@@ -177,8 +182,8 @@ def _of_cosmology_jvp(config: Config, primals: Any, tangents: Any) -> tuple[Arra
         table, slopes = value_and_jacobian(log_power, jnp.stack([getattr(cosmo, name) for name in names]))
     else:
         table, slopes = _log_power(cosmo, config), ()
-    modes = _colour(noise, table, config)
-    tangent = jnp.zeros_like(modes) if isinstance(by_noise, SymbolicZero) else _colour(by_noise, table, config)
+    modes = colour(noise, table, config)
+    tangent = jnp.zeros_like(modes) if isinstance(by_noise, SymbolicZero) else colour(by_noise, table, config)
     if names or "sigma8" in moving:
         by_sigma8 = 2 * moving["sigma8"] / cosmo.sigma8 if "sigma8" in moving else jnp.zeros(())
         change = by_sigma8, [(moving[name], slope) for name, slope in zip(names, slopes, strict=True)]
@@ -191,7 +196,7 @@ def _log_power(cosmo: Parameters, config: Config) -> Array:
 
 
 @partial(jax.jit, static_argnames="config")
-def _colour(noise: Array, log_power: Array, config: Config) -> Array:
+def colour(noise: Array, log_power: Array, config: Config) -> Array:
     """Modes of white noise, with the power of a table at `power_nodes`."""
 
     def block(noise: Array, log_power: Array) -> Array:

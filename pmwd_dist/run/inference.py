@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.run import resources
 from pmwd_dist.run.accuracy import convergence_warning
 from pmwd_dist.run.arrays import read_files
-from pmwd_dist.run.inference_memory import RUNTIME, InferenceMemory, inference_memory, inference_problem
+from pmwd_dist.run.inference_memory import RUNTIME, InferenceMemory, hopeless, inference_memory, inference_problem
 from pmwd_dist.run.light_cone import random_offsets
 from pmwd_dist.run.plan import Plan
 from pmwd_dist.run.settings import InferenceSettings, SettingsError, Simulation, build
@@ -49,12 +50,10 @@ class InferencePlan(Plan):
     Args:
       settings: of the inference.
       model: of the data.
-      tight: a warning that memory may not suffice, if there is one.
     """
 
     settings: InferenceSettings
     model: infer.Model
-    tight: str | None = None
 
     @property
     def chunks(self) -> int:
@@ -92,10 +91,10 @@ class InferencePlan(Plan):
         nyquist = min(math.pi * n / length for n, length in zip(config.mesh_shape, config.box_size, strict=True))
         return min(nyquist, likelihood.k_max or nyquist)
 
-    @property
+    @cached_property
     def memory(self) -> InferenceMemory:
         """Memory that is expected on each device."""
-        return inference_memory(self.settings, self.simulation)
+        return inference_memory(self.settings, self.model, self.precondition, self.chain_axis)
 
     @property
     def expected_memory(self) -> int:
@@ -110,8 +109,7 @@ def make_inference(settings: InferenceSettings, folder: Path) -> InferencePlan:
       SettingsError: the settings don't fit the devices, their memory, the files or each other.
     """
     simulation = build(settings)
-    problem, tight = inference_problem(settings, simulation)
-    if problem is not None:  # before any array
+    if (problem := hopeless(settings, simulation)) is not None:
         raise SettingsError([problem])
     data, problems = _read_files(settings)
     if problems:
@@ -135,13 +133,19 @@ def make_inference(settings: InferenceSettings, folder: Path) -> InferencePlan:
         outputs={},
         data=data,
         model=model,
-        tight=tight,
     )
 
 
 def check_inference(plan: InferencePlan) -> list[str]:
-    """Warnings about memory, resolution, and data that look like something else."""
-    warnings = [] if plan.tight is None else [plan.tight]
+    """Warnings about memory, resolution, and data that look like something else.
+
+    Raises:
+      SettingsError: memory can't suffice.
+    """
+    problem, tight = inference_problem(plan.memory, plan.simulation.config)
+    if problem is not None:
+        raise SettingsError([problem])
+    warnings = [] if tight is None else [tight]
     sampler = plan.settings.sampler
     if (data := plan.data.get("data.file")) is not None:
         warnings += [f"data.file: {text}" for text in _of_data(plan, data)]

@@ -18,8 +18,7 @@ from pmwd_dist.io import checkpoint
 from pmwd_dist.ops.momenta import count, pack
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import SharedError, raise_on_all_processes
-from pmwd_dist.pm.lpt import lpt
-from pmwd_dist.pm.modes import linear_modes, white_noise
+from pmwd_dist.pm.modes import log_power
 from pmwd_dist.pm.particles import ExactParticles
 from pmwd_dist.pm.status import Code, SimulationError, successful
 from pmwd_dist.pm.stepping import host
@@ -36,6 +35,7 @@ from pmwd_dist.run.halo_width import (
     largest_displacement,
     with_halo_of,
 )
+from pmwd_dist.run.initial import initial_particles
 from pmwd_dist.run.output import write_light_cone, write_output
 from pmwd_dist.run.plan import Plan
 from pmwd_dist.run.progress import Progress
@@ -94,13 +94,11 @@ def execute(
 def _begin(plan: Plan, log: Log) -> Progress:
     """Noise, linear modes and LPT: the particles at the initial time."""
     simulation = plan.simulation
-    config, cosmo = simulation.config, simulation.cosmo
+    config = simulation.config
     began = time.perf_counter()
-    noise = white_noise(jax.random.key(simulation.seed), config)
-    modes = linear_modes(noise, cosmo, config, linear_power=simulation.table)
-    del noise
-    particles = jax.block_until_ready(host.exact(lpt(modes, cosmo, config), config))
-    del modes
+    key, table = jax.random.key(simulation.seed), growth_table_to(config.lpt_order, simulation.cosmo)
+    power = log_power(simulation.cosmo, config, simulation.table)
+    particles = jax.block_until_ready(initial_particles(key, table, power, config))
     log(events.InitialConditions(plan.times[0], time.perf_counter() - began, peak_memory()))
     particles = jax.device_put(particles, config.decomposition.sharding)
     shells = None if simulation.light_cone is None else light_cone.empty(simulation.light_cone)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -26,9 +26,11 @@ from pmwd_dist.pm.stepping.host import Moved, Schedule
 from pmwd_dist.pm.stepping.step import at_rest
 from pmwd_dist.report.tables import Table
 from pmwd_dist.run.fields import Field, write_fields
-from pmwd_dist.run.plan import Plan
 from pmwd_dist.run.settings import Simulation
 from pmwd_dist.run.settings.light_cone import LightCone, field_of_view
+
+if TYPE_CHECKING:
+    from pmwd_dist.run.plan import Plan
 
 _LARGEST_NSIDE = 1024  # of harmonics
 FIELDS, SPECTRA, FIGURE = "light_cone.hdf5", "convergence_power.csv", "convergence.png"

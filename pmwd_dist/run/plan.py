@@ -6,8 +6,9 @@ import math
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from importlib.metadata import PackageNotFoundError, version
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,16 @@ import numpy as np
 
 from pmwd_dist._files import free_space
 from pmwd_dist._jax.native import native_available, native_version
+from pmwd_dist._memory import size
+from pmwd_dist.config import Config
 from pmwd_dist.pm.nbody import step_times
 from pmwd_dist.run import accuracy, resources
 from pmwd_dist.run.arrays import read_files
-from pmwd_dist.run.memory import Kind
+from pmwd_dist.run.halo_width import is_automatic, with_halo_of
+from pmwd_dist.run.light_cone import shells_like
+from pmwd_dist.run.memory import Stage, least_memory, run_memory
 from pmwd_dist.run.observables import shares_seen
-from pmwd_dist.run.planning import enough_devices, expected_halo, linear_displacement
+from pmwd_dist.run.planning import enough_devices, linear_displacement
 from pmwd_dist.run.settings import Settings, SettingsError, Simulation, build
 from pmwd_dist.run.settings.observables import MASK
 from pmwd_dist.run.settings.table import columns_used
@@ -55,14 +60,21 @@ class Plan:
         """Number of steps; more than time.steps if there are more outputs than that."""
         return len(self.times) - 1
 
+    @cached_property
+    def stages(self) -> dict[Stage, int]:
+        """Memory of each device by stage of the run [bytes], from its programs, which are compiled first."""
+        return run_memory(self.simulation, self.times, self.config_of_steps)
+
+    @property
+    def config_of_steps(self) -> Config:
+        """The simulation with the halo that linear theory asks for."""
+        config = self.simulation.config
+        return with_halo_of(linear_displacement(self.simulation), config) if is_automatic(config) else config
+
     @property
     def expected_memory(self) -> int:
         """Expected peak of host memory of one process [bytes]; on GPUs, of the memory of each device."""
-        config, halo = (
-            self.simulation.config,
-            expected_halo(self.simulation.config, linear_displacement(self.simulation)),
-        )
-        return resources.process_memory(config, self.simulation.light_cone, halo)
+        return resources.room().needed(max(self.stages.values()), self.simulation.config)
 
 
 def make_plan(settings: Settings, folder: Path) -> Plan:
@@ -109,29 +121,53 @@ def _check_seen(settings: Settings, simulation: Simulation, data: Mapping[str, n
 
 
 def check_resources(plan: Plan) -> list[str]:
-    """Warnings that memory may not suffice, or that the time steps lose growth.
+    """Warnings that memory or disk may not suffice, or that the time steps lose growth.
 
     Raises:
       SettingsError: memory or disk can't suffice.
     """
-    config, cone = plan.simulation.config, plan.simulation.light_cone
-    kind: Kind = "gpu" if config.decomposition.platform == "gpu" else "cpu"
-    displacement = linear_displacement(plan.simulation)
-    enough = partial(enough_devices, config, displacement, kind)
-    problem, warning = resources.memory_problem(config, cone, expected_halo(config, displacement), enough)
-    problems = [] if problem is None else [problem]
-    triangles = plan.settings.observe.bispectrum
+    config, settings = plan.simulation.config, plan.settings
+    problem, *warnings = memory_problem(plan)
+    problems = [problem] if problem else []
+    triangles = settings.observe.bispectrum
     if not problems and triangles and (lack := resources.bispectrum_problem(config, triangles.shells)):
         problems.append(lack)
-    need, free = resources.expected_disk(plan.settings), free_space(plan.folder)
+    need, free = resources.expected_disk(settings, plan.simulation.light_cone), free_space(plan.folder)
+    most = need + resources.checkpoint_size(settings)
     if need > free:
         problems.append(
-            f"{plan.folder}: the run writes about {resources.size(need)} and the disk has {resources.size(free)} free; "
+            f"{plan.folder}: the run writes about {size(need)} and the disk has {size(free)} free; "
             'use another --output, or output.snapshot = "none"'
         )
+    elif most > free:
+        warnings.append(f"{plan.folder}: a checkpoint, if the run is interrupted, does not fit into {size(free)}")
     if problems:
         raise SettingsError(problems)
-    return [f"warning: {text}" for text in (warning, accuracy.growth_warning(plan.simulation, plan.times)) if text]
+    return [f"warning: {text}" for text in (*warnings, accuracy.growth_warning(plan.simulation, plan.times)) if text]
+
+
+def memory_problem(plan: Plan) -> tuple[str | None, str | None]:
+    """Reason why the run can't fit into memory, with the key and remedies, and warning that it may not."""
+    config, cone, there = plan.simulation.config, plan.simulation.light_cone, resources.room()
+    stage, arrays = "particles and mesh", least_memory(config)
+    if there.needed(arrays, config) <= there.total:  # else nothing is compiled
+        stage, arrays = max(plan.stages.items(), key=itemgetter(1))
+    need = there.needed(arrays, config)
+    text = f"the run needs about {size(need)} of memory in {stage} and {there.where} has "
+    if need <= there.total:
+        return None, None if need <= there.free else f"{text}{size(there.free)} free: it may be killed"
+    if cone is not None and stage == "a step":
+        maps = f"{shells_like(cone).shape[0]} shells of {math.prod(shells_like(cone).shape[1:])} pixels"
+        remedy = "use fewer shells (edges) or pixels, or more devices"
+        return f"observe.light_cone: {text}{size(there.total)}, for {maps}; {remedy}", None
+    remedies = [f"set {pool}"] if (pool := resources.larger_pool(arrays)) else []
+    if stage == "the initial conditions" and config.lpt_order == 3:
+        remedies.append("use time.lpt_order = 2")
+    remedies.append("use a smaller mesh")
+    enough = partial(enough_devices, config, linear_displacement(plan.simulation), least=config.decomposition.size + 1)
+    count = None if there.processes else enough(there.total)
+    remedies.append(f"{count} such devices" if count else f"more {'machines' if there.processes else 'devices'}")
+    return f"box.mesh: {text}{size(there.total)}; {', '.join(remedies[:-1])}, or {remedies[-1]}", None
 
 
 def describe(plan: Plan) -> dict[str, Any]:
@@ -163,8 +199,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "processes": jax.process_count(),
         "native": native_available(),
         "observables": [name for name, section in settings.observe if section is not None],
-        "expected_memory": plan.expected_memory,
-        "expected_disk": resources.expected_disk(settings),
+        "expected_disk": resources.expected_disk(settings, plan.simulation.light_cone),
         "versions": versions(),
     }
 

@@ -1,11 +1,18 @@
-"""Plans for devices that are not at hand: how to divide a mesh, what fits, and how long a step takes."""
+"""Plans for GPUs that are not at hand: divisions of a mesh, bytes a particle by stage, and a model of the time.
+
+Memory is counted in arrays of single precision that a stage holds at once. The time of a step is
+
+  particles * (kick, drifts, paint) + cells * (transforms, Green's function) + padded cells * (gradient, sums) + links
+
+with each GPU's bandwidth of a copy. docs/planning.md compares both with measurements. The network between machines is
+an assumption.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -15,36 +22,142 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import growth_table
 from pmwd_dist.parallel.decomposition import Decomposition
+from pmwd_dist.parallel.fft import spectrum_shape
 from pmwd_dist.pm.modes import power_nodes
+from pmwd_dist.pm.stepping.potential_cache import num_force_meshes, stored_potentials
 from pmwd_dist.run.halo_width import MARGIN, halo_width
-from pmwd_dist.run.memory import RUN, Kind, Stage, stages
 from pmwd_dist.run.settings import Simulation
-from pmwd_dist.run.speed import Machine, step_seconds
+
+Stage = Literal["initial", "step", "output", "gradient"]
+RUN: tuple[Stage, ...] = ("initial", "step", "output")  # the stages of a run
 
 _MOST_DEVICES, _LONGEST = 1 << 20, 1 << 16  # devices, and sites along an axis
 _COHERENCE = 10.0  # side of a cube whose displacement is independent of others [Mpc/h]
 
+# Bytes through memory for each cell: transforms, Green's function, gradient of the potential, sums of a paint.
+_TRANSFORMS, _GREEN, _GRADIENT, _SUMS = 72.0, 8.0, 19.0, 20.0
+_HIDDEN = 0.55  # part of a local transform that goes on while GPUs of one process send pieces
+_PACKING = (0.0, 1.5, 2.0)  # factor of local passes by the number of transposes, by XLA's collectives
 
-@dataclass(frozen=True)
-class Division:
-    """A way to divide a simulation over devices.
+
+class GPU(NamedTuple):
+    """Speeds of a kind of GPU and of its links.
+
+    Args:
+      name: name of the kind.
+      copy: bandwidth of a copy, read plus written [bytes/s].
+      particle: time of kick, drifts and paint of a particle [s].
+      link, collectives: bandwidth to GPUs of the same machine, by copies and by XLA's collectives [bytes/s].
+      network: bandwidth to GPUs of other machines [bytes/s]; assumed: four fifths of 400 Gbit/s.
+      together: number of GPUs of a machine.
+      latency: time of the program of a step on the host [s].
+    """
+
+    name: str
+    copy: float
+    particle: float
+    link: float = 330e9
+    collectives: float = 275e9
+    network: float = 40e9
+    together: int = 8
+    latency: float = 0.5e-3
+
+
+GPUS = {gpu.name: gpu for gpu in (GPU("H100", 3.0e12, 46e-12), GPU("H200", 4.2e12, 41e-12))}
+
+
+class Division(NamedTuple):
+    """A division of a simulation over devices.
 
     Args:
       pdims: devices along x and along y.
       halo: width [cells].
-      bytes: of memory of each device in the stages of a run and in a gradient.
-      seconds: of a step; None where the devices' speed is not known.
+      bytes: memory of each device by stage.
+      seconds: time of a step.
     """
 
     pdims: tuple[int, int]
     halo: int
     bytes: dict[Stage, int]
-    seconds: float | None
+    seconds: float
 
     @property
     def peak(self) -> int:
         """Largest memory of a run [bytes]."""
         return max(self.bytes[stage] for stage in RUN)
+
+
+def _blocks(config: Config, halo: int) -> tuple[float, float, float, float]:
+    """Bytes of a number for each particle and cell of a device, and for each cell with the halo of a paint.
+
+    The last one has the halo of the potential, whose gradient reads two cells more.
+    """
+    parts = (*config.decomposition.pdims, 1)
+
+    def cells(pad: int) -> float:
+        return 4 * math.prod(n / p + 2 * pad * (p > 1) for n, p in zip(config.mesh_shape, parts, strict=True))
+
+    particles = 4 * math.prod(config.particle_shape) / config.decomposition.size
+    return particles, cells(0), cells(halo + 1), cells(halo + 3)
+
+
+def memory(config: Config, halo: int) -> dict[Stage, int]:
+    """Memory of each GPU by stage of a run, and of a gradient with respect to the white noise [bytes].
+
+    Args:
+      config: the simulation, whose halo is at most as wide as `halo` [cells].
+      halo: width of the halo [cells].
+    """
+    particle, cell, painted, padded = _blocks(config, halo)
+    divided, pencils, order = config.decomposition.size > 1, config.decomposition.pdims[1] > 1, config.lpt_order
+    state = 6 * particle  # displacements and momenta
+    # By order: modes and fields of the initial conditions beside the particles; potentials of LPT beside those of a
+    # gradient; and the gradient of LPT itself.
+    fields, kept, backwards = {1: (3, 0, 10), 2: (4, 1, 20), 3: (23, 2, 43)}[order]
+    stored = stored_potentials("auto", config.steps, config, np.float32, "gpu") * num_force_meshes(config) * cell
+    force = 3 * painted + padded if divided else 4 * cell
+    fine = 1.2 * (cell > particle) + pencils
+    transpose = 4 * painted + fine * cell + stored if divided else max(3 * cell + stored, force)
+    counts = {
+        "initial": state + (fields + divided) * particle,
+        "step": state + force,
+        "output": state + cell + max((2 + divided) * painted, (1.5 + 0.5 * divided + pencils) * cell),
+        "gradient": max(2 * state + (2 + 0.5 * divided + kept) * particle + transpose, backwards * particle),
+    }
+    return {stage: math.ceil(count) for stage, count in counts.items()}  # pyright: ignore[reportReturnType]
+
+
+def step_seconds(config: Config, gpu: GPU, halo: int) -> float:
+    """Time of a step of `pmwd-dist run` [s]."""
+    particle, cell, painted, padded = _blocks(config, halo)
+    pdims = config.decomposition.pdims
+    size = math.prod(pdims)
+    passes = (_GREEN * cell + _GRADIENT * (padded if size > 1 else cell) + _SUMS * painted) / 4
+    halos = painted + padded - 2 * cell if size > 1 else 0.0
+    link = gpu.link if size <= gpu.together else gpu.network
+    sent = 8 * math.prod(spectrum_shape(config.mesh_shape, config.decomposition)) / size
+    moved = particle / 4 * gpu.particle + passes / gpu.copy + halos / link
+    return gpu.latency + moved + _transforms_seconds(cell, sent, pdims, gpu)
+
+
+def _transforms_seconds(cell: float, sent: float, pdims: tuple[int, int], gpu: GPU) -> float:
+    """Time of a transform of the mesh and one back [s]."""
+    px, py = pdims
+    local = _TRANSFORMS * cell / 4 / gpu.copy
+    if px * py == 1:
+        return local
+    if py == 1 and px <= gpu.together:
+        return (1 - _HIDDEN) * local + 2 * sent * (1 - 1 / px) / gpu.link
+    transposes = [parts for parts in pdims if parts > 1]
+    exchange = 0.0
+    for parts in transposes:
+        # Rows of pencils lie within machines as far as they fit, columns across them.
+        if px * py <= gpu.together or (parts == py and 1 < py <= gpu.together):
+            exchange += sent * (1 - 1 / parts) / gpu.collectives
+        else:
+            others = max(1, parts // gpu.together) if parts == px * py else parts
+            exchange += sent * (1 - 1 / others) / gpu.network
+    return _PACKING[len(transposes)] * local + 2 * exchange
 
 
 def linear_displacement(simulation: Simulation) -> float:
@@ -68,23 +181,19 @@ def on_devices(config: Config, pdims: tuple[int, int]) -> Config:
     Raises:
       ValueError: its shapes don't divide over them.
     """
-    alone = math.prod(pdims) == 1
-    mesh = AbstractMesh(pdims, ("x", "y"))
-    decomposition = Decomposition(mesh=mesh, spec=jax.P() if alone else jax.P("x", "y"), backend="xla")
+    spec = jax.P() if math.prod(pdims) == 1 else jax.P("x", "y")
+    decomposition = Decomposition(mesh=AbstractMesh(pdims, ("x", "y")), spec=spec, backend="xla")
     return dataclasses.replace(config, decomposition=decomposition)
 
 
-def divisions(
-    config: Config, count: int, displacement: float, kind: Kind, machine: Machine | None = None
-) -> list[Division]:
-    """All ways to divide a simulation over so many devices, the fastest or, where that is not known, slabs first.
+def divisions(config: Config, count: int, displacement: float, gpu: GPU = GPUS["H100"]) -> list[Division]:
+    """All divisions of a simulation over a number of GPUs, the fastest first.
 
     Args:
       config: the simulation.
-      count: number of devices.
-      displacement: the largest one, for the halos [Mpc/h].
-      kind: of the devices.
-      machine: their speed.
+      count: number of GPUs.
+      displacement: largest displacement, for the halos [Mpc/h].
+      gpu: their speeds.
     """
     found: list[Division] = []
     for py in _divisors(count):
@@ -92,55 +201,22 @@ def divisions(
             divided = on_devices(config, (count // py, py))
         except ArgumentError:
             continue
-        halo = expected_halo(divided, displacement)
-        seconds = None if machine is None else step_seconds(divided, machine, halo=halo)
-        found.append(Division((count // py, py), halo, stages(divided, kind, halo=halo), seconds))
-    return sorted(found, key=lambda division: division.seconds or 0)
+        halo = 0 if count == 1 else config.halo
+        halo = halo_width(displacement, divided) if halo == "auto" else halo
+        divided = dataclasses.replace(divided, halo=halo)
+        found.append(Division((count // py, py), halo, memory(divided, halo), step_seconds(divided, gpu, halo)))
+    return sorted(found, key=lambda division: division.seconds)
 
 
-def expected_halo(config: Config, displacement: float) -> int:
-    """Width of the halo of a run with displacements up to this one [Mpc/h], in cells."""
-    if config.decomposition.size == 1:
-        return 0
-    return halo_width(displacement, config) if config.halo == "auto" else config.halo
-
-
-def run_peak(division: Division) -> float:
-    """Largest memory of a run on each device [bytes]."""
-    return division.peak
-
-
-def enough_devices(
-    config: Config,
-    displacement: float,
-    kind: Kind,
-    memory: float,
-    need: Callable[[Division], float] = run_peak,
-) -> int | None:
-    """The smallest number of devices with so much memory each that do, of those that divide the run evenly.
-
-    Args:
-      config: the simulation.
-      displacement: the largest one [Mpc/h].
-      kind: of the devices.
-      memory: of each [bytes].
-      need: of it on each device; default: that of a run.
-    """
-    if memory <= 0:
-        return None
+def enough_devices(config: Config, displacement: float, limit: float, least: int = 1) -> int | None:
+    """The smallest number of GPUs with this memory each [bytes] that hold a run, of those that divide it evenly."""
+    least = max(least, int(memory(on_devices(config, (1, 1)), 0)["initial"] / limit) // 2)
     most = min(_MOST_DEVICES, config.mesh_shape[0] * config.mesh_shape[1])
-    alone = need(Division((1, 1), 0, stages(on_devices(config, (1, 1)), kind, halo=0), None))
-    for count in _even_counts(config, max(1, math.ceil(alone / memory) // 2), most):
-        if any(need(division) <= memory for division in divisions(config, count, displacement, kind)):
+    sides = [math.gcd(m, n) for m, n in zip(config.mesh_shape[:2], config.particle_shape[:2], strict=True)]
+    for count in sorted({x * y for x in _divisors(sides[0]) for y in _divisors(sides[1]) if least <= x * y <= most}):
+        if any(division.peak <= limit for division in divisions(config, count, displacement)):
             return count
     return None
-
-
-def _even_counts(config: Config, least: int, most: int) -> Iterator[int]:
-    """Numbers of devices that are products of divisors of the sides of mesh and lattice."""
-    sides = [math.gcd(m, n) for m, n in zip(config.mesh_shape[:2], config.particle_shape[:2], strict=True)]
-    parts = [_divisors(side) for side in sides]
-    yield from sorted({x * y for x in parts[0] for y in parts[1] if least <= x * y <= most})
 
 
 def _divisors(number: int) -> list[int]:
@@ -148,32 +224,26 @@ def _divisors(number: int) -> list[int]:
     return sorted({*small, *(number // n for n in small)})
 
 
-def largest_mesh(config: Config, count: int, displacement: float, kind: Kind, memory: float) -> Config | None:
-    """The largest simulation, of the same cells and ratio of mesh and lattice, that fits into the memory of devices.
+def largest_mesh(config: Config, count: int, displacement: float, limit: float) -> Config | None:
+    """The largest simulation of the same cells and ratio of mesh and lattice that fits into so many GPUs.
 
     Args:
       config: the simulation.
-      count: number of devices.
-      displacement: the largest one [Mpc/h].
-      kind: of the devices.
-      memory: of each [bytes].
+      count: number of GPUs.
+      displacement: largest displacement [Mpc/h].
+      limit: memory of each [bytes].
     """
-    side = min(py for py in _divisors(count) if py * py >= count)
-    quantum = math.lcm(16, side)  # at least the squarest pencils fit
+    quantum = math.lcm(16, min(py for py in _divisors(count) if py * py >= count))  # the squarest pencils divide it
     best, low, high = None, 1, _LONGEST // quantum
     while low <= high:
         middle = (low + high) // 2
-        scaled = _scaled(config, middle * quantum)
-        if any(division.peak <= memory for division in divisions(scaled, count, displacement, kind)):
+        sites = middle * quantum
+        numbers = list(zip(config.mesh_shape, config.particle_shape, config.box_size, strict=True))
+        mesh, box = [sites * m // n for m, n, _ in numbers], [b * sites / n for _, n, b in numbers]
+        alone = on_devices(config, (1, 1))
+        scaled = dataclasses.replace(alone, box_size=box, mesh_shape=mesh, particle_shape=sites)
+        if any(division.peak <= limit for division in divisions(scaled, count, displacement)):
             best, low = scaled, middle + 1
         else:
             high = middle - 1
     return best
-
-
-def _scaled(config: Config, sites: int) -> Config:
-    """The simulation with so many sites of the lattice along each axis, in a box of the same cells."""
-    numbers = list(zip(config.mesh_shape, config.particle_shape, config.box_size, strict=True))
-    mesh, box = [sites * m // n for m, n, _ in numbers], [b * sites / n for _, n, b in numbers]
-    alone = on_devices(config, (1, 1))
-    return dataclasses.replace(alone, box_size=box, mesh_shape=mesh, particle_shape=sites)

@@ -238,13 +238,13 @@ def test_beyond_the_halo_a_run_fails_and_continues_on_other_devices(tmp_path: Pa
 
 
 def test_particles_that_are_not_finite_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    plan = make(tmp_path / "run")
+    plan = make(tmp_path / "run", "box.size=31")  # a program of no other test
 
     def broken(modes, cosmo, config):
         return jax.tree.map(lambda x: x + jnp.nan, pmd_lpt(modes, cosmo, config))
 
     pmd_lpt = pmd.lpt
-    monkeypatch.setattr("pmwd_dist.run.job.lpt", broken)
+    monkeypatch.setattr("pmwd_dist.run.initial.lpt", broken)
     with pytest.raises(pmd.SimulationError, match="not finite"):
         execute(plan, Events())
     assert checkpoint.latest(plan.folder) is None

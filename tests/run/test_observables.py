@@ -227,8 +227,9 @@ def test_maps_beyond_memory_are_refused(tmp_path: Path, monkeypatch: pytest.Monk
     override = f"observe.light_cone={{sky='sphere', nside=8192, sources=0.1, edges=[{shells}]}}"
     with pytest.raises(SettingsError, match=r"observe.light_cone: .* 39 shells of 805306368 pixels; use fewer shells"):
         check_resources(make_plan(read(file, [override]), tmp_path / "out"))
-    monkeypatch.setattr(resources, "available_for_arrays", lambda config: 1e6)
-    with pytest.raises(
-        SettingsError, match=r"bispectrum.shells = 64: .* take 1.25 MB of a device, which has 1 MB; use few"
-    ):
-        check_resources(make_plan(read(file, ["observe.bispectrum.shells=64"]), tmp_path / "out"))
+    monkeypatch.setattr(resources, "device_limit", lambda: 1_000_000)
+    config = make_plan(read(file, []), tmp_path / "out").simulation.config
+    lack = resources.bispectrum_problem(config, 64) or ""
+    assert (
+        "bispectrum.shells = 64: their fields and the particles take 1.25 MB of a device, which has 1 MB; use" in lack
+    )
