@@ -1,4 +1,4 @@
-"""Errors about arguments, with their parts as fields: whoever calls the library by other names can say them."""
+"""Errors about arguments, with their parts as fields, so that callers can report other names for the arguments."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ class ArgumentError(ValueError):
 
     Args:
       argument: name of the argument.
-      value: what was passed.
-      constraint: what it must be or why it can't be that, a phrase that follows the value.
-      remedy: what to pass instead, an imperative; may be empty.
-      axis: which entry of the argument, where it has several.
+      value: value that was passed.
+      constraint: condition that the value violates, a phrase that follows the value.
+      remedy: advice on the value to pass instead, an imperative; may be empty.
+      axis: index of the entry, for an argument with several.
       show_value: whether the message shows the value; False for arrays.
     """
 

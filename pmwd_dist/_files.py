@@ -15,7 +15,7 @@ _FULL = 1 << 20  # a file system with fewer free bytes is full
 
 
 def cache_folder() -> Path:
-    """The user's folder of what can be computed again: pmwd_dist under XDG_CACHE_HOME, else under ~/.cache."""
+    """The user's folder for caches: pmwd_dist under XDG_CACHE_HOME, else under ~/.cache."""
     folder = os.environ.get("XDG_CACHE_HOME")
     return (Path(folder) if folder else Path.home() / ".cache") / "pmwd_dist"
 
@@ -26,10 +26,10 @@ def atomic_write(path: Path, *, guard: AbstractContextManager[None] | None = Non
 
     Args:
       path: the file to write.
-      guard: context in which the file is written, before it is renamed: `raise_on_all_processes()` where each process
-        writes a file of its own, of which none is kept unless all are complete.
+      guard: context in which the file is written, before it is renamed. With `raise_on_all_processes()`, where each
+        process writes a file of its own, no file is kept unless all are complete.
 
-    A symbolic link at either name is replaced, and never followed.
+    A symbolic link at either name is replaced and never followed.
 
     Raises:
       OSError: the file could not be written; nothing is left under either name.
@@ -47,17 +47,17 @@ def atomic_write(path: Path, *, guard: AbstractContextManager[None] | None = Non
 
 
 def temporary(path: Path) -> Path:
-    """The path beside a final one under which it is written."""
+    """The temporary path beside a final one."""
     return path.with_name(f".{path.name}.part")
 
 
 def exists(path: Path) -> bool:
-    """Whether there is anything at a path, be it a link that leads nowhere."""
+    """Whether there is anything at a path, including a broken link."""
     return os.path.lexists(path)
 
 
 def sync(path: Path) -> None:
-    """Flush a file to the disk, or the names in a folder, before what relies on them is written or removed."""
+    """Flush a file, or the names in a folder, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -90,7 +90,7 @@ def _naming(path: Path) -> Generator[None]:
 
 @contextmanager
 def naming(name: str) -> Generator[None]:
-    """Give an OSError of the body this name where it has none: writing to an open file tells the cause only."""
+    """Give an OSError of the body this file name if it has none, as errors of writing to an open file have."""
     try:
         yield
     except OSError as error:
@@ -114,7 +114,7 @@ def reserve(path: Path, size: int) -> None:
 
 
 def append_text(path: Path, text: str) -> None:
-    """Append a text to a file, and not to another one by a symbolic link, nor to a pipe that nobody reads.
+    """Append a text to a file, without following a symbolic link or waiting for the reader of a pipe.
 
     Raises:
       OSError: the file can't be written.
@@ -125,10 +125,10 @@ def append_text(path: Path, text: str) -> None:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading; of a pipe or a device, the reading may never end.
+    """Open a regular file for reading: reading a pipe or a device may never end.
 
     Raises:
-      OSError: it can't be read, or is something else.
+      OSError: the file can't be read, or is not regular.
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     if stat.S_ISREG(os.fstat(handle).st_mode):
@@ -138,11 +138,11 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_text(path: Path, most: int, *, pipe: bool = False) -> str:
-    """Text of a regular file, or of a pipe where that is right, of at most so many bytes.
+    """Text of a regular file, or also of a pipe with `pipe`, of at most `most` bytes.
 
     Raises:
-      OSError: it can't be read, is larger, or is something that may never end.
-      UnicodeDecodeError: it isn't UTF-8.
+      OSError: the file can't be read, is larger, or is not regular.
+      UnicodeDecodeError: the file isn't UTF-8.
     """
     with path.open("rb") if pipe and path.is_fifo() else open_regular(path) as file:
         content = file.read(most + 1)
@@ -152,7 +152,7 @@ def read_text(path: Path, most: int, *, pipe: bool = False) -> str:
 
 
 def free_space(path: Path) -> int:
-    """Free bytes on the file system on which this path is, or will be."""
+    """Free bytes on the file system of a path, which need not exist."""
     folder = path.absolute()
     while not folder.exists():
         folder = folder.parent
@@ -160,7 +160,7 @@ def free_space(path: Path) -> int:
 
 
 def message(error: OSError) -> str:
-    """The name of the file and the cause of the error, without its number."""
+    """File name and cause of an error, without its number."""
     if error.strerror is None:
         return str(error)
     return f"{error.filename}: {error.strerror}" if error.filename else error.strerror

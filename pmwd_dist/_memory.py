@@ -17,7 +17,7 @@ def available_memory() -> tuple[int, int]:
             if line.startswith("MemAvailable:"):
                 free = int(line.split()[1]) * 1024
     except OSError:
-        pass  # not Linux: the total is the best figure without further libraries
+        pass  # not Linux
     for limit, used in (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
         ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
@@ -40,7 +40,7 @@ def bytes_of(text: str) -> float:
     """Number of bytes of a text such as 80GB, 79.6GiB or 8e10.
 
     Raises:
-      ValueError: it is none.
+      ValueError: the text is not a number of bytes.
     """
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?(?:e[0-9]{1,2})?)\s*(?:([kMGT])(i?)B|B)?\s*", text)
     if match is None:
@@ -50,7 +50,7 @@ def bytes_of(text: str) -> float:
 
 
 def size(count: float) -> str:
-    """A number of bytes with three digits and a unit."""
+    """A number of bytes as text, with three digits and a unit."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 999.5:
             return f"{count:.3g} {unit}"

@@ -24,30 +24,35 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, init=False)
 class Config:
-    """The description of a simulation. Frozen, hashable, without arrays: a static argument of jit.
+    """Box, mesh, lattice, time span and device layout of a simulation. Frozen, hashable: a static argument of jit.
 
     Args:
       box_size: side of the periodic box [Mpc/h], 1e-6 to 1e9; a float or three.
       mesh_shape: cells of the force mesh; an int or three.
       particle_shape: Lagrangian lattice of the particles; an int or three; default: mesh_shape. For forces, mesh and
         lattice must be n, 1/n or 3/2 to 1 along each axis.
-      a_start, a_stop: scale factors between which particles are evolved.
+      a_start, a_stop: first and last scale factor of the evolution.
       steps: number of time steps, uniform in the growth factor.
-      lpt_order: order of the initial conditions, 1 (Zel'dovich), 2 or 3. The third, the default of config files, is
-        more accurate (docs/accuracy.md), and takes twice the memory of the second and five times its time.
+      lpt_order: order of the initial conditions, 1 (Zel'dovich), 2 or 3 (docs/accuracy.md). Config files default to 3.
       decomposition: division over devices, or its pdims; default: all devices of the program.
       halo: cells per side that a displacement may reach over a block's edge; "auto" chooses at each step
         the smallest of a few widths that holds the largest displacement.
-      gradient: of the potential: "finite-difference" (fourth order, with the CIC window deconvolved) or "spectral".
-      sharpening: (alpha, k_low, k_high) of a factor 1 + alpha exp(-(k_low/k)^2 - (k/k_high)^4) on the potential, k in
-        [h/Mpc], which makes up for forces that the lattice and mesh lack; "auto" takes the values calibrated for
-        2 Mpc/h between particles (docs/accuracy.md); default: none.
-      compensated: whether the Green's function makes up for what finite differences and aliases take from the force of
-        waves up to half the mesh's Nyquist frequency; where mesh and lattice are 3 to 2, it always does so for
-        the differences. What that does to P(k): docs/accuracy.md.
+      gradient: method for the gradient of the potential: "finite-difference" (fourth order, with the CIC window
+        deconvolved) or "spectral".
+      sharpening: (alpha, k_low, k_high) of a factor 1 + alpha exp(-(k_low/k)^2 - (k/k_high)^4) on the potential, with
+        k [h/Mpc]. It restores force on scales near the spacing of the particles. "auto" takes the values calibrated
+        for 2 Mpc/h between particles (docs/accuracy.md); default: none.
+      compensated: whether the Green's function corrects the force for finite differences and aliases, up to half the
+        mesh's Nyquist frequency (docs/accuracy.md). The differences are always corrected where mesh and lattice are
+        3 to 2.
 
     Raises:
-      ValueError: an argument out of its range, or shapes that don't divide over the devices.
+      ValueError: an argument is out of its range, or a shape doesn't divide over the devices.
+
+    Examples:
+      >>> config = pmd.Config(box_size=256.0, mesh_shape=128, steps=20)
+      >>> config.cell_size
+      (2.0, 2.0, 2.0)
     """
 
     box_size: Vector3
