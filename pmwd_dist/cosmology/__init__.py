@@ -1,1 +1,1 @@
-"""Expansion, growth and linear power: they know no mesh."""
+"""Expansion, growth and linear power."""

@@ -1,8 +1,7 @@
 """Linear differential equations in x = ln a as small dense matrices: spectral collocation.
 
-Chebyshev's nodes in s, with x = _CENTRE + sinh(s): dense where dark energy takes over. There the solutions have
-singularities at complex x, about 1 off the real axis, which this map moves away (Tee & Trefethen 2006): 49 nodes reach
-1e-10 in a flat LCDM universe, where uniform x would take 120.
+The nodes are Chebyshev's in s, with x = _CENTRE + sinh(s), dense where dark energy takes over. The solutions have
+singularities near the real axis there, and this map moves them away (Tee & Trefethen 2006).
 """
 
 from __future__ import annotations
@@ -19,16 +18,13 @@ _CENTRE = -0.3
 
 @cache
 def nodes() -> np.ndarray:
-    """Values of ln a at which equations are solved, ascending."""
+    """Nodes of the collocation in ln a, ascending."""
     return _CENTRE + np.sinh(_middle() + _half() * _chebyshev())
 
 
 @cache
 def inverse(rate: float) -> np.ndarray:
-    """Matrix from the values of y at the nodes to those of p, with p' + rate p = y.
-
-    Before the first node y grows like a.
-    """
+    """Matrix from the values of y at the nodes to the values of p with p' + rate p = y, for y ~ a before the first."""
     z = _chebyshev()
     weight = _weights()
     off = z[:, None] - z + np.eye(_COUNT)

@@ -20,10 +20,13 @@ _SERIES = [1 / math.factorial(2 * n + 1) for n in range(14)]
 
 
 def comoving_distance(a: ArrayLike, cosmo: Cosmology | GrowthTable) -> Array:
-    """Comoving distance that light has travelled from scale factor a to a = 1 [Mpc/h]; negative beyond a = 1.
+    """Comoving distance along the line of sight from scale factor a to a = 1 [Mpc/h]; negative beyond a = 1.
 
-    By Gauss-Legendre quadrature in the root of a, in which the integrand is smooth: right to 1e-8 for a > 0.001.
-    Differentiable in a and in the parameters.
+    c / H0 int da / (a^2 E(a)), by Gauss-Legendre quadrature in the root of a, for a > 0.001. Differentiable in a and in
+    the parameters; the result has the shape of a.
+
+    Raises:
+      ValueError: the cosmology lacks a parameter, or has a component that is not modelled (`Cosmology`).
     """
     return _comoving_distance(jnp.asarray(a, dtype=jnp.result_type(float, a)), growth_table_to(2, cosmo))
 
@@ -38,10 +41,7 @@ def _comoving_distance(a: Array, table: GrowthTable) -> Array:
 
 
 def scale_factor_at(distance: ArrayLike, cosmo: Cosmology | GrowthTable) -> Array:
-    """Scale factor at which light set out that has travelled this comoving distance [Mpc/h] until a = 1.
-
-    Differentiable, from a = 0.001 to a = 1.
-    """
+    """Scale factor at a comoving distance [Mpc/h], the inverse of `comoving_distance` from a = 0.001 to a = 1."""
     return _scale_factor_at(jnp.asarray(distance, dtype=jnp.result_type(float, distance)), growth_table_to(2, cosmo))
 
 
@@ -56,7 +56,7 @@ def _scale_factor_at(distance: Array, table: GrowthTable) -> Array:
         return root - (comoving_distance(root**2, table) - distance) / slope
 
     root = newton(newton(root, fixed, at), fixed, at)
-    # Differentiated through the last two steps only: exact to third order at the solution.
+    # Derivatives through the last two steps only are exact to third order at the solution.
     root = newton(newton(root, table, distance), table, distance)
     return root**2
 

@@ -19,21 +19,21 @@ from pmwd_dist._jax.look_up import rows
 from pmwd_dist.cosmology import collocation
 from pmwd_dist.cosmology.parameters import Cosmology, Parameters, parameters
 
-# Nodes of the tables in ln a: one of them is a = 1.
+# Nodes of the tables in ln a, including a = 1.
 _STEP = 0.02
 _BELOW, _ABOVE = 460, 36
-LAST = 2.0  # scale factor up to which they may be used
+LAST = 2.0  # largest scale factor of the tables
 _NODES = _STEP * np.arange(-_BELOW, _ABOVE + 1)  # collocation.FIRST ... collocation.LAST
 
 # Orders of D1, D2, D3a, D3b and D3c.
 _ORDERS = (1, 2, 3, 3, 3)
-# Of each: its order n, whether it is tabulated over u = D1 / a, the rate of its slope, and the coefficients of u^2, u^3
-# and u^2 times q of D2 in its source beside the factor itself.
+# For each factor: order n, whether it is tabulated over u = D1 / a, rate of its slope, and the coefficients of u^2, u^3
+# and u^2 q2 in its source beside the factor itself.
 _COEFFICIENTS = ((1, 1, 0, 0, 0, 0), (2, 1, 1, -1, 0, 0), (3, 1, 2, 0, -2, 0), (3, 1, 2, 0, 2, -2), (3, 0, 3, 0, -1, 0))
 
 
 class Growth(NamedTuple):
-    """Growth factors at some scale factors, and their derivatives with ln a; those of third order by a leading axis."""
+    """Growth factors and their derivatives with ln a; D3 and dD3 have a leading axis for D3a, D3b and D3c."""
 
     D1: Array
     D2: Array
@@ -53,8 +53,8 @@ class GrowthTable(eqx.Module):
     are a, -3/7 a^2, -1/3 a^3, 10/21 a^3 and -1/7 a^3.
 
     Args:
-      cosmo: the parameters.
-      factors: D / a^n of each factor of order n, and its first and second derivative with ln a.
+      cosmo: parameters of the cosmology.
+      factors: D / a^n for each factor of order n, with its first and second derivative with ln a, at each node.
     """
 
     cosmo: Parameters
@@ -62,11 +62,11 @@ class GrowthTable(eqx.Module):
 
     @property
     def order(self) -> int:
-        """The highest order of its factors, 2 or 3."""
+        """Highest order of the factors, 2 or 3."""
         return _ORDERS[self.factors.shape[-1] - 1]
 
     def at(self, a: ArrayLike) -> Growth:
-        """All growth factors and their derivatives at once; no D3 and dD3 where the table ends at second order."""
+        """All growth factors and their derivatives; D3 and dD3 are empty where the table ends at second order."""
         return _growth_at(self.factors, jnp.asarray(a, self.factors.dtype))
 
     def D1(self, a: ArrayLike) -> Array:
@@ -98,8 +98,8 @@ class GrowthTable(eqx.Module):
     def check_third_order(self) -> None:
         """Raise ValueError if the table ends at the second order."""
         if self.order < 3:
-            constraint = "ends at the second order, as those made for a configuration with lpt_order=2"
-            remedy = "pass growth_table(cosmo) in the place of cosmo, or use lpt_order=3"
+            constraint = "ends at the second order, as made for a configuration with lpt_order=2"
+            remedy = "pass growth_table(cosmo) in place of cosmo, or use lpt_order=3"
             raise ArgumentError("table", self, constraint, remedy, show_value=False)
 
     def E(self, a: ArrayLike) -> Array:
@@ -108,12 +108,12 @@ class GrowthTable(eqx.Module):
         return jnp.sqrt(self.cosmo.Omega_m * a**-3 * _expansion(_background(self.cosmo), jnp.log(a))[0])
 
     def momentum(self, a: ArrayLike) -> Array:
-        """dD1 / d(H0 t) times a^2: canonical momentum of the linear mode, per unit of displacement at a = 1."""
+        """a^2 dD1 / d(H0 t): canonical momentum of the linear mode, per unit of displacement at a = 1."""
         a = jnp.asarray(a)
         return a**2 * self.E(a) * self.dD1(a)
 
     def scale_factor(self, D1: ArrayLike) -> Array:
-        """The scale factor at which the linear growth factor has this value."""
+        """Scale factor at a value of the linear growth factor."""
         first = self.factors[..., :1]
         return _inverse(first, jnp.asarray(D1, first.dtype))
 
@@ -129,7 +129,7 @@ def _growth_at(factors: Array, a: Array) -> Growth:
 
 @jax.custom_jvp
 def _inverse(first: Array, D1: Array) -> Array:
-    """Scale factor at which the tabulated growth factor has this value."""
+    """Scale factor at a value of the tabulated linear growth factor."""
     x = jnp.asarray(_NODES, first.dtype)
     u, v, _ = jnp.moveaxis(first[..., 0], 1, 0)
     y, slope = x + jnp.log(u), u / (u + v)  # ln D1, and d ln a / d ln D1
@@ -138,7 +138,7 @@ def _inverse(first: Array, D1: Array) -> Array:
     h = y[i + 1] - y[i]
     a = jnp.exp(hermite((at - y[i]) / h, x[i], x[i + 1], h * slope[i], h * slope[i + 1]))
     u, v = _interpolate(first, a)
-    return a - (a * u[..., 0] - D1) / (u + v)[..., 0]  # Newton, from a start that is right to 1e-8
+    return a - (a * u[..., 0] - D1) / (u + v)[..., 0]  # a Newton step
 
 
 @_inverse.defjvp
@@ -169,23 +169,28 @@ def hermite(t: Array, y0: Array, y1: Array, m0: Array, m1: Array) -> Array:
 def growth_table(cosmo: Cosmology | GrowthTable) -> GrowthTable:
     """Tabulate growth and expansion of a cosmology, from a = 1e-4 to a = 2; a table is returned as it is.
 
-    Flat or curved, with dark energy w(a) = w0 + wa (1 - a). Differentiable in the parameters.
+    The universe is flat or curved, with dark energy w(a) = w0 + wa (1 - a). The equations are in `GrowthTable`.
+    Differentiable in the parameters.
+
+    Raises:
+      ValueError: the cosmology lacks a parameter, or has a component that is not modelled (`Cosmology`).
+
+    Examples:
+      >>> table = pmd.growth_table(jax_cosmo.Planck15())
+      >>> table.D1(0.5), table.E(0.5)  # growth factor, expansion rate [H0]
     """
     return cosmo if isinstance(cosmo, GrowthTable) else _tabulate(parameters(cosmo), order=3)
 
 
 def growth_table_to(order: int, cosmo: Cosmology | GrowthTable) -> GrowthTable:
-    """`growth_table`, without the factors of third order unless they are asked for.
-
-    A gradient with respect to the cosmology then has a tenth fewer kernels to compile. What a program needs more than
-    once is compiled once if it is to the same order.
+    """`growth_table` up to an order: gradients to the cosmology compile faster without the third.
 
     Args:
-      order: the highest one that is needed; a table up to the second has no D3.
+      order: highest order that is needed; a table up to the second has no D3.
       cosmo: cosmology, or its `growth_table`, which is returned as it is.
 
     Raises:
-      ValueError: a table that ends before the order.
+      ValueError: the table ends before the order.
     """
     if not isinstance(cosmo, GrowthTable):
         return _tabulate(parameters(cosmo), order=max(order, 2))
@@ -195,7 +200,7 @@ def growth_table_to(order: int, cosmo: Cosmology | GrowthTable) -> GrowthTable:
 
 
 def parameters_of(cosmo: Cosmology | GrowthTable) -> Parameters:
-    """The parameters of a cosmology, or of that of a table."""
+    """The parameters of a cosmology or of a table."""
     return cosmo.cosmo if isinstance(cosmo, GrowthTable) else parameters(cosmo)
 
 
@@ -205,12 +210,12 @@ def _tabulate(cosmo: Parameters, order: int) -> GrowthTable:
 
 
 def _background(cosmo: Parameters) -> Array:
-    """What the expansion depends on: Omega_k and the density of dark energy [Omega_m], w0 and wa."""
+    """Parameters of the expansion: Omega_k and the density of dark energy [Omega_m], w0 and wa."""
     return jnp.stack([cosmo.Omega_k / cosmo.Omega_m, cosmo.Omega_de / cosmo.Omega_m, cosmo.w0, cosmo.wa])
 
 
 def _expansion(background: Array, x: Array) -> tuple[Array, Array, Array]:
-    """The square of E over that of matter alone, and what E'/E and m exceed -3/2 and 3/2 by, without cancellation."""
+    """E^2 / (Omega_m a^-3), E'/E + 3/2 and m - 3/2, without cancellation."""
     curvature, dark_energy, w0, wa = background
     a = jnp.exp(x)
     curvature, dark_energy = curvature * a, dark_energy * jnp.exp(-3 * ((w0 + wa) * x + wa * (1 - a)))
@@ -222,16 +227,16 @@ def _expansion(background: Array, x: Array) -> tuple[Array, Array, Array]:
 def _factors(background: Array, order: int) -> Array:
     """The growth factors at the nodes of the table.
 
-    D2 = D1 g has (a^2 E D1^2 g')' = a^2 E D1 S with the source S on the right of L D2 - m D2 = S: two first-order
-    equations, one after the other, and so have those of third order. All unknowns are taken relative to their powers of
-    a, and their matrices act on what differs from an Einstein-de Sitter universe.
+    With L D2 - m D2 = S and D2 = D1 g, (a^2 E D1^2 g')' = a^2 E D1 S: two first-order equations, one after the other.
+    The factors of third order are solved alike. All unknowns are relative to their powers of a, and the matrices act on
+    differences from an Einstein-de Sitter universe.
     """
     dtype = background.dtype
     square, h, m = _expansion(background, jnp.asarray(collocation.nodes(), dtype))
     E = jnp.sqrt(square)
 
     def integrate(rate: float, y: Array, constant: float) -> Array:
-        """Solution of p' + rate p = y, where y is this constant in an Einstein-de Sitter universe."""
+        """Solution of p' + rate p = y, for a y that is `constant` in an Einstein-de Sitter universe."""
         return constant / rate + _matmul(collocation.inverse(rate), y - constant)
 
     # u = D1 / a and its slope v solve v' + 5/2 v = y with y = -h v - (h - m) u.
@@ -259,13 +264,13 @@ def _factors(background: Array, order: int) -> Array:
 def _at_table_nodes(background: Array, linear: Array, q: Array, p: Array) -> Array:
     """The growth factors over a^n, with two derivatives, from values at the nodes of collocation.
 
-    Formulae for all factors at once, each with coefficients of its own: a formula for each is a kernel for each.
+    One formula with coefficients for each factor: a formula for each factor is a kernel to compile for each.
 
     Args:
-      background: see `_background`.
+      background: parameters of the expansion, see `_background`.
       linear: u = D1 / a and its slope.
-      q: of each factor, D / (a^n u), for the last one D / a^n.
-      p: such that the slope of q is p - (n - 1) q, that of the last one p - 3 q.
+      q: D / (a^n u) for each factor, D / a^n for the last one.
+      p: q' + (n - 1) q for each factor, q' + 3 q for the last one.
     """
     x = jnp.asarray(_NODES, background.dtype)
     known = _matmul(collocation.interpolation(_NODES), jnp.concatenate([linear, q, p]).T).T
@@ -283,8 +288,8 @@ def _at_table_nodes(background: Array, linear: Array, q: Array, p: Array) -> Arr
 def _solve_volterra(kernel: Array, y: Array) -> Array:
     """Solve x + kernel x = y with Neumann's series, which converges for the kernel of an initial value problem.
 
-    1 / (1 + K) = (1 - K) (1 + K^2) (1 + K^4) (1 + K^8) to order 15, and to order 31 after one refinement: right to
-    rounding for a matter density of 0.02 and all of more.
+    1 / (1 + K) = (1 - K) (1 + K^2) (1 + K^4) (1 + K^8) to order 15, and to order 31 after one refinement: exact to
+    rounding for matter densities of 0.02 or more.
     """
     power = jax.lax.stop_gradient(kernel)
     inverse = jnp.eye(len(y), dtype=y.dtype) - power
@@ -315,17 +320,24 @@ def _check_tabulated(a: ArrayLike) -> None:
 
 
 def growth(a: ArrayLike, cosmo: Cosmology | GrowthTable) -> Array:
-    """Linear growth factor D1(a), 1 at a = 1, for a of at most 2.
+    """Linear growth factor D1(a), 1 at a = 1, for a <= 2; the result has the shape of a.
 
     Raises:
-      ValueError: a larger scale factor; NaN where it lies on a device or is traced.
+      ValueError: a scale factor is larger than 2; an array on a device, or traced, gives NaN there instead.
+
+    Examples:
+      >>> pmd.growth([0.5, 1.0], jax_cosmo.Planck15())
     """
     _check_tabulated(a)
     return growth_table_to(2, cosmo).D1(a)
 
 
 def growth_rate(a: ArrayLike, cosmo: Cosmology | GrowthTable) -> Array:
-    """Linear growth rate f = d ln D1 / d ln a, for a as in `growth`."""
+    """Linear growth rate f = d ln D1 / d ln a, for a as in `growth`.
+
+    Raises:
+      ValueError: a scale factor is larger than 2.
+    """
     _check_tabulated(a)
     factors = growth_table_to(2, cosmo).at(a)
     return factors.dD1 / factors.D1

@@ -17,19 +17,27 @@ from pmwd_dist._jax.few import forward_derivatives
 from pmwd_dist.cosmology.growth import GrowthTable, hermite, parameters_of
 from pmwd_dist.cosmology.parameters import Cosmology, Parameters
 
-# Nodes of integrals over P(k) [h/Mpc]: the integrand of sigma8 oscillates with k beyond them, at 1e-8 of its height.
+# Nodes of integrals over P(k) [h/Mpc]; the integrand of sigma8 is negligible beyond them.
 _LOG_K = np.linspace(math.log(1e-5), math.log(50.0), 1024)
 _T_CMB = 2.726  # K, as in jax_cosmo
-SHAPE_PARAMETERS = ("Omega_c", "Omega_b", "h", "n_s")  # on which P(k) depends beside sigma8, which multiplies its root
-# Of the matter density, in the formulae of Eisenstein & Hu.
+SHAPE_PARAMETERS = ("Omega_c", "Omega_b", "h", "n_s")  # of P(k), beside its amplitude sigma8
+# Exponents of the matter density in the formulae of Eisenstein & Hu.
 _EXPONENTS = (0.251, 0.828, -0.419, 0.674, 0.223, 0.73, -0.95, 0.67, -0.532, 0.424, -0.582, -0.708, -0.0266, 0.435)
 
 
 def linear_power(k: ArrayLike, cosmo: Cosmology | GrowthTable) -> Array:
     """Linear matter power spectrum at a = 1 [(Mpc/h)^3] at wavenumbers k [h/Mpc].
 
-    The transfer function of Eisenstein & Hu (1998) with baryon oscillations, normalised to sigma8. It is off Boltzmann
-    codes by up to 4 % near the oscillations: pass a table to `linear_modes` where that counts.
+    The transfer function of Eisenstein & Hu (1998) with baryon oscillations, normalised to sigma8. It differs from
+    Boltzmann codes by up to 4 % near the oscillations; `linear_modes` takes a table instead. The result has the shape
+    of k and is differentiable in the parameters.
+
+    Raises:
+      ValueError: the cosmology lacks a parameter, or has a component that is not modelled (`Cosmology`).
+
+    Examples:
+      >>> k = jnp.geomspace(1e-3, 10.0, 200)
+      >>> power = pmd.linear_power(k, jax_cosmo.Planck15())
     """
     return _eisenstein_hu(jnp.asarray(k, dtype=float), parameters_of(cosmo))
 
@@ -52,10 +60,10 @@ def _normalised(theta: Array, k: Array) -> Array:
 
 
 def _transfer(k: Array, log_k: Array, Omega_c: Array, Omega_b: Array, h: Array) -> Array:
-    """Transfer function of Eisenstein & Hu (1998), at k [h/Mpc]; their numbers of equations in brackets.
+    """Transfer function of Eisenstein & Hu (1998), at k [h/Mpc]; numbers of their equations in brackets.
 
-    Powers and quotients are exponentials and logistic functions of logarithms, whose derivatives are products: each
-    quotient, power and logarithm that a derivative uses again is a kernel to compile.
+    Powers and quotients are exponentials and logistic functions of logarithms: their derivatives are products, which
+    compile faster.
     """
     theta = _T_CMB / 2.7
     log_whole, log_b, log_h = jnp.log(jnp.stack([Omega_c + Omega_b, Omega_b, h]))
@@ -109,7 +117,7 @@ def _transfer(k: Array, log_k: Array, Omega_c: Array, Omega_b: Array, h: Array) 
 
 
 def sigma_R(radius: float, power: Callable[[Array], Array]) -> Array:
-    """Root of the variance of the density in spheres of this radius [Mpc/h], for a P(k) [(Mpc/h)^3]."""
+    """Standard deviation of the density in spheres of a radius [Mpc/h], for a P(k) [(Mpc/h)^3]."""
     k = jnp.exp(jnp.asarray(_LOG_K, dtype=float))
     return jnp.sqrt(jnp.sum(jnp.asarray(_variance_weights(radius), dtype=float) * power(k)))
 
@@ -138,7 +146,7 @@ def interpolate_power(k: Array, table_k: Array, table_power: Array) -> Array:
 
 
 def normalised_power(table_k: Array, table_power: Array, sigma8: ArrayLike) -> Array:
-    """A tabulated P(k) scaled to this sigma8; the table is taken as zero beyond its ends."""
+    """A tabulated P(k) scaled to a value of sigma8; P(k) is zero beyond the ends of the table."""
 
     def power(k: Array) -> Array:
         inside = (k >= table_k[0]) & (k <= table_k[-1])
@@ -150,11 +158,11 @@ def normalised_power(table_k: Array, table_power: Array, sigma8: ArrayLike) -> A
 def check_sigma8_range(table_k: np.ndarray, cosmo: Cosmology) -> None:
     """Raise ArgumentError unless a tabulated P(k) covers the k that sigma8 needs, for `normalised_power`.
 
-    Beyond the ends of the table may lie 1e-3 of sigma8 at most, by the P(k) of Eisenstein & Hu: half of it at each end.
+    At most 5e-4 of sigma8 may lie beyond each end of the table, by the P(k) of Eisenstein & Hu.
     """
     density = _variance_weights(8.0) * np.asarray(linear_power(np.exp(_LOG_K), cosmo), float)
     below = np.cumsum(density) / np.sum(density)
-    low, high = np.exp(np.interp([1e-3, 1 - 1e-3], below, _LOG_K))  # of the variance: half as much of its root
+    low, high = np.exp(np.interp([1e-3, 1 - 1e-3], below, _LOG_K))  # 1e-3 of the variance is 5e-4 of sigma8
     if table_k[0] > low or table_k[-1] < high:
         raise ArgumentError(
             "linear_power",

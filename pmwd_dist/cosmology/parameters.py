@@ -1,7 +1,7 @@
 """The parameters of a cosmology, as a pytree.
 
-jax_cosmo keeps tables on the Cosmology object itself and so leaks tracers out of jit; here the parameters are
-taken off the object at the boundary and every table is a pytree of its own.
+jax_cosmo keeps tables on the Cosmology object and so leaks tracers out of jit. Here the parameters are copied from the
+object, and every table is a pytree.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SUMS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "Omega_?c?dm0?": lambda cosmo: (cosmo.Omega_c,),
     "Omega_?([lL]|[lL]ambda|de|DE)0?": lambda cosmo: (1, -cosmo.Omega_k, -cosmo.Omega_c, -cosmo.Omega_b),
 }
-_ROUNDING = 1e-5  # of densities
+_ROUNDING = 1e-5  # tolerance of densities
 
 
 class Cosmology(Protocol):
@@ -66,7 +66,7 @@ class Cosmology(Protocol):
 
     @property
     def sigma8(self) -> ArrayLike:
-        """Root of the variance of the linear density in spheres of 8 Mpc/h."""
+        """Standard deviation of the linear density in spheres of 8 Mpc/h."""
         ...
 
     @property
@@ -81,7 +81,7 @@ class Cosmology(Protocol):
 
     @property
     def wa(self) -> ArrayLike:
-        """Its slope: w(a) = w0 + wa (1 - a)."""
+        """Slope of the equation of state: w(a) = w0 + wa (1 - a)."""
         ...
 
 
@@ -112,14 +112,14 @@ def parameters(cosmo: Cosmology) -> Parameters:
     """The parameters of any object with jax_cosmo's attributes.
 
     Raises:
-      ValueError: an attribute is missing, or no finite number (values on a device, or traced, are not looked at), or
-        another attribute changes growth or matter, see `Cosmology`.
+      ValueError: an attribute is missing or not a finite number, or another attribute changes growth or matter, see
+        `Cosmology`. Values on a device, or traced, are not checked to be finite.
     """
     names = [field.name for field in fields(Parameters)]
     missing = [name for name in names if not hasattr(cosmo, name)]
     if missing:
         raise ValueError(
-            f"cosmo={type(cosmo).__name__} lacks {', '.join(missing)}; pass a jax_cosmo.Cosmology or alike"
+            f"cosmo={type(cosmo).__name__} lacks {', '.join(missing)}; pass a jax_cosmo.Cosmology or a similar object"
         )
     found = Parameters(*(_number(name, getattr(cosmo, name)) for name in names))
     if not isinstance(cosmo, Parameters):
@@ -129,7 +129,7 @@ def parameters(cosmo: Cosmology) -> Parameters:
 
 
 def _check_other(name: str, value: Any, cosmo: Cosmology) -> None:
-    """Raise ArgumentError unless an attribute agrees with those of `Parameters`."""
+    """Raise ArgumentError unless an attribute agrees with `Parameters`."""
     if value is None or callable(value):
         return
     terms = next((terms(cosmo) for pattern, terms in _SUMS.items() if re.fullmatch(pattern, name)), ())
@@ -138,7 +138,7 @@ def _check_other(name: str, value: Any, cosmo: Cosmology) -> None:
     expected = float(sum(jax.device_get(terms)))
     if isinstance(value, Tracer) or name == "gamma" or not _close(value, expected):
         wanted = "None" if name == "gamma" else f"{expected:.6g}"
-        constraint = f"must be {wanted}: matter is cold here, without radiation, and growth that of general relativity"
+        constraint = f"must be {wanted}: matter is cold, there is no radiation, and gravity is general relativity"
         raise ArgumentError(f"cosmo.{name}", value, constraint, "leave it out; Omega_c and Omega_b are all matter")
 
 
