@@ -1,4 +1,4 @@
-"""Files of arrays by name with a description: complete or absent, with checksums, named in one line where damaged.
+"""Files of arrays by name with a description: complete or absent, with checksums.
 
 A file is an .npz archive of NumPy, with a CRC-32 of each array. The description is JSON, as one more array.
 """
@@ -27,15 +27,15 @@ _ABOUT = "about"  # name of the description among the arrays
 
 
 class ArrayFileError(ValueError):
-    """A file of arrays that is missing or damaged, or holds something else than it should."""
+    """A file of arrays that is missing or damaged, or holds other arrays than expected."""
 
 
 class _Content(ValueError):
-    """Content that is not as it should be; its message follows the name of the file."""
+    """Unexpected content; the message follows the name of the file."""
 
 
 def fingerprint(about: Any) -> str:
-    """Short digest of a value, as JSON holds it."""
+    """Short digest of a value that JSON can hold."""
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -64,10 +64,10 @@ def write_arrays(
     """Write arrays by name, and their description; the file is complete or absent.
 
     Args:
-      path: of the file.
-      arrays: by name.
-      about: description, as JSON holds it.
-      guard: as in `atomic_write`.
+      path: path of the file.
+      arrays: arrays by name.
+      about: description, with values that JSON can hold.
+      guard: context of the writing, see `atomic_write`.
 
     Raises:
       OSError: the file can't be written.
@@ -81,12 +81,12 @@ class ArrayFile:
     """A file of arrays, open for reading.
 
     Args:
-      path: of the file.
-      remedy: what to do where it is damaged.
+      path: path of the file.
+      remedy: advice for a damaged file, at the end of error messages.
 
     Raises:
       ArrayFileError: the file is missing or damaged.
-      OSError: the system does not let it be read.
+      OSError: the file can't be opened.
     """
 
     def __init__(self, path: Path, remedy: str = RESTORE):
@@ -121,22 +121,22 @@ class ArrayFile:
         return fingerprint([[item.filename, item.CRC] for item in self._file.zip.infolist()])
 
     def expect(self, about: About) -> None:
-        """Raise ArrayFileError unless the description has these entries."""
+        """Raise ArrayFileError unless the description has the entries of `about`."""
         for key, value in about.items():
             if (there := self.about.get(key)) != value:
                 raise self.error(f"is of another run or place: it has {key} = {there!r:.60}, not {value!r:.60}")
 
     def error(self, cause: str) -> ArrayFileError:
-        """An error of this file."""
+        """ArrayFileError with the name of the file, a cause and the remedy."""
         return ArrayFileError(f"{self.path}: {cause}; {self._remedy}")
 
     def read(self, name: str) -> np.ndarray:
-        """An array, whose checksum is verified."""
+        """Read an array and verify its checksum."""
         with self.reading():
             return self._file[name]
 
     def arrays(self, shapes: Shapes | None = None) -> Arrays:
-        """All arrays; those that must be there have these shapes."""
+        """All arrays, after a check of the shapes of required ones."""
         found = {name: self.read(name) for name in self.names}
         with self.reading():
             check_shapes(found, shapes or {})
@@ -149,14 +149,14 @@ def read_arrays(
     """Read the arrays of a file.
 
     Args:
-      path: of the file.
-      about: entries that its description must have.
-      shapes: of arrays that must be there, by name.
-      remedy: what to do where it is damaged.
+      path: path of the file.
+      about: required entries of the description.
+      shapes: shapes of the required arrays by name.
+      remedy: advice for a damaged file, at the end of error messages.
 
     Raises:
       ArrayFileError: the file is missing or damaged, of another run, or holds other arrays.
-      OSError: the system does not let it be read.
+      OSError: the file can't be opened.
     """
     with ArrayFile(path, remedy) as file:
         file.expect(about or {})
@@ -164,7 +164,7 @@ def read_arrays(
 
 
 def check_shapes(arrays: Arrays, shapes: Shapes) -> None:
-    """Raise, for `reading`, unless these arrays are there and hold numbers, and in these shapes."""
+    """Raise, for `reading`, unless the arrays of `shapes` exist, hold numbers and have these shapes."""
     for name, shape in shapes.items():
         there = arrays[name]
         if there.dtype.kind not in "biuf":

@@ -21,7 +21,6 @@ _NAME = re.compile(r"checkpoint_(\d{6,})")
 _OWN = re.compile(r"\d+\.npz|\.\d+\.npz\.part")
 REMEDY = "remove this checkpoint to start over"
 
-
 Box = tuple[tuple[int, int], ...]  # first and end element along each axis
 
 
@@ -34,16 +33,16 @@ def save(folder: Path, step: int, tree: Any, meta: dict[str, Any]) -> Path:
     """Write a pytree of arrays as the checkpoint of a step. Collective.
 
     Args:
-      folder: of the run.
-      step: steps done.
-      tree: arrays on any devices.
-      meta: further content, as JSON holds it, the same on all processes.
+      folder: folder of the run.
+      step: number of steps done.
+      tree: pytree of arrays on any devices.
+      meta: further content that JSON can hold, the same on all processes.
 
     Returns:
       The checkpoint, a folder with one file a process.
 
     Raises:
-      OSError: it can't be written; there is none then.
+      OSError: the checkpoint can't be written; it is absent then.
     """
     path = path_of(folder, step)
     aside = temporary(path)
@@ -79,7 +78,7 @@ def discard(path: Path) -> None:
     """Remove a checkpoint, complete or not; its folder stays if it holds other files."""
     if path.is_symlink() or not path.is_dir():
         return
-    with suppress(FileNotFoundError):  # after an error all processes remove what is unfinished
+    with suppress(FileNotFoundError):  # after an error all processes remove the unfinished files
         for file in path.iterdir():
             if _OWN.fullmatch(file.name):
                 remove(file)
@@ -98,7 +97,7 @@ def _step(path: Path) -> int:
 
 
 def meta(path: Path) -> dict[str, Any]:
-    """Description of a checkpoint, which the name of its folder confirms.
+    """Description of a checkpoint, after a check of the step in its name.
 
     Raises:
       ArrayFileError: the checkpoint is damaged or renamed.
@@ -114,10 +113,10 @@ def meta(path: Path) -> dict[str, Any]:
 
 
 def load(path: Path, like: Any) -> Any:
-    """Read the pytree of a checkpoint, with the shardings of `like`; it may have been saved from others.
+    """Read the pytree of a checkpoint, with the shardings of `like`, which may differ from the saved ones.
 
     Args:
-      path: of the checkpoint.
+      path: path of the checkpoint.
       like: pytree of arrays or of jax.ShapeDtypeStruct with shardings.
 
     Raises:
@@ -128,7 +127,7 @@ def load(path: Path, like: Any) -> Any:
     with reading(path, REMEDY):
         saved = [(tuple(shape), dtype) for shape, dtype in description["leaves"]]
     if saved != [(leaf.shape, str(leaf.dtype)) for leaf in leaves]:
-        raise ArrayFileError(f"{path}: holds the arrays of another run; resume with the settings that it was made with")
+        raise ArrayFileError(f"{path}: holds the arrays of another run; resume with the settings of its own run")
     with ExitStack() as opened:
         parts = [opened.enter_context(ArrayFile(path / f"{i}.npz", REMEDY)) for i in range(description["processes"])]
         for part in parts:
@@ -143,7 +142,7 @@ def _box(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
 
 
 def _blocks(leaves: list[jax.Array]) -> dict[str, np.ndarray]:
-    """Blocks of all arrays that this process writes, by names with the array's number and the block's place."""
+    """Blocks of all arrays that this process writes, by names of array index and box, such as "0@0:4,0:8"."""
     return {
         f"{i}@" + ",".join(f"{low}:{high}" for low, high in _box(shard.index, leaf.shape)): np.asarray(shard.data)
         for i, leaf in enumerate(leaves)
@@ -159,7 +158,7 @@ def _place(name: str) -> tuple[int, Box]:
 
 
 def _index(parts: list[ArrayFile]) -> dict[int, list[tuple[ArrayFile, str, Box]]]:
-    """Blocks of each array: the file, the name in it and the place in the array."""
+    """Blocks by array index: the file, the name in the file, and the box in the array."""
     where: dict[int, list[tuple[ArrayFile, str, Box]]] = {}
     for part in parts:
         for name in part.names:

@@ -1,4 +1,4 @@
-"""Compiled programs, kept for the next time: JAX's persistent compilation cache in the user's cache folder."""
+"""JAX's persistent compilation cache in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from pmwd_dist._files import cache_folder, message
 
 MAX_BYTES = 1 << 30
 _ENTRY = "*-cache"
-_ABOUT = "persistent compilation cache"  # words of every warning of JAX about it
+_ABOUT = "persistent compilation cache"  # words in every warning of JAX about the cache
 
 
 def enable_compilation_cache(warn: Callable[[str], None] | None = None) -> None:
-    """Keep compiled programs in the user's cache folder, from which later processes load them.
+    """Cache compiled programs in the user's cache folder, from which later processes load them.
 
     JAX's own variables come first: JAX_COMPILATION_CACHE_DIR names another folder, JAX_ENABLE_COMPILATION_CACHE=0
     switches the cache off, and JAX_COMPILATION_CACHE_MAX_SIZE bounds it [bytes].
 
     Args:
-      warn: called once, with the reason, if the cache can't be used; default: a RuntimeWarning.
+      warn: function that is called once, with the reason, if the cache can't be used; default: a RuntimeWarning.
     """
     warn = _warn if warn is None else warn
     config: Any = jax.config
@@ -42,7 +42,7 @@ def enable_compilation_cache(warn: Callable[[str], None] | None = None) -> None:
         warn(f"compiled programs are not kept: {message(error)}; JAX_ENABLE_COMPILATION_CACHE=0 ends this warning")
         return
     config.update("jax_compilation_cache_dir", str(folder))
-    # JAX's own bound needs a lock for each entry, and a process that is killed leaves it in disorder.
+    # JAX's own bound needs a lock for each entry, which a killed process leaves locked.
     config.update("jax_compilation_cache_max_size", -1)
     config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a run has a hundred small programs
     reset_cache()  # JAX looks at its settings once, when it compiles its first program
@@ -50,7 +50,7 @@ def enable_compilation_cache(warn: Callable[[str], None] | None = None) -> None:
 
 
 def default_folder() -> Path:
-    """Folder of the programs for processors as this one, which may crash on others."""
+    """Folder of the programs for processors with the features of this one: programs may crash on others."""
     features = platform.processor()
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -60,7 +60,7 @@ def default_folder() -> Path:
 
 
 def report() -> str:
-    """Where compiled programs are kept, and their size [MB]."""
+    """Folder, number and size of the cached programs, as text."""
     config: Any = jax.config
     folder = config.jax_compilation_cache_dir
     if not config.jax_enable_compilation_cache or folder is None:
@@ -77,7 +77,7 @@ def _prepare(folder: Path) -> None:
     """Make the folder, for this user alone: programs in it are executed.
 
     Raises:
-      OSError: it can't be made or written, or others may write into it.
+      OSError: the folder can't be made or written, or others may write into it.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
@@ -114,7 +114,7 @@ def _entries(folder: Path) -> list[tuple[float, int, Path]]:
 
 
 class _Once:
-    """In place of warnings.showwarning: the first warning about the cache in one line, and no others."""
+    """Replacement of warnings.showwarning that reports the first warning about the cache and drops further ones."""
 
     def __init__(self, folder: Path, warn: Callable[[str], None], others: Callable[..., None]):
         self._folder, self._warn, self._others, self._done = folder, warn, others, False

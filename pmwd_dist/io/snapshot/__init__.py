@@ -1,6 +1,6 @@
-"""Snapshots: written as other codes read them, Gadget HDF5 (pynbody, yt) and SWIFT (swiftsimio), and read from any.
+"""Snapshots in the HDF5 formats of Gadget (pynbody, yt) and SWIFT (swiftsimio), and readers for other codes' too.
 
-One file a process is written.
+Each process writes one file.
 """
 
 from pmwd_dist.io.snapshot.files import snapshot_files as snapshot_files

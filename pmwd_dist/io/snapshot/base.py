@@ -1,4 +1,4 @@
-"""The parts of a snapshot format, and those that all formats share."""
+"""The interface of a snapshot format, and functions that all formats share."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _ROWS = 1 << 16  # particles in a chunk of an array, which has a checksum
 
 
 class Part:
-    """The part of a snapshot that one file holds, and the numbers in its header.
+    """The part of a snapshot in one file, and the numbers in its header.
 
     Args:
-      count: particles in this file.
+      count: number of particles in this file.
       files: number of files of the snapshot.
       cosmo: cosmology; its h, Omega_b, Omega_m and Omega_lambda are attributes.
       config: the simulation; the mass of a particle [1e10 Msun/h] is an attribute.
@@ -38,7 +38,7 @@ class Part:
 
 
 class SnapshotFormat(ABC):
-    """A snapshot format: its units, groups and attributes. A new one is a subclass, listed in `formats`."""
+    """A snapshot format: its units, groups and attributes. `formats` lists the subclasses."""
 
     name: ClassVar[str]
     bytes_per_particle: ClassVar[int]  # at most
@@ -50,11 +50,11 @@ class SnapshotFormat(ABC):
 
     @abstractmethod
     def momentum(self, a: float) -> float:
-        """Velocities per canonical momentum [Mpc/h]; peculiar velocities in km/s are KM_S_PER_H0 / a times it."""
+        """Velocities per canonical momentum [Mpc/h]; KM_S_PER_H0 / a for peculiar velocities in km/s."""
 
     @abstractmethod
     def write_header(self, file: File, part: Part) -> None:
-        """Write all groups but those of the particles."""
+        """Write all groups except the particles."""
 
     @abstractmethod
     def create_datasets(self, file: File, part: Part) -> None:
@@ -62,7 +62,7 @@ class SnapshotFormat(ABC):
 
 
 def write_lattice(file: File, config: Config) -> None:
-    """Write a group of our own that says what the particle IDs mean."""
+    """Write the shapes of lattice and mesh, which make particle IDs the indices of lattice sites."""
     own = file.create_group("ParticleMesh")
     own.attrs["LatticeShape"] = np.asarray(config.particle_shape, "i8")
     own.attrs["MeshShape"] = np.asarray(config.mesh_shape, "i8")
@@ -96,7 +96,7 @@ def create_particles(file: File, part: Part, precision: str) -> Any:
 
 
 def create_array(group: Any, name: str, shape: tuple[int, ...], dtype: str) -> Any:
-    """Create an array with HDF5's checksums, in chunks of equal length, of which the last is almost full."""
+    """Create an array with HDF5's checksums, in chunks of equal length, the last almost full."""
     chunks = max(1, -(-shape[0] // _ROWS))
     length = max(1, -(-shape[0] // chunks))
     return group.create_dataset(name, shape, dtype, chunks=(length, *shape[1:]), fletcher32=True)

@@ -1,6 +1,6 @@
-"""Content of an HDF5 file that anybody may have written: nothing is read before its type and its size are known.
+"""Content of an HDF5 file from an untrusted source: type and size are checked before anything is read.
 
-Links are not followed, and arrays whose values lie in other files are not read: a file could name any other.
+Links are not followed, and arrays whose values lie in other files are not read, since a file could name any other.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 import h5py
 import numpy as np
 
-# h5py types whatever lies in a file as one of three kinds of objects, so files and groups are Any.
+# h5py types every member of a file as one of three kinds of objects, so files and groups are Any.
 File = Any
 Group = Any
 Dataset = Any
 GROUP, DATASET = h5py.Group, h5py.Dataset  # kinds of members
 
-_MOST_VALUES = 64  # of an attribute that is read
-# What h5py raises for files that are damaged, by where the damage is.
+_MOST_VALUES = 64  # largest number of values of an attribute
+# Errors that h5py raises for damaged files.
 _ERRORS = (
     OSError,
     RuntimeError,
@@ -37,7 +37,7 @@ _ERRORS = (
 
 
 class Malformed(ValueError):
-    """What is wrong with the content of a file: a phrase that follows its name."""
+    """A fault in the content of a file; the message is a phrase that follows the name of the file."""
 
 
 @contextmanager
@@ -51,7 +51,7 @@ def opened(path: Path) -> Generator[File]:
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError(f"{path}: not a file")
     with path.open("rb"):
-        pass  # what can't be opened at all is an OSError
+        pass  # a file that can't be opened at all is an OSError
     try:
         with _as_malformed("is not an HDF5 file, or damaged"):
             file = h5py.File(path, "r")
@@ -72,16 +72,16 @@ def _as_malformed(phrase: str) -> Generator[None]:
 
 
 def has(group: Group, name: str) -> bool:
-    """Whether a group has a member of this name, be it a link that leads nowhere."""
+    """Whether a group has a member of this name, including a broken link."""
     with _as_malformed(f"is damaged: its {group.name} can't be read"):
         return bool(group.id.links.exists(name.encode()))
 
 
 def member(group: Group, name: str, kind: type) -> Any:
-    """A group (h5py.Group) or an array (h5py.Dataset) that lies in a group itself.
+    """A group (h5py.Group) or an array (h5py.Dataset) that is a direct member of a group.
 
     Raises:
-      Malformed: it is missing, a link, or something else.
+      Malformed: the member is missing, a link, or of another kind.
     """
     what = {h5py.Group: "group", h5py.Dataset: "array"}[kind]
     if not has(group, name):
@@ -96,10 +96,10 @@ def member(group: Group, name: str, kind: type) -> Any:
 
 
 def values(group: Group, name: str) -> np.ndarray:
-    """The numbers of an attribute, in double precision or, where all are whole, as integers; one axis.
+    """The numbers of an attribute along one axis, as integers or in double precision.
 
     Raises:
-      Malformed: it is missing, empty, very long, or does not hold finite numbers.
+      Malformed: the attribute is missing, empty, very long, or does not hold finite numbers.
     """
     path = f"{path_of(group)}:{name}"
     with _as_malformed(f"is damaged: its attribute {path} can't be read"):
@@ -122,10 +122,10 @@ def has_value(group: Group, name: str) -> bool:
 
 
 def number(group: Group, name: str, low: float, high: float) -> float:
-    """An attribute that is one number from low to high.
+    """The value of an attribute that is one number from low to high.
 
     Raises:
-      Malformed: it isn't.
+      Malformed: the attribute is missing, not one number, or out of range.
     """
     found = values(group, name)
     if len(found) != 1 or not low <= found[0] <= high:
@@ -136,10 +136,10 @@ def number(group: Group, name: str, low: float, high: float) -> float:
 
 
 def whole_numbers(group: Group, name: str, least: int) -> list[int]:
-    """An attribute of whole numbers that are not less than the least.
+    """The values of an attribute that holds integers of at least `least`.
 
     Raises:
-      Malformed: it isn't.
+      Malformed: the attribute is missing, or holds other values.
     """
     found = values(group, name)
     if (found != np.rint(found)).any() or found.min() < least or found.max() >= 2**53:
@@ -148,16 +148,16 @@ def whole_numbers(group: Group, name: str, least: int) -> list[int]:
 
 
 def array(group: Group, name: str, kinds: str, columns: int | None) -> Dataset:
-    """An array of rows that the file holds in full: of numbers, or of so many columns of them.
+    """An array of shape (rows,) or (rows, columns), with all its values in the file.
 
     Args:
-      group: in which it lies.
-      name: of the array.
-      kinds: numpy's letters of the types that it may have.
+      group: group of the array.
+      name: name of the array.
+      kinds: NumPy's letters for the kinds of types that are allowed.
       columns: length of the second axis; None for one axis.
 
     Raises:
-      Malformed: it isn't, or the file holds fewer values than it declares.
+      Malformed: the shape or type is another one, or the file holds fewer values than it declares.
     """
     data, path = member(group, name, h5py.Dataset), path_of(group, name)
     with _as_malformed(f"is damaged: {path} can't be read"):
@@ -173,7 +173,7 @@ def array(group: Group, name: str, kinds: str, columns: int | None) -> Dataset:
 
 
 def check_storage(data: Dataset, path: str) -> None:
-    """Raise Malformed unless the file holds all values: those that it does not would be read as zeros."""
+    """Raise Malformed unless the file holds all values: h5py reads missing ones as zeros."""
     with _as_malformed(f"is damaged: {path} can't be read"):
         if data.is_virtual or data.external:
             raise Malformed(f"has {path} with its values in other files: pass those")
@@ -196,7 +196,7 @@ def rows(data: Dataset, low: int, high: int | None) -> np.ndarray:
     """Rows of an array.
 
     Raises:
-      Malformed: they can't be read, or their checksum is wrong.
+      Malformed: the rows can't be read, or their checksum is wrong.
     """
     with _as_malformed(f"is damaged: the values of {data.name} can't be read, or their checksum is wrong"):
         return np.asarray(data[low:high])

@@ -1,4 +1,4 @@
-"""The files of a snapshot: one, or a set with a number in each name."""
+"""The files of a snapshot: one, or a set with an index in each name."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def snapshot_files(path: Path) -> list[Path]:
         holds one snapshot.
 
     Raises:
-      ValueError: a folder with several snapshots, or a file that is none.
-      OSError: there is no such snapshot, or one of its files is missing.
+      ValueError: a folder holds several snapshots, or a file is not a snapshot.
+      OSError: the snapshot, or one of its files, is missing.
     """
     first = _in_folder(path) if path.is_dir() else _named(path)
     with opened(first) as file:
@@ -64,5 +64,5 @@ def _in_folder(folder: Path) -> Path:
 
 
 def _common(stem: str) -> str:
-    """The common name of a set, of the name of one of its files."""
+    """The common name of a set, from the name of one of its files."""
     return re.sub(r"\.\d+$", "", stem)

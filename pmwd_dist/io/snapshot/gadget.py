@@ -12,7 +12,7 @@ from pmwd_dist.io.snapshot.base import Part, SnapshotFormat
 from pmwd_dist.io.snapshot.content import File
 from pmwd_dist.io.snapshot.units import CM_PER_MPC, GRAM_PER_MASS
 
-_LENGTH = 1e3  # yt and pynbody take kpc/h for granted, whatever unit a file names
+_LENGTH = 1e3  # yt and pynbody assume kpc/h, whatever unit a file names
 _FLAGS = ("Flag_Sfr", "Flag_Cooling", "Flag_StellarAge", "Flag_Metals", "Flag_Feedback", "Flag_DoublePrecision")
 _UNITS = {
     "UnitLength_in_cm": CM_PER_MPC / _LENGTH,

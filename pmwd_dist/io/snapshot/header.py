@@ -16,9 +16,9 @@ from pmwd_dist.io.snapshot.content import GROUP, File, Malformed, opened
 from pmwd_dist.io.snapshot.units import Unit
 from pmwd_dist.parallel.decomposition import Shape3
 
-# Ranges of what a header holds: wide, but without what no universe has.
+# Ranges of the values of a header, beyond all sensible ones.
 _HUBBLE, _OMEGA, _REDSHIFT = (1e-3, 1e3), (0.0, 1e3), (-0.999, 1e6)
-_SIDE = 1e-9, 1e9  # of a box [Mpc/h]
+_SIDE = 1e-9, 1e9  # range of the side of a box [Mpc/h]
 # Places of the cosmology: GADGET-2 and AREPO, GIZMO, GADGET-4, SWIFT.
 _H = ("Header:HubbleParam", "Parameters:HubbleParam", "Cosmology:h")
 _OMEGA_M = ("Header:Omega0", "Header:Omega_Matter", "Parameters:Omega0", "Cosmology:Omega_m")
@@ -33,9 +33,9 @@ class SnapshotHeader:
       a: scale factor.
       box_size: three sides [Mpc/h].
       counts: number of particles of each type.
-      particle_shape: Lagrangian lattice, to whose sites the particle IDs are the index; for a snapshot of another code
+      particle_shape: Lagrangian lattice, with particle IDs as indices of its sites; for a snapshot of another code
         the lattice that its particles of type 1 fill, in the order of the file.
-      mesh_shape: force mesh; where it isn't known, as many cells as there are particles of the most numerous type.
+      mesh_shape: force mesh; where it isn't known, a mesh with a cell per particle of the most numerous type.
       Omega_m, Omega_b, h: parameters of the cosmology; Omega_m and Omega_b are NaN where they aren't known.
       length_unit: place in the file that names the unit of length; empty if none does, and kpc/h was assumed.
     """
@@ -61,10 +61,10 @@ def read_header(files: Sequence[Path], length_unit: str | None = None) -> Snapsh
 
     Args:
       files: all files of the snapshot.
-      length_unit: unit of length; default: that of the file.
+      length_unit: unit of length; default: the unit that the file names.
 
     Raises:
-      ValueError: not a snapshot, damaged, or files of different snapshots.
+      ValueError: a file is not a snapshot, damaged, or of another snapshot.
       OSError: a file is missing, or can't be opened.
     """
     unit = units.length_unit(length_unit) or _unit_of_positions(files)
@@ -80,7 +80,7 @@ def read_header(files: Sequence[Path], length_unit: str | None = None) -> Snapsh
 
 
 def units_note(header: SnapshotHeader, path: Path, option: str) -> str | None:
-    """Warning that the unit of length was assumed, and which option sets it; None if the file names it."""
+    """Warning that the unit of length was assumed, with the option that sets it; None if the file names the unit."""
     if header.length_unit:
         return None
     sides = " x ".join(f"{side:.5g}" for side in sorted(set(header.box_size)))
@@ -88,7 +88,7 @@ def units_note(header: SnapshotHeader, path: Path, option: str) -> str | None:
 
 
 def has_lattice(file: File) -> bool:
-    """Whether particle IDs are indices of lattice sites, as in snapshots of our own."""
+    """Whether particle IDs are indices of lattice sites, as in snapshots of this package."""
     return content.has(file, "ParticleMesh")
 
 
@@ -108,7 +108,7 @@ def number_of_files(file: File) -> int:
 
 
 def read_counts(file: File, name: str) -> tuple[int, ...]:
-    """Number of particles of each type by an attribute of the header; Malformed if it is none."""
+    """Number of particles of each type from an attribute of the header."""
     header, high = header_of(file), f"{name}_HighWord"
     low = content.whole_numbers(header, name, 0)
     words = content.whole_numbers(header, high, 0) if content.has_value(header, high) else [0] * len(low)
@@ -163,7 +163,7 @@ def _parse(file: File, length: Unit) -> SnapshotHeader:
 
 
 def _first(file: File, places: Sequence[str], low: float, high: float) -> float:
-    """The number in the first of these places, group:attribute, that is there; NaN if none is."""
+    """The number at the first of the places, group:attribute, that exists; NaN if none does."""
     for place in places:
         name, _, attribute = place.partition(":")
         if content.has(file, name):
@@ -187,7 +187,7 @@ def _read_shapes(file: File, counts: Sequence[int]) -> tuple[Shape3, Shape3]:
 
 
 def _read_sides(file: File, length: float) -> Vector3:
-    """Sides of the box [Mpc/h], in a file with so many Mpc/h per unit; Malformed if they are none."""
+    """Sides of the box [Mpc/h], in a file with a unit of `length` [Mpc/h]."""
     sides = content.values(header_of(file), "BoxSize") * length
     low, high = _SIDE
     if len(sides) not in (1, 3) or not ((sides >= low) & (sides <= high)).all():

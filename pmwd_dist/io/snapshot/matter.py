@@ -1,7 +1,7 @@
 """Density of the matter in a snapshot of any code, painted onto the mesh with the masses of its particles.
 
-The order of the file is arbitrary. Each particle is put on a site of the block of the mesh in which it lies, one
-lattice of particles after the other: a halo of one cell holds all displacements, however long they are.
+The order of the file is arbitrary. Each particle is assigned a lattice site in its block of the mesh, one lattice of
+particles after the other, so that a halo of one cell holds all displacements.
 """
 
 from __future__ import annotations
@@ -43,21 +43,20 @@ from pmwd_dist.parallel.decomposition import Shape3
 from pmwd_dist.pm.inputs import check_config
 from pmwd_dist.pm.paint import cic_paint
 
-_COMPLETE = 0.02  # largest difference between the mass of all particles and Omega_m that is not worth a warning
+_COMPLETE = 0.02  # largest relative difference between the density of all particles and Omega_m without a warning
 _PAINTED = 1 << 22  # particles painted at a time
 
 
 @dataclass(frozen=True)
 class Matter:
-    """The matter of a snapshot that was painted.
+    """The painted matter of a snapshot.
 
     Args:
-      header: of the snapshot.
+      header: header of the snapshot.
       counts: number of particles by type.
       left_out: types with particles that were not painted.
-      omega: density of the particles in units of the critical density today, to compare with Omega_m; NaN if masses
-        aren't known.
-      shot_noise: power of as many particles of these masses at random [(Mpc/h)^3].
+      omega: density of the particles [critical density today], to compare with Omega_m; NaN if masses aren't known.
+      shot_noise: shot noise of the particles with their masses [(Mpc/h)^3].
     """
 
     header: SnapshotHeader
@@ -74,17 +73,21 @@ def snapshot_density(
     types: Sequence[int] | None = None,
     length_unit: LengthUnit | None = None,
 ) -> tuple[Float[Array, "nx ny nz"], Matter]:
-    """Density of the matter in a snapshot in units of its mean, and what it consists of. Collective.
+    """Density of the matter in a snapshot in units of its mean, and a summary of this matter. Collective.
 
     Args:
       path: a file, any of a set (name.0.hdf5), their common name, or a folder that holds one snapshot.
-      config: its box, mesh and decomposition; default: those of the snapshot, on all devices.
+      config: box, mesh and decomposition of the density; default: box and mesh of the snapshot, on all devices.
       types: types of particles, 0 gas, 1 dark matter, 4 stars and so on; default: all that have masses.
-      length_unit: unit of length; default: that of the file, and kpc/h, with a warning, if it names none.
+      length_unit: unit of length; default: the unit that the file names, else kpc/h with a warning.
 
     Raises:
-      ValueError: not a snapshot, damaged, incomplete, of another box than config, or without particles of a type.
+      ValueError: the snapshot is damaged or incomplete, its box is not the config's, or it has no particles of a type.
       OSError: a file is missing or can't be read.
+
+    Examples:
+      >>> density, matter = pmd.snapshot_density("snapshot_z0.000.hdf5")
+      >>> matter.counts, matter.omega
     """
     if config is not None:
         check_config(config)
@@ -101,7 +104,7 @@ def snapshot_density(
 def paint_matter(
     files: Sequence[Path], header: SnapshotHeader, config: Config, types: Sequence[int] | None, length_unit: str | None
 ) -> tuple[Array, Matter]:
-    """As `snapshot_density`, of files whose header is known."""
+    """`snapshot_density` of files with a known header."""
     check_box(header, config)
     masses = _places_of_masses(files, header)
     chosen = _choose(types, masses, header, files[0])
@@ -125,7 +128,7 @@ def paint_matter(
 
 
 def matter_notes(matter: Matter, types: Sequence[int] | None, path: Path, option: str) -> list[str]:
-    """Warnings about the unit of length, and about a density that is not Omega_m where all types are wanted."""
+    """Warnings about an assumed unit of length, and about a density of all types that is not Omega_m."""
     header, notes = matter.header, [note for note in [units_note(matter.header, path, option)] if note]
     if types is None and abs(matter.omega - header.Omega_m) > _COMPLETE * header.Omega_m:
         notes.append(
@@ -136,7 +139,7 @@ def matter_notes(matter: Matter, types: Sequence[int] | None, path: Path, option
 
 
 def lattice_of(mesh_shape: Shape3, particles: int) -> Shape3:
-    """Lattice of the particles that are painted at a time: it divides over devices as the mesh does."""
+    """Lattice of the particles that are painted at a time, which divides over devices as the mesh does."""
     nx, ny, _ = mesh_shape
     return nx, ny, max(1, -(-min(_PAINTED, particles) // (nx * ny)))
 
@@ -145,7 +148,7 @@ def lattice_of(mesh_shape: Shape3, particles: int) -> Shape3:
 
 
 def _places_of_masses(files: Sequence[Path], header: SnapshotHeader) -> dict[int, str]:
-    """Place of the masses of each type with positions: "array", "header", or an empty text where there are none."""
+    """Place of the masses of each type with positions: "array", "header", or "" where there are none."""
     found: dict[int, str] = {}
     waiting = {kind for kind, count in enumerate(header.counts) if count}
     for path in files:
@@ -167,7 +170,7 @@ def _mass_in_header(file: Any, kind: int) -> float:
 
 
 def _choose(types: Sequence[int] | None, masses: dict[int, str], header: SnapshotHeader, path: Path) -> tuple[int, ...]:
-    """The types to paint: by default all with masses, or the only one, whose particles are then equal."""
+    """The types to paint: by default all with masses, or else the only type, with equal masses."""
     there = sorted(masses)
     if types is None:
         chosen = tuple(kind for kind in there if masses[kind]) or tuple(there)
@@ -211,7 +214,7 @@ def _chunks(
 
 
 def _paint(chunks: Iterator[tuple[np.ndarray, np.ndarray]], config: Config) -> tuple[Array, float, float]:
-    """Density in units of its mean, and sums of all masses and of their squares."""
+    """Density in units of its mean, sum of all masses, and sum of their squares."""
     waiting, mass, squares, unit = _Waiting(config), 0.0, 0.0, 0.0
     density = jax.device_put(jnp.zeros(config.mesh_shape), config.decomposition.sharding)
     for x, masses in chunks:
@@ -227,10 +230,10 @@ def _paint(chunks: Iterator[tuple[np.ndarray, np.ndarray]], config: Config) -> t
 
 
 class _Waiting:
-    """Particles that wait to be painted, by the block of the mesh in which they lie.
+    """Buffer of particles to be painted, by block of the mesh.
 
-    Every process reads all particles and counts those of all blocks, so that all paint at the same times; it keeps the
-    particles of its own blocks.
+    Every process reads all particles and counts them by block, so that all processes paint at the same times. It
+    stores only the particles of its own blocks.
     """
 
     def __init__(self, config: Config):
@@ -243,7 +246,7 @@ class _Waiting:
         self.rows: dict[tuple[int, int], np.ndarray] = {self._block(index): np.zeros((0, 4)) for index in mine if index}
 
     def add(self, x: np.ndarray, masses: np.ndarray) -> None:
-        """Add particles at these positions [Mpc/h]."""
+        """Add particles at positions x [Mpc/h]."""
         box, mesh = np.asarray(self.config.box_size), np.asarray(self.config.mesh_shape)
         x = x - box * np.floor(x / box)
         cell = np.minimum((x[:, :2] * (mesh / box)[:2]).astype(np.int64), mesh[:2] - 1)

@@ -16,7 +16,7 @@ from pmwd_dist.io.snapshot.header import SnapshotHeader, has_lattice, read_count
 from pmwd_dist.io.snapshot.units import Quantity
 
 POSITIONS, VELOCITIES, MASSES, IDS = ("Coordinates",), ("Velocities", "Velocity"), ("Masses", "Mass"), ("ParticleIDs",)
-Names = tuple[str, ...]  # of one array, in different codes
+Names = tuple[str, ...]  # names of one array in different codes
 
 CHUNK = 1 << 21  # particles read at a time
 
@@ -36,7 +36,7 @@ def has_array(file: File, kind: int, names: Names) -> bool:
 
 
 def array_of(file: File, kind: int, names: Names) -> Dataset:
-    """An array of particles of a type; Malformed if there is none."""
+    """The array of particles of a type."""
     group: Any = content.member(file, f"PartType{kind}", GROUP)
     name = next((name for name in names if content.has(group, name)), names[0])
     if names is IDS:
@@ -74,7 +74,7 @@ def _check_file(file: File, kind: int, wanted: Sequence[Names]) -> int:
 def scale_of(
     quantity: Quantity, file: File, header: SnapshotHeader, data: Dataset | None = None, length_unit: str | None = None
 ) -> float:
-    """Factor from the unit of an array, or of numbers in the header, to ours."""
+    """Factor from the unit of an array, or of numbers in the header, to the unit of this package."""
     unit = (units.length_unit(length_unit) if quantity == "length" else None) or units.find_unit(
         quantity, file, header.h, header.a, data
     )
@@ -82,8 +82,8 @@ def scale_of(
 
 
 def scaled_rows(data: Dataset, low: int, scale: float) -> np.ndarray:
-    """Rows of an array from one on, at most a chunk of them, in double precision, times a factor."""
-    with np.errstate(all="ignore"):  # what is not finite is found
+    """Rows of an array from `low` on, at most CHUNK of them, in double precision, times a factor."""
+    with np.errstate(all="ignore"):  # the next lines find values that are not finite
         values = content.rows(data, low, low + CHUNK).astype(float) * scale
     if not (np.abs(values) < np.finfo(np.float32).max).all():
         raise Malformed(f"holds {content.path_of(data)} that are not finite")
@@ -97,7 +97,7 @@ def check_box(header: SnapshotHeader, config: Config) -> None:
 
 
 def check_positions(values: np.ndarray, header: SnapshotHeader) -> None:
-    """Raise Malformed unless positions are within a box of the box."""
+    """Raise Malformed for positions more than a side of the box outside of it."""
     sides = np.asarray(header.box_size)
     if not ((values >= -sides) & (values <= 2 * sides)).all():
         raise Malformed(f"holds Coordinates far beyond its box of {header.box_size} Mpc/h")

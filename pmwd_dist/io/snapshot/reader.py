@@ -1,4 +1,4 @@
-"""Read the particles of a snapshot, ours or of another code, onto their lattice."""
+"""Read the particles of a snapshot onto their lattice."""
 
 from __future__ import annotations
 
@@ -44,18 +44,24 @@ def load_snapshot(
 ) -> tuple[Particles, SnapshotHeader]:
     """Read the dark matter (type 1) of a snapshot onto the devices of a config.
 
-    Particles of another code are put on a lattice in the order of their file, far from where they are: on several
-    devices no halo holds their displacements, and their masses are not read. `snapshot_density` paints such snapshots.
+    Particles of another code are assigned to lattice sites in the order of their file. Their displacements may exceed
+    any halo on several devices, and their masses are not read: use `snapshot_density` for such snapshots.
 
     Args:
       path: a file, any of a set (name.0.hdf5), their common name, or a folder that holds one snapshot.
-      config: whose box and lattice must be those of the snapshot; default: one made from its header.
-      length_unit: unit of length; default: that of the file, and kpc/h, with a warning, if it names none.
+      config: simulation with the box and lattice of the snapshot; default: one made from its header.
+      length_unit: unit of length; default: the unit that the file names, else kpc/h with a warning.
+
+    Returns:
+      Displacements and momenta [Mpc/h], shapes (*particle_shape, 3), and the header.
 
     Raises:
-      ValueError: not a snapshot, damaged, incomplete, without dark matter, larger than the memory, or of another box or
-        lattice than config.
+      ValueError: the snapshot is damaged, incomplete, without dark matter, or larger than the memory, or its box or
+        lattice is not the config's.
       OSError: a file is missing or can't be read.
+
+    Examples:
+      >>> particles, header = pmd.load_snapshot("snapshot_z0.000.hdf5", config)
     """
     if config is not None:
         check_config(config)

@@ -34,7 +34,7 @@ class Swift(SnapshotFormat):
         return base.KM_S_PER_H0 / a
 
     def write_header(self, file: File, part: Part) -> None:
-        """Write all groups in which swiftsimio looks, and Policy and Parameters, by which pynbody knows the format."""
+        """Write the groups that swiftsimio reads, and Policy and Parameters, by which pynbody recognises the format."""
         file.create_group("Header").attrs.update(_header(part, self.length(part.h)))
         file.create_group("Cosmology").attrs.update(_cosmology(part))
         units = {
@@ -52,7 +52,7 @@ class Swift(SnapshotFormat):
         file.create_group("Parameters").attrs.update({"Cosmology:a_end": str(part.a), "Cosmology:h": str(part.h)})
 
     def create_datasets(self, file: File, part: Part) -> None:
-        """Create the datasets, masses included; positions in double precision, as SWIFT's are."""
+        """Create the datasets, masses included, with positions in double precision as in SWIFT."""
         group, a = base.create_particles(file, part, "f8"), part.a
         file["DMParticles"] = h5py.SoftLink("/PartType1")
         masses = base.create_array(group, "Masses", (part.count,), "f4")
@@ -64,7 +64,7 @@ class Swift(SnapshotFormat):
 
 
 def _one(value: float) -> np.ndarray:
-    """SWIFT's numbers are arrays of length one."""
+    """A number in SWIFT's form, an array of length one."""
     return np.asarray([value], float)
 
 
@@ -102,12 +102,12 @@ def _cosmology(part: Part) -> dict[str, Any]:
         "w_0": _one(float(part.cosmo.w0)),
         "w_a": _one(float(part.cosmo.wa)),
         "w": _one(float(part.cosmo.w0)),
-        **dict.fromkeys(_RADIATION, _one(0.0)),  # there is none; swiftsimio requires the numbers
+        **dict.fromkeys(_RADIATION, _one(0.0)),  # swiftsimio requires these
     }
 
 
 def _describe(data: Any, text: str, a: float, **powers: int) -> None:
-    """Write SWIFT's description of a dataset, by the powers of length, mass, time and a in its unit."""
+    """Write SWIFT's description of a dataset, from the powers of length, mass, time and a in its unit."""
     length, mass, time, a_power = (powers.get(name, 0) for name in ("length", "mass", "time", "a_power"))
     cgs = CM_PER_MPC**length * GRAM_PER_MASS**mass * _SECOND**time
     exponents = {"U_L": length, "U_M": mass, "U_t": time, "U_I": 0, "U_T": 0, "h-scale": 0, "a-scale": a_power}

@@ -1,8 +1,8 @@
-"""Units of the numbers in a snapshot: the places where codes name them, and what is assumed without.
+"""Units of the numbers in a snapshot: the places where codes name them, and the units that are assumed otherwise.
 
-A unit is physical, cgs h^p a^q in centimetres, grams and seconds. That of a number x is in one of two kinds of places:
+A unit is physical, cgs h^p a^q in centimetres, grams and seconds. Two kinds of places name it:
 
-- attributes of its array: a factor to cgs and both exponents (GADGET-4, AREPO, EAGLE, SWIFT);
+- attributes of an array: a factor to cgs and both exponents (GADGET-4, AREPO, EAGLE, SWIFT);
 - attributes of a group: cgs alone, with the exponents of the code's convention.
 """
 
@@ -20,7 +20,7 @@ LengthUnit = Literal["kpc/h", "Mpc/h", "kpc", "Mpc"]
 
 CM_PER_MPC = 3.085677581e24
 GRAM_PER_MASS = 1.98841e43  # 1e10 Msun
-_AGREEMENT = 1e-2  # of the units that two places name: codes round parsecs and solar masses differently
+_AGREEMENT = 1e-2  # tolerance between two places: codes round parsecs and solar masses differently
 
 
 class Unit(NamedTuple):
@@ -63,7 +63,7 @@ _OF_ARRAYS = (
         "a-scale exponent",
     ),
 )
-# Attributes of groups: a unit in cgs, or two whose quotient it is, and the exponents of h and a by convention.
+# Attributes of groups: one unit in cgs, or two units to divide, and the exponents of h and a by convention.
 _Convention = dict[Quantity, tuple[tuple[str, ...], float, float]]
 _GADGET: _Convention = {
     "length": (("UnitLength_in_cm",), -1, 1),
@@ -94,7 +94,7 @@ def length_unit(name: str | None) -> Unit | None:
     """A comoving unit of length by its name.
 
     Raises:
-      ValueError: an unknown name.
+      ValueError: the name is unknown.
     """
     if name is not None and name not in _LENGTHS:
         raise ArgumentError("length_unit", name, f"must be one of {', '.join(get_args(LengthUnit))}")
@@ -102,7 +102,7 @@ def length_unit(name: str | None) -> Unit | None:
 
 
 def find_unit(quantity: Quantity, file: File, h: float, a: float, data: Dataset | None = None) -> Unit:
-    """Unit of an array, or of numbers in the header; without a place where nothing names it.
+    """Unit of an array, or of numbers in the header; `place` is empty where no attribute names it.
 
     Raises:
       Malformed: two places name different units.
@@ -118,7 +118,7 @@ def find_unit(quantity: Quantity, file: File, h: float, a: float, data: Dataset 
 
 
 def factor(unit: Unit, quantity: Quantity, h: float, a: float) -> float:
-    """Factor from a unit to ours: comoving Mpc/h, peculiar km/s, 1e10 Msun/h."""
+    """Factor from a unit to comoving Mpc/h, peculiar km/s or 1e10 Msun/h."""
     return unit.value(h, a) / _OURS[quantity].value(h, a)
 
 
@@ -126,7 +126,7 @@ def _of_array(data: Dataset | None) -> list[Unit]:
     found: list[Unit] = []
     for name, *exponents in _OF_ARRAYS if data is not None else ():
         if not content.has_value(data, name) or content.number(data, name, 0, _CGS[1]) == 0:
-            continue  # codes write 0 for what has no unit, or none that they know
+            continue  # codes write 0 for numbers without a unit
         h_power, a_power = (content.number(data, exponent, -10, 10) for exponent in exponents)
         found.append(Unit(content.number(data, name, *_CGS), h_power, a_power, f"{content.path_of(data)}:{name}"))
     return found

@@ -25,7 +25,7 @@ from pmwd_dist.pm import inputs
 from pmwd_dist.pm.particles import Particles
 
 _HEADER_BYTES = 100_000
-_CACHE = 1 << 25  # bytes of chunks that are kept while others are written
+_CACHE = 1 << 25  # bytes of HDF5's chunk cache
 _CHUNK = 1 << 22  # particles written at a time
 
 
@@ -34,16 +34,27 @@ def save_snapshot(
 ) -> Path:
     """Write particles at scale factor a. Collective.
 
-    Gadget: kpc/h, 1e10 Msun/h, km/s per sqrt(a). SWIFT: Mpc, 1e10 Msun, km/s. Particle IDs are the index of the
-    lattice site. With several processes, each writes its own particles to name.0.hdf5, name.1.hdf5, ...
+    Gadget's units are kpc/h, 1e10 Msun/h, km/s per sqrt(a); SWIFT's are Mpc, 1e10 Msun, km/s. Particle IDs are indices
+    of lattice sites. With several processes, each writes its own particles to name.0.hdf5, name.1.hdf5, ...
+
+    Args:
+      path: path of the file.
+      particles: particles at scale factor a, displacements and momenta [Mpc/h].
+      cosmo: cosmology of the header.
+      config: configuration of the simulation.
+      a: scale factor.
+      format: "gadget" or "swift".
 
     Returns:
       The file of this process.
 
     Raises:
-      ValueError: an unknown format, a box that the format can't hold, particles of another config, or particles that
-        are not finite in the precision of the file.
-      OSError: the file can't be written; there is none then.
+      ValueError: the format is unknown or can't hold the box, or the particles are of another config, or not finite in
+        the precision of the file.
+      OSError: the file can't be written; it is absent then.
+
+    Examples:
+      >>> pmd.save_snapshot("snapshot_z0.000.hdf5", solution.particles, cosmo, config, a=1.0)
     """
     inputs.check_config(config)
     check_on_host("save_snapshot", (particles, cosmo, a))
@@ -95,7 +106,7 @@ def _write_particles(file: File, particles: Particles, kind: SnapshotFormat, par
             x = _coordinates(host_disp[planes], first, config) * length
             to = slice(done, done + math.prod(x.shape[:3]))
             _write(data["Coordinates"], to, _within_box(x, data["Coordinates"].dtype, config, length), "disp")
-            with np.errstate(over="ignore"):  # infinite numbers are found
+            with np.errstate(over="ignore"):  # _write finds infinite numbers
                 _write(data["Velocities"], to, (host_vel[planes] * momentum).astype(data["Velocities"].dtype), "vel")
             data["ParticleIDs"][to] = _ids(x.shape[:3], first, config).ravel()
             done = to.stop
@@ -125,7 +136,7 @@ def _coordinates(disp: np.ndarray, first: Shape3, config: Config) -> np.ndarray:
 
 
 def _within_box(x: np.ndarray, dtype: np.dtype, config: Config, length: float) -> np.ndarray:
-    """Positions in the precision of the file; those that are rounded up to the side of the box become zero."""
+    """Positions in the precision of the file; a position that rounds up to the side of the box becomes zero."""
     coordinates = x.astype(dtype)
     coordinates[coordinates >= (np.asarray(config.box_size) * length).astype(dtype)] = 0
     return coordinates
