@@ -1,4 +1,4 @@
-"""Figures and page of an inference: traces, corner, bands of spectra, slices, and what puts them together."""
+"""Figures and page of an inference: traces, corner, bands of spectra, slices, and the page that shows them all."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def draw_traces(path: Path, draws: Mapping[str, np.ndarray], truth: Mapping[str,
 
 
 def draw_corner(path: Path, draws: Mapping[str, np.ndarray], truth: Mapping[str, float]) -> None:
-    """Draw the distribution of each parameter and of each pair, of all chains together.
+    """Draw the distribution of each parameter and of each pair, over all chains.
 
     Raises:
       OSError: the figure can't be written.
@@ -124,10 +124,10 @@ def draw_bands(
     """Draw medians of curves with bands of 68 % and 95 %.
 
     Args:
-      path: of the figure.
-      k: wavenumbers, or multipoles.
-      panels: by label: curves (draws, k), a curve to compare with or None, and its name.
-      along: label of the former.
+      path: path of the figure.
+      k: wavenumbers or multipoles, shape (k,).
+      panels: curves of shape (draws, k), a reference curve or None, and its name, by label of the panel.
+      along: label of the axis of k.
 
     Raises:
       OSError: the figure can't be written.
@@ -136,7 +136,7 @@ def draw_bands(
         figure = new_figure(figsize=(8, 2.6 * len(panels) + 0.8), layout="constrained")
         grid = np.atleast_1d(figure.subplots(len(panels), 1, sharex=True))
         for axes, (label, (curves, reference, name)) in zip(grid, panels.items(), strict=True):
-            some = np.isfinite(curves).any(axis=0)  # as r(k) is not of data that are the same everywhere
+            some = np.isfinite(curves).any(axis=0)  # r(k) of constant data is not finite
             levels = np.nanpercentile(np.where(some, curves, 0), [2.5, 16, 50, 84, 97.5], axis=0)
             low, below, middle, above, high = np.where(some, levels, np.nan)
             axes.fill_between(k, low, high, color=COLOURS[0], alpha=0.15, lw=0, label="95 % of the samples")
@@ -165,12 +165,12 @@ def draw_slices(
     """Draw planes of fields side by side.
 
     Args:
-      path: of the picture.
-      images: titles and planes; what is no number is left white.
-      sides: of the planes.
-      labels: of the axes.
+      path: path of the picture.
+      images: titles and planes, each of shape (nx, ny); NaN is white.
+      sides: sides of the planes.
+      labels: labels of the axes.
       quantity: label of the colours with their unit, one for all planes or one for each.
-      alike: planes whose colours mean the same, by their places in `images`.
+      alike: indices in `images` of the planes that share a colour scale.
       place: title of the picture.
 
     Raises:
@@ -178,10 +178,9 @@ def draw_slices(
     """
     with styled(outward=True):
         figure = new_figure(figsize=(4.4 * len(images), 4.2), layout="constrained")
-        # Labels of colours apart from the next panel.
         grid = np.atleast_1d(figure.subplots(1, len(images), gridspec_kw={"wspace": 0.06}))
-        together = [images[i][1] for i in alike]
-        scale = {"vmin": min(map(np.nanmin, together)), "vmax": max(map(np.nanmax, together))} if together else {}
+        shared = [images[i][1] for i in alike]
+        scale = {"vmin": min(map(np.nanmin, shared)), "vmax": max(map(np.nanmax, shared))} if shared else {}
         for i, (axes, (title, values)) in enumerate(zip(grid, images, strict=True)):
             how: Any = {"extent": (0, sides[0], 0, sides[1]), **(scale if i in alike else {})}
             image = axes.imshow(values.T, origin="lower", cmap="inferno", **how)
@@ -198,7 +197,7 @@ def draw_slices(
 def write_page(
     path: Path, table: Sequence[str], reasons: Sequence[str], about: Sequence[str], images: Sequence[str]
 ) -> None:
-    """Write the page that puts the verdict, the table and the pictures together.
+    """Write the page with the verdict, the table and the pictures.
 
     Raises:
       OSError: the file can't be written.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 CSV_HEADER = "k [h/Mpc],power [(Mpc/h)^3],modes,linear power [(Mpc/h)^3],shot noise [(Mpc/h)^3]"
 _DAMAGE = (KeyError, ValueError, TypeError, OSError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error)
 _LARGEST = 64_000_000  # bytes of a spectrum
-_FLOOR = 0.05  # density per mean density with which empty cells of a slab are drawn
+_FLOOR = 0.05  # smallest density that is drawn, per mean density
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Spectrum:
     Args:
       z: redshift.
       k: wavenumbers [h/Mpc].
-      power: measured [(Mpc/h)^3].
+      power: measured power [(Mpc/h)^3].
       modes: number of modes, conjugates included.
       linear: linear theory [(Mpc/h)^3].
-      shot_noise: power of as many particles at random, the volume of each [(Mpc/h)^3]; NaN if it isn't known. It is
-        not subtracted: particles of a simulation begin on a lattice.
+      shot_noise: volume per particle [(Mpc/h)^3], NaN if it isn't known. It is not subtracted: particles of a
+        simulation begin on a lattice.
     """
 
     z: float
@@ -63,8 +63,8 @@ class Slab:
     Args:
       z: redshift.
       density: 1 + delta, shape (nx, ny).
-      sides: of the box along x and y [Mpc/h].
-      thickness: along the line of sight [Mpc/h].
+      sides: sides of the box along x and y [Mpc/h].
+      thickness: depth along the line of sight [Mpc/h].
     """
 
     z: float
@@ -88,7 +88,7 @@ def write_spectrum(path: Path, spectrum: Spectrum) -> None:
 
 
 def write_slab(path: Path, slab: Slab) -> None:
-    """Write a slab as a compressed npz file, from which it can be drawn again.
+    """Write a slab as a compressed npz file, which `read_slab` reads.
 
     Raises:
       OSError: the file can't be written.
@@ -99,7 +99,7 @@ def write_slab(path: Path, slab: Slab) -> None:
 
 
 def read_spectra(folder: Path, names: Container[str] | None = None) -> list[Spectrum]:
-    """Read the spectra of a run's folder, all or those with these names, the latest time first.
+    """Read the spectra of a run's folder, all or only the files `names`, from the lowest redshift on.
 
     Raises:
       ValueError: a file does not hold a spectrum.
@@ -132,7 +132,7 @@ def read_slab(path: Path) -> Slab:
     except _DAMAGE as error:
         raise ValueError(f"{path}: not a density slab of this program ({' '.join(str(error).split())})") from error
     if slab.density.ndim != 2 or not (np.isfinite(slab.density).all() and min(x, y) > 0):
-        raise ValueError(f"{path}: not a density slab of this program (its density or its sides can't be)")
+        raise ValueError(f"{path}: not a density slab of this program (its density or sides are out of range)")
     return slab
 
 
@@ -140,7 +140,7 @@ def redraw(folder: Path) -> list[Path]:
     """Draw all figures of a run's folder from its data.
 
     Raises:
-      ValueError: there is nothing to draw, or a file is damaged.
+      ValueError: the folder holds nothing to draw, or a file is damaged.
       OSError: a figure can't be written.
     """
     figures = []
@@ -215,7 +215,7 @@ def _nyquists(spectra: Sequence[Spectrum]) -> set[float]:
 
 
 def _draw_sampling(upper: Axes, lower: Axes, spectra: Sequence[Spectrum]) -> None:
-    """Draw what the number of particles limits: their Nyquist frequency and their shot noise."""
+    """Draw the Nyquist frequency and the shot noise of the particles."""
     style: Any = {"color": "0.35", "lw": 1.3, "ls": ":"}
     known = [spectrum for spectrum in spectra if math.isfinite(spectrum.shot_noise)]
     for i, spectrum in enumerate({spectrum.shot_noise: spectrum for spectrum in known}.values()):
@@ -244,7 +244,7 @@ def draw_slab(path: Path, slab: Slab) -> None:
       OSError: the figure can't be written.
     """
     x, y = slab.sides
-    # The logarithm, which is drawn, is interpolated between cells: interpolated densities show peaks as squares.
+    # The logarithm is interpolated between cells: interpolated densities show peaks as squares.
     logarithm = np.log10(np.maximum(slab.density, _FLOOR))
     low = min(float(np.quantile(logarithm, 0.01)), np.log10(0.8))
     high = max(float(np.quantile(logarithm, 0.9995)), np.log10(1.25))

@@ -27,10 +27,10 @@ def has_light_cone(folder: Path) -> bool:
 
 
 def draw_light_cone(folder: Path) -> Path:
-    """Draw the convergence of each source, and its power, from the files of a run; the path of the figure.
+    """Draw the convergence of each source, and its power, from the files of a run, and return the path of the figure.
 
     Raises:
-      ValueError: a file is not that of a light cone.
+      ValueError: a file does not hold a light cone.
       OSError: a file can't be read or written.
     """
     path = folder / _FIELDS
@@ -59,7 +59,7 @@ def _spectra(folder: Path) -> Table | None:
 def _flat(
     convergence: np.ndarray, shear: np.ndarray, sources: list[float], field: float, table: Table | None
 ) -> Figure:
-    """A map of each source with sticks along the shear, and the spectra at the right."""
+    """Map of each source with sticks along the shear, and the spectra at the right."""
     panels = len(sources) + (table is not None)
     figure = new_figure(figsize=(6.6 * panels, 5.6), layout="constrained")
     axes = np.atleast_1d(figure.subplots(1, panels))
@@ -116,7 +116,7 @@ def _draw_power(axes: Axes, table: Table, sources: list[float]) -> None:
 
 
 def _spheres(convergence: np.ndarray, sources: list[float], nside: int, table: Table | None) -> Figure:
-    """A map of each source in Mollweide's projection, one below the other, and the spectra at the bottom."""
+    """Map of each source in Mollweide's projection, one below the other, and the spectra at the bottom."""
     rows = len(sources) + (table is not None)
     heights = [1.0] * len(sources) + [1.1] * (table is not None)
     figure = new_figure(figsize=(9.6, 5.4 * rows), layout="constrained")
@@ -140,7 +140,7 @@ def _spheres(convergence: np.ndarray, sources: list[float], nside: int, table: T
 
 
 def _mollweide(values: np.ndarray, nside: int, width: int = 1600) -> tuple[np.ndarray, np.ndarray]:
-    """A map in Mollweide's equal-area projection, longitudes rising to the left, and where it is."""
+    """A map in Mollweide's equal-area projection, longitudes rising to the left, and the mask of its ellipse."""
     x, y = np.meshgrid(np.linspace(-2, 2, width), np.linspace(-1, 1, width // 2))
     inside = (x / 2) ** 2 + y**2 < 1
     auxiliary = np.arcsin(np.where(inside, y, 0))

@@ -20,7 +20,7 @@ _POLES = {0: "monopole", 2: "quadrupole", 4: "hexadecapole"}
 
 
 def tables(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Tables of observables in a folder, and of which observable each is."""
+    """Paths of the tables of observables in a folder, with the names of the observables."""
     for name in _NAMES:
         for path in sorted(folder.glob(f"{name}_z*.csv")):
             if re.fullmatch(rf"{name}_z-?\d+\.\d{{3}}\.csv", path.name):
@@ -47,7 +47,7 @@ def draw_table(path: Path, name: str, table: Table) -> None:
 
 
 def _draw_poles(axes: Axes, table: Table) -> None:
-    """k P_l with the scatter of the modes, and linear theory in the same bins, wider ones where modes are many."""
+    """k P_l with the scatter of the modes, and linear theory, both in bins that are merged at large k."""
     groups = _groups(table["k"])
     k = _mean(table, "k", groups)
     for (pole, name), colour in zip(_POLES.items(), COLOURS, strict=False):
@@ -70,7 +70,7 @@ def _draw_poles(axes: Axes, table: Table) -> None:
 
 
 def _groups(k: np.ndarray) -> np.ndarray:
-    """For each bin, the number of the wider bin that is drawn: each at least 6 % wide."""
+    """Index of the merged bin of each bin; merged bins are at least 6 % wide."""
     numbers, start = np.zeros(len(k), int), k[0]
     for i in range(1, len(k)):
         wide = k[i] > start * 1.06
@@ -90,7 +90,7 @@ def _error(table: Table, name: str, groups: np.ndarray) -> np.ndarray:
 
 
 def _draw_bispectrum(axes: Axes, table: Table) -> None:
-    """B in the order of the bins, or by the wavenumber where all are equilateral, with that at tree level."""
+    """B, measured and at tree level, by wavenumber where all triangles are equilateral, else by index of the bin."""
     sides = np.stack([table[f"k{i}"] for i in (1, 2, 3)])
     same = bool((sides == sides[0]).all())
     x = sides[0] if same else np.arange(1.0, sides.shape[1] + 1)

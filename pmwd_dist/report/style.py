@@ -1,4 +1,4 @@
-"""What all figures of a run look like. Matplotlib is imported when one is drawn: it takes 0.2 s."""
+"""Style of all figures. Matplotlib is imported when one is drawn, since its import is slow."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ _OUTWARD: Any = {"xtick.top": False, "ytick.right": False, "xtick.direction": "o
 
 
 def styled(*, outward: bool = False) -> AbstractContextManager[None]:
-    """Set the style of the figures made inside, with ticks outward for maps."""
+    """Set the style of the figures made in the context, with ticks outward for maps."""
     import matplotlib as mpl
 
     return mpl.rc_context(_STYLE | _OUTWARD if outward else _STYLE)
 
 
 def new_figure(**options: Any) -> Figure:
-    """Make a figure that no window shows."""
+    """Make a figure without a window."""
     from matplotlib.figure import Figure
 
     return Figure(**options)
 
 
 def colours(count: int) -> Sequence[ColorType]:
-    """Colours of a number of lines."""
+    """Colours of `count` lines."""
     if count <= len(COLOURS):
         return COLOURS[:count]
     import matplotlib as mpl
@@ -58,7 +58,7 @@ def colours(count: int) -> Sequence[ColorType]:
 
 
 def finish_axis(axes: Axes, values: np.ndarray) -> None:
-    """Give the x axis a logarithmic scale over these values with plain numbers, and a grid."""
+    """Give the x axis a logarithmic scale over `values` with plain numbers, and a grid."""
     axes.set_xscale("log")
     axes.set_xlim(values.min() * 0.93, values.max() * 1.07)
     label_with_plain_numbers(axes)

@@ -18,9 +18,9 @@ class Table:
     """Columns of numbers.
 
     Args:
-      title: what the table is of, for a figure.
-      columns: by their names, in order; of one length.
-      units: of the columns, by their names; none where there is none.
+      title: title of the table and its figure.
+      columns: columns of one length by name, in order.
+      units: units by name of the column; columns without a unit are absent.
     """
 
     title: str
