@@ -26,7 +26,7 @@ import numpy as np
 
 import pmwd_dist as pmd
 from benchmarks import codes
-from pmwd_dist.run import bench as problem
+from pmwd_dist.run.simulation import bench as problem
 
 NAMES, STEPS, MEMORY_STEPS = ("ours", "jaxpm", "pmpp"), (2, 5, 10, 20, 40), (10, 100, 1000)
 _DIRECTIONS, _STEP = 4, 1e-5

@@ -48,9 +48,9 @@ def parse(text: str) -> Case:
 
 def plan_of(case: Case, folder: Path) -> Any:
     """The plan of a run, in an empty folder."""
-    from pmwd_dist.run.folder import prepare_folder
-    from pmwd_dist.run.plan import make_plan
+    from pmwd_dist.run.common.folder import prepare_folder
     from pmwd_dist.run.settings import read
+    from pmwd_dist.run.simulation.plan import make_plan
 
     file = folder / "run.toml"
     halo = case.halo if case.halo.isdigit() else f'"{case.halo}"'
@@ -69,8 +69,8 @@ def run(plan: Any) -> dict[str, Any]:
     """Plans and peaks of the stages of a run [bytes], and the median time of a step [s]."""
     import statistics
 
-    from pmwd_dist.run import events
-    from pmwd_dist.run.job import execute
+    from pmwd_dist.run.common import events
+    from pmwd_dist.run.simulation.job import execute
 
     found: list[Any] = []
     execute(plan, found.append)
@@ -87,8 +87,8 @@ def gradient(plan: Any) -> dict[str, Any]:
     import jax.numpy as jnp
 
     import pmwd_dist as pmd
-    from pmwd_dist.run.memory import planned
-    from pmwd_dist.run.resources import peak_memory
+    from pmwd_dist.run.common.resources import peak_memory
+    from pmwd_dist.run.simulation.memory import planned
 
     config, cosmo = plan.simulation.config, plan.simulation.cosmo
 
@@ -106,7 +106,7 @@ def measure(case: Case) -> dict[str, Any]:
     """The record of a case, in bytes a particle."""
     import jax
 
-    from pmwd_dist.run import planning
+    from pmwd_dist.run.simulation import planning
 
     with tempfile.TemporaryDirectory() as folder:
         plan = plan_of(case, Path(folder))

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.codes import CODES
 from benchmarks.table import UNITS
-from pmwd_dist.run.bench import FLOOR_BYTES
+from pmwd_dist.run.simulation.bench import FLOOR_BYTES
 
 
 def draw(path: Path, records: Sequence[dict[str, Any]]) -> None:

@@ -26,7 +26,8 @@ import jax.numpy as jnp
 from matplotlib.figure import Figure
 
 import pmwd_dist as pmd
-from pmwd_dist.run import bench, measure
+from pmwd_dist.run.common import measure
+from pmwd_dist.run.simulation import bench
 
 TOLERANCE = 1e-3  # of the variance of the density
 

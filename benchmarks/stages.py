@@ -35,7 +35,8 @@ from pmwd_dist.pm.paint import block_geometry
 from pmwd_dist.pm.particles import ExactParticles, resolution
 from pmwd_dist.pm.status import successful
 from pmwd_dist.pm.stepping.step import Moved, Step, step
-from pmwd_dist.run import bench, measure
+from pmwd_dist.run.common import measure
+from pmwd_dist.run.simulation import bench
 
 TRANSFORM_BYTES = 24  # a cell: three passes that read and write
 

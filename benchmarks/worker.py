@@ -20,8 +20,8 @@ import numpy as np
 
 import pmwd_dist as pmd
 from benchmarks import codes
-from pmwd_dist.run import bench as problem
-from pmwd_dist.run import measure
+from pmwd_dist.run.common import measure
+from pmwd_dist.run.simulation import bench as problem
 
 
 def main(name: str, case: str, n: int, folder: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pmwd_dist as pmd
 from pmwd_dist.pm.gravity import acceleration
-from pmwd_dist.run import bench as problem
+from pmwd_dist.run.simulation import bench as problem
 
 
 class Code:

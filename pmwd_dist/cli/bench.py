@@ -14,10 +14,10 @@ from pmwd_dist._files import atomic_write
 from pmwd_dist._memory import size
 from pmwd_dist.config import Config
 from pmwd_dist.parallel.decomposition import Decomposition
-from pmwd_dist.run.bench import FLOOR_BYTES, STEPS, Timing, bench
-from pmwd_dist.run.measure import machine
-from pmwd_dist.run.planning import memory
-from pmwd_dist.run.resources import room
+from pmwd_dist.run.common.measure import machine
+from pmwd_dist.run.common.resources import room
+from pmwd_dist.run.simulation.bench import FLOOR_BYTES, STEPS, Timing, bench
+from pmwd_dist.run.simulation.planning import memory
 
 
 def bench_lines(sizes: Sequence[int], output: Path | None) -> Iterator[str]:

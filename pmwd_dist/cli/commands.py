@@ -18,11 +18,11 @@ from pmwd_dist.io.compilation_cache import enable_compilation_cache
 from pmwd_dist.parallel import autotune as tuner
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import SharedError, raise_on_all_processes
-from pmwd_dist.run.folder import CONFIG, finished, prepare_folder
-from pmwd_dist.run.inference import START, InferencePlan, check_inference, make_inference
-from pmwd_dist.run.plan import Plan, check_resources, make_plan
+from pmwd_dist.run.common.folder import CONFIG, finished, prepare_folder
+from pmwd_dist.run.inference.plan import START, InferencePlan, check_inference, make_inference
 from pmwd_dist.run.settings import InferenceSettings, Settings, read_any, read_as
 from pmwd_dist.run.settings.duration import duration
+from pmwd_dist.run.simulation.plan import Plan, check_resources, make_plan
 
 app = typer.Typer(
     help="Particle-mesh simulations of the large-scale structure, on one core or many GPUs.",
@@ -82,7 +82,7 @@ def run(
     time_limit: TimeLimit = None,
 ) -> None:
     """Run the simulation of a TOML file."""
-    from pmwd_dist.run.job import execute
+    from pmwd_dist.run.simulation.job import execute
 
     _start()
     with command_errors():
@@ -108,7 +108,7 @@ def infer(
     time_limit: TimeLimit = None,
 ) -> None:
     """Infer initial conditions and parameters from data, or from a mock, by a TOML file."""
-    from pmwd_dist.run.chains import execute_inference
+    from pmwd_dist.run.inference.job import execute_inference
 
     _start()
     with command_errors():
@@ -124,8 +124,8 @@ def infer(
 @app.command()
 def resume(context: typer.Context, folder: Folder, overrides: Set = [], time_limit: TimeLimit = None) -> None:
     """Resume a run from its last checkpoint, or an inference from its last chunk."""
-    from pmwd_dist.run.chains import execute_inference
-    from pmwd_dist.run.job import execute
+    from pmwd_dist.run.inference.job import execute_inference
+    from pmwd_dist.run.simulation.job import execute
 
     _start()
     with command_errors():
@@ -189,7 +189,7 @@ def check(
     _say(*lines)
     if grad:
         from pmwd_dist.cli.gradients import table_lines
-        from pmwd_dist.run.gradients import compare_gradient
+        from pmwd_dist.run.simulation.gradients import compare_gradient
 
         comparisons = compare_gradient(plan.simulation)
         _say(*table_lines(comparisons))
@@ -264,7 +264,7 @@ def power(
 def plot(folder: Folder) -> None:
     """Draw the figures of a run again, from its data; of an inference, those of the draws that are complete."""
     from pmwd_dist.report.figures import redraw
-    from pmwd_dist.run.judging import redraw_chains
+    from pmwd_dist.run.inference.verdict import redraw_chains
 
     _start()
     with command_errors():

@@ -18,14 +18,14 @@ from pmwd_dist._files import naming
 from pmwd_dist._jax.native import native_available
 from pmwd_dist.config import Config
 from pmwd_dist.parallel import distributed
-from pmwd_dist.run import events
-from pmwd_dist.run.accuracy import accuracy_line, resolution_line
-from pmwd_dist.run.events import Event, StepTaken
-from pmwd_dist.run.inference import InferencePlan
-from pmwd_dist.run.plan import Plan, power_name
-from pmwd_dist.run.resources import expected_disk, size
+from pmwd_dist.run.common import events
+from pmwd_dist.run.common.events import Event, StepTaken
+from pmwd_dist.run.common.resources import expected_disk, size
+from pmwd_dist.run.inference.plan import InferencePlan
 from pmwd_dist.run.settings.duration import duration_text
 from pmwd_dist.run.settings.writing import toml_value
+from pmwd_dist.run.simulation.accuracy import accuracy_line, resolution_line
+from pmwd_dist.run.simulation.plan import Plan, power_name
 
 
 class _Console(Console):

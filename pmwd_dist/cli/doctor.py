@@ -11,8 +11,8 @@ from pmwd_dist._jax.native import native_available
 from pmwd_dist.io import compilation_cache
 from pmwd_dist.ops import cic
 from pmwd_dist.parallel import distributed
-from pmwd_dist.run import resources
-from pmwd_dist.run.plan import versions
+from pmwd_dist.run.common import resources
+from pmwd_dist.run.simulation.plan import versions
 
 
 def report_lines() -> list[str]:

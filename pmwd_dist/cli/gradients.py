@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pmwd_dist.run.gradients import TOLERANCE, Comparison
+from pmwd_dist.run.simulation.gradients import TOLERANCE, Comparison
 
 
 def table_lines(comparisons: Sequence[Comparison]) -> Iterator[str]:

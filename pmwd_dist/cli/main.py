@@ -19,9 +19,9 @@ from pmwd_dist.cli.commands import CommandError, app
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import ConnectionLostError, SharedError, connection_errors
 from pmwd_dist.pm.status import SimulationError
+from pmwd_dist.run.common.preflight import StartError
+from pmwd_dist.run.common.signals import Interrupted
 from pmwd_dist.run.settings import SettingsError
-from pmwd_dist.run.signals import Interrupted
-from pmwd_dist.run.starting import StartError
 
 # Newer versions of typer bring their own click; this is the base class of usage errors in either.
 _UsageError: Any = typer.BadParameter.__mro__[1]

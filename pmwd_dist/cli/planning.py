@@ -7,9 +7,17 @@ from dataclasses import dataclass
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._memory import bytes_of, size
 from pmwd_dist.config import Config
-from pmwd_dist.run import resources
-from pmwd_dist.run.plan import Plan
-from pmwd_dist.run.planning import GPU, GPUS, Division, divisions, enough_devices, largest_mesh, linear_displacement
+from pmwd_dist.run.common import resources
+from pmwd_dist.run.simulation.plan import Plan
+from pmwd_dist.run.simulation.planning import (
+    GPU,
+    GPUS,
+    Division,
+    divisions,
+    enough_devices,
+    largest_mesh,
+    linear_displacement,
+)
 
 _MOST_ROWS = 6
 _HEAD = f"            {'pdims':>12} {'halo':>5} {'run':>8} {'gradient':>9} {'a step':>9}"

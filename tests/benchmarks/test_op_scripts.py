@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from benchmarks import loads, op_timing, stages
-from pmwd_dist.run import measure
-from pmwd_dist.run.bench import FLOOR_BYTES
+from pmwd_dist.run.common import measure
+from pmwd_dist.run.simulation.bench import FLOOR_BYTES
 
 
 @pytest.fixture(autouse=True)

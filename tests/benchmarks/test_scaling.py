@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import scaling
-from pmwd_dist.run import measure
+from pmwd_dist.run.common import measure
 
 
 def record(**changes: Any) -> dict[str, Any]:

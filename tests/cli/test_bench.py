@@ -9,9 +9,9 @@ import pytest
 
 from pmwd_dist.cli import bench as verb
 from pmwd_dist.cli import main
-from pmwd_dist.run import measure
-from pmwd_dist.run.bench import Timing, bench
-from pmwd_dist.run.measure import Cost
+from pmwd_dist.run.common import measure
+from pmwd_dist.run.common.measure import Cost
+from pmwd_dist.run.simulation.bench import Timing, bench
 
 
 def test_times_floor_and_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

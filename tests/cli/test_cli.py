@@ -23,8 +23,8 @@ import pytest
 import pmwd_dist as pmd
 from pmwd_dist.cli import commands, main
 from pmwd_dist.cosmology.parameters import Parameters
-from pmwd_dist.run import manifest, resources
-from pmwd_dist.run.gradients import Comparison
+from pmwd_dist.run.common import manifest, resources
+from pmwd_dist.run.simulation.gradients import Comparison
 
 Cli = Callable[..., tuple[int, str, str]]
 MINIMAL = "[box]\nsize = 64\nmesh = 16\n"
@@ -130,7 +130,7 @@ def test_check_compares_gradients_with_differences(cli: Cli, file: Path, monkeyp
     assert [row[0] for row in rows] == ["noise", *(field.name for field in dataclasses.fields(Parameters))]
     assert float(rows[0][1]) != 0
     assert all(float(row[3]) <= 1e-4 for row in rows), rows
-    monkeypatch.setattr("pmwd_dist.run.gradients.compare_gradient", lambda _: [Comparison("h", 1.0, 1.001)])
+    monkeypatch.setattr("pmwd_dist.run.simulation.gradients.compare_gradient", lambda _: [Comparison("h", 1.0, 1.001)])
     code, out, _ = cli("check", file, *small, "--grad")
     assert code == 1
     assert "h: off by more than 0.0001" in out
@@ -178,7 +178,7 @@ def test_memory_in_use_is_warned_of(cli: Cli, file: Path, monkeypatch: pytest.Mo
 
 
 def test_too_little_disk_fails(cli: Cli, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pmwd_dist.run.plan.free_space", lambda path: 1000)
+    monkeypatch.setattr("pmwd_dist.run.simulation.plan.free_space", lambda path: 1000)
     fails(cli("run", file, "--output", tmp_path / "out"), "disk", "1 kB free")
     assert not (tmp_path / "out").exists()
 

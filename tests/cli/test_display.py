@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from pmwd_dist.cli.display import Display
-from pmwd_dist.run.events import Ended, Judged, Warned
+from pmwd_dist.run.common.events import Ended, Judged, Warned
 
 
 class Lost(io.StringIO):

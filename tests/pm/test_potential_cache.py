@@ -15,7 +15,7 @@ import pmwd_dist as pmd
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.pm.lpt_fields import stores_second_derivatives
 from pmwd_dist.pm.stepping.potential_cache import stored_potentials
-from pmwd_dist.run.planning import on_devices
+from pmwd_dist.run.simulation.planning import on_devices
 
 
 def configure(cells: int, particles: int | None = None, **options: Any) -> pmd.Config:

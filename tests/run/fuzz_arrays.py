@@ -19,7 +19,7 @@ import h5py
 import numpy as np
 import zarr
 
-from pmwd_dist.run.arrays import read_files
+from pmwd_dist.run.common.data_files import read_files
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from processes import Tally, arguments, in_own_process

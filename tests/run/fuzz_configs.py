@@ -17,10 +17,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from pmwd_dist.run.plan import check_resources, make_plan
 from pmwd_dist.run.settings import Settings, SettingsError, read, to_toml
-from pmwd_dist.run.settings.models import SECTIONS
+from pmwd_dist.run.settings.simulation_sections import SECTIONS
 from pmwd_dist.run.settings.writing import template
+from pmwd_dist.run.simulation.plan import check_resources, make_plan
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from processes import Tally, arguments, in_own_process

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pmwd_dist.run.inference import InferencePlan, make_inference
+from pmwd_dist.run.inference.plan import InferencePlan, make_inference
 from pmwd_dist.run.settings import InferenceSettings, read_as
 
 SMALL = """

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from pmwd_dist.cli import main
-from pmwd_dist.run.events import Event, StepTaken
-from pmwd_dist.run.folder import prepare_folder
-from pmwd_dist.run.plan import Plan, make_plan
+from pmwd_dist.run.common.events import Event, StepTaken
+from pmwd_dist.run.common.folder import prepare_folder
 from pmwd_dist.run.settings import read
+from pmwd_dist.run.simulation.plan import Plan, make_plan
 
 E = TypeVar("E", bound=Event)
 

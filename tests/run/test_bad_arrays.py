@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 
-from pmwd_dist.run.arrays import read_array, read_files
+from pmwd_dist.run.common.data_files import read_array, read_files
 
 MADE_UP = [(kind, name) for kind, changes in fuzz.MADE_UP.items() for name in changes]
 

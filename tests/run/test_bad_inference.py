@@ -17,8 +17,8 @@ from inferences import LENSING, SMALL, plan_of
 
 import pmwd_dist as pmd
 from pmwd_dist.cli.display import inference_lines
-from pmwd_dist.run.identity import differences, identity
-from pmwd_dist.run.inference import check_inference
+from pmwd_dist.run.common.fingerprint import differences, identity
+from pmwd_dist.run.inference.plan import check_inference
 from pmwd_dist.run.settings import SettingsError
 
 WRONG = {

@@ -12,7 +12,8 @@ import pytest
 import pmwd_dist as pmd
 from pmwd_dist.pm.nbody import step_times
 from pmwd_dist.pm.solvers import SplitSolver
-from pmwd_dist.run.accuracy import (
+from pmwd_dist.run.settings import Simulation, read
+from pmwd_dist.run.simulation.accuracy import (
     accuracy_line,
     convergence_warning,
     expected_error,
@@ -20,8 +21,7 @@ from pmwd_dist.run.accuracy import (
     long_wave_growth,
     resolution_line,
 )
-from pmwd_dist.run.plan import check_resources, make_plan
-from pmwd_dist.run.settings import Simulation, read
+from pmwd_dist.run.simulation.plan import check_resources, make_plan
 
 COSMO = jax_cosmo.Planck15()
 

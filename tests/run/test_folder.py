@@ -17,13 +17,13 @@ import pytest
 from runs import make, resumed
 
 from pmwd_dist._files import atomic_write
-from pmwd_dist.run import lock, manifest
-from pmwd_dist.run.events import Event, Warned
-from pmwd_dist.run.folder import Log, prepare_folder
-from pmwd_dist.run.plan import Plan, make_plan
+from pmwd_dist.run.common import lock, manifest
+from pmwd_dist.run.common.events import Event, Warned
+from pmwd_dist.run.common.folder import Log, prepare_folder
+from pmwd_dist.run.common.preflight import StartError, hold_folder
 from pmwd_dist.run.settings import read
-from pmwd_dist.run.settings.models import Noise
-from pmwd_dist.run.starting import StartError, hold_folder
+from pmwd_dist.run.settings.simulation_sections import Noise
+from pmwd_dist.run.simulation.plan import Plan, make_plan
 
 
 @pytest.fixture(scope="module")

@@ -23,17 +23,23 @@ from pmwd_dist.cli.display import inference_lines
 from pmwd_dist.infer.chains import ChainFolder, load_chain
 from pmwd_dist.io.arrays import ArrayFile, fingerprint, read_arrays, write_arrays
 from pmwd_dist.report import chains as chain_pictures
-from pmwd_dist.run import events, manifest
-from pmwd_dist.run.chain_inputs import key_of, starts_of
-from pmwd_dist.run.chains import condition_on, execute_inference
-from pmwd_dist.run.folder import Log, finished, prepare_folder
-from pmwd_dist.run.identity import identity
-from pmwd_dist.run.inference import InferencePlan
-from pmwd_dist.run.judging import find_bias_reasons, find_energy_reasons, find_reasons, find_scale_reasons, judge
+from pmwd_dist.run.common import events, manifest
+from pmwd_dist.run.common.fingerprint import identity
+from pmwd_dist.run.common.folder import Log, finished, prepare_folder
+from pmwd_dist.run.common.preflight import StartError
+from pmwd_dist.run.common.signals import Interrupted
+from pmwd_dist.run.inference.inputs import key_of, starts_of
+from pmwd_dist.run.inference.job import condition_on, execute_inference
+from pmwd_dist.run.inference.plan import InferencePlan
+from pmwd_dist.run.inference.verdict import (
+    find_bias_reasons,
+    find_energy_reasons,
+    find_reasons,
+    find_scale_reasons,
+    judge,
+)
 from pmwd_dist.run.settings import InferenceSettings, Settings, SettingsError, read_any, read_as
 from pmwd_dist.run.settings.writing import template, to_toml
-from pmwd_dist.run.signals import Interrupted
-from pmwd_dist.run.starting import StartError
 
 
 class Listener(list[Any]):

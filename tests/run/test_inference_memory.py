@@ -10,8 +10,8 @@ import pytest
 from inferences import SMALL, plan_of
 from runs import command
 
-from pmwd_dist.run import resources
-from pmwd_dist.run.inference import check_inference
+from pmwd_dist.run.common import resources
+from pmwd_dist.run.inference.plan import check_inference
 from pmwd_dist.run.settings import SettingsError
 
 TIGHT = SMALL.replace("mesh = 4", "mesh = 32").replace("chains = 2", "chains = 4")

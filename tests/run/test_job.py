@@ -23,10 +23,10 @@ from pmwd_dist.io import checkpoint
 from pmwd_dist.io.snapshot import load_snapshot
 from pmwd_dist.pm.stepping.step import ended
 from pmwd_dist.report import figures
-from pmwd_dist.run import manifest
-from pmwd_dist.run.events import CheckpointWritten, Ended, Event, Resumed, StepTaken, record
-from pmwd_dist.run.job import execute
-from pmwd_dist.run.signals import Interrupted
+from pmwd_dist.run.common import manifest
+from pmwd_dist.run.common.events import CheckpointWritten, Ended, Event, Resumed, StepTaken, record
+from pmwd_dist.run.common.signals import Interrupted
+from pmwd_dist.run.simulation.job import execute
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_particles_are_those_of_nbody_to_the_bit(
         found.append(jax.device_get(particles))
         return path
 
-    monkeypatch.setattr("pmwd_dist.run.output.save_snapshot", save)
+    monkeypatch.setattr("pmwd_dist.run.simulation.output.save_snapshot", save)
     with jax.enable_x64(x64):
         plan = make(tmp_path / "run", f"devices.pdims={list(pdims)}", "output.slice_thickness=0")
         with pytest.raises(Interrupted):
@@ -244,7 +244,7 @@ def test_particles_that_are_not_finite_fail(tmp_path: Path, monkeypatch: pytest.
         return jax.tree.map(lambda x: x + jnp.nan, pmd_lpt(modes, cosmo, config))
 
     pmd_lpt = pmd.lpt
-    monkeypatch.setattr("pmwd_dist.run.initial.lpt", broken)
+    monkeypatch.setattr("pmwd_dist.run.simulation.initial.lpt", broken)
     with pytest.raises(pmd.SimulationError, match="not finite"):
         execute(plan, Events())
     assert checkpoint.latest(plan.folder) is None
@@ -269,7 +269,7 @@ def test_disk_that_fills_up_ends_the_run_in_one_line(tmp_path: Path, monkeypatch
     def full(path, *arguments, **options):
         raise OSError(28, os.strerror(28), str(path))
 
-    monkeypatch.setattr("pmwd_dist.run.output.save_snapshot", full)
+    monkeypatch.setattr("pmwd_dist.run.simulation.output.save_snapshot", full)
     (tmp_path / "small.toml").write_text(SMALL)
     assert command("run", tmp_path / "small.toml", "--output", tmp_path / "run") == 1
     err = capsys.readouterr().err

@@ -14,12 +14,12 @@ import pmwd_dist as pmd
 from pmwd_dist.ops.momenta import count
 from pmwd_dist.pm.modes import log_power
 from pmwd_dist.pm.particles import exact, resolution
-from pmwd_dist.run import resources
-from pmwd_dist.run.initial import initial_particles
-from pmwd_dist.run.job import execute
-from pmwd_dist.run.plan import check_resources, make_plan
-from pmwd_dist.run.resources import expected_disk
+from pmwd_dist.run.common import resources
+from pmwd_dist.run.common.resources import expected_disk
 from pmwd_dist.run.settings import SettingsError, read
+from pmwd_dist.run.simulation.initial import initial_particles
+from pmwd_dist.run.simulation.job import execute
+from pmwd_dist.run.simulation.plan import check_resources, make_plan
 
 
 def test_initial_conditions_are_those_of_the_library(cosmo: Any):
@@ -102,7 +102,7 @@ def test_disk_is_that_of_what_is_written(tmp_path: Path, monkeypatch: pytest.Mon
     assert disk("output.snapshot=gadget") == pytest.approx(2 * 32 * 512**3, rel=0.01)
     assert disk("output.snapshot=none", CONE) == pytest.approx(2e7 + 4 * 2 * 12 * 512**2, rel=0.5)
     plan = _plan(tmp_path, "box.mesh=64", "output.snapshot=none")
-    monkeypatch.setattr("pmwd_dist.run.plan.free_space", lambda path: 1.2e7)
+    monkeypatch.setattr("pmwd_dist.run.simulation.plan.free_space", lambda path: 1.2e7)
     assert any("a checkpoint, if the run is interrupted" in line for line in check_resources(plan))
 
 

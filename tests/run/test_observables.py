@@ -17,12 +17,13 @@ from test_settings import MINIMAL, problems
 import pmwd_dist as pmd
 from pmwd_dist.io import checkpoint
 from pmwd_dist.report.tables import read_table
-from pmwd_dist.run import manifest, output, resources
-from pmwd_dist.run.job import execute
-from pmwd_dist.run.plan import Plan, check_resources, make_plan
+from pmwd_dist.run.common import manifest, resources
+from pmwd_dist.run.common.preflight import StartError
+from pmwd_dist.run.common.signals import Interrupted
 from pmwd_dist.run.settings import SettingsError, read
-from pmwd_dist.run.signals import Interrupted
-from pmwd_dist.run.starting import StartError
+from pmwd_dist.run.simulation import output
+from pmwd_dist.run.simulation.job import execute
+from pmwd_dist.run.simulation.plan import Plan, check_resources, make_plan
 
 ALL = (
     "output.redshifts=0",

@@ -12,7 +12,7 @@ from runs import SMALL, command
 
 import pmwd_dist as pmd
 from pmwd_dist._memory import bytes_of
-from pmwd_dist.run.planning import GPUS, Division, divisions, enough_devices, largest_mesh, on_devices
+from pmwd_dist.run.simulation.planning import GPUS, Division, divisions, enough_devices, largest_mesh, on_devices
 
 PAGE = (Path(__file__).parents[2] / "docs" / "planning.md").read_text(encoding="utf-8")
 

@@ -14,11 +14,11 @@ from inferences import LENSING, SMALL, plan_of
 
 from pmwd_dist import infer
 from pmwd_dist.observe.cross import cross_power
-from pmwd_dist.run.chain_inputs import data_of
-from pmwd_dist.run.folder import Log, prepare_folder
-from pmwd_dist.run.inference import InferencePlan
-from pmwd_dist.run.judging import find_fit_reasons
-from pmwd_dist.run.predictive import Comparison, compare, some_draws
+from pmwd_dist.run.common.folder import Log, prepare_folder
+from pmwd_dist.run.inference.inputs import data_of
+from pmwd_dist.run.inference.plan import InferencePlan
+from pmwd_dist.run.inference.predictive import Comparison, compare, some_draws
+from pmwd_dist.run.inference.verdict import find_fit_reasons
 
 SIZE, DRAWS, MOCKS = 8, 40, 16
 COUNTS = SMALL.replace("sigma = 0.5", 'kind = "poisson"\nnbar = 4.0')

@@ -15,12 +15,12 @@ from runs import Events, command, linear_power, make, resumed
 
 from pmwd_dist.io import checkpoint
 from pmwd_dist.io.arrays import ArrayFile, write_arrays
-from pmwd_dist.run.job import execute
-from pmwd_dist.run.lock import folder_lock
-from pmwd_dist.run.plan import Plan
+from pmwd_dist.run.common.lock import folder_lock
+from pmwd_dist.run.common.preflight import StartError
+from pmwd_dist.run.common.signals import Interrupted
 from pmwd_dist.run.settings import read
-from pmwd_dist.run.signals import Interrupted
-from pmwd_dist.run.starting import StartError
+from pmwd_dist.run.simulation.job import execute
+from pmwd_dist.run.simulation.plan import Plan
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,9 @@ def copied(stopped: Plan, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_second_signal_ends_the_program_at_once(copied: Path, monkeypatch, capsys, number: int, code: int):
-    monkeypatch.setattr("pmwd_dist.run.job.Log", lambda folder, listener: lambda event: os.kill(os.getpid(), number))
+    monkeypatch.setattr(
+        "pmwd_dist.run.simulation.job.Log", lambda folder, listener: lambda event: os.kill(os.getpid(), number)
+    )
     assert command("resume", copied) == code
     assert capsys.readouterr().err == "pmwd-dist: " + {130: "interrupted\n", 143: "terminated\n"}[code]
     assert checkpoint.latest(copied) is not None
@@ -96,8 +98,8 @@ def test_an_edit_between_run_and_resume_is_shown_key_by_key(copied: Path, capsys
 
 
 def test_another_version_or_precision_does_not_resume(stopped: Plan, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pmwd_dist.run.identity.versions", lambda: {"pmwd-dist": "99.0"})
-    monkeypatch.setattr("pmwd_dist.run.identity._precision", lambda: "float32")
+    monkeypatch.setattr("pmwd_dist.run.common.fingerprint.versions", lambda: {"pmwd-dist": "99.0"})
+    monkeypatch.setattr("pmwd_dist.run.common.fingerprint._precision", lambda: "float32")
     with pytest.raises(StartError) as caught:
         execute(stopped, Events(), resume=True)
     precision, version = str(caught.value).splitlines()[1:]

@@ -10,9 +10,9 @@ import pytest
 from pmwd_dist.cosmology.linear_power import sigma_R
 from pmwd_dist.parallel import autotune_cache
 from pmwd_dist.parallel.backends.peer import Peer
-from pmwd_dist.run.plan import power_name
 from pmwd_dist.run.settings import InferenceSettings, Settings, SettingsError, build, read, read_any, to_toml
 from pmwd_dist.run.settings.writing import template
+from pmwd_dist.run.simulation.plan import power_name
 
 SIMS = Path(__file__).parents[2] / "sims"
 MINIMAL = "[box]\nsize = 64\nmesh = 16\n"

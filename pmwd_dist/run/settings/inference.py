@@ -11,8 +11,8 @@ from pydantic import Field
 from pmwd_dist.observe.shells import Assignment
 from pmwd_dist.run.settings import inference_rules
 from pmwd_dist.run.settings.inference_sections import Checks, Data, Likelihood, Model, Priors, Sampler, Start
-from pmwd_dist.run.settings.models import OPTIONAL, SECTIONS, Output, Sections, Settings
 from pmwd_dist.run.settings.observables import LightCone, Observe
+from pmwd_dist.run.settings.simulation_sections import OPTIONAL, SECTIONS, Output, Sections, Settings
 
 OWN: Sections = {
     "data": Data,

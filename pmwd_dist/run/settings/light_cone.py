@@ -15,7 +15,7 @@ from pmwd_dist.observe.flat_sky import ACROSS, FlatSkyLightCone
 from pmwd_dist.observe.shells import checked_observer
 from pmwd_dist.observe.sphere import SphericalLightCone
 from pmwd_dist.run.settings import observables
-from pmwd_dist.run.settings.models import Settings
+from pmwd_dist.run.settings.simulation_sections import Settings
 from pmwd_dist.run.settings.writing import toml_value
 
 LightCone = FlatSkyLightCone | SphericalLightCone

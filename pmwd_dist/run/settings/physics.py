@@ -30,8 +30,8 @@ from pmwd_dist.pm.solvers import SOLVERS, SplitSolver
 from pmwd_dist.run.settings.chain_groups import chain_decomposition
 from pmwd_dist.run.settings.inference import InferenceSettings
 from pmwd_dist.run.settings.light_cone import LightCone, build_light_cone, light_cone_problem
-from pmwd_dist.run.settings.models import Box, Settings
 from pmwd_dist.run.settings.reading import SettingsError
+from pmwd_dist.run.settings.simulation_sections import Box, Settings
 from pmwd_dist.run.settings.table import read_table
 from pmwd_dist.run.settings.writing import toml_value
 

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from pmwd_dist._files import read_text
-from pmwd_dist.run.settings.models import OPTIONAL, Box, Output, Sections, Settings, Time
 from pmwd_dist.run.settings.observables import OBSERVABLES, Observe
 from pmwd_dist.run.settings.section import Section
+from pmwd_dist.run.settings.simulation_sections import OPTIONAL, Box, Output, Sections, Settings, Time
 from pmwd_dist.run.settings.table import find_table_problems
 from pmwd_dist.run.settings.writing import printable, toml_value
 

@@ -11,7 +11,7 @@ import numpy as np
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import read_text
 from pmwd_dist.pm.modes import check_table
-from pmwd_dist.run.settings.models import Box
+from pmwd_dist.run.settings.simulation_sections import Box
 from pmwd_dist.run.settings.writing import printable
 
 _LARGEST = 64_000_000  # bytes of a table

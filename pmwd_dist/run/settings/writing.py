@@ -10,9 +10,9 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from pmwd_dist.run.settings.models import OPTIONAL, Settings
 from pmwd_dist.run.settings.observables import Observe
 from pmwd_dist.run.settings.section import Section
+from pmwd_dist.run.settings.simulation_sections import OPTIONAL, Settings
 
 _WIDTH = 110
 

@@ -20,17 +20,18 @@ from pmwd_dist._jax.native import native_available, native_version
 from pmwd_dist._memory import size
 from pmwd_dist.config import Config
 from pmwd_dist.pm.nbody import step_times
-from pmwd_dist.run import accuracy, resources
-from pmwd_dist.run.arrays import read_files
-from pmwd_dist.run.halo_width import is_automatic, with_halo_of
-from pmwd_dist.run.light_cone import shells_like
-from pmwd_dist.run.memory import Stage, least_memory, run_memory
-from pmwd_dist.run.observables import shares_seen
-from pmwd_dist.run.planning import enough_devices, linear_displacement
+from pmwd_dist.run.common import resources
+from pmwd_dist.run.common.data_files import read_files
 from pmwd_dist.run.settings import Settings, SettingsError, Simulation, build
 from pmwd_dist.run.settings.observables import MASK
 from pmwd_dist.run.settings.table import columns_used
 from pmwd_dist.run.settings.writing import toml_value
+from pmwd_dist.run.simulation import accuracy
+from pmwd_dist.run.simulation.halo_width import is_automatic, with_halo_of
+from pmwd_dist.run.simulation.light_cone import shells_like
+from pmwd_dist.run.simulation.memory import Stage, least_memory, run_memory
+from pmwd_dist.run.simulation.observables import shares_seen
+from pmwd_dist.run.simulation.planning import enough_devices, linear_displacement
 
 PACKAGES = ("pmwd-dist", "jax", "jaxlib", "diffrax", "jax-cosmo", "numpy", "h5py")
 

@@ -25,8 +25,8 @@ from pmwd_dist.parallel.decomposition import Decomposition
 from pmwd_dist.parallel.fft import spectrum_shape
 from pmwd_dist.pm.modes import power_nodes
 from pmwd_dist.pm.stepping.potential_cache import num_force_meshes, stored_potentials
-from pmwd_dist.run.halo_width import MARGIN, halo_width
 from pmwd_dist.run.settings import Simulation
+from pmwd_dist.run.simulation.halo_width import MARGIN, halo_width
 
 Stage = Literal["initial", "step", "output", "gradient"]
 RUN: tuple[Stage, ...] = ("initial", "step", "output")  # the stages of a run

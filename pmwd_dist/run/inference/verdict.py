@@ -18,12 +18,12 @@ from pmwd_dist.infer.samplers.search import ENERGY_VARIANCE
 from pmwd_dist.io.arrays import Arrays, read_arrays
 from pmwd_dist.parallel.fft import pirfft3d
 from pmwd_dist.report import chains as pictures
-from pmwd_dist.run import manifest
-from pmwd_dist.run.chain_inputs import key_of
-from pmwd_dist.run.events import Judged
-from pmwd_dist.run.inference import DATA, InferencePlan
-from pmwd_dist.run.lock import folder_lock
-from pmwd_dist.run.predictive import compare, plane_seen, seen, some_draws
+from pmwd_dist.run.common import manifest
+from pmwd_dist.run.common.events import Judged
+from pmwd_dist.run.common.lock import folder_lock
+from pmwd_dist.run.inference.inputs import key_of
+from pmwd_dist.run.inference.plan import DATA, InferencePlan
+from pmwd_dist.run.inference.predictive import compare, plane_seen, seen, some_draws
 
 _OUTLIERS = 1e-3  # share of the steps
 _ACCEPTED = 0.5  # share of the trajectories

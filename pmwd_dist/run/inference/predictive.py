@@ -17,7 +17,7 @@ from pmwd_dist import infer
 from pmwd_dist.io.arrays import Arrays
 from pmwd_dist.observe.angular_power import AngularPower, angular_power
 from pmwd_dist.observe.cross import CrossPower, cross_power
-from pmwd_dist.run.inference_memory import MOST_FIELDS
+from pmwd_dist.run.inference.memory import MOST_FIELDS
 
 Panels = dict[str, tuple[np.ndarray, np.ndarray | None, str]]
 Images = list[tuple[str, np.ndarray]]

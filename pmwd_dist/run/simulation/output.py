@@ -25,14 +25,15 @@ from pmwd_dist.report import figures
 from pmwd_dist.report.maps import draw_light_cone
 from pmwd_dist.report.observables import draw_table
 from pmwd_dist.report.tables import Table, write_table
-from pmwd_dist.run import light_cone, manifest
-from pmwd_dist.run.fields import Field, write_fields
-from pmwd_dist.run.observables import galaxy_counts, measure_observables
-from pmwd_dist.run.observables import names as observable_names
-from pmwd_dist.run.plan import Plan
+from pmwd_dist.run.common import manifest
 from pmwd_dist.run.settings import observables
-from pmwd_dist.run.settings.models import redshift_label
 from pmwd_dist.run.settings.physics import Simulation
+from pmwd_dist.run.settings.simulation_sections import redshift_label
+from pmwd_dist.run.simulation import light_cone
+from pmwd_dist.run.simulation.fields import Field, write_fields
+from pmwd_dist.run.simulation.observables import galaxy_counts, measure_observables
+from pmwd_dist.run.simulation.observables import names as observable_names
+from pmwd_dist.run.simulation.plan import Plan
 
 
 def write_output(plan: Plan, rest: ExactParticles, moving: Callable[[], Particles], a: float, z: float) -> list[str]:

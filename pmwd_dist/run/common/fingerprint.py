@@ -8,10 +8,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from pmwd_dist.run.plan import Plan, versions
 from pmwd_dist.run.settings import Settings
-from pmwd_dist.run.settings.models import OPTIONAL
+from pmwd_dist.run.settings.simulation_sections import OPTIONAL
 from pmwd_dist.run.settings.writing import toml_value
+from pmwd_dist.run.simulation.plan import Plan, versions
 
 Identity = dict[str, Any]
 

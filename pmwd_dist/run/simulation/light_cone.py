@@ -25,12 +25,12 @@ from pmwd_dist.pm.stepping.forward import Epoch
 from pmwd_dist.pm.stepping.host import Moved, Schedule
 from pmwd_dist.pm.stepping.step import at_rest
 from pmwd_dist.report.tables import Table
-from pmwd_dist.run.fields import Field, write_fields
 from pmwd_dist.run.settings import Simulation
 from pmwd_dist.run.settings.light_cone import LightCone, field_of_view
+from pmwd_dist.run.simulation.fields import Field, write_fields
 
 if TYPE_CHECKING:
-    from pmwd_dist.run.plan import Plan
+    from pmwd_dist.run.simulation.plan import Plan
 
 _LARGEST_NSIDE = 1024  # of harmonics
 FIELDS, SPECTRA, FIGURE = "light_cone.hdf5", "convergence_power.csv", "convergence.png"

@@ -13,8 +13,8 @@ from pmwd_dist.pm.particles import ExactParticles
 from pmwd_dist.pm.status import Code, Status
 from pmwd_dist.pm.stepping import host
 from pmwd_dist.pm.stepping.host import Moved, Schedule
-from pmwd_dist.run import light_cone
 from pmwd_dist.run.settings.light_cone import LightCone
+from pmwd_dist.run.simulation import light_cone
 
 
 @dataclass

@@ -16,10 +16,10 @@ from jax.sharding import PartitionSpec as P
 from pmwd_dist import infer
 from pmwd_dist.io.arrays import Arrays, Shapes, fingerprint, read_arrays, reading, write_arrays
 from pmwd_dist.pm.status import SimulationError
-from pmwd_dist.run import events, manifest
-from pmwd_dist.run.folder import Log
-from pmwd_dist.run.identity import identity
-from pmwd_dist.run.inference import DATA, START, InferencePlan, truth_of
+from pmwd_dist.run.common import events, manifest
+from pmwd_dist.run.common.fingerprint import identity
+from pmwd_dist.run.common.folder import Log
+from pmwd_dist.run.inference.plan import DATA, START, InferencePlan, truth_of
 
 _JOINT = "leaves out how wide the posterior of the noise is, overfits the data and is biased"
 _REMAKE = "remove it, and the same is made again"

@@ -13,17 +13,17 @@ from pmwd_dist import infer
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer.chains import chain_files, load_chain
 from pmwd_dist.io.arrays import ArrayFileError, Arrays
-from pmwd_dist.run import events, manifest
-from pmwd_dist.run.chain_inputs import data_of, key_of, starts_of
-from pmwd_dist.run.clock import Clock, CompilationTime
-from pmwd_dist.run.events import Listener, Status
-from pmwd_dist.run.folder import Log
-from pmwd_dist.run.inference import InferencePlan
-from pmwd_dist.run.judging import judge
-from pmwd_dist.run.resources import peak_memory
+from pmwd_dist.run.common import events, manifest
+from pmwd_dist.run.common.deadline import Clock, CompilationTime
+from pmwd_dist.run.common.events import Listener, Status
+from pmwd_dist.run.common.folder import Log
+from pmwd_dist.run.common.preflight import StartError, hold_folder
+from pmwd_dist.run.common.resources import peak_memory
+from pmwd_dist.run.common.signals import Interrupted, StopRequest, stop_requests
+from pmwd_dist.run.inference.inputs import data_of, key_of, starts_of
+from pmwd_dist.run.inference.plan import InferencePlan
+from pmwd_dist.run.inference.verdict import judge
 from pmwd_dist.run.settings.duration import duration_text
-from pmwd_dist.run.signals import Interrupted, StopRequest, stop_requests
-from pmwd_dist.run.starting import StartError, hold_folder
 
 _BETWEEN_LINES = 10.0  # about a tuning [seconds]
 

@@ -10,14 +10,15 @@ from typing import Any
 from pmwd_dist._files import append_text, atomic_write, temporary
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import raise_on_all_processes
-from pmwd_dist.run import light_cone, lock, manifest
-from pmwd_dist.run.events import Ended, Event, Judged, Listener, Started, Warned, record
-from pmwd_dist.run.identity import identity
-from pmwd_dist.run.inference import InferencePlan
-from pmwd_dist.run.lock import folder_lock
-from pmwd_dist.run.output import output_names
-from pmwd_dist.run.plan import Plan
+from pmwd_dist.run.common import lock, manifest
+from pmwd_dist.run.common.events import Ended, Event, Judged, Listener, Started, Warned, record
+from pmwd_dist.run.common.fingerprint import identity
+from pmwd_dist.run.common.lock import folder_lock
+from pmwd_dist.run.inference.plan import InferencePlan
 from pmwd_dist.run.settings import to_toml
+from pmwd_dist.run.simulation import light_cone
+from pmwd_dist.run.simulation.output import output_names
+from pmwd_dist.run.simulation.plan import Plan
 
 CONFIG = "config.toml"
 _RUN, _LOG, _TABLE = "run.json", "log.jsonl", "linear_power.txt"

@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pmwd_dist.run.plan import versions
-from pmwd_dist.run.resources import peak_memory
+from pmwd_dist.run.common.resources import peak_memory
+from pmwd_dist.run.simulation.plan import versions
 
 T = TypeVar("T")
 

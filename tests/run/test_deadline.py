@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pmwd_dist.run import clock
-from pmwd_dist.run.clock import Clock
+from pmwd_dist.run.common import deadline
+from pmwd_dist.run.common.deadline import Clock
 from pmwd_dist.run.settings.duration import duration, duration_text
 
 
@@ -48,7 +48,7 @@ class Time:
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     time = Time()
-    monkeypatch.setattr(clock, "time", time)
+    monkeypatch.setattr(deadline, "time", time)
     return time
 
 
@@ -98,7 +98,7 @@ def test_compilation_is_told_from_work():
         return inner(inner(x) * 2)
 
     x = jnp.ones(7)
-    with clock.CompilationTime() as compilation:
+    with deadline.CompilationTime() as compilation:
         began = perf_counter()
         outer(x)
         assert 0 < (first := compilation.seconds) <= perf_counter() - began

@@ -13,9 +13,9 @@ import jax
 from pmwd_dist._memory import available_memory, size
 from pmwd_dist.config import Config
 from pmwd_dist.io.snapshot import FORMATS
-from pmwd_dist.run.light_cone import shells_like
 from pmwd_dist.run.settings import Settings
 from pmwd_dist.run.settings.light_cone import LightCone
+from pmwd_dist.run.simulation.light_cone import shells_like
 
 RUNTIME = 0.7e9  # Python, JAX, the compiled programs and the figures of one process [bytes]
 POOL = "XLA_PYTHON_CLIENT_MEM_FRACTION"

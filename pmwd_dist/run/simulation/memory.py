@@ -18,9 +18,9 @@ from pmwd_dist.pm.modes import log_power
 from pmwd_dist.pm.particles import ExactParticles
 from pmwd_dist.pm.status import successful
 from pmwd_dist.pm.stepping import host
-from pmwd_dist.run import light_cone
-from pmwd_dist.run.initial import initial_particles
 from pmwd_dist.run.settings import Simulation
+from pmwd_dist.run.simulation import light_cone
+from pmwd_dist.run.simulation.initial import initial_particles
 
 Stage = Literal["the initial conditions", "a step", "P(k)"]
 

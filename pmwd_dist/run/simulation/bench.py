@@ -20,7 +20,7 @@ from pmwd_dist.pm.modes import linear_modes, white_noise
 from pmwd_dist.pm.nbody import nbody
 from pmwd_dist.pm.paint import density
 from pmwd_dist.pm.particles import Particles
-from pmwd_dist.run.measure import Cost, round_of, warm_up
+from pmwd_dist.run.common.measure import Cost, round_of, warm_up
 
 OMEGA_M, OMEGA_B, H, N_S, SIGMA8 = 0.3111, 0.04897, 0.6766, 0.9665, 0.8102
 A_START, A_STOP, STEPS = 0.1, 1.0, 10

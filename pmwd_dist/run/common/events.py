@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from pmwd_dist.run.plan import Plan, describe
+from pmwd_dist.run.simulation.plan import Plan, describe
 
 Status = Literal["finished", "interrupted", "failed"]
 

@@ -13,11 +13,11 @@ from pmwd_dist.io import checkpoint
 from pmwd_dist.io.arrays import ArrayFileError, reading
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import SharedError, raise_on_all_processes
-from pmwd_dist.run import manifest
-from pmwd_dist.run.folder import CONFIG, finished
-from pmwd_dist.run.identity import Identity, differences, identity
-from pmwd_dist.run.lock import folder_lock
-from pmwd_dist.run.plan import Plan
+from pmwd_dist.run.common import manifest
+from pmwd_dist.run.common.fingerprint import Identity, differences, identity
+from pmwd_dist.run.common.folder import CONFIG, finished
+from pmwd_dist.run.common.lock import folder_lock
+from pmwd_dist.run.simulation.plan import Plan
 
 
 class StartError(ValueError):

@@ -10,7 +10,7 @@ from typing import Any
 
 from pmwd_dist._files import atomic_write, exists, remove, temporary
 from pmwd_dist.io import checkpoint
-from pmwd_dist.run.identity import Identity
+from pmwd_dist.run.common.fingerprint import Identity
 
 NAME = "manifest.json"
 _REDSHIFT = r"z-?\d+\.\d{3}"

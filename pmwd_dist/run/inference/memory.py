@@ -14,9 +14,9 @@ import numpy as np
 from pmwd_dist import infer
 from pmwd_dist._memory import size
 from pmwd_dist.infer.precondition import Preconditioner
-from pmwd_dist.run import resources
-from pmwd_dist.run.memory import planned
+from pmwd_dist.run.common import resources
 from pmwd_dist.run.settings import InferenceSettings, Simulation
+from pmwd_dist.run.simulation.memory import planned
 
 RUNTIME = 2.5e9  # programs of a process, more than those of a run [bytes]
 MOST_FIELDS = 40  # draws of the noise that the verdict looks at

@@ -18,17 +18,17 @@ from pmwd_dist.infer.forward import cosmology_at
 from pmwd_dist.infer.informing import constant
 from pmwd_dist.infer.model import POSITIVE
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
-from pmwd_dist.run import resources
-from pmwd_dist.run.accuracy import convergence_warning
-from pmwd_dist.run.arrays import read_files
-from pmwd_dist.run.inference_memory import RUNTIME, InferenceMemory, hopeless, inference_memory, inference_problem
-from pmwd_dist.run.light_cone import random_offsets
-from pmwd_dist.run.plan import Plan
+from pmwd_dist.run.common import resources
+from pmwd_dist.run.common.data_files import read_files
+from pmwd_dist.run.inference.memory import RUNTIME, InferenceMemory, hopeless, inference_memory, inference_problem
 from pmwd_dist.run.settings import InferenceSettings, SettingsError, Simulation, build
 from pmwd_dist.run.settings.chain_groups import CHAINS
 from pmwd_dist.run.settings.inference_sections import BIASES, COSMOLOGY
 from pmwd_dist.run.settings.light_cone import field_of_view
 from pmwd_dist.run.settings.writing import toml_value
+from pmwd_dist.run.simulation.accuracy import convergence_warning
+from pmwd_dist.run.simulation.light_cone import random_offsets
+from pmwd_dist.run.simulation.plan import Plan
 
 DATA, START = "data.npz", "start.npz"
 _ARGUMENTS = {

@@ -23,26 +23,27 @@ from pmwd_dist.pm.particles import ExactParticles
 from pmwd_dist.pm.status import Code, SimulationError, successful
 from pmwd_dist.pm.stepping import host
 from pmwd_dist.pm.stepping.host import Schedule
-from pmwd_dist.run import events, light_cone, manifest
-from pmwd_dist.run.clock import Clock
+from pmwd_dist.run.common import events, manifest
+from pmwd_dist.run.common.deadline import Clock
+from pmwd_dist.run.common.events import Listener, Status
+from pmwd_dist.run.common.folder import Log
+from pmwd_dist.run.common.preflight import description, find_checkpoint, hold_folder, start_errors
+from pmwd_dist.run.common.resources import peak_memory
+from pmwd_dist.run.common.signals import Interrupted, StopRequest, stop_requests
 from pmwd_dist.run.communication import communication
-from pmwd_dist.run.events import Listener, Status
-from pmwd_dist.run.folder import Log
-from pmwd_dist.run.halo_width import (
+from pmwd_dist.run.settings.duration import duration_text
+from pmwd_dist.run.simulation import light_cone
+from pmwd_dist.run.simulation.halo_width import (
     expected_displacement,
     halo_width,
     is_automatic,
     largest_displacement,
     with_halo_of,
 )
-from pmwd_dist.run.initial import initial_particles
-from pmwd_dist.run.output import write_light_cone, write_output
-from pmwd_dist.run.plan import Plan
-from pmwd_dist.run.progress import Progress
-from pmwd_dist.run.resources import peak_memory
-from pmwd_dist.run.settings.duration import duration_text
-from pmwd_dist.run.signals import Interrupted, StopRequest, stop_requests
-from pmwd_dist.run.starting import description, find_checkpoint, hold_folder, start_errors
+from pmwd_dist.run.simulation.initial import initial_particles
+from pmwd_dist.run.simulation.output import write_light_cone, write_output
+from pmwd_dist.run.simulation.plan import Plan
+from pmwd_dist.run.simulation.progress import Progress
 
 T = TypeVar("T")
 

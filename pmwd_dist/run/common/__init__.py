@@ -1,0 +1,1 @@
+"""Shared by simulations and inferences: the folder of a run, its events, signals and resources."""

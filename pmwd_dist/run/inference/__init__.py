@@ -1,0 +1,1 @@
+"""Inferences as resumable jobs."""
