@@ -21,7 +21,7 @@ from pmwd_dist.cosmology.parameters import Cosmology, Parameters
 _LOG_K = np.linspace(math.log(1e-5), math.log(50.0), 1024)
 _T_CMB = 2.726  # K, as in jax_cosmo
 SHAPE_PARAMETERS = ("Omega_c", "Omega_b", "h", "n_s")  # of P(k), beside its amplitude sigma8
-# Exponents of the matter density in the formulae of Eisenstein & Hu.
+# Powers of Omega_m h^2 in the equations of Eisenstein & Hu: as one array they are one kernel to compile.
 _EXPONENTS = (0.251, 0.828, -0.419, 0.674, 0.223, 0.73, -0.95, 0.67, -0.532, 0.424, -0.582, -0.708, -0.0266, 0.435)
 
 
@@ -53,67 +53,63 @@ def _normalised(theta: Array, k: Array) -> Array:
     nodes = np.exp(_LOG_K)
     *matter, n_s = theta
     all_k = jnp.concatenate([jnp.asarray(nodes, k.dtype), jnp.ravel(k)])
-    log_k = jnp.log(all_k)
-    power = jnp.exp(n_s * log_k) * _transfer(all_k, log_k, *matter) ** 2
+    power = all_k**n_s * _transfer(all_k, *matter) ** 2
     variance = jnp.sum(power[: len(nodes)] * jnp.asarray(_variance_weights(8.0), k.dtype))
     return jnp.reshape(power[len(nodes) :], k.shape) / variance
 
 
-def _transfer(k: Array, log_k: Array, Omega_c: Array, Omega_b: Array, h: Array) -> Array:
-    """Transfer function of Eisenstein & Hu (1998), at k [h/Mpc]; numbers of their equations in brackets.
+def _transfer(k: Array, Omega_c: Array, Omega_b: Array, h: Array) -> Array:
+    """Transfer function at k [h/Mpc], Eisenstein & Hu (1998, astro-ph/9709112); numbers of their equations in brackets.
 
-    Powers and quotients are exponentials and logistic functions of logarithms: their derivatives are products, which
-    compile faster.
+    Lengths are in Mpc, wavenumbers in 1/Mpc.
     """
+    w_c, w_b = Omega_c * h**2, Omega_b * h**2
+    w_m = w_c + w_b
+    f_b, f_c = w_b / w_m, w_c / w_m
     theta = _T_CMB / 2.7
-    log_whole, log_b, log_h = jnp.log(jnp.stack([Omega_c + Omega_b, Omega_b, h]))
-    log_matter, log_baryons, log_fraction = log_whole + 2 * log_h, log_b + 2 * log_h, log_b - log_whole
-    matter, fraction = jnp.exp(jnp.stack([log_matter, log_fraction]))
-    log_k_equality = log_matter + math.log(7.46e-2 / theta**2)  # (3)
-    power = dict(zip(_EXPONENTS, jnp.exp(log_matter * jnp.asarray(_EXPONENTS, k.dtype)), strict=True))
-    drag_1 = 0.313 * power[-0.419] * (1 + 0.607 * power[0.674]) * jnp.exp(0.238 * power[0.223] * log_baryons)
-    small = (drag_1, 0.659 * power[0.828], 32.1**-0.532 * power[-0.532], 45**-0.582 * power[-0.582])
-    log_of = jnp.log(1 + jnp.stack([*small, 458**-0.708 * power[-0.708], -fraction, 10.4**-0.95 * power[-0.95]]))
-    log_drag = math.log(1291) + 0.251 * log_matter + log_of[0] - log_of[1]  # (4)
-    log_R = jnp.stack([log_baryons + math.log(31.5e3 / theta**4) - log_drag, log_fraction + math.log(31.5 / 25)])
-    R_drag, R_equality = jnp.exp(log_R)  # (5)
-    roots = jnp.sqrt(jnp.stack([1 + R_drag, R_drag + R_equality, R_equality]))
-    equality, drag = 2.5e4 / theta**4 * matter, jnp.exp(log_drag)  # (2)
-    logs = jnp.log(jnp.stack([roots[0] + roots[1], 1 + roots[2], 1 + equality, 1 + drag, 1 + R_drag]))
-    log_sound = math.log(2 * 6**0.5 / 3) - log_k_equality - 0.5 * log_R[1] + jnp.log(logs[0] - logs[1])  # (6)
-    log_k_silk = math.log(1.6) + 0.52 * log_baryons + 0.73 * log_matter + log_of[6]  # (7)
+    k = k * h
+    m = dict(zip(_EXPONENTS, w_m ** jnp.asarray(_EXPONENTS, k.dtype), strict=True))  # m[p] = w_m^p
 
-    log_first = 0.67 * (math.log(46.9) + log_matter) + log_of[2]
-    log_second = 0.424 * (math.log(12) + log_matter) + log_of[3]
-    # 14.2 over alpha_c (11)
-    cold_c = 14.2 * jnp.exp(fraction * (log_first + fraction**2 * log_second))
-    less = jnp.exp(0.395**-0.0266 * power[-0.0266] * log_of[5]) - 1
-    beta_c = 1 / (1 + 0.944 * jnp.exp(-log_of[4]) * less)  # (12)
-    y = jnp.exp(logs[2] - logs[3])
+    # Equality, the drag epoch, the sound horizon and Silk damping
+    z_eq = 2.5e4 * w_m * theta**-4  # (2)
+    k_eq = 7.46e-2 * w_m * theta**-2  # (3)
+    b_1 = 0.313 * m[-0.419] * (1 + 0.607 * m[0.674])
+    b_2 = 0.238 * m[0.223]
+    z_d = 1291 * m[0.251] / (1 + 0.659 * m[0.828]) * (1 + b_1 * w_b**b_2)  # (4)
+    R_d, R_eq = (31.5 * w_b * theta**-4 * (1e3 / z) for z in (z_d, z_eq))  # (5)
+    logarithm = jnp.log((jnp.sqrt(1 + R_d) + jnp.sqrt(R_d + R_eq)) / (1 + jnp.sqrt(R_eq)))
+    s = 2 / (3 * k_eq) * jnp.sqrt(6 / R_eq) * logarithm  # (6)
+    k_silk = 1.6 * w_b**0.52 * m[0.73] * (1 + 10.4**-0.95 * m[-0.95])  # (7)
+
+    def T_0(alpha_c: ArrayLike, beta_c: ArrayLike) -> Array:  # (19)
+        q = k / (13.41 * k_eq)  # (10)
+        C = 14.2 / alpha_c + 386 / (1 + 69.9 * q**1.08)  # (20)
+        L = jnp.log(math.e + 1.8 * beta_c * q)
+        return L / (L + C * q**2)
+
+    # Cold dark matter
+    a_1 = 46.9**0.67 * m[0.67] * (1 + 32.1**-0.532 * m[-0.532])
+    a_2 = 12**0.424 * m[0.424] * (1 + 45**-0.582 * m[-0.582])
+    alpha_c = a_1**-f_b * a_2 ** -(f_b**3)  # (11)
+    b_1 = 0.944 / (1 + 458**-0.708 * m[-0.708])
+    b_2 = 0.395**-0.0266 * m[-0.0266]
+    beta_c = 1 / (1 + b_1 * (f_c**b_2 - 1))  # (12)
+    f = 1 / (1 + (k * s / 5.4) ** 4)  # (18)
+    T_c = f * T_0(1, beta_c) + (1 - f) * T_0(alpha_c, beta_c)  # (17)
+
+    # Baryons
+    y = (1 + z_eq) / (1 + z_d)
     x = jnp.sqrt(1 + y)
-    G = y * (-6 * x + (2 + 3 * y) * (2 * jnp.log(1 + x) - logs[2] + logs[3]))  # (15), where x^2 - 1 = y
-    scales = jnp.exp(jnp.stack([log_k_equality + log_sound, -0.75 * logs[4], log_sound]))
-    alpha_b = 2.07 * scales[0] * scales[1] * G  # (14)
-    beta_node = 8.41 * power[0.435]  # (23)
-    beta_b = 0.5 + fraction + (3 - 2 * fraction) * jnp.sqrt((17.2 * matter) ** 2 + 1)  # (24)
-    log_betas = jnp.log(jnp.stack([beta_node, beta_b]))
+    G = y * (-6 * x + (2 + 3 * y) * jnp.log((x + 1) / (x - 1)))  # (15)
+    alpha_b = 2.07 * k_eq * s * (1 + R_d) ** -0.75 * G  # (14)
+    beta_node = 8.41 * m[0.435]  # (23)
+    beta_b = 0.5 + f_b + (3 - 2 * f_b) * jnp.sqrt((17.2 * w_m) ** 2 + 1)  # (24)
+    s_k = s * (1 + (beta_node / (k * s)) ** 3) ** (-1 / 3)  # (22)
+    j_0 = jnp.sinc(k * s_k / math.pi)
+    damped = alpha_b / (1 + (beta_b / (k * s)) ** 3) * jnp.exp(-((k / k_silk) ** 1.4))
+    T_b = (T_0(1, 1) / (1 + (k * s / 5.2) ** 2) + damped) * j_0  # (21)
 
-    log_q, ks, log_ks = log_k + log_h - math.log(13.41) - log_k_equality, k * h * scales[2], log_k + log_h + log_sound
-    q = jnp.exp(log_q)  # (10)
-    curve = 386 * jax.nn.sigmoid(-1.08 * log_q - math.log(69.9))
-
-    def cold(coefficient: ArrayLike, log: Array) -> Array:  # (19, 20)
-        return log / (log + (coefficient + curve) * q**2)
-
-    plain, log_c = jnp.log(math.e + 1.8 * q), jnp.log(math.e + 1.8 * beta_c * q)
-    weight = jax.nn.sigmoid(4 * (math.log(5.4) - log_ks))  # (18)
-    dark = weight * cold(14.2, log_c) + (1 - weight) * cold(cold_c, log_c)  # (17)
-    silk = alpha_b * jax.nn.sigmoid(3 * (log_ks - log_betas[1])) * jnp.exp(-jnp.exp(1.4 * (log_k + log_h - log_k_silk)))
-    log_shift = jnp.log(jax.nn.sigmoid(3 * (log_ks - log_betas[0]))) / 3
-    shifted = ks * jnp.exp(log_shift)  # (22)
-    wave = jnp.where(shifted > 0, jnp.sin(shifted) * jnp.exp(-log_ks - log_shift), 1)
-    baryonic = (cold(14.2, plain) * jax.nn.sigmoid(2 * (math.log(5.2) - log_ks)) + silk) * wave  # (21)
-    return fraction * baryonic + (1 - fraction) * dark  # (16)
+    return f_b * T_b + f_c * T_c  # (16)
 
 
 def sigma_R(radius: float, power: Callable[[Array], Array]) -> Array:
