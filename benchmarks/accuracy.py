@@ -32,6 +32,7 @@ import numpy as np
 import pmwd_dist as pmd
 from pmwd_dist.parallel.fft import spectrum_shape
 from pmwd_dist.pm.nbody import step_times
+from pmwd_dist.pm.particles import exact
 from pmwd_dist.pm.status import successful
 from pmwd_dist.pm.stepping import host
 
@@ -166,7 +167,7 @@ class Laboratory:
         began = time.perf_counter()
         particles = pmd.lpt(self.modes(case.spacing, case.refine), self.table, lattice, a=case.a_start)
         schedule = host.make_schedule(self.table, times, config, solver)
-        moved = host.begin(host.exact(particles, config), successful(times.dtype), schedule, 0, config)
+        moved = host.begin(exact(particles, config), successful(times.dtype), schedule, 0, config)
         for done in range(len(times) - 1):
             moved = host.advance(moved, schedule, done, config)
         moved.status.raise_if_failed()

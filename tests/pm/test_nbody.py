@@ -12,6 +12,7 @@ import pytest
 
 import pmwd_dist as pmd
 from pmwd_dist.pm.nbody import step_times
+from pmwd_dist.pm.particles import exact
 from pmwd_dist.pm.status import successful
 from pmwd_dist.pm.stepping import host
 from pmwd_dist.pm.time_steps import as_saveat, planned_steps
@@ -125,7 +126,7 @@ def test_steps_from_the_host_are_those_of_nbody_to_the_bit(pdims: tuple[int, int
         expected = pmd.nbody(initial(config, cosmo), table, config, saveat=saves).raise_if_failed()
         schedule = host.make_schedule(table, step_times(table, config, save=saves), config, solver)
         for rests in (False, True):
-            particles = host.exact(initial(config, cosmo), config)
+            particles = exact(initial(config, cosmo), config)
             moved = host.begin(particles, successful(schedule.times.dtype), schedule, 0, config)
             for done in (1, 2, 3):
                 moved = host.advance(moved, schedule, done - 1, config)

@@ -14,6 +14,7 @@ import pytest
 
 import pmwd_dist as pmd
 from pmwd_dist.pm.nbody import step_times
+from pmwd_dist.pm.particles import exact
 from pmwd_dist.pm.status import Code, Status, successful
 from pmwd_dist.pm.stepping import host
 
@@ -69,7 +70,7 @@ def test_a_step_from_the_host_that_fails_leaves_the_particles(failed: tuple[pmd.
     """To the bit, and further steps change nothing; the first failure stays."""
     config, solution = failed
     schedule = host.make_schedule(pmd.growth_table(COSMO), step_times(COSMO, config), config, pmd.BullFrog())
-    moved = host.begin(host.exact(wave(config), config), successful(), schedule, 0, config)
+    moved = host.begin(exact(wave(config), config), successful(), schedule, 0, config)
     for done in range(6):
         if moved.status.code == Code.SUCCESSFUL:
             moved = host.advance(moved, schedule, done, config)

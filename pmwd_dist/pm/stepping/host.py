@@ -14,7 +14,6 @@ from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.ops.momenta import in_range
 from pmwd_dist.pm.particles import ExactParticles, Particles
-from pmwd_dist.pm.particles import exact as on_grid
 from pmwd_dist.pm.solvers import Coefficients, SplitSolver
 from pmwd_dist.pm.status import Status
 from pmwd_dist.pm.stepping.step import (
@@ -57,12 +56,6 @@ def make_schedule(table: GrowthTable, times: Array, config: Config, solver: Spli
 def _schedule(table: GrowthTable, times: Array, coefficients: Coefficients, config: Config) -> Schedule:
     steps = all_steps(coefficients, config)
     return Schedule(times, steps, jnp.pad(first_drifts(steps), (0, 1)), table)
-
-
-@partial(jax.jit, static_argnames="config", donate_argnames="initial")
-def exact(initial: Particles, config: Config) -> ExactParticles:
-    """Particles at the start of a simulation, on the grids of the steps; the particles given are consumed."""
-    return on_grid(initial, config)
 
 
 @partial(jax.jit, static_argnames="config", donate_argnames="rest")
@@ -122,4 +115,4 @@ def observed(rest: ExactParticles, schedule: Schedule, done: ArrayLike) -> Parti
     return rest.with_unit(unit_after(jnp.asarray(done), schedule.steps))
 
 
-__all__ = ["Moved", "Schedule", "advance", "begin", "exact", "halt", "make_schedule", "observed", "status_at_end"]
+__all__ = ["Moved", "Schedule", "advance", "begin", "halt", "make_schedule", "observed", "status_at_end"]
