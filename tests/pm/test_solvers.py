@@ -125,6 +125,30 @@ def test_solvers_converge_at_second_order(solver: Any, single: pmd.Decomposition
     assert 3 < errors[0] / errors[1] < 5.5
 
 
+class Weaker(pmd.FastPM):
+    """FastPM with kicks that are weaker by a factor."""
+
+    factor: Any
+
+    def coefficients(self, table: Any, lower: Any, upper: Any) -> Any:
+        c = super().coefficients(table, lower, upper)
+        return c._replace(kick=self.factor * c.kick)
+
+
+def test_a_solver_may_hold_parameters_by_which_runs_are_differentiated(single: pmd.Decomposition) -> None:
+    config = pmd.Config(box_size=64.0, mesh_shape=8, decomposition=single, steps=2)
+    particles, table = initial(config), pmd.growth_table(COSMO)
+
+    def end(factor: Any) -> Any:
+        return pmd.nbody(particles, table, config, solver=Weaker(factor)).particles.disp
+
+    x = jnp.asarray(0.9)
+    _, slope = jax.jvp(end, (x,), (jnp.ones(()),))
+    h = 1e-6
+    difference = (end(x + h) - end(x - h)) / (2 * h)
+    np.testing.assert_allclose(slope, difference, rtol=0, atol=1e-4 * np.abs(difference).max())
+
+
 # --- diffrax -----------------------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
@@ -69,7 +70,7 @@ class Moved(NamedTuple):
     status: Status
 
 
-@partial(jax.jit, static_argnames="solver")
+@eqx.filter_jit
 def coefficients_of(solver: SplitSolver, table: GrowthTable, times: Array) -> Coefficients:
     """Coefficients of each step between these times, log_scale on its grid, in the precision of the times.
 
