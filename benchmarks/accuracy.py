@@ -169,7 +169,7 @@ class Laboratory:
         schedule = host.make_schedule(self.table, times, config, solver)
         moved = host.begin(exact(particles, config), successful(times.dtype), schedule, 0, config)
         for done in range(len(times) - 1):
-            moved = host.advance(moved, schedule, done, config)
+            moved = jax.block_until_ready(host.advance(moved, schedule, done, config))
         moved.status.raise_if_failed()
         particles = host.observed(host.halt(moved, config), schedule, len(times) - 1)
         seconds = time.perf_counter() - began

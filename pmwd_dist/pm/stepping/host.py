@@ -75,7 +75,9 @@ def begin(rest: ExactParticles, status: Status, schedule: Schedule, done: ArrayL
 def advance(moved: Moved, schedule: Schedule, done: ArrayLike, config: Config) -> Moved:
     """The rest of a step, and the drift at the start of the one after it; the particles given are consumed.
 
-    A step that fails leaves the particles at rest as they were before it, with a drift of 0.
+    A step that fails leaves the particles at rest as they were before it, with a drift of 0. On several CPU devices the
+    host must wait for each step, for example by `jax.block_until_ready`: about a hundred programs that communicate,
+    queued without waiting, can block each other until XLA ends the process.
 
     Args:
       moved: particles with the first drift of the step.
