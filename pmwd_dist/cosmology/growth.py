@@ -14,8 +14,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist._jax.few import forward_derivatives
-from pmwd_dist._jax.look_up import rows
+from pmwd_dist._jax.arithmetic import rows
+from pmwd_dist._jax.derivatives import forward_derivatives
 from pmwd_dist.cosmology import collocation
 from pmwd_dist.cosmology.parameters import Cosmology, Parameters, parameters
 

@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist._jax.few import forward_derivatives
+from pmwd_dist._jax.derivatives import forward_derivatives
 from pmwd_dist.cosmology.growth import GrowthTable, hermite, parameters_of
 from pmwd_dist.cosmology.parameters import Cosmology, Parameters
 

@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist._jax.complex_numbers import scaled
+from pmwd_dist._jax.arithmetic import scaled
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.linear_power import check_sigma8_range, normalised_power

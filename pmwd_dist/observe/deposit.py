@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from pmwd_dist._jax.linear_map import linear_map
-from pmwd_dist._jax.varying import vary, varying_names
+from pmwd_dist._jax.derivatives import linear_map
+from pmwd_dist._jax.ops import vary, varying_names
 
 Piece = Callable[[Any, Array, Any], tuple[Any, Array]]
 

@@ -19,8 +19,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
-from pmwd_dist._jax.batching import barrier
-from pmwd_dist._jax.linear_map import linear_map
+from pmwd_dist._jax.derivatives import linear_map
+from pmwd_dist._jax.order import barrier
 from pmwd_dist.observe.healpix import pixel_count, rings_of
 from pmwd_dist.parallel.decomposition import Decomposition
 

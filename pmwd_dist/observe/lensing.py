@@ -14,8 +14,8 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist._jax.look_up import rows
-from pmwd_dist._jax.varying import vary, varying_names
+from pmwd_dist._jax.arithmetic import rows
+from pmwd_dist._jax.ops import vary, varying_names
 from pmwd_dist.cosmology.distance import (
     HUBBLE_DISTANCE,
     comoving_distance,

@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Real
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist._jax.varying import vary
+from pmwd_dist._jax.ops import vary
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology

@@ -16,7 +16,8 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist._jax.batching import barrier, batch_any
+from pmwd_dist._jax.order import barrier
+from pmwd_dist._jax.select import batch_any
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.observe import shells

@@ -18,8 +18,7 @@ from jax.core import ShapedArray
 from jaxtyping import Array, Float
 
 from pmwd_dist._jax import native
-from pmwd_dist._jax.define import Target, define_op, with_derivatives_of
-from pmwd_dist._jax.varying import result_aval
+from pmwd_dist._jax.ops import Target, define_op, result_aval, with_derivatives_of
 from pmwd_dist.ops.cic.geometry import VALUE, Geometry, attributes
 from pmwd_dist.ops.cic.primitives import paint
 from pmwd_dist.ops.kernels import cuda_unavailable_reason

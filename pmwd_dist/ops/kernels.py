@@ -9,7 +9,7 @@ from jax.core import ShapedArray
 
 from pmwd_dist._files import cache_folder
 from pmwd_dist._jax import native
-from pmwd_dist._jax.define import Target
+from pmwd_dist._jax.ops import Target
 
 
 def cuda_unavailable_reason() -> str | None:

@@ -17,9 +17,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pmwd_dist._jax.batching import barrier
-from pmwd_dist._jax.define import define_op, with_derivatives_of
-from pmwd_dist._jax.varying import result_aval
+from pmwd_dist._jax.ops import define_op, result_aval, with_derivatives_of
+from pmwd_dist._jax.order import barrier
 from pmwd_dist.ops.cic.geometry import Geometry
 from pmwd_dist.ops.cic.primitives import read
 from pmwd_dist.ops.momenta import count, momentum, pack, rounded

@@ -16,10 +16,8 @@ import numpy as np
 from jaxtyping import Array
 
 from pmwd_dist._jax import native
-from pmwd_dist._jax.batch_axis import add_batch_axis, drop_batch_axis
-from pmwd_dist._jax.complex_numbers import scaled
-from pmwd_dist._jax.define import Target, define_linear, define_op
-from pmwd_dist._jax.varying import result_aval
+from pmwd_dist._jax.arithmetic import scaled
+from pmwd_dist._jax.ops import Target, add_batch_axis, define_linear, define_op, drop_batch_axis, result_aval
 
 
 def rfft(block: Array, rank: int) -> Array:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jax.core import ShapedArray
 
-from pmwd_dist._jax.define import Target
+from pmwd_dist._jax.ops import Target
 from pmwd_dist.ops.cic.geometry import VALUE, Geometry, attributes
 from pmwd_dist.ops.kernels import native_targets
 

@@ -15,9 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer
 
-from pmwd_dist._jax.batch_axis import add_batch_axis, drop_batch_axis, over_batch
-from pmwd_dist._jax.define import define_linear_pair, define_op
-from pmwd_dist._jax.varying import result_aval, unify_varying
+from pmwd_dist._jax.ops import (
+    add_batch_axis,
+    define_linear_pair,
+    define_op,
+    drop_batch_axis,
+    over_batch,
+    result_aval,
+    unify_varying,
+)
 from pmwd_dist.ops.kernels import native_targets
 
 WIDTH = 2  # cells on each side that the stencil reaches

@@ -20,7 +20,7 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Complex, Float, Num, Real
 
-from pmwd_dist._jax.batching import barrier
+from pmwd_dist._jax.order import barrier
 from pmwd_dist.parallel import inputs
 from pmwd_dist.parallel.decomposition import Decomposition, as_decomposition
 from pmwd_dist.parallel.device_mesh import Names
@@ -297,6 +297,6 @@ def sequence_after(modes: Modes, done: Any) -> tuple[Modes, Any]:
     """Make the modes for the next transform available only after earlier results are done.
 
     Transforms in parallel would each hold their own fields. XLA's compiler for CPUs drops the barrier and runs
-    transforms one after the other anyway; where the order decides what is held there too, use `_jax.batching.after`.
+    transforms one after the other anyway.
     """
     return barrier((modes, done))

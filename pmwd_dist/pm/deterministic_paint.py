@@ -16,9 +16,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from pmwd_dist._jax import native
-from pmwd_dist._jax.batch_axis import add_batch_axis, drop_batch_axis, over_batch
-from pmwd_dist._jax.define import Composed, define_derivatives, define_op
-from pmwd_dist._jax.varying import result_aval, unify_varying, varying_names
+from pmwd_dist._jax.ops import (
+    Composed,
+    add_batch_axis,
+    define_derivatives,
+    define_op,
+    drop_batch_axis,
+    over_batch,
+    result_aval,
+    unify_varying,
+    varying_names,
+)
 from pmwd_dist.ops import cic
 from pmwd_dist.ops.cic import sums
 from pmwd_dist.ops.rounding import max_abs

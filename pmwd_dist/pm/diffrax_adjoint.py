@@ -15,8 +15,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array
 
-from pmwd_dist._jax.closure import hoist
-from pmwd_dist._jax.linear_map import linear_map
+from pmwd_dist._jax.derivatives import hoist, linear_map
 from pmwd_dist.config import Config
 from pmwd_dist.pm.particles import ExactParticles, Particles, exact
 from pmwd_dist.pm.solvers import SplitSolver

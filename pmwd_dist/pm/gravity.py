@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist._jax.complex_numbers import scaled_by_i
+from pmwd_dist._jax.arithmetic import scaled_by_i
 from pmwd_dist.config import Config, Vector3
 from pmwd_dist.ops import cic
 from pmwd_dist.ops.stencil import WIDTH, gradient

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
-from pmwd_dist._jax.batching import after, barrier
-from pmwd_dist._jax.varying import unify_varying
+from pmwd_dist._jax.ops import unify_varying
+from pmwd_dist._jax.order import after, barrier
 from pmwd_dist.config import Config
 from pmwd_dist.ops import cic
 from pmwd_dist.ops.force_transpose import force_transpose

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 from jaxtyping import Array, Num
 
-from pmwd_dist._jax.complex_numbers import scaled
+from pmwd_dist._jax.arithmetic import scaled
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology

@@ -19,10 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from pmwd_dist._jax.batching import after
-from pmwd_dist._jax.complex_numbers import scaled, scaled_by_i
-from pmwd_dist._jax.linear_map import recomputed
-from pmwd_dist._jax.varying import unify_varying
+from pmwd_dist._jax.arithmetic import scaled, scaled_by_i
+from pmwd_dist._jax.derivatives import recomputed
+from pmwd_dist._jax.ops import unify_varying
 from pmwd_dist.config import Config
 from pmwd_dist.parallel.fft import irfft_block, rfft_block, sequence_after
 from pmwd_dist.pm import fourier
@@ -82,13 +81,13 @@ def second_order(p1: Array, config: Config, *, dealias: bool) -> Array:
     def product(p1: Array) -> list[Array]:
         even, odd = _wavevectors(p1, config)
         trace = _second_derivative(p1, 0, 0, even, odd, config)
-        p1, trace = after(p1, trace)
+        p1, trace = sequence_after(p1, trace)
         source = jnp.zeros((), trace.dtype)
         for i, j in PAIRS[1:]:
             derivative = _second_derivative(p1, i, j, even, odd, config)
             source = source + (trace * derivative if i == j else -(derivative**2))
             trace = trace + derivative if i == j else trace
-            p1, (source, trace) = after(p1, (source, trace))
+            p1, (source, trace) = sequence_after(p1, (source, trace))
         return [source]
 
     if dealias:

@@ -17,8 +17,8 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Complex, Float, Real
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist._jax.complex_numbers import scaled
-from pmwd_dist._jax.few import value_and_jacobian
+from pmwd_dist._jax.arithmetic import scaled
+from pmwd_dist._jax.derivatives import value_and_jacobian
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology import linear_power as linear
 from pmwd_dist.cosmology.growth import GrowthTable

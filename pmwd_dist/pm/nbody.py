@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist._jax.closure import hoist
+from pmwd_dist._jax.derivatives import hoist
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology

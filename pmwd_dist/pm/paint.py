@@ -13,8 +13,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Real
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist._jax.batching import batch_max
-from pmwd_dist._jax.switch import switch
+from pmwd_dist._jax.select import batch_max, switch
 from pmwd_dist.config import Config
 from pmwd_dist.ops import cic
 from pmwd_dist.ops.rounding import max_abs

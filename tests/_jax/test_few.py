@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pmwd_dist._jax.few import forward_derivatives
+from pmwd_dist._jax.derivatives import forward_derivatives
 
 X, K = np.array([0.3, 0.7]), np.linspace(1.0, 2.0, 5)
 

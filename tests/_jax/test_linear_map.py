@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pmwd_dist._jax.linear_map import linear_map
+from pmwd_dist._jax.derivatives import linear_map
 
 X = np.linspace(0.1, 0.9, 3)
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pmwd_dist._jax import look_up
-from pmwd_dist._jax.look_up import rows
+from pmwd_dist._jax import arithmetic
+from pmwd_dist._jax.arithmetic import rows
 
 TABLE, INDEX = np.random.default_rng(0).standard_normal((5, 2)), np.array([[0, 3, 3], [3, 4, 0]])
 
@@ -37,7 +37,7 @@ def test_no_rows_have_a_derivative_of_zero() -> None:
 @pytest.mark.parametrize("most", [5, 20])
 def test_many_rows_are_added_block_by_block(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of one row, and of four of which the last has two."""
-    monkeypatch.setattr(look_up, "_MOST", most)
+    monkeypatch.setattr(arithmetic, "_MOST", most)
     weights = np.arange(12.0).reshape(2, 3, 2)
     total = jax.jit(jax.grad(lambda table: jnp.sum(weights * rows(table, INDEX))))(TABLE)
     expected = np.zeros_like(TABLE)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pmwd_dist._jax.sums import sum_where
+from pmwd_dist._jax.select import sum_where
 
 ARGUMENTS = np.linspace(0.2, 1.0, 5)
 

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pmwd_dist._jax.batching import after, barrier, batch_max
-from pmwd_dist._jax.switch import switch
+from pmwd_dist._jax.order import after, barrier
+from pmwd_dist._jax.select import batch_max, switch
 
 BRANCHES = (lambda x, y: jnp.sin(x * y), lambda x, y: x**3 * y, lambda x, y: jnp.exp(y) + 0 * x)
 

@@ -16,8 +16,7 @@ from jax.core import ShapedArray
 from jax.lax import bitcast_convert_type, clz, shift_left, shift_right_logical
 from jaxtyping import Array, Float, Int
 
-from pmwd_dist._jax.define import Target, define_op
-from pmwd_dist._jax.varying import result_aval, unify_varying
+from pmwd_dist._jax.ops import Target, define_op, result_aval, unify_varying
 from pmwd_dist.ops.cic.geometry import Geometry, Mask, attributes
 
 _TARGET = "jaxdecomp_ops_cic_paint_sums"

@@ -11,8 +11,7 @@ from jax.core import ShapedArray
 from jaxtyping import Array
 
 from pmwd_dist._jax import native
-from pmwd_dist._jax.define import Target, define_linear, define_op
-from pmwd_dist._jax.varying import result_aval
+from pmwd_dist._jax.ops import Target, define_linear, define_op, result_aval
 from pmwd_dist.parallel.backends.xla import XLA
 from pmwd_dist.parallel.division import Division, Shape3
 

@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple, Self
 import jax.numpy as jnp
 from jaxtyping import Array, Complex, Float, Inexact, Num, Real
 
-from pmwd_dist._jax.complex_numbers import scaled
+from pmwd_dist._jax.arithmetic import scaled
 from pmwd_dist.parallel.division import Division, Shape3
 
 

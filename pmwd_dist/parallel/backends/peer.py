@@ -24,8 +24,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from pmwd_dist._jax import native
-from pmwd_dist._jax.define import Target, define_linear, define_op
-from pmwd_dist._jax.varying import result_aval, vary
+from pmwd_dist._jax.ops import Target, define_linear, define_op, result_aval, vary
 from pmwd_dist.ops.local_fft import irfft as local_irfft
 from pmwd_dist.ops.local_fft import multiplicity
 from pmwd_dist.parallel.backends import peer_filter

@@ -16,10 +16,16 @@ from jax.core import ShapedArray
 from jaxtyping import Array, Float
 
 from pmwd_dist._jax import native
-from pmwd_dist._jax.batch_axis import add_batch_axis, drop_batch_axis
-from pmwd_dist._jax.complex_numbers import scaled
-from pmwd_dist._jax.define import Target, define_derivatives, define_op
-from pmwd_dist._jax.varying import result_aval, unify_varying
+from pmwd_dist._jax.arithmetic import scaled
+from pmwd_dist._jax.ops import (
+    Target,
+    add_batch_axis,
+    define_derivatives,
+    define_op,
+    drop_batch_axis,
+    result_aval,
+    unify_varying,
+)
 from pmwd_dist.ops.kernels import cuda_unavailable_reason
 from pmwd_dist.ops.local_fft import irfft, rfft
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from pmwd_dist._jax.batching import barrier
+from pmwd_dist._jax.order import barrier
 from pmwd_dist.config import Config
 from pmwd_dist.ops.step_vjp import UndoDrift, UndoKick
 from pmwd_dist.pm import gravity_vjp

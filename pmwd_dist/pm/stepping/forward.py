@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from pmwd_dist._jax.varying import unify_varying
+from pmwd_dist._jax.ops import unify_varying
 from pmwd_dist.config import Config
 from pmwd_dist.ops.momenta import in_range
 from pmwd_dist.pm.particles import ExactParticles, Particles

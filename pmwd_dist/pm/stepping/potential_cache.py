@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist._jax.varying import unify_varying
+from pmwd_dist._jax.ops import unify_varying
 from pmwd_dist.config import Config
 from pmwd_dist.ops.stencil import gradient_at
 from pmwd_dist.parallel.inputs import whole_number

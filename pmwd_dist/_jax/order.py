@@ -1,4 +1,13 @@
-"""Ops that vmap leaves whole, beside a mesh or, with `spmd_axis_name`, along an axis of it."""
+"""Barriers that order computations.
+
+- `barrier`: `jax.lax.optimization_barrier` of JAX 0.10 to 0.12 fails under vmap with `spmd_axis_name` as soon as one
+  operand or derivative has no batch axis and another has.
+- `after`: XLA's compiler for CPUs drops barriers before it schedules (openxla/xla#20440), and computes arrays for a
+  later computation from the start. Here that computation depends on an earlier one. It is used where it lowers the
+  memory of a gradient on CPUs (benchmarks/RESULTS.md, "CPU").
+
+To be deleted when both are mended.
+"""
 
 from __future__ import annotations
 
@@ -11,53 +20,10 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from pmwd_dist._jax.complex_numbers import scaled
-from pmwd_dist._jax.varying import unify_varying, varying_names
+from pmwd_dist._jax.ops import unify_varying
 
 T = TypeVar("T")
 D = TypeVar("D")
-
-
-def batch_max(x: jax.Array) -> jax.Array:
-    """Largest finite value of x in all batches, 0 if there is none; not differentiable.
-
-    The maximum is taken over every axis of vmap, which the result does not have, and over every manual mesh axis along
-    which x varies. A `lax.switch` that depends on it stays one: it would become a select of all its branches if its
-    index were batched, and its collectives would wait for each other forever if devices took different branches.
-    """
-    x = jax.lax.stop_gradient(x)
-    return _batch_max_p.bind(_max_over_devices(jnp.where(jnp.isfinite(x), x, 0)))
-
-
-def _max_over_devices(x: jax.Array) -> jax.Array:
-    names = tuple(sorted(varying_names(x)))
-    return jax.lax.pmax(x, names) if names else x
-
-
-def _batch_max_rule(operands: tuple[jax.Array], dims: tuple[int]) -> tuple[jax.Array, None]:
-    return _batch_max_p.bind(_max_over_devices(jnp.max(operands[0], axis=dims[0]))), None
-
-
-_batch_max_p = Primitive("batch_max")
-_batch_max_p.def_abstract_eval(lambda x: x)
-_batch_max_p.def_impl(lambda x: x)
-mlir.register_lowering(_batch_max_p, mlir.lower_fun(lambda x: x, multiple_results=False))
-batching.primitive_batchers[_batch_max_p] = _batch_max_rule
-
-
-def batch_any(x: jax.Array) -> jax.Array:
-    """Whether x is true in any batch of vmap, element by element; the result has no batch axis.
-
-    Unlike `batch_max` it leaves devices apart: for branches that do not communicate.
-    """
-    return _batch_any_p.bind(x)
-
-
-_batch_any_p = Primitive("batch_any")
-_batch_any_p.def_abstract_eval(lambda x: x)
-_batch_any_p.def_impl(lambda x: x)
-mlir.register_lowering(_batch_any_p, mlir.lower_fun(lambda x: x, multiple_results=False))
-batching.primitive_batchers[_batch_any_p] = lambda xs, dims: (_batch_any_p.bind(jnp.any(xs[0], axis=dims[0])), None)
 
 
 def barrier(tree: T) -> T:
@@ -103,7 +69,7 @@ def _times(x: jax.Array, done: jax.Array) -> jax.Array:
         return x
     one = jnp.where(done, 1, jnp.nan).astype(x.real.dtype)
     one = one.reshape(one.shape + (1,) * (x.ndim - one.ndim))
-    return scaled(x, one) if jnp.iscomplexobj(x) else x * one
+    return jax.lax.complex(x.real * one, x.imag * one) if jnp.iscomplexobj(x) else x * one
 
 
 def _barrier_rule(

@@ -1,7 +1,10 @@
-"""Look-up of rows, whose transpose adds up in a fixed order.
+"""Arithmetic that XLA does slowly, or in no fixed order.
 
-JAX's own is a scatter: where several look-ups are of one row, GPUs add to it by atomic operations, in any order, and a
-gradient has other bits each time.
+- `scaled`, `scaled_by_i`: JAX promotes a real factor of complex numbers to a complex one, whose product looks after
+  infinities and takes ten times as long to compile on a CPU. To be deleted when JAX multiplies the two parts.
+- `rows`: the transpose of a look-up is a scatter, whose sums GPUs take by atomic operations in any order, so that a
+  gradient has other bits each time (jax-ml/jax#4824). To be deleted when scatters have a fixed order without a flag of
+  XLA for the whole program.
 """
 
 from __future__ import annotations
@@ -10,10 +13,22 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from pmwd_dist._jax.linear_map import linear_map
-from pmwd_dist._jax.varying import unify_varying
+from pmwd_dist._jax.derivatives import linear_map
+from pmwd_dist._jax.ops import unify_varying
+
+
+def scaled(x: Array, factor: ArrayLike) -> Array:
+    """Complex numbers times a real factor."""
+    return jax.lax.complex(x.real * factor, x.imag * factor)
+
+
+def scaled_by_i(x: Array, factor: ArrayLike) -> Array:
+    """Complex numbers times i and a real factor."""
+    return jax.lax.complex(-x.imag * factor, x.real * factor)
+
 
 _MOST = 2**24  # elements of a matrix of ones and zeros
 

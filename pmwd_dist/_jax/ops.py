@@ -1,12 +1,15 @@
 """How an op is defined: a JAX primitive with a reference in JAX, native targets and derivatives.
 
-Operands and results carry a leading batch axis, which is all that vmap needs.
+Operands and results have a leading batch axis, which is all that vmap needs. `jax.ffi.ffi_call` has neither derivatives
+nor a reference for devices where the target can't run. Inside shard_map a primitive gives its operands and results by
+hand the types that jax.numpy gives them: over which manual mesh axes they vary. To be replaced when JAX has public
+primitives with transposes and lowerings of one's own (its `hijax`, jax-ml/jax#35446).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +18,6 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import Mesh
-
-from pmwd_dist._jax.batch_axis import add_batch_axis, drop_batch_axis
-from pmwd_dist._jax.varying import unify_varying
 
 _PLATFORMS = {"cpu": "cpu", "CUDA": "cuda"}  # XLA's names of platforms, and those of JAX's lowering rules
 
@@ -237,3 +237,50 @@ def _batch(primitive: Primitive, operands: Any, dims: Any, **params: Any) -> tup
 
     out = primitive.bind(*unify_varying(*map(fold, operands, dims)), **params)
     return ([*map(unfold, out)], [0] * len(out)) if primitive.multiple_results else (unfold(out), 0)
+
+
+def add_batch_axis(x: Any) -> jax.Array:
+    """An array as a batch of one element."""
+    return jax.lax.expand_dims(x, (0,))
+
+
+def drop_batch_axis(x: Any) -> jax.Array:
+    """The element of a batch of one; unlike x[0] a reshape, which is traced and lowered faster than a slice."""
+    return jax.lax.squeeze(x, (0,))
+
+
+def over_batch(function: Callable[..., Any], *operands: Any) -> Any:
+    """vmap over the leading axis; a batch of one element, as most are, is traced and lowered faster without the axis.
+
+    For functions that give the same bits either way: XLA may contract products and sums of floats in one of the two.
+    """
+    if any(x.shape[0] != 1 for x in operands):
+        return jax.vmap(function)(*operands)
+    return jax.tree.map(add_batch_axis, function(*map(drop_batch_axis, operands)))
+
+
+def varying_names(x: Any) -> frozenset[str]:
+    """The manual mesh axes over which an array varies."""
+    return frozenset((x if isinstance(x, ShapedArray) else jax.typeof(x)).mat.varying)
+
+
+def vary(x: jax.Array, names: Iterable[str]) -> jax.Array:
+    """Mark an array as varying over these manual mesh axes."""
+    missing = tuple(sorted(frozenset(names) - varying_names(x)))
+    return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+
+def unify_varying(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """Mark all arrays as varying over the manual mesh axes over which any of them varies.
+
+    A primitive of our own inside shard_map must do by hand what jax.numpy does for its operands.
+    """
+    union = frozenset[str]().union(*map(varying_names, arrays))
+    return tuple(vary(x, union) for x in arrays)
+
+
+def result_aval(operand: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """Abstract value of a result that varies over the same manual axes as the operand."""
+    spec = jax.P(*(None,) * len(shape))
+    sharding = operand.sharding.update(spec=spec)
+    return ShapedArray(shape, dtype, sharding=sharding, manual_axis_type=operand.manual_axis_type)

@@ -1,0 +1,217 @@
+"""Branches and sums of which only those that are wanted are computed, also in derivatives and under vmap.
+
+- `batch_max`, `batch_any`: an index without a batch axis, from values with one. Under vmap `jax.lax.switch` with a
+  batched index is a select of all branches (jax-ml/jax#8409).
+- `switch`: reverse mode of `jax.lax.switch` holds the residuals of all branches, zeros for those not taken
+  (jax-ml/jax#8239), and fails inside shard_map (JAX 0.10 to 0.12) where these lack the batch's mesh axis. Here the
+  derivative of a switch is a switch of derivatives.
+- `sum_where`: the derivative of a scan with a switch in each turn adds up cotangents of all operands in each turn, also
+  where nothing is computed.
+
+To be deleted when JAX's own conditionals do the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+from jax.interpreters import ad, batching, mlir
+from jaxtyping import Array
+
+from pmwd_dist._jax.derivatives import linear_map
+from pmwd_dist._jax.ops import vary, varying_names
+
+
+def batch_max(x: jax.Array) -> jax.Array:
+    """Largest finite value of x in all batches, 0 if there is none; not differentiable.
+
+    The maximum is taken over every axis of vmap, which the result does not have, and over every manual mesh axis along
+    which x varies. A `lax.switch` that depends on it stays one: it would become a select of all its branches if its
+    index were batched, and its collectives would wait for each other forever if devices took different branches.
+    """
+    x = jax.lax.stop_gradient(x)
+    return _batch_max_p.bind(_max_over_devices(jnp.where(jnp.isfinite(x), x, 0)))
+
+
+def _max_over_devices(x: jax.Array) -> jax.Array:
+    names = tuple(sorted(varying_names(x)))
+    return jax.lax.pmax(x, names) if names else x
+
+
+def _batch_max_rule(operands: tuple[jax.Array], dims: tuple[int]) -> tuple[jax.Array, None]:
+    return _batch_max_p.bind(_max_over_devices(jnp.max(operands[0], axis=dims[0]))), None
+
+
+_batch_max_p = Primitive("batch_max")
+_batch_max_p.def_abstract_eval(lambda x: x)
+_batch_max_p.def_impl(lambda x: x)
+mlir.register_lowering(_batch_max_p, mlir.lower_fun(lambda x: x, multiple_results=False))
+batching.primitive_batchers[_batch_max_p] = _batch_max_rule
+
+
+def batch_any(x: jax.Array) -> jax.Array:
+    """Whether x is true in any batch of vmap, element by element; the result has no batch axis.
+
+    Unlike `batch_max` it leaves devices apart: for branches that do not communicate.
+    """
+    return _batch_any_p.bind(x)
+
+
+_batch_any_p = Primitive("batch_any")
+_batch_any_p.def_abstract_eval(lambda x: x)
+_batch_any_p.def_impl(lambda x: x)
+mlir.register_lowering(_batch_any_p, mlir.lower_fun(lambda x: x, multiple_results=False))
+batching.primitive_batchers[_batch_any_p] = lambda xs, dims: (_batch_any_p.bind(jnp.any(xs[0], axis=dims[0])), None)
+
+
+def switch(index: jax.Array, branches: Sequence[Callable[..., Any]], *operands: jax.Array) -> Any:
+    """Apply one of several functions to the operands, the only arrays on which they may depend.
+
+    Args:
+      index: of the branch, without a batch axis and the same on all devices (see `batch_max`).
+      branches: functions with results of one type, arrays or pytrees of them.
+      operands: arguments of the branches.
+    """
+    treedef = jax.tree.structure(jax.eval_shape(branches[0], *operands))
+    out = _bind(index, [lambda *xs, b=branch: jax.tree.leaves(b(*xs)) for branch in branches], operands)
+    return jax.tree.unflatten(treedef, out)
+
+
+def _bind(index: jax.Array, functions: Sequence[Callable[..., list[Any]]], operands: Sequence[Any]) -> list[Any]:
+    branches = tuple(jax.make_jaxpr(function)(*operands) for function in functions)
+    return _switch_p.bind(index, *operands, branches=branches)
+
+
+def _switch_reference(index: jax.Array, *operands: jax.Array, branches: Sequence[ClosedJaxpr]) -> list[jax.Array]:
+    return jax.lax.switch(index, [jaxpr_as_fun(branch) for branch in branches], *operands)
+
+
+def _switch_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, branches: Sequence[ClosedJaxpr]) -> tuple[Any, Any]:
+    index, *operands = primals
+    out = _switch_p.bind(*primals, branches=branches)
+    moving = [i for i, t in enumerate(tangents[1:]) if type(t) is not ad.Zero]
+
+    def tangent(branch: ClosedJaxpr) -> Callable[..., list[Any]]:
+        def function(*args: Any) -> list[Any]:
+            values = list(args[: len(operands)])
+
+            def moved(*some: Any) -> list[Any]:
+                given = dict(zip(moving, some, strict=True))
+                return jaxpr_as_fun(branch)(*(given.get(i, x) for i, x in enumerate(values)))
+
+            return jax.jvp(moved, tuple(values[i] for i in moving), args[len(operands) :])[1]
+
+        return function
+
+    changes = [tangents[1 + i] for i in moving]
+    return out, _bind(index, [tangent(branch) for branch in branches], [*operands, *changes])
+
+
+def _switch_transpose(cts: Sequence[Any], index: Any, *operands: Any, branches: Sequence[ClosedJaxpr]) -> list[Any]:
+    linear = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
+    known = [i for i in range(len(operands)) if i not in linear]
+    cts = [ad.instantiate_zeros(ct) for ct in cts]
+
+    def transposed(branch: ClosedJaxpr) -> Callable[..., list[Any]]:
+        def function(*args: Any) -> list[Any]:
+            given = dict(zip(known, args, strict=False))
+
+            def applied(*xs: Any) -> list[Any]:
+                values = given | dict(zip(linear, xs, strict=True))
+                return jaxpr_as_fun(branch)(*(values[i] for i in range(len(operands))))
+
+            return list(jax.vjp(applied, *(_zeros(branch.in_avals[i]) for i in linear))[1](list(args[len(known) :])))
+
+        return function
+
+    out = _bind(index, [transposed(branch) for branch in branches], [*(operands[i] for i in known), *cts])
+    found = dict(zip(linear, out, strict=True))
+    return [None, *(found.get(i) for i in range(len(operands)))]
+
+
+def _zeros(aval: Any) -> jax.Array:
+    return vary(jnp.zeros(aval.shape, aval.dtype), varying_names(aval))
+
+
+def _switch_batch(operands: Sequence[Any], dims: Sequence[Any], *, branches: Sequence[ClosedJaxpr]) -> tuple[Any, Any]:
+    index, *operands = operands
+    names = frozenset[str]().union(*map(varying_names, operands))
+
+    def batched(branch: ClosedJaxpr) -> Callable[..., list[Any]]:
+        many = jax.vmap(jaxpr_as_fun(branch), in_axes=tuple(dims[1:]))
+        return lambda *xs: [vary(x, names) for x in many(*xs)]
+
+    assert dims[0] is None, "the index of a switch has no batch axis"
+    out = _bind(index, [batched(branch) for branch in branches], operands)
+    return out, [0] * len(out)
+
+
+_switch_p = Primitive("switch")
+_switch_p.multiple_results = True
+_switch_p.def_abstract_eval(lambda *_, branches: branches[0].out_avals)
+_switch_p.def_impl(_switch_reference)
+mlir.register_lowering(_switch_p, mlir.lower_fun(_switch_reference, multiple_results=True))
+batching.primitive_batchers[_switch_p] = _switch_batch
+ad.primitive_jvps[_switch_p] = _switch_jvp
+ad.primitive_transposes[_switch_p] = _switch_transpose
+
+
+Function = Callable[..., Sequence[Array]]
+
+
+def sum_where(wanted: Array, function: Function, arguments: Array, *operands: Array) -> list[Array]:
+    """Sums of the arrays that a function gives for each of the arguments that are wanted, one after the other.
+
+    Args:
+      wanted: (n,), without a batch axis and the same on all devices, which is not checked (see `batch_max`).
+      function: of (argument, *operands), on which alone it depends.
+      arguments: (n, ...), without a batch axis; not differentiated.
+      operands: arrays of real numbers.
+    """
+    names = frozenset[str]().union(*map(varying_names, operands))
+
+    def varying(*args: Array) -> list[Array]:
+        return [vary(x, names) for x in function(*args)]
+
+    return _sums(varying, names, wanted, arguments, *(vary(x, names) for x in operands))
+
+
+def _sums(function: Function, names: frozenset[str], wanted: Array, arguments: Array, *operands: Array) -> list[Array]:
+    results = jax.eval_shape(lambda *xs: list(function(*xs)), arguments[0], *operands)
+
+    @jax.custom_jvp
+    def run(wanted: Array, arguments: Array, *operands: Array) -> list[Array]:
+        order = jnp.argsort(~wanted)
+
+        def add(i: Array, sums: list[Array]) -> list[Array]:
+            each = function(arguments[order[i]], *operands)
+            return [total + x for total, x in zip(sums, each, strict=True)]
+
+        zeros = [vary(jnp.zeros(x.shape, x.dtype), names) for x in results]
+        return jax.lax.fori_loop(0, jnp.sum(wanted), add, zeros)
+
+    @run.defjvp
+    def rule(primals: Any, tangents: Any) -> tuple[list[Array], list[Array]]:
+        out, count = run(*primals), len(primals) - 2
+        residuals = [*primals, *out]
+        like: Any = {"operands_like": range(2, 2 + count), "results_like": range(2 + count, len(residuals))}
+
+        def tangent(argument: Array, *arrays: Array) -> Sequence[Array]:
+            at, along = arrays[:count], arrays[count:]
+            return jax.jvp(lambda *xs: list(function(argument, *xs)), at, along)[1]
+
+        def cotangent(argument: Array, *arrays: Array) -> Sequence[Array]:
+            at, cts = arrays[:count], list(arrays[count:])
+            return jax.vjp(lambda *xs: list(function(argument, *xs)), *at)[1](cts)
+
+        def of(each: Function) -> Function:
+            """A function of (*residuals, *tangents or cotangents), the sum of one of these."""
+            return lambda *args: _sums(each, names, *args[: 2 + count], *args[len(residuals) :])
+
+        return out, linear_map(of(tangent), of(cotangent), residuals, list(tangents[2:]), **like)
+
+    return run(wanted, arguments, *operands)
