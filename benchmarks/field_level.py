@@ -27,9 +27,9 @@ import numpy as np
 
 from benchmarks.mocks import TRUTH, galaxies, lensing
 from pmwd_dist import infer
-from pmwd_dist.infer.chains import load_chain
+from pmwd_dist.infer.chain.folder import load_chain
 from pmwd_dist.infer.samplers.isokinetic import value_and_grad
-from pmwd_dist.infer.samplers.search import ENERGY_VARIANCE, STEP_BIAS
+from pmwd_dist.infer.tuning.schedule import ENERGY_VARIANCE, STEP_BIAS
 
 DENSITY = 1e-3
 

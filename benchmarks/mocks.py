@@ -14,15 +14,14 @@ import numpy as np
 
 import pmwd_dist as pmd
 from pmwd_dist import infer
-from pmwd_dist.infer import adaptation, adapting
-from pmwd_dist.infer.adaptation import Adaptation
-from pmwd_dist.infer.adapting import changes_of_curvature
+from pmwd_dist.infer import preconditioner_adaptation as adaptation
+from pmwd_dist.infer.preconditioner_adaptation import Adaptation, changes_of_curvature
 from pmwd_dist.infer.samplers import mclmc
-from pmwd_dist.infer.samplers.blocks import run_blocks
-from pmwd_dist.infer.samplers.methods import tilt, tilted
-from pmwd_dist.infer.samplers.search import ENERGY_VARIANCE, STEP_BIAS, Search, block_length
-from pmwd_dist.infer.samplers.stiffness import largest_curvature, longest_step
-from pmwd_dist.infer.tilt_estimate import TiltEstimate
+from pmwd_dist.infer.samplers.methods import corrected, correction
+from pmwd_dist.infer.tuning.blocks import run_blocks
+from pmwd_dist.infer.tuning.curvature import largest_curvature, longest_step
+from pmwd_dist.infer.tuning.discretisation_bias import BiasCorrection
+from pmwd_dist.infer.tuning.schedule import ENERGY_VARIANCE, STEP_BIAS, Schedule, block_length
 
 TRUTH = {"sigma8": 0.8159, "Omega_m": 0.3075, "b1": 0.8}
 
@@ -129,22 +128,22 @@ class Mocks:
         self.method, self.length = method, block_length(steps)
         options: dict[str, Any] = {"steps": steps, "method": method, "energy_variance": energy_variance}
         options |= {"adapts": self.adaptation is not None, "approaches": True, "reestimates": True}
-        self.searches = [Search(_of(self.states.position, i), **options) for i in range(self.count)]
+        self.schedules = [Schedule(_of(self.states.position, i), **options) for i in range(self.count)]
         self.blocks = 0
-        while not self.searches[0].done:
-            if self.searches[0].renews:
+        while not self.schedules[0].done:
+            if self.schedules[0].reevaluates:
                 self._renew()
-            moved, blocks = self._run(self.searches[0].method)
-            fine = np.array([search.take(_of(blocks, i)) for i, search in enumerate(self.searches)])
+            moved, blocks = self._run(self.schedules[0].method)
+            fine = np.array([schedule.take(_of(blocks, i)) for i, schedule in enumerate(self.schedules)])
             self.states = _where(fine, moved, self.states)
-            if any(search.due for search in self.searches):
+            if any(schedule.adaptation_due for schedule in self.schedules):
                 self._adapt()
             if self.blocks % 10 == 0:
                 step = np.median(self.lengths()[:, 1])
                 print(f"{self.blocks} blocks, step {step:.3g}, {np.sum(~fine)} undone", flush=True)
         self.tunings = self._tunings()
-        self.states = _tilted(self.states, self.tunings)
-        self.estimates = [TiltEstimate(search.tilt_error, STEP_BIAS) for search in self.searches]
+        self.states = _corrected(self.states, self.tunings)
+        self.estimates = [BiasCorrection(schedule.correction_error, STEP_BIAS) for schedule in self.schedules]
 
     def draw(self, blocks: int, seconds: float = math.inf) -> dict[str, np.ndarray]:
         """Numbers after each block, (blocks, mocks, chains); energies of all steps; the mean noise.
@@ -159,7 +158,7 @@ class Mocks:
             energies.append(block.energy_change)
             total = total + noise
             if self.method == "mclmc":
-                self._tilt(block)
+                self._correct(block)
             if len(drawn) % 10 == 0:
                 print(f"{len(drawn)} of {blocks} blocks drawn, {time.perf_counter() - began:.0f} s", flush=True)
         arrays = {name: np.stack([x[name] for x in drawn]) for name in drawn[0]}
@@ -168,68 +167,68 @@ class Mocks:
 
     def lengths(self) -> np.ndarray:
         """L and step size of each mock."""
-        return np.array([[float(np.asarray(x)) for x in search.tuning()[:2]] for search in self.searches])
+        return np.array([[float(np.asarray(x)) for x in schedule.tuning()[:2]] for schedule in self.schedules])
 
-    def _tilt(self, block: Any) -> None:
+    def _correct(self, block: Any) -> None:
         """Tilt the log density of each mock by what all of its draws show, as `sample` does after a chunk."""
-        old, structure = jax.tree.flatten(self.tunings.tilt)
+        old, structure = jax.tree.flatten(self.tunings.correction)
         new = [x.copy() for x in old]
         numbers = [i for i, x in enumerate(jax.tree.leaves(self.states.position)) if x.ndim == 2]
         for i, estimate in enumerate(self.estimates):
             estimate.samples.add(block.numbers[i], block.shift[i])
-            slopes = estimate.renewed(float(self.tunings.step_size[i]))
+            slopes = estimate.estimate(float(self.tunings.step_size[i]))
             if slopes is not None:
                 for leaf, slope in zip(numbers, slopes, strict=True):
                     new[leaf][i] = slope
         change = jax.tree.unflatten(structure, [x - y for x, y in zip(new, old, strict=True)])
-        self.states = _tilted(self.states, self.tunings._replace(tilt=change))
-        self.tunings = self.tunings._replace(tilt=jax.tree.unflatten(structure, new))
+        self.states = _corrected(self.states, self.tunings._replace(correction=change))
+        self.tunings = self.tunings._replace(correction=jax.tree.unflatten(structure, new))
 
     def _adapt(self) -> None:
         """Bring the positions of all mocks for which it is due to what their own chains have shown."""
         old, new = jax.tree.map(np.asarray, self.adaptation), list[Adaptation]()
         keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(self.keys[1], 10**6 + self.blocks)
         changes: Any = [None] * self.count
-        if self.searches[0].free:  # all at once
+        if self.schedules[0].parameters_move:  # all at once
             others = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, 1)
             changes = np.asarray(_changes(others, self.states.position, (self.data, self.adaptation), self.posterior))
-        modes = adapting.mode_numbers(self.posterior)
-        for i, search in enumerate(self.searches):
+        modes = adaptation.mode_numbers(self.posterior)
+        for i, schedule in enumerate(self.schedules):
             one = _of(old, i)
-            if search.due:
-                one = adapting.adapt(one, *search.observed(), modes, changes[i])
+            if schedule.adaptation_due:
+                one = adaptation.adapt(one, *schedule.observed(), modes, changes[i])
             new.append(one)
         adapted = jax.tree.map(lambda *x: jnp.asarray(np.stack([np.asarray(y) for y in x])), *new)
         self.states = _moved(keys, self.states, self.data, self.adaptation, adapted, self.posterior)
         self.adaptation = adapted
         curvatures = np.asarray(_curvatures(self.states.position, (self.data, adapted), self.posterior))
-        for search, each in zip(self.searches, curvatures, strict=True):
-            if search.due:
-                search.adapted(longest_step(each, theory=adapted.mean is None))
+        for schedule, each in zip(self.schedules, curvatures, strict=True):
+            if schedule.adaptation_due:
+                schedule.adapted(longest_step(each, theory=adapted.mean is None))
 
     def _renew(self) -> None:
         """Bring all chains to the density that the next block samples."""
         keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(self.keys[1], 2 * 10**6 + self.blocks)
-        now = self.posterior.weighted(self.searches[0].weight)
+        now = self.posterior.weighted(self.schedules[0].weight)
         self.states = _moved(keys, self.states, self.data, self.adaptation, self.adaptation, now)
 
     def _tunings(self) -> Any:
-        return jax.tree.map(lambda *x: np.stack(x), *[search.tuning() for search in self.searches])
+        return jax.tree.map(lambda *x: np.stack(x), *[schedule.tuning() for schedule in self.schedules])
 
     def _run(self, method: Any) -> Any:
         self.blocks += 1
         keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(self.keys[1], self.blocks)
         given = self.data, self.adaptation
         tunings = self._tunings() if self.tunings is None else self.tunings
-        now = self.posterior.weighted(self.searches[0].weight)
+        now = self.posterior.weighted(self.schedules[0].weight)
         states, blocks = _blocks(keys, self.states, tunings, given, now, method, self.length)
         return states, jax.tree.map(np.asarray, blocks)
 
 
 @jax.jit
-def _tilted(states: Any, tunings: Any) -> Any:
-    """All chains of all mocks, of the densities with their tilts."""
-    return jax.vmap(lambda states, tuning: jax.vmap(lambda state: tilted(state, tuning))(states))(states, tunings)
+def _corrected(states: Any, tunings: Any) -> Any:
+    """All chains of all mocks, of the densities with their corrections."""
+    return jax.vmap(lambda states, tuning: jax.vmap(lambda state: corrected(state, tuning))(states))(states, tunings)
 
 
 def _of(tree: Any, i: int) -> Any:
@@ -321,7 +320,9 @@ def _look(states: Any, tunings: Any, data: Any, adapted: Any, posterior: infer.P
 
     def mock(states: Any, tuning: Any, data: Any, adapted: Any) -> Any:
         own = _given(posterior, data, adapted)
-        numbers, noise = jax.vmap(lambda s: _numbers(own, s.position, s.logdensity + tilt(s.position, tuning)))(states)
+        numbers, noise = jax.vmap(lambda s: _numbers(own, s.position, s.logdensity + correction(s.position, tuning)))(
+            states
+        )
         return numbers, jnp.mean(noise, axis=0)
 
     return jax.vmap(mock)(states, tunings, data, adapted)

@@ -1,8 +1,9 @@
 """Field-level inference: posteriors of initial conditions and parameters, and samplers on divided fields."""
 
 from pmwd_dist.infer.arviz import save_arviz as save_arviz
-from pmwd_dist.infer.chains import Chain as Chain
-from pmwd_dist.infer.chains import load_chain as load_chain
+from pmwd_dist.infer.chain.chain import Chain as Chain
+from pmwd_dist.infer.chain.chain import Progress as Progress
+from pmwd_dist.infer.chain.folder import load_chain as load_chain
 from pmwd_dist.infer.diagnostics import energy_errors as energy_errors
 from pmwd_dist.infer.diagnostics import energy_table as energy_table
 from pmwd_dist.infer.diagnostics import ess_bulk as ess_bulk
@@ -33,6 +34,5 @@ from pmwd_dist.infer.samplers import hmc as hmc
 from pmwd_dist.infer.samplers import mclmc as mclmc
 from pmwd_dist.infer.samplers import nuts as nuts
 from pmwd_dist.infer.sampling import sample as sample
-from pmwd_dist.infer.state import Progress as Progress
-from pmwd_dist.infer.state import TuningProgress as TuningProgress
+from pmwd_dist.infer.tuning.loop import TuningProgress as TuningProgress
 from pmwd_dist.io.arrays import ArrayFileError as ArrayFileError

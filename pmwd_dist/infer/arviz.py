@@ -12,7 +12,7 @@ import numpy as np
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import atomic_write, exists, temporary
-from pmwd_dist.infer.chains import Chain
+from pmwd_dist.infer.chain.chain import Chain
 
 Coordinates = dict[str, np.ndarray]
 Variables = dict[str, tuple[np.ndarray, tuple[str, ...]]]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist.infer.chains import Chain
+from pmwd_dist.infer.chain.chain import Chain
 
 
 def as_getdist(chain: Chain, **options: Any) -> Any:

@@ -17,12 +17,12 @@ from jaxtyping import Array
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.infer import trees
-from pmwd_dist.infer.adaptation import Adaptation
+from pmwd_dist.infer.data_checks import constant, unused
 from pmwd_dist.infer.forward import COSMOLOGY, of_shape
-from pmwd_dist.infer.informing import constant, unused
 from pmwd_dist.infer.likelihoods import Likelihood, seen
 from pmwd_dist.infer.numpyro import numpyro_sites
 from pmwd_dist.infer.precondition import Preconditioner, wiener_draw
+from pmwd_dist.infer.preconditioner_adaptation import Adaptation
 from pmwd_dist.infer.priors import Prior, check_priors, unwhiten, whiten
 from pmwd_dist.parallel.inputs import numbers
 from pmwd_dist.pm.inputs import check_config, lattice_field

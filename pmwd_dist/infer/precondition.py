@@ -1,18 +1,18 @@
-"""Preconditioning in linear theory: per mode of the noise, the variance that data leave it (Wiener 1949).
+"""Preconditioning by the posterior of each mode of the noise in linear theory (Wiener 1949).
 
 Where data are d(k) = R(k) w(k) + n(k), with white noise w of unit variance, n of variance s^2 in each cell, and the
 response R of a forward model, w(k) has the posterior mean R d / (R^2 + s^2) and the variance 1 / (1 + R^2 / s^2).
 
-Modes that are not compared have s infinite: the mean and the variance of the prior, 0 and 1.
+Modes that are not compared have infinite s: mean 0 and variance 1, as in the prior.
 
-R and s depend on the parameters. Where both moments are those at the parameters of the position, the position's noise
-is in linear theory a standard normal one whatever the parameters are, and these have their marginal posterior: field
-and parameters no longer constrain each other. That of the parameters has in linear theory the Fisher matrix
-sum over modes of (d ln V / d u)^2 / 2, with V = R^2 + s^2, and that of their prior: its Cholesky factor scales them.
+R and s depend on the parameters. With both moments at the parameters of the position, its noise is standard normal in
+linear theory for all parameters, and these have their marginal posterior: field and parameters no longer constrain each
+other. The parameters have the Fisher matrix of their prior plus the sum over modes of (d ln V / d u)^2 / 2, with
+V = R^2 + s^2. Its Cholesky factor scales them.
 
-To scale the modes by the widths at fixed parameters is not enough: field and parameters then fix each other in a valley
-much narrower than it is long, whose width changes along it, and so does the step at which a sampler becomes unstable.
-`adaptation` is what chains change of all this where the posterior is not that of linear theory.
+Widths at fixed parameters are not enough: field and parameters then lie in a long narrow valley, whose width changes
+along it, and with it the stability limit of a sampler. `preconditioner_adaptation` changes the moments where the
+posterior differs from linear theory.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ from jaxtyping import Array, Float
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
-from pmwd_dist.infer.adaptation import BANDS, CLASSES, Adaptation, bands, mode_counts
-from pmwd_dist.infer.adapting import Seen
 from pmwd_dist.infer.forward import of_shape
+from pmwd_dist.infer.preconditioner_adaptation import BANDS, CLASSES, Adaptation, Observations, bands, mode_counts
 from pmwd_dist.infer.priors import Prior, unwhiten
 from pmwd_dist.parallel.fft import pirfft3d, prfft3d
 
@@ -39,15 +38,15 @@ class Preconditioner(eqx.Module):
     """Mean and standard deviation of each mode of the noise, given data and the parameters of the position.
 
     Args:
-      data: on the mesh.
-      forward: with a method `response(parameters)`: modes of the field per mode of the noise, real. Without one, or on
-        another mesh than the lattice, linear theory says nothing of the modes, and an adapted preconditioner begins
-        with those of the prior.
-      likelihood: with methods `contrast(data, parameters)` and `noise_variance(parameters, config)`.
-      config: the simulation.
+      data: data on the mesh.
+      forward: forward model. Its method `response(parameters)` gives the real ratio of the modes of the field to the
+        modes of the noise. Without it, or if the mesh is not the lattice, an adapted preconditioner begins with the
+        moments of the prior.
+      likelihood: likelihood with the methods `contrast(data, parameters)` and `noise_variance(parameters, config)`.
       fiducial: whitened parameters at which their own scales are found.
-      priors: of the parameters.
-      adapted: whether chains may change it; nothing is changed yet.
+      priors: priors of the parameters.
+      config: configuration of the simulation.
+      adapted: whether chains may change the preconditioner.
 
     Raises:
       ValueError: a forward model without a response, or a mesh other than the lattice, if chains may not change it.
@@ -57,9 +56,9 @@ class Preconditioner(eqx.Module):
     forward: Any
     likelihood: Any
     fiducial: dict[str, Array]
-    factor: Float[Array, "p p"] = eqx.field(metadata={"derived": True})  # of all of these
+    factor: Float[Array, "p p"] = eqx.field(metadata={"derived": True})
     adaptation: Adaptation | None
-    linear: bool = eqx.field(static=True)  # whether linear theory says anything of the modes
+    linear: bool = eqx.field(static=True)  # whether linear theory gives the moments
     along: int | None = eqx.field(static=True, metadata={"derived": True})  # axis along which modes differ
     band_count: int = eqx.field(static=True, metadata={"derived": True})
 
@@ -79,8 +78,8 @@ class Preconditioner(eqx.Module):
             raise _no_response(forward, config)
         self.data, self.forward, self.likelihood = data, forward, likelihood
         self.fiducial = dict(fiducial)
-        of_linear = forward, likelihood, self.fiducial, tuple(priors.items()), config
-        self.factor = _parameter_scales(*of_linear) if self.linear else jnp.eye(len(self.fiducial))
+        model = forward, likelihood, self.fiducial, tuple(priors.items()), config
+        self.factor = _parameter_scales(*model) if self.linear else jnp.eye(len(self.fiducial))
         self.along = None if self.linear else getattr(forward, "along", None)
         if self.along not in (None, 0, 1, 2):
             raise ArgumentError("forward.along", self.along, "must be an axis of the box: 0, 1 or 2")
@@ -90,7 +89,7 @@ class Preconditioner(eqx.Module):
         self.adaptation = Adaptation.none(len(fiducial), self.band_count, mean) if adapted else None
 
     def sums(self, x: Array, config: Config) -> Float[Array, " bands"]:
-        """Sums of what a spectrum holds over the modes of each band."""
+        """Sums of a spectrum over the modes of each band."""
         counts = mode_counts(config, float)
         return bands(config, self.along).sums(x * counts)
 
@@ -101,11 +100,11 @@ class Preconditioner(eqx.Module):
         return _named(_vector(parameters) + by, parameters)
 
     def white(self, parameters: Mapping[str, Array]) -> dict[str, Array]:
-        """Whitened parameters of those of a position."""
+        """Whitened parameters from the parameters of a position."""
         return _named(_times(self.factor, self.in_linear_scales(parameters)), parameters)
 
     def scaled(self, white: Mapping[str, Array]) -> dict[str, Array]:
-        """Parameters of a position of whitened ones."""
+        """Parameters of a position from whitened parameters."""
         vector = _times(jnp.linalg.inv(self.factor), _vector(white)) if white else _vector(white)
         if self.adaptation is not None and white:
             vector = _times(jnp.linalg.inv(self.adaptation.factor), vector)
@@ -119,13 +118,13 @@ class Preconditioner(eqx.Module):
     def noise(
         self, z: Array, scaled: Mapping[str, Array], parameters: Mapping[str, ArrayLike], config: Config
     ) -> tuple[Array, Array | float]:
-        """White noise of a position, and the logarithm of the volume that its scales give it, up to a constant.
+        """White noise of a position, and the logarithm of the volume of the scales, up to a constant.
 
         Args:
           z: noise of the position.
           scaled: parameters of the position.
-          parameters: of the model there.
-          config: the simulation.
+          parameters: parameters of the model.
+          config: configuration of the simulation.
         """
         width, mean, volume = self._moments(scaled, parameters, config)
         modes = prfft3d(z, config.decomposition) * width.astype(z.dtype) + mean.astype(_complex(z))
@@ -142,10 +141,9 @@ class Preconditioner(eqx.Module):
     def observe(
         self, position: Mapping[str, Any], slope: Mapping[str, Any], parameters: Mapping[str, ArrayLike], config: Config
     ) -> tuple[Float[Array, " n"], Array]:
-        """What a slope of the log density at a position shows, for `adapting.adapt`; nothing if none is adapted.
+        """Packed `Observations` from a gradient of the log density at a position; empty without an adaptation.
 
-        That is a packed `Seen`, and what data say of the noise: x + d log p / dx, x being the noise, where that is for
-        the adaptation to find.
+        The second array is x + d log p / dx for the noise x, where the adaptation estimates the mean of the noise.
         """
         if self.adaptation is None:
             return jnp.zeros(0), jnp.zeros(0)
@@ -157,7 +155,7 @@ class Preconditioner(eqx.Module):
         def times(other: Array) -> Array:
             return self.sums(jnp.real(jnp.conj(slopes) * other), config)
 
-        seen = Seen(
+        seen = Observations(
             slopes=_vector(slope["parameters"]),
             sums=times(mean / (width * size)),
             spreads=times(modes) + self.sums(jnp.ones(()), config),
@@ -167,10 +165,8 @@ class Preconditioner(eqx.Module):
         if self.adaptation.mean is None:
             return seen.packed(), jnp.zeros(0)
         noise, _ = self.noise(position["noise"], scaled, parameters, config)
-        informed = pirfft3d(
-            (slopes / width).astype(_complex(noise)), config.particle_shape, decomposition, norm="ortho"
-        )
-        return seen.packed(), noise + informed
+        slope_of_noise = (slopes / width).astype(_complex(noise))
+        return seen.packed(), noise + pirfft3d(slope_of_noise, config.particle_shape, decomposition, norm="ortho")
 
     def _moments(
         self,
@@ -182,7 +178,7 @@ class Preconditioner(eqx.Module):
     ) -> tuple[Array, Array, Array | float]:
         """Scale and mean of the modes of the noise, and the logarithm of their volume, up to a constant.
 
-        The mean is that at the adaptation's centre unless it follows the parameters.
+        The mean follows the parameters, or is fixed at the centre of the adaptation.
         """
         adaptation, volume, width = self.adaptation, 0.0, jnp.ones(())
         if self.linear:
@@ -217,12 +213,12 @@ def _named(vector: Array, like: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def _times(matrix: Array, vector: Array) -> Array:
-    """Products of single numbers, where a matrix product would be of less precision on some devices."""
+    """Matrix product by single products: a matrix product has less precision on some devices."""
     return jnp.sum(matrix * vector.astype(matrix.dtype)[None, :], axis=1)
 
 
 def _no_response(forward: Any, config: Config) -> ArgumentError:
-    """What is missing: a linear response, or a mesh that is the lattice."""
+    """Error for a forward model without a linear response, or a mesh that is not the lattice."""
     if not callable(getattr(forward, "response", None)):
         remedy = 'use one of pmwd_dist.infer, give it a method response(parameters), or precondition="adapted"'
         return ArgumentError("precondition", None, "needs a forward model with a response", remedy, show_value=False)
@@ -234,7 +230,7 @@ def _no_response(forward: Any, config: Config) -> ArgumentError:
 def _parameter_scales(
     forward: Any, likelihood: Any, white: dict[str, Array], priors: tuple[tuple[str, Prior], ...], config: Config
 ) -> Float[Array, "p p"]:
-    """Cholesky factor of the covariance of the whitened parameters, by name, in linear theory, the noise unknown."""
+    """Cholesky factor of the marginal covariance of the whitened parameters, by name, in linear theory."""
 
     def logarithm(white: dict[str, Array]) -> Array:
         parameters = unwhiten(white, dict(priors))
@@ -244,7 +240,7 @@ def _parameter_scales(
     if not white:
         return jnp.zeros((0, 0))
     names = sorted(white)
-    # One after the other, so that the tangent is compiled once.
+    # In sequence, so that the tangent is compiled once.
     unit = jnp.eye(len(names), dtype=white[names[0]].dtype)
     along = {name: unit[:, i] for i, name in enumerate(names)}
     slopes = jax.lax.map(lambda direction: jax.jvp(logarithm, (white,), (direction,))[1], along)
@@ -257,7 +253,7 @@ def _parameter_scales(
 def wiener(
     forward: Any, likelihood: Any, parameters: Mapping[str, ArrayLike], config: Config
 ) -> tuple[Float[Array, "nx ny nk"], Float[Array, "nx ny nk"]]:
-    """Posterior variance of each mode of the noise, and what its posterior mean is per mode of the data."""
+    """Posterior variance of each mode of the noise, and the ratio of its posterior mean to the mode of the data."""
     response = forward.response(parameters)
     known = 1 / likelihood.noise_variance(parameters, config)  # 0 for modes that are not compared
     sharding = config.decomposition.spectrum_sharding
@@ -290,7 +286,7 @@ def wiener_draw(
     decomposition = config.decomposition
     _, gain = wiener(forward, likelihood, parameters, config)
     variance = likelihood.noise_variance(parameters, config)
-    size = jnp.sqrt(jnp.where(jnp.isinf(variance), 0, variance))  # what is not compared has a gain of 0
+    size = jnp.sqrt(jnp.where(jnp.isinf(variance), 0, variance))  # the gain is 0 there
     errors = jax.random.normal(key, data.shape, data.dtype)
     contrast, drawn, errors = (
         prfft3d(x, decomposition) for x in (_contrast(likelihood, data, parameters), noise, errors)

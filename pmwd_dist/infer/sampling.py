@@ -1,8 +1,8 @@
-"""Sample a posterior in chunks that go to disk: a run that is stopped goes on where it was, to the same bits."""
+"""Sample a posterior in chunks on disk: an interrupted run goes on from the last chunk, to the same bits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,27 +13,22 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from pmwd_dist.infer import adaptation, scales
-from pmwd_dist.infer.arguments import check_lengths, check_options, check_start
-from pmwd_dist.infer.chain_tuning import ChainTuning
-from pmwd_dist.infer.chains import Chain, ChainFolder, identity_of, open_folder
-from pmwd_dist.infer.failures import check_share
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist.infer import preconditioner_adaptation as adaptation
+from pmwd_dist.infer.chain import scales
+from pmwd_dist.infer.chain.chain import Chain, Moments, Progress, Run, pack, unpack
+from pmwd_dist.infer.chain.folder import ChainFolder, identity_of
 from pmwd_dist.infer.model import Position, Posterior
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState
-from pmwd_dist.infer.samplers.methods import Method, check_method, density_shift, tilt, transition
-from pmwd_dist.infer.samplers.search import ENERGY_VARIANCE, STEP_BIAS, Search
-from pmwd_dist.infer.starting import begun
-from pmwd_dist.infer.state import (
-    Moments,
-    Progress,
-    Run,
-    TuningProgress,
-    add,
-    pack,
-    unpack,
-)
-from pmwd_dist.infer.tilt_estimate import TiltEstimate, tilt_samples
+from pmwd_dist.infer.samplers.methods import Method, check_method, correction, density_shift, transition
+from pmwd_dist.infer.tuning.discretisation_bias import BiasCorrection, bias_samples
+from pmwd_dist.infer.tuning.loop import ChainTuning, TuningProgress, begin, check_share
+from pmwd_dist.infer.tuning.schedule import ENERGY_VARIANCE, SHORTEST, STEP_BIAS, Schedule
 from pmwd_dist.io.arrays import Arrays
+from pmwd_dist.parallel.inputs import whole_number
+from pmwd_dist.pm.status import SimulationError
+
+_ELSEWHERE = "begin elsewhere, as with another seed or narrower priors, or look at the simulation there"
 
 
 def sample(
@@ -55,98 +50,141 @@ def sample(
     listener: Callable[[Progress], None] | None = None,
     tuning_listener: Callable[[TuningProgress], None] | None = None,
 ) -> Chain:
-    """Sample a posterior, chain by chain in a batch, and keep all on disk.
+    """Sample a posterior with a batch of chains that are tuned together, and keep all draws on disk.
 
-    All chains tune together what they share. Called again with the same arguments, it goes on; steps may be raised.
+    A second call with the same arguments goes on from the folder; `steps` may be larger.
 
     Args:
-      posterior: of a model, given data.
-      positions: where the chains begin, with a leading axis of chains, such as jax.vmap(posterior.initial)(keys).
-      key: of jax.random.
-      steps: of each chain, after tuning: a multiple of thin * chunk.
-      method: "mclmc", which accepts all steps; "adjusted-mclmc" or "hmc", whose trajectories are accepted or not; or
-        "nuts", whose trajectories end where they turn, and which is tuned as "hmc" and needs blackjax.
-      energy_variance: of a step of MCLMC per dimension, at which its tuning aims.
-      most_bias: shift of a parameter by finite steps of MCLMC that a tilt of the log density against it may leave, in
-        standard deviations. The standard error of the tilt by the tuning may be twice that; the tilt is estimated anew
-        after one, two, four, eight chunks and so on, so that half of it is left in the mean over 16 times as many draws
-        as the last 0.28 of the tuning has (`infer.tilt_estimate`).
-      output: folder. The chain of another model there is not continued; plain functions are known by their names.
-      tuning_steps: before.
-      thin: steps between draws that are kept.
-      chunk: draws between writes to disk.
+      posterior: posterior of a model, given data.
+      positions: first positions, with a leading axis of chains, such as jax.vmap(posterior.initial)(keys).
+      key: random key.
+      steps: number of steps of each chain after tuning, a multiple of thin * chunk.
+      method: "mclmc", which accepts all steps; "adjusted-mclmc" or "hmc", which accept or reject trajectories; or
+        "nuts", whose trajectories end where they turn. It is tuned as "hmc" and needs blackjax.
+      energy_variance: target variance of the energy error of a step of MCLMC, per dimension.
+      most_bias: largest tolerated discretisation bias of a parameter with MCLMC, in posterior standard deviations. A
+        correction is estimated in the tuning with up to twice this error, and again from all draws after 1, 2, 4, 8
+        chunks and so on (`infer.tuning.discretisation_bias`).
+      output: folder of the chain. A chain of another model there is an error; functions are compared by their names.
+      tuning_steps: number of tuning steps before sampling.
+      thin: number of steps per draw.
+      chunk: number of draws between writes to disk.
       keep_noise: whether to keep the white noise of the last draw of each chunk.
-      most_failures: share of the steps that may end in failed simulations, of a chunk or of the tuning's last stage.
+      most_failures: largest share of failed simulations in the steps of a chunk or of the last stage of the tuning.
       spmd_axis_name: axis of the device mesh over which chains are divided, if any.
-      listener: called after tuning and each chunk, which is on disk then; what it raises ends the run.
-      tuning_listener: called after each block of the tuning; what it raises ends the run, with the state on disk.
+      listener: function called after tuning and after each chunk is on disk; an exception ends the run.
+      tuning_listener: function called after each block of the tuning; an exception ends the run, with the state on
+        disk.
 
     Raises:
       ValueError: an argument out of its range, or a folder with a chain of another model.
-      ArrayFileError: a file of the chain that it would go on with is missing or damaged.
-      SimulationError: the start, or too many steps, failed.
+      ArrayFileError: a file of the chain in the folder is missing or damaged.
+      SimulationError: the first positions, or too many steps, failed.
     """
     check_method(method)
-    check_start(posterior, positions)
-    check_lengths(steps, thin, chunk)
-    check_options(key, tuning_steps, most_failures)
-    search = _search(posterior, positions, tuning_steps, method, energy_variance, most_bias)
-    how: dict[str, Any] = {"tuning_steps": tuning_steps, "thin": thin, "chunk": chunk, "keep_noise": keep_noise}
-    how |= {"method": method, "energy_variance": energy_variance, "most_bias": most_bias}
-    # Not so of earlier versions:
-    how |= {"tuned": "with a tilt, after an approach", "step": "velocity Verlet"}
-    how |= {"tilt": "estimated anew"} if method == "mclmc" and positions.get("parameters") else {}
-    folder = open_folder(output, _identity(posterior, positions, key) | identity_of(how))
+    _check_positions(posterior, positions)
+    _check_numbers(key, steps, thin, chunk, tuning_steps, most_failures)
+    aims: dict[str, Any] = {"method": method, "energy_variance": energy_variance, "most_bias": most_bias}
+    adapts = adaptation.start(posterior) is not None
+    schedule = Schedule(positions, steps=tuning_steps, adapts=adapts, approaches=True, reestimates=True, **aims)
+    how = aims | {"tuning_steps": tuning_steps, "thin": thin, "chunk": chunk, "keep_noise": keep_noise}
+    folder = ChainFolder(output, _identity(posterior, positions, key) | identity_of(how))
+    folder.check()
     begin_key, tune_key, run_key = jax.random.split(key, 3)
-    run = begun(begin_key, positions, posterior, spmd_axis_name)
+    run = begin(begin_key, positions, posterior, spmd_axis_name)
+    _check_begun(run, posterior, positions)
     if not (resumed := _resumed(run, folder, most_bias)):
-        chains = ChainTuning(tune_key, run, posterior, search, folder, tuning_steps, spmd_axis_name, tuning_listener)
-        resumed = chains.tune(), 0, TiltEstimate(search.tilt_error, most_bias)
+        chains = ChainTuning(tune_key, run, posterior, schedule, folder, tuning_steps, spmd_axis_name, tuning_listener)
+        resumed = chains.tune(), 0, BiasCorrection(schedule.correction_error, most_bias)
         chains.failures.check(most_failures)
         folder.write_state(pack(resumed[0], 0) | resumed[2].pack())
         _tell(listener, resumed[0], 0, {})
-    run, done, estimate = resumed
+    run, done, bias = resumed
     for index in range(done, steps // (thin * chunk)):
         run, draws = _advance(jax.random.fold_in(run_key, index), run, posterior, method, thin, chunk, spmd_axis_name)
         arrays = _checked(draws, index, most_failures, posterior)
-        arrays |= _white_noise(run, posterior, spmd_axis_name) if keep_noise else {}
-        run, arrays = estimate.update(run, arrays)
-        folder.write(index, arrays, pack(run, index + 1) | estimate.pack())
+        if keep_noise:
+            adapted = posterior.adapted(run.adaptation)
+            arrays |= {"noise": np.asarray(_unwhitened(run.states.position, adapted, spmd_axis_name))}
+        run, arrays = bias.update(run, arrays)
+        folder.write(index, arrays, pack(run, index + 1) | bias.pack())
         _tell(listener, run, index + 1, arrays)
     return folder.load()
 
 
-def _search(
-    posterior: Posterior,
-    positions: Position,
-    steps: int,
-    method: Method,
-    energy_variance: float,
-    most_bias: float,
-) -> Search:
-    how: dict[str, Any] = {"energy_variance": energy_variance, "most_bias": most_bias}
-    how |= {"approaches": True, "reestimates": True}
-    return Search(positions, steps=steps, method=method, adapts=adaptation.start(posterior) is not None, **how)
+def _check_positions(posterior: Posterior, positions: Any) -> None:
+    """Raise ValueError unless these are positions of a batch of chains, in a program of one process."""
+    if jax.process_count() > 1:
+        raise ArgumentError("posterior", "", "needs a program of one process", show_value=False)
+    remedy = "use jax.vmap(posterior.initial)(keys)"
+    if not isinstance(positions, Mapping) or set(positions) != {"noise", "parameters"}:
+        constraint = "must have the entries noise and parameters"
+        raise ArgumentError("positions", positions, constraint, remedy, show_value=False)
+    shape, lattice = jnp.shape(positions["noise"]), posterior.model.config.particle_shape
+    if shape[1:] != lattice or not shape[0]:
+        raise ArgumentError("positions['noise'].shape", shape, f"must be (chains, *{lattice})", remedy)
+    wanted = dict.fromkeys(posterior.model.priors, shape[:1])
+    there = {name: jnp.shape(x) for name, x in positions["parameters"].items()}
+    if there != wanted:
+        raise ArgumentError("positions['parameters']", there, f"must be numbers of shape {wanted}", remedy)
+    if not jnp.issubdtype(kind := jnp.result_type(positions["noise"]), jnp.floating):
+        raise ArgumentError("positions['noise'].dtype", kind.name, "must be of floating-point numbers", remedy)
 
 
-def _white_noise(run: Run, posterior: Posterior, axis: str | None) -> Arrays:
-    return {"noise": np.asarray(_unwhitened(run.states.position, posterior.adapted(run.adaptation), axis))}
+def _check_numbers(key: Any, steps: int, thin: int, chunk: int, tuning_steps: int, most_failures: float) -> None:
+    """Raise ValueError unless these are whole chunks, a key, enough steps to tune, and a share."""
+    for name, value in (("thin", thin), ("chunk", chunk), ("steps", steps)):
+        whole_number(value, name, least=1)
+    if steps % (thin * chunk):
+        raise ArgumentError("steps", steps, f"must be a multiple of thin * chunk = {thin * chunk}")
+    if not hasattr(key, "dtype"):
+        raise ArgumentError("key", key, "must be a key of jax.random", "for example jax.random.key(0)")
+    whole_number(tuning_steps, "tuning_steps", least=SHORTEST)
+    if not most_failures <= 1:
+        raise ArgumentError("most_failures", most_failures, "must be a share of the steps, 1 at most")
 
 
-def _resumed(run: Run, folder: ChainFolder, most_bias: float) -> tuple[Run, int, TiltEstimate] | None:
-    """The chains after the chunks that the folder has, and the number of these; None while they are to be tuned."""
+def _check_begun(run: Run, posterior: Posterior, positions: Position) -> None:
+    """Raise SimulationError unless the log density and its gradient are finite where the chains begin."""
+    states = run.states
+    for what, tree in (("log density", states.logdensity), ("slope of the log density", states.logdensity_grad)):
+        fine = [np.asarray(jnp.isfinite(x).all(axis=tuple(range(1, x.ndim)))) for x in jax.tree.leaves(tree)]
+        wrong = np.flatnonzero(~np.all(fine, axis=0))
+        if wrong.size:
+            where = f"{wrong.size} of {len(fine[0])} chains begin, as chain {wrong[0]} does"
+            raise SimulationError(
+                f"the {what} is not finite where {where}{_at(posterior, positions, int(wrong[0]))}; {_ELSEWHERE}"
+            )
+
+
+def _at(posterior: Posterior, positions: Position, chain: int) -> str:
+    """Parameters at the first position of a chain, and the cells with a wrong prediction."""
+    position = jax.tree.map(lambda x: x[chain], positions)
+    numbers = posterior.parameters(position)
+    field, fine = eqx.filter_jit(lambda p, z: p.model.predict(*p.unwhiten(z)))(posterior, position)
+    there = ", ".join(f"{name} = {float(x):.4g}" for name, x in numbers.items())
+    there = f" with {there}" if there else ""
+    if not fine:
+        return f"{there}, where the simulation fails"
+    counts = {"negative": int(jnp.sum(field < 0)), "not finite": int(jnp.sum(~jnp.isfinite(field)))}
+    odd = " and ".join(f"{what} in {count} of {field.size} cells" for what, count in counts.items() if count)
+    return f"{there}, where the prediction is {odd}" if odd else there
+
+
+def _resumed(run: Run, folder: ChainFolder, most_bias: float) -> tuple[Run, int, BiasCorrection] | None:
+    """The chains after the chunks in the folder, and their number; None while they are tuned."""
     stored = folder.state()
-    if stored is None or "search/count" in stored:
+    if stored is None or "schedule/count" in stored:
         return None
     with folder.reading_state():
-        run, estimate = unpack(stored, run), TiltEstimate.unpack(stored, most_bias)
-        for samples in folder.shifts:
-            estimate.add(samples)
-        return run, int(stored["chunks"]), estimate
+        run, bias = unpack(stored, run), BiasCorrection.unpack(stored, most_bias)
+        for samples in folder.bias_samples:
+            bias.add(samples)
+        return run, int(stored["chunks"]), bias
 
 
 def _checked(draws: dict[str, Array], chunk: int, most: float, posterior: Posterior) -> Arrays:
-    """The draws, on the host; SimulationError where a larger share of the steps of a chunk failed."""
+    """The draws of a chunk on the host; SimulationError if too many of its steps failed."""
     arrays = {name: np.asarray(x) for name, x in draws.items()}
     of_bands = {name: arrays.pop(name) for name in scales.KINDS}
     arrays |= scales.by_wavenumber(of_bands, arrays.pop("modes"), posterior.model.config)
@@ -161,7 +199,7 @@ def _tell(listener: Callable[[Progress], None] | None, run: Run, chunks: int, dr
 
 
 def _identity(posterior: Posterior, positions: Position, key: Array) -> dict[str, str]:
-    """What decides the bits of a chain, but for its schedule."""
+    """Description of the posterior, the first positions and the key."""
     model = posterior.model
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     parts = {"config": model.config, "model": model.forward, "priors": model.items, "likelihood": model.likelihood}
@@ -189,11 +227,11 @@ def _advance(
         states, each = jax.lax.scan(once, states, jax.random.split(key, thin))
         noise = _unwhitened(states.position, posterior, axis)
         for i in range(chains):
-            moments = add(moments, noise[i])
+            moments = moments.add(noise[i])
         kept = {f"parameter/{name}": x for name, x in jax.vmap(posterior.parameters)(states.position).items()}
         shift = jax.vmap(partial(density_shift, method=method, tuning=run.tuning))(states)
-        logdensity = states.logdensity + jax.vmap(partial(tilt, tuning=run.tuning))(states.position)
-        kept |= {"logdensity": logdensity, "density_shift": shift} | tilt_samples(states, method, run.tuning)
+        logdensity = states.logdensity + jax.vmap(partial(correction, tuning=run.tuning))(states.position)
+        kept |= {"logdensity": logdensity, "density_shift": shift} | bias_samples(states, method, run.tuning)
         kept |= jax.vmap(lambda x: scales.band_statistics(x, seen, config), spmd_axis_name=axis)(noise)
         return (states, moments), (kept, each)
 

@@ -17,11 +17,19 @@ import pmwd_dist as pmd
 from benchmarks.calibration import ranks, uniformity
 from benchmarks.mocks import Mocks
 from pmwd_dist import infer
-from pmwd_dist.infer import chain_tuning, starting
-from pmwd_dist.infer.adaptation import BANDS, CLASSES, STIFFEST, Adaptation
-from pmwd_dist.infer.adapting import Seen, adapt, changes_of_curvature, mode_numbers
-from pmwd_dist.infer.chains import ChainFolder
+from pmwd_dist.infer.chain.folder import ChainFolder
 from pmwd_dist.infer.forward import wavevectors
+from pmwd_dist.infer.preconditioner_adaptation import (
+    BANDS,
+    CLASSES,
+    LARGEST_CURVATURE,
+    Adaptation,
+    Observations,
+    adapt,
+    changes_of_curvature,
+    mode_numbers,
+)
+from pmwd_dist.infer.tuning import loop
 
 NAMES = ("b1", "sd")
 
@@ -125,7 +133,7 @@ def test_adapted_positions_have_the_same_posterior(kind: Any, plain: str | None)
         for x, y in zip(jax.tree.leaves(back), jax.tree.leaves(position_of(seed)), strict=True):
             np.testing.assert_allclose(x, y, atol=1e-8)
         # What slopes show: along the parameters, and their squares over all modes.
-        shown = Seen.unpacked(shown, 2)
+        shown = Observations.unpacked(shown, 2)
         np.testing.assert_allclose(shown.slopes, [slope["parameters"][name] for name in NAMES], atol=1e-10)
         modes = mode_numbers(adapted)
         if kind is Projected:
@@ -150,7 +158,7 @@ def test_without_linear_theory_starts_are_draws_of_the_prior_and_modes_are_scale
     none = posterior.preconditioner.adaptation
     halved = eqx.tree_at(lambda a: a.scale, none, 0.5 * jnp.ones(BANDS))
     np.testing.assert_allclose(posterior.adapted(halved).unwhiten(position)[0], 0.5 * noise, atol=1e-12)
-    assert not np.any(Seen.unpacked(run(posterior, position)[2], 2).sums)  # nothing follows the parameters
+    assert not np.any(Observations.unpacked(run(posterior, position)[2], 2).sums)  # nothing follows the parameters
 
 
 def band_counts(cell: float = 10.0) -> np.ndarray:
@@ -171,7 +179,7 @@ def test_the_sums_are_what_a_shift_adds_to_slopes(kind: Any) -> None:
     position = position_of(0) | {"parameters": centre}
     _, before, shown, _ = run(posterior.adapted(plain), position)
     _, after, _, _ = run(posterior.adapted(adaptation), position)
-    seen = Seen.unpacked(shown, 2)
+    seen = Observations.unpacked(shown, 2)
     np.testing.assert_allclose(seen.parameters, adaptation.centre, rtol=1e-6)
     added = np.asarray(adaptation.shift) @ seen.sums
     assert np.all(np.abs(added) > 0.1)
@@ -195,14 +203,14 @@ def test_programs_of_a_tuning_gather_no_field() -> None:
     """Blocks that observe, changes of curvature, the largest curvature and the change of positions, on pencils."""
     posterior = posterior_of((2, 2), "adapted", Projected)
     positions = jax.jit(jax.vmap(posterior.initial))(jax.random.split(jax.random.key(0), 2))
-    begun = starting.begun(jax.random.key(1), positions, posterior, None)
+    begun = loop.begin(jax.random.key(1), positions, posterior, None)
     other, positions = posterior.adapted(some_adaptation((2, 2), Projected)), begun.states.position
     key = jax.random.key(2)
     programs = [
-        chain_tuning._blocks.lower(key, begun.states, begun.tuning, other, "mclmc", 3, None),
+        loop._blocks.lower(key, begun.states, begun.tuning, other, "mclmc", 3, None),
         changes_of_curvature.lower(key, other, positions),
-        chain_tuning._largest_curvature.lower(positions, other, None),
-        chain_tuning._moved.lower(positions, posterior, other, None),
+        loop._largest_curvature.lower(positions, other, None),
+        loop._moved.lower(positions, posterior, other, None),
     ]
     for program in programs:
         text = program.compile().compiled.as_text()
@@ -250,7 +258,7 @@ def test_slopes_show_what_follows_the_parameters_and_how() -> None:
     new = adapt(Adaptation.none(2, mean=jnp.zeros((2, 2, 2))), observed, fields, modes, changes)
     np.testing.assert_allclose(new.shift, -share.T, atol=0.07)
     # What is left of the slopes is least, and the sum of curvatures does not change with the parameters.
-    scale = np.sqrt(np.minimum(squares[0, 0] ** -0.5, STIFFEST / squares[0, 0]))
+    scale = np.sqrt(np.minimum(squares[0, 0] ** -0.5, LARGEST_CURVATURE / squares[0, 0]))
     np.testing.assert_allclose(new.scale, scale)
     followed, weight = 0.5 * some[:, None] * changes, modes * squares[0, 0] * scale**2
     even = -0.5 * (changes + 2 * followed) @ weight / np.sum(weight)
@@ -261,7 +269,7 @@ def test_slopes_show_what_follows_the_parameters_and_how() -> None:
     # All that follows adds to the slopes.
     left = own + np.sum(spreads, axis=-1, keepdims=True) * even
     curvature, axes = np.linalg.eigh(np.mean(left[..., None] * left[..., None, :], axis=(0, 1)) + np.eye(2))
-    expected = axes * np.sqrt(np.minimum(curvature**-0.5, STIFFEST / curvature)) @ axes.T
+    expected = axes * np.sqrt(np.minimum(curvature**-0.5, LARGEST_CURVATURE / curvature)) @ axes.T
     found = np.asarray(new.factor)
     np.testing.assert_allclose(found @ found.T, expected @ expected.T, atol=0.1 * np.abs(expected @ expected.T).max())
     held = adapt(Adaptation.none(2), observed, np.zeros((2, 0)), modes)
@@ -308,7 +316,7 @@ def test_a_run_that_adapts_draws_the_posterior_and_goes_on_to_the_same_bits(
             raise KeyboardInterrupt
 
     write_state = ChainFolder.write_state
-    monkeypatch.setattr(chain_tuning, "_CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(loop, "_CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr(ChainFolder, "write_state", kill)
     with pytest.raises(KeyboardInterrupt):
         infer.sample(posterior, starts, steps=200, output=tmp_path / "again", **options)

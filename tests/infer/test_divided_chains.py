@@ -12,8 +12,9 @@ from jax.sharding import PartitionSpec as P
 
 import pmwd_dist as pmd
 from pmwd_dist import infer
-from pmwd_dist.infer import sampling, starting
-from pmwd_dist.infer.state import Run
+from pmwd_dist.infer import sampling
+from pmwd_dist.infer.chain.chain import Run
+from pmwd_dist.infer.tuning import loop
 
 
 def posterior_of(decomposition: pmd.Decomposition, cosmo: Any) -> infer.Posterior:
@@ -29,7 +30,7 @@ def begun(posterior: infer.Posterior) -> Run:
     """Two chains as `sample` begins them, without any steps."""
     decomposition = posterior.model.config.decomposition
     noise = jax.device_put(jnp.zeros((2, 8, 8, 8)), NamedSharding(decomposition.mesh, P(None, *decomposition.spec)))
-    return starting.begin(jax.random.key(0), {"noise": noise, "parameters": {"b1": jnp.zeros(2)}}, posterior, None)
+    return loop.begin(jax.random.key(0), {"noise": noise, "parameters": {"b1": jnp.zeros(2)}}, posterior, None)
 
 
 def test_the_program_of_chains_gathers_no_field(cosmo: Any) -> None:

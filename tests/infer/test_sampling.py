@@ -23,13 +23,13 @@ import pmwd_dist as pmd
 from benchmarks.calibration import ranks, uniformity
 from benchmarks.mocks import Mocks
 from pmwd_dist import infer
-from pmwd_dist.infer import chain_tuning
-from pmwd_dist.infer.adaptation import BANDS
-from pmwd_dist.infer.chains import ChainFolder, identity_of
+from pmwd_dist.infer.chain.folder import ChainFolder, identity_of
+from pmwd_dist.infer.preconditioner_adaptation import BANDS
 from pmwd_dist.infer.samplers import mclmc
-from pmwd_dist.infer.samplers.blocks import run_blocks
 from pmwd_dist.infer.samplers.methods import Tuning
-from pmwd_dist.io.arrays import ArrayFile, read_arrays, write_arrays
+from pmwd_dist.infer.tuning import loop
+from pmwd_dist.infer.tuning.blocks import run_blocks
+from pmwd_dist.io.arrays import read_arrays
 from pmwd_dist.pm.modes import white_noise
 from pmwd_dist.pm.status import Code, SimulationError
 
@@ -174,17 +174,17 @@ def test_a_tuning_that_was_killed_goes_on_to_the_same_bits(
 
     def kill(self: Any, state: Any) -> None:
         write_state(self, state)
-        written.append(int(state["search/count"]))
+        written.append(int(state["schedule/count"]))
         if len(written) in (3, 4, 7, 12):
             raise KeyboardInterrupt
 
     write_state = ChainFolder.write_state
-    monkeypatch.setattr(chain_tuning, "_CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(loop, "_CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr(ChainFolder, "write_state", kill)
     for _ in range(4):
         with pytest.raises(KeyboardInterrupt):
             infer.sample(posterior, starts(posterior), steps=100, output=tmp_path, keep_noise=True, **OPTIONS)
-    # Of 14 blocks: the likelihood grows in the first four, and the last four show what steps shift.
+    # Of 14 blocks: the likelihood grows in the first four, and the last four give the bias.
     assert written == list(range(1, 13))
     monkeypatch.undo()
     infer.sample(posterior, starts(posterior), steps=100, output=tmp_path, keep_noise=True, **OPTIONS)
@@ -199,11 +199,8 @@ def test_adjusted_samplers_are_tuned_to_their_acceptance(method: Any, run: tuple
     options = OPTIONS | {"thin": 1, "tuning_steps": 400}
     chain = infer.sample(posterior, starts(posterior), steps=200, output=tmp_path, method=method, **options)
     assert 0.65 < chain.acceptance_rate.mean() < 0.95
-    with ArrayFile(tmp_path / "state.npz") as file:
-        state, about = file.arrays(), file.about
-    write_arrays(tmp_path / "state.npz", {name: x for name, x in state.items() if not name.startswith("tilt/")}, about)
     longer = infer.sample(posterior, starts(posterior), steps=250, output=tmp_path, method=method, **options)
-    assert longer.logdensity.shape[1] == 250  # also where an earlier version wrote nothing of a tilt
+    assert longer.logdensity.shape[1] == 250
     counts = read_arrays(tmp_path / "chunk_00000.npz")["gradients"]
     if method == "hmc":
         assert (counts[0] == counts[1]).all() and len(np.unique(counts)) > 1  # lengths vary, and chains keep step
@@ -307,27 +304,27 @@ def test_tuning_finds_masses_and_the_energy_error_that_it_aims_at(run: tuple[Any
     _, folder, chain = run
     errors = infer.energy_errors(chain.energy_change, 65)
     assert 1e-3 / 2 < errors["variance"] < 1e-3 * 2
-    L, step_size, of_noise, of_c, *tilt = tuning(folder)
+    L, step_size, of_noise, of_c, *correction = tuning(folder)
     assert np.sqrt(of_noise) == pytest.approx(1 / np.sqrt(1 + (BIAS / SIGMA) ** 2), rel=0.35)
     assert np.sqrt(of_c) == pytest.approx(1.0, rel=0.6)
     assert L / np.sqrt(65) == pytest.approx(4) and step_size <= L
-    assert tilt[0] == 0 and 0 < abs(tilt[1]) < 0.5
+    assert correction[0] == 0 and 0 < abs(correction[1]) < 0.5
 
 
 def test_log_densities_are_those_of_the_posterior(run: tuple[Any, ...]) -> None:
-    """Not those of the tilted one, from which draws come, and to second order in the step.
+    """Not of the corrected density, from which draws come, and to second order in the step.
 
     Draws are aside of where the density was evaluated, x = y + e m g(y). What the slope g there says of it leaves out
     half of e^2 m^2 A g^2, of a normal posterior with the precision A exactly.
     """
     posterior, folder, chain = run
-    _, step_size, of_noise, of_c, _, tilt = tuning(folder)
-    aside, late = step_size**2 / 24 / 65, slice(-2, None)  # chunks, with the last tilt: it is that by the first four
+    _, step_size, of_noise, of_c, _, correction = tuning(folder)
+    aside, late = step_size**2 / 24 / 65, slice(-2, None)  # chunks, with the last correction, from the first four
     last = chain.parameters["c"][:, 49::50].T[late]  # of the last draws of chunks
     precision = 1 + (BIAS / SIGMA) ** 2
     away = np.asarray(chain.noise)[late] - BIAS / SIGMA**2 / precision * (np.asarray(posterior.data) - 1)
     slope = precision * away / (1 - aside * of_noise * precision)
-    of_parameter = ((last - 1.5) / 0.2 + tilt) / (1 - aside * of_c)
+    of_parameter = ((last - 1.5) / 0.2 + correction) / (1 - aside * of_c)
     left_out = precision * np.sum((of_noise * slope) ** 2, axis=(2, 3, 4)) + (of_c * of_parameter) ** 2
     white = {"c": jnp.asarray((last - 1.5) / 0.2)}
     density = jax.vmap(jax.vmap(lambda noise, white: posterior.logdensity({"noise": noise, "parameters": white})))
@@ -389,7 +386,7 @@ def test_failures_of_the_tuning_stop_a_run(tmp_path: Path, monkeypatch: pytest.M
             raise KeyboardInterrupt
 
     write_state = ChainFolder.write_state
-    monkeypatch.setattr(chain_tuning, "_CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(loop, "_CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr(ChainFolder, "write_state", kill)
     with pytest.raises(KeyboardInterrupt):
         infer.sample(posterior, positions, output=tmp_path / "again", **options)
@@ -462,7 +459,7 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
 
 
 def test_chains_on_an_axis_of_their_own_are_the_same(run: tuple[Any, ...], tmp_path: Path) -> None:
-    """Each of two chains on half of four devices, against both on one; after the first chunk with another tilt."""
+    """Each of two chains on half of four devices, against both on one; then with another correction."""
     mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("chains", "x"))
     config = pmd.Config(box_size=80.0, mesh_shape=4, decomposition=pmd.Decomposition(mesh=mesh, spec=P("x")))
     posterior, folder, _ = run
@@ -471,7 +468,7 @@ def test_chains_on_an_axis_of_their_own_are_the_same(run: tuple[Any, ...], tmp_p
     apart = jax.tree.map(lambda x: NamedSharding(mesh, P("chains", "x") if x.ndim > 1 else P("chains")), positions)
     options = OPTIONS | {"keep_noise": True, "spmd_axis_name": "chains"}
     infer.sample(beside, jax.device_put(positions, apart), steps=200, output=tmp_path, **options)
-    assert read_arrays(tmp_path / "state.npz")["tilt/own"]
+    assert read_arrays(tmp_path / "state.npz")["correction/estimated"]
     for file in ("chunk_00000.npz", "chunk_00001.npz"):
         one = read_arrays(folder / file)
         for name, values in read_arrays(tmp_path / file).items():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pmwd_dist import infer
-from pmwd_dist.infer.chains import ChainFolder
+from pmwd_dist.infer.chain.folder import ChainFolder
 from pmwd_dist.io.arrays import ArrayFile, read_arrays, write_arrays
 
 RNG = np.random.default_rng(0)

@@ -25,8 +25,8 @@ import numpy as np
 import runs
 
 from pmwd_dist.cli import main
-from pmwd_dist.infer import chain_tuning
-from pmwd_dist.infer.chains import ChainFolder
+from pmwd_dist.infer.chain.folder import ChainFolder
+from pmwd_dist.infer.tuning import loop as tuning_loop
 from pmwd_dist.io.arrays import read_arrays
 from pmwd_dist.report import chains, figures
 
@@ -148,7 +148,7 @@ def loop() -> None:
     """Kill and resume, and print the counts."""
     options, counts, span = parse(), Counter[str](), 4.0
     rng = random.Random(options.seed)
-    chain_tuning._CHECKPOINT_SECONDS = 0.0  # of a tuning, that there is one to go on with
+    tuning_loop._CHECKPOINT_SECONDS = 0.0  # of a tuning, that there is one to go on with
     if options.no_figures:
         leave_out_figures()
     with tempfile.TemporaryDirectory() as name:

@@ -20,7 +20,7 @@ from runs import command, kill_loop
 
 from pmwd_dist import infer
 from pmwd_dist.cli.display import inference_lines
-from pmwd_dist.infer.chains import ChainFolder, load_chain
+from pmwd_dist.infer.chain.folder import ChainFolder, load_chain
 from pmwd_dist.io.arrays import ArrayFile, fingerprint, read_arrays, write_arrays
 from pmwd_dist.report import chains as chain_pictures
 from pmwd_dist.run.common import events, manifest

@@ -11,7 +11,7 @@ import pytest
 from inferences import SMALL
 from runs import command
 
-from pmwd_dist.infer.chains import load_chain
+from pmwd_dist.infer.chain.folder import load_chain
 from pmwd_dist.report import chains as pictures
 
 COUNTS = (

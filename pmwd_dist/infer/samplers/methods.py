@@ -1,4 +1,4 @@
-"""The samplers by name, as transitions between states of one kind: what `sample` and its tuning run."""
+"""The samplers by name, as transitions between states of one type."""
 
 from __future__ import annotations
 
@@ -23,27 +23,28 @@ class Tuning(NamedTuple):
     """Parameters of a sampler, with the names of blackjax.
 
     Args:
-      L: length over which the momentum forgets its direction, or mean length of the trajectories of adjusted samplers.
-      step_size: of an integration step. Lengths are distances for MCLMC, and times for HMC.
+      L: decoherence length of the momentum of MCLMC, or mean length of the trajectories of adjusted samplers.
+      step_size: size of an integration step. Lengths are distances for MCLMC, and times for HMC.
       inverse_mass_matrix: one number for each leaf of the position.
-      tilt: slope along each leaf without axes, which MCLMC takes away from the log density against what finite steps
-        add to it (`isokinetic.density_shift`), so that to first order no parameter is shifted; None: none.
+      correction: gradient along each leaf without axes, which MCLMC subtracts from the log density to correct its
+        discretisation bias to first order (`infer.tuning.discretisation_bias`); None for no correction.
     """
 
     L: ArrayLike
     step_size: ArrayLike
     inverse_mass_matrix: Any
-    tilt: Any = None
+    correction: Any = None
 
 
 class Transition(NamedTuple):
-    """What happened in a transition.
+    """Statistics of a transition.
 
     Args:
-      energy_change: error of the energy.
-      nonans: false where it ended in a failed simulation, or nowhere, and was undone; a trajectory of NUTS ends.
-      acceptance_rate: probability with which it was accepted; of NUTS the mean over a trajectory; 1 of MCLMC.
-      gradients: that were evaluated.
+      energy_change: energy error.
+      nonans: false for a failed simulation or a position that is not finite, where the state stays as before; a
+        trajectory of NUTS ends there.
+      acceptance_rate: acceptance probability; for NUTS the mean over a trajectory, for MCLMC 1.
+      gradients: number of gradients.
     """
 
     energy_change: Array
@@ -53,31 +54,31 @@ class Transition(NamedTuple):
 
 
 def density_shift(state: IntegratorState, method: Method, tuning: Tuning) -> Array:
-    """What finite steps and the tilt add to the log density that is sampled; nothing with a Metropolis step."""
+    """Shift of the sampled log density by finite steps and the correction; 0 with a Metropolis step."""
     if method != "mclmc":
         return jnp.zeros_like(state.logdensity)
     added = isokinetic.density_shift(state, jnp.asarray(tuning.step_size), tuning.inverse_mass_matrix)
-    return added - tilt(state.position, tuning)
+    return added - correction(state.position, tuning)
 
 
-def tilt(position: Any, tuning: Tuning) -> Array:
-    """What is taken away from the log density at a position."""
+def correction(position: Any, tuning: Tuning) -> Array:
+    """Correction of the discretisation bias at a position, which is subtracted from the log density."""
     leaves = jax.tree.leaves(position)
-    slopes = [0.0] * len(leaves) if tuning.tilt is None else jax.tree.leaves(tuning.tilt)
+    slopes = [0.0] * len(leaves) if tuning.correction is None else jax.tree.leaves(tuning.correction)
     each = (slope * x for slope, x in zip(slopes, leaves, strict=True) if not x.ndim)
     return sum(each, jnp.zeros((), jnp.result_type(*leaves)))
 
 
-def tilted(state: IntegratorState, tuning: Tuning) -> IntegratorState:
-    """The state at the same position, of the density with the tilt."""
-    if tuning.tilt is None:
+def corrected(state: IntegratorState, tuning: Tuning) -> IntegratorState:
+    """The state at the same position, with the corrected density."""
+    if tuning.correction is None:
         return state
-    slope = jax.tree.map(lambda g, t: g if g.ndim else g - t, state.logdensity_grad, tuning.tilt)
-    return state._replace(logdensity=state.logdensity - tilt(state.position, tuning), logdensity_grad=slope)
+    slope = jax.tree.map(lambda g, t: g if g.ndim else g - t, state.logdensity_grad, tuning.correction)
+    return state._replace(logdensity=state.logdensity - correction(state.position, tuning), logdensity_grad=slope)
 
 
 def check_method(method: str) -> None:
-    """Raise ValueError unless there is such a sampler, and what it needs."""
+    """Raise ValueError unless the sampler exists and its packages are installed."""
     if method not in get_args(Method):
         raise ArgumentError("method", method, f"must be one of {', '.join(get_args(Method))}")
     if method == "nuts" and find_spec("blackjax") is None:
@@ -101,18 +102,18 @@ def transition(
     """A step of MCLMC, or a trajectory of an adjusted sampler.
 
     Args:
-      key: of jax.random.
-      state: from `mclmc.init`, or of the transition before.
-      logdensity: function of the position.
-      method: the sampler.
-      tuning: its parameters; trajectories of NUTS have no L.
-      fraction: uniform random number, the same for all chains of a batch, so that none waits for another: trajectories
-        are up to twice L long, since those of one length could return to where they began.
+      key: random key.
+      state: state from `mclmc.init` or from the previous transition.
+      logdensity: log density, a function of the position.
+      method: name of the sampler.
+      tuning: parameters of the sampler; NUTS has no L.
+      fraction: uniform random number, the same for all chains of a batch so that none waits for another. Trajectories
+        are 2 L fraction long, since a fixed length could be a period.
     """
     if method == "mclmc":
         lengths: dict[str, Any] = {"L": tuning.L, "step_size": tuning.step_size}
         lengths["inverse_mass_matrix"] = tuning.inverse_mass_matrix
-        state, info = mclmc.step(key, state, lambda x: logdensity(x) - tilt(x, tuning), **lengths)
+        state, info = mclmc.step(key, state, lambda x: logdensity(x) - correction(x, tuning), **lengths)
         one = jnp.ones_like(info.energy_change)
         return state, Transition(info.energy_change, info.nonans, one, jnp.asarray(1))
     before = ChainState(state.position, state.logdensity, state.logdensity_grad)

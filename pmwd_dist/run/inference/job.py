@@ -11,7 +11,7 @@ import numpy as np
 
 from pmwd_dist import infer
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist.infer.chains import chain_files, load_chain
+from pmwd_dist.infer.chain.folder import chain_files, load_chain
 from pmwd_dist.io.arrays import ArrayFileError, Arrays
 from pmwd_dist.run.common import events, manifest
 from pmwd_dist.run.common.deadline import Clock, CompilationTime

@@ -13,9 +13,9 @@ import numpy as np
 
 from pmwd_dist import infer
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist.infer.chains import chain_files
+from pmwd_dist.infer.chain.folder import chain_files
+from pmwd_dist.infer.data_checks import constant
 from pmwd_dist.infer.forward import cosmology_at
-from pmwd_dist.infer.informing import constant
 from pmwd_dist.infer.model import POSITIVE
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.run.common import resources

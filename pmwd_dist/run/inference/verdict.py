@@ -14,7 +14,7 @@ from jax import Array
 from pmwd_dist import infer
 from pmwd_dist.infer.diagnostics import stuck
 from pmwd_dist.infer.forward import cosmology_at, modes_at
-from pmwd_dist.infer.samplers.search import ENERGY_VARIANCE
+from pmwd_dist.infer.tuning.schedule import ENERGY_VARIANCE
 from pmwd_dist.io.arrays import Arrays, read_arrays
 from pmwd_dist.parallel.fft import pirfft3d
 from pmwd_dist.report import chains as pictures

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from pmwd_dist.infer.samplers.methods import NEEDS_BLACKJAX
-from pmwd_dist.infer.samplers.search import ENERGY_VARIANCE, STEP_BIAS
+from pmwd_dist.infer.tuning.schedule import ENERGY_VARIANCE, STEP_BIAS
 from pmwd_dist.run.settings.inference_sections import BIASES, Data, Likelihood, Model, Priors, Sampler, Start
 from pmwd_dist.run.settings.writing import toml_value
 

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer import priors
 from pmwd_dist.infer.priors import Prior
-from pmwd_dist.infer.samplers.search import ENERGY_VARIANCE, STEP_BIAS
+from pmwd_dist.infer.tuning.schedule import ENERGY_VARIANCE, STEP_BIAS
 from pmwd_dist.run.settings.section import Section, about, list_to_tuple, one_or_several
 from pmwd_dist.run.settings.writing import Raw, toml_value
 
@@ -217,8 +217,8 @@ class Sampler(Section):
         le=2e-3,
     )
     most_bias: float = about(
-        "shift of a parameter by finite steps of mclmc that a tilt against it may leave, twice this before it is "
-        "estimated anew as chains run [standard deviations]",
+        "largest tolerated discretisation bias of a parameter with mclmc, twice this in the tuning "
+        "[posterior standard deviations]",
         STEP_BIAS,
         gt=0,
     )

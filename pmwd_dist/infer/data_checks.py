@@ -1,4 +1,4 @@
-"""Whether data can inform a model at all: what is wrong with both where they can't."""
+"""Checks for constant data and unused parameters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 
 def constant(data: Any, mask: Any = None) -> str:
-    """What is odd about data that are the same wherever the mask shows them, a phrase that follows "data"; else ""."""
+    """A phrase that follows "data" if they are constant where the mask shows them; else an empty string."""
     values = np.asarray(data)
     if mask is not None:
         values = values[np.broadcast_to(np.asarray(mask) > 0, values.shape)]
@@ -21,7 +21,7 @@ def constant(data: Any, mask: Any = None) -> str:
 
 
 def unused(function: Callable[..., Any], noise: Any, names: Iterable[str]) -> list[str]:
-    """Names of the parameters on which a function of (noise, parameters) can't depend, whatever their values are."""
+    """Names of the parameters that a function of (noise, parameters) does not use."""
     ordered = sorted(names)
     numbers = {name: jax.ShapeDtypeStruct((), jnp.result_type(float)) for name in ordered}
     jaxpr = jax.make_jaxpr(function)(noise, numbers).jaxpr

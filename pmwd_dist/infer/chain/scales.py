@@ -1,14 +1,12 @@
-"""Modes of the white noise by scale: a few numbers of each draw, by which a chain shows how its field mixes.
+"""Two numbers of each draw and band of wavenumbers, which show how the field of a chain mixes.
 
-Fields of all draws can't be kept. Of each band of wavenumbers two numbers are:
+- The projection of the modes onto a fixed random direction is linear in the field and standard normal a priori. Its
+  autocorrelation is the average over the modes of the band, including their phases. Its mean differs between chains
+  whose fields differ.
+- The mean power of the modes is 1 a priori. It shows small errors of their widths, and chains that still approach the
+  posterior from a maximum, where the power is low, or from outside.
 
-- the projection of its modes onto a fixed direction drawn at random, which is linear in the field: a standard normal
-  variable a priori, whose correlations along a chain are those of the modes, phases too, averaged over the band, and
-  whose mean differs between chains whose fields differ;
-- the mean power of its modes, 1 a priori, to which they all add. It shows what a projection among many modes can't:
-  widths that are wrong by little, and chains that still come from a maximum, whose power is low, or from too far out.
-
-Both are sums over the parts of a divided spectrum: no field is gathered.
+Both are sums over the parts of a divided spectrum, so that no field is gathered.
 """
 
 from __future__ import annotations
@@ -21,8 +19,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from pmwd_dist.config import Config
-from pmwd_dist.infer.adaptation import BANDS, band_centres, bands, mode_counts
 from pmwd_dist.infer.forward import wavevectors
+from pmwd_dist.infer.preconditioner_adaptation import BANDS, band_centres, bands, mode_counts
 from pmwd_dist.io.arrays import Arrays
 from pmwd_dist.parallel.fft import prfft3d
 from pmwd_dist.pm.modes import white_noise
@@ -31,13 +29,13 @@ KINDS = ("projection", "power")
 
 
 class Scales(NamedTuple):
-    """What the modes of a lattice are seen by.
+    """Bands and directions of the modes of a lattice.
 
     Args:
-      band: of each mode.
-      weight: number of modes that each value of a spectrum stands for, 0 for the mean.
-      direction: a spectrum of which the modes of each band have norm 1.
-      modes: of each band.
+      band: band of each mode.
+      weight: number of modes per value of a spectrum, 0 for the mean.
+      direction: spectrum of norm 1 in each band.
+      modes: number of modes of each band.
     """
 
     band: Array
@@ -68,7 +66,7 @@ def band_statistics(
 
 
 def by_wavenumber(arrays: Arrays, modes: np.ndarray, config: Config) -> Arrays:
-    """Arrays (bands, chains, draws) by kind as arrays (chains, draws) by kind and wavenumber, of bands with modes."""
+    """Arrays (bands, chains, draws) by kind as arrays (chains, draws) by kind and wavenumber, without empty bands."""
     named = {}
     for band, k in enumerate(band_centres(config)):
         if modes[band] > 0:
@@ -77,7 +75,7 @@ def by_wavenumber(arrays: Arrays, modes: np.ndarray, config: Config) -> Arrays:
 
 
 def _sums(x: tuple[Array, Array], index: Array) -> tuple[Float[Array, " bands"], Float[Array, " bands"]]:
-    """Sums of two fields over the modes of each band, one band after the other: all at once take twelve fields."""
+    """Sums of two fields over the modes of each band, one band after the other to save memory."""
     return jax.lax.map(
         lambda band: jax.tree.map(lambda y: jnp.sum(jnp.where(index == band, y, 0)), x), jnp.arange(BANDS)
     )

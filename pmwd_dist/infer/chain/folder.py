@@ -1,6 +1,6 @@
-"""Chains on disk, chunk by chunk: each file is complete or absent, and a chain of another model is not continued.
+"""The folder of a chain, chunk by chunk: each file is complete or absent.
 
-A chunk names its run, its number and the digest of the chunk before it; the state, the run and the last chunk.
+A chunk names its run, its number and the digest of the previous chunk. The state names the run and the last chunk.
 """
 
 from __future__ import annotations
@@ -12,80 +12,26 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-import equinox as eqx
 import jax
 import numpy as np
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
-from pmwd_dist.infer.diagnostics import energy_table, step_bias, summary
+from pmwd_dist.infer.chain.chain import Chain
 from pmwd_dist.io.arrays import ArrayFile, Arrays, check_shapes, fingerprint, reading, write_arrays
 
 _PER_DRAW = ("logdensity", "density_shift")
-_NAMED = ("parameter/", "projection/", "power/")  # of each draw, too
-_SHIFT = "shift/"  # of each draw of chains that estimate their tilt, for that alone
+_NAMED = ("parameter/", "projection/", "power/")  # per draw
+_BIAS = "bias/"  # per draw, for the correction of the discretisation bias alone
 _PER_STEP = ("energy_change", "acceptance_rate", "gradients", "nonans")
 
 
-class Chain(eqx.Module):
-    """Draws of a posterior.
-
-    Args:
-      parameters: by name, shape (chains, draws).
-      logdensity: shape (chains, draws); of "mclmc" right to second order in the step.
-      density_shift: what finite steps add to the log density, less the tilt of the chunk, plus a constant for each
-        chunk, so that it does not jump where the tilt changes, shape (chains, draws).
-      energy_change: error of the energy of each step, 0 where it failed, shape (chains, steps).
-      acceptance_rate: probability with which each step was accepted, 1 without a Metropolis step.
-      gradients: that all chains evaluated after tuning.
-      failures: steps that ended in a failed simulation, and were undone.
-      noise_mean, noise_sd: mean and standard deviation of the white noise over all draws and chains, in each cell.
-      noise: white noise of one draw a chunk, shape (chunks, chains, nx, ny, nz); None unless it was kept.
-      projections: of the white noise of each draw by wavenumber [h/Mpc], shape (chains, draws) (`infer.scales`).
-      powers: of the white noise of each draw by wavenumber [h/Mpc], shape (chains, draws).
-    """
-
-    parameters: dict[str, np.ndarray]
-    logdensity: np.ndarray
-    density_shift: np.ndarray
-    energy_change: np.ndarray
-    acceptance_rate: np.ndarray
-    gradients: int
-    failures: int
-    noise_mean: np.ndarray
-    noise_sd: np.ndarray
-    noise: np.ndarray | None
-    projections: dict[float, np.ndarray] = eqx.field(default_factory=dict)
-    powers: dict[float, np.ndarray] = eqx.field(default_factory=dict)
-
-    def summary(self) -> dict[str, dict[str, float]]:
-        """Mean, standard deviation, R-hat and effective sample sizes of the parameters and of the log density."""
-        return summary(self.parameters | {"logdensity": self.logdensity})
-
-    def scales(self) -> dict[str, dict[str, float]]:
-        """The same of the white noise, scale by scale: of projections of the modes of a band, and of their power.
-
-        Both say whether the field mixes: R-hat and effective sizes of a projection are those of typical modes of the
-        band, phases too, and the mean of the power of a posterior is near 1 (`infer.scales`).
-        """
-        kinds = (("projection", self.projections), ("power", self.powers))
-        return summary({f"{kind} at k = {k:g}": x for kind, table in kinds for k, x in table.items()})
-
-    def energy_errors(self) -> dict[str, dict[str, float]]:
-        """Moments of the energy errors of the steps, chain by chain and of all (`infer.energy_table`)."""
-        return energy_table(self.energy_change, self.noise_mean.size + len(self.parameters))
-
-    def bias(self) -> dict[str, tuple[float, float]]:
-        """Shift of the mean of each parameter by finite steps, in standard deviations, and its error (`step_bias`)."""
-        return {name: step_bias(x, self.density_shift) for name, x in self.parameters.items()}
-
-
 def load_chain(path: str | Path) -> Chain:
-    """The chain of a folder, all draws that are complete.
+    """The chain of a folder, with all complete draws.
 
     Raises:
-      ValueError: there is none.
-      ArrayFileError: a file of it is missing or damaged.
+      ValueError: the folder holds no chain.
+      ArrayFileError: a file is missing or damaged.
     """
     if not any((Path(path) / name).exists() for name in chain_files(1)):
         raise ArgumentError("path", str(path), "holds no chain", "name the folder that `sample` had as output")
@@ -93,7 +39,7 @@ def load_chain(path: str | Path) -> Chain:
 
 
 def chain_files(chunks: int) -> list[str]:
-    """Names of the files of a chain of so many chunks."""
+    """File names of a chain of `chunks` chunks."""
     return ["state.npz", *(f"chunk_{i:05d}.npz" for i in range(chunks))]
 
 
@@ -101,16 +47,16 @@ class ChainFolder:
     """The folder of a chain.
 
     Args:
-      path: of the folder, which is made if it is not there.
-      identity: what the chain depends on, by name; default: that of the chain in the folder.
+      path: path of the folder, which is made if absent.
+      identity: description of the model and options, by name; default: the identity of the chain in the folder.
 
     Raises:
       ValueError: the folder has a chain of another model; the differences are named.
-      ArrayFileError: its state is missing or damaged.
+      ArrayFileError: the state is missing or damaged.
     """
 
     def __init__(self, path: str | Path, identity: Mapping[str, str] | None = None):
-        self.path, self.shifts = Path(path), list[Arrays]()  # what draws show of the shift by steps, chunk by chunk
+        self.path, self.bias_samples = Path(path), list[Arrays]()  # chunk by chunk
         if self.path.exists() and not self.path.is_dir():
             raise ArgumentError("output", str(path), "is a file", "name a folder")
         self.path.mkdir(parents=True, exist_ok=True)
@@ -135,10 +81,10 @@ class ChainFolder:
         return self._state.exists() or self._chunk(0).exists()
 
     def state(self) -> Arrays | None:
-        """What was written last by `write`, or None.
+        """The last state on disk, or None.
 
         Raises:
-          ArrayFileError: it is damaged, or missing though there are draws.
+          ArrayFileError: the state is damaged, or missing though there are draws.
         """
         if not self._has_files():
             return None
@@ -147,12 +93,12 @@ class ChainFolder:
 
     @contextmanager
     def reading_state(self) -> Generator[None]:
-        """Raise what goes wrong in the body with what `state` gave as ArrayFileError."""
+        """Turn errors of the body, which reads a state, into ArrayFileError."""
         with reading(self._state):
             yield
 
     def write(self, index: int, chunk: Arrays, state: Arrays) -> None:
-        """Add a chunk, and then the state after it: a state is only ever of chunks that are there."""
+        """Add a chunk, and then the state after it, so that a state never precedes its chunks."""
         write_arrays(self._chunk(index), chunk, {"run": self.run, "chunk": index, "after": self._last})
         with ArrayFile(self._chunk(index)) as file:
             self._last = file.digest
@@ -163,9 +109,9 @@ class ChainFolder:
         write_arrays(self._state, state, {"identity": self.identity, "last": self._last})
 
     def check(self) -> None:
-        """Raise ArrayFileError unless all files can be read, each after the one before it; `shifts` alone are kept."""
+        """Read all files in order, and keep `bias_samples`; raise ArrayFileError if a file is missing or damaged."""
         chunks = self._chunks(self._count(self.state()))
-        self.shifts = [{name: x for name, x in arrays.items() if name.startswith(_SHIFT)} for arrays in chunks]
+        self.bias_samples = [{name: x for name, x in arrays.items() if name.startswith(_BIAS)} for arrays in chunks]
 
     def _count(self, state: Arrays | None) -> int:
         """Number of chunks up to a state."""
@@ -173,7 +119,7 @@ class ChainFolder:
             return 0 if state is None else int(state.get("chunks", 0))
 
     def _chunks(self, count: int) -> Generator[Arrays]:
-        """Arrays of each chunk, all of the same names and shapes, in the order in which they were written."""
+        """Arrays of each chunk in order, all with the same names and shapes."""
         shapes: dict[str, tuple[int, ...]] = {}
         self._last = ""
         for index, path in enumerate(map(self._chunk, range(count))):
@@ -183,7 +129,7 @@ class ChainFolder:
             if not shapes:
                 with reading(path):
                     draws, steps = arrays["logdensity"].shape, arrays["energy_change"].shape
-                    own = {name: draws for name in arrays if name.startswith((*_NAMED, _SHIFT))}
+                    own = {name: draws for name in arrays if name.startswith((*_NAMED, _BIAS))}
                     check_shapes(arrays, own | dict.fromkeys(_PER_DRAW, draws) | dict.fromkeys(_PER_STEP, steps))
             shapes = {name: x.shape for name, x in arrays.items()}
             yield arrays
@@ -195,7 +141,7 @@ class ChainFolder:
         """All draws up to the state.
 
         Raises:
-          ValueError: nothing was sampled yet.
+          ValueError: there are no draws yet.
           ArrayFileError: a file is missing or damaged.
         """
         state = self.state()
@@ -234,22 +180,10 @@ def _by_wavenumber(arrays: Arrays) -> dict[float, np.ndarray]:
     return {float(k): arrays[k] for k in sorted(arrays, key=float)}
 
 
-def open_folder(path: str | Path, identity: Mapping[str, str]) -> ChainFolder:
-    """The folder of a chain to go on with, or of a new one.
-
-    Raises:
-      ValueError: the folder has a chain of another model; the differences are named.
-      ArrayFileError: a file of it is missing or damaged.
-    """
-    folder = ChainFolder(path, identity)
-    folder.check()
-    return folder
-
-
 def identity_of(parts: Mapping[str, Any]) -> dict[str, str]:
-    """A description of each part that is the same in another process, and on other devices.
+    """A description of each part that is the same in another process and on other devices.
 
-    Fields of dataclasses whose metadata say "derived" follow from the others, on each device to rounding.
+    Fields of dataclasses with the metadata "derived" are left out: they follow from the others, up to rounding.
     """
     return {name: _describe(part) for name, part in parts.items()}
 
@@ -276,7 +210,7 @@ def _describe(part: Any) -> str:
 
 
 def _around_difference(one: str, other: str, width: int = 60) -> tuple[str, str]:
-    """Two descriptions, of long ones only what surrounds their first difference."""
+    """Two descriptions; long ones are cut to the surroundings of their first difference."""
     if max(len(one), len(other)) <= 3 * width:
         return one, other
     same = next(i for i, (a, b) in enumerate(zip(one + "\0", other + "\0", strict=False)) if a != b)

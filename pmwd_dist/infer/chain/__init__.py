@@ -1,0 +1,1 @@
+"""Chains: their draws, their state, and their folder."""

@@ -1,0 +1,141 @@
+"""Draws of a posterior, and the state of the chains that draw them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from pmwd_dist.infer.diagnostics import energy_table, step_bias, summary
+from pmwd_dist.infer.preconditioner_adaptation import Adaptation
+from pmwd_dist.infer.samplers.isokinetic import IntegratorState
+from pmwd_dist.infer.samplers.methods import Tuning
+from pmwd_dist.io.arrays import Arrays, check_shapes
+
+
+class Chain(eqx.Module):
+    """Draws of a posterior.
+
+    Args:
+      parameters: parameters by name, shape (chains, draws).
+      logdensity: log density, shape (chains, draws); of "mclmc" to second order in the step.
+      density_shift: shift of the log density by finite steps after the correction of the discretisation bias, plus a
+        constant for each chunk, so that it does not jump where the correction changes, shape (chains, draws).
+      energy_change: energy error of each step, 0 where it failed, shape (chains, steps).
+      acceptance_rate: acceptance probability of each step, 1 without a Metropolis step.
+      gradients: number of gradients of all chains after tuning.
+      failures: number of rejected steps in which a simulation failed.
+      noise_mean, noise_sd: mean and standard deviation of the white noise over all draws and chains, in each cell.
+      noise: white noise of one draw a chunk, shape (chunks, chains, nx, ny, nz); None unless it was kept.
+      projections: projection of the white noise by wavenumber [h/Mpc], shape (chains, draws) (`chain.scales`).
+      powers: power of the white noise by wavenumber [h/Mpc], shape (chains, draws).
+    """
+
+    parameters: dict[str, np.ndarray]
+    logdensity: np.ndarray
+    density_shift: np.ndarray
+    energy_change: np.ndarray
+    acceptance_rate: np.ndarray
+    gradients: int
+    failures: int
+    noise_mean: np.ndarray
+    noise_sd: np.ndarray
+    noise: np.ndarray | None
+    projections: dict[float, np.ndarray] = eqx.field(default_factory=dict)
+    powers: dict[float, np.ndarray] = eqx.field(default_factory=dict)
+
+    def summary(self) -> dict[str, dict[str, float]]:
+        """Mean, standard deviation, R-hat and effective sample sizes of the parameters and of the log density."""
+        return summary(self.parameters | {"logdensity": self.logdensity})
+
+    def scales(self) -> dict[str, dict[str, float]]:
+        """The same table for the white noise, scale by scale: projections of the modes of a band, and their power.
+
+        Both show whether the field mixes: R-hat and effective sizes of a projection are typical for the modes of the
+        band, including their phases, and the mean power of a posterior is near 1 (`chain.scales`).
+        """
+        kinds = (("projection", self.projections), ("power", self.powers))
+        return summary({f"{kind} at k = {k:g}": x for kind, table in kinds for k, x in table.items()})
+
+    def energy_errors(self) -> dict[str, dict[str, float]]:
+        """Moments of the energy errors of the steps, chain by chain and of all (`infer.energy_table`)."""
+        return energy_table(self.energy_change, self.noise_mean.size + len(self.parameters))
+
+    def bias(self) -> dict[str, tuple[float, float]]:
+        """Discretisation bias of each parameter, in standard deviations, and its error (`step_bias`)."""
+        return {name: step_bias(x, self.density_shift) for name, x in self.parameters.items()}
+
+
+class Progress(NamedTuple):
+    """Progress of a run, after tuning and after each chunk.
+
+    Args:
+      chunks: number of chunks on disk.
+      step_size, L: parameters that the chains share.
+      draws: draws of the last chunk, by name, shape (chains, draws) or (chains, steps); empty after tuning.
+    """
+
+    chunks: int
+    step_size: float
+    L: float
+    draws: Arrays
+
+
+class Moments(NamedTuple):
+    """Running mean of the white noise, and sum of squares around it."""
+
+    draws: Array
+    mean: Array
+    square: Array
+
+    def add(self, x: Array) -> Moments:
+        """The moments with one more draw (Welford 1962)."""
+        draws = self.draws + 1
+        away = x - self.mean
+        mean = self.mean + away / draws.astype(x.dtype)
+        return Moments(draws, mean, self.square + away * (x - mean))
+
+
+class Run(NamedTuple):
+    """State of all chains, and the parameters that they share."""
+
+    states: IntegratorState
+    tuning: Tuning
+    moments: Moments
+    adaptation: Adaptation | None
+
+
+def pack(run: Run, chunks: int) -> Arrays:
+    """The state after `chunks` chunks, as named arrays for a file."""
+    moments = {f"moments/{name}": np.asarray(x) for name, x in run.moments._asdict().items()}
+    shared = leaves_of(run.tuning, "tuning") | leaves_of(run.adaptation, "adaptation")
+    return leaves_of(run.states) | shared | moments | {"chunks": np.asarray(chunks)}
+
+
+def unpack(stored: Arrays, like: Run) -> Run:
+    """The state from named arrays, with the structure, types and shardings of another one."""
+    check_shapes(stored, {f"moments/{name}": jnp.shape(x) for name, x in like.moments._asdict().items()})
+    moments = Moments(*(jnp.asarray(stored[f"moments/{name}"]) for name in Moments._fields))
+    tuning, adapted = restored(stored, like.tuning, "tuning"), restored(stored, like.adaptation, "adaptation")
+    return Run(restored(stored, like.states), tuning, placed(moments, like.moments), adapted)
+
+
+def leaves_of(tree: Any, prefix: str = "run") -> Arrays:
+    """Leaves of a pytree as named arrays."""
+    return {f"{prefix}/{i:03d}": np.asarray(x) for i, x in enumerate(jax.tree.leaves(tree))}
+
+
+def restored(stored: Arrays, like: Any, prefix: str = "run") -> Any:
+    """A pytree from named arrays, with the structure, types and shardings of another one."""
+    shapes = {f"{prefix}/{i:03d}": jnp.shape(x) for i, x in enumerate(jax.tree.leaves(like))}
+    check_shapes(stored, shapes)
+    return placed(jax.tree.unflatten(jax.tree.structure(like), [stored[name] for name in shapes]), like)
+
+
+def placed(tree: Any, like: Any) -> Any:
+    """Arrays with the types and shardings of another pytree."""
+    return jax.tree.map(lambda x, y: jax.device_put(x.astype(y.dtype), y.sharding), tree, like)

@@ -1,0 +1,293 @@
+"""Adaptation of a preconditioner to a posterior beyond linear theory, from gradients of its log density.
+
+Gradients g along a chain give the curvature, since E[g g^T] = -E[Hessian]:
+
+- Modes of a band with curvature c, 1 in linear theory, are scaled to the curvature sqrt(c), or `LARGEST_CURVATURE` if
+  that is less. Displacements constrain long waves far better at fixed small scales than in linear theory; their width
+  is now the geometric mean of the conditional width c^-1/2 and the linear one, near the width of the posterior.
+- The Wiener mean of a band is multiplied by 1 + t (u - centre) for a parameter u. The gradient along u gains t r, where
+  r is the sum of gradients times means. Regression of the gradient on these r gives the t with the least curvature.
+- Without linear theory the scale of a band also changes with the parameters, as exp(s (u - centre)). The gradient along
+  u gains s v, where v is the number of modes plus the sum of gradients times positions. For independent modes,
+  s = -c' / (2 c) keeps the curvature c of the band constant in u. Projected data make modes dependent: all s of a
+  parameter are multiplied by one factor, from the same regression.
+- One more s, common to all bands, keeps the sum of the curvatures constant, because that sum times the square of the
+  step shifts parameters (`isokinetic.density_shift`).
+- Parameters are scaled along the eigenvectors of the remaining curvature, by the same rule as the modes.
+
+Without linear theory the mean of the noise x is the mean along the chains of x + d log p / dx. It equals the mean of x
+(Stein 1981) and is zero, without noise of the draws, for modes without data. It changes with a parameter as
+exp(t (u - centre)), which is nearer than a line for an amplitude, where it goes as 1 / u.
+
+All maps are linear in the position at given parameters, and their volume depends on these alone: the posterior stays
+exact.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from pmwd_dist.config import Config
+from pmwd_dist.infer.forward import wavevectors
+from pmwd_dist.parallel.fft import prfft3d
+from pmwd_dist.pm import fourier
+
+BANDS = 12  # bands of the wavenumber, of equal width in its logarithm
+CLASSES = 5  # classes of the component along the line of sight: 0, 1, 2, 4, 8 or more fundamental modes
+LARGEST_CURVATURE = 4.0  # after scaling; MCLMC at its target step is stable up to about ten
+_STEP = 0.5  # half the difference of a parameter in linear theory's scales
+
+
+class Adaptation(eqx.Module):
+    """Changes of a preconditioner in linear theory.
+
+    Args:
+      scale: scale factor of the modes of each band.
+      stretch: derivative of the logarithm of the scale with each parameter of the position.
+      shift: derivative of the gain of each band with each parameter, or of its logarithm if there is a mean.
+      centre: parameters at which these changes are zero.
+      factor: matrix from the parameters of the position to linear theory's scales.
+      mean: mean of the noise, where there is no linear theory.
+    """
+
+    scale: Float[Array, " bands"]
+    stretch: Float[Array, "p bands"]
+    shift: Float[Array, "p bands"]
+    centre: Float[Array, " p"]
+    factor: Float[Array, "p p"]
+    mean: Float[Array, "nx ny nz"] | None
+
+    @classmethod
+    def none(cls, count: int, bands: int = BANDS, mean: Array | None = None) -> Adaptation:
+        """No change, for `count` parameters."""
+        zeros = jnp.zeros((count, bands))
+        return cls(jnp.ones(bands), zeros, zeros, jnp.zeros(count), jnp.eye(count), mean)
+
+    def gain(self, parameters: Float[Array, " p"]) -> Float[Array, " bands"]:
+        """Factor of the mean of each band."""
+        change = jnp.sum(self.shift * (parameters - self.centre)[:, None], axis=0)
+        return 1 + change if self.mean is None else jnp.exp(change)
+
+    def stretched(self, parameters: Float[Array, " p"]) -> Float[Array, " bands"]:
+        """Logarithm of the parameter-dependent scale factor of each band."""
+        return jnp.sum(self.stretch * (parameters - self.centre)[:, None], axis=0)
+
+
+class Bands(NamedTuple):
+    """Bands of the modes, in the layout of `prfft3d`.
+
+    Args:
+      radial: band of the wavenumber of each mode.
+      classes: (CLASSES, n), true for the class of each component along an axis; None without classes.
+      along: axis of the classes.
+    """
+
+    radial: Array
+    classes: Array | None = None
+    along: int = 0
+
+    def at(self, values: Float[Array, " bands"]) -> Array:
+        """The value of each mode's band, by selects: their transpose is a sum, the transpose of a look-up a scatter."""
+        if self.classes is None:
+            each = list(values)
+        else:
+            table = jnp.sum(jnp.where(self.classes[:, None], values.reshape(CLASSES, BANDS, 1), 0), axis=0)
+            each = list(table.reshape(BANDS, *(-1 if i == self.along else 1 for i in range(3))))
+        parts = (jnp.where(self.radial == b, value, 0) for b, value in enumerate(each))
+        return sum(parts, jnp.zeros((), values.dtype))
+
+    def sums(self, x: Array) -> Float[Array, " bands"]:
+        """Sums over the modes of each band, part by part of a divided spectrum, so that none is gathered."""
+        others = tuple(i for i in range(3) if self.classes is None or i != self.along)
+        each = jax.lax.map(lambda b: jnp.sum(jnp.where(self.radial == b, x, 0), axis=others), jnp.arange(BANDS))
+        if self.classes is None:
+            return each
+        return jnp.sum(jnp.where(self.classes[:, None], each[None], 0), axis=-1).reshape(-1)
+
+
+def bands(config: Config, along: int | None = None) -> Bands:
+    """Bands of the wavenumber and, with an axis, classes of the component along it."""
+    components, (smallest, width) = wavevectors(config), _span(config)
+    k2 = sum(component**2 for component in components)
+    place = 0.5 * jnp.log(jnp.maximum(k2, smallest**2) / smallest**2) / width
+    radial = jnp.clip(jnp.floor(place + 1e-3), 0, BANDS - 1).astype(int)
+    if along is None:
+        return Bands(radial)
+    number = jnp.abs(components[along]).ravel() * (config.box_size[along] / (2 * np.pi))
+    classes = jnp.clip(jnp.ceil(jnp.log2(number + 1) - 1e-3), 0, CLASSES - 1).astype(int)
+    return Bands(radial, classes[None] == jnp.arange(CLASSES)[:, None], along)
+
+
+def band_centres(config: Config) -> np.ndarray:
+    """Central wavenumbers of the bands, in their logarithm [h/Mpc]."""
+    smallest, width = _span(config)
+    return smallest * np.exp(width * (np.arange(BANDS) + 0.5))
+
+
+def _span(config: Config) -> tuple[float, float]:
+    """The smallest wavenumber, and the width of a band in the logarithm."""
+    smallest = 2 * np.pi / max(config.box_size)
+    largest = np.pi * np.sqrt(sum(side**-2 for side in config.cell_size))
+    return smallest, np.log(largest / smallest) / BANDS
+
+
+def mode_counts(config: Config, dtype: Any) -> Array:
+    """Number of modes of the lattice per value of a spectrum."""
+    decomposition, shape = config.decomposition, config.particle_shape
+
+    def counts() -> Array:
+        return jnp.zeros_like(fourier.k_squared(shape, config, dtype)) + fourier.mode_count(shape, config, dtype)
+
+    return decomposition.shard_map(counts, (), decomposition.spectrum_spec)()
+
+
+def start(posterior: Any) -> Adaptation | None:
+    """The adaptation of a posterior; None without an adapted preconditioner."""
+    return None if posterior.preconditioner is None else posterior.preconditioner.adaptation
+
+
+class Observations(NamedTuple):
+    """Statistics of a gradient of the log density, or of gradients along chains with shape (chains, steps, ...).
+
+    Args:
+      slopes: gradients along the parameters of the position.
+      sums: gradients times means of the modes, summed over each band.
+      spreads: gradients times positions, summed over each band, plus the number of modes.
+      squares: squared gradients, summed over each band.
+      parameters: parameters in linear theory's scales.
+    """
+
+    slopes: Any
+    sums: Any
+    spreads: Any
+    squares: Any
+    parameters: Any
+
+    def packed(self) -> Array:
+        """All fields, concatenated along the last axis."""
+        return jnp.concatenate([x.astype(self.sums.dtype) for x in self], axis=-1)
+
+    @classmethod
+    def unpacked(cls, observed: np.ndarray, count: int) -> Observations:
+        """The fields of a packed array, with `count` parameters."""
+        bands = (observed.shape[-1] - 2 * count) // 3
+        return cls(*np.split(np.asarray(observed, float), np.cumsum([count, bands, bands, bands]), axis=-1))
+
+
+def adapt(old: Adaptation, observed: np.ndarray, mean: Any, modes: Any, changes: Any = None) -> Adaptation:
+    """The adaptation after chains have run with another.
+
+    Args:
+      old: adaptation of the chains.
+      observed: packed `Observations`, shape (chains, steps, ...).
+      mean: mean of the noise of each chain (`Preconditioner.observe`), used if the old adaptation has a mean.
+      modes: number of modes of each band.
+      changes: derivative of the logarithm of the curvature of each band with each parameter (`changes_of_curvature`),
+        for chains near the posterior; None for modes that do not follow the parameters yet.
+    """
+    factor, shift, stretch = (np.array(x, float) for x in (old.factor, old.shift, old.stretch))
+    seen = Observations.unpacked(observed, len(factor))
+    centre = seen.parameters.mean(axis=(0, 1))
+    away = centre - np.asarray(old.centre, float)
+    squares = seen.squares.mean(axis=(0, 1)) / np.maximum(modes, 1)
+    old_scale = np.asarray(old.scale, float) * np.exp(away @ stretch)
+    scale = np.where(squares > 0, _widths(np.where(squares > 0, squares, 1) / old_scale**2), 1)
+    # About the mean of each chain, so that a drift is not taken for curvature.
+    slopes = _about_mean(np.linalg.solve(factor.T, seen.slopes[..., None])[..., 0])
+    if changes is not None:
+        changes, slopes = np.asarray(changes, float), slopes.copy()
+        sums = _about_mean(seen.sums.reshape(*slopes.shape[:2], -1, BANDS).sum(axis=2))
+        for i, along in enumerate(-0.5 * changes):
+            shown = np.concatenate([sums, _about_mean(seen.spreads @ along)[..., None]], axis=-1)
+            by = -_regression(shown.reshape(-1, BANDS + 1), slopes[..., i].ravel())
+            slopes[..., i] += shown @ by
+            shift[i] += np.tile(by[:-1], len(scale) // BANDS)
+            stretch[i] += by[-1] * along
+        weight = modes * squares * (scale / old_scale) ** 2
+        even = -0.5 * ((changes + 2 * stretch) @ weight / np.sum(weight))
+        stretch += even[:, None]
+        slopes += _about_mean(seen.spreads.sum(axis=-1))[..., None] * even
+    slopes = slopes.reshape(math.prod(slopes.shape[:2]), slopes.shape[-1])  # also without parameters
+    # The curvature of linear theory, 1, is a lower bound where the field constrains parameters otherwise.
+    curvature, axes = np.linalg.eigh(slopes.T @ slopes / len(slopes) + np.eye(slopes.shape[-1]))
+    arrays = [scale, stretch, shift, centre, axes * _widths(curvature)]
+    arrays += [] if old.mean is None else [np.mean(mean, axis=0)]
+    leaves, structure = jax.tree.flatten(old)
+    return jax.tree.unflatten(structure, [np.asarray(x, y.dtype) for x, y in zip(arrays, leaves, strict=True)])
+
+
+@eqx.filter_jit
+def _mode_numbers(posterior: Any) -> Array:
+    return posterior.preconditioner.sums(jnp.ones(()), posterior.model.config)
+
+
+def mode_numbers(posterior: Any) -> np.ndarray:
+    """Number of modes of each band of a posterior's preconditioner."""
+    return np.asarray(_mode_numbers(posterior))
+
+
+@eqx.filter_jit
+def changes_of_curvature(
+    key: Array, posterior: Any, positions: Any, spmd_axis_name: str | None = None
+) -> Float[Array, "p bands"]:
+    """Derivatives of the logarithm of each band's curvature with each parameter in linear theory's scales.
+
+    The curvature of the data is the mean square of gradients of the log density of mocks (Fisher 1925), to which the
+    curvature of the prior is added. Its derivative is a difference between mocks with the same random numbers at two
+    values of a parameter. It is zero in linear theory, whose widths follow the parameters, and if a simulation fails.
+
+    Args:
+      key: random key.
+      posterior: posterior with a preconditioner.
+      positions: positions of chains, with a leading axis.
+      spmd_axis_name: axis of the device mesh over which chains are divided, if any.
+    """
+    model, preconditioner = posterior.model, posterior.preconditioner
+    config, likelihood = model.config, model.likelihood
+    counts = jnp.maximum(preconditioner.sums(jnp.ones(()), config), 1)
+
+    def curvature(key: Array, position: Any, away: Array) -> Array:
+        moved = position | {"parameters": preconditioner.away(position["parameters"], away)}
+        noise, parameters = posterior.unwhiten(moved)
+        field, back, fine = jax.vjp(lambda noise: model.predict(noise, parameters), noise, has_aux=True)
+        data = likelihood.draw(key, field, parameters, config)
+        slope = jax.grad(lambda field: likelihood.logdensity(data, field, parameters, config))(field)
+        modes = prfft3d(back(slope)[0], config.decomposition, norm="ortho")
+        square = preconditioner.sums(1 + modes.real**2 + modes.imag**2, config)
+        return jnp.where(fine, square / counts, jnp.nan)
+
+    def logarithm(away: Array) -> Array:
+        keys = jax.random.split(key, positions["noise"].shape[0])
+        each = jax.vmap(lambda k, z: curvature(k, z, away), spmd_axis_name=spmd_axis_name)(keys, positions)
+        return jnp.log(jnp.maximum(jnp.mean(each, axis=0), 1e-30))
+
+    unit = jnp.eye(len(positions["parameters"]))
+    if preconditioner.linear or not len(unit):
+        return jnp.zeros((len(unit), preconditioner.band_count))
+    steps = jnp.concatenate([-_STEP * unit, _STEP * unit])
+    before, after = jnp.split(jax.lax.map(logarithm, steps), 2)
+    changes = (after - before) / (2 * _STEP)
+    return jnp.where(jnp.isfinite(changes), changes, 0)
+
+
+def _about_mean(x: np.ndarray) -> np.ndarray:
+    """Differences from the mean of each chain."""
+    return x - x.mean(axis=1, keepdims=True)
+
+
+def _widths(curvature: np.ndarray) -> np.ndarray:
+    return np.sqrt(np.minimum(curvature**-0.5, LARGEST_CURVATURE / curvature))
+
+
+def _regression(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Coefficients of y on x, about 1 in size, shrunk to zero where there are few data."""
+    every = x.T @ x
+    every += (0.01 + x.shape[1] / len(x)) * np.diag(np.diag(every)) + np.mean(y**2) * np.eye(len(every))
+    return np.linalg.solve(every, x.T @ y)
