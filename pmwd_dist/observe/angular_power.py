@@ -1,4 +1,4 @@
-"""Angular power spectra of lensing maps: measured on flat fields, and of linear theory by Limber's integral."""
+"""Angular power spectra of lensing maps: measured ones, and linear theory by Limber's integral."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pmwd_dist.observe.lensing import lensing_weights
 from pmwd_dist.observe.power import mean
 from pmwd_dist.parallel.inputs import real
 
-_SLABS = 200  # of Limber's integral
+_SLABS = 200  # intervals of Limber's integral
 
 
 class AngularPower(eqx.Module):
@@ -41,20 +41,21 @@ class AngularPower(eqx.Module):
 
 
 def angular_power(field: Real[Array, ...], *, side: float | None = None, bins: int = 16) -> AngularPower:
-    """Power spectrum of a map of a square field, such as `convergence` along rays, less its mean, or of a HEALPix map.
+    """Power spectrum of a map of a square field, such as `convergence` along rays, or of a HEALPix map.
 
-    Of a HEALPix map of the whole sky, C_l for each l from 0 to 2 nside - 1, the mean over m of |a_lm|^2.
+    For a HEALPix map of the whole sky, C_l is the mean over m of |a_lm|^2, for each l from 0 to 2 nside - 1.
 
-    On a flat sky, bins are equidistant in the logarithm, from the fundamental mode to the Nyquist frequency. The field
-    is taken to be periodic, which it is not: power leaks from steep spectra to small scales, by some per cent.
+    On a flat sky the mean of the map is subtracted. Bins are equidistant in the logarithm, from the fundamental mode to
+    the Nyquist frequency. The map is treated as periodic, so that power leaks from steep spectra to small scales, by
+    some per cent.
 
     Args:
-      field: one value a ray, on a square, or the pixels of the sphere in RING order.
-      side: of the field of view on a flat sky [degrees].
-      bins: of a flat sky, at most; those without modes have ell and power NaN.
+      field: values of the rays, shape (n, n), or of the pixels of the sphere in RING order, shape (12 nside^2,).
+      side: side of the field of view on a flat sky [degrees].
+      bins: number of bins on a flat sky; bins without modes have ell and power NaN.
 
     Raises:
-      ValueError: a map that is not square, or an argument out of its range.
+      ValueError: the map is not square, or an argument is out of its range.
     """
     values = real(field, "field")
     if values.ndim == 1:
@@ -71,7 +72,7 @@ def angular_power(field: Real[Array, ...], *, side: float | None = None, bins: i
 def _nside(values: Array) -> int:
     nside = math.isqrt(len(values) // 12)
     if pixel_count(nside) != len(values) or not nside:
-        raise ArgumentError("field.shape", values.shape, "must be that of a square, or of 12 nside^2 pixels")
+        raise ArgumentError("field.shape", values.shape, "must be a square, or 12 nside^2 pixels")
     return nside
 
 
@@ -104,7 +105,7 @@ def limber_power(
     edges: Sequence[float],
     source: float,
 ) -> Float[Array, " n"]:
-    """C_l of the convergence by linear theory, of the matter between the first edge and the last.
+    """C_l of the convergence by linear theory, for the matter between the first edge and the last [steradian].
 
     The integral of (weight / distance)^2 P((l + 1/2) / distance) in Limber's approximation (LoVerde & Afshordi 2008).
 
@@ -116,7 +117,7 @@ def limber_power(
       source: redshift of the sources.
 
     Raises:
-      ValueError: sources nearer than the nearest shell.
+      ValueError: the sources are nearer than the nearest shell.
     """
     table = growth_table_to(2, cosmo)
     far = min(float(edges[-1]), float(comoving_distance(1 / (1 + source), table)))

@@ -33,13 +33,13 @@ class LagrangianBias(eqx.Module):
 
       w = 1 + b1 delta + b2 (delta^2 - <delta^2>) + bs2 (s^2 - <s^2>) + bnabla2 laplacian delta,
 
-    with the linear, smoothed delta at the time of the tracers, at the Lagrangian places of the particles, and
-    s^2 = s_ij s_ij of the tidal field s_ij = (k_i k_j / k^2 - 1/3 kronecker_ij) delta. Where others write b2 / 2 or
-    bs2 / 2 in such an expansion, theirs is twice the value here.
+    with the linear, smoothed delta at the time of the tracers, at the lattice sites of the particles, and
+    s^2 = s_ij s_ij with the tidal field s_ij = (k_i k_j / k^2 - 1/3 kronecker_ij) delta. Parameters of an expansion
+    with b2 / 2 or bs2 / 2 are twice the values here.
 
     Args:
-      b1, b2, bs2: without units.
-      bnabla2: in [(Mpc/h)^2].
+      b1, b2, bs2: dimensionless coefficients.
+      bnabla2: coefficient of the Laplacian [(Mpc/h)^2].
     """
 
     b1: ArrayLike = 0.0
@@ -57,22 +57,22 @@ def bias_weights(
     smoothing: float | None = None,
     a: ArrayLike | None = None,
 ) -> Float[Array, "px py pz"]:
-    """Weights of the particles by which they trace galaxies, with a mean of 1 over the lattice.
+    """Weights of the particles as tracers of galaxies, with a mean of 1 over the lattice.
 
-    On large scales `tracer_density` of them has (1 + b1)^2 times the power of matter. Means, <delta^2> and <s^2>, are
-    those of the lattice. Weights may be negative, as in the papers.
+    On large scales `tracer_density` with these weights has (1 + b1)^2 times the power of matter. The means <delta^2>
+    and <s^2> are taken over the lattice. Weights may be negative, as in the papers.
 
     Args:
       modes: linear delta(k) at a = 1, from `linear_modes`.
-      bias: `LagrangianBias`.
+      bias: parameters of the expansion.
       cosmo: cosmology, or its `growth_table`.
-      config: the simulation.
+      config: configuration of the simulation.
       smoothing: radius R of a Gaussian filter exp(-k^2 R^2 / 2) on delta [Mpc/h]. It must be given where b2, bs2 or
         bnabla2 is not zero: variances of an unsmoothed field grow with the lattice without limit.
       a: scale factor of the tracers; default: `config.a_stop`.
 
     Raises:
-      ValueError: modes of another shape, operators that diverge, or another argument out of its range.
+      ValueError: the modes have another shape, an operator diverges, or another argument is out of its range.
     """
     inputs.check_config(config)
     if not isinstance(bias, LagrangianBias):
@@ -135,7 +135,7 @@ def _bias_weights(
 
 
 def _operators(modes: Array, k2: Array, used: tuple[str, ...], config: Config) -> Iterator[Array]:
-    """Fields of the operators in `used`, in its order; inside shard_map."""
+    """Fields of the operators in `used`, in order; inside shard_map."""
     nz, decomposition = config.particle_shape[2], config.decomposition
     for name in used:
         if name in ("b1", "b2"):
@@ -173,7 +173,7 @@ def tracer_density(particles: Particles, weights: Real[Array, "px py pz"], confi
     """Density of tracers in units of the mean, 1 + delta_g: particles painted with weights, see `bias_weights`.
 
     Raises:
-      ValueError: something else than Particles of this config, or weights of another shape.
+      ValueError: the particles are not Particles of this config, or the weights have another shape.
     """
     inputs.check_config(config)
     disp = inputs.checked_particles(particles, config).disp
@@ -184,7 +184,7 @@ def eulerian_bias(density: Real[Array, "nx ny nz"], b1: ArrayLike, config: Confi
     """Density of linearly biased tracers in units of the mean: 1 + b1 delta.
 
     Raises:
-      ValueError: a density that is not on the mesh.
+      ValueError: the density is not on the mesh.
     """
     inputs.check_config(config)
     density = inputs.mesh_field(density, config, "density")

@@ -24,22 +24,22 @@ from pmwd_dist.pm import fourier, inputs
 
 Triangles = Literal["all", "isosceles", "equilateral"]
 _KINDS = {"all": (1, 2, 3), "isosceles": (1, 2), "equilateral": (1,)}  # numbers of different sides
-_BELOW = 1e-5  # relative, beyond the rounding of wavenumbers in single precision
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)  # of a shell
+_BELOW = 1e-5  # relative margin beyond the rounding of wavenumbers in single precision
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)  # quadrature over a shell
 
 
 class Bispectrum(eqx.Module):
-    """A bispectrum in bins of triangles, whose sides lie in three shells of wavenumbers.
+    """A bispectrum in bins of triangles, with sides in three shells of wavenumbers.
 
-    Means are NaN where there are no triangles, or no modes.
+    Means are NaN in bins without triangles or modes.
 
     Args:
       k: mean wavenumbers of the modes of the three shells, ascending [h/Mpc].
       bispectrum: mean of delta(k1) delta(k2) delta(k3) over the closed triangles of each bin [(Mpc/h)^6].
-      triangles: number of closed triangles, a triangle and its mirror image being two, and permutations others.
+      triangles: number of closed triangles, mirror images and permutations counted separately.
       power: mean power of the modes of the three shells [(Mpc/h)^3].
-      volume: of the box [(Mpc/h)^3].
-      shells: numbers of the three shells, ascending.
+      volume: volume of the box [(Mpc/h)^3].
+      shells: indices of the three shells, ascending.
     """
 
     k: Float[Array, "bins 3"]
@@ -51,7 +51,7 @@ class Bispectrum(eqx.Module):
 
     @property
     def reduced(self) -> Array:
-        """Q = B / (P1 P2 + P2 P3 + P3 P1), of the measured power; NaN where there is none."""
+        """Q = B / (P1 P2 + P2 P3 + P3 P1), with the measured power; NaN where it is zero."""
         one, two, three = self.power.T
         return self.bispectrum / (one * two + two * three + three * one)
 
@@ -76,21 +76,25 @@ def bispectrum(
 ) -> Bispectrum:
     """Bispectrum of a field such as `density`, by transforms (Scoccimarro 2000; Tomlinson, Jeong & Kim 2019).
 
-    The modes of each shell alone are transformed back; the sum over cells of the product of three such fields is that
-    over all closed triangles with a side in each shell. That of the same with modes of 1 counts them. It is exact up to
-    2/3 of the Nyquist frequency, beyond which triangles would close by aliases. Takes a field of the mesh for each
-    shell, and two transforms; derivatives as many again. Shot noise, (P1 + P2 + P3) / n + 1 / n^2 of points at random,
-    is left in.
+    The modes of each shell are transformed back. The product of three such fields, summed over cells, is the sum over
+    all closed triangles with a side in each shell; the same with modes of 1 counts the triangles. The sum is exact up
+    to 2/3 of the Nyquist frequency, beyond which aliases close triangles. It takes a mesh field and two transforms for
+    each shell, and derivatives as many again. The shot noise of random points, (P1 + P2 + P3) / n + 1 / n^2, is not
+    subtracted.
 
     Args:
-      field: on the mesh.
-      config: the simulation.
-      edges: wavenumbers between which the shells lie, ascending [h/Mpc]; default: `bispectrum_edges(config)`.
+      field: field on the mesh, shape (nx, ny, nz).
+      config: configuration of the simulation.
+      edges: edges of the shells in wavenumber, ascending [h/Mpc]; default: `bispectrum_edges(config)`.
       triangles: "all" bins with closed triangles, "isosceles" or "equilateral" ones: two sides or three in a shell.
-      deconvolve: the cloud-in-cell window, as in `power_spectrum`.
+      deconvolve: deconvolution of the cloud-in-cell window, see `power_spectrum`.
 
     Raises:
-      ValueError: a field that is not on the mesh or not real, or another argument out of its range.
+      ValueError: the field is not on the mesh or not real, or another argument is out of its range.
+
+    Examples:
+      >>> found = pmd.observe.bispectrum(density, config, triangles="equilateral")
+      >>> found.k, found.bispectrum, found.scatter
     """
     inputs.check_config(config)
     check_deconvolve(deconvolve)
@@ -105,12 +109,12 @@ def bispectrum_edges(config: Config, shells: int = 8, k_max: float | None = None
     """Edges of shells of equal width, from half the smallest fundamental mode on [h/Mpc].
 
     Args:
-      config: the simulation.
-      shells: their number.
-      k_max: the last edge; default: 2/3 of the smallest Nyquist frequency.
+      config: configuration of the simulation.
+      shells: number of shells.
+      k_max: last edge [h/Mpc]; default: 2/3 of the smallest Nyquist frequency.
 
     Raises:
-      ValueError: no whole number of shells, or a last edge out of its range.
+      ValueError: `shells` is not a positive integer, or `k_max` is out of its range.
     """
     shells = whole_number(shells, "shells", least=1)
     low, high = math.pi / max(config.box_size), _largest(config)
@@ -125,13 +129,13 @@ def tree_bispectrum(
 ) -> np.ndarray:
     """Bispectrum of matter at second order of perturbation theory, as means over bins of triangles [(Mpc/h)^6].
 
-    2 F2(k1, k2) P1 P2 and its permutations (Fry 1984), F2 that of an Einstein-de Sitter universe. Triangles are taken
-    as a continuum, k1 k2 k3 dk1 dk2 dk3 where they close, by quadrature.
+    2 F2(k1, k2) P1 P2 and its permutations (Fry 1984), with F2 in an Einstein-de Sitter universe. The mean is an
+    integral over closed triangles, k1 k2 k3 dk1 dk2 dk3, by quadrature.
 
     Args:
       power: linear P(k) [(Mpc/h)^3], a function of k [h/Mpc].
-      edges: of the shells [h/Mpc].
-      shells: of the three sides of each bin, as in `Bispectrum`.
+      edges: edges of the shells [h/Mpc].
+      shells: indices of the shells of the three sides of each bin, as in `Bispectrum`.
     """
     low, high = np.asarray(edges[:-1]), np.asarray(edges[1:])
     nodes = (low[:, None] + high[:, None]) / 2 + (high - low)[:, None] / 2 * _NODES
@@ -154,7 +158,7 @@ def _f2(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 
 def _largest(config: Config) -> float:
-    """End of the shells: just below 2/3 of the Nyquist frequency, which closes triangles by aliases."""
+    """Largest edge: just below 2/3 of the Nyquist frequency, where aliases close triangles."""
     nyquist = min(math.pi * n / length for n, length in zip(config.mesh_shape, config.box_size, strict=True))
     return (1 - _BELOW / 2) * 2 / 3 * nyquist
 
@@ -173,7 +177,7 @@ def _checked_edges(edges: Any, config: Config) -> tuple[float, ...]:
 
 
 def _closed_bins(edges: tuple[float, ...], triangles: Triangles) -> tuple[tuple[int, int, int], ...]:
-    """Shells of the three sides, ascending, in which some triangle may close."""
+    """Ascending triples of shells with closed triangles."""
     every = itertools.combinations_with_replacement(range(len(edges) - 1), 3)
     kinds = _KINDS[triangles]
     return tuple(
@@ -197,14 +201,14 @@ def _bispectrum(
         modes = rfft_block(field, decomposition) * jnp.sqrt(inverse_window(config, dtype, deconvolve)) / cells
         shell, k = _shell_of_modes(edges, config, dtype)
         products = _products(modes, shell, len(edges) - 1, bins, config)
-        # One after the other: both sets of fields at a time would take twice the memory.
+        # In sequence: both sets of fields at a time would take twice the memory.
         count, products = sequence_after(jax.lax.stop_gradient(jnp.ones_like(modes)), products)
         triangles = _products(count, shell, len(edges) - 1, bins, config)
         sums = _shell_sums([jnp.abs(modes) ** 2, jnp.broadcast_to(k, shell.shape)], shell, len(edges) - 1, config)
         return _sum_over_devices(products, config), _sum_over_devices(triangles, config), sums
 
     products, triangles, sums = decomposition.shard_map(block, decomposition.spec, (P(), P(), P()))(field)
-    # Numbers of triangles are whole; a bin without any has rounding errors.
+    # Numbers of triangles are integers but for rounding errors.
     triangles = jnp.rint(jax.lax.stop_gradient(triangles) / cells)
     power, k, number = sums
     sides = np.asarray(bins).reshape(-1, 3)
@@ -216,15 +220,15 @@ def _bispectrum(
 
 
 def _shell_of_modes(edges: tuple[float, ...], config: Config, dtype: Any) -> tuple[Array, Array]:
-    """The shell of each mode, their number where it is in none, and its wavenumber."""
+    """Index of the shell of each mode, the number of shells outside of all, and the wavenumber."""
     k = jnp.sqrt(fourier.k_squared(config.mesh_shape, config, dtype))
     shell = jnp.searchsorted(jnp.asarray(edges, dtype), k, side="right") - 1
-    kept = (shell >= 0) & (fourier.mode_count(config.mesh_shape, config, dtype) > 0)
-    return jnp.where(kept, shell, len(edges) - 1), k
+    counted = (shell >= 0) & (fourier.mode_count(config.mesh_shape, config, dtype) > 0)
+    return jnp.where(counted, shell, len(edges) - 1), k
 
 
 def _products(modes: Array, shell: Array, shells: int, bins: Sequence[tuple[int, int, int]], config: Config) -> Array:
-    """Sums over the local cells of products of three fields, each of the modes of one shell."""
+    """Sums over the local cells of products of three fields, each made of the modes of one shell."""
     decomposition, cells = config.decomposition, math.prod(config.mesh_shape)
 
     def of_shell(i: Array) -> Array:
@@ -241,7 +245,7 @@ def _products(modes: Array, shell: Array, shells: int, bins: Sequence[tuple[int,
 
 
 def _shell_sums(values: Sequence[Array], shell: Array, shells: int, config: Config) -> Array:
-    """Sums over the modes of each shell, and their number, conjugates included."""
+    """Sums over the modes of each shell, and the number of modes, conjugates included."""
     weight = fourier.mode_count(config.mesh_shape, config, values[0].dtype)
     columns = [value * weight for value in (*values, jnp.ones_like(values[0]))]
 

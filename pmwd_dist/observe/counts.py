@@ -1,4 +1,4 @@
-"""Counts of galaxies that a survey expects: number density, selection and mask."""
+"""Expected counts of galaxies in a survey: number density, selection and mask."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def expected_counts(
     """Mean number of galaxies in each cell of a survey: the rate of a Poisson process, as `jax.random.poisson` draws.
 
     Args:
-      density: of the galaxies in units of their mean, 1 + delta_g; cells where it is negative expect none, and what is
-        behind the mask may be anything.
-      config: the simulation.
-      number_density: mean of the galaxies where the selection is 1 [(h/Mpc)^3].
-      selection: share of the galaxies that the survey sees, on the mesh, or one for all.
-      mask: cells that the survey sees, on the mesh: true or 1, false or 0, or parts of cells; default: all.
+      density: density of the galaxies in units of their mean, 1 + delta_g; cells with a negative density expect no
+        galaxies. Masked cells may hold any value.
+      config: configuration of the simulation.
+      number_density: mean number density of the galaxies where the selection is 1 [(h/Mpc)^3].
+      selection: observed fraction of the galaxies, on the mesh, or one number for all cells.
+      mask: observed fraction of each cell, on the mesh: boolean, or from 0 to 1; default: 1.
 
     Raises:
-      ValueError: fields that are not on the mesh, or a negative number density, selection or mask.
+      ValueError: a field is not on the mesh, or the number density, selection or mask is negative.
     """
     inputs.check_config(config)
     density = inputs.mesh_field(density, config, "density")
@@ -58,19 +58,19 @@ def expected_counts(
 def weighted_overdensity(
     density: Real[Array, "nx ny nz"], weight: Real[Array, "nx ny nz"], config: Config
 ) -> Float[Array, "nx ny nz"]:
-    """Overdensity of a survey, normalised so that its power is that of the galaxies (Feldman, Kaiser & Peacock 1994).
+    """Weighted overdensity of a survey, normalised to the power of the galaxies (Feldman, Kaiser & Peacock 1994).
 
-    W (n / m - 1) / sqrt(mean of W^2) with the mean m of the density in the survey itself, sum of W n over that of W:
-    its power is that of the galaxies, convolved with that of W, and 0 at k = 0. Shot noise is that of all galaxies
-    times mean W / mean W^2.
+    W (n / m - 1) / sqrt(mean W^2), with the mean density in the survey m = sum W n / sum W. Its power is the power of
+    the galaxies convolved with the power of W, and 0 at k = 0. Its shot noise is mean W / mean W^2 times the shot noise
+    without a survey.
 
     Args:
-      density: of the galaxies in units of their mean, on the mesh.
-      weight: shares that the survey sees, selection times mask, W; where it is 0 the density may be anything.
-      config: the simulation.
+      density: density of the galaxies in units of their mean, n, on the mesh; any value where the weight is 0.
+      weight: observed fraction W, selection times mask, on the mesh.
+      config: configuration of the simulation.
 
     Raises:
-      ValueError: fields that are not on the mesh, or a negative weight.
+      ValueError: a field is not on the mesh, or a weight is negative.
     """
     inputs.check_config(config)
     density, weight = inputs.mesh_field(density, config, "density"), inputs.mesh_field(weight, config, "weight")
@@ -86,7 +86,7 @@ def _overdensity(density: Array, weight: Array) -> Array:
 
 
 def _check_not_negative(factor: Array, name: str) -> None:
-    """Raise ValueError if a value is negative or NaN; what is being traced is not looked at."""
+    """Raise ValueError if a value is negative or NaN; traced values are not checked."""
     if isinstance(factor, Tracer):
         return
     with jax.ensure_compile_time_eval():

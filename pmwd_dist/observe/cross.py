@@ -1,4 +1,4 @@
-"""Two fields compared, scale by scale: cross power, correlation coefficient and transfer function."""
+"""Cross power, correlation coefficient and transfer function of two fields."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from pmwd_dist.pm import inputs
 
 
 class CrossPower(eqx.Module):
-    """Power of two fields and of both together, in bins of one fundamental mode.
+    """Cross power and power of two fields, in bins of one fundamental mode.
 
     Args:
       k: mean wavenumber of the modes of each bin [h/Mpc].
-      power: mean of the real part of one times the conjugate of the other [(Mpc/h)^3].
-      field_power: of the first field [(Mpc/h)^3].
-      reference_power: of the second [(Mpc/h)^3].
+      power: cross power, mean of the real part of field times conjugate reference [(Mpc/h)^3].
+      field_power: power of the field [(Mpc/h)^3].
+      reference_power: power of the reference [(Mpc/h)^3].
       modes: number of modes, conjugates included.
     """
 
@@ -51,18 +51,19 @@ def cross_power(
     *,
     deconvolve: Deconvolve | tuple[Deconvolve, Deconvolve] = True,
 ) -> CrossPower:
-    """Cross power of two fields on one mesh, with the power of each; bins are those of `power_spectrum`.
+    """Cross power of two fields on one mesh, with the power of each, in the bins of `power_spectrum`.
 
     Shot noise is not subtracted: it lowers r(k), but does not add to the cross power of different particles.
 
     Args:
-      field: on the mesh.
-      reference: on the mesh.
-      config: the simulation.
-      deconvolve: as in `power_spectrum`, of both fields or of each: (True, False) for a painted field and a linear one.
+      field: field on the mesh, shape (nx, ny, nz).
+      reference: field on the mesh to compare with.
+      config: configuration of the simulation.
+      deconvolve: deconvolution of both fields, see `power_spectrum`, or of each: (True, False) for a painted field and
+        a linear one.
 
     Raises:
-      ValueError: a field that is not on the mesh or not real, or another value of deconvolve.
+      ValueError: a field is not on the mesh or not real, or deconvolve has another value.
     """
     inputs.check_config(config)
     windows = deconvolve if isinstance(deconvolve, tuple) and len(deconvolve) == 2 else (deconvolve, deconvolve)

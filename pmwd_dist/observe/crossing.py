@@ -1,4 +1,4 @@
-"""When particles cross the past light cone of an observer, within a time step."""
+"""Crossings of particles and the past light cone of an observer within a time step."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pmwd_dist.cosmology.distance import comoving_distance
 from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.pm.stepping.forward import Epoch
 
-_NEWTON = 3  # steps from a guess that is right to 1e-1
-_NODES = 10  # of the light cone in a step: right to 1e-3 Mpc/h for a step from a = 0.1 to 0.3, 1e-6 for usual ones
+_NEWTON = 3  # steps from a guess with an error of about 0.1
+_NODES = 10  # Chebyshev nodes of the light cone in a step
 
 
 class LightCone(NamedTuple):
-    """The past light cone during a step, by the fraction s of the step's growth that has passed.
+    """The past light cone during a step, by the fraction s of the step in growth time.
 
     Args:
-      ends: its comoving distance at the start and at the end of the step [Mpc/h].
-      distance: coefficients of Chebyshev polynomials in 2 s - 1, lowest first, of the distance in between [Mpc/h].
+      ends: comoving distances of the cone at the start and at the end of the step [Mpc/h].
+      distance: Chebyshev coefficients of the distance in 2 s - 1, lowest first [Mpc/h].
       slopes: change of the displacement over the step, per unit of momentum, at the start and at the end.
     """
 
@@ -40,7 +40,7 @@ class LightCone(NamedTuple):
         return self.distance[0] + t * last - before
 
     def slope(self, s: Array) -> Array:
-        """Its derivative, by polynomials of the second kind: T_k' = k U_(k-1), which have the same recurrence."""
+        """Derivative of the distance, by polynomials of the second kind: T_k' = k U_(k-1), with the same recurrence."""
         t, last, before = 2 * s - 1, jnp.zeros_like(s), jnp.zeros_like(s)
         for k, c in reversed(list(enumerate(self.distance))[1:]):
             last, before = 2 * k * c + 2 * t * last - before, last
@@ -48,7 +48,7 @@ class LightCone(NamedTuple):
 
 
 class Path(NamedTuple):
-    """Displacements during a step, (1 - s)^2 start + 2 s (1 - s) control + s^2 end: on no other side of a halo."""
+    """Displacements during a step, (1 - s)^2 start + 2 s (1 - s) control + s^2 end, in the convex hull of the three."""
 
     start: Array
     control: Array
@@ -68,13 +68,13 @@ def _parabola(path: Path, s: Array) -> Array:
 def _parabola_jvp(primals: tuple[Path, Array], tangents: tuple[Path, Array]) -> tuple[Array, Array]:
     (path, s), (along, ds) = primals, tangents
     velocity = 2 * (1 - s) * (path.control - path.start) + 2 * s * (path.end - path.control)
-    # One product with ds, so that its transpose is one sum where a fraction belongs to several components.
+    # One product with ds, whose transpose is one sum over components.
     return _parabola(path, s), _parabola(along, s) + velocity * ds
 
 
 def light_cone_in_step(before: Array, after: Array, table: GrowthTable) -> LightCone:
     """The past light cone of an observer at a = 1, between two scale factors."""
-    # Both ends by the same instructions: what one step takes for its end, the next one takes for its start.
+    # Both ends by the same instructions: the end of a step has the bits of the next one's start.
     a = jnp.stack([before, after])
     ends = jax.lax.optimization_barrier(comoving_distance(a, table))
     D = table.D1(a)
@@ -86,9 +86,9 @@ def light_cone_in_step(before: Array, after: Array, table: GrowthTable) -> Light
 
 
 def path(before: Epoch, after: Epoch, light: LightCone) -> Path:
-    """Motion in a step: through both ends with the mean of the control points by which each end's momentum leads.
+    """Parabola through both ends of a step; its control point is the mean of those from the momentum at each end.
 
-    A drift-kick-drift step in growth time is such a parabola, whose control point is where the force was taken.
+    The control point of a drift-kick-drift step in growth time is the position of the force evaluation.
     """
     x0, x1 = before.particles.disp, after.particles.disp
     bend = light.slopes[0] * before.particles.vel - light.slopes[1] * after.particles.vel
@@ -96,15 +96,15 @@ def path(before: Epoch, after: Epoch, light: LightCone) -> Path:
 
 
 def crosses(start: Array, end: Array, light: LightCone) -> tuple[Array, Array]:
-    """Whether the cone passes particles during a step, and the fraction of the step at which it does, to 1e-1 or so.
+    """Whether the cone passes particles during a step, and a guess of the fraction of the step at which it does.
 
-    Nothing is as fast as light: a particle inside the cone at the start and not inside it at the end is passed exactly
-    once. As a step ends where the next one starts, with the same bits, no particle is passed twice or never.
+    Particles are slower than light: one inside the cone at the start and not at the end is passed exactly once. A step
+    ends where the next one starts, with the same bits, so no particle is passed twice or never.
 
     Args:
       start: distances of the particles from the observer at the start of the step [Mpc/h].
-      end: likewise, at its end.
-      light: the cone.
+      end: distances at the end of the step [Mpc/h].
+      light: light cone during the step.
     """
     before, after = start - light.ends[0], end - light.ends[1]
     return (before < 0) & (after >= 0), jnp.clip(before / (before - after), 0, 1)
@@ -113,16 +113,16 @@ def crosses(start: Array, end: Array, light: LightCone) -> tuple[Array, Array]:
 def crossing(
     distance: Callable[[Any, Array], Array], where: Any, passed: Array, guess: Array, light: LightCone
 ) -> Array:
-    """Fraction of the step at which particles and the cone are at one distance from the observer.
+    """Fraction of the step at which particles and the cone are at the same distance from the observer.
 
-    It is found by Newton's method; its derivatives, of any order, are those of the implicit function.
+    Newton's method finds it; derivatives of any order are those of the implicit function.
 
     Args:
-      distance: of the particles [Mpc/h], of (where, fraction of the step); it depends on no other arrays.
-      where: a pytree of arrays.
-      passed: which particles the cone passes; for others the result is the guess, which is not differentiated.
-      guess: the fraction, roughly.
-      light: the cone.
+      distance: distance of the particles [Mpc/h], a function of (where, fraction of the step) and no other arrays.
+      where: pytree of arrays.
+      passed: mask of the particles that the cone passes; for others the result is the guess, without derivatives.
+      guess: guess of the fraction.
+      light: light cone during the step.
     """
     return _solved(distance, where, light, passed, jax.lax.stop_gradient(guess))
 
@@ -140,15 +140,15 @@ def _solved_jvp(distance: Any, primals: Any, tangents: Any) -> tuple[Array, Arra
     where, light, passed, _ = primals
     s = _solved(distance, *primals)
     moved = jax.jvp(lambda where: distance(where, s), (where,), tangents[:1])[1]
-    # A sum of products, whose transpose is one reduction, where that of the recurrence is ten of them. Not a dot, for
-    # which XLA may choose another order of its terms in another process.
+    # A sum of products: its transpose is one reduction, the recurrence's would be ten. XLA may order the terms of a dot
+    # differently in another process.
     coefficients = tangents[1].distance.reshape(-1, *(1,) * s.ndim)
     shifted = jnp.sum(coefficients * _polynomials(2 * s - 1, len(light.distance)), axis=0)
     return s, jnp.where(passed, (shifted - moved) / _closing(distance, where, light, s), 0)
 
 
 def _closing(distance: Any, where: Any, light: LightCone, s: Array) -> Array:
-    """Change of the distance of particles less that of the cone with the fraction of the step [Mpc/h]."""
+    """Derivative of the distance of particles minus distance of the cone with the fraction of the step [Mpc/h]."""
     return jax.jvp(lambda s: distance(where, s), (s,), (jnp.ones_like(s),))[1] - light.slope(s)
 
 

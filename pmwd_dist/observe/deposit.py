@@ -17,19 +17,19 @@ Piece = Callable[[Any, Array, Any], tuple[Any, Array]]
 
 
 def deposit(piece: Piece, blocks: Any, images: Array, shared: Any, wanted: Array, size: int) -> Array:
-    """Add up what all blocks contribute in all their images.
+    """Map of the sum of the contributions of all blocks in all images.
 
-    JAX's own derivative would store the map for each contribution: here one pass over the blocks pulls the cotangents
-    of the map back, and keeps nothing.
+    JAX's own derivative would store the map for each contribution. Here one pass over the blocks pulls the cotangents
+    of the map back and stores nothing.
 
     Args:
-      piece: places in the map and values of (block, image, shared), which depends on no other arrays; only values are
-        differentiated, places of `size` and beyond are left out.
-      blocks: a pytree of arrays with a leading axis of blocks.
-      images: with a leading axis, not differentiated.
-      shared: a pytree of floating-point arrays.
-      wanted: (blocks, images), whether a block contributes there at all.
-      size: of the map.
+      piece: function of (block, image, shared), and no other arrays, that returns indices in the map and values; only
+        values are differentiated, and indices from `size` on are dropped.
+      blocks: pytree of arrays with a leading axis of blocks.
+      images: array with a leading axis of images, not differentiated.
+      shared: pytree of floating-point arrays.
+      wanted: mask of the blocks that contribute in an image, shape (blocks, images).
+      size: number of values of the map.
     """
     leaves, treedef = jax.tree.flatten((blocks, shared))
     names = frozenset[str]().union(*map(varying_names, leaves))
@@ -65,8 +65,6 @@ def deposit(piece: Piece, blocks: Any, images: Array, shared: Any, wanted: Array
 
 
 def _add_up(piece: Piece, zero: Array, blocks: Any, images: Array, shared: Any, wanted: Array) -> Array:
-    """The map with all contributions."""
-
     def put(total: Array, block: Any, image: Array, shared: Any) -> Array:
         places, values = piece(block, image, shared)
         return total.at[places].add(values, mode="drop")
@@ -88,10 +86,14 @@ def _add_up(piece: Piece, zero: Array, blocks: Any, images: Array, shared: Any, 
 def _pull_back(
     piece: Piece, cotangent: Array, blocks: Any, images: Array, shared: Any, wanted: Array
 ) -> tuple[Any, Any]:
-    """Cotangents of the blocks and of what they share, from that of the map."""
+    """Cotangents of the blocks and of the shared arrays, from the cotangent of the map."""
 
     def pull(sums: Any, block: Any, image: Array, shared: Any) -> Any:
-        places, pull, _ = _values(piece, block, image, shared)
+        def values(block: Any, shared: Any) -> tuple[Array, Any]:
+            places, values = piece(block, image, shared)
+            return values, places
+
+        _, pull, places = jax.vjp(values, block, shared, has_aux=True)
         return jax.tree.map(jnp.add, sums, pull(cotangent.at[places].get(mode="fill", fill_value=0)))
 
     def of_block(ct_shared: Any, xs: tuple[Any, Array]) -> tuple[Any, Any]:
@@ -106,17 +108,6 @@ def _pull_back(
 
     ct_shared, ct_blocks = jax.lax.scan(of_block, jax.tree.map(jnp.zeros_like, shared), (blocks, wanted))
     return ct_blocks, ct_shared
-
-
-def _values(piece: Piece, block: Any, image: Array, shared: Any) -> tuple[Array, Callable[[Array], Any], Array]:
-    """Places of a contribution, what pulls cotangents of its values back, and the values."""
-
-    def values(block: Any, shared: Any) -> tuple[Array, Array]:
-        places, values = piece(block, image, shared)
-        return values, places
-
-    found, pull, places = jax.vjp(values, block, shared, has_aux=True)
-    return places, pull, found
 
 
 def split(x: Array, parts: tuple[int, int, int]) -> Array:

@@ -19,12 +19,12 @@ def smoothed(field: Real[Array, "nx ny nz"], config: Config, radius: ArrayLike) 
     """A field on the mesh, times exp(-k^2 R^2 / 2) in Fourier space.
 
     Args:
-      field: on the mesh.
-      config: the simulation.
-      radius: R of the Gaussian [Mpc/h]; 0 changes nothing but rounding.
+      field: field on the mesh, shape (nx, ny, nz).
+      config: configuration of the simulation.
+      radius: radius R of the Gaussian [Mpc/h]; 0 leaves the field as it is, but for rounding.
 
     Raises:
-      ValueError: a field that is not on the mesh.
+      ValueError: the field is not on the mesh.
     """
     inputs.check_config(config)
     field = inputs.mesh_field(field, config)

@@ -1,4 +1,4 @@
-"""The light cone of an observer far away, along an axis of the box, as mass planes."""
+"""The light cone of a distant observer, along an axis of the box, as mass planes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pmwd_dist.pm.inputs import check_config
 from pmwd_dist.pm.paint import max_displacement_block, with_halo
 from pmwd_dist.pm.stepping.forward import Epoch
 
-# Axes of the box that are those of a plane: the line of sight changes places with z, so that planes are divided over
+# Axes of the box along the two axes of a plane. The line of sight is swapped with z, so that planes are divided over
 # devices like the mesh.
 ACROSS = {"x": (2, 1), "y": (0, 2), "z": (0, 1)}
 
@@ -38,23 +38,27 @@ ACROSS = {"x": (2, 1), "y": (0, 2), "z": (0, 1)}
 class FlatSkyLightCone:
     """Mass planes on the past light cone of an observer who looks along an axis, for `nbody(..., accumulate=...)`.
 
-    The box is repeated along the line of sight as often as it takes. A particle is painted where it is when the light
-    cone passes it, a time that is solved for within each step; across the line of sight, positions stay comoving and
-    periodic. What is accumulated has shape (shells, nx, ny), (shells, nx, nz) along y or (shells, nz, ny) along x:
-    masses in units of a particle's, divided over devices like the mesh. Devices that share a line of sight each hold
-    for a moment what their particles contribute to all of its pixels.
+    The box is repeated along the line of sight. A particle is painted at its position at the moment when the light cone
+    passes it, which is solved for within each step. Across the line of sight, positions stay comoving and periodic. The
+    accumulated masses, in units of a particle's, have shape (shells, nx, ny), (shells, nx, nz) along y or
+    (shells, nz, ny) along x, and are divided over devices like the mesh. Each of the devices that share a line of sight
+    temporarily holds the contributions of its particles to all pixels.
 
     Args:
-      config: the simulation, which ends at a = 1 or before.
-      edges: comoving distances between which the shells lie, ascending [Mpc/h].
-      pixels: of a plane, along its two axes; an int or two; default: the cells of the mesh.
+      config: configuration of the simulation, which ends at a = 1 or before.
+      edges: edges of the shells in comoving distance, ascending [Mpc/h].
+      pixels: pixels of a plane along its two axes; an int or two; default: the cells of the mesh.
       observer: position of the observer along the line of sight, in the box [Mpc/h].
-      line_of_sight: "x", "y" or "z".
-      shell_assignment: of a mass to shells by its distance: "nearest", to that in which it lies, or "linear", to two
-        of them, with derivatives by its distance (`Shells`).
+      line_of_sight: axis "x", "y" or "z".
+      shell_assignment: assignment of a mass to shells by its distance: "nearest" for one shell, or "linear" for two,
+        with derivatives with respect to the distance (`Shells`).
 
     Raises:
-      ValueError: an argument out of its range.
+      ValueError: an argument is out of its range.
+
+    Examples:
+      >>> cone = pmd.observe.FlatSkyLightCone(config, edges=[500.0, 750.0, 1000.0])
+      >>> mass = pmd.nbody(particles, cosmo, config, accumulate=cone).accumulated
     """
 
     config: Config
@@ -99,11 +103,11 @@ class FlatSkyLightCone:
         shells.check_images(len(_near_sides(self)), config)
 
     def check(self, cosmo: GrowthTable) -> None:
-        """Raise ValueError if a shell lies beyond the time span of the simulation; not where this is traced."""
+        """Raise ValueError if a shell lies beyond the time span of the simulation; traced values are not checked."""
         shells.check_time_span(self.edges, cosmo, self.config)
 
     def __call__(self, before: Epoch, after: Epoch, table: GrowthTable) -> Float[Array, "shells nx ny"]:
-        """Mass that the light cone passes in a step; all of a shell is NaN if the simulation does not span it."""
+        """Mass that the light cone passes in a step; a shell is NaN if the simulation does not span it."""
         light = light_cone_in_step(before.a, after.a, table)
         decomposition = self.config.decomposition
         run = decomposition.shard_map(
@@ -115,17 +119,17 @@ class FlatSkyLightCone:
 
     @property
     def shells(self) -> shells.Shells:
-        """Its shells, planes."""
+        """The shells, planes."""
         return shells.Shells(self.edges, 1, self.shell_assignment)
 
     @property
     def along(self) -> int:
-        """Axis of the box along which the observer looks."""
+        """Axis of the box along the line of sight."""
         return "xyz".index(self.line_of_sight)
 
     @property
     def across(self) -> tuple[int, int]:
-        """Axes of the box that are those of a plane."""
+        """Axes of the box along the two axes of a plane."""
         return ACROSS[self.line_of_sight]
 
     @property
@@ -140,14 +144,14 @@ class FlatSkyLightCone:
         return self.shells.distances
 
     def overdensity(self, mass: Float[Array, "shells nx ny"]) -> Float[Array, "shells nx ny"]:
-        """Density of the shells in units of the mean, less one."""
+        """Density of the shells in units of the mean, minus one."""
         depth = self.config.box_size[self.along]
         mean = math.prod(self.config.particle_shape) / math.prod(self.pixels) / depth * self.shells.volumes
         return mass / jnp.asarray(mean, mass.dtype)[:, None, None] - 1
 
 
 def _near_sides(cone: FlatSkyLightCone) -> list[float]:
-    """Distances from the observer to the near sides of all boxes of which particles may be in a shell."""
+    """Distances from the observer to the near sides of all boxes with particles that may be in a shell."""
     length = cone.config.box_size[cone.along]
     first = math.floor((cone.edges[0] + cone.observer - shells.MARGIN) / length) - 1
     last = math.ceil((cone.edges[-1] + cone.observer + shells.MARGIN) / length)
@@ -176,16 +180,16 @@ def _planes(path: Path, light: LightCone, *, cone: FlatSkyLightCone) -> Array:
         return _summed(planes, pad, cone)
 
     planes = with_halo(reach, config, run, wanted, near, *path, *light)
-    # Mass of boxes beyond `near` would be lost; nor is NaN less than anything.
+    # Mass of boxes beyond `near` would be lost. The comparison is false for NaN.
     return jnp.where(moved <= shells.MARGIN, planes, jnp.nan)
 
 
 def _summed(planes: Array, pad: int, cone: FlatSkyLightCone) -> Array:
-    """Planes of which each device has its part, (shells, ...), from those of its particles with their halo."""
+    """The local part of the planes, (shells, ...), from the planes of each device's particles with halos."""
     decomposition, along = cone.config.decomposition, cone.along
     parts = (*decomposition.pdims, 1)
     if any(parts[i] > 1 for i in cone.across):
-        if parts[along] > 1:  # the shells, which are not divided, take the place of an axis that is
+        if parts[along] > 1:  # the axis of the shells is not divided
             planes = jnp.pad(planes, [(pad, pad) if i == along else (0, 0) for i in range(3)])
         planes = reduce_block(planes, pad, decomposition)
     if parts[along] > 1:
@@ -223,7 +227,7 @@ def _paint_image(near: Array, *arrays: Array, cone: FlatSkyLightCone, geometry: 
     sites = near + _sites(cone, path.start.shape[axis], dtype)
     along = Path(*(x[..., axis] for x in path))
     passed, guess = crosses(sites + along.start, sites + along.end, light)
-    # Once in memory: XLA would solve for it again for each component (vjp of 64^3 on a CPU: 29 instead of 13 ms).
+    # Stored in memory: XLA would repeat the solution for each component.
     s = barrier(crossing(_distance, (sites, along), passed, guess, light))
     index, share = cone.shells.index_and_share(_distance((sites, along), s))
     disp = jnp.where(jnp.arange(3).reshape(1, 1, 1, 3) == axis, index[..., None], path.at(s[..., None]))
@@ -238,7 +242,7 @@ def _distance(where: tuple[Array, Path], s: Array) -> Array:
 
 
 def _sites(cone: FlatSkyLightCone, count: int, dtype: Any) -> Array:
-    """Places of the local part of the lattice along the line of sight [Mpc/h], ready to broadcast."""
+    """Positions of the local lattice sites along the line of sight [Mpc/h], ready to broadcast."""
     config, axis = cone.config, cone.along
     names, parts = (*config.decomposition.axis_groups, ((), 1))[axis]
     every = np.arange(config.particle_shape[axis]) * (config.box_size[axis] / config.particle_shape[axis])

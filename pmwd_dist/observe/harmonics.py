@@ -1,8 +1,8 @@
 """Spherical harmonics of HEALPix maps, of spin 0 and 2, by transforms along rings and Legendre sums across them.
 
-Harmonics of spin s are those of Goldberg et al. (1967). Along l they follow the recurrence of Wigner's d functions,
-which is stable from l = max(m, |s|) on; values below the range of numbers, near the poles, carry an exponent of their
-own (as in libsharp, Reinecke & Seljebotn 2013). The number of operations goes like nside^3.
+Harmonics of spin s follow Goldberg et al. (1967). Along l they obey the recurrence of Wigner's d functions, which is
+stable from l = max(m, |s|) on. Near the poles, values below the floating-point range have a separate exponent, as in
+libsharp (Reinecke & Seljebotn 2013). The number of operations goes like nside^3.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pmwd_dist._jax.order import barrier
 from pmwd_dist.observe.healpix import pixel_count, rings_of
 from pmwd_dist.parallel.decomposition import Decomposition
 
-_BITS = 40  # an exponent counts so many
+_BITS = 40  # powers of 2 per unit of the separate exponent
 _SPLIT = 64  # logarithms of sines in units of 1/64, times m, are exact in single precision
 
 
@@ -39,11 +39,11 @@ def analyse(
     """Coefficients a_lm of a map, real and imaginary parts, for m from 0 to l.
 
     Args:
-      values: of the pixels, in RING order.
-      nside: of the map.
+      values: values of the pixels, in RING order.
+      nside: pixels along the side of a base pixel.
       lmax: largest l.
-      iterations: each analyses what the map has beyond its coefficients (Jacobi's), since pixels are no quadrature.
-      decomposition: devices over which the m are divided, if they divide their number, lmax + 1.
+      iterations: number of Jacobi iterations, which analyse the residual of the map: pixels are no exact quadrature.
+      decomposition: devices for a division of the m, where their number divides lmax + 1.
     """
     modes = _quadrature(values, nside, lmax, decomposition)
 
@@ -55,7 +55,7 @@ def analyse(
 
 
 def shear_modes(modes: Float[Array, "2 l m"]) -> Float[Array, "2 l m"]:
-    """Coefficients of spin 2 of the shear, from those of the convergence (Hu 2000): -sqrt((l+2)(l-1) / (l(l+1)))."""
+    """Spin-2 coefficients of the shear: -sqrt((l+2)(l-1) / (l(l+1))) times those of the convergence (Hu 2000)."""
     ell = np.maximum(np.arange(modes.shape[1]), 1)
     return modes * jnp.asarray(-np.sqrt((ell + 2) * (ell - 1) / (ell * (ell + 1))), modes.dtype)[None, :, None]
 
@@ -74,7 +74,7 @@ def _quadrature(values: Array, nside: int, lmax: int, decomposition: Decompositi
 
 
 def _divided(x: Array, decomposition: Decomposition | None) -> Array:
-    """Rings or coefficients, divided over devices by m where that goes."""
+    """Rings or coefficients, divided over devices by m where the number of devices allows."""
     if decomposition is None or decomposition.size == 1 or x.shape[-1] % decomposition.size:
         return x
     sharding = NamedSharding(decomposition.mesh, P(None, None, decomposition.names))
@@ -84,14 +84,14 @@ def _divided(x: Array, decomposition: Decomposition | None) -> Array:
 def synthesise(
     modes: Float[Array, "2 l m"], nside: int, decomposition: Decomposition | None = None
 ) -> Float[Array, " pixels"]:
-    """The real map of coefficients a_lm with m from 0 to l."""
+    """The real map with coefficients a_lm, m from 0 to l."""
     return _ring_values(_divided(_legendre_transposed(_divided(modes, decomposition), nside, 0), decomposition), nside)
 
 
 def synthesise_spin2(
     modes: Float[Array, "2 l m"], nside: int, decomposition: Decomposition | None = None
 ) -> Float[Array, "2 pixels"]:
-    """Real and imaginary parts of the map of spin 2 whose coefficients are those of a real map, with m from 0 to l.
+    """Real and imaginary parts of the spin-2 map with coefficients a_lm, m from 0 to l, with a_l(-m) as of a real map.
 
     Components are along theta (south) and phi (east).
     """
@@ -113,7 +113,7 @@ def _ring_modes(values: Array, nside: int, lmax: int) -> Array:
 
 
 def _ring_values(modes: Array, nside: int) -> Array:
-    """The real map of modes along its rings with m from 0 on: twice the real part for m > 0."""
+    """The real map with given modes along its rings, m from 0 on: twice the real part for m > 0."""
     lmax = modes.shape[-1] - 1
     twice = modes * jnp.where(jnp.arange(lmax + 1) > 0, 2, 1).astype(modes.dtype)[None, None]
     result = jnp.zeros(pixel_count(nside), modes.dtype)
@@ -121,7 +121,7 @@ def _ring_values(modes: Array, nside: int) -> Array:
 
 
 def _pair(apply: Callable[[Array], Array], transpose: Callable[[Array], Array], x: Array, result: Array) -> Array:
-    """A linear function of one array that is given with its transpose, which is taken in reverse mode."""
+    """Apply a linear function of one array, with a given transpose for reverse mode."""
     like = jax.lax.stop_gradient(jnp.zeros_like(x))
 
     def forth(_like: Array, _result: Array, x: Array) -> list[Array]:
@@ -154,7 +154,7 @@ def _to_values(modes: Array, *, layout: tuple[int, int]) -> Array:
 
 
 def _phase(number: np.ndarray, count: np.ndarray, dtype: Any) -> Array:
-    """exp(i pi number / count), of whole numbers."""
+    """exp(i pi number / count), for integers."""
     angle = (jnp.asarray(number) % (2 * count)).astype(dtype) * jnp.asarray(math.pi / count, dtype)
     return jax.lax.complex(jnp.cos(angle), jnp.sin(angle))
 
@@ -162,7 +162,7 @@ def _phase(number: np.ndarray, count: np.ndarray, dtype: Any) -> Array:
 def _chirped(x: Array, count: np.ndarray, sign: int, size: int) -> Array:
     """Sums over b of x_b exp(sign i pi (b^2 - (a - b)^2) / count), for a from 0 to size - 1, along each ring.
 
-    2 a b = a^2 + b^2 - (a - b)^2: Bluestein's algorithm, by which rings of all lengths have transforms of one length.
+    Bluestein's algorithm, 2 a b = a^2 + b^2 - (a - b)^2, with transforms of one length for rings of all lengths.
     """
     number = x.shape[1]
     length = 1 << (number + size - 1).bit_length()
@@ -174,10 +174,7 @@ def _chirped(x: Array, count: np.ndarray, sign: int, size: int) -> Array:
 
 
 def _padded(x: Array, length: int) -> Array:
-    """Rows with zeros up to a length, row after row in memory.
-
-    XLA's transforms on CPUs refuse what its passes have laid out column after column (jaxlib 0.10.2).
-    """
+    """Rows with zeros up to a length, in row-major order: XLA's transforms on CPUs fail otherwise (jaxlib 0.10.2)."""
     rows = jnp.pad(x, ((0, 0), (0, length - x.shape[1])))
     return barrier(rows.reshape(-1)).reshape(rows.shape)
 
@@ -220,7 +217,7 @@ def _over_l(modes: Array, layout: tuple[int, int, int]) -> Array:
 
 
 def _before(layout: tuple[int, int, int], dtype: Any) -> tuple[Array, Array, Array]:
-    """The harmonics of l = -1 and l = -2, and the exponents that go with them."""
+    """The harmonics of l = -1 and l = -2, and their exponents."""
     zero = jnp.zeros((4 * layout[0] - 1, layout[1] + 1), dtype)
     return zero, zero, jnp.zeros(zero.shape, jnp.int32)
 
@@ -228,7 +225,7 @@ def _before(layout: tuple[int, int, int], dtype: Any) -> tuple[Array, Array, Arr
 def _next(
     carry: tuple[Array, Array, Array], ell: Array, layout: tuple[int, int, int], dtype: Any
 ) -> tuple[tuple[Array, Array, Array], Array]:
-    """Harmonics of the next l at phi = 0, by rings and m, from those of the two l before."""
+    """Harmonics of the next l at phi = 0, by rings and m, from the two l before."""
     nside, lmax, spin = layout
     last, earlier, exponent = carry
     theta = np.asarray(_colatitudes(nside))
@@ -259,8 +256,8 @@ def _coupling(ell: Array, m: Array, spin: int) -> Array:
 def _start(layout: tuple[int, int, int], dtype: Any) -> tuple[Array, Array]:
     """Harmonics of l = max(m, |s|), by rings and m: numbers, and their exponents.
 
-    Of size sqrt((2 l + 1)! / (4 pi (l + n)! (l - n)!)) sin(theta / 2)^(m + s) cos(theta / 2)^(m - s), with powers that
-    are taken to be positive and n the smaller of m and |s|.
+    Their size is sqrt((2 l + 1)! / (4 pi (l + n)! (l - n)!)) sin(theta / 2)^|m + s| cos(theta / 2)^|m - s|, with
+    n = min(m, |s|).
     """
     nside, lmax, spin = layout
     half = np.asarray(_colatitudes(nside)) / 2
@@ -268,14 +265,13 @@ def _start(layout: tuple[int, int, int], dtype: Any) -> tuple[Array, Array]:
     most, least = np.maximum(m, abs(spin)), np.minimum(m, abs(spin))
     gamma = np.vectorize(math.lgamma)
     log = (gamma(2 * most + 2) - gamma(most + least + 1) - gamma(most - least + 1) - math.log(4 * math.pi)) / 2
-    # For m < |s| = -s, sine and cosine change places in the difference.
     powers = (np.abs(m + spin), np.abs(m - spin))
     logs = [np.log2(np.sin(half)), np.log2(np.cos(half))]
     rough = [np.round(x * _SPLIT) / _SPLIT for x in logs]
     p = [jnp.asarray(x, dtype)[None] for x in powers]
     exact = sum(jnp.asarray(x, dtype)[:, None] * n for x, n in zip(rough, p, strict=True))
     rest = sum(jnp.asarray(x - y, dtype)[:, None] * n for x, y, n in zip(logs, rough, p, strict=True))
-    # Whole numbers of the norm's logarithm go to the exact part, too.
+    # The integer part of the norm's logarithm goes to the exact part, too.
     norm = log / math.log(2)
     exact = exact + jnp.asarray(np.round(norm), dtype)[None]
     rest = rest + jnp.asarray(norm - np.round(norm), dtype)[None]

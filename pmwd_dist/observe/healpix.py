@@ -1,4 +1,4 @@
-"""HEALPix pixels in RING order: where directions lie among them (Gorski et al. 2005, arXiv:astro-ph/0409513)."""
+"""HEALPix pixels of directions, in RING order (Gorski et al. 2005, arXiv:astro-ph/0409513)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def pixel_count(nside: int) -> int:
 
 
 def nearest_pixel(nside: int, vector: Float[Array, "*n 3"]) -> Int[Array, "*n"]:
-    """Number of the pixel in which a direction lies.
+    """Index of the pixel of a direction.
 
     Args:
       nside: pixels along the side of a base pixel.
       vector: directions, of any length but 0.
 
     Raises:
-      ValueError: nside that is no whole number from 1 on.
+      ValueError: nside is not a positive integer.
     """
     return _nearest_pixel(whole_number(nside, "nside", least=1), real(vector, "vector"))
 
@@ -47,17 +47,17 @@ def _nearest_pixel(nside: int, vector: Array) -> Array:
 
 
 def interpolation(nside: int, vector: Float[Array, "*n 3"]) -> tuple[Int[Array, "*n 4"], Float[Array, "*n 4"]]:
-    """Pixels around a direction and their weights, which add up to 1: linear along two rings, and between them.
+    """Four pixels around a direction and their weights, with a sum of 1: linear along two rings, and between them.
 
-    Within the ring next to a pole, all four pixels around that get what the ring does not: as `get_interp_weights` of
-    healpy. Differentiable in the direction within each such patch.
+    Within the ring next to a pole, the four pixels around the pole share the remaining weight, as in
+    `get_interp_weights` of healpy. Differentiable in the direction within each such patch.
 
     Args:
       nside: pixels along the side of a base pixel.
       vector: directions, of any length but 0.
 
     Raises:
-      ValueError: nside that is no whole number from 1 on.
+      ValueError: nside is not a positive integer.
     """
     return _interpolation(whole_number(nside, "nside", least=1), real(vector, "vector"))
 
@@ -73,7 +73,7 @@ def _interpolation(nside: int, vector: Array) -> tuple[Array, Array]:
     found = [_along(nside, ring, phi) for ring in rings]
     (north_pixels, north, t0), (south_pixels, south, t1) = found
     at_north, at_south = above == 0, above >= 4 * nside - 1
-    # Beyond the last ring, the pole takes the place of the other one.
+    # Beyond the last ring, the pole replaces the other ring.
     down = (theta - jnp.where(at_north, 0, t0)) / jnp.where(at_south, math.pi - t0, jnp.where(at_north, t1, t1 - t0))
     shared = jnp.where(at_north, 1 - down, jnp.where(at_south, down, 0))[..., None] / 4
     opposite = [_opposite(pixels, nside) for pixels in (south_pixels, north_pixels)]
@@ -102,7 +102,7 @@ def _polar_angle(vector: Array) -> Array:
 
 
 def _ring(nside: int, ring: Array, dtype: jnp.dtype) -> tuple[Array, Array, Array, Array]:
-    """First pixel of rings, their number of pixels, whether they begin half a pixel from phi = 0, and theta."""
+    """First pixel of rings, number of pixels, whether they begin half a pixel from phi = 0, and theta."""
     north, south = ring < nside, ring > 3 * nside
     from_pole = jnp.where(south, 4 * nside - ring, ring)
     count = jnp.where(north | south, 4 * from_pole, 4 * nside)
@@ -122,7 +122,7 @@ def _ring(nside: int, ring: Array, dtype: jnp.dtype) -> tuple[Array, Array, Arra
 
 
 def _along(nside: int, ring: Array, phi: Array) -> tuple[Array, Array, Array]:
-    """The two pixels of a ring between which phi lies, their weights, and theta of the ring."""
+    """The two pixels of a ring around phi, their weights, and theta of the ring."""
     first, count, shift, theta = _ring(nside, ring, phi.dtype)
     u = phi / (2 * math.pi) * count - 0.5 * shift
     low = jnp.floor(u)
@@ -132,7 +132,7 @@ def _along(nside: int, ring: Array, phi: Array) -> tuple[Array, Array, Array]:
 
 
 def _opposite(pixels: Array, nside: int) -> Array:
-    """The pixels across the pole, of the ring of four around it."""
+    """The pixels across the pole, in the ring of four around it."""
     first = jnp.where(pixels < 4, 0, pixel_count(nside) - 4)
     return first + (pixels - first + 2) % 4
 

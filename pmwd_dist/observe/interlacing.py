@@ -1,4 +1,4 @@
-"""Density with fewer aliases, from two meshes of which one is shifted by half a cell."""
+"""Density with fewer aliases, from two meshes shifted by half a cell."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ def interlaced_density(
 ) -> Float[Array, "nx ny nz"]:
     """Density of the particles in units of the mean, 1 + delta, without half of its aliases (Sefusatti et al. 2016).
 
-    The mean of the density and of one on a mesh shifted by half a cell along each axis, moved back in Fourier space:
-    aliases along one axis and along all three cancel. The cloud-in-cell window stays, as in `density`;
-    `power_spectrum` divides by it. Modes of the Nyquist frequency along an axis are left out. Takes two paints and
-    three transforms. A halo that is a fixed number must hold half a cell more than the displacements.
+    The mean of two densities, one of them on a mesh shifted by half a cell along each axis and moved back in Fourier
+    space: aliases along one axis and along all three cancel. The cloud-in-cell window stays, as in `density`;
+    `power_spectrum` divides by it. Modes at the Nyquist frequency of an axis are dropped. It takes two paints and three
+    transforms. A fixed halo must hold half a cell more than the displacements.
 
     Args:
-      particles: of this config.
-      config: the simulation.
-      weights: of tracers, as of `tracer_density`; default: 1.
+      particles: particles of this config.
+      config: configuration of the simulation.
+      weights: weights of tracers, see `tracer_density`; default: 1.
 
     Returns:
-      All NaN if a particle is beyond the halo.
+      The density, shape (nx, ny, nz); all NaN if a particle is beyond the halo.
 
     Raises:
-      ValueError: something else than Particles of this config, or weights of another shape.
+      ValueError: the particles are not Particles of this config, or the weights have another shape.
     """
     inputs.check_config(config)
     disp = inputs.checked_particles(particles, config).disp

@@ -40,17 +40,16 @@ def lensing_weights(
 ) -> Float[Array, " shells"]:
     """Convergence per unit of the overdensity of each shell.
 
-    The integral over the shell of 3/2 Omega_m (H0/c)^2 f(x) / a int n(y) f(y - x) / f(y) dy, with f the transverse
-    distance (Bartelmann & Schneider 2001, eq. 6.18). Matter beyond the last shell is not part of it.
+    The integral over the shell of 3/2 Omega_m (H0/c)^2 f(x) / a int n(y) f(y - x) / f(y) dy, with the transverse
+    distance f (Bartelmann & Schneider 2001, eq. 6.18). Matter beyond the last shell is not included.
 
     Args:
-      shells: those of a light cone, with the share that each has of the matter at a distance, or comoving distances
-        between which they lie [Mpc/h].
+      shells: light cone, or edges of its shells in comoving distance [Mpc/h].
       cosmo: cosmology, or its `growth_table`.
       source: redshift of the sources, or (redshifts, their number per redshift, in any unit).
 
     Raises:
-      ValueError: sources that are all nearer than the nearest shell, or no redshifts; what is traced is not looked at.
+      ValueError: all sources are nearer than the nearest shell, or not redshifts; traced values are not checked.
     """
     table = growth_table_to(2, cosmo)
     own = shells.shells if isinstance(shells, LightCone) else Shells(tuple(shells), 1, "nearest")
@@ -65,7 +64,7 @@ def _weights(distance: Array, share: Array, table: GrowthTable, *, shells: Shell
     t, weight = (jnp.asarray(x, distance.dtype)[None] / 2 for x in (1 + POINTS, WEIGHTS))
 
     def integrals(low: Array, length: Array, efficiency: Callable[[Array], Array]) -> tuple[Array, Array]:
-        """Integral of the kernel over each piece, and of the kernel times the distance from its start."""
+        """Integrals over each piece of the kernel, and of the kernel times the distance from the start of the piece."""
         along = length[:, None] * t
         x = low[:, None] + along
         values = transverse_distance(x, table) / scale_factor_at(x, table) * efficiency(x) * length[:, None] * weight
@@ -76,11 +75,11 @@ def _weights(distance: Array, share: Array, table: GrowthTable, *, shells: Shell
         return transverse_distance(behind, table) / transverse_distance(source, table)
 
     def of_all(x: Array) -> Array:
-        """Of the sources behind the whole piece."""
+        """Efficiency for the sources behind the whole piece."""
         seen = jnp.where(distance[None] >= (low + length)[:, None], share[None], 0)
         return jnp.sum(seen[:, None] * each(x[..., None], distance[None, None]), axis=-1)
 
-    # The kernel has a kink at a source: the piece in which it lies is integrated up to it.
+    # The kernel has a kink at a source: the piece around it is integrated up to the source.
     i = jnp.clip(jnp.searchsorted(low, distance, side="right") - 1, 0, len(low) - 1)
     inside = jnp.where(distance < low[i] + length[i], jnp.maximum(distance - low[i], 0), 0)
     whole = integrals(low, length, of_all)
@@ -90,7 +89,7 @@ def _weights(distance: Array, share: Array, table: GrowthTable, *, shells: Shell
 
 
 def _sources(source: Source, table: GrowthTable, nearest: float) -> tuple[Array, Array]:
-    """Distances of the sources and the share of each of them."""
+    """Distances of the sources and their shares."""
     if isinstance(source, tuple):
         z, number = (jnp.asarray(real(x, "source")) for x in source)
         if z.ndim != 1 or z.shape != number.shape or len(z) < 2:
@@ -117,7 +116,7 @@ def _distances(z: Array, table: GrowthTable) -> Array:
 
 
 def _check_redshifts(z: Array, table: GrowthTable, nearest: float) -> None:
-    """Raise ValueError unless these are redshifts beyond the nearest shell."""
+    """Raise ValueError unless all values are redshifts, some beyond the nearest shell."""
     if is_traced(z):
         return
     if not (np.asarray(z) >= 0).all():
@@ -141,20 +140,20 @@ def convergence(
     pixels: int | None = None,
     offsets: Any = None,
 ) -> Array:
-    """Convergence on the sphere, by the pixels of its maps, or along a square grid of rays that meet at the observer.
+    """Convergence on the sphere, by pixel of the maps, or along a square grid of rays that meet at the observer.
 
     Args:
-      mass: of the shells, what the light cone has accumulated: (shells, nx, ny), or (shells, pixels) on the sphere.
+      mass: masses that the light cone has accumulated: (shells, nx, ny), or (shells, pixels) on the sphere.
       cosmo: cosmology, or its `growth_table`.
-      cone: the light cone.
+      cone: light cone of the masses.
       source: redshift of the sources, or (redshifts, their number per redshift).
       field: side of the field of view of a flat sky [degrees].
-      pixels: rays along each side of it.
+      pixels: number of rays along each side of the field of view.
       offsets: shifts of the planes of a flat sky across the line of sight, shape (shells, 2) [Mpc/h], so that
         repetitions of the box don't show the same structures behind each other; default: none.
 
     Raises:
-      ValueError: an argument out of its range.
+      ValueError: an argument is out of its range.
     """
     if isinstance(cone, FlatSkyLightCone):
         return _rays(mass, cosmo, cone, source, (field, pixels, offsets), lambda plane: plane[None])[0]
@@ -163,7 +162,7 @@ def convergence(
     expected = (len(cone.edges) - 1, pixel_count(cone.nside))
     if mass.shape != expected:
         raise ArgumentError(
-            "mass.shape", mass.shape, f"must be {expected}", "pass what this light cone has accumulated"
+            "mass.shape", mass.shape, f"must be {expected}", "pass the masses that this light cone has accumulated"
         )
     weights = lensing_weights(cone, cosmo, source).astype(mass.dtype)
     return jnp.sum(weights[:, None] * cone.overdensity(mass), axis=0)
@@ -181,12 +180,12 @@ def shear(
 ) -> Array:
     """Shear (gamma1, gamma2), with the arguments of `convergence`: (2, pixels) on the sphere, or (2, px, py).
 
-    On a flat sky each plane is turned into its shear by its transform (Kaiser & Squires 1993), which is exact for
-    periodic planes: no edges are involved. On the sphere the harmonics of the convergence up to l = 2 nside - 1 become
-    those of the shear (Hu 2000), along theta (south) and phi (east), as healpy has them.
+    On a flat sky the shear of each plane follows from its Fourier transform (Kaiser & Squires 1993), exactly since the
+    planes are periodic. On the sphere the harmonics of the convergence up to l = 2 nside - 1 give those of the shear
+    (Hu 2000), along theta (south) and phi (east) as in healpy.
 
     Raises:
-      ValueError: an argument out of its range.
+      ValueError: an argument is out of its range.
     """
     if isinstance(cone, SphericalLightCone):
         kappa = convergence(mass, cosmo, cone, source=source, field=field, pixels=pixels, offsets=offsets)
@@ -221,7 +220,7 @@ def _rays(
     grid: tuple[float | None, int | None, Any],
     planes: Callable[[Array], Array],
 ) -> Array:
-    """Sum over the shells of what `planes` makes of each, at the rays."""
+    """Sum over the shells of `planes` of each, at the rays."""
     field, pixels, offsets = grid
     if field is None or pixels is None:
         raise ArgumentError("field", field, "and pixels are needed for a flat sky", "for example field=5.0, pixels=256")
@@ -234,7 +233,8 @@ def _rays(
     offsets = jnp.zeros((count, 2)) if offsets is None else real(offsets, "offsets")
     if mass.shape != (count, *cone.pixels) or offsets.shape != (count, 2):
         constraint = f"must be {(count, *cone.pixels)}, and of offsets {(count, 2)}"
-        raise ArgumentError("mass.shape", mass.shape, constraint, "pass what this light cone has accumulated")
+        remedy = "pass the masses that this light cone has accumulated"
+        raise ArgumentError("mass.shape", mass.shape, constraint, remedy)
     table = growth_table_to(cone.config.lpt_order, cosmo)
     weights = lensing_weights(cone, table, source).astype(mass.dtype)
     across = transverse_distance(cone.distances, table).astype(mass.dtype)
@@ -255,7 +255,7 @@ def _rays_block(
     pixels: int,
     planes: Callable[[Array], Array],
 ) -> Array:
-    """Rays of the local block, with one whole plane at a time."""
+    """Rays of the local block; one plane at a time is gathered."""
     groups = cone.config.decomposition.axis_groups
     angles = []
     for names, parts in groups:
@@ -281,10 +281,7 @@ def _rays_block(
 
 
 def _interpolate(planes: Array, x: Array, y: Array) -> Array:
-    """Bilinear interpolation of periodic planes, (n, nx, ny), at all pairs of x and y [cells]; cells are centred on 0.
-
-    A product of two sums over two cells each.
-    """
+    """Bilinear interpolation of periodic planes, (n, nx, ny), at all pairs of x and y [cells], with a cell around 0."""
     for axis, u in ((1, x), (2, y)):
         below = jnp.floor(u)
         t = (u - below).reshape([-1 if a == axis else 1 for a in range(3)])

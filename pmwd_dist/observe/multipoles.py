@@ -25,7 +25,7 @@ from pmwd_dist.observe.redshift_space import LineOfSight, cosine_moments, direct
 from pmwd_dist.parallel.fft import rfft_block
 from pmwd_dist.pm import fourier, inputs
 
-_NODES = 2048  # of a spectrum, equidistant in ln k: linear interpolation is right to 1e-5
+_NODES = 2048  # nodes of a spectrum, equidistant in ln k, for linear interpolation
 
 
 class Multipoles(eqx.Module):
@@ -47,7 +47,7 @@ class Multipoles(eqx.Module):
         """Power of one order [(Mpc/h)^3].
 
         Raises:
-          ValueError: an order that was not asked for.
+          ValueError: the order is not among `poles`.
         """
         if order not in self.poles:
             raise ArgumentError("order", order, f"is not one of poles={self.poles}")
@@ -64,20 +64,20 @@ def power_multipoles(
 ) -> Multipoles:
     """Multipoles of the power of a field such as the density in redshift space.
 
-    P_l(k) is the mean of (2 l + 1) L_l(mu) |delta(k)|^2 over the modes of a bin, mu the cosine of k and line of sight
-    (Hamilton 1998, sec. 4). At the Nyquist frequency of an axis, where that component of k has no sign, it is the mean
-    over both. The monopole is that of `power_spectrum`. In bins of few modes, which sample mu sparsely, orders mix.
-    Shot noise, which is not subtracted, is in the monopole alone.
+    P_l(k) is the mean of (2 l + 1) L_l(mu) |delta(k)|^2 over the modes of a bin, with mu the cosine between k and the
+    line of sight (Hamilton 1998, sec. 4). At the Nyquist frequency of an axis, where this component of k has no sign,
+    both signs are averaged. The monopole equals `power_spectrum`. Orders mix in bins of few modes, which sample mu
+    sparsely. Shot noise is in the monopole alone, and is not subtracted.
 
     Args:
-      field: on the mesh.
-      config: the simulation.
-      line_of_sight: the same everywhere: "x", "y", "z" or three numbers, of any length.
-      poles: orders, of 0, 2 and 4.
-      deconvolve: as in `power_spectrum`.
+      field: field on the mesh, shape (nx, ny, nz).
+      config: configuration of the simulation.
+      line_of_sight: direction, the same everywhere: "x", "y", "z" or a vector of any length.
+      poles: orders l, among 0, 2 and 4.
+      deconvolve: deconvolution of the window, see `power_spectrum`.
 
     Raises:
-      ValueError: a field that is not on the mesh or not real, or another argument out of its range.
+      ValueError: the field is not on the mesh or not real, or another argument is out of its range.
     """
     inputs.check_config(config)
     check_deconvolve(deconvolve)
@@ -116,21 +116,21 @@ def kaiser_multipoles(
     line_of_sight: LineOfSight | None = "z",
     poles: Sequence[int] = (0, 2, 4),
 ) -> Multipoles:
-    """Multipoles of linear theory, (b + f mu^2)^2 D1^2 P(k), as means over the modes that `power_multipoles` has.
+    """Multipoles of linear theory, (b + f mu^2)^2 D1^2 P(k) (Kaiser 1987), in the bins of `power_multipoles`.
 
-    Kaiser (1987). Bins of few modes mix orders here as they do there.
+    They are means over the same modes, so that bins of few modes mix orders in the same way.
 
     Args:
       power: linear P(k) at a = 1 [(Mpc/h)^3], a function of k [h/Mpc].
       cosmo: cosmology, or its `growth_table`.
-      config: the simulation.
-      bias: linear Eulerian bias b, 1 plus that of Lagrange; a number, or a function of k.
+      config: configuration of the simulation.
+      bias: linear Eulerian bias b, 1 plus the Lagrangian bias b1; a number, or a function of k.
       a: scale factor; default: `config.a_stop`.
-      line_of_sight: "x", "y", "z" or three numbers; None for real space, f = 0.
-      poles: orders, of 0, 2 and 4.
+      line_of_sight: direction "x", "y", "z" or a vector; None for real space, f = 0.
+      poles: orders l, among 0, 2 and 4.
 
     Raises:
-      ValueError: an argument out of its range.
+      ValueError: an argument is out of its range.
     """
     inputs.check_config(config)
     now = growth_table_to(config.lpt_order, cosmo).at(config.a_stop if a is None else inputs.scale_factor(a))
@@ -159,7 +159,6 @@ def _kaiser_multipoles(
         k2, (mu2, mu4) = fourier.k_squared(config.mesh_shape, config, dtype), _cosine_moments(config, n, dtype)
         x = 0.5 * jnp.log(jnp.where(k2 > 0, k2, 1))
         density, velocity = (jnp.interp(x, jnp.asarray(np.log(nodes), dtype), field) for field in fields)
-        # Of slabs, nothing here depends on the place along y.
         power = density**2 + 2 * density * velocity * mu2 + velocity**2 * mu4
         power = vary(power, config.decomposition.names)
         return mode_sums([power * _legendre(order, mu2, mu4) for order in poles], config)
@@ -174,7 +173,7 @@ def _cosine_moments(config: Config, n: tuple[float, float, float], dtype: Any) -
 
 
 def _legendre(order: int, mu2: Array, mu4: Array) -> Array | float:
-    """(2 l + 1) times the Legendre polynomial of an even order l, from mu^2 and mu^4."""
+    """(2 l + 1) L_l(mu) of an even order l, from mu^2 and mu^4."""
     if order == 0:
         return 1.0
     if order == 2:

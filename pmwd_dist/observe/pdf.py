@@ -21,9 +21,9 @@ class OnePointPDF(eqx.Module):
     """One-point distribution of a field.
 
     Args:
-      values: at which it is given.
-      density: probability density of the values of cells, per unit of the field.
-      cells: number that contributes to each; not whole, since a cell is shared by two values.
+      values: nodes, values of the field.
+      density: probability density at the nodes, per unit of the field.
+      cells: number of cells at each node; not an integer, since two nodes share a cell.
     """
 
     values: Float[Array, " nodes"]
@@ -34,17 +34,17 @@ class OnePointPDF(eqx.Module):
 def one_point_pdf(field: Real[Array, "nx ny nz"], config: Config, values: Any) -> OnePointPDF:
     """One-point probability density of a field on the mesh, such as 1 + delta or its logarithm, at ascending values.
 
-    A cell counts for the two values around its own, in linear shares, so that the result is continuous and has
-    derivatives; cells beyond the ends count for none. Integrated by the trapezoidal rule, it gives the share of cells
-    within the ends. Windows are left in: it is the distribution at the resolution of the field.
+    A cell is shared linearly by the two nodes around its value, so that the result is continuous and has derivatives;
+    cells beyond the ends are not counted. The trapezoidal rule gives the fraction of cells within the ends. Windows are
+    not deconvolved: the distribution has the resolution of the field.
 
     Args:
-      field: on the mesh.
-      config: the simulation.
-      values: of the field, two or more that ascend.
+      field: field on the mesh, shape (nx, ny, nz).
+      config: configuration of the simulation.
+      values: nodes, two or more ascending values of the field.
 
     Raises:
-      ValueError: a field that is not on the mesh, or values that don't ascend.
+      ValueError: the field is not on the mesh, or the values don't ascend.
     """
     inputs.check_config(config)
     nodes = np.asarray(values, float)

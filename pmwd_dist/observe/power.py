@@ -36,21 +36,24 @@ class PowerSpectrum(eqx.Module):
 
 
 def power_spectrum(field: Real[Array, "nx ny nz"], config: Config, *, deconvolve: Deconvolve = True) -> PowerSpectrum:
-    """Power spectrum of a field such as `density`.
+    """Power spectrum of a field such as `density`, P(k) = V <|delta(k)|^2> over the modes of each bin.
 
-    Bins are centred on multiples of the smallest fundamental mode and end at the smallest Nyquist frequency.
+    Bins are centred on multiples of the smallest fundamental mode and end at the smallest Nyquist frequency. Shot noise
+    is not subtracted: particles of a simulation sample the field on a lattice, not at random.
 
     Args:
-      field: on the mesh.
-      config: the simulation.
-      deconvolve: divide by the square of the cloud-in-cell window of a painted field (Jing 2005). That is right for
-        matter, whose power falls steeply; a white spectrum, such as that of points at random, comes out 1.4 times too
-        high at the Nyquist frequency, by its aliases. "shot-noise" divides by the sum over all aliases instead, which
-        is right for white spectra and leaves that of matter too low. Shot noise is never subtracted: particles of a
-        simulation sample the field on a lattice, not at random.
+      field: field on the mesh, shape (nx, ny, nz).
+      config: configuration of the simulation.
+      deconvolve: True divides by the square of the cloud-in-cell window of a painted field (Jing 2005), which suits the
+        steep spectrum of matter but leaves aliases in a white one. "shot-noise" divides by the sum over all aliases,
+        which suits white spectra, such as random points, but leaves the power of matter too low.
 
     Raises:
-      ValueError: a field that is not on the mesh, or not of real numbers, or another value of deconvolve.
+      ValueError: the field is not on the mesh or not real, or deconvolve has another value.
+
+    Examples:
+      >>> spectrum = pmd.power_spectrum(pmd.density(solution.particles, config), config)
+      >>> spectrum.k, spectrum.power  # [h/Mpc], [(Mpc/h)^3]
     """
     inputs.check_config(config)
     check_deconvolve(deconvolve)
@@ -66,13 +69,13 @@ def _power_spectrum(field: Array, config: Config, *, deconvolve: Deconvolve) -> 
 
 
 def mean(total: Float[Array, "*rows bins"], count: Float[Array, " bins"]) -> Array:
-    """Mean of what was added up in each bin; NaN where nothing was."""
+    """Mean in each bin from sums and counts; NaN where the count is zero."""
     count = jnp.broadcast_to(count, total.shape)
     return jnp.where(count > 0, total / jnp.maximum(count, 1), jnp.nan)
 
 
 def check_deconvolve(deconvolve: Any) -> None:
-    """Raise ValueError unless this is one of the windows that `power_spectrum` divides by."""
+    """Raise ValueError unless this is a value of `deconvolve` of `power_spectrum`."""
     if deconvolve not in (True, False, "shot-noise"):
         raise ArgumentError("deconvolve", deconvolve, 'must be True, False or "shot-noise"')
 
@@ -83,7 +86,7 @@ def normalisation(config: Config) -> float:
 
 
 def shot_noise(config: Config) -> float:
-    """Power of as many particles at random, the volume of each [(Mpc/h)^3]."""
+    """Shot noise of random particles, the volume per particle [(Mpc/h)^3]."""
     return math.prod(config.box_size) / math.prod(config.particle_shape)
 
 
@@ -96,7 +99,7 @@ def _sums(field: Array, config: Config, deconvolve: Deconvolve) -> Array:
 
 
 def inverse_window(config: Config, dtype: Any, deconvolve: Deconvolve) -> Array:
-    """What the power of a painted field is multiplied by, see `power_spectrum`."""
+    """Factor of the power of a painted field, see `power_spectrum`."""
     if deconvolve == "shot-noise":
         return 1 / fourier.aliased_cic_power(config.mesh_shape, config, dtype)
     if deconvolve:
@@ -105,7 +108,7 @@ def inverse_window(config: Config, dtype: Any, deconvolve: Deconvolve) -> Array:
 
 
 def mode_sums(values: Sequence[Array], config: Config) -> Array:
-    """Sums over the modes of each bin: of k, of some values, and their number."""
+    """Sums over the modes of each bin: of k, of each of `values`, and of 1."""
     decomposition, dtype, shape = config.decomposition, values[0].dtype, config.mesh_shape
     fundamental = [2 * math.pi / length for length in config.box_size]
     modulus = jnp.sqrt(fourier.k_squared(shape, config, dtype))

@@ -1,4 +1,4 @@
-"""Particles where their redshifts put them: moved along the line of sight by their peculiar velocity."""
+"""Redshift space: particles moved along the line of sight by their peculiar velocity."""
 
 from __future__ import annotations
 
@@ -39,30 +39,33 @@ def redshift_space(
 ) -> Particles:
     """Move particles to redshift space, s = x + (u . n) n / (a H) with the peculiar velocity u (Kaiser 1987).
 
-    In terms of the momenta, u / (a H) = vel / (a^2 E(a)) [Mpc/h]. Particles may be moved by several cells: where the
-    halo of a config is a fixed number, it must hold that, too; `density` is NaN otherwise.
+    In terms of the momenta, u / (a H) = vel / (a^2 E(a)) [Mpc/h]. Particles may move by several cells. A fixed halo of
+    the config must hold that, too; `density` is NaN otherwise.
 
     Args:
-      particles: at a.
+      particles: particles at scale factor a.
       cosmo: cosmology, or its `growth_table`.
-      config: the simulation.
-      line_of_sight: the same everywhere, n: "x", "y", "z" or three numbers, of any length.
-      observer: a place in the box [Mpc/h] from which lines of sight start instead; each particle is taken where it is
-        within the box, not at its nearest image.
+      config: configuration of the simulation.
+      line_of_sight: direction n, the same everywhere: "x", "y", "z" or a vector of any length.
+      observer: position in the box [Mpc/h] from which lines of sight start instead, to the position of each particle
+        within the box, not to its nearest image.
       a: scale factor of the particles; default: `config.a_stop`.
 
     Returns:
       Particles with other displacements and the same momenta.
 
     Raises:
-      ValueError: particles, a direction, an observer or a scale factor out of their range.
+      ValueError: the particles are not Particles of this config, or another argument is out of its range.
+
+    Examples:
+      >>> density = pmd.density(pmd.observe.redshift_space(particles, cosmo, config), config)
     """
     inputs.check_config(config)
     particles = inputs.checked_particles(particles, config)
     a = config.a_stop if a is None else inputs.scale_factor(a)
     if observer is not None:
         if not (isinstance(line_of_sight, str) and line_of_sight == "z"):
-            constraint = "can't be given together with observer, from whom lines of sight start"
+            constraint = "can't be given together with observer, where lines of sight start"
             raise ArgumentError("line_of_sight", line_of_sight, constraint, "leave one of them out")
         return _radial(particles, growth_table_to(config.lpt_order, cosmo), a, _observer(observer, config), config)
     return _plane_parallel(particles, growth_table_to(config.lpt_order, cosmo), a, direction(line_of_sight))
@@ -73,7 +76,7 @@ def cosine_moments(
 ) -> tuple[Array, Array]:
     """mu^2 and mu^4 of wavevectors and a direction, as means over both signs of components at the Nyquist frequency.
 
-    These have no sign. With a the sum of all other k_i n_i and b_i = k_i n_i, the means are a^2 + sum b_i^2 and
+    With b_i = k_i n_i for these components and a the sum of all other k_i n_i, the means are a^2 + sum b_i^2 and
     a^4 + 6 a^2 sum b_i^2 + 3 (sum b_i^2)^2 - 2 sum b_i^4, over k^2 and k^4. Both are 0 at k = 0.
 
     Args:
@@ -100,7 +103,7 @@ def direction(line_of_sight: LineOfSight) -> tuple[float, float, float]:
     """Unit vector of a line of sight: "x", "y", "z" or three numbers.
 
     Raises:
-      ValueError: something else, or three zeros.
+      ValueError: the line of sight has another form, or is zero.
     """
     if isinstance(line_of_sight, str) and line_of_sight in _AXES:
         return _AXES[line_of_sight]
@@ -124,7 +127,7 @@ def _observer(observer: Any, config: Config) -> Array:
 
 
 def _per_momentum(table: GrowthTable, a: ArrayLike, dtype: Any) -> Array:
-    """Displacement by redshift per unit of momentum, 1 / (a^2 E)."""
+    """Displacement in redshift space per unit of momentum, 1 / (a^2 E)."""
     return (1 / (jnp.asarray(a) ** 2 * table.E(a))).astype(dtype)
 
 
@@ -156,7 +159,7 @@ def _radial(particles: Particles, table: GrowthTable, a: ArrayLike, observer: Ar
 
 
 def _sites(block: Sequence[int], config: Config, dtype: Any) -> Array:
-    """Places of the local part of the lattice [Mpc/h], inside shard_map."""
+    """Positions of the local lattice sites [Mpc/h], inside shard_map."""
     groups = (*config.decomposition.axis_groups, ((), 1))
     axes: list[Array] = []
     for n, (names, parts), length, sites in zip(block, groups, config.box_size, config.particle_shape, strict=True):

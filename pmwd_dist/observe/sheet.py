@@ -1,4 +1,4 @@
-"""Density of the sheet that the particles sample: smooth in voids, where their lattice is stretched.
+"""Density of the dark matter sheet, which is smooth in voids, where the lattice of the particles is stretched.
 
 Displacements are interpolated between the sites of the lattice (Shandarin, Habib & Heitmann 2012; Abel, Hahn & Kaehler
 2012), here linearly along each axis, and tracers at interpolated positions share the mass of each cell of the lattice.
@@ -21,26 +21,27 @@ from pmwd_dist.pm import inputs
 from pmwd_dist.pm.paint import max_displacement_block, nan_if_lost, paint_block
 from pmwd_dist.pm.particles import Particles
 
-_TRACERS = 2  # per mesh cell along each axis, at most twice as many: no gaps where the lattice is stretched twofold
-_RANGES = 8  # numbers of planes of the lattice for which there are programs
+_TRACERS = 2  # tracers per mesh cell along each axis, at most twice as many: no gaps up to a twofold stretch
+_RANGES = 8  # largest number of programs for different numbers of lattice planes
 
 
 def slab_density(particles: Particles, config: Config, planes: int) -> Float[Array, "nx ny"]:
     """Mean density of the sheet over the first planes of the mesh along z, in units of the mean: 1 + delta.
 
-    Only the part of the lattice from which tracers may be in the slab is painted. Over all planes, mass is conserved
-    to rounding.
+    Only the part of the lattice with tracers that may be in the slab is painted. Over all planes, mass is conserved to
+    rounding.
 
     Args:
-      particles: with displacements that are continuous over the sides of the box.
-      config: the simulation.
-      planes: of mesh cells, the slab.
+      particles: particles with displacements that are continuous over the sides of the box.
+      config: configuration of the simulation.
+      planes: number of mesh planes of the slab.
 
     Returns:
-      All NaN if a tracer, up to a lattice spacing farther from its site than particles, is beyond the halo.
+      The density, shape (nx, ny); all NaN if a tracer, up to a lattice spacing farther from its site than particles, is
+      beyond the halo.
 
     Raises:
-      ValueError: something else than Particles of this config.
+      ValueError: the particles are not Particles of this config.
     """
     inputs.check_config(config)
     disp = inputs.checked_particles(particles, config).disp
@@ -49,7 +50,7 @@ def slab_density(particles: Particles, config: Config, planes: int) -> Float[Arr
 
 
 def _lattice_planes(max_displacement: float, planes: int, config: Config) -> tuple[int, int]:
-    """First of the lattice planes whose tracers may be in the slab, and their number."""
+    """First lattice plane with tracers that may be in the slab, and the number of such planes."""
     n, spacing, cell = config.particle_shape[2], config.box_size[2] / config.particle_shape[2], config.cell_size[2]
     if not math.isfinite(max_displacement):
         return 0, n
@@ -66,7 +67,7 @@ def _slab_density(disp: Array, config: Config, planes: int, low: int, count: int
     spacing = np.asarray([b / n for b, n in zip(config.box_size, config.particle_shape, strict=True)])
     offsets = _offsets(config)
     mass = 1 / (config.particles_per_cell * len(offsets))
-    shift = np.asarray([0, 0, low * spacing[2]])  # of the sites, which begin at the plane `low`
+    shift = np.asarray([0, 0, low * spacing[2]])  # position of the first plane
 
     def block(disp: Array) -> Array:
         corners = _with_next_planes(jnp.roll(disp, -low, axis=2)[:, :, : count + 1], config)
@@ -87,7 +88,7 @@ def _slab_density(disp: Array, config: Config, planes: int, low: int, count: int
 
 
 def _offsets(config: Config) -> np.ndarray:
-    """Places of the tracers between the sites, in lattice spacings."""
+    """Positions of the tracers between the sites, in lattice spacings."""
     fractions = []
     for cells, sites in zip(config.mesh_shape, config.particle_shape, strict=True):
         tracers = min(_TRACERS * max(1, math.ceil(cells / sites)), 2 * _TRACERS)

@@ -1,4 +1,4 @@
-"""Shells of a light cone: what they must be, and which of them have a share of a crossing."""
+"""Shells of a light cone: checks, and their shares of a crossing."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from pmwd_dist.parallel.inputs import real
 
 Assignment = Literal["linear", "nearest"]
 
-POINTS, WEIGHTS = np.polynomial.legendre.leggauss(8)  # between two ends
-MARGIN = 100.0  # of displacements: more than gravity makes of them in a LCDM universe [Mpc/h]
+POINTS, WEIGHTS = np.polynomial.legendre.leggauss(8)  # quadrature over a piece
+MARGIN = 100.0  # bound of displacements in a LCDM universe [Mpc/h]
 _MOST_IMAGES = 20_000
-_SLACK = 1e-4  # relative, of distances in single precision
+_SLACK = 1e-4  # relative tolerance of distances in single precision
 
 
 def checked_edges(edges: Any) -> tuple[float, ...]:
-    """Edges of shells as numbers of Python.
+    """Edges of shells as Python floats.
 
     Raises:
-      ValueError: not two distances or more, or not ascending, or negative.
+      ValueError: the edges are fewer than two, negative, or don't ascend.
     """
     values = np.asarray(real(edges, "edges"), float)
     if values.ndim != 1 or len(values) < 2 or not np.isfinite(values).all():
@@ -41,10 +41,10 @@ def checked_edges(edges: Any) -> tuple[float, ...]:
 
 
 def checked_observer(observer: Any, box: Sequence[float]) -> tuple[float, ...]:
-    """Position of an observer as numbers of Python.
+    """Position of an observer as Python floats.
 
     Raises:
-      ValueError: not a position in the box.
+      ValueError: the position is not in the box.
     """
     values = np.asarray(real(observer, "observer"), float)
     if values.shape != (len(box),) or not all(0 <= x <= length for x, length in zip(values, box, strict=True)):
@@ -56,7 +56,7 @@ def checked_observer(observer: Any, box: Sequence[float]) -> tuple[float, ...]:
 
 
 def check_images(count: int, config: Config) -> None:
-    """Raise ValueError if a box has to be repeated too often."""
+    """Raise ValueError if the number of repetitions of the box is too large."""
     if count > _MOST_IMAGES:
         sides = " x ".join(f"{length:g}" for length in config.box_size)
         constraint = f"take {count} repetitions of a box of {sides} Mpc/h, more than {_MOST_IMAGES}"
@@ -64,18 +64,18 @@ def check_images(count: int, config: Config) -> None:
 
 
 def is_traced(tree: Any) -> bool:
-    """Whether values of some arrays are not known yet."""
+    """Whether some arrays of a pytree are traced."""
     return any(isinstance(x, Tracer) for x in jax.tree.leaves(tree))
 
 
 def _time_span(cosmo: GrowthTable, config: Config) -> tuple[Array, Array]:
-    """Nearest and farthest distance that a simulation reaches [Mpc/h]."""
+    """Nearest and farthest distance on the light cone of a simulation [Mpc/h]."""
     far, near = comoving_distance(jnp.asarray([config.a_start, config.a_stop], dtype=float), cosmo)
     return near - _SLACK * far, far * (1 + _SLACK)
 
 
 def check_time_span(edges: Sequence[float], cosmo: GrowthTable, config: Config) -> None:
-    """Raise ValueError unless a simulation covers all shells; what is traced is not looked at."""
+    """Raise ValueError unless a simulation covers all shells; traced values are not checked."""
     if is_traced(cosmo):
         return
     with jax.ensure_compile_time_eval():
@@ -88,14 +88,14 @@ def check_time_span(edges: Sequence[float], cosmo: GrowthTable, config: Config) 
 
 
 class Shells(NamedTuple):
-    """Which share of a mass each shell of a light cone has, by its distance.
+    """Assignment of a mass to the shells of a light cone, by its distance.
 
     Args:
-      edges: comoving distances between which the shells lie [Mpc/h].
+      edges: edges of the shells in comoving distance [Mpc/h].
       dimensions: 1 for planes, 3 for spheres.
-      assignment: "nearest": a mass belongs to the shell in which it lies, all of it. "linear": it is shared by the two
-        shells between whose mean distances it lies, and fades beyond the first and the last of these to nothing at the
-        outer edges: maps change continuously as it moves, and their derivatives say how.
+      assignment: "nearest" assigns a mass to the shell around it. "linear" shares it between the shells with the
+        nearest mean distances on both sides; beyond the first and the last of these, its share falls to zero at the
+        outer edges. Maps are then continuous functions of the distance, with derivatives.
     """
 
     edges: tuple[float, ...]
@@ -104,26 +104,23 @@ class Shells(NamedTuple):
 
     @property
     def nodes(self) -> np.ndarray:
-        """Distances at which a mass belongs to one shell alone [Mpc/h]."""
+        """Distances at which one shell has all of a mass [Mpc/h]."""
         return _mean_distance(np.asarray(self.edges[:-1]), np.asarray(self.edges[1:]), self.dimensions)
 
     @property
     def _ends(self) -> np.ndarray:
-        """Edges and nodes, between which shares are linear in the distance [Mpc/h]."""
+        """Edges and nodes: shares are linear in the distance between them [Mpc/h]."""
         return np.sort(np.concatenate([self.edges, self.nodes]))
 
     @property
     def pieces(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Pieces in which shares that do not fade are linear: their start and length [Mpc/h], share there and slope.
-
-        Shares and slopes have a row for each shell.
-        """
+        """Pieces with linear shares, without fading: start, length [Mpc/h], and rows of share and slope by shell."""
         low, length = self._ends[:-1], np.diff(self._ends)
         near, far = (self.shares(low + part * length, fading=False) for part in (0.25, 0.75))
         return low, length, 1.5 * near - 0.5 * far, (far - near) / (length / 2)
 
     def shares(self, x: np.ndarray, *, fading: bool = True) -> np.ndarray:
-        """Share of each shell of a mass at these distances, (shells, ...); all together are 1 where nothing fades."""
+        """Share of each shell in a mass at distances x, (shells, ...); the shares add up to 1 without fading."""
         index = np.arange(len(self.edges) - 1).reshape(-1, *(1,) * x.ndim)
         if self.assignment == "nearest":
             return (np.searchsorted(self.edges, x, side="right") - 1 == index).astype(float)
@@ -151,7 +148,7 @@ class Shells(NamedTuple):
         return np.sum(self.shares(x) * (half * WEIGHTS).ravel() * x**power, axis=1)
 
     def index_and_share(self, distance: Array) -> tuple[Array, Array]:
-        """Fractional index of the shell at a distance [Mpc/h], and the share of a mass there that all shells have."""
+        """Fractional index of the shell at a distance [Mpc/h], and the sum of the shares of all shells."""
         if self.assignment == "linear":
             rising, falling = (self.edges[0], self.nodes[0]), (self.nodes[-1], self.edges[-1])
             return _passed(distance, self.nodes), _passed(distance, rising) * (1 - _passed(distance, falling))
@@ -161,7 +158,7 @@ class Shells(NamedTuple):
         return shell.astype(distance.dtype), inside.astype(distance.dtype)
 
     def covered(self, cosmo: GrowthTable, config: Config) -> Array:
-        """Which shells lie, with all that they have a share of, within the time span of the simulation."""
+        """Mask of the shells with a range of non-zero shares within the time span of the simulation."""
         near, far = _time_span(cosmo, config)
         low, high = np.asarray(self.edges[:-1]), np.asarray(self.edges[1:])
         if self.assignment == "linear" and len(low) > 1:
@@ -170,13 +167,13 @@ class Shells(NamedTuple):
 
 
 def _passed(x: Array, nodes: Sequence[float] | np.ndarray) -> Array:
-    """How many of the spaces between nodes lie behind x, without gathers, whose derivatives would be scatters."""
+    """Fractional number of intervals between nodes below x, without gathers, whose derivatives would be scatters."""
     each = (jnp.clip((x - low) / (high - low), 0, 1) for low, high in itertools.pairwise(map(float, nodes)))
     return sum(each, jnp.zeros_like(x))
 
 
 def checked_assignment(assignment: Any) -> Assignment:
-    """The assignment, or ValueError."""
+    """The assignment, after a check of its name."""
     if assignment not in get_args(Assignment):
         raise ArgumentError("shell_assignment", assignment, 'must be "linear" or "nearest"')
     return assignment

@@ -31,28 +31,33 @@ from pmwd_dist.pm.paint import max_displacement_block
 from pmwd_dist.pm.stepping.forward import Epoch
 
 Assignment = Literal["bilinear", "nearest"]
-_BLOCKS = 4  # per axis of the local lattice, at most: shells are thinner than boxes
+_BLOCKS = 4  # largest number of blocks per axis of the local lattice: shells are thinner than boxes
 
 
 @dataclass(frozen=True, init=False)
 class SphericalLightCone:
     """HEALPix maps of mass shells on the past light cone, for `nbody(..., accumulate=...)`.
 
-    The box is repeated around the observer as often as it takes. A particle is seen where it is when the light cone
-    passes it, a time that is solved for within each step. What is accumulated has shape (shells, 12 nside^2): masses in
-    units of a particle's, by pixels in RING order, divided over devices along the pixels.
+    The box is repeated around the observer. A particle is assigned to pixels by its position at the moment when the
+    light cone passes it, which is solved for within each step. The accumulated masses, in units of a particle's, have
+    shape (shells, 12 nside^2), by pixel in RING order, and are divided over devices along the pixels.
 
     Args:
-      config: the simulation, which ends at a = 1 or before.
-      edges: comoving distances between which the shells lie, ascending [Mpc/h].
+      config: configuration of the simulation, which ends at a = 1 or before.
+      edges: edges of the shells in comoving distance, ascending [Mpc/h].
       nside: pixels along the side of a HEALPix base pixel; any number.
-      observer: position of the observer in the box; default: its centre [Mpc/h].
-      assignment: of a mass to pixels: "bilinear", to four of them, with derivatives by where it is seen, or "nearest".
-      shell_assignment: of a mass to shells by its distance: "nearest", to that in which it lies, or "linear", to two
-        of them, with derivatives by its distance (`Shells`).
+      observer: position of the observer in the box [Mpc/h]; default: the centre.
+      assignment: assignment of a mass to pixels: "bilinear" for four, with derivatives with respect to the direction,
+        or "nearest".
+      shell_assignment: assignment of a mass to shells by its distance: "nearest" for one shell, or "linear" for two,
+        with derivatives with respect to the distance (`Shells`).
 
     Raises:
-      ValueError: an argument out of its range.
+      ValueError: an argument is out of its range.
+
+    Examples:
+      >>> cone = pmd.observe.SphericalLightCone(config, edges=[0.0, 150.0, 300.0], nside=128)
+      >>> mass = pmd.nbody(particles, cosmo, config, accumulate=cone).accumulated
     """
 
     config: Config
@@ -96,7 +101,7 @@ class SphericalLightCone:
 
     @property
     def shells(self) -> shells.Shells:
-        """Its shells, spherical."""
+        """The spherical shells."""
         return shells.Shells(self.edges, 3, self.shell_assignment)
 
     @property
@@ -105,11 +110,11 @@ class SphericalLightCone:
         return self.shells.distances
 
     def check(self, cosmo: GrowthTable) -> None:
-        """Raise ValueError if a shell lies beyond the time span of the simulation; not where this is traced."""
+        """Raise ValueError if a shell lies beyond the time span of the simulation; traced values are not checked."""
         shells.check_time_span(self.edges, cosmo, self.config)
 
     def __call__(self, before: Epoch, after: Epoch, table: GrowthTable) -> Float[Array, "shells pixels"]:
-        """Mass that the light cone passes in a step; all of a shell is NaN if the simulation does not span it."""
+        """Mass that the light cone passes in a step; a shell is NaN if the simulation does not span it."""
         light = light_cone_in_step(before.a, after.a, table)
         decomposition = self.config.decomposition
         run = decomposition.shard_map(
@@ -119,21 +124,21 @@ class SphericalLightCone:
         return jnp.where(self.shells.covered(table, self.config)[:, None], mass, jnp.nan)
 
     def overdensity(self, mass: Float[Array, "shells pixels"]) -> Float[Array, "shells pixels"]:
-        """Density of the shells in units of the mean, less one."""
+        """Density of the shells in units of the mean, minus one."""
         volume = 4 * math.pi * self.shells.volumes / pixel_count(self.nside)
         mean = volume * math.prod(self.config.particle_shape) / math.prod(self.config.box_size)
         return mass / jnp.asarray(mean, mass.dtype)[:, None] - 1
 
 
 def _range_of_images(cone: SphericalLightCone) -> tuple[list[int], list[int]]:
-    """First and last repetition of the box along each axis of which particles may be in a shell."""
+    """First and last repetition of the box along each axis with particles that may be in a shell."""
     reach = cone.edges[-1] + shells.MARGIN
     pairs = list(zip(cone.observer, cone.config.box_size, strict=True))
     return [math.floor((o - reach) / L) for o, L in pairs], [math.floor((o + reach) / L) for o, L in pairs]
 
 
 def _images(cone: SphericalLightCone) -> np.ndarray:
-    """Corners, as seen by the observer, of all boxes of which particles may be in a shell."""
+    """Corners, relative to the observer, of all boxes with particles that may be in a shell."""
     ranges = [range(a, b + 1) for a, b in zip(*_range_of_images(cone), strict=True)]
     box, margin = np.asarray(cone.config.box_size), math.sqrt(3) * shells.MARGIN
     low = np.array(list(itertools.product(*ranges))) * box - np.asarray(cone.observer)
@@ -166,7 +171,7 @@ def _maps(path: Path, light: LightCone, *, cone: SphericalLightCone) -> Array:
     block = jnp.asarray(blocks.start.shape[1:4], dtype) * spacing
     nearest, farthest = _distances_of_boxes(low, low + (block[None, None] + 2 * reach[:, None, None]), jnp)
     inner, outer = jnp.maximum(light.ends[1], cone.edges[0]), jnp.minimum(light.ends[0], cone.edges[-1])
-    # Not a comparison that is false of NaN: what is not finite must show.
+    # The comparison is true for NaN: particles that are not finite must show in the maps.
     wanted = batch_any(~((nearest > outer) | (farthest < inner) | (inner > outer)))
 
     count, share = len(cone.edges) - 1, pixel_count(cone.nside) // devices
@@ -187,7 +192,7 @@ def _maps(path: Path, light: LightCone, *, cone: SphericalLightCone) -> Array:
 
 
 def _passes(cone: SphericalLightCone, values: int) -> int:
-    """Number of parts in which maps are painted, so that they take no more memory than particles or their own share."""
+    """Number of passes over the maps, such that one takes no more memory than the particles or the local maps."""
     size, share = pixel_count(cone.nside), pixel_count(cone.nside) // cone.config.decomposition.size
     count = len(cone.edges) - 1
     most = min(max(count * share, values), 2**31 - 1)
@@ -202,14 +207,14 @@ def _piece(
     cone: SphericalLightCone,
     layout: tuple[int, int],
 ) -> tuple[Array, Array]:
-    """Places and masses, in one pass over the maps, of the particles of a block that the light cone passes."""
+    """Indices in the maps and masses, for one pass, of the particles of a block that the light cone passes."""
     (path, corner), (light, turn, spacing) = block, shared
     dtype = path.start.dtype
     axes = [jnp.arange(n).astype(dtype) * spacing[i] for i, n in enumerate(path.start.shape[:3])]
     sites = jnp.stack(jnp.meshgrid(*axes, indexing="ij"), -1) + (corner + image)[None, None, None]
     sites = jax.lax.stop_gradient(sites)
 
-    # Both ends by the same instructions: what one step takes for its end, the next one takes for its start.
+    # Both ends by the same instructions: the end of a step has the bits of the next one's start.
     ends = sites[None] + jax.lax.stop_gradient(jnp.stack([path.start, path.end]))
     ends = barrier(jnp.sqrt(jnp.sum(ends**2, axis=-1)))
     passed, guess = crosses(ends[0], ends[1], light)
@@ -237,14 +242,14 @@ def _piece(
 
 
 def _distance(where: tuple[Array, Path, Array], s: Array) -> Array:
-    """Distance of particles at a fraction of a step [Mpc/h]; 1 of those that are not passed, for its derivatives."""
+    """Distance of particles at a fraction of a step [Mpc/h]; 1 for particles that are not passed, for derivatives."""
     sites, path, passed = where
     squared = jnp.sum((sites + path.at(s[..., None])) ** 2, axis=-1)
     return jnp.sqrt(jnp.where(passed > 0, squared, 1))
 
 
 def _shares(index: Array, mass: Array, cone: SphericalLightCone) -> list[tuple[Array, Array]]:
-    """Shells that have a share of a mass, and the share."""
+    """Shells with a share of a mass, and the shares."""
     if cone.shell_assignment == "nearest":
         return [(index.astype(jnp.int32), mass)]
     below = jax.lax.stop_gradient(jnp.floor(index))
