@@ -1,9 +1,8 @@
-"""Transpose of reading the gradient of a potential on one block: three fields painted, with their divergence.
+"""Transpose of reading the gradient of a potential on one block: the divergence of three painted fields.
 
-Native ops for CPUs paint one field after the other to three meshes, so that each particle is located once and
-differences vectorise. The CUDA kernels paint three fields in one pass and take the differences of the integers to which
-they paint; on a mesh of four cells a particle or more they paint one field after the other to the sums of one, whose
-differences they subtract before the next.
+Native ops for CPUs paint to three meshes, so that each particle is located once and differences vectorise. The CUDA
+kernels paint three fields in one pass and take differences of the integer sums. On a mesh with four or more cells per
+particle they paint one field after the other to the same sums, and subtract its differences before the next.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ Vector3 = tuple[float, float, float]
 def force_transpose(
     disp: Float[Array, "px py pz 3"], weight: Float[Array, "px py pz 3"], geometry: Geometry, cell_size: Vector3
 ) -> Float[Array, "ux uy uz"]:
-    """Pull the cotangents of a force back to the potential from whose gradient it is read.
+    """Pull the cotangents of a force back to the potential.
 
     Args:
-      disp: displacements where the force acts.
+      disp: displacements of the particles where the force acts.
       weight: cotangents of the force.
-      geometry: of lattice and mesh of the force.
+      geometry: geometry of the lattice and the mesh of the force.
       cell_size: sides of a cell.
 
     Returns:
       The cotangent of the potential, with WIDTH cells more than the mesh on each side of an axis that isn't periodic.
-      NaN in every cell that a difference reaches if a position or weight is not finite or a particle lies beyond the
+      All cells within reach of a difference are NaN if a position or weight is not finite or a particle lies beyond the
       block.
     """
     params: Any = {"geometry": geometry, "cell_size": cell_size}
@@ -87,7 +86,7 @@ def _cpu_attributes(disp: Any, mesh: Any, *, geometry: Geometry, cell_size: Vect
 
 
 def _cpu_scratch(disp: Any, weight: Any, *, geometry: Geometry, cell_size: Vector3) -> ShapedArray:
-    """The three fields that are painted."""
+    """The three painted fields."""
     del weight, cell_size
     return ShapedArray((3 * math.prod(geometry.mesh),), disp.dtype)
 

@@ -1,4 +1,4 @@
-"""Native implementations of the ops: on CPUs if they are installed; CUDA kernels are compiled at their first use."""
+"""Native implementations of the ops: on CPUs if installed, on GPUs by CUDA kernels that are compiled at first use."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def native_targets(
     """The targets of an op on CPUs and GPUs, for `define_op`.
 
     Args:
-      name: of the op.
-      attributes: those of the call, from the parameters of the op.
-      in_place: by the number of an operand, that of the result which takes its memory.
-      cuda_scratch: see `Target.scratch`, of the CUDA kernels.
+      name: name of the op.
+      attributes: function from the parameters of the op to the attributes of the call.
+      in_place: index of the result that reuses the memory of an operand, by index of the operand.
+      cuda_scratch: scratch memory of the CUDA kernels, see `Target.scratch`.
     """
     target = f"jaxdecomp_ops_{name}"
 

@@ -1,11 +1,11 @@
 """A kick and two drifts of the particles of one block, in one pass that also reads the force from the mesh.
 
-Displacements are multiples of q, momenta integers in a unit (`ops.momenta`), which is `after` at the end of the step:
+Displacements are multiples of q. Momenta are integers in a unit (`ops.momenta`), `after` at the end of the step:
 
     momentum += rint(kick * force);  vel = momentum * after
     disp += q * rint(last * vel);  disp += q * rint(first * vel)
 
-The derivatives are those of the reference: they pass straight through the rounding.
+Derivatives come from the reference, with straight-through rounding.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class KickDrift(NamedTuple):
       after: unit of the momenta at the end.
       last: drift at the end of a step, in units of the spacing of the displacements.
       first: drift at the start of the following step, in the same units.
-      good: 1, or 0 for no kick, whatever the force.
+      good: 1, or 0 for no kick, even by a force that is not finite.
     """
 
     kick: Array
@@ -59,14 +59,14 @@ def kick_drift(
 
     Args:
       disp: displacements from the lattice.
-      momenta: integers in the bits of floats, see `momenta`.
-      fields: the force on the mesh.
-      coefficients: of the step.
-      geometry: of lattice and mesh.
-      resolution: q, the spacing of the displacements.
+      momenta: momenta as integers in the bits of floats, see `ops.momenta`.
+      fields: force on the mesh.
+      coefficients: coefficients of the step.
+      geometry: geometry of lattice and mesh.
+      resolution: spacing q of the displacements.
 
     Returns:
-      Displacements, momenta and the largest component of a displacement, NaN if one is.
+      Displacements, momenta, and the largest absolute component of the displacements, NaN if one is NaN.
     """
     params: Any = {"geometry": geometry, "resolution": resolution}
     run = with_derivatives_of(partial(_reference, **params), _kick_drift_p, **params)

@@ -1,9 +1,9 @@
 """Real transforms of a block on one device, with transposes that stay real.
 
-JAX transposes a real transform through a full complex one: twice the work and memory. The transpose of R2C is a C2R
-with the doubled planes of kz weighted, and the other way round.
+JAX transposes a real transform through a full complex one, with twice the work and memory. The transpose of R2C is a
+C2R with weights on the planes of kz, and the other way round.
 
-XLA's transforms on CPUs run on one thread inside a larger program: there they are native ops.
+XLA's transforms on CPUs run on one thread inside a larger program, so they are native ops there.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from pmwd_dist._jax.ops import Target, add_batch_axis, define_linear, define_op,
 
 
 def rfft(block: Array, rank: int) -> Array:
-    """Transform a real block, shape (nx, ny, nz), along its last `rank` axes."""
+    """Transform a real block, shape (nx, ny, nz), along the last `rank` axes."""
     return drop_batch_axis(_rfft_p.bind(add_batch_axis(block), rank=rank))
 
 
 def irfft(block: Array, nz: int, rank: int) -> Array:
-    """The inverse of `rfft`; nz is the extent of the real block."""
+    """Invert `rfft`; nz is the extent of the real block."""
     return drop_batch_axis(_irfft_p.bind(add_batch_axis(block), nz=nz, rank=rank))
 
 
@@ -45,7 +45,7 @@ def _irfft_aval(x: Any, *, nz: int, rank: int) -> Any:
 
 
 def _attributes(block: Any, rank: int) -> dict[str, Any] | None:
-    """Those of the native ops, which transform blocks that are not empty."""
+    """Attributes of the native ops, which do not transform empty blocks."""
     return {"rank": np.array([rank])} if native.native_available() and 0 not in block else None
 
 
@@ -62,7 +62,7 @@ _rfft_p = define_op(
 )
 
 
-# From this many values on XLA leaves out the division by their number on GPUs (seen at 2048^3 over four devices).
+# With this many values or more, XLA on GPUs omits the division by their number.
 _LARGEST_INVERSE = 2**31
 
 
@@ -70,7 +70,7 @@ def _irfft_reference(x: Array, *, nz: int, rank: int) -> Array:
     count = math.prod(x.shape[:3]) * nz
     if count < _LARGEST_INVERSE:
         return jnp.fft.irfftn(x, s=(*x.shape[4 - rank : 3], nz), axes=_axes(rank))
-    if rank == 3:  # one axis after the other, so that there is an axis to loop over
+    if rank == 3:  # x first, so that the loop can run over it
         inverse = jnp.conj(jnp.fft.fft(jnp.conj(x), axis=1)) / x.shape[1]
         return _irfft_reference(inverse, nz=nz, rank=2)
     axis = 0 if x.shape[0] > x.shape[1] else 1
@@ -88,13 +88,13 @@ def _overwritten(x: Any, **params: Any) -> Any:
     return x
 
 
-# It overwrites the spectrum, of which XLA makes a copy where it is needed afterwards.
+# The op overwrites the spectrum, and XLA copies a spectrum that is needed afterwards.
 _irfft_on_cpu = Target("jaxdecomp_ops_irfft", _irfft_attributes, scratch=_overwritten, lends=lambda *_, **__: True)
 _irfft_p = define_op("irfft", _irfft_aval, _irfft_reference, targets={"cpu": _irfft_on_cpu})
 
 
 def multiplicity(nz: int, dtype: Any) -> np.ndarray:
-    """How often a value at kz stands for itself and its conjugate."""
+    """Number of modes, 1 or 2, that a value at each kz represents, with its conjugate."""
     weight = np.full(nz // 2 + 1, 2, dtype)
     weight[0] = 1
     if nz % 2 == 0:

@@ -1,10 +1,10 @@
-"""Momenta as whole numbers of a unit, in the bits of floating-point arrays.
+"""Momenta as integers in a unit, in the bits of floating-point arrays.
 
-Sums of whole numbers are exact over 31 or 63 bits, where those of floating-point numbers of the same size are over 24
-or 53. JAX doesn't differentiate integers, hence their place in an array of another type: its tangents and cotangents
-are those of the momenta themselves [Mpc/h]. Bits are those of 1 plus the number, a positive, normal, finite value for
-any number to 0.98 of half the range: nothing on the way takes it for a NaN, or for too small a value. That is more than
-500 Mpc/h at the start of a run; where the unit shrinks it remains more than 50 Mpc/h, 5000 km/s today.
+Integer sums are exact over 31 or 63 bits, floating-point sums over 24 or 53. JAX does not differentiate integers, hence
+the floating-point arrays: their tangents and cotangents belong to the momenta [Mpc/h]. The bits are the integer plus
+the bits of 1.0, a positive, normal, finite float up to 0.98 of half the range, so that no operation takes it for NaN or
+flushes it to zero. The range is more than 500 Mpc/h at the start of a run, and more than 50 Mpc/h, 5000 km/s today,
+where the unit shrinks.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _ONE = {4: np.int32(0x3F800000), 8: np.int64(0x3FF0000000000000)}
 
 
 def bits(dtype: Any) -> int:
-    """Binary digits of the whole numbers in arrays of this type, without the sign."""
+    """Bits of the integers in arrays of this type, without the sign."""
     return 8 * np.dtype(dtype).itemsize - 1
 
 
 def count(packed: Any) -> Array:
-    """The whole numbers."""
+    """The integers."""
     one = _ONE[packed.dtype.itemsize]
     return jax.lax.bitcast_convert_type(packed, one.dtype) - one
 
 
 def in_range(packed: Array) -> Array:
-    """Whether each of the whole numbers is within 63/64 of half the range, beyond which its bits may be of a NaN."""
+    """Whether each integer is within 63/64 of half the range, beyond which its bits may be a NaN's."""
     number = count(packed)
     limit = number.dtype.type(63) << (bits(packed.dtype) - 7)
     return (number < limit) & (number > -limit)
@@ -39,7 +39,7 @@ def in_range(packed: Array) -> Array:
 
 @jax.custom_jvp
 def pack(count: Array, momentum: Any) -> Array:
-    """An array that holds whole numbers, with the derivatives of the momenta that they stand for."""
+    """An array that holds integers, with the derivatives of `momentum`."""
     del momentum
     dtype = {np.dtype(np.int32): np.float32, np.dtype(np.int64): np.float64}[count.dtype]
     return jax.lax.bitcast_convert_type(count + _ONE[count.dtype.itemsize], dtype)
@@ -52,7 +52,7 @@ def _pack_jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[Arra
 
 @jax.custom_jvp
 def momentum(packed: Any, unit: Any) -> Array:
-    """The momenta, for their unit [Mpc/h]; what they owe to the unit is in the derivatives of the array."""
+    """The momenta, for their unit [Mpc/h]; the array's tangents include the change of the unit."""
     return count(packed).astype(packed.dtype) * unit
 
 
@@ -62,7 +62,7 @@ def _momentum_jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[
 
 
 def rounded(x: Array) -> tuple[Array, Array]:
-    """The nearest whole numbers, and 0, or NaN where x isn't in the range of `count` or isn't finite."""
+    """The nearest integers, and 0, or NaN where x isn't in the range of `count` or isn't finite."""
     one = _ONE[x.dtype.itemsize]
     x = jax.lax.stop_gradient(x)
     inside = jnp.abs(x) < 2.0 ** (bits(x.dtype) - 1)

@@ -1,4 +1,4 @@
-"""Rounding through which derivatives pass, and the largest magnitude of an array."""
+"""Straight-through rounding, and the largest magnitude of an array."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jaxtyping import Array
 
 
 def max_abs(x: Array) -> Array:
-    """max |x|, and NaN if any x is: XLA's own maximum on a CPU loses NaNs.
+    """max |x|, and NaN if any x is NaN: XLA's own maximum on CPUs loses NaNs.
 
     The bits of positive floats are ordered like the floats, with NaN beyond infinity.
     """
@@ -26,5 +26,5 @@ def round_straight_through(x: Array) -> Array:
 
 @round_straight_through.defjvp
 def _round_straight_through_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    # The primal by the same function: a derivative of this rule, too, must pass straight through.
+    # The primal by the same function, for straight-through derivatives of this rule.
     return round_straight_through(primals[0]), tangents[0]

@@ -1,7 +1,7 @@
 """Fourth-order finite-difference gradient on one block of the mesh, and its transpose: a pair of linear primitives.
 
-A block either wraps around along an axis or comes with `WIDTH` cells of its neighbours on each side, which the
-result loses. The transpose that JAX would derive from slices and concatenations takes 15 times as long on a CPU.
+Along an axis, a block either wraps around or has `WIDTH` cells of its neighbours on each side, which the result lacks.
+The transpose has a rule of its own: JAX's, derived from slices and concatenations, is slow on CPUs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def gradient(
     """Gradient of a field along the three axes.
 
     Args:
-      field: a block, with WIDTH cells more on each side of an axis that isn't periodic.
+      field: block of the field, with WIDTH cells more on each side of an axis that isn't periodic.
       cell_size: sides of a cell.
       periodic: whether the block wraps around along each axis.
 
@@ -52,8 +52,8 @@ def gradient_at(
     """`gradient` of one of several fields that wrap around along all axes; not differentiable.
 
     Args:
-      fields: the bits of the fields, as whole numbers.
-      place: of the field.
+      fields: bits of the fields, as integers.
+      place: index of the field.
       cell_size: sides of a cell.
     """
     operands = map(add_batch_axis, unify_varying(fields, place.astype(jnp.int32)))
@@ -88,7 +88,7 @@ def _gradient_reference(field: Array, *, cell_size: Any, periodic: Any) -> Array
     for axis, wraps in enumerate(periodic, start=1):
         if wraps:
             field = _wrap(field, axis)
-    # Without the barrier XLA's CPU backend repeats the wrapping for every shift: 45 ms instead of 8 at 128^3.
+    # Without the barrier XLA's CPU backend repeats the wrapping for every shift.
     field = jax.lax.optimization_barrier(field)
     parts = [_difference(_inner(field, keep=axis), axis, cell_size[axis - 1]) for axis in (1, 2, 3)]
     return jnp.stack(parts, -1)
@@ -104,7 +104,7 @@ def _divergence_reference(fields: Array, *, cell_size: Any, periodic: Any) -> Ar
     out = None
     for axis, wraps in enumerate(periodic, start=1):
         field = fields[..., axis - 1]
-        # Cells beyond the block were read by the gradient, so the transpose writes to them.
+        # The gradient reads cells beyond the block, so the transpose writes to them.
         field = _wrap(field, axis) if wraps else _zero_pad(field, axis, 2 * WIDTH)
         field = -_difference(jax.lax.optimization_barrier(field), axis, cell_size[axis - 1])
         for other, other_wraps in enumerate(periodic, start=1):
@@ -116,7 +116,7 @@ def _divergence_reference(fields: Array, *, cell_size: Any, periodic: Any) -> Ar
 
 
 def _difference(field: Array, axis: int, cell: float) -> Array:
-    """Central difference along an axis, which loses WIDTH cells on each side."""
+    """Central difference along an axis, without WIDTH cells on each side."""
     size = field.shape[axis] - 2 * WIDTH
 
     def shifted(offset: int) -> Array:

@@ -1,9 +1,8 @@
-"""A step of the particles of one block undone, with cotangents pulled back through it, in two passes.
+"""Reversal of a step of the particles of one block, with the pull-back of cotangents through it, in two passes.
 
-`undo_kick` stands where the force is known, `undo_drift` where its cotangent has become a potential on the mesh. Where
-the force of the step before is known by then, `undo_drift_and_kick` does that and the kick of that step in one pass.
-Momenta are held as whole numbers, see `momenta`. Derivatives are those of the references, which pass straight through
-the rounding.
+`undo_kick` needs the force on the mesh; `undo_drift` needs the cotangent of the painted mesh, which follows from it.
+`undo_drift_and_kick` also reverses the kick of the step before in the same pass, where its force is known. Momenta are
+integers, see `ops.momenta`. Derivatives come from the references, with straight-through rounding.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ from pmwd_dist.ops.momenta import count, momentum, pack, rounded
 from pmwd_dist.ops.native_steps import step_targets
 from pmwd_dist.ops.rounding import round_straight_through
 
-# Sites of the kernels' blocks, for each of which they keep partial sums.
+# Sites of a block of the kernels, each with partial sums.
 _BLOCK = (1, 8, 32)
 
 
 class UndoKick(NamedTuple):
-    """Coefficients of a kick to be undone.
+    """Coefficients of the reversal of a kick.
 
     Args:
-      kick: of the force, in units of the momenta after it.
+      kick: coefficient of the force, in units of the momenta after the kick.
       after: unit of the momenta after the kick.
       before: unit of the momenta before the kick.
-      last: the drift after the kick.
-      weight: of the force in the momenta after the kick: kick times their unit.
-      good: 1, or 0 for no kick, whatever the force.
+      last: drift after the kick.
+      weight: coefficient of the force in the momenta after the kick, kick times their unit.
+      good: 1, or 0 for no kick, even by a force that is not finite.
     """
 
     kick: Array
@@ -55,8 +54,8 @@ class UndoDrift(NamedTuple):
     """Coefficients of two drifts backwards.
 
     Args:
-      weight: of the force in the momenta after the kick.
-      scale: unit of the momenta after the kick over that before.
+      weight: coefficient of the force in the momenta after the kick.
+      scale: unit of the momenta after the kick over the unit before.
       before: unit of the momenta before the kick.
       first_q: minus the drift before the kick, in units of the spacing of displacements.
       last_q: minus the drift at the end of the step before, in the same units.
@@ -80,22 +79,22 @@ def undo_kick(
     coefficients: UndoKick,
     geometry: Geometry,
 ) -> tuple[Float[Array, "px py pz 3"], Float[Array, "px py pz 3"], Float[Array, "px py pz 3"], Float[Array, 3]]:
-    """Undo a kick, and pull cotangents back through the drift after it and the slopes of the force.
+    """Reverse a kick, and pull cotangents back through the drift after it and the slopes of the force.
 
     Args:
-      disp: displacements where the force acts.
-      vel: holds the momenta after the kick.
+      disp: displacements of the particles where the force acts.
+      vel: integer momenta after the kick.
       ct_disp: cotangents of the displacements after the drift at the end.
-      ct_vel: cotangents of the momenta there.
-      fields: the force on the mesh.
-      coefficients: of the kick.
-      geometry: of lattice and mesh.
+      ct_vel: cotangents of the momenta after the drift at the end.
+      fields: force on the mesh.
+      coefficients: coefficients of the kick.
+      geometry: geometry of lattice and mesh.
 
     Returns:
-      What holds the momenta before the kick; cotangents of the displacements without what comes through the mesh;
-      cotangents of the momenta after the kick, also the weights with which the particles are to be painted for the
-      rest; and the sums over the particles of: these times the force, these times the new momenta, ct_disp times the
-      momenta after the kick.
+      The integer momenta before the kick; cotangents of the displacements, without the part through the mesh;
+      cotangents of the momenta after the kick, which are the weights of the particles for that part; and three sums
+      over the particles: the latter cotangents times the force, the same times the momenta before the kick, and ct_disp
+      times the momenta after it.
     """
     reference = partial(_undo_kick_reference, geometry=geometry)
     run = with_derivatives_of(reference, _undo_kick_p, geometry=geometry, resolution=1.0)
@@ -113,20 +112,20 @@ def undo_drift(
     *,
     resolution: float,
 ) -> tuple[Float[Array, "px py pz 3"], Float[Array, "px py pz 3"], Float[Array, "px py pz 3"], Float[Array, 1]]:
-    """Add the cotangents that come through the mesh, pull them back through a drift, and undo it and the one before.
+    """Add the cotangents through the mesh, pull all back through a drift, and reverse it and the drift before.
 
     Args:
-      disp: displacements where the force acts.
-      vel: holds the momenta before the kick.
+      disp: displacements of the particles where the force acts.
+      vel: integer momenta before the kick.
       ct_disp: cotangents of the displacements, from `undo_kick`.
       ct_vel: cotangents of the momenta, from `undo_kick`.
       field: cotangent of the painted mesh.
-      coefficients: of the drifts.
-      geometry: of lattice and mesh.
-      resolution: q, the spacing of the displacements.
+      coefficients: coefficients of the drifts.
+      geometry: geometry of lattice and mesh.
+      resolution: spacing q of the displacements.
 
     Returns:
-      Displacements before both drifts, cotangents before the first of them, and the sum over the particles of the
+      Displacements before both drifts, cotangents before the first drift, and the sum over the particles of the
       cotangents of the displacements times the momenta.
     """
     reference = partial(_undo_drift_reference, geometry=geometry, resolution=resolution)
@@ -147,17 +146,17 @@ def undo_drift_and_kick(
     """`undo_drift`, and then `undo_kick` of the step before, in one pass over the particles.
 
     Args:
-      particles: displacements, what holds the momenta, and cotangents of both.
+      particles: displacements, integer momenta, and cotangents of both.
       field: cotangent of the painted mesh.
-      fields: the force of the step before on the mesh.
+      fields: force of the step before on the mesh.
       drift: coefficients of the drifts.
       kick: coefficients of the kick of the step before.
-      geometry: of lattice and mesh.
-      resolution: q, the spacing of the displacements.
+      geometry: geometry of lattice and mesh.
+      resolution: spacing q of the displacements.
 
     Returns:
-      Displacements after the kick, what holds the momenta before it, and cotangents as `undo_kick` gives them; and the
-      sum of `undo_drift` with those of `undo_kick`.
+      Displacements after the kick, integer momenta before it, cotangents as from `undo_kick`, and the sum of
+      `undo_drift` followed by the three of `undo_kick`.
     """
     reference = partial(_undo_drift_and_kick_reference, geometry=geometry, resolution=resolution)
     run = with_derivatives_of(reference, _undo_drift_and_kick_p, geometry=geometry, resolution=resolution)
@@ -177,13 +176,14 @@ def _undo_kick_reference(
     c = UndoKick(*(step[i] for i in range(len(UndoKick._fields))))
     force, pull = jax.vjp(lambda disp: read(disp, fields, geometry)[..., 0, :], disp)
     kicked = momentum(vel, c.after)
-    ends = _sum(ct_disp * kicked)
+    ends = jnp.sum(ct_disp * kicked)
     ct_vel = ct_vel + c.last * ct_disp
     force = jnp.where(c.good != 0, force, 0)
     kick = c.kick * force
     vel = pack(count(vel) - rounded(kick)[0], (kicked / c.after - kick) * c.before)
     ct_disp = ct_disp + jnp.where(c.good != 0, c.weight * pull(ct_vel)[0], 0)
-    return vel, ct_disp, ct_vel, jnp.stack([_sum(ct_vel * force), _sum(ct_vel * momentum(vel, c.before)), ends])
+    sums = jnp.stack([jnp.sum(ct_vel * force), jnp.sum(ct_vel * momentum(vel, c.before)), ends])
+    return vel, ct_disp, ct_vel, sums
 
 
 def _undo_drift_reference(
@@ -201,7 +201,7 @@ def _undo_drift_reference(
     values, pull = jax.vjp(lambda disp: read(disp, field, geometry), disp)
     ct_disp = ct_disp + jnp.where(c.good != 0, c.weight * pull(jnp.ones_like(values))[0], 0)
     ct_vel = c.scale * ct_vel - c.first_q * resolution * ct_disp
-    total = _sum(ct_disp * momentum(vel, c.before))[None]
+    total = jnp.sum(ct_disp * momentum(vel, c.before))[None]
     return drifted_back(disp, vel, c, resolution), ct_disp, ct_vel, total
 
 
@@ -214,10 +214,6 @@ def _undo_drift_and_kick_reference(
     disp, ct_disp, ct_vel, of_drift = _undo_drift_reference(disp, vel, ct_disp, ct_vel, field, first, **q)
     out = _undo_kick_reference(disp, vel, ct_disp, ct_vel, fields, second, geometry=geometry)
     return disp, *out[:3], jnp.concatenate([of_drift, out[3]])
-
-
-def _sum(x: Array) -> Array:
-    return jnp.sum(x)
 
 
 def _avals(sums: int, results: int, disp: Any, *_: Any, **__: Any) -> list[Any]:

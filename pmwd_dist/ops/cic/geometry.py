@@ -1,4 +1,4 @@
-"""Where a block of particles lies in a block of mesh cells, and along which axes weights are differentiated."""
+"""Position of a block of particles in a block of mesh cells, and the axes of differentiated weights."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ VALUE: Mask = (0, 0, 0)
 
 @dataclass(frozen=True)
 class Geometry:
-    """Where a block of lattice sites lies in a block of mesh cells.
+    """Position of a block of lattice sites in a block of mesh cells.
 
     Args:
       mesh: cells of the mesh block along each axis, pads included.
       spacing: (num, den) per axis: lattice site i sits at i * num / den cells.
       origin: cell of lattice site 0: the pad width, or 0 on a periodic axis.
-      periodic: whether the axis wraps around; else a particle beyond the block is an error.
+      periodic: whether each axis wraps around; otherwise a particle beyond the block is an error.
       scale: cells per unit of displacement along each axis.
     """
 
@@ -30,7 +30,7 @@ class Geometry:
 
 
 def raised(mask: Mask, axis: int) -> Mask | None:
-    """The mask differentiated once more along an axis; W'' is zero almost everywhere."""
+    """The mask with one more derivative along an axis; None for a second one, since W'' = 0 almost everywhere."""
     if mask[axis]:
         return None
     x, y, z = (1 if i == axis else m for i, m in enumerate(mask))
@@ -38,7 +38,7 @@ def raised(mask: Mask, axis: int) -> Mask | None:
 
 
 def derivative_terms(masks: tuple[Mask, ...]) -> list[tuple[int, int, Mask]]:
-    """(k, axis, raised mask) of every non-zero first derivative."""
+    """(k, axis, raised mask) for each non-zero first derivative."""
     return [(k, i, up) for k, mask in enumerate(masks) for i in range(3) if (up := raised(mask, i))]
 
 

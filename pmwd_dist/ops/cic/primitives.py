@@ -5,9 +5,9 @@ With the weight of axis i, W(u) = 1 - |u|, or its derivative W'(u) where a mask 
     paint:  mesh[c, f]   = sum_p sum_k weight[p, k, f] prod_i W_ki(x_pi - c_i)
     read:   out[p, k, f] = sum_c fields[c, f]          prod_i W_ki(x_pi - c_i)
 
-Each is the other's transpose in the linear argument, and the derivative of either in the positions is the same
-op under another mask. Hence any order of jvp and vjp stays within these two (Hockney & Eastwood 1988, ch. 5). A third
-op sums what is read over k or f with weights of the particles, as derivatives do: it never writes the nine slopes.
+Each is the other's transpose in the linear argument, and the derivative of either in the positions is the same op with
+another mask. Hence any order of jvp and vjp stays within these two (Hockney & Eastwood 1988, ch. 5). A third op sums
+values that are read over k or f, with weights of the particles: derivatives need these sums, and not the nine slopes.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def paint(
     *,
     native: bool | None = None,
 ) -> Float[Array, "mx my mz F"]:
-    """Paint particles onto a block; a weight of shape (1, 1, 1, K, F) is shared by all particles.
+    """Paint particles onto a block; all particles share a weight of shape (1, 1, 1, K, F).
 
-    The whole result is NaN if a position or weight is not finite or a particle lies beyond the block.
+    All cells are NaN if a position or weight is not finite or a particle lies beyond the block.
     `native` forces (True) or forbids (False) the native op; by default it runs where it is installed.
     """
     disp, weight = unify_varying(disp, weight)
@@ -90,15 +90,15 @@ def _read_aval(disp: Any, fields: Any, *, masks: tuple[Mask, ...], **_: Any) -> 
 
 def _read_sum_aval(disp: Any, fields: Any, weight: Any, *, masks: tuple[Mask, ...], over_masks: bool, **_: Any) -> Any:
     del weight
-    kept = (1, fields.shape[-1]) if over_masks else (len(masks), 1)
-    return result_aval(disp, (*disp.shape[:4], *kept), disp.dtype)
+    rest = (1, fields.shape[-1]) if over_masks else (len(masks), 1)
+    return result_aval(disp, (*disp.shape[:4], *rest), disp.dtype)
 
 
 def _read_sum_reference(disp: Array, fields: Array, weight: Array, *, over_masks: bool, **params: Any) -> Array:
     values = _read_p.bind(disp, fields, **params)
     axis = 4 if over_masks else 5
     parts = jnp.split(values * weight, values.shape[axis], axis=axis)
-    return functools.reduce(jnp.add, parts)  # a sum over a short axis takes 15 times as long on a CPU
+    return functools.reduce(jnp.add, parts)  # jnp.sum over a short axis is slow on CPUs
 
 
 def _attributes(
@@ -145,7 +145,7 @@ _read_sum_p = define_op("cic_read_sum", _read_sum_aval, _read_sum_reference, tar
 def _paint_moved(
     ddisp: Array, disp: Array, weight: Array, *, geometry: Geometry, masks: tuple[Mask, ...], native: bool
 ) -> Array:
-    """Change of what is painted when the particles move."""
+    """Change of the painted mesh with the positions."""
     slopes, raised = weights_of_motion(ddisp, weight, geometry, masks)
     return _paint_p.bind(*unify_varying(disp, slopes), geometry=geometry, masks=raised, native=native)
 
@@ -153,9 +153,9 @@ def _paint_moved(
 def weights_of_motion(
     ddisp: Array, weight: Array, geometry: Geometry, masks: tuple[Mask, ...]
 ) -> tuple[Array, tuple[Mask, ...]]:
-    """Weights and masks of the paint that is the change of what is painted when the particles move."""
+    """Weights and masks of a paint that equals the change of the painted mesh with the positions."""
     terms = derivative_terms(masks)
-    if len(terms) == 3 and weight.shape[-2:] == (1, 1):  # as vectors: the transpose puts no components together
+    if len(terms) == 3 and weight.shape[-2:] == (1, 1):  # as vectors: the transpose stacks no components
         scale = np.asarray(geometry.scale, ddisp.dtype).reshape((1,) * (ddisp.ndim - 1) + (3,))
         return weight * (ddisp * scale)[..., None], tuple(mask for *_, mask in terms)
     pieces = [_scaled(weight[..., k, :], ddisp[..., i] * geometry.scale[i]) for k, i, _ in terms]
@@ -164,7 +164,7 @@ def weights_of_motion(
 
 
 def _read_moved(ddisp: Array, disp: Array, fields: Array, *, masks: tuple[Mask, ...], **params: Any) -> Array:
-    """Change of what is read when the particles move."""
+    """Change of the values read with the positions."""
     return jnp.concatenate([_read_moved_mask(mask, disp, fields, ddisp, params) for mask in masks], axis=-2)
 
 
@@ -180,7 +180,7 @@ def _read_moved_mask(mask: Mask, disp: Array, fields: Array, ddisp: Array, param
 
 
 def _read_sum_moved(ddisp: Array, disp: Array, fields: Array, weight: Array, **params: Any) -> Array:
-    """Change of a sum of reads when the particles move, by way of the reads that it is made of."""
+    """Change of a sum of reads with the positions, through its reads."""
 
     def composed(disp: Array) -> Array:
         return _read_sum_reference(disp, fields, weight, **params)
@@ -189,7 +189,7 @@ def _read_sum_moved(ddisp: Array, disp: Array, fields: Array, weight: Array, **p
 
 
 def _scaled(values: Array, factor: Array) -> Array:
-    """values * factor[..., None], field by field: else the transpose sums over a short last axis, 15 times slower."""
+    """values * factor[..., None], field by field: otherwise the transpose is a slow sum over a short last axis."""
     return jnp.stack([values[..., f] * factor for f in range(values.shape[-1])], -1)
 
 

@@ -1,8 +1,8 @@
-"""Paint to integer sums: they add up to the same bits in any order, over particles and over blocks.
+"""Paint to integer sums, which have the same bits in any order of particles and of blocks.
 
-A sum has twice as many bits as the values, 64 for float32 and 128 for float64, and is held in two integers as wide as
-the values, the lower half first, beside each other along z: a mesh of shape (mx, my, 2 mz). JAX has no wider integers
-beside float32 unless `jax_enable_x64` is set, and none of 128 bits. Only native ops paint; JAX adds and converts.
+A sum has twice as many bits as the values, 64 for float32 and 128 for float64. It is stored as two integers as wide as
+the values, the lower half first, adjacent along z: a mesh of shape (mx, my, 2 mz). JAX has 64-bit integers only with
+`jax_enable_x64`, and none of 128 bits. Only native ops paint; JAX adds and converts.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _TARGET = "jaxdecomp_ops_cic_paint_sums"
 def contribution_bits(particles: int, masks: int, dtype: Any) -> int:
     """Bits of the largest contribution of a mask to a cell, such that no sum over all particles overflows.
 
-    A contribution of one of K masks is at most 2^bits, and K of them at most 2^62 over the number of particles: if all
-    particles of all blocks are in one cell, their sum is at most 2^62 (2^100 of 2^39 particles in float64). Depends on
-    the size of the problem only, and is that of a native paint on one block: all divisions over devices, and one
-    device, paint in the same units. They are 2^-31 of a particle for 1024^3 particles, 2^-22 for 8192^3.
+    A contribution of one of K masks is at most 2^bits, and K of them at most 2^62 over the number of particles. If all
+    particles of all blocks are in one cell, their sum is at most 2^62 (2^100 for 2^39 particles in float64). The bits
+    depend only on the size of the problem, as in the native paint on one block, so that all divisions over devices
+    paint in the same units. They are 2^-31 of a particle for 1024^3 particles, 2^-22 for 8192^3.
     """
     bits = 61 if np.dtype(dtype) == np.float64 else min(62 - _ceil_log2(particles), 50)
     return bits - _ceil_log2(masks)
@@ -49,12 +49,12 @@ def paint_sums(
     """Paint particles onto a block, as `paint` does, to integer sums.
 
     Args:
-      disp: displacements.
-      weight: of each particle and mask.
-      bound: what no weight exceeds; fixes the units of the sums.
-      geometry: of lattice and mesh.
-      masks: of the weights.
-      bits: from `contribution_bits`.
+      disp: displacements of the particles.
+      weight: weights by particle and mask.
+      bound: upper bound of all weights, which fixes the units of the sums.
+      geometry: geometry of lattice and mesh.
+      masks: masks of the weights.
+      bits: bits of a contribution, from `contribution_bits`.
 
     Returns:
       The sums; all invalid if a position is not finite, a particle lies beyond the block, or the bound is not finite.
@@ -64,7 +64,7 @@ def paint_sums(
 
 
 def add_sums(a: Int[Array, "*n zz"], b: Int[Array, "*n zz"]) -> Int[Array, "*n zz"]:
-    """a + b; invalid if either is."""
+    """a + b; invalid where one of them is."""
     if a.dtype == jnp.int32:
         with jax.enable_x64(True):  # compiles in half the time of a sum of halves
             x, y = _as_int64(a), _as_int64(b)
@@ -79,7 +79,7 @@ def add_sums(a: Int[Array, "*n zz"], b: Int[Array, "*n zz"]) -> Int[Array, "*n z
 
 
 def values_of_sums(sums: Int[Array, "*n zz"], bound: Float[Array, ""], bits: int) -> Float[Array, "*n mz"]:
-    """Values of sums, rounded as native paints round them; NaN where they are invalid."""
+    """Values of sums, rounded as in native paints; NaN where the sums are invalid."""
     exponent = _exponent_above(bound) - bits
     if sums.dtype == jnp.int32:
         with jax.enable_x64(True):
@@ -92,7 +92,7 @@ def values_of_sums(sums: Int[Array, "*n zz"], bound: Float[Array, ""], bits: int
     low = jnp.where(negative, ~low + 1, low)
     wide = high != 0
     high, low = jnp.where(wide, high, low), jnp.where(wide, low, 0)
-    zeros = clz(high)  # if all bits are, shifts leave zero
+    zeros = clz(high)  # 64 where high is 0: shifts then give 0
     first = shift_left(high, zeros) | shift_right_logical(low, _like(low, 64) - zeros)
     further = shift_left(low, zeros) != 0  # as the last bit, it lets the others round correctly
     magnitude = (first | further.astype(first.dtype)).astype(np.float64)
@@ -116,7 +116,7 @@ def _like(x: Array, value: int) -> np.ndarray:
 
 
 def _invalid(x: Array) -> np.ndarray:
-    """An invalid sum, or its upper half: the least integer, which is far from any sum."""
+    """An invalid sum, or its upper half: the smallest integer, which no sum reaches."""
     return np.array(np.iinfo(np.int64).min).astype(x.dtype)
 
 
