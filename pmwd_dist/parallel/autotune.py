@@ -1,4 +1,4 @@
-"""Choose how to divide a mesh over devices by measuring it."""
+"""The fastest division of a mesh over devices, by measurement."""
 
 from __future__ import annotations
 
@@ -36,28 +36,31 @@ def autotune(
     measure_again: bool = False,
     say: Callable[[str], Any] | None = print,
 ) -> Decomposition:
-    """The fastest decomposition of a mesh over the devices of this program, by measurement; collective.
+    """The fastest decomposition of a mesh over the devices of this program, by measurement. Collective.
 
-    Every division of the devices into slabs and pencils that fits the mesh is timed with every communication backend
-    that is available for it: the transforms of all `kinds` forward and back, and filling a halo and adding it back. The
-    smallest sum wins; a backend that needs opening is left open if it wins. The result is kept on disk with all that
-    it depends on (devices, driver, versions, shape, dtype, kinds, halo), and not measured twice.
+    Each division into slabs or pencils that fits the mesh is timed with each available communication backend: the
+    transforms of all `kinds` forward and back, and `halo_pad` with `halo_reduce`. The smallest sum wins; a backend that
+    needs opening is left open if it wins. The result is cached on disk by devices, driver, versions, shape, dtype,
+    kinds and halo.
 
     Args:
       shape: cells of the mesh.
-      dtype: float32 or float64, the precision of a real field.
-      kinds: transforms that count: "r2c", "c2c".
-      n_devices: how many of the devices to use; default: all.
-      halo: width of the exchange [cells].
-      repeats: timings of each, of which the median counts.
-      measure_again: measure even if a result is there.
-      say: what prints the table's lines (on the first process); None for silence.
+      dtype: precision of a real field, float32 or float64.
+      kinds: kinds of the transforms, "r2c" and "c2c".
+      n_devices: number of devices to use; default: all.
+      halo: width of the halo [cells].
+      repeats: number of timings of each, with the median as result.
+      measure_again: whether to ignore a cached result.
+      say: function that prints lines of the table on the first process; None prints nothing.
 
     Returns:
-      The decomposition, to be passed to `Config`. In config files, devices.backend = "auto" finds it.
+      The decomposition, an argument of `Config`. In config files, devices.backend = "auto" finds it.
 
     Raises:
-      ValueError: no division of the devices fits the mesh, or a kind or number of devices that can't be.
+      ValueError: no division of the devices fits the mesh, or another argument is out of its range.
+
+    Examples:
+      >>> config = pmd.Config(box_size=1000.0, mesh_shape=512, decomposition=pmd.autotune((512, 512, 512)))
     """
     devices, dtype = _devices(n_devices), _precision(dtype)
     shape, halo, repeats = cells(shape, "shape"), whole_number(halo, "halo"), whole_number(repeats, "repeats", least=1)
@@ -91,7 +94,7 @@ def autotune(
 
 
 def _keep(record: autotune_cache.Record, seconds: float, say: Callable[[str], Any]) -> None:
-    """Write a record to disk, on the main process; a failure is no obstacle."""
+    """Write a record to disk on the main process, and report a failure."""
     if not distributed.is_main():
         return
     try:
@@ -103,8 +106,8 @@ def _keep(record: autotune_cache.Record, seconds: float, say: Callable[[str], An
 def remembered(shapes: Sequence[Shape3]) -> Decomposition | None:
     """The best decomposition that `autotune` found for the first shape on all devices, if all shapes fit; else None.
 
-    Reads the file of results and measures nothing. Of several processes not all may see the file, and all must choose
-    alike: there the answer is None, as it is where the current default backend is another one or was not measured.
+    Reads the file of results without measuring. The result is None with several processes, which may not all see the
+    file, and where the current default backend is another one or was not measured.
     """
     if jax.process_count() > 1 or jax.device_count() == 1:
         return None
@@ -130,7 +133,7 @@ def _fastest(
     repeats: int,
     say: Callable[[str], Any],
 ) -> tuple[Decomposition, float]:
-    """The candidate with the smallest sum of times, and that sum in seconds; says all."""
+    """The candidate with the smallest sum of times, and this sum [s]; prints the table."""
     say(f"{'pdims':>10} {'backend':>12} {'forward':>9} {'inverse':>9} {'halo':>9}   [ms]")
     times = []
     for candidate in candidates:
@@ -141,12 +144,12 @@ def _fastest(
     best = int(np.argmin(times))
     if not math.isfinite(times[best]):
         count = candidates[0].size
-        raise ValueError(f"shape={shape} fits into the memory of these {count} devices in no division; use more")
+        raise ValueError(f"shape={shape} does not fit into the memory of these {count} devices; use more")
     return candidates[best], times[best]
 
 
 def _label(decomposition: Decomposition) -> str:
-    """The backend's name, or its options where it has some."""
+    """Options of the backend, or its name if it has none."""
     return "/".join(decomposition.backend.options.values() or [decomposition.backend.name])
 
 
@@ -177,7 +180,7 @@ def _precision(dtype: Any) -> np.dtype[Any]:
 
 
 def _check_size(shape: Shape3, dtype: np.dtype[Any], count: int) -> None:
-    """Raise unless a field and its spectrum, evenly divided, fit into the memory of so many devices."""
+    """Raise ValueError unless a field and its spectrum, evenly divided, fit into the memory of `count` devices."""
     limits = jax.local_devices()[0].memory_stats()
     each = limits["bytes_limit"] if limits else available_memory()[1] / jax.local_device_count()
     need = 2 * dtype.itemsize * math.prod(shape) / count
@@ -214,7 +217,7 @@ def _candidates(shape: Shape3, devices: list[Any], kinds: Sequence[str]) -> list
 
 
 def _agreed(record: autotune_cache.Record | None, candidates: list[Decomposition]) -> Decomposition | None:
-    """The candidate that the first process remembers, on all processes."""
+    """The candidate of the first process's record, on all processes."""
     known = [(list(c.pdims), c.backend.name, c.backend.options) for c in candidates]
     index = -1
     if record is not None:
@@ -237,7 +240,7 @@ def _open(decomposition: Decomposition, shape: Shape3, halo: int) -> None:
 def _measure(
     decomposition: Decomposition, shape: Shape3, dtype: Any, kinds: Sequence[str], halo: int, repeats: int
 ) -> tuple[float, float, float] | str:
-    """Seconds of transform, inverse and halo exchange, or why they can't be measured."""
+    """Seconds of transform, inverse and halo exchange, or the reason why they can't be measured."""
     real = np.dtype(dtype)
     try:
         _open(decomposition, shape, halo)
@@ -261,7 +264,7 @@ def _measure(
 
 
 def _there_and_back(decomposition: Decomposition, halo: int, field: jax.Array) -> jax.Array:
-    # Where the padded field isn't used, XLA wouldn't make it.
+    # XLA would not compute the padded field without the barrier.
     return halo_reduce(jax.lax.optimization_barrier(halo_pad(field, halo, decomposition)), halo, decomposition)
 
 
@@ -273,7 +276,7 @@ def _attempt(call: Callable[[], Any]) -> Any:
     """The result of a call.
 
     Raises:
-      MemoryError: it does not fit on some process; raised on all of them.
+      MemoryError: some process lacks the memory; raised on all of them.
     """
     out = None
     try:
@@ -287,7 +290,7 @@ def _attempt(call: Callable[[], Any]) -> Any:
 
 
 def _seconds(function: Callable[[Any], Any], argument: Any, repeats: int) -> float:
-    """Median time of a call; of the slowest process."""
+    """Median time of a call on the slowest process [s]."""
     compiled = _attempt(jax.jit(function).lower(argument).compile)
     _attempt(partial(compiled, argument))
     times = []

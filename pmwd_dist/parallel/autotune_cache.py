@@ -22,7 +22,7 @@ def path() -> Path:
 
 
 def machine(devices: Sequence[Any]) -> Key:
-    """All of the machine and the software that times depend on."""
+    """Properties of the machine and the software that times depend on."""
     try:
         own = version("pmwd-dist")
     except PackageNotFoundError:
@@ -51,7 +51,7 @@ def _processor() -> str:
 
 
 def load() -> list[Record]:
-    """All records; those that can't be read are skipped, since anyone may have written to a cache."""
+    """All readable records of the file."""
     try:
         lines = path().read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeError, RuntimeError):  # the last where there is no home
@@ -70,7 +70,7 @@ def load() -> list[Record]:
 
 
 def find(key: Key) -> Record | None:
-    """The record of exactly this key."""
+    """The record of a key."""
     return next((record for record in reversed(load()) if record["key"] == key), None)
 
 
@@ -84,7 +84,7 @@ def find_shape(shape: Sequence[int], devices: Sequence[Any]) -> Record | None:
 
 
 def store(record: Record) -> None:
-    """Keep a record, in place of an older one of the same key."""
+    """Write a record, in place of an older one of the same key."""
     records = [old for old in load() if old["key"] != record["key"]] + [record]
     path().parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path()) as aside:

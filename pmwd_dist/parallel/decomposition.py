@@ -1,14 +1,16 @@
-"""Decompositions: a division of a mesh over devices, and the communication backend that moves its data."""
+"""Decompositions: the division of a mesh over devices, with the communication backend that moves its data."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from jaxtyping import Array
 
@@ -23,25 +25,28 @@ from pmwd_dist.parallel.division import Division, Shape3
 class Decomposition(Division):
     """A division of a 3-D mesh into slabs or pencils over devices. Immutable and hashable.
 
-    A real field has its first axis split over `pdims[0]` devices and its second over `pdims[1]`. Its spectrum
-    has its second axis split over `pdims[0]` and its third over `pdims[1]`: the layout in which the transform
-    ends (see `prfft3d`).
+    The first axis of a real field is split over `pdims[0]` devices, the second over `pdims[1]`. The second axis of its
+    spectrum is split over `pdims[0]`, the third over `pdims[1]`: the transform ends in this layout (see `prfft3d`).
 
     Args:
       pdims: devices along the first two axes; default: all devices as slabs along the first.
-      devices: the devices to use; default: all devices of the program.
-      mesh: a device mesh of one's own instead, with axes of any type (Auto, Explicit; Manual inside shard_map) and
-        possibly more of them than a field is divided over; default: the one set by `jax.set_mesh`, if any.
-      spec: the PartitionSpec of a real field on it, such as P("x", "y"); default: the axes of a mesh of one or two.
+      devices: devices to use; default: all devices of the program.
+      mesh: device mesh to use instead, with axes of any type (Auto, Explicit; Manual inside shard_map), possibly more
+        than divide a field; default: the mesh of `jax.set_mesh`, if any.
+      spec: PartitionSpec of a real field on this mesh, such as P("x", "y"); default: its axes, if one or two.
       backend: communication backend: "xla"; "peer", for slabs along x over the GPUs of one process, which write into
         each other's memory; "cudecomp", for one process a GPU (see `cudecomp.open_backend`); "auto" for the current
-        default (`config.update`), which is "peer" where it is available, else "xla"; or a `Backend` of one's own.
-      transpose_comm: with cuDecomp, its backend of transposes: "nccl", "nccl_pl", "mpi_p2p", "mpi_p2p_pl",
-        "mpi_a2a", "nvshmem", "nvshmem_pl" or "nvshmem_sm"; default: the current one, which is "nccl".
-      halo_comm: with cuDecomp, its backend of halos: "nccl", "mpi", "mpi_blocking", "nvshmem" or "nvshmem_blocking".
+        default (`config.update`), which is "peer" where it is available, else "xla"; or a `Backend` object.
+      transpose_comm: cuDecomp's backend for transposes: "nccl", "nccl_pl", "mpi_p2p", "mpi_p2p_pl", "mpi_a2a",
+        "nvshmem", "nvshmem_pl" or "nvshmem_sm"; default: the current default, initially "nccl".
+      halo_comm: cuDecomp's backend for halos: "nccl", "mpi", "mpi_blocking", "nvshmem" or "nvshmem_blocking".
 
     Raises:
-      ValueError: arguments that don't fit together.
+      ValueError: the arguments don't fit together.
+
+    Examples:
+      >>> decomposition = pmd.Decomposition((4, 2))  # pencils over eight devices
+      >>> config = pmd.Config(box_size=1000.0, mesh_shape=512, decomposition=decomposition)
     """
 
     def __init__(
@@ -76,13 +81,12 @@ class Decomposition(Division):
 
     @classmethod
     def of(cls, x: Any, *, spectrum: bool = False) -> Decomposition:
-        """The decomposition by which an array (or its NamedSharding) is divided, as a field or as a spectrum.
+        """The decomposition of an array (or of its NamedSharding), as a field or as a spectrum.
 
-        An array that does not know its sharding (one of numpy, or a traced one over Auto axes) is divided over the mesh
-        of `jax.set_mesh`, if there is one.
+        For an array without a known sharding (of NumPy, or traced over Auto axes), the mesh of `jax.set_mesh`, if any.
 
         Raises:
-          ValueError: an array whose sharding isn't known, without such a mesh, or isn't one of slabs or pencils.
+          ValueError: the sharding is not known, without such a mesh, or is neither slabs nor pencils.
         """
         sharding = x if isinstance(x, NamedSharding) else sharding_of(x)
         if sharding is None and context_mesh() is not None:
@@ -123,16 +127,16 @@ class Decomposition(Division):
 
     @property
     def replicated(self) -> NamedSharding:
-        """NamedSharding of what every device holds whole."""
+        """NamedSharding of arrays that every device holds whole."""
         return NamedSharding(self.mesh, PartitionSpec())
 
     @property
     def manual(self) -> bool:
-        """Whether this is called inside the user's own shard_map, where arrays are blocks."""
+        """Whether the caller is inside the user's own shard_map, where arrays are blocks."""
         return bool(self.names) and set(self.names) <= set(jax.sharding.get_abstract_mesh().manual_axes)
 
     def shard_map(self, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-        """The function over the blocks, as one over whole arrays; as it is where arrays are blocks already.
+        """Map a function of blocks over whole arrays; where arrays are blocks already, return it as it is.
 
         Raises:
           ValueError: jax.set_mesh or shard_map has set another mesh.
@@ -167,15 +171,15 @@ class Decomposition(Division):
         return lambda *args: run(*jax.tree.map(self._reshard, in_specs, args, is_leaf=_is_spec))
 
     def constrain(self, field: Array) -> Array:
-        """A real field, divided as such; one on the default device stays as it is.
+        """A real field with its sharding as a constraint, or as it is on the default device.
 
-        Results with another sharding than what they were made of would make a loop compile its program twice.
+        A result with another sharding than its input would make a loop compile its program twice.
         """
         return field if self._on_default_device else jax.lax.with_sharding_constraint(field, self.sharding)
 
     @property
     def _on_default_device(self) -> bool:
-        """Whether fields are whole, on the device where JAX makes arrays and runs programs of those."""
+        """Whether fields are whole, on the device where JAX creates arrays by default."""
         if self.is_abstract or self.mesh.size > 1 or self.backend.needs_mesh:
             return False
         settings: Any = jax.config
@@ -188,11 +192,11 @@ class Decomposition(Division):
         return any(types[name] == AxisType.Explicit for name in self.names)
 
     def _reshard(self, spec: PartitionSpec, tree: Any) -> Any:
-        """Bring arrays of typed sharding into the layout of a spec: nothing happens if they are in it."""
+        """Bring arrays with Explicit axes into the layout of a spec, if they are in another."""
         return jax.tree.map(lambda x: jax.sharding.reshard(x, NamedSharding(self.mesh, spec)), tree)
 
     def whole(self, shape: Sequence[int], *, spectrum: bool = False) -> Shape3:
-        """Shape of the whole field, or spectrum, of which an array of this shape is one or, in shard_map, a block."""
+        """Shape of the whole field, or spectrum, of an array; inside shard_map, of a block."""
         nx, ny, nz = shape
         if not self.manual:
             return nx, ny, nz
@@ -200,13 +204,13 @@ class Decomposition(Division):
         return (nx, ny * px, nz * py) if spectrum else (nx * px, ny * py, nz)
 
     def check(self, shape: Shape3, name: str) -> None:
-        """Raise ValueError unless a real field of this shape divides in both of its layouts."""
+        """Raise ValueError unless a real field of this shape divides over the devices in both layouts."""
         px, py = self.pdims
         self.check_axis(shape, 0, px, name)
         self.check_axis(shape, 1, math.lcm(px, py), name)
 
     def check_axis(self, shape: Shape3, axis: int, parts: int, name: str) -> None:
-        """Raise ValueError unless an axis divides into so many parts."""
+        """Raise ValueError unless an axis divides into `parts`."""
         if shape[axis] % parts:
             low = shape[axis] // parts * parts
             options = f"{low} or {low + parts}" if low else f"{parts}"
@@ -215,7 +219,7 @@ class Decomposition(Division):
 
     @contextmanager
     def opened(self, shapes: Sequence[Shape3], *, halo: int = 0) -> Generator[None]:
-        """Open the backend for arrays of some whole shapes and, if all goes well, close it. Collective."""
+        """Open the backend for arrays of some whole shapes and, after success, close it. Collective."""
         self.backend.open(self, shapes, halo=halo)
         yield
         self.backend.close()  # not after a failure, which other processes may not share
@@ -225,7 +229,7 @@ class Decomposition(Division):
         return f"Decomposition(pdims={self.pdims}, mesh={dict(self.mesh.shape)}, backend={backend})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled with the numbers of the devices, which must exist where it is unpickled."""
+        """Pickle with the ids of the devices, which must exist where it is unpickled."""
         mesh, numbers = self.mesh, None
         if not self.is_abstract:
             numbers = np.vectorize(lambda device: device.id, otypes=[int])(mesh.devices).tolist()
@@ -235,6 +239,39 @@ class Decomposition(Division):
     @property
     def _key(self) -> tuple[Any, ...]:
         return *super()._key, self.backend
+
+
+def over_blocks(
+    x: Array,
+    function: Callable[..., Array],
+    arguments: tuple[Any, ...],
+    decomposition: Decomposition,
+    specs: tuple[PartitionSpec, PartitionSpec] | None = None,
+) -> Array:
+    """Apply a function of (block, *arguments, decomposition) to a whole array.
+
+    `specs` are PartitionSpecs of the array and of the result; default: of real fields. Outside of jit, where shard_map
+    runs operation by operation, the function is compiled.
+    """
+    traced = isinstance(x, Tracer) or decomposition.manual
+    specs = specs or (decomposition.spec, decomposition.spec)
+    return (_mapped if traced else _compiled)(function, arguments, decomposition, specs)(x)
+
+
+def _mapped(
+    function: Callable[..., Array], arguments: tuple[Any, ...], decomposition: Decomposition, specs: Any
+) -> Callable[[Array], Array]:
+    return decomposition.shard_map(lambda x: function(x, *arguments, decomposition), specs[:1], specs[1])
+
+
+@lru_cache(maxsize=128)
+def _compiled(
+    function: Callable[..., Array], arguments: tuple[Any, ...], decomposition: Decomposition, specs: Any
+) -> Callable[[Array], Array]:
+    def run(x: Array) -> Array:  # mapped at each trace, with the current mesh
+        return _mapped(function, arguments, decomposition, specs)(x)
+
+    return jax.jit(run, out_shardings=NamedSharding(decomposition.mesh, specs[1]))
 
 
 def _unpickled(mesh: Any, platform: str, numbers: Any, spec: PartitionSpec, backend: Backend) -> Decomposition:
@@ -249,10 +286,10 @@ def _unpickled(mesh: Any, platform: str, numbers: Any, spec: PartitionSpec, back
 
 
 def as_decomposition(value: Any) -> Decomposition:
-    """A decomposition as it is, or the one of two numbers of devices, such as (4, 1).
+    """A decomposition as it is, or the decomposition of pdims such as (4, 1).
 
     Raises:
-      ValueError: something else.
+      ValueError: the value is neither.
     """
     if isinstance(value, Decomposition):
         return value
@@ -262,10 +299,10 @@ def as_decomposition(value: Any) -> Decomposition:
 
 
 def default_decomposition(shapes: Sequence[Shape3], count: int | None = None) -> Decomposition:
-    """So many devices, divided so that all shapes fit: as slabs, else as pencils with the fewest rows.
+    """The decomposition of `count` devices that fits all shapes: slabs, or else pencils with the fewest rows.
 
     Args:
-      shapes: of real fields.
+      shapes: shapes of real fields.
       count: number of devices, the first of the program; default: all.
 
     Raises:

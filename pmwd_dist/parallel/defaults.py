@@ -22,16 +22,16 @@ _set: dict[str, str] = {}
 def update(name: str, value: str) -> None:
     """Change a default for the decompositions that are made from now on.
 
-    A `Decomposition` keeps the backend that it was made with and is part of the key of every compiled function, so a
-    change never affects a function that was compiled before it. Without a call, the environment decides: PMWD_BACKEND,
-    PMWD_TRANSPOSE_COMM_BACKEND, PMWD_HALO_COMM_BACKEND; without it "auto", and "nccl" for cuDecomp.
+    A `Decomposition` has a fixed backend and is part of the key of every compiled function, so that a change does not
+    affect functions that are compiled already. Without a call, the defaults are the environment variables PMWD_BACKEND,
+    PMWD_TRANSPOSE_COMM_BACKEND and PMWD_HALO_COMM_BACKEND, else "auto", and "nccl" for cuDecomp.
 
     Args:
       name: "backend", "transpose_comm_backend" or "halo_comm_backend".
-      value: as for `Decomposition`, in letters of either case.
+      value: value as for `Decomposition`, in letters of either case.
 
     Raises:
-      ValueError: an unknown name or value.
+      ValueError: the name or the value is unknown.
     """
     if name not in _CHOICES:
         raise ArgumentError("name", name, "is not known", f"use one of {', '.join(_CHOICES)}")
@@ -52,10 +52,10 @@ def default(name: str) -> str:
 
 
 def checked(value: str, name: str, argument: str | None = None) -> str:
-    """The value, which must be one that the name may have.
+    """The value, after a check that it is a choice for the name.
 
     Raises:
-      ValueError: another one.
+      ValueError: the value is not a choice.
     """
     choices = get_args(_CHOICES[name][0])
     if value not in choices:

@@ -1,4 +1,4 @@
-"""Device meshes: our own, the current one of jax.set_mesh, and the axes that a PartitionSpec names."""
+"""Device meshes: own ones, the current one of jax.set_mesh, and the axes that a PartitionSpec names."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def sharding_of(x: Any) -> Any:
 
 
 def own_mesh(pdims: tuple[int, int] | None, devices: Sequence[Any] | None) -> Mesh:
-    """A mesh with Auto axes "x" and "y" over the first devices, the same object for the same ones.
+    """A mesh with Auto axes "x" and "y" over the first devices, one object for each set of devices.
 
     Raises:
-      ValueError: too few devices, or none.
+      ValueError: the devices are too few.
     """
     chosen = list(jax.devices() if devices is None else devices)
     if not chosen:
@@ -65,10 +65,10 @@ def _mesh(devices: tuple[Any, ...], pdims: tuple[int, int]) -> Mesh:
 
 
 def axis_names(mesh: Mesh | AbstractMesh, spec: PartitionSpec) -> tuple[Names, Names]:
-    """The mesh axes over which a real field of this spec is divided, along x and along y.
+    """The mesh axes that divide a real field along x and along y.
 
     Raises:
-      ValueError: a spec that isn't one of slabs or pencils on this mesh.
+      ValueError: the spec is neither slabs nor pencils on this mesh.
     """
     entries: list[Any] = [*spec, *(None,) * (3 - len(spec))]
     if len(entries) > 3 or entries[2] is not None:
@@ -90,12 +90,12 @@ def axis_names(mesh: Mesh | AbstractMesh, spec: PartitionSpec) -> tuple[Names, N
 
 
 def axes_size(mesh: Mesh | AbstractMesh, names: Names) -> int:
-    """Number of devices along all these axes."""
+    """Number of devices along several axes."""
     return math.prod(mesh.shape[name] for name in names)
 
 
 def device_groups(mesh: Mesh, names: Names) -> list[list[Any]]:
-    """The devices of each field that a mesh has room for, in the order of its blocks along these axes."""
+    """Groups of devices that share a field, each in the order of its blocks along `names`."""
     own = [mesh.axis_names.index(name) for name in names]
     rest = [axis for axis in range(mesh.devices.ndim) if axis not in own]
     return np.transpose(mesh.devices, rest + own).reshape(-1, axes_size(mesh, names)).tolist()

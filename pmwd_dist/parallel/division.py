@@ -1,4 +1,4 @@
-"""A division of a 3-D mesh into slabs or pencils: which device axes divide which axis of a field."""
+"""A division of a 3-D mesh into slabs or pencils: the device axes that divide each axis of a field."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Division:
     over `x_names` and along kz over `y_names`.
 
     Args:
-      mesh: of the devices.
-      x_names: its axes that divide x.
-      y_names: its axes that divide y.
+      mesh: device mesh.
+      x_names: axes of the mesh that divide x.
+      y_names: axes of the mesh that divide y.
     """
 
     def __init__(self, mesh: Mesh | AbstractMesh, x_names: Names, y_names: Names):
@@ -37,12 +37,12 @@ class Division:
 
     @property
     def size(self) -> int:
-        """Number of blocks into which a field is divided."""
+        """Number of blocks of a field."""
         return math.prod(self.pdims)
 
     @property
     def names(self) -> Names:
-        """All device axes over which a field is divided."""
+        """All device axes that divide a field."""
         return self.x_names + self.y_names
 
     @property
@@ -58,12 +58,12 @@ class Division:
 
     @property
     def platform(self) -> str:
-        """Kind of the devices, "cpu" or "gpu"; that of the program for an abstract mesh."""
+        """Kind of the devices, "cpu" or "gpu"; for an abstract mesh, the default of the program."""
         return jax.default_backend() if self.is_abstract else self.mesh.devices.flat[0].platform
 
     @property
     def shared_process(self) -> bool:
-        """Whether some process drives several of the devices; of the program for an abstract mesh."""
+        """Whether some process drives several of the devices; for an abstract mesh, of the program's devices."""
         if self.is_abstract:
             return jax.local_device_count() > 1
         devices = self.mesh.devices.flat

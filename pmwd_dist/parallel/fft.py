@@ -1,9 +1,9 @@
-"""Distributed Fourier transforms. The spectrum stays in the layout in which it was computed.
+"""Distributed Fourier transforms, with the spectrum in the layout of the last transform.
 
 A real field, shape (nx, ny, nz), is split along x over pdims[0] and along y over pdims[1] devices. Its spectrum
 has the index order (kx, ky, kz) and is split along ky over pdims[0] and along kz over pdims[1]: one transpose
 for slabs, two for pencils, none back. Where nz // 2 + 1 values of kz don't divide over pdims[1] devices, the kz
-axis is filled up with zeros (`spectrum_shape`); the inverse ignores them.
+axis is padded with zeros (`spectrum_shape`); the inverse ignores them.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from typing import Any, Literal, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Complex, Float, Num, Real
 
 from pmwd_dist._jax.order import barrier
 from pmwd_dist.parallel import inputs
-from pmwd_dist.parallel.decomposition import Decomposition, as_decomposition
+from pmwd_dist.parallel.decomposition import Decomposition, as_decomposition, over_blocks
 from pmwd_dist.parallel.device_mesh import Names
 from pmwd_dist.parallel.division import Shape3
 from pmwd_dist.parallel.inputs import decomposition_of
@@ -35,20 +34,28 @@ Norm = Literal["backward", "ortho", "forward"]
 def prfft3d(
     field: Real[Array, "nx ny nz"], decomposition: Decomposition | None = None, *, norm: Norm = "backward"
 ) -> Complex[Array, "kx ky kz"]:
-    """Transform a real field; see the module for the layout of the spectrum.
+    """Transform a real field. Its spectrum, indexed (kx, ky, kz), is split along ky and kz.
 
     Args:
-      field: whole, or its block inside the user's own shard_map.
-      decomposition: how it is divided; default: as its sharding says, where that is known.
-      norm: as in numpy.
+      field: whole real field, shape (nx, ny, nz), or its block inside the user's own shard_map.
+      decomposition: decomposition of the field; default: from its sharding, where that is known.
+      norm: normalisation as in NumPy.
+
+    Returns:
+      The spectrum, shape (nx, ny, nz // 2 + 1); kz is padded with zeros to a multiple of pdims[1].
 
     Raises:
-      ValueError: a shape that doesn't divide over the devices, or complex values.
+      ValueError: the shape doesn't divide over the devices, or the values are complex.
+
+    Examples:
+      >>> modes = pmd.prfft3d(field, decomposition)
+      >>> kx, ky, kz = pmd.fftfreq3d(field.shape, decomposition, box_size=256.0)  # [h/Mpc]
+      >>> smooth = pmd.pirfft3d(modes * jnp.exp(-8 * (kx**2 + ky**2 + kz**2)), field.shape, decomposition)
     """
     decomposition, shape = decomposition_of(field, decomposition, "field")
     decomposition.check(shape, "field.shape")
     field = inputs.real(field, "field", "use pfft3d")
-    return _over_blocks(field, rfft_block, (), decomposition, _factor(shape, norm, inverse=False))
+    return _over_blocks(field, rfft_block, (), decomposition, _factor(shape, norm))
 
 
 def pirfft3d(
@@ -58,10 +65,10 @@ def pirfft3d(
     *,
     norm: Norm = "backward",
 ) -> Float[Array, "nx ny nz"]:
-    """Transform a spectrum back to the real field of the given (whole) shape.
+    """Transform a spectrum of `prfft3d` back to the real field of the given (whole) shape.
 
     Raises:
-      ValueError: a shape that doesn't divide over the devices, or is not that of the spectrum.
+      ValueError: the shape doesn't divide over the devices, or does not match the spectrum.
     """
     decomposition, whole = decomposition_of(spectrum, decomposition, "spectrum", spectrum=True)
     shape = inputs.cells(shape, "shape")
@@ -76,25 +83,25 @@ def pirfft3d(
 def pfft3d(
     field: Num[Array, "nx ny nz"], decomposition: Decomposition | None = None, *, norm: Norm = "backward"
 ) -> Complex[Array, "kx ky kz"]:
-    """Transform a complex field; its third axis must divide over pdims[1] too.
+    """Transform a complex field, shape (nx, ny, nz), to a spectrum of the same shape, with arguments as of `prfft3d`.
 
     Raises:
-      ValueError: a shape that doesn't divide over the devices.
+      ValueError: the shape doesn't divide over the devices; the third axis must divide over pdims[1], too.
     """
     decomposition, shape = decomposition_of(field, decomposition, "field")
     decomposition.check(shape, "field.shape")
     decomposition.check_axis(shape, 2, decomposition.pdims[1], "field.shape")
     field = inputs.complex_(field, "field")
-    return _over_blocks(field, _fft_block, (), decomposition, _factor(shape, norm, inverse=False))
+    return _over_blocks(field, _fft_block, (), decomposition, _factor(shape, norm))
 
 
 def pifft3d(
     spectrum: Num[Array, "kx ky kz"], decomposition: Decomposition | None = None, *, norm: Norm = "backward"
 ) -> Complex[Array, "nx ny nz"]:
-    """Transform a complex spectrum back.
+    """Transform a spectrum of `pfft3d` back to the complex field.
 
     Raises:
-      ValueError: a shape that doesn't divide over the devices.
+      ValueError: the shape doesn't divide over the devices.
     """
     decomposition, shape = decomposition_of(spectrum, decomposition, "spectrum", spectrum=True)
     decomposition.check(shape, "spectrum.shape")
@@ -113,55 +120,23 @@ def _over_blocks(
     inverse: bool = False,
 ) -> Array:
     """Apply a transform of blocks to a whole array."""
-    traced = isinstance(x, Tracer) or decomposition.manual
-    return (_mapped if traced else _compiled)(transform, arguments, decomposition, factor, inverse)(x)
+    real, spectrum = decomposition.spec, decomposition.spectrum_spec
+    specs = (spectrum, real) if inverse else (real, spectrum)
+    return over_blocks(x, _transformed, (transform, arguments, factor), decomposition, specs)
 
 
-def _mapped(
-    transform: Callable[..., Array],
-    arguments: tuple[int, ...],
-    decomposition: Decomposition,
-    factor: float,
-    inverse: bool,
-) -> Callable[[Array], Array]:
-    specs = (
-        (decomposition.spectrum_spec, decomposition.spec)
-        if inverse
-        else (decomposition.spec, decomposition.spectrum_spec)
-    )
-    return decomposition.shard_map(
-        lambda block: _times(transform(block, *arguments, decomposition), factor), specs[:1], specs[1]
-    )
+def _transformed(block: Array, transform: Callable[..., Array], arguments: Any, factor: float, division: Any) -> Array:
+    block = transform(block, *arguments, division)
+    return block if factor == 1 else block * factor
 
 
-@lru_cache(maxsize=64)
-def _compiled(
-    transform: Callable[..., Array],
-    arguments: tuple[int, ...],
-    decomposition: Decomposition,
-    factor: float,
-    inverse: bool,
-) -> Callable[[Array], Array]:
-    """The transform, compiled as a whole: outside of jit, shard_map runs operation by operation."""
-    after = decomposition.sharding if inverse else decomposition.spectrum_sharding
-
-    def run(x: Array) -> Array:  # mapped at each trace, with the mesh that is current then
-        return _mapped(transform, arguments, decomposition, factor, inverse)(x)
-
-    return jax.jit(run, out_shardings=after)
-
-
-def _factor(shape: Shape3, norm: Norm, *, inverse: bool) -> float:
+def _factor(shape: Shape3, norm: Norm, *, inverse: bool = False) -> float:
     """Factor of a norm relative to numpy's "backward"."""
     count = math.prod(shape)
     factors = {"backward": 1.0, "ortho": count**0.5, "forward": float(count)}
     if norm not in factors:
         raise ValueError(f"norm={norm!r} is not known; use 'backward', 'ortho' or 'forward'")
     return factors[norm] if inverse else 1 / factors[norm]
-
-
-def _times(block: Array, factor: float) -> Array:
-    return block if factor == 1 else block * factor
 
 
 def spectrum_shape(shape: Shape3, decomposition: Decomposition) -> Shape3:
@@ -171,11 +146,14 @@ def spectrum_shape(shape: Shape3, decomposition: Decomposition) -> Shape3:
 
 
 def get_fft_output_sharding(x: Any, *, inverse: bool = False) -> NamedSharding:
-    """NamedSharding of what the transforms return for an input.
+    """NamedSharding of the results of the transforms.
 
     Args:
-      x: a `Decomposition`, or an array, tracer with Explicit axes or NamedSharding of slabs or pencils.
-      inverse: whether of the inverse transforms, whose input is a spectrum.
+      x: decomposition, or input of the transform: an array, tracer with Explicit axes or NamedSharding.
+      inverse: whether the transform is an inverse one, from a spectrum.
+
+    Raises:
+      ValueError: the sharding of the input is not known, or neither slabs nor pencils.
     """
     decomposition = x if isinstance(x, Decomposition) else Decomposition.of(x, spectrum=inverse)
     return decomposition.sharding if inverse else decomposition.spectrum_sharding
@@ -189,21 +167,21 @@ def fftfreq3d(
     real: bool = True,
     dtype: Any = None,
 ) -> tuple[Array, Array, Array]:
-    """Wavevectors in the layout of a spectrum, ready to broadcast: a filter is one line.
+    """Wavevectors in the layout of a spectrum, ready to broadcast.
 
     Args:
-      shape: of the whole field.
-      decomposition: that of the transform.
-      box_size: sides of the box, or its one side; the wavevectors then are in [1 / its unit], else in radians per cell.
+      shape: shape of the whole field.
+      decomposition: decomposition of the field.
+      box_size: side of the box, or three sides, for wavevectors in the inverse unit; default: radians per cell.
       real: whether the field is real (`prfft3d`) or complex (`pfft3d`).
-      dtype: real; default: JAX's default.
+      dtype: real type of the wavevectors; default: JAX's default.
 
     Returns:
-      kx (nx, 1, 1), ky (1, ny, 1), kz (1, 1, nk), blocks of them inside the user's own shard_map; kz of the padding
-      is that of the Nyquist frequency.
+      kx (nx, 1, 1), ky (1, ny, 1), kz (1, 1, nk), or blocks of them inside the user's own shard_map; kz is the Nyquist
+      frequency in the padding.
 
     Raises:
-      ValueError: a shape that doesn't divide over the devices, or something else than a shape or a decomposition.
+      ValueError: the shape doesn't divide over the devices, or an argument is not a shape or a decomposition.
     """
     shape, decomposition = inputs.cells(shape, "shape"), as_decomposition(decomposition)
     decomposition.check(shape, "shape")
@@ -228,9 +206,9 @@ def _wavevectors(
 
 @lru_cache(maxsize=64)
 def _compiled_wavevectors(*arguments: Any) -> Callable[[], tuple[Array, Array, Array]]:
-    """The wavevectors as one program."""
+    """The wavevectors as one compiled program."""
 
-    def run() -> tuple[Array, Array, Array]:  # mapped at each trace, with the mesh that is current then
+    def run() -> tuple[Array, Array, Array]:  # mapped at each trace, with the current mesh
         return _wavevectors(*arguments)()
 
     return jax.jit(run)
@@ -279,7 +257,7 @@ def irfft_block(block: Array, nz: int, decomposition: Decomposition) -> Array:
 
 
 def filtered_block(block: Array, response: Callable[[], Array], decomposition: Decomposition) -> Array:
-    """The local block of a real field whose spectrum is multiplied by a real filter, even along kx and along ky."""
+    """The local block of a real field after a real filter of its spectrum, even along kx and along ky."""
     return decomposition.backend.filtered(block, response, decomposition)
 
 
@@ -296,7 +274,7 @@ def _ifft_block(block: Array, decomposition: Decomposition) -> Array:
 def sequence_after(modes: Modes, done: Any) -> tuple[Modes, Any]:
     """Make the modes for the next transform available only after earlier results are done.
 
-    Transforms in parallel would each hold their own fields. XLA's compiler for CPUs drops the barrier and runs
-    transforms one after the other anyway.
+    Transforms in parallel would each allocate their own fields. XLA's compiler for CPUs drops the barrier and runs
+    transforms in sequence anyway.
     """
     return barrier((modes, done))

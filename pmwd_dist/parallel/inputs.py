@@ -17,16 +17,16 @@ from pmwd_dist.parallel.decomposition import Decomposition, Shape3, as_decomposi
 
 
 def check_on_host(function: str, values: Any) -> None:
-    """Raise ValueError if arrays are traced, by jit or for a derivative, where a function is for the host."""
+    """Raise ValueError if arrays of a host function are traced, by jit or for a derivative."""
     if any(isinstance(x, Tracer) for x in jax.tree.leaves(values)):
         raise ValueError(f"{function} is for the host, and its arrays are traced: call it on results, outside jit")
 
 
 def numbers(x: Any, name: str) -> Any:
-    """An array as it is, but in a type that JAX has: of lists, of other byte orders and of extended precision too.
+    """An array in a type that JAX has, from lists, other byte orders and extended precision too.
 
     Raises:
-      ValueError: something else than an array of numbers or booleans, or a masked array of NumPy.
+      ValueError: the values are not numbers or booleans, or masked by NumPy.
     """
     check_unmasked(x, name)
     if not isinstance(x, jax.Array | np.ndarray) or isinstance(x, np.ma.MaskedArray):
@@ -44,7 +44,7 @@ def numbers(x: Any, name: str) -> Any:
 
 
 def check_unmasked(x: Any, name: str) -> None:
-    """Raise ValueError if values of an array, or of arrays in a list, are masked by NumPy: arrays of JAX lose that."""
+    """Raise ValueError if values of an array, or of arrays in a list, are masked by NumPy: JAX would lose the mask."""
     if any(map(np.ma.is_masked, x if isinstance(x, list | tuple) else (x,))):
         constraint = "is a masked array of NumPy, and its mask would be lost"
         remedy = "pass x.filled(0), and ~np.ma.getmaskarray(x) where there is an argument for a mask"
@@ -54,10 +54,10 @@ def check_unmasked(x: Any, name: str) -> None:
 def decomposition_of(
     x: Any, decomposition: Decomposition | None, name: str, *, spectrum: bool = False
 ) -> tuple[Decomposition, Shape3]:
-    """The decomposition of a field or spectrum, as given or as its sharding says, and its whole shape.
+    """The decomposition of a field or spectrum, by default from its sharding, and its whole shape.
 
     Raises:
-      ValueError: something else than a decomposition, an array of other than three axes, or one without cells.
+      ValueError: the decomposition is none, or the array has no cells or other than three axes.
     """
     x = numbers(x, name)
     if len(x.shape) != 3 or min(x.shape) < 1:
@@ -67,10 +67,10 @@ def decomposition_of(
 
 
 def cells(shape: Sequence[Any], name: str) -> Shape3:
-    """Numbers of cells as Python's own integers.
+    """Numbers of cells as Python integers.
 
     Raises:
-      ValueError: something else than three positive whole numbers.
+      ValueError: the shape is not three positive integers.
     """
     try:
         nx, ny, nz = map(index, shape)
@@ -85,7 +85,7 @@ def real(x: Any, name: str, remedy: str = "pass its real and its imaginary part 
     """Real values in single or double precision: integers in JAX's default, half precision in single.
 
     Raises:
-      ValueError: complex values, or no numbers.
+      ValueError: the values are complex, or not numbers.
     """
     x = numbers(x, name)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
@@ -97,17 +97,17 @@ def complex_(x: Any, name: str) -> Array:
     """Complex values in single or double precision.
 
     Raises:
-      ValueError: no numbers.
+      ValueError: the values are not numbers.
     """
     x = numbers(x, name)
     return _as(x, jnp.result_type(_precision(x.dtype), jnp.complex64))
 
 
 def whole_number(value: Any, name: str, *, least: int = 0) -> int:
-    """A number of cells, of steps or alike as one of Python's own integers.
+    """An integer, such as a number of cells, as a Python integer.
 
     Raises:
-      ValueError: a fraction, a boolean, or less than the least.
+      ValueError: the value is a fraction or a boolean, or less than `least`.
     """
     try:
         number = least - 1 if isinstance(value, bool | np.bool_) else index(value)
@@ -119,7 +119,7 @@ def whole_number(value: Any, name: str, *, least: int = 0) -> int:
 
 
 def _precision(dtype: Any) -> Any:
-    dtype = jax.dtypes.canonicalize_dtype(dtype)  # JAX would warn of double precision where that is off
+    dtype = jax.dtypes.canonicalize_dtype(dtype)  # JAX would warn about double precision where it is disabled
     return jnp.result_type(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.inexact) else jnp.result_type(float)
 
 

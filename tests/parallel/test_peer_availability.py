@@ -34,9 +34,7 @@ def test_where_it_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
     assert unavailable_reason(gpus(4)) is None
     assert asked == [(0, 1, 2, 3)]
     assert "slabs along x, pdims=(4, 1), not pdims=(2, 2)" in str(unavailable_reason(gpus(4), 2))
-    assert "of one process, and not all of these belong to this one" in str(
-        unavailable_reason(gpus(2) + gpus(2, process=1))
-    )
+    assert "of one process, and some belong to other processes" in str(unavailable_reason(gpus(2) + gpus(2, process=1)))
     assert "NVIDIA" in str(unavailable_reason(gpus(2, version="rocm 60000")))
     assert "NVIDIA" in str(unavailable_reason(jax.devices()[:2]))
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Communication backends: one class each, and which one a name means."""
+"""Communication backends, and the choice of one by name."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pmwd_dist.parallel.backends.xla import XLA
 from pmwd_dist.parallel.defaults import checked, default
 from pmwd_dist.parallel.division import Division
 
-BACKENDS: tuple[type[Backend], ...] = (Peer, XLA, CuDecomp)  # "auto" means the first that is available
+BACKENDS: tuple[type[Backend], ...] = (Peer, XLA, CuDecomp)  # "auto" is the first that is available
 
 
 def choose(name: str, options: Mapping[str, str | None], division: Division) -> Backend:
-    """The backend of this name for a division, with its options; for "auto", the current default.
+    """The backend of a name for a division, with its options; for "auto", the current default.
 
     Raises:
-      ValueError: an unknown name or option, or a backend that is not available for these devices.
+      ValueError: the name or an option is unknown, or the backend is not available for these devices.
     """
     asked = checked(name, "backend")
     name = default("backend") if asked == "auto" else asked

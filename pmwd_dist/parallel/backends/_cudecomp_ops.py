@@ -17,26 +17,26 @@ from pmwd_dist.parallel.division import Division, Shape3
 
 Step = Literal["x_to_y", "y_to_z", "z_to_y", "y_to_x"]
 
-# In the order of cuDecomp's numbers, from 0.
+# In the order of cuDecomp's enumeration, from 0.
 _STEPS: tuple[str, ...] = get_args(Step)
 _INVERSE = (3, 2, 1, 0)
 _AXES = ((0, 1), (1, 2), (2, 1), (1, 0))  # whole along x, y, z (0, 1, 2) before and after a step
 
 
 def transpose(block: Array, division: Division, comms: tuple[int, int], step: Step) -> Array:
-    """Exchange the axis along which the local blocks are whole, as `all_to_all` does.
+    """Exchange the whole axis of the local blocks, as `all_to_all` does.
 
-    "z_to_y" takes (nx / px, ny / py, nz) to (nx / px, ny, nz / py), "y_to_x" that to (nx, ny / px, nz / py), and
-    "x_to_y" and "y_to_z" go back.
+    "z_to_y" takes (nx / px, ny / py, nz) to (nx / px, ny, nz / py), and "y_to_x" this to (nx, ny / px, nz / py);
+    "x_to_y" and "y_to_z" are their inverses.
 
     Args:
-      block: of a grid that is open.
-      division: over all devices of the program.
+      block: local block of a grid that is open.
+      division: division over all devices of the program.
       comms: cuDecomp's numbers of the communication backends of transposes and halos.
-      step: which transpose.
+      step: name of the transpose.
 
     Raises:
-      ValueError: an unknown step, or a shape that does not divide.
+      ValueError: the step is unknown, or the shape does not divide.
     """
     if step not in _STEPS:
         raise ValueError(f"step={step!r} is not known; use one of {', '.join(_STEPS)}")
@@ -56,7 +56,7 @@ def halo_pad(block: Array, halo: int, division: Division, comms: tuple[int, int]
 
 
 def _shards(axis: int, pdims: tuple[int, int]) -> tuple[int, int, int]:
-    """Number of blocks along each axis where pencils are whole along x, y, z (0, 1, 2)."""
+    """Number of blocks along each axis, for pencils that are whole along x, y or z (0, 1, 2)."""
     px, py = pdims
     return ((1, px, py), (px, 1, py), (px, py, 1))[axis]
 
@@ -114,7 +114,7 @@ _halo_p = define_op(
 
 
 def _halo_transpose(ct: Array, x: Any, *, halo: int, division: Division, **_: Any) -> Array:
-    """What lies in the halos is replaced, so nothing flows back to it; cells that were sent get it from all copies."""
+    """Cotangents of the halos, which are overwritten, are zero; cells that were sent sum those of all copies."""
     del x
     widths = _halo_widths(halo, division)
     return jax.vmap(lambda block: jnp.pad(XLA().halo_reduce(block, halo, division), widths))(ct)

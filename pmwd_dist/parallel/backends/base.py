@@ -14,7 +14,7 @@ from pmwd_dist.parallel.division import Division, Shape3
 
 
 class Addition(NamedTuple):
-    """How halos are added: the sum of two arrays, and what becomes of sums in the end, cell by cell."""
+    """Addition of halos: the sum of two arrays, and a function of the final sums, cell by cell."""
 
     add: Callable[[Array, Array], Array] = jnp.add
     finish: Callable[[Array], Array] = lambda x: x
@@ -24,31 +24,31 @@ PLAIN = Addition()
 
 
 class Backend(abc.ABC):
-    """Moves blocks of fields between devices: transforms and halos. Hashable; part of a `Decomposition`.
+    """Transforms and halos, which move blocks of fields between devices. Hashable; part of a `Decomposition`.
 
-    Transforms and halos take and give local blocks, inside shard_map. A block of a real field has shape (bx, by, nz),
-    that of its spectrum (nx, bky, bkz); see `fft` for what is divided over which devices.
+    Methods take and return local blocks, inside shard_map. A block of a real field has shape (bx, by, nz), a block of
+    its spectrum (nx, bky, bkz), in the layouts of `parallel.fft`.
     """
 
     name: ClassVar[str]
-    option_names: ClassVar[tuple[str, ...]] = ()  # arguments of `Decomposition` that are for this backend
-    needs_mesh: ClassVar[bool] = False  # whether its ops must be told their devices, by a shard_map
-    needs_opening: ClassVar[bool] = False  # if so, "auto" never means this backend, and `open` says what is missing
+    option_names: ClassVar[tuple[str, ...]] = ()  # arguments of `Decomposition` for this backend
+    needs_mesh: ClassVar[bool] = False  # whether its ops need a shard_map, which names their devices
+    needs_opening: ClassVar[bool] = False  # if so, "auto" excludes this backend, and `open` reports missing parts
 
     @classmethod
     def create(cls, options: Mapping[str, str]) -> Self:
-        """The backend with some of its options."""
+        """The backend with options by name."""
         return cls(**options)
 
     @classmethod
     def candidates(cls, division: Division) -> Sequence[Backend]:
-        """The backends that `autotune` measures for a division, none if this one is not available. Collective."""
+        """The variants of this backend that `autotune` measures for a division, if available. Collective."""
         backend = cls()
         return [] if backend.unavailable_reason(division) else [backend]
 
     @property
     def options(self) -> dict[str, str]:
-        """The options with which `create` makes this backend."""
+        """The options of this backend, as `create` takes them."""
         return {}
 
     @property
@@ -58,13 +58,13 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def unavailable_reason(self, division: Division) -> str | None:
-        """Why the backend is not available for these devices, a phrase that follows its name, or None."""
+        """Reason why the backend is not available for these devices, a phrase that follows its name, or None."""
 
     def open(self, division: Division, shapes: Sequence[Shape3], *, halo: int = 0) -> None:  # noqa: B027  optional
-        """Prepare what tracing can't: libraries, communicators, work areas. Collective."""
+        """Prepare libraries, communicators and work areas, before any tracing. Collective."""
 
     def close(self) -> None:  # noqa: B027  optional
-        """End what `open` began, once the devices are done. Collective."""
+        """Release the resources of `open`, once the devices are done. Collective."""
 
     @abc.abstractmethod
     def rfft(self, block: Real[Array, "x y z"], division: Division) -> Complex[Array, "kx ky kz"]:
@@ -80,9 +80,9 @@ class Backend(abc.ABC):
         """Multiply the spectrum of a real field by a real filter, even along kx and along ky.
 
         Args:
-          block: of the field.
-          response: gives the filter on the local block of the spectrum.
-          division: of the field.
+          block: local block of the field.
+          response: function that returns the filter on the local block of the spectrum.
+          division: division of the field.
         """
         return self.irfft(scaled(self.rfft(block, division), response()), block.shape[2], division)
 
@@ -102,4 +102,4 @@ class Backend(abc.ABC):
     def halo_reduce(
         self, block: Num[Array, "mx my z"], halo: int, division: Division, addition: Addition = PLAIN
     ) -> Num[Array, "x y z"]:
-        """Add the halos onto the cells of the neighbours that they stand for: the transpose of `halo_pad`."""
+        """Add the halos onto the cells of the neighbours: the transpose of `halo_pad`."""

@@ -1,9 +1,9 @@
 """NVIDIA's cuDecomp: transposes and halos with one process a GPU, under mpirun or srun.
 
-cuDecomp is loaded at run time: from the path in the environment variable PMWD_CUDECOMP_LIBRARY, else from where the
-loader looks for libcudecomp.so.0 (LD_LIBRARY_PATH, the system's paths). It moves the same data to the same places as
-XLA's collectives. `open_backend` and `close_backend` are collective: every process calls them, in the same order, and
-nothing else ever starts or ends cuDecomp.
+cuDecomp is loaded at run time: from the path in the environment variable PMWD_CUDECOMP_LIBRARY, else as
+libcudecomp.so.0 from the paths of the loader (LD_LIBRARY_PATH, the system's). Its results have the layout of XLA's
+collectives. `open_backend` and `close_backend` are collective: every process calls them, in the same order, and nothing
+else starts or ends cuDecomp.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MEASURED: tuple[TransposeComm, ...] = ("nccl", "nccl_pl", "nvshmem", "nvshmem_p
 @final
 @dataclass(frozen=True)
 class CuDecomp(TransposingBackend):
-    """Moves data by cuDecomp.
+    """Transposes and halos of cuDecomp.
 
     Args:
       transpose_comm: communication backend of transposes.
@@ -49,10 +49,10 @@ class CuDecomp(TransposingBackend):
 
     @classmethod
     def create(cls, options: Mapping[str, str]) -> Self:
-        """The backend with these communication backends, else the defaults of `config.update`.
+        """The backend with given communication backends, else the defaults of `config.update`.
 
         Raises:
-          ValueError: an unknown one.
+          ValueError: a communication backend is unknown.
         """
         chosen: dict[str, Any] = {}
         for name in cls.option_names:
@@ -62,7 +62,7 @@ class CuDecomp(TransposingBackend):
 
     @classmethod
     def candidates(cls, division: Division) -> Sequence[Backend]:
-        """One for each communication backend of transposes, on all devices of the program. Collective."""
+        """A backend for each communication backend of transposes, on all devices of the program. Collective."""
         whole = division.size == jax.device_count()
         if not distributed.all_processes(whole and cls().unavailable_reason(division) is None):
             return []
@@ -70,7 +70,7 @@ class CuDecomp(TransposingBackend):
 
     @property
     def options(self) -> dict[str, str]:
-        """The options with which `create` makes this backend."""
+        """The options of this backend, as `create` takes them."""
         return {"transpose_comm": self.transpose_comm, "halo_comm": self.halo_comm}
 
     @property
@@ -85,7 +85,7 @@ class CuDecomp(TransposingBackend):
         return transposes.index(self.transpose_comm) + 1, halos.index(self.halo_comm) + 1
 
     def unavailable_reason(self, division: Division) -> str | None:
-        """What this process lacks and what to do about it, or None."""
+        """Reason why this process can't use cuDecomp, with a remedy, or None."""
         library_ops = native.cudecomp_ops()
         if library_ops is None:
             return "the native ops are not installed; `pip install ./rust/jaxdecomp-ops`"
@@ -106,7 +106,7 @@ class CuDecomp(TransposingBackend):
         return None
 
     def open(self, division: Division, shapes: Sequence[Shape3], *, halo: int = 0) -> None:
-        """Start cuDecomp if need be, and prepare it for arrays of some shapes. Collective, before any tracing."""
+        """Start cuDecomp if necessary, and prepare it for arrays of some shapes. Collective, before any tracing."""
         _open(self, division, shapes, halo)
 
     def close(self) -> None:
@@ -114,7 +114,7 @@ class CuDecomp(TransposingBackend):
         close_backend()
 
     def transpose(self, block: Array, division: Division, step: ops.Step) -> Array:
-        """Exchange the axis along which the local blocks are whole; see `_cudecomp_ops.transpose`."""
+        """Exchange the whole axis of the local blocks; see `_cudecomp_ops.transpose`."""
         return ops.transpose(block, division, self._opened_comms(division), step)
 
     def gather_axis(self, block: Array, axis: int, split: int, division: Division) -> Array:
@@ -149,47 +149,47 @@ class CuDecomp(TransposingBackend):
         return self.comms
 
 
-# Divisions that were opened; the communicator that cuDecomp was started with, and the processes of its ranks.
+# Divisions that are open; the communicator of cuDecomp, and the processes of its ranks.
 _opened: set[tuple[Division, CuDecomp]] = set()
 _communicator: Any = None
 _order: list[int] = []
 
 
 def library() -> str:
-    """Name or path from which cuDecomp is loaded."""
+    """Name or path of cuDecomp's library."""
     return os.environ.get("PMWD_CUDECOMP_LIBRARY", "libcudecomp.so.0")
 
 
 def next_neighbours(block: Sequence[int], halo: int, division: Division) -> bool:
-    """Whether halos of such blocks come from the next neighbours, which is all that cuDecomp can do."""
+    """Whether halos of blocks come from the next neighbours only, as cuDecomp requires."""
     divided = [width for width, shards in zip(block, division.pdims, strict=False) if shards > 1]
     return bool(divided) and halo <= min(divided)
 
 
 def unavailable_reason(division: Division) -> str | None:
-    """What this process lacks for cuDecomp and what to do about it, or None."""
+    """Reason why this process can't use cuDecomp, with a remedy, or None."""
     return CuDecomp().unavailable_reason(division)
 
 
 def available(division: Division) -> bool:
-    """Whether `open_backend` would find what it needs in this process."""
+    """Whether this process can use cuDecomp."""
     return unavailable_reason(division) is None
 
 
 def open_backend(decomposition: Any, shapes: Sequence[Shape3], *, halo: int = 0) -> None:
-    """Start cuDecomp if need be, and prepare it for arrays of some shapes. Collective, before any tracing.
+    """Start cuDecomp if necessary, and prepare it for arrays of some shapes. Collective, before any tracing.
 
     Later calls add shapes and decompositions.
 
     Args:
-      decomposition: over all devices of the program, with backend="cudecomp".
-      shapes: whole shapes of the arrays: of spectra to be transposed, of real fields to be given halos.
-      halo: widest halo, in cells; matters where NVSHMEM moves halos.
+      decomposition: decomposition over all devices of the program, with backend="cudecomp".
+      shapes: whole shapes of the spectra to transpose, and of the real fields to pad with halos.
+      halo: widest halo [cells]; matters where NVSHMEM moves halos.
 
     Raises:
-      ValueError: a decomposition with another backend, one that this build of cuDecomp or this MPI does not support,
-        or a shape that does not divide.
-      RuntimeError: a process lacks something, see `unavailable_reason`.
+      ValueError: the decomposition has another backend, or one that this build of cuDecomp or this MPI does not
+        support, or a shape does not divide.
+      RuntimeError: a process can't use cuDecomp, see `unavailable_reason`.
     """
     if not isinstance(decomposition.backend, CuDecomp):
         raise ValueError(f"{decomposition} does not use cuDecomp; make it with backend='cudecomp'")  # noqa: TRY004
@@ -212,7 +212,7 @@ def _open(backend: CuDecomp, division: Division, shapes: Sequence[Shape3], halo:
 
 
 def close_backend() -> None:
-    """End cuDecomp and forget what was opened, once the devices are done. Collective; nothing to do when not open."""
+    """End cuDecomp and close all divisions, once the devices are done. Collective; does nothing when not open."""
     global _communicator
     if _communicator is None:
         return
@@ -236,7 +236,7 @@ def is_open(decomposition: Any) -> bool:
 
 
 def _start(division: Division) -> int:
-    """Agree that every process can start; the rank of this one among the blocks."""
+    """Agree that every process can start, and return the rank of this one among the blocks."""
     global _communicator, _order
     problem = unavailable_reason(division)
     if not distributed.all_processes(problem is None) and problem is None:
@@ -254,7 +254,7 @@ def _start(division: Division) -> int:
     order = [device.process_index for group in groups for device in group]
     if problem is None and sorted(order) != list(range(jax.process_count())):
         problem = f"the decomposition has {len(order)} of the {jax.device_count()} devices; use all of them"
-    world = MPI.COMM_WORLD.Dup()  # the user's own communicator may have messages under way
+    world = MPI.COMM_WORLD.Dup()  # the user's communicator may have messages under way
     problems = world.allgather(problem)
     for process, what in enumerate(problems):
         if what is not None:
@@ -262,7 +262,7 @@ def _start(division: Division) -> int:
             raise RuntimeError(f"cuDecomp cannot be used: on process {process}, {what}")
     rank = order.index(jax.process_index())
     if _communicator is None:
-        # A communicator of cuDecomp's own, its ranks in the order of the blocks.
+        # A separate communicator with ranks in the order of the blocks.
         _communicator, _order = world.Split(0, rank), order
     world.Free()
     if order != _order:
@@ -271,7 +271,7 @@ def _start(division: Division) -> int:
 
 
 def _end_job(message: str) -> None:
-    """The other processes may be waiting inside cuDecomp for this one, where no exception would reach them."""
+    """End the job: other processes may be waiting inside cuDecomp, where no exception would reach them."""
     from mpi4py import MPI
 
     os.write(2, f"{message}; the job ends here, since other processes would wait forever\n".encode())

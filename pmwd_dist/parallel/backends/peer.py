@@ -1,12 +1,12 @@
-"""GPUs of one process that write into each other's memory: transforms and halos of slabs, without collectives.
+"""Transforms and halos of slabs on GPUs of one process, which write into each other's memory, without collectives.
 
-cuFFT transforms the slabs plane by plane, strided where need be, and the GPUs' copy engines write finished planes to
-their destination while the next ones are transformed: no packing, no unpacking, no collective of XLA's, and no copy
-of the input of a complex-to-real transform. The native ops use NVIDIA's driver and the cuFFT that came with jax; for
-lengths that cuFFT transforms slowly along x, where values lie far apart, XLA transforms that axis.
+cuFFT transforms the slabs plane by plane, strided where necessary. The GPUs' copy engines write finished planes to
+their destination while the next ones are transformed, without packing, unpacking, collectives of XLA, or a copy of the
+input of a complex-to-real transform. The native ops use NVIDIA's driver and the cuFFT of jax; XLA transforms along x
+for lengths that cuFFT transforms slowly with strides.
 
-A field is divided along x; its spectrum along ky. One device has nothing to send, and gains from the rest. Where a
-program is compiled for a mesh whose devices are not known, or are not such GPUs, XLA's collectives run instead.
+A field is divided along x, its spectrum along ky. One device sends nothing, but gains from the rest. Programs that are
+compiled for a mesh with unknown devices, or other ones than such GPUs, use XLA's collectives instead.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ _DTYPES = tuple(map(np.dtype, ("float32", "float64", "complex64", "complex128", 
 @final
 @dataclass(frozen=True)
 class Peer(Backend):
-    """Writes finished planes into the memory of the other GPUs of this process."""
+    """Copies of finished planes into the memory of the other GPUs of this process."""
 
     name: ClassVar[str] = "peer"
     needs_mesh: ClassVar[bool] = True
 
     def unavailable_reason(self, division: Division) -> str | None:
-        """Why these devices can't write into each other's memory, or None."""
+        """Reason why these devices can't write into each other's memory, or None."""
         if division.is_abstract:
-            return "needs to know the devices, which an abstract mesh doesn't tell"
+            return "needs a mesh of devices, not an abstract mesh"
         if division.pdims[1] > 1:
             return f"needs slabs along x, pdims=({division.size}, 1), not pdims={division.pdims}"
         devices = list(division.mesh.devices.flat)
         if any(device.platform != "gpu" or "rocm" in device.client.platform_version for device in devices):
             return "needs NVIDIA GPUs"
         if any(device.process_index != jax.process_index() for device in devices):
-            return "needs GPUs of one process, and not all of these belong to this one"
+            return "needs GPUs of one process, and some belong to other processes"
         reason = native.peer_unavailable_reason(tuple(sorted(device.local_hardware_id for device in devices)))
         return None if reason is None else f"cannot be used: {reason}"
 
@@ -64,12 +64,12 @@ class Peer(Backend):
 
     def irfft(self, block: Array, nz: int, division: Division) -> Array:
         """Invert `rfft`."""
-        # Divided before, not after: a program multiplies spectra by filters anyhow, in the same pass.
+        # Divided before, not after: programs multiply spectra by filters in the same pass.
         count = float(block.shape[0] * block.shape[1] * division.size * nz)
         return _transform(_complex(block) / count, division, nz=nz, inverse=True, sign=1)
 
     def filtered(self, block: Array, response: Callable[[], Array], division: Division) -> Array:
-        """Multiply the spectrum of a real field: on one GPU in the pass that transforms it along x."""
+        """Multiply the spectrum of a real field by a filter; on one GPU in the pass that transforms along x."""
         if division.size > 1 or peer_filter.unavailable_reason(block):
             return super().filtered(block, response, division)
         return peer_filter.filtered(vary(block, division.names), response)
@@ -84,20 +84,20 @@ class Peer(Backend):
         return _transform(_complex(block) / count, division, nz=None, inverse=True, sign=1)
 
     def halo_pad(self, block: Array, halo: int, division: Division) -> Array:
-        """Add halos: from the next neighbours here, from farther ones by XLA's collectives."""
+        """Add halos, by XLA's collectives where they reach beyond the next neighbours."""
         if not _next_neighbours(block.shape[0], halo, block, division):
             return XLA().halo_pad(block, halo, division)
         return _pad_p.bind(_batched(block, division), **_shards(division), halo=halo)[0]
 
     def halo_reduce(self, block: Array, halo: int, division: Division, addition: Addition = PLAIN) -> Array:
-        """Add halos back onto the cells that they stand for."""
+        """Add halos back onto the cells of the neighbours."""
         if not _next_neighbours(block.shape[0] - 2 * halo, halo, block, division):
             return XLA().halo_reduce(block, halo, division, addition)
         return _reduce(_batched(block, division), **_shards(division), halo=halo, addition=addition)[0]
 
 
 def _next_neighbours(planes: int, halo: int, block: Array, division: Division) -> bool:
-    """Whether halos of blocks with so many planes come from the next neighbours, in a type that the native op knows."""
+    """Whether halos come from the next neighbours only, in a type of the native op."""
     return 0 < halo <= planes and division.size > 1 and np.dtype(block.dtype) in _DTYPES
 
 
@@ -120,7 +120,7 @@ def _shards(division: Division) -> dict[str, Any]:
 
 
 def _group_attributes(mesh: Mesh | None, names: Names, shards: int) -> dict[str, Any] | None:
-    """Attributes of the native ops: groups of GPUs, each in the order of its blocks; None where they can't be used."""
+    """Attributes of the native ops: groups of GPUs, each in the order of its blocks; None where the ops can't run."""
     if mesh is None or any(device.process_index != jax.process_index() for device in mesh.devices.flat):
         return None
     rows = np.array([[device.local_hardware_id for device in row] for row in device_groups(mesh, names)])
@@ -152,7 +152,7 @@ def _transform_attributes(
         return None
     spectrum = _spectrum(x, names=names, shards=shards, nz=nz, inverse=inverse, sign=sign)
     _, nx, ny, nk = spectrum.shape
-    # Over values that lie far apart, cuFFT has a tenth of its speed for some lengths. XLA moves them together: a third.
+    # With large strides, cuFFT is slower for some lengths than XLA, which makes the values contiguous.
     fast = native.fast_along_x(int(given["rows"][0]), shards, (nx, ny * shards, nk), spectrum.dtype.itemsize == 16)
     return given | {"along_x": np.array([1])} if fast else None
 
@@ -167,7 +167,7 @@ def _slab_attributes(
 ) -> dict[str, Any] | None:
     batch, nx, ny, _ = x.shape
     if nz is not None and batch > 1 and nx * ny * nz % 2:
-        return None  # cuFFT wants real values where complex ones could lie, as those of a second mesh here do not
+        return None  # cuFFT needs real values aligned like complex ones, as those of a second mesh are not here
     rows = _group_attributes(mesh, names, shards)
     own = {"nz": np.array([nz or 0]), "inverse": np.array([int(inverse)]), "sign": np.array([sign])}
     return None if rows is None else rows | own
@@ -178,14 +178,14 @@ def _spectrum(x: Any, *, inverse: bool, **params: Any) -> Any:
 
 
 def _scratch(sends: bool, x: Any, *, nz: int | None, inverse: bool, **params: Any) -> ShapedArray:
-    """One slab of the spectrum to send from, and one to receive where the result can't."""
+    """A send buffer of one slab of the spectrum, and a receive buffer where the result can't be one."""
     spectrum = _spectrum(x, nz=nz, inverse=inverse, **params)
     buffers = sends + (inverse and nz is not None)
     return ShapedArray((buffers * math.prod(spectrum.shape[1:]),), spectrum.dtype)
 
 
 def _lends(x: Any, *, shards: int, nz: int | None, inverse: bool, **_: Any) -> bool:
-    """Whether a spectrum is transformed along x in its own memory; XLA copies it before if it is used again."""
+    """Whether a spectrum is transformed along x in place; XLA copies a spectrum that is used again."""
     return inverse and nz is not None and shards == 1 and x.shape[0] == 1
 
 
@@ -206,7 +206,7 @@ def _planes_reference(x: Array, *, names: Names, shards: int, nz: int | None, in
 
 
 def _along(x: Array, sign: int, axes: tuple[int, ...]) -> Array:
-    # Not by ifftn, which divides on GPUs in a pass of its own.
+    # Not by ifftn, which divides in a separate pass on GPUs.
     return jnp.fft.fftn(x, axes=axes) if sign < 0 else jnp.conj(jnp.fft.fftn(jnp.conj(x), axes=axes))
 
 
@@ -293,7 +293,7 @@ _swap_p = define_op(
 
 
 def _reduce(x: Array, *, halo: int, addition: Addition = PLAIN, **params: Any) -> Array:
-    """Add halos onto what they stand for, the transpose of `_pad_p`."""
+    """Add halos onto the cells of the neighbours, the transpose of `_pad_p`."""
     count = x.shape[1] - 2 * halo
     edges = _swap_p.bind(jnp.concatenate([x[:, :halo], x[:, halo + count :]], axis=1), halo=halo, **params)
     pieces = [(0, edges[:, :halo]), (count - halo, edges[:, halo:])]

@@ -1,4 +1,4 @@
-"""A real mesh on one NVIDIA GPU times a filter in Fourier space: one pass over its spectrum along x instead of three.
+"""Filter of a real mesh in Fourier space on one NVIDIA GPU, with one pass over the spectrum along x instead of three.
 
 cuFFT transforms along y and z; one kernel transforms along x, multiplies and transforms back.
 """
@@ -31,7 +31,7 @@ from pmwd_dist.ops.local_fft import irfft, rfft
 
 
 def unavailable_reason(block: Any) -> str | None:
-    """Why `filtered` has no kernel for a block, or None."""
+    """Reason why `filtered` has no kernel for a block, or None."""
     dtype, length = np.dtype(block.dtype).name, block.shape[0]
     if dtype not in ("float32", "float64"):
         return f"values are of {dtype}, not floats of 32 or 64 bits"
@@ -60,12 +60,12 @@ def _aval(mesh: Any, octant: Any, roots: Any) -> Any:
 
 
 def _reference(mesh: Array, octant: Array, roots: Array) -> Array:
-    """With a filter of the frequencies that are not negative, divided by the number of cells."""
+    """The filter is given at frequencies that are not negative, divided by the number of cells."""
     del roots
     _, nx, ny, nz = mesh.shape
     x, y = (np.minimum(np.arange(n), n - np.arange(n)) for n in (nx, ny))
 
-    # Each operand by itself: a batch may be divided over devices, and a filter that all of it shares is not.
+    # Each operand by itself: a batch may be divided over devices, and its shared filter is not.
     whole = jax.vmap(lambda octant: octant[x][:, y])(octant) * float(nx * ny * nz)
     modes = scaled(jax.vmap(lambda block: rfft(block, 3))(mesh), whole)
     return jax.vmap(lambda modes: irfft(modes, nz, 3))(modes)
@@ -74,7 +74,7 @@ def _reference(mesh: Array, octant: Array, roots: Array) -> Array:
 def _attributes(mesh: Any, devices: Any) -> dict[str, Any] | None:
     del devices
     batch, nx, ny, nz = mesh.shape
-    # cuFFT wants real values where complex ones could lie, as those of a second mesh here do not.
+    # cuFFT needs real values aligned like complex ones, as those of a second mesh are not here.
     return None if batch > 1 and nx * ny * nz % 2 else {}
 
 
@@ -94,11 +94,11 @@ _filtered_p = define_op(
 
 
 def _octant_transpose(ct: Array, mesh: Array, octant: Any, roots: Array) -> Array:
-    """The cotangent of the filter: products of modes, those of the same frequency but for signs added up."""
+    """The cotangent of the filter: products of modes, summed over the signs of a frequency."""
     return jax.linear_transpose(lambda octant: _reference(mesh, octant, roots), octant.aval)(ct)[0]
 
 
-# It is linear in mesh and filter, and symmetric in the mesh, since the filter is even.
+# The op is linear in mesh and filter, and symmetric in the mesh, since the filter is even.
 define_derivatives(
     _filtered_p,
     (

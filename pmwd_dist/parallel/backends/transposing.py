@@ -1,8 +1,7 @@
 """Transforms by transposes: each axis is transformed where it is whole, one transpose for slabs, two for pencils.
 
-Transforms are along the last axis, as XLA's are: so a transpose leaves the axis that it makes whole last, in the same
-pass over the data in which it packs and unpacks. The spectrum's index order is restored at the end, which costs nothing
-where a program goes on with it: it is then a matter of strides.
+XLA transforms along the last axis, so a transpose leaves the axis that it makes whole last, in the pass that packs and
+unpacks the data. The index order of the spectrum is restored at the end, by strides alone inside a larger program.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ X, Y = 0, 1  # the axes of a field that are divided
 
 
 class TransposingBackend(Backend):
-    """A backend whose transforms are local ones and transposes between them."""
+    """A backend with local transforms and transposes between them."""
 
     @abc.abstractmethod
     def gather_axis(self, block: Array, axis: int, split: int, division: Division) -> Array:
@@ -90,7 +89,7 @@ class TransposingBackend(Backend):
 
 
 def _ifft(block: Array, division: Division) -> Array:
-    """Along the last axis. On GPUs by way of the transform forward: XLA divides by the length in a pass of its own."""
+    """Inverse along the last axis; on GPUs by the forward transform, since XLA divides in a separate pass there."""
     if division.platform != "gpu":
         return jnp.fft.ifft(block)
     return jnp.conj(jnp.fft.fft(jnp.conj(block))) / block.shape[-1]

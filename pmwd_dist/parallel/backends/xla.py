@@ -20,7 +20,7 @@ from pmwd_dist.parallel.division import Division
 @final
 @dataclass(frozen=True)
 class XLA(TransposingBackend):
-    """Moves data by all-to-alls and permutations of XLA."""
+    """All-to-alls and permutations of XLA."""
 
     name: ClassVar[str] = "xla"
 
@@ -54,7 +54,7 @@ class XLA(TransposingBackend):
         return block
 
     def halo_reduce(self, block: Array, halo: int, division: Division, addition: Addition = PLAIN) -> Array:
-        """Add halos back onto the cells that they stand for."""
+        """Add halos back onto the cells of the neighbours."""
         axes = [axis for axis, (_, shards) in enumerate(division.axis_groups) if shards > 1 and halo]
         for axis in reversed(axes):
             own = addition if axis == axes[0] else Addition(addition.add)
@@ -63,11 +63,11 @@ class XLA(TransposingBackend):
 
 
 def _all_to_all(block: Array, names: Names, shards: int, division: Division) -> Array:
-    """Send the piece at index i of the first axis to device i; what came from device i is then in its place.
+    """Send the piece at index i of the first axis to device i, and replace it by the piece from device i.
 
-    XLA runs an all-to-all among rows of devices and one among columns in groups of their own. In a process that
-    drives several GPUs, the first all-to-all of one kind can wait forever for a device that still runs the
-    other (jaxlib 0.11.2). Permutations have one group of all devices, so pencils use those there.
+    XLA runs all-to-alls among rows and among columns of devices in separate groups. In a process that drives several
+    GPUs, the first all-to-all of one kind can wait forever for a device that still runs the other (jaxlib 0.11.2).
+    Permutations have one group of all devices, so pencils use them there.
     """
     if min(division.pdims) == 1 or not division.shared_process:
         return jax.lax.all_to_all(block, names, 0, 0)
@@ -88,7 +88,7 @@ def _shift(block: Array, names: Names, shards: int, hops: int) -> Array:
 
 
 def _hop_widths(halo: int, width: int) -> list[int]:
-    """How much of the neighbour at distance 1, 2, … a halo takes."""
+    """Widths of the parts of a halo from the neighbours at distance 1, 2 and so on."""
     return [min(width, halo - start) for start in range(0, halo, width)]
 
 
@@ -118,11 +118,11 @@ def _reduce_axis(block: Array, halo: int, axis: int, group: tuple[Names, int], a
 
 
 def add_pieces(block: Array, pieces: Sequence[tuple[int, Array]], axis: int, addition: Addition) -> Array:
-    """Add pieces to a block, each from a plane of it on.
+    """Add pieces to a block, each from a given plane on.
 
-    Part by part, which a program concatenates in one pass. Sums of whole blocks, with zeros around the pieces, take a
-    multiple of that for integers of two halves; `block.at[...].add`, over a whole axis inside shard_map, crashes the
-    compiler of jaxlib 0.11.2.
+    The result is concatenated from parts, in one pass. Sums of whole blocks, with zeros around the pieces, are slower
+    for integers of two halves; `block.at[...].add` over a whole axis inside shard_map crashes the compiler of jaxlib
+    0.11.2.
     """
 
     def planes(x: Array, first: int, last: int) -> Array:
