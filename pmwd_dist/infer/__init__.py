@@ -1,6 +1,5 @@
 """Field-level inference: posteriors of initial conditions and parameters, and samplers on divided fields."""
 
-from pmwd_dist.infer.arviz import save_arviz as save_arviz
 from pmwd_dist.infer.chain.chain import Chain as Chain
 from pmwd_dist.infer.chain.chain import Progress as Progress
 from pmwd_dist.infer.chain.folder import load_chain as load_chain
@@ -13,12 +12,13 @@ from pmwd_dist.infer.diagnostics import evaluations_per_ess as evaluations_per_e
 from pmwd_dist.infer.diagnostics import rhat as rhat
 from pmwd_dist.infer.diagnostics import step_bias as step_bias
 from pmwd_dist.infer.diagnostics import summary as summary
+from pmwd_dist.infer.export import as_getdist as as_getdist
+from pmwd_dist.infer.export import save_arviz as save_arviz
 from pmwd_dist.infer.fit import Check as Check
 from pmwd_dist.infer.fit import check_fit as check_fit
 from pmwd_dist.infer.forward import LinearField as LinearField
 from pmwd_dist.infer.forward import Simulation as Simulation
 from pmwd_dist.infer.galaxies import LagrangianGalaxies as LagrangianGalaxies
-from pmwd_dist.infer.getdist import as_getdist as as_getdist
 from pmwd_dist.infer.lensing import Convergence as Convergence
 from pmwd_dist.infer.lensing import ShapeNoise as ShapeNoise
 from pmwd_dist.infer.likelihoods import Gaussian as Gaussian

@@ -1,4 +1,7 @@
-"""Diagnostics of chains, on the host: split R-hat and effective sample sizes (Vehtari et al. 2021, 1903.08008)."""
+"""Diagnostics of chains, on the host: split R-hat and effective sample sizes (Vehtari et al. 2021, 1903.08008).
+
+They are those of arviz-stats, which has no R-hat of a single chain and whose releases 1.x need Python 3.12.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+from scipy.special import ndtri
 
 from pmwd_dist._errors import ArgumentError
 
@@ -172,15 +176,7 @@ def _rank_normalise(x: np.ndarray) -> np.ndarray:
     """Normal scores of the ranks, mean ranks of equal values."""
     _, inverse, counts = np.unique(x, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse.reshape(x.shape)]
-    return _normal_quantile((ranks - 0.375) / (x.size + 0.25))
-
-
-def _normal_quantile(p: np.ndarray) -> np.ndarray:
-    from statistics import NormalDist
-
-    values, inverse = np.unique(p, return_inverse=True)
-    quantile = NormalDist().inv_cdf
-    return np.array([quantile(float(v)) for v in values])[inverse.reshape(p.shape)]
+    return ndtri((ranks - 0.375) / (x.size + 0.25))
 
 
 def _rhat(x: np.ndarray) -> float:

@@ -23,6 +23,7 @@ import pmwd_dist as pmd
 from benchmarks.calibration import ranks, uniformity
 from benchmarks.mocks import Mocks
 from pmwd_dist import infer
+from pmwd_dist.infer import export
 from pmwd_dist.infer.chain.folder import ChainFolder, identity_of
 from pmwd_dist.infer.preconditioner_adaptation import BANDS
 from pmwd_dist.infer.samplers import mclmc
@@ -104,7 +105,7 @@ def test_modes_are_followed_by_scale(run: tuple[Any, ...]) -> None:
     np.testing.assert_allclose(sd, (1 + (BIAS / SIGMA) ** 2) ** -0.5, rtol=0.3)
 
 
-def test_chains_open_as_those_of_arviz(run: tuple[Any, ...], tmp_path: Path) -> None:
+def test_chains_open_as_those_of_arviz(run: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the readers of xarray; ArviZ 0.23.4 and xarray 2026.9, which need pandas, opened such a file and store."""
     _, folder, chain = run
     path = infer.save_arviz(infer.load_chain(folder), tmp_path / "chain.nc")
@@ -135,6 +136,10 @@ def test_chains_open_as_those_of_arviz(run: tuple[Any, ...], tmp_path: Path) -> 
     with pytest.raises(ValueError, match=r"chain.zarr' is there; remove it"):
         infer.save_arviz(chain, tmp_path / "chain.zarr")
     assert {path.name for path in tmp_path.iterdir()} == {"chain.nc", "chain.zarr", "zeros.zarr"}
+    monkeypatch.setattr(export, "find_spec", lambda name: None)
+    for name, extra in (("other.nc", "arviz"), ("other.zarr", "zarr")):
+        with pytest.raises(ValueError, match=rf"{name}' needs .*; `pip install '.\[{extra}\]'`"):
+            infer.save_arviz(chain, tmp_path / name)
     assert array_stats.ess(c, method="bulk") == pytest.approx(chain.summary()["c"]["ess_bulk"], rel=1e-9)
 
 

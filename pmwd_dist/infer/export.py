@@ -1,4 +1,4 @@
-"""Chains as ArviZ keeps them, with the groups posterior and sample_stats: a netCDF 4 file by h5py alone, or by zarr."""
+"""Chains for other libraries: ArviZ, as netCDF 4 files or zarr stores, and GetDist (Lewis 2019, 1910.13970)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
 from pmwd_dist._errors import ArgumentError
@@ -32,21 +31,46 @@ def save_arviz(chain: Chain, path: str | Path) -> Path:
       path: of the file, or of a zarr store, if it ends with .zarr.
 
     Raises:
-      ValueError: there is something at the path of a store, or zarr is not installed.
+      ValueError: there is something at the path of a store, or h5netcdf or zarr, for stores, is not installed.
       OSError: it can't be written.
     """
     path = Path(path)
-    if path.suffix == ".zarr":
+    library, other = ("zarr", ".nc") if path.suffix == ".zarr" else ("h5netcdf", ".zarr")
+    if find_spec(library) is None:
+        extra = "zarr" if library == "zarr" else "arviz"
+        raise ArgumentError(
+            "path", str(path), f"needs {library}", f"`pip install '.[{extra}]'`, or end it with {other}"
+        )
+    if library == "zarr":
         if exists(path):
             raise ArgumentError("path", str(path), "is there", "remove it, or use another path")
-        if find_spec("zarr") is None:
-            raise ArgumentError("path", str(path), "needs zarr", "`pip install '.[zarr]'`, or end it with .nc")
         _write_store(path, _groups(chain))
-        return path
-    with atomic_write(path) as aside, h5py.File(aside, "w", track_order=True) as file:
-        for name, (variables, coordinates) in _groups(chain).items():
-            _write_group(file, name, variables, coordinates)
+    else:
+        with atomic_write(path) as aside:
+            _write_netcdf(aside, _groups(chain))
     return path
+
+
+def as_getdist(chain: Chain, **options: Any) -> Any:
+    """The parameters of a chain as `getdist.MCSamples`, each chain one of its own, with minus the log density.
+
+    Args:
+      chain: from `sample` or `load_chain`.
+      options: of `MCSamples`, such as labels=["b_1"] in the order of `chain.parameters`, or, of parameters whose
+        prior ends somewhere, ranges={"sigma8": (0.1, None)}, without which densities are smoothed beyond.
+
+    Raises:
+      ValueError: a chain without parameters.
+      ImportError: getdist is not installed.
+    """
+    from getdist import MCSamples
+
+    if not chain.parameters:
+        raise ArgumentError("chain.parameters", {}, "is empty", "the white noise alone has no contours")
+    names = list(chain.parameters)
+    samples = np.stack([chain.parameters[name] for name in names], axis=-1)
+    given: dict[str, Any] = {"names": names, "labels": names, "sampler": "mcmc"}
+    return MCSamples(samples=list(samples), loglikes=list(-chain.logdensity), **(given | options))
 
 
 def _groups(chain: Chain) -> dict[str, tuple[Variables, Coordinates]]:
@@ -74,18 +98,17 @@ def _groups(chain: Chain) -> dict[str, tuple[Variables, Coordinates]]:
     return groups
 
 
-def _write_group(file: h5py.File, path: str, variables: Variables, coordinates: Coordinates) -> None:
-    """Write variables with coordinates, as netCDF 4 has them: dimension scales."""
-    group = file.create_group(path, track_order=True)
-    group.attrs.update(_LIBRARY)
-    for index, (name, values) in enumerate(coordinates.items()):
-        scale = group.create_dataset(name, data=values)
-        scale.make_scale(name)
-        scale.attrs["_Netcdf4Dimid"] = np.int32(index)
-    for name, (values, dimensions) in variables.items():
-        data = group.create_dataset(name, data=values)
-        for axis, dimension in enumerate(dimensions):
-            data.dims[axis].attach_scale(group[dimension])
+def _write_netcdf(path: Path, groups: dict[str, tuple[Variables, Coordinates]]) -> None:
+    import h5netcdf
+
+    with h5netcdf.File(path, "w") as file:
+        for name, (variables, coordinates) in groups.items():
+            group = file.create_group(name)
+            group.attrs.update(_LIBRARY)
+            group.dimensions = {name: len(values) for name, values in coordinates.items()}
+            each: Variables = {name: (values, (name,)) for name, values in coordinates.items()} | variables
+            for variable, (values, dimensions) in each.items():
+                group.create_variable(variable, dimensions, data=values)
 
 
 def _write_store(path: Path, groups: dict[str, tuple[Variables, Coordinates]]) -> None:
