@@ -1,10 +1,10 @@
-"""Posterior predictive checks: whether data are such as a model draws.
+"""Posterior predictive checks: comparisons of data with draws of a model.
 
-A statistic S of data, modes and parameters is compared with replications: t = (S - mean) / sd, for data drawn anew from
-the likelihood and modes drawn anew from their prior. Where the model is right, a draw from the posterior has the same
-distribution as the truth: t of a draw has mean 0 and variance 1 over data (Johnson 2007, Bayesian Analysis 2, 719). By
-the law of total variance the posterior mean of t has the variance 1 - Var(t | data), which the draws show. The quotient
-z is a standard normal variable. A posterior predictive p-value, the mean over draws, is not uniform, but near 1/2.
+A statistic S of data, modes and parameters is compared with replications, t = (S - mean) / sd, where data are new draws
+from the likelihood and modes are new draws from their prior. In a right model a draw of the posterior has the
+distribution of the truth: its t has mean 0 and variance 1 over data (Johnson 2007, Bayesian Analysis 2, 719). By the
+law of total variance the posterior mean of t has the variance 1 - Var(t | data), which the draws give. Their quotient z
+is standard normal. A posterior predictive p-value, the mean over draws, is not uniform but near 1/2.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from pmwd_dist.infer.model import Posterior
 from pmwd_dist.parallel.fft import prfft3d
 from pmwd_dist.pm import fourier
 
-_REPLICATIONS = 8  # of each draw
-_ROUNDING = 1e-6  # statistics of modes that the likelihood does not compare are below
+_REPLICATIONS = 8  # per draw
+_ROUNDING = 1e-6  # bound for statistics of modes that the likelihood does not compare
 _MEAN_SQUARES = ("power", "variance")
-_BANDS = (0.5, 1.0)  # their ends in units of the Nyquist frequency; the last band lies beyond
+_BANDS = (0.5, 1.0)  # upper ends of the first two bands in units of the Nyquist frequency
 
 
 class Check(NamedTuple):
@@ -55,10 +55,10 @@ def check_fit(posterior: Posterior, noise: Array, parameters: Mapping[str, Array
     bands. Likelihoods without the method `residual` have no checks.
 
     Args:
-      posterior: given the data.
+      posterior: posterior, given the data.
       noise: white noise of the draws, (draws, nx, ny, nz).
-      parameters: of the draws, by name.
-      key: of jax.random.
+      parameters: parameters of the draws, by name.
+      key: random key.
     """
     if not hasattr(posterior.model.likelihood, "residual"):
         return {}
@@ -72,15 +72,15 @@ def deviation(value: np.ndarray, replicated: np.ndarray) -> float:
     """Posterior mean of the deviation of a statistic, in units of its standard deviation for data of the model.
 
     Args:
-      value: of each draw.
-      replicated: of the replications of each draw, (draws, replications).
+      value: statistic of each draw.
+      replicated: statistics of the replications, (draws, replications).
     """
     draws, count = replicated.shape
     spread = math.sqrt(float(np.mean(np.var(replicated, axis=1, ddof=1))) * (1 + 1 / count))
     if spread < _ROUNDING:
         return math.nan
     t = (value - replicated.mean(axis=1)) / spread
-    # One standard error less than the variance among draws, so that an uncertain one does not make z too large.
+    # Subtract one standard error from the variance among draws: an overestimate would make z too large.
     among = min(1.0, float(np.var(t, ddof=1))) * max(0.0, 1 - math.sqrt(2 / (draws - 1))) if draws > 1 else 0.0
     return float(t.mean()) / math.sqrt(1 - among * (1 - 1 / draws))
 
@@ -139,7 +139,7 @@ def _of_modes(noise: Array, config: Config) -> dict[str, Array]:
 
 
 def _skewness(x: Array) -> Array:
-    """Third moment over the cube of the width, (mean of squares)^(1/2); 0 for no values at all."""
+    """Third central moment over the cube of the standard deviation; 0 for constants."""
     centred = x - jnp.mean(x)
     square = jnp.mean(centred**2)
     return jnp.mean(centred**3) / jnp.where(square > 0, square, 1) ** 1.5

@@ -1,8 +1,7 @@
 """Forward models: from white noise and parameters to a field on the mesh, such as the density of galaxies.
 
-A forward model is a plain function (noise, parameters) -> field, or -> (field, status): the field in units of its mean.
-Those of this module are such functions that also say how they respond to the noise in linear theory, for
-preconditioning.
+A forward model is a function (noise, parameters) -> field, or -> (field, status), with the field in units of its mean.
+The classes of this module also have a method `response`, the linear response to the noise, for preconditioning.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ Observable = Callable[[Particles, Array, Mapping[str, ArrayLike], GrowthTable, C
 
 
 class ForwardModel(Protocol):
-    """A forward model of this package: its P(k), whether that is a given one, and whether sigma8 scales it."""
+    """Attributes of the forward models here: cosmology, P(k), and whether P(k) is given and scaled by sigma8."""
 
     config: Config
     cosmo: Parameters
@@ -59,15 +58,15 @@ class LinearField(eqx.Module):
     """Galaxies in linear theory: 1 + (b + f mu^2) D1 delta, linear and Gaussian in the noise (Kaiser 1987).
 
     Args:
-      config: the simulation; the field is that at `a_stop`.
-      cosmo: cosmology, where its parameters are not among those that are sampled.
+      config: configuration of the simulation; the field is at `a_stop`.
+      cosmo: cosmology, for the parameters that are not sampled.
       bias: linear bias, a number or the name of a parameter.
-      line_of_sight: that of redshift distortions, "x", "y", "z" or three numbers; None: real space.
-      linear_power: as in `linear_modes`.
-      normalise: whether to scale a table of P(k) to sigma8, that of the cosmology or the one that is sampled.
+      line_of_sight: direction of redshift distortions, "x", "y", "z" or three numbers; None for real space.
+      linear_power: linear P(k), as in `linear_modes`.
+      normalise: whether to scale a table of P(k) to sigma8, sampled or of the cosmology.
 
     Raises:
-      ValueError: a config of another lattice than its mesh, or an argument out of its range.
+      ValueError: a lattice other than the mesh, or an argument out of its range.
     """
 
     config: Config = eqx.field(static=True)
@@ -106,7 +105,7 @@ class LinearField(eqx.Module):
         return 1 + pirfft3d(modes, self.config.particle_shape, self.config.decomposition)
 
     def response(self, parameters: Mapping[str, ArrayLike]) -> Float[Array, "nx ny nk"]:
-        """Modes of the field per mode of the noise, in the layout of `prfft3d`."""
+        """Ratio of the modes of the field to the modes of the noise, in the layout of `prfft3d`."""
         cosmo, table = cosmology_at(parameters, self.cosmo, self.table)
         return _amplitude(cosmo, parameters, self) * self._factor(parameters, table)
 
@@ -115,18 +114,18 @@ class LinearField(eqx.Module):
 
 
 class Simulation(eqx.Module):
-    """Particles evolved by gravity, and what is observed of them.
+    """Particles evolved by gravity, and an observable of them.
 
     Args:
-      config: the simulation; it is observed at `a_stop`.
-      cosmo: cosmology, where its parameters are not among those that are sampled.
+      config: configuration of the simulation, which is observed at `a_stop`.
+      cosmo: cosmology, for the parameters that are not sampled.
       gravity: "nbody", or "lpt" for the particles of `lpt` at a_stop.
       bias: linear Eulerian bias, a number or the name of a parameter: the field is 1 + bias delta.
-      observable: instead of the biased density, a function of (particles, linear modes, parameters, growth table,
-        config) that gives a field on the mesh in units of its mean, such as `LagrangianGalaxies`.
-      linear_power: as in `linear_modes`.
-      normalise: whether to scale a table of P(k) to sigma8, that of the cosmology or the one that is sampled.
-      solver: as in `nbody`.
+      observable: function of (particles, linear modes, parameters, growth table, config) that gives a field on the mesh
+        in units of its mean, such as `LagrangianGalaxies`; default: the biased density.
+      linear_power: linear P(k), as in `linear_modes`.
+      normalise: whether to scale a table of P(k) to sigma8, sampled or of the cosmology.
+      solver: solver, as in `nbody`.
     """
 
     config: Config = eqx.field(static=True)
@@ -163,7 +162,7 @@ class Simulation(eqx.Module):
     def __call__(
         self, noise: Array, parameters: Mapping[str, ArrayLike]
     ) -> tuple[Float[Array, "nx ny nz"], Status | None]:
-        """What is observed, in units of the mean, and the status of the simulation."""
+        """The observable in units of its mean, and the status of the simulation."""
         cosmo, table = cosmology_at(parameters, self.cosmo, self.table)
         modes = modes_at(noise, cosmo, parameters, self)
         status = None
@@ -178,9 +177,9 @@ class Simulation(eqx.Module):
         return eulerian_bias(density(particles, self.config), bias, self.config), status
 
     def response(self, parameters: Mapping[str, ArrayLike]) -> Float[Array, "nx ny nk"]:
-        """Modes of the field per mode of the noise in linear theory, painted by cloud-in-cell.
+        """Ratio of the modes of the field to the modes of the noise in linear theory, painted by cloud-in-cell.
 
-        An observable may say its `linear_bias(parameters)` and `line_of_sight`; otherwise it is taken as matter.
+        An observable without `linear_bias(parameters)` and `line_of_sight` is taken as matter.
         """
         cosmo, table = cosmology_at(parameters, self.cosmo, self.table)
         bias, line_of_sight = value_of(self.bias, parameters), None
@@ -198,9 +197,9 @@ class Simulation(eqx.Module):
 
 
 class _AtNodes(eqx.Module):
-    """P(k) at the wavenumbers at which `linear_modes` needs it."""
+    """P(k) at the wavenumbers of `linear_modes`, in the fiducial cosmology."""
 
-    power: Array = eqx.field(metadata={"derived": True})  # of the fiducial cosmology
+    power: Array = eqx.field(metadata={"derived": True})
 
     def __call__(self, k: Array) -> Array:
         del k
@@ -208,7 +207,7 @@ class _AtNodes(eqx.Module):
 
 
 def fixed_power(config: Config, cosmo: Parameters, linear_power: LinearPower | None, *, normalise: bool) -> Any:
-    """P(k) as given, a table scaled to sigma8 if wanted; else that of the fiducial cosmology, computed once."""
+    """The given P(k), scaled to sigma8 if asked for; without one, P(k) of the fiducial cosmology, computed once."""
     if normalise and (linear_power is None or callable(linear_power)):
         constraint = "needs linear_power as a table"
         raise ArgumentError("normalise", normalise, constraint, "leave it out: without a table sigma8 scales P(k)")
@@ -226,7 +225,7 @@ def fixed_power(config: Config, cosmo: Parameters, linear_power: LinearPower | N
 
 
 def modes_at(noise: Array, cosmo: Parameters, parameters: Mapping[str, ArrayLike], model: ForwardModel) -> Array:
-    """Linear modes of a forward model, for white noise, parameters and the cosmology with these."""
+    """Linear modes of a forward model from white noise, parameters and the cosmology with these parameters."""
     if not model.tabulated:
         fixed = None if parameters.keys() & set(COSMOLOGY) else model.linear_power
         return linear_modes(noise, cosmo, model.config, linear_power=fixed)
@@ -242,12 +241,12 @@ def modes_at(noise: Array, cosmo: Parameters, parameters: Mapping[str, ArrayLike
 
 
 def value_of(value: Any, parameters: Mapping[str, ArrayLike]) -> Any:
-    """A number as it is, or the parameter of this name."""
+    """A number, or the parameter with this name."""
     return parameters[value] if isinstance(value, str) else value
 
 
 def of_shape(x: Any, shape: tuple[int, ...], function: str, what: str) -> Any:
-    """The result of a user's function, or ValueError unless it has this shape."""
+    """The result of a user's function; ValueError if it has another shape."""
     there = () if isinstance(x, Real) else getattr(x, "shape", None)
     if there != shape:
         found = f"an array of shape {there}" if there is not None else "None" if x is None else f"a {type(x).__name__}"
@@ -259,7 +258,7 @@ def of_shape(x: Any, shape: tuple[int, ...], function: str, what: str) -> Any:
 def cosmology_at(
     parameters: Mapping[str, ArrayLike], fiducial: Parameters, table: GrowthTable
 ) -> tuple[Parameters, GrowthTable]:
-    """The cosmology with these parameters, others fiducial, and its growth table, a new one where it must be."""
+    """The cosmology with these parameters and fiducial ones, and its growth table, recomputed only if it changes."""
     changes = {name: parameters[name] for name in COSMOLOGY if name in parameters}
     if "Omega_m" in changes:
         changes["Omega_c"] = jnp.asarray(changes.pop("Omega_m")) - changes.get("Omega_b", fiducial.Omega_b)
@@ -284,12 +283,12 @@ def wavevectors(config: Config) -> tuple[Array, Array, Array]:
 
 
 def _amplitude(cosmo: Parameters, parameters: Mapping[str, ArrayLike], model: ForwardModel) -> Array:
-    """Linear modes per mode of white noise: those of an impulse, whose own modes are all 1."""
+    """Ratio of linear modes to modes of white noise, from an impulse, whose modes are all 1."""
     impulse = jnp.zeros(model.config.particle_shape).at[0, 0, 0].set(1)
     return modes_at(impulse, cosmo, parameters, model).real
 
 
 def checked(config: Config, cosmo: Cosmology) -> tuple[Config, Parameters, GrowthTable]:
-    """The config, the cosmology and its growth table, of a forward model."""
+    """The config, the cosmology and the growth table of a forward model."""
     check_config(config)
     return config, parameters(cosmo), growth_table_to(config.lpt_order, cosmo)

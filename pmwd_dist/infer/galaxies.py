@@ -21,7 +21,7 @@ class LagrangianGalaxies(eqx.Module):
     """Density of galaxies with a Lagrangian bias (`observe.LagrangianBias`), an `observable` of `Simulation`.
 
     Args:
-      b1, b2, bs2, bnabla2: numbers, or names of parameters.
+      b1, b2, bs2, bnabla2: bias parameters, as numbers or names.
       smoothing: radius of the filter on the linear density [Mpc/h], as in `observe.bias_weights`.
       line_of_sight: "x", "y" or "z" for redshift space; None: real space.
     """
@@ -55,5 +55,5 @@ class LagrangianGalaxies(eqx.Module):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the parameters."""
+        """Names of the bias parameters with a prior."""
         return tuple(b for b in (self.b1, self.b2, self.bs2, self.bnabla2) if isinstance(b, str))

@@ -30,7 +30,7 @@ from pmwd_dist.pm.modes import LinearPower
 from pmwd_dist.pm.nbody import nbody
 from pmwd_dist.pm.status import Status
 
-_ARCMINUTES = math.degrees(1) * 60  # of a radian
+_ARCMINUTES = math.degrees(1) * 60  # per radian
 
 
 class View(TypedDict, total=False):
@@ -44,20 +44,20 @@ class View(TypedDict, total=False):
 class Convergence(eqx.Module):
     """Maps of the weak-lensing convergence of sources behind a simulation's light cone (Born approximation).
 
-    A forward model, (noise, parameters) -> (maps, status): (sources, px, py) on a flat sky, (sources, pixels) on a
-    sphere, divided over devices. The run must span the shells at all parameters that are possible: where it does not,
-    the log density is -inf.
+    A forward model (noise, parameters) -> (maps, status). Maps have the shape (sources, px, py) on a flat sky and
+    (sources, pixels) on a sphere, and are divided over devices. The log density is -inf at parameters for which the run
+    does not span all shells.
 
     Args:
-      config: the simulation; its a_start lies before light leaves the farthest shell.
-      cosmo: cosmology, where its parameters are not among those that are sampled.
+      config: configuration of the simulation; light leaves the farthest shell after a_start.
+      cosmo: cosmology, for the parameters that are not sampled.
       cone: light cone of this config, with `shell_assignment="linear"`.
-      sources: redshift or (redshifts, their number per redshift) of each map.
-      linear_power: as in `linear_modes`.
-      normalise: as in `Simulation`.
-      solver: as in `nbody`.
-      view: of a flat sky `field`, the side of the field of view [degrees], `pixels`, the rays along it, and
-        `offsets`, as in `observe.convergence`.
+      sources: redshift or (redshifts, numbers per redshift) of each map.
+      linear_power: linear P(k), as in `linear_modes`.
+      normalise: whether to scale a table of P(k) to sigma8, as in `Simulation`.
+      solver: solver, as in `nbody`.
+      view: rays on a flat sky: `field`, the side of the field of view [degrees]; `pixels`, the number of rays along
+        it; and `offsets`, as in `observe.convergence`.
 
     Raises:
       ValueError: a light cone of another simulation, sources in front of all shells, or an argument out of its range.
@@ -130,7 +130,7 @@ class Convergence(eqx.Module):
 
     @property
     def along(self) -> int | None:
-        """Axis of the box along which light comes, if it is one: what lies along it adds up."""
+        """Axis of the box along the line of sight, or None; the maps are sums along it."""
         return self.cone.along if isinstance(self.cone, FlatSkyLightCone) else None
 
     @property
@@ -143,7 +143,7 @@ class Convergence(eqx.Module):
 
     @property
     def sharding(self) -> NamedSharding:
-        """How the maps are divided over devices."""
+        """Division of the maps over devices."""
         decomposition = self.config.decomposition
         if isinstance(self.cone, SphericalLightCone):
             return NamedSharding(decomposition.mesh, PartitionSpec(None, decomposition.names or None))
@@ -160,16 +160,15 @@ class Convergence(eqx.Module):
 
 
 class ShapeNoise(eqx.Module):
-    """Noise of the shapes of galaxies in maps of convergence: Gaussian, independent from pixel to pixel.
+    """Gaussian shape noise of maps of convergence, independent from pixel to pixel.
 
-    Of variance ellipticity^2 / (density * area of a pixel) (Kaiser & Squires 1993; van Waerbeke 2000), where as many
-    galaxies are seen in each pixel.
+    Its variance is ellipticity^2 / (density * area of a pixel) (Kaiser & Squires 1993; van Waerbeke 2000).
 
     Args:
-      maps: the forward model.
-      density: galaxies of each source in a square arcminute, a number or one for each source.
+      maps: forward model.
+      density: number of galaxies per square arcminute, one number or one for each source.
       ellipticity: standard deviation of a component of the intrinsic ellipticity.
-      mask: 1 where there are data; of the shape of the maps, or of one of them; default: everywhere.
+      mask: 1 where there are data, in the shape of the maps or of one map; default: everywhere.
 
     Raises:
       ValueError: an argument out of its range, or a mask that hides everything.
@@ -201,7 +200,7 @@ class ShapeNoise(eqx.Module):
         return -0.5 * jnp.sum(chi**2)
 
     def draw(self, key: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
-        """The maps with noise at random; where the mask hides them, too."""
+        """The maps with random noise, also behind the mask."""
         del parameters, config
         return field + self._each(field) * jax.random.normal(key, field.shape, field.dtype)
 

@@ -1,4 +1,4 @@
-"""Likelihoods of an observed field, given the one that a forward model predicts in units of its mean."""
+"""Likelihoods of an observed field, given a predicted field in units of its mean."""
 
 from __future__ import annotations
 
@@ -23,17 +23,16 @@ from pmwd_dist.parallel.inputs import check_unmasked
 from pmwd_dist.pm import fourier
 from pmwd_dist.pm.inputs import mesh_field
 
-_FLOOR = 0.05  # predicted density, in units of the mean, below which Poisson means fall exponentially
+_FLOOR = 0.05  # predicted density per mean below which Poisson means fall exponentially
 
 
 class Likelihood(Protocol):
     """The distribution of data around a predicted field.
 
-    Preconditioning needs two more methods: `contrast(data, parameters)`, the data as a density contrast, 0 where
-    nothing is known, and `noise_variance(parameters, config)`, that of a cell of it, as if it were the same everywhere,
-    or of each mode in the layout of `prfft3d`, in the same units and infinite where nothing is compared. Checks of the
-    fit need `residual(data, field, parameters, config)`: the data less the field in units of the noise, 0 where nothing
-    is known.
+    Preconditioning needs two more methods. `contrast(data, parameters)` gives the data as a density contrast, 0 without
+    data. `noise_variance(parameters, config)` gives its variance, the same for all cells, or for each mode in the
+    layout of `prfft3d`, infinite for modes that are not compared. Checks of the fit need `residual(data, field,
+    parameters, config)`: data minus field in units of the noise, 0 without data.
     """
 
     def logdensity(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
@@ -41,7 +40,7 @@ class Likelihood(Protocol):
         ...
 
     def draw(self, key: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
-        """Data at random."""
+        """Random data."""
         ...
 
     def check(self, data: Any, config: Config) -> None:
@@ -54,8 +53,8 @@ class Gaussian(eqx.Module):
 
     Args:
       sigma: standard deviation in a cell: a number, a field on the mesh, or the name of a parameter.
-      mask: field on the mesh, true (or 1) where there are data; default: everywhere.
-      k_max: largest wavenumber that is compared [h/Mpc], in Fourier space; default: all, in real space.
+      mask: field on the mesh, true or 1 where there are data; default: everywhere.
+      k_max: largest wavenumber of the comparison, in Fourier space [h/Mpc]; default: all, in real space.
 
     Raises:
       ValueError: sigma not positive, a mask that hides everything, or k_max together with a mask or a field of sigma,
@@ -95,7 +94,7 @@ class Gaussian(eqx.Module):
         return jnp.sum(weight * (modes.real**2 + modes.imag**2)), jnp.sum(weight)
 
     def _compared_modes(self, config: Config, dtype: Any) -> Array:
-        """Number of modes that each value of a spectrum stands for, 0 beyond k_max and for the mean."""
+        """Number of modes per value of a spectrum, 0 beyond k_max and for the mean."""
         decomposition, shape = config.decomposition, config.mesh_shape
         assert self.k_max is not None
         limit = self.k_max**2
@@ -107,12 +106,12 @@ class Gaussian(eqx.Module):
         return decomposition.shard_map(counts, (), decomposition.spectrum_spec)()
 
     def draw(self, key: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
-        """The field with noise at random; where the mask hides it, too."""
+        """The field with random noise, also behind the mask."""
         noise = _placed(jax.random.normal(key, field.shape, field.dtype), config)
         return field + jnp.asarray(self._sigma(parameters), field.dtype) * noise
 
     def residual(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
-        """Data less the field in units of sigma, of the modes that are compared; 0 behind the mask."""
+        """Compared modes of data minus field, in units of sigma; 0 behind the mask."""
         sigma = jnp.asarray(self._sigma(parameters), field.dtype)
         chi = seen((data - field) / sigma, self.mask)
         if self.k_max is None:
@@ -132,14 +131,14 @@ class Gaussian(eqx.Module):
         check_finite(data, self.mask)
 
     def contrast(self, data: Array, parameters: Mapping[str, ArrayLike]) -> Array:
-        """The data less the mean, 0 behind the mask; with all modes, also those beyond k_max."""
+        """Data minus the mean with all modes, 0 behind the mask."""
         del parameters
         return seen(data, self.mask, 1) - 1
 
     def noise_variance(self, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
-        """Harmonic mean of the variance over all cells, those behind the mask with an infinite one.
+        """Harmonic mean of the variance over all cells, infinite behind the mask.
 
-        With a k_max the variance of each mode, infinite for those that are not compared.
+        With a k_max, the variance of each mode, infinite for modes that are not compared.
         """
         if self.k_max is not None:
             variance = jnp.asarray(self._sigma(parameters), float) ** 2
@@ -154,14 +153,14 @@ class Gaussian(eqx.Module):
 class Poisson(eqx.Module):
     """Counts of galaxies in cells, drawn independently: data ~ Poisson(nbar * selection * (1 + delta)).
 
-    Below 0.05 of the mean, where bias can make predictions negative, 0.05 exp(20 (1 + delta) - 1) stands for
-    1 + delta: positive, with the same value and slope there. A lower floor needs shorter steps of a sampler: the slope
-    of the log density of a galaxy in such a cell is the inverse of the floor.
+    Bias can make predictions negative. Below 0.05, 1 + delta is replaced by 0.05 exp(20 (1 + delta) - 1), which is
+    positive and continuous with its derivative. A lower floor needs shorter steps of a sampler, since the derivative of
+    the log density of a galaxy in such a cell is the inverse of the floor.
 
     Args:
       nbar: mean number in a cell where the selection is 1: a number or the name of a parameter.
       selection: field on the mesh, fraction of the galaxies that is observed; default: 1.
-      mask: field on the mesh, true (or 1) where there are data; default: everywhere.
+      mask: field on the mesh, true or 1 where there are data; default: everywhere.
 
     Raises:
       ValueError: nbar not positive, a negative selection, or a mask or selection that hides everything.
@@ -199,7 +198,7 @@ class Poisson(eqx.Module):
         selection = jnp.ones((), field.dtype) if self.selection is None else self.selection.astype(field.dtype)
         some = selection > 0  # a selection of 0 allows no galaxies
         factor = jnp.asarray(self._nbar(parameters), field.dtype) * jnp.where(some, selection, 1)
-        log_mean = jnp.log(factor) + _log_positive(field)  # of a mean that may underflow
+        log_mean = jnp.log(factor) + _log_positive(field)  # the mean itself may underflow
         terms = data * log_mean - self.mean(field, parameters) - gammaln(data + 1)
         terms = jnp.where(some, terms, jnp.where(data > 0, -jnp.inf, 0))
         return jnp.sum(seen(terms, self.mask))
@@ -211,17 +210,17 @@ class Poisson(eqx.Module):
         return mean if self.selection is None else self.selection.astype(field.dtype) * mean
 
     def draw(self, key: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
-        """Counts at random."""
+        """Random counts."""
         return _placed(jax.random.poisson(key, self.mean(field, parameters)).astype(field.dtype), config)
 
     def residual(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
-        """Roots of the counts less those of their means, of about unit variance (Anscombe 1948); 0 behind the mask."""
+        """Root of counts minus root of means, with a variance of about 1 (Anscombe 1948); 0 behind the mask."""
         del config
         mean = self.mean(seen(field, self.mask, 1), parameters)
         return 2 * seen(jnp.sqrt(seen(data, self.mask) + 0.375) - jnp.sqrt(mean + 0.375), self.mask)
 
     def check(self, data: Any, config: Config) -> None:
-        """Raise ValueError unless data are counts where the mask shows them, and none where nothing is selected."""
+        """Raise ValueError unless data are counts where the mask shows them, and 0 where the selection is 0."""
         _check_shapes(config, mask=self.mask, selection=self.selection, nbar=self.nbar)
         data = np.asarray(mesh_field(data, config, "data"))
         check_finite(data, self.mask)
@@ -234,13 +233,13 @@ class Poisson(eqx.Module):
             raise ArgumentError("data", data, constraint, "mask those cells", show_value=False)
 
     def contrast(self, data: Array, parameters: Mapping[str, ArrayLike]) -> Array:
-        """Counts over their mean, less 1; 0 where nothing is observed."""
+        """Counts over their mean, minus 1; 0 without data."""
         mean = self._nbar(parameters) * (1.0 if self.selection is None else self.selection)
         contrast = seen(data, self.mask) / jnp.where(mean > 0, mean, 1) - 1
         return seen(jnp.where(mean > 0, contrast, 0), self.mask)
 
     def noise_variance(self, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
-        """Inverse of the mean number of galaxies in a cell, those behind the mask not counted."""
+        """Inverse of the mean number of observed galaxies in a cell."""
         del config
         return 1 / jnp.mean(self._nbar(parameters) * self._selected())
 
@@ -253,7 +252,7 @@ class Poisson(eqx.Module):
 
 
 def _log_positive(field: Array) -> Array:
-    """Logarithm of the density that stands for a predicted one, its own above the floor."""
+    """Logarithm of a predicted density, linear below the floor."""
     low = field <= _FLOOR
     return jnp.where(low, math.log(_FLOOR) + field / _FLOOR - 1, jnp.log(jnp.where(low, 1, field)))
 
@@ -263,12 +262,12 @@ def _placed(field: Array, config: Config) -> Array:
 
 
 def seen(x: Array, mask: Array | None, hidden: float = 0) -> Array:
-    """A field, with this number behind the mask: nothing that lies there enters a sum, or a derivative."""
+    """A field with a constant behind the mask, so that hidden cells enter no sum and no derivative."""
     return x if mask is None else jnp.where(mask > 0, x, hidden)
 
 
 def _unless_hidden(values: np.ndarray, fine: np.ndarray, mask: Array | None, hidden: float) -> np.ndarray:
-    """Values with a number in place of those that are not fine, and lie behind the mask."""
+    """Values with a constant instead of wrong values behind the mask."""
     if mask is None or values.shape != mask.shape:
         return values
     return np.where(fine | (np.asarray(mask) > 0), values, hidden)
@@ -288,7 +287,7 @@ def _positive(value: Any, name: str, mask: Array | None) -> Array:
 
 
 def checked_mask(mask: Any) -> Array | None:
-    """A mask as numbers, or ValueError."""
+    """A mask as numbers; ValueError for other values than 0 and 1."""
     if mask is None:
         return None
     check_unmasked(mask, "mask")

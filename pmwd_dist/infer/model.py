@@ -37,16 +37,15 @@ class Model(eqx.Module):
     """A model of data: a forward model, priors of its parameters and a likelihood.
 
     A position is a pytree {"noise": white noise on the particle lattice, "parameters": {name: u}}, all standard normal
-    a priori: u is a whitened parameter (`priors`). The modes are the white noise itself, in real space: that basis is
-    orthonormal, divided over devices like every field, the same on any number of them, and has no planes of conjugates
-    to keep equal across devices, as Fourier modes of a real field have. A filter per mode, for preconditioning, is two
-    transforms.
+    a priori: u is a whitened parameter (`priors`). The white noise is in real space, an orthonormal basis that is
+    divided over devices like every field. It has no planes of conjugate modes, which would have to stay equal across
+    devices. A filter for preconditioning is two transforms.
 
     Args:
-      config: the simulation.
-      forward: function (noise, parameters) -> field on the mesh in units of its mean, or (field, status). Maps of
-        another `shape` say so, and their `sharding`, as `Convergence` does.
-      priors: of the parameters that are sampled, by name.
+      config: configuration of the simulation.
+      forward: function (noise, parameters) -> field on the mesh in units of its mean, or (field, status). Attributes
+        `shape` and `sharding` describe other maps, as in `Convergence`.
+      priors: priors of the sampled parameters, by name.
       likelihood: `Gaussian`, `Poisson`, or an object with their methods.
 
     Raises:
@@ -101,7 +100,7 @@ class Model(eqx.Module):
         """A position drawn from the prior, with some parameters given.
 
         Raises:
-          ValueError: a value that its prior excludes, or of a parameter without a prior.
+          ValueError: a value that its prior excludes, or a parameter without a prior.
         """
         return self.draw_around(key, whiten(values, self.priors))
 
@@ -117,7 +116,7 @@ class Model(eqx.Module):
         return unwhiten(position["parameters"], self.priors)
 
     def predict(self, noise: Array, parameters: Mapping[str, ArrayLike]) -> tuple[Array, Array]:
-        """The field that the forward model predicts, and whether it succeeded."""
+        """The predicted field, and whether the forward model succeeded."""
         out = self.forward(noise, parameters)
         field, status = out if isinstance(out, tuple) and len(out) == 2 else (out, None)
         field = of_shape(field, self._layout_of_data()[0], "forward", "a field")
@@ -127,7 +126,7 @@ class Model(eqx.Module):
 
     @eqx.filter_jit
     def mock(self, key: Array, position: Position) -> Array:
-        """Data drawn from the likelihood at a position; not a number where the simulation failed."""
+        """Data drawn from the likelihood at a position; NaN if the simulation failed."""
         parameters = self.parameters(position)
         field, fine = self.predict(position["noise"], parameters)
         data = of_shape(
@@ -141,22 +140,21 @@ class Model(eqx.Module):
         """The posterior, given data.
 
         Args:
-          data: on the mesh.
-          precondition: "conditional": the noise of a position is counted mode by mode from its mean, in units of its
-            standard deviation, in linear theory given data and the parameters of the position; "adapted": the same,
-            or the noise itself where the forward model has no linear response, and `sample` adapts it to the posterior
-            in its tuning; None: it is the noise itself.
-          fiducial: parameters at which those of the position are scaled; default: medians of the priors.
+          data: data on the mesh.
+          precondition: "conditional" standardises each mode of the noise by its mean and standard deviation in linear
+            theory, given data and parameters. "adapted" begins with the same, or with the prior without a linear
+            response, and `sample` adapts it to the posterior. None leaves the noise as it is.
+          fiducial: parameters at which the scales of the position are found; default: medians of the priors.
 
         Raises:
-          ValueError: data that can't have come from the likelihood, a prior of a parameter that the model never uses,
-            or "conditional" and a forward model without a response, or on another mesh than the lattice.
+          ValueError: data that are impossible under the likelihood, a prior of an unused parameter, or "conditional"
+            with a forward model without a response or a mesh other than the lattice.
 
         Warns:
-          UserWarning: data that are the same everywhere.
+          UserWarning: constant data.
         """
         mask = getattr(self.likelihood, "mask", None)
-        with np.errstate(over="ignore"):  # of what marks missing data
+        with np.errstate(over="ignore"):  # marks of missing data
             self.likelihood.check(data, self.config)
             odd = constant(data, mask)
             data = self._place(jnp.asarray(numbers(data, "data"), float))
@@ -176,12 +174,12 @@ class Model(eqx.Module):
         return Posterior(self, data, preconditioner)
 
     def _unused(self, data: Array) -> list[str]:
-        """Names of the parameters on which the density of the data can't depend."""
+        """Names of the parameters that the density of the data does not use."""
         known = {getattr(self.likelihood, "name", None), getattr(self.forward, "bias", None)}
         known |= {*getattr(getattr(self.forward, "observable", None), "names", ())}
-        if hasattr(self.forward, "tabulated"):  # one of this package
+        if hasattr(self.forward, "tabulated"):  # a forward model of this package
             known |= set(COSMOLOGY)
-        if self.priors.keys() <= known:  # as nearly always: tracing a simulation takes a second
+        if self.priors.keys() <= known:  # the usual case, without tracing a simulation
             return []
         noise = jax.ShapeDtypeStruct(self.config.particle_shape, data.dtype)
 
@@ -192,7 +190,7 @@ class Model(eqx.Module):
         return unused(density, noise, self.priors)
 
     def _layout_of_data(self) -> tuple[tuple[int, ...], Any]:
-        """Shape and sharding of the data: those of a field on the mesh, unless the forward model has its own."""
+        """Shape and sharding of the data, from the forward model or the mesh."""
         default = self.config.mesh_shape, self.config.decomposition.sharding
         return getattr(self.forward, "shape", default[0]), getattr(self.forward, "sharding", default[1])
 
@@ -201,7 +199,7 @@ class Model(eqx.Module):
         return jax.device_put(x, sharding) if getattr(x, "shape", None) == shape else x
 
     def _replicate(self, position: Position) -> Position:
-        """The position, its parameters on every device: where steps return them, so that these compile once."""
+        """The position with parameters on every device, the sharding after a step, so that steps compile once."""
         replicated = self.config.decomposition.replicated
         numbers = {k: jax.lax.with_sharding_constraint(x, replicated) for k, x in position["parameters"].items()}
         return {"noise": position["noise"], "parameters": numbers}
@@ -210,13 +208,14 @@ class Model(eqx.Module):
 class Posterior(eqx.Module):
     """The posterior of a model, given data: a log density of positions, and draws to start from.
 
-    Positions are as those of `Model`, but for the noise, which the preconditioner, if there is one, moves and scales
-    mode by mode, and the parameters, which it scales too.
+    Positions have the structure of `Model`'s. A preconditioner shifts and scales the noise mode by mode, and scales the
+    parameters.
 
     Args:
-      model, data: that it is of.
-      preconditioner: of the noise and the parameters; None: none.
-      weight: power of the likelihood: 1 for the posterior itself; less than that while chains come to it.
+      model: model of the data.
+      data: data on the mesh, or maps.
+      preconditioner: preconditioner of noise and parameters, or None.
+      weight: power of the likelihood: 1 for the posterior itself, less in the first stage of a tuning.
     """
 
     model: Model
@@ -263,7 +262,7 @@ class Posterior(eqx.Module):
         return {"noise": noise, "parameters": scaled}
 
     def adapted(self, adaptation: Adaptation | None) -> Posterior:
-        """The posterior with other positions; the same one for None."""
+        """The posterior with another adaptation of its positions; unchanged for None."""
         if adaptation is None:
             return self
         assert self.preconditioner is not None
@@ -273,7 +272,7 @@ class Posterior(eqx.Module):
         """The posterior with another power of the likelihood.
 
         Args:
-          weight: the power, a number: 0 leaves the prior, 1 is the posterior itself.
+          weight: power of the likelihood: 0 for the prior, 1 for the posterior itself.
 
         Raises:
           ValueError: a weight that is negative or not finite.
@@ -285,28 +284,28 @@ class Posterior(eqx.Module):
     def numpyro_model(self) -> None:
         """The posterior as a model of NumPyro: `numpyro.infer.NUTS(posterior.numpyro_model)`.
 
-        Its sites are "position/noise" and "position/NAME" of each parameter, standard normal but for a factor; each
-        parameter itself is a deterministic site, and `numpyro_position` makes positions of samples.
+        Its sites are "position/noise" and "position/NAME" of each parameter, standard normal with a factor. Each
+        parameter itself is a deterministic site. `numpyro_position` turns samples into positions.
         """
         shapes = {"noise": self.model.config.particle_shape} | dict.fromkeys(self.model.priors, ())
         numpyro_sites(self.logdensity, self.parameters, shapes)
 
     def observe(self, position: Position, slope: Position) -> tuple[Array, Array]:
-        """What the slope at a position shows, for adaptation; nothing if none is adapted."""
+        """Observations of a gradient for the adaptation (`Preconditioner.observe`); empty without one."""
         if self.preconditioner is None:
             return jnp.zeros(0), jnp.zeros(0)
         return self.preconditioner.observe(position, slope, self.parameters(position), self.model.config)
 
     def moved(self, position: Position, other: Posterior) -> Position:
-        """The position of another adaptation, for the same noise and parameters."""
+        """The position in another adaptation with the same noise and parameters."""
         return other.whiten(self.unwhiten(position)[0], self._white(position))
 
     @eqx.filter_jit
     def initial(self, key: Array, **values: Any) -> Position:
-        """A position to start from: parameters from the prior, but for those given, and the noise given them.
+        """A first position: given parameters and others from the prior, and the noise given these.
 
-        The noise is a draw from its posterior in linear theory where a preconditioner knows it (Hoffman & Ribak 1991),
-        and from its prior otherwise.
+        The noise is drawn from its posterior in linear theory with a linear preconditioner (Hoffman & Ribak 1991), and
+        from its prior otherwise.
         """
         model = self.model
         draw_key, key = jax.random.split(key)

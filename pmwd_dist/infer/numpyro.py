@@ -16,12 +16,12 @@ _PREFIX = "position/"
 def numpyro_sites(
     logdensity: Callable[[Any], Array], parameters: Callable[[Any], Mapping[str, ArrayLike]], shapes: Mapping[str, Any]
 ) -> None:
-    """Sample a position of these shapes, standard normal but for a factor that makes its log density the one given.
+    """Sample a position with standard normal sites and a factor, such that it has this log density.
 
     Args:
-      logdensity: of positions.
-      parameters: of a position, which become deterministic sites.
-      shapes: of the noise, "noise", and of the numbers.
+      logdensity: log density, a function of the position.
+      parameters: function of the position whose values become deterministic sites.
+      shapes: shapes of the noise, "noise", and of the parameters.
 
     Raises:
       ImportError: numpyro is not installed.
@@ -39,6 +39,6 @@ def numpyro_sites(
 
 
 def numpyro_position(sites: Mapping[str, Any]) -> dict[str, Any]:
-    """The position, or a batch of positions, of samples of these sites."""
+    """The position, or a batch of positions, from samples of the sites."""
     position = {name.removeprefix(_PREFIX): x for name, x in sites.items() if name.startswith(_PREFIX)}
     return {"noise": position.pop("noise"), "parameters": position}

@@ -1,4 +1,4 @@
-"""The largest posterior density over the noise, parameters fixed."""
+"""Maximum of the posterior density over the noise at fixed parameters."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Method = Literal["l-bfgs", "adam"]
 
 
 class Maximum(NamedTuple):
-    """Where the posterior density is largest, as far as an optimiser got.
+    """Result of an optimiser.
 
     Args:
-      position: the best one.
-      logdensity: there.
+      position: position with the largest log density.
+      logdensity: largest log density.
       history: log density after each step, on the host.
     """
 
@@ -49,23 +49,23 @@ def maximise(
 ) -> Maximum:
     """Maximise the posterior density over the noise, with the parameters of the position fixed.
 
-    Parameters are fixed unless they are named as free: the largest joint density over field and parameters is no
-    estimate of the parameters. It leaves the width of the field's posterior out, and so overfits the noise of the data
-    with too strong a bias or too large a fluctuation.
+    Parameters are fixed unless they are named as free. A joint maximum over field and parameters is no estimate of the
+    parameters: it ignores the width of the field's posterior, and overfits the noise of the data with too large a bias
+    or amplitude.
 
     Args:
-      posterior: of a model, given data.
-      position: where to begin.
-      steps: at most.
-      method: "l-bfgs", which remembers ten steps (20 fields), or "adam", which keeps two fields.
-      learning_rate: of Adam.
-      free: names of parameters to maximise over, too.
-      anneal: wavenumbers, ascending [h/Mpc]: waves up to each of them move first, and all at the end, in as many steps.
-        Where structures are far from where they belong, small ones find wrong partners, and hold large ones back.
+      posterior: posterior of a model, given data.
+      position: first position.
+      steps: largest number of steps.
+      method: "l-bfgs", which stores ten steps (20 fields), or "adam", which stores two fields.
+      learning_rate: learning rate of Adam.
+      free: names of parameters that are maximised too.
+      anneal: ascending wavenumbers [h/Mpc]. Modes up to each of them move first, and all at the end, with equal numbers
+        of steps. Otherwise small structures far from their places match wrong ones, and hold large structures back.
 
     Raises:
       ValueError: a name that is no parameter, another method, numbers out of range, or wavenumbers that do not ascend.
-      SimulationError: the log density is not finite where it begins.
+      SimulationError: the log density is not finite at the first position.
       ImportError: optax is not installed.
     """
     _check(posterior, position, method, free)
@@ -80,7 +80,7 @@ def maximise(
         position, largest, values = _climb(posterior, position, (method, learning_rate), count, free, factor)
         history += values
         if not np.isfinite(history[0]):
-            raise SimulationError("the log density is not finite where the maximum is looked for; begin elsewhere")
+            raise SimulationError("the log density is not finite at the first position; begin elsewhere")
     return Maximum(position, largest, np.asarray(history))
 
 
@@ -92,7 +92,7 @@ def _climb(
     free: Sequence[str],
     factor: Array | None,
 ) -> tuple[Position, float, list[float]]:
-    """The best of so many positions, the density there, and that of each; the modes of each move are multiplied."""
+    """The best of `count` positions, its log density, and the history; `factor` filters the modes of each move."""
     import optax
 
     optimiser = optax.lbfgs(10) if method[0] == "l-bfgs" else optax.adam(method[1])
@@ -148,7 +148,7 @@ def _up_to(limit: float | None, config: Config, dtype: Any) -> Array:
 
 
 def _check(posterior: Posterior, position: Position, method: Method, free: Sequence[str]) -> None:
-    """ArgumentError for a method that there is not, or for parameters that can't be free."""
+    """Raise ValueError for an unknown method, or for parameters that can't be free."""
     if method not in ("l-bfgs", "adam"):
         raise ArgumentError("method", method, 'must be "l-bfgs" or "adam"')
     for name in free:

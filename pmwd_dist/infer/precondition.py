@@ -1,7 +1,7 @@
 """Preconditioning by the posterior of each mode of the noise in linear theory (Wiener 1949).
 
-Where data are d(k) = R(k) w(k) + n(k), with white noise w of unit variance, n of variance s^2 in each cell, and the
-response R of a forward model, w(k) has the posterior mean R d / (R^2 + s^2) and the variance 1 / (1 + R^2 / s^2).
+Let data be d(k) = R(k) w(k) + n(k), with the response R of a forward model, white noise w of unit variance, and noise n
+of variance s^2 in each cell. Then w(k) has the posterior mean R d / (R^2 + s^2) and the variance 1 / (1 + R^2 / s^2).
 
 Modes that are not compared have infinite s: mean 0 and variance 1, as in the prior.
 

@@ -3,8 +3,8 @@
 Gradients g along a chain give the curvature, since E[g g^T] = -E[Hessian]:
 
 - Modes of a band with curvature c, 1 in linear theory, are scaled to the curvature sqrt(c), or `LARGEST_CURVATURE` if
-  that is less. Displacements constrain long waves far better at fixed small scales than in linear theory; their width
-  is now the geometric mean of the conditional width c^-1/2 and the linear one, near the width of the posterior.
+  that is less. Displacements constrain long waves far better at fixed small scales than in linear theory. The scaled
+  width is the geometric mean of the conditional width c^-1/2 and the linear width, near the width of the posterior.
 - The Wiener mean of a band is multiplied by 1 + t (u - centre) for a parameter u. The gradient along u gains t r, where
   r is the sum of gradients times means. Regression of the gradient on these r gives the t with the least curvature.
 - Without linear theory the scale of a band also changes with the parameters, as exp(s (u - centre)). The gradient along

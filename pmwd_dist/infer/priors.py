@@ -1,4 +1,4 @@
-"""Priors of parameters, each a bijection from a standard normal variable: parameters are sampled whitened."""
+"""Priors of parameters as bijections from a standard normal variable, the whitened parameter."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Normal:
     """A normal distribution, truncated where low or high is given.
 
     Args:
-      mean, sd: of the distribution before it is truncated.
+      mean, sd: mean and standard deviation before truncation.
       low, high: bounds; default: none.
 
     Raises:
@@ -64,12 +64,12 @@ class Normal:
 
     @property
     def _tails(self) -> tuple[float, float]:
-        """Probabilities that the bounds cut off below and above."""
+        """Probabilities below and above the bounds."""
         low, high = (self.low - self.mean) / self.sd, (self.high - self.mean) / self.sd
         return math.erfc(-low / math.sqrt(2)) / 2, math.erfc(high / math.sqrt(2)) / 2
 
     def forward(self, u: ArrayLike) -> Array:
-        """The parameter at u: equal quantiles, counted from the nearer end, where probabilities keep their digits."""
+        """The parameter at u, by quantiles from the nearer end, which keep their precision."""
         u = jnp.asarray(u, float)
         if math.isinf(self.low) and math.isinf(self.high):
             return self.mean + self.sd * u
@@ -82,7 +82,7 @@ class Normal:
         if math.isinf(self.low) and math.isinf(self.high):
             return x
         below, above = self._tails
-        return _whole(x, below, above, 1 - below - above)
+        return _untruncated(x, below, above, 1 - below - above)
 
     def logdensity(self, value: ArrayLike) -> Array:
         """Logarithm of the normalised density."""
@@ -94,14 +94,14 @@ class Normal:
 
 @jax.jit
 def _truncated(u: Array, below: float, above: float, between: float) -> Array:
-    """A standard normal variable without its tails, of these probabilities, at the quantile of a whole one."""
+    """A standard normal variable truncated by two tail probabilities, at the quantile of u."""
     left = ndtri(below + between * ndtr(jnp.where(u < 0, u, 0)))
     right = -ndtri(above + between * ndtr(jnp.where(u < 0, 0, -u)))
     return jnp.where(u < 0, left, right)
 
 
 @jax.jit
-def _whole(x: Array, below: float, above: float, between: float) -> Array:
+def _untruncated(x: Array, below: float, above: float, between: float) -> Array:
     """The inverse of `_truncated`."""
     left = ndtri((ndtr(x) - below) / between)
     right = -ndtri((ndtr(-x) - above) / between)
@@ -124,7 +124,7 @@ class Uniform:
         _check_bounds(self)
 
     def forward(self, u: ArrayLike) -> Array:
-        """The parameter at u, counted from the nearer end."""
+        """The parameter at u, by quantiles from the nearer end."""
         u, width = jnp.asarray(u, float), self.high - self.low
         left = self.low + width * ndtr(jnp.where(u < 0, u, 0))
         return jnp.where(u < 0, left, self.high - width * ndtr(jnp.where(u < 0, 0, -u)))
@@ -147,8 +147,8 @@ class LogNormal:
     """The distribution of a positive parameter whose logarithm is normal.
 
     Args:
-      median: of the parameter.
-      sd: of its logarithm.
+      median: median of the parameter.
+      sd: standard deviation of its logarithm.
 
     Raises:
       ValueError: a number that is not finite and positive.
@@ -178,11 +178,11 @@ class LogNormal:
 
 
 def check_priors(priors: Any, positive: Iterable[str]) -> None:
-    """Raise ValueError unless all are priors that keep their width in the precision of JAX.
+    """Raise ValueError unless all are priors with a width that the floating-point precision resolves.
 
     Args:
-      priors: by name.
-      positive: names of parameters that make no sense at 0 or below.
+      priors: priors by name.
+      positive: names of parameters that must be positive.
     """
     if not isinstance(priors, Mapping):
         raise ArgumentError("priors", priors, "must be a mapping from names", 'for example {"b1": infer.Normal(1, 1)}')
@@ -203,7 +203,7 @@ def whiten(values: Mapping[str, Any], priors: Mapping[str, Prior]) -> dict[str, 
     """Whitened parameters, in the order of the priors.
 
     Raises:
-      ValueError: a name that has no prior, or a value that its prior excludes; traced values are not looked at.
+      ValueError: a name without a prior, or a value that its prior excludes; traced values are not checked.
     """
     for name in values:
         if name not in priors:
@@ -217,7 +217,7 @@ def whiten(values: Mapping[str, Any], priors: Mapping[str, Prior]) -> dict[str, 
 
 
 def unwhiten(white: Mapping[str, ArrayLike], priors: Mapping[str, Prior]) -> dict[str, Array]:
-    """Parameters of whitened ones."""
+    """Parameters from whitened parameters."""
     return {name: priors[name].forward(u) for name, u in white.items()}
 
 

@@ -1,4 +1,4 @@
-"""Vectors that are pytrees of arrays, divided over devices as they are: nothing is joined into one long array."""
+"""Vector operations on pytrees of arrays, whose leaves keep their divisions over devices."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def scale(factor: Any, a: Any) -> Any:
 
 
 def multiply(a: Any, b: Any) -> Any:
-    """Products entry by entry; b may be a number, or a pytree whose leaves broadcast against those of a."""
+    """Elementwise product; b is a number, or a pytree whose leaves broadcast against the leaves of a."""
     return jax.tree.map(lambda x, y: x * jnp.asarray(y, x.dtype), a, broadcast_to_leaves(b, a))
 
 
 def broadcast_to_leaves(b: Any, like: Any) -> Any:
-    """A number for each leaf of another pytree; a pytree as it is."""
+    """A number as a pytree with the structure of another one; a pytree unchanged."""
     if jax.tree.structure(b).num_nodes == 1 and jnp.ndim(b) == 0:
         return jax.tree.map(lambda _: b, like)
     return b
 
 
 def where(condition: Array, a: Any, b: Any) -> Any:
-    """A where the condition, one for all, holds, else b."""
+    """The pytree a if the condition holds, else b."""
     return jax.tree.map(lambda x, y: jnp.where(condition, x, y), a, b)
 
 
@@ -69,6 +69,6 @@ def normal_like(key: Array, tree: Any) -> Any:
 
 
 def unit_vector(key: Array, tree: Any) -> Any:
-    """A direction at random, of norm 1, in the shapes and types of a pytree."""
+    """A random direction of norm 1 in the shapes and types of a pytree."""
     x = normal_like(key, tree)
     return scale(1 / norm(x), x)

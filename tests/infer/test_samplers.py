@@ -305,7 +305,7 @@ def test_the_shift_of_a_parameter_by_finite_steps_is_foreseen(heavier: float) ->
     assert methods.density_shift(state, "adjusted-mclmc", lengths) == 0
 
 
-def test_a_step_into_a_failed_simulation_is_undone() -> None:
+def test_a_step_into_a_failed_simulation_is_rejected() -> None:
     def cut(x: Any) -> Any:
         return jnp.where(x["b"][0] < 3, -0.5 * trees.dot(x, x), -jnp.inf)
 

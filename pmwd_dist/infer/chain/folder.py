@@ -141,7 +141,7 @@ class ChainFolder:
         """All draws up to the state.
 
         Raises:
-          ValueError: there are no draws yet.
+          ValueError: the folder has no draws yet.
           ArrayFileError: a file is missing or damaged.
         """
         state = self.state()

@@ -1,1 +1,1 @@
-"""Samplers on pytrees of divided fields: functions of key, state and log density, with the names of blackjax."""
+"""Samplers on pytrees of divided fields: functions of key, state and log density, named as in blackjax."""

@@ -1,9 +1,9 @@
 """Hamiltonian Monte Carlo (Duane et al. 1987; Neal 2011) on pytrees, with steps that are exact for a normal part.
 
-A field that data hardly inform is nearly a standard normal one in the coordinates in which it is sampled. Motion in
-that part of the potential is a rotation of position and momentum, which is taken as it is; only what is left changes
-the momentum, at both ends of a step (Shahbaba et al. 2014, arXiv 1106.5941; in function spaces Beskos et al. 2011). So
-modes of which data say nothing, and which are as they are a priori, add nothing to the energy error of a trajectory.
+A field with little data is nearly standard normal in the sampled coordinates. Motion in this part of the potential is a
+rotation of position and momentum, which is exact. The remaining gradient kicks the momentum at both ends of a step
+(Shahbaba et al. 2014, arXiv 1106.5941; in function spaces Beskos et al. 2011). Modes without data, which keep their
+prior, add nothing to the energy error of a trajectory.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def step(
     """A trajectory with a new momentum, accepted or rejected: one gradient an integration step.
 
     Args:
-      key: of jax.random.
-      state: from `init`, or of the transition before.
-      logdensity: function of the position, a pytree of arrays.
-      num_integration_steps: of the trajectory.
-      step_size: of each.
-      inverse_mass_matrix: diagonal, a number or a pytree whose leaves broadcast against the position's.
-      normal_precision: that of the normal distribution about 0 for which steps are exact, likewise; where it is 0, they
-        are those of velocity Verlet.
+      key: random key.
+      state: state from `init` or from the previous transition.
+      logdensity: log density, a function of the position, which is a pytree of arrays.
+      num_integration_steps: number of integration steps of the trajectory.
+      step_size: time of an integration step.
+      inverse_mass_matrix: diagonal, a number or a pytree that broadcasts against the position.
+      normal_precision: precision of the normal distribution about 0 for which steps are exact, in the same form; 0 for
+        velocity Verlet.
     """
     draw, choice = jax.random.split(key)
     size = jnp.asarray(step_size, state.logdensity.dtype)
@@ -64,7 +64,7 @@ def leapfrog(
     inverse_mass_matrix: Any,
     normal_precision: Any,
 ) -> tuple[ChainState, Any]:
-    """An integration step: state and momentum, which is in units of the root of the mass matrix, after it."""
+    """State and momentum, in units of the root of the mass matrix, after an integration step."""
     root = jax.tree.map(jnp.sqrt, inverse_mass_matrix)
 
     def kick(momentum: Any, state: ChainState) -> Any:
@@ -79,16 +79,15 @@ def leapfrog(
 def _rotated(position: Any, momentum: Any, time: Array, root: Any, precision: Any) -> tuple[Any, Any]:
     """Position and momentum after a time in the potential of the normal distribution.
 
-    A rotation is three shears (Paeth 1986), which keep volumes however their numbers are rounded, and so an energy that
-    is nearly the right one. With a rounded sine and cosine every step scales all dimensions alike: in float32 the
-    energy of 64^3 of them changes by some 2 in a quarter of a period with steps of 0.006, by how their sine is rounded.
+    The rotation is made of three shears (Paeth 1986), which conserve volume, and nearly the energy, also with rounded
+    coefficients. A rounded sine and cosine would scale all dimensions alike in every step.
     """
 
     def leaf(x: Array, p: Array, root: Any, precision: Any) -> tuple[Array, Array]:
         root, frequency = jnp.asarray(root, x.dtype), jnp.sqrt(jnp.asarray(precision, x.dtype))
         time_there = time.astype(x.dtype) * root
         angle = time_there * frequency
-        half_turns = jnp.round(angle / jnp.pi)  # which are exact; the rest is a quarter turn at most
+        half_turns = jnp.round(angle / jnp.pi)  # exact; the remainder is a quarter turn at most
         sign, angle = jnp.where(half_turns % 2 == 0, 1, -1).astype(x.dtype), angle - half_turns * jnp.pi
         free = frequency == 0
         along = jnp.where(free, 0.5 * time_there, jnp.tan(0.5 * angle) / jnp.where(free, 1, frequency))

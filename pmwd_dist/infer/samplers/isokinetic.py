@@ -1,7 +1,7 @@
-"""Dynamics of samplers whose momentum is a direction, of constant norm: microcanonical ones.
+"""Microcanonical dynamics, whose momentum is a direction u of constant norm in d dimensions.
 
-The Hamiltonian of energy-sampling dynamics makes the position follow the density when the direction u obeys
-du/dt = (1 - u u) grad log p / (d - 1) (Ver Steeg & Galstyan 2021; Robnik et al. 2022, arXiv 2212.08549).
+The position samples the density p if du/dt = (1 - u u) grad log p / (d - 1) (Ver Steeg & Galstyan 2021; Robnik et al.
+2022, arXiv 2212.08549).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LogDensity = Callable[[Any], Array]
 class IntegratorState(NamedTuple):
     """A point of a trajectory: position, momentum, log density and its gradient, as in blackjax.
 
-    After a step of MCLMC the last two are those of a place beside the position (`langevin_step`).
+    After a step of MCLMC the gradient belongs to the kick point beside the position (`langevin_step`).
     """
 
     position: Any
@@ -34,7 +34,7 @@ class IntegratorState(NamedTuple):
 
 
 def value_and_grad(logdensity: LogDensity, position: Any) -> tuple[Array, Any]:
-    """The log density, a callable that need not be hashable, and its gradient."""
+    """The log density and its gradient; the callable need not be hashable."""
 
     def call(position: Any) -> Array:
         return logdensity(position)
@@ -54,10 +54,10 @@ def mclachlan_step(
     """One step of McLachlan's integrator, and the change of the kinetic energy.
 
     Args:
-      state: where it begins.
+      state: state before the step.
       step_size: distance along the trajectory, in units of the root of the inverse mass matrix.
-      logdensity: function of the position.
-      inverse_mass_matrix: diagonal, a number or a pytree whose leaves broadcast against the position's.
+      logdensity: log density, a function of the position.
+      inverse_mass_matrix: diagonal, a number or a pytree that broadcasts against the position.
     """
     root = jax.tree.map(jnp.sqrt, inverse_mass_matrix)
 
@@ -78,20 +78,20 @@ def mclachlan_step(
 
 
 def density_shift(state: IntegratorState, step_size: Array, inverse_mass_matrix: Any = 1.0) -> Array:
-    """What steps of a finite length add to the log density that they sample, on average over a field, to second order.
+    """Second-order shift of the sampled log density by finite steps, averaged over a field.
 
-    Along the trajectories of `langevin_step`, with time steps h, what is conserved is the Hamiltonian plus
-    h^2 g M^-1 g / 24, in the coordinates that are given there, with the slope g and the masses M. So a parameter on
-    which the frequencies w of modes depend has a density times exp(-h^2 sum of w^2 / 24), the sum being the mean of
-    g M^-1 g. It is over d modes: that is a bias of the parameter even where the error of each mode is negligible.
+    Trajectories of `langevin_step` with time steps h conserve the Hamiltonian plus h^2 g M^-1 g / 24 in its shifted
+    coordinates, for gradients g and masses M. The density of a parameter gains the factor exp(-h^2 E[g M^-1 g] / 24),
+    where the mean is the sum of w^2 over the frequencies w of the modes if these depend on the parameter. The sum over
+    many modes is a bias of the parameter even if the error of each mode is negligible.
 
-    For fields x it is that of g (M^-1 g + x) but for a constant, the mean of g x being minus their dimensions whatever
-    the parameters are (Stein 1981): of modes of which data say nothing, g = -M x, that has no noise.
+    For fields x the code uses g (M^-1 g + x). Its mean differs by a constant, the number of dimensions (Stein 1981),
+    and it has no noise for modes without data, where g = -M x.
 
     Args:
-      state: where steps lead. Parameters are leaves without axes: all others are fields.
-      step_size: as in `langevin_step`.
-      inverse_mass_matrix: as there.
+      state: state after a step; leaves without axes are parameters, all others are fields.
+      step_size: size of the step, as in `langevin_step`.
+      inverse_mass_matrix: diagonal, as in `langevin_step`.
     """
     slope = state.logdensity_grad
     fields = jax.tree.map(lambda x: x if x.ndim else jnp.zeros_like(x), state.position)
@@ -100,16 +100,16 @@ def density_shift(state: IntegratorState, step_size: Array, inverse_mass_matrix:
 
 
 def _displacement(step_size: Array, position: Any) -> Array:
-    """That of a state of `langevin_step` per slope: a 24th of the square of the time of a step."""
+    """Displacement of a state of `langevin_step` per gradient, h^2 / 24."""
     return step_size**2 / (24 * trees.size(position))
 
 
 def turn(momentum: Any, slope: Any, distance: Array) -> tuple[Any, Array]:
     """Turn a direction towards a constant gradient over a distance; also the change of the kinetic energy.
 
-    With g the norm of the gradient, e its direction, x = distance g / (d - 1) and c = u e:
-    u -> (u + e (sinh x + c (cosh x - 1))) / (cosh x + c sinh x), and the energy changes by (d - 1) times the logarithm
-    of the denominator. Both are written with exp(-x), which can't overflow.
+    Let g be the norm of the gradient, e its direction, x = distance g / (d - 1), and c = u e. The direction becomes
+    (u + e (sinh x + c (cosh x - 1))) / (cosh x + c sinh x). The energy changes by (d - 1) times the logarithm of the
+    denominator. Both use exp(-x), which cannot overflow.
     """
     dimensions = trees.size(momentum)
     length = trees.norm(slope)
@@ -123,7 +123,7 @@ def turn(momentum: Any, slope: Any, distance: Array) -> tuple[Any, Array]:
 
 
 def refresh(key: Array, momentum: Any, distance: Array, L: Array) -> Any:
-    """The momentum with the noise of a distance, such that it forgets its direction over L; none if L is infinite."""
+    """The momentum with noise over a distance, for a decoherence length L; unchanged if L is infinite."""
     noise = trees.normal_like(key, momentum)
     size = jnp.sqrt(jnp.expm1(2 * distance / L) / trees.size(momentum))
     moved = trees.add(momentum, size, noise)
@@ -140,27 +140,26 @@ def langevin_step(
 ) -> tuple[IntegratorState, Array]:
     """A step of velocity Verlet with noise of the momentum, and the change of the kinetic energy: one gradient.
 
-    In time steps h = step_size / sqrt(d) and a potential V, Verlet's trajectories are those of the Hamiltonian
-    H + h^2 (p V'' p / 12 - |V'|^2 / 24) (Hairer, Lubich & Wanner 2006, IX), which is H + h^2 |V'|^2 / 24 in the
-    coordinates x - h^2 V' / 12, p + h^2 V'' p / 12. Its momenta at temperature 1 have the variance 1 - h^2 V'' / 6 in
-    the middle of a kick and 1 + h^2 V'' / 12 between kicks. So a third of the noise comes in the middle of kicks and
-    two thirds between them: to second order in h all modes then have that temperature. That is so for a momentum of
-    constant norm, too: `turn` differs from Newton's kicks by one factor for all modes.
+    For time steps h = step_size / sqrt(d) and a potential V, Verlet's trajectories follow the Hamiltonian
+    H + h^2 (p V'' p / 12 - |V'|^2 / 24) (Hairer, Lubich & Wanner 2006, IX). In the coordinates x - h^2 V' / 12,
+    p + h^2 V'' p / 12 it is H + h^2 |V'|^2 / 24. At temperature 1 the variance of its momenta is 1 - h^2 V'' / 6 in the
+    middle of a kick and 1 + h^2 V'' / 12 between kicks. One third of the noise is therefore added in the middle of
+    kicks and two thirds between them, which gives all modes this temperature to second order in h. The same holds for a
+    momentum of constant norm: `turn` differs from Newton's kicks by one factor for all modes.
 
-    Where kicks are, positions have variances that are too large by h^2 w^2 / 12 in modes of frequency w. States are
-    displaced from there by h^2 / 24 times the slope, so that their variances are right to second order; at a phase h w
-    of 1.6 they are a quarter too large. Their slope is that where the kick is, and their log density that plus its
-    change by the displacement in first order, which is too high by (h^2 / 24)^2 g H g / 2, with the slope g and the
-    curvature H: a sum over all dimensions. So a position is to be evaluated anew before another sampler goes on from
-    it. What steps do to parameters is `density_shift`.
+    At the kick points the variance of a mode of frequency w is too large by h^2 w^2 / 12. States are displaced from
+    there by h^2 / 24 times the gradient g, which makes variances right to second order. A state keeps the gradient of
+    the kick point, and the log density of the kick point plus its first-order change, which is too high by
+    (h^2 / 24)^2 g H g / 2 for the curvature H, a sum over all dimensions. Another sampler must evaluate the position
+    again. The bias of parameters is `density_shift`.
 
     Args:
-      key: of jax.random.
-      state: where it begins.
+      key: random key.
+      state: state before the step.
       step_size: distance along the trajectory, in units of the root of the inverse mass matrix.
-      L: length over which the momentum forgets its direction.
-      logdensity: function of the position.
-      inverse_mass_matrix: diagonal, a number or a pytree whose leaves broadcast against the position's.
+      L: decoherence length of the momentum.
+      logdensity: log density, a function of the position.
+      inverse_mass_matrix: diagonal, a number or a pytree that broadcasts against the position.
     """
     root, displacement = jax.tree.map(jnp.sqrt, inverse_mass_matrix), _displacement(step_size, state.position)
     kick_key, drift_key = jax.random.split(key)

@@ -21,13 +21,13 @@ from pmwd_dist.infer.samplers.isokinetic import (
 
 
 class MCLMCInfo(NamedTuple):
-    """What happened in a step.
+    """Statistics of a step.
 
     Args:
-      logdensity: of the state after it.
-      energy_change: error of the energy; its variance over d is what the step size is controlled by.
+      logdensity: log density after the step.
+      energy_change: energy error, whose variance per dimension controls the step size.
       kinetic_change: change of the kinetic energy.
-      nonans: false where the step ended in a failed simulation, or nowhere, and was undone.
+      nonans: false for a rejected step: a failed simulation or a position that is not finite.
     """
 
     logdensity: Array
@@ -37,7 +37,7 @@ class MCLMCInfo(NamedTuple):
 
 
 def init(key: Array, position: Any, logdensity: LogDensity) -> IntegratorState:
-    """The state at a position, with a direction at random."""
+    """The state at a position, with a random direction."""
     return start(position, trees.unit_vector(key, position), logdensity)
 
 
@@ -52,17 +52,17 @@ def step(
 ) -> tuple[IntegratorState, MCLMCInfo]:
     """One step of MCLMC: one gradient.
 
-    The position of the state is a draw. Its log density and slope are beside what they are there
-    (`isokinetic.langevin_step`): another sampler begins with its own `init` at the position. A step whose end is not
-    finite is undone, and a new direction drawn.
+    The position of the state is a draw. Its log density and gradient belong to the kick point beside it
+    (`isokinetic.langevin_step`), so that another sampler must begin with its own `init`. A step that is not finite is
+    rejected, and a new direction is drawn.
 
     Args:
-      key: of jax.random.
-      state: from `init`, or of the step before.
-      logdensity: function of the position, a pytree of arrays.
-      L: length over which the momentum forgets its direction.
+      key: random key.
+      state: state from `init` or from the previous step.
+      logdensity: log density, a function of the position, which is a pytree of arrays.
+      L: decoherence length of the momentum.
       step_size: length of a step.
-      inverse_mass_matrix: diagonal, a number or a pytree whose leaves broadcast against the position's.
+      inverse_mass_matrix: diagonal, a number or a pytree that broadcasts against the position.
     """
     dtype = state.logdensity.dtype
     L, step_size = jnp.asarray(L, dtype), jnp.asarray(step_size, dtype)
@@ -70,22 +70,22 @@ def step(
     new, kinetic = langevin_step(key, state, step_size, L, logdensity, inverse_mass_matrix)
     energy = kinetic - new.logdensity + state.logdensity
     fine = trees.all_finite((new, energy))
-    undone = state._replace(momentum=trees.unit_vector(other, state.position))
-    new = trees.where(fine, new, undone)
+    rejected = state._replace(momentum=trees.unit_vector(other, state.position))
+    new = trees.where(fine, new, rejected)
     zero = jnp.zeros_like(energy)
     info = MCLMCInfo(new.logdensity, jnp.where(fine, energy, zero), jnp.where(fine, kinetic, zero), fine)
     return new, info
 
 
 class AdjustedInfo(NamedTuple):
-    """What happened in a transition of a Metropolis-adjusted sampler.
+    """Statistics of a transition of a Metropolis-adjusted sampler.
 
     Args:
-      logdensity: after it.
-      acceptance_rate: probability with which it was accepted.
-      is_accepted: whether it was.
-      energy_change: error of the energy along the trajectory.
-      nonans: false where the trajectory ended in a failed simulation, or nowhere.
+      logdensity: log density after the transition.
+      acceptance_rate: acceptance probability.
+      is_accepted: whether the trajectory was accepted.
+      energy_change: energy error of the trajectory.
+      nonans: false for a failed simulation or a position that is not finite.
     """
 
     logdensity: Array
@@ -122,12 +122,12 @@ def adjusted_step(
     """A trajectory with a new direction and no noise, accepted or rejected: two gradients an integration step.
 
     Args:
-      key: of jax.random.
-      state: from `adjusted_init`, or of the transition before.
-      logdensity: function of the position, a pytree of arrays.
-      num_integration_steps: of the trajectory.
-      step_size: length of each.
-      inverse_mass_matrix: diagonal, a number or a pytree whose leaves broadcast against the position's.
+      key: random key.
+      state: state from `adjusted_init` or from the previous transition.
+      logdensity: log density, a function of the position, which is a pytree of arrays.
+      num_integration_steps: number of integration steps of the trajectory.
+      step_size: length of an integration step.
+      inverse_mass_matrix: diagonal, a number or a pytree that broadcasts against the position.
     """
     direction, choice = jax.random.split(key)
     momentum = trees.unit_vector(direction, state.position)

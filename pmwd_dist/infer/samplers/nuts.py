@@ -1,8 +1,8 @@
 """The no-U-turn sampler (Hoffman & Gelman 2014; Betancourt 2017) on pytrees, with the trees of blackjax.
 
-Trajectories double until they turn back, and a point of them is drawn by its weight. What blackjax does on one array of
-all leaves, which would gather a divided field, is here on pytrees: momenta, the criterion that a trajectory turns, and
-what it is kept for. Steps are those of `hmc`.
+Trajectories double until they turn back, and a point of them is drawn by its weight. blackjax joins all leaves in one
+array, which would gather a divided field. Momenta and the turning criterion are therefore pytrees here. The integrator
+is `hmc.leapfrog`.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from pmwd_dist.infer.samplers.hmc import leapfrog
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState, LogDensity
 from pmwd_dist.infer.samplers.mclmc import AdjustedInfo, ChainState, adjusted_init
 
-DOUBLINGS = 10  # of a trajectory, at most
-_DIVERGENCE = 1000.0  # error of the energy beyond which a trajectory ends
+DOUBLINGS = 10  # largest number for a trajectory
+_DIVERGENCE = 1000.0  # energy error at which a trajectory ends
 
 init = adjusted_init
 
 
 class Marks(NamedTuple):
-    """Momenta of a trajectory, and sums of them up to there, where its halves, quarters and so on begin.
+    """Momenta and cumulative momenta of a trajectory where its halves, quarters and so on begin.
 
     Args:
-      momenta, sums: like the momentum, with a leading axis of doublings.
-      first, last: of the marks from which the trajectory must not have turned.
+      momenta, sums: pytrees like the momentum, with a leading axis of doublings.
+      first, last: range of the marks with which the turning criterion is tested.
     """
 
     momenta: Any
@@ -53,17 +53,17 @@ def step(
     """A draw from a trajectory that ends where it turns: one gradient an integration step.
 
     Args:
-      key: of jax.random.
-      state: from `init`, or of the draw before.
-      logdensity: function of the position, a pytree of arrays.
-      step_size: of an integration step.
-      inverse_mass_matrix: diagonal, a number or a pytree whose leaves broadcast against the position's.
-      normal_precision: as in `hmc.step`.
-      doublings: of the trajectory, at most.
+      key: random key.
+      state: state from `init` or from the previous draw.
+      logdensity: log density, a function of the position, which is a pytree of arrays.
+      step_size: time of an integration step.
+      inverse_mass_matrix: diagonal, a number or a pytree that broadcasts against the position.
+      normal_precision: precision of the normal part, as in `hmc.step`.
+      doublings: largest number of doublings of the trajectory.
 
     Returns:
-      The state; what happened, the rate being that of all points of the trajectory, and nonans false where it ended in
-      a failed simulation; and the number of integration steps.
+      The state; statistics, with the mean acceptance rate of all points of the trajectory and nonans false for a failed
+      simulation; and the number of integration steps.
 
     Raises:
       ImportError: blackjax is not installed.
@@ -94,7 +94,7 @@ def step(
 
 
 def _blackjax(module: str) -> Any:
-    """Untyped, as its annotations are of other types than it takes."""
+    """A module of blackjax as Any, since its annotations are narrower than its arguments."""
     try:
         return import_module(f"blackjax.mcmc.{module}")
     except ImportError as error:
@@ -122,7 +122,7 @@ def _no_marks(momentum: Any, doublings: int) -> Marks:
 
 
 def _marked(marks: Marks, total: Any, momentum: Any, step: Array) -> Marks:
-    """With the momentum of a step, where a part of the trajectory begins: of every other one."""
+    """The marks with the momentum of a step where a part of the trajectory begins, every second step."""
     last = jax.lax.population_count(jnp.asarray(step) >> 1)
     ends = jax.lax.population_count((~step & (step + 1)) - 1)  # parts that end with the step
 
