@@ -149,7 +149,7 @@ def test_adapted_positions_have_the_same_posterior(kind: Any, plain: str | None)
     np.testing.assert_allclose(differences, differences[0], atol=1e-8)
 
 
-def test_without_linear_theory_starts_are_draws_of_the_prior_and_modes_are_scaled_alone() -> None:
+def test_without_linear_theory_adaptation_begins_with_the_prior() -> None:
     posterior = posterior_of((1, 1), "adapted", Silent)
     position = posterior.initial(jax.random.key(0), b1=1.0, sd=0.5)
     noise, numbers = posterior.unwhiten(position)
@@ -171,7 +171,7 @@ def band_counts(cell: float = 10.0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", [Misjudged, Silent])
-def test_the_sums_are_what_a_shift_adds_to_slopes(kind: Any) -> None:
+def test_observed_sums_are_derivatives_of_the_gradient_by_a_shift(kind: Any) -> None:
     posterior = posterior_of((1, 1), "adapted", kind)
     adaptation = eqx.tree_at(lambda a: a.factor, some_adaptation(kind=kind), jnp.eye(2))
     plain = eqx.tree_at(lambda a: a.shift, adaptation, 0 * adaptation.shift)
@@ -188,7 +188,7 @@ def test_the_sums_are_what_a_shift_adds_to_slopes(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [Misjudged, Silent])
-def test_divided_fields_are_adapted_alike_and_not_gathered(kind: Any) -> None:
+def test_adaptation_of_divided_fields_is_the_same_and_gathers_none(kind: Any) -> None:
     expected = run(posterior_of((1, 1), "adapted", kind).adapted(some_adaptation(kind=kind)), position_of(0))
     divided = posterior_of((2, 2), "adapted", kind).adapted(some_adaptation((2, 2), kind))
     program = run.lower(divided, position_of(0)).compile()
@@ -242,7 +242,7 @@ def test_curvature_follows_the_parameters_as_mocks_show(pdims: tuple[int, int]) 
     assert not np.any(np.asarray(changes_of_curvature(jax.random.key(0), known, positions)))
 
 
-def test_slopes_show_what_follows_the_parameters_and_how() -> None:
+def test_adaptation_recovers_the_dependence_of_modes_on_parameters() -> None:
     rng = np.random.default_rng(0)
     size = 2, 4000
     sums, spreads = 3 * rng.standard_normal((*size, BANDS)), 5 * rng.standard_normal((*size, BANDS))
@@ -325,7 +325,7 @@ def test_a_run_that_adapts_draws_the_posterior_and_goes_on_to_the_same_bits(
     np.testing.assert_array_equal(again.parameters["b1"], draws[:, :400])
 
 
-def test_modes_seen_in_projection_follow_an_amplitude_and_leave_it_unbiased(tmp_path: Path) -> None:
+def test_projected_modes_follow_an_amplitude_without_bias(tmp_path: Path) -> None:
     """Its posterior is known: the modes of the projection have the variance (10 b1)^2 + 1.
 
     Without scales and a mean that follow b1 its mean is 0.26 standard deviations too low, and takes seven times as

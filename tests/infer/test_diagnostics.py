@@ -35,7 +35,7 @@ def test_diagnostics_are_those_of_arviz(name: str) -> None:
         assert infer.rhat(x) == pytest.approx(array_stats.rhat(x, method="rank"), rel=1e-9)
 
 
-def test_independent_draws_count_all_and_others_few() -> None:
+def test_independent_draws_count_fully_and_correlated_ones_partly() -> None:
     rng = np.random.default_rng(1)
     draws = {"a": rng.standard_normal((4, 1000)), "b": np.repeat(rng.standard_normal((4, 50)), 20, axis=1)}
     table = infer.summary(draws)
@@ -67,7 +67,7 @@ def test_energy_errors_are_per_dimension() -> None:
     assert rows["chain 0"]["largest"] == pytest.approx(100 / np.sqrt(1000))
 
 
-def test_chains_that_stay_where_they_are_for_long_are_found() -> None:
+def test_stuck_chains_are_detected() -> None:
     x = np.random.default_rng(3).standard_normal((5, 100))
     x[1], x[2, 10:61], x[3, 50:], x[4, ::2] = 1.0, 2.0, 3.0, 4.0  # the last returns each time
     assert stuck(x) == {1: 100, 2: 51}
@@ -88,7 +88,7 @@ def test_wrong_draws_are_refused(x: np.ndarray, message: str) -> None:
         infer.rhat(x)
 
 
-def test_the_shift_of_a_parameter_that_moves_slowly_is_not_seen_as_smaller() -> None:
+def test_the_bias_of_a_slow_parameter_is_not_underestimated() -> None:
     """About the means of short chains most of its variance is gone."""
     rng, keep, found = np.random.default_rng(0), np.exp(-1 / 30), []
     for _ in range(200):

@@ -83,7 +83,7 @@ def test_sharded_steps_gather_no_field(run: Any, expected: list[Any], single: pm
     close(program(key, position, posterior), wanted)
 
 
-def test_chains_are_a_batch_beside_space(expected: list[Any], cosmo: Any) -> None:
+def test_chains_are_a_batch_axis_of_divided_fields(expected: list[Any], cosmo: Any) -> None:
     mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("chains", "x"))
     posterior, position = posterior_of(pmd.Decomposition(mesh=mesh, spec=P("x")), cosmo)
     keys, positions = two_chains(position)

@@ -42,7 +42,7 @@ def mock(model: infer.Model, seed: int) -> Any:
     return model.mock(keys[1], model.draw(keys[0]))
 
 
-def test_p_is_uniform_over_mocks_where_draws_show_it_and_never_too_small() -> None:
+def test_p_values_are_uniform_over_mocks() -> None:
     model = linear_model(infer.Gaussian(0.5))
     checks = [checks_of(model, mock(model, seed), seed) for seed in range(MOCKS)]
     assert len(checks[0]) == 12
@@ -55,7 +55,7 @@ def test_p_is_uniform_over_mocks_where_draws_show_it_and_never_too_small() -> No
     assert min(check.p for c in checks for check in c.values()) > 1e-3 / MOCKS
 
 
-def test_deviation_is_standard_normal_however_much_of_it_draws_share() -> None:
+def test_deviations_of_correlated_draws_are_standard_normal() -> None:
     rng = np.random.default_rng(0)
     for shared in (0.2, 0.8):
         z = []
@@ -73,7 +73,7 @@ def test_deviation_is_standard_normal_however_much_of_it_draws_share() -> None:
         (SKEWNESS, {"skewed": True}),
     ],
 )
-def test_data_of_another_model_are_found_out(name: str, wrong: dict[str, Any]) -> None:
+def test_data_of_another_model_fail_the_checks(name: str, wrong: dict[str, Any]) -> None:
     model, key = linear_model(infer.Gaussian(0.5)), jax.random.key(1)
     truth = linear_model(infer.Gaussian(wrong.get("sigma", 0.5)), wrong.get("bias", 1.8))
     position = truth.draw(key)
@@ -84,7 +84,7 @@ def test_data_of_another_model_are_found_out(name: str, wrong: dict[str, Any]) -
     assert "skewed" in wrong or found[name].ratio > 1.2
 
 
-def test_what_the_likelihood_does_not_compare_does_not_count() -> None:
+def test_checks_ignore_modes_outside_the_likelihood() -> None:
     model = linear_model(infer.Gaussian(0.5, k_max=0.1))
     data = mock(model, 3)
     modes = np.fft.rfftn(np.asarray(data))

@@ -45,7 +45,7 @@ def seen(one_device: Any) -> tuple[Any, Any, Any]:
     return program(position)
 
 
-def test_log_density_is_that_of_the_maps(one_device: Any, seen: Any) -> None:
+def test_log_density_agrees_with_the_maps(one_device: Any, seen: Any) -> None:
     of_one, position = one_device
     forward = of_one.model.forward
     field, fine, logdensity = seen
@@ -59,7 +59,7 @@ def test_log_density_is_that_of_the_maps(one_device: Any, seen: Any) -> None:
     np.testing.assert_allclose(logdensity, expected, rtol=1e-12)
 
 
-def test_maps_are_those_of_a_run_with_these_parameters(one_device: Any, seen: Any) -> None:
+def test_maps_agree_with_a_run_of_the_parameters(one_device: Any, seen: Any) -> None:
     of_one, position = one_device
     forward = of_one.model.forward
     cosmo = jax_cosmo.Planck15(sigma8=0.85)
@@ -109,7 +109,7 @@ def test_hidden_pixels_enter_no_arithmetic(hidden: float, one_device: Any) -> No
     jax.tree.map(np.testing.assert_array_equal, evaluate(hidden), evaluate(1.0))
 
 
-def test_noise_is_that_of_the_galaxies_in_a_pixel(one_device: Any) -> None:
+def test_noise_follows_the_number_of_galaxies_in_a_pixel(one_device: Any) -> None:
     model = one_device[0].model
     noise = infer.ShapeNoise(model.forward, (1e-4, 4e-4))
     field = np.zeros((2, 4, 4))

@@ -28,7 +28,7 @@ def field() -> np.ndarray:
     return 1 + 0.3 * np.random.default_rng(0).standard_normal(SHAPE)
 
 
-def test_gaussian_is_that_of_scipy(config: pmd.Config, field: np.ndarray) -> None:
+def test_gaussian_agrees_with_scipy(config: pmd.Config, field: np.ndarray) -> None:
     rng = np.random.default_rng(1)
     data, sigma, mask = field + rng.standard_normal(SHAPE), rng.uniform(0.5, 2, SHAPE), rng.random(SHAPE) < 0.7
     terms = stats.norm.logpdf(data, field, sigma) + 0.5 * np.log(2 * np.pi)
@@ -52,7 +52,7 @@ def test_modes_up_to_k_max_are_compared(pdims: tuple[int, int], field: np.ndarra
     np.testing.assert_allclose(ours, expected, rtol=1e-12)
 
 
-def test_poisson_is_that_of_scipy(config: pmd.Config, field: np.ndarray) -> None:
+def test_poisson_agrees_with_scipy(config: pmd.Config, field: np.ndarray) -> None:
     rng = np.random.default_rng(3)
     selection, mask = rng.uniform(0.2, 1, SHAPE), rng.random(SHAPE) < 0.7
     likelihood = infer.Poisson(3.0, selection=selection, mask=mask)
@@ -112,7 +112,7 @@ def test_chains_leave_negative_cells_in_steps_of_small_error() -> None:
         assert info.energy_change[200:].var() / 512 < 1e-3
 
 
-def test_preconditioners_see_the_mean_noise(config: pmd.Config, field: np.ndarray) -> None:
+def test_preconditioners_use_the_mean_noise(config: pmd.Config, field: np.ndarray) -> None:
     mask = np.zeros(SHAPE)
     mask[:2] = 1
     assert infer.Gaussian(0.5, mask=mask).noise_variance({}, config) == pytest.approx(0.5)
@@ -194,7 +194,7 @@ def test_nothing_behind_a_mask_enters_arithmetic(
 
 
 @pytest.mark.parametrize("hidden", [np.nan, -1e30, -1.7e308])
-def test_a_posterior_knows_nothing_of_hidden_data(hidden: float, config: pmd.Config, field: np.ndarray) -> None:
+def test_a_posterior_is_independent_of_hidden_data(hidden: float, config: pmd.Config, field: np.ndarray) -> None:
     model = infer.Model(config, lambda noise, parameters: 1 + noise, {}, infer.Gaussian(1.0, mask=MASK))
     data = model.condition(np.where(MASK, field, hidden)).data
     np.testing.assert_array_equal(data, np.where(MASK, field, 1))

@@ -46,7 +46,7 @@ def wiener(posterior: infer.Posterior, cosmo: Any) -> tuple[np.ndarray, np.ndarr
     return variance, mean
 
 
-def test_a_linear_gaussian_posterior_is_that_of_wiener(linear: infer.Posterior, cosmo: Any) -> None:
+def test_a_linear_gaussian_posterior_agrees_with_wiener(linear: infer.Posterior, cosmo: Any) -> None:
     variance, mean = wiener(linear, cosmo)
     assert variance.min() < 0.05 and variance.max() > 0.8  # modes that data fix, and modes that they do not
     away = np.random.default_rng(1).standard_normal(SHAPE)
@@ -57,7 +57,7 @@ def test_a_linear_gaussian_posterior_is_that_of_wiener(linear: infer.Posterior, 
     np.testing.assert_allclose(slope["noise"], -away, atol=1e-4)
 
 
-def test_starts_are_draws_from_it(linear: infer.Posterior, cosmo: Any) -> None:
+def test_starts_are_draws_of_the_linear_posterior(linear: infer.Posterior, cosmo: Any) -> None:
     variance, mean = wiener(linear, cosmo)
 
     def draw(key: Any) -> Any:
@@ -92,7 +92,7 @@ def everything(pdims: tuple[int, int], cosmo: Any) -> tuple[Any, ...]:
     return config, data, position
 
 
-def test_a_weight_is_a_power_of_the_likelihood(linear: infer.Posterior) -> None:
+def test_the_weight_is_the_power_of_the_likelihood(linear: infer.Posterior) -> None:
     """Of the likelihood alone: without it the density is the prior."""
     here, there = ({"noise": x, "parameters": {}} for x in np.random.default_rng(2).standard_normal((2, *SHAPE)))
     none, some, one = (evaluate(linear.weighted(weight), here) for weight in (0.0, 0.3, 1.0))
@@ -120,7 +120,7 @@ def test_slabs_have_the_same_mocks_and_starts(reference: tuple[Any, ...], cosmo:
         assert problems.has_sharding(x, wanted)
 
 
-def test_conditional_positions_tell_field_and_parameters_apart(cosmo: Any) -> None:
+def test_conditional_positions_decorrelate_field_and_parameters(cosmo: Any) -> None:
     """In linear theory: a unit Gaussian in the noise, times the evidence of the parameters. On pencils.
 
     All modes are compared in `test_linear_chains`, here those up to a k_max.
@@ -229,7 +229,9 @@ def test_sigma8_scales_a_table_that_is_normalised(kind: str, cosmo: Any) -> None
         ({"normalise": True, "low": 0.06}, {}, r"linear_power covers k=0.06..50 h/Mpc, but sigma8 needs"),
     ],
 )
-def test_tables_that_do_not_follow_are_refused(change: Any, parameters: Any, message: str, cosmo: Any) -> None:
+def test_sampled_parameters_without_effect_on_a_table_are_refused(
+    change: Any, parameters: Any, message: str, cosmo: Any
+) -> None:
     options = {"linear_power": table_of(cosmo, 1.0, change.pop("low", 1e-5))} | change
     with pytest.raises(ValueError, match=message):
         infer.LinearField(configure(), cosmo, **options)(jnp.zeros(SHAPE), jax.tree.map(jnp.asarray, parameters))
@@ -327,7 +329,7 @@ WRONG_SHAPES = {
 
 
 @pytest.mark.parametrize("message", WRONG_SHAPES)
-def test_functions_of_users_that_return_other_shapes_are_refused(message: str, cosmo: Any) -> None:
+def test_wrong_shapes_from_user_functions_are_refused(message: str, cosmo: Any) -> None:
     forward, wrong = WRONG_SHAPES[message]
     config = configure()
     model = infer.Model(config, forward or infer.LinearField(config, cosmo), {}, Own(**wrong))
@@ -342,7 +344,7 @@ def test_functions_of_users_that_return_other_shapes_are_refused(message: str, c
         use()
 
 
-def test_data_that_are_the_same_everywhere_are_warned_of(cosmo: Any) -> None:
+def test_constant_data_raise_a_warning(cosmo: Any) -> None:
     config, mask = configure(), np.zeros(SHAPE)
     mask[0] = 1
     model = infer.Model(config, infer.LinearField(config, cosmo), {}, infer.Gaussian(1.0, mask=mask))
@@ -363,7 +365,7 @@ def test_data_that_are_the_same_everywhere_are_warned_of(cosmo: Any) -> None:
         (infer.Uniform(-2.0, -1.0), "has a median that is not positive; bound it from below"),
     ],
 )
-def test_priors_without_a_use_are_refused(prior: Any, message: str) -> None:
+def test_unused_priors_are_refused(prior: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         infer.Model(configure(), lambda noise, _: noise, {"h": prior}, infer.Gaussian(1.0))
 

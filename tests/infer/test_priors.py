@@ -53,7 +53,7 @@ def test_single_precision_holds_five_standard_deviations() -> None:
             assert np.isfinite(slope).all() and (slope > 0).all()
 
 
-def test_outside_of_its_bounds_a_prior_excludes() -> None:
+def test_a_prior_excludes_values_outside_its_bounds() -> None:
     assert infer.Normal(0.8, 0.15, low=0.1).logdensity(0.09) == -np.inf
     assert infer.Uniform(0.0, 1.0).logdensity(1.1) == -np.inf
     assert infer.LogNormal(1.0, 1.0).logdensity(-1.0) == -np.inf

@@ -63,7 +63,7 @@ def test_gradients_of_steps_and_lensing_add_in_a_fixed_order(cosmo: Any) -> None
     assert not unordered_sums(jax.grad(total, (0, 1)), jnp.ones((2, 4, 4)), jnp.asarray(0.26))
 
 
-def test_sums_in_any_order_are_found() -> None:
+def test_unordered_sums_are_detected() -> None:
     index = np.array([0, 1, 1])
     found = unordered_sums(jax.grad(lambda table: jnp.sum(table[index] ** 2)), jnp.ones(3))
     assert found == ["tensor<3xf64>, tensor<3x1xi32>, tensor<3xf64>"]

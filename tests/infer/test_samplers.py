@@ -56,7 +56,7 @@ def test_states_keep_their_types() -> None:
         assert {y.dtype for y in jax.tree.leaves(after)} == {jnp.dtype(jnp.float32)}
 
 
-def test_mclmc_is_that_of_blackjax_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mclmc_agrees_with_blackjax_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """With velocity Verlet; but states are displaced from where kicks are, and noise comes between them, too."""
     monkeypatch.setattr(trees, "normal_like", as_blackjax_draws)
     mass = {"b": jnp.asarray([0.5, 2.0]), "noise": jnp.linspace(0.8, 1.3, 12).reshape(2, 3, 2)}
@@ -91,7 +91,7 @@ def test_mclmc_is_that_of_blackjax_step_by_step(monkeypatch: pytest.MonkeyPatch)
     assert np.abs(state.position["noise"] - begin()["noise"]).max() > 0.5
 
 
-def test_adjusted_mclmc_and_hmc_are_those_of_blackjax(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adjusted_mclmc_and_hmc_agree_with_blackjax(monkeypatch: pytest.MonkeyPatch) -> None:
     """From one momentum, the same acceptance."""
     position = jax.tree.map(lambda x: 0.5 * x, begin())
     direction = trees.unit_vector(jax.random.key(3), begin())
@@ -120,7 +120,7 @@ def test_adjusted_mclmc_and_hmc_are_those_of_blackjax(monkeypatch: pytest.Monkey
     same(one, other)
 
 
-def test_nuts_is_that_of_blackjax(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nuts_agrees_with_blackjax(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw by draw: trajectories of 1 to 31 steps, some of which end where a part of them turns."""
     monkeypatch.setattr(trees, "normal_like", as_blackjax_draws)
     kernel = blackjax.nuts.build_kernel()
@@ -247,7 +247,7 @@ def test_samplers_have_the_right_variances(name: str) -> None:
         assert error.max() < 0.05 * wanted.max()  # a test that can fail
 
 
-def test_stiff_modes_are_as_wide_as_others() -> None:
+def test_modes_of_large_curvature_have_the_right_width() -> None:
     """With steps of a quarter of the longest stable phase of some modes, and of half of it of others."""
     curvature, root = jnp.repeat(jnp.asarray([1.0, 4.0]), 500), 1000**0.5
 
@@ -270,7 +270,7 @@ def test_stiff_modes_are_as_wide_as_others() -> None:
 
 
 @pytest.mark.parametrize("heavier", [1.0, 4.0])
-def test_the_shift_of_a_parameter_by_finite_steps_is_foreseen(heavier: float) -> None:
+def test_step_bias_predicts_the_discretisation_bias(heavier: float) -> None:
     """That of a parameter on which the width of 1000 dimensions depends, whose marginal is a standard normal one."""
     d, slope, step = 1000, 0.05, 0.22
 

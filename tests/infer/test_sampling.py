@@ -80,7 +80,7 @@ def test_draws_are_kept_in_the_layout_of_arviz(run: tuple[Any, ...]) -> None:
     assert (chain.parameters["c"][0] != chain.parameters["c"][1]).all()
 
 
-def test_modes_are_followed_by_scale(run: tuple[Any, ...]) -> None:
+def test_band_statistics_follow_the_modes(run: tuple[Any, ...]) -> None:
     """Projections and powers of the draws of which the noise was kept, by NumPy, and their table."""
     _, _, chain = run
     k = 2 * np.pi * np.fft.fftfreq(4, 20.0)
@@ -105,7 +105,7 @@ def test_modes_are_followed_by_scale(run: tuple[Any, ...]) -> None:
     np.testing.assert_allclose(sd, (1 + (BIAS / SIGMA) ** 2) ** -0.5, rtol=0.3)
 
 
-def test_chains_open_as_those_of_arviz(run: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saved_chains_open_in_arviz(run: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the readers of xarray; ArviZ 0.23.4 and xarray 2026.9, which need pandas, opened such a file and store."""
     _, folder, chain = run
     path = infer.save_arviz(infer.load_chain(folder), tmp_path / "chain.nc")
@@ -242,7 +242,7 @@ def test_adjusted_samplers_draw_alike_on_divided_fields_and_gather_none(method: 
         np.testing.assert_allclose(x, y, rtol=1e-7, atol=1e-9)
 
 
-def test_ranks_of_the_truth_find_out_data_that_are_too_far_from_the_mean() -> None:
+def test_ranks_detect_overdispersed_data() -> None:
     """Simulation-based calibration over 24 mocks; of data that are right it is in `test_adaptation`."""
     model = posterior_of(b1=infer.Normal(1.5, 0.3, low=0.5)).model
     mocks = Mocks(model, jax.random.key(5), 24, precondition=None)
@@ -251,7 +251,7 @@ def test_ranks_of_the_truth_find_out_data_that_are_too_far_from_the_mean() -> No
     assert uniformity(ranks(mocks.truth, mocks.draw(19), 2)["b1"]) < 1e-4
 
 
-def test_what_devices_round_otherwise_is_the_same_model() -> None:
+def test_rounding_does_not_change_the_identity_of_a_model() -> None:
     """A chain goes on where growth factors and P(k), which follow from the cosmology, have other last digits."""
     config = pmd.Config(box_size=80.0, mesh_shape=4, decomposition=(1, 1))
     forward = infer.Simulation(config, jax_cosmo.Planck15(), gravity="lpt", bias="b1")
@@ -266,7 +266,7 @@ def test_what_devices_round_otherwise_is_the_same_model() -> None:
     assert identity_of({"model": other}) != identity_of({"model": forward})
 
 
-def test_scales_found_at_other_parameters_are_another_model() -> None:
+def test_another_fiducial_point_is_another_model() -> None:
     config = pmd.Config(box_size=80.0, mesh_shape=4, decomposition=(1, 1))
     forward = infer.LinearField(config, jax_cosmo.Planck15(), bias="b1")
     model = infer.Model(config, forward, {"b1": infer.Normal(1.5, 0.5)}, infer.Gaussian(SIGMA))
@@ -288,7 +288,7 @@ def test_a_chain_of_another_model_is_not_continued(run: tuple[Any, ...], tmp_pat
         infer.sample(moved, starts(posterior), steps=600, output=copy, keep_noise=True, **OPTIONS)
 
 
-def test_moments_are_those_of_the_posterior(run: tuple[Any, ...]) -> None:
+def test_moments_agree_with_the_posterior(run: tuple[Any, ...]) -> None:
     posterior, _, chain = run
     variance = 1 / (1 + (BIAS / SIGMA) ** 2)
     mean = variance * BIAS / SIGMA**2 * (np.asarray(posterior.data) - 1)
@@ -316,7 +316,7 @@ def test_tuning_finds_masses_and_the_energy_error_that_it_aims_at(run: tuple[Any
     assert correction[0] == 0 and 0 < abs(correction[1]) < 0.5
 
 
-def test_log_densities_are_those_of_the_posterior(run: tuple[Any, ...]) -> None:
+def test_log_densities_agree_with_the_posterior(run: tuple[Any, ...]) -> None:
     """Not of the corrected density, from which draws come, and to second order in the step.
 
     Draws are aside of where the density was evaluated, x = y + e m g(y). What the slope g there says of it leaves out
@@ -419,7 +419,7 @@ def test_the_maximum_keeps_the_parameters(method: Any) -> None:
         infer.maximise(posterior, start, free=["b2"])
 
 
-def test_a_maximum_is_looked_for_where_there_is_a_density() -> None:
+def test_maximising_needs_a_finite_first_density() -> None:
     posterior = posterior_of()
     start = posterior.model.draw(jax.random.key(3))
     with pytest.raises(ValueError, match="steps=0 must be a whole number, 1 or more"):
@@ -480,7 +480,7 @@ def test_chains_on_an_axis_of_their_own_are_the_same(run: tuple[Any, ...], tmp_p
             np.testing.assert_allclose(values, one[name], atol=1e-8, err_msg=name)
 
 
-def test_a_weighted_posterior_is_what_chains_sample(run: tuple[Any, ...], tmp_path: Path) -> None:
+def test_chains_sample_the_weighted_posterior(run: tuple[Any, ...], tmp_path: Path) -> None:
     """Also after its tuning, and a chain of it is not continued with another weight."""
     posterior, _, _ = run
     options = OPTIONS | {"thin": 1}

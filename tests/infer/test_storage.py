@@ -135,7 +135,7 @@ def test_chunks_of_another_run_or_place_are_refused(folder: ChainFolder, tmp_pat
     refused("state.npz: is of another run or place: it has last = ")
 
 
-def test_no_byte_of_a_file_can_change_an_array_unseen(tmp_path: Path) -> None:
+def test_every_changed_byte_of_a_file_is_detected(tmp_path: Path) -> None:
     arrays, path = {"a/b": RNG.random((3, 2)), "chunks": np.asarray(7)}, tmp_path / "a.npz"
     write_arrays(path, arrays, {"run": "a"})
     whole, failed = path.read_bytes(), 0
