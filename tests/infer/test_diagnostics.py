@@ -7,7 +7,7 @@ import pytest
 from arviz_stats.base import array_stats
 
 from pmwd_dist import infer
-from pmwd_dist.infer.diagnostics import stuck
+from pmwd_dist.infer.chain.diagnostics import stuck
 
 
 def chains(name: str) -> np.ndarray:

@@ -23,7 +23,7 @@ import pmwd_dist as pmd
 from benchmarks.calibration import ranks, uniformity
 from benchmarks.mocks import Mocks
 from pmwd_dist import infer
-from pmwd_dist.infer import export
+from pmwd_dist.infer.chain import export
 from pmwd_dist.infer.chain.folder import ChainFolder, identity_of
 from pmwd_dist.infer.preconditioner_adaptation import BANDS
 from pmwd_dist.infer.samplers import mclmc

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from pmwd_dist.infer.diagnostics import energy_table, step_bias, summary
+from pmwd_dist.infer.chain.diagnostics import energy_table, step_bias, summary
 from pmwd_dist.infer.preconditioner_adaptation import Adaptation
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState
 from pmwd_dist.infer.samplers.methods import Tuning

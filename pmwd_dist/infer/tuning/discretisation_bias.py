@@ -31,7 +31,7 @@ import numpy as np
 from jaxtyping import Array
 
 from pmwd_dist.infer.chain.chain import Run, placed
-from pmwd_dist.infer.diagnostics import ess_mean, split_rhat
+from pmwd_dist.infer.chain.diagnostics import ess_mean, split_rhat
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState, density_shift
 from pmwd_dist.infer.samplers.methods import Method, Tuning, corrected
 from pmwd_dist.io.arrays import Arrays, check_shapes

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from pmwd_dist import infer
-from pmwd_dist.infer.diagnostics import stuck
+from pmwd_dist.infer.chain.diagnostics import stuck
 from pmwd_dist.infer.forward import cosmology_at, modes_at
 from pmwd_dist.infer.tuning.schedule import ENERGY_VARIANCE
 from pmwd_dist.io.arrays import Arrays, read_arrays

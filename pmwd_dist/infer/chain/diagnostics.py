@@ -1,6 +1,6 @@
 """Diagnostics of chains, on the host: split R-hat and effective sample sizes (Vehtari et al. 2021, 1903.08008).
 
-They are those of arviz-stats, which has no R-hat of a single chain and whose releases 1.x need Python 3.12.
+They agree with arviz-stats, which has no R-hat of a single chain and whose releases 1.x need Python 3.12.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pmwd_dist._errors import ArgumentError
 
 Chains = Float[np.ndarray, "chains draws"]
 
-_LEAST_LEFT = 0.2  # of a variance, about the means of chains that are far from one another
+_LEAST_LEFT = 0.2  # smallest share of a variance within chains that are far from one another
 
 
 def rhat(x: Chains) -> float:
-    """The larger of rank-normalised split R-hat of the draws and of their distances from the median.
+    """The larger of the rank-normalised split R-hat of the draws and of their distances from the median.
 
-    It is infinite where all draws are the same: chains that never moved say nothing.
+    It is infinite for constant draws, since chains that never moved show no convergence.
 
     Raises:
       ValueError: fewer than four draws, or values that are not finite.
@@ -36,9 +36,9 @@ def rhat(x: Chains) -> float:
 
 
 def split_rhat(x: Chains) -> float:
-    """Split R-hat of the draws as they are, without ranks (Gelman et al. 2013, 11.4).
+    """Split R-hat of the draws without ranks (Gelman et al. 2013, 11.4).
 
-    It grows as chains are further apart, where that of ranks has a limit: 1.83 for two chains, 1.53 for one of four.
+    It grows with the distance of chains. R-hat of ranks is limited, to 1.83 for two chains and 1.53 for one of four.
 
     Raises:
       ValueError: fewer than four draws, or values that are not finite.
@@ -47,7 +47,7 @@ def split_rhat(x: Chains) -> float:
 
 
 def ess_bulk(x: Chains) -> float:
-    """Effective sample size of the centre of the distribution; 1 where all draws are the same.
+    """Effective sample size of the centre of the distribution; 1 for constant draws.
 
     Raises:
       ValueError: fewer than four draws, or values that are not finite.
@@ -56,7 +56,7 @@ def ess_bulk(x: Chains) -> float:
 
 
 def ess_tail(x: Chains) -> float:
-    """Effective sample size of the tails: the smaller of those of the 5 % and 95 % quantiles.
+    """Effective sample size of the tails: the smaller size of the 5 % and 95 % quantiles.
 
     Raises:
       ValueError: fewer than four draws, or values that are not finite.
@@ -67,7 +67,7 @@ def ess_tail(x: Chains) -> float:
 
 
 def ess_mean(x: Chains) -> float:
-    """Effective sample size of the mean: its standard error is the standard deviation over the root of this.
+    """Effective sample size of the mean, whose standard error is the standard deviation over the root of this.
 
     Raises:
       ValueError: fewer than four draws, or values that are not finite.
@@ -86,16 +86,16 @@ def summary(draws: Mapping[str, Chains]) -> dict[str, dict[str, float]]:
 
 
 def evaluations_per_ess(draws: Mapping[str, Chains], evaluations: int) -> float:
-    """Evaluations of the gradient, of all chains together, per effective sample: by the harmonic mean over parameters.
+    """Number of gradients of all chains per effective sample, the harmonic mean over parameters (arXiv 2504.20130).
 
-    The measure of arXiv 2504.20130. Effective sizes are those of the mean.
+    Effective sample sizes are `ess_mean`.
     """
     sizes = [ess_mean(np.asarray(x, float)) for x in draws.values()]
     return evaluations * float(np.mean([1 / size for size in sizes]))
 
 
 def stuck(x: Chains, share: float = 0.5) -> dict[int, int]:
-    """Chains of which more than this share of the draws are the same in a row, and how many are."""
+    """Chains with more than this share of equal draws in a row, and the number of these draws."""
     found = dict[int, int]()
     for chain, draws in enumerate(np.asarray(x)):
         changes = np.flatnonzero(np.diff(draws)) + 1
@@ -108,12 +108,12 @@ def stuck(x: Chains, share: float = 0.5) -> dict[int, int]:
 def energy_errors(energy_change: Chains, dimensions: int) -> dict[str, float]:
     """Moments of the energy errors of steps, per dimension.
 
-    MCLMC has no Metropolis step that would reject them: a variance of 1e-3 is what its tuning aims at, and far fewer
-    than 1e-3 of the steps should be beyond ten standard deviations of that.
+    MCLMC has no Metropolis step that would reject large errors. The target of its tuning is a variance of 1e-3, and far
+    less than 1e-3 of the steps should be beyond ten standard deviations of this.
 
     Args:
-      energy_change: of each step.
-      dimensions: of the position.
+      energy_change: energy error of each step.
+      dimensions: number of dimensions of the position.
     """
     x = np.asarray(energy_change, float).ravel()
     limit = 10 * math.sqrt(1e-3 * dimensions)
@@ -126,23 +126,22 @@ def energy_errors(energy_change: Chains, dimensions: int) -> dict[str, float]:
 
 
 def energy_table(energy_change: Chains, dimensions: int) -> dict[str, dict[str, float]]:
-    """The same of each chain, "chain 0" and so on, and of "all": means over chains hide one that became unstable."""
+    """`energy_errors` of each chain, "chain 0" and so on, and of "all": means over chains hide an unstable one."""
     x = np.asarray(energy_change, float)
     rows = {f"chain {i}": energy_errors(each[None], dimensions) for i, each in enumerate(x)}
     return rows | {"all": energy_errors(x, dimensions)}
 
 
 def step_bias(x: Chains, density_shift: Chains) -> tuple[float, float]:
-    """Shift of the mean by finite steps of MCLMC, in standard deviations, to first order, and its Monte Carlo error.
+    """First-order discretisation bias of the mean by MCLMC, in standard deviations, and its Monte Carlo error.
 
-    The density that is sampled is that of the posterior times exp(density_shift), which moves the mean by their
-    covariance. It is of all dimensions together: a parameter on which the widths of a large field depend is shifted
-    even where the energy error per dimension is small. Without a tilt it is proportional to the square of the step.
+    The sampled density is the posterior times exp(density_shift), which moves the mean by their covariance. The shift
+    is a sum over all dimensions: a parameter on which the widths of a large field depend is biased even if the energy
+    error per dimension is small. Without a correction the bias goes as the square of the step.
 
     Args:
       x: draws.
-      density_shift: what steps add to the log density (`Chain.density_shift`), of the same draws; 0 for samplers with
-        a Metropolis step.
+      density_shift: shift of the log density at these draws (`Chain.density_shift`); 0 with a Metropolis step.
 
     Raises:
       ValueError: fewer than four draws, or values that are not finite.
@@ -151,7 +150,7 @@ def step_bias(x: Chains, density_shift: Chains) -> tuple[float, float]:
     width = float(np.std(x))
     if width == 0 or not shift.any():
         return 0.0, 0.0
-    # About the mean of each chain: chains that are not yet together say nothing here. That takes away what is slow.
+    # About the mean of each chain, since chains may not be mixed. `left` restores the slow part of the variance.
     product = (x - x.mean(axis=1, keepdims=True)) * (shift - shift.mean(axis=1, keepdims=True)) / width
     left = max(1 - x.shape[0] / ess_mean(x), _LEAST_LEFT)
     return float(np.mean(product)) / left, float(np.std(product)) / math.sqrt(ess_mean(product)) / left
@@ -167,13 +166,13 @@ def _checked(x: Any) -> np.ndarray:
 
 
 def _split(x: np.ndarray) -> np.ndarray:
-    """First and second halves as chains of their own; of an odd number of draws without the middle one."""
+    """First and second halves as separate chains; the middle one of an odd number of draws is left out."""
     half = x.shape[1] // 2
     return np.concatenate([x[:, :half], x[:, -half:]])
 
 
 def _rank_normalise(x: np.ndarray) -> np.ndarray:
-    """Normal scores of the ranks, mean ranks of equal values."""
+    """Normal scores of the ranks; equal values share their mean rank."""
     _, inverse, counts = np.unique(x, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse.reshape(x.shape)]
     return ndtri((ranks - 0.375) / (x.size + 0.25))
@@ -206,10 +205,10 @@ def _ess(x: np.ndarray) -> float:
 
 
 def _correlation_time(rho: np.ndarray) -> float:
-    """1 + 2 sum of the correlations, in pairs, as long as these are positive, and made to fall."""
+    """1 + 2 sum of the correlations in pairs, as long as these are positive, and made to decrease."""
     n = len(rho)
     pairs = rho[: n // 2 * 2].reshape(-1, 2).sum(axis=1)
-    end = max(n // 2 - 2 + n % 2, 0)  # the last pair of which only the first correlation counts
+    end = max(n // 2 - 2 + n % 2, 0)  # only the first correlation of the last pair counts
     negative = np.flatnonzero(pairs[1:end] <= 0) + 1
     end = int(negative[0]) if negative.size else end
     kept = np.minimum.accumulate(pairs[:end])

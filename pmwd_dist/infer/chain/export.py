@@ -19,20 +19,20 @@ _LIBRARY = {"inference_library": "pmwd_dist"}
 
 
 def save_arviz(chain: Chain, path: str | Path) -> Path:
-    """Write a chain for ArviZ: `arviz.from_netcdf(path)`, or of files and stores `xarray.open_datatree(path)`.
+    """Write a chain for ArviZ, to open with `arviz.from_netcdf(path)` or `xarray.open_datatree(path)`.
 
-    The group posterior has the parameters; sample_stats has lp, the log density, energy_change, of the step before each
-    draw, and projection and power of the modes of the white noise at wavenumbers k [h/Mpc] (`infer.scales`). The white
-    noise itself, of the draws of which it was kept, is in the group noise, with the numbers of these draws: functions
-    that go over a posterior expect all draws of what is in it. In a zarr store each of its fields is a file of its own.
+    The group posterior has the parameters. The group sample_stats has lp, the log density; energy_change, the energy
+    error of the step before each draw; and projection and power of the white noise at wavenumbers k [h/Mpc]
+    (`chain.scales`). The white noise itself is in the group noise with its draws, since functions of a posterior expect
+    all draws of each variable. A zarr store has one file for each of these fields.
 
     Args:
-      chain: from `sample` or `load_chain`.
-      path: of the file, or of a zarr store, if it ends with .zarr.
+      chain: chain from `sample` or `load_chain`.
+      path: path of the file, or of a zarr store if it ends with .zarr.
 
     Raises:
-      ValueError: there is something at the path of a store, or h5netcdf or zarr, for stores, is not installed.
-      OSError: it can't be written.
+      ValueError: the path of a store exists, or h5netcdf, or zarr for stores, is not installed.
+      OSError: the file can't be written.
     """
     path = Path(path)
     library, other = ("zarr", ".nc") if path.suffix == ".zarr" else ("h5netcdf", ".zarr")
@@ -52,12 +52,12 @@ def save_arviz(chain: Chain, path: str | Path) -> Path:
 
 
 def as_getdist(chain: Chain, **options: Any) -> Any:
-    """The parameters of a chain as `getdist.MCSamples`, each chain one of its own, with minus the log density.
+    """The parameters of each chain as `getdist.MCSamples`, with minus the log density.
 
     Args:
-      chain: from `sample` or `load_chain`.
-      options: of `MCSamples`, such as labels=["b_1"] in the order of `chain.parameters`, or, of parameters whose
-        prior ends somewhere, ranges={"sigma8": (0.1, None)}, without which densities are smoothed beyond.
+      chain: chain from `sample` or `load_chain`.
+      options: options of `MCSamples`, such as labels=["b_1"] in the order of `chain.parameters`. Parameters with a
+        bounded prior need ranges={"sigma8": (0.1, None)}, or densities are smoothed beyond the bounds.
 
     Raises:
       ValueError: a chain without parameters.
@@ -74,7 +74,7 @@ def as_getdist(chain: Chain, **options: Any) -> Any:
 
 
 def _groups(chain: Chain) -> dict[str, tuple[Variables, Coordinates]]:
-    """Variables and coordinates of each group."""
+    """Variables, coordinates among them, and coordinates of each group."""
     count, draws = chain.logdensity.shape
     coordinates = {"chain": np.arange(count), "draw": np.arange(draws)}
     thin = chain.energy_change.shape[1] // draws
@@ -95,7 +95,8 @@ def _groups(chain: Chain) -> dict[str, tuple[Variables, Coordinates]]:
         cells = {axis: np.arange(size) for axis, size in zip("xyz", kept.shape[2:], strict=True)}
         of_noise = coordinates | {"draw": np.arange(every - 1, draws, every)} | cells
         groups["noise"] = {"noise": (kept, tuple(of_noise))}, of_noise
-    return groups
+    as_variables = {name: {axis: (x, (axis,)) for axis, x in axes.items()} for name, (_, axes) in groups.items()}
+    return {name: (as_variables[name] | variables, axes) for name, (variables, axes) in groups.items()}
 
 
 def _write_netcdf(path: Path, groups: dict[str, tuple[Variables, Coordinates]]) -> None:
@@ -106,8 +107,7 @@ def _write_netcdf(path: Path, groups: dict[str, tuple[Variables, Coordinates]]) 
             group = file.create_group(name)
             group.attrs.update(_LIBRARY)
             group.dimensions = {name: len(values) for name, values in coordinates.items()}
-            each: Variables = {name: (values, (name,)) for name, values in coordinates.items()} | variables
-            for variable, (values, dimensions) in each.items():
+            for variable, (values, dimensions) in variables.items():
                 group.create_variable(variable, dimensions, data=values)
 
 
@@ -119,14 +119,12 @@ def _write_store(path: Path, groups: dict[str, tuple[Variables, Coordinates]]) -
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
     try:
-        store: Any = zarr.open_group(aside, mode="w", zarr_format=2)  # of which summaries of all metadata are part
-        for path_of_group, (variables, coordinates) in groups.items():
+        store: Any = zarr.open_group(aside, mode="w", zarr_format=2)  # has a summary of all metadata
+        for path_of_group, (variables, _) in groups.items():
             group = store.create_group(path_of_group, attributes=_LIBRARY)
-            each = {name: (values, (name,)) for name, values in coordinates.items()} | variables
-            for name, (values, dimensions) in each.items():
+            for name, (values, dimensions) in variables.items():
                 chunks = (1, 1, *values.shape[2:]) if len(dimensions) > 3 else values.shape
-                # Without a value to fill with, which would be read as missing, zeros must be written; and codecs have
-                # limits that fields exceed.
+                # A fill value would be read as missing, so zeros must be written. Fields exceed the limits of codecs.
                 storage: Any = {"fill_value": None, "config": {"write_empty_chunks": True}, "compressors": None}
                 data = group.create_array(name, data=values, chunks=chunks, **storage)
                 data.attrs["_ARRAY_DIMENSIONS"] = list(dimensions)  # as xarray names them
