@@ -1,7 +1,7 @@
-"""Factors in Fourier space, on the local block of a spectrum, ready to broadcast; inside shard_map.
+"""Factors in Fourier space, on the local block of the spectrum of a real field, ready to broadcast; inside shard_map.
 
-All are for the spectrum of a real field of a given shape (the mesh, or the particles' lattice) in the box of a
-simulation. Each is computed along its axes on the host in double precision and rounded once.
+`shape` is the shape of the real field: the mesh, or the lattice of the particles. Factors are computed along their axes
+on the host in double precision and rounded once.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def wavevectors(
     """Components of the wavevectors [h/Mpc], zero in the padding along kz.
 
     Args:
-      shape: of the real field.
+      shape: shape of the real field.
       config: the simulation.
-      dtype: real.
-      odd: for derivatives of odd order: zero at the Nyquist frequency, which has no sign.
+      dtype: a real type.
+      odd: whether the derivative is of odd order: then zero at the Nyquist frequency.
     """
     return local_factors(_wavevectors(shape, config, odd=odd), config.decomposition, dtype)
 
@@ -45,13 +45,12 @@ def inverse_laplacian(shape: Shape3, config: Config, dtype: Any) -> Float[Array,
 
 
 def inverse_force_laplacian(shape: Shape3, lattice: Shape3, config: Config, dtype: Any) -> Float[Array, "nx ny nk"]:
-    """Green's function 1 / (k . d(k)) that makes the mesh force of a plane wave right [(Mpc/h)^2]; zero at k = 0.
+    """Green's function 1 / (k . d(k)) for the force of difference gradients [(Mpc/h)^2]; zero at k = 0.
 
-    d_i = k_i (8 sin x - sin 2x) / 6x, with x = k_i times the side of a cell, are the wavenumbers of the fourth-order
-    difference gradient: the longitudinal part of the optimal influence function (Hockney & Eastwood 1988, sec. 8-3).
-    They are taken along axes where mesh and lattice are 3 to 2, and d_i = k_i along others: on finer meshes the cold
-    response is right to 1.4 % up to half the lattice's Nyquist frequency without, and with one cell a particle P(k)
-    comes out worse with it (docs/accuracy.md). With `config.compensated`, see `_mesh_response`.
+    Along axes with 3 mesh cells for 2 lattice sites, d_i = k_i (8 sin x - sin 2x) / 6x, x = k_i h, is the wavenumber of
+    the fourth-order difference gradient with cells of side h: the longitudinal part of the optimal influence function
+    (Hockney & Eastwood 1988, sec. 8-3). Along other axes d_i = k_i; docs/accuracy.md has a comparison. With
+    `config.compensated`, see `_mesh_response`.
     """
     if config.compensated:
         k2 = k_squared(shape, config, dtype)
@@ -66,15 +65,17 @@ def inverse_force_laplacian(shape: Shape3, lattice: Shape3, config: Config, dtyp
 
 
 def _mesh_response(shape: Shape3, lattice: Shape3, config: Config, dtype: Any) -> Float[Array, "nx ny nk"]:
-    """Mesh force of a plane wave over the true one, with 1 / k^2 and both cloud-in-cell windows W deconvolved.
+    """Ratio of mesh force and true force of a plane wave, for 1 / k^2 and deconvolved cloud-in-cell windows W.
 
-    It is that of waves on a cold lattice, as a mean over its places on the mesh: (k . S)(k . d) / k^4, with the
-    wavenumbers d of the differences and S = sum W^2(k + g) (k + g) / W^2(k) over the harmonics g of the lattice that
-    are aliases on the mesh (Hockney & Eastwood 1988, sec. 8-3). With x = k h / 2n along an axis, n sites of the lattice
-    in a cell of side h, S_i = k_i s_i t_j t_k, s = cos x (x / sin x)^3 and t = (1 - 2/3 sin^2 x) (x / sin x)^4.
+      response = (k . S)(k . d) / k^4,   S = sum_g W^2(k + g) (k + g) / W^2(k)
 
-    Beyond half the mesh's Nyquist frequency along an axis the response is that at this half. Where mesh and lattice
-    are 3 to 2 along an axis s = t = 1: aliases there are others, and `lattice_window` filters them.
+    for waves on a cold lattice, averaged over offsets from the mesh (Hockney & Eastwood 1988, sec. 8-3); d are the
+    wavenumbers of the differences, g the harmonics of the lattice that alias on the mesh. In closed form
+
+      S_i = k_i s_i t_j t_k,   s = cos x (x / sin x)^3,   t = (1 - 2/3 sin^2 x) (x / sin x)^4,   x = k h / 2n
+
+    with n lattice sites per cell of side h along an axis. Wavenumbers are clipped to half the mesh's Nyquist frequency.
+    Along axes with 3 cells for 2 sites s = t = 1: `lattice_window` filters the aliases there.
     """
     squares: list[np.ndarray] = []
     factors: list[tuple[np.ndarray, ...]] = []
@@ -97,31 +98,30 @@ def _mesh_response(shape: Shape3, lattice: Shape3, config: Config, dtype: Any) -
     return jnp.where(k2 > 0, aliased * sum(kd) / jnp.where(k2 > 0, k2, 1) ** 2, 1)
 
 
+def _product(factors: list[np.ndarray], config: Config, dtype: Any) -> Array:
+    x, y, z = local_factors(factors, config.decomposition, dtype)
+    return x * y * z
+
+
 def _inverse(k2: Array) -> Array:
     return 1 / jnp.where(k2 > 0, k2, jnp.inf)
 
 
 def cic_window(shape: Shape3, config: Config, dtype: Any, *, power: int) -> Float[Array, "nx ny nk"]:
-    """A power of the cloud-in-cell window: the product of sinc^2 over the axes (Hockney & Eastwood 1988, ch. 5)."""
+    """Power of the cloud-in-cell window, prod_i sinc^2(k_i h_i / 2) (Hockney & Eastwood 1988, ch. 5)."""
     numbers = wavenumbers(shape, config.decomposition)
-    factors = [np.sinc(n / size) ** (2 * power) for n, size in zip(numbers, shape, strict=True)]
-    x, y, z = local_factors(factors, config.decomposition, dtype)
-    return x * y * z
+    return _product([np.sinc(n / size) ** (2 * power) for n, size in zip(numbers, shape, strict=True)], config, dtype)
 
 
 def aliased_cic_power(shape: Shape3, config: Config, dtype: Any) -> Float[Array, "nx ny nk"]:
-    """Power that unit white noise has once it is painted: squares of the cloud-in-cell window, summed over all aliases.
-
-    The product of 1 - 2/3 sin^2(k h / 2) over the axes, h the side of a cell (Jing 2005, eq. 20).
-    """
+    """Squared cloud-in-cell window summed over aliases, prod_i (1 - 2/3 sin^2(k_i h_i / 2)) (Jing 2005, eq. 20)."""
     numbers = wavenumbers(shape, config.decomposition)
     factors = [1 - 2 / 3 * np.sin(math.pi * n / size) ** 2 for n, size in zip(numbers, shape, strict=True)]
-    x, y, z = local_factors(factors, config.decomposition, dtype)
-    return x * y * z
+    return _product(factors, config, dtype)
 
 
 def translation(shape: Shape3, config: Config, dtype: Any, cells: Array) -> Complex[Array, "nx ny nk"]:
-    """Phases that give a field at points some cells further along each axis; zero at the Nyquist frequency."""
+    """Phases of a translation by some cells along each axis; zero at the Nyquist frequency."""
     numbers = wavenumbers(shape, config.decomposition)
     sizes = list(zip(numbers, shape, strict=True))
     angles = local_factors([2 * math.pi * n / size for n, size in sizes], config.decomposition, dtype)
@@ -131,20 +131,19 @@ def translation(shape: Shape3, config: Config, dtype: Any, cells: Array) -> Comp
 
 
 def lattice_window(shape: Shape3, lattice: Shape3, config: Config, dtype: Any) -> Float[Array, "nx ny nk"]:
-    """Low-pass filter of a mesh at the Nyquist frequency of a coarser particle lattice, along the axes where it is.
+    """Low-pass filter at the Nyquist frequency of the particle lattice, along axes where the mesh is finer.
 
-    Where mesh and lattice are 3 to 2, a wave k also deposits one at the difference of k and the lattice's Nyquist
-    frequency. There the filter falls from 1 to 0 between 0.6 and 0.9 of that frequency, as cos^2: a wave below 0.1 of
-    it then feels the true force, and others up to half of it little of their counterpart.
+    With 3 cells for 2 sites a wave k has an alias at the difference of k and the lattice's Nyquist frequency k_N. There
+    the filter falls from 1 to 0 as cos^2 between 0.6 and 0.9 k_N, which removes the aliases of waves below 0.1 k_N and
+    most of the aliases of waves below 0.5 k_N.
     """
     numbers = wavenumbers(shape, config.decomposition)
     factors = [_low_pass(2 * np.abs(n) / m, size / m) for n, m, size in zip(numbers, lattice, shape, strict=True)]
-    x, y, z = local_factors(factors, config.decomposition, dtype)
-    return x * y * z
+    return _product(factors, config, dtype)
 
 
 def _low_pass(frequency: np.ndarray, ratio: float) -> np.ndarray:
-    """The filter along an axis at frequencies in units of the lattice's Nyquist frequency."""
+    """Filter along an axis, at frequencies in units of the lattice's Nyquist frequency."""
     if ratio <= 1:
         return np.ones_like(frequency)
     if ratio == round(ratio):
@@ -153,7 +152,7 @@ def _low_pass(frequency: np.ndarray, ratio: float) -> np.ndarray:
 
 
 def mode_count(shape: Shape3, config: Config, dtype: Any) -> Float[Array, "1 1 nk"]:
-    """Number of modes that a value stands for: itself and its conjugate; 0 in the padding along kz."""
+    """Multiplicity of a mode, 2 with a complex conjugate that is not stored, else 1; 0 in the padding along kz."""
     nx, ny, nk = spectrum_shape(shape, config.decomposition)
     counts = multiplicity(shape[2], float)
     along = np.ones(nx), np.ones(ny), np.pad(counts, (0, nk - len(counts)))

@@ -1,7 +1,7 @@
-"""Checks of what users pass to a simulation: its config, fields, modes, particles and scale factors.
+"""Checks of the arguments of a simulation: config, fields, modes, particles and scale factors.
 
-Values of fields are not looked at: that would wait for the devices. What is not finite shows in the status of a
-simulation, or in all of a painted field.
+Values of fields are not checked, since that would wait for the devices. A value that is not finite sets the status of
+a simulation, and makes a painted field NaN.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def check_config(config: Any) -> None:
 
 
 def mesh_field(field: Any, config: Config, name: str = "field", remedy: str = "pass its absolute value") -> Array:
-    """A real field on the mesh, whole or a block, in single or double precision.
+    """Check a real field on the mesh, whole or a block of a process; in single or double precision.
 
     Raises:
       ValueError: another shape, or values that are not real numbers.
@@ -42,14 +42,14 @@ def mesh_field(field: Any, config: Config, name: str = "field", remedy: str = "p
 
 
 def lattice_field(field: Any, config: Config, name: str) -> Array:
-    """A real field on the lattice of the particles, as `mesh_field`."""
+    """Check a real field on the lattice of the particles, as `mesh_field`."""
     field = real(field, name)
     _check_whole(field, config, config.particle_shape, name, "particle_shape")
     return field
 
 
 def linear_modes(modes: Any, config: Config) -> Array:
-    """Complex modes of a field on the lattice, in the layout of `prfft3d`.
+    """Check the complex modes of a field on the lattice, in the layout of `prfft3d`.
 
     Raises:
       ValueError: another shape, or values that are not numbers.
@@ -62,7 +62,7 @@ def linear_modes(modes: Any, config: Config) -> Array:
 
 
 def vectors(x: Any, config: Config, name: str) -> Array:
-    """A real vector of each particle, in single or double precision.
+    """Check an array with a real vector per particle; in single or double precision.
 
     Raises:
       ValueError: another shape, or values that are not real numbers.
@@ -75,10 +75,10 @@ def vectors(x: Any, config: Config, name: str) -> Array:
 
 
 def checked_particles(particles: Any, config: Config) -> Particles:
-    """Particles in one precision.
+    """Check particles; displacements and momenta get one precision.
 
     Raises:
-      ValueError: something else than Particles of this config.
+      ValueError: not Particles, or particles of another shape.
     """
     if not isinstance(particles, Particles):
         constraint = f"is a {type(particles).__name__} and must be Particles"
@@ -91,10 +91,10 @@ def checked_particles(particles: Any, config: Config) -> Particles:
 
 
 def scale_factor(a: Any, name: str = "a") -> Any:
-    """A scale factor within the growth tables; one that lies on a device, or is traced, is not looked at.
+    """Check a scale factor against the range of the growth tables; values on a device or traced are not checked.
 
     Raises:
-      ValueError: something else than one number, or one outside the tables.
+      ValueError: not one number, or a number outside the tables.
     """
     if np.shape(numbers(a, name)) != ():
         raise ArgumentError(name, a, "must be one number")

@@ -1,4 +1,4 @@
-"""Lagrangian perturbation theory: particles at the start, from linear modes."""
+"""Lagrangian perturbation theory: initial particles from linear modes."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from pmwd_dist.pm.particles import Particles, momentum_unit, resolution, to_grid
 def lpt(
     modes: Num[Array, "nx ny nk"], cosmo: Cosmology | GrowthTable, config: Config, *, a: ArrayLike | None = None
 ) -> Particles:
-    """Displace the lattice by LPT of order `config.lpt_order`.
+    """Displace the lattice by LPT of order `config.lpt_order` (Bouchet et al. 1995; Catelan 1995).
 
-    x = q + D1 psi1 + D2 psi2 + D3a psi3a + D3b psi3b + D3c psi3c with psi1 = ik/k^2 delta; `lpt_fields` has the
-    other fields and `GrowthTable` the factors (Bouchet et al. 1995; Catelan 1995). At third order all products are
-    dealiased, also those of second order.
+      x = q + D1 psi1 + D2 psi2 + D3a psi3a + D3b psi3b + D3c psi3c,   vel = a^2 E dx/da,   psi1 = ik/k^2 delta
+
+    `lpt_fields` has the other fields and `GrowthTable` the factors. At third order all products are dealiased.
 
     Args:
       modes: linear delta(k) at a = 1, from `linear_modes`.
@@ -36,7 +36,7 @@ def lpt(
       a: scale factor of the result; default: `config.a_start`.
 
     Returns:
-      Particles, on the power-of-two grid of the solvers.
+      Particles, on the grids of the steps.
 
     Raises:
       ValueError: modes of another shape, or a scale factor outside the growth tables.
@@ -52,39 +52,39 @@ def _lpt(modes: Array, table: GrowthTable, a: ArrayLike, config: Config) -> Part
     a = jnp.asarray(a)
     D1, D2, D3, *slopes = table.at(a)
     growth, slopes = (jnp.concatenate([jnp.stack(x[:2]), x[2]]) for x in ((D1, D2, D3), slopes))
-    factors = jnp.stack([growth, a**2 * table.E(a) * slopes], -1)
+    factors = growth, a**2 * table.E(a) * slopes
     spacing, unit = resolution(config, modes.real.dtype), momentum_unit(config, modes.real.dtype)
 
-    def block(modes: Array, factors: Array) -> tuple[Array, Array]:
-        factors = factors.astype(modes.real.dtype)
+    def block(modes: Array, factors: tuple[Array, Array]) -> tuple[Array, Array]:
+        growth, rates = (x.astype(modes.real.dtype) for x in factors)
         potentials, curl = _sources(modes, config)
         if config.lpt_order == 1:
             psi = lpt_fields.displaced(potentials[0], (), config)
-            return to_grid(factors[0, 0] * psi, spacing), to_grid(factors[0, 1] * psi, unit)
-        # Sums over the orders are taken of the modes: three transforms each, and no field of an order beside another.
-        count, weights = len(potentials), factors.T.reshape(2, -1, 1, 1, 1)
-        by_disp, by_vel = ((_sum(w[:count], potentials), [scaled(c, w[count]) for c in curl]) for w in weights)
-        disp = to_grid(lpt_fields.displaced(*by_disp, config), spacing)
-        by_vel, disp = sequence_after(by_vel, disp)
-        return disp, to_grid(lpt_fields.displaced(*by_vel, config), unit)
+            return to_grid(growth[0] * psi, spacing), to_grid(rates[0] * psi, unit)
+        # The orders are summed in Fourier space: three transforms for each sum, and no fields of single orders.
+        disp_modes, vel_modes = (_weighted(w, potentials, curl) for w in (growth, rates))
+        disp = to_grid(lpt_fields.displaced(*disp_modes, config), spacing)
+        vel_modes, disp = sequence_after(vel_modes, disp)
+        return disp, to_grid(lpt_fields.displaced(*vel_modes, config), unit)
 
     run = decomposition.shard_map(block, (decomposition.spectrum_spec, P()), (decomposition.spec, decomposition.spec))
     return Particles(*run(modes, factors))
 
 
-def _sum(weights: Array, modes: Sequence[Array]) -> Array:
-    """Sum of modes with real weights."""
-    first, *others = (scaled(m, w) for m, w in zip(modes, weights, strict=True))
-    return sum(others, start=first)
+def _weighted(weights: Array, potentials: Sequence[Array], curl: Sequence[Array]) -> tuple[Array, list[Array]]:
+    """Weighted sum of the potentials, and the curl with the weight that follows."""
+    weights = weights.reshape(-1, 1, 1, 1)
+    first, *others = (scaled(p, weights[i]) for i, p in enumerate(potentials))
+    return sum(others, start=first), [scaled(c, weights[len(potentials)]) for c in curl]
 
 
 def _sources(modes: Array, config: Config) -> tuple[list[Array], list[Array]]:
-    """Potentials of psi1, psi2, psi3a and psi3b up to the order of the config, and the curl of psi3c if it has it."""
+    """Potentials of psi1, psi2, psi3a and psi3b, and the curl of psi3c, up to the order of the config."""
     order = config.lpt_order
     p1 = lpt_fields.potential(-modes, config)
     if order == 1:
         return [p1], []
-    # One array: XLA would hold its real and its imaginary parts once more, for the sums.
+    # Computed once: XLA would also store its real and its imaginary parts, for the sums.
     p1, _ = sequence_after(p1, ())
     source = lpt_fields.second_order(p1, config, dealias=order > 2)
     p1, source = sequence_after(p1, source)

@@ -1,9 +1,9 @@
 """Displacement fields of Lagrangian perturbation theory, order by order, on local blocks; inside shard_map.
 
-Fields are gradients of potentials, and from third order on curls too: psi1 = grad p1 with laplacian p1 = -delta.
-With the Hessians A of p1 and B of p2 (Bouchet et al. 1995; Catelan 1995),
+psi = grad p + transverse part (from third order on), laplacian p1 = -delta. With the Hessians A of p1 and B of p2
+(Bouchet et al. 1995; Catelan 1995),
 
-  laplacian p2 = m(A, A),  laplacian p3a = det A,  laplacian p3b = m(A, B),  curl psi3c_i = e_ijk (A B)_jk,
+  laplacian p2 = m(A, A),  laplacian p3a = det A,  laplacian p3b = m(A, B),  (curl psi3c)_i = e_ijk (A B)_jk,
 
 m(A, B) = (tr A tr B - tr A B) / 2.
 """
@@ -26,28 +26,28 @@ from pmwd_dist.config import Config
 from pmwd_dist.parallel.fft import irfft_block, rfft_block, sequence_after
 from pmwd_dist.pm import fourier
 
-# Pairs of axes of a symmetric matrix, and of its vector products: the axes after each.
+# Pairs of axes of a symmetric matrix; the two axes that follow each axis, as in a vector product.
 PAIRS = ((0, 0), (1, 1), (2, 2), (0, 1), (0, 2), (1, 2))
 NEXT = ((1, 2), (2, 0), (0, 1))
 
 Matrix = dict[tuple[int, int], Array]
 
-# Below this size of a field on a device, in bytes, reverse mode stores the second derivatives of 2LPT. Computed again
-# they cost a step's transforms twice.
+# Size of a field on a device [bytes] up to which reverse mode stores the second derivatives of 2LPT. To compute them
+# again costs twice the transforms of a step.
 _SMALL, _SMALL_ON_CPUS = 2**28 // 10, 2**25 // 10
 
 
 def potential(source: Array, config: Config) -> Array:
-    """The potential with this Laplacian; modes to modes."""
+    """Modes of a potential from modes of its Laplacian."""
     return scaled(source, -fourier.inverse_laplacian(config.particle_shape, config, source.real.dtype))
 
 
 def displaced(potential: Array, curl: Sequence[Array], config: Config) -> Array:
-    """The gradient of a potential, and the field without divergence that has this curl, shape (nx, ny, nz, 3).
+    """Gradient of a potential plus the divergence-free field with a given curl, shape (nx, ny, nz, 3).
 
     Args:
-      potential: modes.
-      curl: modes of its components, or nothing.
+      potential: modes of the potential.
+      curl: modes of the three components of the curl, or empty.
       config: the simulation.
     """
     modes, fields = (potential, *curl), []
@@ -58,7 +58,7 @@ def displaced(potential: Array, curl: Sequence[Array], config: Config) -> Array:
 
 
 def _component(modes: tuple[Array, ...], axis: int, config: Config) -> Array:
-    """A component of the gradient of the first modes, a potential, and of the field with the curl of the others."""
+    """One component of `displaced`; modes of the potential, then modes of the curl."""
     potential, *curl = modes
     k = _odd_wavevectors(potential, config)
     total = scaled_by_i(potential, k[axis])
@@ -70,12 +70,12 @@ def _component(modes: tuple[Array, ...], axis: int, config: Config) -> Array:
 
 
 def second_order(p1: Array, config: Config, *, dealias: bool) -> Array:
-    """Modes of m(A, A), the Laplacian of the potential of second order.
+    """Modes of m(A, A), the Laplacian of the second-order potential.
 
     Args:
-      p1: modes of the potential of first order.
+      p1: modes of the first-order potential.
       config: the simulation.
-      dealias: whether aliases of the products are removed (`_dealiased`).
+      dealias: whether to remove aliases of the products (`_dealiased`).
     """
 
     def product(p1: Array) -> list[Array]:
@@ -100,7 +100,7 @@ def second_order(p1: Array, config: Config, *, dealias: bool) -> Array:
 
 
 def stores_second_derivatives(config: Config, dtype: Any, platform: str | None = None) -> bool:
-    """Whether reverse mode stores the six fields of `second_order`; platform of the devices, default: the config's."""
+    """Whether reverse mode stores the six fields of `second_order`; platform: default, the devices of the config."""
     size = math.prod(config.particle_shape) / config.decomposition.size * np.dtype(dtype).itemsize
     return size <= (_SMALL_ON_CPUS if (platform or config.decomposition.platform) == "cpu" else _SMALL)
 
@@ -128,7 +128,7 @@ def third_order(p1: Array, p2: Array, config: Config) -> list[Array]:
 def _add_products(
     A: Matrix, b: Array, pair: tuple[int, int], mixed: Array, curl: list[Array]
 ) -> tuple[Array, list[Array]]:
-    """Add what an entry b of B, with its mirror image, contributes to m(A, B) and to e_ijk (A B)_jk."""
+    """Add the contribution of b = B_pq = B_qp to m(A, B) and to e_ijk (A B)_jk."""
     p, q = pair
     if p == q:
         i, j = NEXT[p]
@@ -137,7 +137,7 @@ def _add_products(
         mixed = mixed - A[p, q] * b
 
     def factor(j: int, k: int) -> Any:
-        """What is multiplied by b in (A B)_jk."""
+        """Coefficient of b in (A B)_jk."""
         return A[j, p] if q == k else A[j, q] if p == k else 0
 
     return mixed, [c + (factor(j, k) - factor(k, j)) * b for c, (j, k) in zip(curl, NEXT, strict=True)]
@@ -152,11 +152,11 @@ def _determinant(A: Matrix) -> Array:
 
 
 def _dealiased(product: Callable[..., list[Array]], modes: Sequence[Array], count: int, config: Config) -> list[Array]:
-    """Modes of products of fields, as a mean over two lattices of which one is shifted by half a cell along each axis.
+    """Modes of products of fields, averaged over two lattices, the second shifted by half a cell along each axis.
 
-    Aliases from beyond the Nyquist frequency along one axis or three have opposite signs on the two and cancel
-    (Patterson & Orszag 1971); those along two remain, of a few per cent. Padding, which costs 3.4 times the memory,
-    would move modes between devices. The Nyquist frequency itself, which has no phase, is left out.
+    Aliases along one axis or three have opposite signs on the two lattices and cancel (Patterson & Orszag 1971).
+    Aliases along two axes remain, a few per cent. Zero padding would remove them, but takes 3.4 times the memory and
+    moves modes between devices. Modes at the Nyquist frequency are set to zero.
     """
     shape, dtype = config.particle_shape, modes[0].real.dtype
 

@@ -1,4 +1,4 @@
-"""White noise and the linear modes that it becomes."""
+"""White noise, and linear modes from it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pmwd_dist.parallel.fft import rfft_block
 from pmwd_dist.parallel.inputs import numbers
 from pmwd_dist.pm import fourier, inputs
 
-_TABLE = 4096  # nodes of P(k), equidistant in ln k: linear interpolation in log-log is right to 1e-5
+_TABLE = 4096  # nodes of P(k), equidistant in ln k; relative error of log-log interpolation: 1e-5
 
 LinearPower = tuple[Any, Any] | Callable[[Array], Array]
 
@@ -36,7 +36,7 @@ def white_noise(key: Array, config: Config, dtype: Any = None) -> Float[Array, "
     """Real Gaussian noise of unit variance on the particle lattice, bitwise the same on any number of devices.
 
     Raises:
-      ValueError: something else than a key of jax.random, or than a type of real floating-point numbers.
+      ValueError: not a key of jax.random, or not a real floating-point type.
     """
     inputs.check_config(config)
     if not hasattr(key, "dtype") or not (jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.dtype == jnp.uint32):
@@ -62,13 +62,13 @@ def linear_modes(
     """Linear density contrast delta(k) at a = 1, in the layout of `prfft3d`.
 
     Args:
-      noise: real and of unit variance, shape particle_shape.
+      noise: real noise of unit variance, shape particle_shape.
       cosmo: cosmology, or its `growth_table`.
       config: the simulation.
       linear_power: P(k) at a = 1 [(Mpc/h)^3], as a table (k [h/Mpc], P) or a function of k; default: `linear_power`.
 
     Raises:
-      ValueError: noise of another shape, or a table that is too short for the box, unsorted or not positive.
+      ValueError: noise of another shape, or a table of P(k) that is too short for the box, unsorted or not positive.
     """
     inputs.check_config(config)
     noise = inputs.lattice_field(noise, config, "noise")
@@ -80,7 +80,7 @@ def linear_modes(
 def log_power(
     cosmo: Cosmology | GrowthTable, config: Config, linear_power: LinearPower | None
 ) -> Float[Array, " nodes"]:
-    """ln P(k) at `power_nodes`; arguments are those of `linear_modes`."""
+    """ln P(k) at `power_nodes`; arguments as in `linear_modes`."""
     k = power_nodes(config)
     if linear_power is None:
         return _log_power(linear.parameters_of(cosmo), config)
@@ -88,7 +88,7 @@ def log_power(
 
 
 def power_nodes(config: Config) -> np.ndarray:
-    """Wavenumbers at which P(k) is needed [h/Mpc]: from the fundamental mode to the corner of the lattice."""
+    """Wavenumbers of the table of P(k) [h/Mpc], from the fundamental mode to the corner of the lattice."""
     low = 2 * math.pi / max(config.box_size)
     high = math.hypot(*(math.pi * n / b for n, b in zip(config.particle_shape, config.box_size, strict=True)))
     return np.geomspace(low * 0.999, max(high, 2 * low) * 1.001, _TABLE)
@@ -117,7 +117,7 @@ def _from_table(k: np.ndarray, table: Any) -> Array:
 def check_table(k: Any, power: Any, low: float, high: float) -> None:
     """Raise ValueError unless a P(k) table is sorted, positive and covers low <= k <= high [h/Mpc].
 
-    Values that are being traced are not looked at.
+    Traced values are not checked.
     """
 
     def wrong(constraint: str, remedy: str = "") -> ArgumentError:
@@ -161,9 +161,9 @@ def _check_values(k: Any, power: Any, verb: str) -> None:
 def _of_cosmology(noise: Array, cosmo: Parameters, config: Config) -> Array:
     """Linear modes of a cosmology.
 
-    Reverse mode through the look-up would add what all modes contribute to the nodes of P(k): on GPUs by atomic
-    additions, in any order. Derivatives by the few parameters are forward ones, which are looked up like P(k) itself:
-    what is left of reverse mode is a sum over the modes for each parameter.
+    The derivative of ln P(k) with respect to each parameter is computed forwards, tabulated and interpolated like P(k),
+    so that reverse mode is a sum over the modes for each parameter. Reverse mode through the interpolation would
+    scatter all modes to the nodes of P(k): on GPUs by atomic additions, in any order.
     """
     return colour(noise, _log_power(cosmo, config), config)
 
@@ -197,19 +197,19 @@ def _log_power(cosmo: Parameters, config: Config) -> Array:
 
 @partial(jax.jit, static_argnames="config")
 def colour(noise: Array, log_power: Array, config: Config) -> Array:
-    """Modes of white noise, with the power of a table at `power_nodes`."""
+    """Modes of white noise scaled to a power spectrum, given as ln P at `power_nodes`."""
 
     def block(noise: Array, log_power: Array) -> Array:
         look_up, scale = _look_up(config, noise.dtype)
         return scaled(rfft_block(noise, config.decomposition), jnp.exp(0.5 * look_up(log_power)) * scale)
 
-    # Derivatives keep no field of amplitudes, but the few numbers that give it again.
+    # Derivatives store the table, not the field of amplitudes.
     return jax.checkpoint(_over_blocks(block, 1, config))(noise, log_power.astype(noise.dtype))
 
 
 @partial(jax.jit, static_argnames="config")
 def _colour_tangent(noise: Array, log_power: Array, change: Any, config: Config) -> Array:
-    """Tangent of the modes along that of ln P(k), which is a number plus the sum of numbers times tables."""
+    """Tangent of the modes for a tangent of ln P(k): a number plus a sum of (number, table) products."""
 
     def block(noise: Array, log_power: Array, change: Any) -> Array:
         look_up, scale = _look_up(config, noise.dtype)
@@ -222,13 +222,13 @@ def _colour_tangent(noise: Array, log_power: Array, change: Any, config: Config)
 
 
 def _over_blocks(block: Callable[..., Array], tables: int, config: Config) -> Callable[..., Array]:
-    """A function of the local block of the noise and so many arrays that are the same on all devices."""
+    """Map a function over the blocks of the noise, with a number of tables that are the same on all devices."""
     decomposition = config.decomposition
     return decomposition.shard_map(block, (decomposition.spec, *(P(),) * tables), decomposition.spectrum_spec)
 
 
 def _look_up(config: Config, dtype: Any) -> tuple[Callable[[Array], Array], Array]:
-    """Look-up of tables at the local modes, linear in ln k, and the amplitude of a mode of unit power."""
+    """Interpolation of tables at the local modes, linear in ln k, and the amplitude of a mode for P = 1."""
     shape, k = config.particle_shape, power_nodes(config)
     x0, dx = math.log(k[0]), math.log(k[-1] / k[0]) / (_TABLE - 1)
     k2 = fourier.k_squared(shape, config, dtype)

@@ -27,33 +27,33 @@ class Particles(eqx.Module):
 
 
 class ExactParticles(eqx.Module):
-    """Particles within a step, whose momenta are integers in a unit.
+    """Particles during a step, with integer momenta.
 
     Args:
       disp: displacement from the lattice site, on its grid [Mpc/h].
-      momenta: integers in the bits of floats, see `ops.momenta`; derivatives are those of the momenta [Mpc/h].
+      momenta: integer momenta in the bits of floats, see `ops.momenta`; their tangents have the unit Mpc/h.
     """
 
     disp: Float[Array, "nx ny nz 3"]
     momenta: Float[Array, "nx ny nz 3"]
 
     def with_unit(self, unit: Any) -> Particles:
-        """The particles, for the unit of their momenta [Mpc/h]."""
+        """Particles with momenta in Mpc/h, from the unit of the integers [Mpc/h]."""
         return Particles(self.disp, momentum(self.momenta, unit))
 
 
 def resolution(config: Config, dtype: Any) -> float:
     """Spacing of the grid of displacements [Mpc/h], a power of two.
 
-    All values up to a power of two, 16 to 32 cells and at least 64 Mpc/h, are exact multiples of it: sums of them are
-    exact, so that every drift can be undone to the bit. In a LCDM universe none moves farther than 30 Mpc/h.
+    Multiples up to `largest`, at least 16 cells and 64 Mpc/h, are exact, and so are their sums: every drift has an
+    exact inverse. Displacements in LCDM are below 30 Mpc/h.
     """
     max_displacement = max(32 * min(config.cell_size), 64.0)
     return 2.0 ** (math.floor(math.log2(max_displacement)) - significant_bits(dtype))
 
 
 def momentum_unit(config: Config, dtype: Any) -> float:
-    """Unit of the momenta at the start of a run [Mpc/h]: integers hold 16 times the largest displacement."""
+    """Unit of the integer momenta at the start of a run [Mpc/h]; their range is 16 times the largest displacement."""
     return 16 * largest(config, dtype) * 2.0 ** -bits(dtype)
 
 
@@ -63,12 +63,12 @@ def largest(config: Config, dtype: Any) -> float:
 
 
 def significant_bits(dtype: Any) -> int:
-    """Binary digits of a floating-point type, the leading one included."""
+    """Number of significant bits of a floating-point type."""
     return int(np.finfo(np.dtype(dtype)).nmant) + 1
 
 
 def exact(particles: Particles, config: Config) -> ExactParticles:
-    """Put particles on the grids of the steps; a displacement is NaN where the momentum isn't finite."""
+    """Round displacements to their grid and momenta to integers; displacements are NaN where momenta aren't finite."""
     dtype = particles.disp.dtype
     momenta, missing = rounded(particles.vel / momentum_unit(config, dtype))
     disp = to_grid(particles.disp, resolution(config, dtype)) + missing

@@ -1,7 +1,7 @@
 """A whole simulation and its gradient in plain JAX: the equations of this package, and an oracle of its tests.
 
 One device, as many mesh cells as particles, an even number along each axis, no halos and no integers. `nbody` solves
-the same equations on divided meshes; it undoes its steps to the bit, where this undoes them to rounding.
+the same equations on divided meshes, and reverses its steps exactly; here they are reversed up to rounding.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pmwd_dist.pm.time_steps import step_times
 
 
 def wavevectors(config: Config, *, odd: bool = False) -> list[Array]:
-    """Components of k [h/Mpc] of a real field's spectrum; odd: zero at the Nyquist frequency, which has no sign."""
+    """Components of k [h/Mpc] of a real field's spectrum; odd: zero at the Nyquist frequency, for odd derivatives."""
     nx, ny, nz = config.mesh_shape
     numbers = jnp.fft.fftfreq(nx, 1 / nx), jnp.fft.fftfreq(ny, 1 / ny), jnp.arange(nz // 2 + 1.0)
     if odd:
@@ -33,7 +33,7 @@ def wavevectors(config: Config, *, odd: bool = False) -> list[Array]:
 
 
 def inverse_laplacian(modes: Complex[Array, "nx ny nk"], config: Config) -> Complex[Array, "nx ny nk"]:
-    """-delta(k) / k^2, and 0 at k = 0: the potential with this Laplacian."""
+    """Modes of a potential from its Laplacian: -delta(k) / k^2, and 0 at k = 0."""
     k2 = sum(ki**2 for ki in wavevectors(config))
     return -modes / jnp.where(k2 > 0, k2, jnp.inf)
 
@@ -108,15 +108,15 @@ def step(particles: Particles, c: Coefficients, config: Config) -> Particles:
     return Particles(middle + c.drift_after * vel, vel)
 
 
-def undone(particles: Particles, c: Coefficients, config: Config) -> Particles:
-    """The particles before a step: its inverse, operation by operation."""
+def inverse_step(particles: Particles, c: Coefficients, config: Config) -> Particles:
+    """Inverse of `step`, operation by operation."""
     middle = particles.disp - c.drift_after * particles.vel
     vel = (particles.vel - c.kick * acceleration(middle, config)) / 2**c.log_scale
     return Particles(middle - c.drift_before * vel, vel)
 
 
 def simulate(particles: Particles, table: GrowthTable, config: Config) -> tuple[Particles, Coefficients]:
-    """The particles at a_stop, and the coefficients of all steps."""
+    """Take all steps; returns the particles at a_stop and the coefficients of the steps."""
     times = step_times(table, config)
     coefficients = jax.vmap(BullFrog().coefficients, (None, 0, 0))(table, times[:-1], times[1:])
     return jax.lax.scan(lambda state, c: (step(state, c, config), None), particles, coefficients)[0], coefficients
@@ -131,7 +131,8 @@ def value_and_gradient(
 ) -> tuple[Array, Array]:
     """A loss of the final particles, and its gradient with respect to the noise: the reversible adjoint.
 
-    From the end, each step is undone, and its cotangents are pulled back there: no state on the way is stored.
+    From the last step to the first, the state before a step is computed from the state after it, and the VJP of the
+    step is applied there. No intermediate state is stored.
     """
     start, pull_start = jax.vjp(lambda noise: lpt(linear_modes(noise, power, config), table, config), noise)
     final, coefficients = simulate(start, table, config)
@@ -139,7 +140,7 @@ def value_and_gradient(
 
     def back(carry: tuple[Particles, Particles], c: Coefficients) -> tuple[Any, None]:
         after, cotangents = carry
-        before = undone(after, c, config)
+        before = inverse_step(after, c, config)
         _, pull = jax.vjp(lambda particles: step(particles, c, config), before)
         return (before, pull(cotangents)[0]), None
 

@@ -1,4 +1,4 @@
-"""What went wrong, if anything: data-dependent failures travel as a status and are raised on the host."""
+"""Data-dependent failures: a status inside jit, raised as an error on the host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pmwd_dist.parallel.inputs import check_on_host
 
 
 class SimulationError(RuntimeError):
-    """A simulation failed on its data."""
+    """A simulation failed for its data."""
 
 
 class Code(IntEnum):
@@ -30,13 +30,13 @@ class Code(IntEnum):
 
 
 class Status(eqx.Module):
-    """The first failure of a simulation, or none (zero is fine).
+    """The first failure of a simulation, or success (code 0).
 
     Args:
       code: a `Code`.
-      step: steps completed before the failure, or in all.
-      max_displacement: largest displacement seen so far [mesh cells].
-      halo: displacement that the halo in use holds [mesh cells]; infinite on undivided axes.
+      step: number of steps completed, up to the failure.
+      max_displacement: largest displacement so far [mesh cells].
+      halo: largest displacement within the halo [mesh cells]; infinite on one device.
     """
 
     code: Array
@@ -45,15 +45,16 @@ class Status(eqx.Module):
     halo: Array
 
     def raise_if_failed(self) -> None:
-        """Raise SimulationError if there was a failure. On the host, outside jit."""
+        """Raise SimulationError after a failure. On the host, outside jit."""
         check_on_host("raise_if_failed", self)
         message = self.message()
         if message:
             raise SimulationError(message)
 
     def message(self) -> str:
-        """One line for the host: what failed, where and what to do; empty if nothing did."""
-        code, step, max_displacement, halo = map(_to_host, (self.code, self.step, self.max_displacement, self.halo))
+        """Error message in one line: failure, step and remedy; empty after success."""
+        values = jax.device_get((self.code, self.step, self.max_displacement, self.halo))
+        code, step, max_displacement, halo = map(float, values)
         at = f"in step {int(step) + 1}"
         if code == Code.SUCCESSFUL:
             return ""
@@ -77,13 +78,13 @@ class Status(eqx.Module):
 
 
 def failure(max_displacement: Array, halo: Any, grid: Any, finite: Any = True) -> Array:
-    """The `Code` of particles before a kick.
+    """`Code` of the particles before a kick.
 
     Args:
-      max_displacement: their largest displacement [mesh cells].
-      halo: largest displacement that the halo holds [mesh cells].
-      grid: largest displacement that the grid of the particles holds [mesh cells].
-      finite: whether all other numbers of the step are finite.
+      max_displacement: largest displacement of the particles [mesh cells].
+      halo: largest displacement within the halo [mesh cells].
+      grid: largest displacement on the grid of the particles [mesh cells].
+      finite: whether the coefficients of the step are finite.
     """
     code = jnp.where(max_displacement > halo, Code.BEYOND_HALO, Code.SUCCESSFUL)
     code = jnp.where(max_displacement > grid, Code.BEYOND_GRID, code)
@@ -91,10 +92,6 @@ def failure(max_displacement: Array, halo: Any, grid: Any, finite: Any = True) -
 
 
 def successful(dtype: Any = None) -> Status:
-    """The status of a simulation that has not started."""
+    """Status before the first step."""
     real = jnp.zeros((), dtype if dtype is not None else jnp.result_type(float))
     return Status(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), real, jnp.full_like(real, jnp.inf))
-
-
-def _to_host(x: Any) -> float:
-    return float(jax.device_get(x))

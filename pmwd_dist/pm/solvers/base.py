@@ -25,19 +25,19 @@ class ParticleMesh(diffrax.AbstractTerm[Any, Any]):
 
       d disp / da = vel / (a^3 E),   d vel / da = -3/2 Omega_m / (a^2 E) grad phi,   laplacian phi = delta
 
-    The state is `Particles`, `args` is the `growth_table` of the cosmology. Any diffrax solver takes it.
+    A term for any diffrax solver; the state is `Particles`, `args` is the `growth_table` of the cosmology.
     """
 
     config: Config = eqx.field(static=True)
 
     def vf(self, t: Any, y: Particles, args: GrowthTable) -> Particles:
-        """Derivatives of the particles with the scale factor."""
+        """Derivatives of the particles with respect to the scale factor."""
         force, _ = acceleration(y.disp, self.config)
         drift, kick = rates(args, t)
         return Particles((drift * y.vel).astype(y.disp.dtype), (kick * force).astype(y.vel.dtype))
 
     def contr(self, t0: Any, t1: Any, **kwargs: Any) -> Any:
-        """The interval of the scale factor."""
+        """Interval of the scale factor."""
         return t1 - t0
 
     def prod(self, vf: Particles, control: Any) -> Particles:
@@ -46,13 +46,13 @@ class ParticleMesh(diffrax.AbstractTerm[Any, Any]):
 
 
 def rates(table: GrowthTable, a: Any) -> tuple[Array, Array]:
-    """d disp / da per momentum and d vel / da per acceleration."""
+    """Drift rate 1 / (a^3 E) and kick rate 3/2 Omega_m / (a^2 E), per unit of the scale factor."""
     E = table.E(a)
     return 1 / (a**3 * E), 1.5 * table.cosmo.Omega_m / (a**2 * E)
 
 
 class Coefficients(NamedTuple):
-    """A step from a lower to a higher scale factor.
+    """Coefficients of a step from a lower to a higher scale factor.
 
     disp += drift_before * vel;  vel = 2^log_scale * vel + kick * acceleration;  disp += drift_after * vel
     """
@@ -64,10 +64,10 @@ class Coefficients(NamedTuple):
 
 
 class EndpointInterpolation(diffrax.LocalLinearInterpolation):
-    """Linear in between, and the very state at both ends: a snapshot at a step is that step's state."""
+    """Linear interpolation, exact at both ends: a snapshot at the end of a step is its state."""
 
     def evaluate(self, t0: Any, t1: Any = None, left: bool = True) -> Any:
-        """The state at t0, or the change from t0 to t1."""
+        """State at t0, or the change from t0 to t1."""
         if t1 is not None:
             return jax.tree.map(jnp.subtract, self.evaluate(t1), self.evaluate(t0))
         between = (t0 - self.t0) / (self.t1 - self.t0)
@@ -80,11 +80,11 @@ class EndpointInterpolation(diffrax.LocalLinearInterpolation):
 
 
 class SplitSolver(diffrax.AbstractSolver[Any]):
-    """Base of the drift-kick-drift solvers: `coefficients` is all that tells them apart.
+    """Base of the drift-kick-drift solvers, which differ in `coefficients` only.
 
-    `nbody` takes their steps with momenta as integers (`stepping.step`), and can undo them to the bit (compare
-    Levesque & Verlet 1993). In `diffrax.diffeqsolve` with an adjoint of diffrax, steps are in floating-point numbers.
-    A step that fails leaves the particles as they were; its status is the state of the solver.
+    `nbody` takes their steps with integer momenta (`stepping.step`), which are exactly reversible (Levesque & Verlet
+    1993). In `diffrax.diffeqsolve` with an adjoint of diffrax, steps are in floating-point numbers. A failed step
+    leaves the particles unchanged; the status is the state of the solver.
     """
 
     term_structure: ClassVar = ParticleMesh
@@ -99,19 +99,19 @@ class SplitSolver(diffrax.AbstractSolver[Any]):
         return 2
 
     def init(self, terms: Any, t0: Any, t1: Any, y0: Particles, args: GrowthTable) -> Status:
-        """The status before the first step."""
+        """Status before the first step."""
         return successful(y0.disp.dtype)
 
     def func(self, terms: Any, t0: Any, y0: Particles, args: GrowthTable) -> Any:
-        """The right-hand side."""
+        """Right-hand side of the equations of motion."""
         return terms.vf(t0, y0, args)
 
     def step(
         self, terms: Any, t0: Any, t1: Any, y0: Particles, args: GrowthTable, solver_state: Status, made_jump: Any
     ) -> tuple[Particles, None, dict[str, Any], Status, Any]:
-        """One step; backwards in time, the inverse of the step forwards between the same scale factors."""
+        """One step; backwards in time, the inverse of the forward step between the same scale factors."""
         del made_jump
-        # diffeqsolve wraps terms to turn time around; solvers called on their own get the bare term.
+        # diffeqsolve wraps the term, with the direction of time; without it, solvers get the bare term.
         direction = getattr(terms, "direction", 1)
         config: Config = getattr(terms, "term", terms).config
         a0, a1 = t0 * direction, t1 * direction

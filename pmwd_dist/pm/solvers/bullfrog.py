@@ -13,13 +13,13 @@ class BullFrog(SplitSolver):
     """Steps in growth time with 2LPT-consistent kicks (Rampf, List & Hahn 2024, arXiv:2409.19049)."""
 
     def coefficients(self, table: GrowthTable, lower: Array, upper: Array) -> Coefficients:
-        """v1 = alpha v0 + (1 - alpha) / D acceleration, for v = dx/dD1 and D at the half step.
+        """Kick v1 = alpha v0 + (1 - alpha) / D acceleration, with v = dx/dD1 and D at the half step.
 
-        To second order the displacement at the half step is D psi1 + e psi2 with e = D2 + D2' dD/2, and the
-        acceleration there D psi1 + (e - D^2) psi2. That v1 = psi1 + D2' psi2 again fixes alpha.
+        At second order the displacement at the half step is D psi1 + e psi2, e = D2 + D2' dD/2, and the acceleration
+        D psi1 + (e - D^2) psi2. The condition v1 = psi1 + D2' psi2 fixes alpha.
 
-        Over a factor of 3 and more in D1 that alpha is zero or less, which no step backwards could undo: it is kept
-        above F0 / (8 F1). Such a step is still exact for Zel'dovich motion, whatever alpha.
+        For steps over a factor of 3 or more in D1 this alpha is not positive, and the step has no inverse. Hence the
+        lower bound F0 / (8 F1). The step is exact for Zel'dovich motion with any alpha.
         """
         ends = jnp.stack([lower, upper])
         growth = table.at(ends)

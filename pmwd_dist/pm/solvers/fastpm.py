@@ -13,7 +13,7 @@ class FastPM(SplitSolver):
     """Steps in growth time with Zel'dovich-consistent kicks (Feng et al. 2016, as in Rampf, List & Hahn 2024)."""
 
     def coefficients(self, table: GrowthTable, lower: Array, upper: Array) -> Coefficients:
-        """With v = dx/dD1, F = vel / v and D at the half step: F v grows by (F1 - F0) / D times the acceleration."""
+        """Kick vel1 = vel0 + (F1 - F0) / D acceleration, with F = vel / (dx/dD1) and D at the half step."""
         ends = jnp.stack([lower, upper])
         growth = table.at(ends)
         D0, D1 = growth.D1

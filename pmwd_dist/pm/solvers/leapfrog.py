@@ -18,7 +18,7 @@ class LeapFrog(SplitSolver):
     """Steps with the exact integrals of drift and kick (Quinn et al. 1997), halved in growth time."""
 
     def coefficients(self, table: GrowthTable, lower: Array, upper: Array) -> Coefficients:
-        """Integrals of da / (a^3 E) before and after the half step, and of 3/2 Omega_m da / (a^2 E)."""
+        """Drifts: integrals of da / (a^3 E) over both halves; kick: integral of 3/2 Omega_m da / (a^2 E)."""
         middle = table.scale_factor((table.D1(lower) + table.D1(upper)) / 2)
         drift = partial(_integral, lambda a: rates(table, a)[0])
         drifts = jax.vmap(drift)(jnp.stack([lower, middle]), jnp.stack([middle, upper]))
@@ -27,7 +27,7 @@ class LeapFrog(SplitSolver):
 
 
 def _integral(rate: Callable[[Array], Array], lower: Array, upper: Array) -> Array:
-    """Integral over the scale factor, by 12-point Gauss-Legendre quadrature in ln a."""
+    """Integral over the scale factor by 12-point Gauss-Legendre quadrature in ln a."""
     nodes, weights = np.polynomial.legendre.leggauss(12)
     half = jnp.log(upper / lower) / 2
     a = jnp.sqrt(lower * upper) * jnp.exp(half * nodes)
