@@ -251,6 +251,8 @@ def _as_solver(solver: Any) -> diffrax.AbstractSolver[Any]:
         if not (isinstance(term, type) and issubclass(ParticleMesh, term)):
             constraint = "is for several terms, as of a split or stochastic equation, and gravity is one"
             raise ArgumentError("solver", solver, constraint, "use BullFrog(), or diffrax.Tsit5()")
+        if isinstance(solver, diffrax.AbstractImplicitSolver):
+            raise ArgumentError("solver", solver, "is implicit, and gravity is not stiff", "use BullFrog()")
         return solver
     raise ArgumentError("solver", solver, "must be a solver", f"use BullFrog(), or one of {', '.join(SOLVERS)}")
 
