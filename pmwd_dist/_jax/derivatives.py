@@ -2,8 +2,9 @@
 
 - `linear_map`: a linear map with its transpose, as the tangent of a `jax.custom_jvp` rule. `jax.custom_vjp` can't be
   differentiated forwards (jax-ml/jax#17840). `jax.custom_derivatives.linear_call` is the same but for three gaps: it
-  has no batching rule (jax-ml/jax#13283), its residuals can't be differentiated again, and it traces its functions
-  without the mesh that is set. To be replaced by it, or by a custom transpose (jax-ml/jax#9129), when they close.
+  has no batching rule (jax-ml/jax#13283); its residuals can't be differentiated again; and it traces the map at once,
+  also where reverse mode takes the transpose alone, which costs the trace of a whole simulation. To be replaced by it,
+  or by a custom transpose (jax-ml/jax#9129), when these gaps are closed.
 - `forward_derivatives`: reverse mode through a long formula of few numbers costs a sum over its results for each use
   of each number, and a kernel to compile for each sum. The Jacobian costs one more evaluation of the formula for each
   number. To be deleted when XLA compiles kernels of scalars as one.
