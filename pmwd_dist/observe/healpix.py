@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -101,24 +102,18 @@ def _polar_angle(vector: Array) -> Array:
     return jnp.arctan2(rho, vector[..., 2])
 
 
-def _ring(nside: int, ring: Array, dtype: jnp.dtype) -> tuple[Array, Array, Array, Array]:
+def _ring(nside: int, ring: Any, dtype: Any, xp: Any = jnp) -> tuple[Any, Any, Any, Any]:
     """First pixel of rings, number of pixels, whether they begin half a pixel from phi = 0, and theta."""
     north, south = ring < nside, ring > 3 * nside
-    from_pole = jnp.where(south, 4 * nside - ring, ring)
-    count = jnp.where(north | south, 4 * from_pole, 4 * nside)
-    before = jnp.where(
-        north,
-        2 * ring * (ring - 1),
-        jnp.where(
-            south,
-            pixel_count(nside) - 2 * from_pole * (from_pole + 1),
-            2 * nside * (nside - 1) + (ring - nside) * 4 * nside,
-        ),
-    )
-    shift = jnp.where(north | south, 1, (ring - nside + 1) % 2)
-    cap = 2 * jnp.arcsin(jnp.minimum(from_pole, nside).astype(dtype) / (math.sqrt(6) * nside))
-    belt = jnp.arccos(jnp.clip((4 - 2 * ring.astype(dtype) / nside) / 3, -2 / 3, 2 / 3))
-    return before, count, shift, jnp.where(north, cap, jnp.where(south, math.pi - cap, belt))
+    from_pole = xp.where(south, 4 * nside - ring, ring)
+    count = xp.where(north | south, 4 * from_pole, 4 * nside)
+    last = pixel_count(nside) - 2 * from_pole * (from_pole + 1)
+    between = 2 * nside * (nside - 1) + (ring - nside) * 4 * nside
+    first = xp.where(north, 2 * ring * (ring - 1), xp.where(south, last, between))
+    shift = xp.where(north | south, 1, (ring - nside + 1) % 2)
+    cap = 2 * xp.arcsin(xp.minimum(from_pole, nside).astype(dtype) / (math.sqrt(6) * nside))
+    belt = xp.arccos(xp.clip((4 - 2 * ring.astype(dtype) / nside) / 3, -2 / 3, 2 / 3))
+    return first, count, shift, xp.where(north, cap, xp.where(south, math.pi - cap, belt))
 
 
 def _along(nside: int, ring: Array, phi: Array) -> tuple[Array, Array, Array]:
@@ -139,12 +134,4 @@ def _opposite(pixels: Array, nside: int) -> Array:
 
 def rings_of(nside: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """First pixel of each ring, number of pixels, whether they begin half a pixel from phi = 0, and theta."""
-    ring = np.arange(1, 4 * nside)
-    from_pole = np.minimum(np.minimum(ring, 4 * nside - ring), nside)
-    count = 4 * from_pole
-    first = np.concatenate([[0], np.cumsum(count)[:-1]])
-    shift = np.where((ring < nside) | (ring > 3 * nside), 1, (ring - nside + 1) % 2)
-    cap = 2 * np.arcsin(from_pole / (math.sqrt(6) * nside))
-    belt = np.arccos(np.clip((4 - 2 * ring / nside) / 3, -2 / 3, 2 / 3))
-    theta = np.where(ring < nside, cap, np.where(ring > 3 * nside, math.pi - cap, belt))
-    return first, count, shift, theta
+    return _ring(nside, np.arange(1, 4 * nside), float, np)

@@ -10,19 +10,22 @@ Derivatives come from the reference, with straight-through rounding.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import ShapedArray
 from jaxtyping import Array, Float
 
-from pmwd_dist._jax.ops import define_op, result_aval, with_derivatives_of
+from pmwd_dist._jax.ops import Target, define_op, result_aval, with_derivatives_of
 from pmwd_dist._jax.order import barrier
-from pmwd_dist.ops.cic.geometry import Geometry
+from pmwd_dist.ops.cic.geometry import VALUE, Geometry, attributes
 from pmwd_dist.ops.cic.primitives import read
+from pmwd_dist.ops.kernels import native_targets
 from pmwd_dist.ops.momenta import count, momentum, pack, rounded
-from pmwd_dist.ops.native_steps import step_targets
 from pmwd_dist.ops.rounding import max_abs, round_straight_through
 
 
@@ -86,6 +89,17 @@ def _reference(
     disp = disp + resolution * round_straight_through(c.last * p)
     disp = disp + resolution * round_straight_through(c.first * p)
     return disp, momenta, max_abs(disp)[None]
+
+
+def step_targets(
+    name: str, in_place: Mapping[int, int], cuda_scratch: Callable[..., ShapedArray] | None = None
+) -> dict[str, Target]:
+    """`native_targets` of an op with a geometry and the spacing of the displacements."""
+
+    def of_step(*, geometry: Geometry, resolution: float) -> dict[str, Any]:
+        return attributes(geometry, (VALUE,)) | {"resolution": np.array([resolution], np.float64)}
+
+    return native_targets(name, of_step, in_place, cuda_scratch)
 
 
 def _avals(disp: Any, *_: Any, **__: Any) -> list[Any]:

@@ -22,8 +22,8 @@ from pmwd_dist._jax.ops import define_op, result_aval, with_derivatives_of
 from pmwd_dist._jax.order import barrier
 from pmwd_dist.ops.cic.geometry import Geometry
 from pmwd_dist.ops.cic.primitives import read
+from pmwd_dist.ops.kick_drift import step_targets
 from pmwd_dist.ops.momenta import count, momentum, pack, rounded
-from pmwd_dist.ops.native_steps import step_targets
 from pmwd_dist.ops.rounding import round_straight_through
 
 # Sites of a block of the kernels, each with partial sums.

@@ -168,7 +168,9 @@ class Decomposition(Division):
         run = jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs)
         if not self._explicit:
             return run
-        return lambda *args: run(*jax.tree.map(self._reshard, in_specs, args, is_leaf=_is_spec))
+        return lambda *args: run(
+            *jax.tree.map(self._reshard, in_specs, args, is_leaf=lambda x: isinstance(x, PartitionSpec))
+        )
 
     def constrain(self, field: Array) -> Array:
         """A real field with its sharding as a constraint, or as it is on the default device.
@@ -325,7 +327,3 @@ def default_decomposition(shapes: Sequence[Shape3], count: int | None = None) ->
             continue
     remedy = f"use multiples of {count}, or fewer devices"
     raise ArgumentError("shape", shape, f"can't be divided over {count} devices", remedy)
-
-
-def _is_spec(x: Any) -> bool:
-    return isinstance(x, PartitionSpec)

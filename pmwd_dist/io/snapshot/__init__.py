@@ -4,8 +4,6 @@ Each process writes one file.
 """
 
 from pmwd_dist.io.snapshot.files import snapshot_files as snapshot_files
-from pmwd_dist.io.snapshot.formats import FORMATS as FORMATS
-from pmwd_dist.io.snapshot.formats import Format as Format
 from pmwd_dist.io.snapshot.header import SnapshotHeader as SnapshotHeader
 from pmwd_dist.io.snapshot.header import read_header as read_header
 from pmwd_dist.io.snapshot.matter import Matter as Matter
@@ -15,4 +13,6 @@ from pmwd_dist.io.snapshot.matter import paint_matter as paint_matter
 from pmwd_dist.io.snapshot.matter import snapshot_density as snapshot_density
 from pmwd_dist.io.snapshot.reader import load_snapshot as load_snapshot
 from pmwd_dist.io.snapshot.units import LengthUnit as LengthUnit
+from pmwd_dist.io.snapshot.writer import FORMATS as FORMATS
+from pmwd_dist.io.snapshot.writer import Format as Format
 from pmwd_dist.io.snapshot.writer import save_snapshot as save_snapshot

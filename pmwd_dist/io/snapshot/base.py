@@ -38,7 +38,7 @@ class Part:
 
 
 class SnapshotFormat(ABC):
-    """A snapshot format: its units, groups and attributes. `formats` lists the subclasses."""
+    """A snapshot format: its units, groups and attributes. `FORMATS` lists the subclasses."""
 
     name: ClassVar[str]
     bytes_per_particle: ClassVar[int]  # at most

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import h5py
 import jax
@@ -17,13 +17,16 @@ from pmwd_dist.config import Config
 from pmwd_dist.cosmology.parameters import parameters
 from pmwd_dist.io.snapshot.base import Part, SnapshotFormat, write_lattice
 from pmwd_dist.io.snapshot.content import File
-from pmwd_dist.io.snapshot.formats import FORMATS, Format
+from pmwd_dist.io.snapshot.gadget import Gadget
+from pmwd_dist.io.snapshot.swift import Swift
 from pmwd_dist.parallel.decomposition import Shape3
 from pmwd_dist.parallel.distributed import raise_on_all_processes
 from pmwd_dist.parallel.inputs import check_on_host
 from pmwd_dist.pm import inputs
 from pmwd_dist.pm.particles import Particles
 
+Format = Literal["gadget", "swift"]
+FORMATS: dict[Format, SnapshotFormat] = {"gadget": Gadget(), "swift": Swift()}
 _HEADER_BYTES = 100_000
 _CACHE = 1 << 25  # bytes of HDF5's chunk cache
 _CHUNK = 1 << 22  # particles written at a time
