@@ -12,17 +12,18 @@ import typer
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import message, naming
-from pmwd_dist.cli.display import Display, inference_lines, plan_lines
+from pmwd_dist.cli.display import Display
 from pmwd_dist.cli.doctor import report_lines
 from pmwd_dist.io.compilation_cache import enable_compilation_cache
 from pmwd_dist.parallel import autotune as tuner
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import SharedError, raise_on_all_processes
 from pmwd_dist.run.common.folder import CONFIG, finished, prepare_folder
-from pmwd_dist.run.inference.plan import START, InferencePlan, check_inference, make_inference
-from pmwd_dist.run.settings import InferenceSettings, Settings, read_any, read_as
+from pmwd_dist.run.common.job import Job, execute
+from pmwd_dist.run.inference.plan import START, InferencePlan
+from pmwd_dist.run.settings import InferenceSettings, Settings, SimulationSettings, read_any, read_as
 from pmwd_dist.run.settings.duration import duration
-from pmwd_dist.run.simulation.plan import Plan, check_resources, make_plan
+from pmwd_dist.run.simulation.plan import Plan
 
 app = typer.Typer(
     help="Particle-mesh simulations of the large-scale structure, on one core or many GPUs.",
@@ -45,6 +46,7 @@ TimeLimit = Annotated[
     typer.Option(metavar="TIME", help="Stop in time with a checkpoint and exit code 0: --time-limit 3h55m."),
 ]
 
+JOBS: dict[type[Settings], type[Job]] = {SimulationSettings: Plan, InferenceSettings: InferencePlan}
 _MOST_DEVICES, _WIDEST = 1 << 20, 1 << 16  # to plan for; and cells along a side of a mesh to time
 
 
@@ -82,20 +84,7 @@ def run(
     time_limit: TimeLimit = None,
 ) -> None:
     """Run the simulation of a TOML file."""
-    from pmwd_dist.run.simulation.job import execute
-
-    _start()
-    with command_errors():
-        limit = _seconds(time_limit)
-        settings = _settings(file, overrides)
-        if isinstance(settings, InferenceSettings):
-            raise ArgumentError("FILE", str(file), "has the sections of an inference", "use `pmwd-dist infer`")
-        plan = make_plan(settings, output or Path(file.stem))
-        warnings = check_resources(plan)
-        prepare_folder(plan, overwrite=overwrite)
-    with Display() as display:
-        display.show(warnings)
-        execute(plan, display, began=context.obj, time_limit=limit)
+    _run(SimulationSettings, context, file, output, overrides, overwrite, time_limit)
 
 
 @app.command()
@@ -108,25 +97,36 @@ def infer(
     time_limit: TimeLimit = None,
 ) -> None:
     """Infer initial conditions and parameters from data, or from a mock, by a TOML file."""
-    from pmwd_dist.run.inference.job import execute_inference
+    _run(InferenceSettings, context, file, output, overrides, overwrite, time_limit)
 
+
+def _run(
+    kind: type[Settings],
+    context: typer.Context,
+    file: Path,
+    output: Path | None,
+    overrides: list[str],
+    overwrite: bool,
+    time_limit: str | None,
+) -> None:
+    """Do the job of a TOML file of a kind."""
     _start()
     with command_errors():
         limit = _seconds(time_limit)
-        plan = make_inference(read_as(InferenceSettings, file, overrides), output or Path(file.stem))
-        warnings = check_inference(plan)
-        prepare_folder(plan, overwrite=overwrite)
+        settings = read_any(file, overrides) if kind is SimulationSettings else read_as(kind, file, overrides)
+        if not isinstance(settings, kind):
+            raise ArgumentError("FILE", str(file), "has the sections of an inference", "use `pmwd-dist infer`")
+        job = _job(settings, output or Path(file.stem))
+        warnings = job.check()
+        prepare_folder(job, overwrite=overwrite)
     with Display() as display:
         display.show(warnings)
-        execute_inference(plan, display, began=context.obj, time_limit=limit)
+        execute(job, display, began=context.obj, time_limit=limit)
 
 
 @app.command()
 def resume(context: typer.Context, folder: Folder, overrides: Set = [], time_limit: TimeLimit = None) -> None:
     """Resume a run from its last checkpoint, or an inference from its last chunk."""
-    from pmwd_dist.run.inference.job import execute_inference
-    from pmwd_dist.run.simulation.job import execute
-
     _start()
     with command_errors():
         limit = _seconds(time_limit)
@@ -134,23 +134,19 @@ def resume(context: typer.Context, folder: Folder, overrides: Set = [], time_lim
         if done and not overrides:
             _say(f"{folder}: the run is finished; nothing is left to do")
             return
-        inference = isinstance(_settings(folder / CONFIG, []), InferenceSettings)
-        free = ("devices.", "sampler.chain_devices", "sampler.steps", "checks.") if inference else ("devices.",)
+        kind = JOBS[type(read_any(folder / CONFIG))]
         for text in overrides:
-            if not text.startswith(free):
-                names = ", ".join(f"{name}*" if name.endswith(".") else name for name in free)
+            if not text.startswith(kind.changeable):
+                names = ", ".join(f"{name}*" if name.endswith(".") else name for name in kind.changeable)
                 raise ValueError(f"--set {text}: only {names} can change in a run; for the rest, run it anew")
-        if done and not any(text.startswith(("sampler.steps", "checks.")) for text in overrides):
+        if done and not any(text.startswith(kind.extending) for text in overrides):
             _say(f"{folder}: the run is finished; nothing is left to do")
             return
-        plan = _plan(folder / CONFIG, overrides, folder)
-        warnings = _check(plan)
+        job = _job(read_any(folder / CONFIG, overrides), folder)
+        warnings = job.check()
     with Display() as display:
         display.show(warnings)
-        if isinstance(plan, InferencePlan):
-            execute_inference(plan, display, resume=True, began=context.obj, time_limit=limit)
-        else:
-            execute(plan, display, resume=True, began=context.obj, time_limit=limit)
+        execute(job, display, resume=True, began=context.obj, time_limit=limit)
 
 
 @app.command()
@@ -168,30 +164,27 @@ def check(
     device_kind: Annotated[str | None, typer.Option(metavar="KIND", help="H100 (default) or H200.")] = None,
 ) -> None:
     """Check a TOML file and describe its run, on the current devices or on others."""
-    from pmwd_dist.cli.planning import memory_line, planning_lines, wish
+    from pmwd_dist.cli.planning import planning_lines, wish
 
     _start()
     with command_errors():
         others = wish(devices, device_memory, device_kind)
         if others is not None:
             overrides = [*overrides, "devices.pdims=[1, 1]", 'devices.backend="xla"']
-        plan = _plan(file, overrides, output or Path(file.stem))
-        if isinstance(plan, InferencePlan):
-            if others is not None:
-                raise ValueError("--devices, --device-memory and --device-kind plan simulations; leave them out")
-            warnings = _check(plan)
-            lines = inference_lines(plan) + warnings
-        elif others is None:
-            warnings = _check(plan)
-            lines = [*plan_lines(plan), memory_line(plan), *warnings]
+        job = _job(read_any(file, overrides), output or Path(file.stem))
+        if others is None:
+            warnings = job.check()
+            lines = [*job.lines(), *job.memory_lines(), *warnings]
+        elif isinstance(job, Plan):
+            lines = job.lines(here=False) + planning_lines(job, others)
         else:
-            lines = plan_lines(plan, here=False) + planning_lines(plan, others)
+            raise ValueError("--devices, --device-memory and --device-kind plan simulations; leave them out")
     _say(*lines)
     if grad:
         from pmwd_dist.cli.gradients import table_lines
         from pmwd_dist.run.simulation.gradients import compare_gradient
 
-        comparisons = compare_gradient(plan.simulation)
+        comparisons = compare_gradient(job.simulation)
         _say(*table_lines(comparisons))
         if not all(comparison.good for comparison in comparisons):
             raise typer.Exit(1)
@@ -205,7 +198,7 @@ def template(
     from pmwd_dist.run.settings.writing import template as text
 
     with naming("standard output"):
-        typer.echo(text(InferenceSettings if of_inference else Settings), nl=False)
+        typer.echo(text(InferenceSettings if of_inference else SimulationSettings), nl=False)
 
 
 @app.command()
@@ -263,8 +256,8 @@ def power(
 @app.command()
 def plot(folder: Folder) -> None:
     """Draw the figures of a run again, from its data; of an inference, those of the draws that are complete."""
-    from pmwd_dist.report.figures import redraw
     from pmwd_dist.run.inference.verdict import redraw_chains
+    from pmwd_dist.run.simulation.output import redraw
 
     _start()
     with command_errors():
@@ -333,18 +326,8 @@ def _types(text: str | None) -> list[int] | None:
     return [int(n) for n in text.split(",")]
 
 
-def _settings(file: Path, overrides: list[str]) -> Settings:
-    return read_any((Settings, InferenceSettings), file, overrides)
-
-
-def _plan(file: Path, overrides: list[str], folder: Path) -> Plan:
-    """The plan of a simulation or an inference, whichever the file has the sections of."""
-    settings = _settings(file, overrides)
-    return make_inference(settings, folder) if isinstance(settings, InferenceSettings) else make_plan(settings, folder)
-
-
-def _check(plan: Plan) -> list[str]:
-    return check_inference(plan) if isinstance(plan, InferencePlan) else check_resources(plan)
+def _job(settings: Settings, folder: Path) -> Job:
+    return JOBS[type(settings)].of(settings, folder)
 
 
 def _warn(text: str) -> None:

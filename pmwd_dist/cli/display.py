@@ -15,17 +15,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from pmwd_dist._files import naming
-from pmwd_dist._jax.native import native_available
-from pmwd_dist.config import Config
+from pmwd_dist._memory import size
 from pmwd_dist.parallel import distributed
 from pmwd_dist.run.common import events
 from pmwd_dist.run.common.events import Event, StepTaken
-from pmwd_dist.run.common.resources import expected_disk, size
-from pmwd_dist.run.inference.plan import InferencePlan
 from pmwd_dist.run.settings.duration import duration_text
-from pmwd_dist.run.settings.writing import toml_value
-from pmwd_dist.run.simulation.accuracy import accuracy_line, resolution_line
-from pmwd_dist.run.simulation.plan import Plan, power_name
 
 
 class _Console(Console):
@@ -57,9 +51,9 @@ class Display:
     def __call__(self, event: Event) -> None:
         """Show one event."""
         match event:
-            case events.Started(plan=plan):
-                self.show(inference_lines(plan) if isinstance(plan, InferencePlan) else plan_lines(plan))
-                self.steps = plan.steps
+            case events.Started(job=job):
+                self.show(job.lines())
+                self.steps = job.steps
             case events.InitialConditions(a=a, seconds=seconds, peak_memory=memory):
                 self._line(f"initial conditions at a {a:.4f}  {seconds:.2f} s  {size(memory)}")
                 self._open(done=0)
@@ -147,79 +141,5 @@ def _chain_line(event: events.TuningBlock | events.ChunkSampled) -> str:
 
 
 def verdict_lines(reasons: Sequence[str]) -> list[str]:
-    """Whether a result can be trusted."""
-    return [f"not to be trusted yet: {reason}" for reason in reasons] or ["chains pass all checks"]
-
-
-def inference_lines(plan: InferencePlan) -> list[str]:
-    """Lines that describe an inference."""
-    config, settings = plan.simulation.config, plan.settings
-    model, sampler, likelihood = settings.model, settings.sampler, settings.likelihood
-    numbers = {"gaussian": likelihood.sigma, "poisson": likelihood.nbar, "lensing": likelihood.density}
-    noise = numbers[likelihood.kind]
-    sampled = ", ".join(f"{name} {prior}" for name, prior in plan.model.priors.items()) or "none"
-    return [
-        f"box         {_three(config.box_size)} Mpc/h, {_three(config.mesh_shape)} cells: {plan.dimensions} dimensions",
-        f"model       {model.gravity} to a {config.a_stop:g}, {model.bias} bias, line of sight {model.line_of_sight}",
-        f"resolution  {resolution_line(plan.simulation, plan.largest_wavenumber)}",
-        f"data        {settings.data.file}, {likelihood.kind} noise "
-        f"{'sampled' if noise is None else toml_value(noise)}",
-        f"parameters  {sampled}",
-        f"chains      {sampler.chains} of {sampler.method} from {settings.start.begin}, {sampler.tune} steps to tune "
-        f"and {sampler.steps}, preconditioned: {sampler.precondition}; seed {settings.noise.seed}",
-        f"output      {plan.folder}: {plan.chunks} chunks of {sampler.chunk} draws",
-        _device_line(config),
-        f"expected    {_memory(plan)}: {plan.memory.parts}",
-    ]
-
-
-def plan_lines(plan: Plan, *, here: bool = True) -> list[str]:
-    """Lines that describe a run, on the current devices if it is to run here."""
-    config, settings = plan.simulation.config, plan.settings
-    redshifts = ", ".join(f"{z:.4g}" for z in sorted(plan.outputs.values(), reverse=True))
-    disk = expected_disk(settings, plan.simulation.light_cone)
-    snapshots = "no" if settings.output.snapshot == "none" else settings.output.snapshot
-    return [
-        f"box         {_three(config.box_size)} Mpc/h",
-        f"mesh        {_three(config.mesh_shape)} cells, {_three(config.particle_shape)} particles",
-        f"cosmology   linear P(k): {power_name(settings)}; seed {settings.noise.seed}",
-        f"time        a {config.a_start:g} to {config.a_stop:g}, {config.lpt_order}LPT, "
-        f"{plan.steps} {settings.time.solver} steps, {config.gradient} gradient",
-        f"accuracy    {accuracy_line(plan.simulation, plan.times)}",
-        f"output      {plan.folder}: z {redshifts}; {snapshots} snapshots",
-        *_observables(plan),
-        *([_device_line(config), f"expected    {_memory(plan)}, {size(disk)} of disk"] if here else []),
-    ]
-
-
-def _memory(plan: Plan) -> str:
-    where = "process" if plan.simulation.config.decomposition.platform == "cpu" else "device"
-    return f"{size(plan.expected_memory)} of memory a {where}"
-
-
-def _observables(plan: Plan) -> list[str]:
-    """A line about what is observed, if anything is."""
-    names = [name for name, section in plan.settings.observe if section is not None and name != "light_cone"]
-    cone = plan.simulation.light_cone
-    if cone is not None:
-        count, (near, far) = len(cone.edges) - 1, (cone.edges[0], cone.edges[-1])
-        names.append(f"light cone of {count} shell{'s' * (count > 1)} from {near:.4g} to {far:.4g} Mpc/h")
-    return [f"observe     {', '.join(names)}"] if names else []
-
-
-def _device_line(config: Config) -> str:
-    decomposition, processes = config.decomposition, jax.process_count()
-    px, py = decomposition.pdims
-    blocks = "one block" if px * py == 1 else f"{px} slabs" if py == 1 else f"{px} x {py} pencils"
-    kind, count = decomposition.mesh.devices.flat[0].device_kind, decomposition.mesh.size
-    groups = "" if count == px * py else f"chains in {count // (px * py)} groups, each "
-    return (
-        f"devices     {count} x {kind} in {processes} process{'es' * (processes > 1)}, {groups}mesh as {blocks}, "
-        f"halo {config.halo}, native ops {'on' if native_available() else 'off'}"
-    )
-
-
-def _three(values: Sequence[float]) -> str:
-    if len(set(values)) == 1:
-        return f"{values[0]:g}^3" if isinstance(values[0], int) else f"{values[0]:g}"
-    return " x ".join(f"{value:g}" for value in values)
+    """Lines on the convergence of the chains."""
+    return [f"not converged: {reason}" for reason in reasons] or ["chains pass all checks"]

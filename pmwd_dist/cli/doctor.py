@@ -8,11 +8,11 @@ from importlib.util import find_spec
 import jax
 
 from pmwd_dist._jax.native import native_available
+from pmwd_dist._memory import available_memory, size
 from pmwd_dist.io import compilation_cache
 from pmwd_dist.ops import cic
 from pmwd_dist.parallel import distributed
-from pmwd_dist.run.common import resources
-from pmwd_dist.run.simulation.plan import versions
+from pmwd_dist.run.common.fingerprint import versions
 
 
 def report_lines() -> list[str]:
@@ -23,10 +23,10 @@ def report_lines() -> list[str]:
     lines.append("native ops  " + _native())
     lines.append("MPI         " + _mpi())
     lines.append("programs    " + compilation_cache.report())
-    free, total = resources.available_memory()
+    free, total = available_memory()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     lines.append(f"threads     {cores} cores")
-    lines.append(f"memory      {resources.size(free)} free of {resources.size(total)}")
+    lines.append(f"memory      {size(free)} free of {size(total)}")
     return lines
 
 
@@ -34,7 +34,7 @@ def _devices() -> list[str]:
     lines = []
     for device in jax.local_devices():
         limit = (device.memory_stats() or {}).get("bytes_limit")
-        lines.append(f"device      {device} ({device.device_kind})" + (f", {resources.size(limit)}" if limit else ""))
+        lines.append(f"device      {device} ({device.device_kind})" + (f", {size(limit)}" if limit else ""))
     if jax.process_count() > 1:
         lines.append(f"processes   {jax.process_count()}, with {jax.device_count()} devices in all")
     return lines

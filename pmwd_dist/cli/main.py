@@ -19,7 +19,7 @@ from pmwd_dist.cli.commands import CommandError, app
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import ConnectionLostError, SharedError, connection_errors
 from pmwd_dist.pm.status import SimulationError
-from pmwd_dist.run.common.preflight import StartError
+from pmwd_dist.run.common.folder import StartError
 from pmwd_dist.run.common.signals import Interrupted
 from pmwd_dist.run.settings import SettingsError
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._memory import bytes_of, size
 from pmwd_dist.config import Config
-from pmwd_dist.run.common import resources
 from pmwd_dist.run.simulation.plan import Plan
 from pmwd_dist.run.simulation.planning import (
     GPU,
@@ -53,15 +52,6 @@ def wish(count: int | None, memory: str | None, kind: str | None) -> Wish | None
         return Wish(count or 1, bytes_of("60GB" if memory is None else memory), gpu)
     except ValueError as error:
         raise ArgumentError("--device-memory", memory, str(error)) from error
-
-
-def memory_line(plan: Plan) -> str:
-    """Memory of a run on the current devices by stage, and the largest mesh that fits."""
-    config, limit = plan.simulation.config, resources.room().for_arrays(plan.simulation.config)
-    stages = ", ".join(f"{size(need)} in {stage}" for stage, need in plan.stages.items())
-    factor = (limit / max(plan.stages.values())) ** (1 / 3)
-    cells = " x ".join(str(int(factor * n)) for n in config.mesh_shape)
-    return f"memory      a device: {stages}; a mesh of about {cells} fits into {size(limit)}"
 
 
 def planning_lines(plan: Plan, devices: Wish) -> list[str]:

@@ -202,7 +202,7 @@ def write_page(
     Raises:
       OSError: the file can't be written.
     """
-    verdict = "The chains pass all checks." if not reasons else "Not to be trusted yet:"
+    verdict = "The chains pass all checks." if not reasons else "Not converged:"
     items = "".join(f"<li>{html.escape(reason)}</li>" for reason in reasons)
     pictures = "".join(f'<p><img src="{name}" style="max-width:100%"></p>' for name in images)
     text = (

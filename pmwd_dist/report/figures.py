@@ -14,10 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pmwd_dist._files import atomic_write, read_text
-from pmwd_dist.report.maps import draw_light_cone, has_light_cone
-from pmwd_dist.report.observables import draw_table, tables
 from pmwd_dist.report.style import colours, label_with_plain_numbers, new_figure, save, styled
-from pmwd_dist.report.tables import read_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -134,31 +131,6 @@ def read_slab(path: Path) -> Slab:
     if slab.density.ndim != 2 or not (np.isfinite(slab.density).all() and min(x, y) > 0):
         raise ValueError(f"{path}: not a density slab of this program (its density or sides are out of range)")
     return slab
-
-
-def redraw(folder: Path) -> list[Path]:
-    """Draw all figures of a run's folder from its data.
-
-    Raises:
-      ValueError: the folder holds nothing to draw, or a file is damaged.
-      OSError: a figure can't be written.
-    """
-    figures = []
-    spectra = read_spectra(folder)
-    if spectra:
-        figures.append(folder / "power.png")
-        draw_spectra(figures[-1], spectra)
-    for path in sorted(folder.glob("density_z*.npz")):
-        figures.append(path.with_suffix(".png"))
-        draw_slab(figures[-1], read_slab(path))
-    for path, name in tables(folder):
-        figures.append(path.with_suffix(".png"))
-        draw_table(figures[-1], name, read_table(path))
-    if has_light_cone(folder):
-        figures.append(draw_light_cone(folder))
-    if not figures:
-        raise ValueError(f"{folder}: holds no power_z*.csv, density_z*.npz or other results to draw")
-    return figures
 
 
 def draw_spectra(path: Path, spectra: Sequence[Spectrum]) -> None:

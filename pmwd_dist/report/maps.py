@@ -21,11 +21,6 @@ _FIELDS, _SPECTRA, _FIGURE = "light_cone.hdf5", "convergence_power.csv", "conver
 _STICKS = 28  # along each side of a map
 
 
-def has_light_cone(folder: Path) -> bool:
-    """Whether a folder holds the light cone of a run."""
-    return (folder / _FIELDS).is_file()
-
-
 def draw_light_cone(folder: Path) -> Path:
     """Draw the convergence of each source, and its power, from the files of a run, and return the path of the figure.
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,26 +14,16 @@ from pmwd_dist.report.tables import Table
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_NAMES = ("multipoles", "galaxies", "bispectrum", "cross", "pdf")
 _POLES = {0: "monopole", 2: "quadrupole", 4: "hexadecapole"}
 
 
-def tables(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Paths of the tables of observables in a folder, with the names of the observables."""
-    for name in _NAMES:
-        for path in sorted(folder.glob(f"{name}_z*.csv")):
-            if re.fullmatch(rf"{name}_z-?\d+\.\d{{3}}\.csv", path.name):
-                yield path, name
-
-
-def draw_table(path: Path, name: str, table: Table) -> None:
+def draw_table(path: Path, draw: Callable[[Any, Table], None], table: Table) -> None:
     """Draw the table of an observable.
 
     Raises:
       ValueError: the table is not one of this observable.
       OSError: the figure can't be written.
     """
-    draw = {"bispectrum": _draw_bispectrum, "cross": _draw_cross, "pdf": _draw_pdf}.get(name, _draw_poles)
     with styled():
         figure = new_figure(figsize=(8, 6.4), layout="constrained")
         axes = figure.subplots()
@@ -46,7 +35,7 @@ def draw_table(path: Path, name: str, table: Table) -> None:
         save(figure, path)
 
 
-def _draw_poles(axes: Axes, table: Table) -> None:
+def draw_poles(axes: Axes, table: Table) -> None:
     """k P_l with the scatter of the modes, and linear theory, both in bins that are merged at large k."""
     groups = _groups(table["k"])
     k = _mean(table, "k", groups)
@@ -89,7 +78,7 @@ def _error(table: Table, name: str, groups: np.ndarray) -> np.ndarray:
     return np.sqrt(np.bincount(groups, (modes * table[name]) ** 2)) / np.bincount(groups, modes)
 
 
-def _draw_bispectrum(axes: Axes, table: Table) -> None:
+def draw_bispectrum(axes: Axes, table: Table) -> None:
     """B, measured and at tree level, by wavenumber where all triangles are equilateral, else by index of the bin."""
     sides = np.stack([table[f"k{i}"] for i in (1, 2, 3)])
     same = bool((sides == sides[0]).all())
@@ -111,7 +100,8 @@ def _draw_bispectrum(axes: Axes, table: Table) -> None:
     axes.legend(fontsize=12)
 
 
-def _draw_cross(axes: Axes, table: Table) -> None:
+def draw_cross(axes: Axes, table: Table) -> None:
+    """Draw r(k) and T(k)."""
     k = table["k"]
     axes.plot(k, table["r"], color=COLOURS[0], lw=2.2, label=r"correlation $r(k)$")
     axes.plot(k, table["T"], color=COLOURS[1], lw=2.2, label=r"transfer function $T(k)$")
@@ -123,7 +113,8 @@ def _draw_cross(axes: Axes, table: Table) -> None:
     axes.legend(fontsize=12)
 
 
-def _draw_pdf(axes: Axes, table: Table) -> None:
+def draw_pdf(axes: Axes, table: Table) -> None:
+    """Draw the one-point distribution with its Poisson scatter."""
     density, probability, cells = table["density"], table["probability density"], table["cells"]
     some = cells > 0
     scatter = probability[some] / np.sqrt(np.maximum(cells[some], 1))

@@ -48,7 +48,7 @@ def test_a_pipe_that_nobody_reads_does_not_end_the_run(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     ("reasons", "last"),
-    [((), "chains pass all checks"), (("one", "another"), "not to be trusted yet: another")],
+    [((), "chains pass all checks"), (("one", "another"), "not converged: another")],
 )
 def test_the_verdict_comes_last(reasons: tuple[str, ...], last: str):
     with Display() as display:

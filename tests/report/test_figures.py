@@ -14,6 +14,7 @@ import pytest
 from pmwd_dist.report import figures
 from pmwd_dist.report.figures import Slab, Spectrum
 from pmwd_dist.report.tables import Table, read_table, write_table
+from pmwd_dist.run.simulation.output import redraw
 
 
 def make_spectrum(z: float, bins: int = 20) -> Spectrum:
@@ -98,18 +99,18 @@ def test_fields_with_little_to_see_are_drawn(tmp_path: Path, density: np.ndarray
 def test_redraw_draws_all_that_is_there(tmp_path: Path):
     figures.write_spectrum(tmp_path / "power_z0.000.csv", make_spectrum(0.0))
     figures.write_slab(tmp_path / "density_z0.000.npz", make_slab())
-    assert [path.name for path in figures.redraw(tmp_path)] == ["power.png", "density_z0.000.png"]
+    assert [path.name for path in redraw(tmp_path)] == ["power.png", "density_z0.000.png"]
 
 
 def test_redraw_fails_on_empty_folders_and_damaged_files(tmp_path: Path):
     with pytest.raises(ValueError, match="to draw"):
-        figures.redraw(tmp_path)
+        redraw(tmp_path)
     (tmp_path / "density_z0.000.npz").write_text("no zip")
     with pytest.raises(ValueError, match="not a density slab"):
-        figures.redraw(tmp_path)
+        redraw(tmp_path)
     (tmp_path / "power_z0.000.csv").write_text("k,power\n1,two\n")
     with pytest.raises(ValueError, match="not a spectrum"):
-        figures.redraw(tmp_path)
+        redraw(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,7 @@ def test_slabs_that_are_made_up_are_refused(tmp_path: Path, changes: dict[str, n
     fields = {"z": np.float64(0), "density": np.ones((8, 8)), "sides": np.ones(2), "thickness": np.float64(1)}
     np.savez(path, **(fields | changes))
     with pytest.raises(ValueError, match="density_z0.000.npz: not a density slab") as caught:
-        figures.redraw(tmp_path)
+        redraw(tmp_path)
     assert "\n" not in str(caught.value)
 
 
@@ -178,9 +179,9 @@ def test_tables_and_maps_of_observables_are_drawn_from_their_files(tmp_path: Pat
     with h5py.File(tmp_path / "light_cone.hdf5", "w") as file:
         file.attrs.update({"sky": "sphere", "sources": [0.5], "nside": 2})
         file["convergence"] = np.random.default_rng(0).normal(size=(1, 48))
-    drawn = figures.redraw(tmp_path)
+    drawn = redraw(tmp_path)
     assert {path.name for path in drawn} == {*(f"{name}_z0.500.png" for name in contents), "convergence.png"}
     assert all(path.stat().st_size > 10_000 for path in drawn)
     (tmp_path / "pdf_z0.500.csv").write_text("# nothing\nof,this\n1,2\n")
     with pytest.raises(ValueError, match=r"pdf_z0.500.csv: has no column 'density'"):
-        figures.redraw(tmp_path)
+        redraw(tmp_path)

@@ -17,10 +17,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from pmwd_dist.run.settings import Settings, SettingsError, read, to_toml
+from pmwd_dist.run.settings import SettingsError, SimulationSettings, read, to_toml
 from pmwd_dist.run.settings.simulation_sections import SECTIONS
 from pmwd_dist.run.settings.writing import template
-from pmwd_dist.run.simulation.plan import check_resources, make_plan
+from pmwd_dist.run.simulation.plan import Plan
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from processes import Tally, arguments, in_own_process
@@ -75,17 +75,17 @@ def outcome(folder: Path, case: Case) -> str:
     return "taken"
 
 
-def plan_or_problems(folder: Path) -> Settings | tuple[str, ...]:
+def plan_or_problems(folder: Path) -> SimulationSettings | tuple[str, ...]:
     """The settings of a config for which there is a plan, or its problems; any other error is one of the program."""
     try:
         settings = read(folder / CONFIG)
-        check_resources(make_plan(settings, folder / "out"))
+        Plan.of(settings, folder / "out").check()
     except SettingsError as error:
         return error.problems
     return settings
 
 
-def _assert_as_written(settings: Settings, path: Path) -> None:
+def _assert_as_written(settings: SimulationSettings, path: Path) -> None:
     """Settings hold what the file says, and are the same after writing and reading."""
     said = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     observed = {f"observe.{name}": content for name, content in said.pop("observe", {}).items()}

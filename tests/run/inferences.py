@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pmwd_dist.run.inference.plan import InferencePlan, make_inference
+from pmwd_dist.run.inference.plan import InferencePlan
 from pmwd_dist.run.settings import InferenceSettings, read_as
 
 SMALL = """
@@ -54,4 +54,4 @@ pixels = 4
 def plan_of(folder: Path, *overrides: str, text: str = SMALL) -> InferencePlan:
     file = folder.parent / "small.toml"
     file.write_text(text)
-    return make_inference(read_as(InferenceSettings, file, overrides), folder)
+    return InferencePlan.of(read_as(InferenceSettings, file, overrides), folder)

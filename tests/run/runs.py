@@ -18,7 +18,7 @@ from pmwd_dist.cli import main
 from pmwd_dist.run.common.events import Event, StepTaken
 from pmwd_dist.run.common.folder import prepare_folder
 from pmwd_dist.run.settings import read
-from pmwd_dist.run.simulation.plan import Plan, make_plan
+from pmwd_dist.run.simulation.plan import Plan
 
 E = TypeVar("E", bound=Event)
 
@@ -57,7 +57,7 @@ def make(folder: Path, *overrides: str) -> Plan:
     """A plan with a folder that is ready."""
     file = folder.with_suffix(".toml")
     file.write_text(SMALL)
-    plan = make_plan(read(file, overrides), folder)
+    plan = Plan.of(read(file, overrides), folder)
     prepare_folder(plan)
     return plan
 
@@ -68,7 +68,7 @@ def linear_power(path: Path) -> None:
 
 
 def resumed(folder: Path, *overrides: str) -> Plan:
-    return make_plan(read(folder / "config.toml", overrides), folder)
+    return Plan.of(read(folder / "config.toml", overrides), folder)
 
 
 def command(*arguments: object) -> int:

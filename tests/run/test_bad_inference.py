@@ -16,9 +16,7 @@ import zarr
 from inferences import LENSING, SMALL, plan_of
 
 import pmwd_dist as pmd
-from pmwd_dist.cli.display import inference_lines
 from pmwd_dist.run.common.fingerprint import differences, identity
-from pmwd_dist.run.inference.plan import check_inference
 from pmwd_dist.run.settings import SettingsError
 
 WRONG = {
@@ -122,9 +120,7 @@ def test_what_is_odd_is_warned_of_before_any_work(message: str, tmp_path: Path) 
     if values is not None:
         put(tmp_path, "file", values)
         overrides = [*overrides, "data.file=file.npy"]
-    (warning,) = (
-        x for x in check_inference(plan_of(tmp_path / "run", *overrides, text=chosen)) if "checks.ess" not in x
-    )
+    (warning,) = (x for x in plan_of(tmp_path / "run", *overrides, text=chosen).check() if "checks.ess" not in x)
     assert re.search(message, warning)
 
 
@@ -192,7 +188,7 @@ def test_noise_of_each_cell_is_read_and_part_of_what_a_run_is(tmp_path: Path) ->
         file["sigma"] = sigma
     plan = plan_of(tmp_path / "run", "likelihood.sigma=noise.h5:/sigma")
     np.testing.assert_allclose(plan.model.likelihood.sigma, sigma)
-    assert any("noise.h5:/sigma" in line for line in inference_lines(plan))
+    assert any("noise.h5:/sigma" in line for line in plan.lines())
     first = identity(plan)
     with h5py.File(tmp_path / "noise.h5", "r+") as file:
         file["sigma"][1, 2, 3] *= 1.1
@@ -229,7 +225,7 @@ def test_data_are_read_and_odd_ones_warned_of(tmp_path: Path) -> None:
         file["mask"] = broken(0) > 0
     plan = plan_of(tmp_path / "run", "data.file=survey.h5:/galaxies/contrast", "data.mask=survey.h5:/mask")
     assert plan.model.likelihood.mask.sum() == 63
-    warnings = check_inference(plan)
+    warnings = plan.check()
     assert any("the mean is about 0, as of a contrast" in text for text in warnings)
     assert any("fewer draws than checks.ess = 400" in text for text in warnings)
 
@@ -285,7 +281,7 @@ def test_data_of_smaller_scales_than_particles_resolve_are_warned_of(tmp_path: P
     np.save(tmp_path / "data.npy", np.random.default_rng(0).normal(1, 0.5, (4,) * 3))
     lpt = 'model.gravity="lpt"', "time.lpt_order=2"
     plan = plan_of(tmp_path / "run", *lpt, "data.file=data.npy")
-    assert any("compares up to k = 0.21 h/Mpc, and the model has conv" in text for text in check_inference(plan))
-    assert any(line.startswith("resolution  particles 15 Mpc/h apart, Nyq") for line in inference_lines(plan))
+    assert any("compares up to k = 0.21 h/Mpc, and the model has conv" in text for text in plan.check())
+    assert any(line.startswith("resolution  particles 15 Mpc/h apart, Nyq") for line in plan.lines())
     for better in (["box.particles=8", "data.file=data.npy"], []):  # a mock is one of this very lattice
-        assert not any("converged" in text for text in check_inference(plan_of(tmp_path / "run", *lpt, *better)))
+        assert not any("converged" in text for text in plan_of(tmp_path / "run", *lpt, *better).check())

@@ -19,11 +19,10 @@ from runs import make, resumed
 from pmwd_dist._files import atomic_write
 from pmwd_dist.run.common import lock, manifest
 from pmwd_dist.run.common.events import Event, Warned
-from pmwd_dist.run.common.folder import Log, prepare_folder
-from pmwd_dist.run.common.preflight import StartError, hold_folder
+from pmwd_dist.run.common.folder import Log, StartError, hold_folder, prepare_folder
 from pmwd_dist.run.settings import read
 from pmwd_dist.run.settings.simulation_sections import Noise
-from pmwd_dist.run.simulation.plan import Plan, make_plan
+from pmwd_dist.run.simulation.plan import Plan
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +166,7 @@ def test_table_is_kept_with_the_run(tmp_path: Path):
     again = resumed(plan.folder)
     assert again.simulation.table is not None
     np.testing.assert_allclose(again.simulation.table[0], k)
-    prepare_folder(make_plan(read(plan.folder / "config.toml"), plan.folder), overwrite=True)
+    prepare_folder(Plan.of(read(plan.folder / "config.toml"), plan.folder), overwrite=True)
     assert resumed(plan.folder).simulation.table is not None
 
 

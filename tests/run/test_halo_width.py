@@ -9,8 +9,8 @@ import pytest
 from runs import Events, make, particles
 
 from pmwd_dist.run.common.events import HaloChosen, StepTaken
+from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.simulation import halo_width, job
-from pmwd_dist.run.simulation.job import execute
 
 # Slabs of 4 cells of 3 Mpc/h, through which particles move by up to 14 Mpc/h.
 THIN = ("devices.pdims=[4, 1]", "box.size=48", "box.mesh=16", "output.slice_thickness=0", "output.redshifts=0")

@@ -11,7 +11,6 @@ from inferences import SMALL, plan_of
 from runs import command
 
 from pmwd_dist.run.common import resources
-from pmwd_dist.run.inference.plan import check_inference
 from pmwd_dist.run.settings import SettingsError
 
 TIGHT = SMALL.replace("mesh = 4", "mesh = 32").replace("chains = 2", "chains = 4")
@@ -46,10 +45,10 @@ def test_what_does_not_fit_is_said_with_what_does(
     assert line.startswith("pmwd-dist: box.mesh: the inference needs about 2.5")  # and the key once
     assert line.endswith("; use a smaller mesh, or sampler.chains = 3")
     monkeypatch.setattr(resources, "available_memory", lambda: (2_400_000_000, 3_000_000_000))
-    assert "2.4 GB of it free: it may be killed" in check_inference(plan_of(tmp_path / "run", text=TIGHT))[0]
+    assert "2.4 GB of it free: it may be killed" in plan_of(tmp_path / "run", text=TIGHT).check()[0]
     monkeypatch.setattr(resources, "device_limit", lambda: int(memory.peak / 1.1))
     with pytest.raises(SettingsError, match=r"; set XLA_PYTHON_CLIENT_MEM_FRACTION=0.85, or use a smaller mesh"):
-        check_inference(plan_of(tmp_path / "run", text=TIGHT))
+        plan_of(tmp_path / "run", text=TIGHT).check()
     monkeypatch.setattr(resources, "device_limit", lambda: 1000)
     with pytest.raises(SettingsError, match="the inference needs more than .* and a device has 1 kB"):
         plan_of(tmp_path / "run", text=TIGHT)

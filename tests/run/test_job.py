@@ -25,8 +25,8 @@ from pmwd_dist.pm.stepping.step import ended
 from pmwd_dist.report import figures
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.events import CheckpointWritten, Ended, Event, Resumed, StepTaken, record
+from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.common.signals import Interrupted
-from pmwd_dist.run.simulation.job import execute
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +244,7 @@ def test_particles_that_are_not_finite_fail(tmp_path: Path, monkeypatch: pytest.
         return jax.tree.map(lambda x: x + jnp.nan, pmd_lpt(modes, cosmo, config))
 
     pmd_lpt = pmd.lpt
-    monkeypatch.setattr("pmwd_dist.run.simulation.initial.lpt", broken)
+    monkeypatch.setattr("pmwd_dist.run.simulation.progress.lpt", broken)
     with pytest.raises(pmd.SimulationError, match="not finite"):
         execute(plan, Events())
     assert checkpoint.latest(plan.folder) is None

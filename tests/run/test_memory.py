@@ -15,11 +15,11 @@ from pmwd_dist.ops.momenta import count
 from pmwd_dist.pm.modes import log_power
 from pmwd_dist.pm.particles import exact, resolution
 from pmwd_dist.run.common import resources
-from pmwd_dist.run.common.resources import expected_disk
+from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.settings import SettingsError, read
-from pmwd_dist.run.simulation.initial import initial_particles
-from pmwd_dist.run.simulation.job import execute
-from pmwd_dist.run.simulation.plan import check_resources, make_plan
+from pmwd_dist.run.simulation.memory import expected_disk
+from pmwd_dist.run.simulation.plan import Plan
+from pmwd_dist.run.simulation.progress import initial_particles
 
 
 def test_initial_conditions_are_those_of_the_library(cosmo: Any):
@@ -79,7 +79,7 @@ def test_what_does_not_fit_is_said_with_remedies(tmp_path: Path, monkeypatch: py
     def problem(limit: float) -> str:
         monkeypatch.setattr(resources, "device_limit", lambda: int(limit))
         with pytest.raises(SettingsError) as error:
-            check_resources(plan)
+            plan.check()
         return str(error.value)
 
     text = problem(need / 1.2)
@@ -89,7 +89,7 @@ def test_what_does_not_fit_is_said_with_remedies(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
     assert "set XLA_PYTHON_CLIENT_MEM_FRACTION=0.67, use" in problem(need / 1.3)
     monkeypatch.setattr(resources, "device_limit", lambda: need)
-    check_resources(plan)
+    plan.check()
 
 
 def test_disk_is_that_of_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -103,10 +103,10 @@ def test_disk_is_that_of_what_is_written(tmp_path: Path, monkeypatch: pytest.Mon
     assert disk("output.snapshot=none", CONE) == pytest.approx(2e7 + 4 * 2 * 12 * 512**2, rel=0.5)
     plan = _plan(tmp_path, "box.mesh=64", "output.snapshot=none")
     monkeypatch.setattr("pmwd_dist.run.simulation.plan.free_space", lambda path: 1.2e7)
-    assert any("a checkpoint, if the run is interrupted" in line for line in check_resources(plan))
+    assert any("a checkpoint, if the run is interrupted" in line for line in plan.check())
 
 
 def _plan(folder: Path, *overrides: str) -> Any:
     file = folder / "run.toml"
     file.write_text(SMALL)
-    return make_plan(read(file, overrides), folder / "out")
+    return Plan.of(read(file, overrides), folder / "out")

@@ -18,12 +18,12 @@ import pmwd_dist as pmd
 from pmwd_dist.io import checkpoint
 from pmwd_dist.report.tables import read_table
 from pmwd_dist.run.common import manifest, resources
-from pmwd_dist.run.common.preflight import StartError
+from pmwd_dist.run.common.folder import StartError
+from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.common.signals import Interrupted
 from pmwd_dist.run.settings import SettingsError, read
-from pmwd_dist.run.simulation import output
-from pmwd_dist.run.simulation.job import execute
-from pmwd_dist.run.simulation.plan import Plan, check_resources, make_plan
+from pmwd_dist.run.simulation import memory, output
+from pmwd_dist.run.simulation.plan import Plan
 
 ALL = (
     "output.redshifts=0",
@@ -42,7 +42,7 @@ TABLES = ("multipoles", "galaxies", "bispectrum", "cross", "pdf")
 
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch: pytest.MonkeyPatch, no_figures: None) -> None:
-    monkeypatch.setattr(output, "draw_table", lambda path, name, table: path.touch())
+    monkeypatch.setattr(output, "draw_table", lambda path, draw, table: path.touch())
     monkeypatch.setattr(output, "draw_light_cone", lambda folder: (folder / "convergence.png").touch())
 
 
@@ -218,7 +218,7 @@ def test_masks_that_are_none_are_refused(tmp_path: Path):
     }.items():
         settings = read(file, [f"observe.galaxies.mask={name}", "devices.pdims=[1, 1]"])
         with pytest.raises(SettingsError, match=rf"observe.galaxies.mask = .*{name}.: {words}"):
-            make_plan(settings, tmp_path / "out")
+            Plan.of(settings, tmp_path / "out")
 
 
 def test_maps_beyond_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -227,10 +227,10 @@ def test_maps_beyond_memory_are_refused(tmp_path: Path, monkeypatch: pytest.Monk
     shells = ", ".join(str(10 * i) for i in range(40))
     override = f"observe.light_cone={{sky='sphere', nside=8192, sources=0.1, edges=[{shells}]}}"
     with pytest.raises(SettingsError, match=r"observe.light_cone: .* 39 shells of 805306368 pixels; use fewer shells"):
-        check_resources(make_plan(read(file, [override]), tmp_path / "out"))
+        Plan.of(read(file, [override]), tmp_path / "out").check()
     monkeypatch.setattr(resources, "device_limit", lambda: 1_000_000)
-    config = make_plan(read(file, []), tmp_path / "out").simulation.config
-    lack = resources.bispectrum_problem(config, 64) or ""
+    config = Plan.of(read(file, []), tmp_path / "out").simulation.config
+    lack = memory.bispectrum_problem(config, 64) or ""
     assert (
         "bispectrum.shells = 64: their fields and the particles take 1.25 MB of a device, which has 1 MB; use" in lack
     )

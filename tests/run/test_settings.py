@@ -10,9 +10,9 @@ import pytest
 from pmwd_dist.cosmology.linear_power import sigma_R
 from pmwd_dist.parallel import autotune_cache
 from pmwd_dist.parallel.backends.peer import Peer
-from pmwd_dist.run.settings import InferenceSettings, Settings, SettingsError, build, read, read_any, to_toml
+from pmwd_dist.run.settings import InferenceSettings, SettingsError, SimulationSettings, build, read, read_any, to_toml
+from pmwd_dist.run.settings.table import power_name
 from pmwd_dist.run.settings.writing import template
-from pmwd_dist.run.simulation.plan import power_name
 
 SIMS = Path(__file__).parents[2] / "sims"
 MINIMAL = "[box]\nsize = 64\nmesh = 16\n"
@@ -40,7 +40,7 @@ def table(path: Path, low: float = 1e-3, high: float = 10.0, count: int = 64) ->
 
 @pytest.mark.parametrize("path", sorted(SIMS.glob("*.toml")), ids=lambda path: path.stem)
 def test_examples_are_valid(path: Path):
-    settings = read_any((Settings, InferenceSettings), path)
+    settings = read_any(path)
     config = build(settings).config
     assert isinstance(settings, InferenceSettings) or config.mesh_shape[0] >= 64
     assert "memory" in path.read_text().splitlines()[0]
@@ -213,7 +213,7 @@ def test_table_is_found_beside_the_file_and_used(file: Path):
 def test_the_columns_that_are_read_are_named(file: Path, columns: int, words: str):
     k, power = table(file.parent / "p.txt")
     np.savetxt(file.parent / "p.txt", np.stack([k, power, 2 * power, 3 * power][:columns], 1))
-    assert power_name(read(file, ["cosmology.linear_power=p.txt"])).endswith(f"p.txt{words}")
+    assert power_name(read(file, ["cosmology.linear_power=p.txt"]).cosmology.linear_power).endswith(f"p.txt{words}")
 
 
 def test_table_can_be_normalised_to_sigma8(file: Path):
@@ -263,7 +263,7 @@ def test_table_must_reach_the_corner_of_the_nyquist_cube(file: Path):
     (problem,) = problems(file, "cosmology.linear_power=p.txt")
     assert "box needs" in problem
     table(file.parent / "p.txt", 1e-3, 1.8 * nyquist)
-    assert isinstance(read(file, ["cosmology.linear_power=p.txt"]), Settings)
+    assert isinstance(read(file, ["cosmology.linear_power=p.txt"]), SimulationSettings)
 
 
 def test_a_file_takes_the_backend_that_was_measured_unless_it_names_one(

@@ -44,8 +44,8 @@ def read_array(name: str, shape: Shape | None = None) -> np.ndarray:
     """Numbers of an .npy file, of an array of a zarr store, or of a data set of an HDF5 file, "file.h5:/dataset".
 
     Args:
-      name: of the file, with the name of the array where it holds several.
-      shape: that the array must have; default: any.
+      name: path of the file, with the name of the array where it holds several.
+      shape: required shape of the array; default: any.
 
     Raises:
       OSError: the file can't be read.

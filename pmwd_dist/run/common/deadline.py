@@ -1,4 +1,4 @@
-"""When a run writes its next checkpoint, when its time is over, and how much of it JAX spends on compilation."""
+"""Times of checkpoints, the time limit of a run, and the time that JAX spends on compilation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pmwd_dist.run.settings.duration import duration
 
 
 class Clock:
-    """Clock of a run; that of process 0 counts for all.
+    """Clock of a run; all processes use the clock of process 0.
 
     Args:
       every: steps between checkpoints, or a duration; 0 for none.
@@ -40,7 +40,7 @@ class Clock:
         return due
 
     def time_is_over(self) -> bool:
-        """Whether a step as long as the longest so far may end too late; asked before each step. Collective."""
+        """Whether a step as long as the longest so far may end after the limit. Called before each step. Collective."""
         if self.limit is None:
             return False
         now, before = time.perf_counter(), self._asked

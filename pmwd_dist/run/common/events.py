@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pmwd_dist.run.simulation.plan import Plan, describe
+if TYPE_CHECKING:
+    from pmwd_dist.run.common.job import Job
 
 Status = Literal["finished", "interrupted", "failed"]
 
@@ -17,13 +18,13 @@ class Started:
     """The run starts, from the beginning or from a checkpoint."""
 
     name: ClassVar = "start"
-    plan: Plan
+    job: Job
     resumed: bool
 
 
 @dataclass(frozen=True)
 class InitialConditions:
-    """The particles are at the initial scale factor a, after so many seconds."""
+    """The particles are at the initial scale factor a."""
 
     name: ClassVar = "initial"
     a: float
@@ -47,8 +48,8 @@ class HaloChosen:
 
     Args:
       step: number of steps that are done.
-      cells: width.
-      displacement: the largest one that is expected [Mpc/h].
+      cells: width of the halo.
+      displacement: largest expected displacement [Mpc/h].
     """
 
     name: ClassVar = "halo"
@@ -62,11 +63,11 @@ class StepTaken:
     """A step is done.
 
     Args:
-      step, steps: number of this step, from 1, and of all.
+      step, steps: index of this step, from 1, and number of steps.
       a, z: scale factor and redshift at its end.
       seconds: wall-clock time of the step.
-      particles_per_second: of all devices.
-      displacement_cells, displacement: the largest one along an axis [mesh cells, Mpc/h].
+      particles_per_second: speed of all devices together.
+      displacement_cells, displacement: largest displacement along an axis [mesh cells, Mpc/h].
       peak_memory: largest memory so far [bytes].
     """
 
@@ -95,7 +96,7 @@ class OutputWritten:
 
 @dataclass(frozen=True)
 class CheckpointWritten:
-    """The state after a step is kept under this name."""
+    """A checkpoint is written under this name."""
 
     name: ClassVar = "checkpoint"
     step: int
@@ -105,7 +106,7 @@ class CheckpointWritten:
 
 @dataclass(frozen=True)
 class StageDone:
-    """Part of an inference before its chains is done."""
+    """A stage of an inference before its chains is done."""
 
     name: ClassVar = "stage"
     what: str
@@ -114,13 +115,13 @@ class StageDone:
 
 @dataclass(frozen=True)
 class TuningBlock:
-    """A block of the tuning is done.
+    """A block of tuning steps is done.
 
     Args:
-      share: of the tuning that is done.
-      step_size, L: of the next block.
-      bound: what bounds the step size (`infer.TuningProgress`).
-      seconds: wall-clock time since the tuning began, or went on.
+      share: fraction of the tuning that is done.
+      step_size, L: parameters of the sampler in the next block.
+      bound: constraint that limits the step size (`infer.TuningProgress`).
+      seconds: wall-clock time since the tuning began, or was resumed.
     """
 
     name: ClassVar = "tuning"
@@ -136,16 +137,16 @@ class ChunkSampled:
     """A chunk of draws is on disk.
 
     Args:
-      step, steps: of each chain, done and of all.
+      step, steps: number of steps done, and of all, of each chain.
       seconds: wall-clock time of the chunk.
-      compilation: seconds of it that compilation took, which later chunks don't need.
-      gradients_per_second: of all chains together, without compilation.
-      energy_variance: of the steps of the chunk, per dimension.
-      acceptance: share of the trajectories that is accepted; None without a Metropolis step.
-      failures: steps of the chunk that ended in a failed simulation.
-      slowest: the parameter with the fewest effective samples so far, of all chains; empty if there are none yet.
-      ess: their number.
-      seconds_left: expected.
+      compilation: share of compilation in these seconds, which later chunks don't need.
+      gradients_per_second: speed of all chains together, without compilation.
+      energy_variance: variance of the energy error of a step, per dimension.
+      acceptance: fraction of accepted trajectories; None without a Metropolis step.
+      failures: number of steps that ended in a failed simulation.
+      slowest: parameter with the fewest effective samples so far, of all chains; empty if there are none yet.
+      ess: number of these.
+      seconds_left: expected time of the remaining chunks.
     """
 
     name: ClassVar = "chunk"
@@ -164,12 +165,12 @@ class ChunkSampled:
 
 @dataclass(frozen=True)
 class Judged:
-    """The chains are finished, and can be trusted unless there are reasons not to.
+    """The chains are finished. They are converged unless there are reasons against it.
 
     Args:
       table: lines of the summary.
-      reasons: why not, and what to do.
-      files: that were written.
+      reasons: failed checks, with remedies.
+      files: names of the files written.
     """
 
     name: ClassVar = "verdict"
@@ -180,7 +181,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Warned:
-    """Something failed that does not end the run."""
+    """A failure that does not end the run."""
 
     name: ClassVar = "warning"
     message: str
@@ -217,5 +218,5 @@ Listener = Callable[[Event], None]
 def record(event: Event) -> dict[str, Any]:
     """Fields of an event as JSON holds them."""
     if isinstance(event, Started):
-        return {"event": event.name, "resumed": event.resumed, **describe(event.plan)}
+        return {"event": event.name, "resumed": event.resumed, **event.job.describe()}
     return {"event": event.name, **dataclasses.asdict(event)}

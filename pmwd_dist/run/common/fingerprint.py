@@ -1,22 +1,27 @@
-"""What defines a run: every setting that changes its result, in one canonical form."""
+"""Fingerprint of a run: every setting that changes its result, in one canonical form."""
 
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from pmwd_dist.run.settings import Settings
+from pmwd_dist._jax.native import native_version
 from pmwd_dist.run.settings.simulation_sections import OPTIONAL
 from pmwd_dist.run.settings.writing import toml_value
-from pmwd_dist.run.simulation.plan import Plan, versions
+
+if TYPE_CHECKING:
+    from pmwd_dist.run.common.job import Job
 
 Identity = dict[str, Any]
+_PACKAGES = ("pmwd-dist", "jax", "jaxlib", "diffrax", "jax-cosmo", "numpy", "h5py")
 
-# The division over devices changes rounding only; outputs that are still to come are free, but for the light cone,
-# which is filled in every step. So are further steps of chains, and their checks.
+# Keys that may change on resuming. The division over devices changes only rounding. Outputs are free, except the light
+# cone, which is filled in every step. So are further steps of chains, and their checks.
 _OBSERVED = tuple(name for name in OPTIONAL if name != "observe.light_cone")
 _FREE = ("devices", "sampler.chain_devices", "output", "checks", "sampler.steps", *_OBSERVED)
 _REMEDIES = {
@@ -25,55 +30,42 @@ _REMEDIES = {
 }
 
 
-def identity(plan: Plan) -> Identity:
-    """All that changes the result of a run, by the keys of its settings, as JSON holds it.
+def identity(job: Job) -> Identity:
+    """Settings that change the result of a run, by their keys, as JSON holds them.
 
-    A file with P(k) stands for its content. The version of the package and the precision of the numbers are keys too.
+    Files are represented by digests of their content. Version and floating-point precision are keys, too.
     """
     found: Identity = {"version": versions()["pmwd-dist"], "precision": _precision()}
-    for name in type(plan.settings).sections:
-        section = plan.settings.section(name)
+    for name in type(job.settings).sections:
+        section = job.settings.section(name)
         if name not in _FREE and section is not None:
             content = section.model_dump(mode="json")
             found |= {f"{name}.{key}": value for key, value in content.items() if f"{name}.{key}" not in _FREE}
-    return found | _defaults(plan.settings) | _table(plan) | _files(plan)
+    box = job.settings.box
+    found["box.particles"] = list(box.particles or box.mesh)
+    if job.simulation.table is not None:
+        found["cosmology.linear_power"] = _digest(*job.simulation.table)
+    # Arrays of other files, but for those of outputs, which are free.
+    return found | {path: _digest(file) for path, file in job.data.items() if not path.startswith("observe.")}
 
 
 def _precision() -> str:
     return np.dtype(jnp.result_type(float)).name
 
 
-def _defaults(settings: Settings) -> Identity:
-    """Keys that may be left out, at the values which they then have."""
-    return {"box.particles": list(settings.box.particles or settings.box.mesh)}
-
-
-def _table(plan: Plan) -> Identity:
-    table = plan.simulation.table
-    if table is None:
-        return {}
-    content = b"".join(np.ascontiguousarray(column, "<f8").tobytes() for column in table)
-    return {"cosmology.linear_power": f"sha256:{hashlib.sha256(content).hexdigest()}"}
-
-
-def _files(plan: Plan) -> Identity:
-    """Arrays of other files, but for those of outputs, which are free."""
-    return {path: _digest(file) for path, file in plan.data.items() if not path.startswith("observe.")}
-
-
-def _digest(values: np.ndarray) -> str:
-    """An array stands for its numbers."""
-    content = np.ascontiguousarray(values, "<f8").tobytes()
+def _digest(*arrays: np.ndarray) -> str:
+    """Digest of the numbers of arrays."""
+    content = b"".join(np.ascontiguousarray(values, "<f8").tobytes() for values in arrays)
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def differences(kept: Identity, own: Identity, holder: str) -> list[str]:
-    """One line for each key that differs.
+    """List differences, one line for each key.
 
     Args:
-      kept: what an earlier program has kept.
-      own: of the plan.
-      holder: where the former is kept, for the message.
+      kept: fingerprint on disk.
+      own: fingerprint of the job.
+      holder: description of the former, for the message.
     """
     return [
         f"{key}{_equals(own, key)}: {holder} has {_value(kept, key)}; "
@@ -90,3 +82,14 @@ def _equals(values: Identity, key: str) -> str:
 def _value(values: Identity, key: str) -> str:
     value = values.get(key)
     return "none" if value is None else toml_value(value)
+
+
+def versions(*others: str) -> dict[str, str | None]:
+    """Versions of this package, of its dependencies and of other packages; None for those that are missing."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for name in (*_PACKAGES, *others):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found | {"jaxdecomp-ops": native_version()}

@@ -4,32 +4,34 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pmwd_dist._files import append_text, atomic_write, temporary
+from pmwd_dist.io.arrays import ArrayFileError
 from pmwd_dist.parallel import distributed
-from pmwd_dist.parallel.distributed import raise_on_all_processes
+from pmwd_dist.parallel.distributed import SharedError, raise_on_all_processes
 from pmwd_dist.run.common import lock, manifest
 from pmwd_dist.run.common.events import Ended, Event, Judged, Listener, Started, Warned, record
-from pmwd_dist.run.common.fingerprint import identity
+from pmwd_dist.run.common.fingerprint import Identity, differences, identity
 from pmwd_dist.run.common.lock import folder_lock
-from pmwd_dist.run.inference.plan import InferencePlan
 from pmwd_dist.run.settings import to_toml
-from pmwd_dist.run.simulation import light_cone
-from pmwd_dist.run.simulation.output import output_names
-from pmwd_dist.run.simulation.plan import Plan
+
+if TYPE_CHECKING:
+    from pmwd_dist.run.common.job import Job
 
 CONFIG = "config.toml"
 _RUN, _LOG, _TABLE = "run.json", "log.jsonl", "linear_power.txt"
 
 
-def prepare_folder(plan: Plan, *, overwrite: bool = False) -> None:
+def prepare_folder(job: Job, *, overwrite: bool = False) -> None:
     """Make the output folder and write the manifest and the configuration into it. Collective.
 
     Args:
-      plan: of the run.
-      overwrite: remove the files of an earlier run, which its manifest names; other files stay.
+      job: simulation or inference.
+      overwrite: remove the files in the manifest of an earlier run; other files stay.
 
     Raises:
       ValueError: the folder is in use, or not empty and overwrite is False or it is not the folder of a run.
@@ -38,41 +40,39 @@ def prepare_folder(plan: Plan, *, overwrite: bool = False) -> None:
     """
     with raise_on_all_processes():
         if distributed.is_main():
-            folder = plan.folder
+            folder = job.folder
             if folder.exists() and not folder.is_dir():
                 raise ValueError(f"{folder}: is a file; choose another --output")
             if _content(folder) and manifest.NAME not in _content(folder):
                 raise ValueError(f"{folder}: not empty, and not the folder of a run; choose another --output")
             folder.mkdir(parents=True, exist_ok=True)
             with folder_lock(folder):
-                _check_content(plan, overwrite=overwrite)
-                _write_config(plan)
+                _check_content(job, overwrite=overwrite)
+                _write_config(job)
 
 
 def _content(folder: Path) -> list[str]:
-    """Names in a folder, without those that a run of this moment, or one that was killed early, has put there."""
+    """Names in a folder, without the lock and an unfinished manifest."""
     own = {lock.NAME, temporary(folder / manifest.NAME).name}
     return [path.name for path in folder.iterdir() if path.name not in own] if folder.exists() else []
 
 
-def _check_content(plan: Plan, *, overwrite: bool) -> None:
-    folder = plan.folder
+def _check_content(job: Job, *, overwrite: bool) -> None:
+    folder = job.folder
     if not _content(folder):
         return
     if not overwrite:
         raise ValueError(f"{folder}: not empty; use --overwrite, another --output, or `pmwd-dist resume {folder}`")
-    outputs = [name for z in plan.outputs.values() for name in output_names(plan, z)]
-    outputs += plan.files if isinstance(plan, InferencePlan) else light_cone.files(plan)
-    manifest.check_free(folder, [CONFIG, _RUN, _LOG, _TABLE, *outputs])
+    manifest.check_free(folder, [CONFIG, _RUN, _LOG, _TABLE, *job.files])
     manifest.check_removable(folder)
 
 
-def _write_config(plan: Plan) -> None:
-    """Write the settings, and the table of P(k) if they name one, in place of what an earlier run left."""
-    folder, settings = plan.folder, plan.settings
+def _write_config(job: Job) -> None:
+    """Remove the files of an earlier run; write the settings, and the table of P(k) if they name one."""
+    folder, settings = job.folder, job.settings
     table = settings.cosmology.linear_power
     content = None if table is None else Path(table).read_bytes()  # perhaps the table of the earlier run
-    own = identity(plan)
+    own = identity(job)
     if _content(folder):
         manifest.remove_files(folder)
     manifest.create(folder, own, [CONFIG, _RUN, _LOG, *([] if content is None else [_TABLE])])
@@ -131,3 +131,41 @@ class Log:
     def _summarise(self, fields: dict[str, Any]) -> None:
         self._summary |= {name: value for name, value in fields.items() if name not in ("event", "folder")}
         _write(self._folder / _RUN, (json.dumps(self._summary, indent=1) + "\n").encode())
+
+
+class StartError(ValueError):
+    """A run can't start or resume as asked; its results and checkpoints are unchanged."""
+
+
+@contextmanager
+def start_errors() -> Generator[None]:
+    """Raise errors of the body, on whichever process, as StartError on every process. Collective at its end."""
+    try:
+        with raise_on_all_processes():
+            yield
+    except (ValueError, SharedError) as error:
+        raise StartError(str(error)) from error
+
+
+@contextmanager
+def hold_folder(job: Job, *, resume: bool = False) -> Generator[None]:
+    """Lock the prepared folder of a job against other processes. Collective.
+
+    Raises:
+      StartError: another process uses the folder, it belongs to another run, or the run to resume is finished.
+    """
+    with ExitStack() as stack:
+        with start_errors():
+            if distributed.is_main():
+                kept = manifest.identity(job.folder)
+                stack.enter_context(folder_lock(job.folder))
+                check_identity(job, kept, job.folder, "this folder's run")
+                if resume and not job.extending and finished(job.folder):  # by another process, until a moment ago
+                    raise ValueError(f"{job.folder}: the run is finished; nothing is left to do")
+        yield
+
+
+def check_identity(job: Job, kept: Identity, where: Path, holder: str) -> None:
+    """Raise ArrayFileError unless an earlier job had the settings of this one."""
+    if lines := differences(kept, identity(job), holder):
+        raise ArrayFileError("\n".join([f"{where}: made by other settings than those of {CONFIG}", *lines]))

@@ -19,13 +19,13 @@ _UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 def folder_lock(folder: Path) -> Generator[None]:
     """Hold the lock of a run's folder, which has to exist.
 
-    The kernel holds the lock for an open file (flock), so none is left when the process ends, however it ends. On NFS
-    the server holds it, for all clients. A file system without locks, as Lustre mounted without `flock`, keeps apart
-    the processes of one host only, by the number of the process in the file.
+    The kernel locks an open file (flock) and releases it when the process ends, however it ends. On NFS the server
+    locks it, for all clients. On a file system without locks, such as Lustre mounted without `flock`, the process id
+    in the file excludes only processes of the same host.
 
     Raises:
-      ValueError: another process, or another run of this one, holds it.
-      OSError: the file of the lock can't be written.
+      ValueError: another process, or another run in this one, holds the lock.
+      OSError: the lock file can't be written.
     """
     path = folder / NAME
     handle = _acquire(path)

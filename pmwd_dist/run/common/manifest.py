@@ -1,4 +1,4 @@
-"""The manifest of a run: which files of its folder are its own."""
+"""The manifest of a run: names of the files in the folder that belong to it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ from typing import Any
 from pmwd_dist._files import atomic_write, exists, remove, temporary
 from pmwd_dist.io import checkpoint
 from pmwd_dist.run.common.fingerprint import Identity
+from pmwd_dist.run.settings.observables import OBSERVABLES
 
 NAME = "manifest.json"
-_REDSHIFT = r"z-?\d+\.\d{3}"
+_FIXED = (
+    *("config.toml", "run.json", "log.jsonl", "linear_power.txt", "power.png"),
+    *("light_cone.hdf5", "convergence_power.csv", "convergence.png"),
+    *("state.npz", "data.npz", "start.npz", "summary.csv", "fit.csv", "report.html"),
+    *(f"{name}.png" for name in ("traces", "corner", "fields", "angular", "slices", "maps")),
+)
+_AT_REDSHIFT = ("power", "density", "snapshot", "counts", *OBSERVABLES)
 # A manifest that was damaged or edited does not make other files a run's own.
 _OWN = re.compile(
-    r"config\.toml|run\.json|log\.jsonl|linear_power\.txt|power\.png"
-    rf"|(multipoles|galaxies|bispectrum|cross|pdf)_{_REDSHIFT}\.(csv|png)|counts_{_REDSHIFT}\.(hdf5|png)"
-    r"|light_cone\.hdf5|convergence_power\.csv|convergence\.png"
-    rf"|power_{_REDSHIFT}\.csv|density_{_REDSHIFT}\.(npz|png)|snapshot_{_REDSHIFT}(\.\d+)?\.hdf5|checkpoint_\d{{6,}}"
-    r"|(state|data|start|chunk_\d{5,})\.npz|(summary|fit)\.csv|(traces|corner|fields|angular|slices|maps)\.png|report\.html"
+    rf"({'|'.join(_AT_REDSHIFT)})_z-?\d+\.\d{{3}}(\.\d+)?\.(csv|png|npz|hdf5)"
+    rf"|checkpoint_\d{{6,}}|chunk_\d{{5,}}\.npz|{'|'.join(map(re.escape, _FIXED))}"
 )
 
 
@@ -28,7 +32,7 @@ def create(folder: Path, run: Identity, names: Iterable[str]) -> None:
     """Write the manifest of a new run, with the names of its first files.
 
     Raises:
-      FileExistsError: one of the names is taken.
+      FileExistsError: a file of this name exists.
       OSError: the manifest can't be written.
     """
     _write(folder, run, [])
@@ -54,10 +58,10 @@ def files(folder: Path) -> list[str]:
 
 
 def claim(folder: Path, names: Iterable[str]) -> None:
-    """Add the names of files that the run is about to write.
+    """Add names of files before the run writes them.
 
     Raises:
-      FileExistsError: there is such a file, and it is not the run's.
+      FileExistsError: a file of this name exists and belongs to somebody else.
       ValueError: the folder is not one of a run.
       OSError: the manifest can't be written.
     """
@@ -69,10 +73,10 @@ def claim(folder: Path, names: Iterable[str]) -> None:
 
 
 def check_free(folder: Path, names: Iterable[str]) -> None:
-    """Raise unless each of these names is free or the run's own.
+    """Check that each of these names is free or belongs to the run.
 
     Raises:
-      FileExistsError: there is such a file, and it is not the run's.
+      FileExistsError: a file of this name exists and belongs to somebody else.
     """
     own = files(folder)
     for name in names:
@@ -81,10 +85,10 @@ def check_free(folder: Path, names: Iterable[str]) -> None:
 
 
 def check_removable(folder: Path) -> None:
-    """Raise if a folder is in the place of a file of the run, which `remove_files` would leave.
+    """Check that `remove_files` can remove every file.
 
     Raises:
-      FileExistsError: there is such a folder.
+      FileExistsError: a folder has the name of a file of the run.
     """
     for name in files(folder):
         for path in (folder / name, temporary(folder / name)):
@@ -109,7 +113,7 @@ def remove_files(folder: Path) -> None:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Paths at which the run has checkpoints, or had begun one."""
+    """Paths of finished and unfinished checkpoints."""
     return [folder / name for name in files(folder) if name.startswith("checkpoint_")]
 
 

@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pmwd_dist.run.common.fingerprint import versions
 from pmwd_dist.run.common.resources import peak_memory
-from pmwd_dist.run.simulation.plan import versions
 
 T = TypeVar("T")
 
@@ -114,7 +114,7 @@ def warm_up(
 
 
 def round_of(call: Call[Any], seconds: float) -> list[float]:
-    """Seconds of each of a few calls, one of which takes about `seconds`."""
+    """Seconds of each of a few calls, given the expected seconds of one."""
     return [call.timed()[0] for _ in range(max(1, min(100, round(_ROUND_SECONDS / seconds))))]
 
 

@@ -1,4 +1,4 @@
-"""Memory and disk: what a run needs, and what is available."""
+"""Memory of this machine and its devices."""
 
 from __future__ import annotations
 
@@ -10,12 +10,8 @@ from dataclasses import dataclass
 
 import jax
 
-from pmwd_dist._memory import available_memory, size
+from pmwd_dist._memory import available_memory
 from pmwd_dist.config import Config
-from pmwd_dist.io.snapshot import FORMATS
-from pmwd_dist.run.settings import Settings
-from pmwd_dist.run.settings.light_cone import LightCone
-from pmwd_dist.run.simulation.light_cone import shells_like
 
 RUNTIME = 0.7e9  # Python, JAX, the compiled programs and the figures of one process [bytes]
 POOL = "XLA_PYTHON_CLIENT_MEM_FRACTION"
@@ -95,31 +91,3 @@ def peak_memory() -> int:
         return int(max(peaks))
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def bispectrum_problem(config: Config, shells: int) -> str | None:
-    """Reason why the fields of a bispectrum, one for each shell, can't fit into memory beside the particles."""
-    values = 6 * math.prod(config.particle_shape) + (shells + 6) * math.prod(config.mesh_shape)
-    need, there = 4 * values / config.decomposition.size, room().for_arrays(config)
-    if need <= there:
-        return None
-    return (
-        f"observe.bispectrum.shells = {shells}: their fields and the particles take {size(int(need))} of a device, "
-        f"which has {size(int(there))}; use fewer shells, or more devices"
-    )
-
-
-def expected_disk(settings: Settings, cone: LightCone | None) -> int:
-    """Bytes that a run writes: snapshots, fields, and checkpoints, of which one may be unfinished."""
-    output, galaxies = settings.output, settings.observe.galaxies
-    snapshot = 0 if output.snapshot == "none" else FORMATS[output.snapshot].bytes_per_particle
-    counts = 0 if galaxies is None or galaxies.number_density is None else 4 * math.prod(settings.box.mesh)
-    maps = 0 if cone is None else 4 * shells_like(cone).size
-    checkpoints = 2 * checkpoint_size(settings) if output.checkpoint_every else 0
-    each = snapshot * settings.particle_count + counts
-    return each * len(settings.scale_factors) + maps + checkpoints + 10_000_000
-
-
-def checkpoint_size(settings: Settings) -> int:
-    """Bytes of a checkpoint."""
-    return 24 * settings.particle_count

@@ -1,4 +1,4 @@
-"""Data of an inference, or the mock, and the positions where its chains begin, each kept in a file of the run."""
+"""Inputs of the chains: data, or a mock, and starting positions, each saved in a file of the run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REMAKE = "remove it, and the same is made again"
 
 
 def data_of(plan: InferencePlan, log: Log) -> Arrays:
-    """Data of the file that is named, or of the mock, with its truth."""
+    """Data of a file, or of the mock with its truth."""
     if plan.settings.data.file != "mock":
         return {"data": plan.data["data.file"]}
     truth = {f"parameters/{name}": () for name in plan.model.priors}
@@ -38,7 +38,7 @@ def data_of(plan: InferencePlan, log: Log) -> Arrays:
 
 
 def starts_of(plan: InferencePlan, posterior: infer.Posterior, log: Log) -> Any:
-    """Positions where the chains begin."""
+    """Starting positions of the chains."""
     chains, start = plan.settings.sampler.chains, plan.settings.start
     shapes: Shapes = {f"parameters/{name}": (chains,) for name in plan.model.priors}
     shapes = {**shapes, "noise": (chains, *plan.simulation.config.particle_shape)}
@@ -52,7 +52,7 @@ def starts_of(plan: InferencePlan, posterior: infer.Posterior, log: Log) -> Any:
 
 
 def _kept(plan: InferencePlan, name: str, make: Callable[[], Arrays], shapes: Shapes, what: str, log: Log) -> Arrays:
-    """Arrays of a file of the run, which is made if it is not there: those that go on are the same to the bit."""
+    """Arrays of a file of the run, which is made if it does not exist: a resumed run has the same bits."""
     path, about = plan.folder / name, {"run": fingerprint(identity(plan)), "file": name}
     if not path.exists():
         began = time.perf_counter()
@@ -79,7 +79,7 @@ def _mock(plan: InferencePlan) -> Arrays:
 
 
 def _start(plan: InferencePlan, posterior: infer.Posterior) -> Arrays:
-    """Where the chains begin."""
+    """Arrays of the starting positions."""
     start, keys = plan.settings.start, jax.random.split(key_of(plan, 2), plan.settings.sampler.chains)
 
     def prior(key: Array) -> Any:
@@ -98,7 +98,7 @@ def _start(plan: InferencePlan, posterior: infer.Posterior) -> Arrays:
 
 
 def _position(plan: InferencePlan, arrays: Arrays) -> Any:
-    """Positions, placed as steps return them."""
+    """Positions with the sharding that steps return."""
     of_fields, of_numbers = _specs(plan)
     names = [name for name in arrays if name.startswith("parameters/")]
     numbers = {name.removeprefix("parameters/"): _place(plan, arrays[name], of_numbers) for name in names}
@@ -112,6 +112,6 @@ def _place(plan: InferencePlan, x: Any, spec: P) -> Array:
 
 
 def _specs(plan: InferencePlan) -> tuple[P, P]:
-    """Of fields and of numbers with a leading axis of chains."""
+    """Specs of fields and of numbers with a leading axis of chains."""
     axis = plan.chain_axis
     return P(axis, *plan.simulation.config.decomposition.spec), P() if axis is None else P(axis)

@@ -14,70 +14,35 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer.chain.folder import chain_files, load_chain
 from pmwd_dist.io.arrays import ArrayFileError, Arrays
 from pmwd_dist.run.common import events, manifest
-from pmwd_dist.run.common.deadline import Clock, CompilationTime
-from pmwd_dist.run.common.events import Listener, Status
-from pmwd_dist.run.common.folder import Log
-from pmwd_dist.run.common.preflight import StartError, hold_folder
-from pmwd_dist.run.common.resources import peak_memory
-from pmwd_dist.run.common.signals import Interrupted, StopRequest, stop_requests
+from pmwd_dist.run.common.deadline import CompilationTime
+from pmwd_dist.run.common.folder import Log, StartError
+from pmwd_dist.run.common.job import Control
 from pmwd_dist.run.inference.inputs import data_of, key_of, starts_of
 from pmwd_dist.run.inference.plan import InferencePlan
 from pmwd_dist.run.inference.verdict import judge
-from pmwd_dist.run.settings.duration import duration_text
 
 _BETWEEN_LINES = 10.0  # about a tuning [seconds]
 
 
-def execute_inference(
-    plan: InferencePlan,
-    listener: Listener,
-    *,
-    resume: bool = False,
-    began: float | None = None,
-    time_limit: float | None = None,
-) -> None:
-    """Sample the posterior of a plan, from the beginning or from the last chunk on disk.
+def run(plan: InferencePlan, log: Log, control: Control) -> None:
+    """Sample the posterior of a plan, from the beginning or from the last chunk on disk, and judge the chains.
 
-    Data and starts are written before the chains, and each chunk with the state after it: a run that is stopped at any
-    time goes on to the same bits. What it loses by a kill is a chunk, or of the tuning ten seconds and a block.
-
-    Args:
-      plan: with a prepared folder.
-      listener: called with every event.
-      resume: go on.
-      began: time.perf_counter() at the start of the program, from which its time counts; default: now.
-      time_limit: seconds after which the run is over; it stops after the chunk, or the block of steps of the tuning,
-        after which another one may end later.
-
-    Raises:
-      StartError: the folder is in use or of another run, or a file of it is damaged.
-      SimulationError: the start, or too many steps, failed.
-      Interrupted: a signal asked the run to stop, or its time is over.
-      OSError: a file can't be written.
+    Data and starts are written before the chains, and each chunk with the state after it. A kill loses a chunk, or ten
+    seconds and a block of the tuning.
     """
-    began = time.perf_counter() if began is None else began
-    with stop_requests() as stop, CompilationTime() as compilation, hold_folder(plan):  # a finished one may go on
-        log = Log(plan.folder, listener)
-        log(events.Started(plan, resume))
-        status: Status = "failed"
-        try:
+    try:
+        with CompilationTime() as compilation:
             data = data_of(plan, log)
             posterior = condition_on(plan, data, log)
-            watch = _Watch(plan, log, stop, (began, time_limit), compilation)
+            watch = _Watch(plan, log, control, compilation)
             _sample(plan, posterior, starts_of(plan, posterior, log), watch)
             log(judge(plan, posterior, load_chain(plan.folder), data))
-            status = "finished"
-        except ArrayFileError as error:
-            raise StartError(str(error)) from error
-        except (Interrupted, KeyboardInterrupt, SystemExit):
-            status = "interrupted"
-            raise
-        finally:
-            log(events.Ended(status, time.perf_counter() - began, peak_memory()))
+    except ArrayFileError as error:
+        raise StartError(str(error)) from error
 
 
 def condition_on(plan: InferencePlan, data: Arrays, log: Log) -> infer.Posterior:
-    """The posterior, with a warning of a mock that shows nothing; data of a file were looked at before."""
+    """The posterior, with a warning about a constant mock; data of a file were checked before."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         posterior = plan.model.condition(data["data"], precondition=plan.precondition)
@@ -88,19 +53,12 @@ def condition_on(plan: InferencePlan, data: Arrays, log: Log) -> infer.Posterior
 
 
 class _Watch:
-    """Logs tuning and each chunk, and ends the run after a block or a chunk where it is asked to."""
+    """Logs tuning and chunks, and stops the run after a block or a chunk on request."""
 
-    def __init__(
-        self,
-        plan: InferencePlan,
-        log: Log,
-        stop: StopRequest,
-        times: tuple[float, float | None],
-        compilation: CompilationTime,
-    ):
-        self._plan, self._log, self._stop = plan, log, stop
+    def __init__(self, plan: InferencePlan, log: Log, control: Control, compilation: CompilationTime):
+        self._plan, self._log, self._control = plan, log, control
         self._compilation, self._compiled = compilation, 0.0
-        self._of_blocks, self._of_chunks = (Clock(0, *times) for _ in range(2))
+        self._of_blocks, self._of_chunks = (control.clock() for _ in range(2))
         self._before, self._shown = time.perf_counter(), -_BETWEEN_LINES
         self._bound = ""
         self._draws: list[Arrays] = _earlier(plan.folder)
@@ -115,15 +73,15 @@ class _Watch:
             numbers = f"step size {progress.step_size:.3g}{self._bound}, L {progress.L:.3g}"
             self._log(events.StageDone(f"tuned in {sampler.tune} steps: {numbers}", seconds))
         if progress.chunks < self._plan.chunks:
-            self._raise_if_stopped(f"after chunk {progress.chunks} of {self._plan.chunks}", self._of_chunks)
+            self._control.raise_if_stopped(f"after chunk {progress.chunks} of {self._plan.chunks}", self._of_chunks)
 
     def tuned(self, progress: infer.TuningProgress) -> None:
-        """A block of the tuning is over, of which there may be hundreds."""
+        """Called after each block of tuning steps; there may be hundreds."""
         now, self._bound = time.perf_counter(), f" (bounded by {progress.bound})"
         if now - self._shown >= _BETWEEN_LINES:
             self._shown = now
             self._log(events.TuningBlock(*progress, now - self._before))
-        self._raise_if_stopped(f"{progress.share:.0%} through the tuning", self._of_blocks)
+        self._control.raise_if_stopped(f"{progress.share:.0%} through the tuning", self._of_blocks)
 
     def _event(self, progress: infer.Progress, seconds: float, compiled: float) -> events.ChunkSampled:
         sampler, draws, sampled = self._plan.settings.sampler, progress.draws, max(seconds - compiled, 1e-6)
@@ -148,14 +106,6 @@ class _Watch:
             seconds_left=sampled * (self._plan.chunks - progress.chunks),
         )
 
-    def _raise_if_stopped(self, done: str, clock: Clock) -> None:
-        again = f"pmwd-dist resume {self._plan.folder}"
-        if number := self._stop.received():
-            raise Interrupted(f"interrupted {done}; go on with `{again}`", number)
-        if clock.time_is_over():
-            limit = duration_text(clock.limit or 0)
-            raise Interrupted(f"stopped {done}, by the time limit; go on with `{again} --time-limit {limit}`", 0)
-
 
 def _earlier(folder: Path) -> list[Arrays]:
     """Parameters of the draws that are on disk."""
@@ -172,7 +122,7 @@ def _sample(plan: InferencePlan, posterior: infer.Posterior, positions: Any, wat
     except ArgumentError as error:
         if error.argument != "output":
             raise
-        # Settings are the same, or the run would not have started: another version of this program computes other bits.
+        # The settings are the same, or the run would not have started: the version of the program differs.
         raise StartError(f"{error}; or go on with the version that began") from error
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,15 +20,16 @@ from pmwd_dist.infer.model import POSITIVE
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.run.common import resources
 from pmwd_dist.run.common.data_files import read_files
+from pmwd_dist.run.common.folder import Log
+from pmwd_dist.run.common.job import Control, Job, three
 from pmwd_dist.run.inference.memory import RUNTIME, InferenceMemory, hopeless, inference_memory, inference_problem
 from pmwd_dist.run.settings import InferenceSettings, SettingsError, Simulation, build
 from pmwd_dist.run.settings.chain_groups import CHAINS
 from pmwd_dist.run.settings.inference_sections import BIASES, COSMOLOGY
 from pmwd_dist.run.settings.light_cone import field_of_view
 from pmwd_dist.run.settings.writing import toml_value
-from pmwd_dist.run.simulation.accuracy import convergence_warning
+from pmwd_dist.run.simulation.accuracy import convergence_warning, resolution_line
 from pmwd_dist.run.simulation.light_cone import random_offsets
-from pmwd_dist.run.simulation.plan import Plan
 
 DATA, START = "data.npz", "start.npz"
 _ARGUMENTS = {
@@ -43,17 +44,50 @@ _ARGUMENTS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class InferencePlan(Plan):
+@dataclass(frozen=True)
+class InferencePlan(Job):
     """Plan of an inference; `data` holds the arrays of its files.
 
     Args:
-      settings: of the inference.
-      model: of the data.
+      model: model of the data.
     """
 
     settings: InferenceSettings
     model: infer.Model
+
+    changeable = ("devices.", "sampler.chain_devices", "sampler.steps", "checks.")
+    extending = ("sampler.steps", "checks.")
+
+    @classmethod
+    def of(cls, settings: InferenceSettings, folder: Path) -> Self:
+        """The inference of these settings.
+
+        Raises:
+          SettingsError: the settings don't fit the devices, their memory, the files or each other.
+        """
+        simulation = build(settings)
+        if (problem := hopeless(settings, simulation)) is not None:
+            raise SettingsError([problem])
+        data, problems = _read_files(settings)
+        if problems:
+            raise SettingsError(problems)
+        model = None
+        try:
+            model = make_model(settings, simulation, data)
+            nothing = np.zeros(getattr(model.forward, "shape", simulation.config.mesh_shape))  # until a mock is drawn
+            with np.errstate(over="ignore"):
+                observed = data.get("data.file", nothing).astype(np.dtype(jnp.result_type(float)))
+            model.likelihood.check(observed, simulation.config)
+        except ArgumentError as error:
+            problems.append(_translated(error, settings))
+        if problems or model is None:
+            raise SettingsError(problems)
+        return cls(settings, simulation, folder, model, data=data)
+
+    @property
+    def steps(self) -> int:
+        """Number of steps of each chain after the tuning."""
+        return self.settings.sampler.steps
 
     @property
     def chunks(self) -> int:
@@ -63,7 +97,7 @@ class InferencePlan(Plan):
 
     @property
     def files(self) -> list[str]:
-        """Names of the files that hold numbers; pictures follow."""
+        """Names of the files with data and chains; the verdict adds others."""
         return [DATA, START, *chain_files(self.chunks)]
 
     @property
@@ -73,7 +107,7 @@ class InferencePlan(Plan):
 
     @property
     def precondition(self) -> str | None:
-        """As the library calls it."""
+        """Name of the preconditioner in the library; None for none."""
         name = self.settings.sampler.precondition
         return None if name == "none" else name
 
@@ -101,70 +135,65 @@ class InferencePlan(Plan):
         """Expected peak of host memory of the process [bytes]; on GPUs, of the memory of each device."""
         return resources.room().needed(self.memory.peak, self.simulation.config, RUNTIME)
 
+    def check(self) -> list[str]:
+        """Warnings about memory, resolution, and data that look like something else.
 
-def make_inference(settings: InferenceSettings, folder: Path) -> InferencePlan:
-    """Plan the inference of these settings.
+        Raises:
+          SettingsError: memory can't suffice.
+        """
+        problem, tight = inference_problem(self.memory, self.simulation.config)
+        if problem is not None:
+            raise SettingsError([problem])
+        warnings = [] if tight is None else [tight]
+        sampler = self.settings.sampler
+        if (data := self.data.get("data.file")) is not None:
+            warnings += [f"data.file: {text}" for text in _of_data(self, data)]
+            if (compared := self.largest_wavenumber) is not None:  # a mock is one of the model as it is
+                coarse = convergence_warning(self.simulation, self.settings.model.gravity, compared)
+                warnings += [] if coarse is None else [coarse]
+        warnings += _of_priors(self) + _of_view(self)
+        if sampler.chains == 1:
+            warnings.append("sampler.chains = 1: R-hat of one chain finds less; use 2 or more")
+        if sampler.chains * sampler.steps // sampler.thin < (ess := self.settings.checks.ess):
+            warnings.append(
+                f"sampler.steps = {sampler.steps}: fewer draws than checks.ess = {ess:g}; the result can't pass; "
+                "use more steps"
+            )
+        return [f"warning: {text}" for text in warnings]
 
-    Raises:
-      SettingsError: the settings don't fit the devices, their memory, the files or each other.
-    """
-    simulation = build(settings)
-    if (problem := hopeless(settings, simulation)) is not None:
-        raise SettingsError([problem])
-    data, problems = _read_files(settings)
-    if problems:
-        raise SettingsError(problems)
-    model = None
-    try:
-        model = make_model(settings, simulation, data)
-        nothing = np.zeros(getattr(model.forward, "shape", simulation.config.mesh_shape))  # until a mock is drawn
-        with np.errstate(over="ignore"):
-            observed = data.get("data.file", nothing).astype(np.dtype(jnp.result_type(float)))
-        model.likelihood.check(observed, simulation.config)
-    except ArgumentError as error:
-        problems.append(_translated(error, settings))
-    if problems or model is None:
-        raise SettingsError(problems)
-    return InferencePlan(
-        settings=settings,
-        simulation=simulation,
-        folder=folder,
-        times=(),
-        outputs={},
-        data=data,
-        model=model,
-    )
+    def lines(self) -> list[str]:
+        """Description of the inference."""
+        config, settings = self.simulation.config, self.settings
+        model, sampler, likelihood = settings.model, settings.sampler, settings.likelihood
+        numbers = {"gaussian": likelihood.sigma, "poisson": likelihood.nbar, "lensing": likelihood.density}
+        noise = numbers[likelihood.kind]
+        sampled = ", ".join(f"{name} {prior}" for name, prior in self.model.priors.items()) or "none"
+        return [
+            f"box         {three(config.box_size)} Mpc/h, {three(config.mesh_shape)} cells: "
+            f"{self.dimensions} dimensions",
+            f"model       {model.gravity} to a {config.a_stop:g}, {model.bias} bias, "
+            f"line of sight {model.line_of_sight}",
+            f"resolution  {resolution_line(self.simulation, self.largest_wavenumber)}",
+            f"data        {settings.data.file}, {likelihood.kind} noise "
+            f"{'sampled' if noise is None else toml_value(noise)}",
+            f"parameters  {sampled}",
+            f"chains      {sampler.chains} of {sampler.method} from {settings.start.begin}, {sampler.tune} steps to "
+            f"tune and {sampler.steps}, preconditioned: {sampler.precondition}; seed {settings.noise.seed}",
+            f"output      {self.folder}: {self.chunks} chunks of {sampler.chunk} draws",
+            self.device_line,
+            f"expected    {self.memory_text}: {self.memory.parts}",
+        ]
 
+    def work(self, log: Log, control: Control, checkpoint: Any) -> None:
+        """Sample the posterior from the last chunk on disk, or from the beginning."""
+        from pmwd_dist.run.inference.job import run
 
-def check_inference(plan: InferencePlan) -> list[str]:
-    """Warnings about memory, resolution, and data that look like something else.
-
-    Raises:
-      SettingsError: memory can't suffice.
-    """
-    problem, tight = inference_problem(plan.memory, plan.simulation.config)
-    if problem is not None:
-        raise SettingsError([problem])
-    warnings = [] if tight is None else [tight]
-    sampler = plan.settings.sampler
-    if (data := plan.data.get("data.file")) is not None:
-        warnings += [f"data.file: {text}" for text in _of_data(plan, data)]
-        if (compared := plan.largest_wavenumber) is not None:  # a mock is one of the model as it is
-            coarse = convergence_warning(plan.simulation, plan.settings.model.gravity, compared)
-            warnings += [] if coarse is None else [coarse]
-    warnings += _of_priors(plan) + _of_view(plan)
-    if sampler.chains == 1:
-        warnings.append("sampler.chains = 1: R-hat of one chain finds less; use 2 or more")
-    if sampler.chains * sampler.steps // sampler.thin < plan.settings.checks.ess:
-        warnings.append(
-            f"sampler.steps = {sampler.steps}: fewer draws than checks.ess = {plan.settings.checks.ess:g}; the result "
-            "can't pass; use more steps"
-        )
-    return [f"warning: {text}" for text in warnings]
+        del checkpoint  # the chains find their own
+        run(self, log, control)
 
 
 def _of_data(plan: InferencePlan, data: np.ndarray) -> list[str]:
-    """Warnings about data that are the same everywhere, or in other units than those of the model."""
+    """Warnings about constant data, or data in other units than the model."""
     mask, noise = plan.data.get("data.mask"), plan.settings.likelihood
     if odd := constant(data, mask):
         return [f"the data {odd}"]
@@ -185,7 +214,7 @@ def _of_data(plan: InferencePlan, data: np.ndarray) -> list[str]:
 
 
 def _of_priors(plan: InferencePlan) -> list[str]:
-    """Warnings about parameters that are possible by their priors, and not by the model."""
+    """Warnings about priors that allow parameters at which the model fails."""
     warnings, forward = list[str](), plan.model.forward
     for name, table in plan.settings.priors.given.items():
         prior, key = table.build(), COSMOLOGY.get(name, name)
@@ -204,7 +233,7 @@ def _of_priors(plan: InferencePlan) -> list[str]:
 
 
 def _of_view(plan: InferencePlan) -> list[str]:
-    """A warning about a flat sky that shows the same structures twice."""
+    """Warning about a flat sky on which the box is repeated."""
     forward: Any = plan.model.forward
     if not isinstance(forward, infer.Convergence) or not isinstance(forward.cone, FlatSkyLightCone):
         return []
@@ -220,7 +249,7 @@ def make_model(settings: InferenceSettings, simulation: Simulation, data: dict[s
     """The model of the data.
 
     Raises:
-      ArgumentError: parts that exclude each other, or data that are out of range.
+      ArgumentError: incompatible parts, or data out of range.
     """
     priors = {COSMOLOGY.get(name, name): table.build() for name, table in settings.priors.given.items()}
     noise, names = settings.likelihood, settings.priors.given
@@ -241,7 +270,7 @@ def make_model(settings: InferenceSettings, simulation: Simulation, data: dict[s
 
 
 def _maps(settings: InferenceSettings, simulation: Simulation) -> infer.Convergence:
-    """The forward model of lensing: its rays are those of the light cone of a run with the same seed."""
+    """The forward model of lensing, with the rays of the light cone of a run with the same seed."""
     cone, wanted = simulation.light_cone, settings.observe.light_cone
     assert cone is not None
     assert wanted is not None
@@ -276,12 +305,12 @@ def _forward(settings: InferenceSettings, simulation: Simulation) -> Any:
 
 
 def _power(settings: InferenceSettings, simulation: Simulation) -> dict[str, Any]:
-    """P(k) of a forward model."""
+    """Options of a forward model on P(k)."""
     return {"linear_power": simulation.table, "normalise": settings.cosmology.normalise}
 
 
 def truth_of(plan: InferencePlan) -> dict[str, float]:
-    """Parameters of a mock: those given, else those of their own sections, where they have one."""
+    """Parameters of a mock: the given values, else the values of their own sections."""
     settings, found = plan.settings, dict[str, float]()
     for name in settings.priors.given:
         value = (settings.data.truth or {}).get(name)
@@ -293,12 +322,14 @@ def truth_of(plan: InferencePlan) -> dict[str, float]:
 
 
 def _read_files(settings: InferenceSettings) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Arrays of the files by key, and problems of them."""
+    """Arrays of the files by key, and problems."""
     named = {f"data.{name}": getattr(settings.data, name) for name in ("file", "mask", "selection")}
     files = {key: value for key, value in named.items() if value not in (None, "mock")}
     if isinstance(settings.likelihood.sigma, str):
         files["likelihood.sigma"] = settings.likelihood.sigma
-    shape = None if settings.likelihood.kind == "lensing" else settings.box.mesh  # that of maps is checked with them
+    shape = (
+        None if settings.likelihood.kind == "lensing" else settings.box.mesh
+    )  # the shape of maps is checked with them
     return read_files(files, shape)
 
 

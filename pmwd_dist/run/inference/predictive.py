@@ -1,4 +1,4 @@
-"""What samples predict, with the noise of the likelihood and without, beside the data and the truth of a mock."""
+"""Posterior predictions, with and without noise, compared with the data and the truth of a mock."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Comparison:
 
     Args:
       k: wavenumbers of the panels [h/Mpc].
-      panels: by label: a curve of each sample, one to compare with or None, and its name.
-      images: titles, and planes of the data on the mesh or maps of a flat sky.
-      alike: images whose colours mean the same, by their places.
+      panels: curves of the samples, a reference curve or None, and its name, by label of the axis.
+      images: titles and planes of data on the mesh, or maps of a flat sky.
+      alike: indices of the images that share a colour scale.
       ell: multipoles of the angular spectra.
-      angular: panels of these, of maps.
+      angular: panels of angular spectra of maps.
       fit: checks of the fit, by name of the statistic.
     """
 
@@ -47,7 +47,7 @@ class Comparison:
 
 
 def some_draws(chain: infer.Chain) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """White noise and parameters of some of the draws of which the noise was kept, as many of each chain."""
+    """White noise and parameters of some draws whose noise is on disk, equally many of each chain."""
     assert chain.noise is not None
     chunks, chains = chain.noise.shape[:2]
     length = chain.logdensity.shape[1] // chunks
@@ -58,17 +58,16 @@ def some_draws(chain: infer.Chain) -> tuple[np.ndarray, dict[str, np.ndarray]]:
 
 
 def compare(posterior: infer.Posterior, chain: infer.Chain, data: Arrays, key: Array) -> Comparison:
-    """Compare what some of the draws predict with the data, and their initial modes with the truth.
+    """Compare predictions of some draws with the data, and their initial modes with the truth.
 
-    Each draw predicts data by the forward model and a draw from the likelihood: the spectra of these are those of
-    data that are equally likely, noise and mask included, with which that of the data compares. Correlations are of
-    predictions without noise. Maps have angular spectra.
+    Each draw predicts data by the forward model and a draw from the likelihood. Their spectra, noise and mask included,
+    compare with the spectrum of the data. Correlations use predictions without noise. Maps have angular spectra.
 
     Args:
-      posterior: given the data.
-      chain: of which the noise was kept.
-      data: with the noise of the truth if they are a mock.
-      key: of jax.random.
+      posterior: posterior given the data.
+      chain: chain with white noise on disk.
+      data: data, with the true white noise if they are a mock.
+      key: key of jax.random.
     """
     noise, numbers = some_draws(chain)
     config = posterior.model.config
@@ -108,7 +107,7 @@ def compare(posterior: infer.Posterior, chain: infer.Chain, data: Arrays, key: A
 def _predicted(
     model: infer.Model, observed: Array, truth: Array, draws: Any, plane: int, kinds: tuple[bool, bool]
 ) -> Any:
-    """Of each draw: its modes and the truth, if they compare; and its data and the observed ones, or maps."""
+    """Cross spectra of each draw with the truth, if shapes agree, and with the data; or predicted maps."""
     config, likelihood = model.config, model.likelihood
     same, on_mesh = kinds
 
@@ -131,7 +130,7 @@ def _predicted(
 
 
 def _angular(posterior: infer.Posterior, observed: np.ndarray, drawn: np.ndarray) -> tuple[np.ndarray, Panels]:
-    """Multipoles, and of each map C_l of the data that samples predict and of the data, 0 behind the mask."""
+    """Multipoles, and C_l of the data and their predictions for each map, 0 behind the mask."""
     forward: Any = posterior.model.forward
     shown, panels, ell = seen(posterior), Panels(), np.zeros(0)
     for i, z in enumerate(getattr(forward, "sources", ())):
@@ -149,18 +148,18 @@ def _angular_powers(maps: Array, side: float | None) -> AngularPower:
 
 
 def seen(posterior: infer.Posterior) -> np.ndarray:
-    """Where there are data."""
+    """Mask of the cells or pixels that have data."""
     mask = getattr(posterior.model.likelihood, "mask", None)
     return np.broadcast_to(True if mask is None else np.asarray(mask) > 0, posterior.data.shape)
 
 
 def plane_seen(posterior: infer.Posterior) -> int:
-    """The plane across the last axis in which most cells have data; the first one of several. Maps have none."""
+    """Index of the plane across the last axis in which most cells have data; 0 for maps."""
     return int(np.argmax(seen(posterior).sum(axis=(0, 1))))
 
 
 def _maps(posterior: infer.Posterior, data: Arrays, predicted: Any) -> Images:
-    """Maps of a flat sky where there are data: these, and the mean of what the samples predict, of each source."""
+    """Maps of a flat sky for each source: the data and the mean prediction, where there are data."""
     images: Images = []
     sources = getattr(posterior.model.forward, "sources", None)
     if sources is None or np.ndim(predicted) != 4:

@@ -1,4 +1,4 @@
-"""What the chains of an inference say: a table, a verdict, pictures and a page that puts them together."""
+"""The verdict on the chains of an inference: a table, failed checks, pictures, and a page with all of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MISFIT = 0.01  # probability that one of the checks of the fit fails where the 
 
 
 def judge(plan: InferencePlan, posterior: infer.Posterior, chain: infer.Chain, data: Arrays) -> Judged:
-    """Write summary, pictures and page of finished chains; say whether they can be trusted.
+    """Write summary, pictures and page of finished chains, and check their convergence.
 
     Raises:
       OSError: a file can't be written.
@@ -73,10 +73,10 @@ def judge(plan: InferencePlan, posterior: infer.Posterior, chain: infer.Chain, d
 
 
 def redraw_chains(folder: Path) -> list[Path]:
-    """Draw traces and corner plot of the draws that are complete, as of a run that was interrupted.
+    """Draw traces and corner plot of the complete draws, also of a run that was interrupted.
 
     Raises:
-      ValueError: there are no draws, or a file is damaged or the folder in use.
+      ValueError: no draws exist, a file is damaged, or the folder is in use.
       OSError: a figure can't be written.
     """
     with folder_lock(folder):
@@ -100,7 +100,7 @@ def _truth(data: Arrays) -> dict[str, float]:
 
 
 def _place(plan: InferencePlan, posterior: infer.Posterior) -> str:
-    """Place of the plane of the pictures; maps have none."""
+    """Position of the plane in the pictures; empty for maps."""
     config = plan.simulation.config
     if posterior.data.shape != config.mesh_shape:
         return ""
@@ -127,7 +127,7 @@ def summarise(chain: infer.Chain) -> dict[str, dict[str, float]]:
 
 
 def find_reasons(plan: InferencePlan, chain: infer.Chain) -> list[str]:
-    """Reasons not to trust the chains, and what to do."""
+    """Failed checks of the chains, with remedies."""
     checks, reasons = plan.settings.checks, list[str]()
     energy, adjusted = (chain.energy_change, plan.dimensions), plan.settings.sampler.method != "mclmc"
     more = "raise sampler.steps and `pmwd-dist resume` with --set sampler.steps=N"
@@ -152,11 +152,11 @@ def find_reasons(plan: InferencePlan, chain: infer.Chain) -> list[str]:
 
 
 def find_energy_reasons(energy_change: np.ndarray, dimensions: int) -> list[str]:
-    """Reasons that steps without a Metropolis step give."""
+    """Failed checks of the energy error of steps without a Metropolis step."""
     reasons, limit = list[str](), 2 * ENERGY_VARIANCE
     errors = infer.energy_errors(energy_change, dimensions)
     each = np.var(energy_change, axis=1) / dimensions
-    typical = np.sort(each)[(len(each) - 1) // 2]  # that of the better one of two
+    typical = np.sort(each)[(len(each) - 1) // 2]  # the lower median
     if typical > limit:
         error = f"the energy error is {errors['variance']:.1e} a dimension, more than {limit:g}"
         reasons.append(
@@ -177,7 +177,7 @@ def find_energy_reasons(energy_change: np.ndarray, dimensions: int) -> list[str]
 
 
 def find_scale_reasons(scales: dict[str, dict[str, float]], r_hat: float, ess: float, remedy: str) -> list[str]:
-    """The scale whose modes mix worst, where R-hat and effective size both say so: one of many may by chance."""
+    """The scale whose modes mix worst, if R-hat and effective sample size both fail: one of many may by chance."""
     poor = {name: row for name, row in scales.items() if row["rhat"] > r_hat and row["ess_bulk"] < ess}
     if not poor:
         return []
@@ -187,11 +187,11 @@ def find_scale_reasons(scales: dict[str, dict[str, float]], r_hat: float, ess: f
 
 
 def find_bias_reasons(bias: dict[str, tuple[float, float]], limit: float, most_bias: float, remedy: str) -> list[str]:
-    """Reasons that parameters give which finite steps shift: with more draws of chains that are together, less."""
-    # A shift goes as most_bias where the error of a tilt bounds the step, and as its root where the second order does:
-    # the power here is right for the latter, and on the safe side for the former.
+    """Parameters with a significant discretisation bias, with remedies."""
+    # The bias scales as most_bias if the error of the correction limits the step, and as its square root if the second
+    # order does. The power here is right for the latter, and safe for the former.
     return [
-        f"finite steps shift {name} by an estimated {shift:+.2f} ± {error:.2f} standard deviations, more than "
+        f"the discretisation bias of {name} is {shift:+.2f} ± {error:.2f} standard deviations, more than "
         f"{limit:g}; {remedy}, or sample again with sampler.most_bias = "
         f"{most_bias * (0.8 * limit / shift) ** 2:.1g}"
         for name, (shift, error) in bias.items()
@@ -200,7 +200,7 @@ def find_bias_reasons(bias: dict[str, tuple[float, float]], limit: float, most_b
 
 
 def find_fit_reasons(fit: dict[str, infer.Check]) -> list[str]:
-    """The statistic by which the data differ most from data of the model, if chance seldom has one of all differ so."""
+    """The statistic with the smallest p, if that is significant among all of them."""
     if not fit:
         return []
     name, check = min(fit.items(), key=lambda item: item[1].p)
@@ -214,7 +214,7 @@ def find_fit_reasons(fit: dict[str, infer.Check]) -> list[str]:
 
 
 def _of_acceptance(chain: infer.Chain) -> list[str]:
-    """Reasons that a Metropolis step gives."""
+    """Failed check of the acceptance rate."""
     accepted = float(np.mean(chain.acceptance_rate))
     if accepted >= _ACCEPTED:
         return []
@@ -228,7 +228,7 @@ def _cost(plan: InferencePlan, chain: infer.Chain) -> dict[str, float]:
         found["accepted"] = float(np.mean(chain.acceptance_rate))
     if chain.parameters:
         if plan.settings.sampler.method == "mclmc":
-            found["largest shift by finite steps [sd]"] = max(abs(shift) for shift, _ in chain.bias().values())
+            found["largest discretisation bias [sd]"] = max(abs(shift) for shift, _ in chain.bias().values())
         found["gradients per effective sample"] = infer.evaluations_per_ess(chain.parameters, chain.gradients)
     return found
 
@@ -236,9 +236,9 @@ def _cost(plan: InferencePlan, chain: infer.Chain) -> dict[str, float]:
 def _slices(
     posterior: infer.Posterior, chain: infer.Chain, data: Arrays, truth: dict[str, float]
 ) -> tuple[list[tuple[str, np.ndarray]], tuple[int, ...]]:
-    """Data on the mesh and the linear density, in the plane that has most data; which of them compare with each other.
+    """Data on the mesh and the linear density, in the plane with most data, and the images that share a colour scale.
 
-    The mean is that of the mean of the noise and the parameters, of all draws; the standard deviation is that of some.
+    The mean density is computed from the mean noise and parameters of all draws, the standard deviation from some.
     """
     model, means = posterior.model, {name: float(np.mean(x)) for name, x in chain.parameters.items()}
     images, plane = list[tuple[str, np.ndarray]](), 0

@@ -8,4 +8,5 @@ from pmwd_dist.run.settings.reading import read as read
 from pmwd_dist.run.settings.reading import read_any as read_any
 from pmwd_dist.run.settings.reading import read_as as read_as
 from pmwd_dist.run.settings.simulation_sections import Settings as Settings
+from pmwd_dist.run.settings.simulation_sections import SimulationSettings as SimulationSettings
 from pmwd_dist.run.settings.writing import to_toml as to_toml

@@ -1,9 +1,9 @@
-"""Chains over groups of devices: a device mesh with an axis of chains beside those of space."""
+"""Chains over groups of devices: a device mesh with a leading axis of chains."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -11,7 +11,9 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3, default_decomposition
-from pmwd_dist.run.settings.inference import InferenceSettings
+
+if TYPE_CHECKING:
+    from pmwd_dist.run.settings.inference import InferenceSettings
 
 CHAINS = "chains"  # name of the axis
 
@@ -20,9 +22,9 @@ def chain_decomposition(settings: InferenceSettings, shapes: Sequence[Shape3], *
     """The division of a field over the devices of a chain, on a mesh that has an axis of chains for several groups.
 
     Args:
-      settings: with a number of devices of a chain.
-      shapes: of real fields, which are slabs along x by default, where they fit.
-      options: of the backend.
+      settings: settings with the number of devices of a chain.
+      shapes: shapes of real fields, which are slabs along x by default, where they fit.
+      options: options of the backend.
 
     Raises:
       ArgumentError: too few devices, or groups that can't share the chains.
@@ -40,7 +42,7 @@ def chain_decomposition(settings: InferenceSettings, shapes: Sequence[Shape3], *
 
 
 def _groups(size: int, chains: int) -> int:
-    """Number of groups of so many devices, each of which has as many chains."""
+    """Number of groups of devices, with equally many chains each."""
     count = jax.device_count()
     even = " or ".join(str(n) for n in range(1, count + 1) if count % n == 0 and chains % (count // n) == 0)
     if size > count:

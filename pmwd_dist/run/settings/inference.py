@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import Field
 
 from pmwd_dist.observe.shells import Assignment
+from pmwd_dist.parallel.decomposition import Decomposition, Shape3
 from pmwd_dist.run.settings import inference_rules
+from pmwd_dist.run.settings.chain_groups import chain_decomposition
 from pmwd_dist.run.settings.inference_sections import Checks, Data, Likelihood, Model, Priors, Sampler, Start
 from pmwd_dist.run.settings.observables import LightCone, Observe
-from pmwd_dist.run.settings.simulation_sections import OPTIONAL, SECTIONS, Output, Sections, Settings
+from pmwd_dist.run.settings.simulation_sections import OPTIONAL, SECTIONS, Sections, Settings
 
 OWN: Sections = {
     "data": Data,
@@ -26,14 +28,14 @@ OWN: Sections = {
 
 
 class InferenceSettings(Settings):
-    """All sections of the file of an inference; noise.seed is that of all its random numbers."""
+    """All sections of the file of an inference; noise.seed seeds all random numbers."""
 
     sections: ClassVar[Sections] = {
         **{name: model for name, model in SECTIONS.items() if name not in ("output", *OPTIONAL)},
         **OWN,
         "observe.light_cone": LightCone,
     }
-    shell_assignment: ClassVar[Assignment] = "linear"  # the log density has no jumps then
+    shell_assignment: ClassVar[Assignment] = "linear"  # a continuous log density
     example: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "box": {"size": 320.0, "mesh": 32},
         "likelihood": {"sigma": 0.5},
@@ -44,7 +46,6 @@ class InferenceSettings(Settings):
         },
     }
 
-    output: Output = Field(default_factory=Output)
     observe: Observe = Field(default_factory=Observe)
     data: Data
     model: Model
@@ -74,3 +75,7 @@ class InferenceSettings(Settings):
             sigma = str((folder / likelihood.sigma).absolute())
             changed["likelihood"] = likelihood.model_copy(update={"sigma": sigma})
         return sections | changed
+
+    def divide(self, shapes: Sequence[Shape3], **options: Any) -> Decomposition | None:
+        """The division of fields over the devices of a chain, if their number is given."""
+        return None if self.sampler.chain_devices is None else chain_decomposition(self, shapes, **options)

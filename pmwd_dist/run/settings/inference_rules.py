@@ -184,7 +184,7 @@ def _of_mesh(box: Any, model: Model) -> list[str]:
 
 
 def _of_linear_theory(box: Any, likelihood: Likelihood, sampler: Sampler, start: Start) -> list[str]:
-    """What linear theory can't do, where modes of the data are not those of the noise."""
+    """Problems of linear theory where data and noise have different modes."""
     if likelihood.kind != "lensing" and not _other_lattice(box):
         return []
     there = 'likelihood.kind = "lensing"' if likelihood.kind == "lensing" else "box.particles other than box.mesh"

@@ -174,13 +174,13 @@ class Priors(Section):
 
 
 class Start(Section):
-    """Where the chains begin."""
+    """Starting positions of the chains."""
 
     begin: Literal["wiener", "prior", "map"] = about(
         "wiener: draws given the data in linear theory; prior: draws; map: the largest density over the noise", "wiener"
     )
     map_method: Literal["l-bfgs", "adam"] = about("optimiser of the map; adam takes more steps, less memory", "l-bfgs")
-    map_steps: int = about("its steps", 100, ge=1)
+    map_steps: int = about("number of steps of the optimiser", 100, ge=1)
     map_free: Annotated[tuple[str, ...], BeforeValidator(list_to_tuple)] = about(
         "parameters that the maximum is over, too; a joint maximum overfits, and is no estimate",
         (),
@@ -201,7 +201,7 @@ class Sampler(Section):
         "or nuts (a trajectory that ends where it turns; needs blackjax)",
         "mclmc",
     )
-    chains: int = about("how many", 4, ge=1, le=1024)
+    chains: int = about("number of chains", 4, ge=1, le=1024)
     chain_devices: int | None = about(
         "devices of a chain, or of one of several groups of chains, divided by devices.pdims; default: all chains are "
         "one batch on the same devices",
@@ -209,7 +209,7 @@ class Sampler(Section):
         1,
         ge=1,
     )
-    tune: int = about("steps that find the step size, masses and L", 1000, ge=40)
+    tune: int = about("number of tuning steps, which find step size, masses and L", 1000, ge=40)
     energy_variance: float = about(
         "energy error of a step of mclmc per dimension, at which its tuning aims; less where it differs along a chain",
         ENERGY_VARIANCE,
@@ -222,8 +222,8 @@ class Sampler(Section):
         STEP_BIAS,
         gt=0,
     )
-    steps: int = about("steps of each chain; may be raised later", 4000, ge=1)
-    thin: int = about("steps from one draw that is kept to the next", 1, ge=1)
+    steps: int = about("number of steps of each chain; may be raised later", 4000, ge=1)
+    thin: int = about("number of steps from one saved draw to the next", 1, ge=1)
     chunk: int = about("draws from one write to disk to the next; what a kill can lose", 100, ge=4)
     precondition: Literal["adapted", "conditional", "none"] = about(
         "adapted: by what the tuning shows of the posterior, beginning with linear theory where it has the modes; "
@@ -233,9 +233,9 @@ class Sampler(Section):
 
 
 class Checks(Section):
-    """When a result can be trusted."""
+    """Criteria of convergence."""
 
     r_hat: float = about("largest R-hat of a parameter", 1.01, gt=1)
     ess: float = about("smallest effective sample size of a parameter, bulk and tail", 400.0, gt=0)
-    bias: float = about("largest shift of a parameter by finite steps of MCLMC [standard deviations]", 0.2, gt=0)
+    bias: float = about("largest discretisation bias of a parameter by MCLMC [standard deviations]", 0.2, gt=0)
     failed_simulations: float = about("share of the steps of a chunk that may fail; more end the run", 0.05, ge=0, le=1)

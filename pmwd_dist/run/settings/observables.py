@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
@@ -59,9 +59,9 @@ class Galaxies(Section):
     """Galaxies by Lagrangian bias, at each output: multipoles of their power, and their counts in cells."""
 
     b1: float = about("linear bias; on large scales galaxies have (1 + b1)^2 times the power of matter", 1.0)
-    b2: float = about("of delta^2", 0.0)
-    bs2: float = about("of the squared tidal field s^2", 0.0)
-    bnabla2: float = about("of the Laplacian of delta [(Mpc/h)^2]", 0.0)
+    b2: float = about("bias of delta^2", 0.0)
+    bs2: float = about("bias of the squared tidal field s^2", 0.0)
+    bnabla2: float = about("bias of the Laplacian of delta [(Mpc/h)^2]", 0.0)
     smoothing: float | None = about(
         "radius of a Gaussian filter on the linear field [Mpc/h]; needed by b2, bs2 and bnabla2", None, 4.0, gt=0
     )
@@ -189,10 +189,5 @@ class Observe(BaseModel):
 
 
 OBSERVABLES: dict[str, type[Section]] = {
-    "multipoles": Multipoles,
-    "galaxies": Galaxies,
-    "bispectrum": Bispectrum,
-    "cross": Cross,
-    "pdf": PDF,
-    "light_cone": LightCone,
+    name: get_args(field.annotation)[0] for name, field in Observe.model_fields.items()
 }

@@ -27,8 +27,6 @@ from pmwd_dist.pm.gravity import check_force_mesh
 from pmwd_dist.pm.modes import power_nodes
 from pmwd_dist.pm.particles import largest
 from pmwd_dist.pm.solvers import SOLVERS, SplitSolver
-from pmwd_dist.run.settings.chain_groups import chain_decomposition
-from pmwd_dist.run.settings.inference import InferenceSettings
 from pmwd_dist.run.settings.light_cone import LightCone, build_light_cone, light_cone_problem
 from pmwd_dist.run.settings.reading import SettingsError
 from pmwd_dist.run.settings.simulation_sections import Box, Settings
@@ -58,10 +56,10 @@ class Simulation:
     Args:
       config: the simulation.
       cosmo: cosmology.
-      solver: of the time steps.
+      solver: solver of the time steps.
       table: k [h/Mpc] and P(k) at a = 1 [(Mpc/h)^3] from a file, or None.
-      seed: of the white noise.
-      light_cone: to fill during the run, or None.
+      seed: seed of the white noise.
+      light_cone: light cone to fill during the run, or None.
     """
 
     config: Config
@@ -136,8 +134,8 @@ def _decomposition(settings: Settings, shapes: tuple[Shape3, ...]) -> Decomposit
         "halo_comm": devices.halo_comm,
     }
     pdims = devices.pdims
-    if isinstance(settings, InferenceSettings) and settings.sampler.chain_devices is not None:
-        return chain_decomposition(settings, shapes, **chosen)
+    if (own := settings.divide(shapes, **chosen)) is not None:
+        return own
     if pdims is None:
         measured = remembered(shapes) if devices.backend == "auto" else None
         return measured or Decomposition(default_decomposition(shapes).pdims, **chosen)

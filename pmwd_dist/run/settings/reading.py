@@ -13,9 +13,18 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from pmwd_dist._files import read_text
+from pmwd_dist.run.settings.inference import InferenceSettings
 from pmwd_dist.run.settings.observables import OBSERVABLES, Observe
 from pmwd_dist.run.settings.section import Section
-from pmwd_dist.run.settings.simulation_sections import OPTIONAL, Box, Output, Sections, Settings, Time
+from pmwd_dist.run.settings.simulation_sections import (
+    OPTIONAL,
+    Box,
+    Output,
+    Sections,
+    Settings,
+    SimulationSettings,
+    Time,
+)
 from pmwd_dist.run.settings.table import find_table_problems
 from pmwd_dist.run.settings.writing import printable, toml_value
 
@@ -35,15 +44,15 @@ class SettingsError(ValueError):
         self.problems = tuple(problems)
 
 
-def read(path: Path, overrides: Iterable[str] = ()) -> Settings:
-    """Read settings from a TOML file, with overrides such as "box.size=500".
+def read(path: Path, overrides: Iterable[str] = ()) -> SimulationSettings:
+    """Read settings of a simulation from a TOML file, with overrides such as "box.size=500".
 
     A relative `cosmology.linear_power` is taken from the file's folder.
 
     Raises:
       SettingsError: the settings have these problems.
     """
-    return read_as(Settings, path, overrides)
+    return read_as(SimulationSettings, path, overrides)
 
 
 def read_as(model: type[AnySettings], path: Path, overrides: Iterable[str] = ()) -> AnySettings:
@@ -55,13 +64,14 @@ def read_as(model: type[AnySettings], path: Path, overrides: Iterable[str] = ())
     return _read_tree(model, _load(path), path, overrides)
 
 
-def read_any(kinds: Sequence[type[Settings]], path: Path, overrides: Iterable[str] = ()) -> Settings:
-    """Read settings of that kind of which the file has the most sections, the first of several.
+def read_any(path: Path, overrides: Iterable[str] = ()) -> Settings:
+    """Read settings of a simulation or an inference, whichever has more of the sections in the file.
 
     Raises:
       SettingsError: the settings have these problems.
     """
     tree = _load(path)
+    kinds: tuple[type[Settings], ...] = (SimulationSettings, InferenceSettings)
     return _read_tree(max(kinds, key=lambda kind: len(tree.keys() & kind.sections.keys())), tree, path, overrides)
 
 
@@ -98,7 +108,7 @@ def _entries(tree: Tree) -> int:
 
 
 def _contents(tree: Tree, sections: Sections) -> tuple[dict[str, Any], list[str]]:
-    """What the file has of each section that is in it or must be, and problems with others."""
+    """Contents of all present and required sections, and problems with unknown ones."""
     contents = {name: tree.get(name, {}) for name in sections if name not in OPTIONAL}
     known = {*contents, *(name.partition(".")[0] for name in sections)}
     problems = [_unknown((key,), value, sections) for key, value in tree.items() if key not in known]
@@ -245,7 +255,7 @@ def _nearest(keys: tuple[str, ...], sections: Sections) -> str:
 
 
 def _bare(key: str) -> str:
-    """A key as TOML has it: in quotes where it is not of letters, digits, _ and -."""
+    """A key in TOML: quoted unless it consists of letters, digits, _ and -."""
     return key if re.fullmatch(r"[A-Za-z0-9_-]{1,60}", key) else _show(key)
 
 

@@ -1,4 +1,4 @@
-"""What all sections of the TOML file are made of: types, coercions, descriptions."""
+"""Types, coercions and descriptions of the sections of the TOML file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def one_or_several(value: object) -> object:
     """A tuple of one or several values.
 
     Raises:
-      ValueError: there is none.
+      ValueError: the list is empty.
     """
     values = tuple(value) if isinstance(value, list | tuple) else (value,)
     if not values:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pmwd_dist.config import Vector3
 from pmwd_dist.io.snapshot import Format
 from pmwd_dist.observe.shells import Assignment
+from pmwd_dist.parallel.decomposition import Decomposition, Shape3
 from pmwd_dist.parallel.defaults import BackendName, HaloComm, TransposeComm
 from pmwd_dist.run.settings.duration import duration
 from pmwd_dist.run.settings.observables import OBSERVABLES, Observe
@@ -97,7 +98,7 @@ class Time(Section):
 
 
 class Cosmology(Section):
-    """The cosmology; the defaults are those of Planck 2015."""
+    """The cosmology; the defaults are Planck 2015."""
 
     omega_m: float = about("matter density today, baryons included, per critical density", 0.3075, gt=0, le=2)
     omega_b: float = about("baryon density today, per critical density", 0.0486, gt=0, le=1)
@@ -142,7 +143,8 @@ class Force(Section):
     """The gravity of the mesh."""
 
     gradient: Literal["finite-difference", "spectral"] = about(
-        "of the potential: finite-difference (fourth order, CIC window deconvolved) or spectral", "finite-difference"
+        "gradient of the potential: finite-difference (fourth order, CIC window deconvolved) or spectral",
+        "finite-difference",
     )
     sharpening: Annotated[Vector3 | Literal["auto"] | None, BeforeValidator(_sharpening)] = about(
         "[alpha, k_low, k_high] of a factor 1 + alpha exp(-(k_low/k)^2 - (k/k_high)^4) on the potential, k in h/Mpc, "
@@ -171,8 +173,8 @@ class Devices(Section):
     backend: BackendName = about(
         "communication backend: peer (GPUs of one process), xla, cudecomp (one process a GPU) or auto", "auto"
     )
-    transpose_comm: TransposeComm | None = about("of cudecomp, for transposes; default: nccl", None, "nccl")
-    halo_comm: HaloComm | None = about("of cudecomp, for halos; default: nccl", None, "nccl")
+    transpose_comm: TransposeComm | None = about("cudecomp's communication for transposes; default: nccl", None, "nccl")
+    halo_comm: HaloComm | None = about("cudecomp's communication for halos; default: nccl", None, "nccl")
     halo: Annotated[int | Literal["auto"], BeforeValidator(_halo)] = about(
         'cells that a displacement may reach over the edge of a block; "auto" widens it as needed', "auto"
     )
@@ -212,12 +214,12 @@ OPTIONAL = tuple(name for name in SECTIONS if name.startswith("observe."))
 
 
 class Settings(BaseModel):
-    """All sections of the file."""
+    """The sections that all files have: of simulations and of inferences."""
 
     model_config = ConfigDict(frozen=True)
-    sections: ClassVar[Sections] = SECTIONS
-    shell_assignment: ClassVar[Assignment] = "nearest"  # of light cones
-    example: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # of a template, beside defaults
+    sections: ClassVar[Sections]
+    shell_assignment: ClassVar[Assignment]  # assignment of particles to the shells of light cones
+    example: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # values of a template in place of defaults
 
     box: Box
     time: Time
@@ -225,20 +227,12 @@ class Settings(BaseModel):
     noise: Noise
     force: Force
     devices: Devices
-    output: Output
     observe: Observe
 
     def section(self, name: str) -> Section | None:
         """The section of this name, such as "box" or "observe.pdf"; None if the file has not got it."""
         found: Any = reduce(getattr, name.split("."), self)
         return found
-
-    @property
-    def scale_factors(self) -> tuple[float, ...]:
-        """Scale factors of the outputs, rising."""
-        if self.output.redshifts is None:
-            return (self.time.a_stop,)
-        return tuple(sorted(1 / (1 + z) for z in self.output.redshifts))
 
     @property
     def particle_count(self) -> int:
@@ -256,3 +250,24 @@ class Settings(BaseModel):
         """The sections, their paths, which are relative to the folder, absolute."""
         del folder
         return sections
+
+    def divide(self, shapes: Sequence[Shape3], **options: Any) -> Decomposition | None:
+        """The division of fields of these shapes over the devices; None to use devices.pdims."""
+        del shapes, options
+        return None
+
+
+class SimulationSettings(Settings):
+    """All sections of the file of a simulation."""
+
+    sections: ClassVar[Sections] = SECTIONS
+    shell_assignment: ClassVar[Assignment] = "nearest"
+
+    output: Output
+
+    @property
+    def scale_factors(self) -> tuple[float, ...]:
+        """Scale factors of the outputs, rising."""
+        if self.output.redshifts is None:
+            return (self.time.a_stop,)
+        return tuple(sorted(1 / (1 + z) for z in self.output.redshifts))

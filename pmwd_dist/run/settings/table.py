@@ -46,11 +46,13 @@ def read_table(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return table[:, 0], table[:, 1]
 
 
-def columns_used(path: Path) -> str:
-    """Which columns of a table are read, ", columns 1 and 2 of 4"; empty where it has no others."""
-    line = _lines(read_text(path, _LARGEST))[0]
+def power_name(file: str | None) -> str:
+    """Name of the linear power spectrum, with the columns that are read of a table with more."""
+    if file is None:
+        return "Eisenstein & Hu (1998)"
+    line = _lines(read_text(Path(file), _LARGEST))[0]
     count = len(line.split("," if "," in line else None))
-    return f", columns 1 and 2 of {count}" if count > 2 else ""
+    return file + (f", columns 1 and 2 of {count}" if count > 2 else "")
 
 
 def _lines(text: str) -> list[str]:

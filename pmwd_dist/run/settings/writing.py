@@ -12,7 +12,7 @@ from pydantic_core import PydanticUndefined
 
 from pmwd_dist.run.settings.observables import Observe
 from pmwd_dist.run.settings.section import Section
-from pmwd_dist.run.settings.simulation_sections import OPTIONAL, Settings
+from pmwd_dist.run.settings.simulation_sections import OPTIONAL, Settings, SimulationSettings
 
 _WIDTH = 110
 
@@ -33,7 +33,7 @@ def to_toml(settings: Settings, *, comments: bool = False) -> str:
     )
 
 
-def template(kind: type[Settings] = Settings) -> str:
+def template(kind: type[Settings] = SimulationSettings) -> str:
     """Commented TOML text with every key, at its default or an example; sections that are optional as comments."""
     given = kind.example
     blank: Any = {n: _examples(model, given.get(n, {})) for n, model in kind.sections.items() if n not in OPTIONAL}
@@ -41,7 +41,7 @@ def template(kind: type[Settings] = Settings) -> str:
 
 
 def _examples(model: type[Section], given: Mapping[str, Any] | None = None) -> Section:
-    """A section at its defaults, but for what is given; what has no default is an example."""
+    """A section at its defaults, or examples for keys without a default, with the given values."""
     required = {
         name: (field.examples or [None])[0]
         for name, field in model.model_fields.items()
@@ -64,7 +64,7 @@ def _section(name: str, section: Section, comments: bool) -> str:
 
 
 def _absent(name: str, model: type[Section]) -> str:
-    """A section that the file has not got, with its defaults and examples: it is there without the first # of lines."""
+    """An optional section as comments, with its defaults and examples."""
     return "".join(f"#{line}\n" for line in _section(name, _examples(model), comments=True).splitlines())
 
 

@@ -1,6 +1,6 @@
-"""What a configuration is worth: the error of P(k) at z = 0 to expect, from measured tables.
+"""Expected error of P(k) at z = 0 of a configuration, from measured tables.
 
-`benchmarks/accuracy.py` measures; docs/accuracy.md says how, and what it means.
+The tables come from `benchmarks/accuracy.py`; docs/accuracy.md explains them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Table = Sequence[Sequence[Sequence[float]]]
 
 # Errors in per cent, the largest up to 1/4 and to 1/2 of the particles' Nyquist frequency, by spacing of the particles.
 _SPACINGS = (1.0, 4.0, 16.0)  # [Mpc/h]
-# Of 3LPT and 40 BullFrog steps, by start, against a lattice and mesh twice as fine with the same modes.
+# Error of 3LPT and 40 BullFrog steps, by start, against a lattice and mesh twice as fine with the same modes.
 _STARTS = (0.02, 0.05, 0.1, 0.2)
 _ONE_CELL = (
     ((2.5, 14.6), (2.5, 2.5), (17.7, 20.1)),
@@ -37,7 +37,7 @@ _TWO_CELLS = (
     ((2.4, 9.0), (0.7, 1.7), (0.5, 1.9)),
     ((3.0, 10.2), (0.6, 1.8), (0.1, 0.7)),
 )
-# What a lower order of LPT adds, by start.
+# Error added by a lower order of LPT, by start.
 _LOWER_ORDER = {
     1: (
         ((2.3, 2.7), (0.7, 1.3), (0.1, 0.3)),
@@ -52,7 +52,7 @@ _LOWER_ORDER = {
         ((4.6, 5.4), (1.6, 2.5), (0.3, 0.6)),
     ),
 }
-# What a number of steps adds; steps of LeapFrog add the growth that they lose, and else as much as FastPM's.
+# Error added by a number of steps. LeapFrog adds FastPM's error and the lost growth.
 _STEPS = (5, 10, 20, 40)
 _BULLFROG = (
     ((18.1, 38.2), (0.1, 0.1), (0.1, 0.2)),
@@ -67,9 +67,9 @@ _FASTPM = (
     ((0.1, 0.1), (0.0, 0.0), (0.0, 0.0)),
 )
 _SOLVERS: dict[type[SplitSolver], Table] = {BullFrog: _BULLFROG, FastPM: _FASTPM, LeapFrog: _FASTPM}
-# What the spectral gradient adds, with one and with two cells a particle along each axis.
+# Error added by the spectral gradient, with one and with two cells a particle along each axis.
 _SPECTRAL = (((5.6, 19.0), (8.9, 24.1), (16.2, 43.3)), ((1.2, 5.3), (1.1, 4.1), (4.7, 15.7)))
-# What compensated forces change, likewise; against a lattice twice as fine, 20 steps of 3LPT, mean of two seeds.
+# Change by compensated forces, likewise; against a lattice twice as fine, 20 steps of 3LPT, mean of two seeds.
 _COMPENSATED = (((0.8, 0.8), (1.2, 2.1), (1.1, 9.5)), ((0.3, 0.3), (0.5, 0.9), (0.1, 0.6)))
 
 _CONVERGED = 5.0  # error of P(k) of a model that is converged [per cent]
@@ -100,7 +100,7 @@ def expected_error(simulation: Simulation, times: Sequence[float]) -> tuple[floa
 
 
 def accuracy_line(simulation: Simulation, times: Sequence[float]) -> str:
-    """What P(k) is worth, in words; errors are rounded up."""
+    """Description of the accuracy of P(k), with errors rounded up."""
     error = expected_error(simulation, times)
     if error is None:
         return "P(k) not measured for this mesh or solver; see docs/accuracy.md"
@@ -132,7 +132,7 @@ def convergence_warning(simulation: Simulation, gravity: str, compared: float) -
     if compared > limit * (1 + 1e-6):
         problem = f"the model has converged at most up to k = {limit:.2g} h/Mpc, half the Nyquist frequency"
     elif gravity == "nbody":
-        error = expected_error(simulation, np.asarray(step_times(growth_table(simulation.cosmo), config)))
+        error = expected_error(simulation, tuple(map(float, step_times(growth_table(simulation.cosmo), config))))
         if error is None or (worst := error[compared > limit / 2 * (1 + 1e-6)]) <= _CONVERGED:
             return None
         problem = f"the error of P(k) of the model there is about {_round_up(worst)} %"

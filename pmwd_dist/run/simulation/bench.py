@@ -43,8 +43,8 @@ class Timing:
       case: "forward", ten steps from particles to particles, in their memory; or "gradient", mean((1 + delta)^2) at
         a = 1 and its gradient with respect to the white noise, initial conditions included.
       n: cells along a side, and particles.
-      seconds: of each call, after the first.
-      cost: of compilation and of the first call.
+      seconds: wall-clock time of each call after the first.
+      cost: time of the compilation and the first call, and memory.
     """
 
     case: Case
@@ -59,7 +59,7 @@ class Timing:
 
     @property
     def bytes_per_particle(self) -> float:
-        """Peak of the memory a particle, or what the compiler plans for."""
+        """Peak memory a particle, or the plan of the compiler."""
         return (self.cost.peak_bytes or self.cost.planned_bytes or 0) / self.n**3
 
 

@@ -1,7 +1,7 @@
-"""Width of the halo of a run with halo = "auto": what its displacements will need, known before a step is compiled.
+"""Width of the halo of a run with halo = "auto", chosen before a step is compiled.
 
-A program that chooses among widths itself, as `nbody` does, takes the memory of the widest, and of the particles once
-more. Large displacements grow almost as in linear theory: the first ones tell the last ones.
+A program with a choice among widths, such as `nbody`, takes the memory of the widest and another copy of the particles.
+The largest displacement grows almost as in linear theory, which predicts it from the initial one.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.ops.rounding import max_abs
 from pmwd_dist.pm.paint import halo_widths
 
-# Over linear growth. In six boxes of 64 to 768 Mpc/h the largest displacement at z = 0 was 0.92 to 1.18 times that;
-# where more is needed, the halo is widened.
+# Margin over linear growth; a halo that is too narrow is widened during the run.
 MARGIN = 1.2
 _EIGHTHS = 3  # widths are rounded up to three binary digits after the leading one, so that programs are found again
 
 
 def is_automatic(config: Config) -> bool:
-    """Whether the width is to be chosen: the mesh is divided, and no width is given."""
+    """Whether the mesh is divided and no width is given."""
     return config.halo == "auto" and config.decomposition.size > 1
 
 
@@ -42,7 +41,7 @@ def expected_displacement(displacement: float, a: float, table: GrowthTable, con
 
 
 def halo_width(displacement: float, config: Config) -> int:
-    """Cells that hold displacements up to this one [Mpc/h], and those between the sites of the lattice."""
+    """Width of a halo that holds displacements up to this one [Mpc/h] and the spacing of the lattice [cells]."""
     spacing = max(side / n for side, n in zip(config.box_size, config.particle_shape, strict=True))
     widest = _widest(config)
     if not math.isfinite(displacement):

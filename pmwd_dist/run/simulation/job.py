@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,25 +14,27 @@ import jax.numpy as jnp
 import numpy as np
 
 from pmwd_dist._files import message, temporary
+from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import growth_table_to
 from pmwd_dist.io import checkpoint
+from pmwd_dist.io.arrays import ArrayFileError, reading
 from pmwd_dist.ops.momenta import count, pack
+from pmwd_dist.ops.stencil import WIDTH
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import SharedError, raise_on_all_processes
+from pmwd_dist.parallel.fft import spectrum_shape
 from pmwd_dist.pm.modes import log_power
+from pmwd_dist.pm.paint import halo_widths
 from pmwd_dist.pm.particles import ExactParticles
 from pmwd_dist.pm.status import Code, SimulationError, successful
 from pmwd_dist.pm.stepping import host
 from pmwd_dist.pm.stepping.host import Schedule
 from pmwd_dist.run.common import events, manifest
-from pmwd_dist.run.common.deadline import Clock
-from pmwd_dist.run.common.events import Listener, Status
-from pmwd_dist.run.common.folder import Log
-from pmwd_dist.run.common.preflight import description, find_checkpoint, hold_folder, start_errors
+from pmwd_dist.run.common.fingerprint import identity
+from pmwd_dist.run.common.folder import Log, check_identity, start_errors
+from pmwd_dist.run.common.job import Control
 from pmwd_dist.run.common.resources import peak_memory
-from pmwd_dist.run.common.signals import Interrupted, StopRequest, stop_requests
-from pmwd_dist.run.communication import communication
-from pmwd_dist.run.settings.duration import duration_text
+from pmwd_dist.run.common.signals import Interrupted
 from pmwd_dist.run.simulation import light_cone
 from pmwd_dist.run.simulation.halo_width import (
     expected_displacement,
@@ -40,56 +43,31 @@ from pmwd_dist.run.simulation.halo_width import (
     largest_displacement,
     with_halo_of,
 )
-from pmwd_dist.run.simulation.initial import initial_particles
 from pmwd_dist.run.simulation.output import write_light_cone, write_output
 from pmwd_dist.run.simulation.plan import Plan
-from pmwd_dist.run.simulation.progress import Progress
+from pmwd_dist.run.simulation.progress import Progress, initial_particles
 
 T = TypeVar("T")
+Saved = tuple[Path, dict[str, Any]]  # a checkpoint and its description
 
 
-def execute(
-    plan: Plan,
-    listener: Listener,
-    *,
-    resume: bool = False,
-    began: float | None = None,
-    time_limit: float | None = None,
-) -> None:
-    """Run a simulation, from the beginning or from its last checkpoint. Collective.
+def run(plan: Plan, log: Log, control: Control, saved: Saved | None) -> None:
+    """Take all steps from a checkpoint, or from the initial conditions, and write the outputs. Collective."""
+    with _communication(plan.simulation.config):
+        progress = _begin(plan, log) if saved is None else _restore(plan, log, *saved)
+        _advance_all(plan, progress, log, control)
+    _keep_checkpoint(plan, None)
 
-    Args:
-      plan: with a prepared folder.
-      listener: called with every event, on process 0.
-      resume: continue from the last checkpoint, or from the beginning if there is none.
-      began: time.perf_counter() at the start of the program, from which its time counts; default: now.
-      time_limit: seconds after which the run is over; it stops before the step that might end later, but takes one.
 
-    Raises:
-      StartError: the folder is in use or of another run, the run to resume is finished, or its checkpoint is damaged
-        or of another simulation.
-      SimulationError: the simulation failed on its data; earlier results are kept.
-      Interrupted: a signal asked the run to stop, or its time is over; a checkpoint is kept.
-      OSError, SharedError: a file can't be written.
-    """
-    began = time.perf_counter() if began is None else began
-    with stop_requests() as stop, hold_folder(plan, resume=resume):
-        saved = find_checkpoint(plan) if resume else None
-        log = Log(plan.folder, listener)
-        clock = Clock(plan.settings.output.checkpoint_every, began, time_limit)
-        log(events.Started(plan, resume))
-        status: Status = "failed"
-        try:
-            with communication(plan.simulation.config):
-                progress = _begin(plan, log) if saved is None else _restore(plan, log, *saved)
-                _advance_all(plan, progress, log, stop, clock)
-            status = "finished"
-            _keep_checkpoint(plan, None)
-        except (Interrupted, KeyboardInterrupt, SystemExit):
-            status = "interrupted"
-            raise
-        finally:
-            log(events.Ended(status, time.perf_counter() - began, peak_memory()))
+def _communication(config: Config) -> AbstractContextManager[None]:
+    """The communication backend, open for all fields, spectra and halos of a run. Collective."""
+    decomposition = config.decomposition
+    fields = {config.mesh_shape, config.particle_shape}
+    spectra = {spectrum_shape(shape, decomposition) for shape in fields}
+    block = decomposition.block(config.mesh_shape)
+    widths = [n for n, parts in zip(block, decomposition.pdims, strict=False) if parts > 1]
+    halo = min([halo_widths(config)[-1] + 1 + WIDTH, *widths])  # cuDecomp's halos end at the next neighbour
+    return decomposition.opened(sorted(fields | spectra), halo=halo)
 
 
 def _begin(plan: Plan, log: Log) -> Progress:
@@ -157,12 +135,13 @@ def _replicated(tree: T, plan: Plan) -> T:
     return jax.device_put(jax.tree.map(np.asarray, tree), plan.simulation.config.decomposition.replicated)
 
 
-def _advance_all(plan: Plan, progress: Progress, log: Log, stop: StopRequest, clock: Clock) -> None:
+def _advance_all(plan: Plan, progress: Progress, log: Log, control: Control) -> None:
     """Take all remaining steps and write their outputs; write a checkpoint if one of them fails."""
+    clock = control.clock(plan.settings.output.checkpoint_every)
     try:
         _output_if_due(plan, progress, log)  # also on resuming: the output may be what failed
         while progress.step < plan.steps:
-            _raise_if_stopped(plan, progress, stop, clock)
+            control.raise_if_stopped(f"after step {progress.step} of {plan.steps}", clock)
             _step(plan, progress, log)
             _output_if_due(plan, progress, log)
             if progress.step < plan.steps and clock.checkpoint_due(progress.step):
@@ -172,15 +151,6 @@ def _advance_all(plan: Plan, progress: Progress, log: Log, stop: StopRequest, cl
         if jax.process_count() == 1 or isinstance(error, Interrupted | SharedError | SimulationError):
             _checkpoint_after_failure(plan, progress, log)
         raise
-
-
-def _raise_if_stopped(plan: Plan, progress: Progress, stop: StopRequest, clock: Clock) -> None:
-    done, resume = f"after step {progress.step} of {plan.steps}", f"pmwd-dist resume {plan.folder}"
-    if number := stop.received():
-        raise Interrupted(f"interrupted {done}; go on with `{resume}`", number)
-    if clock.time_is_over():
-        limit = duration_text(clock.limit or 0)
-        raise Interrupted(f"stopped {done}, by the time limit; go on with `{resume} --time-limit {limit}`", 0)
 
 
 def _step(plan: Plan, progress: Progress, log: Log) -> None:
@@ -245,13 +215,13 @@ def _checkpoint(plan: Plan, progress: Progress, log: Log) -> None:
     with raise_on_all_processes():
         if distributed.is_main():
             manifest.claim(plan.folder, [path.name])
-    checkpoint.save(plan.folder, progress.step, tree, description(plan, progress.step))
+    checkpoint.save(plan.folder, progress.step, tree, _description(plan, progress.step))
     _keep_checkpoint(plan, path)
     log(events.CheckpointWritten(progress.step, path.name, time.perf_counter() - began))
 
 
 def _keep_checkpoint(plan: Plan, kept: Path | None) -> None:
-    """Remove all checkpoints of the run but one, and what is left of unfinished ones."""
+    """Remove all checkpoints but one, and unfinished ones."""
     if distributed.is_main():
         for path in manifest.checkpoints(plan.folder):
             checkpoint.discard(temporary(path))
@@ -268,3 +238,42 @@ def _checkpoint_after_failure(plan: Plan, progress: Progress, log: Log) -> None:
     except (OSError, SharedError) as error:
         cause = message(error) if isinstance(error, OSError) else str(error)
         log(events.Warned(f"no checkpoint of step {progress.step} could be written: {cause}"))
+
+
+def find_checkpoint(plan: Plan) -> Saved | None:
+    """The last checkpoint in the folder of a plan and its description, None if none exists. Collective.
+
+    Raises:
+      StartError: the checkpoint is damaged, or belongs to another simulation.
+    """
+    with start_errors():
+        path = checkpoint.latest(plan.folder)
+        content = None if path is None else checkpoint.meta(path)
+        if path is not None and content is not None:
+            with reading(path, checkpoint.REMEDY):
+                check_identity(plan, content["identity"], path, "the checkpoint")
+                _check_steps(plan, content, path)
+    return None if path is None or content is None else (path, content)
+
+
+def _description(plan: Plan, step: int) -> dict[str, Any]:
+    """Description of a checkpoint: fingerprint and steps of its run, and the outputs so far."""
+    outputs = [[i, z] for i, z in sorted(plan.outputs.items()) if i <= step]
+    return {"identity": identity(plan), "times": list(plan.times), "outputs": outputs}
+
+
+def _check_steps(plan: Plan, content: dict[str, Any], path: Path) -> None:
+    """Raise unless the plan has the steps and outputs up to the checkpoint."""
+    step = content["step"]
+    done = [z for i, z in content["outputs"] if i < step]
+    planned = [z for i, z in sorted(plan.outputs.items()) if i < step]
+    before, times = content["times"][: step + 1], plan.times[: step + 1]
+    # Rounding of the growth function depends on the device.
+    same = len(before) == len(times) and np.allclose(before, times, rtol=1e-5)
+    if same and len(done) == len(planned) and np.allclose(done, planned):
+        return
+    raise ArrayFileError(
+        f"{path}: output.redshifts would change the {step} steps that are done, to z = {1 / before[-1] - 1:.4g}, with "
+        f"outputs at z = {', '.join(f'{z:.4g}' for z in done) or 'none'}; "
+        "set it back, or start a new run in another folder"
+    )

@@ -43,7 +43,7 @@ def empty(cone: LightCone) -> Array:
 
 
 def shells_like(cone: LightCone) -> jax.ShapeDtypeStruct:
-    """Shape, type and sharding of what a light cone accumulates."""
+    """Shape, type and sharding of the shells of a light cone."""
     decomposition, count = cone.config.decomposition, len(cone.edges) - 1
     if isinstance(cone, FlatSkyLightCone):
         shape, spec = (count, *cone.pixels), decomposition.spectrum_spec
@@ -56,10 +56,10 @@ def shells_like(cone: LightCone) -> jax.ShapeDtypeStruct:
 def advance_and_see(
     moved: Moved, shells: Array, schedule: Schedule, done: Any, *, cone: LightCone, config: Config
 ) -> tuple[Moved, Array]:
-    """One step as `host.advance` takes it, and the shells with what the light cone passes in it.
+    """One step of `host.advance`, and the shells with the particles that the light cone crosses in it.
 
-    The halo of the config holds displacements where forces are taken; that of the light cone, which is painted with
-    others, is its own. The particles and shells given are consumed.
+    The halo of the config is for forces; the light cone has a halo of its own. The arguments `moved` and `shells` are
+    donated.
 
     Args:
       moved: particles with the drift at the start of the step.
@@ -92,20 +92,18 @@ def _advance_and_see(
     return after, jax.lax.with_sharding_constraint(shells, sharding)
 
 
-def files(plan: Plan) -> list[str]:
-    """Names of the files of the light cone."""
-    if plan.simulation.light_cone is None:
-        return []
-    return [FIELDS, *([SPECTRA] if has_harmonics(plan.simulation.light_cone) else []), FIGURE]
+def files(cone: LightCone | None) -> list[str]:
+    """Names of the files of a light cone."""
+    return [] if cone is None else [FIELDS, *([SPECTRA] if has_harmonics(cone) else []), FIGURE]
 
 
 def has_harmonics(cone: LightCone) -> bool:
-    """Whether shear and spectra are made: harmonics of larger spheres would take longer than the simulation."""
+    """Whether shear and spectra are computed: harmonics of larger spheres take longer than the simulation."""
     return isinstance(cone, FlatSkyLightCone) or cone.nside <= _LARGEST_NSIDE
 
 
 def write_maps(plan: Plan, shells: Array) -> dict[str, Table]:
-    """Write the shells, and the convergence and shear of each source; the tables of what is measured. Collective.
+    """Write the shells, and the convergence and shear of each source; return the tables of spectra. Collective.
 
     Raises:
       SimulationError: the maps are not finite.
@@ -163,7 +161,7 @@ def _lens(shells: Array, simulation: Simulation, sources: tuple[float, ...], see
 
 
 def _spectra(maps: Array, simulation: Simulation, sources: tuple[float, ...], side: float | None) -> Table:
-    """C_l of each map, its scatter if the map were Gaussian, and that of linear theory."""
+    """C_l of each map, its Gaussian scatter, and C_l of linear theory."""
     edges = simulation.light_cone.edges if simulation.light_cone else ()
 
     def linear_power(k: Array) -> np.ndarray:

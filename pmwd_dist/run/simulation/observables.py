@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,36 +28,56 @@ from pmwd_dist.parallel.fft import pirfft3d
 from pmwd_dist.pm.modes import linear_modes, white_noise
 from pmwd_dist.pm.paint import density as painted
 from pmwd_dist.pm.particles import Particles
+from pmwd_dist.report.observables import draw_bispectrum, draw_cross, draw_pdf, draw_poles
 from pmwd_dist.report.tables import Table
-from pmwd_dist.run.settings import Settings, Simulation, observables
+from pmwd_dist.run.settings import Simulation, SimulationSettings, observables
+from pmwd_dist.run.settings.simulation_sections import redshift_label
 
 POLES = (0, 2, 4)
 Files = Mapping[str, np.ndarray]  # by the keys of the settings that name them
 _MPC3, _PER_MPC = "(Mpc/h)^3", "h/Mpc"
 
 
-def measure_observables(
-    settings: Settings, simulation: Simulation, particles: Particles, density: Array, a: float, data: Files
-) -> Iterator[tuple[str, Table]]:
-    """Names and tables of the observables that the settings ask for, of particles and density at a. Collective."""
-    wanted = settings.observe
-    if wanted.multipoles:
-        yield "multipoles", _matter(wanted.multipoles, simulation, particles, a)
-    if wanted.galaxies:
-        yield "galaxies", _galaxies(wanted.galaxies, simulation, particles, a, data)
-    if wanted.bispectrum:
-        yield "bispectrum", _bispectrum(wanted.bispectrum, simulation, density, a)
-    if wanted.cross:
-        yield "cross", _cross(simulation, particles, a)
-    if wanted.pdf:
-        yield "pdf", _pdf(wanted.pdf, simulation.config, density, a)
+@dataclass(frozen=True)
+class View:
+    """State of a simulation at an output.
+
+    Args:
+      simulation: configuration and cosmology.
+      particles: particles at scale factor a.
+      density: 1 + delta, shape mesh_shape.
+      a: scale factor.
+      data: arrays of the files that the settings name.
+    """
+
+    simulation: Simulation
+    particles: Particles
+    density: Array
+    a: float
+    data: Files
 
 
-def names(settings: Settings) -> list[str]:
-    """Names of the observables of each output, in the order of `measure_observables`."""
-    return [
-        name for name in ("multipoles", "galaxies", "bispectrum", "cross", "pdf") if getattr(settings.observe, name)
-    ]
+@dataclass(frozen=True)
+class Observable:
+    """A table that is measured at each output, where the settings have its section.
+
+    Args:
+      measure: table of a section and a view. Collective.
+      draw: figure of the table.
+    """
+
+    measure: Callable[[Any, View], Table]
+    draw: Callable[[Any, Table], None]
+
+    @staticmethod
+    def file_names(name: str, z: float) -> tuple[str, str]:
+        """Names of table and figure at a redshift."""
+        return f"{name}_{redshift_label(z)}.csv", f"{name}_{redshift_label(z)}.png"
+
+
+def wanted(settings: SimulationSettings) -> dict[str, Observable]:
+    """The observables that settings ask for, by the name of their section."""
+    return {name: observable for name, observable in OBSERVABLES.items() if getattr(settings.observe, name)}
 
 
 def _modes(simulation: Simulation) -> Array:
@@ -65,13 +86,14 @@ def _modes(simulation: Simulation) -> Array:
     return linear_modes(noise, simulation.cosmo, simulation.config, linear_power=simulation.table)
 
 
-def _matter(wanted: observables.Multipoles, simulation: Simulation, particles: Particles, a: float) -> Table:
-    config, axis = simulation.config, wanted.line_of_sight
-    moved = redshift_space(particles, simulation.cosmo, config, line_of_sight=axis, a=a)
+def _matter(section: observables.Multipoles, view: View) -> Table:
+    simulation, a = view.simulation, view.a
+    config, axis = simulation.config, section.line_of_sight
+    moved = redshift_space(view.particles, simulation.cosmo, config, line_of_sight=axis, a=a)
     measured = power_multipoles(interlaced_density(moved, config), config, line_of_sight=axis, poles=POLES)
     theory = kaiser_multipoles(_power(simulation), simulation.cosmo, config, a=a, line_of_sight=axis, poles=POLES)
     title = f"matter in redshift space along {axis}, z = {_redshift(a)}"
-    return _poles(title, measured, theory, 0.0, _largest(wanted.k_max, config))
+    return _poles(title, measured, theory, 0.0, _largest(section.k_max, config))
 
 
 def _largest(k_max: float | None, config: Config) -> float:
@@ -122,29 +144,28 @@ def _scatter(power: np.ndarray, modes: np.ndarray, shot_noise: float) -> np.ndar
     return np.stack(rows)
 
 
-def _galaxies(
-    wanted: observables.Galaxies, simulation: Simulation, particles: Particles, a: float, data: Files
-) -> Table:
+def _galaxies(section: observables.Galaxies, view: View) -> Table:
+    simulation, a = view.simulation, view.a
     config, cosmo = simulation.config, simulation.cosmo
-    axis = wanted.line_of_sight if wanted.redshift_space else None
-    field = galaxy_density(wanted, simulation, particles, a, paint=interlaced)
-    weight = _weight(wanted, config, data)
-    noise, scatter = (0.0 if wanted.number_density is None else 1 / wanted.number_density), 1.0
+    axis = section.line_of_sight if section.redshift_space else None
+    field = galaxy_density(section, view, paint=interlaced)
+    weight = _weight(section, config, view.data)
+    noise, scatter = (0.0 if section.number_density is None else 1 / section.number_density), 1.0
     if weight is not None:
         field = weighted_overdensity(field, weight, config)
         mean, squares, fourth = (float(x) for x in _moments(weight))
         noise, scatter = noise * mean / squares, math.sqrt(fourth) / squares
-    measured = power_multipoles(field, config, line_of_sight=wanted.line_of_sight, poles=POLES)
-    radius = wanted.smoothing or 0.0
+    measured = power_multipoles(field, config, line_of_sight=section.line_of_sight, poles=POLES)
+    radius = section.smoothing or 0.0
 
     @jax.jit
     def bias(k: Array) -> Array:
-        return 1 + (wanted.b1 - wanted.bnabla2 * k**2) * jnp.exp(-(k**2) * radius**2 / 2)
+        return 1 + (section.b1 - section.bnabla2 * k**2) * jnp.exp(-(k**2) * radius**2 / 2)
 
     theory = kaiser_multipoles(_power(simulation), cosmo, config, bias=bias, a=a, line_of_sight=axis, poles=POLES)
     where = f"in redshift space along {axis}" if axis else "in real space"
-    title = f"galaxies of b1 = {wanted.b1:g} {where}, z = {_redshift(a)}"
-    table = _poles(title, measured, theory, noise, _largest(wanted.k_max, config))
+    title = f"galaxies of b1 = {section.b1:g} {where}, z = {_redshift(a)}"
+    table = _poles(title, measured, theory, noise, _largest(section.k_max, config))
     # Modes of a part of the box are fewer (Feldman, Kaiser & Peacock 1994, eq. 2.4.5).
     columns = {name: x * scatter if name.startswith("error") else x for name, x in table.columns.items()}
     return Table(table.title, columns, table.units)
@@ -155,29 +176,26 @@ def interlaced(particles: Particles, weights: Array, config: Config) -> Array:
     return interlaced_density(particles, config, weights=weights)
 
 
-def galaxy_density(
-    wanted: observables.Galaxies, simulation: Simulation, particles: Particles, a: float, paint: Any = tracer_density
-) -> Array:
+def galaxy_density(section: observables.Galaxies, view: View, paint: Any = tracer_density) -> Array:
     """Density of the galaxies in units of their mean, shape mesh_shape."""
+    simulation, particles, a = view.simulation, view.particles, view.a
     config, cosmo = simulation.config, simulation.cosmo
-    bias = LagrangianBias(wanted.b1, wanted.b2, wanted.bs2, wanted.bnabla2)
-    weights = bias_weights(_modes(simulation), bias, cosmo, config, smoothing=wanted.smoothing, a=a)
-    if wanted.redshift_space:
-        particles = redshift_space(particles, cosmo, config, line_of_sight=wanted.line_of_sight, a=a)
+    bias = LagrangianBias(section.b1, section.b2, section.bs2, section.bnabla2)
+    weights = bias_weights(_modes(simulation), bias, cosmo, config, smoothing=section.smoothing, a=a)
+    if section.redshift_space:
+        particles = redshift_space(particles, cosmo, config, line_of_sight=section.line_of_sight, a=a)
     return paint(particles, weights, config)
 
 
-def galaxy_counts(
-    wanted: observables.Galaxies, simulation: Simulation, particles: Particles, a: float, data: Files
-) -> Array:
-    """Galaxies in each cell, drawn from the Poisson distributions of the rates: shape mesh_shape, whole numbers."""
-    config = simulation.config
-    field = galaxy_density(wanted, simulation, particles, a)
-    weight = _weight(wanted, config, data)
+def galaxy_counts(section: observables.Galaxies, view: View) -> Array:
+    """Galaxies in each cell, drawn from the Poisson distributions of the rates: integers, shape mesh_shape."""
+    config = view.simulation.config
+    field = galaxy_density(section, view)
+    weight = _weight(section, config, view.data)
     selection = 1.0 if weight is None else weight
-    rate = expected_counts(field, config, number_density=wanted.number_density or 0.0, selection=selection)
+    rate = expected_counts(field, config, number_density=section.number_density or 0.0, selection=selection)
     # By the output's time, too: the galaxies of two outputs are drawn independently.
-    key = jax.random.fold_in(jax.random.key(simulation.seed), np.float32(a).view(np.uint32))
+    key = jax.random.fold_in(jax.random.key(view.simulation.seed), np.float32(view.a).view(np.uint32))
     return _draw(key, rate, config)
 
 
@@ -186,23 +204,23 @@ def _draw(key: Array, rate: Array, config: Config) -> Array:
     return config.decomposition.constrain(jax.random.poisson(key, rate, dtype=jnp.int32))
 
 
-def shares_seen(wanted: observables.Galaxies, config: Config, data: Files) -> np.ndarray | None:
+def shares_seen(section: observables.Galaxies, config: Config, data: Files) -> np.ndarray | None:
     """Shares that the survey sees, selection times mask, to be broadcast to the mesh; None if it sees all."""
     mask = data.get(observables.MASK)
-    if wanted.selection is None and mask is None:
+    if section.selection is None and mask is None:
         return None
     shares = np.ones((1, 1, 1))
-    if wanted.selection is not None:
-        axis = "xyz".index(wanted.line_of_sight)
-        distance, share = np.asarray(wanted.selection, float).T
+    if section.selection is not None:
+        axis = "xyz".index(section.line_of_sight)
+        distance, share = np.asarray(section.selection, float).T
         places = np.arange(config.mesh_shape[axis]) * config.cell_size[axis]
         shares = np.interp(places, distance, share).reshape([-1 if i == axis else 1 for i in range(3)])
     return shares if mask is None else shares * mask
 
 
-def _weight(wanted: observables.Galaxies, config: Config, data: Files) -> Array | None:
+def _weight(section: observables.Galaxies, config: Config, data: Files) -> Array | None:
     """`shares_seen` on the mesh."""
-    shares, dtype = shares_seen(wanted, config, data), jnp.result_type(float)
+    shares, dtype = shares_seen(section, config, data), jnp.result_type(float)
     if shares is None:
         return None
     if shares.shape != config.mesh_shape:
@@ -221,11 +239,11 @@ def _spread(shares: Array, config: Config) -> Array:
     return config.decomposition.constrain(jnp.broadcast_to(shares, config.mesh_shape))
 
 
-def _bispectrum(wanted: observables.Bispectrum, simulation: Simulation, density: Array, a: float) -> Table:
-    config = simulation.config
-    edges = bispectrum_edges(config, wanted.shells, wanted.k_max)
-    found = bispectrum(density, config, edges=edges, triangles=wanted.triangles)
-    growth_factor = float(growth(a, simulation.cosmo))
+def _bispectrum(section: observables.Bispectrum, view: View) -> Table:
+    simulation, config = view.simulation, view.simulation.config
+    edges = bispectrum_edges(config, section.shells, section.k_max)
+    found = bispectrum(view.density, config, edges=edges, triangles=section.triangles)
+    growth_factor = float(growth(view.a, simulation.cosmo))
 
     def linear(k: np.ndarray) -> np.ndarray:
         return np.nan_to_num(simulation.linear_power(k)) * growth_factor**2
@@ -241,14 +259,15 @@ def _bispectrum(wanted: observables.Bispectrum, simulation: Simulation, density:
     }
     units = {f"k{i}": _PER_MPC for i in (1, 2, 3)} | dict.fromkeys(("B", "error of B", "tree level"), "(Mpc/h)^6")
     columns = {name: np.asarray(values, float)[some] for name, values in columns.items()}
-    return Table(f"bispectrum of the density, {wanted.triangles} triangles, z = {_redshift(a)}", columns, units)
+    return Table(f"bispectrum of the density, {section.triangles} triangles, z = {_redshift(view.a)}", columns, units)
 
 
-def _cross(simulation: Simulation, particles: Particles, a: float) -> Table:
-    config = _on_lattice(simulation.config)
-    modes = _modes(simulation) * growth(a, simulation.cosmo)
+def _cross(section: observables.Cross, view: View) -> Table:
+    del section  # the linear field is the only reference
+    config = _on_lattice(view.simulation.config)
+    modes = _modes(view.simulation) * growth(view.a, view.simulation.cosmo)
     reference = pirfft3d(modes, config.particle_shape, config.decomposition)
-    found = cross_power(painted(particles, config), reference, config, deconvolve=(True, False))
+    found = cross_power(painted(view.particles, config), reference, config, deconvolve=(True, False))
     some = np.asarray(found.modes) > 0
     columns = {
         "k": found.k,
@@ -260,7 +279,7 @@ def _cross(simulation: Simulation, particles: Particles, a: float) -> Table:
         "modes": found.modes,
     }
     units = {"k": _PER_MPC, "cross power": _MPC3, "power": _MPC3, "linear power": _MPC3}
-    title = f"density and its linear field, z = {_redshift(a)}"
+    title = f"density and its linear field, z = {_redshift(view.a)}"
     return Table(title, {name: np.asarray(values, float)[some] for name, values in columns.items()}, units)
 
 
@@ -276,12 +295,22 @@ def _on_lattice(config: Config) -> Config:
     )
 
 
-def _pdf(wanted: observables.PDF, config: Config, density: Array, a: float) -> Table:
-    values = np.geomspace(wanted.low, wanted.high, wanted.bins)
-    field = smoothed(density, config, wanted.smoothing) if wanted.smoothing else density
+def _pdf(section: observables.PDF, view: View) -> Table:
+    config, density = view.simulation.config, view.density
+    values = np.geomspace(section.low, section.high, section.bins)
+    field = smoothed(density, config, section.smoothing) if section.smoothing else density
     found = one_point_pdf(field, config, values)
     columns = {"density": found.values, "probability density": found.density, "cells": found.cells}
     side = math.prod(config.cell_size) ** (1 / 3)
-    filtered = f"smoothed by {wanted.smoothing:g} Mpc/h" if wanted.smoothing else f"in cells of {side:.3g} Mpc/h"
-    title = f"density {filtered}, z = {_redshift(a)}"
+    filtered = f"smoothed by {section.smoothing:g} Mpc/h" if section.smoothing else f"in cells of {side:.3g} Mpc/h"
+    title = f"density {filtered}, z = {_redshift(view.a)}"
     return Table(title, {name: np.asarray(x, float) for name, x in columns.items()}, {})
+
+
+OBSERVABLES = {
+    "multipoles": Observable(_matter, draw_poles),
+    "galaxies": Observable(_galaxies, draw_poles),
+    "bispectrum": Observable(_bispectrum, draw_bispectrum),
+    "cross": Observable(_cross, draw_cross),
+    "pdf": Observable(_pdf, draw_pdf),
+}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -24,15 +26,13 @@ from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.report import figures
 from pmwd_dist.report.maps import draw_light_cone
 from pmwd_dist.report.observables import draw_table
-from pmwd_dist.report.tables import Table, write_table
+from pmwd_dist.report.tables import Table, read_table, write_table
 from pmwd_dist.run.common import manifest
-from pmwd_dist.run.settings import observables
 from pmwd_dist.run.settings.physics import Simulation
 from pmwd_dist.run.settings.simulation_sections import redshift_label
 from pmwd_dist.run.simulation import light_cone
 from pmwd_dist.run.simulation.fields import Field, write_fields
-from pmwd_dist.run.simulation.observables import galaxy_counts, measure_observables
-from pmwd_dist.run.simulation.observables import names as observable_names
+from pmwd_dist.run.simulation.observables import OBSERVABLES, View, galaxy_counts, wanted
 from pmwd_dist.run.simulation.plan import Plan
 
 
@@ -42,12 +42,12 @@ def write_output(plan: Plan, rest: ExactParticles, moving: Callable[[], Particle
     Args:
       plan: plan of the run.
       rest: particles at the redshift.
-      moving: gives them with momenta in Mpc/h, which take 12 bytes a particle more.
+      moving: function that returns the particles with momenta in Mpc/h, 12 bytes a particle more.
       a: scale factor.
       z: redshift.
 
     Returns:
-      The names of the files; of a snapshot of several processes, that of this process.
+      The names of the files; a snapshot of several processes has one file each.
 
     Raises:
       SimulationError: the density is not finite.
@@ -59,35 +59,36 @@ def write_output(plan: Plan, rest: ExactParticles, moving: Callable[[], Particle
     spectrum = measure(field, plan.simulation, z)
     slab = project(particles, field, config, output.slice_thickness, z)
     _check(spectrum, z)
-    if observable_names(plan.settings) or _counted(plan) or output.snapshot != "none":
+    chosen = wanted(plan.settings)
+    if chosen or output.snapshot != "none":
         particles = moving()
     # Redshifts move particles beyond a halo that was chosen for their displacements.
     given = dataclasses.replace(config, halo=plan.settings.devices.halo)
-    observed = dataclasses.replace(plan.simulation, config=given)
-    tables = dict(measure_observables(plan.settings, observed, particles, field, a, plan.data))
+    view = View(dataclasses.replace(plan.simulation, config=given), particles, field, a, plan.data)
+    tables = {name: each.measure(getattr(plan.settings.observe, name), view) for name, each in chosen.items()}
+    view = dataclasses.replace(view, density=jnp.zeros(()))  # the mesh is free for the counts
+    del field
     for name, table in tables.items():
         _check_poles(name, table, z)
-    del field
-    names = _figure_names(plan, z)
+    label, names = redshift_label(z), plan.names_at(z)
     with raise_on_all_processes():
         if distributed.is_main():
-            manifest.claim(folder, output_names(plan, z))
-            figures.write_spectrum(folder / names[0], spectrum)
-            figures.draw_spectra(folder / names[1], figures.read_spectra(folder, manifest.files(folder)))
+            manifest.claim(folder, names + plan.snapshots_at(z))
+            figures.write_spectrum(folder / f"power_{label}.csv", spectrum)
+            figures.draw_spectra(folder / "power.png", figures.read_spectra(folder, manifest.files(folder)))
             if slab is not None:
-                figures.write_slab(folder / names[2], slab)
-                figures.draw_slab(folder / names[3], slab)
+                figures.write_slab(folder / f"density_{label}.npz", slab)
+                figures.draw_slab(folder / f"density_{label}.png", slab)
             for name, table in tables.items():
-                write_table(folder / f"{name}_{redshift_label(z)}.csv", table)
-                draw_table(folder / f"{name}_{redshift_label(z)}.png", name, table)
-    if galaxies := _counted(plan):
-        counts = Field(
-            galaxy_counts(galaxies, observed, particles, a, plan.data), 2, 64, {"axes": "cells along x, y, z"}
-        )
+                csv, png = (folder / file for file in chosen[name].file_names(name, z))
+                write_table(csv, table)
+                draw_table(png, chosen[name].draw, table)
+    if plan.counted is not None:
+        counts = Field(galaxy_counts(plan.counted, view), 2, 64, {"axes": "cells along x, y, z"})
         about = {"box_size": config.box_size, "units": "Mpc/h", "z": z}
-        write_fields(folder / f"counts_{redshift_label(z)}.hdf5", {"counts": counts}, about)
+        write_fields(folder / f"counts_{label}.hdf5", {"counts": counts}, about)
     if output.snapshot != "none":
-        path = folder / f"{_snapshot(z)}.hdf5"
+        path = folder / f"snapshot_{label}.hdf5"
         names.append(save_snapshot(path, particles, plan.simulation.cosmo, config, a, format=output.snapshot).name)
     return names
 
@@ -101,7 +102,7 @@ def write_light_cone(plan: Plan, shells: Array) -> list[str]:
     Raises:
       OSError, SharedError: a file can't be written.
     """
-    names, folder = light_cone.files(plan), plan.folder
+    names, folder = light_cone.files(plan.simulation.light_cone), plan.folder
     with raise_on_all_processes():
         if distributed.is_main():
             manifest.claim(folder, names)
@@ -114,31 +115,30 @@ def write_light_cone(plan: Plan, shells: Array) -> list[str]:
     return names
 
 
-def output_names(plan: Plan, z: float) -> list[str]:
-    """Names of all files at a redshift, of all processes."""
-    names, processes = _figure_names(plan, z), jax.process_count()
-    if plan.settings.output.snapshot != "none":
-        numbers = [""] if processes == 1 else [f".{i}" for i in range(processes)]
-        names += [f"{_snapshot(z)}{number}.hdf5" for number in numbers]
-    return names
+def redraw(folder: Path) -> list[Path]:
+    """Draw all figures of a run's folder from its data.
 
-
-def _counted(plan: Plan) -> observables.Galaxies | None:
-    """The galaxies of which counts are drawn."""
-    galaxies = plan.settings.observe.galaxies
-    return None if galaxies is None or galaxies.number_density is None else galaxies
-
-
-def _figure_names(plan: Plan, z: float) -> list[str]:
-    label = redshift_label(z)
-    slab = [f"density_{label}.npz", f"density_{label}.png"] if plan.settings.output.slice_thickness else []
-    tables = [f"{name}_{label}.{kind}" for name in observable_names(plan.settings) for kind in ("csv", "png")]
-    counts = [f"counts_{label}.hdf5"] if _counted(plan) else []
-    return [f"power_{label}.csv", "power.png", *slab, *tables, *counts]
-
-
-def _snapshot(z: float) -> str:
-    return f"snapshot_{redshift_label(z)}"
+    Raises:
+      ValueError: the folder holds nothing to draw, or a file is damaged.
+      OSError: a figure can't be written.
+    """
+    drawn = list[Path]()
+    if spectra := figures.read_spectra(folder):
+        drawn.append(folder / "power.png")
+        figures.draw_spectra(drawn[-1], spectra)
+    for path in sorted(folder.glob("density_z*.npz")):
+        drawn.append(path.with_suffix(".png"))
+        figures.draw_slab(drawn[-1], figures.read_slab(path))
+    for name, observable in OBSERVABLES.items():
+        for path in sorted(folder.glob(f"{name}_z*.csv")):
+            if re.fullmatch(rf"{name}_z-?\d+\.\d{{3}}\.csv", path.name):
+                drawn.append(path.with_suffix(".png"))
+                draw_table(drawn[-1], observable.draw, read_table(path))
+    if (folder / light_cone.FIELDS).is_file():
+        drawn.append(draw_light_cone(folder))
+    if not drawn:
+        raise ValueError(f"{folder}: holds no power_z*.csv, density_z*.npz or other results to draw")
+    return drawn
 
 
 def measure(density: Array, simulation: Simulation, z: float) -> figures.Spectrum:
@@ -154,7 +154,7 @@ def measure(density: Array, simulation: Simulation, z: float) -> figures.Spectru
 def project(particles: Particles, density: Array, config: Config, thickness: float, z: float) -> figures.Slab | None:
     """Mean density of a slab at the lower end of the z axis; None if its thickness is zero.
 
-    It is that of the sheet, or that of the particles if a tracer of the sheet is beyond the halo.
+    The density of the phase-space sheet; the density of the particles if a tracer of the sheet is beyond the halo.
     """
     if thickness == 0:
         return None

@@ -3,58 +3,73 @@
 from __future__ import annotations
 
 import math
-import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
-from importlib.metadata import PackageNotFoundError, version
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
 
 from pmwd_dist._files import free_space
-from pmwd_dist._jax.native import native_available, native_version
 from pmwd_dist._memory import size
 from pmwd_dist.config import Config
 from pmwd_dist.pm.nbody import step_times
 from pmwd_dist.run.common import resources
 from pmwd_dist.run.common.data_files import read_files
-from pmwd_dist.run.settings import Settings, SettingsError, Simulation, build
+from pmwd_dist.run.common.folder import Log
+from pmwd_dist.run.common.job import Control, Job, three
+from pmwd_dist.run.settings import SettingsError, Simulation, SimulationSettings, build, observables
 from pmwd_dist.run.settings.observables import MASK
-from pmwd_dist.run.settings.table import columns_used
+from pmwd_dist.run.settings.simulation_sections import redshift_label
+from pmwd_dist.run.settings.table import power_name
 from pmwd_dist.run.settings.writing import toml_value
-from pmwd_dist.run.simulation import accuracy
+from pmwd_dist.run.simulation import accuracy, light_cone
 from pmwd_dist.run.simulation.halo_width import is_automatic, with_halo_of
 from pmwd_dist.run.simulation.light_cone import shells_like
-from pmwd_dist.run.simulation.memory import Stage, least_memory, run_memory
-from pmwd_dist.run.simulation.observables import shares_seen
+from pmwd_dist.run.simulation.memory import (
+    Stage,
+    bispectrum_problem,
+    checkpoint_size,
+    expected_disk,
+    least_memory,
+    run_memory,
+)
+from pmwd_dist.run.simulation.observables import shares_seen, wanted
 from pmwd_dist.run.simulation.planning import enough_devices, linear_displacement
-
-PACKAGES = ("pmwd-dist", "jax", "jaxlib", "diffrax", "jax-cosmo", "numpy", "h5py")
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Plan of a run.
+class Plan(Job):
+    """Plan of a simulation.
 
     Args:
-      settings: of the run.
-      simulation: that of the settings, on the current devices.
-      folder: of the output.
       times: scale factors at which steps begin and end.
-      outputs: number of steps done at each output, and its redshift.
-      data: arrays of other files that the settings name, by their keys.
+      outputs: redshift of each output, by the number of steps before it.
     """
 
-    settings: Settings
-    simulation: Simulation
-    folder: Path
+    settings: SimulationSettings
     times: tuple[float, ...]
     outputs: dict[int, float]
-    data: Mapping[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
+
+    changeable = ("devices.",)
+
+    @classmethod
+    def of(cls, settings: SimulationSettings, folder: Path) -> Self:
+        """The run of these settings.
+
+        Raises:
+          SettingsError: the settings don't fit the devices or the files.
+        """
+        simulation = build(settings)
+        data = _read_masks(settings)
+        _check_seen(settings, simulation, data)
+        targets = settings.scale_factors
+        times = np.asarray(step_times(simulation.cosmo, simulation.config, save=targets), float)
+        outputs = {int(np.argmin(np.abs(times - a))): 1 / a - 1 for a in targets}
+        return cls(settings, simulation, folder, tuple(map(float, times)), outputs, data=data)
 
     @property
     def steps(self) -> int:
@@ -63,7 +78,7 @@ class Plan:
 
     @cached_property
     def stages(self) -> dict[Stage, int]:
-        """Memory of each device by stage of the run [bytes], from its programs, which are compiled first."""
+        """Memory of each device by stage of the run [bytes], from the compiled programs."""
         return run_memory(self.simulation, self.times, self.config_of_steps)
 
     @property
@@ -73,27 +88,118 @@ class Plan:
         return with_halo_of(linear_displacement(self.simulation), config) if is_automatic(config) else config
 
     @property
+    def expected_disk(self) -> int:
+        """Expected size of all files [bytes]."""
+        return expected_disk(self.settings, self.simulation.light_cone)
+
+    @property
     def expected_memory(self) -> int:
         """Expected peak of host memory of one process [bytes]; on GPUs, of the memory of each device."""
         return resources.room().needed(max(self.stages.values()), self.simulation.config)
 
+    @property
+    def files(self) -> list[str]:
+        """Names of the results."""
+        each = [name for z in self.outputs.values() for name in self.names_at(z) + self.snapshots_at(z)]
+        return each + light_cone.files(self.simulation.light_cone)
 
-def make_plan(settings: Settings, folder: Path) -> Plan:
-    """Plan the run of these settings.
+    def names_at(self, z: float) -> list[str]:
+        """Names of the files at a redshift, without snapshots."""
+        label = redshift_label(z)
+        slab = [f"density_{label}.npz", f"density_{label}.png"] if self.settings.output.slice_thickness else []
+        tables = [file for name, each in wanted(self.settings).items() for file in each.file_names(name, z)]
+        counts = [] if self.counted is None else [f"counts_{label}.hdf5"]
+        return [f"power_{label}.csv", "power.png", *slab, *tables, *counts]
 
-    Raises:
-      SettingsError: the settings don't fit the devices.
-    """
-    simulation = build(settings)
-    data = _read_masks(settings)
-    _check_seen(settings, simulation, data)
-    targets = settings.scale_factors
-    times = np.asarray(step_times(simulation.cosmo, simulation.config, save=targets), float)
-    outputs = {int(np.argmin(np.abs(times - a))): 1 / a - 1 for a in targets}
-    return Plan(settings, simulation, folder, tuple(map(float, times)), outputs, data)
+    def snapshots_at(self, z: float) -> list[str]:
+        """Names of the snapshots of all processes at a redshift."""
+        if self.settings.output.snapshot == "none":
+            return []
+        processes = jax.process_count()
+        numbers = [""] if processes == 1 else [f".{i}" for i in range(processes)]
+        return [f"snapshot_{redshift_label(z)}{number}.hdf5" for number in numbers]
+
+    @property
+    def counted(self) -> observables.Galaxies | None:
+        """Galaxies whose counts are drawn, if any."""
+        galaxies = self.settings.observe.galaxies
+        return None if galaxies is None or galaxies.number_density is None else galaxies
+
+    def check(self) -> list[str]:
+        """Warnings that memory or disk may not suffice, or that the time steps lose growth.
+
+        Raises:
+          SettingsError: memory or disk can't suffice.
+        """
+        config, settings = self.simulation.config, self.settings
+        problem, *warnings = memory_problem(self)
+        problems = [problem] if problem else []
+        triangles = settings.observe.bispectrum
+        if not problems and triangles and (lack := bispectrum_problem(config, triangles.shells)):
+            problems.append(lack)
+        need, free = self.expected_disk, free_space(self.folder)
+        most = need + checkpoint_size(settings)
+        if need > free:
+            problems.append(
+                f"{self.folder}: the run writes about {size(need)} and the disk has {size(free)} free; "
+                'use another --output, or output.snapshot = "none"'
+            )
+        elif most > free:
+            warnings.append(f"{self.folder}: a checkpoint, if the run is interrupted, does not fit into {size(free)}")
+        if problems:
+            raise SettingsError(problems)
+        return [
+            f"warning: {text}" for text in (*warnings, accuracy.growth_warning(self.simulation, self.times)) if text
+        ]
+
+    def lines(self, *, here: bool = True) -> list[str]:
+        """Description of the run, with the current devices if it is to run here."""
+        config, settings = self.simulation.config, self.settings
+        redshifts = ", ".join(f"{z:.4g}" for z in sorted(self.outputs.values(), reverse=True))
+        snapshots = "no" if settings.output.snapshot == "none" else settings.output.snapshot
+        lines = [
+            f"box         {three(config.box_size)} Mpc/h",
+            f"mesh        {three(config.mesh_shape)} cells, {three(config.particle_shape)} particles",
+            f"cosmology   linear P(k): {power_name(settings.cosmology.linear_power)}; seed {settings.noise.seed}",
+            f"time        a {config.a_start:g} to {config.a_stop:g}, {config.lpt_order}LPT, "
+            f"{self.steps} {settings.time.solver} steps, {config.gradient} gradient",
+            f"accuracy    {accuracy.accuracy_line(self.simulation, self.times)}",
+            f"output      {self.folder}: z {redshifts}; {snapshots} snapshots",
+        ]
+        if names := _observed(self):
+            lines.append(f"observe     {', '.join(names)}")
+        if here:
+            lines += [self.device_line, f"expected    {self.memory_text}, {size(self.expected_disk)} of disk"]
+        return lines
+
+    def memory_lines(self) -> list[str]:
+        """Memory on the current devices by stage, and the largest mesh that fits."""
+        config, limit = self.simulation.config, resources.room().for_arrays(self.simulation.config)
+        stages = ", ".join(f"{size(need)} in {stage}" for stage, need in self.stages.items())
+        factor = (limit / max(self.stages.values())) ** (1 / 3)
+        cells = " x ".join(str(int(factor * n)) for n in config.mesh_shape)
+        return [f"memory      a device: {stages}; a mesh of about {cells} fits into {size(limit)}"]
+
+    def describe(self) -> dict[str, Any]:
+        """Fields of the log as JSON holds them."""
+        redshifts = sorted(self.outputs.values(), reverse=True)
+        own = {"snapshot": self.settings.output.snapshot, "expected_disk": self.expected_disk}
+        return super().describe() | {"redshifts": redshifts, **own}
+
+    def find_checkpoint(self) -> Any:
+        """The last checkpoint and its description; None if there is none. Collective."""
+        from pmwd_dist.run.simulation.job import find_checkpoint
+
+        return find_checkpoint(self)
+
+    def work(self, log: Log, control: Control, checkpoint: Any) -> None:
+        """Take all steps from a checkpoint, or from the initial conditions. Collective."""
+        from pmwd_dist.run.simulation.job import run
+
+        run(self, log, control, checkpoint)
 
 
-def _read_masks(settings: Settings) -> dict[str, np.ndarray]:
+def _read_masks(settings: SimulationSettings) -> dict[str, np.ndarray]:
     """Masks of observables, by their keys.
 
     Raises:
@@ -111,8 +217,8 @@ def _read_masks(settings: Settings) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _check_seen(settings: Settings, simulation: Simulation, data: Mapping[str, np.ndarray]) -> None:
-    """SettingsError if the survey of galaxies sees nothing of the box."""
+def _check_seen(settings: SimulationSettings, simulation: Simulation, data: Mapping[str, np.ndarray]) -> None:
+    """Raise SettingsError if the survey of galaxies covers nothing of the box."""
     galaxies = settings.observe.galaxies
     shares = None if galaxies is None else shares_seen(galaxies, simulation.config, data)
     if shares is not None and not shares.max() > 0:
@@ -121,34 +227,8 @@ def _check_seen(settings: Settings, simulation: Simulation, data: Mapping[str, n
         )
 
 
-def check_resources(plan: Plan) -> list[str]:
-    """Warnings that memory or disk may not suffice, or that the time steps lose growth.
-
-    Raises:
-      SettingsError: memory or disk can't suffice.
-    """
-    config, settings = plan.simulation.config, plan.settings
-    problem, *warnings = memory_problem(plan)
-    problems = [problem] if problem else []
-    triangles = settings.observe.bispectrum
-    if not problems and triangles and (lack := resources.bispectrum_problem(config, triangles.shells)):
-        problems.append(lack)
-    need, free = resources.expected_disk(settings, plan.simulation.light_cone), free_space(plan.folder)
-    most = need + resources.checkpoint_size(settings)
-    if need > free:
-        problems.append(
-            f"{plan.folder}: the run writes about {size(need)} and the disk has {size(free)} free; "
-            'use another --output, or output.snapshot = "none"'
-        )
-    elif most > free:
-        warnings.append(f"{plan.folder}: a checkpoint, if the run is interrupted, does not fit into {size(free)}")
-    if problems:
-        raise SettingsError(problems)
-    return [f"warning: {text}" for text in (*warnings, accuracy.growth_warning(plan.simulation, plan.times)) if text]
-
-
 def memory_problem(plan: Plan) -> tuple[str | None, str | None]:
-    """Reason why the run can't fit into memory, with the key and remedies, and warning that it may not."""
+    """Error message if the run can't fit into memory, and warning if it may not."""
     config, cone, there = plan.simulation.config, plan.simulation.light_cone, resources.room()
     stage, arrays = "particles and mesh", least_memory(config)
     if there.needed(arrays, config) <= there.total:  # else nothing is compiled
@@ -171,52 +251,10 @@ def memory_problem(plan: Plan) -> tuple[str | None, str | None]:
     return f"box.mesh: {text}{size(there.total)}; {', '.join(remedies[:-1])}, or {remedies[-1]}", None
 
 
-def describe(plan: Plan) -> dict[str, Any]:
-    """Fields of a plan as JSON holds them, for the log of the run."""
-    config, settings = plan.simulation.config, plan.settings
-    devices = list(config.decomposition.mesh.devices.flat)
-    return {
-        "folder": str(plan.folder),
-        "box_size": list(config.box_size),
-        "mesh_shape": list(config.mesh_shape),
-        "particle_shape": list(config.particle_shape),
-        "particles": math.prod(config.particle_shape),
-        "linear_power": power_name(settings),
-        "seed": settings.noise.seed,
-        "a_start": config.a_start,
-        "a_stop": config.a_stop,
-        "lpt_order": config.lpt_order,
-        "solver": settings.time.solver,
-        "gradient": config.gradient,
-        "sharpening": config.sharpening,
-        "compensated": config.compensated,
-        "steps": plan.steps,
-        "redshifts": sorted(plan.outputs.values(), reverse=True),
-        "snapshot": settings.output.snapshot,
-        "devices": len(devices),
-        "device_kind": devices[0].device_kind,
-        "pdims": list(config.decomposition.pdims),
-        "halo": config.halo,
-        "processes": jax.process_count(),
-        "native": native_available(),
-        "observables": [name for name, section in settings.observe if section is not None],
-        "expected_disk": resources.expected_disk(settings, plan.simulation.light_cone),
-        "versions": versions(),
-    }
-
-
-def power_name(settings: Settings) -> str:
-    """Name of the linear power spectrum, with the columns that are read of a table with more."""
-    name = settings.cosmology.linear_power
-    return name + columns_used(Path(name)) if name else "Eisenstein & Hu (1998)"
-
-
-def versions(*others: str) -> dict[str, str | None]:
-    """Versions of this package, of its dependencies and of other packages; None for those that are missing."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
-    for name in (*PACKAGES, *others):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
-    return found | {"jaxdecomp-ops": native_version()}
+def _observed(plan: Plan) -> list[str]:
+    """Names of the observables."""
+    names = [name for name, section in plan.settings.observe if section is not None and name != "light_cone"]
+    if (cone := plan.simulation.light_cone) is not None:
+        count, (near, far) = len(cone.edges) - 1, (cone.edges[0], cone.edges[-1])
+        names.append(f"light cone of {count} shell{'s' * (count > 1)} from {near:.4g} to {far:.4g} Mpc/h")
+    return names

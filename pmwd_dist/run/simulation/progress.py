@@ -1,20 +1,41 @@
-"""The state of a run, and its next step."""
+"""The state of a run: its initial conditions and its steps."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import numpy as np
 from jax import Array
 
 from pmwd_dist.config import Config
-from pmwd_dist.pm.particles import ExactParticles
+from pmwd_dist.cosmology.growth import GrowthTable
+from pmwd_dist.pm.lpt import lpt
+from pmwd_dist.pm.modes import colour, white_noise
+from pmwd_dist.pm.particles import ExactParticles, exact
 from pmwd_dist.pm.status import Code, Status
 from pmwd_dist.pm.stepping import host
 from pmwd_dist.pm.stepping.host import Moved, Schedule
 from pmwd_dist.run.settings.light_cone import LightCone
 from pmwd_dist.run.simulation import light_cone
+
+
+@partial(jax.jit, static_argnames="config")
+def initial_particles(key: Array, table: GrowthTable, power: Array, config: Config) -> ExactParticles:
+    """Particles at `config.a_start`, from white noise, on the grids of the steps.
+
+    One program: noise and modes are dropped as soon as they are used, and no field lies beside the particles twice.
+
+    Args:
+      key: key of jax.random.
+      table: growth of the cosmology.
+      power: ln P(k) at a = 1 [(Mpc/h)^3], see `modes.log_power`.
+      config: the simulation.
+    """
+    modes = colour(white_noise(key, config), power, config)
+    particles = exact(lpt(modes, table, config), config)
+    return jax.tree.map(config.decomposition.constrain, particles)
 
 
 @dataclass
@@ -38,7 +59,7 @@ class Progress:
     shells: Array | None = None
 
     def at_rest(self) -> ExactParticles:
-        """The particles at the end of the step: if they have moved on, that is undone."""
+        """The particles at the end of the step: the drift of the next one is reversed."""
         if isinstance(self.position, Moved):
             self.position = host.halt(self.position, self.config)
         return self.position
@@ -50,7 +71,7 @@ class Progress:
     def advance(self, cone: LightCone | None) -> Status:
         """Take the next step and return its status, on the host.
 
-        If it fails, all is as it was before the step; if only its last drift does, at the end, no particles are left.
+        A failed step changes nothing. If only the last drift of the run fails, the particles are deleted.
         """
         done = np.int32(self.step)
         moved = self.position
@@ -70,7 +91,7 @@ class Progress:
             status = jax.device_get(host.status_at_end(moved, self.config))
             if status.code != Code.SUCCESSFUL:
                 for x in jax.tree.leaves(moved.particles):
-                    x.delete()  # no checkpoint may hold them: they are not the particles before the step
+                    x.delete()  # not a state before the step: no checkpoint may hold them
                 return status
         self.status, self.step = moved.status, self.step + 1
         return status

@@ -1,0 +1,225 @@
+"""A job: a simulation or an inference that writes into a folder and can be resumed."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import jax
+import numpy as np
+
+from pmwd_dist._jax.native import native_available
+from pmwd_dist._memory import size
+from pmwd_dist.run.common import events
+from pmwd_dist.run.common.deadline import Clock
+from pmwd_dist.run.common.events import Listener, Status
+from pmwd_dist.run.common.fingerprint import versions
+from pmwd_dist.run.common.folder import Log, hold_folder
+from pmwd_dist.run.common.resources import peak_memory
+from pmwd_dist.run.common.signals import Interrupted, StopRequest, stop_requests
+from pmwd_dist.run.settings import Settings, Simulation
+from pmwd_dist.run.settings.duration import duration_text
+from pmwd_dist.run.settings.table import power_name
+
+
+@dataclass(frozen=True)
+class Control:
+    """Signals and time limit of a job.
+
+    Args:
+      folder: output folder.
+      stop: signals received so far.
+      began: time.perf_counter() at the start of the program.
+      limit: seconds from then until the job has to be over, or None.
+    """
+
+    folder: Path
+    stop: StopRequest
+    began: float
+    limit: float | None
+
+    def clock(self, every: int | str = 0) -> Clock:
+        """A clock of this job, with an interval between checkpoints."""
+        return Clock(every, self.began, self.limit)
+
+    def raise_if_stopped(self, done: str, clock: Clock) -> None:
+        """Raise Interrupted after a signal, or if the next step may end after the time limit. Collective."""
+        resume = f"pmwd-dist resume {self.folder}"
+        if number := self.stop.received():
+            raise Interrupted(f"interrupted {done}; go on with `{resume}`", number)
+        if clock.time_is_over():
+            limit = duration_text(self.limit or 0)
+            raise Interrupted(f"stopped {done}, by the time limit; go on with `{resume} --time-limit {limit}`", 0)
+
+
+@dataclass(frozen=True)
+class Job(ABC):
+    """A simulation or an inference, as its settings describe it, on the current devices.
+
+    Args:
+      settings: sections of the TOML file.
+      simulation: configuration, cosmology and solver of the settings.
+      folder: output folder.
+      data: arrays of other files that the settings name, by their keys.
+    """
+
+    settings: Settings
+    simulation: Simulation
+    folder: Path
+    data: Mapping[str, np.ndarray] = field(default_factory=dict[str, np.ndarray], kw_only=True)
+
+    changeable: ClassVar[tuple[str, ...]]  # beginnings of the keys that may change when the job is resumed
+    extending: ClassVar[tuple[str, ...]] = ()  # beginnings of those with which a finished job can be resumed
+
+    @classmethod
+    @abstractmethod
+    def of(cls, settings: Any, folder: Path) -> Self:
+        """The job of these settings.
+
+        Raises:
+          SettingsError: the settings don't fit the devices, the files or each other.
+        """
+
+    @property
+    @abstractmethod
+    def steps(self) -> int:
+        """Number of steps."""
+
+    @property
+    @abstractmethod
+    def files(self) -> list[str]:
+        """Names of the results."""
+
+    @property
+    @abstractmethod
+    def expected_memory(self) -> int:
+        """Expected peak of host memory of one process [bytes]; on GPUs, of the memory of each device."""
+
+    @abstractmethod
+    def check(self) -> list[str]:
+        """Warnings about memory, disk and accuracy.
+
+        Raises:
+          SettingsError: memory or disk can't suffice.
+        """
+
+    @abstractmethod
+    def lines(self) -> list[str]:
+        """Description of the job."""
+
+    def memory_lines(self) -> list[str]:
+        """Further lines on memory."""
+        return []
+
+    def find_checkpoint(self) -> Any:
+        """The checkpoint to resume from; None if there is none. Collective.
+
+        Raises:
+          StartError: it is damaged, or of another job.
+        """
+        return None
+
+    @abstractmethod
+    def work(self, log: Log, control: Control, checkpoint: Any) -> None:
+        """Do the job from a checkpoint, or from the beginning if that is None. Collective."""
+
+    def describe(self) -> dict[str, Any]:
+        """Fields of the log as JSON holds them."""
+        config, settings = self.simulation.config, self.settings
+        devices = list(config.decomposition.mesh.devices.flat)
+        return {
+            "folder": str(self.folder),
+            "box_size": list(config.box_size),
+            "mesh_shape": list(config.mesh_shape),
+            "particle_shape": list(config.particle_shape),
+            "particles": settings.particle_count,
+            "linear_power": power_name(settings.cosmology.linear_power),
+            "seed": settings.noise.seed,
+            "a_start": config.a_start,
+            "a_stop": config.a_stop,
+            "lpt_order": config.lpt_order,
+            "solver": settings.time.solver,
+            "gradient": config.gradient,
+            "sharpening": config.sharpening,
+            "compensated": config.compensated,
+            "steps": self.steps,
+            "devices": len(devices),
+            "device_kind": devices[0].device_kind,
+            "pdims": list(config.decomposition.pdims),
+            "halo": config.halo,
+            "processes": jax.process_count(),
+            "native": native_available(),
+            "observables": [name for name, section in settings.observe if section is not None],
+            "versions": versions(),
+        }
+
+    @property
+    def device_line(self) -> str:
+        """Description of the devices."""
+        config, processes = self.simulation.config, jax.process_count()
+        px, py = config.decomposition.pdims
+        blocks = "one block" if px * py == 1 else f"{px} slabs" if py == 1 else f"{px} x {py} pencils"
+        kind, count = config.decomposition.mesh.devices.flat[0].device_kind, config.decomposition.mesh.size
+        groups = "" if count == px * py else f"chains in {count // (px * py)} groups, each "
+        return (
+            f"devices     {count} x {kind} in {processes} process{'es' * (processes > 1)}, {groups}mesh as {blocks}, "
+            f"halo {config.halo}, native ops {'on' if native_available() else 'off'}"
+        )
+
+    @property
+    def memory_text(self) -> str:
+        """Expected memory."""
+        where = "process" if self.simulation.config.decomposition.platform == "cpu" else "device"
+        return f"{size(self.expected_memory)} of memory a {where}"
+
+
+def execute(
+    job: Job,
+    listener: Listener,
+    *,
+    resume: bool = False,
+    began: float | None = None,
+    time_limit: float | None = None,
+) -> None:
+    """Do a job with a prepared folder, from the beginning or from its last checkpoint. Collective.
+
+    A job that is stopped at any time, and then resumed, has the same bits.
+
+    Args:
+      job: simulation or inference.
+      listener: called with every event, on process 0.
+      resume: continue from the last checkpoint, or from the beginning if there is none.
+      began: time.perf_counter() at the start of the program, from which its time counts; default: now.
+      time_limit: seconds after which the job is over. It stops before a step that might end later, but takes one.
+
+    Raises:
+      StartError: the folder is in use or of another job, the job to resume is finished, or a file of it is damaged.
+      SimulationError: the simulation failed on its data; earlier results are kept.
+      Interrupted: a signal asked the job to stop, or its time is over; a checkpoint is kept.
+      OSError, SharedError: a file can't be written.
+    """
+    began = time.perf_counter() if began is None else began
+    with stop_requests() as stop, hold_folder(job, resume=resume):
+        checkpoint = job.find_checkpoint() if resume else None
+        log = Log(job.folder, listener)
+        log(events.Started(job, resume))
+        status: Status = "failed"
+        try:
+            job.work(log, Control(job.folder, stop, began, time_limit), checkpoint)
+            status = "finished"
+        except (Interrupted, KeyboardInterrupt, SystemExit):
+            status = "interrupted"
+            raise
+        finally:
+            log(events.Ended(status, time.perf_counter() - began, peak_memory()))
+
+
+def three(values: Sequence[float]) -> str:
+    """Three numbers, or one if they are equal."""
+    if len(set(values)) == 1:
+        return f"{values[0]:g}^3" if isinstance(values[0], int) else f"{values[0]:g}"
+    return " x ".join(f"{value:g}" for value in values)
