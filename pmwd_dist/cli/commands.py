@@ -22,7 +22,7 @@ from pmwd_dist.run.common.folder import CONFIG, finished, prepare_folder
 from pmwd_dist.run.common.job import Job, execute
 from pmwd_dist.run.inference.plan import START, InferencePlan
 from pmwd_dist.run.settings import InferenceSettings, Settings, SimulationSettings, read_any, read_as
-from pmwd_dist.run.settings.duration import duration
+from pmwd_dist.run.settings.section import duration
 from pmwd_dist.run.simulation.plan import Plan
 
 app = typer.Typer(
@@ -181,8 +181,7 @@ def check(
             raise ValueError("--devices, --device-memory and --device-kind plan simulations; leave them out")
     _say(*lines)
     if grad:
-        from pmwd_dist.cli.gradients import table_lines
-        from pmwd_dist.run.simulation.gradients import compare_gradient
+        from pmwd_dist.run.simulation.gradients import compare_gradient, table_lines
 
         comparisons = compare_gradient(job.simulation)
         _say(*table_lines(comparisons))
@@ -255,7 +254,7 @@ def power(
 
 @app.command()
 def plot(folder: Folder) -> None:
-    """Draw the figures of a run again, from its data; of an inference, those of the draws that are complete."""
+    """Draw the figures of a run again, from its data; of an inference, traces and corner of its complete draws."""
     from pmwd_dist.run.inference.verdict import redraw_chains
     from pmwd_dist.run.simulation.output import redraw
 

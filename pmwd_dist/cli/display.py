@@ -19,7 +19,7 @@ from pmwd_dist._memory import size
 from pmwd_dist.parallel import distributed
 from pmwd_dist.run.common import events
 from pmwd_dist.run.common.events import Event, StepTaken
-from pmwd_dist.run.settings.duration import duration_text
+from pmwd_dist.run.settings.section import duration_text
 
 
 class _Console(Console):

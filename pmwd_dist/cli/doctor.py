@@ -16,7 +16,7 @@ from pmwd_dist.run.common.fingerprint import versions
 
 
 def report_lines() -> list[str]:
-    """Lines on versions, devices, native ops, MPI, compiled programs, cores, memory; remedies for what is missing."""
+    """Lines on versions, devices, native ops, MPI, compiled programs, cores and memory, with remedies."""
     found = versions()
     lines = ["versions    " + ", ".join(f"{name} {number}" for name, number in found.items() if number)]
     lines += _devices()

@@ -34,8 +34,8 @@ def main(arguments: Sequence[str] | None = None, *, began: float | None = None) 
     """Run the program `pmwd-dist`.
 
     Args:
-      arguments: of the command line; default: those of this process.
-      began: time.perf_counter() at its start; default: now.
+      arguments: command-line arguments; default: sys.argv.
+      began: time.perf_counter() at the start of the program; default: now.
     """
     began = time.perf_counter() if began is None else began
     code = _run(list(sys.argv[1:] if arguments is None else arguments) or ["--help"], began)
@@ -70,7 +70,7 @@ def _run(arguments: list[str], began: float) -> int:
 
 
 def _discard_output() -> None:
-    """Discard what is still in the buffer of the standard output, which Python would try to write at its end."""
+    """Discard the buffer of the standard output, which Python would write at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

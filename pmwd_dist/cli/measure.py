@@ -86,7 +86,7 @@ def _config(path: Path, header: SnapshotHeader, mesh: int | None) -> Config:
 
 
 def _decomposition(cells: Shape3) -> Decomposition:
-    """As many devices as divide the mesh; those of several processes must all be used."""
+    """The largest number of devices that divide the mesh; several processes must use all devices."""
     for count in range(jax.device_count(), 1, -1):
         try:
             return default_decomposition((cells,), count)

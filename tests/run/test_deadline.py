@@ -10,7 +10,7 @@ import pytest
 
 from pmwd_dist.run.common import deadline
 from pmwd_dist.run.common.deadline import Clock
-from pmwd_dist.run.settings.duration import duration, duration_text
+from pmwd_dist.run.settings.section import duration, duration_text
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import jax
 
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import first_error
-from pmwd_dist.run.settings.duration import duration
+from pmwd_dist.run.settings.section import duration
 
 
 class Clock:

@@ -22,7 +22,7 @@ from pmwd_dist.run.common.folder import Log, hold_folder
 from pmwd_dist.run.common.resources import peak_memory
 from pmwd_dist.run.common.signals import Interrupted, StopRequest, stop_requests
 from pmwd_dist.run.settings import Settings, Simulation
-from pmwd_dist.run.settings.duration import duration_text
+from pmwd_dist.run.settings.section import duration_text
 from pmwd_dist.run.settings.table import power_name
 
 

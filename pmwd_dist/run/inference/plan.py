@@ -24,7 +24,7 @@ from pmwd_dist.run.common.folder import Log
 from pmwd_dist.run.common.job import Control, Job, three
 from pmwd_dist.run.inference.memory import RUNTIME, InferenceMemory, hopeless, inference_memory, inference_problem
 from pmwd_dist.run.settings import InferenceSettings, SettingsError, Simulation, build
-from pmwd_dist.run.settings.chain_groups import CHAINS
+from pmwd_dist.run.settings.inference import CHAINS
 from pmwd_dist.run.settings.inference_sections import BIASES, COSMOLOGY
 from pmwd_dist.run.settings.light_cone import field_of_view
 from pmwd_dist.run.settings.writing import toml_value

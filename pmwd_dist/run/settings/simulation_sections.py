@@ -15,9 +15,8 @@ from pmwd_dist.io.snapshot import Format
 from pmwd_dist.observe.shells import Assignment
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3
 from pmwd_dist.parallel.defaults import BackendName, HaloComm, TransposeComm
-from pmwd_dist.run.settings.duration import duration
 from pmwd_dist.run.settings.observables import OBSERVABLES, Observe
-from pmwd_dist.run.settings.section import Counts, Parts, Section, Sides, about, one_or_several
+from pmwd_dist.run.settings.section import Counts, Parts, Section, Sides, about, duration, one_or_several
 
 
 def _halo(value: object) -> object:
