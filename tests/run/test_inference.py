@@ -18,6 +18,7 @@ import pytest
 from inferences import LENSING, SMALL, plan_of
 from runs import command, kill_loop
 
+import pmwd_dist as pmd
 from pmwd_dist import infer
 from pmwd_dist.infer.chain.folder import ChainFolder, load_chain
 from pmwd_dist.io.arrays import ArrayFile, fingerprint, read_arrays, write_arrays
@@ -276,8 +277,13 @@ def test_files_of_another_run_are_refused(
 
 
 class Flat(eqx.Module):
-    """A forward model of maps that are nothing."""
+    """Maps of zero for the noise of another forward model."""
 
+    config: pmd.Config
+    cosmo: Any
+    table: Any
+    linear_power: Any = None
+    tabulated: bool = eqx.field(static=True, default=False)
     shape: tuple[int, ...] = eqx.field(static=True, default=(2, 4, 4))
     sources: tuple[float, ...] = eqx.field(static=True, default=(0.02, 0.04))
     field: float = eqx.field(static=True, default=8.0)
@@ -290,7 +296,10 @@ class Flat(eqx.Module):
 def test_maps_of_a_simulation_on_a_finer_mesh_have_no_spectra(tmp_path: Path) -> None:
     plan = plan_of(tmp_path / "run", "box.mesh=8", "box.particles=4", text=LENSING)
     prepare_folder(plan)
-    plain = infer.Model(plan.simulation.config, Flat(), {}, plan.model.likelihood)
+    forward: Any = plan.model.forward
+    plain = infer.Model(
+        plan.simulation.config, Flat(forward.config, forward.cosmo, forward.table), {}, plan.model.likelihood
+    )
     ones, zeros = np.ones((2, 4)), np.zeros((4, 4, 4))
     chain = infer.Chain({}, ones, ones, ones, ones, 16, 0, zeros, zeros, np.zeros((1, 2, 4, 4, 4)))
     data = {"data": np.random.default_rng(0).standard_normal((2, 4, 4))}
