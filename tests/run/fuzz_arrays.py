@@ -199,10 +199,10 @@ def damage(folder: Path, kind: str, rng: np.random.Generator) -> None:
     path.write_bytes(content)
 
 
-def outcome(folder: Path, kind: str, *, shape: tuple[int, ...] | None = SHAPE) -> str:
+def outcome(folder: Path, kind: str, *, shapes: tuple[tuple[int, ...], ...] = (SHAPE,)) -> str:
     """What becomes of a changed file; AssertionError if that must not be."""
     name = f"{folder}/{KINDS[kind]}"
-    arrays, problems = read_files({"data.file": name}, shape)
+    arrays, problems = read_files({"data.file": name}, *shapes)
     if problems:
         (line,) = problems
         assert line.startswith("data.file = "), line
@@ -211,7 +211,7 @@ def outcome(folder: Path, kind: str, *, shape: tuple[int, ...] | None = SHAPE) -
         return "refused"
     found = arrays["data.file"]
     assert found.dtype == float
-    assert shape in (None, found.shape)
+    assert not shapes or found.shape in shapes
     return "the same" if np.array_equal(found, VALUES) else "other values"
 
 
@@ -224,7 +224,7 @@ def case(kind: str, number: int) -> str:
         if number < len(changes):
             changes[number](folder)
             assert outcome(folder, kind) == "refused"
-            return outcome(folder, kind, shape=None)
+            return outcome(folder, kind, shapes=())
         damage(folder, kind, np.random.default_rng(number))
         return outcome(folder, kind)
 

@@ -25,7 +25,7 @@ def test_made_up_files_are_refused(kind: str, name: str, tmp_path: Path) -> None
     fuzz.write(tmp_path, kind)
     fuzz.MADE_UP[kind][name](tmp_path)
     assert fuzz.outcome(tmp_path, kind) == "refused"
-    assert fuzz.outcome(tmp_path, kind, shape=None) in ("refused", "other values")
+    assert fuzz.outcome(tmp_path, kind, shapes=()) in ("refused", "other values")
 
 
 @pytest.mark.parametrize("kind", fuzz.KINDS)
@@ -41,26 +41,26 @@ def test_npy_files_of_any_order_are_read(tmp_path: Path) -> None:
 
 
 def test_the_reason_is_named(tmp_path: Path) -> None:
-    def reason(kind: str, name: str, shape: tuple[int, ...] | None = fuzz.SHAPE) -> str:
+    def reason(kind: str, name: str, *shapes: tuple[int, ...]) -> str:
         folder = tmp_path / f"{kind} {name}"
         folder.mkdir()
         fuzz.write(folder, kind)
         fuzz.MADE_UP[kind][name](folder)
-        _, (line,) = read_files({"data.file": f"{folder}/{fuzz.KINDS[kind]}"}, shape)
+        _, (line,) = read_files({"data.file": f"{folder}/{fuzz.KINDS[kind]}"}, *shapes)
         return line.rpartition('": ')[2]
 
     assert reason("npy", "pipe") == "not a regular file"
     assert reason("npy", "zip") == "is no .npy file, or damaged"
     assert reason("npy", "booleans") == "declares the shape (True, True, True), which is none"
     assert reason("npy", "fewer values") == "declares the shape [4, 6, 8], and holds fewer values"
-    assert "declares the shape [1000000, 131072]: 1.05 TB, and this machine has" in reason("npy", "1 TB", None)
+    assert "declares the shape [1000000, 131072]: 1.05 TB, and this machine has" in reason("npy", "1 TB")
     assert reason("hdf5", "pipe") == "not a file"
     assert reason("hdf5", "virtual") == "has group/data with its values in other files: pass those"
     assert reason("hdf5", "external link") == "has a link at group/data, where the array itself must be"
     assert reason("hdf5", "committed datatype") == "has something else than an array at group/data"
-    assert reason("hdf5", "other shape") == "has the shape [4, 6, 9], and box.mesh is [4, 6, 8]"
+    assert reason("hdf5", "other shape", fuzz.SHAPE) == "has the shape [4, 6, 9], and box.mesh is [4, 6, 8]"
     assert reason("zarr", "pipe for a chunk") == "has group/data/c/0/0/0, which is a link or no regular file"
-    assert reason("zarr", "1 TB") == "has the shape [1000000, 6, 131072], and box.mesh is [4, 6, 8]"
+    assert reason("zarr", "1 TB", fuzz.SHAPE) == "has the shape [1000000, 6, 131072], and box.mesh is [4, 6, 8]"
 
 
 def test_values_are_not_read_before_the_shape_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from inferences import LENSING, SMALL, plan_of
 
 import pmwd_dist as pmd
 from pmwd_dist.run.common.fingerprint import differences, identity
+from pmwd_dist.run.common.folder import prepare_folder
 from pmwd_dist.run.settings import SettingsError
 
 WRONG = {
@@ -159,6 +160,24 @@ def test_wrong_data_are_named(arrays: dict[str, Any], overrides: list[str], mess
     counts = SMALL.replace("sigma = 0.5", "nbar = 2.0") if "likelihood.kind=poisson" in overrides else SMALL
     with pytest.raises(SettingsError, match=message):
         plan_of(tmp_path / "run", *overrides, text=counts)
+
+
+@pytest.mark.parametrize("key", ["file", "mask"])
+def test_the_shape_of_maps_is_compared_before_they_are_read(key: str, tmp_path: Path) -> None:
+    put(tmp_path, key, np.full((3, 4, 4), np.nan))
+    with pytest.raises(SettingsError, match=r"has the shape \[3, 4, 4\], and that of the maps is \[\d, \d+, \d+\]"):
+        plan_of(tmp_path / "run", f"data.{key}={key}.npy", text=LENSING)
+
+
+@pytest.mark.parametrize("name", ["report.html", "summary.csv", "traces.png", "chunk_00000.npz"])
+def test_files_of_others_stay_where_a_verdict_would_be_written(name: str, tmp_path: Path) -> None:
+    plan = plan_of(tmp_path / "run")
+    prepare_folder(plan)
+    (plan.folder / name).write_text("mine")
+    with pytest.raises(FileExistsError, match="is in the way, and not a file of this run"):
+        prepare_folder(plan, overwrite=True)
+    assert (plan.folder / "config.toml").exists()
+    assert (plan.folder / name).read_text() == "mine"
 
 
 def test_arrays_of_zarr_stores_are_read(tmp_path: Path) -> None:

@@ -26,13 +26,13 @@ _MOST_NAMES, _LONGEST = 8, 200  # names that a message lists, and its characters
 Shape = tuple[int, ...]
 
 
-def read_files(files: Mapping[str, str], mesh: Shape | None) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Arrays of the shape of the mesh, if one is given, by the keys of their files, and problems, one line each."""
+def read_files(files: Mapping[str, str], *shapes: Shape) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Arrays of one of these shapes, the first that of box.mesh or of maps, by key, and problems, one line each."""
     arrays: dict[str, np.ndarray] = {}
     problems: list[str] = []
     for key, value in files.items():
         try:
-            arrays[key] = read_array(value, mesh)
+            arrays[key] = read_array(value, *shapes)
         except OSError as error:
             problems.append(f"{key} = {toml_value(value)}: {error.strerror or 'not readable'}")
         except ValueError as error:
@@ -40,12 +40,12 @@ def read_files(files: Mapping[str, str], mesh: Shape | None) -> tuple[dict[str, 
     return arrays, problems
 
 
-def read_array(name: str, shape: Shape | None = None) -> np.ndarray:
+def read_array(name: str, *shapes: Shape) -> np.ndarray:
     """Numbers of an .npy file, of an array of a zarr store, or of a data set of an HDF5 file, "file.h5:/dataset".
 
     Args:
       name: path of the file, with the name of the array where it holds several.
-      shape: required shape of the array; default: any.
+      shapes: shapes that the array may have; default: any.
 
     Raises:
       OSError: the file can't be read.
@@ -53,22 +53,23 @@ def read_array(name: str, shape: Shape | None = None) -> np.ndarray:
     """
     file, colon, dataset = name.rpartition(":")
     if name.endswith(".npy"):
-        return _of_npy(Path(name), shape)
+        return _of_npy(Path(name), shapes)
     if store := re.fullmatch(r"(.*\.zarr)/?(?::(.*))?", name, re.DOTALL):
-        return _of_zarr(Path(store[1]), (store[2] or "").strip("/"), shape)
+        return _of_zarr(Path(store[1]), (store[2] or "").strip("/"), shapes)
     if colon:
-        return _of_hdf5(Path(file), dataset, shape)
+        return _of_hdf5(Path(file), dataset, shapes)
     raise ValueError('must end with .npy or .zarr, or name a data set, as in "survey.h5:/counts"')
 
 
-def _check(shape: Any, dtype: np.dtype, wanted: Shape | None) -> None:
-    """Raise ValueError unless an array has real numbers, the shape that is wanted, and fits into memory."""
+def _check(shape: Any, dtype: np.dtype, wanted: tuple[Shape, ...]) -> None:
+    """Raise ValueError unless an array has real numbers, a wanted shape, and fits into memory."""
     if dtype.kind not in "biuf":
         raise ValueError(f"holds {dtype}, no real numbers")
     if shape is None or not all(type(n) is int and n >= 0 for n in shape):
         raise ValueError(f"declares the shape {shape}, which is none")
-    if wanted is not None and tuple(shape) != wanted:
-        raise ValueError(f"has the shape {list(shape)}, and box.mesh is {list(wanted)}")
+    if wanted and tuple(shape) not in wanted:
+        name = "box.mesh" if len(wanted) == 1 else "that of the maps"
+        raise ValueError(f"has the shape {list(shape)}, and {name} is {list(wanted[0])}")
     need, total = 8 * math.prod(shape), available_memory()[1]
     if need > total:
         raise ValueError(
@@ -76,7 +77,7 @@ def _check(shape: Any, dtype: np.dtype, wanted: Shape | None) -> None:
         )
 
 
-def _of_npy(path: Path, wanted: Shape | None) -> np.ndarray:
+def _of_npy(path: Path, wanted: tuple[Shape, ...]) -> np.ndarray:
     with open_regular(path) as file, warnings.catch_warnings(action="ignore"):
         try:
             read_header = _HEADERS[np.lib.format.read_magic(file)]
@@ -90,7 +91,7 @@ def _of_npy(path: Path, wanted: Shape | None) -> np.ndarray:
     return values.reshape(shape, order="F" if fortran else "C").astype(float)
 
 
-def _of_hdf5(path: Path, dataset: str, wanted: Shape | None) -> np.ndarray:
+def _of_hdf5(path: Path, dataset: str, wanted: tuple[Shape, ...]) -> np.ndarray:
     try:
         with content.opened(path) as file:
             *groups, last = [part for part in dataset.split("/") if part] or [""]
@@ -107,7 +108,7 @@ def _of_hdf5(path: Path, dataset: str, wanted: Shape | None) -> np.ndarray:
         raise ValueError(str(error).removeprefix(f"{path}: ")) from error
 
 
-def _of_zarr(store: Path, array: str, wanted: Shape | None) -> np.ndarray:
+def _of_zarr(store: Path, array: str, wanted: tuple[Shape, ...]) -> np.ndarray:
     try:
         import zarr
     except ImportError as error:
@@ -126,7 +127,7 @@ def _of_zarr(store: Path, array: str, wanted: Shape | None) -> np.ndarray:
         raise ValueError(f"holds no array {array}; {remedy}" if array else f"is a group; name an array; {remedy}")
     item_of: Any = item
     _check(item_of.shape, item_of.dtype, wanted)
-    _check((math.prod(item_of.chunks),), item_of.dtype, None)
+    _check((math.prod(item_of.chunks),), item_of.dtype, ())
     try:
         if item_of.size and not item_of.nchunks_initialized:
             raise ValueError("none of its chunks is there")

@@ -14,11 +14,14 @@ from pmwd_dist.run.common.fingerprint import Identity
 from pmwd_dist.run.settings.observables import OBSERVABLES
 
 NAME = "manifest.json"
+VERDICT = (
+    *("summary.csv", "fit.csv", "report.html"),
+    *(f"{name}.png" for name in ("traces", "corner", "fields", "angular", "slices", "maps")),
+)
 _FIXED = (
     *("config.toml", "run.json", "log.jsonl", "linear_power.txt", "power.png"),
     *("light_cone.hdf5", "convergence_power.csv", "convergence.png"),
-    *("state.npz", "data.npz", "start.npz", "summary.csv", "fit.csv", "report.html"),
-    *(f"{name}.png" for name in ("traces", "corner", "fields", "angular", "slices", "maps")),
+    *("state.npz", "data.npz", "start.npz", *VERDICT),
 )
 _AT_REDSHIFT = ("power", "density", "snapshot", "counts", *OBSERVABLES)
 # A manifest that was damaged or edited does not make other files a run's own.

@@ -18,7 +18,8 @@ from pmwd_dist.infer.data_checks import constant
 from pmwd_dist.infer.forward import cosmology_at
 from pmwd_dist.infer.model import POSITIVE
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
-from pmwd_dist.run.common import resources
+from pmwd_dist.observe.healpix import pixel_count
+from pmwd_dist.run.common import manifest, resources
 from pmwd_dist.run.common.data_files import read_files
 from pmwd_dist.run.common.folder import Log
 from pmwd_dist.run.common.job import Control, Job, three
@@ -97,8 +98,8 @@ class InferencePlan(Job):
 
     @property
     def files(self) -> list[str]:
-        """Names of the files with data and chains; the verdict adds others."""
-        return [DATA, START, *chain_files(self.chunks)]
+        """Names of all files that may be written."""
+        return [DATA, START, *chain_files(self.chunks), *manifest.VERDICT]
 
     @property
     def chain_axis(self) -> str | None:
@@ -327,10 +328,11 @@ def _read_files(settings: InferenceSettings) -> tuple[dict[str, np.ndarray], lis
     files = {key: value for key, value in named.items() if value not in (None, "mock")}
     if isinstance(settings.likelihood.sigma, str):
         files["likelihood.sigma"] = settings.likelihood.sigma
-    shape = (
-        None if settings.likelihood.kind == "lensing" else settings.box.mesh
-    )  # the shape of maps is checked with them
-    return read_files(files, shape)
+    cone = settings.observe.light_cone
+    if settings.likelihood.kind != "lensing" or cone is None:
+        return read_files(files, settings.box.mesh)
+    one = (cone.rays, cone.rays) if cone.sky == "flat" else (pixel_count(cone.nside),)
+    return read_files(files, (len(cone.sources), *one), one)
 
 
 def _translated(error: ArgumentError, settings: InferenceSettings) -> str:
