@@ -1,10 +1,9 @@
-"""Paint of blocks whose halos are added back as integers: the mesh has the same bits however it is divided.
+"""Paint of divided meshes with integer sums: the mesh has the same bits for every division over devices.
 
-Where the native ops run, contributions are rounded to multiples of a unit that depends on the number of all particles
-and the largest of all weights (`ops.cic.sums`). They are added up as integers, on each block and then over the halos,
-and converted at the end. A mesh on one device, which has no halos, is painted in the same units. Without native ops
-blocks and halos are added up as floats, and the last bits depend on the division. Derivatives are paints of the same
-kind; the transpose is that of any paint: halos are filled and read.
+With native ops, contributions are rounded to multiples of a unit, which depends on the number of all particles and the
+largest weight (`ops.cic.sums`). Integers are summed on each block, then over the halos, and converted at the end; one
+device paints in the same unit. Without native ops the sums are floats, and the last bits depend on the division.
+Derivatives are paints, too; the transpose pads with halos and reads.
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ def paint_and_reduce(
     pad: int,
     particles: int,
 ) -> Float[Array, "nx ny nz"]:
-    """Paint the local particles and add the halos back, inside shard_map.
+    """Paint the local particles and add the halos, inside shard_map.
 
     Args:
       disp: displacements.
-      weight: of each particle, or one for all: on every device the same, unless it varies over them.
-      geometry: of the local lattice in the padded block.
-      decomposition: over several devices.
-      pad: cells of the halo on each side.
+      weight: weights of the particles, or one for all, which may vary over devices.
+      geometry: geometry of the local lattice in the padded block.
+      decomposition: a decomposition over several devices.
+      pad: width of the halo on each side [cells].
       particles: number of particles on all devices.
     """
     replicated = not varying_names(weight) & set(decomposition.names)
@@ -110,7 +109,7 @@ def _in_integers(
 
 
 def _max_over_devices(x: Array, decomposition: Decomposition) -> Array:
-    """The largest of positive numbers of all devices, NaN if one is: their bits are ordered like the numbers."""
+    """Maximum of positive numbers over devices, with NaN above infinity: their bits are ordered like the numbers."""
     integer = {4: jnp.int32, 8: jnp.int64}[x.dtype.itemsize]
     bits = jax.lax.pmax(jax.lax.bitcast_convert_type(x, integer), decomposition.names)
     return jax.lax.bitcast_convert_type(bits, x.dtype)
@@ -121,7 +120,7 @@ _paint_p = define_op(
     _aval,
     _in_floats,
     targets={
-        "cpu": Composed(_in_integers, lambda: native.native_available()),  # noqa: PLW0108  found when it is called
+        "cpu": Composed(_in_integers, lambda: native.native_available()),  # noqa: PLW0108  looked up at each call
         "CUDA": Composed(_in_integers, lambda: cic.cuda_unavailable_reason() is None),
     },
 )
@@ -130,7 +129,7 @@ _paint_p = define_op(
 def _moved(
     ddisp: Array, disp: Array, weight: Array, *, geometry: cic.Geometry, masks: Any, replicated: bool, **params: Any
 ) -> Array:
-    """Change of what is painted when the particles move."""
+    """Tangent of the mesh for tangents of the displacements."""
     del replicated
     slopes, raised = cic.weights_of_motion(ddisp, weight, geometry, masks)
     operands = unify_varying(disp, slopes)

@@ -1,4 +1,4 @@
-"""Derivatives of a simulation at the memory of one step, by running it backwards to the bit."""
+"""The reversible adjoint: derivatives of a simulation at the memory of one step."""
 
 from __future__ import annotations
 
@@ -17,30 +17,32 @@ from jaxtyping import Array
 
 from pmwd_dist._jax.derivatives import hoist, linear_map
 from pmwd_dist.config import Config
+from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.pm.particles import ExactParticles, Particles, exact
-from pmwd_dist.pm.solvers import SplitSolver
+from pmwd_dist.pm.solvers import Coefficients, SplitSolver
 from pmwd_dist.pm.status import Code, Status
 from pmwd_dist.pm.stepping.backward import evolve_vjp
-from pmwd_dist.pm.stepping.forward import Accumulate, Inputs, Outcome, Save, call_hoisted, evolve
+from pmwd_dist.pm.stepping.forward import Accumulate, Epoch, Inputs, Outcome, Save, evolve
 from pmwd_dist.pm.stepping.potential_cache import Stored, checked, stored_potentials
 from pmwd_dist.pm.stepping.step import all_steps, coefficients_of, unit_after
+from pmwd_dist.pm.time_steps import is_sub
 
 
 class ReversibleAdjoint(diffrax.AbstractAdjoint):
-    """Differentiates a drift-kick-drift solver by undoing its steps to the bit: exact, at the memory of one step.
+    """Differentiates a drift-kick-drift solver by exact reversal of its steps, at the memory of one step.
 
     The default of `nbody` for BullFrog, FastPM and LeapFrog, in all modes of differentiation. Earlier states are
-    re-created from the last one, not stored (compare Levesque & Verlet 1993). With `diffrax.diffeqsolve` it takes steps
+    computed from the last one, bit by bit (compare Levesque & Verlet 1993). With `diffrax.diffeqsolve` it takes steps
     forwards in time by `diffrax.StepTo`, and saves at the start and at the end.
 
     Args:
-      stored_potentials: the number of steps, the last ones, whose gravitational potential a gradient keeps instead of
-        painting and transforming again, 4 bytes a cell each. Default: ten if they are small (256 MiB on a device, 32 of
-        a CPU's), or as many as take 24 bytes a particle, 12 on several devices. With no finer mesh than the lattice 36
-        on one GPU, and on several the room up to 120 bytes a particle, which depends on the halos.
+      stored_potentials: number of last steps whose potentials a gradient stores, instead of a second paint and Poisson
+        solve; they take 4 bytes a cell. The default "auto" stores up to ten, within 24 bytes a particle on one device
+        (36 on a GPU with a mesh no finer than the lattice) and 12 on several (more on GPUs, depending on the halos), or
+        within 256 MiB of a device (32 MiB of a CPU device), whichever is more.
 
     Raises:
-      ValueError: a number of potentials that is none.
+      ValueError: not a number of potentials.
     """
 
     stored_potentials: Stored = eqx.field(static=True, default="auto", converter=checked)
@@ -58,80 +60,111 @@ class ReversibleAdjoint(diffrax.AbstractAdjoint):
         passed_solver_state: bool,
         **_: Any,
     ) -> tuple[Any, dict[str, Any]]:
-        """The loop of `diffrax.diffeqsolve`.
+        """Loop of `diffrax.diffeqsolve`.
 
         Raises:
-          TypeError: another solver or controller of the steps.
-          ValueError: an event, a saveat with times, steps or dense output, or a state of the solver.
+          TypeError: another solver or step size controller.
+          ValueError: an event, a saveat with times, steps or dense output, or a solver state.
         """
         if not isinstance(solver, SplitSolver) or not isinstance(stepsize_controller, diffrax.StepTo):
             raise TypeError("ReversibleAdjoint needs BullFrog, FastPM or LeapFrog, and diffrax.StepTo for the steps")
-        subs, treedef = jax.tree.flatten(saveat.subs, is_leaf=lambda x: isinstance(x, diffrax.SubSaveAt))
+        subs, treedef = jax.tree.flatten(saveat.subs, is_leaf=is_sub)
         if event is not None or saveat.dense or any(sub.steps or sub.ts is not None for sub in subs):
             raise ValueError(
                 "ReversibleAdjoint in diffeqsolve saves at t0 and t1 only; use nbody, without a controller"
             )
         if passed_solver_state:
             raise ValueError("ReversibleAdjoint starts from the first step; leave out solver_state")
-        term, direction = terms.term, terms.direction
         # Integration backwards in time is not supported: times that are not finite report a failure.
-        times = jnp.where(direction == 1, stepsize_controller.ts, jnp.nan)
-        count = len(times) - 1
-        plans = [(0,) * sub.t0 + (count,) * sub.t1 for sub in subs]
-        particles = init_state.y
-        hoisted = [hoist(sub.fn, times[0], particles, args) for sub in subs]
-        functions = [partial(call_hoisted, pure, i) for i, (pure, _) in enumerate(hoisted)]
-        saves = tuple(Save(plan, function) for plan, function in zip(plans, functions, strict=True))
-        captured = [values for _, values in hoisted]
-        coefficients = coefficients_of(solver, args, times)
-        inputs = Inputs(exact(particles, term.config), coefficients, times, (args, captured))
-        stored = stored_potentials(self.stored_potentials, count, term.config, particles.disp.dtype)
-        out = evolve_reversibly(inputs, saves, term.config, stored=stored)
-        unit = unit_after(out.status.step, all_steps(coefficients, term.config))
-        ends = out.status, out.particles.with_unit(unit), out.saved
-        return _final_state(init_state, *ends, times, treedef, plans), {}
+        times = jnp.where(terms.direction == 1, stepsize_controller.ts, jnp.nan)
+        plan = [(0,) * sub.t0 + (len(times) - 1,) * sub.t1 for sub in subs]
+        schedule = args, times, coefficients_of(solver, args, times)
+        functions = [sub.fn for sub in subs]
+        particles, _, status, *saved = evolve_and_save(
+            init_state.y, schedule, terms.term.config, self.stored_potentials, functions, plan
+        )
+        saves = [
+            dataclasses.replace(before, ts=at.astype(before.ts.dtype), ys=values, save_index=len(at))
+            for before, values, at in zip(treedef.flatten_up_to(init_state.save_state), *saved, strict=True)
+        ]
+        failed = status.code != Code.SUCCESSFUL
+        results: Any = diffrax.RESULTS
+        return dataclasses.replace(
+            init_state,
+            y=particles,
+            tprev=times[status.step],
+            tnext=times[-1],
+            solver_state=status,
+            result=results.where(failed, results.nonlinear_divergence, results.successful),
+            num_steps=status.step + failed,
+            num_accepted_steps=status.step,
+            save_state=treedef.unflatten(saves),
+        ), {}
 
 
-def _final_state(
-    state: Any,
-    status: Status,
+def evolve_and_save(
     particles: Particles,
-    saved_values: tuple[Any, ...],
-    times: Array,
-    treedef: Any,
-    plans: Sequence[Sequence[int]],
-) -> Any:
-    """The state of diffrax's loop after an evolution."""
-    failed = status.code != Code.SUCCESSFUL
-    results: Any = diffrax.RESULTS
+    schedule: tuple[GrowthTable, Array, Coefficients],
+    config: Config,
+    stored: Stored,
+    functions: Sequence[Callable[..., Any]],
+    plan: Sequence[Sequence[int]],
+    accumulate: Accumulate | None = None,
+) -> tuple[Particles, Any, Status, list[Any], list[Array]]:
+    """Evolve particles, with reversible derivatives.
 
-    def saved(save_state: Any, values: Any, plan: Sequence[int]) -> Any:
-        reached = np.asarray(plan) <= status.step
-        at = jnp.where(reached, times[np.asarray(plan)], jnp.inf).astype(save_state.ts.dtype)
-        return dataclasses.replace(save_state, ts=at, ys=values, save_index=len(plan))
+    Args:
+      particles: particles at the start.
+      schedule: growth table, scale factors at which steps begin and end, and coefficients of the steps.
+      config: the simulation.
+      stored: number of last steps whose potentials a gradient stores, or "auto".
+      functions: functions of (scale factor, particles, growth table) to save.
+      plan: for each function, the numbers of steps before each save.
+      accumulate: contribution of a step to a sum, a function of (epoch before, epoch after, growth table).
 
-    before = treedef.flatten_up_to(state.save_state)
-    all_saved = [saved(*each) for each in zip(before, saved_values, plans, strict=True)]
-    return dataclasses.replace(
-        state,
-        y=particles,
-        tprev=times[status.step],
-        tnext=times[-1],
-        solver_state=status,
-        result=results.where(failed, results.nonlinear_divergence, results.successful),
-        num_steps=status.step + failed,
-        num_accepted_steps=status.step,
-        save_state=treedef.unflatten(all_saved),
-    )
+    Returns:
+      Particles at the end, the sum, the status, saved values, and the scale factors of the saves, infinite after a
+      failure.
+    """
+    table, times, coefficients = schedule
+    # Functions may hold arrays that are differentiated.
+    saves, captured = [], []
+    for function, steps in zip(functions, plan, strict=True):
+        pure, values = hoist(function, times[0], particles, table)
+        saves.append(Save(tuple(sorted(set(steps))), partial(_call_hoisted, pure, len(captured))))
+        captured.append(values)
+    if accumulate is not None:
+        epoch = Epoch(times[0], particles)
+        pure, values = hoist(accumulate, epoch, epoch, table)
+        accumulate = partial(_call_hoisted, pure, len(captured))
+        captured.append(values)
+    inputs = Inputs(exact(particles, config), coefficients, times, (table, captured))
+    number = stored_potentials(stored, len(times) - 1, config, particles.disp.dtype)
+    out = evolve_reversibly(inputs, tuple(saves), config, accumulate=accumulate, stored=number)
+    final = out.particles.with_unit(unit_after(out.status.step, all_steps(coefficients, config)))
+    saved, saved_at = [], []
+    for save, steps, values in zip(saves, plan, out.saved, strict=True):
+        order = np.asarray([save.steps.index(step) for step in steps])
+        each_once = len(steps) == len(save.steps)
+        saved.append(values if each_once else jax.tree.map(lambda x, order=order: x[order], values))
+        reached = np.asarray(steps) <= out.status.step
+        saved_at.append(jnp.where(reached, times[np.asarray(steps)], jnp.inf))
+    return final, out.accumulated, out.status, saved, saved_at
+
+
+def _call_hoisted(pure: Callable[..., Any], index: int, *args: Any) -> Any:
+    """Call a function of `hoist`; the last argument has the growth table, and the arrays of all functions."""
+    table, captured = args[-1]
+    return pure(captured[index], *args[:-1], table)
 
 
 def evolve_reversibly(
     inputs: Inputs, saves: tuple[Save, ...], config: Config, *, accumulate: Accumulate | None = None, stored: int = 0
 ) -> Outcome:
-    """`evolve`, whose reverse derivative re-creates every earlier state from the last one.
+    """`evolve`, whose reverse derivative computes every earlier state from the last one.
 
-    All modes of differentiation work. Reverse over reverse holds all states of the backward pass. Potentials are stored
-    only where a derivative is taken.
+    All modes of differentiation work. Reverse over reverse stores all states of the backward pass. Potentials are
+    stored only if a derivative is taken.
     """
     leaves, treedef = jax.tree.flatten(inputs)
     forward = partial(evolve, saves=saves, config=config, accumulate=accumulate)
@@ -162,12 +195,12 @@ def _tangent(
     forward: Callable[[Inputs], Outcome],
     backward: Callable[[Inputs, Outcome, Outcome], tuple[ExactParticles, Inputs]],
 ) -> Outcome:
-    """The tangent of the outcome: a linear map, whose transpose is `evolve_vjp`."""
+    """Tangent of the outcome: a linear map with the transpose `evolve_vjp`."""
     primals, treedef = jax.tree.flatten(inputs)
     results, results_treedef = jax.tree.flatten(outcome)
-    first, end = len(primals), len(primals) + len(results)  # among the arguments of the map and of its transpose
+    first, end = len(primals), len(primals) + len(results)  # in the arguments of the map and of its transpose
     input_ids = [i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero) and _is_inexact(primals[i])]
-    # The status has no derivatives, nor do integers, such as potentials.
+    # The status and integers, such as potentials, have no derivatives.
     count = len(jax.tree.leaves((outcome.particles, outcome.saved, outcome.accumulated)))
     result_ids = [i for i in range(count) if _is_inexact(results[i])]
 

@@ -30,11 +30,10 @@ def acceleration(
 ) -> tuple[Float[Array, "nx ny nz 3"], Float[Array, ""]]:
     """-grad phi at the particles, with laplacian phi = delta.
 
-    With the default gradient both cloud-in-cell windows are deconvolved (Hockney & Eastwood 1988, ch. 5). Where the
-    mesh is finer than the particle lattice, modes beyond the lattice's Nyquist frequency are dropped
-    (`fourier.lattice_window`); where it is so by 3 to 2, what the differences take from the force is made up for
-    (`fourier.inverse_force_laplacian`), and with `config.compensated` what differences and aliases take on any mesh.
-    `config.sharpening` strengthens the force near the scale of the mesh.
+    With the default gradient both cloud-in-cell windows are deconvolved (Hockney & Eastwood 1988, ch. 5).
+    `fourier.lattice_window` filters meshes that are finer than the particle lattice. `fourier.inverse_force_laplacian`
+    corrects for the differences with 3 cells for 2 particles, and with `config.compensated` for differences and aliases
+    on any mesh. `config.sharpening` strengthens the force near the scale of the mesh.
 
     Args:
       disp: displacements from the lattice [Mpc/h].
@@ -44,7 +43,7 @@ def acceleration(
       The acceleration [Mpc/h] and the largest displacement [mesh cells].
 
     Raises:
-      ValueError: a ratio of mesh and lattice with wrong forces (`check_force_mesh`).
+      ValueError: a mesh with wrong forces (`check_force_mesh`).
     """
     check_force_mesh(config)
     decomposition = config.decomposition
@@ -55,10 +54,9 @@ def acceleration(
 
 
 def check_force_mesh(config: Config) -> None:
-    """Raise ValueError unless mesh and lattice are n, 1/n or 3/2 to 1 along each axis.
+    """Raise ValueError unless the ratio of mesh and lattice is n, 1/n or 3/2 along each axis.
 
-    At other ratios harmonics of the lattice alias into long waves: a lattice at rest feels forces of up to 0.08 of its
-    spacing, or a long wave up to 12 % less than the true one.
+    At other ratios harmonics of the lattice alias into long waves: even a lattice at rest feels a force.
     """
     for axis, (cells, particles) in enumerate(zip(config.mesh_shape, config.particle_shape, strict=True)):
         if not _is_force_mesh(cells, particles):
@@ -76,7 +74,7 @@ def _is_force_mesh(cells: int, particles: int) -> bool:
 
 
 def _nearest_meshes(cells: int, particles: int) -> list[int]:
-    """The nearest numbers of cells that `check_force_mesh` admits, below and above."""
+    """The nearest admitted numbers of cells, below and above."""
     admitted = [n for n in range(2, cells + particles + 1) if _is_force_mesh(n, particles)]
     return [*[n for n in admitted if n < cells][-1:], *[n for n in admitted if n > cells][:1]]
 
@@ -92,21 +90,17 @@ def _acceleration_block(disp: Array, config: Config) -> tuple[Array, Array]:
 
 
 def num_force_meshes(config: Config) -> int:
-    """The number of fields from which the force is read: the potential, or three components."""
+    """Number of force meshes: the potential, or three components."""
     return 3 if config.gradient == "spectral" else 1
 
 
 def force_meshes(disp: Array, max_displacement: Array, config: Config) -> list[Array]:
-    """Local blocks of the meshes from which the force is read: -phi, or the three components of -grad phi."""
-    return solve(_painted(disp, max_displacement, config), config)
-
-
-def _painted(disp: Array, max_displacement: Array, config: Config) -> Array:
-    return paint_block(disp, jnp.ones((1, 1, 1, 1, 1), disp.dtype), max_displacement, config)
+    """Local blocks of the force meshes: -phi, or the three components of -grad phi."""
+    return solve(paint_block(disp, jnp.ones((1, 1, 1, 1, 1), disp.dtype), max_displacement, config), config)
 
 
 def solve(mesh: Array, config: Config) -> list[Array]:
-    """Solve Poisson's equation for a painted density, on local blocks: the meshes of `force_meshes`."""
+    """Solve Poisson's equation for a painted density, on local blocks; returns the force meshes."""
     decomposition, nz, dtype = config.decomposition, config.mesh_shape[2], mesh.dtype
     if config.gradient == "spectral":
         modes, fields = rfft_block(mesh, decomposition), list[Array]()
@@ -118,7 +112,7 @@ def solve(mesh: Array, config: Config) -> list[Array]:
 
 
 def padded_force(config: Config, halo: int, *meshes: Array) -> Array:
-    """The force on a local block with its halo; of a potential, from one halo exchange of it."""
+    """Force on a local block with its halo; a potential takes one halo exchange."""
     if config.gradient == "spectral":
         return jnp.stack([pad_block(field, halo + 1, config.decomposition) for field in meshes], axis=-1)
     (potential,) = meshes
@@ -127,7 +121,7 @@ def padded_force(config: Config, halo: int, *meshes: Array) -> Array:
 
 
 def _greens_function(config: Config, dtype: Any) -> Array:
-    """1 / k^2, or what the gradient needs, per unit of density contrast, below the Nyquist frequency of the lattice."""
+    """Filtered Green's function for the gradient in use, from painted particles to the potential."""
     shape, lattice = config.mesh_shape, config.particle_shape
     window = fourier.lattice_window(shape, lattice, config, dtype)
     if config.sharpening is not None:
@@ -140,21 +134,21 @@ def _greens_function(config: Config, dtype: Any) -> Array:
 
 
 def _sharpening(parameters: Vector3, k2: Array) -> Array:
-    """Potential gradient descent (Dai, Feng & Seljak 2018, arXiv:1804.00671) as a factor on the potential itself.
+    """Factor 1 + alpha exp(-(l / k)^2 - (k / h)^4) on the potential, for (alpha, l, h).
 
-    There, particles are moved along the gradient of the band-passed potential, once; as a part of the force it is
-    applied at each kick, and a step can be undone.
+    Potential gradient descent (Dai, Feng & Seljak 2018, arXiv:1804.00671) moves particles once, along the gradient of
+    the band-passed potential; here it is a part of the force, and steps stay reversible.
     """
     alpha, low, high = parameters
     return 1 + alpha * jnp.exp(-(low**2) / jnp.where(k2 > 0, k2, 1) - (k2 / high**2) ** 2)
 
 
 def _potential_kernel(config: Config, dtype: Any) -> Array:
-    """Green's function of the Laplacian, with the sign of -phi, divided by the CIC windows of paint and read."""
+    """Green's function with the sign of -phi, divided by the CIC windows of paint and read."""
     return _greens_function(config, dtype) * fourier.cic_window(config.mesh_shape, config, dtype, power=-2)
 
 
 def _spectral_kernels(config: Config, dtype: Any) -> list[Array]:
-    """Factors, times i, from painted modes to the components of -grad phi."""
+    """Factors from painted modes to the components of -grad phi, divided by i."""
     greens_function = _greens_function(config, dtype)
     return [k * greens_function for k in fourier.wavevectors(config.mesh_shape, config, dtype, odd=True)]

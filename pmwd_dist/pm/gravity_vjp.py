@@ -1,4 +1,4 @@
-"""The derivative of a step: kick and drifts are undone, and cotangents go back through read, potential and paint."""
+"""VJP of a step: exact reversal of kick and drifts, and cotangents through read, potential and paint."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from pmwd_dist.pm.stepping.potential_cache import Entry, entry_spec
 
 
 class Pending(NamedTuple):
-    """Particles with cotangents, before the drifts that precede a kick are undone.
+    """Particles and cotangents between the reversal of a kick and of the drifts before it.
 
     Args:
       particles: particles before the kick, where the force acts.
@@ -49,7 +49,7 @@ class Pending(NamedTuple):
     drifts: UndoDrift
 
 
-# Displacements, what holds the momenta, and cotangents of both.
+# Displacements, integer momenta, and cotangents of both.
 State = Sequence[Array]
 
 
@@ -62,7 +62,7 @@ def step_vjp(
     entry: Entry,
     config: Config,
 ) -> tuple[ExactParticles, Particles, Float[Array, 4]]:
-    """Undo a kick and the drifts before it, and pull cotangents back through the step.
+    """Reverse a kick and the drifts before it, and apply the VJP of the step.
 
     Args:
       particles: particles after the kick, where the force acts.
@@ -74,8 +74,8 @@ def step_vjp(
 
     Returns:
       The particles before the drifts, the cotangents of the particles at the start of the step, and four sums over the
-      particles. With momenta v0, v1 before and after the kick, displacements x0, x1 at the start and the end, and
-      cotangents marked by a bar: sum v1bar F, sum v1bar v0, sum x1bar v1, sum x0bar v0.
+      particles, sum v1' F, sum v1' v0, sum x1' v1, sum x0' v0: momenta v0, v1 before and after the kick, displacements
+      x0, x1 at the start and the end, and cotangents with primes.
     """
     spec = config.decomposition.spec
     run = config.decomposition.shard_map(
@@ -95,7 +95,7 @@ def _step_vjp_block(state: State, undo: UndoKick, drifts: UndoDrift, entry: Entr
 
 @partial(jax.jit, static_argnames="config")
 def pending(particles: ExactParticles, ct: Particles, drifts: UndoDrift, config: Config) -> Pending:
-    """Particles before drifts are undone, with a cotangent of zero for the mesh."""
+    """Particles before the reversal of drifts, with a cotangent of zero for the mesh."""
     spec, shape = config.decomposition.spec, config.mesh_shape
     parts = (*config.decomposition.pdims, 1)
 
@@ -103,7 +103,7 @@ def pending(particles: ExactParticles, ct: Particles, drifts: UndoDrift, config:
         block = tuple(n // p for n, p in zip(shape, parts, strict=True))
         return unify_varying(jnp.broadcast_to(nothing, block), disp)[0]
 
-    # Not made earlier: until then its memory serves others.
+    # Allocated late, to share memory.
     nothing, _ = after(jnp.zeros((), particles.disp.dtype), ct.disp)
     return Pending(
         particles, ct, config.decomposition.shard_map(zeros, (P(), spec), spec)(nothing, particles.disp), drifts
@@ -112,11 +112,10 @@ def pending(particles: ExactParticles, ct: Particles, drifts: UndoDrift, config:
 
 @partial(jax.jit, static_argnames="config")
 def undo_drifts(pending: Pending, config: Config) -> tuple[ExactParticles, Particles, Float[Array, 1]]:
-    """Undo the drifts that are pending.
+    """Reverse the pending drifts.
 
     Returns:
-      The particles before the drifts, their cotangents, and the sum over the particles of the cotangents of the
-      displacements times the momenta.
+      The particles before the drifts, their cotangents, and sum x0' v0 of `step_vjp`.
     """
     spec, (state, mesh, drifts) = config.decomposition.spec, _leaves(pending)
     run = config.decomposition.shard_map(
@@ -130,19 +129,17 @@ def undo_drifts(pending: Pending, config: Config) -> tuple[ExactParticles, Parti
 def cached_step_vjp(
     pending: Pending, undo: UndoKick, entry: Entry, config: Config
 ) -> tuple[ExactParticles, Particles, Array, Float[Array, 4]]:
-    """Undo the drifts that are pending and the kick before them, with the stored potential.
-
-    It is `undo_drifts` and the first half of `step_vjp` of the step before, in one pass over the particles.
+    """Reverse the pending drifts, and the kick before them with its stored potential, in one pass over the particles.
 
     Args:
-      pending: particles after the kick, and the drifts since.
+      pending: particles after the kick, with the drifts since.
       undo: coefficients of the kick.
       entry: stored potential of the step.
       config: the simulation.
 
     Returns:
       The particles before the kick; their cotangents without the part through the mesh; the cotangent of the painted
-      mesh; the sum of `undo_drifts`, and the first three of `step_vjp`.
+      mesh; the sum of `undo_drifts` and the first three sums of `step_vjp`.
     """
     spec, (state, mesh, drifts) = config.decomposition.spec, _leaves(pending)
     run = config.decomposition.shard_map(
@@ -163,7 +160,7 @@ def _leaves(pending: Pending) -> tuple[State, Array, UndoDrift]:
 
 
 def _kick_block(state: State, undo: UndoKick, entry: Entry, config: Config) -> Any:
-    """The state before the kick, sums of this device, and the cotangent of the painted mesh."""
+    """Reverse a kick; returns the state, sums of this device, and the cotangent of the painted mesh."""
     max_displacement = max_displacement_block(state[0], config)
     kick = partial(_cached_kick, entry=entry) if entry.potentials else _kick
     *state, sums, ct_meshes = kick(config, max_displacement, state, undo)
@@ -186,11 +183,7 @@ def _drift_and_kick_block(
 
 
 def _kick(config: Config, max_displacement: Array, state: State, undo: UndoKick, entry: Entry | None = None) -> Any:
-    """Undo a kick by the stored potential, or by the force of the particles.
-
-    Returns:
-      The state, sums, and the cotangents of `force_meshes`.
-    """
+    """Reverse a kick, by the stored potential if given; returns the state, sums, and cotangents of force meshes."""
     count = len(undo)
     if entry is None:
         force, sources = padded_force, force_meshes(state[0], max_displacement, config)
@@ -207,11 +200,7 @@ def _kick(config: Config, max_displacement: Array, state: State, undo: UndoKick,
 
 
 def _drift(config: Config, max_displacement: Array, state: State, mesh: Array, drifts: UndoDrift) -> Any:
-    """Undo drifts.
-
-    Returns:
-      The state and a sum.
-    """
+    """Reverse drifts; returns the state and a sum."""
 
     def run(halo: int, *operands: Array) -> tuple[Array, ...]:
         disp, vel, ct_disp, ct_vel, mesh = operands[:5]
@@ -225,7 +214,7 @@ def _drift(config: Config, max_displacement: Array, state: State, mesh: Array, d
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _cached_kick(config: Config, max_displacement: Array, state: State, undo: UndoKick, entry: Entry) -> Any:
-    """`_kick` by the stored potential; differentiated as computed at the displacements."""
+    """`_kick` with the stored potential; derivatives compute the potential at the displacements."""
     return _kick(config, max_displacement, state, undo, entry)
 
 
@@ -245,14 +234,14 @@ def _drift_and_kick(
     drifts: UndoDrift,
     undo: UndoKick,
 ) -> Any:
-    """`_drift` and then `_kick` by the stored potential; differentiated as computed at the displacements."""
+    """`_drift`, then `_kick` with the stored potential; derivatives compute the potential at the displacements."""
     sources, counts = potential_cache.sources(entry, config), (len(drifts), len(undo))
 
     def run(halo: int, mesh: Array, *operands: Array) -> tuple[Any, ...]:
         geometry, q = block_geometry(config, halo), resolution(config, mesh.dtype)
         state, rest = operands[:4], operands[4:]
         coefficients = UndoDrift(*rest[: counts[0]]), UndoKick(*rest[counts[0] : sum(counts)])
-        # One after the other: the halo of the potential is no longer held when that of the cotangents is made.
+        # In this order one halo is freed before the next.
         fields, mesh = barrier((potential_cache.padded_force(config, halo, *rest[sum(counts) :]), mesh))
         padded = pad_block(mesh, halo + 1, config.decomposition)
         *state, sums = undo_drift_and_kick(state, padded, fields, *coefficients, geometry, resolution=q)
@@ -275,7 +264,7 @@ def _drift_and_kick_jvp(config: Config, primals: Sequence[Any], tangents: Sequen
 
 def _of_painted(ct_meshes: list[Array], config: Config) -> Array:
     """Cotangent of the painted mesh, from the cotangents of `force_meshes`."""
-    _, pull = jax.vjp(partial(solve, config=config), ct_meshes[0])  # linear: any mesh will do
+    _, pull = jax.vjp(partial(solve, config=config), ct_meshes[0])  # linear: the value is not used
     return pull(ct_meshes)[0]
 
 

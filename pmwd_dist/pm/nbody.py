@@ -1,71 +1,44 @@
-"""Evolve particles: the whole simulation as one differentiable function."""
+"""N-body simulation as one differentiable function."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any
 
 import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist._jax.derivatives import hoist
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.ops.rounding import max_abs
 from pmwd_dist.parallel.inputs import whole_number
-from pmwd_dist.pm.diffrax_adjoint import ReversibleAdjoint, evolve_reversibly
+from pmwd_dist.pm.diffrax_adjoint import ReversibleAdjoint, evolve_and_save
 from pmwd_dist.pm.gravity import check_force_mesh
 from pmwd_dist.pm.inputs import check_config, checked_particles
 from pmwd_dist.pm.paint import halo_limit
-from pmwd_dist.pm.particles import Particles, exact
-from pmwd_dist.pm.solvers import SOLVERS, BullFrog, Coefficients, ParticleMesh, SplitSolver
+from pmwd_dist.pm.particles import Particles
+from pmwd_dist.pm.solvers import SOLVERS, BullFrog, ParticleMesh, SplitSolver
 from pmwd_dist.pm.status import Code, Status, failure
-from pmwd_dist.pm.stepping.forward import Epoch, Inputs, Save, call_hoisted
-from pmwd_dist.pm.stepping.potential_cache import Stored, stored_potentials
-from pmwd_dist.pm.stepping.step import all_steps, coefficients_of, unit_after
+from pmwd_dist.pm.stepping.forward import Epoch
+from pmwd_dist.pm.stepping.step import coefficients_of
 from pmwd_dist.pm.time_steps import as_saveat, is_sub, planned_steps, save_times, step_times
 
 _CHECKPOINTS = 10
-
-
-@runtime_checkable
-class Checked(Protocol):
-    """A function to accumulate that looks at the cosmology before the simulation starts."""
-
-    def check(self, cosmo: GrowthTable) -> None:
-        """Raise ValueError if this is no cosmology for it; values that are traced are not looked at."""
-        ...
-
-
-class Saving(NamedTuple):
-    """Functions of the particles to save, and the steps after which they are saved.
-
-    Args:
-      functions: functions of the particles, one for each `diffrax.SubSaveAt`.
-      plan: numbers of steps after which each of them is saved.
-      times: all scale factors at which steps must end.
-    """
-
-    functions: Sequence[Callable[..., Any]]
-    plan: tuple[tuple[int, ...], ...]
-    times: tuple[float, ...]
 
 
 class Solution(eqx.Module):
     """The outcome of `nbody`.
 
     Args:
-      particles: particles at the end; after a failure, at the last good step. Momenta are rounded to the digits of
-        their type: a second run from there is not, to the bit, the rest of one run.
+      particles: particles at the end; after a failure, at the last good step. Momenta are rounded to floating-point
+        numbers: two runs in sequence do not have the bits of one run.
       snapshots: results of `saveat`, with a leading axis of saves; None without it.
-      times: scale factors of the snapshots, an array for each of `saveat.subs`; infinite where a run failed before.
+      times: scale factors of the snapshots, an array for each of `saveat.subs`; infinite after a failure.
       accumulated: sum of `accumulate` over the steps, up to a failure; None without it.
       status: the first failure, if any.
     """
@@ -101,25 +74,25 @@ def nbody(
       cosmo: cosmology, or its `growth_table`.
       config: the simulation.
       solver: BullFrog() (default), FastPM(), LeapFrog(), their names, or any diffrax solver, such as diffrax.Tsit5().
-      adjoint: how it is differentiated. Default for BullFrog, FastPM and LeapFrog with default or given steps:
+      adjoint: method of differentiation. Default for BullFrog, FastPM and LeapFrog with default or given steps:
         ReversibleAdjoint(), exact at the memory of one step, in all modes. Otherwise:
         diffrax.RecursiveCheckpointAdjoint() for gradients, diffrax.ForwardMode() for jvp of any order,
         diffrax.DirectAdjoint() for all modes.
-      saveat: scale factors, or diffrax.SaveAt(ts=…) with them: particles there, exactly (steps end at them), or its fn
-        of them.
-      accumulate: what a step contributes to `Solution.accumulated`, arrays in any pytree: a function of (before, after,
-        growth table) with before and after the `Epoch`, scale factor and particles, at both ends of the step. For the
-        solvers and steps of the reversible adjoint, and differentiated by it.
-      stepsize_controller: default: `config.steps` fixed steps, uniform in the growth factor. diffrax.StepTo takes those
-        given; an adaptive one chooses its own, for solvers with an error estimate.
+      saveat: scale factors of the snapshots, at which steps end, or diffrax.SaveAt(ts=…); its fn is applied to the
+        particles.
+      accumulate: contribution of a step to `Solution.accumulated`, a pytree of arrays: a function of (before, after,
+        growth table), with the `Epoch` (scale factor and particles) at both ends of the step. For the solvers and steps
+        of the reversible adjoint, and differentiated by it. Its method `check(table)`, if any, is called first.
+      stepsize_controller: default: `config.steps` fixed steps, uniform in the growth factor. diffrax.StepTo has given
+        steps; adaptive controllers need a solver with an error estimate.
       max_steps: limit of an adaptive controller.
 
     Returns:
       Solution; failures are in its status, nothing is raised inside jit.
 
     Raises:
-      ValueError: save times outside the time span, or that don't rise, particles of another shape, another argument
-        of another type, or a mesh with wrong forces (`check_force_mesh`).
+      ValueError: an argument of the wrong type, particles of another shape, save times that don't rise or lie outside
+        the time span, or a mesh with wrong forces (`check_force_mesh`).
     """
     check_config(config)
     check_force_mesh(config)
@@ -131,79 +104,41 @@ def nbody(
     times = save_times(subs, config)
     plan = planned_steps(subs, times, stepsize_controller, config)
     if isinstance(solver, SplitSolver) and isinstance(adjoint, ReversibleAdjoint | None) and plan is not None:
-        _check_cosmology(accumulate, table)
-        saving = Saving([sub.fn for sub in subs], plan, times)
+        check_cosmology = getattr(accumulate, "check", None)
+        if check_cosmology is not None:
+            check_cosmology(table)
         table = jax.tree.map(lambda x: x.astype(particles.disp.dtype), table)
         step_ends = getattr(stepsize_controller, "ts", None)
         step_ends = step_times(table, config, save=times) if step_ends is None else step_ends
         step_ends = step_ends.astype(particles.disp.dtype)
         schedule = table, step_ends, coefficients_of(solver, table, step_ends)
         stored = "auto" if adjoint is None else adjoint.stored_potentials
-        final, total, status, saved, saved_at = _evolve(particles, schedule, config, stored, saving, accumulate)
+        functions = [sub.fn for sub in subs]
+        final, total, status, saved, saved_at = _evolve(
+            particles, schedule, config, stored, functions, plan, accumulate
+        )
         snapshots, saved_times = (None, None) if saveat is None else map(treedef.unflatten, (saved, saved_at))
         return Solution(final, snapshots, saved_times, None if accumulate is None else total, status)
-    _check_nothing_to_accumulate(accumulate)
+    if accumulate is not None:
+        constraint = "needs BullFrog, FastPM or LeapFrog, their fixed steps and the reversible adjoint"
+        remedy = "leave out solver, adjoint, stepsize_controller and SaveAt(steps=True)"
+        raise ArgumentError("accumulate", accumulate, constraint, remedy, show_value=False)
     if stepsize_controller is None:
         stepsize_controller = diffrax.StepTo(step_times(table, config, save=times).astype(particles.disp.dtype))
     return _solve(particles, table, config, solver, saveat, _options(stepsize_controller, adjoint, max_steps))
 
 
-def _check_nothing_to_accumulate(accumulate: Any) -> None:
-    if accumulate is not None:
-        constraint = "needs BullFrog, FastPM or LeapFrog, their fixed steps and the reversible adjoint"
-        remedy = "leave out solver, adjoint, stepsize_controller and SaveAt(steps=True)"
-        raise ArgumentError("accumulate", accumulate, constraint, remedy, show_value=False)
-
-
-def _check_cosmology(accumulate: Any, table: GrowthTable) -> None:
-    if isinstance(accumulate, Checked):
-        accumulate.check(table)
+_evolve = eqx.filter_jit(evolve_and_save)
 
 
 def _options(controller: Any, adjoint: diffrax.AbstractAdjoint | None, max_steps: int) -> dict[str, Any]:
-    """Options of `diffrax.diffeqsolve` on which the adjoint depends."""
+    """Options of `diffrax.diffeqsolve`."""
     checkpoints = None  # diffrax's own number
     if isinstance(controller, diffrax.StepTo):
         max_steps = len(controller.ts) - 1
         checkpoints = min(max_steps, _CHECKPOINTS)
     adjoint = diffrax.RecursiveCheckpointAdjoint(checkpoints) if adjoint is None else adjoint
     return {"stepsize_controller": controller, "max_steps": max_steps, "adjoint": adjoint}
-
-
-@eqx.filter_jit
-def _evolve(
-    particles: Particles,
-    schedule: tuple[GrowthTable, Array, Coefficients],
-    config: Config,
-    stored: Stored,
-    saving: Saving,
-    accumulate: Callable[..., Any] | None,
-) -> tuple[Particles, Any, Status, list[Any], list[Array]]:
-    """Take all steps; also sums, and what is saved, and when."""
-    table, times, coefficients = schedule
-    # What a function has captured may be differentiated, too.
-    saves, captured = [], []
-    for function, plan in zip(saving.functions, saving.plan, strict=True):
-        pure, values = hoist(function, times[0], particles, table)
-        saves.append(Save(tuple(sorted(set(plan))), partial(call_hoisted, pure, len(captured))))
-        captured.append(values)
-    if accumulate is not None:
-        epoch = Epoch(times[0], particles)
-        pure, values = hoist(accumulate, epoch, epoch, table)
-        accumulate = partial(call_hoisted, pure, len(captured))
-        captured.append(values)
-    inputs = Inputs(exact(particles, config), coefficients, times, (table, captured))
-    number = stored_potentials(stored, len(times) - 1, config, particles.disp.dtype)
-    out = evolve_reversibly(inputs, tuple(saves), config, accumulate=accumulate, stored=number)
-    final = out.particles.with_unit(unit_after(out.status.step, all_steps(coefficients, config)))
-    saved, saved_at = [], []
-    for save, plan, values in zip(saves, saving.plan, out.saved, strict=True):
-        order = np.asarray([save.steps.index(step) for step in plan])
-        each_once = len(plan) == len(save.steps)
-        saved.append(values if each_once else jax.tree.map(lambda x, order=order: x[order], values))
-        reached = np.asarray(plan) <= out.status.step
-        saved_at.append(jnp.where(reached, times[np.asarray(plan)], jnp.inf))
-    return final, out.accumulated, out.status, saved, saved_at
 
 
 def _solve(
@@ -241,7 +176,7 @@ def _solve(
 
 
 def _as_solver(solver: Any) -> diffrax.AbstractSolver[Any]:
-    """A solver, or the one of this name."""
+    """A solver, from itself, its name or None."""
     if isinstance(solver, str) and solver.lower() in SOLVERS:
         return SOLVERS[solver.lower()]()
     if solver is None:

@@ -1,4 +1,4 @@
-"""Density from particles and fields at particles: cloud-in-cell paint and read on the distributed mesh."""
+"""Cloud-in-cell paint and read on the distributed mesh: density from particles, and fields at particles."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from pmwd_dist.pm import inputs
 from pmwd_dist.pm.deterministic_paint import paint_and_reduce
 from pmwd_dist.pm.particles import Particles
 
-# Displacements [Mpc/h] that the widths of halo="auto" hold: early times, z = 1, z = 0, and beyond what gravity does
-# in a LCDM universe (4 rms of 6 Mpc/h per axis is 24).
+# Largest displacements of the widths of halo="auto" [Mpc/h]: early times, z = 1, z = 0, and beyond LCDM, where 4 rms
+# of the displacement along an axis are 24.
 _AUTO_DISPLACEMENTS = (6.0, 16.0, 40.0, 100.0)
 
 
@@ -34,13 +34,13 @@ def cic_paint(disp: Real[Array, "px py pz 3"], config: Config, weight: Any = 1.0
     Args:
       disp: displacements from the lattice [Mpc/h].
       config: the simulation.
-      weight: of each particle, shape (px, py, pz), or one for all.
+      weight: weights of the particles, shape (px, py, pz), or one for all.
 
     Returns:
-      Sum of weights per cell. All NaN if a displacement is not finite or reaches beyond the halo: mass is never lost.
+      Sum of weights per cell. All NaN if a displacement is not finite or exceeds the halo: mass is never lost.
 
     Raises:
-      ValueError: displacements or weights of another shape, or not of real numbers.
+      ValueError: displacements or weights of another shape, or not real.
     """
     inputs.check_config(config)
     weight = real(weight, "weight")
@@ -70,15 +70,15 @@ def cic_read(
     """Read a mesh field at the particles with cloud-in-cell weights, in the precision of the displacements.
 
     Args:
-      field: on the mesh.
+      field: field on the mesh.
       disp: displacements from the lattice [Mpc/h].
       config: the simulation.
 
     Returns:
-      The field at each particle; NaN where the displacement is not finite or reaches beyond the halo.
+      The field at each particle; NaN where the displacement is not finite or exceeds the halo.
 
     Raises:
-      ValueError: displacements or a field of another shape, or not of real numbers.
+      ValueError: displacements or a field of another shape, or not real.
     """
     inputs.check_config(config)
     disp = inputs.vectors(disp, config, "disp")
@@ -107,7 +107,7 @@ def density(particles: Particles, config: Config) -> Float[Array, "nx ny nz"]:
     """Density of the particles in units of the mean: 1 + delta.
 
     Raises:
-      ValueError: something else than Particles of this config.
+      ValueError: not Particles, or particles of another shape.
     """
     inputs.check_config(config)
     return cic_paint(inputs.checked_particles(particles, config).disp, config, 1 / config.particles_per_cell)
@@ -117,7 +117,7 @@ def density(particles: Particles, config: Config) -> Float[Array, "nx ny nz"]:
 
 
 def halo_widths(config: Config) -> tuple[int, ...]:
-    """The halos among which a run chooses [cells]: one if it is fixed, none wider than the mesh."""
+    """Widths of the halo among which a run chooses [cells]: one if it is fixed, at most the mesh."""
     divided = [axis for axis, parts in enumerate(config.decomposition.pdims) if parts > 1]
     if not divided:
         return (0,)
@@ -129,14 +129,14 @@ def halo_widths(config: Config) -> tuple[int, ...]:
 
 
 def halo_limit(config: Config) -> float:
-    """Largest displacement that the widest halo holds [cells]; infinite where no axis is divided."""
+    """Largest displacement within the widest halo [cells]; infinite if no axis is divided."""
     return math.inf if config.decomposition.size == 1 else float(halo_widths(config)[-1])
 
 
 def nan_if_lost(painted: Array, config: Config) -> Array:
-    """What was painted; NaN on all devices if a particle of any device lies beyond the halo.
+    """A painted block; NaN on all devices if a particle of any device lies beyond the halo.
 
-    Its own device has NaN then, with all that its halo reaches; blocks farther off would be finite and lack its mass.
+    Such a particle makes its own block and its neighbours NaN; farther blocks would be finite and lack its mass.
     """
     if not config.decomposition.names:
         return painted
@@ -145,32 +145,32 @@ def nan_if_lost(painted: Array, config: Config) -> Array:
 
 
 def max_displacement_block(disp: Array, config: Config) -> Array:
-    """Largest displacement of all particles, along any axis [cells of the narrowest axis]; NaN if one is not finite."""
+    """Largest displacement of all particles along any axis [smallest side of a cell]; NaN if one is not finite."""
     return largest_on_devices(max_abs(disp), config) / min(config.cell_size)
 
 
 def largest_on_devices(largest: Array, config: Config) -> Array:
-    """The largest of one value from each device, NaN if one is not finite; not differentiable."""
+    """Maximum over devices, not finite if any value isn't; not differentiable."""
     largest = jax.lax.stop_gradient(largest)
     if not config.decomposition.names:
         return largest
-    # A maximum over devices could lose NaNs as one over particles does; a sum keeps them.
+    # A maximum may lose NaNs; a sum does not.
     lost = jax.lax.psum(jnp.where(jnp.isfinite(largest), 0, largest), config.decomposition.names)
     return jax.lax.pmax(jnp.where(jnp.isfinite(largest), largest, 0), config.decomposition.names) + lost
 
 
 def with_halo(max_displacement: Array, config: Config, run: Callable[..., Any], *operands: Array) -> Any:
-    """run(halo, *operands) with the narrowest halo that holds the displacements, the widest if none does."""
+    """run(halo, *operands) with the narrowest halo that is wide enough, or the widest."""
     widths = halo_widths(config)
     if len(widths) == 1:
         return run(widths[0], *operands)
     limits = jnp.asarray(widths[:-1], max_displacement.dtype)
-    index = jnp.sum(batch_max(max_displacement) > limits, dtype=jnp.int32)  # one for all batches
+    index = jnp.sum(batch_max(max_displacement) > limits, dtype=jnp.int32)  # the same for a whole batch
     return switch(index, [partial(run, width) for width in widths], *operands)
 
 
 def block_geometry(config: Config, halo: int) -> cic.Geometry:
-    """Geometry of the local blocks, with a pad of halo + 1 cells: the cloud of a particle is one cell wide."""
+    """Geometry of the local blocks, padded by halo + 1 cells: a cloud reaches one cell beyond its particle."""
     parts = (*config.decomposition.pdims, 1)
     pads = tuple(halo + 1 if p > 1 else 0 for p in parts)
     mesh = tuple(n // p + 2 * pad for n, p, pad in zip(config.mesh_shape, parts, pads, strict=True))
@@ -184,7 +184,7 @@ def block_geometry(config: Config, halo: int) -> cic.Geometry:
 
 
 def paint_block(disp: Array, weight: Array, max_displacement: Array, config: Config) -> Array:
-    """Paint the local particles, halos added back, with weights of shape (..., 1, 1): see `deterministic_paint`."""
+    """Paint the local particles, with weights of shape (..., 1, 1), and add the halos, see `deterministic_paint`."""
     decomposition, particles = config.decomposition, math.prod(config.particle_shape)
 
     def run(halo: int, disp: Array, weight: Array) -> Array:

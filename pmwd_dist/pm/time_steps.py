@@ -1,4 +1,4 @@
-"""When steps begin and end, and after which of them something is saved."""
+"""Scale factors of the steps, and the steps after which snapshots are saved."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.parallel.inputs import real
 
-_SLACK = 1e-6  # relative: times come in single precision from diffrax.SaveAt
+_SLACK = 1e-6  # relative: diffrax.SaveAt has times in single precision
 
 
 def step_times(cosmo: Cosmology | GrowthTable, config: Config, *, save: Sequence[float] = ()) -> Float[Array, " times"]:
     """Scale factors at which steps begin and end, from a_start to a_stop.
 
-    Every save time between them is one of them. The steps between two save times are uniform in the growth factor;
-    their number, in all `config.steps` where that is enough, is shared out by the logarithm of the scale factor and
-    so does not depend on the cosmology.
+    Steps end at all save times, and are uniform in the growth factor between them. `config.steps` are distributed over
+    these intervals by their lengths in a, at least one each, independently of the cosmology.
     """
     knots = _knots(config, save)
     return _times(growth_table_to(config.lpt_order, cosmo), tuple(knots), tuple(_shares(knots, config.steps)))
@@ -35,7 +34,7 @@ def step_times(cosmo: Cosmology | GrowthTable, config: Config, *, save: Sequence
 
 @partial(jax.jit, static_argnames=("knots", "shares"))
 def _times(table: GrowthTable, knots: tuple[float, ...], shares: tuple[int, ...]) -> Array:
-    """Knots, exactly, and between them times uniform in the growth factor, so many steps from each to the next."""
+    """The knots, exactly, and times between them, uniform in the growth factor; shares: steps from knot to knot."""
     ends = jnp.asarray(knots, dtype=float)
     D = table.D1(ends)
     parts = [D[i] + (D[i + 1] - D[i]) * jnp.arange(1, count) / count for i, count in enumerate(shares)]
@@ -46,16 +45,16 @@ def _times(table: GrowthTable, knots: tuple[float, ...], shares: tuple[int, ...]
 
 
 def as_saveat(saveat: Any) -> diffrax.SaveAt | None:
-    """A diffrax.SaveAt, of scale factors too.
+    """A diffrax.SaveAt, from one or from scale factors.
 
     Raises:
-      ValueError: something else than that, or scale factors that don't rise.
+      ValueError: neither of them, or scale factors that don't rise.
     """
     if isinstance(saveat, diffrax.SaveAt) and saveat.dense:
         raise ArgumentError("saveat", "SaveAt(dense=True)", "has no dense output", "name the scale factors to save at")
     if saveat is None or isinstance(saveat, diffrax.SaveAt):
         return saveat
-    with jax.ensure_compile_time_eval():  # inside jit, too, `save_times` reads them
+    with jax.ensure_compile_time_eval():  # concrete inside jit, for `save_times`
         times = np.atleast_1d(real(saveat, "saveat"))
     if times.ndim != 1 or not len(times):
         raise ArgumentError("saveat", saveat, "must be one scale factor or more", "for example [0.5, 1.0]")
@@ -66,10 +65,10 @@ def as_saveat(saveat: Any) -> diffrax.SaveAt | None:
 
 
 def save_times(subs: Sequence[diffrax.SubSaveAt], config: Config) -> tuple[float, ...]:
-    """All times at which something is saved.
+    """All save times.
 
     Raises:
-      ValueError: one lies outside the time span, they don't rise, or they are traced: inside a sharded program a failed
+      ValueError: times outside the time span, that don't rise, or that are traced: inside a sharded program a failed
         check would hang.
     """
     for sub in subs:
@@ -84,14 +83,8 @@ def save_times(subs: Sequence[diffrax.SubSaveAt], config: Config) -> tuple[float
     return tuple(times)
 
 
-def saved_steps(sub: diffrax.SubSaveAt, times: Sequence[float], config: Config) -> tuple[int, ...]:
-    """After how many steps something is saved, in the order of diffrax: at the start, at the times, at the end.
-
-    Args:
-      sub: what is saved when.
-      times: all save times of the run.
-      config: the simulation.
-    """
+def _default_plan(sub: diffrax.SubSaveAt, times: Sequence[float], config: Config) -> tuple[int, ...]:
+    """Numbers of default steps before each save, in the order of diffrax: at the start, at its times, at the end."""
     knots = _knots(config, times)
     after = np.concatenate([[0], np.cumsum(_shares(knots, config.steps))])
     own = [] if sub.ts is None else [int(np.abs(np.asarray(knots) - a).argmin()) for a in np.asarray(sub.ts, float)]
@@ -102,12 +95,12 @@ def saved_steps(sub: diffrax.SubSaveAt, times: Sequence[float], config: Config) 
 def planned_steps(
     subs: Sequence[diffrax.SubSaveAt], times: Sequence[float], controller: Any, config: Config
 ) -> tuple[tuple[int, ...], ...] | None:
-    """`saved_steps` of each, where it is known before the run at which steps something is saved, else None.
+    """Numbers of steps before each save, for each of the subs; None if they are not known before the run.
 
     Args:
-      subs: what is saved when.
+      subs: the saves of a diffrax.SaveAt.
       times: all save times of the run.
-      controller: of the steps: None for the default ones, or diffrax's.
+      controller: a step size controller of diffrax, or None for the default steps.
       config: the simulation.
 
     Raises:
@@ -116,14 +109,14 @@ def planned_steps(
     if any(sub.steps for sub in subs) or not isinstance(controller, diffrax.StepTo | None):
         return None
     if controller is None:
-        return tuple(saved_steps(sub, times, config) for sub in subs)
+        return tuple(_default_plan(sub, times, config) for sub in subs)
     _check_step_ends(controller.ts, config)
-    plans = [_given_steps(sub, controller.ts) for sub in subs]
+    plans = [_given_plan(sub, controller.ts) for sub in subs]
     return None if None in plans else tuple(plan for plan in plans if plan is not None)
 
 
-def _given_steps(sub: diffrax.SubSaveAt, step_ends: Array) -> tuple[int, ...] | None:
-    """After how many of the given steps something is saved; None if it is between two of them."""
+def _given_plan(sub: diffrax.SubSaveAt, step_ends: Array) -> tuple[int, ...] | None:
+    """Numbers of given steps before each save; None if a save time lies within a step."""
     own: list[int] = []
     if sub.ts is not None:
         if isinstance(step_ends, Tracer):
@@ -136,7 +129,7 @@ def _given_steps(sub: diffrax.SubSaveAt, step_ends: Array) -> tuple[int, ...] | 
 
 
 def _check_step_ends(step_ends: Any, config: Config) -> None:
-    """Raise ValueError unless given steps lead from a_start to a_stop; traced ones are not looked at."""
+    """Raise ValueError unless given steps lead from a_start to a_stop; traced steps are not checked."""
     if isinstance(step_ends, Tracer):
         return
     ends, span = np.asarray(step_ends, float), (config.a_start, config.a_stop)
@@ -147,13 +140,13 @@ def _check_step_ends(step_ends: Any, config: Config) -> None:
 
 
 def _knots(config: Config, save: Sequence[float]) -> list[float]:
-    """Ends of the time span and the save times between them."""
+    """Ends of the time span, and the save times between them."""
     inner = {float(a) for a in save if config.a_start * (1 + _SLACK) < a < config.a_stop * (1 - _SLACK)}
     return [config.a_start, *sorted(inner), config.a_stop]
 
 
 def _shares(knots: Sequence[float], steps: int) -> list[int]:
-    """Steps of each segment: at least one each, and the longest steps in a (growth is close to a) split first."""
+    """Number of steps of each interval, at least one: the longest steps in a, which is close to growth, are split."""
     lengths = np.diff(knots)
     counts = np.ones(len(lengths), int)
     for _ in range(steps - len(lengths)):
@@ -162,5 +155,5 @@ def _shares(knots: Sequence[float], steps: int) -> list[int]:
 
 
 def is_sub(x: Any) -> bool:
-    """Whether a node of `diffrax.SaveAt.subs` says what to save."""
+    """Whether a node of `diffrax.SaveAt.subs` is a leaf."""
     return isinstance(x, diffrax.SubSaveAt)

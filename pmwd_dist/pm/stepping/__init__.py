@@ -1,1 +1,1 @@
-"""Time stepping: one drift-kick-drift step, and loops of it forwards, from the host and backwards."""
+"""Time stepping: one drift-kick-drift step, and its loops: forward, on the host and backward."""

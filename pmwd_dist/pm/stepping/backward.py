@@ -1,4 +1,4 @@
-"""The backward pass: steps are undone to the bit, from the last to the first, and cotangents go back through them."""
+"""The backward pass: from the last step to the first, exact reversal of each step and its VJP."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from pmwd_dist.pm import gravity_vjp
 from pmwd_dist.pm.gravity_vjp import Pending
 from pmwd_dist.pm.particles import ExactParticles, Particles, resolution
 from pmwd_dist.pm.solvers import Coefficients
-from pmwd_dist.pm.stepping.forward import Accumulate, Epoch, Inputs, Outcome, Save, places_after
+from pmwd_dist.pm.stepping.forward import Accumulate, Epoch, Inputs, Outcome, Save
 from pmwd_dist.pm.stepping.potential_cache import Entry
-from pmwd_dist.pm.stepping.step import Step, all_steps, at_end, drifted, undone, unit_after
+from pmwd_dist.pm.stepping.step import Step, all_steps, at_end, at_start, drifted, unit_after
 
 
 def evolve_vjp(
@@ -33,13 +33,13 @@ def evolve_vjp(
     *,
     accumulate: Accumulate | None = None,
 ) -> tuple[ExactParticles, Inputs]:
-    """Undo all steps, and pull the cotangents of the outcome back.
+    """Reverse all steps, and apply the VJP of the evolution.
 
     Returns:
-      The particles at the start, restored to the bit (the particles of the inputs are not used), and the cotangents of
-      the inputs; arguments that are not floating-point numbers stand for their own cotangents.
+      The particles at the start, computed exactly from the outcome, and the cotangents of the inputs; in place of the
+      cotangents of arguments that are not floating-point numbers, the arguments.
     """
-    times, count = inputs.times, len(inputs.times) - 1
+    times, number = inputs.times, len(inputs.times) - 1
     good, steps = _steps_taken(inputs, outcome, config)
     floating, others = eqx.partition(inputs.args, eqx.is_inexact_array)
 
@@ -50,32 +50,32 @@ def evolve_vjp(
         carry: tuple[Any, ...], xs: tuple[Any, ...], potentials: tuple[Array, ...]
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         kicked, ct, ct_args = carry  # the particles between the drifts of the step, after its kick
-        step, last_before, good, a0, a, places, slot = xs
+        step, last_before, good, a0, a, saving, slot = xs
         ct_a0, ct_a = jnp.zeros_like(a0), jnp.zeros_like(a)
-        for save, saved, (wanted, place) in zip(saves, cotangents.saved, places, strict=True):
+        for save, saved, (wanted, index) in zip(saves, cotangents.saved, saving, strict=True):
 
             def add(kicked: ExactParticles, step: Step, cotangent: Any, sums: Any, save: Save = save) -> Any:
                 return pull(save.function, good, (a, at_end(kicked, step, config), floating), cotangent, sums)
 
-            cotangent = jax.tree.map(lambda x, place=place: x[place], saved)
+            cotangent = jax.tree.map(lambda x, index=index: x[index], saved)
             now = kicked, step, cotangent, (ct_a, ct, ct_args)
             ct_a, ct, ct_args = jax.lax.cond(wanted, add, lambda *args: args[-1], *now)
-        direct = None  # cotangents of the particles before the step through the sum, not through the step
+        direct = None  # cotangents of the particles before the step, through the sum only
         if accumulate is not None:
-            at = Epoch(a0, undone(step, good, kicked, config)), Epoch(a, at_end(kicked, step, config)), floating
+            at = Epoch(a0, at_start(kicked, step, good, config)), Epoch(a, at_end(kicked, step, config)), floating
             sums = Epoch(ct_a0, jax.tree.map(jnp.zeros_like, ct)), Epoch(ct_a, ct), ct_args
             (ct_a0, direct), (ct_a, ct), ct_args = pull(accumulate, good, at, cotangents.accumulated, sums)
         entry = Entry(potentials, slot)
         kicked, ct, by_coefficient = _step_vjp(step, last_before, good, kicked, ct, entry, config)
         ct = ct if direct is None else jax.tree.map(jnp.add, ct, direct)
-        return (kicked, ct, ct_args), (Coefficients(*(jnp.where(good, x, 0) for x in by_coefficient)), ct_a0, ct_a)
+        return (kicked, ct, ct_args), (by_coefficient, ct_a0, ct_a)
 
     last_before = jnp.pad(steps.last[:-1], (1, 0))
-    places = tuple(places_after(save, count) for save in saves)
-    slot = jnp.arange(count) - (count - _stored(outcome.potentials))
-    xs = steps, last_before, good, times[:-1], times[1:], places, slot
-    together = not saves and accumulate is None  # nothing is read between steps
-    kicked, ct, left = _from_the_end(outcome, cotangents.particles, xs, together, config)
+    saving = tuple(save.after_steps(number) for save in saves)
+    slot = jnp.arange(number) - (number - _num_stored(outcome.potentials))
+    xs = steps, last_before, good, times[:-1], times[1:], saving, slot
+    fused = not saves and accumulate is None  # no particles are needed between steps
+    kicked, ct, left = _from_the_end(outcome, cotangents.particles, xs, fused, config)
     start = kicked, ct, jax.tree.map(jnp.zeros_like, floating)
     (particles, *sums), (by_coefficient, by_start, by_end) = _loops(body, start, *left)
     by_time = jnp.pad(by_start, (0, 1)) + jnp.pad(by_end, (1, 0))
@@ -86,30 +86,30 @@ def evolve_vjp(
 
 
 def _from_the_end(
-    outcome: Outcome, by_last: Any, xs: tuple[Any, ...], together: bool, config: Config
+    outcome: Outcome, by_last: Any, xs: tuple[Any, ...], fused: bool, config: Config
 ) -> tuple[ExactParticles, Particles, tuple[Any, ...]]:
-    """Undo the drift at the end, and the steps with stored potentials if drifts may be undone with kicks.
+    """Reverse the last drift, and if fused the steps with stored potentials.
 
     Args:
       outcome: outcome of all steps.
       by_last: cotangents of the particles at the end.
-      xs: the steps, as `_loops` scans over them.
-      together: whether a drift may be undone with the kick before it.
+      xs: arrays of the scan over the steps.
+      fused: whether a drift may be reversed in one pass with the kick before it.
       config: the simulation.
 
     Returns:
-      The particles after the kick of the last step that remains, their cotangents, and the arguments of `_loops`: the
-      steps that remain, their potentials, and the results of the steps that were undone.
+      The particles after the kick of the last remaining step, their cotangents, and the arguments of `_loops`:
+      remaining steps, their potentials, and results of the reversed steps.
     """
     at_last = outcome.particles
     if math.prod(config.mesh_shape) <= math.prod(config.particle_shape):
-        # Drifted back only after cotangents were read at them: both sets of particles, and what is read, would set the
-        # peak, 12 bytes a particle higher. With finer meshes the force does, and XLA's plan would be 12 bytes worse.
+        # The cotangents first: otherwise two sets of particles exist with them at the peak of memory. With finer meshes
+        # the peak is in the force, and XLA plans better without this order.
         at_last, by_last = barrier((at_last, by_last))
     ct = Particles(*jax.tree.leaves(by_last))
     steps, last_before, good, starts, ends, _, slot = xs
-    if outcome.potentials and together:
-        first = len(good) - _stored(outcome.potentials)
+    if outcome.potentials and fused:
+        first = len(good) - _num_stored(outcome.potentials)
         cached_xs = jax.tree.map(lambda x: x[first:], (steps, last_before, good, slot))
         kicked, ct, part = _cached_steps_vjp(at_last, ct, cached_xs, outcome.potentials, config)
         parts = [(part, *(jnp.zeros_like(x[first:]) for x in (starts, ends)))]
@@ -121,7 +121,7 @@ def _from_the_end(
 def _with_saved_at_start(
     pull: Callable[..., Any], at: tuple[Any, ...], saves: tuple[Save, ...], saved: tuple[Any, ...], sums: Sequence[Any]
 ) -> tuple[Any, ...]:
-    """Cotangents of the time, particles and arguments at the start, with the contribution of saves there."""
+    """Cotangents of the time, particles and arguments at the start, with the contributions of saves there."""
     totals = (jnp.zeros_like(at[0]), *sums)
     for save, cotangents in zip(saves, saved, strict=True):
         if 0 in save.steps:
@@ -129,7 +129,7 @@ def _with_saved_at_start(
     return totals
 
 
-def _stored(potentials: tuple[Array, ...]) -> int:
+def _num_stored(potentials: tuple[Array, ...]) -> int:
     return len(potentials[0]) if potentials else 0
 
 
@@ -140,11 +140,11 @@ def _loops(
     potentials: tuple[Array, ...],
     parts: list[Any],
 ) -> tuple[Any, Any]:
-    """Scan backwards over the steps with potentials, and then over those without; `parts` are results of later steps.
+    """Scan backwards over the steps with potentials, then over the others; `parts` are results of later steps.
 
-    Two loops, not a condition in one: the memory of potentials is free in the second, and nothing is copied.
+    The second loop can use the memory of the potentials.
     """
-    first, parts = len(xs[2]) - _stored(potentials), list(parts)
+    first, parts = len(xs[2]) - _num_stored(potentials), list(parts)
     for cached, steps in ((potentials, slice(first, None)), ((), slice(first))):
         some = jax.tree.map(lambda x, steps=steps: x[steps], xs)
         if len(some[2]):
@@ -162,7 +162,7 @@ def _cached_steps_vjp(
 ) -> tuple[ExactParticles, Particles, Coefficients]:
     """`_step_vjp` of steps with stored potentials, in one pass over the particles each.
 
-    The drifts of each step are undone with the kick of the step before it.
+    The drifts of each step are reversed with the kick of the step before it.
     """
     steps, _, good, _ = xs
     q = resolution(config, at_end.disp.dtype)
@@ -171,7 +171,7 @@ def _cached_steps_vjp(
 
     def body(pending: Pending, xs: tuple[Step, Array, Array, Array]) -> tuple[Pending, Array]:
         step, last_before, good, slot = xs
-        undo, drifts = _undoing(step, last_before, good, q)
+        undo, drifts = _reversal(step, last_before, good, q)
         kicked, ct, mesh, sums = gravity_vjp.cached_step_vjp(pending, undo, Entry(potentials, slot), config)
         return Pending(kicked, ct, mesh, drifts), sums
 
@@ -179,12 +179,11 @@ def _cached_steps_vjp(
     pending, sums = jax.lax.scan(body, pending, xs, reverse=True)
     kicked, ct, first = gravity_vjp.undo_drifts(pending, config)
     by_drift = jnp.concatenate([first, sums[:-1, 0]])  # the sum comes with the kick of the step before
-    by_coefficient = _by_coefficient(steps, sums[:, 1], sums[:, 2], sums[:, 3], by_drift)
-    return kicked, ct, Coefficients(*(jnp.where(good, x, 0) for x in by_coefficient))
+    return kicked, ct, _by_coefficient(steps, good, sums[:, 1], sums[:, 2], sums[:, 3], by_drift)
 
 
 def _steps_taken(inputs: Inputs, outcome: Outcome, config: Config) -> tuple[Array, Step]:
-    """Whether each step was good, and all steps; steps after a failure change nothing, forwards and backwards."""
+    """Whether each step was good, and all steps; steps after a failure change nothing, in both directions."""
     taken, forward = outcome.status.step, all_steps(inputs.coefficients, config)
     good = jnp.arange(len(inputs.times) - 1) < taken
     unit = unit_after(taken, forward)
@@ -194,10 +193,7 @@ def _steps_taken(inputs: Inputs, outcome: Outcome, config: Config) -> tuple[Arra
 def _add_vjp(
     function: Callable[..., Any], good: Array | bool, at: tuple[Any, ...], cotangents: Any, sums: tuple[Any, ...]
 ) -> tuple[Any, ...]:
-    """Add the cotangents of the arguments of a function of the particles to the sums.
-
-    A step that is not good has neither saved nor contributed anything.
-    """
+    """Add the cotangents of the arguments of a function of the particles to sums, for a good step."""
 
     def floating(*at: Any) -> list[Array]:
         return [x for x in jax.tree.leaves(function(*at)) if jnp.issubdtype(x.dtype, jnp.inexact)]
@@ -215,35 +211,35 @@ def _step_vjp(
     entry: Entry,
     config: Config,
 ) -> tuple[ExactParticles, Particles, Coefficients]:
-    """Undo a step and the drift at the end of the one before, and pull cotangents back through the step.
+    """VJP of a step, and reversal from its kick to the kick of the step before.
 
     Args:
       step: the step.
-      last_before: drift at the end of the step before.
+      last_before: last drift of the step before.
       good: whether the step was taken.
-      kicked: particles after the kick of the step, before the drift at its end.
+      kicked: particles after the kick of the step.
       ct: cotangents of the particles at the end of the step.
       entry: stored potential of the step, or an empty entry.
       config: the simulation.
 
     Returns:
-      The particles after the kick of the step before, and the cotangents of the particles at the start of the step and
-      of its coefficients.
+      The particles after the kick of the step before; the cotangents of the particles at the start of the step, and of
+      its coefficients.
     """
-    undo, drifts = _undoing(step, last_before, good, resolution(config, kicked.disp.dtype))
+    undo, drifts = _reversal(step, last_before, good, resolution(config, kicked.disp.dtype))
     particles, ct, sums = gravity_vjp.step_vjp(kicked, ct, undo, drifts, entry, config)
-    return particles, ct, _by_coefficient(step, *sums)
+    return particles, ct, _by_coefficient(step, good, *sums)
 
 
-def _undoing(step: Step, last_before: Array, good: Array, q: float) -> tuple[UndoKick, UndoDrift]:
-    """Coefficients that undo the kick of a step, its first drift, and the last drift of the step before."""
+def _reversal(step: Step, last_before: Array, good: Array, q: float) -> tuple[UndoKick, UndoDrift]:
+    """Coefficients to reverse the kick of a step, its first drift, and the last drift of the step before."""
     weight, took = step.kick * step.after, good.astype(step.kick.dtype)
     undo = UndoKick(step.kick, step.after, step.before, step.last, weight, took)
     scale = step.after / step.before
     return undo, UndoDrift(weight, scale, step.before, -step.first / q, -last_before / q, took)
 
 
-def _by_coefficient(step: Step, kick: Array, scale: Array, after: Array, before: Array) -> Coefficients:
+def _by_coefficient(step: Step, good: Array, kick: Array, scale: Array, after: Array, before: Array) -> Coefficients:
     """Cotangents of the coefficients of a step, from the sums of `gravity_vjp.step_vjp`."""
     log_scale = math.log(2) * step.after / step.before * scale
-    return Coefficients(drift_before=before, kick=kick, log_scale=log_scale, drift_after=after)
+    return Coefficients(*(jnp.where(good, x, 0) for x in (before, kick, log_scale, after)))

@@ -1,4 +1,4 @@
-"""The steps of `nbody`, to the bit, one a call: for jobs that write output, checkpoints and logs on the way."""
+"""One step a call, with the bits of `nbody`: for jobs that write output, checkpoints and logs on the way."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from pmwd_dist.pm.stepping.step import (
     Moved,
     Step,
     all_steps,
+    at_rest,
     coefficients_of,
-    drifted,
     ended,
     first_drifts,
     step,
@@ -36,7 +36,7 @@ class Schedule(NamedTuple):
     Args:
       times: scale factors at which steps begin and end.
       steps: the steps; each field has an axis of steps.
-      drifts: drifts at the start of each step, and 0 for the one after the last.
+      drifts: drifts at the start of each step, and a final 0.
       table: growth table.
     """
 
@@ -47,7 +47,7 @@ class Schedule(NamedTuple):
 
 
 def make_schedule(table: GrowthTable, times: Array, config: Config, solver: SplitSolver) -> Schedule:
-    """The steps of a simulation between these scale factors, in their precision."""
+    """Steps between given scale factors, in the precision of these."""
     table = jax.tree.map(lambda x: x.astype(times.dtype), table)
     return _schedule(table, times, coefficients_of(solver, table, times), config)
 
@@ -58,31 +58,30 @@ def _schedule(table: GrowthTable, times: Array, coefficients: Coefficients, conf
     return Schedule(times, steps, jnp.pad(first_drifts(steps), (0, 1)), table)
 
 
-@partial(jax.jit, static_argnames="config", donate_argnames="rest")
-def begin(rest: ExactParticles, status: Status, schedule: Schedule, done: ArrayLike, config: Config) -> Moved:
-    """Take the drift at the start of the next step; the particles given are consumed.
+@partial(jax.jit, static_argnames="config", donate_argnames="particles")
+def begin(particles: ExactParticles, status: Status, schedule: Schedule, done: ArrayLike, config: Config) -> Moved:
+    """Take the drift at the start of the next step; donates the particles.
 
     Args:
-      rest: particles at the end of a step, or at the start.
+      particles: particles at the end of a step, or at the start of the run.
       status: status so far.
       schedule: all steps of the simulation.
-      done: number of steps that are done.
+      done: number of completed steps.
       config: the simulation.
     """
-    return first_drift(rest, schedule.drifts[done], unit_after(jnp.asarray(done), schedule.steps), status, config)
+    return first_drift(particles, schedule.drifts[done], unit_after(jnp.asarray(done), schedule.steps), status, config)
 
 
 def advance(moved: Moved, schedule: Schedule, done: ArrayLike, config: Config) -> Moved:
-    """The rest of a step, and the drift at the start of the one after it; the particles given are consumed.
+    """Kick and last drift of a step, and the first drift of the next one; donates the particles.
 
-    A step that fails leaves the particles at rest as they were before it, with a drift of 0. On several CPU devices the
-    host must wait for each step, for example by `jax.block_until_ready`: about a hundred programs that communicate,
-    queued without waiting, can block each other until XLA ends the process.
+    A failed step leaves the particles as at its start, with a drift of 0. On several CPU devices the host must wait for
+    each step, for example by `jax.block_until_ready`: many queued programs that communicate can block each other.
 
     Args:
       moved: particles with the first drift of the step.
       schedule: all steps of the simulation.
-      done: number of steps that are done.
+      done: number of completed steps.
       config: the simulation.
     """
     return _advance(moved.particles, moved._replace(particles=()), schedule, done, config)  # type: ignore[arg-type]
@@ -95,26 +94,25 @@ def _advance(particles: ExactParticles, moved: Moved, schedule: Schedule, done: 
 
 
 def halt(moved: Moved, config: Config) -> ExactParticles:
-    """The particles at the end of the last step, to the bit; the particles given are consumed."""
-    return _halt(moved.particles, moved.drift, moved.unit, config)
+    """Reverse the drift since the last step, exactly; donates the particles."""
+    return _halt(moved.particles, moved._replace(particles=()), config)  # type: ignore[arg-type]
 
 
 @partial(jax.jit, static_argnames="config", donate_argnames="particles")
-def _halt(particles: ExactParticles, drift: Array, unit: Array, config: Config) -> ExactParticles:
-    rest = drifted(particles.with_unit(unit), -drift, config)
-    return ExactParticles(rest.disp, particles.momenta)
+def _halt(particles: ExactParticles, moved: Moved, config: Config) -> ExactParticles:
+    return ExactParticles(at_rest(moved._replace(particles=particles), config).disp, particles.momenta)
 
 
 @partial(jax.jit, static_argnames="config")
 def status_at_end(moved: Moved, config: Config) -> Status:
-    """The status after the last step of a simulation."""
+    """Status at the end of a simulation."""
     return ended(moved.status, moved.max_displacement, jnp.all(in_range(moved.particles.momenta)), config)
 
 
 @jax.jit
-def observed(rest: ExactParticles, schedule: Schedule, done: ArrayLike) -> Particles:
-    """The particles with their momenta in Mpc/h, after a number of steps."""
-    return rest.with_unit(unit_after(jnp.asarray(done), schedule.steps))
+def observed(particles: ExactParticles, schedule: Schedule, done: ArrayLike) -> Particles:
+    """Particles with momenta in Mpc/h, after a number of steps."""
+    return particles.with_unit(unit_after(jnp.asarray(done), schedule.steps))
 
 
 __all__ = ["Moved", "Schedule", "advance", "begin", "halt", "make_schedule", "observed", "status_at_end"]

@@ -1,7 +1,6 @@
-"""Potentials of the last steps, stored for the backward pass; memory does not depend on the number of steps.
+"""Potentials of the last n steps, reused in the backward pass; memory is independent of the number of steps.
 
-They are held as integers, the bits of their values, and have no derivatives of their own: derivatives of the force are
-taken at the particles.
+They are integers, the bits of the values, and have no derivatives: the force is differentiated at the particles.
 """
 
 from __future__ import annotations
@@ -27,46 +26,46 @@ from pmwd_dist.pm.paint import halo_widths
 
 Stored = int | Literal["auto"]
 
-# Bytes of a device that are nothing: ten potentials of 188^3 cells in single precision, or of 94^3 on CPUs. There a
-# gradient of 128^3 with ten potentials and the second derivatives of 2LPT would take 142 bytes a particle, not 106.
-_SMALL, _SMALL_ON_CPUS = 2**28, 2**25
-# Potentials that "auto" keeps if they are small. No more, so that memory is the same for ten steps and for a thousand.
+# Potentials stored by "auto". Their number is limited, so that memory does not grow with the number of steps.
 _MOST = 10
-# Numbers a particle that "auto" keeps of large ones, by device: a gradient then takes 108 bytes a particle on one GPU
-# with as many cells (112 with all ten).
+# Size of the cache on a device below which "auto" does not limit it further [bytes].
+_SMALL, _SMALL_ON_CPUS = 2**28, 2**25
+# Size of a larger cache [numbers a particle]; the second and the third on GPUs with at most as many cells as particles,
+# and on several devices.
 _NUMBERS, _NUMBERS_ON_GPU, _NUMBERS_DIVIDED = 6, 9, 3
-# Numbers a particle that a gradient takes on one of several GPUs, with as many cells: at most, for particles, and for
-# each painted cell, by XLA's plans for an H100.
+# Memory of a gradient on one of several GPUs, with at most as many cells as particles [numbers a particle]: upper
+# limit, particles, and each painted cell, as XLA plans it.
 _BOUND, _PARTICLES_DIVIDED, _PAINTED = 30, 15.5, 4
 
 
 def stored_potentials(wanted: Stored, steps: int, config: Config, dtype: Any, platform: str | None = None) -> int:
-    """The number of steps, the last ones, whose potentials a gradient keeps.
+    """Number of last steps whose potentials a gradient stores.
 
     Args:
-      wanted: the number, or "auto".
-      steps: of the run.
+      wanted: this number, or "auto".
+      steps: number of steps of the run.
       config: the simulation.
-      dtype: of the particles.
-      platform: of the devices; default: of those of the configuration.
+      dtype: type of the particles.
+      platform: platform of the devices; default: the platform of the configuration.
     """
     if wanted != "auto":
         return min(wanted, steps)
-    cells = num_force_meshes(config) * np.prod(config.mesh_shape, dtype=np.int64)
-    few = min(steps, _MOST)
-    if few * _bytes_of_device(cells, config, dtype) <= _small(config, platform):
-        return few
-    particles = np.prod(config.particle_shape, dtype=np.int64)
-    more = cells <= num_force_meshes(config) * particles and (platform or config.decomposition.platform) == "gpu"
-    if config.decomposition.size > 1:
-        numbers = _spare_when_divided(config) if more else _NUMBERS_DIVIDED
+    platform = platform or config.decomposition.platform
+    steps, devices = min(steps, _MOST), config.decomposition.size
+    cells, particles = (math.prod(shape) for shape in (config.mesh_shape, config.particle_shape))
+    numbers = num_force_meshes(config) * cells  # of one step
+    if steps * numbers / devices * np.dtype(dtype).itemsize <= (_SMALL_ON_CPUS if platform == "cpu" else _SMALL):
+        return steps
+    more = cells <= particles and platform == "gpu"
+    if devices > 1:
+        limit = _spare_when_divided(config) if more else _NUMBERS_DIVIDED
     else:
-        numbers = _NUMBERS_ON_GPU if more else _NUMBERS
-    return min(few, int(numbers * particles // cells))
+        limit = _NUMBERS_ON_GPU if more else _NUMBERS
+    return min(steps, limit * particles // numbers)
 
 
 def _spare_when_divided(config: Config) -> int:
-    """Numbers a particle up to the bound of a gradient on several GPUs, which depends on the halos."""
+    """Numbers a particle within the memory limit of a gradient on several GPUs, which depends on the halos."""
     parts, widths = (*config.decomposition.pdims, 1), halo_widths(config)
     blocks = [n / p for n, p in zip(config.mesh_shape, parts, strict=True)]
     painted = math.prod(1 + 2 * (widths[-1] + 1) * (p > 1) / n for n, p in zip(blocks, parts, strict=True))
@@ -75,7 +74,7 @@ def _spare_when_divided(config: Config) -> int:
 
 
 def checked(stored: Any) -> Stored:
-    """A number of potentials to keep, or "auto".
+    """Check a number of stored potentials, or "auto".
 
     Raises:
       ValueError: anything else.
@@ -85,20 +84,12 @@ def checked(stored: Any) -> Stored:
     return "auto" if isinstance(stored, str) else whole_number(stored, "stored_potentials", least=0)
 
 
-def _small(config: Config, platform: str | None) -> int:
-    return _SMALL_ON_CPUS if (platform or config.decomposition.platform) == "cpu" else _SMALL
-
-
-def _bytes_of_device(count: Any, config: Config, dtype: Any) -> float:
-    return float(count) / config.decomposition.size * np.dtype(dtype).itemsize
-
-
 class Entry(NamedTuple):
     """The potential of a step in the cache.
 
     Args:
-      potentials: for each force mesh, the potentials of all steps that are stored, from `empty`, or nothing.
-      slot: index of the step among them.
+      potentials: cache of `empty`, or empty: for each force mesh, the potentials of the stored steps.
+      slot: index of the step in the cache.
     """
 
     potentials: tuple[Array, ...]
@@ -106,12 +97,12 @@ class Entry(NamedTuple):
 
 
 def entry_spec(entry: Entry, config: Config) -> Any:
-    """Partition of an entry."""
+    """Partition specs of an entry."""
     return Entry((_spec(config),) * len(entry.potentials), P())  # type: ignore[arg-type]
 
 
 def empty(count: int, disp: Float[Array, "px py pz 3"], config: Config) -> tuple[Array, ...]:
-    """A cache for the potentials of so many steps, shape (count, nx, ny, nz) for each force mesh."""
+    """Empty cache for a number of steps, shape (count, nx, ny, nz) for each force mesh."""
     if count == 0:
         return ()
     decomposition, number = config.decomposition, num_force_meshes(config)
@@ -136,8 +127,8 @@ def _integers(dtype: Any) -> Any:
 # --- on local blocks, inside shard_map ---------------------------------------------------------------------
 
 
-def stored(entry: Entry, meshes: Sequence[Array]) -> tuple[Array, ...]:
-    """The cache with the force meshes of a step."""
+def updated(entry: Entry, meshes: Sequence[Array]) -> tuple[Array, ...]:
+    """Cache with the force meshes of a step."""
     if not entry.potentials:
         return ()
     bits = (jax.lax.bitcast_convert_type(mesh, _integers(mesh.dtype)) for mesh in meshes)
@@ -146,7 +137,7 @@ def stored(entry: Entry, meshes: Sequence[Array]) -> tuple[Array, ...]:
 
 
 def sources(entry: Entry, config: Config) -> tuple[Array, ...]:
-    """What `padded_force` reads: the force meshes of a step, or where they are read in place, the cache."""
+    """Operands of `padded_force`: the force meshes of a step, or the cache itself if they are read in place."""
     if _in_place(config):
         return *entry.potentials, entry.slot
     bits = (jax.lax.dynamic_index_in_dim(b, entry.slot, keepdims=False) for b in entry.potentials)
@@ -154,7 +145,7 @@ def sources(entry: Entry, config: Config) -> tuple[Array, ...]:
 
 
 def padded_force(config: Config, halo: int, *sources: Array) -> Array:
-    """`gravity.padded_force` of a stored step; not differentiable."""
+    """`gravity.padded_force` from the cache; not differentiable."""
     if _in_place(config):
         potentials, index = sources
         return gradient_at(potentials, index, config.cell_size)
@@ -162,5 +153,5 @@ def padded_force(config: Config, halo: int, *sources: Array) -> Array:
 
 
 def _in_place(config: Config) -> bool:
-    """Whether the force is read from the cache itself: a potential that needs no halo."""
+    """Whether the force is read from the cache itself, which needs no halo."""
     return config.decomposition.size == 1 and config.gradient != "spectral"

@@ -1,7 +1,7 @@
-"""One drift-kick-drift step of particles whose momenta are integers: every operation can be undone to the bit.
+"""One drift-kick-drift step with integer momenta; every operation has an exact inverse.
 
-Two kicks are one pass apart: particles are held with the first drift of the next step (`Moved`), so that a step reads
-the force, kicks, and drifts at its end and at the start of the following step at once. After a failure nothing moves.
+The loops hold particles after the first drift of the next step (`Moved`). One pass over the particles then reads the
+force, kicks, and takes the last drift of this step and the first drift of the next. After a failure nothing moves.
 """
 
 from __future__ import annotations
@@ -29,19 +29,18 @@ from pmwd_dist.pm.status import Code, Status, failure
 from pmwd_dist.pm.stepping import potential_cache
 from pmwd_dist.pm.stepping.potential_cache import Entry
 
-# The logarithm of the scale of the momenta lives on a grid of its own, so that it too returns exactly: sums of less
-# than 4, the product of rescalings by less than 16.
+# Range of the grid of the logarithm log2 of the scale of the momenta, so that its sums are exact, too: scales below 16.
 _LARGEST_LOG = 4.0
 
 
 class Step(NamedTuple):
-    """A drift, a kick and a drift, on the grids of the particles.
+    """Coefficients of a step, on the grids of the particles.
 
     disp += first * vel;  vel = (vel / before + kick * acceleration) * after;  disp += last * vel
 
     Args:
       first, last: drifts [1 / momentum].
-      kick: kick in units of the momenta at the end of the step.
+      kick: kick, in the unit of the momenta at the end of the step.
       before, after: unit of the momenta at the start and at the end of the step [Mpc/h].
     """
 
@@ -53,11 +52,11 @@ class Step(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """Particles that have taken the drift at the start of the next step.
+    """Particles after the first drift of the next step.
 
     Args:
       particles: particles after the drift.
-      drift: this drift; 0 after a step that failed, which leaves the particles as they were before it.
+      drift: the drift; 0 after a failed step, which leaves the particles unchanged.
       unit: unit of the momenta [Mpc/h].
       max_displacement: largest displacement of the particles [mesh cells].
       status: the first failure, if any.
@@ -72,9 +71,9 @@ class Moved(NamedTuple):
 
 @eqx.filter_jit
 def coefficients_of(solver: SplitSolver, table: GrowthTable, times: Array) -> Coefficients:
-    """Coefficients of each step between these times, log_scale on its grid, in the precision of the times.
+    """Coefficients of the steps between given times, in their precision, log_scale on its grid.
 
-    A program of its own where nothing is traced: all that take the same steps take the same bits.
+    Outside of tracing this is a compiled program of its own: all drivers of the same steps use the same bits.
     """
     coefficients = jax.vmap(solver.coefficients, in_axes=(None, 0, 0))(table, times[:-1], times[1:])
     coefficients = Coefficients(*(x.astype(times.dtype) for x in coefficients))
@@ -83,7 +82,7 @@ def coefficients_of(solver: SplitSolver, table: GrowthTable, times: Array) -> Co
 
 
 def all_steps(coefficients: Coefficients, config: Config) -> Step:
-    """The steps with these coefficients; each field has an axis of steps."""
+    """Steps from their coefficients; each field has an axis of steps."""
     c = coefficients
     log_scale = jnp.concatenate([jnp.zeros(1, c.log_scale.dtype), jnp.cumsum(c.log_scale)])
     unit = momentum_unit(config, log_scale.dtype) * jnp.exp2(log_scale)
@@ -96,7 +95,7 @@ def unit_after(taken: Array, steps: Step) -> Array:
 
 
 def first_drifts(step: Step) -> Array:
-    """The drift at the start of one or several steps; 0 where a number is not finite, since nothing could undo it."""
+    """Drift at the start of one or several steps; 0 if a coefficient is not finite, since that has no inverse."""
     return jnp.where(_finite(step), step.first, 0)
 
 
@@ -111,7 +110,7 @@ def begin(particles: ExactParticles, drift: Array, unit: Array, status: Status, 
       config: the simulation.
     """
     disp = drifted(particles.with_unit(unit), drift, config).disp
-    disp = barrier(disp)  # computed once: XLA would repeat it for each of its uses
+    disp = barrier(disp)  # XLA would compute it again for each use
     max_displacement = max_abs(disp) / min(config.cell_size)
     return Moved(ExactParticles(disp, particles.momenta), drift, unit, max_displacement, status)
 
@@ -119,20 +118,19 @@ def begin(particles: ExactParticles, drift: Array, unit: Array, status: Status, 
 def step(
     now: Step, following: Array, moved: Moved, config: Config, entry: Entry | None = None
 ) -> tuple[Moved, tuple[Array, ...]]:
-    """The rest of a step, and the first drift of the following step; a step that fails is undone.
+    """Kick and last drift of a step, and the first drift of the next one; a failed step is reversed.
 
     Args:
       now: the step.
-      following: `first` of the next step.
+      following: first drift of the next step.
       moved: particles after the first drift.
       config: the simulation.
-      entry: where to keep the potential of the step; default: nowhere.
+      entry: entry of the cache for the potential of the step; default: none.
 
     Returns:
-      The particles with the following drift, and the cache with the potential of the step.
+      The particles after the following drift, and the cache with the potential of the step.
     """
     entry = Entry((), jnp.zeros((), jnp.int32)) if entry is None else entry
-    # After a failure the momenta stay on their grid, and nothing moves.
     failed = moved.status.code != Code.SUCCESSFUL
     now = Step(*(jnp.where(failed, 0, x) for x in now[:3]), *(jnp.where(failed, moved.unit, x) for x in now[3:]))
     q, dtype = resolution(config, moved.particles.disp.dtype), moved.particles.disp.dtype
@@ -140,12 +138,11 @@ def step(
     code = failure(moved.max_displacement, halo_limit(config), grid, _finite(now))
     code = jnp.where(failed, moved.status.code, code)
     good = code == Code.SUCCESSFUL
-    undo = -first_drifts(now)  # 0 after a failure
     coefficients = KickDrift(
         kick=jnp.where(good, now.kick, 0),
         inverse=1 / now.before,
         after=jnp.where(good, now.after, now.before),
-        last=jnp.where(good, now.last, undo) / q,
+        last=jnp.where(good, now.last, -first_drifts(now)) / q,
         first=jnp.where(good, following, 0) / q,
         good=good.astype(now.kick.dtype),
     )
@@ -166,7 +163,7 @@ def step(
 def _kick_and_drift(
     particles: ExactParticles, max_displacement: Float[Array, ""], coefficients: KickDrift, entry: Entry, config: Config
 ) -> tuple[ExactParticles, Float[Array, ""], tuple[Array, ...]]:
-    """Kick by the acceleration, then drift at the end of a step and at the start of the next, see `KickDrift`."""
+    """Kick by the acceleration, then take two drifts, see `KickDrift`."""
     spec, cache = config.decomposition.spec, potential_cache.entry_spec(entry, config)
     run = config.decomposition.shard_map(
         partial(_kick_and_drift_block, config=config),
@@ -190,34 +187,32 @@ def _kick_and_drift_block(
 
     disp, momenta, most = with_halo(max_displacement, config, run, disp, momenta, *coefficients, *meshes)
     most = largest_on_devices(most, config) / min(config.cell_size)
-    return disp, momenta, most, potential_cache.stored(entry, meshes)
+    return disp, momenta, most, potential_cache.updated(entry, meshes)
 
 
 def at_rest(moved: Moved, config: Config) -> Particles:
-    """The particles at the end of the last step: the drift since is undone to the bit."""
+    """Particles at the end of the last step, by exact reversal of the drift since."""
     return drifted(moved.particles.with_unit(moved.unit), -moved.drift, config)
 
 
 def drifted(particles: Particles, coefficient: Array, config: Config) -> Particles:
-    """The particles after a drift, rounded to its grid: exact, and undone by the opposite coefficient."""
+    """Particles after a drift, rounded to the grid; the opposite coefficient is the exact inverse."""
     q = resolution(config, particles.disp.dtype)
     disp = particles.disp + q * round_straight_through(coefficient / q * particles.vel)
     return Particles(disp, particles.vel)
 
 
 def ended(status: Status, max_displacement: Array, momenta_in_range: Array, config: Config) -> Status:
-    """The status after the last drift, which no step checks.
-
-    A particle that leaves the range of the grid, or is not finite, sets the status.
+    """Status after the last drift. A particle that leaves the range of the grid, or is not finite, sets it.
 
     Args:
       status: status after the last step.
       max_displacement: largest displacement of the particles at the end [mesh cells].
-      momenta_in_range: whether all momenta are in the range of their grid.
+      momenta_in_range: whether all momenta are in the range of the integers.
       config: the simulation.
     """
     grid = largest(config, max_displacement.dtype) / min(config.cell_size)
-    code = failure(max_displacement, jnp.inf, grid)  # no force is taken there: no halo is needed
+    code = failure(max_displacement, jnp.inf, grid)  # no force follows: any halo will do
     code = jnp.where((code == Code.SUCCESSFUL) & ~momenta_in_range, Code.TOO_FAST, code).astype(jnp.int32)
     failed = (status.code == Code.SUCCESSFUL) & (code != Code.SUCCESSFUL)
     seen = jnp.where(failed, max_displacement, status.max_displacement)
@@ -225,14 +220,14 @@ def ended(status: Status, max_displacement: Array, momenta_in_range: Array, conf
 
 
 def at_end(kicked: ExactParticles, step: Step, config: Config) -> Particles:
-    """The particles at the end of a step, from those after its kick."""
+    """Particles at the end of a step, from the particles after its kick."""
     return drifted(kicked.with_unit(step.after), step.last, config)
 
 
-def undone(step: Step, good: Array, kicked: ExactParticles, config: Config) -> Particles:
-    """The particles before a step, from those after its kick.
+def at_start(kicked: ExactParticles, step: Step, good: Array, config: Config) -> Particles:
+    """Particles at the start of a step, from the particles after its kick.
 
-    A step that is not good has not moved anything; the force where particles are may not even be finite.
+    A failed step has moved nothing, and the force at its particles may not be finite.
     """
     force, _ = acceleration(jnp.where(good, kicked.disp, 0), config)
     kick = step.kick * force
