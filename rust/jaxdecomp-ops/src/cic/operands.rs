@@ -14,7 +14,7 @@ pub(crate) struct Extents {
     pub(crate) fields: usize,
 }
 
-/// What paint and read have in common.
+/// Operands of both paint and read.
 pub(crate) struct Particles<'a> {
     pub(crate) spec: Spec,
     pub(crate) masks: Vec<Mask>,
@@ -33,7 +33,7 @@ pub(crate) struct Paint<'a> {
 pub(crate) struct IntegerPaint<'a> {
     pub(crate) particles: Particles<'a>,
     pub(crate) weight: Input<'a>,
-    /// What no weight exceeds, for each element of the batch.
+    /// Upper bound of the weights, for each element of the batch.
     pub(crate) bound: Input<'a>,
     /// Bits of the largest contribution of a mask.
     pub(crate) bits: i32,
@@ -54,25 +54,25 @@ pub enum Reduction {
 
 /// The operands of a step of the particles: vectors of each particle, meshes and coefficients.
 pub(crate) struct Step<'a> {
-    /// Their displacements are the first of the vectors.
+    /// Geometry; its displacements are the first of the vectors.
     pub(crate) particles: Particles<'a>,
     /// Further vectors of each particle.
     pub(crate) vectors: Vec<Input<'a>>,
     /// Meshes, each with its number of fields.
     pub(crate) meshes: Vec<(Input<'a>, usize)>,
-    /// Six for each mesh.
+    /// Coefficients, six for each mesh.
     pub(crate) coefficients: Input<'a>,
     /// Spacing of the grid of displacements.
     pub(crate) resolution: f64,
     /// Vectors of each particle.
     pub(crate) results: Vec<Output<'a>>,
-    /// A few numbers for all particles.
+    /// Summary: a few values for all particles.
     pub(crate) summary: Output<'a>,
 }
 
 /// The operands of the transpose of reading a force.
 pub(crate) struct ForceTranspose<'a> {
-    /// Their mesh is that of the force.
+    /// Geometry, with the mesh of the force.
     pub(crate) particles: Particles<'a>,
     /// A vector of each particle.
     pub(crate) weight: Input<'a>,

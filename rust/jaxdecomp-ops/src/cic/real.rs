@@ -17,11 +17,11 @@ pub trait Real:
 {
     /// Integer that accumulates contributions. Partial sums may wrap around; the total fits.
     type Sum: Copy + Send + Sync;
-    /// A whole number of as many bits as the value has.
+    /// Integer with as many bits as the value.
     type Whole: Copy + Send + Sync + xla_ffi::Element;
     /// Zero of the accumulator.
     const ZERO_SUM: Self::Sum;
-    /// What no sum of valid contributions is.
+    /// A sum that valid contributions never have.
     const INVALID_SUM: Self::Sum;
     /// Zero.
     const ZERO: Self;
@@ -36,7 +36,7 @@ pub trait Real:
     fn from_i32(x: i32) -> Self;
     /// Exact.
     fn to_f64(self) -> f64;
-    /// Rounds toward zero. (A checked conversion takes half of the time of locating a particle.)
+    /// Rounds toward zero. (A checked conversion is slow.)
     ///
     /// # Safety
     /// |self| < 2³¹
@@ -48,13 +48,13 @@ pub trait Real:
     #[must_use]
     fn rint(self) -> Self;
 
-    /// The whole number that is held in the bits of this value: those of 1 plus the number.
+    /// The integer in the bits of this value, which are the bits of 1 plus the integer.
     fn whole(self) -> Self::Whole;
-    /// The value whose bits hold a whole number.
+    /// The value whose bits hold an integer.
     fn holding(whole: Self::Whole) -> Self;
-    /// Whether |x| is in the range of [`rounded`](Self::rounded): half of that of whole numbers; false if NaN.
+    /// Whether |x| is in the range of [`rounded`](Self::rounded), half of the integers' range; false if NaN.
     fn is_countable(self) -> bool;
-    /// The nearest whole number, halves to the even one; 0 if not [countable](Self::is_countable).
+    /// The nearest integer, halves to the even one; 0 if not [countable](Self::is_countable).
     fn rounded(self) -> Self::Whole;
     /// `a + b`, which wraps around.
     fn whole_sum(a: Self::Whole, b: Self::Whole) -> Self::Whole;

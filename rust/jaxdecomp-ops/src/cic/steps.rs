@@ -1,4 +1,4 @@
-//! FFI targets that move particles on the CPU: a kick and two drifts, and their undoing with cotangents.
+//! FFI targets that move particles on the CPU: a kick and two drifts, and their reversal with cotangents.
 
 use super::cpu::{KickDrift, Packed, UndoDrift, UndoDriftAndKick, UndoKick};
 use super::geometry::Geometry;
@@ -20,19 +20,19 @@ xla_ffi::handler!(
     kick_drift_cpu => |call| run(call, Kind::KickDrift)
 );
 xla_ffi::handler!(
-    /// A kick undone on the CPU, see [`UndoKick`].
+    /// Reversal of a kick on the CPU, see [`UndoKick`].
     undo_kick_cpu => |call| run(call, Kind::UndoKick)
 );
 xla_ffi::handler!(
-    /// Drifts undone on the CPU, see [`UndoDrift`].
+    /// Reversal of drifts on the CPU, see [`UndoDrift`].
     undo_drift_cpu => |call| run(call, Kind::UndoDrift)
 );
 xla_ffi::handler!(
-    /// Drifts and the kick before them undone on the CPU, see [`UndoDriftAndKick`].
+    /// Reversal of drifts and the kick before them on the CPU, see [`UndoDriftAndKick`].
     undo_drift_and_kick_cpu => |call| run(call, Kind::UndoDriftAndKick)
 );
 
-/// Which of the four.
+/// One of the four targets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     KickDrift,
@@ -42,7 +42,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// Numbers of vectors that are given and of numbers in the summary.
+    /// Number of vectors in the operands, and of values in the summary.
     fn counts(self) -> [usize; 2] {
         match self {
             Self::KickDrift => [2, 1],
@@ -121,7 +121,7 @@ fn one<T: Packed>(
     summary: &mut [T],
     pool: &dyn Parallel,
 ) {
-    // The second coefficient, 1 / unit of the momenta at the start, is that of derivatives only.
+    // The second coefficient, 1 / unit of the momenta at the start, is for derivatives only.
     let kick_drift = |[a, _, c, d, e, f]: [T; 6], fields| {
         let (drifts, good) = ([d, e], f != T::ZERO);
         KickDrift { geometry, fields, kick: a, after: c, drifts, good, resolution }

@@ -105,7 +105,7 @@ impl<T: Real> Batch<T> {
         }
     }
 
-    /// Wraps all cells into the mesh, those of invalid positions too.
+    /// Wraps all cells into the mesh, also cells of invalid positions.
     #[inline(always)]
     pub(crate) fn wrap(&mut self, geometry: &Geometry<T>) {
         for (cell, axis) in self.cell.iter_mut().zip(&geometry.axes) {

@@ -1,13 +1,13 @@
-//! The memory to which is painted.
+//! Meshes to paint to.
 
 use crate::cic::real::Real;
 use std::sync::Mutex;
 
-/// A mesh to paint to, by how its fields lie in memory.
+/// A mesh to paint to, by the order of its fields in memory.
 pub(crate) enum Mesh<'m, T: Real> {
-    /// Those of a cell side by side.
+    /// The fields of a cell are adjacent.
     Interleaved(&'m mut [T]),
-    /// One after the other.
+    /// One field after the other.
     Planar(&'m mut [T]),
     /// Both halves of the integer sums of one field, see [`Real::halves`].
     Sums(&'m mut [T::Whole]),
@@ -15,7 +15,7 @@ pub(crate) enum Mesh<'m, T: Real> {
 
 /// All fields of a block of the mesh.
 pub(crate) enum Output<'a, T: Real> {
-    /// Those of a cell side by side.
+    /// The fields of a cell are adjacent.
     Interleaved(&'a mut [T]),
     /// One slice a field.
     Planar(Vec<&'a mut [T]>),

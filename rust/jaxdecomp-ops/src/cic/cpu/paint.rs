@@ -21,7 +21,7 @@ const TILE: usize = 1 << 22;
 /// Average number of blocks touched by a piece of a row above which sorting the particles is faster.
 const SCATTERED: u64 = 6;
 
-/// What fixes the resolution of integer sums.
+/// Source of the resolution of integer sums.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scale<'a, T> {
     /// Values among whose magnitudes are the largest weights, field by field.

@@ -117,7 +117,7 @@ struct Reader<'a, T: Packed> {
     /// Shape (cell, field), with `count` fields.
     fields: &'a [T],
     count: usize,
-    /// Coefficients of each mask; empty if the only mask is that of the value.
+    /// Coefficients of each mask; empty if the only mask is the value's.
     factors: Vec<[Factor<T>; 3]>,
     /// Coefficients in vector form if there are three masks.
     three: Option<[ThreeFactors<T::Three>; 3]>,
@@ -233,7 +233,7 @@ fn between<T: Real, V: Lanes<T>>(low: V, high: V, weights: &[V; 2]) -> V {
 pub(super) struct Corners {
     row: [[u32; SIZE]; 4],
     z: [[u32; SIZE]; 2],
-    /// Whether none is in the last row of the mesh: after each of their cells there is another one.
+    /// Whether none is in the last row of the mesh, so that a cell follows each of them.
     inside: bool,
 }
 
@@ -271,7 +271,7 @@ impl Corners {
             for c in 0..8 {
                 debug_assert!((self.index(n, c) + 1) * count < fields.len());
                 // SAFETY: `Batch` wraps every cell into the mesh, which has a further cell after this one: there are at
-                // least as many values as the fields from `field` on and one more. Checks would cost a fifth of the time.
+                // least as many values as the fields from `field` on and one more. Checks would be slow.
                 around[c] = unsafe { V::load_at(fields, self.index(n, c) * count + field) };
             }
         } else {

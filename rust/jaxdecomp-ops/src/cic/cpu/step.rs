@@ -8,7 +8,7 @@ use super::weights;
 use crate::cic::geometry::Geometry;
 use xla_ffi::Parallel;
 
-/// A kick and two drifts, on the grids of the particles; momenta are held as whole numbers of their unit.
+/// A kick and two drifts, on the grids of the particles; momenta are integers in a unit.
 #[derive(Clone, Copy, Debug)]
 pub struct KickDrift<'a, T> {
     /// Lattice and mesh.
@@ -28,7 +28,7 @@ pub struct KickDrift<'a, T> {
 }
 
 impl<T: Packed> KickDrift<'_, T> {
-    /// Moves particles; returns the largest |displacement|, NaN if one is.
+    /// Moves particles; returns the largest |displacement|, NaN if any is NaN.
     ///
     /// # Panics
     /// If the lengths are inconsistent.

@@ -16,7 +16,7 @@ pub(crate) struct Source<'a, T> {
     /// Values of `weight` for each particle: masks times `fields`.
     pub(crate) stride: usize,
     pub(crate) fields: usize,
-    /// Coefficients of each mask; empty if the only mask is that of the value.
+    /// Coefficients of each mask; empty if the only mask is the value's.
     pub(crate) factors: Vec<[Factor<f64>; 3]>,
     /// Inverse resolution of each field.
     pub(crate) inverse: Vec<f64>,
@@ -193,7 +193,7 @@ impl<'a, T: Real, const L: usize> Tile<'a, T, L> {
                 let at = (offsets.x[c >> 1][n] + offsets.y[c & 1][n] + offsets.z[n]) as usize;
                 debug_assert!(at + 1 < sums.len());
                 // SAFETY: `Batch` wraps every cell into the mesh, so `offsets` lie inside the tile; a row has a further
-                // cell. A bounds check would cost a tenth of the time.
+                // cell. A bounds check would be slow.
                 let pair = unsafe { sums.get_unchecked_mut(at..at + 2) };
                 for l in 0..L {
                     pair[0][l] = T::sum(pair[0][l], integers[2 * c][l]);

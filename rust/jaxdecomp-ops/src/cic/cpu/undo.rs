@@ -1,4 +1,4 @@
-//! A kick and drifts of all particles undone, with cotangents, each in one pass that reads the mesh.
+//! Reversal of a kick and of drifts of all particles, with cotangents, each in one pass that reads the mesh.
 
 use super::batch::{Batch, SIZE};
 use super::lanes::{Lanes, Packed};
@@ -9,7 +9,7 @@ use crate::cic::geometry::Geometry;
 use crate::cic::real::Real;
 use xla_ffi::Parallel;
 
-/// A kick to be undone, with cotangents; momenta are held as whole numbers of their unit.
+/// Reversal of a kick, with cotangents; momenta are integers in a unit.
 #[derive(Clone, Copy, Debug)]
 pub struct UndoKick<'a, T> {
     /// Lattice and mesh.
@@ -44,7 +44,7 @@ impl<T: Packed> UndoKick<'_, T> {
         [a, b, c]
     }
 
-    /// Undoes the kick of a batch; see [`Self::run`].
+    /// Reverses the kick of a batch; see [`Self::run`].
     #[inline(always)]
     fn batch(
         &self,
@@ -88,7 +88,7 @@ impl<T: Packed> Kernel<T, 4> for UndoKick<'_, T> {
     }
 }
 
-/// Two drifts to be undone, with cotangents; momenta are held as whole numbers of their unit.
+/// Reversal of two drifts, with cotangents; momenta are integers in a unit.
 #[derive(Clone, Copy, Debug)]
 pub struct UndoDrift<'a, T> {
     /// Lattice and mesh.
@@ -97,11 +97,11 @@ pub struct UndoDrift<'a, T> {
     pub field: &'a [T],
     /// Coefficient of the force in the momenta after the kick.
     pub weight: T,
-    /// Unit of the momenta after the kick over that before.
+    /// Unit of the momenta after the kick over the unit before.
     pub scale: T,
     /// Unit of the momenta before the kick.
     pub before: T,
-    /// Minus the drift before the kick and the one before it, in units of the spacing of the displacements.
+    /// Minus the drift before the kick, and minus the drift before this, in units of the spacing of the displacements.
     pub drifts: [T; 2],
     /// Whether there was a kick.
     pub good: bool,
@@ -122,7 +122,7 @@ impl<T: Packed> UndoDrift<'_, T> {
         T::from_f64(sum)
     }
 
-    /// Undoes the drifts of a batch; see [`Self::run`].
+    /// Reverses the drifts of a batch; see [`Self::run`].
     #[inline(always)]
     fn batch(
         &self,
@@ -156,7 +156,7 @@ impl<T: Packed> Kernel<T, 4> for UndoDrift<'_, T> {
     }
 }
 
-/// Drifts to be undone, and then the kick before them, in one pass over the particles.
+/// Reversal of drifts, and then of the kick before them, in one pass over the particles.
 #[derive(Clone, Copy, Debug)]
 pub struct UndoDriftAndKick<'a, T> {
     /// The drifts.
@@ -166,7 +166,7 @@ pub struct UndoDriftAndKick<'a, T> {
 }
 
 impl<T: Packed> UndoDriftAndKick<'_, T> {
-    /// [`UndoDrift::run`], and then [`UndoKick::run`]; returns the sum of the first and those of the second.
+    /// [`UndoDrift::run`], and then [`UndoKick::run`]; returns the sum of the first and the sums of the second.
     ///
     /// # Panics
     /// If the lengths are inconsistent.
@@ -189,8 +189,7 @@ impl<T: Packed> Kernel<T, 4> for UndoDriftAndKick<'_, T> {
     }
 }
 
-/// Sums of the products of vectors with momenta that are held as whole numbers of a unit. A loop of its own: with others in
-/// it, it is not vectorised.
+/// Sums of the products of vectors with integer momenta. A separate loop, since a longer one is not vectorised.
 #[inline(always)]
 fn product<T: Real>(vectors: &Vectors<T>, momenta: &Vectors<T>, unit: T) -> [T; LANES] {
     let mut sums = [T::ZERO; LANES];

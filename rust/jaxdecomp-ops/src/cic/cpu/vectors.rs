@@ -1,4 +1,4 @@
-//! One pass over all particles, of which each has a few vectors.
+//! One pass over particles that have a few vectors each.
 
 use super::batch::{Batch, SIZE};
 use super::lanes::Packed;
@@ -12,7 +12,7 @@ use xla_ffi::Parallel;
 pub(super) const VALUES: usize = 3 * SIZE;
 /// Lanes of sums and maxima, so that loops over values vectorise.
 pub(super) const LANES: usize = 8;
-/// Vectors of a batch, with room for the fourth lane of the last one.
+/// Vectors of a batch, and space for the fourth lane of the last one.
 pub(super) type Vectors<T> = [T; VALUES + LANES];
 /// Sums over all particles, or maxima.
 pub(super) type Totals = [f64; 4];
@@ -20,7 +20,7 @@ pub(super) type Totals = [f64; 4];
 /// A vector of each particle.
 #[derive(Debug)]
 pub(super) enum Vector<'a, T> {
-    /// Only looked at.
+    /// Read only.
     Fixed(&'a [T]),
     /// Overwritten.
     Moved(&'a mut [T]),
@@ -34,7 +34,7 @@ impl<T: Real> Vector<'_, T> {
         }
     }
 
-    /// Splits into pieces of a length, the last of which may be shorter.
+    /// Splits into pieces of a length; the last piece may be shorter.
     fn chunks(self, len: usize) -> Vec<Self> {
         match self {
             Self::Fixed(values) => values.chunks(len).map(Vector::Fixed).collect(),
@@ -43,7 +43,7 @@ impl<T: Real> Vector<'_, T> {
     }
 }
 
-/// What is done with the particles of a batch.
+/// A kernel for the particles of a batch.
 pub(super) trait Kernel<T: Packed, const V: usize>: Sync {
     /// Changes the vectors of a batch, and adds to the totals. Vectors beyond the batch are zero.
     fn run(&self, batch: &mut Batch<T>, vectors: &mut [Vectors<T>; V], totals: &mut Totals);
@@ -96,7 +96,7 @@ struct Rows<'a, 'v, T: Packed, K: Kernel<T, V>, const V: usize> {
     batch: &'a mut Batch<T>,
     /// Index of the first row.
     first: usize,
-    /// Of the particles of these rows.
+    /// Vectors of the particles in these rows.
     vectors: &'a mut [Vector<'v, T>; V],
     totals: &'a mut Totals,
 }

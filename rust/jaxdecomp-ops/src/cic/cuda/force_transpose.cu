@@ -52,7 +52,7 @@ struct VectorTile : Box {
         if (threadIdx.x < 3) {
             Real all = 0;
             for (int warp = 0; warp < WARPS; ++warp) all += total[threadIdx.x][warp];
-            // Room for the rounding of this sum and of the contributions.
+            // A margin for the rounding of this sum and of the contributions.
             exponent[threadIdx.x] = bound(all * (Real)1.0001) - SUM_BITS;
         }
         __syncthreads();
@@ -112,7 +112,7 @@ struct VectorTile : Box {
     }
 };
 
-// Adds the differences of what a particle contributes to the field of an axis to the potential. Two threads share a
+// Adds the differences of a particle's contributions to the field of an axis to the potential. Two threads share a
 // particle, so that they add to neighbouring cells along z at the same time; `odd` is the second of them.
 template <int AXIS>
 __device__ inline void add_differences(const Potential& p, u64* potential, const int cell[3], const i64 value[8], bool odd) {
@@ -180,7 +180,7 @@ paint_vectors(Geometry g, Potential p, const Real* disp, const Real* weight, int
         if (axis == 2) tile.flush<2>(p, potential, resolution);
         __syncthreads();
     }
-    // Those outside of the box: few of a warp would keep the others waiting.
+    // Particles outside of the box, gathered: few in a warp would keep its other threads waiting.
     for (u32 i = threadIdx.x; i < 2 * tile.outside; i += THREADS) {
         int cell[3];
         Real t[3];

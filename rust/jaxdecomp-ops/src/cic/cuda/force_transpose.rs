@@ -2,9 +2,9 @@
 //!
 //! Where particles share cells, all in one pass over them; elsewhere one field after the other, to the same sums.
 //!
-//! Bytes from and to memory of the latter, if no cache held any: of each particle 84, for the largest weights 12 and for each
-//! field 24, since the weights of the others lie between its own; of each cell 68 and what the paints add. For each field its sum
-//! is cleared and read once, 16, and the result, of 4, is written, and read before by all but the first.
+//! Memory traffic of the latter without caches [bytes]: 84 a particle, 12 for the largest weights and 24 for each field, whose
+//! weights are interleaved; 68 a cell, besides the paints: for each field 16 to clear and read the sum and 4 to write the result,
+//! which all fields but the first also read.
 
 use super::launch::{
     Context, FLAG, Geometry, HEAD, PaintBuffers, blocks, check_scratch, scratch_bytes, sum_bytes, with_context,
@@ -29,7 +29,7 @@ xla_ffi::handler!(
     execute => |call| unpacked(call, run), Role::RECORDABLE
 );
 
-/// Bits by which a sum can exceed that of the contributions: from three axes, eight times two neighbours and two more.
+/// Bits by which a sum can exceed the sum of contributions: three axes, eight times two neighbours and two more.
 const SUM_BITS: i32 = 6;
 
 /// Planes that a thread of `subtract_differences` follows, as in the kernel.
@@ -84,7 +84,7 @@ fn run(call: &Call<'_>, operands: &mut ForceTranspose<'_>) -> Result<()> {
     let Extents { batch, sites, .. } = operands.particles.extents;
     let (vectors, cells) = (sites.iter().product::<usize>() * 12, operands.cells.iter().product::<usize>());
     let mut scratch = call.output(1, "scratch")?;
-    // Of each cell of the potential a sum; field by field takes those of the painted mesh.
+    // A sum for each cell of the potential; field by field, for each cell of the painted mesh.
     check_scratch(&scratch, scratch_bytes(Dtype::F32, cells))?;
     let (disp, weight) = (operands.particles.disp.as_ptr(), operands.weight.as_ptr());
     let (field, scratch) = (operands.field.as_mut_ptr(), scratch.as_mut_ptr());

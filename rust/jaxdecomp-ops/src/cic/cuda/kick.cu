@@ -13,7 +13,7 @@ struct Step {
     Real kick, inverse, after, last, first, good;
 };
 
-// Whole numbers in the bits of an array, see `momenta.py`: those of 1 plus the number.
+// Integers in the bits of an array, see `momenta.py`: the bits of 1 plus the integer.
 #if REAL_BITS == 32
 typedef int Whole;
 #define FROM_BITS __int_as_float
@@ -30,7 +30,7 @@ typedef long long Whole;
 
 __device__ inline Whole count(Real packed) { return (Whole)TO_BITS(packed) - ONE; }
 
-// The nearest whole number; 0 where it is beyond the range, or not a number.
+// The nearest integer; 0 if it is beyond the range or x is NaN.
 __device__ inline Whole rounded(Real x) { return fabs(x) < LARGEST_KICK ? ROUND(x) : 0; }
 
 __device__ inline Bits largest_of_warp(Bits value) {
@@ -42,7 +42,7 @@ __device__ inline Bits largest_of_warp(Bits value) {
 #if FIELDS == 3 && !defined(DRIFT)
 // momentum += rint(kick * force);  vel = momentum * after;  disp += q * rint(last * vel);
 // disp += q * rint(first * vel). Without a kick where the step is not good. The results may take the memory of the operands.
-// Momenta are held as whole numbers; displacements are no numbers where the kick of one is none.
+// Momenta are integers; displacements are NaN where the kick is beyond their range or NaN.
 extern "C" __global__ void __launch_bounds__(BX * BY * BZ, BLOCKS)
 kick_drift(Geometry g, double resolution, const Real* disp, const Real* vel, const Real* __restrict__ fields,
            const Step* __restrict__ steps, Real* new_disp, Real* new_vel, Bits* most) {

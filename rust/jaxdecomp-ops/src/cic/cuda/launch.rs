@@ -164,7 +164,7 @@ impl Context<'_> {
         Ok(())
     }
 
-    /// Paints the only field of one element of the batch, to integers of which a contribution of a mask has so many bits.
+    /// Paints the only field of one element of the batch to integers, with a number of bits for the contribution of a mask.
     ///
     /// # Safety
     /// The buffers are device memory of the operands' extents.

@@ -246,7 +246,7 @@ extern "C" __global__ void finish(const u64* sums, u64 cells, u32 fields, u32 fi
         mesh[i * fields + field] = bad ? NOT_A_NUMBER : (Real)(total(sums + WORDS * i) * resolution);
 }
 
-// Overwrites the sums by what no sum is if any position or weight is invalid.
+// Overwrites the sums by the invalid sum if any position or weight is invalid.
 extern "C" __global__ void invalidate(const u32* invalid, u64 cells, u64* sums) {
     if (!*invalid) return;
     for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < WORDS * cells; i += gridDim.x * (u64)blockDim.x)

@@ -1,7 +1,7 @@
-// A step undone and cotangents pulled back through it. Concatenated after kick.cu. Momenta are held as whole numbers.
+// Reversal of a step, and cotangents through it. Concatenated after kick.cu. Momenta are integers.
 //
-// Further macros: DRIFT and KICK (0 or 1: what is undone, the drifts before the kick of a step, the kick of the step before it,
-// or one after the other in one pass).
+// Further macros: DRIFT and KICK (0 or 1: reversal of the drifts before the kick of a step, of the kick of the step before it,
+// or of one after the other in one pass).
 
 // Deterministic sums over the particles: one value for each block and sum, added up by `total`.
 constexpr int SUMS = DRIFT + 3 * KICK;
@@ -166,7 +166,7 @@ __device__ inline void undo_kick(const Geometry& g, const Sites& block, const Ki
 }
 #endif
 
-// Undoes what the macros say; it has the meshes, coefficients and results of that alone. Results may take the memory of operands.
+// Reversal by the macros, with the meshes, coefficients and results of its parts only. Results may take the memory of operands.
 extern "C" __global__ void __launch_bounds__(BX * BY * BZ, BLOCKS)
 undo(Geometry g, double resolution, const Real* disp, const Real* vel, const Real* ct_disp, const Real* ct_vel,
 #if DRIFT

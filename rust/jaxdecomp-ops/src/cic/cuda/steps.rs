@@ -1,4 +1,4 @@
-//! FFI targets that move particles: a kick and two drifts, and their undoing with cotangents.
+//! FFI targets that move particles: a kick and two drifts, and their reversal with cotangents.
 
 use super::launch::{StepBuffers, StepKernel, item, with_context};
 use crate::cic::operands::{Extents, Step};
@@ -26,7 +26,7 @@ xla_ffi::handler!(
     initialize_undo_kick => |call| load(call, StepKernel::UndoKick), Role::INITIALIZE
 );
 xla_ffi::handler!(
-    /// A kick undone on a GPU; the last result is scratch memory.
+    /// Reversal of a kick on a GPU; the last result is scratch memory.
     execute_undo_kick => |call| run(call, StepKernel::UndoKick), Role::RECORDABLE
 );
 xla_ffi::handler!(
@@ -34,7 +34,7 @@ xla_ffi::handler!(
     initialize_undo_drift => |call| load(call, StepKernel::UndoDrift), Role::INITIALIZE
 );
 xla_ffi::handler!(
-    /// Drifts undone on a GPU; the last result is scratch memory.
+    /// Reversal of drifts on a GPU; the last result is scratch memory.
     execute_undo_drift => |call| run(call, StepKernel::UndoDrift), Role::RECORDABLE
 );
 xla_ffi::handler!(
@@ -42,7 +42,7 @@ xla_ffi::handler!(
     initialize_undo_drift_and_kick => |call| load(call, StepKernel::UndoDriftAndKick), Role::INITIALIZE
 );
 xla_ffi::handler!(
-    /// Drifts and the kick before them undone on a GPU; the last result is scratch memory.
+    /// Reversal of drifts and the kick before them on a GPU; the last result is scratch memory.
     execute_undo_drift_and_kick => |call| run(call, StepKernel::UndoDriftAndKick), Role::RECORDABLE
 );
 

@@ -90,12 +90,11 @@ fn sites(spec: &Spec, most: [usize; 3]) -> [usize; 3] {
     core::array::from_fn(|axis| if spacing[axis] > 1.25 { most[axis] / 2 } else { most[axis] })
 }
 
-/// Chooses the paint kernels. (512³ particles at the start and at a = 1, one H200, one weight for all: 2.84 and 3.13 ms; with
-/// 512 threads and four blocks on a multiprocessor 2.90 and 3.25; with a tile of 12 x 12 x 20 cells 2.70 and 3.51. Weights of
-/// each particle take registers: 3.36 and 3.59 with five blocks, 3.67 and 4.02 with four, 3.28 and 3.75 with six.)
+/// Chooses the paint kernels: the fastest blocks and tiles for particles at the start and at a = 1. A weight for each particle
+/// takes registers, and leaves fewer blocks to a multiprocessor.
 #[must_use]
 pub fn paint(common: Common<'_>, spec: &Spec, shared: bool) -> PaintVariant {
-    // A tile pays to 8 cells a site and more: it has the sums of a sector added at once, even where no cells are shared.
+    // A tile is faster up to 8 cells a site and more: it adds the sums of a sector at once, even if no cells are shared.
     let tile = common.dtype == Dtype::F32 && spacing(spec).iter().product::<f64>() < 16.0;
     let (block, cells, blocks) = match (tile, shared) {
         (false, _) => ([1, 8, 32], None, 1),
@@ -109,15 +108,9 @@ pub fn paint(common: Common<'_>, spec: &Spec, shared: bool) -> PaintVariant {
 
 /// Chooses the kernels of the transpose of reading a force.
 ///
-/// Where particles [share cells](share_cells) they paint three fields in one pass, whose differences are taken of a tile. (512³
-/// particles at the start and at a = 1, one H100, differences included: 5.3 and 8.4 ms; 5.9 and 8.4 with a tile of 24 x 16 x 26
-/// cells; 6.6 and 12 with blocks of 8 x 8 x 16 sites and one thread for a particle outside the tile.) Elsewhere these differences
-/// would reach several times as many cells as the particles, and the kernels are those of a paint with weights, for one field
-/// after the other. (On a mesh twice as fine, one H200: 60.6 ms, a paint of three fields and its divergence 106.)
-///
-/// One field after the other is faster where many particles lie outside of the tile (13.3 instead of 15.7 ms where they moved by
-/// 6 cells, 14.7 instead of 21.6 clustered, 112 instead of 255 at random positions, one H200). Fewer do in a run: one pass takes
-/// 6.2 ms at the start and 9.1 at a = 1, one field after the other 11.4 and 12.2.
+/// If particles [share cells](share_cells), one pass paints three fields and takes their differences in a tile. Otherwise these
+/// differences would reach several times as many cells as the particles, and a paint with weights takes one field after the other.
+/// That would also be faster with many particles outside of the tile, more than simulations have.
 #[must_use]
 pub fn force_transpose(common: Common<'_>, spec: &Spec) -> PaintVariant {
     if !share_cells(spec) {
@@ -154,8 +147,7 @@ pub fn read(common: Common<'_>, spec: &Spec, fields: usize, reduction: Reduction
     read_of(READ, common, spec, (fields, reduction), [1, 8, 32])
 }
 
-/// Chooses the kernel of a kick and two drifts. (Whole steps of 512³ particles, one H200: 9.05 ms; 9.24 with as many registers as the compiler likes, 9.32 with 12 blocks on a
-/// multiprocessor.)
+/// Chooses the kernel of a kick and two drifts.
 #[must_use]
 pub fn kick(common: Common<'_>, spec: &Spec) -> ReadVariant {
     let mut kernel = read_of(KICK, common, spec, (3, Reduction::None), [1, 4, 32]);
@@ -163,7 +155,7 @@ pub fn kick(common: Common<'_>, spec: &Spec) -> ReadVariant {
     kernel
 }
 
-/// Chooses the kernel that undoes drifts, a kick, or the ones and then the other, with cotangents.
+/// Chooses the kernel that reverses drifts, a kick, or drifts and then a kick, with cotangents.
 #[must_use]
 pub fn step_vjp(common: Common<'_>, spec: &Spec, drift: bool, kick: bool) -> ReadVariant {
     let mut kernel = read_of(STEP_VJP, common, spec, (3, Reduction::None), [1, 8, 32]);
@@ -172,7 +164,7 @@ pub fn step_vjp(common: Common<'_>, spec: &Spec, drift: bool, kick: bool) -> Rea
     kernel
 }
 
-/// Bounds the registers so that so many blocks fit on a multiprocessor; not those of double precision, which takes twice as many.
+/// Bounds the registers so that a number of blocks fits on a multiprocessor, in single precision only.
 fn min_blocks(common: Common<'_>, blocks: usize) -> [String; 1] {
     [format!("-DBLOCKS={}", if common.dtype == Dtype::F32 { blocks } else { 1 })]
 }
