@@ -63,5 +63,5 @@ def rows(table: Array, index: Array) -> Array:
 
 def _sums_of_rows(index: Array, each: Array, count: int) -> Array:
     """Sums of what belongs to each of so many rows, of shape (count, m)."""
-    here = index[None] == jnp.arange(count)[:, None]
+    here = index[None] == jnp.arange(count, dtype=index.dtype)[:, None]
     return jnp.matmul(here.astype(each.dtype), each, precision="highest")

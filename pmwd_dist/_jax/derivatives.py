@@ -155,13 +155,13 @@ def _linear_map_batch(axis: Any, args: Sequence[Any], dims: Sequence[Any], **par
     operands = [batched(x, d) for x, d in zip(args[count:], dims[count:], strict=True)]
     copied = [i for i in sorted({*operands_like, *results_like}) if dims[i] is None]
     copies = [jax.lax.stop_gradient(batched(args[i], None)) for i in copied]
-    place = {i: count + n for n, i in enumerate(copied)}
+    place, operand = {i: count + n for n, i in enumerate(copied)}, count + len(copied)
     residual_dims = tuple(None if d is None else 0 for d in dims[:count])
 
     def mapped(function: Function, number: int) -> Function:
         in_axes = residual_dims + (0,) * number
         many = jax.vmap(lambda *xs: list(function(*xs)), in_axes, spmd_axis_name=axis.spmd_name)
-        return lambda *xs: many(*xs[:count], *xs[count + len(copies) :])
+        return lambda *xs: many(*xs[:count], *xs[operand:])
 
     out = _linear_map_p.bind(
         *residuals,

@@ -10,6 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
+from pmwd_dist._jax.arrays import as_array
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to, parameters_of
 from pmwd_dist.cosmology.parameters import Cosmology
 
@@ -28,7 +29,7 @@ def comoving_distance(a: ArrayLike, cosmo: Cosmology | GrowthTable) -> Array:
     Raises:
       ValueError: the cosmology lacks a parameter, or has a component that is not modelled (`Cosmology`).
     """
-    return _comoving_distance(jnp.asarray(a, dtype=jnp.result_type(float, a)), growth_table_to(2, cosmo))
+    return _comoving_distance(as_array(a, jnp.result_type(float, a)), growth_table_to(2, cosmo))
 
 
 @jax.jit
@@ -42,7 +43,7 @@ def _comoving_distance(a: Array, table: GrowthTable) -> Array:
 
 def scale_factor_at(distance: ArrayLike, cosmo: Cosmology | GrowthTable) -> Array:
     """Scale factor at a comoving distance [Mpc/h], the inverse of `comoving_distance` from a = 0.001 to a = 1."""
-    return _scale_factor_at(jnp.asarray(distance, dtype=jnp.result_type(float, distance)), growth_table_to(2, cosmo))
+    return _scale_factor_at(as_array(distance, jnp.result_type(float, distance)), growth_table_to(2, cosmo))
 
 
 @jax.jit

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arithmetic import rows
+from pmwd_dist._jax.arrays import as_array
 from pmwd_dist._jax.derivatives import forward_derivatives
 from pmwd_dist.cosmology import collocation
 from pmwd_dist.cosmology.parameters import Cosmology, Parameters, parameters
@@ -67,7 +68,7 @@ class GrowthTable(eqx.Module):
 
     def at(self, a: ArrayLike) -> Growth:
         """All growth factors and their derivatives; D3 and dD3 are empty where the table ends at second order."""
-        return _growth_at(self.factors, jnp.asarray(a, self.factors.dtype))
+        return _growth_at(self.factors, as_array(a, self.factors.dtype))
 
     def D1(self, a: ArrayLike) -> Array:
         """Linear growth factor."""
@@ -122,7 +123,7 @@ class GrowthTable(eqx.Module):
 def _growth_at(factors: Array, a: Array) -> Growth:
     values, slopes = _interpolate(factors, a)
     u, v = jnp.moveaxis(values, -1, 0), jnp.moveaxis(slopes, -1, 0)
-    n = np.reshape(_ORDERS[: len(u)], (-1, *(1,) * a.ndim))
+    n = np.reshape(_ORDERS[: len(u)], (-1, *(1,) * a.ndim)).astype(a.dtype)
     D, dD = a[None] ** n * u, a[None] ** n * (n * u + v)
     return Growth(D[0], D[1], D[2:], dD[0], dD[1], dD[2:])
 
@@ -155,7 +156,7 @@ def _interpolate(nodes: Array, a: Array) -> tuple[Array, Array]:
     """Values and slopes between nodes that hold values, slopes and second derivatives with ln a."""
     t = jnp.log(a) / _STEP + _BELOW
     i = jnp.clip(jnp.floor(t).astype(jnp.int32), 0, _BELOW + _ABOVE - 1)
-    t = jnp.where(t > _BELOW + _ABOVE, jnp.nan, t - i)[..., None, None]
+    t = jnp.where(t > _BELOW + _ABOVE, jnp.nan, t - i.astype(t.dtype))[..., None, None]
     low, high = rows(nodes, i), rows(nodes, i + 1)
     y = hermite(t, low[..., :2, :], high[..., :2, :], _STEP * low[..., 1:, :], _STEP * high[..., 1:, :])
     return y[..., 0, :], y[..., 1, :]

@@ -13,6 +13,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.arrays import as_array
 from pmwd_dist._jax.derivatives import forward_derivatives
 from pmwd_dist.cosmology.growth import GrowthTable, hermite, parameters_of
 from pmwd_dist.cosmology.parameters import Cosmology, Parameters
@@ -39,7 +40,7 @@ def linear_power(k: ArrayLike, cosmo: Cosmology | GrowthTable) -> Array:
       >>> k = jnp.geomspace(1e-3, 10.0, 200)
       >>> power = pmd.linear_power(k, jax_cosmo.Planck15())
     """
-    return _eisenstein_hu(jnp.asarray(k, dtype=float), parameters_of(cosmo))
+    return _eisenstein_hu(as_array(k), parameters_of(cosmo))
 
 
 @jax.jit

@@ -14,13 +14,13 @@ from typing import Any, Protocol
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.arrays import as_array
 
 # Attributes of other codes that change growth, matter or its power: neutrinos, radiation, modified gravity, running.
 _OTHERS = re.compile(
@@ -152,7 +152,7 @@ def _close(value: Any, expected: float) -> bool:
 def _number(name: str, value: Any) -> Array:
     wrong = ArgumentError(f"cosmo.{name}", value, "must be one finite number")
     try:
-        number = jnp.asarray(value, dtype=float)
+        number = as_array(value)
     except (TypeError, ValueError) as error:
         raise wrong from error
     if number.shape != () or (isinstance(value, int | float | np.number) and not math.isfinite(value)):

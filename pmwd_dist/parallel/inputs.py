@@ -13,6 +13,7 @@ from jax.core import Tracer
 from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.arrays import as_array
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3, as_decomposition
 
 
@@ -100,7 +101,7 @@ def complex_(x: Any, name: str) -> Array:
       ValueError: the values are not numbers.
     """
     x = numbers(x, name)
-    return _as(x, jnp.result_type(_precision(x.dtype), jnp.complex64))
+    return _as(x, np.promote_types(_precision(x.dtype), np.complex64))
 
 
 def whole_number(value: Any, name: str, *, least: int = 0) -> int:
@@ -120,8 +121,8 @@ def whole_number(value: Any, name: str, *, least: int = 0) -> int:
 
 def _precision(dtype: Any) -> Any:
     dtype = jax.dtypes.canonicalize_dtype(dtype)  # JAX would warn about double precision where it is disabled
-    return jnp.result_type(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.inexact) else jnp.result_type(float)
+    return np.promote_types(dtype, np.float32) if jnp.issubdtype(dtype, jnp.inexact) else jnp.result_type(float)
 
 
 def _as(x: Any, dtype: Any) -> Array:
-    return x if x.dtype == dtype else jnp.asarray(x, dtype)
+    return x if x.dtype == dtype and x.ndim else as_array(x, dtype)

@@ -214,7 +214,7 @@ def _tangent(
 
     def transpose(*args: Any) -> Sequence[Any]:
         cotangents = dict(zip(result_ids, args[end:], strict=True))
-        by_result = results_treedef.unflatten([cotangents.get(i) for i in range(len(results))])
+        by_result = results_treedef.unflatten([cotangents.get(i) for i in range(end - first)])
         inputs, outcome = treedef.unflatten(args[:first]), results_treedef.unflatten(args[first:end])
         _, by_input = backward(inputs, outcome, by_result)
         return [jax.tree.leaves(by_input)[i] for i in input_ids]

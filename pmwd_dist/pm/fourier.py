@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Complex, Float
@@ -124,9 +125,10 @@ def translation(shape: Shape3, config: Config, dtype: Any, cells: Array) -> Comp
     """Phases of a translation by some cells along each axis; zero at the Nyquist frequency."""
     numbers = wavenumbers(shape, config.decomposition)
     sizes = list(zip(numbers, shape, strict=True))
-    angles = local_factors([2 * math.pi * n / size for n, size in sizes], config.decomposition, dtype)
+    slopes = local_factors([2 * math.pi * n / size for n, size in sizes], config.decomposition, dtype)
     keep = local_factors([2 * np.abs(n) < size for n, size in sizes], config.decomposition, dtype)
-    x, y, z = (on * jnp.exp(1j * cells * angle) for on, angle in zip(keep, angles, strict=True))
+    angles = [cells * slope for slope in slopes]
+    x, y, z = (jax.lax.complex(on * jnp.cos(x), on * jnp.sin(x)) for on, x in zip(keep, angles, strict=True))
     return x * y * z
 
 

@@ -12,6 +12,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Num
 
 from pmwd_dist._jax.arithmetic import scaled
+from pmwd_dist._jax.arrays import as_array
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
@@ -43,13 +44,13 @@ def lpt(
     """
     inputs.check_config(config)
     a = config.a_start if a is None else inputs.scale_factor(a)
-    return _lpt(inputs.linear_modes(modes, config), growth_table_to(config.lpt_order, cosmo), a, config)
+    table = growth_table_to(config.lpt_order, cosmo)
+    return _lpt(inputs.linear_modes(modes, config), table, as_array(a, table.factors.dtype), config)
 
 
 @partial(jax.jit, static_argnames="config")
-def _lpt(modes: Array, table: GrowthTable, a: ArrayLike, config: Config) -> Particles:
+def _lpt(modes: Array, table: GrowthTable, a: Array, config: Config) -> Particles:
     decomposition = config.decomposition
-    a = jnp.asarray(a)
     D1, D2, D3, *slopes = table.at(a)
     growth, slopes = (jnp.concatenate([jnp.stack(x[:2]), x[2]]) for x in ((D1, D2, D3), slopes))
     factors = growth, a**2 * table.E(a) * slopes

@@ -18,6 +18,7 @@ from jaxtyping import Array, Complex, Float, Real
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arithmetic import scaled
+from pmwd_dist._jax.arrays import as_array
 from pmwd_dist._jax.derivatives import value_and_jacobian
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology import linear_power as linear
@@ -95,7 +96,7 @@ def power_nodes(config: Config) -> np.ndarray:
 
 
 def _of_function(linear_power: Callable[[Array], Array], k: np.ndarray) -> Array:
-    power = jnp.asarray(linear_power(jnp.asarray(k, dtype=float)), dtype=float)
+    power = jnp.asarray(linear_power(as_array(k)), dtype=float)
     if power.shape != k.shape:
         constraint = f"returns an array of shape {power.shape} for k of shape {k.shape}"
         raise ArgumentError("linear_power", linear_power, constraint, "return P at each k", show_value=False)
@@ -110,8 +111,8 @@ def _from_table(k: np.ndarray, table: Any) -> Array:
         raise ArgumentError("linear_power", table, constraint, "pass (k, P), or a function of k", show_value=False)
     table_k, table_power = (numbers(x, "linear_power") for x in table)
     check_table(table_k, table_power, k[0], k[-1])
-    table_k, table_power = jnp.asarray(table_k, dtype=float), jnp.asarray(table_power, dtype=float)
-    return linear.interpolate_power(jnp.asarray(k, dtype=float), table_k, table_power)
+    table_k, table_power = as_array(table_k), as_array(table_power)
+    return linear.interpolate_power(as_array(k), table_k, table_power)
 
 
 def check_table(k: Any, power: Any, low: float, high: float) -> None:
@@ -157,8 +158,13 @@ def _check_values(k: Any, power: Any, verb: str) -> None:
         raise ArgumentError("linear_power", power, constraint, remedy, show_value=False)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(2,))
+@partial(jax.jit, static_argnames="config")
 def _of_cosmology(noise: Array, cosmo: Parameters, config: Config) -> Array:
+    return _coloured(noise, cosmo, config)  # jitted: derivatives are then no operations one by one
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _coloured(noise: Array, cosmo: Parameters, config: Config) -> Array:
     """Linear modes of a cosmology.
 
     The derivative of ln P(k) with respect to each parameter is computed forwards, tabulated and interpolated like P(k),
@@ -168,8 +174,8 @@ def _of_cosmology(noise: Array, cosmo: Parameters, config: Config) -> Array:
     return colour(noise, _log_power(cosmo, config), config)
 
 
-@partial(_of_cosmology.defjvp, symbolic_zeros=True)
-def _of_cosmology_jvp(config: Config, primals: Any, tangents: Any) -> tuple[Array, Array]:
+@partial(_coloured.defjvp, symbolic_zeros=True)
+def _coloured_jvp(config: Config, primals: Any, tangents: Any) -> tuple[Array, Array]:
     noise, cosmo = primals
     by_noise, by_cosmo = tangents
     moving = {name: tangent for name, tangent in vars(by_cosmo).items() if not isinstance(tangent, SymbolicZero)}
@@ -234,7 +240,7 @@ def _look_up(config: Config, dtype: Any) -> tuple[Callable[[Array], Array], Arra
     k2 = fourier.k_squared(shape, config, dtype)
     x = (0.5 * jnp.log(jnp.where(k2 > 0, k2, 1)) - x0) / dx
     i = jnp.clip(x.astype(jnp.int32), 0, _TABLE - 2)
-    t = x - i
+    t = x - i.astype(x.dtype)
     valid = (k2 > 0) & (fourier.mode_count(shape, config, dtype) > 0)
     scale = jnp.where(valid, math.sqrt(math.prod(shape) / math.prod(config.box_size)), 0)
     return lambda table: (1 - t) * table[..., i] + t * table[..., i + 1], scale.astype(dtype)

@@ -22,6 +22,7 @@ from pmwd_dist.parallel.inputs import real
 from pmwd_dist.pm import inputs
 from pmwd_dist.pm.deterministic_paint import paint_and_reduce
 from pmwd_dist.pm.particles import Particles
+from pmwd_dist.pm.status import UNLIMITED
 
 # Largest displacements of the widths of halo="auto" [Mpc/h]: early times, z = 1, z = 0, and beyond LCDM, where 4 rms
 # of the displacement along an axis are 24.
@@ -129,8 +130,8 @@ def halo_widths(config: Config) -> tuple[int, ...]:
 
 
 def halo_limit(config: Config) -> float:
-    """Largest displacement within the widest halo [cells]; infinite if no axis is divided."""
-    return math.inf if config.decomposition.size == 1 else float(halo_widths(config)[-1])
+    """Largest displacement within the widest halo [cells]; UNLIMITED if no axis is divided."""
+    return UNLIMITED if config.decomposition.size == 1 else float(halo_widths(config)[-1])
 
 
 def nan_if_lost(painted: Array, config: Config) -> Array:

@@ -8,9 +8,12 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 from pmwd_dist.parallel.inputs import check_on_host
+
+UNLIMITED = float(np.finfo(np.float32).max)  # a displacement; finite, for jax_debug_infs
 
 
 class SimulationError(RuntimeError):
@@ -36,7 +39,7 @@ class Status(eqx.Module):
       code: a `Code`.
       step: number of steps completed, up to the failure.
       max_displacement: largest displacement so far [mesh cells].
-      halo: largest displacement within the halo [mesh cells]; infinite on one device.
+      halo: largest displacement within the halo [mesh cells]; UNLIMITED on one device.
     """
 
     code: Array
@@ -94,4 +97,4 @@ def failure(max_displacement: Array, halo: Any, grid: Any, finite: Any = True) -
 def successful(dtype: Any = None) -> Status:
     """Status before the first step."""
     real = jnp.zeros((), dtype if dtype is not None else jnp.result_type(float))
-    return Status(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), real, jnp.full_like(real, jnp.inf))
+    return Status(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), real, jnp.full_like(real, UNLIMITED))

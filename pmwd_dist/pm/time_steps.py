@@ -14,6 +14,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Float
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.arrays import as_array
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
@@ -35,9 +36,9 @@ def step_times(cosmo: Cosmology | GrowthTable, config: Config, *, save: Sequence
 @partial(jax.jit, static_argnames=("knots", "shares"))
 def _times(table: GrowthTable, knots: tuple[float, ...], shares: tuple[int, ...]) -> Array:
     """The knots, exactly, and times between them, uniform in the growth factor; shares: steps from knot to knot."""
-    ends = jnp.asarray(knots, dtype=float)
+    ends = jnp.asarray(knots, table.factors.dtype)
     D = table.D1(ends)
-    parts = [D[i] + (D[i + 1] - D[i]) * jnp.arange(1, count) / count for i, count in enumerate(shares)]
+    parts = [D[i] + (D[i + 1] - D[i]) * jnp.arange(1, count, dtype=D.dtype) / count for i, count in enumerate(shares)]
     inner = table.scale_factor(jnp.concatenate(parts))
     after = np.cumsum([0, *shares])  # steps before each knot
     order = np.argsort(np.append(after, np.delete(np.arange(after[-1]), after[:-1])))
@@ -61,7 +62,7 @@ def as_saveat(saveat: Any) -> diffrax.SaveAt | None:
     if (np.diff(times) <= 0).any():
         raise ArgumentError("saveat", saveat, "must rise", "sort its scale factors")
     with jax.ensure_compile_time_eval():
-        return diffrax.SaveAt(ts=times.tolist())
+        return diffrax.SaveAt(ts=as_array(times))
 
 
 def save_times(subs: Sequence[diffrax.SubSaveAt], config: Config) -> tuple[float, ...]:

@@ -131,7 +131,7 @@ class SplitSolver(diffrax.AbstractSolver[Any]):
         good = code == Code.SUCCESSFUL
         y1 = jax.tree.map(lambda old, new: jnp.where(good, new, old), y0, y1)
         seen = jnp.maximum(solver_state.max_displacement, max_displacement)
-        status = Status(code, solver_state.step + good, seen, jnp.full_like(seen, limit))
+        status = Status(code, solver_state.step + jnp.where(good, 1, 0), seen, jnp.full_like(seen, limit))
         results: Any = diffrax.RESULTS
         result = results.where(good, results.successful, results.nonlinear_divergence)
         return y1, None, {"y0": y0, "y1": y1}, status, result

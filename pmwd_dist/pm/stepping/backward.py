@@ -185,7 +185,7 @@ def _cached_steps_vjp(
 def _steps_taken(inputs: Inputs, outcome: Outcome, config: Config) -> tuple[Array, Step]:
     """Whether each step was good, and all steps; steps after a failure change nothing, in both directions."""
     taken, forward = outcome.status.step, all_steps(inputs.coefficients, config)
-    good = jnp.arange(len(inputs.times) - 1) < taken
+    good = jnp.arange(len(inputs.times) - 1, dtype=taken.dtype) < taken
     unit = unit_after(taken, forward)
     return good, Step(*(jnp.where(good, x, 0) for x in forward[:3]), *(jnp.where(good, x, unit) for x in forward[3:]))
 

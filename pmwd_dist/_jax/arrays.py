@@ -1,0 +1,16 @@
+"""Arrays that users pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def as_array(x: Any, dtype: Any = float) -> jax.Array:
+    """`jnp.asarray`, whose transfer from the host is explicit: `jax.transfer_guard` allows it."""
+    if isinstance(x, bool | int | float | complex | np.generic | np.ndarray):
+        return jax.device_put(np.asarray(x, jax.dtypes.canonicalize_dtype(dtype)))
+    return jnp.asarray(x, dtype)
