@@ -87,8 +87,7 @@ def gradient(plan: Any) -> dict[str, Any]:
     import jax.numpy as jnp
 
     import pmwd_dist as pmd
-    from pmwd_dist.run.common.resources import peak_memory
-    from pmwd_dist.run.simulation.memory import planned
+    from pmwd_dist.run.common.resources import peak_memory, planned
 
     config, cosmo = plan.simulation.config, plan.simulation.cosmo
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._memory import bytes_of, size
-from pmwd_dist.config import Config
+from pmwd_dist.run.common.job import three
 from pmwd_dist.run.simulation.plan import Plan
 from pmwd_dist.run.simulation.planning import (
     GPU,
@@ -77,7 +77,7 @@ def planning_lines(plan: Plan, devices: Wish) -> list[str]:
         lines.append(f"            and {len(found) - _MOST_ROWS} slower ones")
     lines.append("best        devices.pdims = [{}, {}]".format(*fitting[0].pdims))
     most = largest_mesh(config, devices.count, displacement, devices.memory)
-    return lines if most is None else [*lines, f"largest     a mesh of {_cells(most)} with the same cells"]
+    return lines if most is None else [*lines, f"largest     a mesh of {three(most.mesh_shape)} with the same cells"]
 
 
 def _row(division: Division, memory: float) -> str:
@@ -88,8 +88,3 @@ def _row(division: Division, memory: float) -> str:
     if division.peak > memory:
         return f"{row}  does not fit"
     return f"{row}  the gradient does not fit" if division.bytes["gradient"] > memory else row
-
-
-def _cells(config: Config) -> str:
-    shape = config.mesh_shape
-    return f"{shape[0]}^3" if len(set(shape)) == 1 else " x ".join(map(str, shape))

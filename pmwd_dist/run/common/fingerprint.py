@@ -67,21 +67,16 @@ def differences(kept: Identity, own: Identity, holder: str) -> list[str]:
       own: fingerprint of the job.
       holder: description of the former, for the message.
     """
+
+    def text(values: Identity, key: str, none: str, prefix: str = "") -> str:
+        return none if values.get(key) is None else prefix + toml_value(values[key])
+
     return [
-        f"{key}{_equals(own, key)}: {holder} has {_value(kept, key)}; "
+        f"{key}{text(own, key, ' is not set', ' = ')}: {holder} has {text(kept, key, 'none')}; "
         + _REMEDIES.get(key, "set it back, or start a new run in another folder")
         for key in sorted(kept | own)
         if kept.get(key) != own.get(key)
     ]
-
-
-def _equals(values: Identity, key: str) -> str:
-    return f" = {_value(values, key)}" if values.get(key) is not None else " is not set"
-
-
-def _value(values: Identity, key: str) -> str:
-    value = values.get(key)
-    return "none" if value is None else toml_value(value)
 
 
 def versions(*others: str) -> dict[str, str | None]:

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pmwd_dist.run.common.fingerprint import versions
-from pmwd_dist.run.common.resources import peak_memory
+from pmwd_dist.run.common.resources import peak_memory, planned
 
 T = TypeVar("T")
 
@@ -40,13 +40,13 @@ class Cost:
         allocator's peak_bytes_in_use, unless an earlier peak was higher. On a CPU: the high-water mark of the resident
         memory, less the resident memory before the arguments were loaded, unless that is less than the process itself
         takes and gives back meanwhile.
-      planned_bytes: arguments, results and temporaries by the compiler's plan; None if it doesn't say.
+      planned_bytes: arguments, results and temporaries by the compiler's plan.
     """
 
     compile_s: float
     first_s: float
     peak_bytes: int | None
-    planned_bytes: int | None
+    planned_bytes: int
 
 
 def timed(function: Callable[[], T]) -> tuple[float, T]:
@@ -110,7 +110,7 @@ def warm_up(
     call.prepare()
     memory.reset()
     first_s, out = call.timed()
-    return Cost(compile_s, first_s, memory.peak(), _planned_bytes(compiled)), call, out
+    return Cost(compile_s, first_s, memory.peak(), planned(compiled)), call, out
 
 
 def round_of(call: Call[Any], seconds: float) -> list[float]:
@@ -152,14 +152,6 @@ def _resident(field: str) -> int:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
     except (OSError, StopIteration):
         return peak_memory()
-
-
-def _planned_bytes(compiled: jax.stages.Compiled) -> int | None:
-    plan = compiled.memory_analysis()
-    if plan is None:
-        return None
-    total = plan.argument_size_in_bytes + plan.output_size_in_bytes + plan.temp_size_in_bytes
-    return int(total - plan.alias_size_in_bytes)
 
 
 def copy_bandwidth() -> float:

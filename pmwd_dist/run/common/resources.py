@@ -1,4 +1,4 @@
-"""Memory of this machine and its devices."""
+"""Memory of this machine, of its devices, and of compiled programs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import resource
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 
@@ -91,3 +92,10 @@ def peak_memory() -> int:
         return int(max(peaks))
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def planned(program: Any) -> int:
+    """Memory of a compiled program on each device, with its arguments and results [bytes]."""
+    plan = program.memory_analysis()
+    total = plan.argument_size_in_bytes + plan.output_size_in_bytes + plan.temp_size_in_bytes
+    return int(total - plan.alias_size_in_bytes)

@@ -16,7 +16,6 @@ from pmwd_dist._memory import size
 from pmwd_dist.infer.precondition import Preconditioner
 from pmwd_dist.run.common import resources
 from pmwd_dist.run.settings import InferenceSettings, Simulation
-from pmwd_dist.run.simulation.memory import planned
 
 RUNTIME = 2.5e9  # programs of a process, more than those of a run [bytes]
 MOST_FIELDS = 40  # draws of the noise that the verdict looks at
@@ -79,7 +78,7 @@ def inference_memory(
     sampler, decomposition = settings.sampler, model.config.decomposition
     groups, field = _groups(model.config), _field(model.config)
     chains, shared = sampler.chains // groups, resources.device_limit() is None
-    gradients = planned(_gradients(model, sampler.chains, precondition, axis))
+    gradients = resources.planned(_gradients(model, sampler.chains, precondition, axis))
     state = _CHAIN + _TREE * (sampler.method == "nuts")
     kept = sampler.steps // (sampler.thin * sampler.chunk) * sampler.chains
     on_host = 2 * kept * decomposition.size / decomposition.mesh.size * shared

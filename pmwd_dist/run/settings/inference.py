@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import jax
@@ -40,6 +39,7 @@ class InferenceSettings(Settings):
         "observe.light_cone": LightCone,
     }
     shell_assignment: ClassVar[Assignment] = "linear"  # a continuous log density
+    paths = (*Settings.paths, "data.file", "data.mask", "data.selection", "likelihood.sigma")
     example: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "box": {"size": 320.0, "mesh": 32},
         "likelihood": {"sigma": 0.5},
@@ -63,22 +63,6 @@ class InferenceSettings(Settings):
     def find_problems(cls, sections: Mapping[str, Any]) -> list[str]:
         """Problems that involve several sections; None stands for invalid ones."""
         return inference_rules.find_problems(sections)
-
-    @classmethod
-    def absolute(cls, sections: dict[str, Any], folder: Path) -> dict[str, Any]:
-        """The sections with the paths of the data and their noise absolute."""
-        data: Data = sections["data"]
-        changes = {
-            key: str((folder / value).absolute())
-            for key in ("file", "mask", "selection")
-            if (value := getattr(data, key)) not in (None, "mock")
-        }
-        changed: dict[str, Any] = {"data": data.model_copy(update=changes)}
-        likelihood: Likelihood = sections["likelihood"]
-        if isinstance(likelihood.sigma, str):
-            sigma = str((folder / likelihood.sigma).absolute())
-            changed["likelihood"] = likelihood.model_copy(update={"sigma": sigma})
-        return sections | changed
 
     def divide(self, shapes: Sequence[Shape3], **options: Any) -> Decomposition | None:
         """The division of fields over the devices of a chain, if their number is given."""

@@ -90,9 +90,9 @@ def _read_tree(model: type[AnySettings], tree: Tree, path: Path, overrides: Iter
     problems += _cross_check(sections, path) + model.find_problems(sections)
     if problems:
         raise SettingsError(list(dict.fromkeys(problems)))
-    sections = _absolute(sections, path)
+    sections = _absolute(sections, model.paths, path.parent)
     observe = {name: sections.pop(f"observe.{name}", None) for name in OBSERVABLES}
-    return model(**model.absolute(sections, path.parent), observe=Observe(**observe))
+    return model(**sections, observe=Observe(**observe))
 
 
 def _entries(tree: Tree) -> int:
@@ -340,11 +340,11 @@ def _format_problems(output: Output, box: Box) -> list[str]:
     ]
 
 
-def _absolute(sections: dict[str, Any], path: Path) -> dict[str, Any]:
-    changes: dict[str, Any] = {}
-    for name, key in (("cosmology", "linear_power"), ("observe.galaxies", "mask")):
-        section = sections.get(name)
-        if section is not None and getattr(section, key) is not None:
-            file = (path.parent / getattr(section, key)).absolute()
-            changes[name] = section.model_copy(update={key: str(file)})
-    return sections | changes
+def _absolute(sections: dict[str, Any], keys: Iterable[str], folder: Path) -> dict[str, Any]:
+    """The sections with absolute paths of files, which are relative to a folder."""
+    changed = dict(sections)
+    for name, _, key in (path.rpartition(".") for path in keys):
+        value = getattr(changed.get(name), key, None)
+        if isinstance(value, str) and value != "mock":
+            changed[name] = changed[name].model_copy(update={key: str((folder / value).absolute())})
+    return changed

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
@@ -219,6 +218,7 @@ class Settings(BaseModel):
     sections: ClassVar[Sections]
     shell_assignment: ClassVar[Assignment]  # assignment of particles to the shells of light cones
     example: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # values of a template in place of defaults
+    paths: ClassVar[tuple[str, ...]] = ("cosmology.linear_power", "observe.galaxies.mask")  # keys that name files
 
     box: Box
     time: Time
@@ -243,12 +243,6 @@ class Settings(BaseModel):
         """Problems that involve several sections of this kind of settings; None stands for invalid ones."""
         del sections
         return []
-
-    @classmethod
-    def absolute(cls, sections: dict[str, Any], folder: Path) -> dict[str, Any]:
-        """The sections, their paths, which are relative to the folder, absolute."""
-        del folder
-        return sections
 
     def divide(self, shapes: Sequence[Shape3], **options: Any) -> Decomposition | None:
         """The division of fields of these shapes over the devices; None to use devices.pdims."""

@@ -53,28 +53,8 @@ def shells_like(cone: LightCone) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(decomposition.mesh, spec))
 
 
-def advance_and_see(
-    moved: Moved, shells: Array, schedule: Schedule, done: Any, *, cone: LightCone, config: Config
-) -> tuple[Moved, Array]:
-    """One step of `host.advance`, and the shells with the particles that the light cone crosses in it.
-
-    The halo of the config is for forces; the light cone has a halo of its own. The arguments `moved` and `shells` are
-    donated.
-
-    Args:
-      moved: particles with the drift at the start of the step.
-      shells: shells of the light cone so far.
-      schedule: all steps of the simulation.
-      done: number of steps that are done.
-      cone: the light cone.
-      config: the simulation.
-    """
-    motion: Any = moved._replace(particles=())  # type: ignore[arg-type]
-    return _advance_and_see(moved.particles, shells, motion, schedule, done, cone, config)
-
-
 @partial(jax.jit, static_argnames=("cone", "config"), donate_argnames=("particles", "shells"))
-def _advance_and_see(
+def advance_and_see(
     particles: ExactParticles,
     shells: Array,
     motion: Moved,
@@ -83,6 +63,19 @@ def _advance_and_see(
     cone: LightCone,
     config: Config,
 ) -> tuple[Moved, Array]:
+    """One step of `host.advance`, and the shells with the particles that the light cone crosses in it.
+
+    The halo of the config is for forces; the light cone has a halo of its own.
+
+    Args:
+      particles: particles after the drift at the start of the step; donated.
+      shells: shells of the light cone so far; donated.
+      motion: the rest of the state of the step, with particles=().
+      schedule: all steps of the simulation.
+      done: number of steps that are done.
+      cone: light cone.
+      config: configuration of the simulation.
+    """
     before = motion._replace(particles=particles)
     after = host.advance(before, schedule, done, config)
     start, end = (Epoch(schedule.times[done + i], at_rest(m, config)) for i, m in enumerate((before, after)))

@@ -29,13 +29,6 @@ from pmwd_dist.run.simulation.progress import initial_particles
 Stage = Literal["the initial conditions", "a step", "P(k)"]
 
 
-def planned(program: Any) -> int:
-    """Memory of a compiled program on each device, with its arguments and results [bytes]."""
-    plan = program.memory_analysis()
-    total = plan.argument_size_in_bytes + plan.output_size_in_bytes + plan.temp_size_in_bytes
-    return int(total - plan.alias_size_in_bytes)
-
-
 def run_memory(simulation: Simulation, times: Sequence[float], config: Config) -> dict[Stage, int]:
     """Memory of each device by stage of a run [bytes].
 
@@ -45,8 +38,8 @@ def run_memory(simulation: Simulation, times: Sequence[float], config: Config) -
       config: the configuration of the simulation with the expected halo.
     """
     return {
-        "the initial conditions": planned(initial_program(simulation)),
-        "a step": planned(step_program(simulation, times, config)),
+        "the initial conditions": resources.planned(initial_program(simulation)),
+        "a step": resources.planned(step_program(simulation, times, config)),
         "P(k)": power_memory(config),
     }
 
@@ -73,7 +66,7 @@ def step_program(simulation: Simulation, times: Sequence[float], config: Config)
     # The programs themselves: compiled within others they would be other ones.
     if cone is None:
         return host._advance.lower(particles, rest, small[1], done, config).compile()  # pyright: ignore[reportPrivateUsage]
-    see = light_cone._advance_and_see.lower  # pyright: ignore[reportPrivateUsage]
+    see = light_cone.advance_and_see.lower
     return see(particles, light_cone.shells_like(cone), rest, small[1], done, cone, config).compile()
 
 
@@ -88,7 +81,7 @@ def power_memory(config: Config) -> int:
     vectors = vectors_like(config)
     field = jax.ShapeDtypeStruct(config.mesh_shape, vectors.dtype, sharding=vectors.sharding)
     program = jax.jit(lambda field: power_spectrum(field, config)).lower(field).compile()
-    return planned(program) + 2 * vectors.size * vectors.dtype.itemsize // config.decomposition.size
+    return resources.planned(program) + 2 * vectors.size * vectors.dtype.itemsize // config.decomposition.size
 
 
 def bispectrum_problem(config: Config, shells: int) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -264,7 +264,9 @@ def _bispectrum(section: observables.Bispectrum, view: View) -> Table:
 
 def _cross(section: observables.Cross, view: View) -> Table:
     del section  # the linear field is the only reference
-    config = _on_lattice(view.simulation.config)
+    # The linear field is known on the lattice of the particles.
+    config = view.simulation.config
+    config = replace(config, mesh_shape=config.particle_shape, halo="auto")
     modes = _modes(view.simulation) * growth(view.a, view.simulation.cosmo)
     reference = pirfft3d(modes, config.particle_shape, config.decomposition)
     found = cross_power(painted(view.particles, config), reference, config, deconvolve=(True, False))
@@ -281,18 +283,6 @@ def _cross(section: observables.Cross, view: View) -> Table:
     units = {"k": _PER_MPC, "cross power": _MPC3, "power": _MPC3, "linear power": _MPC3}
     title = f"density and its linear field, z = {_redshift(view.a)}"
     return Table(title, {name: np.asarray(values, float)[some] for name, values in columns.items()}, units)
-
-
-def _on_lattice(config: Config) -> Config:
-    """The simulation with a mesh like the lattice of its particles, on which the linear field is known."""
-    return Config(
-        config.box_size,
-        config.particle_shape,
-        a_start=config.a_start,
-        a_stop=config.a_stop,
-        steps=config.steps,
-        decomposition=config.decomposition,
-    )
 
 
 def _pdf(section: observables.PDF, view: View) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -80,9 +81,9 @@ class Progress:
         if cone is None or self.shells is None:
             moved = host.advance(moved, self.schedule, done, self.config)
         else:
-            moved, self.shells = light_cone.advance_and_see(
-                moved, self.shells, self.schedule, done, cone=cone, config=self.config
-            )
+            motion: Any = moved._replace(particles=())  # type: ignore[arg-type]
+            given = motion, self.schedule, done
+            moved, self.shells = light_cone.advance_and_see(moved.particles, self.shells, *given, cone, self.config)
         self.position, status = moved, jax.device_get(moved.status)
         if status.code != Code.SUCCESSFUL:
             self.position = moved.particles
