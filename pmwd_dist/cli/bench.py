@@ -6,7 +6,6 @@ import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -43,8 +42,9 @@ def bench_lines(sizes: Sequence[int], output: Path | None) -> Iterator[str]:
         yield _line(timing, host["bandwidth"], forward)
         timings.append(timing)
     if output is not None:
+        records = [dataclasses.asdict(timing) | {"median_s": timing.median} for timing in timings]
         with atomic_write(output) as aside:
-            aside.write_text(json.dumps({"machine": host, "timings": _records(timings)}, indent=1) + "\n")
+            aside.write_text(json.dumps({"machine": host, "timings": records}, indent=1) + "\n")
 
 
 def _line(timing: Timing, bandwidth: float, forward: float | None) -> str:
@@ -58,7 +58,3 @@ def _line(timing: Timing, bandwidth: float, forward: float | None) -> str:
         f"{timing.n}^3 {timing.case:8} {time}; {timing.bytes_per_particle:.0f} bytes a particle; "
         f"compilation {cost.compile_s:.1f} s, first call {cost.first_s:.2f} s"
     )
-
-
-def _records(timings: Sequence[Timing]) -> list[dict[str, Any]]:
-    return [dataclasses.asdict(timing) | {"median_s": timing.median} for timing in timings]

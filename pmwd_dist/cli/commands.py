@@ -238,7 +238,7 @@ def power(
         str | None, typer.Option(metavar="N,N,...", help="Types of particles; default: all that have masses.")
     ] = None,
     length_unit: Annotated[
-        str | None, typer.Option(metavar="UNIT", help="kpc/h, Mpc/h, kpc or Mpc; default: that of the file.")
+        str | None, typer.Option(metavar="UNIT", help="kpc/h, Mpc/h, kpc or Mpc; default: the unit of the file.")
     ] = None,
 ) -> None:
     """Measure the power spectrum of the matter in a snapshot, weighted by mass."""

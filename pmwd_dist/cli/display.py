@@ -107,7 +107,7 @@ class Display:
                 bar.stop()
 
     def _open(self, done: int) -> None:
-        # mpirun gives its programs a terminal, but what it passes on is a log.
+        # mpirun gives its programs a terminal, but forwards their output as a log.
         if not self.console.is_terminal or jax.process_count() > 1 or self.bar is not None:
             return
         columns = (MofNCompleteColumn(), BarColumn(16), TimeRemainingColumn(), TextColumn("{task.description}"))

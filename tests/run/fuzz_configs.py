@@ -18,7 +18,6 @@ import jax
 import numpy as np
 
 from pmwd_dist.run.settings import SettingsError, SimulationSettings, read, to_toml
-from pmwd_dist.run.settings.simulation_sections import SECTIONS
 from pmwd_dist.run.settings.writing import template
 from pmwd_dist.run.simulation.plan import Plan
 
@@ -110,7 +109,7 @@ def _spread(value: Any, like: Any) -> tuple[Any, ...]:
 
 def values() -> Iterator[Case]:
     """Every key with every nasty value, once each."""
-    for section, model in SECTIONS.items():
+    for section, model in SimulationSettings.sections.items():
         for key in model.model_fields:
             for value in NASTY:
                 base = tomllib.loads(SMALL)

@@ -45,7 +45,7 @@ def identity(job: Job) -> Identity:
     found["box.particles"] = list(box.particles or box.mesh)
     if job.simulation.table is not None:
         found["cosmology.linear_power"] = _digest(*job.simulation.table)
-    # Arrays of other files, but for those of outputs, which are free.
+    # Arrays of files, except those of outputs, which may change.
     return found | {path: _digest(file) for path, file in job.data.items() if not path.startswith("observe.")}
 
 

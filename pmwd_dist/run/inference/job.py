@@ -116,33 +116,29 @@ def _earlier(folder: Path) -> list[Arrays]:
 
 
 def _sample(plan: InferencePlan, posterior: infer.Posterior, positions: Any, watch: _Watch) -> None:
+    sampler = plan.settings.sampler
     manifest.claim(plan.folder, chain_files(plan.chunks))
     try:
-        _run_chains(plan, posterior, positions, watch)
+        infer.sample(
+            posterior,
+            positions,
+            key=key_of(plan, 3),
+            steps=sampler.steps,
+            output=plan.folder,
+            method=sampler.method,
+            energy_variance=sampler.energy_variance,
+            most_bias=sampler.most_bias,
+            tuning_steps=sampler.tune,
+            thin=sampler.thin,
+            chunk=sampler.chunk,
+            keep_noise=True,
+            most_failures=plan.settings.checks.failed_simulations,
+            spmd_axis_name=plan.chain_axis,
+            listener=watch,
+            tuning_listener=watch.tuned,
+        )
     except ArgumentError as error:
         if error.argument != "output":
             raise
         # The settings are the same, or the run would not have started: the version of the program differs.
         raise StartError(f"{error}; or go on with the version that began") from error
-
-
-def _run_chains(plan: InferencePlan, posterior: infer.Posterior, positions: Any, watch: _Watch) -> None:
-    sampler = plan.settings.sampler
-    infer.sample(
-        posterior,
-        positions,
-        key=key_of(plan, 3),
-        steps=sampler.steps,
-        output=plan.folder,
-        method=sampler.method,
-        energy_variance=sampler.energy_variance,
-        most_bias=sampler.most_bias,
-        tuning_steps=sampler.tune,
-        thin=sampler.thin,
-        chunk=sampler.chunk,
-        keep_noise=True,
-        most_failures=plan.settings.checks.failed_simulations,
-        spmd_axis_name=plan.chain_axis,
-        listener=watch,
-        tuning_listener=watch.tuned,
-    )

@@ -17,7 +17,7 @@ from pmwd_dist.infer.precondition import Preconditioner
 from pmwd_dist.run.common import resources
 from pmwd_dist.run.settings import InferenceSettings, Simulation
 
-RUNTIME = 2.5e9  # programs of a process, more than those of a run [bytes]
+RUNTIME = 2.5e9  # programs of a process, which has more than a simulation [bytes]
 MOST_FIELDS = 40  # draws of the noise that the verdict looks at
 
 # Fields of the lattice.

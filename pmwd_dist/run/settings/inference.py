@@ -8,36 +8,21 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
-from pydantic import Field
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.observe.shells import Assignment
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3, default_decomposition
 from pmwd_dist.run.settings import inference_rules
 from pmwd_dist.run.settings.inference_sections import Checks, Data, Likelihood, Model, Priors, Sampler, Start
-from pmwd_dist.run.settings.observables import LightCone, Observe
-from pmwd_dist.run.settings.simulation_sections import OPTIONAL, SECTIONS, Sections, Settings
+from pmwd_dist.run.settings.simulation_sections import Settings
 
 CHAINS = "chains"  # axis of the device mesh over which groups of chains are divided
-OWN: Sections = {
-    "data": Data,
-    "model": Model,
-    "likelihood": Likelihood,
-    "priors": Priors,
-    "start": Start,
-    "sampler": Sampler,
-    "checks": Checks,
-}
 
 
 class InferenceSettings(Settings):
     """All sections of the file of an inference; noise.seed seeds all random numbers."""
 
-    sections: ClassVar[Sections] = {
-        **{name: model for name, model in SECTIONS.items() if name not in ("output", *OPTIONAL)},
-        **OWN,
-        "observe.light_cone": LightCone,
-    }
+    observables = ("light_cone",)
     shell_assignment: ClassVar[Assignment] = "linear"  # a continuous log density
     paths = (*Settings.paths, "data.file", "data.mask", "data.selection", "likelihood.sigma")
     example: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -50,7 +35,6 @@ class InferenceSettings(Settings):
         },
     }
 
-    observe: Observe = Field(default_factory=Observe)
     data: Data
     model: Model
     likelihood: Likelihood

@@ -1,4 +1,4 @@
-"""What sections of the TOML file of an inference must have in common."""
+"""Rules that involve several sections of the TOML file of an inference."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _of_lensing(likelihood: Likelihood, given: Priors, data: Data) -> list[str]:
 
 
 def _of_light_cone(likelihood: Likelihood, model: Model, *, with_cone: bool) -> list[str]:
-    """What lensing needs, and what only it can have."""
+    """Rules on lensing and light cones."""
     if likelihood.kind != "lensing":
         there = 'observe.light_cone: is of likelihood.kind = "lensing"; leave it out'
         return [there] if with_cone else []

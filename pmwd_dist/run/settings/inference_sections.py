@@ -86,7 +86,7 @@ def _prior_of(what: str, example: str) -> Any:
 
 
 class Data(Section):
-    """What was observed."""
+    """The observations."""
 
     file: str = about(
         'an .npy file, "file.h5:/dataset", "store.zarr:/array" or "array.zarr": density in units of the mean, counts, '
@@ -98,7 +98,7 @@ class Data(Section):
         "file with the fraction of the galaxies that is observed; of Poisson counts", None, "survey.h5:/selection"
     )
     truth: dict[str, float] | None = about(
-        "parameters of the mock; default: those of [cosmology] and [model], else drawn from their priors",
+        "parameters of the mock; default: values of [cosmology] and [model], else drawn from their priors",
         None,
         Raw("{ b1 = 0.8 }"),
     )
@@ -137,7 +137,7 @@ class Likelihood(Section):
         "gaussian",
     )
     sigma: Annotated[float | str | None, BeforeValidator(_positive_or_file)] = about(
-        "gaussian standard deviation in a cell, a number or a file with that of each, unless it has a prior", None, 0.5
+        "gaussian standard deviation in a cell, a number or a file with one for each, unless it has a prior", None, 0.5
     )
     k_max: float | None = about(
         "largest wavenumber that is compared, of a gaussian [h/Mpc]; default: all", None, 0.3, gt=0

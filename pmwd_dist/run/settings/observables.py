@@ -125,7 +125,7 @@ class Bispectrum(Section):
 class Cross(Section):
     """Correlation r(k) and transfer function T(k) of the density with another field, at each output."""
 
-    reference: Literal["linear"] = about("the other field: linear, that of the initial conditions", "linear")
+    reference: Literal["linear"] = about("reference field: linear, the initial conditions", "linear")
 
 
 class PDF(Section):
@@ -164,7 +164,7 @@ class LightCone(Section):
     )
     pixels: int | None = about("pixels along a side of a plane of a flat sky; default: twice the mesh", None, 256, ge=1)
     field: float | None = about(
-        "side of the field of view on a flat sky [degrees]; default: that of the box at the last shell, at most 10",
+        "side of the field of view on a flat sky [degrees]; default: the box at the last shell, at most 10",
         None,
         5.0,
         gt=0,

@@ -197,7 +197,7 @@ def _linear_problems(settings: Settings, cosmo: jax_cosmo.Cosmology, table: Tabl
     if not (np.isfinite(power).all() and (power > 0).all()):
         remedy = "check omega_m, omega_b, h, n_s and sigma8" if name is None else "check its values"
         return [f"{where}: the linear P(k) is not finite and positive; {remedy}"]
-    # Of the linear displacement along one axis.
+    # Variance of the linear displacement along one axis.
     variance = np.trapezoid(k * power, np.log(k)) / (6 * math.pi**2)
     rms, most = growth[0] * math.sqrt(variance), largest(config, np.float32)
     if rms > most / 4:

@@ -198,24 +198,15 @@ class Output(Section):
 
 
 Sections = Mapping[str, type[Section]]
-SECTIONS: Sections = {
-    "box": Box,
-    "time": Time,
-    "cosmology": Cosmology,
-    "noise": Noise,
-    "force": Force,
-    "devices": Devices,
-    "output": Output,
-    **{f"observe.{name}": model for name, model in OBSERVABLES.items()},
-}
-OPTIONAL = tuple(name for name in SECTIONS if name.startswith("observe."))
+OPTIONAL = tuple(f"observe.{name}" for name in OBSERVABLES)
 
 
 class Settings(BaseModel):
     """The sections that all files have: of simulations and of inferences."""
 
     model_config = ConfigDict(frozen=True)
-    sections: ClassVar[Sections]
+    sections: ClassVar[Sections]  # sections by their names in the file
+    observables: ClassVar[tuple[str, ...]]  # names of the observables that the file may have
     shell_assignment: ClassVar[Assignment]  # assignment of particles to the shells of light cones
     example: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # values of a template in place of defaults
     paths: ClassVar[tuple[str, ...]] = ("cosmology.linear_power", "observe.galaxies.mask")  # keys that name files
@@ -227,6 +218,11 @@ class Settings(BaseModel):
     force: Force
     devices: Devices
     observe: Observe
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        own: Any = {name: field.annotation for name, field in cls.model_fields.items() if name != "observe"}
+        cls.sections = own | {f"observe.{name}": OBSERVABLES[name] for name in cls.observables}
 
     def section(self, name: str) -> Section | None:
         """The section of this name, such as "box" or "observe.pdf"; None if the file has not got it."""
@@ -253,7 +249,7 @@ class Settings(BaseModel):
 class SimulationSettings(Settings):
     """All sections of the file of a simulation."""
 
-    sections: ClassVar[Sections] = SECTIONS
+    observables = tuple(OBSERVABLES)
     shell_assignment: ClassVar[Assignment] = "nearest"
 
     output: Output

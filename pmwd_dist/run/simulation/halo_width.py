@@ -45,7 +45,7 @@ def halo_width(displacement: float, config: Config) -> int:
     spacing = max(side / n for side, n in zip(config.box_size, config.particle_shape, strict=True))
     widest = _widest(config)
     if not math.isfinite(displacement):
-        return widest  # the step will say what is wrong
+        return widest  # the step reports the error
     cells = math.ceil((displacement + spacing) / min(config.cell_size))
     step = 2 ** max(0, math.floor(math.log2(max(cells, 1))) - _EIGHTHS)
     return min(-(-cells // step) * step, widest)

@@ -111,7 +111,7 @@ def memory(config: Config, halo: int) -> dict[Stage, int]:
     particle, cell, painted, padded = _blocks(config, halo)
     divided, pencils, order = config.decomposition.size > 1, config.decomposition.pdims[1] > 1, config.lpt_order
     state = 6 * particle  # displacements and momenta
-    # By order: modes and fields of the initial conditions beside the particles; potentials of LPT beside those of a
+    # By order: modes and fields of the initial conditions beside the particles; potentials of LPT beside others of a
     # gradient; and the gradient of LPT itself.
     fields, kept, backwards = {1: (3, 0, 10), 2: (4, 1, 20), 3: (23, 2, 43)}[order]
     stored = stored_potentials("auto", config.steps, config, np.float32, "gpu") * num_force_meshes(config) * cell
