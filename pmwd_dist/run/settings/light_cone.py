@@ -33,7 +33,11 @@ def build_light_cone(settings: Settings, config: Config, cosmo: Cosmology) -> Li
     if wanted is None:
         return None
     table = growth_table(cosmo)
-    _check_sources(wanted.sources, config)
+    if max(wanted.sources) > (first := 1 / config.a_start - 1):
+        constraint = f"reach beyond the start of the run, z = {first:g}"
+        raise ArgumentError(
+            "sources", list(wanted.sources), constraint, "use nearer sources, or an earlier time.a_start"
+        )
     edges = wanted.edges or _default_edges(wanted.sources, table, config)
     if wanted.sky == "sphere":
         cone: LightCone = SphericalLightCone(
@@ -50,7 +54,10 @@ def build_light_cone(settings: Settings, config: Config, cosmo: Cosmology) -> Li
         for i, parts in enumerate(config.decomposition.pdims):
             config.decomposition.check_axis((wanted.rays, wanted.rays, 1), i, parts, "rays")
     cone.check(table)
-    _check_nearest(wanted.sources, cone.edges[0], table)
+    distance = float(comoving_distance(1 / (1 + min(wanted.sources)), table))
+    if distance <= cone.edges[0]:
+        constraint = f"at {distance:.4g} Mpc/h is nearer than the nearest shell, from {cone.edges[0]:g} Mpc/h on"
+        raise ArgumentError("sources", min(wanted.sources), constraint, "use farther sources or nearer shells")
     return cone
 
 
@@ -78,17 +85,3 @@ def _default_edges(sources: tuple[float, ...], table: GrowthTable, config: Confi
     near, far = (round(max(float(end), 0.0), 3) for end in ends)  # the same on all devices, whose last digits differ
     inner = near + width * np.arange(max(1, math.ceil((far - near) / width - 0.05)))
     return (*map(float, inner), far)
-
-
-def _check_sources(sources: tuple[float, ...], config: Config) -> None:
-    first = 1 / config.a_start - 1
-    if max(sources) > first:
-        constraint = f"reach beyond the start of the run, z = {first:g}"
-        raise ArgumentError("sources", list(sources), constraint, "use nearer sources, or an earlier time.a_start")
-
-
-def _check_nearest(sources: tuple[float, ...], nearest: float, table: GrowthTable) -> None:
-    distance = float(comoving_distance(1 / (1 + min(sources)), table))
-    if distance <= nearest:
-        constraint = f"at {distance:.4g} Mpc/h is nearer than the nearest shell, from {nearest:g} Mpc/h on"
-        raise ArgumentError("sources", min(sources), constraint, "use farther sources or nearer shells")

@@ -196,35 +196,28 @@ def _problem(name: str, content: Tree, item: Any, sections: Sections) -> str:
     return path + ("" if value is None else f" = {_show(value)}") + f": {_constraint(item)}; {remedy}"
 
 
+_CONSTRAINTS = {
+    "greater_than": "must be greater than {gt:g}",
+    "greater_than_equal": "must be {ge:g} or more",
+    "less_than": "must be less than {lt:.4g}",
+    "less_than_equal": "must be {le:g} or less",
+    "finite_number": "must be a finite number",
+    "float_type": "must be a number",
+    **dict.fromkeys(("int_type", "int_from_float"), "must be a whole number"),
+    "bool_type": "must be true or false",
+    "string_type": "must be a string",
+    "literal_error": "must be {expected}",
+    "value_error": "{error}",
+    **dict.fromkeys(("tuple_type", "too_short", "too_long", "missing"), "must be a list of the right length"),
+}
+
+
 def _constraint(item: Any) -> str:
-    context = item.get("ctx", {})
-    match item["type"]:
-        case "greater_than":
-            return f"must be greater than {context['gt']:g}"
-        case "greater_than_equal":
-            return f"must be {context['ge']:g} or more"
-        case "less_than":
-            return f"must be less than {context['lt']:.4g}"
-        case "less_than_equal":
-            return f"must be {context['le']:g} or less"
-        case "finite_number":
-            return "must be a finite number"
-        case "float_type":
-            return "must be a number"
-        case "int_type" | "int_from_float":
-            return "must be a whole number"
-        case "bool_type":
-            return "must be true or false"
-        case "string_type":
-            return "must be a string"
-        case "literal_error":
-            return f"must be {context['expected'].replace(chr(39), chr(34))}"
-        case "value_error":
-            return str(context["error"])
-        case "tuple_type" | "too_short" | "too_long" | "missing":
-            return "must be a list of the right length"
-        case _:
-            return str(item["msg"])
+    text = _CONSTRAINTS.get(item["type"])
+    if text is None:
+        return str(item["msg"])
+    found = text.format(**item.get("ctx", {}))
+    return found.replace("'", '"') if item["type"] == "literal_error" else found
 
 
 def _unknown(keys: tuple[str, ...], value: object, sections: Sections) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from operator import itemgetter
@@ -64,8 +63,7 @@ class Plan(Job):
           SettingsError: the settings don't fit the devices or the files.
         """
         simulation = build(settings)
-        data = _read_masks(settings)
-        _check_seen(settings, simulation, data)
+        data = _read_masks(settings, simulation)
         targets = settings.scale_factors
         times = np.asarray(step_times(simulation.cosmo, simulation.config, save=targets), float)
         outputs = {int(np.argmin(np.abs(times - a))): 1 / a - 1 for a in targets}
@@ -199,32 +197,26 @@ class Plan(Job):
         run(self, log, control, checkpoint)
 
 
-def _read_masks(settings: SimulationSettings) -> dict[str, np.ndarray]:
+def _read_masks(settings: SimulationSettings, simulation: Simulation) -> dict[str, np.ndarray]:
     """Masks of observables, by their keys.
 
     Raises:
-      SettingsError: a file can't be read, or holds something else.
+      SettingsError: a file can't be read or is no mask, or the survey of galaxies covers nothing of the box.
     """
     galaxies = settings.observe.galaxies
-    if galaxies is None or galaxies.mask is None:
+    if galaxies is None:
         return {}
-    arrays, problems = read_files({MASK: galaxies.mask}, settings.box.mesh)
+    files = {} if galaxies.mask is None else {MASK: galaxies.mask}
+    arrays, problems = read_files(files, settings.box.mesh)
     for key, values in arrays.items():
         if not problems and not (np.isfinite(values).all() and values.min() >= 0 and values.max() > 0):
-            problems.append(f"{key} = {toml_value(galaxies.mask)}: must hold shares of 0 or more, and some above 0")
+            problems.append(f"{key} = {toml_value(files[key])}: must hold shares of 0 or more, and some above 0")
+    shares = None if problems else shares_seen(galaxies, simulation.config, arrays)
+    if shares is not None and not shares.max() > 0:
+        problems.append("observe.galaxies.selection: nothing is left of it in the box, times the mask; change one")
     if problems:
         raise SettingsError(problems)
     return arrays
-
-
-def _check_seen(settings: SimulationSettings, simulation: Simulation, data: Mapping[str, np.ndarray]) -> None:
-    """Raise SettingsError if the survey of galaxies covers nothing of the box."""
-    galaxies = settings.observe.galaxies
-    shares = None if galaxies is None else shares_seen(galaxies, simulation.config, data)
-    if shares is not None and not shares.max() > 0:
-        raise SettingsError(
-            ["observe.galaxies.selection: nothing is left of it in the box, times the mask; change one"]
-        )
 
 
 def memory_problem(plan: Plan) -> tuple[str | None, str | None]:
