@@ -363,13 +363,13 @@ def test_chains_that_never_moved_are_not_trusted(whole: tuple[InferencePlan, Lis
     assert re.search(r"; raise sampler.steps and .*, or sample again with sampler.most_bias = \S+$", reason)
     still = replace(chain, parameters={"b1": np.ones((2, 36))}, logdensity=np.ones((2, 36)))
     reasons = find_reasons(plan, still)
-    assert "R-hat of b1 is inf, more than 1.01; the chains are in different places, or stuck" in "".join(reasons)
+    assert "R-hat of b1 is inf, more than 1.01; the chains have not mixed, or are stuck" in "".join(reasons)
     assert "b1 has 1 effective samples, fewer than 400" in "".join(reasons)
-    assert "chain 0 did not move in 36 of its 36 draws, one after the other; raise sampler.tune" in "".join(reasons)
+    assert "chain 0 is stuck in 36 of its 36 draws, one after the other; raise sampler.tune" in "".join(reasons)
     still.logdensity[0] = chain.logdensity[0]
-    assert [text[:8] for text in find_reasons(plan, still) if "did not move" in text] == ["chain 1 "]
+    assert [text[:8] for text in find_reasons(plan, still) if "is stuck in" in text] == ["chain 1 "]
     still.logdensity[1, :17] = chain.logdensity[1, :17]
-    assert "chain 1 did not move in 19 of its 36 draws" in "".join(find_reasons(plan, still))
+    assert "chain 1 is stuck in 19 of its 36 draws" in "".join(find_reasons(plan, still))
 
 
 def test_the_template_and_what_is_written_read_back(tmp_path: Path) -> None:

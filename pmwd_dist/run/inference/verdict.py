@@ -133,13 +133,13 @@ def find_reasons(plan: InferencePlan, chain: infer.Chain) -> list[str]:
     more = "raise sampler.steps and `pmwd-dist resume` with --set sampler.steps=N"
     for name, row in chain.summary().items():
         if row["rhat"] > checks.r_hat:
-            remedy = more if row["rhat"] < 1.1 else "the chains are in different places, or stuck: look at traces.png"
+            remedy = more if row["rhat"] < 1.1 else "the chains have not mixed, or are stuck: look at traces.png"
             reasons.append(f"R-hat of {name} is {row['rhat']:.3f}, more than {checks.r_hat:g}; {remedy}")
         size = min(row["ess_bulk"], row["ess_tail"])
         if size < checks.ess and name in chain.parameters:
             reasons.append(f"{name} has {size:.0f} effective samples, fewer than {checks.ess:g}; {more}")
     reasons += [
-        f"chain {i} did not move in {count} of its {chain.logdensity.shape[1]} draws, one after the other; raise "
+        f"chain {i} is stuck in {count} of its {chain.logdensity.shape[1]} draws, one after the other; raise "
         "sampler.tune, or look at the priors"
         for i, count in stuck(chain.logdensity).items()
     ]
