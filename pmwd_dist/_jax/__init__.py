@@ -1,4 +1,4 @@
-"""What JAX lacks, and the native library.
+"""Features that JAX lacks, and the native library.
 
-The only importer of jaxdecomp_ops, and the only place that knows one version of JAX from another.
+No other room imports jaxdecomp_ops or depends on the version of JAX.
 """

@@ -1,10 +1,9 @@
-"""Arithmetic that XLA does slowly, or in no fixed order.
+"""Arithmetic that is slow or not deterministic in XLA.
 
-- `scaled`, `scaled_by_i`: JAX promotes a real factor of complex numbers to a complex one, whose product looks after
-  infinities and takes ten times as long to compile on a CPU. To be deleted when JAX multiplies the two parts.
-- `rows`: the transpose of a look-up is a scatter, whose sums GPUs take by atomic operations in any order, so that a
-  gradient has other bits each time (jax-ml/jax#4824). To be deleted when scatters have a fixed order without a flag of
-  XLA for the whole program.
+- `scaled`, `scaled_by_i`: JAX promotes a real factor of complex numbers to a complex one. Their product treats
+  infinities, and takes far longer to compile on a CPU. To be deleted when JAX multiplies the two parts.
+- `rows`: the transpose of a look-up is a scatter. GPUs compute its sums by atomic operations in any order, so that the
+  bits of a gradient differ between calls (jax-ml/jax#4824). To be deleted when a single scatter can be deterministic.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ def rows(table: Array, index: Array) -> Array:
     """Rows of a table, table[index]; the transpose is a product with a matrix of ones and zeros.
 
     Args:
-      table: differentiated, shape (n, ...).
-      index: in range.
+      table: table of shape (n, ...), differentiated.
+      index: indices in range.
     """
     if not index.ndim:
         return rows(table, index[None])[0]
@@ -62,6 +61,6 @@ def rows(table: Array, index: Array) -> Array:
 
 
 def _sums_of_rows(index: Array, each: Array, count: int) -> Array:
-    """Sums of what belongs to each of so many rows, of shape (count, m)."""
+    """Sums of the elements of each row, of shape (count, m)."""
     here = index[None] == jnp.arange(count, dtype=index.dtype)[:, None]
     return jnp.matmul(here.astype(each.dtype), each, precision="highest")

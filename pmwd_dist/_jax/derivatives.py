@@ -1,14 +1,14 @@
 """Derivative rules that JAX lacks.
 
 - `linear_map`: a linear map with its transpose, as the tangent of a `jax.custom_jvp` rule. `jax.custom_vjp` can't be
-  differentiated forwards (jax-ml/jax#17840). `jax.custom_derivatives.linear_call` is the same but for three gaps: it
-  has no batching rule (jax-ml/jax#13283); its residuals can't be differentiated again; and it traces the map at once,
-  also where reverse mode takes the transpose alone, which costs the trace of a whole simulation. To be replaced by it,
-  or by a custom transpose (jax-ml/jax#9129), when these gaps are closed.
-- `forward_derivatives`: reverse mode through a long formula of few numbers costs a sum over its results for each use
-  of each number, and a kernel to compile for each sum. The Jacobian costs one more evaluation of the formula for each
-  number. To be deleted when XLA compiles kernels of scalars as one.
-- `hoist`: `jax.closure_convert` leaves integers and keys inside, which a custom derivative rule must not capture
+  differentiated forwards (jax-ml/jax#17840). `jax.custom_derivatives.linear_call` has three gaps. It has no batching
+  rule (jax-ml/jax#13283). Its residuals can't be differentiated again. It traces the map even where reverse mode needs
+  the transpose alone, which costs the trace of a whole simulation. To be replaced by it, or by a custom transpose
+  (jax-ml/jax#9129), when these gaps are closed.
+- `forward_derivatives`: reverse mode through a long formula of few scalars sums over its results for each use of each
+  scalar, and compiles a kernel for each sum. The Jacobian costs one more evaluation of the formula for each scalar. To
+  be deleted when XLA fuses kernels of scalars.
+- `hoist`: `jax.closure_convert` does not hoist integers and keys, which a custom derivative rule must not capture
   (jax-ml/jax#14760). To be replaced by `Traced.closure_convert` (jax-ml/jax#39940) when the oldest JAX has it.
 """
 
@@ -42,15 +42,15 @@ def linear_map(
 ) -> list[jax.Array]:
     """Apply a function that is linear in its last arguments.
 
-    Both functions depend on no arrays but their arguments, and can be differentiated.
+    Both functions are differentiable, and depend on no arrays but their arguments.
 
     Args:
-      apply: gives the results for (*residuals, *operands).
-      transpose: gives the cotangents of the operands for (*residuals, *cotangents of the results).
-      residuals: arguments in which the two need not be linear.
-      operands: arguments in which they are.
-      operands_like: by operand, the number of a residual of its type.
-      results_like: by result, the number of a residual of its type.
+      apply: function of (*residuals, *operands) that returns the results.
+      transpose: function of (*residuals, *cotangents of the results) that returns the cotangents of the operands.
+      residuals: arguments in which the functions need not be linear.
+      operands: arguments in which `apply` is linear.
+      operands_like: index of a residual of the same type for each operand.
+      results_like: index of a residual of the same type for each result.
     """
     out = _linear_map_p.bind(
         *residuals,
@@ -64,12 +64,12 @@ def linear_map(
 
 
 def recomputed(function: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
-    """A function to an array of the type of its argument, of which reverse mode keeps the argument only.
+    """The function, recomputed in reverse mode from its argument.
 
-    Unlike with `jax.checkpoint`, compilers for CPUs can't compute it again before its cotangents are there.
+    Unlike `jax.checkpoint`, the recomputation begins after the cotangents are available, also on CPUs.
 
     Args:
-      function: depends on no array but its argument.
+      function: function that depends on no array but its argument and returns an array of the same type.
     """
 
     def apply(x: jax.Array, tangent: jax.Array) -> Sequence[jax.Array]:
@@ -92,7 +92,7 @@ def recomputed(function: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Arra
 
 
 def _in_this_mesh(function: Function) -> Function:
-    """The function in the mesh that is set now: it is traced later, when the program is lowered."""
+    """The function in the current device mesh; it is traced later, when the program is lowered."""
     mesh = jax.sharding.get_abstract_mesh()
 
     def run(*args: Any) -> Sequence[Any]:
@@ -139,13 +139,13 @@ def _linear_map_transpose(cotangents: Sequence[Any], *args: Any, **params: Any) 
 
 
 def _linear_map_batch(axis: Any, args: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[Any, Any]:
-    """Operands and results get the batch axis, in front; what depends on residuals without one is shared.
+    """Batch operands and results along a leading axis; residuals without a batch axis are shared.
 
-    A residual without the axis that has the type of an operand or result is copied, only for that type.
+    An unbatched residual that has the type of an operand or result is copied, only for its type.
     """
     operands_like, results_like = params["operands_like"], params["results_like"]
     count = len(args) - len(operands_like)
-    if all(dim is None for dim in dims):  # called although no operand is batched: results must be unbatched, too
+    if all(dim is None for dim in dims):  # JAX calls the rule without batched operands, too
         return _linear_map_p.bind(*args, **params), [None] * len(results_like)
 
     def batched(x: Any, dim: int | None) -> Any:
@@ -186,17 +186,17 @@ ad.primitive_transposes[_linear_map_p] = _linear_map_transpose
 
 
 def forward_derivatives(function: Callable[..., Array]) -> Callable[..., Array]:
-    """The function, whose derivatives with its first argument, of any order and in any mode, multiply by its Jacobian.
+    """The function with its first argument differentiated by the Jacobian, to any order and in any mode.
 
     Args:
-      function: of a vector of few numbers, and perhaps of other arrays, which are differentiated as usual. It depends
-        on no further array that is differentiated.
+      function: function of a short vector, and optionally of other arrays, which are differentiated as usual. It must
+        not depend on further arrays that are differentiated.
     """
     return _of_tree(_traced_once(function))
 
 
 def _traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, whose Python code runs once for arguments of the same types: tracing it takes 0.1 s each time."""
+    """The function, traced once for arguments of the same types."""
     jaxprs: dict[Any, Any] = {}
 
     def run(*args: Array) -> Any:
@@ -220,7 +220,7 @@ def _of_tree(function: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(tangents[0], SymbolicZero):
             out, total = run(*primals), None
         else:
-            # By the same rule once more where this one is differentiated.
+            # Higher derivatives use the same rule.
             out, jacobian = _of_tree(partial(value_and_jacobian, function))(*primals)
             total = jax.tree.map(lambda j: jnp.tensordot(tangents[0], j, 1, precision="highest"), jacobian)
         if moving:
@@ -236,7 +236,7 @@ def _of_tree(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def value_and_jacobian(function: Callable[..., Any], x: Array, *others: Array) -> tuple[Any, Any]:
-    """The function, and its derivatives with x along a leading axis."""
+    """Value, and derivatives with respect to x along a leading axis."""
 
     def push(tangent: Array) -> tuple[Any, Any]:
         return jax.jvp(lambda x: function(x, *others), (x,), (tangent,))
@@ -247,15 +247,15 @@ def value_and_jacobian(function: Callable[..., Any], x: Array, *others: Array) -
 def hoist(function: Callable[..., Any], *examples: Any) -> tuple[Callable[..., Any], list[Any]]:
     """Turn the arrays that a function captures into its first argument.
 
-    `jax.closure_convert` leaves integers and keys inside, which a custom derivative rule must not capture, and takes no
-    callable that holds arrays itself, such as an `equinox.Module`.
+    Unlike `jax.closure_convert`, it hoists integers and keys, and accepts a callable that holds arrays, such as an
+    `equinox.Module`.
 
     Args:
-      function: of pytrees of arrays, gives a pytree of arrays.
-      examples: arguments like those to come.
+      function: function from pytrees of arrays to a pytree of arrays.
+      examples: example arguments of the function.
 
     Returns:
-      A function of (captured, *arguments), and what was captured: arrays of any type.
+      A function of (captured, *arguments), and the captured arrays.
     """
 
     def call(*args: Any) -> Any:  # the callable itself need not be hashable

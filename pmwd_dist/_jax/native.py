@@ -1,4 +1,4 @@
-"""The native library jaxdecomp_ops: whether it is installed, its targets, and what its GPUs can do."""
+"""The native library jaxdecomp_ops: installation, targets, and features of the GPUs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 import jax
 
-# That of the jaxdecomp-ops which this version calls; another would misread operands.
+# Interface of the jaxdecomp-ops that this version calls; another would misread operands.
 _INTERFACE = 4
 
 
 def _native_ops() -> Any | None:
-    """The library; None where it is not installed or has another interface: then the JAX references run."""
+    """The library; None if it is not installed or has another interface, so that the JAX references run."""
     try:
         ops: Any = importlib.import_module("jaxdecomp_ops")
     except ImportError:
@@ -26,8 +26,8 @@ def _native_ops() -> Any | None:
         return ops
     older = "./rust/jaxdecomp-ops" if found < _INTERFACE else "."
     warnings.warn(
-        f"jaxdecomp-ops {ops.__version__} has interface {found}, and this pmwd_dist calls {_INTERFACE}: the native ops "
-        f"are not used, and all is slower; `pip install {older}` in the source tree",
+        f"jaxdecomp-ops {ops.__version__} has interface {found}, but pmwd_dist needs {_INTERFACE}; the slower JAX ops "
+        f"run instead of the native ones; `pip install {older}` in the source tree",
         RuntimeWarning,
         stacklevel=2,
     )
@@ -35,12 +35,12 @@ def _native_ops() -> Any | None:
 
 
 _ops: Any = _native_ops()
-_NOT_INSTALLED = "the native ops are not installed, or of another interface; `pip install ./rust/jaxdecomp-ops`"
+_NOT_INSTALLED = "the native ops are not installed, or have another interface; `pip install ./rust/jaxdecomp-ops`"
 
 
 @functools.cache
 def _registered(platform: str) -> bool:
-    """Whether the native ops are installed; those of a platform are registered with XLA at their first use."""
+    """Whether the native ops are installed; registers the targets of the platform with XLA."""
     if _ops is None:
         return False
     for name, capsule in _ops.targets(platform).items():
@@ -59,13 +59,13 @@ def native_version() -> str | None:
 
 
 def cudecomp_ops() -> Any | None:
-    """The native side of `cudecomp`, its targets registered with XLA; None where jaxdecomp-ops has none."""
+    """The native side of `cudecomp`, with its targets registered with XLA; None without native ops."""
     return _ops if _registered("CUDA") else None
 
 
 @functools.cache
 def peer_unavailable_reason(ordinals: tuple[int, ...]) -> str | None:
-    """Why GPUs of this process, given by their ordinals, can't write into each other's memory, or None."""
+    """Reason why GPUs of this process, given by ordinals, can't write into each other's memory, or None."""
     if not _registered("CUDA"):
         return _NOT_INSTALLED
     if not hasattr(_ops, "peer_probe"):
@@ -79,19 +79,19 @@ def peer_unavailable_reason(ordinals: tuple[int, ...]) -> str | None:
 
 @functools.cache
 def fast_along_x(ordinal: int, parts: int, shape: tuple[int, int, int], double: bool) -> bool:
-    """Whether a GPU without a `peer_unavailable_reason` transforms slabs of a spectrum along x without a work area."""
+    """Whether a GPU transforms slabs of a spectrum along x without a work area; requires peer access."""
     return _ops.peer_is_fast_along_x(ordinal, parts, shape, double)
 
 
 @functools.cache
 def filters(length: int, double: bool) -> bool:
-    """Whether GPUs without a `kernels_unavailable_reason` have a kernel that filters meshes of a length along x."""
+    """Whether the CUDA kernels can filter meshes of this length along x; requires that they run."""
     return _ops.peer_filters(length, double)
 
 
 @functools.cache
 def kernels_unavailable_reason(folder: Path) -> str | None:
-    """Why CUDA kernels can't run on the GPUs of this process, or None; compiled kernels are kept in the folder."""
+    """Reason why CUDA kernels can't run on the GPUs of this process, or None; compiles them into the folder."""
     if not _registered("CUDA"):
         return _NOT_INSTALLED
     try:
@@ -103,7 +103,7 @@ def kernels_unavailable_reason(folder: Path) -> str | None:
 
 
 def _remedy(error: str) -> str:
-    """What to install for an error of the compiler of the kernels, for the release of CUDA that jax's plugin is of."""
+    """Remedy for an error of the kernels' compiler, for the CUDA release of jax's plugin."""
     if not error.startswith("NVRTC does not load"):
         return ""
     wheel, release = ("nvidia-cuda-nvrtc", 13) if _is_newest() else ("nvidia-cuda-nvrtc-cu12", 12)
@@ -111,11 +111,11 @@ def _remedy(error: str) -> str:
 
 
 def _cuda_libraries(name: str, *, older: int) -> list[str]:
-    """Candidate paths of a library: in the wheels that jax's CUDA plugin depends on, then on the loader's path.
+    """Candidate paths of a library, in the wheels of jax's CUDA plugin before the loader's path.
 
     Args:
-      name: of the library.
-      older: its release in CUDA 12; CUDA 13 has the next one.
+      name: name of the library.
+      older: release of the library in CUDA 12; CUDA 13 has the next one.
     """
     spec = importlib.util.find_spec("nvidia")
     folders = [] if spec is None else map(Path, spec.submodule_search_locations or ())
@@ -128,12 +128,12 @@ def _cuda_libraries(name: str, *, older: int) -> list[str]:
 
 
 def _is_newest() -> bool:
-    """Whether CUDA 13 comes before CUDA 12: unless jax's plugin for that alone is installed."""
+    """Whether CUDA 13 is preferred: jax's plugin for CUDA 12 is missing, or the one for CUDA 13 is installed."""
     return not _has("jax_plugins.xla_cuda12") or _has("jax_plugins.xla_cuda13")
 
 
 def _has(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # nor its parent
+    except ModuleNotFoundError:  # no parent package
         return False

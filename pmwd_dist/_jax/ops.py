@@ -1,9 +1,9 @@
-"""How an op is defined: a JAX primitive with a reference in JAX, native targets and derivatives.
+"""Definition of ops: JAX primitives with a reference in JAX, native targets and derivatives.
 
-Operands and results have a leading batch axis, which is all that vmap needs. `jax.ffi.ffi_call` has neither derivatives
-nor a reference for devices where the target can't run. Inside shard_map a primitive gives its operands and results by
-hand the types that jax.numpy gives them: over which manual mesh axes they vary. To be replaced when JAX has public
-primitives with transposes and lowerings of one's own (its `hijax`, jax-ml/jax#35446).
+Operands and results have a leading batch axis, into which vmap folds its own. `jax.ffi.ffi_call` has no derivatives,
+and no reference for devices without the target. Inside shard_map a primitive must set the manual mesh axes over which
+its operands and results vary. To be replaced when JAX has public primitives with custom transposes and lowerings
+(`hijax`, jax-ml/jax#35446).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import Mesh
 
-_PLATFORMS = {"cpu": "cpu", "CUDA": "cuda"}  # XLA's names of platforms, and those of JAX's lowering rules
+_PLATFORMS = {"cpu": "cpu", "CUDA": "cuda"}  # XLA's names of platforms, and JAX's names in lowering rules
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,15 @@ class Target:
     """A native implementation of an op on one platform, called through XLA's FFI.
 
     Args:
-      name: of the registered target.
-      attributes: gives the target's attributes for (type of the first operand, device mesh, **parameters), or None
-        where the target can't run and the reference does; the mesh is None where only its shape is known.
-      scratch: gives shape and type of scratch memory for (types of the operands, **parameters), passed to the target
-        after the results; default: none.
-      in_place: by the number of an operand, that of the result which takes its memory.
-      single: whether the target also takes one element without the batch axis; without scratch memory only.
-      lends: tells for (types of the operands, **parameters) whether the first operand's memory is the scratch memory;
-        default: never.
+      name: name of the registered target.
+      attributes: function of (type of the first operand, device mesh, **parameters) that returns the attributes of the
+        target, or None if the reference must run. The mesh is None if only its shape is known.
+      scratch: function of (types of the operands, **parameters) that returns the shape and type of scratch memory,
+        passed to the target after the results; default: no scratch memory.
+      in_place: index of the result that takes the memory of an operand, by the index of the operand.
+      single: whether the target accepts one element without the batch axis; not with scratch memory.
+      lends: function of (types of the operands, **parameters) that tells whether the memory of the first operand is
+        the scratch memory; default: never.
     """
 
     name: str
@@ -48,11 +48,11 @@ class Target:
 
 @dataclass(frozen=True)
 class Composed:
-    """An implementation of an op on one platform that is made of other ops.
+    """An implementation of an op on one platform by other ops.
 
     Args:
-      function: computes the op.
-      available: tells whether those ops can run; where not, the reference does.
+      function: function that computes the op.
+      available: function that tells whether the other ops can run; if not, the reference runs.
     """
 
     function: Callable[..., Any]
@@ -70,11 +70,11 @@ def define_op(
     """Define a primitive.
 
     Args:
-      name: of the primitive.
-      abstract: gives the type of the result for (types of the operands, **parameters).
-      reference: computes the result in JAX, wherever no target runs; None where there is no other way than a target.
+      name: name of the primitive.
+      abstract: function of (types of the operands, **parameters) that returns the type of the result.
+      reference: function that computes the result in JAX where no target runs; None if only targets exist.
       targets: native implementations by platform, "cpu" or "CUDA".
-      multiple_results: whether it has a list of results, not one.
+      multiple_results: whether the primitive returns a list.
     """
     primitive = Primitive(name)
     primitive.multiple_results = multiple_results
@@ -108,7 +108,7 @@ def _lowering(target: Target, fallback: Callable[..., Any] | None) -> Callable[.
             own = ctx.replace(avals_out=[*ctx.avals_out, ctx.avals_in[0]])
             return lend(own, *operands, **attributes)[:-1]
         scratch = target.scratch(*ctx.avals_in, **params)
-        # Not empty: a buffer of no bytes may have no address.
+        # At least one element: an empty buffer may have no address.
         scratch = scratch.update(shape=(max(1, *scratch.shape),))
         return call(ctx.replace(avals_out=[*ctx.avals_out, scratch]), *operands, **attributes)[:-1]
 
@@ -130,8 +130,8 @@ def _composed(target: Composed, fallback: Callable[..., Any] | None) -> Callable
 def _single(call: Callable[..., Any], ctx: Any, operands: Any, attributes: dict[str, Any]) -> list[Any]:
     """Lower a call without its batch axis of one element.
 
-    With the axis, XLA's CPU backend fuses the reshape before a result in the memory of an operand with a copy, which it
-    then can't remove: a loop copied the operand in each iteration, and back.
+    With the axis, XLA's CPU backend fuses the reshape before an in-place result with a copy that it can't remove. A
+    loop would copy the operand twice in each iteration.
     """
 
     def reshaped(x: Any, aval: Any) -> Any:
@@ -149,8 +149,9 @@ def define_linear(primitive: Primitive, transpose: Callable[..., Any]) -> None:
     """Define the derivatives of an op that is linear in its only operand.
 
     Args:
-      primitive: the op.
-      transpose: gives the cotangent of the operand for (cotangent of the result, type of the operand, **parameters).
+      primitive: primitive of the op.
+      transpose: function of (cotangent of the result, type of the operand, **parameters) that returns the cotangent of
+        the operand.
     """
 
     def rule(ct: Any, x: Any, **params: Any) -> tuple[Any]:
@@ -160,7 +161,7 @@ def define_linear(primitive: Primitive, transpose: Callable[..., Any]) -> None:
 
 
 def define_linear_pair(first: Primitive, second: Primitive) -> None:
-    """Define the derivatives of two linear ops with the same parameters, each the other's transpose."""
+    """Define the derivatives of two linear ops with the same parameters, each the transpose of the other."""
     define_linear(first, lambda ct, _, **params: second.bind(ct, **params))
     define_linear(second, lambda ct, _, **params: first.bind(ct, **params))
 
@@ -171,11 +172,11 @@ def define_derivatives(
     """Define the derivatives of an op with several operands.
 
     Args:
-      primitive: the op.
-      tangents: by operand, the tangent of the result for (tangent of the operand, *operands, **parameters); made of ops
-        that can be differentiated again; None for an operand that is constant.
-      transposes: by the number of an operand in which the op is linear, its cotangent for (cotangent of the result,
-        *operands, **parameters).
+      primitive: primitive of the op.
+      tangents: functions of (tangent of the operand, *operands, **parameters) that return the tangent of the result,
+        one for each operand, by differentiable ops; None for a constant operand.
+      transposes: functions of (cotangent of the result, *operands, **parameters) that return the cotangent of an
+        operand, by the index of the operand, in which the op is linear.
     """
     ad.defjvp(primitive, *tangents)
 
@@ -190,12 +191,12 @@ def define_derivatives(
 
 
 def with_derivatives_of(reference: Callable[..., Any], primitive: Primitive, **params: Any) -> Callable[..., Any]:
-    """Give an op on single blocks, without the batch axis, whose derivatives are those of a reference.
+    """The op on single blocks, without the batch axis, with the derivatives of a reference.
 
     Args:
-      reference: computes the op in JAX on single blocks.
-      primitive: the op.
-      **params: of the op.
+      reference: function that computes the op in JAX on single blocks.
+      primitive: primitive of the op.
+      **params: parameters of the op.
     """
 
     @jax.custom_jvp
@@ -212,7 +213,7 @@ def with_derivatives_of(reference: Callable[..., Any], primitive: Primitive, **p
 
 def _jit_bind(primitive: Primitive, *operands: Any, **params: Any) -> Any:
     static = tuple(sorted(params.items()))
-    with jax.disable_jit(False):  # inside disable_jit, this implementation would call itself
+    with jax.disable_jit(False):  # with jit disabled, this implementation would call itself
         return _jitted(primitive, static)(*operands)
 
 
@@ -245,14 +246,14 @@ def add_batch_axis(x: Any) -> jax.Array:
 
 
 def drop_batch_axis(x: Any) -> jax.Array:
-    """The element of a batch of one; unlike x[0] a reshape, which is traced and lowered faster than a slice."""
+    """The element of a batch of one, by a reshape, which is traced and lowered faster than the slice x[0]."""
     return jax.lax.squeeze(x, (0,))
 
 
 def over_batch(function: Callable[..., Any], *operands: Any) -> Any:
-    """vmap over the leading axis; a batch of one element, as most are, is traced and lowered faster without the axis.
+    """vmap over the leading axis; a batch of one is traced without the axis, which is faster.
 
-    For functions that give the same bits either way: XLA may contract products and sums of floats in one of the two.
+    Both ways must give the same bits: XLA may contract products and sums of floats in one of them.
     """
     if any(x.shape[0] != 1 for x in operands):
         return jax.vmap(function)(*operands)
@@ -260,7 +261,7 @@ def over_batch(function: Callable[..., Any], *operands: Any) -> Any:
 
 
 def varying_names(x: Any) -> frozenset[str]:
-    """The manual mesh axes over which an array varies."""
+    """Names of the manual mesh axes over which an array varies."""
     return frozenset((x if isinstance(x, ShapedArray) else jax.typeof(x)).mat.varying)
 
 
@@ -271,10 +272,7 @@ def vary(x: jax.Array, names: Iterable[str]) -> jax.Array:
 
 
 def unify_varying(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Mark all arrays as varying over the manual mesh axes over which any of them varies.
-
-    A primitive of our own inside shard_map must do by hand what jax.numpy does for its operands.
-    """
+    """Mark all arrays as varying over the union of their manual mesh axes, as jax.numpy does for its operands."""
     union = frozenset[str]().union(*map(varying_names, arrays))
     return tuple(vary(x, union) for x in arrays)
 

@@ -1,12 +1,12 @@
 """Barriers that order computations.
 
-- `barrier`: `jax.lax.optimization_barrier` of JAX 0.10 to 0.12 fails under vmap with `spmd_axis_name` as soon as one
-  operand or derivative has no batch axis and another has.
-- `after`: XLA's compiler for CPUs drops barriers before it schedules (openxla/xla#20440), and computes arrays for a
-  later computation from the start. Here that computation depends on an earlier one. It is used where it lowers the
-  memory of a gradient on CPUs (benchmarks/RESULTS.md, "CPU").
+- `barrier`: `jax.lax.optimization_barrier` of JAX 0.10 to 0.12 fails under vmap with `spmd_axis_name` if only some
+  operands or derivatives have a batch axis.
+- `after`: XLA's compiler for CPUs removes barriers before scheduling (openxla/xla#20440), and so computes arrays for a
+  later computation too early. Here the later computation depends on the earlier one. This lowers the memory of
+  gradients on CPUs (benchmarks/RESULTS.md, "CPU").
 
-To be deleted when both are mended.
+To be deleted when both are mended in JAX.
 """
 
 from __future__ import annotations
@@ -27,20 +27,16 @@ D = TypeVar("D")
 
 
 def barrier(tree: T) -> T:
-    """`jax.lax.optimization_barrier` that can be differentiated under vmap with `spmd_axis_name`.
-
-    That of JAX 0.10 to 0.12 fails there as soon as one operand or derivative has no batch axis and another has.
-    """
+    """`jax.lax.optimization_barrier`, differentiable under vmap with `spmd_axis_name`."""
     leaves, treedef = jax.tree.flatten(tree)
     return jax.tree.unflatten(treedef, _barrier_p.bind(*unify_varying(*leaves), waiting=0, batch=0))
 
 
 def after(tree: T, done: D) -> tuple[T, D]:
-    """A barrier after which the first is available only once the second is; in reverse mode the second waits.
+    """A barrier that makes `tree` available only after `done`; in reverse mode `done` waits for `tree`.
 
-    XLA's compiler for CPUs drops barriers before it orders what it computes. There the first is multiplied by 1, or by
-    NaN if the second begins with it, which is not known in advance, each element of a batch by its own; arrays of
-    integers are not waited for.
+    On CPUs, `tree` is multiplied by 1, or by NaN if the first element of `done` is NaN, separately for each element of
+    a batch. XLA can't remove this dependence as it removes barriers. Integers in `done` are ignored.
     """
     leaves, treedef = jax.tree.flatten(tree)
     others, done_treedef = jax.tree.flatten(done)
@@ -64,7 +60,7 @@ def _ordered_reference(*operands: jax.Array, waiting: int, batch: int) -> Sequen
 
 
 def _times(x: jax.Array, done: jax.Array) -> jax.Array:
-    """Numbers if another computation is done, of each element of a batch."""
+    """The array if `done` is true, else NaN, for each element of a batch."""
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         return x
     one = jnp.where(done, 1, jnp.nan).astype(x.real.dtype)
@@ -85,7 +81,7 @@ def _barrier_rule(
 
 
 def _barrier_non_zero(values: Sequence[Any], waiting: int, batch: int) -> list[Any]:
-    """The barrier over those tangents or cotangents that are not known to be zero."""
+    """The barrier over tangents or cotangents, without symbolic zeros."""
     there = [type(x) is not ad.Zero for x in values]
     some = [x for x, keep in zip(values, there, strict=True) if keep]
     passed = iter(_barrier_p.bind(*some, waiting=sum(there[:waiting]), batch=batch) if some else ())

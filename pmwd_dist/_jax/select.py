@@ -1,12 +1,12 @@
-"""Branches and sums of which only those that are wanted are computed, also in derivatives and under vmap.
+"""Conditional computation that stays conditional in derivatives and under vmap.
 
-- `batch_max`, `batch_any`: an index without a batch axis, from values with one. Under vmap `jax.lax.switch` with a
-  batched index is a select of all branches (jax-ml/jax#8409).
-- `switch`: reverse mode of `jax.lax.switch` holds the residuals of all branches, zeros for those not taken
-  (jax-ml/jax#8239), and fails inside shard_map (JAX 0.10 to 0.12) where these lack the batch's mesh axis. Here the
+- `batch_max`, `batch_any`: an unbatched index from batched values. Under vmap `jax.lax.switch` with a batched index
+  computes all branches (jax-ml/jax#8409).
+- `switch`: reverse mode of `jax.lax.switch` stores the residuals of all branches, zeros for branches not taken
+  (jax-ml/jax#8239). Inside shard_map it fails (JAX 0.10 to 0.12) if these lack the mesh axis of the batch. Here the
   derivative of a switch is a switch of derivatives.
-- `sum_where`: the derivative of a scan with a switch in each turn adds up cotangents of all operands in each turn, also
-  where nothing is computed.
+- `sum_where`: the derivative of a scan with a switch adds the cotangents of all operands in each iteration, also if
+  the branch is empty.
 
 To be deleted when JAX's own conditionals do the same.
 """
@@ -29,9 +29,9 @@ from pmwd_dist._jax.ops import vary, varying_names
 def batch_max(x: jax.Array) -> jax.Array:
     """Largest finite value of x in all batches, 0 if there is none; not differentiable.
 
-    The maximum is taken over every axis of vmap, which the result does not have, and over every manual mesh axis along
-    which x varies. A `lax.switch` that depends on it stays one: it would become a select of all its branches if its
-    index were batched, and its collectives would wait for each other forever if devices took different branches.
+    The maximum is over every axis of vmap, and over every manual mesh axis along which x varies. The result has no
+    batch axis, so that a `lax.switch` with this index computes one branch. All devices take the same branch: the
+    collectives of different branches would wait for each other forever.
     """
     x = jax.lax.stop_gradient(x)
     return _batch_max_p.bind(_max_over_devices(jnp.where(jnp.isfinite(x), x, 0)))
@@ -56,7 +56,7 @@ batching.primitive_batchers[_batch_max_p] = _batch_max_rule
 def batch_any(x: jax.Array) -> jax.Array:
     """Whether x is true in any batch of vmap, element by element; the result has no batch axis.
 
-    Unlike `batch_max` it leaves devices apart: for branches that do not communicate.
+    Unlike `batch_max`, the result may differ between devices: for branches that do not communicate.
     """
     return _batch_any_p.bind(x)
 
@@ -72,8 +72,8 @@ def switch(index: jax.Array, branches: Sequence[Callable[..., Any]], *operands: 
     """Apply one of several functions to the operands, the only arrays on which they may depend.
 
     Args:
-      index: of the branch, without a batch axis and the same on all devices (see `batch_max`).
-      branches: functions with results of one type, arrays or pytrees of them.
+      index: index of the branch, without a batch axis and the same on all devices (see `batch_max`).
+      branches: functions that return pytrees of arrays of the same types.
       operands: arguments of the branches.
     """
     treedef = jax.tree.structure(jax.eval_shape(branches[0], *operands))
@@ -164,12 +164,12 @@ Function = Callable[..., Sequence[Array]]
 
 
 def sum_where(wanted: Array, function: Function, arguments: Array, *operands: Array) -> list[Array]:
-    """Sums of the arrays that a function gives for each of the arguments that are wanted, one after the other.
+    """Sums of the results of a function over the wanted arguments, evaluated one after the other.
 
     Args:
-      wanted: (n,), without a batch axis and the same on all devices, which is not checked (see `batch_max`).
-      function: of (argument, *operands), on which alone it depends.
-      arguments: (n, ...), without a batch axis; not differentiated.
+      wanted: mask of shape (n,), without a batch axis and the same on all devices, unchecked (see `batch_max`).
+      function: function of (argument, *operands) that depends on no other arrays.
+      arguments: array of shape (n, ...), without a batch axis; not differentiated.
       operands: arrays of real numbers.
     """
     names = frozenset[str]().union(*map(varying_names, operands))
@@ -209,7 +209,7 @@ def _sums(function: Function, names: frozenset[str], wanted: Array, arguments: A
             return jax.vjp(lambda *xs: list(function(argument, *xs)), *at)[1](cts)
 
         def of(each: Function) -> Function:
-            """A function of (*residuals, *tangents or cotangents), the sum of one of these."""
+            """The sum of the tangents or cotangents as a function of (*residuals, *tangents or cotangents)."""
             return lambda *args: _sums(each, names, *args[: 2 + count], *args[len(residuals) :])
 
         return out, linear_map(of(tangent), of(cotangent), residuals, list(tangents[2:]), **like)
