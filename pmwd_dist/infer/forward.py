@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from numbers import Real
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -40,21 +40,57 @@ Gravity = Literal["nbody", "lpt"]
 Observable = Callable[[Particles, Array, Mapping[str, ArrayLike], GrowthTable, Config], Array]
 
 
-class ForwardModel(Protocol):
-    """Attributes of the forward models here: cosmology, P(k), and whether P(k) is given and scaled by sigma8."""
-
-    config: Config
-    cosmo: Parameters
-    linear_power: Any
-    tabulated: bool
-    normalise: bool
-
-
 COSMOLOGY = ("Omega_m", *(field.name for field in fields(Parameters)))
 _OF_GROWTH = {"Omega_m", "Omega_c", "Omega_b", "Omega_k", "w0", "wa"}
 
 
-class LinearField(eqx.Module):
+class ForwardModel(eqx.Module):
+    """Cosmology and linear P(k) of a forward model.
+
+    Args:
+      config: configuration of the simulation.
+      cosmo: cosmology, for the parameters that are not sampled.
+      linear_power: linear P(k), as in `linear_modes`.
+      normalise: whether to scale a table of P(k) to sigma8, sampled or of the cosmology.
+    """
+
+    config: Config = eqx.field(static=True)
+    cosmo: Parameters
+    table: GrowthTable
+    linear_power: Any
+    tabulated: bool = eqx.field(static=True)
+    normalise: bool = eqx.field(static=True)
+
+    def __init__(self, config: Config, cosmo: Cosmology, linear_power: LinearPower | None, *, normalise: bool):
+        check_config(config)
+        self.config, self.cosmo, self.table = config, parameters(cosmo), growth_table_to(config.lpt_order, cosmo)
+        self.linear_power = _fixed_power(config, self.cosmo, linear_power, normalise=normalise)
+        self.tabulated, self.normalise = linear_power is not None, normalise
+
+    def linear_modes(self, noise: Array, parameters: Mapping[str, ArrayLike]) -> tuple[Array, GrowthTable]:
+        """Linear modes from white noise, and the growth table, in the cosmology with these parameters."""
+        cosmo, table = cosmology_at(parameters, self.cosmo, self.table)
+        if not self.tabulated:
+            fixed = None if parameters.keys() & set(COSMOLOGY) else self.linear_power
+            return linear_modes(noise, cosmo, self.config, linear_power=fixed), table
+        idle = {"n_s", "h", "Omega_b"} if self.normalise else {"sigma8", "n_s", "h", "Omega_b"}
+        if unused := sorted(parameters.keys() & idle):
+            constraint = f"is fixed, and {', '.join(unused)} would not change it"
+            remedy = "use normalise=True, or leave one of them out" if "sigma8" in unused else "leave one of them out"
+            raise ArgumentError("linear_power", None, constraint, remedy, show_value=False)
+        modes = linear_modes(noise, cosmo, self.config, linear_power=self.linear_power)
+        if "sigma8" in parameters:
+            modes = scaled(modes, jnp.asarray(cosmo.sigma8 / self.cosmo.sigma8, modes.real.dtype))
+        return modes, table
+
+    def _amplitude(self, parameters: Mapping[str, ArrayLike]) -> tuple[Array, GrowthTable]:
+        """Ratio of linear modes to modes of white noise, from an impulse, whose modes are all 1."""
+        impulse = jnp.zeros(self.config.particle_shape).at[0, 0, 0].set(1)
+        modes, table = self.linear_modes(impulse, parameters)
+        return modes.real, table
+
+
+class LinearField(ForwardModel):
     """Galaxies in linear theory: 1 + (b + f mu^2) D1 delta, linear and Gaussian in the noise (Kaiser 1987).
 
     Args:
@@ -69,14 +105,8 @@ class LinearField(eqx.Module):
       ValueError: a lattice other than the mesh, or an argument out of its range.
     """
 
-    config: Config = eqx.field(static=True)
-    cosmo: Parameters
-    table: GrowthTable
     bias: str | float = eqx.field(static=True)
     line_of_sight: tuple[float, float, float] | None = eqx.field(static=True)
-    linear_power: Any
-    tabulated: bool = eqx.field(static=True)
-    normalise: bool = eqx.field(static=True)
 
     def __init__(
         self,
@@ -88,32 +118,29 @@ class LinearField(eqx.Module):
         linear_power: LinearPower | None = None,
         normalise: bool = False,
     ):
-        self.config, self.cosmo, self.table = checked(config, cosmo)
+        super().__init__(config, cosmo, linear_power, normalise=normalise)
         if config.particle_shape != config.mesh_shape:
             constraint = f"must be mesh_shape={config.mesh_shape} for a linear field"
             raise ArgumentError("particle_shape", config.particle_shape, constraint, "leave it out")
         self.bias = bias
         self.line_of_sight = None if line_of_sight is None else direction(line_of_sight)
-        self.linear_power = fixed_power(config, self.cosmo, linear_power, normalise=normalise)
-        self.tabulated, self.normalise = linear_power is not None, normalise
 
     def __call__(self, noise: Array, parameters: Mapping[str, ArrayLike]) -> Float[Array, "nx ny nz"]:
         """Density of galaxies, in units of the mean, on the lattice of the noise."""
-        cosmo, table = cosmology_at(parameters, self.cosmo, self.table)
-        modes = modes_at(noise, cosmo, parameters, self)
+        modes, table = self.linear_modes(noise, parameters)
         modes = modes * self._factor(parameters, table).astype(noise.dtype)
         return 1 + pirfft3d(modes, self.config.particle_shape, self.config.decomposition)
 
     def response(self, parameters: Mapping[str, ArrayLike]) -> Float[Array, "nx ny nk"]:
         """Ratio of the modes of the field to the modes of the noise, in the layout of `prfft3d`."""
-        cosmo, table = cosmology_at(parameters, self.cosmo, self.table)
-        return _amplitude(cosmo, parameters, self) * self._factor(parameters, table)
+        amplitude, table = self._amplitude(parameters)
+        return amplitude * self._factor(parameters, table)
 
     def _factor(self, parameters: Mapping[str, ArrayLike], table: GrowthTable) -> Array:
         return kaiser_factor(value_of(self.bias, parameters), table, self.config, self.line_of_sight)
 
 
-class Simulation(eqx.Module):
+class Simulation(ForwardModel):
     """Particles evolved by gravity, and an observable of them.
 
     Args:
@@ -128,15 +155,9 @@ class Simulation(eqx.Module):
       solver: solver, as in `nbody`.
     """
 
-    config: Config = eqx.field(static=True)
-    cosmo: Parameters
-    table: GrowthTable
     gravity: Gravity = eqx.field(static=True)
     bias: str | float = eqx.field(static=True)
     observable: Observable | None = eqx.field(static=True)
-    linear_power: Any
-    tabulated: bool = eqx.field(static=True)
-    normalise: bool = eqx.field(static=True)
     solver: Any = eqx.field(static=True)
 
     def __init__(
@@ -151,20 +172,17 @@ class Simulation(eqx.Module):
         normalise: bool = False,
         solver: Any = None,
     ):
-        self.config, self.cosmo, self.table = checked(config, cosmo)
+        super().__init__(config, cosmo, linear_power, normalise=normalise)
         if gravity not in get_args(Gravity):
             raise ArgumentError("gravity", gravity, 'must be "nbody" or "lpt"', "for linear theory use LinearField")
         self.gravity, self.bias, self.observable = gravity, bias, observable
         self.solver = solver
-        self.linear_power = fixed_power(config, self.cosmo, linear_power, normalise=normalise)
-        self.tabulated, self.normalise = linear_power is not None, normalise
 
     def __call__(
         self, noise: Array, parameters: Mapping[str, ArrayLike]
     ) -> tuple[Float[Array, "nx ny nz"], Status | None]:
         """The observable in units of its mean, and the status of the simulation."""
-        cosmo, table = cosmology_at(parameters, self.cosmo, self.table)
-        modes = modes_at(noise, cosmo, parameters, self)
+        modes, table = self.linear_modes(noise, parameters)
         status = None
         if self.gravity == "lpt":
             particles = lpt(modes, table, self.config, a=self.config.a_stop)
@@ -181,7 +199,7 @@ class Simulation(eqx.Module):
 
         An observable without `linear_bias(parameters)` and `line_of_sight` is taken as matter.
         """
-        cosmo, table = cosmology_at(parameters, self.cosmo, self.table)
+        amplitude, table = self._amplitude(parameters)
         bias, line_of_sight = value_of(self.bias, parameters), None
         if self.observable is not None:
             of_observable = getattr(self.observable, "linear_bias", None)
@@ -193,7 +211,7 @@ class Simulation(eqx.Module):
         window = jnp.ones(())
         for component, side in zip(k, self.config.cell_size, strict=True):
             window = window * jnp.sinc(component * side / (2 * np.pi)) ** 2
-        return _amplitude(cosmo, parameters, self) * factor * window
+        return amplitude * factor * window
 
 
 class _AtNodes(eqx.Module):
@@ -206,7 +224,7 @@ class _AtNodes(eqx.Module):
         return self.power
 
 
-def fixed_power(config: Config, cosmo: Parameters, linear_power: LinearPower | None, *, normalise: bool) -> Any:
+def _fixed_power(config: Config, cosmo: Parameters, linear_power: LinearPower | None, *, normalise: bool) -> Any:
     """The given P(k), scaled to sigma8 if asked for; without one, P(k) of the fiducial cosmology, computed once."""
     if normalise and (linear_power is None or callable(linear_power)):
         constraint = "needs linear_power as a table"
@@ -222,22 +240,6 @@ def fixed_power(config: Config, cosmo: Parameters, linear_power: LinearPower | N
         check_sigma8_range(np.asarray(k), cosmo)
         table = k, normalised_power(k, power, cosmo.sigma8)
     return table
-
-
-def modes_at(noise: Array, cosmo: Parameters, parameters: Mapping[str, ArrayLike], model: ForwardModel) -> Array:
-    """Linear modes of a forward model from white noise, parameters and the cosmology with these parameters."""
-    if not model.tabulated:
-        fixed = None if parameters.keys() & set(COSMOLOGY) else model.linear_power
-        return linear_modes(noise, cosmo, model.config, linear_power=fixed)
-    idle = {"n_s", "h", "Omega_b"} if model.normalise else {"sigma8", "n_s", "h", "Omega_b"}
-    if unused := sorted(parameters.keys() & idle):
-        constraint = f"is fixed, and {', '.join(unused)} would not change it"
-        remedy = "use normalise=True, or leave one of them out" if "sigma8" in unused else "leave one of them out"
-        raise ArgumentError("linear_power", None, constraint, remedy, show_value=False)
-    modes = linear_modes(noise, cosmo, model.config, linear_power=model.linear_power)
-    if "sigma8" not in parameters:
-        return modes
-    return scaled(modes, jnp.asarray(cosmo.sigma8 / model.cosmo.sigma8, modes.real.dtype))
 
 
 def value_of(value: Any, parameters: Mapping[str, ArrayLike]) -> Any:
@@ -280,15 +282,3 @@ def kaiser_factor(
 def wavevectors(config: Config) -> tuple[Array, Array, Array]:
     """Wavevectors of the particle lattice [h/Mpc], in the layout of `prfft3d`."""
     return fftfreq3d(config.particle_shape, config.decomposition, config.box_size)
-
-
-def _amplitude(cosmo: Parameters, parameters: Mapping[str, ArrayLike], model: ForwardModel) -> Array:
-    """Ratio of linear modes to modes of white noise, from an impulse, whose modes are all 1."""
-    impulse = jnp.zeros(model.config.particle_shape).at[0, 0, 0].set(1)
-    return modes_at(impulse, cosmo, parameters, model).real
-
-
-def checked(config: Config, cosmo: Cosmology) -> tuple[Config, Parameters, GrowthTable]:
-    """The config, the cosmology and the growth table of a forward model."""
-    check_config(config)
-    return config, parameters(cosmo), growth_table_to(config.lpt_order, cosmo)

@@ -17,8 +17,8 @@ from jaxtyping import Array, Float
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
-from pmwd_dist.cosmology.parameters import Cosmology, Parameters
-from pmwd_dist.infer.forward import checked, cosmology_at, fixed_power, modes_at
+from pmwd_dist.cosmology.parameters import Cosmology
+from pmwd_dist.infer.forward import ForwardModel
 from pmwd_dist.infer.likelihoods import check_finite, checked_mask, seen
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.healpix import pixel_count
@@ -41,7 +41,7 @@ class View(TypedDict, total=False):
     offsets: Any
 
 
-class Convergence(eqx.Module):
+class Convergence(ForwardModel):
     """Maps of the weak-lensing convergence of sources behind a simulation's light cone (Born approximation).
 
     A forward model (noise, parameters) -> (maps, status). Maps have the shape (sources, px, py) on a flat sky and
@@ -63,17 +63,11 @@ class Convergence(eqx.Module):
       ValueError: a light cone of another simulation, sources in front of all shells, or an argument out of its range.
     """
 
-    config: Config = eqx.field(static=True)
-    cosmo: Parameters
-    table: GrowthTable
     cone: FlatSkyLightCone | SphericalLightCone = eqx.field(static=True)
     sources: tuple[Any, ...]
     field: float | None = eqx.field(static=True)
     pixels: int | None = eqx.field(static=True)
     offsets: Array | None
-    linear_power: Any
-    tabulated: bool = eqx.field(static=True)
-    normalise: bool = eqx.field(static=True)
     solver: Any = eqx.field(static=True)
 
     def __init__(
@@ -88,7 +82,7 @@ class Convergence(eqx.Module):
         solver: Any = None,
         **view: Unpack[View],
     ):
-        self.config, self.cosmo, self.table = checked(config, cosmo)
+        super().__init__(config, cosmo, linear_power, normalise=normalise)
         if cone.config != config:
             remedy = "make it with the config of the model"
             raise ArgumentError("cone", cone, "is of another simulation", remedy, show_value=False)
@@ -106,15 +100,12 @@ class Convergence(eqx.Module):
         self.cone, self.sources = cone, tuple(jax.tree.map(lambda z: jnp.asarray(z, float), tuple(sources)))
         self.field, self.pixels, offsets = view.get("field"), view.get("pixels"), view.get("offsets")
         self.offsets = None if offsets is None else jnp.asarray(real(offsets, "offsets"))
-        self.linear_power = fixed_power(config, self.cosmo, linear_power, normalise=normalise)
-        self.tabulated, self.normalise = linear_power is not None, normalise
         self.solver = solver
         jax.eval_shape(self._maps, jax.ShapeDtypeStruct(self._shape_of_mass, jnp.float32), self.table)  # its errors
 
     def __call__(self, noise: Array, parameters: Mapping[str, ArrayLike]) -> tuple[Array, Status]:
         """The maps, and the status of the simulation."""
-        cosmo, table = cosmology_at(parameters, self.cosmo, self.table)
-        modes = modes_at(noise, cosmo, parameters, self)
+        modes, table = self.linear_modes(noise, parameters)
         particles = lpt(modes, table, self.config)
         solution = nbody(particles, table, self.config, solver=self.solver, accumulate=self.cone)
         return self._maps(solution.accumulated, table), solution.status

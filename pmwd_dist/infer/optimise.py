@@ -72,7 +72,10 @@ def maximise(
     whole_number(steps, "steps", least=1)
     if not 0 < learning_rate < np.inf:
         raise ArgumentError("learning_rate", learning_rate, "must be positive and finite")
-    limits = [*_checked_limits(anneal), None]
+    limits: list[float | None] = [float(k) for k in anneal]
+    if list(anneal) != sorted(anneal) or not all(k > 0 for k in anneal):
+        raise ArgumentError("anneal", limits, "must be positive wavenumbers, ascending")
+    limits.append(None)
     largest, history = -np.inf, list[float]()
     for i, limit in enumerate(limits):
         count = (i + 1) * (steps + 1) // len(limits) - i * (steps + 1) // len(limits)
@@ -126,13 +129,6 @@ def _climb(
             break
         variables = moved
     return eqx.filter_jit(whole)(best, position, factor), largest, history
-
-
-def _checked_limits(anneal: Sequence[float]) -> list[float]:
-    limits = [float(k) for k in anneal]
-    if limits != sorted(limits) or not all(k > 0 for k in limits):
-        raise ArgumentError("anneal", limits, "must be positive wavenumbers, ascending")
-    return limits
 
 
 @partial(jax.jit, static_argnames=("limit", "config", "dtype"))

@@ -110,23 +110,21 @@ def transition(
       fraction: uniform random number, the same for all chains of a batch so that none waits for another. Trajectories
         are 2 L fraction long, since a fixed length could be a period.
     """
+    options: dict[str, Any] = {"step_size": tuning.step_size, "inverse_mass_matrix": tuning.inverse_mass_matrix}
     if method == "mclmc":
-        lengths: dict[str, Any] = {"L": tuning.L, "step_size": tuning.step_size}
-        lengths["inverse_mass_matrix"] = tuning.inverse_mass_matrix
-        state, info = mclmc.step(key, state, lambda x: logdensity(x) - correction(x, tuning), **lengths)
+        state, info = mclmc.step(key, state, lambda x: logdensity(x) - correction(x, tuning), L=tuning.L, **options)
         one = jnp.ones_like(info.energy_change)
         return state, Transition(info.energy_change, info.nonans, one, jnp.asarray(1))
     before = ChainState(state.position, state.logdensity, state.logdensity_grad)
-    normal = jax.tree.map(lambda x: 1.0 if x.ndim else 0.0, state.position)
-    options: dict[str, Any] = {"step_size": tuning.step_size, "inverse_mass_matrix": tuning.inverse_mass_matrix}
+    if method != "adjusted-mclmc":
+        options["normal_precision"] = jax.tree.map(lambda x: 1.0 if x.ndim else 0.0, state.position)
     if method == "nuts":
-        after, info, count = nuts.step(key, before, logdensity, normal_precision=normal, **options)
-        new = state._replace(**after._asdict())
-        return new, Transition(info.energy_change, info.nonans, info.acceptance_rate, count)
-    count = jnp.maximum(jnp.ceil(2 * fraction * jnp.asarray(tuning.L) / tuning.step_size), 1).astype(int)
-    step, each = (hmc.step, 1) if method == "hmc" else (mclmc.adjusted_step, 2)
-    options |= {"normal_precision": normal} if method == "hmc" else {}
-    after, info = step(key, before, logdensity, num_integration_steps=count, **options)
+        after, info, gradients = nuts.step(key, before, logdensity, **options)
+    else:
+        count = jnp.maximum(jnp.ceil(2 * fraction * jnp.asarray(tuning.L) / tuning.step_size), 1).astype(int)
+        step, each = (hmc.step, 1) if method == "hmc" else (mclmc.adjusted_step, 2)
+        after, info = step(key, before, logdensity, num_integration_steps=count, **options)
+        gradients = each * count
     return state._replace(**after._asdict()), Transition(
-        info.energy_change, info.nonans, info.acceptance_rate, each * count
+        info.energy_change, info.nonans, info.acceptance_rate, gradients
     )

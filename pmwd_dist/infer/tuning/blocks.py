@@ -43,21 +43,23 @@ class Block(NamedTuple):
 Observe = Callable[[Any, Any], tuple[Array, Array]]
 
 
-def run_block(
+def run_blocks(
     key: Array,
-    state: IntegratorState,
-    fractions: Array,
-    *,
+    states: IntegratorState,
     tuning: Tuning,
+    method: Method,
+    *,
     logdensity: LogDensity,
-    method: Method = "mclmc",
+    length: int,
+    spmd_axis_name: str | None = None,
     observe: Observe | None = None,
 ) -> tuple[IntegratorState, Block]:
-    """A block of transitions of one chain, one for each of the fractions, which all chains share.
+    """A block of a batch of chains: `length` steps of MCLMC, or a few trajectories of an adjusted sampler.
 
     The observer is a function of position and gradient. It returns numbers to keep and a field to average.
     """
-    steps = fractions.shape[0]
+    chains, steps = states.logdensity.shape[0], length if method == "mclmc" else TRAJECTORIES
+    fractions = jax.random.uniform(jax.random.fold_in(key, chains), (steps,))  # shared by all chains
     step = partial(transition, logdensity=logdensity, method=method, tuning=tuning)
 
     def look(position: Any, slope: Any) -> tuple[Array, Array]:
@@ -75,28 +77,12 @@ def run_block(
         each = info.energy_change, info.nonans, numbers, shift, observed
         return (state, mean, square, noise + field / steps), each
 
-    zeros = jax.tree.map(jnp.zeros_like, state.position)
-    field = jax.eval_shape(look, state.position, state.logdensity_grad)[1]
-    begin = state, zeros, jax.tree.map(jnp.mean, zeros), jnp.zeros(field.shape, field.dtype)
-    (state, mean, square, noise), each = jax.lax.scan(once, begin, (jax.random.split(key, steps), fractions))
-    energy_change, nonans, numbers, shift, observed = each
-    return state, Block(energy_change, nonans, numbers, shift, mean, square, observed, noise)
+    def one(key: Array, state: IntegratorState) -> tuple[IntegratorState, Block]:
+        zeros = jax.tree.map(jnp.zeros_like, state.position)
+        field = jax.eval_shape(look, state.position, state.logdensity_grad)[1]
+        begin = state, zeros, jax.tree.map(jnp.mean, zeros), jnp.zeros(field.shape, field.dtype)
+        (state, mean, square, noise), each = jax.lax.scan(once, begin, (jax.random.split(key, steps), fractions))
+        energy_change, nonans, numbers, shift, observed = each
+        return state, Block(energy_change, nonans, numbers, shift, mean, square, observed, noise)
 
-
-def run_blocks(
-    key: Array,
-    states: IntegratorState,
-    tuning: Tuning,
-    method: Method,
-    *,
-    logdensity: LogDensity,
-    length: int,
-    spmd_axis_name: str | None = None,
-    observe: Observe | None = None,
-) -> tuple[IntegratorState, Block]:
-    """A block of a batch of chains: `length` steps of MCLMC, or a few trajectories of an adjusted sampler."""
-    chains = states.logdensity.shape[0]
-    fractions = jax.random.uniform(jax.random.fold_in(key, chains), (length if method == "mclmc" else TRAJECTORIES,))
-    one = partial(run_block, tuning=tuning, logdensity=logdensity, method=method, observe=observe)
-    keys = jax.random.split(key, chains)
-    return jax.vmap(lambda k, s: one(k, s, fractions), spmd_axis_name=spmd_axis_name)(keys, states)
+    return jax.vmap(one, spmd_axis_name=spmd_axis_name)(jax.random.split(key, chains), states)

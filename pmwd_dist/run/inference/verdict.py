@@ -13,7 +13,6 @@ from jax import Array
 
 from pmwd_dist import infer
 from pmwd_dist.infer.chain.diagnostics import stuck
-from pmwd_dist.infer.forward import cosmology_at, modes_at
 from pmwd_dist.infer.tuning.schedule import ENERGY_VARIANCE
 from pmwd_dist.io.arrays import Arrays, read_arrays
 from pmwd_dist.parallel.fft import pirfft3d
@@ -264,7 +263,6 @@ def _linear_density(model: infer.Model, plane: int, noise: np.ndarray, numbers: 
 
 @eqx.filter_jit
 def _plane(forward: Any, plane: int, noise: Array, numbers: dict[str, Array]) -> Array:
-    cosmo, _ = cosmology_at(numbers, forward.cosmo, forward.table)
     config = forward.config
-    modes = modes_at(noise, cosmo, numbers, forward)
+    modes, _ = forward.linear_modes(noise, numbers)
     return pirfft3d(modes, config.particle_shape, config.decomposition)[:, :, plane]
