@@ -27,7 +27,7 @@ Shape = tuple[int, ...]
 
 
 def read_files(files: Mapping[str, str], *shapes: Shape) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Arrays of one of these shapes, the first that of box.mesh or of maps, by key, and problems, one line each."""
+    """Arrays by key, of one of these shapes (first box.mesh or the maps), and problems, one line each."""
     arrays: dict[str, np.ndarray] = {}
     problems: list[str] = []
     for key, value in files.items():

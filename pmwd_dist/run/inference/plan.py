@@ -72,7 +72,6 @@ class InferencePlan(Job):
         data, problems = _read_files(settings)
         if problems:
             raise SettingsError(problems)
-        model = None
         try:
             model = make_model(settings, simulation, data)
             nothing = np.zeros(getattr(model.forward, "shape", simulation.config.mesh_shape))  # until a mock is drawn
@@ -80,9 +79,7 @@ class InferencePlan(Job):
                 observed = data.get("data.file", nothing).astype(np.dtype(jnp.result_type(float)))
             model.likelihood.check(observed, simulation.config)
         except ArgumentError as error:
-            problems.append(_translated(error, settings))
-        if problems or model is None:
-            raise SettingsError(problems)
+            raise SettingsError([_translated(error, settings)]) from error
         return cls(settings, simulation, folder, model, data=data)
 
     @property
