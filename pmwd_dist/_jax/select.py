@@ -68,17 +68,18 @@ mlir.register_lowering(_batch_any_p, mlir.lower_fun(lambda x: x, multiple_result
 batching.primitive_batchers[_batch_any_p] = lambda xs, dims: (_batch_any_p.bind(jnp.any(xs[0], axis=dims[0])), None)
 
 
-def switch(index: jax.Array, branches: Sequence[Callable[..., Any]], *operands: jax.Array) -> Any:
+def switch(index: jax.Array, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
     """Apply one of several functions to the operands, the only arrays on which they may depend.
 
     Args:
       index: index of the branch, without a batch axis and the same on all devices (see `batch_max`).
       branches: functions that return pytrees of arrays of the same types.
-      operands: arguments of the branches.
+      operands: arguments of the branches, pytrees of arrays.
     """
-    treedef = jax.tree.structure(jax.eval_shape(branches[0], *operands))
-    out = _bind(index, [lambda *xs, b=branch: jax.tree.leaves(b(*xs)) for branch in branches], operands)
-    return jax.tree.unflatten(treedef, out)
+    leaves, arguments = jax.tree.flatten(operands)
+    results = jax.tree.structure(jax.eval_shape(branches[0], *operands))
+    out = _bind(index, [lambda *xs, b=b: jax.tree.leaves(b(*arguments.unflatten(xs))) for b in branches], leaves)
+    return results.unflatten(out)
 
 
 def _bind(index: jax.Array, functions: Sequence[Callable[..., list[Any]]], operands: Sequence[Any]) -> list[Any]:

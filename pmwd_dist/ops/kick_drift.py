@@ -81,7 +81,7 @@ def _reference(
     disp: Array, momenta: Array, fields: Array, step: Array, *, geometry: Geometry, resolution: float
 ) -> tuple[Array, Array, Array]:
     force = read(disp, fields, geometry)[..., 0, :]
-    c = KickDrift(*(step[i] for i in range(len(KickDrift._fields))))
+    c = KickDrift(*step)
     kick = jnp.where(c.good != 0, c.kick * force, 0)
     by, missing = rounded(kick)
     momenta = pack(count(momenta) + by, (momentum(momenta, 1 / c.inverse) * c.inverse + kick) * c.after)

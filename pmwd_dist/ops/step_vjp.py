@@ -173,7 +173,7 @@ def drifted_back(disp: Array, vel: Array, coefficients: UndoDrift, resolution: f
 def _undo_kick_reference(
     disp: Array, vel: Array, ct_disp: Array, ct_vel: Array, fields: Array, step: Array, *, geometry: Geometry
 ) -> tuple[Array, Array, Array, Array]:
-    c = UndoKick(*(step[i] for i in range(len(UndoKick._fields))))
+    c = UndoKick(*step)
     force, pull = jax.vjp(lambda disp: read(disp, fields, geometry)[..., 0, :], disp)
     kicked = momentum(vel, c.after)
     ends = jnp.sum(ct_disp * kicked)
@@ -197,7 +197,7 @@ def _undo_drift_reference(
     geometry: Geometry,
     resolution: float,
 ) -> tuple[Array, Array, Array, Array]:
-    c = UndoDrift(*(step[i] for i in range(len(UndoDrift._fields))))
+    c = UndoDrift(*step)
     values, pull = jax.vjp(lambda disp: read(disp, field, geometry), disp)
     ct_disp = ct_disp + jnp.where(c.good != 0, c.weight * pull(jnp.ones_like(values))[0], 0)
     ct_vel = c.scale * ct_vel - c.first_q * resolution * ct_disp

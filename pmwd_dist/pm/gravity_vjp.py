@@ -33,68 +33,83 @@ from pmwd_dist.pm.stepping import potential_cache
 from pmwd_dist.pm.stepping.potential_cache import Entry, entry_spec
 
 
+class State(NamedTuple):
+    """Particles with cotangents.
+
+    Args:
+      disp: displacements [Mpc/h].
+      momenta: integer momenta.
+      ct_disp: cotangents of the displacements.
+      ct_vel: cotangents of the momenta.
+    """
+
+    disp: Float[Array, "nx ny nz 3"]
+    momenta: Float[Array, "nx ny nz 3"]
+    ct_disp: Float[Array, "nx ny nz 3"]
+    ct_vel: Float[Array, "nx ny nz 3"]
+
+
 class Pending(NamedTuple):
     """Particles and cotangents between the reversal of a kick and of the drifts before it.
 
     Args:
-      particles: particles before the kick, where the force acts.
-      ct: cotangents of the particles, from `undo_kick`.
+      state: particles before the kick, where the force acts, with cotangents from `undo_kick`.
       mesh: cotangent of the painted mesh.
       drifts: coefficients of the drifts.
     """
 
-    particles: ExactParticles
-    ct: Particles
+    state: State
     mesh: Array
     drifts: UndoDrift
 
 
-# Displacements, integer momenta, and cotangents of both.
-State = Sequence[Array]
+def with_cotangents(particles: ExactParticles, ct: Particles) -> State:
+    """Join particles and cotangents."""
+    return State(particles.disp, particles.momenta, ct.disp, ct.vel)
+
+
+def split(state: State) -> tuple[ExactParticles, Particles]:
+    """Particles and cotangents."""
+    return ExactParticles(state.disp, state.momenta), Particles(state.ct_disp, state.ct_vel)
 
 
 @partial(jax.jit, static_argnames="config")
 def step_vjp(
-    particles: ExactParticles,
-    ct: Particles,
-    undo: UndoKick,
-    drifts: UndoDrift,
-    entry: Entry,
-    config: Config,
-) -> tuple[ExactParticles, Particles, Float[Array, 4]]:
+    state: State, undo: UndoKick, drifts: UndoDrift, entry: Entry, config: Config
+) -> tuple[State, Float[Array, 4]]:
     """Reverse a kick and the drifts before it, and apply the VJP of the step.
 
     Args:
-      particles: particles after the kick, where the force acts.
-      ct: cotangents of the particles at the end of the step.
+      state: particles after the kick, where the force acts, with cotangents at the end of the step.
       undo: coefficients of the kick.
       drifts: coefficients of the drifts.
       entry: stored potential of the step, or an empty entry.
       config: the simulation.
 
     Returns:
-      The particles before the drifts, the cotangents of the particles at the start of the step, and four sums over the
-      particles, sum v1' F, sum v1' v0, sum x1' v1, sum x0' v0: momenta v0, v1 before and after the kick, displacements
-      x0, x1 at the start and the end, and cotangents with primes.
+      The particles before the drifts, with cotangents at the start of the step, and the sums over the particles of
+      v1' F, v1' v0, x1' v1 and x0' v0: momenta v0, v1 before and after the kick, displacements x0, x1 at the start and
+      the end, and cotangents with primes.
     """
     spec = config.decomposition.spec
     run = config.decomposition.shard_map(
-        partial(_step_vjp_block, config=config),
-        ((spec,) * 4, P(), P(), entry_spec(entry, config)),
-        (*(spec,) * 4, P()),
+        partial(_step_vjp_block, config=config), (spec, P(), P(), entry_spec(entry, config)), (spec, P())
     )
-    disp, vel, ct_disp, ct_vel, sums = run((*jax.tree.leaves(particles), ct.disp, ct.vel), undo, drifts, entry)
-    return ExactParticles(disp, vel), Particles(ct_disp, ct_vel), sums
+    return run(state, undo, drifts, entry)
 
 
-def _step_vjp_block(state: State, undo: UndoKick, drifts: UndoDrift, entry: Entry, config: Config) -> Any:
-    disp, vel, *ct, sums, mesh = _kick_block(state, undo, entry, config)
-    disp, vel, *ct, last = _drift_block((disp, vel, *ct), mesh, drifts, config)
-    return disp, vel, *ct, jnp.concatenate([_sum_over_devices(sums, config), last])
+def _step_vjp_block(
+    state: State, undo: UndoKick, drifts: UndoDrift, entry: Entry, config: Config
+) -> tuple[State, Array]:
+    max_displacement = max_displacement_block(state.disp, config)
+    kick = partial(_cached_kick, entry=entry) if entry.potentials else _kick
+    state, sums, ct_meshes = kick(config, max_displacement, state, undo)
+    state, last = _drift_block(Pending(state, _of_painted(ct_meshes, config), drifts), config)
+    return state, jnp.concatenate([_sum_over_devices(sums, config), last])
 
 
 @partial(jax.jit, static_argnames="config")
-def pending(particles: ExactParticles, ct: Particles, drifts: UndoDrift, config: Config) -> Pending:
+def pending(state: State, drifts: UndoDrift, config: Config) -> Pending:
     """Particles before the reversal of drifts, with a cotangent of zero for the mesh."""
     spec, shape = config.decomposition.spec, config.mesh_shape
     parts = (*config.decomposition.pdims, 1)
@@ -104,31 +119,25 @@ def pending(particles: ExactParticles, ct: Particles, drifts: UndoDrift, config:
         return unify_varying(jnp.broadcast_to(nothing, block), disp)[0]
 
     # Allocated late, to share memory.
-    nothing, _ = after(jnp.zeros((), particles.disp.dtype), ct.disp)
-    return Pending(
-        particles, ct, config.decomposition.shard_map(zeros, (P(), spec), spec)(nothing, particles.disp), drifts
-    )
+    nothing, _ = after(jnp.zeros((), state.disp.dtype), state.ct_disp)
+    return Pending(state, config.decomposition.shard_map(zeros, (P(), spec), spec)(nothing, state.disp), drifts)
 
 
 @partial(jax.jit, static_argnames="config")
-def undo_drifts(pending: Pending, config: Config) -> tuple[ExactParticles, Particles, Float[Array, 1]]:
+def undo_drifts(pending: Pending, config: Config) -> tuple[State, Float[Array, 1]]:
     """Reverse the pending drifts.
 
     Returns:
-      The particles before the drifts, their cotangents, and sum x0' v0 of `step_vjp`.
+      The particles before the drifts with their cotangents, and the sum of x0' v0, see `step_vjp`.
     """
-    spec, (state, mesh, drifts) = config.decomposition.spec, _leaves(pending)
-    run = config.decomposition.shard_map(
-        partial(_drift_block, config=config), ((spec,) * 4, spec, P()), (*(spec,) * 4, P())
-    )
-    disp, vel, *ct, last = run(state, mesh, drifts)
-    return ExactParticles(disp, vel), Particles(*ct), last
+    decomposition, specs = config.decomposition, (_pending_spec(config),)
+    return decomposition.shard_map(partial(_drift_block, config=config), specs, (decomposition.spec, P()))(pending)
 
 
 @partial(jax.jit, static_argnames="config")
 def cached_step_vjp(
     pending: Pending, undo: UndoKick, entry: Entry, config: Config
-) -> tuple[ExactParticles, Particles, Array, Float[Array, 4]]:
+) -> tuple[State, Array, Float[Array, 4]]:
     """Reverse the pending drifts, and the kick before them with its stored potential, in one pass over the particles.
 
     Args:
@@ -138,78 +147,64 @@ def cached_step_vjp(
       config: the simulation.
 
     Returns:
-      The particles before the kick; their cotangents without the part through the mesh; the cotangent of the painted
+      The particles before the kick, with cotangents without the part through the mesh; the cotangent of the painted
       mesh; the sum of `undo_drifts` and the first three sums of `step_vjp`.
     """
-    spec, (state, mesh, drifts) = config.decomposition.spec, _leaves(pending)
+    spec = config.decomposition.spec
     run = config.decomposition.shard_map(
         partial(_drift_and_kick_block, config=config),
-        ((spec,) * 4, spec, P(), P(), entry_spec(entry, config)),
-        (*(spec,) * 4, P(), spec),
+        (_pending_spec(config), P(), entry_spec(entry, config)),
+        (spec, spec, P()),
     )
-    disp, vel, ct_disp, ct_vel, sums, mesh = run(state, mesh, drifts, undo, entry)
-    return ExactParticles(disp, vel), Particles(ct_disp, ct_vel), mesh, sums
+    return run(pending, undo, entry)
 
 
-def _leaves(pending: Pending) -> tuple[State, Array, UndoDrift]:
-    (disp, vel), ct = jax.tree.leaves(pending.particles), pending.ct
-    return (disp, vel, ct.disp, ct.vel), pending.mesh, pending.drifts
+def _pending_spec(config: Config) -> Any:
+    specs: Any = config.decomposition.spec, config.decomposition.spec, P()
+    return Pending(*specs)
 
 
 # --- on local blocks, inside shard_map ---------------------------------------------------------------------
 
 
-def _kick_block(state: State, undo: UndoKick, entry: Entry, config: Config) -> Any:
-    """Reverse a kick; returns the state, sums of this device, and the cotangent of the painted mesh."""
-    max_displacement = max_displacement_block(state[0], config)
-    kick = partial(_cached_kick, entry=entry) if entry.potentials else _kick
-    *state, sums, ct_meshes = kick(config, max_displacement, state, undo)
-    return *state, sums, _of_painted(ct_meshes, config)
+def _drift_block(pending: Pending, config: Config) -> tuple[State, Array]:
+    state, last = _drift(config, max_displacement_block(pending.state.disp, config), pending)
+    return state, _sum_over_devices(last, config)
 
 
-def _drift_block(state: State, mesh: Array, drifts: UndoDrift, config: Config) -> Any:
-    disp, vel, ct_disp, ct_vel, last = _drift(config, max_displacement_block(state[0], config), state, mesh, drifts)
-    return disp, vel, ct_disp, ct_vel, _sum_over_devices(last, config)
-
-
-def _drift_and_kick_block(
-    state: State, mesh: Array, drifts: UndoDrift, undo: UndoKick, entry: Entry, config: Config
-) -> Any:
-    disp, vel = state[:2]
-    before = drifted_back(disp, vel, drifts, resolution(config, disp.dtype))
+def _drift_and_kick_block(pending: Pending, undo: UndoKick, entry: Entry, config: Config) -> tuple[State, Array, Array]:
+    disp, momenta = pending.state[:2]
+    before = drifted_back(disp, momenta, pending.drifts, resolution(config, disp.dtype))
     max_displacement = jnp.maximum(max_displacement_block(disp, config), max_displacement_block(before, config))
-    *state, sums, ct_meshes = _drift_and_kick(config, entry, max_displacement, state, mesh, drifts, undo)
-    return *state, _sum_over_devices(sums, config), _of_painted(ct_meshes, config)
+    state, sums, ct_meshes = _drift_and_kick(config, entry, max_displacement, pending, undo)
+    return state, _of_painted(ct_meshes, config), _sum_over_devices(sums, config)
 
 
 def _kick(config: Config, max_displacement: Array, state: State, undo: UndoKick, entry: Entry | None = None) -> Any:
     """Reverse a kick, by the stored potential if given; returns the state, sums, and cotangents of force meshes."""
-    count = len(undo)
     if entry is None:
-        force, sources = padded_force, force_meshes(state[0], max_displacement, config)
+        force, sources = padded_force, force_meshes(state.disp, max_displacement, config)
     else:
         force, sources = potential_cache.padded_force, potential_cache.sources(entry, config)
 
-    def run(halo: int, disp: Array, vel: Array, ct_disp: Array, ct_vel: Array, *rest: Array) -> tuple[Any, ...]:
-        geometry = block_geometry(config, halo)
-        fields = force(config, halo, *rest[count:])
-        vel, ct_disp, ct_vel, sums = undo_kick(disp, vel, ct_disp, ct_vel, fields, UndoKick(*rest[:count]), geometry)
-        return vel, ct_disp, ct_vel, sums, _force_transpose(config, halo, disp, ct_vel)
+    def run(halo: int, state: State, undo: UndoKick, sources: Sequence[Array]) -> tuple[Any, ...]:
+        fields = force(config, halo, *sources)
+        *others, sums = undo_kick(*state, fields, undo, block_geometry(config, halo))
+        return *others, sums, _force_transpose(config, halo, state.disp, others[2])
 
-    return state[0], *with_halo(max_displacement, config, run, *state, *undo, *sources)
+    *others, sums, ct_meshes = with_halo(max_displacement, config, run, state, undo, sources)
+    return State(state.disp, *others), sums, ct_meshes
 
 
-def _drift(config: Config, max_displacement: Array, state: State, mesh: Array, drifts: UndoDrift) -> Any:
+def _drift(config: Config, max_displacement: Array, pending: Pending) -> tuple[State, Array]:
     """Reverse drifts; returns the state and a sum."""
 
-    def run(halo: int, *operands: Array) -> tuple[Array, ...]:
-        disp, vel, ct_disp, ct_vel, mesh = operands[:5]
-        padded, geometry = pad_block(mesh, halo + 1, config.decomposition), block_geometry(config, halo)
-        q = resolution(config, disp.dtype)
-        return undo_drift(disp, vel, ct_disp, ct_vel, padded, UndoDrift(*operands[5:]), geometry, resolution=q)
+    def run(halo: int, pending: Pending) -> tuple[Array, ...]:
+        padded, q = pad_block(pending.mesh, halo + 1, config.decomposition), resolution(config, pending.mesh.dtype)
+        return undo_drift(*pending.state, padded, pending.drifts, block_geometry(config, halo), resolution=q)
 
-    disp, ct_disp, ct_vel, last = with_halo(max_displacement, config, run, *state, mesh, *drifts)
-    return disp, state[1], ct_disp, ct_vel, last
+    disp, ct_disp, ct_vel, last = with_halo(max_displacement, config, run, pending)
+    return State(disp, pending.state.momenta, ct_disp, ct_vel), last
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -225,39 +220,28 @@ def _cached_kick_jvp(config: Config, primals: Sequence[Any], tangents: Sequence[
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _drift_and_kick(
-    config: Config,
-    entry: Entry,
-    max_displacement: Array,
-    state: State,
-    mesh: Array,
-    drifts: UndoDrift,
-    undo: UndoKick,
-) -> Any:
+def _drift_and_kick(config: Config, entry: Entry, max_displacement: Array, pending: Pending, undo: UndoKick) -> Any:
     """`_drift`, then `_kick` with the stored potential; derivatives compute the potential at the displacements."""
-    sources, counts = potential_cache.sources(entry, config), (len(drifts), len(undo))
 
-    def run(halo: int, mesh: Array, *operands: Array) -> tuple[Any, ...]:
-        geometry, q = block_geometry(config, halo), resolution(config, mesh.dtype)
-        state, rest = operands[:4], operands[4:]
-        coefficients = UndoDrift(*rest[: counts[0]]), UndoKick(*rest[counts[0] : sum(counts)])
+    def run(halo: int, pending: Pending, undo: UndoKick, sources: Sequence[Array]) -> tuple[Any, ...]:
+        geometry, q = block_geometry(config, halo), resolution(config, pending.mesh.dtype)
         # In this order one halo is freed before the next.
-        fields, mesh = barrier((potential_cache.padded_force(config, halo, *rest[sum(counts) :]), mesh))
+        fields, mesh = barrier((potential_cache.padded_force(config, halo, *sources), pending.mesh))
         padded = pad_block(mesh, halo + 1, config.decomposition)
-        *state, sums = undo_drift_and_kick(state, padded, fields, *coefficients, geometry, resolution=q)
-        return *state, sums, _force_transpose(config, halo, state[0], state[3])
+        *state, sums = undo_drift_and_kick(pending.state, padded, fields, pending.drifts, undo, geometry, resolution=q)
+        return State(*state), sums, _force_transpose(config, halo, state[0], state[3])
 
-    return with_halo(max_displacement, config, run, mesh, *state, *drifts, *undo, *sources)
+    return with_halo(max_displacement, config, run, pending, undo, potential_cache.sources(entry, config))
 
 
 @_drift_and_kick.defjvp
 def _drift_and_kick_jvp(config: Config, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
     _, max_displacement, *floating = primals
 
-    def one_after_the_other(state: State, mesh: Array, drifts: UndoDrift, undo: UndoKick) -> Any:
-        *state, last = _drift(config, max_displacement, state, mesh, drifts)
-        *state, sums, ct_meshes = _kick(config, max_displacement, state, undo)
-        return *state, jnp.concatenate([last, sums]), ct_meshes
+    def one_after_the_other(pending: Pending, undo: UndoKick) -> Any:
+        state, last = _drift(config, max_displacement, pending)
+        state, sums, ct_meshes = _kick(config, max_displacement, state, undo)
+        return state, jnp.concatenate([last, sums]), ct_meshes
 
     return jax.jvp(one_after_the_other, tuple(floating), tuple(tangents[2:]))
 

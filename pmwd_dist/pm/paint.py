@@ -160,7 +160,7 @@ def largest_on_devices(largest: Array, config: Config) -> Array:
     return jax.lax.pmax(jnp.where(jnp.isfinite(largest), largest, 0), config.decomposition.names) + lost
 
 
-def with_halo(max_displacement: Array, config: Config, run: Callable[..., Any], *operands: Array) -> Any:
+def with_halo(max_displacement: Array, config: Config, run: Callable[..., Any], *operands: Any) -> Any:
     """run(halo, *operands) with the narrowest halo that is wide enough, or the widest."""
     widths = halo_widths(config)
     if len(widths) == 1:

@@ -58,7 +58,7 @@ def momentum_unit(config: Config, dtype: Any) -> float:
 
 
 def largest(config: Config, dtype: Any) -> float:
-    """Largest displacement that the grid holds exactly [Mpc/h]."""
+    """Largest displacement on the grid [Mpc/h]."""
     return resolution(config, dtype) * 2.0 ** significant_bits(dtype)
 
 

@@ -259,7 +259,7 @@ def test_particles_that_leave_the_grid_at_the_end_fail_without_a_checkpoint(
         return ended(moved.status, 1e3 + moved.max_displacement, jnp.asarray(True), config)
 
     monkeypatch.setattr("pmwd_dist.pm.stepping.host.status_at_end", far)
-    with pytest.raises(pmd.SimulationError, match="exceeds what the particle grid holds in step 5"):
+    with pytest.raises(pmd.SimulationError, match="exceeds the range of the particle grid in step 5"):
         execute(plan, Events())
     assert checkpoint.latest(plan.folder) is None
 

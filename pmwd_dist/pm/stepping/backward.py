@@ -16,7 +16,7 @@ from pmwd_dist._jax.order import barrier
 from pmwd_dist.config import Config
 from pmwd_dist.ops.step_vjp import UndoDrift, UndoKick
 from pmwd_dist.pm import gravity_vjp
-from pmwd_dist.pm.gravity_vjp import Pending
+from pmwd_dist.pm.gravity_vjp import Pending, split, with_cotangents
 from pmwd_dist.pm.particles import ExactParticles, Particles, resolution
 from pmwd_dist.pm.solvers import Coefficients
 from pmwd_dist.pm.stepping.forward import Accumulate, Epoch, Inputs, Outcome, Save
@@ -172,14 +172,14 @@ def _cached_steps_vjp(
     def body(pending: Pending, xs: tuple[Step, Array, Array, Array]) -> tuple[Pending, Array]:
         step, last_before, good, slot = xs
         undo, drifts = _reversal(step, last_before, good, q)
-        kicked, ct, mesh, sums = gravity_vjp.cached_step_vjp(pending, undo, Entry(potentials, slot), config)
-        return Pending(kicked, ct, mesh, drifts), sums
+        state, mesh, sums = gravity_vjp.cached_step_vjp(pending, undo, Entry(potentials, slot), config)
+        return Pending(state, mesh, drifts), sums
 
-    pending = gravity_vjp.pending(at_end, ct, drift_at_end, config)
+    pending = gravity_vjp.pending(with_cotangents(at_end, ct), drift_at_end, config)
     pending, sums = jax.lax.scan(body, pending, xs, reverse=True)
-    kicked, ct, first = gravity_vjp.undo_drifts(pending, config)
+    state, first = gravity_vjp.undo_drifts(pending, config)
     by_drift = jnp.concatenate([first, sums[:-1, 0]])  # the sum comes with the kick of the step before
-    return kicked, ct, _by_coefficient(steps, good, sums[:, 1], sums[:, 2], sums[:, 3], by_drift)
+    return *split(state), _by_coefficient(steps, good, sums[:, 1], sums[:, 2], sums[:, 3], by_drift)
 
 
 def _steps_taken(inputs: Inputs, outcome: Outcome, config: Config) -> tuple[Array, Step]:
@@ -227,8 +227,8 @@ def _step_vjp(
       its coefficients.
     """
     undo, drifts = _reversal(step, last_before, good, resolution(config, kicked.disp.dtype))
-    particles, ct, sums = gravity_vjp.step_vjp(kicked, ct, undo, drifts, entry, config)
-    return particles, ct, _by_coefficient(step, good, *sums)
+    state, sums = gravity_vjp.step_vjp(with_cotangents(kicked, ct), undo, drifts, entry, config)
+    return *split(state), _by_coefficient(step, good, *sums)
 
 
 def _reversal(step: Step, last_before: Array, good: Array, q: float) -> tuple[UndoKick, UndoDrift]:

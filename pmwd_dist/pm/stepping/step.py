@@ -7,7 +7,7 @@ force, kicks, and takes the last drift of this step and the first drift of the n
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -178,14 +178,12 @@ def _kick_and_drift_block(
     disp: Array, momenta: Array, max_displacement: Array, coefficients: KickDrift, entry: Entry, config: Config
 ) -> tuple[Array, Array, Array, tuple[Array, ...]]:
     meshes = force_meshes(disp, max_displacement, config)
-    number, q = len(coefficients), resolution(config, disp.dtype)
 
-    def run(halo: int, disp: Array, momenta: Array, *rest: Array) -> tuple[Array, Array, Array]:
-        fields = padded_force(config, halo, *rest[number:])
-        geometry = block_geometry(config, halo)
-        return kick_drift(disp, momenta, fields, KickDrift(*rest[:number]), geometry, resolution=q)
+    def run(halo: int, disp: Array, momenta: Array, coefficients: KickDrift, *meshes: Array) -> Any:
+        fields, geometry = padded_force(config, halo, *meshes), block_geometry(config, halo)
+        return kick_drift(disp, momenta, fields, coefficients, geometry, resolution=resolution(config, disp.dtype))
 
-    disp, momenta, most = with_halo(max_displacement, config, run, disp, momenta, *coefficients, *meshes)
+    disp, momenta, most = with_halo(max_displacement, config, run, disp, momenta, coefficients, *meshes)
     most = largest_on_devices(most, config) / min(config.cell_size)
     return disp, momenta, most, potential_cache.updated(entry, meshes)
 
