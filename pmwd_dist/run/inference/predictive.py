@@ -31,7 +31,6 @@ class Comparison:
       k: wavenumbers of the panels [h/Mpc].
       panels: curves of the samples, a reference curve or None, and its name, by label of the axis.
       images: titles and planes of data on the mesh, or maps of a flat sky.
-      alike: indices of the images that share a colour scale.
       ell: multipoles of the angular spectra.
       angular: panels of angular spectra of maps.
       fit: checks of the fit, by name of the statistic.
@@ -40,7 +39,6 @@ class Comparison:
     k: np.ndarray
     panels: Panels
     images: Images
-    alike: tuple[int, ...]
     ell: np.ndarray
     angular: Panels
     fit: dict[str, infer.Check]
@@ -100,7 +98,7 @@ def compare(posterior: infer.Posterior, chain: infer.Chain, data: Arrays, key: A
         panels[r"$r(k)$ of initial phases"] = np.asarray(phases.correlation)[:, some], None, ""
         panels[r"$T(k)$ of initial modes"] = np.asarray(phases.transfer)[:, some], np.ones(int(some.sum())), "truth"
     fit = infer.check_fit(posterior, fields, draws[2], jax.random.fold_in(key, 1))
-    return Comparison(k, panels, images, (0, 1, 2) if on_mesh else (), ell, angular, fit)
+    return Comparison(k, panels, images, ell, angular, fit)
 
 
 @eqx.filter_jit

@@ -59,7 +59,8 @@ def judge(plan: InferencePlan, posterior: infer.Posterior, chain: infer.Chain, d
     if found.angular:
         pictures.draw_bands(path / "angular.png", found.ell, found.angular, r"multipole $\ell$")
     if found.images:
-        pictures.draw_slices(path / "maps.png", found.images, *_scales(plan), found.alike, _place(plan, posterior))
+        alike = range(len(found.images))
+        pictures.draw_slices(path / "maps.png", found.images, *_scales(plan), alike, _place(plan, posterior))
     planes, alike = _slices(posterior, chain, data, truth)
     labels = [_scales(plan)[2] if title == "data" else r"linear contrast $\delta$ at $a = 1$" for title, _ in planes]
     box = plan.simulation.config.box_size[:2]
