@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -128,3 +129,30 @@ def test_divided_fields_have_the_same_checks(pdims: tuple[int, int]) -> None:
     model = linear_model(infer.Gaussian(0.5), config=config)
     for name, check in checks_of(model, data).items():
         assert check == pytest.approx(one[name], abs=1e-3, nan_ok=True), name
+
+
+@pytest.mark.slow
+def test_too_coarse_a_lattice_is_found(tmp_path: Path) -> None:
+    """2LPT of an eighth of the particles does not describe counts of an N-body run; it describes its own."""
+
+    def counts(gravity: Any, particles: int) -> infer.Model:
+        config = pmd.Config(160.0, 16, particles, a_stop=0.5, steps=8, lpt_order=2, decomposition=(1, 1))
+        galaxies = infer.LagrangianGalaxies(b1="b1", line_of_sight="z")
+        forward = infer.Simulation(config, jax_cosmo.Planck15(), gravity=gravity, observable=galaxies)
+        priors = {"sigma8": infer.Normal(0.8, 0.15, low=0.1), "b1": infer.Normal(0.5, 0.7, low=-0.5)}
+        return infer.Model(config, forward, priors, infer.Poisson(nbar=50.0))
+
+    model, found = counts("lpt", 16), []
+    for truth in (counts("nbody", 32), model):
+        keys = jax.random.split(jax.random.key(0), 4)
+        data = truth.mock(keys[1], truth.draw(keys[0], sigma8=0.8159, b1=0.8))
+        posterior = model.condition(data, precondition="adapted")
+        starts = jax.vmap(posterior.initial)(jax.random.split(keys[2]))
+        options: Any = {"steps": 300, "tuning_steps": 300, "chunk": 25, "keep_noise": True}
+        chain = infer.sample(posterior, starts, key=keys[3], output=tmp_path / str(len(found)), **options)
+        last = {name: jnp.asarray(x[:, 24::25].T.ravel()) for name, x in chain.parameters.items()}
+        found.append(check_fit(posterior, jnp.asarray(chain.noise).reshape(-1, 16, 16, 16), last, jax.random.key(9)))
+    misfit, fit = found
+    assert misfit[VARIANCE].ratio > 1.05
+    assert misfit[VARIANCE].p * len(misfit) < 0.01
+    assert min(check.p for check in fit.values()) * len(fit) > 0.01
