@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array
 
 from pmwd_dist._jax.ops import unify_varying
+from pmwd_dist._jax.order import barrier
 from pmwd_dist.config import Config
 from pmwd_dist.ops.momenta import in_range
 from pmwd_dist.pm.particles import ExactParticles, Particles
@@ -127,8 +128,11 @@ def evolve(
 
     start, xs = _begin(inputs, saves, accumulate, config, stored)
     (last, saved, accumulated, potentials), _ = jax.lax.scan(body, start, xs)
-    status = ended(last.status, last.max_displacement, jnp.all(in_range(last.particles.momenta)), config)
-    return Outcome(last.particles, saved, accumulated, status, potentials)
+    # A backward pass overwrites the momenta in place: without a barrier XLA copies them for a later check.
+    momenta, valid = barrier((last.particles.momenta, jnp.all(in_range(last.particles.momenta))))
+    particles = ExactParticles(last.particles.disp, momenta)
+    status = ended(last.status, last.max_displacement, valid, config)
+    return Outcome(particles, saved, accumulated, status, potentials)
 
 
 def _begin(
