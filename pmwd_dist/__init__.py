@@ -20,6 +20,7 @@ from pmwd_dist.io.snapshot import save_snapshot as save_snapshot
 from pmwd_dist.io.snapshot import snapshot_density as snapshot_density
 from pmwd_dist.observe.power import PowerSpectrum as PowerSpectrum
 from pmwd_dist.observe.power import power_spectrum as power_spectrum
+from pmwd_dist.ops.kernels import export_safety_checks as export_safety_checks
 from pmwd_dist.parallel import distributed as distributed
 from pmwd_dist.parallel.autotune import autotune as autotune
 from pmwd_dist.parallel.backends import cudecomp as cudecomp

@@ -53,6 +53,11 @@ def native_available() -> bool:
     return _registered("cpu")
 
 
+def native_targets() -> set[str]:
+    """Names of the custom calls of the native ops on CPUs and GPUs, registered with XLA; empty without them."""
+    return {name for platform in ("cpu", "CUDA") if _registered(platform) for name in _ops.targets(platform)}
+
+
 def native_version() -> str | None:
     """Version of jaxdecomp-ops, or None where it is not installed."""
     return None if _ops is None else _ops.__version__

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jax.core import ShapedArray
+from jax.export import DisabledSafetyCheck
 
 from pmwd_dist._files import cache_folder
 from pmwd_dist._jax import native
@@ -15,6 +16,15 @@ from pmwd_dist._jax.ops import Target
 def cuda_unavailable_reason() -> str | None:
     """Why the CUDA kernels can't run on the GPUs of this process, or None."""
     return native.kernels_unavailable_reason(cache_folder() / "kernels")
+
+
+def export_safety_checks() -> list[DisabledSafetyCheck]:
+    """The checks for `jax.export.export(..., disabled_checks=)` that allow the custom calls of the native ops.
+
+    The native ops are made ready in this process, too: call this once before an exported program is called.
+    """
+    cuda_unavailable_reason()  # loads the compiler of the CUDA kernels
+    return [DisabledSafetyCheck.custom_call(name) for name in sorted(native.native_targets())]
 
 
 def native_targets(
