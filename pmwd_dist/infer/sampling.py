@@ -115,7 +115,9 @@ def sample(
 def _check_positions(posterior: Posterior, positions: Any) -> None:
     """Raise ValueError unless these are positions of a batch of chains, in a program of one process."""
     if jax.process_count() > 1:
-        raise ArgumentError("posterior", "", "needs a program of one process", show_value=False)
+        constraint = f"is sampled by a program of one process, and this one has {jax.process_count()}"
+        remedy = "start it without mpirun or srun: one process drives all devices of its machine"
+        raise ArgumentError("posterior", "", constraint, remedy, show_value=False)
     remedy = "use jax.vmap(posterior.initial)(keys)"
     if not isinstance(positions, Mapping) or set(positions) != {"noise", "parameters"}:
         constraint = "must have the entries noise and parameters"
