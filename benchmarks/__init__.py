@@ -9,9 +9,9 @@ one device.
   force     paint, solve and read at the particles at a = 1 [ms]
 
 Every (code, case, size) runs in a process of its own. Its inputs come from a file, so that nothing else counts. It
-compiles (reported apart) and runs once to warm up. On a CPU, each round then has a turn of every code, so that a busy
-machine is equally busy for all; on a GPU, where they would share its memory, they run one after the other. Times are
-medians.
+compiles (reported separately) and runs once to warm up. On a CPU, each round then has a turn of every code, so that a
+busy machine is equally busy for all; on a GPU, where they would share its memory, they run one after the other. Times
+are medians.
 
 P(k) of each code at a = 1 is compared with ours for k < 0.15 h/Mpc; how far it may differ stands in `codes`.
 

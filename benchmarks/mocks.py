@@ -170,7 +170,7 @@ class Mocks:
         return np.array([[float(np.asarray(x)) for x in schedule.tuning()[:2]] for schedule in self.schedules])
 
     def _correct(self, block: Any) -> None:
-        """Tilt the log density of each mock by what all of its draws show, as `sample` does after a chunk."""
+        """Correct the discretisation bias of each mock from all of its draws, as `sample` does after a chunk."""
         old, structure = jax.tree.flatten(self.tunings.correction)
         new = [x.copy() for x in old]
         numbers = [i for i, x in enumerate(jax.tree.leaves(self.states.position)) if x.ndim == 2]

@@ -62,7 +62,7 @@ def check_gradient(times: tuple[int, ...]) -> jax.Array:
 
 
 def check_steps(fields: jax.Array) -> None:
-    """A kick with its drifts, and a kick undone, by the force on a wide mesh."""
+    """A kick with its drifts, and its reversal, by the force on a wide mesh."""
     small = fields[: SMALL[0], : SMALL[1], : SMALL[2]]
     rng = np.random.default_rng(1)
     disp = np.rint(rng.uniform(-3, 3, (*SITES, 3)) / Q).astype(np.float32) * np.float32(Q)

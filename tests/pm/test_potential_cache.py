@@ -35,7 +35,7 @@ def configure(cells: int, particles: int | None = None, **options: Any) -> pmd.C
         (configure(256, 512), (1, 1), jnp.float32, 10),
     ],
 )
-def test_few_potentials_are_kept_and_never_more_for_more_steps(
+def test_few_potentials_are_cached_and_never_more_for_more_steps(
     config: pmd.Config, pdims: tuple[int, int], dtype: Any, expected: int
 ) -> None:
     config = on_devices(config, pdims)
@@ -52,7 +52,7 @@ def test_small_meshes_keep_second_derivatives() -> None:
     assert not stores_second_derivatives(configure(256), jnp.float32, "gpu")
 
 
-def test_more_is_kept_on_gpus() -> None:
+def test_more_potentials_are_cached_on_gpus() -> None:
     assert stored_potentials("auto", 10, configure(128), jnp.float32, "gpu") == 10
     assert stored_potentials("auto", 10, configure(512), jnp.float32, "gpu") == 9
     assert stored_potentials("auto", 10, configure(768, 512), jnp.float32, "gpu") == 1
