@@ -248,10 +248,11 @@ def value_of(value: Any, parameters: Mapping[str, ArrayLike]) -> Any:
 
 
 def of_shape(x: Any, shape: tuple[int, ...], function: str, what: str) -> Any:
-    """The result of a user's function; ValueError if it has another shape."""
+    """The result of a user's function; ValueError if it has another shape, or is complex."""
     there = () if isinstance(x, Real) else getattr(x, "shape", None)
-    if there != shape:
-        found = f"an array of shape {there}" if there is not None else "None" if x is None else f"a {type(x).__name__}"
+    kind = "a complex array" if isinstance(x, jnp.ndarray) and jnp.iscomplexobj(x) else "an array"
+    if there != shape or kind != "an array":
+        found = f"{kind} of shape {there}" if there is not None else "None" if x is None else f"a {type(x).__name__}"
         constraint = f"returns {found}, and must return {what} of shape {shape}"
         raise ArgumentError(function, x, constraint, show_value=False)
     return x

@@ -310,6 +310,7 @@ WRONG_SHAPES = {
     r"forward returns None, and must return a field of shape \(8, 6, 4\)": (lambda *_: None, {}),
     r"forward returns an array of shape \(\), and must return a field of shape \(8, 6, 4\)": (lambda *_: 1.0, {}),
     r"forward returns an array of shape \(8, 6\), and must": (lambda noise, _: noise[:, :, 0], {}),
+    r"forward returns a complex array of shape \(8, 6, 4\), and must return a field": (lambda noise, _: 1j * noise, {}),
     r"forward returns a tuple, and must return a field": (lambda noise, _: (noise, None, None), {}),
     r"forward returns None, and must return a field of": (lambda *_: (None, None), {}),
     r"likelihood.logdensity returns None, and must return a number of shape \(\)": (
