@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from pmwd_dist.run.common import deadline
-from pmwd_dist.run.common.deadline import Clock
+from pmwd_dist.run.common.deadline import Clock, CompilationTime
 from pmwd_dist.run.settings.section import duration, duration_text
 
 
@@ -53,13 +53,13 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
 
 
 def test_checkpoints_by_steps():
-    due = Clock(3, 0.0, None).checkpoint_due
+    due = Clock(3, 0.0, None, CompilationTime()).checkpoint_due
     assert [step for step in range(1, 8) if due(step)] == [3, 6]
-    assert not any(map(Clock(0, 0.0, None).checkpoint_due, range(1, 8)))
+    assert not any(map(Clock(0, 0.0, None, CompilationTime()).checkpoint_due, range(1, 8)))
 
 
 def test_checkpoints_by_the_clock(time: Time):
-    due = Clock("1 min", 0.0, None).checkpoint_due
+    due = Clock("1 min", 0.0, None, CompilationTime()).checkpoint_due
     found = []
     for step in range(1, 8):
         time.now += 25
@@ -69,21 +69,30 @@ def test_checkpoints_by_the_clock(time: Time):
 
 
 def test_time_limit_leaves_time_for_the_longest_step(time: Time):
-    over = Clock(0, 90.0, 100.0).time_is_over  # 10 s of the 100 s are gone
+    over = Clock(0, 90.0, 100.0, CompilationTime()).time_is_over  # 10 s of the 100 s are gone
     assert not over()
-    time.now += 40  # the first step, with its compilation
-    assert not over()
-    time.now += 5
-    assert not over()
-    time.now += 6
-    assert over()
+    for seconds, expected in ((40, False), (5, False), (6, True)):
+        time.now += seconds
+        assert over() is expected
+
+
+def test_compilation_is_not_part_of_the_longest_step(time: Time):
+    with CompilationTime() as compilation:
+        over = Clock(0, 90.0, 100.0, compilation).time_is_over
+        assert not over()
+        jax.monitoring.record_event_time_span("/jax/core/compile/backend_compile_duration", 100.0, 135.0)
+        for seconds in (40, *[5] * 9):  # 35 of the first 40 s are compilation
+            time.now += seconds
+            assert not over()
+        time.now += 1
+        assert over()
 
 
 def test_a_run_without_time_takes_one_step(time: Time):
-    over = Clock(0, 0.0, 1.0).time_is_over
+    over = Clock(0, 0.0, 1.0, CompilationTime()).time_is_over
     assert not over()
     assert over()
-    assert not Clock(0, 0.0, None).time_is_over()
+    assert not Clock(0, 0.0, None, CompilationTime()).time_is_over()
 
 
 def test_compilation_is_told_from_work():

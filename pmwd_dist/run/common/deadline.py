@@ -19,14 +19,15 @@ class Clock:
       every: steps between checkpoints, or a duration; 0 for none.
       began: time.perf_counter() at the start of the program.
       limit: seconds from then until the run has to be over, or None.
+      compilation: time spent on compilation, which later steps don't need.
     """
 
-    def __init__(self, every: int | str, began: float, limit: float | None):
-        self.limit = limit
+    def __init__(self, every: int | str, began: float, limit: float | None, compilation: CompilationTime):
+        self.limit, self._compilation = limit, compilation
         self._began, self._every = began, every
         self._interval = duration(every) if isinstance(every, str) else None
         self._last_checkpoint = time.perf_counter()
-        self._asked: float | None = None
+        self._asked: tuple[float, float] | None = None
         self._longest = 0.0
 
     def checkpoint_due(self, step: int) -> bool:
@@ -43,11 +44,11 @@ class Clock:
         """Whether a step as long as the longest so far may end after the limit. Called before each step. Collective."""
         if self.limit is None:
             return False
-        now, before = time.perf_counter(), self._asked
-        self._asked = now
+        now, compiled, before = time.perf_counter(), self._compilation.seconds, self._asked
+        self._asked = now, compiled
         if before is None:
             return False  # each start takes one step, however short the limit is
-        self._longest = max(self._longest, now - before)
+        self._longest = max(self._longest, now - before[0] - (compiled - before[1]))
         return _by_main(now - self._began + self._longest > self.limit)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from pmwd_dist._jax.native import native_available
 from pmwd_dist._memory import size
 from pmwd_dist.run.common import events
-from pmwd_dist.run.common.deadline import Clock
+from pmwd_dist.run.common.deadline import Clock, CompilationTime
 from pmwd_dist.run.common.events import Listener, Status
 from pmwd_dist.run.common.fingerprint import versions
 from pmwd_dist.run.common.folder import Log, hold_folder
@@ -35,16 +35,18 @@ class Control:
       stop: signals received so far.
       began: time.perf_counter() at the start of the program.
       limit: seconds from then until the job has to be over, or None.
+      compilation: time spent on compilation so far.
     """
 
     folder: Path
     stop: StopRequest
     began: float
     limit: float | None
+    compilation: CompilationTime
 
     def clock(self, every: int | str = 0) -> Clock:
         """A clock of this job, with an interval between checkpoints."""
-        return Clock(every, self.began, self.limit)
+        return Clock(every, self.began, self.limit, self.compilation)
 
     def raise_if_stopped(self, done: str, clock: Clock) -> None:
         """Raise Interrupted after a signal, or if the next step may end after the time limit. Collective."""
@@ -203,13 +205,13 @@ def execute(
       OSError, SharedError: a file can't be written.
     """
     began = time.perf_counter() if began is None else began
-    with stop_requests() as stop, hold_folder(job, resume=resume):
+    with stop_requests() as stop, hold_folder(job, resume=resume), CompilationTime() as compilation:
         checkpoint = job.find_checkpoint() if resume else None
         log = Log(job.folder, listener)
         log(events.Started(job, resume))
         status: Status = "failed"
         try:
-            job.work(log, Control(job.folder, stop, began, time_limit), checkpoint)
+            job.work(log, Control(job.folder, stop, began, time_limit, compilation), checkpoint)
             status = "finished"
         except (Interrupted, KeyboardInterrupt, SystemExit):
             status = "interrupted"

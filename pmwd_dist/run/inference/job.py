@@ -14,7 +14,6 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer.chain.folder import chain_files, load_chain
 from pmwd_dist.io.arrays import ArrayFileError, Arrays
 from pmwd_dist.run.common import events, manifest
-from pmwd_dist.run.common.deadline import CompilationTime
 from pmwd_dist.run.common.folder import Log, StartError
 from pmwd_dist.run.common.job import Control
 from pmwd_dist.run.inference.inputs import data_of, key_of, starts_of
@@ -31,12 +30,11 @@ def run(plan: InferencePlan, log: Log, control: Control) -> None:
     seconds and a block of the tuning.
     """
     try:
-        with CompilationTime() as compilation:
-            data = data_of(plan, log)
-            posterior = condition_on(plan, data, log)
-            watch = _Watch(plan, log, control, compilation)
-            _sample(plan, posterior, starts_of(plan, posterior, log), watch)
-            log(judge(plan, posterior, load_chain(plan.folder), data))
+        data = data_of(plan, log)
+        posterior = condition_on(plan, data, log)
+        watch = _Watch(plan, log, control)
+        _sample(plan, posterior, starts_of(plan, posterior, log), watch)
+        log(judge(plan, posterior, load_chain(plan.folder), data))
     except ArrayFileError as error:
         raise StartError(str(error)) from error
 
@@ -55,9 +53,9 @@ def condition_on(plan: InferencePlan, data: Arrays, log: Log) -> infer.Posterior
 class _Watch:
     """Logs tuning and chunks, and stops the run after a block or a chunk on request."""
 
-    def __init__(self, plan: InferencePlan, log: Log, control: Control, compilation: CompilationTime):
+    def __init__(self, plan: InferencePlan, log: Log, control: Control):
         self._plan, self._log, self._control = plan, log, control
-        self._compilation, self._compiled = compilation, 0.0
+        self._compiled = 0.0
         self._of_blocks, self._of_chunks = (control.clock() for _ in range(2))
         self._before, self._shown = time.perf_counter(), -_BETWEEN_LINES
         self._bound = ""
@@ -66,7 +64,8 @@ class _Watch:
     def __call__(self, progress: infer.Progress) -> None:
         now, sampler = time.perf_counter(), self._plan.settings.sampler
         seconds, self._before = now - self._before, now
-        compiled, self._compiled = self._compilation.seconds - self._compiled, self._compilation.seconds
+        total = self._control.compilation.seconds
+        compiled, self._compiled = total - self._compiled, total
         if progress.draws:
             self._log(self._event(progress, seconds, compiled))
         else:
