@@ -201,6 +201,13 @@ def test_maxima_without_optax_are_named(tmp_path: Path, monkeypatch: pytest.Monk
         plan_of(tmp_path / "run", "start.begin=map")
 
 
+def test_columns_that_are_read_are_named(tmp_path: Path) -> None:
+    k = np.geomspace(1e-4, 100, 256)
+    np.savetxt(tmp_path / "p.txt", np.stack([k, k / (1 + k**4), k, k], 1))
+    plan = plan_of(tmp_path / "run", f"cosmology.linear_power={tmp_path / 'p.txt'}")
+    assert any(line.endswith("p.txt, columns 1 and 2 of 4") for line in plan.lines())
+
+
 def test_noise_of_each_cell_is_read_and_part_of_what_a_run_is(tmp_path: Path) -> None:
     sigma = np.random.default_rng(0).uniform(0.3, 0.6, (4, 4, 4))
     with h5py.File(tmp_path / "noise.h5", "w") as file:

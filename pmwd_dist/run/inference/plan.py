@@ -28,6 +28,7 @@ from pmwd_dist.run.settings import InferenceSettings, SettingsError, Simulation,
 from pmwd_dist.run.settings.inference import CHAINS
 from pmwd_dist.run.settings.inference_sections import BIASES, COSMOLOGY
 from pmwd_dist.run.settings.light_cone import field_of_view
+from pmwd_dist.run.settings.table import power_name
 from pmwd_dist.run.settings.writing import toml_value
 from pmwd_dist.run.simulation.accuracy import convergence_warning, resolution_line
 from pmwd_dist.run.simulation.light_cone import random_offsets
@@ -169,6 +170,7 @@ class InferencePlan(Job):
         return [
             f"box         {three(config.box_size)} Mpc/h, {three(config.mesh_shape)} cells: "
             f"{self.dimensions} dimensions",
+            f"cosmology   linear P(k): {power_name(settings.cosmology.linear_power)}",
             f"model       {model.gravity} to a {config.a_stop:g}, {model.bias} bias, "
             f"line of sight {model.line_of_sight}",
             f"resolution  {resolution_line(self.simulation, self.largest_wavenumber)}",
