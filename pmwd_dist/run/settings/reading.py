@@ -316,11 +316,13 @@ def _wavenumber_problems(sections: dict[str, Any], box: Box) -> list[str]:
 def _redshift_problems(time: Time, output: Output) -> list[str]:
     low, high = 1 / time.a_stop - 1, 1 / time.a_start - 1
     slack = 1e-6 * (1 + high)
+    outside = [f"{z:g}" for z in output.redshifts or () if not low - slack <= z <= high + slack]
+    if not outside:
+        return []
+    few = ", ".join(outside[:3]) + (f" and {len(outside) - 3} more" if len(outside) > 3 else "")
     return [
-        f"output.redshifts = {_show(output.redshifts)}: {z:g} lies outside the time span, "
-        f"z = {high:g} to {low:g} (a = {time.a_start:g} to {time.a_stop:g}); change it, or time.a_start or time.a_stop"
-        for z in output.redshifts or ()
-        if not low - slack <= z <= high + slack
+        f"output.redshifts = {_show(output.redshifts)}: {few} outside the time span, z = {high:g} to {low:g} "
+        f"(a = {time.a_start:g} to {time.a_stop:g}); change output.redshifts, or time.a_start or time.a_stop"
     ]
 
 
