@@ -47,7 +47,7 @@ TimeLimit = Annotated[
 ]
 
 JOBS: dict[type[Settings], type[Job]] = {SimulationSettings: Plan, InferenceSettings: InferencePlan}
-_MOST_DEVICES, _WIDEST = 1 << 20, 1 << 16  # to plan for; and cells along a side of a mesh to time
+_MOST_DEVICES, _WIDEST = 1 << 20, 1 << 16  # to plan for; and cells along a side of a mesh
 
 
 class CommandError(Exception):
@@ -232,7 +232,9 @@ def power(
             help="HDF5 file of GADGET, AREPO, GIZMO, EAGLE or SWIFT; any of a set, its common name or its folder.",
         ),
     ],
-    mesh: Annotated[int | None, typer.Option(min=4, help="Cells along a side; default: the simulation's.")] = None,
+    mesh: Annotated[
+        int | None, typer.Option(min=4, max=_WIDEST, help="Cells along a side; default: the simulation's.")
+    ] = None,
     output: Annotated[Path | None, typer.Option(metavar="CSV", help="Default: beside the snapshot.")] = None,
     types: Annotated[
         str | None, typer.Option(metavar="N,N,...", help="Types of particles; default: all that have masses.")
