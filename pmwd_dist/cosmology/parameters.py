@@ -25,7 +25,7 @@ from pmwd_dist._jax.arrays import as_array
 # Attributes of other codes that change growth, matter or its power: neutrinos, radiation, modified gravity, running.
 _OTHERS = re.compile(
     r"Omega\w*|omega_?(g|gamma|ncdm|nu|r|rad|ur)|gamma|[mM]_?nu|sum_?(m_?nu|nu_masses)|N_?(eff|ncdm|nu|ur)"
-    r"|alpha_?s|n_?run|mu_?0|[sS]igma_?0|f_?R0"
+    r"|O(nu|gamma|r)0|alpha_?s|n_?run|mu_?0|[sS]igma_?0|f_?R0"
 )
 # Attributes that are sums of those in use.
 _SUMS: dict[str, Callable[[Any], tuple[Any, ...]]] = {

@@ -111,5 +111,5 @@ def _batched(*operands: Array, **params: Any) -> tuple[Array, Array, Array]:
 
 
 _kick_drift_p = define_op(
-    "kick_drift", _avals, _batched, targets=step_targets("whole_kick_drift", {0: 0, 1: 1}), multiple_results=True
+    "kick_drift", _avals, _batched, targets=step_targets("kick_drift", {0: 0, 1: 1}), multiple_results=True
 )

@@ -9,7 +9,7 @@ use xla_ffi::{Call, Dtype, Input, Output, Parallel, Result};
 
 /// FFI targets of the platform "cpu".
 pub const CPU: [(&str, Handler); 4] = [
-    ("jaxdecomp_ops_whole_kick_drift", kick_drift_cpu),
+    ("jaxdecomp_ops_kick_drift", kick_drift_cpu),
     ("jaxdecomp_ops_undo_kick", undo_kick_cpu),
     ("jaxdecomp_ops_undo_drift", undo_drift_cpu),
     ("jaxdecomp_ops_undo_drift_and_kick", undo_drift_and_kick_cpu),

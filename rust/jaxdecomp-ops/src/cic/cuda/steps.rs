@@ -7,7 +7,7 @@ use xla_ffi::{Call, Error, Input, Output, Result, Role};
 
 /// FFI targets of the platform "CUDA", each with the handlers of the stages "initialize" and "execute".
 pub(super) const CUDA: [(&str, [Handler; 2]); 4] = [
-    ("jaxdecomp_ops_whole_kick_drift", [initialize_kick_drift, execute_kick_drift]),
+    ("jaxdecomp_ops_kick_drift", [initialize_kick_drift, execute_kick_drift]),
     ("jaxdecomp_ops_undo_kick", [initialize_undo_kick, execute_undo_kick]),
     ("jaxdecomp_ops_undo_drift", [initialize_undo_drift, execute_undo_drift]),
     ("jaxdecomp_ops_undo_drift_and_kick", [initialize_undo_drift_and_kick, execute_undo_drift_and_kick]),
