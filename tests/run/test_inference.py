@@ -8,9 +8,8 @@ import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,9 +17,9 @@ import pytest
 from inferences import LENSING, SMALL, plan_of
 from runs import command, kill_loop
 
-import pmwd_dist as pmd
 from pmwd_dist import infer
 from pmwd_dist.infer.chain.folder import ChainFolder, load_chain
+from pmwd_dist.infer.forward import ForwardModel
 from pmwd_dist.io.arrays import ArrayFile, fingerprint, read_arrays, write_arrays
 from pmwd_dist.report import chains as chain_pictures
 from pmwd_dist.run.common import events, manifest
@@ -276,17 +275,12 @@ def test_files_of_another_run_are_refused(
     assert not (folder / "chunk_00003.npz").exists()
 
 
-class Flat(eqx.Module):
+class Flat(ForwardModel):
     """Maps of zero for the noise of another forward model."""
 
-    config: pmd.Config
-    cosmo: Any
-    table: Any
-    linear_power: Any = None
-    tabulated: bool = eqx.field(static=True, default=False)
-    shape: tuple[int, ...] = eqx.field(static=True, default=(2, 4, 4))
-    sources: tuple[float, ...] = eqx.field(static=True, default=(0.02, 0.04))
-    field: float = eqx.field(static=True, default=8.0)
+    shape: ClassVar = (2, 4, 4)
+    sources: ClassVar = (0.02, 0.04)
+    field: ClassVar = 8.0
 
     def __call__(self, noise: Any, parameters: Any) -> Any:
         del parameters
@@ -296,10 +290,9 @@ class Flat(eqx.Module):
 def test_maps_of_a_simulation_on_a_finer_mesh_have_no_spectra(tmp_path: Path) -> None:
     plan = plan_of(tmp_path / "run", "box.mesh=8", "box.particles=4", text=LENSING)
     prepare_folder(plan)
-    forward: Any = plan.model.forward
-    plain = infer.Model(
-        plan.simulation.config, Flat(forward.config, forward.cosmo, forward.table), {}, plan.model.likelihood
-    )
+    simulation = plan.simulation
+    flat = Flat(simulation.config, simulation.cosmo, None, normalise=False)
+    plain = infer.Model(simulation.config, flat, {}, plan.model.likelihood)
     ones, zeros = np.ones((2, 4)), np.zeros((4, 4, 4))
     chain = infer.Chain({}, ones, ones, ones, ones, 16, 0, zeros, zeros, np.zeros((1, 2, 4, 4, 4)))
     data = {"data": np.random.default_rng(0).standard_normal((2, 4, 4))}
