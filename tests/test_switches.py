@@ -78,3 +78,14 @@ def test_eager_calls_transfer_nothing_implicitly(single: pmd.Decomposition) -> N
     with jax.transfer_guard("disallow"):
         found = values()
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(found), jax.device_get(values()))
+
+
+@pytest.mark.parametrize("pdims", [(1, 1), (2, 2)])
+def test_a_compiled_gradient_transfers_nothing_implicitly(pdims: tuple[int, int]) -> None:
+    """On several devices eager calls mix arrays of one device with divided ones, which JAX itself transfers."""
+    config, cosmo = pmd.Config(64.0, 8, 4, steps=2, a_stop=0.5, decomposition=pdims), jax_cosmo.Planck15()
+    noise = pmd.white_noise(jax.random.key(1), config)
+    gradient = jax.jit(jax.grad(lambda noise: simulate(noise, cosmo, config).power.sum()))
+    with jax.transfer_guard("disallow"):
+        found = gradient(noise)
+    np.testing.assert_array_equal(jax.device_get(found), jax.device_get(gradient(noise)))
