@@ -128,7 +128,7 @@ def test_override_takes_the_type_of_its_key(file: Path):
         ("devices.pdims=[8, 1]", ["devices.pdims", "8 devices", "there are 4"]),
         ("devices.halo=-1", ["devices.halo = -1", "auto"]),
         ("output.redshifts=20", ["output.redshifts", "outside the time span"]),
-        (f"output.redshifts={[*range(20, 1520)]}", ["output.redshifts", ": 20, 21, 22 and 1497 more outside the"]),
+        (f"output.redshifts={[*range(20, 520)]}", ["output.redshifts", ": 20, 21, 22 and 497 more outside the"]),
         ("output.redshifts=[]", ["output.redshifts", "one value or more"]),
         ("output.redshifts=[0, 0.0001]", ["output.redshifts", "0.001"]),
         ("output.snapshot=gadgt", ["output.snapshot", '"gadget"']),
