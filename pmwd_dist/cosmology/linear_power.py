@@ -106,7 +106,8 @@ def _transfer(k: Array, Omega_c: Array, Omega_b: Array, h: Array) -> Array:
     beta_node = 8.41 * m[0.435]  # (23)
     beta_b = 0.5 + f_b + (3 - 2 * f_b) * jnp.sqrt((17.2 * w_m) ** 2 + 1)  # (24)
     s_k = s * (1 + (beta_node / (k * s)) ** 3) ** (-1 / 3)  # (22)
-    j_0 = jnp.sinc(k * s_k / math.pi)
+    x = k * s_k
+    j_0 = jnp.where(x > 0, jnp.sin(x) / jnp.where(x > 0, x, 1), 1)  # jnp.sinc of JAX 0.12 is a loop
     damped = alpha_b / (1 + (beta_b / (k * s)) ** 3) * jnp.exp(-((k / k_silk) ** 1.4))
     T_b = (T_0(1, 1) / (1 + (k * s / 5.2) ** 2) + damped) * j_0  # (21)
 

@@ -29,7 +29,7 @@ def wavevectors(config: Config, *, odd: bool = False) -> list[Array]:
     if odd:
         numbers = [jnp.where(2 * abs(n) == size, 0, n) for n, size in zip(numbers, config.mesh_shape, strict=True)]
     k = [2 * jnp.pi / length * n for n, length in zip(numbers, config.box_size, strict=True)]
-    return jnp.meshgrid(*k, indexing="ij", sparse=True)
+    return list(jnp.meshgrid(*k, indexing="ij", sparse=True))
 
 
 def inverse_laplacian(modes: Complex[Array, "nx ny nk"], config: Config) -> Complex[Array, "nx ny nk"]:
