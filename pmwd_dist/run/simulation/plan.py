@@ -171,12 +171,12 @@ class Plan(Job):
         return lines
 
     def memory_lines(self) -> list[str]:
-        """Memory on the current devices by stage, and the largest mesh that fits."""
+        """Memory on the current devices in the stage that needs most, and the largest mesh that fits."""
         config, limit = self.simulation.config, resources.room().for_arrays(self.simulation.config)
-        stages = ", ".join(f"{size(need)} in {stage}" for stage, need in self.stages.items())
-        factor = (limit / max(self.stages.values())) ** (1 / 3)
+        stage, need = max(self.stages.items(), key=lambda item: item[1])
+        factor = (limit / need) ** (1 / 3)
         cells = " x ".join(str(int(factor * n)) for n in config.mesh_shape)
-        return [f"memory      a device: {stages}; a mesh of about {cells} fits into {size(limit)}"]
+        return [f"memory      a device: {size(need)}, in {stage}; a mesh of about {cells} fits into {size(limit)}"]
 
     def describe(self) -> dict[str, Any]:
         """Fields of the log as JSON holds them."""
