@@ -1,5 +1,6 @@
 # make demo   build everything, run the example simulation, say where its pictures are
 # make test   build everything, check the code, run the tests
+# make docs   build the documentation: site/index.html
 #
 # Needs python3 (3.11 or newer, with venv), cargo and a C compiler; the rest comes from PyPI and crates.io into .venv.
 # Without cargo the demo runs in plain JAX.
@@ -31,7 +32,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PIP_INSTALL = $(BIN)/pip install --quiet --no-compile
 export PYO3_PYTHON := $(abspath $(BIN))/python
 
-.PHONY: demo test check-python check-rust test-rust tools rust-tools test-tools
+.PHONY: demo test docs check-python check-rust test-rust tools rust-tools test-tools
 .DELETE_ON_ERROR:
 
 demo: $(STAMPS)/demo
@@ -42,6 +43,9 @@ demo: $(STAMPS)/demo
 test: test-tools
 	@$(MAKE) --no-print-directory -j 2 check-python test-rust
 	PATH="$(abspath $(BIN)):$$PATH" PMWD_REQUIRE_NATIVE=1 $(LIMIT) $(BIN)/pytest $(PYTEST)
+
+docs: $(STAMPS)/docs
+	$(BIN)/mkdocs build --strict
 
 # Side by side: one compiles while the other downloads or checks.
 check-python: $(STAMPS)/test
@@ -64,6 +68,10 @@ test-rust: check-rust $(STAMPS)/test
 # What is installed is remembered by stamps in the virtual environment.
 $(STAMPS)/demo: pyproject.toml $(STAMPS)/python-$(PYTHON_VERSION) $(if $(CARGO),$(STAMPS)/native)
 	$(PIP_INSTALL) --editable .
+	@touch $@
+
+$(STAMPS)/docs: pyproject.toml $(STAMPS)/python-$(PYTHON_VERSION)
+	$(PIP_INSTALL) --editable '.[docs]'
 	@touch $@
 
 $(STAMPS)/test: $(STAMPS)/packages $(STAMPS)/native

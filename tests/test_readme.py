@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted((ROOT / "docs").glob("*.md"))
-LINKING = [*PAGES, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/RESULTS.md"))]
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [page for page in DOCS if "```python\n" in page.read_text(encoding="utf-8")]
+LINKING = [*DOCS, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/RESULTS.md"))]
 
 
 def python_of(page: Path) -> str:
@@ -26,7 +27,7 @@ def anchors_of(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", LINKING, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", LINKING, ids=lambda page: page.stem)
 def test_links_lead_to_files_and_sections(page: Path) -> None:
     links = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
     for link in links:
@@ -47,7 +48,7 @@ def test_readme() -> None:
     assert np.isfinite(np.asarray(spectrum.power)).all()  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_pages(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     exec(compile(python_of(page), page.name, "exec"), {})

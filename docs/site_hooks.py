@@ -1,0 +1,100 @@
+"""Hooks of mkdocs: pages that are generated from the code, and equations as MathML."""
+
+from __future__ import annotations
+
+import html
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+from latex2mathml.converter import convert
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+_RESULTS = re.compile(r"\]\((?:\.\./)+benchmarks/RESULTS\.md")
+_MATH = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Fill in the generated part of a page, and lead links to the results to their page."""
+    for name, generate in {"settings": settings, "command line": command_line, "results": results}.items():
+        mark = f"<!-- generated: {name} -->"
+        if mark in markdown:
+            markdown = markdown.replace(mark, "\n".join(generate()))
+    up = "../" * page.file.src_uri.count("/")
+    return _RESULTS.sub(f"]({up}results.md", markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Turn equations into MathML, which browsers draw by themselves."""
+    return _MATH.sub(_mathml, html)
+
+
+def _mathml(match: re.Match[str]) -> str:
+    return convert(html.unescape(match[3]), display="block" if match[2] == "[" else "inline")
+
+
+def settings() -> Iterator[str]:
+    """The keys of the config files, section by section, from the models of the settings."""
+    from pmwd_dist.run.settings import InferenceSettings, SimulationSettings
+
+    simulation, inference = SimulationSettings.sections, InferenceSettings.sections
+    both = [name for name in simulation if name in inference]
+    yield "## Simulations and inferences\n"
+    yield from _sections({name: simulation[name] for name in both})
+    yield "## Simulations only\n"
+    yield from _sections({name: model for name, model in simulation.items() if name not in both})
+    yield "## Inferences only\n"
+    yield from _sections({name: model for name, model in inference.items() if name not in both})
+
+
+def _sections(models: dict[str, type[BaseModel]]) -> Iterator[str]:
+    for name, model in models.items():
+        yield f"### `[{name}]`\n\n{(model.__doc__ or '').strip()}\n"
+        yield "| key | meaning | default |\n|---|---|---|"
+        for key, field in model.model_fields.items():
+            text = (field.description or "").replace("|", "\\|").replace("<", "&lt;")
+            yield f"| `{key}` | {text} | {_default(field)} |"
+        yield ""
+
+
+def _default(field: Any) -> str:
+    from pmwd_dist.run.settings.writing import toml_value
+
+    example = (field.examples or [None])[0]
+    if field.default is PydanticUndefined:
+        return f"none; for example `{toml_value(example)}`" if example is not None else "none"
+    if field.default is None:
+        return f"unset; for example `{toml_value(example)}`" if example is not None else "unset"
+    return f"`{toml_value(field.default)}`"
+
+
+def command_line() -> Iterator[str]:
+    """The commands of the program, from its parser."""
+    from pmwd_dist.cli.commands import app
+
+    group: Any = typer.main.get_command(app)
+    context = group.context_class(group, info_name="pmwd-dist")
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        below = group.context_class(command, info_name=name, parent=context)
+        yield f"## `{name}`\n\n{command.help}\n"
+        yield f"```text\n{command.get_usage(below).removeprefix('Usage: ')}\n```\n"
+        yield "| argument or option | meaning |\n|---|---|"
+        for parameter in command.get_params(below):
+            record = parameter.get_help_record(below)
+            if record:
+                label, text = (part.replace("|", "\\|").replace("  ", " ") for part in record)
+                yield f"| `{label}` | {text} |"
+        yield ""
+
+
+def results() -> Iterator[str]:
+    """The measurements, without the title."""
+    text = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
+    yield text.split("\n", 1)[1].replace("](../docs/", "](")

@@ -1,0 +1,120 @@
+"""The documentation site builds without a warning or a network, and its commands and config files are right."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+import pmwd_dist as pmd
+from pmwd_dist.cli.commands import app
+from pmwd_dist.run.settings import InferenceSettings, SimulationSettings
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+REFERENCE = ROOT / "docs" / "reference"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 15
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert not re.search(r'<(?:script|img|iframe)[^>]+src="(?:https?:)?//', text), page
+        assert not re.search(r'<link[^>]+rel="(?:stylesheet|preconnect)"[^>]+href="(?:https?:)?//', text), page
+        assert "arithmatex" not in text, page  # all equations are MathML
+
+
+@pytest.mark.parametrize("kind", [SimulationSettings, InferenceSettings])
+def test_all_keys_of_config_files_are_described(site: Path, kind: Any) -> None:
+    page = (site / "reference" / "config" / "index.html").read_text(encoding="utf-8")
+    for name, section in kind.sections.items():
+        assert f"[{name}]" in page
+        for key, field in section.model_fields.items():
+            assert f"<code>{key}</code>" in page
+            assert field.description, (name, key)
+
+
+def test_all_commands_are_described(site: Path) -> None:
+    page = (site / "reference" / "cli" / "index.html").read_text(encoding="utf-8")
+    for name in commands():
+        assert f'id="{name}"' in page
+
+
+@pytest.mark.parametrize("module", [pmd, pmd.observe, pmd.infer], ids=lambda module: module.__name__)
+def test_all_public_names_are_in_the_reference(module: Any) -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in REFERENCE.glob("*.md"))
+    listed = {name.rsplit(".", 1)[1] for name in re.findall(r"^::: (\S+)$", text, re.MULTILINE)}
+    public = {name: x for name, x in vars(module).items() if not name.startswith("_") and not inspect.ismodule(x)}
+    names = {name for name, x in public.items() if x.__module__.startswith("pmwd_dist")}
+    assert len(names) > 20
+    assert names <= listed
+
+
+def blocks(language: str) -> list[Any]:
+    """Code blocks of a language in all pages, as parameters of a test."""
+    pattern = re.compile(rf"^```{language}\n(.*?)^```", re.MULTILINE | re.DOTALL)
+    found = [(page, text) for page in PAGES for text in pattern.findall(page.read_text(encoding="utf-8"))]
+    assert found
+    return [pytest.param(text, id=f"{page.stem}-{i}") for i, (page, text) in enumerate(found)]
+
+
+def commands() -> dict[str, Any]:
+    group: Any = typer.main.get_command(app)
+    return dict(group.commands)
+
+
+@pytest.mark.parametrize("block", blocks("bash"))
+def test_commands_of_pages_exist(block: str) -> None:
+    """Commands of ours have these options, modules and files exist, targets are in the Makefile."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for line in block.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        if "pmwd-dist" in words:
+            name, *options = words[words.index("pmwd-dist") + 1 :]
+            redirection = options.index(">") if ">" in options else None
+            commands()[name].make_context(name, options[:redirection])
+        elif words[:1] == ["make"]:
+            assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), line
+        elif words[:2] == ["pip", "install"]:
+            for word in words[2:]:
+                name, _, wanted = word.partition("[")
+                assert (ROOT / name).exists() or name.startswith("-"), line
+                assert set(filter(None, wanted.rstrip("]").split(","))) <= set(extras), line
+        elif "-m" in words and words[words.index("-m") + 1] != "venv":
+            assert find_spec(words[words.index("-m") + 1]), line
+        for word in words:
+            if word.startswith(("sims/", "benchmarks/")):
+                assert (ROOT / word).exists(), line
+
+
+@pytest.mark.parametrize("block", blocks("toml"))
+def test_config_files_of_pages_are_valid(block: str) -> None:
+    """Each section is one of a simulation or of an inference, with valid values."""
+    sections: dict[str, Any] = SimulationSettings.sections | InferenceSettings.sections
+    found = tomllib.loads(block)
+    for name, values in found.pop("observe", {}).items():
+        found[f"observe.{name}"] = values
+    assert found
+    for name, values in found.items():
+        fields = sections[name].model_fields
+        required = {key: field.examples[0] for key, field in fields.items() if field.is_required() and field.examples}
+        sections[name].model_validate(required | values)
