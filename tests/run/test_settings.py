@@ -140,6 +140,12 @@ def test_override_takes_the_type_of_its_key(file: Path):
         ("box.omega_m=0.3", ["box.omega_m", "did you mean cosmology.omega_m?"]),
         ("boks.size=3", ["[boks]", "did you mean [box]?"]),
         ("size=3", ["--set size=3", "section.key=value"]),
+        ("output.redshifts=[1,2", ["--set output.redshifts=[1,2: not valid TOML: Unclosed array", "write 0.5, or"]),
+        ("output.redshifts=[1,,2]", ["--set output.redshifts=[1,,2]: not valid TOML: Invalid"]),
+        ('time.solver="leapfrog', ['--set time.solver="leapfrog: not valid TOML: Unterminated string']),
+        ("box.size=.5", ["--set box.size=.5: not valid TOML: Invalid value"]),
+        (f"output.redshifts={[1] * 1200}", ["--set output.redshifts=[1, 1", "at most 3000 char", "into the file"]),
+        (f"cosmology.linear_power={'x' * 3000}", ["--set cosmology.linear_power=xxx", "at most 3000 characters"]),
     ],
 )
 def test_a_bad_value_is_one_line_with_path_value_and_remedy(file: Path, override: str, words: list[str]):

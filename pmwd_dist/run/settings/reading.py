@@ -155,15 +155,24 @@ def _override(tree: Tree, text: str) -> list[str]:
     section: object = tree
     for key in keys[:-1]:
         section = section.setdefault(key, {}) if isinstance(section, dict) else None
-    if isinstance(section, dict):
-        section[keys[-1]] = _value(value.strip())
+    if len(text) > _LONGEST_LINE:
+        return [f"--set {_short(text)}: must have at most {_LONGEST_LINE} characters; put the value into the file"]
+    try:
+        if isinstance(section, dict):
+            section[keys[-1]] = _value(value.strip())
+    except ValueError as error:
+        return [f"--set {_short(printable(text))}: {error}"]
     return []
 
 
 def _value(text: str) -> object:
+    """A value of TOML, or a string without quotes; ValueError if the text begins a list, a string or a number."""
     try:
         tree = _parse(f"value = {text}")
-    except ValueError:
+    except ValueError as error:
+        if re.match(r"""[\[{"']|[-+.\d]+$""", text):
+            why = str(error).partition(" (at")[0]
+            raise ValueError(f"not valid TOML: {why}; write 0.5, or '[1, 0.5]' with quotes for the shell") from error
         return text
     return tree["value"] if len(tree) == 1 else text
 
