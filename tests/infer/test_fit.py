@@ -1,4 +1,4 @@
-"""Checks of the fit: uniform p-values where the model is right, by exact posteriors, and what they find out."""
+"""Checks of the fit, by exact posteriors: p-values of a right model are uniform or conservative, of a wrong one low."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def mock(model: infer.Model, seed: int) -> Any:
     return model.mock(keys[1], model.draw(keys[0]))
 
 
-def test_p_values_are_uniform_over_mocks() -> None:
+def test_p_values_over_mocks_are_uniform_for_powers_of_modes_and_conservative_for_residuals() -> None:
     model = linear_model(infer.Gaussian(0.5))
     checks = [checks_of(model, mock(model, seed), seed) for seed in range(MOCKS)]
     assert len(checks[0]) == 12
