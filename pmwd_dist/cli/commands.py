@@ -20,10 +20,10 @@ from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import SharedError, raise_on_all_processes
 from pmwd_dist.run.common.folder import CONFIG, finished, prepare_folder
 from pmwd_dist.run.common.job import Job, execute
-from pmwd_dist.run.inference.plan import START, InferencePlan
+from pmwd_dist.run.inference.plan import START, InferenceJob
 from pmwd_dist.run.settings import InferenceSettings, Settings, SimulationSettings, read_any, read_as
 from pmwd_dist.run.settings.section import duration
-from pmwd_dist.run.simulation.plan import Plan
+from pmwd_dist.run.simulation.plan import SimulationJob
 
 app = typer.Typer(
     help="Particle-mesh simulations of the large-scale structure, on one core or many GPUs.",
@@ -46,7 +46,7 @@ TimeLimit = Annotated[
     typer.Option(metavar="TIME", help="Stop in time with a checkpoint and exit code 0: --time-limit 3h55m."),
 ]
 
-JOBS: dict[type[Settings], type[Job]] = {SimulationSettings: Plan, InferenceSettings: InferencePlan}
+JOBS: dict[type[Settings], type[Job]] = {SimulationSettings: SimulationJob, InferenceSettings: InferenceJob}
 _MOST_DEVICES, _WIDEST = 1 << 20, 1 << 16  # to plan for; and cells along a side of a mesh
 
 
@@ -175,7 +175,7 @@ def check(
         if others is None:
             warnings = job.check()
             lines = [*job.lines(), *job.memory_lines(), *warnings]
-        elif isinstance(job, Plan):
+        elif isinstance(job, SimulationJob):
             lines = job.lines(here=False) + planning_lines(job, others)
         else:
             raise ValueError("--devices, --device-memory and --device-kind plan simulations; leave them out")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._memory import bytes_of, size
 from pmwd_dist.run.common.job import three
-from pmwd_dist.run.simulation.plan import Plan
+from pmwd_dist.run.simulation.plan import SimulationJob
 from pmwd_dist.run.simulation.planning import (
     GPU,
     GPUS,
@@ -54,7 +54,7 @@ def wish(count: int | None, memory: str | None, kind: str | None) -> Wish | None
         raise ArgumentError("--device-memory", memory, str(error)) from error
 
 
-def planning_lines(plan: Plan, devices: Wish) -> list[str]:
+def planning_lines(plan: SimulationJob, devices: Wish) -> list[str]:
     """Divisions over devices that need not exist, and the largest mesh that fits.
 
     Raises:

@@ -19,7 +19,7 @@ import numpy as np
 
 from pmwd_dist.run.settings import SettingsError, SimulationSettings, read, to_toml
 from pmwd_dist.run.settings.writing import template
-from pmwd_dist.run.simulation.plan import Plan
+from pmwd_dist.run.simulation.plan import SimulationJob
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from processes import Tally, arguments, in_own_process
@@ -78,7 +78,7 @@ def plan_or_problems(folder: Path) -> SimulationSettings | tuple[str, ...]:
     """The settings of a config for which there is a plan, or its problems; any other error is one of the program."""
     try:
         settings = read(folder / CONFIG)
-        Plan.of(settings, folder / "out").check()
+        SimulationJob.of(settings, folder / "out").check()
     except SettingsError as error:
         return error.problems
     return settings

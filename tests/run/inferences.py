@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pmwd_dist.run.inference.plan import InferencePlan
+from pmwd_dist.run.inference.plan import InferenceJob
 from pmwd_dist.run.settings import InferenceSettings, read_as
 
 SMALL = """
@@ -51,7 +51,7 @@ pixels = 4
 )
 
 
-def plan_of(folder: Path, *overrides: str, text: str = SMALL) -> InferencePlan:
+def plan_of(folder: Path, *overrides: str, text: str = SMALL) -> InferenceJob:
     file = folder.parent / "small.toml"
     file.write_text(text)
-    return InferencePlan.of(read_as(InferenceSettings, file, overrides), folder)
+    return InferenceJob.of(read_as(InferenceSettings, file, overrides), folder)

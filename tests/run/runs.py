@@ -18,7 +18,7 @@ from pmwd_dist.cli import main
 from pmwd_dist.run.common.events import Event, StepTaken
 from pmwd_dist.run.common.folder import prepare_folder
 from pmwd_dist.run.settings import read
-from pmwd_dist.run.simulation.plan import Plan
+from pmwd_dist.run.simulation.plan import SimulationJob
 
 E = TypeVar("E", bound=Event)
 
@@ -53,11 +53,11 @@ class Events(list[Event]):
         return [event for event in self if isinstance(event, kind)]
 
 
-def make(folder: Path, *overrides: str) -> Plan:
+def make(folder: Path, *overrides: str) -> SimulationJob:
     """A plan with a folder that is ready."""
     file = folder.with_suffix(".toml")
     file.write_text(SMALL)
-    plan = Plan.of(read(file, overrides), folder)
+    plan = SimulationJob.of(read(file, overrides), folder)
     prepare_folder(plan)
     return plan
 
@@ -67,8 +67,8 @@ def linear_power(path: Path) -> None:
     np.savetxt(path, np.stack([k, 1e4 * k / (1 + (k / 0.02) ** 2.5)], -1))
 
 
-def resumed(folder: Path, *overrides: str) -> Plan:
-    return Plan.of(read(folder / "config.toml", overrides), folder)
+def resumed(folder: Path, *overrides: str) -> SimulationJob:
+    return SimulationJob.of(read(folder / "config.toml", overrides), folder)
 
 
 def command(*arguments: object) -> int:

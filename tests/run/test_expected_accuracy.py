@@ -21,7 +21,7 @@ from pmwd_dist.run.simulation.accuracy import (
     long_wave_growth,
     resolution_line,
 )
-from pmwd_dist.run.simulation.plan import Plan
+from pmwd_dist.run.simulation.plan import SimulationJob
 
 COSMO = jax_cosmo.Planck15()
 
@@ -80,7 +80,7 @@ def test_errors_in_words() -> None:
 def test_check_warns_of_steps_that_lose_growth(tmp_path: Path) -> None:
     file = tmp_path / "a.toml"
     file.write_text('[box]\nsize = 128\nmesh = 8\n[time]\nsolver = "leapfrog"\nsteps = 10\n[devices]\npdims = [1, 1]\n')
-    (warning,) = Plan.of(read(file), tmp_path / "out").check()
+    (warning,) = SimulationJob.of(read(file), tmp_path / "out").check()
     assert warning.startswith("warning: 10 steps of leapfrog from a = 0.1 change P(k) by -4.2 %")
 
 

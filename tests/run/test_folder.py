@@ -22,17 +22,17 @@ from pmwd_dist.run.common.events import Event, Warned
 from pmwd_dist.run.common.folder import Log, StartError, hold_folder, prepare_folder
 from pmwd_dist.run.settings import read
 from pmwd_dist.run.settings.simulation_sections import Noise
-from pmwd_dist.run.simulation.plan import Plan
+from pmwd_dist.run.simulation.plan import SimulationJob
 
 
 @pytest.fixture(scope="module")
-def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+def plan(tmp_path_factory: pytest.TempPathFactory) -> SimulationJob:
     """A plan; tests take it to folders of their own."""
     return make(tmp_path_factory.mktemp("plan") / "run")
 
 
 @pytest.fixture
-def run(plan: Plan, tmp_path: Path) -> Plan:
+def run(plan: SimulationJob, tmp_path: Path) -> SimulationJob:
     """The plan, with a folder that is ready."""
     plan = replace(plan, folder=tmp_path / "run")
     prepare_folder(plan)
@@ -61,7 +61,7 @@ def put(folder: Path, *paths: str) -> None:
         (folder / path).write_text("mine")
 
 
-def test_overwrite_removes_what_the_manifest_names(run: Plan):
+def test_overwrite_removes_what_the_manifest_names(run: SimulationJob):
     folder = run.folder
     put(folder, *FOREIGN)
     made = ("power_z3.000.csv", "snapshot_z3.000.1.hdf5", "checkpoint_000002/1.npz", "checkpoint_000002/0.npz")
@@ -75,7 +75,7 @@ def test_overwrite_removes_what_the_manifest_names(run: Plan):
     assert {(folder / path).read_text() for path in FOREIGN} == {"mine"}
 
 
-def test_a_folder_that_is_not_a_run_s_is_not_touched(run: Plan, tmp_path: Path):
+def test_a_folder_that_is_not_a_run_s_is_not_touched(run: SimulationJob, tmp_path: Path):
     foreign = replace(run, folder=tmp_path / "foreign")
     put(foreign.folder, *FOREIGN, "config.toml", "run.json")
     before = names(foreign.folder)
@@ -86,7 +86,7 @@ def test_a_folder_that_is_not_a_run_s_is_not_touched(run: Plan, tmp_path: Path):
     assert (foreign.folder / "config.toml").read_text() == "mine"
 
 
-def test_a_manifest_can_not_name_other_files(run: Plan, tmp_path: Path):
+def test_a_manifest_can_not_name_other_files(run: SimulationJob, tmp_path: Path):
     put(tmp_path, "outside.csv", "run/thesis.tex", "run/checkpoint_000007/thesis.tex")
     (run.folder / "power_z1.000.csv").symlink_to(tmp_path / "outside.csv")
     path = run.folder / "manifest.json"
@@ -103,7 +103,7 @@ def test_a_manifest_can_not_name_other_files(run: Plan, tmp_path: Path):
         prepare_folder(run, overwrite=True)
 
 
-def test_a_foreign_file_in_the_way_of_an_output_stays(run: Plan):
+def test_a_foreign_file_in_the_way_of_an_output_stays(run: SimulationJob):
     put(run.folder, "power_z1.000.csv")
     with pytest.raises(OSError, match="in the way"):
         prepare_folder(run, overwrite=True)
@@ -121,7 +121,7 @@ with runpy.run_path(sys.argv[1])["folder_lock"](Path(sys.argv[2])):
 """
 
 
-def test_one_run_a_folder(run: Plan):
+def test_one_run_a_folder(run: SimulationJob):
     """The lock of another process names it, and ends with it, also by SIGKILL."""
     command = [sys.executable, "-c", HOLD, lock.__file__, run.folder]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
@@ -138,7 +138,7 @@ def test_one_run_a_folder(run: Plan):
     assert names(run.folder) == {"manifest.json", "config.toml"}
 
 
-def test_a_file_system_without_locks(run: Plan, monkeypatch: pytest.MonkeyPatch):
+def test_a_file_system_without_locks(run: SimulationJob, monkeypatch: pytest.MonkeyPatch):
     """The number in the file keeps apart the processes of one host."""
 
     def unsupported(handle: int, how: int) -> None:
@@ -152,7 +152,7 @@ def test_a_file_system_without_locks(run: Plan, monkeypatch: pytest.MonkeyPatch)
         pass
 
 
-def test_a_folder_prepared_for_another_run(run: Plan):
+def test_a_folder_prepared_for_another_run(run: SimulationJob):
     other = replace(run, settings=run.settings.model_copy(update={"noise": Noise(seed=5)}))
     with pytest.raises(StartError, match="noise.seed = 5: this folder's run has 0; set it back"), hold_folder(other):
         pass
@@ -166,7 +166,7 @@ def test_table_is_kept_with_the_run(tmp_path: Path):
     again = resumed(plan.folder)
     assert again.simulation.table is not None
     np.testing.assert_allclose(again.simulation.table[0], k)
-    prepare_folder(Plan.of(read(plan.folder / "config.toml"), plan.folder), overwrite=True)
+    prepare_folder(SimulationJob.of(read(plan.folder / "config.toml"), plan.folder), overwrite=True)
     assert resumed(plan.folder).simulation.table is not None
 
 
@@ -177,7 +177,7 @@ def test_output_at_the_start_and_more_outputs_than_steps(tmp_path: Path):
     np.testing.assert_allclose([plan.outputs[i] for i in range(6)], [9, 4, 2, 1, 0.5, 0], atol=1e-12)
 
 
-def test_a_finished_run_does_not_resume(run: Plan):
+def test_a_finished_run_does_not_resume(run: SimulationJob):
     manifest.claim(run.folder, ["run.json"])
     (run.folder / "run.json").write_text('{"status": "finished"}')
     with pytest.raises(StartError, match="the run is finished"), hold_folder(run, resume=True):
@@ -186,7 +186,7 @@ def test_a_finished_run_does_not_resume(run: Plan):
         pass
 
 
-def test_overwrite_looks_at_everything_before_it_removes_a_file(run: Plan):
+def test_overwrite_looks_at_everything_before_it_removes_a_file(run: SimulationJob):
     put(run.folder, "power_z3.000.csv")
     manifest.claim(run.folder, [])
     path = run.folder / "manifest.json"
@@ -209,7 +209,7 @@ def test_overwrite_looks_at_everything_before_it_removes_a_file(run: Plan):
     assert (run.folder / "power_z3.000.csv").exists()
 
 
-def test_no_file_is_written_through_a_link(run: Plan, tmp_path: Path):
+def test_no_file_is_written_through_a_link(run: SimulationJob, tmp_path: Path):
     """Neither a lock, nor a log, nor what is written aside, by symbolic links or by other names of a file."""
     mine = tmp_path / "mine.txt"
     mine.write_text("mine")

@@ -29,7 +29,7 @@ from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.common.signals import Interrupted
 from pmwd_dist.run.inference.inputs import key_of, starts_of
 from pmwd_dist.run.inference.job import condition_on
-from pmwd_dist.run.inference.plan import InferencePlan
+from pmwd_dist.run.inference.plan import InferenceJob
 from pmwd_dist.run.inference.verdict import (
     find_bias_reasons,
     find_energy_reasons,
@@ -62,14 +62,14 @@ def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[InferencePlan, Listener]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[InferenceJob, Listener]:
     plan, listener = plan_of(tmp_path_factory.mktemp("inference") / "run"), Listener()
     prepare_folder(plan)
     execute(plan, listener)
     return plan, listener
 
 
-def test_a_run_leaves_chains_pictures_and_a_verdict(whole: tuple[InferencePlan, Listener]) -> None:
+def test_a_run_leaves_chains_pictures_and_a_verdict(whole: tuple[InferenceJob, Listener]) -> None:
     plan, listener = whole
     assert finished(plan.folder)
     names = {path.name for path in plan.folder.iterdir()}
@@ -93,7 +93,7 @@ def test_a_run_leaves_chains_pictures_and_a_verdict(whole: tuple[InferencePlan, 
 
 
 @pytest.mark.usefixtures("without_pictures")
-def test_what_was_stopped_goes_on_to_the_same_bits(whole: tuple[InferencePlan, Listener], tmp_path: Path) -> None:
+def test_what_was_stopped_goes_on_to_the_same_bits(whole: tuple[InferenceJob, Listener], tmp_path: Path) -> None:
     plan = plan_of(tmp_path / "run")
     prepare_folder(plan)
     with pytest.raises(Interrupted, match="interrupted 12% through the tuning; go on with `pmwd-dist resume"):
@@ -114,7 +114,7 @@ def test_what_was_stopped_goes_on_to_the_same_bits(whole: tuple[InferencePlan, L
 
 
 @pytest.mark.usefixtures("without_pictures")
-def test_chains_on_devices_of_their_own_are_the_same(whole: tuple[InferencePlan, Listener], tmp_path: Path) -> None:
+def test_chains_on_devices_of_their_own_are_the_same(whole: tuple[InferenceJob, Listener], tmp_path: Path) -> None:
     """Each of two chains on half of four devices, and then both on one."""
     plan = plan_of(tmp_path / "run", "sampler.chain_devices=2", "devices.pdims=[2, 1]", "sampler.steps=12")
     decomposition = plan.simulation.config.decomposition
@@ -175,7 +175,7 @@ def test_chains_begin_at_maxima_with_parameters_held(tmp_path: Path) -> None:
     assert done.what == "starts: map over the noise by adam"
 
 
-def test_killed_while_it_is_tuned_it_goes_on_to_the_same_bits(whole: tuple[InferencePlan, Listener]) -> None:
+def test_killed_while_it_is_tuned_it_goes_on_to_the_same_bits(whole: tuple[InferenceJob, Listener]) -> None:
     """One kill; `python tests/run/kill_loop.py --infer --kills 200` has more, between chunks, too."""
     done = kill_loop("--kills", "1", "--seed", "9", "--no-figures", "--reference", whole[0].folder)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -183,7 +183,7 @@ def test_killed_while_it_is_tuned_it_goes_on_to_the_same_bits(whole: tuple[Infer
 
 
 def test_another_config_does_not_go_on(
-    whole: tuple[InferencePlan, Listener], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    whole: tuple[InferenceJob, Listener], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = shutil.copytree(whole[0].folder, tmp_path / "run")
     assert command("resume", folder) == 0
@@ -231,7 +231,7 @@ def test_another_config_does_not_go_on(
     ],
 )
 def test_a_damaged_file_is_one_line_before_any_work(
-    name: str, remedy: str, whole: tuple[InferencePlan, Listener], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, remedy: str, whole: tuple[InferenceJob, Listener], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = Path(shutil.copytree(whole[0].folder, tmp_path / "run"))
     content = (folder / name).read_bytes()
@@ -241,7 +241,7 @@ def test_a_damaged_file_is_one_line_before_any_work(
     assert not (folder / "chunk_00003.npz").exists()
 
 
-def test_starts_and_data_of_other_shapes_are_refused(whole: tuple[InferencePlan, Listener], tmp_path: Path) -> None:
+def test_starts_and_data_of_other_shapes_are_refused(whole: tuple[InferenceJob, Listener], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(whole[0].folder, tmp_path / "run"))
     plan, wrong = replace(whole[0], folder=folder), np.ones((3, 4, 4, 4))
     about = {"run": fingerprint(identity(plan)), "file": "start.npz"}
@@ -258,7 +258,7 @@ def test_starts_and_data_of_other_shapes_are_refused(whole: tuple[InferencePlan,
 
 @pytest.mark.parametrize("name", ["data.npz", "start.npz", "chunk_00001.npz", "state.npz"])
 def test_files_of_another_run_are_refused(
-    name: str, whole: tuple[InferencePlan, Listener], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, whole: tuple[InferenceJob, Listener], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Their checksums are intact, and the run has another seed."""
     folder = Path(shutil.copytree(whole[0].folder, tmp_path / "run"))
@@ -320,7 +320,7 @@ def test_outliers_of_the_energy_are_named() -> None:
     )
 
 
-def test_few_accepted_trajectories_are_named(whole: tuple[InferencePlan, Listener], tmp_path: Path) -> None:
+def test_few_accepted_trajectories_are_named(whole: tuple[InferenceJob, Listener], tmp_path: Path) -> None:
     hmc = SMALL.replace("energy_variance = 2e-4", 'method = "hmc"')
     plan, chain = plan_of(tmp_path / "run", text=hmc), load_chain(whole[0].folder)
     few = replace(chain, acceptance_rate=np.linspace(0, 0.8, 72).reshape(2, 36), energy_change=chain.energy_change * 99)
@@ -337,7 +337,7 @@ def test_a_parameter_that_finite_steps_shift_is_named() -> None:
     assert reason.endswith("; more steps, or sample again with sampler.most_bias = 0.02")
 
 
-def test_the_scale_whose_modes_mix_worst_is_named(whole: tuple[InferencePlan, Listener]) -> None:
+def test_the_scale_whose_modes_mix_worst_is_named(whole: tuple[InferenceJob, Listener]) -> None:
     x = np.random.default_rng(0).standard_normal((4, 1000))
     apart = x + np.arange(4)[:, None]
     chain = replace(load_chain(whole[0].folder), projections={0.1: x, 0.2: apart}, powers={0.1: x, 0.2: 3 * x + apart})
@@ -347,7 +347,7 @@ def test_the_scale_whose_modes_mix_worst_is_named(whole: tuple[InferencePlan, Li
     assert reason.partition("; ")[0] in "".join(find_reasons(whole[0], chain))
 
 
-def test_chains_that_never_moved_are_not_trusted(whole: tuple[InferencePlan, Listener]) -> None:
+def test_chains_that_never_moved_are_not_trusted(whole: tuple[InferenceJob, Listener]) -> None:
     plan = whole[0]
     chain = load_chain(plan.folder)
     assert chain.density_shift.shape == chain.logdensity.shape and np.all(chain.density_shift != 0)
@@ -412,7 +412,7 @@ def test_maps_of_lensing_are_data(tmp_path: Path) -> None:
             plan_of(tmp_path / "run", text=text)
 
 
-def test_a_mock_that_shows_nothing_is_warned_of(whole: tuple[InferencePlan, Listener], tmp_path: Path) -> None:
+def test_a_mock_that_shows_nothing_is_warned_of(whole: tuple[InferenceJob, Listener], tmp_path: Path) -> None:
     plan, data, listener = replace(whole[0], folder=tmp_path), {"data": np.full((4, 4, 4), 1.5)}, Listener()
     condition_on(plan, data, Log(tmp_path, listener))
     (warned,) = listener

@@ -18,7 +18,7 @@ from pmwd_dist.run.common import resources
 from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.settings import SettingsError, read
 from pmwd_dist.run.simulation.memory import expected_disk
-from pmwd_dist.run.simulation.plan import Plan
+from pmwd_dist.run.simulation.plan import SimulationJob
 from pmwd_dist.run.simulation.progress import initial_particles
 
 
@@ -109,4 +109,4 @@ def test_disk_is_that_of_what_is_written(tmp_path: Path, monkeypatch: pytest.Mon
 def _plan(folder: Path, *overrides: str) -> Any:
     file = folder / "run.toml"
     file.write_text(SMALL)
-    return Plan.of(read(file, overrides), folder / "out")
+    return SimulationJob.of(read(file, overrides), folder / "out")

@@ -23,7 +23,7 @@ from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.common.signals import Interrupted
 from pmwd_dist.run.settings import SettingsError, read
 from pmwd_dist.run.simulation import memory, output
-from pmwd_dist.run.simulation.plan import Plan
+from pmwd_dist.run.simulation.plan import SimulationJob
 
 ALL = (
     "output.redshifts=0",
@@ -52,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(folder: Path) -> Plan:
+def whole(folder: Path) -> SimulationJob:
     """A run from beginning to end, with all figures."""
     plan = make(with_mask(folder) / "whole", *ALL)
     execute(plan, Events())
@@ -74,7 +74,7 @@ def contents(folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_files_are_complete_and_named(whole: Plan):
+def test_files_are_complete_and_named(whole: SimulationJob):
     names = {path.name for path in whole.folder.iterdir()}
     expected = {f"{name}_z0.000.{kind}" for name in TABLES for kind in ("csv", "png")}
     expected |= {"counts_z0.000.hdf5", "light_cone.hdf5", "convergence_power.csv", "convergence.png"}
@@ -91,7 +91,7 @@ def stopped(folder: Path) -> Path:
     return plan.folder
 
 
-def test_stopped_and_resumed_is_bitwise_the_same(whole: Plan, tmp_path: Path):
+def test_stopped_and_resumed_is_bitwise_the_same(whole: SimulationJob, tmp_path: Path):
     folder = stopped(tmp_path / "run")
     execute(resumed(folder), Events(), resume=True)
     expected, found = contents(whole.folder), contents(folder)
@@ -102,7 +102,7 @@ def test_stopped_and_resumed_is_bitwise_the_same(whole: Plan, tmp_path: Path):
         execute(replace(whole, settings=read(folder / "config.toml", ["observe.light_cone.pixels=16"])), Events())
 
 
-def test_resumed_on_pencils_is_the_same_to_rounding(whole: Plan, tmp_path: Path):
+def test_resumed_on_pencils_is_the_same_to_rounding(whole: SimulationJob, tmp_path: Path):
     """Shells of a checkpoint are read divided otherwise; spectra are outputs, which may be left out."""
     config = stopped(tmp_path / "run") / "config.toml"
     text = config.read_text()
@@ -116,7 +116,7 @@ def test_resumed_on_pencils_is_the_same_to_rounding(whole: Plan, tmp_path: Path)
         np.testing.assert_allclose(found[name], expected[name], **close)
 
 
-def test_values_are_those_of_the_library(whole: Plan):
+def test_values_are_those_of_the_library(whole: SimulationJob):
     simulation, config = whole.simulation, whole.simulation.config
     table = pmd.growth_table(simulation.cosmo)
     edges, observer = (0.0, 64.0, 200.0), 5.0
@@ -218,7 +218,7 @@ def test_masks_that_are_none_are_refused(tmp_path: Path):
     }.items():
         settings = read(file, [f"observe.galaxies.mask={name}", "devices.pdims=[1, 1]"])
         with pytest.raises(SettingsError, match=rf"observe.galaxies.mask = .*{name}.: {words}"):
-            Plan.of(settings, tmp_path / "out")
+            SimulationJob.of(settings, tmp_path / "out")
 
 
 def test_maps_beyond_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -227,9 +227,9 @@ def test_maps_beyond_memory_are_refused(tmp_path: Path, monkeypatch: pytest.Monk
     shells = ", ".join(str(10 * i) for i in range(40))
     override = f"observe.light_cone={{sky='sphere', nside=8192, sources=0.1, edges=[{shells}]}}"
     with pytest.raises(SettingsError, match=r"observe.light_cone: .* 39 shells of 805306368 pixels; use fewer shells"):
-        Plan.of(read(file, [override]), tmp_path / "out").check()
+        SimulationJob.of(read(file, [override]), tmp_path / "out").check()
     monkeypatch.setattr(resources, "device_limit", lambda: 1_000_000)
-    config = Plan.of(read(file, []), tmp_path / "out").simulation.config
+    config = SimulationJob.of(read(file, []), tmp_path / "out").simulation.config
     lack = memory.bispectrum_problem(config, 64) or ""
     assert (
         "bispectrum.shells = 64: their fields and the particles take 1.25 MB of a device, which has 1 MB; use" in lack

@@ -16,7 +16,7 @@ from pmwd_dist import infer
 from pmwd_dist.observe.cross import cross_power
 from pmwd_dist.run.common.folder import Log, prepare_folder
 from pmwd_dist.run.inference.inputs import data_of
-from pmwd_dist.run.inference.plan import InferencePlan
+from pmwd_dist.run.inference.plan import InferenceJob
 from pmwd_dist.run.inference.predictive import Comparison, compare, some_draws
 from pmwd_dist.run.inference.verdict import find_fit_reasons
 
@@ -25,14 +25,14 @@ COUNTS = SMALL.replace("sigma = 0.5", 'kind = "poisson"\nnbar = 4.0')
 PREDICTED, INITIAL = r"predicted $P(k)$  [(Mpc/$h)^3$]", r"$r(k)$ of initial phases"
 
 
-def truth_and(folder: Path, text: str, *overrides: str) -> tuple[InferencePlan, dict[str, Any]]:
+def truth_and(folder: Path, text: str, *overrides: str) -> tuple[InferenceJob, dict[str, Any]]:
     """A plan and its mock."""
     plan = plan_of(folder / "run", f"box.mesh={SIZE}", "box.size=120", *overrides, text=text)
     prepare_folder(plan)
     return plan, data_of(plan, Log(plan.folder, lambda event: None))
 
 
-def compared(plan: InferencePlan, data: dict[str, Any], noise: np.ndarray) -> Comparison:
+def compared(plan: InferenceJob, data: dict[str, Any], noise: np.ndarray) -> Comparison:
     """Of draws that have this noise and the true parameter."""
     still, zeros = np.zeros((1, DRAWS)), np.zeros((SIZE,) * 3)
     draws = {"b1": np.full((1, DRAWS), float(data["parameters/b1"]))}
@@ -40,14 +40,14 @@ def compared(plan: InferencePlan, data: dict[str, Any], noise: np.ndarray) -> Co
     return compare(plan.model.condition(data["data"]), chain, data, jax.random.key(5))
 
 
-def signal(plan: InferencePlan, data: dict[str, Any]) -> np.ndarray:
+def signal(plan: InferenceJob, data: dict[str, Any]) -> np.ndarray:
     """P(k) of the field of the truth."""
     field, _ = plan.model.predict(jnp.asarray(data["noise"]), {"b1": jnp.asarray(data["parameters/b1"])})
     found = cross_power(field, field, plan.simulation.config, deconvolve=False)
     return np.asarray(found.power)[np.asarray(found.modes) > 0]
 
 
-def ranks(plan: InferencePlan, data: dict[str, Any]) -> np.ndarray:
+def ranks(plan: InferenceJob, data: dict[str, Any]) -> np.ndarray:
     """Share of the predicted spectra of the truth that are below that of the data, for data of other noise each."""
     truth = {"noise": jnp.asarray(data["noise"]), "parameters": {"b1": jnp.asarray(data["parameters/b1"])}}
     field, _ = plan.model.predict(truth["noise"], truth["parameters"])

@@ -20,11 +20,11 @@ from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.common.lock import folder_lock
 from pmwd_dist.run.common.signals import Interrupted
 from pmwd_dist.run.settings import read
-from pmwd_dist.run.simulation.plan import Plan
+from pmwd_dist.run.simulation.plan import SimulationJob
 
 
 @pytest.fixture(scope="module")
-def stopped(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> SimulationJob:
     """The plan of a run that was interrupted after its third step of four, with an output after the second."""
     folder = tmp_path_factory.mktemp("stopped")
     linear_power(folder / "p.txt")
@@ -35,7 +35,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Plan:
 
 
 @pytest.fixture
-def copied(stopped: Plan, tmp_path: Path) -> Path:
+def copied(stopped: SimulationJob, tmp_path: Path) -> Path:
     return Path(shutil.copytree(stopped.folder, tmp_path / "run"))
 
 
@@ -61,7 +61,7 @@ def test_a_second_signal_ends_the_program_at_once(copied: Path, monkeypatch, cap
         ("force.gradient=spectral", 'force.gradient = "spectral": .* has "finite-difference"'),
     ],
 )
-def test_another_simulation_does_not_resume(stopped: Plan, copied: Path, override: str, words: str):
+def test_another_simulation_does_not_resume(stopped: SimulationJob, copied: Path, override: str, words: str):
     plan = replace(stopped, folder=copied, settings=read(copied / "config.toml", [override]))
     with pytest.raises(StartError, match=words):
         execute(plan, Events(), resume=True)
@@ -71,7 +71,7 @@ def test_another_simulation_does_not_resume(stopped: Plan, copied: Path, overrid
     assert (copied / "log.jsonl").read_text() == (stopped.folder / "log.jsonl").read_text()
 
 
-def test_a_checkpoint_of_another_run_does_not_resume(stopped: Plan, tmp_path: Path):
+def test_a_checkpoint_of_another_run_does_not_resume(stopped: SimulationJob, tmp_path: Path):
     plan = make(tmp_path / "run", "noise.seed=1")
     shutil.copytree(stopped.folder / "checkpoint_000003", plan.folder / "checkpoint_000003")
     with pytest.raises(StartError, match="noise.seed = 1: the checkpoint has 0"):
@@ -97,7 +97,7 @@ def test_an_edit_between_run_and_resume_is_shown_key_by_key(copied: Path, capsys
         assert "set it back, or start a new run in another folder" in line
 
 
-def test_another_version_or_precision_does_not_resume(stopped: Plan, monkeypatch: pytest.MonkeyPatch):
+def test_another_version_or_precision_does_not_resume(stopped: SimulationJob, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("pmwd_dist.run.common.fingerprint.versions", lambda: {"pmwd-dist": "99.0"})
     monkeypatch.setattr("pmwd_dist.run.common.fingerprint._precision", lambda: "float32")
     with pytest.raises(StartError) as caught:

@@ -19,13 +19,13 @@ from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.run.common import events, manifest
 from pmwd_dist.run.common.fingerprint import identity
 from pmwd_dist.run.common.folder import Log
-from pmwd_dist.run.inference.plan import DATA, START, InferencePlan, truth_of
+from pmwd_dist.run.inference.plan import DATA, START, InferenceJob, truth_of
 
 _JOINT = "leaves out how wide the posterior of the noise is, overfits the data and is biased"
 _REMAKE = "remove it, and the same is made again"
 
 
-def data_of(plan: InferencePlan, log: Log) -> Arrays:
+def data_of(plan: InferenceJob, log: Log) -> Arrays:
     """Data of a file, or of the mock with its truth."""
     if plan.settings.data.file != "mock":
         return {"data": plan.data["data.file"]}
@@ -37,7 +37,7 @@ def data_of(plan: InferencePlan, log: Log) -> Arrays:
     return data
 
 
-def starts_of(plan: InferencePlan, posterior: infer.Posterior, log: Log) -> Any:
+def starts_of(plan: InferenceJob, posterior: infer.Posterior, log: Log) -> Any:
     """Starting positions of the chains."""
     chains, start = plan.settings.sampler.chains, plan.settings.start
     shapes: Shapes = {f"parameters/{name}": (chains,) for name in plan.model.priors}
@@ -51,7 +51,7 @@ def starts_of(plan: InferencePlan, posterior: infer.Posterior, log: Log) -> Any:
     return _position(plan, _kept(plan, START, lambda: _start(plan, posterior), shapes, what, log))
 
 
-def _kept(plan: InferencePlan, name: str, make: Callable[[], Arrays], shapes: Shapes, what: str, log: Log) -> Arrays:
+def _kept(plan: InferenceJob, name: str, make: Callable[[], Arrays], shapes: Shapes, what: str, log: Log) -> Arrays:
     """Arrays of a file of the run, which is made if it does not exist: a resumed run has the same bits."""
     path, about = plan.folder / name, {"run": fingerprint(identity(plan)), "file": name}
     if not path.exists():
@@ -63,12 +63,12 @@ def _kept(plan: InferencePlan, name: str, make: Callable[[], Arrays], shapes: Sh
     return read_arrays(path, about, shapes, remedy=_REMAKE)
 
 
-def key_of(plan: InferencePlan, purpose: int) -> Array:
+def key_of(plan: InferenceJob, purpose: int) -> Array:
     """Key of the random numbers of one purpose."""
     return jax.random.fold_in(jax.random.key(plan.settings.noise.seed), purpose)
 
 
-def _mock(plan: InferencePlan) -> Arrays:
+def _mock(plan: InferenceJob) -> Arrays:
     """Data drawn from the model, and the truth."""
     truth = plan.model.draw(key_of(plan, 0), **truth_of(plan))
     data = np.asarray(plan.model.mock(key_of(plan, 1), truth))
@@ -78,7 +78,7 @@ def _mock(plan: InferencePlan) -> Arrays:
     return {"data": data, "noise": np.asarray(truth["noise"])} | numbers
 
 
-def _start(plan: InferencePlan, posterior: infer.Posterior) -> Arrays:
+def _start(plan: InferenceJob, posterior: infer.Posterior) -> Arrays:
     """Arrays of the starting positions."""
     start, keys = plan.settings.start, jax.random.split(key_of(plan, 2), plan.settings.sampler.chains)
 
@@ -97,7 +97,7 @@ def _start(plan: InferencePlan, posterior: infer.Posterior) -> Arrays:
     return {"noise": np.asarray(positions["noise"])} | numbers
 
 
-def _position(plan: InferencePlan, arrays: Arrays) -> Any:
+def _position(plan: InferenceJob, arrays: Arrays) -> Any:
     """Positions with the sharding that steps return."""
     of_fields, of_numbers = _specs(plan)
     names = [name for name in arrays if name.startswith("parameters/")]
@@ -105,13 +105,13 @@ def _position(plan: InferencePlan, arrays: Arrays) -> Any:
     return {"noise": _place(plan, arrays["noise"], of_fields), "parameters": numbers}
 
 
-def _place(plan: InferencePlan, x: Any, spec: P) -> Array:
+def _place(plan: InferenceJob, x: Any, spec: P) -> Array:
     """An array on the devices of all chains."""
     mesh = plan.simulation.config.decomposition.mesh
     return jax.device_put(jnp.asarray(x), NamedSharding(mesh, spec) if mesh.size > 1 else None)
 
 
-def _specs(plan: InferencePlan) -> tuple[P, P]:
+def _specs(plan: InferenceJob) -> tuple[P, P]:
     """Specs of fields and of numbers with a leading axis of chains."""
     axis = plan.chain_axis
     return P(axis, *plan.simulation.config.decomposition.spec), P() if axis is None else P(axis)

@@ -17,13 +17,13 @@ from pmwd_dist.run.common import events, manifest
 from pmwd_dist.run.common.folder import Log, StartError
 from pmwd_dist.run.common.job import Control
 from pmwd_dist.run.inference.inputs import data_of, key_of, starts_of
-from pmwd_dist.run.inference.plan import InferencePlan
+from pmwd_dist.run.inference.plan import InferenceJob
 from pmwd_dist.run.inference.verdict import judge
 
 _BETWEEN_LINES = 10.0  # about a tuning [seconds]
 
 
-def run(plan: InferencePlan, log: Log, control: Control) -> None:
+def run(plan: InferenceJob, log: Log, control: Control) -> None:
     """Sample the posterior of a plan, from the beginning or from the last chunk on disk, and judge the chains.
 
     Data and starts are written before the chains, and each chunk with the state after it. A kill loses a chunk, or ten
@@ -39,7 +39,7 @@ def run(plan: InferencePlan, log: Log, control: Control) -> None:
         raise StartError(str(error)) from error
 
 
-def condition_on(plan: InferencePlan, data: Arrays, log: Log) -> infer.Posterior:
+def condition_on(plan: InferenceJob, data: Arrays, log: Log) -> infer.Posterior:
     """The posterior, with a warning about a constant mock; data of a file were checked before."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -53,7 +53,7 @@ def condition_on(plan: InferencePlan, data: Arrays, log: Log) -> infer.Posterior
 class _Watch:
     """Logs tuning and chunks, and stops the run after a block or a chunk on request."""
 
-    def __init__(self, plan: InferencePlan, log: Log, control: Control):
+    def __init__(self, plan: InferenceJob, log: Log, control: Control):
         self._plan, self._log, self._control = plan, log, control
         self._compiled = 0.0
         self._of_blocks, self._of_chunks = (control.clock() for _ in range(2))
@@ -114,7 +114,7 @@ def _earlier(folder: Path) -> list[Arrays]:
         return []
 
 
-def _sample(plan: InferencePlan, posterior: infer.Posterior, positions: Any, watch: _Watch) -> None:
+def _sample(plan: InferenceJob, posterior: infer.Posterior, positions: Any, watch: _Watch) -> None:
     sampler = plan.settings.sampler
     manifest.claim(plan.folder, chain_files(plan.chunks))
     try:

@@ -47,8 +47,8 @@ _ARGUMENTS = {
 
 
 @dataclass(frozen=True)
-class InferencePlan(Job):
-    """Plan of an inference; `data` holds the arrays of its files.
+class InferenceJob(Job):
+    """An inference; `data` holds the arrays of its files.
 
     Args:
       model: model of the data.
@@ -192,7 +192,7 @@ class InferencePlan(Job):
         run(self, log, control)
 
 
-def _of_data(plan: InferencePlan, data: np.ndarray) -> list[str]:
+def _of_data(plan: InferenceJob, data: np.ndarray) -> list[str]:
     """Warnings about constant data, or data in other units than the model."""
     mask, noise = plan.data.get("data.mask"), plan.settings.likelihood
     if odd := constant(data, mask):
@@ -213,7 +213,7 @@ def _of_data(plan: InferencePlan, data: np.ndarray) -> list[str]:
     return []
 
 
-def _of_priors(plan: InferencePlan) -> list[str]:
+def _of_priors(plan: InferenceJob) -> list[str]:
     """Warnings about priors that allow parameters at which the model fails."""
     warnings, forward = list[str](), plan.model.forward
     for name, table in plan.settings.priors.given.items():
@@ -232,7 +232,7 @@ def _of_priors(plan: InferencePlan) -> list[str]:
     return warnings
 
 
-def _of_view(plan: InferencePlan) -> list[str]:
+def _of_view(plan: InferenceJob) -> list[str]:
     """Warning about a flat sky on which the box is repeated."""
     forward: Any = plan.model.forward
     if not isinstance(forward, infer.Convergence) or not isinstance(forward.cone, FlatSkyLightCone):
@@ -309,7 +309,7 @@ def _power(settings: InferenceSettings, simulation: Simulation) -> dict[str, Any
     return {"linear_power": simulation.table, "normalise": settings.cosmology.normalise}
 
 
-def truth_of(plan: InferencePlan) -> dict[str, float]:
+def truth_of(plan: InferenceJob) -> dict[str, float]:
     """Parameters of a mock: the given values, else the values of their own sections."""
     settings, found = plan.settings, dict[str, float]()
     for name in settings.priors.given:

@@ -21,7 +21,7 @@ from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.events import Judged
 from pmwd_dist.run.common.lock import folder_lock
 from pmwd_dist.run.inference.inputs import key_of
-from pmwd_dist.run.inference.plan import DATA, InferencePlan
+from pmwd_dist.run.inference.plan import DATA, InferenceJob
 from pmwd_dist.run.inference.predictive import compare, plane_seen, seen, some_draws
 
 _OUTLIERS = 1e-3  # share of the steps
@@ -29,7 +29,7 @@ _ACCEPTED = 0.5  # share of the trajectories
 _MISFIT = 0.01  # probability that one of the checks of the fit fails where the model is right
 
 
-def judge(plan: InferencePlan, posterior: infer.Posterior, chain: infer.Chain, data: Arrays) -> Judged:
+def judge(plan: InferenceJob, posterior: infer.Posterior, chain: infer.Chain, data: Arrays) -> Judged:
     """Write summary, pictures and page of finished chains, and check their convergence.
 
     Raises:
@@ -99,7 +99,7 @@ def _truth(data: Arrays) -> dict[str, float]:
     return {name.removeprefix("parameters/"): float(x) for name, x in data.items() if name.startswith("parameters/")}
 
 
-def _place(plan: InferencePlan, posterior: infer.Posterior) -> str:
+def _place(plan: InferenceJob, posterior: infer.Posterior) -> str:
     """Position of the plane in the pictures; empty for maps."""
     config = plan.simulation.config
     if posterior.data.shape != config.mesh_shape:
@@ -107,7 +107,7 @@ def _place(plan: InferencePlan, posterior: infer.Posterior) -> str:
     return f"plane at $z = {plane_seen(posterior) * config.cell_size[2]:g}$ Mpc/$h$"
 
 
-def _scales(plan: InferencePlan) -> tuple[tuple[float, float], tuple[str, str], str]:
+def _scales(plan: InferenceJob) -> tuple[tuple[float, float], tuple[str, str], str]:
     """Sides of the images of data, labels of their axes and the quantity that they show."""
     forward: Any = plan.model.forward
     if isinstance(forward, infer.Convergence):
@@ -126,7 +126,7 @@ def summarise(chain: infer.Chain) -> dict[str, dict[str, float]]:
     return rows
 
 
-def find_reasons(plan: InferencePlan, chain: infer.Chain) -> list[str]:
+def find_reasons(plan: InferenceJob, chain: infer.Chain) -> list[str]:
     """Failed checks of the chains, with remedies."""
     checks, reasons = plan.settings.checks, list[str]()
     energy, adjusted = (chain.energy_change, plan.dimensions), plan.settings.sampler.method != "mclmc"
@@ -221,7 +221,7 @@ def _of_acceptance(chain: infer.Chain) -> list[str]:
     return [f"{accepted:.0%} of the trajectories are accepted, fewer than {_ACCEPTED:.0%}; raise sampler.tune"]
 
 
-def _cost(plan: InferencePlan, chain: infer.Chain) -> dict[str, float]:
+def _cost(plan: InferenceJob, chain: infer.Chain) -> dict[str, float]:
     errors = infer.energy_errors(chain.energy_change, plan.dimensions)
     found = {"energy error a dimension": errors["variance"], "failed steps": float(chain.failures)}
     if plan.settings.sampler.method != "mclmc":

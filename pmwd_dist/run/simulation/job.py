@@ -44,14 +44,14 @@ from pmwd_dist.run.simulation.halo_width import (
     with_halo_of,
 )
 from pmwd_dist.run.simulation.output import write_light_cone, write_output
-from pmwd_dist.run.simulation.plan import Plan
+from pmwd_dist.run.simulation.plan import SimulationJob
 from pmwd_dist.run.simulation.progress import Progress, initial_particles
 
 T = TypeVar("T")
 Saved = tuple[Path, dict[str, Any]]  # a checkpoint and its description
 
 
-def run(plan: Plan, log: Log, control: Control, saved: Saved | None) -> None:
+def run(plan: SimulationJob, log: Log, control: Control, saved: Saved | None) -> None:
     """Take all steps from a checkpoint, or from the initial conditions, and write the outputs. Collective."""
     with _communication(plan.simulation.config):
         progress = _begin(plan, log) if saved is None else _restore(plan, log, *saved)
@@ -70,7 +70,7 @@ def _communication(config: Config) -> AbstractContextManager[None]:
     return decomposition.opened(sorted(fields | spectra), halo=halo)
 
 
-def _begin(plan: Plan, log: Log) -> Progress:
+def _begin(plan: SimulationJob, log: Log) -> Progress:
     """Noise, linear modes and LPT: the particles at the initial time."""
     simulation = plan.simulation
     config = simulation.config
@@ -86,7 +86,7 @@ def _begin(plan: Plan, log: Log) -> Progress:
     return progress
 
 
-def _restore(plan: Plan, log: Log, path: Path, content: dict[str, Any]) -> Progress:
+def _restore(plan: SimulationJob, log: Log, path: Path, content: dict[str, Any]) -> Progress:
     """The state of a checkpoint on the current devices."""
     config, shape = plan.simulation.config, (*plan.simulation.config.particle_shape, 3)
     disp = jax.ShapeDtypeStruct(shape, _dtype(), sharding=config.decomposition.sharding)
@@ -105,14 +105,14 @@ def _restore(plan: Plan, log: Log, path: Path, content: dict[str, Any]) -> Progr
     return progress
 
 
-def _choose_halo(plan: Plan, progress: Progress, log: Log) -> None:
+def _choose_halo(plan: SimulationJob, progress: Progress, log: Log) -> None:
     """Choose the width of the halo for the steps to come."""
     if is_automatic(plan.simulation.config):
         now, a = largest_displacement(progress.at_rest().disp, progress.config), plan.times[progress.step]
         _set_halo(plan, progress, expected_displacement(now, a, progress.schedule.table, progress.config), log)
 
 
-def _set_halo(plan: Plan, progress: Progress, displacement: float, log: Log) -> None:
+def _set_halo(plan: SimulationJob, progress: Progress, displacement: float, log: Log) -> None:
     """Take a halo that holds displacements up to this one [Mpc/h]."""
     progress.config = with_halo_of(displacement, plan.simulation.config)
     log(events.HaloChosen(progress.step, int(progress.config.halo), displacement))
@@ -122,7 +122,7 @@ def _dtype() -> np.dtype:
     return np.dtype(jnp.result_type(float))
 
 
-def _schedule(plan: Plan) -> Schedule:
+def _schedule(plan: SimulationJob) -> Schedule:
     """The steps of the whole run."""
     simulation = plan.simulation
     table = growth_table_to(simulation.config.lpt_order, simulation.cosmo)
@@ -130,12 +130,12 @@ def _schedule(plan: Plan) -> Schedule:
     return _replicated(host.make_schedule(table, times, simulation.config, simulation.solver), plan)
 
 
-def _replicated(tree: T, plan: Plan) -> T:
+def _replicated(tree: T, plan: SimulationJob) -> T:
     """A copy on each device, as a step returns it: with another sharding the first step would compile twice."""
     return jax.device_put(jax.tree.map(np.asarray, tree), plan.simulation.config.decomposition.replicated)
 
 
-def _advance_all(plan: Plan, progress: Progress, log: Log, control: Control) -> None:
+def _advance_all(plan: SimulationJob, progress: Progress, log: Log, control: Control) -> None:
     """Take all remaining steps and write their outputs; write a checkpoint if one of them fails."""
     clock = control.clock(plan.settings.output.checkpoint_every)
     try:
@@ -153,7 +153,7 @@ def _advance_all(plan: Plan, progress: Progress, log: Log, control: Control) -> 
         raise
 
 
-def _step(plan: Plan, progress: Progress, log: Log) -> None:
+def _step(plan: SimulationJob, progress: Progress, log: Log) -> None:
     i, config, cone = progress.step, progress.config, plan.simulation.light_cone
     began = time.perf_counter()
     status = progress.advance(cone)
@@ -181,7 +181,7 @@ def _step(plan: Plan, progress: Progress, log: Log) -> None:
     )
 
 
-def _output_if_due(plan: Plan, progress: Progress, log: Log) -> None:
+def _output_if_due(plan: SimulationJob, progress: Progress, log: Log) -> None:
     if progress.step in plan.outputs:
         began = time.perf_counter()
         z = plan.outputs[progress.step]
@@ -201,7 +201,7 @@ def _output_if_due(plan: Plan, progress: Progress, log: Log) -> None:
         log(events.OutputWritten(progress.step, 1 / plan.times[-1] - 1, tuple(files), time.perf_counter() - began))
 
 
-def _checkpoint(plan: Plan, progress: Progress, log: Log) -> None:
+def _checkpoint(plan: SimulationJob, progress: Progress, log: Log) -> None:
     began = time.perf_counter()
     particles = progress.at_rest()
     tree: dict[str, Any] = {
@@ -220,7 +220,7 @@ def _checkpoint(plan: Plan, progress: Progress, log: Log) -> None:
     log(events.CheckpointWritten(progress.step, path.name, time.perf_counter() - began))
 
 
-def _keep_checkpoint(plan: Plan, kept: Path | None) -> None:
+def _keep_checkpoint(plan: SimulationJob, kept: Path | None) -> None:
     """Remove all checkpoints but one, and unfinished ones."""
     if distributed.is_main():
         for path in manifest.checkpoints(plan.folder):
@@ -229,7 +229,7 @@ def _keep_checkpoint(plan: Plan, kept: Path | None) -> None:
                 checkpoint.discard(path)
 
 
-def _checkpoint_after_failure(plan: Plan, progress: Progress, log: Log) -> None:
+def _checkpoint_after_failure(plan: SimulationJob, progress: Progress, log: Log) -> None:
     """Write a checkpoint if any step is done and its particles are finite; warn if it can't be written."""
     if progress.step == 0 or not progress.has_particles() or not bool(jnp.isfinite(progress.at_rest().disp).all()):
         return
@@ -240,7 +240,7 @@ def _checkpoint_after_failure(plan: Plan, progress: Progress, log: Log) -> None:
         log(events.Warned(f"no checkpoint of step {progress.step} could be written: {cause}"))
 
 
-def find_checkpoint(plan: Plan) -> Saved | None:
+def find_checkpoint(plan: SimulationJob) -> Saved | None:
     """The last checkpoint in the folder of a plan and its description, None if none exists. Collective.
 
     Raises:
@@ -256,13 +256,13 @@ def find_checkpoint(plan: Plan) -> Saved | None:
     return None if path is None or content is None else (path, content)
 
 
-def _description(plan: Plan, step: int) -> dict[str, Any]:
+def _description(plan: SimulationJob, step: int) -> dict[str, Any]:
     """Description of a checkpoint: fingerprint and steps of its run, and the outputs so far."""
     outputs = [[i, z] for i, z in sorted(plan.outputs.items()) if i <= step]
     return {"identity": identity(plan), "times": list(plan.times), "outputs": outputs}
 
 
-def _check_steps(plan: Plan, content: dict[str, Any], path: Path) -> None:
+def _check_steps(plan: SimulationJob, content: dict[str, Any], path: Path) -> None:
     """Raise unless the plan has the steps and outputs up to the checkpoint."""
     step = content["step"]
     done = [z for i, z in content["outputs"] if i < step]

@@ -30,7 +30,7 @@ from pmwd_dist.run.settings.light_cone import LightCone, field_of_view
 from pmwd_dist.run.simulation.fields import Field, write_fields
 
 if TYPE_CHECKING:
-    from pmwd_dist.run.simulation.plan import Plan
+    from pmwd_dist.run.simulation.plan import SimulationJob
 
 _LARGEST_NSIDE = 1024  # of harmonics
 FIELDS, SPECTRA, FIGURE = "light_cone.hdf5", "convergence_power.csv", "convergence.png"
@@ -95,7 +95,7 @@ def has_harmonics(cone: LightCone) -> bool:
     return isinstance(cone, FlatSkyLightCone) or cone.nside <= _LARGEST_NSIDE
 
 
-def write_maps(plan: Plan, shells: Array) -> dict[str, Table]:
+def write_maps(plan: SimulationJob, shells: Array) -> dict[str, Table]:
     """Write the shells, and the convergence and shear of each source; return the tables of spectra. Collective.
 
     Raises:

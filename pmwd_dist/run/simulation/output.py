@@ -33,10 +33,12 @@ from pmwd_dist.run.settings.simulation_sections import redshift_label
 from pmwd_dist.run.simulation import light_cone
 from pmwd_dist.run.simulation.fields import Field, write_fields
 from pmwd_dist.run.simulation.observables import OBSERVABLES, View, galaxy_counts, wanted
-from pmwd_dist.run.simulation.plan import Plan
+from pmwd_dist.run.simulation.plan import SimulationJob
 
 
-def write_output(plan: Plan, rest: ExactParticles, moving: Callable[[], Particles], a: float, z: float) -> list[str]:
+def write_output(
+    plan: SimulationJob, rest: ExactParticles, moving: Callable[[], Particles], a: float, z: float
+) -> list[str]:
     """Write all results at a redshift into the run's folder. Collective.
 
     Args:
@@ -93,7 +95,7 @@ def write_output(plan: Plan, rest: ExactParticles, moving: Callable[[], Particle
     return names
 
 
-def write_light_cone(plan: Plan, shells: Array) -> list[str]:
+def write_light_cone(plan: SimulationJob, shells: Array) -> list[str]:
     """Write the light cone and the lensing by it into the run's folder. Collective.
 
     Returns:

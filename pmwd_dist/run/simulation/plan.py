@@ -41,8 +41,8 @@ from pmwd_dist.run.simulation.planning import enough_devices, linear_displacemen
 
 
 @dataclass(frozen=True)
-class Plan(Job):
-    """Plan of a simulation.
+class SimulationJob(Job):
+    """A simulation that writes its results into a folder.
 
     Args:
       times: scale factors at which steps begin and end.
@@ -219,7 +219,7 @@ def _read_masks(settings: SimulationSettings, simulation: Simulation) -> dict[st
     return arrays
 
 
-def memory_problem(plan: Plan) -> tuple[str | None, str | None]:
+def memory_problem(plan: SimulationJob) -> tuple[str | None, str | None]:
     """Error message if the run can't fit into memory, and warning if it may not."""
     config, cone, there = plan.simulation.config, plan.simulation.light_cone, resources.room()
     stage, arrays = "particles and mesh", least_memory(config)
@@ -243,7 +243,7 @@ def memory_problem(plan: Plan) -> tuple[str | None, str | None]:
     return f"box.mesh: {text}{size(there.total)}; {', '.join(remedies[:-1])}, or {remedies[-1]}", None
 
 
-def _observed(plan: Plan) -> list[str]:
+def _observed(plan: SimulationJob) -> list[str]:
     """Names of the observables."""
     names = [name for name, section in plan.settings.observe if section is not None and name != "light_cone"]
     if (cone := plan.simulation.light_cone) is not None:
