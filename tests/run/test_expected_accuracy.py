@@ -12,7 +12,7 @@ import pytest
 import pmwd_dist as pmd
 from pmwd_dist.pm.nbody import step_times
 from pmwd_dist.pm.solvers import SplitSolver
-from pmwd_dist.run.settings import Simulation, read
+from pmwd_dist.run.settings import SimulationSetup, read
 from pmwd_dist.run.simulation.accuracy import (
     accuracy_line,
     convergence_warning,
@@ -26,11 +26,11 @@ from pmwd_dist.run.simulation.plan import SimulationJob
 COSMO = jax_cosmo.Planck15()
 
 
-def simulate(steps: int = 20, solver: SplitSolver | None = None, **changes: Any) -> tuple[Simulation, np.ndarray]:
+def simulate(steps: int = 20, solver: SplitSolver | None = None, **changes: Any) -> tuple[SimulationSetup, np.ndarray]:
     """A simulation of 32^3 particles over 128 Mpc/h, and as many times as it has steps."""
     settings = {"box_size": 128.0, "mesh_shape": 32, "lpt_order": 3, "decomposition": pmd.Decomposition((1, 1))}
     config = pmd.Config(**(settings | changes))
-    return Simulation(config, COSMO, pmd.BullFrog() if solver is None else solver, None, 0), np.arange(steps + 1)
+    return SimulationSetup(config, COSMO, pmd.BullFrog() if solver is None else solver, None, 0), np.arange(steps + 1)
 
 
 def test_growth_that_steps_lose_is_that_of_a_run() -> None:

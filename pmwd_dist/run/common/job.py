@@ -21,7 +21,7 @@ from pmwd_dist.run.common.fingerprint import versions
 from pmwd_dist.run.common.folder import Log, hold_folder
 from pmwd_dist.run.common.resources import peak_memory
 from pmwd_dist.run.common.signals import Interrupted, StopRequest, stop_requests
-from pmwd_dist.run.settings import Settings, Simulation
+from pmwd_dist.run.settings import Settings, SimulationSetup
 from pmwd_dist.run.settings.section import duration_text
 from pmwd_dist.run.settings.table import power_name
 
@@ -70,7 +70,7 @@ class Job(ABC):
     """
 
     settings: Settings
-    simulation: Simulation
+    simulation: SimulationSetup
     folder: Path
     data: Mapping[str, np.ndarray] = field(default_factory=dict[str, np.ndarray], kw_only=True)
 

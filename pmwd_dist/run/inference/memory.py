@@ -15,7 +15,7 @@ from pmwd_dist import infer
 from pmwd_dist._memory import size
 from pmwd_dist.infer.precondition import Preconditioner
 from pmwd_dist.run.common import resources
-from pmwd_dist.run.settings import InferenceSettings, Simulation
+from pmwd_dist.run.settings import InferenceSettings, SimulationSetup
 
 RUNTIME = 2.5e9  # programs of a process, which has more than a simulation [bytes]
 MOST_FIELDS = 40  # draws of the noise that the verdict looks at
@@ -129,7 +129,7 @@ def _field(config: Any) -> float:
     return np.dtype(jnp.result_type(float)).itemsize * math.prod(config.particle_shape) / config.decomposition.size
 
 
-def hopeless(settings: InferenceSettings, simulation: Simulation) -> str | None:
+def hopeless(settings: InferenceSettings, simulation: SimulationSetup) -> str | None:
     """Reason why the state of the chains alone can't fit into memory, found before any array is made."""
     there, config = resources.room(), simulation.config
     need = there.needed(_LEAST * settings.sampler.chains // _groups(config) * _field(config), config, RUNTIME)

@@ -24,7 +24,7 @@ from pmwd_dist.run.common.data_files import read_files
 from pmwd_dist.run.common.folder import Log
 from pmwd_dist.run.common.job import Control, Job, three
 from pmwd_dist.run.inference.memory import RUNTIME, InferenceMemory, hopeless, inference_memory, inference_problem
-from pmwd_dist.run.settings import InferenceSettings, SettingsError, Simulation, build
+from pmwd_dist.run.settings import InferenceSettings, SettingsError, SimulationSetup, build
 from pmwd_dist.run.settings.inference import CHAINS
 from pmwd_dist.run.settings.inference_sections import BIASES, COSMOLOGY
 from pmwd_dist.run.settings.light_cone import field_of_view
@@ -245,7 +245,7 @@ def _of_view(plan: InferenceJob) -> list[str]:
     return [f"observe.light_cone.field = {forward.field:g}: {constraint}; use a narrower field, or a larger box"]
 
 
-def make_model(settings: InferenceSettings, simulation: Simulation, data: dict[str, np.ndarray]) -> infer.Model:
+def make_model(settings: InferenceSettings, simulation: SimulationSetup, data: dict[str, np.ndarray]) -> infer.Model:
     """The model of the data.
 
     Raises:
@@ -269,7 +269,7 @@ def make_model(settings: InferenceSettings, simulation: Simulation, data: dict[s
     return infer.Model(simulation.config, _forward(settings, simulation), priors, likelihood)
 
 
-def _maps(settings: InferenceSettings, simulation: Simulation) -> infer.Convergence:
+def _maps(settings: InferenceSettings, simulation: SimulationSetup) -> infer.Convergence:
     """The forward model of lensing, with the rays of the light cone of a run with the same seed."""
     cone, wanted = simulation.light_cone, settings.observe.light_cone
     assert cone is not None
@@ -282,7 +282,7 @@ def _maps(settings: InferenceSettings, simulation: Simulation) -> infer.Converge
     return infer.Convergence(simulation.config, simulation.cosmo, cone, wanted.sources, **options, **view)
 
 
-def _forward(settings: InferenceSettings, simulation: Simulation) -> Any:
+def _forward(settings: InferenceSettings, simulation: SimulationSetup) -> Any:
     model, config, cosmo = settings.model, simulation.config, simulation.cosmo
     biases: dict[str, Any] = {n: n if n in settings.priors.given else getattr(model, n) for n in BIASES}
     line_of_sight: Any = None if model.line_of_sight == "none" else model.line_of_sight
@@ -304,7 +304,7 @@ def _forward(settings: InferenceSettings, simulation: Simulation) -> Any:
     )
 
 
-def _power(settings: InferenceSettings, simulation: Simulation) -> dict[str, Any]:
+def _power(settings: InferenceSettings, simulation: SimulationSetup) -> dict[str, Any]:
     """Options of a forward model on P(k)."""
     return {"linear_power": simulation.table, "normalise": settings.cosmology.normalise}
 

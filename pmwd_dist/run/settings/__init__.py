@@ -1,7 +1,7 @@
 """Settings of a run: the sections of its TOML file, their checks, and the simulation that they describe."""
 
 from pmwd_dist.run.settings.inference import InferenceSettings as InferenceSettings
-from pmwd_dist.run.settings.physics import Simulation as Simulation
+from pmwd_dist.run.settings.physics import SimulationSetup as SimulationSetup
 from pmwd_dist.run.settings.physics import build as build
 from pmwd_dist.run.settings.reading import SettingsError as SettingsError
 from pmwd_dist.run.settings.reading import read as read

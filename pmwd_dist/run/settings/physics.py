@@ -50,7 +50,7 @@ _PATHS = {
 
 
 @dataclass(frozen=True)
-class Simulation:
+class SimulationSetup:
     """Simulation that is ready to run on the devices of this program.
 
     Args:
@@ -77,7 +77,7 @@ class Simulation:
         return np.where((k >= self.table[0][0]) & (k <= self.table[0][-1]), power, np.nan)
 
 
-def build(settings: Settings) -> Simulation:
+def build(settings: Settings) -> SimulationSetup:
     """The simulation that these settings describe.
 
     Raises:
@@ -105,7 +105,7 @@ def build(settings: Settings) -> Simulation:
             problems.append(light_cone_problem(error))
     if problems or config is None:
         raise SettingsError(problems)
-    return Simulation(config, cosmo, SOLVERS[settings.time.solver](), table, settings.noise.seed, cone)
+    return SimulationSetup(config, cosmo, SOLVERS[settings.time.solver](), table, settings.noise.seed, cone)
 
 
 def _config(settings: Settings) -> Config:

@@ -17,7 +17,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table
 from pmwd_dist.pm.nbody import step_times
 from pmwd_dist.pm.solvers import BullFrog, FastPM, LeapFrog, SplitSolver
-from pmwd_dist.run.settings import Simulation
+from pmwd_dist.run.settings import SimulationSetup
 
 Table = Sequence[Sequence[Sequence[float]]]
 
@@ -75,7 +75,7 @@ _COMPENSATED = (((0.8, 0.8), (1.2, 2.1), (1.1, 9.5)), ((0.3, 0.3), (0.5, 0.9), (
 _CONVERGED = 5.0  # error of P(k) of a model that is converged [per cent]
 
 
-def expected_error(simulation: Simulation, times: Sequence[float]) -> tuple[float, float] | None:
+def expected_error(simulation: SimulationSetup, times: Sequence[float]) -> tuple[float, float] | None:
     """Error of P(k) at z = 0 [per cent] up to 1/4 and to 1/2 of the particles' Nyquist frequency.
 
     None where nothing was measured: meshes coarser than the particles, `sharpening`, other solvers.
@@ -99,7 +99,7 @@ def expected_error(simulation: Simulation, times: Sequence[float]) -> tuple[floa
     return float(error[0]), float(error[1])
 
 
-def accuracy_line(simulation: Simulation, times: Sequence[float]) -> str:
+def accuracy_line(simulation: SimulationSetup, times: Sequence[float]) -> str:
     """Description of the accuracy of P(k), with errors rounded up."""
     error = expected_error(simulation, times)
     if error is None:
@@ -111,14 +111,14 @@ def accuracy_line(simulation: Simulation, times: Sequence[float]) -> str:
     return f"P(k) at z = 0 right to about {' and '.join(parts)} h/Mpc{forces}; see docs/accuracy.md"
 
 
-def resolution_line(simulation: Simulation, compared: float | None) -> str:
+def resolution_line(simulation: SimulationSetup, compared: float | None) -> str:
     """Spacing of the particles, their Nyquist frequency and the largest wavenumber that a likelihood compares."""
     spacing = _spacing(simulation.config)
     scale = "" if compared is None else f"; the likelihood compares up to k = {compared:.2g} h/Mpc"
     return f"particles {spacing:.3g} Mpc/h apart, Nyquist frequency {math.pi / spacing:.2g} h/Mpc{scale}"
 
 
-def convergence_warning(simulation: Simulation, gravity: str, compared: float) -> str | None:
+def convergence_warning(simulation: SimulationSetup, gravity: str, compared: float) -> str | None:
     """Warning that a model has not converged at the largest wavenumber that a likelihood compares [h/Mpc].
 
     The lattice is good to half its Nyquist frequency; forces of an N-body model are limited by the mesh and by the
@@ -144,14 +144,14 @@ def convergence_warning(simulation: Simulation, gravity: str, compared: float) -
     )
 
 
-def growth_change(simulation: Simulation, times: Sequence[float]) -> float:
+def growth_change(simulation: SimulationSetup, times: Sequence[float]) -> float:
     """Change of P(k) of long waves by the time steps [per cent]; BullFrog's and FastPM's are exact there."""
     if not isinstance(simulation.solver, LeapFrog):
         return 0.0
     return 100 * (long_wave_growth(simulation.solver, growth_table(simulation.cosmo), times) ** 2 - 1)
 
 
-def growth_warning(simulation: Simulation, times: Sequence[float]) -> str | None:
+def growth_warning(simulation: SimulationSetup, times: Sequence[float]) -> str | None:
     """Warning that the time steps change P(k) of long waves by more than 2 %."""
     change = growth_change(simulation, times)
     if abs(change) < 2:

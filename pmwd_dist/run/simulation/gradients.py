@@ -17,7 +17,7 @@ from pmwd_dist.pm.modes import linear_modes, white_noise
 from pmwd_dist.pm.nbody import nbody
 from pmwd_dist.pm.paint import density
 from pmwd_dist.pm.status import Status
-from pmwd_dist.run.settings import Simulation
+from pmwd_dist.run.settings import SimulationSetup
 
 TOLERANCE = 1e-4
 _STEP = 1e-5  # of noise and parameters; the kinks of cloud-in-cell spoil differences over larger ones
@@ -49,7 +49,7 @@ class Comparison:
         return self.error <= TOLERANCE
 
 
-def compare_gradient(simulation: Simulation) -> list[Comparison]:
+def compare_gradient(simulation: SimulationSetup) -> list[Comparison]:
     """The gradient by a direction of the noise and by each parameter, against differences, in double precision.
 
     Raises:
@@ -59,7 +59,7 @@ def compare_gradient(simulation: Simulation) -> list[Comparison]:
         return list(_compare(simulation))
 
 
-def _compare(simulation: Simulation) -> Iterator[Comparison]:
+def _compare(simulation: SimulationSetup) -> Iterator[Comparison]:
     config = simulation.config
     noise, direction = (white_noise(jax.random.key(simulation.seed + i), config) for i in (0, 1))
     values = {field.name: float(getattr(simulation.cosmo, field.name)) for field in fields(Parameters)}

@@ -25,7 +25,7 @@ from pmwd_dist.pm.stepping.forward import Epoch
 from pmwd_dist.pm.stepping.host import Moved, Schedule
 from pmwd_dist.pm.stepping.step import at_rest
 from pmwd_dist.report.tables import Table
-from pmwd_dist.run.settings import Simulation
+from pmwd_dist.run.settings import SimulationSetup
 from pmwd_dist.run.settings.light_cone import LightCone, field_of_view
 from pmwd_dist.run.simulation.fields import Field, write_fields
 
@@ -137,7 +137,9 @@ def random_offsets(cone: FlatSkyLightCone, seed: int) -> np.ndarray:
     return shifts[repetition]
 
 
-def _lens(shells: Array, simulation: Simulation, sources: tuple[float, ...], see: dict[str, Any]) -> dict[str, Array]:
+def _lens(
+    shells: Array, simulation: SimulationSetup, sources: tuple[float, ...], see: dict[str, Any]
+) -> dict[str, Array]:
     """Maps of the convergence and, where it has harmonics, of the shear of all sources, on every device."""
     cone: Any = simulation.light_cone
     functions: dict[str, Any] = {"convergence": convergence}
@@ -153,7 +155,7 @@ def _lens(shells: Array, simulation: Simulation, sources: tuple[float, ...], see
     return jax.jit(lens, out_shardings=cone.config.decomposition.replicated)(shells)
 
 
-def _spectra(maps: Array, simulation: Simulation, sources: tuple[float, ...], side: float | None) -> Table:
+def _spectra(maps: Array, simulation: SimulationSetup, sources: tuple[float, ...], side: float | None) -> Table:
     """C_l of each map, its Gaussian scatter, and C_l of linear theory."""
     edges = simulation.light_cone.edges if simulation.light_cone else ()
 

@@ -21,7 +21,7 @@ from pmwd_dist.pm.particles import ExactParticles
 from pmwd_dist.pm.status import successful
 from pmwd_dist.pm.stepping import host
 from pmwd_dist.run.common import resources
-from pmwd_dist.run.settings import Simulation, SimulationSettings
+from pmwd_dist.run.settings import SimulationSettings, SimulationSetup
 from pmwd_dist.run.settings.light_cone import LightCone
 from pmwd_dist.run.simulation import light_cone
 from pmwd_dist.run.simulation.progress import initial_particles
@@ -29,7 +29,7 @@ from pmwd_dist.run.simulation.progress import initial_particles
 Stage = Literal["the initial conditions", "a step", "P(k)"]
 
 
-def run_memory(simulation: Simulation, times: Sequence[float], config: Config) -> dict[Stage, int]:
+def run_memory(simulation: SimulationSetup, times: Sequence[float], config: Config) -> dict[Stage, int]:
     """Memory of each device by stage of a run [bytes].
 
     Args:
@@ -44,7 +44,7 @@ def run_memory(simulation: Simulation, times: Sequence[float], config: Config) -
     }
 
 
-def initial_program(simulation: Simulation) -> Any:
+def initial_program(simulation: SimulationSetup) -> Any:
     """The compiled program of the initial conditions."""
     config = simulation.config
     table = _like(growth_table_to(config.lpt_order, simulation.cosmo))
@@ -53,7 +53,7 @@ def initial_program(simulation: Simulation) -> Any:
     return initial_particles.lower(key, table, power, config).compile()
 
 
-def step_program(simulation: Simulation, times: Sequence[float], config: Config) -> Any:
+def step_program(simulation: SimulationSetup, times: Sequence[float], config: Config) -> Any:
     """The compiled program of a step, with the light cone if there is one."""
     cone, done, vectors = simulation.light_cone, np.int32(0), vectors_like(config)
     table = growth_table_to(config.lpt_order, simulation.cosmo)

@@ -30,7 +30,7 @@ from pmwd_dist.pm.paint import density as painted
 from pmwd_dist.pm.particles import Particles
 from pmwd_dist.report.observables import draw_bispectrum, draw_cross, draw_pdf, draw_poles
 from pmwd_dist.report.tables import Table
-from pmwd_dist.run.settings import Simulation, SimulationSettings, observables
+from pmwd_dist.run.settings import SimulationSettings, SimulationSetup, observables
 from pmwd_dist.run.settings.simulation_sections import redshift_label
 
 POLES = (0, 2, 4)
@@ -50,7 +50,7 @@ class View:
       data: arrays of the files that the settings name.
     """
 
-    simulation: Simulation
+    simulation: SimulationSetup
     particles: Particles
     density: Array
     a: float
@@ -80,7 +80,7 @@ def wanted(settings: SimulationSettings) -> dict[str, Observable]:
     return {name: observable for name, observable in OBSERVABLES.items() if getattr(settings.observe, name)}
 
 
-def _modes(simulation: Simulation) -> Array:
+def _modes(simulation: SimulationSetup) -> Array:
     """The linear modes, made again from their seed: a run does not keep them."""
     noise = white_noise(jax.random.key(simulation.seed), simulation.config)
     return linear_modes(noise, simulation.cosmo, simulation.config, linear_power=simulation.table)
@@ -103,7 +103,7 @@ def _largest(k_max: float | None, config: Config) -> float:
     return 0.95 * min(math.pi / side for side in config.cell_size)
 
 
-def _power(simulation: Simulation) -> Callable[[Any], np.ndarray]:
+def _power(simulation: SimulationSetup) -> Callable[[Any], np.ndarray]:
     return lambda k: simulation.linear_power(np.asarray(k, float))
 
 

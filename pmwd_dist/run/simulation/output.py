@@ -28,7 +28,7 @@ from pmwd_dist.report.maps import draw_light_cone
 from pmwd_dist.report.observables import draw_table
 from pmwd_dist.report.tables import Table, read_table, write_table
 from pmwd_dist.run.common import manifest
-from pmwd_dist.run.settings.physics import Simulation
+from pmwd_dist.run.settings.physics import SimulationSetup
 from pmwd_dist.run.settings.simulation_sections import redshift_label
 from pmwd_dist.run.simulation import light_cone
 from pmwd_dist.run.simulation.fields import Field, write_fields
@@ -143,7 +143,7 @@ def redraw(folder: Path) -> list[Path]:
     return drawn
 
 
-def measure(density: Array, simulation: Simulation, z: float) -> figures.Spectrum:
+def measure(density: Array, simulation: SimulationSetup, z: float) -> figures.Spectrum:
     """Power spectrum of a density field of shape mesh_shape, and of linear theory."""
     spectrum = power_spectrum(density, simulation.config)
     k, power, modes = (np.asarray(x, float) for x in (spectrum.k, spectrum.power, spectrum.modes))

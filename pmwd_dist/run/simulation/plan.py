@@ -20,7 +20,7 @@ from pmwd_dist.run.common import resources
 from pmwd_dist.run.common.data_files import read_files
 from pmwd_dist.run.common.folder import Log
 from pmwd_dist.run.common.job import Control, Job, three
-from pmwd_dist.run.settings import SettingsError, Simulation, SimulationSettings, build, observables
+from pmwd_dist.run.settings import SettingsError, SimulationSettings, SimulationSetup, build, observables
 from pmwd_dist.run.settings.observables import MASK
 from pmwd_dist.run.settings.simulation_sections import redshift_label
 from pmwd_dist.run.settings.table import power_name
@@ -197,7 +197,7 @@ class SimulationJob(Job):
         run(self, log, control, checkpoint)
 
 
-def _read_masks(settings: SimulationSettings, simulation: Simulation) -> dict[str, np.ndarray]:
+def _read_masks(settings: SimulationSettings, simulation: SimulationSetup) -> dict[str, np.ndarray]:
     """Masks of observables, by their keys.
 
     Raises:

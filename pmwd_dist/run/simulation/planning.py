@@ -25,7 +25,7 @@ from pmwd_dist.parallel.decomposition import Decomposition
 from pmwd_dist.parallel.fft import spectrum_shape
 from pmwd_dist.pm.modes import power_nodes
 from pmwd_dist.pm.stepping.potential_cache import num_force_meshes, stored_potentials
-from pmwd_dist.run.settings import Simulation
+from pmwd_dist.run.settings import SimulationSetup
 from pmwd_dist.run.simulation.halo_width import MARGIN, halo_width
 
 Stage = Literal["initial", "step", "output", "gradient"]
@@ -160,7 +160,7 @@ def _transforms_seconds(cell: float, sent: float, pdims: tuple[int, int], gpu: G
     return _PACKING[len(transposes)] * local + 2 * exchange
 
 
-def linear_displacement(simulation: Simulation) -> float:
+def linear_displacement(simulation: SimulationSetup) -> float:
     """Largest displacement that linear theory lets expect at the end of a run [Mpc/h].
 
     The largest of as many normal numbers as there are independent cubes, with the variance of the displacement along an
