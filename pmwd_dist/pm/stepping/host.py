@@ -30,7 +30,7 @@ from pmwd_dist.pm.stepping.step import (
 from pmwd_dist.pm.stepping.step import begin as first_drift
 
 
-class Schedule(NamedTuple):
+class StepSchedule(NamedTuple):
     """All steps of a simulation.
 
     Args:
@@ -46,20 +46,20 @@ class Schedule(NamedTuple):
     table: GrowthTable
 
 
-def make_schedule(table: GrowthTable, times: Array, config: Config, solver: SplitSolver) -> Schedule:
+def make_schedule(table: GrowthTable, times: Array, config: Config, solver: SplitSolver) -> StepSchedule:
     """Steps between given scale factors, in the precision of these."""
     table = jax.tree.map(lambda x: x.astype(times.dtype), table)
     return _schedule(table, times, coefficients_of(solver, table, times), config)
 
 
 @partial(jax.jit, static_argnames="config")
-def _schedule(table: GrowthTable, times: Array, coefficients: Coefficients, config: Config) -> Schedule:
+def _schedule(table: GrowthTable, times: Array, coefficients: Coefficients, config: Config) -> StepSchedule:
     steps = all_steps(coefficients, config)
-    return Schedule(times, steps, jnp.pad(first_drifts(steps), (0, 1)), table)
+    return StepSchedule(times, steps, jnp.pad(first_drifts(steps), (0, 1)), table)
 
 
 @partial(jax.jit, static_argnames="config", donate_argnames="particles")
-def begin(particles: ExactParticles, status: Status, schedule: Schedule, done: ArrayLike, config: Config) -> Moved:
+def begin(particles: ExactParticles, status: Status, schedule: StepSchedule, done: ArrayLike, config: Config) -> Moved:
     """Take the drift at the start of the next step; donates the particles.
 
     Args:
@@ -72,7 +72,7 @@ def begin(particles: ExactParticles, status: Status, schedule: Schedule, done: A
     return first_drift(particles, schedule.drifts[done], unit_after(jnp.asarray(done), schedule.steps), status, config)
 
 
-def advance(moved: Moved, schedule: Schedule, done: ArrayLike, config: Config) -> Moved:
+def advance(moved: Moved, schedule: StepSchedule, done: ArrayLike, config: Config) -> Moved:
     """Kick and last drift of a step, and the first drift of the next one; donates the particles.
 
     A failed step leaves the particles as at its start, with a drift of 0. On several CPU devices the host must wait for
@@ -88,7 +88,7 @@ def advance(moved: Moved, schedule: Schedule, done: ArrayLike, config: Config) -
 
 
 @partial(jax.jit, static_argnames="config", donate_argnames="particles")
-def _advance(particles: ExactParticles, moved: Moved, schedule: Schedule, done: ArrayLike, config: Config) -> Moved:
+def _advance(particles: ExactParticles, moved: Moved, schedule: StepSchedule, done: ArrayLike, config: Config) -> Moved:
     now, following = Step(*(x[done] for x in schedule.steps)), schedule.drifts[jnp.asarray(done) + 1]
     return step(now, following, moved._replace(particles=particles), config)[0]
 
@@ -110,9 +110,9 @@ def status_at_end(moved: Moved, config: Config) -> Status:
 
 
 @jax.jit
-def observed(particles: ExactParticles, schedule: Schedule, done: ArrayLike) -> Particles:
+def observed(particles: ExactParticles, schedule: StepSchedule, done: ArrayLike) -> Particles:
     """Particles with momenta in Mpc/h, after a number of steps."""
     return particles.with_unit(unit_after(jnp.asarray(done), schedule.steps))
 
 
-__all__ = ["Moved", "Schedule", "advance", "begin", "halt", "make_schedule", "observed", "status_at_end"]
+__all__ = ["Moved", "StepSchedule", "advance", "begin", "halt", "make_schedule", "observed", "status_at_end"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 if TYPE_CHECKING:
     from pmwd_dist.run.common.job import Job
 
-Status = Literal["finished", "interrupted", "failed"]
+JobStatus = Literal["finished", "interrupted", "failed"]
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class Ended:
     """The run is over."""
 
     name: ClassVar = "end"
-    status: Status
+    status: JobStatus
     seconds: float
     peak_memory: int
 

@@ -16,7 +16,7 @@ from pmwd_dist._jax.native import native_available
 from pmwd_dist._memory import size
 from pmwd_dist.run.common import events
 from pmwd_dist.run.common.deadline import Clock, CompilationTime
-from pmwd_dist.run.common.events import Listener, Status
+from pmwd_dist.run.common.events import JobStatus, Listener
 from pmwd_dist.run.common.fingerprint import versions
 from pmwd_dist.run.common.folder import Log, hold_folder
 from pmwd_dist.run.common.resources import peak_memory
@@ -209,7 +209,7 @@ def execute(
         checkpoint = job.find_checkpoint() if resume else None
         log = Log(job.folder, listener)
         log(events.Started(job, resume))
-        status: Status = "failed"
+        status: JobStatus = "failed"
         try:
             job.work(log, Control(job.folder, stop, began, time_limit, compilation), checkpoint)
             status = "finished"

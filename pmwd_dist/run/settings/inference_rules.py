@@ -9,7 +9,7 @@ from typing import Any
 
 from pmwd_dist.infer.samplers.methods import NEEDS_BLACKJAX
 from pmwd_dist.infer.tuning.schedule import ENERGY_VARIANCE, STEP_BIAS
-from pmwd_dist.run.settings.inference_sections import BIASES, Data, Likelihood, Model, Priors, Sampler, Start
+from pmwd_dist.run.settings.inference_sections import BIASES, Data, LikelihoodSection, Model, Priors, Sampler, Start
 from pmwd_dist.run.settings.writing import toml_value
 
 
@@ -26,7 +26,7 @@ def find_problems(sections: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-def _of_likelihood(likelihood: Likelihood, given: Priors, data: Data) -> list[str]:
+def _of_likelihood(likelihood: LikelihoodSection, given: Priors, data: Data) -> list[str]:
     if likelihood.kind == "lensing":
         return _of_lensing(likelihood, given, data)
     problems: list[str] = []
@@ -52,7 +52,7 @@ def _of_likelihood(likelihood: Likelihood, given: Priors, data: Data) -> list[st
     return problems
 
 
-def _of_lensing(likelihood: Likelihood, given: Priors, data: Data) -> list[str]:
+def _of_lensing(likelihood: LikelihoodSection, given: Priors, data: Data) -> list[str]:
     problems: list[str] = []
     if likelihood.density is None:
         problems.append("likelihood.density: missing; add for example `density = 10.0` to [likelihood]")
@@ -69,7 +69,7 @@ def _of_lensing(likelihood: Likelihood, given: Priors, data: Data) -> list[str]:
     return problems
 
 
-def _of_light_cone(likelihood: Likelihood, model: Model, *, with_cone: bool) -> list[str]:
+def _of_light_cone(likelihood: LikelihoodSection, model: Model, *, with_cone: bool) -> list[str]:
     """Rules on lensing and light cones."""
     if likelihood.kind != "lensing":
         there = 'observe.light_cone: is of likelihood.kind = "lensing"; leave it out'
@@ -183,7 +183,7 @@ def _of_mesh(box: Any, model: Model) -> list[str]:
     return ["box.particles: linear gravity needs as many as cells; leave it out"]
 
 
-def _of_linear_theory(box: Any, likelihood: Likelihood, sampler: Sampler, start: Start) -> list[str]:
+def _of_linear_theory(box: Any, likelihood: LikelihoodSection, sampler: Sampler, start: Start) -> list[str]:
     """Problems of linear theory where data and noise have different modes."""
     if likelihood.kind != "lensing" and not _other_lattice(box):
         return []

@@ -129,7 +129,7 @@ def _positive_or_file(value: object) -> object:
     return float(value)
 
 
-class Likelihood(Section):
+class LikelihoodSection(Section):
     """The noise of the data."""
 
     kind: Literal["gaussian", "poisson", "lensing"] = about(

@@ -28,7 +28,7 @@ from pmwd_dist.pm.paint import halo_widths
 from pmwd_dist.pm.particles import ExactParticles
 from pmwd_dist.pm.status import Code, SimulationError, successful
 from pmwd_dist.pm.stepping import host
-from pmwd_dist.pm.stepping.host import Schedule
+from pmwd_dist.pm.stepping.host import StepSchedule
 from pmwd_dist.run.common import events, manifest
 from pmwd_dist.run.common.fingerprint import identity
 from pmwd_dist.run.common.folder import Log, check_identity, start_errors
@@ -122,7 +122,7 @@ def _dtype() -> np.dtype:
     return np.dtype(jnp.result_type(float))
 
 
-def _schedule(plan: SimulationJob) -> Schedule:
+def _schedule(plan: SimulationJob) -> StepSchedule:
     """The steps of the whole run."""
     simulation = plan.simulation
     table = growth_table_to(simulation.config.lpt_order, simulation.cosmo)

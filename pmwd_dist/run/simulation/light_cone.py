@@ -22,7 +22,7 @@ from pmwd_dist.pm.particles import ExactParticles
 from pmwd_dist.pm.status import Code, SimulationError
 from pmwd_dist.pm.stepping import host
 from pmwd_dist.pm.stepping.forward import Epoch
-from pmwd_dist.pm.stepping.host import Moved, Schedule
+from pmwd_dist.pm.stepping.host import Moved, StepSchedule
 from pmwd_dist.pm.stepping.step import at_rest
 from pmwd_dist.report.tables import Table
 from pmwd_dist.run.settings import SimulationSetup
@@ -58,7 +58,7 @@ def advance_and_see(
     particles: ExactParticles,
     shells: Array,
     motion: Moved,
-    schedule: Schedule,
+    schedule: StepSchedule,
     done: Any,
     cone: LightCone,
     config: Config,

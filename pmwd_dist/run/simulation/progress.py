@@ -17,7 +17,7 @@ from pmwd_dist.pm.modes import colour, white_noise
 from pmwd_dist.pm.particles import ExactParticles, exact
 from pmwd_dist.pm.status import Code, Status
 from pmwd_dist.pm.stepping import host
-from pmwd_dist.pm.stepping.host import Moved, Schedule
+from pmwd_dist.pm.stepping.host import Moved, StepSchedule
 from pmwd_dist.run.settings.light_cone import LightCone
 from pmwd_dist.run.simulation import light_cone
 
@@ -55,7 +55,7 @@ class Progress:
     config: Config
     position: ExactParticles | Moved
     status: Status
-    schedule: Schedule
+    schedule: StepSchedule
     step: int
     shells: Array | None = None
 
