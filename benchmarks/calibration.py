@@ -7,7 +7,7 @@ Files of other seeds are joined with those of the same label.
 
 Each mock has parameters, modes and noise of its own, from the prior; its chain begins at an independent draw, with a
 tuning and an adaptation of its own. Ranks of sigma8, Omega_m, b1, of the white noise in one cell and of the log
-density, which sees a bias of the sampler. All mocks are one batch. The figures are in docs/inference.md.
+density, which sees a bias of the sampler. All mocks are one batch. The figures are in docs/explanation/inference.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python -m benchmarks.preconditioning --mesh 16 --precondition none,conditional
 
 Galaxies of second-order LPT in redshift space at a = 0.5, cells of 10 Mpc/h, Gaussian noise of 0.5 in a cell; sigma8,
-Omega_m, b1 and the noise are sampled. The figures are in docs/inference.md.
+Omega_m, b1 and the noise are sampled. The figures are in docs/explanation/inference.md.
 """
 
 from __future__ import annotations

@@ -33,7 +33,8 @@ class Config:
         lattice must be n, 1/n or 3/2 to 1 along each axis.
       a_start, a_stop: first and last scale factor of the evolution.
       steps: number of time steps, uniform in the growth factor.
-      lpt_order: order of the initial conditions, 1 (Zel'dovich), 2 or 3 (docs/accuracy.md). Config files default to 3.
+      lpt_order: order of the initial conditions, 1 (Zel'dovich), 2 or 3 (docs/explanation/accuracy.md). Config files
+        default to 3.
       decomposition: division over devices, or its pdims; default: all devices of the program.
       halo: cells per side that a displacement may reach over a block's edge; "auto" chooses at each step
         the smallest of a few widths that holds the largest displacement.
@@ -41,10 +42,10 @@ class Config:
         deconvolved) or "spectral".
       sharpening: (alpha, k_low, k_high) of a factor 1 + alpha exp(-(k_low/k)^2 - (k/k_high)^4) on the potential, with
         k [h/Mpc]. It restores force on scales near the spacing of the particles. "auto" takes the values calibrated
-        for 2 Mpc/h between particles (docs/accuracy.md); default: none.
+        for 2 Mpc/h between particles (docs/explanation/accuracy.md); default: none.
       compensated: whether the Green's function corrects the force for finite differences and aliases, up to half the
-        mesh's Nyquist frequency (docs/accuracy.md). The differences are always corrected where mesh and lattice are
-        3 to 2.
+        mesh's Nyquist frequency (docs/explanation/accuracy.md). The differences are always corrected where mesh and
+        lattice are 3 to 2.
 
     Raises:
       ValueError: an argument is out of its range, or a shape doesn't divide over the devices.

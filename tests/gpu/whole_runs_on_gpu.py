@@ -96,7 +96,7 @@ def gradients(device: Any, noise: np.ndarray, dtype: Any) -> tuple[np.ndarray, .
 
 
 def check_gradients(n: int) -> list[str]:
-    """Double precision to 1e-12 of a CPU's; single precision as docs/derivatives.md says: to 1e-2, usually 1e-4."""
+    """Double precision to 1e-12 of a CPU's; single precision to 1e-2, usually 1e-4."""
     noise = np.random.default_rng(0).standard_normal((n, n, n))
     expected, lines = gradients(CPU, noise, np.float64), []
     for dtype, bound in ((np.float64, 1e-12), (np.float32, 1e-2)):

@@ -1,4 +1,4 @@
-"""Plans for GPUs that are not here: what fits, and the tables of docs/planning.md."""
+"""Plans for GPUs that are not here: what fits, and the tables of docs/howto/planning.md."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ _Prior = Annotated[PriorTable | None, BeforeValidator(_prior)]
 
 
 def _prior_of(what: str, example: str) -> Any:
-    return about(f"of {what}", None, Raw(example))
+    return about(f"prior of {what}", None, Raw(example))
 
 
 class Data(Section):

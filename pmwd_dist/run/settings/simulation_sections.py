@@ -152,7 +152,7 @@ class Force(Section):
     )
     compensated: bool = about(
         "make up for what finite differences and aliases take from the force of waves up to half the mesh's Nyquist "
-        "frequency; docs/accuracy.md says what P(k) gains or loses",
+        "frequency; docs/explanation/accuracy.md says what P(k) gains or loses",
         False,
     )
 

@@ -1,6 +1,6 @@
 """Expected error of P(k) at z = 0 of a configuration, from measured tables.
 
-The tables come from `benchmarks/accuracy.py`; docs/accuracy.md explains them.
+The tables come from `benchmarks/accuracy.py`; docs/explanation/accuracy.md explains them.
 """
 
 from __future__ import annotations
@@ -103,12 +103,12 @@ def accuracy_line(simulation: SimulationSetup, times: Sequence[float]) -> str:
     """Description of the accuracy of P(k), with errors rounded up."""
     error = expected_error(simulation, times)
     if error is None:
-        return "P(k) not measured for this mesh or solver; see docs/accuracy.md"
+        return "P(k) not measured for this mesh or solver; see docs/explanation/accuracy.md"
     spacing = _spacing(simulation.config)
     parts = [f"{_round_up(e)} % to k = {f * math.pi / spacing:.2g}" for e, f in zip(error, (0.25, 0.5), strict=True)]
     linear = f"; linear waves feel the true force to k = {math.pi / spacing / 2:.2g} h/Mpc"
     forces = linear if simulation.config.compensated else ""
-    return f"P(k) at z = 0 right to about {' and '.join(parts)} h/Mpc{forces}; see docs/accuracy.md"
+    return f"P(k) at z = 0 right to about {' and '.join(parts)} h/Mpc{forces}; see docs/explanation/accuracy.md"
 
 
 def resolution_line(simulation: SimulationSetup, compared: float | None) -> str:

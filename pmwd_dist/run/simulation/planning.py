@@ -4,8 +4,8 @@ Memory is counted in arrays of single precision that a stage holds at once. The 
 
   particles * (kick, drifts, paint) + cells * (transforms, Green's function) + padded cells * (gradient, sums) + links
 
-with each GPU's bandwidth of a copy. docs/planning.md compares both with measurements. The network between machines is
-an assumption.
+with each GPU's bandwidth of a copy. docs/howto/planning.md compares both with measurements. The network between
+machines is an assumption.
 """
 
 from __future__ import annotations
