@@ -14,7 +14,7 @@ import pmwd_dist as pmd
 from pmwd_dist._memory import bytes_of
 from pmwd_dist.run.simulation.planning import GPUS, Division, divisions, enough_devices, largest_mesh, on_devices
 
-PAGE = (Path(__file__).parents[2] / "docs" / "planning.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "planning.md").read_text(encoding="utf-8")
 
 
 def config_of(n: int, mesh: int | None = None, lpt: int = 2, halo: Any = "auto") -> pmd.Config:
