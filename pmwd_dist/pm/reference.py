@@ -33,7 +33,7 @@ def wavevectors(config: Config, *, odd: bool = False) -> list[Array]:
 
 
 def inverse_laplacian(modes: Complex[Array, "nx ny nk"], config: Config) -> Complex[Array, "nx ny nk"]:
-    """Modes of a potential from its Laplacian: -delta(k) / k^2, and 0 at k = 0."""
+    """Modes of a potential from those of its Laplacian, times -1 / k^2; 0 at k = 0. `pm.fourier` has +1 / k^2."""
     k2 = sum(ki**2 for ki in wavevectors(config))
     return -modes / jnp.where(k2 > 0, k2, jnp.inf)
 
@@ -85,8 +85,8 @@ def density(disp: Float[Array, "nx ny nz 3"], config: Config) -> Float[Array, "n
 def acceleration(disp: Float[Array, "nx ny nz 3"], config: Config) -> Float[Array, "nx ny nz 3"]:
     """-grad phi at the particles, laplacian phi = delta.
 
-    Both cloud-in-cell windows, prod_i sinc^2(k_i h_i / 2), are deconvolved; the gradient is
-    (8 (f(x + h) - f(x - h)) - (f(x + 2h) - f(x - 2h))) / 12 h (Hockney & Eastwood 1988).
+    Two windows, prod_i (sin(x_i) / x_i)^2 with x_i = k_i h_i / 2 for painting and for reading, are deconvolved. A
+    component of grad f is (8 (f(x + h) - f(x - h)) - (f(x + 2h) - f(x - 2h))) / 12 h (Hockney & Eastwood 1988).
     """
     cell = config.cell_size
     window = math.prod(jnp.sinc(k * h / (2 * jnp.pi)) ** 2 for k, h in zip(wavevectors(config), cell, strict=True))

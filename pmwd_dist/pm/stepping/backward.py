@@ -79,7 +79,7 @@ def evolve_vjp(
     start = kicked, ct, jax.tree.map(jnp.zeros_like, floating)
     (particles, *sums), (by_coefficient, by_start, by_end) = _loops(body, start, *left)
     by_time = jnp.pad(by_start, (0, 1)) + jnp.pad(by_end, (1, 0))
-    at = (times[0], particles.with_unit(steps.before[0]), floating)
+    at = (times[0], particles.with_unit(steps.unit0[0]), floating)
     by_time0, ct, ct_args = _with_saved_at_start(pull, at, saves, cotangents.saved, sums)
     ct = ExactParticles(*jax.tree.leaves(ct))
     return particles, Inputs(ct, by_coefficient, by_time.at[0].add(by_time0), eqx.combine(ct_args, others))
@@ -114,7 +114,7 @@ def _from_the_end(
         kicked, ct, part = _cached_steps_vjp(at_last, ct, cached_xs, outcome.potentials, config)
         parts = [(part, *(jnp.zeros_like(x[first:]) for x in (starts, ends)))]
         return kicked, ct, (jax.tree.map(lambda x: x[:first], xs), (), parts)
-    final = drifted(at_last.with_unit(steps.after[-1]), -steps.last[-1], config)
+    final = drifted(at_last.with_unit(steps.unit1[-1]), -steps.last[-1], config)
     return ExactParticles(final.disp, at_last.momenta), ct, (xs, outcome.potentials, [])
 
 
@@ -167,7 +167,7 @@ def _cached_steps_vjp(
     steps, _, good, _ = xs
     q = resolution(config, at_end.disp.dtype)
     nothing, one = jnp.zeros_like(steps.kick[-1]), jnp.ones_like(steps.kick[-1])
-    drift_at_end = UndoDrift(nothing, one, steps.after[-1], nothing, -steps.last[-1] / q, nothing)
+    drift_at_end = UndoDrift(nothing, one, steps.unit1[-1], nothing, -steps.last[-1] / q, nothing)
 
     def body(pending: Pending, xs: tuple[Step, Array, Array, Array]) -> tuple[Pending, Array]:
         step, last_before, good, slot = xs
@@ -233,13 +233,13 @@ def _step_vjp(
 
 def _reversal(step: Step, last_before: Array, good: Array, q: float) -> tuple[UndoKick, UndoDrift]:
     """Coefficients to reverse the kick of a step, its first drift, and the last drift of the step before."""
-    weight, took = step.kick * step.after, good.astype(step.kick.dtype)
-    undo = UndoKick(step.kick, step.after, step.before, step.last, weight, took)
-    scale = step.after / step.before
-    return undo, UndoDrift(weight, scale, step.before, -step.first / q, -last_before / q, took)
+    weight, took = step.kick * step.unit1, good.astype(step.kick.dtype)
+    undo = UndoKick(step.kick, step.unit1, step.unit0, step.last, weight, took)
+    scale = step.unit1 / step.unit0
+    return undo, UndoDrift(weight, scale, step.unit0, -step.first / q, -last_before / q, took)
 
 
 def _by_coefficient(step: Step, good: Array, kick: Array, scale: Array, after: Array, before: Array) -> Coefficients:
     """Cotangents of the coefficients of a step, from the sums of `gravity_vjp.step_vjp`."""
-    log_scale = math.log(2) * step.after / step.before * scale
+    log_scale = math.log(2) * step.unit1 / step.unit0 * scale
     return Coefficients(*(jnp.where(good, x, 0) for x in (before, kick, log_scale, after)))

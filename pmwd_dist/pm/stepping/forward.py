@@ -20,7 +20,7 @@ from pmwd_dist.pm.solvers import Coefficients
 from pmwd_dist.pm.status import Code, Status, successful
 from pmwd_dist.pm.stepping import potential_cache
 from pmwd_dist.pm.stepping.potential_cache import Entry
-from pmwd_dist.pm.stepping.step import Moved, all_steps, at_rest, begin, ended, first_drifts, step
+from pmwd_dist.pm.stepping.step import Moved, all_steps, at_step_end, begin, ended, first_drifts, step
 
 
 @dataclass(frozen=True)
@@ -114,14 +114,14 @@ def evolve(
 
         def updated(save: Save, saved: Any, wanted: Array, index: Array) -> Any:
             def put(saved: Any, a: Array, after: Moved, args: Any, good: Array) -> Any:
-                values = save.function(a, at_rest(after, config), args)
+                values = save.function(a, at_step_end(after, config), args)
                 return jax.tree.map(lambda old, x: old.at[index].set(jnp.where(good, x, old[index])), saved, values)
 
             return jax.lax.cond(wanted, put, lambda saved, *_: saved, saved, a, after, inputs.args, good)
 
         saved = tuple(updated(save, x, *when) for save, x, when in zip(saves, saved, saving, strict=True))
         if accumulate is not None:
-            ends = Epoch(a0, at_rest(before, config)), Epoch(a, at_rest(after, config))
+            ends = Epoch(a0, at_step_end(before, config)), Epoch(a, at_step_end(after, config))
             values = accumulate(*ends, inputs.args)
             accumulated = jax.tree.map(lambda old, x: old + jnp.where(good, x, 0), accumulated, values)
         return (after, saved, accumulated, potentials), None
@@ -142,9 +142,9 @@ def _begin(
     particles, times, number = inputs.particles, inputs.times, len(inputs.times) - 1
     steps = all_steps(inputs.coefficients, config)
     drifts = first_drifts(steps)
-    at_start = particles.with_unit(steps.before[0])
+    at_start = particles.with_unit(steps.unit0[0])
     saved = tuple(_buffers(save, inputs, at_start) for save in saves)
-    moved = begin(particles, drifts[0], steps.before[0], successful(particles.disp.dtype), config)
+    moved = begin(particles, drifts[0], steps.unit0[0], successful(particles.disp.dtype), config)
     scalars = jax.tree.map(lambda x: unify_varying(x, particles.disp)[0], (moved.drift, moved.unit, moved.status))
     moved = moved._replace(drift=scalars[0], unit=scalars[1], status=scalars[2])
     zero, cache = _zero(accumulate, inputs, at_start), potential_cache.empty(stored, moved.particles.disp, config)

@@ -20,7 +20,7 @@ from pmwd_dist.pm.stepping.step import (
     Moved,
     Step,
     all_steps,
-    at_rest,
+    at_step_end,
     coefficients_of,
     ended,
     first_drifts,
@@ -100,7 +100,7 @@ def halt(moved: Moved, config: Config) -> ExactParticles:
 
 @partial(jax.jit, static_argnames="config", donate_argnames="particles")
 def _halt(particles: ExactParticles, moved: Moved, config: Config) -> ExactParticles:
-    return ExactParticles(at_rest(moved._replace(particles=particles), config).disp, particles.momenta)
+    return ExactParticles(at_step_end(moved._replace(particles=particles), config).disp, particles.momenta)
 
 
 @partial(jax.jit, static_argnames="config")

@@ -36,19 +36,19 @@ _LARGEST_LOG = 4.0
 class Step(NamedTuple):
     """Coefficients of a step, on the grids of the particles.
 
-    disp += first * vel;  vel = (vel / before + kick * acceleration) * after;  disp += last * vel
+    disp += first * vel;  vel = (vel / unit0 + kick * acceleration) * unit1;  disp += last * vel
 
     Args:
-      first, last: drifts [1 / momentum].
+      first, last: drifts, without a unit.
       kick: kick, in the unit of the momenta at the end of the step.
-      before, after: unit of the momenta at the start and at the end of the step [Mpc/h].
+      unit0, unit1: units of the integer momenta at the start and at the end of the step [Mpc/h].
     """
 
     first: Array
     kick: Array
     last: Array
-    before: Array
-    after: Array
+    unit0: Array
+    unit1: Array
 
 
 class Moved(NamedTuple):
@@ -91,7 +91,7 @@ def all_steps(coefficients: Coefficients, config: Config) -> Step:
 
 def unit_after(taken: Array, steps: Step) -> Array:
     """Unit of the momenta after a number of steps [Mpc/h]."""
-    return jnp.concatenate([steps.before[:1], steps.after])[taken]
+    return jnp.concatenate([steps.unit0[:1], steps.unit1])[taken]
 
 
 def first_drifts(step: Step) -> Array:
@@ -134,14 +134,14 @@ def step(
     failed = moved.status.code != Code.SUCCESSFUL
     now = Step(*(jnp.where(failed, 0, x) for x in now[:3]), *(jnp.where(failed, moved.unit, x) for x in now[3:]))
     q, dtype = resolution(config, moved.particles.disp.dtype), moved.particles.disp.dtype
-    grid = largest(config, dtype) / min(config.cell_size)
-    code = failure(moved.max_displacement, halo_limit(config), grid, _finite(now))
+    largest_on_grid = largest(config, dtype) / min(config.cell_size)
+    code = failure(moved.max_displacement, halo_limit(config), largest_on_grid, _finite(now))
     code = jnp.where(failed, moved.status.code, code)
     good = code == Code.SUCCESSFUL
     coefficients = KickDrift(
         kick=jnp.where(good, now.kick, 0),
-        inverse=1 / now.before,
-        after=jnp.where(good, now.after, now.before),
+        inverse=1 / now.unit0,
+        after=jnp.where(good, now.unit1, now.unit0),
         last=jnp.where(good, now.last, -first_drifts(now)) / q,
         first=jnp.where(good, following, 0) / q,
         good=good.astype(now.kick.dtype),
@@ -155,7 +155,7 @@ def step(
         max_displacement=jnp.maximum(moved.status.max_displacement, moved.max_displacement),
         halo=jnp.full_like(max_displacement, halo_limit(config)),
     )
-    unit = jnp.where(good, now.after, now.before)
+    unit = jnp.where(good, now.unit1, now.unit0)
     return Moved(particles, jnp.where(good, following, 0), unit, max_displacement, status), cache
 
 
@@ -188,7 +188,7 @@ def _kick_and_drift_block(
     return disp, momenta, most, potential_cache.updated(entry, meshes)
 
 
-def at_rest(moved: Moved, config: Config) -> Particles:
+def at_step_end(moved: Moved, config: Config) -> Particles:
     """Particles at the end of the last step, by exact reversal of the drift since."""
     return drifted(moved.particles.with_unit(moved.unit), -moved.drift, config)
 
@@ -209,8 +209,8 @@ def ended(status: Status, max_displacement: Array, momenta_in_range: Array, conf
       momenta_in_range: whether all momenta are in the range of the integers.
       config: the simulation.
     """
-    grid = largest(config, max_displacement.dtype) / min(config.cell_size)
-    code = failure(max_displacement, jnp.inf, grid)  # no force follows: any halo will do
+    largest_on_grid = largest(config, max_displacement.dtype) / min(config.cell_size)
+    code = failure(max_displacement, jnp.inf, largest_on_grid)  # no force follows: any halo will do
     code = jnp.where((code == Code.SUCCESSFUL) & ~momenta_in_range, Code.TOO_FAST, code).astype(jnp.int32)
     failed = (status.code == Code.SUCCESSFUL) & (code != Code.SUCCESSFUL)
     seen = jnp.where(failed, max_displacement, status.max_displacement)
@@ -219,7 +219,7 @@ def ended(status: Status, max_displacement: Array, momenta_in_range: Array, conf
 
 def at_end(kicked: ExactParticles, step: Step, config: Config) -> Particles:
     """Particles at the end of a step, from the particles after its kick."""
-    return drifted(kicked.with_unit(step.after), step.last, config)
+    return drifted(kicked.with_unit(step.unit1), step.last, config)
 
 
 def at_start(kicked: ExactParticles, step: Step, good: Array, config: Config) -> Particles:
@@ -229,9 +229,9 @@ def at_start(kicked: ExactParticles, step: Step, good: Array, config: Config) ->
     """
     force, _ = acceleration(jnp.where(good, kicked.disp, 0), config)
     kick = step.kick * force
-    vel = (momentum(kicked.momenta, step.after) / step.after - kick) * step.before
+    vel = (momentum(kicked.momenta, step.unit1) / step.unit1 - kick) * step.unit0
     momenta = pack(count(kicked.momenta) - rounded(kick)[0], vel)
-    return drifted(ExactParticles(kicked.disp, momenta).with_unit(step.before), -step.first, config)
+    return drifted(ExactParticles(kicked.disp, momenta).with_unit(step.unit0), -step.first, config)
 
 
 def _finite(step: Step) -> Array:

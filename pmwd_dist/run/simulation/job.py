@@ -108,7 +108,7 @@ def _restore(plan: SimulationJob, log: Log, path: Path, content: dict[str, Any])
 def _choose_halo(plan: SimulationJob, progress: Progress, log: Log) -> None:
     """Choose the width of the halo for the steps to come."""
     if is_automatic(plan.simulation.config):
-        now, a = largest_displacement(progress.at_rest().disp, progress.config), plan.times[progress.step]
+        now, a = largest_displacement(progress.at_step_end().disp, progress.config), plan.times[progress.step]
         _set_halo(plan, progress, expected_displacement(now, a, progress.schedule.table, progress.config), log)
 
 
@@ -186,11 +186,11 @@ def _output_if_due(plan: SimulationJob, progress: Progress, log: Log) -> None:
         began = time.perf_counter()
         z = plan.outputs[progress.step]
         if is_automatic(plan.simulation.config):
-            displacement = largest_displacement(progress.at_rest().disp, progress.config)
+            displacement = largest_displacement(progress.at_step_end().disp, progress.config)
             if halo_width(displacement, progress.config) > int(progress.config.halo):
                 _set_halo(plan, progress, displacement, log)
         simulation = replace(plan.simulation, config=progress.config)
-        rest, done = progress.at_rest(), np.int32(progress.step)
+        rest, done = progress.at_step_end(), np.int32(progress.step)
         moving = partial(host.observed, rest, progress.schedule, done)
         a = plan.times[progress.step]
         files = write_output(replace(plan, simulation=simulation), rest, moving, a, z)
@@ -203,7 +203,7 @@ def _output_if_due(plan: SimulationJob, progress: Progress, log: Log) -> None:
 
 def _checkpoint(plan: SimulationJob, progress: Progress, log: Log) -> None:
     began = time.perf_counter()
-    particles = progress.at_rest()
+    particles = progress.at_step_end()
     tree: dict[str, Any] = {
         "disp": particles.disp,
         "momenta": jax.jit(count)(particles.momenta),
@@ -231,7 +231,7 @@ def _keep_checkpoint(plan: SimulationJob, kept: Path | None) -> None:
 
 def _checkpoint_after_failure(plan: SimulationJob, progress: Progress, log: Log) -> None:
     """Write a checkpoint if any step is done and its particles are finite; warn if it can't be written."""
-    if progress.step == 0 or not progress.has_particles() or not bool(jnp.isfinite(progress.at_rest().disp).all()):
+    if progress.step == 0 or not progress.has_particles() or not bool(jnp.isfinite(progress.at_step_end().disp).all()):
         return
     try:
         _checkpoint(plan, progress, log)

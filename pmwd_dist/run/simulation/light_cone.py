@@ -23,7 +23,7 @@ from pmwd_dist.pm.status import Code, SimulationError
 from pmwd_dist.pm.stepping import host
 from pmwd_dist.pm.stepping.forward import Epoch
 from pmwd_dist.pm.stepping.host import Moved, StepSchedule
-from pmwd_dist.pm.stepping.step import at_rest
+from pmwd_dist.pm.stepping.step import at_step_end
 from pmwd_dist.report.tables import Table
 from pmwd_dist.run.settings import SimulationSetup
 from pmwd_dist.run.settings.light_cone import LightCone, field_of_view
@@ -78,7 +78,7 @@ def advance_and_see(
     """
     before = motion._replace(particles=particles)
     after = host.advance(before, schedule, done, config)
-    start, end = (Epoch(schedule.times[done + i], at_rest(m, config)) for i, m in enumerate((before, after)))
+    start, end = (Epoch(schedule.times[done + i], at_step_end(m, config)) for i, m in enumerate((before, after)))
     seen = cone(start, end, schedule.table)
     shells = shells + jnp.where(after.status.code == Code.SUCCESSFUL, seen, 0)
     sharding: Any = shells_like(cone).sharding

@@ -59,7 +59,7 @@ class Progress:
     step: int
     shells: Array | None = None
 
-    def at_rest(self) -> ExactParticles:
+    def at_step_end(self) -> ExactParticles:
         """The particles at the end of the step: the drift of the next one is reversed."""
         if isinstance(self.position, Moved):
             self.position = host.halt(self.position, self.config)
