@@ -31,9 +31,9 @@ from pmwd_dist.pm.time_steps import is_sub
 class ReversibleAdjoint(diffrax.AbstractAdjoint):
     """Differentiates a drift-kick-drift solver by exact reversal of its steps, at the memory of one step.
 
-    The default of `nbody` for BullFrog, FastPM and LeapFrog, in all modes of differentiation. Earlier states are
-    computed from the last one, bit by bit (compare Levesque & Verlet 1993). With `diffrax.diffeqsolve` it takes steps
-    forwards in time by `diffrax.StepTo`, and saves at the start and at the end.
+    The default of `nbody` for these solvers, in all modes of differentiation. Earlier states are computed from the last
+    one, bit by bit (compare Levesque & Verlet 1993). With `diffrax.diffeqsolve` it takes steps forwards in time by
+    `diffrax.StepTo`, and saves at the start and at the end.
 
     Args:
       stored_potentials: number of last steps whose potentials a gradient stores, instead of a second paint and Poisson
@@ -67,7 +67,9 @@ class ReversibleAdjoint(diffrax.AbstractAdjoint):
           ValueError: an event, a saveat with times, steps or dense output, or a solver state.
         """
         if not isinstance(solver, SplitSolver) or not isinstance(stepsize_controller, diffrax.StepTo):
-            raise TypeError("ReversibleAdjoint needs BullFrog, FastPM or LeapFrog, and diffrax.StepTo for the steps")
+            raise TypeError(
+                "ReversibleAdjoint needs a drift-kick-drift solver, as BullFrog(), and diffrax.StepTo for the steps"
+            )
         subs, treedef = jax.tree.flatten(saveat.subs, is_leaf=is_sub)
         if event is not None or saveat.dense or any(sub.steps or sub.ts is not None for sub in subs):
             raise ValueError(

@@ -74,7 +74,7 @@ def nbody(
       cosmo: cosmology, or its `growth_table`.
       config: the simulation.
       solver: BullFrog() (default), FastPM(), LeapFrog(), their names, or any diffrax solver, such as diffrax.Tsit5().
-      adjoint: method of differentiation. Default for BullFrog, FastPM and LeapFrog with default or given steps:
+      adjoint: method of differentiation. Default for drift-kick-drift solvers with default or given steps:
         ReversibleAdjoint(), exact at the memory of one step, in all modes. Otherwise:
         diffrax.RecursiveCheckpointAdjoint() for gradients, diffrax.ForwardMode() for jvp of any order,
         diffrax.DirectAdjoint() for all modes.
@@ -120,7 +120,7 @@ def nbody(
         snapshots, saved_times = (None, None) if saveat is None else map(treedef.unflatten, (saved, saved_at))
         return Solution(final, snapshots, saved_times, None if accumulate is None else total, status)
     if accumulate is not None:
-        constraint = "needs BullFrog, FastPM or LeapFrog, their fixed steps and the reversible adjoint"
+        constraint = "needs a drift-kick-drift solver, its fixed steps and the reversible adjoint"
         remedy = "leave out solver, adjoint, stepsize_controller and SaveAt(steps=True)"
         raise ArgumentError("accumulate", accumulate, constraint, remedy, show_value=False)
     if stepsize_controller is None:

@@ -92,7 +92,7 @@ def test_particles_of_two_precisions_are_in_the_wider_one() -> None:
         (lambda: pmd.nbody(particles(), COSMO, CONFIG, solver=pmd.FastPM), r"solver=.* must be a solver; use BullFrog"),
         (
             lambda: pmd.nbody(particles(), COSMO, CONFIG, adjoint=diffrax.DirectAdjoint(), accumulate=lambda *_: 0.0),
-            "accumulate needs BullFrog, FastPM or LeapFrog, .* leave out solver, adjoint",
+            "accumulate needs a drift-kick-drift solver, .* leave out solver, adjoint",
         ),
         (lambda: pmd.nbody(particles(), COSMO, CONFIG, saveat=[1.0, 0.5]), r"saveat=\[1.0, 0.5\] must rise; sort"),
         (lambda: pmd.nbody(particles(), COSMO, CONFIG, saveat=[]), r"saveat=\[\] must be one scale factor or more"),

@@ -80,7 +80,7 @@ class EndpointInterpolation(diffrax.LocalLinearInterpolation):
 
 
 class SplitSolver(diffrax.AbstractSolver[Any]):
-    """Base of the drift-kick-drift solvers, which differ in `coefficients` only.
+    """Base of the drift-kick-drift solvers, which differ in `coefficients` and accuracy only.
 
     `nbody` takes their steps with integer momenta (`stepping.step`), which are exactly reversible (Levesque & Verlet
     1993). In `diffrax.diffeqsolve` with an adjoint of diffrax, steps are in floating-point numbers. A failed step
@@ -89,6 +89,7 @@ class SplitSolver(diffrax.AbstractSolver[Any]):
 
     term_structure: ClassVar = ParticleMesh
     interpolation_cls: ClassVar[Callable[..., EndpointInterpolation]] = EndpointInterpolation
+    exact_linear_growth: ClassVar[bool] = False  # whether long waves grow as in linear theory, at any number of steps
 
     @abc.abstractmethod
     def coefficients(self, table: GrowthTable, lower: Array, upper: Array) -> Coefficients:

@@ -12,6 +12,8 @@ from pmwd_dist.pm.solvers.base import Coefficients, SplitSolver
 class BullFrog(SplitSolver):
     """Steps in growth time with 2LPT-consistent kicks (Rampf, List & Hahn 2024, arXiv:2409.19049)."""
 
+    exact_linear_growth = True
+
     def coefficients(self, table: GrowthTable, lower: Array, upper: Array) -> Coefficients:
         """Kick v1 = alpha v0 + (1 - alpha) / D acceleration, with v = dx/dD1 and D at the half step.
 

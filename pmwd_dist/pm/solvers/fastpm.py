@@ -12,6 +12,8 @@ from pmwd_dist.pm.solvers.base import Coefficients, SplitSolver
 class FastPM(SplitSolver):
     """Steps in growth time with Zel'dovich-consistent kicks (Feng et al. 2016, as in Rampf, List & Hahn 2024)."""
 
+    exact_linear_growth = True
+
     def coefficients(self, table: GrowthTable, lower: Array, upper: Array) -> Coefficients:
         """Kick vel1 = vel0 + (F1 - F0) / D acceleration, with F = vel / (dx/dD1) and D at the half step."""
         ends = jnp.stack([lower, upper])

@@ -94,7 +94,7 @@ def expected_error(simulation: SimulationSetup, times: Sequence[float]) -> tuple
         error = error + _at(_SPECTRAL[fine : fine + 1], (1,), 1, config)
     if config.compensated:
         error = error + _at(_COMPENSATED[fine : fine + 1], (1,), 1, config)
-    if isinstance(solver, LeapFrog):
+    if not solver.exact_linear_growth:
         error = error + abs(growth_change(simulation, times))
     return float(error[0]), float(error[1])
 
@@ -145,8 +145,8 @@ def convergence_warning(simulation: SimulationSetup, gravity: str, compared: flo
 
 
 def growth_change(simulation: SimulationSetup, times: Sequence[float]) -> float:
-    """Change of P(k) of long waves by the time steps [per cent]; BullFrog's and FastPM's are exact there."""
-    if not isinstance(simulation.solver, LeapFrog):
+    """Change of P(k) of long waves by the time steps [per cent]."""
+    if simulation.solver.exact_linear_growth:
         return 0.0
     return 100 * (long_wave_growth(simulation.solver, growth_table(simulation.cosmo), times) ** 2 - 1)
 
@@ -156,8 +156,9 @@ def growth_warning(simulation: SimulationSetup, times: Sequence[float]) -> str |
     change = growth_change(simulation, times)
     if abs(change) < 2:
         return None
+    steps = f"{len(times) - 1} steps of {type(simulation.solver).__name__} from a = {times[0]:g}"
     return (
-        f"{len(times) - 1} steps of leapfrog from a = {times[0]:g} change P(k) by {change:+.1f} % on all scales; use "
+        f"{steps} change P(k) by {change:+.1f} % on all scales; use "
         'time.solver = "bullfrog", which is exact there, more time.steps, or a later time.a_start'
     )
 
