@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict, Unpack
+from typing import Any, ClassVar, TypedDict, Unpack
 
 import equinox as eqx
 import jax
@@ -165,6 +165,7 @@ class ShapeNoise(eqx.Module):
       ValueError: an argument out of its range, or a mask that hides everything.
     """
 
+    quantity: ClassVar[str] = r"convergence $\kappa$"
     sigma: Float[Array, " sources"]
     mask: Array | None
     shape: tuple[int, ...] = eqx.field(static=True)

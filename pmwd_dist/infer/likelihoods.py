@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from numbers import Real
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import equinox as eqx
 import jax
@@ -32,7 +32,8 @@ class Likelihood(Protocol):
     Preconditioning needs two more methods. `contrast(data, parameters)` gives the data as a density contrast, 0 without
     data. `noise_variance(parameters, config)` gives its variance, the same for all cells, or for each mode in the
     layout of `prfft3d`, infinite for modes that are not compared. Checks of the fit need `residual(data, field,
-    parameters, config)`: data minus field in units of the noise, 0 without data.
+    parameters, config)`: data minus field in units of the noise, 0 without data. Runs need `quantity`, the name of the
+    data in figures, and `mean(field, parameters)`, the expected data, unless that is the field.
     """
 
     def logdensity(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
@@ -61,6 +62,7 @@ class Gaussian(eqx.Module):
         which couple modes.
     """
 
+    quantity: ClassVar[str] = "density / mean"
     sigma: Any
     mask: Array | None
     name: str | None = eqx.field(static=True)
@@ -166,6 +168,7 @@ class Poisson(eqx.Module):
       ValueError: nbar not positive, a negative selection, or a mask or selection that hides everything.
     """
 
+    quantity: ClassVar[str] = "galaxies in a cell"
     nbar: Any
     selection: Array | None
     mask: Array | None

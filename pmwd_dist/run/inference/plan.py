@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, assert_never
 
 import jax.numpy as jnp
 import numpy as np
@@ -263,9 +263,11 @@ def make_model(settings: InferenceSettings, simulation: SimulationSetup, data: d
         density = density[0] if len(density) == 1 else density
         shapes = infer.ShapeNoise(maps, density, ellipticity=noise.ellipticity, mask=mask)
         return infer.Model(simulation.config, maps, priors, shapes)
-    else:
+    elif noise.kind == "poisson":
         nbar = "nbar" if "nbar" in names else noise.nbar
         likelihood = infer.Poisson(nbar, mask=mask, selection=data.get("data.selection"))
+    else:
+        assert_never(noise.kind)
     return infer.Model(simulation.config, _forward(settings, simulation), priors, likelihood)
 
 

@@ -120,7 +120,7 @@ def _predicted(
         data, mean = likelihood.draw(key, field, numbers, config), field
         if not on_mesh:
             return phases, (mean, data)
-        if isinstance(likelihood, infer.Poisson):
+        if hasattr(likelihood, "mean"):
             mean = likelihood.mean(field, numbers)
         return phases, (with_data(mean, numbers), with_data(data, numbers), mean[:, :, plane], data[:, :, plane])
 

@@ -109,12 +109,10 @@ def _place(plan: InferenceJob, posterior: infer.Posterior) -> str:
 
 def _scales(plan: InferenceJob) -> tuple[tuple[float, float], tuple[str, str], str]:
     """Sides of the images of data, labels of their axes and the quantity that they show."""
-    forward: Any = plan.model.forward
+    forward, quantity = plan.model.forward, plan.model.likelihood.quantity
     if isinstance(forward, infer.Convergence):
         side = forward.field or 0.0
-        return (side, side), ("degrees", "degrees"), r"convergence $\kappa$"
-    counts = plan.settings.likelihood.kind == "poisson"
-    quantity = "galaxies in a cell" if counts else "density / mean"
+        return (side, side), ("degrees", "degrees"), quantity
     return plan.simulation.config.box_size[:2], pictures.COMOVING, quantity
 
 
