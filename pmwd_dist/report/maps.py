@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_FIELDS, _SPECTRA, _FIGURE = "light_cone.hdf5", "convergence_power.csv", "convergence.png"
+FIELDS, SPECTRA, FIGURE = "light_cone.hdf5", "convergence_power.csv", "convergence.png"
 _STICKS = 28  # along each side of a map
 
 
@@ -28,7 +28,7 @@ def draw_light_cone(folder: Path) -> Path:
       ValueError: a file does not hold a light cone.
       OSError: a file can't be read or written.
     """
-    path = folder / _FIELDS
+    path = folder / FIELDS
     try:
         with h5py.File(path) as file:
             about: dict[str, Any] = dict(file.attrs)
@@ -43,12 +43,12 @@ def draw_light_cone(folder: Path) -> Path:
             figure = _flat(convergence, shear, sources, float(about["field"]), _spectra(folder))
         else:
             figure = _spheres(convergence, sources, int(about["nside"]), _spectra(folder))
-        save(figure, folder / _FIGURE)
-    return folder / _FIGURE
+        save(figure, folder / FIGURE)
+    return folder / FIGURE
 
 
 def _spectra(folder: Path) -> Table | None:
-    return read_table(folder / _SPECTRA) if (folder / _SPECTRA).is_file() else None
+    return read_table(folder / SPECTRA) if (folder / SPECTRA).is_file() else None
 
 
 def _flat(

@@ -75,6 +75,11 @@ def test_overwrite_removes_what_the_manifest_names(run: SimulationJob):
     assert {(folder / path).read_text() for path in FOREIGN} == {"mine"}
 
 
+def test_names_that_the_manifest_does_not_know_are_not_claimed(run: SimulationJob):
+    with pytest.raises(AssertionError, match="halos_z0"):
+        manifest.claim(run.folder, ["halos_z0.000.csv"])
+
+
 def test_a_folder_that_is_not_a_run_s_is_not_touched(run: SimulationJob, tmp_path: Path):
     foreign = replace(run, folder=tmp_path / "foreign")
     put(foreign.folder, *FOREIGN, "config.toml", "run.json")

@@ -10,6 +10,7 @@ from typing import Any
 
 from pmwd_dist._files import atomic_write, exists, remove, temporary
 from pmwd_dist.io import checkpoint
+from pmwd_dist.report import maps
 from pmwd_dist.run.common.fingerprint import Identity
 from pmwd_dist.run.settings.observables import OBSERVABLES
 
@@ -20,7 +21,7 @@ VERDICT = (
 )
 _FIXED = (
     *("config.toml", "run.json", "log.jsonl", "linear_power.txt", "power.png"),
-    *("light_cone.hdf5", "convergence_power.csv", "convergence.png"),
+    *(maps.FIELDS, maps.SPECTRA, maps.FIGURE),
     *("state.npz", "data.npz", "start.npz", *VERDICT),
 )
 _AT_REDSHIFT = ("power", "density", "snapshot", "counts", *OBSERVABLES)
@@ -69,6 +70,7 @@ def claim(folder: Path, names: Iterable[str]) -> None:
       OSError: the manifest can't be written.
     """
     own, wanted = files(folder), list(names)
+    assert all(map(_OWN.fullmatch, wanted)), wanted  # else the run would not know its own files again
     check_free(folder, wanted)
     if not set(wanted) <= set(own):
         there = [name for name in own if exists(folder / name) or exists(temporary(folder / name))]

@@ -24,6 +24,7 @@ from pmwd_dist.pm.stepping import host
 from pmwd_dist.pm.stepping.forward import Epoch
 from pmwd_dist.pm.stepping.host import Moved, StepSchedule
 from pmwd_dist.pm.stepping.step import at_step_end
+from pmwd_dist.report.maps import FIELDS, FIGURE, SPECTRA
 from pmwd_dist.report.tables import Table
 from pmwd_dist.run.settings import SimulationSetup
 from pmwd_dist.run.settings.light_cone import LightCone, field_of_view
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from pmwd_dist.run.simulation.plan import SimulationJob
 
 _LARGEST_NSIDE = 1024  # of harmonics
-FIELDS, SPECTRA, FIGURE = "light_cone.hdf5", "convergence_power.csv", "convergence.png"
 
 
 def empty(cone: LightCone) -> Array:

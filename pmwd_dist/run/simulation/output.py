@@ -23,8 +23,7 @@ from pmwd_dist.parallel.distributed import raise_on_all_processes
 from pmwd_dist.pm.paint import density
 from pmwd_dist.pm.particles import ExactParticles, Particles
 from pmwd_dist.pm.status import SimulationError
-from pmwd_dist.report import figures
-from pmwd_dist.report.maps import draw_light_cone
+from pmwd_dist.report import figures, maps
 from pmwd_dist.report.observables import draw_table
 from pmwd_dist.report.tables import Table, read_table, write_table
 from pmwd_dist.run.common import manifest
@@ -113,7 +112,7 @@ def write_light_cone(plan: SimulationJob, shells: Array) -> list[str]:
         if distributed.is_main():
             for name, table in tables.items():
                 write_table(folder / name, table)
-            draw_light_cone(folder)
+            maps.draw_light_cone(folder)
     return names
 
 
@@ -136,8 +135,8 @@ def redraw(folder: Path) -> list[Path]:
             if re.fullmatch(rf"{name}_z-?\d+\.\d{{3}}\.csv", path.name):
                 drawn.append(path.with_suffix(".png"))
                 draw_table(drawn[-1], observable.draw, read_table(path))
-    if (folder / light_cone.FIELDS).is_file():
-        drawn.append(draw_light_cone(folder))
+    if (folder / maps.FIELDS).is_file():
+        drawn.append(maps.draw_light_cone(folder))
     if not drawn:
         raise ValueError(f"{folder}: holds no power_z*.csv, density_z*.npz or other results to draw")
     return drawn
