@@ -1,4 +1,7 @@
-"""Programs of several processes: start-up under mpirun or srun, their communicator, collective decisions."""
+"""Programs of several processes: start-up under mpirun or srun, their communicator, collective decisions.
+
+Functions marked "Collective" communicate: all processes must call them, in the same order.
+"""
 
 from __future__ import annotations
 

@@ -2,15 +2,16 @@
 
 | stage | chains                                     | finds after it                  |
 |-------|--------------------------------------------|---------------------------------|
-| 0     | the likelihood's power grows to 1          | -                               |
+| 0     | the likelihood's weight grows to 1         | -                               |
 | 1     | parameters stay, fields relax              | masses or adaptation            |
 | 2     | parameters move, L is longer               | masses or adaptation            |
 | 3     | as in stage 2                              | adaptation                      |
 | 4, 5  | the sampler itself, in equilibrium         | discretisation bias, last step  |
 
 Stage 0 is optional. Posteriors of N-body simulations have other maxima at more evolved universes, in which chains can
-be stuck; large scales settle before small ones where the likelihood grows from a small power, evenly in its logarithm.
-Adjusted samplers begin as MCLMC, which reaches the posterior in fewer gradients, and run themselves in stages 4 and 5.
+be stuck. Large scales settle before small ones where the weight of the likelihood, a power to which it is raised, grows
+evenly in its logarithm. Adjusted samplers begin as MCLMC, which reaches the posterior in fewer gradients, and run
+themselves in stages 4 and 5.
 
 The step size follows the energy error, block by block. Its variance goes as the sixth power of the step of MCLMC, and
 as the fourth power for a trajectory of an adjusted sampler, of which a share 2 Phi(-sqrt(variance) / 2) is accepted
@@ -46,8 +47,8 @@ SHORTEST = 40  # steps of the shortest tuning
 BLOCK = 20  # largest number of steps with one step size
 _STAGES = (0.3, 0.12, 0.16, 0.14, 0.14, 0.14)  # shares of the steps
 _AT_ONCE = (0.0, 0.3, 0.25, 0.15, 0.15, 0.15)  # shares without stage 0
-_FIRST_WEIGHT = 0.002  # first power of the likelihood
-_WEIGH = (1, 2)  # stages after which masses change
+_FIRST_WEIGHT = 0.002  # of the likelihood, in stage 0
+_MASSES = (1, 2)  # stages after which masses change
 _LATE = 4  # first stage in equilibrium
 _MCLACHLAN = 2.55 / 2  # stability limit of its integrator, relative to velocity Verlet
 _FIRST_STEP = 0.05  # per root of the dimensions
@@ -138,7 +139,7 @@ class Schedule:
         """Continue at other positions, whose stability limit per root of the dimensions is `longest`."""
         self.adaptation_due = False
         self._bounds.stability = longest * math.sqrt(self._dimensions)
-        self._weigh()
+        self._set_masses()
         if self.method != "mclmc":
             self._reset_for_trajectories()
         self._step_size = min(self._step_size, self._bounds.largest)
@@ -151,7 +152,7 @@ class Schedule:
 
     @property
     def weight(self) -> float:
-        """Power of the likelihood in the next block."""
+        """Weight of the likelihood in the next block."""
         approach = self._counts[0]
         return _FIRST_WEIGHT ** (1 - self.count / approach) if self.count < approach else 1.0
 
@@ -214,8 +215,8 @@ class Schedule:
         self._step_size = self._bounds.clip(settled if near else math.exp(self._wanted[-1]))
 
     def _end_stage(self) -> None:
-        if self.stage in _WEIGH and not (self._adapts and self._moments.observed):
-            self._weigh()
+        if self.stage in _MASSES and not (self._adapts and self._moments.observed):
+            self._set_masses()
         self.stage += 1
         if self.stage == 2:
             self._L *= _LENGTH
@@ -249,7 +250,7 @@ class Schedule:
             slopes[self._numbers] = self._bias.estimate.correction(self._step_size, self._most_bias)
         return slopes
 
-    def _weigh(self) -> None:
+    def _set_masses(self) -> None:
         """Set masses from the variances within chains, and scale the step with their mean."""
         variance = np.ones(len(self._shapes)) if self._adapts else self._moments.variances()
         variance[self._held] = 1.0

@@ -1,4 +1,7 @@
-"""A job: a simulation or an inference that writes into a folder and can be resumed."""
+"""A job: a simulation or an inference that writes into a folder and can be resumed.
+
+Functions marked "Collective" communicate: all processes must call them, in the same order.
+"""
 
 from __future__ import annotations
 
@@ -196,7 +199,8 @@ def execute(
       listener: called with every event, on process 0.
       resume: continue from the last checkpoint, or from the beginning if there is none.
       began: time.perf_counter() at the start of the program, from which its time counts; default: now.
-      time_limit: seconds after which the job is over. It stops before a step that might end later, but takes one.
+      time_limit: seconds after which the job is over. It stops before a step that may end later, but takes at least one
+        step.
 
     Raises:
       StartError: the folder is in use or of another job, the job to resume is finished, or a file of it is damaged.
