@@ -121,9 +121,9 @@ def write_maps(plan: SimulationJob, shells: Array) -> dict[str, Table]:
         about |= {"sky": "sphere", "observer": cone.observer, "nside": cone.nside, "ordering": "RING"}
     if not np.isfinite(np.asarray(fields["convergence"])).all():
         raise SimulationError("the light cone is not finite: a displacement exceeds 100 Mpc/h; use a smaller sigma8")
-    pieces = {"mass": Field(shells, 0, 1, {"unit": "mass of a particle", "axes": "shell, pixels"})}
+    pieces = {"mass": Field(shells, 0, {"unit": "mass of a particle", "axes": "shell, pixels"})}
     for name, values in fields.items():
-        pieces[name] = Field(values, 0, 1, {"axes": "source, " + ("component, " * (name == "shear")) + "pixels"})
+        pieces[name] = Field(values, 0, {"axes": "source, " + ("component, " * (name == "shear")) + "pixels"})
     write_fields(plan.folder / FIELDS, pieces, about | {"units": "edges, box_size, observer: Mpc/h; field: degrees"})
     return tables
 

@@ -85,7 +85,7 @@ def write_output(
                 write_table(csv, table)
                 draw_table(png, chosen[name].draw, table)
     if plan.counted is not None:
-        counts = Field(galaxy_counts(plan.counted, view), 2, 64, {"axes": "cells along x, y, z"})
+        counts = Field(galaxy_counts(plan.counted, view), 2, {"axes": "cells along x, y, z"})
         about = {"box_size": config.box_size, "units": "Mpc/h", "z": z}
         write_fields(folder / f"counts_{label}.hdf5", {"counts": counts}, about)
     if output.snapshot != "none":
