@@ -36,7 +36,8 @@ def on_page_content(html: str, **_: Any) -> str:
 
 
 def _mathml(match: re.Match[str]) -> str:
-    return convert(html.unescape(match[3]), display="block" if match[2] == "[" else "inline")
+    latex = html.unescape(match[3]).replace(r"\mathrm{", r"\text{")  # upright, which the converter's \mathrm is not
+    return convert(latex, display="block" if match[2] == "[" else "inline")
 
 
 def settings() -> Iterator[str]:
@@ -68,7 +69,7 @@ def _default(field: Any) -> str:
 
     example = (field.examples or [None])[0]
     if field.default is PydanticUndefined:
-        return f"none; for example `{toml_value(example)}`" if example is not None else "none"
+        return f"required; for example `{toml_value(example)}`" if example is not None else "required"
     if field.default is None:
         return f"unset; for example `{toml_value(example)}`" if example is not None else "unset"
     return f"`{toml_value(field.default)}`"
