@@ -21,6 +21,7 @@ from jax import Array
 
 from pmwd_dist.config import Config
 from pmwd_dist.infer.model import Posterior
+from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import prfft3d
 from pmwd_dist.pm import fourier
 
@@ -47,6 +48,7 @@ class Check(NamedTuple):
         return math.erfc(abs(self.z) / math.sqrt(2))
 
 
+@on_auto_axes
 def check_fit(posterior: Posterior, noise: Array, parameters: Mapping[str, Array], key: Array) -> dict[str, Check]:
     """Compare data with replications by the draws of a posterior, by name of the statistic.
 

@@ -24,6 +24,7 @@ from pmwd_dist.infer.numpyro import numpyro_sites
 from pmwd_dist.infer.precondition import Preconditioner, wiener_draw
 from pmwd_dist.infer.preconditioner_adaptation import Adaptation
 from pmwd_dist.infer.priors import Prior, check_priors, unwhiten, whiten
+from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.inputs import numbers
 from pmwd_dist.pm.inputs import check_config, lattice_field
 from pmwd_dist.pm.modes import white_noise
@@ -104,6 +105,7 @@ class Model(eqx.Module):
         """
         return self.draw_around(key, whiten(values, self.priors))
 
+    @on_auto_axes
     @eqx.filter_jit
     def draw_around(self, key: Array, given: dict[str, Array]) -> Position:
         """A position drawn from the prior, with some whitened parameters given."""
@@ -115,6 +117,7 @@ class Model(eqx.Module):
         """Parameters of a position."""
         return unwhiten(position["parameters"], self.priors)
 
+    @on_auto_axes
     def predict(self, noise: Array, parameters: Mapping[str, ArrayLike]) -> tuple[Array, Array]:
         """The predicted field, and whether the forward model succeeded."""
         out = self.forward(noise, parameters)
@@ -124,6 +127,7 @@ class Model(eqx.Module):
             return field, jnp.ones((), bool)
         return field, (status.code if isinstance(status, Status) else status) == Code.SUCCESSFUL
 
+    @on_auto_axes
     @eqx.filter_jit
     def mock(self, key: Array, position: Position) -> Array:
         """Data drawn from the likelihood at a position; NaN if the simulation failed."""
@@ -134,6 +138,7 @@ class Model(eqx.Module):
         )
         return jax.lax.with_sharding_constraint(jnp.where(fine, data, jnp.nan), self._layout_of_data()[1])
 
+    @on_auto_axes
     def condition(
         self, data: Any, *, precondition: str | None = None, fiducial: Mapping[str, float] | None = None
     ) -> Posterior:
@@ -223,6 +228,7 @@ class Posterior(eqx.Module):
     preconditioner: Preconditioner | None
     weight: Array = eqx.field(default_factory=lambda: jnp.ones(()))  # an array, so that nothing compiles again
 
+    @on_auto_axes
     def logdensity(self, position: Position) -> Array:
         """Logarithm of the posterior density, up to a constant; -inf where the simulation failed."""
         noise, parameters, log_volume = self._unwhiten(position)
@@ -234,6 +240,7 @@ class Posterior(eqx.Module):
         value = value - 0.5 * trees.dot(noise, noise) - 0.5 * trees.dot(white, white)
         return jnp.where(fine & jnp.isfinite(value), value, -jnp.inf)
 
+    @on_auto_axes
     def unwhiten(self, position: Position) -> tuple[Array, dict[str, Array]]:
         """White noise of unit variance a priori, and parameters, of a position."""
         return self._unwhiten(position)[:2]
@@ -253,6 +260,7 @@ class Posterior(eqx.Module):
         noise, log_volume = self.preconditioner.noise(noise, position["parameters"], parameters, self.model.config)
         return noise, parameters, log_volume
 
+    @on_auto_axes
     def whiten(self, noise: Array, white: Mapping[str, ArrayLike]) -> Position:
         """The position of white noise and whitened parameters."""
         if self.preconditioner is None:
@@ -290,6 +298,7 @@ class Posterior(eqx.Module):
         shapes = {"noise": self.model.config.particle_shape} | dict.fromkeys(self.model.priors, ())
         numpyro_sites(self.logdensity, self.parameters, shapes)
 
+    @on_auto_axes
     def observe(self, position: Position, slope: Position) -> tuple[Array, Array]:
         """Observations of a gradient for the adaptation (`Preconditioner.observe`); empty without one."""
         if self.preconditioner is None:
@@ -300,6 +309,7 @@ class Posterior(eqx.Module):
         """The position in another adaptation with the same noise and parameters."""
         return other.whiten(self.unwhiten(position)[0], self._white(position))
 
+    @on_auto_axes
     @eqx.filter_jit
     def initial(self, key: Array, **values: Any) -> Position:
         """A first position: given parameters and others from the prior, and the noise given these.

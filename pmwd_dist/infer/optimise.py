@@ -16,6 +16,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.infer.model import Position, Posterior
 from pmwd_dist.infer.precondition import filtered
+from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.inputs import whole_number
 from pmwd_dist.pm import fourier
 from pmwd_dist.pm.status import SimulationError
@@ -37,6 +38,7 @@ class Maximum(NamedTuple):
     history: np.ndarray
 
 
+@on_auto_axes
 def maximise(
     posterior: Posterior,
     position: Position,

@@ -25,12 +25,14 @@ from pmwd_dist.infer.tuning.discretisation_bias import BiasCorrection, bias_samp
 from pmwd_dist.infer.tuning.loop import ChainTuning, TuningProgress, begin, check_share
 from pmwd_dist.infer.tuning.schedule import ENERGY_VARIANCE, SHORTEST, STEP_BIAS, Schedule
 from pmwd_dist.io.arrays import Arrays
+from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.inputs import whole_number
 from pmwd_dist.pm.status import SimulationError
 
 _ELSEWHERE = "begin elsewhere, as with another seed or narrower priors, or look at the simulation there"
 
 
+@on_auto_axes
 def sample(
     posterior: Posterior,
     positions: Position,

@@ -19,6 +19,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
+from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import irfft_block, sequence_after
 from pmwd_dist.pm import fourier, inputs
 from pmwd_dist.pm.lpt_fields import PAIRS
@@ -48,6 +49,7 @@ class LagrangianBias(eqx.Module):
     bnabla2: ArrayLike = 0.0
 
 
+@on_auto_axes
 def bias_weights(
     modes: Num[Array, "nx ny nk"],
     bias: LagrangianBias,
@@ -169,6 +171,7 @@ def _without_mean(field: Array, config: Config) -> Array:
     return field - (jax.lax.pmean(mean, names) if names else mean)
 
 
+@on_auto_axes
 def tracer_density(particles: Particles, weights: Real[Array, "px py pz"], config: Config) -> Float[Array, "nx ny nz"]:
     """Density of tracers in units of the mean, 1 + delta_g: particles painted with weights, see `bias_weights`.
 
@@ -180,6 +183,7 @@ def tracer_density(particles: Particles, weights: Real[Array, "px py pz"], confi
     return cic_paint(disp, config, inputs.lattice_field(weights, config, "weights") / config.particles_per_cell)
 
 
+@on_auto_axes
 def eulerian_bias(density: Real[Array, "nx ny nz"], b1: ArrayLike, config: Config) -> Float[Array, "nx ny nz"]:
     """Density of linearly biased tracers in units of the mean: 1 + b1 delta.
 

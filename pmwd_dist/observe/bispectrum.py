@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Real
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.observe.power import Deconvolve, check_deconvolve, inverse_window, mean
+from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import irfft_block, rfft_block, sequence_after
 from pmwd_dist.parallel.inputs import real, whole_number
 from pmwd_dist.pm import fourier, inputs
@@ -66,6 +67,7 @@ class Bispectrum(eqx.Module):
         return jnp.sqrt(mean(squares, self.triangles))
 
 
+@on_auto_axes
 def bispectrum(
     field: Real[Array, "nx ny nz"],
     config: Config,
@@ -124,6 +126,7 @@ def bispectrum_edges(config: Config, shells: int = 8, k_max: float | None = None
     return tuple(np.linspace(low, high if k_max is None else min(k_max, high), shells + 1).tolist())
 
 
+@on_auto_axes
 def tree_bispectrum(
     power: Callable[[np.ndarray], np.ndarray], edges: Sequence[float], shells: Sequence[tuple[int, int, int]]
 ) -> np.ndarray:

@@ -14,10 +14,12 @@ from jaxtyping import Array, Float, Real
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
+from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.inputs import numbers
 from pmwd_dist.pm import inputs
 
 
+@on_auto_axes
 def expected_counts(
     density: Real[Array, "nx ny nz"],
     config: Config,
@@ -55,6 +57,7 @@ def expected_counts(
     return counts * jnp.maximum(jnp.where(seen, density, 0), 0)
 
 
+@on_auto_axes
 def weighted_overdensity(
     density: Real[Array, "nx ny nz"], weight: Real[Array, "nx ny nz"], config: Config
 ) -> Float[Array, "nx ny nz"]:

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Real
 
 from pmwd_dist.config import Config
 from pmwd_dist.observe.power import Deconvolve, check_deconvolve, inverse_window, mean, mode_sums, normalisation
+from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import rfft_block
 from pmwd_dist.pm import inputs
 
@@ -44,6 +45,7 @@ class CrossPower(eqx.Module):
         return jnp.sqrt(self.field_power / self.reference_power)
 
 
+@on_auto_axes
 def cross_power(
     field: Real[Array, "nx ny nz"],
     reference: Real[Array, "nx ny nz"],

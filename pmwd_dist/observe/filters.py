@@ -11,10 +11,12 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Real
 
 from pmwd_dist.config import Config
+from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import irfft_block, rfft_block
 from pmwd_dist.pm import fourier, inputs
 
 
+@on_auto_axes
 def smoothed(field: Real[Array, "nx ny nz"], config: Config, radius: ArrayLike) -> Float[Array, "nx ny nz"]:
     """A field on the mesh, times exp(-k^2 R^2 / 2) in Fourier space.
 

@@ -10,12 +10,14 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Real
 
 from pmwd_dist.config import Config
+from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import irfft_block, rfft_block
 from pmwd_dist.pm import fourier, inputs
 from pmwd_dist.pm.paint import max_displacement_block, paint_block
 from pmwd_dist.pm.particles import Particles
 
 
+@on_auto_axes
 def interlaced_density(
     particles: Particles, config: Config, *, weights: Real[Array, "px py pz"] | None = None
 ) -> Float[Array, "nx ny nz"]:

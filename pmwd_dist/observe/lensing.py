@@ -29,6 +29,7 @@ from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.healpix import pixel_count
 from pmwd_dist.observe.shells import POINTS, WEIGHTS, Shells, is_traced
 from pmwd_dist.observe.sphere import SphericalLightCone
+from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.inputs import real, whole_number
 
 LightCone = FlatSkyLightCone | SphericalLightCone
@@ -130,6 +131,7 @@ def _check_redshifts(z: Array, table: GrowthTable, nearest: float) -> None:
         raise ArgumentError("source", float(np.max(np.asarray(z))), constraint, "use farther sources or nearer shells")
 
 
+@on_auto_axes
 def convergence(
     mass: Array,
     cosmo: Cosmology | GrowthTable,
@@ -168,6 +170,7 @@ def convergence(
     return jnp.sum(weights[:, None] * cone.overdensity(mass), axis=0)
 
 
+@on_auto_axes
 def shear(
     mass: Array,
     cosmo: Cosmology | GrowthTable,

@@ -22,6 +22,7 @@ from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.observe.power import Deconvolve, check_deconvolve, inverse_window, mean, mode_sums, normalisation
 from pmwd_dist.observe.redshift_space import LineOfSight, cosine_moments, direction
+from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import rfft_block
 from pmwd_dist.pm import fourier, inputs
 
@@ -54,6 +55,7 @@ class Multipoles(eqx.Module):
         return self.power[self.poles.index(order)]
 
 
+@on_auto_axes
 def power_multipoles(
     field: Real[Array, "nx ny nz"],
     config: Config,
@@ -106,6 +108,7 @@ def _power_multipoles(
     return Multipoles(mean(k, modes), mean(jnp.stack(power), modes) * normalisation(config), modes, poles)
 
 
+@on_auto_axes
 def kaiser_multipoles(
     power: Callable[[Array], ArrayLike],
     cosmo: Cosmology | GrowthTable,

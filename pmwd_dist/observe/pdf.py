@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Real
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
+from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.pm import inputs
 
 
@@ -31,6 +32,7 @@ class OnePointPDF(eqx.Module):
     cells: Float[Array, " nodes"]
 
 
+@on_auto_axes
 def one_point_pdf(field: Real[Array, "nx ny nz"], config: Config, values: Any) -> OnePointPDF:
     """One-point probability density of a field on the mesh, such as 1 + delta or its logarithm, at ascending values.
 

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Real
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
+from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import rfft_block
 from pmwd_dist.pm import fourier, inputs
 
@@ -35,6 +36,7 @@ class PowerSpectrum(eqx.Module):
     modes: Float[Array, " bins"]
 
 
+@on_auto_axes
 def power_spectrum(field: Real[Array, "nx ny nz"], config: Config, *, deconvolve: Deconvolve = True) -> PowerSpectrum:
     """Power spectrum of a field such as `density`, P(k) = V <|delta(k)|^2> over the modes of each bin.
 

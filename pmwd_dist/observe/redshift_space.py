@@ -20,6 +20,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.observe.shells import checked_observer
+from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.pm import inputs
 from pmwd_dist.pm.particles import Particles
 
@@ -28,6 +29,7 @@ _AXES = {"x": (1.0, 0.0, 0.0), "y": (0.0, 1.0, 0.0), "z": (0.0, 0.0, 1.0)}
 LineOfSight = str | Sequence[Any] | np.ndarray
 
 
+@on_auto_axes
 def redshift_space(
     particles: Particles,
     cosmo: Cosmology | GrowthTable,

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 
 from pmwd_dist.config import Config
 from pmwd_dist.ops.rounding import max_abs
+from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.pm import inputs
 from pmwd_dist.pm.paint import max_displacement_block, nan_if_lost, paint_block
 from pmwd_dist.pm.particles import Particles
@@ -25,6 +26,7 @@ _TRACERS = 2  # tracers per mesh cell along each axis, at most twice as many: no
 _RANGES = 8  # largest number of programs for different numbers of lattice planes
 
 
+@on_auto_axes
 def slab_density(particles: Particles, config: Config, planes: int) -> Float[Array, "nx ny"]:
     """Mean density of the sheet over the first planes of the mesh along z, in units of the mean: 1 + delta.
 

@@ -154,7 +154,7 @@ class Decomposition(Division):
                 "Manual in one shard_map, or none"
             )
         if context.manual_axes and same:
-            if self._explicit:
+            if self.has_explicit_types:
                 raise ValueError(
                     f"{self!r} has Explicit axes inside a shard_map over others, {context.manual_axes}: XLA mistakes "
                     "their layout; make them Auto, or Manual in the same shard_map"
@@ -166,7 +166,7 @@ class Decomposition(Division):
                 "make the decomposition with mesh= and spec= of that mesh, spec=P() for a field that is not divided"
             )
         run = jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs)
-        if not self._explicit:
+        if not self.has_explicit_types:
             return run
         return lambda *args: run(
             *jax.tree.map(self._reshard, in_specs, args, is_leaf=lambda x: isinstance(x, PartitionSpec))
@@ -189,7 +189,8 @@ class Decomposition(Division):
         return self.mesh.devices.flat[0] == (jax.local_devices()[0] if default is None else default)
 
     @property
-    def _explicit(self) -> bool:
+    def has_explicit_types(self) -> bool:
+        """Whether a field is divided over Explicit axes here; `on_auto_axes` makes them Auto."""
         types = dict(zip(self.mesh.axis_names, self.mesh.axis_types, strict=True))
         return any(types[name] == AxisType.Explicit for name in self.names)
 
@@ -232,7 +233,7 @@ class Decomposition(Division):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle with the ids of the devices, which must exist where it is unpickled."""
-        mesh, numbers = self.mesh, None
+        mesh, numbers = self._mesh, None
         if not self.is_abstract:
             numbers = np.vectorize(lambda device: device.id, otypes=[int])(mesh.devices).tolist()
             mesh = mesh.abstract_mesh

@@ -89,6 +89,15 @@ def axis_names(mesh: Mesh | AbstractMesh, spec: PartitionSpec) -> tuple[Names, N
     return x_names, y_names
 
 
+@functools.cache
+def with_auto_axes(mesh: Any) -> Any:
+    """The same mesh with Auto axes."""
+    types = (AxisType.Auto,) * len(mesh.axis_names)
+    if isinstance(mesh, AbstractMesh):
+        return mesh.update_axis_types(dict(zip(mesh.axis_names, types, strict=True)))
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=types)
+
+
 def axes_size(mesh: Mesh | AbstractMesh, names: Names) -> int:
     """Number of devices along several axes."""
     return math.prod(mesh.shape[name] for name in names)

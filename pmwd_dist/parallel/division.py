@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from pmwd_dist.parallel.device_mesh import Names, axes_size
+from pmwd_dist.parallel.device_mesh import Names, axes_size, with_auto_axes
 
 Shape3 = tuple[int, int, int]
 
@@ -26,14 +26,29 @@ class Division:
     """
 
     def __init__(self, mesh: Mesh | AbstractMesh, x_names: Names, y_names: Names):
-        self.mesh: Any = mesh  # an AbstractMesh has no devices
+        self._mesh: Any = mesh  # an AbstractMesh has no devices
         self.x_names = x_names
         self.y_names = y_names
 
     @property
+    def mesh(self) -> Any:
+        """The device mesh; where the current mesh has Auto axes in place of its Explicit ones, with Auto axes."""
+        context = jax.sharding.get_abstract_mesh()
+        if not self.explicit or context.empty or dict(context.shape) != dict(self._mesh.shape):
+            return self._mesh
+        types = dict(zip(context.axis_names, context.axis_types, strict=True))
+        return with_auto_axes(self._mesh) if all(types[n] == AxisType.Auto for n in self.names) else self._mesh
+
+    @property
+    def explicit(self) -> bool:
+        """Whether a field is divided over Explicit axes of the mesh that was given."""
+        types = dict(zip(self._mesh.axis_names, self._mesh.axis_types, strict=True))
+        return any(types[name] == AxisType.Explicit for name in self.names)
+
+    @property
     def pdims(self) -> tuple[int, int]:
         """Number of devices along the first and the second axis of a real field."""
-        return axes_size(self.mesh, self.x_names), axes_size(self.mesh, self.y_names)
+        return axes_size(self._mesh, self.x_names), axes_size(self._mesh, self.y_names)
 
     @property
     def size(self) -> int:
@@ -54,7 +69,7 @@ class Division:
     @property
     def is_abstract(self) -> bool:
         """Whether only the shape of the device mesh is known."""
-        return isinstance(self.mesh, AbstractMesh)
+        return isinstance(self._mesh, AbstractMesh)
 
     @property
     def platform(self) -> str:
@@ -81,4 +96,4 @@ class Division:
 
     @property
     def _key(self) -> tuple[Any, ...]:
-        return self.mesh, self.x_names, self.y_names
+        return self._mesh, self.x_names, self.y_names

@@ -16,11 +16,13 @@ from pmwd_dist._jax.arrays import as_array
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
+from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import sequence_after
 from pmwd_dist.pm import inputs, lpt_fields
 from pmwd_dist.pm.particles import Particles, momentum_unit, resolution, to_grid
 
 
+@on_auto_axes
 def lpt(
     modes: Num[Array, "nx ny nk"], cosmo: Cosmology | GrowthTable, config: Config, *, a: ArrayLike | None = None
 ) -> Particles:

@@ -24,6 +24,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.cosmology import linear_power as linear
 from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.cosmology.parameters import Cosmology, Parameters
+from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import rfft_block
 from pmwd_dist.parallel.inputs import numbers
 from pmwd_dist.pm import fourier, inputs
@@ -33,6 +34,7 @@ _TABLE = 4096  # nodes of P(k), equidistant in ln k; relative error of log-log i
 LinearPower = tuple[Any, Any] | Callable[[Array], Array]
 
 
+@on_auto_axes
 def white_noise(key: Array, config: Config, dtype: Any = None) -> Float[Array, "nx ny nz"]:
     """Real Gaussian noise of unit variance on the particle lattice, bitwise the same on any number of devices.
 
@@ -53,13 +55,14 @@ def _white_noise(key: Array, config: Config, dtype: Any) -> Array:
     return config.decomposition.constrain(noise)
 
 
+@on_auto_axes
 def linear_modes(
     noise: Real[Array, "nx ny nz"],
     cosmo: Cosmology | GrowthTable,
     config: Config,
     *,
     linear_power: LinearPower | None = None,
-) -> Complex[Array, "nx ny nk"]:
+) -> Complex[Array, "kx ky kz"]:
     """Linear density contrast delta(k) at a = 1, in the layout of `prfft3d`.
 
     Args:

@@ -16,6 +16,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.ops.rounding import max_abs
+from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.inputs import whole_number
 from pmwd_dist.pm.diffrax_adjoint import ReversibleAdjoint, evolve_and_save
 from pmwd_dist.pm.gravity import check_force_mesh
@@ -55,6 +56,7 @@ class Solution(eqx.Module):
         return self
 
 
+@on_auto_axes
 def nbody(
     particles: Particles,
     cosmo: Cosmology | GrowthTable,

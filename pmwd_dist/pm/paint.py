@@ -17,6 +17,7 @@ from pmwd_dist._jax.select import batch_max, switch
 from pmwd_dist.config import Config
 from pmwd_dist.ops import cic
 from pmwd_dist.ops.rounding import max_abs
+from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.halo import pad_block
 from pmwd_dist.parallel.inputs import real
 from pmwd_dist.pm import inputs
@@ -29,6 +30,7 @@ from pmwd_dist.pm.status import UNLIMITED
 _AUTO_DISPLACEMENTS = (6.0, 16.0, 40.0, 100.0)
 
 
+@on_auto_axes
 def cic_paint(disp: Real[Array, "px py pz 3"], config: Config, weight: Any = 1.0) -> Float[Array, "nx ny nz"]:
     """Paint particles onto the mesh with cloud-in-cell weights, in the precision of the displacements.
 
@@ -65,6 +67,7 @@ def _paint(disp: Array, weight: Array, config: Config) -> Array:
     return run(disp, weight)
 
 
+@on_auto_axes
 def cic_read(
     field: Real[Array, "nx ny nz"], disp: Real[Array, "px py pz 3"], config: Config
 ) -> Float[Array, "px py pz"]:
@@ -104,6 +107,7 @@ def _read(field: Array, disp: Array, config: Config) -> Array:
     return run(field, disp)
 
 
+@on_auto_axes
 def density(particles: Particles, config: Config) -> Float[Array, "nx ny nz"]:
     """Density of the particles in units of the mean: 1 + delta.
 

@@ -18,10 +18,12 @@ from jaxtyping import Array
 from pmwd_dist.infer import trees
 from pmwd_dist.infer.samplers.isokinetic import LogDensity, value_and_grad
 from pmwd_dist.infer.samplers.mclmc import AdjustedInfo, ChainState, adjusted_init, metropolis
+from pmwd_dist.parallel.explicit_axes import on_auto_axes
 
 init = adjusted_init
 
 
+@on_auto_axes
 def step(
     key: Array,
     state: ChainState,

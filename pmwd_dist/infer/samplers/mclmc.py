@@ -18,6 +18,7 @@ from pmwd_dist.infer.samplers.isokinetic import (
     start,
     value_and_grad,
 )
+from pmwd_dist.parallel.explicit_axes import on_auto_axes
 
 
 class MCLMCInfo(NamedTuple):
@@ -36,11 +37,13 @@ class MCLMCInfo(NamedTuple):
     nonans: Array
 
 
+@on_auto_axes
 def init(key: Array, position: Any, logdensity: LogDensity) -> IntegratorState:
     """The state at a position, with a random direction."""
     return start(position, trees.unit_vector(key, position), logdensity)
 
 
+@on_auto_axes
 def step(
     key: Array,
     state: IntegratorState,
@@ -103,6 +106,7 @@ class ChainState(NamedTuple):
     logdensity_grad: Any
 
 
+@on_auto_axes
 def adjusted_init(key: Array, position: Any, logdensity: LogDensity) -> ChainState:
     """The state at a position."""
     del key
@@ -110,6 +114,7 @@ def adjusted_init(key: Array, position: Any, logdensity: LogDensity) -> ChainSta
     return ChainState(position, value, slope)
 
 
+@on_auto_axes
 def adjusted_step(
     key: Array,
     state: ChainState,

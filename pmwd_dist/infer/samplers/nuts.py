@@ -19,6 +19,7 @@ from pmwd_dist.infer import trees
 from pmwd_dist.infer.samplers.hmc import leapfrog
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState, LogDensity
 from pmwd_dist.infer.samplers.mclmc import AdjustedInfo, ChainState, adjusted_init
+from pmwd_dist.parallel.explicit_axes import on_auto_axes
 
 DOUBLINGS = 10  # largest number for a trajectory
 _DIVERGENCE = 1000.0  # energy error at which a trajectory ends
@@ -40,6 +41,7 @@ class Marks(NamedTuple):
     last: Array
 
 
+@on_auto_axes
 def step(
     key: Array,
     state: ChainState,

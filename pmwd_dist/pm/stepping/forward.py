@@ -15,6 +15,7 @@ from pmwd_dist._jax.ops import unify_varying
 from pmwd_dist._jax.order import barrier
 from pmwd_dist.config import Config
 from pmwd_dist.ops.momenta import in_range
+from pmwd_dist.pm.paint import largest_on_devices
 from pmwd_dist.pm.particles import ExactParticles, Particles
 from pmwd_dist.pm.solvers import Coefficients
 from pmwd_dist.pm.status import Code, Status, successful
@@ -124,7 +125,8 @@ def evolve(
             ends = Epoch(a0, at_step_end(before, config)), Epoch(a, at_step_end(after, config))
             values = accumulate(*ends, inputs.args)
             accumulated = jax.tree.map(lambda old, x: old + jnp.where(good, x, 0), accumulated, values)
-        return (after, saved, accumulated, potentials), None
+        carried = jax.tree.map(lambda new, old: unify_varying(new, old)[0], (after, saved, accumulated), carry[:3])
+        return (*carried, potentials), None
 
     start, xs = _begin(inputs, saves, accumulate, config, stored)
     (last, saved, accumulated, potentials), _ = jax.lax.scan(body, start, xs)
@@ -132,6 +134,8 @@ def evolve(
     momenta, valid = barrier((last.particles.momenta, jnp.all(in_range(last.particles.momenta))))
     particles = ExactParticles(last.particles.disp, momenta)
     status = ended(last.status, last.max_displacement, valid, config)
+    if config.decomposition.manual:
+        status = jax.tree.map(lambda x: largest_on_devices(x, config), status)
     return Outcome(particles, saved, accumulated, status, potentials)
 
 
@@ -145,14 +149,14 @@ def _begin(
     at_start = particles.with_unit(steps.unit0[0])
     saved = tuple(_buffers(save, inputs, at_start) for save in saves)
     moved = begin(particles, drifts[0], steps.unit0[0], successful(particles.disp.dtype), config)
-    scalars = jax.tree.map(lambda x: unify_varying(x, particles.disp)[0], (moved.drift, moved.unit, moved.status))
-    moved = moved._replace(drift=scalars[0], unit=scalars[1], status=scalars[2])
-    zero, cache = _zero(accumulate, inputs, at_start), potential_cache.empty(stored, moved.particles.disp, config)
+    carry = moved, saved, _zero(accumulate, inputs, at_start)
+    carry = jax.tree.map(lambda x: unify_varying(x, particles.disp)[0], carry)
+    cache = potential_cache.empty(stored, moved.particles.disp, config)
     saving = tuple(save.after_steps(number) for save in saves)
     # Earlier steps write to the first slot: in place, without a condition.
     slots = jnp.maximum(jnp.arange(number) - (number - stored), 0)
     xs = steps, jnp.pad(drifts[1:], (0, 1)), times[:-1], times[1:], saving, slots
-    return (moved, saved, zero, cache), xs
+    return (*carry, cache), xs
 
 
 def _buffers(save: Save, inputs: Inputs, particles: Particles) -> Any:

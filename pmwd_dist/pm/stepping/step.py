@@ -20,9 +20,9 @@ from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.ops.kick_drift import KickDrift, kick_drift
 from pmwd_dist.ops.momenta import count, momentum, pack, rounded
-from pmwd_dist.ops.rounding import max_abs, round_straight_through
+from pmwd_dist.ops.rounding import round_straight_through
 from pmwd_dist.pm.gravity import acceleration, force_meshes, padded_force
-from pmwd_dist.pm.paint import block_geometry, halo_limit, largest_on_devices, with_halo
+from pmwd_dist.pm.paint import block_geometry, halo_limit, largest_on_devices, max_displacement_block, with_halo
 from pmwd_dist.pm.particles import ExactParticles, Particles, largest, momentum_unit, resolution, significant_bits
 from pmwd_dist.pm.solvers import Coefficients, SplitSolver
 from pmwd_dist.pm.status import Code, Status, failure
@@ -111,7 +111,8 @@ def begin(particles: ExactParticles, drift: Array, unit: Array, status: Status, 
     """
     disp = drifted(particles.with_unit(unit), drift, config).disp
     disp = barrier(disp)  # XLA would compute it again for each use
-    max_displacement = max_abs(disp) / min(config.cell_size)
+    spec, largest_of = config.decomposition.spec, partial(max_displacement_block, config=config)
+    max_displacement = config.decomposition.shard_map(largest_of, (spec,), P())(disp)
     return Moved(ExactParticles(disp, particles.momenta), drift, unit, max_displacement, status)
 
 

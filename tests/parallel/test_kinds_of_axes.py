@@ -1,0 +1,162 @@
+"""Whole simulations, gradients, observables and posteriors on device meshes with Auto, Explicit and Manual axes."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+import pmwd_dist as pmd
+from pmwd_dist import infer, observe
+from pmwd_dist.infer.samplers import mclmc
+
+KINDS = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
+AXES = {"slabs": {"x": 4}, "pencils": {"x": 2, "y": 2}}
+
+
+def mesh_of(kind: str, division: str) -> jax.sharding.Mesh:
+    axes = AXES[division]
+    return jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=(KINDS[kind],) * len(axes))
+
+
+def config_of(decomposition: Any, mesh: int = 16) -> pmd.Config:
+    return pmd.Config(box_size=4.0 * mesh, mesh_shape=mesh, steps=3, decomposition=decomposition)
+
+
+def simulate(noise: Any, cosmo: Any, config: pmd.Config) -> dict[str, Any]:
+    """A whole simulation with observables."""
+    modes = pmd.linear_modes(noise, cosmo, config)
+    start = pmd.lpt(modes, cosmo, config)
+    cone = observe.FlatSkyLightCone(config, edges=(20.0, 40.0, 60.0), pixels=8)
+    solution = pmd.nbody(start, cosmo, config, saveat=[0.5, 1.0], accumulate=cone)
+    density = pmd.density(solution.particles, config)
+    galaxies = observe.redshift_space(solution.particles, cosmo, config, a=1.0)
+    weights = observe.bias_weights(modes, observe.LagrangianBias(b1=1.0, b2=0.3), cosmo, config, smoothing=4.0)
+    redshifted = observe.tracer_density(galaxies, weights, config)
+    return {
+        "density": density,
+        "power": pmd.power_spectrum(density, config).power,
+        "galaxies": redshifted,
+        "multipoles": observe.power_multipoles(redshifted, config).power,
+        "bispectrum": observe.bispectrum(density, config, edges=(0.1, 0.2, 0.5)).bispectrum,
+        "correlation": observe.cross_power(density, redshifted, config).correlation,
+        "shells": solution.accumulated,
+        "snapshots": solution.snapshots.disp,
+        "code": solution.status.code,
+    }
+
+
+@partial(jax.jit, static_argnames="config")
+def with_gradient(noise: Any, cosmo: Any, config: pmd.Config) -> dict[str, Any]:
+    """The same, and the gradient of the mean square of the density."""
+
+    def loss(noise: Any) -> Any:
+        results = simulate(noise, cosmo, config)
+        return (results["density"] ** 2).mean(), results
+
+    slope, results = jax.grad(loss, has_aux=True)(noise)
+    return results | {"gradient": slope}
+
+
+@pytest.fixture(scope="module")
+def expected(cosmo: Any, single: pmd.Decomposition) -> dict[str, np.ndarray]:
+    """Results on one device."""
+    config = config_of(single)
+    noise = pmd.white_noise(jax.random.key(0), config)
+    results = with_gradient(noise, cosmo, config)
+    return {name: np.asarray(x) for name, x in results.items()}
+
+
+def close(results: dict[str, Any], expected: dict[str, np.ndarray]) -> None:
+    for name, x in results.items():
+        scale = np.abs(expected[name]).max()
+        np.testing.assert_allclose(np.asarray(x), expected[name], rtol=0, atol=1e-9 * scale, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "division", "current"),
+    [("explicit", "slabs", False), ("explicit", "pencils", True), ("auto", "pencils", True)],
+)
+def test_simulations(kind: str, division: str, current: bool, cosmo: Any, expected: dict[str, np.ndarray]) -> None:
+    mesh = mesh_of(kind, division)
+    with jax.set_mesh(mesh) if current else nullcontext():
+        config = config_of(pmd.Decomposition() if current else pmd.Decomposition(mesh=mesh))
+        noise = pmd.white_noise(jax.random.key(0), config)
+        results = with_gradient(noise, cosmo, config)
+        close(results, expected)
+        for name in ("density", "galaxies", "gradient"):
+            assert results[name].sharding.is_equivalent_to(config.decomposition.sharding, 3), name
+            if kind == "explicit":
+                assert jax.typeof(results[name]).sharding.spec == jax.typeof(noise).sharding.spec != P(None, None, None)
+        if not current:
+            close(simulate(noise, cosmo, config), expected)
+
+
+def test_simulations_in_blocks(cosmo: Any, expected: dict[str, np.ndarray]) -> None:
+    config = config_of(pmd.Decomposition((2, 2)))
+    noise = pmd.white_noise(jax.random.key(0), config)
+
+    def density_and_code(block: Any) -> Any:
+        particles = pmd.lpt(pmd.linear_modes(block, cosmo, config), cosmo, config)
+        solution = pmd.nbody(particles, cosmo, config, saveat=[0.5, 1.0])
+        return pmd.density(solution.particles, config), solution.status.code
+
+    def loss(block: Any) -> Any:
+        return (density_and_code(block)[0] ** 2).sum() / 16**3
+
+    spec = P("x", "y")
+    both = jax.shard_map(
+        lambda block: (*density_and_code(block), jax.grad(loss)(block)),
+        mesh=config.decomposition.mesh,
+        in_specs=spec,
+        out_specs=(spec, P(), spec),
+    )
+    close(dict(zip(("density", "code", "gradient"), jax.jit(both)(noise), strict=True)), expected)
+
+
+def posterior_of(forward: Any, likelihood: Any) -> tuple[infer.Posterior, Any]:
+    priors = {"sigma8": infer.Normal(0.8, 0.1, low=0.1), "b1": infer.Normal(1.0, 0.3)}
+    model = infer.Model(forward.config, forward, priors, likelihood)
+    data = model.mock(jax.random.key(1), model.draw(jax.random.key(0), sigma8=0.8))
+    return model.condition(data), model.draw(jax.random.key(2))
+
+
+def slopes(config: pmd.Config, cosmo: Any) -> Any:
+    """The log density of galaxies of a simulation, with its slope."""
+    galaxies = infer.LagrangianGalaxies("b1")
+    posterior, position = posterior_of(infer.Simulation(config, cosmo, observable=galaxies), infer.Poisson(1.0))
+    return jax.jit(jax.value_and_grad(posterior.logdensity))(position)
+
+
+def steps(config: pmd.Config, cosmo: Any) -> Any:
+    """The end of three steps of a chain."""
+    posterior, position = posterior_of(infer.LinearField(config, cosmo, bias="b1"), infer.Gaussian(0.5))
+
+    def step(state: Any, key: Any) -> Any:
+        return mclmc.step(key, state, posterior.logdensity, L=20.0, step_size=1.0)
+
+    state = mclmc.init(jax.random.key(3), position, posterior.logdensity)
+    return jax.jit(lambda state: jax.lax.scan(step, state, jax.random.split(jax.random.key(4), 3))[0])(state).position
+
+
+def test_posteriors(cosmo: Any, single: pmd.Decomposition, tmp_path: Path) -> None:
+    on_one = config_of(single, 8)
+    wanted = slopes(on_one, cosmo), steps(on_one, cosmo)
+    with jax.set_mesh(mesh_of("explicit", "pencils")):
+        config = config_of(pmd.Decomposition(), 8)
+        results = slopes(config, cosmo), steps(config, cosmo)
+        for ours, theirs in zip(jax.tree.leaves(results), jax.tree.leaves(wanted), strict=True):
+            np.testing.assert_allclose(np.asarray(ours), theirs, rtol=0, atol=1e-9 * np.abs(theirs).max())
+        posterior, position = posterior_of(infer.LinearField(config, cosmo, bias="b1"), infer.Gaussian(0.5))
+        starts = jax.tree.map(lambda x: jnp.stack([x, x]), position)
+        key = jax.random.key(5)
+        chain = infer.sample(posterior, starts, key=key, steps=4, chunk=2, tuning_steps=40, output=tmp_path)
+        assert np.isfinite(chain.parameters["b1"]).all()
