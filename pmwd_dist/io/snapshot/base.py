@@ -1,20 +1,20 @@
-"""The interface of a snapshot format, and functions that all formats share."""
+"""A snapshot format: tables of its groups and arrays."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pmwd_dist.config import Config
-from pmwd_dist.io.snapshot.content import File
 
 KM_S_PER_H0 = 100.0  # H0 times 1 Mpc/h [km/s]
 CRITICAL_DENSITY = 27.7536627  # 3 H0^2 / (8 pi G) [1e10 Msun/h (Mpc/h)^-3]
 TYPES = 6  # kinds of particles; ours are of type 1, dark matter
-_ROWS = 1 << 16  # particles in a chunk of an array, which has a checksum
+
+Attributes = dict[str, Any]
 
 
 class Part:
@@ -37,66 +37,37 @@ class Part:
         self.mass = self.Omega_m * CRITICAL_DENSITY * volume
 
 
-class SnapshotFormat(ABC):
-    """A snapshot format: its units, groups and attributes. `FORMATS` lists the subclasses."""
+class SnapshotFormat(NamedTuple):
+    """A snapshot format.
 
-    name: ClassVar[str]
-    bytes_per_particle: ClassVar[int]  # at most
-    cubic: ClassVar[bool]  # whether it holds cubic boxes only
+    Args:
+      bytes_per_particle: largest number of bytes of a particle.
+      cubic: whether it holds cubic boxes only.
+      length: lengths per Mpc/h, a function of h.
+      momentum: velocities per canonical momentum [Mpc/h], a function of a; KM_S_PER_H0 / a for peculiar ones in km/s.
+      groups: groups except the particles, with their attributes.
+      arrays: arrays of the particles: type and a description of the unit.
+    """
 
-    @abstractmethod
-    def length(self, h: float) -> float:
-        """Lengths per Mpc/h."""
-
-    @abstractmethod
-    def momentum(self, a: float) -> float:
-        """Velocities per canonical momentum [Mpc/h]; KM_S_PER_H0 / a for peculiar velocities in km/s."""
-
-    @abstractmethod
-    def write_header(self, file: File, part: Part) -> None:
-        """Write all groups except the particles."""
-
-    @abstractmethod
-    def create_datasets(self, file: File, part: Part) -> None:
-        """Create Coordinates, Velocities and ParticleIDs in PartType1, with a description of their units."""
+    bytes_per_particle: int
+    cubic: bool
+    length: Callable[[float], float]
+    momentum: Callable[[float], float]
+    groups: Callable[[Part], dict[str, Attributes]]
+    arrays: Callable[[Part], dict[str, tuple[str, Attributes]]]
 
 
-def write_lattice(file: File, config: Config) -> None:
-    """Write the shapes of lattice and mesh, which make particle IDs the indices of lattice sites."""
-    own = file.create_group("ParticleMesh")
-    own.attrs["LatticeShape"] = np.asarray(config.particle_shape, "i8")
-    own.attrs["MeshShape"] = np.asarray(config.mesh_shape, "i8")
-
-
-def counts(part: Part, mass: float) -> dict[str, np.ndarray]:
+def counts(part: Part, mass: float) -> Attributes:
     """Numbers and masses of the particles of each type, attributes that Gadget and SWIFT share."""
-    total = math.prod(part.config.particle_shape)
+    total, dark = math.prod(part.config.particle_shape), np.arange(TYPES) == 1
     return {
-        "NumPart_ThisFile": _by_type(part.count, "u4"),
-        "NumPart_Total": _by_type(total % 2**32, "u4"),
-        "NumPart_Total_HighWord": _by_type(total // 2**32, "u4"),
-        "MassTable": _by_type(mass, "f8"),
+        "NumPart_ThisFile": (dark * part.count).astype("u4"),
+        "NumPart_Total": (dark * (total % 2**32)).astype("u4"),
+        "NumPart_Total_HighWord": (dark * (total // 2**32)).astype("u4"),
+        "MassTable": dark * mass,
     }
 
 
-def _by_type(value: float, dtype: str) -> np.ndarray:
-    out = np.zeros(TYPES, dtype)
-    out[1] = value
-    return out
-
-
-def create_particles(file: File, part: Part, precision: str) -> Any:
-    """Create the group of the dark matter, with positions in this precision, without values."""
-    group, count = file.create_group("PartType1"), part.count
-    total = math.prod(part.config.particle_shape)
-    create_array(group, "Coordinates", (count, 3), precision)
-    create_array(group, "Velocities", (count, 3), "f4")
-    create_array(group, "ParticleIDs", (count,), "u4" if total <= 2**32 else "u8")
-    return group
-
-
-def create_array(group: Any, name: str, shape: tuple[int, ...], dtype: str) -> Any:
-    """Create an array with HDF5's checksums, in chunks of equal length, the last almost full."""
-    chunks = max(1, -(-shape[0] // _ROWS))
-    length = max(1, -(-shape[0] // chunks))
-    return group.create_dataset(name, shape, dtype, chunks=(length, *shape[1:]), fletcher32=True)
+def id_type(part: Part) -> str:
+    """Type of the particle IDs."""
+    return "u4" if math.prod(part.config.particle_shape) <= 2**32 else "u8"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,10 +14,10 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import atomic_write, reserve
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.parameters import parameters
-from pmwd_dist.io.snapshot.base import Part, SnapshotFormat, write_lattice
+from pmwd_dist.io.snapshot.base import Part, SnapshotFormat
 from pmwd_dist.io.snapshot.content import File
-from pmwd_dist.io.snapshot.gadget import Gadget
-from pmwd_dist.io.snapshot.swift import Swift
+from pmwd_dist.io.snapshot.gadget import GADGET
+from pmwd_dist.io.snapshot.swift import SWIFT
 from pmwd_dist.parallel.decomposition import Shape3
 from pmwd_dist.parallel.distributed import raise_on_all_processes
 from pmwd_dist.parallel.inputs import check_on_host
@@ -26,10 +25,11 @@ from pmwd_dist.pm import inputs
 from pmwd_dist.pm.particles import Particles
 
 Format = Literal["gadget", "swift"]
-FORMATS: dict[Format, SnapshotFormat] = {"gadget": Gadget(), "swift": Swift()}
+FORMATS: dict[Format, SnapshotFormat] = {"gadget": GADGET, "swift": SWIFT}
 _HEADER_BYTES = 100_000
 _CACHE = 1 << 25  # bytes of HDF5's chunk cache
 _CHUNK = 1 << 22  # particles written at a time
+_ROWS = 1 << 16  # particles in a chunk of an array, which has a checksum
 
 
 def save_snapshot(
@@ -61,7 +61,9 @@ def save_snapshot(
     """
     inputs.check_config(config)
     check_on_host("save_snapshot", (particles, cosmo, a))
-    particles, a = _on_devices(inputs.checked_particles(particles, config), config), inputs.scale_factor(a)
+    # Momenta are divided over devices as displacements are.
+    particles = jax.device_put(inputs.checked_particles(particles, config), config.decomposition.sharding)
+    a = inputs.scale_factor(a)
     parameters(cosmo)  # complete
     if format not in FORMATS:
         raise ArgumentError("format", format, "is not known", f"use {' or '.join(map(repr, FORMATS))}")
@@ -76,73 +78,75 @@ def save_snapshot(
         reserve(aside, count * kind.bytes_per_particle + _HEADER_BYTES)
         # Of HDF5 1.10 and newer: everything in the file has a checksum.
         with h5py.File(aside, "w", libver=("v110", "v110"), rdcc_nbytes=_CACHE) as file:
-            kind.write_header(file, part)
-            write_lattice(file, config)
-            kind.create_datasets(file, part)
+            _create(file, kind, part)
             _write_particles(file, particles, kind, part)
     return path
-
-
-def _on_devices(particles: Particles, config: Config) -> Particles:
-    """Particles as arrays of JAX, with momenta divided as displacements are."""
-    disp = particles.disp
-    if not isinstance(disp, jax.Array):
-        disp = jax.device_put(disp, config.decomposition.sharding)
-    return Particles(disp, jax.device_put(particles.vel, disp.sharding))
 
 
 def _file_of_process(path: Path, process: int, count: int) -> Path:
     return path if count == 1 else path.with_name(f"{path.stem}.{process}{path.suffix}")
 
 
+def _create(file: File, kind: SnapshotFormat, part: Part) -> None:
+    """Create all groups and arrays, in chunks of equal length, the last almost full."""
+    # With the shape of the lattice, particle IDs are the indices of its sites.
+    lattice = {"LatticeShape": part.config.particle_shape, "MeshShape": part.config.mesh_shape}
+    for name, attributes in (kind.groups(part) | {"ParticleMesh": lattice}).items():
+        file.create_group(name).attrs.update(attributes)
+    particles = file.create_group("PartType1")
+    chunks = max(1, -(-part.count // _ROWS))
+    for name, (dtype, attributes) in kind.arrays(part).items():
+        shape = (part.count, 3) if name in ("Coordinates", "Velocities") else (part.count,)
+        chunk = (max(1, -(-part.count // chunks)), *shape[1:])
+        particles.create_dataset(name, shape, dtype, chunks=chunk, fletcher32=True).attrs.update(attributes)
+    if kind is SWIFT:
+        file["DMParticles"] = h5py.SoftLink("/PartType1")
+
+
 def _write_particles(file: File, particles: Particles, kind: SnapshotFormat, part: Part) -> None:
-    data, config = file["PartType1"], part.config
-    length, momentum = kind.length(part.h), kind.momentum(part.a)
-    done = 0
+    data, config, mass = file["PartType1"], part.config, file["Header"].attrs["MassTable"][1]
+    length, momentum, done = kind.length(part.h), kind.momentum(part.a), 0
     for disp, vel in zip(particles.disp.addressable_shards, particles.vel.addressable_shards, strict=True):
         if disp.replica_id != 0:
             continue
         host_disp, host_vel = np.asarray(disp.data), np.asarray(vel.data)
         x0, y0, z0 = (s.start or 0 for s in disp.index[:3])
-        for planes in _plane_chunks(host_disp.shape):
-            first = (x0 + planes.start, y0, z0)
-            x = _coordinates(host_disp[planes], first, config) * length
-            to = slice(done, done + math.prod(x.shape[:3]))
-            _write(data["Coordinates"], to, _within_box(x, data["Coordinates"].dtype, config, length), "disp")
-            with np.errstate(over="ignore"):  # _write finds infinite numbers
-                _write(data["Velocities"], to, (host_vel[planes] * momentum).astype(data["Velocities"].dtype), "vel")
-            data["ParticleIDs"][to] = _ids(x.shape[:3], first, config).ravel()
-            done = to.stop
+        step = max(1, _CHUNK // math.prod(host_disp.shape[1:3]))
+        for low in range(0, len(host_disp), step):
+            first, block = (x0 + low, y0, z0), host_disp[low : low + step]
+            with np.errstate(over="ignore"):  # _check_finite finds infinite numbers
+                velocities = (host_vel[low : low + step] * momentum).astype(data["Velocities"].dtype)
+            coordinates = _coordinates(block, first, config, length).astype(data["Coordinates"].dtype)
+            # A position that rounds up to the side of the box becomes zero.
+            coordinates[coordinates >= (np.asarray(config.box_size) * length).astype(coordinates.dtype)] = 0
+            _check_finite(coordinates, "disp")
+            _check_finite(velocities, "vel")
+            ids = _ids(block.shape[:3], first, config).ravel()
+            values = {
+                "Coordinates": coordinates.reshape(-1, 3),
+                "Velocities": velocities.reshape(-1, 3),
+                "ParticleIDs": ids,
+                "Masses": mass,
+            }
+            for name, array in data.items():
+                array[done : done + len(ids)] = values[name]
+            done += len(ids)
 
 
-def _write(data: Any, to: slice, values: np.ndarray, name: str) -> None:
+def _check_finite(values: np.ndarray, name: str) -> None:
     if not np.isfinite(values).all():
-        constraint = f"holds values that are not finite in the {data.dtype} of the file"
+        constraint = f"holds values that are not finite in the {values.dtype} of the file"
         raise ArgumentError(f"particles.{name}", values, constraint, "look at the status of nbody", show_value=False)
-    data[to] = values.reshape(-1, 3)
 
 
-def _plane_chunks(shape: tuple[int, ...]) -> Iterator[slice]:
-    step = max(1, _CHUNK // math.prod(shape[1:3]))
-    for low in range(0, shape[0], step):
-        yield slice(low, min(low + step, shape[0]))
-
-
-def _coordinates(disp: np.ndarray, first: Shape3, config: Config) -> np.ndarray:
-    """Positions of a block of particles in the periodic box [Mpc/h], in double precision."""
+def _coordinates(disp: np.ndarray, first: Shape3, config: Config, length: float) -> np.ndarray:
+    """Positions of a block of particles in the periodic box, in double precision; `length` is the unit per Mpc/h."""
     x = disp.astype(float)
     for axis, (n, box) in enumerate(zip(config.particle_shape, config.box_size, strict=True)):
         sites = (first[axis] + np.arange(disp.shape[axis])) * (box / n)
         x[..., axis] += sites.reshape([-1 if other == axis else 1 for other in range(3)])
         x[..., axis] -= box * np.floor(x[..., axis] / box)
-    return x
-
-
-def _within_box(x: np.ndarray, dtype: np.dtype, config: Config, length: float) -> np.ndarray:
-    """Positions in the precision of the file; a position that rounds up to the side of the box becomes zero."""
-    coordinates = x.astype(dtype)
-    coordinates[coordinates >= (np.asarray(config.box_size) * length).astype(dtype)] = 0
-    return coordinates
+    return x * length
 
 
 def _ids(shape: tuple[int, ...], first: Shape3, config: Config) -> np.ndarray:
