@@ -44,7 +44,7 @@ def measure_snapshot(
     try:
         header = read_header(files, length_unit)
         config = _config(path, header, mesh)
-        density, matter = paint_matter(files, header, config, types, length_unit)
+        density, matter = paint_matter(files, header, config, types)
     except ArgumentError as error:
         option = f"--{error.argument.replace('_', '-')}"
         raise ArgumentError(option, error.value, error.constraint, error.remedy) from error

@@ -143,7 +143,6 @@ def test_particles_are_painted_a_lattice_at_a_time(
     kinds = universe(HYDRO)
     foreign.swift(tmp_path / "s.hdf5", kinds)
     monkeypatch.setattr("pmwd_dist.io.snapshot.matter._PAINTED", 130)  # 3 sites for each of 8 x 8
-    monkeypatch.setattr("pmwd_dist.io.snapshot.matter.CHUNK", 50)
     monkeypatch.setattr("pmwd_dist.io.snapshot.particles.CHUNK", 50)
     density, _ = pmd.snapshot_density(tmp_path / "s.hdf5", pmd.Config(BOX, 8, decomposition=decomposition))
     np.testing.assert_allclose(density, expected_density(kinds, (8, 8, 8)), atol=1e-5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,21 +33,25 @@ class SnapshotHeader:
       a: scale factor.
       box_size: three sides [Mpc/h].
       counts: number of particles of each type.
+      masses: mass of each particle of a type [1e10 Msun/h]; 0 where the header has none.
       particle_shape: Lagrangian lattice, with particle IDs as indices of its sites; for a snapshot of another code
         the lattice that its particles of type 1 fill, in the order of the file.
       mesh_shape: force mesh; where it isn't known, a mesh with a cell per particle of the most numerous type.
       Omega_m, Omega_b, h: parameters of the cosmology; Omega_m and Omega_b are NaN where they aren't known.
+      length: unit of length of the file [Mpc/h].
       length_unit: place in the file that names the unit of length; empty if none does, and kpc/h was assumed.
     """
 
     a: float
     box_size: Vector3
     counts: tuple[int, ...]
+    masses: tuple[float, ...]
     particle_shape: Shape3
     mesh_shape: Shape3
     Omega_m: float
     Omega_b: float
     h: float
+    length: float
     length_unit: str
 
     @property
@@ -72,9 +76,12 @@ def read_header(files: Sequence[Path], length_unit: str | None = None) -> Snapsh
     for path in files:
         with opened(path) as file:
             own = _parse(file, unit)
-            if header is not None and (repr(own) != repr(header) or number_of_files(file) != len(files)):
-                raise Malformed(f"is of another snapshot than {files[0].name}: their headers differ")
-            header = header or own
+            if header is not None:  # some codes leave masses of types out that a file has no particles of
+                own = replace(own, masses=tuple(map(max, own.masses, header.masses)))
+                header = replace(header, masses=own.masses)
+                if repr(own) != repr(header) or number_of_files(file) != len(files):
+                    raise Malformed(f"is of another snapshot than {files[0].name}: their headers differ")
+            header = own
     assert header is not None
     return header
 
@@ -146,20 +153,32 @@ def _unit_of_positions(files: Sequence[Path]) -> Unit:
     return unit
 
 
-def _parse(file: File, length: Unit) -> SnapshotHeader:
+def _parse(file: File, unit: Unit) -> SnapshotHeader:
     h, a, counts = hubble(file), scale_factor(file), read_counts(file, "NumPart_Total")
     lattice, mesh = _read_shapes(file, counts)
+    length = units.factor(unit, "length", h, a)
     return SnapshotHeader(
         a=a,
-        box_size=_read_sides(file, units.factor(length, "length", h, a)),
+        box_size=_read_sides(file, length),
         counts=counts,
+        masses=_read_masses(file, len(counts), h, a),
         particle_shape=lattice,
         mesh_shape=mesh,
         Omega_m=_first(file, _OMEGA_M, *_OMEGA),
         Omega_b=_first(file, _OMEGA_B, *_OMEGA),
         h=h,
-        length_unit=length.place,
+        length=length,
+        length_unit=unit.place,
     )
+
+
+def _read_masses(file: File, types: int, h: float, a: float) -> tuple[float, ...]:
+    if not content.has_value(header_of(file), "MassTable"):
+        return (0.0,) * types
+    masses = content.values(header_of(file), "MassTable") * units.factor(
+        units.find_unit("mass", file, h, a), "mass", h, a
+    )
+    return tuple(np.resize(np.append(masses, np.zeros(types)), types).tolist())
 
 
 def _first(file: File, places: Sequence[str], low: float, high: float) -> float:

@@ -20,24 +20,11 @@ from jaxtyping import Array, Float
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
-from pmwd_dist.io.snapshot import content
 from pmwd_dist.io.snapshot.base import CRITICAL_DENSITY
-from pmwd_dist.io.snapshot.content import Malformed, opened
+from pmwd_dist.io.snapshot.content import opened
 from pmwd_dist.io.snapshot.files import snapshot_files
-from pmwd_dist.io.snapshot.header import SnapshotHeader, header_of, read_header, units_note
-from pmwd_dist.io.snapshot.particles import (
-    CHUNK,
-    MASSES,
-    POSITIONS,
-    array_of,
-    check_arrays,
-    check_box,
-    check_positions,
-    count_of,
-    has_array,
-    scale_of,
-    scaled_rows,
-)
+from pmwd_dist.io.snapshot.header import SnapshotHeader, read_counts, read_header, units_note
+from pmwd_dist.io.snapshot.particles import MASSES, POSITIONS, Column, check_arrays, check_box, chunks, has_array
 from pmwd_dist.io.snapshot.units import LengthUnit
 from pmwd_dist.parallel.decomposition import Shape3
 from pmwd_dist.pm.inputs import check_config
@@ -95,33 +82,32 @@ def snapshot_density(
     header = read_header(files, length_unit)
     if config is None:
         config = Config(header.box_size, header.mesh_shape)
-    density, matter = paint_matter(files, header, config, types, length_unit)
+    density, matter = paint_matter(files, header, config, types)
     for note in matter_notes(matter, types, files[0], "length_unit="):
         warnings.warn(note, stacklevel=2)
     return density, matter
 
 
 def paint_matter(
-    files: Sequence[Path], header: SnapshotHeader, config: Config, types: Sequence[int] | None, length_unit: str | None
+    files: Sequence[Path], header: SnapshotHeader, config: Config, types: Sequence[int] | None
 ) -> tuple[Array, Matter]:
     """`snapshot_density` of files with a known header."""
     check_box(header, config)
-    masses = _places_of_masses(files, header)
-    chosen = _choose(types, masses, header, files[0])
+    columns = _columns(files, header)
+    known = {kind for kind in columns if MASSES in columns[kind] or header.masses[kind] > 0}
+    chosen = _choose(types, tuple(columns), known, header, files[0])
     for kind in chosen:
-        check_arrays(files, header, kind, (POSITIONS, MASSES) if masses[kind] == "array" else (POSITIONS,))
-    chunks = _chunks(files, header, {kind: masses[kind] for kind in chosen}, length_unit)
+        check_arrays(files, header, kind, columns[kind])
     lattice = lattice_of(config.mesh_shape, sum(header.counts[kind] for kind in chosen))
-    density, mass, squares = _paint(chunks, replace(config, particle_shape=lattice, halo=1))
+    particles = _particles(files, header, {kind: columns[kind] for kind in chosen})
+    density, mass, squares = _paint(particles, replace(config, particle_shape=lattice, halo=1))
     if not mass > 0:
         raise ValueError(f"{files[0]}: its particles have no mass")
-    known = all(masses[kind] for kind in chosen)
-    there = {kind for kind, count in enumerate(header.counts) if count}
     matter = Matter(
         header=header,
         counts={kind: header.counts[kind] for kind in chosen},
-        left_out=tuple(sorted(there - set(chosen))),
-        omega=mass / math.prod(header.box_size) / CRITICAL_DENSITY if known else math.nan,
+        left_out=tuple(kind for kind, count in enumerate(header.counts) if count and kind not in chosen),
+        omega=mass / math.prod(header.box_size) / CRITICAL_DENSITY if known.issuperset(chosen) else math.nan,
         shot_noise=math.prod(header.box_size) * squares / mass**2,
     )
     return density, matter
@@ -147,33 +133,25 @@ def lattice_of(mesh_shape: Shape3, particles: int) -> Shape3:
 # --- particles ---------------------------------------------------------------------------------------------
 
 
-def _places_of_masses(files: Sequence[Path], header: SnapshotHeader) -> dict[int, str]:
-    """Place of the masses of each type with positions: "array", "header", or "" where there are none."""
-    found: dict[int, str] = {}
-    waiting = {kind for kind, count in enumerate(header.counts) if count}
+def _columns(files: Sequence[Path], header: SnapshotHeader) -> dict[int, list[Column]]:
+    """Arrays to read of each type with positions: the positions, and the masses where they are an array."""
+    found: dict[int, list[Column]] = {}
     for path in files:
-        if not waiting:
-            break
         with opened(path) as file:
-            for kind in [kind for kind in waiting if count_of(file, kind)]:
-                waiting.remove(kind)
-                if has_array(file, kind, POSITIONS):
-                    table = "header" if _mass_in_header(file, kind) > 0 else ""
-                    found[kind] = "array" if has_array(file, kind, MASSES) else table
-    return found
+            there = read_counts(file, "NumPart_ThisFile")
+            for kind in (
+                kind for kind in range(len(header.counts)) if any(there[kind : kind + 1]) and kind not in found
+            ):
+                found[kind] = [column for column in (POSITIONS, MASSES) if has_array(file, kind, column)]
+    return {kind: found[kind] for kind in sorted(found) if POSITIONS in found[kind]}
 
 
-def _mass_in_header(file: Any, kind: int) -> float:
-    header = header_of(file)
-    table = content.values(header, "MassTable") if content.has_value(header, "MassTable") else np.zeros(0)
-    return float(table[kind]) if kind < len(table) else 0.0
-
-
-def _choose(types: Sequence[int] | None, masses: dict[int, str], header: SnapshotHeader, path: Path) -> tuple[int, ...]:
+def _choose(
+    types: Sequence[int] | None, there: Sequence[int], known: set[int], header: SnapshotHeader, path: Path
+) -> tuple[int, ...]:
     """The types to paint: by default all with masses, or else the only type, with equal masses."""
-    there = sorted(masses)
     if types is None:
-        chosen = tuple(kind for kind in there if masses[kind]) or tuple(there)
+        chosen = tuple(kind for kind in there if kind in known) or tuple(there)
     else:
         if np.ndim(types) != 1 or np.asarray(types).dtype.kind not in "iu":
             raise ArgumentError("types", types, "must be a list of whole numbers", "for example [0, 1, 4]")
@@ -183,41 +161,29 @@ def _choose(types: Sequence[int] | None, masses: dict[int, str], header: Snapsho
             raise ArgumentError("types", list(types), f"must be among those of the snapshot, {of}")
     if not chosen:
         raise ValueError(f"{path}: the snapshot has no particles with positions")
-    lacking = [kind for kind in chosen if not masses[kind]]
+    lacking = [kind for kind in chosen if kind not in known]
     if lacking and len(chosen) > 1:
         raise ArgumentError("types", list(chosen), f"includes {lacking[0]}, whose particles have no masses")
     return chosen
 
 
-def _chunks(
-    files: Sequence[Path], header: SnapshotHeader, masses: dict[int, str], length_unit: str | None
+def _particles(
+    files: Sequence[Path], header: SnapshotHeader, columns: dict[int, list[Column]]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Positions [Mpc/h] and masses [1e10 Msun/h] of the particles of all files; masses are 1 where none are known."""
-    for path in files:
-        with opened(path) as file:
-            for kind in (kind for kind in masses if count_of(file, kind)):
-                data = array_of(file, kind, POSITIONS)
-                array = array_of(file, kind, MASSES) if masses[kind] == "array" else None
-                length = scale_of("length", file, header, data, length_unit)
-                unit = scale_of("mass", file, header, array)
-                equal = _mass_in_header(file, kind) * unit or 1.0
-                for low in range(0, len(data), CHUNK):
-                    x = scaled_rows(data, low, length)
-                    check_positions(x, header)
-                    mass = np.full(len(x), equal) if array is None else scaled_rows(array, low, unit)
-                    if not ((mass >= 0) & (mass < np.finfo(np.float32).max)).all():
-                        raise Malformed(f"holds masses of particles of type {kind} that are negative or not finite")
-                    yield x, mass
+    for kind, wanted in columns.items():
+        for x, *masses in chunks(files, header, kind, wanted):
+            yield x, masses[0] if masses else np.full(len(x), header.masses[kind] or 1.0)
 
 
 # --- painting ----------------------------------------------------------------------------------------------
 
 
-def _paint(chunks: Iterator[tuple[np.ndarray, np.ndarray]], config: Config) -> tuple[Array, float, float]:
+def _paint(particles: Iterator[tuple[np.ndarray, np.ndarray]], config: Config) -> tuple[Array, float, float]:
     """Density in units of its mean, sum of all masses, and sum of their squares."""
     waiting, mass, squares, unit = _Waiting(config), 0.0, 0.0, 0.0
     density = jax.device_put(jnp.zeros(config.mesh_shape), config.decomposition.sharding)
-    for x, masses in chunks:
+    for x, masses in particles:
         mass, squares = mass + float(masses.sum()), squares + float((masses**2).sum())
         unit = unit or float(masses.max(initial=0))  # else single precision may not hold masses
         waiting.add(x, masses / (unit or 1))

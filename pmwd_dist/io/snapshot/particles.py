@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,10 +15,22 @@ from pmwd_dist.io.snapshot.content import GROUP, Dataset, File, Malformed, opene
 from pmwd_dist.io.snapshot.header import SnapshotHeader, has_lattice, read_counts
 from pmwd_dist.io.snapshot.units import Quantity
 
-POSITIONS, VELOCITIES, MASSES, IDS = ("Coordinates",), ("Velocities", "Velocity"), ("Masses", "Mass"), ("ParticleIDs",)
-Names = tuple[str, ...]  # names of one array in different codes
-
 CHUNK = 1 << 21  # particles read at a time
+
+
+class Column(NamedTuple):
+    """An array of particles: its names in different codes, kinds of types, values of a particle, and its quantity."""
+
+    names: tuple[str, ...]
+    kinds: str = "f"
+    columns: int | None = 3
+    quantity: Quantity | None = None
+
+
+POSITIONS = Column(("Coordinates",), quantity="length")
+VELOCITIES = Column(("Velocities", "Velocity"), quantity="velocity")
+MASSES = Column(("Masses", "Mass"), columns=None, quantity="mass")
+IDS = Column(("ParticleIDs",), "iu", None)  # in snapshots of this package, the sites of particles
 
 
 def count_of(file: File, kind: int) -> int:
@@ -27,66 +39,81 @@ def count_of(file: File, kind: int) -> int:
     return counts[kind] if kind < len(counts) else 0
 
 
-def has_array(file: File, kind: int, names: Names) -> bool:
+def has_array(file: File, kind: int, column: Column) -> bool:
     """Whether a file has an array of particles of a type."""
     if not content.has(file, f"PartType{kind}"):
         return False
     group = content.member(file, f"PartType{kind}", GROUP)
-    return any(content.has(group, name) for name in names)
+    return any(content.has(group, name) for name in column.names)
 
 
-def array_of(file: File, kind: int, names: Names) -> Dataset:
-    """The array of particles of a type."""
-    group: Any = content.member(file, f"PartType{kind}", GROUP)
-    name = next((name for name in names if content.has(group, name)), names[0])
-    if names is IDS:
-        return content.array(group, name, "iu", None)
-    return content.array(group, name, "f", None if names is MASSES else 3)
+def _array(file: File, kind: int, column: Column) -> Dataset:
+    group = content.member(file, f"PartType{kind}", GROUP)
+    name = next((name for name in column.names if content.has(group, name)), column.names[0])
+    return content.array(group, name, column.kinds, column.columns)
 
 
-def check_arrays(files: Sequence[Path], header: SnapshotHeader, kind: int, wanted: Sequence[Names]) -> None:
+def check_arrays(files: Sequence[Path], header: SnapshotHeader, kind: int, wanted: Sequence[Column]) -> None:
     """Raise ValueError unless arrays of a type are as long as the headers say, in each file and in total."""
     total = 0
     for path in files:
         with opened(path) as file:
-            total += _check_file(file, kind, wanted)
-    if total != header.counts[kind]:
-        expected = header.counts[kind]
+            expected = count_of(file, kind)
+            if expected == 0 and not content.has(file, f"PartType{kind}"):
+                continue
+            columns = [*wanted, IDS] if kind == 1 and has_lattice(file) else wanted
+            counts = {column.names[0]: len(_array(file, kind, column)) for column in columns}
+            counts["Header:NumPart_ThisFile"] = expected
+            if len(set(counts.values())) > 1:
+                found = ", ".join(f"{name} {count}" for name, count in counts.items())
+                raise Malformed(f"has different numbers of particles: {found}")
+            total += expected
+    if total != (expected := header.counts[kind]):
         raise ValueError(
             f"{files[0]}: the snapshot holds {total} particles of type {kind}, and by its header {expected}"
         )
 
 
-def _check_file(file: File, kind: int, wanted: Sequence[Names]) -> int:
-    """Number of particles of a type in a file; the group may be missing where there are none."""
-    expected = count_of(file, kind)
-    if expected == 0 and not content.has(file, f"PartType{kind}"):
-        return 0
-    names = [*wanted, IDS] if kind == 1 and has_lattice(file) else wanted
-    counts = {names[0]: len(array_of(file, kind, names)) for names in names}
-    counts["Header:NumPart_ThisFile"] = expected
-    if len(set(counts.values())) > 1:
-        found = ", ".join(f"{name} {count}" for name, count in counts.items())
-        raise Malformed(f"has different numbers of particles: {found}")
-    return expected
+def chunks(
+    files: Sequence[Path], header: SnapshotHeader, kind: int, wanted: Sequence[Column]
+) -> Iterator[list[np.ndarray]]:
+    """Rows of arrays of a type, at most CHUNK at a time, in comoving Mpc/h, peculiar km/s and 1e10 Msun/h.
+
+    Without a lattice, the place of a particle among all replaces its ID.
+    """
+    before = 0
+    for path in files:
+        with opened(path) as file:
+            count = count_of(file, kind)
+            for low in range(0, count, CHUNK):
+                high = min(low + CHUNK, count)
+                yield [
+                    np.arange(before + low, before + high)
+                    if column is IDS and not has_lattice(file)
+                    else _rows(file, header, kind, column, slice(low, high))
+                    for column in wanted
+                ]
+            before += count
 
 
-def scale_of(
-    quantity: Quantity, file: File, header: SnapshotHeader, data: Dataset | None = None, length_unit: str | None = None
-) -> float:
-    """Factor from the unit of an array, or of numbers in the header, to the unit of this package."""
-    unit = (units.length_unit(length_unit) if quantity == "length" else None) or units.find_unit(
-        quantity, file, header.h, header.a, data
-    )
-    return units.factor(unit, quantity, header.h, header.a)
-
-
-def scaled_rows(data: Dataset, low: int, scale: float) -> np.ndarray:
-    """Rows of an array from `low` on, at most CHUNK of them, in double precision, times a factor."""
+def _rows(file: File, header: SnapshotHeader, kind: int, column: Column, part: slice) -> np.ndarray:
+    data = _array(file, kind, column)
+    values = content.rows(data, part.start, part.stop)
+    if column.quantity is None:
+        return values
+    scale = header.length
+    if column is not POSITIONS:
+        unit = units.find_unit(column.quantity, file, header.h, header.a, data)
+        scale = units.factor(unit, column.quantity, header.h, header.a)
     with np.errstate(all="ignore"):  # the next lines find values that are not finite
-        values = content.rows(data, low, low + CHUNK).astype(float) * scale
+        values = values.astype(float) * scale
     if not (np.abs(values) < np.finfo(np.float32).max).all():
         raise Malformed(f"holds {content.path_of(data)} that are not finite")
+    if column is MASSES and (values < 0).any():
+        raise Malformed(f"holds masses of particles of type {kind} that are negative")
+    sides = np.asarray(header.box_size)
+    if column is POSITIONS and not ((values >= -sides) & (values <= 2 * sides)).all():
+        raise Malformed(f"holds Coordinates far beyond its box of {header.box_size} Mpc/h")
     return values
 
 
@@ -94,10 +121,3 @@ def check_box(header: SnapshotHeader, config: Config) -> None:
     """Raise ValueError unless a config has the box of a snapshot."""
     if not np.allclose(header.box_size, config.box_size, rtol=1e-5):
         raise ArgumentError("box_size", config.box_size, f"is not that of the snapshot, {header.box_size}")
-
-
-def check_positions(values: np.ndarray, header: SnapshotHeader) -> None:
-    """Raise Malformed for positions more than a side of the box outside of it."""
-    sides = np.asarray(header.box_size)
-    if not ((values >= -sides) & (values <= 2 * sides)).all():
-        raise Malformed(f"holds Coordinates far beyond its box of {header.box_size} Mpc/h")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +15,10 @@ import numpy as np
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._memory import available_memory, size
 from pmwd_dist.config import Config
-from pmwd_dist.io.snapshot import content
 from pmwd_dist.io.snapshot.base import KM_S_PER_H0
-from pmwd_dist.io.snapshot.content import Malformed, opened
 from pmwd_dist.io.snapshot.files import snapshot_files
-from pmwd_dist.io.snapshot.header import SnapshotHeader, has_lattice, read_header, units_note
-from pmwd_dist.io.snapshot.particles import (
-    CHUNK,
-    IDS,
-    POSITIONS,
-    VELOCITIES,
-    Names,
-    array_of,
-    check_arrays,
-    check_box,
-    check_positions,
-    count_of,
-    scale_of,
-    scaled_rows,
-)
+from pmwd_dist.io.snapshot.header import SnapshotHeader, read_header, units_note
+from pmwd_dist.io.snapshot.particles import IDS, POSITIONS, VELOCITIES, Column, check_arrays, check_box, chunks
 from pmwd_dist.io.snapshot.units import LengthUnit
 from pmwd_dist.pm.inputs import check_config
 from pmwd_dist.pm.particles import Particles
@@ -72,15 +57,18 @@ def load_snapshot(
     check_arrays(files, header, 1, (POSITIONS, VELOCITIES))
     if config is None:
         config = Config(header.box_size, header.mesh_shape, header.particle_shape)
-    _check(header, config)
+    check_box(header, config)
+    if header.particle_shape != config.particle_shape:
+        constraint = f"is not that of the snapshot, {header.particle_shape}"
+        raise ArgumentError("particle_shape", config.particle_shape, constraint)
     _check_memory(files[0], config)
     if note := units_note(header, files[0], "length_unit="):
         warnings.warn(note, stacklevel=2)
     shape, dtype = (*config.particle_shape, 3), jnp.result_type(float)
 
-    def array(names: Names) -> jax.Array:
+    def array(column: Column) -> jax.Array:
         def read(index: Any) -> np.ndarray:
-            return _read_block(files, names, header, index, config, length_unit).astype(dtype)
+            return _read_block(files, column, header, index, config).astype(dtype)
 
         return jax.make_array_from_callback(shape, config.decomposition.sharding, read)
 
@@ -95,62 +83,28 @@ def _check_memory(path: Path, config: Config) -> None:
         raise ValueError(f"{path}: its particles need {size(need)} of memory, and this machine has {size(total)}")
 
 
-def _check(header: SnapshotHeader, config: Config) -> None:
-    check_box(header, config)
-    if header.particle_shape != config.particle_shape:
-        constraint = f"is not that of the snapshot, {header.particle_shape}"
-        raise ArgumentError("particle_shape", config.particle_shape, constraint)
-
-
 def _read_block(
-    files: Sequence[Path],
-    names: Names,
-    header: SnapshotHeader,
-    index: tuple[slice, ...],
-    config: Config,
-    length_unit: str | None,
+    files: Sequence[Path], column: Column, header: SnapshotHeader, index: tuple[slice, ...], config: Config
 ) -> np.ndarray:
     """Displacements [Mpc/h] or momenta [Mpc/h] of the lattice sites of one device."""
     shape, box = config.particle_shape, np.asarray(config.box_size)
     low = np.asarray([s.start or 0 for s in index[:3]])
     high = np.asarray([n if s.stop is None else s.stop for s, n in zip(index[:3], shape, strict=True)])
     block = np.full((*(high - low), 3), np.nan)
-    for ids, values in _chunks(files, names, header, length_unit):
-        site = np.stack(np.unravel_index(ids, shape), -1)
+    for ids, values in chunks(files, header, 1, (IDS, column)):
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < header.counts[1]:
+            raise ValueError(f"{files[0]}: holds other particle IDs than its header says")
+        site = np.stack(np.unravel_index(ids.astype(np.int64), shape), -1)
         mine = ((site >= low) & (site < high)).all(-1)
         site, x = site[mine], values[mine]
-        if names is POSITIONS:
+        if column is POSITIONS:
             x = x - site * (box / shape)
             x -= box * np.rint(x / box)
+        else:  # peculiar velocities [km/s] to momenta
+            x = x * (header.a / KM_S_PER_H0)
         block[tuple((site - low).T)] = x
     if np.isnan(block).any():
         raise ValueError(
             f"{files[0]}: the snapshot lacks particles of its lattice of {shape}: some IDs are there twice"
         )
     return block
-
-
-def _chunks(
-    files: Sequence[Path], names: Names, header: SnapshotHeader, length_unit: str | None
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Lattice indices of the particles of all files, and their positions or momenta [Mpc/h]."""
-    before, total = 0, header.counts[1]
-    for path in files:
-        with opened(path) as file:
-            if not count_of(file, 1):
-                continue
-            data = array_of(file, 1, names)
-            ids = array_of(file, 1, IDS) if has_lattice(file) else None
-            if names is POSITIONS:
-                scale = scale_of("length", file, header, data, length_unit)
-            else:  # peculiar velocities in km/s are KM_S_PER_H0 / a times momenta
-                scale = scale_of("velocity", file, header, data) * header.a / KM_S_PER_H0
-            for low in range(0, len(data), CHUNK):
-                values = scaled_rows(data, low, scale)
-                if names is POSITIONS:
-                    check_positions(values, header)
-                sites = before + low + np.arange(len(values)) if ids is None else content.rows(ids, low, low + CHUNK)
-                if len(sites) and not 0 <= int(sites.min()) <= int(sites.max()) < total:
-                    raise Malformed("holds more particles, or other particle IDs, than its header says")
-                yield sites.astype(np.int64), values
-            before += len(data)
