@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import zipfile
-import zlib
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pmwd_dist._files import atomic_write, read_text
+from pmwd_dist.io.arrays import read_arrays, reading, write_arrays
 from pmwd_dist.report.style import colours, label_with_plain_numbers, new_figure, save, styled
+from pmwd_dist.report.tables import Table, read_table, write_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.typing import ColorType
 
-CSV_HEADER = "k [h/Mpc],power [(Mpc/h)^3],modes,linear power [(Mpc/h)^3],shot noise [(Mpc/h)^3]"
-_DAMAGE = (KeyError, ValueError, TypeError, OSError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error)
-_LARGEST = 64_000_000  # bytes of a spectrum
+_VOLUME = "(Mpc/h)^3"
+_COLUMNS = {"k": "h/Mpc", "power": _VOLUME, "modes": "", "linear power": _VOLUME, "shot noise": _VOLUME}
+_REMEDY = "restore it from a copy, or run again in another folder"
 _FLOOR = 0.05  # smallest density that is drawn, per mean density
 
 
@@ -77,22 +76,19 @@ def write_spectrum(path: Path, spectrum: Spectrum) -> None:
       OSError: the file can't be written.
     """
     shot_noise = np.full_like(spectrum.k, spectrum.shot_noise)
-    table = np.stack([spectrum.k, spectrum.power, spectrum.modes, spectrum.linear, shot_noise], -1)
-    table = table[spectrum.modes > 0]
-    with atomic_write(path) as aside:
-        formats = ["%.7e", "%.7e", "%d", "%.7e", "%.7e"]
-        np.savetxt(aside, table, delimiter=",", header=CSV_HEADER, comments="", fmt=formats)
+    values = (spectrum.k, spectrum.power, spectrum.modes, spectrum.linear, shot_noise)
+    columns = {name: x[spectrum.modes > 0] for name, x in zip(_COLUMNS, values, strict=True)}
+    write_table(path, Table("", columns, {name: unit for name, unit in _COLUMNS.items() if unit}))
 
 
 def write_slab(path: Path, slab: Slab) -> None:
-    """Write a slab as a compressed npz file, which `read_slab` reads.
+    """Write a slab as an npz file, which `read_slab` reads.
 
     Raises:
       OSError: the file can't be written.
     """
-    fields = {"z": slab.z, "density": slab.density, "sides": slab.sides, "thickness": slab.thickness}
-    with atomic_write(path) as aside, aside.open("wb") as stream:
-        np.savez_compressed(stream, allow_pickle=False, **{name: np.asarray(value) for name, value in fields.items()})
+    values = {"z": slab.z, "density": slab.density, "sides": slab.sides, "thickness": slab.thickness}
+    write_arrays(path, {name: np.asarray(value) for name, value in values.items()}, {})
 
 
 def read_spectra(folder: Path, names: Container[str] | None = None) -> list[Spectrum]:
@@ -107,11 +103,9 @@ def read_spectra(folder: Path, names: Container[str] | None = None) -> list[Spec
         match = re.fullmatch(r"power_z(-?\d+\.\d+)\.csv", path.name)
         if match is None or (names is not None and path.name not in names):
             continue
-        lines = read_text(path, _LARGEST).splitlines()
-        try:
-            k, power, modes, linear, shot_noise = np.loadtxt(lines, delimiter=",", skiprows=1, ndmin=2).T
-        except ValueError as error:
-            raise ValueError(f"{path}: not a spectrum of this program ({' '.join(str(error).split())})") from error
+        table = read_table(path)
+        with reading(path, _REMEDY):
+            k, power, modes, linear, shot_noise = (table[name] for name in _COLUMNS)
         spectra.append(Spectrum(float(match.group(1)), k, power, modes, linear, float(shot_noise[0])))
     return sorted(spectra, key=lambda spectrum: spectrum.z)
 
@@ -120,17 +114,12 @@ def read_slab(path: Path) -> Slab:
     """Read a slab from its npz file.
 
     Raises:
-      ValueError: the file does not hold a slab.
+      ArrayFileError: the file is missing or damaged, or holds something else.
     """
-    try:
-        with path.open("rb") as stream, np.load(stream) as file:
-            x, y = map(float, file["sides"])
-            slab = Slab(float(file["z"]), file["density"].astype(float), (x, y), float(file["thickness"]))
-    except _DAMAGE as error:
-        raise ValueError(f"{path}: not a density slab of this program ({' '.join(str(error).split())})") from error
-    if slab.density.ndim != 2 or not (np.isfinite(slab.density).all() and min(x, y) > 0):
-        raise ValueError(f"{path}: not a density slab of this program (its density or sides are out of range)")
-    return slab
+    found = read_arrays(path, shapes={"z": (), "sides": (2,), "thickness": ()}, remedy=_REMEDY)
+    with reading(path, _REMEDY):
+        x, y = map(float, found["sides"])
+        return Slab(float(found["z"]), found["density"].astype(float), (x, y), float(found["thickness"]))
 
 
 def draw_spectra(path: Path, spectra: Sequence[Spectrum]) -> None:

@@ -18,7 +18,7 @@ class Table:
     """Columns of numbers.
 
     Args:
-      title: title of the table and its figure.
+      title: title of the table and its figure, which may be empty.
       columns: columns of one length by name, in order.
       units: units by name of the column; columns without a unit are absent.
     """
@@ -32,13 +32,13 @@ class Table:
 
 
 def write_table(path: Path, table: Table) -> None:
-    """Write a table as CSV: a comment with its title, a row of names and units, rows of numbers.
+    """Write a table as CSV: a comment with its title, if any, a row of names and units, rows of numbers.
 
     Raises:
       OSError: the file can't be written.
     """
     names = [f"{name} [{table.units[name]}]" if name in table.units else name for name in table.columns]
-    header = f"# {table.title}\n" + ",".join(names)
+    header = (f"# {table.title}\n" if table.title else "") + ",".join(names)
     rows = np.stack(list(table.columns.values()), -1)
     with atomic_write(path) as aside:
         np.savetxt(aside, rows, delimiter=",", header=header, comments="", fmt="%.7e")
@@ -52,11 +52,14 @@ def read_table(path: Path) -> Table:
       OSError: the file can't be read, or is no regular file.
     """
     try:
-        title, names, *lines = read_text(path, _LARGEST).splitlines()
+        names, *lines = read_text(path, _LARGEST).splitlines()
+        title = ""
+        if names.startswith("# "):
+            title, (names, *lines) = names[2:], lines
         found = [re.fullmatch(r"([^\[\]]+?)(?: \[(.*)\])?", name) for name in names.split(",")]
         pairs = [(match.group(1), match.group(2)) for match in found if match]
         values = np.loadtxt(lines, delimiter=",", ndmin=2).T
         columns = dict(zip((name for name, _ in pairs), values, strict=True))
     except ValueError as error:
         raise ValueError(f"{path}: not a table of this program ({' '.join(str(error).split())})") from error
-    return Table(title.removeprefix("# "), columns, {name: unit for name, unit in pairs if unit})
+    return Table(title, columns, {name: unit for name, unit in pairs if unit})
