@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import fields
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +21,10 @@ from pmwd_dist.run.settings import SimulationSetup
 
 TOLERANCE = 1e-4
 _STEP = 1e-5  # of noise and parameters; the kinks of cloud-in-cell spoil differences over larger ones
+_NOISE = "noise"
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(NamedTuple):
     """A derivative of mean((1 + delta)^2) at the end of a simulation.
 
     Args:
@@ -55,39 +55,31 @@ def compare_gradient(simulation: SimulationSetup) -> list[Comparison]:
     Raises:
       SimulationError: the simulation fails on its data.
     """
-    with jax.enable_x64(True):
-        return list(_compare(simulation))
-
-
-def _compare(simulation: SimulationSetup) -> Iterator[Comparison]:
     config = simulation.config
-    noise, direction = (white_noise(jax.random.key(simulation.seed + i), config) for i in (0, 1))
-    values = {field.name: float(getattr(simulation.cosmo, field.name)) for field in fields(Parameters)}
 
-    def loss(along: Array, values: dict[str, Array], noise: Array, direction: Array) -> tuple[Array, Status]:
-        table = growth_table_to(config.lpt_order, Parameters(**values))
-        modes = linear_modes(noise + along * direction, table, config, linear_power=simulation.table)
+    def loss(values: dict[str, Array], noise: Array, direction: Array) -> tuple[Array, Status]:
+        table = growth_table_to(config.lpt_order, Parameters(**{k: x for k, x in values.items() if k != _NOISE}))
+        modes = linear_modes(noise + values[_NOISE] * direction, table, config, linear_power=simulation.table)
         solution = nbody(lpt(modes, table, config), table, config, solver=simulation.solver)
         return jnp.mean(density(solution.particles, config) ** 2), solution.status
 
-    zero = jnp.zeros(())
-    by_all = jax.jit(jax.grad(loss, (0, 1), has_aux=True))
-    (by_noise, by_parameter), status = by_all(zero, values, noise, direction)
-    status.raise_if_failed()
-    run: Any = jax.jit(loss)
+    with jax.enable_x64(True):
+        noises = [white_noise(jax.random.key(simulation.seed + i), config) for i in (0, 1)]
+        names = [field.name for field in fields(Parameters)]
+        values = {_NOISE: jnp.zeros(())} | {name: jnp.asarray(float(getattr(simulation.cosmo, name))) for name in names}
+        gradient, status = jax.jit(jax.grad(loss, has_aux=True))(values, *noises)
+        status.raise_if_failed()
+        run = jax.jit(loss)
 
-    def difference(name: str) -> float:
-        ends: list[float] = []
-        for change in (_STEP, -_STEP):
-            moved = values | ({name: values[name] + change} if name in values else {})
-            end, status = run(zero if name in values else zero + change, moved, noise, direction)
+        def end(name: str, change: float) -> float:
+            found, status = run(values | {name: values[name] + change}, *noises)
             status.raise_if_failed()
-            ends.append(float(end))
-        return (ends[0] - ends[1]) / (2 * _STEP)
+            return float(found)
 
-    yield Comparison("noise", float(by_noise), difference("noise"))
-    for name in values:
-        yield Comparison(name, float(by_parameter[name]), difference(name))
+        return [
+            Comparison(name, float(gradient[name]), (end(name, _STEP) - end(name, -_STEP)) / (2 * _STEP))
+            for name in values
+        ]
 
 
 def table_lines(comparisons: Sequence[Comparison]) -> Iterator[str]:
