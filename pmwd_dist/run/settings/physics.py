@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import jax_cosmo
 import numpy as np
+from jax.typing import ArrayLike
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
@@ -69,8 +70,9 @@ class SimulationSetup:
     seed: int
     light_cone: LightCone | None = None
 
-    def linear_power(self, k: np.ndarray) -> np.ndarray:
+    def linear_power(self, k: ArrayLike) -> np.ndarray:
         """Linear P(k) at a = 1 [(Mpc/h)^3] at k [h/Mpc]; NaN beyond a table."""
+        k = np.asarray(k, float)
         power = _linear_power(k, self.cosmo, self.table)
         if self.table is None:
             return power

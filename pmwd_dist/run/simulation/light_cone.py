@@ -158,17 +158,14 @@ def _lens(
 def _spectra(maps: Array, simulation: SimulationSetup, sources: tuple[float, ...], side: float | None) -> Table:
     """C_l of each map, its Gaussian scatter, and C_l of linear theory."""
     edges = simulation.light_cone.edges if simulation.light_cone else ()
-
-    def linear_power(k: Array) -> np.ndarray:
-        return np.nan_to_num(simulation.linear_power(np.asarray(k)))  # a table ends where nothing is simulated
-
     columns: dict[str, np.ndarray] = {}
     for z, values in zip(sources, maps, strict=True):
         found = angular_power(values, side=side)
         found = found if side is not None else _binned(found)
         some = np.asarray(found.modes) > 0
         ell, power, modes = (np.asarray(x, float)[some] for x in (found.ell, found.power, found.modes))
-        linear = limber_power(ell, linear_power, simulation.cosmo, edges, z)
+        # A table ends where nothing is simulated.
+        linear = limber_power(ell, lambda k: np.nan_to_num(simulation.linear_power(k)), simulation.cosmo, edges, z)
         columns |= {"l": ell, "modes": modes, f"C_l z={z:g}": power}
         columns |= {f"error z={z:g}": power * np.sqrt(2 / modes), f"linear z={z:g}": np.asarray(linear, float)}
     where = "the whole sky" if side is None else f"a field of {side:.4g} degrees"

@@ -56,6 +56,11 @@ class View:
     a: float
     data: Files
 
+    @property
+    def z(self) -> str:
+        """Redshift, for titles."""
+        return f"{abs(round(1 / self.a - 1, 4)):g}"
+
 
 @dataclass(frozen=True)
 class Observable:
@@ -91,8 +96,8 @@ def _matter(section: observables.Multipoles, view: View) -> Table:
     config, axis = simulation.config, section.line_of_sight
     moved = redshift_space(view.particles, simulation.cosmo, config, line_of_sight=axis, a=a)
     measured = power_multipoles(interlaced_density(moved, config), config, line_of_sight=axis, poles=POLES)
-    theory = kaiser_multipoles(_power(simulation), simulation.cosmo, config, a=a, line_of_sight=axis, poles=POLES)
-    title = f"matter in redshift space along {axis}, z = {_redshift(a)}"
+    theory = kaiser_multipoles(simulation.linear_power, simulation.cosmo, config, a=a, line_of_sight=axis, poles=POLES)
+    title = f"matter in redshift space along {axis}, z = {view.z}"
     return _poles(title, measured, theory, 0.0, _largest(section.k_max, config))
 
 
@@ -101,14 +106,6 @@ def _largest(k_max: float | None, config: Config) -> float:
     if k_max is not None:
         return k_max
     return 0.95 * min(math.pi / side for side in config.cell_size)
-
-
-def _power(simulation: SimulationSetup) -> Callable[[Any], np.ndarray]:
-    return lambda k: simulation.linear_power(np.asarray(k, float))
-
-
-def _redshift(a: float) -> str:
-    return f"{abs(round(1 / a - 1, 4)):g}"
 
 
 def _poles(title: str, measured: Multipoles, theory: Multipoles, shot_noise: float, k_max: float) -> Table:
@@ -148,12 +145,13 @@ def _galaxies(section: observables.Galaxies, view: View) -> Table:
     simulation, a = view.simulation, view.a
     config, cosmo = simulation.config, simulation.cosmo
     axis = section.line_of_sight if section.redshift_space else None
-    field = galaxy_density(section, view, paint=interlaced)
+    particles, weights = _tracers(section, view)
+    field = interlaced_density(particles, config, weights=weights)
     weight = _weight(section, config, view.data)
     noise, scatter = (0.0 if section.number_density is None else 1 / section.number_density), 1.0
     if weight is not None:
         field = weighted_overdensity(field, weight, config)
-        mean, squares, fourth = (float(x) for x in _moments(weight))
+        mean, squares, fourth = (float(jnp.mean(weight**power)) for power in (1, 2, 4))
         noise, scatter = noise * mean / squares, math.sqrt(fourth) / squares
     measured = power_multipoles(field, config, line_of_sight=section.line_of_sight, poles=POLES)
     radius = section.smoothing or 0.0
@@ -162,35 +160,30 @@ def _galaxies(section: observables.Galaxies, view: View) -> Table:
     def bias(k: Array) -> Array:
         return 1 + (section.b1 - section.bnabla2 * k**2) * jnp.exp(-(k**2) * radius**2 / 2)
 
-    theory = kaiser_multipoles(_power(simulation), cosmo, config, bias=bias, a=a, line_of_sight=axis, poles=POLES)
+    theory = kaiser_multipoles(simulation.linear_power, cosmo, config, bias=bias, a=a, line_of_sight=axis, poles=POLES)
     where = f"in redshift space along {axis}" if axis else "in real space"
-    title = f"galaxies of b1 = {section.b1:g} {where}, z = {_redshift(a)}"
+    title = f"galaxies of b1 = {section.b1:g} {where}, z = {view.z}"
     table = _poles(title, measured, theory, noise, _largest(section.k_max, config))
     # Modes of a part of the box are fewer (Feldman, Kaiser & Peacock 1994, eq. 2.4.5).
     columns = {name: x * scatter if name.startswith("error") else x for name, x in table.columns.items()}
     return Table(table.title, columns, table.units)
 
 
-def interlaced(particles: Particles, weights: Array, config: Config) -> Array:
-    """Density of tracers with fewer aliases."""
-    return interlaced_density(particles, config, weights=weights)
-
-
-def galaxy_density(section: observables.Galaxies, view: View, paint: Any = tracer_density) -> Array:
-    """Density of the galaxies in units of their mean, shape mesh_shape."""
+def _tracers(section: observables.Galaxies, view: View) -> tuple[Particles, Array]:
+    """Particles, in redshift space if the section says so, and their weights as galaxies."""
     simulation, particles, a = view.simulation, view.particles, view.a
     config, cosmo = simulation.config, simulation.cosmo
     bias = LagrangianBias(section.b1, section.b2, section.bs2, section.bnabla2)
     weights = bias_weights(_modes(simulation), bias, cosmo, config, smoothing=section.smoothing, a=a)
     if section.redshift_space:
         particles = redshift_space(particles, cosmo, config, line_of_sight=section.line_of_sight, a=a)
-    return paint(particles, weights, config)
+    return particles, weights
 
 
 def galaxy_counts(section: observables.Galaxies, view: View) -> Array:
     """Galaxies in each cell, drawn from the Poisson distributions of the rates: integers, shape mesh_shape."""
     config = view.simulation.config
-    field = galaxy_density(section, view)
+    field = tracer_density(*_tracers(section, view), config)
     weight = _weight(section, config, view.data)
     selection = 1.0 if weight is None else weight
     rate = expected_counts(field, config, number_density=section.number_density or 0.0, selection=selection)
@@ -220,46 +213,30 @@ def shares_seen(section: observables.Galaxies, config: Config, data: Files) -> n
 
 def _weight(section: observables.Galaxies, config: Config, data: Files) -> Array | None:
     """`shares_seen` on the mesh."""
-    shares, dtype = shares_seen(section, config, data), jnp.result_type(float)
+    shares = shares_seen(section, config, data)
     if shares is None:
         return None
-    if shares.shape != config.mesh_shape:
-        return _spread(jnp.asarray(shares, dtype), config)
-    return jax.device_put(shares.astype(dtype), config.decomposition.sharding)
-
-
-@jax.jit
-def _moments(weight: Array) -> tuple[Array, Array, Array]:
-    """Means of the weight, its square and its fourth power."""
-    return jnp.mean(weight), jnp.mean(weight**2), jnp.mean(weight**4)
-
-
-@partial(jax.jit, static_argnames="config")
-def _spread(shares: Array, config: Config) -> Array:
-    return config.decomposition.constrain(jnp.broadcast_to(shares, config.mesh_shape))
+    shares = np.broadcast_to(shares.astype(jnp.result_type(float)), config.mesh_shape)
+    return jax.device_put(shares, config.decomposition.sharding)
 
 
 def _bispectrum(section: observables.Bispectrum, view: View) -> Table:
     simulation, config = view.simulation, view.simulation.config
     edges = bispectrum_edges(config, section.shells, section.k_max)
     found = bispectrum(view.density, config, edges=edges, triangles=section.triangles)
-    growth_factor = float(growth(view.a, simulation.cosmo))
-
-    def linear(k: np.ndarray) -> np.ndarray:
-        return np.nan_to_num(simulation.linear_power(k)) * growth_factor**2
-
+    tree = tree_bispectrum(lambda k: np.nan_to_num(simulation.linear_power(k)), edges, found.shells)
     some = np.asarray(found.triangles) > 0
     columns = {f"k{i + 1}": np.asarray(found.k)[:, i] for i in range(3)}
     columns |= {
         "B": found.bispectrum,
         "error of B": found.scatter,
-        "tree level": tree_bispectrum(linear, edges, found.shells),
+        "tree level": tree * float(growth(view.a, simulation.cosmo)) ** 4,
         "Q": found.reduced,
         "triangles": found.triangles,
     }
     units = {f"k{i}": _PER_MPC for i in (1, 2, 3)} | dict.fromkeys(("B", "error of B", "tree level"), "(Mpc/h)^6")
     columns = {name: np.asarray(values, float)[some] for name, values in columns.items()}
-    return Table(f"bispectrum of the density, {section.triangles} triangles, z = {_redshift(view.a)}", columns, units)
+    return Table(f"bispectrum of the density, {section.triangles} triangles, z = {view.z}", columns, units)
 
 
 def _cross(section: observables.Cross, view: View) -> Table:
@@ -281,7 +258,7 @@ def _cross(section: observables.Cross, view: View) -> Table:
         "modes": found.modes,
     }
     units = {"k": _PER_MPC, "cross power": _MPC3, "power": _MPC3, "linear power": _MPC3}
-    title = f"density and its linear field, z = {_redshift(view.a)}"
+    title = f"density and its linear field, z = {view.z}"
     return Table(title, {name: np.asarray(values, float)[some] for name, values in columns.items()}, units)
 
 
@@ -293,7 +270,7 @@ def _pdf(section: observables.PDF, view: View) -> Table:
     columns = {"density": found.values, "probability density": found.density, "cells": found.cells}
     side = math.prod(config.cell_size) ** (1 / 3)
     filtered = f"smoothed by {section.smoothing:g} Mpc/h" if section.smoothing else f"in cells of {side:.3g} Mpc/h"
-    title = f"density {filtered}, z = {_redshift(view.a)}"
+    title = f"density {filtered}, z = {view.z}"
     return Table(title, {name: np.asarray(x, float) for name, x in columns.items()}, {})
 
 

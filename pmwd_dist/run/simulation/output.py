@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -25,7 +24,7 @@ from pmwd_dist.pm.particles import ExactParticles, Particles
 from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.report import figures, maps
 from pmwd_dist.report.observables import draw_table
-from pmwd_dist.report.tables import Table, read_table, write_table
+from pmwd_dist.report.tables import read_table, write_table
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.settings.physics import SimulationSetup
 from pmwd_dist.run.settings.simulation_sections import redshift_label
@@ -59,7 +58,8 @@ def write_output(
     field = density(particles, config)
     spectrum = measure(field, plan.simulation, z)
     slab = project(particles, field, config, output.slice_thickness, z)
-    _check(spectrum, z)
+    seen = spectrum.power[spectrum.modes > 0]
+    _check(seen, f"the density at z = {z:g}", "exceeds the halo, or is not a number")
     chosen = wanted(plan.settings)
     if chosen or output.snapshot != "none":
         particles = moving()
@@ -70,7 +70,8 @@ def write_output(
     view = dataclasses.replace(view, density=jnp.zeros(()))  # the mesh is free for the counts
     del field
     for name, table in tables.items():
-        _check_poles(name, table, z)
+        if "P0" in table.columns:
+            _check(table["P0"], f"observe.{name} at z = {z:g}", "by redshift exceeds the halo")
     label, names = redshift_label(z), plan.names_at(z)
     with raise_on_all_processes():
         if distributed.is_main():
@@ -148,7 +149,7 @@ def measure(density: Array, simulation: SimulationSetup, z: float) -> figures.Sp
     k, power, modes = (np.asarray(x, float) for x in (spectrum.k, spectrum.power, spectrum.modes))
     growth_factor = float(growth(1 / (1 + z), simulation.cosmo))
     # linear_power is singular at k = 0, the mean wavenumber of a bin without modes.
-    linear = np.asarray(simulation.linear_power(np.maximum(k, 1e-8)), float) * growth_factor**2
+    linear = simulation.linear_power(np.maximum(k, 1e-8)) * growth_factor**2
     return figures.Spectrum(z, k, power, modes, linear, shot_noise(simulation.config))
 
 
@@ -163,27 +164,13 @@ def project(particles: Particles, density: Array, config: Config, thickness: flo
     planes = min(max(1, round(thickness / cell)), cells)
     image = np.asarray(slab_density(particles, config, planes))
     if not np.isfinite(image).all():
-        image = np.asarray(_mean_of_planes(density, planes, config))
+        mean = jax.jit(lambda x: jnp.mean(x[:, :, :planes], 2), out_shardings=config.decomposition.replicated)
+        image = np.asarray(mean(density))
     return figures.Slab(z, image, config.box_size[:2], planes * cell)
 
 
-@partial(jax.jit, static_argnames=("planes", "config"))
-def _mean_of_planes(density: Array, planes: int, config: Config) -> Array:
-    image = jnp.mean(density[:, :, :planes], axis=2)
-    return jax.lax.with_sharding_constraint(image, config.decomposition.replicated)
-
-
-def _check_poles(name: str, table: Table, z: float) -> None:
-    if "P0" in table.columns and not np.isfinite(table["P0"]).all():
-        raise SimulationError(
-            f"observe.{name} at z = {z:g} is not finite: a displacement by redshift exceeds the halo; "
-            'set devices.halo to "auto" or to more cells'
-        )
-
-
-def _check(spectrum: figures.Spectrum, z: float) -> None:
-    if not np.isfinite(spectrum.power[spectrum.modes > 0]).all():
-        raise SimulationError(
-            f"the density at z = {z:g} is not finite: a displacement exceeds the halo, or is not a number; "
-            'set devices.halo to "auto" or to more cells'
-        )
+def _check(values: np.ndarray, what: str, cause: str) -> None:
+    """Raise SimulationError unless all values are finite."""
+    if not np.isfinite(values).all():
+        remedy = 'set devices.halo to "auto" or to more cells'
+        raise SimulationError(f"{what} is not finite: a displacement {cause}; {remedy}")
