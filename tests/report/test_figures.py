@@ -103,7 +103,12 @@ def test_redraw_draws_all_that_is_there(tmp_path: Path):
 
 
 def test_redraw_fails_on_empty_folders_and_damaged_files(tmp_path: Path):
-    with pytest.raises(ValueError, match="to draw"):
+    with pytest.raises(ValueError, match="to draw$"):
+        redraw(tmp_path)
+    with pytest.raises(FileNotFoundError, match="no such folder"):
+        redraw(tmp_path / "none")
+    (tmp_path / "manifest.json").touch()
+    with pytest.raises(ValueError, match="to draw; go on with `pmwd-dist resume "):
         redraw(tmp_path)
     (tmp_path / "density_z0.000.npz").write_text("no zip")
     with pytest.raises(ValueError, match="is damaged"):

@@ -93,12 +93,15 @@ def test_a_run_leaves_chains_pictures_and_a_verdict(whole: tuple[InferenceJob, L
 
 
 @pytest.mark.usefixtures("without_pictures")
-def test_what_was_stopped_goes_on_to_the_same_bits(whole: tuple[InferenceJob, Listener], tmp_path: Path) -> None:
+def test_what_was_stopped_goes_on_to_the_same_bits(
+    whole: tuple[InferenceJob, Listener], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plan = plan_of(tmp_path / "run")
     prepare_folder(plan)
     with pytest.raises(Interrupted, match="interrupted 12% through the tuning; go on with `pmwd-dist resume"):
         execute(plan, Listener(events.TuningBlock))
-    assert command("plot", plan.folder) == 2  # there are no draws
+    assert command("plot", plan.folder) == 2
+    assert f"{plan.folder}: holds no draws yet; go on with `pmwd-dist resume" in capsys.readouterr().err
     with pytest.raises(Interrupted, match="stopped 38% through the tuning, by the time limit; go on with"):
         execute(plan, Listener(), resume=True, time_limit=1e-3)  # after two blocks, the first of which counts
     with pytest.raises(Interrupted, match="interrupted after chunk 1 of 3; go on with `pmwd-dist resume"):

@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 
 from pmwd_dist import infer
+from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer.chain.diagnostics import stuck
 from pmwd_dist.infer.tuning.schedule import ENERGY_VARIANCE
 from pmwd_dist.io.arrays import Arrays, read_arrays
@@ -80,7 +81,10 @@ def redraw_chains(folder: Path) -> list[Path]:
       OSError: a figure can't be written.
     """
     with folder_lock(folder):
-        chain = infer.load_chain(folder)
+        try:
+            chain = infer.load_chain(folder)
+        except ArgumentError as error:
+            raise ValueError(f"{folder}: holds no draws yet; go on with `pmwd-dist resume {folder}`") from error
         data = read_arrays(folder / DATA) if (folder / DATA).exists() else Arrays()
         names = ["traces.png", *(["corner.png"] if chain.parameters else [])]
         manifest.claim(folder, names)

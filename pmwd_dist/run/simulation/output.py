@@ -124,6 +124,8 @@ def redraw(folder: Path) -> list[Path]:
       ValueError: the folder holds nothing to draw, or a file is damaged.
       OSError: a figure can't be written.
     """
+    if not folder.is_dir():
+        raise FileNotFoundError(2, "no such folder", str(folder))
     drawn = list[Path]()
     if spectra := figures.read_spectra(folder):
         drawn.append(folder / "power.png")
@@ -139,7 +141,8 @@ def redraw(folder: Path) -> list[Path]:
     if (folder / maps.FIELDS).is_file():
         drawn.append(maps.draw_light_cone(folder))
     if not drawn:
-        raise ValueError(f"{folder}: holds no power_z*.csv, density_z*.npz or other results to draw")
+        remedy = f"; go on with `pmwd-dist resume {folder}`" if (folder / manifest.NAME).is_file() else ""
+        raise ValueError(f"{folder}: holds no power_z*.csv, density_z*.npz or other results to draw{remedy}")
     return drawn
 
 
