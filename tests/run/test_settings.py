@@ -144,8 +144,6 @@ def test_override_takes_the_type_of_its_key(file: Path):
         ("output.redshifts=[1,,2]", ["--set output.redshifts=[1,,2]: not valid TOML: Invalid"]),
         ('time.solver="leapfrog', ['--set time.solver="leapfrog: not valid TOML: Unterminated string']),
         ("box.size=.5", ["--set box.size=.5: not valid TOML: Invalid value"]),
-        (f"output.redshifts={[1] * 1200}", ["--set output.redshifts=[1, 1", "at most 3000 char", "into the file"]),
-        (f"cosmology.linear_power={'x' * 3000}", ["--set cosmology.linear_power=xxx", "at most 3000 characters"]),
     ],
 )
 def test_a_bad_value_is_one_line_with_path_value_and_remedy(file: Path, override: str, words: list[str]):
@@ -259,7 +257,7 @@ def test_a_table_too_short_for_sigma8_is_not_normalised(file: Path, ends: tuple[
 def test_bad_tables_fail(file: Path, content: str, words: str):
     (file.parent / "p.txt").write_text(content)
     (problem,) = problems(file, "cosmology.linear_power=p.txt")
-    assert problem.startswith('cosmology.linear_power = "p.txt": ')
+    assert problem.startswith(f'cosmology.linear_power = "{file.parent / "p.txt"}": ')
     assert words in problem
     assert "\n" not in problem
 

@@ -12,7 +12,6 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.observe.shells import Assignment
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3, default_decomposition
-from pmwd_dist.run.settings import inference_rules
 from pmwd_dist.run.settings.inference_sections import Checks, Data, LikelihoodSection, Model, Priors, Sampler, Start
 from pmwd_dist.run.settings.simulation_sections import Settings
 
@@ -24,7 +23,6 @@ class InferenceSettings(Settings):
 
     observables = ("light_cone",)
     shell_assignment: ClassVar[Assignment] = "linear"  # a continuous log density
-    paths = (*Settings.paths, "data.file", "data.mask", "data.selection", "likelihood.sigma")
     example: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "box": {"size": 320.0, "mesh": 32},
         "likelihood": {"sigma": 0.5},
@@ -42,11 +40,6 @@ class InferenceSettings(Settings):
     start: Start
     sampler: Sampler
     checks: Checks
-
-    @classmethod
-    def find_problems(cls, sections: Mapping[str, Any]) -> list[str]:
-        """Problems that involve several sections; None stands for invalid ones."""
-        return inference_rules.find_problems(sections)
 
     def divide(self, shapes: Sequence[Shape3], **options: Any) -> Decomposition | None:
         """The division of fields over the devices of a chain, if their number is given."""

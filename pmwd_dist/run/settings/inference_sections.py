@@ -11,7 +11,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer import priors
 from pmwd_dist.infer.priors import Prior
 from pmwd_dist.infer.tuning.schedule import ENERGY_VARIANCE, STEP_BIAS
-from pmwd_dist.run.settings.section import Section, about, list_to_tuple, one_or_several
+from pmwd_dist.run.settings.section import File, Section, about, list_to_tuple, one_or_several
 from pmwd_dist.run.settings.writing import Raw, toml_value
 
 # Keys of [priors], by the library's names of the parameters.
@@ -88,13 +88,13 @@ def _prior_of(what: str, example: str) -> Any:
 class Data(Section):
     """The observations."""
 
-    file: str = about(
+    file: File = about(
         'an .npy file, "file.h5:/dataset", "store.zarr:/array" or "array.zarr": density in units of the mean, counts, '
         'or convergence, of shape (sources, rays, rays); "mock": drawn from the model',
         "mock",
     )
-    mask: str | None = about("file with 1 where there are data, and 0 elsewhere", None, "survey.h5:/mask")
-    selection: str | None = about(
+    mask: File | None = about("file with 1 where there are data, and 0 elsewhere", None, "survey.h5:/mask")
+    selection: File | None = about(
         "file with the fraction of the galaxies that is observed; of Poisson counts", None, "survey.h5:/selection"
     )
     truth: dict[str, float] | None = about(
@@ -136,7 +136,7 @@ class LikelihoodSection(Section):
         "gaussian (densities), poisson (counts) or lensing (convergence of the sources of [observe.light_cone])",
         "gaussian",
     )
-    sigma: Annotated[float | str | None, BeforeValidator(_positive_or_file)] = about(
+    sigma: Annotated[float | File | None, BeforeValidator(_positive_or_file)] = about(
         "gaussian standard deviation in a cell, a number or a file with one for each, unless it has a prior", None, 0.5
     )
     k_max: float | None = about(

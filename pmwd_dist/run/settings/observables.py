@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from pmwd_dist.run.settings.section import Section, Three, about, list_to_tuple, one_or_several
+from pmwd_dist.run.settings.section import File, Section, Three, about, list_to_tuple, one_or_several
 
 Axis = Literal["x", "y", "z"]
 MASK = "observe.galaxies.mask"
-_NONLINEAR = ("b2", "bs2", "bnabla2")
 
 
 def _pairs(value: object) -> object:
@@ -80,30 +79,13 @@ class Galaxies(Section):
         None,
         [[0.0, 1.0], [200.0, 0.3]],
     )
-    mask: str | None = about(
+    mask: File | None = about(
         'file with the share of each cell that a survey sees, .npy or "file.h5:/dataset", of the shape of the mesh; '
         "path relative to this file; default: all",
         None,
         "survey.h5:/mask",
     )
     k_max: float | None = _K_MAX
-
-    @field_validator("smoothing")
-    @classmethod
-    def _of_nonlinear_operators(cls, value: float | None, info: ValidationInfo) -> float | None:
-        used = [name for name in _NONLINEAR if info.data.get(name)]
-        if value is None and used:
-            raise ValueError(
-                f"must be given: the operator of observe.galaxies.{used[0]} diverges on an unsmoothed field"
-            )
-        return value
-
-    @field_validator("selection")
-    @classmethod
-    def _of_counts(cls, value: Any, info: ValidationInfo) -> Any:
-        if value is not None and info.data.get("number_density", 0) is None:
-            raise ValueError("is for counts, which need observe.galaxies.number_density")
-        return value
 
 
 class Bispectrum(Section):
@@ -135,14 +117,6 @@ class PDF(Section):
     low: float = about("lowest density, in units of the mean", 0.01, gt=0)
     high: float = about("highest density", 100.0, gt=0)
     bins: int = about("number of densities, equidistant in their logarithm", 60, ge=2, le=10_000)
-
-    @field_validator("high")
-    @classmethod
-    def _above_low(cls, value: float, info: ValidationInfo) -> float:
-        low = info.data.get("low")
-        if low is not None and value <= low:
-            raise ValueError(f"must be greater than observe.pdf.low = {low:g}")
-        return value
 
 
 class LightCone(Section):
@@ -178,7 +152,7 @@ class LightCone(Section):
 class Observe(BaseModel):
     """The observables; None for those that are not measured."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     multipoles: Multipoles | None = None
     galaxies: Galaxies | None = None

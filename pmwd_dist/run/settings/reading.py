@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import math
 import re
 import tomllib
 from collections.abc import Iterable, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,32 +14,19 @@ from pydantic import ValidationError
 
 from pmwd_dist._files import read_text
 from pmwd_dist.run.settings.inference import InferenceSettings
-from pmwd_dist.run.settings.observables import OBSERVABLES, Observe
-from pmwd_dist.run.settings.section import Section
-from pmwd_dist.run.settings.simulation_sections import (
-    OPTIONAL,
-    Box,
-    Output,
-    Sections,
-    Settings,
-    SimulationSettings,
-    Time,
-)
-from pmwd_dist.run.settings.table import find_table_problems
-from pmwd_dist.run.settings.writing import printable, toml_value
+from pmwd_dist.run.settings.rules import find_problems
+from pmwd_dist.run.settings.simulation_sections import Sections, Settings, SimulationSettings
+from pmwd_dist.run.settings.writing import Raw, shown, toml_value
 
 Tree = dict[str, Any]
 AnySettings = TypeVar("AnySettings", bound=Settings)
-_LARGEST, _LONGEST_LINE, _MOST_ENTRIES = 100_000, 3000, 2000  # bytes, characters, and keys and values of a file
-_MOST_PROBLEMS = 20  # that are listed
+_LARGEST, _MOST_PROBLEMS = 100_000, 20  # bytes of a file, and its problems that are listed
 
 
 class SettingsError(ValueError):
     """Settings with problems, one line for each."""
 
     def __init__(self, problems: Sequence[str]):
-        if more := len(problems[_MOST_PROBLEMS:]):
-            problems = [*problems[:_MOST_PROBLEMS], f"and {more} more problems"]
         super().__init__("\n".join(problems))
         self.problems = tuple(problems)
 
@@ -76,51 +63,20 @@ def read_any(path: Path, overrides: Iterable[str] = ()) -> Settings:
 
 
 def _read_tree(model: type[AnySettings], tree: Tree, path: Path, overrides: Iterable[str]) -> AnySettings:
-    problems: list[str] = []
-    for text in overrides:
-        problems += _override(tree, text)
-    if (count := _entries(tree)) > _MOST_ENTRIES:
-        raise SettingsError([f"{path}: holds {count} keys and values, and a configuration at most {_MOST_ENTRIES}"])
-    contents, found = _contents(tree, model.sections)
-    problems += found
-    sections: dict[str, Any] = {}
-    for name, content in contents.items():
-        sections[name], found = _validate(name, content, model.sections)
-        problems += found
-    problems += _cross_check(sections, path) + model.find_problems(sections)
-    if problems:
-        raise SettingsError(list(dict.fromkeys(problems)))
-    sections = _absolute(sections, model.paths, path.parent)
-    observe = {name: sections.pop(f"observe.{name}", None) for name in OBSERVABLES}
-    return model(**sections, observe=Observe(**observe))
-
-
-def _entries(tree: Tree) -> int:
-    """Number of keys and values in a tree, at any depth."""
-    left: list[object] = [tree]
-    count = 0
-    while left:
-        item = left.pop()
-        inside = list(item.values()) if isinstance(item, dict) else item if isinstance(item, list) else []
-        left += inside
-        count += len(inside)
-    return count
-
-
-def _contents(tree: Tree, sections: Sections) -> tuple[dict[str, Any], list[str]]:
-    """Contents of all present and required sections, and problems with unknown ones."""
-    contents = {name: tree.get(name, {}) for name in sections if name not in OPTIONAL}
-    known = {*contents, *(name.partition(".")[0] for name in sections)}
-    problems = [_unknown((key,), value, sections) for key, value in tree.items() if key not in known]
-    observe = tree.get("observe", {}) if "observe" in known else {}
-    if not isinstance(observe, dict):
-        return contents, [*problems, f"observe = {_show(observe)}: must hold sections, such as [observe.multipoles]"]
-    for key, value in observe.items():
-        if f"observe.{key}" in sections:
-            contents[f"observe.{key}"] = value
-        else:
-            problems.append(_unknown(("observe", key), value, sections))
-    return contents, problems
+    problems = [problem for text in overrides for problem in _override(tree, text)]
+    tree = {name: {} for name in model.model_fields} | tree
+    try:
+        settings = model.model_validate(tree, context=path.parent)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        problems += dict.fromkeys(_problem(tree, item, model.sections) for item in found[:_MOST_PROBLEMS])
+        if more := len(found[_MOST_PROBLEMS:]):
+            problems.append(f"and {more} more problems")
+    else:
+        problems += find_problems(settings)
+        if not problems:
+            return settings
+    raise SettingsError(problems)
 
 
 def _load(path: Path) -> Tree:
@@ -138,8 +94,6 @@ def _load(path: Path) -> Tree:
 
 def _parse(text: str) -> Tree:
     """TOML; ValueError if it isn't."""
-    if (longest := max(map(len, text.splitlines()), default=0)) > _LONGEST_LINE:
-        raise ValueError(f"it has a line of {longest} characters, and a configuration at most {_LONGEST_LINE}")
     try:
         return tomllib.loads(text)
     except RecursionError as error:
@@ -151,17 +105,15 @@ def _override(tree: Tree, text: str) -> list[str]:
     name, equals, value = text.partition("=")
     keys = tuple(key.strip() for key in name.split("."))
     if not equals or len(keys) not in ((2, 3) if keys[0] == "observe" else (2,)):
-        return [f"--set {_short(text)}: must look like section.key=value, as in --set box.size=500"]
+        return [f"--set {shown(Raw(text))}: must look like section.key=value, as in --set box.size=500"]
     section: object = tree
     for key in keys[:-1]:
         section = section.setdefault(key, {}) if isinstance(section, dict) else None
-    if len(text) > _LONGEST_LINE:
-        return [f"--set {_short(text)}: must have at most {_LONGEST_LINE} characters; put the value into the file"]
     try:
         if isinstance(section, dict):
             section[keys[-1]] = _value(value.strip())
     except ValueError as error:
-        return [f"--set {_short(printable(text))}: {error}"]
+        return [f"--set {shown(Raw(text))}: {error}"]
     return []
 
 
@@ -177,32 +129,26 @@ def _value(text: str) -> object:
     return tree["value"] if len(tree) == 1 else text
 
 
-def _validate(name: str, content: object, sections: Sections) -> tuple[Section | None, list[str]]:
-    if not isinstance(content, dict):
-        return None, [f"{name} = {_show(content)}: must be a section, that is [{name}] on a line of its own"]
-    try:
-        return sections[name].model_validate(content), []
-    except ValidationError as error:
-        return None, [_problem(name, content, item, sections) for item in error.errors(include_url=False)]
-
-
-def _problem(name: str, content: Tree, item: Any, sections: Sections) -> str:
+def _problem(tree: Tree, item: Any, sections: Sections) -> str:
     """One line for an error of pydantic: dotted path, value, constraint, remedy."""
-    key = str(item["loc"][0])
-    path = f"{name}.{key}"
+    keys = item["loc"]
+    depth = 2 if keys[0] == "observe" else 1  # of sections
+    name = ".".join(keys[:depth])
     if item["type"] == "extra_forbidden":
-        return _unknown((*name.split("."), key), content[key], sections)
-    field = sections[name].model_fields[key]
-    example = toml_value((field.examples or [None])[0])
-    if item["type"] == "missing" and len(item["loc"]) == 1:
-        return f"{path}: missing; add for example `{key} = {example}` to [{name}]"
+        return _unknown(keys, item["input"], sections)
+    if len(keys) <= depth:
+        return f"{name} = {shown(item['input'])}: must be a section, that is [{name}] on a line of its own"
+    key = keys[depth]
+    example = toml_value((sections[name].model_fields[key].examples or [None])[0])
+    if item["type"] == "missing" and len(keys) == depth + 1:
+        return f"{name}.{key}: missing; add for example `{key} = {example}` to [{name}]"
     remedy = f"for example {example}"
     if item["type"] == "literal_error" and isinstance(item["input"], str):
         choices = [choice.strip("' ") for choice in item["ctx"]["expected"].replace(" or ", ",").split(",")]
         near = difflib.get_close_matches(item["input"].lower(), choices, 1, 0.5)
         remedy = f"did you mean {toml_value(near[0])}?" if near else remedy
-    value = content.get(key, item["input"])
-    return path + ("" if value is None else f" = {_show(value)}") + f": {_constraint(item)}; {remedy}"
+    value: Any = reduce(lambda part, key: part[key], keys[: depth + 1], tree)
+    return f"{name}.{key} = {shown(value)}: {_constraint(item)}; {remedy}"
 
 
 _CONSTRAINTS = {
@@ -230,125 +176,21 @@ def _constraint(item: Any) -> str:
 
 
 def _unknown(keys: tuple[str, ...], value: object, sections: Sections) -> str:
-    path = ".".join(map(_bare, keys))
-    if isinstance(value, dict) and (len(keys) == 1 or keys[0] == "observe"):
-        inside = [name for name in sections if name.startswith("observe.") == (keys[0] == "observe")]
-        near = difflib.get_close_matches(".".join(keys), inside, 1, 0.5)
-        return f"[{path}]: unknown section" + (f"; did you mean [{near[0]}]?" if near else f"; use {_list(inside)}")
-    return f"{path} = {_show(value)}: unknown key" + _nearest(keys, sections)
-
-
-def _nearest(keys: tuple[str, ...], sections: Sections) -> str:
-    """Suggest a key: the nearest of the same section, else the same or the nearest key of another one."""
-    section, last = ".".join(keys[:-1]), keys[-1].lower()
-    known = [f"{name}.{key}" for name, model in sections.items() for key in model.model_fields]
-    if section in sections:
-        near = difflib.get_close_matches(last, sections[section].model_fields, 1)
-        if near:
-            return f"; did you mean {section}.{near[0]}?"
-    names = {path.replace(".", "_"): path for path in known}
-    names |= {path.rpartition(".")[2]: path for path in reversed(known)}
-    near = difflib.get_close_matches(last, names, 1)
-    if near:
-        return f"; did you mean {names[near[0]]}?"
-    if section in sections:
-        return f"; [{section}] has {_list(sections[section].model_fields)}"
-    return f"; `pmwd-dist template{' --infer' if 'priors' in sections else ''}` prints all keys"
+    """The problem of an unknown section or key, with the nearest one of the same section, else of all."""
+    path, section, last = ".".join(map(_bare, keys)), ".".join(keys[:-1]), keys[-1].lower()
+    if isinstance(value, dict) and section in ("", "observe"):
+        near = difflib.get_close_matches(".".join(keys), sections, 1, 0.5)
+        return f"[{path}]: unknown section; " + (f"did you mean [{near[0]}]?" if near else f"use {', '.join(sections)}")
+    own = {key: f"{section}.{key}" for key in sections[section].model_fields} if section in sections else {}
+    known = [(name, key) for name, model in reversed([*sections.items()]) for key in model.model_fields]
+    others = {f"{name}_{key}": f"{name}.{key}" for name, key in known} | {key: f"{name}.{key}" for name, key in known}
+    for names in (own, others):
+        if near := difflib.get_close_matches(last, names, 1):
+            return f"{path} = {shown(value)}: unknown key; did you mean {names[near[0]]}?"
+    remedy = f"[{section}] has {', '.join(own)}" if own else f"the sections are {', '.join(sections)}"
+    return f"{path} = {shown(value)}: unknown key; {remedy}"
 
 
 def _bare(key: str) -> str:
     """A key in TOML: quoted unless it consists of letters, digits, _ and -."""
-    return key if re.fullmatch(r"[A-Za-z0-9_-]{1,60}", key) else _show(key)
-
-
-def _list(names: Iterable[str]) -> str:
-    return ", ".join(names)
-
-
-def _show(value: object) -> str:
-    try:
-        text = toml_value(value)
-    except (TypeError, ValueError):
-        text = repr(value)
-    return _short(printable(text))
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _cross_check(sections: dict[str, Any], path: Path) -> list[str]:
-    """Problems that involve several sections, as far as these are valid."""
-    names = ("box", "time", "cosmology", "output", "devices")
-    box, time, cosmology, output, devices = (sections.get(name) for name in names)
-    problems = []
-    if time and output:
-        problems += _redshift_problems(time, output)
-    if output and box:
-        problems += _format_problems(output, box)
-    if box:
-        problems += _wavenumber_problems(sections, box)
-    if devices and box and devices.halo != "auto" and devices.halo > max(box.mesh):
-        problems.append(f"devices.halo = {_show(devices.halo)}: must not be wider than box.mesh = {_show(box.mesh)}")
-    if cosmology and cosmology.linear_power is not None:
-        problems += find_table_problems(path.parent / cosmology.linear_power, cosmology.linear_power, box)
-    if cosmology and cosmology.normalise and cosmology.linear_power is None:
-        problems.append(
-            "cosmology.normalise = true: needs cosmology.linear_power; without a file P(k) always has the sigma8 given"
-        )
-    return problems
-
-
-def _wavenumber_problems(sections: dict[str, Any], box: Box) -> list[str]:
-    """Spectra that the mesh does not resolve."""
-    nyquist = min(math.pi * n / length for n, length in zip(box.mesh, box.size, strict=True))
-    fundamental = 2 * math.pi / max(box.size)
-    first, end = "first mode of the box", "the Nyquist frequency"
-    limits = {
-        "multipoles": (1.0, first, 1.0, end),
-        "galaxies": (1.0, first, 1.0, end),
-        "bispectrum": (math.sqrt(2), "first closed triangle in the box", 2 / 3, f"2/3 of {end}"),
-    }
-    problems = []
-    for name, (least, begin, share, words) in limits.items():
-        lowest = least * fundamental
-        section = sections.get(f"observe.{name}")
-        k_max = None if section is None else section.k_max
-        if k_max is not None and not lowest <= k_max <= share * nyquist * (1 + 1e-9):
-            problems.append(
-                f"observe.{name}.k_max = {_show(k_max)}: must be {lowest:.4g} to {share * nyquist:.4g} h/Mpc, from the "
-                f"{begin} to {words} of the mesh; change it, or use a finer box.mesh"
-            )
-    return problems
-
-
-def _redshift_problems(time: Time, output: Output) -> list[str]:
-    low, high = 1 / time.a_stop - 1, 1 / time.a_start - 1
-    slack = 1e-6 * (1 + high)
-    outside = [f"{z:g}" for z in output.redshifts or () if not low - slack <= z <= high + slack]
-    if not outside:
-        return []
-    few = ", ".join(outside[:3]) + (f" and {len(outside) - 3} more" if len(outside) > 3 else "")
-    return [
-        f"output.redshifts = {_show(output.redshifts)}: {few} outside the time span, z = {high:g} to {low:g} "
-        f"(a = {time.a_start:g} to {time.a_stop:g}); change output.redshifts, or time.a_start or time.a_stop"
-    ]
-
-
-def _format_problems(output: Output, box: Box) -> list[str]:
-    if output.snapshot != "gadget" or len(set(box.size)) == 1:
-        return []
-    return [
-        f'output.snapshot = "gadget": the format holds cubic boxes only, and box.size = {_show(box.size)}; '
-        'use "swift" or "none"'
-    ]
-
-
-def _absolute(sections: dict[str, Any], keys: Iterable[str], folder: Path) -> dict[str, Any]:
-    """The sections with absolute paths of files, which are relative to a folder."""
-    changed = dict(sections)
-    for name, _, key in (path.rpartition(".") for path in keys):
-        value = getattr(changed.get(name), key, None)
-        if isinstance(value, str) and value != "mock":
-            changed[name] = changed[name].model_copy(update={key: str((folder / value).absolute())})
-    return changed
+    return key if re.fullmatch(r"[A-Za-z0-9_-]{1,60}", key) else shown(key)

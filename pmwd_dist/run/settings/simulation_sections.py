@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from pmwd_dist.config import Vector3
 from pmwd_dist.io.snapshot import Format
@@ -15,7 +15,7 @@ from pmwd_dist.observe.shells import Assignment
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3
 from pmwd_dist.parallel.defaults import BackendName, HaloComm, TransposeComm
 from pmwd_dist.run.settings.observables import OBSERVABLES, Observe
-from pmwd_dist.run.settings.section import Counts, Parts, Section, Sides, about, duration, one_or_several
+from pmwd_dist.run.settings.section import Counts, File, Parts, Section, Sides, about, duration, one_or_several
 
 
 def _halo(value: object) -> object:
@@ -86,14 +86,6 @@ class Time(Section):
     solver: Literal["bullfrog", "fastpm", "leapfrog"] = about("bullfrog, fastpm or leapfrog", "bullfrog")
     lpt_order: Literal[1, 2, 3] = about("order of the initial conditions: 1 (Zel'dovich), 2 or 3", 3)
 
-    @field_validator("a_stop")
-    @classmethod
-    def _after_start(cls, value: float, info: ValidationInfo) -> float:
-        start = info.data.get("a_start")
-        if start is not None and value <= start:
-            raise ValueError(f"must be greater than time.a_start = {start:g}")
-        return value
-
 
 class Cosmology(Section):
     """The cosmology; the defaults are Planck 2015."""
@@ -106,29 +98,13 @@ class Cosmology(Section):
     omega_k: float = about("curvature density today, per critical density", 0.0, gt=-1, lt=1)
     w0: float = about("dark-energy equation of state today", -1.0, gt=-3, lt=0)
     wa: float = about("its derivative: w(a) = w0 + wa (1 - a)", 0.0, gt=-5, lt=3)
-    linear_power: str | None = about(
+    linear_power: File | None = about(
         "text file with the linear P(k) at a = 1 in two columns, k [h/Mpc] and P [(Mpc/h)^3]; "
         "path relative to this file; default: Eisenstein & Hu (1998)",
         None,
         "planck.txt",
     )
     normalise: bool = about("scale the P(k) of the file to sigma8", False)
-
-    @field_validator("omega_b")
-    @classmethod
-    def _within_matter(cls, value: float, info: ValidationInfo) -> float:
-        total = info.data.get("omega_m")
-        if total is not None and value >= total:
-            raise ValueError(f"must be less than cosmology.omega_m = {total:g}, which includes the baryons")
-        return value
-
-    @field_validator("wa")
-    @classmethod
-    def _matter_era(cls, value: float, info: ValidationInfo) -> float:
-        w0 = info.data.get("w0")
-        if w0 is not None and w0 + value >= 0:
-            raise ValueError(f"must be less than {-w0:g}: with w0 + wa >= 0 dark energy dominates early")
-        return value
 
 
 class Noise(Section):
@@ -155,13 +131,6 @@ class Force(Section):
         "frequency; docs/explanation/accuracy.md says what P(k) gains or loses",
         False,
     )
-
-    @field_validator("compensated")
-    @classmethod
-    def _of_differences(cls, value: bool, info: ValidationInfo) -> bool:
-        if value and info.data.get("gradient") == "spectral":
-            raise ValueError('is for force.gradient = "finite-difference"')
-        return value
 
 
 class Devices(Section):
@@ -204,12 +173,11 @@ OPTIONAL = tuple(f"observe.{name}" for name in OBSERVABLES)
 class Settings(BaseModel):
     """The sections that all files have: of simulations and of inferences."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
     sections: ClassVar[Sections]  # sections by their names in the file
     observables: ClassVar[tuple[str, ...]]  # names of the observables that the file may have
     shell_assignment: ClassVar[Assignment]  # assignment of particles to the shells of light cones
     example: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # values of a template in place of defaults
-    paths: ClassVar[tuple[str, ...]] = ("cosmology.linear_power", "observe.galaxies.mask")  # keys that name files
 
     box: Box
     time: Time
@@ -233,12 +201,6 @@ class Settings(BaseModel):
     def particle_count(self) -> int:
         """Number of particles."""
         return math.prod(self.box.particles or self.box.mesh)
-
-    @classmethod
-    def find_problems(cls, sections: Mapping[str, Any]) -> list[str]:
-        """Problems that involve several sections of this kind of settings; None stands for invalid ones."""
-        del sections
-        return []
 
     def divide(self, shapes: Sequence[Shape3], **options: Any) -> Decomposition | None:
         """The division of fields of these shapes over the devices; None to use devices.pdims."""

@@ -61,15 +61,15 @@ def _lines(text: str) -> list[str]:
     return [line for line in lines if line]
 
 
-def find_table_problems(path: Path, name: str, box: Box | None) -> list[str]:
-    """Problems of the file, also with this box if that is known."""
-    prefix = f'cosmology.linear_power = "{printable(name)}": '
-    low, high = (math.inf, 0.0) if box is None else _range(box)
+def find_table_problems(file: str, box: Box) -> list[str]:
+    """Problems of a table for this box."""
+    prefix = f'cosmology.linear_power = "{printable(file)}": '
+    low, high = _range(box)
     try:
-        k, power = read_table(path)
+        k, power = read_table(Path(file))
         check_table(k, power, low, high)
     except FileNotFoundError:
-        return [f"{prefix}no such file ({printable(str(path))}); give a path relative to the TOML file"]
+        return [f"{prefix}no such file; give a path relative to the TOML file"]
     except OSError as error:
         return [f"{prefix}can't be read: {error.strerror}"]
     except ArgumentError as error:

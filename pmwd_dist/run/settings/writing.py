@@ -86,10 +86,19 @@ def toml_value(value: object) -> str:
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{key} = {toml_value(x)}" for key, x in value.items() if x is not None) + " }"
     if isinstance(value, list | tuple):
-        if len(value) == 3 and len(set(value)) == 1:
+        if len(value) == 3 and value[0] == value[1] == value[2]:
             return toml_value(value[0])
         return "[" + ", ".join(map(toml_value, value)) + "]"
     return repr(value)
+
+
+def shown(value: object) -> str:
+    """A value in TOML as messages show it: on one line of a terminal, and at most 60 characters."""
+    try:
+        text = printable(toml_value(value))
+    except ValueError:  # an integer of more digits than Python writes
+        text = "..."
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def printable(text: str) -> str:

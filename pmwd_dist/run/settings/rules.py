@@ -1,0 +1,274 @@
+"""Rules that involve several keys of the TOML file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
+
+from pmwd_dist.infer.samplers.methods import NEEDS_BLACKJAX
+from pmwd_dist.infer.tuning.schedule import ENERGY_VARIANCE, STEP_BIAS
+from pmwd_dist.run.settings.inference import InferenceSettings
+from pmwd_dist.run.settings.inference_sections import BIASES
+from pmwd_dist.run.settings.simulation_sections import Settings, SimulationSettings
+from pmwd_dist.run.settings.table import find_table_problems
+from pmwd_dist.run.settings.writing import printable, shown, toml_value
+
+Rules = Iterator[tuple[Any, str]]  # whether a rule is broken, and the problem
+
+
+def find_problems(settings: Settings) -> list[str]:
+    """Problems that involve several keys, one line each."""
+    rules = [*_times_and_cosmology(settings), *_observables(settings)]
+    if isinstance(settings, SimulationSettings):
+        rules += _outputs(settings)
+    if isinstance(settings, InferenceSettings):
+        for part in (_data, _lensing, _model, _priors, _chains, _linear_theory):
+            rules += part(settings)
+    problems = [text for broken, text in rules if broken]
+    if settings.cosmology.linear_power is not None:
+        problems += find_table_problems(settings.cosmology.linear_power, settings.box)
+    return problems
+
+
+def _times_and_cosmology(settings: Settings) -> Rules:
+    time, cosmology, force = settings.time, settings.cosmology, settings.force
+    devices, box = settings.devices, settings.box
+    yield (
+        time.a_stop <= time.a_start,
+        f"time.a_stop = {time.a_stop}: must be greater than time.a_start = {time.a_start:g}; for example 1.0",
+    )
+    yield (
+        cosmology.omega_b >= cosmology.omega_m,
+        f"cosmology.omega_b = {cosmology.omega_b}: must be less than cosmology.omega_m = {cosmology.omega_m:g}, which "
+        "includes the baryons; for example 0.0486",
+    )
+    yield (
+        cosmology.w0 + cosmology.wa >= 0,
+        f"cosmology.wa = {cosmology.wa}: must be less than {-cosmology.w0:g}, as with w0 + wa >= 0 dark energy "
+        "dominates early; for example 0.0",
+    )
+    yield (
+        cosmology.normalise and cosmology.linear_power is None,
+        "cosmology.normalise = true: needs cosmology.linear_power; without a file P(k) always has the sigma8 given",
+    )
+    yield (
+        force.compensated and force.gradient == "spectral",
+        'force.compensated = true: is for force.gradient = "finite-difference"; change one of them',
+    )
+    yield (
+        devices.halo != "auto" and devices.halo > max(box.mesh),
+        f"devices.halo = {devices.halo}: must not be wider than box.mesh = {toml_value(box.mesh)}",
+    )
+
+
+def _observables(settings: Settings) -> Rules:
+    box, observe = settings.box, settings.observe
+    for name, section in observe:
+        if section is not None and name not in settings.observables:
+            yield True, f"[observe.{name}]: unknown section of an inference; leave it out"
+    if galaxies := observe.galaxies:
+        for name in ("b2", "bs2", "bnabla2"):
+            yield (
+                getattr(galaxies, name) and galaxies.smoothing is None,
+                f"observe.galaxies.smoothing: must be given: the operator of observe.galaxies.{name} diverges on an "
+                "unsmoothed field; for example 4.0",
+            )
+        yield (
+            galaxies.selection is not None and galaxies.number_density is None,
+            "observe.galaxies.selection: is for counts, which need observe.galaxies.number_density; for example 0.001",
+        )
+    if pdf := observe.pdf:
+        yield (
+            pdf.high <= pdf.low,
+            f"observe.pdf.high = {pdf.high}: must be greater than observe.pdf.low = {pdf.low:g}; for example 100.0",
+        )
+    nyquist = min(math.pi * n / length for n, length in zip(box.mesh, box.size, strict=True))
+    fundamental = 2 * math.pi / max(box.size)
+    first, end = "first mode of the box", "the Nyquist frequency"
+    for name, least, begin, share, words in (
+        ("multipoles", 1.0, first, 1.0, end),
+        ("galaxies", 1.0, first, 1.0, end),
+        ("bispectrum", math.sqrt(2), "first closed triangle in the box", 2 / 3, f"2/3 of {end}"),
+    ):
+        low, high, section = least * fundamental, share * nyquist, getattr(observe, name)
+        k_max = None if section is None else section.k_max
+        yield (
+            k_max is not None and not low <= k_max <= high * (1 + 1e-9),
+            f"observe.{name}.k_max = {k_max}: must be {low:.4g} to {high:.4g} h/Mpc, from the {begin} to {words} of "
+            "the mesh; change it, or use a finer box.mesh",
+        )
+
+
+def _outputs(settings: SimulationSettings) -> Rules:
+    time, output, box = settings.time, settings.output, settings.box
+    low, high = 1 / time.a_stop - 1, 1 / time.a_start - 1
+    slack = 1e-6 * (1 + high)
+    outside = [f"{z:g}" for z in output.redshifts or () if not low - slack <= z <= high + slack]
+    few = ", ".join(outside[:3]) + (f" and {len(outside) - 3} more" if len(outside) > 3 else "")
+    yield (
+        outside,
+        f"output.redshifts = {shown(output.redshifts)}: {few} outside the time span, z = {high:g} to {low:g} "
+        f"(a = {time.a_start:g} to {time.a_stop:g}); change output.redshifts, or time.a_start or time.a_stop",
+    )
+    yield (
+        output.snapshot == "gadget" and len(set(box.size)) > 1,
+        f'output.snapshot = "gadget": the format holds cubic boxes only, and box.size = {toml_value(box.size)}; '
+        'use "swift" or "none"',
+    )
+
+
+def _data(settings: InferenceSettings) -> Rules:
+    """Rules on the likelihood of densities and counts, and its data."""
+    likelihood, given, data = settings.likelihood, settings.priors.given, settings.data
+    kind, gaussian = likelihood.kind, likelihood.kind == "gaussian"
+    for name, own in (("sigma", gaussian), ("nbar", kind == "poisson")):
+        fixed, free = getattr(likelihood, name) is not None, name in given
+        yield (
+            own and not fixed and not free,
+            f"likelihood.{name}: missing; add for example `{name} = 0.5` to [likelihood], or a prior",
+        )
+        yield own and fixed and free, f"likelihood.{name}: is fixed, and has a prior; leave one of them out"
+        yield not own and fixed, f"likelihood.{name}: a {kind} likelihood has none; leave it out"
+        yield not own and free, f"priors.{name}: a {kind} likelihood has none; leave it out"
+    yield (
+        data.selection is not None and kind != "poisson",
+        'data.selection: is of counts; use likelihood.kind = "poisson", or data.mask',
+    )
+    if likelihood.k_max is not None:
+        yield not gaussian, 'likelihood.k_max: is of a gaussian; leave it out, or use likelihood.kind = "gaussian"'
+        yield (
+            data.mask is not None,
+            "likelihood.k_max: can't be used with data.mask, which couples modes; leave one of them out",
+        )
+        yield (
+            isinstance(likelihood.sigma, str),
+            "likelihood.k_max: can't be used with a file of likelihood.sigma, which couples modes; use one",
+        )
+
+
+def _lensing(settings: InferenceSettings) -> Rules:
+    """Rules on lensing and light cones."""
+    likelihood, model, cone = settings.likelihood, settings.model, settings.observe.light_cone
+    if likelihood.kind != "lensing":
+        yield cone is not None, 'observe.light_cone: is of likelihood.kind = "lensing"; leave it out'
+        yield (
+            likelihood.density is not None,
+            'likelihood.density: is of lensed galaxies; use likelihood.kind = "lensing", or leave it out',
+        )
+        return
+    yield likelihood.density is None, "likelihood.density: missing; add for example `density = 10.0` to [likelihood]"
+    yield cone is None, 'likelihood.kind = "lensing": needs a section [observe.light_cone], with sources'
+    yield (
+        model.gravity != "nbody",
+        f'model.gravity = "{model.gravity}": a light cone is filled during a run; use "nbody"',
+    )
+    yield (
+        model.bias != "none" or model.line_of_sight != "none",
+        'model.bias: light is bent by all matter; use bias = "none" and line_of_sight = "none"',
+    )
+
+
+def _model(settings: InferenceSettings) -> Rules:
+    model, given, box = settings.model, settings.priors.given, settings.box
+    linear = model.gravity == "linear"
+    yield (
+        linear and model.bias == "lagrangian",
+        'model.bias = "lagrangian": is of particles; use "eulerian" or "none" with gravity = "linear"',
+    )
+    yield (
+        model.bias == "eulerian" and not linear and model.line_of_sight != "none",
+        'model.bias = "eulerian": is in real space only; use line_of_sight = "none", or bias = "lagrangian"',
+    )
+    yield (
+        linear and box.particles not in (None, box.mesh),
+        "box.particles: linear gravity needs as many as cells; leave it out",
+    )
+    used = {"none": (), "eulerian": BIASES[:1], "lagrangian": BIASES}[model.bias]
+    for name in set(BIASES) - set(used):
+        yield name in given, f'priors.{name}: has no effect with model.bias = "{model.bias}"; leave it out'
+
+
+def _priors(settings: InferenceSettings) -> Rules:
+    """Rules on tables of P(k), and on the truth of a mock, which must be possible under the priors."""
+    data, given, cosmology, model = settings.data, settings.priors.given, settings.cosmology, settings.model
+    if cosmology.linear_power is not None:
+        unchanged = "would not change the P(k) of cosmology.linear_power"
+        for name in ("n_s", "h", "omega_b"):
+            yield name in given, f"priors.{name}: {unchanged}; leave one of them out"
+        yield (
+            "sigma8" in given and not cosmology.normalise,
+            f"priors.sigma8: {unchanged}; use cosmology.normalise = true, or leave one of them out",
+        )
+    truth = data.truth or {}
+    yield data.truth is not None and data.file != "mock", 'data.truth: is of data.file = "mock"; leave it out'
+    for name in truth.keys() - given.keys():
+        yield True, f"data.truth.{printable(name)}: has no prior; set it in its own section, or add one"
+    for name, table in given.items():
+        value = truth.get(name, getattr(cosmology, name, getattr(model, name, None)))
+        if data.file == "mock" and value is not None:
+            where = f"data.truth.{name}" if name in truth else f"priors.{name}"
+            yield (
+                not abs(float(table.build().inverse(value))) <= 8,
+                f"{where}: the prior {toml_value(table)} excludes the truth, {value:g}; change one of them",
+            )
+
+
+def _chains(settings: InferenceSettings) -> Rules:
+    start, given, sampler = settings.start, settings.priors.given, settings.sampler
+    for name in start.map_free:
+        yield name not in given, f"start.map_free: {printable(name)} has no prior; leave it out"
+    yield (
+        start.begin == "map" and find_spec("optax") is None,
+        "start.begin = \"map\": needs optax; `pip install '.[infer]'`, or use another start",
+    )
+    yield (
+        sampler.method == "nuts" and find_spec("blackjax") is None,
+        f'sampler.method = "nuts": {NEEDS_BLACKJAX}',
+    )
+    yield (
+        start.begin == "wiener" and sampler.precondition == "none",
+        'start.begin = "wiener": needs sampler.precondition; use begin = "prior"',
+    )
+    yield (
+        list(start.map_anneal) != sorted(start.map_anneal) or any(k <= 0 for k in start.map_anneal),
+        f"start.map_anneal = {shown(start.map_anneal)}: must be positive, and ascend",
+    )
+    yield (
+        sampler.steps % (sampler.thin * sampler.chunk),
+        f"sampler.steps = {sampler.steps}: must be a multiple of thin * chunk = {sampler.thin * sampler.chunk}",
+    )
+    for key, default in (("energy_variance", ENERGY_VARIANCE), ("most_bias", STEP_BIAS)):
+        yield (
+            sampler.method != "mclmc" and getattr(sampler, key) != default,
+            f"sampler.{key}: is a target of mclmc, and {sampler.method} is tuned for its acceptance; "
+            'leave it out, or use sampler.method = "mclmc"',
+        )
+    yield (
+        start.map_free and sampler.precondition != "none",
+        "start.map_free: parameters can't be told from the noise where sampler.precondition depends on them; "
+        'leave it out, or use sampler.precondition = "none"',
+    )
+    pdims, size = settings.devices.pdims, sampler.chain_devices
+    if pdims is not None and size is not None:
+        count = math.prod(pdims)
+        yield (
+            count != size,
+            f"devices.pdims = {toml_value(pdims)}: takes {count} device{'s' * (count != 1)}, and "
+            f"sampler.chain_devices is {size}; use [{size}, 1], or leave it out",
+        )
+
+
+def _linear_theory(settings: InferenceSettings) -> Rules:
+    """Rules where data and noise have different modes."""
+    box, start, precondition = settings.box, settings.start, settings.sampler.precondition
+    lensing = settings.likelihood.kind == "lensing"
+    if lensing or box.particles not in (None, box.mesh):
+        lacks = "linear theory has none with "
+        lacks += 'likelihood.kind = "lensing"' if lensing else "box.particles other than box.mesh"
+        yield precondition == "conditional", f'sampler.precondition: {lacks}; use "adapted" or "none"'
+        yield (
+            start.begin == "wiener" and precondition == "adapted",
+            f'start.begin = "wiener": {lacks}; use begin = "prior" or "map"',
+        )
