@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.scipy.special import ndtr, ndtri
-from jax.scipy.stats import norm
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
@@ -29,10 +28,6 @@ class Prior(Protocol):
 
     def inverse(self, value: ArrayLike) -> Array:
         """The u of a parameter; not finite where the prior excludes it."""
-        ...
-
-    def logdensity(self, value: ArrayLike) -> Array:
-        """Logarithm of the normalised density at a parameter, -inf where it is excluded."""
         ...
 
 
@@ -84,13 +79,6 @@ class Normal:
         below, above = self._tails
         return _untruncated(x, below, above, 1 - below - above)
 
-    def logdensity(self, value: ArrayLike) -> Array:
-        """Logarithm of the normalised density."""
-        value, (below, above) = jnp.asarray(value, float), self._tails
-        inside = (value >= self.low) & (value <= self.high)
-        density = norm.logpdf(value, self.mean, self.sd) - math.log(1 - below - above)
-        return jnp.where(inside, density, -jnp.inf)
-
 
 @jax.jit
 def _truncated(u: Array, below: float, above: float, between: float) -> Array:
@@ -135,12 +123,6 @@ class Uniform:
         left = ndtri((value - self.low) / width)
         return jnp.where(left < 0, left, -ndtri((self.high - value) / width))
 
-    def logdensity(self, value: ArrayLike) -> Array:
-        """Logarithm of the normalised density."""
-        value = jnp.asarray(value, float)
-        inside = (value >= self.low) & (value <= self.high)
-        return jnp.where(inside, -math.log(self.high - self.low), -jnp.inf)
-
 
 @dataclass(frozen=True)
 class LogNormal:
@@ -169,13 +151,6 @@ class LogNormal:
         """The u of a parameter."""
         return jnp.log(jnp.asarray(value, float) / self.median) / self.sd
 
-    def logdensity(self, value: ArrayLike) -> Array:
-        """Logarithm of the normalised density."""
-        value = jnp.asarray(value, float)
-        safe = jnp.where(value > 0, value, 1.0)
-        density = norm.logpdf(jnp.log(safe / self.median) / self.sd) - jnp.log(safe * self.sd)
-        return jnp.where(value > 0, density, -jnp.inf)
-
 
 def check_priors(priors: Any, positive: Iterable[str]) -> None:
     """Raise ValueError unless all are priors with a width that the floating-point precision resolves.
@@ -187,7 +162,7 @@ def check_priors(priors: Any, positive: Iterable[str]) -> None:
     if not isinstance(priors, Mapping):
         raise ArgumentError("priors", priors, "must be a mapping from names", 'for example {"b1": infer.Normal(1, 1)}')
     for name, prior in priors.items():
-        if not all(callable(getattr(prior, method, None)) for method in ("forward", "inverse", "logdensity")):
+        if not all(callable(getattr(prior, method, None)) for method in ("forward", "inverse")):
             raise ArgumentError(f"priors[{name!r}]", prior, "is no prior", "use infer.Normal, Uniform or LogNormal")
         with jax.ensure_compile_time_eval():
             values = np.asarray(prior.forward(jnp.asarray([-2.0, 0.0, 2.0])))

@@ -26,37 +26,36 @@ CASES = {
 @partial(jax.jit, static_argnums=0)
 def everything(prior: Any, u: Any) -> Any:
     value, slope = jax.vmap(jax.value_and_grad(prior.forward))(u)
-    return value, prior.inverse(value), prior.logdensity(value), slope
+    return value, prior.inverse(value), slope
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_parameters_have_the_quantiles_and_the_density_of_scipy(name: str) -> None:
     prior, reference = CASES[name]
     u = np.linspace(-5, 5, 21)
-    value, inverse, density, slope = map(np.asarray, everything(prior, jnp.asarray(u)))
+    value, inverse, slope = map(np.asarray, everything(prior, jnp.asarray(u)))
     # Quantiles from the nearer end: those of SciPy lose digits at the other.
     expected = np.where(u < 0, reference.ppf(stats.norm.cdf(u)), reference.isf(stats.norm.sf(u)))
     np.testing.assert_allclose(value, expected, rtol=1e-9)
     np.testing.assert_allclose(inverse, u, atol=1e-6)
-    np.testing.assert_allclose(density, reference.logpdf(value), rtol=1e-9, atol=1e-12)
     # A change of variables: p(value) d value / du is the standard normal density.
-    np.testing.assert_allclose(np.log(slope) + density, stats.norm.logpdf(u), rtol=1e-6)
+    np.testing.assert_allclose(np.log(slope) + reference.logpdf(value), stats.norm.logpdf(u), rtol=1e-6)
 
 
 def test_single_precision_holds_five_standard_deviations() -> None:
     with jax.enable_x64(False):
         u = jnp.linspace(-5, 5, 21)
         for name in ("truncated",):
-            value, inverse, _, slope = everything(CASES[name][0], u)
+            value, inverse, slope = everything(CASES[name][0], u)
             assert value.dtype == jnp.float32
             np.testing.assert_allclose(inverse, u, atol=0.03)
             assert np.isfinite(slope).all() and (slope > 0).all()
 
 
 def test_a_prior_excludes_values_outside_its_bounds() -> None:
-    assert infer.Normal(0.8, 0.15, low=0.1).logdensity(0.09) == -np.inf
-    assert infer.Uniform(0.0, 1.0).logdensity(1.1) == -np.inf
-    assert infer.LogNormal(1.0, 1.0).logdensity(-1.0) == -np.inf
+    for prior, value in ((infer.Normal(0.8, 0.15, low=0.1), 0.09), (infer.Uniform(0.0, 1.0), 1.1)):
+        assert not np.isfinite(prior.inverse(value))
+    assert not np.isfinite(infer.LogNormal(1.0, 1.0).inverse(-1.0))
     priors = {"b1": infer.Uniform(0.5, 4.0)}
     with pytest.raises(ValueError, match=r"b1=5.0 is excluded by its prior Uniform\(low=0.5, high=4.0\)"):
         whiten({"b1": 5.0}, priors)
