@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 
 from pmwd_dist.config import Config
 from pmwd_dist.infer.forward import wavevectors
-from pmwd_dist.infer.preconditioner_adaptation import BANDS, band_centres, bands, mode_counts
+from pmwd_dist.infer.preconditioner_adaptation import Bands, band_centres, bands, mode_counts
 from pmwd_dist.io.arrays import Arrays
 from pmwd_dist.parallel.fft import prfft3d
 from pmwd_dist.pm.modes import white_noise
@@ -32,13 +32,13 @@ class Scales(NamedTuple):
     """Bands and directions of the modes of a lattice.
 
     Args:
-      band: band of each mode.
+      bands: bands of the modes.
       weight: number of modes per value of a spectrum, 0 for the mean.
       direction: spectrum of norm 1 in each band.
       modes: number of modes of each band.
     """
 
-    band: Array
+    bands: Bands
     weight: Array
     direction: Array
     modes: Float[Array, " bands"]
@@ -50,9 +50,9 @@ def scales_of(config: Config) -> Scales:
     noise = white_noise(jax.random.key(0), config)
     weight = jnp.where(k2 > 0, mode_counts(config, noise.dtype), 0)
     direction = prfft3d(noise, config.decomposition, norm="ortho")
-    square, modes = _sums((weight * (direction.real**2 + direction.imag**2), weight), each.radial)
+    square, modes = each.sums(weight * (direction.real**2 + direction.imag**2)), each.sums(weight)
     norm = jnp.sqrt(jnp.where(modes > 0, square, 1))
-    return Scales(each.radial, weight, direction * each.at(1 / norm), modes)
+    return Scales(each, weight, direction * each.at(1 / norm), modes)
 
 
 def band_statistics(
@@ -61,8 +61,8 @@ def band_statistics(
     """Projection and power of each band of white noise."""
     modes = prfft3d(noise, config.decomposition, norm="ortho")
     along = scales.weight * (modes.real * scales.direction.real + modes.imag * scales.direction.imag)
-    projection, power = _sums((along, scales.weight * (modes.real**2 + modes.imag**2)), scales.band)
-    return {"projection": projection, "power": power / jnp.maximum(scales.modes, 1)}
+    power = scales.bands.sums(scales.weight * (modes.real**2 + modes.imag**2))
+    return {"projection": scales.bands.sums(along), "power": power / jnp.maximum(scales.modes, 1)}
 
 
 def by_wavenumber(arrays: Arrays, modes: np.ndarray, config: Config) -> Arrays:
@@ -72,10 +72,3 @@ def by_wavenumber(arrays: Arrays, modes: np.ndarray, config: Config) -> Arrays:
         if modes[band] > 0:
             named |= {f"{kind}/{k:.4g}": arrays[kind][band] for kind in KINDS}
     return named
-
-
-def _sums(x: tuple[Array, Array], index: Array) -> tuple[Float[Array, " bands"], Float[Array, " bands"]]:
-    """Sums of two fields over the modes of each band, one band after the other to save memory."""
-    return jax.lax.map(
-        lambda band: jax.tree.map(lambda y: jnp.sum(jnp.where(index == band, y, 0)), x), jnp.arange(BANDS)
-    )
