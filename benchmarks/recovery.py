@@ -33,7 +33,7 @@ def spectra(posterior: infer.Posterior, mean: Any, truth: Any, data: Any) -> Any
 
     def one(fields: Any) -> Any:
         mean, truth, data = fields
-        variance, gain = wiener(model.forward, model.likelihood, parameters, config)
+        variance, gain = wiener(model, parameters)
         linear = filtered(truth, jnp.sqrt(1 - variance), config)  # as its power is
         of_data = filtered(model.likelihood.contrast(data, parameters), gain, config)
         of_mean = cross_power(mean, truth, config, deconvolve=False)

@@ -21,7 +21,7 @@ from pmwd_dist.infer.data_checks import constant, unused
 from pmwd_dist.infer.forward import COSMOLOGY, of_shape
 from pmwd_dist.infer.likelihoods import Likelihood, seen
 from pmwd_dist.infer.numpyro import numpyro_sites
-from pmwd_dist.infer.precondition import Preconditioner, wiener_draw
+from pmwd_dist.infer.precondition import Preconditioner
 from pmwd_dist.infer.preconditioner_adaptation import Adaptation
 from pmwd_dist.infer.priors import Prior, check_priors, unwhiten, whiten
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
@@ -171,9 +171,8 @@ class Model(eqx.Module):
         white = dict.fromkeys(self.priors, jnp.zeros(())) | whiten(fiducial or {}, self.priors)
         if precondition not in ("conditional", "adapted", None):
             raise ArgumentError("precondition", precondition, 'must be "conditional", "adapted" or None')
-        of_model = self.forward, self.likelihood, white, self.priors, self.config
-        adapted, without = precondition == "adapted", precondition is None
-        preconditioner = None if without else Preconditioner(data, *of_model, adapted=adapted)
+        adapted = precondition == "adapted"
+        preconditioner = None if precondition is None else Preconditioner(self, data, white, adapted=adapted)
         if odd:
             warnings.warn(f"data {odd}", stacklevel=3)  # equinox calls methods
         return Posterior(self, data, preconditioner)
@@ -257,7 +256,7 @@ class Posterior(eqx.Module):
         noise = lattice_field(noise, self.model.config, "position['noise']")
         if self.preconditioner is None:
             return noise, parameters, 0.0
-        noise, log_volume = self.preconditioner.noise(noise, position["parameters"], parameters, self.model.config)
+        noise, log_volume = self.preconditioner.noise(noise, position["parameters"], parameters)
         return noise, parameters, log_volume
 
     @on_auto_axes
@@ -266,7 +265,7 @@ class Posterior(eqx.Module):
         if self.preconditioner is None:
             return {"noise": noise, "parameters": dict(white)}
         scaled = self.preconditioner.scaled({k: jnp.asarray(x) for k, x in white.items()})
-        noise = self.preconditioner.position(noise, scaled, unwhiten(white, self.model.priors), self.model.config)
+        noise = self.preconditioner.position(noise, scaled, unwhiten(white, self.model.priors))
         return {"noise": noise, "parameters": scaled}
 
     def adapted(self, adaptation: Adaptation | None) -> Posterior:
@@ -303,7 +302,7 @@ class Posterior(eqx.Module):
         """Observations of a gradient for the adaptation (`Preconditioner.observe`); empty without one."""
         if self.preconditioner is None:
             return jnp.zeros(0), jnp.zeros(0)
-        return self.preconditioner.observe(position, slope, self.parameters(position), self.model.config)
+        return self.preconditioner.observe(position, slope, self.parameters(position))
 
     def moved(self, position: Position, other: Posterior) -> Position:
         """The position in another adaptation with the same noise and parameters."""
@@ -322,6 +321,5 @@ class Posterior(eqx.Module):
         position = model.draw_around(draw_key, whiten(values, model.priors))
         noise = position["noise"]
         if self.preconditioner is not None and self.preconditioner.linear:
-            parameters = model.parameters(position)
-            noise = wiener_draw(key, noise, self.data, parameters, model.forward, model.likelihood, model.config)
+            noise = self.preconditioner.wiener_draw(key, noise, model.parameters(position))
         return self.whiten(noise, position["parameters"])

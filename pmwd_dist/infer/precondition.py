@@ -30,7 +30,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.infer.forward import of_shape
 from pmwd_dist.infer.preconditioner_adaptation import BANDS, CLASSES, Adaptation, Observations, bands, mode_counts
-from pmwd_dist.infer.priors import Prior, unwhiten
+from pmwd_dist.infer.priors import unwhiten
 from pmwd_dist.parallel.fft import pirfft3d, prfft3d
 
 
@@ -38,23 +38,20 @@ class Preconditioner(eqx.Module):
     """Mean and standard deviation of each mode of the noise, given data and the parameters of the position.
 
     Args:
+      model: model of the data. The method `response(parameters)` of its forward model gives the real ratio of the modes
+        of the field to the modes of the noise. Without it, or if the mesh is not the lattice, an adapted preconditioner
+        begins with the moments of the prior. The likelihood has the methods `contrast(data, parameters)` and
+        `noise_variance(parameters, config)`.
       data: data on the mesh.
-      forward: forward model. Its method `response(parameters)` gives the real ratio of the modes of the field to the
-        modes of the noise. Without it, or if the mesh is not the lattice, an adapted preconditioner begins with the
-        moments of the prior.
-      likelihood: likelihood with the methods `contrast(data, parameters)` and `noise_variance(parameters, config)`.
       fiducial: whitened parameters at which their own scales are found.
-      priors: priors of the parameters.
-      config: configuration of the simulation.
       adapted: whether chains may change the preconditioner.
 
     Raises:
       ValueError: a forward model without a response, or a mesh other than the lattice, if chains may not change it.
     """
 
+    model: Any
     data: Array
-    forward: Any
-    likelihood: Any
     fiducial: dict[str, Array]
     factor: Float[Array, "p p"] = eqx.field(metadata={"derived": True})
     adaptation: Adaptation | None
@@ -62,24 +59,13 @@ class Preconditioner(eqx.Module):
     along: int | None = eqx.field(static=True, metadata={"derived": True})  # axis along which modes differ
     band_count: int = eqx.field(static=True, metadata={"derived": True})
 
-    def __init__(
-        self,
-        data: Array,
-        forward: Any,
-        likelihood: Any,
-        fiducial: Mapping[str, Array],
-        priors: Mapping[str, Prior],
-        config: Config,
-        *,
-        adapted: bool = False,
-    ):
+    def __init__(self, model: Any, data: Array, fiducial: Mapping[str, Array], *, adapted: bool = False):
+        self.model, self.data, self.fiducial = model, data, dict(fiducial)
+        forward, config = model.forward, model.config
         self.linear = callable(getattr(forward, "response", None)) and config.mesh_shape == config.particle_shape
         if not (self.linear or adapted):
             raise _no_response(forward, config)
-        self.data, self.forward, self.likelihood = data, forward, likelihood
-        self.fiducial = dict(fiducial)
-        model = forward, likelihood, self.fiducial, tuple(priors.items()), config
-        self.factor = _parameter_scales(*model) if self.linear else jnp.eye(len(self.fiducial))
+        self.factor = _parameter_scales(model, self.fiducial) if self.linear else jnp.eye(len(self.fiducial))
         self.along = None if self.linear else getattr(forward, "along", None)
         if self.along not in (None, 0, 1, 2):
             raise ArgumentError("forward.along", self.along, "must be an axis of the box: 0, 1 or 2")
@@ -88,10 +74,10 @@ class Preconditioner(eqx.Module):
         mean = None if self.linear else jnp.zeros(config.particle_shape, data.dtype, device=place)
         self.adaptation = Adaptation.none(len(fiducial), self.band_count, mean) if adapted else None
 
-    def sums(self, x: Array, config: Config) -> Float[Array, " bands"]:
+    def sums(self, x: Array) -> Float[Array, " bands"]:
         """Sums of a spectrum over the modes of each band."""
-        counts = mode_counts(config, float)
-        return bands(config, self.along).sums(x * counts)
+        config = self.model.config
+        return bands(config, self.along).sums(x * mode_counts(config, float))
 
     def away(self, parameters: Mapping[str, Array], by: Array) -> dict[str, Array]:
         """Parameters of a position, moved in linear theory's scales."""
@@ -116,7 +102,7 @@ class Preconditioner(eqx.Module):
         return vector if self.adaptation is None else _times(self.adaptation.factor, vector)
 
     def noise(
-        self, z: Array, scaled: Mapping[str, Array], parameters: Mapping[str, ArrayLike], config: Config
+        self, z: Array, scaled: Mapping[str, Array], parameters: Mapping[str, ArrayLike]
     ) -> tuple[Array, Array | float]:
         """White noise of a position, and the logarithm of the volume of the scales, up to a constant.
 
@@ -124,22 +110,21 @@ class Preconditioner(eqx.Module):
           z: noise of the position.
           scaled: parameters of the position.
           parameters: parameters of the model.
-          config: configuration of the simulation.
         """
-        width, mean, volume = self._moments(scaled, parameters, config)
+        config = self.model.config
+        width, mean, volume = self._moments(scaled, parameters)
         modes = prfft3d(z, config.decomposition) * width.astype(z.dtype) + mean.astype(_complex(z))
         return pirfft3d(modes, config.particle_shape, config.decomposition), volume
 
-    def position(
-        self, noise: Array, scaled: Mapping[str, Array], parameters: Mapping[str, ArrayLike], config: Config
-    ) -> Array:
+    def position(self, noise: Array, scaled: Mapping[str, Array], parameters: Mapping[str, ArrayLike]) -> Array:
         """The position of white noise."""
-        width, mean, _ = self._moments(scaled, parameters, config)
+        config = self.model.config
+        width, mean, _ = self._moments(scaled, parameters)
         modes = (prfft3d(noise, config.decomposition) - mean) / width
         return pirfft3d(modes.astype(_complex(noise)), config.particle_shape, config.decomposition)
 
     def observe(
-        self, position: Mapping[str, Any], slope: Mapping[str, Any], parameters: Mapping[str, ArrayLike], config: Config
+        self, position: Mapping[str, Any], slope: Mapping[str, Any], parameters: Mapping[str, ArrayLike]
     ) -> tuple[Float[Array, " n"], Array]:
         """Packed `Observations` from a gradient of the log density at a position; empty without an adaptation.
 
@@ -147,44 +132,40 @@ class Preconditioner(eqx.Module):
         """
         if self.adaptation is None:
             return jnp.zeros(0), jnp.zeros(0)
-        scaled, decomposition = position["parameters"], config.decomposition
-        width, mean, _ = self._moments(scaled, parameters, config, follow=self.adaptation.mean is not None)
+        scaled, config = position["parameters"], self.model.config
+        decomposition = config.decomposition
+        width, mean, _ = self._moments(scaled, parameters, follow=self.adaptation.mean is not None)
         slopes, modes = (prfft3d(tree["noise"], decomposition, norm="ortho") for tree in (slope, position))
         size = slope["noise"].size ** 0.5
 
         def times(other: Array) -> Array:
-            return self.sums(jnp.real(jnp.conj(slopes) * other), config)
+            return self.sums(jnp.real(jnp.conj(slopes) * other))
 
         seen = Observations(
             slopes=_vector(slope["parameters"]),
             sums=times(mean / (width * size)),
-            spreads=times(modes) + self.sums(jnp.ones(()), config),
+            spreads=times(modes) + self.sums(jnp.ones(())),
             squares=times(slopes),
             parameters=self.in_linear_scales(scaled),
         )
         if self.adaptation.mean is None:
             return seen.packed(), jnp.zeros(0)
-        noise, _ = self.noise(position["noise"], scaled, parameters, config)
+        noise, _ = self.noise(position["noise"], scaled, parameters)
         slope_of_noise = (slopes / width).astype(_complex(noise))
         return seen.packed(), noise + pirfft3d(slope_of_noise, config.particle_shape, decomposition, norm="ortho")
 
     def _moments(
-        self,
-        scaled: Mapping[str, Array],
-        parameters: Mapping[str, ArrayLike],
-        config: Config,
-        *,
-        follow: bool = True,
+        self, scaled: Mapping[str, Array], parameters: Mapping[str, ArrayLike], *, follow: bool = True
     ) -> tuple[Array, Array, Array | float]:
         """Scale and mean of the modes of the noise, and the logarithm of their volume, up to a constant.
 
         The mean follows the parameters, or is fixed at the centre of the adaptation.
         """
-        adaptation, volume, width = self.adaptation, 0.0, jnp.ones(())
+        adaptation, config, volume, width = self.adaptation, self.model.config, 0.0, jnp.ones(())
         if self.linear:
-            variance, gain = wiener(self.forward, self.likelihood, parameters, config)
+            variance, gain = wiener(self.model, parameters)
             width, volume = jnp.sqrt(variance), 0.5 * jnp.sum(mode_counts(config, float) * jnp.log(variance))
-            mean = gain * prfft3d(_contrast(self.likelihood, self.data, parameters), config.decomposition)
+            mean = gain * prfft3d(self._contrast(parameters), config.decomposition)
         else:
             assert adaptation is not None
             assert adaptation.mean is not None
@@ -196,11 +177,22 @@ class Preconditioner(eqx.Module):
         width = width * each.at(adaptation.scale * jnp.exp(stretch))
         if follow:
             mean = mean * each.at(adaptation.gain(u))
-        return width, mean, volume + jnp.sum(self.sums(jnp.ones(()), config) * stretch)
+        return width, mean, volume + jnp.sum(self.sums(jnp.ones(())) * stretch)
 
+    def wiener_draw(self, key: Array, noise: Array, parameters: Mapping[str, ArrayLike]) -> Float[Array, "nx ny nz"]:
+        """White noise from its posterior in linear theory: a prior draw, moved to the data (Hoffman & Ribak 1991)."""
+        model, config, decomposition = self.model, self.model.config, self.model.config.decomposition
+        _, gain = wiener(model, parameters)
+        variance = model.likelihood.noise_variance(parameters, config)
+        size = jnp.sqrt(jnp.where(jnp.isinf(variance), 0, variance))  # the gain is 0 there
+        errors = jax.random.normal(key, self.data.shape, self.data.dtype)
+        contrast, drawn, errors = (prfft3d(x, decomposition) for x in (self._contrast(parameters), noise, errors))
+        change = gain * (contrast - model.forward.response(parameters) * drawn - size * errors)
+        return noise + pirfft3d(change.astype(_complex(noise)), config.particle_shape, decomposition)
 
-def _contrast(likelihood: Any, data: Array, parameters: Mapping[str, ArrayLike]) -> Array:
-    return of_shape(likelihood.contrast(data, parameters), data.shape, "likelihood.contrast", "a field")
+    def _contrast(self, parameters: Mapping[str, ArrayLike]) -> Array:
+        contrast = self.model.likelihood.contrast(self.data, parameters)
+        return of_shape(contrast, self.data.shape, "likelihood.contrast", "a field")
 
 
 def _vector(numbers: Mapping[str, Array]) -> Array:
@@ -227,15 +219,13 @@ def _no_response(forward: Any, config: Config) -> ArgumentError:
 
 
 @eqx.filter_jit
-def _parameter_scales(
-    forward: Any, likelihood: Any, white: dict[str, Array], priors: tuple[tuple[str, Prior], ...], config: Config
-) -> Float[Array, "p p"]:
+def _parameter_scales(model: Any, white: dict[str, Array]) -> Float[Array, "p p"]:
     """Cholesky factor of the marginal covariance of the whitened parameters, by name, in linear theory."""
 
     def logarithm(white: dict[str, Array]) -> Array:
-        parameters = unwhiten(white, dict(priors))
-        known = 1 / likelihood.noise_variance(parameters, config)  # 0 for modes that are not compared
-        return jnp.log1p(forward.response(parameters) ** 2 * known) - jnp.log(jnp.where(known > 0, known, 1))
+        parameters = unwhiten(white, model.priors)
+        known = 1 / model.likelihood.noise_variance(parameters, model.config)  # 0 for modes that are not compared
+        return jnp.log1p(model.forward.response(parameters) ** 2 * known) - jnp.log(jnp.where(known > 0, known, 1))
 
     if not white:
         return jnp.zeros((0, 0))
@@ -244,19 +234,19 @@ def _parameter_scales(
     unit = jnp.eye(len(names), dtype=white[names[0]].dtype)
     along = {name: unit[:, i] for i, name in enumerate(names)}
     slopes = jax.lax.map(lambda direction: jax.jvp(logarithm, (white,), (direction,))[1], along)
-    weight = mode_counts(config, slopes.dtype)
+    weight = mode_counts(model.config, slopes.dtype)
     fisher = jnp.stack([jnp.stack([0.5 * jnp.sum(weight * a * b) for b in slopes]) for a in slopes])
     return jnp.linalg.cholesky(jnp.linalg.inv(fisher + jnp.eye(len(names))))
 
 
 @eqx.filter_jit
 def wiener(
-    forward: Any, likelihood: Any, parameters: Mapping[str, ArrayLike], config: Config
+    model: Any, parameters: Mapping[str, ArrayLike]
 ) -> tuple[Float[Array, "nx ny nk"], Float[Array, "nx ny nk"]]:
     """Posterior variance of each mode of the noise, and the ratio of its posterior mean to the mode of the data."""
-    response = forward.response(parameters)
-    known = 1 / likelihood.noise_variance(parameters, config)  # 0 for modes that are not compared
-    sharding = config.decomposition.spectrum_sharding
+    response = model.forward.response(parameters)
+    known = 1 / model.likelihood.noise_variance(parameters, model.config)  # 0 for modes that are not compared
+    sharding = model.config.decomposition.spectrum_sharding
     variance = 1 / (1 + response**2 * known)
     gain = response * known * variance
     return jax.lax.with_sharding_constraint((variance, gain), (sharding, sharding))
@@ -271,25 +261,3 @@ def filtered(field: Array, factor: Array, config: Config) -> Float[Array, "nx ny
     decomposition = config.decomposition
     modes = prfft3d(field, decomposition) * factor.astype(field.dtype)
     return pirfft3d(modes, config.particle_shape, decomposition)
-
-
-def wiener_draw(
-    key: Array,
-    noise: Array,
-    data: Array,
-    parameters: Mapping[str, ArrayLike],
-    forward: Any,
-    likelihood: Any,
-    config: Config,
-) -> Float[Array, "nx ny nz"]:
-    """White noise drawn from its posterior in linear theory: a prior draw, moved to the data (Hoffman & Ribak 1991)."""
-    decomposition = config.decomposition
-    _, gain = wiener(forward, likelihood, parameters, config)
-    variance = likelihood.noise_variance(parameters, config)
-    size = jnp.sqrt(jnp.where(jnp.isinf(variance), 0, variance))  # the gain is 0 there
-    errors = jax.random.normal(key, data.shape, data.dtype)
-    contrast, drawn, errors = (
-        prfft3d(x, decomposition) for x in (_contrast(likelihood, data, parameters), noise, errors)
-    )
-    change = gain * (contrast - forward.response(parameters) * drawn - size * errors)
-    return noise + pirfft3d(change.astype(_complex(noise)), config.particle_shape, decomposition)

@@ -99,8 +99,7 @@ def _gradients(model: infer.Model, chains: int, precondition: str | None, axis: 
 
     def posterior(data: Any) -> infer.Posterior:
         white = dict.fromkeys(model.priors, jnp.zeros(()))
-        of_model = model.forward, model.likelihood, white, model.priors, config
-        scaled = Preconditioner(data, *of_model, adapted=precondition == "adapted") if precondition else None
+        scaled = Preconditioner(model, data, white, adapted=precondition == "adapted") if precondition else None
         return infer.Posterior(model, data, scaled)
 
     def initial(posterior: infer.Posterior) -> Any:
