@@ -14,7 +14,7 @@ from scipy import stats
 from pmwd_dist import infer
 from pmwd_dist.infer.priors import unwhiten, whiten
 
-CASES = {
+CASES: dict[str, tuple[Any, Any]] = {
     "normal": (infer.Normal(0.3, 0.05), stats.norm(0.3, 0.05)),
     "truncated": (infer.Normal(0.8, 0.15, low=0.1), stats.truncnorm((0.1 - 0.8) / 0.15, np.inf, 0.8, 0.15)),
     "bounded": (infer.Normal(1.0, 2.0, low=0.5, high=1.5), stats.truncnorm(-0.25, 0.25, 1.0, 2.0)),
