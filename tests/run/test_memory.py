@@ -17,7 +17,6 @@ from pmwd_dist.pm.particles import exact, resolution
 from pmwd_dist.run.common import resources
 from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.settings import SettingsError, read
-from pmwd_dist.run.simulation.memory import expected_disk
 from pmwd_dist.run.simulation.plan import SimulationJob
 from pmwd_dist.run.simulation.progress import initial_particles
 
@@ -94,8 +93,7 @@ def test_what_does_not_fit_is_said_with_remedies(tmp_path: Path, monkeypatch: py
 
 def test_disk_is_that_of_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def disk(*overrides: str) -> float:
-        plan = _plan(tmp_path, "box.mesh=512", *overrides)
-        return expected_disk(plan.settings, plan.simulation.light_cone)
+        return _plan(tmp_path, "box.mesh=512", *overrides).expected_disk
 
     assert disk("output.snapshot=none") < 2e7
     assert disk("output.snapshot=none", "output.checkpoint_every=2") == pytest.approx(48 * 512**3, rel=0.01)

@@ -22,7 +22,7 @@ from pmwd_dist.run.common.folder import StartError
 from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.common.signals import Interrupted
 from pmwd_dist.run.settings import SettingsError, read
-from pmwd_dist.run.simulation import memory, output
+from pmwd_dist.run.simulation import output
 from pmwd_dist.run.simulation.plan import SimulationJob
 
 ALL = (
@@ -226,11 +226,8 @@ def test_maps_beyond_memory_are_refused(tmp_path: Path, monkeypatch: pytest.Monk
     file.write_text(f"{MINIMAL}[devices]\npdims = [1, 1]\n")
     shells = ", ".join(str(10 * i) for i in range(40))
     override = f"observe.light_cone={{sky='sphere', nside=8192, sources=0.1, edges=[{shells}]}}"
-    with pytest.raises(SettingsError, match=r"observe.light_cone: .* 39 shells of 805306368 pixels; use fewer shells"):
+    with pytest.raises(SettingsError, match=r"in a step and .*; use fewer edges or pixels of observe.light_cone"):
         SimulationJob.of(read(file, [override]), tmp_path / "out").check()
-    monkeypatch.setattr(resources, "device_limit", lambda: 1_000_000)
-    config = SimulationJob.of(read(file, []), tmp_path / "out").simulation.config
-    lack = memory.bispectrum_problem(config, 64) or ""
-    assert (
-        "bispectrum.shells = 64: their fields and the particles take 1.25 MB of a device, which has 1 MB; use" in lack
-    )
+    monkeypatch.setattr(resources, "device_limit", lambda: 2_000_000)
+    with pytest.raises(SettingsError, match=r"2.49 MB of memory in the bispectrum .*; use fewer observe.bispectrum"):
+        SimulationJob.of(read(file, ["observe.bispectrum.shells=64"]), tmp_path / "out").check()

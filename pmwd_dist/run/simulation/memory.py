@@ -1,4 +1,4 @@
-"""Memory and disk of a run on the current devices: XLA's plans of its programs, which are compiled as the run does."""
+"""Memory of a run on the current devices: XLA's plans of its programs, which are compiled as the run does."""
 
 from __future__ import annotations
 
@@ -11,41 +11,44 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pmwd_dist._memory import size
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import growth_table_to
-from pmwd_dist.io.snapshot import FORMATS
 from pmwd_dist.observe.power import power_spectrum
 from pmwd_dist.pm.modes import log_power
 from pmwd_dist.pm.particles import ExactParticles
 from pmwd_dist.pm.status import successful
 from pmwd_dist.pm.stepping import host
 from pmwd_dist.run.common import resources
-from pmwd_dist.run.settings import SimulationSettings, SimulationSetup
-from pmwd_dist.run.settings.light_cone import LightCone
+from pmwd_dist.run.settings import SimulationSetup
 from pmwd_dist.run.simulation import light_cone
 from pmwd_dist.run.simulation.progress import initial_particles
 
-Stage = Literal["the initial conditions", "a step", "P(k)"]
+Stage = Literal["the initial conditions", "a step", "P(k)", "the bispectrum"]
 
 
-def run_memory(simulation: SimulationSetup, times: Sequence[float], config: Config) -> dict[Stage, int]:
+def run_memory(
+    simulation: SimulationSetup, times: Sequence[float], config: Config, shells: int | None
+) -> dict[Stage, int]:
     """Memory of each device by stage of a run [bytes].
 
     Args:
       simulation: simulation on the current devices.
       times: scale factors at which steps begin and end.
       config: the configuration of the simulation with the expected halo.
+      shells: shells of a bispectrum, if one is measured.
     """
-    return {
-        "the initial conditions": resources.planned(initial_program(simulation)),
-        "a step": resources.planned(step_program(simulation, times, config)),
+    stages: dict[Stage, int] = {
+        "the initial conditions": resources.planned(_initial_program(simulation)),
+        "a step": resources.planned(_step_program(simulation, times, config)),
         "P(k)": power_memory(config),
     }
+    if shells is not None:  # a field for each, beside the particles
+        numbers = 6 * math.prod(config.particle_shape) + (shells + 6) * math.prod(config.mesh_shape)
+        stages["the bispectrum"] = numbers * vectors_like(config).dtype.itemsize // config.decomposition.size
+    return stages
 
 
-def initial_program(simulation: SimulationSetup) -> Any:
-    """The compiled program of the initial conditions."""
+def _initial_program(simulation: SimulationSetup) -> Any:
     config = simulation.config
     table = _like(growth_table_to(config.lpt_order, simulation.cosmo))
     key = jax.eval_shape(lambda: jax.random.key(0))
@@ -53,7 +56,7 @@ def initial_program(simulation: SimulationSetup) -> Any:
     return initial_particles.lower(key, table, power, config).compile()
 
 
-def step_program(simulation: SimulationSetup, times: Sequence[float], config: Config) -> Any:
+def _step_program(simulation: SimulationSetup, times: Sequence[float], config: Config) -> Any:
     """The compiled program of a step, with the light cone if there is one."""
     cone, done, vectors = simulation.light_cone, np.int32(0), vectors_like(config)
     table = growth_table_to(config.lpt_order, simulation.cosmo)
@@ -82,34 +85,6 @@ def power_memory(config: Config) -> int:
     field = jax.ShapeDtypeStruct(config.mesh_shape, vectors.dtype, sharding=vectors.sharding)
     program = jax.jit(lambda field: power_spectrum(field, config)).lower(field).compile()
     return resources.planned(program) + 2 * vectors.size * vectors.dtype.itemsize // config.decomposition.size
-
-
-def bispectrum_problem(config: Config, shells: int) -> str | None:
-    """Reason why the fields of a bispectrum, one for each shell, can't fit into memory beside the particles."""
-    values = 6 * math.prod(config.particle_shape) + (shells + 6) * math.prod(config.mesh_shape)
-    need, there = 4 * values / config.decomposition.size, resources.room().for_arrays(config)
-    if need <= there:
-        return None
-    return (
-        f"observe.bispectrum.shells = {shells}: their fields and the particles take {size(int(need))} of a device, "
-        f"which has {size(int(there))}; use fewer shells, or more devices"
-    )
-
-
-def expected_disk(settings: SimulationSettings, cone: LightCone | None) -> int:
-    """Bytes that a run writes: snapshots, fields, and two checkpoints, since one may be unfinished."""
-    output, galaxies = settings.output, settings.observe.galaxies
-    snapshot = 0 if output.snapshot == "none" else FORMATS[output.snapshot].bytes_per_particle
-    counts = 0 if galaxies is None or galaxies.number_density is None else 4 * math.prod(settings.box.mesh)
-    maps = 0 if cone is None else 4 * light_cone.shells_like(cone).size
-    checkpoints = 2 * checkpoint_size(settings) if output.checkpoint_every else 0
-    each = snapshot * settings.particle_count + counts
-    return each * len(settings.scale_factors) + maps + checkpoints + 10_000_000
-
-
-def checkpoint_size(settings: SimulationSettings) -> int:
-    """Bytes of a checkpoint."""
-    return 24 * settings.particle_count
 
 
 def vectors_like(config: Config) -> jax.ShapeDtypeStruct:

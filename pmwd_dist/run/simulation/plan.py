@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Self
@@ -14,7 +14,7 @@ import numpy as np
 
 from pmwd_dist._files import free_space
 from pmwd_dist._memory import size
-from pmwd_dist.config import Config
+from pmwd_dist.io.snapshot import FORMATS
 from pmwd_dist.pm.nbody import step_times
 from pmwd_dist.run.common import resources
 from pmwd_dist.run.common.data_files import read_files
@@ -28,14 +28,7 @@ from pmwd_dist.run.settings.writing import toml_value
 from pmwd_dist.run.simulation import accuracy, light_cone
 from pmwd_dist.run.simulation.halo_width import is_automatic, with_halo_of
 from pmwd_dist.run.simulation.light_cone import shells_like
-from pmwd_dist.run.simulation.memory import (
-    Stage,
-    bispectrum_problem,
-    checkpoint_size,
-    expected_disk,
-    least_memory,
-    run_memory,
-)
+from pmwd_dist.run.simulation.memory import Stage, least_memory, run_memory
 from pmwd_dist.run.simulation.observables import shares_seen, wanted
 from pmwd_dist.run.simulation.planning import enough_devices, linear_displacement
 
@@ -77,18 +70,26 @@ class SimulationJob(Job):
     @cached_property
     def stages(self) -> dict[Stage, int]:
         """Memory of each device by stage of the run [bytes], from the compiled programs."""
-        return run_memory(self.simulation, self.times, self.config_of_steps)
-
-    @property
-    def config_of_steps(self) -> Config:
-        """The simulation with the halo that linear theory asks for."""
-        config = self.simulation.config
-        return with_halo_of(linear_displacement(self.simulation), config) if is_automatic(config) else config
+        config, triangles = self.simulation.config, self.settings.observe.bispectrum
+        if is_automatic(config):
+            config = with_halo_of(linear_displacement(self.simulation), config)
+        return run_memory(self.simulation, self.times, config, None if triangles is None else triangles.shells)
 
     @property
     def expected_disk(self) -> int:
-        """Expected size of all files [bytes]."""
-        return expected_disk(self.settings, self.simulation.light_cone)
+        """Expected size of all files [bytes]: snapshots, fields, and two checkpoints, since one may be unfinished."""
+        settings, output, cone = self.settings, self.settings.output, self.simulation.light_cone
+        snapshot = 0 if output.snapshot == "none" else FORMATS[output.snapshot].bytes_per_particle
+        counts = 0 if self.counted is None else 4 * math.prod(settings.box.mesh)
+        maps = 0 if cone is None else 4 * shells_like(cone).size
+        checkpoints = 2 * self.checkpoint_size if output.checkpoint_every else 0
+        each = snapshot * settings.particle_count + counts
+        return each * len(settings.scale_factors) + maps + checkpoints + 10_000_000
+
+    @property
+    def checkpoint_size(self) -> int:
+        """Size of a checkpoint [bytes]."""
+        return 24 * self.settings.particle_count
 
     @property
     def expected_memory(self) -> int:
@@ -129,20 +130,15 @@ class SimulationJob(Job):
         Raises:
           SettingsError: memory or disk can't suffice.
         """
-        config, settings = self.simulation.config, self.settings
         problem, *warnings = memory_problem(self)
         problems = [problem] if problem else []
-        triangles = settings.observe.bispectrum
-        if not problems and triangles and (lack := bispectrum_problem(config, triangles.shells)):
-            problems.append(lack)
         need, free = self.expected_disk, free_space(self.folder)
-        most = need + checkpoint_size(settings)
         if need > free:
             problems.append(
                 f"{self.folder}: the run writes about {size(need)} and the disk has {size(free)} free; "
                 'use another --output, or output.snapshot = "none"'
             )
-        elif most > free:
+        elif need + self.checkpoint_size > free:
             warnings.append(f"{self.folder}: a checkpoint, if the run is interrupted, does not fit into {size(free)}")
         if problems:
             raise SettingsError(problems)
@@ -229,16 +225,18 @@ def memory_problem(plan: SimulationJob) -> tuple[str | None, str | None]:
     text = f"the run needs about {size(need)} of memory in {stage} and {there.where} has "
     if need <= there.total:
         return None, None if need <= there.free else f"{text}{size(there.free)} free: it may be killed"
-    if cone is not None and stage == "a step":
-        maps = f"{shells_like(cone).shape[0]} shells of {math.prod(shells_like(cone).shape[1:])} pixels"
-        remedy = "use fewer shells (edges) or pixels, or more devices"
-        return f"observe.light_cone: {text}{size(there.total)}, for {maps}; {remedy}", None
     remedies = [f"set {pool}"] if (pool := resources.larger_pool(arrays)) else []
-    if stage == "the initial conditions" and config.lpt_order == 3:
-        remedies.append("use time.lpt_order = 2")
+    count = None
+    if stage == "a step" and cone is not None:
+        remedies.append("use fewer edges or pixels of observe.light_cone")
+    elif stage == "the bispectrum":
+        remedies.append("use fewer observe.bispectrum.shells")
+    else:
+        remedies += ["use time.lpt_order = 2"] if stage == "the initial conditions" and config.lpt_order == 3 else []
+        if not there.processes:
+            displacement, least = linear_displacement(plan.simulation), config.decomposition.size + 1
+            count = enough_devices(config, displacement, there.total, least)
     remedies.append("use a smaller mesh")
-    enough = partial(enough_devices, config, linear_displacement(plan.simulation), least=config.decomposition.size + 1)
-    count = None if there.processes else enough(there.total)
     remedies.append(f"{count} such devices" if count else f"more {'machines' if there.processes else 'devices'}")
     return f"box.mesh: {text}{size(there.total)}; {', '.join(remedies[:-1])}, or {remedies[-1]}", None
 

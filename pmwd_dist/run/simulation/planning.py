@@ -10,6 +10,7 @@ machines is an assumption.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 from typing import Literal, NamedTuple
@@ -234,16 +235,15 @@ def largest_mesh(config: Config, count: int, displacement: float, limit: float) 
       limit: memory of each [bytes].
     """
     quantum = math.lcm(16, min(py for py in _divisors(count) if py * py >= count))  # the squarest pencils divide it
-    best, low, high = None, 1, _LONGEST // quantum
-    while low <= high:
-        middle = (low + high) // 2
-        sites = middle * quantum
+
+    def scaled(multiple: int) -> Config:
+        sites, alone = multiple * quantum, on_devices(config, (1, 1))
         numbers = list(zip(config.mesh_shape, config.particle_shape, config.box_size, strict=True))
         mesh, box = [sites * m // n for m, n, _ in numbers], [b * sites / n for _, n, b in numbers]
-        alone = on_devices(config, (1, 1))
-        scaled = dataclasses.replace(alone, box_size=box, mesh_shape=mesh, particle_shape=sites)
-        if any(division.peak <= limit for division in divisions(scaled, count, displacement)):
-            best, low = scaled, middle + 1
-        else:
-            high = middle - 1
-    return best
+        return dataclasses.replace(alone, box_size=box, mesh_shape=mesh, particle_shape=sites)
+
+    def fails(multiple: int) -> bool:
+        return all(division.peak > limit for division in divisions(scaled(multiple), count, displacement))
+
+    most = bisect.bisect(range(1, _LONGEST // quantum + 1), False, key=fails)
+    return scaled(most) if most else None
