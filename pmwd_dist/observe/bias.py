@@ -166,9 +166,7 @@ def _squared_tide(modes: Array, config: Config) -> Array:
 
 
 def _without_mean(field: Array, config: Config) -> Array:
-    names = config.decomposition.names
-    mean = jnp.mean(field)
-    return field - (jax.lax.pmean(mean, names) if names else mean)
+    return field - jax.lax.pmean(jnp.mean(field), config.decomposition.names)
 
 
 @on_auto_axes

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
@@ -19,15 +17,12 @@ from pmwd_dist._jax.ops import vary, varying_names
 from pmwd_dist._jax.order import barrier
 from pmwd_dist._jax.select import batch_max, sum_where
 from pmwd_dist.config import Config
-from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.observe import shells
-from pmwd_dist.observe.crossing import LightCone, Path, crosses, crossing, light_cone_in_step, path
+from pmwd_dist.observe.crossing import LightCone, Path, crosses, crossing
 from pmwd_dist.ops import cic
 from pmwd_dist.parallel.halo import reduce_block
 from pmwd_dist.parallel.inputs import whole_number
-from pmwd_dist.pm.inputs import check_config
 from pmwd_dist.pm.paint import max_displacement_block, with_halo
-from pmwd_dist.pm.stepping.forward import Epoch
 
 # Axes of the box along the two axes of a plane. The line of sight is swapped with z, so that planes are divided over
 # devices like the mesh.
@@ -35,7 +30,7 @@ ACROSS = {"x": (2, 1), "y": (0, 2), "z": (0, 1)}
 
 
 @dataclass(frozen=True, init=False)
-class FlatSkyLightCone:
+class FlatSkyLightCone(shells.ShellLightCone):
     """Mass planes on the past light cone of an observer who looks along an axis, for `nbody(..., accumulate=...)`.
 
     The box is repeated along the line of sight. A particle is painted at its position at the moment when the light cone
@@ -61,12 +56,10 @@ class FlatSkyLightCone:
       >>> mass = pmd.nbody(particles, cosmo, config, accumulate=cone).accumulated
     """
 
-    config: Config
-    edges: tuple[float, ...]
+    dimensions = 1
     pixels: tuple[int, int]
     observer: float
     line_of_sight: str
-    shell_assignment: shells.Assignment
 
     def __init__(
         self,
@@ -78,49 +71,29 @@ class FlatSkyLightCone:
         line_of_sight: Literal["x", "y", "z"] = "z",
         shell_assignment: shells.Assignment = "nearest",
     ):
-        check_config(config)
+        super().__init__(config, edges, shell_assignment, line_of_sight=line_of_sight)
         if not isinstance(line_of_sight, str) or line_of_sight not in ACROSS:
             remedy = "use the axis that is nearest, or a SphericalLightCone"
             raise ArgumentError("line_of_sight", line_of_sight, "must be 'x', 'y' or 'z'", remedy)
-        along = "xyz".index(line_of_sight)
-        given = [config.mesh_shape[i] for i in ACROSS[line_of_sight]] if pixels is None else pixels
+        given = [config.mesh_shape[i] for i in self.across] if pixels is None else pixels
         several = tuple(given) if isinstance(given, Sequence) else (given, given)
         if len(several) != 2:
             raise ArgumentError("pixels", pixels, "must be one number or two")
         nx, ny = (whole_number(n, "pixels", least=1) for n in several)
         for axis, parts in enumerate(config.decomposition.pdims):
             config.decomposition.check_axis((nx, ny, 1), axis, parts, "pixels")
-        fields = {
-            "config": config,
-            "edges": shells.checked_edges(edges),
-            "pixels": (nx, ny),
-            "observer": shells.checked_observer([observer], config.box_size[along : along + 1])[0],
-            "line_of_sight": line_of_sight,
-            "shell_assignment": shells.checked_assignment(shell_assignment),
-        }
-        for name, value in fields.items():
-            object.__setattr__(self, name, value)
+        length = config.box_size[self.along : self.along + 1]
+        object.__setattr__(self, "pixels", (nx, ny))
+        object.__setattr__(self, "observer", shells.checked_observer([observer], length)[0])
         shells.check_images(len(_near_sides(self)), config)
 
-    def check(self, cosmo: GrowthTable) -> None:
-        """Raise ValueError if a shell lies beyond the time span of the simulation; traced values are not checked."""
-        shells.check_time_span(self.edges, cosmo, self.config)
-
-    def __call__(self, before: Epoch, after: Epoch, table: GrowthTable) -> Float[Array, "shells nx ny"]:
-        """Mass that the light cone passes in a step; a shell is NaN if the simulation does not span it."""
-        light = light_cone_in_step(before.a, after.a, table)
-        decomposition = self.config.decomposition
-        run = decomposition.shard_map(
-            partial(_planes, cone=self), (decomposition.spec, P()), decomposition.spectrum_spec
-        )
-        mass = run(path(before, after, light), light)
-        covered = self.shells.covered(table, self.config)
-        return jnp.where(covered[:, None, None], mass, jnp.nan)
-
     @property
-    def shells(self) -> shells.Shells:
-        """The shells, planes."""
-        return shells.Shells(self.edges, 1, self.shell_assignment)
+    def spec(self) -> P:
+        """Division of the planes over devices."""
+        return self.config.decomposition.spectrum_spec
+
+    def _masses(self, path: Path, light: LightCone) -> Array:
+        return _planes(path, light, cone=self)
 
     @property
     def along(self) -> int:
@@ -137,11 +110,6 @@ class FlatSkyLightCone:
         """Sides of a plane [Mpc/h]."""
         i, j = self.across
         return self.config.box_size[i], self.config.box_size[j]
-
-    @property
-    def distances(self) -> np.ndarray:
-        """Mean distance of each shell from the observer [Mpc/h]."""
-        return self.shells.distances
 
     def overdensity(self, mass: Float[Array, "shells nx ny"]) -> Float[Array, "shells nx ny"]:
         """Density of the shells in units of the mean, minus one."""
@@ -224,7 +192,8 @@ def _paint_image(near: Array, *arrays: Array, cone: FlatSkyLightCone, geometry: 
     """Paint the particles of one repetition of the box that the light cone passes."""
     path, light, axis = Path(*arrays[:3]), LightCone(*arrays[3:]), cone.along
     dtype = path.start.dtype
-    sites = near + _sites(cone, path.start.shape[axis], dtype)
+    local = shells.site_positions(cone.config, axis, path.start.shape[axis], dtype)
+    sites = near + local.reshape([-1 if i == axis else 1 for i in range(3)])
     along = Path(*(x[..., axis] for x in path))
     passed, guess = crosses(sites + along.start, sites + along.end, light)
     # Stored in memory: XLA would repeat the solution for each component.
@@ -239,13 +208,3 @@ def _distance(where: tuple[Array, Path], s: Array) -> Array:
     """Distance of particles at a fraction of a step [Mpc/h]."""
     sites, along = where
     return sites + along.at(s)
-
-
-def _sites(cone: FlatSkyLightCone, count: int, dtype: Any) -> Array:
-    """Positions of the local lattice sites along the line of sight [Mpc/h], ready to broadcast."""
-    config, axis = cone.config, cone.along
-    names, parts = (*config.decomposition.axis_groups, ((), 1))[axis]
-    every = np.arange(config.particle_shape[axis]) * (config.box_size[axis] / config.particle_shape[axis])
-    first = jax.lax.axis_index(names) * count if parts > 1 else 0
-    local = jax.lax.dynamic_slice(jnp.asarray(every, dtype), (first,), (count,))
-    return local.reshape([-1 if i == axis else 1 for i in range(3)])

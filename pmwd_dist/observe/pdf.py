@@ -70,7 +70,7 @@ def _one_point_pdf(field: Array, config: Config, *, nodes: tuple[float, ...]) ->
 
     def block(field: Array) -> Array:
         cells = jnp.sum(jax.vmap(plane)(field), axis=0)
-        return jax.lax.psum(cells, decomposition.names) if decomposition.names else cells
+        return jax.lax.psum(cells, decomposition.names)
 
     cells = decomposition.shard_map(block, decomposition.spec, P())(field)
     widths = np.concatenate([np.diff(at), [0]]) / 2 + np.concatenate([[0], np.diff(at)]) / 2

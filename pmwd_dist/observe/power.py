@@ -129,4 +129,4 @@ def mode_sums(values: Sequence[Array], config: Config) -> Array:
         return jnp.zeros((bins + 1, len(values) + 1), dtype).at[index.ravel()].add(sums.reshape(-1, len(values) + 1))
 
     sums = jnp.sum(jax.vmap(plane)(index, modulus, *values), axis=0)[:bins].T
-    return jax.lax.psum(sums, decomposition.names) if decomposition.names else sums
+    return jax.lax.psum(sums, decomposition.names)

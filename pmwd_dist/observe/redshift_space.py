@@ -19,7 +19,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
-from pmwd_dist.observe.shells import checked_observer
+from pmwd_dist.observe.shells import checked_observer, site_positions
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.pm import inputs
 from pmwd_dist.pm.particles import Particles
@@ -147,7 +147,9 @@ def _radial(particles: Particles, table: GrowthTable, a: ArrayLike, observer: Ar
 
     def block(disp: Array, vel: Array, observer: Array, factor: Array) -> Array:
         box = jnp.asarray(config.box_size, dtype)
-        x = jnp.mod(_sites(disp.shape[:3], config, dtype) + disp, box.reshape(1, 1, 1, 3))
+        axes = [site_positions(config, axis, n, dtype) for axis, n in enumerate(disp.shape[:3])]
+        sites = jnp.stack(jnp.meshgrid(*axes, indexing="ij"), -1)
+        x = jnp.mod(sites + disp, box.reshape(1, 1, 1, 3))
         r = x - observer.reshape(1, 1, 1, 3)
         square = jnp.sum(r**2, -1, keepdims=True)
         # A particle at the observer stays: its line of sight has no direction.
@@ -158,16 +160,3 @@ def _radial(particles: Particles, table: GrowthTable, a: ArrayLike, observer: Ar
     run = decomposition.shard_map(block, (spec, spec, P(), P()), spec)
     factor = _per_momentum(table, a, dtype)
     return Particles(run(particles.disp, particles.vel, observer.astype(dtype), factor), particles.vel)
-
-
-def _sites(block: Sequence[int], config: Config, dtype: Any) -> Array:
-    """Positions of the local lattice sites [Mpc/h], inside shard_map."""
-    groups = (*config.decomposition.axis_groups, ((), 1))
-    axes: list[Array] = []
-    for n, (names, parts), length, sites in zip(block, groups, config.box_size, config.particle_shape, strict=True):
-        first = jax.lax.axis_index(names) * n if parts > 1 else 0
-        axes.append((first + jnp.arange(n)).astype(dtype) * (length / sites))
-    x, y, z = axes
-    shape = tuple(block)
-    fields = x[:, None, None], y[None, :, None], z[None, None, :]
-    return jnp.stack([jnp.broadcast_to(field, shape) for field in fields], -1)

@@ -1,22 +1,28 @@
-"""Shells of a light cone: checks, and their shares of a crossing."""
+"""Light cones with mass shells: checks, and the shares of the shells in a mass that is crossed."""
 
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.distance import comoving_distance
 from pmwd_dist.cosmology.growth import GrowthTable
+from pmwd_dist.observe.crossing import LightCone, Path, light_cone_in_step, path
 from pmwd_dist.parallel.inputs import real
+from pmwd_dist.pm.inputs import check_config
+from pmwd_dist.pm.stepping.forward import Epoch
 
 Assignment = Literal["linear", "nearest"]
 
@@ -63,6 +69,14 @@ def check_images(count: int, config: Config) -> None:
         raise ArgumentError("edges", None, constraint, "use nearer shells or a larger box", show_value=False)
 
 
+def site_positions(config: Config, axis: int, count: int, dtype: Any) -> Array:
+    """Positions of the local lattice sites along an axis [Mpc/h], inside shard_map."""
+    names, parts = (*config.decomposition.axis_groups, ((), 1))[axis]
+    every = np.arange(config.particle_shape[axis]) * (config.box_size[axis] / config.particle_shape[axis])
+    first = jax.lax.axis_index(names) * count if parts > 1 else 0
+    return jax.lax.dynamic_slice(jnp.asarray(every, dtype), (first,), (count,))
+
+
 def is_traced(tree: Any) -> bool:
     """Whether some arrays of a pytree are traced."""
     return any(isinstance(x, Tracer) for x in jax.tree.leaves(tree))
@@ -72,19 +86,6 @@ def _time_span(cosmo: GrowthTable, config: Config) -> tuple[Array, Array]:
     """Nearest and farthest distance on the light cone of a simulation [Mpc/h]."""
     far, near = comoving_distance(jnp.asarray([config.a_start, config.a_stop], dtype=float), cosmo)
     return near - _SLACK * far, far * (1 + _SLACK)
-
-
-def check_time_span(edges: Sequence[float], cosmo: GrowthTable, config: Config) -> None:
-    """Raise ValueError unless a simulation covers all shells; traced values are not checked."""
-    if is_traced(cosmo):
-        return
-    with jax.ensure_compile_time_eval():
-        near, far = map(float, _time_span(cosmo, config))
-    if near <= edges[0] and edges[-1] <= far:
-        return
-    span = f"{max(near, 0):.6g}..{far:.6g} Mpc/h (a={config.a_stop:g}..{config.a_start:g})"
-    constraint = f"reach beyond the light cone of the simulation, {span}"
-    raise ArgumentError("edges", list(edges), constraint, "use other shells, or an earlier a_start or a later a_stop")
 
 
 class Shells(NamedTuple):
@@ -172,13 +173,74 @@ def _passed(x: Array, nodes: Sequence[float] | np.ndarray) -> Array:
     return sum(each, jnp.zeros_like(x))
 
 
-def checked_assignment(assignment: Any) -> Assignment:
-    """The assignment, after a check of its name."""
-    if assignment not in get_args(Assignment):
-        raise ArgumentError("shell_assignment", assignment, 'must be "linear" or "nearest"')
-    return assignment
-
-
 def _mean_distance(low: np.ndarray, high: np.ndarray, n: int) -> np.ndarray:
     """Mean distance of a constant density."""
     return (high ** (n + 1) - low ** (n + 1)) / (high**n - low**n) * n / (n + 1)
+
+
+@dataclass(frozen=True, init=False)
+class ShellLightCone(ABC):
+    """A light cone with mass shells: the common part of light cones on a flat sky and on the sphere.
+
+    Args:
+      config: configuration of the simulation.
+      edges: edges of the shells in comoving distance, ascending [Mpc/h].
+      shell_assignment: assignment of a mass to shells by its distance, see `Shells`.
+    """
+
+    dimensions: ClassVar[int]  # of the distance from which a shell has its volume, see `Shells`
+    config: Config
+    edges: tuple[float, ...]
+    shell_assignment: Assignment
+
+    def __init__(self, config: Config, edges: Any, shell_assignment: Any, **fields: Any):
+        check_config(config)
+        if shell_assignment not in get_args(Assignment):
+            raise ArgumentError("shell_assignment", shell_assignment, 'must be "linear" or "nearest"')
+        fields |= {"config": config, "edges": checked_edges(edges), "shell_assignment": shell_assignment}
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def shells(self) -> Shells:
+        """The shells."""
+        return Shells(self.edges, self.dimensions, self.shell_assignment)
+
+    @property
+    def distances(self) -> np.ndarray:
+        """Mean distance of the mass of each shell from the observer [Mpc/h]."""
+        return self.shells.distances
+
+    def check(self, cosmo: GrowthTable) -> None:
+        """Raise ValueError if a shell lies beyond the time span of the simulation; traced values are not checked."""
+        if is_traced(cosmo):
+            return
+        config, edges = self.config, self.edges
+        with jax.ensure_compile_time_eval():
+            near, far = map(float, _time_span(cosmo, config))
+        if near <= edges[0] and edges[-1] <= far:
+            return
+        span = f"{max(near, 0):.6g}..{far:.6g} Mpc/h (a={config.a_stop:g}..{config.a_start:g})"
+        constraint = f"reach beyond the light cone of the simulation, {span}"
+        raise ArgumentError(
+            "edges", list(edges), constraint, "use other shells, or an earlier a_start or a later a_stop"
+        )
+
+    def __call__(self, before: Epoch, after: Epoch, table: GrowthTable) -> Float[Array, "shells ..."]:
+        """Mass that the light cone passes in a step; a shell is NaN if the simulation does not span it."""
+        light = light_cone_in_step(before.a, after.a, table)
+        decomposition = self.config.decomposition
+        mass = decomposition.shard_map(self._masses, (decomposition.spec, P()), self.spec)(
+            path(before, after, light), light
+        )
+        covered = self.shells.covered(table, self.config)
+        return jnp.where(covered.reshape(-1, *(1,) * (mass.ndim - 1)), mass, jnp.nan)
+
+    @property
+    @abstractmethod
+    def spec(self) -> P:
+        """Division of the accumulated masses over devices."""
+
+    @abstractmethod
+    def _masses(self, path: Path, light: LightCone) -> Array:
+        """The local part of the accumulated masses."""

@@ -19,23 +19,20 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.order import barrier
 from pmwd_dist._jax.select import batch_any
 from pmwd_dist.config import Config
-from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.observe import shells
-from pmwd_dist.observe.crossing import LightCone, Path, crosses, crossing, light_cone_in_step, path
+from pmwd_dist.observe.crossing import LightCone, Path, crosses, crossing
 from pmwd_dist.observe.deposit import corners, deposit, split
 from pmwd_dist.observe.healpix import interpolation, nearest_pixel, pixel_count
 from pmwd_dist.ops.rounding import max_abs
 from pmwd_dist.parallel.inputs import whole_number
-from pmwd_dist.pm.inputs import check_config
 from pmwd_dist.pm.paint import max_displacement_block
-from pmwd_dist.pm.stepping.forward import Epoch
 
 Assignment = Literal["bilinear", "nearest"]
 _BLOCKS = 4  # largest number of blocks per axis of the local lattice: shells are thinner than boxes
 
 
 @dataclass(frozen=True, init=False)
-class SphericalLightCone:
+class SphericalLightCone(shells.ShellLightCone):
     """HEALPix maps of mass shells on the past light cone, for `nbody(..., accumulate=...)`.
 
     The box is repeated around the observer. A particle is assigned to pixels by its position at the moment when the
@@ -60,12 +57,10 @@ class SphericalLightCone:
       >>> mass = pmd.nbody(particles, cosmo, config, accumulate=cone).accumulated
     """
 
-    config: Config
-    edges: tuple[float, ...]
+    dimensions = 3
     nside: int
     observer: tuple[float, ...]
     assignment: Assignment
-    shell_assignment: shells.Assignment
 
     def __init__(
         self,
@@ -77,7 +72,7 @@ class SphericalLightCone:
         assignment: Assignment = "bilinear",
         shell_assignment: shells.Assignment = "nearest",
     ):
-        check_config(config)
+        super().__init__(config, edges, shell_assignment, assignment=assignment)
         nside = whole_number(nside, "nside", least=1)
         size = config.decomposition.size
         if pixel_count(nside) % size:
@@ -85,43 +80,19 @@ class SphericalLightCone:
             raise ArgumentError("nside", nside, constraint, f"use a multiple of {size // math.gcd(size, 12)}")
         if assignment not in get_args(Assignment):
             raise ArgumentError("assignment", assignment, 'must be "bilinear" or "nearest"')
-        centre = [length / 2 for length in config.box_size]
-        fields: dict[str, Any] = {
-            "config": config,
-            "edges": shells.checked_edges(edges),
-            "nside": nside,
-            "observer": shells.checked_observer(centre if observer is None else observer, config.box_size),
-            "assignment": assignment,
-            "shell_assignment": shells.checked_assignment(shell_assignment),
-        }
-        for name, value in fields.items():
-            object.__setattr__(self, name, value)
+        centre = [length / 2 for length in config.box_size] if observer is None else observer
+        object.__setattr__(self, "nside", nside)
+        object.__setattr__(self, "observer", shells.checked_observer(centre, config.box_size))
         low, high = _range_of_images(self)
         shells.check_images(math.prod(b - a + 1 for a, b in zip(low, high, strict=True)), config)
 
     @property
-    def shells(self) -> shells.Shells:
-        """The spherical shells."""
-        return shells.Shells(self.edges, 3, self.shell_assignment)
+    def spec(self) -> P:
+        """Division of the maps over devices, along the pixels."""
+        return P(None, self.config.decomposition.names or None)
 
-    @property
-    def distances(self) -> np.ndarray:
-        """Mean distance of the mass of each shell from the observer [Mpc/h]."""
-        return self.shells.distances
-
-    def check(self, cosmo: GrowthTable) -> None:
-        """Raise ValueError if a shell lies beyond the time span of the simulation; traced values are not checked."""
-        shells.check_time_span(self.edges, cosmo, self.config)
-
-    def __call__(self, before: Epoch, after: Epoch, table: GrowthTable) -> Float[Array, "shells pixels"]:
-        """Mass that the light cone passes in a step; a shell is NaN if the simulation does not span it."""
-        light = light_cone_in_step(before.a, after.a, table)
-        decomposition = self.config.decomposition
-        run = decomposition.shard_map(
-            partial(_maps, cone=self), (decomposition.spec, P()), P(None, decomposition.names or None)
-        )
-        mass = run(path(before, after, light), light)
-        return jnp.where(self.shells.covered(table, self.config)[:, None], mass, jnp.nan)
+    def _masses(self, path: Path, light: LightCone) -> Array:
+        return _maps(path, light, cone=self)
 
     def overdensity(self, mass: Float[Array, "shells pixels"]) -> Float[Array, "shells pixels"]:
         """Density of the shells in units of the mean, minus one."""
