@@ -42,7 +42,7 @@ class Malformed(ValueError):
 
 @contextmanager
 def opened(path: Path) -> Generator[File]:
-    """Open a file for reading; `Malformed` of the body becomes a ValueError that names the file.
+    """Open a file for reading; errors of h5py and `Malformed` of the body become a ValueError that names the file.
 
     Raises:
       ValueError: not an HDF5 file, damaged, or malformed.
@@ -53,28 +53,17 @@ def opened(path: Path) -> Generator[File]:
     with path.open("rb"):
         pass  # a file that can't be opened at all is an OSError
     try:
-        with _as_malformed("is not an HDF5 file, or damaged"):
-            file = h5py.File(path, "r")
-        with file:
+        with h5py.File(path, "r") as file:
             yield file
     except Malformed as error:
         raise ValueError(f"{path}: {error}") from error
-
-
-@contextmanager
-def _as_malformed(phrase: str) -> Generator[None]:
-    try:
-        yield
-    except Malformed:
-        raise
     except _ERRORS as error:
-        raise Malformed(phrase) from error
+        raise ValueError(f"{path}: is not an HDF5 file, or damaged") from error
 
 
 def has(group: Group, name: str) -> bool:
     """Whether a group has a member of this name, including a broken link."""
-    with _as_malformed(f"is damaged: its {group.name} can't be read"):
-        return bool(group.id.links.exists(name.encode()))
+    return bool(group.id.links.exists(name.encode()))
 
 
 def member(group: Group, name: str, kind: type) -> Any:
@@ -83,15 +72,13 @@ def member(group: Group, name: str, kind: type) -> Any:
     Raises:
       Malformed: the member is missing, a link, or of another kind.
     """
-    what = {h5py.Group: "group", h5py.Dataset: "array"}[kind]
+    what, path = {GROUP: "group", DATASET: "array"}[kind], path_of(group, name)
     if not has(group, name):
-        raise Malformed(f"lacks the {what} {path_of(group, name)}")
-    with _as_malformed(f"is damaged: {path_of(group, name)} can't be read"):
-        if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-            raise Malformed(f"has a link at {path_of(group, name)}, where the {what} itself must be")
-        found = group[name]
-    if not isinstance(found, kind):
-        raise Malformed(f"has something else than {'an' if what == 'array' else 'a'} {what} at {path_of(group, name)}")
+        raise Malformed(f"lacks the {what} {path}")
+    if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+        raise Malformed(f"has a link at {path}, where the {what} itself must be")
+    if not isinstance(found := group[name], kind):
+        raise Malformed(f"has something else than {'an' if what == 'array' else 'a'} {what} at {path}")
     return found
 
 
@@ -102,23 +89,16 @@ def values(group: Group, name: str) -> np.ndarray:
       Malformed: the attribute is missing, empty, very long, or does not hold finite numbers.
     """
     path = f"{path_of(group)}:{name}"
-    with _as_malformed(f"is damaged: its attribute {path} can't be read"):
-        if name not in group.attrs:
-            raise Malformed(f"lacks the attribute {path}")
-        attribute = group.attrs.get_id(name)
-        shape, kind = attribute.shape, attribute.dtype.kind
-        if shape is None or not 1 <= math.prod(shape) <= _MOST_VALUES or kind not in "iuf":
-            raise Malformed(f"has an attribute {path} that is no number, or no short list of them")
-        found = np.ravel(group.attrs[name])
+    if name not in group.attrs:
+        raise Malformed(f"lacks the attribute {path}")
+    attribute = group.attrs.get_id(name)
+    shape, kind = attribute.shape, attribute.dtype.kind
+    if shape is None or not 1 <= math.prod(shape) <= _MOST_VALUES or kind not in "iuf":
+        raise Malformed(f"has an attribute {path} that is no number, or no short list of them")
+    found = np.ravel(group.attrs[name])
     if not np.isfinite(found).all():
         raise Malformed(f"has an attribute {path} = {found.tolist()} that is not finite")
     return found.astype(float) if kind == "f" else found
-
-
-def has_value(group: Group, name: str) -> bool:
-    """Whether a group has an attribute of this name."""
-    with _as_malformed(f"is damaged: the attributes of {path_of(group)} can't be read"):
-        return name in group.attrs
 
 
 def number(group: Group, name: str, low: float, high: float) -> float:
@@ -159,28 +139,22 @@ def array(group: Group, name: str, kinds: str, columns: int | None) -> Dataset:
     Raises:
       Malformed: the shape or type is another one, or the file holds fewer values than it declares.
     """
-    data, path = member(group, name, h5py.Dataset), path_of(group, name)
-    with _as_malformed(f"is damaged: {path} can't be read"):
-        shape, dtype = data.shape, data.dtype
-        if shape is None or shape[1:] != (() if columns is None else (columns,)) or len(shape) == 0:
-            wanted = "(N,)" if columns is None else f"(N, {columns})"
-            raise Malformed(f"has {path} of shape {shape}, which must be {wanted}")
-        if dtype.kind not in kinds:
-            words = "real numbers" if "f" in kinds else "whole numbers"
-            raise Malformed(f"has {path} of type {dtype}, which must be {words}")
+    data, path = member(group, name, DATASET), path_of(group, name)
+    shape, dtype = data.shape, data.dtype
+    if not shape or shape[1:] != (() if columns is None else (columns,)):
+        wanted = "(N,)" if columns is None else f"(N, {columns})"
+        raise Malformed(f"has {path} of shape {shape}, which must be {wanted}")
+    if dtype.kind not in kinds:
+        words = "real numbers" if "f" in kinds else "whole numbers"
+        raise Malformed(f"has {path} of type {dtype}, which must be {words}")
     check_storage(data, path)
     return data
 
 
 def check_storage(data: Dataset, path: str) -> None:
     """Raise Malformed unless the file holds all values: h5py reads missing ones as zeros."""
-    with _as_malformed(f"is damaged: {path} can't be read"):
-        if data.is_virtual or data.external:
-            raise Malformed(f"has {path} with its values in other files: pass those")
-        _check_size(data, path)
-
-
-def _check_size(data: Dataset, path: str) -> None:
+    if data.is_virtual or data.external:
+        raise Malformed(f"has {path} with its values in other files: pass those")
     size = math.prod(data.shape) * data.dtype.itemsize
     if data.chunks is None:
         complete = data.id.get_storage_size() >= size
@@ -198,8 +172,10 @@ def rows(data: Dataset, low: int, high: int | None) -> np.ndarray:
     Raises:
       Malformed: the rows can't be read, or their checksum is wrong.
     """
-    with _as_malformed(f"is damaged: the values of {data.name} can't be read, or their checksum is wrong"):
+    try:
         return np.asarray(data[low:high])
+    except _ERRORS as error:
+        raise Malformed(f"is damaged: the values of {data.name} can't be read, or their checksum is wrong") from error
 
 
 def path_of(group: Group, name: str = "") -> str:

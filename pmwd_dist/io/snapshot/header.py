@@ -118,7 +118,7 @@ def read_counts(file: File, name: str) -> tuple[int, ...]:
     """Number of particles of each type from an attribute of the header."""
     header, high = header_of(file), f"{name}_HighWord"
     low = content.whole_numbers(header, name, 0)
-    words = content.whole_numbers(header, high, 0) if content.has_value(header, high) else [0] * len(low)
+    words = content.whole_numbers(header, high, 0) if high in header.attrs else [0] * len(low)
     if len(low) < 2 or len(words) != len(low):
         raise Malformed(f"has {len(low)} and {len(words)} numbers in Header:{name}, and must have one for each type")
     return tuple(count + word * 2**32 for count, word in zip(low, words, strict=True))
@@ -173,7 +173,7 @@ def _parse(file: File, unit: Unit) -> SnapshotHeader:
 
 
 def _read_masses(file: File, types: int, h: float, a: float) -> tuple[float, ...]:
-    if not content.has_value(header_of(file), "MassTable"):
+    if "MassTable" not in header_of(file).attrs:
         return (0.0,) * types
     masses = content.values(header_of(file), "MassTable") * units.factor(
         units.find_unit("mass", file, h, a), "mass", h, a
@@ -187,7 +187,7 @@ def _first(file: File, places: Sequence[str], low: float, high: float) -> float:
         name, _, attribute = place.partition(":")
         if content.has(file, name):
             group = content.member(file, name, GROUP)
-            if content.has_value(group, attribute):
+            if attribute in group.attrs:
                 return content.number(group, attribute, low, high)
     return math.nan
 

@@ -124,8 +124,9 @@ def factor(unit: Unit, quantity: Quantity, h: float, a: float) -> float:
 
 def _of_array(data: Dataset | None) -> list[Unit]:
     found: list[Unit] = []
-    for name, *exponents in _OF_ARRAYS if data is not None else ():
-        if not content.has_value(data, name) or content.number(data, name, 0, _CGS[1]) == 0:
+    attributes = data.attrs if data is not None else {}
+    for name, *exponents in _OF_ARRAYS:
+        if name not in attributes or content.number(data, name, 0, _CGS[1]) == 0:
             continue  # codes write 0 for numbers without a unit
         h_power, a_power = (content.number(data, exponent, -10, 10) for exponent in exponents)
         found.append(Unit(content.number(data, name, *_CGS), h_power, a_power, f"{content.path_of(data)}:{name}"))
@@ -139,7 +140,7 @@ def _of_groups(quantity: Quantity, file: File) -> list[Unit]:
         if not content.has(file, group_name):
             continue
         group: Any = content.member(file, group_name, content.GROUP)
-        if all(content.has_value(group, name) for name in names):
+        if all(name in group.attrs for name in names):
             cgs = [content.number(group, name, *_CGS) for name in names]
             value = cgs[0] / cgs[1] if len(cgs) > 1 else cgs[0]
             found.append(Unit(value, h_power, a_power, f"{group_name}:{names[0]}"))

@@ -62,17 +62,17 @@ def read_array(name: str, *shapes: Shape) -> np.ndarray:
 
 
 def _check(shape: Any, dtype: np.dtype, wanted: tuple[Shape, ...]) -> None:
-    """Raise ValueError unless an array has real numbers, a wanted shape, and fits into memory."""
+    """Raise Malformed, a ValueError, unless an array has real numbers, a wanted shape, and fits into memory."""
     if dtype.kind not in "biuf":
-        raise ValueError(f"holds {dtype}, no real numbers")
+        raise content.Malformed(f"holds {dtype}, no real numbers")
     if shape is None or not all(type(n) is int and n >= 0 for n in shape):
-        raise ValueError(f"declares the shape {shape}, which is none")
+        raise content.Malformed(f"declares the shape {shape}, which is none")
     if wanted and tuple(shape) not in wanted:
         name = "box.mesh" if len(wanted) == 1 else "that of the maps"
-        raise ValueError(f"has the shape {list(shape)}, and {name} is {list(wanted[0])}")
+        raise content.Malformed(f"has the shape {list(shape)}, and {name} is {list(wanted[0])}")
     need, total = 8 * math.prod(shape), available_memory()[1]
     if need > total:
-        raise ValueError(
+        raise content.Malformed(
             f"declares the shape {list(shape)}: {size(need)}, and this machine has {size(total)} of memory"
         )
 
