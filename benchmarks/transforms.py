@@ -178,7 +178,7 @@ def main() -> None:
     for n in [int(word) for word in sys.argv[1:] if word != "--real"] or [512]:
         for decomposition in decompositions():
             measure_all(n, decomposition, decomposition.backend.name)
-            if cudecomp.available(decomposition):
+            if cudecomp.unavailable_reason(decomposition) is None:
                 measure_cudecomp(n, decomposition.pdims)
     cudecomp.close_backend()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,7 +26,7 @@ def machine(devices: Sequence[Any]) -> Key:
         own = version("pmwd-dist")
     except PackageNotFoundError:
         own = "0"
-    on_host = {"cpu": _processor(), "cores": os.cpu_count()} if devices[0].platform == "cpu" else {}
+    on_host = {"cores": os.cpu_count()} if devices[0].platform == "cpu" else {}
     return on_host | {
         "platform": devices[0].platform,
         "device": devices[0].device_kind,
@@ -40,33 +39,12 @@ def machine(devices: Sequence[Any]) -> Key:
     }
 
 
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
-
-
 def load() -> list[Record]:
-    """All readable records of the file."""
+    """All records of the file; none if it can't be read."""
     try:
-        lines = path().read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeError, RuntimeError):  # the last where there is no home
+        return [json.loads(line) for line in path().read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError, RuntimeError):  # the last where there is no home
         return []
-    records = []
-    for line in lines:
-        try:
-            record = json.loads(line)
-            px, py = record["pdims"]
-            known = all(isinstance(record["key"].get(name, []), list) for name in ("kinds", "backends"))
-            if known and isinstance(record["backend"], str) and isinstance(px, int) and isinstance(py, int):
-                records.append(record)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            continue
-    return records
 
 
 def find(key: Key) -> Record | None:

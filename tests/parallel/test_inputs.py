@@ -154,16 +154,6 @@ def test_shapes_of_numpys_integers(tmp_path: Any, monkeypatch: pytest.MonkeyPatc
     assert pmd.pirfft3d(spectrum, tuple(jnp.array(SHAPE)), decomposition).shape == SHAPE
 
 
-@pytest.mark.parametrize(
-    "line", ["[" * 100_000, '{"pdims": [4, 1], "key": {"moved by": null}}', '{"pdims": [1, 1], "key": 3}', "7"]
-)
-def test_whatever_is_in_the_cache_is_skipped(line: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    autotune_cache.path().parent.mkdir()
-    autotune_cache.path().write_text(line + "\n")
-    assert autotune_cache.load() == []
-
-
 def test_operations_without_jit() -> None:
     x = np.random.default_rng(3).standard_normal(SHAPE)
     with jax.disable_jit():

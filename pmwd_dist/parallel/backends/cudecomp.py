@@ -107,7 +107,18 @@ class CuDecomp(TransposingBackend):
 
     def open(self, division: Division, shapes: Sequence[Shape3], *, halo: int = 0) -> None:
         """Start cuDecomp if necessary, and prepare it for arrays of some shapes. Collective, before any tracing."""
-        _open(self, division, shapes, halo)
+        rank = _start(division)
+        library_ops = native.cudecomp_ops()
+        assert library_ops is not None
+        item_bytes = jnp.result_type(complex).itemsize
+        try:
+            device = jax.local_devices()[0].local_hardware_id
+            library_ops.cudecomp_open(library(), device, _communicator.py2f(), rank, division.size)
+            for shape in shapes:
+                library_ops.cudecomp_open_grid(shape, division.pdims, self.comms, item_bytes, halo)
+        except RuntimeError as error:
+            _end_job(f"cuDecomp did not start: {error}")
+        _opened.add((division, self))
 
     def close(self) -> None:
         """End cuDecomp. Collective."""
@@ -135,7 +146,8 @@ class CuDecomp(TransposingBackend):
 
     def halo_pad(self, block: Array, halo: int, division: Division) -> Array:
         """Add halos: from the next neighbours by cuDecomp, from farther ones by XLA's collectives."""
-        if halo == 0 or not next_neighbours(block.shape, halo, division):
+        divided = [width for width, shards in zip(block.shape, division.pdims, strict=False) if shards > 1]
+        if halo == 0 or halo > min(divided, default=0):
             return XLA().halo_pad(block, halo, division)
         return ops.halo_pad(block, halo, division, self._opened_comms(division))
 
@@ -160,20 +172,9 @@ def library() -> str:
     return os.environ.get("PMWD_CUDECOMP_LIBRARY", "libcudecomp.so.0")
 
 
-def next_neighbours(block: Sequence[int], halo: int, division: Division) -> bool:
-    """Whether halos of blocks come from the next neighbours only, as cuDecomp requires."""
-    divided = [width for width, shards in zip(block, division.pdims, strict=False) if shards > 1]
-    return bool(divided) and halo <= min(divided)
-
-
 def unavailable_reason(division: Division) -> str | None:
     """Reason why this process can't use cuDecomp, with a remedy, or None."""
     return CuDecomp().unavailable_reason(division)
-
-
-def available(division: Division) -> bool:
-    """Whether this process can use cuDecomp."""
-    return unavailable_reason(division) is None
 
 
 def open_backend(decomposition: Any, shapes: Sequence[Shape3], *, halo: int = 0) -> None:
@@ -196,21 +197,6 @@ def open_backend(decomposition: Any, shapes: Sequence[Shape3], *, halo: int = 0)
     decomposition.backend.open(decomposition, shapes, halo=halo)
 
 
-def _open(backend: CuDecomp, division: Division, shapes: Sequence[Shape3], halo: int) -> None:
-    rank = _start(division)
-    library_ops = native.cudecomp_ops()
-    assert library_ops is not None
-    item_bytes = jnp.result_type(complex).itemsize
-    try:
-        device = jax.local_devices()[0].local_hardware_id
-        library_ops.cudecomp_open(library(), device, _communicator.py2f(), rank, division.size)
-        for shape in shapes:
-            library_ops.cudecomp_open_grid(shape, division.pdims, backend.comms, item_bytes, halo)
-    except RuntimeError as error:
-        _end_job(f"cuDecomp did not start: {error}")
-    _opened.add((division, backend))
-
-
 def close_backend() -> None:
     """End cuDecomp and close all divisions, once the devices are done. Collective; does nothing when not open."""
     global _communicator
@@ -225,11 +211,6 @@ def close_backend() -> None:
     _opened.clear()
     _communicator.Free()
     _communicator = None
-
-
-def is_open(decomposition: Any) -> bool:
-    """Whether `open_backend` was called for this decomposition."""
-    return (decomposition, decomposition.backend) in _opened
 
 
 # --- starting ------------------------------------------------------------------------------------------------
