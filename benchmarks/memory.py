@@ -69,16 +69,15 @@ def run(plan: Any) -> dict[str, Any]:
     """Plans and peaks of the stages of a run [bytes], and the median time of a step [s]."""
     import statistics
 
-    from pmwd_dist.run.common import events
     from pmwd_dist.run.common.job import execute
 
     found: list[Any] = []
     execute(plan, found.append)
-    steps = [event for event in found if isinstance(event, events.StepTaken)]
-    peaks = [event.peak_memory for event in found if isinstance(event, events.InitialConditions | events.Ended)]
-    peaks.insert(1, steps[-1].peak_memory)
+    steps = [event for event in found if event.name == "step"]
+    peaks = [event.fields["peak_memory"] for event in found if event.name in ("initial", "end")]
+    peaks.insert(1, steps[-1].fields["peak_memory"])
     planned = list(plan.stages.values())
-    return {"planned": planned, "peak": peaks, "seconds": statistics.median(event.seconds for event in steps)}
+    return {"planned": planned, "peak": peaks, "seconds": statistics.median(event.fields["seconds"] for event in steps)}
 
 
 def gradient(plan: Any) -> dict[str, Any]:

@@ -15,11 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from pmwd_dist._files import naming
-from pmwd_dist._memory import size
 from pmwd_dist.parallel import distributed
-from pmwd_dist.run.common import events
-from pmwd_dist.run.common.events import Event, StepTaken
-from pmwd_dist.run.settings.section import duration_text
+from pmwd_dist.run.common.folder import Event
 
 
 class _Console(Console):
@@ -50,36 +47,22 @@ class Display:
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
-        match event:
-            case events.Started(job=job):
-                self.show(job.lines())
-                self.steps = job.steps
-            case events.InitialConditions(a=a, seconds=seconds, peak_memory=memory):
-                self._line(f"initial conditions at a {a:.4f}  {seconds:.2f} s  {size(memory)}")
-                self._open(done=0)
-            case events.Resumed(step=step, steps=steps, a=a):
-                self._line(f"resumed after step {step}/{steps}, a {a:.4f}")
-                self._open(done=step)
-            case events.HaloChosen(cells=cells, displacement=displacement):
-                self._line(f"halo of {cells} cells, for displacements of up to {displacement:.3g} Mpc/h")
-            case events.StepTaken():
-                self._step(event)
-            case events.OutputWritten(z=z, files=files, seconds=seconds):
-                self._line(f"output at z {z:.3f}  {seconds:.2f} s  {', '.join(files)}")
-            case events.CheckpointWritten():
-                pass  # the log has them; one that was asked for is named by the message of the interruption
-            case events.StageDone(what=what, seconds=seconds):
-                self._line(f"{what}  {seconds:.1f} s")
-            case events.TuningBlock() | events.ChunkSampled():
-                self._line(_chain_line(event))
-            case events.Judged(table=table, reasons=reasons, files=files):
-                self.show([*table, f"wrote {', '.join(files)}"])
-                self.verdict = verdict_lines(reasons)
-            case events.Warned(message=message):
-                self._line(f"warning: {message}")
-            case events.Ended(status=status, seconds=seconds, peak_memory=memory):
-                self._close()
-                self.show([f"{status} after {seconds:.1f} s, at most {size(memory)}", *self.verdict])
+        fields = event.fields
+        if event.name == "step" and self.bar is not None:
+            text = f"z {fields['z']:.2f}  {fields['seconds']:.3g} s  {fields['particles_per_second']:.2g} particles/s"
+            self.bar.update(self.task, completed=fields["step"], description=text)
+            return
+        if event.name == "end":
+            self._close()
+        self.show(event.text.splitlines())
+        if event.name == "start":
+            self.steps = fields["steps"]
+        elif event.name in ("initial", "resume"):
+            self._open(done=fields.get("step", 0))
+        elif event.name == "verdict":
+            self.verdict = verdict_lines(fields["reasons"])
+        elif event.name == "end":
+            self.show(self.verdict)
 
     def show(self, lines: Sequence[str]) -> None:
         """Show lines about a run."""
@@ -114,30 +97,6 @@ class Display:
         self.bar = Progress(*columns, console=self.console, refresh_per_second=4)
         self.task = self.bar.add_task("compiling", total=self.steps, completed=done)
         self.bar.start()
-
-    def _step(self, event: StepTaken) -> None:
-        if self.bar is not None:
-            text = f"z {event.z:.2f}  {event.seconds:.3g} s  {event.particles_per_second:.2g} particles/s"
-            self.bar.update(self.task, completed=event.step, description=text)
-            return
-        self._line(
-            f"step {event.step}/{event.steps}  a {event.a:.4f}  z {event.z:.3f}  {event.seconds:.3g} s  "
-            f"{event.particles_per_second:.3g} particles/s  displacement {event.displacement_cells:.2f} cells, "
-            f"{event.displacement:.2f} Mpc/h  {size(event.peak_memory)}"
-        )
-
-
-def _chain_line(event: events.TuningBlock | events.ChunkSampled) -> str:
-    if isinstance(event, events.TuningBlock):
-        sizes = f"step size {event.step_size:.3g} (bounded by {event.bound}), L {event.L:.3g}"
-        return f"tuning {event.share:.0%}  {sizes}  {event.seconds:.1f} s"
-    sizes = f"ESS {event.ess:.0f} ({event.slowest})" if event.slowest else "ESS of no parameter"
-    failed = f", {event.failures} steps failed" if event.failures else ""
-    error = f"energy error {event.energy_variance:.1e} a dimension"
-    quality = error if event.acceptance is None else f"{event.acceptance:.0%} accepted"
-    left = f"  {duration_text(event.seconds_left)} left" if event.step < event.steps else ""
-    speed = f"{event.gradients_per_second:.3g} gradients/s"
-    return f"step {event.step}/{event.steps}  {speed}  {quality}{failed}  {sizes}{left}"
 
 
 def verdict_lines(reasons: Sequence[str]) -> list[str]:

@@ -10,7 +10,9 @@ import pytest
 from rich.console import Console
 
 from pmwd_dist.cli.display import Display
-from pmwd_dist.run.common.events import Ended, Judged, Warned
+from pmwd_dist.run.common.folder import Event
+
+END = Event("end", "finished after 1.0 s", {})
 
 
 class Lost(io.StringIO):
@@ -25,10 +27,10 @@ def test_a_lost_terminal_does_not_end_the_run():
     terminal = Lost()
     with Display() as display:
         display.console = Console(file=terminal)
-        display(Warned("first"))
-        display(Warned("second"))
+        display(Event("warning", "warning: first", {}))
+        display(Event("warning", "warning: second", {}))
         display.show(["third"])
-        display(Ended("finished", 1.0, 1))
+        display(END)
     assert terminal.getvalue() == "warning: first\n"
 
 
@@ -39,8 +41,8 @@ def test_a_pipe_that_nobody_reads_does_not_end_the_run(monkeypatch: pytest.Monke
     with suppress(BrokenPipeError), os.fdopen(writer, "w") as pipe:
         monkeypatch.setattr("sys.stdout", pipe)
         with Display() as display:
-            display(Warned("first"))
-            display(Ended("finished", 1.0, 1))
+            display(Event("warning", "warning: first", {}))
+            display(END)
         monkeypatch.undo()
         ended = True
     assert ended
@@ -53,7 +55,7 @@ def test_a_pipe_that_nobody_reads_does_not_end_the_run(monkeypatch: pytest.Monke
 def test_the_verdict_comes_last(reasons: tuple[str, ...], last: str):
     with Display() as display:
         display.console = Console(file=(shown := io.StringIO()))
-        display(Judged(("table",), reasons, ("report.html",)))
-        display(Ended("finished", 1.0, 1))
-    assert shown.getvalue().splitlines()[:3] == ["table", "wrote report.html", "finished after 1.0 s, at most 1 B"]
+        display(Event("verdict", "table\nwrote report.html", {"reasons": reasons}))
+        display(END)
+    assert shown.getvalue().splitlines()[:3] == ["table", "wrote report.html", END.text]
     assert shown.getvalue().splitlines()[-1] == last

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TypeVar
+from types import SimpleNamespace
 
 import h5py
 import jax
@@ -15,12 +15,9 @@ import numpy as np
 import pytest
 
 from pmwd_dist.cli import main
-from pmwd_dist.run.common.events import Event, StepTaken
-from pmwd_dist.run.common.folder import prepare_folder
+from pmwd_dist.run.common.folder import Event, prepare_folder
 from pmwd_dist.run.settings import read
 from pmwd_dist.run.simulation.plan import SimulationJob
-
-E = TypeVar("E", bound=Event)
 
 SMALL = """
 [box]
@@ -46,11 +43,12 @@ class Events(list[Event]):
 
     def __call__(self, event: Event) -> None:
         self.append(event)
-        if isinstance(event, StepTaken) and event.step == self.stop_after:
+        if event.name == "step" and event.fields["step"] == self.stop_after:
             os.kill(os.getpid(), self.number)
 
-    def of(self, kind: type[E]) -> list[E]:
-        return [event for event in self if isinstance(event, kind)]
+    def of(self, name: str) -> list[SimpleNamespace]:
+        """Fields of the events of this name."""
+        return [SimpleNamespace(**event.fields) for event in self if event.name == name]
 
 
 def make(folder: Path, *overrides: str) -> SimulationJob:

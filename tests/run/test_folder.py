@@ -18,8 +18,7 @@ from runs import make, resumed
 
 from pmwd_dist._files import atomic_write
 from pmwd_dist.run.common import lock, manifest
-from pmwd_dist.run.common.events import Event, Warned
-from pmwd_dist.run.common.folder import Log, StartError, hold_folder, prepare_folder
+from pmwd_dist.run.common.folder import Event, Log, StartError, hold_folder, prepare_folder
 from pmwd_dist.run.settings import read
 from pmwd_dist.run.settings.simulation_sections import Noise
 from pmwd_dist.run.simulation.plan import SimulationJob
@@ -231,8 +230,8 @@ def test_no_file_is_written_through_a_link(run: SimulationJob, tmp_path: Path):
     logged: list[Event] = []
     for put_aside in (lambda: log.symlink_to(mine), lambda: os.mkfifo(log)):
         put_aside()
-        Log(run.folder, logged.append)(Warned("text"))
-        assert [event.message.partition(": ")[0] for event in logged if isinstance(event, Warned)] == [str(log), "text"]
+        Log(run.folder, logged.append).warn("text")
+        assert [event.text.split(": ")[1] for event in logged] == [str(log), "text"]
         log.unlink()
         logged.clear()
     aside = run.folder / ".power_z1.000.csv.part"

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from runs import Events, make, particles
 
-from pmwd_dist.run.common.events import HaloChosen, StepTaken
 from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.simulation import halo_width, job
 
@@ -20,7 +19,7 @@ def test_widened_halos_give_the_bits_of_all_widths(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(halo_width, "MARGIN", 0.3)
     narrow, events = make(tmp_path / "narrow", *THIN), Events()
     execute(narrow, events)
-    chosen, steps = events.of(HaloChosen), events.of(StepTaken)
+    chosen, steps = events.of("halo"), events.of("step")
     assert [step.step for step in steps] == [1, 2, 3, 4]
     assert len(chosen) > 1
     assert [choice.cells for choice in chosen] == sorted({choice.cells for choice in chosen})
@@ -29,7 +28,7 @@ def test_widened_halos_give_the_bits_of_all_widths(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(job, "is_automatic", lambda config: False)
     whole, events = make(tmp_path / "whole", *THIN), Events()
     execute(whole, events)
-    assert not events.of(HaloChosen)
+    assert not events.of("halo")
     for name, values in particles(narrow.folder).items():
         np.testing.assert_array_equal(values, particles(whole.folder)[name])
     assert (narrow.folder / "power_z0.000.csv").read_text() == (whole.folder / "power_z0.000.csv").read_text()

@@ -24,7 +24,7 @@ from pmwd_dist.io.snapshot import load_snapshot
 from pmwd_dist.pm.stepping.step import ended
 from pmwd_dist.report import figures
 from pmwd_dist.run.common import manifest
-from pmwd_dist.run.common.events import CheckpointWritten, Ended, Event, Resumed, StepTaken, record
+from pmwd_dist.run.common.folder import Event
 from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.common.signals import Interrupted
 
@@ -51,10 +51,10 @@ def test_events_and_log_tell_the_same(finished: tuple[Path, Events]):
     folder, events = finished
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     assert all(line.pop("time") for line in lines)
-    assert lines == json.loads(json.dumps([record(event) for event in events]))
+    assert lines == json.loads(json.dumps([{"event": event.name, **event.fields} for event in events]))
     names = [line["event"] for line in lines]
     assert names == ["start", "initial", "step", "step", "output", "step", "step", "output", "end"]
-    steps = events.of(StepTaken)
+    steps = events.of("step")
     assert [event.step for event in steps] == [1, 2, 3, 4]
     assert steps[-1].a == pytest.approx(1.0)
     max_displacement = [event.displacement_cells for event in steps]
@@ -174,7 +174,7 @@ def test_regular_checkpoints_keep_the_last_one(tmp_path: Path, capsys: pytest.Ca
 
     def listener(event: Event) -> None:
         display(event)
-        if isinstance(event, CheckpointWritten):
+        if event.name == "checkpoint":
             seen.append([path.name for path in plan.folder.glob("*checkpoint*")])
 
     execute(plan, listener)
@@ -232,8 +232,8 @@ def test_beyond_the_halo_a_run_fails_and_continues_on_other_devices(tmp_path: Pa
     assert step >= 1
     events = Events()
     execute(resumed(folder, "devices.halo=auto", "devices.pdims=[1, 1]"), events, resume=True)
-    assert [event.step for event in events.of(Resumed)] == [step]
-    assert [event.status for event in events.of(Ended)] == ["finished"]
+    assert [event.step for event in events.of("resume")] == [step]
+    assert [event.status for event in events.of("end")] == ["finished"]
     assert (folder / "power_z0.000.csv").exists()
 
 

@@ -1,1 +1,1 @@
-"""Shared by simulations and inferences: the folder of a run, its events, signals and resources."""
+"""Shared by simulations and inferences: the folder of a run, its log, signals and resources."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,6 @@ from pmwd_dist.io.arrays import ArrayFileError
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import SharedError, raise_on_all_processes
 from pmwd_dist.run.common import lock, manifest
-from pmwd_dist.run.common.events import Ended, Event, Judged, Listener, Started, Warned, record
 from pmwd_dist.run.common.fingerprint import Identity, differences, identity
 from pmwd_dist.run.common.lock import folder_lock
 from pmwd_dist.run.settings import to_toml
@@ -103,6 +103,24 @@ def finished(folder: Path) -> bool:
         return False  # it was stopped before it wrote a whole one
 
 
+@dataclass(frozen=True)
+class Event:
+    """Something that happened in a run.
+
+    Args:
+      name: kind of the event.
+      text: lines for people; empty for an event that is only logged.
+      fields: the event as JSON holds it.
+    """
+
+    name: str
+    text: str
+    fields: Mapping[str, Any]
+
+
+Listener = Callable[[Event], None]
+
+
 class Log:
     """Calls the listener with each event and appends it to log.jsonl; run.json holds start, verdict and end."""
 
@@ -110,26 +128,33 @@ class Log:
         self._folder, self._listener = folder, listener
         self._summary: dict[str, Any] = {}
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, name: str, text: str = "", **fields: Any) -> None:
         """Log an event; only process 0 does."""
         if not distributed.is_main():
             return
         path, now = self._folder / _LOG, time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        fields = record(event)
         try:
-            append_text(path, json.dumps({"time": now, **fields}) + "\n")
-            if isinstance(event, Started):
+            append_text(path, json.dumps({"time": now, "event": name, **fields}) + "\n")
+            if name == "start":
                 self._summarise({"status": "running", "started": now, **fields})
-            elif isinstance(event, Judged):
-                self._summarise({"trusted": not event.reasons, "reasons": list(event.reasons)})
-            elif isinstance(event, Ended):
+            elif name == "verdict":
+                self._summarise({"trusted": not fields["reasons"], "reasons": fields["reasons"]})
+            elif name == "end":
                 self._summarise({**fields, "ended": now})
         except OSError as error:  # a full disk ends the run at its next output, not at a line of the log
-            self._listener(Warned(f"{path}: {error.strerror}"))
-        self._listener(event)
+            self._listener(Event("warning", f"warning: {path}: {error.strerror}", {}))
+        self._listener(Event(name, text, fields))
+
+    def warn(self, message: str) -> None:
+        """Log a failure that does not end the run."""
+        self("warning", f"warning: {message}", message=message)
+
+    def stage(self, what: str, seconds: float) -> None:
+        """Log the end of a stage of an inference before its chains."""
+        self("stage", f"{what}  {seconds:.1f} s", what=what, seconds=seconds)
 
     def _summarise(self, fields: dict[str, Any]) -> None:
-        self._summary |= {name: value for name, value in fields.items() if name not in ("event", "folder")}
+        self._summary |= {name: value for name, value in fields.items() if name != "folder"}
         _write(self._folder / _RUN, (json.dumps(self._summary, indent=1) + "\n").encode())
 
 

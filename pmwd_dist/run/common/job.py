@@ -17,11 +17,9 @@ import numpy as np
 
 from pmwd_dist._jax.native import native_available
 from pmwd_dist._memory import size
-from pmwd_dist.run.common import events
 from pmwd_dist.run.common.deadline import Clock, CompilationTime
-from pmwd_dist.run.common.events import JobStatus, Listener
 from pmwd_dist.run.common.fingerprint import versions
-from pmwd_dist.run.common.folder import Log, hold_folder
+from pmwd_dist.run.common.folder import Listener, Log, hold_folder
 from pmwd_dist.run.common.resources import peak_memory
 from pmwd_dist.run.common.signals import Interrupted, StopRequest, stop_requests
 from pmwd_dist.run.settings import Settings, SimulationSetup
@@ -212,8 +210,8 @@ def execute(
     with stop_requests() as stop, hold_folder(job, resume=resume), CompilationTime() as compilation:
         checkpoint = job.find_checkpoint() if resume else None
         log = Log(job.folder, listener)
-        log(events.Started(job, resume))
-        status: JobStatus = "failed"
+        log("start", "\n".join(job.lines()), resumed=resume, **job.describe())
+        status = "failed"
         try:
             job.work(log, Control(job.folder, stop, began, time_limit, compilation), checkpoint)
             status = "finished"
@@ -221,7 +219,9 @@ def execute(
             status = "interrupted"
             raise
         finally:
-            log(events.Ended(status, time.perf_counter() - began, peak_memory()))
+            seconds, peak = time.perf_counter() - began, peak_memory()
+            text = f"{status} after {seconds:.1f} s, at most {size(peak)}"
+            log("end", text, status=status, seconds=seconds, peak_memory=peak)
 
 
 def three(values: Sequence[float]) -> str:

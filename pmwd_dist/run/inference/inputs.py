@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from pmwd_dist import infer
 from pmwd_dist.io.arrays import Arrays, Shapes, fingerprint, read_arrays, reading, write_arrays
 from pmwd_dist.pm.status import SimulationError
-from pmwd_dist.run.common import events, manifest
+from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.fingerprint import identity
 from pmwd_dist.run.common.folder import Log
 from pmwd_dist.run.inference.plan import DATA, START, InferenceJob, truth_of
@@ -43,7 +43,7 @@ def starts_of(plan: InferenceJob, posterior: infer.Posterior, log: Log) -> Any:
     shapes: Shapes = {f"parameters/{name}": (chains,) for name in plan.model.priors}
     shapes = {**shapes, "noise": (chains, *plan.simulation.config.particle_shape)}
     if start.begin == "map" and start.map_free:
-        log(events.Warned(f"start.map_free: the maximum over the noise and {', '.join(start.map_free)} {_JOINT}"))
+        log.warn(f"start.map_free: the maximum over the noise and {', '.join(start.map_free)} {_JOINT}")
     what = f"starts: {start.begin}" + (f" over the noise by {start.map_method}" if start.begin == "map" else "")
     if start.begin == "map" and len(start.map_free) < len(plan.model.priors):
         held = "other parameters" if start.map_free else "parameters"
@@ -59,7 +59,7 @@ def _kept(plan: InferenceJob, name: str, make: Callable[[], Arrays], shapes: Sha
         arrays = make()
         manifest.claim(plan.folder, [name])
         write_arrays(path, arrays, about)
-        log(events.StageDone(what, time.perf_counter() - began))
+        log.stage(what, time.perf_counter() - began)
     return read_arrays(path, about, shapes, remedy=_REMAKE)
 
 

@@ -13,12 +13,13 @@ from pmwd_dist import infer
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer.chain.folder import chain_files, load_chain
 from pmwd_dist.io.arrays import ArrayFileError, Arrays
-from pmwd_dist.run.common import events, manifest
+from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.folder import Log, StartError
 from pmwd_dist.run.common.job import Control
 from pmwd_dist.run.inference.inputs import data_of, key_of, starts_of
 from pmwd_dist.run.inference.plan import InferenceJob
 from pmwd_dist.run.inference.verdict import judge
+from pmwd_dist.run.settings.section import duration_text
 
 _BETWEEN_LINES = 10.0  # about a tuning [seconds]
 
@@ -34,7 +35,8 @@ def run(plan: InferenceJob, log: Log, control: Control) -> None:
         posterior = condition_on(plan, data, log)
         watch = _Watch(plan, log, control)
         _sample(plan, posterior, starts_of(plan, posterior, log), watch)
-        log(judge(plan, posterior, load_chain(plan.folder), data))
+        verdict = judge(plan, posterior, load_chain(plan.folder), data)
+        log("verdict", "\n".join([*verdict.table, f"wrote {', '.join(verdict.files)}"]), **verdict._asdict())
     except ArrayFileError as error:
         raise StartError(str(error)) from error
 
@@ -46,7 +48,7 @@ def condition_on(plan: InferenceJob, data: Arrays, log: Log) -> infer.Posterior:
         posterior = plan.model.condition(data["data"], precondition=plan.precondition)
     for warning in caught:
         if plan.settings.data.file == "mock":
-            log(events.Warned(str(warning.message)))
+            log.warn(str(warning.message))
     return posterior
 
 
@@ -67,10 +69,10 @@ class _Watch:
         total = self._control.compilation.seconds
         compiled, self._compiled = total - self._compiled, total
         if progress.draws:
-            self._log(self._event(progress, seconds, compiled))
+            self._log_chunk(progress, seconds, compiled)
         else:
             numbers = f"step size {progress.step_size:.3g}{self._bound}, L {progress.L:.3g}"
-            self._log(events.StageDone(f"tuned in {sampler.tune} steps: {numbers}", seconds))
+            self._log.stage(f"tuned in {sampler.tune} steps: {numbers}", seconds)
         if progress.chunks < self._plan.chunks:
             self._control.raise_if_stopped(f"after chunk {progress.chunks} of {self._plan.chunks}", self._of_chunks)
 
@@ -79,10 +81,13 @@ class _Watch:
         now, self._bound = time.perf_counter(), f" (bounded by {progress.bound})"
         if now - self._shown >= _BETWEEN_LINES:
             self._shown = now
-            self._log(events.TuningBlock(*progress, now - self._before))
+            seconds = now - self._before
+            sizes = f"step size {progress.step_size:.3g}{self._bound}, L {progress.L:.3g}"
+            text = f"tuning {progress.share:.0%}  {sizes}  {seconds:.1f} s"
+            self._log("tuning", text, **progress._asdict(), seconds=seconds)
         self._control.raise_if_stopped(f"{progress.share:.0%} through the tuning", self._of_blocks)
 
-    def _event(self, progress: infer.Progress, seconds: float, compiled: float) -> events.ChunkSampled:
+    def _log_chunk(self, progress: infer.Progress, seconds: float, compiled: float) -> None:
         sampler, draws, sampled = self._plan.settings.sampler, progress.draws, max(seconds - compiled, 1e-6)
         steps = sampler.thin * sampler.chunk
         self._draws.append({name: x for name, x in draws.items() if name.startswith("parameter/")})
@@ -91,18 +96,29 @@ class _Watch:
             for name in self._draws[-1]
         }
         slowest = min(sizes, key=lambda name: sizes[name], default="")
-        return events.ChunkSampled(
-            step=progress.chunks * steps,
+        step, ess = progress.chunks * steps, sizes.get(slowest, 0.0)
+        speed, left = int(np.sum(draws["gradients"])) / sampled, sampled * (self._plan.chunks - progress.chunks)
+        variance = infer.energy_errors(draws["energy_change"], self._plan.dimensions)["variance"]
+        acceptance = None if sampler.method == "mclmc" else float(np.mean(draws["acceptance_rate"]))
+        failures = int(np.sum(~draws["nonans"].astype(bool)))
+        quality = f"energy error {variance:.1e} a dimension" if acceptance is None else f"{acceptance:.0%} accepted"
+        failed = f", {failures} steps failed" if failures else ""
+        effective = f"ESS {ess:.0f} ({slowest})" if slowest else "ESS of no parameter"
+        remaining = f"  {duration_text(left)} left" if step < sampler.steps else ""
+        self._log(
+            "chunk",
+            f"step {step}/{sampler.steps}  {speed:.3g} gradients/s  {quality}{failed}  {effective}{remaining}",
+            step=step,
             steps=sampler.steps,
             seconds=seconds,
             compilation=compiled,
-            gradients_per_second=int(np.sum(draws["gradients"])) / sampled,
-            energy_variance=infer.energy_errors(draws["energy_change"], self._plan.dimensions)["variance"],
-            acceptance=None if sampler.method == "mclmc" else float(np.mean(draws["acceptance_rate"])),
-            failures=int(np.sum(~draws["nonans"].astype(bool))),
+            gradients_per_second=speed,
+            energy_variance=variance,
+            acceptance=acceptance,
+            failures=failures,
             slowest=slowest,
-            ess=sizes.get(slowest, 0.0),
-            seconds_left=sampled * (self._plan.chunks - progress.chunks),
+            ess=ess,
+            seconds_left=left,
         )
 
 

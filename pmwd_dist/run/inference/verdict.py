@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -19,7 +19,6 @@ from pmwd_dist.io.arrays import Arrays, read_arrays
 from pmwd_dist.parallel.fft import pirfft3d
 from pmwd_dist.report import chains as pictures
 from pmwd_dist.run.common import manifest
-from pmwd_dist.run.common.events import Judged
 from pmwd_dist.run.common.lock import folder_lock
 from pmwd_dist.run.inference.inputs import key_of
 from pmwd_dist.run.inference.plan import DATA, InferenceJob
@@ -30,7 +29,21 @@ _ACCEPTED = 0.5  # share of the trajectories
 _MISFIT = 0.01  # probability that one of the checks of the fit fails where the model is right
 
 
-def judge(plan: InferenceJob, posterior: infer.Posterior, chain: infer.Chain, data: Arrays) -> Judged:
+class Verdict(NamedTuple):
+    """The verdict on finished chains, which are converged unless there are reasons against it.
+
+    Args:
+      table: lines of the summary.
+      reasons: failed checks, with remedies.
+      files: names of the files written.
+    """
+
+    table: list[str]
+    reasons: list[str]
+    files: list[str]
+
+
+def judge(plan: InferenceJob, posterior: infer.Posterior, chain: infer.Chain, data: Arrays) -> Verdict:
     """Write summary, pictures and page of finished chains, and check their convergence.
 
     Raises:
@@ -70,7 +83,7 @@ def judge(plan: InferenceJob, posterior: infer.Posterior, chain: infer.Chain, da
     lines = pictures.table_lines(rows, truth) + pictures.fit_lines(fit)
     about = [f"{name} = {value:.3g}" for name, value in _cost(plan, chain).items()]
     pictures.write_page(path / "report.html", lines, reasons, about, [n for n in names if n.endswith(".png")])
-    return Judged((*lines, ", ".join(about)), tuple(reasons), tuple(names))
+    return Verdict([*lines, ", ".join(about)], reasons, names)
 
 
 def redraw_chains(folder: Path) -> list[Path]:

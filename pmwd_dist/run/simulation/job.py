@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -14,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pmwd_dist._files import message, temporary
+from pmwd_dist._memory import size
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import growth_table_to
 from pmwd_dist.io import checkpoint
@@ -29,7 +32,7 @@ from pmwd_dist.pm.particles import ExactParticles
 from pmwd_dist.pm.status import Code, SimulationError, successful
 from pmwd_dist.pm.stepping import host
 from pmwd_dist.pm.stepping.host import StepSchedule
-from pmwd_dist.run.common import events, manifest
+from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.fingerprint import identity
 from pmwd_dist.run.common.folder import Log, check_identity, start_errors
 from pmwd_dist.run.common.job import Control
@@ -78,7 +81,9 @@ def _begin(plan: SimulationJob, log: Log) -> Progress:
     key, table = jax.random.key(simulation.seed), growth_table_to(config.lpt_order, simulation.cosmo)
     power = log_power(simulation.cosmo, config, simulation.table)
     particles = jax.block_until_ready(initial_particles(key, table, power, config))
-    log(events.InitialConditions(plan.times[0], time.perf_counter() - began, peak_memory()))
+    a, seconds, peak = plan.times[0], time.perf_counter() - began, peak_memory()
+    text = f"initial conditions at a {a:.4f}  {seconds:.2f} s  {size(peak)}"
+    log("initial", text, a=a, seconds=seconds, peak_memory=peak)
     particles = jax.device_put(particles, config.decomposition.sharding)
     shells = None if simulation.light_cone is None else light_cone.empty(simulation.light_cone)
     progress = Progress(config, particles, _replicated(successful(_dtype()), plan), _schedule(plan), 0, shells)
@@ -98,7 +103,8 @@ def _restore(plan: SimulationJob, log: Log, path: Path, content: dict[str, Any])
     with start_errors():
         tree = checkpoint.load(path, likes)
     step = content["step"]
-    log(events.Resumed(step, plan.steps, plan.times[step]))
+    a = plan.times[step]
+    log("resume", f"resumed after step {step}/{plan.steps}, a {a:.4f}", step=step, steps=plan.steps, a=a)
     particles = ExactParticles(tree["disp"], jax.jit(pack)(tree["momenta"], 0.0))
     progress = Progress(config, particles, tree["status"], _schedule(plan), step, tree.get("shells"))
     _choose_halo(plan, progress, log)
@@ -115,7 +121,9 @@ def _choose_halo(plan: SimulationJob, progress: Progress, log: Log) -> None:
 def _set_halo(plan: SimulationJob, progress: Progress, displacement: float, log: Log) -> None:
     """Take a halo that holds displacements up to this one [Mpc/h]."""
     progress.config = with_halo_of(displacement, plan.simulation.config)
-    log(events.HaloChosen(progress.step, int(progress.config.halo), displacement))
+    cells = int(progress.config.halo)
+    text = f"halo of {cells} cells, for displacements of up to {displacement:.3g} Mpc/h"
+    log("halo", text, step=progress.step, cells=cells, displacement=displacement)
 
 
 def _dtype() -> np.dtype:
@@ -165,19 +173,22 @@ def _step(plan: SimulationJob, progress: Progress, log: Log) -> None:
             break  # as wide as the mesh
         status = progress.advance(cone)
     status.raise_if_failed()
-    seconds, max_displacement = time.perf_counter() - began, float(status.max_displacement)
+    a, seconds, cells = plan.times[i + 1], time.perf_counter() - began, float(status.max_displacement)
+    speed, displacement = math.prod(config.particle_shape) / seconds, cells * min(config.cell_size)
+    z, peak = 1 / a - 1, peak_memory()
     log(
-        events.StepTaken(
-            step=i + 1,
-            steps=plan.steps,
-            a=plan.times[i + 1],
-            z=1 / plan.times[i + 1] - 1,
-            seconds=seconds,
-            particles_per_second=float(np.prod(config.particle_shape, dtype=float)) / seconds,
-            displacement_cells=max_displacement,
-            displacement=max_displacement * min(config.cell_size),
-            peak_memory=peak_memory(),
-        )
+        "step",
+        f"step {i + 1}/{plan.steps}  a {a:.4f}  z {z:.3f}  {seconds:.3g} s  {speed:.3g} particles/s  "
+        f"displacement {cells:.2f} cells, {displacement:.2f} Mpc/h  {size(peak)}",
+        step=i + 1,
+        steps=plan.steps,
+        a=a,
+        z=z,
+        seconds=seconds,
+        particles_per_second=speed,
+        displacement_cells=cells,
+        displacement=displacement,
+        peak_memory=peak,
     )
 
 
@@ -194,11 +205,16 @@ def _output_if_due(plan: SimulationJob, progress: Progress, log: Log) -> None:
         moving = partial(host.observed, rest, progress.schedule, done)
         a = plan.times[progress.step]
         files = write_output(replace(plan, simulation=simulation), rest, moving, a, z)
-        log(events.OutputWritten(progress.step, z, tuple(files), time.perf_counter() - began))
+        _log_output(log, progress.step, z, files, time.perf_counter() - began)
     if progress.step == plan.steps and progress.shells is not None:
         began = time.perf_counter()
         files = write_light_cone(plan, progress.shells)
-        log(events.OutputWritten(progress.step, 1 / plan.times[-1] - 1, tuple(files), time.perf_counter() - began))
+        _log_output(log, progress.step, 1 / plan.times[-1] - 1, files, time.perf_counter() - began)
+
+
+def _log_output(log: Log, step: int, z: float, files: Sequence[str], seconds: float) -> None:
+    text = f"output at z {z:.3f}  {seconds:.2f} s  {', '.join(files)}"
+    log("output", text, step=step, z=z, files=files, seconds=seconds)
 
 
 def _checkpoint(plan: SimulationJob, progress: Progress, log: Log) -> None:
@@ -217,7 +233,7 @@ def _checkpoint(plan: SimulationJob, progress: Progress, log: Log) -> None:
             manifest.claim(plan.folder, [path.name])
     checkpoint.save(plan.folder, progress.step, tree, _description(plan, progress.step))
     _keep_checkpoint(plan, path)
-    log(events.CheckpointWritten(progress.step, path.name, time.perf_counter() - began))
+    log("checkpoint", step=progress.step, path=path.name, seconds=time.perf_counter() - began)
 
 
 def _keep_checkpoint(plan: SimulationJob, kept: Path | None) -> None:
@@ -237,7 +253,7 @@ def _checkpoint_after_failure(plan: SimulationJob, progress: Progress, log: Log)
         _checkpoint(plan, progress, log)
     except (OSError, SharedError) as error:
         cause = message(error) if isinstance(error, OSError) else str(error)
-        log(events.Warned(f"no checkpoint of step {progress.step} could be written: {cause}"))
+        log.warn(f"no checkpoint of step {progress.step} could be written: {cause}")
 
 
 def find_checkpoint(plan: SimulationJob) -> Saved | None:
