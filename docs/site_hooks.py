@@ -59,9 +59,16 @@ def _sections(models: dict[str, type[BaseModel]]) -> Iterator[str]:
         yield f"### `[{name}]`\n\n{(model.__doc__ or '').strip()}\n"
         yield "| key | meaning | default |\n|---|---|---|"
         for key, field in model.model_fields.items():
-            text = (field.description or "").replace("|", "\\|").replace("<", "&lt;")
+            text = "; ".join([field.description or "", *_bounds(field)]).replace("|", "\\|").replace("<", "&lt;")
             yield f"| `{key}` | {text} | {_default(field)} |"
         yield ""
+
+
+def _bounds(field: Any) -> list[str]:
+    """The bounds of a number, in words."""
+    words = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+    found = ((name, getattr(bound, name, None)) for bound in field.metadata for name in words)
+    return [f"{words[name]} {value}" for name, value in found if value is not None]
 
 
 def _default(field: Any) -> str:
