@@ -43,7 +43,7 @@ def test_folder_holds_all_results(finished: tuple[Path, Events]):
     each = ("power_{}.csv", "density_{}.npz", "density_{}.png", "snapshot_{}.hdf5")
     expected = {name.format(label) for name in each for label in ("z0.000", "z1.000")}
     expected |= {"config.toml", "run.json", "log.jsonl", "power.png"}
-    assert {path.name for path in folder.iterdir()} == expected | {"manifest.json"}
+    assert {path.name for path in folder.iterdir()} == expected | {"manifest.json", ".pmwd-dist.lock"}
     assert set(manifest.files(folder)) == expected
 
 

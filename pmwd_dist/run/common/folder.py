@@ -64,7 +64,6 @@ def _check_content(job: Job, *, overwrite: bool) -> None:
     if not overwrite:
         raise ValueError(f"{folder}: not empty; use --overwrite, another --output, or `pmwd-dist resume {folder}`")
     manifest.check_free(folder, [CONFIG, _RUN, _LOG, _TABLE, *job.files])
-    manifest.check_removable(folder)
 
 
 def _write_config(job: Job) -> None:

@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from pmwd_dist._files import atomic_write, exists, remove, temporary
 from pmwd_dist.io import checkpoint
-from pmwd_dist.report import maps
 from pmwd_dist.run.common.fingerprint import Identity
-from pmwd_dist.run.settings.observables import OBSERVABLES
 
 NAME = "manifest.json"
-VERDICT = (
-    *("summary.csv", "fit.csv", "report.html"),
-    *(f"{name}.png" for name in ("traces", "corner", "fields", "angular", "slices", "maps")),
-)
-_FIXED = (
-    *("config.toml", "run.json", "log.jsonl", "linear_power.txt", "power.png"),
-    *(maps.FIELDS, maps.SPECTRA, maps.FIGURE),
-    *("state.npz", "data.npz", "start.npz", *VERDICT),
-)
-_AT_REDSHIFT = ("power", "density", "snapshot", "counts", *OBSERVABLES)
-# A manifest that was damaged or edited does not make other files a run's own.
-_OWN = re.compile(
-    rf"({'|'.join(_AT_REDSHIFT)})_z-?\d+\.\d{{3}}(\.\d+)?\.(csv|png|npz|hdf5)"
-    rf"|checkpoint_\d{{6,}}|chunk_\d{{5,}}\.npz|{'|'.join(map(re.escape, _FIXED))}"
-)
 
 
 def create(folder: Path, run: Identity, names: Iterable[str]) -> None:
@@ -58,7 +40,7 @@ def files(folder: Path) -> list[str]:
     Raises:
       ValueError: the folder is not one of a run.
     """
-    return [name for name in _read(folder)["files"] if _OWN.fullmatch(name)]
+    return list(_read(folder)["files"])
 
 
 def claim(folder: Path, names: Iterable[str]) -> None:
@@ -70,7 +52,6 @@ def claim(folder: Path, names: Iterable[str]) -> None:
       OSError: the manifest can't be written.
     """
     own, wanted = files(folder), list(names)
-    assert all(map(_OWN.fullmatch, wanted)), wanted  # else the run would not know its own files again
     check_free(folder, wanted)
     if not set(wanted) <= set(own):
         there = [name for name in own if exists(folder / name) or exists(temporary(folder / name))]
@@ -87,18 +68,6 @@ def check_free(folder: Path, names: Iterable[str]) -> None:
     for name in names:
         if name not in own and exists(folder / name):
             raise FileExistsError(17, "is in the way, and not a file of this run; move it", str(folder / name))
-
-
-def check_removable(folder: Path) -> None:
-    """Check that `remove_files` can remove every file.
-
-    Raises:
-      FileExistsError: a folder has the name of a file of the run.
-    """
-    for name in files(folder):
-        for path in (folder / name, temporary(folder / name)):
-            if path.is_dir() and not (path.is_symlink() or name.startswith("checkpoint_")):
-                raise FileExistsError(17, "is a folder in the place of a file of this run; move it", str(path))
 
 
 def remove_files(folder: Path) -> None:
@@ -126,7 +95,7 @@ def _read(folder: Path) -> dict[str, Any]:
     path = folder / NAME
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(content["run"], dict) and all(isinstance(name, str) for name in content["files"]):
+        if isinstance(content["run"], dict) and all(Path(name).name == name for name in content["files"]):
             return dict(content)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ValueError(f"{folder}: not the folder of a run, it has no {NAME}") from error

@@ -19,7 +19,7 @@ from pmwd_dist.infer.forward import cosmology_at
 from pmwd_dist.infer.model import POSITIVE
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.healpix import pixel_count
-from pmwd_dist.run.common import manifest, resources
+from pmwd_dist.run.common import resources
 from pmwd_dist.run.common.data_files import read_files
 from pmwd_dist.run.common.folder import Log
 from pmwd_dist.run.common.job import Control, Job, three
@@ -34,6 +34,10 @@ from pmwd_dist.run.simulation.accuracy import convergence_warning, resolution_li
 from pmwd_dist.run.simulation.light_cone import random_offsets
 
 DATA, START = "data.npz", "start.npz"
+VERDICT = (
+    *("summary.csv", "fit.csv", "report.html"),
+    *(f"{name}.png" for name in ("traces", "corner", "fields", "angular", "slices", "maps")),
+)
 _ARGUMENTS = {
     "data": "data.file",
     "density": "likelihood.density",
@@ -97,7 +101,7 @@ class InferenceJob(Job):
     @property
     def files(self) -> list[str]:
         """Names of all files that may be written."""
-        return [DATA, START, *chain_files(self.chunks), *manifest.VERDICT]
+        return [DATA, START, *chain_files(self.chunks), *VERDICT]
 
     @property
     def chain_axis(self) -> str | None:
