@@ -39,6 +39,7 @@ import pmwd_dist as pmd
 from benchmarks.op_timing import seconds
 from pmwd_dist.ops import cic, momenta
 from pmwd_dist.ops.cic import Geometry
+from pmwd_dist.ops.cic.reference import paint_reference
 from pmwd_dist.ops.force_transpose import force_transpose
 from pmwd_dist.ops.kick_drift import KickDrift, kick_drift
 from pmwd_dist.run.common import measure
@@ -149,10 +150,9 @@ def ops(disp: jax.Array, geometry: Geometry) -> dict[str, Callable[[], Op]]:
     def normal(*shape: int) -> jax.Array:
         return jax.jit(lambda: jax.random.normal(jax.random.key(2), shape, jnp.float32))()
 
-    def paint(native: bool | None, *shape: int) -> Op:
+    def paint(function: Callable[..., jax.Array], *shape: int) -> Op:
         weight = normal(*shape) if shape[0] > 1 else jnp.ones(shape, jnp.float32)
         fields, each = shape[-1], shape[-1] if shape[0] > 1 else 0
-        function = partial(cic.paint, geometry=geometry, native=native)
         return Op(function, (disp, weight), fields, 3 + each, adds=True)
 
     def step() -> Op:
@@ -169,14 +169,17 @@ def ops(disp: jax.Array, geometry: Geometry) -> dict[str, Callable[[], Op]]:
         function = partial(force_transpose, geometry=geometry, cell_size=(1.0, 1.0, 1.0))
         return Op(function, (disp, normal(*sites, 3)), 1, 6, adds=True, painted=3)
 
-    read = partial(cic.read, geometry=geometry)
+    def plain(disp: jax.Array, weight: jax.Array) -> jax.Array:
+        return paint_reference(disp[None], weight[None], geometry=geometry, masks=(cic.VALUE,))[0]
+
+    native, read = partial(cic.paint, geometry=geometry), partial(cic.read, geometry=geometry)
     return {
-        "paint": lambda: paint(None, 1, 1, 1, 1, 1),
-        "paint, plain": lambda: paint(False, 1, 1, 1, 1, 1),
-        "paint, weights": lambda: paint(None, *sites, 1, 1),
-        "paint, weights, plain": lambda: paint(False, *sites, 1, 1),
-        "paint, three fields": lambda: paint(None, *sites, 1, 3),
-        "paint, three fields, plain": lambda: paint(False, *sites, 1, 3),
+        "paint": lambda: paint(native, 1, 1, 1, 1, 1),
+        "paint, plain": lambda: paint(plain, 1, 1, 1, 1, 1),
+        "paint, weights": lambda: paint(native, *sites, 1, 1),
+        "paint, weights, plain": lambda: paint(plain, *sites, 1, 1),
+        "paint, three fields": lambda: paint(native, *sites, 1, 3),
+        "paint, three fields, plain": lambda: paint(plain, *sites, 1, 3),
         "read, three fields": lambda: Op(read, (disp, normal(*geometry.mesh, 3)), 3, 6, adds=False),
         "force read, kick, drifts": step,
         "transpose of the force": transpose,

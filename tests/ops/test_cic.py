@@ -95,7 +95,8 @@ def numpy_read(case: Case, disp: Any, fields: Any, masks: Any = MASKS) -> np.nda
 
 
 def ops(case: Case, native: bool, masks: Any = MASKS) -> tuple[Any, Any]:
-    settings = {"geometry": case.geometry, "masks": masks, "native": native}
+    del native  # the fixture chooses
+    settings = {"geometry": case.geometry, "masks": masks}
     return partial(cic.paint, **settings), partial(cic.read, **settings)
 
 
@@ -265,6 +266,6 @@ def test_native_paint_does_not_depend_on_the_order_of_particles() -> None:
         sites = problems.lattice((8, 8, 8), (8, 8, 8))
         order = rng.permutation(512)
         moved = ((sites + disp).reshape(-1, 3)[order] - sites.reshape(-1, 3)).reshape(disp.shape).astype(dtype)
-        first = cic.paint(disp, weight, geometry, native=True)
-        second = cic.paint(moved, weight.reshape(512)[order].reshape(weight.shape), geometry, native=True)
+        first = cic.paint(disp, weight, geometry)
+        second = cic.paint(moved, weight.reshape(512)[order].reshape(weight.shape), geometry)
         np.testing.assert_array_equal(first, second)

@@ -14,6 +14,7 @@ import pytest
 import pmwd_dist as pmd
 from pmwd_dist.ops import cic
 from pmwd_dist.ops.cic import VALUE, Geometry, sums
+from pmwd_dist.ops.cic.reference import paint_reference
 
 N, SMALL = 12, 1e-6
 GEOMETRY = Geometry((N,) * 3, ((1, 1),) * 3, (0,) * 3, (True,) * 3, (1.0,) * 3)
@@ -70,7 +71,7 @@ def test_integers_are_multiples_of_a_unit_of_the_largest_weight(particles: int) 
 
     mesh, cells = np.asarray(paint(disp, weight), float), cells_of(disp, weight)
     if particles == N**3:
-        native = jax.jit(partial(cic.paint, geometry=GEOMETRY, native=True))(disp, weight[..., None, None])
+        native = jax.jit(partial(cic.paint, geometry=GEOMETRY))(disp, weight[..., None, None])
         np.testing.assert_array_equal(native[..., 0], mesh)
     # Each contribution is rounded to the unit, their sum is exact, and rounded once to single precision.
     assert np.all(abs(mesh - cells["sum"]) <= cells["count"] * unit / 2 + HALF_ULP * abs(cells["sum"]))
@@ -81,8 +82,9 @@ def test_integers_are_multiples_of_a_unit_of_the_largest_weight(particles: int) 
 
 def test_the_reference_adds_in_floats() -> None:
     disp, weight = draw()
-    paint = jax.jit(partial(cic.paint, geometry=GEOMETRY, native=False))
-    mesh, cells = np.asarray(paint(disp, weight[..., None, None])[..., 0], float), cells_of(disp, weight)
+    paint = jax.jit(partial(paint_reference, geometry=GEOMETRY, masks=(VALUE,)))
+    mesh = np.asarray(paint(disp[None], weight[None, ..., None, None])[0, ..., 0], float)
+    cells = cells_of(disp, weight)
     # Four roundings of a contribution, and one for each that is added, relative to what is in the cell by then.
     assert np.all(abs(mesh - cells["sum"]) <= (cells["count"] + 4) * HALF_ULP * cells["magnitude"])
     assert relative(mesh, cells, cells["largest"] <= SMALL * 37) < 1e-6

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -23,9 +23,7 @@ import numpy as np
 from jax.core import ShapedArray
 from jaxtyping import Array, Float
 
-from pmwd_dist._jax import native as library
 from pmwd_dist._jax.ops import (
-    Target,
     add_batch_axis,
     define_derivatives,
     define_op,
@@ -35,7 +33,7 @@ from pmwd_dist._jax.ops import (
 )
 from pmwd_dist.ops.cic.geometry import VALUE, Geometry, Mask, attributes, derivative_terms
 from pmwd_dist.ops.cic.reference import paint_reference, read_reference
-from pmwd_dist.ops.kernels import cuda_unavailable_reason
+from pmwd_dist.ops.kernels import native_targets
 
 
 def paint(
@@ -43,16 +41,13 @@ def paint(
     weight: Float[Array, "wx wy wz K F"],
     geometry: Geometry,
     masks: tuple[Mask, ...] = (VALUE,),
-    *,
-    native: bool | None = None,
 ) -> Float[Array, "mx my mz F"]:
     """Paint particles onto a block; all particles share a weight of shape (1, 1, 1, K, F).
 
     All cells are NaN if a position or weight is not finite or a particle lies beyond the block.
-    `native` forces (True) or forbids (False) the native op; by default it runs where it is installed.
     """
     disp, weight = unify_varying(disp, weight)
-    out = _paint_p.bind(*map(add_batch_axis, (disp, weight)), geometry=geometry, masks=masks, native=_choose(native))
+    out = _paint_p.bind(*map(add_batch_axis, (disp, weight)), geometry=geometry, masks=masks)
     return drop_batch_axis(out)
 
 
@@ -61,20 +56,11 @@ def read(
     fields: Float[Array, "mx my mz F"],
     geometry: Geometry,
     masks: tuple[Mask, ...] = (VALUE,),
-    *,
-    native: bool | None = None,
 ) -> Float[Array, "px py pz K F"]:
     """Read fields at the particles; NaN for a particle that is not finite or lies beyond the block."""
     disp, fields = unify_varying(disp, fields)
-    out = _read_p.bind(*map(add_batch_axis, (disp, fields)), geometry=geometry, masks=masks, native=_choose(native))
+    out = _read_p.bind(*map(add_batch_axis, (disp, fields)), geometry=geometry, masks=masks)
     return drop_batch_axis(out)
-
-
-def _choose(native: bool | None) -> bool:
-    installed = library.native_available()
-    if native and not installed:
-        raise ValueError("native=True needs the native ops; `pip install ./rust/jaxdecomp-ops`")
-    return installed if native is None else native
 
 
 # --- the primitives ----------------------------------------------------------------------------------------
@@ -101,26 +87,8 @@ def _read_sum_reference(disp: Array, fields: Array, weight: Array, *, over_masks
     return functools.reduce(jnp.add, parts)  # jnp.sum over a short axis is slow on CPUs
 
 
-def _attributes(
-    disp: Any,
-    mesh: Any,
-    *,
-    geometry: Geometry,
-    masks: tuple[Mask, ...],
-    native: bool,
-    over_masks: bool | None = None,
-) -> dict[str, Any] | None:
-    """Attributes of the native op, or None where it is forbidden."""
-    del disp, mesh
-    if not native:
-        return None
-    summed = {} if over_masks is None else {"over_masks": np.array([over_masks], np.int64)}
-    return summed | attributes(geometry, masks)
-
-
-def _cuda_attributes(disp: Any, mesh: Any, **params: Any) -> dict[str, Any] | None:
-    """Attributes of the CUDA kernels, or None where they are forbidden or can't run."""
-    return None if cuda_unavailable_reason() else _attributes(disp, mesh, **params)
+def _read_sum_attributes(*, geometry: Geometry, masks: tuple[Mask, ...], over_masks: bool) -> dict[str, Any]:
+    return attributes(geometry, masks) | {"over_masks": np.array([over_masks], np.int64)}
 
 
 def _cuda_scratch(disp: Any, weight: Any, *, geometry: Geometry, **_: Any) -> ShapedArray:
@@ -129,25 +97,20 @@ def _cuda_scratch(disp: Any, weight: Any, *, geometry: Geometry, **_: Any) -> Sh
     return ShapedArray((1024 + math.prod(geometry.mesh) * disp.dtype.itemsize // 2,), np.dtype(np.int32))
 
 
-def _targets(name: str, scratch: Callable[..., ShapedArray] | None = None) -> dict[str, Target]:
-    native = f"jaxdecomp_ops_{name}"
-    return {"cpu": Target(native, _attributes), "CUDA": Target(native, _cuda_attributes, scratch)}
-
-
-_paint_p = define_op("cic_paint", _paint_aval, paint_reference, targets=_targets("cic_paint", _cuda_scratch))
-_read_p = define_op("cic_read", _read_aval, read_reference, targets=_targets("cic_read"))
-_read_sum_p = define_op("cic_read_sum", _read_sum_aval, _read_sum_reference, targets=_targets("cic_read_sum"))
+_paint_targets = native_targets("cic_paint", attributes, cuda_scratch=_cuda_scratch)
+_paint_p = define_op("cic_paint", _paint_aval, paint_reference, targets=_paint_targets)
+_read_p = define_op("cic_read", _read_aval, read_reference, targets=native_targets("cic_read", attributes))
+_read_sum_targets = native_targets("cic_read_sum", _read_sum_attributes)
+_read_sum_p = define_op("cic_read_sum", _read_sum_aval, _read_sum_reference, targets=_read_sum_targets)
 
 
 # --- derivatives -------------------------------------------------------------------------------------------
 
 
-def _paint_moved(
-    ddisp: Array, disp: Array, weight: Array, *, geometry: Geometry, masks: tuple[Mask, ...], native: bool
-) -> Array:
+def _paint_moved(ddisp: Array, disp: Array, weight: Array, *, geometry: Geometry, masks: tuple[Mask, ...]) -> Array:
     """Change of the painted mesh with the positions."""
     slopes, raised = weights_of_motion(ddisp, weight, geometry, masks)
-    return _paint_p.bind(*unify_varying(disp, slopes), geometry=geometry, masks=raised, native=native)
+    return _paint_p.bind(*unify_varying(disp, slopes), geometry=geometry, masks=raised)
 
 
 def weights_of_motion(

@@ -56,9 +56,8 @@ def _corners(cell: Array, offset: Array, geometry: Geometry, masks: tuple[Mask, 
         yield (c[0] * my + c[1]) * mz + c[2], jnp.stack(weights, -1)
 
 
-def paint_reference(disp: Array, weight: Array, *, geometry: Geometry, masks: Any, native: bool) -> Array:
+def paint_reference(disp: Array, weight: Array, *, geometry: Geometry, masks: Any) -> Array:
     """Mesh (batch, mx, my, mz, F) of weights (batch, px, py, pz, K, F) or (batch, 1, 1, 1, K, F)."""
-    del native
 
     def one(disp: Array, weight: Array) -> Array:
         cell, offset, inside = _locate(disp, geometry)
@@ -73,9 +72,8 @@ def paint_reference(disp: Array, weight: Array, *, geometry: Geometry, masks: An
     return jax.vmap(one)(disp, weight)
 
 
-def read_reference(disp: Array, fields: Array, *, geometry: Geometry, masks: Any, native: bool) -> Array:
+def read_reference(disp: Array, fields: Array, *, geometry: Geometry, masks: Any) -> Array:
     """Values (batch, px, py, pz, K, F) of fields (batch, mx, my, mz, F)."""
-    del native
 
     def one(disp: Array, fields: Array) -> Array:
         cell, offset, inside = _locate(disp, geometry)

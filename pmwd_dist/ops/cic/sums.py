@@ -16,10 +16,9 @@ from jax.core import ShapedArray
 from jax.lax import bitcast_convert_type, clz, shift_left, shift_right_logical
 from jaxtyping import Array, Float, Int
 
-from pmwd_dist._jax.ops import Target, define_op, result_aval, unify_varying
+from pmwd_dist._jax.ops import define_op, result_aval, unify_varying
 from pmwd_dist.ops.cic.geometry import Geometry, Mask, attributes
-
-_TARGET = "jaxdecomp_ops_cic_paint_sums"
+from pmwd_dist.ops.kernels import native_targets
 
 
 def contribution_bits(particles: int, masks: int, dtype: Any) -> int:
@@ -148,10 +147,7 @@ def _aval(disp: Any, weight: Any, bound: Any, *, geometry: Geometry, **_: Any) -
     return result_aval(disp, (disp.shape[0], *geometry.mesh, 2), half)
 
 
-def _attributes(
-    disp: Any, mesh: Any, *, geometry: Geometry, masks: tuple[Mask, ...], bits: int
-) -> dict[str, Any] | None:
-    del disp, mesh
+def _attributes(*, geometry: Geometry, masks: tuple[Mask, ...], bits: int) -> dict[str, Any]:
     return attributes(geometry, masks) | {"bits": np.array([bits], np.int64)}
 
 
@@ -160,9 +156,5 @@ def _cuda_scratch(*_: Any, **__: Any) -> ShapedArray:
     return ShapedArray((1024,), np.dtype(np.int32))
 
 
-_paint_sums_p = define_op(
-    "cic_paint_sums",
-    _aval,
-    None,
-    targets={"cpu": Target(_TARGET, _attributes), "CUDA": Target(_TARGET, _attributes, _cuda_scratch)},
-)
+_targets = native_targets("cic_paint_sums", _attributes, cuda_scratch=_cuda_scratch)
+_paint_sums_p = define_op("cic_paint_sums", _aval, None, targets=_targets)
