@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +18,7 @@ from pmwd_dist.io.compilation_cache import enable_compilation_cache
 from pmwd_dist.parallel import autotune as tuner
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import SharedError, raise_on_all_processes
+from pmwd_dist.run.common.fingerprint import compare_processes
 from pmwd_dist.run.common.folder import CONFIG, finished, prepare_folder
 from pmwd_dist.run.common.job import Job, execute
 from pmwd_dist.run.inference.plan import START, InferenceJob
@@ -113,11 +114,15 @@ def _run(
     _start()
     with command_errors():
         limit = _seconds(time_limit)
-        settings = read_any(file, overrides) if kind is SimulationSettings else read_as(kind, file, overrides)
-        if not isinstance(settings, kind):
+
+    def settings() -> Settings:
+        found = read_any(file, overrides) if kind is SimulationSettings else read_as(kind, file, overrides)
+        if not isinstance(found, kind):
             raise ArgumentError("FILE", str(file), "has the sections of an inference", "use `pmwd-dist infer`")
-        job = _job(settings, output or Path(file.stem))
-        warnings = job.check()
+        return found
+
+    job, warnings = _checked_job(settings, output or Path(file.stem), overwrite=overwrite, time_limit=limit)
+    with command_errors():
         prepare_folder(job, overwrite=overwrite)
     with Display() as display:
         display.show(warnings)
@@ -131,19 +136,16 @@ def resume(context: typer.Context, folder: Folder, overrides: Set = [], time_lim
     with command_errors():
         limit = _seconds(time_limit)
         done = finished(folder)
-        if done and not overrides:
-            _say(f"{folder}: the run is finished; nothing is left to do")
-            return
         kind = JOBS[type(read_any(folder / CONFIG))]
         for text in overrides:
             if not text.startswith(kind.changeable):
                 names = ", ".join(f"{name}*" if name.endswith(".") else name for name in kind.changeable)
                 raise ValueError(f"--set {text}: only {names} can change in a run; for the rest, run it anew")
-        if done and not any(text.startswith(kind.extending) for text in overrides):
-            _say(f"{folder}: the run is finished; nothing is left to do")
-            return
-        job = _job(read_any(folder / CONFIG, overrides), folder)
-        warnings = job.check()
+        extended = any(text.startswith(kind.extending) for text in overrides)
+    if distributed.all_processes(done) and not extended:
+        _say(f"{folder}: the run is finished; nothing is left to do")
+        return
+    job, warnings = _checked_job(lambda: read_any(folder / CONFIG, overrides), folder, time_limit=limit)
     with Display() as display:
         display.show(warnings)
         execute(job, display, resume=True, began=context.obj, time_limit=limit)
@@ -329,6 +331,21 @@ def _types(text: str | None) -> list[int] | None:
 
 def _job(settings: Settings, folder: Path) -> Job:
     return JOBS[type(settings)].of(settings, folder)
+
+
+def _checked_job(settings: Callable[[], Settings], folder: Path, **options: Any) -> tuple[Job, list[str]]:
+    """The job of some settings, the same on all processes, and its warnings. Collective.
+
+    Raises:
+      CommandError: a process can't do the job, or has another one.
+    """
+    with command_errors():
+        job = _job(settings(), folder)
+    with command_errors():
+        compare_processes(job, **options)
+        job = job.of_main()
+    with command_errors():
+        return job, job.check()
 
 
 def _warn(text: str) -> None:

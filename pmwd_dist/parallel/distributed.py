@@ -13,7 +13,7 @@ import socket
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -23,12 +23,13 @@ from pmwd_dist._files import message
 
 HEARTBEAT_TIMEOUT = 100  # [s], as JAX's own; longer than usual suspensions by the system
 
-_MESSAGE_BYTES = 4096
 _LOST = re.compile("(?i)gloo|nccl|connection (reset|closed|refused)|broken pipe|heartbeat|coordination service")
 # Open MPI; Hydra (MPICH, Intel MPI, PALS); MVAPICH; the tasks of this step of Slurm. SLURM_NTASKS is also set in batch
 # scripts and interactive shells, which are one process.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 _communicator: Any = None
+
+T = TypeVar("T")
 
 
 def launched_size() -> int:
@@ -143,12 +144,44 @@ def gather(x: Array) -> np.ndarray | None:
 
 def all_processes(flag: bool) -> bool:
     """Whether a flag is true on every process. Collective."""
+    return not largest(int(not flag))
+
+
+def largest(number: int) -> int:
+    """The largest of the numbers of all processes. Collective."""
     if jax.process_count() == 1:
-        return flag
+        return number
     from jax.experimental import multihost_utils
 
     with connection_errors():
-        return bool(np.all(multihost_utils.process_allgather(np.int32(flag))))
+        return int(np.max(multihost_utils.process_allgather(np.int32(number))))
+
+
+def from_main(tree: T) -> T:
+    """Arrays and numbers of process 0, on every process. Collective.
+
+    Processes may round differently, since XLA chooses kernels in each by itself. A value that steers a program of all
+    processes, or enters it, has to be the same in each.
+    """
+    if jax.process_count() == 1:
+        return tree
+    from jax.experimental import multihost_utils
+
+    with connection_errors():
+        return multihost_utils.broadcast_one_to_all(tree)
+
+
+def exchange(text: str) -> list[str]:
+    """The texts of all processes, in their order. Collective."""
+    if jax.process_count() == 1:
+        return [text]
+    from jax.experimental import multihost_utils
+
+    own = np.frombuffer(text.encode(), np.uint8)
+    with connection_errors():
+        lengths = np.ravel(multihost_utils.process_allgather(np.int32(len(own))))
+        rows = multihost_utils.process_allgather(np.pad(own, (0, int(lengths.max()) - len(own))))
+    return [bytes(row[:n]).decode() for row, n in zip(rows, lengths, strict=True)]
 
 
 class ConnectionLostError(RuntimeError):
@@ -187,25 +220,10 @@ def raise_on_all_processes() -> Generator[None]:
         if error is not None:
             raise error
         return
-    text = message(error) if isinstance(error, OSError) else str(error)
-    text = first_error(None if error is None else text)
+    text = "" if error is None else message(error) if isinstance(error, OSError) else str(error)
+    first, text = next(((i, text) for i, text in enumerate(exchange(text)) if text), (0, ""))
     if text:
-        raise SharedError(text) from error
-
-
-def first_error(problem: str | None) -> str | None:
-    """The problem of the first process that has one. Collective."""
-    if jax.process_count() == 1:
-        return problem
-    from jax.experimental import multihost_utils
-
-    text = (problem or "").encode()[:_MESSAGE_BYTES]
-    mine = np.zeros(_MESSAGE_BYTES, np.uint8)
-    mine[: len(text)] = np.frombuffer(text, np.uint8)
-    with connection_errors():
-        gathered = np.asarray(multihost_utils.process_allgather(mine)).reshape(-1, _MESSAGE_BYTES)
-    messages = [bytes(row).rstrip(b"\0").decode(errors="replace") for row in gathered]
-    return next((message for message in messages if message), None)
+        raise SharedError(f"process {first}: {text}" if first else text) from error
 
 
 def _under_srun() -> bool:

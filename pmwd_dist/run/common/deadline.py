@@ -7,8 +7,7 @@ from typing import Any, Self
 
 import jax
 
-from pmwd_dist.parallel import distributed
-from pmwd_dist.parallel.distributed import first_error
+from pmwd_dist.parallel.distributed import from_main
 from pmwd_dist.run.settings.section import duration
 
 
@@ -35,7 +34,7 @@ class Clock:
         if self._interval is None:
             return isinstance(self._every, int) and self._every > 0 and step % self._every == 0
         now = time.perf_counter()
-        due = _by_main(now - self._last_checkpoint >= self._interval)
+        due = bool(from_main(now - self._last_checkpoint >= self._interval))
         if due:
             self._last_checkpoint = now
         return due
@@ -49,7 +48,7 @@ class Clock:
         if before is None:
             return False  # each start takes one step, however short the limit is
         self._longest = max(self._longest, now - before[0] - (compiled - before[1]))
-        return _by_main(now - self._began + self._longest > self.limit)
+        return bool(from_main(now - self._began + self._longest > self.limit))
 
 
 class CompilationTime:
@@ -75,8 +74,3 @@ class CompilationTime:
     def seconds(self) -> float:
         """Seconds so far."""
         return sum(end - start for start, end in self._spans)
-
-
-def _by_main(flag: bool) -> bool:
-    """The flag of process 0. Collective."""
-    return first_error("yes" if flag and distributed.is_main() else None) is not None

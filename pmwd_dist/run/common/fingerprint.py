@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pmwd_dist._jax.native import native_version
+from pmwd_dist.parallel.distributed import exchange
 from pmwd_dist.run.settings.simulation_sections import OPTIONAL
 from pmwd_dist.run.settings.writing import toml_value
 
@@ -77,6 +79,29 @@ def differences(kept: Identity, own: Identity, holder: str) -> list[str]:
         for key in sorted(kept | own)
         if kept.get(key) != own.get(key)
     ]
+
+
+def compare_processes(job: Job, **options: Any) -> None:
+    """Check that all processes have the same job, versions and options. Collective.
+
+    Raises:
+      ValueError: they don't.
+    """
+    settings = {
+        f"{name}.{key}": value
+        for name in type(job.settings).sections
+        if (section := job.settings.section(name)) is not None
+        for key, value in section.model_dump(mode="json").items()
+    }
+    own = {**settings, **identity(job), **options, "folder": str(job.folder.absolute()), "versions": versions()}
+    first, *others = map(json.loads, exchange(json.dumps(own)))
+    for i, other in enumerate(others, 1):
+        for key in sorted(first | other):
+            if (ours := first.get(key)) != (theirs := other.get(key)):
+                raise ValueError(
+                    f"{key} is {toml_value(theirs)} in process {i}, and {toml_value(ours)} in process 0; "
+                    "start all processes with the same files and options"
+                )
 
 
 def versions(*others: str) -> dict[str, str | None]:

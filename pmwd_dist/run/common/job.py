@@ -87,6 +87,10 @@ class Job(ABC):
           SettingsError: the settings don't fit the devices, the files or each other.
         """
 
+    def of_main(self) -> Self:
+        """The job with the numbers of process 0 where processes may round differently. Collective."""
+        return self
+
     @property
     @abstractmethod
     def steps(self) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
 
-from pmwd_dist.parallel.distributed import first_error
+from pmwd_dist.parallel.distributed import largest
 
 
 class Interrupted(Exception):
@@ -39,7 +39,7 @@ class StopRequest:
 
     def received(self) -> int:
         """Number of the signal that some process has received, 0 if none has. Collective."""
-        return int(first_error(str(self.signal_number) if self.signal_number else None) or 0)
+        return largest(self.signal_number)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from pmwd_dist.io.arrays import ArrayFileError, reading
 from pmwd_dist.ops.momenta import count, pack
 from pmwd_dist.ops.stencil import WIDTH
 from pmwd_dist.parallel import distributed
-from pmwd_dist.parallel.distributed import SharedError, raise_on_all_processes
+from pmwd_dist.parallel.distributed import SharedError, from_main, raise_on_all_processes
 from pmwd_dist.parallel.fft import spectrum_shape
 from pmwd_dist.pm.modes import log_power
 from pmwd_dist.pm.paint import halo_widths
@@ -79,7 +79,7 @@ def _begin(plan: SimulationJob, log: Log) -> Progress:
     config = simulation.config
     began = time.perf_counter()
     key, table = jax.random.key(simulation.seed), growth_table_to(config.lpt_order, simulation.cosmo)
-    power = log_power(simulation.cosmo, config, simulation.table)
+    table, power = from_main((table, log_power(simulation.cosmo, config, simulation.table)))
     particles = jax.block_until_ready(initial_particles(key, table, power, config))
     a, seconds, peak = plan.times[0], time.perf_counter() - began, peak_memory()
     text = f"initial conditions at a {a:.4f}  {seconds:.2f} s  {size(peak)}"
@@ -120,6 +120,7 @@ def _choose_halo(plan: SimulationJob, progress: Progress, log: Log) -> None:
 
 def _set_halo(plan: SimulationJob, progress: Progress, displacement: float, log: Log) -> None:
     """Take a halo that holds displacements up to this one [Mpc/h]."""
+    displacement = float(from_main(displacement))
     progress.config = with_halo_of(displacement, plan.simulation.config)
     cells = int(progress.config.halo)
     text = f"halo of {cells} cells, for displacements of up to {displacement:.3g} Mpc/h"
@@ -135,7 +136,7 @@ def _schedule(plan: SimulationJob) -> StepSchedule:
     simulation = plan.simulation
     table = growth_table_to(simulation.config.lpt_order, simulation.cosmo)
     times = jnp.asarray(plan.times, _dtype())
-    return _replicated(host.make_schedule(table, times, simulation.config, simulation.solver), plan)
+    return _replicated(from_main(host.make_schedule(table, times, simulation.config, simulation.solver)), plan)
 
 
 def _replicated(tree: T, plan: SimulationJob) -> T:

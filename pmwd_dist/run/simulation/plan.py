@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 from pmwd_dist._files import free_space
 from pmwd_dist._memory import size
 from pmwd_dist.io.snapshot import FORMATS
+from pmwd_dist.parallel.distributed import from_main
 from pmwd_dist.pm.nbody import step_times
 from pmwd_dist.run.common import resources
 from pmwd_dist.run.common.data_files import read_files
@@ -39,12 +40,10 @@ class SimulationJob(Job):
 
     Args:
       times: scale factors at which steps begin and end.
-      outputs: redshift of each output, by the number of steps before it.
     """
 
     settings: SimulationSettings
     times: tuple[float, ...]
-    outputs: dict[int, float]
 
     changeable = ("devices.",)
 
@@ -57,10 +56,18 @@ class SimulationJob(Job):
         """
         simulation = build(settings)
         data = _read_masks(settings, simulation)
-        targets = settings.scale_factors
-        times = np.asarray(step_times(simulation.cosmo, simulation.config, save=targets), float)
-        outputs = {int(np.argmin(np.abs(times - a))): 1 / a - 1 for a in targets}
-        return cls(settings, simulation, folder, tuple(map(float, times)), outputs, data=data)
+        times = np.asarray(step_times(simulation.cosmo, simulation.config, save=settings.scale_factors))
+        return cls(settings, simulation, folder, tuple(times.tolist()), data=data)
+
+    def of_main(self) -> Self:
+        """The run with the time steps of process 0. Collective."""
+        return replace(self, times=tuple(np.asarray(from_main(np.asarray(self.times))).tolist()))
+
+    @cached_property
+    def outputs(self) -> dict[int, float]:
+        """Redshift of each output, by the number of steps before it."""
+        times = np.asarray(self.times)
+        return {int(np.argmin(np.abs(times - a))): 1 / a - 1 for a in self.settings.scale_factors}
 
     @property
     def steps(self) -> int:

@@ -1,0 +1,132 @@
+"""Whole jobs of two processes that round differently, and of processes that disagree, under one mpirun."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from runs import Events
+
+from pmwd_dist.run.common.folder import prepare_folder
+from pmwd_dist.run.common.job import execute
+from pmwd_dist.run.settings import read
+from pmwd_dist.run.simulation.plan import SimulationJob
+
+SETTINGS = """
+[box]
+size = 64
+mesh = 16
+[time]
+steps = 3
+[output]
+redshifts = [1, 0]
+slice_thickness = 0
+[observe.multipoles]
+[observe.bispectrum]
+shells = 3
+[observe.galaxies]
+number_density = 0.01
+[observe.light_cone]
+edges = [10.0, 30.0, 50.0]
+sources = [0.01]
+"""
+# Each process has flags of its own for XLA, as processes have kernels of their own on GPUs.
+SCRIPT = """
+import json, os, sys
+rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=" + "30"[rank]
+import pmwd_dist.cli
+from pmwd_dist.report import figures
+figures.draw_spectra = lambda path, content: path.touch()
+
+def command(name, *arguments):
+    try:
+        pmwd_dist.cli.main([name, *arguments])
+    except SystemExit as ended:
+        return ended.code
+
+codes = {
+    "run": command("run", "small.toml"),
+    "limited": command("run", "small.toml", "--output", "resumed", "--time-limit", "1s"),
+    "resume": command("resume", "resumed"),
+}
+for name, option in {
+    "seed": f"noise.seed={rank}",
+    "mesh": f"box.mesh={8 + 8 * rank}",
+    "checkpoints": f"output.checkpoint_every={rank}",
+    "typing": ["time.steps=2", "time.stepps=2"][rank],
+}.items():
+    codes[name] = command("run", "small.toml", "--output", name, "--set", option)
+codes["folder"] = command("run", "small.toml", "--output", f"folder{rank}")
+codes["missing"] = command("run", ["small.toml", "none.toml"][rank])
+if rank == 0:
+    print("codes", json.dumps(codes))
+"""
+
+
+def start(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a script in two processes."""
+    mpirun = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if mpirun is None:
+        pytest.skip("there is no mpirun")
+    environment = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    environment |= {"JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "MPIEXEC_TIMEOUT": "300"}
+    run = [mpirun, "-n", "2", "--oversubscribe", sys.executable, "-c", script]
+    return subprocess.run(run, cwd=folder, env=environment, capture_output=True, text=True, timeout=330, check=False)
+
+
+def tables(folder: Path) -> dict[str, Any]:
+    """All numbers of the tables and maps in a folder."""
+    found: dict[str, Any] = {}
+    for path in sorted(folder.glob("*.csv")):
+        found[path.name] = np.genfromtxt(path, delimiter=",", skip_header=1)
+    for path in sorted(folder.glob("*.npz")):
+        with np.load(path) as content:
+            found |= {f"{path.name}:{name}": content[name] for name in content.files}
+    for path in sorted(folder.glob("counts*.hdf5")):
+        with h5py.File(path) as file:
+            file.visititems(
+                lambda name, x: found.update({f"counts:{name}": x[()]}) if isinstance(x, h5py.Dataset) else None
+            )
+    return found
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_processes(tmp_path: Path, no_figures: None):
+    """Runs and resumes agree with one process; a difference between processes is one line before any work."""
+    (tmp_path / "small.toml").write_text(SETTINGS)
+    done = start(SCRIPT, tmp_path)
+    assert "codes" in done.stdout, done.stderr
+    codes = json.loads(done.stdout.split("codes ")[1])
+    assert codes.pop("run") == codes.pop("limited") == codes.pop("resume") == 0, done.stderr
+    assert set(codes.values()) == {2}, codes
+    for line in (
+        "noise.seed is 1 in process 1, and 0 in process 0; start all processes with the same files and options",
+        "box.mesh is 16 in process 1, and 8 in process 0",
+        "output.checkpoint_every is 1 in process 1, and 0 in process 0",
+        "process 1: time.stepps",
+        "process 1: none.toml: no such file",
+        "folder1",
+    ):
+        assert done.stderr.count(line) == 1, (line, done.stderr)
+    assert not any((tmp_path / name).exists() for name in (*codes, "folder0", "folder1"))
+    plan = SimulationJob.of(read(tmp_path / "small.toml", ["devices.pdims=[2, 1]"]), tmp_path / "one")
+    prepare_folder(plan)
+    execute(plan, Events())
+    alone = tables(tmp_path / "one")
+    for folder in ("small", "resumed"):
+        both = tables(tmp_path / folder)
+        assert both.keys() == alone.keys()
+        for name, values in both.items():
+            scale = np.nanmax(np.abs(alone[name]), initial=0) if alone[name].dtype.kind == "f" else 0
+            np.testing.assert_allclose(values, alone[name], rtol=1e-6, atol=1e-6 * scale, err_msg=name)
