@@ -166,19 +166,20 @@ def check(
     device_kind: Annotated[str | None, typer.Option(metavar="KIND", help="H100 (default) or H200.")] = None,
 ) -> None:
     """Check a TOML file and describe its run, on the current devices or on others."""
-    from pmwd_dist.cli.planning import planning_lines, wish
+    from pmwd_dist.cli.planning import planning_lines
 
     _start()
     with command_errors():
-        others = wish(devices, device_memory, device_kind)
-        if others is not None:
+        elsewhere = (devices, device_memory, device_kind) != (None, None, None)
+        if elsewhere:
             overrides = [*overrides, "devices.pdims=[1, 1]", 'devices.backend="xla"']
         job = _job(read_any(file, overrides), output or Path(file.stem))
-        if others is None:
+        if not elsewhere:
             warnings = job.check()
             lines = [*job.lines(), *job.memory_lines(), *warnings]
         elif isinstance(job, SimulationJob):
-            lines = job.lines(here=False) + planning_lines(job, others)
+            plans = planning_lines(job, devices or 1, device_memory or "60GB", device_kind or "H100")
+            lines = job.lines(here=False) + plans
         else:
             raise ValueError("--devices, --device-memory and --device-kind plan simulations; leave them out")
     _say(*lines)
