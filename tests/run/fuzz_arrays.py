@@ -160,9 +160,6 @@ MADE_UP: dict[str, dict[str, Change]] = {
         "1 TB": _data((10**6, 10**6), "f8", chunks=(1024, 1024)),
     },
     "zarr": {
-        "pipe for a chunk": _pipe(_CHUNK),
-        "pipe for metadata": _pipe("d.zarr/zarr.json"),
-        "link": _linked(_CHUNK, "/dev/zero"),
         "file": lambda folder: (shutil.rmtree(folder / "d.zarr"), (folder / "d.zarr").touch())[0],
         "no metadata": lambda folder: (folder / "d.zarr/group/data/zarr.json").unlink(),
         "no chunks": lambda folder: shutil.rmtree(folder / "d.zarr/group/data/c"),

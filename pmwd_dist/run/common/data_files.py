@@ -6,7 +6,6 @@ Anybody may have written these files: nothing is read before its type, shape and
 from __future__ import annotations
 
 import math
-import os
 import re
 import warnings
 from collections.abc import Iterable, Mapping
@@ -21,7 +20,6 @@ from pmwd_dist._memory import available_memory, size
 from pmwd_dist.io.snapshot import content
 from pmwd_dist.run.settings.writing import printable, toml_value
 
-_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 _MOST_NAMES, _LONGEST = 8, 200  # names that a message lists, and its characters
 Shape = tuple[int, ...]
 
@@ -78,17 +76,18 @@ def _check(shape: Any, dtype: np.dtype, wanted: tuple[Shape, ...]) -> None:
 
 
 def _of_npy(path: Path, wanted: tuple[Shape, ...]) -> np.ndarray:
-    with open_regular(path) as file, warnings.catch_warnings(action="ignore"):
-        try:
-            read_header = _HEADERS[np.lib.format.read_magic(file)]
-            shape, fortran, dtype = read_header(file)
-        except Exception as error:
-            raise ValueError("is no .npy file, or damaged") from error
-        _check(shape, dtype, wanted)
-        if os.fstat(file.fileno()).st_size - file.tell() < dtype.itemsize * math.prod(shape):
-            raise ValueError(f"declares the shape {list(shape)}, and holds fewer values")
-        values = np.fromfile(file, dtype, math.prod(shape))
-    return values.reshape(shape, order="F" if fortran else "C").astype(float)
+    open_regular(path).close()
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            values = np.load(path, mmap_mode="r")
+        if not isinstance(values, np.ndarray):
+            raise TypeError("it is a zip file")
+    except OSError:
+        raise
+    except Exception as error:
+        raise ValueError(f"is no .npy file, or damaged: {error}") from error
+    _check(values.shape, values.dtype, wanted)
+    return np.asarray(values, float)
 
 
 def _of_hdf5(path: Path, dataset: str, wanted: tuple[Shape, ...]) -> np.ndarray:
@@ -113,38 +112,26 @@ def _of_zarr(store: Path, array: str, wanted: tuple[Shape, ...]) -> np.ndarray:
         import zarr
     except ImportError as error:
         raise ValueError("zarr is not installed, which reads it; `pip install '.[zarr]'`") from error
-    _check_regular(store)
+    store.stat()
     try:
         with warnings.catch_warnings(action="ignore"):
             whole: Any = zarr.open(store, mode="r")
-            item = whole.get(array) if array and isinstance(whole, zarr.Group) else None if array else whole
             there = sorted(whole.keys()) if isinstance(whole, zarr.Group) else []
+            item: Any = whole if not array else whole.get(array) if isinstance(whole, zarr.Group) else None
             found = isinstance(item, zarr.Array)
     except Exception as error:
         raise ValueError(f"is no zarr store, or damaged: {error}") from error
     if not found:
         remedy = f"it has {_names(there)}" if there else "leave its name out" if array else "it is empty"
         raise ValueError(f"holds no array {array}; {remedy}" if array else f"is a group; name an array; {remedy}")
-    item_of: Any = item
-    _check(item_of.shape, item_of.dtype, wanted)
-    _check((math.prod(item_of.chunks),), item_of.dtype, ())
+    _check(item.shape, item.dtype, wanted)
+    _check(item.chunks, item.dtype, ())
     try:
-        if item_of.size and not item_of.nchunks_initialized:
+        if item.size and not item.nchunks_initialized:
             raise ValueError("none of its chunks is there")
-        return np.asarray(item_of[...]).astype(float)
+        return np.asarray(item[...], float)
     except Exception as error:
         raise ValueError(f"is no zarr store, or damaged: {error}") from error
-
-
-def _check_regular(store: Path) -> None:
-    """Raise unless a folder holds regular files only: a pipe would be waited for, and a link may lead to one."""
-    store.stat()
-    if not store.is_dir():
-        raise ValueError("is no folder, which a zarr store is")
-    for folder, folders, files in os.walk(store):
-        for path in (Path(folder, name) for name in (*folders, *files)):
-            if path.is_symlink() or not (path.is_file() or path.is_dir()):
-                raise ValueError(f"has {path.relative_to(store)}, which is a link or no regular file")
 
 
 def _names(names: Iterable[str]) -> str:
