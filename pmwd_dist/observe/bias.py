@@ -76,7 +76,6 @@ def bias_weights(
     Raises:
       ValueError: the modes have another shape, an operator diverges, or another argument is out of its range.
     """
-    inputs.check_config(config)
     if not isinstance(bias, LagrangianBias):
         constraint = f"is a {type(bias).__name__} and must be a LagrangianBias"
         raise ArgumentError("bias", bias, constraint, "use LagrangianBias(b1=1.0)", show_value=False)
@@ -176,7 +175,6 @@ def tracer_density(particles: Particles, weights: Real[Array, "px py pz"], confi
     Raises:
       ValueError: the particles are not Particles of this config, or the weights have another shape.
     """
-    inputs.check_config(config)
     disp = inputs.checked_particles(particles, config).disp
     return cic_paint(disp, config, inputs.lattice_field(weights, config, "weights") / config.particles_per_cell)
 
@@ -188,6 +186,5 @@ def eulerian_bias(density: Real[Array, "nx ny nz"], b1: ArrayLike, config: Confi
     Raises:
       ValueError: the density is not on the mesh.
     """
-    inputs.check_config(config)
     density = inputs.mesh_field(density, config, "density")
     return 1 + jnp.asarray(b1, density.dtype) * (density - 1)

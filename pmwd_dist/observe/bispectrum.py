@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Real
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
-from pmwd_dist.observe.power import Deconvolve, check_deconvolve, inverse_window, mean
+from pmwd_dist.observe.power import Deconvolve, bin_sums, check_deconvolve, inverse_window, mean
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import irfft_block, rfft_block, sequence_after
 from pmwd_dist.parallel.inputs import real, whole_number
@@ -98,7 +98,6 @@ def bispectrum(
       >>> found = pmd.observe.bispectrum(density, config, triangles="equilateral")
       >>> found.k, found.bispectrum, found.scatter
     """
-    inputs.check_config(config)
     check_deconvolve(deconvolve)
     field = inputs.mesh_field(field, config)
     if not isinstance(triangles, str) or triangles not in _KINDS:
@@ -207,8 +206,9 @@ def _bispectrum(
         # In sequence: both sets of fields at a time would take twice the memory.
         count, products = sequence_after(jax.lax.stop_gradient(jnp.ones_like(modes)), products)
         triangles = _products(count, shell, len(edges) - 1, bins, config)
-        sums = _shell_sums([jnp.abs(modes) ** 2, jnp.broadcast_to(k, shell.shape)], shell, len(edges) - 1, config)
-        return _sum_over_devices(products, config), _sum_over_devices(triangles, config), sums
+        sums = bin_sums([jnp.abs(modes) ** 2, k], shell, len(edges) - 1, config)
+        names = decomposition.names
+        return jax.lax.psum(products, names), jax.lax.psum(triangles, names), sums
 
     products, triangles, sums = decomposition.shard_map(block, decomposition.spec, (P(), P(), P()))(field)
     # Numbers of triangles are integers but for rounding errors.
@@ -245,19 +245,3 @@ def _products(modes: Array, shell: Array, shells: int, bins: Sequence[tuple[int,
         return jnp.sum(jnp.sum(fields[sides[0]] * fields[sides[1]] * fields[sides[2]], axis=2))
 
     return jax.lax.map(product, jnp.asarray(bins, jnp.int32).reshape(-1, 3))
-
-
-def _shell_sums(values: Sequence[Array], shell: Array, shells: int, config: Config) -> Array:
-    """Sums over the modes of each shell, and the number of modes, conjugates included."""
-    weight = fourier.mode_count(config.mesh_shape, config, values[0].dtype)
-    columns = [value * weight for value in (*values, jnp.ones_like(values[0]))]
-
-    def of_shell(i: Array) -> Array:
-        return jnp.stack([jnp.sum(jnp.sum(jnp.where(shell == i, c, 0), axis=2)) for c in columns])
-
-    return _sum_over_devices(jax.lax.map(of_shell, jnp.arange(shells)).T, config)
-
-
-def _sum_over_devices(x: Array, config: Config) -> Array:
-    names = config.decomposition.names
-    return jax.lax.psum(x, names) if names else x

@@ -41,7 +41,6 @@ def expected_counts(
     Raises:
       ValueError: a field is not on the mesh, or the number density, selection or mask is negative.
     """
-    inputs.check_config(config)
     density = inputs.mesh_field(density, config, "density")
     if np.ndim(number_density):
         raise ArgumentError("number_density.shape", np.shape(number_density), "must be ()", "vary it by selection")
@@ -75,7 +74,6 @@ def weighted_overdensity(
     Raises:
       ValueError: a field is not on the mesh, or a weight is negative.
     """
-    inputs.check_config(config)
     density, weight = inputs.mesh_field(density, config, "density"), inputs.mesh_field(weight, config, "weight")
     _check_not_negative(weight, "weight")
     return _overdensity(density, weight)

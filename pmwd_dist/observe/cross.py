@@ -67,7 +67,6 @@ def cross_power(
     Raises:
       ValueError: a field is not on the mesh or not real, or deconvolve has another value.
     """
-    inputs.check_config(config)
     windows = deconvolve if isinstance(deconvolve, tuple) and len(deconvolve) == 2 else (deconvolve, deconvolve)
     for window in windows:
         check_deconvolve(window)

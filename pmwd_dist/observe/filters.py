@@ -28,7 +28,6 @@ def smoothed(field: Real[Array, "nx ny nz"], config: Config, radius: ArrayLike) 
     Raises:
       ValueError: the field is not on the mesh.
     """
-    inputs.check_config(config)
     field = inputs.mesh_field(field, config)
     return _smoothed(field, jnp.asarray(radius, field.dtype), config)
 

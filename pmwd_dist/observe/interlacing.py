@@ -39,7 +39,6 @@ def interlaced_density(
     Raises:
       ValueError: the particles are not Particles of this config, or the weights have another shape.
     """
-    inputs.check_config(config)
     disp = inputs.checked_particles(particles, config).disp
     if weights is None:
         return _interlaced_density(disp, jnp.ones((1, 1, 1), disp.dtype), config)

@@ -81,7 +81,6 @@ def power_multipoles(
     Raises:
       ValueError: the field is not on the mesh or not real, or another argument is out of its range.
     """
-    inputs.check_config(config)
     check_deconvolve(deconvolve)
     n, field = direction(line_of_sight), inputs.mesh_field(field, config)
     return _power_multipoles(field, config, n=n, poles=_checked_poles(poles), deconvolve=deconvolve)

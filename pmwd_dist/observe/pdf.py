@@ -48,7 +48,6 @@ def one_point_pdf(field: Real[Array, "nx ny nz"], config: Config, values: Any) -
     Raises:
       ValueError: the field is not on the mesh, or the values don't ascend.
     """
-    inputs.check_config(config)
     nodes = np.asarray(values, float)
     if nodes.ndim != 1 or len(nodes) < 2 or not (np.diff(nodes) > 0).all() or not np.isfinite(nodes).all():
         raise ArgumentError("values", nodes.tolist(), "must be two or more numbers that ascend", "sort them")

@@ -57,7 +57,6 @@ def power_spectrum(field: Real[Array, "nx ny nz"], config: Config, *, deconvolve
       >>> spectrum = pmd.power_spectrum(pmd.density(solution.particles, config), config)
       >>> spectrum.k, spectrum.power  # [h/Mpc], [(Mpc/h)^3]
     """
-    inputs.check_config(config)
     check_deconvolve(deconvolve)
     return _power_spectrum(inputs.mesh_field(field, config), config, deconvolve=deconvolve)
 
@@ -111,16 +110,21 @@ def inverse_window(config: Config, dtype: Any, deconvolve: Deconvolve) -> Array:
 
 def mode_sums(values: Sequence[Array], config: Config) -> Array:
     """Sums over the modes of each bin: of k, of each of `values`, and of 1."""
-    decomposition, dtype, shape = config.decomposition, values[0].dtype, config.mesh_shape
+    dtype, shape = values[0].dtype, config.mesh_shape
     fundamental = [2 * math.pi / length for length in config.box_size]
     modulus = jnp.sqrt(fourier.k_squared(shape, config, dtype))
-    weight = fourier.mode_count(shape, config, dtype)
-
     step = min(fundamental)
     nyquist = min(n * f / 2 for n, f in zip(shape, fundamental, strict=True))
     bins = math.floor(nyquist / step + 1e-6)
     index = jnp.rint(modulus / step).astype(jnp.int32)
     index = jnp.where((index >= 1) & (index <= bins), index - 1, bins)
+    return bin_sums([modulus, *values], index, bins, config)
+
+
+def bin_sums(values: Sequence[Array], index: Array, bins: int, config: Config) -> Array:
+    """Sums of each of `values`, and of 1, over the modes with indices 0 to bins - 1; others have the index `bins`."""
+    dtype = values[0].dtype
+    weight = fourier.mode_count(config.mesh_shape, config, dtype)
 
     def plane(index: Array, *values: Array) -> Array:
         # Sums of one plane first: a float32 sum over all modes would lose digits.
@@ -128,5 +132,5 @@ def mode_sums(values: Sequence[Array], config: Config) -> Array:
         sums = jnp.stack([*(value * weights for value in values), weights], -1)
         return jnp.zeros((bins + 1, len(values) + 1), dtype).at[index.ravel()].add(sums.reshape(-1, len(values) + 1))
 
-    sums = jnp.sum(jax.vmap(plane)(index, modulus, *values), axis=0)[:bins].T
-    return jax.lax.psum(sums, decomposition.names)
+    sums = jnp.sum(jax.vmap(plane)(index, *values), axis=0)[:bins].T
+    return jax.lax.psum(sums, config.decomposition.names)

@@ -62,7 +62,6 @@ def redshift_space(
     Examples:
       >>> density = pmd.density(pmd.observe.redshift_space(particles, cosmo, config), config)
     """
-    inputs.check_config(config)
     particles = inputs.checked_particles(particles, config)
     a = config.a_stop if a is None else inputs.scale_factor(a)
     if observer is not None:

@@ -45,7 +45,6 @@ def slab_density(particles: Particles, config: Config, planes: int) -> Float[Arr
     Raises:
       ValueError: the particles are not Particles of this config.
     """
-    inputs.check_config(config)
     disp = inputs.checked_particles(particles, config).disp
     low, count = _lattice_planes(float(max_abs(disp[..., 2])), planes, config)
     return _slab_density(disp, config, planes, low, count)

@@ -14,7 +14,6 @@ from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
-from pmwd_dist.parallel.decomposition import Shape3
 from pmwd_dist.parallel.fft import spectrum_shape
 from pmwd_dist.parallel.inputs import complex_, numbers, real
 from pmwd_dist.pm.particles import Particles
@@ -37,14 +36,14 @@ def mesh_field(field: Any, config: Config, name: str = "field", remedy: str = "p
       ValueError: another shape, or values that are not real numbers.
     """
     field = real(field, name, remedy)
-    _check_whole(field, config, config.mesh_shape, name, "mesh_shape")
+    _check_whole(field, config, name, "mesh_shape")
     return field
 
 
 def lattice_field(field: Any, config: Config, name: str) -> Array:
     """Check a real field on the lattice of the particles, as `mesh_field`."""
     field = real(field, name)
-    _check_whole(field, config, config.particle_shape, name, "particle_shape")
+    _check_whole(field, config, name, "particle_shape")
     return field
 
 
@@ -54,6 +53,7 @@ def linear_modes(modes: Any, config: Config) -> Array:
     Raises:
       ValueError: another shape, or values that are not numbers.
     """
+    check_config(config)
     modes, expected = complex_(modes, "modes"), spectrum_shape(config.particle_shape, config.decomposition)
     if modes.ndim != 3 or config.decomposition.whole(modes.shape, spectrum=True) != expected:
         remedy = "make them with linear_modes and this config"
@@ -67,6 +67,7 @@ def vectors(x: Any, config: Config, name: str) -> Array:
     Raises:
       ValueError: another shape, or values that are not real numbers.
     """
+    check_config(config)
     x, expected = real(x, name), (*config.particle_shape, 3)
     if x.ndim != 4 or (*config.decomposition.whole(x.shape[:3]), x.shape[3]) != expected:
         constraint = f"must be {expected} (particle_shape and three components)"
@@ -103,6 +104,8 @@ def scale_factor(a: Any, name: str = "a") -> Any:
     return a
 
 
-def _check_whole(x: Array, config: Config, expected: Shape3, name: str, source: str) -> None:
+def _check_whole(x: Array, config: Config, name: str, source: str) -> None:
+    check_config(config)
+    expected = getattr(config, source)
     if x.ndim != 3 or config.decomposition.whole(x.shape) != expected:
         raise ArgumentError(f"{name}.shape", x.shape, f"must be {source}={expected}")

@@ -74,7 +74,6 @@ def linear_modes(
     Raises:
       ValueError: noise of another shape, or a table of P(k) that is too short for the box, unsorted or not positive.
     """
-    inputs.check_config(config)
     noise = inputs.lattice_field(noise, config, "noise")
     if linear_power is None:
         return _of_cosmology(noise, linear.parameters_of(cosmo), config)

@@ -84,7 +84,6 @@ def cic_read(
     Raises:
       ValueError: displacements or a field of another shape, or not real.
     """
-    inputs.check_config(config)
     disp = inputs.vectors(disp, config, "disp")
     field = inputs.mesh_field(field, config, remedy="pass its real and its imaginary part one by one")
     return _read(field, disp, config)
@@ -114,7 +113,6 @@ def density(particles: Particles, config: Config) -> Float[Array, "nx ny nz"]:
     Raises:
       ValueError: not Particles, or particles of another shape.
     """
-    inputs.check_config(config)
     return cic_paint(inputs.checked_particles(particles, config).disp, config, 1 / config.particles_per_cell)
 
 

@@ -59,7 +59,6 @@ def save_snapshot(
     Examples:
       >>> pmd.save_snapshot("snapshot_z0.000.hdf5", solution.particles, cosmo, config, a=1.0)
     """
-    inputs.check_config(config)
     check_on_host("save_snapshot", (particles, cosmo, a))
     # Momenta are divided over devices as displacements are.
     particles = jax.device_put(inputs.checked_particles(particles, config), config.decomposition.sharding)
