@@ -228,7 +228,7 @@ def _next(
     """Harmonics of the next l at phi = 0, by rings and m, from the two l before."""
     nside, lmax, spin = layout
     last, earlier, exponent = carry
-    theta = np.asarray(_colatitudes(nside))
+    theta = rings_of(nside)[3]
     m, lf = jnp.arange(lmax + 1)[None], ell.astype(dtype)
     first = jnp.maximum(m, abs(spin))
     mf = m.astype(dtype)
@@ -260,7 +260,7 @@ def _start(layout: tuple[int, int, int], dtype: Any) -> tuple[Array, Array]:
     n = min(m, |s|).
     """
     nside, lmax, spin = layout
-    half = np.asarray(_colatitudes(nside)) / 2
+    half = rings_of(nside)[3] / 2
     m = np.arange(lmax + 1)
     most, least = np.maximum(m, abs(spin)), np.minimum(m, abs(spin))
     gamma = np.vectorize(math.lgamma)
@@ -279,8 +279,3 @@ def _start(layout: tuple[int, int, int], dtype: Any) -> tuple[Array, Array]:
     sign = np.where((spin < 0) & (m < -spin), 1, (-1.0) ** m)
     value = jnp.exp2(exact - _BITS * exponent + rest) * jnp.asarray(sign, dtype)[None]
     return value, exponent.astype(jnp.int32)
-
-
-def _colatitudes(nside: int) -> np.ndarray:
-    """theta of each ring."""
-    return np.asarray(rings_of(nside)[3], float)

@@ -11,29 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from pmwd_dist.parallel.inputs import real, whole_number
-
 
 def pixel_count(nside: int) -> int:
     """Number of pixels of a map."""
     return 12 * nside**2
 
 
+@partial(jax.jit, static_argnames="nside")
 def nearest_pixel(nside: int, vector: Float[Array, "*n 3"]) -> Int[Array, "*n"]:
     """Index of the pixel of a direction.
 
     Args:
       nside: pixels along the side of a base pixel.
       vector: directions, of any length but 0.
-
-    Raises:
-      ValueError: nside is not a positive integer.
     """
-    return _nearest_pixel(whole_number(nside, "nside", least=1), real(vector, "vector"))
-
-
-@partial(jax.jit, static_argnames="nside")
-def _nearest_pixel(nside: int, vector: Array) -> Array:
     z, phi, scaled = _angles(nside, vector)
     quarters = phi * (2 / math.pi)
     # Edges of pixels rise and fall with phi: straight lines in the belt, hyperbolas in each quarter of a cap.
@@ -47,6 +38,7 @@ def _nearest_pixel(nside: int, vector: Array) -> Array:
     return first + column % count
 
 
+@partial(jax.jit, static_argnames="nside")
 def interpolation(nside: int, vector: Float[Array, "*n 3"]) -> tuple[Int[Array, "*n 4"], Float[Array, "*n 4"]]:
     """Four pixels around a direction and their weights, with a sum of 1: linear along two rings, and between them.
 
@@ -56,15 +48,7 @@ def interpolation(nside: int, vector: Float[Array, "*n 3"]) -> tuple[Int[Array, 
     Args:
       nside: pixels along the side of a base pixel.
       vector: directions, of any length but 0.
-
-    Raises:
-      ValueError: nside is not a positive integer.
     """
-    return _interpolation(whole_number(nside, "nside", least=1), real(vector, "vector"))
-
-
-@partial(jax.jit, static_argnames="nside")
-def _interpolation(nside: int, vector: Array) -> tuple[Array, Array]:
     z, phi, scaled = _angles(nside, vector)
     theta = _polar_angle(vector)
     belt = jnp.floor(nside * (2 - 1.5 * z))

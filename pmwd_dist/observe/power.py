@@ -64,8 +64,12 @@ def power_spectrum(field: Real[Array, "nx ny nz"], config: Config, *, deconvolve
 @partial(jax.jit, static_argnames=("config", "deconvolve"))
 def _power_spectrum(field: Array, config: Config, *, deconvolve: Deconvolve) -> PowerSpectrum:
     decomposition = config.decomposition
-    run = decomposition.shard_map(partial(_sums, config=config, deconvolve=deconvolve), decomposition.spec, P())
-    k, power, modes = run(field)
+
+    def block(field: Array) -> Array:
+        power = jnp.abs(rfft_block(field, decomposition)) ** 2 * inverse_window(config, field.dtype, deconvolve)
+        return mode_sums([power], config)
+
+    k, power, modes = decomposition.shard_map(block, decomposition.spec, P())(field)
     return PowerSpectrum(mean(k, modes), mean(power, modes) * normalisation(config), modes)
 
 
@@ -89,11 +93,6 @@ def normalisation(config: Config) -> float:
 def shot_noise(config: Config) -> float:
     """Shot noise of random particles, the volume per particle [(Mpc/h)^3]."""
     return math.prod(config.box_size) / math.prod(config.particle_shape)
-
-
-def _sums(field: Array, config: Config, deconvolve: Deconvolve) -> Array:
-    power = jnp.abs(rfft_block(field, config.decomposition)) ** 2 * inverse_window(config, field.dtype, deconvolve)
-    return mode_sums([power], config)
 
 
 # --- on local blocks, inside shard_map ---------------------------------------------------------------------
