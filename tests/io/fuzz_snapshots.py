@@ -205,10 +205,10 @@ def made_up(kind: str) -> Iterator[Case]:
     """Every change that has a name."""
     groups = ATTRIBUTES[kind]
     for group in (*groups, "PartType1"):
-        # Without the lattice, a snapshot is one of another code, in the order of its particles.
-        yield Case(
-            f"no {group}", lambda path, g=group: remove(path, g), ALL if group == "ParticleMesh" else frozenset()
-        )
+        # Without the lattice, a snapshot is one of another code, in the order of its particles; units are assumed.
+        header = frozenset({"header"})
+        may_differ = {"ParticleMesh": ALL, "Units": header, "Parameters": header}
+        yield Case(f"no {group}", lambda path, g=group: remove(path, g), may_differ.get(group, frozenset()))
     names = ("Coordinates", "Velocities", *(("Masses",) if kind == "foreign" else ("ParticleIDs",)))
     for name in names:
         yield Case(f"no {name}", lambda path, n=name: remove(path, f"PartType1/{n}"), frozenset())

@@ -173,12 +173,14 @@ def _parse(file: File, unit: Unit) -> SnapshotHeader:
 
 
 def _read_masses(file: File, types: int, h: float, a: float) -> tuple[float, ...]:
-    if "MassTable" not in header_of(file).attrs:
-        return (0.0,) * types
-    masses = content.values(header_of(file), "MassTable") * units.factor(
-        units.find_unit("mass", file, h, a), "mass", h, a
-    )
-    return tuple(np.resize(np.append(masses, np.zeros(types)), types).tolist())
+    """Masses of particles of each type [1e10 Msun/h]; 0 where the header has none."""
+    masses = np.zeros(types)
+    if "MassTable" in header_of(file).attrs:
+        table = content.values(header_of(file), "MassTable")[:types]
+        masses[: len(table)] = table * units.factor(units.find_unit("mass", file, h, a), "mass", h, a)
+    if not ((masses >= 0) & (masses < np.finfo(np.float32).max)).all():
+        raise Malformed(f"has Header:MassTable = {masses.tolist()} [1e10 Msun/h], which must be masses")
+    return tuple(masses.tolist())
 
 
 def _first(file: File, places: Sequence[str], low: float, high: float) -> float:
