@@ -165,8 +165,7 @@ def test_chains_begin_at_maxima_with_parameters_held(tmp_path: Path) -> None:
     posterior = plan.model.condition(plan.model.mock(jax.random.key(1), truth))
     positions = starts_of(plan, posterior, log)
     (done,) = listener
-    assert done.what.startswith("starts: map over the noise by adam, parameters held at their draws, since a maximum")
-    assert done.what.endswith("leaves out how wide the posterior of the noise is, overfits the data and is biased")
+    assert done.what == "starts: map over the noise by adam"
     drawn = jax.vmap(posterior.initial)(jax.random.split(key_of(plan, 2), 1))  # where they would begin otherwise
     np.testing.assert_array_equal(positions["parameters"]["b1"], drawn["parameters"]["b1"])
     slope = jax.jit(jax.vmap(jax.grad(posterior.logdensity)))
@@ -310,9 +309,8 @@ def test_a_chain_that_became_unstable_is_named() -> None:
     assert find_energy_reasons(energy, 1000) == []
     energy[1, 200:] *= 4
     reason = find_energy_reasons(energy, 1000)[0]
-    assert reason.startswith("the energy error of chain 1 is ") and "raise sampler.tune" in reason
-    assert find_energy_reasons(energy[:2], 1000)[0].startswith("the energy error of chain 1 is ")
-    assert "the chains are biased" in find_energy_reasons(3 * energy[[0, 2]], 1000)[0]
+    assert "more than 0.002, in chains 1, which are biased; raise sampler.tune" in reason
+    assert "in chains 0, 1, which" in find_energy_reasons(3 * energy[[0, 2]], 1000)[0]
 
 
 def test_outliers_of_the_energy_are_named() -> None:

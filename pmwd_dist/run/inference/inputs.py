@@ -21,7 +21,6 @@ from pmwd_dist.run.common.fingerprint import identity
 from pmwd_dist.run.common.folder import Log
 from pmwd_dist.run.inference.plan import DATA, START, InferenceJob, truth_of
 
-_JOINT = "leaves out how wide the posterior of the noise is, overfits the data and is biased"
 _REMAKE = "remove it, and the same is made again"
 
 
@@ -43,11 +42,9 @@ def starts_of(plan: InferenceJob, posterior: infer.Posterior, log: Log) -> Any:
     shapes: Shapes = {f"parameters/{name}": (chains,) for name in plan.model.priors}
     shapes = {**shapes, "noise": (chains, *plan.simulation.config.particle_shape)}
     if start.begin == "map" and start.map_free:
-        log.warn(f"start.map_free: the maximum over the noise and {', '.join(start.map_free)} {_JOINT}")
+        joint = "leaves out how wide the posterior of the noise is, overfits the data and is biased"
+        log.warn(f"start.map_free: the maximum over the noise and {', '.join(start.map_free)} {joint}")
     what = f"starts: {start.begin}" + (f" over the noise by {start.map_method}" if start.begin == "map" else "")
-    if start.begin == "map" and len(start.map_free) < len(plan.model.priors):
-        held = "other parameters" if start.map_free else "parameters"
-        what += f", {held} held at their draws, since a maximum over them, too, {_JOINT}"
     return _position(plan, _kept(plan, START, lambda: _start(plan, posterior), shapes, what, log))
 
 

@@ -35,7 +35,6 @@ class InferenceMemory:
       chains: number of gradients at a time on a device.
       gradients: gradients of all chains together.
       sampler: state of the chains, moments and data.
-      shared: moments and data alone.
       verdict: draws of the noise that are kept, and a simulation, after the chains.
       program: programs of the process, where its devices share the memory of the host; else 0.
     """
@@ -43,7 +42,6 @@ class InferenceMemory:
     chains: int
     gradients: int
     sampler: int
-    shared: int
     verdict: int
     program: int
 
@@ -63,13 +61,6 @@ class InferenceMemory:
             f"{size(self.sampler)} for their state, moments and data{program}"
         )
 
-    def chains_that_fit(self, there: float) -> int:
-        """The largest number of chains that fit on a device; 0 if none do."""
-        if self.verdict > there:
-            return 0
-        each = (self.gradients + self.sampler - self.shared) / self.chains
-        return max(0, min(self.chains - 1, int((there - self.shared) / each)))
-
 
 def inference_memory(
     settings: InferenceSettings, model: infer.Model, precondition: str | None, axis: str | None
@@ -86,7 +77,6 @@ def inference_memory(
         chains=chains,
         gradients=gradients,
         sampler=int((state * chains + _SHARED) * field),
-        shared=int(_SHARED * field),
         verdict=int((on_host + min(kept, MOST_FIELDS)) * field + gradients / chains),
         program=int(RUNTIME * shared),
     )
@@ -149,7 +139,5 @@ def inference_problem(memory: InferenceMemory, config: Any) -> tuple[str | None,
     )
     if need <= there.total:
         return None, f"{text}, {size(there.free)} of it free: it may be killed"
-    chains = memory.chains_that_fit(there.for_arrays(config, RUNTIME)) * _groups(config)
-    remedies = [f"set {pool}"] if (pool := resources.larger_pool(memory.peak)) else []
-    remedies += ["use a smaller mesh", *([f"sampler.chains = {chains}"] if chains else [])]
-    return f"box.mesh: {text}; {', or '.join(remedies)}", None
+    pool = f"set {wanted}, or " if (wanted := resources.larger_pool(memory.peak)) else ""
+    return f"box.mesh: {text}; {pool}use a smaller mesh, or fewer sampler.chains", None

@@ -144,7 +144,6 @@ def summarise(chain: infer.Chain) -> dict[str, dict[str, float]]:
 def find_reasons(plan: InferenceJob, chain: infer.Chain) -> list[str]:
     """Failed checks of the chains, with remedies."""
     checks, reasons = plan.settings.checks, list[str]()
-    energy, adjusted = (chain.energy_change, plan.dimensions), plan.settings.sampler.method != "mclmc"
     more = "raise sampler.steps and `pmwd-dist resume` with --set sampler.steps=N"
     for name, row in chain.summary().items():
         if row["rhat"] > checks.r_hat:
@@ -158,7 +157,12 @@ def find_reasons(plan: InferenceJob, chain: infer.Chain) -> list[str]:
         "sampler.tune, or look at the priors"
         for i, count in stuck(chain.logdensity).items()
     ]
-    reasons += _of_acceptance(chain) if adjusted else find_energy_reasons(*energy)
+    if plan.settings.sampler.method == "mclmc":
+        reasons += find_energy_reasons(chain.energy_change, plan.dimensions)
+    elif (accepted := float(np.mean(chain.acceptance_rate))) < _ACCEPTED:
+        reasons.append(
+            f"{accepted:.0%} of the trajectories are accepted, fewer than {_ACCEPTED:.0%}; raise sampler.tune"
+        )
     reasons += find_scale_reasons(chain.scales(), checks.r_hat, checks.ess, more)
     reasons += find_bias_reasons(chain.bias(), checks.bias, plan.settings.sampler.most_bias, more)
     if chain.failures > _OUTLIERS * chain.energy_change.size:
@@ -169,24 +173,14 @@ def find_reasons(plan: InferenceJob, chain: infer.Chain) -> list[str]:
 def find_energy_reasons(energy_change: np.ndarray, dimensions: int) -> list[str]:
     """Failed checks of the energy error of steps without a Metropolis step."""
     reasons, limit = list[str](), 2 * ENERGY_VARIANCE
-    errors = infer.energy_errors(energy_change, dimensions)
     each = np.var(energy_change, axis=1) / dimensions
-    typical = np.sort(each)[(len(each) - 1) // 2]  # the lower median
-    if typical > limit:
-        error = f"the energy error is {errors['variance']:.1e} a dimension, more than {limit:g}"
-        reasons.append(
-            f"{error}: the chains are biased; raise sampler.tune, lower sampler.energy_variance, or precondition"
-        )
-    else:
-        reasons += [
-            f"the energy error of chain {chain} is {variance:.1e} a dimension, more than {limit:g}, and that of most "
-            f"is {typical:.1e}: its steps became unstable after the tuning; raise sampler.tune, or use "
-            'sampler.precondition = "adapted"'
-            for chain, variance in enumerate(each)
-            if variance > limit
-        ]
-    if errors["outliers"] > _OUTLIERS:
-        share = f"{errors['outliers']:.2%} of the steps have far too large an energy error"
+    if (largest := each.max()) > limit:
+        chains = ", ".join(map(str, np.flatnonzero(each > limit)))
+        error = f"the energy error is up to {largest:.1e} a dimension, more than {limit:g}, in chains {chains}"
+        remedy = 'raise sampler.tune, lower sampler.energy_variance, or use sampler.precondition = "adapted"'
+        reasons.append(f"{error}, which are biased; {remedy}")
+    if (outliers := infer.energy_errors(energy_change, dimensions)["outliers"]) > _OUTLIERS:
+        share = f"{outliers:.2%} of the steps have far too large an energy error"
         reasons.append(f"{share}; raise sampler.tune, or lower sampler.energy_variance")
     return reasons
 
@@ -226,14 +220,6 @@ def find_fit_reasons(fit: dict[str, infer.Check]) -> list[str]:
         f"the model does not describe the data: {name}: {ratio}{check.z:+.1f} standard deviations, p = {check.p:.1e}, "
         f"the least of {len(fit)}; repeat with finer box.particles, or extend the model"
     ]
-
-
-def _of_acceptance(chain: infer.Chain) -> list[str]:
-    """Failed check of the acceptance rate."""
-    accepted = float(np.mean(chain.acceptance_rate))
-    if accepted >= _ACCEPTED:
-        return []
-    return [f"{accepted:.0%} of the trajectories are accepted, fewer than {_ACCEPTED:.0%}; raise sampler.tune"]
 
 
 def _cost(plan: InferenceJob, chain: infer.Chain) -> dict[str, float]:
