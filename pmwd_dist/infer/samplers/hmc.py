@@ -16,24 +16,24 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from pmwd_dist.infer import trees
-from pmwd_dist.infer.samplers.isokinetic import LogDensity, value_and_grad
-from pmwd_dist.infer.samplers.mclmc import AdjustedInfo, ChainState, adjusted_init, metropolis
+from pmwd_dist.infer.samplers import mclmc
+from pmwd_dist.infer.samplers.isokinetic import IntegratorState, LogDensity, start
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 
-init = adjusted_init
+init = mclmc.init
 
 
 @on_auto_axes
 def step(
     key: Array,
-    state: ChainState,
+    state: IntegratorState,
     logdensity: LogDensity,
     *,
     num_integration_steps: ArrayLike,
     step_size: ArrayLike,
     inverse_mass_matrix: Any = 1.0,
     normal_precision: Any = 0.0,
-) -> tuple[ChainState, AdjustedInfo]:
+) -> tuple[IntegratorState, mclmc.AdjustedInfo]:
     """A trajectory with a new momentum, accepted or rejected: one gradient an integration step.
 
     Args:
@@ -48,34 +48,33 @@ def step(
     """
     draw, choice = jax.random.split(key)
     size = jnp.asarray(step_size, state.logdensity.dtype)
-    start = trees.normal_like(draw, state.position)  # in units of the root of the mass matrix
+    before = trees.normal_like(draw, state.position)  # in units of the root of the mass matrix
 
-    def once(_: Any, carry: tuple[ChainState, Any]) -> tuple[ChainState, Any]:
-        return leapfrog(*carry, size, logdensity, inverse_mass_matrix, normal_precision)
+    def once(_: Any, state: IntegratorState) -> IntegratorState:
+        return leapfrog(state, size, logdensity, inverse_mass_matrix, normal_precision)
 
-    end, momentum = jax.lax.fori_loop(0, num_integration_steps, once, (state, start))
-    kinetic = 0.5 * trees.dot(trees.add(momentum, -1, start), trees.add(momentum, 1, start))  # rounds less than squares
-    return metropolis(choice, state, end, kinetic - end.logdensity + state.logdensity)
+    end = jax.lax.fori_loop(0, num_integration_steps, once, state._replace(momentum=before))
+    # The product rounds less than the squares.
+    kinetic = 0.5 * trees.dot(trees.add(end.momentum, -1, before), trees.add(end.momentum, 1, before))
+    return mclmc.metropolis(choice, state, end, kinetic - end.logdensity + state.logdensity)
 
 
 def leapfrog(
-    state: ChainState,
-    momentum: Any,
+    state: IntegratorState,
     step_size: Array,
     logdensity: LogDensity,
     inverse_mass_matrix: Any,
     normal_precision: Any,
-) -> tuple[ChainState, Any]:
-    """State and momentum, in units of the root of the mass matrix, after an integration step."""
+) -> IntegratorState:
+    """The state after an integration step, with the momentum in units of the root of the mass matrix."""
     root = jax.tree.map(jnp.sqrt, inverse_mass_matrix)
 
-    def kick(momentum: Any, state: ChainState) -> Any:
+    def kicked(state: IntegratorState) -> Any:
         left = trees.add(state.logdensity_grad, 1, trees.multiply(state.position, normal_precision))
-        return trees.add(momentum, 0.5 * step_size, trees.multiply(left, root))
+        return trees.add(state.momentum, 0.5 * step_size, trees.multiply(left, root))
 
-    position, momentum = _rotated(state.position, kick(momentum, state), step_size, root, normal_precision)
-    state = ChainState(position, *value_and_grad(logdensity, position))
-    return state, kick(momentum, state)
+    state = start(*_rotated(state.position, kicked(state), step_size, root, normal_precision), logdensity)
+    return state._replace(momentum=kicked(state))
 
 
 def _rotated(position: Any, momentum: Any, time: Array, root: Any, precision: Any) -> tuple[Any, Any]:

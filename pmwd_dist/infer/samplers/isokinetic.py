@@ -24,6 +24,7 @@ LogDensity = Callable[[Any], Array]
 class IntegratorState(NamedTuple):
     """A point of a trajectory: position, momentum, log density and its gradient, as in blackjax.
 
+    Adjusted samplers draw a new momentum for each trajectory.
     After a step of MCLMC the gradient belongs to the kick point beside the position (`langevin_step`).
     """
 

@@ -16,7 +16,6 @@ from pmwd_dist.infer.samplers.isokinetic import (
     langevin_step,
     mclachlan_step,
     start,
-    value_and_grad,
 )
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 
@@ -98,45 +97,28 @@ class AdjustedInfo(NamedTuple):
     nonans: Array
 
 
-class ChainState(NamedTuple):
-    """A position, its log density and gradient: the state of samplers that draw a new momentum each time."""
-
-    position: Any
-    logdensity: Array
-    logdensity_grad: Any
-
-
-@on_auto_axes
-def adjusted_init(key: Array, position: Any, logdensity: LogDensity) -> ChainState:
-    """The state at a position."""
-    del key
-    value, slope = value_and_grad(logdensity, position)
-    return ChainState(position, value, slope)
-
-
 @on_auto_axes
 def adjusted_step(
     key: Array,
-    state: ChainState,
+    state: IntegratorState,
     logdensity: LogDensity,
     *,
     num_integration_steps: ArrayLike,
     step_size: ArrayLike,
     inverse_mass_matrix: Any = 1.0,
-) -> tuple[ChainState, AdjustedInfo]:
+) -> tuple[IntegratorState, AdjustedInfo]:
     """A trajectory with a new direction and no noise, accepted or rejected: two gradients an integration step.
 
     Args:
       key: random key.
-      state: state from `adjusted_init` or from the previous transition.
+      state: state from `init` or from the previous transition.
       logdensity: log density, a function of the position, which is a pytree of arrays.
       num_integration_steps: number of integration steps of the trajectory.
       step_size: length of an integration step.
       inverse_mass_matrix: diagonal, a number or a pytree that broadcasts against the position.
     """
     direction, choice = jax.random.split(key)
-    momentum = trees.unit_vector(direction, state.position)
-    begin = IntegratorState(state.position, momentum, state.logdensity, state.logdensity_grad)
+    begin = state._replace(momentum=trees.unit_vector(direction, state.position))
     size = jnp.asarray(step_size, state.logdensity.dtype)
 
     def once(_: Array, carry: tuple[IntegratorState, Array]) -> tuple[IntegratorState, Array]:
@@ -144,11 +126,12 @@ def adjusted_step(
         return end, carry[1] + kinetic
 
     end, kinetic = jax.lax.fori_loop(0, num_integration_steps, once, (begin, jnp.zeros_like(state.logdensity)))
-    energy = kinetic - end.logdensity + state.logdensity
-    return metropolis(choice, state, ChainState(end.position, end.logdensity, end.logdensity_grad), energy)
+    return metropolis(choice, state, end, kinetic - end.logdensity + state.logdensity)
 
 
-def metropolis(key: Array, old: ChainState, new: ChainState, energy: Array) -> tuple[ChainState, AdjustedInfo]:
+def metropolis(
+    key: Array, old: IntegratorState, new: IntegratorState, energy: Array
+) -> tuple[IntegratorState, AdjustedInfo]:
     """The new state with the probability that its energy error allows, else the old one."""
     fine = trees.all_finite((new, energy))
     energy = jnp.where(fine, energy, jnp.inf)

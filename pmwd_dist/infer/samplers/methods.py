@@ -13,7 +13,6 @@ from jaxtyping import Array
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer.samplers import hmc, isokinetic, mclmc, nuts
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState, LogDensity
-from pmwd_dist.infer.samplers.mclmc import ChainState
 
 Method = Literal["mclmc", "adjusted-mclmc", "hmc", "nuts"]
 NEEDS_BLACKJAX = "needs blackjax; `pip install '.[nuts]'`, or use another method"
@@ -115,16 +114,15 @@ def transition(
         state, info = mclmc.step(key, state, lambda x: logdensity(x) - correction(x, tuning), L=tuning.L, **options)
         one = jnp.ones_like(info.energy_change)
         return state, Transition(info.energy_change, info.nonans, one, jnp.asarray(1))
-    before = ChainState(state.position, state.logdensity, state.logdensity_grad)
     if method != "adjusted-mclmc":
         options["normal_precision"] = jax.tree.map(lambda x: 1.0 if x.ndim else 0.0, state.position)
     if method == "nuts":
-        after, info, gradients = nuts.step(key, before, logdensity, **options)
+        after, info, gradients = nuts.step(key, state, logdensity, **options)
     else:
         count = jnp.maximum(jnp.ceil(2 * fraction * jnp.asarray(tuning.L) / tuning.step_size), 1).astype(int)
         step, each = (hmc.step, 1) if method == "hmc" else (mclmc.adjusted_step, 2)
-        after, info = step(key, before, logdensity, num_integration_steps=count, **options)
+        after, info = step(key, state, logdensity, num_integration_steps=count, **options)
         gradients = each * count
-    return state._replace(**after._asdict()), Transition(
+    return after._replace(momentum=state.momentum), Transition(
         info.energy_change, info.nonans, info.acceptance_rate, gradients
     )

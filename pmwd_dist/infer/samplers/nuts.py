@@ -16,15 +16,15 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from pmwd_dist.infer import trees
+from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.infer.samplers.hmc import leapfrog
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState, LogDensity
-from pmwd_dist.infer.samplers.mclmc import AdjustedInfo, ChainState, adjusted_init
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 
 DOUBLINGS = 10  # largest number for a trajectory
 _DIVERGENCE = 1000.0  # energy error at which a trajectory ends
 
-init = adjusted_init
+init = mclmc.init
 
 
 class Marks(NamedTuple):
@@ -44,14 +44,14 @@ class Marks(NamedTuple):
 @on_auto_axes
 def step(
     key: Array,
-    state: ChainState,
+    state: IntegratorState,
     logdensity: LogDensity,
     *,
     step_size: ArrayLike,
     inverse_mass_matrix: Any = 1.0,
     normal_precision: Any = 0.0,
     doublings: int = DOUBLINGS,
-) -> tuple[ChainState, AdjustedInfo, Array]:
+) -> tuple[IntegratorState, mclmc.AdjustedInfo, Array]:
     """A draw from a trajectory that ends where it turns: one gradient an integration step.
 
     Args:
@@ -75,24 +75,23 @@ def step(
     options = {"inverse_mass_matrix": inverse_mass_matrix, "normal_precision": normal_precision}
 
     def move(state: IntegratorState, size: Array) -> IntegratorState:
-        end, momentum = leapfrog(_point(state), state.momentum, size, logdensity, **options)
-        value = jnp.where(jnp.isfinite(end.logdensity), end.logdensity, -jnp.inf)
-        return IntegratorState(end.position, momentum, value, end.logdensity_grad)
+        end = leapfrog(state, size, logdensity, **options)
+        return end._replace(logdensity=jnp.where(jnp.isfinite(end.logdensity), end.logdensity, -jnp.inf))
 
     integrate = trajectory.dynamic_progressive_integration(move, _kinetic, _marked, _turned, _DIVERGENCE)
     expand = trajectory.dynamic_multiplicative_expansion(integrate, _turns, doublings)
     draw, choice = jax.random.split(key)
     momentum = trees.normal_like(draw, state.position)  # in units of the root of the mass matrix
-    begin = IntegratorState(state.position, momentum, state.logdensity, state.logdensity_grad)
+    begin = state._replace(momentum=momentum)
     energy = _kinetic(momentum) - state.logdensity
     point = proposal.Proposal(begin, energy, 0.0, -jnp.inf), trajectory.Trajectory(begin, begin, momentum, 0)
     tree = trajectory.DynamicExpansionState(0, *point, _no_marks(momentum, doublings))
     (_, drawn, whole, _), (diverged, _) = expand(choice, tree, energy, size)
-    new = _point(drawn.state)
+    new = drawn.state
     rate = jnp.exp(drawn.sum_log_p_accept) / whole.num_states
     failed = diverged & ~trees.all_finite((whole.leftmost_state, whole.rightmost_state))
     moved = jnp.not_equal(new.logdensity, state.logdensity)
-    return new, AdjustedInfo(new.logdensity, rate, moved, drawn.energy - energy, ~failed), whole.num_states
+    return new, mclmc.AdjustedInfo(new.logdensity, rate, moved, drawn.energy - energy, ~failed), whole.num_states
 
 
 def _blackjax(module: str) -> Any:
@@ -101,10 +100,6 @@ def _blackjax(module: str) -> Any:
         return import_module(f"blackjax.mcmc.{module}")
     except ImportError as error:
         raise ImportError("infer.nuts needs blackjax; `pip install '.[nuts]'`") from error
-
-
-def _point(state: IntegratorState) -> ChainState:
-    return ChainState(state.position, state.logdensity, state.logdensity_grad)
 
 
 def _kinetic(momentum: Any, position: Any = None) -> Array:
