@@ -244,7 +244,7 @@ def test_particles_that_are_not_finite_fail(tmp_path: Path, monkeypatch: pytest.
         return jax.tree.map(lambda x: x + jnp.nan, pmd_lpt(modes, cosmo, config))
 
     pmd_lpt = pmd.lpt
-    monkeypatch.setattr("pmwd_dist.run.simulation.progress.lpt", broken)
+    monkeypatch.setattr("pmwd_dist.pm.stepping.host.lpt", broken)
     with pytest.raises(pmd.SimulationError, match="not finite"):
         execute(plan, Events())
     assert checkpoint.latest(plan.folder) is None

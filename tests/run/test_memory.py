@@ -14,17 +14,17 @@ import pmwd_dist as pmd
 from pmwd_dist.ops.momenta import count
 from pmwd_dist.pm.modes import log_power
 from pmwd_dist.pm.particles import exact, resolution
+from pmwd_dist.pm.stepping import host
 from pmwd_dist.run.common import resources
 from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.settings import SettingsError, read
 from pmwd_dist.run.simulation.plan import SimulationJob
-from pmwd_dist.run.simulation.progress import initial_particles
 
 
 def test_initial_conditions_are_those_of_the_library(cosmo: Any):
     config = pmd.Config(64.0, 16, lpt_order=2, decomposition=(2, 1))
     key, table = jax.random.key(3), pmd.growth_table(cosmo)
-    found = initial_particles(key, table, log_power(cosmo, config, None), config)
+    found = host.initial_particles(key, table, log_power(cosmo, config, None), config)
     modes = pmd.linear_modes(pmd.white_noise(key, config), cosmo, config)
     expected = exact(pmd.lpt(modes, cosmo, config), config)
     assert found.disp.sharding.is_equivalent_to(config.decomposition.sharding, 4)

@@ -13,7 +13,9 @@ from jaxtyping import Array
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.ops.momenta import in_range
-from pmwd_dist.pm.particles import ExactParticles, Particles
+from pmwd_dist.pm.lpt import lpt
+from pmwd_dist.pm.modes import colour, white_noise
+from pmwd_dist.pm.particles import ExactParticles, Particles, exact
 from pmwd_dist.pm.solvers import Coefficients, SplitSolver
 from pmwd_dist.pm.status import Status
 from pmwd_dist.pm.stepping.step import (
@@ -28,6 +30,23 @@ from pmwd_dist.pm.stepping.step import (
     unit_after,
 )
 from pmwd_dist.pm.stepping.step import begin as first_drift
+
+
+@partial(jax.jit, static_argnames="config")
+def initial_particles(key: Array, table: GrowthTable, power: Array, config: Config) -> ExactParticles:
+    """Particles at `config.a_start`, from white noise, on the grids of the steps.
+
+    One program: noise and modes are dropped as soon as they are used, and no field lies beside the particles twice.
+
+    Args:
+      key: key of jax.random.
+      table: growth of the cosmology.
+      power: ln P(k) at a = 1 [(Mpc/h)^3], see `modes.log_power`.
+      config: the simulation.
+    """
+    modes = colour(white_noise(key, config), power, config)
+    particles = exact(lpt(modes, table, config), config)
+    return jax.tree.map(config.decomposition.constrain, particles)
 
 
 class StepSchedule(NamedTuple):
@@ -113,6 +132,3 @@ def status_at_end(moved: Moved, config: Config) -> Status:
 def observed(particles: ExactParticles, schedule: StepSchedule, done: ArrayLike) -> Particles:
     """Particles with momenta in Mpc/h, after a number of steps."""
     return particles.with_unit(unit_after(jnp.asarray(done), schedule.steps))
-
-
-__all__ = ["Moved", "StepSchedule", "advance", "begin", "halt", "make_schedule", "observed", "status_at_end"]

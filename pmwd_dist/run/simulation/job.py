@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from pmwd_dist._files import message, temporary
 from pmwd_dist._memory import size
@@ -29,15 +30,17 @@ from pmwd_dist.parallel.fft import spectrum_shape
 from pmwd_dist.pm.modes import log_power
 from pmwd_dist.pm.paint import halo_widths
 from pmwd_dist.pm.particles import ExactParticles
-from pmwd_dist.pm.status import Code, SimulationError, successful
+from pmwd_dist.pm.status import Code, SimulationError, Status, successful
 from pmwd_dist.pm.stepping import host
 from pmwd_dist.pm.stepping.host import StepSchedule
+from pmwd_dist.pm.stepping.step import Moved
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.fingerprint import identity
 from pmwd_dist.run.common.folder import Log, check_identity, start_errors
 from pmwd_dist.run.common.job import Control
 from pmwd_dist.run.common.resources import peak_memory
 from pmwd_dist.run.common.signals import Interrupted
+from pmwd_dist.run.settings.light_cone import LightCone
 from pmwd_dist.run.simulation import light_cone
 from pmwd_dist.run.simulation.halo_width import (
     expected_displacement,
@@ -48,16 +51,77 @@ from pmwd_dist.run.simulation.halo_width import (
 )
 from pmwd_dist.run.simulation.output import write_light_cone, write_output
 from pmwd_dist.run.simulation.plan import SimulationJob
-from pmwd_dist.run.simulation.progress import Progress, initial_particles
 
 T = TypeVar("T")
 Saved = tuple[Path, dict[str, Any]]  # a checkpoint and its description
+
+
+@dataclass
+class Progress:
+    """The state of a run after a number of steps.
+
+    Args:
+      config: the simulation, with the width of the halo that is in use.
+      position: particles at the end of the step, or with the drift of the next one.
+      status: status so far.
+      schedule: all steps.
+      step: number of steps.
+      shells: shells of the light cone so far; None without one.
+    """
+
+    config: Config
+    position: ExactParticles | Moved
+    status: Status
+    schedule: StepSchedule
+    step: int
+    shells: Array | None = None
+
+    def at_step_end(self) -> ExactParticles:
+        """The particles at the end of the step: the drift of the next one is reversed."""
+        if isinstance(self.position, Moved):
+            self.position = host.halt(self.position, self.config)
+        return self.position
+
+    def has_particles(self) -> bool:
+        """Whether the particles still exist: an error within a step may leave none."""
+        return not any(x.is_deleted() for x in jax.tree.leaves(self.position))
+
+    def advance(self, cone: LightCone | None) -> Status:
+        """Take the next step and return its status, on the host.
+
+        A failed step changes nothing. If only the last drift of the run fails, the particles are deleted.
+        """
+        done = np.int32(self.step)
+        moved = self.position
+        if not isinstance(moved, Moved):
+            self.position = moved = host.begin(moved, self.status, self.schedule, done, self.config)
+        if cone is None or self.shells is None:
+            moved = host.advance(moved, self.schedule, done, self.config)
+        else:
+            motion: Any = moved._replace(particles=())  # type: ignore[arg-type]
+            given = motion, self.schedule, done
+            moved, self.shells = light_cone.advance_and_see(moved.particles, self.shells, *given, cone, self.config)
+        self.position, status = moved, jax.device_get(moved.status)
+        if status.code != Code.SUCCESSFUL:
+            self.position = moved.particles
+            return status
+        if self.step == len(self.schedule.times) - 2:
+            status = jax.device_get(host.status_at_end(moved, self.config))
+            if status.code != Code.SUCCESSFUL:
+                for x in jax.tree.leaves(moved.particles):
+                    x.delete()  # not a state before the step: no checkpoint may hold them
+                return status
+        self.status, self.step = moved.status, self.step + 1
+        return status
 
 
 def run(plan: SimulationJob, log: Log, control: Control, saved: Saved | None) -> None:
     """Take all steps from a checkpoint, or from the initial conditions, and write the outputs. Collective."""
     with _communication(plan.simulation.config):
         progress = _begin(plan, log) if saved is None else _restore(plan, log, *saved)
+        if is_automatic(plan.simulation.config):
+            now, a = largest_displacement(progress.at_step_end().disp, progress.config), plan.times[progress.step]
+            _set_halo(plan, progress, expected_displacement(now, a, progress.schedule.table, progress.config), log)
         _advance_all(plan, progress, log, control)
     _keep_checkpoint(plan, None)
 
@@ -80,15 +144,13 @@ def _begin(plan: SimulationJob, log: Log) -> Progress:
     began = time.perf_counter()
     key, table = jax.random.key(simulation.seed), growth_table_to(config.lpt_order, simulation.cosmo)
     table, power = from_main((table, log_power(simulation.cosmo, config, simulation.table)))
-    particles = jax.block_until_ready(initial_particles(key, table, power, config))
+    particles = jax.block_until_ready(host.initial_particles(key, table, power, config))
     a, seconds, peak = plan.times[0], time.perf_counter() - began, peak_memory()
     text = f"initial conditions at a {a:.4f}  {seconds:.2f} s  {size(peak)}"
     log("initial", text, a=a, seconds=seconds, peak_memory=peak)
     particles = jax.device_put(particles, config.decomposition.sharding)
     shells = None if simulation.light_cone is None else light_cone.empty(simulation.light_cone)
-    progress = Progress(config, particles, _replicated(successful(_dtype()), plan), _schedule(plan), 0, shells)
-    _choose_halo(plan, progress, log)
-    return progress
+    return Progress(config, particles, _replicated(successful(_dtype()), plan), _schedule(plan), 0, shells)
 
 
 def _restore(plan: SimulationJob, log: Log, path: Path, content: dict[str, Any]) -> Progress:
@@ -106,16 +168,7 @@ def _restore(plan: SimulationJob, log: Log, path: Path, content: dict[str, Any])
     a = plan.times[step]
     log("resume", f"resumed after step {step}/{plan.steps}, a {a:.4f}", step=step, steps=plan.steps, a=a)
     particles = ExactParticles(tree["disp"], jax.jit(pack)(tree["momenta"], 0.0))
-    progress = Progress(config, particles, tree["status"], _schedule(plan), step, tree.get("shells"))
-    _choose_halo(plan, progress, log)
-    return progress
-
-
-def _choose_halo(plan: SimulationJob, progress: Progress, log: Log) -> None:
-    """Choose the width of the halo for the steps to come."""
-    if is_automatic(plan.simulation.config):
-        now, a = largest_displacement(progress.at_step_end().disp, progress.config), plan.times[progress.step]
-        _set_halo(plan, progress, expected_displacement(now, a, progress.schedule.table, progress.config), log)
+    return Progress(config, particles, tree["status"], _schedule(plan), step, tree.get("shells"))
 
 
 def _set_halo(plan: SimulationJob, progress: Progress, displacement: float, log: Log) -> None:
@@ -232,7 +285,9 @@ def _checkpoint(plan: SimulationJob, progress: Progress, log: Log) -> None:
     with raise_on_all_processes():
         if distributed.is_main():
             manifest.claim(plan.folder, [path.name])
-    checkpoint.save(plan.folder, progress.step, tree, _description(plan, progress.step))
+    outputs = [[i, z] for i, z in sorted(plan.outputs.items()) if i <= progress.step]
+    description = {"identity": identity(plan), "times": list(plan.times), "outputs": outputs}
+    checkpoint.save(plan.folder, progress.step, tree, description)
     _keep_checkpoint(plan, path)
     log("checkpoint", step=progress.step, path=path.name, seconds=time.perf_counter() - began)
 
@@ -271,12 +326,6 @@ def find_checkpoint(plan: SimulationJob) -> Saved | None:
                 check_identity(plan, content["identity"], path, "the checkpoint")
                 _check_steps(plan, content, path)
     return None if path is None or content is None else (path, content)
-
-
-def _description(plan: SimulationJob, step: int) -> dict[str, Any]:
-    """Description of a checkpoint: fingerprint and steps of its run, and the outputs so far."""
-    outputs = [[i, z] for i, z in sorted(plan.outputs.items()) if i <= step]
-    return {"identity": identity(plan), "times": list(plan.times), "outputs": outputs}
 
 
 def _check_steps(plan: SimulationJob, content: dict[str, Any], path: Path) -> None:

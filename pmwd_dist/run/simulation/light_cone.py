@@ -22,8 +22,8 @@ from pmwd_dist.pm.particles import ExactParticles
 from pmwd_dist.pm.status import Code, SimulationError
 from pmwd_dist.pm.stepping import host
 from pmwd_dist.pm.stepping.forward import Epoch
-from pmwd_dist.pm.stepping.host import Moved, StepSchedule
-from pmwd_dist.pm.stepping.step import at_step_end
+from pmwd_dist.pm.stepping.host import StepSchedule
+from pmwd_dist.pm.stepping.step import Moved, at_step_end
 from pmwd_dist.report.maps import FIELDS, FIGURE, SPECTRA
 from pmwd_dist.report.tables import Table
 from pmwd_dist.run.settings import SimulationSetup

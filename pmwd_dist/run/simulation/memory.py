@@ -21,7 +21,6 @@ from pmwd_dist.pm.stepping import host
 from pmwd_dist.run.common import resources
 from pmwd_dist.run.settings import SimulationSetup
 from pmwd_dist.run.simulation import light_cone
-from pmwd_dist.run.simulation.progress import initial_particles
 
 Stage = Literal["the initial conditions", "a step", "P(k)", "the bispectrum"]
 
@@ -53,7 +52,7 @@ def _initial_program(simulation: SimulationSetup) -> Any:
     table = _like(growth_table_to(config.lpt_order, simulation.cosmo))
     key = jax.eval_shape(lambda: jax.random.key(0))
     power = _like(log_power(simulation.cosmo, config, simulation.table))
-    return initial_particles.lower(key, table, power, config).compile()
+    return host.initial_particles.lower(key, table, power, config).compile()
 
 
 def _step_program(simulation: SimulationSetup, times: Sequence[float], config: Config) -> Any:
