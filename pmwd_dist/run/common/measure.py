@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -36,10 +37,8 @@ class Cost:
 
     Args:
       compile_s, first_s: seconds of compilation and of the first call.
-      peak_bytes: peak of the first call, arguments and results included; None if it is not known. On a GPU: the
-        allocator's peak_bytes_in_use, unless an earlier peak was higher. On a CPU: the high-water mark of the resident
-        memory, less the resident memory before the arguments were loaded, unless that is less than the process itself
-        takes and gives back meanwhile.
+      peak_bytes: peak of the first call, arguments and results included: on a GPU of the allocator, on a CPU of the
+        resident memory above that before the arguments were loaded. None if an earlier peak or noise hides it.
       planned_bytes: arguments, results and temporaries by the compiler's plan.
     """
 
@@ -56,42 +55,13 @@ def timed(function: Callable[[], T]) -> tuple[float, T]:
     return time.perf_counter() - start, out
 
 
-@dataclass
-class Call(Generic[T]):
-    """A compiled function with its arguments.
-
-    Args:
-      function: compiled.
-      load: returns the arguments.
-      donated: whether the function takes the memory of its arguments, so that each call needs new ones.
-    """
-
-    function: Callable[..., T]
-    load: Callable[[], tuple[Any, ...]]
-    donated: bool = False
-    _kept: tuple[Any, ...] | None = None
-
-    def timed(self) -> tuple[float, T]:
-        """Seconds of a call, without those in which arguments are loaded, and its result."""
-        arguments = self._arguments()
-        self._kept = None if self.donated else arguments
-        return timed(lambda: self.function(*arguments))
-
-    def prepare(self) -> None:
-        """Load the arguments of the next call."""
-        self._kept = self._arguments()
-
-    def _arguments(self) -> tuple[Any, ...]:
-        return jax.block_until_ready(self.load()) if self._kept is None else self._kept
-
-
 def warm_up(
     function: Callable[..., T],
     example: tuple[Any, ...],
     load: Callable[[], tuple[Any, ...]],
     *,
     donated: bool = False,
-) -> tuple[Cost, Call[T], T]:
+) -> tuple[Cost, Callable[[], tuple[float, T]], T]:
     """Compile a function, load its arguments and call it once.
 
     Args:
@@ -101,45 +71,36 @@ def warm_up(
       donated: whether results may take the memory of the arguments.
 
     Returns:
-      The cost, the call to be repeated, and the result of the first one.
+      The cost; a function that repeats the call and returns its seconds, without those in which arguments are loaded,
+      and its result; and the result of the first call.
     """
     donate = tuple(range(len(example))) if donated else ()
     compile_s, compiled = timed(lambda: jax.jit(function, donate_argnums=donate).lower(*example).compile())
-    memory = _Memory()
-    call = Call(compiled, load, donated)
-    call.prepare()
-    memory.reset()
-    first_s, out = call.timed()
-    return Cost(compile_s, first_s, memory.peak(), planned(compiled)), call, out
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+    earlier, resident = _device_peak(), _resident("VmRSS")
+    kept: tuple[Any, ...] | None = jax.block_until_ready(load())
+    with contextlib.suppress(OSError):
+        _CLEAR.write_text("5", encoding="ascii")  # reset the high-water mark
+    first_s, out = timed(partial(compiled, *kept))
+    if peak := _device_peak():
+        peak = peak if peak > earlier else None
+    elif (peak := _resident("VmHWM") - resident) <= _NOISE:
+        peak = None
+    if donated:
+        kept = None
+
+    def call() -> tuple[float, T]:
+        arguments = jax.block_until_ready(load()) if kept is None else kept
+        return timed(partial(compiled, *arguments))
+
+    return Cost(compile_s, first_s, peak, planned(compiled)), call, out
 
 
-def round_of(call: Call[Any], seconds: float) -> list[float]:
+def round_of(call: Callable[[], tuple[float, Any]], seconds: float) -> list[float]:
     """Seconds of each of a few calls, given the expected seconds of one."""
-    return [call.timed()[0] for _ in range(max(1, min(100, round(_ROUND_SECONDS / seconds))))]
-
-
-class _Memory:
-    """Peak of the memory in bytes above that at its creation; see `Cost`."""
-
-    def __init__(self) -> None:
-        gc.collect()
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).malloc_trim(0)
-        self._device_peak, self._resident = _device_peak(), _resident("VmRSS")
-
-    def reset(self) -> None:
-        """Reset the high-water mark of the resident memory."""
-        gc.collect()
-        with contextlib.suppress(OSError):
-            _CLEAR.write_text("5", encoding="ascii")
-
-    def peak(self) -> int | None:
-        """The peak since the reset."""
-        peak = _device_peak()
-        if peak:
-            return peak if peak > self._device_peak else None
-        peak = _resident("VmHWM") - self._resident
-        return peak if peak > _NOISE else None
+    return [call()[0] for _ in range(max(1, min(100, round(_ROUND_SECONDS / seconds))))]
 
 
 def _device_peak() -> int:
