@@ -66,7 +66,7 @@ def test_events_and_log_tell_the_same(finished: tuple[Path, Events]):
 def test_run_json_says_what_ran(finished: tuple[Path, Events]):
     run = json.loads((finished[0] / "run.json").read_text())
     assert run["status"] == "finished"
-    assert run["seed"] == 0
+    assert run["settings"]["noise"]["seed"] == 0
     assert run["devices"] == 1
     assert run["versions"]["jax"] == jax.__version__
     assert run["seconds"] > 0

@@ -24,7 +24,6 @@ from pmwd_dist.run.common.resources import peak_memory
 from pmwd_dist.run.common.signals import Interrupted, StopRequest, stop_requests
 from pmwd_dist.run.settings import Settings, SimulationSetup
 from pmwd_dist.run.settings.section import duration_text
-from pmwd_dist.run.settings.table import power_name
 
 
 @dataclass(frozen=True)
@@ -136,31 +135,16 @@ class Job(ABC):
 
     def describe(self) -> dict[str, Any]:
         """Fields of the log as JSON holds them."""
-        config, settings = self.simulation.config, self.settings
-        devices = list(config.decomposition.mesh.devices.flat)
+        decomposition = self.simulation.config.decomposition
         return {
             "folder": str(self.folder),
-            "box_size": list(config.box_size),
-            "mesh_shape": list(config.mesh_shape),
-            "particle_shape": list(config.particle_shape),
-            "particles": settings.particle_count,
-            "linear_power": power_name(settings.cosmology.linear_power),
-            "seed": settings.noise.seed,
-            "a_start": config.a_start,
-            "a_stop": config.a_stop,
-            "lpt_order": config.lpt_order,
-            "solver": settings.time.solver,
-            "gradient": config.gradient,
-            "sharpening": config.sharpening,
-            "compensated": config.compensated,
+            "settings": self.settings.model_dump(mode="json", exclude_none=True),
             "steps": self.steps,
-            "devices": len(devices),
-            "device_kind": devices[0].device_kind,
-            "pdims": list(config.decomposition.pdims),
-            "halo": config.halo,
+            "devices": decomposition.mesh.size,
+            "device_kind": decomposition.mesh.devices.flat[0].device_kind,
+            "pdims": list(decomposition.pdims),
             "processes": jax.process_count(),
             "native": native_available(),
-            "observables": [name for name, section in settings.observe if section is not None],
             "versions": versions(),
         }
 

@@ -64,15 +64,14 @@ class PriorTable(Section):
 def _prior(value: object) -> object:
     if value is None or isinstance(value, PriorTable):
         return value
-    if not isinstance(value, dict) or "kind" not in value:
-        raise ValueError("must be a table with a kind")
     try:
         table = PriorTable.model_validate(value)
+        table.build()
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise ValueError(f"has a wrong {'.'.join(map(str, first['loc']))}: {first['msg'].lower()}") from error
-    try:
-        table.build()
+        raise ValueError(
+            f"has a wrong {'.'.join(map(str, first['loc'])) or 'value'}: {first['msg'].lower()}"
+        ) from error
     except ArgumentError as error:
         raise ValueError(f"has {error.argument} = {toml_value(error.value)}, which {error.reason}") from error
     return table

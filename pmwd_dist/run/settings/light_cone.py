@@ -16,10 +16,9 @@ from pmwd_dist.observe.shells import checked_observer
 from pmwd_dist.observe.sphere import SphericalLightCone
 from pmwd_dist.run.settings import observables
 from pmwd_dist.run.settings.simulation_sections import Settings
-from pmwd_dist.run.settings.writing import toml_value
+from pmwd_dist.run.settings.writing import argument_problem
 
 LightCone = FlatSkyLightCone | SphericalLightCone
-_PATH = "observe.light_cone"
 _WIDEST = 10.0  # field of view that is chosen where none is given [degrees]
 
 
@@ -70,12 +69,9 @@ def field_of_view(wanted: observables.LightCone, cone: FlatSkyLightCone) -> floa
 
 def light_cone_problem(error: ArgumentError) -> str:
     """Message of an error of a light cone, with the key of the file in place of the argument."""
-    name = error.argument if error.argument in observables.LightCone.model_fields else None
-    if name is None:
-        return f"[{_PATH}]: {error}"
-    value = "" if error.value is None else f" = {toml_value(error.value)}"
-    along = "" if error.axis is None else f" along {'xy'[error.axis]}"
-    return f"{_PATH}.{name}{value}{along}: {error.reason}"
+    if error.argument not in observables.LightCone.model_fields:
+        return f"[observe.light_cone]: {error}"
+    return argument_problem(error, f"observe.light_cone.{error.argument}")
 
 
 def _default_edges(sources: tuple[float, ...], table: GrowthTable, config: Config) -> tuple[float, ...]:

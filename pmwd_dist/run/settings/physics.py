@@ -32,7 +32,7 @@ from pmwd_dist.run.settings.light_cone import LightCone, build_light_cone, light
 from pmwd_dist.run.settings.reading import SettingsError
 from pmwd_dist.run.settings.simulation_sections import Box, Settings
 from pmwd_dist.run.settings.table import read_table
-from pmwd_dist.run.settings.writing import toml_value
+from pmwd_dist.run.settings.writing import argument_problem, toml_value
 
 Table = tuple[np.ndarray, np.ndarray]
 
@@ -159,8 +159,7 @@ def _translate(error: ValueError, box: Box) -> str:
     path = _PATHS.get(error.argument)
     if error.argument == "shape":
         path = "box.mesh" if error.value == box.mesh else "box.particles"
-    along = "" if error.axis is None else f" along {'xyz'[error.axis]}"
-    return str(error) if path is None else f"{path} = {toml_value(error.value)}{along}: {error.reason}"
+    return str(error) if path is None else argument_problem(error, path)
 
 
 def _cosmology(settings: Settings) -> jax_cosmo.Cosmology:

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from pmwd_dist._errors import ArgumentError
 from pmwd_dist.run.settings.observables import Observe
 from pmwd_dist.run.settings.section import Section
 from pmwd_dist.run.settings.simulation_sections import OPTIONAL, Settings, SimulationSettings
@@ -99,6 +100,13 @@ def shown(value: object) -> str:
     except ValueError:  # an integer of more digits than Python writes
         text = "..."
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def argument_problem(error: ArgumentError, path: str) -> str:
+    """Message of an error of the library, with a key of the file in place of the argument."""
+    value = "" if error.value is None else f" = {toml_value(error.value)}"
+    along = "" if error.axis is None else f" along {'xyz'[error.axis]}"
+    return f"{path}{value}{along}: {error.reason}"
 
 
 def printable(text: str) -> str:
