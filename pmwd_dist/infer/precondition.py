@@ -50,8 +50,8 @@ class Preconditioner(eqx.Module):
       ValueError: a forward model without a response, or a mesh other than the lattice, if chains may not change it.
     """
 
-    model: Any
-    data: Array
+    model: Any = eqx.field(metadata={"derived": True})  # with the data a part of the posterior's identity
+    data: Array = eqx.field(metadata={"derived": True})
     fiducial: dict[str, Array]
     factor: Float[Array, "p p"] = eqx.field(metadata={"derived": True})
     adaptation: Adaptation | None
