@@ -24,15 +24,11 @@ class MCLMCInfo(NamedTuple):
     """Statistics of a step.
 
     Args:
-      logdensity: log density after the step.
       energy_change: energy error, whose variance per dimension controls the step size.
-      kinetic_change: change of the kinetic energy.
       nonans: false for a rejected step: a failed simulation or a position that is not finite.
     """
 
-    logdensity: Array
     energy_change: Array
-    kinetic_change: Array
     nonans: Array
 
 
@@ -74,23 +70,19 @@ def step(
     fine = trees.all_finite((new, energy))
     rejected = state._replace(momentum=trees.unit_vector(other, state.position))
     new = trees.where(fine, new, rejected)
-    zero = jnp.zeros_like(energy)
-    info = MCLMCInfo(new.logdensity, jnp.where(fine, energy, zero), jnp.where(fine, kinetic, zero), fine)
-    return new, info
+    return new, MCLMCInfo(jnp.where(fine, energy, 0), fine)
 
 
 class AdjustedInfo(NamedTuple):
     """Statistics of a transition of a Metropolis-adjusted sampler.
 
     Args:
-      logdensity: log density after the transition.
       acceptance_rate: acceptance probability.
       is_accepted: whether the trajectory was accepted.
       energy_change: energy error of the trajectory.
       nonans: false for a failed simulation or a position that is not finite.
     """
 
-    logdensity: Array
     acceptance_rate: Array
     is_accepted: Array
     energy_change: Array
@@ -138,4 +130,4 @@ def metropolis(
     rate = jnp.minimum(1, jnp.exp(-energy))
     accepted = jax.random.uniform(key, dtype=rate.dtype) < rate
     state = trees.where(accepted, new, old)
-    return state, AdjustedInfo(state.logdensity, rate, accepted, jnp.where(fine, energy, 0), fine)
+    return state, AdjustedInfo(rate, accepted, jnp.where(fine, energy, 0), fine)

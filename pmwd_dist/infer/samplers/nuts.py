@@ -70,7 +70,7 @@ def step(
     Raises:
       ImportError: blackjax is not installed.
     """
-    proposal, trajectory = _blackjax("proposal"), _blackjax("trajectory")
+    proposal, trajectory = (import_module(f"blackjax.mcmc.{name}") for name in ("proposal", "trajectory"))
     size = jnp.asarray(step_size, state.logdensity.dtype)
     options = {"inverse_mass_matrix": inverse_mass_matrix, "normal_precision": normal_precision}
 
@@ -91,15 +91,7 @@ def step(
     rate = jnp.exp(drawn.sum_log_p_accept) / whole.num_states
     failed = diverged & ~trees.all_finite((whole.leftmost_state, whole.rightmost_state))
     moved = jnp.not_equal(new.logdensity, state.logdensity)
-    return new, mclmc.AdjustedInfo(new.logdensity, rate, moved, drawn.energy - energy, ~failed), whole.num_states
-
-
-def _blackjax(module: str) -> Any:
-    """A module of blackjax as Any, since its annotations are narrower than its arguments."""
-    try:
-        return import_module(f"blackjax.mcmc.{module}")
-    except ImportError as error:
-        raise ImportError("infer.nuts needs blackjax; `pip install '.[nuts]'`") from error
+    return new, mclmc.AdjustedInfo(rate, moved, drawn.energy - energy, ~failed), whole.num_states
 
 
 def _kinetic(momentum: Any, position: Any = None) -> Array:
