@@ -244,11 +244,8 @@ class Poisson(eqx.Module):
     def noise_variance(self, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """Inverse of the mean number of observed galaxies in a cell."""
         del config
-        return 1 / jnp.mean(self._nbar(parameters) * self._selected())
-
-    def _selected(self) -> Array:
-        """Fraction of the galaxies that is observed, 0 behind the mask."""
-        return seen(jnp.ones(()) if self.selection is None else self.selection, self.mask)
+        selection = seen(jnp.ones(()) if self.selection is None else self.selection, self.mask)
+        return 1 / jnp.mean(self._nbar(parameters) * selection)
 
     def _nbar(self, parameters: Mapping[str, ArrayLike]) -> Any:
         return value_of(self.nbar if self.name is None else self.name, parameters)

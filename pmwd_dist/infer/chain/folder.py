@@ -209,13 +209,8 @@ def _describe(part: Any) -> str:
     return getattr(part, "__qualname__", None) or repr(part)
 
 
-def _around_difference(one: str, other: str, width: int = 60) -> tuple[str, str]:
-    """Two descriptions; long ones are cut to the surroundings of their first difference."""
-    if max(len(one), len(other)) <= 3 * width:
-        return one, other
+def _around_difference(one: str, other: str, width: int = 60) -> tuple[str, ...]:
+    """Two descriptions, cut to the surroundings of their first difference."""
     same = next(i for i, (a, b) in enumerate(zip(one + "\0", other + "\0", strict=False)) if a != b)
     begin = max(0, same - width)
-    return tuple(  # type: ignore[return-value]
-        f"{'...' if begin else ''}{text[begin : same + width]}{'...' if len(text) > same + width else ''}"
-        for text in (one, other)
-    )
+    return tuple(f"{'...' if begin else ''}{text[begin : same + width]}" for text in (one, other))
