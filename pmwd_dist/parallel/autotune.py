@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist._memory import available_memory, size
 from pmwd_dist.parallel import autotune_cache, distributed
 from pmwd_dist.parallel.backends import BACKENDS
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3
@@ -64,6 +66,9 @@ def autotune(
     shape, halo, repeats = cells(shape, "shape"), whole_number(halo, "halo"), whole_number(repeats, "repeats", least=1)
     if not kinds or not {*kinds} <= {*get_args(Kind)}:
         raise ValueError(f"kinds={tuple(kinds)} must be 'r2c', 'c2c' or both")
+    _check_size(shape, dtype, len(devices))
+    if halo > max(64, *shape):
+        raise ArgumentError("halo", halo, f"is wider than the mesh, {shape}", "use a narrower one")
     candidates = _candidates(shape, devices, kinds)
     backends = {type(candidate.backend): candidate.backend for candidate in candidates}
     in_use = [kind for kind, backend in backends.items() if backend.is_open]
@@ -169,6 +174,16 @@ def _precision(dtype: Any) -> np.dtype[Any]:
     if name == "float64" and not jax.config.read("jax_enable_x64"):
         raise ValueError("dtype=float64 needs jax.config.update('jax_enable_x64', True), or JAX_ENABLE_X64=1")
     return np.dtype(name)
+
+
+def _check_size(shape: Shape3, dtype: np.dtype[Any], count: int) -> None:
+    """Raise ValueError unless a field and its spectrum, evenly divided, fit into the memory of `count` devices."""
+    limits = jax.local_devices()[0].memory_stats()
+    each = limits["bytes_limit"] if limits else available_memory()[1] / jax.local_device_count()
+    need = 2 * dtype.itemsize * math.prod(shape) / count
+    if need > each:
+        constraint = f"needs {size(need)} on each of {count} devices, which have {size(each)}"
+        raise ArgumentError("shape", shape, constraint, "use a smaller mesh, or more devices")
 
 
 def _candidates(shape: Shape3, devices: list[Any], kinds: Sequence[str]) -> list[Decomposition]:

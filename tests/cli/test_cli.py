@@ -197,7 +197,7 @@ def test_power_and_plot_fail_on_other_files(cli: Cli, tmp_path: Path, file: Path
     fails(cli("power", tmp_path / "absent.hdf5"), "no such snapshot")
     fails(cli("power", file), "not an HDF5 file")
     fails(cli("plot", tmp_path), "to draw")
-    fails(cli("plot", tmp_path / "absent"), "to draw")
+    fails(cli("plot", tmp_path / "absent"), "no such folder")
 
 
 def test_power_says_what_is_wrong_in_its_own_words(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
