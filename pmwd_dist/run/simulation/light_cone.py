@@ -173,12 +173,9 @@ def _spectra(maps: Array, simulation: SimulationSetup, sources: tuple[float, ...
 
 
 def _binned(power: AngularPower) -> AngularPower:
-    """A spectrum of each l from 2 on in bins of a tenth and more, as means over the modes."""
+    """A spectrum of each l from 2 on in bins of a tenth, as means over the modes; some bins at small l are empty."""
     ell, values, modes = (np.asarray(x, float)[2:] for x in (power.ell, power.power, power.modes))
-    edges = [2.0]
-    while edges[-1] < len(ell) + 2:
-        edges.append(np.ceil(1.1 * edges[-1]))
-    index = np.searchsorted(edges, ell, side="right") - 1
+    index = np.floor(np.log(ell / 2) / np.log(1.1)).astype(int)
     count = jnp.asarray(np.bincount(index, modes))
     ell, values = (mean(jnp.asarray(np.bincount(index, modes * x)), count) for x in (ell, values))
     return AngularPower(ell, values, count)

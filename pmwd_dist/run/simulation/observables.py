@@ -98,20 +98,16 @@ def _matter(section: observables.Multipoles, view: View) -> Table:
     measured = power_multipoles(interlaced_density(moved, config), config, line_of_sight=axis, poles=POLES)
     theory = kaiser_multipoles(simulation.linear_power, simulation.cosmo, config, a=a, line_of_sight=axis, poles=POLES)
     title = f"matter in redshift space along {axis}, z = {view.z}"
-    return _poles(title, measured, theory, 0.0, _largest(section.k_max, config))
+    return _poles(title, measured, theory, 0.0, section.k_max, config)
 
 
-def _largest(k_max: float | None, config: Config) -> float:
-    """Largest wavenumber of a table [h/Mpc]."""
-    if k_max is not None:
-        return k_max
-    return 0.95 * min(math.pi / side for side in config.cell_size)
-
-
-def _poles(title: str, measured: Multipoles, theory: Multipoles, shot_noise: float, k_max: float) -> Table:
+def _poles(
+    title: str, measured: Multipoles, theory: Multipoles, shot_noise: float, k_max: float | None, config: Config
+) -> Table:
     """Multipoles, the scatter of their modes and linear theory; without empty bins, and those beyond k_max."""
     power, modes = np.asarray(measured.power, float), np.asarray(measured.modes, float)
-    some = (modes > 0) & (np.asarray(measured.k) <= k_max)
+    largest = 0.95 * min(math.pi / side for side in config.cell_size) if k_max is None else k_max
+    some = (modes > 0) & (np.asarray(measured.k) <= largest)
     columns = {"k": np.asarray(measured.k, float)}
     columns |= {f"P{pole}": row for pole, row in zip(POLES, power, strict=True)}
     linear = np.asarray(theory.power, float)
@@ -163,7 +159,7 @@ def _galaxies(section: observables.Galaxies, view: View) -> Table:
     theory = kaiser_multipoles(simulation.linear_power, cosmo, config, bias=bias, a=a, line_of_sight=axis, poles=POLES)
     where = f"in redshift space along {axis}" if axis else "in real space"
     title = f"galaxies of b1 = {section.b1:g} {where}, z = {view.z}"
-    table = _poles(title, measured, theory, noise, _largest(section.k_max, config))
+    table = _poles(title, measured, theory, noise, section.k_max, config)
     # Modes of a part of the box are fewer (Feldman, Kaiser & Peacock 1994, eq. 2.4.5).
     columns = {name: x * scatter if name.startswith("error") else x for name, x in table.columns.items()}
     return Table(table.title, columns, table.units)
