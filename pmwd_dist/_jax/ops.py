@@ -160,12 +160,6 @@ def define_linear(primitive: Primitive, transpose: Callable[..., Any]) -> None:
     ad.deflinear2(primitive, rule)
 
 
-def define_linear_pair(first: Primitive, second: Primitive) -> None:
-    """Define the derivatives of two linear ops with the same parameters, each the transpose of the other."""
-    define_linear(first, lambda ct, _, **params: second.bind(ct, **params))
-    define_linear(second, lambda ct, _, **params: first.bind(ct, **params))
-
-
 def define_derivatives(
     primitive: Primitive, tangents: tuple[Callable[..., Any] | None, ...], transposes: Mapping[int, Callable[..., Any]]
 ) -> None:

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Integer
 
 from pmwd_dist._jax.ops import (
     add_batch_axis,
-    define_linear_pair,
+    define_linear,
     define_op,
     drop_batch_axis,
     over_batch,
@@ -162,5 +162,5 @@ _gradient_p = _define("gradient", _gradient_aval, _gradient_reference)
 _gradient_at_p = _define("gradient_at", _gradient_at_aval, _gradient_at_reference)
 _divergence_p = _define("gradient_transpose", _divergence_aval, _divergence_reference)
 
-
-define_linear_pair(_gradient_p, _divergence_p)
+define_linear(_gradient_p, lambda ct, _, **params: _divergence_p.bind(ct, **params))
+define_linear(_divergence_p, lambda ct, _, **params: _gradient_p.bind(ct, **params))

@@ -84,15 +84,6 @@ def save_times(subs: Sequence[diffrax.SubSaveAt], config: Config) -> tuple[float
     return tuple(times)
 
 
-def _default_plan(sub: diffrax.SubSaveAt, times: Sequence[float], config: Config) -> tuple[int, ...]:
-    """Numbers of default steps before each save, in the order of diffrax: at the start, at its times, at the end."""
-    knots = _knots(config, times)
-    after = np.concatenate([[0], np.cumsum(_shares(knots, config.steps))])
-    own = [] if sub.ts is None else [int(np.abs(np.asarray(knots) - a).argmin()) for a in np.asarray(sub.ts, float)]
-    first, last = [0] * sub.t0, [len(knots) - 1] * sub.t1
-    return tuple(int(after[i]) for i in [*first, *own, *last])
-
-
 def planned_steps(
     subs: Sequence[diffrax.SubSaveAt], times: Sequence[float], controller: Any, config: Config
 ) -> tuple[tuple[int, ...], ...] | None:
@@ -110,23 +101,35 @@ def planned_steps(
     if any(sub.steps for sub in subs) or not isinstance(controller, diffrax.StepTo | None):
         return None
     if controller is None:
-        return tuple(_default_plan(sub, times, config) for sub in subs)
-    _check_step_ends(controller.ts, config)
-    plans = [_given_plan(sub, controller.ts) for sub in subs]
+        knots = _knots(config, times)
+        ends, after = np.asarray(knots), np.cumsum([0, *_shares(knots, config.steps)])
+    else:
+        _check_step_ends(controller.ts, config)
+        ends, after = controller.ts, np.arange(len(controller.ts))
+    plans = [_plan(sub, ends, after) for sub in subs]
     return None if None in plans else tuple(plan for plan in plans if plan is not None)
 
 
-def _given_plan(sub: diffrax.SubSaveAt, step_ends: Array) -> tuple[int, ...] | None:
-    """Numbers of given steps before each save; None if a save time lies within a step."""
+def _plan(sub: diffrax.SubSaveAt, ends: Any, after: np.ndarray) -> tuple[int, ...] | None:
+    """Numbers of steps before each save, in the order of diffrax: at the start, at its times, at the end.
+
+    Args:
+      sub: the saves.
+      ends: scale factors at which some steps end, and the start.
+      after: number of steps before each of them.
+
+    Returns:
+      The numbers; None if a save time is none of the ends.
+    """
     own: list[int] = []
     if sub.ts is not None:
-        if isinstance(step_ends, Tracer):
+        if isinstance(ends, Tracer):
             return None
-        wanted, ends = np.asarray(sub.ts, float), np.asarray(step_ends, float)
+        wanted, ends = np.asarray(sub.ts, float), np.asarray(ends, float)
         own = [int(np.abs(ends - a).argmin()) for a in wanted]
-        if not np.allclose(ends[own], wanted, rtol=_SLACK, atol=0):
+        if not np.allclose(ends[own], wanted, rtol=0, atol=_SLACK * ends[-1]):
             return None
-    return tuple([0] * sub.t0 + own + [len(step_ends) - 1] * sub.t1)
+    return tuple(int(after[i]) for i in [0] * sub.t0 + own + [-1] * sub.t1)
 
 
 def _check_step_ends(step_ends: Any, config: Config) -> None:
