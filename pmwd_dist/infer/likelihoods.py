@@ -84,16 +84,12 @@ class Gaussian(eqx.Module):
         """Logarithm of the density of the data, up to a constant."""
         sigma = jnp.asarray(self._sigma(parameters), field.dtype)
         if self.k_max is not None:
-            chi2, count = self._chi_squared_of_modes(data - field, config)
-            return -0.5 * chi2 / sigma**2 - count * jnp.log(sigma)
+            weight = self._compared_modes(config, field.dtype)
+            modes = prfft3d(data - field, config.decomposition, norm="ortho")  # 1 is the variance of a cell
+            chi2 = jnp.sum(weight * (modes.real**2 + modes.imag**2)) / sigma**2
+            return -0.5 * chi2 - jnp.sum(weight) * jnp.log(sigma)
         logs = jnp.sum(seen(jnp.broadcast_to(jnp.log(sigma), field.shape), self.mask))
         return -0.5 * jnp.sum(((seen(data, self.mask) - seen(field, self.mask)) / sigma) ** 2) - logs
-
-    def _chi_squared_of_modes(self, residual: Array, config: Config) -> tuple[Array, Array]:
-        """Sum of squares over the modes up to k_max, and their number; 1 is the variance of a cell."""
-        weight = self._compared_modes(config, residual.dtype)
-        modes = prfft3d(residual, config.decomposition, norm="ortho")
-        return jnp.sum(weight * (modes.real**2 + modes.imag**2)), jnp.sum(weight)
 
     def _compared_modes(self, config: Config, dtype: Any) -> Array:
         """Number of modes per value of a spectrum, 0 beyond k_max and for the mean."""

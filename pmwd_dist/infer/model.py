@@ -111,7 +111,9 @@ class Model(eqx.Module):
         """A position drawn from the prior, with some whitened parameters given."""
         noise_key, key = jax.random.split(key)
         drawn = trees.normal_like(key, {name: jnp.zeros(()) for name in self.priors})
-        return self._replicate({"noise": white_noise(noise_key, self.config), "parameters": drawn | given})
+        # On every device, the sharding after a step, so that steps compile once.
+        numbers = jax.lax.with_sharding_constraint(drawn | given, self.config.decomposition.replicated)
+        return {"noise": white_noise(noise_key, self.config), "parameters": numbers}
 
     def parameters(self, position: Position) -> dict[str, Array]:
         """Parameters of a position."""
@@ -201,12 +203,6 @@ class Model(eqx.Module):
     def _place(self, x: Any) -> Any:
         shape, sharding = self._layout_of_data()
         return jax.device_put(x, sharding) if getattr(x, "shape", None) == shape else x
-
-    def _replicate(self, position: Position) -> Position:
-        """The position with parameters on every device, the sharding after a step, so that steps compile once."""
-        replicated = self.config.decomposition.replicated
-        numbers = {k: jax.lax.with_sharding_constraint(x, replicated) for k, x in position["parameters"].items()}
-        return {"noise": position["noise"], "parameters": numbers}
 
 
 class Posterior(eqx.Module):

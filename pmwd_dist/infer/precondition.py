@@ -62,9 +62,13 @@ class Preconditioner(eqx.Module):
     def __init__(self, model: Any, data: Array, fiducial: Mapping[str, Array], *, adapted: bool = False):
         self.model, self.data, self.fiducial = model, data, dict(fiducial)
         forward, config = model.forward, model.config
-        self.linear = callable(getattr(forward, "response", None)) and config.mesh_shape == config.particle_shape
+        responds = callable(getattr(forward, "response", None))
+        self.linear = responds and config.mesh_shape == config.particle_shape
         if not (self.linear or adapted):
-            raise _no_response(forward, config)
+            constraint = f"needs mesh_shape={config.mesh_shape} to be particle_shape={config.particle_shape}"
+            constraint = constraint if responds else "needs a forward model with a response(parameters)"
+            remedy = 'use precondition="adapted"'
+            raise ArgumentError("precondition", None, constraint, remedy, show_value=False)
         self.factor = _parameter_scales(model, self.fiducial) if self.linear else jnp.eye(len(self.fiducial))
         self.along = None if self.linear else getattr(forward, "along", None)
         if self.along not in (None, 0, 1, 2):
@@ -207,15 +211,6 @@ def _named(vector: Array, like: Mapping[str, Any]) -> dict[str, Array]:
 def _times(matrix: Array, vector: Array) -> Array:
     """Matrix product by single products: a matrix product has less precision on some devices."""
     return jnp.sum(matrix * vector.astype(matrix.dtype)[None, :], axis=1)
-
-
-def _no_response(forward: Any, config: Config) -> ArgumentError:
-    """Error for a forward model without a linear response, or a mesh that is not the lattice."""
-    if not callable(getattr(forward, "response", None)):
-        remedy = 'use one of pmwd_dist.infer, give it a method response(parameters), or precondition="adapted"'
-        return ArgumentError("precondition", None, "needs a forward model with a response", remedy, show_value=False)
-    constraint = f"needs mesh_shape={config.mesh_shape} to be particle_shape={config.particle_shape}"
-    return ArgumentError("precondition", None, constraint, 'use precondition="adapted"', show_value=False)
 
 
 @eqx.filter_jit
