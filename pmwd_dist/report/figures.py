@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pmwd_dist.io.arrays import read_arrays, reading, write_arrays
-from pmwd_dist.report.style import colours, label_with_plain_numbers, new_figure, save, styled
+from pmwd_dist.report.style import colours, finish_axis, new_figure, save, styled
 from pmwd_dist.report.tables import Table, read_table, write_table
 
 if TYPE_CHECKING:
@@ -158,21 +158,14 @@ def _finish_power(upper: Axes, lower: Axes, spectra: Sequence[Spectrum]) -> None
     lower.axhline(1, color="0.35", lw=1)
     lower.set_ylabel(r"$P$ / linear theory")
     lower.set_xlabel(r"$k$  [$h$/Mpc]")
-    k = np.concatenate([spectrum.k for spectrum in spectra])
-    lower.set_xlim(k.min() * 0.93, max(k.max(), *_nyquists(spectra)) * 1.07)
-    label_with_plain_numbers(lower)
+    nyquists = [spectrum.nyquist for spectrum in spectra if math.isfinite(spectrum.shot_noise)]
+    for axes in (upper, lower):
+        finish_axis(axes, np.concatenate([*(spectrum.k for spectrum in spectra), nyquists]))
     ratios = np.concatenate([s.power / s.linear for s in spectra])
     ratios = ratios[np.isfinite(ratios) & (ratios > 0)]
     if len(ratios):
         lower.set_ylim(min(0.6, ratios.min() * 0.9), max(1.7, ratios.max() * 1.15))
     _label_ratio_axis(lower)
-    for axes in (upper, lower):
-        axes.grid(True, which="major", color="0.9", lw=0.8)
-        axes.set_axisbelow(True)
-
-
-def _nyquists(spectra: Sequence[Spectrum]) -> set[float]:
-    return {spectrum.nyquist for spectrum in spectra if math.isfinite(spectrum.shot_noise)} or {0.0}
 
 
 def _draw_sampling(upper: Axes, lower: Axes, spectra: Sequence[Spectrum]) -> None:

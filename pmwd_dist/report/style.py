@@ -58,21 +58,16 @@ def colours(count: int) -> Sequence[ColorType]:
 
 
 def finish_axis(axes: Axes, values: np.ndarray) -> None:
-    """Give the x axis a logarithmic scale over `values` with plain numbers, and a grid."""
-    axes.set_xscale("log")
-    axes.set_xlim(values.min() * 0.93, values.max() * 1.07)
-    label_with_plain_numbers(axes)
-    axes.grid(True, which="major", color="0.9", lw=0.8)
-    axes.set_axisbelow(True)
-
-
-def label_with_plain_numbers(axes: Axes) -> None:
-    """Label a logarithmic x axis with 1, 2, 5, 10 and so on."""
+    """Give the x axis a logarithmic scale over `values`, labelled 1, 2, 5, 10 and so on, and a grid."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+    axes.set_xscale("log")
+    axes.set_xlim(values.min() * 0.93, values.max() * 1.07)
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.grid(True, which="major", color="0.9", lw=0.8)
+    axes.set_axisbelow(True)
 
 
 def save(figure: Figure, path: Path) -> None:
