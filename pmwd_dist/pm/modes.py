@@ -134,7 +134,7 @@ def check_table(k: Any, power: Any, low: float, high: float) -> None:
     _check_values(k, power, "holds")
     if not (np.diff(k, prepend=0) > 0).all():
         row = int(np.argmin(np.diff(k, prepend=0) > 0))
-        raise wrong(f"holds k[{row}]={k[row]}, but k must be positive and rise", "sort it by k, each k once")
+        raise wrong(f"is not sorted: k[{row}]={k[row]}", "k must be positive and rise, each k once")
     if k[0] > low or k[-1] < high:
         raise wrong(
             f"covers k={k[0]:.4g}..{k[-1]:.4g} h/Mpc, but the box needs {low:.4g}..{high:.4g}",
@@ -150,7 +150,7 @@ def _check_values(k: Any, power: Any, verb: str) -> None:
     if bad.any():
         i = int(np.argmax(bad))
         constraint = f"{verb} P = {power[i]:.4g} at k = {k[i]:.4g} h/Mpc"
-        remedy = f"P(k) must be positive, {known.tiny:.1e} to {known.max:.1e} in {known.dtype}"
+        remedy = f"P(k) must be positive and finite, {known.tiny:.1e} to {known.max:.1e} in {known.dtype}"
         raise ArgumentError("linear_power", power, constraint, remedy, show_value=False)
 
 

@@ -151,8 +151,8 @@ def test_bad_tables_are_refused(single: pmd.Decomposition, cosmo: Any) -> None:
         return array
 
     for table, message in (
-        ((k[::-1], power), r"holds k\[1\]=.*, but k must be positive and rise; sort it by k"),
-        ((changed(k, 7, k[6]), power), r"holds k\[7\]=.*each k once"),
+        ((k[::-1], power), r"is not sorted: k\[1\]=.*; k must be positive and rise"),
+        ((changed(k, 7, k[6]), power), r"is not sorted: k\[7\]=.*each k once"),
         ((k[1:], power[1:]), "covers k=.*but the box needs"),
         ((k[:-1], power[:-1]), "covers k=.*but the box needs"),
         ((k, changed(power, 3, np.nan)), r"holds P = nan at k = .*must be positive"),
