@@ -42,7 +42,7 @@ def copied(stopped: SimulationJob, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_second_signal_ends_the_program_at_once(copied: Path, monkeypatch, capsys, number: int, code: int):
     monkeypatch.setattr(
-        "pmwd_dist.run.common.job.Log", lambda folder, listener: lambda event: os.kill(os.getpid(), number)
+        "pmwd_dist.run.common.job.Log", lambda folder, listener: lambda *event, **fields: os.kill(os.getpid(), number)
     )
     assert command("resume", copied) == code
     assert capsys.readouterr().err == "pmwd-dist: " + {130: "interrupted\n", 143: "terminated\n"}[code]
