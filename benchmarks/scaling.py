@@ -1,6 +1,7 @@
-"""Strong and weak scaling over the devices of one process.
+"""Strong and weak scaling over the devices of one process, or of one process each.
 
     python -m benchmarks.scaling --devices 1,2,4 --strong 512,1024 --weak 512 --json scaling.json --plot scaling.png
+    mpirun -n 2 python -m benchmarks.scaling --devices 2 --strong 512 --weak ''
     JAX_NUM_CPU_DEVICES=4 JAX_PLATFORMS=cpu python -m benchmarks.scaling --devices 1,2,4 --strong 32 --weak 16
 
 Strong: a mesh of n^3 on all numbers of devices. Weak: n^3 particles a device, in a mesh of (n d, n, n) on d of them. As
@@ -23,6 +24,8 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.experimental.multihost_utils import broadcast_one_to_all
 from matplotlib.figure import Figure
 
 import pmwd_dist as pmd
@@ -108,7 +111,7 @@ def _timed(config: pmd.Config, what: str, rounds: int) -> dict[str, Any]:
     del out
     if message := status.message():
         return {"error": message}
-    seconds = [second for _ in range(rounds) for second in measure.round_of(call, cost.first_s)]
+    seconds = [second for _ in range(rounds) for second in measure.round_of(call, _agreed(cost.first_s))]
     of_a_device = math.prod(config.mesh_shape) / config.decomposition.size
     return {
         "pdims": config.decomposition.pdims,
@@ -119,6 +122,11 @@ def _timed(config: pmd.Config, what: str, rounds: int) -> dict[str, Any]:
         "bytes": None if cost.planned_bytes is None else cost.planned_bytes / of_a_device,
         "variance": float(seen),
     }
+
+
+def _agreed(seconds: float) -> float:
+    """Seconds of the main process: all run as many rounds."""
+    return seconds if jax.process_count() == 1 else float(broadcast_one_to_all(np.float32(seconds)))
 
 
 def compared(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -202,7 +210,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3, help="after the warm-up (3)")
     parser.add_argument("--json", type=Path, help="file of the machine and all records")
     parser.add_argument("--plot", type=Path, help="figure of times and efficiencies")
+    parser.add_argument("--backend", default="auto", help="peer, xla or auto (auto)")
     options = parser.parse_args(arguments)
+    pmd.distributed.initialize()
+    pmd.config.update("backend", options.backend)
     if wrong := [what for what in options.cases.split(",") if what not in bench.CASES]:
         parser.error(f"--cases has {', '.join(wrong)}; known are {', '.join(bench.CASES)}")
     if max(map(int, options.devices.split(","))) > jax.device_count():
@@ -210,9 +221,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     machine, records = measure.machine("jaxlib"), list[dict[str, Any]]()
     for case in cases(options):
         records.append(timed(case, options.rounds))
-        if options.json:
+        if options.json and pmd.distributed.is_main():
             options.json.write_text(json.dumps([machine, *compared(records)]), encoding="utf-8")
     records = compared(records)
+    if not pmd.distributed.is_main():
+        return
     if options.plot:
         draw(options.plot, machine, records)
     device = machine["cpu"] if machine["backend"] == "cpu" else machine["device"]

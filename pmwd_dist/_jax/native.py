@@ -5,6 +5,9 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import os
+import sys
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -80,6 +83,37 @@ def peer_unavailable_reason(ordinals: tuple[int, ...]) -> str | None:
     except OSError as error:
         return str(error)
     return None
+
+
+@functools.cache
+def processes_unavailable_reason(key: str, processes: tuple[int, ...], process: int, ordinal: int) -> str | None:
+    """Reason why the GPUs of processes of one host can't write into each other's memory, or None. Collective.
+
+    Args:
+      key: name that the processes have in common.
+      processes: numbers of the processes, each with one GPU.
+      process: number of this process.
+      ordinal: ordinal of its GPU.
+    """
+    reason = peer_unavailable_reason((ordinal,))
+    if reason is not None:
+        return reason
+    if not hasattr(_ops, "peer_join"):
+        return f"jaxdecomp-ops {native_version()} is older than this version"
+    try:
+        _ops.peer_join(key, list(processes), process, ordinal)
+    except OSError as error:
+        return str(error)
+    threading.Thread(target=_end_when_stuck, daemon=True).start()
+    return None
+
+
+def _end_when_stuck() -> None:
+    """End this process where its GPU waits for a process that has ended: no exception can reach it."""
+    _ops.peer_watch()
+    sys.stderr.write("pmwd_dist: another process has ended, and this one waits for its data; it ends, too\n")
+    sys.stderr.flush()
+    os._exit(1)
 
 
 @functools.cache

@@ -34,7 +34,7 @@ class Decomposition(Division):
       mesh: device mesh to use instead, with axes of any type (Auto, Explicit; Manual inside shard_map), possibly more
         than divide a field; default: the mesh of `jax.set_mesh`, if any.
       spec: PartitionSpec of a real field on this mesh, such as P("x", "y"); default: its axes, if one or two.
-      backend: communication backend: "xla"; "peer", for slabs along x over the GPUs of one process, which write into
+      backend: communication backend: "xla"; "peer", for slabs along x over the GPUs of one host, which write into
         each other's memory; "cudecomp", for one process a GPU (see `cudecomp.open_backend`); "auto" for the current
         default (`config.update`), which is "peer" where it is available, else "xla"; or a `Backend` object.
       transpose_comm: cuDecomp's backend for transposes: "nccl", "nccl_pl", "mpi_p2p", "mpi_p2p_pl", "mpi_a2a",

@@ -9,6 +9,7 @@ import atexit
 import functools
 import os
 import re
+import secrets
 import socket
 import warnings
 from collections.abc import Generator
@@ -23,11 +24,14 @@ from pmwd_dist._files import message
 
 HEARTBEAT_TIMEOUT = 100  # [s], as JAX's own; longer than usual suspensions by the system
 
-_LOST = re.compile("(?i)gloo|nccl|connection (reset|closed|refused)|broken pipe|heartbeat|coordination service")
+_LOST = re.compile(
+    "(?i)gloo|nccl|connection (reset|closed|refused)|broken pipe|heartbeat|coordination service|process \\d+ has ended"
+)
 # Open MPI; Hydra (MPICH, Intel MPI, PALS); MVAPICH; the tasks of this step of Slurm. SLURM_NTASKS is also set in batch
 # scripts and interactive shells, which are one process.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 _communicator: Any = None
+_host_key: str | None = None
 
 T = TypeVar("T")
 
@@ -86,7 +90,8 @@ def initialize(*, heartbeat_timeout: int = HEARTBEAT_TIMEOUT) -> None:
             f"{launched_size()} processes were started, but mpi4py counts 1: this mpirun belongs to another MPI than "
             "mpi4py; use the mpirun of its MPI"
         )
-    address, local_rank = _coordinator(comm)
+    global _host_key
+    address, local_rank, _host_key = _coordinator(comm)
     jax.distributed.initialize(
         address,
         comm.Get_size(),
@@ -112,6 +117,11 @@ def communicator() -> Any:
         _communicator = MPI.COMM_WORLD.Dup()
         atexit.register(_free)
     return _communicator
+
+
+def host_key() -> str | None:
+    """A name that the processes of this program have in common; None unless `initialize` found them all on one host."""
+    return _host_key
 
 
 def is_main() -> bool:
@@ -231,20 +241,25 @@ def _under_srun() -> bool:
 
 
 def _join_by_slurm(heartbeat_timeout: int) -> None:
+    global _host_key
+    if os.environ.get("SLURM_STEP_NUM_NODES") == "1":
+        _host_key = "-".join(os.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     jax.distributed.initialize(cluster_detection_method="slurm", heartbeat_timeout_seconds=heartbeat_timeout)
 
 
-def _coordinator(comm: Any) -> tuple[str, int]:
-    """Address of JAX's coordinator, and the local rank of this process on its node."""
+def _coordinator(comm: Any) -> tuple[str, int, str | None]:
+    """Address of JAX's coordinator, the local rank of this process on its node, and the key of a single node."""
     from mpi4py import MPI
 
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     local_rank, alone = node.Get_rank(), node.Get_size() == comm.Get_size()
     node.Free()
-    address = None
+    address = key = None
     if comm.Get_rank() == 0:
         address = f"{'127.0.0.1' if alone else _own_host()}:{_free_port()}"
-    return comm.bcast(address, root=0), local_rank
+        key = secrets.token_hex(8) if alone else None
+    address, key = comm.bcast((address, key), root=0)
+    return address, local_rank, key
 
 
 def _own_host() -> str:

@@ -10,16 +10,15 @@ import numpy as np
 import pytest
 
 from pmwd_dist._jax import native
-from pmwd_dist.parallel import defaults
+from pmwd_dist.parallel import defaults, distributed
 from pmwd_dist.parallel.backends import peer
 from pmwd_dist.parallel.decomposition import Decomposition
 
 
 def gpus(count: int, process: int = 0, version: str = "cuda 13000") -> list[Any]:
     client = SimpleNamespace(platform_version=version)
-    return [
-        SimpleNamespace(platform="gpu", process_index=process, local_hardware_id=i, client=client) for i in range(count)
-    ]
+    kind: dict[str, Any] = {"platform": "gpu", "process_index": process, "client": client}
+    return [SimpleNamespace(**kind, local_hardware_id=i) for i in range(process, process + count)]
 
 
 def unavailable_reason(devices: list[Any], py: int = 1) -> str | None:
@@ -34,13 +33,48 @@ def test_where_it_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
     assert unavailable_reason(gpus(4)) is None
     assert asked == [(0, 1, 2, 3)]
     assert "slabs along x, pdims=(4, 1), not pdims=(2, 2)" in str(unavailable_reason(gpus(4), 2))
-    assert "of one process, and some belong to other processes" in str(unavailable_reason(gpus(2) + gpus(2, process=1)))
+    assert "needs GPUs of this process, 0, too, not only of (1,)" in str(unavailable_reason(gpus(2, process=1)))
     assert "NVIDIA" in str(unavailable_reason(gpus(2, version="rocm 60000")))
     assert "NVIDIA" in str(unavailable_reason(jax.devices()[:2]))
     monkeypatch.setattr(
         native, "peer_unavailable_reason", lambda ordinals: "GPU 0 cannot write into the memory of GPU 1"
     )
     assert "cannot be used: GPU 0 cannot" in str(unavailable_reason(gpus(2)))
+
+
+def test_processes_of_one_host_with_a_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(native, "processes_unavailable_reason", lambda *group: asked.append(group))
+    monkeypatch.setattr(native, "peer_unavailable_reason", lambda ordinals: asked.append(ordinals))
+    pair = gpus(1) + gpus(1, process=1)
+    several = str(unavailable_reason(gpus(2) + gpus(2, process=2)))
+    assert "needs one process for all 4 GPUs or one for each, not 2" in several
+    assert "needs processes of one host that pmwd_dist.distributed.initialize()" in str(unavailable_reason(pair))
+    assert asked == []
+    monkeypatch.setattr(distributed, "_host_key", "key")
+    assert unavailable_reason(pair) is None
+    # Groups of one GPU exchange nothing.
+    mesh: Any = SimpleNamespace(devices=np.array(pair, dtype=object), axis_names=("x",), shape={"x": 2})
+    assert peer._group_attributes(mesh, (), 1) is not None
+    attributes = peer._group_attributes(mesh, ("x",), 2)
+    assert attributes is not None
+    assert {name: value.tolist() for name, value in attributes.items()} == {"processes": [0, 1], "parts": [2]}
+    assert asked == [("key", (0, 1), 0, 0), (0,), ("key", (0, 1), 0, 0)]
+
+
+def test_processes_that_do_not_join_give_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*group: Any) -> None:
+        assert group == ("key", [0, 1], 0, 3)
+        raise OSError("timeout: not all processes of the host connect")
+
+    monkeypatch.setattr(native, "_ops", SimpleNamespace(peer_join=fails, __version__="0.1"))
+    for earlier, reason in ((None, "timeout: not all processes of the host connect"), ("no GPU", "no GPU")):
+        monkeypatch.setattr(native, "peer_unavailable_reason", lambda ordinals, earlier=earlier: earlier)
+        assert native.processes_unavailable_reason.__wrapped__("key", (0, 1), 0, 3) == reason
+    monkeypatch.setattr(native, "peer_unavailable_reason", lambda ordinals: None)
+    monkeypatch.setattr(native, "_ops", SimpleNamespace(__version__="0.0"))
+    older = native.processes_unavailable_reason.__wrapped__("key", (0, 1), 0, 3)
+    assert older == "jaxdecomp-ops 0.0 is older than this version"
 
 
 def test_native_ops_without_peer_say_so(monkeypatch: pytest.MonkeyPatch) -> None:

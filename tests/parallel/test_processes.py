@@ -72,7 +72,7 @@ assert not MPI.Is_initialized()
 world = distributed.communicator()
 messages = Messages(MPI.COMM_WORLD)
 distributed._communicator = OnNodesOfTheirOwn(world)
-address, local_rank = distributed._coordinator(distributed._communicator)
+address, local_rank, _ = distributed._coordinator(distributed._communicator)
 assert local_rank == 0 and address == world.bcast(address, root=0)
 distributed.initialize()
 distributed.initialize()  # a second call does nothing
@@ -189,16 +189,17 @@ class Node:
         pass
 
     def bcast(self, value: Any, root: int) -> Any:
-        return value if self.rank == root else "from the root"
+        return value if self.rank == root else ("from the root", "key")
 
 
 def test_processes_on_several_nodes_meet_and_choose_their_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mpi4py")
     monkeypatch.setattr("socket.gethostbyname", lambda name: "10.0.0.7")
-    address, local_rank = distributed._coordinator(Node(8, 4, 0))
+    address, local_rank, key = distributed._coordinator(Node(8, 4, 0))
     assert address.startswith("10.0.0.7:")
-    assert local_rank == 0
-    assert distributed._coordinator(Node(8, 4, 6)) == ("from the root", 2)
+    assert (local_rank, key) == (0, None)
+    assert distributed._coordinator(Node(8, 4, 6)) == ("from the root", 2, "key")
+    assert len({distributed._coordinator(Node(4, 4, 0))[2] for _ in range(2)} - {None}) == 2
     monkeypatch.setattr("socket.gethostbyname", lambda name: "127.0.1.1")
     monkeypatch.setattr("socket.gethostname", lambda: "node7")
     assert distributed._coordinator(Node(8, 4, 0))[0].startswith("node7:")
@@ -266,8 +267,13 @@ def test_under_srun_jax_starts_by_itself_where_mpi_does_not_join(monkeypatch: py
         monkeypatch.setattr(distributed, "_communicator", None)
     else:
         monkeypatch.setattr(distributed, "_communicator", Node(1, 1, 0))
+    monkeypatch.setattr(distributed, "_host_key", None)
     distributed.initialize()
-    assert methods == ["slurm"]
+    assert (methods, distributed.host_key()) == (["slurm"], None)
+    for name, value in (("SLURM_JOB_ID", "12"), ("SLURM_STEP_NUM_NODES", "1")):
+        monkeypatch.setenv(name, value)
+    distributed.initialize()
+    assert distributed.host_key() == "12-0"
 
 
 def test_the_mpirun_of_another_mpi_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

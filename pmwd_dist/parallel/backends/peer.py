@@ -1,9 +1,10 @@
-"""Transforms and halos of slabs on GPUs of one process, which write into each other's memory, without collectives.
+"""Transforms and halos of slabs on GPUs of one host, which write into each other's memory, without collectives.
 
 cuFFT transforms the slabs plane by plane, strided where necessary. The GPUs' copy engines write finished planes to
 their destination while the next ones are transformed, without packing, unpacking, collectives of XLA, or a copy of the
 input of a complex-to-real transform. The native ops use NVIDIA's driver and the cuFFT of jax; XLA transforms along x
-for lengths that cuFFT transforms slowly with strides.
+for lengths that cuFFT transforms slowly with strides. One process drives all GPUs, or each GPU has a process of its own
+and a mailbox beside XLA's memory, as large as a slab of the spectrum, to which the other processes write.
 
 A field is divided along x, its spectrum along ky. One device sends nothing, but gains from the rest. Programs that are
 compiled for a mesh with unknown devices, or other ones than such GPUs, use XLA's collectives instead.
@@ -12,8 +13,9 @@ compiled for a mesh with unknown devices, or other ones than such GPUs, use XLA'
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, ClassVar, final
 
 import jax
@@ -27,6 +29,7 @@ from pmwd_dist._jax import native
 from pmwd_dist._jax.ops import Target, define_linear, define_op, result_aval, vary
 from pmwd_dist.ops.local_fft import irfft as local_irfft
 from pmwd_dist.ops.local_fft import multiplicity
+from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.backends import peer_filter
 from pmwd_dist.parallel.backends.base import PLAIN, Addition, Backend
 from pmwd_dist.parallel.backends.xla import XLA, add_pieces
@@ -39,7 +42,7 @@ _DTYPES = tuple(map(np.dtype, ("float32", "float64", "complex64", "complex128", 
 @final
 @dataclass(frozen=True)
 class Peer(Backend):
-    """Copies of finished planes into the memory of the other GPUs of this process."""
+    """Copies of finished planes into the memory of the other GPUs of this host."""
 
     name: ClassVar[str] = "peer"
     needs_mesh: ClassVar[bool] = True
@@ -53,10 +56,7 @@ class Peer(Backend):
         devices = list(division.mesh.devices.flat)
         if any(device.platform != "gpu" or "rocm" in device.client.platform_version for device in devices):
             return "needs NVIDIA GPUs"
-        if any(device.process_index != jax.process_index() for device in devices):
-            return "needs GPUs of one process, and some belong to other processes"
-        reason = native.peer_unavailable_reason(tuple(sorted(device.local_hardware_id for device in devices)))
-        return None if reason is None else f"cannot be used: {reason}"
+        return _unavailable_reason(devices, division.size)
 
     def rfft(self, block: Array, division: Division) -> Array:
         """Transform a real field."""
@@ -119,14 +119,34 @@ def _shards(division: Division) -> dict[str, Any]:
     return {"names": division.names, "shards": division.size}
 
 
+def _unavailable_reason(devices: Sequence[Any], shards: int) -> str | None:
+    """Reason why GPUs can't write into each other's memory, in groups of `shards`, or None. Collective."""
+    process, processes = jax.process_index(), tuple(sorted({device.process_index for device in devices}))
+    own = tuple(sorted(device.local_hardware_id for device in devices if device.process_index == process))
+    if not own:
+        return f"needs GPUs of this process, {process}, too, not only of {processes}"
+    if len(processes) == 1 or shards == 1:
+        reason = native.peer_unavailable_reason(own)
+    elif len(processes) < len(devices):
+        return f"needs one process for all {len(devices)} GPUs or one for each, not {len(processes)}"
+    elif (key := distributed.host_key()) is None:
+        return "needs processes of one host that pmwd_dist.distributed.initialize() has joined"
+    else:
+        reason = native.processes_unavailable_reason(key, processes, process, own[0])
+    return None if reason is None else f"cannot be used: {reason}"
+
+
 def _group_attributes(mesh: Mesh | None, names: Names, shards: int) -> dict[str, Any] | None:
-    """Attributes of the native ops: groups of GPUs, each in the order of its blocks; None where the ops can't run."""
-    if mesh is None or any(device.process_index != jax.process_index() for device in mesh.devices.flat):
+    """Attributes of the native ops; None where the ops can't run.
+
+    These are groups of GPUs, or of their processes where there are several, each in the order of its blocks.
+    """
+    if mesh is None or _unavailable_reason(list(mesh.devices.flat), shards) is not None:
         return None
-    rows = np.array([[device.local_hardware_id for device in row] for row in device_groups(mesh, names)])
-    if native.peer_unavailable_reason(tuple(sorted(rows.ravel().tolist()))) is not None:
-        return None
-    return {"rows": rows.ravel(), "parts": np.array([shards])}
+    several = len({device.process_index for device in mesh.devices.flat}) > 1
+    number = attrgetter("process_index" if several else "local_hardware_id")
+    groups = [[number(device) for device in row] for row in device_groups(mesh, names)]
+    return {"processes" if several else "rows": np.array(groups).ravel(), "parts": np.array([shards])}
 
 
 # --- unscaled transforms between the two layouts, of either sign ----------------------------------------------
@@ -153,8 +173,14 @@ def _transform_attributes(
     spectrum = _spectrum(x, names=names, shards=shards, nz=nz, inverse=inverse, sign=sign)
     _, nx, ny, nk = spectrum.shape
     # With large strides, cuFFT is slower for some lengths than XLA, which makes the values contiguous.
-    fast = native.fast_along_x(int(given["rows"][0]), shards, (nx, ny * shards, nk), spectrum.dtype.itemsize == 16)
+    fast = native.fast_along_x(_own_gpu(mesh), shards, (nx, ny * shards, nk), spectrum.dtype.itemsize == 16)
     return given | {"along_x": np.array([1])} if fast else None
+
+
+def _own_gpu(mesh: Mesh | None) -> int:
+    """A GPU of this process."""
+    assert mesh is not None
+    return next(d.local_hardware_id for d in mesh.devices.flat if d.process_index == jax.process_index())
 
 
 def _planes_attributes(x: Any, mesh: Mesh | None, *, shards: int, **params: Any) -> dict[str, Any] | None:

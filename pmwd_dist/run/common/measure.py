@@ -104,7 +104,7 @@ def round_of(call: Callable[[], tuple[float, Any]], seconds: float) -> list[floa
 
 
 def _device_peak() -> int:
-    return int((jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0))
+    return int((jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0))
 
 
 def _resident(field: str) -> int:

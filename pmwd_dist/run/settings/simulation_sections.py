@@ -138,7 +138,7 @@ class Devices(Section):
 
     pdims: Parts | None = about("devices along x and y; default: all, as slabs along x where they fit", None, [2, 1])
     backend: BackendName = about(
-        "communication backend: peer (GPUs of one process), xla, cudecomp (one process a GPU) or auto", "auto"
+        "communication backend: peer (GPUs of one host), xla, cudecomp (one process a GPU) or auto", "auto"
     )
     transpose_comm: TransposeComm | None = about("cudecomp's communication for transposes; default: nccl", None, "nccl")
     halo_comm: HaloComm | None = about("cudecomp's communication for halos; default: nccl", None, "nccl")

@@ -37,7 +37,7 @@ _COHERENCE = 10.0  # side of a cube whose displacement is independent of others 
 
 # Bytes through memory for each cell: transforms, Green's function, gradient of the potential, sums of a paint.
 _TRANSFORMS, _GREEN, _GRADIENT, _SUMS = 72.0, 8.0, 19.0, 20.0
-_HIDDEN = 0.55  # part of a local transform that goes on while GPUs of one process send pieces
+_HIDDEN = 0.55  # part of a local transform that goes on while GPUs of one host send pieces
 _PACKING = (0.0, 1.5, 2.0)  # factor of local passes by the number of transposes, by XLA's collectives
 
 

@@ -4,7 +4,7 @@
 //! - [`fft`]: real transforms on CPUs.
 //! - [`stencil`]: finite-difference gradient of a mesh.
 //! - [`cuda`]: NVIDIA's libraries, loaded at run time.
-//! - `peer` (a feature, on by default): transforms and halos over the GPUs of one process, by peer-to-peer copies.
+//! - `peer` (a feature, on by default; Linux): transforms and halos over the GPUs of one host, by peer-to-peer copies.
 //! - [`cudecomp`]: transposes and halos over GPUs of several processes, by cuDecomp.
 //!
 //! The Python module (feature `python`) passes the handlers to JAX.
@@ -13,7 +13,7 @@ pub mod cic;
 pub mod cuda;
 pub mod cudecomp;
 pub mod fft;
-#[cfg(feature = "peer")]
+#[cfg(all(feature = "peer", target_os = "linux"))]
 pub mod peer;
 #[cfg(feature = "python")]
 mod python;

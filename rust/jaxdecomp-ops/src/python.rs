@@ -134,7 +134,7 @@ fn _jaxdecomp_ops(module: &Bound<'_, PyModule>) -> PyResult<()> {
 }
 
 /// Handlers and functions of the feature `peer`.
-#[cfg(feature = "peer")]
+#[cfg(all(feature = "peer", target_os = "linux"))]
 mod peer {
     use crate::cuda;
     use crate::peer::{self, Slabs, filter::Lines, handlers};
@@ -150,6 +150,22 @@ mod peer {
     #[allow(clippy::needless_pass_by_value, reason = "pyo3 converts lists to vectors")]
     fn peer_probe(py: Python<'_>, devices: Vec<i32>, cufft: Vec<String>) -> PyResult<()> {
         py.detach(|| peer::probe(&devices, &cufft)).map_err(|error| PyOSError::new_err(error.0))
+    }
+
+    /// Join processes of one host, given by numbers, each with one GPU, that write into each other's memory.
+    ///
+    /// Fail with `OSError` unless they can. Collective; call `peer_probe` before.
+    #[pyfunction]
+    #[allow(clippy::needless_pass_by_value, reason = "pyo3 converts lists to vectors")]
+    fn peer_join(py: Python<'_>, key: &str, processes: Vec<i32>, process: i32, device: i32) -> PyResult<()> {
+        let joined = py.detach(|| peer::join_processes(key, &processes, process, device));
+        joined.map_err(|error| PyOSError::new_err(error.0))
+    }
+
+    /// Return once this process has waited for one that has ended, which would go on forever.
+    #[pyfunction]
+    fn peer_watch(py: Python<'_>) {
+        py.detach(peer::watch);
     }
 
     /// Whether a mesh of a length along x can be filtered by `jaxdecomp_ops_peer_filtered`. Call `cic_probe` before.
@@ -176,13 +192,15 @@ mod peer {
 
     pub(super) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add_function(wrap_pyfunction!(peer_probe, module)?)?;
+        module.add_function(wrap_pyfunction!(peer_join, module)?)?;
+        module.add_function(wrap_pyfunction!(peer_watch, module)?)?;
         module.add_function(wrap_pyfunction!(peer_filters, module)?)?;
         module.add_function(wrap_pyfunction!(peer_is_fast_along_x, module)?)
     }
 }
 
-/// Without the feature `peer` there are none.
-#[cfg(not(feature = "peer"))]
+/// Without the feature `peer`, and elsewhere than on Linux, there are none.
+#[cfg(not(all(feature = "peer", target_os = "linux")))]
 mod peer {
     use pyo3::prelude::*;
     use xla_ffi::sys::Handler;

@@ -3,6 +3,7 @@
 //! NVRTC is searched among the wheels of $PYTHON (or `python3`), then by the loader. Without it the tests that compile pass with
 //! a note, unless `PMWD_REQUIRE_NVRTC` is set.
 
+#![cfg(target_os = "linux")]
 #![allow(clippy::print_stderr, reason = "skipped tests are reported")]
 
 mod fake_modules;

@@ -4,6 +4,7 @@
 //! Needs a C++ compiler with these sanitizers, $CXX or `c++`. Without it the tests pass with a note, unless
 //! `PMWD_REQUIRE_SANITIZERS` is set.
 
+#![cfg(target_os = "linux")]
 #![allow(clippy::print_stderr, reason = "skipped tests are reported")]
 
 use jaxdecomp_ops::cic::cuda::variants::{self, Common};

@@ -13,7 +13,9 @@ __all__ = [
     "cudecomp_scratch",
     "peer_filters",
     "peer_is_fast_along_x",
+    "peer_join",
     "peer_probe",
+    "peer_watch",
     "targets",
 ]
 
@@ -47,6 +49,15 @@ def cudecomp_close() -> None:
 
 def peer_probe(devices: Sequence[int], cufft: Sequence[str]) -> None:
     """Fail with `OSError` unless CUDA's driver and cuFFT load and the GPUs can access each other's memory."""
+
+def peer_join(key: str, processes: Sequence[int], process: int, device: int) -> None:
+    """Join processes of one host, given by numbers, each with one GPU, that write into each other's memory.
+
+    Fail with `OSError` unless they can. Collective; call `peer_probe` before.
+    """
+
+def peer_watch() -> None:
+    """Return once this process has waited for one that has ended, which would go on forever."""
 
 def peer_is_fast_along_x(device: int, num_shards: int, shape: Sequence[int], double: bool) -> bool:
     """Whether cuFFT transforms slabs of a complex mesh along x without a work area. Call `peer_probe` before."""

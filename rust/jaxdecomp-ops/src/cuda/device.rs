@@ -121,7 +121,7 @@ impl Stream {
     }
 
     /// Records an event after the present work of the stream.
-    pub(crate) fn record(&self) -> Result<Event> {
+    pub(crate) fn record(&self) -> Result<Mark> {
         let mut raw = null_mut();
         // SAFETY: writes to the variable.
         let code = unsafe { (self.streams.event_create)(&raw mut raw, DISABLE_TIMING) };
@@ -129,13 +129,27 @@ impl Stream {
         let event = Event { streams: self.streams, raw };
         // SAFETY: event and stream belong to the current GPU.
         self.driver.check("cuEventRecord", unsafe { (self.streams.event_record)(event.raw, self.raw) })?;
-        Ok(event)
+        Ok(Mark::Event(event))
     }
 
-    /// Makes the stream wait for an event of any GPU.
-    pub(crate) fn wait(&self, event: &Event) -> Result<()> {
-        // SAFETY: both are live.
-        self.driver.check("cuStreamWaitEvent", unsafe { (self.streams.stream_wait_event)(self.raw, event.raw, 0) })
+    /// Writes a word of memory after the present work of the stream.
+    pub(crate) fn write(&self, Word { address, value }: Word) -> Result<()> {
+        // SAFETY: the memory of words is never released.
+        self.driver.check("cuStreamWriteValue32", unsafe { (self.streams.write_value)(self.raw, address, value, 0) })
+    }
+
+    /// Makes the stream wait for a mark of any GPU.
+    pub(crate) fn wait(&self, mark: &Mark) -> Result<()> {
+        match mark {
+            // SAFETY: both are live.
+            Mark::Event(event) => self
+                .driver
+                .check("cuStreamWaitEvent", unsafe { (self.streams.stream_wait_event)(self.raw, event.raw, 0) }),
+            // SAFETY: as in `write`. The flag 0 compares cyclically.
+            Mark::Word(Word { address, value }) => self
+                .driver
+                .check("cuStreamWaitValue32", unsafe { (self.streams.wait_value)(self.raw, *address, *value, 0) }),
+        }
     }
 
     /// Blocks until the work of the stream is done.
@@ -158,6 +172,24 @@ impl Stream {
         // SAFETY: by contract.
         self.driver.check("cuMemcpy2DAsync", unsafe { (self.streams.copy_2d_async)(copy, self.raw) })
     }
+}
+
+/// A point in the work of a stream, for which other streams wait.
+#[derive(Debug)]
+pub enum Mark {
+    /// An event of this process.
+    Event(Event),
+    /// A word that a stream of any process writes: it is reached when the word has this value, or a later one.
+    Word(Word),
+}
+
+/// Value of a word of memory that all GPUs access; values of a word increase.
+#[derive(Clone, Copy, Debug)]
+pub struct Word {
+    /// Address for the GPUs.
+    pub address: u64,
+    /// Value to write or to wait for.
+    pub value: u32,
 }
 
 /// An event of a stream.

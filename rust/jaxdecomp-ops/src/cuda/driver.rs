@@ -25,8 +25,17 @@ pub const UNIFIED: c_uint = 4;
 pub const NON_BLOCKING: c_uint = 1;
 /// Flag of events without timing.
 pub const DISABLE_TIMING: c_uint = 2;
+/// Flags of registered host memory: of every context, and mapped into the memory of devices.
+pub const PORTABLE_AND_MAPPED: c_uint = 3;
+/// Flag that enables access to the other GPU with memory of another process.
+pub const ENABLE_PEER_ACCESS: c_uint = 1;
 /// Error code for peer access that is already enabled, as XLA does.
 pub const PEER_ACCESS_ALREADY_ENABLED: c_int = 704;
+
+/// Handle of an allocation for other processes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct MemoryHandle(pub [u8; 64]);
 
 /// Source or destination of [`Copy2d`].
 #[repr(C)]
@@ -92,6 +101,21 @@ table! {
         event_record = b"cuEventRecord\0": unsafe extern "C" fn(Opaque, Opaque) -> c_int,
         event_destroy = b"cuEventDestroy_v2\0": unsafe extern "C" fn(Opaque) -> c_int,
         copy_2d_async = b"cuMemcpy2DAsync_v2\0": unsafe extern "C" fn(*const Copy2d, Opaque) -> c_int,
+        write_value = b"cuStreamWriteValue32_v2\0": unsafe extern "C" fn(Opaque, u64, u32, c_uint) -> c_int,
+        wait_value = b"cuStreamWaitValue32_v2\0": unsafe extern "C" fn(Opaque, u64, u32, c_uint) -> c_int,
+    }
+}
+
+table! {
+    /// Memory shared between processes.
+    Sharing {
+        allocate = b"cuMemAlloc_v2\0": unsafe extern "C" fn(*mut u64, usize) -> c_int,
+        free = b"cuMemFree_v2\0": unsafe extern "C" fn(u64) -> c_int,
+        export = b"cuIpcGetMemHandle\0": unsafe extern "C" fn(*mut MemoryHandle, u64) -> c_int,
+        open = b"cuIpcOpenMemHandle_v2\0": unsafe extern "C" fn(*mut u64, MemoryHandle, c_uint) -> c_int,
+        close = b"cuIpcCloseMemHandle\0": unsafe extern "C" fn(u64) -> c_int,
+        host_register = b"cuMemHostRegister_v2\0": unsafe extern "C" fn(*mut c_void, usize, c_uint) -> c_int,
+        host_address = b"cuMemHostGetDevicePointer_v2\0": unsafe extern "C" fn(*mut u64, *mut c_void, c_uint) -> c_int,
     }
 }
 
@@ -113,6 +137,7 @@ table! {
 pub struct Tables {
     pub driver: Driver,
     pub streams: Streams,
+    pub sharing: Sharing,
     pub launch: Launch,
 }
 
@@ -148,8 +173,8 @@ pub fn load() -> Result<Tables> {
     // SAFETY: the symbols' types are those of cuda.h.
     let tables = unsafe {
         Driver::from_library(library).and_then(|driver| {
-            let (streams, launch) = (Streams::from_library(library)?, Launch::from_library(library)?);
-            Ok(Tables { driver, streams, launch })
+            let (streams, sharing) = (Streams::from_library(library)?, Sharing::from_library(library)?);
+            Ok(Tables { driver, streams, sharing, launch: Launch::from_library(library)? })
         })
     };
     tables.map_err(|missing| Error(format!("libcuda.so.1 has no {missing}")))

@@ -13,7 +13,7 @@ pub mod kernel;
 mod library;
 pub mod nvrtc;
 
-pub use device::{Device, Event, Stream};
+pub use device::{Device, Mark, Stream, Word};
 pub(crate) use library::table;
 
 use core::fmt;

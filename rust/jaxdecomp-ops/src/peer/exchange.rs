@@ -1,19 +1,20 @@
-//! Exchange of addresses and events between the GPUs' threads, and the copies between them.
+//! Exchange of addresses and marks between the GPUs' threads or processes, and the copies between them.
 
+use super::link::Link;
 use super::node::Node;
 use super::rendezvous::{Failure, RendezvousMap};
 use crate::cuda::driver::{Copy2d, CopyEnd};
-use crate::cuda::{Error, Event, Opaque, Result, Stream};
+use crate::cuda::{Error, Mark, Opaque, Result, Stream};
 use core::ffi::c_void;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Key of a rendezvous: run and group of GPUs.
 type Key = (i64, Vec<i32>);
-/// Address of a GPU's receive buffer, and the event after which peers may write to it.
-type ReceiveBuffer = Result<(usize, Event)>;
-/// Events after which each piece of a GPU has been sent: to peers, to itself.
-pub(super) type Sent = Result<Vec<[Event; 2]>>;
+/// Address of a GPU's receive buffer, and the mark after which peers may write to it.
+type ReceiveBuffer = Result<(usize, Mark)>;
+/// Marks after which each piece of a GPU has been sent: to peers, to itself.
+pub(super) type Sent = Result<Vec<[Mark; 2]>>;
 
 /// The two rendezvous of each exchange.
 #[derive(Debug)]
@@ -31,7 +32,9 @@ impl Rendezvous {
 
     /// Returns the outcome of a call. After a failure, aborts the run for the other participants.
     pub(super) fn abort_on_error<T>(&self, participant: &Participant, outcome: Result<T>) -> Result<T> {
-        if let Err(error) = &outcome {
+        if let (Err(error), Some(link)) = (&outcome, &participant.link) {
+            link.abort(participant.stream, error);
+        } else if let Err(error) = &outcome {
             let (key, reason) = (participant.key(), format!("on GPU {}: {error}", participant.ordinal()));
             self.receive_buffers.abort(&key, &reason);
             self.sent.abort(&key, &reason);
@@ -45,17 +48,24 @@ impl Rendezvous {
 pub struct Participant {
     /// XLA's number of the run.
     pub run_id: i64,
-    /// Ordinals of the GPUs by rank.
+    /// Ordinals of the GPUs by rank, or numbers of their processes.
     pub group: Vec<i32>,
     /// Rank of this GPU in the group.
     pub rank: usize,
     /// XLA's stream.
     pub stream: Opaque,
+    /// Link to the processes of the other GPUs; none if this process drives them all.
+    pub link: Option<Arc<Link>>,
 }
 
 impl Participant {
     fn key(&self) -> Key {
         (self.run_id, self.group.clone())
+    }
+
+    /// Enables access of the current GPU to the memory of the others.
+    pub(super) fn enable_access(&self, node: &Node) -> Result<()> {
+        if self.link.is_some() { Ok(()) } else { node.enable_peer_access(&self.group) }
     }
 
     fn ordinal(&self) -> i32 {
@@ -84,7 +94,7 @@ impl Rows {
         Self { offsets: [b, a], pitches: [d, c], ..self }
     }
 
-    fn copy(&self, from: usize, to: usize) -> Copy2d {
+    pub(super) fn copy(&self, from: usize, to: usize) -> Copy2d {
         Copy2d {
             src: CopyEnd::new(from + self.offsets[0], self.pitches[0]),
             dst: CopyEnd::new(to + self.offsets[1], self.pitches[1]),
@@ -94,21 +104,39 @@ impl Rows {
     }
 }
 
-/// Events after which peers may write to the receive buffer, and after which each piece can be sent. The last event also
+/// Marks after which peers may write to the receive buffer, and after which each piece can be sent. The last one also
 /// applies to all further pieces.
-pub(super) type SendReady = Result<(Event, Vec<Event>)>;
+pub(super) type SendReady = Result<(Mark, Vec<Mark>)>;
 
 /// The exchange of one GPU with others.
 pub(super) struct Exchange<'a> {
     pub(super) node: &'a Node,
     pub(super) rendezvous: &'a Rendezvous,
     pub(super) participant: &'a Participant,
+    /// Name, the same on all GPUs.
+    pub(super) label: &'a str,
 }
 
 impl Exchange<'_> {
     /// XLA's stream.
     pub(super) fn stream(&self) -> Stream {
         self.node.stream(self.participant.stream)
+    }
+
+    /// Memory that peers write to: `own`, or a mailbox where they are other processes.
+    pub(super) fn receive_buffer(&self, own: *mut c_void, bytes: usize) -> Result<*mut c_void> {
+        match &self.participant.link {
+            None => Ok(own),
+            Some(link) => Ok(link.mailbox(&self.stream(), bytes)? as *mut c_void),
+        }
+    }
+
+    /// The mark after which peers may write to the receive buffer.
+    pub(super) fn mark_free(&self) -> Result<Mark> {
+        let Some(link) = &self.participant.link else { return self.stream().record() };
+        let word = link.free(self.participant.rank);
+        self.stream().write(word)?;
+        Ok(Mark::Word(word))
     }
 
     /// Exchanges pieces between all GPUs of the group. `pieces[i]` lists the destination rank and the rows of piece `i`.
@@ -122,6 +150,14 @@ impl Exchange<'_> {
         ready: SendReady,
         pieces: &[Vec<(usize, Rows)>],
     ) -> Result<Arc<[Sent]>> {
+        if let Some(link) = &self.participant.link {
+            // SAFETY: by contract.
+            let send = |(_, done): (Mark, Vec<Mark>)| unsafe {
+                let mailboxes = link.mailboxes();
+                self.send(send_buffer, &mailboxes.iter().collect::<Vec<_>>(), &done, pieces)
+            };
+            return link.conclude(self.label, ready.and_then(send), pieces.len());
+        }
         let (own, done) = match ready {
             Ok((free, done)) => (Ok((receive_buffer as usize, free)), done),
             Err(error) => (Err(error), Vec::new()),
@@ -158,6 +194,11 @@ impl Exchange<'_> {
         Ok(())
     }
 
+    /// Marks the end of the waits for an exchange.
+    pub(super) fn finish(&self) -> Result<()> {
+        self.participant.link.as_ref().map_or(Ok(()), |link| self.stream().write(link.done()))
+    }
+
     /// Waits for the copies of this GPU. After a failure, peers may free their memory as soon as they are notified.
     fn finish_copies(&self) {
         // A failed stream runs no further work.
@@ -170,8 +211,8 @@ impl Exchange<'_> {
     unsafe fn send(
         &self,
         send_buffer: *mut c_void,
-        receive_buffers: &[&(usize, Event)],
-        done: &[Event],
+        receive_buffers: &[&(usize, Mark)],
+        done: &[Mark],
         pieces: &[Vec<(usize, Rows)>],
     ) -> Sent {
         let Node { remote, local, .. } = self.node;
@@ -193,7 +234,14 @@ impl Exchange<'_> {
                 // SAFETY: by contract.
                 unsafe { stream.copy(&rows.copy(send_buffer as usize, *receive_buffer)) }?;
             }
-            sent.push([remote.record()?, local.record()?]);
+            let mark = if let Some(link) = &self.participant.link {
+                let word = link.sent(self.participant.rank, piece);
+                remote.write(word)?;
+                Mark::Word(word)
+            } else {
+                remote.record()?
+            };
+            sent.push([mark, local.record()?]);
         }
         Ok(sent)
     }

@@ -37,9 +37,9 @@ impl Planes {
         }
     }
 
-    /// Copies of `planes` planes of each block, between plane indices in operand and result.
-    fn rows(&self, purpose: Purpose, planes: usize, from: usize, to: usize) -> impl Iterator<Item = Rows> {
-        let ([before, after], bytes) = (self.extents(purpose), self.bytes);
+    /// Copies of `planes` planes of each block, between plane indices in blocks of `extents`.
+    fn rows(&self, extents: [usize; 2], planes: usize, from: usize, to: usize) -> impl Iterator<Item = Rows> {
+        let ([before, after], bytes) = (extents, self.bytes);
         // One copy for each block: a block may exceed the largest pitch.
         (0..self.batch).map(move |mesh| {
             let offsets = [(mesh * before + from) * bytes, (mesh * after + to) * bytes];
@@ -47,18 +47,27 @@ impl Planes {
         })
     }
 
-    /// Destination ranks and rows of all copies.
-    fn routes(&self, purpose: Purpose, participant: &Participant) -> Vec<(usize, Rows)> {
-        let (num_shards, rank, halo, count) = (participant.group.len(), participant.rank, self.halo, self.count);
+    /// Destination ranks and rows of the edges. They go to the result, or to mailboxes that hold nothing else.
+    fn edges(&self, purpose: Purpose, participant: &Participant) -> Vec<(usize, Rows)> {
+        let (num_shards, rank, halo) = (participant.group.len(), participant.rank, self.halo);
         let (below, above) = ((rank + num_shards - 1) % num_shards, (rank + 1) % num_shards);
-        let routes = match purpose {
-            Purpose::Pad => {
-                vec![(above, halo, count - halo, 0), (below, halo, 0, halo + count), (rank, count, 0, halo)]
-            }
-            Purpose::Swap => vec![(above, halo, halo, 0), (below, halo, 0, halo)],
-        };
-        let each = |(to, planes, from, at)| self.rows(purpose, planes, from, at).map(move |rows| (to, rows));
-        routes.into_iter().flat_map(each).collect()
+        let [before, mut after] = self.extents(purpose);
+        if participant.link.is_some() {
+            after = 2 * halo;
+        }
+        let each = |(to, from, at)| self.rows([before, after], halo, from, at).map(move |rows| (to, rows));
+        [(above, before - halo, 0), (below, 0, after - halo)].into_iter().flat_map(each).collect()
+    }
+
+    /// Copies of the block itself to the result, and of edges from the mailbox to the result.
+    fn moves(&self, purpose: Purpose) -> [Vec<Rows>; 2] {
+        let (halo, extents @ [_, after]) = (self.halo, self.extents(purpose));
+        let own = if purpose == Purpose::Pad { self.count } else { 0 };
+        let edges = [(0, 0), (halo, after - halo)].map(|(from, to)| self.rows([2 * halo, after], halo, from, to));
+        [
+            self.rows(extents, own, 0, halo).filter(|rows| rows.width > 0).collect(),
+            edges.into_iter().flatten().collect(),
+        ]
     }
 }
 
@@ -77,16 +86,34 @@ pub unsafe fn exchange_planes(
     input: *const c_void,
     output: *mut c_void,
 ) -> Result<()> {
-    let exchange = Exchange { node, rendezvous, participant };
-    let begin = || {
+    let label = format!("halo of {planes:?}, {purpose:?}");
+    let exchange = Exchange { node, rendezvous, participant, label: &label };
+    let _turn = participant.link.as_ref().map(|link| link.turn());
+    let (stream, [block, edges]) = (exchange.stream(), planes.moves(purpose));
+    let mut routes = planes.edges(purpose, participant);
+    if participant.link.is_none() {
+        routes.extend(block.iter().map(|rows| (participant.rank, *rows)));
+    }
+    let work = || {
         node.enter()?;
-        node.enable_peer_access(&participant.group)?;
-        let stream = exchange.stream();
+        participant.enable_access(node)?;
+        let receive = exchange.receive_buffer(output, 2 * planes.halo * planes.batch * planes.bytes)?;
         // The receive buffer is free once the operand is present: XLA's stream is sequential.
-        Ok((stream.record()?, vec![stream.record()?]))
+        let begin = || Ok((exchange.mark_free()?, vec![stream.record()?]));
+        // SAFETY: by contract.
+        let sent = unsafe { exchange.all_to_all(input.cast_mut(), receive, begin(), &[routes]) }?;
+        let copy = |rows: &Rows, from: usize| {
+            // SAFETY: by contract.
+            unsafe { stream.copy(&rows.copy(from, output as usize)) }
+        };
+        if participant.link.is_some() {
+            block.iter().try_for_each(|rows| copy(rows, input as usize))?;
+        }
+        exchange.wait_for(&sent, None)?;
+        if participant.link.is_some() {
+            edges.iter().try_for_each(|rows| copy(rows, receive as usize))?;
+        }
+        exchange.finish()
     };
-    // SAFETY: by contract.
-    let sent =
-        unsafe { exchange.all_to_all(input.cast_mut(), output, begin(), &[planes.routes(purpose, participant)]) };
-    rendezvous.abort_on_error(participant, sent.and_then(|sent| exchange.wait_for(&sent, None)))
+    rendezvous.abort_on_error(participant, work())
 }

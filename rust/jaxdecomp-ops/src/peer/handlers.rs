@@ -1,7 +1,8 @@
-//! FFI targets of transforms and halos between the GPUs of one process.
+//! FFI targets of transforms and halos between the GPUs of one host.
 
 use super::filter::{Lines, Memory, filtered};
-use super::{Job, Participant, Planes, Purpose, Rendezvous, Slabs, exchange_planes, node, scratch_len, transform};
+use super::{Job, Participant, Planes, Purpose, Rendezvous, Slabs};
+use super::{exchange_planes, link, node, process, scratch_len, transform};
 use crate::cuda::{self, gpus};
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -137,7 +138,7 @@ fn load_filtered(call: &Call<'_>) -> Result<()> {
 fn run_filtered(call: &Call<'_>) -> Result<()> {
     let Filtered { slabs, lines, batch, inputs, mut result, mut spectrum } = Filtered::new(call)?;
     let ordinal = call.device_ordinal()?;
-    let participant = Participant { run_id: call.run_id()?, group: vec![ordinal], rank: 0, stream: call.stream()? };
+    let participant = alone(call, ordinal)?;
     let mut work = None;
     let mut allocate = |bytes| {
         // One for both transforms, which are in the order of the stream.
@@ -206,8 +207,24 @@ fn item(dtype: Dtype) -> Result<usize> {
 /// Ordinal of this GPU and its role in the exchange.
 fn participant(call: &Call<'_>, num_shards: i64) -> Result<(i32, Participant)> {
     let ordinal = call.device_ordinal()?;
-    let (group, rank) = find(&call.integers("rows")?, num_shards as usize, ordinal)?;
-    Ok((ordinal, Participant { run_id: call.run_id()?, group, rank, stream: call.stream()? }))
+    if num_shards == 1 {
+        return Ok((ordinal, alone(call, ordinal)?));
+    }
+    let failed = |error| internal("peer", &error);
+    let (group, rank, link) = if let Ok(processes) = call.integers("processes") {
+        let (group, rank) = find(&processes, num_shards as usize, process().map_err(failed)?)?;
+        let link = link(&group, ordinal).map_err(failed)?;
+        (group, rank, Some(link))
+    } else {
+        let (group, rank) = find(&call.integers("rows")?, num_shards as usize, ordinal)?;
+        (group, rank, None)
+    };
+    Ok((ordinal, Participant { run_id: call.run_id()?, group, rank, stream: call.stream()?, link }))
+}
+
+/// A GPU that exchanges nothing.
+fn alone(call: &Call<'_>, ordinal: i32) -> Result<Participant> {
+    Ok(Participant { run_id: call.run_id()?, group: vec![ordinal], rank: 0, stream: call.stream()?, link: None })
 }
 
 fn internal(name: &str, error: &cuda::Error) -> Error {
@@ -260,7 +277,7 @@ fn find(groups: &[i64], num_shards: usize, ordinal: i32) -> Result<(Vec<i32>, us
             return Ok((group.iter().map(|&other| other as i32).collect(), rank));
         }
     }
-    Err(Error::invalid(format!("GPU {ordinal} is not among the devices {groups:?} of the program")))
+    Err(Error::invalid(format!("GPU or process {ordinal} is not among those of the program, {groups:?}")))
 }
 
 #[cfg(test)]
@@ -271,6 +288,6 @@ mod tests {
     fn a_gpu_finds_its_group() {
         assert_eq!(find(&[0, 2, 1, 3], 2, 3), Ok((vec![1, 3], 1)));
         let error = find(&[0, 1], 2, 5).expect_err("unknown GPU");
-        assert!(error.message.contains("GPU 5 is not among the devices [0, 1]"));
+        assert!(error.message.contains("GPU or process 5 is not among those of the program, [0, 1]"));
     }
 }

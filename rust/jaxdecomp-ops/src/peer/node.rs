@@ -1,8 +1,9 @@
 //! One GPU with its plans and streams.
 
 use crate::cuda::cufft::{Cufft, Kind, Layout, Plan};
-use crate::cuda::driver::{Driver, Streams};
+use crate::cuda::driver::{Driver, ENABLE_PEER_ACCESS, MemoryHandle, PORTABLE_AND_MAPPED, Sharing, Streams};
 use crate::cuda::{Device, Opaque, Result, Stream};
+use core::ffi::c_void;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -12,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub struct Libraries {
     pub driver: Driver,
     pub streams: Streams,
+    pub sharing: Sharing,
     pub fft: Cufft,
 }
 
@@ -67,6 +69,51 @@ impl Node {
     /// Wraps a stream of XLA.
     pub(super) fn stream(&self, raw: Opaque) -> Stream {
         Stream::wrap(self.libraries.driver, self.libraries.streams, raw)
+    }
+
+    /// Address for GPUs of host memory.
+    ///
+    /// # Safety
+    /// The memory is never unmapped.
+    pub(super) unsafe fn register(&self, host: *mut c_void, bytes: usize) -> Result<u64> {
+        let Libraries { driver, sharing, .. } = &self.libraries;
+        let mut address = 0;
+        // SAFETY: by contract; writes to the variable.
+        unsafe {
+            driver.check("cuMemHostRegister", (sharing.host_register)(host, bytes, PORTABLE_AND_MAPPED))?;
+            driver.check("cuMemHostGetDevicePointer", (sharing.host_address)(&raw mut address, host, 0))?;
+        }
+        Ok(address)
+    }
+
+    /// Allocates device memory for other processes.
+    pub(super) fn allocate(&self, bytes: usize) -> Result<(u64, MemoryHandle)> {
+        let Libraries { driver, sharing, .. } = &self.libraries;
+        let (mut address, mut handle) = (0, MemoryHandle([0; 64]));
+        // SAFETY: writes to the variables.
+        unsafe {
+            driver.check("cuMemAlloc", (sharing.allocate)(&raw mut address, bytes))?;
+            let exported = driver.check("cuIpcGetMemHandle", (sharing.export)(&raw mut handle, address));
+            exported.inspect_err(|_| self.release(address, true))?;
+        }
+        Ok((address, handle))
+    }
+
+    /// Address of memory of another process.
+    pub(super) fn open(&self, handle: MemoryHandle) -> Result<u64> {
+        let Libraries { driver, sharing, .. } = &self.libraries;
+        let mut address = 0;
+        // SAFETY: writes to the variable.
+        let code = unsafe { (sharing.open)(&raw mut address, handle, ENABLE_PEER_ACCESS) };
+        driver.check("cuIpcOpenMemHandle", code)?;
+        Ok(address)
+    }
+
+    /// Releases memory of [`Self::allocate`] (own) or [`Self::open`]; without effect where that fails.
+    pub(super) fn release(&self, address: u64, own: bool) {
+        let Sharing { free, close, .. } = self.libraries.sharing;
+        // SAFETY: memory of this module, which nobody uses any more.
+        let _ = unsafe { if own { free(address) } else { close(address) } };
     }
 
     /// Plan of a layout, created once.

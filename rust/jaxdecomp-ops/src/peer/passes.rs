@@ -1,5 +1,6 @@
 //! Passes of cuFFT over the slabs of one GPU.
 
+use super::exchange::Rows;
 use super::job::Job;
 use super::node::{Node, SharedPlan, lock};
 use super::slabs::Slabs;
@@ -31,7 +32,7 @@ impl<'a> Passes<'a> {
         memory: impl FnOnce(usize) -> Result<*mut c_void>,
     ) -> Result<Self> {
         node.enter()?;
-        node.enable_peer_access(&job.participant.group)?;
+        job.participant.enable_access(node)?;
         let [_, ny, nz] = slabs.field_block();
         let nk = slabs.shape[2];
         let (field, spectrum) = (ny * nz, ny * nk);
@@ -67,14 +68,23 @@ impl<'a> Passes<'a> {
         }
     }
 
-    /// Transforms one band along x, unless that is left to the caller (`from` and `to` are then the same).
+    /// Transforms one band along x, or moves it where the transform is left to the caller.
     ///
     /// # Safety
     /// `from` and `to` are slabs divided along y.
     pub(super) unsafe fn band(&self, band: i64, from: *mut c_void, to: *mut c_void) -> Result<()> {
-        let Some(lines) = &self.lines else { return Ok(()) };
-        let start = (band * self.slabs.lines() * self.slabs.shape[2]) as usize * self.slabs.item();
+        let width = (self.slabs.lines() * self.slabs.shape[2]) as usize * self.slabs.item();
+        let start = band as usize * width;
         let (from, to) = (offset(from, start), offset(to, start));
+        let Some(lines) = &self.lines else {
+            let [height, pitch] = [self.slabs.shape[0] as usize, self.slabs.bands as usize * width];
+            let rows = Rows { offsets: [0; 2], pitches: [pitch; 2], width, height };
+            if from != to {
+                // SAFETY: by contract.
+                unsafe { self.stream.copy(&rows.copy(from as usize, to as usize)) }?;
+            }
+            return Ok(());
+        };
         // SAFETY: as above.
         unsafe { lock(lines).run(self.stream.raw(), self.work, from, to, self.sign) }
     }

@@ -23,11 +23,15 @@ pub unsafe fn transform(
     job: &Job,
     memory: impl FnOnce(usize) -> Result<*mut c_void>,
 ) -> Result<()> {
-    let exchange = Exchange { node, rendezvous, participant: &job.participant };
+    let (participant, Job { inverse, sign, planes_only, .. }) = (&job.participant, job);
+    let label = format!("transform of {slabs:?}, inverse {inverse}, sign {sign}, planes only {planes_only}");
+    let exchange = Exchange { node, rendezvous, participant, label: &label };
+    let _turn = participant.link.as_ref().map(|link| link.turn());
     let outcome = Passes::new(node, slabs, job, memory).and_then(|passes| {
         let routes = passes.routes();
         (0..job.batch).try_for_each(|mesh| {
-            let at = Buffers::new(slabs, job, mesh);
+            let mut at = Buffers::new(slabs, job, mesh);
+            at.receive = exchange.receive_buffer(at.receive, slabs.values() as usize * slabs.item())?;
             // SAFETY: by contract.
             unsafe {
                 match (slabs.num_shards, job.inverse) {
@@ -114,7 +118,7 @@ impl Passes<'_> {
         let Slabs { pieces, bands, .. } = *self.slabs;
         let banded = self.slabs.banded();
         let begin = || {
-            let (free, mut done) = (self.stream.record()?, Vec::new());
+            let (free, mut done) = (exchange.mark_free()?, Vec::new());
             for piece in 0..pieces {
                 // SAFETY: by contract.
                 unsafe { self.piece(piece, at.input, at.send) }?;
@@ -133,9 +137,9 @@ impl Passes<'_> {
                 exchange.wait_for(&sent, None)?;
             }
             // SAFETY: by contract.
-            unsafe { self.band(band, at.output, at.output) }?;
+            unsafe { self.band(band, at.receive, at.output) }?;
         }
-        Ok(())
+        exchange.finish()
     }
 
     /// # Safety
@@ -144,7 +148,7 @@ impl Passes<'_> {
         let Slabs { pieces, bands, .. } = *self.slabs;
         let banded = self.slabs.banded();
         let begin = || {
-            let (free, mut done) = (self.stream.record()?, Vec::new());
+            let (free, mut done) = (exchange.mark_free()?, Vec::new());
             for band in 0..bands {
                 // SAFETY: by contract.
                 unsafe { self.band(band, at.input, at.send) }?;
@@ -165,6 +169,6 @@ impl Passes<'_> {
             // SAFETY: by contract.
             unsafe { self.piece(piece, at.receive, at.output) }?;
         }
-        Ok(())
+        exchange.finish()
     }
 }

@@ -3,7 +3,7 @@
 #![allow(unreachable_pub, reason = "private to a test")]
 
 use jaxdecomp_ops::cuda::Opaque;
-use jaxdecomp_ops::cuda::driver::{Copy2d, Driver, Launch, Streams, Tables};
+use jaxdecomp_ops::cuda::driver::{Copy2d, Driver, Launch, MemoryHandle, Sharing, Streams, Tables};
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -77,6 +77,13 @@ unused! {
     event_record(Opaque, Opaque);
     event_destroy(Opaque);
     copy_2d_async(*const Copy2d, Opaque);
+    write_value(Opaque, u64, u32, c_uint);
+    allocate(*mut u64, usize);
+    free(u64);
+    export(*mut MemoryHandle, u64);
+    open(*mut u64, MemoryHandle, c_uint);
+    host_register(*mut c_void, usize, c_uint);
+    host_address(*mut u64, *mut c_void, c_uint);
     module_function(*mut Opaque, Opaque, *const c_char);
     function_set(Opaque, c_int, c_int);
     memset_async(u64, u8, usize, Opaque);
@@ -120,7 +127,10 @@ pub fn tables() -> Tables {
         event_record,
         event_destroy,
         copy_2d_async,
+        write_value,
+        wait_value: write_value,
     };
+    let sharing = Sharing { allocate, free, export, open, close: free, host_register, host_address };
     let launch = Launch { device_attribute, module_load, module_function, function_set, launch, memset_async };
-    Tables { driver, streams, launch }
+    Tables { driver, streams, sharing, launch }
 }

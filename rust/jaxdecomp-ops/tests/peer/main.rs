@@ -1,5 +1,7 @@
 //! Transforms and halos over several GPUs, which are fake.
 
+#![cfg(target_os = "linux")]
+
 mod fake_gpus;
 mod halo;
 mod transforms;

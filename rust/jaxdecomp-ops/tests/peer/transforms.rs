@@ -4,6 +4,8 @@ use crate::fake_gpus::{Complex, IGNORE_EVENTS, LIBRARIES, begin, dft, new_stream
 use jaxdecomp_ops::cuda::{Error, Result};
 use jaxdecomp_ops::peer::{Job, Node, Participant, Rendezvous, Slabs, is_fast_along_x, scratch_len, transform};
 use std::ffi::c_void;
+use std::sync::Mutex;
+use std::thread::sleep;
 use std::time::Duration;
 
 /// Slabs of a real or complex mesh, divided into several pieces and bands.
@@ -218,16 +220,101 @@ fn a_failure_on_one_gpu_reaches_all() {
 }
 
 #[test]
-fn a_failure_after_the_exchange_aborts_the_run() {
+fn a_failure_of_one_process_reaches_all_and_frees_their_streams() {
+    for (function, inverse) in
+        [("plan", false), ("exec", false), ("lines", true), ("copy", false), ("copy", true), ("allocate", false)]
+    {
+        let _one = begin();
+        with(|world| world.failing = Some((function, 1)));
+        let slabs = case(true, 4);
+        let blocks = vec![vec![0.0; numbers(&slabs, inverse)]; 4];
+        for outcome in run(&slabs, &[0, 1, 2, 3], &blocks, (inverse, -1, 1), 1) {
+            let Err(Error(message)) = outcome else { panic!("no error of {function}") };
+            assert!(message.contains("error 2"), "{message}");
+        }
+    }
+}
+
+#[test]
+fn a_process_that_ends_is_named() {
     let _one = begin();
+    let slabs = case(true, 2);
+    let blocks = vec![vec![0.0; numbers(&slabs, false)]; 2];
+    let outcomes = on_all(&[4, 7], &blocks, (1, 1), 1, |node, rendezvous, participant, _| {
+        if participant.rank == 1 {
+            return Ok(());
+        }
+        let memory = 8 as *mut c_void;
+        let (planes_only, batch, sign, inverse) = (false, 1, -1, false);
+        let job =
+            Job { participant, inverse, sign, planes_only, batch, input: memory, output: memory, scratch: memory };
+        // SAFETY: the addresses are not accessed.
+        unsafe { transform(node, rendezvous, &slabs, &job, |_| Ok(memory)) }
+    });
+    assert_eq!(outcomes[0], Err(Error("process 7 has ended".to_owned())));
+}
+
+#[test]
+fn a_process_is_stuck_while_it_waits_for_one_that_has_ended() {
+    let _one = begin();
+    let slabs = case(false, 2);
+    let blocks = vec![vec![0.0; numbers(&slabs, false)]; 2];
+    let lengths = (numbers(&slabs, true), 2 * scratch_len(&slabs, false, false) as usize);
+    let kept = Mutex::new(None);
+    let outcomes = on_all(&[0, 1], &blocks, lengths, 1, |node, rendezvous, participant, [from, to, scratch]| {
+        let [input, output, scratch] = [from, to, scratch].map(|address| address as *mut c_void);
+        let link = participant.link.clone().filter(|_| participant.rank == 0);
+        let (planes_only, batch, sign, inverse) = (false, 1, 1, false);
+        let job = Job { participant, inverse, sign, planes_only, batch, input, output, scratch };
+        // SAFETY: memory of the extents of the slabs.
+        unsafe { transform(node, rendezvous, &slabs, &job, |_| Ok(8 as *mut c_void)) }?;
+        drop(job); // the second process ends
+        if let Some(link) = link {
+            while !link.is_stuck() {
+                sleep(Duration::from_millis(1));
+            }
+            *kept.lock().expect("no panic") = Some(link);
+        }
+        Ok(())
+    });
+    assert!(outcomes.iter().all(Result::is_ok));
+    // The streams' work has been done meanwhile.
+    assert!(!kept.into_inner().expect("no panic").expect("a link").is_stuck());
+}
+
+#[test]
+fn processes_that_run_different_programs_fail() {
+    let _one = begin();
+    let slabs = case(false, 2);
+    let blocks = vec![vec![0.0; numbers(&slabs, false)]; 2];
+    let len = numbers(&slabs, true);
+    let scratch = 2 * scratch_len(&slabs, false, false) as usize;
+    let outcomes = on_all(&[0, 1], &blocks, (len, scratch), 1, |node, rendezvous, participant, [from, to, scratch]| {
+        let [input, output, scratch] = [from, to, scratch].map(|address| address as *mut c_void);
+        let (planes_only, batch, sign, inverse) = (false, 1, 1 - 2 * participant.rank as i64, false);
+        let job = Job { participant, inverse, sign, planes_only, batch, input, output, scratch };
+        // SAFETY: memory of the extents of the slabs.
+        unsafe { transform(node, rendezvous, &slabs, &job, |_| Ok(8 as *mut c_void)) }
+    });
+    for outcome in outcomes {
+        let Err(Error(message)) = outcome else { panic!("no error") };
+        assert!(message.contains(": another program: transform of Slabs"), "{message}");
+    }
+}
+
+#[test]
+fn a_failure_after_the_exchange_aborts_the_run() {
     let slabs = Slabs { pieces: 1, bands: 1, ..case(true, 2) };
     let blocks = vec![vec![0.0; 2 * numbers(&slabs, false)]; 2];
-    with(|world| world.failing = Some(("lines", 1)));
-    // The first of two meshes fails on GPU 1 after its exchange, while GPU 0 waits for the second.
-    let outcomes = run(&slabs, &[0, 1], &blocks, (false, -1, 2), 0);
-    for (ordinal, outcome) in outcomes.iter().enumerate() {
-        let Err(Error(message)) = outcome else { panic!("no error on GPU {ordinal}") };
-        assert_eq!(message.contains("on GPU 1: cufftExec"), ordinal == 0, "{message}");
+    for (seed, there) in [(0, "on GPU 1: cufftExec"), (1, "on process 1: cufftExec")] {
+        let _one = begin();
+        with(|world| world.failing = Some(("lines", 1)));
+        // The first of two meshes fails on GPU 1 after its exchange, while GPU 0 waits for the second.
+        let outcomes = run(&slabs, &[0, 1], &blocks, (false, -1, 2), seed);
+        for (ordinal, outcome) in outcomes.iter().enumerate() {
+            let Err(Error(message)) = outcome else { panic!("no error on GPU {ordinal}") };
+            assert_eq!(message.contains(there), ordinal == 0, "{message}");
+        }
     }
 }
 
@@ -237,7 +324,7 @@ fn a_missing_gpu_is_a_timeout() {
     let slabs = case(true, 2);
     let node = Node::new(LIBRARIES, 0).expect("a GPU");
     let job = Job {
-        participant: Participant { run_id: 1, group: vec![0, 1], rank: 0, stream: new_stream(0) },
+        participant: Participant { run_id: 1, group: vec![0, 1], rank: 0, stream: new_stream(0), link: None },
         inverse: false,
         sign: -1,
         planes_only: false,

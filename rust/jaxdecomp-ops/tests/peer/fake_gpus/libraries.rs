@@ -3,7 +3,7 @@
 use super::{CURRENT, Plan, Work, code, new_stream, push, with};
 use jaxdecomp_ops::cuda::Opaque;
 use jaxdecomp_ops::cuda::cufft::Cufft;
-use jaxdecomp_ops::cuda::driver::{Copy2d, CopyEnd, Driver, Streams};
+use jaxdecomp_ops::cuda::driver::{Copy2d, CopyEnd, Driver, MemoryHandle, Sharing, Streams};
 use jaxdecomp_ops::peer::Libraries;
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -19,6 +19,8 @@ constants! {
     synchronize() = 0;
     event_destroy(Opaque) = 0;
     destroy(c_int) = 0;
+    free(u64) = 0;
+    host_register(*mut c_void, usize, c_uint) = 0;
     error_string(c_int, *mut *const c_char) = 1;
 }
 
@@ -81,16 +83,48 @@ unsafe extern "C" fn copy_2d_async(copy: *const Copy2d, stream: Opaque) -> c_int
     // SAFETY: as above.
     let copy = unsafe { *copy };
     with(|world| {
-        let gpu_of = |address: u64| {
-            let found = world.memory.iter().find(|(begin, end, _)| (*begin..*end).contains(&(address as usize)));
-            found.expect("memory of a GPU").2
-        };
-        let (from, to) = (gpu_of(copy.src.device), gpu_of(copy.dst.device));
+        let (from, to) = (world.gpu_of(copy.src.device), world.gpu_of(copy.dst.device));
         assert_eq!(from, CURRENT.get(), "copies start on the current GPU");
         assert!(from == to || world.peer_access.contains(&(from, to)), "{from} has no access to {to}");
     });
     push(stream, Work::Copy(copy));
     code("copy")
+}
+
+unsafe extern "C" fn write_value(stream: Opaque, address: u64, value: u32, _: c_uint) -> c_int {
+    push(stream, Work::Write(address as usize, value));
+    0
+}
+unsafe extern "C" fn wait_value(stream: Opaque, address: u64, value: u32, _: c_uint) -> c_int {
+    push(stream, Work::WaitFor(address as usize, value));
+    0
+}
+unsafe extern "C" fn allocate(address: *mut u64, bytes: usize) -> c_int {
+    let memory = vec![f64::NAN; bytes / 8].leak().as_ptr() as usize;
+    with(|world| world.memory.push((memory, memory + bytes, CURRENT.get())));
+    // SAFETY: as above.
+    unsafe { *address = memory as u64 };
+    code("allocate")
+}
+unsafe extern "C" fn export(handle: *mut MemoryHandle, address: u64) -> c_int {
+    // SAFETY: as above.
+    unsafe { (&mut (*handle).0)[..8].copy_from_slice(&address.to_le_bytes()) };
+    0
+}
+unsafe extern "C" fn open(address: *mut u64, handle: MemoryHandle, _: c_uint) -> c_int {
+    let memory = u64::from_le_bytes(*handle.0.first_chunk().expect("64 bytes"));
+    with(|world| {
+        let gpu = world.gpu_of(memory);
+        world.peer_access.insert((CURRENT.get(), gpu))
+    });
+    // SAFETY: as above.
+    unsafe { *address = memory };
+    0
+}
+unsafe extern "C" fn host_address(address: *mut u64, host: *mut c_void, _: c_uint) -> c_int {
+    // SAFETY: as above.
+    unsafe { *address = host as u64 };
+    0
 }
 
 unsafe extern "C" fn create(plan: *mut c_int) -> c_int {
@@ -185,7 +219,10 @@ pub const LIBRARIES: Libraries = Libraries {
         event_record,
         event_destroy,
         copy_2d_async,
+        write_value,
+        wait_value,
     },
+    sharing: Sharing { allocate, free, export, open, close: free, host_register, host_address },
     fft: Cufft {
         create,
         destroy,

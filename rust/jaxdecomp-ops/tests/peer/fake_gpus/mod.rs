@@ -9,7 +9,7 @@ mod run;
 
 pub use libraries::LIBRARIES;
 pub use play::{dft, play, random};
-pub use run::on_all;
+pub use run::{by_processes, on_all};
 
 use jaxdecomp_ops::cuda::Opaque;
 use jaxdecomp_ops::cuda::driver::Copy2d;
@@ -25,6 +25,10 @@ pub type Complex = [f64; 2];
 pub enum Work {
     Record(usize),
     Wait(usize),
+    /// Writes a word (address and value).
+    Write(usize, u32),
+    /// Waits for a word to have this value, or a later one.
+    WaitFor(usize, u32),
     Copy(Copy2d),
     Transform {
         plan: usize,
@@ -59,6 +63,13 @@ pub struct Plan {
     distances: [usize; 2],
     batch: usize,
     kind: c_int,
+}
+
+impl World {
+    fn gpu_of(&self, address: u64) -> i32 {
+        let found = self.memory.iter().find(|(begin, end, _)| (*begin..*end).contains(&(address as usize)));
+        found.expect("memory of a GPU").2
+    }
 }
 
 // SAFETY: one test at a time accesses the addresses.

@@ -18,6 +18,11 @@ pub fn play(seed: u64) {
         let free = |queue: &VecDeque<Work>| match queue.front() {
             None => false,
             Some(Work::Wait(event)) => IGNORE_EVENTS.get() || recorded.contains(event),
+            Some(Work::WaitFor(address, value)) => {
+                // SAFETY: words are never unmapped.
+                let present = unsafe { *(*address as *const u32) };
+                IGNORE_EVENTS.get() || present.wrapping_sub(*value) < 1 << 31
+            }
             Some(_) => true,
         };
         let ready: Vec<usize> = (0..streams.len()).filter(|&s| free(&streams[s].1)).collect();
@@ -26,7 +31,9 @@ pub fn play(seed: u64) {
         }
         let chosen = ready[random(&mut state, ready.len())];
         match streams[chosen].1.pop_front().expect("not empty") {
-            Work::Wait(_) => {}
+            Work::Wait(_) | Work::WaitFor(..) => {}
+            // SAFETY: as above.
+            Work::Write(address, value) => unsafe { *(address as *mut u32) = value },
             Work::Record(event) => {
                 recorded.insert(event);
             }

@@ -2,12 +2,19 @@
 
 use super::{CURRENT, LIBRARIES, Work, new_stream, play, push, with};
 use jaxdecomp_ops::cuda::{Opaque, Result};
-use jaxdecomp_ops::peer::{Node, Participant, Rendezvous};
+use jaxdecomp_ops::peer::{Link, Node, Participant, Rendezvous};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
 use std::time::Duration;
 
 /// Addresses of operand, result and scratch memory of one GPU.
 pub type Addresses = [usize; 3];
+
+/// Whether the threads of a seed act as processes with one GPU each.
+pub fn by_processes(seed: u64) -> bool {
+    seed % 2 == 1
+}
 
 /// Calls a function on a thread for each GPU, with one block of the operand each, and runs the streams' work.
 pub fn on_all(
@@ -17,7 +24,10 @@ pub fn on_all(
     seed: u64,
     call: impl Fn(&Node, &Rendezvous, Participant, Addresses) -> Result<()> + Sync,
 ) -> Vec<Result<Vec<f64>>> {
+    static CALLS: AtomicUsize = AtomicUsize::new(0);
     with(|world| world.memory.clear());
+    let linked = by_processes(seed) && ordinals.len() > 1;
+    let key = &format!("{}-{}", std::process::id(), CALLS.fetch_add(1, Relaxed));
     let (rendezvous, call) = (&Rendezvous::new(Duration::from_secs(20)), &call);
     let mut memory: Vec<[Vec<f64>; 3]> =
         blocks.iter().map(|block| [block.clone(), vec![0.0; output], vec![0.0; scratch]]).collect();
@@ -32,7 +42,7 @@ pub fn on_all(
                 for (address, len) in addresses.iter().zip(lengths) {
                     with(|world| world.memory.push((*address, address + len * 8, ordinal)));
                 }
-                let node = Node::new(LIBRARIES, ordinal).expect("a GPU");
+                let node = Arc::new(Node::new(LIBRARIES, ordinal).expect("a GPU"));
                 let stream = new_stream(ordinal) as usize;
                 scope.spawn(move || {
                     let overwrite = |which: usize| {
@@ -43,8 +53,12 @@ pub fn on_all(
                     // Earlier work of XLA's stream on the memory of the result ...
                     overwrite(1);
                     overwrite(2);
-                    let participant =
-                        Participant { run_id: 7, group: ordinals.to_vec(), rank, stream: stream as Opaque };
+                    let link = linked.then(|| {
+                        let link = Link::open(node.clone(), key, ordinals, rank, Duration::from_secs(20));
+                        Arc::new(link.expect("all join"))
+                    });
+                    let (group, stream) = (ordinals.to_vec(), stream as Opaque);
+                    let participant = Participant { run_id: 7, group, rank, stream, link };
                     let outcome = call(&node, rendezvous, participant, addresses);
                     // ... and later work on that of operand and scratch.
                     overwrite(0);
@@ -55,7 +69,8 @@ pub fn on_all(
             .collect();
         threads.into_iter().map(|t| t.join().expect("no panic")).collect()
     });
-    if outcomes.iter().all(Result::is_ok) {
+    // Between processes, streams end after failures too.
+    if linked || outcomes.iter().all(Result::is_ok) {
         play(seed);
     }
     outcomes.into_iter().zip(memory).map(|(outcome, [_, output, _])| outcome.map(|()| output)).collect()
