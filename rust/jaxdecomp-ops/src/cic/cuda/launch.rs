@@ -307,8 +307,6 @@ pub(crate) enum StepKernel {
     KickDrift,
     UndoKick,
     UndoDrift,
-    /// `UndoDrift`, then `UndoKick`.
-    UndoDriftAndKick,
 }
 
 impl StepKernel {
@@ -317,14 +315,13 @@ impl StepKernel {
             Self::KickDrift => variants::kick(common, spec),
             Self::UndoKick => variants::step_vjp(common, spec, false, true),
             Self::UndoDrift => variants::step_vjp(common, spec, true, false),
-            Self::UndoDriftAndKick => variants::step_vjp(common, spec, true, true),
         }
     }
 
     fn name(self) -> &'static CStr {
         match self {
             Self::KickDrift => c"kick_drift",
-            Self::UndoKick | Self::UndoDrift | Self::UndoDriftAndKick => c"undo",
+            Self::UndoKick | Self::UndoDrift => c"undo",
         }
     }
 
@@ -334,7 +331,6 @@ impl StepKernel {
             Self::KickDrift => 0,
             Self::UndoKick => 3,
             Self::UndoDrift => 1,
-            Self::UndoDriftAndKick => 4,
         }
     }
 
