@@ -12,6 +12,8 @@ from pmwd_dist._memory import available_memory, size
 from pmwd_dist.io import compilation_cache
 from pmwd_dist.ops import cic
 from pmwd_dist.parallel import distributed
+from pmwd_dist.parallel.backends.peer import Peer
+from pmwd_dist.parallel.decomposition import Decomposition
 from pmwd_dist.run.common.fingerprint import versions
 
 
@@ -37,6 +39,9 @@ def _devices() -> list[str]:
         lines.append(f"device      {device} ({device.device_kind})" + (f", {size(limit)}" if limit else ""))
     if jax.process_count() > 1:
         lines.append(f"processes   {jax.process_count()}, with {jax.device_count()} devices in all")
+    if jax.device_count() > 1:
+        reason = Peer().unavailable_reason(Decomposition(backend="xla"))
+        lines.append("slabs       " + ("peer: the GPUs' copy engines" if reason is None else f"xla; peer {reason}"))
     return lines
 
 

@@ -262,6 +262,7 @@ def test_doctor(cli: Cli):
     assert (code, err) == (0, "")
     for words in ("pmwd-dist", "jax ", "device", "native ops", "MPI", "programs", "cores", "memory"):
         assert words in out
+    assert "slabs       xla; peer needs NVIDIA GPUs" in out
 
 
 def test_unforeseen_errors_are_one_line_too(cli: Cli, monkeypatch: pytest.MonkeyPatch):
