@@ -44,6 +44,8 @@ import json, os, sys
 rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
 os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=" + "30"[rank]
 import pmwd_dist.cli
+import pmwd_dist as pmd
+from jax_cosmo import Planck15
 from pmwd_dist.report import figures
 figures.draw_spectra = lambda path, content: path.touch()
 
@@ -53,11 +55,18 @@ def command(name, *arguments):
     except SystemExit as ended:
         return ended.code
 
+swift = "output.snapshot='swift'"
 codes = {
     "run": command("run", "small.toml"),
-    "limited": command("run", "small.toml", "--output", "resumed", "--time-limit", "1s"),
+    "limited": command("run", "small.toml", "--output", "resumed", "--time-limit", "1s", "--set", swift),
     "resume": command("resume", "resumed"),
+    "gadget": command("power", "small/snapshot_z0.000.0.hdf5", "--output", "gadget.csv"),
+    "swift": command("power", "resumed/snapshot_z0.000.1.hdf5", "--output", "swift.csv"),
 }
+config = pmd.Config(box_size=64.0, mesh_shape=16)
+particles = pmd.load_snapshot("small/snapshot_z0.000.0.hdf5", config)[0]
+pmd.save_snapshot("loaded.hdf5", particles, Planck15(), config, a=1.0)
+pmd.load_snapshot("loaded.0.hdf5", config)
 for name, option in {
     "seed": f"noise.seed={rank}",
     "mesh": f"box.mesh={8 + 8 * rank}",
@@ -108,7 +117,7 @@ def test_processes(tmp_path: Path, no_figures: None):
     done = start(SCRIPT, tmp_path)
     assert "codes" in done.stdout, done.stderr
     codes = json.loads(done.stdout.split("codes ")[1])
-    assert codes.pop("run") == codes.pop("limited") == codes.pop("resume") == 0, done.stderr
+    assert {codes.pop(name) for name in ("run", "limited", "resume", "gadget", "swift")} == {0}, done.stderr
     assert set(codes.values()) == {2}, codes
     for line in (
         "noise.seed is 1 in process 1, and 0 in process 0; start all processes with the same files and options",
@@ -123,6 +132,8 @@ def test_processes(tmp_path: Path, no_figures: None):
     plan = SimulationJob.of(read(tmp_path / "small.toml", ["devices.pdims=[2, 1]"]), tmp_path / "one")
     prepare_folder(plan)
     execute(plan, Events())
+    spectra = [np.loadtxt(tmp_path / f"{name}.csv", delimiter=",", skiprows=1) for name in ("gadget", "swift")]
+    np.testing.assert_allclose(*spectra, rtol=1e-3)
     alone = tables(tmp_path / "one")
     for folder in ("small", "resumed"):
         both = tables(tmp_path / folder)

@@ -27,6 +27,7 @@ from pmwd_dist.io.snapshot.header import SnapshotHeader, read_counts, read_heade
 from pmwd_dist.io.snapshot.particles import MASSES, POSITIONS, Column, check_arrays, check_box, chunks, has_array
 from pmwd_dist.io.snapshot.units import LengthUnit
 from pmwd_dist.parallel.decomposition import Shape3
+from pmwd_dist.parallel.distributed import raise_on_all_processes
 from pmwd_dist.pm.inputs import check_config
 from pmwd_dist.pm.paint import cic_paint
 
@@ -78,10 +79,11 @@ def snapshot_density(
     """
     if config is not None:
         check_config(config)
-    files = snapshot_files(Path(path))
-    header = read_header(files, length_unit)
-    if config is None:
-        config = Config(header.box_size, header.mesh_shape)
+    with raise_on_all_processes():
+        files = snapshot_files(Path(path))
+        header = read_header(files, length_unit)
+        if config is None:
+            config = Config(header.box_size, header.mesh_shape)
     density, matter = paint_matter(files, header, config, types)
     for note in matter_notes(matter, types, files[0], "length_unit="):
         warnings.warn(note, stacklevel=2)
@@ -92,12 +94,13 @@ def paint_matter(
     files: Sequence[Path], header: SnapshotHeader, config: Config, types: Sequence[int] | None
 ) -> tuple[Array, Matter]:
     """`snapshot_density` of files with a known header."""
-    check_box(header, config)
-    columns = _columns(files, header)
-    known = {kind for kind in columns if MASSES in columns[kind] or header.masses[kind] > 0}
-    chosen = _choose(types, tuple(columns), known, header, files[0])
-    for kind in chosen:
-        check_arrays(files, header, kind, columns[kind])
+    with raise_on_all_processes():
+        check_box(header, config)
+        columns = _columns(files, header)
+        known = {kind for kind in columns if MASSES in columns[kind] or header.masses[kind] > 0}
+        chosen = _choose(types, tuple(columns), known, header, files[0])
+        for kind in chosen:
+            check_arrays(files, header, kind, columns[kind])
     lattice = lattice_of(config.mesh_shape, sum(header.counts[kind] for kind in chosen))
     particles = _particles(files, header, {kind: columns[kind] for kind in chosen})
     density, mass, squares = _paint(particles, replace(config, particle_shape=lattice, halo=1))

@@ -20,6 +20,7 @@ from pmwd_dist.io.snapshot.files import snapshot_files
 from pmwd_dist.io.snapshot.header import SnapshotHeader, read_header, units_note
 from pmwd_dist.io.snapshot.particles import IDS, POSITIONS, VELOCITIES, Column, check_arrays, check_box, chunks
 from pmwd_dist.io.snapshot.units import LengthUnit
+from pmwd_dist.parallel.distributed import raise_on_all_processes
 from pmwd_dist.pm.inputs import check_config
 from pmwd_dist.pm.particles import Particles
 
@@ -27,7 +28,7 @@ from pmwd_dist.pm.particles import Particles
 def load_snapshot(
     path: str | Path, config: Config | None = None, *, length_unit: LengthUnit | None = None
 ) -> tuple[Particles, SnapshotHeader]:
-    """Read the dark matter (type 1) of a snapshot onto the devices of a config.
+    """Read the dark matter (type 1) of a snapshot onto the devices of a config. Collective.
 
     Particles of another code are assigned to lattice sites in the order of their file. Their displacements may exceed
     any halo on several devices, and their masses are not read: use `snapshot_density` for such snapshots.
@@ -44,24 +45,26 @@ def load_snapshot(
       ValueError: the snapshot is damaged, incomplete, without dark matter, or larger than the memory, or its box or
         lattice is not the config's.
       OSError: a file is missing or can't be read.
+      SharedError: one of these, where there are several processes.
 
     Examples:
       >>> particles, header = pmd.load_snapshot("snapshot_z0.000.hdf5", config)
     """
     if config is not None:
         check_config(config)
-    files = snapshot_files(Path(path))
-    header = read_header(files, length_unit)
-    if header.counts[1] == 0:
-        raise ValueError(f"{files[0]}: has no particles of type 1, dark matter")
-    check_arrays(files, header, 1, (POSITIONS, VELOCITIES))
-    if config is None:
-        config = Config(header.box_size, header.mesh_shape, header.particle_shape)
-    check_box(header, config)
-    if header.particle_shape != config.particle_shape:
-        constraint = f"is not that of the snapshot, {header.particle_shape}"
-        raise ArgumentError("particle_shape", config.particle_shape, constraint)
-    _check_memory(files[0], config)
+    with raise_on_all_processes():
+        files = snapshot_files(Path(path))
+        header = read_header(files, length_unit)
+        if header.counts[1] == 0:
+            raise ValueError(f"{files[0]}: has no particles of type 1, dark matter")
+        check_arrays(files, header, 1, (POSITIONS, VELOCITIES))
+        if config is None:
+            config = Config(header.box_size, header.mesh_shape, header.particle_shape)
+        check_box(header, config)
+        if header.particle_shape != config.particle_shape:
+            constraint = f"is not that of the snapshot, {header.particle_shape}"
+            raise ArgumentError("particle_shape", config.particle_shape, constraint)
+        _check_memory(files[0], config)
     if note := units_note(header, files[0], "length_unit="):
         warnings.warn(note, stacklevel=2)
     shape, dtype = (*config.particle_shape, 3), jnp.result_type(float)
@@ -72,7 +75,8 @@ def load_snapshot(
 
         return jax.make_array_from_callback(shape, config.decomposition.sharding, read)
 
-    return Particles(array(POSITIONS), array(VELOCITIES)), header
+    with raise_on_all_processes():
+        return Particles(array(POSITIONS), array(VELOCITIES)), header
 
 
 def _check_memory(path: Path, config: Config) -> None:

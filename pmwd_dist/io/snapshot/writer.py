@@ -19,7 +19,7 @@ from pmwd_dist.io.snapshot.content import File
 from pmwd_dist.io.snapshot.gadget import GADGET
 from pmwd_dist.io.snapshot.swift import SWIFT
 from pmwd_dist.parallel.decomposition import Shape3
-from pmwd_dist.parallel.distributed import raise_on_all_processes
+from pmwd_dist.parallel.distributed import barrier, raise_on_all_processes
 from pmwd_dist.parallel.inputs import check_on_host
 from pmwd_dist.pm import inputs
 from pmwd_dist.pm.particles import Particles
@@ -79,6 +79,7 @@ def save_snapshot(
         with h5py.File(aside, "w", libver=("v110", "v110"), rdcc_nbytes=_CACHE) as file:
             _create(file, kind, part)
             _write_particles(file, particles, kind, part)
+    barrier("snapshot")  # a process may read the files of all next
     return path
 
 
