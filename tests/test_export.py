@@ -22,7 +22,7 @@ NAMES = {
     for name in (
         *("cic_paint", "cic_paint_sums", "cic_read", "cic_read_sum", "force_transpose"),
         *("gradient", "gradient_at", "gradient_transpose", "rfft", "irfft"),
-        *("kick_drift", "undo_drift", "undo_kick"),
+        *("kick_drift", "undo_drift", "undo_kick", "undo_drift_and_kick"),
     )
 }
 OPTIONAL = {  # parts of the native library that a build can leave out

@@ -1,6 +1,6 @@
 //! FFI targets that move particles on the CPU: a kick and two drifts, and their reversal with cotangents.
 
-use super::cpu::{KickDrift, Packed, UndoDrift, UndoKick};
+use super::cpu::{KickDrift, Packed, UndoDrift, UndoDriftAndKick, UndoKick};
 use super::geometry::Geometry;
 use super::handlers::{geometry, split, split_mut};
 use super::operands::{Extents, Step};
@@ -8,10 +8,11 @@ use xla_ffi::sys::Handler;
 use xla_ffi::{Call, Dtype, Input, Output, Parallel, Result};
 
 /// FFI targets of the platform "cpu".
-pub const CPU: [(&str, Handler); 3] = [
+pub const CPU: [(&str, Handler); 4] = [
     ("jaxdecomp_ops_kick_drift", kick_drift_cpu),
     ("jaxdecomp_ops_undo_kick", undo_kick_cpu),
     ("jaxdecomp_ops_undo_drift", undo_drift_cpu),
+    ("jaxdecomp_ops_undo_drift_and_kick", undo_drift_and_kick_cpu),
 ];
 
 xla_ffi::handler!(
@@ -26,12 +27,18 @@ xla_ffi::handler!(
     /// Reversal of drifts on the CPU, see [`UndoDrift`].
     undo_drift_cpu => |call| run(call, Kind::UndoDrift)
 );
-/// One of the three targets.
+xla_ffi::handler!(
+    /// Reversal of drifts and the kick before them on the CPU, see [`UndoDriftAndKick`].
+    undo_drift_and_kick_cpu => |call| run(call, Kind::UndoDriftAndKick)
+);
+
+/// One of the four targets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     KickDrift,
     UndoKick,
     UndoDrift,
+    UndoDriftAndKick,
 }
 
 impl Kind {
@@ -41,6 +48,7 @@ impl Kind {
             Self::KickDrift => [2, 1],
             Self::UndoKick => [4, 3],
             Self::UndoDrift => [4, 1],
+            Self::UndoDriftAndKick => [4, 4],
         }
     }
 
@@ -49,6 +57,7 @@ impl Kind {
         match self {
             Self::KickDrift | Self::UndoKick => &[3],
             Self::UndoDrift => &[1],
+            Self::UndoDriftAndKick => &[1, 3],
         }
     }
 
@@ -58,6 +67,7 @@ impl Kind {
             Self::KickDrift => &[0, 1],
             Self::UndoKick => &[1, 2, 3],
             Self::UndoDrift => &[0, 2, 3],
+            Self::UndoDriftAndKick => &[0, 1, 2, 3],
         }
     }
 }
@@ -81,7 +91,7 @@ fn run_as<T: Packed>(call: &Call<'_>, kind: Kind, mut step: Step<'_>) -> Result<
         copy::<T>(from, result)?;
     }
     let fixed = match kind {
-        Kind::KickDrift => &[][..],
+        Kind::KickDrift | Kind::UndoDriftAndKick => &[][..],
         Kind::UndoKick => step.particles.disp.as_slice::<T>()?,
         Kind::UndoDrift => step.vectors[0].as_slice::<T>()?,
     };
@@ -100,7 +110,7 @@ fn run_as<T: Packed>(call: &Call<'_>, kind: Kind, mut step: Step<'_>) -> Result<
 }
 
 /// Moves the particles of one element of a batch.
-#[allow(clippy::too_many_arguments, reason = "operands and results of three ops")]
+#[allow(clippy::too_many_arguments, reason = "operands and results of four ops")]
 fn one<T: Packed>(
     kind: Kind,
     geometry: &Geometry<T>,
@@ -145,6 +155,12 @@ fn one<T: Packed>(
         (Kind::UndoDrift, &[numbers], &[field]) => {
             if let Ok(moved) = <[_; 3]>::try_from(moved) {
                 summary[0] = undo_drift(numbers, field).run(fixed, moved, pool);
+            }
+        }
+        (Kind::UndoDriftAndKick, &[first, second], &[field, fields]) => {
+            let step = UndoDriftAndKick { drift: undo_drift(first, field), kick: undo_kick(second, fields) };
+            if let Ok(moved) = <[_; 4]>::try_from(moved) {
+                summary.copy_from_slice(&step.run(moved, pool));
             }
         }
         _ => {}

@@ -49,12 +49,24 @@ impl<T: Real> Batch<T> {
         (self.base[1], self.frac[1]) = ([y.base[j]; SIZE], [y.frac[j]; SIZE]);
         self.base[2][..len].copy_from_slice(&z.base[k..k + len]);
         self.frac[2][..len].copy_from_slice(&z.frac[k..k + len]);
+        self.take(disp);
+        self.locate(geometry, len);
+    }
+
+    /// Locates the particles of the same sites at other displacements, with 3 values each. Does not wrap cells.
+    #[inline(always)]
+    pub(crate) fn relocate(&mut self, geometry: &Geometry<T>, disp: &[T]) {
+        self.take(disp);
+        self.locate(geometry, disp.len() / 3);
+    }
+
+    #[inline(always)]
+    fn take(&mut self, disp: &[T]) {
         for (n, disp) in disp.chunks_exact(3).take(SIZE).enumerate() {
             for axis in 0..3 {
                 self.offset[axis][n] = disp[axis];
             }
         }
-        self.locate(geometry, len);
     }
 
     /// Locates the particles of the given site numbers; `disp` holds all particles.

@@ -24,4 +24,4 @@ pub use paint::paint;
 pub(crate) use paint::{Scale, paint_as, paint_scaled};
 pub use read::{Values, read};
 pub use step::KickDrift;
-pub use undo::{UndoDrift, UndoKick};
+pub use undo::{UndoDrift, UndoDriftAndKick, UndoKick};

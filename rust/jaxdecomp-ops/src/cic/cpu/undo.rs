@@ -156,6 +156,39 @@ impl<T: Packed> Kernel<T, 4> for UndoDrift<'_, T> {
     }
 }
 
+/// Reversal of drifts, and then of the kick before them, in one pass over the particles.
+#[derive(Clone, Copy, Debug)]
+pub struct UndoDriftAndKick<'a, T> {
+    /// The drifts.
+    pub drift: UndoDrift<'a, T>,
+    /// The kick, of the same geometry.
+    pub kick: UndoKick<'a, T>,
+}
+
+impl<T: Packed> UndoDriftAndKick<'_, T> {
+    /// [`UndoDrift::run`], and then [`UndoKick::run`]; returns the sum of the first and the sums of the second.
+    ///
+    /// # Panics
+    /// If the lengths are inconsistent.
+    pub fn run(&self, vectors: [&mut [T]; 4], pool: &dyn Parallel) -> [T; 4] {
+        let Self { drift, kick } = self;
+        assert_eq!(drift.field.len(), drift.geometry.volume(), "one field");
+        assert_eq!(kick.fields.len(), 3 * drift.geometry.volume(), "three fields");
+        each_batch(drift.geometry, self, vectors.map(Vector::Moved), pool).map(T::from_f64)
+    }
+}
+
+impl<T: Packed> Kernel<T, 4> for UndoDriftAndKick<'_, T> {
+    #[inline(always)]
+    fn run(&self, batch: &mut Batch<T>, [disp, vel, ct_disp, ct_vel]: &mut [Vectors<T>; 4], totals: &mut Totals) {
+        let sum = self.drift.batch(batch, disp, vel, [ct_disp, ct_vel]);
+        batch.relocate(self.kick.geometry, &disp[..3 * batch.len]);
+        batch.wrap(self.kick.geometry);
+        let [a, b, c] = self.kick.batch(batch, vel, [ct_disp, ct_vel]);
+        add([sum, a, b, c], totals);
+    }
+}
+
 /// Sums of the products of vectors with integer momenta. A separate loop, since a longer one is not vectorised.
 #[inline(always)]
 fn product<T: Real>(vectors: &Vectors<T>, momenta: &Vectors<T>, unit: T) -> [T; LANES] {

@@ -307,6 +307,8 @@ pub(crate) enum StepKernel {
     KickDrift,
     UndoKick,
     UndoDrift,
+    /// `UndoDrift`, then `UndoKick`.
+    UndoDriftAndKick,
 }
 
 impl StepKernel {
@@ -315,13 +317,14 @@ impl StepKernel {
             Self::KickDrift => variants::kick(common, spec),
             Self::UndoKick => variants::step_vjp(common, spec, false, true),
             Self::UndoDrift => variants::step_vjp(common, spec, true, false),
+            Self::UndoDriftAndKick => variants::step_vjp(common, spec, true, true),
         }
     }
 
     fn name(self) -> &'static CStr {
         match self {
             Self::KickDrift => c"kick_drift",
-            Self::UndoKick | Self::UndoDrift => c"undo",
+            Self::UndoKick | Self::UndoDrift | Self::UndoDriftAndKick => c"undo",
         }
     }
 
@@ -331,6 +334,7 @@ impl StepKernel {
             Self::KickDrift => 0,
             Self::UndoKick => 3,
             Self::UndoDrift => 1,
+            Self::UndoDriftAndKick => 4,
         }
     }
 

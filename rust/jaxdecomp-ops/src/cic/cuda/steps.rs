@@ -6,10 +6,11 @@ use xla_ffi::sys::Handler;
 use xla_ffi::{Call, Error, Input, Output, Result, Role};
 
 /// FFI targets of the platform "CUDA", each with the handlers of the stages "initialize" and "execute".
-pub(super) const CUDA: [(&str, [Handler; 2]); 3] = [
+pub(super) const CUDA: [(&str, [Handler; 2]); 4] = [
     ("jaxdecomp_ops_kick_drift", [initialize_kick_drift, execute_kick_drift]),
     ("jaxdecomp_ops_undo_kick", [initialize_undo_kick, execute_undo_kick]),
     ("jaxdecomp_ops_undo_drift", [initialize_undo_drift, execute_undo_drift]),
+    ("jaxdecomp_ops_undo_drift_and_kick", [initialize_undo_drift_and_kick, execute_undo_drift_and_kick]),
 ];
 
 xla_ffi::handler!(
@@ -36,12 +37,22 @@ xla_ffi::handler!(
     /// Reversal of drifts on a GPU; the last result is scratch memory.
     execute_undo_drift => |call| run(call, StepKernel::UndoDrift), Role::RECORDABLE
 );
+xla_ffi::handler!(
+    /// Compiles and loads the kernel.
+    initialize_undo_drift_and_kick => |call| load(call, StepKernel::UndoDriftAndKick), Role::INITIALIZE
+);
+xla_ffi::handler!(
+    /// Reversal of drifts and the kick before them on a GPU; the last result is scratch memory.
+    execute_undo_drift_and_kick => |call| run(call, StepKernel::UndoDriftAndKick), Role::RECORDABLE
+);
+
 fn operands<'a>(call: &Call<'a>, kernel: StepKernel) -> Result<Step<'a>> {
     // Vectors, fields of each mesh, resulting vectors.
     let (inputs, fields, results) = match kernel {
         StepKernel::KickDrift => (2, &[3][..], 2),
         StepKernel::UndoKick => (4, &[3][..], 3),
         StepKernel::UndoDrift => (4, &[1][..], 3),
+        StepKernel::UndoDriftAndKick => (4, &[1, 3][..], 4),
     };
     let scratch = usize::from(kernel.sums() > 0);
     Step::new(call, fields, [inputs, results, kernel.numbers(), scratch]).map_err(|error| error.within("a step"))
