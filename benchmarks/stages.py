@@ -8,8 +8,9 @@ Operands are read once and results are written once; a transform forward and one
 an op moves, as the sums of a paint, counts as its own. Ops that take the memory of their operands do so here. "Share of
 a copy" is the bandwidth of these bytes over that of a copy of 512 MB. Rows in italics consist of others.
 
-A gradient whose potentials are kept takes a step backwards by: gradient of a kept potential; kick undone; transpose of
-the force; transforms; drifts undone. One whose potentials are not takes a paint, transforms and gradient more.
+A gradient whose potentials are kept takes a step backwards by: gradient of a kept potential; drifts and kick undone;
+transpose of the force; transforms. One whose potentials are not takes a paint, transforms and gradient more, and undoes
+kick and drifts in two passes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from benchmarks.op_timing import bytes_of, seconds
 from pmwd_dist.ops import cic, momenta, stencil
 from pmwd_dist.ops.force_transpose import force_transpose
 from pmwd_dist.ops.kick_drift import KickDrift, kick_drift
-from pmwd_dist.ops.step_vjp import State, UndoDrift, UndoKick, undo_drift, undo_kick
+from pmwd_dist.ops.step_vjp import UndoDrift, UndoKick, undo_drift, undo_drift_and_kick, undo_kick
 from pmwd_dist.pm.gravity import solve
 from pmwd_dist.pm.paint import block_geometry
 from pmwd_dist.pm.particles import ExactParticles, resolution
@@ -142,13 +143,14 @@ def of_a_step_backwards(disp: jax.Array, config: pmd.Config) -> Iterator[Stage]:
     kick = UndoKick(*(jnp.asarray(x, disp.dtype) for x in (0, 1, 1, 0, 0, 1)))
     drift = UndoDrift(*(jnp.asarray(x, disp.dtype) for x in (0, 1, 1, 0, 0, 1)))
 
-    def kick_undone(vel: Any, ct_disp: Any, ct_vel: Any, disp: Any, fields: Any) -> Any:
-        (_, *undone), sums = undo_kick(State(disp, vel, ct_disp, ct_vel), fields, kick, geometry)
-        return *undone, sums
+    def undo(disp: Any, vel: Any, ct_disp: Any, ct_vel: Any, field: Any, fields: Any) -> Any:
+        return undo_drift_and_kick((disp, vel, ct_disp, ct_vel), field, fields, drift, kick, geometry, resolution=q)
 
-    def drifts_undone(disp: Any, ct_disp: Any, ct_vel: Any, vel: Any, field: Any) -> Any:
-        undone, total = undo_drift(State(disp, vel, ct_disp, ct_vel), field, drift, geometry, resolution=q)
-        return undone.disp, undone.ct_disp, undone.ct_vel, total
+    def kick_alone(vel: Any, ct_disp: Any, ct_vel: Any, disp: Any, fields: Any) -> Any:
+        return undo_kick(disp, vel, ct_disp, ct_vel, fields, kick, geometry)
+
+    def drift_alone(disp: Any, ct_disp: Any, ct_vel: Any, vel: Any, field: Any) -> Any:
+        return undo_drift(disp, vel, ct_disp, ct_vel, field, drift, geometry, resolution=q)
 
     def recall(bits: Any, place: Any) -> Any:
         return stencil.gradient_at(bits, place, config.cell_size)
@@ -157,10 +159,12 @@ def of_a_step_backwards(disp: jax.Array, config: pmd.Config) -> Iterator[Stage]:
     part = "step backwards"
     yield Stage(part, "gradient of a kept potential", recall, (whole, jnp.zeros((), jnp.int32)))
     del whole
+    state = disp, vel, ct_disp, ct_disp
+    yield Stage(part, "drifts and the kick before them undone", undo, (*state, field, fields), carried=4)
     transpose: Any = lambda disp, weight: force_transpose(disp, weight, geometry, config.cell_size)  # noqa: E731
     yield Stage(part, "transpose of the force", transpose, (disp, ct_disp))
-    yield Stage(part, "kick undone", kick_undone, (vel, ct_disp, ct_disp, disp, fields), carried=3)
-    yield Stage(part, "drifts undone", drifts_undone, (disp, ct_disp, ct_disp, vel, field), carried=3)
+    yield Stage(part, "kick undone, alone", kick_alone, (vel, ct_disp, ct_disp, disp, fields), carried=3)
+    yield Stage(part, "drifts undone, alone", drift_alone, (disp, ct_disp, ct_disp, vel, field), carried=3)
 
 
 def measured(n: int, a: float, bandwidth: float, rounds: int) -> Iterator[dict[str, Any]]:

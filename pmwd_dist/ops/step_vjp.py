@@ -1,7 +1,8 @@
 """Reversal of a step of the particles of one block, with the pull-back of cotangents through it, in two passes.
 
 `undo_kick` needs the force on the mesh; `undo_drift` needs the cotangent of the painted mesh, which follows from it.
-Momenta are integers, see `ops.momenta`. Derivatives come from the references, with straight-through rounding.
+`undo_drift_and_kick` also reverses the kick of the step before in the same pass, where its force is known. Momenta are
+integers, see `ops.momenta`. Derivatives come from the references, with straight-through rounding.
 """
 
 from __future__ import annotations
@@ -27,22 +28,6 @@ from pmwd_dist.ops.rounding import round_straight_through
 
 # Sites of a block of the kernels, each with partial sums.
 _BLOCK = (1, 8, 32)
-
-
-class State(NamedTuple):
-    """Particles with cotangents.
-
-    Args:
-      disp: displacements [Mpc/h].
-      momenta: integer momenta.
-      ct_disp: cotangents of the displacements.
-      ct_vel: cotangents of the momenta.
-    """
-
-    disp: Float[Array, "px py pz 3"]
-    momenta: Float[Array, "px py pz 3"]
-    ct_disp: Float[Array, "px py pz 3"]
-    ct_vel: Float[Array, "px py pz 3"]
 
 
 class UndoKick(NamedTuple):
@@ -86,48 +71,103 @@ class UndoDrift(NamedTuple):
 
 
 def undo_kick(
-    state: State, fields: Float[Array, "mx my mz 3"], coefficients: UndoKick, geometry: Geometry
-) -> tuple[State, Float[Array, 3]]:
+    disp: Float[Array, "px py pz 3"],
+    vel: Float[Array, "px py pz 3"],
+    ct_disp: Float[Array, "px py pz 3"],
+    ct_vel: Float[Array, "px py pz 3"],
+    fields: Float[Array, "mx my mz 3"],
+    coefficients: UndoKick,
+    geometry: Geometry,
+) -> tuple[Float[Array, "px py pz 3"], Float[Array, "px py pz 3"], Float[Array, "px py pz 3"], Float[Array, 3]]:
     """Reverse a kick, and pull cotangents back through the drift after it and the slopes of the force.
 
     Args:
-      state: particles where the force acts, with momenta after the kick, and cotangents after the drift at the end.
+      disp: displacements of the particles where the force acts.
+      vel: integer momenta after the kick.
+      ct_disp: cotangents of the displacements after the drift at the end.
+      ct_vel: cotangents of the momenta after the drift at the end.
       fields: force on the mesh.
       coefficients: coefficients of the kick.
       geometry: geometry of lattice and mesh.
 
     Returns:
-      Particles with momenta before the kick; cotangents of the displacements, without the part through the mesh;
+      The integer momenta before the kick; cotangents of the displacements, without the part through the mesh;
       cotangents of the momenta after the kick, which are the weights of the particles for that part; and three sums
       over the particles: the latter cotangents times the force, the same times the momenta before the kick, and ct_disp
       times the momenta after it.
     """
     reference = partial(_undo_kick_reference, geometry=geometry)
     run = with_derivatives_of(reference, _undo_kick_p, geometry=geometry, resolution=1.0)
-    *others, sums = run(*state, fields, jnp.stack(barrier(tuple(coefficients))))
-    return State(state.disp, *others), sums
+    return run(disp, vel, ct_disp, ct_vel, fields, jnp.stack(barrier(tuple(coefficients))))
 
 
 def undo_drift(
-    state: State, field: Float[Array, "mx my mz"], coefficients: UndoDrift, geometry: Geometry, *, resolution: float
-) -> tuple[State, Float[Array, 1]]:
+    disp: Float[Array, "px py pz 3"],
+    vel: Float[Array, "px py pz 3"],
+    ct_disp: Float[Array, "px py pz 3"],
+    ct_vel: Float[Array, "px py pz 3"],
+    field: Float[Array, "mx my mz"],
+    coefficients: UndoDrift,
+    geometry: Geometry,
+    *,
+    resolution: float,
+) -> tuple[Float[Array, "px py pz 3"], Float[Array, "px py pz 3"], Float[Array, "px py pz 3"], Float[Array, 1]]:
     """Add the cotangents through the mesh, pull all back through a drift, and reverse it and the drift before.
 
     Args:
-      state: particles where the force acts, from `undo_kick`.
+      disp: displacements of the particles where the force acts.
+      vel: integer momenta before the kick.
+      ct_disp: cotangents of the displacements, from `undo_kick`.
+      ct_vel: cotangents of the momenta, from `undo_kick`.
       field: cotangent of the painted mesh.
       coefficients: coefficients of the drifts.
       geometry: geometry of lattice and mesh.
       resolution: spacing q of the displacements.
 
     Returns:
-      Particles before both drifts, with cotangents before the first drift, and the sum over the particles of the
+      Displacements before both drifts, cotangents before the first drift, and the sum over the particles of the
       cotangents of the displacements times the momenta.
     """
     reference = partial(_undo_drift_reference, geometry=geometry, resolution=resolution)
     run = with_derivatives_of(reference, _undo_drift_p, geometry=geometry, resolution=resolution)
-    disp, *cotangents, total = run(*state, field[..., None], jnp.stack(barrier(tuple(coefficients))))
-    return State(disp, state.momenta, *cotangents), total
+    return run(disp, vel, ct_disp, ct_vel, field[..., None], jnp.stack(barrier(tuple(coefficients))))
+
+
+def undo_drift_and_kick(
+    particles: Sequence[Array],
+    field: Float[Array, "mx my mz"],
+    fields: Float[Array, "mx my mz 3"],
+    drift: UndoDrift,
+    kick: UndoKick,
+    geometry: Geometry,
+    *,
+    resolution: float,
+) -> tuple[Array, Array, Array, Array, Float[Array, 4]]:
+    """`undo_drift`, and then `undo_kick` of the step before, in one pass over the particles.
+
+    Args:
+      particles: displacements, integer momenta, and cotangents of both.
+      field: cotangent of the painted mesh.
+      fields: force of the step before on the mesh.
+      drift: coefficients of the drifts.
+      kick: coefficients of the kick of the step before.
+      geometry: geometry of lattice and mesh.
+      resolution: spacing q of the displacements.
+
+    Returns:
+      Displacements after the kick, integer momenta before it, cotangents as from `undo_kick`, and the sum of
+      `undo_drift` followed by the three of `undo_kick`.
+    """
+    reference = partial(_undo_drift_and_kick_reference, geometry=geometry, resolution=resolution)
+    run = with_derivatives_of(reference, _undo_drift_and_kick_p, geometry=geometry, resolution=resolution)
+    return run(*particles, field[..., None], fields, jnp.stack(barrier((*drift, *kick))))
+
+
+def drifted_back(disp: Array, vel: Array, coefficients: UndoDrift, resolution: float) -> Array:
+    """Displacements before both drifts."""
+    c, p = coefficients, momentum(vel, coefficients.before)
+    disp = disp + resolution * round_straight_through(c.first_q * p)
+    return disp + resolution * round_straight_through(c.last_q * p)
 
 
 def _undo_kick_reference(
@@ -161,10 +201,19 @@ def _undo_drift_reference(
     values, pull = jax.vjp(lambda disp: read(disp, field, geometry), disp)
     ct_disp = ct_disp + jnp.where(c.good != 0, c.weight * pull(jnp.ones_like(values))[0], 0)
     ct_vel = c.scale * ct_vel - c.first_q * resolution * ct_disp
-    p = momentum(vel, c.before)
-    disp = disp + resolution * round_straight_through(c.first_q * p)
-    disp = disp + resolution * round_straight_through(c.last_q * p)
-    return disp, ct_disp, ct_vel, jnp.sum(ct_disp * p)[None]
+    total = jnp.sum(ct_disp * momentum(vel, c.before))[None]
+    return drifted_back(disp, vel, c, resolution), ct_disp, ct_vel, total
+
+
+def _undo_drift_and_kick_reference(
+    *operands: Array, geometry: Geometry, resolution: float
+) -> tuple[Array, Array, Array, Array, Array]:
+    disp, vel, ct_disp, ct_vel, field, fields, steps = operands
+    first, second = jnp.split(steps, [len(UndoDrift._fields)])
+    q: Any = {"geometry": geometry, "resolution": resolution}
+    disp, ct_disp, ct_vel, of_drift = _undo_drift_reference(disp, vel, ct_disp, ct_vel, field, first, **q)
+    out = _undo_kick_reference(disp, vel, ct_disp, ct_vel, fields, second, geometry=geometry)
+    return disp, *out[:3], jnp.concatenate([of_drift, out[3]])
 
 
 def _avals(sums: int, results: int, disp: Any, *_: Any, **__: Any) -> list[Any]:
@@ -191,3 +240,4 @@ def _undo_kick_batched(*operands: Array, geometry: Geometry, resolution: float) 
 
 _undo_kick_p = _define("undo_kick", _undo_kick_batched, 3, {1: 0, 2: 1, 3: 2})
 _undo_drift_p = _define("undo_drift", _undo_drift_reference, 1, {0: 0, 2: 1, 3: 2})
+_undo_drift_and_kick_p = _define("undo_drift_and_kick", _undo_drift_and_kick_reference, 4, {0: 0, 1: 1, 2: 2, 3: 3})

@@ -121,11 +121,14 @@ def steps(seed: int) -> tuple[Callable[..., Any], Any]:
         return response * jnp.ones((1, 1, mesh[2] // 2 + 1), dtype)
 
     def program(x: dict[str, Any]) -> dict[str, Any]:
-        four = step_vjp.State(x["disp"], x["held"], x["ct_disp"], x["ct_vel"])
+        four = x["disp"], x["held"], x["ct_disp"], x["ct_vel"]
         out = {
             "step": kick_drift.kick_drift(*four[:2], x["fields"], x["step"], g, resolution=Q),
-            "kick undone": step_vjp.undo_kick(four, x["fields"], x["kick"], g),
-            "drift undone": step_vjp.undo_drift(four, x["field"], x["drift"], g, resolution=Q),
+            "kick undone": step_vjp.undo_kick(*four, x["fields"], x["kick"], g),
+            "drift undone": step_vjp.undo_drift(*four, x["field"], x["drift"], g, resolution=Q),
+            "both undone": step_vjp.undo_drift_and_kick(
+                four, x["field"], x["fields"], x["drift"], x["kick"], g, resolution=Q
+            ),
             "transpose of the force": force_transpose(x["disp"], x["ct_vel"], g, cell),
             "gradient": stencil.gradient(x["potential"], cell, g.periodic),
             "divergence": stencil.divergence(x["fields"], cell, g.periodic),

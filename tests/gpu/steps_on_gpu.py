@@ -68,16 +68,13 @@ def compare_steps(seed: int) -> None:
     four = x["disp"], held, x["ct_disp"], x["ct_vel"]
     grids = {"geometry": g, "resolution": Q}
     ops: Any = kick_drift.kick_drift, step_vjp.undo_kick, step_vjp.undo_drift
-
-    def flat(state: step_vjp.State, sums: Any) -> tuple[Any, ...]:
-        return *state, sums
-
     cases = [
         (lambda *xs: ops[0](*xs, step, **grids), (*four[:2], x["fields"]), (0, 1, 2)),
-        (lambda *xs: flat(*ops[1](step_vjp.State(*xs[:4]), xs[4], kick, g)), (*four, x["fields"]), (0, 1)),
+        (lambda *xs: ops[1](*xs, kick, g), (*four, x["fields"]), (0,)),
+        (lambda *xs: ops[2](*xs, drift, g, resolution=Q), (*four, x["field"]), (0,)),
         (
-            lambda *xs: flat(*ops[2](step_vjp.State(*xs[:4]), xs[4], drift, g, resolution=Q)),
-            (*four, x["field"]),
+            lambda *xs: step_vjp.undo_drift_and_kick(xs[:4], *xs[4:], drift, kick, g, resolution=Q),
+            (*four, x["field"], x["fields"]),
             (0, 1),
         ),
     ]

@@ -18,7 +18,7 @@ from pmwd_dist.ops import force_transpose as transpose_module
 from pmwd_dist.ops import kick_drift as kick_module
 from pmwd_dist.ops.cic import Geometry
 from pmwd_dist.ops.kick_drift import KickDrift, kick_drift
-from pmwd_dist.ops.step_vjp import State, UndoDrift, UndoKick
+from pmwd_dist.ops.step_vjp import UndoDrift, UndoKick
 
 Q, MOMENTUM = 2.0**-30, 2.0**-40  # the grid of displacements and the unit of momenta
 force_transpose: Any = transpose_module.force_transpose  # of numpy's arrays, too
@@ -66,10 +66,10 @@ def step(disp: Any, vel: Any, fields: Any, good: float = 1.0) -> tuple[Any, Any,
 def undone(disp: Any, vel: Any, ct_disp: Any, ct_vel: Any, fields: Any, field: Any) -> tuple[Any, ...]:
     after = MOMENTUM * SCALE
     kick = UndoKick(*arrays(KICK / after, after, MOMENTUM, LAST, KICK, 1.0))
-    state, sums = undo_kick(State(disp, vel, ct_disp, ct_vel), fields, kick, GEOMETRY)
+    vel, ct_disp, ct_vel, sums = undo_kick(disp, vel, ct_disp, ct_vel, fields, kick, GEOMETRY)
     drift = UndoDrift(*arrays(KICK, SCALE, MOMENTUM, -FIRST / Q, 0.0, 1.0))
-    state, last = undo_drift(state, field, drift, GEOMETRY, resolution=Q)
-    return *state, jnp.concatenate([sums, last])
+    disp, ct_disp, ct_vel, last = undo_drift(disp, vel, ct_disp, ct_vel, field, drift, GEOMETRY, resolution=Q)
+    return disp, vel, ct_disp, ct_vel, jnp.concatenate([sums, last])
 
 
 def test_a_kick_and_its_drift_are_those_of_numpy(block: dict[str, Any]) -> None:
@@ -140,6 +140,11 @@ def test_native_ops_are_the_references(dtype: Any) -> None:
             (kick_module._kick_drift_p, kick_module._reference, (disp, held, fields, step)),
             (step_vjp._undo_kick_p, step_vjp._undo_kick_reference, (disp, held, *ct, fields, undo_step)),
             (step_vjp._undo_drift_p, step_vjp._undo_drift_reference, (disp, held, *ct, field, drift_step)),
+            (
+                step_vjp._undo_drift_and_kick_p,
+                step_vjp._undo_drift_and_kick_reference,
+                (disp, held, *ct, field, fields, jnp.concatenate([drift_step, undo_step])),
+            ),
         ):
             params = {"geometry": geometry} if op is step_vjp._undo_kick_p else q
             native = op.bind(*(x[None] for x in operands), **q)
@@ -152,6 +157,7 @@ def test_native_ops_are_the_references(dtype: Any) -> None:
             np.testing.assert_array_equal(native, reference)
         assert np.isnan(kick[0][0]).sum() == 3 * good
         np.testing.assert_array_equal(undone[0][0][0], undone[0][1][0])  # momenta, whole numbers
+        np.testing.assert_array_equal(undone[2][0][1], undone[2][1][1])
         for native, reference in ((x, y) for op in undone for x, y in zip(*op, strict=True)):
             scale = np.nanmax(np.abs(reference)) if np.ndim(reference) > 1 else 1e3 * np.sqrt(np.prod(shape))
             np.testing.assert_allclose(native, reference, rtol=0, atol=fine * scale)
@@ -186,13 +192,13 @@ def test_the_mesh_part_is_the_slope_of_a_read(block: dict[str, Any]) -> None:
     field = np.random.default_rng(1).normal(size=GEOMETRY.mesh)
     disp, vel, (ct_disp, ct_vel) = block["disp"], block["vel"], block["ct"]
     drift = UndoDrift(*arrays(KICK, SCALE, MOMENTUM, -FIRST / Q, 0.0, 1.0))
-    before, _ = undo_drift(State(disp, vel, ct_disp, ct_vel), field, drift, GEOMETRY, resolution=Q)
+    _, with_field, _, _ = undo_drift(disp, vel, ct_disp, ct_vel, field, drift, GEOMETRY, resolution=Q)
 
     def read_sum(disp: Any) -> Any:
         return read(disp, field[..., None], GEOMETRY).sum()
 
     slope = jax.grad(read_sum)(disp)
-    np.testing.assert_allclose(before.ct_disp, ct_disp + KICK * slope, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(with_field, ct_disp + KICK * slope, rtol=1e-12, atol=1e-12)
 
 
 def test_the_transpose_of_reading_a_force(block: dict[str, Any]) -> None:

@@ -14,8 +14,9 @@ from jaxtyping import Array
 
 from pmwd_dist._jax.order import barrier
 from pmwd_dist.config import Config
-from pmwd_dist.ops.step_vjp import State, UndoDrift, UndoKick
-from pmwd_dist.pm.gravity_vjp import step_vjp
+from pmwd_dist.ops.step_vjp import UndoDrift, UndoKick
+from pmwd_dist.pm import gravity_vjp
+from pmwd_dist.pm.gravity_vjp import Pending, split, with_cotangents
 from pmwd_dist.pm.particles import ExactParticles, Particles, resolution
 from pmwd_dist.pm.solvers import Coefficients
 from pmwd_dist.pm.stepping.forward import Accumulate, Epoch, Inputs, Outcome, Save
@@ -73,9 +74,10 @@ def evolve_vjp(
     saving = tuple(save.after_steps(number) for save in saves)
     slot = jnp.arange(number) - (number - _num_stored(outcome.potentials))
     xs = steps, last_before, good, times[:-1], times[1:], saving, slot
-    kicked, ct = _before_last_drift(outcome.particles, cotangents.particles, steps, config)
+    fused = not saves and accumulate is None  # no particles are needed between steps
+    kicked, ct, left = _from_the_end(outcome, cotangents.particles, xs, fused, config)
     start = kicked, ct, jax.tree.map(jnp.zeros_like, floating)
-    (particles, *sums), (by_coefficient, by_start, by_end) = _loops(body, start, xs, outcome.potentials)
+    (particles, *sums), (by_coefficient, by_start, by_end) = _loops(body, start, *left)
     by_time = jnp.pad(by_start, (0, 1)) + jnp.pad(by_end, (1, 0))
     at = (times[0], particles.with_unit(steps.unit0[0]), floating)
     by_time0, ct, ct_args = _with_saved_at_start(pull, at, saves, cotangents.saved, sums)
@@ -83,16 +85,37 @@ def evolve_vjp(
     return particles, Inputs(ct, by_coefficient, by_time.at[0].add(by_time0), eqx.combine(ct_args, others))
 
 
-def _before_last_drift(
-    at_last: ExactParticles, by_last: Any, steps: Step, config: Config
-) -> tuple[ExactParticles, Particles]:
-    """Particles after the kick of the last step, and cotangents of the particles at the end."""
+def _from_the_end(
+    outcome: Outcome, by_last: Any, xs: tuple[Any, ...], fused: bool, config: Config
+) -> tuple[ExactParticles, Particles, tuple[Any, ...]]:
+    """Reverse the last drift, and if fused the steps with stored potentials.
+
+    Args:
+      outcome: outcome of all steps.
+      by_last: cotangents of the particles at the end.
+      xs: arrays of the scan over the steps.
+      fused: whether a drift may be reversed in one pass with the kick before it.
+      config: the simulation.
+
+    Returns:
+      The particles after the kick of the last remaining step, their cotangents, and the arguments of `_loops`:
+      remaining steps, their potentials, and results of the reversed steps.
+    """
+    at_last = outcome.particles
     if math.prod(config.mesh_shape) <= math.prod(config.particle_shape):
         # The cotangents first: otherwise two sets of particles exist with them at the peak of memory. With finer meshes
         # the peak is in the force, and XLA plans better without this order.
         at_last, by_last = barrier((at_last, by_last))
+    ct = Particles(*jax.tree.leaves(by_last))
+    steps, last_before, good, starts, ends, _, slot = xs
+    if outcome.potentials and fused:
+        first = len(good) - _num_stored(outcome.potentials)
+        cached_xs = jax.tree.map(lambda x: x[first:], (steps, last_before, good, slot))
+        kicked, ct, part = _cached_steps_vjp(at_last, ct, cached_xs, outcome.potentials, config)
+        parts = [(part, *(jnp.zeros_like(x[first:]) for x in (starts, ends)))]
+        return kicked, ct, (jax.tree.map(lambda x: x[:first], xs), (), parts)
     final = drifted(at_last.with_unit(steps.unit1[-1]), -steps.last[-1], config)
-    return ExactParticles(final.disp, at_last.momenta), Particles(*jax.tree.leaves(by_last))
+    return ExactParticles(final.disp, at_last.momenta), ct, (xs, outcome.potentials, [])
 
 
 def _with_saved_at_start(
@@ -111,16 +134,52 @@ def _num_stored(potentials: tuple[Array, ...]) -> int:
 
 
 def _loops(
-    body: Callable[..., tuple[Any, Any]], carry: Any, xs: tuple[Any, ...], potentials: tuple[Array, ...]
+    body: Callable[..., tuple[Any, Any]],
+    carry: Any,
+    xs: tuple[Any, ...],
+    potentials: tuple[Array, ...],
+    parts: list[Any],
 ) -> tuple[Any, Any]:
-    """Scan backwards over the steps with potentials, then over the others, which can use the memory of these."""
-    first, parts = len(xs[2]) - _num_stored(potentials), list[Any]()
+    """Scan backwards over the steps with potentials, then over the others; `parts` are results of later steps.
+
+    The second loop can use the memory of the potentials.
+    """
+    first, parts = len(xs[2]) - _num_stored(potentials), list(parts)
     for cached, steps in ((potentials, slice(first, None)), ((), slice(first))):
         some = jax.tree.map(lambda x, steps=steps: x[steps], xs)
         if len(some[2]):
             carry, part = jax.lax.scan(partial(body, potentials=cached), carry, some, reverse=True)
             parts.insert(0, part)
     return carry, jax.tree.map(lambda *parts: jnp.concatenate(parts), *parts)
+
+
+def _cached_steps_vjp(
+    at_end: ExactParticles,
+    ct: Particles,
+    xs: tuple[Step, Array, Array, Array],
+    potentials: tuple[Array, ...],
+    config: Config,
+) -> tuple[ExactParticles, Particles, Coefficients]:
+    """`_step_vjp` of steps with stored potentials, in one pass over the particles each.
+
+    The drifts of each step are reversed with the kick of the step before it.
+    """
+    steps, _, good, _ = xs
+    q = resolution(config, at_end.disp.dtype)
+    nothing, one = jnp.zeros_like(steps.kick[-1]), jnp.ones_like(steps.kick[-1])
+    drift_at_end = UndoDrift(nothing, one, steps.unit1[-1], nothing, -steps.last[-1] / q, nothing)
+
+    def body(pending: Pending, xs: tuple[Step, Array, Array, Array]) -> tuple[Pending, Array]:
+        step, last_before, good, slot = xs
+        undo, drifts = _reversal(step, last_before, good, q)
+        state, mesh, sums = gravity_vjp.cached_step_vjp(pending, undo, Entry(potentials, slot), config)
+        return Pending(state, mesh, drifts), sums
+
+    pending = gravity_vjp.pending(with_cotangents(at_end, ct), drift_at_end, config)
+    pending, sums = jax.lax.scan(body, pending, xs, reverse=True)
+    state, first = gravity_vjp.undo_drifts(pending, config)
+    by_drift = jnp.concatenate([first, sums[:-1, 0]])  # the sum comes with the kick of the step before
+    return *split(state), _by_coefficient(steps, good, sums[:, 1], sums[:, 2], sums[:, 3], by_drift)
 
 
 def _steps_taken(inputs: Inputs, outcome: Outcome, config: Config) -> tuple[Array, Step]:
@@ -167,12 +226,20 @@ def _step_vjp(
       The particles after the kick of the step before; the cotangents of the particles at the start of the step, and of
       its coefficients.
     """
-    q, took = resolution(config, kicked.disp.dtype), good.astype(step.kick.dtype)
-    weight, scale = step.kick * step.unit1, step.unit1 / step.unit0
+    undo, drifts = _reversal(step, last_before, good, resolution(config, kicked.disp.dtype))
+    state, sums = gravity_vjp.step_vjp(with_cotangents(kicked, ct), undo, drifts, entry, config)
+    return *split(state), _by_coefficient(step, good, *sums)
+
+
+def _reversal(step: Step, last_before: Array, good: Array, q: float) -> tuple[UndoKick, UndoDrift]:
+    """Coefficients to reverse the kick of a step, its first drift, and the last drift of the step before."""
+    weight, took = step.kick * step.unit1, good.astype(step.kick.dtype)
     undo = UndoKick(step.kick, step.unit1, step.unit0, step.last, weight, took)
-    drifts = UndoDrift(weight, scale, step.unit0, -step.first / q, -last_before / q, took)
-    state = State(kicked.disp, kicked.momenta, ct.disp, ct.vel)
-    state, (by_kick, by_scale, after, before) = step_vjp(state, undo, drifts, entry, config)
-    by_log_scale = math.log(2) * scale * by_scale
-    by_coefficient = Coefficients(*(jnp.where(good, x, 0) for x in (before, by_kick, by_log_scale, after)))
-    return ExactParticles(*state[:2]), Particles(*state[2:]), by_coefficient
+    scale = step.unit1 / step.unit0
+    return undo, UndoDrift(weight, scale, step.unit0, -step.first / q, -last_before / q, took)
+
+
+def _by_coefficient(step: Step, good: Array, kick: Array, scale: Array, after: Array, before: Array) -> Coefficients:
+    """Cotangents of the coefficients of a step, from the sums of `gravity_vjp.step_vjp`."""
+    log_scale = math.log(2) * step.unit1 / step.unit0 * scale
+    return Coefficients(*(jnp.where(good, x, 0) for x in (before, kick, log_scale, after)))
