@@ -49,6 +49,7 @@ from pmwd_dist.pm.solvers import LeapFrog as LeapFrog
 from pmwd_dist.pm.solvers import ParticleMesh as ParticleMesh
 from pmwd_dist.pm.status import SimulationError as SimulationError
 from pmwd_dist.pm.status import Status as Status
+from pmwd_dist.report import plot as plot
 
 try:
     __version__ = version("pmwd-dist")

@@ -21,6 +21,7 @@ from pmwd_dist.parallel.distributed import SharedError, raise_on_all_processes
 from pmwd_dist.run.common.fingerprint import compare_processes
 from pmwd_dist.run.common.folder import CONFIG, finished, prepare_folder
 from pmwd_dist.run.common.job import Job, execute
+from pmwd_dist.run.common.lock import folder_lock
 from pmwd_dist.run.inference.plan import START, InferenceJob
 from pmwd_dist.run.settings import InferenceSettings, Settings, SimulationSettings, read_any, read_as
 from pmwd_dist.run.settings.section import duration
@@ -258,15 +259,19 @@ def power(
 
 
 @app.command()
-def plot(folder: Folder) -> None:
-    """Draw the figures of a run again, from its data; of an inference, traces and corner of its complete draws."""
+def report(folder: Folder) -> None:
+    """Write report.html of a run, finished or not, and draw its figures again from its data."""
+    from pmwd_dist.run.common.report import write_report
     from pmwd_dist.run.inference.verdict import redraw_chains
     from pmwd_dist.run.simulation.output import redraw
 
     _start()
     with command_errors():
-        figures = redraw_chains(folder) if (folder / START).is_file() else redraw(folder)
-    _say(*(f"wrote {path}" for path in figures))
+        finished(folder)  # or it is not the folder of a run
+        with folder_lock(folder):
+            drawn = redraw_chains(folder) if (folder / START).is_file() else redraw(folder)
+            drawn.append(write_report(folder))
+    _say(*(f"wrote {path}" for path in drawn))
 
 
 @app.command()

@@ -23,7 +23,7 @@ from pmwd_dist.io.snapshot import (
 from pmwd_dist.observe.power import power_spectrum
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3, default_decomposition
-from pmwd_dist.report.figures import Spectrum, write_spectrum
+from pmwd_dist.report.results import Spectrum, write_spectrum
 from pmwd_dist.run.common.resources import room
 from pmwd_dist.run.simulation.memory import least_memory, power_memory
 

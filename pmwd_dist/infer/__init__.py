@@ -16,6 +16,7 @@ from pmwd_dist.infer.chain.export import save_arviz as save_arviz
 from pmwd_dist.infer.chain.folder import load_chain as load_chain
 from pmwd_dist.infer.fit import Check as Check
 from pmwd_dist.infer.fit import check_fit as check_fit
+from pmwd_dist.infer.fit import check_prior as check_prior
 from pmwd_dist.infer.forward import LinearField as LinearField
 from pmwd_dist.infer.forward import Simulation as Simulation
 from pmwd_dist.infer.galaxies import LagrangianGalaxies as LagrangianGalaxies

@@ -1,4 +1,4 @@
-"""Posterior predictive checks: comparisons of data with draws of a model.
+"""Predictive checks: comparisons of data with draws of a model.
 
 A statistic S of data, modes and parameters is compared with replications, t = (S - mean) / sd, where data are new draws
 from the likelihood and modes are new draws from their prior. In a right model a draw of the posterior has the
@@ -18,8 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from scipy.special import ndtri
 
 from pmwd_dist.config import Config
+from pmwd_dist.infer.likelihoods import seen
 from pmwd_dist.infer.model import Posterior
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import prfft3d
@@ -68,6 +70,50 @@ def check_fit(posterior: Posterior, noise: Array, parameters: Mapping[str, Array
     found = jax.device_get(_compared(posterior.model, posterior.data, (keys, noise, dict(parameters))))
     checks = {name: _check(name, *x) for name, x in found.items()}
     return {name: check for name, check in checks.items() if math.isfinite(check.z)}
+
+
+@on_auto_axes
+def check_prior(posterior: Posterior, key: Array, draws: int = 40) -> dict[str, Check]:
+    """Compare data with data that the prior predicts, by name of the statistic.
+
+    Statistics of the data, where the mask shows them, are their mean, variance and skewness, and on a mesh their power
+    in bands of wavenumbers. z is the normal score of the rank of the data among the predictions, so that p has the
+    uniform distribution of ranks where the model is right, and is at least 1 / (draws + 1).
+
+    Args:
+      posterior: posterior, given the data.
+      key: random key.
+      draws: number of draws from the prior, each with one forward model.
+    """
+    value, predicted, fine = jax.device_get(_predicted(posterior.model, posterior.data, jax.random.split(key, draws)))
+    found = dict[str, Check]()
+    for name, x in predicted.items():
+        ranked = x[fine]
+        share = (np.sum(ranked < value[name]) + np.sum(ranked <= value[name]) + 1) / 2 / (len(ranked) + 1)
+        ratio = float(value[name] / ranked.mean()) if name.startswith(_MEAN_SQUARES) else math.nan
+        found[name] = Check(ratio, float(ndtri(share)))
+    return found
+
+
+@eqx.filter_jit
+def _predicted(model: Any, data: Array, keys: Array) -> Any:
+    """Statistics of the data and of predictions of the prior, and whether the forward models succeeded."""
+    config, likelihood = model.config, model.likelihood
+
+    def statistics(data: Array) -> dict[str, Array]:
+        x = seen(data, getattr(likelihood, "mask", None))
+        found = {"mean of data": jnp.mean(x), "variance of data": jnp.var(x), "skewness of data": _skewness(x)}
+        bands = _in_bands(x, x, config) if x.shape == config.mesh_shape else {}
+        return found | {f"power of data at {name}": power for name, power in bands.items()}
+
+    def one(key: Array) -> Any:
+        keys = jax.random.split(key)
+        position = model.draw_around(keys[0], {})
+        numbers = model.parameters(position)
+        field, fine = model.predict(position["noise"], numbers)
+        return statistics(likelihood.draw(keys[1], field, numbers, config)), fine
+
+    return statistics(data), *jax.lax.map(one, keys)
 
 
 def deviation(value: np.ndarray, replicated: np.ndarray) -> float:

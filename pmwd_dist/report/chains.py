@@ -1,45 +1,38 @@
-"""Figures and page of an inference: traces, corner, bands of spectra, slices, and the page that shows them all."""
+"""Tables and figures of chains: summary and checks, traces, corner, convergence by scale."""
 
 from __future__ import annotations
 
-import html
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.special import ndtr
 
 from pmwd_dist._files import atomic_write
-from pmwd_dist.report.style import COLOURS, colours, finish_axis, new_figure, save, styled
+from pmwd_dist.report.spectra import TRUTH
+from pmwd_dist.report.style import COLOURS, colours, figure_of, finish_axis, latex, make_axes, styled
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Rows = Mapping[str, Mapping[str, float]]
 _COLUMNS = ("mean", "sd", "rhat", "ess_bulk", "ess_tail", "gradients_per_ess")
-_OF_FIT = ("ratio", "z", "p")
-COMOVING = (r"$x$  [Mpc/$h$]", r"$y$  [Mpc/$h$]")  # labels of the axes of a plane
-_TRUTH: Any = {"color": "0.25", "lw": 1.3, "ls": (0, (5, 3))}
 
 
-def write_summary(path: Path, rows: Rows) -> None:
-    """Write the summary as CSV.
+def write_rows(path: Path, head: str, rows: Rows) -> None:
+    """Write a table as CSV: the names of the rows, and their columns.
 
     Raises:
       OSError: the file can't be written.
     """
-    _write_rows(path, "parameter", _COLUMNS, rows)
-
-
-def write_fit(path: Path, rows: Rows) -> None:
-    """Write the checks of the fit as CSV, by statistic.
-
-    Raises:
-      OSError: the file can't be written.
-    """
-    _write_rows(path, "statistic", _OF_FIT, rows)
-
-
-def _write_rows(path: Path, head: str, columns: tuple[str, ...], rows: Rows) -> None:
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
     lines = [",".join((head, *columns))]
-    lines += [",".join([name, *(f"{row[column]:.6g}" for column in columns)]) for name, row in rows.items()]
+    lines += [
+        ",".join([name, *(f"{row.get(column, math.nan):.6g}" for column in columns)]) for name, row in rows.items()
+    ]
     with atomic_write(path) as aside:
         aside.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -65,151 +58,118 @@ def fit_lines(rows: Rows) -> list[str]:
     return lines
 
 
-def draw_traces(path: Path, draws: Mapping[str, np.ndarray], truth: Mapping[str, float]) -> None:
+@styled()
+def traces(draws: Any, *, truth: Mapping[str, float] | None = None, axes: Any = None) -> Figure:
     """Draw each parameter of each chain, draw by draw.
 
-    Raises:
-      OSError: the figure can't be written.
+    Args:
+      draws: chain of `infer.load_chain` or `infer.sample`, or draws of shape (chains, draws) by name.
+      truth: true values by name, as of a mock.
+      axes: axes, one for each name; default: a new figure.
+
+    Examples:
+      >>> chain = pmd.infer.load_chain("runs/field")
+      >>> figure = pmd.plot.traces(chain, truth={"b1": 1.8})
+      >>> figure.savefig("traces.png")
     """
-    with styled():
-        figure = new_figure(figsize=(9, 1.8 * len(draws) + 0.8), layout="constrained")
-        panels = np.atleast_1d(figure.subplots(len(draws), 1, sharex=True))
-        for axes, (name, x) in zip(panels, draws.items(), strict=True):
-            for chain, colour in zip(x, colours(len(x)), strict=True):
-                axes.plot(chain, color=colour, lw=0.7)
-            if name in truth:
-                axes.axhline(truth[name], **_TRUTH)
-            axes.set_ylabel(name)
-        panels[-1].set_xlabel("draw")
-        save(figure, path)
+    if hasattr(draws, "parameters"):
+        draws = draws.parameters | {"log density": draws.logdensity}
+    panels = make_axes(axes, (9, 1.8 * len(draws) + 0.8), len(draws), sharex=True)
+    for ax, (name, x) in zip(panels, draws.items(), strict=True):
+        for chain, colour in zip(x, colours(len(x)), strict=True):
+            ax.plot(chain, color=colour, lw=0.7)
+        if truth and name in truth:
+            ax.axhline(truth[name], **TRUTH)
+        ax.set_ylabel(latex(name))
+    panels[-1].set_xlabel("draw")
+    return figure_of(panels[0])
 
 
-def draw_corner(path: Path, draws: Mapping[str, np.ndarray], truth: Mapping[str, float]) -> None:
-    """Draw the distribution of each parameter and of each pair, over all chains.
+@styled(outward=True)
+def corner(
+    draws: Any,
+    *,
+    priors: Mapping[str, Any] | None = None,
+    truth: Mapping[str, float] | None = None,
+    axes: Any = None,
+) -> Figure:
+    """Draw the distribution of each parameter and of each pair, over all chains, with priors and true values.
 
-    Raises:
-      OSError: the figure can't be written.
+    Args:
+      draws: chain of `infer.load_chain` or `infer.sample`, or draws of shape (chains, draws) by name.
+      priors: priors by name, as `infer.Normal`, drawn as lines beside the histograms.
+      truth: true values by name, as of a mock.
+      axes: axes, a square array; default: a new figure.
+
+    Examples:
+      >>> chain = pmd.infer.load_chain("runs/field")
+      >>> figure = pmd.plot.corner(chain, priors={"b1": pmd.infer.Normal(1.8, 0.5)})
+      >>> figure.savefig("corner.png")
     """
+    draws, priors, truth = getattr(draws, "parameters", draws), priors or {}, truth or {}
     names, count = list(draws), len(draws)
-    with styled(outward=True):
-        figure = new_figure(figsize=(2.6 * count + 1, 2.6 * count + 1), layout="constrained")
-        panels = np.atleast_2d(figure.subplots(count, count, sharex="col"))
-        for i, row in enumerate(names):
-            for j, column in enumerate(names):
-                axes = panels[i, j]
-                if j > i:
-                    axes.set_axis_off()
-                elif i == j:
-                    axes.hist(draws[row].ravel(), 40, color=COLOURS[0], histtype="step", density=True)
-                    axes.set_yticks([])
-                else:
-                    axes.hexbin(draws[column].ravel(), draws[row].ravel(), gridsize=30, cmap="Blues", mincnt=1, lw=0)
-                if j <= i and column in truth:
-                    axes.axvline(truth[column], **_TRUTH)
-                if j < i and row in truth:
-                    axes.axhline(truth[row], **_TRUTH)
-                if i == count - 1:
-                    axes.set_xlabel(column)
-                if j == 0 and i > 0:
-                    axes.set_ylabel(row)
-        save(figure, path)
+    side = 2.6 * count + 1
+    panels = make_axes(axes, (side, side), count, count, sharex="col")
+    for i, row in enumerate(names):
+        for j, column in enumerate(names):
+            ax = panels[count * i + j]
+            if j > i:
+                ax.set_axis_off()
+                continue
+            if i == j:
+                ax.hist(np.ravel(draws[row]), 40, color=COLOURS[0], histtype="step", density=True)
+                if row in priors:
+                    _draw_prior(ax, priors[row])
+                ax.set_yticks([])
+            else:
+                ax.hexbin(np.ravel(draws[column]), np.ravel(draws[row]), gridsize=30, cmap="Blues", mincnt=1, lw=0)
+                if row in truth:
+                    ax.axhline(truth[row], **TRUTH)
+            if column in truth:
+                ax.axvline(truth[column], **TRUTH)
+            if i == count - 1:
+                ax.set_xlabel(latex(column))
+            if j == 0 and i > 0:
+                ax.set_ylabel(latex(row))
+    return figure_of(panels[0])
 
 
-def draw_bands(
-    path: Path,
-    k: np.ndarray,
-    panels: Mapping[str, tuple[np.ndarray, np.ndarray | None, str]],
-    along: str = r"$k$  [$h$/Mpc]",
-) -> None:
-    """Draw medians of curves with bands of 68 % and 95 %.
-
-    Args:
-      path: path of the figure.
-      k: wavenumbers or multipoles, shape (k,).
-      panels: curves of shape (draws, k), a reference curve or None, and its name, by label of the panel.
-      along: label of the axis of k.
-
-    Raises:
-      OSError: the figure can't be written.
-    """
-    with styled():
-        figure = new_figure(figsize=(8, 2.6 * len(panels) + 0.8), layout="constrained")
-        grid = np.atleast_1d(figure.subplots(len(panels), 1, sharex=True))
-        for axes, (label, (curves, reference, name)) in zip(grid, panels.items(), strict=True):
-            some = np.isfinite(curves).any(axis=0)  # r(k) of constant data is not finite
-            levels = np.nanpercentile(np.where(some, curves, 0), [2.5, 16, 50, 84, 97.5], axis=0)
-            low, below, middle, above, high = np.where(some, levels, np.nan)
-            axes.fill_between(k, low, high, color=COLOURS[0], alpha=0.15, lw=0, label="95 % of the samples")
-            axes.fill_between(k, below, above, color=COLOURS[0], alpha=0.3, lw=0, label="68 %")
-            axes.plot(k, middle, color=COLOURS[0], lw=2)
-            if reference is not None:
-                axes.plot(k, reference, label=name, **_TRUTH)
-            if "P(k)" in label or "C_" in label:
-                axes.set_yscale("log")
-            axes.set_ylabel(label, fontsize=12)
-            finish_axis(axes, k)
-        grid[0].legend(fontsize=11)
-        grid[-1].set_xlabel(along)
-        save(figure, path)
+def _draw_prior(axes: Axes, prior: Any) -> None:
+    """Draw the density of a prior over the range of the axes, as the slope of its distribution function."""
+    x = np.linspace(*axes.get_xlim(), 401)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share = np.nan_to_num(np.diff(ndtr(np.asarray(prior.inverse(x), float))))
+    axes.plot((x[1:] + x[:-1]) / 2, share / (x[1] - x[0]), color=COLOURS[1], lw=1.4, label="prior")
+    axes.legend(fontsize=10, handlelength=1)
 
 
-def draw_slices(
-    path: Path,
-    images: Sequence[tuple[str, np.ndarray]],
-    sides: tuple[float, float],
-    labels: tuple[str, str] = COMOVING,
-    quantity: str | Sequence[str] = "",
-    alike: Sequence[int] = (),
-    place: str = "",
-) -> None:
-    """Draw planes of fields side by side.
+@styled()
+def mixing(chain: Any, *, r_hat: float | None = None, ess: float | None = None, axes: Any = None) -> Figure:
+    """Draw R-hat and the effective sample size of the modes, by wavenumber.
 
     Args:
-      path: path of the picture.
-      images: titles and planes, each of shape (nx, ny); NaN is white.
-      sides: sides of the planes.
-      labels: labels of the axes.
-      quantity: label of the colours with their unit, one for all planes or one for each.
-      alike: indices in `images` of the planes that share a colour scale.
-      place: title of the picture.
+      chain: chain of `infer.load_chain` or `infer.sample`.
+      r_hat: limit of R-hat.
+      ess: limit of the effective sample size.
+      axes: two axes; default: a new figure.
 
-    Raises:
-      OSError: the figure can't be written.
+    Examples:
+      >>> chain = pmd.infer.load_chain("runs/field")
+      >>> figure = pmd.plot.mixing(chain, r_hat=1.01, ess=400)
+      >>> figure.savefig("mixing.png")
     """
-    with styled(outward=True):
-        figure = new_figure(figsize=(4.4 * len(images), 4.2), layout="constrained")
-        grid = np.atleast_1d(figure.subplots(1, len(images), gridspec_kw={"wspace": 0.06}))
-        shared = [images[i][1] for i in alike]
-        scale = {"vmin": min(map(np.nanmin, shared)), "vmax": max(map(np.nanmax, shared))} if shared else {}
-        for i, (axes, (title, values)) in enumerate(zip(grid, images, strict=True)):
-            how: Any = {"extent": (0, sides[0], 0, sides[1]), **(scale if i in alike else {})}
-            image = axes.imshow(values.T, origin="lower", cmap="inferno", **how)
-            axes.set_title(title, fontsize=13)
-            axes.set_xlabel(labels[0])
-            label = quantity if isinstance(quantity, str) else quantity[i]
-            figure.colorbar(image, ax=axes, shrink=0.7, label=label)
-        grid[0].set_ylabel(labels[1])
-        if place:
-            figure.suptitle(place, fontsize=13)
-        save(figure, path)
-
-
-def write_page(
-    path: Path, table: Sequence[str], reasons: Sequence[str], about: Sequence[str], images: Sequence[str]
-) -> None:
-    """Write the page with the verdict, the table and the pictures.
-
-    Raises:
-      OSError: the file can't be written.
-    """
-    verdict = "The chains pass all checks." if not reasons else "Not converged:"
-    items = "".join(f"<li>{html.escape(reason)}</li>" for reason in reasons)
-    pictures = "".join(f'<p><img src="{name}" style="max-width:100%"></p>' for name in images)
-    text = (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>Inference</title>'
-        '<body style="font-family:sans-serif;max-width:60em;margin:2em auto">'
-        f"<h1>Inference</h1><p><b>{verdict}</b></p><ul>{items}</ul>"
-        f"<pre>{html.escape(chr(10).join(table))}</pre><p>{html.escape(', '.join(about))}</p>{pictures}</body></html>\n"
-    )
-    with atomic_write(path) as aside:
-        aside.write_text(text, encoding="utf-8")
+    upper, lower = make_axes(axes, (8, 6), 2, sharex=True)
+    rows, k = chain.scales(), np.asarray(sorted(chain.projections))
+    for kind, colour in (("projection", COLOURS[0]), ("power", COLOURS[1])):
+        for ax, key in ((upper, "rhat"), (lower, "ess_bulk")):
+            ax.plot(k, [rows[f"{kind} at k = {x:g}"][key] for x in k], "o-", color=colour, label=f"{kind} of the modes")
+    for ax, limit in ((upper, r_hat), (lower, ess)):
+        if limit is not None:
+            ax.axhline(limit, **TRUTH, label="limit")
+        finish_axis(ax, k)
+    lower.set_ylim(bottom=0)
+    upper.set_ylabel(r"$\hat R$")
+    lower.set_ylabel("effective samples")
+    lower.set_xlabel(r"$k$  [$h$/Mpc]")
+    upper.legend(fontsize=11)
+    return figure_of(upper)

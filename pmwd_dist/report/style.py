@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+import html
+import re
+from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import numpy as np
 
@@ -18,6 +20,22 @@ if TYPE_CHECKING:
 
 # Okabe & Ito (2008), distinct to colour-blind readers too; without yellow, which is too light for a line.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+LABELS = {
+    "sigma8": r"\sigma_8",
+    **{f"Omega_{x}": rf"\Omega_{x}" for x in "bckm"},
+    "n_s": "n_s",
+    "w0": "w_0",
+    "wa": "w_a",
+    "b1": "b_1",
+    "b2": "b_2",
+    "bs2": "b_{s^2}",
+    "bnabla2": r"b_{\nabla^2}",
+    "sigma": r"\sigma",
+    "nbar": r"\bar n",
+    "h": "h",
+}
+_SIGNS = {r"\sigma": "&sigma;", r"\Omega": "&Omega;", r"\nabla": "&nabla;", r"\bar n": "n&#772;"}
+P = ParamSpec("P")
 _STYLE: Any = {
     "font.size": 13,
     "axes.labelsize": 15,
@@ -34,18 +52,54 @@ _STYLE: Any = {
 _OUTWARD: Any = {"xtick.top": False, "ytick.right": False, "xtick.direction": "out", "ytick.direction": "out"}
 
 
-def styled(*, outward: bool = False) -> AbstractContextManager[None]:
-    """Set the style of the figures made in the context, with ticks outward for maps."""
-    import matplotlib as mpl
+def styled(*, outward: bool = False) -> Callable[[Callable[P, Figure]], Callable[P, Figure]]:
+    """Decorate a function that returns a figure, so that it draws in our style, with ticks outward for maps."""
 
-    return mpl.rc_context(_STYLE | _OUTWARD if outward else _STYLE)
+    def decorate(draw: Callable[P, Figure]) -> Callable[P, Figure]:
+        @wraps(draw)
+        def drawn(*args: P.args, **options: P.kwargs) -> Figure:
+            import matplotlib as mpl
+
+            with mpl.rc_context(_STYLE | _OUTWARD if outward else _STYLE):
+                figure = draw(*args, **options)
+                for axes in figure.axes:  # ticks are made when they are first asked for, in the style of that time
+                    for axis in (axes.xaxis, axes.yaxis):
+                        axis.get_major_ticks()
+                        axis.get_minor_ticks()
+            return figure
+
+        return drawn
+
+    return decorate
 
 
-def new_figure(**options: Any) -> Figure:
-    """Make a figure without a window."""
-    from matplotlib.figure import Figure
+def make_axes(axes: Any, size: tuple[float, float], rows: int = 1, columns: int = 1, **options: Any) -> list[Axes]:
+    """The given axes, or those of a new figure without a window, row by row."""
+    if axes is None:
+        from matplotlib.figure import Figure
 
-    return Figure(**options)
+        axes = Figure(figsize=size, layout="constrained").subplots(rows, columns, **options)
+    return list(np.ravel(axes))
+
+
+def figure_of(axes: Axes) -> Figure:
+    """The figure of some axes."""
+    found = axes.get_figure(root=True)
+    assert found is not None
+    return found
+
+
+def latex(name: str) -> str:
+    """Name of a parameter in a figure."""
+    return f"${LABELS[name]}$" if name in LABELS else name
+
+
+def markup(name: str) -> str:
+    """Name of a parameter in HTML."""
+    text = "log density" if name == "logdensity" else LABELS.get(name, html.escape(name))
+    for command, sign in _SIGNS.items():
+        text = text.replace(command, sign)
+    return re.sub(r"\^2", "<sup>2</sup>", re.sub(r"_(?:\{(.*)\}|(\w))", r"<sub>\1\2</sub>", text))
 
 
 def colours(count: int) -> Sequence[ColorType]:

@@ -65,7 +65,7 @@ def fails(result: tuple[int, str, str], *words: str, lines: int = 2) -> None:
 def test_no_verb_prints_the_verbs(cli: Cli):
     code, out, _ = cli()
     assert code == 0
-    for verb in ("run", "resume", "check", "template", "doctor", "power", "plot"):
+    for verb in ("run", "resume", "check", "template", "doctor", "power", "report"):
         assert verb in out
 
 
@@ -193,11 +193,11 @@ def test_resume_needs_the_folder_of_a_run(cli: Cli, tmp_path: Path):
     fails(cli("resume", tmp_path, "--set", "box.size=3"), "only devices.*")
 
 
-def test_power_and_plot_fail_on_other_files(cli: Cli, tmp_path: Path, file: Path):
+def test_power_and_report_fail_on_other_files(cli: Cli, tmp_path: Path, file: Path):
     fails(cli("power", tmp_path / "absent.hdf5"), "no such snapshot")
     fails(cli("power", file), "not an HDF5 file")
-    fails(cli("plot", tmp_path), "to draw")
-    fails(cli("plot", tmp_path / "absent"), "no such folder")
+    fails(cli("report", tmp_path), "not the folder of a run")
+    fails(cli("report", tmp_path / "absent"), "not the folder of a run")
 
 
 def test_power_says_what_is_wrong_in_its_own_words(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

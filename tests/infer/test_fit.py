@@ -15,7 +15,7 @@ from scipy.stats import kstest
 
 import pmwd_dist as pmd
 from pmwd_dist import infer
-from pmwd_dist.infer.fit import check_fit, deviation
+from pmwd_dist.infer.fit import check_fit, check_prior, deviation
 
 CONFIG = pmd.Config(160.0, 8, a_stop=0.5, steps=2, decomposition=(1, 1))
 DRAWS, MOCKS = 24, 60
@@ -54,6 +54,19 @@ def test_p_values_over_mocks_are_uniform_for_powers_of_modes_and_conservative_fo
         if "power of initial modes" in name:
             assert z.std() > 0.75 and kstest(p, "uniform").pvalue > 1e-3, name
     assert min(check.p for c in checks for check in c.values()) > 1e-3 / MOCKS
+
+
+def test_p_values_of_the_prior_are_uniform_over_mocks_and_low_for_other_data() -> None:
+    model = linear_model(infer.Gaussian(0.5))
+    checks = [check_prior(model.condition(mock(model, seed)), jax.random.key(seed + 1000)) for seed in range(MOCKS)]
+    assert set(checks[0]) >= {"mean of data", "variance of data", "skewness of data", f"power of data at {LARGE}"}
+    for name in checks[0]:
+        p = np.array([c[name].p for c in checks])
+        assert kstest(p, "uniform").pvalue > 1e-3 and p.min() >= 1 / 41, name
+    ratios = [c["variance of data"].ratio for c in checks]
+    assert np.mean(ratios) == pytest.approx(1, abs=4 * np.std(ratios) / MOCKS**0.5)
+    loud = check_prior(model.condition(1 + 2 * (mock(model, 0) - 1)), jax.random.key(0))
+    assert loud["variance of data"].ratio > 2.5 and loud["variance of data"].p == pytest.approx(1 / 41)
 
 
 def test_deviations_of_correlated_draws_are_standard_normal() -> None:

@@ -1,31 +1,26 @@
-"""Pictures of chains."""
+"""Figures of chains and of planes."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
-from pmwd_dist.report import chains
-from pmwd_dist.report.chains import draw_bands, draw_slices
+from pmwd_dist import infer
+from pmwd_dist.report import plot
 
 
-def test_bands_of_curves_that_are_nowhere_numbers_are_left_out(tmp_path: Path) -> None:
+def test_bands_of_curves_that_are_nowhere_numbers_are_left_out() -> None:
     curves = np.ones((5, 3))
     curves[:, 1] = np.nan  # as r(k) is of data that are the same everywhere
-    draw_bands(tmp_path / "some.png", np.arange(1.0, 4), {"r(k)": (curves, None, "")})
-    draw_bands(tmp_path / "none.png", np.arange(1.0, 4), {"r(k)": (curves * np.nan, None, "")})
-    assert (tmp_path / "none.png").stat().st_size > 0
+    plot.bands(np.arange(1.0, 4), {"r(k)": (curves, None, "")})
+    plot.bands(np.arange(1.0, 4), {"r(k)": (curves * np.nan, None, "")})
 
 
-def test_bands_hold_68_and_95_percent_of_the_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = []
-    monkeypatch.setattr(chains, "save", lambda figure, path: drawn.append(figure))
+def test_bands_hold_68_and_95_percent_of_the_curves() -> None:
     rng, k = np.random.default_rng(0), np.arange(1.0, 4)
     curves = {"r(k)": rng.permuted(np.linspace(-1, 1, 201)[:, None] * k, axis=0), "T(k)": rng.random((201, 3))}
-    draw_bands(Path("any.png"), k, {name: (x, 5 * k, "truth") for name, x in curves.items()})
-    (figure,) = drawn
+    figure = plot.bands(k, {name: (x, 5 * k, "truth") for name, x in curves.items()})
     for axes, (name, x) in zip(figure.axes, curves.items(), strict=True):
         assert axes.get_ylabel() == name
         middle, reference = (line.get_ydata() for line in axes.lines)
@@ -39,21 +34,40 @@ def test_bands_hold_68_and_95_percent_of_the_curves(monkeypatch: pytest.MonkeyPa
     assert (low, high) == (pytest.approx(-0.68), pytest.approx(0.68))
 
 
-def test_cells_without_data_are_white_and_scales_are_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = []
-    monkeypatch.setattr(chains, "save", lambda figure, path: drawn.append(figure))
+def test_cells_without_data_are_white_and_scales_are_of_the_others() -> None:
     planes = [np.full((2, 2), x) for x in (1.0, 7.0, 3.0)]
     planes[0][0, 0] = np.nan
-    draw_slices(
-        Path("any.png"),
-        [(str(i), x) for i, x in enumerate(planes)],
-        (1.0, 1.0),
-        quantity=["a", "b", "c"],
-        alike=(0, 2),
-        place="plane",
-    )
-    shown = [axes.images[0] for axes in drawn[0].axes if axes.images]
+    images = [(str(i), x) for i, x in enumerate(planes)]
+    figure = plot.planes(images, (1.0, 1.0), quantity=["a", "b", "c"], alike=(0, 2), title="plane")
+    shown = [axes.images[0] for axes in figure.axes if axes.images]
     assert [image.get_clim() for image in (shown[0], shown[2])] == [(1, 3)] * 2
     assert shown[0].get_array().mask.sum() == 1
     assert [image.colorbar.ax.get_ylabel() for image in shown] == ["a", "b", "c"]
-    assert drawn[0].get_suptitle() == "plane"
+    assert figure.get_suptitle() == "plane"
+
+
+@pytest.mark.parametrize(
+    "prior", [infer.Normal(1.0, 0.5), infer.Uniform(0.0, 2.0), infer.LogNormal(1.0, 0.3), infer.Normal(1, 1, low=0.2)]
+)
+def test_priors_are_drawn_as_densities_beside_the_histograms(prior: infer.Normal | infer.Uniform) -> None:
+    u = np.random.default_rng(0).standard_normal(200_000)
+    draws = {"sigma8": np.asarray(prior.forward(u))[None], "b1": u[None]}
+    figure = plot.corner(draws, priors={"sigma8": prior}, truth={"b1": 0.0})
+    panel, _, _, _ = figure.axes
+    (line,) = panel.lines
+    x, density = line.get_xdata(), line.get_ydata()
+    heights, edges = np.histogram(draws["sigma8"], 40, density=True)
+    centres = (edges[1:] + edges[:-1]) / 2
+    np.testing.assert_allclose(np.interp(centres[1:-1], x, density), heights[1:-1], atol=0.03 * heights.max())
+    assert figure.axes[2].get_xlabel() == r"$\sigma_8$" and figure.axes[2].get_ylabel() == "$b_1$"
+
+
+def test_figures_are_drawn_on_given_axes() -> None:
+    figure = Figure()
+    figure.subplots(2)
+    k = np.arange(1.0, 5)
+    assert (
+        plot.bands(k, {"r(k)": (np.ones((3, 4)), None, ""), "T(k)": (np.ones((3, 4)), None, "")}, axes=figure.axes)
+        is figure
+    )
+    assert plot.density(np.ones((4, 4)), (8.0, 8.0), axes=figure.axes[1]) is figure

@@ -201,11 +201,18 @@ def test_maxima_without_optax_are_named(tmp_path: Path, monkeypatch: pytest.Monk
         plan_of(tmp_path / "run", "start.begin=map")
 
 
-def test_columns_that_are_read_are_named(tmp_path: Path) -> None:
+def test_columns_that_are_read_are_named_with_their_sigma8(tmp_path: Path) -> None:
     k = np.geomspace(1e-4, 100, 256)
-    np.savetxt(tmp_path / "p.txt", np.stack([k, k / (1 + k**4), k, k], 1))
+    power = 1e4 * k / (1 + k**4)
+    np.savetxt(tmp_path / "p.txt", np.stack([k, power, k, k], 1))
     plan = plan_of(tmp_path / "run", f"cosmology.linear_power={tmp_path / 'p.txt'}")
-    assert any(line.endswith("p.txt, columns 1 and 2 of 4") for line in plan.lines())
+    fine = np.geomspace(1e-4, 100, 100_000)
+    window = 3 * (np.sin(8 * fine) - 8 * fine * np.cos(8 * fine)) / (8 * fine) ** 3
+    variance = np.trapezoid(1e4 * fine / (1 + fine**4) * (window * fine) ** 2, fine) / (2 * np.pi**2)
+    (line,) = (line for line in plan.lines() if line.startswith("cosmology"))
+    text, _, sigma8 = line.partition(", sigma8 = ")
+    assert text.endswith("p.txt, columns 1 and 2 of 4")
+    assert float(sigma8) == pytest.approx(variance**0.5, rel=1e-3)
 
 
 def test_noise_of_each_cell_is_read_and_part_of_what_a_run_is(tmp_path: Path) -> None:

@@ -16,18 +16,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from inferences import LENSING, SMALL, plan_of
+from pages import check_page
 from runs import command, kill_loop
 
 from pmwd_dist import infer
 from pmwd_dist.infer.chain.folder import ChainFolder, load_chain
 from pmwd_dist.infer.forward import ForwardModel
 from pmwd_dist.io.arrays import ArrayFile, fingerprint, read_arrays, write_arrays
-from pmwd_dist.report import chains as chain_pictures
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.fingerprint import identity
 from pmwd_dist.run.common.folder import Log, StartError, finished, prepare_folder
 from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.common.signals import Interrupted
+from pmwd_dist.run.inference import verdict
 from pmwd_dist.run.inference.inputs import key_of, starts_of
 from pmwd_dist.run.inference.job import condition_on
 from pmwd_dist.run.inference.plan import InferenceJob
@@ -59,7 +60,7 @@ class Listener(list[Any]):
 @pytest.fixture
 def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Empty files for pictures, which take half of the time of a small inference: `whole` has them."""
-    monkeypatch.setattr(chain_pictures, "save", lambda figure, path: path.touch())
+    monkeypatch.setattr(verdict, "save", lambda figure, path: path.touch())
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +76,13 @@ def test_a_run_leaves_chains_pictures_and_a_verdict(whole: tuple[InferenceJob, L
     assert finished(plan.folder)
     names = {path.name for path in plan.folder.iterdir()}
     assert {"report.html", "summary.csv", "fit.csv", "traces.png", "corner.png", "fields.png", "slices.png"} <= names
-    verdict = next(event for event in listener if event.event == "verdict")
-    assert any(line.startswith("variance of residuals") for line in verdict.table)
+    told = next(event for event in listener if event.event == "verdict")
+    assert any(line.startswith("variance of residuals") for line in told.table)
     assert "variance of residuals" in (plan.folder / "report.html").read_text()
-    assert any("effective samples, fewer than 400; raise sampler.steps" in reason for reason in verdict.reasons)
-    assert "Not converged" in (plan.folder / "report.html").read_text()
+    assert any("effective samples, fewer than 400; raise sampler.steps" in reason for reason in told.reasons)
+    page = check_page(plan.folder / "report.html", figures=6)
+    for part in ("Not converged", '<th scope="row">b<sub>1</sub></th>', "power of data at k", "p, the probability of"):
+        assert part in page, part
     chunks = [event for event in listener if event.event == "chunk"]
     first, *_, last = chunks
     assert first.compilation > first.seconds / 2 > last.compilation == 0
@@ -101,14 +104,21 @@ def test_what_was_stopped_goes_on_to_the_same_bits(
     prepare_folder(plan)
     with pytest.raises(Interrupted, match="interrupted 12% through the tuning; go on with `pmwd-dist resume"):
         execute(plan, Listener("tuning"))
-    assert command("plot", plan.folder) == 2
-    assert f"{plan.folder}: holds no draws yet; go on with `pmwd-dist resume" in capsys.readouterr().err
+    assert "was interrupted before its first step." in (plan.folder / "report.html").read_text()
+    capsys.readouterr()
+    assert command("report", plan.folder) == 0
+    assert capsys.readouterr().out == f"wrote {plan.folder / 'report.html'}\n"
     with pytest.raises(Interrupted, match="stopped 38% through the tuning, by the time limit; go on with"):
         execute(plan, Listener(), resume=True, time_limit=1e-3)  # after two blocks, the first of which counts
     with pytest.raises(Interrupted, match="interrupted after chunk 1 of 3; go on with `pmwd-dist resume"):
         execute(plan, Listener("chunk"), resume=True)
     assert not (plan.folder / "chunk_00001.npz").exists()
-    assert command("plot", plan.folder) == 0 and all((plan.folder / f"{x}.png").exists() for x in ("traces", "corner"))
+    figures = [plan.folder / f"{name}.png" for name in ("traces", "corner", "mixing")]
+    assert all(path.exists() for path in figures)
+    assert "was interrupted after step 12 of 36." in (plan.folder / "report.html").read_text()
+    for path in figures:
+        path.unlink()
+    assert command("report", plan.folder) == 0 and all(path.exists() for path in figures)
     (plan.folder / ".chunk_00001.npz.part").touch()  # as a kill would leave it
     execute(plan, Listener(), resume=True)
     for path in sorted(whole[0].folder.glob("*.npz")):

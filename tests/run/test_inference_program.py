@@ -12,7 +12,7 @@ from inferences import SMALL
 from runs import command
 
 from pmwd_dist.infer.chain.folder import load_chain
-from pmwd_dist.report import chains as pictures
+from pmwd_dist.run.inference import verdict
 
 COUNTS = (
     SMALL.replace('"linear"\nbias = "eulerian"\nb1 = 1.8\nline_of_sight = "none"', '"lpt"\nb1 = 0.8')
@@ -27,7 +27,7 @@ COUNTS = (
 def test_counts_with_a_selection_are_sampled_and_judged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pictures, "save", lambda figure, path: path.touch())
+    monkeypatch.setattr(verdict, "save", lambda figure, path: path.touch())
     np.save(tmp_path / "selection.npy", np.linspace(0.2, 1, 64).reshape(4, 4, 4))
     file, folder = tmp_path / "counts.toml", tmp_path / "run"
     file.write_text(COUNTS)

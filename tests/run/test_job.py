@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pages import check_page
 from runs import SMALL, Events, assert_same, command, kill_loop, linear_power, make, resumed
 
 import pmwd_dist as pmd
@@ -22,7 +23,7 @@ from pmwd_dist.cli.display import Display
 from pmwd_dist.io import checkpoint
 from pmwd_dist.io.snapshot import load_snapshot
 from pmwd_dist.pm.stepping.step import ended
-from pmwd_dist.report import figures
+from pmwd_dist.report import results
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.folder import Event
 from pmwd_dist.run.common.job import execute
@@ -42,7 +43,7 @@ def test_folder_holds_all_results(finished: tuple[Path, Events]):
     folder, _ = finished
     each = ("power_{}.csv", "density_{}.npz", "density_{}.png", "snapshot_{}.hdf5")
     expected = {name.format(label) for name in each for label in ("z0.000", "z1.000")}
-    expected |= {"config.toml", "run.json", "log.jsonl", "power.png"}
+    expected |= {"config.toml", "run.json", "log.jsonl", "report.html", "power.png"}
     assert {path.name for path in folder.iterdir()} == expected | {"manifest.json", ".pmwd-dist.lock"}
     assert set(manifest.files(folder)) == expected
 
@@ -73,12 +74,12 @@ def test_run_json_says_what_ran(finished: tuple[Path, Events]):
 
 
 def test_power_follows_linear_theory_on_large_scales(finished: tuple[Path, Events]):
-    late, early = figures.read_spectra(finished[0])
+    late, early = results.read_spectra(finished[0])
     assert (late.z, early.z) == (0.0, 1.0)
     assert late.modes[0] == 18
     growth = late.power[0] / early.power[0]
     assert growth == pytest.approx(late.linear[0] / early.linear[0], rel=0.3)
-    slab = figures.read_slab(finished[0] / "density_z0.000.npz")
+    slab = results.read_slab(finished[0] / "density_z0.000.npz")
     assert slab.density.shape == (8, 8)
     assert slab.thickness == 8.0
 
@@ -289,18 +290,26 @@ def test_power_of_a_snapshot(finished: tuple[Path, Events], tmp_path: Path):
     np.testing.assert_allclose(measured[:, :3], expected[:, :3], rtol=1e-5)
 
 
-def test_plot_draws_again(finished: tuple[Path, Events]):
+def test_the_report_is_one_file_that_shows_all(finished: tuple[Path, Events]):
+    text = check_page(finished[0] / "report.html", figures=3)
+    assert "The run is finished: 4 steps, 2 outputs." in text and "Density at z = 1." in text
+    for part in ("sigma8 = 0.8159", "seed 0", "omega_m = 0.3075", "pmwd-dist", "peak memory", "time steps", "[box]"):
+        assert part in text, part
+
+
+def test_report_draws_again(finished: tuple[Path, Events]):
     folder, _ = finished
-    (folder / "power.png").unlink()
-    assert command("plot", folder) == 0
-    assert (folder / "power.png").exists()
+    for name in ("power.png", "report.html"):
+        (folder / name).unlink()
+    assert command("report", folder) == 0
+    assert (folder / "power.png").exists() and "The run is finished: 4 steps" in (folder / "report.html").read_text()
 
 
 TWICE = """
 import os, time
 from pmwd_dist.cli import main
-from pmwd_dist.report import figures
-figures.draw_spectra = lambda path, content: path.touch()
+from pmwd_dist.run.simulation import output
+output.draw_spectra = lambda path, content: path.touch()
 codes, rename = [], os.replace
 
 def replace(old, new):
@@ -347,7 +356,7 @@ def test_two_processes(tmp_path: Path):
     assert done.stdout.count("step 4/4") == 1
     assert done.stderr.count("not empty") == 1
     folders = (tmp_path / "small", one.folder)
-    both, alone = (figures.read_spectra(folder)[0].power for folder in folders)
+    both, alone = (results.read_spectra(folder)[0].power for folder in folders)
     np.testing.assert_allclose(both, alone, rtol=1e-6)
     assert (tmp_path / "small" / "snapshot_z0.000.1.hdf5").exists()
     both, alone = (load_snapshot(folder / "snapshot_z0.000.hdf5", one.simulation.config)[0].disp for folder in folders)

@@ -43,7 +43,7 @@ TABLES = ("multipoles", "galaxies", "bispectrum", "cross", "pdf")
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch: pytest.MonkeyPatch, no_figures: None) -> None:
     monkeypatch.setattr(output, "draw_table", lambda path, draw, table: path.touch())
-    monkeypatch.setattr(output.maps, "draw_light_cone", lambda folder: (folder / "convergence.png").touch())
+    monkeypatch.setattr(output.light_cone, "draw", lambda folder: (folder / "convergence.png").touch())
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pmwd_dist.run.common.job import Job
 
 CONFIG = "config.toml"
-_RUN, _LOG, _TABLE = "run.json", "log.jsonl", "linear_power.txt"
+RUN, LOG, REPORT, _TABLE = "run.json", "log.jsonl", "report.html", "linear_power.txt"
 
 
 def prepare_folder(job: Job, *, overwrite: bool = False) -> None:
@@ -63,7 +63,7 @@ def _check_content(job: Job, *, overwrite: bool) -> None:
         return
     if not overwrite:
         raise ValueError(f"{folder}: not empty; use --overwrite, another --output, or `pmwd-dist resume {folder}`")
-    manifest.check_free(folder, [CONFIG, _RUN, _LOG, _TABLE, *job.files])
+    manifest.check_free(folder, [CONFIG, RUN, LOG, REPORT, _TABLE, *job.files])
 
 
 def _write_config(job: Job) -> None:
@@ -74,7 +74,7 @@ def _write_config(job: Job) -> None:
     own = identity(job)
     if _content(folder):
         manifest.remove_files(folder)
-    manifest.create(folder, own, [CONFIG, _RUN, _LOG, *([] if content is None else [_TABLE])])
+    manifest.create(folder, own, [CONFIG, RUN, LOG, *([] if content is None else [_TABLE])])
     if content is not None:
         _write(folder / _TABLE, content)
         own = settings.cosmology.model_copy(update={"linear_power": _TABLE})
@@ -97,7 +97,7 @@ def finished(folder: Path) -> bool:
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{folder}: not the folder of a run, it has no {CONFIG}")
     try:
-        return bool(json.loads((folder / _RUN).read_text(encoding="utf-8"))["status"] == "finished")
+        return bool(json.loads((folder / RUN).read_text(encoding="utf-8"))["status"] == "finished")
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False  # it was stopped before it wrote a whole one
 
@@ -131,7 +131,7 @@ class Log:
         """Log an event; only process 0 does."""
         if not distributed.is_main():
             return
-        path, now = self._folder / _LOG, time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        path, now = self._folder / LOG, time.strftime("%Y-%m-%dT%H:%M:%S%z")
         try:
             append_text(path, json.dumps({"time": now, "event": name, **fields}) + "\n")
             if name == "start":
@@ -154,7 +154,7 @@ class Log:
 
     def _summarise(self, fields: dict[str, Any]) -> None:
         self._summary |= {name: value for name, value in fields.items() if name != "folder"}
-        _write(self._folder / _RUN, (json.dumps(self._summary, indent=1) + "\n").encode())
+        _write(self._folder / RUN, (json.dumps(self._summary, indent=1) + "\n").encode())
 
 
 class StartError(ValueError):

@@ -5,6 +5,7 @@ Functions marked "Collective" communicate: all processes must call them, in the 
 
 from __future__ import annotations
 
+import platform
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -17,13 +18,16 @@ import numpy as np
 
 from pmwd_dist._jax.native import native_available
 from pmwd_dist._memory import size
+from pmwd_dist.parallel import distributed
 from pmwd_dist.run.common.deadline import Clock, CompilationTime
 from pmwd_dist.run.common.fingerprint import versions
-from pmwd_dist.run.common.folder import Listener, Log, hold_folder
+from pmwd_dist.run.common.folder import REPORT, Listener, Log, hold_folder
+from pmwd_dist.run.common.report import write_report
 from pmwd_dist.run.common.resources import peak_memory
 from pmwd_dist.run.common.signals import Interrupted, StopRequest, stop_requests
 from pmwd_dist.run.settings import Settings, SimulationSetup
 from pmwd_dist.run.settings.section import duration_text
+from pmwd_dist.run.settings.table import power_name
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,9 @@ class Job(ABC):
     def work(self, log: Log, control: Control, checkpoint: Any) -> None:
         """Do the job from a checkpoint, or from the beginning if that is None. Collective."""
 
+    def draw(self) -> None:  # noqa: B027  most have drawn their results as they went
+        """Draw the results so far of a job that did not finish, if it has any."""
+
     def describe(self) -> dict[str, Any]:
         """Fields of the log as JSON holds them."""
         decomposition = self.simulation.config.decomposition
@@ -145,6 +152,8 @@ class Job(ABC):
             "pdims": list(decomposition.pdims),
             "processes": jax.process_count(),
             "native": native_available(),
+            "machine": f"{platform.node()}, {platform.platform()}",
+            "lines": self.lines(),
             "versions": versions(),
         }
 
@@ -160,6 +169,12 @@ class Job(ABC):
             f"devices     {count} x {kind} in {processes} process{'es' * (processes > 1)}, {groups}mesh as {blocks}, "
             f"halo {config.halo}, native ops {'on' if native_available() else 'off'}"
         )
+
+    @property
+    def power_text(self) -> str:
+        """Linear power spectrum."""
+        power = power_name(self.settings.cosmology.linear_power)
+        return f"linear P(k): {power}, sigma8 = {self.simulation.sigma8:.4g}"
 
     @property
     def memory_text(self) -> str:
@@ -199,17 +214,31 @@ def execute(
         checkpoint = job.find_checkpoint() if resume else None
         log = Log(job.folder, listener)
         log("start", "\n".join(job.lines()), resumed=resume, **job.describe())
-        status = "failed"
+        status, reason = "failed", dict[str, str]()
         try:
             job.work(log, Control(job.folder, stop, began, time_limit, compilation), checkpoint)
             status = "finished"
         except (Interrupted, KeyboardInterrupt, SystemExit):
             status = "interrupted"
             raise
+        except Exception as error:
+            reason = {"error": " ".join(str(error).split())}
+            raise
         finally:
             seconds, peak = time.perf_counter() - began, peak_memory()
             text = f"{status} after {seconds:.1f} s, at most {size(peak)}"
-            log("end", text, status=status, seconds=seconds, peak_memory=peak)
+            log("end", text, status=status, seconds=seconds, peak_memory=peak, **reason)
+            if distributed.is_main():
+                _report(job, log, status)
+
+
+def _report(job: Job, log: Log, status: str) -> None:
+    try:
+        if status != "finished":
+            job.draw()
+        write_report(job.folder)
+    except (OSError, ValueError) as error:
+        log.warn(f"{job.folder / REPORT} is not written: {error}")
 
 
 def three(values: Sequence[float]) -> str:

@@ -28,15 +28,14 @@ from pmwd_dist.run.settings import InferenceSettings, SettingsError, SimulationS
 from pmwd_dist.run.settings.inference import CHAINS
 from pmwd_dist.run.settings.inference_sections import BIASES, COSMOLOGY
 from pmwd_dist.run.settings.light_cone import field_of_view
-from pmwd_dist.run.settings.table import power_name
 from pmwd_dist.run.settings.writing import toml_value
 from pmwd_dist.run.simulation.accuracy import convergence_warning, resolution_line
 from pmwd_dist.run.simulation.light_cone import random_offsets
 
 DATA, START = "data.npz", "start.npz"
 VERDICT = (
-    *("summary.csv", "fit.csv", "report.html"),
-    *(f"{name}.png" for name in ("traces", "corner", "fields", "angular", "slices", "maps")),
+    *("summary.csv", "prior.csv", "fit.csv"),
+    *(f"{name}.png" for name in ("traces", "corner", "mixing", "fields", "angular", "slices", "maps")),
 )
 _ARGUMENTS = {
     "data": "data.file",
@@ -174,7 +173,7 @@ class InferenceJob(Job):
         return [
             f"box         {three(config.box_size)} Mpc/h, {three(config.mesh_shape)} cells: "
             f"{self.dimensions} dimensions",
-            f"cosmology   linear P(k): {power_name(settings.cosmology.linear_power)}",
+            f"cosmology   {self.power_text}",
             f"model       {model.gravity} to a {config.a_stop:g}, {model.bias} bias, "
             f"line of sight {model.line_of_sight}",
             f"resolution  {resolution_line(self.simulation, self.largest_wavenumber)}",
@@ -187,6 +186,12 @@ class InferenceJob(Job):
             self.device_line,
             f"expected    {self.memory_text}: {self.memory.parts}",
         ]
+
+    def draw(self) -> None:
+        """Draw the complete draws of an interrupted inference."""
+        from pmwd_dist.run.inference.verdict import redraw_chains
+
+        redraw_chains(self.folder)
 
     def work(self, log: Log, control: Control, checkpoint: Any) -> None:
         """Sample the posterior from the last chunk on disk, or from the beginning."""
@@ -255,7 +260,7 @@ def make_model(settings: InferenceSettings, simulation: SimulationSetup, data: d
     Raises:
       ArgumentError: incompatible parts, or data out of range.
     """
-    priors = {COSMOLOGY.get(name, name): table.build() for name, table in settings.priors.given.items()}
+    priors = settings.priors.distributions
     noise, names = settings.likelihood, settings.priors.given
     mask = data.get("data.mask")
     if noise.kind == "gaussian":

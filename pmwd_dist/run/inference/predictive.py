@@ -34,6 +34,7 @@ class Comparison:
       ell: multipoles of the angular spectra.
       angular: panels of angular spectra of maps.
       fit: checks of the fit, by name of the statistic.
+      prior: checks of the prior, by name of the statistic.
     """
 
     k: np.ndarray
@@ -42,6 +43,7 @@ class Comparison:
     ell: np.ndarray
     angular: Panels
     fit: dict[str, infer.Check]
+    prior: dict[str, infer.Check]
 
 
 def some_draws(chain: infer.Chain) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -98,7 +100,8 @@ def compare(posterior: infer.Posterior, chain: infer.Chain, data: Arrays, key: A
         panels[r"$r(k)$ of initial phases"] = np.asarray(phases.correlation)[:, some], None, ""
         panels[r"$T(k)$ of initial modes"] = np.asarray(phases.transfer)[:, some], np.ones(int(some.sum())), "truth"
     fit = infer.check_fit(posterior, fields, draws[2], jax.random.fold_in(key, 1))
-    return Comparison(k, panels, images, ell, angular, fit)
+    prior = infer.check_prior(posterior, jax.random.fold_in(key, 2))
+    return Comparison(k, panels, images, ell, angular, fit, prior)
 
 
 @eqx.filter_jit

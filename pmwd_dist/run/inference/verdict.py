@@ -1,4 +1,4 @@
-"""The verdict on the chains of an inference: a table, failed checks, pictures, and a page with all of them."""
+"""The verdict on the chains of an inference: tables, failed checks and figures."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ from pmwd_dist.infer.chain.diagnostics import stuck
 from pmwd_dist.infer.tuning.schedule import ENERGY_VARIANCE
 from pmwd_dist.io.arrays import Arrays, read_arrays
 from pmwd_dist.parallel.fft import pirfft3d
-from pmwd_dist.report import chains as pictures
+from pmwd_dist.report import plot
+from pmwd_dist.report.chains import fit_lines, table_lines, write_rows
+from pmwd_dist.report.fields import COMOVING
+from pmwd_dist.report.style import save
 from pmwd_dist.run.common import manifest
-from pmwd_dist.run.common.lock import folder_lock
+from pmwd_dist.run.common.folder import CONFIG
 from pmwd_dist.run.inference.inputs import key_of
 from pmwd_dist.run.inference.plan import DATA, InferenceJob
 from pmwd_dist.run.inference.predictive import compare, plane_seen, seen, some_draws
+from pmwd_dist.run.settings import InferenceSettings, read_as
 
 _OUTLIERS = 1e-3  # share of the steps
 _ACCEPTED = 0.5  # share of the trajectories
@@ -44,7 +48,7 @@ class Verdict(NamedTuple):
 
 
 def judge(plan: InferenceJob, posterior: infer.Posterior, chain: infer.Chain, data: Arrays) -> Verdict:
-    """Write summary, pictures and page of finished chains, and check their convergence.
+    """Write tables and figures of finished chains, and check their convergence.
 
     Raises:
       OSError: a file can't be written.
@@ -53,62 +57,70 @@ def judge(plan: InferenceJob, posterior: infer.Posterior, chain: infer.Chain, da
     found = compare(posterior, chain, data, key_of(plan, 4))
     optional = {
         "corner.png": chain.parameters,
+        "mixing.png": chain.projections,
         "fields.png": found.panels,
         "angular.png": found.angular,
         "maps.png": found.images,
         "fit.csv": found.fit,
     }
-    names = ["summary.csv", "traces.png", *(name for name, there in optional.items() if there), "slices.png"]
-    names.append("report.html")
+    names = ["summary.csv", "prior.csv", "traces.png", *(name for name, there in optional.items() if there)]
+    names.append("slices.png")
     manifest.claim(plan.folder, names)
     path, rows, reasons = plan.folder, summarise(chain), find_reasons(plan, chain)
     reasons += find_fit_reasons(found.fit)
-    fit = {name: {"ratio": check.ratio, "z": check.z, "p": check.p} for name, check in found.fit.items()}
-    pictures.write_summary(path / "summary.csv", rows)
+    fit, prior = (
+        {name: {"ratio": check.ratio, "z": check.z, "p": check.p} for name, check in checks.items()}
+        for checks in (found.fit, found.prior)
+    )
+    known = {name: row | ({"truth": truth[name]} if name in truth else {}) for name, row in rows.items()}
+    write_rows(path / "summary.csv", "parameter", known)
+    write_rows(path / "prior.csv", "statistic", prior)
     if fit:
-        pictures.write_fit(path / "fit.csv", fit)
-    _draw_parameters(path, chain, truth)
+        write_rows(path / "fit.csv", "statistic", fit)
+    _draw_chain(path, chain, truth, plan.settings)
     if found.panels:
-        pictures.draw_bands(path / "fields.png", found.k, found.panels)
+        save(plot.bands(found.k, found.panels), path / "fields.png")
     if found.angular:
-        pictures.draw_bands(path / "angular.png", found.ell, found.angular, r"multipole $\ell$")
+        save(plot.bands(found.ell, found.angular, along=r"multipole $\ell$"), path / "angular.png")
     if found.images:
-        alike = range(len(found.images))
-        pictures.draw_slices(path / "maps.png", found.images, *_scales(plan), alike, _place(plan, posterior))
+        sides, labels, quantity = _scales(plan)
+        same: Any = {"quantity": quantity, "alike": range(len(found.images)), "title": _place(plan, posterior)}
+        save(plot.planes(found.images, sides, labels=labels, **same), path / "maps.png")
     planes, alike = _slices(posterior, chain, data, truth)
     labels = [_scales(plan)[2] if title == "data" else r"linear contrast $\delta$ at $a = 1$" for title, _ in planes]
-    box = plan.simulation.config.box_size[:2]
-    place = _place(plan, posterior) or "plane at $z = 0$"
-    pictures.draw_slices(path / "slices.png", planes, box, quantity=labels, alike=alike, place=place)
-    lines = pictures.table_lines(rows, truth) + pictures.fit_lines(fit)
+    box, place = plan.simulation.config.box_size, _place(plan, posterior) or "plane at $z = 0$"
+    save(plot.planes(planes, box, quantity=labels, alike=alike, title=place), path / "slices.png")
+    lines = table_lines(rows, truth) + fit_lines(fit)
     about = [f"{name} = {value:.3g}" for name, value in _cost(plan, chain).items()]
-    pictures.write_page(path / "report.html", lines, reasons, about, [n for n in names if n.endswith(".png")])
     return Verdict([*lines, ", ".join(about)], reasons, names)
 
 
 def redraw_chains(folder: Path) -> list[Path]:
-    """Draw traces and corner plot of the complete draws, also of a run that was interrupted.
+    """Draw the complete draws, if there are any, also of a run that was interrupted.
 
     Raises:
-      ValueError: no draws exist, a file is damaged, or the folder is in use.
+      ValueError: a file is damaged.
       OSError: a figure can't be written.
     """
-    with folder_lock(folder):
-        try:
-            chain = infer.load_chain(folder)
-        except ArgumentError as error:
-            raise ValueError(f"{folder}: holds no draws yet; go on with `pmwd-dist resume {folder}`") from error
-        data = read_arrays(folder / DATA) if (folder / DATA).exists() else Arrays()
-        names = ["traces.png", *(["corner.png"] if chain.parameters else [])]
-        manifest.claim(folder, names)
-        _draw_parameters(folder, chain, _truth(data))
-    return [folder / name for name in names]
+    try:
+        chain = infer.load_chain(folder)
+    except ArgumentError:
+        return []
+    data = read_arrays(folder / DATA) if (folder / DATA).exists() else Arrays()
+    settings = read_as(InferenceSettings, folder / CONFIG)
+    manifest.claim(folder, ["traces.png", "corner.png", "mixing.png"])
+    return _draw_chain(folder, chain, _truth(data), settings)
 
 
-def _draw_parameters(folder: Path, chain: infer.Chain, truth: dict[str, float]) -> None:
-    pictures.draw_traces(folder / "traces.png", chain.parameters | {"log density": chain.logdensity}, truth)
+def _draw_chain(folder: Path, chain: infer.Chain, truth: dict[str, float], settings: InferenceSettings) -> list[Path]:
+    drawn = {"traces.png": plot.traces(chain, truth=truth)}
     if chain.parameters:
-        pictures.draw_corner(folder / "corner.png", chain.parameters, truth)
+        drawn["corner.png"] = plot.corner(chain, priors=settings.priors.distributions, truth=truth)
+    if chain.projections:
+        drawn["mixing.png"] = plot.mixing(chain, r_hat=settings.checks.r_hat, ess=settings.checks.ess)
+    for name, figure in drawn.items():
+        save(figure, folder / name)
+    return [folder / name for name in drawn]
 
 
 def _truth(data: Arrays) -> dict[str, float]:
@@ -130,7 +142,7 @@ def _scales(plan: InferenceJob) -> tuple[tuple[float, float], tuple[str, str], s
     if isinstance(forward, infer.Convergence):
         side = forward.field or 0.0
         return (side, side), ("degrees", "degrees"), quantity
-    return plan.simulation.config.box_size[:2], pictures.COMOVING, quantity
+    return plan.simulation.config.box_size[:2], COMOVING, quantity
 
 
 def summarise(chain: infer.Chain) -> dict[str, dict[str, float]]:

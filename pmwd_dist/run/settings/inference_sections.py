@@ -171,6 +171,11 @@ class Priors(Section):
         """Those that are listed, by their keys."""
         return {name: value for name in type(self).model_fields if (value := getattr(self, name)) is not None}
 
+    @property
+    def distributions(self) -> dict[str, Any]:
+        """Their distributions, by the names of the library."""
+        return {COSMOLOGY.get(name, name): table.build() for name, table in self.given.items()}
+
 
 class Start(Section):
     """Starting positions of the chains."""

@@ -70,6 +70,14 @@ class SimulationSetup:
     seed: int
     light_cone: LightCone | None = None
 
+    @property
+    def sigma8(self) -> float:
+        """sigma8 of the linear P(k)."""
+        if self.table is None:
+            return float(self.cosmo.sigma8)
+        k, power = map(jnp.asarray, self.table)
+        return math.sqrt(float(power[0] / normalised_power(k, power, 1.0)[0]))
+
     def linear_power(self, k: ArrayLike) -> np.ndarray:
         """Linear P(k) at a = 1 [(Mpc/h)^3] at k [h/Mpc]; NaN beyond a table."""
         k = np.asarray(k, float)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -28,7 +29,7 @@ from pmwd_dist.parallel.fft import pirfft3d
 from pmwd_dist.pm.modes import linear_modes, white_noise
 from pmwd_dist.pm.paint import density as painted
 from pmwd_dist.pm.particles import Particles
-from pmwd_dist.report.observables import draw_bispectrum, draw_cross, draw_pdf, draw_poles
+from pmwd_dist.report import plot
 from pmwd_dist.report.tables import Table
 from pmwd_dist.run.settings import SimulationSettings, SimulationSetup, observables
 from pmwd_dist.run.settings.simulation_sections import redshift_label
@@ -72,7 +73,7 @@ class Observable:
     """
 
     measure: Callable[[Any, View], Table]
-    draw: Callable[[Any, Table], None]
+    draw: Callable[[Table], Any]
 
     @staticmethod
     def file_names(name: str, z: float) -> tuple[str, str]:
@@ -270,10 +271,37 @@ def _pdf(section: observables.PDF, view: View) -> Table:
     return Table(title, {name: np.asarray(x, float) for name, x in columns.items()}, {})
 
 
+def _draw_poles(table: Table) -> Any:
+    measured, linear = (
+        SimpleNamespace(
+            k=table["k"], modes=table["modes"], poles=POLES, power=[table[f"{kind}P{pole}"] for pole in POLES]
+        )
+        for kind in ("", "linear ")
+    )
+    return plot.multipoles(measured, linear, error=[table[f"error of P{pole}"] for pole in POLES], title=table.title)
+
+
+def _draw_bispectrum(table: Table) -> Any:
+    columns = {"bispectrum": "B", "scatter": "error of B", "triangles": "triangles"}
+    sides = np.stack([table[f"k{i}"] for i in (1, 2, 3)], axis=1)
+    found = SimpleNamespace(k=sides, **{name: table[column] for name, column in columns.items()})
+    return plot.bispectrum(found, table["tree level"], title=table.title)
+
+
+def _draw_cross(table: Table) -> Any:
+    found = SimpleNamespace(k=table["k"], correlation=table["r"], transfer=table["T"], modes=table["modes"])
+    return plot.cross(found, title=table.title)
+
+
+def _draw_pdf(table: Table) -> Any:
+    found = SimpleNamespace(values=table["density"], density=table["probability density"], cells=table["cells"])
+    return plot.pdf(found, title=table.title)
+
+
 OBSERVABLES = {
-    "multipoles": Observable(_matter, draw_poles),
-    "galaxies": Observable(_galaxies, draw_poles),
-    "bispectrum": Observable(_bispectrum, draw_bispectrum),
-    "cross": Observable(_cross, draw_cross),
-    "pdf": Observable(_pdf, draw_pdf),
+    "multipoles": Observable(_matter, _draw_poles),
+    "galaxies": Observable(_galaxies, _draw_poles),
+    "bispectrum": Observable(_bispectrum, _draw_bispectrum),
+    "cross": Observable(_cross, _draw_cross),
+    "pdf": Observable(_pdf, _draw_pdf),
 }

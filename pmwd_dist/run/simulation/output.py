@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +23,9 @@ from pmwd_dist.parallel.distributed import raise_on_all_processes
 from pmwd_dist.pm.paint import density
 from pmwd_dist.pm.particles import ExactParticles, Particles
 from pmwd_dist.pm.status import SimulationError
-from pmwd_dist.report import figures, maps
-from pmwd_dist.report.observables import draw_table
-from pmwd_dist.report.tables import read_table, write_table
+from pmwd_dist.report import plot, results
+from pmwd_dist.report.style import save
+from pmwd_dist.report.tables import Table, read_table, write_table
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.settings.physics import SimulationSetup
 from pmwd_dist.run.settings.simulation_sections import redshift_label
@@ -76,11 +77,11 @@ def write_output(
     with raise_on_all_processes():
         if distributed.is_main():
             manifest.claim(folder, names + plan.snapshots_at(z))
-            figures.write_spectrum(folder / f"power_{label}.csv", spectrum)
-            figures.draw_spectra(folder / "power.png", figures.read_spectra(folder, manifest.files(folder)))
+            results.write_spectrum(folder / f"power_{label}.csv", spectrum)
+            draw_spectra(folder / "power.png", results.read_spectra(folder, manifest.files(folder)))
             if slab is not None:
-                figures.write_slab(folder / f"density_{label}.npz", slab)
-                figures.draw_slab(folder / f"density_{label}.png", slab)
+                results.write_slab(folder / f"density_{label}.npz", slab)
+                draw_slab(folder / f"density_{label}.png", slab)
             for name, table in tables.items():
                 csv, png = (folder / file for file in chosen[name].file_names(name, z))
                 write_table(csv, table)
@@ -113,50 +114,79 @@ def write_light_cone(plan: SimulationJob, shells: Array) -> list[str]:
         if distributed.is_main():
             for name, table in tables.items():
                 write_table(folder / name, table)
-            maps.draw_light_cone(folder)
+            light_cone.draw(folder)
     return names
 
 
 def redraw(folder: Path) -> list[Path]:
-    """Draw all figures of a run's folder from its data.
+    """Draw all figures of a run's folder from its data, if it holds any.
 
     Raises:
-      ValueError: the folder holds nothing to draw, or a file is damaged.
+      ValueError: a file is damaged.
       OSError: a figure can't be written.
     """
-    if not folder.is_dir():
-        raise FileNotFoundError(2, "no such folder", str(folder))
     drawn = list[Path]()
-    if spectra := figures.read_spectra(folder):
+    if spectra := results.read_spectra(folder):
         drawn.append(folder / "power.png")
-        figures.draw_spectra(drawn[-1], spectra)
+        draw_spectra(drawn[-1], spectra)
     for path in sorted(folder.glob("density_z*.npz")):
         drawn.append(path.with_suffix(".png"))
-        figures.draw_slab(drawn[-1], figures.read_slab(path))
+        draw_slab(drawn[-1], results.read_slab(path))
     for name, observable in OBSERVABLES.items():
         for path in sorted(folder.glob(f"{name}_z*.csv")):
             if re.fullmatch(rf"{name}_z-?\d+\.\d{{3}}\.csv", path.name):
                 drawn.append(path.with_suffix(".png"))
                 draw_table(drawn[-1], observable.draw, read_table(path))
-    if (folder / maps.FIELDS).is_file():
-        drawn.append(maps.draw_light_cone(folder))
-    if not drawn:
-        remedy = f"; go on with `pmwd-dist resume {folder}`" if (folder / manifest.NAME).is_file() else ""
-        raise ValueError(f"{folder}: holds no power_z*.csv, density_z*.npz or other results to draw{remedy}")
+    if (folder / light_cone.FIELDS).is_file():
+        drawn.append(light_cone.draw(folder))
     return drawn
 
 
-def measure(density: Array, simulation: SimulationSetup, z: float) -> figures.Spectrum:
+def draw_spectra(path: Path, spectra: Sequence[results.Spectrum]) -> None:
+    """Draw P(k) with linear theory at each redshift, and their ratio below.
+
+    Raises:
+      OSError: the figure can't be written.
+    """
+    labels, noise = [f"$z = {spectrum.z:g}$" for spectrum in spectra], spectra[0].shot_noise
+    save(plot.power(spectra, [spectrum.linear for spectrum in spectra], labels=labels, shot_noise=noise), path)
+
+
+def draw_slab(path: Path, slab: results.Slab) -> None:
+    """Draw the density of a slab.
+
+    Raises:
+      OSError: the figure can't be written.
+    """
+    title = f"redshift {slab.z:.3g}, mean over $0 < z < {slab.thickness:.3g}$ Mpc/$h$"
+    save(plot.density(slab.density, slab.sides, title=title), path)
+
+
+def draw_table(path: Path, draw: Callable[[Table], Any], table: Table) -> None:
+    """Draw the table of an observable.
+
+    Raises:
+      ValueError: the table is not one of this observable.
+      OSError: the figure can't be written.
+    """
+    try:
+        figure = draw(table)
+    except KeyError as error:
+        raise ValueError(f"{path.with_suffix('.csv')}: has no column {error}") from error
+    save(figure, path)
+
+
+def measure(density: Array, simulation: SimulationSetup, z: float) -> results.Spectrum:
     """Power spectrum of a density field of shape mesh_shape, and of linear theory."""
     spectrum = power_spectrum(density, simulation.config)
     k, power, modes = (np.asarray(x, float) for x in (spectrum.k, spectrum.power, spectrum.modes))
     growth_factor = float(growth(1 / (1 + z), simulation.cosmo))
     # linear_power is singular at k = 0, the mean wavenumber of a bin without modes.
     linear = simulation.linear_power(np.maximum(k, 1e-8)) * growth_factor**2
-    return figures.Spectrum(z, k, power, modes, linear, shot_noise(simulation.config))
+    return results.Spectrum(z, k, power, modes, linear, shot_noise(simulation.config))
 
 
-def project(particles: Particles, density: Array, config: Config, thickness: float, z: float) -> figures.Slab | None:
+def project(particles: Particles, density: Array, config: Config, thickness: float, z: float) -> results.Slab | None:
     """Mean density of a slab at the lower end of the z axis; None if its thickness is zero.
 
     The density of the phase-space sheet; the density of the particles if a tracer of the sheet is beyond the halo.
@@ -169,7 +199,7 @@ def project(particles: Particles, density: Array, config: Config, thickness: flo
     if not np.isfinite(image).all():
         mean = jax.jit(lambda x: jnp.mean(x[:, :, :planes], 2), out_shardings=config.decomposition.replicated)
         image = np.asarray(mean(density))
-    return figures.Slab(z, image, config.box_size[:2], planes * cell)
+    return results.Slab(z, image, config.box_size[:2], planes * cell)
 
 
 def _check(values: np.ndarray, what: str, cause: str) -> None:

@@ -24,7 +24,6 @@ from pmwd_dist.run.common.job import Control, Job, three
 from pmwd_dist.run.settings import SettingsError, SimulationSettings, SimulationSetup, build, observables
 from pmwd_dist.run.settings.observables import MASK
 from pmwd_dist.run.settings.simulation_sections import redshift_label
-from pmwd_dist.run.settings.table import power_name
 from pmwd_dist.run.settings.writing import toml_value
 from pmwd_dist.run.simulation import accuracy, light_cone
 from pmwd_dist.run.simulation.halo_width import is_automatic, with_halo_of
@@ -161,7 +160,7 @@ class SimulationJob(Job):
         lines = [
             f"box         {three(config.box_size)} Mpc/h",
             f"mesh        {three(config.mesh_shape)} cells, {three(config.particle_shape)} particles",
-            f"cosmology   linear P(k): {power_name(settings.cosmology.linear_power)}; seed {settings.noise.seed}",
+            f"cosmology   {self.power_text}; seed {settings.noise.seed}",
             f"time        a {config.a_start:g} to {config.a_stop:g}, {config.lpt_order}LPT, "
             f"{self.steps} {settings.time.solver} steps, {config.gradient} gradient",
             f"accuracy    {accuracy.accuracy_line(self.simulation, self.times)}",

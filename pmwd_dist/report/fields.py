@@ -1,0 +1,180 @@
+"""Figures of fields: density of a slice, planes side by side, maps of the convergence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from pmwd_dist.observe.healpix import nearest_pixel
+from pmwd_dist.report.style import figure_of, make_axes, styled
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COMOVING = (r"$x$  [Mpc/$h$]", r"$y$  [Mpc/$h$]")  # labels of the axes of a plane
+_FLOOR = 0.05  # smallest density that is drawn, per mean density
+_STICKS = 28  # along each side of a map
+
+
+@styled(outward=True)
+def density(
+    field: Any, box_size: Sequence[float], *, thickness: float | None = None, title: str = "", axes: Any = None
+) -> Figure:
+    """Draw the density of a slice on a logarithmic scale, averaged along its thickness.
+
+    Args:
+      field: 1 + delta of shape (nx, ny, nz), of which the planes from z = 0 on are averaged, or a mean (nx, ny).
+      box_size: sides of the box [Mpc/h], as `config.box_size`.
+      thickness: thickness of the slice [Mpc/h]; default: a tenth of the box, at least a plane.
+      title: title of the figure.
+      axes: axes; default: a new figure.
+
+    Examples:
+      >>> field = pmd.density(solution.particles, config)
+      >>> figure = pmd.plot.density(field, config.box_size, thickness=16.0)
+      >>> figure.savefig("density.png")
+    """
+    x, y = box_size[:2]
+    if np.ndim(field) == 3:
+        share = 0.1 if thickness is None else thickness / box_size[2]
+        field = jnp.mean(field[:, :, : max(1, round(share * field.shape[2]))], axis=2)
+    # The logarithm is interpolated between cells: interpolated densities show peaks as squares.
+    logarithm = np.log10(np.maximum(np.asarray(field, float), _FLOOR))
+    low = min(float(np.quantile(logarithm, 0.01)), np.log10(0.8))
+    high = max(float(np.quantile(logarithm, 0.9995)), np.log10(1.25))
+    (ax,) = make_axes(axes, (8.6, 1.2 + 6.6 * min(y / x, 1.4)))
+    scale: Any = {"vmin": low, "vmax": high, "cmap": "inferno", "interpolation": "bicubic"}
+    image = ax.imshow(logarithm.T, origin="lower", extent=(0, x, 0, y), **scale)
+    bar = figure_of(ax).colorbar(image, ax=ax, extend="both", fraction=0.046 * min(y / x, 1), pad=0.03)
+    ticks = _density_ticks(10**low, 10**high)
+    bar.set_ticks([float(np.log10(t)) for t in ticks], labels=[f"{t:g}" for t in ticks])
+    bar.set_label(r"density / mean,  $1 + \delta$")
+    ax.set_xlabel(COMOVING[0])
+    ax.set_ylabel(COMOVING[1])
+    ax.set_title(title, fontsize=15, pad=10)
+    return figure_of(ax)
+
+
+def _density_ticks(low: float, high: float) -> list[float]:
+    coarse = [0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500]
+    fine = [0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.5, 2, 3, 5]
+    return [tick for tick in (coarse if high / low > 6 else fine) if low <= tick <= high]
+
+
+@styled(outward=True)
+def planes(
+    images: Sequence[tuple[str, np.ndarray]],
+    sides: Sequence[float],
+    *,
+    labels: tuple[str, str] = COMOVING,
+    quantity: str | Sequence[str] = "",
+    alike: Sequence[int] = (),
+    title: str = "",
+    axes: Any = None,
+) -> Figure:
+    """Draw planes of fields, in rows of two, or three if there are three.
+
+    Args:
+      images: titles and planes, each of shape (nx, ny); NaN is white.
+      sides: sides of the planes, the first two of `config.box_size` [Mpc/h] or others.
+      labels: labels of the axes.
+      quantity: label of the colours with their unit, one for all planes or one for each.
+      alike: indices in `images` of the planes that share a colour scale.
+      title: title of the figure.
+      axes: axes, one for each plane; default: a new figure.
+
+    Examples:
+      >>> images = [("truth", noise[:, :, 0]), ("mean of the draws", chain.noise_mean[:, :, 0])]
+      >>> figure = pmd.plot.planes(images, config.box_size, alike=(0, 1))
+      >>> figure.savefig("noise.png")
+    """
+    columns = 3 if len(images) == 3 else min(len(images), 2)
+    rows = math.ceil(len(images) / columns)
+    grid = make_axes(axes, (4.4 * columns, 4.2 * rows), rows, columns, gridspec_kw={"wspace": 0.06})
+    shared = [images[i][1] for i in alike]
+    scale = {"vmin": min(map(np.nanmin, shared)), "vmax": max(map(np.nanmax, shared))} if shared else {}
+    for i, (ax, (name, values)) in enumerate(zip(grid, images, strict=False)):
+        how: Any = {"extent": (0, sides[0], 0, sides[1]), **(scale if i in alike else {})}
+        image = ax.imshow(np.asarray(values).T, origin="lower", cmap="inferno", **how)
+        ax.set_title(name, fontsize=13)
+        ax.set_xlabel(labels[0])
+        if i % columns == 0:
+            ax.set_ylabel(labels[1])
+        label = quantity if isinstance(quantity, str) else quantity[i]
+        figure_of(ax).colorbar(image, ax=ax, shrink=0.7, label=label)
+    for ax in grid[len(images) :]:
+        ax.set_axis_off()
+    if title:
+        figure_of(grid[0]).suptitle(title, fontsize=13)
+    return figure_of(grid[0])
+
+
+@styled(outward=True)
+def convergence(
+    kappa: Any, *, shear: Any = None, field: float | None = None, title: str = "", axes: Any = None
+) -> Figure:
+    """Draw a map of the convergence: a flat sky with sticks along the shear, or the sphere in Mollweide's projection.
+
+    Args:
+      kappa: convergence of `observe.convergence`: rays of shape (n, n), or HEALPix pixels in RING order.
+      shear: shear of `observe.shear` along the rays, shape (2, n, n).
+      field: side of the field of view of a flat sky [degrees].
+      title: title of the figure.
+      axes: axes; default: a new figure.
+
+    Examples:
+      >>> kappa = observe.convergence(shells, cosmo, cone, source=1.0, field=5.0, pixels=128)
+      >>> figure = pmd.plot.convergence(kappa, field=5.0)
+      >>> figure.savefig("convergence.png")
+    """
+    kappa = np.asarray(kappa, float)
+    low, high = np.percentile(kappa, [0.5, 99.7])
+    style: Any = {"origin": "lower", "cmap": "magma", "vmin": low, "vmax": high}
+    bar: Any = {"label": r"convergence $\kappa$", "extend": "both"}
+    if kappa.ndim == 2:
+        half = (field or 1.0) / 2
+        (ax,) = make_axes(axes, (6.6, 5.6))
+        image = ax.imshow(kappa.T, extent=(-half, half, -half, half), interpolation="bicubic", **style)
+        if shear is not None:
+            _draw_sticks(ax, np.asarray(shear, float), 2 * half)
+        ax.set_xlabel("degrees" if field else "")
+        ax.set_ylabel("degrees" if field else "")
+        bar["shrink"] = 0.9
+    else:
+        shown, inside = _mollweide(kappa, round((kappa.size / 12) ** 0.5))
+        (ax,) = make_axes(axes, (9.6, 5.4))
+        image = ax.imshow(np.ma.masked_array(shown, ~inside), extent=(-2, 2, -1, 1), **style)
+        ax.set_axis_off()
+        bar |= {"orientation": "horizontal", "shrink": 0.55, "pad": 0.02}
+    ax.set_title(title, fontsize=14)
+    figure_of(ax).colorbar(image, ax=ax, **bar)
+    return figure_of(ax)
+
+
+def _draw_sticks(axes: Axes, shear: np.ndarray, field: float) -> None:
+    rays = shear.shape[1]
+    step = max(1, rays // _STICKS)
+    place = ((np.arange(rays) + 0.5) / rays - 0.5)[step // 2 :: step] * field
+    gamma = shear[:, step // 2 :: step, step // 2 :: step]
+    length, angle = np.hypot(*gamma), np.arctan2(gamma[1], gamma[0]) / 2
+    sticks: Any = {"headwidth": 0, "headlength": 0, "headaxislength": 0, "pivot": "mid", "width": 0.0022}
+    u, v = length * np.cos(angle), length * np.sin(angle)
+    scale = max(float(np.percentile(length, 95)), 1e-30) * len(place)
+    axes.quiver(place, place, u.T, v.T, scale=scale, alpha=0.75, color="white", **sticks)
+
+
+def _mollweide(values: np.ndarray, nside: int, width: int = 1600) -> tuple[np.ndarray, np.ndarray]:
+    """A map in Mollweide's equal-area projection, longitudes rising to the left, and the mask of its ellipse."""
+    x, y = np.meshgrid(np.linspace(-2, 2, width), np.linspace(-1, 1, width // 2))
+    inside = (x / 2) ** 2 + y**2 < 1
+    auxiliary = np.arcsin(np.where(inside, y, 0))
+    sine = (2 * auxiliary + np.sin(2 * auxiliary)) / np.pi
+    longitude = -np.pi * np.where(inside, x, 0) / 2 / np.cos(auxiliary)
+    cosine = np.sqrt(1 - sine**2)
+    direction = np.stack([cosine * np.cos(longitude), cosine * np.sin(longitude), sine], -1)
+    return values[np.asarray(nearest_pixel(nside, jnp.asarray(direction)))], inside

@@ -1,0 +1,24 @@
+"""Figures of what the library returns. Each function returns a matplotlib Figure, or draws on given axes.
+
+Matplotlib is imported when the first figure is drawn, and no window is opened.
+"""
+
+from pmwd_dist.report.chains import corner, mixing, traces
+from pmwd_dist.report.fields import convergence, density, planes
+from pmwd_dist.report.spectra import angular_power, bands, bispectrum, cross, multipoles, pdf, power
+
+__all__ = [
+    "angular_power",
+    "bands",
+    "bispectrum",
+    "convergence",
+    "corner",
+    "cross",
+    "density",
+    "mixing",
+    "multipoles",
+    "pdf",
+    "planes",
+    "power",
+    "traces",
+]

@@ -1,0 +1,151 @@
+"""The report of a run: one HTML file, made from the other files of its folder."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from pmwd_dist._files import read_text
+from pmwd_dist._memory import size
+from pmwd_dist.report.page import NumberTable, write_page
+from pmwd_dist.report.style import markup
+from pmwd_dist.run.common import manifest
+from pmwd_dist.run.common.folder import CONFIG, LOG, REPORT, RUN
+
+_LARGEST = 64_000_000  # bytes of a text file
+_STAGES = {
+    "initial": "initial conditions",
+    "step": "time steps",
+    "output": "outputs",
+    "checkpoint": "checkpoints",
+    "chunk": "draws, in chunks",
+}
+_FIT = (
+    "Ratio of the data to their prediction, deviation z in standard deviations, and p, the probability of a larger "
+    "deviation where the model is right. One p in a hundred is below 0.01 by chance."
+)
+_TABLES = {
+    "summary.csv": (
+        "Parameters",
+        "Mean and standard deviation (sd) of the draws. R-hat near 1 shows that the chains agree. ESS is the effective "
+        "sample size of the centre (bulk) and of the tails.",
+    ),
+    "prior.csv": ("Prior predictive checks", f"Data beside data that the priors predict. {_FIT}"),
+    "fit.csv": ("Posterior predictive checks", f"Data beside data that the draws predict. {_FIT}"),
+}
+_HEADS = {"rhat": "R-hat", "ess_bulk": "ESS bulk", "ess_tail": "ESS tail", "gradients_per_ess": "gradients / ESS"}
+_HEADS |= {"ratio": "data / model"}
+
+
+def write_report(folder: Path) -> Path:
+    """Write the report of a run, finished or not, and return its path.
+
+    Raises:
+      ValueError: the folder is not one of a run.
+      OSError: a file can't be read or written.
+    """
+    names, precision = manifest.files(folder), manifest.identity(folder).get("precision")
+    manifest.claim(folder, [REPORT])
+    run, events = _run(folder), _events(folder)
+    inference, settings = "sampler" in run.get("settings", {}), run.get("settings", {})
+    verdict, advice = _verdict(folder, run, events, inference)
+    versions = ", ".join(f"{name} {number}" for name, number in run.get("versions", {}).items() if number)
+    write_page(
+        folder / REPORT,
+        [folder / name for name in names if name.endswith(".png") and _there(folder / name)],
+        title=f"{'Inference' if inference else 'Simulation'} {folder.resolve().name}",
+        verdict=verdict,
+        advice=[*advice, *(f"Warning: {event['message']}" for event in events if event["event"] == "warning")],
+        good=run.get("status") == "finished" and not run.get("reasons"),
+        tables=[_table(folder / name, *about) for name, about in _TABLES.items() if _there(folder / name)],
+        run=[
+            *(tuple(map(str.strip, (line[:12], line[12:]))) for line in run.get("lines", [])),
+            ("cosmological parameters", ", ".join(f"{n} = {x}" for n, x in settings.get("cosmology", {}).items())),
+        ],
+        timing=_timing(events),
+        provenance=[
+            ("started", run.get("started", "unknown")),
+            ("ended", run.get("ended", "not yet")),
+            ("number of starts", _count(events, "start")),
+            ("machine", run.get("machine", "unknown")),
+            ("precision", precision),
+            ("peak memory", size(run["peak_memory"]) if "peak_memory" in run else "unknown"),
+            ("versions", versions),
+        ],
+        config=read_text(folder / CONFIG, _LARGEST),
+    )
+    return folder / REPORT
+
+
+def _there(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > 0
+
+
+def _run(folder: Path) -> dict[str, Any]:
+    """Content of run.json; nothing if it is damaged or was not written."""
+    try:
+        return dict(json.loads(read_text(folder / RUN, _LARGEST)))
+    except (FileNotFoundError, ValueError, TypeError):
+        return {}
+
+
+def _events(folder: Path) -> list[dict[str, Any]]:
+    """Events of the log, without lines that a kill left unfinished."""
+    events = list[dict[str, Any]]()
+    for line in read_text(folder / LOG, _LARGEST).splitlines() if _there(folder / LOG) else ():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict) and "event" in event:
+            events.append(event)
+    return events
+
+
+def _count(events: list[dict[str, Any]], name: str) -> int:
+    return sum(event["event"] == name for event in events)
+
+
+def _verdict(folder: Path, run: dict[str, Any], events: list[dict[str, Any]], inference: bool) -> tuple[str, list[str]]:
+    """A sentence on the state of a run, and what to do."""
+    status, done = run.get("status"), f"{run.get('steps', 0)} steps"
+    if status == "finished" and inference:
+        if reasons := run.get("reasons", []):
+            return "Not converged: don't use these numbers yet.", reasons
+        return "The chains pass all checks.", ["Compare the figures with their captions, then use the draws."]
+    if status == "finished":
+        count = _count(events, "output")
+        outputs = f"{count} output{'s' * (count != 1)}"
+        return f"The run is finished: {done}, {outputs}.", ["Compare the figures with their captions."]
+    steps = [event for event in events if event["event"] in ("step", "chunk")]
+    done = f"after step {steps[-1]['step']} of {steps[-1]['steps']}" if steps else "before its first step"
+    resume = f"Go on with: pmwd-dist resume {folder}"
+    if status == "failed":
+        return f"The run failed {done}.", [*filter(None, [run.get("error")]), resume]
+    return f"The run {'was interrupted' if status == 'interrupted' else 'has not ended'} {done}.", [resume]
+
+
+def _table(path: Path, title: str, note: str) -> NumberTable:
+    heads, *rows = csv.reader(read_text(path, _LARGEST).splitlines())
+    shown = [(markup(name), [_number(cell) for cell in cells]) for name, *cells in rows]
+    return NumberTable(title, tuple(_HEADS.get(head, head) for head in heads), shown, note)
+
+
+def _number(text: str) -> str:
+    return "" if text == "nan" else f"{float(text):.4g}"
+
+
+def _timing(events: list[dict[str, Any]]) -> list[tuple[str, int, float]]:
+    """Name, number and seconds of the stages of a run and of its resumptions."""
+    counts, seconds = Counter[str](), Counter[str]()
+    for event in events:
+        name = _STAGES.get(event["event"]) or str(event.get("what", "")).partition(":")[0]
+        if event["event"] == "end":
+            name = "in all, with compilation"
+        if name and "seconds" in event:
+            counts[name] += 1
+            seconds[name] += event["seconds"]
+    return [(name, count, seconds[name]) for name, count in counts.items()]

@@ -1,0 +1,41 @@
+"""The public figures: their import, their style, and the page with all of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pmwd_dist as pmd
+from pmwd_dist.report.page import write_page
+from pmwd_dist.report.style import LABELS, markup
+
+
+def test_matplotlib_and_jinja_are_not_imported_with_the_package() -> None:
+    code = "import sys, pmwd_dist, pmwd_dist.cli.main; print([x for x in ('matplotlib', 'jinja2') if x in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_ticks_have_the_style_of_the_figure_when_it_is_drawn_later() -> None:
+    k = np.arange(1.0, 9)
+    figure = pmd.plot.bands(k, {"r(k)": (np.ones((3, 8)), None, "")})
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    assert {tick.get_tickdir() for tick in (*axes.xaxis.get_major_ticks(), *axes.yaxis.get_major_ticks())} == {"in"}
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_labels_of_parameters_are_html_without_latex(name: str) -> None:
+    assert "\\" not in markup(name) and "{" not in markup(name)
+    assert markup("Omega_m") == "&Omega;<sub>m</sub>" and markup("a<b") == "a&lt;b"
+
+
+def test_text_of_users_is_escaped_in_the_page(tmp_path: Path) -> None:
+    content = {"tables": [], "run": [("box", "<b>")], "timing": [], "provenance": [], "config": "a < b", "good": True}
+    write_page(tmp_path / "report.html", [], title="<script>", verdict="<i>", advice=["&"], **content)
+    text = (tmp_path / "report.html").read_text()
+    assert "<script>" not in text and "<b>" not in text and "<i>" not in text and "a &lt; b" in text
