@@ -157,6 +157,7 @@ def check(
     file: File,
     output: Output = None,
     overrides: Set = [],
+    *,
     grad: Annotated[bool, typer.Option("--grad", help="Compare gradients with differences, in float64.")] = False,
     devices: Annotated[
         int | None, typer.Option(min=1, max=_MOST_DEVICES, metavar="N", help="Plan for so many other devices.")
@@ -165,13 +166,16 @@ def check(
         str | None, typer.Option(metavar="SIZE", help="Memory of each that arrays may take; default: 60GB.")
     ] = None,
     device_kind: Annotated[str | None, typer.Option(metavar="KIND", help="H100 (default) or H200.")] = None,
+    network: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Bandwidth of each to other machines, a second; default: 40GB.")
+    ] = None,
 ) -> None:
     """Check a TOML file and describe its run, on the current devices or on others."""
     from pmwd_dist.cli.planning import planning_lines
 
     _start()
     with command_errors():
-        elsewhere = (devices, device_memory, device_kind) != (None, None, None)
+        elsewhere = any(x is not None for x in (devices, device_memory, device_kind, network))
         if elsewhere:
             overrides = [*overrides, "devices.pdims=[1, 1]", 'devices.backend="xla"']
         job = _job(read_any(file, overrides), output or Path(file.stem))
@@ -179,10 +183,10 @@ def check(
             warnings = job.check()
             lines = [*job.lines(), *job.memory_lines(), *warnings]
         elif isinstance(job, SimulationJob):
-            plans = planning_lines(job, devices or 1, device_memory or "60GB", device_kind or "H100")
+            plans = planning_lines(job, devices or 1, device_memory or "60GB", device_kind or "H100", network)
             lines = job.lines(here=False) + plans
         else:
-            raise ValueError("--devices, --device-memory and --device-kind plan simulations; leave them out")
+            raise ValueError("--devices, --device-memory, --device-kind and --network plan simulations; leave them out")
     _say(*lines)
     if grad:
         from pmwd_dist.run.simulation.gradients import compare_gradient, table_lines

@@ -19,7 +19,7 @@ _MOST_ROWS = 6
 _HEAD = f"            {'pdims':>12} {'halo':>5} {'run':>8} {'gradient':>9} {'a step':>9}"
 
 
-def planning_lines(plan: SimulationJob, count: int, memory: str, kind: str) -> list[str]:
+def planning_lines(plan: SimulationJob, count: int, memory: str, kind: str, network: str | None) -> list[str]:
     """Divisions over devices that need not exist, and the largest mesh that fits.
 
     Args:
@@ -27,16 +27,16 @@ def planning_lines(plan: SimulationJob, count: int, memory: str, kind: str) -> l
       count: number of devices.
       memory: memory of each that arrays may take, as text.
       kind: name of the devices.
+      network: bandwidth of each to other machines, bytes a second as text; None for the assumed one.
 
     Raises:
       ValueError: an argument is wrong, the run does not fit, or it can't be divided over so many devices.
     """
     if (gpu := GPUS.get(kind)) is None:
         raise ArgumentError("--device-kind", kind, "was not measured", f"use one of {', '.join(GPUS)}")
-    try:
-        available = bytes_of(memory)
-    except ValueError as error:
-        raise ArgumentError("--device-memory", memory, str(error)) from error
+    available = _bytes("--device-memory", memory)
+    if network is not None:
+        gpu = gpu._replace(network=_bytes("--network", network))
     config, displacement = plan.simulation.config, linear_displacement(plan.simulation)
     found = divisions(config, count, displacement, gpu)
     each = f"{count} x {gpu.name} with {size(available)}"
@@ -55,6 +55,13 @@ def planning_lines(plan: SimulationJob, count: int, memory: str, kind: str) -> l
     lines.append("best        devices.pdims = [{}, {}]".format(*fitting[0].pdims))
     most = largest_mesh(config, count, displacement, available)
     return lines if most is None else [*lines, f"largest     a mesh of {three(most.mesh_shape)} with the same cells"]
+
+
+def _bytes(option: str, text: str) -> float:
+    try:
+        return bytes_of(text)
+    except ValueError as error:
+        raise ArgumentError(option, text, str(error)) from error
 
 
 def _row(division: Division, memory: float) -> str:

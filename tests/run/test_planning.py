@@ -35,6 +35,28 @@ def test_the_page_has_the_plans_of_the_model():
         assert (*bytes_, time) == pytest.approx((float(run), float(gradient), float(seconds)), rel=0.05)
 
 
+def test_the_page_says_what_the_network_costs():
+    rows = re.findall(
+        r"\| (\d+)³ \| (\d+) \| \[(\d+), (\d+)\] \| ([\d.]+) \| (\d+)(?: %)? \| ([\d.]+) \| ([\d.]+) \|", PAGE
+    )
+    assert len(rows) == 6
+    for n, count, px, py, *written in rows:
+        config, pdims, gpu = config_of(int(n)), (int(px), int(py)), GPUS["H100"]
+        plans = {
+            name: {x.pdims: 1e3 * x.seconds for x in divisions(config, int(count), 40.0, gpu._replace(**speeds))}
+            for name, speeds in {
+                "assumed": {},
+                "free": {"network": math.inf, "message": 0.0},
+                "fast": {"network": 100e9},
+            }.items()
+        }
+        assumed = plans["assumed"]
+        assert min(assumed, key=assumed.__getitem__) == pdims
+        share = 100 * (1 - plans["free"][pdims] / assumed[pdims])
+        slabs, fast = assumed[int(count), 1], min(plans["fast"].values())
+        assert (assumed[pdims], share, slabs, fast) == pytest.approx(tuple(map(float, written)), rel=0.02, abs=0.05)
+
+
 MEASURED = re.findall(
     r"\| \[(\d), (\d)\] (H\d00) \| (\d+)³ \| (\d+)³ \| (\d) \| (.+?) \| ([\d.]+) \| ([\d.]+) \|", PAGE
 )
@@ -97,6 +119,8 @@ def test_check_plans_for_other_devices(tmp_path: Path, capsys: pytest.CaptureFix
     assert out[-2].startswith("best        devices.pdims = [")
     assert out[-1].startswith("largest     a mesh of ")
     assert sum("GB" in line for line in out) > 4
+    assert command(*check, 256, "--network", "1GB") == 0
+    assert capsys.readouterr().out.splitlines()[-4] != out[-4]  # the times
     assert command(*check, 2) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "memory a device on 2 x H100 with 60 GB; use 8 such devices, or a smaller mesh" in line

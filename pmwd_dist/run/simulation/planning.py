@@ -4,8 +4,7 @@ Memory is counted in arrays of single precision that a stage holds at once. The 
 
   particles * (kick, drifts, paint) + cells * (transforms, Green's function) + padded cells * (gradient, sums) + links
 
-with each GPU's bandwidth of a copy. docs/howto/planning.md compares both with measurements. The network between
-machines is an assumption.
+with each GPU's bandwidth of a copy. docs/howto/planning.md compares both with measurements, but for the network.
 """
 
 from __future__ import annotations
@@ -50,6 +49,7 @@ class GPU(NamedTuple):
       particle: time of kick, drifts and paint of a particle [s].
       link, collectives: bandwidth to GPUs of the same machine, by copies and by XLA's collectives [bytes/s].
       network: bandwidth to GPUs of other machines [bytes/s]; assumed: four fifths of 400 Gbit/s.
+      message: latency of a message to another machine [s]; assumed.
       together: number of GPUs of a machine.
       latency: time of the program of a step on the host [s].
     """
@@ -60,6 +60,7 @@ class GPU(NamedTuple):
     link: float = 330e9
     collectives: float = 275e9
     network: float = 40e9
+    message: float = 5e-6
     together: int = 8
     latency: float = 0.5e-3
 
@@ -157,7 +158,7 @@ def _transforms_seconds(cell: float, sent: float, pdims: tuple[int, int], gpu: G
             exchange += sent * (1 - 1 / parts) / gpu.collectives
         else:
             others = max(1, parts // gpu.together) if parts == px * py else parts
-            exchange += sent * (1 - 1 / others) / gpu.network
+            exchange += sent * (1 - 1 / others) / gpu.network + (others - 1) * gpu.message
     return _PACKING[len(transposes)] * local + 2 * exchange
 
 
