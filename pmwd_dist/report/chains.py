@@ -69,8 +69,7 @@ def traces(draws: Any, *, truth: Mapping[str, float] | None = None, axes: Any = 
 
     Examples:
       >>> chain = pmd.infer.load_chain("runs/field")
-      >>> figure = pmd.plot.traces(chain, truth={"b1": 1.8})
-      >>> figure.savefig("traces.png")
+      >>> pmd.plot.traces(chain, truth={"b1": 1.8})
     """
     if hasattr(draws, "parameters"):
         draws = draws.parameters | {"log density": draws.logdensity}
@@ -103,8 +102,7 @@ def corner(
 
     Examples:
       >>> chain = pmd.infer.load_chain("runs/field")
-      >>> figure = pmd.plot.corner(chain, priors={"b1": pmd.infer.Normal(1.8, 0.5)})
-      >>> figure.savefig("corner.png")
+      >>> pmd.plot.corner(chain, priors={"b1": pmd.infer.Normal(1.8, 0.5)})
     """
     draws, priors, truth = getattr(draws, "parameters", draws), priors or {}, truth or {}
     names, count = list(draws), len(draws)
@@ -155,8 +153,7 @@ def mixing(chain: Any, *, r_hat: float | None = None, ess: float | None = None, 
 
     Examples:
       >>> chain = pmd.infer.load_chain("runs/field")
-      >>> figure = pmd.plot.mixing(chain, r_hat=1.01, ess=400)
-      >>> figure.savefig("mixing.png")
+      >>> pmd.plot.mixing(chain, r_hat=1.01, ess=400)
     """
     upper, lower = make_axes(axes, (8, 6), 2, sharex=True)
     rows, k = chain.scales(), np.asarray(sorted(chain.projections))

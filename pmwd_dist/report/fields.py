@@ -22,16 +22,13 @@ _STICKS = 28  # along each side of a map
 
 
 @styled(outward=True)
-def density(
-    field: Any, box_size: Sequence[float], *, thickness: float | None = None, title: str = "", axes: Any = None
-) -> Figure:
+def density(field: Any, box_size: Sequence[float], *, thickness: float | None = None, axes: Any = None) -> Figure:
     """Draw the density of a slice on a logarithmic scale, averaged along its thickness.
 
     Args:
       field: 1 + delta of shape (nx, ny, nz), of which the planes from z = 0 on are averaged, or a mean (nx, ny).
       box_size: sides of the box [Mpc/h], as `config.box_size`.
       thickness: thickness of the slice [Mpc/h]; default: a tenth of the box, at least a plane.
-      title: title of the figure.
       axes: axes; default: a new figure.
 
     Examples:
@@ -56,7 +53,6 @@ def density(
     bar.set_label(r"density / mean,  $1 + \delta$")
     ax.set_xlabel(COMOVING[0])
     ax.set_ylabel(COMOVING[1])
-    ax.set_title(title, fontsize=15, pad=10)
     return figure_of(ax)
 
 
@@ -74,7 +70,6 @@ def planes(
     labels: tuple[str, str] = COMOVING,
     quantity: str | Sequence[str] = "",
     alike: Sequence[int] = (),
-    title: str = "",
     axes: Any = None,
 ) -> Figure:
     """Draw planes of fields, in rows of two, or three if there are three.
@@ -85,13 +80,11 @@ def planes(
       labels: labels of the axes.
       quantity: label of the colours with their unit, one for all planes or one for each.
       alike: indices in `images` of the planes that share a colour scale.
-      title: title of the figure.
       axes: axes, one for each plane; default: a new figure.
 
     Examples:
       >>> images = [("truth", noise[:, :, 0]), ("mean of the draws", chain.noise_mean[:, :, 0])]
-      >>> figure = pmd.plot.planes(images, config.box_size, alike=(0, 1))
-      >>> figure.savefig("noise.png")
+      >>> pmd.plot.planes(images, config.box_size, alike=(0, 1))
     """
     columns = 3 if len(images) == 3 else min(len(images), 2)
     rows = math.ceil(len(images) / columns)
@@ -109,28 +102,22 @@ def planes(
         figure_of(ax).colorbar(image, ax=ax, shrink=0.7, label=label)
     for ax in grid[len(images) :]:
         ax.set_axis_off()
-    if title:
-        figure_of(grid[0]).suptitle(title, fontsize=13)
     return figure_of(grid[0])
 
 
 @styled(outward=True)
-def convergence(
-    kappa: Any, *, shear: Any = None, field: float | None = None, title: str = "", axes: Any = None
-) -> Figure:
+def convergence(kappa: Any, *, shear: Any = None, field: float | None = None, axes: Any = None) -> Figure:
     """Draw a map of the convergence: a flat sky with sticks along the shear, or the sphere in Mollweide's projection.
 
     Args:
       kappa: convergence of `observe.convergence`: rays of shape (n, n), or HEALPix pixels in RING order.
       shear: shear of `observe.shear` along the rays, shape (2, n, n).
       field: side of the field of view of a flat sky [degrees].
-      title: title of the figure.
       axes: axes; default: a new figure.
 
     Examples:
       >>> kappa = observe.convergence(shells, cosmo, cone, source=1.0, field=5.0, pixels=128)
-      >>> figure = pmd.plot.convergence(kappa, field=5.0)
-      >>> figure.savefig("convergence.png")
+      >>> pmd.plot.convergence(kappa, field=5.0)
     """
     kappa = np.asarray(kappa, float)
     low, high = np.percentile(kappa, [0.5, 99.7])
@@ -151,7 +138,6 @@ def convergence(
         image = ax.imshow(np.ma.masked_array(shown, ~inside), extent=(-2, 2, -1, 1), **style)
         ax.set_axis_off()
         bar |= {"orientation": "horizontal", "shrink": 0.55, "pad": 0.02}
-    ax.set_title(title, fontsize=14)
     figure_of(ax).colorbar(image, ax=ax, **bar)
     return figure_of(ax)
 

@@ -36,8 +36,7 @@ def power(
 
     Examples:
       >>> spectrum = pmd.power_spectrum(density, config)
-      >>> figure = pmd.plot.power(spectrum, pmd.linear_power(spectrum.k, cosmo))
-      >>> figure.savefig("power.png")
+      >>> pmd.plot.power(spectrum, pmd.linear_power(spectrum.k, cosmo))
     """
     if hasattr(spectra, "power"):
         spectra, linear = [spectra], [linear]
@@ -96,20 +95,18 @@ def _label_ratio_axis(axes: Axes) -> None:
 
 
 @styled()
-def multipoles(measured: Any, linear: Any = None, *, error: Any = None, title: str = "", axes: Any = None) -> Figure:
+def multipoles(measured: Any, linear: Any = None, *, error: Any = None, axes: Any = None) -> Figure:
     """Draw k P_l with linear theory, both in bins that are merged at large k.
 
     Args:
       measured: multipoles of `observe.power_multipoles`.
       linear: multipoles of `observe.kaiser_multipoles`.
       error: standard deviation of each value, shape (poles, bins) [(Mpc/h)^3].
-      title: title of the figure.
       axes: axes; default: a new figure.
 
     Examples:
       >>> theory = observe.kaiser_multipoles(lambda k: pmd.linear_power(k, cosmo), cosmo, config)
-      >>> figure = pmd.plot.multipoles(observe.power_multipoles(density, config), theory)
-      >>> figure.savefig("multipoles.png")
+      >>> pmd.plot.multipoles(observe.power_multipoles(density, config), theory)
     """
     (ax,) = make_axes(axes, _SIZE)
     some = np.asarray(measured.modes) > 0
@@ -139,12 +136,11 @@ def multipoles(measured: Any, linear: Any = None, *, error: Any = None, title: s
     low, high = min(0.0, float(np.quantile(values, 0.02))), float(values.max()) or 1.0
     ax.set_ylim(low - 0.2 * (high - low), high + 0.15 * (high - low))
     ax.set_ylabel(r"$k\,P_\ell(k)$  [(Mpc/$h)^2$]")
-    return _finished(ax, _PER_MPC, title)
+    return _finished(ax, _PER_MPC)
 
 
-def _finished(axes: Axes, along: str, title: str, *, legend: bool = True) -> Figure:
+def _finished(axes: Axes, along: str, *, legend: bool = True) -> Figure:
     axes.set_xlabel(along)
-    axes.set_title(title, fontsize=14, pad=10)
     if legend:
         axes.legend(fontsize=12)
     return figure_of(axes)
@@ -161,19 +157,17 @@ def _groups(k: np.ndarray) -> np.ndarray:
 
 
 @styled()
-def bispectrum(measured: Any, tree: Any = None, *, title: str = "", axes: Any = None) -> Figure:
+def bispectrum(measured: Any, tree: Any = None, *, axes: Any = None) -> Figure:
     """Draw a bispectrum by wavenumber where all triangles are equilateral, else by index of the bin.
 
     Args:
       measured: bispectrum of `observe.bispectrum`.
       tree: tree level in the same bins [(Mpc/h)^6], as of `observe.tree_bispectrum`.
-      title: title of the figure.
       axes: axes; default: a new figure.
 
     Examples:
       >>> measured = observe.bispectrum(density, config)
-      >>> figure = pmd.plot.bispectrum(measured, title="z = 0")
-      >>> figure.savefig("bispectrum.png")
+      >>> pmd.plot.bispectrum(measured)
     """
     (ax,) = make_axes(axes, _SIZE)
     there = np.asarray(measured.triangles) > 0
@@ -194,22 +188,20 @@ def bispectrum(measured: Any, tree: Any = None, *, title: str = "", axes: Any = 
     if same:
         finish_axis(ax, x)
     ax.set_ylabel(r"$B(k_1, k_2, k_3)$  [(Mpc/$h)^6$]")
-    return _finished(ax, _PER_MPC if same else r"bin of triangles, $k_1 \leq k_2 \leq k_3$", title)
+    return _finished(ax, _PER_MPC if same else r"bin of triangles, $k_1 \leq k_2 \leq k_3$")
 
 
 @styled()
-def cross(found: Any, *, title: str = "", axes: Any = None) -> Figure:
+def cross(found: Any, *, axes: Any = None) -> Figure:
     """Draw the correlation r(k) and the transfer function T(k) of two fields.
 
     Args:
       found: spectra of `observe.cross_power`.
-      title: title of the figure.
       axes: axes; default: a new figure.
 
     Examples:
       >>> found = observe.cross_power(density, reference, config)
-      >>> figure = pmd.plot.cross(found)
-      >>> figure.savefig("cross.png")
+      >>> pmd.plot.cross(found)
     """
     (ax,) = make_axes(axes, _SIZE)
     some = np.asarray(found.modes) > 0
@@ -220,22 +212,20 @@ def cross(found: Any, *, title: str = "", axes: Any = None) -> Figure:
     finish_axis(ax, k)
     ax.set_ylim(min(0.0, float(np.nanmin(correlation))), max(1.25, 1.1 * float(np.nanmax(np.minimum(transfer, 4)))))
     ax.set_ylabel(r"$r(k)$,  $T(k)$")
-    return _finished(ax, _PER_MPC, title)
+    return _finished(ax, _PER_MPC)
 
 
 @styled()
-def pdf(found: Any, *, title: str = "", axes: Any = None) -> Figure:
+def pdf(found: Any, *, axes: Any = None) -> Figure:
     """Draw a one-point distribution of the density with its Poisson scatter.
 
     Args:
       found: distribution of `observe.one_point_pdf`, of densities in units of their mean.
-      title: title of the figure.
       axes: axes; default: a new figure.
 
     Examples:
       >>> found = observe.one_point_pdf(density, config, np.geomspace(0.1, 30, 40))
-      >>> figure = pmd.plot.pdf(found)
-      >>> figure.savefig("pdf.png")
+      >>> pmd.plot.pdf(found)
     """
     (ax,) = make_axes(axes, _SIZE)
     some = np.asarray(found.cells) > 0
@@ -248,7 +238,7 @@ def pdf(found: Any, *, title: str = "", axes: Any = None) -> Figure:
     ax.set_ylim(bottom=0.3 * float(probability.min()) if some.any() else None)
     ax.set_ylabel(r"probability density")
     finish_axis(ax, value if some.any() else np.asarray(found.values, float))
-    return _finished(ax, r"density / mean,  $1 + \delta$", title, legend=False)
+    return _finished(ax, r"density / mean,  $1 + \delta$", legend=False)
 
 
 @styled()
@@ -271,8 +261,7 @@ def angular_power(
 
     Examples:
       >>> spectrum = observe.angular_power(convergence, side=5.0)
-      >>> figure = pmd.plot.angular_power([spectrum], labels=["z = 1"])
-      >>> figure.savefig("angular_power.png")
+      >>> pmd.plot.angular_power([spectrum], labels=["z = 1"])
     """
     (ax,) = make_axes(axes, (6.6, 5.6))
     shown, ells = [np.zeros(0)], [np.zeros(0)]
@@ -298,7 +287,7 @@ def angular_power(
         ax.set_ylim(max(values.min() * 0.5, values.max() * 1e-4), values.max() * 2)
     finish_axis(ax, np.concatenate(ells))
     ax.set_ylabel(rf"$\ell(\ell+1)\,C_\ell^{{{quantity}}} / 2\pi$")
-    return _finished(ax, r"multipole $\ell$", "", legend=bool(len(labels) or len(linear)))
+    return _finished(ax, r"multipole $\ell$", legend=bool(len(labels) or len(linear)))
 
 
 @styled()
@@ -315,8 +304,7 @@ def bands(
 
     Examples:
       >>> found = jax.vmap(lambda x: observe.cross_power(x, truth, config, deconvolve=False))(chain.noise[:, 0])
-      >>> figure = pmd.plot.bands(found.k[0], {"r(k)": (found.correlation, None, "")})
-      >>> figure.savefig("correlation.png")
+      >>> pmd.plot.bands(found.k[0], {"r(k)": (found.correlation, None, "")})
     """
     grid = make_axes(axes, (8, 2.6 * len(panels) + 0.8), len(panels), sharex=True)
     for ax, (label, (draws, reference, name)) in zip(grid, panels.items(), strict=True):

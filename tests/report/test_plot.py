@@ -35,7 +35,7 @@ def test_labels_of_parameters_are_html_without_latex(name: str) -> None:
 
 
 def test_text_of_users_is_escaped_in_the_page(tmp_path: Path) -> None:
-    content = {"tables": [], "run": [("box", "<b>")], "timing": [], "provenance": [], "config": "a < b", "good": True}
+    content = {"numbers": {}, "run": [("box", "<b>")], "timing": [], "provenance": [], "config": "a < b", "good": True}
     write_page(tmp_path / "report.html", [], title="<script>", verdict="<i>", advice=["&"], **content)
     text = (tmp_path / "report.html").read_text()
     assert "<script>" not in text and "<b>" not in text and "<i>" not in text and "a &lt; b" in text

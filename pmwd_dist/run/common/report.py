@@ -10,7 +10,8 @@ from typing import Any
 
 from pmwd_dist._files import read_text
 from pmwd_dist._memory import size
-from pmwd_dist.report.page import NumberTable, write_page
+from pmwd_dist.io.arrays import reading
+from pmwd_dist.report.page import write_page
 from pmwd_dist.report.style import markup
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.folder import CONFIG, LOG, REPORT, RUN
@@ -23,21 +24,7 @@ _STAGES = {
     "checkpoint": "checkpoints",
     "chunk": "draws, in chunks",
 }
-_FIT = (
-    "Ratio of the data to their prediction, deviation z in standard deviations, and p, the probability of a larger "
-    "deviation where the model is right. One p in a hundred is below 0.01 by chance."
-)
-_TABLES = {
-    "summary.csv": (
-        "Parameters",
-        "Mean and standard deviation (sd) of the draws. R-hat near 1 shows that the chains agree. ESS is the effective "
-        "sample size of the centre (bulk) and of the tails.",
-    ),
-    "prior.csv": ("Prior predictive checks", f"Data beside data that the priors predict. {_FIT}"),
-    "fit.csv": ("Posterior predictive checks", f"Data beside data that the draws predict. {_FIT}"),
-}
-_HEADS = {"rhat": "R-hat", "ess_bulk": "ESS bulk", "ess_tail": "ESS tail", "gradients_per_ess": "gradients / ESS"}
-_HEADS |= {"ratio": "data / model"}
+_TABLES = ("summary.csv", "prior.csv", "fit.csv")
 
 
 def write_report(folder: Path) -> Path:
@@ -60,7 +47,7 @@ def write_report(folder: Path) -> Path:
         verdict=verdict,
         advice=[*advice, *(f"Warning: {event['message']}" for event in events if event["event"] == "warning")],
         good=run.get("status") == "finished" and not run.get("reasons"),
-        tables=[_table(folder / name, *about) for name, about in _TABLES.items() if _there(folder / name)],
+        numbers={name: _table(folder / name) for name in _TABLES if _there(folder / name)},
         run=[
             *(tuple(map(str.strip, (line[:12], line[12:]))) for line in run.get("lines", [])),
             ("cosmological parameters", ", ".join(f"{n} = {x}" for n, x in settings.get("cosmology", {}).items())),
@@ -128,10 +115,11 @@ def _verdict(folder: Path, run: dict[str, Any], events: list[dict[str, Any]], in
     return f"The run {'was interrupted' if status == 'interrupted' else 'has not ended'} {done}.", [resume]
 
 
-def _table(path: Path, title: str, note: str) -> NumberTable:
-    heads, *rows = csv.reader(read_text(path, _LARGEST).splitlines())
-    shown = [(markup(name), [_number(cell) for cell in cells]) for name, *cells in rows]
-    return NumberTable(title, tuple(_HEADS.get(head, head) for head in heads), shown, note)
+def _table(path: Path) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """Heads, and names and cells of the rows, of a CSV file."""
+    with reading(path):
+        heads, *rows = csv.reader(read_text(path, _LARGEST).splitlines())
+        return heads, [(markup(name), [_number(cell) for cell in cells]) for name, *cells in rows]
 
 
 def _number(text: str) -> str:

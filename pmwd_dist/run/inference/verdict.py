@@ -82,14 +82,18 @@ def judge(plan: InferenceJob, posterior: infer.Posterior, chain: infer.Chain, da
         save(plot.bands(found.k, found.panels), path / "fields.png")
     if found.angular:
         save(plot.bands(found.ell, found.angular, along=r"multipole $\ell$"), path / "angular.png")
+    place = _place(plan, posterior)
     if found.images:
         sides, labels, quantity = _scales(plan)
-        same: Any = {"quantity": quantity, "alike": range(len(found.images)), "title": _place(plan, posterior)}
-        save(plot.planes(found.images, sides, labels=labels, **same), path / "maps.png")
+        same: Any = {"quantity": quantity, "alike": range(len(found.images))}
+        figure = plot.planes(found.images, sides, labels=labels, **same)
+        figure.suptitle(place, fontsize=13)
+        save(figure, path / "maps.png")
     planes, alike = _slices(posterior, chain, data, truth)
     labels = [_scales(plan)[2] if title == "data" else r"linear contrast $\delta$ at $a = 1$" for title, _ in planes]
-    box, place = plan.simulation.config.box_size, _place(plan, posterior) or "plane at $z = 0$"
-    save(plot.planes(planes, box, quantity=labels, alike=alike, title=place), path / "slices.png")
+    figure = plot.planes(planes, plan.simulation.config.box_size, quantity=labels, alike=alike)
+    figure.suptitle(place or "plane at $z = 0$", fontsize=13)
+    save(figure, path / "slices.png")
     lines = table_lines(rows, truth) + fit_lines(fit)
     about = [f"{name} = {value:.3g}" for name, value in _cost(plan, chain).items()]
     return Verdict([*lines, ", ".join(about)], reasons, names)

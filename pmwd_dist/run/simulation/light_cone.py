@@ -156,9 +156,9 @@ def draw(folder: Path) -> Path:
     figure = Figure(figsize=size, layout="constrained")
     axes = np.ravel(figure.subplots(*((panels, 1) if side is None else (1, panels))))
     for i, (kappa, z) in enumerate(zip(maps, sources, strict=True)):
-        title = f"sources at $z = {z:g}$"
+        axes[i].set_title(f"sources at $z = {z:g}$", fontsize=14)
         sticks = None if side is None or gamma is None else gamma[i]
-        plot.convergence(kappa, shear=sticks, field=side, title=title, axes=axes[i])
+        plot.convergence(kappa, shear=sticks, field=side, axes=axes[i])
     if table is not None:
         spectra = [SimpleNamespace(ell=table["l"], power=table[f"C_l z={z:g}"], modes=table["modes"]) for z in sources]
         labels, linear = [f"$z = {z:g}$" for z in sources], [table[f"linear z={z:g}"] for z in sources]

@@ -278,24 +278,24 @@ def _draw_poles(table: Table) -> Any:
         )
         for kind in ("", "linear ")
     )
-    return plot.multipoles(measured, linear, error=[table[f"error of P{pole}"] for pole in POLES], title=table.title)
+    return plot.multipoles(measured, linear, error=[table[f"error of P{pole}"] for pole in POLES])
 
 
 def _draw_bispectrum(table: Table) -> Any:
     columns = {"bispectrum": "B", "scatter": "error of B", "triangles": "triangles"}
     sides = np.stack([table[f"k{i}"] for i in (1, 2, 3)], axis=1)
     found = SimpleNamespace(k=sides, **{name: table[column] for name, column in columns.items()})
-    return plot.bispectrum(found, table["tree level"], title=table.title)
+    return plot.bispectrum(found, table["tree level"])
 
 
 def _draw_cross(table: Table) -> Any:
     found = SimpleNamespace(k=table["k"], correlation=table["r"], transfer=table["T"], modes=table["modes"])
-    return plot.cross(found, title=table.title)
+    return plot.cross(found)
 
 
 def _draw_pdf(table: Table) -> Any:
     found = SimpleNamespace(values=table["density"], density=table["probability density"], cells=table["cells"])
-    return plot.pdf(found, title=table.title)
+    return plot.pdf(found)
 
 
 OBSERVABLES = {

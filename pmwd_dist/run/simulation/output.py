@@ -158,8 +158,10 @@ def draw_slab(path: Path, slab: results.Slab) -> None:
     Raises:
       OSError: the figure can't be written.
     """
+    figure = plot.density(slab.density, slab.sides)
     title = f"redshift {slab.z:.3g}, mean over $0 < z < {slab.thickness:.3g}$ Mpc/$h$"
-    save(plot.density(slab.density, slab.sides, title=title), path)
+    figure.axes[0].set_title(title, fontsize=15, pad=10)
+    save(figure, path)
 
 
 def draw_table(path: Path, draw: Callable[[Table], Any], table: Table) -> None:
@@ -173,6 +175,7 @@ def draw_table(path: Path, draw: Callable[[Table], Any], table: Table) -> None:
         figure = draw(table)
     except KeyError as error:
         raise ValueError(f"{path.with_suffix('.csv')}: has no column {error}") from error
+    figure.axes[0].set_title(table.title, fontsize=14, pad=10)
     save(figure, path)
 
 
