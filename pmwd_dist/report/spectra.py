@@ -235,7 +235,8 @@ def pdf(found: Any, *, axes: Any = None) -> Figure:
     ax.fill_between(value, low, high, color=COLOURS[0], alpha=0.2, lw=0)
     ax.set_yscale("log")
     ax.plot(value, probability, color=COLOURS[0], lw=2.2)
-    ax.set_ylim(bottom=0.3 * float(probability.min()) if some.any() else None)
+    if some.any():
+        ax.set_ylim(0.3 * float(probability.min()), 3 * float(probability.max()))
     ax.set_ylabel(r"probability density")
     finish_axis(ax, value if some.any() else np.asarray(found.values, float))
     return _finished(ax, r"density / mean,  $1 + \delta$", legend=False)

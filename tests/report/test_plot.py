@@ -6,10 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import pmwd_dist as pmd
+from pmwd_dist import observe
 from pmwd_dist.report.page import write_page
 from pmwd_dist.report.style import LABELS, markup
 
@@ -26,6 +28,13 @@ def test_ticks_have_the_style_of_the_figure_when_it_is_drawn_later() -> None:
     figure.draw_without_rendering()
     (axes,) = figure.axes
     assert {tick.get_tickdir() for tick in (*axes.xaxis.get_major_ticks(), *axes.yaxis.get_major_ticks())} == {"in"}
+
+
+def test_the_axes_of_a_distribution_end_where_it_does() -> None:
+    values = np.geomspace(0.01, 100, 40)
+    found = observe.OnePointPDF(*map(jnp.asarray, (values, np.exp(-values), np.full(40, 1.0))))  # scatter of 100 %
+    low, high = pmd.plot.pdf(found).axes[0].get_ylim()
+    assert low == pytest.approx(0.3 * np.exp(-100)) and 1 < high < 10
 
 
 @pytest.mark.parametrize("name", LABELS)

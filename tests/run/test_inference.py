@@ -96,6 +96,13 @@ def test_a_run_leaves_chains_pictures_and_a_verdict(whole: tuple[InferenceJob, L
     assert mean == pytest.approx(load_chain(plan.folder).parameters["b1"].mean(), rel=1e-5)
 
 
+def test_too_few_draws_for_diagnostics_are_not_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two, zeros = np.zeros((2, 2)), np.zeros((4, 4, 4))
+    chain = infer.Chain({"b1": two}, two, two, two, two, 1, 0, zeros, zeros, None)
+    monkeypatch.setattr(infer, "load_chain", lambda folder: chain)
+    assert verdict.redraw_chains(tmp_path) == []
+
+
 @pytest.mark.usefixtures("without_pictures")
 def test_what_was_stopped_goes_on_to_the_same_bits(
     whole: tuple[InferenceJob, Listener], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -113,7 +120,7 @@ def test_what_was_stopped_goes_on_to_the_same_bits(
     with pytest.raises(Interrupted, match="interrupted after chunk 1 of 3; go on with `pmwd-dist resume"):
         execute(plan, Listener("chunk"), resume=True)
     assert not (plan.folder / "chunk_00001.npz").exists()
-    figures = [plan.folder / f"{name}.png" for name in ("traces", "corner", "mixing")]
+    figures = [plan.folder / f"{name}.png" for name in ("traces", "corner", "mixing")] + [plan.folder / "summary.csv"]
     assert all(path.exists() for path in figures)
     assert "was interrupted after step 12 of 36." in (plan.folder / "report.html").read_text()
     for path in figures:

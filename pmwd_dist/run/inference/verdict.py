@@ -29,6 +29,7 @@ from pmwd_dist.run.inference.predictive import compare, plane_seen, seen, some_d
 from pmwd_dist.run.settings import InferenceSettings, read_as
 
 _OUTLIERS = 1e-3  # share of the steps
+_FEWEST = 4  # draws of a chain, for R-hat
 _ACCEPTED = 0.5  # share of the trajectories
 _MISFIT = 0.01  # probability that one of the checks of the fit fails where the model is right
 
@@ -72,12 +73,10 @@ def judge(plan: InferenceJob, posterior: infer.Posterior, chain: infer.Chain, da
         {name: {"ratio": check.ratio, "z": check.z, "p": check.p} for name, check in checks.items()}
         for checks in (found.fit, found.prior)
     )
-    known = {name: row | ({"truth": truth[name]} if name in truth else {}) for name, row in rows.items()}
-    write_rows(path / "summary.csv", "parameter", known)
     write_rows(path / "prior.csv", "statistic", prior)
     if fit:
         write_rows(path / "fit.csv", "statistic", fit)
-    _draw_chain(path, chain, truth, plan.settings)
+    _write_chain(path, chain, truth, plan.settings)
     if found.panels:
         save(plot.bands(found.k, found.panels), path / "fields.png")
     if found.angular:
@@ -100,23 +99,29 @@ def judge(plan: InferenceJob, posterior: infer.Posterior, chain: infer.Chain, da
 
 
 def redraw_chains(folder: Path) -> list[Path]:
-    """Draw the complete draws, if there are any, also of a run that was interrupted.
+    """Write summary and figures of the complete draws, if there are enough, also of a run that was interrupted.
 
     Raises:
       ValueError: a file is damaged.
-      OSError: a figure can't be written.
+      OSError: a file can't be written.
     """
     try:
         chain = infer.load_chain(folder)
     except ArgumentError:
         return []
+    if chain.logdensity.shape[1] < _FEWEST:
+        return []
     data = read_arrays(folder / DATA) if (folder / DATA).exists() else Arrays()
     settings = read_as(InferenceSettings, folder / CONFIG)
-    manifest.claim(folder, ["traces.png", "corner.png", "mixing.png"])
-    return _draw_chain(folder, chain, _truth(data), settings)
+    manifest.claim(folder, ["summary.csv", "traces.png", "corner.png", "mixing.png"])
+    return _write_chain(folder, chain, _truth(data), settings)
 
 
-def _draw_chain(folder: Path, chain: infer.Chain, truth: dict[str, float], settings: InferenceSettings) -> list[Path]:
+def _write_chain(folder: Path, chain: infer.Chain, truth: dict[str, float], settings: InferenceSettings) -> list[Path]:
+    """Write summary and figures of a chain, and return their paths."""
+    rows = summarise(chain)
+    known = {name: row | ({"truth": truth[name]} if name in truth else {}) for name, row in rows.items()}
+    write_rows(folder / "summary.csv", "parameter", known)
     drawn = {"traces.png": plot.traces(chain, truth=truth)}
     if chain.parameters:
         drawn["corner.png"] = plot.corner(chain, priors=settings.priors.distributions, truth=truth)
@@ -124,7 +129,7 @@ def _draw_chain(folder: Path, chain: infer.Chain, truth: dict[str, float], setti
         drawn["mixing.png"] = plot.mixing(chain, r_hat=settings.checks.r_hat, ess=settings.checks.ess)
     for name, figure in drawn.items():
         save(figure, folder / name)
-    return [folder / name for name in drawn]
+    return [folder / name for name in ("summary.csv", *drawn)]
 
 
 def _truth(data: Arrays) -> dict[str, float]:
