@@ -1,6 +1,7 @@
 """pmwd_dist: distributed, differentiable particle-mesh simulations for cosmology, on JAX."""
 
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError as _PackageNotFoundError
+from importlib.metadata import version as _version
 
 from pmwd_dist import config as config
 from pmwd_dist import infer as infer
@@ -52,6 +53,20 @@ from pmwd_dist.pm.status import Status as Status
 from pmwd_dist.report import plot as plot
 
 try:
-    __version__ = version("pmwd-dist")
-except PackageNotFoundError:  # run from a source tree that is not installed
+    __version__ = _version("pmwd-dist")
+except _PackageNotFoundError:  # run from a source tree that is not installed
     __version__ = "0+unknown"
+
+__all__ = [
+    "BullFrog", "Config", "Decomposition", "FastPM", "Growth", "GrowthTable", "LeapFrog", "ParticleMesh",
+    "Particles", "PowerSpectrum", "ReversibleAdjoint", "SimulationError", "Solution", "Status", "__version__",
+    "autotune", "cic_paint", "cic_read", "comoving_distance", "config", "cudecomp", "density", "distributed",
+    "enable_compilation_cache", "export_safety_checks", "fftfreq3d", "get_fft_output_sharding", "growth",
+    "growth_rate", "growth_table", "halo_pad", "halo_reduce", "infer", "linear_modes", "linear_power",
+    "load_snapshot", "lpt", "native_available", "nbody", "observe", "pfft3d", "pifft3d", "pirfft3d",
+    "plot", "power_spectrum", "prfft3d", "save_snapshot", "snapshot_density", "white_noise"
+]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -33,8 +33,7 @@ class Config:
         lattice must be n, 1/n or 3/2 to 1 along each axis.
       a_start, a_stop: first and last scale factor of the evolution.
       steps: number of time steps, uniform in the growth factor.
-      lpt_order: order of the initial conditions, 1 (Zel'dovich), 2 or 3 (docs/explanation/accuracy.md). Config files
-        default to 3.
+      lpt_order: order of the initial conditions, 1 (Zel'dovich), 2 or 3 (docs/explanation/accuracy.md).
       decomposition: division over devices, or its pdims; default: all devices of the program.
       halo: cells per side that a displacement may reach over a block's edge; "auto" chooses at each step
         the smallest of a few widths that holds the largest displacement.
@@ -111,6 +110,18 @@ class Config:
         for name, value in (fields | {"decomposition": decomposition}).items():
             object.__setattr__(self, name, value)
 
+    def __str__(self) -> str:
+        rows = {
+            "box": f"{_product(self.box_size)} Mpc/h",
+            "mesh": f"{_product(self.mesh_shape)} cells of {_product(self.cell_size)} Mpc/h",
+            "particles": _product(self.particle_shape),
+            "time": f"a {self.a_start:g} to {self.a_stop:g} in {self.steps} steps, from {self.lpt_order}LPT",
+            "force": f"gradient {self.gradient}, sharpening {self.sharpening}, compensated {self.compensated}",
+            "devices": f"{_product(self.decomposition.pdims)}, backend {self.decomposition.backend.name}, "
+            f"halo {self.halo}",
+        }
+        return "\n".join(f"{name:12}{text}" for name, text in rows.items())
+
     @property
     def cell_size(self) -> Vector3:
         """Side of a mesh cell along each axis [Mpc/h]."""
@@ -130,6 +141,11 @@ class Config:
     def particles_per_cell(self) -> float:
         """Mean number of particles in a mesh cell."""
         return math.prod(self.particle_shape) / math.prod(self.mesh_shape)
+
+
+def _product(numbers: Sequence[float]) -> str:
+    """Numbers along the axes, for people."""
+    return " x ".join(f"{x:g}" for x in numbers)
 
 
 def _three(value: float | Sequence[float], name: str, convert: Callable[[Any, str], T]) -> tuple[T, T, T]:

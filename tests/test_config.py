@@ -154,3 +154,14 @@ def test_pickled_with_devices_that_are_not_here(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(jax, "devices", lambda platform=None: devices)
     with pytest.raises(ValueError, match=r"cpu devices that are not here: \[2, 3\]"):
         pickle.loads(text)
+
+
+def test_a_config_prints_in_rows() -> None:
+    rows = str(pmd.Config(box_size=(8.0, 16.0, 24.0), mesh_shape=(8, 8, 6), steps=3, decomposition=(1, 1)))
+    for row in (
+        "box         8 x 16 x 24 Mpc/h",
+        "mesh        8 x 8 x 6 cells of 1 x 2 x 4 Mpc/h",
+        "time        a 0.1 to 1 in 3 steps, from 2LPT",
+        "devices     1 x 1, backend xla, halo auto",
+    ):
+        assert row in rows.splitlines()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,7 +41,9 @@ InferenceFile = Annotated[
     Path, typer.Argument(metavar="FILE", help="TOML file; `pmwd-dist template --infer` prints one.")
 ]
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.")]
-Output = Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder; default: the file's name.")]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="DIR", help="Output folder; default: the file's name.")
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the results of an earlier run.")]
 Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a key: --set box.size=500.")]
 TimeLimit = Annotated[
@@ -68,12 +71,21 @@ def command_errors() -> Generator[None]:
         raise CommandError(str(error)) from error
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        _say(f"pmwd-dist {version('pmwd-dist')}")
+        raise typer.Exit
+
+
 @app.callback()
 def options(
     traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error comes from.")] = False,
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """Options before the verb."""
-    del traceback  # `main` reads it, since it also reports errors of the command line itself
+    del traceback, show_version  # `main` reads the first, since it also reports errors of the command line itself
 
 
 @app.command()
@@ -243,7 +255,9 @@ def power(
     mesh: Annotated[
         int | None, typer.Option(min=4, max=_WIDEST, help="Cells along a side; default: the simulation's.")
     ] = None,
-    output: Annotated[Path | None, typer.Option(metavar="CSV", help="Default: beside the snapshot.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="CSV", help="Default: beside the snapshot.")
+    ] = None,
     types: Annotated[
         str | None, typer.Option(metavar="N,N,...", help="Types of particles; default: all that have masses.")
     ] = None,

@@ -129,7 +129,8 @@ def _explain(error: BaseException) -> tuple[int, list[str]]:
             pass
     if isinstance(error, _UsageError):
         usage: Any = error
-        return 2, [f"{usage.format_message()} (`pmwd-dist --help` lists all)"]
+        command = usage.ctx.command_path if usage.ctx else "pmwd-dist"
+        return 2, [f"{usage.format_message()} (`{command} --help` lists all)"]
     first = (str(error).splitlines() or [""])[0]
     if "RESOURCE_EXHAUSTED" in first or isinstance(error, MemoryError):
         return 1, ["the run failed: out of memory; use a smaller mesh, or more devices"]

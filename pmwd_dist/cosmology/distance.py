@@ -12,7 +12,7 @@ from jaxtyping import Array
 
 from pmwd_dist._jax.arrays import as_array
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to, parameters_of
-from pmwd_dist.cosmology.parameters import Cosmology
+from pmwd_dist.cosmology.parameters import Cosmology, check_numbers
 
 HUBBLE_DISTANCE = 2997.92458  # c / H0 [Mpc/h]
 
@@ -28,7 +28,11 @@ def comoving_distance(a: ArrayLike, cosmo: Cosmology | GrowthTable) -> Array:
 
     Raises:
       ValueError: the cosmology lacks a parameter, or has a component that is not modelled (`Cosmology`).
+
+    Examples:
+      >>> pmd.comoving_distance(0.5, jax_cosmo.Planck15())
     """
+    check_numbers(a, "a", "comoving_distance(a, cosmo)")
     return _comoving_distance(as_array(a, jnp.result_type(float, a)), growth_table_to(2, cosmo))
 
 

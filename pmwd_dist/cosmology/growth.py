@@ -18,7 +18,7 @@ from pmwd_dist._jax.arithmetic import rows
 from pmwd_dist._jax.arrays import as_array
 from pmwd_dist._jax.derivatives import forward_derivatives
 from pmwd_dist.cosmology import collocation
-from pmwd_dist.cosmology.parameters import Cosmology, Parameters, parameters
+from pmwd_dist.cosmology.parameters import Cosmology, Parameters, check_numbers, parameters
 
 # Nodes of the tables in ln a, including a = 1.
 _STEP = 0.02
@@ -329,6 +329,7 @@ def growth(a: ArrayLike, cosmo: Cosmology | GrowthTable) -> Array:
     Examples:
       >>> pmd.growth([0.5, 1.0], jax_cosmo.Planck15())
     """
+    check_numbers(a, "a", "growth(a, cosmo)")
     _check_tabulated(a)
     return growth_table_to(2, cosmo).D1(a)
 
@@ -338,7 +339,11 @@ def growth_rate(a: ArrayLike, cosmo: Cosmology | GrowthTable) -> Array:
 
     Raises:
       ValueError: a scale factor is larger than 2.
+
+    Examples:
+      >>> pmd.growth_rate([0.5, 1.0], jax_cosmo.Planck15())
     """
+    check_numbers(a, "a", "growth_rate(a, cosmo)")
     _check_tabulated(a)
     factors = growth_table_to(2, cosmo).at(a)
     return factors.dD1 / factors.D1

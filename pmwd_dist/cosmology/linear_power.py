@@ -16,7 +16,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arrays import as_array
 from pmwd_dist._jax.derivatives import forward_derivatives
 from pmwd_dist.cosmology.growth import GrowthTable, hermite, parameters_of
-from pmwd_dist.cosmology.parameters import Cosmology, Parameters
+from pmwd_dist.cosmology.parameters import Cosmology, Parameters, check_numbers
 
 # Nodes of integrals over P(k) [h/Mpc]; the integrand of sigma8 is negligible beyond them.
 _LOG_K = np.linspace(math.log(1e-5), math.log(50.0), 1024)
@@ -40,6 +40,7 @@ def linear_power(k: ArrayLike, cosmo: Cosmology | GrowthTable) -> Array:
       >>> k = jnp.geomspace(1e-3, 10.0, 200)
       >>> power = pmd.linear_power(k, jax_cosmo.Planck15())
     """
+    check_numbers(k, "k", "linear_power(k, cosmo)")
     return _eisenstein_hu(as_array(k), parameters_of(cosmo))
 
 

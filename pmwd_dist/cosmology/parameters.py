@@ -117,6 +117,10 @@ def parameters(cosmo: Cosmology) -> Parameters:
     """
     names = [field.name for field in fields(Parameters)]
     missing = [name for name in names if not hasattr(cosmo, name)]
+    if len(missing) == len(names):
+        constraint = f"is a {type(cosmo).__name__} and must be a cosmology, such as jax_cosmo.Planck15()"
+        remedy = "it is the second argument, as in growth(a, cosmo) or lpt(modes, cosmo, config)"
+        raise ArgumentError("cosmo", cosmo, constraint, remedy, show_value=False)
     if missing:
         raise ValueError(
             f"cosmo={type(cosmo).__name__} lacks {', '.join(missing)}; pass a jax_cosmo.Cosmology or a similar object"
@@ -126,6 +130,19 @@ def parameters(cosmo: Cosmology) -> Parameters:
         for name in sorted({*filter(_OTHERS.fullmatch, dir(cosmo))} - {*names}):
             _check_other(name, getattr(cosmo, name), cosmo)
     return found
+
+
+def check_numbers(x: Any, name: str, call: str) -> None:
+    """Raise ValueError if a cosmology, its table or a config is where numbers belong.
+
+    Args:
+      x: argument.
+      name: name of the argument.
+      call: right call, for the message.
+    """
+    if isinstance(x, eqx.Module) or hasattr(x, "Omega_c") or hasattr(x, "box_size"):
+        constraint = f"is a {type(x).__name__} and must be one or more numbers"
+        raise ArgumentError(name, x, constraint, f"call {call}", show_value=False)
 
 
 def _check_other(name: str, value: Any, cosmo: Cosmology) -> None:

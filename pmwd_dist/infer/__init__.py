@@ -37,3 +37,15 @@ from pmwd_dist.infer.samplers import nuts as nuts
 from pmwd_dist.infer.sampling import sample as sample
 from pmwd_dist.infer.tuning.loop import TuningProgress as TuningProgress
 from pmwd_dist.io.arrays import ArrayFileError as ArrayFileError
+
+__all__ = [
+    "ArrayFileError", "Chain", "Check", "Convergence", "Gaussian", "LagrangianGalaxies", "LinearField", "LogNormal",
+    "Model", "Normal", "Poisson", "Posterior", "Progress", "ShapeNoise", "Simulation", "TuningProgress", "Uniform",
+    "as_getdist", "check_fit", "check_prior", "energy_errors", "energy_table", "ess_bulk", "ess_mean", "ess_tail",
+    "evaluations_per_ess", "hmc", "load_chain", "maximise", "mclmc", "numpyro_position", "nuts", "rhat", "sample",
+    "save_arviz", "step_bias", "summary"
+]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -31,3 +31,15 @@ from pmwd_dist.observe.power import power_spectrum as power_spectrum
 from pmwd_dist.observe.power import shot_noise as shot_noise
 from pmwd_dist.observe.redshift_space import redshift_space as redshift_space
 from pmwd_dist.observe.sphere import SphericalLightCone as SphericalLightCone
+
+__all__ = [
+    "AngularPower", "Bispectrum", "CrossPower", "FlatSkyLightCone", "LagrangianBias", "Multipoles", "OnePointPDF",
+    "PowerSpectrum", "SphericalLightCone", "angular_power", "bias_weights", "bispectrum", "bispectrum_edges",
+    "convergence", "cross_power", "eulerian_bias", "expected_counts", "interlaced_density", "kaiser_multipoles",
+    "lensing_weights", "limber_power", "one_point_pdf", "power_multipoles", "power_spectrum", "redshift_space",
+    "shear", "shot_noise", "smoothed", "tracer_density", "tree_bispectrum", "weighted_overdensity"
+]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
@@ -19,22 +20,31 @@ from pmwd_dist.parallel.inputs import complex_, numbers, real
 from pmwd_dist.pm.particles import Particles
 
 _FIRST, _LAST = 1e-4, 2.0  # ends of the growth tables
+# Remedies where an argument has another kind.
+_SOURCES = {
+    "disp": "pass particles.disp",
+    "modes": "call linear_modes(noise, cosmo, config) first",
+    "noise": "call white_noise(key, config) first",
+    "particles": "use Particles(disp, vel), or call lpt(modes, cosmo, config) first",
+}
+_FIELD = "call density(particles, config) first"
 
 
 def check_config(config: Any) -> None:
     """Raise ValueError unless this is a Config."""
     if not isinstance(config, Config):
         constraint = f"is a {type(config).__name__} and must be a pmwd_dist.Config"
-        remedy = "pass the cosmology, if any, before the config"
+        remedy = "it follows the cosmology or the field, as in lpt(modes, cosmo, config)"
         raise ArgumentError("config", config, constraint, remedy, show_value=False)
 
 
-def mesh_field(field: Any, config: Config, name: str = "field", remedy: str = "pass its absolute value") -> Array:
+def mesh_field(field: Any, config: Config, name: str = "field", remedy: str = _FIELD) -> Array:
     """Check a real field on the mesh, whole or a block of a process; in single or double precision.
 
     Raises:
       ValueError: another shape, or values that are not real numbers.
     """
+    _check_array(field, name)
     field = real(field, name, remedy)
     _check_whole(field, config, name, "mesh_shape")
     return field
@@ -42,7 +52,8 @@ def mesh_field(field: Any, config: Config, name: str = "field", remedy: str = "p
 
 def lattice_field(field: Any, config: Config, name: str) -> Array:
     """Check a real field on the lattice of the particles, as `mesh_field`."""
-    field = real(field, name)
+    _check_array(field, name)
+    field = real(field, name, _SOURCES.get(name, _FIELD))
     _check_whole(field, config, name, "particle_shape")
     return field
 
@@ -54,6 +65,7 @@ def linear_modes(modes: Any, config: Config) -> Array:
       ValueError: another shape, or values that are not numbers.
     """
     check_config(config)
+    _check_array(modes, "modes")
     modes, expected = complex_(modes, "modes"), spectrum_shape(config.particle_shape, config.decomposition)
     if modes.ndim != 3 or config.decomposition.whole(modes.shape, spectrum=True) != expected:
         remedy = "make them with linear_modes and this config"
@@ -68,10 +80,11 @@ def vectors(x: Any, config: Config, name: str) -> Array:
       ValueError: another shape, or values that are not real numbers.
     """
     check_config(config)
+    _check_array(x, name)
     x, expected = real(x, name), (*config.particle_shape, 3)
     if x.ndim != 4 or (*config.decomposition.whole(x.shape[:3]), x.shape[3]) != expected:
         constraint = f"must be {expected} (particle_shape and three components)"
-        raise ArgumentError(f"{name}.shape", x.shape, constraint)
+        raise ArgumentError(f"{name}.shape", x.shape, constraint, _SOURCES.get(name, ""))
     return x
 
 
@@ -83,7 +96,8 @@ def checked_particles(particles: Any, config: Config) -> Particles:
     """
     if not isinstance(particles, Particles):
         constraint = f"is a {type(particles).__name__} and must be Particles"
-        raise ArgumentError("particles", particles, constraint, "use Particles(disp, vel)", show_value=False)
+        remedy = "pass solution.particles" if hasattr(particles, "particles") else _SOURCES["particles"]
+        raise ArgumentError("particles", particles, constraint, remedy, show_value=False)
     disp, vel = (vectors(getattr(particles, name), config, f"particles.{name}") for name in ("disp", "vel"))
     if disp.dtype == vel.dtype:
         return Particles(disp, vel)
@@ -102,6 +116,13 @@ def scale_factor(a: Any, name: str = "a") -> Any:
     if isinstance(a, int | float | np.number | np.ndarray) and not _FIRST <= float(a) <= _LAST:
         raise ArgumentError(name, a, f"must be a scale factor from {_FIRST:g} to {_LAST:g}")
     return a
+
+
+def _check_array(x: Any, name: str) -> None:
+    """Raise ValueError for a cosmology, a config, or an object that holds arrays, such as particles or a solution."""
+    if isinstance(x, eqx.Module | Config) or hasattr(x, "Omega_c"):
+        constraint = f"is a {type(x).__name__} and must be an array"
+        raise ArgumentError(name, x, constraint, _SOURCES.get(name, _FIELD), show_value=False)
 
 
 def _check_whole(x: Array, config: Config, name: str, source: str) -> None:

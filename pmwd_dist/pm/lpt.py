@@ -43,6 +43,10 @@ def lpt(
 
     Raises:
       ValueError: modes of another shape, or a scale factor outside the growth tables.
+
+    Examples:
+      >>> modes = pmd.linear_modes(pmd.white_noise(jax.random.key(0), config), cosmo, config)
+      >>> particles = pmd.lpt(modes, cosmo, config)  # at a_start
     """
     inputs.check_config(config)
     a = config.a_start if a is None else inputs.scale_factor(a)

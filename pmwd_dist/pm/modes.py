@@ -40,6 +40,9 @@ def white_noise(key: Array, config: Config, dtype: Any = None) -> Float[Array, "
 
     Raises:
       ValueError: not a key of jax.random, or not a real floating-point type.
+
+    Examples:
+      >>> noise = pmd.white_noise(jax.random.key(0), config)
     """
     inputs.check_config(config)
     if not hasattr(key, "dtype") or not (jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.dtype == jnp.uint32):
@@ -73,6 +76,9 @@ def linear_modes(
 
     Raises:
       ValueError: noise of another shape, or a table of P(k) that is too short for the box, unsorted or not positive.
+
+    Examples:
+      >>> modes = pmd.linear_modes(noise, jax_cosmo.Planck15(), config)
     """
     noise = inputs.lattice_field(noise, config, "noise")
     if linear_power is None:

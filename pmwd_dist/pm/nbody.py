@@ -50,6 +50,13 @@ class Solution(eqx.Module):
     accumulated: Any
     status: Status
 
+    def __str__(self) -> str:
+        if not self.status.readable:
+            return repr(self)
+        saved = [f"{a:.4g}" for times in jax.device_get(jax.tree.leaves(self.times)) for a in np.ravel(times)]
+        snapshots = f"; snapshots at a = {', '.join(saved)}" if saved else ""
+        return f"Solution of {self.particles.disp.size // 3} particles: {self.status}{snapshots}"
+
     def raise_if_failed(self) -> Solution:
         """This solution, or SimulationError. On the host, outside jit."""
         self.status.raise_if_failed()
@@ -95,6 +102,10 @@ def nbody(
     Raises:
       ValueError: an argument of the wrong type, particles of another shape, save times that don't rise or lie outside
         the time span, or a mesh with wrong forces (`check_force_mesh`).
+
+    Examples:
+      >>> solution = pmd.nbody(particles, cosmo, config).raise_if_failed()
+      >>> density = pmd.density(solution.particles, config)  # at a_stop
     """
     check_config(config)
     check_force_mesh(config)

@@ -44,6 +44,9 @@ def cic_paint(disp: Real[Array, "px py pz 3"], config: Config, weight: Any = 1.0
 
     Raises:
       ValueError: displacements or weights of another shape, or not real.
+
+    Examples:
+      >>> counts = pmd.cic_paint(particles.disp, config)  # particles per cell
     """
     inputs.check_config(config)
     weight = real(weight, "weight")
@@ -83,6 +86,9 @@ def cic_read(
 
     Raises:
       ValueError: displacements or a field of another shape, or not real.
+
+    Examples:
+      >>> overdensity = pmd.cic_read(density, particles.disp, config)  # at each particle
     """
     disp = inputs.vectors(disp, config, "disp")
     field = inputs.mesh_field(field, config, remedy="pass its real and its imaginary part one by one")
@@ -112,6 +118,9 @@ def density(particles: Particles, config: Config) -> Float[Array, "nx ny nz"]:
 
     Raises:
       ValueError: not Particles, or particles of another shape.
+
+    Examples:
+      >>> density = pmd.density(solution.particles, config)
     """
     return cic_paint(inputs.checked_particles(particles, config).disp, config, 1 / config.particles_per_cell)
 

@@ -9,6 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array
 
 from pmwd_dist.parallel.inputs import check_on_host
@@ -46,6 +47,17 @@ class Status(eqx.Module):
     step: Array
     max_displacement: Array
     halo: Array
+
+    def __str__(self) -> str:
+        if not self.readable:
+            return repr(self)
+        displacement = f"largest displacement {float(self.max_displacement):.2f} cells"
+        return self.message() or f"ok, {int(self.step)} steps, {displacement}"
+
+    @property
+    def readable(self) -> bool:
+        """Whether this is the status of one simulation, outside jit."""
+        return all(eqx.is_array(x) and not isinstance(x, Tracer) and x.ndim == 0 for x in jax.tree.leaves(self))
 
     def raise_if_failed(self) -> None:
         """Raise SimulationError after a failure. On the host, outside jit."""

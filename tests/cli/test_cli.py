@@ -72,9 +72,14 @@ def test_no_verb_prints_the_verbs(cli: Cli):
 def test_wrong_commands_fail(cli: Cli, file: Path):
     fails(cli("rnu", file), "rnu", "Did you mean 'run'?")
     fails(cli("run"), "FILE")
-    fails(cli("run", file, "--bogus"), "--bogus")
+    fails(cli("run", file, "--bogus"), "--bogus", "`pmwd-dist run --help` lists all")
+    fails(cli("--bogus"), "--bogus", "`pmwd-dist --help` lists all")
     fails(cli("power", "x.hdf5", "--mesh", "two"), "--mesh")
     fails(cli("power", "x.hdf5", "--mesh", "2"), "--mesh")
+
+
+def test_version(cli: Cli):
+    assert cli("--version") == (0, f"pmwd-dist {pmd.__version__}\n", "")
 
 
 def test_huge_requests_fail(cli: Cli, file: Path):
@@ -88,7 +93,7 @@ def test_huge_requests_fail(cli: Cli, file: Path):
 
 def test_names_that_are_not_utf_8_fail(cli: Cli, file: Path):
     for verb in ("run", "check"):
-        fails(cli(verb, file, "--output", "a\udcff"), "'a\\udcff': is not UTF-8; use another name", lines=1)
+        fails(cli(verb, file, "-o", "a\udcff"), "'a\\udcff': is not UTF-8; use another name", lines=1)
 
 
 def test_template_can_be_run(cli: Cli, tmp_path: Path):

@@ -67,6 +67,8 @@ def test_all_public_names_are_in_the_reference_and_functions_in_an_example(modul
     public = {name: x for name, x in vars(module).items() if not name.startswith("_") and not inspect.ismodule(x)}
     names = {name for name, x in public.items() if x.__module__.startswith("pmwd_dist")}
     assert len(names) > 12
+    assert names <= set(module.__all__)
+    assert all(hasattr(module, name) for name in module.__all__)
     assert names <= listed
     used.add("numpyro_position")  # takes NumPyro's samples: sims/infer_numpyro.py
     assert {name for name in names if inspect.isroutine(public[name])} <= used

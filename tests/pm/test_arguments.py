@@ -107,7 +107,10 @@ def test_particles_of_two_precisions_are_in_the_wider_one() -> None:
         (lambda: pmd.growth(1.0, problems.cosmology(h="high")), r"cosmo.h='high' must be one finite number"),
         (lambda: pmd.growth(1.0, problems.cosmology(w0=np.nan)), r"cosmo.w0=nan must be one finite number"),
         (lambda: pmd.growth(1.0, problems.cosmology(n_s=[1.0, 1.1])), r"cosmo.n_s=\[1.0, 1.1\] must be one finite"),
-        (lambda: pmd.growth(1.0, {}), r"cosmo=dict lacks Omega_c"),
+        (
+            lambda: pmd.growth(1.0, {}),
+            r"cosmo is a dict and must be a cosmology, such as jax_cosmo",
+        ),
         (lambda: pmd.white_noise(0, CONFIG), r"key=0 must be a key; for example jax.random.key\(0\)"),
         (lambda: pmd.white_noise(jax.random.key(0), CONFIG, int), r"dtype=.* must be a type of real floating-point"),
         (lambda: pmd.halo_pad(FIELD, 1.5, (1, 1)), r"halo=1.5 must be a whole number, 0 or more"),
@@ -122,7 +125,7 @@ def test_misuse_names_argument_value_and_remedy(call: Any, message: str) -> None
     assert "\n" not in str(caught.value)
 
 
-SWAPPED = r"config is a .* and must be a pmwd_dist.Config; pass the cosmology, if any, before the config"
+SWAPPED = r"config is a .* and must be a pmwd_dist.Config; it follows the cosmology or the field"
 
 
 @pytest.mark.parametrize(
@@ -145,6 +148,41 @@ SWAPPED = r"config is a .* and must be a pmwd_dist.Config; pass the cosmology, i
 def test_something_else_than_a_config_is_named(call: Any, config: Any) -> None:
     with pytest.raises(ValueError, match=SWAPPED):
         call(config)
+
+
+def swapped_calls() -> dict[str, Any]:
+    """Calls with one argument in the place of another, and the remedies."""
+    noise = pmd.white_noise(jax.random.key(0), CONFIG)
+    modes = pmd.linear_modes(noise, COSMO, CONFIG)
+    start = pmd.lpt(modes, COSMO, CONFIG)
+    solution, density = pmd.nbody(start, COSMO, CONFIG), pmd.density(start, CONFIG)
+    return {
+        r"a is a \w+ and must be .* numbers; call growth\(a, cosmo\)": lambda: pmd.growth(COSMO, 0.5),
+        r"call growth_rate\(a, cosmo\)": lambda: pmd.growth_rate(pmd.growth_table(COSMO), 0.5),
+        r"call comoving_distance\(a, cosmo\)": lambda: pmd.comoving_distance(COSMO, 0.5),
+        r"call linear_power\(k, cosmo\)": lambda: pmd.linear_power(CONFIG, COSMO),
+        r"cosmo is a float and must be a cosmology": lambda: pmd.growth(0.5, 0.5),
+        r"noise.dtype=complex\d+ must be real; call white_noise": lambda: pmd.linear_modes(modes, COSMO, CONFIG),
+        r"noise is a \w+ and must be an array; call white_noise": lambda: pmd.linear_modes(COSMO, noise, CONFIG),
+        r"modes.shape=.*; make them with linear_modes": lambda: pmd.lpt(noise, COSMO, CONFIG),
+        r"modes is a Particles and must be an array; call linear_modes": lambda: pmd.lpt(start, COSMO, CONFIG),
+        r"must be Particles; .* call lpt\(modes, cosmo, config\) first": lambda: pmd.nbody(modes, COSMO, CONFIG),
+        r"particles is a Solution .*; pass solution.particles": lambda: pmd.density(solution, CONFIG),
+        r"field is a Particles .*; call density\(particles, config\) first": lambda: pmd.power_spectrum(start, CONFIG),
+        r"field is a Solution .*; call density": lambda: pmd.power_spectrum(solution, CONFIG),
+        r"field is a Config .*; call density": lambda: pmd.power_spectrum(CONFIG, density),
+        r"field.dtype=complex\d+ must be real; call density": lambda: pmd.power_spectrum(modes, CONFIG),
+        r"reference is a Particles": lambda: pmd.observe.cross_power(density, start, CONFIG),
+        r"disp is a Particles and must be an array; pass particles.disp": lambda: pmd.cic_paint(start, CONFIG),
+        r"disp.shape=.*; pass particles.disp": lambda: pmd.cic_read(start.disp, density, CONFIG),
+    }
+
+
+def test_swapped_arguments_name_the_function_to_call_first() -> None:
+    for message, call in swapped_calls().items():
+        with pytest.raises(ValueError, match=message) as caught:
+            call()
+        assert "\n" not in str(caught.value)
 
 
 def test_solvers_by_name_and_save_times_as_a_list() -> None:

@@ -167,3 +167,22 @@ def test_every_code_has_a_message_and_fine_has_none() -> None:
     for code in Code:
         changed = Status(jnp.asarray(int(code)), status.step, status.max_displacement, jnp.asarray(3.0))
         assert ("step 1" in changed.message()) == (code != Code.SUCCESSFUL)
+
+
+def test_solutions_print_their_outcome(failed: tuple[pmd.Config, pmd.Solution]) -> None:
+    config, solution = failed
+    assert str(solution) == f"Solution of 512 particles: {solution.status.message()}"
+    good = pmd.nbody(wave(config), COSMO, configure(config.decomposition, halo=2), saveat=[0.5, 0.75])
+    cells = f"{float(good.status.max_displacement):.2f}"
+    assert str(good) == (
+        f"Solution of 512 particles: ok, 6 steps, largest displacement {cells} cells; snapshots at a = 0.5, 0.75"
+    )
+
+
+def test_traced_and_batched_solutions_print_their_shapes() -> None:
+    status = successful(float)
+    shapes = jax.eval_shape(lambda: successful(float))
+    batch = jax.tree.map(lambda x: jnp.stack([x, x]), status)
+    assert str(shapes) == repr(shapes)
+    assert str(batch) == repr(batch)
+    jax.jit(lambda x: (str(x) == repr(x), x)[1])(status)

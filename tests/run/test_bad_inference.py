@@ -283,7 +283,7 @@ def test_data_are_read_and_odd_ones_warned_of(tmp_path: Path) -> None:
         ),
         (["sampler.chain_devices=0"], "sampler.chain_devices = 0: must be 1 or more; for example 1"),
         (
-            ["sampler.chain_devices=2", "model.gravity=lpt"],
+            ["sampler.chain_devices=2", "model.gravity=lpt", "time.lpt_order=3"],
             "sampler.chain_devices = 2: makes 2 groups, and initial conditions of third order can't be a batch over "
             "groups; use time.lpt_order = 2, or leave it out",
         ),
@@ -303,9 +303,10 @@ def test_devices_of_a_chain_that_do_not_divide_are_named(overrides: list[str], p
 def test_all_devices_for_a_chain_are_one_group(tmp_path: Path) -> None:
     """What one batch does, of third order, too."""
     text = SMALL.replace("pdims = [1, 1]\n", "")
-    plan = plan_of(tmp_path / "run", "sampler.chain_devices=4", "model.gravity=lpt", text=text)
+    model = "model.gravity=lpt", "time.lpt_order=3"
+    plan = plan_of(tmp_path / "run", "sampler.chain_devices=4", *model, text=text)
     assert plan.chain_axis is None
-    other = plan_of(tmp_path / "run", "model.gravity=lpt", text=text)
+    other = plan_of(tmp_path / "run", *model, text=text)
     assert plan.simulation.config == other.simulation.config
     assert identity(plan) == identity(other)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import pmwd_dist as pmd
 from pmwd_dist.cosmology.linear_power import sigma_R
 from pmwd_dist.parallel import autotune_cache
 from pmwd_dist.parallel.backends.peer import Peer
@@ -286,3 +288,12 @@ def test_a_file_takes_the_backend_that_was_measured_unless_it_names_one(
     assert backend("devices.backend=cudecomp") == "cudecomp"
     record["backend"] = "peer"
     assert backend() == "peer"
+
+
+def test_config_files_have_the_defaults_of_python() -> None:
+    python = inspect.signature(pmd.Config).parameters
+    sections = [SimulationSettings.sections[name].model_fields for name in ("time", "force", "devices")]
+    shared = [(key, field.default) for fields in sections for key, field in fields.items() if key in python]
+    assert {key for key, _ in shared} >= {"a_start", "a_stop", "steps", "lpt_order", "gradient", "compensated", "halo"}
+    for key, default in shared:
+        assert default == python[key].default, key
