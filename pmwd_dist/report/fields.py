@@ -26,7 +26,7 @@ def density(field: Any, box_size: Sequence[float], *, thickness: float | None = 
     """Draw the density of a slice on a logarithmic scale, averaged along its thickness.
 
     Args:
-      field: 1 + delta of shape (nx, ny, nz), of which the planes from z = 0 on are averaged, or a mean (nx, ny).
+      field: 1 + delta, averaged over the first planes along z, shape (nx, ny, nz); or such a mean, shape (nx, ny).
       box_size: sides of the box [Mpc/h], as `config.box_size`.
       thickness: thickness of the slice [Mpc/h]; default: a tenth of the box, at least a plane.
       axes: axes; default: a new figure.

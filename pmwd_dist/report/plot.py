@@ -1,4 +1,4 @@
-"""Figures of what the library returns. Each function returns a matplotlib Figure, or draws on given axes.
+"""Figures of spectra, fields and chains. Each function returns a matplotlib Figure, or draws on given axes.
 
 Matplotlib is imported when the first figure is drawn, and no window is opened.
 """

@@ -74,7 +74,7 @@ def styled(*, outward: bool = False) -> Callable[[Callable[P, Figure]], Callable
 
 
 def make_axes(axes: Any, size: tuple[float, float], rows: int = 1, columns: int = 1, **options: Any) -> list[Axes]:
-    """The given axes, or those of a new figure without a window, row by row."""
+    """The given axes, or the axes of a new figure without a window, row by row."""
     if axes is None:
         from matplotlib.figure import Figure
 
