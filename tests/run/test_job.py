@@ -227,6 +227,8 @@ def test_beyond_the_halo_a_run_fails_and_continues_on_other_devices(tmp_path: Pa
     assert "exceeds the halo of 1 cells" in err
     assert len(err.splitlines()) == 1
     assert json.loads((folder / "run.json").read_text())["status"] == "failed"
+    page = check_page(folder / "report.html", figures=0)
+    assert "The run failed after step" in page and "exceeds the halo of 1 cells" in page
     kept = checkpoint.latest(folder)
     assert kept is not None
     step = checkpoint.meta(kept)["step"]
