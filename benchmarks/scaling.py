@@ -210,10 +210,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3, help="after the warm-up (3)")
     parser.add_argument("--json", type=Path, help="file of the machine and all records")
     parser.add_argument("--plot", type=Path, help="figure of times and efficiencies")
-    parser.add_argument("--backend", default="auto", help="peer, xla or auto (auto)")
     options = parser.parse_args(arguments)
     pmd.distributed.initialize()
-    pmd.config.update("backend", options.backend)
     if wrong := [what for what in options.cases.split(",") if what not in bench.CASES]:
         parser.error(f"--cases has {', '.join(wrong)}; known are {', '.join(bench.CASES)}")
     if max(map(int, options.devices.split(","))) > jax.device_count():
