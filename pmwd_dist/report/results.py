@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pmwd_dist.io.arrays import read_arrays, reading, write_arrays
+from pmwd_dist.io.arrays import Arrays, read_arrays, reading
 from pmwd_dist.report.tables import Table, read_table, write_table
 
 _VOLUME = "(Mpc/h)^3"
@@ -40,23 +40,6 @@ class Spectrum:
     shot_noise: float = math.nan
 
 
-@dataclass(frozen=True)
-class Slab:
-    """Density of a slab, averaged along its thickness.
-
-    Args:
-      z: redshift.
-      density: 1 + delta, shape (nx, ny).
-      sides: sides of the box along x and y [Mpc/h].
-      thickness: depth along the line of sight [Mpc/h].
-    """
-
-    z: float
-    density: np.ndarray
-    sides: tuple[float, float]
-    thickness: float
-
-
 def write_spectrum(path: Path, spectrum: Spectrum) -> None:
     """Write a spectrum as CSV with one row of names and units.
 
@@ -67,16 +50,6 @@ def write_spectrum(path: Path, spectrum: Spectrum) -> None:
     values = (spectrum.k, spectrum.power, spectrum.modes, spectrum.linear, shot_noise)
     columns = {name: x[spectrum.modes > 0] for name, x in zip(_COLUMNS, values, strict=True)}
     write_table(path, Table("", columns, {name: unit for name, unit in _COLUMNS.items() if unit}))
-
-
-def write_slab(path: Path, slab: Slab) -> None:
-    """Write a slab as an npz file, which `read_slab` reads.
-
-    Raises:
-      OSError: the file can't be written.
-    """
-    values = {"z": slab.z, "density": slab.density, "sides": slab.sides, "thickness": slab.thickness}
-    write_arrays(path, {name: np.asarray(value) for name, value in values.items()}, {})
 
 
 def read_spectra(folder: Path, names: Container[str] | None = None) -> list[Spectrum]:
@@ -98,13 +71,12 @@ def read_spectra(folder: Path, names: Container[str] | None = None) -> list[Spec
     return sorted(spectra, key=lambda spectrum: spectrum.z)
 
 
-def read_slab(path: Path) -> Slab:
-    """Read a slab from its npz file.
+def read_slab(path: Path) -> Arrays:
+    """Read the density of a slab and its redshift `z`, `sides` and `thickness` [Mpc/h] from their file.
 
     Raises:
       ArrayFileError: the file is missing or damaged, or holds something else.
     """
     found = read_arrays(path, shapes={"z": (), "sides": (2,), "thickness": ()}, remedy=_REMEDY)
     with reading(path, _REMEDY):
-        x, y = map(float, found["sides"])
-        return Slab(float(found["z"]), found["density"].astype(float), (x, y), float(found["thickness"]))
+        return found | {"density": found["density"].astype(float)}

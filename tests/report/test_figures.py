@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import h5py
 import matplotlib as mpl
@@ -10,8 +11,9 @@ import matplotlib.image
 import numpy as np
 import pytest
 
+from pmwd_dist.io.arrays import Arrays, write_arrays
 from pmwd_dist.report import plot, results
-from pmwd_dist.report.results import Slab, Spectrum
+from pmwd_dist.report.results import Spectrum
 from pmwd_dist.report.tables import Table, read_table, write_table
 from pmwd_dist.run.simulation.output import draw_slab, draw_spectra, redraw
 
@@ -22,8 +24,12 @@ def make_spectrum(z: float, bins: int = 20) -> Spectrum:
     return Spectrum(z, k, linear * (1 + k), np.round(100 * np.arange(1, bins + 1) ** 2.0), linear, 27.0)
 
 
-def make_slab(z: float = 0.0, shape: tuple[int, int] = (16, 16), sides: tuple[float, float] = (64.0, 64.0)) -> Slab:
-    return Slab(z, np.random.default_rng(0).lognormal(-0.5, 1.0, shape), sides, 8.0)
+def slab_of(*values: Any) -> Arrays:
+    return dict(zip(("z", "density", "sides", "thickness"), map(np.asarray, values), strict=True))
+
+
+def make_slab(z: float = 0.0, shape: tuple[int, int] = (16, 16), sides: tuple[float, float] = (64.0, 64.0)) -> Arrays:
+    return slab_of(z, np.random.default_rng(0).lognormal(-0.5, 1.0, shape), sides, 8.0)
 
 
 def test_spectrum_survives_its_file(tmp_path: Path):
@@ -51,10 +57,10 @@ def test_bins_without_modes_are_left_out(tmp_path: Path):
 
 def test_slab_survives_its_file(tmp_path: Path):
     slab = make_slab(0.25, (8, 12), (32.0, 48.0))
-    results.write_slab(tmp_path / "density_z0.250.npz", slab)
+    write_arrays(tmp_path / "density_z0.250.npz", slab, {})
     read = results.read_slab(tmp_path / "density_z0.250.npz")
-    np.testing.assert_array_equal(read.density, slab.density)
-    assert (read.z, read.sides, read.thickness) == (0.25, (32.0, 48.0), 8.0)
+    np.testing.assert_array_equal(read["density"], slab["density"])
+    assert (read["z"], read["sides"].tolist(), read["thickness"]) == (0.25, [32.0, 48.0], 8.0)
 
 
 @pytest.mark.parametrize("count", [1, 9])
@@ -90,12 +96,12 @@ def test_slabs_are_drawn(tmp_path: Path, shape: tuple[int, int], sides: tuple[fl
 
 @pytest.mark.parametrize("density", [np.ones((8, 8)), np.zeros((8, 8)), 1 + 1e-3 * np.eye(8)])
 def test_fields_with_little_to_see_are_drawn(tmp_path: Path, density: np.ndarray):
-    draw_slab(tmp_path / "density.png", Slab(9.0, density, (64.0, 64.0), 8.0))
+    draw_slab(tmp_path / "density.png", slab_of(9.0, density, (64.0, 64.0), 8.0))
 
 
 def test_redraw_draws_all_that_is_there(tmp_path: Path):
     results.write_spectrum(tmp_path / "power_z0.000.csv", make_spectrum(0.0))
-    results.write_slab(tmp_path / "density_z0.000.npz", make_slab())
+    write_arrays(tmp_path / "density_z0.000.npz", make_slab(), {})
     assert [path.name for path in redraw(tmp_path)] == ["power.png", "density_z0.000.png"]
 
 
@@ -131,7 +137,7 @@ def test_slabs_that_are_made_up_are_refused(tmp_path: Path, changes: dict[str, n
 
 
 def test_damaged_slabs_are_refused_or_the_same(tmp_path: Path):
-    results.write_slab(tmp_path / "whole.npz", make_slab())
+    write_arrays(tmp_path / "whole.npz", make_slab(), {})
     whole, rng = (tmp_path / "whole.npz").read_bytes(), np.random.default_rng(0)
     refused = 0
     for _ in range(100):
@@ -143,7 +149,7 @@ def test_damaged_slabs_are_refused_or_the_same(tmp_path: Path):
         except ValueError:
             refused += 1
         else:
-            np.testing.assert_array_equal(slab.density, make_slab().density)
+            np.testing.assert_array_equal(slab["density"], make_slab()["density"])
     assert refused > 80
 
 

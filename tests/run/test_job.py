@@ -80,8 +80,8 @@ def test_power_follows_linear_theory_on_large_scales(finished: tuple[Path, Event
     growth = late.power[0] / early.power[0]
     assert growth == pytest.approx(late.linear[0] / early.linear[0], rel=0.3)
     slab = results.read_slab(finished[0] / "density_z0.000.npz")
-    assert slab.density.shape == (8, 8)
-    assert slab.thickness == 8.0
+    assert slab["density"].shape == (8, 8)
+    assert slab["thickness"] == 8.0
 
 
 @pytest.mark.usefixtures("no_figures")

@@ -15,6 +15,7 @@ from jax import Array
 
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import growth
+from pmwd_dist.io.arrays import Arrays, write_arrays
 from pmwd_dist.io.snapshot import save_snapshot
 from pmwd_dist.observe.power import power_spectrum, shot_noise
 from pmwd_dist.observe.sheet import slab_density
@@ -80,7 +81,7 @@ def write_output(
             results.write_spectrum(folder / f"power_{label}.csv", spectrum)
             draw_spectra(folder / "power.png", results.read_spectra(folder, manifest.files(folder)))
             if slab is not None:
-                results.write_slab(folder / f"density_{label}.npz", slab)
+                write_arrays(folder / f"density_{label}.npz", slab, {})
                 draw_slab(folder / f"density_{label}.png", slab)
             for name, table in tables.items():
                 csv, png = (folder / file for file in chosen[name].file_names(name, z))
@@ -152,14 +153,14 @@ def draw_spectra(path: Path, spectra: Sequence[results.Spectrum]) -> None:
     save(plot.power(spectra, [spectrum.linear for spectrum in spectra], labels=labels, shot_noise=noise), path)
 
 
-def draw_slab(path: Path, slab: results.Slab) -> None:
+def draw_slab(path: Path, slab: Arrays) -> None:
     """Draw the density of a slab.
 
     Raises:
       OSError: the figure can't be written.
     """
-    figure = plot.density(slab.density, slab.sides)
-    title = f"redshift {slab.z:.3g}, mean over $0 < z < {slab.thickness:.3g}$ Mpc/$h$"
+    figure = plot.density(slab["density"], slab["sides"].tolist())
+    title = f"redshift {slab['z']:.3g}, mean over $0 < z < {slab['thickness']:.3g}$ Mpc/$h$"
     figure.axes[0].set_title(title, fontsize=15, pad=10)
     save(figure, path)
 
@@ -189,7 +190,7 @@ def measure(density: Array, simulation: SimulationSetup, z: float) -> results.Sp
     return results.Spectrum(z, k, power, modes, linear, shot_noise(simulation.config))
 
 
-def project(particles: Particles, density: Array, config: Config, thickness: float, z: float) -> results.Slab | None:
+def project(particles: Particles, density: Array, config: Config, thickness: float, z: float) -> Arrays | None:
     """Mean density of a slab at the lower end of the z axis; None if its thickness is zero.
 
     The density of the phase-space sheet; the density of the particles if a tracer of the sheet is beyond the halo.
@@ -202,7 +203,8 @@ def project(particles: Particles, density: Array, config: Config, thickness: flo
     if not np.isfinite(image).all():
         mean = jax.jit(lambda x: jnp.mean(x[:, :, :planes], 2), out_shardings=config.decomposition.replicated)
         image = np.asarray(mean(density))
-    return results.Slab(z, image, config.box_size[:2], planes * cell)
+    values = {"z": z, "density": image, "sides": config.box_size[:2], "thickness": planes * cell}
+    return {name: np.asarray(value) for name, value in values.items()}
 
 
 def _check(values: np.ndarray, what: str, cause: str) -> None:
