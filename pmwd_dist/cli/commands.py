@@ -20,7 +20,7 @@ from pmwd_dist.parallel import autotune as tuner
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import SharedError, raise_on_all_processes
 from pmwd_dist.run.common.fingerprint import compare_processes
-from pmwd_dist.run.common.folder import CONFIG, finished, prepare_folder
+from pmwd_dist.run.common.folder import CONFIG, finished, prepare_folder, state
 from pmwd_dist.run.common.job import Job, execute
 from pmwd_dist.run.common.lock import folder_lock
 from pmwd_dist.run.inference.plan import START, InferenceJob
@@ -221,10 +221,13 @@ def template(
 
 
 @app.command()
-def doctor() -> None:
-    """List versions, devices, native ops, MPI, compiled programs, cores and memory."""
+def doctor(folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="Folder of a run.")] = None) -> None:
+    """List versions, devices, native ops, MPI, compiled programs, cores and memory, and the state of a run."""
     _start()
     _say(*report_lines())
+    if folder is not None:
+        with command_errors():
+            _say(f"run         {folder}: {state(folder)}")
 
 
 @app.command()
@@ -330,6 +333,7 @@ def _start() -> None:
         raise CommandError(" ".join(str(error).split())) from error
     try:
         jax.devices()
+        distributed.first_collective()
     except Exception as error:  # an assertion of JAX, or what follows it, where no plugin has these platforms
         settings: Any = jax.config
         asked = f"JAX_PLATFORMS={settings.jax_platforms}: " if settings.jax_platforms else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from importlib.util import find_spec
 
 import jax
@@ -33,12 +34,15 @@ def report_lines() -> list[str]:
 
 
 def _devices() -> list[str]:
-    lines = []
+    own = []
     for device in jax.local_devices():
         limit = (device.memory_stats() or {}).get("bytes_limit")
-        lines.append(f"device      {device} ({device.device_kind})" + (f", {size(limit)}" if limit else ""))
-    if jax.process_count() > 1:
-        lines.append(f"processes   {jax.process_count()}, with {jax.device_count()} devices in all")
+        own.append(f"{device} ({device.device_kind})" + (f", {size(limit)}" if limit else ""))
+    if jax.process_count() == 1:
+        lines = [f"device      {text}" for text in own]
+    else:
+        each = distributed.exchange(f"{socket.gethostname()}: {', '.join(own)}")
+        lines = [f"process {i:<3} {text}" for i, text in enumerate(each)]
     if jax.device_count() > 1:
         reason = Peer().unavailable_reason(Decomposition(backend="xla"))
         lines.append("slabs       " + ("peer: the GPUs' copy engines" if reason is None else f"xla; peer {reason}"))

@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import socket
+import sys
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -122,6 +123,21 @@ def communicator() -> Any:
 def host_key() -> str | None:
     """A name that the processes of this program have in common; None unless `initialize` found them all on one host."""
     return _host_key
+
+
+def first_collective() -> None:
+    """Connect all processes, without the lines that Gloo prints about it on CPUs. Collective."""
+    if jax.process_count() == 1:
+        return
+    sys.stdout.flush()
+    saved, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    try:
+        barrier("start")
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)
+        os.close(nowhere)
 
 
 def is_main() -> bool:

@@ -146,3 +146,24 @@ def test_a_run_in_use_does_not_resume(copied: Path, capsys: pytest.CaptureFixtur
     (line,) = capsys.readouterr().err.splitlines()
     assert f"process {os.getpid()} on " in line
     assert checkpoint.latest(copied) is not None
+
+
+def test_a_run_that_was_killed_is_recognised(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    plan = make(tmp_path / "run", "output.redshifts=0", "output.slice_thickness=0", 'output.snapshot="none"')
+    with pytest.raises(Interrupted) as ended:
+        execute(plan, Events(1, signal.SIGUSR1))  # as a launcher forwards it
+    assert ended.value.signal_number == signal.SIGUSR1
+    assert command("doctor", plan.folder) == 0
+    assert f"run         {plan.folder}: interrupted; go on with" in capsys.readouterr().out
+    run = plan.folder / "run.json"
+    run.write_text(run.read_text().replace('"interrupted"', '"running"'))  # it could not write its end
+    assert command("doctor", plan.folder) == 0
+    assert ": was killed; go on with `pmwd-dist resume" in capsys.readouterr().out
+    with folder_lock(plan.folder):
+        assert command("doctor", plan.folder) == 0
+        assert f"process {os.getpid()} on" in capsys.readouterr().out
+    events = Events()
+    execute(resumed(plan.folder), events, resume=True)
+    assert any("the last start was killed" in event.text for event in events)
+    assert command("doctor", plan.folder) == 0
+    assert ": finished" in capsys.readouterr().out

@@ -96,10 +96,32 @@ def finished(folder: Path) -> bool:
     manifest.identity(folder)
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{folder}: not the folder of a run, it has no {CONFIG}")
+    return status_of(folder) == "finished"
+
+
+def status_of(folder: Path) -> str:
+    """Status of the last start of a run: running, finished, interrupted, failed, or unknown before it wrote one."""
     try:
-        return bool(json.loads((folder / RUN).read_text(encoding="utf-8"))["status"] == "finished")
+        return str(json.loads((folder / RUN).read_text(encoding="utf-8"))["status"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return False  # it was stopped before it wrote a whole one
+        return "unknown"
+
+
+def state(folder: Path) -> str:
+    """State of a run, with the remedy where it has ended early.
+
+    Raises:
+      ValueError: the folder is not one of a run.
+    """
+    if finished(folder):
+        return "finished"
+    try:
+        with folder_lock(folder):
+            status = status_of(folder)
+    except ValueError as error:
+        return str(error).removeprefix(f"{folder}: ").split(";")[0]
+    ended = "was killed" if status == "running" else status
+    return f"{ended}; go on with `pmwd-dist resume {folder}`"
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from pmwd_dist._memory import size
 from pmwd_dist.parallel import distributed
 from pmwd_dist.run.common.deadline import Clock, CompilationTime
 from pmwd_dist.run.common.fingerprint import versions
-from pmwd_dist.run.common.folder import REPORT, Listener, Log, hold_folder
+from pmwd_dist.run.common.folder import REPORT, Listener, Log, hold_folder, status_of
 from pmwd_dist.run.common.report import write_report
 from pmwd_dist.run.common.resources import peak_memory
 from pmwd_dist.run.common.signals import Interrupted, StopRequest, stop_requests
@@ -212,8 +212,11 @@ def execute(
     began = time.perf_counter() if began is None else began
     with stop_requests() as stop, hold_folder(job, resume=resume), CompilationTime() as compilation:
         checkpoint = job.find_checkpoint() if resume else None
+        killed = resume and status_of(job.folder) == "running"  # and nobody holds the folder
         log = Log(job.folder, listener)
         log("start", "\n".join(job.lines()), resumed=resume, **job.describe())
+        if killed:
+            log.warn("the last start was killed; this one goes on from its last checkpoint or chunk, if there is one")
         status, reason = "failed", dict[str, str]()
         try:
             job.work(log, Control(job.folder, stop, began, time_limit, compilation), checkpoint)

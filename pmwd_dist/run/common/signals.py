@@ -44,12 +44,15 @@ class StopRequest:
 
 @contextmanager
 def stop_requests() -> Generator[StopRequest]:
-    """Catch SIGINT, SIGTERM and SIGHUP in a StopRequest; outside the main thread, which alone can, catch nothing."""
+    """Catch signals that ask to stop in a StopRequest; outside the main thread, which alone can, catch nothing.
+
+    Launchers forward SIGUSR1 and SIGUSR2 alone without killing the processes a moment later.
+    """
     stop = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    numbers = [signal.SIGINT, signal.SIGTERM]
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it
         numbers.append(signal.SIGHUP)
     before = [signal.signal(number, stop.handle) for number in numbers]
