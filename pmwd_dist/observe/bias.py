@@ -79,7 +79,7 @@ def bias_weights(
     if not isinstance(bias, LagrangianBias):
         constraint = f"is a {type(bias).__name__} and must be a LagrangianBias"
         raise ArgumentError("bias", bias, constraint, "use LagrangianBias(b1=1.0)", show_value=False)
-    modes = inputs.linear_modes(modes, config)
+    modes = inputs.checked_modes(modes, config)
     a = config.a_stop if a is None else inputs.scale_factor(a)
     radius = _checked_smoothing(smoothing, bias)
     used = tuple(name for name in ("b1", *_NONLINEAR) if not _is_zero(getattr(bias, name)))

@@ -72,7 +72,7 @@ class UndoDrift(NamedTuple):
 
 def undo_kick(
     disp: Float[Array, "px py pz 3"],
-    vel: Float[Array, "px py pz 3"],
+    momenta: Float[Array, "px py pz 3"],
     ct_disp: Float[Array, "px py pz 3"],
     ct_vel: Float[Array, "px py pz 3"],
     fields: Float[Array, "mx my mz 3"],
@@ -83,7 +83,7 @@ def undo_kick(
 
     Args:
       disp: displacements of the particles where the force acts.
-      vel: integer momenta after the kick.
+      momenta: integer momenta after the kick.
       ct_disp: cotangents of the displacements after the drift at the end.
       ct_vel: cotangents of the momenta after the drift at the end.
       fields: force on the mesh.
@@ -98,12 +98,12 @@ def undo_kick(
     """
     reference = partial(_undo_kick_reference, geometry=geometry)
     run = with_derivatives_of(reference, _undo_kick_p, geometry=geometry, resolution=1.0)
-    return run(disp, vel, ct_disp, ct_vel, fields, jnp.stack(barrier(tuple(coefficients))))
+    return run(disp, momenta, ct_disp, ct_vel, fields, jnp.stack(barrier(tuple(coefficients))))
 
 
 def undo_drift(
     disp: Float[Array, "px py pz 3"],
-    vel: Float[Array, "px py pz 3"],
+    momenta: Float[Array, "px py pz 3"],
     ct_disp: Float[Array, "px py pz 3"],
     ct_vel: Float[Array, "px py pz 3"],
     field: Float[Array, "mx my mz"],
@@ -116,7 +116,7 @@ def undo_drift(
 
     Args:
       disp: displacements of the particles where the force acts.
-      vel: integer momenta before the kick.
+      momenta: integer momenta before the kick.
       ct_disp: cotangents of the displacements, from `undo_kick`.
       ct_vel: cotangents of the momenta, from `undo_kick`.
       field: cotangent of the painted mesh.
@@ -130,7 +130,7 @@ def undo_drift(
     """
     reference = partial(_undo_drift_reference, geometry=geometry, resolution=resolution)
     run = with_derivatives_of(reference, _undo_drift_p, geometry=geometry, resolution=resolution)
-    return run(disp, vel, ct_disp, ct_vel, field[..., None], jnp.stack(barrier(tuple(coefficients))))
+    return run(disp, momenta, ct_disp, ct_vel, field[..., None], jnp.stack(barrier(tuple(coefficients))))
 
 
 def undo_drift_and_kick(
@@ -163,32 +163,32 @@ def undo_drift_and_kick(
     return run(*particles, field[..., None], fields, jnp.stack(barrier((*drift, *kick))))
 
 
-def drifted_back(disp: Array, vel: Array, coefficients: UndoDrift, resolution: float) -> Array:
+def drifted_back(disp: Array, momenta: Array, coefficients: UndoDrift, resolution: float) -> Array:
     """Displacements before both drifts."""
-    c, p = coefficients, momentum(vel, coefficients.before)
+    c, p = coefficients, momentum(momenta, coefficients.before)
     disp = disp + resolution * round_straight_through(c.first_q * p)
     return disp + resolution * round_straight_through(c.last_q * p)
 
 
 def _undo_kick_reference(
-    disp: Array, vel: Array, ct_disp: Array, ct_vel: Array, fields: Array, step: Array, *, geometry: Geometry
+    disp: Array, momenta: Array, ct_disp: Array, ct_vel: Array, fields: Array, step: Array, *, geometry: Geometry
 ) -> tuple[Array, Array, Array, Array]:
     c = UndoKick(*step)
     force, pull = jax.vjp(lambda disp: read(disp, fields, geometry)[..., 0, :], disp)
-    kicked = momentum(vel, c.after)
+    kicked = momentum(momenta, c.after)
     ends = jnp.sum(ct_disp * kicked)
     ct_vel = ct_vel + c.last * ct_disp
     force = jnp.where(c.good != 0, force, 0)
     kick = c.kick * force
-    vel = pack(count(vel) - rounded(kick)[0], (kicked / c.after - kick) * c.before)
+    momenta = pack(count(momenta) - rounded(kick)[0], (kicked / c.after - kick) * c.before)
     ct_disp = ct_disp + jnp.where(c.good != 0, c.weight * pull(ct_vel)[0], 0)
-    sums = jnp.stack([jnp.sum(ct_vel * force), jnp.sum(ct_vel * momentum(vel, c.before)), ends])
-    return vel, ct_disp, ct_vel, sums
+    sums = jnp.stack([jnp.sum(ct_vel * force), jnp.sum(ct_vel * momentum(momenta, c.before)), ends])
+    return momenta, ct_disp, ct_vel, sums
 
 
 def _undo_drift_reference(
     disp: Array,
-    vel: Array,
+    momenta: Array,
     ct_disp: Array,
     ct_vel: Array,
     field: Array,
@@ -201,18 +201,18 @@ def _undo_drift_reference(
     values, pull = jax.vjp(lambda disp: read(disp, field, geometry), disp)
     ct_disp = ct_disp + jnp.where(c.good != 0, c.weight * pull(jnp.ones_like(values))[0], 0)
     ct_vel = c.scale * ct_vel - c.first_q * resolution * ct_disp
-    total = jnp.sum(ct_disp * momentum(vel, c.before))[None]
-    return drifted_back(disp, vel, c, resolution), ct_disp, ct_vel, total
+    total = jnp.sum(ct_disp * momentum(momenta, c.before))[None]
+    return drifted_back(disp, momenta, c, resolution), ct_disp, ct_vel, total
 
 
 def _undo_drift_and_kick_reference(
     *operands: Array, geometry: Geometry, resolution: float
 ) -> tuple[Array, Array, Array, Array, Array]:
-    disp, vel, ct_disp, ct_vel, field, fields, steps = operands
+    disp, momenta, ct_disp, ct_vel, field, fields, steps = operands
     first, second = jnp.split(steps, [len(UndoDrift._fields)])
     q: Any = {"geometry": geometry, "resolution": resolution}
-    disp, ct_disp, ct_vel, of_drift = _undo_drift_reference(disp, vel, ct_disp, ct_vel, field, first, **q)
-    out = _undo_kick_reference(disp, vel, ct_disp, ct_vel, fields, second, geometry=geometry)
+    disp, ct_disp, ct_vel, of_drift = _undo_drift_reference(disp, momenta, ct_disp, ct_vel, field, first, **q)
+    out = _undo_kick_reference(disp, momenta, ct_disp, ct_vel, fields, second, geometry=geometry)
     return disp, *out[:3], jnp.concatenate([of_drift, out[3]])
 
 

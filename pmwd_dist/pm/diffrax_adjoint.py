@@ -1,4 +1,4 @@
-"""The reversible adjoint: derivatives of a simulation at the memory of one step."""
+"""The reversible adjoint, at the memory of one step: `evolve_and_save` for `nbody`, and a class for diffrax."""
 
 from __future__ import annotations
 

@@ -28,10 +28,10 @@ from pmwd_dist.pm.paint import block_geometry, max_displacement_block, paint_blo
 def acceleration(
     disp: Float[Array, "nx ny nz 3"], config: Config
 ) -> tuple[Float[Array, "nx ny nz 3"], Float[Array, ""]]:
-    """-grad phi at the particles, with laplacian phi = delta.
+    """-grad phi at the particles, with laplacian phi = delta: painted, solved in Fourier space, and read.
 
-    With the default gradient both cloud-in-cell windows are deconvolved (Hockney & Eastwood 1988, ch. 5).
-    `fourier.lattice_window` filters meshes that are finer than the particle lattice. `fourier.inverse_force_laplacian`
+    With the default gradient the Green's function deconvolves both cloud-in-cell windows (Hockney & Eastwood 1988,
+    ch. 5). `fourier.lattice_window` filters meshes that are finer than the lattice. `fourier.inverse_force_laplacian`
     corrects for the differences with 3 cells for 2 particles, and with `config.compensated` for differences and aliases
     on any mesh. `config.sharpening` strengthens the force near the scale of the mesh.
 

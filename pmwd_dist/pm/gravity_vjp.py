@@ -185,7 +185,7 @@ def _kick(config: Config, max_displacement: Array, state: State, undo: UndoKick,
     if entry is None:
         force, sources = padded_force, force_meshes(state.disp, max_displacement, config)
     else:
-        force, sources = potential_cache.padded_force, potential_cache.sources(entry, config)
+        force, sources = potential_cache.cached_force, potential_cache.sources(entry, config)
 
     def run(halo: int, state: State, undo: UndoKick, sources: Sequence[Array]) -> tuple[Any, ...]:
         fields = force(config, halo, *sources)
@@ -226,7 +226,7 @@ def _drift_and_kick(config: Config, entry: Entry, max_displacement: Array, pendi
     def run(halo: int, pending: Pending, undo: UndoKick, sources: Sequence[Array]) -> tuple[Any, ...]:
         geometry, q = block_geometry(config, halo), resolution(config, pending.mesh.dtype)
         # In this order one halo is freed before the next.
-        fields, mesh = barrier((potential_cache.padded_force(config, halo, *sources), pending.mesh))
+        fields, mesh = barrier((potential_cache.cached_force(config, halo, *sources), pending.mesh))
         padded = pad_block(mesh, halo + 1, config.decomposition)
         *state, sums = undo_drift_and_kick(pending.state, padded, fields, pending.drifts, undo, geometry, resolution=q)
         return State(*state), sums, _force_transpose(config, halo, state[0], state[3])

@@ -58,7 +58,7 @@ def lattice_field(field: Any, config: Config, name: str) -> Array:
     return field
 
 
-def linear_modes(modes: Any, config: Config) -> Array:
+def checked_modes(modes: Any, config: Config) -> Array:
     """Check the complex modes of a field on the lattice, in the layout of `prfft3d`.
 
     Raises:

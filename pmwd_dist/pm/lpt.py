@@ -51,7 +51,7 @@ def lpt(
     inputs.check_config(config)
     a = config.a_start if a is None else inputs.scale_factor(a)
     table = growth_table_to(config.lpt_order, cosmo)
-    return _lpt(inputs.linear_modes(modes, config), table, as_array(a, table.factors.dtype), config)
+    return _lpt(inputs.checked_modes(modes, config), table, as_array(a, table.factors.dtype), config)
 
 
 @partial(jax.jit, static_argnames="config")

@@ -127,7 +127,7 @@ def test_steps_from_the_host_are_those_of_nbody_to_the_bit(pdims: tuple[int, int
         schedule = host.make_schedule(table, step_times(table, config, save=saves), config, solver)
         for rests in (False, True):
             particles = exact(initial(config, cosmo), config)
-            moved = host.begin(particles, successful(schedule.times.dtype), schedule, 0, config)
+            moved = host.first_drift(particles, successful(schedule.times.dtype), schedule, 0, config)
             for done in (1, 2, 3):
                 moved = host.advance(moved, schedule, done - 1, config)
                 index = np.flatnonzero(np.isclose(expected.times, schedule.times[done], rtol=1e-6))
@@ -137,7 +137,7 @@ def test_steps_from_the_host_are_those_of_nbody_to_the_bit(pdims: tuple[int, int
                     for saved in index:
                         np.testing.assert_array_equal(particles.disp, expected.snapshots.disp[saved])
                         np.testing.assert_array_equal(particles.vel, expected.snapshots.vel[saved])
-                    moved = host.begin(rest, moved.status, schedule, done, config)
+                    moved = host.first_drift(rest, moved.status, schedule, done, config)
             np.testing.assert_array_equal(particles.disp, expected.particles.disp)
             np.testing.assert_array_equal(particles.vel, expected.particles.vel)
             assert particles.vel.dtype == schedule.times.dtype

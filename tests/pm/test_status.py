@@ -69,7 +69,7 @@ def test_a_step_from_the_host_that_fails_leaves_the_particles(failed: tuple[pmd.
     """To the bit, and further steps change nothing; the first failure stays."""
     config, solution = failed
     schedule = host.make_schedule(pmd.growth_table(COSMO), step_times(COSMO, config), config, pmd.BullFrog())
-    moved = host.begin(exact(wave(config), config), successful(), schedule, 0, config)
+    moved = host.first_drift(exact(wave(config), config), successful(), schedule, 0, config)
     for done in range(6):
         if moved.status.code == Code.SUCCESSFUL:
             moved = host.advance(moved, schedule, done, config)

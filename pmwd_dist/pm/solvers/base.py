@@ -110,7 +110,7 @@ class SplitSolver(diffrax.AbstractSolver[Any]):
     def step(
         self, terms: Any, t0: Any, t1: Any, y0: Particles, args: GrowthTable, solver_state: Status, made_jump: Any
     ) -> tuple[Particles, None, dict[str, Any], Status, Any]:
-        """One step; backwards in time, the inverse of the forward step between the same scale factors."""
+        """One floating-point step for diffrax, and its inverse backwards in time; `nbody` uses `stepping.step.step`."""
         del made_jump
         # diffeqsolve wraps the term, with the direction of time; without it, solvers get the bare term.
         direction = getattr(terms, "direction", 1)

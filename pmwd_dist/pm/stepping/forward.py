@@ -21,7 +21,7 @@ from pmwd_dist.pm.solvers import Coefficients
 from pmwd_dist.pm.status import Code, Status, successful
 from pmwd_dist.pm.stepping import potential_cache
 from pmwd_dist.pm.stepping.potential_cache import Entry
-from pmwd_dist.pm.stepping.step import Moved, all_steps, at_step_end, begin, ended, first_drifts, step
+from pmwd_dist.pm.stepping.step import Moved, all_steps, at_step_end, ended, first_drift, first_drifts, step
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def _begin(
     drifts = first_drifts(steps)
     at_start = particles.with_unit(steps.unit0[0])
     saved = tuple(_buffers(save, inputs, at_start) for save in saves)
-    moved = begin(particles, drifts[0], steps.unit0[0], successful(particles.disp.dtype), config)
+    moved = first_drift(particles, drifts[0], steps.unit0[0], successful(particles.disp.dtype), config)
     carry = moved, saved, _zero(accumulate, inputs, at_start)
     carry = jax.tree.map(lambda x: unify_varying(x, particles.disp)[0], carry)
     cache = potential_cache.empty(stored, moved.particles.disp, config)

@@ -29,7 +29,7 @@ from pmwd_dist.pm.stepping.step import (
     step,
     unit_after,
 )
-from pmwd_dist.pm.stepping.step import begin as first_drift
+from pmwd_dist.pm.stepping.step import first_drift as _first_drift
 
 
 @partial(jax.jit, static_argnames="config")
@@ -78,7 +78,9 @@ def _schedule(table: GrowthTable, times: Array, coefficients: Coefficients, conf
 
 
 @partial(jax.jit, static_argnames="config", donate_argnames="particles")
-def begin(particles: ExactParticles, status: Status, schedule: StepSchedule, done: ArrayLike, config: Config) -> Moved:
+def first_drift(
+    particles: ExactParticles, status: Status, schedule: StepSchedule, done: ArrayLike, config: Config
+) -> Moved:
     """Take the drift at the start of the next step; donates the particles.
 
     Args:
@@ -88,7 +90,7 @@ def begin(particles: ExactParticles, status: Status, schedule: StepSchedule, don
       done: number of completed steps.
       config: the simulation.
     """
-    return first_drift(particles, schedule.drifts[done], unit_after(jnp.asarray(done), schedule.steps), status, config)
+    return _first_drift(particles, schedule.drifts[done], unit_after(jnp.asarray(done), schedule.steps), status, config)
 
 
 def advance(moved: Moved, schedule: StepSchedule, done: ArrayLike, config: Config) -> Moved:

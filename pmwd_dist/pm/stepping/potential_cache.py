@@ -137,14 +137,14 @@ def updated(entry: Entry, meshes: Sequence[Array]) -> tuple[Array, ...]:
 
 
 def sources(entry: Entry, config: Config) -> tuple[Array, ...]:
-    """Operands of `padded_force`: the force meshes of a step, or the cache itself if they are read in place."""
+    """Operands of `cached_force`: the force meshes of a step, or the cache itself if they are read in place."""
     if _in_place(config):
         return *entry.potentials, entry.slot
     bits = (jax.lax.dynamic_index_in_dim(b, entry.slot, keepdims=False) for b in entry.potentials)
     return tuple(jax.lax.bitcast_convert_type(b, np.dtype(f"float{8 * b.dtype.itemsize}")) for b in bits)
 
 
-def padded_force(config: Config, halo: int, *sources: Array) -> Array:
+def cached_force(config: Config, halo: int, *sources: Array) -> Array:
     """`gravity.padded_force` from the cache; not differentiable."""
     if _in_place(config):
         potentials, index = sources

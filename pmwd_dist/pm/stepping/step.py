@@ -29,7 +29,8 @@ from pmwd_dist.pm.status import Code, Status, failure
 from pmwd_dist.pm.stepping import potential_cache
 from pmwd_dist.pm.stepping.potential_cache import Entry
 
-# Range of the grid of the logarithm log2 of the scale of the momenta, so that its sums are exact, too: scales below 16.
+# Sums of log_scale stay below this: the momenta are scaled by less than 2^4 = 16. On a grid of this range the sums are
+# exact in any order, so that the units of the momenta have the same bits in every program.
 _LARGEST_LOG = 4.0
 
 
@@ -99,7 +100,7 @@ def first_drifts(step: Step) -> Array:
     return jnp.where(_finite(step), step.first, 0)
 
 
-def begin(particles: ExactParticles, drift: Array, unit: Array, status: Status, config: Config) -> Moved:
+def first_drift(particles: ExactParticles, drift: Array, unit: Array, status: Status, config: Config) -> Moved:
     """Take the drift at the start of a step.
 
     Args:

@@ -1,4 +1,4 @@
-"""One simulation as a resumable job: from a plan to a folder of results."""
+"""The loop of a simulation: runs the plan, a `SimulationJob` of `plan.py`, and resumes it from a checkpoint."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Progress:
         done = np.int32(self.step)
         moved = self.position
         if not isinstance(moved, Moved):
-            self.position = moved = host.begin(moved, self.status, self.schedule, done, self.config)
+            self.position = moved = host.first_drift(moved, self.status, self.schedule, done, self.config)
         if cone is None or self.shells is None:
             moved = host.advance(moved, self.schedule, done, self.config)
         else:

@@ -1,4 +1,4 @@
-"""Memory of a run on the current devices: XLA's plans of its programs, which are compiled as the run does."""
+"""Memory of a run on the current devices, by XLA's plans of its compiled programs; `planning` counts it for others."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _step_program(simulation: SimulationSetup, times: Sequence[float], config: C
     small = _like((successful(vectors.dtype), schedule), config)
     one = jnp.zeros((1, 1, 1, 3), vectors.dtype)
     particles = jax.tree.map(lambda _: vectors, ExactParticles(one, one))
-    moved = jax.eval_shape(partial(host.begin, config=config), particles, *small, done)
+    moved = jax.eval_shape(partial(host.first_drift, config=config), particles, *small, done)
     rest = _like(moved._replace(particles=()), config)
     # The programs themselves: compiled within others they would be other ones.
     if cone is None:
