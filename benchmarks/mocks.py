@@ -204,7 +204,7 @@ class Mocks:
         curvatures = np.asarray(_curvatures(self.states.position, (self.data, adapted), self.posterior))
         for schedule, each in zip(self.schedules, curvatures, strict=True):
             if schedule.adaptation_due:
-                schedule.adapted(longest_step(each, theory=adapted.mean is None))
+                schedule.restart(longest_step(each, theory=adapted.mean is None))
 
     def _renew(self) -> None:
         """Bring all chains to the density that the next block samples."""

@@ -39,7 +39,7 @@ def measured(modes: int, slope: float, step: float) -> str:
         def once(state: Any, key: Any) -> Any:
             options = {"method": "mclmc", "tuning": lengths, "fraction": jnp.ones(())}
             state, info = methods.transition(key, state, density, **options)
-            return state, (state.position["u"], methods.density_shift(state, "mclmc", lengths), info.energy_change)
+            return state, (state.position["u"], methods.remaining_shift(state, "mclmc", lengths), info.energy_change)
 
         return jax.lax.scan(once, mclmc.init(keys[2], begin, density), jax.random.split(keys[3], STEPS))[1]
 

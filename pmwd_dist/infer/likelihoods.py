@@ -32,8 +32,11 @@ class Likelihood(Protocol):
     Preconditioning needs two more methods. `contrast(data, parameters)` gives the data as a density contrast, 0 without
     data. `noise_variance(parameters, config)` gives its variance, the same for all cells, or for each mode in the
     layout of `prfft3d`, infinite for modes that are not compared. Checks of the fit need `residual(data, field,
-    parameters, config)`: data minus field in units of the noise, 0 without data. Runs need `quantity`, the name of the
-    data in figures, and `mean(field, parameters)`, the expected data, unless that is the field.
+    parameters, config)`: data minus field in units of the noise, 0 without data.
+
+    Runs need `quantity`, the name of the data in figures, `contrast` for data on the mesh, and `mean(field,
+    parameters)`, the expected data, unless that is the field. Optional attributes are `mask`, true or 1 where there are
+    data, and `name`, the parameter of the noise, which must be positive and have a prior.
     """
 
     def logdensity(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:

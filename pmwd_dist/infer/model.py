@@ -173,8 +173,8 @@ class Model(eqx.Module):
         white = dict.fromkeys(self.priors, jnp.zeros(())) | whiten(fiducial or {}, self.priors)
         if precondition not in ("conditional", "adapted", None):
             raise ArgumentError("precondition", precondition, 'must be "conditional", "adapted" or None')
-        adapted = precondition == "adapted"
-        preconditioner = None if precondition is None else Preconditioner(self, data, white, adapted=adapted)
+        adaptable = precondition == "adapted"
+        preconditioner = None if precondition is None else Preconditioner(self, data, white, adaptable=adaptable)
         if odd:
             warnings.warn(f"data {odd}", stacklevel=3)  # equinox calls methods
         return Posterior(self, data, preconditioner)

@@ -10,6 +10,13 @@ linear theory for all parameters, and these have their marginal posterior: field
 other. The parameters have the Fisher matrix of their prior plus the sum over modes of (d ln V / d u)^2 / 2, with
 V = R^2 + s^2. Its Cholesky factor scales them.
 
+| parameters | are |
+|---|---|
+| `parameters` | of the model, as in its priors |
+| `white` | whitened: standard normal in the prior |
+| in linear scales | of unit covariance in linear theory, `white = factor @ linear` |
+| `scaled`, of a position | adapted to the posterior, `linear = adaptation.factor @ scaled`; these are sampled |
+
 Widths at fixed parameters are not enough: field and parameters then lie in a long narrow valley, whose width changes
 along it, and with it the stability limit of a sampler. `preconditioner_adaptation` changes the moments where the
 posterior differs from linear theory.
@@ -44,7 +51,7 @@ class Preconditioner(eqx.Module):
         `noise_variance(parameters, config)`.
       data: data on the mesh.
       fiducial: whitened parameters at which their own scales are found.
-      adapted: whether chains may change the preconditioner.
+      adaptable: whether chains may change the preconditioner.
 
     Raises:
       ValueError: a forward model without a response, or a mesh other than the lattice, if chains may not change it.
@@ -59,12 +66,12 @@ class Preconditioner(eqx.Module):
     along: int | None = eqx.field(static=True, metadata={"derived": True})  # axis along which modes differ
     band_count: int = eqx.field(static=True, metadata={"derived": True})
 
-    def __init__(self, model: Any, data: Array, fiducial: Mapping[str, Array], *, adapted: bool = False):
+    def __init__(self, model: Any, data: Array, fiducial: Mapping[str, Array], *, adaptable: bool = False):
         self.model, self.data, self.fiducial = model, data, dict(fiducial)
         forward, config = model.forward, model.config
         responds = callable(getattr(forward, "response", None))
         self.linear = responds and config.mesh_shape == config.particle_shape
-        if not (self.linear or adapted):
+        if not (self.linear or adaptable):
             constraint = f"needs mesh_shape={config.mesh_shape} to be particle_shape={config.particle_shape}"
             constraint = constraint if responds else "needs a forward model with a response(parameters)"
             remedy = 'use precondition="adapted"'
@@ -76,7 +83,7 @@ class Preconditioner(eqx.Module):
         self.band_count = BANDS * (1 if self.along is None else CLASSES)
         place = config.decomposition.sharding
         mean = None if self.linear else jnp.zeros(config.particle_shape, data.dtype, device=place)
-        self.adaptation = Adaptation.none(len(fiducial), self.band_count, mean) if adapted else None
+        self.adaptation = Adaptation.none(len(fiducial), self.band_count, mean) if adaptable else None
 
     def sums(self, x: Array) -> Float[Array, " bands"]:
         """Sums of a spectrum over the modes of each band."""

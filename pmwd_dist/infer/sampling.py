@@ -20,7 +20,7 @@ from pmwd_dist.infer.chain.chain import Chain, Moments, Progress, Run, pack, unp
 from pmwd_dist.infer.chain.folder import ChainFolder, identity_of
 from pmwd_dist.infer.model import Position, Posterior
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState
-from pmwd_dist.infer.samplers.methods import Method, check_method, correction, density_shift, transition
+from pmwd_dist.infer.samplers.methods import Method, check_method, correction, remaining_shift, transition
 from pmwd_dist.infer.tuning.discretisation_bias import BiasCorrection, bias_samples
 from pmwd_dist.infer.tuning.loop import ChainTuning, TuningProgress, begin, check_share
 from pmwd_dist.infer.tuning.schedule import ENERGY_VARIANCE, SHORTEST, STEP_BIAS, Schedule
@@ -233,7 +233,7 @@ def _advance(
         for i in range(chains):
             moments = moments.add(noise[i])
         kept = {f"parameter/{name}": x for name, x in jax.vmap(posterior.parameters)(states.position).items()}
-        shift = jax.vmap(partial(density_shift, method=method, tuning=run.tuning))(states)
+        shift = jax.vmap(partial(remaining_shift, method=method, tuning=run.tuning))(states)
         logdensity = states.logdensity + jax.vmap(partial(correction, tuning=run.tuning))(states.position)
         kept |= {"logdensity": logdensity, "density_shift": shift} | bias_samples(states, method, run.tuning)
         kept |= jax.vmap(lambda x: scales.band_statistics(x, seen, config), spmd_axis_name=axis)(noise)

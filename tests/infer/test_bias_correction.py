@@ -203,7 +203,7 @@ def test_samplers_with_a_metropolis_step_have_no_correction() -> None:
     assert bias_samples(run.states._replace(position={"x": run.states.position["x"]}), "mclmc", run.tuning) == {}
     seen = bias_samples(run.states, "mclmc", run.tuning)
     np.testing.assert_array_equal(seen["bias/number/000"], run.states.position["u"])
-    shift = jax.vmap(lambda state: methods.density_shift(state, "mclmc", run.tuning))(run.states)
+    shift = jax.vmap(lambda state: methods.remaining_shift(state, "mclmc", run.tuning))(run.states)
     np.testing.assert_allclose(4 * seen["bias/added"], shift, rtol=1e-6)
     draws = {"density_shift": np.zeros((CHAINS, DRAWS))}
     after, same = BiasCorrection(NO_CORRECTION, 0.1).update(run, draws)

@@ -157,7 +157,7 @@ def searched(noise: float, unstable: int = -1, method: Method = "mclmc") -> tupl
         seen = np.zeros((4, 20, 3)), np.zeros((4, 0))
         search.take(Block(energy, np.array(True), numbers, shift, mean, square, *seen))
         if search.adaptation_due:
-            search.adapted(0.2)
+            search.restart(0.2)
         packed = search.pack()
         search = Schedule(start, **options)  # as a tuning that was killed goes on
         search.unpack(packed)

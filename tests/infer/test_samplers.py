@@ -292,7 +292,7 @@ def test_step_bias_predicts_the_discretisation_bias(heavier: float) -> None:
 
         def once(state: Any, key: Any) -> Any:
             state, _ = methods.transition(key, state, density, method="mclmc", tuning=lengths, fraction=jnp.ones(()))
-            return state, (state.position["u"], methods.density_shift(state, "mclmc", lengths))
+            return state, (state.position["u"], methods.remaining_shift(state, "mclmc", lengths))
 
         return jax.lax.scan(once, state, jax.random.split(keys[3], 3000))[1]
 
@@ -302,7 +302,7 @@ def test_step_bias_predicts_the_discretisation_bias(heavier: float) -> None:
     assert abs(found - u.mean() / u.std()) < 3 * np.hypot(error, infer.ess_mean(u) ** -0.5) + 0.1 * abs(found)
     assert -0.25 < found < -0.12
     state = mclmc.init(jax.random.key(0), {"u": jnp.ones(()), "x": jnp.ones(d)}, density)
-    assert methods.density_shift(state, "adjusted-mclmc", lengths) == 0
+    assert methods.remaining_shift(state, "adjusted-mclmc", lengths) == 0
 
 
 def test_a_step_into_a_failed_simulation_is_rejected() -> None:

@@ -132,7 +132,7 @@ def test_chains_end_with_a_stable_step(steps: int, growth: float, unstable: floa
             undone += not fine
             assert fine == (step < limit) or (fine and unstable < 10)
             if schedule.adaptation_due:
-                schedule.adapted(math.inf)
+                schedule.restart(math.inf)
                 limit *= growth
         assert float(schedule.tuning().step_size) / np.sqrt(401) < limit
         assert undone
@@ -169,7 +169,7 @@ def test_the_largest_curvature_bounds_the_step() -> None:
         assert np.mean(heat) < 2
         assert np.var(energy) / 4000 < 5e-4
         schedule = Schedule(jax.tree.map(lambda x: x[None], position), steps=200, adapts=True)
-        schedule.adapted(longest)
+        schedule.restart(longest)
         assert float(schedule.pack()["bounds/stability"]) == pytest.approx(longest * root)
     heat, _ = along(3.0 * root / math.sqrt(curvature))
     assert np.mean(heat[300:]) > 10
@@ -213,7 +213,7 @@ def test_tuning_corrects_the_discretisation_bias() -> None:
         def once(states: Any, key: Any) -> Any:
             step = partial(methods.transition, logdensity=density, method="mclmc", tuning=parameters)
             states, _ = jax.vmap(partial(step, fraction=jnp.ones(())))(jax.random.split(key, 4), states)
-            shift = jax.vmap(partial(methods.density_shift, method="mclmc", tuning=parameters))(states)
+            shift = jax.vmap(partial(methods.remaining_shift, method="mclmc", tuning=parameters))(states)
             return states, (states.position["u"], shift)
 
         return jax.lax.scan(once, states, jax.random.split(key, 4000))[1]
@@ -255,7 +255,7 @@ def test_the_power_of_the_likelihood_grows_evenly_in_its_logarithm() -> None:
         assert schedule.take(Block(energy, np.array(True), numbers, shift, positions, ones, seen, np.zeros((2, 0))))
         if schedule.adaptation_due:
             assert schedule.stage > 1
-            schedule.adapted(math.inf)
+            schedule.restart(math.inf)
         again = Schedule(positions, steps=400, adapts=True, approaches=True)
         again.unpack(schedule.pack())
         assert (again.weight, again.reevaluates, again.stage) == (schedule.weight, schedule.reevaluates, schedule.stage)

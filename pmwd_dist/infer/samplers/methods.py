@@ -52,7 +52,7 @@ class Transition(NamedTuple):
     gradients: Array
 
 
-def density_shift(state: IntegratorState, method: Method, tuning: Tuning) -> Array:
+def remaining_shift(state: IntegratorState, method: Method, tuning: Tuning) -> Array:
     """Shift of the sampled log density by finite steps and the correction; 0 with a Metropolis step."""
     if method != "mclmc":
         return jnp.zeros_like(state.logdensity)

@@ -79,7 +79,7 @@ def tune(
             states = moved
         if schedule.adaptation_due and adapt is not None:
             states, longest = adapt(states, schedule)
-            schedule.adapted(longest)
+            schedule.restart(longest)
         if listener is not None:
             listener(schedule, states)
     tuning = schedule.tuning()

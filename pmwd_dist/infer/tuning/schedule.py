@@ -135,7 +135,7 @@ class Schedule:
         """Observations of the last half of a stage: numbers (chains, steps, n), and the mean field of each chain."""
         return self._moments.observations()
 
-    def adapted(self, longest: float) -> None:
+    def restart(self, longest: float) -> None:
         """Continue at other positions, whose stability limit per root of the dimensions is `longest`."""
         self.adaptation_due = False
         self._bounds.stability = longest * math.sqrt(self._dimensions)

@@ -1,4 +1,4 @@
-"""An inference as a resumable job: from a plan to a folder with chains, pictures and a verdict."""
+"""The course of an inference: runs the plan, an `InferenceJob` of `plan.py`, and resumes it from its last chunk."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def _gradients(model: infer.Model, chains: int, precondition: str | None, axis: 
 
     def posterior(data: Any) -> infer.Posterior:
         white = dict.fromkeys(model.priors, jnp.zeros(()))
-        scaled = Preconditioner(model, data, white, adapted=precondition == "adapted") if precondition else None
+        scaled = Preconditioner(model, data, white, adaptable=precondition == "adapted") if precondition else None
         return infer.Posterior(model, data, scaled)
 
     def initial(posterior: infer.Posterior) -> Any:
