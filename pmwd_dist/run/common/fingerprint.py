@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 Identity = dict[str, Any]
 _PACKAGES = ("pmwd-dist", "jax", "jaxlib", "diffrax", "jax-cosmo", "numpy", "h5py")
 
-# Keys that may change on resuming. The division over devices changes only rounding. Outputs are free, except the light
-# cone, which is filled in every step. So are further steps of chains, and their checks.
+# Keys that a resumed job may have otherwise, in an edited file; `Job.changeable` are those that `resume --set` takes.
+# Devices change only rounding. Outputs are free, except the light cone, which is filled in every step.
 _OBSERVED = tuple(name for name in OPTIONAL if name != "observe.light_cone")
 _FREE = ("devices", "sampler.chain_devices", "output", "checks", "sampler.steps", *_OBSERVED)
 _REMEDIES = {

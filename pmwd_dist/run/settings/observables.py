@@ -162,6 +162,6 @@ class Observe(BaseModel):
     light_cone: LightCone | None = None
 
 
-OBSERVABLES: dict[str, type[Section]] = {
+SECTIONS: dict[str, type[Section]] = {
     name: get_args(field.annotation)[0] for name, field in Observe.model_fields.items()
 }

@@ -14,7 +14,7 @@ from pmwd_dist.io.snapshot import Format
 from pmwd_dist.observe.shells import Assignment
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3
 from pmwd_dist.parallel.defaults import BackendName, HaloComm, TransposeComm
-from pmwd_dist.run.settings.observables import OBSERVABLES, Observe
+from pmwd_dist.run.settings.observables import SECTIONS, Observe
 from pmwd_dist.run.settings.section import Counts, File, Parts, Section, Sides, about, duration, one_or_several
 
 
@@ -167,7 +167,7 @@ class Output(Section):
 
 
 Sections = Mapping[str, type[Section]]
-OPTIONAL = tuple(f"observe.{name}" for name in OBSERVABLES)
+OPTIONAL = tuple(f"observe.{name}" for name in SECTIONS)
 
 
 class Settings(BaseModel):
@@ -190,7 +190,7 @@ class Settings(BaseModel):
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
         own: Any = {name: field.annotation for name, field in cls.model_fields.items() if name != "observe"}
-        cls.sections = own | {f"observe.{name}": OBSERVABLES[name] for name in cls.observables}
+        cls.sections = own | {f"observe.{name}": SECTIONS[name] for name in cls.observables}
 
     def section(self, name: str) -> Section | None:
         """The section of this name, such as "box" or "observe.pdf"; None if the file has not got it."""
@@ -211,7 +211,7 @@ class Settings(BaseModel):
 class SimulationSettings(Settings):
     """All sections of the file of a simulation."""
 
-    observables = tuple(OBSERVABLES)
+    observables = tuple(SECTIONS)
     shell_assignment: ClassVar[Assignment] = "nearest"
 
     output: Output

@@ -83,7 +83,7 @@ class Observable:
 
 def wanted(settings: SimulationSettings) -> dict[str, Observable]:
     """The observables that settings ask for, by the name of their section."""
-    return {name: observable for name, observable in OBSERVABLES.items() if getattr(settings.observe, name)}
+    return {name: observable for name, observable in TABLES.items() if getattr(settings.observe, name)}
 
 
 def _modes(simulation: SimulationSetup) -> Array:
@@ -298,7 +298,7 @@ def _draw_pdf(table: Table) -> Any:
     return plot.pdf(found)
 
 
-OBSERVABLES = {
+TABLES = {
     "multipoles": Observable(_matter, _draw_poles),
     "galaxies": Observable(_galaxies, _draw_poles),
     "bispectrum": Observable(_bispectrum, _draw_bispectrum),

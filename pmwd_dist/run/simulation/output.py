@@ -32,7 +32,7 @@ from pmwd_dist.run.settings.physics import SimulationSetup
 from pmwd_dist.run.settings.simulation_sections import redshift_label
 from pmwd_dist.run.simulation import light_cone
 from pmwd_dist.run.simulation.fields import Field, write_fields
-from pmwd_dist.run.simulation.observables import OBSERVABLES, View, galaxy_counts, wanted
+from pmwd_dist.run.simulation.observables import TABLES, View, galaxy_counts, wanted
 from pmwd_dist.run.simulation.plan import SimulationJob
 
 
@@ -133,7 +133,7 @@ def redraw(folder: Path) -> list[Path]:
     for path in sorted(folder.glob("density_z*.npz")):
         drawn.append(path.with_suffix(".png"))
         draw_slab(drawn[-1], results.read_slab(path))
-    for name, observable in OBSERVABLES.items():
+    for name, observable in TABLES.items():
         for path in sorted(folder.glob(f"{name}_z*.csv")):
             if re.fullmatch(rf"{name}_z-?\d+\.\d{{3}}\.csv", path.name):
                 drawn.append(path.with_suffix(".png"))
