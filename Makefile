@@ -1,6 +1,9 @@
 # make demo   build everything, run the example simulation, say where its pictures are
 # make test   build everything, check the code, run the tests
 # make docs   build the documentation: site/index.html
+# make packages       build wheels and sdists: dist/
+# make try-packages   install those in fresh environments and run a simulation: PYTHON=python3.12 JAX=0.11
+# make third-party    write the licences of the dependencies anew, after they changed
 #
 # Needs python3 (3.11 or newer, with venv), cargo and a C compiler; the rest comes from PyPI and crates.io into .venv.
 # Without cargo the demo runs in plain JAX.
@@ -32,7 +35,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PIP_INSTALL = $(BIN)/pip install --quiet --no-compile
 export PYO3_PYTHON := $(abspath $(BIN))/python
 
-.PHONY: demo test docs check-python check-rust test-rust tools rust-tools test-tools
+.PHONY: demo test docs packages try-packages third-party check-python check-rust test-rust tools rust-tools test-tools
 .DELETE_ON_ERROR:
 
 demo: $(STAMPS)/demo
@@ -46,6 +49,21 @@ test: test-tools
 
 docs: $(STAMPS)/docs
 	$(BIN)/mkdocs build --strict
+
+# Zig links against the symbols of an old glibc: the wheel runs on every Linux of that glibc or newer.
+packages: $(STAMPS)/packaging | rust-tools
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	cd rust/jaxdecomp-ops && PATH="$(abspath $(BIN)):$$PATH" maturin build --release --locked --zig \
+		--compatibility manylinux2014 --sdist --interpreter $(PYO3_PYTHON) --out ../../dist
+	$(BIN)/twine check --strict dist/*
+
+JAX ?= 0.12
+try-packages:
+	packaging/try_packages.sh $(PYTHON) $(JAX)
+
+third-party: $(STAMPS)/demo | rust-tools
+	$(BIN)/python packaging/third_party.py
 
 # Side by side: one compiles while the other downloads or checks.
 check-python: $(STAMPS)/test
@@ -93,6 +111,10 @@ $(STAMPS)/wheel: $(STAMPS)/maturin $(RUST_SOURCES) | rust-tools
 
 $(STAMPS)/maturin: $(STAMPS)/python-$(PYTHON_VERSION)
 	$(PIP_INSTALL) 'maturin>=1.9,<2'
+	@touch $@
+
+$(STAMPS)/packaging: $(STAMPS)/maturin
+	$(PIP_INSTALL) build 'maturin[zig]>=1.9,<2' twine
 	@touch $@
 
 $(STAMPS)/python-$(PYTHON_VERSION): | tools

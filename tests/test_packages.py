@@ -1,0 +1,54 @@
+"""Versions, licences, workflow files and the contents of the packages agree with each other."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+WORKSPACE = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]
+
+
+def test_one_version_everywhere():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    headings = re.findall(r"^## (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert {PROJECT["version"], WORKSPACE["version"], citation["version"], headings[0]} == {PROJECT["version"]}
+    assert {PROJECT["license"], WORKSPACE["license"], citation["license"]} == {"Apache-2.0"}
+
+
+def test_licences_of_all_dependencies():
+    table = (ROOT / "THIRD-PARTY.txt").read_text().splitlines()
+    packages = {re.split(r"[^\w-]", requirement)[0] for requirement in PROJECT["dependencies"]}
+    assert packages == {line.split()[0] for line in table[2:-2]}
+    crates = {
+        f"{crate['name']} {crate['version']}"
+        for crate in tomllib.loads((ROOT / "Cargo.lock").read_text())["package"]
+        if "source" in crate
+    }
+    texts = (ROOT / "rust/jaxdecomp-ops/THIRD-PARTY.txt").read_text()
+    assert crates == set(re.findall(r"^={80}\n(\S+ \S+): ", texts, re.MULTILINE)), "run `make third-party`"
+
+
+def test_licence_of_the_native_ops_is_ours():
+    assert (ROOT / "rust/jaxdecomp-ops/LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+
+def test_workflows_follow_the_schema_of_github():
+    program = shutil.which("check-jsonschema", path=str(Path(sys.executable).parent))
+    files = sorted((ROOT / ".github/workflows").glob("*.yml"))
+    command = [program, "--builtin-schema", "vendor.github-workflows", *files]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_workflows_call_targets_of_the_makefile():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for file in (ROOT / ".github/workflows").glob("*.yml"):
+        jobs = yaml.safe_load(file.read_text())["jobs"].values()
+        for command in (step.get("run", "") for job in jobs for step in job["steps"]):
+            assert set(re.findall(r"\bmake ([a-z-]+)", command)) <= targets, (file.name, command)
