@@ -21,9 +21,9 @@ import problems
 import pytest
 
 import pmwd_dist as pmd
-from pmwd_dist.cli import commands, main
+from pmwd_dist.cli import commands, doctor, main
 from pmwd_dist.cosmology.parameters import Parameters
-from pmwd_dist.run.common import manifest, resources
+from pmwd_dist.run.common import job, manifest, resources
 from pmwd_dist.run.simulation.gradients import Comparison
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -268,6 +268,13 @@ def test_doctor(cli: Cli):
     for words in ("pmwd-dist", "jax ", "device", "native ops", "MPI", "programs", "cores", "memory"):
         assert words in out
     assert "slabs       xla; peer needs NVIDIA GPUs" in out
+
+
+def test_what_to_install_without_native_ops(cli: Cli, file: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(job, "native_available", lambda: False)
+    monkeypatch.setattr(doctor, "native_available", lambda: False)
+    assert "native ops off: slower, see `pmwd-dist doctor`" in cli("check", file)[1]
+    assert "`pip install ./rust/jaxdecomp-ops`" in cli("doctor")[1]
 
 
 def test_unforeseen_errors_are_one_line_too(cli: Cli, monkeypatch: pytest.MonkeyPatch):

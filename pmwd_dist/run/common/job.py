@@ -167,7 +167,7 @@ class Job(ABC):
         groups = "" if count == px * py else f"chains in {count // (px * py)} groups, each "
         return (
             f"devices     {count} x {kind} in {processes} process{'es' * (processes > 1)}, {groups}mesh as {blocks}, "
-            f"halo {config.halo}, native ops {'on' if native_available() else 'off'}"
+            f"halo {config.halo}, native ops {'on' if native_available() else 'off: slower, see `pmwd-dist doctor`'}"
         )
 
     @property
