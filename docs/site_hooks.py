@@ -11,6 +11,8 @@ from typing import Any
 
 import typer
 from latex2mathml.converter import convert
+from mkdocs.structure.files import File
+from notebooks import pages
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
@@ -18,6 +20,14 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 _RESULTS = re.compile(r"\]\((?:\.\./)+benchmarks/RESULTS\.md")
 _MATH = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages of the tutorials, as they run now."""
+    sources = sorted((ROOT / "docs" / "tutorials").glob("*.py"))
+    for source, text in zip(sources, pages(sources), strict=True):
+        files.append(File.generated(config, f"tutorials/{source.stem}.md", content=text))
+    return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

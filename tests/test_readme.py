@@ -34,7 +34,7 @@ def test_links_lead_to_files_and_sections(page: Path) -> None:
         if "://" not in link:
             file, _, section = link.partition("#")
             target = (page.parent / file).resolve() if file else page
-            assert target.exists(), link
+            assert target.exists() or target.with_suffix(".py").exists(), link  # pages of tutorials are generated
             assert not section or section in anchors_of(target), link
 
 

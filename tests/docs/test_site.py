@@ -22,6 +22,9 @@ from pmwd_dist.run.settings import InferenceSettings, SimulationSettings
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 REFERENCE = ROOT / "docs" / "reference"
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.py"))
+
+pytestmark = pytest.mark.timeout(900)  # the site executes the tutorials
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +44,16 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
         assert not re.search(r'<(?:script|img|iframe)[^>]+src="(?:https?:)?//', text), page
         assert not re.search(r'<link[^>]+rel="(?:stylesheet|preconnect)"[^>]+href="(?:https?:)?//', text), page
         assert "arithmatex" not in text, page  # all equations are MathML
+
+
+@pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda path: path.stem)
+def test_tutorials_are_pages_with_their_figures(site: Path, tutorial: Path) -> None:
+    page = (site / "tutorials" / tutorial.stem / "index.html").read_text(encoding="utf-8")
+    source = tutorial.read_text(encoding="utf-8")
+    drawn = sum("pmd.plot." in cell or "plt.subplots" in cell for cell in source.split("# %%"))
+    assert page.count('src="data:image/png;base64,') == drawn > 0
+    assert source.count("# %% [markdown]") > 5
+    assert "<math" in page or tutorial.stem == "devices"
 
 
 @pytest.mark.parametrize("kind", [SimulationSettings, InferenceSettings])
