@@ -63,6 +63,9 @@ def check_fit(posterior: Posterior, noise: Array, parameters: Mapping[str, Array
       noise: white noise of the draws, (draws, nx, ny, nz).
       parameters: parameters of the draws, by name.
       key: random key.
+
+    Examples:
+      >>> checks = infer.check_fit(posterior, noise, {"b1": b1}, jax.random.key(0))
     """
     if not hasattr(posterior.model.likelihood, "residual"):
         return {}

@@ -52,6 +52,10 @@ class Model(eqx.Module):
     Raises:
       ValueError: a parameter of the likelihood or the forward model without a prior, or parameters that exclude each
         other.
+
+    Examples:
+      >>> model = infer.Model(config, forward, {"b1": infer.Normal(1.5, 0.5)}, infer.Gaussian(sigma=0.3))
+      >>> posterior = model.condition(data, precondition="conditional")
     """
 
     config: Config = eqx.field(static=True)

@@ -69,6 +69,9 @@ def maximise(
       ValueError: a name that is no parameter, another method, numbers out of range, or wavenumbers that do not ascend.
       SimulationError: the log density is not finite at the first position.
       ImportError: optax is not installed.
+
+    Examples:
+      >>> found = infer.maximise(posterior, posterior.initial(jax.random.key(0)))
     """
     _check(posterior, position, method, free)
     whole_number(steps, "steps", least=1)

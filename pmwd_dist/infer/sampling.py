@@ -82,6 +82,10 @@ def sample(
       ValueError: an argument out of its range, or a folder with a chain of another model.
       ArrayFileError: a file of the chain in the folder is missing or damaged.
       SimulationError: the first positions, or too many steps, failed.
+
+    Examples:
+      >>> starts = jax.vmap(posterior.initial)(jax.random.split(jax.random.key(0), 4))
+      >>> chain = infer.sample(posterior, starts, key=jax.random.key(1), steps=4000, output="runs/chain")
     """
     check_method(method)
     _check_positions(posterior, positions)

@@ -56,6 +56,10 @@ def angular_power(field: Real[Array, ...], *, side: float | None = None, bins: i
 
     Raises:
       ValueError: the map is not square, or an argument is out of its range.
+
+    Examples:
+      >>> spectrum = observe.angular_power(kappa, side=5.0)
+      >>> spectrum.ell, spectrum.power
     """
     values = real(field, "field")
     if values.ndim == 1:

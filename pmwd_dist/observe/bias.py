@@ -75,6 +75,10 @@ def bias_weights(
 
     Raises:
       ValueError: the modes have another shape, an operator diverges, or another argument is out of its range.
+
+    Examples:
+      >>> bias = observe.LagrangianBias(b1=0.9, b2=0.1)
+      >>> weights = observe.bias_weights(modes, bias, cosmo, config, smoothing=8.0)
     """
     if not isinstance(bias, LagrangianBias):
         constraint = f"is a {type(bias).__name__} and must be a LagrangianBias"
@@ -174,6 +178,9 @@ def tracer_density(particles: Particles, weights: Real[Array, "px py pz"], confi
 
     Raises:
       ValueError: the particles are not Particles of this config, or the weights have another shape.
+
+    Examples:
+      >>> galaxies = observe.tracer_density(solution.particles, weights, config)
     """
     disp = inputs.checked_particles(particles, config).disp
     return cic_paint(disp, config, inputs.lattice_field(weights, config, "weights") / config.particles_per_cell)
@@ -185,6 +192,9 @@ def eulerian_bias(density: Real[Array, "nx ny nz"], b1: ArrayLike, config: Confi
 
     Raises:
       ValueError: the density is not on the mesh.
+
+    Examples:
+      >>> galaxies = observe.eulerian_bias(density, 1.5, config)
     """
     density = inputs.mesh_field(density, config, "density")
     return 1 + jnp.asarray(b1, density.dtype) * (density - 1)

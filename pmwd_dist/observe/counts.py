@@ -40,6 +40,10 @@ def expected_counts(
 
     Raises:
       ValueError: a field is not on the mesh, or the number density, selection or mask is negative.
+
+    Examples:
+      >>> rate = observe.expected_counts(galaxies, config, number_density=1e-3)
+      >>> counts = jax.random.poisson(jax.random.key(1), rate)
     """
     density = inputs.mesh_field(density, config, "density")
     if np.ndim(number_density):

@@ -66,6 +66,10 @@ def cross_power(
 
     Raises:
       ValueError: a field is not on the mesh or not real, or deconvolve has another value.
+
+    Examples:
+      >>> found = observe.cross_power(density, reference, config)
+      >>> found.correlation, found.transfer  # r(k), T(k)
     """
     windows = deconvolve if isinstance(deconvolve, tuple) and len(deconvolve) == 2 else (deconvolve, deconvolve)
     for window in windows:

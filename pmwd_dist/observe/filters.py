@@ -27,6 +27,9 @@ def smoothed(field: Real[Array, "nx ny nz"], config: Config, radius: ArrayLike) 
 
     Raises:
       ValueError: the field is not on the mesh.
+
+    Examples:
+      >>> smooth = observe.smoothed(density, config, 8.0)
     """
     field = inputs.mesh_field(field, config)
     return _smoothed(field, jnp.asarray(radius, field.dtype), config)

@@ -38,6 +38,9 @@ def interlaced_density(
 
     Raises:
       ValueError: the particles are not Particles of this config, or the weights have another shape.
+
+    Examples:
+      >>> density = observe.interlaced_density(solution.particles, config)
     """
     disp = inputs.checked_particles(particles, config).disp
     if weights is None:

@@ -156,6 +156,9 @@ def convergence(
 
     Raises:
       ValueError: an argument is out of its range.
+
+    Examples:
+      >>> kappa = observe.convergence(mass, cosmo, cone, source=1.0, field=5.0, pixels=128)
     """
     if isinstance(cone, FlatSkyLightCone):
         return _rays(mass, cosmo, cone, source, (field, pixels, offsets), lambda plane: plane[None])[0]
@@ -189,6 +192,9 @@ def shear(
 
     Raises:
       ValueError: an argument is out of its range.
+
+    Examples:
+      >>> gamma1, gamma2 = observe.shear(mass, cosmo, cone, source=1.0, field=5.0, pixels=128)
     """
     if isinstance(cone, SphericalLightCone):
         kappa = convergence(mass, cosmo, cone, source=source, field=field, pixels=pixels, offsets=offsets)

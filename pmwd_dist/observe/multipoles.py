@@ -80,6 +80,10 @@ def power_multipoles(
 
     Raises:
       ValueError: the field is not on the mesh or not real, or another argument is out of its range.
+
+    Examples:
+      >>> poles = observe.power_multipoles(density, config, line_of_sight="z")
+      >>> poles.k, poles.pole(2)  # [h/Mpc], [(Mpc/h)^3]
     """
     check_deconvolve(deconvolve)
     n, field = direction(line_of_sight), inputs.mesh_field(field, config)
@@ -133,6 +137,9 @@ def kaiser_multipoles(
 
     Raises:
       ValueError: an argument is out of its range.
+
+    Examples:
+      >>> theory = observe.kaiser_multipoles(lambda k: pmd.linear_power(k, cosmo), cosmo, config, bias=1.9)
     """
     inputs.check_config(config)
     now = growth_table_to(config.lpt_order, cosmo).at(config.a_stop if a is None else inputs.scale_factor(a))

@@ -47,6 +47,9 @@ def one_point_pdf(field: Real[Array, "nx ny nz"], config: Config, values: Any) -
 
     Raises:
       ValueError: the field is not on the mesh, or the values don't ascend.
+
+    Examples:
+      >>> found = observe.one_point_pdf(density, config, np.geomspace(0.1, 30, 40))
     """
     nodes = np.asarray(values, float)
     if nodes.ndim != 1 or len(nodes) < 2 or not (np.diff(nodes) > 0).all() or not np.isfinite(nodes).all():

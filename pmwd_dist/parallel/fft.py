@@ -69,6 +69,9 @@ def pirfft3d(
 
     Raises:
       ValueError: the shape doesn't divide over the devices, or does not match the spectrum.
+
+    Examples:
+      >>> field = pmd.pirfft3d(pmd.prfft3d(field, decomposition), field.shape, decomposition)
     """
     decomposition, whole = decomposition_of(spectrum, decomposition, "spectrum", spectrum=True)
     shape = inputs.cells(shape, "shape")
@@ -87,6 +90,9 @@ def pfft3d(
 
     Raises:
       ValueError: the shape doesn't divide over the devices; the third axis must divide over pdims[1], too.
+
+    Examples:
+      >>> spectrum = pmd.pfft3d(field, decomposition)  # complex field
     """
     decomposition, shape = decomposition_of(field, decomposition, "field")
     decomposition.check(shape, "field.shape")
@@ -102,6 +108,9 @@ def pifft3d(
 
     Raises:
       ValueError: the shape doesn't divide over the devices.
+
+    Examples:
+      >>> field = pmd.pifft3d(pmd.pfft3d(field, decomposition), decomposition)
     """
     decomposition, shape = decomposition_of(spectrum, decomposition, "spectrum", spectrum=True)
     decomposition.check(shape, "spectrum.shape")
@@ -154,6 +163,9 @@ def get_fft_output_sharding(x: Any, *, inverse: bool = False) -> NamedSharding:
 
     Raises:
       ValueError: the sharding of the input is not known, or neither slabs nor pencils.
+
+    Examples:
+      >>> pmd.get_fft_output_sharding(field)
     """
     decomposition = x if isinstance(x, Decomposition) else Decomposition.of(x, spectrum=inverse)
     return decomposition.sharding if inverse else decomposition.spectrum_sharding
@@ -182,6 +194,9 @@ def fftfreq3d(
 
     Raises:
       ValueError: the shape doesn't divide over the devices, or an argument is not a shape or a decomposition.
+
+    Examples:
+      >>> kx, ky, kz = pmd.fftfreq3d(field.shape, decomposition, box_size=100.0)  # [h/Mpc]
     """
     shape, decomposition = inputs.cells(shape, "shape"), as_decomposition(decomposition)
     decomposition.check(shape, "shape")

@@ -24,6 +24,9 @@ def halo_pad(
 
     Raises:
       ValueError: the halo is not an integer of 0 or more, or the shape doesn't divide.
+
+    Examples:
+      >>> padded = pmd.halo_pad(field, 2, decomposition)
     """
     halo, field = whole_number(halo, "halo"), numbers(field, "field")
     decomposition, shape = decomposition_of(field, decomposition, "field")
@@ -42,6 +45,9 @@ def halo_reduce(
 
     Raises:
       ValueError: the halo is not an integer of 0 or more, or the blocks are no wider than their halos.
+
+    Examples:
+      >>> summed = pmd.halo_reduce(padded, 2, decomposition)
     """
     halo, padded = whole_number(halo, "halo"), numbers(padded, "padded")
     if padded.dtype == bool:

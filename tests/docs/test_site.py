@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import shlex
@@ -85,6 +86,21 @@ def test_all_public_names_are_in_the_reference_and_functions_in_an_example(modul
     assert names <= listed
     used.add("numpyro_position")  # takes NumPyro's samples: sims/infer_numpyro.py
     assert {name for name in names if inspect.isroutine(public[name])} <= used
+
+
+@pytest.mark.parametrize("module", [pmd, pmd.observe, pmd.infer, pmd.plot], ids=lambda module: module.__name__)
+def test_examples_of_docstrings_call_what_there_is(module: Any) -> None:
+    modules = {"pmd": pmd, "observe": pmd.observe, "infer": pmd.infer}
+    documented = [inspect.getdoc(getattr(module, name)) or "" for name in module.__all__]
+    examples = [re.findall(r"^ *(?:>>>|\.\.\.) (.*)$", text, re.MULTILINE) for text in documented]
+    assert sum(map(bool, examples)) > 5
+    for node in ast.walk(ast.parse("\n".join(line for lines in examples for line in lines))):
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr=name)) if owner in modules:
+                words = {str(word.arg): None for word in node.keywords}
+                inspect.signature(getattr(modules[owner], name)).bind(*node.args, **words)
+            case _:
+                pass
 
 
 def blocks(language: str) -> list[Any]:

@@ -76,7 +76,11 @@ def ess_mean(x: Chains) -> float:
 
 
 def summary(draws: Mapping[str, Chains]) -> dict[str, dict[str, float]]:
-    """Mean, standard deviation, R-hat and effective sample sizes of each parameter."""
+    """Mean, standard deviation, R-hat and effective sample sizes of each parameter.
+
+    Examples:
+      >>> infer.summary(chain.parameters)["b1"]
+    """
     functions = {"rhat": rhat, "ess_bulk": ess_bulk, "ess_tail": ess_tail}
     table: dict[str, dict[str, float]] = {}
     for name, x in draws.items():

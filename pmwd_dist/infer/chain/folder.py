@@ -32,6 +32,9 @@ def load_chain(path: str | Path) -> Chain:
     Raises:
       ValueError: the folder holds no chain.
       ArrayFileError: a file is missing or damaged.
+
+    Examples:
+      >>> chain = infer.load_chain("runs/field")
     """
     if not any((Path(path) / name).exists() for name in chain_files(1)):
         raise ArgumentError("path", str(path), "holds no chain", "name the folder that `sample` had as output")
