@@ -7,7 +7,7 @@ dist=$(cd "$(dirname "$0")/.." && pwd)/dist
 work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
 cd "$work"   # not the clone: its packages would be imported
 
-for file in Makefile CITATION.cff mkdocs.yml docs/ tests/ sims/ benchmarks/ rust/ Cargo.lock THIRD-PARTY.txt; do
+for file in .github/ Makefile CITATION.cff mkdocs.yml docs/ tests/ sims/ benchmarks/ rust/ Cargo.lock THIRD-PARTY.txt; do
     grep -q "^[^/]*/$file" <<<"$(tar tzf "$dist"/pmwd_dist-*.tar.gz)" || { echo "no $file in the sdist" >&2; exit 1; }
 done
 
