@@ -25,19 +25,24 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 REFERENCE = ROOT / "docs" / "reference"
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.py"))
 
-pytestmark = pytest.mark.timeout(900)  # the site executes the tutorials
 
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+@pytest.mark.timeout(900)
+def test_the_site(tmp_path: Path) -> None:
+    """One test, so that workers of pytest-xdist execute the tutorials once."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    return folder
+    check_that_pages_load_nothing_from_elsewhere(tmp_path)
+    for tutorial in TUTORIALS:
+        check_that_a_page_has_all_figures(tmp_path, tutorial)
+    for kind in (SimulationSettings, InferenceSettings):
+        check_that_all_keys_are_described(tmp_path, kind)
+    page = (tmp_path / "reference" / "cli" / "index.html").read_text(encoding="utf-8")
+    for name in commands():
+        assert f'id="{name}"' in page
 
 
-def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
+def check_that_pages_load_nothing_from_elsewhere(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert len(pages) > 15
     for page in pages:
@@ -47,8 +52,7 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
         assert "arithmatex" not in text, page  # all equations are MathML
 
 
-@pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda path: path.stem)
-def test_tutorials_are_pages_with_their_figures(site: Path, tutorial: Path) -> None:
+def check_that_a_page_has_all_figures(site: Path, tutorial: Path) -> None:
     page = (site / "tutorials" / tutorial.stem / "index.html").read_text(encoding="utf-8")
     source = tutorial.read_text(encoding="utf-8")
     drawn = sum("pmd.plot." in cell or "plt.subplots" in cell for cell in source.split("# %%"))
@@ -57,20 +61,13 @@ def test_tutorials_are_pages_with_their_figures(site: Path, tutorial: Path) -> N
     assert "<math" in page or tutorial.stem == "devices"
 
 
-@pytest.mark.parametrize("kind", [SimulationSettings, InferenceSettings])
-def test_all_keys_of_config_files_are_described(site: Path, kind: Any) -> None:
+def check_that_all_keys_are_described(site: Path, kind: Any) -> None:
     page = (site / "reference" / "config" / "index.html").read_text(encoding="utf-8")
     for name, section in kind.sections.items():
         assert f"[{name}]" in page
         for key, field in section.model_fields.items():
             assert f"<code>{key}</code>" in page
             assert field.description, (name, key)
-
-
-def test_all_commands_are_described(site: Path) -> None:
-    page = (site / "reference" / "cli" / "index.html").read_text(encoding="utf-8")
-    for name in commands():
-        assert f'id="{name}"' in page
 
 
 @pytest.mark.parametrize("module", [pmd, pmd.observe, pmd.infer, pmd.plot], ids=lambda module: module.__name__)
