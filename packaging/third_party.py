@@ -18,13 +18,14 @@ def python_packages() -> str:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = ["pmwd-dist contains no code of other packages. pip installs these beside it:", ""]
     for requirement in project["dependencies"]:
-        found = metadata.metadata(re.split(r"[^\w-]", requirement)[0])
+        name = re.split(r"[^\w-]", requirement)[0]
+        found = metadata.metadata(name)
         classifiers = [text.split(" :: ")[-1] for text in found.get_all("Classifier", []) if text.startswith("License")]
         given = (found.get("License") or "").strip().split("\n")[0]
         licence = found.get("License-Expression") or ", ".join(classifiers) or given
         if not licence:
-            raise SystemExit(f"{found['Name']} has no licence in its metadata")
-        lines.append(f"{found['Name']:12} {licence}")
+            raise SystemExit(f"{name} has no licence in its metadata")
+        lines.append(f"{name:12} {licence}")
     lines += ["", "The crates in the native ops: THIRD-PARTY.txt of jaxdecomp-ops."]
     return "\n".join(lines) + "\n"
 
