@@ -10,8 +10,10 @@ import functools
 import os
 import re
 import secrets
+import signal
 import socket
 import sys
+import threading
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -23,6 +25,7 @@ from jax import Array
 
 from pmwd_dist._files import message
 
+_NOTICE, _START_TIMEOUT = 8, 300  # [s], until a line says what is waited for, and until the start is given up
 HEARTBEAT_TIMEOUT = 100  # [s], as JAX's own; longer than usual suspensions by the system
 
 _LOST = re.compile(
@@ -38,7 +41,12 @@ T = TypeVar("T")
 
 
 def launched_size() -> int:
-    """Number of processes that mpirun or srun started, from the environment; 1 without either."""
+    """Number of processes that mpirun or srun started, from the environment; 1 without either.
+
+    It is 1 also with PMWD_ALONE=1 in the environment, and in the shell of `srun --pty`.
+    """
+    if os.environ.get("PMWD_ALONE") == "1" or _in_shell_of_srun():
+        return 1
     return max((int(os.environ[name]) for name in _SIZES if os.environ.get(name, "").isdigit()), default=1)
 
 
@@ -72,6 +80,8 @@ def initialize(*, heartbeat_timeout: int = HEARTBEAT_TIMEOUT) -> None:
         more processes than GPUs, or JAX has started.
     """
     if launched_size() == 1 or jax.distributed.is_initialized():
+        if _in_shell_of_srun() and os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
+            _note("one process runs, as this is the shell of `srun --pty`; start several with `srun --overlap` in it")
         return
     try:
         comm = communicator()
@@ -93,12 +103,13 @@ def initialize(*, heartbeat_timeout: int = HEARTBEAT_TIMEOUT) -> None:
         )
     global _host_key
     address, local_rank, _host_key = _coordinator(comm)
-    jax.distributed.initialize(
+    _join(
+        heartbeat_timeout,
         address,
-        comm.Get_size(),
-        comm.Get_rank(),
+        coordinator_address=address,
+        num_processes=comm.Get_size(),
+        process_id=comm.Get_rank(),
         local_device_ids=[_local_device(local_rank)],
-        heartbeat_timeout_seconds=heartbeat_timeout,
     )
 
 
@@ -252,6 +263,15 @@ def raise_on_all_processes() -> Generator[None]:
         raise SharedError(f"process {first}: {text}" if first else text) from error
 
 
+def _in_shell_of_srun() -> bool:
+    """Whether this process was started by hand in the shell of `srun --pty`, which has the environment of a task.
+
+    Launchers give their processes no terminal as standard input, except `srun --pty` to its first task, which leads
+    its session.
+    """
+    return "SLURM_PTY_PORT" in os.environ and os.isatty(0) and os.getsid(0) != os.getpid()
+
+
 def _under_srun() -> bool:
     return "SLURM_STEP_ID" in os.environ
 
@@ -260,7 +280,40 @@ def _join_by_slurm(heartbeat_timeout: int) -> None:
     global _host_key
     if os.environ.get("SLURM_STEP_NUM_NODES") == "1":
         _host_key = "-".join(os.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
-    jax.distributed.initialize(cluster_detection_method="slurm", heartbeat_timeout_seconds=heartbeat_timeout)
+    _join(heartbeat_timeout, os.environ.get("SLURM_STEP_NODELIST"), cluster_detection_method="slurm")
+
+
+def _join(heartbeat_timeout: int, where: str | None, **how: Any) -> None:
+    """Start JAX's connections; say what is waited for if it takes long, and end on SIGINT and SIGTERM."""
+    joined = threading.Event()
+    threading.Thread(target=_watch_start, args=(joined, where), daemon=True).start()
+    # Python would handle signals only once the C++ code of JAX returns.
+    main = threading.current_thread() is threading.main_thread()
+    handlers = [(number, signal.signal(number, signal.SIG_DFL)) for number in (signal.SIGINT, signal.SIGTERM) if main]
+    try:
+        # JAX aborts at its own timeout, with a stack trace.
+        jax.distributed.initialize(
+            initialization_timeout=2 * _START_TIMEOUT, heartbeat_timeout_seconds=heartbeat_timeout, **how
+        )
+    finally:
+        joined.set()
+        for number, handler in handlers:
+            if handler:  # JAX's own remains
+                signal.signal(number, handler)
+
+
+def _watch_start(joined: threading.Event, where: str | None) -> None:
+    processes = f"{launched_size()} processes to start, on {where}"
+    if not joined.wait(_NOTICE):
+        _note(f"waiting for {processes}; PMWD_ALONE=1 in the environment runs one process alone")
+        if not joined.wait(_START_TIMEOUT - _NOTICE):
+            _note(f"gave up waiting for {processes}")
+            os._exit(1)
+
+
+def _note(text: str) -> None:
+    sys.stderr.write(f"pmwd-dist: {text}\n")
+    sys.stderr.flush()
 
 
 def _coordinator(comm: Any) -> tuple[str, int, str | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -238,6 +239,65 @@ def test_alone_there_is_nothing_to_start(monkeypatch: pytest.MonkeyPatch) -> Non
     pmd.Decomposition()  # does not warn
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "8")
     assert distributed.launched_size() == 8
+
+
+def test_in_the_shell_of_srun_one_process_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in distributed._SIZES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "8")
+    monkeypatch.setenv("SLURM_PTY_PORT", "40000")
+    monkeypatch.setattr(os, "isatty", lambda fd: False)  # a program that srun or mpirun starts in this shell
+    assert distributed.launched_size() == 8
+    monkeypatch.setattr(os, "isatty", lambda fd: fd == 0)
+    monkeypatch.setattr(os, "getsid", lambda pid: os.getpid())  # the first task of `srun --pty pmwd-dist`
+    assert distributed.launched_size() == 8
+    monkeypatch.setattr(os, "getsid", lambda pid: os.getppid())
+    assert distributed.launched_size() == 1
+    distributed.initialize()
+    assert "one process runs, as this is the shell of `srun --pty`" in capsys.readouterr().err
+    monkeypatch.delenv("SLURM_PTY_PORT")
+    assert distributed.launched_size() == 8
+    monkeypatch.setenv("PMWD_ALONE", "1")
+    assert distributed.launched_size() == 1
+
+
+def test_waiting_for_processes_is_said_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a signal at once, and by its own bound before JAX aborts with a stack trace."""
+    tasks = {"NTASKS": "8", "STEP_NUM_TASKS": "8", "PROCID": "0", "LOCALID": "0", "STEP_ID": "0"}
+    tasks |= {"STEP_NODELIST": "localhost", "STEP_NUM_NODES": "1"}
+    for name, value in tasks.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    started = []
+    for job, (end, bound) in enumerate([(signal.SIGINT, 200), (signal.SIGTERM, 200), (None, 2)]):
+        lines = ["from pmwd_dist import distributed", f"import {distributed.__name__} as module"]
+        lines += [f"module._NOTICE, module._START_TIMEOUT = 1, {bound}", "distributed.initialize()"]
+        process = subprocess.Popen(
+            [sys.executable, "-c", "\n".join(lines)],
+            env=os.environ | {"SLURM_JOB_ID": str(os.getpid() + job)},  # JAX's port
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append((end, process))
+    for end, process in started:
+        assert process.stderr is not None
+        try:
+            first = process.stderr.readline()
+            assert "waiting for 8 processes to start, on localhost; PMWD_ALONE=1" in first
+            if end is not None:
+                process.send_signal(end)
+            _, rest = process.communicate(timeout=20)
+        finally:
+            process.kill()
+        if end is None:
+            assert (process.returncode, rest) == (
+                1,
+                "pmwd-dist: gave up waiting for 8 processes to start, on localhost\n",
+            )
+        else:
+            assert (process.returncode, rest) == (-end, "")
 
 
 @pytest.mark.parametrize("name", distributed._SIZES)
