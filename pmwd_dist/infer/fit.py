@@ -23,6 +23,7 @@ from scipy.special import ndtri
 from pmwd_dist.config import Config
 from pmwd_dist.infer.likelihoods import seen
 from pmwd_dist.infer.model import Posterior
+from pmwd_dist.parallel.distributed import to_host
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import prfft3d
 from pmwd_dist.pm import fourier
@@ -70,7 +71,7 @@ def check_fit(posterior: Posterior, noise: Array, parameters: Mapping[str, Array
     if not hasattr(posterior.model.likelihood, "residual"):
         return {}
     keys = jax.random.split(key, len(noise))
-    found = jax.device_get(_compared(posterior.model, posterior.data, (keys, noise, dict(parameters))))
+    found = to_host(_compared(posterior.model, posterior.data, (keys, noise, dict(parameters))))
     checks = {name: _check(name, *x) for name, x in found.items()}
     return {name: check for name, check in checks.items() if math.isfinite(check.z)}
 
@@ -88,7 +89,7 @@ def check_prior(posterior: Posterior, key: Array, draws: int = 40) -> dict[str, 
       key: random key.
       draws: number of draws from the prior, each with one forward model.
     """
-    value, predicted, fine = jax.device_get(_predicted(posterior.model, posterior.data, jax.random.split(key, draws)))
+    value, predicted, fine = to_host(_predicted(posterior.model, posterior.data, jax.random.split(key, draws)))
     found = dict[str, Check]()
     for name, x in predicted.items():
         ranked = x[fine]

@@ -24,6 +24,7 @@ from pmwd_dist.infer.numpyro import numpyro_sites
 from pmwd_dist.infer.precondition import Preconditioner
 from pmwd_dist.infer.preconditioner_adaptation import Adaptation
 from pmwd_dist.infer.priors import Prior, check_priors, unwhiten, whiten
+from pmwd_dist.parallel.distributed import to_devices, to_host
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.inputs import numbers
 from pmwd_dist.pm.inputs import check_config, lattice_field
@@ -164,10 +165,10 @@ class Model(eqx.Module):
         Warns:
           UserWarning: constant data.
         """
-        mask = getattr(self.likelihood, "mask", None)
+        mask, (likelihood, given) = getattr(self.likelihood, "mask", None), to_host((self.likelihood, data))
         with np.errstate(over="ignore"):  # marks of missing data
-            self.likelihood.check(data, self.config)
-            odd = constant(data, mask)
+            likelihood.check(given, self.config)
+            odd = constant(given, getattr(likelihood, "mask", None))
             data = self._place(jnp.asarray(numbers(data, "data"), float))
         data = seen(jnp.where(jnp.isfinite(data), data, 1), mask, 1)
         if unused := self._unused(data):
@@ -206,7 +207,7 @@ class Model(eqx.Module):
 
     def _place(self, x: Any) -> Any:
         shape, sharding = self._layout_of_data()
-        return jax.device_put(x, sharding) if getattr(x, "shape", None) == shape else x
+        return to_devices(x, sharding) if getattr(x, "shape", None) == shape else x
 
 
 class Posterior(eqx.Module):

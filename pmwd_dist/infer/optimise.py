@@ -16,6 +16,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.infer.model import Position, Posterior
 from pmwd_dist.infer.precondition import filtered
+from pmwd_dist.parallel.distributed import to_host
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.inputs import whole_number
 from pmwd_dist.pm import fourier
@@ -114,19 +115,20 @@ def _climb(
     @eqx.filter_jit
     def step(posterior: Posterior, position: Position, variables: Any, state: Any, factor: Array | None) -> Any:
         def loss(variables: Any) -> Any:
-            return -posterior.logdensity(whole(variables, position, factor))
+            return -config.decomposition.equal_copies(posterior.logdensity(whole(variables, position, factor)))
 
         value, slope = jax.value_and_grad(loss)(variables)
         options = {"value": value, "grad": slope, "value_fn": loss} if searches else {}
         update, state = optimiser.update(slope, state, variables, **options)
-        return -value, optax.apply_updates(variables, update), state
+        moved: Any = optax.apply_updates(variables, update)
+        return -value, moved | {"parameters": config.decomposition.equal_copies(moved["parameters"])}, state
 
     parameters = {name: position["parameters"][name] for name in free}
     variables: Any = {"noise": jnp.zeros_like(position["noise"]), "parameters": parameters}
     state, best, largest, history = eqx.filter_jit(optimiser.init)(variables), variables, -np.inf, list[float]()
     for _ in range(count):
         value, moved, state = step(posterior, position, variables, state, factor)
-        history.append(float(jnp.asarray(value)))
+        history.append(float(to_host(value)))
         if history[-1] > largest:
             best, largest = variables, history[-1]
         settled = searches and len(history) > 5 and history[-1] - history[-5] < 1e-9 * abs(largest)

@@ -36,6 +36,7 @@ from jaxtyping import Array, Float
 
 from pmwd_dist.config import Config
 from pmwd_dist.infer.forward import wavevectors
+from pmwd_dist.parallel.distributed import to_host
 from pmwd_dist.parallel.fft import prfft3d
 from pmwd_dist.pm import fourier
 
@@ -229,8 +230,8 @@ def _mode_numbers(posterior: Any) -> Array:
 
 
 def mode_numbers(posterior: Any) -> np.ndarray:
-    """Number of modes of each band of a posterior's preconditioner."""
-    return np.asarray(_mode_numbers(posterior))
+    """Number of modes of each band of a posterior's preconditioner. Collective."""
+    return to_host(_mode_numbers(posterior))
 
 
 @eqx.filter_jit

@@ -25,6 +25,7 @@ from pmwd_dist.infer.tuning.discretisation_bias import BiasCorrection, bias_samp
 from pmwd_dist.infer.tuning.loop import ChainTuning, TuningProgress, begin, check_share
 from pmwd_dist.infer.tuning.schedule import ENERGY_VARIANCE, SHORTEST, STEP_BIAS, Schedule
 from pmwd_dist.io.arrays import Arrays
+from pmwd_dist.parallel.distributed import to_host
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.inputs import whole_number
 from pmwd_dist.pm.status import SimulationError
@@ -74,7 +75,8 @@ def sample(
       keep_noise: whether to keep the white noise of the last draw of each chunk.
       most_failures: largest share of failed simulations in the steps of a chunk or of the last stage of the tuning.
       spmd_axis_name: axis of the device mesh over which chains are divided, if any.
-      listener: function called after tuning and after each chunk is on disk; an exception ends the run.
+      listener: function called after tuning and after each chunk is on disk; an exception ends the run. Of several
+        processes, each calls it, and all of them have to raise it.
       tuning_listener: function called after each block of the tuning; an exception ends the run, with the state on
         disk.
 
@@ -111,7 +113,7 @@ def sample(
         arrays = _checked(draws, index, most_failures, posterior)
         if keep_noise:
             adapted = posterior.adapted(run.adaptation)
-            arrays |= {"noise": np.asarray(_unwhitened(run.states.position, adapted, spmd_axis_name))}
+            arrays |= {"noise": to_host(_unwhitened(run.states.position, adapted, spmd_axis_name))}
         run, arrays = bias.update(run, arrays)
         folder.write(index, arrays, pack(run, index + 1) | bias.pack())
         _tell(listener, run, index + 1, arrays)
@@ -119,11 +121,7 @@ def sample(
 
 
 def _check_positions(posterior: Posterior, positions: Any) -> None:
-    """Raise ValueError unless these are positions of a batch of chains, in a program of one process."""
-    if jax.process_count() > 1:
-        constraint = f"is sampled by a program of one process, and this one has {jax.process_count()}"
-        remedy = "start it without mpirun or srun: one process drives all devices of its machine"
-        raise ArgumentError("posterior", "", constraint, remedy, show_value=False)
+    """Raise ValueError unless these are positions of a batch of chains."""
     remedy = "use jax.vmap(posterior.initial)(keys)"
     if not isinstance(positions, Mapping) or set(positions) != {"noise", "parameters"}:
         constraint = "must have the entries noise and parameters"
@@ -156,7 +154,7 @@ def _check_begun(run: Run, posterior: Posterior, positions: Position) -> None:
     """Raise SimulationError unless the log density and its gradient are finite where the chains begin."""
     states = run.states
     for what, tree in (("log density", states.logdensity), ("slope of the log density", states.logdensity_grad)):
-        fine = [np.asarray(jnp.isfinite(x).all(axis=tuple(range(1, x.ndim)))) for x in jax.tree.leaves(tree)]
+        fine = to_host([jnp.isfinite(x).all(axis=tuple(range(1, x.ndim))) for x in jax.tree.leaves(tree)])
         wrong = np.flatnonzero(~np.all(fine, axis=0))
         if wrong.size:
             where = f"{wrong.size} of {len(fine[0])} chains begin, as chain {wrong[0]} does"
@@ -168,13 +166,13 @@ def _check_begun(run: Run, posterior: Posterior, positions: Position) -> None:
 def _at(posterior: Posterior, positions: Position, chain: int) -> str:
     """Parameters at the first position of a chain, and the cells with a wrong prediction."""
     position = jax.tree.map(lambda x: x[chain], positions)
-    numbers = posterior.parameters(position)
-    field, fine = eqx.filter_jit(lambda p, z: p.model.predict(*p.unwhiten(z)))(posterior, position)
+    numbers = to_host(posterior.parameters(position))
+    field, fine = to_host(eqx.filter_jit(lambda p, z: p.model.predict(*p.unwhiten(z)))(posterior, position))
     there = ", ".join(f"{name} = {float(x):.4g}" for name, x in numbers.items())
     there = f" with {there}" if there else ""
     if not fine:
         return f"{there}, where the simulation fails"
-    counts = {"negative": int(jnp.sum(field < 0)), "not finite": int(jnp.sum(~jnp.isfinite(field)))}
+    counts = {"negative": int(np.sum(field < 0)), "not finite": int(np.sum(~np.isfinite(field)))}
     odd = " and ".join(f"{what} in {count} of {field.size} cells" for what, count in counts.items() if count)
     return f"{there}, where the prediction is {odd}" if odd else there
 
@@ -193,7 +191,7 @@ def _resumed(run: Run, folder: ChainFolder, most_bias: float) -> tuple[Run, int,
 
 def _checked(draws: dict[str, Array], chunk: int, most: float, posterior: Posterior) -> Arrays:
     """The draws of a chunk on the host; SimulationError if too many of its steps failed."""
-    arrays = {name: np.asarray(x) for name, x in draws.items()}
+    arrays = to_host(draws)
     of_bands = {name: arrays.pop(name) for name in scales.KINDS}
     arrays |= scales.by_wavenumber(of_bands, arrays.pop("modes"), posterior.model.config)
     check_share(1 - float(np.mean(arrays["nonans"])), most, f"chunk {chunk}")
@@ -223,6 +221,7 @@ def _advance(
     posterior = posterior.adapted(run.adaptation)
     chains, config = run.states.logdensity.shape[0], posterior.model.config
     options: dict[str, Any] = {"logdensity": posterior.logdensity, "method": method, "tuning": run.tuning}
+    options |= {"agree": config.decomposition.equal_copies}
     seen = scales.scales_of(config)
 
     def once(states: IntegratorState, key: Array) -> Any:

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
@@ -178,6 +179,21 @@ class Decomposition(Division):
         A result with another sharding than its input would make a loop compile its program twice.
         """
         return field if self._on_default_device else jax.lax.with_sharding_constraint(field, self.sharding)
+
+    def equal_copies(self, tree: Any) -> Any:
+        """Numbers that every device of a field holds, with the values of its first device.
+
+        Processes may round differently: copies of a number that evolves would drift apart.
+        """
+        if jax.process_count() == 1 or self.size == 1:
+            return tree
+
+        def from_first(tree: Any) -> Any:
+            first = jax.lax.axis_index(self.names) == 0
+            numbers = jax.tree.map(lambda x: jnp.where(first, x, jnp.zeros_like(x)), tree)
+            return jax.tree.map(lambda x, y: x.astype(y.dtype), jax.lax.psum(numbers, self.names), tree)
+
+        return self.shard_map(from_first, PartitionSpec(), PartitionSpec())(tree)
 
     @property
     def _on_default_device(self) -> bool:

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 from jax import Array
+from jax.sharding import Sharding
 
 from pmwd_dist._files import message
 
@@ -206,6 +207,40 @@ def from_main(tree: T) -> T:
 
     with connection_errors():
         return multihost_utils.broadcast_one_to_all(tree)
+
+
+def to_host(tree: Any) -> Any:
+    """Arrays of JAX in a pytree as whole NumPy arrays, the same on every process; other leaves as they are. Collective.
+
+    Values that several processes hold are those of process 0. Each device temporarily holds a whole field.
+    """
+    if jax.process_count() == 1:
+        return jax.tree.map(lambda x: np.asarray(x) if isinstance(x, Array) else x, tree)
+    leaves, structure = jax.tree.flatten(tree)
+    with connection_errors():
+        found = [_whole(x) if isinstance(x, Array) else x for x in leaves]
+    copied = [i for i, x in enumerate(leaves) if isinstance(x, Array) and any(s.replica_id for s in x.global_shards)]
+    for i, x in zip(copied, from_main([found[i] for i in copied]), strict=True):
+        found[i] = x
+    return structure.unflatten(found)
+
+
+def _whole(x: Array) -> np.ndarray:
+    from jax.experimental import multihost_utils
+
+    if x.is_fully_addressable or x.is_fully_replicated:
+        return np.asarray(x)
+    if x.ndim > 3:  # a batch of fields, one by one
+        return np.stack([_whole(x[i]) for i in range(len(x))])
+    return multihost_utils.process_allgather(x, tiled=True)
+
+
+def to_devices(x: Any, sharding: Sharding) -> Array:
+    """An array that every process holds, or has on the devices already, with a sharding."""
+    if sharding.is_fully_addressable or (isinstance(x, Array) and not x.is_fully_addressable):
+        return jax.device_put(x, sharding)
+    whole = np.asarray(x)
+    return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])  # without communication
 
 
 def exchange(text: str) -> list[str]:

@@ -7,17 +7,23 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 import pytest
+from inferences import SMALL
 from runs import Events
 
+from pmwd_dist.infer import load_chain
 from pmwd_dist.run.common.folder import prepare_folder
 from pmwd_dist.run.common.job import execute
-from pmwd_dist.run.settings import read
+from pmwd_dist.run.common.signals import Interrupted
+from pmwd_dist.run.inference import verdict
+from pmwd_dist.run.inference.plan import InferenceJob
+from pmwd_dist.run.settings import InferenceSettings, read, read_as
 from pmwd_dist.run.simulation.plan import SimulationJob
 
 SETTINGS = """
@@ -76,6 +82,32 @@ for name, option in {
     codes[name] = command("run", "small.toml", "--output", name, "--set", option)
 codes["folder"] = command("run", "small.toml", "--output", f"folder{rank}")
 codes["missing"] = command("run", ["small.toml", "none.toml"][rank])
+if rank == 0:
+    print("codes", json.dumps(codes))
+"""
+
+
+INFERENCES = """
+import json, os
+rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=" + "30"[rank]
+import pmwd_dist.cli
+from pmwd_dist.run.inference import verdict
+verdict.save = lambda figure, path: path.touch()
+
+def command(name, *arguments):
+    try:
+        pmwd_dist.cli.main([name, *arguments])
+    except SystemExit as ended:
+        return ended.code
+
+slabs, mask = ("--set", "devices.pdims=[2, 1]"), ("--set", "data.mask=mask.npy")
+codes = {
+    "slabs": command("infer", "small.toml", "--output", "slabs", *slabs, *mask),
+    "chains": command("infer", "small.toml", "--output", "chains", "--set", "sampler.chain_devices=1", *mask),
+    "resumed": command("resume", "begun_on_one", *slabs),
+    "limited": command("infer", "small.toml", "--output", "begun_on_two", "--time-limit", "1s", *slabs, *mask),
+}
 if rank == 0:
     print("codes", json.dumps(codes))
 """
@@ -141,3 +173,43 @@ def test_processes(tmp_path: Path, no_figures: None):
         for name, values in both.items():
             scale = np.nanmax(np.abs(alone[name]), initial=0) if alone[name].dtype.kind == "f" else 0
             np.testing.assert_allclose(values, alone[name], rtol=1e-6, atol=1e-6 * scale, err_msg=name)
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_inferences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Chains divided over processes, and over fields of processes, agree with one process, also where it begins."""
+    monkeypatch.setattr(verdict, "save", lambda figure, path: path.touch())
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.toml").write_text(SMALL.replace("pdims = [1, 1]\n", ""))
+    mask = np.ones((4, 4, 4), bool)
+    mask[0, 0, :2] = False
+    np.save("mask.npy", mask)
+
+    def job(file: str, folder: str, *overrides: str) -> InferenceJob:
+        settings = read_as(InferenceSettings, tmp_path / file, ["devices.pdims=[1, 1]", *overrides])
+        return InferenceJob.of(settings, tmp_path / folder)
+
+    for folder, limit in {"one": None, "begun_on_one": 0.01}.items():
+        plan = job("small.toml", folder, "data.mask=mask.npy")
+        prepare_folder(plan)
+        with nullcontext() if limit is None else pytest.raises(Interrupted):
+            execute(plan, Events(), time_limit=limit)
+    done = start(INFERENCES, tmp_path)
+    assert "codes" in done.stdout, done.stderr
+    codes = json.loads(done.stdout.split("codes ")[1])
+    assert set(codes.values()) == {0}, (codes, done.stderr)
+    assert not (tmp_path / "begun_on_two" / "chunk_00000.npz").exists()
+    execute(job("begun_on_two/config.toml", "begun_on_two"), Events(), resume=True)
+    alone, names = load_chain(tmp_path / "one"), {path.name for path in (tmp_path / "one").iterdir()}
+    for folder in ("slabs", "chains", "begun_on_one", "begun_on_two"):
+        assert {path.name for path in (tmp_path / folder).iterdir()} == names
+        chain = load_chain(tmp_path / folder)
+        for found, expected in (
+            (chain.parameters["b1"], alone.parameters["b1"]),
+            (chain.logdensity, alone.logdensity),
+            (chain.noise_mean, alone.noise_mean),
+            (chain.noise_sd, alone.noise_sd),
+        ):
+            np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6, err_msg=folder)

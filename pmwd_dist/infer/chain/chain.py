@@ -15,6 +15,7 @@ from pmwd_dist.infer.preconditioner_adaptation import Adaptation
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState
 from pmwd_dist.infer.samplers.methods import Tuning
 from pmwd_dist.io.arrays import Arrays, check_shapes
+from pmwd_dist.parallel.distributed import to_devices, to_host
 
 
 class Chain(eqx.Module):
@@ -110,8 +111,8 @@ class Run(NamedTuple):
 
 
 def pack(run: Run, chunks: int) -> Arrays:
-    """The state after `chunks` chunks, as named arrays for a file."""
-    moments = {f"moments/{name}": np.asarray(x) for name, x in run.moments._asdict().items()}
+    """The state after `chunks` chunks, as named arrays for a file. Collective."""
+    moments = {f"moments/{name}": x for name, x in to_host(run.moments)._asdict().items()}
     shared = leaves_of(run.tuning, "tuning") | leaves_of(run.adaptation, "adaptation")
     return leaves_of(run.states) | shared | moments | {"chunks": np.asarray(chunks)}
 
@@ -119,14 +120,14 @@ def pack(run: Run, chunks: int) -> Arrays:
 def unpack(stored: Arrays, like: Run) -> Run:
     """The state from named arrays, with the structure, types and shardings of another one."""
     check_shapes(stored, {f"moments/{name}": jnp.shape(x) for name, x in like.moments._asdict().items()})
-    moments = Moments(*(jnp.asarray(stored[f"moments/{name}"]) for name in Moments._fields))
+    moments = like.moments._replace(**{name: stored[f"moments/{name}"] for name in Moments._fields})
     tuning, adapted = restored(stored, like.tuning, "tuning"), restored(stored, like.adaptation, "adaptation")
     return Run(restored(stored, like.states), tuning, placed(moments, like.moments), adapted)
 
 
 def leaves_of(tree: Any, prefix: str = "run") -> Arrays:
-    """Leaves of a pytree as named arrays."""
-    return {f"{prefix}/{i:03d}": np.asarray(x) for i, x in enumerate(jax.tree.leaves(tree))}
+    """Leaves of a pytree as named arrays. Collective."""
+    return {f"{prefix}/{i:03d}": x for i, x in enumerate(jax.tree.leaves(to_host(tree)))}
 
 
 def restored(stored: Arrays, like: Any, prefix: str = "run") -> Any:
@@ -138,4 +139,4 @@ def restored(stored: Arrays, like: Any, prefix: str = "run") -> Any:
 
 def placed(tree: Any, like: Any) -> Any:
     """Arrays with the types and shardings of another pytree."""
-    return jax.tree.map(lambda x, y: jax.device_put(x.astype(y.dtype), y.sharding), tree, like)
+    return jax.tree.map(lambda x, y: to_devices(x.astype(y.dtype), y.sharding), tree, like)

@@ -19,6 +19,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.infer.chain.chain import Chain
 from pmwd_dist.io.arrays import ArrayFile, Arrays, check_shapes, fingerprint, reading, write_arrays
+from pmwd_dist.parallel.distributed import is_main, raise_on_all_processes, to_host
 
 _PER_DRAW = ("logdensity", "density_shift")
 _NAMED = ("parameter/", "projection/", "power/")  # per draw
@@ -47,7 +48,7 @@ def chain_files(chunks: int) -> list[str]:
 
 
 class ChainFolder:
-    """The folder of a chain.
+    """The folder of a chain, which process 0 writes and every process reads.
 
     Args:
       path: path of the folder, which is made if absent.
@@ -101,15 +102,19 @@ class ChainFolder:
             yield
 
     def write(self, index: int, chunk: Arrays, state: Arrays) -> None:
-        """Add a chunk, and then the state after it, so that a state never precedes its chunks."""
-        write_arrays(self._chunk(index), chunk, {"run": self.run, "chunk": index, "after": self._last})
-        with ArrayFile(self._chunk(index)) as file:
-            self._last = file.digest
+        """Add a chunk, and then the state after it, so that a state never precedes its chunks. Collective."""
+        with raise_on_all_processes():
+            if is_main():
+                write_arrays(self._chunk(index), chunk, {"run": self.run, "chunk": index, "after": self._last})
+                with ArrayFile(self._chunk(index)) as file:
+                    self._last = file.digest
         self.write_state(state)
 
     def write_state(self, state: Arrays) -> None:
-        """Replace the state alone."""
-        write_arrays(self._state, state, {"identity": self.identity, "last": self._last})
+        """Replace the state alone. Collective."""
+        with raise_on_all_processes():
+            if is_main():
+                write_arrays(self._state, state, {"identity": self.identity, "last": self._last})
 
     def check(self) -> None:
         """Read all files in order, and keep `bias_samples`; raise ArrayFileError if a file is missing or damaged."""
@@ -184,7 +189,7 @@ def _by_wavenumber(arrays: Arrays) -> dict[float, np.ndarray]:
 
 
 def identity_of(parts: Mapping[str, Any]) -> dict[str, str]:
-    """A description of each part that is the same in another process and on other devices.
+    """A description of each part that is the same in another process and on other devices. Collective.
 
     Fields of dataclasses with the metadata "derived" are left out: they follow from the others, up to rounding.
     """
@@ -196,7 +201,7 @@ def _describe(part: Any) -> str:
         kept = [f"{f.name}={getattr(part, f.name)!r}" for f in fields(part) if f.name != "decomposition"]
         return ", ".join(kept)
     if isinstance(part, jax.Array | np.ndarray):
-        values = np.ascontiguousarray(jax.device_get(part))
+        values = np.ascontiguousarray(to_host(part))
         if values.ndim == 0:
             return repr(values.item())
         digest = hashlib.sha256(values.tobytes()).hexdigest()[:16]

@@ -17,7 +17,7 @@ from jaxtyping import Array
 
 from pmwd_dist.infer import trees
 from pmwd_dist.infer.samplers import mclmc
-from pmwd_dist.infer.samplers.isokinetic import IntegratorState, LogDensity, start
+from pmwd_dist.infer.samplers.isokinetic import Agree, IntegratorState, LogDensity, start, unchanged
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 
 init = mclmc.init
@@ -33,6 +33,7 @@ def step(
     step_size: ArrayLike,
     inverse_mass_matrix: Any = 1.0,
     normal_precision: Any = 0.0,
+    agree: Agree = unchanged,
 ) -> tuple[IntegratorState, mclmc.AdjustedInfo]:
     """A trajectory with a new momentum, accepted or rejected: one gradient an integration step.
 
@@ -45,6 +46,7 @@ def step(
       inverse_mass_matrix: diagonal, a number or a pytree that broadcasts against the position.
       normal_precision: precision of the normal distribution about 0 for which steps are exact, in the same form; 0 for
         velocity Verlet.
+      agree: function that makes copies of numbers equal on all processes.
     """
     draw, choice = jax.random.split(key)
     size = jnp.asarray(step_size, state.logdensity.dtype)
@@ -56,7 +58,7 @@ def step(
     end = jax.lax.fori_loop(0, num_integration_steps, once, state._replace(momentum=before))
     # The product rounds less than the squares.
     kinetic = 0.5 * trees.dot(trees.add(end.momentum, -1, before), trees.add(end.momentum, 1, before))
-    return mclmc.metropolis(choice, state, end, kinetic - end.logdensity + state.logdensity)
+    return mclmc.metropolis(choice, state, end, kinetic - end.logdensity + state.logdensity, agree)
 
 
 def leapfrog(

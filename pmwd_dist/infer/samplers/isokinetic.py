@@ -19,6 +19,12 @@ from pmwd_dist.infer import trees
 _MCLACHLAN = 0.1931833275037836
 
 LogDensity = Callable[[Any], Array]
+Agree = Callable[[Any], Any]  # makes the copies of numbers equal that several processes hold (`equal_copies`)
+
+
+def unchanged(numbers: Any) -> Any:
+    """The numbers as they are, in a program of one process."""
+    return numbers
 
 
 class IntegratorState(NamedTuple):

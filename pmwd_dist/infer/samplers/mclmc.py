@@ -11,11 +11,13 @@ from jaxtyping import Array
 
 from pmwd_dist.infer import trees
 from pmwd_dist.infer.samplers.isokinetic import (
+    Agree,
     IntegratorState,
     LogDensity,
     langevin_step,
     mclachlan_step,
     start,
+    unchanged,
 )
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 
@@ -47,6 +49,7 @@ def step(
     L: ArrayLike,
     step_size: ArrayLike,
     inverse_mass_matrix: Any = 1.0,
+    agree: Agree = unchanged,
 ) -> tuple[IntegratorState, MCLMCInfo]:
     """One step of MCLMC: one gradient.
 
@@ -61,13 +64,14 @@ def step(
       L: decoherence length of the momentum.
       step_size: length of a step.
       inverse_mass_matrix: diagonal, a number or a pytree that broadcasts against the position.
+      agree: function that makes copies of numbers equal on all processes.
     """
     dtype = state.logdensity.dtype
     L, step_size = jnp.asarray(L, dtype), jnp.asarray(step_size, dtype)
     key, other = jax.random.split(key)
     new, kinetic = langevin_step(key, state, step_size, L, logdensity, inverse_mass_matrix)
     energy = kinetic - new.logdensity + state.logdensity
-    fine = trees.all_finite((new, energy))
+    fine = agree(trees.all_finite((new, energy)))
     rejected = state._replace(momentum=trees.unit_vector(other, state.position))
     new = trees.where(fine, new, rejected)
     return new, MCLMCInfo(jnp.where(fine, energy, 0), fine)
@@ -98,6 +102,7 @@ def adjusted_step(
     num_integration_steps: ArrayLike,
     step_size: ArrayLike,
     inverse_mass_matrix: Any = 1.0,
+    agree: Agree = unchanged,
 ) -> tuple[IntegratorState, AdjustedInfo]:
     """A trajectory with a new direction and no noise, accepted or rejected: two gradients an integration step.
 
@@ -108,6 +113,7 @@ def adjusted_step(
       num_integration_steps: number of integration steps of the trajectory.
       step_size: length of an integration step.
       inverse_mass_matrix: diagonal, a number or a pytree that broadcasts against the position.
+      agree: function that makes copies of numbers equal on all processes.
     """
     direction, choice = jax.random.split(key)
     begin = state._replace(momentum=trees.unit_vector(direction, state.position))
@@ -118,14 +124,14 @@ def adjusted_step(
         return end, carry[1] + kinetic
 
     end, kinetic = jax.lax.fori_loop(0, num_integration_steps, once, (begin, jnp.zeros_like(state.logdensity)))
-    return metropolis(choice, state, end, kinetic - end.logdensity + state.logdensity)
+    return metropolis(choice, state, end, kinetic - end.logdensity + state.logdensity, agree)
 
 
 def metropolis(
-    key: Array, old: IntegratorState, new: IntegratorState, energy: Array
+    key: Array, old: IntegratorState, new: IntegratorState, energy: Array, agree: Agree = unchanged
 ) -> tuple[IntegratorState, AdjustedInfo]:
     """The new state with the probability that its energy error allows, else the old one."""
-    fine = trees.all_finite((new, energy))
+    fine, energy = agree((trees.all_finite((new, energy)), energy))
     energy = jnp.where(fine, energy, jnp.inf)
     rate = jnp.minimum(1, jnp.exp(-energy))
     accepted = jax.random.uniform(key, dtype=rate.dtype) < rate

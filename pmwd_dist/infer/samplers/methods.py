@@ -12,7 +12,7 @@ from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer.samplers import hmc, isokinetic, mclmc, nuts
-from pmwd_dist.infer.samplers.isokinetic import IntegratorState, LogDensity
+from pmwd_dist.infer.samplers.isokinetic import Agree, IntegratorState, LogDensity, unchanged
 
 Method = Literal["mclmc", "adjusted-mclmc", "hmc", "nuts"]
 NEEDS_BLACKJAX = "needs blackjax; `pip install '.[nuts]'`, or use another method"
@@ -97,6 +97,7 @@ def transition(
     method: Method,
     tuning: Tuning,
     fraction: Array,
+    agree: Agree = unchanged,
 ) -> tuple[IntegratorState, Transition]:
     """A step of MCLMC, or a trajectory of an adjusted sampler.
 
@@ -108,12 +109,14 @@ def transition(
       tuning: parameters of the sampler; NUTS has no L.
       fraction: uniform random number, the same for all chains of a batch so that none waits for another. Trajectories
         are 2 L fraction long, since a fixed length could be a period.
+      agree: function that makes copies of numbers equal on all processes; without it they would drift apart.
     """
     options: dict[str, Any] = {"step_size": tuning.step_size, "inverse_mass_matrix": tuning.inverse_mass_matrix}
+    options |= {"agree": agree}
     if method == "mclmc":
         state, info = mclmc.step(key, state, lambda x: logdensity(x) - correction(x, tuning), L=tuning.L, **options)
         one = jnp.ones_like(info.energy_change)
-        return state, Transition(info.energy_change, info.nonans, one, jnp.asarray(1))
+        return _agreed(state, agree), Transition(info.energy_change, info.nonans, one, jnp.asarray(1))
     if method != "adjusted-mclmc":
         options["normal_precision"] = jax.tree.map(lambda x: 1.0 if x.ndim else 0.0, state.position)
     if method == "nuts":
@@ -123,6 +126,13 @@ def transition(
         step, each = (hmc.step, 1) if method == "hmc" else (mclmc.adjusted_step, 2)
         after, info = step(key, state, logdensity, num_integration_steps=count, **options)
         gradients = each * count
-    return after._replace(momentum=state.momentum), Transition(
+    return _agreed(after._replace(momentum=state.momentum), agree), Transition(
         info.energy_change, info.nonans, info.acceptance_rate, gradients
     )
+
+
+def _agreed(state: IntegratorState, agree: Agree) -> IntegratorState:
+    """The state with equal copies of its numbers; parts of fields have none."""
+    leaves, structure = jax.tree.flatten(state)
+    numbers = iter(agree([x for x in leaves if not x.ndim]))
+    return structure.unflatten([x if x.ndim else next(numbers) for x in leaves])

@@ -7,6 +7,8 @@ is `hmc.leapfrog`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -18,7 +20,7 @@ from jaxtyping import Array
 from pmwd_dist.infer import trees
 from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.infer.samplers.hmc import leapfrog
-from pmwd_dist.infer.samplers.isokinetic import IntegratorState, LogDensity
+from pmwd_dist.infer.samplers.isokinetic import Agree, IntegratorState, LogDensity, unchanged
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 
 DOUBLINGS = 10  # largest number for a trajectory
@@ -51,6 +53,7 @@ def step(
     inverse_mass_matrix: Any = 1.0,
     normal_precision: Any = 0.0,
     doublings: int = DOUBLINGS,
+    agree: Agree = unchanged,
 ) -> tuple[IntegratorState, mclmc.AdjustedInfo, Array]:
     """A draw from a trajectory that ends where it turns: one gradient an integration step.
 
@@ -62,6 +65,7 @@ def step(
       inverse_mass_matrix: diagonal, a number or a pytree that broadcasts against the position.
       normal_precision: precision of the normal part, as in `hmc.step`.
       doublings: largest number of doublings of the trajectory.
+      agree: function that makes copies of numbers equal on all processes.
 
     Returns:
       The state; statistics, with the mean acceptance rate of all points of the trajectory and nonans false for a failed
@@ -76,14 +80,22 @@ def step(
 
     def move(state: IntegratorState, size: Array) -> IntegratorState:
         end = leapfrog(state, size, logdensity, **options)
-        return end._replace(logdensity=jnp.where(jnp.isfinite(end.logdensity), end.logdensity, -jnp.inf))
+        value = agree(end.logdensity)
+        return end._replace(logdensity=jnp.where(jnp.isfinite(value), value, -jnp.inf))
 
-    integrate = trajectory.dynamic_progressive_integration(move, _kinetic, _marked, _turned, _DIVERGENCE)
-    expand = trajectory.dynamic_multiplicative_expansion(integrate, _turns, doublings)
+    def kinetic(momentum: Any, position: Any = None) -> Array:
+        del position
+        return agree(0.5 * trees.dot(momentum, momentum))
+
+    def turns(*ends: Any) -> Array:
+        return agree(_turns(*ends))
+
+    integrate = trajectory.dynamic_progressive_integration(move, kinetic, _marked, partial(_turned, turns), _DIVERGENCE)
+    expand = trajectory.dynamic_multiplicative_expansion(integrate, turns, doublings)
     draw, choice = jax.random.split(key)
     momentum = trees.normal_like(draw, state.position)  # in units of the root of the mass matrix
     begin = state._replace(momentum=momentum)
-    energy = _kinetic(momentum) - state.logdensity
+    energy = kinetic(momentum) - state.logdensity
     point = proposal.Proposal(begin, energy, 0.0, -jnp.inf), trajectory.Trajectory(begin, begin, momentum, 0)
     tree = trajectory.DynamicExpansionState(0, *point, _no_marks(momentum, doublings))
     (_, drawn, whole, _), (diverged, _) = expand(choice, tree, energy, size)
@@ -92,11 +104,6 @@ def step(
     failed = diverged & ~trees.all_finite((whole.leftmost_state, whole.rightmost_state))
     moved = jnp.not_equal(new.logdensity, state.logdensity)
     return new, mclmc.AdjustedInfo(rate, moved, drawn.energy - energy, ~failed), whole.num_states
-
-
-def _kinetic(momentum: Any, position: Any = None) -> Array:
-    del position
-    return 0.5 * trees.dot(momentum, momentum)
 
 
 def _turns(left: Any, right: Any, total: Any, *_: Any) -> Array:
@@ -121,13 +128,13 @@ def _marked(marks: Marks, total: Any, momentum: Any, step: Array) -> Marks:
     return Marks(put(marks.momenta, momentum), put(marks.sums, total), last - ends + 1, last)
 
 
-def _turned(marks: Marks, total: Any, momentum: Any) -> Array:
+def _turned(turns: Callable[..., Array], marks: Marks, total: Any, momentum: Any) -> Array:
     """Whether a part of the trajectory that ends here turns."""
 
     def look(carry: tuple[Array, Array]) -> tuple[Array, Array]:
         index, _ = carry
         left, before = (jax.tree.map(lambda x: x[index], kept) for kept in (marks.momenta, marks.sums))
-        return index - 1, _turns(left, momentum, trees.add(trees.add(total, -1, before), 1, left))
+        return index - 1, turns(left, momentum, trees.add(trees.add(total, -1, before), 1, left))
 
     def goes_on(carry: tuple[Array, Array]) -> Array:
         return (carry[0] >= marks.first) & ~carry[1]

@@ -53,14 +53,16 @@ def run_blocks(
     length: int,
     spmd_axis_name: str | None = None,
     observe: Observe | None = None,
+    **options: Any,
 ) -> tuple[IntegratorState, Block]:
     """A block of a batch of chains: `length` steps of MCLMC, or a few trajectories of an adjusted sampler.
 
-    The observer is a function of position and gradient. It returns numbers to keep and a field to average.
+    The observer is a function of position and gradient. It returns numbers to keep and a field to average. Further
+    options are those of `transition`.
     """
     chains, steps = states.logdensity.shape[0], length if method == "mclmc" else TRAJECTORIES
     fractions = jax.random.uniform(jax.random.fold_in(key, chains), (steps,))  # shared by all chains
-    step = partial(transition, logdensity=logdensity, method=method, tuning=tuning)
+    step = partial(transition, logdensity=logdensity, method=method, tuning=tuning, **options)
 
     def look(position: Any, slope: Any) -> tuple[Array, Array]:
         return observe(position, slope) if observe else (jnp.zeros(0), jnp.zeros(0))

@@ -26,6 +26,7 @@ from pmwd_dist.infer.tuning.blocks import Block, run_blocks
 from pmwd_dist.infer.tuning.curvature import largest_curvature, longest_step
 from pmwd_dist.infer.tuning.schedule import Schedule, block_length
 from pmwd_dist.io.arrays import Arrays
+from pmwd_dist.parallel.distributed import from_main, to_host
 from pmwd_dist.pm.status import SimulationError
 
 RunBlocks = Callable[[Array, IntegratorState, Tuning, Method], tuple[IntegratorState, Block]]
@@ -74,15 +75,16 @@ def tune(
     while not schedule.done:
         if schedule.reevaluates:
             states = reevaluate(states, schedule)
-        moved, block = run(jax.random.fold_in(key, schedule.count), states, schedule.tuning(), schedule.method)
-        if schedule.take(jax.tree.map(np.asarray, block)):
+        tuning = from_main(schedule.tuning())
+        moved, block = run(jax.random.fold_in(key, schedule.count), states, tuning, schedule.method)
+        if schedule.take(to_host(block)):
             states = moved
         if schedule.adaptation_due and adapt is not None:
             states, longest = adapt(states, schedule)
             schedule.restart(longest)
         if listener is not None:
             listener(schedule, states)
-    tuning = schedule.tuning()
+    tuning = from_main(schedule.tuning())
     return jax.vmap(lambda state: corrected(state, tuning))(states), tuning
 
 
@@ -170,7 +172,7 @@ class ChainTuning:
     ) -> tuple[IntegratorState, Block]:
         now, length = self._now(), block_length(self.steps)
         states, block = _blocks(key, states, placed(tuning, self.run.tuning), now, method, length, self.axis)
-        self.failures.add(self.schedule.stage, np.asarray(block.nonans))
+        self.failures.add(self.schedule.stage, to_host(block.nonans))
         return placed(states, self.run.states), block  # with another sharding it would compile again
 
     def _now(self) -> Posterior:
@@ -189,14 +191,14 @@ class ChainTuning:
         turn, other = jax.random.split(jax.random.fold_in(jax.random.fold_in(self.key, schedule.count), 0))
         changes = None
         if schedule.parameters_move:
-            changes = np.asarray(adaptation.changes_of_curvature(other, before, states.position, self.axis))
+            changes = to_host(adaptation.changes_of_curvature(other, before, states.position, self.axis))
         modes = adaptation.mode_numbers(self.posterior)
-        new = placed(adaptation.adapt(old, *schedule.observed(), modes, changes), old)
+        new = placed(from_main(adaptation.adapt(old, *schedule.observed(), modes, changes)), old)
         after = self.posterior.adapted(new)
         positions = placed(_moved(states.position, before, after, self.axis), states.position)
         states = placed(begin(turn, positions, after, self.axis).states, self.run.states)
         self.run = self.run._replace(adaptation=new)
-        curvatures = np.asarray(_largest_curvature(states.position, after, self.axis))
+        curvatures = to_host(_largest_curvature(states.position, after, self.axis))
         return states, longest_step(curvatures, theory=new.mean is None)
 
     def _keep(self, schedule: Schedule, states: IntegratorState) -> None:
@@ -205,10 +207,11 @@ class ChainTuning:
                 L, step_size = (float(np.asarray(x)) for x in schedule.tuning()[:2])
                 share = 1.0 if schedule.done else min(1.0, schedule.count * block_length(self.steps) / self.steps)
                 self.listener(TuningProgress(share, step_size, L, schedule.bound))
-        except BaseException:
-            self._write(schedule, states)
+        except BaseException as error:
+            if jax.process_count() == 1 or isinstance(error, Exception):  # not of one process alone
+                self._write(schedule, states)
             raise
-        if time.monotonic() - self._written >= _CHECKPOINT_SECONDS:
+        if from_main(time.monotonic() - self._written >= _CHECKPOINT_SECONDS):
             self._write(schedule, states)
             self._written = time.monotonic()
 
@@ -259,4 +262,5 @@ def _blocks(
     """A block of steps of all chains."""
     observe = posterior.observe if adaptation.start(posterior) is not None else None
     options: dict[str, Any] = {"logdensity": posterior.logdensity, "length": length, "spmd_axis_name": axis}
-    return run_blocks(key, states, tuning, method, observe=observe, **options)
+    options |= {"observe": observe, "agree": posterior.model.config.decomposition.equal_copies}
+    return run_blocks(key, states, tuning, method, **options)

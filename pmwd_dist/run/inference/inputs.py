@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from pmwd_dist import infer
 from pmwd_dist.io.arrays import Arrays, Shapes, fingerprint, read_arrays, reading, write_arrays
+from pmwd_dist.parallel.distributed import from_main, is_main, raise_on_all_processes, to_devices, to_host
 from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.fingerprint import identity
@@ -32,7 +33,7 @@ def data_of(plan: InferenceJob, log: Log) -> Arrays:
     shapes = truth | {"noise": plan.simulation.config.particle_shape}
     data = _kept(plan, DATA, lambda: _mock(plan), shapes, "mock drawn", log)
     with reading(plan.folder / DATA, _REMAKE):
-        plan.model.likelihood.check(data["data"], plan.simulation.config)
+        to_host(plan.model.likelihood).check(data["data"], plan.simulation.config)
     return data
 
 
@@ -49,13 +50,15 @@ def starts_of(plan: InferenceJob, posterior: infer.Posterior, log: Log) -> Any:
 
 
 def _kept(plan: InferenceJob, name: str, make: Callable[[], Arrays], shapes: Shapes, what: str, log: Log) -> Arrays:
-    """Arrays of a file of the run, which is made if it does not exist: a resumed run has the same bits."""
+    """Arrays of a file of the run, which is made if it does not exist: a resumed run has the same bits. Collective."""
     path, about = plan.folder / name, {"run": fingerprint(identity(plan)), "file": name}
-    if not path.exists():
+    if not from_main(path.exists()):
         began = time.perf_counter()
         arrays = make()
-        manifest.claim(plan.folder, [name])
-        write_arrays(path, arrays, about)
+        with raise_on_all_processes():
+            if is_main():
+                manifest.claim(plan.folder, [name])
+                write_arrays(path, arrays, about)
         log.stage(what, time.perf_counter() - began)
     return read_arrays(path, about, shapes, remedy=_REMAKE)
 
@@ -68,11 +71,11 @@ def key_of(plan: InferenceJob, purpose: int) -> Array:
 def _mock(plan: InferenceJob) -> Arrays:
     """Data drawn from the model, and the truth."""
     truth = plan.model.draw(key_of(plan, 0), **truth_of(plan))
-    data = np.asarray(plan.model.mock(key_of(plan, 1), truth))
+    data = to_host(plan.model.mock(key_of(plan, 1), truth))
     if not np.isfinite(data).all():
         raise SimulationError("the simulation of the mock failed; use a wider devices.halo, or more time.steps")
-    numbers = {f"parameters/{name}": np.asarray(x) for name, x in plan.model.parameters(truth).items()}
-    return {"data": data, "noise": np.asarray(truth["noise"])} | numbers
+    numbers = {f"parameters/{name}": x for name, x in plan.model.parameters(truth).items()}
+    return {"data": data, **to_host({"noise": truth["noise"]} | numbers)}
 
 
 def _start(plan: InferenceJob, posterior: infer.Posterior) -> Arrays:
@@ -83,15 +86,17 @@ def _start(plan: InferenceJob, posterior: infer.Posterior) -> Arrays:
         drawn = plan.model.draw_around(key, {})
         return posterior.whiten(drawn["noise"], drawn["parameters"])
 
-    one = prior if start.begin == "prior" else posterior.initial
-    positions = jax.vmap(one, spmd_axis_name=plan.chain_axis)(_place(plan, keys, _specs(plan)[1]))
+    def one(data: Array) -> Any:
+        return (prior if start.begin == "prior" else posterior.initial)(jax.random.wrap_key_data(data))
+
+    placed = _place(plan, jax.random.key_data(keys), _specs(plan)[1])
+    positions = jax.vmap(one, spmd_axis_name=plan.chain_axis)(placed)
     if start.begin == "map":
         each = [jax.tree.map(lambda x, i=i: x[i], positions) for i in range(len(keys))]
         options: dict[str, Any] = {"method": start.map_method, "steps": start.map_steps, "anneal": start.map_anneal}
         best = [infer.maximise(posterior, z, free=start.map_free, **options).position for z in each]
         positions = jax.tree.map(lambda *x: jnp.stack(x), *best)
-    numbers = {f"parameters/{name}": np.asarray(x) for name, x in positions["parameters"].items()}
-    return {"noise": np.asarray(positions["noise"])} | numbers
+    return to_host({"noise": positions["noise"]} | {f"parameters/{n}": x for n, x in positions["parameters"].items()})
 
 
 def _position(plan: InferenceJob, arrays: Arrays) -> Any:
@@ -105,7 +110,7 @@ def _position(plan: InferenceJob, arrays: Arrays) -> Any:
 def _place(plan: InferenceJob, x: Any, spec: P) -> Array:
     """An array on the devices of all chains."""
     mesh = plan.simulation.config.decomposition.mesh
-    return jax.device_put(jnp.asarray(x), NamedSharding(mesh, spec) if mesh.size > 1 else None)
+    return to_devices(x, NamedSharding(mesh, spec)) if mesh.size > 1 else jnp.asarray(x)
 
 
 def _specs(plan: InferenceJob) -> tuple[P, P]:

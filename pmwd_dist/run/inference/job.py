@@ -13,6 +13,7 @@ from pmwd_dist import infer
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer.chain.folder import chain_files, load_chain
 from pmwd_dist.io.arrays import ArrayFileError, Arrays
+from pmwd_dist.parallel.distributed import is_main, raise_on_all_processes
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.folder import Log, StartError
 from pmwd_dist.run.common.job import Control
@@ -132,7 +133,9 @@ def _earlier(folder: Path) -> list[Arrays]:
 
 def _sample(plan: InferenceJob, posterior: infer.Posterior, positions: Any, watch: _Watch) -> None:
     sampler = plan.settings.sampler
-    manifest.claim(plan.folder, chain_files(plan.chunks))
+    with raise_on_all_processes():
+        if is_main():
+            manifest.claim(plan.folder, chain_files(plan.chunks))
     try:
         infer.sample(
             posterior,

@@ -78,10 +78,6 @@ class InferenceJob(Job):
             raise SettingsError(problems)
         try:
             model = make_model(settings, simulation, data)
-            nothing = np.zeros(getattr(model.forward, "shape", simulation.config.mesh_shape))  # until a mock is drawn
-            with np.errstate(over="ignore"):
-                observed = data.get("data.file", nothing).astype(np.dtype(jnp.result_type(float)))
-            model.likelihood.check(observed, simulation.config)
         except ArgumentError as error:
             raise SettingsError([_translated(error, settings)]) from error
         return cls(settings, simulation, folder, model, data=data)
@@ -255,29 +251,33 @@ def _of_view(plan: InferenceJob) -> list[str]:
 
 
 def make_model(settings: InferenceSettings, simulation: SimulationSetup, data: dict[str, np.ndarray]) -> infer.Model:
-    """The model of the data.
+    """The model of the data, which are checked before processes share the fields of the model.
 
     Raises:
       ArgumentError: incompatible parts, or data out of range.
     """
     priors = settings.priors.distributions
     noise, names = settings.likelihood, settings.priors.given
-    mask = data.get("data.mask")
+    mask, config = data.get("data.mask"), simulation.config
+    forward: Any = _forward(settings, simulation) if noise.kind != "lensing" else _maps(settings, simulation)
     if noise.kind == "gaussian":
         sigma = "sigma" if "sigma" in names else data.get("likelihood.sigma", noise.sigma)
         likelihood = infer.Gaussian(sigma, mask=mask, k_max=noise.k_max)
     elif noise.kind == "lensing":
-        maps, density = _maps(settings, simulation), noise.density
+        density = noise.density
         assert density is not None
         density = density[0] if len(density) == 1 else density
-        shapes = infer.ShapeNoise(maps, density, ellipticity=noise.ellipticity, mask=mask)
-        return infer.Model(simulation.config, maps, priors, shapes)
+        likelihood = infer.ShapeNoise(forward, density, ellipticity=noise.ellipticity, mask=mask)
     elif noise.kind == "poisson":
         nbar = "nbar" if "nbar" in names else noise.nbar
         likelihood = infer.Poisson(nbar, mask=mask, selection=data.get("data.selection"))
     else:
         assert_never(noise.kind)
-    return infer.Model(simulation.config, _forward(settings, simulation), priors, likelihood)
+    nothing = np.zeros(getattr(forward, "shape", config.mesh_shape))  # until a mock is drawn
+    with np.errstate(over="ignore"):
+        observed = data.get("data.file", nothing).astype(np.dtype(jnp.result_type(float)))
+    likelihood.check(observed, config)
+    return infer.Model(config, forward, priors, likelihood)
 
 
 def _maps(settings: InferenceSettings, simulation: SimulationSetup) -> infer.Convergence:

@@ -17,6 +17,7 @@ from pmwd_dist import infer
 from pmwd_dist.io.arrays import Arrays
 from pmwd_dist.observe.angular_power import AngularPower, angular_power
 from pmwd_dist.observe.cross import CrossPower, cross_power
+from pmwd_dist.parallel.distributed import to_devices, to_host
 from pmwd_dist.run.inference.memory import MOST_FIELDS
 
 Panels = dict[str, tuple[np.ndarray, np.ndarray | None, str]]
@@ -73,12 +74,13 @@ def compare(posterior: infer.Posterior, chain: infer.Chain, data: Arrays, key: A
     config = posterior.model.config
     same, on_mesh = config.mesh_shape == config.particle_shape, posterior.data.shape == config.mesh_shape
     known, plane = same and "noise" in data, plane_seen(posterior)
-    truth = data["noise"] if known else np.zeros(config.mesh_shape)
-    sharding = NamedSharding(config.decomposition.mesh, PartitionSpec(None, *config.decomposition.spec))
-    fields = jax.device_put(jnp.asarray(noise) if config.decomposition.size == 1 else noise, sharding)
+    truth = to_devices(data["noise"] if known else np.zeros(config.mesh_shape), config.decomposition.sharding)
+    fields = to_devices(
+        noise, NamedSharding(config.decomposition.mesh, PartitionSpec(None, *config.decomposition.spec))
+    )
     draws = jax.random.split(key, len(noise)), fields, jax.tree.map(jnp.asarray, numbers)
-    beside = jnp.asarray(data["data"], float), jnp.asarray(truth)
-    phases, of_data = jax.device_get(_predicted(posterior.model, *beside, draws, plane, (same, on_mesh)))
+    predicted = _predicted(posterior.model, posterior.data, truth, draws, plane, (same, on_mesh))
+    phases, of_data = to_host(predicted)
     k, panels, images = np.zeros(0), Panels(), Images()
     ell, angular = np.zeros(0), Panels()
     if not on_mesh:
@@ -151,7 +153,7 @@ def _angular_powers(maps: Array, side: float | None) -> AngularPower:
 def seen(posterior: infer.Posterior) -> np.ndarray:
     """Mask of the cells or pixels that have data."""
     mask = getattr(posterior.model.likelihood, "mask", None)
-    return np.broadcast_to(True if mask is None else np.asarray(mask) > 0, posterior.data.shape)
+    return np.broadcast_to(True if mask is None else to_host(mask) > 0, posterior.data.shape)
 
 
 def plane_seen(posterior: infer.Posterior) -> int:

@@ -16,6 +16,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer.chain.diagnostics import stuck
 from pmwd_dist.infer.tuning.schedule import ENERGY_VARIANCE
 from pmwd_dist.io.arrays import Arrays, read_arrays
+from pmwd_dist.parallel.distributed import is_main, raise_on_all_processes, to_devices, to_host
 from pmwd_dist.parallel.fft import pirfft3d
 from pmwd_dist.report import plot
 from pmwd_dist.report.chains import fit_lines, table_lines, write_rows
@@ -25,7 +26,7 @@ from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.folder import CONFIG
 from pmwd_dist.run.inference.inputs import key_of
 from pmwd_dist.run.inference.plan import DATA, InferenceJob
-from pmwd_dist.run.inference.predictive import compare, plane_seen, seen, some_draws
+from pmwd_dist.run.inference.predictive import Comparison, Images, compare, plane_seen, seen, some_draws
 from pmwd_dist.run.settings import InferenceSettings, read_as
 
 _OUTLIERS = 1e-3  # share of the steps
@@ -49,7 +50,7 @@ class Verdict(NamedTuple):
 
 
 def judge(plan: InferenceJob, posterior: infer.Posterior, chain: infer.Chain, data: Arrays) -> Verdict:
-    """Write tables and figures of finished chains, and check their convergence.
+    """Write tables and figures of finished chains, and check their convergence. Collective.
 
     Raises:
       OSError: a file can't be written.
@@ -66,36 +67,46 @@ def judge(plan: InferenceJob, posterior: infer.Posterior, chain: infer.Chain, da
     }
     names = ["summary.csv", "prior.csv", "traces.png", *(name for name, there in optional.items() if there)]
     names.append("slices.png")
-    manifest.claim(plan.folder, names)
     path, rows, reasons = plan.folder, summarise(chain), find_reasons(plan, chain)
     reasons += find_fit_reasons(found.fit)
     fit, prior = (
         {name: {"ratio": check.ratio, "z": check.z, "p": check.p} for name, check in checks.items()}
         for checks in (found.fit, found.prior)
     )
-    write_rows(path / "prior.csv", "statistic", prior)
-    if fit:
-        write_rows(path / "fit.csv", "statistic", fit)
-    _write_chain(path, chain, truth, plan.settings)
+    (planes, alike), place = _slices(posterior, chain, data, truth), _place(plan, posterior)
+    with raise_on_all_processes():
+        if is_main():
+            manifest.claim(plan.folder, names)
+            write_rows(path / "prior.csv", "statistic", prior)
+            if fit:
+                write_rows(path / "fit.csv", "statistic", fit)
+            _write_chain(path, chain, truth, plan.settings)
+            _draw_comparison(plan, found, place)
+            _draw_planes(plan, planes, alike, place)
+    lines = table_lines(rows, truth) + fit_lines(fit)
+    about = [f"{name} = {value:.3g}" for name, value in _cost(plan, chain).items()]
+    return Verdict([*lines, ", ".join(about)], reasons, names)
+
+
+def _draw_comparison(plan: InferenceJob, found: Comparison, place: str) -> None:
+    path = plan.folder
     if found.panels:
         save(plot.bands(found.k, found.panels), path / "fields.png")
     if found.angular:
         save(plot.bands(found.ell, found.angular, along=r"multipole $\ell$"), path / "angular.png")
-    place = _place(plan, posterior)
     if found.images:
         sides, labels, quantity = _scales(plan)
         same: Any = {"quantity": quantity, "alike": range(len(found.images))}
         figure = plot.planes(found.images, sides, labels=labels, **same)
         figure.suptitle(place, fontsize=13)
         save(figure, path / "maps.png")
-    planes, alike = _slices(posterior, chain, data, truth)
+
+
+def _draw_planes(plan: InferenceJob, planes: Images, alike: tuple[int, ...], place: str) -> None:
     labels = [_scales(plan)[2] if title == "data" else r"linear contrast $\delta$ at $a = 1$" for title, _ in planes]
     figure = plot.planes(planes, plan.simulation.config.box_size, quantity=labels, alike=alike)
     figure.suptitle(place or "plane at $z = 0$", fontsize=13)
-    save(figure, path / "slices.png")
-    lines = table_lines(rows, truth) + fit_lines(fit)
-    about = [f"{name} = {value:.3g}" for name, value in _cost(plan, chain).items()]
-    return Verdict([*lines, ", ".join(about)], reasons, names)
+    save(figure, plan.folder / "slices.png")
 
 
 def redraw_chains(folder: Path) -> list[Path]:
@@ -281,7 +292,7 @@ def _slices(
 def _linear_density(model: infer.Model, plane: int, noise: np.ndarray, numbers: dict[str, float]) -> np.ndarray:
     """A plane of the linear density contrast at a = 1."""
     given = {name: jnp.asarray(x, float) for name, x in numbers.items()}
-    return np.asarray(_plane(model.forward, plane, jnp.asarray(noise), given))
+    return to_host(_plane(model.forward, plane, to_devices(noise, model.config.decomposition.sharding), given))
 
 
 @eqx.filter_jit
