@@ -289,7 +289,13 @@ def test_data_are_read_and_odd_ones_warned_of(tmp_path: Path) -> None:
         ),
         (
             ["sampler.chain_devices=2", "lensing"],
-            "sampler.chain_devices = 2: makes 2 groups, and light cones can't be a batch over groups; leave it out",
+            "sampler.chain_devices = 2: makes 2 groups, and light cones can't be a batch over groups; leave it out, "
+            "and use devices.pdims = [1, 1]",
+        ),
+        (
+            ["lensing"],
+            'likelihood.kind = "lensing": light cones of several chains can\'t be divided over 4 devices; '
+            "use devices.pdims = [1, 1]",
         ),
     ],
 )

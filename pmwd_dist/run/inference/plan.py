@@ -71,6 +71,9 @@ class InferenceJob(Job):
           SettingsError: the settings don't fit the devices, their memory, the files or each other.
         """
         simulation = build(settings)
+        if settings.likelihood.kind == "lensing" and (count := simulation.config.decomposition.size) > 1:
+            batch = f"light cones of several chains can't be divided over {count} devices"  # by vmap of JAX 0.10
+            raise SettingsError([f'likelihood.kind = "lensing": {batch}; use devices.pdims = [1, 1]'])
         if (problem := hopeless(settings, simulation)) is not None:
             raise SettingsError([problem])
         data, problems = _read_files(settings)

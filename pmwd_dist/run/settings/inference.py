@@ -90,7 +90,7 @@ def _check_batch(settings: InferenceSettings, groups: int) -> None:
     size = settings.sampler.chain_devices
     if settings.likelihood.kind == "lensing":
         constraint = f"makes {groups} groups, and light cones can't be a batch over groups"
-        raise ArgumentError("chain_devices", size, constraint, "leave it out")
+        raise ArgumentError("chain_devices", size, constraint, "leave it out, and use devices.pdims = [1, 1]")
     if settings.model.gravity != "linear" and settings.time.lpt_order == 3:
         constraint = f"makes {groups} groups, and initial conditions of third order can't be a batch over groups"
         raise ArgumentError("chain_devices", size, constraint, "use time.lpt_order = 2, or leave it out")
