@@ -18,6 +18,7 @@ from pmwd_dist.infer import preconditioner_adaptation as adaptation
 from pmwd_dist.infer.chain import scales
 from pmwd_dist.infer.chain.chain import Chain, Moments, Progress, Run, pack, unpack
 from pmwd_dist.infer.chain.folder import ChainFolder, identity_of
+from pmwd_dist.infer.lensing import Convergence
 from pmwd_dist.infer.model import Position, Posterior
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState
 from pmwd_dist.infer.samplers.methods import Method, check_method, correction, remaining_shift, transition
@@ -121,7 +122,12 @@ def sample(
 
 
 def _check_positions(posterior: Posterior, positions: Any) -> None:
-    """Raise ValueError unless these are positions of a batch of chains."""
+    """Raise ValueError unless these are positions of a batch of chains, which a divided light cone can't have."""
+    count = posterior.model.config.decomposition.size
+    if isinstance(posterior.model.forward, Convergence) and count > 1:
+        constraint = f"has a light cone that is divided over {count} devices, and chains are a batch of them"
+        remedy = "use a config with decomposition=(1, 1)"
+        raise ArgumentError("posterior", "", constraint, remedy, show_value=False)
     remedy = "use jax.vmap(posterior.initial)(keys)"
     if not isinstance(positions, Mapping) or set(positions) != {"noise", "parameters"}:
         constraint = "must have the entries noise and parameters"

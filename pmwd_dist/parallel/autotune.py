@@ -72,8 +72,7 @@ def autotune(
     candidates = _candidates(shape, devices, kinds)
     backends = {type(candidate.backend): candidate.backend for candidate in candidates}
     in_use = [kind for kind, backend in backends.items() if backend.is_open]
-    if say is None or jax.process_index() != 0:
-        say = lambda _: None  # noqa: E731
+    say = say if say is not None and distributed.is_main() else lambda _: None
     key = autotune_cache.machine(devices) | {
         "shape": list(shape),
         "dtype": np.dtype(dtype).name,

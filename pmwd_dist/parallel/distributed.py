@@ -172,12 +172,9 @@ def gather(x: Array) -> np.ndarray | None:
     Each device temporarily holds the whole array. For larger arrays use `save_snapshot`, where each process writes its
     part.
     """
-    if jax.process_count() > 1 and not (x.is_fully_addressable or x.is_fully_replicated):
-        from jax.experimental import multihost_utils
-
-        with connection_errors():
-            x = multihost_utils.process_allgather(x, tiled=True)
-    return np.asarray(x) if is_main() else None
+    with connection_errors():
+        whole = _whole(x)
+    return whole if is_main() else None
 
 
 def all_processes(flag: bool) -> bool:
@@ -226,6 +223,7 @@ def to_host(tree: Any) -> Any:
 
 
 def _whole(x: Array) -> np.ndarray:
+    """A whole array on every process. Collective."""
     from jax.experimental import multihost_utils
 
     if x.is_fully_addressable or x.is_fully_replicated:

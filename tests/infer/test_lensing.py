@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -144,3 +145,10 @@ def test_noise_follows_the_number_of_galaxies_in_a_pixel(one_device: Any) -> Non
 def test_wrong_arguments_are_refused(one_device: Any, make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make(one_device[0].model.forward)
+
+
+def test_chains_of_a_divided_light_cone_are_named(tmp_path: Path) -> None:
+    divided, position = posterior(maps((2, 1)))
+    starts = jax.tree.map(lambda x: np.stack([x, x]), position)
+    with pytest.raises(ValueError, match=r"divided over 2 devices.*use a config with decomposition=\(1, 1\)"):
+        infer.sample(divided, starts, key=jax.random.key(0), steps=100, output=tmp_path)
