@@ -38,13 +38,14 @@ def _devices() -> list[str]:
     for device in jax.local_devices():
         limit = (device.memory_stats() or {}).get("bytes_limit")
         own.append(f"{device} ({device.device_kind})" + (f", {size(limit)}" if limit else ""))
+    reason = Peer().unavailable_reason(Decomposition(backend="xla")) if jax.device_count() > 1 else None
     if jax.process_count() == 1:
         lines = [f"device      {text}" for text in own]
     else:
-        each = distributed.exchange(f"{socket.gethostname()}: {', '.join(own)}")
+        ways = f"slabs by {'xla' if reason else 'peer'}, {'native' if native_available() else 'plain JAX'} ops"
+        each = distributed.exchange(f"{socket.gethostname()}: {', '.join(own)}; {ways}")
         lines = [f"process {i:<3} {text}" for i, text in enumerate(each)]
     if jax.device_count() > 1:
-        reason = Peer().unavailable_reason(Decomposition(backend="xla"))
         lines.append("slabs       " + ("peer: the GPUs' copy engines" if reason is None else f"xla; peer {reason}"))
     return lines
 
@@ -53,7 +54,10 @@ def _native() -> str:
     if native_available():
         reason = cic.cuda_unavailable_reason() if jax.default_backend() == "gpu" else None
         return f"in use on CPUs; plain JAX paints and reads on GPUs, slower: {reason}" if reason else "in use"
-    return "not installed: plain JAX is used, which is slower; in the source tree, `pip install ./rust/jaxdecomp-ops`"
+    return (
+        "not installed: plain JAX is used, which is slower; in the source tree, `pip install ./rust/jaxdecomp-ops`, "
+        "with a C compiler, and Rust or a network to download it"
+    )
 
 
 def _mpi() -> str:

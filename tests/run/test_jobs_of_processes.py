@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -82,6 +83,7 @@ for name, option in {
     codes[name] = command("run", "small.toml", "--output", name, "--set", option)
 codes["folder"] = command("run", "small.toml", "--output", f"folder{rank}")
 codes["missing"] = command("run", ["small.toml", "none.toml"][rank])
+codes["doctor"] = command("doctor", "small")
 if rank == 0:
     print("codes", json.dumps(codes))
 """
@@ -149,7 +151,10 @@ def test_processes(tmp_path: Path, no_figures: None):
     done = start(SCRIPT, tmp_path)
     assert "codes" in done.stdout, done.stderr
     codes = json.loads(done.stdout.split("codes ")[1])
-    assert {codes.pop(name) for name in ("run", "limited", "resume", "gadget", "swift")} == {0}, done.stderr
+    assert {codes.pop(name) for name in ("run", "limited", "resume", "gadget", "swift", "doctor")} == {0}, done.stderr
+    for process in (0, 1):
+        line = rf"process {process}   \S+: \S+ \(cpu\); slabs by xla, (native|plain JAX) ops"
+        assert any(re.fullmatch(line, text) for text in done.stdout.splitlines()), done.stdout
     assert set(codes.values()) == {2}, codes
     for line in (
         "noise.seed is 1 in process 1, and 0 in process 0; start all processes with the same files and options",
