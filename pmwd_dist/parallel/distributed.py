@@ -355,13 +355,32 @@ def _coordinator(comm: Any) -> tuple[str, int, str | None]:
 
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     local_rank, alone = node.Get_rank(), node.Get_size() == comm.Get_size()
+    bound = node.allgather(_cores())
     node.Free()
     address = key = None
     if comm.Get_rank() == 0:
         address = f"{'127.0.0.1' if alone else _own_host()}:{_free_port()}"
         key = secrets.token_hex(8) if alone else None
+        if note := narrow_binding(bound, os.cpu_count() or 1):
+            _note(note)
     address, key = comm.bcast((address, key), root=0)
     return address, local_rank, key
+
+
+def _cores() -> set[int]:
+    """Cores on which this process may run; empty where the system does not tell."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+
+
+def narrow_binding(bound: list[set[int]], cores: int) -> str | None:
+    """A note where the launcher binds the processes of a node to few of its cores: XLA compiles on all it may use."""
+    fewest, used = min(len(each) for each in bound), len(set[int]().union(*bound))
+    if not 0 < fewest < 4 or 2 * used > cores:
+        return None
+    count = f"{fewest} core{'s' * (fewest > 1)} of {cores}"
+    return (
+        f"each process may use {count}, and compiles slowly: use `mpirun --bind-to none`, or `srun --cpus-per-task=8`"
+    )
 
 
 def _own_host() -> str:
