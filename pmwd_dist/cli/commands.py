@@ -13,6 +13,7 @@ import typer
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import message, naming
+from pmwd_dist._jax.profile import part
 from pmwd_dist.cli.display import Display
 from pmwd_dist.cli.doctor import report_lines
 from pmwd_dist.io.compilation_cache import enable_compilation_cache
@@ -50,6 +51,8 @@ TimeLimit = Annotated[
     str | None,
     typer.Option(metavar="TIME", help="Stop in time with a checkpoint and exit code 0: --time-limit 3h55m."),
 ]
+
+WithProfile = Annotated[bool, typer.Option("--profile", help="Show at the end how long each part of the job took.")]
 
 JOBS: dict[type[Settings], type[Job]] = {SimulationSettings: SimulationJob, InferenceSettings: InferenceJob}
 _MOST_DEVICES, _WIDEST = 1 << 20, 1 << 16  # to plan for; and cells along a side of a mesh
@@ -90,33 +93,33 @@ def options(
 
 @app.command()
 def run(
-    context: typer.Context,
     file: File,
     output: Output = None,
     overrides: Set = [],
     overwrite: Overwrite = False,
     time_limit: TimeLimit = None,
+    profile: WithProfile = False,
 ) -> None:
     """Run the simulation of a TOML file."""
-    _run(SimulationSettings, context, file, output, overrides, overwrite, time_limit)
+    _run(SimulationSettings, Display(profile=profile), file, output, overrides, overwrite, time_limit)
 
 
 @app.command()
 def infer(
-    context: typer.Context,
     file: InferenceFile,
     output: Output = None,
     overrides: Set = [],
     overwrite: Overwrite = False,
     time_limit: TimeLimit = None,
+    profile: WithProfile = False,
 ) -> None:
     """Infer initial conditions and parameters from data, or from a mock, by a TOML file."""
-    _run(InferenceSettings, context, file, output, overrides, overwrite, time_limit)
+    _run(InferenceSettings, Display(profile=profile), file, output, overrides, overwrite, time_limit)
 
 
 def _run(
     kind: type[Settings],
-    context: typer.Context,
+    display: Display,
     file: Path,
     output: Path | None,
     overrides: list[str],
@@ -137,13 +140,18 @@ def _run(
     job, warnings = _checked_job(settings, output or Path(file.stem), overwrite=overwrite, time_limit=limit)
     with command_errors():
         prepare_folder(job, overwrite=overwrite)
-    with Display() as display:
+    with display:
         display.show(warnings)
-        execute(job, display, began=context.obj, time_limit=limit)
+        execute(job, display, time_limit=limit)
 
 
 @app.command()
-def resume(context: typer.Context, folder: Folder, overrides: Set = [], time_limit: TimeLimit = None) -> None:
+def resume(
+    folder: Folder,
+    overrides: Set = [],
+    time_limit: TimeLimit = None,
+    profile: WithProfile = False,
+) -> None:
     """Resume a run from its last checkpoint, or an inference from its last chunk."""
     _start()
     with command_errors():
@@ -159,9 +167,9 @@ def resume(context: typer.Context, folder: Folder, overrides: Set = [], time_lim
         _say(f"{folder}: the run is finished; nothing is left to do")
         return
     job, warnings = _checked_job(lambda: read_any(folder / CONFIG, overrides), folder, time_limit=limit)
-    with Display() as display:
+    with Display(profile=profile) as display:
         display.show(warnings)
-        execute(job, display, resume=True, began=context.obj, time_limit=limit)
+        execute(job, display, resume=True, time_limit=limit)
 
 
 @app.command()
@@ -325,6 +333,7 @@ def autotune(
     _say(*(f'devices.{name} = "{value}"' for name, value in best.backend.options.items()))
 
 
+@part("device start")
 def _start() -> None:
     try:
         distributed.initialize()
@@ -361,6 +370,7 @@ def _job(settings: Settings, folder: Path) -> Job:
     return JOBS[type(settings)].of(settings, folder)
 
 
+@part("checks")
 def _checked_job(settings: Callable[[], Settings], folder: Path, **options: Any) -> tuple[Job, list[str]]:
     """The job of some settings, the same on all processes, and its warnings. Collective.
 

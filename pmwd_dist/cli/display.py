@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import jax
 from rich.console import Console
@@ -28,9 +28,14 @@ class _Console(Console):
 
 
 class Display:
-    """Shows the events of a run, on process 0. A context manager, which restores the terminal at its end."""
+    """Shows the events of a run, on process 0. A context manager, which restores the terminal at its end.
 
-    def __init__(self) -> None:
+    Args:
+      profile: show at the end how long each part of the job took.
+    """
+
+    def __init__(self, *, profile: bool = False) -> None:
+        self.profile = profile
         self.console = _Console(file=sys.stdout, highlight=False, soft_wrap=True)
         self.bar: Progress | None = None
         self.task = TaskID(0)
@@ -63,6 +68,7 @@ class Display:
             self.verdict = verdict_lines(fields["reasons"])
         elif event.name == "end":
             self.show(self.verdict)
+            self.show(profile_lines(fields["profile"]) if self.profile else [])
 
     def show(self, lines: Sequence[str]) -> None:
         """Show lines about a run."""
@@ -102,3 +108,11 @@ class Display:
 def verdict_lines(reasons: Sequence[str]) -> list[str]:
     """Lines on the convergence of the chains."""
     return [f"not converged: {reason}" for reason in reasons] or ["chains pass all checks"]
+
+
+def profile_lines(profile: Mapping[str, Any]) -> list[str]:
+    """Table of the seconds of a job by part."""
+    rows = [*profile["seconds"].items(), ("total", profile["total"])]
+    compiled, loaded = profile["programs"] - profile["loaded"], profile["loaded"]
+    lines = [f"{name:<28}{seconds:8.2f} s" for name, seconds in rows]
+    return [*lines, f"{compiled} programs compiled, {loaded} loaded from the cache"]

@@ -15,6 +15,7 @@ import jax
 import typer
 
 from pmwd_dist._files import message
+from pmwd_dist._jax.profile import recording
 from pmwd_dist.cli.commands import CommandError, app
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import ConnectionLostError, SharedError, connection_errors
@@ -94,8 +95,9 @@ def _call(arguments: list[str], began: float) -> int:
         except UnicodeError as error:
             raise CommandError(f"{name!a}: is not UTF-8; use another name") from error
     try:
-        with connection_errors():
-            code = int(app(arguments, prog_name="pmwd-dist", standalone_mode=False, obj=began) or 0)
+        with recording(began) as profile, connection_errors():
+            profile.add("import", time.perf_counter() - began)
+            code = int(app(arguments, prog_name="pmwd-dist", standalone_mode=False) or 0)
     except SystemExit as error:
         if isinstance(error.__context__, BrokenPipeError):  # typer turns it into an exit
             raise error.__context__ from None

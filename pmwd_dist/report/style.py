@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 import numpy as np
 
 from pmwd_dist._files import atomic_write
+from pmwd_dist._jax.profile import part
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,6 +57,7 @@ def styled(*, outward: bool = False) -> Callable[[Callable[P, Figure]], Callable
     """Decorate a function that returns a figure, so that it draws in our style, with ticks outward for maps."""
 
     def decorate(draw: Callable[P, Figure]) -> Callable[P, Figure]:
+        @part("output: drawing")
         @wraps(draw)
         def drawn(*args: P.args, **options: P.kwargs) -> Figure:
             import matplotlib as mpl
@@ -124,6 +126,7 @@ def finish_axis(axes: Axes, values: np.ndarray) -> None:
     axes.set_axisbelow(True)
 
 
+@part("output: drawing")
 def save(figure: Figure, path: Path) -> None:
     """Write a figure as PNG.
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from time import perf_counter
-
 import jax
-import jax.numpy as jnp
 import pytest
 
+from pmwd_dist._jax.profile import Profile, recording
 from pmwd_dist.run.common import deadline
-from pmwd_dist.run.common.deadline import Clock, CompilationTime
+from pmwd_dist.run.common.deadline import Clock
 from pmwd_dist.run.settings.section import duration, duration_text
 
 
@@ -53,13 +51,13 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
 
 
 def test_checkpoints_by_steps():
-    due = Clock(3, 0.0, None, CompilationTime()).checkpoint_due
+    due = Clock(3, None, Profile(0.0)).checkpoint_due
     assert [step for step in range(1, 8) if due(step)] == [3, 6]
-    assert not any(map(Clock(0, 0.0, None, CompilationTime()).checkpoint_due, range(1, 8)))
+    assert not any(map(Clock(0, None, Profile(0.0)).checkpoint_due, range(1, 8)))
 
 
 def test_checkpoints_by_the_clock(time: Time):
-    due = Clock("1 min", 0.0, None, CompilationTime()).checkpoint_due
+    due = Clock("1 min", None, Profile(0.0)).checkpoint_due
     found = []
     for step in range(1, 8):
         time.now += 25
@@ -69,7 +67,7 @@ def test_checkpoints_by_the_clock(time: Time):
 
 
 def test_time_limit_leaves_time_for_the_longest_step(time: Time):
-    over = Clock(0, 90.0, 100.0, CompilationTime()).time_is_over  # 10 s of the 100 s are gone
+    over = Clock(0, 100.0, Profile(90.0)).time_is_over  # 10 s of the 100 s are gone
     assert not over()
     for seconds, expected in ((40, False), (5, False), (6, True)):
         time.now += seconds
@@ -77,8 +75,8 @@ def test_time_limit_leaves_time_for_the_longest_step(time: Time):
 
 
 def test_compilation_is_not_part_of_the_longest_step(time: Time):
-    with CompilationTime() as compilation:
-        over = Clock(0, 90.0, 100.0, compilation).time_is_over
+    with recording(90.0) as profile:
+        over = Clock(0, 100.0, profile).time_is_over
         assert not over()
         jax.monitoring.record_event_time_span("/jax/core/compile/backend_compile_duration", 100.0, 135.0)
         for seconds in (40, *[5] * 9):  # 35 of the first 40 s are compilation
@@ -89,29 +87,7 @@ def test_compilation_is_not_part_of_the_longest_step(time: Time):
 
 
 def test_a_run_without_time_takes_one_step(time: Time):
-    over = Clock(0, 0.0, 1.0, CompilationTime()).time_is_over
+    over = Clock(0, 1.0, Profile(0.0)).time_is_over
     assert not over()
     assert over()
-    assert not Clock(0, 0.0, None, CompilationTime()).time_is_over()
-
-
-def test_compilation_is_told_from_work():
-    """Of a function within another too, whose tracing lies within that of the other and counts once."""
-
-    @jax.jit
-    def inner(x: jax.Array) -> jax.Array:
-        return jnp.sin(x) + 1
-
-    @jax.jit
-    def outer(x: jax.Array) -> jax.Array:
-        return inner(inner(x) * 2)
-
-    x = jnp.ones(7)
-    with deadline.CompilationTime() as compilation:
-        began = perf_counter()
-        outer(x)
-        assert 0 < (first := compilation.seconds) <= perf_counter() - began
-        outer(x)
-        assert compilation.seconds == first
-    jnp.cos(x * 3)
-    assert compilation.seconds == first
+    assert not Clock(0, None, Profile(0.0)).time_is_over()

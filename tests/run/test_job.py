@@ -71,6 +71,9 @@ def test_run_json_says_what_ran(finished: tuple[Path, Events]):
     assert run["devices"] == 1
     assert run["versions"]["jax"] == jax.__version__
     assert run["seconds"] > 0
+    parts = run["profile"]["seconds"]
+    assert {"tracing", "steps", "initial conditions", "output: computing", "output: drawing"} < parts.keys()
+    assert sum(parts.values()) == pytest.approx(run["profile"]["total"], rel=1e-2)
 
 
 def test_power_follows_linear_theory_on_large_scales(finished: tuple[Path, Events]):
@@ -148,8 +151,9 @@ def test_interrupt_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "small.toml").write_text(SMALL)
 
     class Display(Events):
-        def __init__(self):
+        def __init__(self, *, profile: bool):
             super().__init__(stop_after=2)
+            assert not profile
 
         def __enter__(self):
             return self

@@ -17,9 +17,10 @@ import jax
 import numpy as np
 
 from pmwd_dist._jax.native import native_available
+from pmwd_dist._jax.profile import Profile, recording
 from pmwd_dist._memory import size
 from pmwd_dist.parallel import distributed
-from pmwd_dist.run.common.deadline import Clock, CompilationTime
+from pmwd_dist.run.common.deadline import Clock
 from pmwd_dist.run.common.fingerprint import versions
 from pmwd_dist.run.common.folder import REPORT, Listener, Log, hold_folder, status_of
 from pmwd_dist.run.common.report import write_report
@@ -32,25 +33,23 @@ from pmwd_dist.run.settings.table import power_name
 
 @dataclass(frozen=True)
 class Control:
-    """Signals and time limit of a job.
+    """Signals, profile and time limit of a job.
 
     Args:
       folder: output folder.
       stop: signals received so far.
-      began: time.perf_counter() at the start of the program.
-      limit: seconds from then until the job has to be over, or None.
-      compilation: time spent on compilation so far.
+      profile: profile of the program so far.
+      limit: seconds from the start of the program until the job has to be over, or None.
     """
 
     folder: Path
     stop: StopRequest
-    began: float
+    profile: Profile
     limit: float | None
-    compilation: CompilationTime
 
     def clock(self, every: int | str = 0) -> Clock:
         """A clock of this job, with an interval between checkpoints."""
-        return Clock(every, self.began, self.limit, self.compilation)
+        return Clock(every, self.limit, self.profile)
 
     def raise_if_stopped(self, done: str, clock: Clock) -> None:
         """Raise Interrupted after a signal, or if the next step may end after the time limit. Collective."""
@@ -188,7 +187,6 @@ def execute(
     listener: Listener,
     *,
     resume: bool = False,
-    began: float | None = None,
     time_limit: float | None = None,
 ) -> None:
     """Do a job with a prepared folder, from the beginning or from its last checkpoint. Collective.
@@ -199,9 +197,8 @@ def execute(
       job: simulation or inference.
       listener: called with every event, on process 0.
       resume: continue from the last checkpoint, or from the beginning if there is none.
-      began: time.perf_counter() at the start of the program, from which its time counts; default: now.
-      time_limit: seconds after which the job is over. It stops before a step that may end later, but takes at least one
-        step.
+      time_limit: seconds from the start of the program after which the job is over. It stops before a step that may end
+        later, but takes at least one step.
 
     Raises:
       StartError: the folder is in use or of another job, the job to resume is finished, or a file of it is damaged.
@@ -209,8 +206,7 @@ def execute(
       Interrupted: a signal asked the job to stop, or its time is over; a checkpoint is kept.
       OSError, SharedError: a file can't be written.
     """
-    began = time.perf_counter() if began is None else began
-    with stop_requests() as stop, hold_folder(job, resume=resume), CompilationTime() as compilation:
+    with recording(time.perf_counter()) as profile, stop_requests() as stop, hold_folder(job, resume=resume):
         checkpoint = job.find_checkpoint() if resume else None
         killed = resume and status_of(job.folder) == "running"  # and nobody holds the folder
         log = Log(job.folder, listener)
@@ -219,7 +215,7 @@ def execute(
             log.warn("the last start was killed; this one goes on from its last checkpoint or chunk, if there is one")
         status, reason = "failed", dict[str, str]()
         try:
-            job.work(log, Control(job.folder, stop, began, time_limit, compilation), checkpoint)
+            job.work(log, Control(job.folder, stop, profile, time_limit), checkpoint)
             status = "finished"
         except (Interrupted, KeyboardInterrupt, SystemExit):
             status = "interrupted"
@@ -228,9 +224,9 @@ def execute(
             reason = {"error": " ".join(str(error).split())}
             raise
         finally:
-            seconds, peak = time.perf_counter() - began, peak_memory()
+            seconds, peak = time.perf_counter() - profile.began, peak_memory()
             text = f"{status} after {seconds:.1f} s, at most {size(peak)}"
-            log("end", text, status=status, seconds=seconds, peak_memory=peak, **reason)
+            log("end", text, status=status, seconds=seconds, peak_memory=peak, profile=profile.record(), **reason)
             if distributed.is_main():
                 _report(job, log, status)
 

@@ -67,7 +67,7 @@ class _Watch:
     def __call__(self, progress: infer.Progress) -> None:
         now, sampler = time.perf_counter(), self._plan.settings.sampler
         seconds, self._before = now - self._before, now
-        total = self._control.compilation.seconds
+        total = self._control.profile.compilation
         compiled, self._compiled = total - self._compiled, total
         if progress.draws:
             self._log_chunk(progress, seconds, compiled)

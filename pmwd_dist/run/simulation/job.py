@@ -17,6 +17,7 @@ import numpy as np
 from jax import Array
 
 from pmwd_dist._files import message, temporary
+from pmwd_dist._jax.profile import part
 from pmwd_dist._memory import size
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import growth_table_to
@@ -137,6 +138,7 @@ def _communication(config: Config) -> AbstractContextManager[None]:
     return decomposition.opened(sorted(fields | spectra), halo=halo)
 
 
+@part("initial conditions")
 def _begin(plan: SimulationJob, log: Log) -> Progress:
     """Noise, linear modes and LPT: the particles at the initial time."""
     simulation = plan.simulation
@@ -215,6 +217,7 @@ def _advance_all(plan: SimulationJob, progress: Progress, log: Log, control: Con
         raise
 
 
+@part("steps")
 def _step(plan: SimulationJob, progress: Progress, log: Log) -> None:
     i, config, cone = progress.step, progress.config, plan.simulation.light_cone
     began = time.perf_counter()
@@ -246,6 +249,7 @@ def _step(plan: SimulationJob, progress: Progress, log: Log) -> None:
     )
 
 
+@part("output: computing")
 def _output_if_due(plan: SimulationJob, progress: Progress, log: Log) -> None:
     if progress.step in plan.outputs:
         began = time.perf_counter()
@@ -271,6 +275,7 @@ def _log_output(log: Log, step: int, z: float, files: Sequence[str], seconds: fl
     log("output", text, step=step, z=z, files=files, seconds=seconds)
 
 
+@part("checkpoint")
 def _checkpoint(plan: SimulationJob, progress: Progress, log: Log) -> None:
     began = time.perf_counter()
     particles = progress.at_step_end()

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from pmwd_dist._jax.profile import part
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import growth
 from pmwd_dist.io.arrays import Arrays, write_arrays
@@ -75,7 +76,7 @@ def write_output(
         if "P0" in table.columns:
             _check(table["P0"], f"observe.{name} at z = {z:g}", "by redshift exceeds the halo")
     label, names = redshift_label(z), plan.names_at(z)
-    with raise_on_all_processes():
+    with part("output: writing"), raise_on_all_processes():
         if distributed.is_main():
             manifest.claim(folder, names + plan.snapshots_at(z))
             results.write_spectrum(folder / f"power_{label}.csv", spectrum)
@@ -93,7 +94,8 @@ def write_output(
         write_fields(folder / f"counts_{label}.hdf5", {"counts": counts}, about)
     if output.snapshot != "none":
         path = folder / f"snapshot_{label}.hdf5"
-        names.append(save_snapshot(path, particles, plan.simulation.cosmo, config, a, format=output.snapshot).name)
+        with part("output: snapshot"):
+            names.append(save_snapshot(path, particles, plan.simulation.cosmo, config, a, format=output.snapshot).name)
     return names
 
 

@@ -1,0 +1,121 @@
+"""Seconds that a program spends, by part; JAX's tracing and compilation are parts of their own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+
+_EVENTS = {
+    "/jax/core/compile/jaxpr_trace_duration": "tracing",
+    "/jax/core/compile/jaxpr_to_mlir_module_duration": "lowering",
+    "/jax/core/compile/backend_compile_duration": "compilation",
+}
+_FOUND = "/jax/compilation_cache/cache_hits"
+
+
+class _Thread(threading.local):
+    """State of a thread: seconds of the parts within each open part, and the last spans that JAX reported."""
+
+    def __init__(self):
+        self.inner, self.spans = [0.0], list[tuple[float, float]]()
+
+
+class Profile:
+    """Seconds of a program by part, each without the parts within it.
+
+    Parts of other threads than the first have names that end in ", beside".
+
+    Args:
+      began: time.perf_counter() at the start of the program.
+    """
+
+    def __init__(self, began: float):
+        self.began, self.seconds = began, dict[str, float]()
+        self.programs = self.loaded = 0  # compiled programs, and those among them from the persistent cache
+        self._lock, self._own = threading.Lock(), _Thread()
+
+    @property
+    def compilation(self) -> float:
+        """Seconds of tracing, lowering and compilation in the first thread."""
+        return sum(self.seconds.get(name, 0.0) for name in _EVENTS.values())
+
+    def record(self) -> dict[str, Any]:
+        """The profile as JSON holds it; the seconds of the first thread add up to the total so far."""
+        total = time.perf_counter() - self.began
+        rest = total - sum(x for name, x in self.seconds.items() if not name.endswith(", beside"))
+        seconds = {name: round(x, 4) for name, x in (self.seconds | {"rest": rest}).items()}
+        return {"total": round(total, 4), "seconds": seconds, "programs": self.programs, "loaded": self.loaded}
+
+    @contextmanager
+    def part(self, name: str) -> Generator[None]:
+        """Count the seconds of the body."""
+        inner, began = self._own.inner, time.perf_counter()
+        inner.append(0.0)
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - began
+            self.add(name, seconds - inner.pop(), seconds)
+
+    def add(self, name: str, seconds: float, whole: float | None = None) -> None:
+        """Add seconds to a part; whole: with the parts within it."""
+        self._own.inner[-1] += seconds if whole is None else whole
+        if threading.current_thread() is not threading.main_thread():
+            name += ", beside"
+        with self._lock:
+            self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+
+    def on_span(self, event: str, start_time: float, end_time: float, **_: Any) -> None:
+        """Add a span of JAX, without the spans within it: a function is traced with the functions that it calls."""
+        if event in _EVENTS:
+            spans, within = self._own.spans, 0.0
+            while spans and spans[-1][0] >= start_time:
+                start, end = spans.pop()
+                within += end - start
+            spans.append((start_time, end_time))
+            self.add(_EVENTS[event], end_time - start_time - within)
+            self.programs += event.endswith("backend_compile_duration")
+
+    def on_event(self, event: str, **_: Any) -> None:
+        """Count a program that was found in the persistent cache."""
+        self.loaded += event == _FOUND
+
+
+_current: Profile | None = None
+
+
+@contextmanager
+def recording(began: float) -> Generator[Profile]:
+    """Record a profile in the body; within another recording, yield its profile.
+
+    Args:
+      began: time.perf_counter() at the start of the program.
+    """
+    global _current
+    if _current is not None:
+        yield _current
+        return
+    _current = profile = Profile(began)
+    jax.monitoring.register_event_time_span_listener(profile.on_span)
+    jax.monitoring.register_event_listener(profile.on_event)
+    try:
+        yield profile
+    finally:
+        _current = None
+        jax.monitoring.unregister_event_time_span_listener(profile.on_span)
+        jax.monitoring.unregister_event_listener(profile.on_event)
+
+
+@contextmanager
+def part(name: str) -> Generator[None]:
+    """Count the seconds of the body as a part of the profile, if one is recorded. Also a decorator."""
+    if _current is None:
+        yield
+    else:
+        with _current.part(name):
+            yield
