@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypedDict, Unpack
 
@@ -22,7 +23,7 @@ from pmwd_dist.infer.forward import ForwardModel
 from pmwd_dist.infer.likelihoods import check_finite, checked_mask, seen
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.healpix import pixel_count
-from pmwd_dist.observe.lensing import Source, convergence, lensing_weights
+from pmwd_dist.observe.lensing import Source, convergence, coverage_warning, lensing_weights
 from pmwd_dist.observe.sphere import SphericalLightCone
 from pmwd_dist.parallel.inputs import real
 from pmwd_dist.pm.lpt import lpt
@@ -97,6 +98,8 @@ class Convergence(ForwardModel):
             raise ArgumentError("sources", sources, "must hold the sources of each map", "for example sources=[0.5, 1]")
         for source in sources:
             lensing_weights(cone, self.table, source)
+            if (text := coverage_warning(cone, self.table, source)) is not None:
+                warnings.warn(text, stacklevel=3)  # equinox calls __init__
         self.cone, self.sources = cone, tuple(jax.tree.map(lambda z: jnp.asarray(z, float), tuple(sources)))
         self.field, self.pixels, offsets = view.get("field"), view.get("pixels"), view.get("offsets")
         self.offsets = None if offsets is None else jnp.asarray(real(offsets, "offsets"))
@@ -112,7 +115,9 @@ class Convergence(ForwardModel):
 
     def _maps(self, mass: Array, table: GrowthTable) -> Array:
         view: Any = {"field": self.field, "pixels": self.pixels, "offsets": self.offsets}
-        return jnp.stack([convergence(mass, table, self.cone, source=source, **view) for source in self.sources])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # given once, for the cosmology of the model
+            return jnp.stack([convergence(mass, table, self.cone, source=source, **view) for source in self.sources])
 
     @property
     def _shape_of_mass(self) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -34,6 +35,7 @@ from pmwd_dist.parallel.inputs import real, whole_number
 
 LightCone = FlatSkyLightCone | SphericalLightCone
 Source = float | Array | tuple[Any, Any]
+_UNCOVERED = 0.01  # part of the lensing weight without a warning
 
 
 def lensing_weights(
@@ -131,6 +133,34 @@ def _check_redshifts(z: Array, table: GrowthTable, nearest: float) -> None:
         raise ArgumentError("source", float(np.max(np.asarray(z))), constraint, "use farther sources or nearer shells")
 
 
+def coverage_warning(cone: LightCone, table: GrowthTable, source: Source) -> str | None:
+    """Warning about a part of the lensing weight outside the shells of a light cone; traced values are not checked."""
+    if is_traced((table, source)):
+        return None
+    with jax.ensure_compile_time_eval():
+        distance, share = _sources(source, table, cone.edges[0])
+        farthest = float(jnp.max(distance))
+        inside, whole = (
+            float(jnp.sum(_weights(distance, share, table, shells=shells)))
+            for shells in (cone.shells, Shells((0.0, farthest), 1, "nearest"))
+        )
+    if (outside := 1 - inside / whole) < _UNCOVERED:
+        return None
+    shells, z = f"{cone.edges[0]:g} to {cone.edges[-1]:g} Mpc/h", source[0] if isinstance(source, tuple) else source
+    return (
+        f"shells of {shells} leave out {outside:.0%} of the lensing weight of sources up to z = {np.max(z):g}; use "
+        f"shells of 0 to {farthest:.4g} Mpc/h"
+    )
+
+
+def _weights_of(cone: LightCone, table: GrowthTable, source: Source, dtype: Any) -> Array:
+    """Weights of the shells of a map, with a warning about matter that they leave out."""
+    weights = lensing_weights(cone, table, source).astype(dtype)
+    if (text := coverage_warning(cone, table, source)) is not None:
+        warnings.warn(text, stacklevel=2)
+    return weights
+
+
 @on_auto_axes
 def convergence(
     mass: Array,
@@ -143,6 +173,8 @@ def convergence(
     offsets: Any = None,
 ) -> Array:
     """Convergence on the sphere, by pixel of the maps, or along a square grid of rays that meet at the observer.
+
+    Matter outside the shells is left out, with a warning if its part of the lensing weight is 1% or more.
 
     Args:
       mass: masses that the light cone has accumulated: (shells, nx, ny), or (shells, pixels) on the sphere.
@@ -169,7 +201,7 @@ def convergence(
         raise ArgumentError(
             "mass.shape", mass.shape, f"must be {expected}", "pass the masses that this light cone has accumulated"
         )
-    weights = lensing_weights(cone, cosmo, source).astype(mass.dtype)
+    weights = _weights_of(cone, growth_table_to(2, cosmo), source, mass.dtype)
     return jnp.sum(weights[:, None] * cone.overdensity(mass), axis=0)
 
 
@@ -245,7 +277,7 @@ def _rays(
         remedy = "pass the masses that this light cone has accumulated"
         raise ArgumentError("mass.shape", mass.shape, constraint, remedy)
     table = growth_table_to(cone.config.lpt_order, cosmo)
-    weights = lensing_weights(cone, table, source).astype(mass.dtype)
+    weights = _weights_of(cone, table, source, mass.dtype)
     across = transverse_distance(cone.distances, table).astype(mass.dtype)
     run = decomposition.shard_map(
         partial(_rays_block, cone=cone, angle=math.radians(field), pixels=pixels, planes=planes),

@@ -13,7 +13,7 @@ import pytest
 import pmwd_dist as pmd
 from pmwd_dist import infer
 
-EDGES, VIEW = (0.0, 40.0, 80.0), {"field": 20.0, "pixels": 4}
+EDGES, VIEW = (0.0, 80.0, 150.0), {"field": 20.0, "pixels": 4}
 PRIORS = {"sigma8": infer.Normal(0.8, 0.1, low=0.1)}
 
 

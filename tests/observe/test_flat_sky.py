@@ -373,6 +373,20 @@ def test_convergence_and_shear_of_plane_waves(pdims: tuple[int, int]) -> None:
     np.testing.assert_allclose(gamma[0], 0, rtol=0, atol=1e-12 * largest)
 
 
+@pytest.mark.parametrize("edges", [(0.0, 400.0, 900.0), (400.0, 900.0, 1600.0)], ids=["short", "late"])
+@pytest.mark.parametrize("source", [0.6, ([0.5, 0.6], [0.0, 1.0])], ids=["one", "distribution"])
+def test_shells_that_leave_out_matter_are_a_warning(edges: tuple[float, ...], source: Any) -> None:
+    """The part that is left out is the one of nested quadrature; also inside jit, where the table is known."""
+    cosmo = problems.cosmology(Omega_k=0.05)
+    inside, whole = (expected_weights(cosmo, 0.6, x).sum() for x in (edges, (0.0, 2000.0)))
+    cone = pmd.observe.FlatSkyLightCone(configure((1, 1), a_start=0.4), edges, pixels=8)
+    table, mass = pmd.growth_table(cosmo), jnp.ones((2, 8, 8))
+    for function in (pmd.observe.convergence, pmd.observe.shear):
+        see = partial(function, cosmo=table, cone=cone, source=source, field=5.0, pixels=8)
+        with pytest.warns(UserWarning, match=f"{edges[0]:g} to {edges[-1]:g} Mpc/h leave out {1 - inside / whole:.0%}"):
+            jax.jit(see)(mass)
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [

@@ -105,6 +105,10 @@ ODD = {
         None,
         ["lensing", "observe.light_cone.field=80"],
     ),
+    r"observe.light_cone.edges: shells of 0 to 20 Mpc/h leave out \d+% of the lensing weight": (
+        None,
+        ["lensing", "observe.light_cone.edges=[0, 20]", "observe.light_cone.sources=0.02", "likelihood.density=10"],
+    ),
     "priors.omega_m: at 0.5003, .* the run does not span the light cone": (
         None,
         ["lensing", "observe.light_cone.sources=[0.02, 0.11]", LIGHT],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +28,7 @@ from pmwd_dist.run.inference.memory import RUNTIME, InferenceMemory, hopeless, i
 from pmwd_dist.run.settings import InferenceSettings, SettingsError, SimulationSetup, build
 from pmwd_dist.run.settings.inference import CHAINS
 from pmwd_dist.run.settings.inference_sections import BIASES, COSMOLOGY
-from pmwd_dist.run.settings.light_cone import field_of_view
+from pmwd_dist.run.settings.light_cone import coverage_warnings, field_of_view
 from pmwd_dist.run.settings.writing import toml_value
 from pmwd_dist.run.simulation.accuracy import convergence_warning, resolution_line
 from pmwd_dist.run.simulation.light_cone import random_offsets
@@ -153,6 +154,7 @@ class InferenceJob(Job):
                 coarse = convergence_warning(self.simulation, self.settings.model.gravity, compared)
                 warnings += [] if coarse is None else [coarse]
         warnings += _of_priors(self) + _of_view(self)
+        warnings += coverage_warnings(self.settings, self.simulation.light_cone, self.simulation.cosmo)
         if sampler.chains == 1:
             warnings.append("sampler.chains = 1: R-hat of one chain finds less; use 2 or more")
         if sampler.chains * sampler.steps // sampler.thin < (ess := self.settings.checks.ess):
@@ -293,7 +295,9 @@ def _maps(settings: InferenceSettings, simulation: SimulationSetup) -> infer.Con
         offsets = random_offsets(cone, simulation.seed) if wanted.shift else None
         view = {"field": field_of_view(wanted, cone), "pixels": wanted.rays, "offsets": offsets}
     options: dict[str, Any] = {"solver": simulation.solver, **_power(settings, simulation)}
-    return infer.Convergence(simulation.config, simulation.cosmo, cone, wanted.sources, **options, **view)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # `check` returns them
+        return infer.Convergence(simulation.config, simulation.cosmo, cone, wanted.sources, **options, **view)
 
 
 def _forward(settings: InferenceSettings, simulation: SimulationSetup) -> Any:

@@ -12,13 +12,13 @@ from pmwd_dist.cosmology.distance import comoving_distance
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.observe.flat_sky import ACROSS, FlatSkyLightCone
+from pmwd_dist.observe.lensing import LightCone, coverage_warning
 from pmwd_dist.observe.shells import checked_observer
 from pmwd_dist.observe.sphere import SphericalLightCone
 from pmwd_dist.run.settings import observables
 from pmwd_dist.run.settings.simulation_sections import Settings
 from pmwd_dist.run.settings.writing import argument_problem
 
-LightCone = FlatSkyLightCone | SphericalLightCone
 _WIDEST = 10.0  # field of view that is chosen where none is given [degrees]
 
 
@@ -58,6 +58,15 @@ def build_light_cone(settings: Settings, config: Config, cosmo: Cosmology) -> Li
         constraint = f"at {distance:.4g} Mpc/h is nearer than the nearest shell, from {cone.edges[0]:g} Mpc/h on"
         raise ArgumentError("sources", min(wanted.sources), constraint, "use farther sources or nearer shells")
     return cone
+
+
+def coverage_warnings(settings: Settings, cone: LightCone | None, cosmo: Cosmology) -> list[str]:
+    """Warnings about sources for which the shells leave out a part of the lensing weight."""
+    wanted = settings.observe.light_cone
+    if wanted is None or cone is None:
+        return []
+    found = (coverage_warning(cone, growth_table(cosmo), z) for z in wanted.sources)
+    return [f"observe.light_cone.edges: {text}" for text in found if text is not None]
 
 
 def field_of_view(wanted: observables.LightCone, cone: FlatSkyLightCone) -> float:

@@ -22,6 +22,7 @@ from pmwd_dist.run.common.data_files import read_files
 from pmwd_dist.run.common.folder import Log
 from pmwd_dist.run.common.job import Control, Job, three
 from pmwd_dist.run.settings import SettingsError, SimulationSettings, SimulationSetup, build, observables
+from pmwd_dist.run.settings.light_cone import coverage_warnings
 from pmwd_dist.run.settings.observables import MASK
 from pmwd_dist.run.settings.simulation_sections import redshift_label
 from pmwd_dist.run.settings.writing import toml_value
@@ -148,9 +149,9 @@ class SimulationJob(Job):
             warnings.append(f"{self.folder}: a checkpoint, if the run is interrupted, does not fit into {size(free)}")
         if problems:
             raise SettingsError(problems)
-        return [
-            f"warning: {text}" for text in (*warnings, accuracy.growth_warning(self.simulation, self.times)) if text
-        ]
+        simulation = self.simulation
+        warnings += coverage_warnings(self.settings, simulation.light_cone, simulation.cosmo)
+        return [f"warning: {text}" for text in (*warnings, accuracy.growth_warning(simulation, self.times)) if text]
 
     def lines(self, *, here: bool = True) -> list[str]:
         """Description of the run, with the current devices if it is to run here."""
