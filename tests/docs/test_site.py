@@ -121,8 +121,8 @@ def test_commands_of_pages_exist(block: str) -> None:
         words = shlex.split(line, comments=True)
         if "pmwd-dist" in words:
             name, *options = words[words.index("pmwd-dist") + 1 :]
-            redirection = options.index(">") if ">" in options else None
-            commands()[name].make_context(name, options[:redirection])
+            end = next((i for i, word in enumerate(options) if word in (">", "&")), None)
+            commands()[name].make_context(name, options[:end])
         elif words[:1] == ["make"]:
             assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), line
         elif words[:2] == ["pip", "install"]:
