@@ -100,6 +100,18 @@ def test_examples_of_docstrings_call_what_there_is(module: Any) -> None:
                 pass
 
 
+def test_the_readme_at_an_index_has_no_link_that_needs_the_repository() -> None:
+    hooks = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["metadata"]["hooks"]
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for rule in hooks["fancy-pypi-readme"]["substitutions"]:
+        text = re.sub(rule["pattern"], rule["replacement"], text)
+    links = re.findall(r"\]\(([^)]*)\)", text)
+    assert links
+    assert all(link.startswith("https://") for link in links)
+    assert "![" not in text
+    assert "Install has more" in text
+
+
 def blocks(language: str) -> list[Any]:
     """Code blocks of a language in all pages, as parameters of a test."""
     pattern = re.compile(rf"^```{language}\n(.*?)^```", re.MULTILINE | re.DOTALL)
