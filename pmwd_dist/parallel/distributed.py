@@ -32,8 +32,8 @@ HEARTBEAT_TIMEOUT = 100  # [s], as JAX's own; longer than usual suspensions by t
 _LOST = re.compile(
     "(?i)gloo|nccl|connection (reset|closed|refused)|broken pipe|heartbeat|coordination service|process \\d+ has ended"
 )
-# Open MPI; Hydra (MPICH, Intel MPI, PALS); MVAPICH; the tasks of this step of Slurm. SLURM_NTASKS is also set in batch
-# scripts and interactive shells, which are one process.
+# Open MPI; Hydra (MPICH, Intel MPI, PALS); MVAPICH; Slurm, last, since it counts the tasks of a shell of srun in which
+# mpirun was called. SLURM_NTASKS is also set in batch scripts and interactive shells, which are one process.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 _communicator: Any = None
 _host_key: str | None = None
@@ -48,7 +48,7 @@ def launched_size() -> int:
     """
     if os.environ.get("PMWD_ALONE") == "1" or _in_shell_of_srun():
         return 1
-    return max((int(os.environ[name]) for name in _SIZES if os.environ.get(name, "").isdigit()), default=1)
+    return next((int(os.environ[name]) for name in _SIZES if os.environ.get(name, "").isdigit()), 1)
 
 
 @functools.cache
@@ -302,11 +302,16 @@ def _in_shell_of_srun() -> bool:
     Launchers give their processes no terminal as standard input, except `srun --pty` to its first task, which leads
     its session.
     """
-    return "SLURM_PTY_PORT" in os.environ and os.isatty(0) and os.getsid(0) != os.getpid()
+    return "SLURM_PTY_PORT" in os.environ and not _by_mpirun() and os.isatty(0) and os.getsid(0) != os.getpid()
 
 
 def _under_srun() -> bool:
-    return "SLURM_STEP_ID" in os.environ
+    return "SLURM_STEP_ID" in os.environ and not _by_mpirun()
+
+
+def _by_mpirun() -> bool:
+    """Whether mpirun of Open MPI or Hydra started this process, perhaps in a shell of srun."""
+    return "OMPI_COMM_WORLD_SIZE" in os.environ or "MPI_LOCALNRANKS" in os.environ
 
 
 def _join_by_slurm(heartbeat_timeout: int) -> None:

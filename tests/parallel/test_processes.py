@@ -189,9 +189,6 @@ class Node:
     def Free(self) -> None:
         pass
 
-    def allgather(self, one: Any) -> list[Any]:
-        return [one]
-
     def bcast(self, value: Any, root: int) -> Any:
         return value if self.rank == root else ("from the root", "key")
 
@@ -264,6 +261,25 @@ def test_in_the_shell_of_srun_one_process_runs(
     assert distributed.launched_size() == 8
     monkeypatch.setenv("PMWD_ALONE", "1")
     assert distributed.launched_size() == 1
+
+
+def test_mpirun_in_the_shell_of_srun_counts_its_own_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"STEP_ID": "0", "STEP_NUM_TASKS": "8", "PROCID": "0", "PTY_PORT": "40000"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv("PMI_SIZE", "8")  # of srun --mpi=pmi2
+    monkeypatch.setattr(os, "isatty", lambda fd: True)
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    assert distributed.launched_size() == 4
+    monkeypatch.setattr(distributed, "_communicator", Node(1, 1, 0))
+    with pytest.raises(RuntimeError, match="4 processes were started, but mpi4py counts 1"):  # does not wait for Slurm
+        distributed.initialize()
+    monkeypatch.setattr(jax, "process_count", lambda: 4)
+    distributed.warn_if_apart.cache_clear()
+    pmd.Decomposition((2, 2))  # does not warn
+    monkeypatch.delenv("OMPI_COMM_WORLD_SIZE")
+    monkeypatch.setenv("MPI_LOCALNRANKS", "2")
+    monkeypatch.setenv("PMI_SIZE", "2")
+    assert distributed.launched_size() == 2
 
 
 def test_waiting_for_processes_is_said_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,18 +368,3 @@ def test_without_mpi4py_the_error_says_what_to_install(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     with pytest.raises(RuntimeError, match="2 processes were started, but mpi4py does not load .*pip install mpi4py"):
         distributed.initialize()
-
-
-@pytest.mark.parametrize(
-    ("bound", "cores", "said"),
-    [
-        ([{0}, {1}], 32, "may use 1 core of 32"),
-        ([{0, 16}, {1, 17}], 32, "may use 2 cores of 32"),
-        ([{0}, {1}], 2, None),
-        ([set(range(8)), set(range(8, 16))], 64, None),
-        ([set(), set()], 32, None),  # a system that does not tell
-    ],
-)
-def test_a_launcher_that_binds_processes_to_few_cores_is_named(bound, cores, said):
-    note = distributed.narrow_binding(bound, cores)
-    assert (note is None) if said is None else said in note and "mpirun --bind-to none" in note
