@@ -189,6 +189,9 @@ class Node:
     def Free(self) -> None:
         pass
 
+    def allgather(self, one: Any) -> list[Any]:
+        return [one]
+
     def bcast(self, value: Any, root: int) -> Any:
         return value if self.rank == root else ("from the root", "key")
 
@@ -368,3 +371,18 @@ def test_without_mpi4py_the_error_says_what_to_install(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     with pytest.raises(RuntimeError, match="2 processes were started, but mpi4py does not load .*pip install mpi4py"):
         distributed.initialize()
+
+
+@pytest.mark.parametrize(
+    ("bound", "cores", "said"),
+    [
+        ([{0}, {1}], 32, "may use 1 core of 32"),
+        ([{0, 16}, {1, 17}], 32, "may use 2 cores of 32"),
+        ([{0}, {1}], 2, None),
+        ([set(range(8)), set(range(8, 16))], 64, None),
+        ([set(), set()], 32, None),  # a system that does not tell
+    ],
+)
+def test_a_launcher_that_binds_processes_to_few_cores_is_named(bound, cores, said):
+    note = distributed.narrow_binding(bound, cores)
+    assert (note is None) if said is None else said in note and "mpirun --bind-to none" in note
