@@ -18,7 +18,7 @@ from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.ops.rounding import max_abs
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.inputs import whole_number
-from pmwd_dist.pm.diffrax_adjoint import ReversibleAdjoint, evolve_and_save
+from pmwd_dist.pm.diffrax_adjoint import ReversibleAdjoint
 from pmwd_dist.pm.gravity import check_force_mesh
 from pmwd_dist.pm.inputs import check_config, checked_particles
 from pmwd_dist.pm.paint import halo_limit
@@ -26,6 +26,7 @@ from pmwd_dist.pm.particles import Particles
 from pmwd_dist.pm.solvers import SOLVERS, BullFrog, ParticleMesh, SplitSolver
 from pmwd_dist.pm.status import Code, Status, failure
 from pmwd_dist.pm.stepping.forward import Epoch
+from pmwd_dist.pm.stepping.reversible import evolve_and_save
 from pmwd_dist.pm.stepping.step import coefficients_of
 from pmwd_dist.pm.time_steps import as_saveat, is_sub, planned_steps, save_times, step_times
 

@@ -14,11 +14,11 @@ import problems
 import pytest
 
 import pmwd_dist as pmd
-from pmwd_dist.pm.diffrax_adjoint import evolve_reversibly
 from pmwd_dist.pm.particles import exact, momentum_unit
 from pmwd_dist.pm.status import Code, successful
 from pmwd_dist.pm.stepping.backward import evolve_vjp
 from pmwd_dist.pm.stepping.forward import Inputs, Outcome, Save, evolve
+from pmwd_dist.pm.stepping.reversible import evolve_reversibly
 from pmwd_dist.pm.stepping.step import coefficients_of
 from pmwd_dist.pm.time_steps import step_times
 
