@@ -46,15 +46,15 @@ class Preconditioner(eqx.Module):
 
     Args:
       model: model of the data. The method `response(parameters)` of its forward model gives the real ratio of the modes
-        of the field to the modes of the noise. Without it, or if the mesh is not the lattice, an adapted preconditioner
-        begins with the moments of the prior. The likelihood has the methods `contrast(data, parameters)` and
-        `noise_variance(parameters, config)`.
+        of the field to the modes of the noise. The likelihood has the methods `contrast(data, parameters)` and
+        `noise_variance(parameters, config)`. Without these, or if the mesh is not the lattice, an adapted
+        preconditioner begins with the moments of the prior.
       data: data on the mesh.
       fiducial: whitened parameters at which their own scales are found.
       adaptable: whether chains may change the preconditioner.
 
     Raises:
-      ValueError: a forward model without a response, or a mesh other than the lattice, if chains may not change it.
+      ValueError: a model without these methods, or a mesh other than the lattice, if chains may not change it.
     """
 
     model: Any = eqx.field(metadata={"derived": True})  # with the data a part of the posterior's identity
@@ -69,13 +69,10 @@ class Preconditioner(eqx.Module):
     def __init__(self, model: Any, data: Array, fiducial: Mapping[str, Array], *, adaptable: bool = False):
         self.model, self.data, self.fiducial = model, data, dict(fiducial)
         forward, config = model.forward, model.config
-        responds = callable(getattr(forward, "response", None))
-        self.linear = responds and config.mesh_shape == config.particle_shape
-        if not (self.linear or adaptable):
-            constraint = f"needs mesh_shape={config.mesh_shape} to be particle_shape={config.particle_shape}"
-            constraint = constraint if responds else "needs a forward model with a response(parameters)"
-            remedy = 'use precondition="adapted"'
-            raise ArgumentError("precondition", None, constraint, remedy, show_value=False)
+        lack = _lack(model)
+        self.linear = lack is None
+        if lack is not None and not adaptable:
+            raise ArgumentError("precondition", None, f"needs {lack}", 'use precondition="adapted"', show_value=False)
         self.factor = _parameter_scales(model, self.fiducial) if self.linear else jnp.eye(len(self.fiducial))
         self.along = None if self.linear else getattr(forward, "along", None)
         if self.along not in (None, 0, 1, 2):
@@ -204,6 +201,18 @@ class Preconditioner(eqx.Module):
     def _contrast(self, parameters: Mapping[str, ArrayLike]) -> Array:
         contrast = self.model.likelihood.contrast(self.data, parameters)
         return of_shape(contrast, self.data.shape, "likelihood.contrast", "a field")
+
+
+def _lack(model: Any) -> str | None:
+    """What linear theory needs and the model does not have, if anything."""
+    config, likelihood = model.config, model.likelihood
+    if not callable(getattr(model.forward, "response", None)):
+        return "a forward model with a response(parameters)"
+    if not all(callable(getattr(likelihood, name, None)) for name in ("contrast", "noise_variance")):
+        return "a likelihood with a contrast(data, parameters) and a noise_variance(parameters, config)"
+    if config.mesh_shape != config.particle_shape:
+        return f"mesh_shape={config.mesh_shape} to be particle_shape={config.particle_shape}"
+    return None
 
 
 def _vector(numbers: Mapping[str, Array]) -> Array:

@@ -15,6 +15,7 @@ from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
+from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.parallel.fft import spectrum_shape
 from pmwd_dist.parallel.inputs import complex_, numbers, real
 from pmwd_dist.pm.particles import Particles
@@ -103,6 +104,13 @@ def checked_particles(particles: Any, config: Config) -> Particles:
         return Particles(disp, vel)
     dtype = jnp.result_type(disp.dtype, vel.dtype)
     return Particles(jnp.asarray(disp, dtype), jnp.asarray(vel, dtype))
+
+
+def check_table(args: Any) -> None:
+    """Raise ValueError unless the arguments of the equations of motion are a growth table."""
+    if not isinstance(args, GrowthTable):
+        constraint = f"is a {type(args).__name__} and must be a growth table"
+        raise ArgumentError("args", args, constraint, "pass args=growth_table(cosmo)", show_value=False)
 
 
 def scale_factor(a: Any, name: str = "a") -> Any:

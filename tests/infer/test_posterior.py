@@ -251,6 +251,19 @@ def test_a_failed_simulation_has_no_density() -> None:
         np.testing.assert_allclose(posterior.logdensity(position), expected, rtol=1e-12)
 
 
+class Bare:
+    """A likelihood without the methods for preconditioning."""
+
+    def logdensity(self, data: Any, field: Any, parameters: Any, config: pmd.Config) -> Any:
+        return -0.5 * jnp.sum((data - field) ** 2)
+
+    def draw(self, key: Any, field: Any, parameters: Any, config: pmd.Config) -> Any:
+        return field
+
+    def check(self, data: Any, config: pmd.Config) -> None:
+        """All data can be."""
+
+
 def test_wrong_models_are_refused(cosmo: Any) -> None:
     both = {"b1": infer.Uniform(0.1, 4.0), "bias": infer.Uniform(0.1, 4.0)}
     config = configure()
@@ -268,6 +281,10 @@ def test_wrong_models_are_refused(cosmo: Any) -> None:
     model = infer.Model(config, lambda noise, _: noise, {}, infer.Gaussian(1.0))
     with pytest.raises(ValueError, match="needs a forward model with a response"):
         model.condition(np.ones(SHAPE), precondition="conditional")
+    bare = infer.Model(config, infer.LinearField(config, cosmo), {}, Bare())
+    with pytest.raises(ValueError, match=r'likelihood with a contrast.* and a noise_variance.*; use precondition="ada'):
+        bare.condition(np.arange(192.0).reshape(SHAPE), precondition="conditional")
+    assert not bare.condition(np.arange(192.0).reshape(SHAPE), precondition="adapted").preconditioner.linear
     with pytest.raises(ValueError, match='precondition=.* must be "conditional", "adapted" or None'):
         model.condition(np.ones(SHAPE), precondition="diagonal")
     misspelled = infer.Model(config, lambda noise, p: 1 + noise * p["b1"], both, infer.Gaussian(1.0))

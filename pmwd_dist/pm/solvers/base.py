@@ -15,6 +15,7 @@ from jaxtyping import Array
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.pm.gravity import acceleration
+from pmwd_dist.pm.inputs import check_table
 from pmwd_dist.pm.paint import halo_limit
 from pmwd_dist.pm.particles import Particles
 from pmwd_dist.pm.status import Code, Status, failure, successful
@@ -32,6 +33,7 @@ class ParticleMesh(diffrax.AbstractTerm[Any, Any]):
 
     def vf(self, t: Any, y: Particles, args: GrowthTable) -> Particles:
         """Derivatives of the particles with respect to the scale factor."""
+        check_table(args)
         force, _ = acceleration(y.disp, self.config)
         drift, kick = rates(args, t)
         return Particles((drift * y.vel).astype(y.disp.dtype), (kick * force).astype(y.vel.dtype))
@@ -101,6 +103,7 @@ class SplitSolver(diffrax.AbstractSolver[Any]):
 
     def init(self, terms: Any, t0: Any, t1: Any, y0: Particles, args: GrowthTable) -> Status:
         """Status before the first step."""
+        check_table(args)
         return successful(y0.disp.dtype)
 
     def func(self, terms: Any, t0: Any, y0: Particles, args: GrowthTable) -> Any:
