@@ -31,7 +31,7 @@ begin = "prior"
 [sampler]
 precondition = "none"
 chains = 2
-tune = 40
+tuning_steps = 40
 energy_variance = 2e-4
 steps = 36
 chunk = 12

@@ -37,6 +37,7 @@ WRONG = {
     "sampler.steps = 37: must be a multiple of thin \\* chunk = 12": ["sampler.steps=37"],
     "sampler.energy_variance: is a target of mclmc, and hmc is tuned for its acceptance": ["sampler.method=hmc"],
     "sampler.stepz = 3: unknown key; did you mean sampler.steps?": ["sampler.stepz=3"],
+    "sampler.tune = 60: unknown key; did you mean sampler.tuning_steps?": ["sampler.tune=60"],
     'start.begin = "wiener": needs sampler.precondition': ["start.begin=wiener"],
     "start.map_free: parameters can't be told from the noise where sampler.precondition depends on them": [
         "start.map_free=['b1']",

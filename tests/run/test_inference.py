@@ -326,7 +326,7 @@ def test_a_chain_that_became_unstable_is_named() -> None:
     assert find_energy_reasons(energy, 1000) == []
     energy[1, 200:] *= 4
     reason = find_energy_reasons(energy, 1000)[0]
-    assert "more than 0.002, in chains 1, which are biased; raise sampler.tune" in reason
+    assert "more than 0.002, in chains 1, which are biased; raise sampler.tuning_steps" in reason
     assert "in chains 0, 1, which" in find_energy_reasons(3 * energy[[0, 2]], 1000)[0]
 
 
@@ -335,7 +335,8 @@ def test_outliers_of_the_energy_are_named() -> None:
     energy[0, :4] = 11.0  # of 2000 steps; 10 is ten times the error that is aimed at
     (reason,) = find_energy_reasons(energy, 1000)
     assert reason == (
-        "0.20% of the steps have far too large an energy error; raise sampler.tune, or lower sampler.energy_variance"
+        "0.20% of the steps have far too large an energy error; "
+        "raise sampler.tuning_steps, or lower sampler.energy_variance"
     )
 
 
@@ -344,7 +345,7 @@ def test_few_accepted_trajectories_are_named(whole: tuple[InferenceJob, Listener
     plan, chain = plan_of(tmp_path / "run", text=hmc), load_chain(whole[0].folder)
     few = replace(chain, acceptance_rate=np.linspace(0, 0.8, 72).reshape(2, 36), energy_change=chain.energy_change * 99)
     found = find_reasons(plan, few)
-    assert "40% of the trajectories are accepted, fewer than 50%; raise sampler.tune" in found
+    assert "40% of the trajectories are accepted, fewer than 50%; raise sampler.tuning_steps" in found
     assert not any("energy error" in reason for reason in found)  # which is that of a step of mclmc
     assert not any("accepted" in reason for reason in find_reasons(plan, chain))
 
@@ -377,7 +378,7 @@ def test_chains_that_never_moved_are_not_trusted(whole: tuple[InferenceJob, List
     reasons = find_reasons(plan, still)
     assert "R-hat of b1 is inf, more than 1.01; the chains have not mixed, or are stuck" in "".join(reasons)
     assert "b1 has 1 effective samples, fewer than 400" in "".join(reasons)
-    assert "chain 0 is stuck in 36 of its 36 draws, one after the other; raise sampler.tune" in "".join(reasons)
+    assert "chain 0 is stuck in 36 of its 36 draws, one after the other; raise sampler.tuning_steps" in "".join(reasons)
     still.logdensity[0] = chain.logdensity[0]
     assert [text[:8] for text in find_reasons(plan, still) if "is stuck in" in text] == ["chain 1 "]
     still.logdensity[1, :17] = chain.logdensity[1, :17]

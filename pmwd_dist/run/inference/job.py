@@ -73,7 +73,7 @@ class _Watch:
             self._log_chunk(progress, seconds, compiled)
         else:
             numbers = f"step size {progress.step_size:.3g}{self._bound}, L {progress.L:.3g}"
-            self._log.stage(f"tuned in {sampler.tune} steps: {numbers}", seconds)
+            self._log.stage(f"tuned in {sampler.tuning_steps} steps: {numbers}", seconds)
         if progress.chunks < self._plan.chunks:
             self._control.raise_if_stopped(f"after chunk {progress.chunks} of {self._plan.chunks}", self._of_chunks)
 
@@ -146,7 +146,7 @@ def _sample(plan: InferenceJob, posterior: infer.Posterior, positions: Any, watc
             method=sampler.method,
             energy_variance=sampler.energy_variance,
             most_bias=sampler.most_bias,
-            tuning_steps=sampler.tune,
+            tuning_steps=sampler.tuning_steps,
             thin=sampler.thin,
             chunk=sampler.chunk,
             keep_noise=True,

@@ -181,8 +181,8 @@ class InferenceJob(Job):
             f"data        {settings.data.file}, {likelihood.kind} noise "
             f"{'sampled' if noise is None else toml_value(noise)}",
             f"parameters  {sampled}",
-            f"chains      {sampler.chains} of {sampler.method} from {settings.start.begin}, {sampler.tune} steps to "
-            f"tune and {sampler.steps}, preconditioned: {sampler.precondition}; seed {settings.noise.seed}",
+            f"chains      {sampler.chains} of {sampler.method} from {settings.start.begin}, {sampler.tuning_steps} "
+            f"tuning steps and {sampler.steps}, preconditioned: {sampler.precondition}; seed {settings.noise.seed}",
             f"output      {self.folder}: {self.chunks} chunks of {sampler.chunk} draws",
             self.device_line,
             f"expected    {self.memory_text}: {self.memory.parts}",

@@ -186,14 +186,14 @@ def find_reasons(plan: InferenceJob, chain: infer.Chain) -> list[str]:
             reasons.append(f"{name} has {size:.0f} effective samples, fewer than {checks.ess:g}; {more}")
     reasons += [
         f"chain {i} is stuck in {count} of its {chain.logdensity.shape[1]} draws, one after the other; raise "
-        "sampler.tune, or look at the priors"
+        "sampler.tuning_steps, or look at the priors"
         for i, count in stuck(chain.logdensity).items()
     ]
     if plan.settings.sampler.method == "mclmc":
         reasons += find_energy_reasons(chain.energy_change, plan.dimensions)
     elif (accepted := float(np.mean(chain.acceptance_rate))) < _ACCEPTED:
         reasons.append(
-            f"{accepted:.0%} of the trajectories are accepted, fewer than {_ACCEPTED:.0%}; raise sampler.tune"
+            f"{accepted:.0%} of the trajectories are accepted, fewer than {_ACCEPTED:.0%}; raise sampler.tuning_steps"
         )
     reasons += find_scale_reasons(chain.scales(), checks.r_hat, checks.ess, more)
     reasons += find_bias_reasons(chain.bias(), checks.bias, plan.settings.sampler.most_bias, more)
@@ -209,11 +209,11 @@ def find_energy_reasons(energy_change: np.ndarray, dimensions: int) -> list[str]
     if (largest := each.max()) > limit:
         chains = ", ".join(map(str, np.flatnonzero(each > limit)))
         error = f"the energy error is up to {largest:.1e} a dimension, more than {limit:g}, in chains {chains}"
-        remedy = 'raise sampler.tune, lower sampler.energy_variance, or use sampler.precondition = "adapted"'
+        remedy = 'raise sampler.tuning_steps, lower sampler.energy_variance, or use sampler.precondition = "adapted"'
         reasons.append(f"{error}, which are biased; {remedy}")
     if (outliers := infer.energy_errors(energy_change, dimensions)["outliers"]) > _OUTLIERS:
         share = f"{outliers:.2%} of the steps have far too large an energy error"
-        reasons.append(f"{share}; raise sampler.tune, or lower sampler.energy_variance")
+        reasons.append(f"{share}; raise sampler.tuning_steps, or lower sampler.energy_variance")
     return reasons
 
 

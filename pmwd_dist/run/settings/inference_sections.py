@@ -213,7 +213,7 @@ class Sampler(Section):
         1,
         ge=1,
     )
-    tune: int = about("number of tuning steps, which find step size, masses and L", 1000, ge=40)
+    tuning_steps: int = about("number of tuning steps, which find step size, masses and L", 1000, ge=40)
     energy_variance: float = about(
         "energy error of a step of mclmc per dimension, at which its tuning aims; less where it differs along a chain",
         ENERGY_VARIANCE,

@@ -176,7 +176,7 @@ def _constraint(item: Any) -> str:
 
 
 def _unknown(keys: tuple[str, ...], value: object, sections: Sections) -> str:
-    """The problem of an unknown section or key, with the nearest one of the same section, else of all."""
+    """The problem of an unknown section or key, with the nearest one."""
     path, section, last = ".".join(map(_bare, keys)), ".".join(keys[:-1]), keys[-1].lower()
     if isinstance(value, dict) and section in ("", "observe"):
         near = difflib.get_close_matches(".".join(keys), sections, 1, 0.5)
@@ -184,8 +184,9 @@ def _unknown(keys: tuple[str, ...], value: object, sections: Sections) -> str:
     own = {key: f"{section}.{key}" for key in sections[section].model_fields} if section in sections else {}
     known = [(name, key) for name, model in reversed([*sections.items()]) for key in model.model_fields]
     others = {f"{name}_{key}": f"{name}.{key}" for name, key in known} | {key: f"{name}.{key}" for name, key in known}
-    for names in (own, others):
-        if near := difflib.get_close_matches(last, names, 1):
+    # A key of the same section, unless another section has the very key.
+    for names, ratio in ((own, 0.6), (others, 1.0), (own, 0.45), (others, 0.8)):
+        if near := difflib.get_close_matches(last, names, 1, ratio):
             return f"{path} = {shown(value)}: unknown key; did you mean {names[near[0]]}?"
     remedy = f"[{section}] has {', '.join(own)}" if own else f"the sections are {', '.join(sections)}"
     return f"{path} = {shown(value)}: unknown key; {remedy}"
