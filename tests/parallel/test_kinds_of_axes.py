@@ -1,10 +1,11 @@
-"""Whole simulations, gradients, observables and posteriors on device meshes with Auto, Explicit and Manual axes."""
+"""Simulations, derivatives, observables and posteriors on device meshes with Auto, Explicit and Manual axes."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
@@ -130,10 +131,26 @@ def posterior_of(forward: Any, likelihood: Any) -> tuple[infer.Posterior, Any]:
 
 
 def slopes(config: pmd.Config, cosmo: Any) -> Any:
-    """The log density of galaxies of a simulation, with its slope."""
+    """The log density of galaxies of a simulation and its gradient, with their derivatives along the position."""
     galaxies = infer.LagrangianGalaxies("b1")
-    posterior, position = posterior_of(infer.Simulation(config, cosmo, observable=galaxies), infer.Poisson(1.0))
-    return jax.jit(jax.value_and_grad(posterior.logdensity))(position)
+    config = replace(config, lpt_order=1)
+    posterior, z = posterior_of(infer.Simulation(config, cosmo, observable=galaxies), infer.Poisson(1.0))
+    return jax.jit(lambda z: jax.jvp(jax.value_and_grad(posterior.logdensity), (z,), (z,)))(z)
+
+
+def maps(config: pmd.Config, cosmo: Any) -> Any:
+    """Shells on a sphere, convergence on a flat sky, and the gradient of its square by the noise."""
+    config = replace(config, a_start=0.9, steps=1, lpt_order=1)
+    sphere = observe.SphericalLightCone(config, edges=(4.0, 12.0), nside=2)
+    flat = observe.FlatSkyLightCone(config, edges=(0.0, 32.0, 64.0), pixels=8, shell_assignment="linear")
+
+    def seen(noise: Any) -> Any:
+        start = pmd.lpt(pmd.linear_modes(noise, cosmo, config), cosmo, config)
+        mass = pmd.nbody(start, cosmo, config, accumulate=flat).accumulated
+        kappa = observe.convergence(mass, cosmo, flat, source=0.02, field=20.0, pixels=4)
+        return (kappa**2).sum(), (kappa, pmd.nbody(start, cosmo, config, accumulate=sphere).accumulated)
+
+    return jax.jit(jax.value_and_grad(seen, has_aux=True))(pmd.white_noise(jax.random.key(0), config))
 
 
 def steps(config: pmd.Config, cosmo: Any) -> Any:
@@ -147,16 +164,20 @@ def steps(config: pmd.Config, cosmo: Any) -> Any:
     return jax.jit(lambda state: jax.lax.scan(step, state, jax.random.split(jax.random.key(4), 3))[0])(state).position
 
 
-def test_posteriors(cosmo: Any, single: pmd.Decomposition, tmp_path: Path) -> None:
-    on_one = config_of(single, 8)
-    wanted = slopes(on_one, cosmo), steps(on_one, cosmo)
+def chains(config: pmd.Config, cosmo: Any) -> Any:
+    """Parameters, log densities and mean noise of two chains of `sample`."""
+    posterior, position = posterior_of(infer.LinearField(config, cosmo, bias="b1"), infer.Gaussian(0.5))
+    starts = jax.tree.map(lambda x: jnp.stack([x, x]), position)
+    key = jax.random.key(5)
+    with TemporaryDirectory() as folder:
+        chain = infer.sample(posterior, starts, key=key, steps=4, chunk=2, tuning_steps=40, output=folder)
+    return chain.parameters, chain.logdensity, chain.noise_mean
+
+
+@pytest.mark.parametrize("results", [slopes, maps, steps, chains])
+def test_posteriors_and_light_cones(results: Any, cosmo: Any, single: pmd.Decomposition) -> None:
+    wanted = results(config_of(single, 8), cosmo)
     with jax.set_mesh(mesh_of("explicit", "pencils")):
-        config = config_of(pmd.Decomposition(), 8)
-        results = slopes(config, cosmo), steps(config, cosmo)
-        for ours, theirs in zip(jax.tree.leaves(results), jax.tree.leaves(wanted), strict=True):
-            np.testing.assert_allclose(np.asarray(ours), theirs, rtol=0, atol=1e-9 * np.abs(theirs).max())
-        posterior, position = posterior_of(infer.LinearField(config, cosmo, bias="b1"), infer.Gaussian(0.5))
-        starts = jax.tree.map(lambda x: jnp.stack([x, x]), position)
-        key = jax.random.key(5)
-        chain = infer.sample(posterior, starts, key=key, steps=4, chunk=2, tuning_steps=40, output=tmp_path)
-        assert np.isfinite(chain.parameters["b1"]).all()
+        found = results(config_of(pmd.Decomposition(), 8), cosmo)
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(np.asarray(ours), theirs, rtol=0, atol=1e-9 * np.abs(theirs).max())
