@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import resource
+import sys
+import tracemalloc
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +19,7 @@ import problems
 import pytest
 
 import pmwd_dist as pmd
-from pmwd_dist.io.snapshot import load_snapshot, read_header, save_snapshot, writer
+from pmwd_dist.io.snapshot import chunks, load_snapshot, read_header, save_snapshot, writer
 
 BOX, N, A = 50.0, 8, 0.5
 SHAPE = (N, N, 2 * N)
@@ -63,6 +65,65 @@ def test_round_trip_on_any_layout(tmp_path: Path, decomposition, cosmo, kind, pr
     assert read.disp.sharding == config.decomposition.sharding
     np.testing.assert_allclose(read.disp, particles.disp, atol=precision)
     np.testing.assert_allclose(read.vel, particles.vel, atol=2e-7)
+
+
+@pytest.mark.parametrize("precision", ["single", "double"])
+@pytest.mark.parametrize("kind", ["gadget", "swift"])
+@pytest.mark.parametrize("x64", [False, True])
+def test_positions_are_rounded_once(tmp_path: Path, decomposition, cosmo, kind, precision, x64):
+    """They are those of double precision, within one unit in the last place, and within the box."""
+    with jax.enable_x64(x64):
+        config = make_config(decomposition)
+        particles = make_particles(config)
+        path = save_snapshot(tmp_path / "s.hdf5", particles, cosmo, config, A, format=kind, precision=precision)
+        disp, vel = (np.asarray(x).reshape(-1, 3) for x in (particles.disp, particles.vel))
+    length, speed = (1e3, 100 / A / math.sqrt(A)) if kind == "gadget" else (1 / cosmo.h, 100 / A)
+    with h5py.File(path) as file:
+        ids, x, v = (file[f"PartType1/{name}"][:] for name in ("ParticleIDs", "Coordinates", "Velocities"))
+    assert x.dtype == {"single": np.float32, "double": np.float64}[precision]
+    np.testing.assert_array_equal(np.sort(ids), np.arange(math.prod(SHAPE)))
+    expected = np.stack(np.unravel_index(ids, SHAPE), -1) * (BOX / np.asarray(SHAPE)) + disp[ids].astype(float)
+    expected = ((expected - BOX * np.floor(expected / BOX)) * length).astype(x.dtype)
+    expected[expected >= x.dtype.type(BOX * length)] = 0
+    assert (np.abs(x - expected) <= np.spacing(expected)).all()
+    np.testing.assert_allclose(v, vel[ids] * speed, rtol=2e-7)
+
+
+@pytest.mark.parametrize("kind", ["gadget", "swift"])
+def test_few_chunks_exist_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cosmo, single, kind):
+    monkeypatch.setattr(chunks, "_ROWS", 2048)
+    monkeypatch.setattr(chunks, "_MOST_ROWS", 4096)
+    config = make_config(single, (64, 32, 64))
+    particles = make_particles(config)
+    save_snapshot(tmp_path / "s.hdf5", particles, cosmo, config, A, format=kind)  # compiles
+    write, most = writer.Snapshot._write_chunk, []
+
+    def count(self, data, first, words) -> None:
+        most.append(sum(x.nbytes for x in jax.live_arrays() if x.dtype == np.uint32))
+        write(self, data, first, words)
+
+    monkeypatch.setattr(writer.Snapshot, "_write_chunk", count)
+    tracemalloc.start()
+    path = save_snapshot(tmp_path / "s.hdf5", particles, cosmo, config, A, format=kind)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    whole = path.stat().st_size
+    assert len(most) == 64 * (3 if kind == "gadget" else 4)
+    assert max(most) < whole / 6
+    assert peak < whole / 4
+
+
+@pytest.mark.parametrize("values", [0, 1, 2**32 - 1, 0xFFFF, 0xFFFF0000, 0xFFFE0001, "random"])
+@pytest.mark.parametrize("rows", [1, 2, 1000, 1 << 18])
+def test_checksums_are_those_of_hdf5(tmp_path: Path, values, rows):
+    words = np.full(rows, 0 if values == "random" else values, np.uint32)
+    if values == "random":
+        words = np.random.default_rng(rows).integers(0, 2**32, rows, np.uint32)
+    with h5py.File(tmp_path / "s.hdf5", "w") as file:
+        data = file.create_dataset("x", data=words, chunks=(rows,), fletcher32=True)
+        _, stored = data.id.read_direct_chunk((0,))
+    with jax.enable_x64(True):
+        assert int(chunks._fletcher32(jnp.asarray(words))) == int.from_bytes(stored[-4:], "little")
 
 
 def test_a_snapshot_of_one_layout_loads_on_another(tmp_path: Path, cosmo, single):
@@ -241,12 +302,44 @@ def test_damaged_files_fail(tmp_path: Path, cosmo, single):
         read_header([path])
 
 
+KINDS = [(None, None), ("single", None), ("double", None), (None, "zstd")]  # precision and compression
+
+
+@pytest.mark.parametrize(("precision", "compression"), KINDS)
+@pytest.mark.parametrize("kind", ["gadget", "swift"])
+def test_h5py_and_we_read_all_kinds(tmp_path: Path, cosmo, decomposition, kind, precision, compression):
+    config = make_config(decomposition)
+    particles, path = make_particles(config), tmp_path / "s.hdf5"
+    save_snapshot(path, particles, cosmo, config, A, format=kind, precision=precision, compression=compression)
+    read, _ = load_snapshot(path, config)
+    np.testing.assert_allclose(read.disp, particles.disp, atol=1e-5)
+    with h5py.File(path) as file:
+        for data in file["PartType1"].values():
+            assert data.fletcher32
+            assert len(data[:]) == math.prod(SHAPE)
+            filters = data.id.get_create_plist()
+            assert filters.get_nfilters() == (3 if compression else 1)
+
+
+def test_compression_without_hdf5plugin_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cosmo, single):
+    config = make_config(single)
+    path = save_snapshot(tmp_path / "s.hdf5", make_particles(config), cosmo, config, A, compression="zstd")
+    monkeypatch.setitem(sys.modules, "hdf5plugin", None)
+    with pytest.raises(ValueError, match="compression='zstd' needs hdf5plugin; install it"):
+        save_snapshot(tmp_path / "t.hdf5", make_particles(config), cosmo, config, A, compression="zstd")
+    monkeypatch.setattr(h5py.h5z, "filter_avail", lambda code: code != 32015)
+    with pytest.raises(ValueError, match=r"Coordinates compressed by a filter that needs hdf5plugin"):
+        load_snapshot(path, config)
+
+
+@pytest.mark.parametrize(("precision", "compression"), KINDS)
 @pytest.mark.parametrize("format", ["gadget", "swift"])
-def test_pynbody_reads_it(tmp_path: Path, cosmo, single, format: str):
+def test_pynbody_reads_it(tmp_path: Path, cosmo, single, format: str, precision, compression):
     pynbody = pytest.importorskip("pynbody")
     config = make_config(single)
     particles = make_particles(config)
-    path = save_snapshot(tmp_path / "s.hdf5", particles, cosmo, config, A, format=format)
+    path = tmp_path / "s.hdf5"
+    save_snapshot(path, particles, cosmo, config, A, format=format, precision=precision, compression=compression)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it says which units it takes for granted
         loaded = pynbody.load(str(path))
@@ -264,26 +357,37 @@ def test_pynbody_reads_it(tmp_path: Path, cosmo, single, format: str):
     assert ((x >= 0) & (x <= BOX)).all()
 
 
-def test_yt_reads_it(tmp_path: Path, cosmo, single):
+@pytest.mark.parametrize(("precision", "compression"), KINDS)
+def test_yt_reads_it(tmp_path: Path, cosmo, single, precision, compression):
     yt = pytest.importorskip("yt")
     yt.set_log_level(50)
     config = make_config(single)
-    path = save_snapshot(tmp_path / "s.hdf5", make_particles(config), cosmo, config, A)
+    path, particles = tmp_path / "s.hdf5", make_particles(config)
+    save_snapshot(path, particles, cosmo, config, A, precision=precision, compression=compression)
     data = yt.load(str(path))
     assert data.current_redshift == pytest.approx(1.0)
     assert float(data.domain_width[0].to("Mpccm/h")) == pytest.approx(BOX)
+    found = data.all_data()
+    order = np.argsort(np.asarray(found["PartType1", "ParticleIDs"]))
+    with h5py.File(path) as file:
+        x, ids = (file[f"PartType1/{name}"][:] for name in ("Coordinates", "ParticleIDs"))
+    read = np.asarray(found["PartType1", "Coordinates"].to("kpccm/h"))[order]
+    np.testing.assert_allclose(read, x[np.argsort(ids)], rtol=1e-6, atol=1e-3)
 
 
-def test_swiftsimio_reads_it(tmp_path: Path, cosmo, single):
+@pytest.mark.parametrize(("precision", "compression"), KINDS)
+def test_swiftsimio_reads_it(tmp_path: Path, cosmo, single, precision, compression):
     swiftsimio = pytest.importorskip("swiftsimio")
     config = make_config(single)
     particles = make_particles(config)
-    path = save_snapshot(tmp_path / "s.hdf5", particles, cosmo, config, A, format="swift")
+    path = tmp_path / "s.hdf5"
+    save_snapshot(path, particles, cosmo, config, A, format="swift", precision=precision, compression=compression)
     data = swiftsimio.load(str(path))
     assert data.metadata.boxsize.to_value("Mpc") == pytest.approx(BOX / float(cosmo.h))
     order = np.argsort(np.asarray(data.dark_matter.particle_ids))
     v = np.asarray(data.dark_matter.velocities.to_value("km/s"))[order]
     np.testing.assert_allclose(v, 100 / A * np.asarray(particles.vel).reshape(-1, 3), rtol=1e-5, atol=1e-4)
+    assert data.dark_matter.coordinates.shape == (math.prod(SHAPE), 3)
 
 
 def test_precision_of_the_program_is_that_of_what_is_read(tmp_path: Path, cosmo, single):

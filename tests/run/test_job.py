@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import h5py
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -285,6 +286,21 @@ def test_disk_that_fills_up_ends_the_run_in_one_line(tmp_path: Path, monkeypatch
     assert (tmp_path / "run" / "power_z1.000.csv").exists()
     assert command("resume", tmp_path / "run") == 0
     assert (tmp_path / "run" / "snapshot_z1.000.hdf5").exists()
+
+
+def test_options_of_snapshots_are_those_of_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    (tmp_path / "small.toml").write_text(SMALL)
+    run = ["run", tmp_path / "small.toml", "--output", tmp_path / "run", "--set", 'output.compression="zstd"']
+    with monkeypatch.context() as patch:
+        patch.setattr("pmwd_dist.run.simulation.plan.find_spec", lambda name: None)
+        assert command(*run) == 2
+    needs = 'output.compression = "zstd": needs hdf5plugin; install it with `pip install hdf5plugin`'
+    assert needs in capsys.readouterr().err
+    assert command(*run, "--set", 'output.precision="single"') == 0
+    with h5py.File(tmp_path / "run" / "snapshot_z0.000.hdf5") as file:
+        data = file["PartType1/Coordinates"]
+        assert data.dtype == np.float32
+        assert data.id.get_create_plist().get_nfilters() == 3
 
 
 def test_power_of_a_snapshot(finished: tuple[Path, Events], tmp_path: Path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,7 @@ CRITICAL_DENSITY = 27.7536627  # 3 H0^2 / (8 pi G) [1e10 Msun/h (Mpc/h)^-3]
 TYPES = 6  # kinds of particles; ours are of type 1, dark matter
 
 Attributes = dict[str, Any]
+Precision = Literal["single", "double"]
 
 
 class Part:
@@ -26,10 +27,12 @@ class Part:
       cosmo: cosmology; its h, Omega_b, Omega_m and Omega_lambda are attributes.
       config: the simulation; the mass of a particle [1e10 Msun/h] is an attribute.
       a: scale factor.
+      positions: type of the positions.
     """
 
-    def __init__(self, count: int, files: int, cosmo: Any, config: Config, a: float):
+    def __init__(self, count: int, files: int, cosmo: Any, config: Config, a: float, positions: str):
         self.count, self.files, self.cosmo, self.config, self.a = count, files, cosmo, config, float(a)
+        self.positions = positions
         self.h, self.Omega_b = float(cosmo.h), float(cosmo.Omega_b)
         self.Omega_m = float(cosmo.Omega_c) + self.Omega_b
         self.Omega_lambda = 1 - float(cosmo.Omega_k) - self.Omega_m
@@ -41,7 +44,8 @@ class SnapshotFormat(NamedTuple):
     """A snapshot format.
 
     Args:
-      bytes_per_particle: largest number of bytes of a particle.
+      positions: type of the positions, f4 or f8.
+      others: largest number of bytes of a particle without its position.
       cubic: whether it holds cubic boxes only.
       length: lengths per Mpc/h, a function of h.
       momentum: velocities per canonical momentum [Mpc/h], a function of a; KM_S_PER_H0 / a for peculiar ones in km/s.
@@ -49,12 +53,22 @@ class SnapshotFormat(NamedTuple):
       arrays: arrays of the particles: type and a description of the unit.
     """
 
-    bytes_per_particle: int
+    positions: str
+    others: int
     cubic: bool
     length: Callable[[float], float]
     momentum: Callable[[float], float]
     groups: Callable[[Part], dict[str, Attributes]]
     arrays: Callable[[Part], dict[str, tuple[str, Attributes]]]
+
+    def of(self, precision: Precision | None) -> SnapshotFormat:
+        """This format with positions in another precision; None for its own."""
+        return self._replace(positions={None: self.positions, "single": "f4", "double": "f8"}[precision])
+
+    @property
+    def bytes_per_particle(self) -> int:
+        """Largest number of bytes of a particle."""
+        return 3 * np.dtype(self.positions).itemsize + self.others
 
 
 def counts(part: Part, mass: float) -> Attributes:

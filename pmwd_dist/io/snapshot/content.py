@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import stat
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ Group = Any
 Dataset = Any
 GROUP, DATASET = h5py.Group, h5py.Dataset  # kinds of members
 
+_CACHE = 1 << 24  # bytes of chunks of each array
 _MOST_VALUES = 64  # largest number of values of an attribute
 # Errors that h5py raises for damaged files.
 _ERRORS = (
@@ -53,7 +54,7 @@ def opened(path: Path) -> Generator[File]:
     with path.open("rb"):
         pass  # a file that can't be opened at all is an OSError
     try:
-        with h5py.File(path, "r") as file:
+        with h5py.File(path, "r", rdcc_nbytes=_CACHE) as file:
             yield file
     except Malformed as error:
         raise ValueError(f"{path}: {error}") from error
@@ -155,13 +156,20 @@ def check_storage(data: Dataset, path: str) -> None:
     """Raise Malformed unless the file holds all values: h5py reads missing ones as zeros."""
     if data.is_virtual or data.external:
         raise Malformed(f"has {path} with its values in other files: pass those")
+    filters = data.id.get_create_plist()
+    codes = [filters.get_filter(i)[0] for i in range(filters.get_nfilters())]
+    with suppress(ImportError):
+        if not all(map(h5py.h5z.filter_avail, codes)):
+            import hdf5plugin  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    if not all(map(h5py.h5z.filter_avail, codes)):
+        raise Malformed(f"has {path} compressed by a filter that needs hdf5plugin; `pip install hdf5plugin` adds it")
     size = math.prod(data.shape) * data.dtype.itemsize
     if data.chunks is None:
         complete = data.id.get_storage_size() >= size
     else:
         expected = math.prod(-(-n // c) for n, c in zip(data.shape, data.chunks, strict=True))
         complete = data.id.get_num_chunks() == expected
-    unfiltered = data.compression is None and data.id.get_create_plist().get_nfilters() - bool(data.fletcher32) == 0
+    unfiltered = len(codes) - bool(data.fletcher32) == 0
     if not complete or (unfiltered and size > Path(data.file.filename).stat().st_size):
         raise Malformed(f"declares {path} of shape {data.shape}, but holds fewer values")
 

@@ -41,14 +41,15 @@ def _groups(part: Part) -> dict[str, Attributes]:
 def _arrays(part: Part) -> dict[str, tuple[str, Attributes]]:
     positions = {"to_cgs": CM_PER_MPC / _LENGTH, "a_scaling": 1.0, "h_scaling": -1.0, "length_scaling": 1.0}
     return {
-        "Coordinates": ("f4", _POWERS | positions),  # single precision resolves a box of 1 Gpc/h to 0.06 kpc/h
+        "Coordinates": (part.positions, _POWERS | positions),
         "Velocities": ("f4", _POWERS | {"to_cgs": 1e5, "a_scaling": 0.5, "velocity_scaling": 1.0}),
         "ParticleIDs": (id_type(part), {}),
     }
 
 
 GADGET = SnapshotFormat(
-    bytes_per_particle=32,
+    positions="f4",  # resolves a box of 1 Gpc/h to 0.06 kpc/h
+    others=20,
     cubic=True,
     length=lambda _: _LENGTH,
     momentum=lambda a: KM_S_PER_H0 / a / math.sqrt(a),

@@ -15,7 +15,7 @@ from pmwd_dist.io.snapshot.content import GROUP, Dataset, File, Malformed, opene
 from pmwd_dist.io.snapshot.header import SnapshotHeader, has_lattice, read_counts
 from pmwd_dist.io.snapshot.units import Quantity
 
-CHUNK = 1 << 21  # particles read at a time
+CHUNK = 1 << 18  # particles read at a time
 
 
 class Column(NamedTuple):

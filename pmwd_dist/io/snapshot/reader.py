@@ -71,7 +71,7 @@ def load_snapshot(
 
     def array(column: Column) -> jax.Array:
         def read(index: Any) -> np.ndarray:
-            return _read_block(files, column, header, index, config).astype(dtype)
+            return _read_block(files, column, header, index, config, dtype)
 
         return jax.make_array_from_callback(shape, config.decomposition.sharding, read)
 
@@ -88,25 +88,31 @@ def _check_memory(path: Path, config: Config) -> None:
 
 
 def _read_block(
-    files: Sequence[Path], column: Column, header: SnapshotHeader, index: tuple[slice, ...], config: Config
+    files: Sequence[Path],
+    column: Column,
+    header: SnapshotHeader,
+    index: tuple[slice, ...],
+    config: Config,
+    dtype: Any,
 ) -> np.ndarray:
     """Displacements [Mpc/h] or momenta [Mpc/h] of the lattice sites of one device."""
-    shape, box = config.particle_shape, np.asarray(config.box_size)
-    low = np.asarray([s.start or 0 for s in index[:3]])
-    high = np.asarray([n if s.stop is None else s.stop for s, n in zip(index[:3], shape, strict=True)])
-    block = np.full((*(high - low), 3), np.nan)
+    shape, box = config.particle_shape, config.box_size
+    low = [s.start or 0 for s in index[:3]]
+    high = [n if s.stop is None else s.stop for s, n in zip(index[:3], shape, strict=True)]
+    block = np.full((*np.subtract(high, low), 3), np.nan, dtype)
     for ids, values in chunks(files, header, 1, (IDS, column)):
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < header.counts[1]:
             raise ValueError(f"{files[0]}: holds other particle IDs than its header says")
-        site = np.stack(np.unravel_index(ids.astype(np.int64), shape), -1)
-        mine = ((site >= low) & (site < high)).all(-1)
-        site, x = site[mine], values[mine]
+        sites = np.unravel_index(ids.astype(np.int64), shape)
+        mine = np.logical_and.reduce([(s >= a) & (s < b) for s, a, b in zip(sites, low, high, strict=True)])
+        sites, x = ([site[mine] for site in sites], values[mine]) if not mine.all() else (sites, values)
         if column is POSITIONS:
-            x = x - site * (box / shape)
-            x -= box * np.rint(x / box)
+            for axis, site in enumerate(sites):
+                x[:, axis] -= site * (box[axis] / shape[axis])
+                x[:, axis] -= box[axis] * np.rint(x[:, axis] / box[axis])
         else:  # peculiar velocities [km/s] to momenta
-            x = x * (header.a / KM_S_PER_H0)
-        block[tuple((site - low).T)] = x
+            x *= header.a / KM_S_PER_H0
+        block[tuple(site - first for site, first in zip(sites, low, strict=True))] = x
     if np.isnan(block).any():
         raise ValueError(
             f"{files[0]}: the snapshot lacks particles of its lattice of {shape}: some IDs are there twice"

@@ -35,10 +35,9 @@ def _groups(part: Part) -> dict[str, Attributes]:
 
 
 def _arrays(part: Part) -> dict[str, tuple[str, Attributes]]:
-    """Positions are in double precision, as in SWIFT."""
     a = part.a
     return {
-        "Coordinates": ("f8", _described("Co-moving positions of the particles", a, length=1, a_power=1)),
+        "Coordinates": (part.positions, _described("Co-moving positions of the particles", a, length=1, a_power=1)),
         "Velocities": ("f4", _described("Peculiar velocities, a dx/dt", a, length=1, time=-1)),
         "ParticleIDs": (id_type(part), _described("Index of the site on the Lagrangian lattice", a)),
         "Masses": ("f4", _described("Masses of the particles", a, mass=1)),
@@ -109,7 +108,8 @@ def _described(text: str, a: float, *, length: int = 0, mass: int = 0, time: int
 
 
 SWIFT = SnapshotFormat(
-    bytes_per_particle=48,
+    positions="f8",  # as in SWIFT
+    others=24,
     cubic=False,
     length=lambda h: 1 / h,
     momentum=lambda a: KM_S_PER_H0 / a,

@@ -3,37 +3,46 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import h5py
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import atomic_write, reserve
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.parameters import parameters
-from pmwd_dist.io.snapshot.base import Part, SnapshotFormat
+from pmwd_dist.io.snapshot.base import Part, Precision, SnapshotFormat
+from pmwd_dist.io.snapshot.chunks import Chunk, Layout, Scales, chunk_rows, chunks
 from pmwd_dist.io.snapshot.content import File
 from pmwd_dist.io.snapshot.gadget import GADGET
 from pmwd_dist.io.snapshot.swift import SWIFT
-from pmwd_dist.parallel.decomposition import Shape3
 from pmwd_dist.parallel.distributed import barrier, raise_on_all_processes
 from pmwd_dist.parallel.inputs import check_on_host
 from pmwd_dist.pm import inputs
 from pmwd_dist.pm.particles import Particles
 
 Format = Literal["gadget", "swift"]
+Compression = Literal["zstd"]
 FORMATS: dict[Format, SnapshotFormat] = {"gadget": GADGET, "swift": SWIFT}
 _HEADER_BYTES = 100_000
-_CACHE = 1 << 25  # bytes of HDF5's chunk cache
-_CHUNK = 1 << 22  # particles written at a time
-_ROWS = 1 << 16  # particles in a chunk of an array, which has a checksum
 
 
 def save_snapshot(
-    path: str | Path, particles: Particles, cosmo: Any, config: Config, a: float, *, format: Format = "gadget"
+    path: str | Path,
+    particles: Particles,
+    cosmo: Any,
+    config: Config,
+    a: float,
+    *,
+    format: Format = "gadget",
+    precision: Precision | None = None,
+    compression: Compression | None = None,
 ) -> Path:
     """Write particles at scale factor a. Collective.
 
@@ -47,110 +56,147 @@ def save_snapshot(
       config: configuration of the simulation.
       a: scale factor.
       format: "gadget" or "swift".
+      precision: precision of the positions, "single" or "double"; default: single for Gadget, double for SWIFT.
+      compression: "zstd" writes smaller files, more slowly, and readers need hdf5plugin; default: no compression.
 
     Returns:
       The file of this process.
 
     Raises:
-      ValueError: the format is unknown or can't hold the box, or the particles are of another config, or not finite in
-        the precision of the file.
+      ValueError: an option is unknown, the format can't hold the box, or the particles are of another config, or not
+        finite in the precision of the file.
       OSError: the file can't be written; it is absent then.
 
     Examples:
       >>> pmd.save_snapshot("snapshot_z0.000.hdf5", solution.particles, cosmo, config, a=1.0)
     """
     check_on_host("save_snapshot", (particles, cosmo, a))
-    # Momenta are divided over devices as displacements are.
-    particles = jax.device_put(inputs.checked_particles(particles, config), config.decomposition.sharding)
-    a = inputs.scale_factor(a)
-    parameters(cosmo)  # complete
-    if format not in FORMATS:
-        raise ArgumentError("format", format, "is not known", f"use {' or '.join(map(repr, FORMATS))}")
-    kind = FORMATS[format]
-    if kind.cubic and len(set(config.box_size)) > 1:
-        raise ArgumentError("box_size", config.box_size, f"is not a cube, as format={format!r} needs", "use 'swift'")
-    files = jax.process_count()
-    path = _file_of_process(Path(path), jax.process_index(), files)
-    count = sum(math.prod(s.data.shape[:3]) for s in particles.disp.addressable_shards if s.replica_id == 0)
-    part = Part(count, files, cosmo, config, a)
+    options: Any = {"format": format, "precision": precision, "compression": compression}
+    snapshot = Snapshot(particles, cosmo, config, a, **options)
+    path = snapshot.path(Path(path))
     with atomic_write(path, guard=raise_on_all_processes()) as aside:
-        reserve(aside, count * kind.bytes_per_particle + _HEADER_BYTES)
-        # Of HDF5 1.10 and newer: everything in the file has a checksum.
-        with h5py.File(aside, "w", libver=("v110", "v110"), rdcc_nbytes=_CACHE) as file:
-            _create(file, kind, part)
-            _write_particles(file, particles, kind, part)
+        snapshot.write(aside, snapshot.chunks())
     barrier("snapshot")  # a process may read the files of all next
     return path
+
+
+class Snapshot:
+    """A snapshot to write: its chunks come from the devices, and another thread may write them. Collective.
+
+    Args and Raises as for `save_snapshot`.
+    """
+
+    def __init__(self, particles: Particles, cosmo: Any, config: Config, a: float, **options: Any):
+        # Momenta are divided over devices as displacements are.
+        particles = jax.device_put(inputs.checked_particles(particles, config), config.decomposition.sharding)
+        a = inputs.scale_factor(a)
+        parameters(cosmo)  # complete
+        kind, self._filters = _checked(config, **options)
+        blocks = [shard.data.shape[:3] for shard in particles.disp.addressable_shards if shard.replica_id == 0]
+        part = Part(sum(map(math.prod, blocks)), jax.process_count(), cosmo, config, a, kind.positions)
+        self._particles, self._kind, self._part = particles, kind, part
+        types = tuple((name, code) for name, (code, _) in kind.arrays(part).items())
+        self._layout = Layout(types, chunk_rows(blocks[0]), config.box_size, config.particle_shape)
+        mass = float(kind.groups(part)["Header"]["MassTable"][1])
+        self._scales = Scales(*map(np.float64, (kind.length(part.h), kind.momentum(part.a), mass)))
+        _check_finite(particles, self._scales.momentum)
+
+    def path(self, path: Path) -> Path:
+        """The file of this process."""
+        return _file_of_process(path, jax.process_index(), self._part.files)
+
+    @property
+    def size(self) -> int:
+        """Size of the file without compression, at most [bytes]."""
+        return self._part.count * self._kind.bytes_per_particle + _HEADER_BYTES
+
+    @property
+    def chunk_size(self) -> int:
+        """Size of the chunks of all arrays [bytes]."""
+        return self._layout.rows * self._kind.bytes_per_particle
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Chunks on the host, in the order of the file."""
+        return chunks(self._particles, self._layout, self._scales)
+
+    def write(self, path: Path, chunks: Iterable[Chunk]) -> None:
+        """Write the file of this process.
+
+        Raises:
+          OSError: the file can't be written.
+        """
+        reserve(path, self.size)
+        # Of HDF5 1.10 and newer: everything in the file has a checksum.
+        with h5py.File(path, "w", libver=("v110", "v110")) as file:
+            self._create(file)
+            arrays: Any = file["PartType1"]
+            for number, chunk in enumerate(chunks):
+                for name, words in chunk.items():
+                    self._write_chunk(arrays[name], number * self._layout.rows, words)
+
+    def _create(self, file: File) -> None:
+        kind, part, rows = self._kind, self._part, self._layout.rows
+        # With the shape of the lattice, particle IDs are the indices of its sites.
+        lattice = {"LatticeShape": part.config.particle_shape, "MeshShape": part.config.mesh_shape}
+        for name, attributes in (kind.groups(part) | {"ParticleMesh": lattice}).items():
+            file.create_group(name).attrs.update(attributes)
+        particles = file.create_group("PartType1")
+        for name, (dtype, attributes) in kind.arrays(part).items():
+            columns = (3,) if name in ("Coordinates", "Velocities") else ()
+            options = {"chunks": (rows, *columns), "fletcher32": True} | self._filters
+            particles.create_dataset(name, (part.count, *columns), dtype, **options).attrs.update(attributes)
+        if kind is SWIFT:
+            file["DMParticles"] = h5py.SoftLink("/PartType1")
+
+    def _write_chunk(self, data: Any, first: int, words: np.ndarray) -> None:
+        if self._filters:
+            rows = words[:-1].view(data.dtype).reshape(-1, *data.shape[1:])
+            data[first : first + len(rows)] = rows
+        else:  # as it is in the file: HDF5 would copy it twice, and sum it up by one thread
+            data.id.write_direct_chunk((first, *(0 for _ in data.shape[1:])), words)
+
+
+def _checked(
+    config: Config, format: str, precision: str | None, compression: str | None
+) -> tuple[SnapshotFormat, dict[str, Any]]:
+    """The format, and the options of a dataset with its filters.
+
+    Raises:
+      ValueError: an option is unknown, or the format can't hold the box.
+    """
+    for name, value, known in (
+        ("format", format, get_args(Format)),
+        ("precision", precision, get_args(Precision)),
+        ("compression", compression, get_args(Compression)),
+    ):
+        if value not in known and (name == "format" or value is not None):
+            raise ArgumentError(name, value, "is not known", f"use {' or '.join(map(repr, known))}")
+    kind: Any = FORMATS[format].of(precision)  # type: ignore[index]
+    if kind.cubic and len(set(config.box_size)) > 1:
+        raise ArgumentError("box_size", config.box_size, f"is not a cube, as format={format!r} needs", "use 'swift'")
+    if compression is None:
+        return kind, {}
+    try:
+        import hdf5plugin
+    except ImportError as error:
+        remedy = "install it with `pip install hdf5plugin`"
+        raise ArgumentError("compression", compression, "needs hdf5plugin", remedy) from error
+    return kind, {"shuffle": True, **hdf5plugin.Zstd(clevel=1)}
 
 
 def _file_of_process(path: Path, process: int, count: int) -> Path:
     return path if count == 1 else path.with_name(f"{path.stem}.{process}{path.suffix}")
 
 
-def _create(file: File, kind: SnapshotFormat, part: Part) -> None:
-    """Create all groups and arrays, in chunks of equal length, the last almost full."""
-    # With the shape of the lattice, particle IDs are the indices of its sites.
-    lattice = {"LatticeShape": part.config.particle_shape, "MeshShape": part.config.mesh_shape}
-    for name, attributes in (kind.groups(part) | {"ParticleMesh": lattice}).items():
-        file.create_group(name).attrs.update(attributes)
-    particles = file.create_group("PartType1")
-    chunks = max(1, -(-part.count // _ROWS))
-    for name, (dtype, attributes) in kind.arrays(part).items():
-        shape = (part.count, 3) if name in ("Coordinates", "Velocities") else (part.count,)
-        chunk = (max(1, -(-part.count // chunks)), *shape[1:])
-        particles.create_dataset(name, shape, dtype, chunks=chunk, fletcher32=True).attrs.update(attributes)
-    if kind is SWIFT:
-        file["DMParticles"] = h5py.SoftLink("/PartType1")
+def _check_finite(particles: Particles, momentum: float) -> None:
+    """Raise ValueError, on all processes, if values are not finite in single precision."""
+    remedy = "look at the status of nbody"
+    for name, values, factor in (("disp", particles.disp, 1.0), ("vel", particles.vel, momentum)):
+        if not bool(_finite(values, np.asarray(factor, values.dtype))):
+            constraint = "holds values that are not finite in the float32 of the file"
+            raise ArgumentError(f"particles.{name}", values, constraint, remedy, show_value=False)
 
 
-def _write_particles(file: File, particles: Particles, kind: SnapshotFormat, part: Part) -> None:
-    data, config, mass = file["PartType1"], part.config, file["Header"].attrs["MassTable"][1]
-    length, momentum, done = kind.length(part.h), kind.momentum(part.a), 0
-    for disp, vel in zip(particles.disp.addressable_shards, particles.vel.addressable_shards, strict=True):
-        if disp.replica_id != 0:
-            continue
-        host_disp, host_vel = np.asarray(disp.data), np.asarray(vel.data)
-        x0, y0, z0 = (s.start or 0 for s in disp.index[:3])
-        step = max(1, _CHUNK // math.prod(host_disp.shape[1:3]))
-        for low in range(0, len(host_disp), step):
-            first, block = (x0 + low, y0, z0), host_disp[low : low + step]
-            with np.errstate(over="ignore"):  # _check_finite finds infinite numbers
-                velocities = (host_vel[low : low + step] * momentum).astype(data["Velocities"].dtype)
-            coordinates = _coordinates(block, first, config, length).astype(data["Coordinates"].dtype)
-            # A position that rounds up to the side of the box becomes zero.
-            coordinates[coordinates >= (np.asarray(config.box_size) * length).astype(coordinates.dtype)] = 0
-            _check_finite(coordinates, "disp")
-            _check_finite(velocities, "vel")
-            ids = _ids(block.shape[:3], first, config).ravel()
-            values = {
-                "Coordinates": coordinates.reshape(-1, 3),
-                "Velocities": velocities.reshape(-1, 3),
-                "ParticleIDs": ids,
-                "Masses": mass,
-            }
-            for name, array in data.items():
-                array[done : done + len(ids)] = values[name]
-            done += len(ids)
-
-
-def _check_finite(values: np.ndarray, name: str) -> None:
-    if not np.isfinite(values).all():
-        constraint = f"holds values that are not finite in the {values.dtype} of the file"
-        raise ArgumentError(f"particles.{name}", values, constraint, "look at the status of nbody", show_value=False)
-
-
-def _coordinates(disp: np.ndarray, first: Shape3, config: Config, length: float) -> np.ndarray:
-    """Positions of a block of particles in the periodic box, in double precision; `length` is the unit per Mpc/h."""
-    x = disp.astype(float)
-    for axis, (n, box) in enumerate(zip(config.particle_shape, config.box_size, strict=True)):
-        sites = (first[axis] + np.arange(disp.shape[axis])) * (box / n)
-        x[..., axis] += sites.reshape([-1 if other == axis else 1 for other in range(3)])
-        x[..., axis] -= box * np.floor(x[..., axis] / box)
-    return x * length
-
-
-def _ids(shape: tuple[int, ...], first: Shape3, config: Config) -> np.ndarray:
-    """Indices of lattice sites, in C order."""
-    _, ny, nz = config.particle_shape
-    i, j, k = (start + np.arange(n) for start, n in zip(first, shape, strict=True))
-    return (i[:, None, None] * ny + j[:, None]) * nz + k
+@jax.jit
+def _finite(values: Array, factor: Array) -> Array:
+    return jnp.isfinite((values * factor).astype(np.float32)).all()

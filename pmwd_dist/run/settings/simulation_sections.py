@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from pmwd_dist.config import Vector3
-from pmwd_dist.io.snapshot import Format
+from pmwd_dist.io.snapshot import Compression, Format, Precision
 from pmwd_dist.observe.shells import Assignment
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3
 from pmwd_dist.parallel.defaults import BackendName, HaloComm, TransposeComm
@@ -157,6 +157,14 @@ class Output(Section):
     )
     snapshot: Annotated[Literal["none", Format], BeforeValidator(_format)] = about(
         "format of the snapshots: gadget or swift, or none", "gadget"
+    )
+    precision: Precision | None = about(
+        "precision of positions in snapshots: single or double; default: single in gadget, double in swift",
+        None,
+        "double",
+    )
+    compression: Compression | None = about(
+        "compression of snapshots: zstd, which needs hdf5plugin, also to read them; default: none", None, "zstd"
     )
     slice_thickness: float = about(
         "thickness of the projected density slice [Mpc/h], at most the box; 0 for none", 8.0, ge=0

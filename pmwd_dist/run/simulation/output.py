@@ -94,8 +94,9 @@ def write_output(
         write_fields(folder / f"counts_{label}.hdf5", {"counts": counts}, about)
     if output.snapshot != "none":
         path = folder / f"snapshot_{label}.hdf5"
+        options: Any = {"format": output.snapshot, "precision": output.precision, "compression": output.compression}
         with part("output: snapshot"):
-            names.append(save_snapshot(path, particles, plan.simulation.cosmo, config, a, format=output.snapshot).name)
+            names.append(save_snapshot(path, particles, plan.simulation.cosmo, config, a, **options).name)
     return names
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib.util import find_spec
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Self
@@ -86,7 +87,8 @@ class SimulationJob(Job):
     def expected_disk(self) -> int:
         """Expected size of all files [bytes]: snapshots, fields, and two checkpoints, since one may be unfinished."""
         settings, output, cone = self.settings, self.settings.output, self.simulation.light_cone
-        snapshot = 0 if output.snapshot == "none" else FORMATS[output.snapshot].bytes_per_particle
+        kind = None if output.snapshot == "none" else FORMATS[output.snapshot].of(output.precision)
+        snapshot = 0 if kind is None else kind.bytes_per_particle
         counts = 0 if self.counted is None else 4 * math.prod(settings.box.mesh)
         maps = 0 if cone is None else 4 * shells_like(cone).size
         checkpoints = 2 * self.checkpoint_size if output.checkpoint_every else 0
@@ -139,6 +141,8 @@ class SimulationJob(Job):
         """
         problem, *warnings = memory_problem(self)
         problems = [problem] if problem else []
+        if self.settings.output.compression is not None and find_spec("hdf5plugin") is None:
+            problems.append('output.compression = "zstd": needs hdf5plugin; install it with `pip install hdf5plugin`')
         need, free = self.expected_disk, free_space(self.folder)
         if need > free:
             problems.append(
