@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -35,9 +36,10 @@ from pmwd_dist.run.inference.plan import InferenceJob
 from pmwd_dist.run.inference.verdict import (
     find_bias_reasons,
     find_energy_reasons,
+    find_mixing_reasons,
     find_reasons,
-    find_scale_reasons,
     judge,
+    worst_scale,
 )
 from pmwd_dist.run.settings import InferenceSettings, SettingsError, SimulationSettings, read_any, read_as
 from pmwd_dist.run.settings.writing import template, to_toml
@@ -79,7 +81,7 @@ def test_a_run_leaves_chains_pictures_and_a_verdict(whole: tuple[InferenceJob, L
     told = next(event for event in listener if event.event == "verdict")
     assert any(line.startswith("variance of residuals") for line in told.table)
     assert "variance of residuals" in (plan.folder / "report.html").read_text()
-    assert any("effective samples, fewer than 400; raise sampler.steps" in reason for reason in told.reasons)
+    assert any("effective samples are fewer than 400 (b1 " in reason for reason in told.reasons)
     page = check_page(plan.folder / "report.html", figures=6)
     for part in ("Not converged", '<th scope="row">b<sub>1</sub></th>', "power of data at k", "p, the probability of"):
         assert part in page, part
@@ -350,21 +352,53 @@ def test_few_accepted_trajectories_are_named(whole: tuple[InferenceJob, Listener
     assert not any("accepted" in reason for reason in find_reasons(plan, chain))
 
 
-def test_a_parameter_that_finite_steps_shift_is_named() -> None:
-    found = {"sigma8": (-0.4, 0.02), "Omega_m": (0.1, 0.02), "b1": (0.25, 0.1)}
+def test_parameters_that_finite_steps_shift_are_named_with_one_remedy() -> None:
+    found = {"sigma8": (-0.4, 0.02), "Omega_m": (0.1, 0.02), "b1": (0.25, 0.1), "b2": (0.3, 0.01)}
     (reason,) = find_bias_reasons(found, 0.2, 0.1, "more steps")
-    assert reason.startswith("the discretisation bias of sigma8 is -0.40 ± 0.02 standard deviations, more than 0.2")
-    assert reason.endswith("; more steps, or sample again with sampler.most_bias = 0.02")
+    assert reason.startswith("the discretisation bias is more than 0.2 standard deviations (sigma8 -0.40 ± 0.02, b2 +")
+    assert reason.endswith("; more steps; or sample again with sampler.most_bias = 0.02")
 
 
-def test_the_scale_whose_modes_mix_worst_is_named(whole: tuple[InferenceJob, Listener]) -> None:
+def autoregressive(correlation: float, draws: int = 1000) -> np.ndarray:
+    x = np.random.default_rng(0).standard_normal((4, draws))
+    for i in range(1, draws):
+        x[:, i] = correlation * x[:, i - 1] + (1 - correlation**2) ** 0.5 * x[:, i]
+    return x
+
+
+def test_all_that_more_steps_would_help_has_one_remedy(whole: tuple[InferenceJob, Listener]) -> None:
+    """With the number of steps for the smallest effective sample size, which is named where it is of the tails."""
+    plan, chain, slow = whole[0], load_chain(whole[0].folder), autoregressive(0.9)
+    fast = np.random.default_rng(1).standard_normal(slow.shape)
+    mixed = {"b1": slow, "sigma8": slow + 0.01 * fast, "fine": fast}
+    some = replace(chain, parameters=mixed, logdensity=fast, projections={}, powers={})
+    (reason,) = find_mixing_reasons(plan, some)
+    rows = some.summary()
+    assert max(row["rhat"] for row in rows.values()) < 1.1
+    sizes = [min(rows[name]["ess_bulk"], rows[name]["ess_tail"]) for name in mixed]
+    tails = [" (tail)" * (rows[name]["ess_tail"] < rows[name]["ess_bulk"]) for name in mixed]
+    few = f"effective samples are fewer than 400 (b1 {sizes[0]:.0f}{tails[0]}, sigma8 {sizes[1]:.0f}{tails[1]})"
+    assert few in reason
+    assert reason.count("sampler.steps=") == 1
+    needed = int(reason.rpartition("sampler.steps=")[2])
+    assert needed % 12 == 0
+    assert needed - 12 < 36 * 400 / min(sizes) <= needed
+
+
+def test_only_scales_with_data_are_judged(whole: tuple[InferenceJob, Listener]) -> None:
     x = np.random.default_rng(0).standard_normal((4, 1000))
     apart = x + np.arange(4)[:, None]
     chain = replace(load_chain(whole[0].folder), projections={0.1: x, 0.2: apart}, powers={0.1: x, 0.2: 3 * x + apart})
-    (reason,) = find_scale_reasons(chain.scales(), 1.01, 400, "more steps")
-    assert reason.startswith("R-hat of the modes' projection at k = 0.2 h/Mpc is 1.")
-    assert reason.endswith("effective samples, fewer than 400; more steps")
-    assert reason.partition("; ")[0] in "".join(find_reasons(whole[0], chain))
+    worst = worst_scale(chain.scales(), 1.01, 400, 0.2)
+    assert worst is not None
+    assert worst[0] == "projection at k = 0.2"
+    assert "; R-hat" not in (reason := find_mixing_reasons(whole[0], chain)[0])
+    assert f"R-hat of the modes' projection at k = 0.2 h/Mpc is {worst[1]['rhat']:.3f} with" in reason
+    assert worst_scale(chain.scales(), 1.01, 400, 0.19) is None
+    nyquist = math.pi * 4 / 60
+    assert whole[0].compared == pytest.approx(nyquist)
+    corner = replace(chain, projections={1.5 * nyquist: apart}, powers={1.5 * nyquist: apart})
+    assert "modes" not in "".join(find_mixing_reasons(whole[0], corner))
 
 
 def test_chains_that_never_moved_are_not_trusted(whole: tuple[InferenceJob, Listener]) -> None:
@@ -372,17 +406,20 @@ def test_chains_that_never_moved_are_not_trusted(whole: tuple[InferenceJob, List
     chain = load_chain(plan.folder)
     assert chain.density_shift.shape == chain.logdensity.shape and np.all(chain.density_shift != 0)
     moved = replace(chain, density_shift=1e3 * chain.parameters["b1"])
-    (reason,) = [text for text in find_reasons(plan, moved) if "the discretisation bias of b1 is +" in text]
-    assert re.search(r"; raise sampler.steps and .*, or sample again with sampler.most_bias = \S+$", reason)
+    (reason,) = [text for text in find_reasons(plan, moved) if "the discretisation bias is" in text]
+    assert re.search(r"\(b1 \+.*sampler.steps=N with N above 36; or sample again with sampler.most_bias = \S+$", reason)
     still = replace(chain, parameters={"b1": np.ones((2, 36))}, logdensity=np.ones((2, 36)))
     reasons = find_reasons(plan, still)
-    assert "R-hat of b1 is inf, more than 1.01; the chains have not mixed, or are stuck" in "".join(reasons)
-    assert "b1 has 1 effective samples, fewer than 400" in "".join(reasons)
-    assert "chain 0 is stuck in 36 of its 36 draws, one after the other; raise sampler.tuning_steps" in "".join(reasons)
+    assert (
+        "R-hat is more than 1.01 (b1 inf, logdensity inf), and effective samples are fewer than 400 (b1 1)"
+        in reasons[0]
+    )
+    assert "; the chains have not mixed, or are stuck: look at traces.png" in reasons[0]
+    assert "stuck in the same place: chain 0 for 36, chain 1 for 36 of 36 draws; raise sampler.tuning_st" in reasons[1]
     still.logdensity[0] = chain.logdensity[0]
-    assert [text[:8] for text in find_reasons(plan, still) if "is stuck in" in text] == ["chain 1 "]
+    assert [text for text in find_reasons(plan, still) if "same place: chain 1 for 36 of 36 draws" in text]
     still.logdensity[1, :17] = chain.logdensity[1, :17]
-    assert "chain 1 is stuck in 19 of its 36 draws" in "".join(find_reasons(plan, still))
+    assert "same place: chain 1 for 19 of 36 draws" in "".join(find_reasons(plan, still))
 
 
 def test_the_template_and_what_is_written_read_back(tmp_path: Path) -> None:

@@ -127,6 +127,13 @@ class InferenceJob(Job):
         nyquist = min(math.pi * n / length for n, length in zip(config.mesh_shape, config.box_size, strict=True))
         return min(nyquist, likelihood.k_max or nyquist)
 
+    @property
+    def compared(self) -> float:
+        """Largest wavenumber of the initial conditions that data may show: of the Nyquist sphere or less [h/Mpc]."""
+        config = self.simulation.config
+        nyquist = min(math.pi * n / length for n, length in zip(config.particle_shape, config.box_size, strict=True))
+        return min(nyquist, self.largest_wavenumber or nyquist)
+
     @cached_property
     def memory(self) -> InferenceMemory:
         """Memory that is expected on each device."""

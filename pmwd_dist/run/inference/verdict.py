@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +33,7 @@ from pmwd_dist.run.settings import InferenceSettings, read_as
 
 _OUTLIERS = 1e-3  # share of the steps
 _FEWEST = 4  # draws of a chain, for R-hat
+_UNMIXED = 1.1  # R-hat of chains that more steps may not help
 _ACCEPTED = 0.5  # share of the trajectories
 _MISFIT = 0.01  # probability that one of the checks of the fit fails where the model is right
 
@@ -175,31 +178,61 @@ def summarise(chain: infer.Chain) -> dict[str, dict[str, float]]:
 
 def find_reasons(plan: InferenceJob, chain: infer.Chain) -> list[str]:
     """Failed checks of the chains, with remedies."""
-    checks, reasons = plan.settings.checks, list[str]()
-    more = "raise sampler.steps and `pmwd-dist resume` with --set sampler.steps=N"
-    for name, row in chain.summary().items():
-        if row["rhat"] > checks.r_hat:
-            remedy = more if row["rhat"] < 1.1 else "the chains have not mixed, or are stuck: look at traces.png"
-            reasons.append(f"R-hat of {name} is {row['rhat']:.3f}, more than {checks.r_hat:g}; {remedy}")
-        size = min(row["ess_bulk"], row["ess_tail"])
-        if size < checks.ess and name in chain.parameters:
-            reasons.append(f"{name} has {size:.0f} effective samples, fewer than {checks.ess:g}; {more}")
-    reasons += [
-        f"chain {i} is stuck in {count} of its {chain.logdensity.shape[1]} draws, one after the other; raise "
-        "sampler.tuning_steps, or look at the priors"
-        for i, count in stuck(chain.logdensity).items()
-    ]
-    if plan.settings.sampler.method == "mclmc":
+    checks, sampler, reasons = plan.settings.checks, plan.settings.sampler, find_mixing_reasons(plan, chain)
+    if caught := stuck(chain.logdensity):
+        each = ", ".join(f"chain {i} for {count}" for i, count in caught.items())
+        draws = f"{each} of {chain.logdensity.shape[1]} draws"
+        reasons.append(f"stuck in the same place: {draws}; raise sampler.tuning_steps, or look at the priors")
+    if sampler.method == "mclmc":
         reasons += find_energy_reasons(chain.energy_change, plan.dimensions)
     elif (accepted := float(np.mean(chain.acceptance_rate))) < _ACCEPTED:
-        reasons.append(
-            f"{accepted:.0%} of the trajectories are accepted, fewer than {_ACCEPTED:.0%}; raise sampler.tuning_steps"
-        )
-    reasons += find_scale_reasons(chain.scales(), checks.r_hat, checks.ess, more)
-    reasons += find_bias_reasons(chain.bias(), checks.bias, plan.settings.sampler.most_bias, more)
+        share = f"{accepted:.0%} of the trajectories are accepted, fewer than {_ACCEPTED:.0%}"
+        reasons.append(f"{share}; raise sampler.tuning_steps")
+    reasons += find_bias_reasons(chain.bias(), checks.bias, sampler.most_bias, _more(plan))
     if chain.failures > _OUTLIERS * chain.energy_change.size:
         reasons.append(f"{chain.failures} steps failed; look at the priors, devices.halo and time.steps")
     return reasons
+
+
+def find_mixing_reasons(plan: InferenceJob, chain: infer.Chain) -> list[str]:
+    """Parameters and scales that have not mixed or have few effective samples, with one remedy for all."""
+    checks, rows, problems = plan.settings.checks, chain.summary(), list[str]()
+    apart = {name: row["rhat"] for name, row in rows.items() if row["rhat"] > checks.r_hat}
+    few = {name: row for name, row in rows.items() if name in chain.parameters and _size(row) < checks.ess}
+    if apart:
+        each = ", ".join(f"{name} {value:.3f}" for name, value in apart.items())
+        problems.append(f"R-hat is more than {checks.r_hat:g} ({each})")
+    if few:
+        each = ", ".join(
+            f"{name} {_size(row):.0f}{' (tail)' if row['ess_tail'] < row['ess_bulk'] else ''}"
+            for name, row in few.items()
+        )
+        problems.append(f"effective samples are fewer than {checks.ess:g} ({each})")
+    if (worst := worst_scale(chain.scales(), checks.r_hat, checks.ess, plan.compared)) is not None:
+        name, row = worst
+        problems.append(
+            f"R-hat of the modes' {name} h/Mpc is {row['rhat']:.3f} with {row['ess_bulk']:.0f} effective samples"
+        )
+    if not problems:
+        return []
+    if max(apart.values(), default=1.0) >= _UNMIXED:
+        remedy = "the chains have not mixed, or are stuck: look at traces.png"
+    else:
+        sizes = [_size(row) for row in few.values()] + ([] if worst is None else [worst[1]["ess_bulk"]])
+        remedy = _more(plan, min(sizes, default=math.inf))
+    return [f"{', and '.join(problems)}; {remedy}"]
+
+
+def _size(row: Mapping[str, float]) -> float:
+    return min(row["ess_bulk"], row["ess_tail"])
+
+
+def _more(plan: InferenceJob, size: float = math.inf) -> str:
+    """Advice to take more steps: as many as a smallest effective sample size needs to pass, if that is given."""
+    sampler, unit = plan.settings.sampler, plan.settings.sampler.thin * plan.settings.sampler.chunk
+    needed = unit * math.ceil(sampler.steps * plan.settings.checks.ess / size / unit)
+    steps = f"{needed}" if needed > sampler.steps else f"N with N above {sampler.steps}"
+    return f"take more steps: pmwd-dist resume {plan.folder} --set sampler.steps={steps}"
 
 
 def find_energy_reasons(energy_change: np.ndarray, dimensions: int) -> list[str]:
@@ -217,26 +250,30 @@ def find_energy_reasons(energy_change: np.ndarray, dimensions: int) -> list[str]
     return reasons
 
 
-def find_scale_reasons(scales: dict[str, dict[str, float]], r_hat: float, ess: float, remedy: str) -> list[str]:
-    """The scale whose modes mix worst, if R-hat and effective sample size both fail: one of many may by chance."""
-    poor = {name: row for name, row in scales.items() if row["rhat"] > r_hat and row["ess_bulk"] < ess}
-    if not poor:
-        return []
-    name, row = max(poor.items(), key=lambda item: item[1]["rhat"])
-    sizes = f"with {row['ess_bulk']:.0f} effective samples, fewer than {ess:g}"
-    return [f"R-hat of the modes' {name} h/Mpc is {row['rhat']:.3f}, more than {r_hat:g}, {sizes}; {remedy}"]
+def worst_scale(
+    scales: Mapping[str, dict[str, float]], r_hat: float, ess: float, largest: float
+) -> tuple[str, dict[str, float]] | None:
+    """The scale whose modes mix worst, if R-hat and effective sample size both fail: one of many may by chance.
+
+    Modes of larger wavenumbers than the largest one, in the corners of the spectrum or not compared, don't count.
+    """
+    seen = {name: row for name, row in scales.items() if float(name.rpartition("= ")[2]) <= largest}
+    poor = {name: row for name, row in seen.items() if row["rhat"] > r_hat and row["ess_bulk"] < ess}
+    return max(poor.items(), key=lambda item: item[1]["rhat"], default=None)
 
 
 def find_bias_reasons(bias: dict[str, tuple[float, float]], limit: float, most_bias: float, remedy: str) -> list[str]:
-    """Parameters with a significant discretisation bias, with remedies."""
+    """Parameters with a significant discretisation bias, with a remedy."""
+    found = {name: pair for name, pair in bias.items() if abs(pair[0]) - pair[1] > limit}
+    if not found:
+        return []
+    each = ", ".join(f"{name} {shift:+.2f} ± {error:.2f}" for name, (shift, error) in found.items())
     # The bias scales as most_bias if the error of the correction limits the step, and as its square root if the second
     # order does. The power here is right for the latter, and safe for the former.
+    finer = most_bias * (0.8 * limit / max(abs(shift) for shift, _ in found.values())) ** 2
     return [
-        f"the discretisation bias of {name} is {shift:+.2f} ± {error:.2f} standard deviations, more than "
-        f"{limit:g}; {remedy}, or sample again with sampler.most_bias = "
-        f"{most_bias * (0.8 * limit / shift) ** 2:.1g}"
-        for name, (shift, error) in bias.items()
-        if abs(shift) - error > limit
+        f"the discretisation bias is more than {limit:g} standard deviations ({each}); {remedy}; or sample again with "
+        f"sampler.most_bias = {finer:.1g}"
     ]
 
 
