@@ -57,22 +57,31 @@ def test_the_page_says_what_the_network_costs():
         assert (assumed[pdims], share, slabs, fast) == pytest.approx(tuple(map(float, written)), rel=0.02, abs=0.05)
 
 
-MEASURED = re.findall(
-    r"\| \[(\d), (\d)\] (H\d00) \| (\d+)³ \| (\d+)³ \| (\d) \| (.+?) \| ([\d.]+) \| ([\d.]+) \|", PAGE
-)
+# Division, GPU, particles, mesh, order of LPT, and bytes a particle or milliseconds, measured with cells of 2 Mpc/h.
+MEASURED = [
+    ((1, 1), "H200", 512, 512, 2, "initial", 40.0),
+    ((1, 1), "H200", 512, 512, 3, "initial", 116.1),
+    ((1, 1), "H100", 512, 512, 2, "step", 40.0),
+    ((1, 1), "H200", 256, 512, 2, "step", 156.0),
+    ((1, 1), "H200", 512, 512, 2, "gradient", 108.6),
+    ((1, 1), "H200", 512, 1024, 2, "gradient", 192.0),
+    ((1, 1), "H100", 512, 512, 2, "ms a step", 12.31),
+    ((1, 1), "H100", 768, 768, 2, "ms a step", 46.84),
+    ((2, 1), "H200", 512, 512, 2, "ms a step", 6.92),
+    ((1, 2), "H200", 512, 512, 2, "ms a step", 9.43),
+    ((2, 1), "H200", 1024, 1024, 2, "ms a step", 50.65),
+]
 
 
-def test_the_page_shows_the_worth_of_the_model():
-    """Memory to 10 %, times to a factor of 1.5."""
-    assert {"initial", "step", "gradient", "ms a step"} <= {row[6] for row in MEASURED}
-    for px, py, gpu, n, mesh, lpt, what, predicted, measured in MEASURED:
-        config = config_of(int(n), int(mesh), int(lpt), halo=20)
-        found = division(config, (int(px), int(py)), gpu=gpu)
-        own = math.prod(config.particle_shape) / (int(px) * int(py))
+def test_the_model_agrees_with_measurements_as_the_page_says():
+    """Memory to 4 %, times to a third."""
+    for pdims, gpu, n, mesh, lpt, what, measured in MEASURED:
+        config = config_of(n, mesh, lpt, halo=20)
+        found = division(config, pdims, gpu=gpu)
+        own = math.prod(config.particle_shape) / math.prod(pdims)
         value = 1e3 * found.seconds if what == "ms a step" else {**found.bytes}[what] / own
-        assert value == pytest.approx(float(predicted), rel=0.02), (n, mesh, what)
-        factor = 1.5 if what == "ms a step" else 1.1
-        assert 1 / factor < float(predicted) / float(measured) < factor
+        low, high = (1, 4 / 3) if what == "ms a step" else (0.96, 1.04)
+        assert low < measured / value < high, (n, mesh, what)
 
 
 def test_enough_devices_are_the_fewest_that_hold_the_run():
