@@ -49,4 +49,5 @@ def test_readme() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_pages(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.chdir(ROOT)  # pages name files of sims/
     exec(compile(python_of(page), page.name, "exec"), {})
