@@ -113,7 +113,9 @@ def test_what_was_stopped_goes_on_to_the_same_bits(
     prepare_folder(plan)
     with pytest.raises(Interrupted, match="interrupted 12% through the tuning; go on with `pmwd-dist resume"):
         execute(plan, Listener("tuning"))
-    assert "was interrupted before its first step." in (plan.folder / "report.html").read_text()
+    page = (plan.folder / "report.html").read_text()
+    assert "was interrupted 12% through its tuning." in page
+    assert re.search(r'<th scope="row">tuning</th><td>1</td><td>\d', page)
     capsys.readouterr()
     assert command("report", plan.folder) == 0
     assert capsys.readouterr().out == f"wrote {plan.folder / 'report.html'}\n"
@@ -124,7 +126,9 @@ def test_what_was_stopped_goes_on_to_the_same_bits(
     assert not (plan.folder / "chunk_00001.npz").exists()
     figures = [plan.folder / f"{name}.png" for name in ("traces", "corner", "mixing")] + [plan.folder / "summary.csv"]
     assert all(path.exists() for path in figures)
-    assert "was interrupted after step 12 of 36." in (plan.folder / "report.html").read_text()
+    page = (plan.folder / "report.html").read_text()
+    assert "was interrupted after step 12 of 36." in page
+    assert re.search(r'<th scope="row">tuning</th><td>3</td><td>\d', page)  # two that were stopped, and the end
     for path in figures:
         path.unlink()
     assert command("report", plan.folder) == 0 and all(path.exists() for path in figures)

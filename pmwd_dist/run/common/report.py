@@ -17,7 +17,9 @@ from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.folder import CONFIG, LOG, REPORT, RUN
 
 _LARGEST = 64_000_000  # bytes of a text file
+_TUNING = "tuning"
 _STAGES = {
+    "tuning": _TUNING,
     "initial": "initial conditions",
     "step": "time steps",
     "output": "outputs",
@@ -107,12 +109,31 @@ def _verdict(folder: Path, run: dict[str, Any], events: list[dict[str, Any]], in
         count = _count(events, "output")
         outputs = f"{count} output{'s' * (count != 1)}"
         return f"The run is finished: {done}, {outputs}.", ["Compare the figures with their captions."]
-    steps = [event for event in events if event["event"] in ("step", "chunk")]
-    done = f"after step {steps[-1]['step']} of {steps[-1]['steps']}" if steps else "before its first step"
+    done = _progress(events)
     resume = f"Go on with: pmwd-dist resume {folder}"
     if status == "failed":
         return f"The run failed {done}.", [*filter(None, [run.get("error")]), resume]
     return f"The run {'was interrupted' if status == 'interrupted' else 'has not ended'} {done}.", [resume]
+
+
+def _progress(events: list[dict[str, Any]]) -> str:
+    """How far a run came that has not finished."""
+    for event in reversed(events):
+        if event["event"] in ("step", "chunk"):
+            return f"after step {event['step']} of {event['steps']}"
+        if event["event"] == "tuning":
+            return f"{event['share']:.0%} through its tuning"
+        if _stage(event) == _TUNING:
+            return "after its tuning"
+    return "before its first step"
+
+
+def _stage(event: dict[str, Any]) -> str:
+    """Stage whose time an event tells; empty for none."""
+    if event["event"] == "end":
+        return "in all, with compilation"
+    what = str(event.get("what", "")).partition(":")[0]
+    return _TUNING if what.startswith("tuned in") else _STAGES.get(event["event"], what)
 
 
 def _table(path: Path) -> tuple[list[str], list[tuple[str, list[str]]]]:
@@ -129,11 +150,11 @@ def _number(text: str) -> str:
 def _timing(events: list[dict[str, Any]]) -> list[tuple[str, int, float]]:
     """Name, number and seconds of the stages of a run and of its resumptions."""
     counts, seconds = Counter[str](), Counter[str]()
-    for event in events:
-        name = _STAGES.get(event["event"]) or str(event.get("what", "")).partition(":")[0]
-        if event["event"] == "end":
-            name = "in all, with compilation"
-        if name and "seconds" in event:
+    for event, after in zip(events, [*events[1:], None], strict=True):
+        name = _stage(event)
+        # The seconds of a tuning are those since its start: the last line in a row counts.
+        last = name != _TUNING or after is None or _stage(after) != _TUNING
+        if name and "seconds" in event and last:
             counts[name] += 1
             seconds[name] += event["seconds"]
     return [(name, count, seconds[name]) for name, count in counts.items()]
