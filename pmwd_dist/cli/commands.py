@@ -20,7 +20,7 @@ from pmwd_dist.io.compilation_cache import enable_compilation_cache
 from pmwd_dist.parallel import autotune as tuner
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import SharedError, raise_on_all_processes
-from pmwd_dist.run.common.fingerprint import compare_processes
+from pmwd_dist.run.common.fingerprint import compare_processes, may_change
 from pmwd_dist.run.common.folder import CONFIG, finished, prepare_folder, state
 from pmwd_dist.run.common.job import Job, execute
 from pmwd_dist.run.common.lock import folder_lock
@@ -157,11 +157,12 @@ def resume(
     with command_errors():
         limit = _seconds(time_limit)
         done = finished(folder)
-        kind = JOBS[type(read_any(folder / CONFIG))]
         for text in overrides:
-            if not text.startswith(kind.changeable):
-                names = ", ".join(f"{name}*" if name.endswith(".") else name for name in kind.changeable)
-                raise ValueError(f"--set {text}: only {names} can change in a run; for the rest, run it anew")
+            if not may_change(text.partition("=")[0].strip()):
+                raise ValueError(
+                    f"--set {text}: would change the results of the run; start a new one in another folder"
+                )
+        kind = JOBS[type(read_any(folder / CONFIG, overrides))]
         extended = any(text.startswith(kind.extending) for text in overrides)
     if distributed.all_processes(done) and not extended:
         _say(f"{folder}: the run is finished; nothing is left to do")

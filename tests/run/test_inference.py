@@ -214,10 +214,14 @@ def test_another_config_does_not_go_on(
     folder = shutil.copytree(whole[0].folder, tmp_path / "run")
     assert command("resume", folder) == 0
     assert "the run is finished; nothing is left to do" in capsys.readouterr().out
-    assert command("resume", folder, "--set", "sampler.chain_devices=2") == 0  # devices are no reason to judge anew
+    assert command("resume", folder, "--set", "devices.halo=3") == 0  # devices are no reason to judge anew
     assert "the run is finished; nothing is left to do" in capsys.readouterr().out
     assert command("resume", folder, "--set", "sampler.chains=3") == 2  # of a finished one, too
-    assert "only devices.*, sampler.chain_devices, sampler.steps, checks.* can change" in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        "pmwd-dist: --set sampler.chains=3: would change the results of the run; start a new one in another folder\n"
+    )
+    assert command("resume", folder, "--set", "checks.r_hut=3") == 2
+    assert "did you mean checks.r_hat?" in capsys.readouterr().err
     text = (folder / "config.toml").read_text()
     (folder / "run.json").unlink()
     (folder / "config.toml").write_text(text.replace("sd = 0.5", "sd = 0.6"))
@@ -231,7 +235,7 @@ def test_another_config_does_not_go_on(
     assert "likelihood.sigma = 0.6: this folder's run has 0.5; set it back" in capsys.readouterr().err
     (folder / "config.toml").write_text(text)
     assert command("resume", folder, "--set", "sampler.chunk=24") == 2
-    assert "only devices.*, sampler.chain_devices, sampler.steps, checks.* can change" in capsys.readouterr().err
+    assert "--set sampler.chunk=24: would change the results of the run" in capsys.readouterr().err
     assert command("infer", folder / "config.toml", "--output", folder) == 2
     assert "not empty; use --overwrite" in capsys.readouterr().err
     assert command("run", folder / "config.toml", "--output", tmp_path / "other") == 2

@@ -115,6 +115,20 @@ def test_devices_outputs_to_come_and_checkpoints_may_change(copied: Path):
     assert checkpoint.latest(copied) is None
 
 
+@pytest.mark.usefixtures("no_figures")
+def test_set_obeys_the_rule_of_the_file(copied: Path, capsys: pytest.CaptureFixture[str]):
+    for override, words in (
+        ("box.size=64", "--set box.size=64: would change the results of the run; start a new one in another folder"),
+        ("observe.light_cone.nside=4", "--set observe.light_cone.nside=4: would change the results"),
+        ("output.redshift=1", "did you mean output.redshifts?"),
+    ):
+        assert command("resume", copied, "--set", override) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert words in line
+    assert command("resume", copied, "--set", "output.redshifts=1", "--set", "output.snapshot=none") == 0
+    assert not (copied / "power_z0.000.csv").exists()
+
+
 def test_damaged_checkpoints_are_one_line(copied: Path, capsys: pytest.CaptureFixture[str]):
     path = copied / "checkpoint_000003"
     part = path / "0.npz"

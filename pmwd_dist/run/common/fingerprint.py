@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Identity = dict[str, Any]
 _PACKAGES = ("pmwd-dist", "jax", "jaxlib", "diffrax", "jax-cosmo", "numpy", "h5py")
 
-# Keys that a resumed job may have otherwise, in an edited file; `Job.changeable` are those that `resume --set` takes.
+# Sections and keys that a resumed job may have otherwise, in an edited file or by `resume --set`.
 # Devices change only rounding. Outputs are free, except the light cone, which is filled in every step.
 _OBSERVED = tuple(name for name in OPTIONAL if name != "observe.light_cone")
 _FREE = ("devices", "sampler.chain_devices", "output", "checks", "sampler.steps", *_OBSERVED)
@@ -30,6 +30,11 @@ _REMEDIES = {
     "version": "install that version of pmwd-dist, or start a new run",
     "precision": "set JAX_ENABLE_X64 as it was, or start a new run",
 }
+
+
+def may_change(key: str) -> bool:
+    """Whether a key may change when a job is resumed."""
+    return any(key == name or key.startswith(f"{name}.") for name in _FREE)
 
 
 def identity(job: Job) -> Identity:
@@ -40,9 +45,8 @@ def identity(job: Job) -> Identity:
     found: Identity = {"version": versions()["pmwd-dist"], "precision": _precision()}
     for name in type(job.settings).sections:
         section = job.settings.section(name)
-        if name not in _FREE and section is not None:
-            content = section.model_dump(mode="json")
-            found |= {f"{name}.{key}": value for key, value in content.items() if f"{name}.{key}" not in _FREE}
+        content = {} if section is None else section.model_dump(mode="json")
+        found |= {f"{name}.{key}": value for key, value in content.items() if not may_change(f"{name}.{key}")}
     box = job.settings.box
     found["box.particles"] = list(box.particles or box.mesh)
     if job.simulation.table is not None:

@@ -77,8 +77,7 @@ class Job(ABC):
     folder: Path
     data: Mapping[str, np.ndarray] = field(default_factory=dict[str, np.ndarray], kw_only=True)
 
-    changeable: ClassVar[tuple[str, ...]]  # beginnings of the keys that may change when the job is resumed
-    extending: ClassVar[tuple[str, ...]] = ()  # beginnings of those with which a finished job can be resumed
+    extending: ClassVar[tuple[str, ...]] = ()  # beginnings of the keys with which a finished job can be resumed
 
     @classmethod
     @abstractmethod

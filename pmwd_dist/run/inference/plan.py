@@ -61,7 +61,6 @@ class InferenceJob(Job):
     settings: InferenceSettings
     model: infer.Model
 
-    changeable = ("devices.", "sampler.chain_devices", "sampler.steps", "checks.")
     extending = ("sampler.steps", "checks.")
 
     @classmethod

@@ -46,8 +46,6 @@ class SimulationJob(Job):
     settings: SimulationSettings
     times: tuple[float, ...]
 
-    changeable = ("devices.",)
-
     @classmethod
     def of(cls, settings: SimulationSettings, folder: Path) -> Self:
         """The run of these settings.
