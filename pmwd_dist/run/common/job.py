@@ -224,7 +224,7 @@ def execute(
             raise
         finally:
             seconds, peak = time.perf_counter() - profile.began, peak_memory()
-            text = f"{status} after {seconds:.1f} s, at most {size(peak)}"
+            text = f"{status} after {seconds:.1f} s, at most {size(peak)}; see {job.folder / REPORT}"
             log("end", text, status=status, seconds=seconds, peak_memory=peak, profile=profile.record(), **reason)
             if distributed.is_main():
                 _report(job, log, status)
