@@ -166,7 +166,7 @@ class Laboratory:
         times = _step_times(self.table, span)
         began = time.perf_counter()
         particles = pmd.lpt(self.modes(case.spacing, case.refine), self.table, lattice, a=case.a_start)
-        schedule = host.make_schedule(self.table, times, config, solver)
+        schedule = host.make_schedule(self.table, times, config, solver.coefficients)
         moved = host.first_drift(exact(particles, config), successful(times.dtype), schedule, 0, config)
         for done in range(len(times) - 1):
             moved = jax.block_until_ready(host.advance(moved, schedule, done, config))

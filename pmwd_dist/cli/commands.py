@@ -24,8 +24,7 @@ from pmwd_dist.run.common.fingerprint import compare_processes, may_change
 from pmwd_dist.run.common.folder import CONFIG, finished, prepare_folder, state
 from pmwd_dist.run.common.job import Job, execute
 from pmwd_dist.run.common.lock import folder_lock
-from pmwd_dist.run.inference.plan import START, InferenceJob
-from pmwd_dist.run.settings import InferenceSettings, Settings, SimulationSettings, read_any, read_as
+from pmwd_dist.run.settings import Settings, SimulationSettings, read_any, read_as
 from pmwd_dist.run.settings.section import duration
 from pmwd_dist.run.simulation.plan import SimulationJob
 
@@ -54,7 +53,6 @@ TimeLimit = Annotated[
 
 WithProfile = Annotated[bool, typer.Option("--profile", help="Show at the end how long each part of the job took.")]
 
-JOBS: dict[type[Settings], type[Job]] = {SimulationSettings: SimulationJob, InferenceSettings: InferenceJob}
 _MOST_DEVICES, _WIDEST = 1 << 20, 1 << 16  # to plan for; and cells along a side of a mesh
 
 
@@ -114,6 +112,8 @@ def infer(
     profile: WithProfile = False,
 ) -> None:
     """Infer initial conditions and parameters from data, or from a mock, by a TOML file."""
+    from pmwd_dist.run.settings import InferenceSettings
+
     _run(InferenceSettings, Display(profile=profile), file, output, overrides, overwrite, time_limit)
 
 
@@ -162,7 +162,7 @@ def resume(
                 raise ValueError(
                     f"--set {text}: would change the results of the run; start a new one in another folder"
                 )
-        kind = JOBS[type(read_any(folder / CONFIG, overrides))]
+        kind = _job_type(read_any(folder / CONFIG, overrides))
         extended = any(text.startswith(kind.extending) for text in overrides)
     if distributed.all_processes(done) and not extended:
         _say(f"{folder}: the run is finished; nothing is left to do")
@@ -223,6 +223,7 @@ def template(
     of_inference: Annotated[bool, typer.Option("--infer", help="That of `pmwd-dist infer`.")] = False,
 ) -> None:
     """Print a TOML file with every key, its default and its meaning."""
+    from pmwd_dist.run.settings import InferenceSettings
     from pmwd_dist.run.settings.writing import template as text
 
     with naming("standard output"):
@@ -292,6 +293,7 @@ def power(
 def report(folder: Folder) -> None:
     """Write report.html of a run, finished or not, and draw its figures again from its data."""
     from pmwd_dist.run.common.report import write_report
+    from pmwd_dist.run.inference.plan import START
     from pmwd_dist.run.inference.verdict import redraw_chains
     from pmwd_dist.run.simulation.output import redraw
 
@@ -367,8 +369,16 @@ def _types(text: str | None) -> list[int] | None:
     return [int(n) for n in text.split(",")]
 
 
+def _job_type(settings: Settings) -> type[Job]:
+    if isinstance(settings, SimulationSettings):
+        return SimulationJob
+    from pmwd_dist.run.inference.plan import InferenceJob
+
+    return InferenceJob
+
+
 def _job(settings: Settings, folder: Path) -> Job:
-    return JOBS[type(settings)].of(settings, folder)
+    return _job_type(settings).of(settings, folder)
 
 
 @part("checks")

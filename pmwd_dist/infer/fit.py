@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from scipy.special import ndtri
 
 from pmwd_dist.config import Config
 from pmwd_dist.infer.likelihoods import seen
@@ -89,6 +88,8 @@ def check_prior(posterior: Posterior, key: Array, draws: int = 40) -> dict[str, 
       key: random key.
       draws: number of draws from the prior, each with one forward model.
     """
+    from scipy.special import ndtri
+
     value, predicted, fine = to_host(_predicted(posterior.model, posterior.data, jax.random.split(key, draws)))
     found = dict[str, Check]()
     for name, x in predicted.items():

@@ -10,12 +10,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from pmwd_dist.pm.saves import is_sub
 from pmwd_dist.pm.solvers import SplitSolver
 from pmwd_dist.pm.status import Code
 from pmwd_dist.pm.stepping.potential_cache import Stored, checked
 from pmwd_dist.pm.stepping.reversible import evolve_and_save
 from pmwd_dist.pm.stepping.step import coefficients_of
-from pmwd_dist.pm.time_steps import is_sub
 
 
 class ReversibleAdjoint(diffrax.AbstractAdjoint):
@@ -61,7 +61,7 @@ class ReversibleAdjoint(diffrax.AbstractAdjoint):
         # Integration backwards in time is not supported: times that are not finite report a failure.
         times = jnp.where(terms.direction == 1, stepsize_controller.ts, jnp.nan)
         plan = [(0,) * sub.t0 + (len(times) - 1,) * sub.t1 for sub in subs]
-        schedule = args, times, coefficients_of(solver, args, times)
+        schedule = args, times, coefficients_of(solver.coefficients, args, times)
         functions = [sub.fn for sub in subs]
         particles, _, status, *saved = evolve_and_save(
             init_state.y, schedule, terms.term.config, self.stored_potentials, functions, plan

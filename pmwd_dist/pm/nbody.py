@@ -23,12 +23,13 @@ from pmwd_dist.pm.gravity import check_force_mesh
 from pmwd_dist.pm.inputs import check_config, checked_particles
 from pmwd_dist.pm.paint import halo_limit
 from pmwd_dist.pm.particles import Particles
+from pmwd_dist.pm.saves import as_saveat, is_sub, planned_steps, save_times
 from pmwd_dist.pm.solvers import SOLVERS, BullFrog, ParticleMesh, SplitSolver
 from pmwd_dist.pm.status import Code, Status, failure
 from pmwd_dist.pm.stepping.forward import Epoch
 from pmwd_dist.pm.stepping.reversible import evolve_and_save
 from pmwd_dist.pm.stepping.step import coefficients_of
-from pmwd_dist.pm.time_steps import as_saveat, is_sub, planned_steps, save_times, step_times
+from pmwd_dist.pm.time_steps import step_times
 
 _CHECKPOINTS = 10
 
@@ -125,7 +126,7 @@ def nbody(
         step_ends = getattr(stepsize_controller, "ts", None)
         step_ends = step_times(table, config, save=times) if step_ends is None else step_ends
         step_ends = step_ends.astype(particles.disp.dtype)
-        schedule = table, step_ends, coefficients_of(solver, table, step_ends)
+        schedule = table, step_ends, coefficients_of(solver.coefficients, table, step_ends)
         stored = "auto" if adjoint is None else adjoint.stored_potentials
         functions = [sub.fn for sub in subs]
         final, total, status, saved, saved_at = _evolve(

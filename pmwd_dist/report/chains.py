@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.special import ndtr
 
 from pmwd_dist._files import atomic_write
 from pmwd_dist.report.spectra import TRUTH
@@ -134,6 +133,8 @@ def corner(
 
 def _draw_prior(axes: Axes, prior: Any) -> None:
     """Draw the density of a prior over the range of the axes, as the slope of its distribution function."""
+    from scipy.special import ndtr
+
     x = np.linspace(*axes.get_xlim(), 401)
     with np.errstate(invalid="ignore", divide="ignore"):
         share = np.nan_to_num(np.diff(ndtr(np.asarray(prior.inverse(x), float))))

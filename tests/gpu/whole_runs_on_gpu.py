@@ -43,7 +43,7 @@ def check_steps_undone(n: int, dtype: Any, steps: int = 100) -> None:
     @jax.jit
     def there_and_back(particles: Any) -> Any:
         times = step_times(table, config).astype(dtype)
-        inputs = Inputs(exact(particles, config), coefficients_of(pmd.BullFrog(), table, times), times, ())
+        inputs = Inputs(exact(particles, config), coefficients_of(pmd.BullFrog().coefficients, table, times), times, ())
         outcome = evolve(inputs, (), config)
         cotangents = Outcome(outcome.particles, (), (), None)  # type: ignore[arg-type]
         before, _ = evolve_vjp(inputs, outcome, cotangents, (), config)
@@ -66,7 +66,7 @@ def check_steps_from_the_host(n: int, dtype: Any) -> None:
     noise = pmd.white_noise(jax.random.key(0), config, dtype)
     particles = pmd.lpt(pmd.linear_modes(noise, cosmo, config), cosmo, config)
     expected = pmd.nbody(particles, table, config).raise_if_failed().particles
-    schedule = host.make_schedule(table, step_times(table, config).astype(dtype), config, pmd.BullFrog())
+    schedule = host.make_schedule(table, step_times(table, config).astype(dtype), config, pmd.BullFrog().coefficients)
     moved = host.first_drift(exact(particles, config), successful(dtype), schedule, 0, config)
     for done in range(10):
         moved = host.advance(moved, schedule, done, config)

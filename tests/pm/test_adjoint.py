@@ -44,7 +44,7 @@ def on_one_device(box_size: Any, dtype: Any) -> pmd.Particles:
 
 
 def prepare(solver: Any, particles: pmd.Particles, table: Any, times: Any, args: Any, config: pmd.Config) -> Inputs:
-    return Inputs(exact(particles, config), coefficients_of(solver, table, times), times, args)
+    return Inputs(exact(particles, config), coefficients_of(solver.coefficients, table, times), times, args)
 
 
 def moved(particles: pmd.Particles, disp: Any) -> pmd.Particles:

@@ -13,9 +13,9 @@ import pytest
 import pmwd_dist as pmd
 from pmwd_dist.pm.nbody import step_times
 from pmwd_dist.pm.particles import exact
+from pmwd_dist.pm.saves import as_saveat, planned_steps
 from pmwd_dist.pm.status import successful
 from pmwd_dist.pm.stepping import host
-from pmwd_dist.pm.time_steps import as_saveat, planned_steps
 
 
 def configure(decomposition: pmd.Decomposition, **changes: Any) -> pmd.Config:
@@ -124,7 +124,7 @@ def test_steps_from_the_host_are_those_of_nbody_to_the_bit(pdims: tuple[int, int
         config = configure(pmd.Decomposition(pdims=pdims), steps=3)
         table, solver, saves = pmd.growth_table(cosmo), pmd.BullFrog(), (0.5, 1.0)
         expected = pmd.nbody(initial(config, cosmo), table, config, saveat=saves).raise_if_failed()
-        schedule = host.make_schedule(table, step_times(table, config, save=saves), config, solver)
+        schedule = host.make_schedule(table, step_times(table, config, save=saves), config, solver.coefficients)
         for rests in (False, True):
             particles = exact(initial(config, cosmo), config)
             moved = host.first_drift(particles, successful(schedule.times.dtype), schedule, 0, config)

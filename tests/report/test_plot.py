@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -14,12 +12,6 @@ import pmwd_dist as pmd
 from pmwd_dist import observe
 from pmwd_dist.report.page import write_page
 from pmwd_dist.report.style import LABELS, markup
-
-
-def test_matplotlib_and_jinja_are_not_imported_with_the_package() -> None:
-    code = "import sys, pmwd_dist, pmwd_dist.cli.main; print([x for x in ('matplotlib', 'jinja2') if x in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
 
 
 def test_ticks_have_the_style_of_the_figure_when_it_is_drawn_later() -> None:

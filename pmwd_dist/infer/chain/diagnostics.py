@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from scipy.special import ndtri
 
 from pmwd_dist._errors import ArgumentError
 
@@ -177,6 +176,8 @@ def _split(x: np.ndarray) -> np.ndarray:
 
 def _rank_normalise(x: np.ndarray) -> np.ndarray:
     """Normal scores of the ranks; equal values share their mean rank."""
+    from scipy.special import ndtri  # slow to import
+
     _, inverse, counts = np.unique(x, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse.reshape(x.shape)]
     return ndtri((ranks - 0.375) / (x.size + 0.25))

@@ -6,19 +6,14 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from pmwd_dist.cosmology.growth import GrowthTable
-from pmwd_dist.pm.solvers.base import Coefficients, SplitSolver
+from pmwd_dist.pm.solvers.coefficients import Coefficients
 
 
-class FastPM(SplitSolver):
-    """Steps in growth time with Zel'dovich-consistent kicks (Feng et al. 2016, as in Rampf, List & Hahn 2024)."""
-
-    exact_linear_growth = True
-
-    def coefficients(self, table: GrowthTable, lower: Array, upper: Array) -> Coefficients:
-        """Kick vel1 = vel0 + (F1 - F0) / D acceleration, with F = vel / (dx/dD1) and D at the half step."""
-        ends = jnp.stack([lower, upper])
-        growth = table.at(ends)
-        D0, D1 = growth.D1
-        F0, F1 = ends**2 * table.E(ends) * growth.dD1
-        half = (D1 - D0) / 2
-        return Coefficients(half / F0, (F1 - F0) * 2 / (D0 + D1), jnp.zeros_like(D0), half / F1)
+def fastpm(table: GrowthTable, lower: Array, upper: Array) -> Coefficients:
+    """Kick vel1 = vel0 + (F1 - F0) / D acceleration, with F = vel / (dx/dD1) and D at the half step."""
+    ends = jnp.stack([lower, upper])
+    growth = table.at(ends)
+    D0, D1 = growth.D1
+    F0, F1 = ends**2 * table.E(ends) * growth.dD1
+    half = (D1 - D0) / 2
+    return Coefficients(half / F0, (F1 - F0) * 2 / (D0 + D1), jnp.zeros_like(D0), half / F1)

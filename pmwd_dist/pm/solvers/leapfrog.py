@@ -11,19 +11,16 @@ import numpy as np
 from jaxtyping import Array
 
 from pmwd_dist.cosmology.growth import GrowthTable
-from pmwd_dist.pm.solvers.base import Coefficients, SplitSolver, rates
+from pmwd_dist.pm.solvers.coefficients import Coefficients, rates
 
 
-class LeapFrog(SplitSolver):
-    """Steps with the exact integrals of drift and kick (Quinn et al. 1997), halved in growth time."""
-
-    def coefficients(self, table: GrowthTable, lower: Array, upper: Array) -> Coefficients:
-        """Drifts: integrals of da / (a^3 E) over both halves; kick: integral of 3/2 Omega_m da / (a^2 E)."""
-        middle = table.scale_factor((table.D1(lower) + table.D1(upper)) / 2)
-        drift = partial(_integral, lambda a: rates(table, a)[0])
-        drifts = jax.vmap(drift)(jnp.stack([lower, middle]), jnp.stack([middle, upper]))
-        kick = _integral(lambda a: rates(table, a)[1], lower, upper)
-        return Coefficients(drifts[0], kick, jnp.zeros_like(middle), drifts[1])
+def leapfrog(table: GrowthTable, lower: Array, upper: Array) -> Coefficients:
+    """Drifts: integrals of da / (a^3 E) over both halves; kick: integral of 3/2 Omega_m da / (a^2 E)."""
+    middle = table.scale_factor((table.D1(lower) + table.D1(upper)) / 2)
+    drift = partial(_integral, lambda a: rates(table, a)[0])
+    drifts = jax.vmap(drift)(jnp.stack([lower, middle]), jnp.stack([middle, upper]))
+    kick = _integral(lambda a: rates(table, a)[1], lower, upper)
+    return Coefficients(drifts[0], kick, jnp.zeros_like(middle), drifts[1])
 
 
 def _integral(rate: Callable[[Array], Array], lower: Array, upper: Array) -> Array:

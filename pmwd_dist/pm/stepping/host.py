@@ -16,7 +16,7 @@ from pmwd_dist.ops.momenta import in_range
 from pmwd_dist.pm.lpt import lpt
 from pmwd_dist.pm.modes import colour, white_noise
 from pmwd_dist.pm.particles import ExactParticles, Particles, exact
-from pmwd_dist.pm.solvers import Coefficients, SplitSolver
+from pmwd_dist.pm.solvers import Coefficients, Formula
 from pmwd_dist.pm.status import Status
 from pmwd_dist.pm.stepping.step import (
     Moved,
@@ -65,10 +65,10 @@ class StepSchedule(NamedTuple):
     table: GrowthTable
 
 
-def make_schedule(table: GrowthTable, times: Array, config: Config, solver: SplitSolver) -> StepSchedule:
+def make_schedule(table: GrowthTable, times: Array, config: Config, formula: Formula) -> StepSchedule:
     """Steps between given scale factors, in the precision of these."""
     table = jax.tree.map(lambda x: x.astype(times.dtype), table)
-    return _schedule(table, times, coefficients_of(solver, table, times), config)
+    return _schedule(table, times, coefficients_of(formula, table, times), config)
 
 
 @partial(jax.jit, static_argnames="config")

@@ -24,7 +24,7 @@ from pmwd_dist.ops.rounding import round_straight_through
 from pmwd_dist.pm.gravity import acceleration, force_meshes, padded_force
 from pmwd_dist.pm.paint import block_geometry, halo_limit, largest_on_devices, max_displacement_block, with_halo
 from pmwd_dist.pm.particles import ExactParticles, Particles, largest, momentum_unit, resolution, significant_bits
-from pmwd_dist.pm.solvers import Coefficients, SplitSolver
+from pmwd_dist.pm.solvers import Coefficients, Formula
 from pmwd_dist.pm.status import Code, Status, failure
 from pmwd_dist.pm.stepping import potential_cache
 from pmwd_dist.pm.stepping.potential_cache import Entry
@@ -71,12 +71,12 @@ class Moved(NamedTuple):
 
 
 @eqx.filter_jit
-def coefficients_of(solver: SplitSolver, table: GrowthTable, times: Array) -> Coefficients:
+def coefficients_of(formula: Formula, table: GrowthTable, times: Array) -> Coefficients:
     """Coefficients of the steps between given times, in their precision, log_scale on its grid.
 
     Outside of tracing this is a compiled program of its own: all drivers of the same steps use the same bits.
     """
-    coefficients = jax.vmap(solver.coefficients, in_axes=(None, 0, 0))(table, times[:-1], times[1:])
+    coefficients = jax.vmap(formula, in_axes=(None, 0, 0))(table, times[:-1], times[1:])
     coefficients = Coefficients(*(x.astype(times.dtype) for x in coefficients))
     spacing = _LARGEST_LOG * 2.0 ** -significant_bits(times.dtype)
     return coefficients._replace(log_scale=round_straight_through(coefficients.log_scale / spacing) * spacing)

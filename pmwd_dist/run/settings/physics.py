@@ -5,29 +5,29 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-import jax_cosmo
 import numpy as np
 from jax.typing import ArrayLike
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
-from pmwd_dist.cosmology.growth import growth_table
+from pmwd_dist.cosmology.growth import growth_table_to
 from pmwd_dist.cosmology.linear_power import (
     check_sigma8_range,
     interpolate_power,
     linear_power,
     normalised_power,
 )
+from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.parallel.autotune import remembered
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3, default_decomposition
 from pmwd_dist.pm.gravity import check_force_mesh
 from pmwd_dist.pm.modes import power_nodes
 from pmwd_dist.pm.particles import largest
-from pmwd_dist.pm.solvers import SOLVERS, SplitSolver
 from pmwd_dist.run.settings.light_cone import LightCone, build_light_cone, light_cone_problem
 from pmwd_dist.run.settings.reading import SettingsError
 from pmwd_dist.run.settings.simulation_sections import Box, Settings
@@ -57,15 +57,15 @@ class SimulationSetup:
     Args:
       config: the simulation.
       cosmo: cosmology.
-      solver: solver of the time steps.
+      solver: name of the solver.
       table: k [h/Mpc] and P(k) at a = 1 [(Mpc/h)^3] from a file, or None.
       seed: seed of the white noise.
       light_cone: light cone to fill during the run, or None.
     """
 
     config: Config
-    cosmo: jax_cosmo.Cosmology
-    solver: SplitSolver
+    cosmo: Cosmology
+    solver: str
     table: Table | None
     seed: int
     light_cone: LightCone | None = None
@@ -74,7 +74,7 @@ class SimulationSetup:
     def sigma8(self) -> float:
         """sigma8 of the linear P(k)."""
         if self.table is None:
-            return float(self.cosmo.sigma8)
+            return float(np.asarray(self.cosmo.sigma8, float))
         k, power = map(jnp.asarray, self.table)
         return math.sqrt(float(power[0] / normalised_power(k, power, 1.0)[0]))
 
@@ -115,7 +115,7 @@ def build(settings: Settings) -> SimulationSetup:
             problems.append(light_cone_problem(error))
     if problems or config is None:
         raise SettingsError(problems)
-    return SimulationSetup(config, cosmo, SOLVERS[settings.time.solver](), table, settings.noise.seed, cone)
+    return SimulationSetup(config, cosmo, settings.time.solver, table, settings.noise.seed, cone)
 
 
 def _config(settings: Settings) -> Config:
@@ -170,9 +170,9 @@ def _translate(error: ValueError, box: Box) -> str:
     return str(error) if path is None else argument_problem(error, path)
 
 
-def _cosmology(settings: Settings) -> jax_cosmo.Cosmology:
+def _cosmology(settings: Settings) -> Cosmology:
     values = settings.cosmology
-    return jax_cosmo.Cosmology(
+    found = SimpleNamespace(  # as a jax_cosmo.Cosmology, which is slow to import
         Omega_c=values.omega_m - values.omega_b,
         Omega_b=values.omega_b,
         h=values.h,
@@ -182,9 +182,10 @@ def _cosmology(settings: Settings) -> jax_cosmo.Cosmology:
         w0=values.w0,
         wa=values.wa,
     )
+    return cast("Cosmology", found)
 
 
-def _table(settings: Settings, cosmo: jax_cosmo.Cosmology) -> Table | None:
+def _table(settings: Settings, cosmo: Cosmology) -> Table | None:
     if settings.cosmology.linear_power is None:
         return None
     k, power = read_table(Path(settings.cosmology.linear_power))
@@ -194,9 +195,9 @@ def _table(settings: Settings, cosmo: jax_cosmo.Cosmology) -> Table | None:
     return k, power
 
 
-def _linear_problems(settings: Settings, cosmo: jax_cosmo.Cosmology, table: Table | None, config: Config) -> list[str]:
+def _linear_problems(settings: Settings, cosmo: Cosmology, table: Table | None, config: Config) -> list[str]:
     """Problems of the growth factor and of the linear P(k)."""
-    growth = np.asarray(growth_table(cosmo).D1(np.geomspace(config.a_start, config.a_stop, 32)))
+    growth = np.asarray(growth_table_to(config.lpt_order, cosmo).D1(np.geomspace(config.a_start, config.a_stop, 32)))
     if not (np.isfinite(growth).all() and (np.diff(growth) > 0).all()):
         return ["[cosmology]: structure doesn't grow throughout the time span; check omega_m, omega_k, w0 and wa"]
     name = settings.cosmology.linear_power
@@ -215,7 +216,7 @@ def _linear_problems(settings: Settings, cosmo: jax_cosmo.Cosmology, table: Tabl
     return []
 
 
-def _linear_power(k: np.ndarray, cosmo: jax_cosmo.Cosmology, table: Table | None) -> np.ndarray:
+def _linear_power(k: np.ndarray, cosmo: Cosmology, table: Table | None) -> np.ndarray:
     """Linear P(k) at a = 1, in the precision of the program."""
     if table is None:
         return np.asarray(linear_power(k, cosmo))

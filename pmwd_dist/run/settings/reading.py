@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from pmwd_dist._files import read_text
-from pmwd_dist.run.settings.inference import InferenceSettings
 from pmwd_dist.run.settings.rules import find_problems
 from pmwd_dist.run.settings.simulation_sections import Sections, Settings, SimulationSettings
 from pmwd_dist.run.settings.writing import Raw, shown, toml_value
@@ -58,6 +57,10 @@ def read_any(path: Path, overrides: Iterable[str] = ()) -> Settings:
       SettingsError: the settings have these problems.
     """
     tree = _load(path)
+    if tree.keys() <= SimulationSettings.model_fields.keys():
+        return _read_tree(SimulationSettings, tree, path, overrides)
+    from pmwd_dist.run.settings.inference import InferenceSettings
+
     kinds: tuple[type[Settings], ...] = (SimulationSettings, InferenceSettings)
     return _read_tree(max(kinds, key=lambda kind: len(tree.keys() & kind.sections.keys())), tree, path, overrides)
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from pmwd_dist.infer.samplers.methods import NEEDS_BLACKJAX
-from pmwd_dist.infer.tuning.schedule import ENERGY_VARIANCE, STEP_BIAS
-from pmwd_dist.run.settings.inference import InferenceSettings
-from pmwd_dist.run.settings.inference_sections import BIASES
 from pmwd_dist.run.settings.simulation_sections import Settings, SimulationSettings
 from pmwd_dist.run.settings.table import find_table_problems
 from pmwd_dist.run.settings.writing import printable, shown, toml_value
+
+if TYPE_CHECKING:
+    from pmwd_dist.run.settings.inference import InferenceSettings
 
 Rules = Iterator[tuple[Any, str]]  # whether a rule is broken, and the problem
 
@@ -23,9 +22,9 @@ def find_problems(settings: Settings) -> list[str]:
     rules = [*_times_and_cosmology(settings), *_observables(settings)]
     if isinstance(settings, SimulationSettings):
         rules += _outputs(settings)
-    if isinstance(settings, InferenceSettings):
+    else:
         for part in (_data, _lensing, _model, _priors, _chains, _linear_theory):
-            rules += part(settings)
+            rules += part(cast("InferenceSettings", settings))
     problems = [text for broken, text in rules if broken]
     if settings.cosmology.linear_power is not None:
         problems += find_table_problems(settings.cosmology.linear_power, settings.box)
@@ -171,6 +170,8 @@ def _lensing(settings: InferenceSettings) -> Rules:
 
 
 def _model(settings: InferenceSettings) -> Rules:
+    from pmwd_dist.run.settings.inference_sections import BIASES
+
     model, given, box = settings.model, settings.priors.given, settings.box
     linear = model.gravity == "linear"
     yield (
@@ -216,6 +217,9 @@ def _priors(settings: InferenceSettings) -> Rules:
 
 
 def _chains(settings: InferenceSettings) -> Rules:
+    from pmwd_dist.infer.samplers.methods import NEEDS_BLACKJAX
+    from pmwd_dist.infer.tuning.schedule import ENERGY_VARIANCE, STEP_BIAS
+
     start, given, sampler = settings.start, settings.priors.given, settings.sampler
     for name in start.map_free:
         yield name not in given, f"start.map_free: {printable(name)} has no prior; leave it out"

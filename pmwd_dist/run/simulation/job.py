@@ -31,6 +31,7 @@ from pmwd_dist.parallel.fft import spectrum_shape
 from pmwd_dist.pm.modes import log_power
 from pmwd_dist.pm.paint import halo_widths
 from pmwd_dist.pm.particles import ExactParticles
+from pmwd_dist.pm.solvers import FORMULAS
 from pmwd_dist.pm.status import Code, SimulationError, Status, successful
 from pmwd_dist.pm.stepping import host
 from pmwd_dist.pm.stepping.host import StepSchedule
@@ -190,8 +191,9 @@ def _schedule(plan: SimulationJob) -> StepSchedule:
     """The steps of the whole run."""
     simulation = plan.simulation
     table = growth_table_to(simulation.config.lpt_order, simulation.cosmo)
-    times = jnp.asarray(plan.times, _dtype())
-    return _replicated(from_main(host.make_schedule(table, times, simulation.config, simulation.solver)), plan)
+    times = jnp.asarray(np.asarray(plan.times, _dtype()))
+    formula = FORMULAS[simulation.solver]
+    return _replicated(from_main(host.make_schedule(table, times, simulation.config, formula)), plan)
 
 
 def _replicated(tree: T, plan: SimulationJob) -> T:

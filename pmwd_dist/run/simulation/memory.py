@@ -13,9 +13,10 @@ import numpy as np
 
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import growth_table_to
-from pmwd_dist.observe.power import power_spectrum
+from pmwd_dist.observe import power
 from pmwd_dist.pm.modes import log_power
 from pmwd_dist.pm.particles import ExactParticles
+from pmwd_dist.pm.solvers import FORMULAS
 from pmwd_dist.pm.status import successful
 from pmwd_dist.pm.stepping import host
 from pmwd_dist.run.common import resources
@@ -59,10 +60,10 @@ def _step_program(simulation: SimulationSetup, times: Sequence[float], config: C
     """The compiled program of a step, with the light cone if there is one."""
     cone, done, vectors = simulation.light_cone, np.int32(0), vectors_like(config)
     table = growth_table_to(config.lpt_order, simulation.cosmo)
-    schedule = host.make_schedule(table, jnp.asarray(times, vectors.dtype), simulation.config, simulation.solver)
+    formula = FORMULAS[simulation.solver]
+    schedule = host.make_schedule(table, jnp.asarray(np.asarray(times, vectors.dtype)), simulation.config, formula)
     small = _like((successful(vectors.dtype), schedule), config)
-    one = jnp.zeros((1, 1, 1, 3), vectors.dtype)
-    particles = jax.tree.map(lambda _: vectors, ExactParticles(one, one))
+    particles = jax.tree.map(lambda _: vectors, jax.eval_shape(lambda x: ExactParticles(x, x), vectors))
     moved = jax.eval_shape(partial(host.first_drift, config=config), particles, *small, done)
     rest = _like(moved._replace(particles=()), config)
     # The programs themselves: compiled within others they would be other ones.
@@ -82,7 +83,7 @@ def power_memory(config: Config) -> int:
     """Memory of P(k) beside the particles on each device [bytes]; painting them takes less than a step does."""
     vectors = vectors_like(config)
     field = jax.ShapeDtypeStruct(config.mesh_shape, vectors.dtype, sharding=vectors.sharding)
-    program = jax.jit(lambda field: power_spectrum(field, config)).lower(field).compile()
+    program = power._power_spectrum.lower(field, config, deconvolve=True).compile()  # pyright: ignore[reportPrivateUsage]
     return resources.planned(program) + 2 * vectors.size * vectors.dtype.itemsize // config.decomposition.size
 
 

@@ -17,7 +17,7 @@ from pmwd_dist._files import free_space
 from pmwd_dist._memory import size
 from pmwd_dist.io.snapshot import FORMATS
 from pmwd_dist.parallel.distributed import from_main
-from pmwd_dist.pm.nbody import step_times
+from pmwd_dist.pm.time_steps import step_times
 from pmwd_dist.run.common import resources
 from pmwd_dist.run.common.data_files import read_files
 from pmwd_dist.run.common.folder import Log

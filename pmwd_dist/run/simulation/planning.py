@@ -20,7 +20,7 @@ from jax.sharding import AbstractMesh
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
-from pmwd_dist.cosmology.growth import growth_table
+from pmwd_dist.cosmology.growth import growth_table_to
 from pmwd_dist.parallel.decomposition import Decomposition
 from pmwd_dist.parallel.fft import spectrum_shape
 from pmwd_dist.pm.modes import power_nodes
@@ -171,7 +171,7 @@ def linear_displacement(simulation: SimulationSetup) -> float:
     config = simulation.config
     k = power_nodes(config)
     power = simulation.linear_power(k)
-    growth = float(growth_table(simulation.cosmo).D1(np.asarray(config.a_stop)))
+    growth = float(growth_table_to(config.lpt_order, simulation.cosmo).D1(np.asarray(config.a_stop)))
     rms = growth * math.sqrt(np.trapezoid(k * power, np.log(k)) / (6 * math.pi**2))
     count = max(3.0, 3 * math.prod(config.box_size) / _COHERENCE**3)
     return MARGIN * rms * math.sqrt(2 * math.log(count))

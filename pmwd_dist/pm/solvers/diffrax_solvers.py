@@ -1,10 +1,10 @@
-"""The equations of motion as a diffrax term, and the base of the drift-kick-drift solvers."""
+"""The equations of motion as a diffrax term, and the drift-kick-drift solvers for diffrax."""
 
 from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import diffrax
 import equinox as eqx
@@ -18,6 +18,10 @@ from pmwd_dist.pm.gravity import acceleration
 from pmwd_dist.pm.inputs import check_table
 from pmwd_dist.pm.paint import halo_limit
 from pmwd_dist.pm.particles import Particles
+from pmwd_dist.pm.solvers.bullfrog import bullfrog
+from pmwd_dist.pm.solvers.coefficients import Coefficients, rates
+from pmwd_dist.pm.solvers.fastpm import fastpm
+from pmwd_dist.pm.solvers.leapfrog import leapfrog
 from pmwd_dist.pm.status import Code, Status, failure, successful
 
 
@@ -47,24 +51,6 @@ class ParticleMesh(diffrax.AbstractTerm[Any, Any]):
         return jax.tree.map(lambda v: (v * control).astype(v.dtype), vf)
 
 
-def rates(table: GrowthTable, a: Any) -> tuple[Array, Array]:
-    """Drift rate 1 / (a^3 E) and kick rate 3/2 Omega_m / (a^2 E), per unit of the scale factor."""
-    E = table.E(a)
-    return 1 / (a**3 * E), 1.5 * table.cosmo.Omega_m / (a**2 * E)
-
-
-class Coefficients(NamedTuple):
-    """Coefficients of a step from a lower to a higher scale factor.
-
-    disp += drift_before * vel;  vel = 2^log_scale * vel + kick * acceleration;  disp += drift_after * vel
-    """
-
-    drift_before: Array
-    kick: Array
-    log_scale: Array
-    drift_after: Array
-
-
 class EndpointInterpolation(diffrax.LocalLinearInterpolation):
     """Linear interpolation, exact at both ends: a snapshot at the end of a step is its state."""
 
@@ -91,7 +77,6 @@ class SplitSolver(diffrax.AbstractSolver[Any]):
 
     term_structure: ClassVar = ParticleMesh
     interpolation_cls: ClassVar[Callable[..., EndpointInterpolation]] = EndpointInterpolation
-    exact_linear_growth: ClassVar[bool] = False  # whether long waves grow as in linear theory, at any number of steps
 
     @abc.abstractmethod
     def coefficients(self, table: GrowthTable, lower: Array, upper: Array) -> Coefficients:
@@ -139,3 +124,30 @@ class SplitSolver(diffrax.AbstractSolver[Any]):
         results: Any = diffrax.RESULTS
         result = results.where(good, results.successful, results.nonlinear_divergence)
         return y1, None, {"y0": y0, "y1": y1}, status, result
+
+
+class BullFrog(SplitSolver):
+    """Steps in growth time with 2LPT-consistent kicks (Rampf, List & Hahn 2024, arXiv:2409.19049)."""
+
+    def coefficients(self, table: GrowthTable, lower: Array, upper: Array) -> Coefficients:
+        """Coefficients of the step between two scale factors."""
+        return bullfrog(table, lower, upper)
+
+
+class FastPM(SplitSolver):
+    """Steps in growth time with Zel'dovich-consistent kicks (Feng et al. 2016, as in Rampf, List & Hahn 2024)."""
+
+    def coefficients(self, table: GrowthTable, lower: Array, upper: Array) -> Coefficients:
+        """Coefficients of the step between two scale factors."""
+        return fastpm(table, lower, upper)
+
+
+class LeapFrog(SplitSolver):
+    """Steps with the exact integrals of drift and kick (Quinn et al. 1997), halved in growth time."""
+
+    def coefficients(self, table: GrowthTable, lower: Array, upper: Array) -> Coefficients:
+        """Coefficients of the step between two scale factors."""
+        return leapfrog(table, lower, upper)
+
+
+SOLVERS: dict[str, type[SplitSolver]] = {"bullfrog": BullFrog, "fastpm": FastPM, "leapfrog": LeapFrog}
