@@ -27,6 +27,7 @@ from pmwd_dist.run.common.lock import folder_lock
 from pmwd_dist.run.settings import Settings, SimulationSettings, read_any, read_as
 from pmwd_dist.run.settings.section import duration
 from pmwd_dist.run.simulation.plan import SimulationJob
+from pmwd_dist.run.simulation.programs import compile_ahead
 
 app = typer.Typer(
     help="Particle-mesh simulations of the large-scale structure, on one core or many GPUs.",
@@ -389,7 +390,10 @@ def _checked_job(settings: Callable[[], Settings], folder: Path, **options: Any)
       CommandError: a process can't do the job, or has another one.
     """
     with command_errors():
-        job = _job(settings(), folder)
+        found = settings()
+        if isinstance(found, SimulationSettings):
+            compile_ahead(found)
+        job = _job(found, folder)
     with command_errors():
         compare_processes(job, **options)
         job = job.of_main()

@@ -25,7 +25,8 @@ from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3, default_decomposition
 from pmwd_dist.report.results import Spectrum, write_spectrum
 from pmwd_dist.run.common.resources import room
-from pmwd_dist.run.simulation.memory import least_memory, power_memory
+from pmwd_dist.run.simulation.memory import power_memory
+from pmwd_dist.run.simulation.programs import least_memory
 
 
 def measure_snapshot(

@@ -96,11 +96,11 @@ def build(settings: Settings) -> SimulationSetup:
     problems: list[str] = []
     config = None
     try:
-        config = _config(settings)
+        config = config_of(settings)
         check_force_mesh(config)
     except ValueError as error:
         problems.append(_translate(error, settings.box))
-    cosmo = _cosmology(settings)
+    cosmo = cosmology_of(settings)
     table = None
     try:
         table = _table(settings, cosmo)
@@ -118,7 +118,8 @@ def build(settings: Settings) -> SimulationSetup:
     return SimulationSetup(config, cosmo, settings.time.solver, table, settings.noise.seed, cone)
 
 
-def _config(settings: Settings) -> Config:
+def config_of(settings: Settings) -> Config:
+    """The configuration; ValueError if shapes don't divide over the devices."""
     box, time = settings.box, settings.time
     return Config(
         box_size=box.size,
@@ -170,7 +171,8 @@ def _translate(error: ValueError, box: Box) -> str:
     return str(error) if path is None else argument_problem(error, path)
 
 
-def _cosmology(settings: Settings) -> Cosmology:
+def cosmology_of(settings: Settings) -> Cosmology:
+    """The cosmology."""
     values = settings.cosmology
     found = SimpleNamespace(  # as a jax_cosmo.Cosmology, which is slow to import
         Omega_c=values.omega_m - values.omega_b,

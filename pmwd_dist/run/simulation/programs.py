@@ -1,0 +1,115 @@
+"""Programs of a run up to its first step, from shapes alone; `compile_ahead` compiles them beside each other."""
+
+# pyright: reportPrivateUsage=false
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.stages import Lowered
+
+from pmwd_dist._jax.arrays import as_array
+from pmwd_dist.config import Config
+from pmwd_dist.cosmology import growth, linear_power
+from pmwd_dist.cosmology.growth import growth_table_to
+from pmwd_dist.cosmology.parameters import Cosmology, parameters
+from pmwd_dist.observe import power
+from pmwd_dist.pm import time_steps
+from pmwd_dist.pm.modes import power_nodes
+from pmwd_dist.pm.particles import ExactParticles
+from pmwd_dist.pm.solvers import FORMULAS
+from pmwd_dist.pm.status import successful
+from pmwd_dist.pm.stepping import host
+from pmwd_dist.run.common import resources
+from pmwd_dist.run.settings import SimulationSettings
+from pmwd_dist.run.settings.light_cone import LightCone
+from pmwd_dist.run.settings.physics import config_of, cosmology_of
+from pmwd_dist.run.simulation import light_cone
+from pmwd_dist.run.simulation.halo_width import is_automatic
+
+
+def compile_ahead(settings: SimulationSettings) -> None:
+    """Compile the programs up to the first step beside each other: XLA compiles outside of Python's lock.
+
+    Errors are left to those who compile the programs next: settings with problems, or too little memory.
+    """
+    with suppress(ValueError), ThreadPoolExecutor() as pool:
+        config, room = config_of(settings), resources.room()
+        if jax.process_count() == 1 and room.needed(least_memory(config), config) <= room.total:
+            for program in _up_to_the_first_step(settings, config):
+                pool.submit(program.compile)  # while the next one is traced
+
+
+def _up_to_the_first_step(settings: SimulationSettings, config: Config) -> Generator[Lowered]:
+    """The programs, those first that take longest to compile."""
+    own, table = parameters(cosmology_of(settings)), table_like(config, cosmology_of(settings))
+    yield growth._tabulate.lower(own, order=table.order)
+    yield lowered_initial(config, table)
+    if settings.cosmology.linear_power is None:
+        yield linear_power._eisenstein_hu.lower(as_array(power_nodes(config)), own)
+    knots = time_steps.knots_of(config, settings.scale_factors)
+    yield time_steps._times.lower(table, tuple(knots), tuple(time_steps.shares_of(knots, config.steps)))
+    count = sum(time_steps.shares_of(knots, config.steps)) + 1
+    if settings.observe.light_cone is None and not is_automatic(config):
+        yield lowered_step(config, table, settings.time.solver, count, None)
+    yield lowered_power(config)
+
+
+def lowered_initial(config: Config, table: Any) -> Lowered:
+    """The program of the initial conditions, for a growth table or its shapes."""
+    key, dtype = jax.eval_shape(lambda: jax.random.key(0)), vectors_like(config).dtype
+    nodes = jax.ShapeDtypeStruct(power_nodes(config).shape, dtype)
+    return host.initial_particles.lower(key, _like(table), nodes, config)
+
+
+def lowered_step(config: Config, table: Any, solver: str, times: int, cone: LightCone | None) -> Lowered:
+    """The program of a step between so many times, with the light cone if there is one."""
+    done, vectors = np.int32(0), vectors_like(config)
+    make = partial(host.make_schedule, config=config, formula=FORMULAS[solver])
+    schedule = jax.eval_shape(make, _like(table), jax.ShapeDtypeStruct((times,), vectors.dtype))
+    small = _like((jax.eval_shape(partial(successful, vectors.dtype)), schedule), config)
+    particles = jax.tree.map(lambda _: vectors, jax.eval_shape(lambda x: ExactParticles(x, x), vectors))
+    moved = jax.eval_shape(partial(host.first_drift, config=config), particles, *small, done)
+    rest = _like(moved._replace(particles=()), config)
+    # The programs themselves: compiled within others they would be other ones.
+    if cone is None:
+        return host._advance.lower(particles, rest, small[1], done, config)
+    see = light_cone.advance_and_see.lower
+    return see(particles, light_cone.shells_like(cone), rest, small[1], done, cone, config)
+
+
+def lowered_power(config: Config) -> Lowered:
+    """The program of P(k)."""
+    vectors = vectors_like(config)
+    field = jax.ShapeDtypeStruct(config.mesh_shape, vectors.dtype, sharding=vectors.sharding)
+    return power._power_spectrum.lower(field, config, deconvolve=True)
+
+
+def least_memory(config: Config) -> int:
+    """Memory of the particles and a field on the mesh on each device, a lower bound for any run [bytes]."""
+    numbers = 6 * math.prod(config.particle_shape) + math.prod(config.mesh_shape)
+    return numbers * vectors_like(config).dtype.itemsize // config.decomposition.size
+
+
+def vectors_like(config: Config) -> jax.ShapeDtypeStruct:
+    """Shape, type and sharding of the displacements."""
+    shape, dtype = (*config.particle_shape, 3), np.dtype(jnp.result_type(float))
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=config.decomposition.sharding)
+
+
+def _like(tree: Any, config: Config | None = None) -> Any:
+    """Shapes of small arrays, which every device holds where a config is given."""
+    sharding = None if config is None else config.decomposition.replicated
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+
+
+def table_like(config: Config, cosmo: Cosmology) -> Any:
+    """Shapes of the growth table."""
+    return jax.eval_shape(lambda: growth_table_to(config.lpt_order, cosmo))
