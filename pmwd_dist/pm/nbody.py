@@ -77,6 +77,7 @@ def nbody(
     accumulate: Callable[[Epoch, Epoch, GrowthTable], Any] | None = None,
     stepsize_controller: diffrax.AbstractStepSizeController[Any, Any] | None = None,
     max_steps: int = 4096,
+    progress_meter: diffrax.AbstractProgressMeter[Any] | None = None,
 ) -> Solution:
     """Evolve particles from `config.a_start` to `config.a_stop`.
 
@@ -97,6 +98,8 @@ def nbody(
       stepsize_controller: default: `config.steps` fixed steps, uniform in the growth factor. diffrax.StepTo has given
         steps; adaptive controllers need a solver with an error estimate.
       max_steps: limit of an adaptive controller.
+      progress_meter: diffrax.TqdmProgressMeter() or diffrax.TextProgressMeter(), which show the progress of the forward
+        pass, inside jit too; default: none.
 
     Returns:
       Solution; failures are in its status, nothing is raised inside jit.
@@ -114,6 +117,7 @@ def nbody(
     particles = checked_particles(particles, config)
     solver, saveat = _as_solver(solver), as_saveat(saveat)
     max_steps = whole_number(max_steps, "max_steps", least=1)
+    meter = _checked_meter(progress_meter, config)
     table = growth_table_to(config.lpt_order, cosmo)
     subs, treedef = jax.tree.flatten(None if saveat is None else saveat.subs, is_leaf=is_sub)
     times = save_times(subs, config)
@@ -130,7 +134,7 @@ def nbody(
         stored = "auto" if adjoint is None else adjoint.stored_potentials
         functions = [sub.fn for sub in subs]
         final, total, status, saved, saved_at = _evolve(
-            particles, schedule, config, stored, functions, plan, accumulate
+            particles, schedule, config, stored, functions, plan, accumulate, meter=meter
         )
         snapshots, saved_times = (None, None) if saveat is None else map(treedef.unflatten, (saved, saved_at))
         return Solution(final, snapshots, saved_times, None if accumulate is None else total, status)
@@ -140,10 +144,23 @@ def nbody(
         raise ArgumentError("accumulate", accumulate, constraint, remedy, show_value=False)
     if stepsize_controller is None:
         stepsize_controller = diffrax.StepTo(step_times(table, config, save=times).astype(particles.disp.dtype))
-    return _solve(particles, table, config, solver, saveat, _options(stepsize_controller, adjoint, max_steps))
+    options = _options(stepsize_controller, adjoint, max_steps)
+    options["progress_meter"] = diffrax.NoProgressMeter() if meter is None else meter
+    return _solve(particles, table, config, solver, saveat, options)
 
 
 _evolve = eqx.filter_jit(evolve_and_save)
+
+
+def _checked_meter(meter: Any, config: Config) -> diffrax.AbstractProgressMeter[Any] | None:
+    """The progress meter; None for one that shows nothing."""
+    if meter is None or isinstance(meter, diffrax.NoProgressMeter):
+        return None
+    if not isinstance(meter, diffrax.AbstractProgressMeter):
+        raise ArgumentError("progress_meter", meter, "must be a progress meter", "use diffrax.TqdmProgressMeter()")
+    if config.decomposition.manual:
+        raise ArgumentError("progress_meter", meter, "would show each device inside shard_map", "leave it out there")
+    return meter
 
 
 def _options(controller: Any, adjoint: diffrax.AbstractAdjoint | None, max_steps: int) -> dict[str, Any]:

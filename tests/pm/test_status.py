@@ -68,7 +68,9 @@ def test_after_a_failure_the_particles_are_those_of_the_last_good_step(failed: t
 def test_a_step_from_the_host_that_fails_leaves_the_particles(failed: tuple[pmd.Config, pmd.Solution]) -> None:
     """To the bit, and further steps change nothing; the first failure stays."""
     config, solution = failed
-    schedule = host.make_schedule(pmd.growth_table(COSMO), step_times(COSMO, config), config, pmd.BullFrog().coefficients)
+    schedule = host.make_schedule(
+        pmd.growth_table(COSMO), step_times(COSMO, config), config, pmd.BullFrog().coefficients
+    )
     moved = host.first_drift(exact(wave(config), config), successful(), schedule, 0, config)
     for done in range(6):
         if moved.status.code == Code.SUCCESSFUL:

@@ -95,7 +95,13 @@ class Outcome(NamedTuple):
 
 
 def evolve(
-    inputs: Inputs, saves: tuple[Save, ...], config: Config, *, accumulate: Accumulate | None = None, stored: int = 0
+    inputs: Inputs,
+    saves: tuple[Save, ...],
+    config: Config,
+    *,
+    accumulate: Accumulate | None = None,
+    stored: int = 0,
+    meter: Any = None,
 ) -> Outcome:
     """Take all steps, in one loop of the compiled program.
 
@@ -105,11 +111,12 @@ def evolve(
       config: the simulation.
       accumulate: contribution of a step to the sum, a function of (epoch before, epoch after, args).
       stored: number of last steps whose potentials are stored.
+      meter: progress meter of diffrax, or None.
     """
 
     def body(carry: tuple[Any, ...], xs: tuple[Any, ...]) -> tuple[tuple[Any, ...], None]:
-        before, saved, accumulated, potentials = carry
-        now, following, a0, a, saving, slot = xs
+        before, saved, accumulated, potentials, shown = carry
+        now, following, a0, a, saving, slot, progress = xs
         after, potentials = step(now, following, before, config, Entry(potentials, slot))
         good = after.status.code == Code.SUCCESSFUL
 
@@ -126,10 +133,16 @@ def evolve(
             values = accumulate(*ends, inputs.args)
             accumulated = jax.tree.map(lambda old, x: old + jnp.where(good, x, 0), accumulated, values)
         carried = jax.tree.map(lambda new, old: unify_varying(new, old)[0], (after, saved, accumulated), carry[:3])
-        return (*carried, potentials), None
+        if meter is not None:
+            shown = meter.step(shown, barrier((progress, after.max_displacement))[0])  # not before the step is done
+        return (*carried, potentials, shown), None
 
     start, xs = _begin(inputs, saves, accumulate, config, stored)
-    (last, saved, accumulated, potentials), _ = jax.lax.scan(body, start, xs)
+    number = len(inputs.times) - 1
+    shown, progress = (None, None) if meter is None else (meter.init(), jnp.arange(1.0, number + 1) / number)
+    (last, saved, accumulated, potentials, shown), _ = jax.lax.scan(body, (*start, shown), (*xs, progress))
+    if meter is not None:
+        meter.close(shown)
     # A backward pass overwrites the momenta in place: without a barrier XLA copies them for a later check.
     momenta, valid = barrier((last.particles.momenta, jnp.all(in_range(last.particles.momenta))))
     particles = ExactParticles(last.particles.disp, momenta)

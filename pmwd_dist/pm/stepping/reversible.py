@@ -32,6 +32,8 @@ def evolve_and_save(
     functions: Sequence[Callable[..., Any]],
     plan: Sequence[Sequence[int]],
     accumulate: Accumulate | None = None,
+    *,
+    meter: Any = None,
 ) -> tuple[Particles, Any, Status, list[Any], list[Array]]:
     """Evolve particles, with reversible derivatives.
 
@@ -43,6 +45,7 @@ def evolve_and_save(
       functions: functions of (scale factor, particles, growth table) to save.
       plan: for each function, the numbers of steps before each save.
       accumulate: contribution of a step to a sum, a function of (epoch before, epoch after, growth table).
+      meter: progress meter of diffrax, or None.
 
     Returns:
       Particles at the end, the sum, the status, saved values, and the scale factors of the saves, infinite after a
@@ -62,7 +65,7 @@ def evolve_and_save(
         captured.append(values)
     inputs = Inputs(exact(particles, config), coefficients, times, (table, captured))
     number = stored_potentials(stored, len(times) - 1, config, particles.disp.dtype)
-    out = evolve_reversibly(inputs, tuple(saves), config, accumulate=accumulate, stored=number)
+    out = evolve_reversibly(inputs, tuple(saves), config, accumulate=accumulate, stored=number, meter=meter)
     final = out.particles.with_unit(unit_after(out.status.step, all_steps(coefficients, config)))
     saved, saved_at = [], []
     for save, steps, values in zip(saves, plan, out.saved, strict=True):
@@ -81,12 +84,18 @@ def _call_hoisted(pure: Callable[..., Any], index: int, *args: Any) -> Any:
 
 
 def evolve_reversibly(
-    inputs: Inputs, saves: tuple[Save, ...], config: Config, *, accumulate: Accumulate | None = None, stored: int = 0
+    inputs: Inputs,
+    saves: tuple[Save, ...],
+    config: Config,
+    *,
+    accumulate: Accumulate | None = None,
+    stored: int = 0,
+    meter: Any = None,
 ) -> Outcome:
     """`evolve`, whose reverse derivative computes every earlier state from the last one.
 
     All modes of differentiation work. Reverse over reverse stores all states of the backward pass. Potentials are
-    stored only if a derivative is taken.
+    stored only if a derivative is taken. Derivatives don't show their progress.
     """
     leaves, treedef = jax.tree.flatten(inputs)
     forward = partial(evolve, saves=saves, config=config, accumulate=accumulate)
@@ -95,7 +104,7 @@ def evolve_reversibly(
     def storing(number: int) -> Callable[..., Outcome]:
         @jax.custom_jvp
         def run(*leaves: Array) -> Outcome:
-            return forward(jax.tree.unflatten(treedef, leaves), stored=number)
+            return forward(jax.tree.unflatten(treedef, leaves), stored=number, meter=meter)
 
         @partial(run.defjvp, symbolic_zeros=True)
         def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Outcome, Outcome]:
