@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +16,7 @@ _EVENTS = {
     "/jax/core/compile/jaxpr_to_mlir_module_duration": "lowering",
     "/jax/core/compile/backend_compile_duration": "compilation",
 }
-_FOUND = "/jax/compilation_cache/cache_hits"
+_BESIDE = ", beside"  # end of the names of parts of other threads than the first
 
 
 class _Thread(threading.local):
@@ -28,26 +29,24 @@ class _Thread(threading.local):
 class Profile:
     """Seconds of a program by part, each without the parts within it.
 
-    Parts of other threads than the first have names that end in ", beside".
-
     Args:
       began: time.perf_counter() at the start of the program.
     """
 
     def __init__(self, began: float):
-        self.began, self.seconds = began, dict[str, float]()
+        self.began, self.seconds = began, defaultdict[str, float](float)
         self.programs = self.loaded = 0  # compiled programs, and those among them from the persistent cache
-        self._lock, self._own = threading.Lock(), _Thread()
+        self._own = _Thread()
 
     @property
     def compilation(self) -> float:
         """Seconds of tracing, lowering and compilation in the first thread."""
-        return sum(self.seconds.get(name, 0.0) for name in _EVENTS.values())
+        return sum(self.seconds[name] for name in _EVENTS.values())
 
     def record(self) -> dict[str, Any]:
         """The profile as JSON holds it; the seconds of the first thread add up to the total so far."""
         total = time.perf_counter() - self.began
-        rest = total - sum(x for name, x in self.seconds.items() if not name.endswith(", beside"))
+        rest = total - sum(x for name, x in self.seconds.items() if not name.endswith(_BESIDE))
         seconds = {name: round(x, 4) for name, x in (self.seconds | {"rest": rest}).items()}
         return {"total": round(total, 4), "seconds": seconds, "programs": self.programs, "loaded": self.loaded}
 
@@ -59,16 +58,14 @@ class Profile:
         try:
             yield
         finally:
-            seconds = time.perf_counter() - began
-            self.add(name, seconds - inner.pop(), seconds)
+            within = inner.pop()
+            self.add(name, time.perf_counter() - began, within)
 
-    def add(self, name: str, seconds: float, whole: float | None = None) -> None:
-        """Add seconds to a part; whole: with the parts within it."""
-        self._own.inner[-1] += seconds if whole is None else whole
-        if threading.current_thread() is not threading.main_thread():
-            name += ", beside"
-        with self._lock:
-            self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+    def add(self, name: str, seconds: float, within: float = 0.0) -> None:
+        """Add the seconds of a part, without those of the parts within it."""
+        self._own.inner[-1] += seconds
+        name += "" if threading.current_thread() is threading.main_thread() else _BESIDE
+        self.seconds[name] += seconds - within
 
     def on_span(self, event: str, start_time: float, end_time: float, **_: Any) -> None:
         """Add a span of JAX, without the spans within it: a function is traced with the functions that it calls."""
@@ -83,7 +80,7 @@ class Profile:
 
     def on_event(self, event: str, **_: Any) -> None:
         """Count a program that was found in the persistent cache."""
-        self.loaded += event == _FOUND
+        self.loaded += event == "/jax/compilation_cache/cache_hits"
 
 
 _current: Profile | None = None
