@@ -18,6 +18,7 @@ from pmwd_dist.infer import preconditioner_adaptation as adaptation
 from pmwd_dist.infer.chain import scales
 from pmwd_dist.infer.chain.chain import Chain, Moments, Progress, Run, pack, unpack
 from pmwd_dist.infer.chain.folder import ChainFolder, identity_of
+from pmwd_dist.infer.chain.progress import is_shown, with_bar
 from pmwd_dist.infer.lensing import Convergence
 from pmwd_dist.infer.model import Position, Posterior
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState
@@ -53,6 +54,7 @@ def sample(
     spmd_axis_name: str | None = None,
     listener: Callable[[Progress], None] | None = None,
     tuning_listener: Callable[[TuningProgress], None] | None = None,
+    progress: bool | None = None,
 ) -> Chain:
     """Sample a posterior with a batch of chains that are tuned together, and keep all draws on disk.
 
@@ -80,6 +82,8 @@ def sample(
         processes, each calls it, and all of them have to raise it.
       tuning_listener: function called after each block of the tuning; an exception ends the run, with the state on
         disk.
+      progress: whether to show the progress on standard error, as a bar if tqdm is installed; default: in a terminal
+        and in a notebook.
 
     Raises:
       ValueError: an argument out of its range, or a folder with a chain of another model.
@@ -99,6 +103,8 @@ def sample(
     how = aims | {"tuning_steps": tuning_steps, "thin": thin, "chunk": chunk, "keep_noise": keep_noise}
     folder = ChainFolder(output, _identity(posterior, positions, key) | identity_of(how))
     folder.check()
+    if is_shown(progress):
+        listener, tuning_listener = with_bar(steps // (thin * chunk), listener, tuning_listener)
     begin_key, tune_key, run_key = jax.random.split(key, 3)
     run = begin(begin_key, positions, posterior, spmd_axis_name)
     _check_begun(run, posterior, positions)

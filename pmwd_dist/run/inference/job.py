@@ -147,6 +147,7 @@ def _sample(plan: InferenceJob, posterior: infer.Posterior, positions: Any, watc
             energy_variance=sampler.energy_variance,
             most_bias=sampler.most_bias,
             tuning_steps=sampler.tuning_steps,
+            progress=False,
             thin=sampler.thin,
             chunk=sampler.chunk,
             keep_noise=True,
