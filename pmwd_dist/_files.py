@@ -34,16 +34,27 @@ def atomic_write(path: Path, *, guard: AbstractContextManager[None] | None = Non
     Raises:
       OSError: the file could not be written; nothing is left under either name.
     """
+    try:
+        with guard or nullcontext(), write_aside(path) as aside:
+            yield aside
+        os.replace(temporary(path), path)
+    except BaseException:
+        remove(temporary(path))
+        raise
+
+
+@contextmanager
+def write_aside(path: Path) -> Generator[Path]:
+    """Yield a temporary path beside the final one, for a file that is complete and on the disk afterwards.
+
+    Raises:
+      OSError: the file could not be written; it names the final path.
+    """
     aside = temporary(path)
     aside.unlink(missing_ok=True)
-    try:
-        with guard or nullcontext(), _naming(path):
-            yield aside
-            sync(aside)
-        os.replace(aside, path)
-    except BaseException:
-        remove(aside)
-        raise
+    with _naming(path):
+        yield aside
+        sync(aside)
 
 
 def temporary(path: Path) -> Path:

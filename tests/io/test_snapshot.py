@@ -191,12 +191,6 @@ def test_snapshot_of_several_files(tmp_path: Path, cosmo, single):
         load_snapshot(tmp_path / "s.0.hdf5", config)
 
 
-def test_each_process_writes_a_file_of_its_own(tmp_path: Path):
-    name = writer._file_of_process
-    assert name(tmp_path / "snapshot_z0.500.hdf5", 0, 1).name == "snapshot_z0.500.hdf5"
-    assert name(tmp_path / "snapshot_z0.500.hdf5", 3, 4).name == "snapshot_z0.500.3.hdf5"
-
-
 def test_snapshot_of_another_code(tmp_path: Path, cosmo, single):
     """Without our lattice, in any order: the density is the same, and so is the power."""
     config = make_config(single, (N, N, N))
@@ -314,6 +308,7 @@ def test_h5py_and_we_read_all_kinds(tmp_path: Path, cosmo, decomposition, kind, 
     read, _ = load_snapshot(path, config)
     np.testing.assert_allclose(read.disp, particles.disp, atol=1e-5)
     with h5py.File(path) as file:
+        assert ("DMParticles" in file) == (kind == "swift")
         for data in file["PartType1"].values():
             assert data.fletcher32
             assert len(data[:]) == math.prod(SHAPE)

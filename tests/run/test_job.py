@@ -9,6 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import h5py
@@ -22,13 +24,14 @@ from runs import SMALL, Events, assert_same, command, kill_loop, linear_power, m
 import pmwd_dist as pmd
 from pmwd_dist.cli.display import Display
 from pmwd_dist.io import checkpoint
-from pmwd_dist.io.snapshot import load_snapshot
+from pmwd_dist.io.snapshot import Snapshot, load_snapshot
 from pmwd_dist.pm.stepping.step import ended
 from pmwd_dist.report import results
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.folder import Event
 from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.common.signals import Interrupted
+from pmwd_dist.run.simulation.writer import Writer
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +58,10 @@ def test_events_and_log_tell_the_same(finished: tuple[Path, Events]):
     assert all(line.pop("time") for line in lines)
     assert lines == json.loads(json.dumps([{"event": event.name, **event.fields} for event in events]))
     names = [line["event"] for line in lines]
-    assert names == ["start", "initial", "step", "step", "output", "step", "step", "output", "end"]
+    assert [name for name in names if name != "output"] == ["start", "initial", *["step"] * 4, "end"]
+    for step in (2, 4):  # further steps may come before an output is written
+        ended = [(line["event"], line["step"]) for line in lines if line["event"] in ("step", "output")]
+        assert ended.index(("step", step)) < ended.index(("output", step))
     steps = events.of("step")
     assert [event.step for event in steps] == [1, 2, 3, 4]
     assert steps[-1].a == pytest.approx(1.0)
@@ -73,8 +79,9 @@ def test_run_json_says_what_ran(finished: tuple[Path, Events]):
     assert run["versions"]["jax"] == jax.__version__
     assert run["seconds"] > 0
     parts = run["profile"]["seconds"]
-    assert {"tracing", "steps", "initial conditions", "output: computing", "output: drawing"} < parts.keys()
-    assert sum(parts.values()) == pytest.approx(run["profile"]["total"], rel=1e-2)
+    assert {"tracing", "steps", "initial conditions", "output: computing", "output: drawing, beside"} < parts.keys()
+    own = sum(seconds for name, seconds in parts.items() if not name.endswith(", beside"))
+    assert own == pytest.approx(run["profile"]["total"], rel=1e-2)
 
 
 def test_power_follows_linear_theory_on_large_scales(finished: tuple[Path, Events]):
@@ -103,11 +110,12 @@ def test_particles_are_those_of_nbody_to_the_bit(
     """At all outputs, also after an interruption; the widths of the halo differ."""
     found = []
 
-    def save(path, particles, cosmo, config, a, **_):
-        found.append(jax.device_get(particles))
-        return path
+    class Recorded(Snapshot):
+        def __init__(self, particles, *arguments, **options):
+            found.append(jax.device_get(particles))
+            super().__init__(particles, *arguments, **options)
 
-    monkeypatch.setattr("pmwd_dist.run.simulation.output.save_snapshot", save)
+    monkeypatch.setattr("pmwd_dist.run.simulation.output.Snapshot", Recorded)
     with jax.enable_x64(x64):
         plan = make(tmp_path / "run", f"devices.pdims={list(pdims)}", "output.slice_thickness=0")
         with pytest.raises(Interrupted):
@@ -274,10 +282,10 @@ def test_particles_that_leave_the_grid_at_the_end_fail_without_a_checkpoint(
 
 @pytest.mark.usefixtures("no_figures")
 def test_disk_that_fills_up_ends_the_run_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
-    def full(path, *arguments, **options):
+    def full(self, path, chunks):
         raise OSError(28, os.strerror(28), str(path))
 
-    monkeypatch.setattr("pmwd_dist.run.simulation.output.save_snapshot", full)
+    monkeypatch.setattr(Snapshot, "write", full)
     (tmp_path / "small.toml").write_text(SMALL)
     assert command("run", tmp_path / "small.toml", "--output", tmp_path / "run") == 1
     err = capsys.readouterr().err
@@ -286,6 +294,122 @@ def test_disk_that_fills_up_ends_the_run_in_one_line(tmp_path: Path, monkeypatch
     assert (tmp_path / "run" / "power_z1.000.csv").exists()
     assert command("resume", tmp_path / "run") == 0
     assert (tmp_path / "run" / "snapshot_z1.000.hdf5").exists()
+
+
+class _Steps(Events):
+    """Remembers events, and says when a step is done."""
+
+    def __init__(self, step: int):
+        super().__init__()
+        self.step, self.done = step, threading.Event()
+
+    def __call__(self, event: Event) -> None:
+        super().__call__(event)
+        if event.name == "step" and event.fields["step"] == self.step:
+            self.done.set()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("pdims", [[1, 1], [4, 1]])
+@pytest.mark.usefixtures("no_figures")
+def test_steps_go_on_while_an_output_is_written(
+    finished: tuple[Path, Events], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool, pdims: list[int]
+):
+    """If it can't be written, they are reversed: the resumed run has the same bits."""
+    plan, write, events = make(tmp_path / "run", f"devices.pdims={pdims}"), Snapshot.write, _Steps(3)
+
+    def late(self, path, chunks):
+        assert events.done.wait(100)
+        if fails:
+            raise OSError(28, os.strerror(28), str(path))
+        write(self, path, chunks)
+
+    monkeypatch.setattr(Snapshot, "write", late)
+    if fails:
+        with pytest.raises(OSError, match=r"No space left on device: '.*/snapshot_z1.000.hdf5'"):
+            execute(plan, events)
+        assert not list(plan.folder.glob(".*.part"))
+        assert checkpoint.latest(plan.folder) == plan.folder / "checkpoint_000002"
+        monkeypatch.undo()
+        events = Events()
+        execute(resumed(plan.folder), events, resume=True)
+        assert [event.step for event in events.of("resume")] == [2]
+    else:
+        execute(plan, events)
+    assert [event.step for event in events.of("output")] == [2, 4]
+    expected = finished[0]
+    if pdims != [1, 1]:
+        expected = tmp_path / "expected"
+        execute(make(expected, f"devices.pdims={pdims}"), Events())
+    assert_same(expected, plan.folder)
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_interrupted_while_an_output_fails_a_run_tells_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    plan, events = make(tmp_path / "run"), Events(stop_after=3)
+
+    def late(self, path, chunks):
+        while not events.of("step")[3:]:
+            if [event.step for event in events.of("step")][-1:] == [3]:
+                raise OSError(28, os.strerror(28), str(path))
+            time.sleep(0.01)
+
+    monkeypatch.setattr(Snapshot, "write", late)
+    with pytest.raises((Interrupted, OSError)) as raised:
+        execute(plan, events)
+    warned = [event.message for event in events.of("warning")]
+    assert ("No space left" in str(raised.value)) != any("No space left" in text for text in warned)
+    assert checkpoint.latest(plan.folder) == plan.folder / "checkpoint_000002"
+
+
+@pytest.mark.parametrize("buffer", [0, 10**9])
+def test_few_chunks_wait_to_be_written(tmp_path: Path, buffer: int):
+    made, most, go = [0], [0], threading.Event()
+
+    class Many:
+        chunk_size = 10**6
+
+        def path(self, path):
+            return path
+
+        def chunks(self):
+            for _ in range(100):
+                made[0] += 1
+                yield made[0]
+
+        def write(self, path, chunks):
+            for number in chunks:
+                most[0] = max(most[0], made[0] - number)
+                go.wait(0.001 if buffer == 0 else 100)
+            path.touch()
+
+    with Writer(buffer) as writer:
+        assert writer.write(Many(), tmp_path / "s.hdf5") == "s.hdf5"
+        assert not (tmp_path / "s.hdf5").exists()
+        ended: list[bool] = []
+        writer.pending = 1, None, lambda: ended.append(True)
+        assert buffer == 0 or not writer.finished()
+        go.set()
+        writer.finish()
+        assert ended == [True] and writer.pending is None
+    assert [path.name for path in tmp_path.iterdir()] == ["s.hdf5"]
+    assert most[0] <= 4 if buffer == 0 else most[0] > 90
+
+
+def test_without_figures_none_is_drawn_until_a_report_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    plan = make(tmp_path / "run", "output.figures=false", "output.snapshot=false")
+    with monkeypatch.context() as patch:
+        patch.setattr("pmwd_dist.report.style.save", None)
+        execute(plan, Events())
+    assert not list(plan.folder.glob("*.png"))
+    assert (plan.folder / "power_z0.000.csv").exists() and (plan.folder / "density_z0.000.npz").exists()
+    check_page(plan.folder / "report.html", figures=0)
+    assert command("report", plan.folder) == 0
+    assert {path.name for path in plan.folder.glob("*.png")} == {
+        "power.png",
+        "density_z0.000.png",
+        "density_z1.000.png",
+    }
 
 
 def test_options_of_snapshots_are_those_of_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
@@ -345,6 +469,30 @@ for _ in range(2):
     except SystemExit as ended:
         codes.append(ended.code)
 assert codes == [0, 2], codes
+
+from pmwd_dist.io.snapshot import Snapshot
+write, rank = Snapshot.write, int(os.environ["OMPI_COMM_WORLD_RANK"])
+
+def full(self, path, chunks):
+    if rank == 1:
+        time.sleep(1)  # steps go on until then
+        raise OSError(28, "No space left on device", str(path))
+    write(self, path, chunks)
+
+def command(*words):
+    try:
+        main([*words])
+    except SystemExit as ended:
+        return ended.code
+
+options = "--set", "output.redshifts=[1, 0]", "--set", "output.checkpoint_every=0"
+assert command("run", "small.toml", "--output", "good", *options) == 0
+Snapshot.write = full
+assert command("run", "small.toml", "--output", "full", *options) == 1
+assert not [name for name in os.listdir("full") if f"snapshot_z1.000.{rank}.hdf5" in name]
+assert os.path.isdir("full/checkpoint_000002")
+Snapshot.write = write
+assert command("resume", "full") == 0
 """
 
 
@@ -372,11 +520,17 @@ def test_two_processes(tmp_path: Path):
     (tmp_path / "small.toml").write_text(text)
     environment = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     environment["JAX_ENABLE_X64"] = "1"  # as in this process: the noise of a seed depends on it
-    run = [mpirun, "-n", "2", "--oversubscribe", sys.executable, "-c", TWICE]
+    run = [mpirun, "-n", "2", "--oversubscribe", "--timeout", "280", sys.executable, "-c", TWICE]
     done = subprocess.run(run, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("step 4/4") == 1
     assert done.stderr.count("not empty") == 1
+    assert done.stderr.count(f"process 1: {Path('full', 'snapshot_z1.000.1.hdf5')}: No space left on device") == 1
+    for part in (0, 1):
+        for label in ("z1.000", "z0.000"):
+            files = [tmp_path / folder / f"snapshot_{label}.{part}.hdf5" for folder in ("good", "full")]
+            with h5py.File(files[0]) as good, h5py.File(files[1]) as again:
+                for name, data in good["PartType1"].items():
+                    np.testing.assert_array_equal(data[:], again[f"PartType1/{name}"][:])
     folders = (tmp_path / "small", one.folder)
     both, alone = (results.read_spectra(folder)[0].power for folder in folders)
     np.testing.assert_allclose(both, alone, rtol=1e-6)

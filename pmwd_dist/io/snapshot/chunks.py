@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,27 +28,12 @@ Chunk = dict[str, np.ndarray]  # words of 32 bits by the name of the array, the 
 
 
 class Layout(NamedTuple):
-    """The arrays of a snapshot.
-
-    Args:
-      types: names and types of the arrays.
-      rows: number of particles of a chunk.
-      box: sides of the box [Mpc/h].
-      lattice: shape of the particles' lattice.
-    """
+    """Names and types of the arrays, particles of a chunk, sides of the box [Mpc/h], and shape of the lattice."""
 
     types: tuple[tuple[str, str], ...]
     rows: int
     box: Vector3
     lattice: Shape3
-
-
-class Scales(NamedTuple):
-    """Factors to the units of a snapshot: lengths and momenta in Mpc/h, and the mass of a particle."""
-
-    length: Any
-    momentum: Any
-    mass: Any
 
 
 def chunk_rows(block: Shape3) -> int:
@@ -59,30 +44,28 @@ def chunk_rows(block: Shape3) -> int:
     return int(divisors[np.argmin(np.abs(np.log(divisors / _ROWS)))])
 
 
-def chunks(particles: Particles, layout: Layout, scales: Scales) -> Iterator[Chunk]:
-    """The chunks of the particles of this process, in the order of the file; a few of them exist at a time."""
+def chunks(particles: Particles, layout: Layout, scales: Any) -> Iterator[Chunk]:
+    """The chunks of the particles of this process, in the order of the file; a few of them exist at a time.
+
+    Args:
+      particles: particles, divided over devices in one way.
+      layout: the arrays.
+      scales: length and momentum of a Mpc/h, and mass of a particle, in the units of the file.
+    """
     waiting = deque[dict[str, Array]]()
-    for chunk in _on_devices(particles, layout, scales):
-        for words in chunk.values():
-            words.copy_to_host_async()
-        waiting.append(chunk)
-        if len(waiting) > _AHEAD:
-            yield {name: np.asarray(words) for name, words in waiting.popleft().items()}
-    while waiting:
-        yield {name: np.asarray(words) for name, words in waiting.popleft().items()}
-
-
-def _on_devices(particles: Particles, layout: Layout, scales: Scales) -> Generator[dict[str, Array]]:
     for disp, vel in zip(particles.disp.addressable_shards, particles.vel.addressable_shards, strict=True):
-        if disp.replica_id == 0:
-            first = np.asarray([s.start or 0 for s in disp.index[:3]])
-            for start in range(0, math.prod(disp.data.shape[:3]), layout.rows):
-                with jax.enable_x64(True):  # of lengths and IDs; displacements stay as they are
-                    yield _chunk(disp.data, vel.data, np.int64(start), first, scales, layout)
+        first = np.asarray([s.start or 0 for s in disp.index[:3]])
+        for start in range(0, math.prod(disp.data.shape[:3]), layout.rows) if disp.replica_id == 0 else ():
+            with jax.enable_x64(True):  # for positions and IDs
+                waiting.append(_chunk(disp.data, vel.data, np.int64(start), first, scales, layout))
+            jax.copy_to_host_async(waiting[-1])
+            if len(waiting) > _AHEAD:
+                yield jax.device_get(waiting.popleft())
+    yield from map(jax.device_get, waiting)
 
 
 @partial(jax.jit, static_argnames="layout")
-def _chunk(disp: Array, vel: Array, start: Array, first: Array, scales: Scales, layout: Layout) -> dict[str, Array]:
+def _chunk(disp: Array, vel: Array, start: Array, first: Array, scales: Any, layout: Layout) -> dict[str, Array]:
     """Rows from `start` of the particles of a device, whose block of the lattice begins at the site `first`."""
     _, ly, lz = (np.int32(n) for n in disp.shape[:3])
     plane = start // (ly * lz)
@@ -92,11 +75,12 @@ def _chunk(disp: Array, vel: Array, start: Array, first: Array, scales: Scales, 
     sites.append(first[2].astype(np.int32) + row % lz)
     disp, vel = (jax.lax.dynamic_slice_in_dim(x.reshape(-1, 3), start, layout.rows) for x in (disp, vel))
     types = {name: np.dtype(code) for name, code in layout.types}
+    length, momentum, mass = scales
     values = {
-        "Coordinates": _positions(disp, sites, scales.length, types["Coordinates"], layout),
-        "Velocities": vel * scales.momentum.astype(vel.dtype),
+        "Coordinates": _positions(disp, sites, length, types["Coordinates"], layout),
+        "Velocities": vel * momentum.astype(vel.dtype),
         "ParticleIDs": _indices(sites, types["ParticleIDs"], layout),
-        "Masses": jnp.full(layout.rows, scales.mass),
+        "Masses": jnp.full(layout.rows, mass),
     }
     words = {name: _words(values[name].astype(dtype)) for name, dtype in types.items()}
     return {name: jnp.append(x, _fletcher32(x)) for name, x in words.items()}

@@ -18,7 +18,7 @@ from pmwd_dist._files import atomic_write, reserve
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.parameters import parameters
 from pmwd_dist.io.snapshot.base import Part, Precision, SnapshotFormat
-from pmwd_dist.io.snapshot.chunks import Chunk, Layout, Scales, chunk_rows, chunks
+from pmwd_dist.io.snapshot.chunks import Chunk, Layout, chunk_rows, chunks
 from pmwd_dist.io.snapshot.content import File
 from pmwd_dist.io.snapshot.gadget import GADGET
 from pmwd_dist.io.snapshot.swift import SWIFT
@@ -97,18 +97,14 @@ class Snapshot:
         self._particles, self._kind, self._part = particles, kind, part
         types = tuple((name, code) for name, (code, _) in kind.arrays(part).items())
         self._layout = Layout(types, chunk_rows(blocks[0]), config.box_size, config.particle_shape)
-        mass = float(kind.groups(part)["Header"]["MassTable"][1])
-        self._scales = Scales(*map(np.float64, (kind.length(part.h), kind.momentum(part.a), mass)))
-        _check_finite(particles, self._scales.momentum)
+        mass = kind.groups(part)["Header"]["MassTable"][1]
+        self._scales = np.asarray([kind.length(part.h), kind.momentum(part.a), mass])
+        _check_finite(particles, self._scales[1])
 
     def path(self, path: Path) -> Path:
         """The file of this process."""
-        return _file_of_process(path, jax.process_index(), self._part.files)
-
-    @property
-    def size(self) -> int:
-        """Size of the file without compression, at most [bytes]."""
-        return self._part.count * self._kind.bytes_per_particle + _HEADER_BYTES
+        files = self._part.files
+        return path if files == 1 else path.with_name(f"{path.stem}.{jax.process_index()}{path.suffix}")
 
     @property
     def chunk_size(self) -> int:
@@ -125,7 +121,7 @@ class Snapshot:
         Raises:
           OSError: the file can't be written.
         """
-        reserve(path, self.size)
+        reserve(path, self._part.count * self._kind.bytes_per_particle + _HEADER_BYTES)
         # Of HDF5 1.10 and newer: everything in the file has a checksum.
         with h5py.File(path, "w", libver=("v110", "v110")) as file:
             self._create(file)
@@ -145,7 +141,7 @@ class Snapshot:
             columns = (3,) if name in ("Coordinates", "Velocities") else ()
             options = {"chunks": (rows, *columns), "fletcher32": True} | self._filters
             particles.create_dataset(name, (part.count, *columns), dtype, **options).attrs.update(attributes)
-        if kind is SWIFT:
+        if kind.groups is SWIFT.groups:
             file["DMParticles"] = h5py.SoftLink("/PartType1")
 
     def _write_chunk(self, data: Any, first: int, words: np.ndarray) -> None:
@@ -164,13 +160,13 @@ def _checked(
     Raises:
       ValueError: an option is unknown, or the format can't hold the box.
     """
-    for name, value, known in (
+    for name, value, choices in (
         ("format", format, get_args(Format)),
-        ("precision", precision, get_args(Precision)),
-        ("compression", compression, get_args(Compression)),
+        ("precision", precision, (None, *get_args(Precision))),
+        ("compression", compression, (None, *get_args(Compression))),
     ):
-        if value not in known and (name == "format" or value is not None):
-            raise ArgumentError(name, value, "is not known", f"use {' or '.join(map(repr, known))}")
+        if value not in choices:
+            raise ArgumentError(name, value, "is not known", f"use {' or '.join(map(repr, choices))}")
     kind: Any = FORMATS[format].of(precision)  # type: ignore[index]
     if kind.cubic and len(set(config.box_size)) > 1:
         raise ArgumentError("box_size", config.box_size, f"is not a cube, as format={format!r} needs", "use 'swift'")
@@ -182,10 +178,6 @@ def _checked(
         remedy = "install it with `pip install hdf5plugin`"
         raise ArgumentError("compression", compression, "needs hdf5plugin", remedy) from error
     return kind, {"shuffle": True, **hdf5plugin.Zstd(clevel=1)}
-
-
-def _file_of_process(path: Path, process: int, count: int) -> Path:
-    return path if count == 1 else path.with_name(f"{path.stem}.{process}{path.suffix}")
 
 
 def _check_finite(particles: Particles, momentum: float) -> None:

@@ -62,7 +62,8 @@ def evolve_vjp(
             ct_a, ct, ct_args = jax.lax.cond(wanted, add, lambda *args: args[-1], *now)
         direct = None  # cotangents of the particles before the step, through the sum only
         if accumulate is not None:
-            at = Epoch(a0, at_start(kicked, step, good, config)), Epoch(a, at_end(kicked, step, config)), floating
+            start = at_start(kicked, step, good, config).with_unit(step.unit0)
+            at = Epoch(a0, start), Epoch(a, at_end(kicked, step, config)), floating
             sums = Epoch(ct_a0, jax.tree.map(jnp.zeros_like, ct)), Epoch(ct_a, ct), ct_args
             (ct_a0, direct), (ct_a, ct), ct_args = pull(accumulate, good, at, cotangents.accumulated, sums)
         entry = Entry(potentials, slot)

@@ -22,6 +22,8 @@ from pmwd_dist.pm.stepping.step import (
     Moved,
     Step,
     all_steps,
+    at_end,
+    at_start,
     at_step_end,
     coefficients_of,
     ended,
@@ -128,6 +130,14 @@ def _halt(particles: ExactParticles, moved: Moved, config: Config) -> ExactParti
 def status_at_end(moved: Moved, config: Config) -> Status:
     """Status at the end of a simulation."""
     return ended(moved.status, moved.max_displacement, jnp.all(in_range(moved.particles.momenta)), config)
+
+
+@partial(jax.jit, static_argnames="config", donate_argnames="particles")
+def reverse_step(particles: ExactParticles, schedule: StepSchedule, done: ArrayLike, config: Config) -> ExactParticles:
+    """Particles before the last of `done` steps, from the particles after it, exactly; donates the particles."""
+    now = Step(*(x[jnp.asarray(done) - 1] for x in schedule.steps))
+    kicked = at_end(particles, now._replace(last=-now.last), config).disp
+    return at_start(ExactParticles(kicked, particles.momenta), now, jnp.asarray(True), config)
 
 
 @jax.jit

@@ -224,7 +224,7 @@ def at_end(kicked: ExactParticles, step: Step, config: Config) -> Particles:
     return drifted(kicked.with_unit(step.unit1), step.last, config)
 
 
-def at_start(kicked: ExactParticles, step: Step, good: Array, config: Config) -> Particles:
+def at_start(kicked: ExactParticles, step: Step, good: Array, config: Config) -> ExactParticles:
     """Particles at the start of a step, from the particles after its kick.
 
     A failed step has moved nothing, and the force at its particles may not be finite.
@@ -233,7 +233,8 @@ def at_start(kicked: ExactParticles, step: Step, good: Array, config: Config) ->
     kick = step.kick * force
     vel = (momentum(kicked.momenta, step.unit1) / step.unit1 - kick) * step.unit0
     momenta = pack(count(kicked.momenta) - rounded(kick)[0], vel)
-    return drifted(ExactParticles(kicked.disp, momenta).with_unit(step.unit0), -step.first, config)
+    start = drifted(ExactParticles(kicked.disp, momenta).with_unit(step.unit0), -step.first, config)
+    return ExactParticles(start.disp, momenta)
 
 
 def _finite(step: Step) -> Array:

@@ -166,6 +166,7 @@ class Output(Section):
     compression: Compression | None = about(
         "compression of snapshots: zstd, which needs hdf5plugin, also to read them; default: none", None, "zstd"
     )
+    figures: bool = about("draw figures; `pmwd-dist report` draws them later", True)
     slice_thickness: float = about(
         "thickness of the projected density slice [Mpc/h], at most the box; 0 for none", 8.0, ge=0
     )

@@ -53,6 +53,7 @@ from pmwd_dist.run.simulation.halo_width import (
 )
 from pmwd_dist.run.simulation.output import write_light_cone, write_output
 from pmwd_dist.run.simulation.plan import SimulationJob
+from pmwd_dist.run.simulation.writer import Writer
 
 T = TypeVar("T")
 Saved = tuple[Path, dict[str, Any]]  # a checkpoint and its description
@@ -87,6 +88,13 @@ class Progress:
     def has_particles(self) -> bool:
         """Whether the particles still exist: an error within a step may leave none."""
         return not any(x.is_deleted() for x in jax.tree.leaves(self.position))
+
+    def go_back(self, step: int, status: Status) -> None:
+        """Reverse all steps after this one, exactly."""
+        while self.step > step:
+            particles = host.reverse_step(self.at_step_end(), self.schedule, np.int32(self.step), self.config)
+            self.position, self.step = jax.block_until_ready(particles), self.step - 1
+        self.status = status
 
     def advance(self, cone: LightCone | None) -> Status:
         """Take the next step and return its status, on the host.
@@ -124,7 +132,8 @@ def run(plan: SimulationJob, log: Log, control: Control, saved: Saved | None) ->
         if is_automatic(plan.simulation.config):
             now, a = largest_displacement(progress.at_step_end().disp, progress.config), plan.times[progress.step]
             _set_halo(plan, progress, expected_displacement(now, a, progress.schedule.table, progress.config), log)
-        _advance_all(plan, progress, log, control)
+        with Writer(plan.output_buffer) as writer:
+            _advance_all(plan, progress, log, control, writer)
     _keep_checkpoint(plan, None)
 
 
@@ -201,21 +210,25 @@ def _replicated(tree: T, plan: SimulationJob) -> T:
     return jax.device_put(jax.tree.map(np.asarray, tree), plan.simulation.config.decomposition.replicated)
 
 
-def _advance_all(plan: SimulationJob, progress: Progress, log: Log, control: Control) -> None:
+def _advance_all(plan: SimulationJob, progress: Progress, log: Log, control: Control, writer: Writer) -> None:
     """Take all remaining steps and write their outputs; write a checkpoint if one of them fails."""
     clock = control.clock(plan.settings.output.checkpoint_every)
     try:
-        _output_if_due(plan, progress, log)  # also on resuming: the output may be what failed
+        _output_if_due(plan, progress, log, writer)  # also on resuming: the output may be what failed
         while progress.step < plan.steps:
             control.raise_if_stopped(f"after step {progress.step} of {plan.steps}", clock)
             _step(plan, progress, log)
-            _output_if_due(plan, progress, log)
+            if writer.finished():
+                writer.finish()
+            _output_if_due(plan, progress, log, writer)
             if progress.step < plan.steps and clock.checkpoint_due(progress.step):
+                writer.finish()  # before a checkpoint after it
                 _checkpoint(plan, progress, log)
+        writer.finish()
     except Exception as error:
         # After an error of one process alone, the others would wait in the checkpoint's collectives forever.
         if jax.process_count() == 1 or isinstance(error, Interrupted | SharedError | SimulationError):
-            _checkpoint_after_failure(plan, progress, log)
+            _checkpoint_after_failure(plan, progress, log, writer, error)
         raise
 
 
@@ -252,7 +265,7 @@ def _step(plan: SimulationJob, progress: Progress, log: Log) -> None:
 
 
 @part("output: computing")
-def _output_if_due(plan: SimulationJob, progress: Progress, log: Log) -> None:
+def _output_if_due(plan: SimulationJob, progress: Progress, log: Log, writer: Writer) -> None:
     if progress.step in plan.outputs:
         began = time.perf_counter()
         z = plan.outputs[progress.step]
@@ -264,15 +277,18 @@ def _output_if_due(plan: SimulationJob, progress: Progress, log: Log) -> None:
         rest, done = progress.at_step_end(), np.int32(progress.step)
         moving = partial(host.observed, rest, progress.schedule, done)
         a = plan.times[progress.step]
-        files = write_output(replace(plan, simulation=simulation), rest, moving, a, z)
-        _log_output(log, progress.step, z, files, time.perf_counter() - began)
-    if progress.step == plan.steps and progress.shells is not None:
-        began = time.perf_counter()
-        files = write_light_cone(plan, progress.shells)
-        _log_output(log, progress.step, 1 / plan.times[-1] - 1, files, time.perf_counter() - began)
+        files = write_output(replace(plan, simulation=simulation), rest, moving, a, z, writer)
+        writer.pending = progress.step, progress.status, partial(_log_output, log, progress.step, z, files, began)
+    if progress.shells is not None:  # steps can't be reversed if the output fails: nothing takes mass from shells
+        writer.finish()
+        if progress.step == plan.steps:
+            began = time.perf_counter()
+            files = write_light_cone(plan, progress.shells)
+            _log_output(log, progress.step, 1 / plan.times[-1] - 1, files, began)
 
 
-def _log_output(log: Log, step: int, z: float, files: Sequence[str], seconds: float) -> None:
+def _log_output(log: Log, step: int, z: float, files: Sequence[str], began: float) -> None:
+    seconds = time.perf_counter() - began
     text = f"output at z {z:.3f}  {seconds:.2f} s  {', '.join(files)}"
     log("output", text, step=step, z=z, files=files, seconds=seconds)
 
@@ -308,15 +324,31 @@ def _keep_checkpoint(plan: SimulationJob, kept: Path | None) -> None:
                 checkpoint.discard(path)
 
 
-def _checkpoint_after_failure(plan: SimulationJob, progress: Progress, log: Log) -> None:
-    """Write a checkpoint if any step is done and its particles are finite; warn if it can't be written."""
-    if progress.step == 0 or not progress.has_particles() or not bool(jnp.isfinite(progress.at_step_end().disp).all()):
-        return
+def _checkpoint_after_failure(
+    plan: SimulationJob, progress: Progress, log: Log, writer: Writer, failure: Exception
+) -> None:
+    """Write a checkpoint if any step is done and its particles are finite; warn if it can't be written.
+
+    Where the last output can't be written, steps after it are reversed, so that a resumed run begins with it.
+    """
     try:
-        _checkpoint(plan, progress, log)
-    except (OSError, SharedError) as error:
-        cause = message(error) if isinstance(error, OSError) else str(error)
-        log.warn(f"no checkpoint of step {progress.step} could be written: {cause}")
+        writer.finish()
+    except (OSError, ValueError, SharedError) as error:
+        if isinstance(failure, Interrupted | SimulationError):
+            log.warn(f"the last output could not be written: {_cause(error)}")
+    try:
+        if not progress.has_particles():
+            return
+        if writer.pending is not None:
+            progress.go_back(*writer.pending[:2])
+        if progress.step > 0 and bool(jnp.isfinite(progress.at_step_end().disp).all()):
+            _checkpoint(plan, progress, log)
+    except (OSError, RuntimeError) as error:
+        log.warn(f"no checkpoint of step {progress.step} could be written: {_cause(error)}")
+
+
+def _cause(error: Exception) -> str:
+    return message(error) if isinstance(error, OSError) else str(error)
 
 
 def find_checkpoint(plan: SimulationJob) -> Saved | None:

@@ -17,7 +17,7 @@ from pmwd_dist._jax.profile import part
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import growth
 from pmwd_dist.io.arrays import Arrays, write_arrays
-from pmwd_dist.io.snapshot import save_snapshot
+from pmwd_dist.io.snapshot import Snapshot
 from pmwd_dist.observe.power import power_spectrum, shot_noise
 from pmwd_dist.observe.sheet import slab_density
 from pmwd_dist.parallel import distributed
@@ -35,12 +35,13 @@ from pmwd_dist.run.simulation import light_cone
 from pmwd_dist.run.simulation.fields import Field, write_fields
 from pmwd_dist.run.simulation.observables import TABLES, View, galaxy_counts, wanted
 from pmwd_dist.run.simulation.plan import SimulationJob
+from pmwd_dist.run.simulation.writer import Writer
 
 
 def write_output(
-    plan: SimulationJob, rest: ExactParticles, moving: Callable[[], Particles], a: float, z: float
+    plan: SimulationJob, rest: ExactParticles, moving: Callable[[], Particles], a: float, z: float, writer: Writer
 ) -> list[str]:
-    """Write all results at a redshift into the run's folder. Collective.
+    """Measure all results at a redshift, and write them into the run's folder. Collective.
 
     Args:
       plan: plan of the run.
@@ -48,13 +49,14 @@ def write_output(
       moving: function that returns the particles with momenta in Mpc/h, 12 bytes a particle more.
       a: scale factor.
       z: redshift.
+      writer: writer of the snapshot and the figures, which goes on with them afterwards.
 
     Returns:
       The names of the files; a snapshot of several processes has one file each.
 
     Raises:
       SimulationError: the density is not finite.
-      OSError, SharedError: a file can't be written.
+      OSError, SharedError: a file of this output, or of the last one, can't be written.
     """
     output, folder, config = plan.settings.output, plan.folder, plan.simulation.config
     particles = Particles(rest.disp, rest.momenta)  # for functions of the displacements
@@ -75,29 +77,36 @@ def write_output(
     for name, table in tables.items():
         if "P0" in table.columns:
             _check(table["P0"], f"observe.{name} at z = {z:g}", "by redshift exceeds the halo")
+    writer.finish()
     label, names = redshift_label(z), plan.names_at(z)
     with part("output: writing"), raise_on_all_processes():
         if distributed.is_main():
             manifest.claim(folder, names + plan.snapshots_at(z))
             results.write_spectrum(folder / f"power_{label}.csv", spectrum)
-            draw_spectra(folder / "power.png", results.read_spectra(folder, manifest.files(folder)))
             if slab is not None:
                 write_arrays(folder / f"density_{label}.npz", slab, {})
-                draw_slab(folder / f"density_{label}.png", slab)
             for name, table in tables.items():
-                csv, png = (folder / file for file in chosen[name].file_names(name, z))
-                write_table(csv, table)
-                draw_table(png, chosen[name].draw, table)
+                write_table(folder / f"{name}_{label}.csv", table)
+            if output.figures:
+                _draw(folder, label, slab, tables, writer)
     if plan.counted is not None:
         counts = Field(galaxy_counts(plan.counted, view), 2, {"axes": "cells along x, y, z"})
         about = {"box_size": config.box_size, "units": "Mpc/h", "z": z}
         write_fields(folder / f"counts_{label}.hdf5", {"counts": counts}, about)
     if output.snapshot != "none":
-        path = folder / f"snapshot_{label}.hdf5"
-        options: Any = {"format": output.snapshot, "precision": output.precision, "compression": output.compression}
-        with part("output: snapshot"):
-            names.append(save_snapshot(path, particles, plan.simulation.cosmo, config, a, **options).name)
+        options = {"format": output.snapshot, "precision": output.precision, "compression": output.compression}
+        with part("output: copying"):
+            snapshot = Snapshot(particles, plan.simulation.cosmo, config, a, **options)
+            names.append(writer.write(snapshot, folder / f"snapshot_{label}.hdf5"))
     return names
+
+
+def _draw(folder: Path, label: str, slab: Arrays | None, tables: dict[str, Table], writer: Writer) -> None:
+    writer.draw(draw_spectra, folder / "power.png", results.read_spectra(folder, manifest.files(folder)))
+    if slab is not None:
+        writer.draw(draw_slab, folder / f"density_{label}.png", slab)
+    for name, table in tables.items():
+        writer.draw(draw_table, folder / f"{name}_{label}.png", TABLES[name].draw, table)
 
 
 def write_light_cone(plan: SimulationJob, shells: Array) -> list[str]:
@@ -109,7 +118,7 @@ def write_light_cone(plan: SimulationJob, shells: Array) -> list[str]:
     Raises:
       OSError, SharedError: a file can't be written.
     """
-    names, folder = light_cone.files(plan.simulation.light_cone), plan.folder
+    names, folder = plan.light_cone_files, plan.folder
     with raise_on_all_processes():
         if distributed.is_main():
             manifest.claim(folder, names)
@@ -118,7 +127,8 @@ def write_light_cone(plan: SimulationJob, shells: Array) -> list[str]:
         if distributed.is_main():
             for name, table in tables.items():
                 write_table(folder / name, table)
-            light_cone.draw(folder)
+            if plan.settings.output.figures:
+                light_cone.draw(folder)
     return names
 
 

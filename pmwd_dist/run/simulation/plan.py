@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from pmwd_dist._files import free_space
-from pmwd_dist._memory import size
+from pmwd_dist._memory import available_memory, size
 from pmwd_dist.io.snapshot import FORMATS
 from pmwd_dist.parallel.distributed import from_main
 from pmwd_dist.pm.time_steps import step_times
@@ -86,13 +86,10 @@ class SimulationJob(Job):
     def expected_disk(self) -> int:
         """Expected size of all files [bytes]: snapshots, fields, and two checkpoints, since one may be unfinished."""
         settings, output, cone = self.settings, self.settings.output, self.simulation.light_cone
-        kind = None if output.snapshot == "none" else FORMATS[output.snapshot].of(output.precision)
-        snapshot = 0 if kind is None else kind.bytes_per_particle
         counts = 0 if self.counted is None else 4 * math.prod(settings.box.mesh)
         maps = 0 if cone is None else 4 * shells_like(cone).size
         checkpoints = 2 * self.checkpoint_size if output.checkpoint_every else 0
-        each = snapshot * settings.particle_count + counts
-        return each * len(settings.scale_factors) + maps + checkpoints + 10_000_000
+        return (self.snapshot_size + counts) * len(settings.scale_factors) + maps + checkpoints + 10_000_000
 
     @property
     def checkpoint_size(self) -> int:
@@ -102,13 +99,40 @@ class SimulationJob(Job):
     @property
     def expected_memory(self) -> int:
         """Expected peak of host memory of one process [bytes]; on GPUs, of the memory of each device."""
+        return self._needed + resources.room().processes * self.output_buffer
+
+    @property
+    def _needed(self) -> int:
         return resources.room().needed(max(self.stages.values()), self.simulation.config)
+
+    @cached_property
+    def output_buffer(self) -> int:
+        """Host memory of a process for a snapshot that is written beside steps, at most half of the rest [bytes]."""
+        rest = available_memory()[0] - (self._needed if resources.room().processes else 0)
+        return max(0, min(self.snapshot_size, rest // 2)) // jax.process_count()
+
+    @property
+    def snapshot_size(self) -> int:
+        """Size of a snapshot without compression, at most [bytes]."""
+        output = self.settings.output
+        if output.snapshot == "none":
+            return 0
+        return FORMATS[output.snapshot].of(output.precision).bytes_per_particle * self.settings.particle_count
 
     @property
     def files(self) -> list[str]:
         """Names of the results."""
         each = [name for z in self.outputs.values() for name in self.names_at(z) + self.snapshots_at(z)]
-        return each + light_cone.files(self.simulation.light_cone)
+        return each + self.light_cone_files
+
+    @property
+    def light_cone_files(self) -> list[str]:
+        """Names of the files of the light cone, if there is one."""
+        return self._drawn(light_cone.files(self.simulation.light_cone))
+
+    def _drawn(self, names: list[str]) -> list[str]:
+        """Names without figures that are not drawn."""
+        return [name for name in names if self.settings.output.figures or not name.endswith(".png")]
 
     def names_at(self, z: float) -> list[str]:
         """Names of the files at a redshift, without snapshots."""
@@ -116,7 +140,7 @@ class SimulationJob(Job):
         slab = [f"density_{label}.npz", f"density_{label}.png"] if self.settings.output.slice_thickness else []
         tables = [file for name, each in wanted(self.settings).items() for file in each.file_names(name, z)]
         counts = [] if self.counted is None else [f"counts_{label}.hdf5"]
-        return [f"power_{label}.csv", "power.png", *slab, *tables, *counts]
+        return self._drawn([f"power_{label}.csv", "power.png", *slab, *tables, *counts])
 
     def snapshots_at(self, z: float) -> list[str]:
         """Names of the snapshots of all processes at a redshift."""

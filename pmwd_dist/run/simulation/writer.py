@@ -1,0 +1,91 @@
+"""Files of an output, written by threads while the next steps go on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from queue import Queue
+from typing import Any, Self
+
+from pmwd_dist._files import remove, temporary, write_aside
+from pmwd_dist._jax.profile import part
+from pmwd_dist.io.snapshot import Snapshot
+from pmwd_dist.parallel.distributed import all_processes, raise_on_all_processes
+from pmwd_dist.pm.status import Status
+
+
+class Writer:
+    """Writes the files of one output at a time, and draws its figures, each in a thread.
+
+    All communication is in the calls of the main thread.
+
+    Args:
+      buffer: memory for chunks of a snapshot that wait to be written [bytes].
+
+    Attributes:
+      pending: step of an output that may not be written yet, status then, and a function to call when it is.
+    """
+
+    pending: tuple[int, Status, Callable[[], None]] | None = None
+
+    def __init__(self, buffer: int):
+        self._buffer = buffer
+        self._files, self._figures = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        self._tasks, self._path = list[Future[None]](), Path()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for thread in (self._files, self._figures):
+            thread.shutdown()
+        if self._path.name:
+            remove(temporary(self._path))
+
+    def draw(self, draw: Callable[..., None], *arguments: Any) -> None:
+        """Draw a figure."""
+        self._tasks.append(self._figures.submit(draw, *arguments))
+
+    def write(self, snapshot: Snapshot, path: Path) -> str:
+        """Write a snapshot; return the name of this process's file once all chunks are on the host or in the buffer."""
+        self._path = snapshot.path(path)
+        waiting = Queue[Any](max(2, self._buffer // snapshot.chunk_size) + 1)  # and the end
+        self._tasks.append(self._files.submit(_write, snapshot, self._path, iter(waiting.get, None)))
+        try:
+            for chunk in snapshot.chunks():
+                waiting.put(chunk)
+        finally:
+            waiting.put(None)
+        return self._path.name
+
+    def finished(self) -> bool:
+        """Whether the files are written, on all processes. Collective."""
+        return self.pending is not None and all_processes(all(task.done() for task in self._tasks))
+
+    def finish(self) -> None:
+        """Wait for a pending output; a snapshot gets its name once all processes have written theirs. Collective.
+
+        Raises:
+          OSError, SharedError: a file can't be written; the output is still pending.
+        """
+        if self.pending is None:
+            return
+        with part("output: waiting"), raise_on_all_processes():
+            for task in self._tasks:
+                task.result()
+        if self._path.name:
+            os.replace(temporary(self._path), self._path)
+        self.pending[-1]()
+        self.pending, self._tasks, self._path = None, [], Path()
+
+
+@part("output: snapshot")
+def _write(snapshot: Snapshot, path: Path, chunks: Iterator[Any]) -> None:
+    try:
+        with write_aside(path) as aside:
+            snapshot.write(aside, chunks)
+    finally:
+        for _ in chunks:  # those that the main thread still hands over, after an error
+            pass
