@@ -195,7 +195,7 @@ def test_resume_needs_the_folder_of_a_run(cli: Cli, tmp_path: Path):
     (tmp_path / "config.toml").write_text(MINIMAL)
     fails(cli("resume", tmp_path), "not the folder of a run")
     manifest.create(tmp_path, {}, ["run.json"])
-    fails(cli("resume", tmp_path, "--set", "box.size=3"), "only devices.*")
+    fails(cli("resume", tmp_path, "--set", "box.size=3"), "would change the results of the run")
 
 
 def test_power_and_report_fail_on_other_files(cli: Cli, tmp_path: Path, file: Path):
