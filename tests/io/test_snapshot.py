@@ -113,6 +113,18 @@ def test_few_chunks_exist_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert peak < whole / 4
 
 
+def test_ids_beyond_32_bits():
+    types, first = (("Coordinates", "f4"), ("ParticleIDs", "u8")), np.asarray([2044, 2000, 8])
+    layout = chunks.Layout(types, 32, (1.0, 1.0, 1.0), (2048, 2048, 2048))
+    block, scales = jnp.zeros((4, 2, 8, 3), np.float32), np.ones(3)
+    with jax.enable_x64(True):
+        words = chunks._chunk(block, block, np.int64(32), first, scales, layout)
+    found = np.asarray(words["ParticleIDs"])[:-1].view("u8")
+    sites = np.stack(np.unravel_index(np.arange(32, 64), (4, 2, 8)), -1) + first
+    np.testing.assert_array_equal(found, np.ravel_multi_index(tuple(sites.T), layout.lattice))
+    assert found.min() > 2**32
+
+
 @pytest.mark.parametrize("values", [0, 1, 2**32 - 1, 0xFFFF, 0xFFFF0000, 0xFFFE0001, "random"])
 @pytest.mark.parametrize("rows", [1, 2, 1000, 1 << 18])
 def test_checksums_are_those_of_hdf5(tmp_path: Path, values, rows):

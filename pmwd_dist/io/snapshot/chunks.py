@@ -76,13 +76,15 @@ def _chunk(disp: Array, vel: Array, start: Array, first: Array, scales: Any, lay
     disp, vel = (jax.lax.dynamic_slice_in_dim(x.reshape(-1, 3), start, layout.rows) for x in (disp, vel))
     types = {name: np.dtype(code) for name, code in layout.types}
     length, momentum, mass = scales
+    i, j, k = (x.astype(types["ParticleIDs"]) for x in sites)
     values = {
         "Coordinates": _positions(disp, sites, length, types["Coordinates"], layout),
         "Velocities": vel * momentum.astype(vel.dtype),
-        "ParticleIDs": _indices(sites, types["ParticleIDs"], layout),
+        "ParticleIDs": (i * layout.lattice[1] + j) * layout.lattice[2] + k,
         "Masses": jnp.full(layout.rows, mass),
     }
-    words = {name: _words(values[name].astype(dtype)) for name, dtype in types.items()}
+    in_file = {name: values[name].astype(dtype) for name, dtype in types.items()}
+    words = {name: jax.lax.bitcast_convert_type(x, np.uint32).reshape(-1) for name, x in in_file.items()}
     return {name: jnp.append(x, _fletcher32(x)) for name, x in words.items()}
 
 
@@ -95,17 +97,6 @@ def _positions(disp: Array, sites: Sequence[Array], length: Array, dtype: np.dty
         # A position that rounds up to the side of the box becomes zero.
         columns.append(jnp.where(x >= (box * length).astype(dtype), jnp.zeros_like(x), x))
     return jnp.stack(columns, -1)
-
-
-def _indices(sites: Sequence[Array], dtype: np.dtype, layout: Layout) -> Array:
-    """Indices of lattice sites, in C order."""
-    i, j, k = (x.astype(dtype) for x in sites)
-    _, ny, nz = (dtype.type(n) for n in layout.lattice)
-    return (i * ny + j) * nz + k
-
-
-def _words(values: Array) -> Array:
-    return jax.lax.bitcast_convert_type(values, np.uint32).reshape(-1)
 
 
 def _fletcher32(words: Array) -> Array:
