@@ -1,12 +1,12 @@
 """pmwd_dist: distributed, differentiable particle-mesh simulations for cosmology, on JAX."""
 
+import typing as _typing
 from importlib.metadata import PackageNotFoundError as _PackageNotFoundError
 from importlib.metadata import version as _version
-from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from pmwd_dist._jax.lazy import lazy_names as _lazy_names
 
-if _TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from pmwd_dist import config as config
     from pmwd_dist import infer as infer
     from pmwd_dist import observe as observe

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import subprocess
 import sys
 from importlib import import_module
@@ -24,6 +26,9 @@ def test_slow_modules_are_not_imported_with_the_program() -> None:
 def test_public_names_are_the_same_in_any_order_of_imports(package: str) -> None:
     """A module of the name of a function would take its place as soon as it is imported."""
     there = import_module(package)
+    nodes = ast.walk(ast.parse(inspect.getsource(there)))
+    imported = {x.asname for node in nodes if isinstance(node, ast.ImportFrom) for x in node.names}
+    assert {name for name in imported if name and name[0] != "_"} == {*there.__all__} - {"__version__"}
     for name in there.__all__:
         value = getattr(there, name)
         assert isinstance(value, ModuleType) or name == "__version__" or find_spec(f"{package}.{name}") is None, name

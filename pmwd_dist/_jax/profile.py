@@ -36,7 +36,7 @@ class Profile:
     def __init__(self, began: float):
         self.began, self.seconds = began, defaultdict[str, float](float)
         self.programs = self.loaded = 0  # compiled programs, and those among them from the persistent cache
-        self._own = _Thread()
+        self.own = _Thread()
 
     @property
     def compilation(self) -> float:
@@ -50,27 +50,16 @@ class Profile:
         seconds = {name: round(x, 4) for name, x in (self.seconds | {"rest": rest}).items()}
         return {"total": round(total, 4), "seconds": seconds, "programs": self.programs, "loaded": self.loaded}
 
-    @contextmanager
-    def part(self, name: str) -> Generator[None]:
-        """Count the seconds of the body."""
-        inner, began = self._own.inner, time.perf_counter()
-        inner.append(0.0)
-        try:
-            yield
-        finally:
-            within = inner.pop()
-            self.add(name, time.perf_counter() - began, within)
-
     def add(self, name: str, seconds: float, within: float = 0.0) -> None:
         """Add the seconds of a part, without those of the parts within it."""
-        self._own.inner[-1] += seconds
+        self.own.inner[-1] += seconds
         name += "" if threading.current_thread() is threading.main_thread() else _BESIDE
         self.seconds[name] += seconds - within
 
     def on_span(self, event: str, start_time: float, end_time: float, **_: Any) -> None:
         """Add a span of JAX, without the spans within it: a function is traced with the functions that it calls."""
         if event in _EVENTS:
-            spans, within = self._own.spans, 0.0
+            spans, within = self.own.spans, 0.0
             while spans and spans[-1][0] >= start_time:
                 start, end = spans.pop()
                 within += end - start
@@ -111,8 +100,13 @@ def recording(began: float) -> Generator[Profile]:
 @contextmanager
 def part(name: str) -> Generator[None]:
     """Count the seconds of the body as a part of the profile, if one is recorded. Also a decorator."""
-    if _current is None:
+    if (profile := _current) is None:
         yield
-    else:
-        with _current.part(name):
-            yield
+        return
+    began = time.perf_counter()
+    profile.own.inner.append(0.0)
+    try:
+        yield
+    finally:
+        within = profile.own.inner.pop()
+        profile.add(name, time.perf_counter() - began, within)

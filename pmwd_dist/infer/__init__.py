@@ -1,10 +1,10 @@
 """Field-level inference: posteriors of initial conditions and parameters, and samplers on divided fields."""
 
-from typing import TYPE_CHECKING
+import typing as _typing
 
-from pmwd_dist._jax.lazy import lazy_names
+from pmwd_dist._jax.lazy import lazy_names as _lazy_names
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from pmwd_dist.infer.chain.chain import Chain as Chain
     from pmwd_dist.infer.chain.chain import Progress as Progress
     from pmwd_dist.infer.chain.diagnostics import energy_errors as energy_errors
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from pmwd_dist.infer.tuning.loop import TuningProgress as TuningProgress
     from pmwd_dist.io.arrays import ArrayFileError as ArrayFileError
 else:
-    __getattr__ = lazy_names(__name__)
+    __getattr__ = _lazy_names(__name__)
 
 __all__ = [
     "ArrayFileError", "Chain", "Check", "Convergence", "Gaussian", "LagrangianGalaxies", "LinearField", "LogNormal",
