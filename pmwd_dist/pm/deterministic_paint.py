@@ -8,6 +8,7 @@ Derivatives are paints, too; the transpose pads with halos and reads.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -102,8 +103,10 @@ def _in_integers(
     painted = sums.paint_sums(disp, weight, bound, geometry, masks, bits)
 
     def reduced(block: Array, bound: Array) -> Array:
-        addition = Addition(sums.add_sums, lambda part: sums.values_of_sums(part, bound, bits))
-        return reduce_block(block, pad, decomposition, addition)
+        add = partial(sums.add_sums, halves=bound.dtype == jnp.float64)
+        addition = Addition(add, lambda part: sums.values_of_sums(part, bound, bits))
+        with jax.enable_x64(True):
+            return reduce_block(sums.joined(block), pad, decomposition, addition)
 
     return over_batch(reduced, painted, bound)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,11 +15,11 @@ from pmwd_dist.ops.cic import sums
 PRECISIONS = pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
 
 
-def halves(numbers: list[int], dtype: Any) -> np.ndarray:
-    """Numbers of one row, as the ops hold them."""
+def held(numbers: list[int], dtype: Any) -> jax.Array:
+    """Numbers of one row, joined from the halves of the ops."""
     width = 8 * np.dtype(dtype).itemsize
     unsigned = [(n >> shift) & ((1 << width) - 1) for n in numbers for shift in (0, width)]
-    return np.array(unsigned, f"uint{width}").view(f"int{width}")
+    return sums.joined(jnp.asarray(np.array(unsigned, f"uint{width}").view(f"int{width}")))
 
 
 def draw(dtype: Any, count: int = 4000) -> list[int]:
@@ -37,8 +38,8 @@ def draw(dtype: Any, count: int = 4000) -> list[int]:
 def test_sums_convert_as_native_paints_convert_them(dtype: Any) -> None:
     numbers, bits = draw(dtype), 20
     bounds = np.array([1.0, 0.3, 2.0**-30, 5e20], dtype)
-    held = halves(numbers, dtype)
-    values = np.asarray(jax.jit(jax.vmap(lambda bound: sums.values_of_sums(held, bound, bits)))(bounds))
+    row = held(numbers, dtype)
+    values = np.asarray(jax.jit(jax.vmap(lambda bound: sums.values_of_sums(row, bound, bits)))(bounds))
     exact = np.array([float(n) for n in numbers])  # rounds once
     for own, bound in zip(values, bounds, strict=True):
         unit = 2.0 ** (np.frexp(float(bound))[1] - bits)
@@ -51,11 +52,12 @@ def test_sums_add_up_exactly_and_invalid_ones_stay_invalid(dtype: Any) -> None:
     second = [first[i] for i in rng.permutation(len(first))]
     invalid = -(1 << (16 * np.dtype(dtype).itemsize - 1))
     first, second = [*first, invalid, 5, invalid, invalid], [*second, -7, invalid, invalid, 0]
-    got = np.asarray(jax.jit(sums.add_sums)(halves(first, dtype), halves(second, dtype)))
+    add = jax.jit(partial(sums.add_sums, halves=dtype == np.float64))
+    got = np.asarray(add(held(first, dtype), held(second, dtype)))
     expected = [a + b for a, b in zip(first, second, strict=True)][:-4] + [invalid] * 4
-    np.testing.assert_array_equal(got, halves(expected, dtype))
-    values = sums.values_of_sums(jnp.asarray(got[-8:]), jnp.ones((), dtype), 20)
-    assert np.isnan(values).all()
+    np.testing.assert_array_equal(got, held(expected, dtype))
+    values = sums.values_of_sums(jnp.asarray(got), jnp.ones((), dtype), 20)
+    np.testing.assert_array_equal(np.isnan(values), [False] * (len(first) - 4) + [True] * 4)
 
 
 def test_no_number_of_particles_overflows() -> None:

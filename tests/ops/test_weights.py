@@ -67,7 +67,8 @@ def test_integers_are_multiples_of_a_unit_of_the_largest_weight(particles: int) 
     def paint(disp: Any, weight: Any) -> Any:  # as blocks with so many particles in all do
         weight, bounds = weight[None, ..., None, None], bound[None]
         painted = sums.paint_sums(disp[None], weight, bounds, GEOMETRY, (VALUE,), bits)
-        return sums.values_of_sums(painted[0], jnp.asarray(bound), bits)
+        with jax.enable_x64(True):
+            return sums.values_of_sums(sums.joined(painted[0]), jnp.asarray(bound), bits)
 
     mesh, cells = np.asarray(paint(disp, weight), float), cells_of(disp, weight)
     if particles == N**3:

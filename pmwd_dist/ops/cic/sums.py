@@ -2,7 +2,7 @@
 
 A sum has twice as many bits as the values, 64 for float32 and 128 for float64. It is stored as two integers as wide as
 the values, the lower half first, adjacent along z: a mesh of shape (mx, my, 2 mz). JAX has 64-bit integers only with
-`jax_enable_x64`, and none of 128 bits. Only native ops paint; JAX adds and converts.
+`jax_enable_x64`, and none of 128 bits. Only native ops paint; JAX adds and converts, 64 bits as one integer.
 """
 
 from __future__ import annotations
@@ -62,13 +62,17 @@ def paint_sums(
     return out.reshape(*out.shape[:3], 2 * out.shape[3])
 
 
-def add_sums(a: Int[Array, "*n zz"], b: Int[Array, "*n zz"]) -> Int[Array, "*n zz"]:
-    """a + b; invalid where one of them is."""
-    if a.dtype == jnp.int32:
-        with jax.enable_x64(True):  # compiles in half the time of a sum of halves
-            x, y = _as_int64(a), _as_int64(b)
-            total = jax.lax.select(_is_invalid(x) | _is_invalid(y), jnp.full_like(x, _invalid(x)), x + y)
-            return bitcast_convert_type(total, np.dtype(np.int32)).reshape(a.shape)
+def joined(sums: Int[Array, "*n zz"]) -> Int[Array, "*n z"]:
+    """Sums of 64 bits as one integer each, with `jax_enable_x64`; XLA fuses no slice before it. Others stay halves."""
+    if sums.dtype != jnp.int32:
+        return sums
+    return bitcast_convert_type(sums.reshape(*sums.shape[:-1], sums.shape[-1] // 2, 2), np.dtype(np.int64))
+
+
+def add_sums(a: Int[Array, "*n z"], b: Int[Array, "*n z"], *, halves: bool) -> Int[Array, "*n z"]:
+    """a + b, `joined` or halves; invalid where one of them is."""
+    if not halves:
+        return jax.lax.select(_is_invalid(a) | _is_invalid(b), jnp.full_like(a, _invalid(a)), a + b)
     (a_low, a_high), (b_low, b_high) = _halves(a), _halves(b)
     low = a_low + b_low
     high = a_high + b_high + (low < a_low).astype(low.dtype)
@@ -77,14 +81,12 @@ def add_sums(a: Int[Array, "*n zz"], b: Int[Array, "*n zz"]) -> Int[Array, "*n z
     return jnp.stack([low, high], -1).reshape(a.shape).astype(a.dtype)
 
 
-def values_of_sums(sums: Int[Array, "*n zz"], bound: Float[Array, ""], bits: int) -> Float[Array, "*n mz"]:
-    """Values of sums, rounded as in native paints; NaN where the sums are invalid."""
+def values_of_sums(sums: Int[Array, "*n z"], bound: Float[Array, ""], bits: int) -> Float[Array, "*n mz"]:
+    """Values of `joined` sums, rounded as in native paints; NaN where the sums are invalid."""
     exponent = _exponent_above(bound) - bits
-    if sums.dtype == jnp.int32:
-        with jax.enable_x64(True):
-            x = _as_int64(sums)
-            values = (x.astype(np.float64) * _power_of_two(exponent)).astype(np.float32)
-            return jax.lax.select(_is_invalid(x), jnp.full_like(values, np.nan), values)
+    if bound.dtype == jnp.float32:
+        values = (sums.astype(np.float64) * _power_of_two(exponent)).astype(np.float32)
+        return jax.lax.select(_is_invalid(sums), jnp.full_like(values, np.nan), values)
     low, high = _halves(sums)
     invalid, negative = _is_invalid(high), shift_right_logical(high, _like(high, 63)) != 0
     high = jnp.where(negative, ~high + (low == 0).astype(high.dtype), high)
@@ -99,10 +101,6 @@ def values_of_sums(sums: Int[Array, "*n zz"], bound: Float[Array, ""], bits: int
     for part in (exponent // 2, exponent - exponent // 2):  # each is in the range of normal numbers
         magnitude = magnitude * _power_of_two(part)
     return jnp.where(invalid, jnp.nan, jnp.where(negative, -magnitude, magnitude))
-
-
-def _as_int64(sums: Array) -> Array:
-    return bitcast_convert_type(sums.reshape(*sums.shape[:-1], sums.shape[-1] // 2, 2), np.dtype(np.int64))
 
 
 def _halves(sums: Array) -> tuple[Array, Array]:
