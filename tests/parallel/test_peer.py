@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 import pmwd_dist as pmd
 from pmwd_dist._jax import native
 from pmwd_dist.parallel.backends import peer
+from pmwd_dist.parallel.backends.peer_group import group_attributes
 from pmwd_dist.parallel.decomposition import Decomposition
 
 SHAPE = (8, 12, 10)
@@ -164,7 +165,7 @@ def test_chains_by_space_exchange_in_rows_of_their_own(as_peers: None, monkeypat
     mesh = jax.make_mesh((2, 2), ("chain", "x"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     decomposition = Decomposition(mesh=mesh, spec=jax.P("x"), backend="peer")
     monkeypatch.setattr(native, "peer_unavailable_reason", lambda ordinals: None)
-    attributes = peer._group_attributes(mesh, decomposition.names, decomposition.size)
+    attributes = group_attributes(mesh, decomposition.names, decomposition.size)
     assert attributes is not None
     assert attributes["rows"].tolist() == [device.local_hardware_id for device in mesh.devices.flat]
     assert attributes["parts"].tolist() == [2]

@@ -12,6 +12,7 @@ import pytest
 from pmwd_dist._jax import native
 from pmwd_dist.parallel import defaults, distributed
 from pmwd_dist.parallel.backends import peer
+from pmwd_dist.parallel.backends.peer_group import group_attributes
 from pmwd_dist.parallel.decomposition import Decomposition
 
 
@@ -55,8 +56,8 @@ def test_processes_of_one_host_with_a_gpu_each(monkeypatch: pytest.MonkeyPatch) 
     assert unavailable_reason(pair) is None
     # Groups of one GPU exchange nothing.
     mesh: Any = SimpleNamespace(devices=np.array(pair, dtype=object), axis_names=("x",), shape={"x": 2})
-    assert peer._group_attributes(mesh, (), 1) is not None
-    attributes = peer._group_attributes(mesh, ("x",), 2)
+    assert group_attributes(mesh, (), 1) is not None
+    attributes = group_attributes(mesh, ("x",), 2)
     assert attributes is not None
     assert {name: value.tolist() for name, value in attributes.items()} == {"processes": [0, 1], "parts": [2]}
     assert asked == [("key", (0, 1), 0, 0), (0,), ("key", (0, 1), 0, 0)]

@@ -1,4 +1,4 @@
-"""Filters of meshes on one GPU, without a GPU: their references run. See also gpu/steps_on_gpu.py."""
+"""Filters of meshes on GPUs, without a GPU: their references run. See also gpu/steps_on_gpu.py."""
 
 from __future__ import annotations
 
@@ -41,22 +41,24 @@ def even_filter(shape: tuple[int, ...]) -> np.ndarray:
     return (np.exp(-0.2 * x) * (2 + np.cos(y + 0.3 * z)))[..., : shape[2] // 2 + 1]
 
 
-def filtering(decomposition: Decomposition, shape: tuple[int, ...]) -> Any:
-    px = decomposition.pdims[0]
+def filtering(decomposition: Decomposition, shape: tuple[int, ...], response: Any = None) -> Any:
+    px, whole = decomposition.pdims[0], jnp.asarray(even_filter(shape) if response is None else response)
 
-    def run(block: jax.Array) -> jax.Array:
-        whole = jnp.asarray(even_filter(shape))
+    def run(block: jax.Array, whole: jax.Array) -> jax.Array:
         start = jax.lax.axis_index(decomposition.x_names) * (shape[1] // px) if px > 1 else 0
         return filtered_block(
             block, lambda: jax.lax.dynamic_slice_in_dim(whole, start, shape[1] // px, axis=1), decomposition
         )
 
-    return decomposition.shard_map(run, decomposition.spec, decomposition.spec)
+    mapped = decomposition.shard_map(run, (decomposition.spec, jax.P()), decomposition.spec)
+    return lambda x: mapped(x, whole)
 
 
-@pytest.mark.parametrize("shape", [SHAPE, (9, 4, 7), (8, 12, 1)])
-def test_a_filtered_mesh_and_its_derivatives_are_those_of_numpy(shape: tuple[int, ...], filters: None) -> None:
-    decomposition = Decomposition((1, 1), backend="peer")
+@pytest.mark.parametrize(("shape", "parts"), [(SHAPE, 1), ((9, 4, 7), 1), ((8, 12, 1), 1), (SHAPE, 4), ((8, 12, 7), 4)])
+def test_a_filtered_mesh_and_its_derivatives_are_those_of_numpy(
+    shape: tuple[int, ...], parts: int, filters: None
+) -> None:
+    decomposition = Decomposition((parts, 1), backend="peer")
     run = filtering(decomposition, shape)
     x, ct = np.random.default_rng(0).standard_normal((2, *shape))
 
@@ -72,7 +74,7 @@ def test_a_filtered_mesh_and_its_derivatives_are_those_of_numpy(shape: tuple[int
     close(jax.hessian(lambda t: jnp.sum(run(t * x) ** 2))(1.0), 2 * np.sum(expected(x) ** 2))
 
 
-def test_one_gpu_filters_in_one_op_where_there_is_a_kernel(filters: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_filter_in_one_op_where_there_is_a_kernel(filters: None, monkeypatch: pytest.MonkeyPatch) -> None:
     one, four = Decomposition((1, 1), backend="peer"), Decomposition((4, 1), backend="peer")
 
     def ops(decomposition: Decomposition, shape: tuple[int, ...], dtype: str = "float32") -> list[str]:
@@ -84,9 +86,9 @@ def test_one_gpu_filters_in_one_op_where_there_is_a_kernel(filters: None, monkey
     assert ops(one, SHAPE, "float64") == ["peer_filtered"]
     assert ops(one, (6, 4, 10)) == []  # XLA transforms that length along x
     assert ops(one, (10, 4, 10)) == ["peer_filtered"]
-    assert ops(four, SHAPE) == ["peer_transform", "peer_transform"]
+    assert ops(four, SHAPE) == ["peer_filtered"]
     monkeypatch.setattr(peer_filter, "cuda_unavailable_reason", lambda: "there is no NVRTC")
-    assert ops(one, SHAPE) == ["peer_transform", "peer_transform"]
+    assert ops(one, SHAPE) == ops(four, SHAPE) == ["peer_transform", "peer_transform"]
 
 
 def test_a_batch_that_cufft_would_find_misaligned_is_filtered_by_other_ops(filters: None) -> None:
@@ -127,6 +129,18 @@ def test_a_filter_is_differentiated_by_the_filter_too(filters: None) -> None:
     close(jax.vmap(jax.grad(loss), (0, None))(jnp.array([0.3, 0.7]), x)[1], jax.grad(loss)(0.7, x, plain))
 
 
+def test_slabs_are_differentiated_by_the_filter_too(filters: None) -> None:
+    (x, ct), factor = np.random.default_rng(0).standard_normal((2, *SHAPE)), even_filter(SHAPE)
+
+    def loss(a: jax.Array, backend: str, parts: int) -> jax.Array:
+        decomposition = Decomposition((parts, 1), jax.devices()[:parts], backend=backend)
+        return jnp.vdot(ct, filtering(decomposition, SHAPE, factor**a)(x) ** 2)
+
+    assert "peer_filtered" in str(jax.make_jaxpr(partial(loss, backend="peer", parts=4))(0.7))
+    for derivative in (jax.grad(loss), jax.grad(jax.grad(loss))):
+        close(derivative(0.7, "peer", 4), derivative(0.7, "xla", 1))
+
+
 def test_other_values_than_floats_of_32_and_64_bits_take_no_filter(filters: None) -> None:
     run = filtering(Decomposition((1, 1), backend="peer"), SHAPE)
     for dtype in ("float16", "bfloat16"):
@@ -161,7 +175,7 @@ def test_the_length_is_looked_at_where_kernels_can_run(filters: None, monkeypatc
     """Only then are the GPUs known, whose shared memory bounds the length."""
     asked: list[int] = []
     monkeypatch.setattr(native, "filters", lambda length, double: bool(asked.append(length)))
-    reason = peer_filter.unavailable_reason(np.zeros((22, 2, 2)))
+    reason = peer_filter.unavailable_reason(np.zeros((11, 2, 2)), 2)
     assert reason is not None and "22 along x" in reason and asked == [22]
     monkeypatch.setattr(peer_filter, "cuda_unavailable_reason", lambda: "there is no NVRTC")
-    assert (peer_filter.unavailable_reason(np.zeros((24, 2, 2))), asked) == ("there is no NVRTC", [22])
+    assert (peer_filter.unavailable_reason(np.zeros((24, 2, 2)), 1), asked) == ("there is no NVRTC", [22])

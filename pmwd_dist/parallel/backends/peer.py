@@ -4,7 +4,7 @@ cuFFT transforms the slabs plane by plane, strided where necessary. The GPUs' co
 their destination while the next ones are transformed, without packing, unpacking, collectives of XLA, or a copy of the
 input of a complex-to-real transform. The native ops use NVIDIA's driver and the cuFFT of jax; XLA transforms along x
 for lengths that cuFFT transforms slowly with strides. One process drives all GPUs, or each GPU has a process of its own
-and a mailbox beside XLA's memory, as large as a slab of the spectrum, to which the other processes write.
+and a mailbox beside XLA's memory, as large as two slabs of the spectrum, to which the other processes write.
 
 A field is divided along x, its spectrum along ky. One device sends nothing, but gains from the rest. Programs that are
 compiled for a mesh with unknown devices, or other ones than such GPUs, use XLA's collectives instead.
@@ -13,9 +13,8 @@ compiled for a mesh with unknown devices, or other ones than such GPUs, use XLA'
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any, ClassVar, final
 
 import jax
@@ -29,11 +28,11 @@ from pmwd_dist._jax import native
 from pmwd_dist._jax.ops import Target, define_linear, define_op, result_aval, vary
 from pmwd_dist.ops.local_fft import irfft as local_irfft
 from pmwd_dist.ops.local_fft import multiplicity
-from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.backends import peer_filter
 from pmwd_dist.parallel.backends.base import PLAIN, Addition, Backend
+from pmwd_dist.parallel.backends.peer_group import group_attributes, unavailable_reason
 from pmwd_dist.parallel.backends.xla import XLA, add_pieces
-from pmwd_dist.parallel.device_mesh import Names, device_groups
+from pmwd_dist.parallel.device_mesh import Names
 from pmwd_dist.parallel.division import Division
 
 _DTYPES = tuple(map(np.dtype, ("float32", "float64", "complex64", "complex128", "int32", "int64")))
@@ -56,7 +55,7 @@ class Peer(Backend):
         devices = list(division.mesh.devices.flat)
         if any(device.platform != "gpu" or "rocm" in device.client.platform_version for device in devices):
             return "needs NVIDIA GPUs"
-        return _unavailable_reason(devices, division.size)
+        return unavailable_reason(devices, division.size)
 
     def rfft(self, block: Array, division: Division) -> Array:
         """Transform a real field."""
@@ -69,10 +68,10 @@ class Peer(Backend):
         return _transform(_complex(block) / count, division, nz=nz, inverse=True, sign=1)
 
     def filtered(self, block: Array, response: Callable[[], Array], division: Division) -> Array:
-        """Multiply the spectrum of a real field by a filter; on one GPU in the pass that transforms along x."""
-        if division.size > 1 or peer_filter.unavailable_reason(block):
+        """Multiply the spectrum of a real field by a filter, in the pass that transforms along x."""
+        if peer_filter.unavailable_reason(block, division.size):
             return super().filtered(block, response, division)
-        return peer_filter.filtered(vary(block, division.names), response)
+        return peer_filter.filtered(vary(block, division.names), response, division)
 
     def fft(self, block: Array, division: Division) -> Array:
         """Transform a complex field."""
@@ -117,36 +116,6 @@ def _batched(block: Array, division: Division) -> Array:
 def _shards(division: Division) -> dict[str, Any]:
     """Parameters of the primitives."""
     return {"names": division.names, "shards": division.size}
-
-
-def _unavailable_reason(devices: Sequence[Any], shards: int) -> str | None:
-    """Reason why GPUs can't write into each other's memory, in groups of `shards`, or None. Collective."""
-    process, processes = jax.process_index(), tuple(sorted({device.process_index for device in devices}))
-    own = tuple(sorted(device.local_hardware_id for device in devices if device.process_index == process))
-    if not own:
-        return f"needs GPUs of this process, {process}, too, not only of {processes}"
-    if len(processes) == 1 or shards == 1:
-        reason = native.peer_unavailable_reason(own)
-    elif len(processes) < len(devices):
-        return f"needs one process for all {len(devices)} GPUs or one for each, not {len(processes)}"
-    elif (key := distributed.host_key()) is None:
-        return "needs processes of one host that pmwd_dist.distributed.initialize() has joined"
-    else:
-        reason = native.processes_unavailable_reason(key, processes, process, own[0])
-    return None if reason is None else f"cannot be used: {reason}"
-
-
-def _group_attributes(mesh: Mesh | None, names: Names, shards: int) -> dict[str, Any] | None:
-    """Attributes of the native ops; None where the ops can't run.
-
-    These are groups of GPUs, or of their processes where there are several, each in the order of its blocks.
-    """
-    if mesh is None or _unavailable_reason(list(mesh.devices.flat), shards) is not None:
-        return None
-    several = len({device.process_index for device in mesh.devices.flat}) > 1
-    number = attrgetter("process_index" if several else "local_hardware_id")
-    groups = [[number(device) for device in row] for row in device_groups(mesh, names)]
-    return {"processes" if several else "rows": np.array(groups).ravel(), "parts": np.array([shards])}
 
 
 # --- unscaled transforms between the two layouts, of either sign ----------------------------------------------
@@ -194,7 +163,7 @@ def _slab_attributes(
     batch, nx, ny, _ = x.shape
     if nz is not None and batch > 1 and nx * ny * nz % 2:
         return None  # cuFFT needs real values aligned like complex ones, as those of a second mesh are not here
-    rows = _group_attributes(mesh, names, shards)
+    rows = group_attributes(mesh, names, shards)
     own = {"nz": np.array([nz or 0]), "inverse": np.array([int(inverse)]), "sign": np.array([sign])}
     return None if rows is None else rows | own
 
@@ -277,12 +246,12 @@ def _transform_transpose(ct: Array, x: Any, *, nz: int | None, inverse: bool, si
 define_linear(_transform_p, _transform_transpose)
 
 
-# --- halos, and the exchange of edges: its own inverse and its own transpose ----------------------------------
+# --- halos, and the exchange of edges ------------------------------------------------------------------------
 
 
 def _exchange_attributes(x: Any, mesh: Mesh | None, *, names: Names, shards: int, halo: int) -> dict[str, Any] | None:
     del x
-    rows = _group_attributes(mesh, names, shards)
+    rows = group_attributes(mesh, names, shards)
     return None if rows is None else rows | {"halo": np.array([halo])}
 
 
@@ -292,15 +261,15 @@ def _pad_aval(x: Any, *, names: Names, shards: int, halo: int) -> Any:
 
 
 def _pad_reference(x: Array, *, names: Names, shards: int, halo: int) -> Array:
-    edges = jnp.concatenate([x[:, :halo], x[:, x.shape[1] - halo :]], axis=1)
-    edges = _swap_reference(edges, names=names, shards=shards, halo=halo)
+    edges = _swap_reference(x, names=names, shards=shards, halo=halo)
     return jnp.concatenate([edges[:, :halo], x, edges[:, halo:]], axis=1)
 
 
 def _swap_reference(x: Array, *, names: Names, shards: int, halo: int) -> Array:
     up = [(i, (i + 1) % shards) for i in range(shards)]
     down = [(to, start) for start, to in up]
-    below, above = jax.lax.ppermute(x[:, halo:], names, up), jax.lax.ppermute(x[:, :halo], names, down)
+    last = x[:, x.shape[1] - halo :]
+    below, above = jax.lax.ppermute(last, names, up), jax.lax.ppermute(x[:, :halo], names, down)
     return jnp.concatenate([below, above], axis=1)
 
 
@@ -312,7 +281,7 @@ _pad_p = define_op(
 )
 _swap_p = define_op(
     "peer_swap",
-    lambda x, **_: result_aval(x, x.shape, x.dtype),
+    lambda x, *, halo, **_: result_aval(x, (x.shape[0], 2 * halo, *x.shape[2:]), x.dtype),
     _swap_reference,
     targets={"CUDA": Target("jaxdecomp_ops_peer_swap", _exchange_attributes)},
 )
@@ -321,10 +290,16 @@ _swap_p = define_op(
 def _reduce(x: Array, *, halo: int, addition: Addition = PLAIN, **params: Any) -> Array:
     """Add halos onto the cells of the neighbours, the transpose of `_pad_p`."""
     count = x.shape[1] - 2 * halo
-    edges = _swap_p.bind(jnp.concatenate([x[:, :halo], x[:, halo + count :]], axis=1), halo=halo, **params)
+    edges = _swap_p.bind(x, halo=halo, **params)
     pieces = [(0, edges[:, :halo]), (count - halo, edges[:, halo:])]
     return add_pieces(x[:, halo : halo + count], pieces, 1, addition)
 
 
+def _swap_transpose(ct: Array, x: Any, *, halo: int, **params: Any) -> Array:
+    edges = _swap_p.bind(ct, halo=halo, **params)
+    between = jnp.zeros_like(edges, shape=(x.shape[0], x.shape[1] - 2 * halo, *x.shape[2:]))
+    return jnp.concatenate([edges[:, :halo], vary(between, params["names"]), edges[:, halo:]], axis=1)
+
+
 define_linear(_pad_p, lambda ct, _, **params: _reduce(ct, **params))
-define_linear(_swap_p, lambda ct, _, **params: _swap_p.bind(ct, **params))
+define_linear(_swap_p, _swap_transpose)

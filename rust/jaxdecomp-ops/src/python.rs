@@ -172,7 +172,7 @@ mod peer {
     #[pyfunction]
     fn peer_filters(length: usize, double: bool) -> PyResult<bool> {
         let shared = cuda::gpus::shared_memory().map_err(|error| PyOSError::new_err(error.0))?;
-        Ok(Lines::new(length, double).is_some_and(|lines| lines.fits(shared)))
+        Ok(Lines::new(length, double, 1).is_some_and(|lines| lines.fits(shared)))
     }
 
     /// Whether cuFFT transforms slabs of a complex mesh along x without a work area. Call `peer_probe` before.

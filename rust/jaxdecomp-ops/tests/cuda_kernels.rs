@@ -42,8 +42,8 @@ fn spec(num: i64, den: i64) -> Spec {
     Spec { spacing_num: [num; 3], spacing_den: [den; 3], origin: [0; 3], periodic: [true; 3], scale: [1.0; 3] }
 }
 
-fn filter(length: usize, double: bool) -> Variant {
-    Lines::new(length, double).expect("a length with a kernel").variant
+fn filter(length: usize, double: bool, num_shards: i64) -> Variant {
+    Lines::new(length, double, num_shards).expect("a length with a kernel").variant
 }
 
 /// Variants with every value of every macro, source by source.
@@ -68,10 +68,10 @@ fn all_variants() -> [Variant; 21] {
         variants::step_vjp(common(Dtype::F64, VALUE, false), unit, false, true).variant,
         stencil::variant(Dtype::F32, false),
         stencil::variant(Dtype::F64, true),
-        filter(512, false),
-        filter(2048, false),
-        filter(105, true),
-        filter(1000, true),
+        filter(512, false, 1),
+        filter(2048, false, 4),
+        filter(105, true, 1),
+        filter(1000, true, 2),
     ]
 }
 

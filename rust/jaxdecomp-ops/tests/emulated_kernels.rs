@@ -180,8 +180,9 @@ fn gradients_and_filters() {
     }
     run("gradient", "gradient", &[("unit", stencil::variant(Dtype::F32, false))], (1, 1));
     run("gradient", "double_gradient", &[("unit", stencil::variant(Dtype::F64, true))], (1, 1));
-    for (length, double) in [(16, false), (64, false), (105, true), (140, false)] {
-        let lines = Lines::new(length, double).expect("a length with a kernel");
+    for (length, double, num_shards) in [(16, false, 1), (64, false, 2), (105, true, 1), (140, false, 1), (48, true, 3)]
+    {
+        let lines = Lines::new(length, double, num_shards).expect("a length with a kernel");
         run("filter", &format!("filter_{length}"), &[("unit", lines.variant)], (1, 1));
     }
 }

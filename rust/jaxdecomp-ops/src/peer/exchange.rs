@@ -139,7 +139,8 @@ impl Exchange<'_> {
         Ok(Mark::Word(word))
     }
 
-    /// Exchanges pieces between all GPUs of the group. `pieces[i]` lists the destination rank and the rows of piece `i`.
+    /// Exchanges pieces between all GPUs of the group. `pieces[i]` lists the destination rank and the rows of piece `i`. Returns
+    /// the addresses of all receive buffers, too.
     ///
     /// # Safety
     /// `send_buffer` and `receive_buffer` are device memory that contains all rows.
@@ -149,14 +150,15 @@ impl Exchange<'_> {
         receive_buffer: *mut c_void,
         ready: SendReady,
         pieces: &[Vec<(usize, Rows)>],
-    ) -> Result<Arc<[Sent]>> {
+    ) -> Result<(Vec<usize>, Arc<[Sent]>)> {
+        let addresses = |all: &[&(usize, Mark)]| all.iter().map(|(address, _)| *address).collect();
         if let Some(link) = &self.participant.link {
+            let mailboxes = link.mailboxes();
+            let mailboxes: Vec<_> = mailboxes.iter().collect();
             // SAFETY: by contract.
-            let send = |(_, done): (Mark, Vec<Mark>)| unsafe {
-                let mailboxes = link.mailboxes();
-                self.send(send_buffer, &mailboxes.iter().collect::<Vec<_>>(), &done, pieces)
-            };
-            return link.conclude(self.label, ready.and_then(send), pieces.len());
+            let send = |(_, done): (Mark, Vec<Mark>)| unsafe { self.send(send_buffer, &mailboxes, &done, pieces) };
+            let sent = link.conclude(self.label, ready.and_then(send), pieces.len())?;
+            return Ok((addresses(&mailboxes), sent));
         }
         let (own, done) = match ready {
             Ok((free, done)) => (Ok((receive_buffer as usize, free)), done),
@@ -175,7 +177,7 @@ impl Exchange<'_> {
             self.wait_for(&sent, None)?;
             return Err(error);
         }
-        Ok(sent)
+        Ok((addresses(&receive_buffers), sent))
     }
 
     /// Makes XLA's stream wait until all GPUs have sent a piece, by default the last one.

@@ -1,11 +1,13 @@
 // A spectrum transformed along its first axis, multiplied by a filter and transformed back, in one pass and in its own memory.
+// Where it is divided over GPUs, each takes lines of all slabs: from its own slab and from planes that it received, and back to
+// the slabs of all GPUs.
 //
 // A block takes COLUMNS lines beside each other, whose values it holds in shared memory. Transforms are of mixed radix and in
 // place: the one decimates in frequency, which leaves values in the order of their reversed digits, and the one back, in
 // time, takes them in that order. So the last factor forward, the filter and the first factor back are one step.
 //
 // Macros: REAL_BITS (32 or 64); RADICES (factors of the length, of 2, 3, 4, 5, 7 and 8, two or more); COLUMNS; THREADS (a
-// multiple of COLUMNS); BLOCKS (on a multiprocessor, at least).
+// multiple of COLUMNS); BLOCKS (on a multiprocessor, at least); SHARDS (number of slabs).
 
 #if REAL_BITS == 32
 typedef float Real;
@@ -120,14 +122,28 @@ struct Step {
     }
 };
 
+// Memory of the lines of this GPU.
+struct Slabs {
+    Complex* modes[SHARDS];   // of each slab, so that values of plane x are at x * SHARDS * lines
+    const Complex* received;  // planes of other slabs, where those of plane x are at x * lines
+    u32 rank;                 // of this GPU's slab
+};
+
 // The lines of a block, and those of this thread.
 struct Lines {
-    Complex* tile;   // N x COLUMNS
-    Complex* modes;  // first value of the line of this thread
+    Complex* tile;  // N x COLUMNS
+    const Slabs& slabs;
+    u64 column;  // of this thread
     const Real* filter;
-    u32 stride, filter_stride;
+    u32 plane, filter_stride;  // plane: number of lines
     Roots roots;
     bool live;
+
+    __device__ Complex* to(u32 x) const { return slabs.modes[x / (N / SHARDS)] + ((u64)x * SHARDS * plane + column); }
+
+    __device__ const Complex* from(u32 x) const {
+        return SHARDS == 1 || x / (N / SHARDS) == slabs.rank ? to(x) : slabs.received + ((u64)x * plane + column);
+    }
 };
 
 // Calls body(b) for the butterflies of this thread.
@@ -148,7 +164,7 @@ __device__ inline void pass(const Lines& lines) {
         int first = S::first(b);
         if (P == 0 && !BACK) {
 #pragma unroll
-            for (int j = 0; j < S::R; ++j) v[j] = lines.live ? lines.modes[(u64)(u32)(first + j * S::SPAN) * lines.stride] : Complex{0, 0};
+            for (int j = 0; j < S::R; ++j) v[j] = lines.live ? *lines.from(first + j * S::SPAN) : Complex{0, 0};
         } else {
 #pragma unroll
             for (int j = 0; j < S::R; ++j) v[j] = *place(lines, first + j * S::SPAN);
@@ -159,7 +175,7 @@ __device__ inline void pass(const Lines& lines) {
         if (P == 0 && BACK) {
 #pragma unroll
             for (int j = 0; j < S::R; ++j)
-                if (lines.live) lines.modes[(u64)(u32)(first + j * S::SPAN) * lines.stride] = v[j];
+                if (lines.live) *lines.to(first + j * S::SPAN) = v[j];
         } else {
 #pragma unroll
             for (int j = 0; j < S::R; ++j) *place(lines, first + j * S::SPAN) = v[j];
@@ -215,19 +231,19 @@ __device__ inline void passes(const Lines& lines) {
     }
 }
 
-// modes: N x ny x nk values, in place. values: N / 2 + 1 by ny / 2 + 1 by nk, the filter of frequencies that are not negative,
-// the same for the negative ones. roots: N.
+// slabs: N x ny x nk values of this GPU, in place. values: the filter of frequencies that are not negative, the same for the
+// negative ones, N / 2 + 1 by ny / 2 + 1 by nk; of all ny lines where there are several slabs. roots: N.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-filter_along_x(Complex* modes, const Real* __restrict__ values, const Complex* __restrict__ roots, u32 ny, u32 nk) {
+filter_along_x(const __grid_constant__ Slabs slabs, const Real* __restrict__ values, const Complex* __restrict__ roots, u32 ny,
+               u32 nk) {
     extern __shared__ __align__(16) unsigned char memory[];
     u64 column = (u64)blockIdx.x * COLUMNS + threadIdx.x % COLUMNS, plane = (u64)ny * nk;
     u32 y = column / nk, z = column % nk;
-    Lines lines;
-    lines.tile = (Complex*)memory;
-    lines.modes = modes + column;
-    lines.filter = values + (u64)min(y, ny - y) * nk + z;
-    lines.stride = plane;
-    lines.filter_stride = (ny / 2 + 1) * nk;
+    bool half = SHARDS == 1;
+    Lines lines = {(Complex*)memory, slabs, column};
+    lines.filter = values + (u64)(half ? min(y, ny - y) : y) * nk + z;
+    lines.plane = plane;
+    lines.filter_stride = (half ? ny / 2 + 1 : ny) * nk;
     lines.roots = {roots};
     lines.live = column < plane;
     passes<0>(lines);

@@ -12,7 +12,7 @@ pub struct Planes {
     pub batch: usize,
     /// Number of planes of a block without halos.
     pub count: usize,
-    /// Number of planes of a halo on each side, at most `count`.
+    /// Number of planes of a halo on each side, to be filled at most `count`.
     pub halo: usize,
     /// Bytes of a plane.
     pub bytes: usize,
@@ -23,7 +23,7 @@ pub struct Planes {
 pub enum Purpose {
     /// Fills halos: the result is padded.
     Pad,
-    /// Swaps edges: the lower edge of a block becomes the upper edge of the result on the GPU below, and vice versa.
+    /// Swaps the halos of padded blocks: the lower one becomes the upper one of the result on the GPU below, and vice versa.
     Swap,
 }
 
@@ -33,7 +33,7 @@ impl Planes {
     pub fn extents(&self, purpose: Purpose) -> [usize; 2] {
         match purpose {
             Purpose::Pad => [self.count, self.count + 2 * self.halo],
-            Purpose::Swap => [2 * self.halo; 2],
+            Purpose::Swap => [self.count + 2 * self.halo, 2 * self.halo],
         }
     }
 
@@ -101,7 +101,7 @@ pub unsafe fn exchange_planes(
         // The receive buffer is free once the operand is present: XLA's stream is sequential.
         let begin = || Ok((exchange.mark_free()?, vec![stream.record()?]));
         // SAFETY: by contract.
-        let sent = unsafe { exchange.all_to_all(input.cast_mut(), receive, begin(), &[routes]) }?;
+        let (_, sent) = unsafe { exchange.all_to_all(input.cast_mut(), receive, begin(), &[routes]) }?;
         let copy = |rows: &Rows, from: usize| {
             // SAFETY: by contract.
             unsafe { stream.copy(&rows.copy(from, output as usize)) }

@@ -1,6 +1,6 @@
 //! FFI targets of transforms and halos between the GPUs of one host.
 
-use super::filter::{Lines, Memory, filtered};
+use super::filter::{self, Lines, Memory};
 use super::{Job, Participant, Planes, Purpose, Rendezvous, Slabs};
 use super::{exchange_planes, link, node, process, scratch_len, transform};
 use crate::cuda::{self, gpus};
@@ -32,7 +32,7 @@ xla_ffi::handler!(
     pad_cuda => run_pad
 );
 xla_ffi::handler!(
-    /// Swap of edges, see [`super::exchange_planes`].
+    /// Swap of halos, see [`super::exchange_planes`].
     swap_cuda => run_swap
 );
 
@@ -41,7 +41,7 @@ xla_ffi::handler!(
     initialize_filtered => load_filtered, Role::INITIALIZE
 );
 xla_ffi::handler!(
-    /// A real mesh filtered on one GPU, see [`super::filter`]; the second result is scratch memory.
+    /// A real mesh filtered, see [`super::filter`]; the second result is scratch memory.
     execute_filtered => run_filtered
 );
 
@@ -102,17 +102,19 @@ impl<'a> Filtered<'a> {
         call.expect_arity(3, 2)?;
         let inputs = [call.input(0, "mesh")?, call.input(1, "filter")?, call.input(2, "roots")?];
         let (result, spectrum) = (call.output(0, "result")?, call.output(1, "spectrum")?);
-        let [batch, nx, ny, nz] = inputs[0].expect_rank::<4>("batch, x, y, z")?;
-        let (real, double) = (inputs[0].dtype(), inputs[0].dtype() == Dtype::F64);
+        let [num_shards] = call.integer_array("parts")?;
+        let [batch, planes, ny, nz] = inputs[0].expect_rank::<4>("batch, x, y, z")?;
+        let (real, double, nx) = (inputs[0].dtype(), inputs[0].dtype() == Dtype::F64, planes * num_shards as usize);
         let shape = [nx as i64, ny as i64, nz as i64 / 2 + 1];
         let invalid = || Error::invalid(format!("peer_filtered: no kernel for {:?} of {real}", inputs[0].dims()));
-        let slabs = Slabs::new(1, shape, Some(nz as i64), double).ok_or_else(invalid)?;
-        let lines = Lines::new(nx, double).ok_or_else(invalid)?;
-        if real != slabs.field_dtype() || (batch > 1 && nx * ny * nz % 2 != 0) {
+        let slabs = Slabs::new(num_shards, shape, Some(nz as i64), double).ok_or_else(invalid)?;
+        let lines = Lines::new(nx, double, num_shards).ok_or_else(invalid)?;
+        if real != slabs.field_dtype() || (batch > 1 && planes * ny * nz % 2 != 0) {
             return Err(invalid());
         }
+        let rows = if num_shards == 1 { ny / 2 + 1 } else { ny / num_shards as usize };
         let expected = [
-            (inputs[1].dtype(), inputs[1].dims(), real, &[batch, nx / 2 + 1, ny / 2 + 1, nz / 2 + 1][..]),
+            (inputs[1].dtype(), inputs[1].dims(), real, &[batch, nx / 2 + 1, rows, nz / 2 + 1][..]),
             (inputs[2].dtype(), inputs[2].dims(), slabs.complex_dtype(), &[batch, nx][..]),
             (result.dtype(), result.dims(), real, inputs[0].dims()),
         ];
@@ -123,7 +125,9 @@ impl<'a> Filtered<'a> {
                 return Err(Error::invalid(text));
             }
         }
-        check_scratch(&spectrum, &slabs, slabs.values())?;
+        // Between processes the spectrum is in mailboxes.
+        let spectra = if call.integers("processes").is_ok() { 0 } else { num_shards.min(2) };
+        check_scratch(&spectrum, &slabs, spectra * slabs.values())?;
         Ok(Self { slabs, lines, batch, inputs, result, spectrum })
     }
 }
@@ -137,8 +141,9 @@ fn load_filtered(call: &Call<'_>) -> Result<()> {
 
 fn run_filtered(call: &Call<'_>) -> Result<()> {
     let Filtered { slabs, lines, batch, inputs, mut result, mut spectrum } = Filtered::new(call)?;
-    let ordinal = call.device_ordinal()?;
-    let participant = alone(call, ordinal)?;
+    let (ordinal, participant) = participant(call, slabs.num_shards)?;
+    let failed = |error| internal("peer_filtered", &error);
+    let node = RENDEZVOUS.abort_on_error(&participant, node(ordinal)).map_err(failed)?;
     let mut work = None;
     let mut allocate = |bytes| {
         // One for both transforms, which are in the order of the stream.
@@ -153,15 +158,15 @@ fn run_filtered(call: &Call<'_>) -> Result<()> {
         (input.as_ptr(), count * slabs.field_item() * if input.dtype() == slabs.complex_dtype() { 2 } else { 1 })
     });
     let (to, scratch) = (result.as_mut_ptr(), spectrum.as_mut_ptr());
-    (0..batch)
-        .try_for_each(|b| {
-            let [mesh, filter, roots] = each.map(|(pointer, bytes)| pointer.wrapping_byte_add(b * bytes));
-            let result = to.wrapping_byte_add(b * each[0].1);
-            let memory = Memory { mesh, filter, roots, result, spectrum: scratch };
-            // SAFETY: the extents of XLA's buffers are checked.
-            unsafe { filtered(&RENDEZVOUS, &participant, &slabs, &lines, memory, &mut allocate) }
-        })
-        .map_err(|error| internal("peer_filtered", &error))
+    let one = |b: usize| {
+        let [mesh, own @ ..] = each.map(|(pointer, bytes)| pointer.wrapping_byte_add(b * bytes));
+        let memory = Memory { mesh, result: to.wrapping_byte_add(b * each[0].1), spectrum: scratch };
+        // SAFETY: the extents of XLA's buffers are checked.
+        let kernel = |words: &[u64]| unsafe { lines.launch(ordinal, participant.stream, &slabs, words, own) };
+        // SAFETY: as above.
+        unsafe { filter::filtered(&node, &RENDEZVOUS, &participant, &slabs, memory, &mut allocate, kernel) }
+    };
+    (0..batch).try_for_each(one).map_err(failed)
 }
 
 fn run_pad(call: &Call<'_>) -> Result<()> {
@@ -179,10 +184,14 @@ fn run_planes(call: &Call<'_>, name: &str, purpose: Purpose) -> Result<()> {
     let [num_shards] = call.integer_array("parts")?;
     let [batch, before, ny, nz] = input.expect_rank::<4>("batch, x, y, z")?;
     let bytes = ny * nz * item(input.dtype())?;
-    let planes = Planes { batch, count: before, halo: halo as usize, bytes };
-    let [expected, after] = planes.extents(purpose);
-    output.expect_dims(&[batch, after, ny, nz])?;
-    if halo < 1 || planes.halo > before || before != expected || input.dtype() != output.dtype() {
+    let halo = halo.max(0) as usize;
+    let [least, count] = match purpose {
+        Purpose::Pad => [halo, before],
+        Purpose::Swap => [2 * halo, before.saturating_sub(2 * halo)],
+    };
+    let planes = Planes { batch, count, halo, bytes };
+    output.expect_dims(&[batch, planes.extents(purpose)[1], ny, nz])?;
+    if halo < 1 || before < least || input.dtype() != output.dtype() {
         return Err(Error::invalid(format!("{name}: invalid halo of {halo} for {before} planes of {}", input.dtype())));
     }
     let (ordinal, participant) = participant(call, num_shards)?;

@@ -97,7 +97,7 @@ impl Passes<'_> {
 
     /// Destination ranks and rows of each share. All GPUs send over the same distance at a time, so that no two send to the
     /// same GPU.
-    fn routes(&self) -> Vec<Vec<(usize, Rows)>> {
+    pub(super) fn routes(&self) -> Vec<Vec<(usize, Rows)>> {
         let num_shards = self.slabs.num_shards as usize;
         let rows = |share: &Share, to: usize| {
             // The slab along x is the sender's in the forward, the receiver's in the inverse direction.
@@ -129,7 +129,7 @@ impl Passes<'_> {
             Ok((free, done))
         };
         // SAFETY: by contract.
-        let sent = unsafe { exchange.all_to_all(at.send, at.receive, begin(), routes) }?;
+        let (_, sent) = unsafe { exchange.all_to_all(at.send, at.receive, begin(), routes) }?;
         for band in 0..bands {
             if banded > 0 {
                 exchange.wait_for(&sent, Some((pieces - banded + band) as usize))?;
@@ -159,7 +159,7 @@ impl Passes<'_> {
             Ok((free, done))
         };
         // SAFETY: by contract.
-        let sent = unsafe { exchange.all_to_all(at.send, at.receive, begin(), routes) }?;
+        let (_, sent) = unsafe { exchange.all_to_all(at.send, at.receive, begin(), routes) }?;
         let whole = routes.len() as i64 - (pieces - banded);
         for piece in 0..pieces {
             if piece >= banded || piece == 0 {

@@ -20,6 +20,7 @@
 #define __shared__ static
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define __CUDA_ARCH__ 900
 
 struct Dim {

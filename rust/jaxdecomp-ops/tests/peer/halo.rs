@@ -11,7 +11,7 @@ fn planes(meshes: usize, num_shards: usize, count: usize) -> Vec<Vec<f64>> {
     (0..num_shards).map(|rank| (0..meshes).flat_map(|mesh| block(rank, mesh)).collect()).collect()
 }
 
-/// Fills halos or swaps edges on all GPUs.
+/// Fills or swaps halos on all GPUs.
 fn exchanged(num_shards: usize, extents: Planes, purpose: Purpose, blocks: &[Vec<f64>], seed: u64) -> Vec<Vec<f64>> {
     let ordinals: Vec<i32> = (0..num_shards as i32).collect();
     let [_, after] = extents.extents(purpose);
@@ -51,17 +51,18 @@ fn halos_are_planes_of_the_neighbours() {
 #[test]
 fn edges_are_swapped_with_the_neighbours() {
     let _one = begin();
-    for (num_shards, halo) in [(2, 1), (4, 3)] {
-        let extents = Planes { batch: 2, count: 2 * halo, halo, bytes: 3 * 8 };
-        let blocks = planes(2, num_shards, 2 * halo);
+    for (num_shards, halo, count) in [(2, 1, 0), (4, 3, 0), (2, 2, 3), (4, 1, 5)] {
+        let extents = Planes { batch: 2, count, halo, bytes: 3 * 8 };
+        let whole = count + 2 * halo;
+        let blocks = planes(2, num_shards, whole);
         for seed in 0..20 {
             let got = exchanged(num_shards, extents, Purpose::Swap, &blocks, seed);
             for (rank, got) in got.iter().enumerate() {
                 let (below, above) = (&blocks[(rank + num_shards - 1) % num_shards], &blocks[(rank + 1) % num_shards]);
                 for mesh in 0..2 {
                     let edges = &got[mesh * 6 * halo..(mesh + 1) * 6 * halo];
-                    let at = |block: &[f64], edge: usize| block[(2 * mesh + edge) * 3 * halo..][..3 * halo].to_vec();
-                    assert_eq!(edges, [at(below, 1), at(above, 0)].concat());
+                    let at = |block: &[f64], first: usize| block[3 * (mesh * whole + first)..][..3 * halo].to_vec();
+                    assert_eq!(edges, [at(below, count + halo), at(above, 0)].concat());
                 }
             }
         }

@@ -3,5 +3,6 @@
 #![cfg(target_os = "linux")]
 
 mod fake_gpus;
+mod filter;
 mod halo;
 mod transforms;
