@@ -41,9 +41,9 @@ if _typing.TYPE_CHECKING:
     from pmwd_dist.pm.diffrax_adjoint import ReversibleAdjoint as ReversibleAdjoint
     from pmwd_dist.pm.lpt import lpt as lpt
     from pmwd_dist.pm.modes import linear_modes as linear_modes
-    from pmwd_dist.pm.modes import white_noise as white_noise
     from pmwd_dist.pm.nbody import Solution as Solution
     from pmwd_dist.pm.nbody import nbody as nbody
+    from pmwd_dist.pm.noise import white_noise as white_noise
     from pmwd_dist.pm.paint import cic_paint as cic_paint
     from pmwd_dist.pm.paint import cic_read as cic_read
     from pmwd_dist.pm.paint import density as density

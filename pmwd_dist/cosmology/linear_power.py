@@ -1,10 +1,11 @@
-"""Linear matter power: Eisenstein & Hu (1998), or a table."""
+"""Linear matter power of transfer functions, or of a table."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,23 +16,28 @@ from jaxtyping import Array
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arrays import as_array
 from pmwd_dist._jax.derivatives import forward_derivatives
-from pmwd_dist.cosmology.growth import GrowthTable, hermite, parameters_of
+from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to, hermite, parameters_of
 from pmwd_dist.cosmology.parameters import Cosmology, Parameters, check_numbers
+from pmwd_dist.cosmology.transfer import Transfer, boltzmann, eisenstein_hu
 
 # Nodes of integrals over P(k) [h/Mpc]; the integrand of sigma8 is negligible beyond them.
 _LOG_K = np.linspace(math.log(1e-5), math.log(50.0), 1024)
-_T_CMB = 2.726  # K, as in jax_cosmo
+DEFAULT = "eisenstein-hu"
 SHAPE_PARAMETERS = ("Omega_c", "Omega_b", "h", "n_s")  # of P(k), beside its amplitude sigma8
-# Powers of Omega_m h^2 in the equations of Eisenstein & Hu: as one array they are one kernel to compile.
-_EXPONENTS = (0.251, 0.828, -0.419, 0.674, 0.223, 0.73, -0.95, 0.67, -0.532, 0.424, -0.582, -0.708, -0.0266, 0.435)
+_PIVOT, _HUBBLE_LENGTH = 0.05, 2997.92458  # wavenumber of A_s [1/Mpc], c / H0 [Mpc/h]
+TRANSFERS = {"eisenstein-hu": eisenstein_hu, "boltzmann": boltzmann}
 
 
-def linear_power(k: ArrayLike, cosmo: Cosmology | GrowthTable) -> Array:
-    """Linear matter power spectrum at a = 1 [(Mpc/h)^3] at wavenumbers k [h/Mpc].
+def linear_power(k: ArrayLike, cosmo: Cosmology | GrowthTable, transfer: str = DEFAULT) -> Array:
+    """Linear matter power spectrum at a = 1 [(Mpc/h)^3] at wavenumbers k [h/Mpc], normalised to sigma8.
 
-    The transfer function of Eisenstein & Hu (1998) with baryon oscillations, normalised to sigma8. It differs from
-    Boltzmann codes by up to 4 % near the oscillations; `linear_modes` takes a table instead. The result has the shape
-    of k and is differentiable in the parameters.
+    The result has the shape of k and is differentiable in the parameters.
+
+    Args:
+      k: wavenumbers [h/Mpc].
+      cosmo: cosmology, or its `growth_table`.
+      transfer: transfer function: "eisenstein-hu", the fit of Eisenstein & Hu (1998) with baryon oscillations, or
+        "boltzmann", interpolated between those of the code CAMB (docs/howto/power.md).
 
     Raises:
       ValueError: the cosmology lacks a parameter, or has a component that is not modelled (`Cosmology`).
@@ -41,78 +47,56 @@ def linear_power(k: ArrayLike, cosmo: Cosmology | GrowthTable) -> Array:
       >>> power = pmd.linear_power(k, jax_cosmo.Planck15())
     """
     check_numbers(k, "k", "linear_power(k, cosmo)")
-    return _eisenstein_hu(as_array(k), parameters_of(cosmo))
+    return _normalised_to_sigma8(as_array(k), parameters_of(cosmo), transfer_name(transfer, "transfer"))
 
 
-@jax.jit
-def _eisenstein_hu(k: Array, cosmo: Parameters) -> Array:
+def transfer_name(name: Any, argument: str) -> str:
+    """The name of a transfer function; ArgumentError if there is none of this name."""
+    if name not in TRANSFERS:
+        raise ArgumentError(argument, name, f"must be {' or '.join(map(repr, TRANSFERS))}")
+    return name
+
+
+@partial(jax.jit, static_argnames="transfer")
+def _normalised_to_sigma8(k: Array, cosmo: Parameters, transfer: str) -> Array:
     theta = jnp.stack([getattr(cosmo, name) for name in SHAPE_PARAMETERS])
-    return cosmo.sigma8**2 * forward_derivatives(_normalised)(theta, k)
+    return cosmo.sigma8**2 * forward_derivatives(partial(_normalised, TRANSFERS[transfer]))(theta, k)
 
 
-def _normalised(theta: Array, k: Array) -> Array:
-    """P(k) of Eisenstein & Hu with sigma8 = 1."""
+def _normalised(transfer: Transfer, theta: Array, k: Array) -> Array:
+    """P(k) with sigma8 = 1."""
     nodes = np.exp(_LOG_K)
     *matter, n_s = theta
     all_k = jnp.concatenate([jnp.asarray(nodes, k.dtype), jnp.ravel(k)])
-    power = all_k**n_s * _transfer(all_k, *matter) ** 2
+    power = all_k**n_s * transfer(all_k, *matter) ** 2
     variance = jnp.sum(power[: len(nodes)] * jnp.asarray(_variance_weights(8.0), k.dtype))
     return jnp.reshape(power[len(nodes) :], k.shape) / variance
 
 
-def _transfer(k: Array, Omega_c: Array, Omega_b: Array, h: Array) -> Array:
-    """Transfer function at k [h/Mpc], Eisenstein & Hu (1998, astro-ph/9709112); numbers of their equations in brackets.
+def sigma8_of_A_s(A_s: ArrayLike, cosmo: Cosmology | GrowthTable) -> Array:
+    """sigma8 for an amplitude A_s of the primordial curvature at k = 0.05/Mpc, with the transfer function "boltzmann".
 
-    Lengths are in Mpc, wavenumbers in 1/Mpc.
+    P(k) = 2 pi^2 / k^3 A_s (k / k_pivot)^(n_s - 1) (3/5 M(k))^2 with M of `potential_transfer`. The cosmology's own
+    sigma8 is not used.
     """
-    w_c, w_b = Omega_c * h**2, Omega_b * h**2
-    w_m = w_c + w_b
-    f_b, f_c = w_b / w_m, w_c / w_m
-    theta = _T_CMB / 2.7
-    k = k * h
-    m = dict(zip(_EXPONENTS, w_m ** jnp.asarray(_EXPONENTS, k.dtype), strict=True))  # m[p] = w_m^p
+    table = growth_table_to(2, cosmo)
 
-    # Equality, the drag epoch, the sound horizon and Silk damping
-    z_eq = 2.5e4 * w_m * theta**-4  # (2)
-    k_eq = 7.46e-2 * w_m * theta**-2  # (3)
-    b_1 = 0.313 * m[-0.419] * (1 + 0.607 * m[0.674])
-    b_2 = 0.238 * m[0.223]
-    z_d = 1291 * m[0.251] / (1 + 0.659 * m[0.828]) * (1 + b_1 * w_b**b_2)  # (4)
-    R_d, R_eq = (31.5 * w_b * theta**-4 * (1e3 / z) for z in (z_d, z_eq))  # (5)
-    logarithm = jnp.log((jnp.sqrt(1 + R_d) + jnp.sqrt(R_d + R_eq)) / (1 + jnp.sqrt(R_eq)))
-    s = 2 / (3 * k_eq) * jnp.sqrt(6 / R_eq) * logarithm  # (6)
-    k_silk = 1.6 * w_b**0.52 * m[0.73] * (1 + 10.4**-0.95 * m[-0.95])  # (7)
+    def power(k: Array) -> Array:
+        primordial = 2 * math.pi**2 / k**3 * as_array(A_s) * (k * table.cosmo.h / _PIVOT) ** (table.cosmo.n_s - 1)
+        return primordial * (0.6 * potential_transfer(k, table)) ** 2
 
-    def T_0(alpha_c: ArrayLike, beta_c: ArrayLike) -> Array:  # (19)
-        q = k / (13.41 * k_eq)  # (10)
-        C = 14.2 / alpha_c + 386 / (1 + 69.9 * q**1.08)  # (20)
-        L = jnp.log(math.e + 1.8 * beta_c * q)
-        return L / (L + C * q**2)
+    return sigma_R(8.0, power)
 
-    # Cold dark matter
-    a_1 = 46.9**0.67 * m[0.67] * (1 + 32.1**-0.532 * m[-0.532])
-    a_2 = 12**0.424 * m[0.424] * (1 + 45**-0.582 * m[-0.582])
-    alpha_c = a_1**-f_b * a_2 ** -(f_b**3)  # (11)
-    b_1 = 0.944 / (1 + 458**-0.708 * m[-0.708])
-    b_2 = 0.395**-0.0266 * m[-0.0266]
-    beta_c = 1 / (1 + b_1 * (f_c**b_2 - 1))  # (12)
-    f = 1 / (1 + (k * s / 5.4) ** 4)  # (18)
-    T_c = f * T_0(1, beta_c) + (1 - f) * T_0(alpha_c, beta_c)  # (17)
 
-    # Baryons
-    y = (1 + z_eq) / (1 + z_d)
-    x = jnp.sqrt(1 + y)
-    G = y * (-6 * x + (2 + 3 * y) * jnp.log((x + 1) / (x - 1)))  # (15)
-    alpha_b = 2.07 * k_eq * s * (1 + R_d) ** -0.75 * G  # (14)
-    beta_node = 8.41 * m[0.435]  # (23)
-    beta_b = 0.5 + f_b + (3 - 2 * f_b) * jnp.sqrt((17.2 * w_m) ** 2 + 1)  # (24)
-    s_k = s * (1 + (beta_node / (k * s)) ** 3) ** (-1 / 3)  # (22)
-    x = k * s_k
-    j_0 = jnp.where(x > 0, jnp.sin(x) / jnp.where(x > 0, x, 1), 1)  # jnp.sinc of JAX 0.12 is a loop
-    damped = alpha_b / (1 + (beta_b / (k * s)) ** 3) * jnp.exp(-((k / k_silk) ** 1.4))
-    T_b = (T_0(1, 1) / (1 + (k * s / 5.2) ** 2) + damped) * j_0  # (21)
+def potential_transfer(k: Array, table: GrowthTable) -> Array:
+    """M(k) = delta(k, a = 1) / phi(k), with phi = 3/5 zeta, minus Newton's potential in the matter era.
 
-    return f_b * T_b + f_c * T_c  # (16)
+    M = 2 k^2 c^2 / (3 Omega_m H0^2) T(k) g, with the transfer function "boltzmann" and the growth g since the matter
+    era, relative to a.
+    """
+    cosmo, g = table.cosmo, 1 / table.factors[0, 0, 0]  # D1 / a in the matter era, where D1 = 1 today
+    transfer = boltzmann(k, cosmo.Omega_c, cosmo.Omega_b, cosmo.h)
+    return 2 * (k * _HUBBLE_LENGTH) ** 2 / (3 * cosmo.Omega_m) * transfer * g
 
 
 def sigma_R(radius: float, power: Callable[[Array], Array]) -> Array:

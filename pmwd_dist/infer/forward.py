@@ -21,8 +21,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arithmetic import scaled
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
-from pmwd_dist.cosmology.linear_power import check_sigma8_range, normalised_power
-from pmwd_dist.cosmology.linear_power import linear_power as default_power
+from pmwd_dist.cosmology.linear_power import DEFAULT, check_sigma8_range, normalised_power, sigma8_of_A_s
 from pmwd_dist.cosmology.parameters import Cosmology, Parameters, parameters
 from pmwd_dist.observe.bias import eulerian_bias
 from pmwd_dist.observe.redshift_space import LineOfSight, cosine_moments, direction
@@ -30,7 +29,16 @@ from pmwd_dist.parallel.fft import fftfreq3d, pirfft3d
 from pmwd_dist.parallel.inputs import numbers
 from pmwd_dist.pm.inputs import check_config
 from pmwd_dist.pm.lpt import lpt
-from pmwd_dist.pm.modes import LinearPower, check_table, linear_modes, power_nodes
+from pmwd_dist.pm.modes import (
+    LinearPower,
+    add_local,
+    check_table,
+    depends_on_cosmology,
+    linear_modes,
+    log_power,
+    log_transfer,
+    power_nodes,
+)
 from pmwd_dist.pm.nbody import nbody
 from pmwd_dist.pm.paint import density
 from pmwd_dist.pm.particles import Particles
@@ -40,7 +48,7 @@ Gravity = Literal["nbody", "lpt"]
 Observable = Callable[[Particles, Array, Mapping[str, ArrayLike], GrowthTable, Config], Array]
 
 
-COSMOLOGY = ("Omega_m", *(field.name for field in fields(Parameters)))
+COSMOLOGY = ("Omega_m", "A_s", *(field.name for field in fields(Parameters)))
 _OF_GROWTH = {"Omega_m", "Omega_c", "Omega_b", "Omega_k", "w0", "wa"}
 
 
@@ -58,35 +66,41 @@ class ForwardModel(eqx.Module):
     cosmo: Parameters
     table: GrowthTable
     linear_power: Any
-    tabulated: bool = eqx.field(static=True)
+    of_cosmology: Any
     normalise: bool = eqx.field(static=True)
 
     def __init__(self, config: Config, cosmo: Cosmology, linear_power: LinearPower | None, *, normalise: bool):
         check_config(config)
         self.config, self.cosmo, self.table = config, parameters(cosmo), growth_table_to(config.lpt_order, cosmo)
         self.linear_power = _fixed_power(config, self.cosmo, linear_power, normalise=normalise)
-        self.tabulated, self.normalise = linear_power is not None, normalise
+        self.of_cosmology = (linear_power or DEFAULT) if depends_on_cosmology(linear_power) else None
+        self.normalise = normalise
 
     def linear_modes(self, noise: Array, parameters: Mapping[str, ArrayLike]) -> tuple[Array, GrowthTable]:
-        """Linear modes from white noise, and the growth table, in the cosmology with these parameters."""
+        """Linear modes from white noise, and the growth table, in the cosmology with these parameters.
+
+        The parameter f_nl is the primordial non-Gaussianity of the modes.
+        """
         cosmo, table = cosmology_at(parameters, self.cosmo, self.table)
-        if not self.tabulated:
-            fixed = None if parameters.keys() & set(COSMOLOGY) else self.linear_power
-            return linear_modes(noise, cosmo, self.config, linear_power=fixed), table
-        idle = {"n_s", "h", "Omega_b"} if self.normalise else {"sigma8", "n_s", "h", "Omega_b"}
+        if self.of_cosmology is not None:
+            power = self.of_cosmology if parameters.keys() & set(COSMOLOGY) else self.linear_power
+            return linear_modes(noise, cosmo, self.config, linear_power=power, f_nl=parameters.get("f_nl")), table
+        idle = {"n_s", "h", "Omega_b"} | (set() if self.normalise else {"sigma8", "A_s"})
         if unused := sorted(parameters.keys() & idle):
             constraint = f"is fixed, and {', '.join(unused)} would not change it"
             remedy = "use normalise=True, or leave one of them out" if "sigma8" in unused else "leave one of them out"
             raise ArgumentError("linear_power", None, constraint, remedy, show_value=False)
         modes = linear_modes(noise, cosmo, self.config, linear_power=self.linear_power)
-        if "sigma8" in parameters:
+        if parameters.keys() & {"sigma8", "A_s"}:
             modes = scaled(modes, jnp.asarray(cosmo.sigma8 / self.cosmo.sigma8, modes.real.dtype))
+        if "f_nl" in parameters:
+            modes = add_local(modes, jnp.asarray(parameters["f_nl"]), log_transfer(table, self.config), self.config)
         return modes, table
 
     def _amplitude(self, parameters: Mapping[str, ArrayLike]) -> tuple[Array, GrowthTable]:
         """Ratio of linear modes to modes of white noise, from an impulse, whose modes are all 1."""
         impulse = jnp.zeros(self.config.particle_shape).at[0, 0, 0].set(1)
-        modes, table = self.linear_modes(impulse, parameters)
+        modes, table = self.linear_modes(impulse, {name: x for name, x in parameters.items() if name != "f_nl"})
         return modes.real, table
 
 
@@ -226,14 +240,16 @@ class _AtNodes(eqx.Module):
 
 def _fixed_power(config: Config, cosmo: Parameters, linear_power: LinearPower | None, *, normalise: bool) -> Any:
     """The given P(k), scaled to sigma8 if asked for; without one, P(k) of the fiducial cosmology, computed once."""
-    if normalise and (linear_power is None or callable(linear_power)):
+    of_cosmology = depends_on_cosmology(linear_power)
+    if normalise and (of_cosmology or callable(linear_power)):
         constraint = "needs linear_power as a table"
         raise ArgumentError("normalise", normalise, constraint, "leave it out: without a table sigma8 scales P(k)")
-    if linear_power is None:
-        return _AtNodes(default_power(power_nodes(config), cosmo))
+    if of_cosmology:
+        return _AtNodes(jnp.exp(log_power(cosmo, config, linear_power)))
     if callable(linear_power):
         return linear_power
-    table = tuple(jnp.asarray(numbers(x, "linear_power"), float) for x in linear_power)
+    given: Any = linear_power
+    table = tuple(jnp.asarray(numbers(x, "linear_power"), float) for x in given)
     if normalise:
         k, power = table
         check_table(k, power, *power_nodes(config)[[0, -1]])
@@ -265,8 +281,12 @@ def cosmology_at(
     changes = {name: parameters[name] for name in COSMOLOGY if name in parameters}
     if "Omega_m" in changes:
         changes["Omega_c"] = jnp.asarray(changes.pop("Omega_m")) - changes.get("Omega_b", fiducial.Omega_b)
+    A_s = changes.pop("A_s", None)
     cosmo = replace(fiducial, **changes)
-    return cosmo, growth_table_to(table.order, cosmo) if _OF_GROWTH & parameters.keys() else table
+    table = growth_table_to(table.order, cosmo) if _OF_GROWTH & parameters.keys() else table
+    if A_s is not None:
+        cosmo = replace(cosmo, sigma8=sigma8_of_A_s(A_s, replace(table, cosmo=cosmo)))
+    return cosmo, replace(table, cosmo=cosmo)
 
 
 def kaiser_factor(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -21,7 +22,8 @@ class LagrangianGalaxies(eqx.Module):
     """Density of galaxies with a Lagrangian bias (`observe.LagrangianBias`), an `observable` of `Simulation`.
 
     Args:
-      b1, b2, bs2, bnabla2: bias parameters, as numbers or names.
+      b1, b2, bs2, bnabla2, bphi, bphidelta: bias parameters, as numbers or names; the last two act where the model has
+        f_nl.
       smoothing: radius of the filter on the linear density [Mpc/h], as in `observe.bias_weights`.
       line_of_sight: "x", "y" or "z" for redshift space; None: real space.
     """
@@ -30,6 +32,8 @@ class LagrangianGalaxies(eqx.Module):
     b2: str | float = eqx.field(static=True, default=0.0)
     bs2: str | float = eqx.field(static=True, default=0.0)
     bnabla2: str | float = eqx.field(static=True, default=0.0)
+    bphi: str | float = eqx.field(static=True, default=0.0)
+    bphidelta: str | float = eqx.field(static=True, default=0.0)
     smoothing: float | None = eqx.field(static=True, default=None)
     line_of_sight: str | None = eqx.field(static=True, default=None)
 
@@ -42,9 +46,9 @@ class LagrangianGalaxies(eqx.Module):
         config: Config,
     ) -> Array:
         """Density of galaxies in units of the mean, from particles at `config.a_stop`."""
-        b1, b2, bs2, bnabla2 = (value_of(b, parameters) for b in (self.b1, self.b2, self.bs2, self.bnabla2))
-        bias = LagrangianBias(b1=b1, b2=b2, bs2=bs2, bnabla2=bnabla2)
-        weights = bias_weights(modes, bias, table, config, smoothing=self.smoothing)
+        bias = LagrangianBias(**{b.name: value_of(getattr(self, b.name), parameters) for b in fields(LagrangianBias)})
+        f_nl = parameters.get("f_nl", 0.0)
+        weights = bias_weights(modes, bias, table, config, smoothing=self.smoothing, f_nl=f_nl)
         if self.line_of_sight is not None:
             particles = redshift_space(particles, table, config, line_of_sight=self.line_of_sight)
         return tracer_density(particles, weights, config)
@@ -56,4 +60,5 @@ class LagrangianGalaxies(eqx.Module):
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the bias parameters with a prior."""
-        return tuple(b for b in (self.b1, self.b2, self.bs2, self.bnabla2) if isinstance(b, str))
+        biases = (getattr(self, b.name) for b in fields(LagrangianBias))
+        return tuple(b for b in biases if isinstance(b, str))

@@ -28,11 +28,11 @@ from pmwd_dist.parallel.distributed import to_devices, to_host
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.inputs import numbers
 from pmwd_dist.pm.inputs import check_config, lattice_field
-from pmwd_dist.pm.modes import white_noise
+from pmwd_dist.pm.noise import white_noise
 from pmwd_dist.pm.status import Code, Status
 
 Position = dict[str, Any]
-POSITIVE = ("Omega_m", "Omega_c", "Omega_b", "h", "sigma8")
+POSITIVE = ("Omega_m", "Omega_c", "Omega_b", "h", "sigma8", "A_s")
 
 
 class Model(eqx.Module):
@@ -89,8 +89,9 @@ class Model(eqx.Module):
         for name in named:
             if isinstance(name, str) and name not in priors:
                 raise ArgumentError("priors", list(priors), f"lacks {name!r}", f"add a prior of {name}")
-        if "Omega_m" in priors and "Omega_c" in priors:
-            raise ArgumentError("priors", list(priors), "has both Omega_m and Omega_c", "leave one of them out")
+        for one, other in (("Omega_m", "Omega_c"), ("sigma8", "A_s")):
+            if one in priors and other in priors:
+                raise ArgumentError("priors", list(priors), f"has both {one} and {other}", "leave one of them out")
 
     @property
     def priors(self) -> dict[str, Prior]:
@@ -188,8 +189,8 @@ class Model(eqx.Module):
         """Names of the parameters that the density of the data does not use."""
         known = {getattr(self.likelihood, "name", None), getattr(self.forward, "bias", None)}
         known |= {*getattr(getattr(self.forward, "observable", None), "names", ())}
-        if hasattr(self.forward, "tabulated"):  # a forward model of this package
-            known |= set(COSMOLOGY)
+        if hasattr(self.forward, "of_cosmology"):  # a forward model of this package
+            known |= {*COSMOLOGY, "f_nl"}
         if self.priors.keys() <= known:  # the usual case, without tracing a simulation
             return []
         noise = jax.ShapeDtypeStruct(self.config.particle_shape, data.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -23,30 +24,36 @@ from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import irfft_block, sequence_after
 from pmwd_dist.pm import fourier, inputs
 from pmwd_dist.pm.lpt_fields import PAIRS
+from pmwd_dist.pm.modes import local_transfer, log_transfer, potential
 from pmwd_dist.pm.paint import cic_paint
 from pmwd_dist.pm.particles import Particles
 
-_NONLINEAR = ("b2", "bs2", "bnabla2")
+_NONLINEAR = ("b2", "bs2", "bnabla2", "bphidelta")
+_PRIMORDIAL = ("bphi", "bphidelta")
 
 
 class LagrangianBias(eqx.Module):
     """Parameters of a Lagrangian bias expansion to second order (Modi et al. 2020; Zennaro et al. 2021).
 
-      w = 1 + b1 delta + b2 (delta^2 - <delta^2>) + bs2 (s^2 - <s^2>) + bnabla2 laplacian delta,
+      w = 1 + b1 delta + b2 (delta^2 - <delta^2>) + bs2 (s^2 - <s^2>) + bnabla2 laplacian delta
+          + f_nl (bphi phi + bphidelta (phi delta - <phi delta>)),
 
     with the linear, smoothed delta at the time of the tracers, at the lattice sites of the particles, and
     s^2 = s_ij s_ij with the tidal field s_ij = (k_i k_j / k^2 - 1/3 kronecker_ij) delta. Parameters of an expansion
-    with b2 / 2 or bs2 / 2 are twice the values here.
+    with b2 / 2 or bs2 / 2 are twice the values here. phi is the smoothed primordial potential of `linear_modes`.
 
     Args:
       b1, b2, bs2: dimensionless coefficients.
       bnabla2: coefficient of the Laplacian [(Mpc/h)^2].
+      bphi, bphidelta: dimensionless coefficients of primordial non-Gaussianity (Barreira 2022).
     """
 
     b1: ArrayLike = 0.0
     b2: ArrayLike = 0.0
     bs2: ArrayLike = 0.0
     bnabla2: ArrayLike = 0.0
+    bphi: ArrayLike = 0.0
+    bphidelta: ArrayLike = 0.0
 
 
 @on_auto_axes
@@ -58,6 +65,7 @@ def bias_weights(
     *,
     smoothing: float | None = None,
     a: ArrayLike | None = None,
+    f_nl: ArrayLike = 0.0,
 ) -> Float[Array, "px py pz"]:
     """Weights of the particles as tracers of galaxies, with a mean of 1 over the lattice.
 
@@ -69,9 +77,10 @@ def bias_weights(
       bias: parameters of the expansion.
       cosmo: cosmology, or its `growth_table`.
       config: configuration of the simulation.
-      smoothing: radius R of a Gaussian filter exp(-k^2 R^2 / 2) on delta [Mpc/h]. It must be given where b2, bs2 or
-        bnabla2 is not zero: variances of an unsmoothed field grow with the lattice without limit.
+      smoothing: radius R of a Gaussian filter exp(-k^2 R^2 / 2) on delta and phi [Mpc/h]. It must be given where b2,
+        bs2, bnabla2 or bphidelta is not zero: variances of an unsmoothed field grow with the lattice without limit.
       a: scale factor of the tracers; default: `config.a_stop`.
+      f_nl: primordial non-Gaussianity of the modes, as in `linear_modes`.
 
     Raises:
       ValueError: the modes have another shape, an operator diverges, or another argument is out of its range.
@@ -86,8 +95,10 @@ def bias_weights(
     modes = inputs.checked_modes(modes, config)
     a = config.a_stop if a is None else inputs.scale_factor(a)
     radius = _checked_smoothing(smoothing, bias)
-    used = tuple(name for name in ("b1", *_NONLINEAR) if not _is_zero(getattr(bias, name)))
-    values = [jnp.asarray(getattr(bias, name), modes.real.dtype) for name in used]
+    names = [field.name for field in fields(bias) if not _is_zero(getattr(bias, field.name))]
+    used = tuple(name for name in names if name not in _PRIMORDIAL or not _is_zero(f_nl))
+    factors = {name: f_nl if name in _PRIMORDIAL else 1 for name in used}
+    values = [jnp.asarray(getattr(bias, name) * factors[name], modes.real.dtype) for name in used]
     return _bias_weights(modes, values, growth_table_to(config.lpt_order, cosmo), a, config, used=used, radius=radius)
 
 
@@ -125,21 +136,26 @@ def _bias_weights(
     radius: float,
 ) -> Array:
     decomposition = config.decomposition
-    dtype = modes.real.dtype
+    dtype, primordial = modes.real.dtype, bool({*_PRIMORDIAL} & {*used})
 
-    def block(modes: Array, growth: Array, *values: Array) -> Array:
+    def block(modes: Array, growth: Array, transfer: Array, *values: Array) -> Array:
         k2 = fourier.k_squared(config.particle_shape, config, dtype)
+        phi = modes
+        if primordial:
+            phi = potential(modes * jnp.exp(-k2 * radius**2 / 2), local_transfer(transfer, config))
         modes = modes * (growth * jnp.exp(-k2 * radius**2 / 2))
         weights = jnp.ones(decomposition.block(config.particle_shape), dtype)
-        for value, field in zip(values, _operators(modes, k2, used, config), strict=True):
+        for value, field in zip(values, _operators(modes, phi, k2, used, config), strict=True):
             weights = weights + value * field
         return weights
 
-    run = decomposition.shard_map(block, (decomposition.spectrum_spec, P(), *(P() for _ in values)), decomposition.spec)
-    return run(modes, table.D1(a).astype(dtype), *values)
+    transfer = log_transfer(table, config).astype(dtype) if primordial else jnp.zeros((), dtype)
+    specs = decomposition.spectrum_spec, *(P(),) * (2 + len(values))
+    run = decomposition.shard_map(block, specs, decomposition.spec)
+    return run(modes, table.D1(a).astype(dtype), transfer, *values)
 
 
-def _operators(modes: Array, k2: Array, used: tuple[str, ...], config: Config) -> Iterator[Array]:
+def _operators(modes: Array, phi: Array, k2: Array, used: tuple[str, ...], config: Config) -> Iterator[Array]:
     """Fields of the operators in `used`, in order; inside shard_map."""
     nz, decomposition = config.particle_shape[2], config.decomposition
     for name in used:
@@ -148,6 +164,9 @@ def _operators(modes: Array, k2: Array, used: tuple[str, ...], config: Config) -
             yield delta if name == "b1" else _without_mean(delta**2, config)
         elif name == "bs2":
             yield _without_mean(_squared_tide(modes, config), config)
+        elif name in _PRIMORDIAL:
+            field = irfft_block(phi, nz, decomposition)
+            yield field if name == "bphi" else _without_mean(field * irfft_block(modes, nz, decomposition), config)
         else:
             yield irfft_block(-k2 * modes, nz, decomposition)
 

@@ -75,7 +75,7 @@ def second_order(p1: Array, config: Config, *, dealias: bool) -> Array:
     Args:
       p1: modes of the first-order potential.
       config: the simulation.
-      dealias: whether to remove aliases of the products (`_dealiased`).
+      dealias: whether to remove aliases of the products (`dealiased`).
     """
 
     def product(p1: Array) -> list[Array]:
@@ -91,7 +91,7 @@ def second_order(p1: Array, config: Config, *, dealias: bool) -> Array:
         return [source]
 
     if dealias:
-        return _dealiased(product, [p1], 1, config)[0]
+        return dealiased(product, [p1], 1, config)[0]
 
     def run(p1: Array) -> Array:
         return rfft_block(product(p1)[0], config.decomposition)
@@ -122,7 +122,7 @@ def third_order(p1: Array, p2: Array, config: Config) -> list[Array]:
             p2, (A, mixed, curl) = sequence_after(p2, (A, mixed, curl))
         return [_determinant(A), mixed, *curl]
 
-    return _dealiased(product, [p1, p2], 5, config)
+    return dealiased(product, [p1, p2], 5, config)
 
 
 def _add_products(
@@ -151,7 +151,7 @@ def _determinant(A: Matrix) -> Array:
     )
 
 
-def _dealiased(product: Callable[..., list[Array]], modes: Sequence[Array], count: int, config: Config) -> list[Array]:
+def dealiased(product: Callable[..., list[Array]], modes: Sequence[Array], count: int, config: Config) -> list[Array]:
     """Modes of products of fields, averaged over two lattices, the second shifted by half a cell along each axis.
 
     Aliases along one axis or three have opposite signs on the two lattices and cancel (Patterson & Orszag 1971).

@@ -1,4 +1,4 @@
-"""White noise, and linear modes from it."""
+"""Linear modes from white noise."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.custom_derivatives import SymbolicZero
 from jax.sharding import PartitionSpec as P
+from jax.typing import ArrayLike
 from jaxtyping import Array, Complex, Float, Real
 
 from pmwd_dist._errors import ArgumentError
@@ -22,40 +24,17 @@ from pmwd_dist._jax.arrays import as_array
 from pmwd_dist._jax.derivatives import value_and_jacobian
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology import linear_power as linear
-from pmwd_dist.cosmology.growth import GrowthTable
+from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to, parameters_of
 from pmwd_dist.cosmology.parameters import Cosmology, Parameters
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
-from pmwd_dist.parallel.fft import rfft_block
+from pmwd_dist.parallel.fft import irfft_block, rfft_block
 from pmwd_dist.parallel.inputs import numbers
 from pmwd_dist.pm import fourier, inputs
+from pmwd_dist.pm.lpt_fields import dealiased
 
 _TABLE = 4096  # nodes of P(k), equidistant in ln k; relative error of log-log interpolation: 1e-5
 
-LinearPower = tuple[Any, Any] | Callable[[Array], Array]
-
-
-@on_auto_axes
-def white_noise(key: Array, config: Config, dtype: Any = None) -> Float[Array, "nx ny nz"]:
-    """Real Gaussian noise of unit variance on the particle lattice, bitwise the same on any number of devices.
-
-    Raises:
-      ValueError: not a key of jax.random, or not a real floating-point type.
-
-    Examples:
-      >>> noise = pmd.white_noise(jax.random.key(0), config)
-    """
-    inputs.check_config(config)
-    if not hasattr(key, "dtype") or not (jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.dtype == jnp.uint32):
-        raise ArgumentError("key", key, "must be a key", "for example jax.random.key(0)")
-    if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
-        raise ArgumentError("dtype", dtype, "must be a type of real floating-point numbers")
-    return _white_noise(key, config, dtype)
-
-
-@partial(jax.jit, static_argnames=("config", "dtype"))
-def _white_noise(key: Array, config: Config, dtype: Any) -> Array:
-    noise = jax.random.normal(key, config.particle_shape, dtype or jnp.result_type(float))
-    return config.decomposition.constrain(noise)
+LinearPower = str | tuple[Any, Any] | Callable[[Array], Array] | Callable[[Array, Parameters], Array]
 
 
 @on_auto_axes
@@ -65,6 +44,7 @@ def linear_modes(
     config: Config,
     *,
     linear_power: LinearPower | None = None,
+    f_nl: ArrayLike | None = None,
 ) -> Complex[Array, "kx ky kz"]:
     """Linear density contrast delta(k) at a = 1, in the layout of `prfft3d`.
 
@@ -72,7 +52,10 @@ def linear_modes(
       noise: real noise of unit variance, shape particle_shape.
       cosmo: cosmology, or its `growth_table`.
       config: the simulation.
-      linear_power: P(k) at a = 1 [(Mpc/h)^3], as a table (k [h/Mpc], P) or a function of k; default: `linear_power`.
+      linear_power: P(k) at a = 1 [(Mpc/h)^3]: a table (k [h/Mpc], P), a function of k, a function of (k, cosmology),
+        or a transfer function of `linear_power`, by its name; default: "eisenstein-hu".
+      f_nl: local primordial non-Gaussianity, phi + f_nl (phi^2 - <phi^2>) with phi = 3/5 zeta in the matter era;
+        positive values skew the density positively. None: Gaussian modes.
 
     Raises:
       ValueError: noise of another shape, or a table of P(k) that is too short for the box, unsorted or not positive.
@@ -81,19 +64,82 @@ def linear_modes(
       >>> modes = pmd.linear_modes(noise, jax_cosmo.Planck15(), config)
     """
     noise = inputs.lattice_field(noise, config, "noise")
-    if linear_power is None:
-        return _of_cosmology(noise, linear.parameters_of(cosmo), config)
-    return colour(noise, log_power(cosmo, config, linear_power), config)
+    if linear_power is None or isinstance(linear_power, str):
+        modes = _of_cosmology(noise, parameters_of(cosmo), config, _transfer(linear_power))
+    else:
+        modes = colour(noise, log_power(cosmo, config, linear_power), config)
+    return modes if f_nl is None else add_local(modes, as_array(f_nl), log_transfer(cosmo, config), config)
+
+
+def log_transfer(cosmo: Cosmology | GrowthTable, config: Config) -> Float[Array, " nodes"]:
+    """ln of delta / phi at `power_nodes`, see `potential_transfer`."""
+    return _log_transfer(growth_table_to(2, cosmo), config)
+
+
+@partial(jax.jit, static_argnames="config")
+def _log_transfer(table: GrowthTable, config: Config) -> Array:
+    return jnp.log(linear.potential_transfer(as_array(power_nodes(config)), table))
+
+
+@partial(jax.jit, static_argnames="config")
+def add_local(modes: Array, f_nl: Array, log_transfer: Array, config: Config) -> Array:
+    """Modes of delta for the primordial potential phi + f_nl (phi^2 - <phi^2>), of Gaussian modes.
+
+    Products of phi are dealiased as in third-order LPT, and vanish at the Nyquist frequency.
+    """
+    decomposition, nz, dtype = config.decomposition, config.particle_shape[2], modes.real.dtype
+
+    def block(modes: Array, f_nl: Array, log_transfer: Array) -> Array:
+        transfer = local_transfer(log_transfer, config)
+        (square,) = dealiased(
+            lambda phi: [irfft_block(phi, nz, decomposition) ** 2], [potential(modes, transfer)], 1, config
+        )
+        return modes + scaled(square, f_nl * transfer)
+
+    run = decomposition.shard_map(block, (decomposition.spectrum_spec, P(), P()), decomposition.spectrum_spec)
+    return run(modes, f_nl.astype(dtype), log_transfer.astype(dtype))
+
+
+def local_transfer(log_transfer: Array, config: Config) -> Array:
+    """delta / phi at the local modes, 0 at k = 0; inside shard_map."""
+    look_up, scale = _look_up(config, log_transfer.dtype)
+    return jnp.where(scale > 0, jnp.exp(look_up(log_transfer)), 0)
+
+
+def potential(modes: Array, transfer: Array) -> Array:
+    """Modes of phi from modes of delta."""
+    return scaled(modes, 1 / jnp.where(transfer > 0, transfer, jnp.inf))
 
 
 def log_power(
     cosmo: Cosmology | GrowthTable, config: Config, linear_power: LinearPower | None
 ) -> Float[Array, " nodes"]:
     """ln P(k) at `power_nodes`; arguments as in `linear_modes`."""
+    if linear_power is None or isinstance(linear_power, str):
+        return _log_power(parameters_of(cosmo), config, _transfer(linear_power))
     k = power_nodes(config)
-    if linear_power is None:
-        return _log_power(linear.parameters_of(cosmo), config)
-    return jnp.log(_of_function(linear_power, k) if callable(linear_power) else _from_table(k, linear_power))
+    if not callable(linear_power):
+        return jnp.log(_from_table(k, linear_power))
+    function: Any = linear_power
+    if depends_on_cosmology(linear_power):
+        values = parameters_of(cosmo)
+        return jnp.log(_of_function(lambda k: function(k, values), k))
+    return jnp.log(_of_function(function, k))
+
+
+def depends_on_cosmology(linear_power: LinearPower | None) -> bool:
+    """Whether P(k) is computed from the cosmology, by a transfer function or a function of (k, cosmology)."""
+    if not callable(linear_power):
+        return linear_power is None or isinstance(linear_power, str)
+    try:
+        arguments = signature(linear_power).parameters.values()
+    except (TypeError, ValueError):  # a builtin
+        return False
+    return sum(x.default is x.empty and x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD) for x in arguments) == 2
+
+
+def _transfer(name: str | None) -> str:
+    return linear.DEFAULT if name is None else linear.transfer_name(name, "linear_power")
 
 
 def power_nodes(config: Config) -> np.ndarray:
@@ -116,7 +162,8 @@ def _of_function(linear_power: Callable[[Array], Array], k: np.ndarray) -> Array
 def _from_table(k: np.ndarray, table: Any) -> Array:
     if not isinstance(table, tuple | list | np.ndarray) or len(table) != 2:
         constraint = f"is a {type(table).__name__} and must be a table or a function"
-        raise ArgumentError("linear_power", table, constraint, "pass (k, P), or a function of k", show_value=False)
+        remedy = "pass (k, P), a function of k or of (k, cosmology), or the name of a transfer function"
+        raise ArgumentError("linear_power", table, constraint, remedy, show_value=False)
     table_k, table_power = (numbers(x, "linear_power") for x in table)
     check_table(table_k, table_power, k[0], k[-1])
     table_k, table_power = as_array(table_k), as_array(table_power)
@@ -160,36 +207,36 @@ def _check_values(k: Any, power: Any, verb: str) -> None:
         raise ArgumentError("linear_power", power, constraint, remedy, show_value=False)
 
 
-@partial(jax.jit, static_argnames="config")
-def _of_cosmology(noise: Array, cosmo: Parameters, config: Config) -> Array:
-    return _coloured(noise, cosmo, config)  # jitted: derivatives are then no operations one by one
+@partial(jax.jit, static_argnames=("config", "transfer"))
+def _of_cosmology(noise: Array, cosmo: Parameters, config: Config, transfer: str) -> Array:
+    return _coloured(noise, cosmo, config, transfer)  # jitted: derivatives are then no operations one by one
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(2,))
-def _coloured(noise: Array, cosmo: Parameters, config: Config) -> Array:
+@partial(jax.custom_jvp, nondiff_argnums=(2, 3))
+def _coloured(noise: Array, cosmo: Parameters, config: Config, transfer: str) -> Array:
     """Linear modes of a cosmology.
 
     The derivative of ln P(k) with respect to each parameter is computed forwards, tabulated and interpolated like P(k),
     so that reverse mode is a sum over the modes for each parameter. Reverse mode through the interpolation would
     scatter all modes to the nodes of P(k): on GPUs by atomic additions, in any order.
     """
-    return colour(noise, _log_power(cosmo, config), config)
+    return colour(noise, _log_power(cosmo, config, transfer), config)
 
 
 @partial(_coloured.defjvp, symbolic_zeros=True)
-def _coloured_jvp(config: Config, primals: Any, tangents: Any) -> tuple[Array, Array]:
+def _coloured_jvp(config: Config, transfer: str, primals: Any, tangents: Any) -> tuple[Array, Array]:
     noise, cosmo = primals
     by_noise, by_cosmo = tangents
     moving = {name: tangent for name, tangent in vars(by_cosmo).items() if not isinstance(tangent, SymbolicZero)}
     names = [name for name in linear.SHAPE_PARAMETERS if name in moving]
 
     def log_power(values: Array) -> Array:
-        return _log_power(replace(cosmo, **dict(zip(names, values, strict=True))), config)
+        return _log_power(replace(cosmo, **dict(zip(names, values, strict=True))), config, transfer)
 
     if names:
         table, slopes = value_and_jacobian(log_power, jnp.stack([getattr(cosmo, name) for name in names]))
     else:
-        table, slopes = _log_power(cosmo, config), ()
+        table, slopes = _log_power(cosmo, config, transfer), ()
     modes = colour(noise, table, config)
     tangent = jnp.zeros_like(modes) if isinstance(by_noise, SymbolicZero) else colour(by_noise, table, config)
     if names or "sigma8" in moving:
@@ -199,8 +246,8 @@ def _coloured_jvp(config: Config, primals: Any, tangents: Any) -> tuple[Array, A
     return modes, tangent
 
 
-def _log_power(cosmo: Parameters, config: Config) -> Array:
-    return jnp.log(linear.linear_power(power_nodes(config), cosmo))
+def _log_power(cosmo: Parameters, config: Config, transfer: str) -> Array:
+    return jnp.log(linear.linear_power(power_nodes(config), cosmo, transfer))
 
 
 @partial(jax.jit, static_argnames="config")

@@ -33,7 +33,7 @@ from pmwd_dist.infer.tuning import loop
 from pmwd_dist.infer.tuning.blocks import run_blocks
 from pmwd_dist.infer.tuning.step_size import StepSize
 from pmwd_dist.io.arrays import read_arrays
-from pmwd_dist.pm.modes import white_noise
+from pmwd_dist.pm.noise import white_noise
 from pmwd_dist.pm.status import Code, SimulationError
 
 BIAS, SIGMA, SHAPE = 1.5, 0.5, (4, 4, 4)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import jax
 import jax.numpy as jnp
 import jax_cosmo
 import numpy as np
@@ -59,6 +60,11 @@ WRONG = {
         'priors.b1={ kind = "normal", mean = 1.8, sd = 1e-18 }'
     ],
     r"start.map_anneal = \[0.2, 0.1\]: must be positive, and ascend": ["start.map_anneal=[0.2, 0.1]"],
+    "priors.sigma8: follows from A_s; leave one of them out": [
+        "cosmology.A_s=2e-9",
+        'priors.sigma8={ kind = "normal", mean = 0.8, sd = 0.1, low = 0.2 }',
+    ],
+    "cosmology.f_nl: of an inference, needs a prior": ["cosmology.f_nl=10.0"],
     "start.map_free: sigma8 has no prior": ["start.map_free=['sigma8']"],
     'model.bias = "lagrangian": is of particles': ["model.bias=lagrangian"],
     r"\[output\]: unknown section; use box, time, .*, data, model": ["output.redshifts=0"],
@@ -87,6 +93,22 @@ def test_a_table_has_sigma8_where_it_is_normalised(normalise: bool, tmp_path: Pa
     models = (plan_of(tmp_path / "run", *overrides).model for overrides in (given, [prior]))
     with_table, without = (model.forward(noise, parameters) for model in models)
     np.testing.assert_allclose(with_table, without, rtol=1e-3)
+
+
+def test_the_shape_of_the_power_and_its_skewness_are_sampled(tmp_path: Path) -> None:
+    priors = {"n_s": (0.96, 0.02), "h": (0.68, 0.03), "A_s": (2.1e-9, 1e-10), "f_nl": (100.0, 50.0)}
+    given = [f'priors.{name}={{ kind = "normal", mean = {mean}, sd = {sd} }}' for name, (mean, sd) in priors.items()]
+    model = plan_of(tmp_path / "run", "cosmology.linear_power=boltzmann", "cosmology.A_s=2.1e-9", *given).model
+    noise = np.random.default_rng(0).standard_normal((4, 4, 4))
+
+    def total(parameters: Any) -> Any:
+        return jnp.sum(model.forward(noise, {"b1": jnp.asarray(1.0), **parameters}) ** 2)
+
+    start = {name: jnp.asarray(mean) for name, (mean, _) in priors.items()}
+    for name, slope in jax.grad(total)(start).items():
+        step = 1e-3 * start[name]
+        ends = [total(start | {name: start[name] + sign * step}) for sign in (1, -1)]
+        np.testing.assert_allclose(slope, (ends[0] - ends[1]) / (2 * step), rtol=1e-4)
 
 
 LIGHT = 'priors.omega_m={ kind = "normal", mean = 0.3, sd = 0.1, low = 0.05 }'

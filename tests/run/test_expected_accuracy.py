@@ -31,7 +31,7 @@ def simulate(steps: int = 20, solver: str = "bullfrog", **changes: Any) -> tuple
     """A simulation of 32^3 particles over 128 Mpc/h, and as many times as it has steps."""
     settings = {"box_size": 128.0, "mesh_shape": 32, "lpt_order": 3, "decomposition": pmd.Decomposition((1, 1))}
     config = pmd.Config(**(settings | changes))
-    return SimulationSetup(config, COSMO, solver, None, 0), np.arange(steps + 1)
+    return SimulationSetup(config, COSMO, solver, "eisenstein-hu", 0), np.arange(steps + 1)
 
 
 def test_growth_that_steps_lose_is_that_of_a_run() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
+from typing import Any
 
+import jax_cosmo
 import numpy as np
 import pytest
 
@@ -301,3 +304,31 @@ def test_config_files_have_the_defaults_of_python() -> None:
     assert {key for key, _ in shared} >= {"a_start", "a_stop", "steps", "lpt_order", "gradient", "compensated", "halo"}
     for key, default in shared:
         assert default == python[key].default, key
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda k, p, h: (k, p * 1.05), "which is not used$"),
+        (lambda k, p, h: (k * h, p / h**3), r"it looks like a P\(k\) in Mpc\^3 with k in 1/Mpc; it must be"),
+        (lambda k, p, h: (k, p * 0.4**2), r"it looks like a P\(k\) at z = 2.15; it must be"),
+        (lambda k, p, h: (k, p * 9), r"which is not used; it must be in \(Mpc/h\)\^3"),
+        (lambda k, p, h: (k, k**3 * p / (2 * np.pi**2)), r"rises as k\^3.\d* at small k.*k\^3 P / \(2 pi\^2\) is no P"),
+    ],
+)
+def test_a_table_that_looks_like_another_unit_or_redshift_is_named(file: Path, change: Any, words: str):
+    given = build(read(file))
+    k = np.geomspace(1e-4, 50, 512)
+    k, power = change(k, given.linear_power(k), float(given.cosmo.h))
+    np.savetxt(file.parent / "p.txt", np.stack([k, power], -1))
+    simulation = build(read(file, ["cosmology.linear_power=p.txt"]))
+    assert re.search(words, simulation.power_warnings()[0])
+    assert not given.power_warnings()
+
+
+def test_an_amplitude_sets_sigma8_and_a_name_the_transfer_function(file: Path):
+    simulation = build(read(file, ["cosmology.A_s=2.142e-9", "cosmology.linear_power=boltzmann"]))
+    assert simulation.sigma8 == pytest.approx(0.8159, rel=0.02)  # of Planck 2015, with massive neutrinos
+    k = np.geomspace(1e-3, 10, 9)
+    expected = pmd.linear_power(k, jax_cosmo.Planck15(sigma8=simulation.sigma8), "boltzmann")
+    np.testing.assert_allclose(simulation.linear_power(k), expected, rtol=1e-3)

@@ -23,7 +23,7 @@ from pmwd_dist.infer.forward import wavevectors
 from pmwd_dist.infer.preconditioner_adaptation import Bands, band_centres, bands, mode_counts
 from pmwd_dist.io.arrays import Arrays
 from pmwd_dist.parallel.fft import prfft3d
-from pmwd_dist.pm.modes import white_noise
+from pmwd_dist.pm.noise import white_noise
 
 KINDS = ("projection", "power")
 

@@ -14,7 +14,8 @@ from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.ops.momenta import in_range
 from pmwd_dist.pm.lpt import lpt
-from pmwd_dist.pm.modes import colour, white_noise
+from pmwd_dist.pm.modes import add_local, colour
+from pmwd_dist.pm.noise import GAUSSIAN, NoiseKind, noise_of
 from pmwd_dist.pm.particles import ExactParticles, Particles, exact
 from pmwd_dist.pm.solvers import Coefficients, Formula
 from pmwd_dist.pm.status import Status
@@ -34,19 +35,30 @@ from pmwd_dist.pm.stepping.step import (
 from pmwd_dist.pm.stepping.step import first_drift as _first_drift
 
 
-@partial(jax.jit, static_argnames="config")
-def initial_particles(key: Array, table: GrowthTable, power: Array, config: Config) -> ExactParticles:
+@partial(jax.jit, static_argnames=("config", "kind"))
+def initial_particles(
+    noise: Array,
+    table: GrowthTable,
+    power: Array,
+    config: Config,
+    kind: NoiseKind = GAUSSIAN,
+    primordial: tuple[Array, Array] | None = None,
+) -> ExactParticles:
     """Particles at `config.a_start`, from white noise, on the grids of the steps.
 
     One program: noise and modes are dropped as soon as they are used, and no field lies beside the particles twice.
 
     Args:
-      key: key of jax.random.
+      noise: white noise, or a key of jax.random for it.
       table: growth of the cosmology.
       power: ln P(k) at a = 1 [(Mpc/h)^3], see `modes.log_power`.
       config: the simulation.
+      kind: options of the noise.
+      primordial: local non-Gaussianity f_nl, and `modes.log_transfer`; None for Gaussian modes.
     """
-    modes = colour(white_noise(key, config), power, config)
+    modes = colour(noise_of(noise, config, kind), power, config)
+    if primordial is not None:
+        modes = add_local(modes, *primordial, config)
     particles = exact(lpt(modes, table, config), config)
     return jax.tree.map(config.decomposition.constrain, particles)
 

@@ -69,7 +69,7 @@ def _check_content(job: Job, *, overwrite: bool) -> None:
 def _write_config(job: Job) -> None:
     """Remove the files of an earlier run; write the settings, and the table of P(k) if they name one."""
     folder, settings = job.folder, job.settings
-    table = settings.cosmology.linear_power
+    table = settings.cosmology.table
     content = None if table is None else Path(table).read_bytes()  # perhaps the table of the earlier run
     own = identity(job)
     if _content(folder):

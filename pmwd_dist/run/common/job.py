@@ -145,6 +145,7 @@ class Job(ABC):
             "folder": str(self.folder),
             "settings": self.settings.model_dump(mode="json", exclude_none=True),
             "steps": self.steps,
+            "sigma8": self.simulation.sigma8,
             "devices": decomposition.mesh.size,
             "device_kind": decomposition.mesh.devices.flat[0].device_kind,
             "pdims": list(decomposition.pdims),

@@ -159,7 +159,7 @@ class InferenceJob(Job):
             if (compared := self.largest_wavenumber) is not None:  # a mock is one of the model as it is
                 coarse = convergence_warning(self.simulation, self.settings.model.gravity, compared)
                 warnings += [] if coarse is None else [coarse]
-        warnings += _of_priors(self) + _of_view(self)
+        warnings += self.simulation.power_warnings() + _of_priors(self) + _of_view(self)
         warnings += coverage_warnings(self.settings, self.simulation.light_cone, self.simulation.cosmo)
         if sampler.chains == 1:
             warnings.append("sampler.chains = 1: R-hat of one chain finds less; use 2 or more")
@@ -330,7 +330,7 @@ def _forward(settings: InferenceSettings, simulation: SimulationSetup) -> Any:
 
 def _power(settings: InferenceSettings, simulation: SimulationSetup) -> dict[str, Any]:
     """Options of a forward model on P(k)."""
-    return {"linear_power": simulation.table, "normalise": settings.cosmology.normalise}
+    return {"linear_power": simulation.power, "normalise": settings.cosmology.normalise}
 
 
 def truth_of(plan: InferenceJob) -> dict[str, float]:

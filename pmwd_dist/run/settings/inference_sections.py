@@ -17,6 +17,7 @@ from pmwd_dist.run.settings.writing import Raw, toml_value
 # Keys of [priors], by the library's names of the parameters.
 COSMOLOGY = {
     "sigma8": "sigma8",
+    "A_s": "A_s",
     "omega_m": "Omega_m",
     "omega_b": "Omega_b",
     "h": "h",
@@ -25,7 +26,7 @@ COSMOLOGY = {
     "w0": "w0",
     "wa": "wa",
 }
-BIASES = ("b1", "b2", "bs2", "bnabla2")
+BIASES = ("b1", "b2", "bs2", "bnabla2", "bphi", "bphidelta")
 _KINDS: dict[str, tuple[Any, set[str], set[str]]] = {
     "normal": (priors.Normal, {"mean", "sd"}, {"low", "high"}),
     "uniform": (priors.Uniform, {"low", "high"}, set()),
@@ -112,6 +113,8 @@ class Model(Section):
     b2: float = about("lagrangian bias of the squared density", 0.0)
     bs2: float = about("lagrangian bias of the squared tidal field", 0.0)
     bnabla2: float = about("lagrangian bias of the Laplacian of the density [(Mpc/h)^2]", 0.0)
+    bphi: float = about("lagrangian bias of f_nl phi, the primordial potential", 0.0)
+    bphidelta: float = about("lagrangian bias of f_nl phi delta", 0.0)
     smoothing: float | None = about("radius of the filter of the lagrangian density [Mpc/h]", None, 4.0, gt=0)
     line_of_sight: Literal["x", "y", "z", "none"] = about("axis of the redshift distortions, or none", "z")
 
@@ -152,6 +155,7 @@ class Priors(Section):
     """The parameters that are sampled; those that are not listed are fixed."""
 
     sigma8: _Prior = _prior_of("sigma8; bound it from below", '{ kind = "normal", mean = 0.8, sd = 0.15, low = 0.1 }')
+    A_s: _Prior = _prior_of("A_s, in place of sigma8", '{ kind = "normal", mean = 2.1e-9, sd = 1e-10, low = 1e-9 }')
     omega_m: _Prior = _prior_of("omega_m", '{ kind = "normal", mean = 0.3, sd = 0.05, low = 0.06 }')
     omega_b: _Prior = _prior_of("omega_b", '{ kind = "normal", mean = 0.0486, sd = 0.001, low = 0.01 }')
     h: _Prior = _prior_of("h", '{ kind = "normal", mean = 0.68, sd = 0.02, low = 0.5 }')
@@ -163,6 +167,9 @@ class Priors(Section):
     b2: _Prior = _prior_of("b2", '{ kind = "normal", mean = 0.0, sd = 1.0 }')
     bs2: _Prior = _prior_of("bs2", '{ kind = "normal", mean = 0.0, sd = 1.0 }')
     bnabla2: _Prior = _prior_of("bnabla2", '{ kind = "normal", mean = 0.0, sd = 10.0 }')
+    bphi: _Prior = _prior_of("bphi", '{ kind = "normal", mean = 3.0, sd = 1.0 }')
+    bphidelta: _Prior = _prior_of("bphidelta", '{ kind = "normal", mean = 0.0, sd = 5.0 }')
+    f_nl: _Prior = _prior_of("cosmology.f_nl", '{ kind = "normal", mean = 0.0, sd = 50.0 }')
     sigma: _Prior = _prior_of("likelihood.sigma", '{ kind = "lognormal", median = 0.5, sd = 0.3 }')
     nbar: _Prior = _prior_of("likelihood.nbar", '{ kind = "lognormal", median = 2.0, sd = 0.3 }')
 

@@ -12,28 +12,34 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
+from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import growth_table_to
 from pmwd_dist.cosmology.linear_power import (
+    DEFAULT,
     check_sigma8_range,
     interpolate_power,
     linear_power,
     normalised_power,
+    sigma8_of_A_s,
 )
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.parallel.autotune import remembered
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3, default_decomposition
+from pmwd_dist.parallel.distributed import to_devices
 from pmwd_dist.pm.gravity import check_force_mesh
 from pmwd_dist.pm.modes import power_nodes
+from pmwd_dist.pm.noise import GAUSSIAN, NoiseKind
 from pmwd_dist.pm.particles import largest
 from pmwd_dist.run.settings.light_cone import LightCone, build_light_cone, light_cone_problem
 from pmwd_dist.run.settings.reading import SettingsError
-from pmwd_dist.run.settings.simulation_sections import Box, Settings
+from pmwd_dist.run.settings.simulation_sections import Box, Settings, SimulationNoise
 from pmwd_dist.run.settings.table import read_table
 from pmwd_dist.run.settings.writing import argument_problem, toml_value
 
+_LARGE_SCALES = 2e-3  # wavenumbers [h/Mpc] at which P(k) is primordial
 Table = tuple[np.ndarray, np.ndarray]
 
 # Keys of the file, by the library's arguments.
@@ -58,30 +64,76 @@ class SimulationSetup:
       config: the simulation.
       cosmo: cosmology.
       solver: name of the solver.
-      table: k [h/Mpc] and P(k) at a = 1 [(Mpc/h)^3] from a file, or None.
+      power: linear P(k): k [h/Mpc] and P(k) at a = 1 [(Mpc/h)^3] from a file, or the name of a transfer function.
       seed: seed of the white noise.
       light_cone: light cone to fill during the run, or None.
+      kind: options of the noise.
+      f_nl: local primordial non-Gaussianity; None for Gaussian modes.
+      field: white noise of a file, or None.
     """
 
     config: Config
     cosmo: Cosmology
     solver: str
-    table: Table | None
+    power: Table | str
     seed: int
     light_cone: LightCone | None = None
+    kind: NoiseKind = GAUSSIAN
+    f_nl: float | None = None
+    field: np.ndarray | None = None
+
+    @property
+    def noise(self) -> Array:
+        """White noise of a file, on the devices, or the key of white noise."""
+        if self.field is None:
+            return jax.random.key(self.seed)
+        dtype = np.dtype(jnp.result_type(float))
+        return to_devices(self.field.astype(dtype), self.config.decomposition.sharding)
+
+    @property
+    def table(self) -> Table | None:
+        """k [h/Mpc] and P(k) at a = 1 [(Mpc/h)^3] from a file, or None."""
+        return None if isinstance(self.power, str) else self.power
 
     @property
     def sigma8(self) -> float:
         """sigma8 of the linear P(k)."""
         if self.table is None:
             return float(np.asarray(self.cosmo.sigma8, float))
-        k, power = map(jnp.asarray, self.table)
-        return math.sqrt(float(power[0] / normalised_power(k, power, 1.0)[0]))
+        return _sigma8(*self.table)
+
+    def power_warnings(self) -> list[str]:
+        """Warnings about a table of P(k) that looks like one of another cosmology, unit or redshift."""
+        if self.table is None:
+            return []
+        k, power = self.table
+        warnings, h, n_s = list[str](), float(np.asarray(self.cosmo.h)), float(np.asarray(self.cosmo.n_s))
+        if k[0] < _LARGE_SCALES and (rows := np.flatnonzero(k < 2 * _LARGE_SCALES))[-1] > 0:
+            slope = np.log(power[rows[-1]] / power[0]) / np.log(k[rows[-1]] / k[0])
+            if abs(slope - n_s) > 0.5:
+                remedy = "k^3 P / (2 pi^2) is no P(k)" if abs(slope - n_s - 3) < 0.5 else "check its columns"
+                warnings.append(f"rises as k^{slope:.2g} at small k, and P(k) as k^n_s = k^{n_s:.3g}; {remedy}")
+        try:
+            check_sigma8_range(k, self.cosmo)
+        except ArgumentError:
+            return warnings  # too short for sigma8
+        expected, in_mpc = float(np.asarray(self.cosmo.sigma8)), _sigma8(k / h, power * h**3)
+        if abs(self.sigma8 / expected - 1) > 0.01:
+            text = f"has sigma8 = {self.sigma8:.4g}, and cosmology.sigma8 is {expected:.4g}, which is not used"
+            if abs(self.sigma8 / expected - 1) > 0.2:
+                guess = " in Mpc^3 with k in 1/Mpc" if abs(in_mpc / expected - 1) < 0.05 else ""
+                if not guess and self.sigma8 < expected:
+                    a = float(growth_table_to(2, self.cosmo).scale_factor(self.sigma8 / expected))
+                    guess = f" at z = {1 / a - 1:.3g}"
+                text += guess and f"; it looks like a P(k){guess}"
+                text += "; it must be in (Mpc/h)^3 with k in h/Mpc, at z = 0"
+            warnings.append(text)
+        return [f"cosmology.linear_power: {text}" for text in warnings]
 
     def linear_power(self, k: ArrayLike) -> np.ndarray:
         """Linear P(k) at a = 1 [(Mpc/h)^3] at k [h/Mpc]; NaN beyond a table."""
         k = np.asarray(k, float)
-        power = _linear_power(k, self.cosmo, self.table)
+        power = _linear_power(k, self.cosmo, self.power)
         if self.table is None:
             return power
         return np.where((k >= self.table[0][0]) & (k <= self.table[0][-1]), power, np.nan)
@@ -101,21 +153,28 @@ def build(settings: Settings) -> SimulationSetup:
     except ValueError as error:
         problems.append(_translate(error, settings.box))
     cosmo = cosmology_of(settings)
-    table = None
+    power: Table | str = DEFAULT
     try:
-        table = _table(settings, cosmo)
+        power = _power(settings, cosmo)
     except ArgumentError as error:
         problems.append(f"cosmology.normalise = true: {error.argument} {error.reason}")
     cone = None
     if config is not None:
-        problems += _linear_problems(settings, cosmo, table, config)
+        problems += _linear_problems(settings, cosmo, power, config)
         try:
             cone = build_light_cone(settings, config, cosmo)
         except ArgumentError as error:
             problems.append(light_cone_problem(error))
     if problems or config is None:
         raise SettingsError(problems)
-    return SimulationSetup(config, cosmo, settings.time.solver, table, settings.noise.seed, cone)
+    kind, f_nl = kind_of(settings), settings.cosmology.f_nl or None
+    return SimulationSetup(config, cosmo, settings.time.solver, power, settings.noise.seed, cone, kind, f_nl)
+
+
+def kind_of(settings: Settings) -> NoiseKind:
+    """The options of the noise."""
+    noise = settings.noise
+    return NoiseKind(noise.nested, noise.fixed, noise.paired) if isinstance(noise, SimulationNoise) else GAUSSIAN
 
 
 def config_of(settings: Settings) -> Config:
@@ -184,28 +243,31 @@ def cosmology_of(settings: Settings) -> Cosmology:
         w0=values.w0,
         wa=values.wa,
     )
-    return cast("Cosmology", found)
+    cosmo = cast("Cosmology", found)
+    if values.A_s is not None:
+        found.sigma8 = float(sigma8_of_A_s(values.A_s, cosmo))
+    return cosmo
 
 
-def _table(settings: Settings, cosmo: Cosmology) -> Table | None:
-    if settings.cosmology.linear_power is None:
-        return None
-    k, power = read_table(Path(settings.cosmology.linear_power))
+def _power(settings: Settings, cosmo: Cosmology) -> Table | str:
+    if settings.cosmology.table is None:
+        return settings.cosmology.linear_power
+    k, power = read_table(Path(settings.cosmology.table))
     if settings.cosmology.normalise:
         check_sigma8_range(k, cosmo)
         power = np.asarray(normalised_power(jnp.asarray(k), jnp.asarray(power), cosmo.sigma8), float)
     return k, power
 
 
-def _linear_problems(settings: Settings, cosmo: Cosmology, table: Table | None, config: Config) -> list[str]:
+def _linear_problems(settings: Settings, cosmo: Cosmology, source: Table | str, config: Config) -> list[str]:
     """Problems of the growth factor and of the linear P(k)."""
     growth = np.asarray(growth_table_to(config.lpt_order, cosmo).D1(np.geomspace(config.a_start, config.a_stop, 32)))
     if not (np.isfinite(growth).all() and (np.diff(growth) > 0).all()):
         return ["[cosmology]: structure doesn't grow throughout the time span; check omega_m, omega_k, w0 and wa"]
-    name = settings.cosmology.linear_power
+    name = settings.cosmology.table
     where = "[cosmology]" if name is None else f"cosmology.linear_power = {toml_value(name)}"
     k = power_nodes(config)
-    power = _linear_power(k, cosmo, table)
+    power = _linear_power(k, cosmo, source)
     if not (np.isfinite(power).all() and (power > 0).all()):
         remedy = "check omega_m, omega_b, h, n_s and sigma8" if name is None else "check its values"
         return [f"{where}: the linear P(k) is not finite and positive; {remedy}"]
@@ -218,8 +280,13 @@ def _linear_problems(settings: Settings, cosmo: Cosmology, table: Table | None, 
     return []
 
 
-def _linear_power(k: np.ndarray, cosmo: Cosmology, table: Table | None) -> np.ndarray:
+def _sigma8(k: np.ndarray, power: np.ndarray) -> float:
+    """sigma8 of a table."""
+    return math.sqrt(float(power[0] / normalised_power(jnp.asarray(k), jnp.asarray(power), 1.0)[0]))
+
+
+def _linear_power(k: np.ndarray, cosmo: Cosmology, source: Table | str) -> np.ndarray:
     """Linear P(k) at a = 1, in the precision of the program."""
-    if table is None:
-        return np.asarray(linear_power(k, cosmo))
-    return np.asarray(interpolate_power(jnp.asarray(k), *map(jnp.asarray, table)))
+    if isinstance(source, str):
+        return np.asarray(linear_power(k, cosmo, source))
+    return np.asarray(interpolate_power(jnp.asarray(k), *map(jnp.asarray, source)))

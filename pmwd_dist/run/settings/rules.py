@@ -26,8 +26,8 @@ def find_problems(settings: Settings) -> list[str]:
         for part in (_data, _lensing, _model, _priors, _chains, _linear_theory):
             rules += part(cast("InferenceSettings", settings))
     problems = [text for broken, text in rules if broken]
-    if settings.cosmology.linear_power is not None:
-        problems += find_table_problems(settings.cosmology.linear_power, settings.box)
+    if settings.cosmology.table is not None:
+        problems += find_table_problems(settings.cosmology.table, settings.box)
     return problems
 
 
@@ -49,8 +49,8 @@ def _times_and_cosmology(settings: Settings) -> Rules:
         "dominates early; for example 0.0",
     )
     yield (
-        cosmology.normalise and cosmology.linear_power is None,
-        "cosmology.normalise = true: needs cosmology.linear_power; without a file P(k) always has the sigma8 given",
+        cosmology.normalise and cosmology.table is None,
+        "cosmology.normalise = true: needs cosmology.linear_power as a file; without one P(k) has the sigma8 given",
     )
     yield (
         force.compensated and force.gradient == "spectral",
@@ -101,7 +101,11 @@ def _observables(settings: Settings) -> Rules:
 
 
 def _outputs(settings: SimulationSettings) -> Rules:
-    time, output, box = settings.time, settings.output, settings.box
+    time, output, box, noise = settings.time, settings.output, settings.box, settings.noise
+    yield (
+        noise.file is not None and (noise.nested or noise.fixed),
+        "noise.file: nested and fixed are options of a seed; leave them or the file out",
+    )
     low, high = 1 / time.a_stop - 1, 1 / time.a_start - 1
     slack = 1e-6 * (1 + high)
     outside = [f"{z:g}" for z in output.redshifts or () if not low - slack <= z <= high + slack]
@@ -194,14 +198,18 @@ def _model(settings: InferenceSettings) -> Rules:
 def _priors(settings: InferenceSettings) -> Rules:
     """Rules on tables of P(k), and on the truth of a mock, which must be possible under the priors."""
     data, given, cosmology, model = settings.data, settings.priors.given, settings.cosmology, settings.model
-    if cosmology.linear_power is not None:
+    yield (
+        "sigma8" in given and ("A_s" in given or cosmology.A_s is not None),
+        "priors.sigma8: follows from A_s; leave one of them out",
+    )
+    yield cosmology.f_nl != 0 and "f_nl" not in given, "cosmology.f_nl: of an inference, needs a prior; add priors.f_nl"
+    if cosmology.table is not None:
         unchanged = "would not change the P(k) of cosmology.linear_power"
         for name in ("n_s", "h", "omega_b"):
             yield name in given, f"priors.{name}: {unchanged}; leave one of them out"
-        yield (
-            "sigma8" in given and not cosmology.normalise,
-            f"priors.sigma8: {unchanged}; use cosmology.normalise = true, or leave one of them out",
-        )
+        for name in {"sigma8", "A_s"} & given.keys():
+            remedy = "use cosmology.normalise = true, or leave one of them out"
+            yield not cosmology.normalise, f"priors.{name}: {unchanged}; {remedy}"
     truth = data.truth or {}
     yield data.truth is not None and data.file != "mock", 'data.truth: is of data.file = "mock"; leave it out'
     for name in truth.keys() - given.keys():

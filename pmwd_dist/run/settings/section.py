@@ -43,12 +43,12 @@ def _not_tiny(value: float) -> float:
     return value
 
 
-def _absolute(value: str, info: ValidationInfo) -> str:
+def absolute(value: str, info: ValidationInfo) -> str:
     """An absolute path of one that is relative to the folder of the TOML file, the context of the validation."""
     return value if info.context is None or value == "mock" else str((info.context / value).absolute())
 
 
-File = Annotated[str, AfterValidator(_absolute)]
+File = Annotated[str, AfterValidator(absolute)]
 Side = Annotated[float, Field(gt=0, le=BOX_SIDES[1]), AfterValidator(_not_tiny)]
 Count = Annotated[int, Field(ge=4, le=1 << 20)]
 Three = BeforeValidator(_three)

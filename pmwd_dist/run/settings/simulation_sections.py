@@ -7,15 +7,26 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
 from pmwd_dist.config import Vector3
+from pmwd_dist.cosmology.linear_power import DEFAULT, TRANSFERS
 from pmwd_dist.io.snapshot import Compression, Format, Precision
 from pmwd_dist.observe.shells import Assignment
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3
 from pmwd_dist.parallel.defaults import BackendName, HaloComm, TransposeComm
 from pmwd_dist.run.settings.observables import SECTIONS, Observe
-from pmwd_dist.run.settings.section import Counts, File, Parts, Section, Sides, about, duration, one_or_several
+from pmwd_dist.run.settings.section import (
+    Counts,
+    File,
+    Parts,
+    Section,
+    Sides,
+    about,
+    absolute,
+    duration,
+    one_or_several,
+)
 
 
 def _halo(value: object) -> object:
@@ -61,6 +72,11 @@ def redshift_label(z: float) -> str:
     return f"z{z:.3f}".replace("z-0.000", "z0.000")
 
 
+def _power_path(value: str, info: ValidationInfo) -> str:
+    return value if value in TRANSFERS else absolute(value, info)
+
+
+_Power = Annotated[str, AfterValidator(_power_path)]
 Redshift = Annotated[float, Field(gt=-1)]
 Redshifts = Annotated[tuple[Redshift, ...], BeforeValidator(one_or_several), AfterValidator(_distinct)]
 
@@ -98,19 +114,42 @@ class Cosmology(Section):
     omega_k: float = about("curvature density today, per critical density", 0.0, gt=-1, lt=1)
     w0: float = about("dark-energy equation of state today", -1.0, gt=-3, lt=0)
     wa: float = about("its derivative: w(a) = w0 + wa (1 - a)", 0.0, gt=-5, lt=3)
-    linear_power: File | None = about(
-        "text file with the linear P(k) at a = 1 in two columns, k [h/Mpc] and P [(Mpc/h)^3]; "
-        "path relative to this file; default: Eisenstein & Hu (1998)",
-        None,
+    A_s: float | None = about(
+        "amplitude of the primordial power at k = 0.05/Mpc, in place of sigma8", None, 2.1e-9, gt=0
+    )
+    f_nl: float = about("local primordial non-Gaussianity; of an inference, with a prior", 0.0)
+    linear_power: _Power = about(
+        f"transfer function of the linear P(k): {' or '.join(TRANSFERS)}; or a text file with P(k) at a = 1 in two "
+        "columns, k [h/Mpc] and P [(Mpc/h)^3], path relative to this file",
+        DEFAULT,
         "planck.txt",
     )
     normalise: bool = about("scale the P(k) of the file to sigma8", False)
+
+    @property
+    def table(self) -> str | None:
+        """File of the linear P(k), if it is one."""
+        return None if self.linear_power in TRANSFERS else self.linear_power
 
 
 class Noise(Section):
     """The random numbers."""
 
     seed: int = about("seed of the white noise; the same on any number of devices", 0, ge=0, lt=2**32)
+
+
+class SimulationNoise(Noise):
+    """The initial conditions' white noise."""
+
+    nested: bool = about("keep the long waves when box.particles changes, in the same box", False)
+    fixed: bool = about("give each mode its rms amplitude, with a random phase", False)
+    paired: bool = about("reverse the sign of the noise: the second run of a pair", False)
+    file: File | None = about(
+        'file with the noise in place of a seed, of unit variance and shape box.particles: .npy, "file.h5:/dataset", '
+        '"store.zarr:/array" or "array.zarr"',
+        None,
+        "noise.npy",
+    )
 
 
 class Force(Section):
@@ -223,6 +262,7 @@ class SimulationSettings(Settings):
     observables = tuple(SECTIONS)
     shell_assignment: ClassVar[Assignment] = "nearest"
 
+    noise: SimulationNoise  # pyright: ignore[reportIncompatibleVariableOverride]  settings are frozen
     output: Output
 
     @property

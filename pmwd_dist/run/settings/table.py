@@ -10,6 +10,7 @@ import numpy as np
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import read_text
+from pmwd_dist.cosmology.linear_power import TRANSFERS
 from pmwd_dist.pm.modes import check_table
 from pmwd_dist.run.settings.simulation_sections import Box
 from pmwd_dist.run.settings.writing import printable
@@ -46,10 +47,10 @@ def read_table(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return table[:, 0], table[:, 1]
 
 
-def power_name(file: str | None) -> str:
+def power_name(file: str) -> str:
     """Name of the linear power spectrum, with the columns that are read of a table with more."""
-    if file is None:
-        return "Eisenstein & Hu (1998)"
+    if file in TRANSFERS:
+        return file
     line = _lines(read_text(Path(file), _LARGEST))[0]
     count = len(line.split("," if "," in line else None))
     return file + (f", columns 1 and 2 of {count}" if count > 2 else "")

@@ -16,8 +16,9 @@ from jaxtyping import Array, Float
 from pmwd_dist.config import Config
 from pmwd_dist.parallel.decomposition import Decomposition
 from pmwd_dist.pm.lpt import lpt
-from pmwd_dist.pm.modes import linear_modes, white_noise
+from pmwd_dist.pm.modes import linear_modes
 from pmwd_dist.pm.nbody import nbody
+from pmwd_dist.pm.noise import white_noise
 from pmwd_dist.pm.paint import density
 from pmwd_dist.pm.particles import Particles
 from pmwd_dist.run.common.measure import Cost, round_of, warm_up

@@ -13,8 +13,9 @@ from jaxtyping import Array
 from pmwd_dist.cosmology.growth import growth_table_to
 from pmwd_dist.cosmology.parameters import Parameters
 from pmwd_dist.pm.lpt import lpt
-from pmwd_dist.pm.modes import linear_modes, white_noise
+from pmwd_dist.pm.modes import linear_modes
 from pmwd_dist.pm.nbody import nbody
+from pmwd_dist.pm.noise import white_noise
 from pmwd_dist.pm.paint import density
 from pmwd_dist.pm.status import Status
 from pmwd_dist.run.settings import SimulationSetup
@@ -59,7 +60,8 @@ def compare_gradient(simulation: SimulationSetup) -> list[Comparison]:
 
     def loss(values: dict[str, Array], noise: Array, direction: Array) -> tuple[Array, Status]:
         table = growth_table_to(config.lpt_order, Parameters(**{k: x for k, x in values.items() if k != _NOISE}))
-        modes = linear_modes(noise + values[_NOISE] * direction, table, config, linear_power=simulation.table)
+        total = noise + values[_NOISE] * direction
+        modes = linear_modes(total, table, config, linear_power=simulation.power, f_nl=simulation.f_nl)
         solution = nbody(lpt(modes, table, config), table, config, solver=simulation.solver)
         return jnp.mean(density(solution.particles, config) ** 2), solution.status
 

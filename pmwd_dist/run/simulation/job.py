@@ -28,7 +28,7 @@ from pmwd_dist.ops.stencil import WIDTH
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import SharedError, from_main, raise_on_all_processes
 from pmwd_dist.parallel.fft import spectrum_shape
-from pmwd_dist.pm.modes import log_power
+from pmwd_dist.pm.modes import log_power, log_transfer
 from pmwd_dist.pm.paint import halo_widths
 from pmwd_dist.pm.particles import ExactParticles
 from pmwd_dist.pm.solvers import FORMULAS
@@ -154,9 +154,11 @@ def _begin(plan: SimulationJob, log: Log) -> Progress:
     simulation = plan.simulation
     config = simulation.config
     began = time.perf_counter()
-    key, table = jax.random.key(simulation.seed), growth_table_to(config.lpt_order, simulation.cosmo)
-    table, power = from_main((table, log_power(simulation.cosmo, config, simulation.table)))
-    particles = jax.block_until_ready(host.initial_particles(key, table, power, config))
+    table = growth_table_to(config.lpt_order, simulation.cosmo)
+    primordial = None if simulation.f_nl is None else (jnp.asarray(simulation.f_nl), log_transfer(table, config))
+    table, power, primordial = from_main((table, log_power(simulation.cosmo, config, simulation.power), primordial))
+    particles = host.initial_particles(simulation.noise, table, power, config, simulation.kind, primordial)
+    particles = jax.block_until_ready(particles)
     a, seconds, peak = plan.times[0], time.perf_counter() - began, peak_memory()
     text = f"initial conditions at a {a:.4f}  {seconds:.2f} s  {size(peak)}"
     log("initial", text, a=a, seconds=seconds, peak_memory=peak)

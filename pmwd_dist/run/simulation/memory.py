@@ -26,9 +26,11 @@ def run_memory(
       shells: shells of a bispectrum, if one is measured.
     """
     table, cone = table_like(config, simulation.cosmo), simulation.light_cone
+    of_file, f_nl = simulation.field is not None, simulation.f_nl is not None
+    initial = lowered_initial(simulation.config, table, simulation.kind, of_file=of_file, f_nl=f_nl)
     step = lowered_step(config, table, simulation.solver, len(times), cone)
     stages: dict[Stage, int] = {
-        "the initial conditions": resources.planned(lowered_initial(simulation.config, table).compile()),
+        "the initial conditions": resources.planned(initial.compile()),
         "a step": resources.planned(step.compile()),
         "P(k)": power_memory(config),
     }

@@ -26,7 +26,8 @@ from pmwd_dist.observe.multipoles import Multipoles, kaiser_multipoles, power_mu
 from pmwd_dist.observe.pdf import one_point_pdf
 from pmwd_dist.observe.redshift_space import redshift_space
 from pmwd_dist.parallel.fft import pirfft3d
-from pmwd_dist.pm.modes import linear_modes, white_noise
+from pmwd_dist.pm.modes import linear_modes
+from pmwd_dist.pm.noise import noise_of
 from pmwd_dist.pm.paint import density as painted
 from pmwd_dist.pm.particles import Particles
 from pmwd_dist.report import plot
@@ -88,8 +89,8 @@ def wanted(settings: SimulationSettings) -> dict[str, Observable]:
 
 def _modes(simulation: SimulationSetup) -> Array:
     """The linear modes, made again from their seed: a run does not keep them."""
-    noise = white_noise(jax.random.key(simulation.seed), simulation.config)
-    return linear_modes(noise, simulation.cosmo, simulation.config, linear_power=simulation.table)
+    noise = noise_of(simulation.noise, simulation.config, simulation.kind)
+    return linear_modes(noise, simulation.cosmo, simulation.config, linear_power=simulation.power, f_nl=simulation.f_nl)
 
 
 def _matter(section: observables.Multipoles, view: View) -> Table:

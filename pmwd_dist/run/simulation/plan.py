@@ -17,6 +17,7 @@ from pmwd_dist._files import free_space
 from pmwd_dist._memory import available_memory, size
 from pmwd_dist.io.snapshot import FORMATS
 from pmwd_dist.parallel.distributed import from_main
+from pmwd_dist.pm.noise import NoiseKind
 from pmwd_dist.pm.time_steps import step_times
 from pmwd_dist.run.common import resources
 from pmwd_dist.run.common.data_files import read_files
@@ -34,6 +35,8 @@ from pmwd_dist.run.simulation.memory import Stage, run_memory
 from pmwd_dist.run.simulation.observables import shares_seen, wanted
 from pmwd_dist.run.simulation.planning import enough_devices, linear_displacement
 from pmwd_dist.run.simulation.programs import least_memory
+
+NOISE = "noise.file"
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,8 @@ class SimulationJob(Job):
           SettingsError: the settings don't fit the devices or the files.
         """
         simulation = build(settings)
-        data = _read_masks(settings, simulation)
+        data = _read_masks(settings, simulation) | _read_noise(settings)
+        simulation = replace(simulation, field=data.get(NOISE))
         times = np.asarray(step_times(simulation.cosmo, simulation.config, save=settings.scale_factors))
         return cls(settings, simulation, folder, tuple(times.tolist()), data=data)
 
@@ -177,6 +181,7 @@ class SimulationJob(Job):
         if problems:
             raise SettingsError(problems)
         simulation = self.simulation
+        warnings += simulation.power_warnings()
         warnings += coverage_warnings(self.settings, simulation.light_cone, simulation.cosmo)
         return [f"warning: {text}" for text in (*warnings, accuracy.growth_warning(simulation, self.times)) if text]
 
@@ -188,7 +193,7 @@ class SimulationJob(Job):
         lines = [
             f"box         {three(config.box_size)} Mpc/h",
             f"mesh        {three(config.mesh_shape)} cells, {three(config.particle_shape)} particles",
-            f"cosmology   {self.power_text}; seed {settings.noise.seed}",
+            f"cosmology   {self.power_text}; {_noise_text(settings)}",
             f"time        a {config.a_start:g} to {config.a_stop:g}, {config.lpt_order}LPT, "
             f"{self.steps} {settings.time.solver} steps, {config.gradient} gradient",
             f"accuracy    {accuracy.accuracy_line(self.simulation, self.times)}",
@@ -227,6 +232,27 @@ class SimulationJob(Job):
         run(self, log, control, checkpoint)
 
 
+def _read_noise(settings: SimulationSettings) -> dict[str, np.ndarray]:
+    """White noise of a file, by its key.
+
+    Raises:
+      SettingsError: the file can't be read, or does not hold noise of unit variance.
+    """
+    if settings.noise.file is None:
+        return {}
+    box = settings.box
+    arrays, problems = read_files({NOISE: settings.noise.file}, box.particles or box.mesh)
+    problems = [text if box.particles is None else text.replace("box.mesh", "box.particles") for text in problems]
+    for values in arrays.values():
+        mean, variance = float(values.mean()), float(values.var())
+        if not (abs(mean) < 0.5 and 0.5 < variance < 2):
+            text = f"has mean {mean:.3g} and variance {variance:.3g}, and white noise has 0 and 1"
+            problems.append(f"{NOISE} = {toml_value(settings.noise.file)}: {text}")
+    if problems:
+        raise SettingsError(problems)
+    return arrays
+
+
 def _read_masks(settings: SimulationSettings, simulation: SimulationSetup) -> dict[str, np.ndarray]:
     """Masks of observables, by their keys.
 
@@ -247,6 +273,12 @@ def _read_masks(settings: SimulationSettings, simulation: SimulationSetup) -> di
     if problems:
         raise SettingsError(problems)
     return arrays
+
+
+def _noise_text(settings: SimulationSettings) -> str:
+    noise = settings.noise
+    options = [name for name in NoiseKind._fields if getattr(noise, name)]
+    return ", ".join([f"seed {noise.seed}" if noise.file is None else f"noise {noise.file}", *options])
 
 
 def memory_problem(plan: SimulationJob) -> tuple[str | None, str | None]:

@@ -23,6 +23,7 @@ from pmwd_dist.cosmology.parameters import Cosmology, parameters
 from pmwd_dist.observe import power
 from pmwd_dist.pm import time_steps
 from pmwd_dist.pm.modes import power_nodes
+from pmwd_dist.pm.noise import NoiseKind
 from pmwd_dist.pm.particles import ExactParticles
 from pmwd_dist.pm.solvers import FORMULAS
 from pmwd_dist.pm.status import successful
@@ -30,7 +31,7 @@ from pmwd_dist.pm.stepping import host
 from pmwd_dist.run.common import resources
 from pmwd_dist.run.settings import SimulationSettings
 from pmwd_dist.run.settings.light_cone import LightCone
-from pmwd_dist.run.settings.physics import config_of, cosmology_of
+from pmwd_dist.run.settings.physics import config_of, cosmology_of, kind_of
 from pmwd_dist.run.simulation import light_cone
 from pmwd_dist.run.simulation.halo_width import is_automatic
 
@@ -51,9 +52,11 @@ def _up_to_the_first_step(settings: SimulationSettings, config: Config) -> Gener
     """The programs, those first that take longest to compile."""
     own, table = parameters(cosmology_of(settings)), table_like(config, cosmology_of(settings))
     yield growth._tabulate.lower(own, order=table.order)
-    yield lowered_initial(config, table)
-    if settings.cosmology.linear_power is None:
-        yield linear_power._eisenstein_hu.lower(as_array(power_nodes(config)), own)
+    noise, cosmology = settings.noise, settings.cosmology
+    yield lowered_initial(config, table, kind_of(settings), of_file=noise.file is not None, f_nl=cosmology.f_nl != 0)
+    if cosmology.table is None:
+        nodes = as_array(power_nodes(config))
+        yield linear_power._normalised_to_sigma8.lower(nodes, own, transfer=cosmology.linear_power)
     knots = time_steps.knots_of(config, settings.scale_factors)
     yield time_steps._times.lower(table, tuple(knots), tuple(time_steps.shares_of(knots, config.steps)))
     count = sum(time_steps.shares_of(knots, config.steps)) + 1
@@ -62,11 +65,14 @@ def _up_to_the_first_step(settings: SimulationSettings, config: Config) -> Gener
     yield lowered_power(config)
 
 
-def lowered_initial(config: Config, table: Any) -> Lowered:
+def lowered_initial(config: Config, table: Any, kind: NoiseKind, *, of_file: bool, f_nl: bool) -> Lowered:
     """The program of the initial conditions, for a growth table or its shapes."""
-    key, dtype = jax.eval_shape(lambda: jax.random.key(0)), vectors_like(config).dtype
-    nodes = jax.ShapeDtypeStruct(power_nodes(config).shape, dtype)
-    return host.initial_particles.lower(key, _like(table), nodes, config)
+    noise, vectors = jax.eval_shape(lambda: jax.random.key(0)), vectors_like(config)
+    if of_file:
+        noise = jax.ShapeDtypeStruct(config.particle_shape, vectors.dtype, sharding=vectors.sharding)
+    nodes = jax.ShapeDtypeStruct(power_nodes(config).shape, vectors.dtype)
+    primordial = (jax.ShapeDtypeStruct((), vectors.dtype), nodes) if f_nl else None
+    return host.initial_particles.lower(noise, _like(table), nodes, config, kind, primordial)
 
 
 def lowered_step(config: Config, table: Any, solver: str, times: int, cone: LightCone | None) -> Lowered:

@@ -1,0 +1,125 @@
+"""Transfer functions of cold matter and baryons: fits, and a table of a Boltzmann code.
+
+All are functions of (k [h/Mpc], Omega_c, Omega_b, h), for three massless neutrinos and T_CMB = 2.726 K.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from importlib.resources import files
+
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array
+
+Transfer = Callable[[Array, Array, Array, Array], Array]
+
+_THETA = 2.726 / 2.7  # T_CMB [2.7 K], as in jax_cosmo
+# Powers of Omega_m h^2 in the equations of Eisenstein & Hu: as one array they are one kernel to compile.
+_EXPONENTS = (0.251, 0.828, -0.419, 0.674, 0.223, 0.73, -0.95, 0.67, -0.532, 0.424, -0.582, -0.708, -0.0266, 0.435)
+# Table of `boltzmann`: ranges of Omega_m h^2 and Omega_b / Omega_m, step and scale of its nodes in ln(1 + k s / scale).
+RANGES = (0.05, 0.35), (0.04, 0.32)
+STEP, SCALE = 0.02, 25.0
+
+
+def eisenstein_hu(k: Array, Omega_c: Array, Omega_b: Array, h: Array) -> Array:
+    """Transfer function with baryon oscillations of Eisenstein & Hu (1998, astro-ph/9709112)."""
+    return _with_sound_horizon(k, Omega_c, Omega_b, h)[0]
+
+
+def boltzmann(k: Array, Omega_c: Array, Omega_b: Array, h: Array) -> Array:
+    """Transfer function of CAMB, as a correction of Eisenstein & Hu's.
+
+    ln(T / T_EH) is tabulated as Chebyshev series in ln(Omega_m h^2) and Omega_b / Omega_m at nodes of k s, with s the
+    sound horizon, and continues as a constant beyond the table.
+    """
+    transfer, s = _with_sound_horizon(k, Omega_c, Omega_b, h)
+    w_m, f_b = (Omega_c + Omega_b) * h**2, Omega_b / (Omega_c + Omega_b)
+    (least, most), (low, high) = RANGES
+    table = jnp.asarray(_corrections(), k.dtype)
+    x = _chebyshev(jnp.log(w_m / least) / math.log(most / least), table.shape[0])
+    y = _chebyshev((f_b - low) / (high - low), table.shape[1])
+    nodes = jnp.sum(x[:, None, None] * y[None, :, None] * table, (0, 1))
+    return transfer * jnp.exp(_cubic(nodes, jnp.log1p(k * h * s / SCALE) / STEP))
+
+
+@cache
+def _corrections() -> np.ndarray:
+    """Coefficients [order in Omega_m h^2, order in Omega_b / Omega_m, node], of benchmarks/transfer_table.py."""
+    return np.load(str(files("pmwd_dist.cosmology").joinpath("transfer.npy")))
+
+
+def _chebyshev(x: Array, count: int) -> Array:
+    """Chebyshev polynomials at a fraction of their range."""
+    x = jnp.clip(2 * x - 1, -1, 1)
+    values = [jnp.ones_like(x), x]
+    while len(values) < count:
+        values.append(2 * x * values[-1] - values[-2])
+    return jnp.stack(values)
+
+
+def _cubic(nodes: Array, t: Array) -> Array:
+    """Cubic through values at whole numbers t, with slopes from the neighbours (Catmull & Rom 1974)."""
+    padded = jnp.concatenate([nodes[:1], nodes, nodes[-1:]])
+    t = jnp.clip(t, 0, len(nodes) - 1)
+    i = jnp.clip(t.astype(jnp.int32), 0, len(nodes) - 2)
+    t = t - i.astype(t.dtype)
+    a, b, c, d = (padded[i + n] for n in range(4))
+    return b + 0.5 * t * (c - a + t * (2 * a - 5 * b + 4 * c - d + t * (3 * (b - c) + d - a)))
+
+
+def _with_sound_horizon(k: Array, Omega_c: Array, Omega_b: Array, h: Array) -> tuple[Array, Array]:
+    """Transfer function and sound horizon [Mpc] of Eisenstein & Hu; numbers of their equations in brackets.
+
+    Lengths are in Mpc, wavenumbers in 1/Mpc.
+    """
+    w_c, w_b = Omega_c * h**2, Omega_b * h**2
+    w_m = w_c + w_b
+    f_b, f_c = w_b / w_m, w_c / w_m
+    k = k * h
+    m = dict(zip(_EXPONENTS, w_m ** jnp.asarray(_EXPONENTS, k.dtype), strict=True))  # m[p] = w_m^p
+
+    # Equality, the drag epoch, the sound horizon and Silk damping
+    z_eq = 2.5e4 * w_m * _THETA**-4  # (2)
+    k_eq = 7.46e-2 * w_m * _THETA**-2  # (3)
+    b_1 = 0.313 * m[-0.419] * (1 + 0.607 * m[0.674])
+    b_2 = 0.238 * m[0.223]
+    z_d = 1291 * m[0.251] / (1 + 0.659 * m[0.828]) * (1 + b_1 * w_b**b_2)  # (4)
+    R_d, R_eq = (31.5 * w_b * _THETA**-4 * (1e3 / z) for z in (z_d, z_eq))  # (5)
+    logarithm = jnp.log((jnp.sqrt(1 + R_d) + jnp.sqrt(R_d + R_eq)) / (1 + jnp.sqrt(R_eq)))
+    s = 2 / (3 * k_eq) * jnp.sqrt(6 / R_eq) * logarithm  # (6)
+    k_silk = 1.6 * w_b**0.52 * m[0.73] * (1 + 10.4**-0.95 * m[-0.95])  # (7)
+
+    def T_0(alpha_c: ArrayLike, beta_c: ArrayLike) -> Array:  # (19)
+        q = k / (13.41 * k_eq)  # (10)
+        C = 14.2 / alpha_c + 386 / (1 + 69.9 * q**1.08)  # (20)
+        L = jnp.log(math.e + 1.8 * beta_c * q)
+        return L / (L + C * q**2)
+
+    # Cold dark matter
+    a_1 = 46.9**0.67 * m[0.67] * (1 + 32.1**-0.532 * m[-0.532])
+    a_2 = 12**0.424 * m[0.424] * (1 + 45**-0.582 * m[-0.582])
+    alpha_c = a_1**-f_b * a_2 ** -(f_b**3)  # (11)
+    b_1 = 0.944 / (1 + 458**-0.708 * m[-0.708])
+    b_2 = 0.395**-0.0266 * m[-0.0266]
+    beta_c = 1 / (1 + b_1 * (f_c**b_2 - 1))  # (12)
+    f = 1 / (1 + (k * s / 5.4) ** 4)  # (18)
+    T_c = f * T_0(1, beta_c) + (1 - f) * T_0(alpha_c, beta_c)  # (17)
+
+    # Baryons
+    y = (1 + z_eq) / (1 + z_d)
+    x = jnp.sqrt(1 + y)
+    G = y * (-6 * x + (2 + 3 * y) * jnp.log((x + 1) / (x - 1)))  # (15)
+    alpha_b = 2.07 * k_eq * s * (1 + R_d) ** -0.75 * G  # (14)
+    beta_node = 8.41 * m[0.435]  # (23)
+    beta_b = 0.5 + f_b + (3 - 2 * f_b) * jnp.sqrt((17.2 * w_m) ** 2 + 1)  # (24)
+    s_k = s * (1 + (beta_node / (k * s)) ** 3) ** (-1 / 3)  # (22)
+    x = k * s_k
+    j_0 = jnp.where(x > 0, jnp.sin(x) / jnp.where(x > 0, x, 1), 1)  # jnp.sinc of JAX 0.12 is a loop
+    damped = alpha_b / (1 + (beta_b / (k * s)) ** 3) * jnp.exp(-((k / k_silk) ** 1.4))
+    T_b = (T_0(1, 1) / (1 + (k * s / 5.2) ** 2) + damped) * j_0  # (21)
+
+    return f_b * T_b + f_c * T_c, s  # (16)

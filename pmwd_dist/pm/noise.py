@@ -1,0 +1,116 @@
+"""White noise: Gaussian, of fixed amplitude, paired, and the same long waves at any resolution."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.random import threefry_2x32
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float
+
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.arithmetic import scaled
+from pmwd_dist.config import Config
+from pmwd_dist.parallel.explicit_axes import on_auto_axes
+from pmwd_dist.parallel.fft import local_factors, pirfft3d, prfft3d, wavenumbers
+from pmwd_dist.pm import inputs
+
+
+class NoiseKind(NamedTuple):
+    """Options of `white_noise`."""
+
+    nested: bool = False
+    fixed: bool = False
+    paired: bool = False
+
+
+GAUSSIAN = NoiseKind()
+
+
+@on_auto_axes
+def white_noise(
+    key: Array, config: Config, dtype: Any = None, *, nested: bool = False, fixed: bool = False, paired: bool = False
+) -> Float[Array, "nx ny nz"]:
+    """Real Gaussian noise of unit variance on the particle lattice, bitwise the same on any number of devices.
+
+    The numbers are drawn in single precision: noise in double precision is the same to rounding. Options that take a
+    transform, nested and fixed, are the same to rounding on any number of devices.
+
+    Args:
+      key: key of jax.random.
+      config: the simulation.
+      dtype: real type of the noise; default: the precision of the program.
+      nested: whether a mode depends on its integer wavevector alone. Modes below the Nyquist frequency of a lattice
+        are then the modes of any finer lattice in the same box.
+      fixed: whether each mode has its rms amplitude, with a random phase (Angulo & Pontzen 2016).
+      paired: whether to reverse the sign of the noise: the second simulation of a pair.
+
+    Raises:
+      ValueError: not a key of jax.random, or not a real floating-point type.
+
+    Examples:
+      >>> noise = pmd.white_noise(jax.random.key(0), config)
+    """
+    inputs.check_config(config)
+    if not hasattr(key, "dtype") or not (jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.dtype == jnp.uint32):
+        raise ArgumentError("key", key, "must be a key", "for example jax.random.key(0)")
+    if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
+        raise ArgumentError("dtype", dtype, "must be a type of real floating-point numbers")
+    return _white_noise(key, config, jnp.dtype(dtype or jnp.result_type(float)), NoiseKind(nested, fixed, paired))
+
+
+def noise_of(source: Array, config: Config, kind: NoiseKind) -> Array:
+    """Noise of a key, or the given noise."""
+    if not jnp.issubdtype(source.dtype, jnp.floating):
+        return white_noise(source, config, **kind._asdict())
+    return -source if kind.paired else source
+
+
+@partial(jax.jit, static_argnames=("config", "dtype", "kind"))
+def _white_noise(key: Array, config: Config, dtype: Any, kind: NoiseKind) -> Array:
+    decomposition, shape = config.decomposition, config.particle_shape
+    noise = decomposition.constrain(jax.random.normal(key, shape, jnp.float32).astype(dtype))
+    if kind.nested or kind.fixed:
+        modes = _nested_modes(key, config, dtype) if kind.nested else prfft3d(noise, decomposition)
+        if kind.fixed:
+            size = jnp.abs(modes)
+            modes = scaled(modes, math.sqrt(math.prod(shape)) / jnp.where(size > 0, size, 1))
+        noise = pirfft3d(modes, shape, decomposition)
+    return -noise if kind.paired else noise
+
+
+def _nested_modes(key: Array, config: Config, dtype: Any) -> Array:
+    """Modes of white noise, each from a hash of its wavevector."""
+    decomposition = config.decomposition
+    pair = jax.random.bits(key, (2,), jnp.uint32)
+    block = decomposition.shard_map(partial(_hashed, config=config), (P(),), decomposition.spectrum_spec)
+    return (math.sqrt(math.prod(config.particle_shape)) * block(pair)).astype(jnp.result_type(dtype, jnp.complex64))
+
+
+def _hashed(pair: Array, config: Config) -> Array:
+    """The local block of the modes, of unit variance.
+
+    A mode and its complex conjugate are both stored where kz is 0 or at the Nyquist frequency. The smaller wavevector
+    of the two is hashed there. A mode that is its own conjugate is real.
+    """
+    shape = config.particle_shape
+    own = wavenumbers(shape, config.decomposition)
+    opposite = [np.where(2 * np.abs(n) == size, n, -n) for n, size in zip(own, shape, strict=True)]
+    x, y, z = local_factors(own, config.decomposition, jnp.int32)
+    u, v, w = local_factors(opposite, config.decomposition, jnp.int32)
+    both = z == w
+    single, reverse = both & (y == v) & (x == u), both & ((y > v) | ((y == v) & (x > u)))
+    x, y, z = (jnp.where(reverse, n, m) for n, m in zip((u, v, w), (x, y, z), strict=True))
+    words = (x & 0x1FFFFF) | (y << 21), ((y >> 11) & 0x3FF) | (z << 10)  # 21 bits each
+    bits = threefry_2x32(pair, jnp.stack([word.astype(jnp.uint32) for word in words]))
+    fraction = (bits.astype(jnp.float32) + 0.5) * 2.0**-32
+    radius, angle = jnp.sqrt(-jnp.log(fraction[0])), 2 * math.pi * fraction[1]
+    real, imaginary = radius * jnp.cos(angle), radius * jnp.sin(angle)
+    imaginary = jnp.where(single, 0, jnp.where(reverse, -imaginary, imaginary))
+    modes = jax.lax.complex(jnp.where(single, math.sqrt(2) * real, real), imaginary)
+    return jnp.where(z >= 0, modes, 0)

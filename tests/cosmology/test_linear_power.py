@@ -1,0 +1,102 @@
+"""The transfer function "boltzmann" and amplitudes A_s against CAMB; P(k) as a function of the cosmology."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import problems
+import pytest
+
+import pmwd_dist as pmd
+from pmwd_dist.cosmology.linear_power import sigma8_of_A_s
+
+CAMB = np.load(Path(__file__).parent / "camb.npz")  # of benchmarks/transfer_table.py
+NAMES = ("Omega_m", "Omega_b", "h", "n_s")
+
+
+def cosmology(omega_m: Any, omega_b: Any, h: Any, n_s: Any, sigma8: Any = 1.0) -> Any:
+    flat = {"Omega_k": 0.0, "w0": -1.0, "wa": 0.0}
+    return SimpleNamespace(Omega_c=omega_m - omega_b, Omega_b=omega_b, h=h, n_s=n_s, sigma8=sigma8, **flat)
+
+
+@pytest.mark.parametrize("number", range(len(CAMB["cosmologies"])))
+def test_power_is_camb_s(number: int) -> None:
+    power = pmd.linear_power(CAMB["k"], cosmology(*CAMB["cosmologies"][number]), "boltzmann")
+    np.testing.assert_allclose(power, CAMB["power"][number], rtol=1e-3)
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_derivatives_of_the_power_are_camb_s(number: int) -> None:
+    values, (up, down) = CAMB["cosmologies"][0], (2 * number + 1, 2 * number + 2)
+    step = CAMB["cosmologies"][up][number] - CAMB["cosmologies"][down][number]
+    expected = np.log(CAMB["power"][up] / CAMB["power"][down]) / step
+
+    def log_power(x: Any) -> jax.Array:
+        changed = jnp.asarray(values).at[number].set(x)
+        return jnp.log(pmd.linear_power(CAMB["k"], cosmology(*changed), "boltzmann"))
+
+    slope = jax.jacfwd(log_power)(values[number])
+    np.testing.assert_allclose(slope, expected, atol=1e-2 * np.abs(expected).max())
+
+
+def test_sigma8_of_an_amplitude_is_camb_s() -> None:
+    for values, expected in zip(CAMB["cosmologies"], CAMB["sigma8"], strict=True):
+        sigma8 = sigma8_of_A_s(CAMB["A_s"], cosmology(*values))
+        assert abs(sigma8 / expected - 1) < 3e-3
+
+
+def test_power_is_that_of_an_installed_camb() -> None:
+    camb = pytest.importorskip("camb")
+    values = 0.28, 0.045, 0.7, 0.95
+    omega_m, omega_b, h, n_s = values
+    density = {"ombh2": omega_b * h**2, "omch2": (omega_m - omega_b) * h**2}
+    given = camb.set_params(H0=100 * h, ns=n_s, mnu=0, num_massive_neutrinos=0, WantCls=False, **density)
+    given.set_matter_power(redshifts=[0.0], kmax=20.0)
+    results = camb.get_results(given)
+    expected = results.get_matter_power_interpolator(nonlinear=False).P(0.0, CAMB["k"])
+    power = pmd.linear_power(CAMB["k"], cosmology(*values, sigma8=results.get_sigma8_0()), "boltzmann")
+    np.testing.assert_allclose(power, expected, rtol=5e-3)
+
+
+def test_beyond_its_table_the_correction_is_constant() -> None:
+    """Eisenstein & Hu's power continues it, in k and in the densities."""
+    for changes in ({"Omega_c": 0.9}, {"Omega_c": 0.06}, {"h": 0.3}, {}):
+        cosmo = problems.cosmology(**changes)
+        ends = np.array([1e-5, 2e-5, 200.0, 400.0])
+        ours, fit = (np.log(np.asarray(pmd.linear_power(ends, cosmo, name))) for name in ("boltzmann", "eisenstein-hu"))
+        np.testing.assert_allclose((ours - fit)[::2], (ours - fit)[1::2], atol=2e-4)
+
+
+class Tilted:
+    """P(k) of a cosmology with a factor of its own."""
+
+    def __init__(self, amplitude: Any):
+        self.amplitude = amplitude
+
+    def __call__(self, k: jax.Array, cosmo: Any) -> jax.Array:
+        return self.amplitude * pmd.linear_power(k, cosmo, "boltzmann")
+
+
+@pytest.mark.parametrize("pdims", [(1, 1), (4, 1), (2, 2)])
+def test_a_function_of_the_cosmology_is_differentiated_with_the_rest(pdims: tuple[int, int]) -> None:
+    config = pmd.Config(80.0, 8, decomposition=pdims)
+    noise = np.random.default_rng(0).standard_normal((8, 8, 8))
+
+    def total(n_s: Any, amplitude: Any, power: Any) -> jax.Array:
+        modes = pmd.linear_modes(noise, problems.cosmology(n_s=n_s), config, linear_power=power(amplitude))
+        return jnp.sum(modes.real**2 + modes.imag**2)
+
+    ours, expected = (jax.grad(total, (0, 1))(0.96, 1.0, f) for f in (Tilted, lambda _: "boltzmann"))
+    np.testing.assert_allclose(ours[0], expected[0], rtol=1e-9)
+    np.testing.assert_allclose(ours[1], total(0.96, 1.0, Tilted), rtol=1e-9)
+
+
+def test_an_unknown_transfer_function_is_named() -> None:
+    config = pmd.Config(80.0, 8, decomposition=(1, 1))
+    with pytest.raises(ValueError, match=r"linear_power='camb' must be 'eisenstein-hu' or 'boltzmann'"):
+        pmd.linear_modes(np.zeros((8, 8, 8)), problems.cosmology(), config, linear_power="camb")

@@ -1,0 +1,66 @@
+"""Noise of the initial conditions: of files, and the options of [noise]."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import h5py
+import jax
+import numpy as np
+import pytest
+import zarr
+from runs import Events, assert_same, make
+
+import pmwd_dist as pmd
+from pmwd_dist.pm.noise import noise_of
+from pmwd_dist.run.common.job import execute
+from pmwd_dist.run.settings import SettingsError
+
+
+@pytest.mark.usefixtures("no_figures")
+@pytest.mark.parametrize("pdims", ["[1, 1]", "[2, 2]"])
+def test_noise_of_a_file_is_that_of_its_seed(tmp_path: Path, pdims: str) -> None:
+    seeded = make(tmp_path / "seed", "noise.seed=3", f"devices.pdims={pdims}")
+    noise = np.asarray(pmd.white_noise(jax.random.key(3), seeded.simulation.config))
+    np.save(tmp_path / "noise.npy", noise)
+    read = make(tmp_path / "file", "noise.file=noise.npy", f"devices.pdims={pdims}")
+    for plan in (seeded, read):
+        execute(plan, Events())
+    assert_same(seeded.folder, read.folder)
+
+
+def test_noise_is_read_from_each_kind_of_file(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).standard_normal((8, 8, 8))
+    np.save(tmp_path / "a.npy", noise)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["noise"] = noise
+    zarr.save(str(tmp_path / "a.zarr"), noise)
+    for number, name in enumerate(("a.npy", "a.h5:/noise", "a.zarr")):
+        simulation = make(tmp_path / f"run{number}", f"noise.file={name}", "noise.paired=true").simulation
+        np.testing.assert_array_equal(noise_of(simulation.noise, simulation.config, simulation.kind), -noise)
+
+
+def test_options_of_the_noise_are_those_of_the_library(tmp_path: Path) -> None:
+    options = {"nested": True, "fixed": True, "paired": True}
+    plan = make(tmp_path / "run", "noise.seed=2", *(f"noise.{name}=true" for name in options))
+    simulation, config = plan.simulation, plan.simulation.config
+    expected = pmd.white_noise(jax.random.key(2), config, **options)
+    np.testing.assert_array_equal(noise_of(simulation.noise, config, simulation.kind), expected)
+    assert "seed 2, nested, fixed, paired" in "\n".join(plan.lines())
+
+
+@pytest.mark.parametrize(
+    ("shape", "factor", "given", "words"),
+    [
+        ((8, 8, 8), 3.0, [], r"noise.file = .* has mean .* and variance 9.\d*, and white noise has 0 and 1"),
+        ((4, 4, 4), 1.0, [], r"noise.file = .*has the shape \[4, 4, 4\], and box.mesh is \[8, 8, 8\]"),
+        ((8, 8, 8), 1.0, ["noise.fixed=true"], "noise.file: nested and fixed are options of a seed"),
+        ((8, 8, 8), 1.0, ["noise.file=b.npy"], "noise.file = .*b.npy.*No such file"),
+    ],
+)
+def test_wrong_noise_is_named(
+    tmp_path: Path, shape: tuple[int, ...], factor: float, given: list[str], words: str
+) -> None:
+    np.save(tmp_path / "a.npy", factor * np.random.default_rng(0).standard_normal(shape))
+    with pytest.raises(SettingsError, match=words):
+        make(tmp_path / "run", "noise.file=a.npy", *given)
