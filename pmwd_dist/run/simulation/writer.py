@@ -49,7 +49,7 @@ class Writer:
         self._tasks.append(self._figures.submit(draw, *arguments))
 
     def write(self, snapshot: Snapshot, path: Path) -> str:
-        """Write a snapshot; return the name of this process's file once all chunks are on the host or in the buffer."""
+        """Copy a snapshot to the host, for the thread to write; return the name of this process's file."""
         self._path = snapshot.path(path)
         waiting = Queue[Any](max(2, self._buffer // snapshot.chunk_size) + 1)  # and the end
         self._tasks.append(self._files.submit(_write, snapshot, self._path, iter(waiting.get, None)))
