@@ -55,7 +55,7 @@ def case(seed: int) -> Case:
     return Case(model, np.asarray(data), mask, sigma)
 
 
-def moments(one: Case, points: int = 61) -> dict[str, tuple[float, float]]:
+def moments(one: Case, points: int = 41) -> dict[str, tuple[float, float]]:
     """Exact mean and standard deviation of each parameter."""
     seen = one.mask.ravel()
     impulses = jnp.eye(CELLS**3).reshape(-1, *(CELLS,) * 3)

@@ -20,7 +20,7 @@ from pmwd_dist.parallel.distributed import to_devices, to_host
 
 # Step per root of the dimensions, times the root of the largest curvature. Velocity Verlet is unstable from 2 on in a
 # normal distribution. The curvature varies along a chain.
-LARGEST_PHASE = 1.6
+LARGEST_PHASE = 1.3
 AWAY = 2.5  # distance from the mean of a parameter [standard deviations]
 _ASIDE = 0.5  # half the distance of a difference of gradients, about the distance of a step along one direction
 _ITERATIONS = 12
