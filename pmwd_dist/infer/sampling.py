@@ -138,7 +138,8 @@ def sample(
                 run = _balanced(jax.random.fold_in(key, 0), run, posterior, earlier, spmd_axis_name)
             else:
                 run = _shortened(run, checked.factor)
-            run = run._replace(moments=placed(jax.tree.map(jnp.zeros_like, run.moments), run.moments))
+            nothing = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), run.moments)
+            run = run._replace(moments=placed(nothing, run.moments))
             earlier.clear()
             folder.begin_again(pack(run, 0, restarts))
         else:
@@ -160,8 +161,9 @@ def _errors(chunks: list[Arrays], run: Run, energy_variance: float) -> StepError
 
 def _shortened(run: Run, factor: float) -> Run:
     """The chains with shorter steps."""
-    shorter = run.tuning._replace(step_size=np.asarray(run.tuning.step_size) * factor)
-    return run._replace(tuning=placed(from_main(shorter), run.tuning))
+    tuning = to_host(run.tuning)
+    shorter = from_main(tuning._replace(step_size=np.asarray(tuning.step_size * factor)))
+    return run._replace(tuning=placed(shorter, run.tuning))
 
 
 def _balanced(key: Array, run: Run, posterior: Posterior, chunks: list[Arrays], axis: str | None) -> Run:
@@ -169,7 +171,7 @@ def _balanced(key: Array, run: Run, posterior: Posterior, chunks: list[Arrays], 
     old, before, names = run.adaptation, posterior.adapted(run.adaptation), posterior.model.priors
     assert old is not None
     draws = {name: np.concatenate([c[f"parameter/{name}"] for c in chunks], axis=1) for name in names}
-    numbers = to_host(jax.vmap(jax.vmap(before.in_linear_scales))(draws))
+    numbers = to_host(_in_linear_scales(before, draws))
     shift = np.concatenate([c["density_shift"] for c in chunks], axis=1)
     dimensions = trees.size(jax.tree.map(lambda x: x[0], run.states.position))
     new = balanced(to_host(old), numbers, shift, float(np.asarray(run.tuning.step_size)), dimensions)
@@ -177,6 +179,12 @@ def _balanced(key: Array, run: Run, posterior: Posterior, chunks: list[Arrays], 
     positions = placed(moved(run.states.position, before, posterior.adapted(new), axis), run.states.position)
     states = placed(begin(key, positions, posterior.adapted(new), axis).states, run.states)
     return run._replace(states=states, adaptation=new)
+
+
+@eqx.filter_jit
+def _in_linear_scales(posterior: Posterior, draws: dict[str, Any]) -> Array:
+    """Parameters of draws in linear theory's scales, (chains, draws, parameters)."""
+    return jax.vmap(jax.vmap(posterior.in_linear_scales))(draws)
 
 
 def _warned(chain: Chain, method: Method, energy_variance: float) -> Chain:
