@@ -306,13 +306,6 @@ class Posterior(eqx.Module):
             return jnp.zeros(0), jnp.zeros(0)
         return self.preconditioner.observe(position, slope, self.parameters(position))
 
-    def in_linear_scales(self, parameters: Mapping[str, ArrayLike]) -> Array:
-        """Parameters of the model in the scales of `Preconditioner.in_linear_scales`."""
-        assert self.preconditioner is not None
-        priors = self.model.priors.items()
-        white = {name: jnp.clip(prior.inverse(parameters[name]), -6, 6) for name, prior in priors}  # finite at bounds
-        return self.preconditioner.in_linear_scales(self.preconditioner.scaled(white))
-
     def moved(self, position: Position, other: Posterior) -> Position:
         """The position in another adaptation with the same noise and parameters."""
         return other.whiten(self.unwhiten(position)[0], self._white(position))

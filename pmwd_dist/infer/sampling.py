@@ -1,14 +1,7 @@
-"""Sample a posterior in chunks on disk: an interrupted run goes on from the last chunk, to the same bits.
-
-MCLMC accepts every step, so its chains check their own steps after 1, 2, 4, 8 chunks and so on (`step_errors`). Where
-steps are too long, all draws are discarded, and chains start over from where they are: with shorter steps, or in
-coordinates in which the bias of the means vanishes (`tuning.discretisation_bias`). The sampled density never changes
-while draws are kept.
-"""
+"""Sample a posterior in chunks on disk: an interrupted run goes on from the last chunk, to the same bits."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -22,27 +15,23 @@ from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer import preconditioner_adaptation as adaptation
-from pmwd_dist.infer import trees
 from pmwd_dist.infer.chain import scales
-from pmwd_dist.infer.chain.chain import Chain, Moments, Progress, Run, pack, placed, unpack
-from pmwd_dist.infer.chain.diagnostics import StepErrors, step_errors
-from pmwd_dist.infer.chain.folder import ChainFolder, chain_of, identity_of
+from pmwd_dist.infer.chain.chain import Chain, Moments, Progress, Run, pack, unpack
+from pmwd_dist.infer.chain.folder import ChainFolder, identity_of
 from pmwd_dist.infer.chain.progress import is_shown, with_bar
 from pmwd_dist.infer.lensing import Convergence
 from pmwd_dist.infer.model import Position, Posterior
-from pmwd_dist.infer.samplers.isokinetic import IntegratorState, density_shift
-from pmwd_dist.infer.samplers.methods import Method, check_method, transition
-from pmwd_dist.infer.tuning.discretisation_bias import balanced
-from pmwd_dist.infer.tuning.loop import ChainTuning, TuningProgress, begin, check_share, moved
-from pmwd_dist.infer.tuning.schedule import SHORTEST, Schedule
-from pmwd_dist.infer.tuning.step_size import ENERGY_VARIANCE
+from pmwd_dist.infer.samplers.isokinetic import IntegratorState
+from pmwd_dist.infer.samplers.methods import Method, check_method, correction, remaining_shift, transition
+from pmwd_dist.infer.tuning.discretisation_bias import BiasCorrection, bias_samples
+from pmwd_dist.infer.tuning.loop import ChainTuning, TuningProgress, begin, check_share
+from pmwd_dist.infer.tuning.schedule import ENERGY_VARIANCE, SHORTEST, STEP_BIAS, Schedule
 from pmwd_dist.io.arrays import Arrays
-from pmwd_dist.parallel.distributed import from_main, to_host
+from pmwd_dist.parallel.distributed import to_host
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.inputs import whole_number
 from pmwd_dist.pm.status import SimulationError
 
-RESTARTS, _BALANCES = 6, 2  # largest number of times that chains start over, and of those in other coordinates
 _ELSEWHERE = "begin elsewhere, as with another seed or narrower priors, or look at the simulation there"
 
 
@@ -56,6 +45,7 @@ def sample(
     output: str | Path,
     method: Method = "mclmc",
     energy_variance: float = ENERGY_VARIANCE,
+    most_bias: float = STEP_BIAS,
     tuning_steps: int = 1000,
     thin: int = 1,
     chunk: int = 100,
@@ -78,6 +68,9 @@ def sample(
       method: "mclmc", which accepts all steps; "adjusted-mclmc" or "hmc", which accept or reject trajectories; or
         "nuts", whose trajectories end where they turn. It is tuned as "hmc" and needs blackjax.
       energy_variance: target variance of the energy error of a step of MCLMC, per dimension.
+      most_bias: largest tolerated discretisation bias of a parameter with MCLMC, in posterior standard deviations. A
+        correction is estimated in the tuning with up to twice this error, and again from all draws after 1, 2, 4, 8
+        chunks and so on (`infer.tuning.discretisation_bias`).
       output: folder of the chain. A chain of another model there is an error; functions are compared by their names.
       tuning_steps: number of tuning steps before sampling.
       thin: number of steps per draw.
@@ -85,8 +78,8 @@ def sample(
       keep_noise: whether to keep the white noise of the last draw of each chunk.
       most_failures: largest share of failed simulations in the steps of a chunk or of the last stage of the tuning.
       spmd_axis_name: axis of the device mesh over which chains are divided, if any.
-      listener: function called after tuning, after each chunk is on disk, and where chains start over; an exception
-        ends the run. Of several processes, each calls it, and all of them have to raise it.
+      listener: function called after tuning and after each chunk is on disk; an exception ends the run. Of several
+        processes, each calls it, and all of them have to raise it.
       tuning_listener: function called after each block of the tuning; an exception ends the run, with the state on
         disk.
       progress: whether to show the progress on standard error, as a bar if tqdm is installed; default: in a terminal
@@ -97,9 +90,6 @@ def sample(
       ArrayFileError: a file of the chain in the folder is missing or damaged.
       SimulationError: the first positions, or too many steps, failed.
 
-    Warns:
-      UserWarning: steps of MCLMC that are still too long, with the range of parameters.
-
     Examples:
       >>> starts = jax.vmap(posterior.initial)(jax.random.split(jax.random.key(0), 4))
       >>> chain = infer.sample(posterior, starts, key=jax.random.key(1), steps=4000, output="runs/chain")
@@ -107,92 +97,34 @@ def sample(
     check_method(method)
     _check_positions(posterior, positions)
     _check_numbers(key, steps, thin, chunk, tuning_steps, most_failures)
+    aims: dict[str, Any] = {"method": method, "energy_variance": energy_variance, "most_bias": most_bias}
     adapts = adaptation.start(posterior) is not None
-    schedule = Schedule(positions, tuning_steps, method, energy_variance, adapts)
-    how = {"method": method, "energy_variance": energy_variance, "tuning_steps": tuning_steps, "thin": thin}
-    how |= {"chunk": chunk, "keep_noise": keep_noise}
+    schedule = Schedule(positions, steps=tuning_steps, adapts=adapts, approaches=True, reestimates=True, **aims)
+    how = aims | {"tuning_steps": tuning_steps, "thin": thin, "chunk": chunk, "keep_noise": keep_noise}
     folder = ChainFolder(output, _identity(posterior, positions, key) | identity_of(how))
-    earlier = folder.chunks()
+    folder.check()
     if is_shown(progress):
         listener, tuning_listener = with_bar(steps // (thin * chunk), listener, tuning_listener)
     begin_key, tune_key, run_key = jax.random.split(key, 3)
     run = begin(begin_key, positions, posterior, spmd_axis_name)
     _check_begun(run, posterior, positions)
-    if not (resumed := _resumed(run, folder)):
-        chains = ChainTuning(tune_key, run, posterior, schedule, folder, spmd_axis_name, tuning_listener)
-        resumed = chains.tune(), 0
+    if not (resumed := _resumed(run, folder, most_bias)):
+        chains = ChainTuning(tune_key, run, posterior, schedule, folder, tuning_steps, spmd_axis_name, tuning_listener)
+        resumed = chains.tune(), 0, BiasCorrection(schedule.correction_error, most_bias)
         chains.failures.check(most_failures)
-        folder.write_state(pack(resumed[0], 0, 0))
+        folder.write_state(pack(resumed[0], 0) | resumed[2].pack())
         _tell(listener, resumed[0], 0, {})
-    run, restarts = resumed
-    while len(earlier) < steps // (thin * chunk):
-        index = len(earlier)
-        key = jax.random.fold_in(jax.random.fold_in(run_key, restarts), index)
-        run, draws = _advance(key, run, posterior, method, thin, chunk, spmd_axis_name)
+    run, done, bias = resumed
+    for index in range(done, steps // (thin * chunk)):
+        run, draws = _advance(jax.random.fold_in(run_key, index), run, posterior, method, thin, chunk, spmd_axis_name)
         arrays = _checked(draws, index, most_failures, posterior)
-        earlier.append(arrays)
-        checked = _errors(earlier, run, energy_variance) if method == "mclmc" and restarts < RESTARTS else None
-        if checked is not None and checked.reasons:
-            restarts += 1
-            if checked.balances and run.adaptation is not None and restarts <= _BALANCES:
-                run = _balanced(jax.random.fold_in(key, 0), run, posterior, earlier, spmd_axis_name)
-            else:
-                run = _shortened(run, checked.factor)
-            nothing = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), run.moments)
-            run = run._replace(moments=placed(nothing, run.moments))
-            earlier.clear()
-            folder.begin_again(pack(run, 0, restarts))
-        else:
-            noise = {}
-            if keep_noise:
-                adapted = posterior.adapted(run.adaptation)
-                noise = {"noise": to_host(_unwhitened(run.states.position, adapted, spmd_axis_name))}
-            folder.write(index, arrays | noise, pack(run, index + 1, restarts))
-        _tell(listener, run, len(earlier), arrays if earlier else {})
-    return _warned(folder.load(), method, energy_variance)
-
-
-def _errors(chunks: list[Arrays], run: Run, energy_variance: float) -> StepErrors | None:
-    """Errors of all draws by finite steps; None between checks."""
-    if len(chunks) & (len(chunks) - 1):
-        return None
-    return step_errors(chain_of(chunks, to_host(run.moments)._asdict()), energy_variance)
-
-
-def _shortened(run: Run, factor: float) -> Run:
-    """The chains with shorter steps."""
-    tuning = to_host(run.tuning)
-    shorter = from_main(tuning._replace(step_size=np.asarray(tuning.step_size * factor)))
-    return run._replace(tuning=placed(shorter, run.tuning))
-
-
-def _balanced(key: Array, run: Run, posterior: Posterior, chunks: list[Arrays], axis: str | None) -> Run:
-    """The chains in coordinates in which the bias of the means in these chunks vanishes."""
-    old, before, names = run.adaptation, posterior.adapted(run.adaptation), posterior.model.priors
-    assert old is not None
-    draws = {name: np.concatenate([c[f"parameter/{name}"] for c in chunks], axis=1) for name in names}
-    numbers = to_host(_in_linear_scales(before, draws))
-    shift = np.concatenate([c["density_shift"] for c in chunks], axis=1)
-    dimensions = trees.size(jax.tree.map(lambda x: x[0], run.states.position))
-    new = balanced(to_host(old), numbers, shift, float(np.asarray(run.tuning.step_size)), dimensions)
-    new = placed(from_main(new), old)
-    positions = placed(moved(run.states.position, before, posterior.adapted(new), axis), run.states.position)
-    states = placed(begin(key, positions, posterior.adapted(new), axis).states, run.states)
-    return run._replace(states=states, adaptation=new)
-
-
-@eqx.filter_jit
-def _in_linear_scales(posterior: Posterior, draws: dict[str, Any]) -> Array:
-    """Parameters of draws in linear theory's scales, (chains, draws, parameters)."""
-    return jax.vmap(jax.vmap(posterior.in_linear_scales))(draws)
-
-
-def _warned(chain: Chain, method: Method, energy_variance: float) -> Chain:
-    """The chain, with a warning if its steps are too long."""
-    if method == "mclmc" and (reasons := step_errors(chain, energy_variance).reasons):
-        remedy = "tune for longer, or use a smaller energy_variance"
-        warnings.warn(f"steps of MCLMC are too long: {'; '.join(reasons)}; {remedy}", stacklevel=4)
-    return chain
+        if keep_noise:
+            adapted = posterior.adapted(run.adaptation)
+            arrays |= {"noise": to_host(_unwhitened(run.states.position, adapted, spmd_axis_name))}
+        run, arrays = bias.update(run, arrays)
+        folder.write(index, arrays, pack(run, index + 1) | bias.pack())
+        _tell(listener, run, index + 1, arrays)
+    return folder.load()
 
 
 def _check_positions(posterior: Posterior, positions: Any) -> None:
@@ -257,13 +189,16 @@ def _at(posterior: Posterior, positions: Position, chain: int) -> str:
     return f"{there}, where the prediction is {odd}" if odd else there
 
 
-def _resumed(run: Run, folder: ChainFolder) -> tuple[Run, int] | None:
-    """The chains after the chunks in the folder, and how often they started over; None while they are tuned."""
+def _resumed(run: Run, folder: ChainFolder, most_bias: float) -> tuple[Run, int, BiasCorrection] | None:
+    """The chains after the chunks in the folder, and their number; None while they are tuned."""
     stored = folder.state()
-    if stored is None or "chunks" not in stored:
+    if stored is None or "schedule/count" in stored:
         return None
     with folder.reading_state():
-        return unpack(stored, run), int(stored["restarts"])
+        run, bias = unpack(stored, run), BiasCorrection.unpack(stored, most_bias)
+        for samples in folder.bias_samples:
+            bias.add(samples)
+        return run, int(stored["chunks"]), bias
 
 
 def _checked(draws: dict[str, Array], chunk: int, most: float, posterior: Posterior) -> Arrays:
@@ -301,11 +236,6 @@ def _advance(
     options |= {"agree": config.decomposition.equal_copies}
     seen = scales.scales_of(config)
 
-    def shift(state: IntegratorState) -> Array:
-        if method != "mclmc":
-            return jnp.zeros_like(state.logdensity)
-        return density_shift(state, jnp.asarray(run.tuning.step_size), run.tuning.inverse_mass_matrix)
-
     def once(states: IntegratorState, key: Array) -> Any:
         one = partial(transition, fraction=jax.random.uniform(jax.random.fold_in(key, chains)), **options)
         states, info = jax.vmap(one, spmd_axis_name=axis)(jax.random.split(key, chains), states)
@@ -318,7 +248,9 @@ def _advance(
         for i in range(chains):
             moments = moments.add(noise[i])
         kept = {f"parameter/{name}": x for name, x in jax.vmap(posterior.parameters)(states.position).items()}
-        kept |= {"logdensity": states.logdensity, "density_shift": jax.vmap(shift)(states)}
+        shift = jax.vmap(partial(remaining_shift, method=method, tuning=run.tuning))(states)
+        logdensity = states.logdensity + jax.vmap(partial(correction, tuning=run.tuning))(states.position)
+        kept |= {"logdensity": logdensity, "density_shift": shift} | bias_samples(states, method, run.tuning)
         kept |= jax.vmap(lambda x: scales.band_statistics(x, seen, config), spmd_axis_name=axis)(noise)
         return (states, moments), (kept, each)
 

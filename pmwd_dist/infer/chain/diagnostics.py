@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -16,12 +16,6 @@ from pmwd_dist._errors import ArgumentError
 
 Chains = Float[np.ndarray, "chains draws"]
 
-LARGEST_BIAS = 0.05  # discretisation bias of a mean for which steps are too long [standard deviations]
-_WIDTH = 0.015  # the same for a standard deviation
-_CHAIN, _TAIL = 4.0, 30.0  # energy variance per target for which steps are too long: of a chain, and of a part of draws
-_PARTS = 20  # parts of the draws, in the order of a parameter
-_FEWEST_EFFECTIVE = 40  # effective draws that show a bias
-_FEWEST_STEPS = 40  # steps that show the variance of the energy error
 _LEAST_LEFT = 0.2  # smallest share of a variance within chains that are far from one another
 
 
@@ -146,7 +140,7 @@ def step_bias(x: Chains, density_shift: Chains) -> tuple[float, float]:
 
     The sampled density is the posterior times exp(density_shift), which moves the mean by their covariance. The shift
     is a sum over all dimensions: a parameter on which the widths of a large field depend is biased even if the energy
-    error per dimension is small. The bias goes as the square of the step.
+    error per dimension is small. Without a correction the bias goes as the square of the step.
 
     Args:
       x: draws.
@@ -163,75 +157,6 @@ def step_bias(x: Chains, density_shift: Chains) -> tuple[float, float]:
     product = (x - x.mean(axis=1, keepdims=True)) * (shift - shift.mean(axis=1, keepdims=True)) / width
     left = max(1 - x.shape[0] / ess_mean(x), _LEAST_LEFT)
     return float(np.mean(product)) / left, float(np.std(product)) / math.sqrt(ess_mean(product)) / left
-
-
-class StepErrors(NamedTuple):
-    """Errors of draws by MCLMC whose steps are too long.
-
-    Args:
-      reasons: sentences with the size of each error, and the range of parameters of large energy errors.
-      factor: factor of the step size at which they should be small; 1 without errors.
-      balances: whether means are biased and energy errors are small, so that other coordinates can remove the bias.
-    """
-
-    reasons: list[str]
-    factor: float
-    balances: bool
-
-
-def step_errors(chain: Any, energy_variance: float) -> StepErrors:
-    """Errors of the draws of a chain by finite steps: the energy error, its tail, and the discretisation bias.
-
-    The variance of the energy error goes as the sixth power of the step, and the bias as the square. A bias counts if
-    it is larger than `LARGEST_BIAS` and three of its errors. A few draws show none.
-
-    Args:
-      chain: `Chain` of MCLMC.
-      energy_variance: variance of the energy error of a step per dimension, at which its tuning aimed.
-    """
-    dimensions = chain.noise_mean.size + len(chain.parameters)
-    reasons, factors, balances = list[str](), [1.0], False
-    largest = float(np.max(np.var(chain.energy_change, axis=1))) / dimensions
-    largest *= chain.energy_change.shape[1] >= _FEWEST_STEPS
-    where, tail = _energy_tail(chain, dimensions)
-    if unstable := largest > _CHAIN * energy_variance or tail > _TAIL * energy_variance:
-        there = f", and {tail:.1e} {where}" if where else ""
-        reasons.append(f"the variance of the energy error is up to {largest:.1e} a dimension in a chain{there}")
-        factors.append((energy_variance / max(largest, tail / _TAIL)) ** (1 / 6))
-    for name, draws in chain.parameters.items():
-        x = np.asarray(draws, float)
-        if x.shape[1] < 4 or np.ptp(x) == 0 or ess_mean(x) < _FEWEST_EFFECTIVE:
-            continue
-        square = 0.5 * ((x - x.mean()) / x.std()) ** 2
-        of_mean = *step_bias(x, chain.density_shift), f"shift {name}", LARGEST_BIAS
-        of_width = (
-            *(square.std() * np.array(step_bias(square, chain.density_shift))),
-            f"change the width of {name}",
-            _WIDTH,
-        )
-        for bias, error, what, most in (of_mean, of_width):
-            if abs(bias) > max(most, 3 * error):
-                reasons.append(f"steps {what} by {bias:+.2f} ± {error:.2f} standard deviations")
-                factors.append(math.sqrt(0.6 * most / abs(bias)))
-                balances |= most == LARGEST_BIAS and not unstable
-    return StepErrors(reasons, float(np.clip(min(factors), 0.4, 0.85)) if reasons else 1.0, balances)
-
-
-def _energy_tail(chain: Any, dimensions: int) -> tuple[str, float]:
-    """Range of a parameter in which the energy error is largest, and its variance per dimension there."""
-    worst = "", 0.0
-    for name, x in chain.parameters.items():
-        draws = np.asarray(x, float).ravel()
-        energies = np.asarray(chain.energy_change, float).reshape(draws.size, -1)
-        order, count = np.argsort(draws), min(_PARTS, energies.size // _FEWEST_STEPS)
-        parts = np.array_split(order, count) if count > 1 else []
-        for i, part in enumerate(parts):
-            variance, (low, high) = float(np.var(energies[part])) / dimensions, draws[part[[0, -1]]]
-            if variance > worst[1]:
-                above, below = f"above {low:.3g}", f"below {high:.3g}"
-                there = below if i == 0 else above if i == count - 1 else f"from {low:.3g} to {high:.3g}"
-                worst = f"where {name} is {there}", variance
-    return worst
 
 
 def _checked(x: Any) -> np.ndarray:

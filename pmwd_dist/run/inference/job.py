@@ -73,9 +73,7 @@ class _Watch:
             self._log_chunk(progress, seconds, compiled)
         else:
             numbers = f"step size {progress.step_size:.3g}{self._bound}, L {progress.L:.3g}"
-            again = "chains start over with shorter steps" if self._draws else f"tuned in {sampler.tuning_steps} steps"
-            self._draws.clear()
-            self._log.stage(f"{again}: {numbers}", seconds)
+            self._log.stage(f"tuned in {sampler.tuning_steps} steps: {numbers}", seconds)
         if progress.chunks < self._plan.chunks:
             self._control.raise_if_stopped(f"after chunk {progress.chunks} of {self._plan.chunks}", self._of_chunks)
 
@@ -139,26 +137,25 @@ def _sample(plan: InferenceJob, posterior: infer.Posterior, positions: Any, watc
         if is_main():
             manifest.claim(plan.folder, chain_files(plan.chunks))
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "steps of MCLMC are too long")  # the verdict says so
-            infer.sample(
-                posterior,
-                positions,
-                key=key_of(plan, 3),
-                steps=sampler.steps,
-                output=plan.folder,
-                method=sampler.method,
-                energy_variance=sampler.energy_variance,
-                tuning_steps=sampler.tuning_steps,
-                progress=False,
-                thin=sampler.thin,
-                chunk=sampler.chunk,
-                keep_noise=True,
-                most_failures=plan.settings.checks.failed_simulations,
-                spmd_axis_name=plan.chain_axis,
-                listener=watch,
-                tuning_listener=watch.tuned,
-            )
+        infer.sample(
+            posterior,
+            positions,
+            key=key_of(plan, 3),
+            steps=sampler.steps,
+            output=plan.folder,
+            method=sampler.method,
+            energy_variance=sampler.energy_variance,
+            most_bias=sampler.most_bias,
+            tuning_steps=sampler.tuning_steps,
+            progress=False,
+            thin=sampler.thin,
+            chunk=sampler.chunk,
+            keep_noise=True,
+            most_failures=plan.settings.checks.failed_simulations,
+            spmd_axis_name=plan.chain_axis,
+            listener=watch,
+            tuning_listener=watch.tuned,
+        )
     except ArgumentError as error:
         if error.argument != "output":
             raise

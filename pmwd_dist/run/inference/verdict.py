@@ -16,7 +16,7 @@ from jax import Array
 from pmwd_dist import infer
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer.chain.diagnostics import stuck
-from pmwd_dist.infer.tuning.step_size import ENERGY_VARIANCE
+from pmwd_dist.infer.tuning.schedule import ENERGY_VARIANCE
 from pmwd_dist.io.arrays import Arrays, read_arrays
 from pmwd_dist.parallel.distributed import is_main, raise_on_all_processes, to_devices, to_host
 from pmwd_dist.parallel.fft import pirfft3d
@@ -188,7 +188,7 @@ def find_reasons(plan: InferenceJob, chain: infer.Chain) -> list[str]:
     elif (accepted := float(np.mean(chain.acceptance_rate))) < _ACCEPTED:
         share = f"{accepted:.0%} of the trajectories are accepted, fewer than {_ACCEPTED:.0%}"
         reasons.append(f"{share}; raise sampler.tuning_steps")
-    reasons += find_bias_reasons(chain.bias(), checks.bias, sampler.energy_variance)
+    reasons += find_bias_reasons(chain.bias(), checks.bias, sampler.most_bias, _more(plan))
     if chain.failures > _OUTLIERS * chain.energy_change.size:
         reasons.append(f"{chain.failures} steps failed; look at the priors, devices.halo and time.steps")
     return reasons
@@ -262,17 +262,18 @@ def worst_scale(
     return max(poor.items(), key=lambda item: item[1]["rhat"], default=None)
 
 
-def find_bias_reasons(bias: dict[str, tuple[float, float]], limit: float, energy_variance: float) -> list[str]:
+def find_bias_reasons(bias: dict[str, tuple[float, float]], limit: float, most_bias: float, remedy: str) -> list[str]:
     """Parameters with a significant discretisation bias, with a remedy."""
     found = {name: pair for name, pair in bias.items() if abs(pair[0]) - pair[1] > limit}
     if not found:
         return []
     each = ", ".join(f"{name} {shift:+.2f} ± {error:.2f}" for name, (shift, error) in found.items())
-    # The bias goes as the square of the step, and the energy variance as its sixth power.
-    finer = energy_variance * (0.8 * limit / max(abs(shift) for shift, _ in found.values())) ** 3
+    # The bias scales as most_bias if the error of the correction limits the step, and as its square root if the second
+    # order does. The power here is right for the latter, and safe for the former.
+    finer = most_bias * (0.8 * limit / max(abs(shift) for shift, _ in found.values())) ** 2
     return [
-        f"the discretisation bias is more than {limit:g} standard deviations ({each}); sample again with "
-        f"sampler.energy_variance = {finer:.1g}"
+        f"the discretisation bias is more than {limit:g} standard deviations ({each}); {remedy}; or sample again with "
+        f"sampler.most_bias = {finer:.1g}"
     ]
 
 
