@@ -25,6 +25,7 @@ posterior differs from linear theory.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
@@ -38,6 +39,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.infer.forward import of_shape
 from pmwd_dist.infer.preconditioner_adaptation import BANDS, CLASSES, Adaptation, Observations, bands, mode_counts
 from pmwd_dist.infer.priors import unwhiten
+from pmwd_dist.parallel.distributed import to_devices
 from pmwd_dist.parallel.fft import pirfft3d, prfft3d
 
 
@@ -80,7 +82,9 @@ class Preconditioner(eqx.Module):
         self.band_count = BANDS * (1 if self.along is None else CLASSES)
         place = config.decomposition.sharding
         mean = None if self.linear else jnp.zeros(config.particle_shape, data.dtype, device=place)
-        self.adaptation = Adaptation.none(len(fiducial), self.band_count, mean) if adaptable else None
+        none = Adaptation.none(len(fiducial), self.band_count)  # on the devices, as later ones are
+        none = jax.tree.map(lambda x: to_devices(x, config.decomposition.replicated), none)
+        self.adaptation = replace(none, mean=mean) if adaptable else None
 
     def sums(self, x: Array) -> Float[Array, " bands"]:
         """Sums of a spectrum over the modes of each band."""

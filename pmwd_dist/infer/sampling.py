@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from jaxtyping import Array
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer import preconditioner_adaptation as adaptation
 from pmwd_dist.infer.chain import scales
-from pmwd_dist.infer.chain.chain import Chain, Moments, Progress, Run, pack, unpack
+from pmwd_dist.infer.chain.chain import Chain, Moments, Progress, Run, on_devices, pack, unpack
 from pmwd_dist.infer.chain.folder import ChainFolder, identity_of
 from pmwd_dist.infer.chain.progress import is_shown, with_bar
 from pmwd_dist.infer.lensing import Convergence
@@ -106,8 +107,10 @@ def sample(
     if is_shown(progress):
         listener, tuning_listener = with_bar(steps // (thin * chunk), listener, tuning_listener)
     begin_key, tune_key, run_key = jax.random.split(key, 3)
+    positions = on_devices(positions, posterior.model.config, spmd_axis_name)
     run = begin(begin_key, positions, posterior, spmd_axis_name)
     _check_begun(run, posterior, positions)
+    ahead = _compile_ahead(run_key, run, posterior, method, thin, chunk, spmd_axis_name)
     if not (resumed := _resumed(run, folder, most_bias)):
         chains = ChainTuning(tune_key, run, posterior, schedule, folder, tuning_steps, spmd_axis_name, tuning_listener)
         resumed = chains.tune(), 0, BiasCorrection(schedule.correction_error, most_bias)
@@ -115,6 +118,7 @@ def sample(
         folder.write_state(pack(resumed[0], 0) | resumed[2].pack())
         _tell(listener, resumed[0], 0, {})
     run, done, bias = resumed
+    wait([ahead])
     for index in range(done, steps // (thin * chunk)):
         run, draws = _advance(jax.random.fold_in(run_key, index), run, posterior, method, thin, chunk, spmd_axis_name)
         arrays = _checked(draws, index, most_failures, posterior)
@@ -125,6 +129,19 @@ def sample(
         folder.write(index, arrays, pack(run, index + 1) | bias.pack())
         _tell(listener, run, index + 1, arrays)
     return folder.load()
+
+
+def _compile_ahead(*args: Any) -> Future[Any]:
+    """Compile `_advance` in a thread while the chains are tuned; several processes compile it later, in one order."""
+    compiled = Future[Any]()
+    if jax.process_count() == 1:
+        pool = ThreadPoolExecutor(1)
+        program: Any = _advance
+        compiled = pool.submit(lambda: program.lower(*args).compile())
+        pool.shutdown(wait=False)
+    else:
+        compiled.set_result(None)
+    return compiled
 
 
 def _check_positions(posterior: Posterior, positions: Any) -> None:

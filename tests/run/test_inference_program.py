@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from inferences import SMALL
@@ -44,3 +45,13 @@ def test_counts_with_a_selection_are_sampled_and_judged(
     assert {"maps.png", "fields.png"} < {path.name for path in folder.iterdir()}
     chain = load_chain(folder)
     assert 0 < chain.acceptance_rate.mean() < 1 and np.ptp(chain.parameters["b1"]) > 0
+
+
+def test_programs_of_the_chains_are_compiled_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "field.toml"
+    file.write_text(SMALL)
+    with jax.log_compiles():
+        assert command("infer", file, "--output", tmp_path / "run") == 0
+    compiled = [match[1] for text in caplog.messages if (match := re.match(r"Compiling (?:jit\()?(\w+)", text))]
+    assert (compiled.count("begin"), compiled.count("_blocks")) == (1, 1)
+    assert "_advance" not in compiled  # in another thread, which does not log

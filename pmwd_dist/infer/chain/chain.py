@@ -8,8 +8,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array
 
+from pmwd_dist.config import Config
 from pmwd_dist.infer.chain.diagnostics import energy_table, step_bias, summary
 from pmwd_dist.infer.preconditioner_adaptation import Adaptation
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState
@@ -135,6 +137,19 @@ def restored(stored: Arrays, like: Any, prefix: str = "run") -> Any:
     shapes = {f"{prefix}/{i:03d}": jnp.shape(x) for i, x in enumerate(jax.tree.leaves(like))}
     check_shapes(stored, shapes)
     return placed(jax.tree.unflatten(jax.tree.structure(like), [stored[name] for name in shapes]), like)
+
+
+def on_devices(positions: Any, config: Config, axis: str | None) -> Any:
+    """Positions of chains, divided over devices as steps return them.
+
+    Args:
+      positions: positions, with a leading axis of chains, on the host or on the devices.
+      config: configuration of the simulation.
+      axis: axis of the device mesh over which chains are divided, if any.
+    """
+    mesh, spec = config.decomposition.mesh, config.decomposition.spec
+    fields, numbers = (NamedSharding(mesh, PartitionSpec(axis, *of)) for of in (spec, ()))
+    return jax.tree.map(lambda x: to_devices(x, fields if np.ndim(x) > 1 else numbers), positions)
 
 
 def placed(tree: Any, like: Any) -> Any:

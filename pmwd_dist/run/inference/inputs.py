@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec
 
 from pmwd_dist import infer
+from pmwd_dist.infer.chain.chain import on_devices
 from pmwd_dist.io.arrays import Arrays, Shapes, fingerprint, read_arrays, reading, write_arrays
 from pmwd_dist.parallel.distributed import from_main, is_main, raise_on_all_processes, to_devices, to_host
 from pmwd_dist.pm.status import SimulationError
@@ -46,7 +46,10 @@ def starts_of(plan: InferenceJob, posterior: infer.Posterior, log: Log) -> Any:
         joint = "leaves out how wide the posterior of the noise is, overfits the data and is biased"
         log.warn(f"start.map_free: the maximum over the noise and {', '.join(start.map_free)} {joint}")
     what = f"starts: {start.begin}" + (f" over the noise by {start.map_method}" if start.begin == "map" else "")
-    return _position(plan, _kept(plan, START, lambda: _start(plan, posterior), shapes, what, log))
+    arrays = _kept(plan, START, lambda: _start(plan, posterior), shapes, what, log)
+    numbers = {name: arrays[f"parameters/{name}"] for name in plan.model.priors}
+    positions = {"noise": arrays["noise"], "parameters": numbers}
+    return on_devices(positions, plan.simulation.config, plan.chain_axis)
 
 
 def _kept(plan: InferenceJob, name: str, make: Callable[[], Arrays], shapes: Shapes, what: str, log: Log) -> Arrays:
@@ -89,7 +92,8 @@ def _start(plan: InferenceJob, posterior: infer.Posterior) -> Arrays:
     def one(data: Array) -> Any:
         return (prior if start.begin == "prior" else posterior.initial)(jax.random.wrap_key_data(data))
 
-    placed = _place(plan, jax.random.key_data(keys), _specs(plan)[1])
+    sharding = NamedSharding(plan.simulation.config.decomposition.mesh, PartitionSpec(plan.chain_axis))
+    placed = to_devices(jax.random.key_data(keys), sharding)
     positions = jax.vmap(one, spmd_axis_name=plan.chain_axis)(placed)
     if start.begin == "map":
         each = [jax.tree.map(lambda x, i=i: x[i], positions) for i in range(len(keys))]
@@ -97,23 +101,3 @@ def _start(plan: InferenceJob, posterior: infer.Posterior) -> Arrays:
         best = [infer.maximise(posterior, z, free=start.map_free, **options).position for z in each]
         positions = jax.tree.map(lambda *x: jnp.stack(x), *best)
     return to_host({"noise": positions["noise"]} | {f"parameters/{n}": x for n, x in positions["parameters"].items()})
-
-
-def _position(plan: InferenceJob, arrays: Arrays) -> Any:
-    """Positions with the sharding that steps return."""
-    of_fields, of_numbers = _specs(plan)
-    names = [name for name in arrays if name.startswith("parameters/")]
-    numbers = {name.removeprefix("parameters/"): _place(plan, arrays[name], of_numbers) for name in names}
-    return {"noise": _place(plan, arrays["noise"], of_fields), "parameters": numbers}
-
-
-def _place(plan: InferenceJob, x: Any, spec: P) -> Array:
-    """An array on the devices of all chains."""
-    mesh = plan.simulation.config.decomposition.mesh
-    return to_devices(x, NamedSharding(mesh, spec)) if mesh.size > 1 else jnp.asarray(x)
-
-
-def _specs(plan: InferenceJob) -> tuple[P, P]:
-    """Specs of fields and of numbers with a leading axis of chains."""
-    axis = plan.chain_axis
-    return P(axis, *plan.simulation.config.decomposition.spec), P() if axis is None else P(axis)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from pmwd_dist import infer
 from pmwd_dist._memory import size
-from pmwd_dist.infer.precondition import Preconditioner
+from pmwd_dist.infer.chain.chain import on_devices
+from pmwd_dist.infer.tuning.loop import begin
 from pmwd_dist.run.common import resources
 from pmwd_dist.run.settings import InferenceSettings, SimulationSetup
 
@@ -65,7 +66,7 @@ class InferenceMemory:
 def inference_memory(
     settings: InferenceSettings, model: infer.Model, precondition: str | None, axis: str | None
 ) -> InferenceMemory:
-    """Memory that an inference needs on each of the current devices; its gradients are compiled first."""
+    """Memory that an inference needs on each of the current devices; its gradients are compiled."""
     sampler, decomposition = settings.sampler, model.config.decomposition
     groups, field = _groups(model.config), _field(model.config)
     chains, shared = sampler.chains // groups, resources.device_limit() is None
@@ -83,29 +84,18 @@ def inference_memory(
 
 
 def _gradients(model: infer.Model, chains: int, precondition: str | None, axis: str | None) -> Any:
-    """The compiled gradients of the log density of all chains."""
-    config = model.config
-    dtype = np.dtype(jnp.result_type(float))
-
-    def posterior(data: Any) -> infer.Posterior:
-        white = dict.fromkeys(model.priors, jnp.zeros(()))
-        scaled = Preconditioner(model, data, white, adaptable=precondition == "adapted") if precondition else None
-        return infer.Posterior(model, data, scaled)
-
-    def initial(posterior: infer.Posterior) -> Any:
-        keys = jax.random.split(jax.random.key(0), chains)
-        return jax.vmap(posterior.initial, spmd_axis_name=axis)(keys)
-
-    data = jax.ShapeDtypeStruct(getattr(model.forward, "shape", config.mesh_shape), dtype)
-    given = eqx.filter_eval_shape(posterior, data)
-    inputs = eqx.filter_eval_shape(initial, given), given
-    arrays, rest = eqx.partition(inputs, lambda x: isinstance(x, jax.Array | jax.ShapeDtypeStruct))
-
-    def gradients(arrays: Any) -> Any:
-        positions, posterior = eqx.combine(arrays, rest)
-        return jax.vmap(jax.value_and_grad(posterior.logdensity), spmd_axis_name=axis)(positions)
-
-    return jax.jit(gradients).lower(arrays).compile()
+    """The compiled gradients of the log density of all chains: the program by which the chains begin later."""
+    config, dtype = model.config, np.dtype(jnp.result_type(float))
+    nothing = np.zeros((), dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # constant data
+        data = np.broadcast_to(nothing, getattr(model.forward, "shape", config.mesh_shape))
+        posterior = model.condition(data, precondition=precondition)
+    numbers = {name: np.broadcast_to(nothing, chains) for name in model.priors}
+    positions = {"noise": np.broadcast_to(nothing, (chains, *config.particle_shape)), "parameters": numbers}
+    key, *_ = jax.random.split(jax.random.key(0), 3)
+    program: Any = begin
+    return program.lower(key, on_devices(positions, config, axis), posterior, axis).compile().compiled
 
 
 def _groups(config: Any) -> int:
