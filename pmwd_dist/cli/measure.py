@@ -23,7 +23,8 @@ from pmwd_dist.io.snapshot import (
 from pmwd_dist.observe.power import power_spectrum
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3, default_decomposition
-from pmwd_dist.report.results import Spectrum, write_spectrum
+from pmwd_dist.report.results import spectrum_table
+from pmwd_dist.report.tables import write_table
 from pmwd_dist.run.common.resources import room
 from pmwd_dist.run.simulation.memory import power_memory
 from pmwd_dist.run.simulation.programs import least_memory
@@ -50,11 +51,9 @@ def measure_snapshot(
         option = f"--{error.argument.replace('_', '-')}"
         raise ArgumentError(option, error.value, error.constraint, error.remedy) from error
     spectrum = power_spectrum(density, config)
-    k, power, modes = (np.asarray(x, float) for x in (spectrum.k, spectrum.power, spectrum.modes))
     output = path.with_name(f"{path.stem}_power.csv") if output is None else output
     if distributed.is_main():
-        linear = np.full_like(k, np.nan)
-        write_spectrum(output, Spectrum(header.redshift, k, power, modes, linear, matter.shot_noise))
+        write_table(output, spectrum_table(spectrum, np.full(len(spectrum.k), np.nan), matter.shot_noise))
     return [_particles_line(matter), f"wrote {output}"], matter_notes(matter, types, files[0], "--length-unit")
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pmwd_dist.report.style import COLOURS, colours, figure_of, finish_axis, make_axes, styled
+from pmwd_dist.report.style import COLOURS, colours, figure_of, finish_axis, label_decades, make_axes, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,18 +80,8 @@ def _finish_power(upper: Axes, lower: Axes, k: np.ndarray, ratios: np.ndarray, s
         finish_axis(axes, k)
     if len(ratios):
         lower.set_ylim(min(0.6, ratios.min() * 0.9), max(1.7, ratios.max() * 1.15))
-    _label_ratio_axis(lower)
-
-
-def _label_ratio_axis(axes: Axes) -> None:
-    from matplotlib.ticker import NullFormatter
-
-    low, high = axes.get_ylim()
-    ticks = [t for t in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 1.5, 2, 3, 5, 10, 20, 50, 100) if low <= t <= high]
-    if high / low > 12:
-        ticks = [t for t in ticks if t not in (1.5, 3)]
-    axes.set_yticks(ticks, [f"{t:g}" for t in ticks])
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    low, high = lower.get_ylim()
+    label_decades(lower.yaxis, (1, 2, 5) if high / low > 12 else (1, 1.5, 2, 3, 5))
 
 
 @styled()

@@ -16,6 +16,7 @@ from pmwd_dist._jax.profile import part
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
     from matplotlib.typing import ColorType
 
@@ -115,15 +116,20 @@ def colours(count: int) -> Sequence[ColorType]:
 
 def finish_axis(axes: Axes, values: np.ndarray) -> None:
     """Give the x axis a logarithmic scale over `values`, labelled 1, 2, 5, 10 and so on, and a grid."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
     axes.set_xscale("log")
     axes.set_xlim(values.min() * 0.93, values.max() * 1.07)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    label_decades(axes.xaxis, (1, 2, 5))
     axes.grid(True, which="major", color="0.9", lw=0.8)
     axes.set_axisbelow(True)
+
+
+def label_decades(axis: Axis, digits: Sequence[float]) -> None:
+    """Label a logarithmic axis at these digits of each decade, without powers of ten."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(subs=digits))
+    axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 @part("output: drawing")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -13,15 +14,17 @@ import pytest
 
 from pmwd_dist.io.arrays import Arrays, write_arrays
 from pmwd_dist.report import plot, results
-from pmwd_dist.report.results import Spectrum
 from pmwd_dist.report.tables import Table, read_table, write_table
 from pmwd_dist.run.simulation.output import draw_slab, draw_spectra, redraw
 
 
-def make_spectrum(z: float, bins: int = 20) -> Spectrum:
+def make_spectrum(z: float, bins: int = 20, empty: int | None = None) -> Table:
     k = 0.05 * np.arange(1, bins + 1)
     linear = 2e4 / (1 + z) ** 2 * (k / 0.05) ** -1.5
-    return Spectrum(z, k, linear * (1 + k), np.round(100 * np.arange(1, bins + 1) ** 2.0), linear, 27.0)
+    modes = np.round(100 * np.arange(1, bins + 1) ** 2.0)
+    if empty is not None:
+        modes[empty] = 0
+    return results.spectrum_table(SimpleNamespace(k=k, power=linear * (1 + k), modes=modes), linear, 27.0)
 
 
 def slab_of(*values: Any) -> Arrays:
@@ -34,25 +37,22 @@ def make_slab(z: float = 0.0, shape: tuple[int, int] = (16, 16), sides: tuple[fl
 
 def test_spectrum_survives_its_file(tmp_path: Path):
     for z in (0.0, 0.5, 2.0):
-        results.write_spectrum(tmp_path / f"power_z{z:.3f}.csv", make_spectrum(z))
+        write_table(tmp_path / f"power_z{z:.3f}.csv", make_spectrum(z))
     read = results.read_spectra(tmp_path)
-    assert [spectrum.z for spectrum in read] == [0.0, 0.5, 2.0]
-    expected = make_spectrum(0.5)
-    for name in ("k", "power", "modes", "linear", "shot_noise"):
-        np.testing.assert_allclose(getattr(read[1], name), getattr(expected, name), rtol=1e-6)
+    assert list(read) == [0.0, 0.5, 2.0]
+    for name, column in make_spectrum(0.5).columns.items():
+        np.testing.assert_allclose(read[0.5][name], column, rtol=1e-6)
 
 
 def test_spectrum_file_has_named_columns_with_units(tmp_path: Path):
-    results.write_spectrum(tmp_path / "power_z0.000.csv", make_spectrum(0.0))
+    write_table(tmp_path / "power_z0.000.csv", make_spectrum(0.0))
     first = (tmp_path / "power_z0.000.csv").read_text().splitlines()[0]
     assert first == "k [h/Mpc],power [(Mpc/h)^3],modes,linear power [(Mpc/h)^3],shot noise [(Mpc/h)^3]"
 
 
 def test_bins_without_modes_are_left_out(tmp_path: Path):
-    spectrum = make_spectrum(0.0)
-    spectrum.modes[3] = 0
-    results.write_spectrum(tmp_path / "power_z0.000.csv", spectrum)
-    assert len(results.read_spectra(tmp_path)[0].k) == len(spectrum.k) - 1
+    write_table(tmp_path / "power_z0.000.csv", make_spectrum(0.0, empty=3))
+    assert len(results.read_spectra(tmp_path)[0.0]["k"]) == 19
 
 
 def test_slab_survives_its_file(tmp_path: Path):
@@ -65,13 +65,14 @@ def test_slab_survives_its_file(tmp_path: Path):
 
 @pytest.mark.parametrize("count", [1, 9])
 def test_spectra_are_drawn(tmp_path: Path, count: int):
-    draw_spectra(tmp_path / "power.png", [make_spectrum(z) for z in range(count)])
+    draw_spectra(tmp_path / "power.png", {z: make_spectrum(z) for z in range(count)})
     assert min(mpl.image.imread(tmp_path / "power.png").shape[:2]) > 800
 
 
 def test_limits_of_the_particles_are_drawn():
     spectra = [make_spectrum(0.0), make_spectrum(1.0)]
-    linear = [spectrum.linear for spectrum in spectra]
+    linear = [table["linear power"] for table in spectra]
+    spectra = [SimpleNamespace(**table.columns) for table in spectra]
     (upper, lower), (without, _) = (plot.power(spectra, linear, shot_noise=x).axes for x in (27.0, np.nan))
     lines = {line.get_label(): line.get_xydata()[0] for line in upper.lines if len(line.get_xydata())}
     assert lines["shot noise $V/N$ (not subtracted)"][1] == 27
@@ -82,10 +83,10 @@ def test_limits_of_the_particles_are_drawn():
 
 def test_spectra_without_linear_theory_are_drawn(tmp_path: Path):
     spectrum = make_spectrum(0.0)
-    spectrum.linear[:] = np.nan
-    draw_spectra(tmp_path / "power.png", [spectrum])
-    spectrum.linear[3:] = 1e5
-    draw_spectra(tmp_path / "power.png", [spectrum])
+    spectrum["linear power"][:] = np.nan
+    draw_spectra(tmp_path / "power.png", {0.0: spectrum})
+    spectrum["linear power"][3:] = 1e5
+    draw_spectra(tmp_path / "power.png", {0.0: spectrum})
 
 
 @pytest.mark.parametrize(("shape", "sides"), [((32, 8), (128.0, 32.0)), ((8, 16), (8.0, 64.0))])
@@ -100,7 +101,7 @@ def test_fields_with_little_to_see_are_drawn(tmp_path: Path, density: np.ndarray
 
 
 def test_redraw_draws_all_that_is_there(tmp_path: Path):
-    results.write_spectrum(tmp_path / "power_z0.000.csv", make_spectrum(0.0))
+    write_table(tmp_path / "power_z0.000.csv", make_spectrum(0.0))
     write_arrays(tmp_path / "density_z0.000.npz", make_slab(), {})
     assert [path.name for path in redraw(tmp_path)] == ["power.png", "density_z0.000.png"]
 
@@ -156,7 +157,7 @@ def test_damaged_slabs_are_refused_or_the_same(tmp_path: Path):
 def test_settings_of_matplotlib_stay_as_they_were(tmp_path: Path):
     before = dict(mpl.rcParams)
     draw_slab(tmp_path / "density.png", make_slab())
-    draw_spectra(tmp_path / "power.png", [make_spectrum(0.0)])
+    draw_spectra(tmp_path / "power.png", {0.0: make_spectrum(0.0)})
     assert dict(mpl.rcParams) == before
 
 

@@ -21,7 +21,7 @@ from pmwd_dist.io.arrays import Arrays, read_arrays
 from pmwd_dist.parallel.distributed import is_main, raise_on_all_processes, to_devices, to_host
 from pmwd_dist.parallel.fft import pirfft3d
 from pmwd_dist.report import plot
-from pmwd_dist.report.chains import fit_lines, table_lines, write_rows
+from pmwd_dist.report.chains import Rows, fit_lines, table_lines, write_rows
 from pmwd_dist.report.fields import COMOVING
 from pmwd_dist.report.style import save
 from pmwd_dist.run.common import manifest
@@ -70,8 +70,8 @@ def judge(plan: InferenceJob, posterior: infer.Posterior, chain: infer.Chain, da
     }
     names = ["summary.csv", "prior.csv", "traces.png", *(name for name, there in optional.items() if there)]
     names.append("slices.png")
-    path, rows, reasons = plan.folder, summarise(chain), find_reasons(plan, chain)
-    reasons += find_fit_reasons(found.fit)
+    path, rows = plan.folder, summarise(chain, truth)
+    reasons = find_reasons(plan, chain) + find_fit_reasons(found.fit)
     fit, prior = (
         {name: {"ratio": check.ratio, "z": check.z, "p": check.p} for name, check in checks.items()}
         for checks in (found.fit, found.prior)
@@ -83,7 +83,7 @@ def judge(plan: InferenceJob, posterior: infer.Posterior, chain: infer.Chain, da
             write_rows(path / "prior.csv", "statistic", prior)
             if fit:
                 write_rows(path / "fit.csv", "statistic", fit)
-            _write_chain(path, chain, truth, plan.settings)
+            _write_chain(path, chain, rows, truth, plan.settings)
             _draw_comparison(plan, found, place)
             _draw_planes(plan, planes, alike, place)
     lines = table_lines(rows, truth) + fit_lines(fit)
@@ -128,14 +128,15 @@ def redraw_chains(folder: Path) -> list[Path]:
     data = read_arrays(folder / DATA) if (folder / DATA).exists() else Arrays()
     settings = read_as(InferenceSettings, folder / CONFIG)
     manifest.claim(folder, ["summary.csv", "traces.png", "corner.png", "mixing.png"])
-    return _write_chain(folder, chain, _truth(data), settings)
+    truth = _truth(data)
+    return _write_chain(folder, chain, summarise(chain, truth), truth, settings)
 
 
-def _write_chain(folder: Path, chain: infer.Chain, truth: dict[str, float], settings: InferenceSettings) -> list[Path]:
+def _write_chain(
+    folder: Path, chain: infer.Chain, rows: Rows, truth: dict[str, float], settings: InferenceSettings
+) -> list[Path]:
     """Write summary and figures of a chain, and return their paths."""
-    rows = summarise(chain)
-    known = {name: row | ({"truth": truth[name]} if name in truth else {}) for name, row in rows.items()}
-    write_rows(folder / "summary.csv", "parameter", known)
+    write_rows(folder / "summary.csv", "parameter", rows)
     drawn = {"traces.png": plot.traces(chain, truth=truth)}
     if chain.parameters:
         drawn["corner.png"] = plot.corner(chain, priors=settings.priors.distributions, truth=truth)
@@ -168,11 +169,12 @@ def _scales(plan: InferenceJob) -> tuple[tuple[float, float], tuple[str, str], s
     return plan.simulation.config.box_size[:2], COMOVING, quantity
 
 
-def summarise(chain: infer.Chain) -> dict[str, dict[str, float]]:
-    """Rows of the summary: mean, standard deviation, R-hat, effective sizes, gradients per effective sample."""
+def summarise(chain: infer.Chain, truth: Mapping[str, float]) -> Rows:
+    """Rows of the summary: mean, standard deviation, R-hat, effective sizes, gradients per effective sample, truth."""
     rows = chain.summary()
     for name, draws in (chain.parameters | {"logdensity": chain.logdensity}).items():
         rows[name]["gradients_per_ess"] = chain.gradients / infer.ess_mean(draws)
+        rows[name] |= {"truth": truth[name]} if name in truth else {}
     return rows
 
 

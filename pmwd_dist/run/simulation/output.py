@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -63,8 +64,7 @@ def write_output(
     field = density(particles, config)
     spectrum = measure(field, plan.simulation, z)
     slab = project(particles, field, config, output.slice_thickness, z)
-    seen = spectrum.power[spectrum.modes > 0]
-    _check(seen, f"the density at z = {z:g}", "exceeds the halo, or is not a number")
+    _check(spectrum["power"], f"the density at z = {z:g}", "exceeds the halo, or is not a number")
     chosen = wanted(plan.settings)
     if chosen or output.snapshot != "none":
         particles = moving()
@@ -82,7 +82,7 @@ def write_output(
     with part("output: writing"), raise_on_all_processes():
         if distributed.is_main():
             manifest.claim(folder, names + plan.snapshots_at(z))
-            results.write_spectrum(folder / f"power_{label}.csv", spectrum)
+            write_table(folder / f"power_{label}.csv", spectrum)
             if slab is not None:
                 write_arrays(folder / f"density_{label}.npz", slab, {})
             for name, table in tables.items():
@@ -156,14 +156,16 @@ def redraw(folder: Path) -> list[Path]:
     return drawn
 
 
-def draw_spectra(path: Path, spectra: Sequence[results.Spectrum]) -> None:
+def draw_spectra(path: Path, spectra: Mapping[float, Table]) -> None:
     """Draw P(k) with linear theory at each redshift, and their ratio below.
 
     Raises:
       OSError: the figure can't be written.
     """
-    labels, noise = [f"$z = {spectrum.z:g}$" for spectrum in spectra], spectra[0].shot_noise
-    save(plot.power(spectra, [spectrum.linear for spectrum in spectra], labels=labels, shot_noise=noise), path)
+    measured = [SimpleNamespace(**table.columns) for table in spectra.values()]
+    linear = [table["linear power"] for table in spectra.values()]
+    labels, noise = [f"$z = {z:g}$" for z in spectra], float(next(iter(spectra.values()))["shot noise"][0])
+    save(plot.power(measured, linear, labels=labels, shot_noise=noise), path)
 
 
 def draw_slab(path: Path, slab: Arrays) -> None:
@@ -193,14 +195,13 @@ def draw_table(path: Path, draw: Callable[[Table], Any], table: Table) -> None:
     save(figure, path)
 
 
-def measure(density: Array, simulation: SimulationSetup, z: float) -> results.Spectrum:
+def measure(density: Array, simulation: SimulationSetup, z: float) -> Table:
     """Power spectrum of a density field of shape mesh_shape, and of linear theory."""
     spectrum = power_spectrum(density, simulation.config)
-    k, power, modes = (np.asarray(x, float) for x in (spectrum.k, spectrum.power, spectrum.modes))
     growth_factor = float(growth(1 / (1 + z), simulation.cosmo))
     # linear_power is singular at k = 0, the mean wavenumber of a bin without modes.
-    linear = simulation.linear_power(np.maximum(k, 1e-8)) * growth_factor**2
-    return results.Spectrum(z, k, power, modes, linear, shot_noise(simulation.config))
+    linear = simulation.linear_power(np.maximum(np.asarray(spectrum.k, float), 1e-8)) * growth_factor**2
+    return results.spectrum_table(spectrum, linear, shot_noise(simulation.config))
 
 
 def project(particles: Particles, density: Array, config: Config, thickness: float, z: float) -> Arrays | None:
