@@ -38,7 +38,7 @@ def test_counts_with_a_selection_are_sampled_and_judged(
     chunks = [line for line in lines if line.startswith("step ")]
     assert len(chunks) == 2 and all(re.search(r" gradients/s  \d+% accepted  ESS ", line) for line in chunks)
     # A finished run whose checks fail is no failed run: it says so last, and where programs read it.
-    assert lines[-1].startswith("not converged: ") and "effective samples, fewer than 400" in "".join(lines[-4:])
+    assert lines[-1].startswith("not converged: ") and "effective samples are fewer than 400" in "".join(lines[-4:])
     told = json.loads((folder / "run.json").read_text())
     assert (told["status"], told["trusted"]) == ("finished", False)
     assert lines[-1] == f"not converged: {told['reasons'][-1]}"
