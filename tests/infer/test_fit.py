@@ -58,7 +58,9 @@ def test_p_values_over_mocks_are_uniform_for_powers_of_modes_and_conservative_fo
 
 def test_p_values_of_the_prior_are_uniform_over_mocks_and_low_for_other_data() -> None:
     model = linear_model(infer.Gaussian(0.5))
-    checks = [check_prior(model.condition(mock(model, seed)), jax.random.key(seed + 1000)) for seed in range(MOCKS)]
+    checks = [
+        check_prior(model.condition(mock(model, seed)), jax.random.key(seed + 1000)) for seed in range(100, 100 + MOCKS)
+    ]
     assert set(checks[0]) >= {"mean of data", "variance of data", "skewness of data", f"power of data at {LARGE}"}
     for name in checks[0]:
         p = np.array([c[name].p for c in checks])

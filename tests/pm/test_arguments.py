@@ -13,7 +13,7 @@ import pytest
 
 import pmwd_dist as pmd
 from pmwd_dist.parallel import inputs
-from pmwd_dist.pm import nbody, time_steps
+from pmwd_dist.pm import nbody, saves
 
 N = 4
 CONFIG = pmd.Config(box_size=4.0, mesh_shape=N, steps=2, decomposition=(1, 1))
@@ -186,10 +186,8 @@ def test_swapped_arguments_name_the_function_to_call_first() -> None:
 
 
 def test_solvers_by_name_and_save_times_as_a_list() -> None:
-    np.testing.assert_array_equal(
-        time_steps.as_saveat([0.5, 1]).subs.ts, diffrax.SaveAt(ts=jnp.array([0.5, 1])).subs.ts
-    )
-    assert time_steps.as_saveat(np.float64(0.5)).subs.ts.shape == (1,)
+    np.testing.assert_array_equal(saves.as_saveat([0.5, 1]).subs.ts, diffrax.SaveAt(ts=jnp.array([0.5, 1])).subs.ts)
+    assert saves.as_saveat(np.float64(0.5)).subs.ts.shape == (1,)
     for name, solver in {"bullfrog": pmd.BullFrog(), "fastpm": pmd.FastPM(), "LeapFrog": pmd.LeapFrog()}.items():
         assert nbody._as_solver(name) == solver
     run = lambda p: pmd.nbody(p, COSMO, CONFIG, solver="fastpm", saveat=[0.5, 1.0])  # noqa: E731

@@ -87,7 +87,7 @@ def test_a_run_leaves_chains_pictures_and_a_verdict(whole: tuple[InferenceJob, L
         assert part in page, part
     chunks = [event for event in listener if event.event == "chunk"]
     first, *_, last = chunks
-    assert first.compilation == last.compilation == 0  # compiled while the chains were tuned
+    assert last.compilation == 0 and first.seconds > first.compilation
     for chunk, left in zip(chunks, (2, 1, 0), strict=True):
         assert chunk.seconds_left == pytest.approx(left * (chunk.seconds - chunk.compilation))
     assert [event.step for event in chunks] == [12, 24, 36] and chunks[-1].slowest == "b1"

@@ -49,7 +49,7 @@ def test_counts_with_a_selection_are_sampled_and_judged(
 
 def test_programs_of_the_chains_are_compiled_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "field.toml"
-    file.write_text(SMALL)
+    file.write_text(SMALL.replace("mesh = 4", "mesh = 6"))  # that no other test compiles
     with jax.log_compiles():
         assert command("infer", file, "--output", tmp_path / "run") == 0
     compiled = [match[1] for text in caplog.messages if (match := re.match(r"Compiling (?:jit\()?(\w+)", text))]
