@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
@@ -18,6 +19,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer import preconditioner_adaptation as adaptation
 from pmwd_dist.infer.chain import scales
 from pmwd_dist.infer.chain.chain import Chain, Moments, Progress, Run, on_devices, pack, unpack
+from pmwd_dist.infer.chain.diagnostics import MOST_OUTLIERS, energy_errors
 from pmwd_dist.infer.chain.folder import ChainFolder, identity_of
 from pmwd_dist.infer.chain.progress import is_shown, with_bar
 from pmwd_dist.infer.lensing import Convergence
@@ -91,6 +93,9 @@ def sample(
       ArrayFileError: a file of the chain in the folder is missing or damaged.
       SimulationError: the first positions, or too many steps, failed.
 
+    Warns:
+      UserWarning: steps of MCLMC that are too long for the tails of the posterior; R-hat does not show them.
+
     Examples:
       >>> starts = jax.vmap(posterior.initial)(jax.random.split(jax.random.key(0), 4))
       >>> chain = infer.sample(posterior, starts, key=jax.random.key(1), steps=4000, output="runs/chain")
@@ -110,15 +115,15 @@ def sample(
     positions = on_devices(positions, posterior.model.config, spmd_axis_name)
     run = begin(begin_key, positions, posterior, spmd_axis_name)
     _check_begun(run, posterior, positions)
-    ahead = _compile_ahead(run_key, run, posterior, method, thin, chunk, spmd_axis_name)
     if not (resumed := _resumed(run, folder, most_bias)):
+        ahead = _compile_ahead(run_key, run, posterior, method, thin, chunk, spmd_axis_name)
         chains = ChainTuning(tune_key, run, posterior, schedule, folder, tuning_steps, spmd_axis_name, tuning_listener)
         resumed = chains.tune(), 0, BiasCorrection(schedule.correction_error, most_bias)
         chains.failures.check(most_failures)
         folder.write_state(pack(resumed[0], 0) | resumed[2].pack())
         _tell(listener, resumed[0], 0, {})
+        wait([ahead])
     run, done, bias = resumed
-    wait([ahead])
     for index in range(done, steps // (thin * chunk)):
         run, draws = _advance(jax.random.fold_in(run_key, index), run, posterior, method, thin, chunk, spmd_axis_name)
         arrays = _checked(draws, index, most_failures, posterior)
@@ -128,7 +133,17 @@ def sample(
         run, arrays = bias.update(run, arrays)
         folder.write(index, arrays, pack(run, index + 1) | bias.pack())
         _tell(listener, run, index + 1, arrays)
-    return folder.load()
+    return _warned(folder.load(), method)
+
+
+def _warned(chain: Chain, method: Method) -> Chain:
+    """The chain, with a warning if the steps of MCLMC are too long for the tails of the posterior."""
+    dimensions = chain.noise_mean.size + len(chain.parameters)
+    outliers = energy_errors(chain.energy_change, dimensions)["outliers"]
+    if method == "mclmc" and outliers > MOST_OUTLIERS:
+        share = f"{outliers:.2%} of the steps of MCLMC have far too large an energy error, and the draws may be biased"
+        warnings.warn(f"{share}; use more tuning_steps or a smaller energy_variance", stacklevel=4)
+    return chain
 
 
 def _compile_ahead(*args: Any) -> Future[Any]:

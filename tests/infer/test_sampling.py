@@ -23,6 +23,7 @@ import pmwd_dist as pmd
 from benchmarks.calibration import ranks, uniformity
 from benchmarks.mocks import Mocks
 from pmwd_dist import infer
+from pmwd_dist.infer import sampling
 from pmwd_dist.infer.chain import export
 from pmwd_dist.infer.chain.folder import ChainFolder, identity_of
 from pmwd_dist.infer.preconditioner_adaptation import BANDS
@@ -169,6 +170,24 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(run: tuple[Any, ...], t
     other = infer.sample(posterior, starts(posterior), steps=600, output=again, keep_noise=True, **OPTIONS)
     for x, y in zip(jax.tree.leaves(other), jax.tree.leaves(chain), strict=True):
         np.testing.assert_array_equal(x, y)
+
+
+def test_a_finished_folder_is_read_without_compiling_chunks(
+    run: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    posterior, folder, chain = run
+    monkeypatch.setattr(sampling, "_compile_ahead", None)
+    monkeypatch.setattr(sampling, "_advance", None)
+    read = infer.sample(posterior, starts(posterior), steps=600, output=folder, keep_noise=True, **OPTIONS)
+    np.testing.assert_array_equal(read.logdensity, chain.logdensity)
+
+
+def test_steps_that_are_too_long_are_a_warning(run: tuple[Any, ...], tmp_path: Path) -> None:
+    posterior = run[0]
+    options = OPTIONS | {"energy_variance": 1.0}
+    with pytest.warns(UserWarning, match="of the steps of MCLMC have far too large an energy error"):
+        chain = infer.sample(posterior, starts(posterior), steps=200, output=tmp_path, **options)
+    assert chain.energy_errors()["all"]["outliers"] > 1e-3
 
 
 def test_a_tuning_that_was_killed_goes_on_to_the_same_bits(

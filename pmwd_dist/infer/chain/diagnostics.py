@@ -16,6 +16,7 @@ from pmwd_dist._errors import ArgumentError
 
 Chains = Float[np.ndarray, "chains draws"]
 
+MOST_OUTLIERS = 1e-3  # tolerated share of steps with a far too large energy error
 _LEAST_LEFT = 0.2  # smallest share of a variance within chains that are far from one another
 
 

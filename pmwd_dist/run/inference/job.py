@@ -137,25 +137,27 @@ def _sample(plan: InferenceJob, posterior: infer.Posterior, positions: Any, watc
         if is_main():
             manifest.claim(plan.folder, chain_files(plan.chunks))
     try:
-        infer.sample(
-            posterior,
-            positions,
-            key=key_of(plan, 3),
-            steps=sampler.steps,
-            output=plan.folder,
-            method=sampler.method,
-            energy_variance=sampler.energy_variance,
-            most_bias=sampler.most_bias,
-            tuning_steps=sampler.tuning_steps,
-            progress=False,
-            thin=sampler.thin,
-            chunk=sampler.chunk,
-            keep_noise=True,
-            most_failures=plan.settings.checks.failed_simulations,
-            spmd_axis_name=plan.chain_axis,
-            listener=watch,
-            tuning_listener=watch.tuned,
-        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*steps of MCLMC")  # the verdict names them
+            infer.sample(
+                posterior,
+                positions,
+                key=key_of(plan, 3),
+                steps=sampler.steps,
+                output=plan.folder,
+                method=sampler.method,
+                energy_variance=sampler.energy_variance,
+                most_bias=sampler.most_bias,
+                tuning_steps=sampler.tuning_steps,
+                progress=False,
+                thin=sampler.thin,
+                chunk=sampler.chunk,
+                keep_noise=True,
+                most_failures=plan.settings.checks.failed_simulations,
+                spmd_axis_name=plan.chain_axis,
+                listener=watch,
+                tuning_listener=watch.tuned,
+            )
     except ArgumentError as error:
         if error.argument != "output":
             raise

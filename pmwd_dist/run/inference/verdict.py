@@ -15,7 +15,7 @@ from jax import Array
 
 from pmwd_dist import infer
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist.infer.chain.diagnostics import stuck
+from pmwd_dist.infer.chain.diagnostics import MOST_OUTLIERS, stuck
 from pmwd_dist.infer.tuning.schedule import ENERGY_VARIANCE
 from pmwd_dist.io.arrays import Arrays, read_arrays
 from pmwd_dist.parallel.distributed import is_main, raise_on_all_processes, to_devices, to_host
@@ -31,7 +31,7 @@ from pmwd_dist.run.inference.plan import DATA, InferenceJob
 from pmwd_dist.run.inference.predictive import Comparison, Images, compare, plane_seen, seen, some_draws
 from pmwd_dist.run.settings import InferenceSettings, read_as
 
-_OUTLIERS = 1e-3  # share of the steps
+_FAILURES = 1e-3  # share of the steps
 _FEWEST = 4  # draws of a chain, for R-hat
 _UNMIXED = 1.1  # R-hat of chains that more steps may not help
 _ACCEPTED = 0.5  # share of the trajectories
@@ -191,7 +191,7 @@ def find_reasons(plan: InferenceJob, chain: infer.Chain) -> list[str]:
         share = f"{accepted:.0%} of the trajectories are accepted, fewer than {_ACCEPTED:.0%}"
         reasons.append(f"{share}; raise sampler.tuning_steps")
     reasons += find_bias_reasons(chain.bias(), checks.bias, sampler.most_bias, _more(plan))
-    if chain.failures > _OUTLIERS * chain.energy_change.size:
+    if chain.failures > _FAILURES * chain.energy_change.size:
         reasons.append(f"{chain.failures} steps failed; look at the priors, devices.halo and time.steps")
     return reasons
 
@@ -246,7 +246,7 @@ def find_energy_reasons(energy_change: np.ndarray, dimensions: int) -> list[str]
         error = f"the energy error is up to {largest:.1e} a dimension, more than {limit:g}, in chains {chains}"
         remedy = 'raise sampler.tuning_steps, lower sampler.energy_variance, or use sampler.precondition = "adapted"'
         reasons.append(f"{error}, which are biased; {remedy}")
-    if (outliers := infer.energy_errors(energy_change, dimensions)["outliers"]) > _OUTLIERS:
+    if (outliers := infer.energy_errors(energy_change, dimensions)["outliers"]) > MOST_OUTLIERS:
         share = f"{outliers:.2%} of the steps have far too large an energy error"
         reasons.append(f"{share}; raise sampler.tuning_steps, or lower sampler.energy_variance")
     return reasons
