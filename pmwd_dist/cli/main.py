@@ -27,7 +27,7 @@ from pmwd_dist.run.settings import SettingsError
 # Newer versions of typer bring their own click; this is the base class of usage errors in either.
 _UsageError: Any = typer.BadParameter.__mro__[1]
 # Errors that every process raises; after any other one the other processes would wait forever.
-_SHARED = (SharedError, SimulationError, Interrupted, CommandError, StartError)
+_SHARED = (SharedError, SimulationError, CommandError, StartError)
 _INTERRUPTED = 130
 
 

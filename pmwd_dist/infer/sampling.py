@@ -84,7 +84,7 @@ def sample(
       listener: function called after tuning and after each chunk is on disk; an exception ends the run. Of several
         processes, each calls it, and all of them have to raise it.
       tuning_listener: function called after each block of the tuning; an exception ends the run, with the state on
-        disk.
+        disk. Of several processes, all have to raise it, as a `pmwd_dist.distributed.SharedError`.
       progress: whether to show the progress on standard error, as a bar if tqdm is installed; default: in a terminal
         and in a notebook.
 

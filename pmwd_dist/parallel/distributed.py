@@ -264,14 +264,15 @@ def connection_errors() -> Generator[None]:
     try:
         yield
     except (ValueError, RuntimeError) as error:  # JAX raises either
-        if jax.process_count() == 1 or isinstance(error, ConnectionLostError) or not _LOST.search(str(error)):
+        known = isinstance(error, ConnectionLostError | SharedError)
+        if jax.process_count() == 1 or known or not _LOST.search(str(error)):
             raise
         cause = str(error).splitlines()[0].rpartition("] ")[2]
         raise ConnectionLostError(f"the connection to another process is lost ({cause})") from error
 
 
 class SharedError(RuntimeError):
-    """An error of one process that every process raises."""
+    """An error that every process raises, which may arise on one."""
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from pmwd_dist.infer.tuning.blocks import Block, run_blocks
 from pmwd_dist.infer.tuning.curvature import largest_curvature, longest_step
 from pmwd_dist.infer.tuning.schedule import Schedule, block_length
 from pmwd_dist.io.arrays import Arrays
-from pmwd_dist.parallel.distributed import from_main, to_host
+from pmwd_dist.parallel.distributed import SharedError, from_main, to_host
 from pmwd_dist.pm.status import SimulationError
 
 RunBlocks = Callable[[Array, IntegratorState, Tuning, Method], tuple[IntegratorState, Block]]
@@ -208,7 +208,7 @@ class ChainTuning:
                 share = 1.0 if schedule.done else min(1.0, schedule.count * block_length(self.steps) / self.steps)
                 self.listener(TuningProgress(share, step_size, L, schedule.bound))
         except BaseException as error:
-            if jax.process_count() == 1 or isinstance(error, Exception):  # not of one process alone
+            if jax.process_count() == 1 or isinstance(error, SharedError):  # to write is collective
                 self._write(schedule, states)
             raise
         if from_main(time.monotonic() - self._written >= _CHECKPOINT_SECONDS):

@@ -8,10 +8,10 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
 
-from pmwd_dist.parallel.distributed import largest
+from pmwd_dist.parallel.distributed import SharedError, largest
 
 
-class Interrupted(Exception):
+class Interrupted(SharedError):
     """The run was asked to stop, by a signal or, with the number 0, by its time limit; its checkpoint is written."""
 
     def __init__(self, message: str, signal_number: int):

@@ -229,7 +229,7 @@ def _advance_all(plan: SimulationJob, progress: Progress, log: Log, control: Con
         writer.finish()
     except Exception as error:
         # After an error of one process alone, the others would wait in the checkpoint's collectives forever.
-        if jax.process_count() == 1 or isinstance(error, Interrupted | SharedError | SimulationError):
+        if jax.process_count() == 1 or isinstance(error, SharedError | SimulationError):
             _checkpoint_after_failure(plan, progress, log, writer, error)
         raise
 
