@@ -55,7 +55,7 @@ def settings() -> Iterator[str]:
     from pmwd_dist.run.settings import InferenceSettings, SimulationSettings
 
     simulation, inference = SimulationSettings.sections, InferenceSettings.sections
-    both = [name for name in simulation if name in inference]
+    both = [name for name, model in simulation.items() if inference.get(name) is model]
     yield "## Simulations and inferences\n"
     yield from _sections({name: simulation[name] for name in both})
     yield "## Simulations only\n"

@@ -20,6 +20,7 @@ if _typing.TYPE_CHECKING:
     from pmwd_dist.cosmology.growth import growth_table as growth_table
     from pmwd_dist.cosmology.linear_power import linear_power as linear_power
     from pmwd_dist.io.compilation_cache import enable_compilation_cache as enable_compilation_cache
+    from pmwd_dist.io.snapshot import load_initial_conditions as load_initial_conditions
     from pmwd_dist.io.snapshot import load_snapshot as load_snapshot
     from pmwd_dist.io.snapshot import save_snapshot as save_snapshot
     from pmwd_dist.io.snapshot import snapshot_density as snapshot_density
@@ -69,8 +70,8 @@ __all__ = [
     "autotune", "cic_paint", "cic_read", "comoving_distance", "config", "cudecomp", "density", "distributed",
     "enable_compilation_cache", "export_safety_checks", "fftfreq3d", "get_fft_output_sharding", "growth",
     "growth_rate", "growth_table", "halo_pad", "halo_reduce", "infer", "linear_modes", "linear_power",
-    "load_snapshot", "lpt", "native_available", "nbody", "observe", "pfft3d", "pifft3d", "pirfft3d",
-    "plot", "power_spectrum", "prfft3d", "save_snapshot", "snapshot_density", "white_noise"
+    "load_initial_conditions", "load_snapshot", "lpt", "native_available", "nbody", "observe", "pfft3d", "pifft3d",
+    "pirfft3d", "plot", "power_spectrum", "prfft3d", "save_snapshot", "snapshot_density", "white_noise"
 ]  # fmt: skip
 
 

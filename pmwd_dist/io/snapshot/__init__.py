@@ -7,6 +7,9 @@ from pmwd_dist.io.snapshot.base import Precision as Precision
 from pmwd_dist.io.snapshot.files import snapshot_files as snapshot_files
 from pmwd_dist.io.snapshot.header import SnapshotHeader as SnapshotHeader
 from pmwd_dist.io.snapshot.header import read_header as read_header
+from pmwd_dist.io.snapshot.initial import InitialConditions as InitialConditions
+from pmwd_dist.io.snapshot.initial import find_initial_conditions as find_initial_conditions
+from pmwd_dist.io.snapshot.initial import load_initial_conditions as load_initial_conditions
 from pmwd_dist.io.snapshot.matter import Matter as Matter
 from pmwd_dist.io.snapshot.matter import lattice_of as lattice_of
 from pmwd_dist.io.snapshot.matter import matter_notes as matter_notes

@@ -23,6 +23,7 @@ _SIDE = 1e-9, 1e9  # range of the side of a box [Mpc/h]
 _H = ("Header:HubbleParam", "Parameters:HubbleParam", "Cosmology:h")
 _OMEGA_M = ("Header:Omega0", "Header:Omega_Matter", "Parameters:Omega0", "Cosmology:Omega_m")
 _OMEGA_B = ("Header:OmegaBaryon", "Header:Omega_Baryon", "Parameters:OmegaBaryon", "Cosmology:Omega_b")
+_BACKGROUND = {"Omega_m": _OMEGA_M, "h": _H, "w0": ("Cosmology:w_0",), "wa": ("Cosmology:w_a",)}
 
 
 @dataclass(frozen=True)
@@ -60,22 +61,23 @@ class SnapshotHeader:
         return 1 / self.a - 1
 
 
-def read_header(files: Sequence[Path], length_unit: str | None = None) -> SnapshotHeader:
+def read_header(files: Sequence[Path], length_unit: str | None = None, h: float | None = None) -> SnapshotHeader:
     """The header of a snapshot in one or several files.
 
     Args:
       files: all files of the snapshot.
       length_unit: unit of length; default: the unit that the file names.
+      h: Hubble constant of a file that names none [100 km/s/Mpc]; default: such a file is an error.
 
     Raises:
       ValueError: a file is not a snapshot, damaged, or of another snapshot.
       OSError: a file is missing, or can't be opened.
     """
-    unit = units.length_unit(length_unit) or _unit_of_positions(files)
+    unit = units.length_unit(length_unit) or _unit_of_positions(files, h)
     header: SnapshotHeader | None = None
     for path in files:
         with opened(path) as file:
-            own = _parse(file, unit)
+            own = _parse(file, unit, h)
             if header is not None:  # some codes leave masses of types out that a file has no particles of
                 own = replace(own, masses=tuple(map(max, own.masses, header.masses)))
                 header = replace(header, masses=own.masses)
@@ -84,6 +86,13 @@ def read_header(files: Sequence[Path], length_unit: str | None = None) -> Snapsh
             header = own
     assert header is not None
     return header
+
+
+def named_background(path: Path) -> dict[str, float]:
+    """Parameters of the expansion that a file names: Omega_m, h, w0 and wa."""
+    with opened(path) as file:
+        found = {name: _first(file, places, -1e3, 1e3) for name, places in _BACKGROUND.items()}
+    return {name: value for name, value in found.items() if not math.isnan(value)}
 
 
 def units_note(header: SnapshotHeader, path: Path, option: str) -> str | None:
@@ -129,20 +138,22 @@ def scale_factor(file: File) -> float:
     return 1 / (1 + content.number(header_of(file), "Redshift", *_REDSHIFT))
 
 
-def hubble(file: File) -> float:
+def hubble(file: File, default: float | None = None) -> float:
     """H0 / (100 km/s/Mpc)."""
     h = _first(file, _H, *_HUBBLE)
+    if math.isnan(h) and default is not None:
+        return default
     if math.isnan(h):
         raise Malformed(f"lacks the Hubble parameter: it has none of the attributes {', '.join(_H)}")
     return h
 
 
-def _unit_of_positions(files: Sequence[Path]) -> Unit:
+def _unit_of_positions(files: Sequence[Path], default: float | None) -> Unit:
     """Unit of length of the first file that has positions."""
     unit: Unit | None = None
     for path in files:
         with opened(path) as file:
-            h, a = hubble(file), scale_factor(file)
+            h, a = hubble(file, default), scale_factor(file)
             counts = read_counts(file, "NumPart_ThisFile")
             for group in (f"PartType{n}" for n in range(len(counts)) if counts[n]):
                 if content.has(file, group) and content.has(content.member(file, group, GROUP), "Coordinates"):
@@ -153,8 +164,8 @@ def _unit_of_positions(files: Sequence[Path]) -> Unit:
     return unit
 
 
-def _parse(file: File, unit: Unit) -> SnapshotHeader:
-    h, a, counts = hubble(file), scale_factor(file), read_counts(file, "NumPart_Total")
+def _parse(file: File, unit: Unit, default: float | None) -> SnapshotHeader:
+    h, a, counts = hubble(file, default), scale_factor(file), read_counts(file, "NumPart_Total")
     lattice, mesh = _read_shapes(file, counts)
     length = units.factor(unit, "length", h, a)
     return SnapshotHeader(

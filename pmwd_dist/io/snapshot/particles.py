@@ -31,6 +31,7 @@ POSITIONS = Column(("Coordinates",), quantity="length")
 VELOCITIES = Column(("Velocities", "Velocity"), quantity="velocity")
 MASSES = Column(("Masses", "Mass"), columns=None, quantity="mass")
 IDS = Column(("ParticleIDs",), "iu", None)  # in snapshots of this package, the sites of particles
+ORDER = Column((), "iu", None)  # places of the particles among all, in the order of the files
 
 
 def count_of(file: File, kind: int) -> int:
@@ -45,6 +46,15 @@ def has_array(file: File, kind: int, column: Column) -> bool:
         return False
     group = content.member(file, f"PartType{kind}", GROUP)
     return any(content.has(group, name) for name in column.names)
+
+
+def holds(files: Sequence[Path], kind: int, column: Column) -> bool:
+    """Whether any of the files has an array of particles of a type."""
+    for path in files:
+        with opened(path) as file:
+            if has_array(file, kind, column):
+                return True
+    return False
 
 
 def _array(file: File, kind: int, column: Column) -> Dataset:
@@ -77,10 +87,7 @@ def check_arrays(files: Sequence[Path], header: SnapshotHeader, kind: int, wante
 def chunks(
     files: Sequence[Path], header: SnapshotHeader, kind: int, wanted: Sequence[Column]
 ) -> Iterator[list[np.ndarray]]:
-    """Rows of arrays of a type, at most CHUNK at a time, in comoving Mpc/h, peculiar km/s and 1e10 Msun/h.
-
-    Without a lattice, the place of a particle among all replaces its ID.
-    """
+    """Rows of arrays of a type, at most CHUNK at a time, in comoving Mpc/h, peculiar km/s and 1e10 Msun/h."""
     before = 0
     for path in files:
         with opened(path) as file:
@@ -89,7 +96,7 @@ def chunks(
                 high = min(low + CHUNK, count)
                 yield [
                     np.arange(before + low, before + high)
-                    if column is IDS and not has_lattice(file)
+                    if column is ORDER
                     else _rows(file, header, kind, column, slice(low, high))
                     for column in wanted
                 ]
@@ -120,4 +127,5 @@ def _rows(file: File, header: SnapshotHeader, kind: int, column: Column, part: s
 def check_box(header: SnapshotHeader, config: Config) -> None:
     """Raise ValueError unless a config has the box of a snapshot."""
     if not np.allclose(header.box_size, config.box_size, rtol=1e-5):
-        raise ArgumentError("box_size", config.box_size, f"is not that of the snapshot, {header.box_size}")
+        there = tuple(float(f"{side:.6g}") for side in header.box_size)
+        raise ArgumentError("box_size", config.box_size, f"is not that of the snapshot, {there}")

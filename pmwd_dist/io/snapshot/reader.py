@@ -16,13 +16,20 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist._memory import available_memory, size
 from pmwd_dist.config import Config
 from pmwd_dist.io.snapshot.base import KM_S_PER_H0
+from pmwd_dist.io.snapshot.content import opened
 from pmwd_dist.io.snapshot.files import snapshot_files
-from pmwd_dist.io.snapshot.header import SnapshotHeader, read_header, units_note
-from pmwd_dist.io.snapshot.particles import IDS, POSITIONS, VELOCITIES, Column, check_arrays, check_box, chunks
+from pmwd_dist.io.snapshot.header import SnapshotHeader, has_lattice, read_header, units_note
+from pmwd_dist.io.snapshot.lattice import OWN, Sites, displacements
+from pmwd_dist.io.snapshot.particles import ORDER, POSITIONS, VELOCITIES, Column, check_arrays, check_box, chunks
 from pmwd_dist.io.snapshot.units import LengthUnit
 from pmwd_dist.parallel.distributed import raise_on_all_processes
 from pmwd_dist.pm.inputs import check_config
 from pmwd_dist.pm.particles import Particles
+
+_ROUNDED = (
+    "IDs and order of the particles follow no lattice, and displacements are too large to find sites from positions; "
+    "start from an earlier time, or write IDs in the order of the lattice"
+)
 
 
 def load_snapshot(
@@ -64,22 +71,40 @@ def load_snapshot(
         if header.particle_shape != config.particle_shape:
             constraint = f"is not that of the snapshot, {header.particle_shape}"
             raise ArgumentError("particle_shape", config.particle_shape, constraint)
-        _check_memory(files[0], config)
+        check_memory(files[0], config)
+        with opened(files[0]) as file:
+            sites = OWN if has_lattice(file) else Sites(ORDER)
     if note := units_note(header, files[0], "length_unit="):
         warnings.warn(note, stacklevel=2)
+    return read_particles(files, header, sites, config), header
+
+
+def read_particles(files: Sequence[Path], header: SnapshotHeader, sites: Sites, config: Config) -> Particles:
+    """The particles of type 1 on their sites, divided over the devices. Collective."""
     shape, dtype = (*config.particle_shape, 3), jnp.result_type(float)
 
     def array(column: Column) -> jax.Array:
         def read(index: Any) -> np.ndarray:
-            return _read_block(files, column, header, index, config, dtype)
+            return _read_block(files, column, header, sites, index, config, dtype)
 
         return jax.make_array_from_callback(shape, config.decomposition.sharding, read)
 
     with raise_on_all_processes():
-        return Particles(array(POSITIONS), array(VELOCITIES)), header
+        particles = Particles(array(POSITIONS), array(VELOCITIES))
+    if missing := int(jax.jit(_missing, out_shardings=config.decomposition.replicated)(particles.disp)):
+        raise ValueError(
+            f"{files[0]}: {missing} sites of the lattice of {config.particle_shape} lack particles, and others have "
+            f"several: {_ROUNDED if sites.column is None else 'some IDs are there twice'}"
+        )
+    return particles
 
 
-def _check_memory(path: Path, config: Config) -> None:
+def _missing(disp: jax.Array) -> jax.Array:
+    """Number of sites without a particle."""
+    return jnp.isnan(disp[..., 0]).sum()
+
+
+def check_memory(path: Path, config: Config) -> None:
     """Raise ValueError if the particles can't fit into the memory of this machine."""
     each = 2 * 3 * jnp.dtype(jnp.result_type(float)).itemsize if config.decomposition.platform == "cpu" else 24
     need, (_, total) = each * math.prod(config.particle_shape) / jax.process_count(), available_memory()
@@ -91,30 +116,24 @@ def _read_block(
     files: Sequence[Path],
     column: Column,
     header: SnapshotHeader,
+    rule: Sites,
     index: tuple[slice, ...],
     config: Config,
     dtype: Any,
 ) -> np.ndarray:
     """Displacements [Mpc/h] or momenta [Mpc/h] of the lattice sites of one device."""
-    shape, box = config.particle_shape, config.box_size
+    shape = config.particle_shape
     low = [s.start or 0 for s in index[:3]]
     high = [n if s.stop is None else s.stop for s, n in zip(index[:3], shape, strict=True)]
     block = np.full((*np.subtract(high, low), 3), np.nan, dtype)
-    for ids, values in chunks(files, header, 1, (IDS, column)):
-        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < header.counts[1]:
+    places = [POSITIONS] if rule.column is None and column is not POSITIONS else []
+    for numbers, *others, values in chunks(files, header, 1, (rule.column or ORDER, *places, column)):
+        if rule == OWN and len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < header.counts[1]:
             raise ValueError(f"{files[0]}: holds other particle IDs than its header says")
-        sites = np.unravel_index(ids.astype(np.int64), shape)
+        sites = rule.of(numbers, others[0] if others else values, config)
         mine = np.logical_and.reduce([(s >= a) & (s < b) for s, a, b in zip(sites, low, high, strict=True)])
         sites, x = ([site[mine] for site in sites], values[mine]) if not mine.all() else (sites, values)
-        if column is POSITIONS:
-            for axis, site in enumerate(sites):
-                x[:, axis] -= site * (box[axis] / shape[axis])
-                x[:, axis] -= box[axis] * np.rint(x[:, axis] / box[axis])
-        else:  # peculiar velocities [km/s] to momenta
-            x *= header.a / KM_S_PER_H0
+        # Peculiar velocities [km/s] become momenta.
+        x = displacements(x, sites, config) if column is POSITIONS else x * (header.a / KM_S_PER_H0)
         block[tuple(site - first for site, first in zip(sites, low, strict=True))] = x
-    if np.isnan(block).any():
-        raise ValueError(
-            f"{files[0]}: the snapshot lacks particles of its lattice of {shape}: some IDs are there twice"
-        )
     return block

@@ -63,6 +63,12 @@ def initial_particles(
     return jax.tree.map(config.decomposition.constrain, particles)
 
 
+@partial(jax.jit, static_argnames="config", donate_argnames="particles")
+def exact_particles(particles: Particles, config: Config) -> ExactParticles:
+    """Particles of another source at `config.a_start`, on the grids of the steps; donates the particles."""
+    return jax.tree.map(config.decomposition.constrain, exact(particles, config))
+
+
 class StepSchedule(NamedTuple):
     """All steps of a simulation.
 

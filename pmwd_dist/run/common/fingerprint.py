@@ -51,6 +51,8 @@ def identity(job: Job) -> Identity:
     found["box.particles"] = list(box.particles or box.mesh)
     if job.simulation.table is not None:
         found["cosmology.linear_power"] = _digest(*job.simulation.table)
+    if job.simulation.start is not None:
+        found["start.snapshot"] = job.simulation.start.digest
     # Arrays of files, except those of outputs, which may change.
     return found | {path: _digest(file) for path, file in job.data.items() if not path.startswith("observe.")}
 

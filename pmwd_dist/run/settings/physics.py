@@ -15,6 +15,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._files import message
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import growth_table_to
 from pmwd_dist.cosmology.linear_power import (
@@ -26,6 +27,7 @@ from pmwd_dist.cosmology.linear_power import (
     sigma8_of_A_s,
 )
 from pmwd_dist.cosmology.parameters import Cosmology
+from pmwd_dist.io.snapshot import InitialConditions, find_initial_conditions
 from pmwd_dist.parallel.autotune import remembered
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3, default_decomposition
 from pmwd_dist.parallel.distributed import to_devices
@@ -35,7 +37,7 @@ from pmwd_dist.pm.noise import GAUSSIAN, NoiseKind
 from pmwd_dist.pm.particles import largest
 from pmwd_dist.run.settings.light_cone import LightCone, build_light_cone, light_cone_problem
 from pmwd_dist.run.settings.reading import SettingsError
-from pmwd_dist.run.settings.simulation_sections import Box, Settings, SimulationNoise
+from pmwd_dist.run.settings.simulation_sections import Box, Settings, SimulationNoise, SimulationSettings
 from pmwd_dist.run.settings.table import read_table
 from pmwd_dist.run.settings.writing import argument_problem, toml_value
 
@@ -53,6 +55,7 @@ _PATHS = {
     "chain_devices": "sampler.chain_devices",
     **{name: f"devices.{name}" for name in ("pdims", "backend", "transpose_comm", "halo_comm", "halo")},
     **{name: f"time.{name}" for name in ("a_start", "a_stop", "steps", "lpt_order")},
+    **{f"cosmo.{name}": f"cosmology.{name.lower()}" for name in ("Omega_m", "h", "w0", "wa")},
 }
 
 
@@ -70,6 +73,7 @@ class SimulationSetup:
       kind: options of the noise.
       f_nl: local primordial non-Gaussianity; None for Gaussian modes.
       field: white noise of a file, or None.
+      start: particles of a file, in place of noise and LPT, or None.
     """
 
     config: Config
@@ -81,6 +85,7 @@ class SimulationSetup:
     kind: NoiseKind = GAUSSIAN
     f_nl: float | None = None
     field: np.ndarray | None = None
+    start: InitialConditions | None = None
 
     @property
     def noise(self) -> Array:
@@ -158,17 +163,31 @@ def build(settings: Settings) -> SimulationSetup:
         power = _power(settings, cosmo)
     except ArgumentError as error:
         problems.append(f"cosmology.normalise = true: {error.argument} {error.reason}")
-    cone = None
+    cone = start = None
     if config is not None:
         problems += _linear_problems(settings, cosmo, power, config)
+        try:
+            start = _start(settings, config, cosmo)
+        except ArgumentError as error:
+            problems.append(_translate(error, settings.box))
+        except ValueError as error:
+            problems.append(f"start.snapshot: {error}")
+        except OSError as error:
+            problems.append(f"start.snapshot: {message(error)}")
         try:
             cone = build_light_cone(settings, config, cosmo)
         except ArgumentError as error:
             problems.append(light_cone_problem(error))
     if problems or config is None:
         raise SettingsError(problems)
-    kind, f_nl = kind_of(settings), settings.cosmology.f_nl or None
-    return SimulationSetup(config, cosmo, settings.time.solver, power, settings.noise.seed, cone, kind, f_nl)
+    kind, f_nl, seed = kind_of(settings), settings.cosmology.f_nl or None, settings.noise.seed
+    return SimulationSetup(config, cosmo, settings.time.solver, power, seed, cone, kind, f_nl, start=start)
+
+
+def _start(settings: Settings, config: Config, cosmo: Cosmology) -> InitialConditions | None:
+    if not isinstance(settings, SimulationSettings) or settings.start.snapshot is None:
+        return None
+    return find_initial_conditions(Path(settings.start.snapshot), cosmo, config)
 
 
 def kind_of(settings: Settings) -> NoiseKind:

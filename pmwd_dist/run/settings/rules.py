@@ -106,6 +106,7 @@ def _outputs(settings: SimulationSettings) -> Rules:
         noise.file is not None and (noise.nested or noise.fixed),
         "noise.file: nested and fixed are options of a seed; leave them or the file out",
     )
+    yield from _start(settings)
     low, high = 1 / time.a_stop - 1, 1 / time.a_start - 1
     slack = 1e-6 * (1 + high)
     outside = [f"{z:g}" for z in output.redshifts or () if not low - slack <= z <= high + slack]
@@ -120,6 +121,21 @@ def _outputs(settings: SimulationSettings) -> Rules:
         f'output.snapshot = "gadget": the format holds cubic boxes only, and box.size = {toml_value(box.size)}; '
         'use "swift" or "none"',
     )
+
+
+def _start(settings: SimulationSettings) -> Rules:
+    """Rules on a start from particles: what else would make them, and what needs their linear modes."""
+    if settings.start.snapshot is None:
+        return
+    noise, observe = settings.noise, settings.observe
+    contradicting = {f"noise.{name}": getattr(noise, name) for name in ("nested", "fixed", "paired", "file")}
+    contradicting |= {"cosmology.f_nl": settings.cosmology.f_nl}
+    contradicting |= {"noise.seed": observe.light_cone is None and noise.seed}
+    for key, value in contradicting.items():
+        yield value, f"{key} = {shown(value)}: the particles are those of start.snapshot; leave one of them out"
+    for name in ("galaxies", "cross"):
+        text = "needs the linear modes, which start.snapshot does not hold; leave one of them out"
+        yield getattr(observe, name), f"[observe.{name}]: {text}"
 
 
 def _data(settings: InferenceSettings) -> Rules:

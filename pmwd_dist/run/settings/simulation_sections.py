@@ -152,6 +152,18 @@ class SimulationNoise(Noise):
     )
 
 
+class SimulationStart(Section):
+    """Initial conditions of another code."""
+
+    snapshot: File | None = about(
+        "particles to start from, in place of noise and LPT: a file, or a set of files, in the HDF5 format of Gadget "
+        "or SWIFT, as MUSIC and monofonIC write it; its box, lattice, scale factor and cosmology must be those of this "
+        "file",
+        None,
+        "ics.hdf5",
+    )
+
+
 class Force(Section):
     """The gravity of the mesh."""
 
@@ -263,6 +275,7 @@ class SimulationSettings(Settings):
     shell_assignment: ClassVar[Assignment] = "nearest"
 
     noise: SimulationNoise  # pyright: ignore[reportIncompatibleVariableOverride]  settings are frozen
+    start: SimulationStart
     output: Output
 
     @property

@@ -42,6 +42,7 @@ from pmwd_dist.run.common.folder import Log, check_identity, start_errors
 from pmwd_dist.run.common.job import Control
 from pmwd_dist.run.common.resources import peak_memory
 from pmwd_dist.run.common.signals import Interrupted
+from pmwd_dist.run.settings import SimulationSetup
 from pmwd_dist.run.settings.light_cone import LightCone
 from pmwd_dist.run.simulation import light_cone
 from pmwd_dist.run.simulation.halo_width import (
@@ -150,14 +151,16 @@ def _communication(config: Config) -> AbstractContextManager[None]:
 
 @part("initial conditions")
 def _begin(plan: SimulationJob, log: Log) -> Progress:
-    """Noise, linear modes and LPT: the particles at the initial time."""
+    """The particles at the initial time: of a snapshot, or of noise, linear modes and LPT."""
     simulation = plan.simulation
     config = simulation.config
     began = time.perf_counter()
-    table = growth_table_to(config.lpt_order, simulation.cosmo)
-    primordial = None if simulation.f_nl is None else (jnp.asarray(simulation.f_nl), log_transfer(table, config))
-    table, power, primordial = from_main((table, log_power(simulation.cosmo, config, simulation.power), primordial))
-    particles = host.initial_particles(simulation.noise, table, power, config, simulation.kind, primordial)
+    if simulation.start is None:
+        particles = _particles_of_noise(simulation)
+    else:
+        with start_errors():
+            read = simulation.start.read(simulation.cosmo, config)
+        particles = host.exact_particles(read, config)
     particles = jax.block_until_ready(particles)
     a, seconds, peak = plan.times[0], time.perf_counter() - began, peak_memory()
     text = f"initial conditions at a {a:.4f}  {seconds:.2f} s  {size(peak)}"
@@ -165,6 +168,14 @@ def _begin(plan: SimulationJob, log: Log) -> Progress:
     particles = jax.device_put(particles, config.decomposition.sharding)
     shells = None if simulation.light_cone is None else light_cone.empty(simulation.light_cone)
     return Progress(config, particles, _replicated(successful(_dtype()), plan), _schedule(plan), 0, shells)
+
+
+def _particles_of_noise(simulation: SimulationSetup) -> ExactParticles:
+    config = simulation.config
+    table = growth_table_to(config.lpt_order, simulation.cosmo)
+    primordial = None if simulation.f_nl is None else (jnp.asarray(simulation.f_nl), log_transfer(table, config))
+    table, power, primordial = from_main((table, log_power(simulation.cosmo, config, simulation.power), primordial))
+    return host.initial_particles(simulation.noise, table, power, config, simulation.kind, primordial)
 
 
 def _restore(plan: SimulationJob, log: Log, path: Path, content: dict[str, Any]) -> Progress:

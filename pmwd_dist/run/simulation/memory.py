@@ -27,13 +27,11 @@ def run_memory(
     """
     table, cone = table_like(config, simulation.cosmo), simulation.light_cone
     of_file, f_nl = simulation.field is not None, simulation.f_nl is not None
-    initial = lowered_initial(simulation.config, table, simulation.kind, of_file=of_file, f_nl=f_nl)
     step = lowered_step(config, table, simulation.solver, len(times), cone)
-    stages: dict[Stage, int] = {
-        "the initial conditions": resources.planned(initial.compile()),
-        "a step": resources.planned(step.compile()),
-        "P(k)": power_memory(config),
-    }
+    stages: dict[Stage, int] = {"a step": resources.planned(step.compile()), "P(k)": power_memory(config)}
+    if simulation.start is None:
+        initial = lowered_initial(simulation.config, table, simulation.kind, of_file=of_file, f_nl=f_nl)
+        stages["the initial conditions"] = resources.planned(initial.compile())
     if shells is not None:  # a field for each, beside the particles
         numbers = 6 * math.prod(config.particle_shape) + (shells + 6) * math.prod(config.mesh_shape)
         stages["the bispectrum"] = numbers * vectors_like(config).dtype.itemsize // config.decomposition.size

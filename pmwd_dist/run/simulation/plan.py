@@ -190,11 +190,12 @@ class SimulationJob(Job):
         config, settings = self.simulation.config, self.settings
         redshifts = ", ".join(f"{z:.4g}" for z in sorted(self.outputs.values(), reverse=True))
         snapshots = "no" if settings.output.snapshot == "none" else settings.output.snapshot
+        lpt = "" if self.simulation.start else f"{config.lpt_order}LPT, "
         lines = [
             f"box         {three(config.box_size)} Mpc/h",
             f"mesh        {three(config.mesh_shape)} cells, {three(config.particle_shape)} particles",
             f"cosmology   {self.power_text}; {_noise_text(settings)}",
-            f"time        a {config.a_start:g} to {config.a_stop:g}, {config.lpt_order}LPT, "
+            f"time        a {config.a_start:g} to {config.a_stop:g}, {lpt}"
             f"{self.steps} {settings.time.solver} steps, {config.gradient} gradient",
             f"accuracy    {accuracy.accuracy_line(self.simulation, self.times)}",
             f"output      {self.folder}: z {redshifts}; {snapshots} snapshots",
@@ -217,6 +218,8 @@ class SimulationJob(Job):
         """Fields of the log as JSON holds them."""
         redshifts = sorted(self.outputs.values(), reverse=True)
         own = {"snapshot": self.settings.output.snapshot, "expected_disk": self.expected_disk}
+        if self.simulation.start is not None:
+            own["start"] = self.simulation.start.digest
         return super().describe() | {"redshifts": redshifts, **own}
 
     def find_checkpoint(self) -> Any:
@@ -276,7 +279,9 @@ def _read_masks(settings: SimulationSettings, simulation: SimulationSetup) -> di
 
 
 def _noise_text(settings: SimulationSettings) -> str:
-    noise = settings.noise
+    noise, start = settings.noise, settings.start.snapshot
+    if start is not None:
+        return f"particles of {start}"
     options = [name for name in NoiseKind._fields if getattr(noise, name)]
     return ", ".join([f"seed {noise.seed}" if noise.file is None else f"noise {noise.file}", *options])
 

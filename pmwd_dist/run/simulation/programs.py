@@ -52,8 +52,9 @@ def _up_to_the_first_step(settings: SimulationSettings, config: Config) -> Gener
     """The programs, those first that take longest to compile."""
     own, table = parameters(cosmology_of(settings)), table_like(config, cosmology_of(settings))
     yield growth._tabulate.lower(own, order=table.order)
-    noise, cosmology = settings.noise, settings.cosmology
-    yield lowered_initial(config, table, kind_of(settings), of_file=noise.file is not None, f_nl=cosmology.f_nl != 0)
+    noise, cosmology, kind = settings.noise, settings.cosmology, kind_of(settings)
+    if settings.start.snapshot is None:
+        yield lowered_initial(config, table, kind, of_file=noise.file is not None, f_nl=cosmology.f_nl != 0)
     if cosmology.table is None:
         nodes = as_array(power_nodes(config))
         yield linear_power._normalised_to_sigma8.lower(nodes, own, transfer=cosmology.linear_power)

@@ -1,0 +1,182 @@
+"""Initial conditions of other codes: the particles of a snapshot on their lattice, checked against a simulation."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist.config import Config, Vector3
+from pmwd_dist.cosmology.growth import growth_table_to
+from pmwd_dist.cosmology.parameters import Cosmology, parameters
+from pmwd_dist.io.snapshot.base import CRITICAL_DENSITY
+from pmwd_dist.io.snapshot.content import opened
+from pmwd_dist.io.snapshot.files import snapshot_files
+from pmwd_dist.io.snapshot.header import SnapshotHeader, has_lattice, named_background, read_header
+from pmwd_dist.io.snapshot.lattice import FARTHEST, find_sites
+from pmwd_dist.io.snapshot.particles import MASSES, POSITIONS, VELOCITIES, check_arrays, check_box, chunks, holds
+from pmwd_dist.io.snapshot.reader import check_memory, read_particles
+from pmwd_dist.io.snapshot.units import LengthUnit
+from pmwd_dist.parallel.distributed import raise_on_all_processes
+from pmwd_dist.pm.inputs import check_config
+from pmwd_dist.pm.particles import Particles
+
+# Relative tolerances: scale factor, parameters of the cosmology, mass of all particles, and equal masses.
+_TIME, _PARAMETER, _MASS, _EQUAL = 1e-4, 1e-3, 1e-2, 1e-3
+_MOMENTA = 1.4  # largest ratio of momenta and linear growth: sqrt(a) is a larger factor at z > 1
+
+
+def load_initial_conditions(path: str | Path, cosmo: Cosmology, config: Config) -> Particles:
+    """Read initial conditions, particles of one mass on a lattice, onto the devices of a config. Collective.
+
+    Particles (type 1) may be in any order. Their lattice sites follow from IDs, the order of the file or rounded
+    positions. Positions stay those of the file, also where its lattice lies half a cell beside ours.
+
+    Args:
+      path: a file in the format of Gadget or SWIFT, any of a set (name.0.hdf5), their common name, or a folder.
+      cosmo: cosmology of the simulation.
+      config: the simulation; its box, lattice and a_start must be those of the file.
+
+    Raises:
+      ValueError: the snapshot is damaged or incomplete; its box, lattice, scale factor, cosmology or mass are not those
+        of the simulation; its particles have no lattice; or its momenta are far from linear growth.
+      OSError: a file is missing or can't be read.
+
+    Examples:
+      >>> particles = pmd.load_initial_conditions("ics.hdf5", cosmo, config)
+      >>> solution = pmd.nbody(particles, cosmo, config)
+    """
+    check_config(config)
+    with raise_on_all_processes():
+        found = find_initial_conditions(Path(path), cosmo, config)
+    return found.read(cosmo, config)
+
+
+@dataclass(frozen=True)
+class InitialConditions:
+    """Initial conditions in the files of a snapshot, whose headers fit the simulation."""
+
+    files: tuple[Path, ...]
+    header: SnapshotHeader
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of the files."""
+        digest = hashlib.sha256()
+        for path in self.files:
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        return f"sha256:{digest.hexdigest()}"
+
+    def read(self, cosmo: Cosmology, config: Config) -> Particles:
+        """The particles at `config.a_start`. Collective.
+
+        Raises:
+          ValueError: the particles have different masses or no lattice, or their momenta are far from linear growth.
+        """
+        files, header = self.files, self.header
+        with raise_on_all_processes():
+            check_memory(files[0], config)
+            _check_masses(files, header, float(parameters(cosmo).Omega_m))
+            sites = find_sites(files, header, config)
+            with opened(files[0]) as file:
+                own = has_lattice(file)
+        particles = read_particles(files, header, sites, config)
+        if not own:
+            _check_motion(particles, files[0], cosmo, config)
+        return particles
+
+
+def find_initial_conditions(path: Path, cosmo: Cosmology, config: Config) -> InitialConditions:
+    """The files of initial conditions, with headers that fit the simulation.
+
+    Raises:
+      ValueError: as for `load_initial_conditions`, by what the headers say.
+      OSError: a file is missing or can't be read.
+    """
+    own = parameters(cosmo)
+    files = snapshot_files(path)
+    header = _header(files, float(own.h), config)
+    check_box(header, config)
+    count, wanted = header.counts[1], config.particle_shape
+    with opened(files[0]) as file:
+        other = has_lattice(file) and header.particle_shape != wanted
+    if count != math.prod(wanted) or other:
+        constraint = f"is not the lattice of the snapshot, which has {count} particles of type 1"
+        raise ArgumentError("particle_shape", wanted, constraint, f"its lattice is {header.particle_shape}" * other)
+    check_arrays(files, header, 1, (POSITIONS, VELOCITIES))
+    if not math.isclose(header.a, config.a_start, rel_tol=_TIME):
+        constraint, remedy = f"is not the scale factor of the snapshot, {header.a:.8g}", f"set it to {header.a:.8g}"
+        raise ArgumentError("a_start", config.a_start, constraint, remedy)
+    for name, value in named_background(files[0]).items():
+        if not math.isclose(ours := float(getattr(own, name)), value, rel_tol=_PARAMETER, abs_tol=1e-4):
+            shown = float(f"{ours:.6g}")  # without the digits of single precision
+            raise ArgumentError(f"cosmo.{name}", shown, f"is not that of the snapshot, {value:.6g}", "use the same")
+    return InitialConditions(tuple(files), header)
+
+
+def _header(files: list[Path], h: float, config: Config) -> SnapshotHeader:
+    """Header of the files; where none names a unit of length, in the unit with the box of the config, if there is one.
+
+    SWIFT's initial conditions name no Hubble constant: h is the one of the simulation.
+    """
+    header = read_header(files, h=h)
+    if not header.length_unit:
+        for unit in get_args(LengthUnit):
+            other = read_header(files, unit, h)
+            if np.allclose(other.box_size, config.box_size, rtol=1e-5):
+                return other
+    return header
+
+
+def _check_masses(files: tuple[Path, ...], header: SnapshotHeader, Omega_m: float) -> None:
+    """Raise ValueError unless the particles have one mass and make up all matter, where masses are known."""
+    low, high, total = math.inf, 0.0, header.counts[1] * header.masses[1]
+    if holds(files, 1, MASSES):
+        check_arrays(files, header, 1, (MASSES,))
+        total = 0.0
+        for (masses,) in chunks(files, header, 1, (MASSES,)):
+            low, high, total = min(low, masses.min()), max(high, masses.max()), total + masses.sum()
+    if high > (1 + _EQUAL) * low:
+        text = f"have masses from {low:.5g} to {high:.5g} 1e10 Msun/h, and must have one mass"
+        raise ValueError(f"{files[0]}: its particles of type 1 {text}")
+    omega = total / math.prod(header.box_size) / CRITICAL_DENSITY
+    if total and not math.isclose(omega, Omega_m, rel_tol=_MASS):
+        others = [f"{n} of type {kind}" for kind, n in enumerate(header.counts) if n and kind != 1]
+        why = f"the rest are {', '.join(others)}" if others else "the unit of length or mass is another one"
+        remedy = "write all matter as particles of type 1" if others else "give the file its units"
+        text = f"have a density of {omega:.4g}, and Omega_m is {Omega_m:.4g}: {why}; {remedy}"
+        raise ValueError(f"{files[0]}: its particles of type 1 {text}")
+
+
+def _check_motion(particles: Particles, path: Path, cosmo: Cosmology, config: Config) -> None:
+    """Raise ValueError unless displacements are small and momenta about those of linear growth. Collective."""
+    run = jax.jit(partial(_motion, box=config.box_size), out_shardings=config.decomposition.replicated)
+    reach, slope = map(float, run(particles))
+    if reach > FARTHEST:
+        raise ValueError(
+            f"{path}: some particles are {reach:.2g} of the box from their sites: IDs and order follow no lattice"
+        )
+    a, table = config.a_start, growth_table_to(config.lpt_order, cosmo)
+    expected = float(table.momentum(a) / table.D1(a))
+    if not 1 / _MOMENTA < slope / expected < _MOMENTA:
+        raise ValueError(
+            f"{path}: its velocities are {slope / expected:.3g} of those of linear growth at a = {a:g}: their unit is "
+            "another one, or displacements and velocities are of different times; name the unit in the file"
+        )
+
+
+def _motion(particles: Particles, box: Vector3) -> tuple[Array, Array]:
+    """Largest displacement from the mean along an axis [side of the box], and slope of momenta with displacements."""
+    moved = particles.disp - particles.disp.mean((0, 1, 2), keepdims=True)
+    reach = jnp.abs(moved / jnp.reshape(jnp.asarray(box, moved.dtype), (1, 1, 1, 3))).max()
+    return reach, (moved * particles.vel).sum() / (moved**2).sum()

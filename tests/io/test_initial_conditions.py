@@ -1,0 +1,184 @@
+"""Initial conditions of other codes: particles in any order, with and without IDs, on one device and on several."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import foreign_snapshots as foreign
+import h5py
+import jax
+import numpy as np
+import problems
+import pytest
+from foreign_snapshots import BOX, LAYOUTS, A, H, Kind
+
+import pmwd_dist as pmd
+
+N = 8
+SPACING = BOX / N
+COSMO: Any = SimpleNamespace(
+    Omega_c=foreign.OMEGA_M - 0.05, Omega_b=0.05, h=H, n_s=0.96, sigma8=0.2, Omega_k=0.0, w0=-1.0, wa=0.0
+)
+# Sites in the order of a file, or None for the order of the lattice; IDs of sites, or None.
+SITES = np.arange(N**3)
+SHUFFLED = np.random.default_rng(1).permutation(N**3)
+BY_Z = SITES.reshape(N, N, N).T.ravel()  # number of a site along z, y and x
+ORDERS: dict[str, tuple[np.ndarray, np.ndarray | None]] = {
+    "IDs from 1": (SHUFFLED, SITES + 1),
+    "IDs from 0": (SHUFFLED, SITES),
+    "IDs after those of gas": (SHUFFLED, SITES + N**3 + 1),
+    "IDs along z": (SHUFFLED, BY_Z + 1),
+    "order of the file": (SITES, None),
+    "order along z": (np.argsort(BY_Z), None),
+    "IDs of no lattice": (SHUFFLED, SHUFFLED[SHUFFLED] + 1),
+    "positions": (SHUFFLED, None),
+}
+
+
+@pytest.fixture(scope="module")
+def initial() -> pmd.Particles:
+    """2LPT."""
+    config = make_config((1, 1))
+    modes = pmd.linear_modes(pmd.white_noise(jax.random.key(0), config), COSMO, config)
+    return pmd.lpt(modes, COSMO, config)
+
+
+def make_config(decomposition: Any, **options: Any) -> pmd.Config:
+    given: Any = {"box_size": BOX, "mesh_shape": N, "a_start": A, "decomposition": decomposition} | options
+    return pmd.Config(**given)
+
+
+def write(path: Path, particles: pmd.Particles, layout: str, order: str, shift: float = 0.0) -> Path:
+    """The particles in an order of `ORDERS`, on a lattice that is shifted by a part of its spacing."""
+    sites, ids = ORDERS[order]
+    x = problems.lattice((N, N, N), (BOX,) * 3) + np.asarray(particles.disp) + shift * SPACING
+    velocities = np.asarray(particles.vel) * 100 / A
+    mass = np.full(N**3, foreign.OMEGA_M * 27.7536627 * SPACING**3)
+    kind = Kind(x.reshape(-1, 3)[sites] % BOX, velocities.reshape(-1, 3)[sites], mass)
+    LAYOUTS[layout](path, {1: kind})
+    with h5py.File(path, "a") as file:
+        del file["PartType1/ParticleIDs"]
+        if ids is not None:
+            file["PartType1/ParticleIDs"] = ids[sites].astype("u8")
+    return path
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("shift", [0.0, 0.5])
+def test_sites_are_found(tmp_path: Path, initial: pmd.Particles, order: str, shift: float):
+    """In Gadget's format without units; the lattice beside ours leaves a mean displacement of half a spacing."""
+    path, config = write(tmp_path / "s.hdf5", initial, "gadget2", order, shift), make_config((1, 1))
+    found = pmd.load_initial_conditions(path, COSMO, config)
+    mean = np.asarray(found.disp).mean((0, 1, 2)) / SPACING
+    np.testing.assert_allclose(np.abs(mean), shift, atol=1e-6)
+    later = np.rint(shift - mean).astype(int)  # sites by which rounded positions may be off along each axis
+    disp, vel = (np.roll(x, later, (0, 1, 2)) for x in (initial.disp, initial.vel))
+    np.testing.assert_allclose(found.disp, disp + mean * SPACING, atol=1e-5)
+    np.testing.assert_allclose(found.vel, vel, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", ["gadget4", "swift"])
+def test_initial_conditions_on_several_devices(
+    tmp_path: Path, initial: pmd.Particles, decomposition: pmd.Decomposition, layout: str, monkeypatch: Any
+):
+    """As MUSIC and monofonIC write them: no Hubble constant in SWIFT's, positions beyond the box, a set of files."""
+    monkeypatch.setattr("pmwd_dist.io.snapshot.particles.CHUNK", 100)
+    path = write(tmp_path / "s.hdf5", initial, layout, "IDs from 1")
+    with h5py.File(path, "a") as file:
+        if layout == "swift":
+            del file["Cosmology"]
+        x: Any = file["PartType1/Coordinates"]
+        side: Any = np.ravel(file["Header"].attrs["BoxSize"])[0]
+        x[...] = np.where(x[:] > 0.9 * side, x[:] - side, x[:])
+    config = make_config(decomposition)
+    found = pmd.load_initial_conditions(path, COSMO, config)
+    assert found.disp.sharding == found.vel.sharding == config.decomposition.sharding
+    np.testing.assert_allclose(found.disp, initial.disp, atol=2e-5)
+    np.testing.assert_allclose(found.vel, initial.vel, atol=2e-5)
+
+
+def test_our_own_snapshots_at_any_time(tmp_path: Path, initial: pmd.Particles, single: pmd.Decomposition):
+    """Displacements of half the box: particle IDs are indices of sites."""
+    config, cosmo = make_config(single), COSMO
+    disp = np.random.default_rng(2).uniform(-BOX / 2, BOX / 2, (N, N, N, 3))
+    path = pmd.save_snapshot(tmp_path / "s.hdf5", pmd.Particles(disp, initial.vel), cosmo, config, A, format="swift")
+    np.testing.assert_allclose(pmd.load_initial_conditions(path, cosmo, config).disp, disp, atol=1e-12)
+    with pytest.raises(ValueError, match=r"particle_shape=\(16, 8, 4\) is not .*; its lattice is \(8, 8, 8\)"):
+        pmd.load_initial_conditions(path, cosmo, replace(config, particle_shape=(16, 8, 4), mesh_shape=16))
+
+
+def test_units_are_those_with_the_box_where_a_file_names_none(tmp_path: Path, initial: pmd.Particles):
+    path = write(tmp_path / "s.hdf5", initial, "gadget2", "IDs from 0")
+    with h5py.File(path, "a") as file:  # as monofonIC does: Mpc/h
+        file["PartType1/Coordinates"][...] = file["PartType1/Coordinates"][:] / 1000
+        file["Header"].attrs["BoxSize"] = BOX
+    found = pmd.load_initial_conditions(path, COSMO, make_config((1, 1)))
+    np.testing.assert_allclose(found.disp, initial.disp, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "changed", "words"),
+    [
+        ({"box_size": 200.0}, {}, r"box_size=\(200.0, 200.0, 200.0\) is not that of the snapshot, \(100"),
+        ({"mesh_shape": 16}, {}, r"particle_shape=\(16, 16, 16\) is not the lattice of .* 512 particles of type 1$"),
+        ({"a_start": 0.1}, {}, "a_start=0.1 is not the scale factor of the snapshot, 0.5; set it to 0.5"),
+        ({}, {"Omega_c": 0.26}, r"cosmo.Omega_m=0.31 is not that of the snapshot, 0.3; use the same"),
+        ({}, {"h": 0.72}, "cosmo.h=0.72 is not that of the snapshot, 0.7"),
+    ],
+)
+def test_another_simulation_is_named(
+    tmp_path: Path, initial: pmd.Particles, options: dict[str, Any], changed: dict[str, float], words: str
+):
+    path = write(tmp_path / "s.hdf5", initial, "gadget4", "IDs from 1")
+    cosmo: Any = SimpleNamespace(**vars(COSMO) | changed)
+    with pytest.raises(ValueError, match=words):
+        pmd.load_initial_conditions(path, cosmo, make_config((1, 1), **options))
+
+
+def heavy(file: h5py.File) -> None:
+    file["PartType1/Masses"] = np.where(SITES < 9, 2.0, 1.0)
+
+
+def scaled(name: str, factor: float) -> Any:
+    def change(file: h5py.File) -> None:
+        file[f"PartType1/{name}"][...] = factor * file[f"PartType1/{name}"][:]
+
+    return change
+
+
+def light(file: h5py.File) -> None:
+    file["Header"].attrs["MassTable"] = 0.8 * file["Header"].attrs["MassTable"]
+
+
+def without_ids(file: h5py.File) -> None:
+    del file["PartType1/ParticleIDs"]
+    x = file["PartType1/Coordinates"]
+    x[:30] = x[30:60]  # some in one place
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (heavy, r"particles of type 1 have masses from 1\S* to 2\S* 1e10 Msun/h, and must have one mass"),
+        (light, r"have a density of 0.24\S*, and Omega_m is 0.3: the unit of length or mass is another one; give the"),
+        (scaled("Velocities", math.sqrt(A)), r"velocities are 0.70\d of those of linear growth at a = 0.5: their unit"),
+        (without_ids, r"30 sites of the lattice of \(8, 8, 8\) lack particles, .* too large to find sites from pos"),
+    ],
+)
+def test_wrong_particles_are_named(tmp_path: Path, initial: pmd.Particles, change: Any, words: str):
+    path = write(tmp_path / "s.hdf5", initial, "gadget4", "IDs from 1")
+    with h5py.File(path, "a") as file:
+        change(file)
+    with pytest.raises(ValueError, match=words):
+        pmd.load_initial_conditions(path, COSMO, make_config((1, 1)))
+
+
+def test_gas_beside_dark_matter_is_named(tmp_path: Path, initial: pmd.Particles):
+    path = tmp_path / "s.hdf5"
+    foreign.gadget4(path, foreign.universe({0: N**3, 1: N**3}))
+    with pytest.raises(ValueError, match=r"density of .*, and Omega_m is 0.3: the rest are 512 of type 0; write all"):
+        pmd.load_initial_conditions(path, COSMO, make_config((1, 1)))
