@@ -9,11 +9,13 @@ import jax
 import numpy as np
 import pytest
 import zarr
+from inferences import plan_of
 from runs import Events, assert_same, make
 
 import pmwd_dist as pmd
 from pmwd_dist.pm.noise import noise_of
 from pmwd_dist.run.common.job import execute
+from pmwd_dist.run.inference import inputs
 from pmwd_dist.run.settings import SettingsError
 
 
@@ -64,3 +66,19 @@ def test_wrong_noise_is_named(
     np.save(tmp_path / "a.npy", factor * np.random.default_rng(0).standard_normal(shape))
     with pytest.raises(SettingsError, match=words):
         make(tmp_path / "run", "noise.file=a.npy", *given)
+
+
+def test_the_truth_of_a_mock_has_the_noise_of_a_simulation(tmp_path: Path) -> None:
+    options = ["noise.nested=true", "noise.fixed=true", "noise.paired=true"]
+    plan = plan_of(tmp_path / "seed", *options)
+    config = plan.simulation.config
+    noise = np.asarray(pmd.white_noise(jax.random.key(1), config, nested=True, fixed=True, paired=True))
+    np.testing.assert_array_equal(inputs.draw_mock(plan)["noise"], noise)
+    np.save(tmp_path / "noise.npy", noise)
+    plan = plan_of(tmp_path / "file", f"noise.file={tmp_path / 'noise.npy'}")
+    found = inputs.draw_mock(plan)
+    np.testing.assert_array_equal(found["noise"], noise)
+    predicted = plan.model.predict(noise, {"b1": found["parameters/b1"]})[0]
+    assert np.std(found["data"] - predicted) == pytest.approx(0.5, rel=0.3)
+    with pytest.raises(SettingsError, match='noise.fixed = true: is of the truth of data.file = "mock"; leave it out'):
+        plan_of(tmp_path / "data", "noise.fixed=true", "data.file=data.npy")

@@ -18,8 +18,10 @@ import numpy as np
 from pmwd_dist._files import open_regular
 from pmwd_dist._memory import available_memory, size
 from pmwd_dist.io.snapshot import content
+from pmwd_dist.run.settings import Settings, SettingsError
 from pmwd_dist.run.settings.writing import printable, toml_value
 
+NOISE = "noise.file"
 _MOST_NAMES, _LONGEST = 8, 200  # names that a message lists, and its characters
 Shape = tuple[int, ...]
 
@@ -36,6 +38,27 @@ def read_files(files: Mapping[str, str], *shapes: Shape) -> tuple[dict[str, np.n
         except ValueError as error:
             problems.append(f"{key} = {toml_value(value)}: {_one_line(str(error))}")
     return arrays, problems
+
+
+def read_noise(settings: Settings) -> dict[str, np.ndarray]:
+    """White noise of a file, by its key.
+
+    Raises:
+      SettingsError: the file can't be read, or does not hold noise of unit variance.
+    """
+    if settings.noise.file is None:
+        return {}
+    box = settings.box
+    arrays, problems = read_files({NOISE: settings.noise.file}, box.particles or box.mesh)
+    problems = [text if box.particles is None else text.replace("box.mesh", "box.particles") for text in problems]
+    for values in arrays.values():
+        mean, variance = float(values.mean()), float(values.var())
+        if not (abs(mean) < 0.5 and 0.5 < variance < 2):
+            text = f"has mean {mean:.3g} and variance {variance:.3g}, and white noise has 0 and 1"
+            problems.append(f"{NOISE} = {toml_value(settings.noise.file)}: {text}")
+    if problems:
+        raise SettingsError(problems)
+    return arrays
 
 
 def read_array(name: str, *shapes: Shape) -> np.ndarray:

@@ -16,6 +16,7 @@ from pmwd_dist import infer
 from pmwd_dist.infer.chain.chain import on_devices
 from pmwd_dist.io.arrays import Arrays, Shapes, fingerprint, read_arrays, reading, write_arrays
 from pmwd_dist.parallel.distributed import from_main, is_main, raise_on_all_processes, to_devices, to_host
+from pmwd_dist.pm.noise import GAUSSIAN, noise_of
 from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.fingerprint import identity
@@ -31,7 +32,7 @@ def data_of(plan: InferenceJob, log: Log) -> Arrays:
         return {"data": plan.data["data.file"]}
     truth = {f"parameters/{name}": () for name in plan.model.priors}
     shapes = truth | {"noise": plan.simulation.config.particle_shape}
-    data = _kept(plan, DATA, lambda: _mock(plan), shapes, "mock drawn", log)
+    data = _kept(plan, DATA, lambda: draw_mock(plan), shapes, "mock drawn", log)
     with reading(plan.folder / DATA, _REMAKE):
         to_host(plan.model.likelihood).check(data["data"], plan.simulation.config)
     return data
@@ -71,9 +72,11 @@ def key_of(plan: InferenceJob, purpose: int) -> Array:
     return jax.random.fold_in(jax.random.key(plan.settings.noise.seed), purpose)
 
 
-def _mock(plan: InferenceJob) -> Arrays:
+def draw_mock(plan: InferenceJob) -> Arrays:
     """Data drawn from the model, and the truth."""
-    truth = plan.model.draw(key_of(plan, 0), **truth_of(plan))
+    truth, simulation = plan.model.draw(key_of(plan, 0), **truth_of(plan)), plan.simulation
+    if simulation.field is not None or simulation.kind != GAUSSIAN:  # the universe of a simulation with this [noise]
+        truth |= {"noise": noise_of(simulation.noise, simulation.config, simulation.kind)}
     data = to_host(plan.model.mock(key_of(plan, 1), truth))
     if not np.isfinite(data).all():
         raise SimulationError("the simulation of the mock failed; use a wider devices.halo, or more time.steps")

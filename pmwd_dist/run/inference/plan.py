@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, assert_never
@@ -21,7 +21,7 @@ from pmwd_dist.infer.model import POSITIVE
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.healpix import pixel_count
 from pmwd_dist.run.common import resources
-from pmwd_dist.run.common.data_files import read_files
+from pmwd_dist.run.common.data_files import NOISE, read_files, read_noise
 from pmwd_dist.run.common.folder import Log
 from pmwd_dist.run.common.job import Control, Job, three
 from pmwd_dist.run.inference.memory import RUNTIME, InferenceMemory, hopeless, inference_memory, inference_problem
@@ -79,6 +79,8 @@ class InferenceJob(Job):
         data, problems = _read_files(settings)
         if problems:
             raise SettingsError(problems)
+        data |= read_noise(settings)
+        simulation = replace(simulation, field=data.get(NOISE))
         try:
             model = make_model(settings, simulation, data)
         except ArgumentError as error:

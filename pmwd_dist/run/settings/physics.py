@@ -37,7 +37,7 @@ from pmwd_dist.pm.noise import GAUSSIAN, NoiseKind
 from pmwd_dist.pm.particles import largest
 from pmwd_dist.run.settings.light_cone import LightCone, build_light_cone, light_cone_problem
 from pmwd_dist.run.settings.reading import SettingsError
-from pmwd_dist.run.settings.simulation_sections import Box, Settings, SimulationNoise, SimulationSettings
+from pmwd_dist.run.settings.simulation_sections import Box, Settings, SimulationSettings
 from pmwd_dist.run.settings.table import read_table
 from pmwd_dist.run.settings.writing import argument_problem, toml_value
 
@@ -192,8 +192,7 @@ def _start(settings: Settings, config: Config, cosmo: Cosmology) -> InitialCondi
 
 def kind_of(settings: Settings) -> NoiseKind:
     """The options of the noise."""
-    noise = settings.noise
-    return NoiseKind(noise.nested, noise.fixed, noise.paired) if isinstance(noise, SimulationNoise) else GAUSSIAN
+    return NoiseKind(*(getattr(settings.noise, name) for name in NoiseKind._fields))
 
 
 def config_of(settings: Settings) -> Config:

@@ -19,7 +19,7 @@ Rules = Iterator[tuple[Any, str]]  # whether a rule is broken, and the problem
 
 def find_problems(settings: Settings) -> list[str]:
     """Problems that involve several keys, one line each."""
-    rules = [*_times_and_cosmology(settings), *_observables(settings)]
+    rules = [*_times_and_cosmology(settings), *_noise(settings), *_observables(settings)]
     if isinstance(settings, SimulationSettings):
         rules += _outputs(settings)
     else:
@@ -62,6 +62,18 @@ def _times_and_cosmology(settings: Settings) -> Rules:
     )
 
 
+def _noise(settings: Settings) -> Rules:
+    noise = settings.noise
+    yield (
+        noise.file is not None and (noise.nested or noise.fixed),
+        "noise.file: nested and fixed are options of a seed; leave them or the file out",
+    )
+    if not isinstance(settings, SimulationSettings) and cast("InferenceSettings", settings).data.file != "mock":
+        for name in ("nested", "fixed", "paired", "file"):
+            text = 'is of the truth of data.file = "mock"; leave it out'
+            yield getattr(noise, name), f"noise.{name} = {shown(getattr(noise, name))}: {text}"
+
+
 def _observables(settings: Settings) -> Rules:
     box, observe = settings.box, settings.observe
     for name, section in observe:
@@ -101,11 +113,7 @@ def _observables(settings: Settings) -> Rules:
 
 
 def _outputs(settings: SimulationSettings) -> Rules:
-    time, output, box, noise = settings.time, settings.output, settings.box, settings.noise
-    yield (
-        noise.file is not None and (noise.nested or noise.fixed),
-        "noise.file: nested and fixed are options of a seed; leave them or the file out",
-    )
+    time, output, box = settings.time, settings.output, settings.box
     yield from _start(settings)
     low, high = 1 / time.a_stop - 1, 1 / time.a_start - 1
     slack = 1e-6 * (1 + high)

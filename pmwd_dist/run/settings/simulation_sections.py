@@ -133,14 +133,9 @@ class Cosmology(Section):
 
 
 class Noise(Section):
-    """The random numbers."""
+    """The random numbers; the keys after the seed are of the initial conditions, in an inference of a mock's."""
 
     seed: int = about("seed of the white noise; the same on any number of devices", 0, ge=0, lt=2**32)
-
-
-class SimulationNoise(Noise):
-    """The initial conditions' white noise."""
-
     nested: bool = about("keep the long waves when box.particles changes, in the same box", False)
     fixed: bool = about("give each mode its rms amplitude, with a random phase", False)
     paired: bool = about("reverse the sign of the noise: the second run of a pair", False)
@@ -274,7 +269,6 @@ class SimulationSettings(Settings):
     observables = tuple(SECTIONS)
     shell_assignment: ClassVar[Assignment] = "nearest"
 
-    noise: SimulationNoise  # pyright: ignore[reportIncompatibleVariableOverride]  settings are frozen
     start: SimulationStart
     output: Output
 

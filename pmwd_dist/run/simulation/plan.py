@@ -20,7 +20,7 @@ from pmwd_dist.parallel.distributed import from_main
 from pmwd_dist.pm.noise import NoiseKind
 from pmwd_dist.pm.time_steps import step_times
 from pmwd_dist.run.common import resources
-from pmwd_dist.run.common.data_files import read_files
+from pmwd_dist.run.common.data_files import NOISE, read_files, read_noise
 from pmwd_dist.run.common.folder import Log
 from pmwd_dist.run.common.job import Control, Job, three
 from pmwd_dist.run.settings import SettingsError, SimulationSettings, SimulationSetup, build, observables
@@ -35,8 +35,6 @@ from pmwd_dist.run.simulation.memory import Stage, run_memory
 from pmwd_dist.run.simulation.observables import shares_seen, wanted
 from pmwd_dist.run.simulation.planning import enough_devices, linear_displacement
 from pmwd_dist.run.simulation.programs import least_memory
-
-NOISE = "noise.file"
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ class SimulationJob(Job):
           SettingsError: the settings don't fit the devices or the files.
         """
         simulation = build(settings)
-        data = _read_masks(settings, simulation) | _read_noise(settings)
+        data = _read_masks(settings, simulation) | read_noise(settings)
         simulation = replace(simulation, field=data.get(NOISE))
         times = np.asarray(step_times(simulation.cosmo, simulation.config, save=settings.scale_factors))
         return cls(settings, simulation, folder, tuple(times.tolist()), data=data)
@@ -233,27 +231,6 @@ class SimulationJob(Job):
         from pmwd_dist.run.simulation.job import run
 
         run(self, log, control, checkpoint)
-
-
-def _read_noise(settings: SimulationSettings) -> dict[str, np.ndarray]:
-    """White noise of a file, by its key.
-
-    Raises:
-      SettingsError: the file can't be read, or does not hold noise of unit variance.
-    """
-    if settings.noise.file is None:
-        return {}
-    box = settings.box
-    arrays, problems = read_files({NOISE: settings.noise.file}, box.particles or box.mesh)
-    problems = [text if box.particles is None else text.replace("box.mesh", "box.particles") for text in problems]
-    for values in arrays.values():
-        mean, variance = float(values.mean()), float(values.var())
-        if not (abs(mean) < 0.5 and 0.5 < variance < 2):
-            text = f"has mean {mean:.3g} and variance {variance:.3g}, and white noise has 0 and 1"
-            problems.append(f"{NOISE} = {toml_value(settings.noise.file)}: {text}")
-    if problems:
-        raise SettingsError(problems)
-    return arrays
 
 
 def _read_masks(settings: SimulationSettings, simulation: SimulationSetup) -> dict[str, np.ndarray]:
