@@ -1,4 +1,4 @@
-"""An inference by the command line: counts of galaxies, with a selection, by a sampler with a Metropolis step."""
+"""An inference by the command line: counts of galaxies, with a selection, h and n_s, by a sampler that accepts."""
 
 from __future__ import annotations
 
@@ -22,6 +22,14 @@ COUNTS = (
     .replace("energy_variance = 2e-4\nsteps = 36", 'method = "nuts"\nsteps = 24')
     .replace("[devices]\n", "[devices]\nhalo = 0\n")
     .replace("a_stop = 0.5", "a_stop = 0.5\nlpt_order = 1")
+    .replace(
+        "[priors]",
+        """[cosmology]
+linear_power = "boltzmann"
+[priors]
+h = { kind = "normal", mean = 0.68, sd = 0.03 }
+n_s = { kind = "normal", mean = 0.96, sd = 0.02 }""",
+    )
 )
 
 
@@ -44,7 +52,8 @@ def test_counts_with_a_selection_are_sampled_and_judged(
     assert lines[-1] == f"not converged: {told['reasons'][-1]}"
     assert {"maps.png", "fields.png"} < {path.name for path in folder.iterdir()}
     chain = load_chain(folder)
-    assert 0 < chain.acceptance_rate.mean() < 1 and np.ptp(chain.parameters["b1"]) > 0
+    assert 0 < chain.acceptance_rate.mean() < 1
+    assert all(np.ptp(chain.parameters[name]) > 0 for name in ("b1", "h", "n_s"))
 
 
 def test_programs_of_the_chains_are_compiled_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
