@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -47,7 +46,7 @@ class Case:
     Args:
       spacing: of the particles [Mpc/h].
       mesh: cells a particle along each axis, such as "3/2".
-      steps, a_start, order, solver, gradient, sharpening, compensated: as in a Config.
+      steps, a_start, order, solver, gradient, compensated: as in a Config.
       refine: particles of a finer lattice with the same modes, per particle along each axis.
     """
 
@@ -58,7 +57,6 @@ class Case:
     order: int = 2
     solver: str = "bullfrog"
     gradient: Any = "finite-difference"
-    sharpening: tuple[float, float, float] | None = None
     refine: int = 1
     compensated: bool = False
 
@@ -95,25 +93,13 @@ def meshes(spacing: float) -> Iterator[Group]:
     yield Case(spacing, "4", 60), cases
 
 
-def sharpenings(spacing: float) -> Iterator[Group]:
-    """Factors on the potential, scaled with the particles' Nyquist frequency, against a lattice twice as fine."""
-    nyquist = math.pi / spacing
-    factors = [
-        (alpha, low * nyquist, high * nyquist)
-        for alpha, low, high in product((0.1, 0.2, 0.4, 0.8), (0.25, 0.5, 1.0), (0.5, 1.0, 2.0))
-    ]
-    for mesh in ("1", "2"):
-        cases = [Case(spacing, mesh, 20, 0.1, 3, sharpening=factor) for factor in (None, *factors)]
-        yield Case(spacing, "2", 60, 0.05, 3, refine=2), cases
-
-
 def compensations(spacing: float) -> Iterator[Group]:
     """Compensation of what differences and aliases take from the force, against a lattice twice as fine."""
     cases = [Case(spacing, mesh, 20, 0.1, 3, compensated=on) for mesh, on in product(("1", "2"), (False, True))]
     yield Case(spacing, "2", 20, 0.1, 3, refine=2), cases
 
 
-SUITES = {function.__name__: function for function in (starts, steps, meshes, sharpenings, compensations)}
+SUITES = {function.__name__: function for function in (starts, steps, meshes, compensations)}
 
 
 _step_times = jax.jit(step_times, static_argnames="config")
@@ -138,7 +124,6 @@ class Laboratory:
             int(cells),
             lattice,
             gradient=case.gradient,
-            sharpening=case.sharpening,
             compensated=case.compensated,
             decomposition=self.decomposition,
             **changes,

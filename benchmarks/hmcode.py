@@ -1,7 +1,6 @@
-"""Compare P(k) at z = 0 with HMcode2020 (Mead et al. 2021), with and without sharpening; needs `pip install camb`.
+"""Compare P(k) at z = 0 with HMcode2020 (Mead et al. 2021); needs `pip install camb`.
 
-    python benchmarks/hmcode.py --particles 128 --spacing 2 none auto
-    python benchmarks/hmcode.py --particles 64 --spacing 4 none 0.1,0.25,2      alpha, k_low and k_high over k_Ny
+    python benchmarks/hmcode.py --particles 128 --spacing 2
 
 Modes have a fixed modulus, and pairs of runs opposite signs, which cancels much of the cosmic variance (Angulo &
 Pontzen 2016). Two cells a particle along each axis, 20 BullFrog steps from 3LPT at a = 0.1. Prints a markdown table.
@@ -58,15 +57,12 @@ def power(noise: jax.Array, cosmo: Any, config: pmd.Config, linear_power: Any) -
     return np.asarray(spectrum.k), np.asarray(spectrum.power)
 
 
-def ratios(sharpening: Any, pairs: int, particles: int, spacing: float) -> list[float]:
+def ratios(pairs: int, particles: int, spacing: float) -> list[float]:
     """P over that of HMcode2020 in the bins, as a mean over pairs of runs."""
     cosmo = jax_cosmo.Planck15()
     linear, exact = (camb_power(cosmo, nonlinear=nonlinear) for nonlinear in (False, True))
-    if not isinstance(sharpening, str | None):
-        alpha, low, high = sharpening
-        sharpening = alpha, low * math.pi / spacing, high * math.pi / spacing
     box, device = particles * spacing, pmd.Decomposition(devices=jax.devices()[:1])
-    config = pmd.Config(box, 2 * particles, particles, lpt_order=3, sharpening=sharpening, decomposition=device)
+    config = pmd.Config(box, 2 * particles, particles, lpt_order=3, decomposition=device)
     runs = [power(sign * fixed_noise(seed, config), cosmo, config, linear) for seed in range(pairs) for sign in (1, -1)]
     k = runs[0][0]
     ratio = np.mean([p for _, p in runs], axis=0) / np.exp(np.interp(np.log(k), np.log(exact[0]), np.log(exact[1])))
@@ -77,18 +73,13 @@ def ratios(sharpening: Any, pairs: int, particles: int, spacing: float) -> list[
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sharpening", nargs="+", help='"none", "auto" or alpha,low,high')
     parser.add_argument("--particles", type=int, default=128, help="along a side (128)")
     parser.add_argument("--spacing", type=float, default=2.0, help="of the particles [Mpc/h] (2)")
     parser.add_argument("--pairs", type=int, default=1, help="of runs (1)")
     options = parser.parse_args(arguments)
     print(f"| P / P(HMcode2020) at k [h/Mpc] | {' | '.join(f'{k:g}' for k in WAVENUMBERS)} |\n|{'---|' * 7}")
-    for name in options.sharpening:
-        value = {"none": None, "auto": "auto"}.get(name, name)
-        if value not in (None, "auto"):
-            value = tuple(float(x) for x in name.split(","))
-        found = ratios(value, options.pairs, options.particles, options.spacing)
-        print(f"| {name} | {' | '.join(f'{x:.3f}' for x in found)} |", flush=True)
+    found = ratios(options.pairs, options.particles, options.spacing)
+    print(f"| {options.spacing:g} Mpc/h | {' | '.join(f'{x:.3f}' for x in found)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -39,9 +39,6 @@ class Config:
         the smallest of a few widths that holds the largest displacement.
       gradient: method for the gradient of the potential: "finite-difference" (fourth order, with the CIC window
         deconvolved) or "spectral".
-      sharpening: (alpha, k_low, k_high) of a factor 1 + alpha exp(-(k_low/k)^2 - (k/k_high)^4) on the potential, with
-        k [h/Mpc]. It restores force on scales near the spacing of the particles. "auto" takes the values calibrated
-        for 2 Mpc/h between particles (docs/explanation/accuracy.md); default: none.
       compensated: whether the Green's function corrects the force for finite differences and aliases, up to half the
         mesh's Nyquist frequency (docs/explanation/accuracy.md). The differences are always corrected where mesh and
         lattice are 3 to 2.
@@ -65,7 +62,6 @@ class Config:
     decomposition: Decomposition
     halo: int | Literal["auto"]
     gradient: Gradient
-    sharpening: Vector3 | None
     compensated: bool
 
     def __init__(
@@ -80,7 +76,6 @@ class Config:
         decomposition: Decomposition | tuple[int, int] | None = None,
         halo: int | Literal["auto"] = "auto",
         gradient: Gradient = "finite-difference",
-        sharpening: Sequence[float] | Literal["auto"] | None = None,
         compensated: bool = False,
     ):
         box = _three(box_size, "box_size", _side)
@@ -99,7 +94,6 @@ class Config:
             "lpt_order": _one_of(lpt_order, "lpt_order", (1, 2, 3)),
             "halo": _halo(halo),
             "gradient": _one_of(gradient, "gradient", get_args(Gradient)),
-            "sharpening": None if sharpening is None else _sharpening(sharpening, box, lattice),
         }
         fields["compensated"] = _compensated(compensated, gradient)
         if decomposition is None:
@@ -116,7 +110,7 @@ class Config:
             "mesh": f"{_product(self.mesh_shape)} cells of {_product(self.cell_size)} Mpc/h",
             "particles": _product(self.particle_shape),
             "time": f"a {self.a_start:g} to {self.a_stop:g} in {self.steps} steps, from {self.lpt_order}LPT",
-            "force": f"gradient {self.gradient}, sharpening {self.sharpening}, compensated {self.compensated}",
+            "force": f"gradient {self.gradient}, compensated {self.compensated}",
             "devices": f"{_product(self.decomposition.pdims)}, backend {self.decomposition.backend.name}, "
             f"halo {self.halo}",
         }
@@ -199,24 +193,6 @@ def _time_span(a_start: Any, a_stop: Any) -> tuple[float, float]:
     if start < 1e-3:
         raise ArgumentError("a_start", start, "lies before the growth tables, which start at a = 0.001")
     return start, stop
-
-
-def _sharpening(value: Any, box: Vector3, lattice: Shape3) -> Vector3:
-    name = "sharpening"
-    if value == "auto":
-        spacing = max(length / n for length, n in zip(box, lattice, strict=True))
-        if not 1.8 <= spacing <= 2.2:
-            constraint = f"is calibrated for 1.8 to 2.2 Mpc/h between particles, and there are {spacing:.3g}"
-            raise ArgumentError(name, value, constraint, "pass (alpha, k_low, k_high) or None")
-        return 0.2, 0.25 * math.pi / spacing, 2 * math.pi / spacing
-    try:
-        alpha, low, high = value
-        alpha = float(alpha)
-    except (TypeError, ValueError):
-        raise ArgumentError(name, value, "must be (alpha, k_low, k_high)", "pass three numbers or None") from None
-    if not -1 < alpha < math.inf:
-        raise ArgumentError(name, value, "must have a finite alpha greater than -1")
-    return alpha, _positive_number(low, name), _positive_number(high, name)
 
 
 def _compensated(value: Any, gradient: str) -> bool:

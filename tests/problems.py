@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -161,8 +162,8 @@ def second_order(delta: np.ndarray, box: Any) -> np.ndarray:
     return lpt_fields(delta, box, 2)[1]
 
 
-def acceleration(disp: Any, config: Any) -> np.ndarray:
-    """-grad phi at the particles, laplacian phi = delta: the mesh force of a config, step by step."""
+def acceleration(disp: Any, config: Any, factor: Callable[[np.ndarray], Any] = lambda k: 1.0) -> np.ndarray:
+    """-grad phi at the particles, laplacian phi = factor(k) delta: the mesh force of a config, step by step."""
     shape, box = config.mesh_shape, config.box_size
     position = cells(disp, config)
     mean = math.prod(config.particle_shape) / math.prod(shape)
@@ -178,10 +179,7 @@ def acceleration(disp: Any, config: Any) -> np.ndarray:
             modes = modes * np.where(frequency < 0.9, np.cos(math.pi / 0.6 * np.maximum(frequency - 0.6, 0)) ** 2, 0)
         elif n < shape[axis]:
             modes = modes * (frequency < 1 - 1e-12)
-    if config.sharpening is not None:
-        alpha, low, high = config.sharpening
-        k2 = np.maximum(sum(k_**2 for k_ in k), 1e-30)
-        modes = modes * (1 + alpha * np.exp(-(low**2) / k2 - k2**2 / high**4))
+    modes = modes * factor(np.sqrt(sum(k_**2 for k_ in k)))
     if config.gradient == "spectral":
         fields = [np.fft.ifftn(1j * k_ * modes).real for k_ in without_nyquist(k, shape)]
         return np.stack([read(position, field) for field in fields], -1)

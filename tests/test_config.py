@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import pickle
 from typing import Any
 
@@ -52,11 +51,6 @@ def test_derived_geometry() -> None:
     assert config.particles_per_cell == 192 / 576
 
 
-def test_calibrated_sharpening_follows_the_spacing_of_the_particles() -> None:
-    assert configure(sharpening="auto").sharpening == (0.2, math.pi / 8, math.pi)
-    assert configure(sharpening=[0.1, 1, 2]).sharpening == (0.1, 1.0, 2.0)
-
-
 def test_is_frozen_hashable_and_equal_by_value() -> None:
     assert configure() == configure(box_size=(16, 16, 16), mesh_shape=(8, 8, 8))
     assert hash(configure()) == hash(configure(steps=20))
@@ -95,18 +89,10 @@ def test_all_devices_are_used_by_default_as_slabs_or_else_pencils() -> None:
         ({"steps": 1.5}, r"steps=1.5 must be a positive whole number"),
         ({"lpt_order": 4}, r"lpt_order=4 must be 1 or 2 or 3"),
         ({"gradient": "exact"}, r"gradient='exact' must be 'finite-difference' or 'spectral'"),
-        ({"sharpening": (0.1, 0.2)}, r"sharpening=\(0.1, 0.2\) must be \(alpha, k_low, k_high\); pass three numbers"),
         ({"compensated": 1}, r"compensated=1 must be True or False"),
         (
             {"compensated": True, "gradient": "spectral"},
             r"compensated=True is for finite differences, .*; use gradient='fin",
-        ),
-        ({"sharpening": 0.1}, r"sharpening=0.1 must be \(alpha, k_low, k_high\)"),
-        ({"sharpening": (-1, 1, 1)}, r"sharpening=\(-1, 1, 1\) must have a finite alpha greater than -1"),
-        ({"sharpening": (0.1, 0, 1)}, r"sharpening=0 must be a positive, finite number"),
-        (
-            {"sharpening": "auto", "box_size": 32.0},
-            r"sharpening='auto' is calibrated for 1.8 to 2.2 Mpc/h .* there are 4;",
         ),
         ({"halo": -1}, r"halo=-1 must be a whole number of cells, 0 or more"),
         ({"halo": 1.5}, r"halo=1.5 must be a whole number"),

@@ -61,10 +61,11 @@ class ReversibleAdjoint(diffrax.AbstractAdjoint):
         # Integration backwards in time is not supported: times that are not finite report a failure.
         times = jnp.where(terms.direction == 1, stepsize_controller.ts, jnp.nan)
         plan = [(0,) * sub.t0 + (len(times) - 1,) * sub.t1 for sub in subs]
-        schedule = args, times, coefficients_of(solver.coefficients, args, times)
+        term = terms.term
+        schedule = args, times, coefficients_of(solver.coefficients, args, times, term.config, term.potential_factor)
         functions = [sub.fn for sub in subs]
         particles, _, status, *saved = evolve_and_save(
-            init_state.y, schedule, terms.term.config, self.stored_potentials, functions, plan
+            init_state.y, schedule, term.config, self.stored_potentials, functions, plan
         )
         saves = [
             dataclasses.replace(before, ts=at.astype(before.ts.dtype), ys=values, save_index=len(at))

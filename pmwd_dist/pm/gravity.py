@@ -15,29 +15,31 @@ from jaxtyping import Array, Float
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arithmetic import scaled_by_i
-from pmwd_dist.config import Config, Vector3
+from pmwd_dist.config import Config
 from pmwd_dist.ops import cic
 from pmwd_dist.ops.stencil import WIDTH, gradient
 from pmwd_dist.parallel.fft import filtered_block, irfft_block, rfft_block, sequence_after
 from pmwd_dist.parallel.halo import pad_block
-from pmwd_dist.pm import fourier
+from pmwd_dist.pm import fourier, potential_factor
 from pmwd_dist.pm.paint import block_geometry, max_displacement_block, paint_block, with_halo
+from pmwd_dist.pm.potential_factor import Table
 
 
 @partial(jax.jit, static_argnames="config")
 def acceleration(
-    disp: Float[Array, "nx ny nz 3"], config: Config
+    disp: Float[Array, "nx ny nz 3"], config: Config, factor: Table | None = None
 ) -> tuple[Float[Array, "nx ny nz 3"], Float[Array, ""]]:
     """-grad phi at the particles, with laplacian phi = delta: painted, solved in Fourier space, and read.
 
     With the default gradient the Green's function deconvolves both cloud-in-cell windows (Hockney & Eastwood 1988,
     ch. 5). `fourier.lattice_window` filters meshes that are finer than the lattice. `fourier.inverse_force_laplacian`
     corrects for the differences with 3 cells for 2 particles, and with `config.compensated` for differences and aliases
-    on any mesh. `config.sharpening` strengthens the force near the scale of the mesh.
+    on any mesh.
 
     Args:
       disp: displacements from the lattice [Mpc/h].
       config: the simulation.
+      factor: factor of the potential at this time, from `potential_factor.tabulate`; default: 1.
 
     Returns:
       The acceleration [Mpc/h] and the largest displacement [mesh cells].
@@ -48,9 +50,9 @@ def acceleration(
     check_force_mesh(config)
     decomposition = config.decomposition
     run = decomposition.shard_map(
-        partial(_acceleration_block, config=config), decomposition.spec, (decomposition.spec, P())
+        partial(_acceleration_block, config=config), (decomposition.spec, P()), (decomposition.spec, P())
     )
-    return run(disp)
+    return run(disp, factor)
 
 
 def check_force_mesh(config: Config) -> None:
@@ -79,9 +81,9 @@ def _nearest_meshes(cells: int, particles: int) -> list[int]:
     return [*[n for n in admitted if n < cells][-1:], *[n for n in admitted if n > cells][:1]]
 
 
-def _acceleration_block(disp: Array, config: Config) -> tuple[Array, Array]:
+def _acceleration_block(disp: Array, factor: Table | None, config: Config) -> tuple[Array, Array]:
     max_displacement = max_displacement_block(disp, config)
-    meshes = force_meshes(disp, max_displacement, config)
+    meshes = force_meshes(disp, max_displacement, config, factor)
 
     def read(halo: int, disp: Array, *meshes: Array) -> Array:
         return cic.read(disp, padded_force(config, halo, *meshes), block_geometry(config, halo))[..., 0, :]
@@ -94,21 +96,22 @@ def num_force_meshes(config: Config) -> int:
     return 3 if config.gradient == "spectral" else 1
 
 
-def force_meshes(disp: Array, max_displacement: Array, config: Config) -> list[Array]:
+def force_meshes(disp: Array, max_displacement: Array, config: Config, factor: Table | None) -> list[Array]:
     """Local blocks of the force meshes: -phi, or the three components of -grad phi."""
-    return solve(paint_block(disp, jnp.ones((1, 1, 1, 1, 1), disp.dtype), max_displacement, config), config)
+    mesh = paint_block(disp, jnp.ones((1, 1, 1, 1, 1), disp.dtype), max_displacement, config)
+    return solve(mesh, config, factor)
 
 
-def solve(mesh: Array, config: Config) -> list[Array]:
+def solve(mesh: Array, config: Config, factor: Table | None = None) -> list[Array]:
     """Solve Poisson's equation for a painted density, on local blocks; returns the force meshes."""
     decomposition, nz, dtype = config.decomposition, config.mesh_shape[2], mesh.dtype
     if config.gradient == "spectral":
         modes, fields = rfft_block(mesh, decomposition), list[Array]()
-        for kernel in _spectral_kernels(config, dtype):
+        for kernel in _spectral_kernels(config, dtype, factor):
             fields.append(irfft_block(scaled_by_i(modes, kernel), nz, decomposition))
             modes, fields = sequence_after(modes, fields)
         return fields
-    return [filtered_block(mesh, partial(_potential_kernel, config, dtype), decomposition)]
+    return [filtered_block(mesh, partial(_potential_kernel, config, dtype, factor), decomposition)]
 
 
 def padded_force(config: Config, halo: int, *meshes: Array) -> Array:
@@ -120,12 +123,12 @@ def padded_force(config: Config, halo: int, *meshes: Array) -> Array:
     return gradient(padded, config.cell_size, block_geometry(config, halo).periodic)
 
 
-def _greens_function(config: Config, dtype: Any) -> Array:
+def _greens_function(config: Config, dtype: Any, factor: Table | None) -> Array:
     """Filtered Green's function for the gradient in use, from painted particles to the potential."""
     shape, lattice = config.mesh_shape, config.particle_shape
     window = fourier.lattice_window(shape, lattice, config, dtype)
-    if config.sharpening is not None:
-        window = window * _sharpening(config.sharpening, fourier.k_squared(shape, config, dtype))
+    if factor is not None:
+        window = window * potential_factor.on_modes(factor, config)
     if config.gradient == "spectral":
         inverse = fourier.inverse_laplacian(shape, config, dtype)
     else:
@@ -133,22 +136,12 @@ def _greens_function(config: Config, dtype: Any) -> Array:
     return window * inverse / config.particles_per_cell
 
 
-def _sharpening(parameters: Vector3, k2: Array) -> Array:
-    """Factor 1 + alpha exp(-(l / k)^2 - (k / h)^4) on the potential, for (alpha, l, h).
-
-    Potential gradient descent (Dai, Feng & Seljak 2018, arXiv:1804.00671) moves particles once, along the gradient of
-    the band-passed potential; here it is a part of the force, and steps stay reversible.
-    """
-    alpha, low, high = parameters
-    return 1 + alpha * jnp.exp(-(low**2) / jnp.where(k2 > 0, k2, 1) - (k2 / high**2) ** 2)
-
-
-def _potential_kernel(config: Config, dtype: Any) -> Array:
+def _potential_kernel(config: Config, dtype: Any, factor: Table | None) -> Array:
     """Green's function with the sign of -phi, divided by the CIC windows of paint and read."""
-    return _greens_function(config, dtype) * fourier.cic_window(config.mesh_shape, config, dtype, power=-2)
+    return _greens_function(config, dtype, factor) * fourier.cic_window(config.mesh_shape, config, dtype, power=-2)
 
 
-def _spectral_kernels(config: Config, dtype: Any) -> list[Array]:
+def _spectral_kernels(config: Config, dtype: Any, factor: Table | None) -> list[Array]:
     """Factors from painted modes to the components of -grad phi, divided by i."""
-    greens_function = _greens_function(config, dtype)
+    greens_function = _greens_function(config, dtype, factor)
     return [k * greens_function for k in fourier.wavevectors(config.mesh_shape, config, dtype, odd=True)]

@@ -25,10 +25,12 @@ from pmwd_dist.ops.step_vjp import (
     undo_drift_and_kick,
     undo_kick,
 )
+from pmwd_dist.parallel.fft import filtered_block
 from pmwd_dist.parallel.halo import pad_block, reduce_block
 from pmwd_dist.pm.gravity import force_meshes, padded_force, solve
 from pmwd_dist.pm.paint import block_geometry, max_displacement_block, with_halo
 from pmwd_dist.pm.particles import ExactParticles, Particles, resolution
+from pmwd_dist.pm.potential_factor import Table, on_modes
 from pmwd_dist.pm.stepping import potential_cache
 from pmwd_dist.pm.stepping.potential_cache import Entry, entry_spec
 
@@ -63,6 +65,18 @@ class Pending(NamedTuple):
     drifts: UndoDrift
 
 
+class UndoFactor(NamedTuple):
+    """Factor of the potential in a step.
+
+    Args:
+      table: factor, from `potential_factor.tabulate`.
+      zero: zeros like the table if its cotangent is wanted, else None.
+    """
+
+    table: Table
+    zero: Table | None
+
+
 def with_cotangents(particles: ExactParticles, ct: Particles) -> State:
     """Join particles and cotangents."""
     return State(particles.disp, particles.momenta, ct.disp, ct.vel)
@@ -75,37 +89,38 @@ def split(state: State) -> tuple[ExactParticles, Particles]:
 
 @partial(jax.jit, static_argnames="config")
 def step_vjp(
-    state: State, undo: UndoKick, drifts: UndoDrift, entry: Entry, config: Config
-) -> tuple[State, Float[Array, 4]]:
+    state: State, undo: UndoKick, drifts: UndoDrift, factor: UndoFactor | None, entry: Entry, config: Config
+) -> tuple[State, Float[Array, 4], Table | None]:
     """Reverse a kick and the drifts before it, and apply the VJP of the step.
 
     Args:
       state: particles after the kick, where the force acts, with cotangents at the end of the step.
       undo: coefficients of the kick.
       drifts: coefficients of the drifts.
+      factor: factor of the potential.
       entry: stored potential of the step, or an empty entry.
       config: the simulation.
 
     Returns:
-      The particles before the drifts, with cotangents at the start of the step, and the sums over the particles of
+      The particles before the drifts, with cotangents at the start of the step; the sums over the particles of
       v1' F, v1' v0, x1' v1 and x0' v0: momenta v0, v1 before and after the kick, displacements x0, x1 at the start and
-      the end, and cotangents with primes.
+      the end, and cotangents with primes; and the cotangent of the factor for a unit kick, if wanted.
     """
     spec = config.decomposition.spec
     run = config.decomposition.shard_map(
-        partial(_step_vjp_block, config=config), (spec, P(), P(), entry_spec(entry, config)), (spec, P())
+        partial(_step_vjp_block, config=config), (spec, P(), P(), P(), entry_spec(entry, config)), (spec, P(), P())
     )
-    return run(state, undo, drifts, entry)
+    return run(state, undo, drifts, factor, entry)
 
 
 def _step_vjp_block(
-    state: State, undo: UndoKick, drifts: UndoDrift, entry: Entry, config: Config
-) -> tuple[State, Array]:
+    state: State, undo: UndoKick, drifts: UndoDrift, factor: UndoFactor | None, entry: Entry, config: Config
+) -> tuple[State, Array, Table | None]:
     max_displacement = max_displacement_block(state.disp, config)
     kick = partial(_cached_kick, entry=entry) if entry.potentials else _kick
-    state, sums, ct_meshes = kick(config, max_displacement, state, undo)
-    state, last = _drift_block(Pending(state, _of_painted(ct_meshes, config), drifts), config)
-    return state, jnp.concatenate([_sum_over_devices(sums, config), last])
+    state, sums, ct_meshes, by_factor = kick(config, max_displacement, state, undo, factor)
+    state, last = _drift_block(Pending(state, _of_painted(ct_meshes, config, factor), drifts), config)
+    return state, jnp.concatenate([_sum_over_devices(sums, config), last]), by_factor
 
 
 @partial(jax.jit, static_argnames="config")
@@ -136,27 +151,29 @@ def undo_drifts(pending: Pending, config: Config) -> tuple[State, Float[Array, 1
 
 @partial(jax.jit, static_argnames="config")
 def cached_step_vjp(
-    pending: Pending, undo: UndoKick, entry: Entry, config: Config
-) -> tuple[State, Array, Float[Array, 4]]:
+    pending: Pending, undo: UndoKick, factor: UndoFactor | None, entry: Entry, config: Config
+) -> tuple[State, Array, Float[Array, 4], Table | None]:
     """Reverse the pending drifts, and the kick before them with its stored potential, in one pass over the particles.
 
     Args:
       pending: particles after the kick, with the drifts since.
       undo: coefficients of the kick.
+      factor: factor of the potential.
       entry: stored potential of the step.
       config: the simulation.
 
     Returns:
       The particles before the kick, with cotangents without the part through the mesh; the cotangent of the painted
-      mesh; the sum of `undo_drifts` and the first three sums of `step_vjp`.
+      mesh; the sum of `undo_drifts` and the first three sums of `step_vjp`; and the cotangent of the factor for a unit
+      kick, if wanted.
     """
     spec = config.decomposition.spec
     run = config.decomposition.shard_map(
         partial(_drift_and_kick_block, config=config),
-        (_pending_spec(config), P(), entry_spec(entry, config)),
-        (spec, spec, P()),
+        (_pending_spec(config), P(), P(), entry_spec(entry, config)),
+        (spec, spec, P(), P()),
     )
-    return run(pending, undo, entry)
+    return run(pending, undo, factor, entry)
 
 
 def _pending_spec(config: Config) -> Any:
@@ -172,19 +189,34 @@ def _drift_block(pending: Pending, config: Config) -> tuple[State, Array]:
     return state, _sum_over_devices(last, config)
 
 
-def _drift_and_kick_block(pending: Pending, undo: UndoKick, entry: Entry, config: Config) -> tuple[State, Array, Array]:
+def _drift_and_kick_block(
+    pending: Pending, undo: UndoKick, factor: UndoFactor | None, entry: Entry, config: Config
+) -> tuple[State, Array, Array, Table | None]:
     disp, momenta = pending.state[:2]
     before = drifted_back(disp, momenta, pending.drifts, resolution(config, disp.dtype))
     max_displacement = jnp.maximum(max_displacement_block(disp, config), max_displacement_block(before, config))
-    state, sums, ct_meshes = _drift_and_kick(config, entry, max_displacement, pending, undo)
-    return state, _of_painted(ct_meshes, config), _sum_over_devices(sums, config)
+    state, sums, ct_meshes, by_factor = _drift_and_kick(config, entry, max_displacement, pending, undo, factor)
+    return state, _of_painted(ct_meshes, config, factor), _sum_over_devices(sums, config), by_factor
 
 
-def _kick(config: Config, max_displacement: Array, state: State, undo: UndoKick, entry: Entry | None = None) -> Any:
-    """Reverse a kick, by the stored potential if given; returns the state, sums, and cotangents of force meshes."""
+def _kick(
+    config: Config,
+    max_displacement: Array,
+    state: State,
+    undo: UndoKick,
+    factor: UndoFactor | None,
+    entry: Entry | None = None,
+) -> Any:
+    """Reverse a kick, by the stored potential if given.
+
+    Returns the state, sums, cotangents of the force meshes, and the cotangent of the factor.
+    """
     if entry is None:
-        force, sources = padded_force, force_meshes(state.disp, max_displacement, config)
+        table = None if factor is None else factor.table
+        meshes = force_meshes(state.disp, max_displacement, config, table)
+        force, sources = padded_force, meshes
     else:
+        meshes = potential_cache.meshes(entry)
         force, sources = potential_cache.cached_force, potential_cache.sources(entry, config)
 
     def run(halo: int, state: State, undo: UndoKick, sources: Sequence[Array]) -> tuple[Any, ...]:
@@ -193,7 +225,7 @@ def _kick(config: Config, max_displacement: Array, state: State, undo: UndoKick,
         return *others, sums, _force_transpose(config, halo, state.disp, others[2])
 
     *others, sums, ct_meshes = with_halo(max_displacement, config, run, state, undo, sources)
-    return State(state.disp, *others), sums, ct_meshes
+    return State(state.disp, *others), sums, ct_meshes, _by_factor(ct_meshes, meshes, factor, config)
 
 
 def _drift(config: Config, max_displacement: Array, pending: Pending) -> tuple[State, Array]:
@@ -208,19 +240,28 @@ def _drift(config: Config, max_displacement: Array, pending: Pending) -> tuple[S
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _cached_kick(config: Config, max_displacement: Array, state: State, undo: UndoKick, entry: Entry) -> Any:
+def _cached_kick(
+    config: Config, max_displacement: Array, state: State, undo: UndoKick, factor: UndoFactor | None, entry: Entry
+) -> Any:
     """`_kick` with the stored potential; derivatives compute the potential at the displacements."""
-    return _kick(config, max_displacement, state, undo, entry)
+    return _kick(config, max_displacement, state, undo, factor, entry)
 
 
 @_cached_kick.defjvp
 def _cached_kick_jvp(config: Config, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-    max_displacement, state, undo, _ = primals
-    return jax.jvp(partial(_kick, config, max_displacement), (state, undo), tuple(tangents[1:3]))
+    max_displacement, *floating, _ = primals
+    return jax.jvp(partial(_kick, config, max_displacement), tuple(floating), tuple(tangents[1:-1]))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _drift_and_kick(config: Config, entry: Entry, max_displacement: Array, pending: Pending, undo: UndoKick) -> Any:
+def _drift_and_kick(
+    config: Config,
+    entry: Entry,
+    max_displacement: Array,
+    pending: Pending,
+    undo: UndoKick,
+    factor: UndoFactor | None,
+) -> Any:
     """`_drift`, then `_kick` with the stored potential; derivatives compute the potential at the displacements."""
 
     def run(halo: int, pending: Pending, undo: UndoKick, sources: Sequence[Array]) -> tuple[Any, ...]:
@@ -231,24 +272,44 @@ def _drift_and_kick(config: Config, entry: Entry, max_displacement: Array, pendi
         *state, sums = undo_drift_and_kick(pending.state, padded, fields, pending.drifts, undo, geometry, resolution=q)
         return State(*state), sums, _force_transpose(config, halo, state[0], state[3])
 
-    return with_halo(max_displacement, config, run, pending, undo, potential_cache.sources(entry, config))
+    sources = potential_cache.sources(entry, config)
+    state, sums, ct_meshes = with_halo(max_displacement, config, run, pending, undo, sources)
+    return state, sums, ct_meshes, _by_factor(ct_meshes, potential_cache.meshes(entry), factor, config)
 
 
 @_drift_and_kick.defjvp
 def _drift_and_kick_jvp(config: Config, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
     _, max_displacement, *floating = primals
 
-    def one_after_the_other(pending: Pending, undo: UndoKick) -> Any:
+    def one_after_the_other(pending: Pending, undo: UndoKick, factor: UndoFactor | None) -> Any:
         state, last = _drift(config, max_displacement, pending)
-        state, sums, ct_meshes = _kick(config, max_displacement, state, undo)
-        return state, jnp.concatenate([last, sums]), ct_meshes
+        state, sums, *others = _kick(config, max_displacement, state, undo, factor)
+        return state, jnp.concatenate([last, sums]), *others
 
     return jax.jvp(one_after_the_other, tuple(floating), tuple(tangents[2:]))
 
 
-def _of_painted(ct_meshes: list[Array], config: Config) -> Array:
+def _of_painted(ct_meshes: list[Array], config: Config, factor: UndoFactor | None) -> Array:
     """Cotangent of the painted mesh, from the cotangents of `force_meshes`."""
-    _, pull = jax.vjp(partial(solve, config=config), ct_meshes[0])  # linear: the value is not used
+    table = None if factor is None else factor.table
+    _, pull = jax.vjp(partial(solve, config=config, factor=table), ct_meshes[0])  # linear: the value is not used
+    return pull(ct_meshes)[0]
+
+
+def _by_factor(
+    ct_meshes: list[Array], meshes: Sequence[Array], factor: UndoFactor | None, config: Config
+) -> Table | None:
+    """Cotangent of the factor F of the potential phi, from d phi = phi dF / F; None if it is not wanted."""
+    if factor is None or factor.zero is None:
+        return None
+
+    def varied(change: Table) -> list[Array]:
+        def response() -> Array:
+            return on_modes(change, config) / on_modes(factor.table, config)
+
+        return [filtered_block(mesh, response, config.decomposition) for mesh in meshes]
+
+    _, pull = jax.vjp(varied, factor.zero)
     return pull(ct_meshes)[0]
 
 

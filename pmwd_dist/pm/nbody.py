@@ -23,6 +23,7 @@ from pmwd_dist.pm.gravity import check_force_mesh
 from pmwd_dist.pm.inputs import check_config, checked_particles
 from pmwd_dist.pm.paint import halo_limit
 from pmwd_dist.pm.particles import Particles
+from pmwd_dist.pm.potential_factor import PotentialFactor
 from pmwd_dist.pm.saves import as_saveat, is_sub, planned_steps, save_times
 from pmwd_dist.pm.solvers import SOLVERS, BullFrog, ParticleMesh, SplitSolver
 from pmwd_dist.pm.status import Code, Status, failure
@@ -78,6 +79,7 @@ def nbody(
     stepsize_controller: diffrax.AbstractStepSizeController[Any, Any] | None = None,
     max_steps: int = 4096,
     progress_meter: diffrax.AbstractProgressMeter[Any] | None = None,
+    potential_factor: PotentialFactor | None = None,
 ) -> Solution:
     """Evolve particles from `config.a_start` to `config.a_stop`.
 
@@ -100,6 +102,8 @@ def nbody(
       max_steps: limit of an adaptive controller.
       progress_meter: diffrax.TqdmProgressMeter() or diffrax.TextProgressMeter(), which show the progress of the forward
         pass, inside jit too; default: none.
+      potential_factor: positive factor of the potential: a function, or a callable pytree, of (wavenumbers [h/Mpc],
+        scale factor of a kick). It is differentiated by the arrays that it holds. Default: 1.
 
     Returns:
       Solution; failures are in its status, nothing is raised inside jit.
@@ -115,6 +119,8 @@ def nbody(
     check_config(config)
     check_force_mesh(config)
     particles = checked_particles(particles, config)
+    if not callable(potential_factor) and potential_factor is not None:
+        raise ArgumentError("potential_factor", potential_factor, "must be a function of (k, a)")
     solver, saveat = _as_solver(solver), as_saveat(saveat)
     max_steps = whole_number(max_steps, "max_steps", least=1)
     meter = _checked_meter(progress_meter, config)
@@ -130,7 +136,7 @@ def nbody(
         step_ends = getattr(stepsize_controller, "ts", None)
         step_ends = step_times(table, config, save=times) if step_ends is None else step_ends
         step_ends = step_ends.astype(particles.disp.dtype)
-        schedule = table, step_ends, coefficients_of(solver.coefficients, table, step_ends)
+        schedule = table, step_ends, coefficients_of(solver.coefficients, table, step_ends, config, potential_factor)
         stored = "auto" if adjoint is None else adjoint.stored_potentials
         functions = [sub.fn for sub in subs]
         final, total, status, saved, saved_at = _evolve(
@@ -146,7 +152,7 @@ def nbody(
         stepsize_controller = diffrax.StepTo(step_times(table, config, save=times).astype(particles.disp.dtype))
     options = _options(stepsize_controller, adjoint, max_steps)
     options["progress_meter"] = diffrax.NoProgressMeter() if meter is None else meter
-    return _solve(particles, table, config, solver, saveat, options)
+    return _solve(particles, table, ParticleMesh(config, potential_factor=potential_factor), solver, saveat, options)
 
 
 _evolve = eqx.filter_jit(evolve_and_save)
@@ -176,18 +182,18 @@ def _options(controller: Any, adjoint: diffrax.AbstractAdjoint | None, max_steps
 def _solve(
     particles: Particles,
     table: GrowthTable,
-    config: Config,
+    term: ParticleMesh,
     solver: diffrax.AbstractSolver[Any],
     saveat: diffrax.SaveAt | None,
     options: dict[str, Any],
 ) -> Solution:
     """Evolve by `diffrax.diffeqsolve`, with options for it."""
-    dtype = particles.disp.dtype
+    dtype, config = particles.disp.dtype, term.config
     subs = {"final": diffrax.SubSaveAt(t1=True)}
     if saveat is not None:
         subs["saved"] = saveat.subs
     solution = diffrax.diffeqsolve(
-        ParticleMesh(config),
+        term,
         solver,
         t0=np.asarray(config.a_start, dtype),
         t1=np.asarray(config.a_stop, dtype),

@@ -79,7 +79,8 @@ class Status(eqx.Module):
                 f'set halo to {int(max_displacement) + 1} or more, or to "auto"'
             )
         if code == Code.NOT_FINITE:
-            return f"displacements or forces are not finite {at}; check the initial conditions and the cosmology"
+            remedy = "check the initial conditions, the cosmology, and that a potential_factor is positive"
+            return f"displacements or forces are not finite {at}; {remedy}"
         if code == Code.BEYOND_GRID:
             beyond = f"a displacement of {max_displacement:.1f} cells"
             return f"{beyond} exceeds the range of the particle grid {at}; use larger cells"

@@ -43,7 +43,9 @@ def check_steps_undone(n: int, dtype: Any, steps: int = 100) -> None:
     @jax.jit
     def there_and_back(particles: Any) -> Any:
         times = step_times(table, config).astype(dtype)
-        inputs = Inputs(exact(particles, config), coefficients_of(pmd.BullFrog().coefficients, table, times), times, ())
+        inputs = Inputs(
+            exact(particles, config), coefficients_of(pmd.BullFrog().coefficients, table, times, config), times, ()
+        )
         outcome = evolve(inputs, (), config)
         cotangents = Outcome(outcome.particles, (), (), None)  # type: ignore[arg-type]
         before, _ = evolve_vjp(inputs, outcome, cotangents, (), config)

@@ -16,7 +16,7 @@ from pmwd_dist._jax import native
 from pmwd_dist.parallel.backends import peer, peer_filter
 from pmwd_dist.parallel.decomposition import Decomposition
 from pmwd_dist.parallel.fft import filtered_block
-from pmwd_dist.pm import gravity
+from pmwd_dist.pm import gravity, potential_factor
 
 SHAPE = (8, 12, 10)
 
@@ -100,15 +100,16 @@ def test_a_batch_that_cufft_would_find_misaligned_is_filtered_by_other_ops(filte
 
 
 def test_the_force_is_the_same_with_and_without_the_filter(filters: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    options: Any = {"mesh_shape": (8, 12, 16), "particle_shape": (8, 12, 16), "sharpening": (0.5, 0.2, 2.0)}
+    options: Any = {"mesh_shape": (8, 12, 16), "particle_shape": (8, 12, 16)}
     config = pmd.Config((16.0, 24.0, 32.0), **options, decomposition=Decomposition((1, 1), backend="peer"))
     disp = np.random.default_rng(0).standard_normal((*config.particle_shape, 3))
-    force, _ = gravity.acceleration(disp, config)
+    factor = potential_factor.tabulate(lambda k, a: 1 + a * k / (1 + k), jnp.asarray(0.5), config)
+    force, _ = gravity.acceleration(disp, config, factor)
     assert "peer_filtered" in str(jax.make_jaxpr(partial(gravity.acceleration, config=config))(disp))
     jax.clear_caches()
     monkeypatch.setattr(native, "filters", lambda length, double: False)
     assert "peer_filtered" not in str(jax.make_jaxpr(partial(gravity.acceleration, config=config))(disp))
-    close(force, gravity.acceleration(disp, config)[0])
+    close(force, gravity.acceleration(disp, config, factor)[0])
 
 
 def test_a_filter_is_differentiated_by_the_filter_too(filters: None) -> None:

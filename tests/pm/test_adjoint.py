@@ -43,8 +43,20 @@ def on_one_device(box_size: Any, dtype: Any) -> pmd.Particles:
     return jax.device_get(pmd.lpt(pmd.linear_modes(noise, COSMO, config), COSMO, config))
 
 
-def prepare(solver: Any, particles: pmd.Particles, table: Any, times: Any, args: Any, config: pmd.Config) -> Inputs:
-    return Inputs(exact(particles, config), coefficients_of(solver.coefficients, table, times), times, args)
+def prepare(
+    solver: Any, particles: pmd.Particles, table: Any, times: Any, args: Any, config: pmd.Config, factor: Any = None
+) -> Inputs:
+    coefficients = coefficients_of(solver.coefficients, table, times, config, factor)
+    return Inputs(exact(particles, config), coefficients, times, args)
+
+
+class Factor(eqx.Module):
+    """Factor of the potential with parameters."""
+
+    strength: Any
+
+    def __call__(self, k: Any, a: Any) -> Any:
+        return 1 + self.strength[0] * a * k**2 / (1 + k**2) + self.strength[1] * jnp.exp(-k)
 
 
 def moved(particles: pmd.Particles, disp: Any) -> pmd.Particles:
@@ -55,21 +67,23 @@ def moved(particles: pmd.Particles, disp: Any) -> pmd.Particles:
 
 
 @pytest.mark.parametrize(
-    ("solver", "pdims", "dtype", "steps"),
+    ("solver", "pdims", "dtype", "steps", "factor"),
     [
-        (pmd.BullFrog(), (1, 1), jnp.float32, 1000),
-        (pmd.FastPM(), (4, 1), jnp.float32, 100),
-        (pmd.LeapFrog(), (2, 2), jnp.float64, 100),
+        (pmd.BullFrog(), (1, 1), jnp.float32, 1000, Factor((0.3, 0.1))),
+        (pmd.FastPM(), (4, 1), jnp.float32, 100, None),
+        (pmd.LeapFrog(), (2, 2), jnp.float64, 100, Factor((0.3, 0.1))),
     ],
     ids=["1x1", "4x1", "2x2"],
 )
-def test_the_backward_pass_restores_every_bit(solver: Any, pdims: tuple[int, int], dtype: Any, steps: int) -> None:
+def test_the_backward_pass_restores_every_bit(
+    solver: Any, pdims: tuple[int, int], dtype: Any, steps: int, factor: Any
+) -> None:
     config = configure(pdims, steps=steps)
     particles, table = initial(config, dtype), pmd.growth_table(COSMO)
 
     @(jax.jit if pdims == (2, 2) else problems.optimized)  # both must restore the bits
     def there_and_back(particles: pmd.Particles) -> Any:
-        inputs = prepare(solver, particles, table, step_times(table, config).astype(dtype), (), config)
+        inputs = prepare(solver, particles, table, step_times(table, config).astype(dtype), (), config, factor)
         outcome = evolve(inputs, (), config)
         cotangents = Outcome(outcome.particles, (), (), None)  # type: ignore[arg-type]
         before, cotangents = evolve_vjp(inputs, outcome, cotangents, (), config)
@@ -91,7 +105,7 @@ def test_the_backward_pass_restores_every_bit(solver: Any, pdims: tuple[int, int
     ("pdims", "dtype", "rtol", "stored"), [((2, 2), jnp.float64, 1e-12, 2), ((1, 1), jnp.float32, 1e-6, 4)]
 )
 def test_gradients_are_those_of_stored_states(pdims: tuple[int, int], dtype: Any, rtol: float, stored: int) -> None:
-    """Against JAX's own derivative of the same loop: by particles, table and times, with what is kept on the way."""
+    """Against JAX's own derivative of the same loop, with what is kept on the way."""
     config = configure(pdims)
     particles, table = initial(config, dtype), jax.tree.map(lambda x: x.astype(dtype), pmd.growth_table(COSMO))
 
@@ -104,9 +118,10 @@ def test_gradients_are_those_of_stored_states(pdims: tuple[int, int], dtype: Any
 
     saves = Save((0, 2, 4), observe), Save((4,), lambda a, particles, amplitude: particles)
 
-    def loss(run: Any, disp: Any, table: Any, amplitude: Any) -> Any:
+    def loss(run: Any, disp: Any, table: Any, amplitude: Any, strength: Any) -> Any:
         times = step_times(table, config).astype(dtype)
-        inputs = prepare(pmd.BullFrog(), moved(particles, disp), table, times, amplitude, config)
+        start, factor = moved(particles, disp), Factor(strength)
+        inputs = prepare(pmd.BullFrog(), start, table, times, amplitude, config, factor)
         out = run(inputs, saves, config, accumulate=work)
         (fields, _), end = out.saved
         weights = jnp.arange(1, 4, dtype=dtype)
@@ -114,12 +129,13 @@ def test_gradients_are_those_of_stored_states(pdims: tuple[int, int], dtype: Any
         return saved + jnp.mean(out.particles.disp**2) + jnp.mean(out.accumulated[0] ** 2)
 
     def derivatives(run: Any) -> Any:
-        gradient = jax.value_and_grad(partial(loss, run), argnums=(0, 1, 2))
-        return jax.jit(gradient)(jnp.zeros_like(particles.disp), table, jnp.asarray(1.5, dtype))
+        gradient = jax.value_and_grad(partial(loss, run), argnums=(0, 1, 2, 3))
+        strength = jnp.asarray([0.3, 0.1], dtype)
+        return jax.jit(gradient)(jnp.zeros_like(particles.disp), table, jnp.asarray(1.5, dtype), strength)
 
     ours, expected = derivatives(partial(evolve_reversibly, stored=stored)), derivatives(evolve)
     if dtype == jnp.float32:  # there, sums over all particles have lost digits to cancellation
-        ours, expected = (ours[0], ours[1][0]), (expected[0], expected[1][0])
+        ours, expected = ((x[0], x[1][0], x[1][3]) for x in (ours, expected))
     for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
         assert x.dtype == dtype
         np.testing.assert_allclose(x, y, rtol=0, atol=rtol * np.abs(np.asarray(y)).max() + 1e-30)

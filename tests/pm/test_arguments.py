@@ -98,6 +98,14 @@ def test_particles_of_two_precisions_are_in_the_wider_one() -> None:
         (lambda: pmd.nbody(particles(), COSMO, CONFIG, saveat=[]), r"saveat=\[\] must be one scale factor or more"),
         (lambda: pmd.nbody(particles(), COSMO, CONFIG, saveat=["z"]), r"saveat.dtype='<U1' must be a type of numbers"),
         (lambda: pmd.nbody(particles(), COSMO, CONFIG, saveat=3.0), r"a=3 lies outside a_start=0.1 .. a_stop=1.0"),
+        (
+            lambda: pmd.nbody(particles(), COSMO, CONFIG, potential_factor=lambda k, a: k[1:]),
+            r"potential_factor returns an array of shape \(127,\) for k of shape \(128,\) and a number a; return one",
+        ),
+        (
+            lambda: pmd.nbody(particles(), COSMO, CONFIG, potential_factor=1.1),
+            r"potential_factor=1.1 must be a function",
+        ),
         (lambda: pmd.nbody(particles(), COSMO, CONFIG, max_steps=1.5), r"max_steps=1.5 must be a whole number"),
         (lambda: pmd.density(particles().disp, CONFIG), r"particles is a ndarray and must be Particles"),
         (lambda: pmd.cic_paint(particles().disp, CONFIG, "heavy"), r"weight.dtype='<U5' must be a type of numbers"),

@@ -23,7 +23,9 @@ from pmwd_dist.cosmology.growth import growth_table_to
 from pmwd_dist.cosmology.linear_power import linear_power
 from pmwd_dist.pm.modes import power_nodes
 
-THETA = np.array([0.81, 0.26, 0.0])  # sigma8, Omega_c and the amplitude of a direction of the noise
+THETA = np.array(
+    [0.81, 0.26, 0.0]
+)  # sigma8, Omega_c and the amplitude of a direction of the noise and of the potential
 UNITS = np.eye(3)
 # Cloud-in-cell has kinks where a particle crosses a cell's face: over so small a step none does.
 STEP = 1e-5
@@ -59,7 +61,9 @@ def simulation(case: Case) -> Callable[[Any], Any]:
         total = jax.lax.with_sharding_constraint(noise + amplitude * direction, config.decomposition.sharding)
         modes = pmd.linear_modes(total, problems.cosmology(), config, linear_power=lambda k: power)
         particles = pmd.lpt(modes, table, config)
-        particles = pmd.nbody(particles, table, config, solver=case.solver, adjoint=case.adjoint).particles
+        options = {"solver": case.solver, "adjoint": case.adjoint}
+        factor = lambda k, a: 1 + (0.2 + amplitude) * a * k**2 / (1 + k**2)  # noqa: E731
+        particles = pmd.nbody(particles, table, config, **options, potential_factor=factor).particles
         return jnp.mean(pmd.density(particles, config) ** 2)
 
     return loss

@@ -123,8 +123,9 @@ def test_steps_from_the_host_are_those_of_nbody_to_the_bit(pdims: tuple[int, int
     with jax.enable_x64(x64):
         config = configure(pmd.Decomposition(pdims=pdims), steps=3)
         table, solver, saves = pmd.growth_table(cosmo), pmd.BullFrog(), (0.5, 1.0)
-        expected = pmd.nbody(initial(config, cosmo), table, config, saveat=saves).raise_if_failed()
-        schedule = host.make_schedule(table, step_times(table, config, save=saves), config, solver.coefficients)
+        start, times, factor = initial(config, cosmo), step_times(table, config, save=saves), lambda k, a: 1 + a * k
+        expected = pmd.nbody(start, table, config, saveat=saves, potential_factor=factor).raise_if_failed()
+        schedule = host.make_schedule(table, times, config, solver.coefficients, factor)
         for rests in (False, True):
             particles = exact(initial(config, cosmo), config)
             moved = host.first_drift(particles, successful(schedule.times.dtype), schedule, 0, config)

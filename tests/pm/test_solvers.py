@@ -156,12 +156,12 @@ def test_diffeqsolve_takes_the_solvers_both_ways(solver: Any, single: pmd.Decomp
     """In floating-point numbers: with the end of `nbody`, and back to the start, to rounding."""
     config = pmd.Config(box_size=32.0, mesh_shape=8, decomposition=single, steps=4)
     particles, table = initial(config), pmd.growth_table(COSMO)
-    times = step_times(COSMO, config)
+    times, factor = step_times(COSMO, config), lambda k, a: 1 + a * k
 
     @jax.jit
     def run(particles: pmd.Particles, times: jax.Array) -> Any:
         solution = diffrax.diffeqsolve(
-            pmd.ParticleMesh(config),
+            pmd.ParticleMesh(config, potential_factor=factor),
             solver,
             times[0],
             times[-1],
@@ -179,7 +179,7 @@ def test_diffeqsolve_takes_the_solvers_both_ways(solver: Any, single: pmd.Decomp
     back, status_back, result = run(end, times[::-1])
     assert result == diffrax.RESULTS.successful._value
     assert status.step == status_back.step == 4
-    expected = pmd.nbody(particles, table, config, solver=solver).particles
+    expected = pmd.nbody(particles, table, config, solver=solver, potential_factor=factor).particles
     for got, wanted in ((end, expected), (back, particles)):
         np.testing.assert_allclose(got.disp, wanted.disp, rtol=0, atol=1e-11)
         np.testing.assert_allclose(got.vel, wanted.vel, rtol=0, atol=1e-11)

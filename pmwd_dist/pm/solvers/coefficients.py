@@ -14,12 +14,15 @@ class Coefficients(NamedTuple):
     """Coefficients of a step from a lower to a higher scale factor.
 
     disp += drift_before * vel;  vel = 2^log_scale * vel + kick * acceleration;  disp += drift_after * vel
+
+    `factor` is the factor of the potential, from `potential_factor.tabulate`; None for 1.
     """
 
     drift_before: Array
     kick: Array
     log_scale: Array
     drift_after: Array
+    factor: Array | None = None
 
 
 # Coefficients of the step between two scale factors.

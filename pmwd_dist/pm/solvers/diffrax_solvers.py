@@ -18,6 +18,7 @@ from pmwd_dist.pm.gravity import acceleration
 from pmwd_dist.pm.inputs import check_table
 from pmwd_dist.pm.paint import halo_limit
 from pmwd_dist.pm.particles import Particles
+from pmwd_dist.pm.potential_factor import PotentialFactor, kick_time, tabulate
 from pmwd_dist.pm.solvers.bullfrog import bullfrog
 from pmwd_dist.pm.solvers.coefficients import Coefficients, rates
 from pmwd_dist.pm.solvers.fastpm import fastpm
@@ -31,16 +32,28 @@ class ParticleMesh(diffrax.AbstractTerm[Any, Any]):
       d disp / da = vel / (a^3 E),   d vel / da = -3/2 Omega_m / (a^2 E) grad phi,   laplacian phi = delta
 
     A term for any diffrax solver; the state is `Particles`, `args` is the `growth_table` of the cosmology.
+
+    Args:
+      config: the simulation.
+      potential_factor: factor of the potential, as in `nbody`.
     """
 
     config: Config = eqx.field(static=True)
+    potential_factor: PotentialFactor | None = eqx.field(default=None, kw_only=True)
 
     def vf(self, t: Any, y: Particles, args: GrowthTable) -> Particles:
         """Derivatives of the particles with respect to the scale factor."""
         check_table(args)
-        force, _ = acceleration(y.disp, self.config)
+        force, _ = self.acceleration(y.disp, t)
         drift, kick = rates(args, t)
         return Particles((drift * y.vel).astype(y.disp.dtype), (kick * force).astype(y.vel.dtype))
+
+    def acceleration(self, disp: Array, a: Any) -> tuple[Array, Array]:
+        """Acceleration [Mpc/h] at a scale factor, and the largest displacement [mesh cells]."""
+        if self.potential_factor is None:
+            return acceleration(disp, self.config)
+        factor = tabulate(self.potential_factor, jnp.asarray(a, disp.dtype), self.config)
+        return acceleration(disp, self.config, factor)
 
     def contr(self, t0: Any, t1: Any, **kwargs: Any) -> Any:
         """Interval of the scale factor."""
@@ -102,20 +115,20 @@ class SplitSolver(diffrax.AbstractSolver[Any]):
         del made_jump
         # diffeqsolve wraps the term, with the direction of time; without it, solvers get the bare term.
         direction = getattr(terms, "direction", 1)
-        config: Config = getattr(terms, "term", terms).config
+        term: ParticleMesh = getattr(terms, "term", terms)
         a0, a1 = t0 * direction, t1 * direction
         c = self.coefficients(args, jnp.minimum(a0, a1), jnp.maximum(a0, a1))
-        c = Coefficients(*(x.astype(y0.disp.dtype) for x in c))
+        c = Coefficients(*(x.astype(y0.disp.dtype) for x in c[:4]))
         scale = jnp.exp2(c.log_scale)
         backward = Coefficients(-c.drift_after, -c.kick / scale, 1 / scale, -c.drift_before)
         first, kick, scale, last = (
-            jnp.where(a1 >= a0, x, y) for x, y in zip(c._replace(log_scale=scale), backward, strict=True)
+            jnp.where(a1 >= a0, x, y) for x, y in zip(c._replace(log_scale=scale)[:4], backward[:4], strict=True)
         )
         disp = y0.disp + first * y0.vel
-        force, max_displacement = acceleration(disp, config)
+        force, max_displacement = term.acceleration(disp, kick_time(args, a0, a1))
         vel = scale * y0.vel + kick * force
         y1 = Particles(disp + last * vel, vel)
-        limit = halo_limit(config)
+        limit = halo_limit(term.config)
         code = failure(max_displacement, limit, jnp.inf, jnp.isfinite(jnp.stack([first, kick, scale, last])).all())
         good = code == Code.SUCCESSFUL
         y1 = jax.tree.map(lambda old, new: jnp.where(good, new, old), y0, y1)

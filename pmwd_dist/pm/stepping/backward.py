@@ -16,7 +16,7 @@ from pmwd_dist._jax.order import barrier
 from pmwd_dist.config import Config
 from pmwd_dist.ops.step_vjp import UndoDrift, UndoKick
 from pmwd_dist.pm import gravity_vjp
-from pmwd_dist.pm.gravity_vjp import Pending, split, with_cotangents
+from pmwd_dist.pm.gravity_vjp import Pending, State, UndoFactor, split, with_cotangents
 from pmwd_dist.pm.particles import ExactParticles, Particles, resolution
 from pmwd_dist.pm.solvers import Coefficients
 from pmwd_dist.pm.stepping.forward import Accumulate, Epoch, Inputs, Outcome, Save
@@ -32,8 +32,18 @@ def evolve_vjp(
     config: Config,
     *,
     accumulate: Accumulate | None = None,
+    by_factor: bool = False,
 ) -> tuple[ExactParticles, Inputs]:
     """Reverse all steps, and apply the VJP of the evolution.
+
+    Args:
+      inputs: inputs of the evolution.
+      outcome: outcome of the evolution.
+      cotangents: cotangents of the outcome.
+      saves: functions that were saved on the way.
+      config: the simulation.
+      accumulate: contribution of a step to the sum.
+      by_factor: whether to compute cotangents of the factor of the potential, which takes two more transforms a step.
 
     Returns:
       The particles at the start, computed exactly from the outcome, and the cotangents of the inputs; in place of the
@@ -50,7 +60,7 @@ def evolve_vjp(
         carry: tuple[Any, ...], xs: tuple[Any, ...], potentials: tuple[Array, ...]
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         kicked, ct, ct_args = carry  # the particles between the drifts of the step, after its kick
-        step, last_before, good, a0, a, saving, slot = xs
+        step, last_before, good, factor, a0, a, saving, slot = xs
         ct_a0, ct_a = jnp.zeros_like(a0), jnp.zeros_like(a)
         for save, saved, (wanted, index) in zip(saves, cotangents.saved, saving, strict=True):
 
@@ -67,14 +77,16 @@ def evolve_vjp(
             sums = Epoch(ct_a0, jax.tree.map(jnp.zeros_like, ct)), Epoch(ct_a, ct), ct_args
             (ct_a0, direct), (ct_a, ct), ct_args = pull(accumulate, good, at, cotangents.accumulated, sums)
         entry = Entry(potentials, slot)
-        kicked, ct, by_coefficient = _step_vjp(step, last_before, good, kicked, ct, entry, config)
+        kicked, ct, by_coefficient = _step_vjp(
+            step, last_before, good, with_cotangents(kicked, ct), factor, entry, config
+        )
         ct = ct if direct is None else jax.tree.map(jnp.add, ct, direct)
         return (kicked, ct, ct_args), (by_coefficient, ct_a0, ct_a)
 
     last_before = jnp.pad(steps.last[:-1], (1, 0))
     saving = tuple(save.after_steps(number) for save in saves)
     slot = jnp.arange(number) - (number - _num_stored(outcome.potentials))
-    xs = steps, last_before, good, times[:-1], times[1:], saving, slot
+    xs = steps, last_before, good, _undo_factor(steps, by_factor), times[:-1], times[1:], saving, slot
     fused = not saves and accumulate is None  # no particles are needed between steps
     kicked, ct, left = _from_the_end(outcome, cotangents.particles, xs, fused, config)
     start = kicked, ct, jax.tree.map(jnp.zeros_like, floating)
@@ -108,10 +120,10 @@ def _from_the_end(
         # the peak is in the force, and XLA plans better without this order.
         at_last, by_last = barrier((at_last, by_last))
     ct = Particles(*jax.tree.leaves(by_last))
-    steps, last_before, good, starts, ends, _, slot = xs
+    steps, last_before, good, factor, starts, ends, _, slot = xs
     if outcome.potentials and fused:
         first = len(good) - _num_stored(outcome.potentials)
-        cached_xs = jax.tree.map(lambda x: x[first:], (steps, last_before, good, slot))
+        cached_xs = jax.tree.map(lambda x: x[first:], (steps, last_before, good, factor, slot))
         kicked, ct, part = _cached_steps_vjp(at_last, ct, cached_xs, outcome.potentials, config)
         parts = [(part, *(jnp.zeros_like(x[first:]) for x in (starts, ends)))]
         return kicked, ct, (jax.tree.map(lambda x: x[:first], xs), (), parts)
@@ -157,7 +169,7 @@ def _loops(
 def _cached_steps_vjp(
     at_end: ExactParticles,
     ct: Particles,
-    xs: tuple[Step, Array, Array, Array],
+    xs: tuple[Step, Array, Array, UndoFactor | None, Array],
     potentials: tuple[Array, ...],
     config: Config,
 ) -> tuple[ExactParticles, Particles, Coefficients]:
@@ -165,22 +177,22 @@ def _cached_steps_vjp(
 
     The drifts of each step are reversed with the kick of the step before it.
     """
-    steps, _, good, _ = xs
+    steps, _, good, *_ = xs
     q = resolution(config, at_end.disp.dtype)
     nothing, one = jnp.zeros_like(steps.kick[-1]), jnp.ones_like(steps.kick[-1])
     drift_at_end = UndoDrift(nothing, one, steps.unit1[-1], nothing, -steps.last[-1] / q, nothing)
 
-    def body(pending: Pending, xs: tuple[Step, Array, Array, Array]) -> tuple[Pending, Array]:
-        step, last_before, good, slot = xs
+    def body(pending: Pending, xs: tuple[Any, ...]) -> tuple[Pending, Any]:
+        step, last_before, good, factor, slot = xs
         undo, drifts = _reversal(step, last_before, good, q)
-        state, mesh, sums = gravity_vjp.cached_step_vjp(pending, undo, Entry(potentials, slot), config)
+        state, mesh, *sums = gravity_vjp.cached_step_vjp(pending, undo, factor, Entry(potentials, slot), config)
         return Pending(state, mesh, drifts), sums
 
     pending = gravity_vjp.pending(with_cotangents(at_end, ct), drift_at_end, config)
-    pending, sums = jax.lax.scan(body, pending, xs, reverse=True)
+    pending, (sums, by_factor) = jax.lax.scan(body, pending, xs, reverse=True)
     state, first = gravity_vjp.undo_drifts(pending, config)
     by_drift = jnp.concatenate([first, sums[:-1, 0]])  # the sum comes with the kick of the step before
-    return *split(state), _by_coefficient(steps, good, sums[:, 1], sums[:, 2], sums[:, 3], by_drift)
+    return *split(state), _by_coefficient(steps, good, (sums[:, 1], sums[:, 2], sums[:, 3], by_drift), by_factor)
 
 
 def _steps_taken(inputs: Inputs, outcome: Outcome, config: Config) -> tuple[Array, Step]:
@@ -188,7 +200,18 @@ def _steps_taken(inputs: Inputs, outcome: Outcome, config: Config) -> tuple[Arra
     taken, forward = outcome.status.step, all_steps(inputs.coefficients, config)
     good = jnp.arange(len(inputs.times) - 1, dtype=taken.dtype) < taken
     unit = unit_after(taken, forward)
-    return good, Step(*(jnp.where(good, x, 0) for x in forward[:3]), *(jnp.where(good, x, unit) for x in forward[3:]))
+    factor = None if forward.factor is None else jnp.where(good[:, None], forward.factor, 1)
+    drifts, units = forward[:3], forward[3:5]
+    return good, Step(
+        *(jnp.where(good, x, 0) for x in drifts), *(jnp.where(good, x, unit) for x in units), factor=factor
+    )
+
+
+def _undo_factor(steps: Step, by_factor: bool) -> UndoFactor | None:
+    """Factors of the potential of all steps, with a place for their cotangents if these are wanted."""
+    if steps.factor is None:
+        return None
+    return UndoFactor(steps.factor, jnp.zeros_like(steps.factor) if by_factor else None)
 
 
 def _add_vjp(
@@ -207,8 +230,8 @@ def _step_vjp(
     step: Step,
     last_before: Array,
     good: Array,
-    kicked: ExactParticles,
-    ct: Particles,
+    state: State,
+    factor: UndoFactor | None,
     entry: Entry,
     config: Config,
 ) -> tuple[ExactParticles, Particles, Coefficients]:
@@ -218,8 +241,8 @@ def _step_vjp(
       step: the step.
       last_before: last drift of the step before.
       good: whether the step was taken.
-      kicked: particles after the kick of the step.
-      ct: cotangents of the particles at the end of the step.
+      state: particles after the kick of the step, with cotangents at the end of the step.
+      factor: factor of the potential.
       entry: stored potential of the step, or an empty entry.
       config: the simulation.
 
@@ -227,9 +250,9 @@ def _step_vjp(
       The particles after the kick of the step before; the cotangents of the particles at the start of the step, and of
       its coefficients.
     """
-    undo, drifts = _reversal(step, last_before, good, resolution(config, kicked.disp.dtype))
-    state, sums = gravity_vjp.step_vjp(with_cotangents(kicked, ct), undo, drifts, entry, config)
-    return *split(state), _by_coefficient(step, good, *sums)
+    undo, drifts = _reversal(step, last_before, good, resolution(config, state.disp.dtype))
+    state, sums, by_factor = gravity_vjp.step_vjp(state, undo, drifts, factor, entry, config)
+    return *split(state), _by_coefficient(step, good, tuple(sums), by_factor)
 
 
 def _reversal(step: Step, last_before: Array, good: Array, q: float) -> tuple[UndoKick, UndoDrift]:
@@ -240,7 +263,15 @@ def _reversal(step: Step, last_before: Array, good: Array, q: float) -> tuple[Un
     return undo, UndoDrift(weight, scale, step.unit0, -step.first / q, -last_before / q, took)
 
 
-def _by_coefficient(step: Step, good: Array, kick: Array, scale: Array, after: Array, before: Array) -> Coefficients:
+def _by_coefficient(
+    step: Step, good: Array, sums: tuple[Array, Array, Array, Array], by_factor: Array | None
+) -> Coefficients:
     """Cotangents of the coefficients of a step, from the sums of `gravity_vjp.step_vjp`."""
+    kick, scale, after, before = sums
     log_scale = math.log(2) * step.unit1 / step.unit0 * scale
-    return Coefficients(*(jnp.where(good, x, 0) for x in (before, kick, log_scale, after)))
+    numbers = (jnp.where(good, x, 0) for x in (before, kick, log_scale, after))
+    if by_factor is not None:
+        by_factor = jnp.where(good[..., None], (step.kick * step.unit1)[..., None] * by_factor, 0)
+    elif step.factor is not None:
+        by_factor = jnp.zeros_like(step.factor)
+    return Coefficients(*numbers, factor=by_factor)

@@ -17,6 +17,7 @@ from pmwd_dist.pm.lpt import lpt
 from pmwd_dist.pm.modes import add_local, colour
 from pmwd_dist.pm.noise import GAUSSIAN, NoiseKind, noise_of
 from pmwd_dist.pm.particles import ExactParticles, Particles, exact
+from pmwd_dist.pm.potential_factor import PotentialFactor
 from pmwd_dist.pm.solvers import Coefficients, Formula
 from pmwd_dist.pm.status import Status
 from pmwd_dist.pm.stepping.step import (
@@ -85,10 +86,12 @@ class StepSchedule(NamedTuple):
     table: GrowthTable
 
 
-def make_schedule(table: GrowthTable, times: Array, config: Config, formula: Formula) -> StepSchedule:
+def make_schedule(
+    table: GrowthTable, times: Array, config: Config, formula: Formula, factor: PotentialFactor | None = None
+) -> StepSchedule:
     """Steps between given scale factors, in the precision of these."""
     table = jax.tree.map(lambda x: x.astype(times.dtype), table)
-    return _schedule(table, times, coefficients_of(formula, table, times), config)
+    return _schedule(table, times, coefficients_of(formula, table, times, config, factor), config)
 
 
 @partial(jax.jit, static_argnames="config")
@@ -130,7 +133,7 @@ def advance(moved: Moved, schedule: StepSchedule, done: ArrayLike, config: Confi
 
 @partial(jax.jit, static_argnames="config", donate_argnames="particles")
 def _advance(particles: ExactParticles, moved: Moved, schedule: StepSchedule, done: ArrayLike, config: Config) -> Moved:
-    now, following = Step(*(x[done] for x in schedule.steps)), schedule.drifts[jnp.asarray(done) + 1]
+    now, following = jax.tree.map(lambda x: x[done], schedule.steps), schedule.drifts[jnp.asarray(done) + 1]
     return step(now, following, moved._replace(particles=particles), config)[0]
 
 
@@ -153,7 +156,7 @@ def status_at_end(moved: Moved, config: Config) -> Status:
 @partial(jax.jit, static_argnames="config", donate_argnames="particles")
 def reverse_step(particles: ExactParticles, schedule: StepSchedule, done: ArrayLike, config: Config) -> ExactParticles:
     """Particles before the last of `done` steps, from the particles after it, exactly; donates the particles."""
-    now = Step(*(x[jnp.asarray(done) - 1] for x in schedule.steps))
+    now = jax.tree.map(lambda x: x[jnp.asarray(done) - 1], schedule.steps)
     kicked = at_end(particles, now._replace(last=-now.last), config).disp
     return at_start(ExactParticles(kicked, particles.momenta), now, jnp.asarray(True), config)
 

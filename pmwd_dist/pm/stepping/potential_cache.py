@@ -136,12 +136,17 @@ def updated(entry: Entry, meshes: Sequence[Array]) -> tuple[Array, ...]:
     return tuple(jax.lax.dynamic_update_index_in_dim(old, new, entry.slot, 0) for old, new in pairs)
 
 
+def meshes(entry: Entry) -> tuple[Array, ...]:
+    """The force meshes of a step."""
+    bits = (jax.lax.dynamic_index_in_dim(b, entry.slot, keepdims=False) for b in entry.potentials)
+    return tuple(jax.lax.bitcast_convert_type(b, np.dtype(f"float{8 * b.dtype.itemsize}")) for b in bits)
+
+
 def sources(entry: Entry, config: Config) -> tuple[Array, ...]:
     """Operands of `cached_force`: the force meshes of a step, or the cache itself if they are read in place."""
     if _in_place(config):
         return *entry.potentials, entry.slot
-    bits = (jax.lax.dynamic_index_in_dim(b, entry.slot, keepdims=False) for b in entry.potentials)
-    return tuple(jax.lax.bitcast_convert_type(b, np.dtype(f"float{8 * b.dtype.itemsize}")) for b in bits)
+    return meshes(entry)
 
 
 def cached_force(config: Config, halo: int, *sources: Array) -> Array:

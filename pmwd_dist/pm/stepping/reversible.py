@@ -124,12 +124,13 @@ def _tangent(
     outcome: Outcome,
     tangents: Sequence[Any],
     forward: Callable[[Inputs], Outcome],
-    backward: Callable[[Inputs, Outcome, Outcome], tuple[ExactParticles, Inputs]],
+    backward: Callable[..., tuple[ExactParticles, Inputs]],
 ) -> Outcome:
     """Tangent of the outcome: a linear map with the transpose `evolve_vjp`."""
     primals, treedef = jax.tree.flatten(inputs)
     results, results_treedef = jax.tree.flatten(outcome)
     first, end = len(primals), len(primals) + len(results)  # in the arguments of the map and of its transpose
+    factor = treedef.unflatten(range(first)).coefficients.factor  # the index, or None
     input_ids = [i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero) and _is_inexact(primals[i])]
     # The status and integers, such as potentials, have no derivatives.
     count = len(jax.tree.leaves((outcome.particles, outcome.saved, outcome.accumulated)))
@@ -147,7 +148,7 @@ def _tangent(
         cotangents = dict(zip(result_ids, args[end:], strict=True))
         by_result = results_treedef.unflatten([cotangents.get(i) for i in range(end - first)])
         inputs, outcome = treedef.unflatten(args[:first]), results_treedef.unflatten(args[first:end])
-        _, by_input = backward(inputs, outcome, by_result)
+        _, by_input = backward(inputs, outcome, by_result, by_factor=factor in input_ids)
         return [jax.tree.leaves(by_input)[i] for i in input_ids]
 
     out = linear_map(

@@ -24,6 +24,7 @@ from pmwd_dist.ops.rounding import round_straight_through
 from pmwd_dist.pm.gravity import acceleration, force_meshes, padded_force
 from pmwd_dist.pm.paint import block_geometry, halo_limit, largest_on_devices, max_displacement_block, with_halo
 from pmwd_dist.pm.particles import ExactParticles, Particles, largest, momentum_unit, resolution, significant_bits
+from pmwd_dist.pm.potential_factor import PotentialFactor, Table, kick_time, tabulate
 from pmwd_dist.pm.solvers import Coefficients, Formula
 from pmwd_dist.pm.status import Code, Status, failure
 from pmwd_dist.pm.stepping import potential_cache
@@ -43,6 +44,7 @@ class Step(NamedTuple):
       first, last: drifts, without a unit.
       kick: kick, in the unit of the momenta at the end of the step.
       unit0, unit1: units of the integer momenta at the start and at the end of the step [Mpc/h].
+      factor: factor of the potential, from `potential_factor.tabulate`; None for 1.
     """
 
     first: Array
@@ -50,6 +52,7 @@ class Step(NamedTuple):
     last: Array
     unit0: Array
     unit1: Array
+    factor: Array | None = None
 
 
 class Moved(NamedTuple):
@@ -71,13 +74,19 @@ class Moved(NamedTuple):
 
 
 @eqx.filter_jit
-def coefficients_of(formula: Formula, table: GrowthTable, times: Array) -> Coefficients:
+def coefficients_of(
+    formula: Formula, table: GrowthTable, times: Array, config: Config, factor: PotentialFactor | None = None
+) -> Coefficients:
     """Coefficients of the steps between given times, in their precision, log_scale on its grid.
 
     Outside of tracing this is a compiled program of its own: all drivers of the same steps use the same bits.
     """
-    coefficients = jax.vmap(formula, in_axes=(None, 0, 0))(table, times[:-1], times[1:])
-    coefficients = Coefficients(*(x.astype(times.dtype) for x in coefficients))
+
+    def of_step(lower: Array, upper: Array) -> Coefficients:
+        tabulated = None if factor is None else tabulate(factor, kick_time(table, lower, upper), config)
+        return formula(table, lower, upper)._replace(factor=tabulated)
+
+    coefficients = jax.tree.map(lambda x: x.astype(times.dtype), jax.vmap(of_step)(times[:-1], times[1:]))
     spacing = _LARGEST_LOG * 2.0 ** -significant_bits(times.dtype)
     return coefficients._replace(log_scale=round_straight_through(coefficients.log_scale / spacing) * spacing)
 
@@ -87,7 +96,7 @@ def all_steps(coefficients: Coefficients, config: Config) -> Step:
     c = coefficients
     log_scale = jnp.concatenate([jnp.zeros(1, c.log_scale.dtype), jnp.cumsum(c.log_scale)])
     unit = momentum_unit(config, log_scale.dtype) * jnp.exp2(log_scale)
-    return Step(c.drift_before, c.kick / unit[1:], c.drift_after, unit[:-1], unit[1:])
+    return Step(c.drift_before, c.kick / unit[1:], c.drift_after, unit[:-1], unit[1:], c.factor)
 
 
 def unit_after(taken: Array, steps: Step) -> Array:
@@ -134,12 +143,17 @@ def step(
     """
     entry = Entry((), jnp.zeros((), jnp.int32)) if entry is None else entry
     failed = moved.status.code != Code.SUCCESSFUL
-    now = Step(*(jnp.where(failed, 0, x) for x in now[:3]), *(jnp.where(failed, moved.unit, x) for x in now[3:]))
+    now = Step(
+        *(jnp.where(failed, 0, x) for x in now[:3]),
+        *(jnp.where(failed, moved.unit, x) for x in now[3:5]),
+        factor=now.factor,
+    )
     q, dtype = resolution(config, moved.particles.disp.dtype), moved.particles.disp.dtype
     largest_on_grid = largest(config, dtype) / min(config.cell_size)
     code = failure(moved.max_displacement, halo_limit(config), largest_on_grid, _finite(now))
     code = jnp.where(failed, moved.status.code, code)
     good = code == Code.SUCCESSFUL
+    factor = None if now.factor is None else jnp.where(good, now.factor, 1)
     coefficients = KickDrift(
         kick=jnp.where(good, now.kick, 0),
         inverse=1 / now.unit0,
@@ -149,7 +163,7 @@ def step(
         good=good.astype(now.kick.dtype),
     )
     particles, max_displacement, cache = _kick_and_drift(
-        moved.particles, moved.max_displacement, coefficients, entry, config
+        moved.particles, moved.max_displacement, coefficients, factor, entry, config
     )
     status = Status(
         code=code,
@@ -163,23 +177,34 @@ def step(
 
 @partial(jax.jit, static_argnames="config")
 def _kick_and_drift(
-    particles: ExactParticles, max_displacement: Float[Array, ""], coefficients: KickDrift, entry: Entry, config: Config
+    particles: ExactParticles,
+    max_displacement: Float[Array, ""],
+    coefficients: KickDrift,
+    factor: Table | None,
+    entry: Entry,
+    config: Config,
 ) -> tuple[ExactParticles, Float[Array, ""], tuple[Array, ...]]:
     """Kick by the acceleration, then take two drifts, see `KickDrift`."""
     spec, cache = config.decomposition.spec, potential_cache.entry_spec(entry, config)
     run = config.decomposition.shard_map(
         partial(_kick_and_drift_block, config=config),
-        (spec, spec, P(), P(), cache),
+        (spec, spec, P(), P(), P(), cache),
         (spec, spec, P(), cache.potentials),
     )
-    disp, momenta, *rest = run(particles.disp, particles.momenta, max_displacement, coefficients, entry)
+    disp, momenta, *rest = run(particles.disp, particles.momenta, max_displacement, coefficients, factor, entry)
     return ExactParticles(disp, momenta), *rest
 
 
 def _kick_and_drift_block(
-    disp: Array, momenta: Array, max_displacement: Array, coefficients: KickDrift, entry: Entry, config: Config
+    disp: Array,
+    momenta: Array,
+    max_displacement: Array,
+    coefficients: KickDrift,
+    factor: Table | None,
+    entry: Entry,
+    config: Config,
 ) -> tuple[Array, Array, Array, tuple[Array, ...]]:
-    meshes = force_meshes(disp, max_displacement, config)
+    meshes = force_meshes(disp, max_displacement, config, factor)
 
     def run(halo: int, disp: Array, momenta: Array, coefficients: KickDrift, *meshes: Array) -> Any:
         fields, geometry = padded_force(config, halo, *meshes), block_geometry(config, halo)
@@ -229,7 +254,7 @@ def at_start(kicked: ExactParticles, step: Step, good: Array, config: Config) ->
 
     A failed step has moved nothing, and the force at its particles may not be finite.
     """
-    force, _ = acceleration(jnp.where(good, kicked.disp, 0), config)
+    force, _ = acceleration(jnp.where(good, kicked.disp, 0), config, step.factor)
     kick = step.kick * force
     vel = (momentum(kicked.momenta, step.unit1) / step.unit1 - kick) * step.unit0
     momenta = pack(count(kicked.momenta) - rounded(kick)[0], vel)
@@ -238,4 +263,5 @@ def at_start(kicked: ExactParticles, step: Step, good: Array, config: Config) ->
 
 
 def _finite(step: Step) -> Array:
-    return jnp.isfinite(jnp.stack(step)).all(axis=0)
+    finite = jnp.isfinite(jnp.stack(step[:5])).all(axis=0)
+    return finite if step.factor is None else finite & jnp.isfinite(step.factor).all(axis=-1)

@@ -50,7 +50,6 @@ _PATHS = {
     "particle_shape": "box.particles",
     "box_size": "box.size",
     "gradient": "force.gradient",
-    "sharpening": "force.sharpening",
     "compensated": "force.compensated",
     "chain_devices": "sampler.chain_devices",
     **{name: f"devices.{name}" for name in ("pdims", "backend", "transpose_comm", "halo_comm", "halo")},
@@ -209,7 +208,6 @@ def config_of(settings: Settings) -> Config:
         decomposition=_decomposition(settings, (box.mesh, box.particles or box.mesh)),
         halo=settings.devices.halo,
         gradient=settings.force.gradient,
-        sharpening=settings.force.sharpening,
         compensated=settings.force.compensated,
     )
 

@@ -9,7 +9,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
-from pmwd_dist.config import Vector3
 from pmwd_dist.cosmology.linear_power import DEFAULT, TRANSFERS
 from pmwd_dist.io.snapshot import Compression, Format, Precision
 from pmwd_dist.observe.shells import Assignment
@@ -41,17 +40,6 @@ def _interval(value: object) -> object:
     elif isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError('must be a whole number of steps, 0 or more, or a duration, such as "10 min"')
     return value
-
-
-def _sharpening(value: object) -> object:
-    if value is None or value == "auto":
-        return value
-    numbers = list(value) if isinstance(value, list | tuple) else []
-    if len(numbers) != 3 or any(isinstance(n, bool) or not isinstance(n, int | float) for n in numbers):
-        raise ValueError('must be three numbers, or "auto"')
-    if not (numbers[0] > -1 and min(numbers[1:]) > 0):
-        raise ValueError("must have alpha greater than -1 and positive k_low and k_high")
-    return tuple(numbers)
 
 
 def _format(value: object) -> object:
@@ -165,12 +153,6 @@ class Force(Section):
     gradient: Literal["finite-difference", "spectral"] = about(
         "gradient of the potential: finite-difference (fourth order, CIC window deconvolved) or spectral",
         "finite-difference",
-    )
-    sharpening: Annotated[Vector3 | Literal["auto"] | None, BeforeValidator(_sharpening)] = about(
-        "[alpha, k_low, k_high] of a factor 1 + alpha exp(-(k_low/k)^2 - (k/k_high)^4) on the potential, k in h/Mpc, "
-        'that makes up for forces that lattice and mesh lack; "auto" for 2 Mpc/h between particles; default: none',
-        None,
-        [0.2, 0.8, 3.0],
     )
     compensated: bool = about(
         "make up for what finite differences and aliases take from the force of waves up to half the mesh's Nyquist "

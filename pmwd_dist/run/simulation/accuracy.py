@@ -79,11 +79,11 @@ _CONVERGED = 5.0  # error of P(k) of a model that is converged [per cent]
 def expected_error(simulation: SimulationSetup, times: Sequence[float]) -> tuple[float, float] | None:
     """Error of P(k) at z = 0 [per cent] up to 1/4 and to 1/2 of the particles' Nyquist frequency.
 
-    None where nothing was measured: meshes coarser than the particles, `sharpening`.
+    None where nothing was measured: meshes coarser than the particles.
     """
     config = simulation.config
     cells = min(m / n for m, n in zip(config.mesh_shape, config.particle_shape, strict=True))
-    if cells < 1 or config.sharpening is not None:
+    if cells < 1:
         return None
     fine, steps, a_start = cells >= 2, len(times) - 1, config.a_start
     error = _at(_TWO_CELLS if fine else _ONE_CELL, _STARTS, a_start, config)
@@ -171,7 +171,7 @@ def long_wave_growth(formula: Formula, table: GrowthTable, times: Sequence[float
     ends = jnp.asarray(times, float)
     steps = jax.jit(jax.vmap(partial(formula, table)))(ends[:-1], ends[1:])
     disp, vel = float(table.D1(ends[0])), float(table.momentum(ends[0]))
-    for before, kick, log_scale, after in zip(*(np.asarray(x, float) for x in steps), strict=True):
+    for before, kick, log_scale, after in zip(*(np.asarray(x, float) for x in steps[:4]), strict=True):
         disp += before * vel
         vel = 2**log_scale * vel + kick * disp
         disp += after * vel

@@ -1,0 +1,60 @@
+"""Factor of the potential: a function of wavenumber and scale factor that multiplies the Green's function of a force.
+
+The factor of a step is tabulated at wavenumbers k_j = k_max (j / n)^2, and interpolated linearly in sqrt(k / k_max) on
+the spectrum. The table is a coefficient of the step, so that the same table serves the step and its reversal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.arithmetic import rows
+from pmwd_dist.config import Config
+from pmwd_dist.cosmology.growth import GrowthTable
+from pmwd_dist.pm import fourier
+
+PotentialFactor = Callable[[Array, Array], Array]
+Table = Float[Array, "nodes"]
+
+_INTERVALS = 127
+
+
+def tabulate(factor: PotentialFactor, a: Float[Array, ""], config: Config) -> Table:
+    """Table of a factor at a scale factor; NaN where the factor is not positive.
+
+    Raises:
+      ValueError: the factor returns another shape than the wavenumbers have.
+    """
+    nodes = np.maximum(np.arange(_INTERVALS + 1), 1) / _INTERVALS  # k = 0 is never used
+    k = jnp.asarray(_largest_wavenumber(config) * nodes**2, a.dtype)
+    values = factor(k, a)
+    if jnp.shape(values) not in ((), k.shape):
+        constraint = f"returns an array of shape {jnp.shape(values)} for k of shape {k.shape} and a number a"
+        raise ArgumentError("potential_factor", factor, constraint, "return one value for each k", show_value=False)
+    values = jnp.broadcast_to(jnp.asarray(values, a.dtype), k.shape)
+    return jnp.where(values > 0, values, jnp.nan)
+
+
+def kick_time(table: GrowthTable, lower: Array, upper: Array) -> Array:
+    """Scale factor of the kick of a step between two scale factors, at the mean of their growth factors."""
+    return table.scale_factor((table.D1(lower) + table.D1(upper)) / 2)
+
+
+def on_modes(table: Table, config: Config) -> Float[Array, "nx ny nk"]:
+    """Factor at the modes of the local block of the mesh's spectrum; inside shard_map."""
+    k2 = fourier.k_squared(config.mesh_shape, config, table.dtype)
+    x = _INTERVALS * jnp.sqrt(jnp.sqrt(k2) / _largest_wavenumber(config))
+    index = jnp.minimum(x.astype(jnp.int32), _INTERVALS - 1)
+    low, high = rows(table, index), rows(table, index + 1)
+    return low + (x - index) * (high - low)
+
+
+def _largest_wavenumber(config: Config) -> float:
+    """Largest wavenumber of the mesh [h/Mpc]."""
+    return math.hypot(*(math.pi / cell for cell in config.cell_size))
