@@ -233,12 +233,24 @@ def einstein_de_sitter() -> SimpleNamespace:
     return cosmology(Omega_c=0.95, Omega_b=0.05)
 
 
+def radiation(cosmo: Any, a: Any) -> Any:
+    """Density of photons and three neutrinos of 1.95 K, by a Riemann sum, where the cosmology has them [critical]."""
+    if getattr(cosmo, "n_eff", None) is None:
+        return 0.0
+    photons = 2.472822e-5 / cosmo.h**2
+    q = np.arange(0.005, 40, 0.01)
+    T = (4 / 11) ** (1 / 3) * (cosmo.n_eff / 3) ** 0.25 * 2.7255 * 8.617333e-5
+    y = np.asarray(a)[..., None] * getattr(cosmo, "m_nu", 0.0) / 3 / T
+    energy = 0.01 * np.sum(q**2 * np.sqrt(q**2 + y**2) / (np.exp(q) + 1), -1) * 120 / (7 * np.pi**4)
+    return (photons + 7 / 8 * (4 / 11) ** (4 / 3) * cosmo.n_eff * photons * energy) * np.asarray(a) ** -4.0
+
+
 def expansion(cosmo: Any, a: Any) -> Any:
     """E(a) = H / H0."""
     matter = cosmo.Omega_c + cosmo.Omega_b
-    dark = 1 - matter - cosmo.Omega_k
+    dark = 1 - matter - cosmo.Omega_k - radiation(cosmo, 1.0)
     w = a ** (-3 * (1 + cosmo.w0 + cosmo.wa)) * np.exp(-3 * cosmo.wa * (1 - a))
-    return np.sqrt(matter * a**-3 + cosmo.Omega_k * a**-2 + dark * w)
+    return np.sqrt(matter * a**-3 + cosmo.Omega_k * a**-2 + dark * w + radiation(cosmo, a))
 
 
 def growth(cosmo: Any, a: np.ndarray) -> dict[str, np.ndarray]:
@@ -259,6 +271,7 @@ def growth(cosmo: Any, a: np.ndarray) -> dict[str, np.ndarray]:
     orders = np.array([1, 2, 3, 3, 3])
     D0 = np.array([1, -3 / 7, -1 / 3, 10 / 21, -1 / 7]) * a0**orders
     start = np.concatenate([D0, a0**2 * expansion(cosmo, a0) * orders * D0])
+    start[0] += 2 / 3 * radiation(cosmo, a0) * a0**4 / matter  # growth of Meszaros (1974)
     points = np.unique(np.append(a, 1.0))
     run = solve_ivp(rhs, (a0, points[-1]), start, method="DOP853", rtol=1e-12, atol=0, t_eval=points)
     at, now = np.searchsorted(points, a), run.y[0, np.searchsorted(points, 1.0)]

@@ -19,6 +19,7 @@ from pmwd_dist._jax.arrays import as_array
 from pmwd_dist._jax.derivatives import forward_derivatives
 from pmwd_dist.cosmology import collocation
 from pmwd_dist.cosmology.parameters import Cosmology, Parameters, check_numbers, parameters
+from pmwd_dist.cosmology.radiation import fermi_dirac
 
 # Nodes of the tables in ln a, including a = 1.
 _STEP = 0.02
@@ -47,11 +48,12 @@ class Growth(NamedTuple):
 class GrowthTable(eqx.Module):
     """Growth factors and expansion rate of a cosmology, tabulated in ln a.
 
-    With L D = D'' + (2 + E'/E) D' (primes are d/d ln a, E = H/H0) and m = 3/2 Omega_m(a), the growth factors solve
+    With L D = D'' + (2 + E'/E) D' (primes are d/d ln a, E = H/H0) and m = 3/2 Omega_cb(a), the growth factors solve
       L D1 = m D1,   L D2 = m (D2 - D1^2),
       L D3a = m (D3a - 2 D1^3),   L D3b = m (D3b + 2 D1 (D1^2 - D2)),   L D3c = -m D1^3
     on the growing mode, with D1(a = 1) = 1 (Bouchet et al. 1995; Catelan 1995). In an Einstein-de Sitter universe they
-    are a, -3/7 a^2, -1/3 a^3, 10/21 a^3 and -1/7 a^3.
+    are a, -3/7 a^2, -1/3 a^3, 10/21 a^3 and -1/7 a^3. Radiation and neutrinos enter by E alone: this is the growth of
+    cold matter on scales below the free streaming of neutrinos.
 
     Args:
       cosmo: parameters of the cosmology.
@@ -103,10 +105,18 @@ class GrowthTable(eqx.Module):
             remedy = "pass growth_table(cosmo) in place of cosmo, or use lpt_order=3"
             raise ArgumentError("table", self, constraint, remedy, show_value=False)
 
+    @property
+    def since_matter_era(self) -> Array:
+        """D1 / a in the matter era, radiation apart, where D1 = 1 today."""
+        u = self.factors[0, 0, 0]
+        if self.cosmo.n_eff is None:
+            return u
+        return u / (1 + _at_equality(_background(self.cosmo), jnp.asarray(_NODES[0], u.dtype)))
+
     def E(self, a: ArrayLike) -> Array:
         """Expansion rate H(a) [H0]."""
         a = jnp.asarray(a)
-        return jnp.sqrt(self.cosmo.Omega_m * a**-3 * _expansion(_background(self.cosmo), jnp.log(a))[0])
+        return jnp.sqrt(self.cosmo.Omega_cb * a**-3 * _expansion(_background(self.cosmo), jnp.log(a))[0])
 
     def momentum(self, a: ArrayLike) -> Array:
         """a^2 dD1 / d(H0 t): canonical momentum of the linear mode, per unit of displacement at a = 1."""
@@ -170,7 +180,8 @@ def hermite(t: Array, y0: Array, y1: Array, m0: Array, m1: Array) -> Array:
 def growth_table(cosmo: Cosmology | GrowthTable) -> GrowthTable:
     """Tabulate growth and expansion of a cosmology, from a = 1e-4 to a = 2; a table is returned as it is.
 
-    The universe is flat or curved, with dark energy w(a) = w0 + wa (1 - a). The equations are in `GrowthTable`.
+    The universe is flat or curved, with dark energy w(a) = w0 + wa (1 - a), and with radiation and neutrinos where the
+    cosmology has them (`with_neutrinos`). The equations are in `GrowthTable`.
     Differentiable in the parameters.
 
     Raises:
@@ -211,18 +222,48 @@ def _tabulate(cosmo: Parameters, order: int) -> GrowthTable:
 
 
 def _background(cosmo: Parameters) -> Array:
-    """Parameters of the expansion: Omega_k and the density of dark energy [Omega_m], w0 and wa."""
-    return jnp.stack([cosmo.Omega_k / cosmo.Omega_m, cosmo.Omega_de / cosmo.Omega_m, cosmo.w0, cosmo.wa])
+    """Parameters of the expansion: Omega_k and the density of dark energy [Omega_cb], w0 and wa.
+
+    With radiation also its density [Omega_cb], and with massive neutrinos the part of neutrinos without their mass, and
+    their mass over their temperature.
+    """
+    matter = cosmo.Omega_cb
+    values = [cosmo.Omega_k / matter, cosmo.Omega_de / matter, cosmo.w0, cosmo.wa]
+    if cosmo.n_eff is not None:
+        photons, neutrinos = cosmo.radiation
+        values += [(photons + neutrinos) / matter]
+        values += [] if cosmo.m_nu is None else [neutrinos / matter, cosmo.mass_over_temperature]
+    return jnp.stack(values)
 
 
 def _expansion(background: Array, x: Array) -> tuple[Array, Array, Array]:
-    """E^2 / (Omega_m a^-3), E'/E + 3/2 and m - 3/2, without cancellation."""
-    curvature, dark_energy, w0, wa = background
+    """E^2 / (Omega_cb a^-3), E'/E + 3/2 and m - 3/2, without cancellation."""
+    curvature, dark_energy, w0, wa, *radiation = background
     a = jnp.exp(x)
     curvature, dark_energy = curvature * a, dark_energy * jnp.exp(-3 * ((w0 + wa) * x + wa * (1 - a)))
     square = 1 + curvature + dark_energy
-    slope = (curvature - 3 * (w0 + wa * (1 - a)) * dark_energy) / (2 * square)
-    return square, slope, -1.5 * (curvature + dark_energy) / square
+    slope = curvature - 3 * (w0 + wa * (1 - a)) * dark_energy
+    others = curvature + dark_energy
+    if radiation:
+        density, slopes = _radiation(radiation, a)
+        square, slope, others = square + density, slope + slopes, others + density
+    return square, slope / (2 * square), -1.5 * others / square
+
+
+def _radiation(radiation: list[Array], a: Array) -> tuple[Array, Array]:
+    """Density of photons and neutrinos over cold matter, and its slope with ln a."""
+    density = radiation[0] / a
+    if len(radiation) == 1:
+        return density, -density
+    _, neutrinos, mass = radiation
+    excess, slope = fermi_dirac(mass * a)
+    excess = (excess - 1) * neutrinos / a  # by their mass
+    return density + excess, -density - excess + slope * neutrinos / a
+
+
+def _at_equality(background: Array, x: Array) -> Array:
+    """u - 1 for u = D1 / a of Meszaros (1974): 2/3 of the density of radiation over matter."""
+    return 2 / 3 * background[4] * jnp.exp(-x)
 
 
 def _factors(background: Array, order: int) -> Array:
@@ -241,10 +282,15 @@ def _factors(background: Array, order: int) -> Array:
         return constant / rate + _matmul(collocation.inverse(rate), y - constant)
 
     # u = D1 / a and its slope v solve v' + 5/2 v = y with y = -h v - (h - m) u.
+    # With radiation, u and v are differences from the solution of Meszaros, which holds for radiation and matter.
     slope = jnp.asarray(collocation.inverse(2.5), dtype)
     value = jnp.asarray(collocation.inverse(0.0) @ collocation.inverse(2.5), dtype)
-    y = _solve_volterra(h[:, None] * slope + (h - m)[:, None] * value, m - h)
+    early = _at_equality(background, jnp.asarray(collocation.nodes(), dtype)) if len(background) > 4 else None
+    source = m - h if early is None else m - h + (1.5 + m) * early
+    y = _solve_volterra(h[:, None] * slope + (h - m)[:, None] * value, source)
     v, u = _matmul(slope, y), 1 + _matmul(value, y)
+    if early is not None:
+        v, u = v - early, u + early
 
     moment = integrate(3.5, -1.5 * u**3 / E, -1.5)
     p2 = moment / (E * u**2)

@@ -91,12 +91,12 @@ def sigma8_of_A_s(A_s: ArrayLike, cosmo: Cosmology | GrowthTable) -> Array:
 def potential_transfer(k: Array, table: GrowthTable) -> Array:
     """M(k) = delta(k, a = 1) / phi(k), with phi = 3/5 zeta, minus Newton's potential in the matter era.
 
-    M = 2 k^2 c^2 / (3 Omega_m H0^2) T(k) g, with the transfer function "boltzmann" and the growth g since the matter
+    M = 2 k^2 c^2 / (3 Omega_cb H0^2) T(k) g, with the transfer function "boltzmann" and the growth g since the matter
     era, relative to a.
     """
-    cosmo, g = table.cosmo, 1 / table.factors[0, 0, 0]  # D1 / a in the matter era, where D1 = 1 today
+    cosmo, g = table.cosmo, 1 / table.since_matter_era
     transfer = boltzmann(k, cosmo.Omega_c, cosmo.Omega_b, cosmo.h)
-    return 2 * (k * _HUBBLE_LENGTH) ** 2 / (3 * cosmo.Omega_m) * transfer * g
+    return 2 * (k * _HUBBLE_LENGTH) ** 2 / (3 * cosmo.Omega_cb) * transfer * g
 
 
 def sigma_R(radius: float, power: Callable[[Array], Array]) -> Array:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import fields
-from typing import Any, Protocol
+from dataclasses import MISSING, fields
+from types import SimpleNamespace
+from typing import Any, Protocol, TypeGuard
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.typing import ArrayLike
@@ -21,6 +23,7 @@ from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arrays import as_array
+from pmwd_dist.cosmology.radiation import MASSLESS, N_EFF, PHOTONS, fermi_dirac, neutrino_temperature
 
 # Attributes of other codes that change growth, matter or its power: neutrinos, radiation, modified gravity, running.
 _OTHERS = re.compile(
@@ -35,13 +38,15 @@ _SUMS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "Omega_?([lL]|[lL]ambda|de|DE)0?": lambda cosmo: (1, -cosmo.Omega_k, -cosmo.Omega_c, -cosmo.Omega_b),
 }
 _ROUNDING = 1e-5  # tolerance of densities
+_DERIVED = "Omega_?(m|M|[lL]|[lL]ambda|de|DE|nu|r|g)0?"  # attributes that depend on neutrinos
 
 
 class Cosmology(Protocol):
     """Any object with these attributes of a `jax_cosmo.Cosmology`.
 
-    Matter is cold, there is no radiation, and gravity is general relativity. Other attributes that change growth or
-    matter, such as `m_nu`, `Omega_r` or `gamma`, must be 0 or None; `gamma` must be None.
+    Matter is cold, there is no radiation, and gravity is general relativity. The optional attributes `n_eff` and `m_nu`
+    add photons and neutrinos, see `with_neutrinos`. Other attributes that change growth or matter, such as `Omega_r` or
+    `gamma`, must be 0 or None; `gamma` must be None.
     """
 
     @property
@@ -86,7 +91,10 @@ class Cosmology(Protocol):
 
 
 class Parameters(eqx.Module):
-    """The parameters of a cosmology, as a pytree without caches."""
+    """The parameters of a cosmology, as a pytree without caches.
+
+    Without `n_eff` there is no radiation, and without `m_nu` neutrinos have no mass.
+    """
 
     Omega_c: Array
     Omega_b: Array
@@ -96,16 +104,72 @@ class Parameters(eqx.Module):
     Omega_k: Array
     w0: Array
     wa: Array
+    m_nu: Array | None = None
+    n_eff: Array | None = None
+
+    @property
+    def Omega_cb(self) -> Array:
+        """Density of cold matter: dark matter and baryons."""
+        return self.Omega_c + self.Omega_b
 
     @property
     def Omega_m(self) -> Array:
-        """Matter density."""
-        return self.Omega_c + self.Omega_b
+        """Density of matter, neutrinos with mass included."""
+        return self.Omega_cb if self.m_nu is None else self.Omega_cb + self.Omega_nu
 
     @property
     def Omega_de(self) -> Array:
         """Dark energy density, which closes the budget."""
-        return 1 - self.Omega_k - self.Omega_m
+        rest = 1 - self.Omega_k - self.Omega_m
+        if self.n_eff is None:
+            return rest
+        photons, neutrinos = self.radiation
+        return rest - photons - (neutrinos if self.m_nu is None else 0)
+
+    @property
+    def radiation(self) -> tuple[Array, Array]:
+        """Densities of photons and of neutrinos if they had no mass."""
+        assert self.n_eff is not None
+        return PHOTONS / self.h**2, MASSLESS * self.n_eff / self.h**2
+
+    @property
+    def mass_over_temperature(self) -> Array:
+        """Mass of a neutrino over the temperature of neutrinos today."""
+        assert self.m_nu is not None
+        assert self.n_eff is not None
+        return self.m_nu / 3 / neutrino_temperature(self.n_eff)
+
+    @property
+    def Omega_nu(self) -> Array:
+        """Density of neutrinos with mass."""
+        if self.m_nu is None:
+            return jnp.zeros_like(self.h)
+        return self.radiation[1] * fermi_dirac(self.mass_over_temperature)[0]
+
+
+def with_neutrinos(cosmo: Cosmology, *, m_nu: ArrayLike | None = None, n_eff: ArrayLike = N_EFF) -> Parameters:
+    """A cosmology with photons and neutrinos beside its cold matter, which stays the same; a pytree.
+
+    Neutrinos are three species of one temperature and mass, and photons have 2.7255 K. The density of dark energy
+    closes the budget.
+
+    Args:
+      cosmo: cosmology.
+      m_nu: sum of the masses [eV]; None: no mass.
+      n_eff: effective number of neutrino species.
+
+    Raises:
+      ValueError: the cosmology lacks a parameter, or a value is not a finite number.
+
+    Examples:
+      >>> cosmo = pmd.with_neutrinos(jax_cosmo.Planck15(), m_nu=0.06)
+      >>> pmd.growth(0.5, cosmo)
+    """
+    changed: Any = SimpleNamespace(**vars(parameters(cosmo)) | {"m_nu": m_nu, "n_eff": n_eff})
+    return parameters(changed)
+
+
+_REQUIRED = [field.name for field in fields(Parameters) if field.default is MISSING]
 
 
 def parameters(cosmo: Cosmology) -> Parameters:
@@ -115,9 +179,8 @@ def parameters(cosmo: Cosmology) -> Parameters:
       ValueError: an attribute is missing or not a finite number, or another attribute changes growth or matter, see
         `Cosmology`. Values on a device, or traced, are not checked to be finite.
     """
-    names = [field.name for field in fields(Parameters)]
-    missing = [name for name in names if not hasattr(cosmo, name)]
-    if len(missing) == len(names):
+    missing = [name for name in _REQUIRED if not hasattr(cosmo, name)]
+    if len(missing) == len(_REQUIRED):
         constraint = f"is a {type(cosmo).__name__} and must be a cosmology, such as jax_cosmo.Planck15()"
         remedy = "it is the second argument, as in growth(a, cosmo) or lpt(modes, cosmo, config)"
         raise ArgumentError("cosmo", cosmo, constraint, remedy, show_value=False)
@@ -125,11 +188,29 @@ def parameters(cosmo: Cosmology) -> Parameters:
         raise ValueError(
             f"cosmo={type(cosmo).__name__} lacks {', '.join(missing)}; pass a jax_cosmo.Cosmology or a similar object"
         )
-    found = Parameters(*(_number(name, getattr(cosmo, name)) for name in names))
+    found = Parameters(*(_number(name, getattr(cosmo, name)) for name in _REQUIRED), **_neutrinos(cosmo))
     if not isinstance(cosmo, Parameters):
-        for name in sorted({*filter(_OTHERS.fullmatch, dir(cosmo))} - {*names}):
-            _check_other(name, getattr(cosmo, name), cosmo)
+        for name in sorted({*filter(_OTHERS.fullmatch, dir(cosmo))} - {field.name for field in fields(Parameters)}):
+            if found.n_eff is None or not re.fullmatch(_DERIVED, name):
+                _check_other(name, getattr(cosmo, name), cosmo)
     return found
+
+
+def _neutrinos(cosmo: Cosmology) -> dict[str, Array]:
+    """m_nu and n_eff of a cosmology; masses need radiation, and a mass of 0 that isn't traced is none."""
+    given = {name: value for name in ("m_nu", "n_eff") if (value := getattr(cosmo, name, None)) is not None}
+    if _is_number(n_eff := given.get("n_eff")) and n_eff <= 0:
+        raise ArgumentError("cosmo.n_eff", n_eff, "must be positive", "leave it out for a universe without radiation")
+    if _is_number(m_nu := given.get("m_nu")) and m_nu == 0:
+        del given["m_nu"]
+    if "m_nu" in given:
+        given.setdefault("n_eff", N_EFF)
+    return {name: _number(name, value) for name, value in given.items()}
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    """Whether a value is known here: neither traced nor on a device."""
+    return isinstance(value, int | float | np.number)
 
 
 def check_numbers(x: Any, name: str, call: str) -> None:
@@ -156,7 +237,8 @@ def _check_other(name: str, value: Any, cosmo: Cosmology) -> None:
     if isinstance(value, Tracer) or name == "gamma" or not _close(value, expected):
         wanted = "None" if name == "gamma" else f"{expected:.6g}"
         constraint = f"must be {wanted}: matter is cold, there is no radiation, and gravity is general relativity"
-        raise ArgumentError(f"cosmo.{name}", value, constraint, "leave it out; Omega_c and Omega_b are all matter")
+        remedy = "leave it out; Omega_c and Omega_b are all matter, and with_neutrinos adds neutrinos and radiation"
+        raise ArgumentError(f"cosmo.{name}", value, constraint, remedy)
 
 
 def _close(value: Any, expected: float) -> bool:
@@ -172,6 +254,6 @@ def _number(name: str, value: Any) -> Array:
         number = as_array(value)
     except (TypeError, ValueError) as error:
         raise wrong from error
-    if number.shape != () or (isinstance(value, int | float | np.number) and not math.isfinite(value)):
+    if number.shape != () or (_is_number(value) and not math.isfinite(value)):
         raise wrong
     return number

@@ -23,6 +23,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.linear_power import DEFAULT, check_sigma8_range, normalised_power, sigma8_of_A_s
 from pmwd_dist.cosmology.parameters import Cosmology, Parameters, parameters
+from pmwd_dist.cosmology.radiation import N_EFF
 from pmwd_dist.observe.bias import eulerian_bias
 from pmwd_dist.observe.redshift_space import LineOfSight, cosine_moments, direction
 from pmwd_dist.parallel.fft import fftfreq3d, pirfft3d
@@ -279,11 +280,16 @@ def cosmology_at(
 ) -> tuple[Parameters, GrowthTable]:
     """The cosmology with these parameters and fiducial ones, and its growth table, recomputed only if it changes."""
     changes = {name: parameters[name] for name in COSMOLOGY if name in parameters}
-    if "Omega_m" in changes:
-        changes["Omega_c"] = jnp.asarray(changes.pop("Omega_m")) - changes.get("Omega_b", fiducial.Omega_b)
+    if "m_nu" in changes and fiducial.n_eff is None:
+        changes["n_eff"] = jnp.asarray(N_EFF)
+    total = changes.pop("Omega_m", None)
     A_s = changes.pop("A_s", None)
     cosmo = replace(fiducial, **changes)
-    table = growth_table_to(table.order, cosmo) if _OF_GROWTH & parameters.keys() else table
+    if total is not None:
+        cold = jnp.asarray(total) - cosmo.Omega_b
+        cosmo = replace(cosmo, Omega_c=cold if cosmo.m_nu is None else cold - cosmo.Omega_nu)
+    of_growth = _OF_GROWTH if cosmo.n_eff is None else _OF_GROWTH | {"h", "m_nu", "n_eff"}
+    table = growth_table_to(table.order, cosmo) if of_growth & parameters.keys() else table
     if A_s is not None:
         cosmo = replace(cosmo, sigma8=sigma8_of_A_s(A_s, replace(table, cosmo=cosmo)))
     return cosmo, replace(table, cosmo=cosmo)

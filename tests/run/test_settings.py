@@ -330,3 +330,12 @@ def test_an_amplitude_sets_sigma8_and_a_name_the_transfer_function(file: Path):
     k = np.geomspace(1e-3, 10, 9)
     expected = pmd.linear_power(k, jax_cosmo.Planck15(sigma8=simulation.sigma8), "boltzmann")
     np.testing.assert_allclose(simulation.linear_power(k), expected, rtol=1e-3)
+
+
+def test_neutrinos_are_a_part_of_omega_m(file: Path):
+    cosmo: Any = build(read(file, ["cosmology.m_nu=0.3", "cosmology.omega_m=0.32"])).cosmo
+    massive = pmd.with_neutrinos(cosmo, m_nu=0.3)
+    assert massive.Omega_m == pytest.approx(0.32, rel=1e-6)
+    assert massive.Omega_nu == pytest.approx(0.3 / 93.1 / cosmo.h**2, rel=0.01)
+    with pytest.raises(SettingsError, match=r"cosmology\.m_nu = 3\.0: is a density of 0\.07.*, and cosmology\.omega_m"):
+        build(read(file, ["cosmology.m_nu=3.0", "cosmology.omega_m=0.1"]))

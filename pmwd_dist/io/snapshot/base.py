@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from pmwd_dist.config import Config
+from pmwd_dist.cosmology.parameters import parameters
 
 KM_S_PER_H0 = 100.0  # H0 times 1 Mpc/h [km/s]
 CRITICAL_DENSITY = 27.7536627  # 3 H0^2 / (8 pi G) [1e10 Msun/h (Mpc/h)^-3]
@@ -34,10 +35,12 @@ class Part:
         self.count, self.files, self.cosmo, self.config, self.a = count, files, cosmo, config, float(a)
         self.positions = positions
         self.h, self.Omega_b = float(cosmo.h), float(cosmo.Omega_b)
-        self.Omega_m = float(cosmo.Omega_c) + self.Omega_b
+        self.Omega_c = float(cosmo.Omega_c)
+        cold = self.Omega_c + self.Omega_b
+        self.Omega_m = cold + float(parameters(cosmo).Omega_nu)
         self.Omega_lambda = 1 - float(cosmo.Omega_k) - self.Omega_m
         volume = math.prod(config.box_size) / math.prod(config.particle_shape)
-        self.mass = self.Omega_m * CRITICAL_DENSITY * volume
+        self.mass = cold * CRITICAL_DENSITY * volume
 
 
 class SnapshotFormat(NamedTuple):

@@ -83,7 +83,7 @@ def _cosmology(part: Part) -> dict[str, Any]:
         "H0 [internal units]": 100 * part.h,
         "Omega_m": part.Omega_m,
         "Omega_b": part.Omega_b,
-        "Omega_cdm": part.Omega_m - part.Omega_b,
+        "Omega_cdm": part.Omega_c,
         "Omega_lambda": part.Omega_lambda,
         "Omega_k": float(part.cosmo.Omega_k),
         "w_0": float(part.cosmo.w0),

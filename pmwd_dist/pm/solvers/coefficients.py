@@ -30,6 +30,6 @@ Formula = Callable[[GrowthTable, Array, Array], Coefficients]
 
 
 def rates(table: GrowthTable, a: Any) -> tuple[Array, Array]:
-    """Drift rate 1 / (a^3 E) and kick rate 3/2 Omega_m / (a^2 E), per unit of the scale factor."""
+    """Drift rate 1 / (a^3 E) and kick rate 3/2 Omega_cb / (a^2 E), per unit of the scale factor."""
     E = table.E(a)
-    return 1 / (a**3 * E), 1.5 * table.cosmo.Omega_m / (a**2 * E)
+    return 1 / (a**3 * E), 1.5 * table.cosmo.Omega_cb / (a**2 * E)

@@ -29,7 +29,7 @@ from pmwd_dist.pm.status import Code, Status, failure, successful
 class ParticleMesh(diffrax.AbstractTerm[Any, Any]):
     """Motion of particles under the gravity of the particle mesh, in the scale factor a as time.
 
-      d disp / da = vel / (a^3 E),   d vel / da = -3/2 Omega_m / (a^2 E) grad phi,   laplacian phi = delta
+      d disp / da = vel / (a^3 E),   d vel / da = -3/2 Omega_cb / (a^2 E) grad phi,   laplacian phi = delta
 
     A term for any diffrax solver; the state is `Particles`, `args` is the `growth_table` of the cosmology.
 

@@ -15,7 +15,7 @@ from pmwd_dist.pm.solvers.coefficients import Coefficients, rates
 
 
 def leapfrog(table: GrowthTable, lower: Array, upper: Array) -> Coefficients:
-    """Drifts: integrals of da / (a^3 E) over both halves; kick: integral of 3/2 Omega_m da / (a^2 E)."""
+    """Drifts: integrals of da / (a^3 E) over both halves; kick: integral of 3/2 Omega_cb da / (a^2 E)."""
     middle = table.scale_factor((table.D1(lower) + table.D1(upper)) / 2)
     drift = partial(_integral, lambda a: rates(table, a)[0])
     drifts = jax.vmap(drift)(jnp.stack([lower, middle]), jnp.stack([middle, upper]))

@@ -26,7 +26,7 @@ from pmwd_dist.cosmology.linear_power import (
     normalised_power,
     sigma8_of_A_s,
 )
-from pmwd_dist.cosmology.parameters import Cosmology
+from pmwd_dist.cosmology.parameters import Cosmology, parameters
 from pmwd_dist.io.snapshot import InitialConditions, find_initial_conditions
 from pmwd_dist.parallel.autotune import remembered
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3, default_decomposition
@@ -258,8 +258,12 @@ def cosmology_of(settings: Settings) -> Cosmology:
         Omega_k=values.omega_k,
         w0=values.w0,
         wa=values.wa,
+        m_nu=values.m_nu or None,
+        n_eff=values.n_eff,
     )
     cosmo = cast("Cosmology", found)
+    if values.m_nu:
+        found.Omega_c -= float(parameters(cosmo).Omega_nu)
     if values.A_s is not None:
         found.sigma8 = float(sigma8_of_A_s(values.A_s, cosmo))
     return cosmo

@@ -43,6 +43,12 @@ def _times_and_cosmology(settings: Settings) -> Rules:
         f"cosmology.omega_b = {cosmology.omega_b}: must be less than cosmology.omega_m = {cosmology.omega_m:g}, which "
         "includes the baryons; for example 0.0486",
     )
+    neutrinos = cosmology.m_nu / 93.1 / cosmology.h**2
+    yield (
+        cosmology.omega_b + neutrinos >= cosmology.omega_m > cosmology.omega_b,
+        f"cosmology.m_nu = {cosmology.m_nu}: is a density of {neutrinos:.3g}, and cosmology.omega_m = "
+        f"{cosmology.omega_m:g} must hold it with the baryons; for example 0.06",
+    )
     yield (
         cosmology.w0 + cosmology.wa >= 0,
         f"cosmology.wa = {cosmology.wa}: must be less than {-cosmology.w0:g}, as with w0 + wa >= 0 dark energy "

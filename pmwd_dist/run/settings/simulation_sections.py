@@ -94,7 +94,9 @@ class Time(Section):
 class Cosmology(Section):
     """The cosmology; the defaults are Planck 2015."""
 
-    omega_m: float = about("matter density today, baryons included, per critical density", 0.3075, gt=0, le=2)
+    omega_m: float = about(
+        "matter density today, baryons and massive neutrinos included, per critical density", 0.3075, gt=0, le=2
+    )
     omega_b: float = about("baryon density today, per critical density", 0.0486, gt=0, le=1)
     h: float = about("Hubble constant today [100 km/s/Mpc]", 0.6774, gt=0.1, lt=3)
     n_s: float = about("spectral index of the primordial power", 0.9667, gt=-1, lt=3)
@@ -105,6 +107,13 @@ class Cosmology(Section):
     A_s: float | None = about(
         "amplitude of the primordial power at k = 0.05/Mpc, in place of sigma8", None, 2.1e-9, gt=0
     )
+    n_eff: float | None = about(
+        "effective number of neutrino species: adds photons and neutrinos; default: no radiation, or 3.044 with m_nu",
+        None,
+        3.044,
+        gt=0,
+    )
+    m_nu: float = about("sum of the masses of three degenerate neutrinos, a part of omega_m [eV]", 0.0, ge=0, le=3)
     f_nl: float = about("local primordial non-Gaussianity; of an inference, with a prior", 0.0)
     linear_power: _Power = about(
         f"transfer function of the linear P(k): {' or '.join(TRANSFERS)}; or a text file with P(k) at a = 1 in two "

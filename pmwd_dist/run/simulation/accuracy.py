@@ -15,6 +15,8 @@ import numpy as np
 
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table
+from pmwd_dist.cosmology.parameters import parameters
+from pmwd_dist.cosmology.radiation import MASSLESS, N_EFF, PHOTONS
 from pmwd_dist.pm.solvers import FORMULAS, Formula
 from pmwd_dist.pm.time_steps import step_times
 from pmwd_dist.run.settings import SimulationSetup
@@ -109,6 +111,20 @@ def accuracy_line(simulation: SimulationSetup, times: Sequence[float]) -> str:
     linear = f"; linear waves feel the true force to k = {math.pi / spacing / 2:.2g} h/Mpc"
     forces = linear if simulation.config.compensated else ""
     return f"P(k) at z = 0 right to about {' and '.join(parts)} h/Mpc{forces}; see docs/explanation/accuracy.md"
+
+
+def growth_line(simulation: SimulationSetup) -> str:
+    """Components that enter the growth, and the error of the initial P(k) without radiation.
+
+    D1 is a + 2/3 a_eq in the matter era (Meszaros 1974).
+    """
+    cosmo, a = parameters(simulation.cosmo), simulation.config.a_start
+    if cosmo.n_eff is not None:
+        mass = "" if cosmo.m_nu is None else f", neutrinos of {float(cosmo.m_nu):.3g} eV"
+        return f"with radiation{mass}"
+    radiation = (PHOTONS + N_EFF * MASSLESS) / float(cosmo.h) ** 2 / float(cosmo.Omega_m)
+    error = 100 * (((a + 2 / 3 * radiation) / a / (1 + 2 / 3 * radiation)) ** 2 - 1)
+    return f"without radiation, which lowers P(k) at a = {a:g} by {error:.2g} %; cosmology.n_eff = {N_EFF} adds it"
 
 
 def resolution_line(simulation: SimulationSetup, compared: float | None) -> str:

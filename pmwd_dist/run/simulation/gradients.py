@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
 from typing import NamedTuple
 
 import jax
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from pmwd_dist.cosmology.growth import growth_table_to
-from pmwd_dist.cosmology.parameters import Parameters
+from pmwd_dist.cosmology.parameters import Parameters, parameters
 from pmwd_dist.pm.lpt import lpt
 from pmwd_dist.pm.modes import linear_modes
 from pmwd_dist.pm.nbody import nbody
@@ -67,8 +66,8 @@ def compare_gradient(simulation: SimulationSetup) -> list[Comparison]:
 
     with jax.enable_x64(True):
         noises = [white_noise(jax.random.key(simulation.seed + i), config) for i in (0, 1)]
-        names = [field.name for field in fields(Parameters)]
-        values = {_NOISE: jnp.zeros(())} | {name: jnp.asarray(float(getattr(simulation.cosmo, name))) for name in names}
+        given = vars(parameters(simulation.cosmo)).items()
+        values = {_NOISE: jnp.zeros(())} | {name: jnp.asarray(float(x)) for name, x in given if x is not None}
         gradient, status = jax.jit(jax.grad(loss, has_aux=True))(values, *noises)
         status.raise_if_failed()
         run = jax.jit(loss)

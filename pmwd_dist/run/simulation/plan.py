@@ -196,6 +196,7 @@ class SimulationJob(Job):
             f"time        a {config.a_start:g} to {config.a_stop:g}, {lpt}"
             f"{self.steps} {settings.time.solver} steps, {config.gradient} gradient",
             f"accuracy    {accuracy.accuracy_line(self.simulation, self.times)}",
+            f"growth      {accuracy.growth_line(self.simulation)}",
             f"output      {self.folder}: z {redshifts}; {snapshots} snapshots",
         ]
         if names := _observed(self):

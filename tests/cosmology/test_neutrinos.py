@@ -1,0 +1,84 @@
+"""Radiation and neutrinos against CAMB, scipy and differences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax_cosmo
+import numpy as np
+import problems
+import pytest
+
+import pmwd_dist as pmd
+from pmwd_dist._errors import ArgumentError
+
+CAMB = np.load(Path(__file__).parent / "camb_neutrinos.npz")  # of benchmarks/neutrinos.py
+A = np.array([0.1, 0.3, 0.777, 1.0, 2.0])
+
+
+def universe(m_nu: Any, h: Any = 0.6774) -> Any:
+    """The cosmology of the numbers of CAMB, in which neutrinos are a part of Omega_m = 0.3075."""
+    cosmo = problems.cosmology(Omega_c=0.0, Omega_b=0.0486, h=h, n_s=0.9667, sigma8=1.0)
+    Omega_nu = pmd.with_neutrinos(cosmo, m_nu=m_nu).Omega_nu
+    return pmd.with_neutrinos(SimpleNamespace(**vars(cosmo) | {"Omega_c": 0.3075 - 0.0486 - Omega_nu}), m_nu=m_nu)
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_expansion_and_growth_are_camb_s(number: int) -> None:
+    """Growth below the free streaming, at the largest k."""
+    table = pmd.growth_table(universe(CAMB["m_nu"][number]))
+    np.testing.assert_allclose(table.E(CAMB["a"]), CAMB["E"][number], rtol=1e-5)
+    np.testing.assert_allclose(table.D1(1 / (1 + CAMB["z"])), CAMB["growth"][number][:, -1], rtol=2e-4)
+
+
+@pytest.mark.parametrize("m_nu", [None, 0.3, 3.0])
+def test_growth_with_radiation_matches_scipy(m_nu: float | None) -> None:
+    cosmo = problems.cosmology(n_eff=2.5, **({} if m_nu is None else {"m_nu": m_nu}))
+    table, expected = pmd.growth_table(cosmo), problems.growth(cosmo, A)
+    np.testing.assert_allclose(table.E(A), problems.expansion(cosmo, A), rtol=1e-7)
+    for quantity in ("D1", "dD1"):
+        np.testing.assert_allclose(getattr(table, quantity)(A), expected[quantity], rtol=1e-7, err_msg=quantity)
+    for quantity in ("D2", "dD2", "D3", "dD3"):
+        # D2 keeps some a_eq D1 of its start in the radiation era, which the equation leaves open.
+        np.testing.assert_allclose(getattr(table, quantity)(A), expected[quantity], rtol=3e-3, err_msg=quantity)
+
+
+def test_derivatives_with_respect_to_neutrinos_match_differences() -> None:
+    def observed(x: Any) -> jax.Array:
+        m_nu, n_eff, h = x
+        table = pmd.growth_table(SimpleNamespace(**vars(problems.cosmology()) | {"h": h}, m_nu=m_nu, n_eff=n_eff))
+        return jnp.stack([table.D1(0.1), table.dD1(0.5), table.D2(0.3), table.E(0.1), table.since_matter_era])
+
+    x, value = jnp.array([0.2, 3.1, 0.7]), jax.jit(observed)
+    slopes = jax.jit(jax.jacrev(observed))(x)
+    for i, step in enumerate((1e-3, 1e-3, 1e-4)):
+        change = step * jnp.eye(3)[i]
+        np.testing.assert_allclose(slopes[:, i], (value(x + change) - value(x - change)) / (2 * step), rtol=1e-4)
+
+
+def test_neutrinos_are_a_part_of_a_cosmology_of_any_kind() -> None:
+    """jax_cosmo's own classes drop other attributes where they are flattened."""
+    planck = jax_cosmo.Planck15()
+    cosmo = pmd.with_neutrinos(planck, m_nu=0.2)
+    plain = {
+        name: getattr(planck, name) for name in ("Omega_c", "Omega_b", "h", "n_s", "sigma8", "Omega_k", "w0", "wa")
+    }
+    own = SimpleNamespace(**plain, m_nu=0.2, Omega_m=0.31, Omega_nu=0.0048)
+    assert pmd.growth(0.1, own) == jax.jit(lambda cosmo: pmd.growth(0.1, cosmo))(cosmo) == pmd.growth(0.1, cosmo)
+    assert cosmo.Omega_nu == pytest.approx(0.2 / 93.14 / planck.h**2, rel=2e-3)
+    total = cosmo.Omega_m + cosmo.Omega_de + sum(cosmo.radiation) - cosmo.radiation[1]
+    assert total == pytest.approx(1, abs=1e-6)
+    massless = pmd.with_neutrinos(planck)
+    np.testing.assert_allclose(
+        pmd.growth_table(pmd.with_neutrinos(planck, m_nu=jnp.array(1e-6))).factors,
+        pmd.growth_table(massless).factors,
+        rtol=1e-6,
+    )
+    with pytest.raises(ArgumentError, match=r"cosmo\.n_eff=0 must be positive; leave it out"):
+        pmd.with_neutrinos(planck, n_eff=0)
+    with pytest.raises(ArgumentError, match=r"cosmo\.m_nu=.* must be one finite number"):
+        pmd.with_neutrinos(planck, m_nu=np.full(3, 0.02))
