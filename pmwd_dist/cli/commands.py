@@ -20,6 +20,7 @@ from pmwd_dist.io.compilation_cache import enable_compilation_cache
 from pmwd_dist.parallel import autotune as tuner
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import SharedError, raise_on_all_processes
+from pmwd_dist.report import drawing
 from pmwd_dist.run.common.fingerprint import compare_processes, may_change
 from pmwd_dist.run.common.folder import CONFIG, finished, prepare_folder, state
 from pmwd_dist.run.common.job import Job, execute
@@ -293,10 +294,10 @@ def power(
 @app.command()
 def report(folder: Folder) -> None:
     """Write report.html of a run, finished or not, and draw its figures again from its data."""
+    from pmwd_dist.report.results import redraw
     from pmwd_dist.run.common.report import write_report
     from pmwd_dist.run.inference.plan import START
     from pmwd_dist.run.inference.verdict import redraw_chains
-    from pmwd_dist.run.simulation.output import redraw
 
     _start()
     with command_errors():
@@ -392,6 +393,8 @@ def _checked_job(settings: Callable[[], Settings], folder: Path, **options: Any)
     with command_errors():
         found = settings()
         if isinstance(found, SimulationSettings):
+            if found.output.figures and distributed.is_main():
+                drawing.start()
             compile_ahead(found)
         job = _job(found, folder)
     with command_errors():

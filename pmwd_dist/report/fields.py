@@ -6,10 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import jax.numpy as jnp
 import numpy as np
 
-from pmwd_dist.observe.healpix import nearest_pixel
 from pmwd_dist.report.style import figure_of, make_axes, styled
 
 if TYPE_CHECKING:
@@ -39,7 +37,7 @@ def density(field: Any, box_size: Sequence[float], *, thickness: float | None = 
     x, y = box_size[:2]
     if np.ndim(field) == 3:
         share = 0.1 if thickness is None else thickness / box_size[2]
-        field = jnp.mean(field[:, :, : max(1, round(share * field.shape[2]))], axis=2)
+        field = field[:, :, : max(1, round(share * field.shape[2]))].mean(axis=2)
     # The logarithm is interpolated between cells: interpolated densities show peaks as squares.
     logarithm = np.log10(np.maximum(np.asarray(field, float), _FLOOR))
     low = min(float(np.quantile(logarithm, 0.01)), np.log10(0.8))
@@ -156,6 +154,8 @@ def _draw_sticks(axes: Axes, shear: np.ndarray, field: float) -> None:
 
 def _mollweide(values: np.ndarray, nside: int, width: int = 1600) -> tuple[np.ndarray, np.ndarray]:
     """A map in Mollweide's equal-area projection, longitudes rising to the left, and the mask of its ellipse."""
+    from pmwd_dist.observe.healpix import nearest_pixel  # and JAX, which no other figure needs
+
     x, y = np.meshgrid(np.linspace(-2, 2, width), np.linspace(-1, 1, width // 2))
     inside = (x / 2) ** 2 + y**2 < 1
     auxiliary = np.arcsin(np.where(inside, y, 0))
@@ -163,4 +163,4 @@ def _mollweide(values: np.ndarray, nside: int, width: int = 1600) -> tuple[np.nd
     longitude = -np.pi * np.where(inside, x, 0) / 2 / np.cos(auxiliary)
     cosine = np.sqrt(1 - sine**2)
     direction = np.stack([cosine * np.cos(longitude), cosine * np.sin(longitude), sine], -1)
-    return values[np.asarray(nearest_pixel(nside, jnp.asarray(direction)))], inside
+    return values[np.asarray(nearest_pixel(nside, direction))], inside

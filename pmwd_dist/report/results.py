@@ -1,17 +1,25 @@
-"""Power spectra and density slabs of a run, and their files."""
+"""Results of a run at its redshifts: their files, and the figures that are drawn from them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Container
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import h5py
 import numpy as np
 
 from pmwd_dist.io.arrays import Arrays, read_arrays, reading
+from pmwd_dist.report import plot
+from pmwd_dist.report.style import save
 from pmwd_dist.report.tables import Table, read_table
 
+POWER, CONVERGENCE = "power.png", "convergence.png"
+LIGHT_CONE, CONVERGENCE_POWER = "light_cone.hdf5", "convergence_power.csv"
+POLES = (0, 2, 4)
+_NAME = re.compile(r"[a-z]+_z(-?\d+\.\d{3})")  # of data, without the suffix
 _VOLUME = "(Mpc/h)^3"
 _UNITS = {"k": "h/Mpc", "power": _VOLUME, "modes": "", "linear power": _VOLUME, "shot noise": _VOLUME}
 _REMEDY = "restore it from a copy, or run again in another folder"
@@ -29,8 +37,8 @@ def spectrum_table(measured: Any, linear: np.ndarray, shot_noise: float) -> Tabl
     return Table("", columns, {name: unit for name, unit in _UNITS.items() if unit})
 
 
-def read_spectra(folder: Path, names: Container[str] | None = None) -> dict[float, Table]:
-    """Read the spectra of a run's folder by redshift, all or only the files `names`, from the lowest redshift on.
+def read_spectra(folder: Path) -> dict[float, Table]:
+    """Read the spectra of a run's folder by redshift, from the lowest one on.
 
     Raises:
       ValueError: a file does not hold a spectrum.
@@ -38,8 +46,7 @@ def read_spectra(folder: Path, names: Container[str] | None = None) -> dict[floa
     """
     spectra = dict[float, Table]()
     for path in folder.glob("power_z*.csv"):
-        match = re.fullmatch(r"power_z(-?\d+\.\d+)\.csv", path.name)
-        if match is None or (names is not None and path.name not in names):
+        if (match := _NAME.fullmatch(path.stem)) is None:
             continue
         table = read_table(path)
         with reading(path, _REMEDY):
@@ -56,3 +63,126 @@ def read_slab(path: Path) -> Arrays:
     found = read_arrays(path, shapes={"z": (), "sides": (2,), "thickness": ()}, remedy=_REMEDY)
     with reading(path, _REMEDY):
         return found | {"density": found["density"].astype(float)}
+
+
+def figures(folder: Path) -> list[Path]:
+    """Figures of the data in a run's folder."""
+    found = list[Path]()
+    for name in ("power", "density", *_TABLES):
+        data = folder.glob(f"{name}_z*.{'npz' if name == 'density' else 'csv'}")
+        drawn = [path.with_suffix(".png") for path in sorted(data) if _NAME.fullmatch(path.stem)]
+        found += [folder / POWER] * bool(drawn) if name == "power" else drawn
+    return found + [folder / CONVERGENCE] * (folder / LIGHT_CONE).is_file()
+
+
+def redraw(folder: Path) -> list[Path]:
+    """Draw all figures of a run's folder from its data.
+
+    Raises:
+      ValueError: the data are damaged.
+      OSError: the data can't be read, or a figure can't be written.
+    """
+    paths = figures(folder)
+    for path in paths:
+        draw(path)
+    return paths
+
+
+def draw(path: Path) -> None:
+    """Draw one of the figures of a run's folder from the data there.
+
+    Raises:
+      ValueError: the data are damaged.
+      OSError: the data can't be read, or the figure can't be written.
+    """
+    if path.name == POWER:
+        figure = _power(read_spectra(path.parent))
+    elif path.name == CONVERGENCE:
+        figure = _convergence(path.parent)
+    elif (name := path.stem.partition("_")[0]) in _TABLES:
+        table = read_table(path.with_suffix(".csv"))
+        try:
+            figure = _TABLES[name](table)
+        except KeyError as error:
+            raise ValueError(f"{path.with_suffix('.csv')}: has no column {error}") from error
+        figure.axes[0].set_title(table.title, fontsize=14, pad=10)
+    else:
+        figure = _density(read_slab(path.with_suffix(".npz")))
+    save(figure, path)
+
+
+def _power(spectra: Mapping[float, Table]) -> Any:
+    """P(k) with linear theory at each redshift, and their ratio below."""
+    measured = [SimpleNamespace(**table.columns) for table in spectra.values()]
+    linear = [table["linear power"] for table in spectra.values()]
+    labels, noise = [f"$z = {z:g}$" for z in spectra], float(next(iter(spectra.values()))["shot noise"][0])
+    return plot.power(measured, linear, labels=labels, shot_noise=noise)
+
+
+def _density(slab: Arrays) -> Any:
+    """Density of a slab."""
+    figure = plot.density(slab["density"], slab["sides"].tolist())
+    title = f"redshift {slab['z']:.3g}, mean over $0 < z < {slab['thickness']:.3g}$ Mpc/$h$"
+    figure.axes[0].set_title(title, fontsize=15, pad=10)
+    return figure
+
+
+def _poles(table: Table) -> Any:
+    measured, linear = (
+        SimpleNamespace(
+            k=table["k"], modes=table["modes"], poles=POLES, power=[table[f"{kind}P{pole}"] for pole in POLES]
+        )
+        for kind in ("", "linear ")
+    )
+    return plot.multipoles(measured, linear, error=[table[f"error of P{pole}"] for pole in POLES])
+
+
+def _bispectrum(table: Table) -> Any:
+    columns = {"bispectrum": "B", "scatter": "error of B", "triangles": "triangles"}
+    sides = np.stack([table[f"k{i}"] for i in (1, 2, 3)], axis=1)
+    found = SimpleNamespace(k=sides, **{name: table[column] for name, column in columns.items()})
+    return plot.bispectrum(found, table["tree level"])
+
+
+def _cross(table: Table) -> Any:
+    found = SimpleNamespace(k=table["k"], correlation=table["r"], transfer=table["T"], modes=table["modes"])
+    return plot.cross(found)
+
+
+def _pdf(table: Table) -> Any:
+    found = SimpleNamespace(values=table["density"], density=table["probability density"], cells=table["cells"])
+    return plot.pdf(found)
+
+
+def _convergence(folder: Path) -> Any:
+    """Convergence of each source, and its power."""
+    from matplotlib.figure import Figure
+
+    path, spectra = folder / LIGHT_CONE, folder / CONVERGENCE_POWER
+    table = read_table(spectra) if spectra.is_file() else None
+    try:
+        with h5py.File(path) as file:
+            maps = np.asarray(file["convergence"], float)
+            gamma = np.asarray(file["shear"], float) if "shear" in file else None
+            sources = [float(z) for z in np.asarray(file.attrs["sources"])]
+            side = float(np.asarray(file.attrs["field"])) if file.attrs["sky"] == "flat" else None
+    except KeyError as error:
+        raise ValueError(f"{path}: not a light cone of this program ({error})") from error
+    panels = len(sources) + (table is not None)
+    size = (9.6, 5.4 * panels) if side is None else (6.6 * panels, 5.6)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = np.ravel(figure.subplots(*((panels, 1) if side is None else (1, panels))))
+    for i, (kappa, z) in enumerate(zip(maps, sources, strict=True)):
+        axes[i].set_title(f"sources at $z = {z:g}$", fontsize=14)
+        sticks = None if side is None or gamma is None else gamma[i]
+        plot.convergence(kappa, shear=sticks, field=side, axes=axes[i])
+    if table is not None:
+        spectra = [SimpleNamespace(ell=table["l"], power=table[f"C_l z={z:g}"], modes=table["modes"]) for z in sources]
+        labels, linear = [f"$z = {z:g}$" for z in sources], [table[f"linear z={z:g}"] for z in sources]
+        plot.angular_power(spectra, linear, labels=labels, axes=axes[-1])
+    return figure
+
+
+_TABLES: dict[str, Callable[[Table], Any]] = {
+    "multipoles": _poles, "galaxies": _poles, "bispectrum": _bispectrum, "cross": _cross, "pdf": _pdf
+}  # fmt: skip

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 import numpy as np
 
 from pmwd_dist._files import atomic_write
-from pmwd_dist._jax.profile import part
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
 # Okabe & Ito (2008), distinct to colour-blind readers too; without yellow, which is too light for a line.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+DPI = 160
 LABELS = {
     "sigma8": r"\sigma_8",
     **{f"Omega_{x}": rf"\Omega_{x}" for x in "bckm"},
@@ -58,7 +58,6 @@ def styled(*, outward: bool = False) -> Callable[[Callable[P, Figure]], Callable
     """Decorate a function that returns a figure, so that it draws in our style, with ticks outward for maps."""
 
     def decorate(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-        @part("output: drawing")
         @wraps(draw)
         def drawn(*args: P.args, **options: P.kwargs) -> Figure:
             import matplotlib as mpl
@@ -132,15 +131,19 @@ def label_decades(axis: Axis, digits: Sequence[float]) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-@part("output: drawing")
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG.
+    """Write a figure as PNG, with narrow margins.
 
     Raises:
       OSError: the figure can't be written.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+    figure.set_dpi(DPI)
     FigureCanvasAgg(figure)
+    if layout := figure.get_layout_engine():  # savefig would draw the figure once for it and bbox_inches="tight"
+        layout.execute(figure)
+        figure.set_layout_engine("none")
+    box = figure.get_tightbbox().padded(0.15)
     with atomic_write(path) as aside:
-        figure.savefig(aside, dpi=160, format="png", bbox_inches="tight", pad_inches=0.15)
+        figure.savefig(aside, dpi=DPI, format="png", bbox_inches=box, pil_kwargs={"compress_level": 3})

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from pmwd_dist.io.arrays import Arrays, write_arrays
-from pmwd_dist.report import plot, results
+from pmwd_dist.report import drawing, plot, results
+from pmwd_dist.report.results import redraw
 from pmwd_dist.report.tables import Table, read_table, write_table
-from pmwd_dist.run.simulation.output import draw_slab, draw_spectra, redraw
 
 
 def make_spectrum(z: float, bins: int = 20, empty: int | None = None) -> Table:
@@ -33,6 +33,19 @@ def slab_of(*values: Any) -> Arrays:
 
 def make_slab(z: float = 0.0, shape: tuple[int, int] = (16, 16), sides: tuple[float, float] = (64.0, 64.0)) -> Arrays:
     return slab_of(z, np.random.default_rng(0).lognormal(-0.5, 1.0, shape), sides, 8.0)
+
+
+def draw_spectra(folder: Path, spectra: dict[float, Table]) -> Path:
+    for z, spectrum in spectra.items():
+        write_table(folder / f"power_z{z:.3f}.csv", spectrum)
+    results.draw(folder / "power.png")
+    return folder / "power.png"
+
+
+def draw_slab(folder: Path, slab: Arrays) -> Path:
+    write_arrays(folder / "density_z0.000.npz", slab, {})
+    results.draw(folder / "density_z0.000.png")
+    return folder / "density_z0.000.png"
 
 
 def test_spectrum_survives_its_file(tmp_path: Path):
@@ -65,8 +78,8 @@ def test_slab_survives_its_file(tmp_path: Path):
 
 @pytest.mark.parametrize("count", [1, 9])
 def test_spectra_are_drawn(tmp_path: Path, count: int):
-    draw_spectra(tmp_path / "power.png", {z: make_spectrum(z) for z in range(count)})
-    assert min(mpl.image.imread(tmp_path / "power.png").shape[:2]) > 800
+    path = draw_spectra(tmp_path, {z: make_spectrum(z) for z in range(count)})
+    assert min(mpl.image.imread(path).shape[:2]) > 800
 
 
 def test_limits_of_the_particles_are_drawn():
@@ -84,26 +97,40 @@ def test_limits_of_the_particles_are_drawn():
 def test_spectra_without_linear_theory_are_drawn(tmp_path: Path):
     spectrum = make_spectrum(0.0)
     spectrum["linear power"][:] = np.nan
-    draw_spectra(tmp_path / "power.png", {0.0: spectrum})
+    draw_spectra(tmp_path, {0.0: spectrum})
     spectrum["linear power"][3:] = 1e5
-    draw_spectra(tmp_path / "power.png", {0.0: spectrum})
+    draw_spectra(tmp_path, {0.0: spectrum})
 
 
 @pytest.mark.parametrize(("shape", "sides"), [((32, 8), (128.0, 32.0)), ((8, 16), (8.0, 64.0))])
 def test_slabs_are_drawn(tmp_path: Path, shape: tuple[int, int], sides: tuple[float, float]):
-    draw_slab(tmp_path / "density.png", make_slab(1.0, shape, sides))
-    assert (tmp_path / "density.png").stat().st_size > 10_000
+    assert draw_slab(tmp_path, make_slab(1.0, shape, sides)).stat().st_size > 10_000
 
 
 @pytest.mark.parametrize("density", [np.ones((8, 8)), np.zeros((8, 8)), 1 + 1e-3 * np.eye(8)])
 def test_fields_with_little_to_see_are_drawn(tmp_path: Path, density: np.ndarray):
-    draw_slab(tmp_path / "density.png", slab_of(9.0, density, (64.0, 64.0), 8.0))
+    draw_slab(tmp_path, slab_of(9.0, density, (64.0, 64.0), 8.0))
 
 
 def test_redraw_draws_all_that_is_there(tmp_path: Path):
     write_table(tmp_path / "power_z0.000.csv", make_spectrum(0.0))
     write_arrays(tmp_path / "density_z0.000.npz", make_slab(), {})
     assert [path.name for path in redraw(tmp_path)] == ["power.png", "density_z0.000.png"]
+
+
+def test_another_process_draws_what_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    names = ["power.png", "density_z0.000.png", "density_z1.000.png"]
+    drawn = set[str]()
+    drawing.start()
+    write_table(tmp_path / "power_z0.000.csv", make_spectrum(0.0))
+    write_arrays(tmp_path / "density_z0.000.npz", make_slab(), {})
+    drawing.draw(tmp_path / name for name in names)  # the last one has no data yet
+    drawing.draw([tmp_path / "power.png"])
+    write_arrays(tmp_path / "density_z1.000.npz", make_slab(), {})
+    monkeypatch.setattr(results, "save", lambda figure, path: drawn.add(path.name))
+    drawing.finish(tmp_path, names)
+    assert drawn <= {names[2]} and {path.name for path in tmp_path.glob("*.png")} | drawn == set(names)
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_redraw_fails_on_damaged_files(tmp_path: Path):
@@ -156,8 +183,8 @@ def test_damaged_slabs_are_refused_or_the_same(tmp_path: Path):
 
 def test_settings_of_matplotlib_stay_as_they_were(tmp_path: Path):
     before = dict(mpl.rcParams)
-    draw_slab(tmp_path / "density.png", make_slab())
-    draw_spectra(tmp_path / "power.png", {0.0: make_spectrum(0.0)})
+    draw_slab(tmp_path, make_slab())
+    draw_spectra(tmp_path, {0.0: make_spectrum(0.0)})
     assert dict(mpl.rcParams) == before
 
 

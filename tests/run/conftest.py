@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from pmwd_dist.run.simulation import output
+from pmwd_dist.report import drawing, results
 
 
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Empty files for figures, which take longer than all the rest of a small run."""
-    for name in ("draw_spectra", "draw_slab"):
-        monkeypatch.setattr(output, name, lambda path, content: path.touch())
+    monkeypatch.setattr(drawing, "draw", lambda paths: None)
+    monkeypatch.setattr(results, "draw", Path.touch)

@@ -79,7 +79,7 @@ def test_run_json_says_what_ran(finished: tuple[Path, Events]):
     assert run["versions"]["jax"] == jax.__version__
     assert run["seconds"] > 0
     parts = run["profile"]["seconds"]
-    assert {"tracing", "steps", "initial conditions", "output: computing", "output: drawing, beside"} < parts.keys()
+    assert {"tracing", "steps", "initial conditions", "output: computing", "output: waiting"} < parts.keys()
     own = sum(seconds for name, seconds in parts.items() if not name.endswith(", beside"))
     assert own == pytest.approx(run["profile"]["total"], rel=1e-2)
 
@@ -456,8 +456,8 @@ def test_report_draws_again(finished: tuple[Path, Events]):
 TWICE = """
 import os, time
 from pmwd_dist.cli import main
-from pmwd_dist.run.simulation import output
-output.draw_spectra = lambda path, content: path.touch()
+from pmwd_dist.report import drawing, results
+drawing.draw, results.draw = lambda paths: None, lambda path: path.touch()
 codes, rename = [], os.replace
 
 def replace(old, new):

@@ -53,8 +53,8 @@ os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=" + "30"[rank]
 import pmwd_dist.cli
 import pmwd_dist as pmd
 from jax_cosmo import Planck15
-from pmwd_dist.run.simulation import output
-output.draw_spectra = lambda path, content: path.touch()
+from pmwd_dist.report import drawing, results
+drawing.draw, results.draw = lambda paths: None, lambda path: path.touch()
 
 def command(name, *arguments):
     try:

@@ -22,7 +22,6 @@ from pmwd_dist.run.common.folder import StartError
 from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.common.signals import Interrupted
 from pmwd_dist.run.settings import SettingsError, read
-from pmwd_dist.run.simulation import output
 from pmwd_dist.run.simulation.plan import SimulationJob
 
 ALL = (
@@ -37,13 +36,8 @@ ALL = (
     "observe.light_cone={edges=[0, 64, 200], sources=0.06, pixels=8, rays=4, field=4.0, observer=[0, 0, 5]}",
 )
 MASK = (np.random.default_rng(0).random((8, 8, 8)) > 0.3).astype(np.float32)
+pytestmark = pytest.mark.usefixtures("no_figures")
 TABLES = ("multipoles", "galaxies", "bispectrum", "cross", "pdf")
-
-
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch: pytest.MonkeyPatch, no_figures: None) -> None:
-    monkeypatch.setattr(output, "draw_table", lambda path, draw, table: path.touch())
-    monkeypatch.setattr(output.light_cone, "draw", lambda folder: (folder / "convergence.png").touch())
 
 
 @pytest.fixture(scope="module")

@@ -135,7 +135,8 @@ class Job(ABC):
     def work(self, log: Log, control: Control, checkpoint: Any) -> None:
         """Do the job from a checkpoint, or from the beginning if that is None. Collective."""
 
-    def draw(self) -> None:  # noqa: B027  most have drawn their results as they went
+    @abstractmethod
+    def draw(self) -> None:
         """Draw the results so far of a job that did not finish, if it has any."""
 
     def describe(self) -> dict[str, Any]:

@@ -54,8 +54,8 @@ def claim(folder: Path, names: Iterable[str]) -> None:
     own, wanted = files(folder), list(names)
     check_free(folder, wanted)
     if not set(wanted) <= set(own):
-        there = [name for name in own if exists(folder / name) or exists(temporary(folder / name))]
-        _write(folder, identity(folder), sorted({*there, *wanted}))
+        gone = {path.name for path in checkpoints(folder) if not (exists(path) or exists(temporary(path)))}
+        _write(folder, identity(folder), sorted({*own} - gone | {*wanted}))
 
 
 def check_free(folder: Path, names: Iterable[str]) -> None:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import h5py
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,9 +24,8 @@ from pmwd_dist.pm.stepping import host
 from pmwd_dist.pm.stepping.forward import Epoch
 from pmwd_dist.pm.stepping.host import StepSchedule
 from pmwd_dist.pm.stepping.step import Moved, at_step_end
-from pmwd_dist.report import plot
-from pmwd_dist.report.style import save
-from pmwd_dist.report.tables import Table, read_table
+from pmwd_dist.report.results import CONVERGENCE, CONVERGENCE_POWER, LIGHT_CONE
+from pmwd_dist.report.tables import Table
 from pmwd_dist.run.settings import SimulationSetup
 from pmwd_dist.run.settings.light_cone import LightCone, field_of_view
 from pmwd_dist.run.simulation.fields import Field, write_fields
@@ -37,7 +33,6 @@ from pmwd_dist.run.simulation.fields import Field, write_fields
 if TYPE_CHECKING:
     from pmwd_dist.run.simulation.plan import SimulationJob
 
-FIELDS, SPECTRA, FIGURE = "light_cone.hdf5", "convergence_power.csv", "convergence.png"
 _LARGEST_NSIDE = 1024  # of harmonics
 
 
@@ -92,7 +87,7 @@ def advance_and_see(
 
 def files(cone: LightCone | None) -> list[str]:
     """Names of the files of a light cone."""
-    return [] if cone is None else [FIELDS, *([SPECTRA] if has_harmonics(cone) else []), FIGURE]
+    return [] if cone is None else [LIGHT_CONE, *([CONVERGENCE_POWER] if has_harmonics(cone) else []), CONVERGENCE]
 
 
 def has_harmonics(cone: LightCone) -> bool:
@@ -118,53 +113,20 @@ def write_maps(plan: SimulationJob, shells: Array) -> dict[str, Table]:
         fields = _lens(shells, simulation, wanted.sources, {"field": side, "pixels": wanted.rays, "offsets": offsets})
         place = tuple(cone.observer if i == cone.along else 0.0 for i in range(3))
         about |= {"sky": "flat", "observer": place, "line_of_sight": cone.line_of_sight, "field": side}
-        tables[SPECTRA] = _spectra(fields["convergence"], simulation, wanted.sources, side)
+        tables[CONVERGENCE_POWER] = _spectra(fields["convergence"], simulation, wanted.sources, side)
     else:
         fields = _lens(shells, simulation, wanted.sources, {})
         if "shear" in fields:
-            tables[SPECTRA] = _spectra(fields["convergence"], simulation, wanted.sources, None)
+            tables[CONVERGENCE_POWER] = _spectra(fields["convergence"], simulation, wanted.sources, None)
         about |= {"sky": "sphere", "observer": cone.observer, "nside": cone.nside, "ordering": "RING"}
     if not np.isfinite(np.asarray(fields["convergence"])).all():
         raise SimulationError("the light cone is not finite: a displacement exceeds 100 Mpc/h; use a smaller sigma8")
     pieces = {"mass": Field(shells, 0, {"unit": "mass of a particle", "axes": "shell, pixels"})}
     for name, values in fields.items():
         pieces[name] = Field(values, 0, {"axes": "source, " + ("component, " * (name == "shear")) + "pixels"})
-    write_fields(plan.folder / FIELDS, pieces, about | {"units": "edges, box_size, observer: Mpc/h; field: degrees"})
+    about["units"] = "edges, box_size, observer: Mpc/h; field: degrees"
+    write_fields(plan.folder / LIGHT_CONE, pieces, about)
     return tables
-
-
-def draw(folder: Path) -> Path:
-    """Draw the convergence of each source, and its power, from the files of a run, and return the path of the figure.
-
-    Raises:
-      ValueError: a file does not hold a light cone.
-      OSError: a file can't be read or written.
-    """
-    from matplotlib.figure import Figure
-
-    path, table = folder / FIELDS, read_table(folder / SPECTRA) if (folder / SPECTRA).is_file() else None
-    try:
-        with h5py.File(path) as file:
-            maps = np.asarray(file["convergence"], float)
-            gamma = np.asarray(file["shear"], float) if "shear" in file else None
-            sources = [float(z) for z in np.asarray(file.attrs["sources"])]
-            side = float(np.asarray(file.attrs["field"])) if file.attrs["sky"] == "flat" else None
-    except KeyError as error:
-        raise ValueError(f"{path}: not a light cone of this program ({error})") from error
-    panels = len(sources) + (table is not None)
-    size = (9.6, 5.4 * panels) if side is None else (6.6 * panels, 5.6)
-    figure = Figure(figsize=size, layout="constrained")
-    axes = np.ravel(figure.subplots(*((panels, 1) if side is None else (1, panels))))
-    for i, (kappa, z) in enumerate(zip(maps, sources, strict=True)):
-        axes[i].set_title(f"sources at $z = {z:g}$", fontsize=14)
-        sticks = None if side is None or gamma is None else gamma[i]
-        plot.convergence(kappa, shear=sticks, field=side, axes=axes[i])
-    if table is not None:
-        spectra = [SimpleNamespace(ell=table["l"], power=table[f"C_l z={z:g}"], modes=table["modes"]) for z in sources]
-        labels, linear = [f"$z = {z:g}$" for z in sources], [table[f"linear z={z:g}"] for z in sources]
-        plot.angular_power(spectra, linear, labels=labels, axes=axes[-1])
-    save(figure, folder / FIGURE)
-    return folder / FIGURE
 
 
 def random_offsets(cone: FlatSkyLightCone, seed: int) -> np.ndarray:

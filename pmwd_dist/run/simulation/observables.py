@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -30,12 +29,10 @@ from pmwd_dist.pm.modes import linear_modes
 from pmwd_dist.pm.noise import noise_of
 from pmwd_dist.pm.paint import density as painted
 from pmwd_dist.pm.particles import Particles
-from pmwd_dist.report import plot
+from pmwd_dist.report.results import POLES
 from pmwd_dist.report.tables import Table
 from pmwd_dist.run.settings import SimulationSettings, SimulationSetup, observables
-from pmwd_dist.run.settings.simulation_sections import redshift_label
 
-POLES = (0, 2, 4)
 Files = Mapping[str, np.ndarray]  # by the keys of the settings that name them
 _MPC3, _PER_MPC = "(Mpc/h)^3", "h/Mpc"
 
@@ -64,27 +61,9 @@ class View:
         return f"{abs(round(1 / self.a - 1, 4)):g}"
 
 
-@dataclass(frozen=True)
-class Observable:
-    """A table that is measured at each output, where the settings have its section.
-
-    Args:
-      measure: table of a section and a view. Collective.
-      draw: figure of the table.
-    """
-
-    measure: Callable[[Any, View], Table]
-    draw: Callable[[Table], Any]
-
-    @staticmethod
-    def file_names(name: str, z: float) -> tuple[str, str]:
-        """Names of table and figure at a redshift."""
-        return f"{name}_{redshift_label(z)}.csv", f"{name}_{redshift_label(z)}.png"
-
-
-def wanted(settings: SimulationSettings) -> dict[str, Observable]:
-    """The observables that settings ask for, by the name of their section."""
-    return {name: observable for name, observable in TABLES.items() if getattr(settings.observe, name)}
+def wanted(settings: SimulationSettings) -> dict[str, Callable[[Any, View], Table]]:
+    """Functions that measure the tables that settings ask for, by the name of the section."""
+    return {name: measure for name, measure in TABLES.items() if getattr(settings.observe, name)}
 
 
 def _modes(simulation: SimulationSetup) -> Array:
@@ -272,37 +251,10 @@ def _pdf(section: observables.PDF, view: View) -> Table:
     return Table(title, {name: np.asarray(x, float) for name, x in columns.items()}, {})
 
 
-def _draw_poles(table: Table) -> Any:
-    measured, linear = (
-        SimpleNamespace(
-            k=table["k"], modes=table["modes"], poles=POLES, power=[table[f"{kind}P{pole}"] for pole in POLES]
-        )
-        for kind in ("", "linear ")
-    )
-    return plot.multipoles(measured, linear, error=[table[f"error of P{pole}"] for pole in POLES])
-
-
-def _draw_bispectrum(table: Table) -> Any:
-    columns = {"bispectrum": "B", "scatter": "error of B", "triangles": "triangles"}
-    sides = np.stack([table[f"k{i}"] for i in (1, 2, 3)], axis=1)
-    found = SimpleNamespace(k=sides, **{name: table[column] for name, column in columns.items()})
-    return plot.bispectrum(found, table["tree level"])
-
-
-def _draw_cross(table: Table) -> Any:
-    found = SimpleNamespace(k=table["k"], correlation=table["r"], transfer=table["T"], modes=table["modes"])
-    return plot.cross(found)
-
-
-def _draw_pdf(table: Table) -> Any:
-    found = SimpleNamespace(values=table["density"], density=table["probability density"], cells=table["cells"])
-    return plot.pdf(found)
-
-
-TABLES = {
-    "multipoles": Observable(_matter, _draw_poles),
-    "galaxies": Observable(_galaxies, _draw_poles),
-    "bispectrum": Observable(_bispectrum, _draw_bispectrum),
-    "cross": Observable(_cross, _draw_cross),
-    "pdf": Observable(_pdf, _draw_pdf),
+TABLES: dict[str, Callable[[Any, View], Table]] = {
+    "multipoles": _matter,
+    "galaxies": _galaxies,
+    "bispectrum": _bispectrum,
+    "cross": _cross,
+    "pdf": _pdf,
 }

@@ -1,13 +1,9 @@
-"""Results of a run at one redshift: power spectrum, density slab, snapshot and figures."""
+"""Results of a run at one redshift: power spectrum, density slab, tables and snapshot."""
 
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -26,15 +22,14 @@ from pmwd_dist.parallel.distributed import raise_on_all_processes
 from pmwd_dist.pm.paint import density
 from pmwd_dist.pm.particles import ExactParticles, Particles
 from pmwd_dist.pm.status import SimulationError
-from pmwd_dist.report import plot, results
-from pmwd_dist.report.style import save
-from pmwd_dist.report.tables import Table, read_table, write_table
+from pmwd_dist.report import drawing, results
+from pmwd_dist.report.tables import Table, write_table
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.settings.physics import SimulationSetup
 from pmwd_dist.run.settings.simulation_sections import redshift_label
 from pmwd_dist.run.simulation import light_cone
 from pmwd_dist.run.simulation.fields import Field, write_fields
-from pmwd_dist.run.simulation.observables import TABLES, View, galaxy_counts, wanted
+from pmwd_dist.run.simulation.observables import View, galaxy_counts, wanted
 from pmwd_dist.run.simulation.plan import SimulationJob
 from pmwd_dist.run.simulation.writer import Writer
 
@@ -50,7 +45,7 @@ def write_output(
       moving: function that returns the particles with momenta in Mpc/h, 12 bytes a particle more.
       a: scale factor.
       z: redshift.
-      writer: writer of the snapshot and the figures, which goes on with them afterwards.
+      writer: writer of the snapshot, which goes on with it afterwards.
 
     Returns:
       The names of the files; a snapshot of several processes has one file each.
@@ -71,7 +66,7 @@ def write_output(
     # Redshifts move particles beyond a halo that was chosen for their displacements.
     given = dataclasses.replace(config, halo=plan.settings.devices.halo)
     view = View(dataclasses.replace(plan.simulation, config=given), particles, field, a, plan.data)
-    tables = {name: each.measure(getattr(plan.settings.observe, name), view) for name, each in chosen.items()}
+    tables = {name: measure(getattr(plan.settings.observe, name), view) for name, measure in chosen.items()}
     view = dataclasses.replace(view, density=jnp.zeros(()))  # the mesh is free for the counts
     del field
     for name, table in tables.items():
@@ -88,7 +83,7 @@ def write_output(
             for name, table in tables.items():
                 write_table(folder / f"{name}_{label}.csv", table)
             if output.figures:
-                _draw(folder, label, slab, tables, writer)
+                drawing.draw(folder / name for name in names if name.endswith(".png"))
     if plan.counted is not None:
         counts = Field(galaxy_counts(plan.counted, view), 2, {"axes": "cells along x, y, z"})
         about = {"box_size": config.box_size, "units": "Mpc/h", "z": z}
@@ -99,14 +94,6 @@ def write_output(
             snapshot = Snapshot(particles, plan.simulation.cosmo, config, a, **options)
             names.append(writer.write(snapshot, folder / f"snapshot_{label}.hdf5"))
     return names
-
-
-def _draw(folder: Path, label: str, slab: Arrays | None, tables: dict[str, Table], writer: Writer) -> None:
-    writer.draw(draw_spectra, folder / "power.png", results.read_spectra(folder, manifest.files(folder)))
-    if slab is not None:
-        writer.draw(draw_slab, folder / f"density_{label}.png", slab)
-    for name, table in tables.items():
-        writer.draw(draw_table, folder / f"{name}_{label}.png", TABLES[name].draw, table)
 
 
 def write_light_cone(plan: SimulationJob, shells: Array) -> list[str]:
@@ -128,71 +115,8 @@ def write_light_cone(plan: SimulationJob, shells: Array) -> list[str]:
             for name, table in tables.items():
                 write_table(folder / name, table)
             if plan.settings.output.figures:
-                light_cone.draw(folder)
+                drawing.draw([folder / results.CONVERGENCE])
     return names
-
-
-def redraw(folder: Path) -> list[Path]:
-    """Draw all figures of a run's folder from its data, if it holds any.
-
-    Raises:
-      ValueError: a file is damaged.
-      OSError: a figure can't be written.
-    """
-    drawn = list[Path]()
-    if spectra := results.read_spectra(folder):
-        drawn.append(folder / "power.png")
-        draw_spectra(drawn[-1], spectra)
-    for path in sorted(folder.glob("density_z*.npz")):
-        drawn.append(path.with_suffix(".png"))
-        draw_slab(drawn[-1], results.read_slab(path))
-    for name, observable in TABLES.items():
-        for path in sorted(folder.glob(f"{name}_z*.csv")):
-            if re.fullmatch(rf"{name}_z-?\d+\.\d{{3}}\.csv", path.name):
-                drawn.append(path.with_suffix(".png"))
-                draw_table(drawn[-1], observable.draw, read_table(path))
-    if (folder / light_cone.FIELDS).is_file():
-        drawn.append(light_cone.draw(folder))
-    return drawn
-
-
-def draw_spectra(path: Path, spectra: Mapping[float, Table]) -> None:
-    """Draw P(k) with linear theory at each redshift, and their ratio below.
-
-    Raises:
-      OSError: the figure can't be written.
-    """
-    measured = [SimpleNamespace(**table.columns) for table in spectra.values()]
-    linear = [table["linear power"] for table in spectra.values()]
-    labels, noise = [f"$z = {z:g}$" for z in spectra], float(next(iter(spectra.values()))["shot noise"][0])
-    save(plot.power(measured, linear, labels=labels, shot_noise=noise), path)
-
-
-def draw_slab(path: Path, slab: Arrays) -> None:
-    """Draw the density of a slab.
-
-    Raises:
-      OSError: the figure can't be written.
-    """
-    figure = plot.density(slab["density"], slab["sides"].tolist())
-    title = f"redshift {slab['z']:.3g}, mean over $0 < z < {slab['thickness']:.3g}$ Mpc/$h$"
-    figure.axes[0].set_title(title, fontsize=15, pad=10)
-    save(figure, path)
-
-
-def draw_table(path: Path, draw: Callable[[Table], Any], table: Table) -> None:
-    """Draw the table of an observable.
-
-    Raises:
-      ValueError: the table is not one of this observable.
-      OSError: the figure can't be written.
-    """
-    try:
-        figure = draw(table)
-    except KeyError as error:
-        raise ValueError(f"{path.with_suffix('.csv')}: has no column {error}") from error
-    figure.axes[0].set_title(table.title, fontsize=14, pad=10)
-    save(figure, path)
 
 
 def measure(density: Array, simulation: SimulationSetup, z: float) -> Table:

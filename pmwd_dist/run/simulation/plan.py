@@ -14,11 +14,14 @@ import jax
 import numpy as np
 
 from pmwd_dist._files import free_space
+from pmwd_dist._jax.profile import part
 from pmwd_dist._memory import available_memory, size
 from pmwd_dist.io.snapshot import FORMATS
-from pmwd_dist.parallel.distributed import from_main
+from pmwd_dist.parallel import distributed
+from pmwd_dist.parallel.distributed import from_main, raise_on_all_processes
 from pmwd_dist.pm.noise import NoiseKind
 from pmwd_dist.pm.time_steps import step_times
+from pmwd_dist.report import drawing, results
 from pmwd_dist.run.common import resources
 from pmwd_dist.run.common.data_files import NOISE, read_files, read_noise
 from pmwd_dist.run.common.folder import Log
@@ -140,9 +143,9 @@ class SimulationJob(Job):
         """Names of the files at a redshift, without snapshots."""
         label = redshift_label(z)
         slab = [f"density_{label}.npz", f"density_{label}.png"] if self.settings.output.slice_thickness else []
-        tables = [file for name, each in wanted(self.settings).items() for file in each.file_names(name, z)]
+        tables = [f"{name}_{label}.{kind}" for name in wanted(self.settings) for kind in ("csv", "png")]
         counts = [] if self.counted is None else [f"counts_{label}.hdf5"]
-        return self._drawn([f"power_{label}.csv", "power.png", *slab, *tables, *counts])
+        return self._drawn([f"power_{label}.csv", results.POWER, *slab, *tables, *counts])
 
     def snapshots_at(self, z: float) -> list[str]:
         """Names of the snapshots of all processes at a redshift."""
@@ -232,6 +235,15 @@ class SimulationJob(Job):
         from pmwd_dist.run.simulation.job import run
 
         run(self, log, control, checkpoint)
+        with raise_on_all_processes():
+            if distributed.is_main():
+                self.draw()
+
+    def draw(self) -> None:
+        """Wait for the figures, and draw the ones that are missing."""
+        if self.settings.output.figures:
+            with part("output: waiting"):
+                drawing.finish(self.folder, self.files)
 
 
 def _read_masks(settings: SimulationSettings, simulation: SimulationSetup) -> dict[str, np.ndarray]:

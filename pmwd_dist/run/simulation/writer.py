@@ -1,4 +1,4 @@
-"""Files of an output, written by threads while the next steps go on."""
+"""Snapshots, written by a thread while the next steps go on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pmwd_dist.pm.status import Status
 
 
 class Writer:
-    """Writes the files of one output at a time, and draws its figures, each in a thread.
+    """Writes the snapshot of one output at a time, in a thread.
 
     All communication is in the calls of the main thread.
 
@@ -32,27 +32,22 @@ class Writer:
 
     def __init__(self, buffer: int):
         self._buffer = buffer
-        self._files, self._figures = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
-        self._tasks, self._path = list[Future[None]](), Path()
+        self._thread, self._path = ThreadPoolExecutor(1), Path()
+        self._task: Future[None] | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for thread in (self._files, self._figures):
-            thread.shutdown()
+        self._thread.shutdown()
         if self._path.name:
             remove(temporary(self._path))
-
-    def draw(self, draw: Callable[..., None], *arguments: Any) -> None:
-        """Draw a figure."""
-        self._tasks.append(self._figures.submit(draw, *arguments))
 
     def write(self, snapshot: Snapshot, path: Path) -> str:
         """Copy a snapshot to the host, for the thread to write; return the name of this process's file."""
         self._path = snapshot.path(path)
         waiting = Queue[Any](max(2, self._buffer // snapshot.chunk_size) + 1)  # and the end
-        self._tasks.append(self._files.submit(_write, snapshot, self._path, iter(waiting.get, None)))
+        self._task = self._thread.submit(_write, snapshot, self._path, iter(waiting.get, None))
         try:
             for chunk in snapshot.chunks():
                 waiting.put(chunk)
@@ -62,7 +57,7 @@ class Writer:
 
     def finished(self) -> bool:
         """Whether the files are written, on all processes. Collective."""
-        return self.pending is not None and all_processes(all(task.done() for task in self._tasks))
+        return self.pending is not None and all_processes(self._task is None or self._task.done())
 
     def finish(self) -> None:
         """Wait for a pending output; a snapshot gets its name once all processes have written theirs. Collective.
@@ -73,12 +68,12 @@ class Writer:
         if self.pending is None:
             return
         with part("output: waiting"), raise_on_all_processes():
-            for task in self._tasks:
-                task.result()
+            if self._task is not None:
+                self._task.result()
         if self._path.name:
             os.replace(temporary(self._path), self._path)
         self.pending[-1]()
-        self.pending, self._tasks, self._path = None, [], Path()
+        self.pending, self._task, self._path = None, None, Path()
 
 
 @part("output: snapshot")
