@@ -111,28 +111,38 @@ class SimulationSetup:
         if self.table is None:
             return []
         k, power = self.table
-        warnings, h, n_s = list[str](), float(np.asarray(self.cosmo.h)), float(np.asarray(self.cosmo.n_s))
+        warnings, n_s = list[str](), float(np.asarray(self.cosmo.n_s))
         if k[0] < _LARGE_SCALES and (rows := np.flatnonzero(k < 2 * _LARGE_SCALES))[-1] > 0:
             slope = np.log(power[rows[-1]] / power[0]) / np.log(k[rows[-1]] / k[0])
             if abs(slope - n_s) > 0.5:
                 remedy = "k^3 P / (2 pi^2) is no P(k)" if abs(slope - n_s - 3) < 0.5 else "check its columns"
                 warnings.append(f"rises as k^{slope:.2g} at small k, and P(k) as k^n_s = k^{n_s:.3g}; {remedy}")
+        k_in_mpc = _has_shape_in_mpc(k, power, self.cosmo)
         try:
             check_sigma8_range(k, self.cosmo)
-        except ArgumentError:
-            return warnings  # too short for sigma8
-        expected, in_mpc = float(np.asarray(self.cosmo.sigma8)), _sigma8(k / h, power * h**3)
-        if abs(self.sigma8 / expected - 1) > 0.01:
-            text = f"has sigma8 = {self.sigma8:.4g}, and cosmology.sigma8 is {expected:.4g}, which is not used"
-            if abs(self.sigma8 / expected - 1) > 0.2:
-                guess = " in Mpc^3 with k in 1/Mpc" if abs(in_mpc / expected - 1) < 0.05 else ""
-                if not guess and self.sigma8 < expected:
-                    a = float(growth_table_to(2, self.cosmo).scale_factor(self.sigma8 / expected))
-                    guess = f" at z = {1 / a - 1:.3g}"
-                text += guess and f"; it looks like a P(k){guess}"
-                text += "; it must be in (Mpc/h)^3 with k in h/Mpc, at z = 0"
-            warnings.append(text)
+            warnings += self._sigma8_warnings(k_in_mpc)
+        except ArgumentError as error:
+            warnings.append(f"{error.reason}: its sigma8 can't be compared with cosmology.sigma8")
+        if k_in_mpc and not any("1/Mpc" in text for text in warnings):
+            warnings.append("looks like a P(k) with k in 1/Mpc, by its shape; k must be in h/Mpc")
         return [f"cosmology.linear_power: {text}" for text in warnings]
+
+    def _sigma8_warnings(self, k_in_mpc: bool) -> list[str]:
+        k, power = cast("Table", self.table)
+        h, expected = float(np.asarray(self.cosmo.h)), float(np.asarray(self.cosmo.sigma8))
+        if abs(self.sigma8 / expected - 1) <= 0.01:
+            return []
+        text = f"has sigma8 = {self.sigma8:.4g}, and cosmology.sigma8 is {expected:.4g}, which is not used"
+        if abs(self.sigma8 / expected - 1) > 0.2:
+            if abs(_sigma8(k / h, power * h**3) / expected - 1) < 0.05:
+                text += "; it looks like a P(k) in Mpc^3 with k in 1/Mpc"
+            elif k_in_mpc:
+                text += "; it looks like a P(k) with k in 1/Mpc"
+            elif self.sigma8 < expected:
+                a = float(growth_table_to(2, self.cosmo).scale_factor(self.sigma8 / expected))
+                text += f"; it looks like a P(k) at z = {1 / a - 1:.3g}"
+            text += "; it must be in (Mpc/h)^3 with k in h/Mpc, at z = 0"
+        return [text]
 
     def linear_power(self, k: ArrayLike) -> np.ndarray:
         """Linear P(k) at a = 1 [(Mpc/h)^3] at k [h/Mpc]; NaN beyond a table."""
@@ -141,6 +151,18 @@ class SimulationSetup:
         if self.table is None:
             return power
         return np.where((k >= self.table[0][0]) & (k <= self.table[0][-1]), power, np.nan)
+
+
+def _has_shape_in_mpc(k: np.ndarray, power: np.ndarray, cosmo: Cosmology) -> bool:
+    """Whether a table has the shape of the P(k) of Eisenstein & Hu if its k is in 1/Mpc, and far from it in h/Mpc."""
+    inside = (k > 0.01) & (k < 1)
+    if np.count_nonzero(inside) < 8:
+        return False
+    given, in_mpc = (
+        np.std(np.log(power[inside] / np.asarray(linear_power(k[inside] / unit, cosmo), float)))
+        for unit in (1.0, float(np.asarray(cosmo.h)))
+    )
+    return bool(given > 0.1 and in_mpc < given / 3)
 
 
 def build(settings: Settings) -> SimulationSetup:
