@@ -46,12 +46,19 @@ def main() -> NoReturn:
     os.environ.pop("MPLBACKEND", None)  # of windows: all figures are files
     try:
         from pmwd_dist.cli import main as run
+        from pmwd_dist.parallel.distributed import launched_size
     except ValueError as error:
         if "--traceback" in sys.argv:
             raise
         _fail(f"JAX does not start: {error}")  # it has read its variables
 
-    run(began=_BEGAN)
+    try:
+        run(began=_BEGAN)
+    except SystemExit as end:
+        sys.stderr.flush()
+        if launched_size() == 1:  # Python would clear up for a second, and wait for threads that compile
+            os._exit(int(end.code or 0))
+        raise
 
 
 if __name__ == "__main__":

@@ -342,6 +342,19 @@ def test_a_signal_while_the_program_starts(number: int, module: str, code: int, 
     assert (done.returncode, done.stdout, done.stderr) == (code, "", f"pmwd-dist: {said}\n")
 
 
+def test_the_program_ends_while_a_thread_compiles():
+    """Ctrl-C in a tuning, while the program of the chunks is compiled beside it."""
+    program = (
+        "import pmwd_dist.cli, pmwd_dist_program, sys, threading, time\n"
+        "def main(began):\n"
+        "    threading.Thread(target=time.sleep, args=(100,)).start()\n"
+        "    print('interrupted'); sys.stdout.flush(); sys.exit(130)\n"
+        "pmwd_dist.cli.main = main; pmwd_dist_program.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=90)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "interrupted\n", "")
+
+
 NO_CUDA = pytest.mark.skipif(any(map(find_spec, ("jax_cuda12_plugin", "jax_cuda13_plugin"))), reason="there is one")
 PROGRAM = [sys.executable, "-c", "import pmwd_dist_program as program; program.main()"]
 
@@ -369,7 +382,7 @@ def test_a_wrong_environment_is_a_line_at_the_start(file: Path, variable: str, v
 
 def test_a_backend_of_windows_is_not_looked_at(tmp_path: Path):
     """Figures are files, whatever matplotlib's variable says."""
-    code = "import pmwd_dist_program as p, sys; sys.argv[1:] = ['template']\n"
+    code = "import pmwd_dist_program as p, sys; sys.argv[1:] = ['template']; p.os._exit = sys.exit\n"
     code += "try: p.main()\nexcept SystemExit: import matplotlib.pyplot"
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | {"MPLBACKEND": "nonsense"}, capture_output=True, check=False
