@@ -89,7 +89,8 @@ class _Watch:
         self._control.raise_if_stopped(f"{progress.share:.0%} through the tuning", self._of_blocks)
 
     def _log_chunk(self, progress: infer.Progress, seconds: float, compiled: float) -> None:
-        sampler, draws, sampled = self._plan.settings.sampler, progress.draws, max(seconds - compiled, 1e-6)
+        sampler, draws = self._plan.settings.sampler, progress.draws
+        sampled = seconds - compiled if compiled < seconds else seconds
         steps = sampler.thin * sampler.chunk
         self._draws.append({name: x for name, x in draws.items() if name.startswith("parameter/")})
         sizes = {

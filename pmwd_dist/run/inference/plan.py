@@ -29,6 +29,7 @@ from pmwd_dist.run.settings import InferenceSettings, SettingsError, SimulationS
 from pmwd_dist.run.settings.inference import CHAINS
 from pmwd_dist.run.settings.inference_sections import BIASES, COSMOLOGY
 from pmwd_dist.run.settings.light_cone import coverage_warnings, field_of_view
+from pmwd_dist.run.settings.physics import amplitude_warnings
 from pmwd_dist.run.settings.writing import toml_value
 from pmwd_dist.run.simulation.accuracy import convergence_warning, resolution_line
 from pmwd_dist.run.simulation.light_cone import random_offsets
@@ -161,7 +162,8 @@ class InferenceJob(Job):
             if (compared := self.largest_wavenumber) is not None:  # a mock is one of the model as it is
                 coarse = convergence_warning(self.simulation, self.settings.model.gravity, compared)
                 warnings += [] if coarse is None else [coarse]
-        warnings += self.simulation.power_warnings() + _of_priors(self) + _of_view(self)
+        warnings += self.simulation.power_warnings() + amplitude_warnings(self.settings.cosmology, self.simulation)
+        warnings += _of_priors(self) + _of_view(self)
         warnings += coverage_warnings(self.settings, self.simulation.light_cone, self.simulation.cosmo)
         if sampler.chains == 1:
             warnings.append("sampler.chains = 1: R-hat of one chain finds less; use 2 or more")

@@ -202,7 +202,7 @@ def find_mixing_reasons(plan: InferenceJob, chain: infer.Chain) -> list[str]:
     apart = {name: row["rhat"] for name, row in rows.items() if row["rhat"] > checks.r_hat}
     few = {name: row for name, row in rows.items() if name in chain.parameters and _size(row) < checks.ess}
     if apart:
-        each = ", ".join(f"{name} {value:.3f}" for name, value in apart.items())
+        each = ", ".join(f"{name} {value:.4f}" for name, value in apart.items())
         problems.append(f"R-hat is more than {checks.r_hat:g} ({each})")
     if few:
         each = ", ".join(

@@ -38,6 +38,7 @@ from pmwd_dist.pm.particles import largest
 from pmwd_dist.run.settings.light_cone import LightCone, build_light_cone, light_cone_problem
 from pmwd_dist.run.settings.reading import SettingsError
 from pmwd_dist.run.settings.simulation_sections import Box, Settings, SimulationSettings
+from pmwd_dist.run.settings.simulation_sections import Cosmology as CosmologySettings
 from pmwd_dist.run.settings.table import read_table
 from pmwd_dist.run.settings.writing import argument_problem, toml_value
 
@@ -151,6 +152,14 @@ class SimulationSetup:
         if self.table is None:
             return power
         return np.where((k >= self.table[0][0]) & (k <= self.table[0][-1]), power, np.nan)
+
+
+def amplitude_warnings(values: CosmologySettings, simulation: SimulationSetup) -> list[str]:
+    """Warnings about a sigma8 that was set, but is not used."""
+    default = CosmologySettings.model_fields["sigma8"].default
+    if values.A_s is None or values.sigma8 == default or abs(simulation.sigma8 / values.sigma8 - 1) < 1e-3:
+        return []
+    return [f"cosmology.sigma8 = {values.sigma8:g}: is not used; cosmology.A_s gives {simulation.sigma8:.4g}"]
 
 
 def _has_shape_in_mpc(k: np.ndarray, power: np.ndarray, cosmo: Cosmology) -> bool:

@@ -19,7 +19,7 @@ from pmwd_dist.cosmology.parameters import parameters
 from pmwd_dist.cosmology.radiation import MASSLESS, N_EFF, PHOTONS
 from pmwd_dist.pm.solvers import FORMULAS, Formula
 from pmwd_dist.pm.time_steps import step_times
-from pmwd_dist.run.settings import SimulationSetup
+from pmwd_dist.run.settings import SimulationSettings, SimulationSetup
 
 Table = Sequence[Sequence[Sequence[float]]]
 
@@ -211,3 +211,16 @@ def _round_up(error: float) -> str:
     """One digit below 10 and whole numbers from there on; at least 0.5."""
     digit = 1.0 if error >= 1 else 0.1
     return f"{max(0.5, math.ceil(error / digit - 1e-9) * digit):g}"
+
+
+def bias_warnings(settings: SimulationSettings) -> list[str]:
+    """Warnings that forces of a coarse mesh change the linear bias of galaxies on large scales."""
+    galaxies, box = settings.observe.galaxies, settings.box
+    if galaxies is None or galaxies.b1 == 0 or galaxies.smoothing is not None:
+        return []
+    if max(n / m for m, n in zip(box.mesh, box.particles or box.mesh, strict=True)) < 0.75:
+        return []
+    return [
+        "observe.galaxies: with one cell a particle the bias of large scales comes out some percent above 1 + b1; "
+        "use box.mesh = 3/2 of box.particles, or observe.galaxies.smoothing of a cell or more"
+    ]

@@ -139,7 +139,7 @@ def _galaxies(section: observables.Galaxies, view: View) -> Table:
 
     theory = kaiser_multipoles(simulation.linear_power, cosmo, config, bias=bias, a=a, line_of_sight=axis, poles=POLES)
     where = f"in redshift space along {axis}" if axis else "in real space"
-    title = f"galaxies of b1 = {section.b1:g} {where}, z = {view.z}"
+    title = f"galaxies of Lagrangian b1 = {section.b1:g} {where}, z = {view.z}"
     table = _poles(title, measured, theory, noise, section.k_max, config)
     # Modes of a part of the box are fewer (Feldman, Kaiser & Peacock 1994, eq. 2.4.5).
     columns = {name: x * scatter if name.startswith("error") else x for name, x in table.columns.items()}
