@@ -27,6 +27,7 @@ from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import prfft3d
 from pmwd_dist.pm import fourier
 
+PRIOR_DRAWS = 40
 _REPLICATIONS = 8  # per draw
 _ROUNDING = 1e-6  # bound for statistics of modes that the likelihood does not compare
 _MEAN_SQUARES = ("power", "variance")
@@ -76,7 +77,7 @@ def check_fit(posterior: Posterior, noise: Array, parameters: Mapping[str, Array
 
 
 @on_auto_axes
-def check_prior(posterior: Posterior, key: Array, draws: int = 40) -> dict[str, Check]:
+def check_prior(posterior: Posterior, key: Array, draws: int = PRIOR_DRAWS) -> dict[str, Check]:
     """Compare data with data that the prior predicts, by name of the statistic.
 
     Statistics of the data, where the mask shows them, are their mean, variance and skewness, and on a mesh their power

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 import warnings
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from pmwd_dist import infer
@@ -14,11 +16,13 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer.chain.folder import chain_files, load_chain
 from pmwd_dist.io.arrays import ArrayFileError, Arrays
 from pmwd_dist.parallel.distributed import is_main, raise_on_all_processes
-from pmwd_dist.run.common import manifest
+from pmwd_dist.run.common import manifest, resources
 from pmwd_dist.run.common.folder import Log, StartError
 from pmwd_dist.run.common.job import Control
 from pmwd_dist.run.inference.inputs import data_of, key_of, starts_of
+from pmwd_dist.run.inference.memory import RUNTIME
 from pmwd_dist.run.inference.plan import InferenceJob
+from pmwd_dist.run.inference.predictive import compile_ahead
 from pmwd_dist.run.inference.verdict import judge
 from pmwd_dist.run.settings.section import duration_text
 
@@ -35,11 +39,25 @@ def run(plan: InferenceJob, log: Log, control: Control) -> None:
         data = data_of(plan, log)
         posterior = condition_on(plan, data, log)
         watch = _Watch(plan, log, control)
-        _sample(plan, posterior, starts_of(plan, posterior, log), watch)
+        positions = starts_of(plan, posterior, log)
+        ahead = _compile_verdict(plan, posterior, data)
+        _sample(plan, posterior, positions, watch)
+        wait(ahead)
         verdict = judge(plan, posterior, load_chain(plan.folder), data)
         log("verdict", "\n".join([*verdict.table, f"wrote {', '.join(verdict.files)}"]), **verdict._asdict())
     except ArrayFileError as error:
         raise StartError(str(error)) from error
+
+
+def _compile_verdict(plan: InferenceJob, posterior: infer.Posterior, data: Arrays) -> list[Future[None]]:
+    """Compile programs of the verdict beside the chains, if their arguments fit into memory, too."""
+    need = resources.room().needed(plan.memory.peak + plan.memory.verdict, plan.simulation.config, RUNTIME)
+    if jax.process_count() > 1 or need > resources.room().free:
+        return []
+    pool = ThreadPoolExecutor(1)
+    ahead = pool.submit(compile_ahead, posterior, data, plan.chunks, plan.settings.sampler.chains)
+    pool.shutdown(wait=False)  # an interrupted run does not wait
+    return [ahead]
 
 
 def condition_on(plan: InferenceJob, data: Arrays, log: Log) -> infer.Posterior:

@@ -1,5 +1,6 @@
 """Posterior predictions, with and without noise, compared with the data and the truth of a mock."""
 
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pmwd_dist import infer
+from pmwd_dist.infer import fit
 from pmwd_dist.io.arrays import Arrays
 from pmwd_dist.observe.angular_power import AngularPower, angular_power
 from pmwd_dist.observe.cross import CrossPower, cross_power
@@ -52,10 +54,39 @@ def some_draws(chain: infer.Chain) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     assert chain.noise is not None
     chunks, chains = chain.noise.shape[:2]
     length = chain.logdensity.shape[1] // chunks
-    count = min(chunks, max(1, MOST_FIELDS // chains))
+    count = _chunks_seen(chunks, chains)
     picked = [(i, j) for i in np.unique(np.linspace(chunks - 1, 0, count).round().astype(int)) for j in range(chains)]
     noise = np.stack([chain.noise[i, j] for i, j in picked])
     return noise, {n: np.array([x[j, (i + 1) * length - 1] for i, j in picked]) for n, x in chain.parameters.items()}
+
+
+def _chunks_seen(chunks: int, chains: int) -> int:
+    return min(chunks, max(1, MOST_FIELDS // chains))
+
+
+def compile_ahead(posterior: infer.Posterior, data: Arrays, chunks: int, chains: int) -> None:
+    """Compile the programs of `compare` for chains that are not sampled yet."""
+    count, dtype = _chunks_seen(chunks, chains) * chains, np.dtype(jnp.result_type(float))
+    noise = np.broadcast_to(np.zeros((), dtype), (count, *posterior.model.config.particle_shape))
+    numbers = {name: np.zeros(count, dtype) for name in posterior.model.priors}
+    arguments = _arguments(posterior, data, noise, numbers, jax.random.key(0))
+    prior = jax.random.split(jax.random.key(0), fit.PRIOR_DRAWS)
+    programs: list[Any] = [(_predicted, *arguments), (fit._predicted, *arguments[:2], prior)]
+    if hasattr(posterior.model.likelihood, "residual"):
+        programs.append((fit._compared, *arguments[:2], arguments[3]))
+    for program, *given in programs:
+        program.lower(*given).compile()
+
+
+def _arguments(posterior: infer.Posterior, data: Arrays, noise: np.ndarray, numbers: Any, key: Array) -> Any:
+    """Arguments of `_predicted`: the true white noise is zero where it is not known on the mesh."""
+    config = posterior.model.config
+    same, on_mesh = config.mesh_shape == config.particle_shape, posterior.data.shape == config.mesh_shape
+    known = data["noise"] if same and "noise" in data else np.zeros(config.mesh_shape)
+    fields = NamedSharding(config.decomposition.mesh, PartitionSpec(None, *config.decomposition.spec))
+    draws = jax.random.split(key, len(noise)), to_devices(noise, fields), jax.tree.map(jnp.asarray, numbers)
+    truth = to_devices(known, config.decomposition.sharding)
+    return posterior.model, posterior.data, truth, draws, plane_seen(posterior), (same, on_mesh)
 
 
 def compare(posterior: infer.Posterior, chain: infer.Chain, data: Arrays, key: Array) -> Comparison:
@@ -71,16 +102,9 @@ def compare(posterior: infer.Posterior, chain: infer.Chain, data: Arrays, key: A
       key: key of jax.random.
     """
     noise, numbers = some_draws(chain)
-    config = posterior.model.config
-    same, on_mesh = config.mesh_shape == config.particle_shape, posterior.data.shape == config.mesh_shape
-    known, plane = same and "noise" in data, plane_seen(posterior)
-    truth = to_devices(data["noise"] if known else np.zeros(config.mesh_shape), config.decomposition.sharding)
-    fields = to_devices(
-        noise, NamedSharding(config.decomposition.mesh, PartitionSpec(None, *config.decomposition.spec))
-    )
-    draws = jax.random.split(key, len(noise)), fields, jax.tree.map(jnp.asarray, numbers)
-    predicted = _predicted(posterior.model, posterior.data, truth, draws, plane, (same, on_mesh))
-    phases, of_data = to_host(predicted)
+    arguments = _arguments(posterior, data, noise, numbers, key)
+    phases, of_data = to_host(_predicted(*arguments))
+    *_, (_, fields, given), plane, (same, on_mesh) = arguments
     k, panels, images = np.zeros(0), Panels(), Images()
     ell, angular = np.zeros(0), Panels()
     if not on_mesh:
@@ -96,14 +120,14 @@ def compare(posterior: infer.Posterior, chain: infer.Chain, data: Arrays, key: A
         observed, mean, one = data["data"][:, :, plane], np.mean(means, axis=0), planes[0]
         images = [("data", observed), ("mean prediction", mean), ("data drawn from one sample", one)]
         images = [(title, np.where(seen(posterior)[:, :, plane], x, np.nan)) for title, x in images]
-    if known:
+    if same and "noise" in data:
         some = phases.modes[0] > 0
         k = phases.k[0, some]
         panels[r"$r(k)$ of initial phases"] = np.asarray(phases.correlation)[:, some], None, ""
         panels[r"$T(k)$ of initial modes"] = np.asarray(phases.transfer)[:, some], np.ones(int(some.sum())), "truth"
-    fit = infer.check_fit(posterior, fields, draws[2], jax.random.fold_in(key, 1))
+    checks = infer.check_fit(posterior, fields, given, jax.random.fold_in(key, 1))
     prior = infer.check_prior(posterior, jax.random.fold_in(key, 2))
-    return Comparison(k, panels, images, ell, angular, fit, prior)
+    return Comparison(k, panels, images, ell, angular, checks, prior)
 
 
 @eqx.filter_jit
