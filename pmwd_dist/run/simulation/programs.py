@@ -1,4 +1,4 @@
-"""Programs of a run up to its first step, from shapes alone; `compile_ahead` compiles them beside each other."""
+"""Programs of a run up to its first output, from shapes; `compile_ahead` compiles them beside each other."""
 
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
@@ -37,33 +37,34 @@ from pmwd_dist.run.simulation.halo_width import is_automatic
 
 
 def compile_ahead(settings: SimulationSettings) -> None:
-    """Compile the programs up to the first step beside each other: XLA compiles outside of Python's lock.
+    """Compile the first programs of a run beside each other: XLA compiles outside of Python's lock.
 
     Errors are left to those who compile the programs next: settings with problems, or too little memory.
     """
     with suppress(ValueError), ThreadPoolExecutor() as pool:
         config, room = config_of(settings), resources.room()
         if jax.process_count() == 1 and room.needed(least_memory(config), config) <= room.total:
-            for program in _up_to_the_first_step(settings, config):
+            for program in _first_programs(settings, config):
                 pool.submit(program.compile)  # while the next one is traced
 
 
-def _up_to_the_first_step(settings: SimulationSettings, config: Config) -> Generator[Lowered]:
+def _first_programs(settings: SimulationSettings, config: Config) -> Generator[Lowered]:
     """The programs, those first that take longest to compile."""
     own, table = parameters(cosmology_of(settings)), table_like(config, cosmology_of(settings))
     yield growth._tabulate.lower(own, order=table.order)
     noise, cosmology, kind = settings.noise, settings.cosmology, kind_of(settings)
     if settings.start.snapshot is None:
         yield lowered_initial(config, table, kind, of_file=noise.file is not None, f_nl=cosmology.f_nl != 0)
-    if cosmology.table is None:
-        nodes = as_array(power_nodes(config))
-        yield linear_power._normalised_to_sigma8.lower(nodes, own, transfer=cosmology.linear_power)
+    spectrum = lowered_power(config)
+    yield spectrum
+    for shape in (power_nodes(config).shape, spectrum.out_info.k.shape) if cosmology.table is None else ():
+        k = as_array(np.ones(shape))
+        yield linear_power._normalised_to_sigma8.lower(k, own, transfer=cosmology.linear_power)
     knots = time_steps.knots_of(config, settings.scale_factors)
     yield time_steps._times.lower(table, tuple(knots), tuple(time_steps.shares_of(knots, config.steps)))
     count = sum(time_steps.shares_of(knots, config.steps)) + 1
     if settings.observe.light_cone is None and not is_automatic(config):
         yield lowered_step(config, table, settings.time.solver, count, None)
-    yield lowered_power(config)
 
 
 def lowered_initial(config: Config, table: Any, kind: NoiseKind, *, of_file: bool, f_nl: bool) -> Lowered:
