@@ -7,9 +7,14 @@ singularities near the real axis there, and this map moves them away (Tee & Tref
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array
 
 FIRST, LAST = -9.2, 0.72  # a = 1.0e-4 ... 2.05
 _COUNT = 49
@@ -43,6 +48,36 @@ def interpolation(x: np.ndarray) -> np.ndarray:
     exact = np.abs(distance) < 1e-14
     terms = np.where(np.any(exact, 1, keepdims=True), exact, _weights() / np.where(exact, 1, distance))
     return terms / terms.sum(1)[:, None]
+
+
+def solve_volterra(kernel: Array, y: Array, squarings: int = 3) -> Array:
+    """Solve x + kernel x = y with Neumann's series, which converges for the kernel of an initial value problem.
+
+    1 / (1 + K) = (1 - K) (1 + K^2) (1 + K^4) (1 + K^8) to order 15, and to order 31 after one refinement, exact to
+    rounding for the growth with matter densities of 0.02 or more. More squarings have higher orders.
+    """
+    power = jax.lax.stop_gradient(kernel)
+    inverse = jnp.eye(len(y), dtype=y.dtype) - power
+    for _ in range(squarings):
+        power = matmul(power, power)
+        inverse = inverse + matmul(inverse, power)
+
+    def matvec(x: Array) -> Array:
+        return x + matmul(kernel, x)
+
+    def solve(matvec: Callable[[Array], Array], y: Array) -> Array:
+        x = matmul(inverse, y)
+        return x + matmul(inverse, y - matvec(x))
+
+    return jax.lax.custom_linear_solve(matvec, y, solve)
+
+
+def matmul(matrix: ArrayLike, x: Array) -> Array:
+    """Product of a matrix and an array, in full precision."""
+    matrix = jnp.asarray(matrix, x.dtype)
+    if x.ndim == 1:  # compiles three times as fast as XLA's own product
+        return jnp.sum(matrix * x[None], 1)
+    return jnp.matmul(matrix, x, precision="highest")
 
 
 def _chebyshev() -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -17,9 +16,9 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arithmetic import rows
 from pmwd_dist._jax.arrays import as_array
 from pmwd_dist._jax.derivatives import forward_derivatives
-from pmwd_dist.cosmology import collocation
+from pmwd_dist.cosmology import collocation, neutrinos
+from pmwd_dist.cosmology.expansion import at_equality, background, expansion
 from pmwd_dist.cosmology.parameters import Cosmology, Parameters, check_numbers, parameters
-from pmwd_dist.cosmology.radiation import fermi_dirac
 
 # Nodes of the tables in ln a, including a = 1.
 _STEP = 0.02
@@ -58,10 +57,12 @@ class GrowthTable(eqx.Module):
     Args:
       cosmo: parameters of the cosmology.
       factors: D / a^n for each factor of order n, with its first and second derivative with ln a, at each node.
+      response: growth that depends on k, with massive neutrinos.
     """
 
     cosmo: Parameters
     factors: Float[Array, "nodes 3 factors"] = eqx.field(metadata={"derived": True})  # of `cosmo`
+    response: neutrinos.LinearResponse | None = eqx.field(default=None, metadata={"derived": True})
 
     @property
     def order(self) -> int:
@@ -111,12 +112,12 @@ class GrowthTable(eqx.Module):
         u = self.factors[0, 0, 0]
         if self.cosmo.n_eff is None:
             return u
-        return u / (1 + _at_equality(_background(self.cosmo), jnp.asarray(_NODES[0], u.dtype)))
+        return u / (1 + at_equality(background(self.cosmo), jnp.asarray(_NODES[0], u.dtype)))
 
     def E(self, a: ArrayLike) -> Array:
         """Expansion rate H(a) [H0]."""
         a = jnp.asarray(a)
-        return jnp.sqrt(self.cosmo.Omega_cb * a**-3 * _expansion(_background(self.cosmo), jnp.log(a))[0])
+        return jnp.sqrt(self.cosmo.Omega_cb * a**-3 * expansion(background(self.cosmo), jnp.log(a))[0])
 
     def momentum(self, a: ArrayLike) -> Array:
         """a^2 dD1 / d(H0 t): canonical momentum of the linear mode, per unit of displacement at a = 1."""
@@ -218,77 +219,36 @@ def parameters_of(cosmo: Cosmology | GrowthTable) -> Parameters:
 
 @partial(jax.jit, static_argnames="order")
 def _tabulate(cosmo: Parameters, order: int) -> GrowthTable:
-    return GrowthTable(cosmo, forward_derivatives(partial(_factors, order=order))(_background(cosmo)))
+    of = background(cosmo)
+    factors = forward_derivatives(partial(_factors, order=order))(of)
+    if cosmo.m_nu is None:
+        return GrowthTable(cosmo, factors)
+    return GrowthTable(cosmo, factors, neutrinos.linear_response(of, cosmo.Omega_cb))
 
 
-def _background(cosmo: Parameters) -> Array:
-    """Parameters of the expansion: Omega_k and the density of dark energy [Omega_cb], w0 and wa.
-
-    With radiation also its density [Omega_cb], and with massive neutrinos the part of neutrinos without their mass, and
-    their mass over their temperature.
-    """
-    matter = cosmo.Omega_cb
-    values = [cosmo.Omega_k / matter, cosmo.Omega_de / matter, cosmo.w0, cosmo.wa]
-    if cosmo.n_eff is not None:
-        photons, neutrinos = cosmo.radiation
-        values += [(photons + neutrinos) / matter]
-        values += [] if cosmo.m_nu is None else [neutrinos / matter, cosmo.mass_over_temperature]
-    return jnp.stack(values)
-
-
-def _expansion(background: Array, x: Array) -> tuple[Array, Array, Array]:
-    """E^2 / (Omega_cb a^-3), E'/E + 3/2 and m - 3/2, without cancellation."""
-    curvature, dark_energy, w0, wa, *radiation = background
-    a = jnp.exp(x)
-    curvature, dark_energy = curvature * a, dark_energy * jnp.exp(-3 * ((w0 + wa) * x + wa * (1 - a)))
-    square = 1 + curvature + dark_energy
-    slope = curvature - 3 * (w0 + wa * (1 - a)) * dark_energy
-    others = curvature + dark_energy
-    if radiation:
-        density, slopes = _radiation(radiation, a)
-        square, slope, others = square + density, slope + slopes, others + density
-    return square, slope / (2 * square), -1.5 * others / square
-
-
-def _radiation(radiation: list[Array], a: Array) -> tuple[Array, Array]:
-    """Density of photons and neutrinos over cold matter, and its slope with ln a."""
-    density = radiation[0] / a
-    if len(radiation) == 1:
-        return density, -density
-    _, neutrinos, mass = radiation
-    excess, slope = fermi_dirac(mass * a)
-    excess = (excess - 1) * neutrinos / a  # by their mass
-    return density + excess, -density - excess + slope * neutrinos / a
-
-
-def _at_equality(background: Array, x: Array) -> Array:
-    """u - 1 for u = D1 / a of Meszaros (1974): 2/3 of the density of radiation over matter."""
-    return 2 / 3 * background[4] * jnp.exp(-x)
-
-
-def _factors(background: Array, order: int) -> Array:
+def _factors(of: Array, order: int) -> Array:
     """The growth factors at the nodes of the table.
 
     With L D2 - m D2 = S and D2 = D1 g, (a^2 E D1^2 g')' = a^2 E D1 S: two first-order equations, one after the other.
     The factors of third order are solved alike. All unknowns are relative to their powers of a, and the matrices act on
     differences from an Einstein-de Sitter universe.
     """
-    dtype = background.dtype
-    square, h, m = _expansion(background, jnp.asarray(collocation.nodes(), dtype))
+    dtype = of.dtype
+    square, h, m = expansion(of, jnp.asarray(collocation.nodes(), dtype))
     E = jnp.sqrt(square)
 
     def integrate(rate: float, y: Array, constant: float) -> Array:
         """Solution of p' + rate p = y, for a y that is `constant` in an Einstein-de Sitter universe."""
-        return constant / rate + _matmul(collocation.inverse(rate), y - constant)
+        return constant / rate + collocation.matmul(collocation.inverse(rate), y - constant)
 
     # u = D1 / a and its slope v solve v' + 5/2 v = y with y = -h v - (h - m) u.
     # With radiation, u and v are differences from the solution of Meszaros, which holds for radiation and matter.
     slope = jnp.asarray(collocation.inverse(2.5), dtype)
     value = jnp.asarray(collocation.inverse(0.0) @ collocation.inverse(2.5), dtype)
-    early = _at_equality(background, jnp.asarray(collocation.nodes(), dtype)) if len(background) > 4 else None
+    early = at_equality(of, jnp.asarray(collocation.nodes(), dtype)) if len(of) > 4 else None
     source = m - h if early is None else m - h + (1.5 + m) * early
-    y = _solve_volterra(h[:, None] * slope + (h - m)[:, None] * value, source)
-    v, u = _matmul(slope, y), 1 + _matmul(value, y)
+    y = collocation.solve_volterra(h[:, None] * slope + (h - m)[:, None] * value, source)
+    v, u = collocation.matmul(slope, y), 1 + collocation.matmul(value, y)
     if early is not None:
         v, u = v - early, u + early
 
@@ -297,68 +257,39 @@ def _factors(background: Array, order: int) -> Array:
     q2 = integrate(1.0, p2, -3 / 7)
     one, zero = jnp.ones_like(u), jnp.zeros_like(u)
     if order == 2:
-        return _at_table_nodes(background, jnp.stack([u, v]), jnp.stack([one, q2]), jnp.stack([zero, p2]))
+        return _at_table_nodes(of, jnp.stack([u, v]), jnp.stack([one, q2]), jnp.stack([zero, p2]))
     r = moment / E
     q3c = integrate(3.0, r, -3 / 7)
     p3a = integrate(4.5, -3 * u**4 / E, -3.0) / (E * u**2)
     p3b = integrate(4.5, 3 * u**3 * (u - q2) / E, 30 / 7) / (E * u**2)
     q3a, q3b = integrate(2.0, p3a, -2 / 3), integrate(2.0, p3b, 20 / 21)
     return _at_table_nodes(
-        background, jnp.stack([u, v]), jnp.stack([one, q2, q3a, q3b, q3c]), jnp.stack([zero, p2, p3a, p3b, r])
+        of, jnp.stack([u, v]), jnp.stack([one, q2, q3a, q3b, q3c]), jnp.stack([zero, p2, p3a, p3b, r])
     )
 
 
-def _at_table_nodes(background: Array, linear: Array, q: Array, p: Array) -> Array:
+def _at_table_nodes(of: Array, linear: Array, q: Array, p: Array) -> Array:
     """The growth factors over a^n, with two derivatives, from values at the nodes of collocation.
 
     One formula with coefficients for each factor: a formula for each factor is a kernel to compile for each.
 
     Args:
-      background: parameters of the expansion, see `_background`.
+      of: parameters of the expansion, see `background`.
       linear: u = D1 / a and its slope.
       q: D / (a^n u) for each factor, D / a^n for the last one.
       p: q' + (n - 1) q for each factor, q' + 3 q for the last one.
     """
-    x = jnp.asarray(_NODES, background.dtype)
-    known = _matmul(collocation.interpolation(_NODES), jnp.concatenate([linear, q, p]).T).T
+    x = jnp.asarray(_NODES, of.dtype)
+    known = collocation.matmul(collocation.interpolation(_NODES), jnp.concatenate([linear, q, p]).T).T
     u, v, (q, p) = known[:1], known[1:2], (known[2 : 2 + len(q)], known[2 + len(q) :])
     n, has_u, rate, square, cube, mixed = np.array(_COEFFICIENTS[: len(q)], float).T[..., None].astype(x.dtype)
     U = (has_u * u + (1 - has_u)) * q
     V = has_u * v * q + (has_u * u + (1 - has_u)) * (p - rate * q)
     source = has_u * U + u**2 * (square + cube * u + mixed * q[1:2])
-    _, h, m = _expansion(background, x)
+    _, h, m = expansion(of, x)
     h, m = h[None] + 0.5, m[None] + 1.5
     W = m * source - (2 * n + h) * V - n * (n + h) * U
     return jnp.moveaxis(jnp.stack([U, V, W]) / (u[:, _BELOW, None] ** n)[None], -1, 0)
-
-
-def _solve_volterra(kernel: Array, y: Array) -> Array:
-    """Solve x + kernel x = y with Neumann's series, which converges for the kernel of an initial value problem.
-
-    1 / (1 + K) = (1 - K) (1 + K^2) (1 + K^4) (1 + K^8) to order 15, and to order 31 after one refinement: exact to
-    rounding for matter densities of 0.02 or more.
-    """
-    power = jax.lax.stop_gradient(kernel)
-    inverse = jnp.eye(len(y), dtype=y.dtype) - power
-    for _ in range(3):
-        power = _matmul(power, power)
-        inverse = inverse + _matmul(inverse, power)
-
-    def matvec(x: Array) -> Array:
-        return x + _matmul(kernel, x)
-
-    def solve(matvec: Callable[[Array], Array], y: Array) -> Array:
-        x = _matmul(inverse, y)
-        return x + _matmul(inverse, y - matvec(x))
-
-    return jax.lax.custom_linear_solve(matvec, y, solve)
-
-
-def _matmul(matrix: ArrayLike, x: Array) -> Array:
-    matrix = jnp.asarray(matrix, x.dtype)
-    if x.ndim == 1:  # compiles three times as fast as XLA's own product
-        return jnp.sum(matrix * x[None], 1)
-    return jnp.matmul(matrix, x, precision="highest")
 
 
 def _check_tabulated(a: ArrayLike) -> None:

@@ -17,6 +17,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arrays import as_array
 from pmwd_dist._jax.derivatives import forward_derivatives
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to, hermite, parameters_of
+from pmwd_dist.cosmology.neutrinos import LinearResponse
 from pmwd_dist.cosmology.parameters import Cosmology, Parameters, check_numbers
 from pmwd_dist.cosmology.transfer import Transfer, boltzmann, eisenstein_hu
 
@@ -31,7 +32,8 @@ TRANSFERS = {"eisenstein-hu": eisenstein_hu, "boltzmann": boltzmann}
 def linear_power(k: ArrayLike, cosmo: Cosmology | GrowthTable, transfer: str = DEFAULT) -> Array:
     """Linear matter power spectrum at a = 1 [(Mpc/h)^3] at wavenumbers k [h/Mpc], normalised to sigma8.
 
-    The result has the shape of k and is differentiable in the parameters.
+    With massive neutrinos it is the power of cold matter, and sigma8 the one of all matter. The result has the shape of
+    k and is differentiable in the parameters.
 
     Args:
       k: wavenumbers [h/Mpc].
@@ -47,7 +49,9 @@ def linear_power(k: ArrayLike, cosmo: Cosmology | GrowthTable, transfer: str = D
       >>> power = pmd.linear_power(k, jax_cosmo.Planck15())
     """
     check_numbers(k, "k", "linear_power(k, cosmo)")
-    return _normalised_to_sigma8(as_array(k), parameters_of(cosmo), transfer_name(transfer, "transfer"))
+    found = parameters_of(cosmo)
+    response = None if found.m_nu is None else growth_table_to(2, cosmo).response
+    return _normalised_to_sigma8(as_array(k), found, response, transfer_name(transfer, "transfer"))
 
 
 def transfer_name(name: Any, argument: str) -> str:
@@ -58,9 +62,17 @@ def transfer_name(name: Any, argument: str) -> str:
 
 
 @partial(jax.jit, static_argnames="transfer")
-def _normalised_to_sigma8(k: Array, cosmo: Parameters, transfer: str) -> Array:
+def _normalised_to_sigma8(k: Array, cosmo: Parameters, response: LinearResponse | None, transfer: str) -> Array:
     theta = jnp.stack([getattr(cosmo, name) for name in SHAPE_PARAMETERS])
-    return cosmo.sigma8**2 * forward_derivatives(partial(_normalised, TRANSFERS[transfer]))(theta, k)
+    power = forward_derivatives(partial(_normalised, TRANSFERS[transfer]))
+    if response is None:
+        return cosmo.sigma8**2 * power(theta, k)
+    nodes = jnp.asarray(np.exp(_LOG_K), k.dtype)
+    every = jnp.concatenate([nodes, jnp.ravel(k)])
+    cold = power(theta, every) * response.cold(every, 1.0) ** 2
+    weights = jnp.asarray(_variance_weights(8.0), k.dtype)
+    variance = jnp.sum(weights * cold[: len(nodes)] * response.total(nodes, 1.0) ** 2)
+    return cosmo.sigma8**2 * jnp.reshape(cold[len(nodes) :], k.shape) / variance
 
 
 def _normalised(transfer: Transfer, theta: Array, k: Array) -> Array:
@@ -83,19 +95,21 @@ def sigma8_of_A_s(A_s: ArrayLike, cosmo: Cosmology | GrowthTable) -> Array:
 
     def power(k: Array) -> Array:
         primordial = 2 * math.pi**2 / k**3 * as_array(A_s) * (k * table.cosmo.h / _PIVOT) ** (table.cosmo.n_s - 1)
-        return primordial * (0.6 * potential_transfer(k, table)) ** 2
+        total = 1.0 if table.response is None else table.response.total(k, 1.0)
+        return primordial * (0.6 * total * potential_transfer(k, table)) ** 2
 
     return sigma_R(8.0, power)
 
 
 def potential_transfer(k: Array, table: GrowthTable) -> Array:
-    """M(k) = delta(k, a = 1) / phi(k), with phi = 3/5 zeta, minus Newton's potential in the matter era.
+    """M(k) = delta_cb(k, a = 1) / phi(k), with phi = 3/5 zeta, minus Newton's potential in the matter era.
 
     M = 2 k^2 c^2 / (3 Omega_cb H0^2) T(k) g, with the transfer function "boltzmann" and the growth g since the matter
     era, relative to a.
     """
     cosmo, g = table.cosmo, 1 / table.since_matter_era
     transfer = boltzmann(k, cosmo.Omega_c, cosmo.Omega_b, cosmo.h)
+    g = g if table.response is None else g * table.response.cold(k, 1.0)
     return 2 * (k * _HUBBLE_LENGTH) ** 2 / (3 * cosmo.Omega_cb) * transfer * g
 
 

@@ -43,7 +43,7 @@ def boltzmann(k: Array, Omega_c: Array, Omega_b: Array, h: Array) -> Array:
     x = _chebyshev(jnp.log(w_m / least) / math.log(most / least), table.shape[0])
     y = _chebyshev((f_b - low) / (high - low), table.shape[1])
     nodes = jnp.sum(x[:, None, None] * y[None, :, None] * table, (0, 1))
-    return transfer * jnp.exp(_cubic(nodes, jnp.log1p(k * h * s / SCALE) / STEP))
+    return transfer * jnp.exp(cubic(nodes, jnp.log1p(k * h * s / SCALE) / STEP))
 
 
 @cache
@@ -61,7 +61,7 @@ def _chebyshev(x: Array, count: int) -> Array:
     return jnp.stack(values)
 
 
-def _cubic(nodes: Array, t: Array) -> Array:
+def cubic(nodes: Array, t: Array) -> Array:
     """Cubic through values at whole numbers t, with slopes from the neighbours (Catmull & Rom 1974)."""
     padded = jnp.concatenate([nodes[:1], nodes, nodes[-1:]])
     t = jnp.clip(t, 0, len(nodes) - 1)

@@ -20,6 +20,7 @@ from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import sequence_after
 from pmwd_dist.pm import inputs, lpt_fields
 from pmwd_dist.pm.particles import Particles, momentum_unit, resolution, to_grid
+from pmwd_dist.pm.potential_factor import on_modes, tabulate
 
 
 @on_auto_axes
@@ -30,7 +31,8 @@ def lpt(
 
       x = q + D1 psi1 + D2 psi2 + D3a psi3a + D3b psi3b + D3c psi3c,   vel = a^2 E dx/da,   psi1 = ik/k^2 delta
 
-    `lpt_fields` has the other fields and `GrowthTable` the factors. At third order all products are dealiased.
+    `lpt_fields` has the other fields and `GrowthTable` the factors. At third order all products are dealiased. With
+    massive neutrinos the growth of delta and of psi1 depends on k.
 
     Args:
       modes: linear delta(k) at a = 1, from `linear_modes`.
@@ -59,23 +61,36 @@ def _lpt(modes: Array, table: GrowthTable, a: Array, config: Config) -> Particle
     decomposition = config.decomposition
     D1, D2, D3, *slopes = table.at(a)
     growth, slopes = (jnp.concatenate([jnp.stack(x[:2]), x[2]]) for x in ((D1, D2, D3), slopes))
-    factors = growth, a**2 * table.E(a) * slopes
+    factors = growth, a**2 * table.E(a) * slopes, *_by_wavenumber(table, a, config)
     spacing, unit = resolution(config, modes.real.dtype), momentum_unit(config, modes.real.dtype)
 
-    def block(modes: Array, factors: tuple[Array, Array]) -> tuple[Array, Array]:
-        growth, rates = (x.astype(modes.real.dtype) for x in factors)
-        potentials, curl = _sources(modes, config)
+    def block(modes: Array, factors: tuple[Array, ...]) -> tuple[Array, Array]:
+        growth, rates, *response = (x.astype(modes.real.dtype) for x in factors)
+        by_k = [on_modes(x, config, config.particle_shape) for x in response]
+        potentials, curl = _sources(scaled(modes, by_k[0]) if by_k else modes, config)
+        moving = [scaled(potentials[0], by_k[1]), *potentials[1:]] if by_k else potentials
         if config.lpt_order == 1:
             psi = lpt_fields.displaced(potentials[0], (), config)
-            return to_grid(growth[0] * psi, spacing), to_grid(rates[0] * psi, unit)
+            rate = lpt_fields.displaced(moving[0], (), config) if by_k else psi
+            return to_grid(growth[0] * psi, spacing), to_grid(rates[0] * rate, unit)
         # The orders are summed in Fourier space: three transforms for each sum, and no fields of single orders.
-        disp_modes, vel_modes = (_weighted(w, potentials, curl) for w in (growth, rates))
+        disp_modes, vel_modes = (_weighted(w, p, curl) for w, p in ((growth, potentials), (rates, moving)))
         disp = to_grid(lpt_fields.displaced(*disp_modes, config), spacing)
         vel_modes, disp = sequence_after(vel_modes, disp)
         return disp, to_grid(lpt_fields.displaced(*vel_modes, config), unit)
 
     run = decomposition.shard_map(block, (decomposition.spectrum_spec, P()), (decomposition.spec, decomposition.spec))
     return Particles(*run(modes, factors))
+
+
+def _by_wavenumber(table: GrowthTable, a: Array, config: Config) -> tuple[Array, ...]:
+    """Growth and growth rate of cold matter over those of the table, with massive neutrinos."""
+    response = table.response
+    if response is None:
+        return ()
+    rate = table.dD1(a) / table.D1(a)
+    growth = tabulate(lambda k, a: response.cold(k, a) / response.cold(k, 1.0), a, config)
+    return growth, tabulate(lambda k, a: 1 + response.rate(k, a) / rate, a, config)
 
 
 def _weighted(weights: Array, potentials: Sequence[Array], curl: Sequence[Array]) -> tuple[Array, list[Array]]:

@@ -46,7 +46,7 @@ def linear_modes(
     linear_power: LinearPower | None = None,
     f_nl: ArrayLike | None = None,
 ) -> Complex[Array, "kx ky kz"]:
-    """Linear density contrast delta(k) at a = 1, in the layout of `prfft3d`.
+    """Linear density contrast delta(k) of cold matter at a = 1, in the layout of `prfft3d`.
 
     Args:
       noise: real noise of unit variance, shape particle_shape.
@@ -227,8 +227,9 @@ def _coloured(noise: Array, cosmo: Parameters, config: Config, transfer: str) ->
 def _coloured_jvp(config: Config, transfer: str, primals: Any, tangents: Any) -> tuple[Array, Array]:
     noise, cosmo = primals
     by_noise, by_cosmo = tangents
-    moving = {name: tangent for name, tangent in vars(by_cosmo).items() if not isinstance(tangent, SymbolicZero)}
-    names = [name for name in linear.SHAPE_PARAMETERS if name in moving]
+    moving = {name: x for name, x in vars(by_cosmo).items() if not (x is None or isinstance(x, SymbolicZero))}
+    shape = linear.SHAPE_PARAMETERS if cosmo.m_nu is None else vars(cosmo).keys() - {"sigma8"}
+    names = [name for name in vars(cosmo) if name in shape and name in moving]
 
     def log_power(values: Array) -> Array:
         return _log_power(replace(cosmo, **dict(zip(names, values, strict=True))), config, transfer)

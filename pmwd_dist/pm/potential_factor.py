@@ -17,6 +17,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arithmetic import rows
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
+from pmwd_dist.parallel.decomposition import Shape3
 from pmwd_dist.pm import fourier
 
 PotentialFactor = Callable[[Array, Array], Array]
@@ -46,9 +47,17 @@ def kick_time(table: GrowthTable, lower: Array, upper: Array) -> Array:
     return table.scale_factor((table.D1(lower) + table.D1(upper)) / 2)
 
 
-def on_modes(table: Table, config: Config) -> Float[Array, "nx ny nk"]:
-    """Factor at the modes of the local block of the mesh's spectrum; inside shard_map."""
-    k2 = fourier.k_squared(config.mesh_shape, config, table.dtype)
+def with_neutrinos(factor: PotentialFactor | None, table: GrowthTable) -> PotentialFactor | None:
+    """A factor times the one of massive neutrinos, if any."""
+    response = table.response
+    if response is None or factor is None:
+        return factor if response is None else response.force
+    return lambda k, a: factor(k, a) * response.force(k, a)
+
+
+def on_modes(table: Table, config: Config, shape: Shape3 | None = None) -> Float[Array, "nx ny nk"]:
+    """Factor at the modes of the local block of the spectrum, of the mesh or another shape; inside shard_map."""
+    k2 = fourier.k_squared(config.mesh_shape if shape is None else shape, config, table.dtype)
     x = _INTERVALS * jnp.sqrt(jnp.sqrt(k2) / _largest_wavenumber(config))
     index = jnp.minimum(x.astype(jnp.int32), _INTERVALS - 1)
     low, high = rows(table, index), rows(table, index + 1)

@@ -15,6 +15,7 @@ import pytest
 
 import pmwd_dist as pmd
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist.cosmology.linear_power import sigma8_of_A_s
 
 CAMB = np.load(Path(__file__).parent / "camb_neutrinos.npz")  # of benchmarks/neutrinos.py
 A = np.array([0.1, 0.3, 0.777, 1.0, 2.0])
@@ -82,3 +83,20 @@ def test_neutrinos_are_a_part_of_a_cosmology_of_any_kind() -> None:
         pmd.with_neutrinos(planck, n_eff=0)
     with pytest.raises(ArgumentError, match=r"cosmo\.m_nu=.* must be one finite number"):
         pmd.with_neutrinos(planck, m_nu=np.full(3, 0.02))
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_growth_of_cold_matter_and_its_power_are_camb_s(number: int) -> None:
+    """The growth at each k, the ratio of neutrinos to cold matter, and P(k) of cold matter for sigma8 = 1."""
+    cosmo = universe(CAMB["m_nu"][number])
+    table, k = pmd.growth_table(cosmo), CAMB["k"]
+    response: Any = table.response
+    for z, growth, ratio in zip(CAMB["z"], CAMB["growth"][number], CAMB["response"][number], strict=True):
+        a = 1 / (1 + z)
+        ours = table.D1(a) * response.cold(k, a) / response.cold(k, 1.0)
+        np.testing.assert_allclose(ours, growth, rtol=7e-4)
+        contrast = (response.force(k, a) - 1) * table.cosmo.Omega_cb / (table.cosmo.Omega_nu)
+        np.testing.assert_allclose(contrast, ratio, atol=0.025)
+    power = pmd.linear_power(k, table, "boltzmann")
+    np.testing.assert_allclose(power, CAMB["power"][number], rtol=2e-3)
+    assert abs(sigma8_of_A_s(2.1e-9, table) / CAMB["sigma8"][number] - 1) < 1e-3

@@ -18,7 +18,7 @@ from pmwd_dist.pm.gravity import acceleration
 from pmwd_dist.pm.inputs import check_table
 from pmwd_dist.pm.paint import halo_limit
 from pmwd_dist.pm.particles import Particles
-from pmwd_dist.pm.potential_factor import PotentialFactor, kick_time, tabulate
+from pmwd_dist.pm.potential_factor import PotentialFactor, kick_time, tabulate, with_neutrinos
 from pmwd_dist.pm.solvers.bullfrog import bullfrog
 from pmwd_dist.pm.solvers.coefficients import Coefficients, rates
 from pmwd_dist.pm.solvers.fastpm import fastpm
@@ -44,16 +44,16 @@ class ParticleMesh(diffrax.AbstractTerm[Any, Any]):
     def vf(self, t: Any, y: Particles, args: GrowthTable) -> Particles:
         """Derivatives of the particles with respect to the scale factor."""
         check_table(args)
-        force, _ = self.acceleration(y.disp, t)
+        force, _ = self.acceleration(y.disp, t, args)
         drift, kick = rates(args, t)
         return Particles((drift * y.vel).astype(y.disp.dtype), (kick * force).astype(y.vel.dtype))
 
-    def acceleration(self, disp: Array, a: Any) -> tuple[Array, Array]:
+    def acceleration(self, disp: Array, a: Any, table: GrowthTable) -> tuple[Array, Array]:
         """Acceleration [Mpc/h] at a scale factor, and the largest displacement [mesh cells]."""
-        if self.potential_factor is None:
+        factor = with_neutrinos(self.potential_factor, table)
+        if factor is None:
             return acceleration(disp, self.config)
-        factor = tabulate(self.potential_factor, jnp.asarray(a, disp.dtype), self.config)
-        return acceleration(disp, self.config, factor)
+        return acceleration(disp, self.config, tabulate(factor, jnp.asarray(a, disp.dtype), self.config))
 
     def contr(self, t0: Any, t1: Any, **kwargs: Any) -> Any:
         """Interval of the scale factor."""
@@ -125,7 +125,7 @@ class SplitSolver(diffrax.AbstractSolver[Any]):
             jnp.where(a1 >= a0, x, y) for x, y in zip(c._replace(log_scale=scale)[:4], backward[:4], strict=True)
         )
         disp = y0.disp + first * y0.vel
-        force, max_displacement = term.acceleration(disp, kick_time(args, a0, a1))
+        force, max_displacement = term.acceleration(disp, kick_time(args, a0, a1), args)
         vel = scale * y0.vel + kick * force
         y1 = Particles(disp + last * vel, vel)
         limit = halo_limit(term.config)
