@@ -41,6 +41,7 @@ if _typing.TYPE_CHECKING:
     from pmwd_dist.parallel.halo import halo_pad as halo_pad
     from pmwd_dist.parallel.halo import halo_reduce as halo_reduce
     from pmwd_dist.pm.diffrax_adjoint import ReversibleAdjoint as ReversibleAdjoint
+    from pmwd_dist.pm.force_correction import ForceCorrection as ForceCorrection
     from pmwd_dist.pm.lpt import lpt as lpt
     from pmwd_dist.pm.modes import linear_modes as linear_modes
     from pmwd_dist.pm.nbody import Solution as Solution
@@ -66,11 +67,11 @@ except _PackageNotFoundError:  # run from a source tree that is not installed
     __version__ = "0+unknown"
 
 __all__ = [
-    "BullFrog", "Config", "Decomposition", "FastPM", "Growth", "GrowthTable", "LeapFrog", "ParticleMesh",
-    "Particles", "PowerSpectrum", "ReversibleAdjoint", "SimulationError", "Solution", "Status", "__version__",
-    "autotune", "cic_paint", "cic_read", "comoving_distance", "config", "cudecomp", "density", "distributed",
-    "enable_compilation_cache", "export_safety_checks", "fftfreq3d", "get_fft_output_sharding", "growth",
-    "growth_rate", "growth_table", "halo_pad", "halo_reduce", "infer", "linear_modes", "linear_power",
+    "BullFrog", "Config", "Decomposition", "FastPM", "ForceCorrection", "Growth", "GrowthTable", "LeapFrog",
+    "ParticleMesh", "Particles", "PowerSpectrum", "ReversibleAdjoint", "SimulationError", "Solution", "Status",
+    "__version__", "autotune", "cic_paint", "cic_read", "comoving_distance", "config", "cudecomp", "density",
+    "distributed", "enable_compilation_cache", "export_safety_checks", "fftfreq3d", "get_fft_output_sharding",
+    "growth", "growth_rate", "growth_table", "halo_pad", "halo_reduce", "infer", "linear_modes", "linear_power",
     "load_initial_conditions", "load_snapshot", "lpt", "native_available", "nbody", "observe", "pfft3d", "pifft3d",
     "pirfft3d", "plot", "power_spectrum", "prfft3d", "save_snapshot", "snapshot_density", "white_noise",
     "with_neutrinos"

@@ -22,6 +22,11 @@ if _typing.TYPE_CHECKING:
     from pmwd_dist.infer.fit import Check as Check
     from pmwd_dist.infer.fit import check_fit as check_fit
     from pmwd_dist.infer.fit import check_prior as check_prior
+    from pmwd_dist.infer.force_training import ForceError as ForceError
+    from pmwd_dist.infer.force_training import ForceReference as ForceReference
+    from pmwd_dist.infer.force_training import force_error as force_error
+    from pmwd_dist.infer.force_training import force_reference as force_reference
+    from pmwd_dist.infer.force_training import train_force as train_force
     from pmwd_dist.infer.forward import LinearField as LinearField
     from pmwd_dist.infer.forward import Simulation as Simulation
     from pmwd_dist.infer.galaxies import LagrangianGalaxies as LagrangianGalaxies
@@ -46,11 +51,12 @@ else:
     __getattr__ = _lazy_names(__name__)
 
 __all__ = [
-    "ArrayFileError", "Chain", "Check", "Convergence", "Gaussian", "LagrangianGalaxies", "LinearField", "LogNormal",
-    "Model", "Normal", "Poisson", "Posterior", "Progress", "ShapeNoise", "Simulation", "TuningProgress", "Uniform",
-    "as_getdist", "check_fit", "check_prior", "energy_errors", "energy_table", "ess_bulk", "ess_mean", "ess_tail",
-    "evaluations_per_ess", "hmc", "load_chain", "maximise", "mclmc", "numpyro_position", "nuts", "rhat", "sample",
-    "save_arviz", "step_bias", "summary"
+    "ArrayFileError", "Chain", "Check", "Convergence", "ForceError", "ForceReference", "Gaussian",
+    "LagrangianGalaxies", "LinearField", "LogNormal", "Model", "Normal", "Poisson", "Posterior", "Progress",
+    "ShapeNoise", "Simulation", "TuningProgress", "Uniform", "as_getdist", "check_fit", "check_prior",
+    "energy_errors", "energy_table", "ess_bulk", "ess_mean", "ess_tail", "evaluations_per_ess", "force_error",
+    "force_reference", "hmc", "load_chain", "maximise", "mclmc", "numpyro_position", "nuts", "rhat", "sample",
+    "save_arviz", "step_bias", "summary", "train_force"
 ]  # fmt: skip
 
 

@@ -43,6 +43,7 @@ from pmwd_dist.pm.modes import (
 from pmwd_dist.pm.nbody import nbody
 from pmwd_dist.pm.paint import density
 from pmwd_dist.pm.particles import Particles
+from pmwd_dist.pm.potential_factor import PotentialFactor
 from pmwd_dist.pm.status import Status
 
 Gravity = Literal["nbody", "lpt"]
@@ -168,12 +169,14 @@ class Simulation(ForwardModel):
       linear_power: linear P(k), as in `linear_modes`.
       normalise: whether to scale a table of P(k) to sigma8, sampled or of the cosmology.
       solver: solver, as in `nbody`.
+      potential_factor: factor of the potential, as in `nbody`.
     """
 
     gravity: Gravity = eqx.field(static=True)
     bias: str | float = eqx.field(static=True)
     observable: Observable | None = eqx.field(static=True)
     solver: Any = eqx.field(static=True)
+    potential_factor: PotentialFactor | None
 
     def __init__(
         self,
@@ -186,12 +189,13 @@ class Simulation(ForwardModel):
         linear_power: LinearPower | None = None,
         normalise: bool = False,
         solver: Any = None,
+        potential_factor: PotentialFactor | None = None,
     ):
         super().__init__(config, cosmo, linear_power, normalise=normalise)
         if gravity not in get_args(Gravity):
             raise ArgumentError("gravity", gravity, 'must be "nbody" or "lpt"', "for linear theory use LinearField")
         self.gravity, self.bias, self.observable = gravity, bias, observable
-        self.solver = solver
+        self.solver, self.potential_factor = solver, potential_factor
 
     def __call__(
         self, noise: Array, parameters: Mapping[str, ArrayLike]
@@ -202,7 +206,8 @@ class Simulation(ForwardModel):
         if self.gravity == "lpt":
             particles = lpt(modes, table, self.config, a=self.config.a_stop)
         else:
-            solution = nbody(lpt(modes, table, self.config), table, self.config, solver=self.solver)
+            options: Any = {"solver": self.solver, "potential_factor": self.potential_factor}
+            solution = nbody(lpt(modes, table, self.config), table, self.config, **options)
             particles, status = solution.particles, solution.status
         if self.observable is not None:
             return self.observable(particles, modes, parameters, table, self.config), status

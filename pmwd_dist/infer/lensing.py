@@ -29,6 +29,7 @@ from pmwd_dist.parallel.inputs import real
 from pmwd_dist.pm.lpt import lpt
 from pmwd_dist.pm.modes import LinearPower
 from pmwd_dist.pm.nbody import nbody
+from pmwd_dist.pm.potential_factor import PotentialFactor
 from pmwd_dist.pm.status import Status
 
 _ARCMINUTES = math.degrees(1) * 60  # per radian
@@ -57,6 +58,7 @@ class Convergence(ForwardModel):
       linear_power: linear P(k), as in `linear_modes`.
       normalise: whether to scale a table of P(k) to sigma8, as in `Simulation`.
       solver: solver, as in `nbody`.
+      potential_factor: factor of the potential, as in `nbody`.
       view: rays on a flat sky: `field`, the side of the field of view [degrees]; `pixels`, the number of rays along
         it; and `offsets`, as in `observe.convergence`.
 
@@ -70,6 +72,7 @@ class Convergence(ForwardModel):
     pixels: int | None = eqx.field(static=True)
     offsets: Array | None
     solver: Any = eqx.field(static=True)
+    potential_factor: PotentialFactor | None
 
     def __init__(
         self,
@@ -81,6 +84,7 @@ class Convergence(ForwardModel):
         linear_power: LinearPower | None = None,
         normalise: bool = False,
         solver: Any = None,
+        potential_factor: PotentialFactor | None = None,
         **view: Unpack[View],
     ):
         super().__init__(config, cosmo, linear_power, normalise=normalise)
@@ -103,14 +107,15 @@ class Convergence(ForwardModel):
         self.cone, self.sources = cone, tuple(jax.tree.map(lambda z: jnp.asarray(z, float), tuple(sources)))
         self.field, self.pixels, offsets = view.get("field"), view.get("pixels"), view.get("offsets")
         self.offsets = None if offsets is None else jnp.asarray(real(offsets, "offsets"))
-        self.solver = solver
+        self.solver, self.potential_factor = solver, potential_factor
         jax.eval_shape(self._maps, jax.ShapeDtypeStruct(self._shape_of_mass, jnp.float32), self.table)  # its errors
 
     def __call__(self, noise: Array, parameters: Mapping[str, ArrayLike]) -> tuple[Array, Status]:
         """The maps, and the status of the simulation."""
         modes, table = self.linear_modes(noise, parameters)
         particles = lpt(modes, table, self.config)
-        solution = nbody(particles, table, self.config, solver=self.solver, accumulate=self.cone)
+        options: Any = {"solver": self.solver, "potential_factor": self.potential_factor}
+        solution = nbody(particles, table, self.config, accumulate=self.cone, **options)
         return self._maps(solution.accumulated, table), solution.status
 
     def _maps(self, mass: Array, table: GrowthTable) -> Array:

@@ -118,8 +118,11 @@ def test_particles_are_those_of_nbody_to_the_bit(
 
     monkeypatch.setattr("pmwd_dist.run.simulation.output.Snapshot", Recorded)
     with jax.enable_x64(x64):
-        f_nl = f"cosmology.f_nl={500.0 if x64 else 0.0}"
-        plan = make(tmp_path / "run", f"devices.pdims={list(pdims)}", "output.slice_thickness=0", f_nl)
+        f_nl, options = f"cosmology.f_nl={500.0 if x64 else 0.0}", ["output.slice_thickness=0"]
+        if x64:
+            pmd.ForceCorrection(4.0, np.full((9, 5), 0.3)).save(tmp_path / "small.json")
+            options += ["force.correction=small.json"]
+        plan = make(tmp_path / "run", f"devices.pdims={list(pdims)}", f_nl, *options)
         with pytest.raises(Interrupted):
             execute(plan, Events(3))
         execute(resumed(plan.folder), Events(), resume=True)
@@ -127,7 +130,9 @@ def test_particles_are_those_of_nbody_to_the_bit(
         noise = pmd.white_noise(jax.random.key(plan.simulation.seed), config)
         modes = pmd.linear_modes(noise, cosmo, config, linear_power=plan.simulation.power, f_nl=plan.simulation.f_nl)
         saveat = [plan.times[step] for step in sorted(plan.outputs)]
-        solution = pmd.nbody(pmd.lpt(modes, cosmo, config), cosmo, config, saveat=saveat).raise_if_failed()
+        start, factor = pmd.lpt(modes, cosmo, config), plan.simulation.potential_factor
+        solution = pmd.nbody(start, cosmo, config, saveat=saveat, potential_factor=factor).raise_if_failed()
+    assert (factor is None) != x64
     assert len(found) == len(saveat) == 2
     for i, particles in enumerate(found):
         assert particles.vel.dtype == (np.float64 if x64 else np.float32)

@@ -221,6 +221,20 @@ def test_table_is_found_beside_the_file_and_used(file: Path):
     assert np.isnan(simulation.linear_power(np.array([1e-4, 20.0]))).all()
 
 
+def test_correction_of_the_force_is_for_its_particles(file: Path):
+    path = file.parent / "force.json"
+    (problem,) = problems(file, "force.correction=force.json")
+    assert problem == f'force.correction = "{path}": no such file; give a path relative to the TOML file'
+    path.write_text("{}")
+    (problem,) = problems(file, "force.correction=force.json")
+    assert problem == f'force.correction = "{path}": is not a file of ForceCorrection.save'
+    size = read(file).box.size[0] / read(file).box.mesh[0]
+    pmd.ForceCorrection(size, np.full((9, 5), 0.1)).save(path, seeds=[1, 2])
+    assert build(read(file, ["force.correction=force.json"])).potential_factor.spacing == size
+    (problem,) = problems(file, "force.correction=force.json", f"box.size={1.5 * read(file).box.size[0]}")
+    assert f"is for particles {size:g} Mpc/h apart, and these are {1.5 * size:.3g} Mpc/h apart; take" in problem
+
+
 @pytest.mark.parametrize(("columns", "words"), [(2, ""), (4, ", columns 1 and 2 of 4")])
 def test_the_columns_that_are_read_are_named(file: Path, columns: int, words: str):
     k, power = table(file.parent / "p.txt")

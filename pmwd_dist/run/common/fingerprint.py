@@ -53,6 +53,8 @@ def identity(job: Job) -> Identity:
         found["cosmology.linear_power"] = _digest(*job.simulation.table)
     if job.simulation.start is not None:
         found["start.snapshot"] = job.simulation.start.digest
+    if (correction := job.simulation.potential_factor) is not None:
+        found["force.correction"] = _digest(np.asarray(correction.spacing), np.asarray(correction.coefficients))
     # Arrays of files, except those of outputs, which may change.
     return found | {path: _digest(file) for path, file in job.data.items() if not path.startswith("observe.")}
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from pmwd_dist.run.common.job import Job
 
 CONFIG = "config.toml"
-RUN, LOG, REPORT, _TABLE = "run.json", "log.jsonl", "report.html", "linear_power.txt"
+RUN, LOG, REPORT = "run.json", "log.jsonl", "report.html"
+_COPIES = {"cosmology": ("linear_power", "linear_power.txt"), "force": ("correction", "force.json")}  # of files, by key
 
 
 def prepare_folder(job: Job, *, overwrite: bool = False) -> None:
@@ -63,22 +64,24 @@ def _check_content(job: Job, *, overwrite: bool) -> None:
         return
     if not overwrite:
         raise ValueError(f"{folder}: not empty; use --overwrite, another --output, or `pmwd-dist resume {folder}`")
-    manifest.check_free(folder, [CONFIG, RUN, LOG, REPORT, _TABLE, *job.files])
+    manifest.check_free(folder, [CONFIG, RUN, LOG, REPORT, *(name for _, name in _COPIES.values()), *job.files])
 
 
 def _write_config(job: Job) -> None:
-    """Remove the files of an earlier run; write the settings, and the table of P(k) if they name one."""
+    """Remove the files of an earlier run; write the settings, and copies of small files that they name."""
     folder, settings = job.folder, job.settings
-    table = settings.cosmology.table
-    content = None if table is None else Path(table).read_bytes()  # perhaps the table of the earlier run
+    files = {"cosmology": settings.cosmology.table, "force": settings.force.correction}
+    # Read before files are removed: perhaps they are those of the earlier run.
+    copies = {section: Path(file).read_bytes() for section, file in files.items() if file is not None}
     own = identity(job)
     if _content(folder):
         manifest.remove_files(folder)
-    manifest.create(folder, own, [CONFIG, RUN, LOG, *([] if content is None else [_TABLE])])
-    if content is not None:
-        _write(folder / _TABLE, content)
-        own = settings.cosmology.model_copy(update={"linear_power": _TABLE})
-        settings = settings.model_copy(update={"cosmology": own})
+    manifest.create(folder, own, [CONFIG, RUN, LOG, *(_COPIES[section][1] for section in copies)])
+    for section, content in copies.items():
+        key, name = _COPIES[section]
+        _write(folder / name, content)
+        changed = getattr(settings, section).model_copy(update={key: name})
+        settings = settings.model_copy(update={section: changed})
     _write(folder / CONFIG, to_toml(settings).encode())
 
 

@@ -304,7 +304,7 @@ def _maps(settings: InferenceSettings, simulation: SimulationSetup) -> infer.Con
     if isinstance(cone, FlatSkyLightCone):
         offsets = random_offsets(cone, simulation.seed) if wanted.shift else None
         view = {"field": field_of_view(wanted, cone), "pixels": wanted.rays, "offsets": offsets}
-    options: dict[str, Any] = {"solver": simulation.solver, **_power(settings, simulation)}
+    options: dict[str, Any] = {**_gravity(simulation), **_power(settings, simulation)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `check` returns them
         return infer.Convergence(simulation.config, simulation.cosmo, cone, wanted.sources, **options, **view)
@@ -327,9 +327,14 @@ def _forward(settings: InferenceSettings, simulation: SimulationSetup) -> Any:
         gravity=model.gravity,
         bias=1.0 if galaxies else bias,
         observable=galaxies,
-        solver=simulation.solver,
+        **_gravity(simulation),
         **_power(settings, simulation),
     )
+
+
+def _gravity(simulation: SimulationSetup) -> dict[str, Any]:
+    """Options of a forward model on the solver and the force."""
+    return {"solver": simulation.solver, "potential_factor": simulation.potential_factor}
 
 
 def _power(settings: InferenceSettings, simulation: SimulationSetup) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from pmwd_dist.io.snapshot import InitialConditions, find_initial_conditions
 from pmwd_dist.parallel.autotune import remembered
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3, default_decomposition
 from pmwd_dist.parallel.distributed import to_devices
+from pmwd_dist.pm.force_correction import ForceCorrection
 from pmwd_dist.pm.gravity import check_force_mesh
 from pmwd_dist.pm.modes import power_nodes
 from pmwd_dist.pm.noise import GAUSSIAN, NoiseKind
@@ -52,6 +53,7 @@ _PATHS = {
     "box_size": "box.size",
     "gradient": "force.gradient",
     "compensated": "force.compensated",
+    "correction": "force.correction",
     "chain_devices": "sampler.chain_devices",
     **{name: f"devices.{name}" for name in ("pdims", "backend", "transpose_comm", "halo_comm", "halo")},
     **{name: f"time.{name}" for name in ("a_start", "a_stop", "steps", "lpt_order")},
@@ -73,6 +75,7 @@ class SimulationSetup:
       kind: options of the noise.
       f_nl: local primordial non-Gaussianity; None for Gaussian modes.
       field: white noise of a file, or None.
+      potential_factor: factor of the potential, or None.
       start: particles of a file, in place of noise and LPT, or None.
     """
 
@@ -85,6 +88,7 @@ class SimulationSetup:
     kind: NoiseKind = GAUSSIAN
     f_nl: float | None = None
     field: np.ndarray | None = None
+    potential_factor: ForceCorrection | None = None
     start: InitialConditions | None = None
 
     @property
@@ -181,10 +185,11 @@ def build(settings: Settings) -> SimulationSetup:
       SettingsError: shapes don't divide over the devices or give wrong forces, or structure doesn't grow.
     """
     problems: list[str] = []
-    config = None
+    config = correction = None
     try:
         config = config_of(settings)
         check_force_mesh(config)
+        correction = correction_of(settings, config)
     except ValueError as error:
         problems.append(_translate(error, settings.box))
     cosmo = cosmology_of(settings)
@@ -211,7 +216,9 @@ def build(settings: Settings) -> SimulationSetup:
     if problems or config is None:
         raise SettingsError(problems)
     kind, f_nl, seed = kind_of(settings), settings.cosmology.f_nl or None, settings.noise.seed
-    return SimulationSetup(config, cosmo, settings.time.solver, power, seed, cone, kind, f_nl, start=start)
+    return SimulationSetup(
+        config, cosmo, settings.time.solver, power, seed, cone, kind, f_nl, start=start, potential_factor=correction
+    )
 
 
 def _start(settings: Settings, config: Config, cosmo: Cosmology) -> InitialConditions | None:
@@ -223,6 +230,23 @@ def _start(settings: Settings, config: Config, cosmo: Cosmology) -> InitialCondi
 def kind_of(settings: Settings) -> NoiseKind:
     """The options of the noise."""
     return NoiseKind(*(getattr(settings.noise, name) for name in NoiseKind._fields))
+
+
+def correction_of(settings: Settings, config: Config) -> ForceCorrection | None:
+    """The correction of the force; ArgumentError if the file can't be read, or is for other particles."""
+    name = settings.force.correction
+    if name is None:
+        return None
+    try:
+        correction = ForceCorrection.load(name)
+        correction.check(config)
+    except FileNotFoundError:
+        raise ArgumentError("correction", name, "no such file", "give a path relative to the TOML file") from None
+    except OSError as error:
+        raise ArgumentError("correction", name, f"can't be read: {error.strerror}") from None
+    except ArgumentError as error:
+        raise ArgumentError("correction", name, error.constraint, error.remedy) from None
+    return correction
 
 
 def config_of(settings: Settings) -> Config:

@@ -168,6 +168,11 @@ class Force(Section):
         "frequency; docs/explanation/accuracy.md says what P(k) gains or loses",
         False,
     )
+    correction: File | None = about(
+        "file of a trained correction of the force on small scales, from ForceCorrection.save; default: none",
+        None,
+        "force.json",
+    )
 
 
 class Devices(Section):

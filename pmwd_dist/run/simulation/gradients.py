@@ -61,7 +61,8 @@ def compare_gradient(simulation: SimulationSetup) -> list[Comparison]:
         table = growth_table_to(config.lpt_order, Parameters(**{k: x for k, x in values.items() if k != _NOISE}))
         total = noise + values[_NOISE] * direction
         modes = linear_modes(total, table, config, linear_power=simulation.power, f_nl=simulation.f_nl)
-        solution = nbody(lpt(modes, table, config), table, config, solver=simulation.solver)
+        start, factor = lpt(modes, table, config), simulation.potential_factor
+        solution = nbody(start, table, config, solver=simulation.solver, potential_factor=factor)
         return jnp.mean(density(solution.particles, config) ** 2), solution.status
 
     with jax.enable_x64(True):

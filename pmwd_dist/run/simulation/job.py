@@ -214,8 +214,8 @@ def _schedule(plan: SimulationJob) -> StepSchedule:
     simulation = plan.simulation
     table = growth_table_to(simulation.config.lpt_order, simulation.cosmo)
     times = jnp.asarray(np.asarray(plan.times, _dtype()))
-    formula = FORMULAS[simulation.solver]
-    return _replicated(from_main(host.make_schedule(table, times, simulation.config, formula)), plan)
+    formula, factor = FORMULAS[simulation.solver], simulation.potential_factor
+    return _replicated(from_main(host.make_schedule(table, times, simulation.config, formula, factor)), plan)
 
 
 def _replicated(tree: T, plan: SimulationJob) -> T:

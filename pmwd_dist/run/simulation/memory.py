@@ -27,7 +27,7 @@ def run_memory(
     """
     table, cone = table_like(config, simulation.cosmo), simulation.light_cone
     of_file, f_nl = simulation.field is not None, simulation.f_nl is not None
-    step = lowered_step(config, table, simulation.solver, len(times), cone)
+    step = lowered_step(config, table, simulation.solver, len(times), cone, simulation.potential_factor)
     stages: dict[Stage, int] = {"a step": resources.planned(step.compile()), "P(k)": power_memory(config)}
     if simulation.start is None:
         initial = lowered_initial(simulation.config, table, simulation.kind, of_file=of_file, f_nl=f_nl)

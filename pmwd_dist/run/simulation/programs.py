@@ -25,13 +25,14 @@ from pmwd_dist.pm import time_steps
 from pmwd_dist.pm.modes import power_nodes
 from pmwd_dist.pm.noise import NoiseKind
 from pmwd_dist.pm.particles import ExactParticles
+from pmwd_dist.pm.potential_factor import PotentialFactor
 from pmwd_dist.pm.solvers import FORMULAS
 from pmwd_dist.pm.status import successful
 from pmwd_dist.pm.stepping import host
 from pmwd_dist.run.common import resources
 from pmwd_dist.run.settings import SimulationSettings
 from pmwd_dist.run.settings.light_cone import LightCone
-from pmwd_dist.run.settings.physics import config_of, cosmology_of, kind_of
+from pmwd_dist.run.settings.physics import config_of, correction_of, cosmology_of, kind_of
 from pmwd_dist.run.simulation import light_cone
 from pmwd_dist.run.simulation.halo_width import is_automatic
 
@@ -64,7 +65,8 @@ def _first_programs(settings: SimulationSettings, config: Config) -> Generator[L
     yield time_steps._times.lower(table, tuple(knots), tuple(time_steps.shares_of(knots, config.steps)))
     count = sum(time_steps.shares_of(knots, config.steps)) + 1
     if settings.observe.light_cone is None and not is_automatic(config):
-        yield lowered_step(config, table, settings.time.solver, count, None)
+        factor = correction_of(settings, config)
+        yield lowered_step(config, table, settings.time.solver, count, None, factor)
 
 
 def lowered_initial(config: Config, table: Any, kind: NoiseKind, *, of_file: bool, f_nl: bool) -> Lowered:
@@ -77,10 +79,17 @@ def lowered_initial(config: Config, table: Any, kind: NoiseKind, *, of_file: boo
     return host.initial_particles.lower(noise, _like(table), nodes, config, kind, primordial)
 
 
-def lowered_step(config: Config, table: Any, solver: str, times: int, cone: LightCone | None) -> Lowered:
+def lowered_step(
+    config: Config,
+    table: Any,
+    solver: str,
+    times: int,
+    cone: LightCone | None,
+    factor: PotentialFactor | None,
+) -> Lowered:
     """The program of a step between so many times, with the light cone if there is one."""
     done, vectors = np.int32(0), vectors_like(config)
-    make = partial(host.make_schedule, config=config, formula=FORMULAS[solver])
+    make = partial(host.make_schedule, config=config, formula=FORMULAS[solver], factor=factor)
     schedule = jax.eval_shape(make, _like(table), jax.ShapeDtypeStruct((times,), vectors.dtype))
     small = _like((jax.eval_shape(partial(successful, vectors.dtype)), schedule), config)
     particles = jax.tree.map(lambda _: vectors, jax.eval_shape(lambda x: ExactParticles(x, x), vectors))

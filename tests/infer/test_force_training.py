@@ -1,0 +1,49 @@
+"""Training of a correction of the force."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+import problems
+import pytest
+
+import pmwd_dist as pmd
+from pmwd_dist import infer
+
+COSMO = problems.cosmology()
+
+
+def configure(decomposition: pmd.Decomposition, mesh: int, halo: Any = 4) -> pmd.Config:
+    return pmd.Config(16.0, mesh, 8, steps=3, lpt_order=1, a_start=0.2, halo=halo, decomposition=decomposition)
+
+
+@pytest.mark.parametrize("decomposition", [(2, 2)], indirect=True)
+def test_training_finds_the_force_of_the_references(decomposition: pmd.Decomposition) -> None:
+    """References with a known factor of the potential, and one of another seed to judge by."""
+    config, teacher = configure(decomposition, 8), pmd.ForceCorrection(2.0, np.full((9, 5), 0.4))
+    plain = [infer.force_reference(jax.random.key(i), COSMO, config, config, [1.0]) for i in range(2)]
+    same = infer.force_error(None, plain[1])
+    assert same.k.shape == (4,)
+    np.testing.assert_allclose(same.power_ratio, 1, rtol=1e-10)
+    np.testing.assert_allclose(same.decorrelation, 0, atol=1e-10)
+
+    @jax.jit
+    def taught(reference: infer.ForceReference) -> infer.ForceReference:
+        end = pmd.nbody(reference.particles, reference.table, config, potential_factor=teacher).particles
+        density = pmd.density(end, configure(decomposition, 16, halo="auto"))
+        return eqx.tree_at(lambda reference: reference.densities, reference, density[None])
+
+    train, judge = map(taught, plain)
+    correction, history = infer.train_force(pmd.ForceCorrection(2.0), [train], steps=12, learning_rate=0.05)
+    assert history[-1] < 0.3 * history[0]
+    without, found = infer.force_error(None, judge), infer.force_error(correction, judge)
+    assert np.abs(np.log(found.power_ratio)).mean() < 0.5 * np.abs(np.log(without.power_ratio)).mean()
+    assert (np.asarray(found.decorrelation) < np.asarray(without.decorrelation)).all()
+
+    level = eqx.tree_at(lambda reference: reference.level, judge, np.asarray(2.0))
+    half = infer.force_error(correction, level)
+    np.testing.assert_allclose(half.power_ratio, found.power_ratio / 2, rtol=1e-10)
+    np.testing.assert_array_equal(half.power, found.power)
