@@ -60,7 +60,7 @@ def _first_programs(settings: SimulationSettings, config: Config) -> Generator[L
     yield spectrum
     for shape in (power_nodes(config).shape, spectrum.out_info.k.shape) if cosmology.table is None else ():
         k = as_array(np.ones(shape))
-        yield linear_power._normalised_to_sigma8.lower(k, own, transfer=cosmology.linear_power)
+        yield linear_power._normalised_to_sigma8.lower(k, own, _like(table).response, transfer=cosmology.linear_power)
     knots = time_steps.knots_of(config, settings.scale_factors)
     yield time_steps._times.lower(table, tuple(knots), tuple(time_steps.shares_of(knots, config.steps)))
     count = sum(time_steps.shares_of(knots, config.steps)) + 1
