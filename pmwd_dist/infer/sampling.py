@@ -30,7 +30,7 @@ from pmwd_dist.infer.tuning.discretisation_bias import BiasCorrection, bias_samp
 from pmwd_dist.infer.tuning.loop import ChainTuning, TuningProgress, begin, check_share
 from pmwd_dist.infer.tuning.schedule import ENERGY_VARIANCE, SHORTEST, STEP_BIAS, Schedule
 from pmwd_dist.io.arrays import Arrays
-from pmwd_dist.parallel.distributed import to_host
+from pmwd_dist.parallel.distributed import raise_on_all_processes, to_host
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.inputs import whole_number
 from pmwd_dist.pm.status import SimulationError
@@ -91,6 +91,7 @@ def sample(
     Raises:
       ValueError: an argument out of its range, or a folder with a chain of another model.
       ArrayFileError: a file of the chain in the folder is missing or damaged.
+      SharedError: one of these about the folder, where there are several processes.
       SimulationError: the first positions, or too many steps, failed.
 
     Warns:
@@ -107,8 +108,10 @@ def sample(
     adapts = adaptation.start(posterior) is not None
     schedule = Schedule(positions, steps=tuning_steps, adapts=adapts, approaches=True, reestimates=True, **aims)
     how = aims | {"tuning_steps": tuning_steps, "thin": thin, "chunk": chunk, "keep_noise": keep_noise}
-    folder = ChainFolder(output, _identity(posterior, positions, key) | identity_of(how))
-    folder.check()
+    identity = _identity(posterior, positions, key) | identity_of(how)
+    with raise_on_all_processes():
+        folder = ChainFolder(output, identity)
+        folder.check()
     if is_shown(progress):
         listener, tuning_listener = with_bar(steps // (thin * chunk), listener, tuning_listener)
     begin_key, tune_key, run_key = jax.random.split(key, 3)
@@ -133,7 +136,9 @@ def sample(
         run, arrays = bias.update(run, arrays)
         folder.write(index, arrays, pack(run, index + 1) | bias.pack())
         _tell(listener, run, index + 1, arrays)
-    return _warned(folder.load(), method)
+    with raise_on_all_processes():
+        chain = folder.load()
+    return _warned(chain, method)
 
 
 def _warned(chain: Chain, method: Method) -> Chain:

@@ -20,7 +20,7 @@ from pmwd_dist.pm.noise import GAUSSIAN, noise_of
 from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.fingerprint import identity
-from pmwd_dist.run.common.folder import Log
+from pmwd_dist.run.common.folder import Log, start_errors
 from pmwd_dist.run.inference.plan import DATA, START, InferenceJob, truth_of
 
 _REMAKE = "remove it, and the same is made again"
@@ -33,8 +33,9 @@ def data_of(plan: InferenceJob, log: Log) -> Arrays:
     truth = {f"parameters/{name}": () for name in plan.model.priors}
     shapes = truth | {"noise": plan.simulation.config.particle_shape}
     data = _kept(plan, DATA, lambda: draw_mock(plan), shapes, "mock drawn", log)
-    with reading(plan.folder / DATA, _REMAKE):
-        to_host(plan.model.likelihood).check(data["data"], plan.simulation.config)
+    likelihood = to_host(plan.model.likelihood)
+    with start_errors(), reading(plan.folder / DATA, _REMAKE):
+        likelihood.check(data["data"], plan.simulation.config)
     return data
 
 
@@ -64,7 +65,8 @@ def _kept(plan: InferenceJob, name: str, make: Callable[[], Arrays], shapes: Sha
                 manifest.claim(plan.folder, [name])
                 write_arrays(path, arrays, about)
         log.stage(what, time.perf_counter() - began)
-    return read_arrays(path, about, shapes, remedy=_REMAKE)
+    with start_errors():
+        return read_arrays(path, about, shapes, remedy=_REMAKE)
 
 
 def key_of(plan: InferenceJob, purpose: int) -> Array:

@@ -17,7 +17,7 @@ from pmwd_dist.infer.chain.folder import chain_files, load_chain
 from pmwd_dist.io.arrays import ArrayFileError, Arrays
 from pmwd_dist.parallel.distributed import is_main, raise_on_all_processes
 from pmwd_dist.run.common import manifest, resources
-from pmwd_dist.run.common.folder import Log, StartError
+from pmwd_dist.run.common.folder import Log, StartError, start_errors
 from pmwd_dist.run.common.job import Control
 from pmwd_dist.run.inference.inputs import data_of, key_of, starts_of
 from pmwd_dist.run.inference.memory import RUNTIME
@@ -43,7 +43,9 @@ def run(plan: InferenceJob, log: Log, control: Control) -> None:
         ahead = _compile_verdict(plan, posterior, data)
         _sample(plan, posterior, positions, watch)
         wait(ahead)
-        verdict = judge(plan, posterior, load_chain(plan.folder), data)
+        with start_errors():
+            chain = load_chain(plan.folder)
+        verdict = judge(plan, posterior, chain, data)
         log("verdict", "\n".join([*verdict.table, f"wrote {', '.join(verdict.files)}"]), **verdict._asdict())
     except ArrayFileError as error:
         raise StartError(str(error)) from error
@@ -80,7 +82,8 @@ class _Watch:
         self._of_blocks, self._of_chunks = (control.clock() for _ in range(2))
         self._before, self._shown = time.perf_counter(), -_BETWEEN_LINES
         self._bound = ""
-        self._draws: list[Arrays] = _earlier(plan.folder)
+        with start_errors():
+            self._draws = _earlier(plan.folder)
 
     def __call__(self, progress: infer.Progress) -> None:
         now, sampler = time.perf_counter(), self._plan.settings.sampler
