@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None, *, began: float | None = None) 
         sys.stdout.flush()
     except OSError:  # the terminal may be gone
         _discard_output()
-    sys.exit(code)
+    distributed.leave(code)
 
 
 def _run(arguments: list[str], began: float) -> int:
@@ -65,8 +65,8 @@ def _run(arguments: list[str], began: float) -> int:
             with suppress(OSError):
                 sys.stdout.flush()
                 sys.stderr.flush()
-            # An orderly exit would wait for the other processes, which wait for this one; mpirun ends them all.
-            os._exit(code)
+            # An orderly exit would wait for the other processes, which wait for this one.
+            distributed.abort(code, lost=isinstance(error, ConnectionLostError))
         return code
 
 

@@ -14,10 +14,12 @@ import signal
 import socket
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Generator
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import Any, NoReturn, TypeVar
 
 import jax
 import numpy as np
@@ -27,6 +29,8 @@ from jax.sharding import Sharding
 from pmwd_dist._files import message
 
 _NOTICE, _START_TIMEOUT = 8, 300  # [s], until a line says what is waited for, and until the start is given up
+_GRACE = 2  # [s], in which a launcher may end all processes after the end of one, whose message tells more
+_END_TIMEOUT = 30  # [s], until processes that have not failed as well are ended; process 0 may draw meanwhile
 HEARTBEAT_TIMEOUT = 100  # [s], as JAX's own; longer than usual suspensions by the system
 
 _LOST = re.compile(
@@ -70,7 +74,8 @@ def initialize(*, heartbeat_timeout: int = HEARTBEAT_TIMEOUT) -> None:
     duplicate of COMM_WORLD, which is freed at exit, so that they are never mixed with the user's. Under srun, JAX's own
     start-up is used where mpi4py is missing or its MPI does not support Slurm (see `srun --mpi=list`).
 
-    Each process drives one GPU, by its local rank on the node.
+    Each process drives one GPU, by its local rank on the node. An exception that ends one of several processes ends
+    them all, after its traceback.
 
     Args:
       heartbeat_timeout: time without a heartbeat from a process until all others end [s]; a killed process ends them at
@@ -124,11 +129,10 @@ def communicator() -> Any:
     if _communicator is None:
         from mpi4py import MPI
 
-        if not MPI.Is_initialized():  # with mpi4py.rc.initialize = False
+        if ours := not MPI.Is_initialized():  # with mpi4py.rc.initialize = False
             MPI.Init_thread()
-            atexit.register(_finalize)
         _communicator = MPI.COMM_WORLD.Dup()
-        atexit.register(_free)
+        atexit.register(_free, finalize=ours)
     return _communicator
 
 
@@ -138,18 +142,63 @@ def host_key() -> str | None:
 
 
 def first_collective() -> None:
-    """Connect all processes, without the lines that Gloo prints about it on CPUs. Collective."""
+    """Connect all processes; discard what Gloo prints on CPUs whenever a group of processes connects. Collective."""
     if jax.process_count() == 1:
         return
-    sys.stdout.flush()
-    saved, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    try:
-        barrier("start")
-    finally:
-        os.dup2(saved, 1)
-        os.close(saved)
-        os.close(nowhere)
+    if jax.default_backend() == "cpu" and sys.stdout.fileno() == 1:
+        sys.stdout.flush()
+        sys.stdout = os.fdopen(os.dup(1), "w", 1, sys.stdout.encoding, "replace")
+        _silence(1)
+    barrier("start")
+
+
+def leave(code: int) -> NoReturn:
+    """End this process; one of several ends when all have disconnected. Collective."""
+    if not jax.distributed.is_initialized():
+        if _communicator is not None and _communicator.Get_size() > 1:
+            abort(code)  # the others may wait for this process to join
+        sys.exit(code)
+    if code:
+        threading.Timer(_END_TIMEOUT, abort, (code,)).start()
+    # Threads of JAX on GPUs print lines once the service in process 0 has gone, until their own process ends.
+    _silence(2)
+    with suppress(RuntimeError):  # another process has ended
+        jax.distributed.shutdown()
+        if _communicator is not None:
+            _free(finalize=True)
+    os._exit(code)
+
+
+def abort(code: int, *, lost: bool = False) -> NoReturn:
+    """End this process and, through MPI, all others, which may wait for it; later if one of them is lost already."""
+    _silence(2)
+    if lost:
+        time.sleep(_GRACE)
+    if _communicator is not None:
+        _communicator.Abort(code)
+    os._exit(code)
+
+
+def _abort_after_exceptions() -> None:
+    """Abort after an exception that ends this process, for which the others would wait."""
+    show = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+        if _LOST.search(str(error)):
+            time.sleep(_GRACE)
+        show(kind, error, where)
+        with suppress(OSError):
+            sys.stdout.flush()
+        abort(1)
+
+    sys.excepthook = hook
+
+
+def _silence(stream: int) -> None:
+    """Discard what is written to a standard stream, by compiled code too."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream)
+    os.close(nowhere)
 
 
 def is_main() -> bool:
@@ -339,6 +388,7 @@ def _join(heartbeat_timeout: int, where: str | None, **how: Any) -> None:
         for number, handler in handlers:
             if handler:  # JAX's own remains
                 signal.signal(number, handler)
+    _abort_after_exceptions()
 
 
 def _watch_start(joined: threading.Event, where: str | None) -> None:
@@ -416,15 +466,10 @@ def _local_device(local_rank: int) -> int:
     return 0 if len(visible) == 1 and visible != [""] else local_rank
 
 
-def _free() -> None:
+def _free(*, finalize: bool) -> None:
     from mpi4py import MPI
 
     if not MPI.Is_finalized():
         _communicator.Free()
-
-
-def _finalize() -> None:
-    from mpi4py import MPI
-
-    if not MPI.Is_finalized():
-        MPI.Finalize()
+        if finalize:
+            MPI.Finalize()

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,6 @@ class Messages:
 # Each process takes itself for the only one on its node: they meet by the name of a host, as on a cluster. MPI is
 # initialised by us.
 SCRIPT = """
-import sys
 import mpi4py
 mpi4py.rc.initialize = False
 MESSAGES
@@ -89,12 +89,11 @@ assert sums.shape == (3,) if distributed.is_main() else sums is None
 distributed.barrier()
 messages.check(world)
 if distributed.is_main():
-    np.savez(sys.argv[1], power=power, gradient=gradient)
+    np.savez("result.npz", power=power, gradient=gradient)
 """
 
 # MPI is initialised by the user, before anything of ours.
 TRAFFIC = """
-import sys
 MESSAGES
 import jax
 jax.config.update("jax_platforms", "cpu")
@@ -110,8 +109,9 @@ field = jax.jit(lambda: jax.numpy.ones((4, 4, 4)), out_shardings=layout.sharding
 spectrum = pmd.prfft3d(field, layout)
 distributed.barrier()
 messages.check(distributed.communicator())
-if distributed.is_main():
-    np.savez(sys.argv[1], done=True)
+if not distributed.is_main():
+    raise ValueError("of one process")
+distributed.barrier()
 """
 
 
@@ -132,14 +132,13 @@ def simulate(decomposition: pmd.Decomposition) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(power), np.asarray(gradient)
 
 
-def launch(tmp_path: Path, script: str) -> Path:
-    """Run a script under mpirun with two processes; its argument is the path of its result."""
+def launch(tmp_path: Path, script: str) -> subprocess.CompletedProcess[str]:
+    """Run a script under mpirun with two processes, in a folder."""
     mpirun = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     if mpirun is None:
         pytest.skip("mpirun is not installed")
     pytest.importorskip("mpi4py")
-    path, result = tmp_path / "script.py", tmp_path / "result.npz"
-    path.write_text(script.replace("MESSAGES", MESSAGES))
+    (tmp_path / "script.py").write_text(script.replace("MESSAGES", MESSAGES))
     ours = ("JAX_COMPILATION_CACHE_", "JAX_PERSISTENT_CACHE_")
     environment = {
         name: value
@@ -151,23 +150,46 @@ def launch(tmp_path: Path, script: str) -> Path:
     )
     environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     environment["XLA_FLAGS"] = problems.XLA_FLAGS
-    command = [mpirun, "-n", "2", "--oversubscribe", sys.executable, str(path), str(result)]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
-    assert run.returncode == 0, run.stdout + run.stderr
-    return result
+    command = [mpirun, "-n", "2", "--oversubscribe", sys.executable, "script.py"]
+    options: Any = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "timeout": 150}
+    return subprocess.run(command, check=False, **options)
 
 
 def test_two_processes_on_nodes_of_their_own_agree_with_one(tmp_path: Path) -> None:
     """While messages of the user are open, which do not meet ours."""
-    result = launch(tmp_path, SCRIPT)
+    done = launch(tmp_path, SCRIPT)
+    assert done.returncode == 0, done.stdout + done.stderr
     power, gradient = simulate(pmd.Decomposition(pdims=(1, 1)))
-    with np.load(result) as theirs:
+    with np.load(tmp_path / "result.npz") as theirs:
         np.testing.assert_allclose(theirs["power"], power, rtol=1e-11)
         np.testing.assert_allclose(theirs["gradient"], gradient, rtol=0, atol=1e-11 * np.abs(gradient).max())
 
 
 def test_messages_of_the_user_who_initialises_mpi_do_not_meet_ours(tmp_path: Path) -> None:
-    assert launch(tmp_path, TRAFFIC).exists()
+    """Up to an exception of one process, which ends both; the other one has nothing to say."""
+    done = launch(tmp_path, TRAFFIC)
+    assert "MPI_ABORT was invoked on rank 1" in done.stderr, done.stderr
+    assert done.stderr.count("Traceback") == 1
+    assert "ValueError: of one process" in done.stderr
+
+
+def test_a_process_that_can_not_join_or_leaves_alone_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The former at once, the latter after a time in which the others may leave, too."""
+    monkeypatch.setattr(distributed, "_communicator", Node(3, 3, 2))
+    monkeypatch.setattr(distributed, "abort", sys.exit)
+    with pytest.raises(SystemExit, match="2"):
+        distributed.leave(2)
+    aborted = threading.Event()
+    monkeypatch.setattr(distributed, "abort", lambda code: aborted.set())
+    monkeypatch.setattr(distributed, "_END_TIMEOUT", 0.1)
+    monkeypatch.setattr(distributed, "_silence", lambda stream: None)
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(jax.distributed, "shutdown", lambda: aborted.wait(10))  # until the others shut down, too
+    monkeypatch.setattr(distributed, "_free", lambda **options: None)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with pytest.raises(SystemExit, match="1"):
+        distributed.leave(1)
+    assert aborted.is_set()
 
 
 class Node:
@@ -342,6 +364,7 @@ def test_under_srun_jax_starts_by_itself_where_mpi_does_not_join(monkeypatch: py
     """Else every process would run the whole program."""
     methods = []
     monkeypatch.setattr(jax.distributed, "initialize", lambda **how: methods.append(how["cluster_detection_method"]))
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # which `initialize` replaces
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
     monkeypatch.setenv("SLURM_STEP_ID", "0")
     if mpi4py == "missing":

@@ -7,8 +7,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -19,12 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from pages import check_page
-from runs import SMALL, Events, assert_same, command, kill_loop, linear_power, make, resumed
+from runs import SMALL, Events, assert_same, command, kill_loop, make, resumed
 
 import pmwd_dist as pmd
 from pmwd_dist.cli.display import Display
 from pmwd_dist.io import checkpoint
-from pmwd_dist.io.snapshot import Snapshot, load_snapshot
+from pmwd_dist.io.snapshot import Snapshot
 from pmwd_dist.pm.stepping.step import ended
 from pmwd_dist.report import results
 from pmwd_dist.run.common import manifest
@@ -456,91 +454,3 @@ def test_report_draws_again(finished: tuple[Path, Events]):
         (folder / name).unlink()
     assert command("report", folder) == 0
     assert (folder / "power.png").exists() and "The run is finished: 4 steps" in (folder / "report.html").read_text()
-
-
-TWICE = """
-import os, time
-from pmwd_dist.cli import main
-from pmwd_dist.report import drawing, results
-drawing.draw, results.draw = lambda paths: None, lambda path: path.touch()
-codes, rename = [], os.replace
-
-def replace(old, new):
-    time.sleep(0.3 * str(new).endswith("1.npz"))  # process 1 is late: the checkpoint must wait for its part
-    rename(old, new)
-
-os.replace = replace
-for _ in range(2):
-    try:
-        main(["run", "small.toml"])
-    except SystemExit as ended:
-        codes.append(ended.code)
-assert codes == [0, 2], codes
-
-from pmwd_dist.io.snapshot import Snapshot
-write, rank = Snapshot.write, int(os.environ["OMPI_COMM_WORLD_RANK"])
-
-def full(self, path, chunks):
-    if rank == 1:
-        time.sleep(1)  # steps go on until then
-        raise OSError(28, "No space left on device", str(path))
-    write(self, path, chunks)
-
-def command(*words):
-    try:
-        main([*words])
-    except SystemExit as ended:
-        return ended.code
-
-options = "--set", "output.redshifts=[1, 0]", "--set", "output.checkpoint_every=0"
-assert command("run", "small.toml", "--output", "good", *options) == 0
-Snapshot.write = full
-assert command("run", "small.toml", "--output", "full", *options) == 1
-assert not [name for name in os.listdir("full") if f"snapshot_z1.000.{rank}.hdf5" in name]
-assert os.path.isdir("full/checkpoint_000002")
-Snapshot.write = write
-assert command("resume", "full") == 0
-"""
-
-
-@pytest.mark.mpi
-@pytest.mark.slow
-@pytest.mark.usefixtures("no_figures")
-def test_two_processes(tmp_path: Path):
-    """The same power as one process; a snapshot of two files; an error of process 0 is an error of both."""
-    mpirun = Path(shutil.which("mpirun") or Path(sys.executable).with_name("mpirun")).absolute()
-    if not mpirun.exists():
-        pytest.skip("there is no mpirun")
-    linear_power(tmp_path / "p.txt")
-    overrides = ["output.redshifts=0", "output.slice_thickness=0", "cosmology.linear_power=p.txt"]
-    one = make(tmp_path / "one", *overrides)
-    execute(one, Events())
-    text = (one.folder / "config.toml").read_text()
-    for old, new in (
-        ("pdims = [1, 1]", ""),
-        ('halo = "auto"', "halo = 4"),
-        ('"linear_power.txt"', '"p.txt"'),
-        ("every = 0", "every = 2"),
-    ):
-        assert old in text
-        text = text.replace(old, new)
-    (tmp_path / "small.toml").write_text(text)
-    environment = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    environment["JAX_ENABLE_X64"] = "1"  # as in this process: the noise of a seed depends on it
-    run = [mpirun, "-n", "2", "--oversubscribe", "--timeout", "280", sys.executable, "-c", TWICE]
-    done = subprocess.run(run, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("not empty") == 1
-    assert done.stderr.count(f"process 1: {Path('full', 'snapshot_z1.000.1.hdf5')}: No space left on device") == 1
-    for part in (0, 1):
-        for label in ("z1.000", "z0.000"):
-            files = [tmp_path / folder / f"snapshot_{label}.{part}.hdf5" for folder in ("good", "full")]
-            with h5py.File(files[0]) as good, h5py.File(files[1]) as again:
-                for name, data in good["PartType1"].items():
-                    np.testing.assert_array_equal(data[:], again[f"PartType1/{name}"][:])
-    folders = (tmp_path / "small", one.folder)
-    both, alone = (results.read_spectra(folder)[0.0]["power"] for folder in folders)
-    np.testing.assert_allclose(both, alone, rtol=1e-6)
-    assert (tmp_path / "small" / "snapshot_z0.000.1.hdf5").exists()
-    both, alone = (load_snapshot(folder / "snapshot_z0.000.hdf5", one.simulation.config)[0].disp for folder in folders)
-    assert float(jnp.abs(both - alone).max()) < 1e-6

@@ -1,4 +1,4 @@
-"""Whole jobs of two processes that round differently, and of processes that disagree, under one mpirun."""
+"""Whole jobs of processes that round differently, disagree, fail or are killed, many under one mpirun."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from typing import Any
 
 import h5py
 import numpy as np
+import problems
 import pytest
 from inferences import SMALL
-from runs import Events
+from runs import Events, linear_power
 
+import pmwd_dist as pmd
 from pmwd_dist.infer import load_chain
-from pmwd_dist.run.common.folder import prepare_folder
+from pmwd_dist.run.common.folder import prepare_folder, status_of
 from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.common.signals import Interrupted
 from pmwd_dist.run.inference import verdict
@@ -27,7 +29,9 @@ from pmwd_dist.run.inference.plan import InferenceJob
 from pmwd_dist.run.settings import InferenceSettings, read, read_as
 from pmwd_dist.run.simulation.plan import SimulationJob
 
-SETTINGS = """
+PLAIN = """
+[cosmology]
+linear_power = "p.txt"
 [box]
 size = 64
 mesh = 16
@@ -36,6 +40,8 @@ steps = 3
 [output]
 redshifts = [1, 0]
 slice_thickness = 0
+"""
+SETTINGS = f"""{PLAIN}
 [observe.multipoles]
 [observe.bispectrum]
 shells = 3
@@ -45,16 +51,29 @@ number_density = 0.01
 edges = [10.0, 30.0, 50.0]
 sources = [0.01]
 """
-# Each process has flags of its own for XLA, as processes have kernels of their own on GPUs.
-SCRIPT = """
-import json, os, sys
+SPHERE = """
+[observe.light_cone]
+sky = "sphere"
+nside = 4
+edges = [10.0, 30.0]
+"""
+# Process 0 has flags of its own for XLA and rounds differently, as processes have kernels of their own on GPUs.
+BEGIN = """
+import json, os, signal, sys
 rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
-os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=" + "30"[rank]
+if rank == 0:
+    os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=1"
 import pmwd_dist.cli
 import pmwd_dist as pmd
 from jax_cosmo import Planck15
+from pmwd_dist.parallel import distributed
 from pmwd_dist.report import drawing, results
+from pmwd_dist.run.common.signals import StopRequest
+from pmwd_dist.run.inference import verdict
+verdict.save = lambda figure, path: path.touch()
 drawing.draw, results.draw = lambda paths: None, lambda path: path.touch()
+leave, distributed.leave = distributed.leave, sys.exit
+received = StopRequest.received
 
 def command(name, *arguments):
     try:
@@ -62,10 +81,46 @@ def command(name, *arguments):
     except SystemExit as ended:
         return ended.code
 
+def before_step(number, faulty, action):
+    count = iter(range(number + 1))
+
+    def stopped(stop):
+        if next(count, None) == number and rank == faulty:
+            action()
+        return received(stop)
+
+    StopRequest.received = stopped
+
+def finish(codes):
+    if rank == 0:
+        print("codes", json.dumps(codes), flush=True)
+    distributed.leave = leave
+"""
+
+SCRIPT = """
+import time
+from pmwd_dist.io.snapshot import Snapshot
 swift = "output.snapshot='swift'"
+rename, write = os.replace, Snapshot.write
+
+def late(old, new):
+    time.sleep(0.3 * str(new).endswith("1.npz"))  # the checkpoint must wait for the part of process 1
+    rename(old, new)
+
+def full(snapshot, path, chunks):
+    if rank == 1:
+        time.sleep(1)  # steps go on until then
+        raise OSError(28, "No space left on device", str(path))
+    write(snapshot, path, chunks)
+
+os.replace = late
 codes = {
     "run": command("run", "small.toml"),
-    "limited": command("run", "small.toml", "--output", "resumed", "--time-limit", "1s", "--set", swift),
+    "again": command("run", "small.toml"),
+}
+before_step(1, 1, lambda: signal.raise_signal(signal.SIGUSR1))
+codes |= {
+    "signal": command("run", "sphere.toml", "--output", "resumed", "--set", swift),
     "resume": command("resume", "resumed"),
     "gadget": command("power", "small/snapshot_z0.000.0.hdf5", "--output", "gadget.csv"),
     "swift": command("power", "resumed/snapshot_z0.000.1.hdf5", "--output", "swift.csv"),
@@ -84,46 +139,56 @@ for name, option in {
 codes["folder"] = command("run", "small.toml", "--output", f"folder{rank}")
 codes["missing"] = command("run", ["small.toml", "none.toml"][rank])
 codes["doctor"] = command("doctor", "small")
-if rank == 0:
-    print("codes", json.dumps(codes))
+Snapshot.write = full
+codes["full"] = command("run", "small.toml", "--output", "full")
+Snapshot.write = write
+codes["refilled"] = command("resume", "full")
+finish(codes)
+before_step(2, 1, lambda: signal.raise_signal(signal.SIGKILL))
+command("run", "small.toml", "--output", "killed", "--set", "output.checkpoint_every=1")
 """
 
-
 INFERENCES = """
-import json, os
-rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
-os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=" + "30"[rank]
-import pmwd_dist.cli
-from pmwd_dist.run.inference import verdict
-verdict.save = lambda figure, path: path.touch()
-
-def command(name, *arguments):
-    try:
-        pmwd_dist.cli.main([name, *arguments])
-    except SystemExit as ended:
-        return ended.code
-
 slabs, mask = ("--set", "devices.pdims=[2, 1]"), ("--set", "data.mask=mask.npy")
 codes = {
-    "slabs": command("infer", "small.toml", "--output", "slabs", *slabs, *mask),
     "chains": command("infer", "small.toml", "--output", "chains", "--set", "sampler.chain_devices=1", *mask),
     "resumed": command("resume", "begun_on_one", *slabs),
     "limited": command("infer", "small.toml", "--output", "begun_on_two", "--time-limit", "1s", *slabs, *mask),
 }
-if rank == 0:
-    print("codes", json.dumps(codes))
+finish(codes)
+before_step(1, 1, lambda: {}["a fault"])
+command("infer", "small.toml", "--output", "faulty", *slabs, *mask)
+"""
+
+PENCILS = """
+pencils = ("--set", "devices.pdims=[2, 2]")
+codes = {
+    "resumed": command("resume", "begun_on_one", *pencils),
+}
+finish(codes)
+command("doctor")
 """
 
 
-def start(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a script in two processes."""
+def start(processes: int, folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in several processes."""
     mpirun = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     if mpirun is None:
         pytest.skip("there is no mpirun")
     environment = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     environment |= {"JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "MPIEXEC_TIMEOUT": "300"}
-    run = [mpirun, "-n", "2", "--oversubscribe", sys.executable, "-c", script]
+    environment |= {"XLA_FLAGS": problems.XLA_FLAGS}
+    run = [mpirun, "-n", str(processes), "--oversubscribe", "--bind-to", "none", sys.executable, *command]
     return subprocess.run(run, cwd=folder, env=environment, capture_output=True, text=True, timeout=330, check=False)
+
+
+def codes_of(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
+    """Exit codes of the commands of a script; its terminal holds lines of the program and mpirun only."""
+    assert "codes" in done.stdout, done.stderr
+    ours = re.sub(r"^-{70,}\n(.*\n)*?-{70,}\n", "", done.stderr.replace("\0", ""), flags=re.MULTILINE)
+    assert all(line.startswith("pmwd-dist: ") for line in ours.splitlines()), done.stderr
+    assert "Gloo" not in done.stdout
+    return json.loads(done.stdout.split("codes ")[1].splitlines()[0])
 
 
 def tables(folder: Path) -> dict[str, Any]:
@@ -134,27 +199,58 @@ def tables(folder: Path) -> dict[str, Any]:
     for path in sorted(folder.glob("*.npz")):
         with np.load(path) as content:
             found |= {f"{path.name}:{name}": content[name] for name in content.files}
-    for path in sorted(folder.glob("counts*.hdf5")):
+    for path in sorted(folder.glob("[cl]*.hdf5")):  # counts and light cones
         with h5py.File(path) as file:
-            file.visititems(
-                lambda name, x: found.update({f"counts:{name}": x[()]}) if isinstance(x, h5py.Dataset) else None
-            )
+            names = list[str]()
+            file.visit(names.append)
+            found |= {f"{path.name}:{name}": x[()] for name in names if isinstance(x := file[name], h5py.Dataset)}
     return found
+
+
+def compare(folder: Path, alone: Path) -> None:
+    """Assert that two folders have the same tables, maps and particles."""
+    both, expected = tables(folder), tables(alone)
+    assert both.keys() == expected.keys()
+    for name, values in both.items():
+        scale = np.nanmax(np.abs(expected[name]), initial=0) if expected[name].dtype.kind == "f" else 0
+        np.testing.assert_allclose(values, expected[name], rtol=1e-6, atol=1e-6 * scale, err_msg=f"{folder}: {name}")
+    config = pmd.Config(box_size=64.0, mesh_shape=16)
+    found, values = (pmd.load_snapshot(path / "snapshot_z0.000.hdf5", config)[0].disp for path in (folder, alone))
+    np.testing.assert_allclose(np.asarray(found), np.asarray(values), atol=1e-5)
+
+
+def assert_same_snapshots(one: Path, other: Path) -> None:
+    """Assert that the files of two processes have the same bits."""
+    for name in (f"snapshot_{label}.{part}.hdf5" for label in ("z1.000", "z0.000") for part in (0, 1)):
+        with h5py.File(one / name) as expected, h5py.File(other / name) as found:
+            for kind, values in expected["PartType1"].items():
+                np.testing.assert_array_equal(found[f"PartType1/{kind}"][:], values[:])
+
+
+def alone(folder: Path, file: Path, *, resume: bool = False, time_limit: float | None = None) -> Path:
+    """Run or resume a simulation in this process."""
+    plan = SimulationJob.of(read(file, ["devices.pdims=[2, 1]"]), folder)
+    if not resume:
+        prepare_folder(plan)
+    execute(plan, Events(), resume=resume, time_limit=time_limit)
+    return folder
 
 
 @pytest.mark.mpi
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_processes(tmp_path: Path, no_figures: None):
-    """Runs and resumes agree with one process; a difference between processes is one line before any work."""
+    """Runs agree with one process, also where it resumes them; all processes end if one fails or is killed."""
+    linear_power(tmp_path / "p.txt")
     (tmp_path / "small.toml").write_text(SETTINGS)
-    done = start(SCRIPT, tmp_path)
-    assert "codes" in done.stdout, done.stderr
-    codes = json.loads(done.stdout.split("codes ")[1])
-    assert {codes.pop(name) for name in ("run", "limited", "resume", "gadget", "swift", "doctor")} == {0}, done.stderr
+    (tmp_path / "sphere.toml").write_text(PLAIN + SPHERE)
+    done = start(2, tmp_path, "-c", BEGIN + SCRIPT)
+    codes = codes_of(done)
+    assert {codes.pop(name) for name in ("run", "resume", "gadget", "swift", "doctor", "refilled")} == {0}
     for process in (0, 1):
         line = rf"process {process}   \S+: \S+ \(cpu\); slabs by xla, (native|plain JAX) ops"
         assert any(re.fullmatch(line, text) for text in done.stdout.splitlines()), done.stdout
+    assert (codes.pop("signal"), codes.pop("full"), done.returncode) == (138, 1, 137), done.stderr
     assert set(codes.values()) == {2}, codes
     for line in (
         "noise.seed is 1 in process 1, and 0 in process 0; start all processes with the same files and options",
@@ -163,28 +259,43 @@ def test_processes(tmp_path: Path, no_figures: None):
         "process 1: time.stepps",
         "process 1: none.toml: no such file",
         "folder1",
+        "interrupted after step 1 of 3",
+        "small: not empty",
+        "the run failed: process 1: full/snapshot_z1.000.1.hdf5: No space left on device",
     ):
         assert done.stderr.count(line) == 1, (line, done.stderr)
     assert not any((tmp_path / name).exists() for name in (*codes, "folder0", "folder1"))
-    plan = SimulationJob.of(read(tmp_path / "small.toml", ["devices.pdims=[2, 1]"]), tmp_path / "one")
-    prepare_folder(plan)
-    execute(plan, Events())
+    assert_same_snapshots(tmp_path / "small", tmp_path / "full")
+    assert status_of(tmp_path / "killed") in ("running", "failed")
+    one = alone(tmp_path / "one", tmp_path / "small.toml")
     spectra = [np.loadtxt(tmp_path / f"{name}.csv", delimiter=",", skiprows=1) for name in ("gadget", "swift")]
     np.testing.assert_allclose(*spectra, rtol=1e-3)
-    alone = tables(tmp_path / "one")
-    for folder in ("small", "resumed"):
-        both = tables(tmp_path / folder)
-        assert both.keys() == alone.keys()
-        for name, values in both.items():
-            scale = np.nanmax(np.abs(alone[name]), initial=0) if alone[name].dtype.kind == "f" else 0
-            np.testing.assert_allclose(values, alone[name], rtol=1e-6, atol=1e-6 * scale, err_msg=name)
+    compare(tmp_path / "small", one)
+    compare(tmp_path / "resumed", alone(tmp_path / "sphere", tmp_path / "sphere.toml"))
+    compare(tmp_path / "full", one)
+    compare(alone(tmp_path / "killed", tmp_path / "killed" / "config.toml", resume=True), one)
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_pencils_of_processes(tmp_path: Path, no_figures: None):
+    """Four processes go on where one began, and leave nothing but their lines on the terminal."""
+    linear_power(tmp_path / "p.txt")
+    (tmp_path / "plain.toml").write_text(PLAIN)
+    with pytest.raises(Interrupted):
+        alone(tmp_path / "begun_on_one", tmp_path / "plain.toml", time_limit=0.01)
+    done = start(4, tmp_path, "-c", BEGIN + PENCILS)
+    assert codes_of(done) == {"resumed": 0}
+    assert (done.returncode, done.stderr) == (0, "")
+    compare(tmp_path / "begun_on_one", alone(tmp_path / "one", tmp_path / "plain.toml"))
 
 
 @pytest.mark.mpi
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_inferences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Chains divided over processes, and over fields of processes, agree with one process, also where it begins."""
+    """Chains divided over processes, and fields over processes where one begins or ends, agree with one process."""
     monkeypatch.setattr(verdict, "save", lambda figure, path: path.touch())
     monkeypatch.chdir(tmp_path)
     (tmp_path / "small.toml").write_text(SMALL.replace("pdims = [1, 1]\n", ""))
@@ -201,20 +312,21 @@ def test_inferences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         prepare_folder(plan)
         with nullcontext() if limit is None else pytest.raises(Interrupted):
             execute(plan, Events(), time_limit=limit)
-    done = start(INFERENCES, tmp_path)
-    assert "codes" in done.stdout, done.stderr
-    codes = json.loads(done.stdout.split("codes ")[1])
+    done = start(2, tmp_path, "-c", BEGIN + INFERENCES)
+    codes = codes_of(done)
     assert set(codes.values()) == {0}, (codes, done.stderr)
     assert not (tmp_path / "begun_on_two" / "chunk_00000.npz").exists()
     execute(job("begun_on_two/config.toml", "begun_on_two"), Events(), resume=True)
-    alone, names = load_chain(tmp_path / "one"), {path.name for path in (tmp_path / "one").iterdir()}
-    for folder in ("slabs", "chains", "begun_on_one", "begun_on_two"):
+    assert done.returncode == 1
+    assert done.stderr.count("process 1: internal error: KeyError: ") == 1
+    one, names = load_chain(tmp_path / "one"), {path.name for path in (tmp_path / "one").iterdir()}
+    for folder in ("chains", "begun_on_one", "begun_on_two"):
         assert {path.name for path in (tmp_path / folder).iterdir()} == names
         chain = load_chain(tmp_path / folder)
         for found, expected in (
-            (chain.parameters["b1"], alone.parameters["b1"]),
-            (chain.logdensity, alone.logdensity),
-            (chain.noise_mean, alone.noise_mean),
-            (chain.noise_sd, alone.noise_sd),
+            (chain.parameters["b1"], one.parameters["b1"]),
+            (chain.logdensity, one.logdensity),
+            (chain.noise_mean, one.noise_mean),
+            (chain.noise_sd, one.noise_sd),
         ):
             np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6, err_msg=folder)
