@@ -13,11 +13,9 @@ import pytest
 
 import pmwd_dist as pmd
 
-SWITCHES = {
-    "jax_check_tracer_leaks": True,
-    "jax_debug_infs": True,
-    "jax_debug_nans": True,
-    "jax_numpy_dtype_promotion": "strict",
+SWITCHES: dict[str, dict[str, Any]] = {
+    "leaks": {"jax_check_tracer_leaks": True},
+    "numbers": {"jax_debug_infs": True, "jax_debug_nans": True, "jax_numpy_dtype_promotion": "strict"},
 }
 
 
@@ -50,18 +48,20 @@ def configured(pdims: tuple[int, int], gradient: bool) -> tuple[pmd.Config, Any]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pdims", [(1, 1), (2, 2)])
-@pytest.mark.parametrize("switch", SWITCHES)
-def test_a_switch_finds_nothing_and_changes_no_bit(pdims: tuple[int, int], switch: str) -> None:
-    before = getattr(jax.config, switch)
+@pytest.mark.parametrize("kind", SWITCHES)
+def test_switches_find_nothing_and_change_no_bit(pdims: tuple[int, int], kind: str) -> None:
+    before = {switch: getattr(jax.config, switch) for switch in SWITCHES[kind]}
     # JAX 0.10 itself leaks where the gradient of a shard_map with a psum or an all_to_all is taken.
-    gradient = switch != "jax_check_tracer_leaks" or pdims == (1, 1)
+    gradient = kind != "leaks" or pdims == (1, 1)
     config, expected = configured(pdims, gradient)
     jax.clear_caches()
     try:
-        jax.config.update(switch, SWITCHES[switch])
+        for switch, value in SWITCHES[kind].items():
+            jax.config.update(switch, value)
         found = run(config, gradient)
     finally:
-        jax.config.update(switch, before)
+        for switch, value in before.items():
+            jax.config.update(switch, value)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 

@@ -251,9 +251,8 @@ def test_batches_have_the_same_derivatives_on_divided_particles(monkeypatch: pyt
     monkeypatch.setattr("pmwd_dist.pm.paint._AUTO_DISPLACEMENTS", (4.0, 16.0))
     one_by_one: Any = lambda f: lambda *args: jax.tree.map(lambda *x: np.stack(x), *map(f, *args))  # noqa: E731
     whole = derivatives_of_a_batch((1, 1), one_by_one)
-    for pdims in ((2, 1), (2, 2)):
-        for x, y in zip(derivatives_of_a_batch(pdims, jax.vmap), whole, strict=True):
-            np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-10)  # sums of terms of hundreds cancel
+    for x, y in zip(derivatives_of_a_batch((2, 2), jax.vmap), whole, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-10)  # sums of terms of hundreds cancel
 
 
 def test_positions_that_are_not_finite_show() -> None:
