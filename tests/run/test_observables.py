@@ -129,7 +129,8 @@ def test_values_are_those_of_the_library(whole: SimulationJob):
         interlaced = pmd.observe.interlaced_density(moved, config, weights=weights)
         survey = pmd.observe.weighted_overdensity(interlaced, weight, config)
         survey = pmd.observe.power_multipoles(survey, config).power
-        three = pmd.observe.bispectrum(pmd.density(solution.particles, config), config, edges=shells).bispectrum
+        interlaced = pmd.observe.interlaced_density(solution.particles, config)
+        three = pmd.observe.bispectrum(interlaced, config, edges=shells).bispectrum
         return solution.accumulated, poles.power, rate, survey, three
 
     weight = np.interp(np.arange(8) * 4, [0, 32], [1, 0.25])[None, None, :] * MASK.astype(float)
