@@ -25,16 +25,18 @@ _UNITS = {"k": "h/Mpc", "power": _VOLUME, "modes": "", "linear power": _VOLUME, 
 _REMEDY = "restore it from a copy, or run again in another folder"
 
 
-def spectrum_table(measured: Any, linear: np.ndarray, shot_noise: float) -> Table:
+def spectrum_table(measured: Any, linear: np.ndarray, shot_noise: float, total: np.ndarray | None = None) -> Table:
     """Table of a spectrum of `power_spectrum` and of linear theory [(Mpc/h)^3], without bins that hold no mode.
 
     The volume per particle is a column, NaN if it isn't known. It is not subtracted: particles of a simulation begin on
-    a lattice.
+    a lattice. With massive neutrinos, total is the spectrum of all matter.
     """
     some = np.asarray(measured.modes) > 0
     values = (measured.k, measured.power, measured.modes, linear, np.full(len(some), shot_noise))
     columns = {name: np.asarray(x, float)[some] for name, x in zip(_UNITS, values, strict=True)}
-    return Table("", columns, {name: unit for name, unit in _UNITS.items() if unit})
+    if total is not None:
+        columns["total power"] = np.asarray(total, float)[some]
+    return Table("", columns, {name: _UNITS.get(name, _VOLUME) for name in columns if name != "modes"})
 
 
 def read_spectra(folder: Path) -> dict[float, Table]:

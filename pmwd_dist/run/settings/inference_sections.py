@@ -25,6 +25,7 @@ COSMOLOGY = {
     "omega_k": "Omega_k",
     "w0": "w0",
     "wa": "wa",
+    "m_nu": "m_nu",
 }
 BIASES = ("b1", "b2", "bs2", "bnabla2", "bphi", "bphidelta")
 _KINDS: dict[str, tuple[Any, set[str], set[str]]] = {
@@ -163,6 +164,7 @@ class Priors(Section):
     omega_k: _Prior = _prior_of("omega_k", '{ kind = "normal", mean = 0.0, sd = 0.05 }')
     w0: _Prior = _prior_of("w0", '{ kind = "uniform", low = -1.5, high = -0.5 }')
     wa: _Prior = _prior_of("wa", '{ kind = "normal", mean = 0.0, sd = 0.3, high = 0.4 }')
+    m_nu: _Prior = _prior_of("m_nu", '{ kind = "uniform", low = 0.0, high = 0.6 }')
     b1: _Prior = _prior_of("b1", '{ kind = "uniform", low = 0.5, high = 4.0 }')
     b2: _Prior = _prior_of("b2", '{ kind = "normal", mean = 0.0, sd = 1.0 }')
     bs2: _Prior = _prior_of("bs2", '{ kind = "normal", mean = 0.0, sd = 1.0 }')

@@ -12,7 +12,7 @@ from jax import Array
 
 from pmwd_dist._jax.profile import part
 from pmwd_dist.config import Config
-from pmwd_dist.cosmology.growth import growth
+from pmwd_dist.cosmology.growth import growth_table_to
 from pmwd_dist.io.arrays import Arrays, write_arrays
 from pmwd_dist.io.snapshot import Snapshot
 from pmwd_dist.observe.power import power_spectrum, shot_noise
@@ -120,12 +120,19 @@ def write_light_cone(plan: SimulationJob, shells: Array) -> list[str]:
 
 
 def measure(density: Array, simulation: SimulationSetup, z: float) -> Table:
-    """Power spectrum of a density field of shape mesh_shape, and of linear theory."""
-    spectrum = power_spectrum(density, simulation.config)
-    growth_factor = float(growth(1 / (1 + z), simulation.cosmo))
+    """Power spectrum of a density field of shape mesh_shape, and of linear theory.
+
+    With massive neutrinos both are spectra of cold matter, and the one of all matter is a column.
+    """
+    spectrum, a = power_spectrum(density, simulation.config), 1 / (1 + z)
+    table = growth_table_to(2, simulation.cosmo)
     # linear_power is singular at k = 0, the mean wavenumber of a bin without modes.
-    linear = simulation.linear_power(np.maximum(np.asarray(spectrum.k, float), 1e-8)) * growth_factor**2
-    return results.spectrum_table(spectrum, linear, shot_noise(simulation.config))
+    k, growth, total = np.maximum(np.asarray(spectrum.k, float), 1e-8), float(table.D1(a)), None
+    linear = simulation.linear_power(k) * growth**2
+    if (response := table.response) is not None:
+        linear = linear * np.asarray(response.cold(k, a) / response.cold(k, 1.0)) ** 2
+        total = np.asarray(spectrum.power * response.total(k, a) ** 2)
+    return results.spectrum_table(spectrum, linear, shot_noise(simulation.config), total)
 
 
 def project(particles: Particles, density: Array, config: Config, thickness: float, z: float) -> Arrays | None:
