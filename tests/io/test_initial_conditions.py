@@ -164,7 +164,10 @@ def without_ids(file: h5py.File) -> None:
     ("change", "words"),
     [
         (heavy, r"particles of type 1 have masses from 1\S* to 2\S* 1e10 Msun/h, and must have one mass"),
-        (light, r"have a density of 0.24\S*, and Omega_m is 0.3: the unit of length or mass is another one; give the"),
+        (
+            light,
+            r"have a density of 0.24\S*, and cold matter has 0.3: the unit of length or mass is another one; give the",
+        ),
         (scaled("Velocities", math.sqrt(A)), r"velocities are 0.70\d of those of linear growth at a = 0.5: their unit"),
         (without_ids, r"30 sites of the lattice of \(8, 8, 8\) lack particles, .* too large to find sites from pos"),
     ],
@@ -180,5 +183,17 @@ def test_wrong_particles_are_named(tmp_path: Path, initial: pmd.Particles, chang
 def test_gas_beside_dark_matter_is_named(tmp_path: Path, initial: pmd.Particles):
     path = tmp_path / "s.hdf5"
     foreign.gadget4(path, foreign.universe({0: N**3, 1: N**3}))
-    with pytest.raises(ValueError, match=r"density of .*, and Omega_m is 0.3: the rest are 512 of type 0; write all"):
+    with pytest.raises(
+        ValueError, match=r"density of .*, and cold matter has 0.3: the rest are 512 of type 0; write all"
+    ):
         pmd.load_initial_conditions(path, COSMO, make_config((1, 1)))
+
+
+def test_particles_are_cold_matter(tmp_path: Path, initial: pmd.Particles):
+    """With massive neutrinos the particles of a snapshot have the mass of cold matter alone."""
+    config, cosmo = make_config((1, 1)), pmd.with_neutrinos(COSMO, m_nu=0.3)
+    path = pmd.save_snapshot(tmp_path / "ics.hdf5", initial, cosmo, config, A)
+    found = pmd.load_initial_conditions(path, cosmo, config)
+    np.testing.assert_allclose(found.disp, initial.disp, atol=1e-4)
+    with pytest.raises(ValueError, match="Omega_m"):
+        pmd.load_initial_conditions(path, COSMO, config)

@@ -86,7 +86,7 @@ class InitialConditions:
         files, header = self.files, self.header
         with raise_on_all_processes():
             check_memory(files[0], config)
-            _check_masses(files, header, float(parameters(cosmo).Omega_m))
+            _check_masses(files, header, float(parameters(cosmo).Omega_cb))
             sites = find_sites(files, header, config)
             with opened(files[0]) as file:
                 own = has_lattice(file)
@@ -138,8 +138,8 @@ def _header(files: list[Path], h: float, config: Config) -> SnapshotHeader:
     return header
 
 
-def _check_masses(files: tuple[Path, ...], header: SnapshotHeader, Omega_m: float) -> None:
-    """Raise ValueError unless the particles have one mass and make up all matter, where masses are known."""
+def _check_masses(files: tuple[Path, ...], header: SnapshotHeader, Omega_cb: float) -> None:
+    """Raise ValueError unless the particles have one mass and make up all cold matter, where masses are known."""
     low, high, total = math.inf, 0.0, header.counts[1] * header.masses[1]
     if holds(files, 1, MASSES):
         check_arrays(files, header, 1, (MASSES,))
@@ -150,11 +150,11 @@ def _check_masses(files: tuple[Path, ...], header: SnapshotHeader, Omega_m: floa
         text = f"have masses from {low:.5g} to {high:.5g} 1e10 Msun/h, and must have one mass"
         raise ValueError(f"{files[0]}: its particles of type 1 {text}")
     omega = total / math.prod(header.box_size) / CRITICAL_DENSITY
-    if total and not math.isclose(omega, Omega_m, rel_tol=_MASS):
+    if total and not math.isclose(omega, Omega_cb, rel_tol=_MASS):
         others = [f"{n} of type {kind}" for kind, n in enumerate(header.counts) if n and kind != 1]
         why = f"the rest are {', '.join(others)}" if others else "the unit of length or mass is another one"
         remedy = "write all matter as particles of type 1" if others else "give the file its units"
-        text = f"have a density of {omega:.4g}, and Omega_m is {Omega_m:.4g}: {why}; {remedy}"
+        text = f"have a density of {omega:.4g}, and cold matter has {Omega_cb:.4g}: {why}; {remedy}"
         raise ValueError(f"{files[0]}: its particles of type 1 {text}")
 
 
