@@ -145,7 +145,10 @@ def first_collective() -> None:
     """Connect all processes; discard what Gloo prints on CPUs whenever a group of processes connects. Collective."""
     if jax.process_count() == 1:
         return
-    if jax.default_backend() == "cpu" and sys.stdout.fileno() == 1:
+    number = None
+    with suppress(AttributeError, OSError):  # a notebook's has none
+        number = sys.stdout.fileno()
+    if jax.default_backend() == "cpu" and number == 1:
         sys.stdout.flush()
         sys.stdout = os.fdopen(os.dup(1), "w", 1, sys.stdout.encoding, "replace")
         _silence(1)

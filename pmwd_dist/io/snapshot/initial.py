@@ -100,7 +100,7 @@ def find_initial_conditions(path: Path, cosmo: Cosmology, config: Config) -> Ini
     """The files of initial conditions, with headers that fit the simulation.
 
     Raises:
-      ValueError: as for `load_initial_conditions`, by what the headers say.
+      ValueError: the headers do not fit, as for `load_initial_conditions`.
       OSError: a file is missing or can't be read.
     """
     own = parameters(cosmo)

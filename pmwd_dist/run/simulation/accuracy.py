@@ -218,11 +218,11 @@ def _round_up(error: float) -> str:
 def bias_warnings(settings: SimulationSettings) -> list[str]:
     """Warnings that forces of a coarse mesh change the linear bias of galaxies on large scales."""
     galaxies, box = settings.observe.galaxies, settings.box
-    if galaxies is None or galaxies.b1 == 0 or galaxies.smoothing is not None:
-        return []
-    if max(n / m for m, n in zip(box.mesh, box.particles or box.mesh, strict=True)) < 0.75:
+    fine = max(n / m for m, n in zip(box.mesh, box.particles or box.mesh, strict=True)) < 0.75
+    cell = max(side / m for m, side in zip(box.mesh, box.size, strict=True))
+    if fine or galaxies is None or galaxies.b1 == 0 or (galaxies.smoothing or 0) >= 0.99 * cell:
         return []
     return [
         "observe.galaxies: with one cell a particle the bias of large scales comes out some percent above 1 + b1; "
-        "use box.mesh = 3/2 of box.particles, or observe.galaxies.smoothing of a cell or more"
+        "use box.mesh = 3/2 of box.particles; observe.galaxies.smoothing of a cell leaves a third of it"
     ]
