@@ -69,7 +69,7 @@ def power_of_modes(modes: Float[Array, "2 l m"]) -> Float[Array, " l"]:
 
 def _quadrature(values: Array, nside: int, lmax: int, decomposition: Decomposition | None) -> Array:
     weight = 4 * math.pi / pixel_count(nside)
-    rings = _divided(_ring_modes(values, nside, lmax), decomposition)
+    rings = _divided(_whole(_ring_modes(values, nside, lmax), decomposition), decomposition)
     return weight * _divided(_legendre(rings, nside, lmax, 0), decomposition)
 
 
@@ -81,11 +81,17 @@ def _divided(x: Array, decomposition: Decomposition | None) -> Array:
     return jax.lax.with_sharding_constraint(x, sharding)
 
 
+def _whole(rings: Array, decomposition: Decomposition | None) -> Array:
+    """Rings on each device, beside transforms along them, which XLA does not divide."""
+    return rings if decomposition is None else jax.lax.with_sharding_constraint(rings, decomposition.replicated)
+
+
 def synthesise(
     modes: Float[Array, "2 l m"], nside: int, decomposition: Decomposition | None = None
 ) -> Float[Array, " pixels"]:
     """The real map with coefficients a_lm, m from 0 to l."""
-    return _ring_values(_divided(_legendre_transposed(_divided(modes, decomposition), nside, 0), decomposition), nside)
+    rings = _divided(_legendre_transposed(_divided(modes, decomposition), nside, 0), decomposition)
+    return _ring_values(_whole(rings, decomposition), nside)
 
 
 def synthesise_spin2(
@@ -100,7 +106,7 @@ def synthesise_spin2(
     # f = sum of (2Y a + conj(-2Y a)) over m > 0, and half of it for m = 0.
     real, difference = (plus + minus) / 2, (plus - minus) / 2
     imaginary = jnp.stack([difference[1], -difference[0]])
-    return jnp.stack([_ring_values(real, nside), _ring_values(imaginary, nside)])
+    return jnp.stack([_ring_values(_whole(part, decomposition), nside) for part in (real, imaginary)])
 
 
 # --- along rings -------------------------------------------------------------------------------------------

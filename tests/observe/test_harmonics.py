@@ -24,7 +24,7 @@ def packed(modes: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("pdims", [(1, 1), (2, 2)])
-def test_values_and_transposes(pdims: tuple[int, int]):
+def test_values_and_transposes(pdims: tuple[int, int], capfd: pytest.CaptureFixture[str]):
     decomposition = pmd.Decomposition(pdims=pdims)
     rng = np.random.default_rng(1)
     directions = rng.normal(size=12 * NSIDE**2), rng.normal(size=(2, 12 * NSIDE**2))
@@ -40,6 +40,7 @@ def test_values_and_transposes(pdims: tuple[int, int]):
 
     modes = packed(HEALPY["modes"])
     made, spin2, analysed, tangent, back, other = run(HEALPY["values"], jnp.asarray(modes))
+    assert capfd.readouterr().err == ""  # XLA of jaxlib 0.12 prints a line for each transform that it can't divide
     np.testing.assert_allclose(made, HEALPY["map"], atol=1e-12)
     np.testing.assert_allclose(spin2, -HEALPY["spin2"], atol=1e-12)  # healpy's a_lm of spin 2 have another sign
     np.testing.assert_allclose(analysed, packed(HEALPY["analysed"]), atol=1e-12)
