@@ -20,7 +20,7 @@ from pmwd_dist.run.simulation import bench as problem
 def _linear_power(k: Any) -> jax.Array:
     """P(k) at a = 1 [(Mpc/h)^3], as a function that jax.jit traces."""
     nodes = np.geomspace(1e-4, 1e2, 2048)
-    table = jnp.log(pmd.linear_power(nodes, problem.cosmology()))
+    table = jnp.log(pmd.linear_power(nodes, problem.cosmology(), "eisenstein-hu"))
     return jnp.exp(jnp.interp(jnp.log(jnp.maximum(k, nodes[0])), np.log(nodes), table)) * (k > 0)
 
 

@@ -20,7 +20,8 @@ class Code:
 
     def initial(self, noise: Any) -> Any:
         """Particles at a = 0.1 by 2LPT."""
-        return pmd.lpt(pmd.linear_modes(noise, self.cosmo, self.config), self.cosmo, self.config)
+        modes = pmd.linear_modes(noise, self.cosmo, self.config, linear_power="eisenstein-hu")  # as the other codes
+        return pmd.lpt(modes, self.cosmo, self.config)
 
     def evolve(self, state: Any) -> Any:
         """Ten steps to a = 1."""

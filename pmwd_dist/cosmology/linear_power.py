@@ -23,10 +23,10 @@ from pmwd_dist.cosmology.transfer import Transfer, boltzmann, eisenstein_hu
 
 # Nodes of integrals over P(k) [h/Mpc]; the integrand of sigma8 is negligible beyond them.
 _LOG_K = np.linspace(math.log(1e-5), math.log(50.0), 1024)
-DEFAULT = "eisenstein-hu"
+DEFAULT = "boltzmann"
 SHAPE_PARAMETERS = ("Omega_c", "Omega_b", "h", "n_s")  # of P(k), beside its amplitude sigma8
 _PIVOT, _HUBBLE_LENGTH = 0.05, 2997.92458  # wavenumber of A_s [1/Mpc], c / H0 [Mpc/h]
-TRANSFERS = {"eisenstein-hu": eisenstein_hu, "boltzmann": boltzmann}
+TRANSFERS = {"boltzmann": boltzmann, "eisenstein-hu": eisenstein_hu}
 
 
 def linear_power(k: ArrayLike, cosmo: Cosmology | GrowthTable, transfer: str = DEFAULT) -> Array:
@@ -38,8 +38,8 @@ def linear_power(k: ArrayLike, cosmo: Cosmology | GrowthTable, transfer: str = D
     Args:
       k: wavenumbers [h/Mpc].
       cosmo: cosmology, or its `growth_table`.
-      transfer: transfer function: "eisenstein-hu", the fit of Eisenstein & Hu (1998) with baryon oscillations, or
-        "boltzmann", interpolated between those of the code CAMB (docs/howto/power.md).
+      transfer: transfer function: "boltzmann", interpolated between those of the code CAMB (docs/howto/power.md), or
+        "eisenstein-hu", the fit of Eisenstein & Hu (1998) with baryon oscillations.
 
     Raises:
       ValueError: the cosmology lacks a parameter, or has a component that is not modelled (`Cosmology`).

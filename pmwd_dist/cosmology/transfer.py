@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -44,6 +45,15 @@ def boltzmann(k: Array, Omega_c: Array, Omega_b: Array, h: Array) -> Array:
     y = _chebyshev((f_b - low) / (high - low), table.shape[1])
     nodes = jnp.sum(x[:, None, None] * y[None, :, None] * table, (0, 1))
     return transfer * jnp.exp(cubic(nodes, jnp.log1p(k * h * s / SCALE) / STEP))
+
+
+def outside_table(cosmo: Any) -> list[tuple[str, float, str]]:
+    """Names, values and ranges of the densities of a cosmology that the table of `boltzmann` does not cover."""
+    Omega_b, h = float(np.asarray(cosmo.Omega_b)), float(np.asarray(cosmo.h))
+    matter = float(np.asarray(cosmo.Omega_c)) + Omega_b
+    values = {"Omega_m h^2": matter * h**2, "Omega_b / Omega_m": Omega_b / matter}
+    ranges = zip(values.items(), RANGES, strict=True)
+    return [(name, x, f"{low:g} to {high:g}") for (name, x), (low, high) in ranges if not low <= x <= high]
 
 
 @cache

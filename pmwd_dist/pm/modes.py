@@ -53,7 +53,7 @@ def linear_modes(
       cosmo: cosmology, or its `growth_table`.
       config: the simulation.
       linear_power: P(k) at a = 1 [(Mpc/h)^3]: a table (k [h/Mpc], P), a function of k, a function of (k, cosmology),
-        or a transfer function of `linear_power`, by its name; default: "eisenstein-hu".
+        or a transfer function of `linear_power`, by its name; default: "boltzmann".
       f_nl: local primordial non-Gaussianity, phi + f_nl (phi^2 - <phi^2>) with phi = 3/5 zeta in the matter era;
         positive values skew the density positively. None: Gaussian modes.
 

@@ -98,5 +98,5 @@ def test_a_function_of_the_cosmology_is_differentiated_with_the_rest(pdims: tupl
 
 def test_an_unknown_transfer_function_is_named() -> None:
     config = pmd.Config(80.0, 8, decomposition=(1, 1))
-    with pytest.raises(ValueError, match=r"linear_power='camb' must be 'eisenstein-hu' or 'boltzmann'"):
+    with pytest.raises(ValueError, match=r"linear_power='camb' must be 'boltzmann' or 'eisenstein-hu'"):
         pmd.linear_modes(np.zeros((8, 8, 8)), problems.cosmology(), config, linear_power="camb")

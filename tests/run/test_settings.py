@@ -340,6 +340,12 @@ def test_a_table_that_looks_like_another_unit_or_redshift_is_named(file: Path, c
     assert not given.power_warnings()
 
 
+def test_a_cosmology_beyond_the_transfer_functions_is_named(file: Path):
+    (warning,) = build(read(file, ["cosmology.omega_m=1.0"])).power_warnings()
+    assert warning.startswith("[cosmology]: Omega_m h^2 = 0.459 is outside of 0.05 to 0.35")
+    assert not build(read(file, ["cosmology.omega_m=1.0", "cosmology.linear_power=eisenstein-hu"])).power_warnings()
+
+
 def test_a_normalised_table_in_other_units_is_known_by_its_shape(file: Path):
     k = np.geomspace(1e-4, 50, 512)
     power = build(read(file)).linear_power(k)

@@ -235,10 +235,15 @@ def _of_data(plan: InferenceJob, data: np.ndarray) -> list[str]:
 
 def _of_priors(plan: InferenceJob) -> list[str]:
     """Warnings about priors that allow parameters at which the model fails."""
-    warnings, forward = list[str](), plan.model.forward
+    forward: Any = plan.model.forward
+    warnings = list[str]()
     for name, table in plan.settings.priors.given.items():
         prior, key = table.build(), COSMOLOGY.get(name, name)
         ends = {f"{float(x):.4g}": x for x in map(prior.forward, (-2.0, 2.0))}
+        if key in ("Omega_m", "Omega_b", "h"):
+            for text, value in ends.items():
+                there = plan.simulation.transfer_warnings(cosmology_at({key: value}, forward.cosmo, forward.table)[0])
+                warnings += [f"priors.{name}: at {text}, within two deviations of its median, {x}" for x in there]
         if key in (*POSITIVE, "sigma", "nbar") and min(ends.values()) <= 0:
             warnings.append(f"priors.{name}: 0 is within two deviations of its median; bound it from below with low")
         elif isinstance(forward, infer.Convergence) and key in COSMOLOGY.values():

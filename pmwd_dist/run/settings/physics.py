@@ -27,6 +27,7 @@ from pmwd_dist.cosmology.linear_power import (
     sigma8_of_A_s,
 )
 from pmwd_dist.cosmology.parameters import Cosmology, parameters
+from pmwd_dist.cosmology.transfer import outside_table
 from pmwd_dist.io.snapshot import InitialConditions, find_initial_conditions
 from pmwd_dist.parallel.autotune import remembered
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3, default_decomposition
@@ -112,9 +113,9 @@ class SimulationSetup:
         return _sigma8(*self.table)
 
     def power_warnings(self) -> list[str]:
-        """Warnings about a table of P(k) that looks like one of another cosmology, unit or redshift."""
+        """Warnings about a P(k) beyond its fit, or a table that looks like another cosmology, unit or redshift."""
         if self.table is None:
-            return []
+            return [f"[cosmology]: {text}" for text in self.transfer_warnings(self.cosmo)]
         k, power = self.table
         warnings, n_s = list[str](), float(np.asarray(self.cosmo.n_s))
         if k[0] < _LARGE_SCALES and (rows := np.flatnonzero(k < 2 * _LARGE_SCALES))[-1] > 0:
@@ -131,6 +132,13 @@ class SimulationSetup:
         if k_in_mpc and not any("1/Mpc" in text for text in warnings):
             warnings.append("looks like a P(k) with k in 1/Mpc, by its shape; k must be in h/Mpc")
         return [f"cosmology.linear_power: {text}" for text in warnings]
+
+    def transfer_warnings(self, cosmo: Cosmology) -> list[str]:
+        """Warnings about densities of a cosmology that the transfer function was not tabulated for."""
+        if self.power != "boltzmann":
+            return []
+        limit = 'the range of linear_power = "boltzmann"; P(k) is off by 1 to 5 % there'
+        return [f"{name} = {value:.3g} is outside of {ends}, {limit}" for name, value, ends in outside_table(cosmo)]
 
     def _sigma8_warnings(self, k_in_mpc: bool) -> list[str]:
         k, power = cast("Table", self.table)
