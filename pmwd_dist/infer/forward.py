@@ -96,7 +96,8 @@ class ForwardModel(eqx.Module):
         if parameters.keys() & {"sigma8", "A_s"}:
             modes = scaled(modes, jnp.asarray(cosmo.sigma8 / self.cosmo.sigma8, modes.real.dtype))
         if "f_nl" in parameters:
-            modes = add_local(modes, jnp.asarray(parameters["f_nl"]), log_transfer(table, self.config), self.config)
+            transfer = log_transfer(table, self.config, self.linear_power)
+            modes = add_local(modes, jnp.asarray(parameters["f_nl"]), transfer, self.config)
         return modes, table
 
     def _amplitude(self, parameters: Mapping[str, ArrayLike]) -> tuple[Array, GrowthTable]:

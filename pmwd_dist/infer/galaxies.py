@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -26,6 +27,7 @@ class LagrangianGalaxies(eqx.Module):
         f_nl.
       smoothing: radius of the filter on the linear density [Mpc/h], as in `observe.bias_weights`.
       line_of_sight: "x", "y" or "z" for redshift space; None: real space.
+      linear_power: linear P(k) of the model, for bphi and bphidelta.
     """
 
     b1: str | float = eqx.field(static=True, default=0.0)
@@ -36,6 +38,7 @@ class LagrangianGalaxies(eqx.Module):
     bphidelta: str | float = eqx.field(static=True, default=0.0)
     smoothing: float | None = eqx.field(static=True, default=None)
     line_of_sight: str | None = eqx.field(static=True, default=None)
+    linear_power: Any = None
 
     def __call__(
         self,
@@ -47,8 +50,8 @@ class LagrangianGalaxies(eqx.Module):
     ) -> Array:
         """Density of galaxies in units of the mean, from particles at `config.a_stop`."""
         bias = LagrangianBias(**{b.name: value_of(getattr(self, b.name), parameters) for b in fields(LagrangianBias)})
-        f_nl = parameters.get("f_nl", 0.0)
-        weights = bias_weights(modes, bias, table, config, smoothing=self.smoothing, f_nl=f_nl)
+        primordial: Any = {"f_nl": parameters.get("f_nl", 0.0), "linear_power": self.linear_power}
+        weights = bias_weights(modes, bias, table, config, smoothing=self.smoothing, **primordial)
         if self.line_of_sight is not None:
             particles = redshift_space(particles, table, config, line_of_sight=self.line_of_sight)
         return tracer_density(particles, weights, config)

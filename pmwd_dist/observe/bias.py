@@ -24,7 +24,7 @@ from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import irfft_block, sequence_after
 from pmwd_dist.pm import fourier, inputs
 from pmwd_dist.pm.lpt_fields import PAIRS
-from pmwd_dist.pm.modes import local_transfer, log_transfer, potential
+from pmwd_dist.pm.modes import LinearPower, local_transfer, log_transfer, potential
 from pmwd_dist.pm.paint import cic_paint
 from pmwd_dist.pm.particles import Particles
 
@@ -66,6 +66,7 @@ def bias_weights(
     smoothing: float | None = None,
     a: ArrayLike | None = None,
     f_nl: ArrayLike = 0.0,
+    linear_power: LinearPower | None = None,
 ) -> Float[Array, "px py pz"]:
     """Weights of the particles as tracers of galaxies, with a mean of 1 over the lattice.
 
@@ -81,6 +82,7 @@ def bias_weights(
         bs2, bnabla2 or bphidelta is not zero: variances of an unsmoothed field grow with the lattice without limit.
       a: scale factor of the tracers; default: `config.a_stop`.
       f_nl: primordial non-Gaussianity of the modes, as in `linear_modes`.
+      linear_power: P(k) of the modes, as in `linear_modes`, which relates them to phi.
 
     Raises:
       ValueError: the modes have another shape, an operator diverges, or another argument is out of its range.
@@ -93,13 +95,16 @@ def bias_weights(
         constraint = f"is a {type(bias).__name__} and must be a LagrangianBias"
         raise ArgumentError("bias", bias, constraint, "use LagrangianBias(b1=1.0)", show_value=False)
     modes = inputs.checked_modes(modes, config)
-    a = config.a_stop if a is None else inputs.scale_factor(a)
+    at = inputs.scale_factor(config.a_stop if a is None else a)
     radius = _checked_smoothing(smoothing, bias)
     names = [field.name for field in fields(bias) if not _is_zero(getattr(bias, field.name))]
     used = tuple(name for name in names if name not in _PRIMORDIAL or not _is_zero(f_nl))
     factors = {name: f_nl if name in _PRIMORDIAL else 1 for name in used}
     values = [jnp.asarray(getattr(bias, name) * factors[name], modes.real.dtype) for name in used]
-    return _bias_weights(modes, values, growth_table_to(config.lpt_order, cosmo), a, config, used=used, radius=radius)
+    table, transfer = growth_table_to(config.lpt_order, cosmo), jnp.zeros((), modes.real.dtype)
+    if {*_PRIMORDIAL} & {*used}:
+        transfer = log_transfer(table, config, linear_power).astype(transfer.dtype)
+    return _bias_weights(modes, values, transfer, table.D1(at), config, used=used, radius=radius)
 
 
 def _is_zero(value: Any) -> bool:
@@ -128,20 +133,20 @@ def _checked_smoothing(smoothing: Any, bias: LagrangianBias) -> float:
 def _bias_weights(
     modes: Array,
     values: list[Array],
-    table: GrowthTable,
-    a: ArrayLike,
+    transfer: Array,
+    growth: Array,
     config: Config,
     *,
     used: tuple[str, ...],
     radius: float,
 ) -> Array:
     decomposition = config.decomposition
-    dtype, primordial = modes.real.dtype, bool({*_PRIMORDIAL} & {*used})
+    dtype = modes.real.dtype
 
     def block(modes: Array, growth: Array, transfer: Array, *values: Array) -> Array:
         k2 = fourier.k_squared(config.particle_shape, config, dtype)
         phi = modes
-        if primordial:
+        if {*_PRIMORDIAL} & {*used}:
             phi = potential(modes * jnp.exp(-k2 * radius**2 / 2), local_transfer(transfer, config))
         modes = modes * (growth * jnp.exp(-k2 * radius**2 / 2))
         weights = jnp.ones(decomposition.block(config.particle_shape), dtype)
@@ -149,10 +154,9 @@ def _bias_weights(
             weights = weights + value * field
         return weights
 
-    transfer = log_transfer(table, config).astype(dtype) if primordial else jnp.zeros((), dtype)
     specs = decomposition.spectrum_spec, *(P(),) * (2 + len(values))
     run = decomposition.shard_map(block, specs, decomposition.spec)
-    return run(modes, table.D1(a).astype(dtype), transfer, *values)
+    return run(modes, growth.astype(dtype), transfer, *values)
 
 
 def _operators(modes: Array, phi: Array, k2: Array, used: tuple[str, ...], config: Config) -> Iterator[Array]:

@@ -68,12 +68,24 @@ def linear_modes(
         modes = _of_cosmology(noise, parameters_of(cosmo), config, _transfer(linear_power))
     else:
         modes = colour(noise, log_power(cosmo, config, linear_power), config)
-    return modes if f_nl is None else add_local(modes, as_array(f_nl), log_transfer(cosmo, config), config)
+    if f_nl is None:
+        return modes
+    return add_local(modes, as_array(f_nl), log_transfer(cosmo, config, linear_power), config)
 
 
-def log_transfer(cosmo: Cosmology | GrowthTable, config: Config) -> Float[Array, " nodes"]:
-    """ln of delta / phi at `power_nodes`, see `potential_transfer`."""
-    return _log_transfer(growth_table_to(2, cosmo), config)
+def log_transfer(
+    cosmo: Cosmology | GrowthTable, config: Config, linear_power: LinearPower | None
+) -> Float[Array, " nodes"]:
+    """ln of delta / phi at `power_nodes` for a linear P(k), as in `linear_modes`.
+
+    It is M of `potential_transfer` times the root of the ratio of P(k) to the one of "boltzmann", 1 at the first node.
+    """
+    table = growth_table_to(2, cosmo)
+    log_M = _log_transfer(table, config)
+    if linear_power is None or (isinstance(linear_power, str) and linear_power == "boltzmann"):
+        return log_M
+    ratio = log_power(table, config, linear_power) - log_power(table, config, "boltzmann")
+    return log_M + (ratio - ratio[0]) / 2
 
 
 @partial(jax.jit, static_argnames="config")

@@ -25,6 +25,7 @@ LOW = INSIDE[:, None, None] & INSIDE[None, :, None] & INSIDE[None, None, :] & (K
 POWER = np.where(LOW, np.asarray(pmd.linear_power(np.maximum(K, 1e-3), COSMO)), 0) / BOX**3
 CROSS = POWER / np.where(TRANSFER > 0, TRANSFER, np.inf)  # of delta and phi
 F_NL = 100.0
+NODES = np.geomspace(1e-3, 1.0, 400)
 
 
 def configure(decomposition: Any) -> pmd.Config:
@@ -41,8 +42,8 @@ def field(modes: Any) -> np.ndarray:
     return np.fft.irfftn(np.asarray(modes)[..., : N // 2 + 1], (N, N, N), (0, 1, 2))
 
 
-def potential(delta: np.ndarray) -> np.ndarray:
-    return np.fft.ifftn(np.fft.fftn(delta) / np.where(TRANSFER > 0, TRANSFER, np.inf)).real
+def potential(delta: np.ndarray, transfer: np.ndarray = TRANSFER) -> np.ndarray:
+    return np.fft.ifftn(np.fft.fftn(delta) / np.where(transfer > 0, transfer, np.inf)).real
 
 
 def test_the_potential_gains_its_square(decomposition: pmd.Decomposition) -> None:
@@ -179,3 +180,18 @@ def test_weights_of_tracers_respond_to_the_potential(decomposition: pmd.Decompos
     weights = bias_weights(modes, bias, COSMO, config, smoothing=radius, f_nl=f_nl)
     np.testing.assert_allclose(weights - 1, expected - 1, atol=1e-4 * np.abs(expected - 1).max())
     np.testing.assert_array_equal(bias_weights(modes, bias, COSMO, config, smoothing=radius), 1)
+
+
+@pytest.mark.parametrize("kind", [lambda power: power, lambda power: (NODES, power(NODES))], ids=["function", "table"])
+def test_the_potential_belongs_to_the_power_in_use(kind: Any) -> None:
+    """delta / phi is the root of P(k) / k^(n_s - 4), and of CAMB's amplitude at the fundamental mode."""
+    config, f_nl = configure((1, 1)), 3e3
+    power = kind(lambda k: (1 + 5 * k) ** 2 * pmd.linear_power(k, COSMO))
+    transfer = TRANSFER * (1 + 5 * K) / (1 + 5 * 2 * np.pi / BOX)
+    gaussian, modes = (pmd.linear_modes(long_noise(0), COSMO, config, linear_power=power, f_nl=x) for x in (None, f_nl))
+    phi = potential(field(gaussian), transfer)
+    change = f_nl * np.fft.ifftn(transfer * np.fft.fftn(phi**2)).real
+    np.testing.assert_allclose(field(modes) - field(gaussian), change, atol=3e-4 * np.abs(change).max())
+    bias = LagrangianBias(bphi=4.0)
+    weights = bias_weights(gaussian, bias, COSMO, config, f_nl=f_nl, linear_power=power)
+    np.testing.assert_allclose(weights - 1, 4 * f_nl * phi, atol=3e-4 * 4 * f_nl * np.abs(phi).max())

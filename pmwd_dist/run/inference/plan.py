@@ -325,7 +325,8 @@ def _forward(settings: InferenceSettings, simulation: SimulationSetup) -> Any:
     galaxies = None
     if model.bias == "lagrangian" or line_of_sight is not None:
         chosen = biases if model.bias == "lagrangian" else {}
-        galaxies = infer.LagrangianGalaxies(**chosen, smoothing=model.smoothing, line_of_sight=line_of_sight)
+        options: Any = {"smoothing": model.smoothing, "line_of_sight": line_of_sight, "linear_power": simulation.power}
+        galaxies = infer.LagrangianGalaxies(**chosen, **options)
     return infer.Simulation(
         config,
         cosmo,

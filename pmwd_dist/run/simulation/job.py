@@ -173,8 +173,9 @@ def _begin(plan: SimulationJob, log: Log) -> Progress:
 def _particles_of_noise(simulation: SimulationSetup) -> ExactParticles:
     config = simulation.config
     table = growth_table_to(config.lpt_order, simulation.cosmo)
-    primordial = None if simulation.f_nl is None else (jnp.asarray(simulation.f_nl), log_transfer(table, config))
-    table, power, primordial = from_main((table, log_power(simulation.cosmo, config, simulation.power), primordial))
+    power, f_nl = log_power(simulation.cosmo, config, simulation.power), simulation.f_nl
+    primordial = None if f_nl is None else (jnp.asarray(f_nl), log_transfer(table, config, simulation.power))
+    table, power, primordial = from_main((table, power, primordial))
     return host.initial_particles(simulation.noise, table, power, config, simulation.kind, primordial)
 
 
