@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from functools import cache
 from typing import Any
 
@@ -55,6 +56,8 @@ def test_switches_find_nothing_and_change_no_bit(pdims: tuple[int, int], kind: s
     gradient = kind != "leaks" or pdims == (1, 1)
     config, expected = configured(pdims, gradient)
     jax.clear_caches()
+    gc.collect()
+    gc.freeze()  # the search for leaks calls the garbage collector after each trace
     try:
         for switch, value in SWITCHES[kind].items():
             jax.config.update(switch, value)

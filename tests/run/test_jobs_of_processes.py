@@ -59,7 +59,8 @@ edges = [10.0, 30.0]
 """
 # Process 0 has flags of its own for XLA and rounds differently, as processes have kernels of their own on GPUs.
 BEGIN = """
-import json, os, signal, sys
+import gc, json, os, signal, sys
+gc.set_threshold(100_000, 20, 20)
 rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
 if rank == 0:
     os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=1"
@@ -177,7 +178,7 @@ def start(processes: int, folder: Path, *command: str) -> subprocess.CompletedPr
         pytest.skip("there is no mpirun")
     environment = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     environment |= {"JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "MPIEXEC_TIMEOUT": "300"}
-    environment |= {"XLA_FLAGS": problems.XLA_FLAGS}
+    environment |= {"XLA_FLAGS": problems.XLA_FLAGS, "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0"}
     run = [mpirun, "-n", str(processes), "--oversubscribe", "--bind-to", "none", sys.executable, *command]
     return subprocess.run(run, cwd=folder, env=environment, capture_output=True, text=True, timeout=330, check=False)
 
